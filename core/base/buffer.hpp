@@ -1,0 +1,68 @@
+#pragma once
+// Pooled, 64-byte aligned, uninitialised memory. Any thread may take and release a Buffer.
+
+#include <cstddef>
+#include <span>
+#include <utility>
+
+#include "base/check.hpp"
+#include "base/types.hpp"
+
+namespace telegrad {
+
+class Buffer {
+ public:
+  Buffer() = default;
+  /// `size` bytes from the process-wide pool; throws std::bad_alloc.
+  explicit Buffer(std::size_t size);
+  Buffer(Buffer&& other) noexcept
+      : data_(std::exchange(other.data_, nullptr)),
+        size_(std::exchange(other.size_, 0)),
+        capacity_(std::exchange(other.capacity_, 0)) {}
+  Buffer& operator=(Buffer&& other) noexcept {
+    std::swap(data_, other.data_);
+    std::swap(size_, other.size_);
+    std::swap(capacity_, other.capacity_);
+    return *this;
+  }
+  Buffer(const Buffer&) = delete;
+  Buffer& operator=(const Buffer&) = delete;
+  ~Buffer();
+
+  std::byte* data() const { return data_; }
+  std::size_t size() const { return size_; }
+  bool empty() const { return size_ == 0; }
+  Bytes bytes() const { return {data_, size_}; }
+  /// Forgets the tail; the memory stays.
+  void truncate(std::size_t size) {
+    TELEGRAD_CHECK(size <= size_);
+    size_ = size;
+  }
+
+ private:
+  std::byte* data_ = nullptr;
+  std::size_t size_ = 0;
+  std::size_t capacity_ = 0;
+};
+
+/// A Buffer seen as `size()` elements of a trivially copyable T.
+template <class T>
+class Array {
+ public:
+  Array() = default;
+  explicit Array(std::size_t size) : buffer_(size * sizeof(T)) {}
+
+  T* data() const { return reinterpret_cast<T*>(buffer_.data()); }
+  std::size_t size() const { return buffer_.size() / sizeof(T); }
+  bool empty() const { return buffer_.empty(); }
+  T* begin() const { return data(); }
+  T* end() const { return data() + size(); }
+  T& operator[](std::size_t i) const { return data()[i]; }
+  std::span<T> span() const { return {data(), size()}; }
+  void truncate(std::size_t size) { buffer_.truncate(size * sizeof(T)); }
+
+ private:
+  Buffer buffer_;
+};
+
+}  // namespace telegrad

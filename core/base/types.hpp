@@ -1,0 +1,56 @@
+#pragma once
+// The vocabulary of every room: ranks, steps, element types, reductions.
+
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+namespace telegrad {
+
+using Rank = std::uint32_t;
+using Step = std::uint32_t;
+using Bytes = std::span<std::byte>;
+using ConstBytes = std::span<const std::byte>;
+
+inline constexpr Rank kNoRank = ~Rank{0};
+
+/// A bfloat16 as it lies in memory; arithmetic happens in f32.
+struct bf16 {
+  std::uint16_t bits = 0;
+
+  bf16() = default;
+  explicit bf16(float value) : bits(round(value)) {}
+  explicit operator float() const { return std::bit_cast<float>(static_cast<std::uint32_t>(bits) << 16); }
+  friend bool operator==(bf16, bf16) = default;
+
+ private:
+  // Round to nearest even. Every NaN becomes the one quiet NaN, so that bits agree across ranks.
+  static std::uint16_t round(float value) {
+    const auto word = std::bit_cast<std::uint32_t>(value);
+    if ((word & 0x7fffffffU) > 0x7f800000U) return 0x7fc0U;
+    return static_cast<std::uint16_t>((word + 0x7fffU + ((word >> 16) & 1U)) >> 16);
+  }
+};
+
+// Values are part of the wire format: append, never renumber.
+enum class DType : std::uint8_t { f32 = 1, bf16 = 2, u8 = 3 };
+enum class Reduction : std::uint8_t { none = 0, sum = 1, avg = 2 };
+
+template <class T>
+inline constexpr DType dtype_of = DType::u8;
+template <>
+inline constexpr DType dtype_of<float> = DType::f32;
+template <>
+inline constexpr DType dtype_of<bf16> = DType::bf16;
+
+constexpr std::size_t size_of(DType dtype) {
+  switch (dtype) {
+    case DType::f32: return 4;
+    case DType::bf16: return 2;
+    case DType::u8: return 1;
+  }
+  return 1;
+}
+
+}  // namespace telegrad

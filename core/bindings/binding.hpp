@@ -1,0 +1,27 @@
+#pragma once
+// What the files of the Python module share. Bindings translate; they decide nothing.
+
+#include <nanobind/nanobind.h>
+
+#include <cstdint>
+#include <memory>
+#include <span>
+
+#include "base/types.hpp"
+
+namespace telegrad::bindings {
+
+namespace nb = nanobind;
+
+// Python hands memory over as integers: it has checked dtype, layout and length, and keeps the owner alive.
+template <class T>
+std::span<T> memory(std::uintptr_t address, std::size_t count) {
+  return {reinterpret_cast<T*>(address), count};
+}
+
+void bind_communicator(nb::module_& module);
+void bind_kernels(nb::module_& module);
+void bind_simulation(nb::module_& module);
+void bind_streams(nb::module_& module);
+
+}  // namespace telegrad::bindings

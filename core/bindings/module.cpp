@@ -1,0 +1,62 @@
+#include <nanobind/stl/string.h>
+
+#include "base/types.hpp"
+#include "bindings/binding.hpp"
+#include "transport/envelope.hpp"
+#include "transport/failure.hpp"
+
+namespace telegrad::bindings {
+namespace {
+
+const char* exception_name(FailureKind kind) {
+  switch (kind) {
+    case FailureKind::transport: return "TransportError";
+    case FailureKind::peer_failed: return "PeerFailed";
+    case FailureKind::timeout: return "TimeoutExpired";
+    case FailureKind::mismatched_call: return "MismatchedCall";
+  }
+  return "TransportError";
+}
+
+nb::object rank_or_none(Rank rank) { return rank == kNoRank ? nb::none() : nb::cast(rank); }
+
+void raise_transport_error(const Failure& failure) {
+  try {
+    const nb::object type = nb::module_::import_("telegrad.errors").attr(exception_name(failure.kind));
+    const nb::object error =
+        type(failure.message(), nb::arg("rank") = rank_or_none(failure.rank),
+             nb::arg("peer") = rank_or_none(failure.peer), nb::arg("operation") = failure.operation.c_str(),
+             nb::arg("tag") = failure.sequence);
+    PyErr_SetObject(type.ptr(), error.ptr());
+  } catch (nb::python_error& error) {
+    error.restore();
+  }
+}
+
+}  // namespace
+
+NB_MODULE(_core, module) {
+  module.doc() = "telegrad's core: collectives, kernels and the simulator. Use the telegrad package instead.";
+
+  nb::register_exception_translator([](const std::exception_ptr& pointer, void*) {
+    try {
+      std::rethrow_exception(pointer);
+    } catch (const TransportError& error) {
+      raise_transport_error(error.failure());
+    }
+  });
+
+  nb::enum_<DType>(module, "DType").value("f32", DType::f32).value("bf16", DType::bf16).value("u8", DType::u8);
+  nb::enum_<Reduction>(module, "Reduction").value("sum", Reduction::sum).value("avg", Reduction::avg);
+  nb::enum_<Algorithm>(module, "Algorithm")
+      .value("auto", Algorithm::automatic)
+      .value("ring", Algorithm::ring)
+      .value("recursive_doubling", Algorithm::recursive_doubling)
+      .value("split_allgather", Algorithm::split_allgather);
+
+  bind_communicator(module);
+  bind_kernels(module);
+  bind_simulation(module);
+}
+
+}  // namespace telegrad::bindings

@@ -1,0 +1,350 @@
+#include "drivers/ucx/ucx_driver.hpp"
+
+#include <sched.h>
+#include <ucp/api/ucp.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <utility>
+
+#include "base/check.hpp"
+
+namespace telegrad {
+namespace {
+
+constexpr unsigned kDataId = 1;
+constexpr unsigned kControlId = 2;
+constexpr std::size_t kReasonMost = 2048;
+constexpr double kShutDownMost_s = 1.0;
+
+struct ControlHeader {
+  std::uint8_t kind;
+  std::uint8_t failure;
+  std::uint16_t reserved;
+  std::uint32_t source;
+  std::uint32_t culprit;
+  std::uint32_t epoch;
+  std::uint32_t wire_version;
+  std::uint32_t sequence;
+  std::uint32_t endianness;
+};
+
+void check_ucx(ucs_status_t status, Rank rank, const std::string& call) {
+  if (status == UCS_OK) return;
+  throw TransportError({.kind = FailureKind::transport,
+                        .rank = rank,
+                        .operation = "join",
+                        .reason = "UCX's " + call + " failed: " + ucs_status_string(status)});
+}
+
+}  // namespace
+
+struct UcxDriver::Incoming {
+  void* data = nullptr;
+  std::size_t length = 0;
+  bool rendezvous = false;  // the payload is still at the sender
+  bool persistent = false;  // `data` is ours until we release it
+  bool in_callback = false;
+  bool taken = false;
+  Buffer copy;
+};
+
+struct UcxDriver::Worker {
+  struct Peer {
+    UcxDriver* driver = nullptr;
+    Rank rank = 0;
+    ucp_ep_h data = nullptr;
+    ucp_ep_h control = nullptr;
+    bool broken = false;
+  };
+
+  ucp_context_h context = nullptr;
+  ucp_worker_h worker = nullptr;
+  std::vector<Peer> peers;
+
+  static ucs_status_t on_data(void* self, const void* header, std::size_t header_length, void* data,
+                              std::size_t length, const ucp_am_recv_param_t* param);
+  static ucs_status_t on_control(void* self, const void* header, std::size_t header_length, void* data,
+                                 std::size_t length, const ucp_am_recv_param_t* param);
+
+  static void on_sent(void* request, ucs_status_t status, void* pending) {
+    if (status == UCS_OK) static_cast<Pending*>(pending)->complete(0);
+    ucp_request_free(request);
+  }
+  static void on_received(void* request, ucs_status_t status, std::size_t length, void* pending) {
+    if (status == UCS_OK) static_cast<Pending*>(pending)->complete(length);
+    ucp_request_free(request);
+  }
+  static void on_control_sent(void* request, ucs_status_t, void* reason) {
+    delete static_cast<std::string*>(reason);
+    ucp_request_free(request);
+  }
+  static void on_broken(void* peer, ucp_ep_h, ucs_status_t status) {
+    auto* const broken = static_cast<Peer*>(peer);
+    broken->broken = true;
+    broken->driver->peer_broke(broken->rank, ucs_status_string(status));
+  }
+
+  void handle(unsigned id, ucp_am_recv_callback_t callback, UcxDriver* driver) const {
+    ucp_am_handler_param_t param{};
+    param.field_mask = UCP_AM_HANDLER_PARAM_FIELD_ID | UCP_AM_HANDLER_PARAM_FIELD_CB | UCP_AM_HANDLER_PARAM_FIELD_ARG |
+                       UCP_AM_HANDLER_PARAM_FIELD_FLAGS;
+    param.id = id;
+    param.flags = UCP_AM_FLAG_WHOLE_MSG;
+    param.cb = callback;
+    param.arg = driver;
+    check_ucx(ucp_worker_set_am_recv_handler(worker, &param), driver->rank(), "ucp_worker_set_am_recv_handler");
+  }
+};
+
+UcxDriver::UcxDriver(Rank rank, Rank size, const UcxOptions& options)
+    : rank_(rank), size_(size), worker_(std::make_unique<Worker>()) {
+  ucp_config_t* config = nullptr;
+  check_ucx(ucp_config_read(nullptr, nullptr, &config), rank, "ucp_config_read");
+  const std::unique_ptr<ucp_config_t, decltype(&ucp_config_release)> owned(config, &ucp_config_release);
+  check_ucx(ucp_config_modify(config, "KEEPALIVE_INTERVAL", "200ms"), rank, "ucp_config_modify(KEEPALIVE_INTERVAL)");
+  if (!options.interface.empty()) {
+    check_ucx(ucp_config_modify(config, "NET_DEVICES", options.interface.c_str()), rank,
+              "ucp_config_modify(NET_DEVICES=" + options.interface + ")");
+  }
+  ucp_params_t params{};
+  params.field_mask = UCP_PARAM_FIELD_FEATURES | UCP_PARAM_FIELD_ESTIMATED_NUM_EPS;
+  params.features = UCP_FEATURE_AM | UCP_FEATURE_WAKEUP;
+  params.estimated_num_eps = std::size_t{2} * size;
+  check_ucx(ucp_init(&params, config, &worker_->context), rank, "ucp_init");
+
+  ucp_worker_params_t worker_params{};
+  worker_params.field_mask = UCP_WORKER_PARAM_FIELD_THREAD_MODE;
+  worker_params.thread_mode = UCS_THREAD_MODE_SERIALIZED;
+  check_ucx(ucp_worker_create(worker_->context, &worker_params, &worker_->worker), rank, "ucp_worker_create");
+  worker_->handle(kDataId, &Worker::on_data, this);
+  worker_->handle(kControlId, &Worker::on_control, this);
+  check_ucx(ucp_worker_get_efd(worker_->worker, &descriptor_), rank, "ucp_worker_get_efd");
+}
+
+UcxDriver::~UcxDriver() { shut_down(); }
+
+std::string UcxDriver::version() { return ucp_get_version_string(); }
+
+std::vector<std::byte> UcxDriver::address() const {
+  ucp_address_t* address = nullptr;
+  std::size_t length = 0;
+  check_ucx(ucp_worker_get_address(worker_->worker, &address, &length), rank_, "ucp_worker_get_address");
+  const auto* const first = reinterpret_cast<const std::byte*>(address);
+  std::vector<std::byte> bytes(first, first + length);
+  ucp_worker_release_address(worker_->worker, address);
+  return bytes;
+}
+
+void UcxDriver::connect(std::span<const std::vector<std::byte>> addresses) {
+  TELEGRAD_CHECK(addresses.size() == size_);
+  worker_->peers.resize(size_);  // never again: UCX keeps pointers to the elements
+  for (Rank rank = 0; rank < size_; ++rank) {
+    if (rank == rank_) continue;
+    Worker::Peer& peer = worker_->peers[rank];
+    peer.driver = this;
+    peer.rank = rank;
+    ucp_ep_params_t params{};
+    params.field_mask = UCP_EP_PARAM_FIELD_REMOTE_ADDRESS;
+    params.address = reinterpret_cast<const ucp_address_t*>(addresses[rank].data());
+    const std::string to = "ucp_ep_create(rank " + std::to_string(rank) + ")";
+    check_ucx(ucp_ep_create(worker_->worker, &params, &peer.data), rank_, to);
+    params.field_mask |= UCP_EP_PARAM_FIELD_ERR_HANDLING_MODE | UCP_EP_PARAM_FIELD_ERR_HANDLER;
+    params.err_mode = UCP_ERR_HANDLING_MODE_PEER;
+    params.err_handler = {.cb = &Worker::on_broken, .arg = &peer};
+    check_ucx(ucp_ep_create(worker_->worker, &params, &peer.control), rank_, to);
+  }
+}
+
+void UcxDriver::send(Rank to, const Envelope& envelope, ConstBytes bytes, Pending& pending) {
+  ucp_request_param_t param{};
+  param.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA | UCP_OP_ATTR_FIELD_FLAGS;
+  param.flags = UCP_AM_SEND_FLAG_COPY_HEADER;
+  param.cb.send = &Worker::on_sent;
+  param.user_data = &pending;
+  void* const request = ucp_am_send_nbx(worker_->peers[to].data, kDataId, &envelope, sizeof envelope, bytes.data(),
+                                        bytes.size(), &param);
+  if (request == nullptr) {
+    pending.complete(0);
+  } else if (UCS_PTR_IS_ERR(request)) {
+    peer_broke(to, std::string("sending failed: ") + ucs_status_string(UCS_PTR_STATUS(request)));
+  }
+}
+
+void UcxDriver::send_control(Rank to, const Control& control) {
+  Worker::Peer& peer = worker_->peers[to];
+  if (peer.broken) return;
+  const ControlHeader header{.kind = static_cast<std::uint8_t>(control.kind),
+                             .failure = static_cast<std::uint8_t>(control.failure),
+                             .reserved = 0,
+                             .source = control.source,
+                             .culprit = control.culprit,
+                             .epoch = control.epoch,
+                             .wire_version = control.wire_version,
+                             .sequence = control.sequence,
+                             .endianness = control.endianness};
+  auto reason = std::make_unique<std::string>(control.reason, 0, kReasonMost);
+  ucp_request_param_t param{};
+  param.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA | UCP_OP_ATTR_FIELD_FLAGS;
+  param.flags = UCP_AM_SEND_FLAG_COPY_HEADER | UCP_AM_SEND_FLAG_EAGER;
+  param.cb.send = &Worker::on_control_sent;
+  param.user_data = reason.get();
+  void* const request =
+      ucp_am_send_nbx(peer.control, kControlId, &header, sizeof header, reason->data(), reason->size(), &param);
+  if (request != nullptr && !UCS_PTR_IS_ERR(request)) {
+    [[maybe_unused]] const auto* const kept = reason.release();  // until on_control_sent
+  }
+}
+
+UcxDriver::Incoming* UcxDriver::make_incoming() {
+  if (idle_incoming_.empty()) return incoming_.emplace_back(std::make_unique<Incoming>()).get();
+  Incoming* const incoming = idle_incoming_.back();
+  idle_incoming_.pop_back();
+  return incoming;
+}
+
+void UcxDriver::recycle(Incoming* incoming) {
+  *incoming = Incoming{};
+  idle_incoming_.push_back(incoming);
+}
+
+ucs_status_t UcxDriver::Worker::on_data(void* self, const void* header, std::size_t header_length, void* data,
+                                        std::size_t length, const ucp_am_recv_param_t* param) {
+  auto& driver = *static_cast<UcxDriver*>(self);
+  if (driver.sink_ == nullptr) return UCS_OK;
+  Arrival arrival;
+  if (header_length != sizeof(Envelope)) {
+    driver.sink_->on_damage("a message with a header of " + std::to_string(header_length) + " bytes");
+    return UCS_OK;
+  }
+  std::memcpy(&arrival.envelope, header, sizeof(Envelope));
+  if (arrival.envelope.length != length) {
+    driver.sink_->on_damage("a message of " + std::to_string(length) + " bytes that says it has " +
+                            std::to_string(arrival.envelope.length));
+    return UCS_OK;
+  }
+  Incoming* const incoming = driver.make_incoming();
+  incoming->data = data;
+  incoming->length = length;
+  incoming->rendezvous = (param->recv_attr & UCP_AM_RECV_ATTR_FLAG_RNDV) != 0;
+  incoming->in_callback = true;
+  arrival.handle = incoming;
+  driver.sink_->on_arrival(arrival);
+  incoming->in_callback = false;
+  if (incoming->taken) {
+    driver.recycle(incoming);
+    return UCS_OK;
+  }
+  incoming->persistent = (param->recv_attr & UCP_AM_RECV_ATTR_FLAG_DATA) != 0;
+  if (incoming->rendezvous || incoming->persistent) return UCS_INPROGRESS;
+  incoming->copy = Buffer(length);
+  if (length != 0) std::memcpy(incoming->copy.data(), data, length);
+  incoming->data = incoming->copy.data();
+  return UCS_OK;
+}
+
+ucs_status_t UcxDriver::Worker::on_control(void* self, const void* header, std::size_t header_length, void* data,
+                                           std::size_t length, const ucp_am_recv_param_t* param) {
+  auto& driver = *static_cast<UcxDriver*>(self);
+  const bool rendezvous = (param->recv_attr & UCP_AM_RECV_ATTR_FLAG_RNDV) != 0;
+  if (driver.sink_ == nullptr || rendezvous || header_length != sizeof(ControlHeader) || length > kReasonMost) {
+    return UCS_OK;
+  }
+  ControlHeader wire;
+  std::memcpy(&wire, header, sizeof wire);
+  Control control{.kind = static_cast<ControlKind>(wire.kind),
+                  .failure = static_cast<FailureKind>(wire.failure),
+                  .source = wire.source,
+                  .culprit = wire.culprit,
+                  .epoch = wire.epoch,
+                  .wire_version = wire.wire_version,
+                  .sequence = wire.sequence,
+                  .endianness = wire.endianness};
+  if (length != 0) control.reason.assign(static_cast<const char*>(data), length);
+  driver.sink_->on_control(control);
+  return UCS_OK;
+}
+
+void UcxDriver::accept(const Arrival& arrival, Bytes into, Pending& pending) {
+  auto* const incoming = static_cast<Incoming*>(arrival.handle);
+  TELEGRAD_CHECK(into.size() == incoming->length);
+  if (!incoming->rendezvous) {
+    if (!into.empty()) std::memcpy(into.data(), incoming->data, into.size());
+    pending.complete(into.size());
+    discard(arrival);
+    return;
+  }
+  ucp_request_param_t param{};
+  param.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA;
+  param.cb.recv_am = &Worker::on_received;
+  param.user_data = &pending;
+  void* const request = ucp_am_recv_data_nbx(worker_->worker, incoming->data, into.data(), into.size(), &param);
+  incoming->taken = true;
+  if (!incoming->in_callback) recycle(incoming);
+  if (request == nullptr) {
+    pending.complete(into.size());
+  } else if (UCS_PTR_IS_ERR(request)) {
+    peer_broke(arrival.envelope.source,
+               std::string("receiving failed: ") + ucs_status_string(UCS_PTR_STATUS(request)));
+  }
+}
+
+void UcxDriver::discard(const Arrival& arrival) {
+  auto* const incoming = static_cast<Incoming*>(arrival.handle);
+  incoming->taken = true;
+  if (incoming->in_callback) return;  // UCX drops what its callback did not keep
+  if (incoming->rendezvous || incoming->persistent) ucp_am_data_release(worker_->worker, incoming->data);
+  recycle(incoming);
+}
+
+bool UcxDriver::progress() {
+  constexpr unsigned kTurnMost = 32;
+  unsigned events = 0;
+  while (events < kTurnMost && ucp_worker_progress(worker_->worker) != 0) ++events;
+  if (broken_.empty()) return events != 0;
+  for (const auto& [peer, reason] : std::exchange(broken_, {})) sink_->on_peer_failed(peer, reason);
+  return true;
+}
+
+bool UcxDriver::arm() { return broken_.empty() && ucp_worker_arm(worker_->worker) == UCS_OK; }
+
+double UcxDriver::now_s() const {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+// Endpoints of living peers are flushed, so that our last words reach them; those of dead ones go with the worker.
+void UcxDriver::shut_down() {
+  if (!worker_ || worker_->context == nullptr) return;
+  sink_ = nullptr;
+  if (worker_->worker != nullptr) {
+    std::vector<void*> closing;
+    for (Worker::Peer& peer : worker_->peers) {
+      for (const ucp_ep_h endpoint : {peer.data, peer.control}) {
+        const bool force = peer.broken && endpoint == peer.control;
+        if (endpoint == nullptr || (peer.broken && !force)) continue;
+        ucp_request_param_t param{};
+        param.op_attr_mask = UCP_OP_ATTR_FIELD_FLAGS;
+        if (force) param.flags = UCP_EP_CLOSE_FLAG_FORCE;
+        void* const request = ucp_ep_close_nbx(endpoint, &param);
+        if (UCS_PTR_IS_PTR(request)) closing.push_back(request);
+      }
+    }
+    const double deadline_s = now_s() + kShutDownMost_s;
+    while (!closing.empty() && now_s() < deadline_s) {
+      if (ucp_worker_progress(worker_->worker) == 0) ::sched_yield();
+      std::erase_if(closing, [](void* request) {
+        if (ucp_request_check_status(request) == UCS_INPROGRESS) return false;
+        ucp_request_free(request);
+        return true;
+      });
+    }
+    ucp_worker_destroy(worker_->worker);
+    worker_->worker = nullptr;
+    descriptor_ = -1;
+  }
+  ucp_cleanup(worker_->context);
+  worker_->context = nullptr;
+}
+
+}  // namespace telegrad

@@ -1,0 +1,70 @@
+#pragma once
+// The ucx driver: one rank on UCX, over shared memory, TCP or RDMA alike, by active messages.
+// Each peer has two endpoints on one worker. `data` runs without UCX's error handling, which would forbid the fast
+// paths; `control` runs with it and with keepalive, and is how a dead peer is noticed.
+
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "base/buffer.hpp"
+#include "transport/driver.hpp"
+
+namespace telegrad {
+
+struct UcxOptions {
+  /// Network interface to use, such as "eth0"; empty: UCX chooses.
+  std::string interface;
+};
+
+class UcxDriver final : public Driver {
+ public:
+  /// Opens UCX; throws TransportError saying what UCX said.
+  UcxDriver(Rank rank, Rank size, const UcxOptions& options);
+  ~UcxDriver() override;
+
+  /// The bytes by which peers reach this worker.
+  std::vector<std::byte> address() const;
+  /// Makes the endpoints; `addresses[r]` is rank r's address().
+  void connect(std::span<const std::vector<std::byte>> addresses);
+  static std::string version();
+
+  Rank rank() const override { return rank_; }
+  Rank size() const override { return size_; }
+  const char* name() const override { return "ucx"; }
+  void attach(EventSink& sink) override { sink_ = &sink; }
+
+  void send(Rank to, const Envelope& envelope, ConstBytes bytes, Pending& pending) override;
+  void accept(const Arrival& arrival, Bytes into, Pending& pending) override;
+  void discard(const Arrival& arrival) override;
+  void send_control(Rank to, const Control& control) override;
+  void compute(std::size_t bytes, Pending& pending) override { pending.complete(bytes); }
+
+  bool progress() override;
+  bool arm() override;
+  int wait_descriptor() const override { return descriptor_; }
+  double now_s() const override;
+  void shut_down() override;
+
+ private:
+  struct Worker;    // UCX's objects and callbacks, so that its headers stay out of this one
+  struct Incoming;  // a message that has arrived and is not yet accepted
+
+  Incoming* make_incoming();
+  void recycle(Incoming* incoming);
+  void peer_broke(Rank peer, std::string reason) { broken_.emplace_back(peer, std::move(reason)); }
+
+  Rank rank_;
+  Rank size_;
+  EventSink* sink_ = nullptr;
+  int descriptor_ = -1;
+  std::unique_ptr<Worker> worker_;
+  std::vector<std::unique_ptr<Incoming>> incoming_;  // all that were ever made
+  std::vector<Incoming*> idle_incoming_;
+  std::vector<std::pair<Rank, std::string>> broken_;  // noticed inside a UCX callback, reported after it
+};
+
+}  // namespace telegrad

@@ -1,0 +1,42 @@
+#include "kernels/dispatch.hpp"
+
+#include <atomic>
+
+#include "base/check.hpp"
+
+namespace telegrad::kernels {
+namespace {
+
+SimdLevel detect() {
+#ifdef TELEGRAD_KERNELS_X86
+  __builtin_cpu_init();
+  const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("bmi") &&
+                    __builtin_cpu_supports("bmi2") && __builtin_cpu_supports("popcnt");
+  const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                      __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+  if (avx512) return SimdLevel::avx512;
+  if (avx2) return SimdLevel::avx2;
+#endif
+  return SimdLevel::portable;
+}
+
+std::atomic<SimdLevel>& level_in_use() {
+  static std::atomic<SimdLevel> level{best_simd_level()};
+  return level;
+}
+
+}  // namespace
+
+SimdLevel best_simd_level() {
+  static const SimdLevel best = detect();
+  return best;
+}
+
+SimdLevel simd_level() { return level_in_use().load(std::memory_order_relaxed); }
+
+void force_simd_level(SimdLevel level) {
+  TELEGRAD_CHECK(level <= best_simd_level());
+  level_in_use().store(level, std::memory_order_relaxed);
+}
+
+}  // namespace telegrad::kernels

@@ -1,0 +1,312 @@
+#include "progress/engine.hpp"
+
+#include <poll.h>
+#include <pthread.h>
+#include <sched.h>
+#include <signal.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <system_error>
+
+#include "base/check.hpp"
+
+namespace telegrad {
+namespace {
+
+// How long nothing may happen before the baton's holder blocks. A blocked caller has nothing better to do with its
+// core; the engine's thread takes it from the caller's computation.
+constexpr double kCallerPatience_s = 300e-6;
+constexpr double kThreadPatience_s = 40e-6;
+
+void ring(int event) {
+  const std::uint64_t one = 1;
+  [[maybe_unused]] const auto written = ::write(event, &one, sizeof one);
+}
+
+void hush(int event) {
+  std::uint64_t count = 0;
+  [[maybe_unused]] const auto read = ::read(event, &count, sizeof count);
+}
+
+int milliseconds_until(double deadline_s, double most_s) {
+  const double left = std::clamp(deadline_s - Engine::now_s(), 0.0, most_s);
+  return static_cast<int>(std::ceil(left * 1e3));
+}
+
+int checked(int result, const char* call) {
+  if (result < 0) throw std::system_error(errno, std::generic_category(), call);
+  return result;
+}
+
+}  // namespace
+
+double Engine::now_s() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+std::shared_ptr<Engine> Engine::shared() {
+  static std::mutex mutex;
+  static std::weak_ptr<Engine> engine;
+  const std::scoped_lock lock(mutex);
+  auto existing = engine.lock();
+  if (existing && !existing->forked()) return existing;
+  auto fresh = std::make_shared<Engine>();
+  engine = fresh;
+  return fresh;
+}
+
+Engine::Engine() : process_(::getpid()) {
+  epoll_ = checked(::epoll_create1(EPOLL_CLOEXEC), "epoll_create1");
+  thread_event_ = checked(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK), "eventfd");
+  caller_event_ = checked(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK), "eventfd");
+  epoll_event event{.events = EPOLLIN, .data = {.fd = thread_event_}};
+  checked(::epoll_ctl(epoll_, EPOLL_CTL_ADD, thread_event_, &event), "epoll_ctl");
+  thread_ = std::make_unique<std::thread>([this] { thread_main(); });
+}
+
+Engine::~Engine() {
+  if (forked()) {
+    // The thread exists only in the parent; neither joining nor detaching it would be defined here.
+    [[maybe_unused]] const auto* const leaked = thread_.release();
+    return;
+  }
+  {
+    const std::scoped_lock lock(mutex_);
+    stopping_ = true;
+  }
+  baton_free_.notify_all();
+  ring(thread_event_);
+  thread_->join();
+  run_commands();
+  for (const int descriptor : {epoll_, thread_event_, caller_event_}) ::close(descriptor);
+}
+
+bool Engine::forked() const { return ::getpid() != process_; }
+
+void Engine::add(Participant& participant) {
+  with_baton([&] { participants_.push_back(&participant); });
+}
+
+void Engine::remove(Participant& participant) {
+  with_baton([&] { std::erase(participants_, &participant); });
+}
+
+void Engine::submit(Participant& participant, RequestPtr request, bool caller_waits) {
+  auto* const command = new Command{[&participant, request = std::move(request)]() mutable {
+    participant.session->begin(std::move(request), participant.driver->now_s());
+  }};
+  command->next = commands_.load(std::memory_order_relaxed);
+  while (!commands_.compare_exchange_weak(command->next, command)) {
+  }
+  if (caller_waits) return;
+  if (caller_asleep_) {
+    ring(caller_event_);
+  } else if (thread_asleep_) {
+    ring(thread_event_);
+  }
+}
+
+bool Engine::run_commands() {
+  Command* newest = commands_.exchange(nullptr);
+  if (newest == nullptr) return false;
+  Command* oldest = nullptr;
+  while (newest != nullptr) {
+    Command* const next = newest->next;
+    newest->next = oldest;
+    oldest = newest;
+    newest = next;
+  }
+  while (oldest != nullptr) {
+    const std::unique_ptr<Command> command(oldest);
+    oldest = command->next;
+    command->run();
+  }
+  return true;
+}
+
+bool Engine::turn() {
+  bool active = run_commands();
+  for (Participant* const participant : participants_) {
+    active |= participant->driver->progress();
+    active |= participant->session->run_ready();
+    participant->session->on_time(participant->driver->now_s());
+  }
+  return active;
+}
+
+// All drivers, so that no event can slip in between; false if there is something to do first.
+bool Engine::arm() {
+  for (Participant* const participant : participants_) {
+    if (participant->session->has_ready() || !participant->driver->arm()) return false;
+  }
+  return commands_.load() == nullptr;
+}
+
+void Engine::watch(bool on) {
+  if (watching_ == on) return;
+  watching_ = on;
+  for (Participant* const participant : participants_) {
+    const int descriptor = participant->driver->wait_descriptor();
+    if (descriptor < 0) continue;
+    epoll_event event{.events = EPOLLIN, .data = {.fd = descriptor}};
+    ::epoll_ctl(epoll_, on ? EPOLL_CTL_ADD : EPOLL_CTL_DEL, descriptor, &event);
+  }
+}
+
+double Engine::next_deadline_s() const {
+  double deadline_s = std::numeric_limits<double>::infinity();
+  for (const Participant* const participant : participants_) {
+    deadline_s = std::min(deadline_s, participant->session->next_deadline_s());
+  }
+  return deadline_s;
+}
+
+void Engine::thread_main() {
+  // Signals belong to the program's own threads.
+  sigset_t all;
+  ::sigfillset(&all);
+  ::pthread_sigmask(SIG_BLOCK, &all, nullptr);
+  ::pthread_setname_np(::pthread_self(), "telegrad");
+
+  std::unique_lock lock(mutex_);
+  while (!stopping_) {
+    if (driving_ || callers_ > 0) {
+      baton_free_.wait(lock);
+      continue;
+    }
+    driving_ = true;
+    lock.unlock();
+    double idle_since_s = now_s();
+    while (!stopping_ && callers_ == 0) {
+      if (turn()) {
+        idle_since_s = now_s();
+      } else if (now_s() - idle_since_s < kThreadPatience_s) {
+        ::sched_yield();
+      } else if (arm()) {
+        break;
+      }
+    }
+    sleep_as_thread();
+    lock.lock();
+  }
+}
+
+// Gives the baton up for the time that it sleeps: a caller may take it.
+void Engine::sleep_as_thread() {
+  const double deadline_s = next_deadline_s();
+  const bool asleep = !stopping_ && callers_ == 0;
+  if (asleep) {
+    watch(true);
+    thread_asleep_ = true;
+  }
+  {
+    const std::scoped_lock lock(mutex_);
+    driving_ = false;
+  }
+  baton_free_.notify_all();
+  if (!asleep) return;
+  if (commands_.load() == nullptr) {
+    epoll_event event{};
+    ::epoll_wait(epoll_, &event, 1, milliseconds_until(deadline_s, 60.0));
+  }
+  thread_asleep_ = false;
+  hush(thread_event_);
+}
+
+// False if the request was done, or the deadline passed, while somebody else held the baton.
+bool Engine::take_baton(const Request* request, double deadline_s) {
+  std::unique_lock lock(mutex_);
+  ++callers_;
+  const auto done = [&] { return request != nullptr && request->done(); };
+  while (driving_ && !done() && now_s() < deadline_s) {
+    baton_free_.wait_for(lock, std::chrono::milliseconds(milliseconds_until(deadline_s, 60.0)));
+  }
+  if (driving_ || done()) {
+    --callers_;
+    lock.unlock();
+    baton_free_.notify_all();
+    return false;
+  }
+  driving_ = true;
+  lock.unlock();
+  watch(false);
+  return true;
+}
+
+// Leaves the drivers armed and watched, so that a sleeping engine thread need not be woken to do so.
+void Engine::release_baton() {
+  if (callers_ == 1 && thread_asleep_) {
+    while (!arm()) {
+      if (!turn()) ::sched_yield();
+    }
+    watch(true);
+  }
+  {
+    const std::scoped_lock lock(mutex_);
+    driving_ = false;
+    --callers_;
+  }
+  baton_free_.notify_all();
+}
+
+void Engine::with_baton(const std::function<void()>& action) {
+  TELEGRAD_CHECK(take_baton(nullptr, std::numeric_limits<double>::infinity()));
+  action();
+  release_baton();
+}
+
+bool Engine::wait(const Request& request, double deadline_s) {
+  if (request.done()) return true;
+  if (!take_baton(&request, deadline_s)) return request.done();
+  return drive([&] { return request.done(); }, deadline_s);
+}
+
+bool Engine::wait_until(const std::function<bool()>& over, double deadline_s) {
+  return take_baton(nullptr, deadline_s) && drive(over, deadline_s);
+}
+
+bool Engine::drive(const std::function<bool()>& over, double deadline_s) {
+  bool is_over = over();
+  double idle_since_s = now_s();
+  while (!is_over) {
+    const bool active = turn();
+    is_over = over();
+    const double now = now_s();
+    if (is_over || now >= deadline_s) break;
+    if (active) {
+      idle_since_s = now;
+      if (callers_ > 1) baton_free_.notify_all();  // others may wait for what has just been done
+    } else if (now - idle_since_s < kCallerPatience_s) {
+      ::sched_yield();
+    } else if (arm() && sleep_as_caller(std::min(deadline_s, next_deadline_s()))) {
+      break;
+    }
+  }
+  release_baton();
+  return is_over;
+}
+
+// Keeps the baton: the drivers' descriptors are ours until something happens. True if a signal came.
+bool Engine::sleep_as_caller(double deadline_s) {
+  std::vector<pollfd> descriptors{{.fd = caller_event_, .events = POLLIN, .revents = 0}};
+  for (const Participant* const participant : participants_) {
+    const int descriptor = participant->driver->wait_descriptor();
+    if (descriptor >= 0) descriptors.push_back({.fd = descriptor, .events = POLLIN, .revents = 0});
+  }
+  caller_asleep_ = true;
+  bool interrupted = false;
+  if (commands_.load() == nullptr) {
+    const int result = ::poll(descriptors.data(), descriptors.size(), milliseconds_until(deadline_s, 60.0));
+    interrupted = result < 0 && errno == EINTR;
+  }
+  caller_asleep_ = false;
+  hush(caller_event_);
+  return interrupted;
+}
+
+}  // namespace telegrad

@@ -1,0 +1,92 @@
+#pragma once
+// Engine: makes operations advance. One thread per process runs all Sessions; a caller that blocks takes the baton and
+// runs them itself, which saves two thread switches. Whoever holds the baton yields for a moment when nothing happens,
+// then blocks on the drivers' descriptors: nothing here spins, so ranks may outnumber cores.
+// It must not know what an operation does, and throws nothing across threads.
+
+#include <atomic>
+#include <condition_variable>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "session/session.hpp"
+#include "transport/driver.hpp"
+
+namespace telegrad {
+
+/// A rank of this process: its network and its protocol.
+struct Participant {
+  std::unique_ptr<Driver> driver;
+  std::unique_ptr<Session> session;
+};
+
+class Engine {
+ public:
+  /// The process's engine; made with its first user and gone with its last.
+  static std::shared_ptr<Engine> shared();
+
+  Engine();
+  ~Engine();
+  Engine(const Engine&) = delete;
+  Engine& operator=(const Engine&) = delete;
+
+  void add(Participant& participant);
+  void remove(Participant& participant);
+
+  /// Hands an operation over; from any thread, in an order that all ranks share. `caller_waits`: wait_until() follows
+  /// at once, so the engine's thread is not woken for it.
+  void submit(Participant& participant, RequestPtr request, bool caller_waits);
+
+  /// Makes progress until the request is done or the deadline; true if done. A signal may end it early with false.
+  bool wait(const Request& request, double deadline_s);
+  /// The same for any condition that is asked with the baton held.
+  bool wait_until(const std::function<bool()>& over, double deadline_s);
+  /// Runs `action` with the baton held.
+  void with_baton(const std::function<void()>& action);
+
+  static double now_s();
+  /// True in a process that was forked from the one that made this engine: its thread does not exist there.
+  bool forked() const;
+
+ private:
+  struct Command {
+    std::function<void()> run;
+    Command* next = nullptr;
+  };
+  enum class Patience : std::uint8_t { thread, caller };
+
+  void thread_main();
+  bool take_baton(const Request* request, double deadline_s);
+  void release_baton();
+  bool drive(const std::function<bool()>& over, double deadline_s);
+  bool turn();
+  bool run_commands();
+  bool arm();
+  void watch(bool on);
+  double next_deadline_s() const;
+  void sleep_as_thread();
+  bool sleep_as_caller(double deadline_s);
+
+  std::vector<Participant*> participants_;  // baton
+  std::atomic<Command*> commands_ = nullptr;
+
+  std::mutex mutex_;
+  std::condition_variable baton_free_;
+  bool driving_ = false;   // mutex_: somebody holds the baton
+  bool watching_ = false;  // baton: drivers' descriptors are in epoll_
+  std::atomic<int> callers_ = 0;
+  std::atomic<bool> stopping_ = false;
+  std::atomic<bool> thread_asleep_ = false;
+  std::atomic<bool> caller_asleep_ = false;
+
+  int epoll_ = -1;
+  int thread_event_ = -1;
+  int caller_event_ = -1;
+  int process_;
+  std::unique_ptr<std::thread> thread_;
+};
+
+}  // namespace telegrad

@@ -1,0 +1,94 @@
+#include "session/job.hpp"
+
+#include <algorithm>
+#include <set>
+
+namespace telegrad {
+
+void Session::Job::start_send(Rank to, Step step, ConstBytes bytes, Pending& pending) {
+  if (session_.failure_) return;  // never completes: the job is over
+  Envelope envelope;
+  envelope.epoch = session_.options_.epoch;
+  envelope.communicator = session_.options_.communicator;
+  envelope.sequence = sequence_;
+  envelope.step = step;
+  envelope.source = rank();
+  envelope.length = bytes.size();
+  envelope.call = call();
+  session_.counters_.messages_sent += 1;
+  session_.counters_.bytes_sent += bytes.size();
+  session_.driver_.send(to, envelope, bytes, pending);
+}
+
+void Session::Job::start_receive(Rank from, Step step, Bytes into, Pending& pending) {
+  post(from, step, Posted{.into = into, .any = nullptr, .most_bytes = into.size(), .pending = &pending});
+}
+
+void Session::Job::start_receive_any(Rank from, Step step, std::size_t most_bytes, Buffer& into, Pending& pending) {
+  post(from, step, Posted{.into = {}, .any = &into, .most_bytes = most_bytes, .pending = &pending});
+}
+
+void Session::Job::start_compute(std::size_t bytes, Pending& pending) { session_.driver_.compute(bytes, pending); }
+
+void Session::Job::start_fail(Rank culprit, std::string reason) {
+  session_.fail(session_.failure_of(*this, FailureKind::transport, culprit, std::move(reason)));
+}
+
+void Session::Job::post(Rank from, Step step, Posted posted) {
+  if (session_.failure_) return;
+  const auto waiting = unexpected_.find(key(from, step));
+  if (waiting == unexpected_.end()) {
+    const bool fresh = posted_.emplace(key(from, step), posted).second;
+    TELEGRAD_CHECK(fresh);
+    return;
+  }
+  const Arrival arrival = waiting->second;
+  unexpected_.erase(waiting);
+  take(arrival, posted);
+}
+
+void Session::Job::deliver(const Arrival& arrival) {
+  const Key arrived = key(arrival.envelope.source, arrival.envelope.step);
+  const auto posted = posted_.find(arrived);
+  if (posted != posted_.end()) {
+    const Posted receive = posted->second;
+    posted_.erase(posted);
+    take(arrival, receive);
+  } else if (!unexpected_.emplace(arrived, arrival).second) {
+    session_.driver_.discard(arrival);
+    session_.fail(session_.failure_of(*this, FailureKind::transport, arrival.envelope.source,
+                                      "step " + std::to_string(arrival.envelope.step) + " arrived twice"));
+  }
+}
+
+void Session::Job::take(const Arrival& arrival, const Posted& posted) {
+  const std::size_t length = arrival.envelope.length;
+  if (length > posted.most_bytes || (posted.any == nullptr && length != posted.most_bytes)) {
+    session_.driver_.discard(arrival);
+    session_.fail(session_.failure_of(
+        *this, FailureKind::transport, arrival.envelope.source,
+        "step " + std::to_string(arrival.envelope.step) + " has " + std::to_string(length) + " bytes instead of " +
+            (posted.any == nullptr ? "" : "at most ") + std::to_string(posted.most_bytes)));
+    return;
+  }
+  session_.counters_.messages_received += 1;
+  session_.counters_.bytes_received += length;
+  Bytes into = posted.into;
+  if (posted.any != nullptr) {
+    *posted.any = Buffer(length);
+    into = posted.any->bytes();
+  }
+  session_.driver_.accept(arrival, into, *posted.pending);
+}
+
+std::string Session::Job::waits_for(Rank& first) const {
+  std::set<Rank> ranks;
+  for (const auto& [posted, receive] : posted_) ranks.insert(static_cast<Rank>(posted >> 32));
+  if (ranks.empty()) return "its own sends";
+  first = *ranks.begin();
+  std::string text = ranks.size() == 1 ? "rank" : "ranks";
+  for (const Rank rank : ranks) text += (rank == first ? " " : ", ") + std::to_string(rank);
+  return text;
+}
+
+}  // namespace telegrad

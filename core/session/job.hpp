@@ -1,0 +1,67 @@
+#pragma once
+// One operation of a Session while it runs: the Transport that its collective sees, and the matching of its messages.
+
+#include <cstdint>
+#include <string>
+#include <unordered_map>
+#include <utility>
+
+#include "session/session.hpp"
+
+namespace telegrad {
+
+class Session::Job final : public Transport {
+ public:
+  Job(Session& session, std::uint32_t sequence, RequestPtr request, double deadline_s)
+      : session_(session), request_(std::move(request)), sequence_(sequence), deadline_s_(deadline_s) {}
+
+  Rank rank() const override { return session_.rank(); }
+  Rank size() const override { return session_.size(); }
+  ReadyQueue& ready() override { return session_.ready_; }
+
+  const Call& call() const { return request_->call(); }
+  std::uint32_t sequence() const { return sequence_; }
+  double deadline_s() const { return deadline_s_; }
+  Request& request() const { return *request_; }
+
+  void start(Task<void> task) {
+    task_ = std::move(task);
+    task_.start();
+  }
+  Task<void>& task() { return task_; }
+
+  /// A message of this operation, its call already compared.
+  void deliver(const Arrival& arrival);
+  /// The ranks that this operation waits for, as text.
+  std::string waits_for(Rank& first) const;
+
+ protected:
+  void start_send(Rank to, Step step, ConstBytes bytes, Pending& pending) override;
+  void start_receive(Rank from, Step step, Bytes into, Pending& pending) override;
+  void start_receive_any(Rank from, Step step, std::size_t most_bytes, Buffer& into, Pending& pending) override;
+  void start_compute(std::size_t bytes, Pending& pending) override;
+  void start_fail(Rank culprit, std::string reason) override;
+
+ private:
+  struct Posted {
+    Bytes into;
+    Buffer* any = nullptr;  // set: any length up to most_bytes
+    std::size_t most_bytes = 0;
+    Pending* pending = nullptr;
+  };
+  using Key = std::uint64_t;
+  static Key key(Rank source, Step step) { return (static_cast<Key>(source) << 32) | step; }
+
+  void post(Rank from, Step step, Posted posted);
+  void take(const Arrival& arrival, const Posted& posted);
+
+  Session& session_;
+  RequestPtr request_;
+  std::uint32_t sequence_;
+  double deadline_s_;
+  Task<void> task_;
+  std::unordered_map<Key, Posted> posted_;
+  std::unordered_map<Key, Arrival> unexpected_;
+};
+
+}  // namespace telegrad

@@ -1,0 +1,70 @@
+#pragma once
+// Request: one operation as its caller sees it. Made on the caller's thread, run on the engine's, waited for on any.
+
+#include <atomic>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "transport/envelope.hpp"
+#include "transport/failure.hpp"
+#include "transport/transport.hpp"
+
+namespace telegrad {
+
+class Request {
+ public:
+  using Body = std::function<Task<void>(Transport&)>;
+
+  /// `body` starts the collective; what it captures (scratch, streams) lives as long as the Request.
+  Request(Call call, Body body) : call_(call), body_(std::move(body)) {}
+
+  const Call& call() const { return call_; }
+  bool done() const { return done_.load(std::memory_order_acquire); }
+  /// Only once done(); empty if it succeeded.
+  const std::optional<Failure>& failure() const { return failure_; }
+  /// Only once done(); throws TransportError if it failed.
+  void rethrow() const {
+    if (failure_) throw TransportError(*failure_);
+  }
+
+  /// For the engine's side: runs on its thread once the request is over, before anybody can see done().
+  void finish(std::optional<Failure> failure) {
+    failure_ = std::move(failure);
+    std::vector<std::function<void()>> callbacks;
+    {
+      const std::scoped_lock lock(mutex_);
+      done_.store(true, std::memory_order_release);
+      callbacks.swap(callbacks_);
+    }
+    for (const auto& callback : callbacks) callback();
+  }
+  /// Calls back once, at once if the request is done already, otherwise on the engine's thread: the callback must be
+  /// short, must not throw and must not wait.
+  void when_done(std::function<void()> callback) {
+    {
+      const std::scoped_lock lock(mutex_);
+      if (!done()) {
+        callbacks_.push_back(std::move(callback));
+        return;
+      }
+    }
+    callback();
+  }
+  Task<void> start(Transport& net) const { return body_(net); }
+
+ private:
+  Call call_;
+  Body body_;
+  std::mutex mutex_;
+  std::vector<std::function<void()>> callbacks_;  // mutex_
+  std::optional<Failure> failure_;
+  std::atomic<bool> done_ = false;
+};
+
+using RequestPtr = std::shared_ptr<Request>;
+
+}  // namespace telegrad

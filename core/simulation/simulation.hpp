@@ -1,0 +1,82 @@
+#pragma once
+// Simulation: the Sessions of all ranks over one SimNetwork, in one thread and in virtual time. What runs is the protocol
+// and the collectives that run on a real network; only the driver differs.
+
+#include <deque>
+#include <functional>
+#include <limits>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "drivers/sim/sim_network.hpp"
+#include "session/session.hpp"
+
+namespace telegrad {
+
+struct SimulationOptions {
+  SimCosts costs{};
+  std::uint64_t seed = 0;
+  SessionOptions session{};
+  /// Join, heartbeats, time-outs and liveness, as an engine would drive them. Without them an operation that cannot go
+  /// on is not timed out but found out: nothing is left to happen.
+  bool clocks = false;
+};
+
+/// What run() found.
+struct Outcome {
+  bool deadlock = false;   // something is unfinished, and nothing can happen any more
+  std::string unfinished;  // then: which rank is in which call
+  double finish_s = 0.0;   // when the last rank's last operation was over
+};
+
+class Simulation {
+ public:
+  static constexpr double kForever_s = std::numeric_limits<double>::infinity();
+
+  Simulation(Rank size, SimulationOptions options);
+  ~Simulation();
+  Simulation(const Simulation&) = delete;
+  Simulation& operator=(const Simulation&) = delete;
+
+  Rank size() const { return network_.size(); }
+  SimNetwork& network() { return network_; }
+  Session& session(Rank rank) { return *ranks_[rank].session; }
+  double now_s() const { return network_.now_s(); }
+
+  /// `rank` begins `request` at virtual time `at_s`, or now if that has passed; a rank's operations begin in the order of
+  /// these calls.
+  void begin(Rank rank, RequestPtr request, double at_s = 0.0);
+  /// Every rank begins the request that `make` gives for it.
+  void begin_all(const std::function<RequestPtr(Rank)>& make, double at_s = 0.0);
+  /// Until every operation is over, nothing can happen any more, or virtual time passes `until_s`.
+  Outcome run(double until_s = kForever_s);
+  /// When the last operation of `rank` was over; 0 if it had none.
+  double finish_s(Rank rank) const { return ranks_[rank].finish_s; }
+
+ private:
+  struct Call {
+    double at_s;
+    RequestPtr request;
+  };
+  struct Participant {
+    std::unique_ptr<Session> session;
+    std::deque<Call> to_begin;
+    std::vector<RequestPtr> running;
+    double finish_s = 0.0;
+    double alarm_s = kForever_s;  // the earliest one set
+  };
+
+  void wake(Rank rank);
+  void settle();
+  void settle(Rank rank);
+  void set_alarm(Rank rank);
+
+  SimNetwork network_;  // before the sessions, which lie on it
+  bool clocks_;
+  std::vector<Participant> ranks_;
+  std::vector<Rank> touched_;
+  std::size_t unfinished_ = 0;
+};
+
+}  // namespace telegrad

@@ -1,0 +1,76 @@
+#pragma once
+// What a network offers to one rank's Session. A driver moves messages and knows the time; it must not know what an
+// operation is, and never resumes a coroutine: it completes Pendings and reports to its EventSink.
+// All calls come from whoever holds the engine's baton, one at a time; only wake() may come from any thread.
+
+#include <cstdint>
+#include <string>
+
+#include "base/types.hpp"
+#include "transport/envelope.hpp"
+#include "transport/failure.hpp"
+#include "transport/transport.hpp"
+
+namespace telegrad {
+
+/// A message that has announced itself. The driver keeps what it needs to fetch the payload behind `handle`.
+struct Arrival {
+  Envelope envelope;
+  void* handle = nullptr;
+};
+
+/// Control messages travel apart from data, on connections that notice a dead peer.
+enum class ControlKind : std::uint8_t { hello = 1, heartbeat = 2, abort = 3, goodbye = 4 };
+struct Control {
+  ControlKind kind = ControlKind::heartbeat;
+  FailureKind failure = FailureKind::transport;
+  Rank source = 0;
+  Rank culprit = kNoRank;
+  std::uint32_t epoch = 0;
+  std::uint32_t wire_version = kWireVersion;
+  std::uint32_t sequence = 0;
+  std::uint32_t endianness = 0x01020304;
+  std::string reason{};
+};
+
+class EventSink {
+ public:
+  virtual ~EventSink() = default;
+  /// A message is here. The sink answers with exactly one of Driver::accept, discard (both may come later).
+  virtual void on_arrival(const Arrival& arrival) = 0;
+  virtual void on_control(const Control& control) = 0;
+  /// The control connection to `peer` broke.
+  virtual void on_peer_failed(Rank peer, const std::string& reason) = 0;
+  /// Bytes came that no telegrad of this version would send.
+  virtual void on_damage(const std::string& reason) = 0;
+};
+
+class Driver {
+ public:
+  virtual ~Driver() = default;
+
+  virtual Rank rank() const = 0;
+  virtual Rank size() const = 0;
+  virtual const char* name() const = 0;
+  virtual void attach(EventSink& sink) = 0;
+
+  virtual void send(Rank to, const Envelope& envelope, ConstBytes bytes, Pending& pending) = 0;
+  /// Puts the payload, which is `into.size()` bytes long, into `into`; then completes `pending`.
+  virtual void accept(const Arrival& arrival, Bytes into, Pending& pending) = 0;
+  virtual void discard(const Arrival& arrival) = 0;
+  virtual void send_control(Rank to, const Control& control) = 0;
+  /// Spends the time of touching `bytes` bytes: none, where time passes by itself.
+  virtual void compute(std::size_t bytes, Pending& pending) = 0;
+
+  /// True if anything happened.
+  virtual bool progress() = 0;
+  /// Prepares to block on wait_descriptor(); false if there is something to progress first.
+  virtual bool arm() = 0;
+  /// A descriptor that becomes readable when an armed driver has something to progress, or -1.
+  virtual int wait_descriptor() const = 0;
+  virtual double now_s() const = 0;
+  /// Lets go of all that the network still holds; Pendings that are not done never will be.
+  virtual void shut_down() = 0;
+};
+
+}  // namespace telegrad

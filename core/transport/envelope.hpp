@@ -1,0 +1,51 @@
+#pragma once
+// What every message says about itself. It is compared on arrival with what this rank is doing, before any payload is
+// looked at. A plain struct on the wire: the join handshake makes sure that all ranks agree on its layout.
+
+#include <cstdint>
+#include <string>
+#include <type_traits>
+
+#include "base/types.hpp"
+
+namespace telegrad {
+
+inline constexpr std::uint32_t kWireVersion = 1;
+
+// Part of the wire format: append, never renumber.
+enum class Operation : std::uint8_t { barrier = 1, broadcast = 2, allgather = 3, allreduce = 4, sparse_allreduce = 5 };
+enum class Algorithm : std::uint8_t { automatic = 0, ring = 1, recursive_doubling = 2, split_allgather = 3, direct = 4 };
+
+/// What a rank called: two ranks that meet in one operation must agree on all of it.
+struct Call {
+  Operation operation{};
+  DType dtype = DType::u8;
+  Reduction reduction = Reduction::none;
+  Algorithm algorithm = Algorithm::automatic;
+  Rank root = kNoRank;
+  std::uint64_t count = 0;  // elements; for a sparse operation the dimension
+
+  friend bool operator==(const Call&, const Call&) = default;
+};
+static_assert(sizeof(Call) == 16);
+
+/// As a person would write the call: `allreduce(count=1024, dtype=f32, reduction=sum, algorithm=ring)`.
+std::string describe(const Call& call);
+const char* name_of(Operation operation);
+const char* name_of(Algorithm algorithm);
+const char* name_of(DType dtype);
+const char* name_of(Reduction reduction);
+
+struct Envelope {
+  std::uint32_t epoch = 0;         // which incarnation of the job: messages of an earlier one are dropped
+  std::uint32_t communicator = 0;  // which communicator of the job
+  std::uint32_t sequence = 0;      // which operation of the communicator
+  Step step = 0;                   // which message of the operation
+  Rank source = 0;
+  std::uint32_t reserved = 0;
+  std::uint64_t length = 0;  // payload bytes
+  Call call;
+};
+static_assert(sizeof(Envelope) == 48 && std::is_trivially_copyable_v<Envelope>);
+
+}  // namespace telegrad

@@ -1,0 +1,33 @@
+"""DistributedDataParallel over telegrad: the one line that changes.
+
+Run: torchrun --nproc-per-node 2 examples/ddp.py
+"""
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+import telegrad
+
+dist.init_process_group("gloo")
+torch.manual_seed(0)
+model = DistributedDataParallel(torch.nn.Sequential(torch.nn.Linear(256, 512), torch.nn.ReLU(), torch.nn.Linear(512, 10)))
+
+comm = telegrad.Communicator.from_torch()
+model.register_comm_hook(telegrad.DDPState(comm, model.named_parameters(), density=0.01), telegrad.ddp_hook)  # this one
+
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+generator = torch.Generator().manual_seed(dist.get_rank())
+for step in range(20):
+    inputs = torch.randn(32, 256, generator=generator)
+    targets = inputs[:, :10].argmax(dim=1)
+    loss = torch.nn.functional.cross_entropy(model(inputs), targets)
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    if dist.get_rank() == 0 and step % 5 == 4:
+        sent = comm.stats()["bytes_sent"]
+        print(f"step {step + 1}: loss {loss.item():.3f}, {sent / 1e6:.2f} MB sent so far")
+
+comm.close()
+dist.destroy_process_group()

@@ -1,0 +1,39 @@
+"""telegrad: sparse and dense gradient exchange for data-parallel training.
+
+``import telegrad`` needs numpy only; what trains with torch is imported when it is first used.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from telegrad._native import load_core
+
+load_core()
+
+from telegrad import errors  # noqa: E402
+from telegrad.comm import Communicator, ReduceOp, Work  # noqa: E402
+from telegrad.stream import SparseStream  # noqa: E402
+
+if TYPE_CHECKING:
+    from telegrad.train import DDPState, ddp_hook
+
+__all__ = ["Communicator", "DDPState", "ReduceOp", "SparseStream", "Work", "ddp_hook", "errors"]
+
+_NEEDS_TORCH = {"DDPState", "ddp_hook"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _NEEDS_TORCH:
+        raise AttributeError(f"module 'telegrad' has no attribute {name!r}")
+    try:
+        from telegrad import train
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        raise ImportError(f"telegrad.{name} needs torch: pip install 'telegrad[torch]'") from error
+    return getattr(train, name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_NEEDS_TORCH})

@@ -1,0 +1,47 @@
+"""Loads the compiled core once, and says what to do where that fails.
+
+UCX reads its environment while its library loads. It must not install signal handlers in a training job, and must
+stay quiet; but another UCX in this process (MPI's) must not inherit that, so both variables exist only during the
+import.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import ModuleType
+
+_LOADING_ENVIRONMENT = {"UCX_HANDLE_ERRORS": "none", "UCX_LOG_LEVEL": "error"}
+
+
+@contextmanager
+def _environment_for_loading() -> Iterator[None]:
+    added = [name for name in _LOADING_ENVIRONMENT if name not in os.environ]  # what the user has set stays
+    os.environ.update({name: _LOADING_ENVIRONMENT[name] for name in added})
+    try:
+        yield
+    finally:
+        for name in added:
+            os.environ.pop(name, None)
+
+
+def load_core() -> ModuleType:
+    """Imports ``telegrad._core``. Raises ``ImportError`` with the remedy if it is absent or cannot be loaded."""
+    try:
+        with _environment_for_loading():
+            return importlib.import_module("telegrad._core")
+    except ModuleNotFoundError as error:
+        if error.name != "telegrad._core":
+            raise
+        raise ImportError(
+            "telegrad._core, the compiled part of telegrad, is not installed: run `pip install .` in the repository "
+            "(it needs a C++20 compiler; the other build requirements are fetched by pip)"
+        ) from error
+    except ImportError as error:
+        raise ImportError(
+            f"telegrad._core was found but does not load: {error}. If the message names libucp, libuct, libucs or "
+            "libucm, UCX is missing: install telegrad again with `pip install .` (bundles UCX from the libucx-cu12 "
+            "wheel), or build against the system's UCX with `pip install . -C cmake.define.TELEGRAD_UCX=system`"
+        ) from error

@@ -1,0 +1,7 @@
+"""Communicators, the work they do, and how the processes of a job find each other."""
+
+from telegrad.comm.communicator import Communicator
+from telegrad.comm.reduction import ReduceOp
+from telegrad.comm.work import Work
+
+__all__ = ["Communicator", "ReduceOp", "Work"]

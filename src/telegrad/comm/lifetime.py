@@ -1,0 +1,48 @@
+"""The end of communicators that nobody closed: at the interpreter's exit, and in forked children."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+from typing import TYPE_CHECKING
+
+from telegrad.comm.completion import never_destroy, stop_completion_thread
+
+if TYPE_CHECKING:
+    from telegrad.comm.communicator import Communicator
+
+# Strong references: the network must not lose its buffers because a variable went out of scope.
+_open: dict[int, Communicator] = {}
+
+
+def opened(communicator: Communicator) -> None:
+    """From here on the communicator lives until ``closed()``."""
+    _open[id(communicator)] = communicator
+
+
+def closed(communicator: Communicator) -> None:
+    """The communicator takes care of itself again."""
+    _open.pop(id(communicator), None)
+
+
+def _close_all() -> None:
+    error = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
+    for communicator in list(_open.values()):
+        try:
+            if error is not None:  # an exception ends this process: the peers should hear why, and at once
+                communicator.abort(f"rank {communicator.rank} ended: {type(error).__name__}: {error}")
+            communicator.close()
+        except Exception as failure:
+            print(f"telegrad: closing {communicator!r} at exit failed: {failure}", file=sys.stderr)
+    stop_completion_thread()
+
+
+def _forget_after_fork() -> None:
+    for communicator in _open.values():
+        never_destroy(communicator._core)
+    _open.clear()
+
+
+atexit.register(_close_all)
+os.register_at_fork(after_in_child=_forget_after_fork)

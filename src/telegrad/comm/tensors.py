@@ -1,0 +1,93 @@
+"""From a caller's tensor to an address: everything is checked here, before a pointer leaves Python."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from telegrad import _core
+from telegrad.stream import is_torch_tensor
+
+
+class HostBuffer(NamedTuple):
+    """Contiguous host memory. Whoever uses ``pointer`` must keep the tensor alive."""
+
+    pointer: int
+    count: int
+    nbytes: int
+    dtype: _core.DType
+
+
+def reducible(x: Any, argument: str, *, writable: bool = True) -> HostBuffer:
+    """The memory of a float32 or bfloat16 tensor. Raises ``TypeError`` or ``ValueError`` with the remedy."""
+    if is_torch_tensor(x):
+        torch = sys.modules["torch"]
+        if x.dtype == torch.float32:
+            dtype = _core.DType.f32
+        elif x.dtype == torch.bfloat16:
+            dtype = _core.DType.bf16
+        else:
+            raise TypeError(f"{argument} has dtype {x.dtype}: use .to(torch.float32) or .to(torch.bfloat16)")
+        _check_torch(x, argument)
+        count = x.numel()
+        return HostBuffer(x.data_ptr(), count, count * x.element_size(), dtype)
+    _check_numpy(x, argument, writable=writable)
+    if x.dtype != np.float32:
+        raise TypeError(f"{argument} has dtype {x.dtype}: use .astype(numpy.float32), or a torch tensor for bfloat16")
+    return HostBuffer(address(x), x.size, x.nbytes, _core.DType.f32)
+
+
+def movable(x: Any, argument: str, *, writable: bool = True) -> HostBuffer:
+    """The memory of a tensor of any plain element type, as bytes. Raises ``TypeError`` or ``ValueError`` with the
+    remedy.
+    """
+    if is_torch_tensor(x):
+        _check_torch(x, argument)
+        nbytes = x.numel() * x.element_size()
+        return HostBuffer(x.data_ptr(), nbytes, nbytes, _core.DType.u8)
+    _check_numpy(x, argument, writable=writable)
+    if x.dtype.hasobject:
+        raise TypeError(f"{argument} has dtype {x.dtype}, which holds Python objects: use a numeric dtype")
+    return HostBuffer(address(x), x.nbytes, x.nbytes, _core.DType.u8)
+
+
+def empty_like(x: Any, shape: tuple[int, ...]) -> Any:
+    """An uninitialised tensor of ``x``'s library and dtype."""
+    if is_torch_tensor(x):
+        return sys.modules["torch"].empty(shape, dtype=x.dtype)
+    return np.empty(shape, x.dtype)
+
+
+def address(x: np.ndarray[Any, Any]) -> int:
+    """Where an array's memory begins."""
+    return int(x.__array_interface__["data"][0])
+
+
+def _check_torch(x: Any, argument: str) -> None:
+    torch = sys.modules["torch"]
+    if x.layout != torch.strided:
+        raise TypeError(f"{argument} has layout {x.layout}: give a dense tensor, or a COO tensor to all_reduce()")
+    if x.device.type != "cpu":
+        raise TypeError(f"{argument} is on {x.device}: this version works in host memory; move it with .cpu()")
+    if not x.is_contiguous():
+        raise ValueError(
+            f"{argument} is not contiguous (shape {tuple(x.shape)}, stride {x.stride()}): use .contiguous()"
+        )
+
+
+def _check_numpy(x: Any, argument: str, *, writable: bool) -> None:
+    if x is None:
+        raise TypeError(
+            f"{argument} is None: a parameter has no gradient before backward(), and none at all if the loss does "
+            "not use it"
+        )
+    if not isinstance(x, np.ndarray):
+        raise TypeError(f"{argument} is a {type(x).__name__}: it must be a torch tensor or a numpy array")
+    if not x.flags.c_contiguous:
+        raise ValueError(
+            f"{argument} is not contiguous (shape {x.shape}, strides {x.strides}): use numpy.ascontiguousarray()"
+        )
+    if writable and not x.flags.writeable:
+        raise ValueError(f"{argument} is read-only, and the result is written into it: pass a copy (.copy())")

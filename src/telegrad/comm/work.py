@@ -1,0 +1,140 @@
+"""Work: an operation in flight, as torch.distributed knows it."""
+
+from __future__ import annotations
+
+import math
+import os
+import threading
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from telegrad import _core
+from telegrad.comm.completion import completion_thread
+from telegrad.errors import TimeoutExpired
+
+if TYPE_CHECKING:
+    import torch
+
+
+class Work:
+    """One collective that was started with ``async_op=True``. Its tensors stay referenced until it is over."""
+
+    def __init__(
+        self, request: _core.Request, operation: str, rank: int, finish: Callable[[_core.Request], Any]
+    ) -> None:
+        self._request = request
+        self._operation = operation
+        self._rank = rank
+        self._finish = finish
+        self._finished = False
+        self._result: Any = None
+        self._lock = threading.Lock()
+        self._process = os.getpid()
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Blocks until the operation is over; returns True.
+
+        ``timeout_s``: seconds to wait here; ``None`` leaves it to the communicator's own time-out. Raises
+        ``TimeoutExpired`` when it is still running then (it goes on: wait again, or abort the communicator),
+        ``ValueError`` for a bad ``timeout_s`` or in a forked child, and what the operation failed with:
+        ``TransportError`` and its subclasses.
+        """
+        if timeout_s is not None:
+            check_timeout(timeout_s, "timeout_s")
+        if self._process != os.getpid():
+            raise ValueError(
+                f"this {self._operation} belongs to process {self._process}, which forked this one: wait there"
+            )
+        if not self._request.wait(timeout_s):
+            raise TimeoutExpired(
+                f"{self._operation} on rank {self._rank} is still running after timeout_s={timeout_s} s: wait "
+                "longer, or end it on all ranks with communicator.abort()",
+                rank=self._rank,
+                operation=self._operation,
+            )
+        return True
+
+    def is_completed(self) -> bool:
+        """True once the operation is over, also when it failed."""
+        return self._request.done()
+
+    def result(self) -> Any:
+        """Waits and returns the result: the tensor that was written, the gathered tensor, or the new sparse stream."""
+        self.wait()
+        with self._lock:
+            if not self._finished:
+                self._result = self._finish(self._request)
+                self._finished = True
+            return self._result
+
+    def get_future(self) -> torch.futures.Future[Any]:
+        """A future of ``result()``, completed by telegrad's completion thread, which also runs what is chained with
+        ``then``.
+
+        Such functions must be short and must not wait for other futures. ``future.wait()`` raises the operation's own
+        error. For a DDP hook chain with ``then`` (``.then(lambda f: f.value())``) so that DDP sees an error as one.
+        Raises ``ImportError`` without torch.
+        """
+        try:
+            import torch
+        except ImportError as error:
+            raise ImportError(
+                "get_future() needs torch: pip install 'telegrad[torch]', or use wait() and result()"
+            ) from error
+        future: torch.futures.Future[Any] = torch.futures.Future()
+
+        def complete() -> None:
+            try:
+                result = self.result()
+            except Exception as error:
+                future.set_exception(error)  # type: ignore[no-untyped-call]
+            else:
+                future.set_result(result)
+
+        completion_thread().watch(self._request, complete)
+        return future
+
+    def __repr__(self) -> str:
+        return f"Work({self._operation}, rank={self._rank}, {'completed' if self.is_completed() else 'running'})"
+
+
+def future_of_all(
+    works: Sequence[Work], finish: Callable[[], Any], failed: Callable[[Exception], None]
+) -> torch.futures.Future[Any]:
+    """A future of ``finish()``, which runs on the completion thread once all ``works`` succeeded.
+
+    An error is raised inside ``then``, so that DDP, which reads futures in C++, reports its type's name and message;
+    ``failed`` gets the error itself.
+    """
+    import torch
+
+    over: torch.futures.Future[None] = torch.futures.Future()
+    open_works = [len(works)]  # only the completion thread touches it
+
+    def count_down() -> None:
+        open_works[0] -= 1
+        if open_works[0] == 0:
+            over.set_result(None)
+
+    def conclude(_: torch.futures.Future[None]) -> Any:
+        try:
+            for work in works:
+                work.wait()
+            return finish()
+        except Exception as error:
+            failed(error)
+            raise
+
+    outcome = over.then(conclude)
+    for work in works:
+        completion_thread().watch(work._request, count_down)
+    return outcome
+
+
+def check_timeout(value: float, argument: str) -> float:
+    """``value`` if it is a number of seconds above 0, else ``TypeError`` or ``ValueError``."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise TypeError(f"{argument}={value!r} must be a number of seconds")
+    if math.isnan(value) or value <= 0:
+        raise ValueError(f"{argument}={value} must be above 0 seconds")
+    return float(value)

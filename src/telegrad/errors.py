@@ -1,0 +1,62 @@
+"""What can go wrong in the world: a peer, the network, a gradient.
+
+Misuse of the library is a plain ``ValueError`` or ``TypeError``, raised before anything is sent. This module imports
+nothing: the core raises these classes too.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class TransportError(Exception):
+    """The network or a peer failed; the communicator can only be closed afterwards.
+
+    ``rank`` reports, ``peer`` is the culprit (``None`` if unknown), ``operation`` is the collective that was running
+    and ``tag`` its sequence number on this communicator.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        rank: int | None = None,
+        peer: int | None = None,
+        operation: str | None = None,
+        tag: int | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.rank = rank
+        self.peer = peer
+        self.operation = operation
+        self.tag = tag
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.args[0], self.rank, self.peer, self.operation, self.tag)
+
+
+class PeerFailed(TransportError):
+    """A peer died, left or aborted."""
+
+
+class TimeoutExpired(TransportError):
+    """Something did not happen in time."""
+
+
+class MismatchedCall(TransportError):
+    """Ranks called different operations, or the same one with different counts, types or options."""
+
+
+class RendezvousError(TransportError):
+    """The job's processes did not find each other."""
+
+
+class NonFiniteGradient(ValueError):
+    """A gradient holds NaN or infinity. ``rank`` and ``parameter`` say whose."""
+
+    def __init__(self, message: str, rank: int | None = None, parameter: str | None = None) -> None:
+        super().__init__(message)
+        self.rank = rank
+        self.parameter = parameter
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.args[0], self.rank, self.parameter)

@@ -1,0 +1,288 @@
+"""Starts rank processes, listens to them, and ends them: all of them, whatever happens, within a time limit.
+
+One loop without threads watches their output, their end, the exchange of addresses and the clock. It must not know what
+they do.
+"""
+
+from __future__ import annotations
+
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Self
+
+from telegrad.launch.exchange import ExchangeServer
+from telegrad.launch.joining import EXCHANGE, LAUNCHER, RANK, WORLD_SIZE
+
+_RANK_MAIN = "telegrad.launch.rank_main"
+_KEPT_STDERR_BYTES = 32 << 10
+_LONGEST_LINE_BYTES = 1 << 20
+_TRACEBACK_S = 0.5  # for a hanging rank to say where it is
+_GRACE_S = 2.0  # between asking a rank to end and killing it
+_STRAGGLER_OUTPUT_S = 1.0  # a rank's own children may hold its output open
+
+
+@dataclass(frozen=True)
+class RankExit:
+    """How a rank ended. ``returncode``: negative for a signal, as in ``subprocess``. ``stderr``: the last of it."""
+
+    rank: int
+    returncode: int
+    stderr: str
+
+    def __str__(self) -> str:
+        how = f"exit status {self.returncode}" if self.returncode >= 0 else signal.Signals(-self.returncode).name
+        return f"rank {self.rank} ended with {how}; its stderr:\n{self.stderr.rstrip() or '(empty)'}"
+
+
+class RankFailed(RuntimeError):
+    """A rank ended with an error; ``exits`` holds those that had ended by then, the first failure first."""
+
+    def __init__(self, exits: Sequence[RankExit]) -> None:
+        super().__init__(str(exits[0]))
+        self.exits = list(exits)
+
+
+class RanksTimedOut(TimeoutError):
+    """The ranks were not done within ``timeout_s`` and have been killed; the message shows where each was."""
+
+
+@dataclass
+class _Rank:
+    process: subprocess.Popen[bytes]
+    pidfd: int
+    line: bytearray = field(default_factory=bytearray)
+    stderr: bytearray = field(default_factory=bytearray)
+    exit: RankExit | None = None
+
+
+class Ranks:
+    """``size`` processes of one program; use it in a ``with`` statement, which ends them in any case.
+
+    ``target``: ``"module:function"``, called with ``arguments`` (strings), or a script's path. ``timeout_s``: seconds
+    from the start after which all are killed. ``environment`` is added to this process's, ``environment_of(rank)`` on
+    top of it; ``prefix_of(rank)`` is put before the command, such as ``["ip", "netns", "exec", "rank0"]`` (it must exec
+    the command, not start a child). ``on_line(rank, line)`` gets each line of standard output. ``forward_stderr`` also
+    shows standard error while it comes.
+
+    Ctrl-C reaches this process only; it ends the ranks on its way out. A rank that outlives this process is killed by
+    the kernel.
+    """
+
+    def __init__(
+        self,
+        target: str,
+        size: int,
+        *,
+        timeout_s: float,
+        arguments: Sequence[str] = (),
+        environment: Mapping[str, str] | None = None,
+        environment_of: Callable[[int], Mapping[str, str]] | None = None,
+        prefix_of: Callable[[int], Sequence[str]] | None = None,
+        on_line: Callable[[int, str], None] | None = None,
+        forward_stderr: bool = False,
+    ) -> None:
+        if size < 1:
+            raise ValueError(f"size={size} must be at least 1: the number of ranks")
+        if ":" not in target and not target.endswith(".py"):
+            raise ValueError(f"target={target!r} must be 'module:function' or the path of a .py script")
+        if target.endswith(".py") and not Path(target).is_file():
+            raise ValueError(f"target={target!r} does not exist: give a script's path or 'module:function'")
+        if not timeout_s > 0:
+            raise ValueError(f"timeout_s={timeout_s} must be above 0 seconds: ranks must not hang for ever")
+        self._target = target
+        self._arguments = list(arguments)
+        self._environment = dict(environment or {})
+        self._environment_of = environment_of
+        self._prefix_of = prefix_of
+        self._on_line = on_line
+        self._forward_stderr = forward_stderr
+        self._timeout_s = timeout_s
+        self._deadline = time.monotonic() + timeout_s
+        self._size = size
+        self._ranks: list[_Rank] = []
+        self._exits: list[RankExit] = []  # in the order in which they happened
+        self._selector: selectors.BaseSelector = selectors.DefaultSelector()
+        self._exchange: ExchangeServer | None = None
+
+    def __enter__(self) -> Self:
+        try:
+            self.start()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def start(self) -> None:
+        """Starts the processes; ``with`` does this."""
+        exchange = self._exchange = ExchangeServer(self._size, self._selector)
+        for rank in range(self._size):
+            self._ranks.append(self._start_rank(rank, exchange.end_of(rank)))
+            exchange.started(rank)
+
+    def _start_rank(self, rank: int, exchange: int) -> _Rank:
+        own = self._environment_of(rank) if self._environment_of else {}
+        about = {
+            RANK: str(rank),
+            WORLD_SIZE: str(self._size),
+            EXCHANGE: str(exchange),
+            LAUNCHER: str(os.getpid()),
+        }
+        command = [*(self._prefix_of(rank) if self._prefix_of else ()), sys.executable, "-m", _RANK_MAIN]
+        process = subprocess.Popen(
+            [*command, self._target, *self._arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env={**os.environ, **self._environment, **own, **about},
+            pass_fds=[exchange],
+            start_new_session=True,
+        )
+        started = _Rank(process, os.pidfd_open(process.pid))
+        assert process.stdout is not None and process.stderr is not None
+        self._listen(process.stdout, lambda data: self._take_output(rank, data))
+        self._listen(process.stderr, lambda data: self._take_error(rank, data))
+        self._selector.register(started.pidfd, selectors.EVENT_READ, lambda: self._reap(rank))
+        return started
+
+    def wait(self, *, until_all: bool = False) -> list[RankExit]:
+        """Blocks until all ranks have ended; returns how, by rank.
+
+        Raises ``RankFailed`` as soon as one ends with an error (with ``until_all`` it is only reported, and the others
+        go on), ``RanksTimedOut`` after ``timeout_s``.
+        """
+        while any(rank.exit is None for rank in self._ranks):
+            self.listen()
+            if not until_all and (failed := [end for end in self._exits if end.returncode != 0]):
+                raise RankFailed(failed)
+        over = time.monotonic() + _STRAGGLER_OUTPUT_S
+        while self._has_output() and time.monotonic() < over:
+            self.listen(0.05)
+        return [rank.exit for rank in self._ranks if rank.exit is not None]
+
+    def listen(self, most_s: float = 1.0) -> None:
+        """Handles what has happened within ``most_s`` seconds; returns after the first thing. Raises ``RanksTimedOut``."""
+        left_s = self._deadline - time.monotonic()
+        if left_s <= 0:
+            self._give_up()
+        for key, _ in self._selector.select(max(0.0, min(left_s, most_s))):
+            if key.fileobj in self._selector.get_map():  # not removed by one of the others
+                key.data()
+
+    def signal(self, rank: int, number: int) -> None:
+        """Sends a signal to one rank; nothing if it has ended."""
+        if self._ranks[rank].exit is None:
+            signal.pidfd_send_signal(self._ranks[rank].pidfd, number)
+
+    def running(self) -> list[int]:
+        """The ranks that have not ended."""
+        return [rank for rank, started in enumerate(self._ranks) if started.exit is None]
+
+    def close(self) -> None:
+        """Ends all ranks that still run, first by SIGTERM, and frees everything. A second call does nothing."""
+        for rank in self.running():
+            self._signal_group(rank, signal.SIGTERM)
+        over = time.monotonic() + _GRACE_S
+        while self.running() and (left_s := over - time.monotonic()) > 0:
+            for key, _ in self._selector.select(left_s):
+                if key.fileobj in self._selector.get_map():
+                    key.data()
+        for rank in self.running():
+            self._signal_group(rank, signal.SIGKILL)
+            self._reap(rank)
+        if self._exchange is not None:
+            self._exchange.close()
+            self._exchange = None
+        for started in self._ranks:
+            for stream in (started.process.stdout, started.process.stderr):
+                if stream is not None:
+                    stream.close()
+        self._ranks.clear()
+        self._selector.close()
+
+    def _signal_group(self, rank: int, number: int) -> None:
+        try:
+            os.killpg(self._ranks[rank].process.pid, number)
+        except (ProcessLookupError, PermissionError):
+            pass
+
+    def _give_up(self) -> None:
+        for rank in self.running():
+            self.signal(rank, signal.SIGUSR1)
+        over = time.monotonic() + _TRACEBACK_S
+        while (left_s := over - time.monotonic()) > 0:
+            for key, _ in self._selector.select(left_s):
+                if key.fileobj in self._selector.get_map():
+                    key.data()
+        running = self.running()
+        where = "\n".join(f"rank {rank} was here:\n{_text(self._ranks[rank].stderr)}" for rank in running)
+        late = f"ranks {running} of {self._size} were not done within timeout_s={self._timeout_s:g} s"
+        raise RanksTimedOut(f"{late}\n{where}")
+
+    def _listen(self, stream: IO[bytes], take: Callable[[bytes], None]) -> None:
+        descriptor = stream.fileno()
+        os.set_blocking(descriptor, False)
+
+        def read() -> None:
+            try:
+                data = os.read(descriptor, 1 << 16)
+            except BlockingIOError:
+                return
+            if not data:
+                self._selector.unregister(descriptor)
+            take(data)
+
+        self._selector.register(descriptor, selectors.EVENT_READ, read)
+
+    def _take_output(self, rank: int, data: bytes) -> None:
+        line = self._ranks[rank].line
+        line += data
+        if not data and line:
+            line += b"\n"
+        while (end := line.find(b"\n")) >= 0 or len(line) > _LONGEST_LINE_BYTES:
+            end = end if end >= 0 else _LONGEST_LINE_BYTES
+            text = line[:end].decode(errors="replace")
+            del line[: end + 1]
+            if self._on_line is not None:
+                self._on_line(rank, text)
+
+    def _take_error(self, rank: int, data: bytes) -> None:
+        kept = self._ranks[rank].stderr
+        kept += data
+        del kept[:-_KEPT_STDERR_BYTES]
+        if self._forward_stderr:
+            sys.stderr.write(data.decode(errors="replace"))
+
+    def _has_output(self) -> bool:
+        streams = [stream for rank in self._ranks for stream in (rank.process.stdout, rank.process.stderr)]
+        return any(stream is not None and stream.fileno() in self._selector.get_map() for stream in streams)
+
+    def _reap(self, rank: int) -> None:
+        started = self._ranks[rank]
+        if started.exit is not None:
+            return
+        self._signal_group(rank, signal.SIGKILL)  # what it has started itself; until wait() its number is nobody else's
+        returncode = started.process.wait()
+        self._selector.unregister(started.pidfd)
+        os.close(started.pidfd)
+        for stream in (started.process.stdout, started.process.stderr):  # what it said last
+            if stream is not None and stream.fileno() in self._selector.get_map():
+                self._selector.get_key(stream.fileno()).data()
+        started.exit = RankExit(rank, returncode, _text(started.stderr))
+        self._exits.append(started.exit)
+
+
+def _text(data: bytearray) -> str:
+    return data.decode(errors="replace")

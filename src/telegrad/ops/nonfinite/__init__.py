@@ -1,0 +1,1 @@
+"""How many entries are NaN or infinite."""

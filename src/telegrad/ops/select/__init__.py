@@ -1,0 +1,1 @@
+"""Which entries of a residual are sent: thresholds, and the pass that adds, packs and clears."""

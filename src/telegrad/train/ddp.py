@@ -1,0 +1,284 @@
+"""The communication hook for torch's DistributedDataParallel: ``ddp.register_comm_hook(DDPState(...), ddp_hook)``.
+
+DDP calls the hook with each bucket when its gradients are ready, in the same order on all ranks. A bucket becomes at
+most two operations: one dense sum of its small tensors and one sparse sum of all others over the bucket's index
+space. DDP asks a hook for its annotations, so this file must not postpone their evaluation.
+"""
+
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from telegrad.comm import Communicator, Work
+from telegrad.comm.work import future_of_all
+from telegrad.compress import Compressor
+from telegrad.compress.residual import check_density
+from telegrad.ops.nonfinite.cpu import count_nonfinite
+from telegrad.ops.nonfinite.naive import as_float32
+from telegrad.stream import SparseStream
+from telegrad.train import nonfinite as nonfinite_values
+from telegrad.train.bucket import (
+    Bits,
+    BucketLayout,
+    bits_of,
+    check_dtype,
+    identity_of,
+    layout_of,
+    rounded_to_bf16,
+    tensor_of,
+)
+
+MODES = ("sparse", "dense")
+_VERSION = 1
+
+
+@dataclass(slots=True)
+class DDPStats:
+    """Sums over all buckets so far, of this rank. Bytes on the wire are in ``Communicator.stats()``."""
+
+    buckets: int = 0
+    elements: int = 0  # of all buckets
+    dense_elements: int = 0  # reduced densely
+    wanted: int = 0  # entries at exactly the density (the sum of k)
+    selected: int = 0  # entries that were sent sparsely
+    nonfinite_buckets: int = 0  # had NaN or infinity in them
+    hook_s: float = 0.0  # time in the hook on the thread of the backward pass, most of it selection
+
+    @property
+    def selected_to_wanted(self) -> float:
+        """selected / wanted; 1 for exact top-k."""
+        return self.selected / self.wanted if self.wanted else 1.0
+
+
+class DDPState:
+    """What ``ddp_hook`` needs to know and to remember.
+
+    ``comm``: a Communicator of the same ranks as DDP. ``named_parameters``: ``ddp.named_parameters()``; those that do
+    not require a gradient are left out. ``mode``: ``"sparse"``, or ``"dense"`` for plain averaging. ``density``: the
+    share of each large parameter's entries that is sent. ``selection``: ``"reused"`` or ``"topk"``; ``interval``:
+    calls from one exact threshold to the next (reused). ``small_tensor_elements``: parameters of at most that many
+    stay dense. ``warmup_steps``: dense steps at first. ``nonfinite``, when a gradient holds NaN or infinity:
+    ``"raise"`` NonFiniteGradient on this rank and TransportError on the others; ``"skip"``: this rank counts as zero
+    in that bucket; ``"send"`` it to the optimiser of all. In no case does a residual meet such a value.
+
+    Gradients are float32 or bfloat16, on the CPU. Averages are over all ranks. Residuals belong to a rank: save each
+    rank's. Raises ``TypeError`` and ``ValueError`` for bad arguments. DDP reports a failed operation as a
+    RuntimeError with its text; the error itself is then in ``failure``.
+    """
+
+    def __init__(
+        self,
+        comm: Communicator,
+        named_parameters: Iterable[tuple[str, torch.nn.Parameter]],
+        *,
+        mode: str = "sparse",
+        density: float = 0.01,
+        selection: str = "reused",
+        interval: int = 8,
+        small_tensor_elements: int = 2048,
+        warmup_steps: int = 0,
+        nonfinite: str = "raise",
+    ) -> None:
+        if not isinstance(comm, Communicator):
+            raise TypeError(f"comm is a {type(comm).__name__}: make one with telegrad.Communicator.from_torch()")
+        _check_choice(mode, "mode", MODES)
+        _check_choice(nonfinite, "nonfinite", nonfinite_values.POLICIES)
+        _check_count(small_tensor_elements, "small_tensor_elements")
+        _check_count(warmup_steps, "warmup_steps")
+        check_density(density)
+        self._parameters = _checked_parameters(named_parameters)  # alive, so that their ids stay theirs
+        self._names = {id(parameter): name for name, parameter in self._parameters.items()}
+        large = {
+            name: parameter.numel()
+            for name, parameter in self._parameters.items()
+            if mode == "sparse" and parameter.numel() > small_tensor_elements
+        }
+        self._compressor = Compressor(large, density=density, selection=selection, interval=interval)
+        self._comm = comm
+        self._mode = mode
+        self._warmup_steps = warmup_steps
+        self._nonfinite = nonfinite
+        self._config = {
+            "mode": mode,
+            "density": density,
+            "selection": selection,
+            "interval": interval,
+            "small_tensor_elements": small_tensor_elements,
+            "warmup_steps": warmup_steps,
+            "nonfinite": nonfinite,
+        }
+        self._layouts: dict[int, BucketLayout] = {}
+        self._step = 0
+        self.stats = DDPStats()
+        self.failure: Exception | None = None
+
+    @property
+    def step(self) -> int:
+        """Backward passes that were synchronised so far."""
+        return self._step
+
+    def state_dict(self) -> dict[str, Any]:
+        """A copy of all that training needs to go on bitwise: residuals (flat float32 tensors), thresholds, calls,
+        step, options.
+        """
+        state = self._compressor.state_dict()
+        for entry in state["parameters"].values():
+            entry["residual"] = torch.from_numpy(entry["residual"])
+        return {"version": _VERSION, "step": self._step, "config": dict(self._config), "compressor": state}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Takes over what ``state_dict()`` of the same model and rank gave.
+
+        Options stay as they are here; with another density the thresholds are evaluated anew. Raises ``ValueError``
+        naming missing, unknown or misshapen parameters; then nothing is changed.
+        """
+        if state.get("version") != _VERSION or "compressor" not in state or "step" not in state:
+            raise ValueError(
+                f"state has version {state.get('version')!r} and keys {sorted(map(str, state))}: it must come from "
+                f"DDPState.state_dict() of version {_VERSION}"
+            )
+        self._compressor.load_state_dict(state["compressor"])
+        self._step = int(state["step"])
+
+    def reduce(self, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+        """Starts the sum of one bucket; the future gives its buffer with the average in it."""
+        started_s = time.perf_counter()
+        try:
+            outcome = self._start(bucket)
+        except Exception as error:
+            # This rank leaves the step: the others must not wait for it.
+            self.failure = error
+            self._comm.abort(f"{type(error).__name__}: {error}")
+            raise
+        if bucket.is_last():
+            self._step += 1
+        self.stats.hook_s += time.perf_counter() - started_s
+        return outcome
+
+    def _start(self, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+        buffer = bucket.buffer()
+        layout = self._layout(bucket)
+        bits = bits_of(buffer, layout.members[0].name)
+        sound = count_nonfinite(bits) == 0
+        self.stats.buckets += 1
+        self.stats.elements += bits.size
+        if not sound:
+            self.stats.nonfinite_buckets += 1
+            if self._nonfinite == "raise":
+                raise nonfinite_values.error_for(layout, bits, self._comm.rank, self._step)
+            if self._nonfinite == "skip":
+                bits.fill(0)  # and a gradient of zeros leaves its residual alone
+                sound = True
+        if not layout.parts or self._step < self._warmup_steps:
+            self.stats.dense_elements += bits.size
+            return self._future([self._comm.all_reduce(buffer, "avg", async_op=True)], layout, bits, None)
+        works: list[Work] = []
+        small = None
+        if layout.small:
+            small = np.concatenate([bits[run] for run in layout.small])
+            self.stats.dense_elements += small.size
+            works.append(self._comm.all_reduce(tensor_of(small), "avg", async_op=True))
+        stream = self._compress(layout, bits, sound)
+        self.stats.wanted += layout.wanted
+        self.stats.selected += stream.nnz
+        work = self._comm.all_reduce_into(stream, buffer, "avg", async_op=True)
+        assert work is not None
+        works.append(work)
+        return self._future(works, layout, bits, small)
+
+    def _compress(self, layout: BucketLayout, bits: Bits, sound: bool) -> SparseStream:
+        flat = as_float32(bits)
+        if sound:
+            indices, values = layout.scratch()
+            count = self._compressor.compress(layout.parts, flat, indices, values)
+            indices, values = indices[:count], values[:count]
+        else:
+            indices, values = nonfinite_values.compress_around(self._compressor, layout, flat)
+        if bits.dtype == np.float32:
+            return SparseStream.trusted(indices, values, bits.size, of_torch=True)
+        rounded = rounded_to_bf16(values)
+        lost = np.where(np.isfinite(values), values - as_float32(rounded), np.float32(0))
+        self._compressor.keep(layout.parts, indices, lost)
+        return SparseStream.trusted(indices, rounded, bits.size, of_torch=True)
+
+    def _future(
+        self, works: list[Work], layout: BucketLayout, bits: Bits, small: Bits | None
+    ) -> torch.futures.Future[torch.Tensor]:
+        def finish() -> torch.Tensor:
+            if small is not None:  # the sparse sum has written zeros there
+                start = 0
+                for run in layout.small:
+                    size = run.stop - run.start
+                    bits[run] = small[start : start + size]
+                    start += size
+            return tensor_of(bits)
+
+        layout.outcome = future_of_all(works, finish, self._failed)
+        return layout.outcome
+
+    def _failed(self, error: Exception) -> None:
+        if self.failure is None:
+            self.failure = error
+
+    def _layout(self, bucket: dist.GradBucket) -> BucketLayout:
+        layout = self._layouts.get(bucket.index())
+        if layout is None or layout.identity != identity_of(bucket):
+            layout = layout_of(bucket, self._names, self._compressor)
+            self._layouts[bucket.index()] = layout
+        return layout
+
+
+def ddp_hook(state: DDPState, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    """Averages a bucket's gradients over all ranks as ``state`` says. For
+    ``DistributedDataParallel.register_comm_hook``.
+    """
+    return state.reduce(bucket)
+
+
+def _checked_parameters(named: Iterable[tuple[str, torch.nn.Parameter]]) -> dict[str, torch.nn.Parameter]:
+    parameters: dict[str, torch.nn.Parameter] = {}
+    owners: dict[int, str] = {}
+    for item in named:
+        if not isinstance(item, tuple) or len(item) != 2 or not isinstance(item[0], str):
+            raise TypeError(
+                f"named_parameters gives a {type(item).__name__}: pass ddp.named_parameters(), not ddp.parameters()"
+            )
+        name, parameter = item
+        if not isinstance(parameter, torch.Tensor):
+            raise TypeError(f"parameter {name!r} is a {type(parameter).__name__}: it must be a torch tensor")
+        if not parameter.requires_grad:
+            continue
+        if name in parameters:
+            raise ValueError(
+                f"named_parameters names {name!r} twice: names must be unique, residuals are stored under them"
+            )
+        if id(parameter) in owners:
+            raise ValueError(
+                f"parameters {owners[id(parameter)]!r} and {name!r} are the same tensor: name a shared parameter "
+                "once, as named_parameters() does by default"
+            )
+        check_dtype(parameter.dtype, name)
+        parameters[name] = parameter
+        owners[id(parameter)] = name
+    if not parameters:
+        raise ValueError(
+            "named_parameters has no parameter that requires a gradient: pass ddp.named_parameters() of the model"
+        )
+    return parameters
+
+
+def _check_choice(value: str, argument: str, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise ValueError(f"{argument}={value!r} does not exist: use one of {', '.join(choices)}")
+
+
+def _check_count(value: int, argument: str) -> None:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{argument}={value!r} must be an int")
+    if value < 0:
+        raise ValueError(f"{argument}={value} must not be negative")

@@ -1,0 +1,325 @@
+"""What every driver must do: cases as data, their inputs, and the numpy sum that they are compared with.
+
+Only numpy and telegrad's public names, so that ranks start fast; bfloat16 is handled as its 16 bits.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from telegrad import Communicator, SparseStream, Work, _core
+from telegrad.comm.reduction import algorithm_of, reduction_of
+from telegrad.comm.tensors import address
+
+Array = npt.NDArray[Any]
+
+SIZES = (1, 2, 3, 4, 5, 7, 8, 13, 16)
+MOST_OF_ALL = 8  # with more ranks than this on few cores only small vectors
+PATTERNS = ("uniform", "unequal", "one_rank", "nobody", "one_slice", "identical", "disjoint", "crowded", "full")
+_UNIT_ROUNDOFF = {"f32": 2.0**-24, "bf16": 2.0**-8}
+
+
+@dataclass(frozen=True)
+class Case:
+    """One operation, the same on all ranks. ``values``: integers are summed exactly, floats within their rounding."""
+
+    operation: str
+    count: int = 0
+    dtype: str = "f32"
+    reduction: str = "sum"
+    algorithm: str = "auto"
+    values: str = "integers"
+    pattern: str = "uniform"  # of a sparse vector
+    switch_factor: float = 1.0
+    root: int = 0
+    blocking: bool = False  # if the process has one rank only
+
+    def __str__(self) -> str:
+        words = [self.operation, self.count, self.dtype, self.reduction, self.algorithm, self.values]
+        if self.operation.startswith("sparse"):
+            words += [self.pattern, f"switch={self.switch_factor:g}"]
+        return "-".join(map(str, [*words, *(["blocking"] if self.blocking else [])]))
+
+
+@dataclass(frozen=True)
+class Group:
+    """Cases that are in flight together. ``family`` is the test that they belong to."""
+
+    family: str
+    cases: tuple[Case, ...]
+    staggered: bool = False  # ranks begin at different times, and wait in different orders
+
+
+def to_bf16(x: npt.NDArray[np.float32]) -> npt.NDArray[np.uint16]:
+    """Rounded to nearest even."""
+    bits = x.view(np.uint32).astype(np.uint64)
+    return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
+
+
+def from_bf16(bits: npt.NDArray[np.uint16]) -> npt.NDArray[np.float32]:
+    return (bits.astype(np.uint32) << 16).view(np.float32)
+
+
+def groups(size: int) -> list[Group]:
+    """All that ``size`` ranks are asked to do, in this order."""
+    small = size > MOST_OF_ALL
+    single = [*_dense_cases(size, small), *_sparse_cases(small), *_moving_cases(size, small)]
+    every = [
+        Group(family, (case if number % 2 else replace_blocking(case),)) for number, (family, case) in enumerate(single)
+    ]
+    return every + _groups_in_flight(size)
+
+
+def replace_blocking(case: Case) -> Case:
+    return Case(**{**case.__dict__, "blocking": True})
+
+
+def _dense_cases(size: int, small: bool) -> list[tuple[str, Case]]:
+    counts = (0, 1, 63, 1000) if small else (0, 1, 63, 1000, 4099, 150_001)
+    kinds = [("f32", "integers"), ("bf16", "integers")] if small else _KINDS
+    cases = [
+        Case("dense", count, dtype, reduction, algorithm, values)
+        for algorithm in ("ring", "recursive_doubling", "auto")
+        for count in counts
+        for dtype, values in kinds
+        for reduction in ("sum", "avg")
+        if algorithm != "auto" or values == "integers"
+    ]
+    if not small:  # several segments, of which the last is short
+        cases += [Case("dense", 131_072 * size + 17, "f32", "sum", "ring", "floats")]
+    return [(case.algorithm, case) for case in cases]
+
+
+_KINDS = [(dtype, values) for dtype in ("f32", "bf16") for values in ("integers", "floats")]
+
+
+def _sparse_cases(small: bool) -> list[tuple[str, Case]]:
+    cases = [
+        Case(operation, 1000, dtype, "sum", pattern=pattern)
+        for operation in ("sparse", "sparse_into")
+        for pattern in PATTERNS
+        for dtype in ("f32", "bf16")
+    ]
+    for operation in ("sparse", "sparse_into"):
+        cases += [Case(operation, count, reduction="avg", values="floats") for count in (0, 1, 7, 63, 1000)]
+        cases += [Case(operation, 1000, values="floats", switch_factor=factor) for factor in (0.0, 1e9)]
+        if not small:
+            cases += [
+                Case(operation, 200_003, dtype, "avg", values="floats", pattern=p)
+                for p in ("uniform", "one_slice", "crowded")
+                for dtype in ("f32", "bf16")
+            ]
+    return [("sparse", case) for case in cases]
+
+
+def _moving_cases(size: int, small: bool) -> list[tuple[str, Case]]:
+    counts = (0, 1, 63, 1000) if small else (0, 1, 63, 1000, 100_003, 1_000_001)
+    cases = [("all_gather", Case("all_gather", count)) for count in counts]
+    cases += [
+        ("broadcast", Case("broadcast", count, root=r)) for count in counts for r in sorted({0, size // 2, size - 1})
+    ]
+    return cases + [("barrier", Case("barrier")) for _ in range(3)]
+
+
+def _groups_in_flight(size: int) -> list[Group]:
+    mixed = (
+        Case("dense", 1000, algorithm="ring"),
+        Case("sparse", 5000, values="floats"),
+        Case("dense", 63, "bf16", algorithm="recursive_doubling"),
+        Case("all_gather", 77),
+        Case("sparse_into", 5000, "bf16", pattern="unequal"),
+        Case("broadcast", 5000, root=size - 1),
+        Case("barrier"),
+        Case("dense", 1),
+    )
+    many = tuple(
+        Case("dense", 10 + number, algorithm=("ring", "recursive_doubling")[number % 2]) for number in range(40)
+    )
+    return [Group("in_flight", cases, staggered=staggered) for cases in (mixed, many) for staggered in (False, True)]
+
+
+def dense_input(case: Case, rank: int) -> npt.NDArray[np.float32]:
+    """Rank ``rank``'s vector as float32, already rounded to the case's dtype."""
+    random = np.random.default_rng([rank, case.count])
+    if case.values == "integers":
+        return random.integers(-8, 8, case.count, endpoint=True).astype(np.float32)
+    x = (random.standard_normal(case.count) * 10.0 ** random.integers(-3, 3, case.count)).astype(np.float32)
+    return from_bf16(to_bf16(x)) if case.dtype == "bf16" else x
+
+
+def sparse_indices(case: Case, rank: int, size: int) -> npt.NDArray[np.uint32]:
+    """Where rank ``rank`` of ``size`` has entries."""
+    n = case.count
+    random = np.random.default_rng([rank, n, 1])
+    everywhere = np.arange(n, dtype=np.uint32)
+
+    def some(share: float, among: npt.NDArray[np.uint32] = everywhere) -> npt.NDArray[np.uint32]:
+        return np.sort(random.choice(among, int(share * among.size), replace=False))
+
+    match case.pattern:
+        case "unequal":
+            return some(0.2 * rank / size)
+        case "one_rank":
+            return some(0.1) if rank == size // 2 else everywhere[:0]
+        case "nobody":
+            return everywhere[:0]
+        case "one_slice":  # all in the part that one rank owns
+            return some(0.5, everywhere[: n // size])
+        case "identical":
+            return everywhere[::17]
+        case "disjoint":
+            return everywhere[rank::size][::8]
+        case "crowded":
+            return some(0.9)
+        case "full":
+            return everywhere
+    return some(0.03 if n > 100 else 0.5)
+
+
+def bits_of(x: npt.NDArray[np.float32], dtype: str) -> Array:
+    return to_bf16(x) if dtype == "bf16" else x
+
+
+class Started:
+    """An operation that one rank has begun. ``outcome()`` waits; it gives the bits of the result."""
+
+    def __init__(self, case: Case, communicator: Communicator) -> None:
+        self._case = case
+        self._work: Work | None = None
+        self._read: Any = None
+        blocking = case.blocking
+        rank, size = communicator.rank, communicator.world_size
+        match case.operation:
+            case "dense":
+                bits = np.ascontiguousarray(bits_of(dense_input(case, rank), case.dtype))
+                self._work = _dense(communicator, bits, case)
+                self._read = lambda: bits
+            case "sparse":
+                stream = _stream(case, rank, size)
+                options = {"algorithm": case.algorithm, "switch_factor": case.switch_factor, "async_op": not blocking}
+                started = communicator.all_reduce(stream, case.reduction, **options)
+                self._work = None if blocking else started
+                self._read = lambda: _dense_bits(started if blocking else started.result())
+            case "sparse_into":
+                stream = _stream(case, rank, size)
+                out = np.full(case.count, np.nan, np.float32) if case.dtype == "f32" else None
+                if out is not None:
+                    self._work = communicator.all_reduce_into(
+                        stream, out, case.reduction, switch_factor=case.switch_factor, async_op=not blocking
+                    )
+                    self._read = lambda: out
+                else:
+                    narrow = np.full(case.count, 0x7FC0, np.uint16)
+                    self._work = _into_bf16(communicator, stream, narrow, case)
+                    self._read = lambda: narrow
+            case "all_gather":
+                mine = _bytes(case, rank)
+                gathered = communicator.all_gather(mine, async_op=not blocking)
+                self._work = None if blocking else gathered
+                self._read = lambda: gathered if blocking else gathered.result()
+            case "broadcast":
+                data = _bytes(case, rank)
+                self._work = communicator.broadcast(data, case.root, async_op=not blocking)
+                self._read = lambda: data
+            case "barrier":
+                self._work = communicator.barrier(async_op=not blocking)
+                self._read = lambda: np.empty(0, np.uint8)
+
+    def outcome(self) -> Array:
+        if self._work is not None:
+            self._work.wait()
+        return np.asarray(self._read())
+
+
+def _dense(communicator: Communicator, bits: Array, case: Case) -> Work | None:
+    if case.dtype == "f32":
+        work = communicator.all_reduce(bits, case.reduction, algorithm=case.algorithm, async_op=not case.blocking)
+        return work if isinstance(work, Work) else None
+    core = communicator._core
+    at = address(bits)
+    algorithm = algorithm_of(case.algorithm, ("auto", "ring", "recursive_doubling"))
+    request = core.all_reduce(at, at, bits.size, _core.DType.bf16, reduction_of(case.reduction), algorithm)
+    return Work(request, "all_reduce", communicator.rank, lambda _: None)
+
+
+def _into_bf16(communicator: Communicator, stream: SparseStream, out: Array, case: Case) -> Work:
+    request = communicator._core.all_reduce_sparse_into(
+        address(stream.raw_indices),
+        address(stream.raw_values),
+        stream.nnz,
+        stream.n,
+        _core.DType.bf16,
+        reduction_of(case.reduction),
+        _core.Algorithm.auto,
+        case.switch_factor,
+        address(out),
+    )
+    return Work(request, "all_reduce_into", communicator.rank, lambda _: stream)  # which keeps it alive
+
+
+def _stream(case: Case, rank: int, size: int) -> SparseStream:
+    indices = sparse_indices(case, rank, size)
+    bits = bits_of(dense_input(case, rank)[indices], case.dtype)
+    return SparseStream.trusted(indices, np.ascontiguousarray(bits), case.count)
+
+
+def _dense_bits(stream: SparseStream) -> Array:
+    dense = stream.to_dense()
+    if not stream.is_dense and not np.all(np.diff(stream.raw_indices.astype(np.int64)) > 0):
+        raise AssertionError("indices of the sum are not strictly increasing")
+    return np.asarray(dense)
+
+
+def _bytes(case: Case, rank: int) -> npt.NDArray[np.uint8]:
+    return np.random.default_rng([rank, case.count, 2]).integers(0, 256, case.count, dtype=np.uint8)
+
+
+@dataclass
+class Oracle:
+    """The right results for one size, each computed once."""
+
+    size: int
+    _sums: dict[tuple[object, ...], tuple[Array, Array]] = field(default_factory=dict)
+
+    def fault(self, case: Case, bits: Array) -> str:
+        """What is wrong with one rank's result; empty if it is right."""
+        if case.operation == "barrier":
+            return ""
+        if case.operation == "all_gather":
+            right = np.stack([_bytes(case, rank) for rank in range(self.size)])
+            return "" if np.array_equal(bits, right) else "all_gather gave other bytes than the ranks sent"
+        if case.operation == "broadcast":
+            right = _bytes(case, case.root)
+            return "" if np.array_equal(bits, right) else "broadcast gave other bytes than the root's"
+        total, magnitude = self._sum(case)
+        if bits.shape != total.shape:
+            return f"shape {bits.shape} instead of {total.shape}"
+        scale = 1.0 / self.size if case.reduction == "avg" else 1.0
+        got = (from_bf16(bits) if case.dtype == "bf16" else bits).astype(np.float64)
+        exact = case.values == "integers" and (case.reduction == "sum" or self.size.bit_count() == 1)
+        roundings = self.size + 2
+        bound = 0.0 if exact else magnitude * scale * roundings * _UNIT_ROUNDOFF[case.dtype]
+        error = np.abs(got - total * scale)
+        wrong = ~(error <= bound)  # NaN counts as wrong
+        if not wrong.any():
+            return ""
+        at = int(wrong.argmax())
+        return f"{int(wrong.sum())} of {case.count} values are wrong, first [{at}]: {got[at]} instead of {total[at] * scale}"
+
+    def _sum(self, case: Case) -> tuple[Array, Array]:
+        key = (case.operation == "dense", case.count, case.dtype, case.values, case.pattern)
+        if key not in self._sums:
+            total, magnitude = np.zeros(case.count), np.zeros(case.count)
+            for rank in range(self.size):
+                x = dense_input(case, rank).astype(np.float64)
+                if case.operation != "dense":
+                    kept = sparse_indices(case, rank, self.size)
+                    x = np.where(np.isin(np.arange(case.count), kept), x, 0.0)
+                total += x
+                magnitude += np.abs(x)
+            self._sums[key] = total, magnitude
+        return self._sums[key]

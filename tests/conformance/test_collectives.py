@@ -1,0 +1,87 @@
+"""One suite for every driver: all cases of cases.py, results compared with numpy's and their bits across ranks.
+
+``ucx``: processes of our own launcher, started once for each number of ranks. ``local``: ranks of this process.
+``sim``: the same in virtual time.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import sys
+from collections import defaultdict
+from pathlib import Path
+
+import program
+import pytest
+from cases import SIZES, groups
+
+from telegrad import Communicator, _core
+from telegrad.launch import Ranks
+
+DRIVERS = ["local", "ucx", "sim"]
+FAMILIES = ["ring", "recursive_doubling", "auto", "sparse", "all_gather", "broadcast", "barrier", "in_flight"]
+_ENVIRONMENT = {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *filter(None, sys.path)])}
+_TIMEOUT_S = 100.0
+
+
+def _local(size: int) -> list[program.Outcome]:
+    communicators = Communicator.local(size, timeout_s=60.0)
+    try:
+        return list(program.run(communicators))
+    finally:
+        for communicator in communicators:
+            communicator.close()
+
+
+def _ucx(size: int) -> list[program.Outcome]:
+    outcomes: list[program.Outcome] = []
+    with Ranks(
+        "program:main",
+        size,
+        timeout_s=_TIMEOUT_S,
+        environment=_ENVIRONMENT,
+        on_line=lambda _, line: outcomes.append(json.loads(line)),
+    ) as ranks:
+        ranks.wait()
+    return outcomes
+
+
+def _sim(size: int) -> list[program.Outcome]:
+    from telegrad import sim
+
+    return list(program.run(sim.World(size, seed=size).communicators))
+
+
+@functools.cache
+def outcomes_of(driver: str, size: int) -> list[program.Outcome]:
+    """Runs the whole list once; the tests look at their part."""
+    return {"local": _local, "ucx": _ucx, "sim": _sim}[driver](size)
+
+
+@pytest.mark.timeout(_TIMEOUT_S + 20)
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("driver", DRIVERS)
+def test_collectives(driver: str, size: int, family: str) -> None:
+    if driver == "ucx" and not hasattr(_core.Communicator, "ucx"):
+        pytest.skip("built without UCX")
+    asked = groups(size)
+    found = [outcome for outcome in outcomes_of(driver, size) if asked[outcome["group"]].family == family]
+    by_case: dict[tuple[int, int], list[program.Outcome]] = defaultdict(list)
+    for outcome in found:
+        by_case[outcome["group"], outcome["case"]].append(outcome)
+    wanted = {(g, c) for g, group in enumerate(asked) if group.family == family for c in range(len(group.cases))}
+    assert set(by_case) == wanted
+    faults = []
+    for (group, index), results in by_case.items():
+        case = asked[group].cases[index]
+        assert sorted(result["rank"] for result in results) == list(range(size)), case
+        faults += [f"{case} on rank {result['rank']}: {result['fault']}" for result in results if result["fault"]]
+        if len({result["digest"] for result in results}) != 1:
+            faults.append(f"{case}: ranks hold different bits")
+        if driver == "ucx" and case.operation == "barrier":
+            if max(result["began_s"] for result in results) > min(result["ended_s"] for result in results):
+                faults.append(f"{case}: a rank left before another came")
+    assert not faults, "\n".join(faults[:20])

@@ -1,0 +1,167 @@
+"""What real processes hear when something goes wrong: who is to blame, on every survivor, within seconds."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from telegrad import _core
+from telegrad.launch import RankExit, Ranks
+
+pytestmark = [
+    pytest.mark.skipif(not hasattr(_core.Communicator, "ucx"), reason="built without UCX"),
+    pytest.mark.timeout(90),
+]
+_ENVIRONMENT = {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *filter(None, sys.path)])}
+
+Facts = dict[int, list[dict[str, Any]]]
+
+
+def _run(
+    function: str, size: int, *arguments: str, once_ready: Callable[[Ranks], None] | None = None
+) -> tuple[Facts, list[RankExit]]:
+    """What each rank said, and how it ended. ``once_ready`` is called when all ranks said that they are."""
+    facts: Facts = defaultdict(list)
+    with Ranks(
+        f"failure_program:{function}",
+        size,
+        timeout_s=45.0,
+        arguments=arguments,
+        environment=_ENVIRONMENT,
+        on_line=lambda rank, line: facts[rank].append(json.loads(line)),
+    ) as ranks:
+        while once_ready is not None and sum("ready" in said for rank in facts for said in facts[rank][:1]) < size:
+            assert len(ranks.running()) == size, "a rank ended before all were ready"
+            ranks.listen()
+        if once_ready is not None:
+            once_ready(ranks)
+        return facts, ranks.wait(until_all=True)
+
+
+def _only(facts: Facts, rank: int, key: str) -> Any:
+    said = [fact for fact in facts[rank] if key in fact]
+    assert len(said) == 1, facts
+    return said[0]
+
+
+@pytest.mark.parametrize(
+    ("function", "arguments"),
+    [
+        ("reduce_for_ever", ("256", "recursive_doubling")),
+        ("reduce_for_ever", ("256", "ring")),
+        ("reduce_for_ever", ("1000000", "ring")),
+        ("reduce_for_ever", ("1000000", "recursive_doubling")),
+        ("wait_for_one", ()),
+        ("idle_then_reduce", ()),
+    ],
+)
+def test_survivors_of_a_killed_rank_hear_its_name(function: str, arguments: tuple[str, ...]) -> None:
+    killed_s = 0.0
+
+    def kill(ranks: Ranks) -> None:
+        nonlocal killed_s
+        killed_s = time.monotonic()
+        ranks.signal(1, signal.SIGKILL)
+
+    facts, exits = _run(function, 3, *arguments, once_ready=kill)
+    assert [end.returncode for end in exits] == [0, -9, 0], exits
+    for rank in (0, 2):
+        failure = _only(facts, rank, "error")
+        assert (failure["error"], failure["peer"], failure["rank"]) == ("PeerFailed", 1, rank), failure
+        assert failure["at_s"] - killed_s < 6.0
+        assert _only(facts, rank, "closed_s")["closed_s"] < 6.0
+
+
+def test_survivors_of_a_frozen_rank_hear_its_name() -> None:
+    facts, exits = _run("reduce_for_ever", 3, "256", "ring", once_ready=_freeze_then_kill)
+    assert exits[1].returncode == -9
+    for rank in (0, 2):
+        failure = _only(facts, rank, "error")
+        assert (failure["error"], failure["peer"]) == ("PeerFailed", 1), failure
+        assert "silent" in failure["text"]
+
+
+def _freeze_then_kill(ranks: Ranks) -> None:
+    ranks.signal(1, signal.SIGSTOP)
+    while ranks.running() != [1]:
+        ranks.listen()
+    ranks.signal(1, signal.SIGKILL)
+
+
+@pytest.mark.parametrize("size", [3, 4])
+@pytest.mark.parametrize("what", ["count", "dtype", "reduction", "algorithm", "operation", "root", "fewer calls"])
+def test_every_rank_hears_of_a_mismatched_call(what: str, size: int) -> None:
+    facts, exits = _run("call_differently", size, what)
+    assert [end.returncode for end in exits] == [0] * size, exits
+    for rank in range(size):
+        failure = _only(facts, rank, "error")
+        assert (failure["error"], failure["rank"]) == ("MismatchedCall", rank), failure
+        assert "called" in failure["text"]
+
+
+def test_a_rank_that_never_calls_is_named_after_timeout_s() -> None:
+    facts, exits = _run("run_into_the_time_limit", 3)
+    assert [end.returncode for end in exits] == [0] * 3, exits
+    errors = [_only(facts, rank, "error") for rank in (0, 2)]
+    assert {error["error"] for error in errors} == {"TimeoutExpired"}, errors
+    assert any(error["peer"] == 1 for error in errors), errors
+    assert any("timeout_s=1" in error["text"] for error in errors), errors
+
+
+def test_ctrl_c_ends_a_wait() -> None:
+    sent_s = 0.0
+
+    def interrupt(ranks: Ranks) -> None:
+        nonlocal sent_s
+        time.sleep(0.5)
+        sent_s = time.monotonic()
+        ranks.signal(0, signal.SIGINT)
+        while 0 in ranks.running():
+            ranks.listen()
+        for rank in (1, 2):
+            ranks.signal(rank, signal.SIGKILL)
+
+    facts, exits = _run("wait_for_ctrl_c", 3, once_ready=interrupt)
+    assert exits[0].returncode == 0, exits[0]
+    interrupted = _only(facts, 0, "error")
+    assert interrupted["error"] == "KeyboardInterrupt"
+    assert interrupted["at_s"] - sent_s < 2.0
+    assert _only(facts, 0, "closed_s")["closed_s"] < 6.0
+
+
+def test_other_signals_do_not_end_a_wait() -> None:
+    def disturb(ranks: Ranks) -> None:
+        for _ in range(5):
+            time.sleep(0.1)
+            ranks.signal(0, signal.SIGUSR2)
+
+    facts, exits = _run("ignore_interrupts_of_others", 2, once_ready=disturb)
+    assert [end.returncode for end in exits] == [0, 0], exits
+    assert _only(facts, 0, "error")["caught"] >= 1
+
+
+@pytest.mark.parametrize("how", ["exit", "_exit", "close"])
+def test_a_forked_childs_end_does_nothing(how: str) -> None:
+    facts, exits = _run("fork_and_go_on", 2, how)
+    assert [end.returncode for end in exits] == [0, 0], exits
+    for rank in range(2):
+        assert _only(facts, rank, "error") == {"error": None, "child": 0, "right": True}
+        assert exits[rank].stderr == ""
+
+
+def test_the_others_hear_why_a_rank_ended() -> None:
+    facts, exits = _run("end_by_mistake", 3)
+    assert [end.returncode for end in exits] == [0, 1, 0], exits
+    for rank in (0, 2):
+        failure = _only(facts, rank, "error")
+        assert failure["peer"] == 1
+        assert "LookupError: a mistake of rank 1" in failure["text"], failure

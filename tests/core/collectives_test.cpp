@@ -1,0 +1,333 @@
+// Every dense collective, on every number of ranks, over virtual time and in process: right, and the same bits everywhere.
+#include "testing.hpp"
+
+#include <algorithm>
+#include <cstring>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "base/random.hpp"
+#include "collectives/allgather.hpp"
+#include "collectives/allreduce_recursive_doubling.hpp"
+#include "collectives/allreduce_ring.hpp"
+#include "collectives/barrier.hpp"
+#include "collectives/broadcast.hpp"
+#include "collectives/choice.hpp"
+#include "world.hpp"
+
+namespace {
+
+using namespace telegrad;
+
+constexpr Rank kSizes[] = {1, 2, 3, 4, 5, 7, 8, 13, 16, 32, 64};
+constexpr std::size_t kCounts[] = {0, 1, 63, 1000, 4099};
+constexpr World kWorlds[] = {World::simulated, World::local};
+
+// A ring in one piece, one in many small segments, and recursive doubling.
+enum class Way { ring, segmented_ring, recursive_doubling };
+constexpr Way kWays[] = {Way::ring, Way::segmented_ring, Way::recursive_doubling};
+
+Task<void> run_allreduce(Way way, Transport& net, DType dtype, Reduction reduction, ConstBytes input, Bytes output) {
+  switch (way) {
+    case Way::ring: return allreduce_ring(net, dtype, reduction, input, output);
+    case Way::segmented_ring:
+      return allreduce_ring(net, dtype, reduction, input, output, {.message_bytes = 64, .lanes = 3});
+    case Way::recursive_doubling: break;
+  }
+  return allreduce_recursive_doubling(net, dtype, reduction, input, output);
+}
+
+template <class V>
+struct Vectors {
+  std::vector<std::vector<V>> inputs;
+  std::vector<std::vector<V>> outputs;
+
+  // `value(rank, i)` everywhere; outputs are full of a mark that no sum has.
+  template <class Value>
+  Vectors(Rank size, std::size_t count, bool in_place, Value value) : inputs(size) {
+    for (Rank rank = 0; rank < size; ++rank) {
+      for (std::size_t i = 0; i < count; ++i) inputs[rank].push_back(static_cast<V>(value(rank, i)));
+    }
+    if (!in_place) outputs.assign(size, std::vector<V>(count, static_cast<V>(kMark)));
+  }
+  ConstBytes input(Rank rank) const { return std::as_bytes(std::span(inputs[rank])); }
+  Bytes output(Rank rank) { return std::as_writable_bytes(std::span(result(rank))); }
+  std::vector<V>& result(Rank rank) { return outputs.empty() ? inputs[rank] : outputs[rank]; }
+
+  static constexpr float kMark = -12345.0F;
+};
+
+template <class V>
+RequestPtr allreduce_request(Way way, Vectors<V>& vectors, Reduction reduction, Rank rank) {
+  const Call call{.operation = Operation::allreduce, .dtype = dtype_of<V>, .reduction = reduction};
+  return std::make_shared<Request>(call, [&vectors, way, reduction, rank](Transport& net) {
+    return run_allreduce(way, net, dtype_of<V>, reduction, vectors.input(rank), vectors.output(rank));
+  });
+}
+
+float small_integer(Rank rank, std::size_t i) { return static_cast<float>((rank * 5 + i * 3) % 7) - 3.0F; }
+
+// Exact also in bf16: sums of integers below 256.
+template <class V>
+void check_integers(Way way, World world, Rank size, std::size_t count, Reduction reduction, bool in_place,
+                    std::uint64_t seed) {
+  std::vector<V> expected;
+  for (std::size_t i = 0; i < count; ++i) {
+    float sum = 0.0F;
+    for (Rank rank = 0; rank < size; ++rank) sum += small_integer(rank, i);
+    expected.push_back(static_cast<V>(reduction == Reduction::avg ? sum * (1.0F / static_cast<float>(size)) : sum));
+  }
+  Vectors<V> vectors(size, count, in_place, small_integer);
+  const auto make = [&](Rank rank) { return allreduce_request(way, vectors, reduction, rank); };
+  EXPECT(run_ranks(world, size, make, seed).all_succeeded());
+  for (Rank rank = 0; rank < size; ++rank) {
+    if (vectors.result(rank) == expected) continue;
+    EXPECT_EQ(count, 0);
+    testing::fail(__FILE__, __LINE__, "P=" + std::to_string(size) + " rank " + std::to_string(rank) + " way " +
+                                          std::to_string(static_cast<int>(way)));
+    return;
+  }
+  if (in_place) return;
+  for (Rank rank = 0; rank < size; ++rank) {  // inputs stay as they were
+    for (std::size_t i = 0; i < count; ++i) EXPECT(static_cast<float>(vectors.inputs[rank][i]) == small_integer(rank, i));
+  }
+}
+
+TEST("allreduce of integers is exact: every way, world, P, length, dtype, sum and mean, in place and not") {
+  for (const World world : kWorlds) {
+    for (const Rank size : kSizes) {
+      for (const std::size_t count : kCounts) {
+        if (size >= 32 && count > 1000) continue;
+        for (const Way way : kWays) {
+          if (way == Way::segmented_ring && size * count > 60'000) continue;
+          check_integers<float>(way, world, size, count, Reduction::sum, true, size);
+          check_integers<float>(way, world, size, count, Reduction::avg, false, size + 1);
+          check_integers<bf16>(way, world, size, count, Reduction::sum, false, size + 2);
+          check_integers<bf16>(way, world, size, count, Reduction::avg, true, size + 3);
+        }
+      }
+    }
+  }
+}
+
+TEST("a long allreduce, in the segments and lanes of the default tuning, is exact") {
+  for (const World world : kWorlds) {
+    for (const Rank size : {2U, 3U, 4U}) {
+      check_integers<float>(Way::ring, world, size, 1'500'007, Reduction::sum, true, size);
+      check_integers<bf16>(Way::ring, world, size, 3'000'007, Reduction::avg, false, size);
+    }
+  }
+}
+
+template <class V>
+void check_bits(Way way, Rank size, std::uint64_t seed) {
+  Random random(seed);
+  Vectors<V> vectors(size, 777, true, [&](Rank, std::size_t) {
+    return static_cast<float>((random.uniform() - 0.5) * std::exp2(static_cast<double>(random.below(30))));
+  });
+  std::vector<double> sums(777);
+  std::vector<double> magnitudes(777);
+  for (const auto& input : vectors.inputs) {
+    for (std::size_t i = 0; i < input.size(); ++i) {
+      sums[i] += static_cast<double>(static_cast<float>(input[i]));
+      magnitudes[i] += std::abs(static_cast<double>(static_cast<float>(input[i])));
+    }
+  }
+  const auto make = [&](Rank rank) { return allreduce_request(way, vectors, Reduction::sum, rank); };
+  EXPECT(run_ranks(World::simulated, size, make, seed).all_succeeded());
+  for (Rank rank = 1; rank < size; ++rank) {
+    EXPECT(std::memcmp(vectors.inputs[rank].data(), vectors.inputs[0].data(), 777 * sizeof(V)) == 0);
+  }
+  const double epsilon = sizeof(V) == 4 ? 0x1p-24 : 0x1p-8;
+  for (std::size_t i = 0; i < sums.size(); ++i) {
+    const auto sum = static_cast<double>(static_cast<float>(vectors.inputs[0][i]));
+    EXPECT(std::abs(sum - sums[i]) <= epsilon * static_cast<double>(size) * magnitudes[i]);
+  }
+}
+
+TEST("allreduce of any floats: near the sum, and the same bits on all ranks under any schedule") {
+  for (const Way way : kWays) {
+    for (const Rank size : kSizes) {
+      for (std::uint64_t seed = 0; seed < 5; ++seed) {
+        check_bits<float>(way, size, seed);
+        check_bits<bf16>(way, size, seed);
+      }
+    }
+  }
+}
+
+TEST("NaN and infinity anywhere reach every rank with the same bits") {
+  for (const Way way : kWays) {
+    for (const Rank size : {2U, 3U, 5U, 8U}) {
+      Vectors<float> vectors(size, 10, true, [&](Rank rank, std::size_t i) {
+        if (i < 3) return std::bit_cast<float>(0x7fc00000U + rank);  // NaNs with payloads
+        if (i == 5) return rank % 2 ? HUGE_VALF : -HUGE_VALF;
+        return i == 7 && rank == 1 ? HUGE_VALF : 1.0F;
+      });
+      const auto make = [&](Rank rank) { return allreduce_request(way, vectors, Reduction::sum, rank); };
+      EXPECT(run_ranks(World::simulated, size, make).all_succeeded());
+      for (Rank rank = 0; rank < size; ++rank) {
+        EXPECT(std::isnan(vectors.inputs[rank][0]) && std::isnan(vectors.inputs[rank][5]));
+        EXPECT_EQ(vectors.inputs[rank][7], HUGE_VALF);
+        EXPECT(std::memcmp(vectors.inputs[rank].data(), vectors.inputs[0].data(), 40) == 0);
+      }
+    }
+  }
+}
+
+TEST("the caller's buffers stay untouched as long as one rank has not called") {
+  for (const World world : kWorlds) {
+    for (const Rank size : {2U, 3U, 4U, 5U, 8U}) {
+      for (Rank absent = 0; absent < size; ++absent) {
+        for (const Way way : kWays) {
+          for (const bool in_place : {true, false}) {
+            Vectors<float> vectors(size, 200, in_place, small_integer);
+            const Vectors<float> before = vectors;
+            const Ended ended = run_ranks(world, size, [&](Rank rank) {
+              return rank == absent ? nullptr : allreduce_request(way, vectors, Reduction::sum, rank);
+            });
+            EXPECT(ended.stuck);
+            EXPECT(vectors.inputs == before.inputs && vectors.outputs == before.outputs);
+          }
+        }
+        std::vector<std::vector<int>> all(size, std::vector<int>(50 * size, -1));
+        const auto untouched = all;
+        const std::vector<int> mine(50, 7);
+        const Ended ended = run_ranks(world, size, [&](Rank rank) -> RequestPtr {
+          if (rank == absent) return nullptr;
+          return std::make_shared<Request>(Call{.operation = Operation::allgather}, [&, rank](Transport& net) {
+            return allgather(net, std::as_bytes(std::span(mine)), std::as_writable_bytes(std::span(all[rank])));
+          });
+        });
+        EXPECT(ended.stuck);
+        EXPECT(all == untouched);
+      }
+    }
+  }
+}
+
+TEST("allgather puts every rank's block in its place, in place and not, also of no bytes") {
+  for (const World world : kWorlds) {
+    for (const Rank size : kSizes) {
+      for (const std::size_t block : {0UL, 1UL, 63UL, 5000UL}) {
+        const bool in_place = size % 2 == 0;
+        std::vector<std::uint32_t> expected;
+        std::vector<std::vector<std::uint32_t>> mine(size);
+        for (std::uint32_t rank = 0; rank < size; ++rank) {
+          for (std::uint32_t i = 0; i < block; ++i) mine[rank].push_back(rank * 100'000 + i);
+          expected.insert(expected.end(), mine[rank].begin(), mine[rank].end());
+        }
+        std::vector<std::vector<std::uint32_t>> all(size, std::vector<std::uint32_t>(size * block));
+        const auto make = [&](Rank rank) {
+          if (in_place) std::ranges::copy(mine[rank], all[rank].begin() + static_cast<std::ptrdiff_t>(rank * block));
+          return std::make_shared<Request>(Call{.operation = Operation::allgather}, [&, rank](Transport& net) {
+            const Bytes into = std::as_writable_bytes(std::span(all[rank]));
+            const ConstBytes from = in_place ? ConstBytes(into.subspan(4 * rank * block, 4 * block))
+                                             : std::as_bytes(std::span(mine[rank]));
+            return allgather(net, from, into);
+          });
+        };
+        EXPECT(run_ranks(world, size, make, size).all_succeeded());
+        for (const auto& result : all) EXPECT(result == expected);
+      }
+    }
+  }
+}
+
+TEST("allgather of blocks whose length only their sender knows") {
+  for (const World world : kWorlds) {
+    for (const Rank size : kSizes) {
+      std::vector<std::vector<Buffer>> all(size);
+      const auto length_of = [](Rank rank) { return std::size_t{rank} * 37 % 101; };
+      const auto gather = [&](Transport& net) -> Task<void> {
+        Buffer mine(length_of(net.rank()));
+        for (std::byte& byte : mine.bytes()) byte = static_cast<std::byte>(net.rank());
+        all[net.rank()] = co_await allgather_any_size(net, std::move(mine), 100);
+      };
+      const auto make = [&](Rank) { return std::make_shared<Request>(Call{.operation = Operation::allgather}, gather); };
+      EXPECT(run_ranks(world, size, make, size).all_succeeded());
+      for (const auto& blocks : all) {
+        REQUIRE(blocks.size() == size);
+        for (Rank rank = 0; rank < size; ++rank) {
+          EXPECT_EQ(blocks[rank].size(), length_of(rank));
+          for (const std::byte byte : blocks[rank].bytes()) EXPECT(byte == static_cast<std::byte>(rank));
+        }
+      }
+    }
+  }
+}
+
+TEST("a block longer than agreed ends the allgather with an error") {
+  const auto gather = [&](Transport& net) -> Task<void> {
+    co_await allgather_any_size(net, Buffer(net.rank() == 2 ? 101 : 5), 100);
+  };
+  const auto make = [&](Rank) { return std::make_shared<Request>(Call{.operation = Operation::allgather}, gather); };
+  const Ended ended = run_ranks(World::simulated, 4, make);
+  for (const auto& request : ended.requests) {
+    REQUIRE(request->failure());
+    EXPECT(request->failure()->reason.find("101 bytes instead of at most 100") != std::string::npos);
+  }
+}
+
+TEST("broadcast gives the root's data to every rank, from every root") {
+  for (const World world : kWorlds) {
+    for (const Rank size : kSizes) {
+      for (Rank root = 0; root < size; root += size > 16 ? 11 : 1) {
+        for (const std::size_t count : {0UL, 1UL, 1000UL, 70'000UL}) {
+          if (count > 1000 && (root != 0 || size > 16)) continue;
+          std::vector<std::vector<std::byte>> data(size, std::vector<std::byte>(count));
+          data[root].assign(count, std::byte{0x5a});
+          const auto make = [&](Rank rank) {
+            return std::make_shared<Request>(Call{.operation = Operation::broadcast, .root = root},
+                                             [&, rank](Transport& net) { return broadcast(net, root, data[rank]); });
+          };
+          EXPECT(run_ranks(world, size, make, root).all_succeeded());
+          for (const auto& received : data) EXPECT(received == data[root]);
+        }
+      }
+    }
+  }
+}
+
+TEST("a broadcast of another length than the root's is an error") {
+  std::vector<std::byte> longer(9);
+  std::vector<std::byte> shorter(8);
+  const auto make = [&](Rank rank) {
+    return std::make_shared<Request>(Call{.operation = Operation::broadcast}, [&, rank](Transport& net) {
+      return broadcast(net, 0, rank == 0 ? longer : shorter);
+    });
+  };
+  const Ended ended = run_ranks(World::simulated, 2, make);
+  REQUIRE(ended.requests[1]->failure());
+  EXPECT(ended.requests[1]->failure()->reason.find("9 bytes instead of 8") != std::string::npos);
+}
+
+TEST("no rank leaves a barrier before the last has come") {
+  for (const Rank size : kSizes) {
+    for (Rank late = 0; late < size; late += size > 16 ? 7 : 1) {
+      Simulation simulation(size, {});
+      for (Rank rank = 0; rank < size; ++rank) {
+        auto request = std::make_shared<Request>(Call{.operation = Operation::barrier},
+                                                 [](Transport& net) { return barrier(net); });
+        simulation.begin(rank, std::move(request), rank == late ? 1.0 : 0.0);
+      }
+      EXPECT(!simulation.run().deadlock);
+      for (Rank rank = 0; rank < size; ++rank) EXPECT(simulation.finish_s(rank) >= 1.0);
+    }
+  }
+}
+
+TEST("short vectors are doubled, long ones go round the ring, and the choice depends on P") {
+  EXPECT_EQ(choose_allreduce(4, 1024), Algorithm::recursive_doubling);
+  EXPECT_EQ(choose_allreduce(4, 16 << 20), Algorithm::ring);
+  EXPECT_EQ(choose_allreduce(3, 32 << 10), Algorithm::ring);
+  EXPECT_EQ(choose_allreduce(1024, 1 << 20), Algorithm::recursive_doubling);
+  for (Rank size = 1; size < 5000; size = size * 3 / 2 + 1) {
+    EXPECT_EQ(choose_allreduce(size, 0), Algorithm::recursive_doubling);
+    EXPECT_EQ(choose_allreduce(size, std::size_t{1} << 30), Algorithm::ring);
+  }
+}
+
+}  // namespace

@@ -1,0 +1,171 @@
+// The engine and Communicator over the local driver: real threads, blocking and not.
+#include "progress/engine.hpp"
+
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <limits>
+#include <memory>
+#include <numeric>
+#include <thread>
+#include <vector>
+
+#include "drivers/local/local_driver.hpp"
+#include "progress/communicator.hpp"
+#include "progress/completion_queue.hpp"
+#include "testing.hpp"
+
+namespace {
+
+using namespace telegrad;
+
+constexpr double kForever = std::numeric_limits<double>::infinity();
+
+std::vector<std::unique_ptr<Communicator>> make_local(Rank size, SessionOptions options = {}) {
+  const auto network = std::make_shared<LocalNetwork>(size);
+  std::vector<std::unique_ptr<Communicator>> all;
+  for (Rank rank = 0; rank < size; ++rank) {
+    all.push_back(std::make_unique<Communicator>(Engine::shared(), std::make_unique<LocalDriver>(network, rank), options));
+  }
+  for (auto& communicator : all) communicator->join();
+  for (auto& communicator : all) {
+    while (!communicator->await_join(kForever)) {
+    }
+  }
+  return all;
+}
+
+Dense dense(std::vector<float>& data) {
+  const auto bytes = std::as_writable_bytes(std::span(data));
+  return {.input = bytes, .output = bytes};
+}
+
+void finish(Communicator& communicator, const RequestPtr& request) {
+  while (!communicator.wait(*request, kForever)) {
+  }
+  request->rethrow();
+}
+
+}  // namespace
+
+TEST("blocking calls from one thread per rank") {
+  for (const Rank size : {1U, 2U, 3U, 8U}) {
+    auto all = make_local(size);
+    std::vector<std::thread> threads;
+    std::vector<std::vector<float>> data(size, std::vector<float>(1000));
+    for (Rank rank = 0; rank < size; ++rank) {
+      threads.emplace_back([&, rank] {
+        for (int round = 0; round < 20; ++round) {
+          std::iota(data[rank].begin(), data[rank].end(), static_cast<float>(rank));
+          finish(*all[rank], all[rank]->all_reduce(dense(data[rank]), true));
+        }
+      });
+    }
+    for (auto& thread : threads) thread.join();
+    const auto ranks = static_cast<float>(size);
+    for (Rank rank = 0; rank < size; ++rank) {
+      for (std::size_t i = 0; i < 1000; ++i) {
+        EXPECT_EQ(data[rank][i], ranks * static_cast<float>(i) + ranks * (ranks - 1) / 2);
+      }
+    }
+  }
+}
+
+TEST("many operations in flight from one thread") {
+  constexpr Rank kSize = 4;
+  constexpr std::size_t kFlying = 32;
+  auto all = make_local(kSize);
+  std::vector<std::vector<float>> data(kSize * kFlying, std::vector<float>(257, 1.0F));
+  std::vector<std::pair<Rank, RequestPtr>> requests;
+  for (Rank rank = 0; rank < kSize; ++rank) {
+    for (std::size_t i = 0; i < kFlying; ++i) {
+      requests.emplace_back(rank, all[rank]->all_reduce(dense(data[rank * kFlying + i]), false));
+    }
+  }
+  for (auto& [rank, request] : requests) finish(*all[rank], request);
+  for (const auto& vector : data) EXPECT(std::ranges::all_of(vector, [](float x) { return x == 4.0F; }));
+}
+
+TEST("the engine's thread finishes what nobody waits for") {
+  auto all = make_local(2);
+  std::vector<std::vector<float>> data(2, std::vector<float>(10, 1.0F));
+  CompletionQueue queue;
+  const auto first = all[0]->all_reduce(dense(data[0]), false);
+  queue.watch(*first, 7);
+  EXPECT(!first->done());
+  const auto second = all[1]->all_reduce(dense(data[1]), false);
+  EXPECT_EQ(queue.next(std::chrono::seconds(30)).at(0), 7U);
+  EXPECT(first->done());
+  finish(*all[1], second);
+}
+
+TEST("a wait that runs out of time can be repeated") {
+  auto all = make_local(2);
+  std::vector<std::vector<float>> data(2, std::vector<float>(10, 1.0F));
+  const auto first = all[0]->all_reduce(dense(data[0]), true);
+  EXPECT(!all[0]->wait(*first, Engine::now_s() + 0.01));
+  const auto second = all[1]->all_reduce(dense(data[1]), true);
+  finish(*all[0], first);
+  finish(*all[1], second);
+  EXPECT_EQ(data[0][9], 2.0F);
+}
+
+TEST("different calls fail on every rank and write nothing") {
+  auto all = make_local(3);
+  std::vector<std::vector<float>> data(3, std::vector<float>(10, 1.0F));
+  data[2].resize(11, 1.0F);
+  std::vector<RequestPtr> requests;
+  for (Rank rank = 0; rank < 3; ++rank) requests.push_back(all[rank]->all_reduce(dense(data[rank]), false));
+  for (Rank rank = 0; rank < 3; ++rank) {
+    while (!all[rank]->wait(*requests[rank], kForever)) {
+    }
+    EXPECT(requests[rank]->failure().has_value());
+    EXPECT(requests[rank]->failure()->kind == FailureKind::mismatched_call);
+    EXPECT_EQ(data[rank][0], 1.0F);
+  }
+}
+
+TEST("an operation that some rank never calls times out and names that rank") {
+  auto all = make_local(2, {.timeout_s = 0.05});
+  std::vector<float> data(10, 1.0F);
+  const auto request = all[0]->all_reduce(dense(data), true);
+  while (!all[0]->wait(*request, kForever)) {
+  }
+  EXPECT(request->failure()->kind == FailureKind::timeout);
+  EXPECT_EQ(request->failure()->peer, 1U);
+}
+
+TEST("abort reaches operations on other ranks") {
+  auto all = make_local(2);
+  std::vector<float> data(10, 1.0F);
+  const auto request = all[0]->all_reduce(dense(data), true);
+  std::thread aborter([&] { all[1]->abort("enough"); });
+  while (!all[0]->wait(*request, kForever)) {
+  }
+  aborter.join();
+  EXPECT(request->failure()->reason.find("enough") != std::string::npos);
+  EXPECT_EQ(request->failure()->peer, 1U);
+}
+
+TEST("closing with an operation under way fails it, and later calls say closed") {
+  auto all = make_local(2);
+  std::vector<float> data(10, 1.0F);
+  const auto request = all[0]->all_reduce(dense(data), false);
+  all[0]->close();
+  EXPECT(request->done() && request->failure().has_value());
+  const auto late = all[0]->barrier(true);
+  EXPECT(late->done() && late->failure().has_value());
+}
+
+TEST("a forked child can exit without its parent's engine") {
+  auto all = make_local(2);
+  const pid_t child = ::fork();
+  if (child == 0) {
+    const bool forked = all[0]->forked();
+    all.clear();
+    ::_exit(forked ? 0 : 1);
+  }
+  int status = 0;
+  ::waitpid(child, &status, 0);
+  EXPECT(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+}

@@ -1,0 +1,328 @@
+// The protocol of one rank, whose peers are the test: matching, time-outs, aborts, and messages that come early, twice or
+// too long.
+#include "testing.hpp"
+
+#include <memory>
+#include <stdexcept>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "session/session.hpp"
+
+namespace {
+
+using namespace telegrad;
+
+constexpr Call kCall{.operation = Operation::allgather, .count = 5};
+
+RequestPtr request(Request::Body body, Call call = kCall) { return std::make_shared<Request>(call, std::move(body)); }
+
+// A network whose other end is the test.
+class ScriptedDriver final : public Driver {
+ public:
+  explicit ScriptedDriver(Rank size) : size_(size) {}
+  Rank rank() const override { return 0; }
+  Rank size() const override { return size_; }
+  const char* name() const override { return "scripted"; }
+  void attach(EventSink& attached) override { sink = &attached; }
+  void send(Rank to, const Envelope& envelope, ConstBytes, Pending& pending) override {
+    sent.push_back({to, envelope});
+    pending.complete(envelope.length);
+  }
+  void accept(const Arrival& arrival, Bytes into, Pending& pending) override {
+    for (std::byte& byte : into) byte = std::byte{static_cast<unsigned char>(arrival.envelope.step + 1)};
+    ++accepted;
+    pending.complete(into.size());
+  }
+  void discard(const Arrival&) override { ++discarded; }
+  void send_control(Rank to, const Control& control) override { controls.push_back({to, control}); }
+  void compute(std::size_t bytes, Pending& pending) override { pending.complete(bytes); }
+  bool progress() override { return false; }
+  bool arm() override { return true; }
+  int wait_descriptor() const override { return -1; }
+  double now_s() const override { return 0.0; }
+  void shut_down() override {}
+
+  void arrive(Rank source, std::uint32_t sequence, Step step, std::size_t length, Call call = kCall) {
+    Envelope envelope;
+    envelope.source = source;
+    envelope.sequence = sequence;
+    envelope.step = step;
+    envelope.length = length;
+    envelope.call = call;
+    sink->on_arrival({envelope, nullptr});
+  }
+  std::vector<std::pair<Rank, Control>> of_kind(ControlKind kind) const {
+    std::vector<std::pair<Rank, Control>> found;
+    for (const auto& entry : controls) {
+      if (entry.second.kind == kind) found.push_back(entry);
+    }
+    return found;
+  }
+
+  EventSink* sink = nullptr;
+  std::vector<std::pair<Rank, Envelope>> sent;
+  std::vector<std::pair<Rank, Control>> controls;
+  int accepted = 0;
+  int discarded = 0;
+
+ private:
+  Rank size_;
+};
+
+struct Scripted {
+  explicit Scripted(Rank size = 3, SessionOptions options = {}) : driver(size), session(driver, options) {}
+  void turns() {
+    while (session.run_ready()) {
+    }
+  }
+  ScriptedDriver driver;
+  Session session;
+};
+
+// Receives `length` bytes in `step` from rank 1.
+RequestPtr receiver(Buffer& into, Step step, Call call = kCall) {
+  return request([&into, step](Transport& net) -> Task<void> { co_await net.receive(1, step, into.bytes()); }, call);
+}
+
+TEST("messages are matched by sender, operation and step, in whatever order they come") {
+  Scripted rank;
+  Buffer a(5);
+  Buffer b(5);
+  const auto first = request([&](Transport& net) -> Task<void> {
+    auto later = net.receive(2, 9, b.bytes());
+    co_await net.receive(1, 7, a.bytes());
+    co_await later;
+  });
+  rank.session.begin(first, 0.0);
+  rank.driver.arrive(2, 0, 9, 5);
+  rank.turns();
+  EXPECT(!first->done());
+  rank.driver.arrive(1, 0, 7, 5);
+  rank.turns();
+  EXPECT(first->done() && !first->failure());
+  EXPECT_EQ(static_cast<int>(a.data()[4]), 8);
+  EXPECT_EQ(static_cast<int>(b.data()[0]), 10);
+  EXPECT_EQ(rank.session.counters().messages_received, 2);
+  EXPECT_EQ(rank.session.counters().bytes_received, 10);
+}
+
+TEST("a message that comes before its operation waits for it") {
+  Scripted rank;
+  rank.driver.arrive(1, 1, 3, 5);
+  rank.driver.arrive(1, 0, 3, 5);
+  EXPECT_EQ(rank.driver.accepted, 0);
+  Buffer a(5);
+  Buffer b(5);
+  const auto first = receiver(a, 3);
+  const auto second = receiver(b, 3);
+  rank.session.begin(first, 0.0);
+  EXPECT(first->done() && !first->failure());
+  EXPECT_EQ(rank.driver.accepted, 1);
+  rank.session.begin(second, 0.0);
+  EXPECT(second->done() && !second->failure());
+}
+
+TEST("an early message of another call is a mismatch as soon as the operation begins") {
+  Scripted rank;
+  rank.driver.arrive(1, 0, 3, 5, {.operation = Operation::broadcast, .root = 2, .count = 5});
+  Buffer a(5);
+  const auto first = receiver(a, 3);
+  rank.session.begin(first, 0.0);
+  REQUIRE(first->failure());
+  EXPECT_EQ(first->failure()->kind, FailureKind::mismatched_call);
+  EXPECT_EQ(first->failure()->peer, 1);
+  EXPECT(first->failure()->reason.find("broadcast(count=5") != std::string::npos);
+  EXPECT_EQ(rank.driver.accepted, 0);
+  EXPECT_EQ(rank.driver.discarded, 1);
+}
+
+TEST("the call is compared also where no receive is posted") {
+  Scripted rank;
+  Buffer a(5);
+  const auto first = receiver(a, 3);
+  rank.session.begin(first, 0.0);
+  rank.driver.arrive(2, 0, 8, 5, {.operation = Operation::allgather, .count = 6});
+  REQUIRE(first->failure());
+  EXPECT_EQ(first->failure()->kind, FailureKind::mismatched_call);
+  EXPECT_EQ(first->failure()->peer, 2);
+}
+
+TEST("a message of another epoch or communicator is dropped") {
+  Scripted rank(3, {.epoch = 5, .communicator = 2});
+  rank.driver.arrive(1, 0, 3, 5);
+  EXPECT_EQ(rank.driver.discarded, 1);
+  EXPECT(!rank.session.failure());
+}
+
+TEST("a step that arrives twice ends the operation, before or after the first was taken") {
+  for (const bool posted : {false, true}) {
+    Scripted rank;
+    Buffer a(5);
+    const auto first = receiver(a, posted ? 3 : 4);
+    rank.session.begin(first, 0.0);
+    rank.driver.arrive(1, 0, 2, 5);
+    rank.driver.arrive(1, 0, 2, 5);
+    REQUIRE(first->failure());
+    EXPECT(first->failure()->reason.find("step 2 arrived twice") != std::string::npos);
+    EXPECT_EQ(first->failure()->peer, 1);
+  }
+}
+
+TEST("a message of the wrong length ends the operation, and is not written") {
+  for (const std::size_t length : {4UL, 6UL}) {
+    for (const bool early : {false, true}) {
+      Scripted rank;
+      Buffer a(5);
+      const auto first = receiver(a, 3);
+      if (early) rank.driver.arrive(1, 0, 3, length);
+      rank.session.begin(first, 0.0);
+      if (!early) rank.driver.arrive(1, 0, 3, length);
+      REQUIRE(first->failure());
+      EXPECT_EQ(first->failure()->kind, FailureKind::transport);
+      EXPECT_EQ(first->failure()->peer, 1);
+      EXPECT(first->failure()->reason.find(std::to_string(length) + " bytes instead of 5") != std::string::npos);
+      EXPECT_EQ(rank.driver.accepted, 0);
+      EXPECT_EQ(rank.driver.discarded, 1);
+    }
+  }
+}
+
+TEST("a message of any length up to the most gets a buffer of its length; a longer one ends the operation") {
+  for (const std::size_t length : {0UL, 7UL, 8UL, 9UL}) {
+    Scripted rank;
+    std::size_t received = 99;
+    const auto first = request([&](Transport& net) -> Task<void> {
+      const Buffer buffer = co_await net.receive_any_size(1, 0, 8);
+      received = buffer.size();
+    });
+    rank.session.begin(first, 0.0);
+    rank.driver.arrive(1, 0, 0, length);
+    rank.turns();
+    EXPECT(first->done());
+    EXPECT_EQ(first->failure().has_value(), length > 8);
+    EXPECT_EQ(received, length > 8 ? 99 : length);
+    if (length > 8) EXPECT(first->failure()->reason.find("9 bytes instead of at most 8") != std::string::npos);
+  }
+}
+
+TEST("a failure is told to every peer once, ends all operations, and stays") {
+  Scripted rank;
+  Buffer a(5);
+  Buffer b(5);
+  const auto first = receiver(a, 3);
+  const auto second = receiver(b, 3);
+  rank.session.begin(first, 0.0);
+  rank.session.begin(second, 0.0);
+  rank.session.fail({.kind = FailureKind::transport, .peer = 2, .reason = "cut"});
+  rank.session.fail({.kind = FailureKind::timeout, .peer = 1, .reason = "not the first"});
+  for (const auto& ended : {first, second}) {
+    REQUIRE(ended->failure());
+    EXPECT_EQ(ended->failure()->reason, "cut");
+    EXPECT_EQ(ended->failure()->rank, 0);
+    EXPECT_EQ(ended->failure()->peer, 2);
+  }
+  EXPECT_EQ(second->failure()->sequence, 1);
+  const auto aborts = rank.driver.of_kind(ControlKind::abort);
+  REQUIRE(aborts.size() == 2);
+  EXPECT_EQ(aborts[0].second.culprit, 2);
+  EXPECT_EQ(aborts[1].first, 2);
+
+  const auto third = receiver(a, 3);
+  rank.session.begin(third, 0.0);
+  REQUIRE(third->failure());
+  EXPECT_EQ(third->failure()->reason, "cut");
+  EXPECT_THROWS(TransportError, "rank 0: allgather(count=5", third->rethrow());
+
+  rank.driver.arrive(1, 0, 3, 5);
+  EXPECT_EQ(rank.driver.discarded, 1);
+}
+
+TEST("an exception in a collective is that rank's failure") {
+  Scripted rank;
+  const auto first = request([](Transport& net) -> Task<void> {
+    co_await net.send(1, 0, {});
+    throw std::runtime_error("out of wits");
+  });
+  rank.session.begin(first, 0.0);
+  rank.turns();
+  REQUIRE(first->failure());
+  EXPECT_EQ(first->failure()->peer, 0);
+  EXPECT(first->failure()->reason.find("out of wits") != std::string::npos);
+}
+
+TEST("fail() ends the operation and its coroutine never goes on") {
+  Scripted rank;
+  bool went_on = false;
+  const auto first = request([&](Transport& net) -> Task<void> {
+    co_await net.fail(2, "rank 2 sent nonsense");
+    went_on = true;
+  });
+  rank.session.begin(first, 0.0);
+  rank.turns();
+  REQUIRE(first->failure());
+  EXPECT_EQ(first->failure()->peer, 2);
+  EXPECT_EQ(first->failure()->reason, "rank 2 sent nonsense");
+  EXPECT(!went_on);
+}
+
+TEST("a message for an operation that is over is a mismatch") {
+  Scripted rank;
+  rank.session.begin(request([](Transport&) -> Task<void> { co_return; }), 0.0);
+  rank.driver.arrive(1, 0, 0, 5);
+  REQUIRE(rank.session.failure());
+  EXPECT_EQ(rank.session.failure()->kind, FailureKind::mismatched_call);
+  EXPECT_EQ(rank.session.failure()->peer, 1);
+}
+
+TEST("an operation that does not end in timeout_s ends with an error that names whom it waited for") {
+  Scripted rank(4, {.timeout_s = 0.5});
+  Buffer a(5);
+  Buffer b(5);
+  const auto first = request([&](Transport& net) -> Task<void> {
+    auto one = net.receive(3, 0, a.bytes());
+    auto other = net.receive(2, 0, b.bytes());
+    co_await one;
+    co_await other;
+  });
+  rank.session.join(10.0);
+  rank.session.begin(first, 10.0);
+  EXPECT_NEAR(rank.session.next_deadline_s(), 10.5, 1e-9);
+  rank.session.on_time(10.49);
+  EXPECT(!first->done());
+  rank.session.on_time(10.51);
+  REQUIRE(first->failure());
+  EXPECT_EQ(first->failure()->kind, FailureKind::timeout);
+  EXPECT_EQ(first->failure()->peer, 2);
+  EXPECT(first->failure()->reason.find("ranks 2, 3") != std::string::npos);
+}
+
+TEST("heartbeats go to all peers while the session lives") {
+  Scripted rank(3, {.liveness_timeout_s = std::nullopt, .heartbeat_s = 1.0});
+  rank.session.join(0.0);
+  for (double now_s = 0.25; now_s < 5.1; now_s += 0.25) rank.session.on_time(now_s);
+  EXPECT_EQ(rank.driver.of_kind(ControlKind::heartbeat).size(), 2 * 5);
+}
+
+TEST("a peer that speaks another wire version is refused by name") {
+  Scripted rank;
+  rank.session.join(0.0);
+  rank.driver.sink->on_control({.kind = ControlKind::hello, .source = 2, .wire_version = kWireVersion + 1});
+  REQUIRE(rank.session.failure());
+  EXPECT_EQ(rank.session.failure()->peer, 2);
+  EXPECT(rank.session.failure()->reason.find("wire version") != std::string::npos);
+}
+
+TEST("a broken connection is the peer's failure, unless the peer had said goodbye") {
+  Scripted rank;
+  rank.driver.sink->on_control({.kind = ControlKind::goodbye, .source = 1});
+  rank.driver.sink->on_peer_failed(1, "connection reset");
+  EXPECT(!rank.session.failure());
+  rank.driver.sink->on_peer_failed(2, "connection reset");
+  REQUIRE(rank.session.failure());
+  EXPECT_EQ(rank.session.failure()->kind, FailureKind::peer_failed);
+  EXPECT_EQ(rank.session.failure()->peer, 2);
+}
+
+}  // namespace

@@ -1,0 +1,120 @@
+// The protocol of several ranks in virtual time: time-outs, liveness, aborts, and many operations in flight.
+#include "testing.hpp"
+
+#include <deque>
+#include <memory>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "collectives/barrier.hpp"
+#include "drivers/sim/sim_driver.hpp"
+#include "simulation/simulation.hpp"
+
+namespace {
+
+using namespace telegrad;
+
+RequestPtr request(Request::Body body) {
+  return std::make_shared<Request>(Call{.operation = Operation::barrier}, std::move(body));
+}
+RequestPtr barrier_request() {
+  return request([](Transport& net) { return barrier(net); });
+}
+
+TEST("a rank that never calls times the others out, and who waits for it names it") {
+  constexpr Rank kRanks = 5;
+  constexpr Rank kAbsent = 3;
+  Simulation simulation(kRanks, {.session = {.timeout_s = 20.0}, .clocks = true});
+  std::vector<RequestPtr> requests;
+  for (Rank rank = 0; rank < kRanks; ++rank) {
+    if (rank != kAbsent) simulation.begin(rank, requests.emplace_back(barrier_request()));
+  }
+  const Outcome outcome = simulation.run();
+  EXPECT(!outcome.deadlock);
+  EXPECT_NEAR(outcome.finish_s, 20.0, 0.01);
+  for (const auto& ended : requests) {
+    REQUIRE(ended->failure());
+    EXPECT_EQ(ended->failure()->kind, FailureKind::timeout);
+    EXPECT(ended->failure()->reason.find("timeout_s=20") != std::string::npos);
+  }
+  EXPECT_EQ(requests.back()->failure()->peer, kAbsent);  // rank 4 hears from rank 3 first
+}
+
+TEST("a call that is late but not too late succeeds") {
+  Simulation simulation(4, {.session = {.timeout_s = 20.0}, .clocks = true});
+  std::vector<RequestPtr> requests;
+  for (Rank rank = 0; rank < 4; ++rank) {
+    simulation.begin(rank, requests.emplace_back(barrier_request()), rank == 2 ? 19.9 : 0.0);
+  }
+  EXPECT_NEAR(simulation.run().finish_s, 19.9, 0.01);
+  for (const auto& ended : requests) EXPECT(ended->done() && !ended->failure());
+}
+
+TEST("all ranks join, and a session that falls silent is taken for dead") {
+  Simulation simulation(3, {.session = {.liveness_timeout_s = 4.0}, .clocks = true});
+  simulation.begin_all([](Rank) { return barrier_request(); });
+  simulation.run();
+  for (Rank rank = 0; rank < 3; ++rank) EXPECT(simulation.session(rank).joined());
+
+  simulation.network().driver(1).shut_down();
+  const auto first = barrier_request();
+  simulation.begin(0, first, 10.0);
+  simulation.run();
+  REQUIRE(first->failure());
+  EXPECT_EQ(first->failure()->kind, FailureKind::peer_failed);
+  EXPECT_EQ(first->failure()->peer, 1);
+  EXPECT(first->failure()->reason.find("liveness_timeout_s") != std::string::npos);
+  EXPECT(simulation.now_s() < 16.0);
+}
+
+TEST("one rank's failure reaches all others with its culprit and reason") {
+  constexpr Rank kRanks = 6;
+  Simulation simulation(kRanks, {});
+  std::vector<RequestPtr> requests;
+  simulation.begin_all([&](Rank) {
+    return requests.emplace_back(request([](Transport& net) -> Task<void> {
+      co_await barrier(net);
+      if (net.rank() == 4) co_await net.fail(2, "rank 2 sent nonsense");
+      co_await barrier(net, 100);
+    }));
+  });
+  EXPECT(!simulation.run().deadlock);
+  for (Rank rank = 0; rank < kRanks; ++rank) {
+    REQUIRE(requests[rank]->failure());
+    EXPECT_EQ(requests[rank]->failure()->peer, 2);
+    EXPECT_EQ(requests[rank]->failure()->rank, rank);
+    EXPECT(requests[rank]->failure()->reason.find("rank 2 sent nonsense") != std::string::npos);
+  }
+}
+
+TEST("many operations in flight, begun at different times, do not mix") {
+  constexpr Rank kRanks = 5;
+  constexpr int kOperations = 20;
+  Simulation simulation(kRanks, {.costs = {.jitter = 50.0}, .seed = 3});
+  std::deque<std::uint64_t> words(2 * kRanks * kOperations);
+  std::vector<RequestPtr> requests;
+  for (std::uint64_t i = 0; i < kOperations; ++i) {
+    simulation.begin_all([&](Rank rank) {
+      auto& sent = words[2 * (i * kRanks + rank)];
+      auto& received = words[2 * (i * kRanks + rank) + 1];
+      sent = 100 * i + rank;
+      return requests.emplace_back(request([&](Transport& net) -> Task<void> {
+        auto sending = net.send((net.rank() + 1) % net.size(), 0, std::as_bytes(std::span(&sent, 1)));
+        co_await net.receive((net.rank() + net.size() - 1) % net.size(), 0,
+                             std::as_writable_bytes(std::span(&received, 1)));
+        co_await sending;
+      }));
+    });
+  }
+  EXPECT(!simulation.run().deadlock);
+  for (const auto& ended : requests) EXPECT(ended->done() && !ended->failure());
+  for (std::uint64_t i = 0; i < kOperations; ++i) {
+    for (std::uint64_t rank = 0; rank < kRanks; ++rank) {
+      EXPECT_EQ(words[2 * (i * kRanks + rank) + 1], 100 * i + (rank + kRanks - 1) % kRanks);
+    }
+  }
+}
+
+}  // namespace
