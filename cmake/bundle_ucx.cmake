@@ -61,7 +61,8 @@ function(bundle_ucx)
   set(macros "#pragma once\n")
   foreach(file ${files})
     execute_process(
-      COMMAND "${CMAKE_NM}" -D --defined-only --format=posix "${file}" OUTPUT_VARIABLE symbols COMMAND_ERROR_IS_FATAL ANY)
+      COMMAND "${CMAKE_NM}" -D --defined-only --format=posix "${file}"
+      OUTPUT_VARIABLE symbols COMMAND_ERROR_IS_FATAL ANY)
     string(REGEX MATCHALL "[^\n]+" symbols "${symbols}")
     foreach(symbol ${symbols})
       string(REGEX REPLACE " .*" "" symbol "${symbol}")

@@ -38,6 +38,9 @@ void raise_transport_error(const Failure& failure) {
 NB_MODULE(_core, module) {
   module.doc() = "telegrad's core: collectives, kernels and the simulator. Use the telegrad package instead.";
 
+  // A forked child keeps for ever what belongs to its parent's threads; that is no leak to report.
+  nb::set_leak_warnings(false);
+
   nb::register_exception_translator([](const std::exception_ptr& pointer, void*) {
     try {
       std::rethrow_exception(pointer);

@@ -12,7 +12,8 @@ if(TELEGRAD_UCX STREQUAL wheel)
   if(NOT ucx_FOUND)
     message(FATAL_ERROR
       "TELEGRAD_UCX=wheel, but ucx_ROOT='${ucx_ROOT}' holds no UCX >= ${minimum}.\n"
-      "Install the wheel (pip install libucx-cu12) and pass -Ducx_ROOT=$(python -c 'import libucx; print(*libucx.__path__)'), "
+      "Install the wheel (pip install libucx-cu12) and pass "
+      "-Ducx_ROOT=$(python -c 'import libucx; print(*libucx.__path__)'), "
       "or use -DTELEGRAD_UCX=system, or -DTELEGRAD_UCX=none to build without the ucx driver.")
   endif()
   target_link_libraries(telegrad_ucx_api INTERFACE ucx::ucp ucx::ucs)
@@ -28,7 +29,8 @@ elseif(TELEGRAD_UCX STREQUAL system)
     if(NOT TARGET PkgConfig::system_ucx)
       message(FATAL_ERROR
         "TELEGRAD_UCX=system, but neither CMake (ucx-config.cmake) nor pkg-config (ucx.pc) finds a UCX >= ${minimum}.\n"
-        "Install its development files (Debian, Ubuntu: libucx-dev), or say where it is with -Ducx_ROOT=PREFIX, "
+        "Install its development files (libucx-dev of Debian 13, Ubuntu 24.04 or later), "
+        "or say where it is with -Ducx_ROOT=PREFIX, "
         "or leave out TELEGRAD_UCX to let the Python package bundle the UCX of the wheel libucx-cu12.")
     endif()
     target_link_libraries(telegrad_ucx_api INTERFACE PkgConfig::system_ucx)

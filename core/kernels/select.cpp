@@ -45,7 +45,8 @@ void select_tail(const Pass& pass, std::size_t first, std::size_t& count) {
   }
 }
 
-std::size_t select_portable(const Pass& pass) {
+std::size_t select_portable(const Pass& given) {
+  const Pass pass = given;  // a copy that the stores below cannot alias
   constexpr std::size_t kBlock = 32;
   std::size_t count = 0;
   std::size_t i = 0;
@@ -103,52 +104,46 @@ TELEGRAD_AVX2 std::size_t select_avx2(const Pass& pass) {
   return count;
 }
 
-struct Lanes {
-  __m512 sum;
-  __mmask16 survivors;
-};
-
-TELEGRAD_AVX512 inline Lanes accumulate16(const Pass& pass, std::size_t i, __m512i bound) {
-  const __m512 sum = _mm512_add_ps(_mm512_loadu_ps(pass.residual + i), _mm512_loadu_ps(pass.gradient + i));
+TELEGRAD_AVX512 inline __mmask16 survivors_avx512(__m512 sum, __m512i bound) {
   const __m512i magnitude = _mm512_and_si512(_mm512_castps_si512(sum), _mm512_set1_epi32(0x7fffffff));
-  return {sum, _mm512_cmpge_epu32_mask(magnitude, bound)};
+  return _mm512_cmpge_epu32_mask(magnitude, bound);
 }
 
 // Needs room for 16: a whole register is stored, of which popcount(survivors) lanes count.
-TELEGRAD_AVX512 inline void pack16(const Pass& pass, std::size_t i, const Lanes& lanes, std::size_t& count) {
+TELEGRAD_AVX512 inline void pack_avx512(const Pass& pass, std::size_t i, __m512 sum, __mmask16 survivors,
+                                        std::size_t& count) {
   const __m512i iota = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
-  const __m512i positions =
-      _mm512_add_epi32(iota, _mm512_set1_epi32(static_cast<int>(pass.index_offset + static_cast<std::uint32_t>(i))));
-  _mm512_storeu_ps(pass.values + count, _mm512_maskz_compress_ps(lanes.survivors, lanes.sum));
-  _mm512_storeu_si512(pass.indices + count, _mm512_maskz_compress_epi32(lanes.survivors, positions));
-  count += static_cast<std::size_t>(std::popcount(static_cast<unsigned>(lanes.survivors)));
+  const auto first = static_cast<int>(pass.index_offset + static_cast<std::uint32_t>(i));
+  const __m512i positions = _mm512_add_epi32(iota, _mm512_set1_epi32(first));
+  _mm512_storeu_ps(pass.values + count, _mm512_maskz_compress_ps(survivors, sum));
+  _mm512_storeu_si512(pass.indices + count, _mm512_maskz_compress_epi32(survivors, positions));
+  _mm512_mask_storeu_ps(pass.residual + i, survivors, _mm512_setzero_ps());
+  count += static_cast<std::size_t>(std::popcount(static_cast<unsigned>(survivors)));
 }
 
-TELEGRAD_AVX512 std::size_t select_avx512(const Pass& pass) {
+TELEGRAD_AVX512 std::size_t select_avx512(const Pass& given) {
+  const Pass pass = given;
   const __m512i bound = _mm512_set1_epi32(static_cast<int>(pass.bound));
   std::size_t count = 0;
   std::size_t i = 0;
-  for (; i + 64 <= pass.size; i += 64) {
-    Lanes lanes[4];
-    unsigned any = 0;
-    for (unsigned j = 0; j < 4; ++j) {
-      lanes[j] = accumulate16(pass, i + 16 * j, bound);
-      any |= lanes[j].survivors;
+  for (; i + 32 <= pass.size; i += 32) {
+    float* const residual = pass.residual + i;
+    const float* const gradient = pass.gradient + i;
+    const __m512 low = _mm512_add_ps(_mm512_loadu_ps(residual), _mm512_loadu_ps(gradient));
+    const __m512 high = _mm512_add_ps(_mm512_loadu_ps(residual + 16), _mm512_loadu_ps(gradient + 16));
+    _mm512_storeu_ps(residual, low);
+    _mm512_storeu_ps(residual + 16, high);
+    const __mmask16 low_survivors = survivors_avx512(low, bound);
+    const __mmask16 high_survivors = survivors_avx512(high, bound);
+    std::uint32_t survivors = static_cast<std::uint32_t>(high_survivors) << 16 | low_survivors;
+    if (survivors == 0) continue;
+    if (count + 32 <= pass.capacity) {
+      pack_avx512(pass, i, low, low_survivors, count);
+      pack_avx512(pass, i + 16, high, high_survivors, count);
+      continue;
     }
-    const bool room = count + 64 <= pass.capacity;
-    for (unsigned j = 0; j < 4; ++j) {
-      const __mmask16 kept = room ? static_cast<__mmask16>(~lanes[j].survivors) : static_cast<__mmask16>(0xffff);
-      _mm512_storeu_ps(pass.residual + i + 16 * j, _mm512_maskz_mov_ps(kept, lanes[j].sum));
-    }
-    if (any == 0) continue;
-    for (unsigned j = 0; j < 4; ++j) {
-      if (room) {
-        pack16(pass, i + 16 * j, lanes[j], count);
-      } else {
-        for (unsigned left = lanes[j].survivors; left != 0; left &= left - 1) {
-          take(pass, i + 16 * j + static_cast<unsigned>(std::countr_zero(left)), count);
-        }
-      }
+    for (; survivors != 0; survivors &= survivors - 1) {
+      take(pass, i + static_cast<unsigned>(std::countr_zero(survivors)), count);
     }
   }
   select_tail(pass, i, count);

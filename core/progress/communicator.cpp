@@ -1,15 +1,7 @@
 #include "progress/communicator.hpp"
 
+#include <optional>
 #include <utility>
-
-#include "base/check.hpp"
-#include "collectives/allgather.hpp"
-#include "collectives/allreduce_recursive_doubling.hpp"
-#include "collectives/allreduce_ring.hpp"
-#include "collectives/allreduce_split_allgather.hpp"
-#include "collectives/barrier.hpp"
-#include "collectives/broadcast.hpp"
-#include "collectives/choice.hpp"
 
 namespace telegrad {
 namespace {
@@ -62,104 +54,14 @@ void Communicator::give_up_join(double timeout_s) {
   throw TransportError(failure);
 }
 
-RequestPtr Communicator::submit(Call call, Request::Body body, bool caller_waits) {
-  auto request = std::make_shared<Request>(call, std::move(body));
+RequestPtr Communicator::submit(RequestPtr request, bool caller_waits) {
   if (closed_) {
-    request->finish(Failure{.rank = rank_, .operation = describe(call), .reason = "the communicator is closed"});
+    request->finish(
+        Failure{.rank = rank_, .operation = describe(request->call()), .reason = "the communicator is closed"});
     return request;
   }
   engine_->submit(participant_, request, caller_waits);
   return request;
-}
-
-RequestPtr Communicator::all_reduce(const Dense& dense, bool caller_waits) {
-  const Algorithm algorithm = dense.algorithm == Algorithm::automatic ? choose_allreduce(size_, dense.input.size())
-                                                                      : dense.algorithm;
-  const Call call{.operation = Operation::allreduce,
-                  .dtype = dense.dtype,
-                  .reduction = dense.reduction,
-                  .algorithm = algorithm,
-                  .count = dense.input.size() / size_of(dense.dtype)};
-  return submit(
-      call,
-      [dense, algorithm](Transport& net) {
-        return algorithm == Algorithm::ring
-                   ? allreduce_ring(net, dense.dtype, dense.reduction, dense.input, dense.output)
-                   : allreduce_recursive_doubling(net, dense.dtype, dense.reduction, dense.input, dense.output);
-      },
-      caller_waits);
-}
-
-namespace {
-
-template <class V>
-Call sparse_call(const SparseStream<V>& stream, Reduction reduction) {
-  return {.operation = Operation::sparse_allreduce,
-          .dtype = dtype_of<V>,
-          .reduction = reduction,
-          .algorithm = Algorithm::split_allgather,
-          .count = stream.dimension()};
-}
-
-template <class V>
-Task<void> sum_streams(Transport& net, SparseStream<V> mine, Reduction reduction, double switch_factor,
-                       std::shared_ptr<std::optional<SparseStream<V>>> result) {
-  result->emplace(co_await allreduce_split_allgather(net, std::move(mine), reduction, switch_factor));
-}
-
-template <class V>
-Task<void> sum_streams_into(Transport& net, SparseStream<V> mine, Reduction reduction, double switch_factor,
-                            std::span<V> output) {
-  const SparseStream<V> sum = co_await allreduce_split_allgather(net, std::move(mine), reduction, switch_factor);
-  co_await write_dense(net, sum, output);
-}
-
-}  // namespace
-
-template <class V>
-SparseSum<V> Communicator::all_reduce(SparseStream<V> stream, Reduction reduction, double switch_factor,
-                                      bool caller_waits) {
-  const Call call = sparse_call(stream, reduction);
-  auto result = std::make_shared<std::optional<SparseStream<V>>>();
-  auto mine = std::make_shared<SparseStream<V>>(std::move(stream));
-  auto request = submit(
-      call,
-      [=](Transport& net) { return sum_streams(net, std::move(*mine), reduction, switch_factor, result); },
-      caller_waits);
-  return {std::move(request), std::move(result)};
-}
-
-template <class V>
-RequestPtr Communicator::all_reduce_into(SparseStream<V> stream, std::span<V> output, Reduction reduction,
-                                         double switch_factor, bool caller_waits) {
-  const Call call = sparse_call(stream, reduction);
-  auto mine = std::make_shared<SparseStream<V>>(std::move(stream));
-  return submit(
-      call,
-      [=](Transport& net) { return sum_streams_into(net, std::move(*mine), reduction, switch_factor, output); },
-      caller_waits);
-}
-
-template SparseSum<float> Communicator::all_reduce(SparseStream<float>, Reduction, double, bool);
-template SparseSum<bf16> Communicator::all_reduce(SparseStream<bf16>, Reduction, double, bool);
-template RequestPtr Communicator::all_reduce_into(SparseStream<float>, std::span<float>, Reduction, double, bool);
-template RequestPtr Communicator::all_reduce_into(SparseStream<bf16>, std::span<bf16>, Reduction, double, bool);
-
-RequestPtr Communicator::all_gather(ConstBytes mine, Bytes all, bool caller_waits) {
-  TELEGRAD_CHECK(all.size() == mine.size() * size_);
-  return submit({.operation = Operation::allgather, .algorithm = Algorithm::ring, .count = mine.size()},
-                [=](Transport& net) { return allgather(net, mine, all); }, caller_waits);
-}
-
-RequestPtr Communicator::broadcast(Bytes data, Rank root, bool caller_waits) {
-  TELEGRAD_CHECK(root < size_);
-  return submit({.operation = Operation::broadcast, .root = root, .count = data.size()},
-                [=](Transport& net) { return telegrad::broadcast(net, root, data); }, caller_waits);
-}
-
-RequestPtr Communicator::barrier(bool caller_waits) {
-  return submit({.operation = Operation::barrier}, [](Transport& net) { return telegrad::barrier(net); },
-                caller_waits);
 }
 
 void Communicator::abort(const std::string& reason) {
@@ -173,6 +75,8 @@ void Communicator::abort(const std::string& reason) {
 void Communicator::close() {
   if (closed_) return;
   Session& session = *participant_.session;
+  Driver& driver = *participant_.driver;
+  bool peers_need_us = false;
   engine_->with_baton([&] {
     if (session.running() != 0) {
       session.fail({.kind = FailureKind::transport,
@@ -182,16 +86,18 @@ void Communicator::close() {
                               std::to_string(session.running()) + " operations under way"});
     }
     session.part();
+    peers_need_us = !session.failure() && !driver.delivers_after_shut_down();
   });
-  if (!session.failure()) {
+  if (peers_need_us) {
     const double deadline_s = Engine::now_s() + kPartingMost_s;
-    while (!engine_->wait_until([&] { return session.parted() || session.failure(); }, deadline_s) && Engine::now_s() < deadline_s) {
+    const auto over = [&] { return session.parted() || session.failure(); };
+    while (!engine_->wait_until(over, deadline_s) && Engine::now_s() < deadline_s) {
     }
   }
   last_counters_ = counters();
   closed_ = true;
   engine_->remove(participant_);
-  participant_.driver->shut_down();
+  engine_->with_baton([&] { driver.shut_down(); });  // ranks of one process reach into each other
   session.release_quarantine();
 }
 

@@ -1,32 +1,17 @@
 #pragma once
-// Communicator: what a program holds. It turns a call into an operation, chooses its algorithm and hands it to the
-// engine. All ranks make the same calls in the same order. Arguments have been checked by whoever offers this to users.
+// Communicator: what a program holds. It joins the peers, hands operations to the engine and leaves in good order.
+// Arguments have been checked by whoever offers this to users.
 
 #include <memory>
-#include <optional>
+#include <span>
 #include <string>
+#include <utility>
 
 #include "base/types.hpp"
 #include "progress/engine.hpp"
-#include "session/request.hpp"
-#include "sparse/stream.hpp"
+#include "session/operations.hpp"
 
 namespace telegrad {
-
-/// The caller's memory must stay as it is until the request is done; after a failure until the communicator is closed.
-struct Dense {
-  ConstBytes input;
-  Bytes output;  // may be the input
-  DType dtype = DType::f32;
-  Reduction reduction = Reduction::sum;
-  Algorithm algorithm = Algorithm::automatic;
-};
-
-template <class V>
-struct SparseSum {
-  RequestPtr request;
-  std::shared_ptr<std::optional<SparseStream<V>>> result;  // set once the request has succeeded
-};
 
 class Communicator {
  public:
@@ -46,17 +31,30 @@ class Communicator {
   /// Throws TransportError naming the ranks that did not answer within `timeout_s`.
   [[noreturn]] void give_up_join(double timeout_s);
 
-  /// `caller_waits`: the caller calls wait() at once, so the engine's thread need not wake up.
-  RequestPtr all_reduce(const Dense& dense, bool caller_waits);
+  /// Begins an operation of session/operations.hpp; all ranks begin the same ones in the same order. `caller_waits`: the
+  /// caller calls wait() at once, so the engine's thread need not wake up.
+  RequestPtr submit(RequestPtr request, bool caller_waits);
+  RequestPtr all_reduce(const Dense& dense, bool caller_waits) {
+    return submit(make_all_reduce(size_, dense), caller_waits);
+  }
   template <class V>
-  SparseSum<V> all_reduce(SparseStream<V> stream, Reduction reduction, double switch_factor, bool caller_waits);
-  /// The same, written densely into `output`, a zero where no rank had an entry.
+  SparseSum<V> all_reduce(SparseStream<V> stream, Reduction reduction, double switch_factor, bool caller_waits) {
+    auto sum = make_all_reduce(std::move(stream), reduction, switch_factor);
+    submit(sum.request, caller_waits);
+    return sum;
+  }
   template <class V>
   RequestPtr all_reduce_into(SparseStream<V> stream, std::span<V> output, Reduction reduction, double switch_factor,
-                             bool caller_waits);
-  RequestPtr all_gather(ConstBytes mine, Bytes all, bool caller_waits);
-  RequestPtr broadcast(Bytes data, Rank root, bool caller_waits);
-  RequestPtr barrier(bool caller_waits);
+                             bool caller_waits) {
+    return submit(make_all_reduce_into(std::move(stream), output, reduction, switch_factor), caller_waits);
+  }
+  RequestPtr all_gather(ConstBytes mine, Bytes all, bool caller_waits) {
+    return submit(make_all_gather(size_, mine, all), caller_waits);
+  }
+  RequestPtr broadcast(Bytes data, Rank root, bool caller_waits) {
+    return submit(make_broadcast(size_, data, root), caller_waits);
+  }
+  RequestPtr barrier(bool caller_waits) { return submit(make_barrier(), caller_waits); }
 
   /// True if done by `deadline_s` (Engine::now_s()); false then, or after a signal.
   bool wait(const Request& request, double deadline_s) { return engine_->wait(request, deadline_s); }
@@ -69,8 +67,6 @@ class Communicator {
   Session::Counters counters();
 
  private:
-  RequestPtr submit(Call call, Request::Body body, bool caller_waits);
-
   std::shared_ptr<Engine> engine_;
   Participant participant_;
   Rank rank_;

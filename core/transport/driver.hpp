@@ -71,6 +71,8 @@ class Driver {
   virtual double now_s() const = 0;
   /// Lets go of all that the network still holds; Pendings that are not done never will be.
   virtual void shut_down() = 0;
+  /// True if what was sent still arrives after shut_down(), so that a rank may leave before its peers do.
+  virtual bool delivers_after_shut_down() const { return false; }
 };
 
 }  // namespace telegrad

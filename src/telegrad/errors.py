@@ -34,15 +34,15 @@ class TransportError(Exception):
         return type(self), (self.args[0], self.rank, self.peer, self.operation, self.tag)
 
 
-class PeerFailed(TransportError):
+class PeerFailed(TransportError):  # noqa: N818 - named by what happened
     """A peer died, left or aborted."""
 
 
-class TimeoutExpired(TransportError):
+class TimeoutExpired(TransportError):  # noqa: N818
     """Something did not happen in time."""
 
 
-class MismatchedCall(TransportError):
+class MismatchedCall(TransportError):  # noqa: N818
     """Ranks called different operations, or the same one with different counts, types or options."""
 
 
@@ -50,7 +50,7 @@ class RendezvousError(TransportError):
     """The job's processes did not find each other."""
 
 
-class NonFiniteGradient(ValueError):
+class NonFiniteGradient(ValueError):  # noqa: N818
     """A gradient holds NaN or infinity. ``rank`` and ``parameter`` say whose."""
 
     def __init__(self, message: str, rank: int | None = None, parameter: str | None = None) -> None:

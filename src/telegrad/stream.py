@@ -180,7 +180,8 @@ def _bits_of(values: Any, argument: str) -> Bits:
         if not values.is_contiguous():
             raise ValueError(f"{argument} is not contiguous (stride {values.stride()}): use .contiguous()")
         plain = values.detach()
-        return plain.numpy() if plain.dtype == torch.float32 else plain.view(torch.int16).numpy().view(np.uint16)
+        bits: Bits = plain.numpy() if plain.dtype == torch.float32 else plain.view(torch.int16).numpy().view(np.uint16)
+        return bits
     if not isinstance(values, np.ndarray):
         raise TypeError(f"{argument} is a {type(values).__name__}: it must be a numpy array or a torch tensor")
     if values.dtype != np.float32:

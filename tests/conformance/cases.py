@@ -36,7 +36,7 @@ class Case:
     pattern: str = "uniform"  # of a sparse vector
     switch_factor: float = 1.0
     root: int = 0
-    blocking: bool = False  # if the process has one rank only
+    blocking: bool = False  # where a process has one rank only
 
     def __str__(self) -> str:
         words = [self.operation, self.count, self.dtype, self.reduction, self.algorithm, self.values]
@@ -170,9 +170,9 @@ def sparse_indices(case: Case, rank: int, size: int) -> npt.NDArray[np.uint32]:
         case "one_slice":  # all in the part that one rank owns
             return some(0.5, everywhere[: n // size])
         case "identical":
-            return everywhere[::17]
+            return everywhere[::17].copy()
         case "disjoint":
-            return everywhere[rank::size][::8]
+            return everywhere[rank::size][::8].copy()
         case "crowded":
             return some(0.9)
         case "full":
@@ -187,16 +187,16 @@ def bits_of(x: npt.NDArray[np.float32], dtype: str) -> Array:
 class Started:
     """An operation that one rank has begun. ``outcome()`` waits; it gives the bits of the result."""
 
-    def __init__(self, case: Case, communicator: Communicator) -> None:
-        self._case = case
+    def __init__(self, case: Case, communicator: Communicator, *, alone: bool = True) -> None:
+        """``alone``: the process has no other rank, so that a call may block."""
         self._work: Work | None = None
         self._read: Any = None
-        blocking = case.blocking
+        blocking = case.blocking and alone
         rank, size = communicator.rank, communicator.world_size
         match case.operation:
             case "dense":
                 bits = np.ascontiguousarray(bits_of(dense_input(case, rank), case.dtype))
-                self._work = _dense(communicator, bits, case)
+                self._work = _dense(communicator, bits, case, blocking)
                 self._read = lambda: bits
             case "sparse":
                 stream = _stream(case, rank, size)
@@ -235,9 +235,9 @@ class Started:
         return np.asarray(self._read())
 
 
-def _dense(communicator: Communicator, bits: Array, case: Case) -> Work | None:
+def _dense(communicator: Communicator, bits: Array, case: Case, blocking: bool) -> Work | None:
     if case.dtype == "f32":
-        work = communicator.all_reduce(bits, case.reduction, algorithm=case.algorithm, async_op=not case.blocking)
+        work = communicator.all_reduce(bits, case.reduction, algorithm=case.algorithm, async_op=not blocking)
         return work if isinstance(work, Work) else None
     core = communicator._core
     at = address(bits)
@@ -308,7 +308,8 @@ class Oracle:
         if not wrong.any():
             return ""
         at = int(wrong.argmax())
-        return f"{int(wrong.sum())} of {case.count} values are wrong, first [{at}]: {got[at]} instead of {total[at] * scale}"
+        first = f"[{at}] is {got[at]} instead of {total[at] * scale}"
+        return f"{int(wrong.sum())} of {case.count} values are wrong: {first}"
 
     def _sum(self, case: Case) -> tuple[Array, Array]:
         key = (case.operation == "dense", case.count, case.dtype, case.values, case.pattern)

@@ -29,7 +29,7 @@ class Outcome(TypedDict):
 
 def run(communicators: Sequence[Communicator]) -> Iterator[Outcome]:
     """All ranks of the job in one process, or the one rank that this process is."""
-    size = communicators[0].world_size
+    size, size_here = communicators[0].world_size, len(communicators)
     oracle = Oracle(size)
     for number, group in enumerate(groups(size)):
         if group.staggered and len(communicators) == 1:
@@ -38,7 +38,10 @@ def run(communicators: Sequence[Communicator]) -> Iterator[Outcome]:
         begun = {}
         for at in random.permutation(len(communicators)):
             began_s = time.monotonic()
-            begun[communicators[at].rank] = began_s, [Started(case, communicators[at]) for case in group.cases]
+            begun[communicators[at].rank] = (
+                began_s,
+                [Started(case, communicators[at], alone=size_here == 1) for case in group.cases],
+            )
         for rank, (began_s, started) in begun.items():
             order = list(range(len(started)))
             if group.staggered:

@@ -55,9 +55,19 @@ def _sim(size: int) -> list[program.Outcome]:
 
 
 @functools.cache
+def _outcomes_or_error(driver: str, size: int) -> list[program.Outcome] | Exception:
+    try:
+        return {"local": _local, "ucx": _ucx, "sim": _sim}[driver](size)
+    except Exception as error:
+        return error
+
+
 def outcomes_of(driver: str, size: int) -> list[program.Outcome]:
     """Runs the whole list once; the tests look at their part."""
-    return {"local": _local, "ucx": _ucx, "sim": _sim}[driver](size)
+    found = _outcomes_or_error(driver, size)
+    if isinstance(found, Exception):
+        raise found
+    return found
 
 
 @pytest.mark.timeout(_TIMEOUT_S + 20)
@@ -81,7 +91,7 @@ def test_collectives(driver: str, size: int, family: str) -> None:
         faults += [f"{case} on rank {result['rank']}: {result['fault']}" for result in results if result["fault"]]
         if len({result["digest"] for result in results}) != 1:
             faults.append(f"{case}: ranks hold different bits")
-        if driver == "ucx" and case.operation == "barrier":
-            if max(result["began_s"] for result in results) > min(result["ended_s"] for result in results):
-                faults.append(f"{case}: a rank left before another came")
+        came, left = (f(r[k] for r in results) for f, k in ((max, "began_s"), (min, "ended_s")))
+        if driver == "ucx" and case.operation == "barrier" and came > left:
+            faults.append(f"{case}: a rank left before another came")
     assert not faults, "\n".join(faults[:20])

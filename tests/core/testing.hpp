@@ -3,8 +3,8 @@
 //   #include "testing.hpp"
 //   TEST("a ring of one rank returns its input") { EXPECT_EQ(sum(x), 3); }
 //
-// `program`        runs every test of the file, `program ring` those whose name contains "ring", `program --list` names them.
-// EXPECT* report and go on, on any thread; REQUIRE and an exception end the test they are in (on the thread of the test only).
+// `program` runs every test of the file, `program ring` those whose name contains "ring", `program --list` names them.
+// EXPECT* report and go on, on any thread; REQUIRE, on the test's own thread only, ends the test, as an exception does.
 // It must not know anything of telegrad.
 #pragma once
 
@@ -178,8 +178,9 @@ inline int main(int argc, char** argv) {
 // Variadic, so that a condition may contain commas: EXPECT(std::pair{1, 2} == p).
 #define EXPECT(...) \
   ((__VA_ARGS__) ? void() : ::testing::fail(__FILE__, __LINE__, "expected " #__VA_ARGS__))
-#define REQUIRE(...) \
-  ((__VA_ARGS__) ? void() : (::testing::fail(__FILE__, __LINE__, "required " #__VA_ARGS__), throw ::testing::Abandoned{}))
+#define REQUIRE(...)     \
+  ((__VA_ARGS__) ? void() \
+                 : (::testing::fail(__FILE__, __LINE__, "required " #__VA_ARGS__), throw ::testing::Abandoned{}))
 #define EXPECT_EQ(a, b) ::testing::expect_equal((a), (b), #a, #b, __FILE__, __LINE__)
 #define EXPECT_NEAR(a, b, tolerance) ::testing::expect_near((a), (b), (tolerance), #a, __FILE__, __LINE__)
 // EXPECT_THROWS(std::invalid_argument, "negative", make(-1)): the type, a part of its message, the expression.

@@ -45,6 +45,7 @@ class LocalDriver final : public Driver {
   int wait_descriptor() const override { return -1; }
   double now_s() const override;
   void shut_down() override;
+  bool delivers_after_shut_down() const override { return true; }
 
  private:
   struct Parcel {

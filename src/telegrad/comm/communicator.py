@@ -59,7 +59,7 @@ class Communicator:
         wait for peers. Raises ``RendezvousError`` if no peers are found, ``ImportError`` without torch or UCX,
         ``ValueError`` for bad arguments.
         """
-        check_timeout(timeout_s, "timeout_s")
+        _check_options(timeout_s, liveness_timeout_s, interface)
         check_timeout(join_timeout_s, "join_timeout_s")
         peers = find_peers(group, join_timeout_s=join_timeout_s)
         return cls.from_exchange(
@@ -87,10 +87,7 @@ class Communicator:
 
         It is called once. The other arguments and the errors are those of ``from_torch``.
         """
-        check_timeout(timeout_s, "timeout_s")
-        if liveness_timeout_s is not None:
-            check_timeout(liveness_timeout_s, "liveness_timeout_s")
-        check_interface(interface)
+        _check_options(timeout_s, liveness_timeout_s, interface)
         if not 0 <= rank < size:
             raise ValueError(f"rank={rank} of size={size} is no rank: use an int in [0, size)")
         if not hasattr(_core.Communicator, "ucx"):
@@ -154,9 +151,10 @@ class Communicator:
         core, buffer = self._usable(), reducible(x, "x")
         reduction, chosen = reduction_of(op), algorithm_of(algorithm, DENSE_ALGORITHMS)
         request = core.all_reduce(
-            buffer.pointer, buffer.pointer, buffer.count, buffer.dtype, reduction, chosen, not async_op
+            buffer.pointer, buffer.pointer, buffer.elements, buffer.dtype, reduction, chosen, not async_op
         )
-        return self._started(request, "all_reduce", x, lambda _: x, async_op, returns=False)
+        work = self._started(request, "all_reduce", x, lambda _: x, async_op)
+        return work if async_op else None
 
     def all_reduce_into(
         self,
@@ -181,9 +179,9 @@ class Communicator:
         dtype = _DTYPES[stream.dtype]
         if buffer.dtype != dtype:
             raise TypeError(f"out has dtype {out.dtype} but the stream holds {stream.dtype}: give both the same")
-        if buffer.count != stream.n:
+        if buffer.elements != stream.n:
             raise ValueError(
-                f"out has {buffer.count} elements but the stream has n={stream.n}: give them the same length"
+                f"out has {buffer.elements} elements but the stream has n={stream.n}: give them the same length"
             )
         indices, values = stream.raw_indices, stream.raw_values
         request = core.all_reduce_sparse_into(
@@ -199,7 +197,8 @@ class Communicator:
             not async_op,
         )
         held = (indices, values, out)
-        return self._started(request, "all_reduce_into", held, lambda _: out, async_op, returns=False)
+        work = self._started(request, "all_reduce_into", held, lambda _: out, async_op)
+        return work if async_op else None
 
     def all_gather(self, x: Any, *, async_op: bool = False) -> Any:
         """All ranks' ``x`` (any dtype; same shape and dtype on all) as one new tensor of shape ``(world_size,
@@ -208,7 +207,8 @@ class Communicator:
         core, buffer = self._usable(), movable(x, "x", writable=False)
         out = empty_like(x, (self.world_size, *x.shape))
         request = core.all_gather(buffer.pointer, movable(out, "out").pointer, buffer.nbytes, not async_op)
-        return self._started(request, "all_gather", (x, out), lambda _: out, async_op)
+        work = self._started(request, "all_gather", (x, out), lambda _: out, async_op)
+        return work if async_op else work.result()
 
     def broadcast(self, x: Any, root: int, *, async_op: bool = False) -> Work | None:
         """Overwrites ``x`` (any dtype; same shape and dtype on all ranks) with rank ``root``'s."""
@@ -216,13 +216,13 @@ class Communicator:
             raise ValueError(f"root={root!r} is no rank: use an int in [0, {self.world_size})")
         core, buffer = self._usable(), movable(x, "x", writable=root != self.rank)
         request = core.broadcast(buffer.pointer, buffer.nbytes, root, not async_op)
-        return self._started(request, "broadcast", x, lambda _: x, async_op, returns=False)
+        work = self._started(request, "broadcast", x, lambda _: x, async_op)
+        return work if async_op else None
 
     def barrier(self, *, async_op: bool = False) -> Work | None:
         """Returns once every rank has called it."""
-        return self._started(
-            self._usable().barrier(not async_op), "barrier", None, lambda _: None, async_op, returns=False
-        )
+        work = self._started(self._usable().barrier(not async_op), "barrier", None, lambda _: None, async_op)
+        return work if async_op else None
 
     def stats(self) -> dict[str, int]:
         """What this rank has sent and received since it joined: operations, messages, bytes."""
@@ -293,7 +293,8 @@ class Communicator:
             sum_indices, sum_values = done.sparse_result()
             return convert(SparseStream.trusted(sum_indices, sum_values, stream.n, of_torch=stream.of_torch))
 
-        return self._started(request, "all_reduce", (indices, values), finish, async_op)
+        work = self._started(request, "all_reduce", (indices, values), finish, async_op)
+        return work if async_op else work.result()
 
     def _started(
         self,
@@ -302,9 +303,7 @@ class Communicator:
         held: Any,
         finish: Callable[[_core.Request], Any],
         async_op: bool,
-        *,
-        returns: bool = True,
-    ) -> Any:
+    ) -> Work:
         work = Work(request, operation, self._core.rank, finish)
         if async_op:
             self._hold(request, held)
@@ -314,7 +313,7 @@ class Communicator:
         except BaseException:  # also Ctrl-C: the network may still use the tensors
             self._hold(request, held)
             raise
-        return work.result() if returns else None
+        return work
 
     def _hold(self, request: _core.Request, held: Any) -> None:
         """Keeps tensors alive until their request succeeded; those of a failed one until close()."""
@@ -340,6 +339,13 @@ def _succeeded(request: _core.Request) -> bool:
         return request.wait(0.0)
     except Exception:
         return False
+
+
+def _check_options(timeout_s: float, liveness_timeout_s: float | None, interface: str | None) -> None:
+    check_timeout(timeout_s, "timeout_s")
+    if liveness_timeout_s is not None:
+        check_timeout(liveness_timeout_s, "liveness_timeout_s")
+    check_interface(interface)
 
 
 def _checked_factor(value: float) -> float:

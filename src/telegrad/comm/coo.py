@@ -39,6 +39,6 @@ def stream_of_coo(x: Any) -> tuple[SparseStream, Callable[[SparseStream], Any]]:
             values.reshape(-1)[torch.from_numpy(slots)] = total.values
         where = np.stack(np.unravel_index(kept, sparse_shape)) if sparse_shape else np.zeros((0, len(kept)), np.int64)
         indices = torch.from_numpy(np.ascontiguousarray(where, dtype=np.int64))
-        return torch.sparse_coo_tensor(indices, values, shape, is_coalesced=True)
+        return torch.sparse_coo_tensor(indices, values, shape, is_coalesced=True, check_invariants=False)
 
     return stream, back

@@ -18,7 +18,9 @@ class ReduceOp(StrEnum):
 
 
 _REDUCTIONS = {"sum": _core.Reduction.sum, "avg": _core.Reduction.avg}
-_ALGORITHMS = {name: getattr(_core.Algorithm, name) for name in {*DENSE_ALGORITHMS, *SPARSE_ALGORITHMS}}
+_ALGORITHMS: dict[str, _core.Algorithm] = {
+    name: getattr(_core.Algorithm, name) for name in {*DENSE_ALGORITHMS, *SPARSE_ALGORITHMS}
+}
 
 
 def reduction_of(op: object) -> _core.Reduction:

@@ -24,6 +24,11 @@ _HOW_TO_START = (
     "start the job with `torchrun --nproc-per-node N script.py`, or call torch.distributed.init_process_group() "
     "before, or use Communicator.local(n) for ranks inside one process"
 )
+# Kept while the process lives: rank 0 serves it on MASTER_PORT, and a later init_process_group() joins the same server.
+# Were it dropped, that call could reach the old server on its way out, and wait for ever.
+_job_store: list[tuple[Any, int, int]] = []
+RANK_0_GIVES_UP_FIRST_S = 5.0
+"""So that the others hear from it who is missing."""
 _made: Counter[tuple[int, ...]] = Counter()  # communicators per set of ranks: every rank counts alike
 
 
@@ -49,12 +54,12 @@ def find_peers(group: Any = None, *, join_timeout_s: float = 300.0) -> Peers:
             "Communicator.from_torch() needs torch, which finds the peers: pip install 'telegrad[torch]'"
         ) from error
     if dist.is_available() and dist.is_initialized():
-        rank, members = dist.get_rank(group), tuple(dist.get_process_group_ranks(group))
+        rank = dist.get_rank(group)
         if rank < 0:
             raise ValueError(
-                f"group={members} does not hold this process (rank {dist.get_rank()}): call from_torch(group) on its "
-                "members only"
+                f"group does not hold this process (rank {dist.get_rank()}): call from_torch(group) on its members only"
             )
+        members = tuple(dist.get_process_group_ranks(group))
         store: Any = dist.distributed_c10d._get_default_store()  # the only way to the job's store, public or not
     else:
         if group is not None:
@@ -65,7 +70,8 @@ def find_peers(group: Any = None, *, join_timeout_s: float = 300.0) -> Peers:
         members = tuple(range(size))
     name = f"telegrad/{'.'.join(map(str, members)) if len(members) <= 64 else _short(members)}/{_made[members]}"
     _made[members] += 1
-    return Peers(rank, len(members), StoreExchange(dist.PrefixStore(name, store), rank, len(members), join_timeout_s))
+    own_store = dist.distributed_c10d.PrefixStore(name, store)
+    return Peers(rank, len(members), StoreExchange(own_store, rank, len(members), join_timeout_s))
 
 
 def check_interface(interface: str | None) -> None:
@@ -94,8 +100,7 @@ class StoreExchange:
         if self._rank == 0:
             self._collect(name)
         try:
-            # Rank 0 gives up first, so that the others hear from it who is missing.
-            self._wait(f"{name}/all", time.monotonic() + self._timeout_s + 5.0)
+            self._wait(f"{name}/all", time.monotonic() + self._timeout_s + RANK_0_GIVES_UP_FIRST_S)
         except Exception as error:
             raise RendezvousError(
                 f"rank {self._rank} of {self._size} heard nothing from rank 0 within {self._timeout_s:g} s: "
@@ -132,7 +137,7 @@ class StoreExchange:
 
 
 def _store_from_environment(join_timeout_s: float) -> tuple[Any, int, int]:
-    import torch.distributed as dist
+    from torch.distributed.rendezvous import rendezvous
 
     missing = [name for name in _ENVIRONMENT if not os.environ.get(name)]
     if missing:
@@ -141,17 +146,24 @@ def _store_from_environment(join_timeout_s: float) -> tuple[Any, int, int]:
             f"{', '.join(missing)}: {_HOW_TO_START}",
             operation="rendezvous",
         )
+    if _job_store:
+        return _job_store[0]
     where = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
     try:
-        return next(dist.rendezvous("env://", timeout=timedelta(seconds=join_timeout_s)))
+        store, rank, size = next(rendezvous("env://", timeout=timedelta(seconds=join_timeout_s)))
     except Exception as error:
         if "EADDRINUSE" in str(error) or "already in use" in str(error):
-            text = f"port {os.environ['MASTER_PORT']} (MASTER_PORT) is taken: choose a free one, or let torchrun choose with --standalone"
+            text = (
+                f"port {os.environ['MASTER_PORT']} (MASTER_PORT) is taken: choose a free one, or let torchrun choose "
+                "with --standalone"
+            )
         else:
             text = (
                 f"no peers found at {where} within {join_timeout_s:g} s: is rank 0 running there, and is the port open?"
             )
         raise RendezvousError(f"{text} ({_first_line(error)})", operation="rendezvous") from error
+    _job_store.append((store, rank, size))
+    return store, rank, size
 
 
 def _split(packed: bytes) -> list[bytes]:

@@ -15,7 +15,7 @@ class HostBuffer(NamedTuple):
     """Contiguous host memory. Whoever uses ``pointer`` must keep the tensor alive."""
 
     pointer: int
-    count: int
+    elements: int
     nbytes: int
     dtype: _core.DType
 

@@ -87,7 +87,7 @@ class Work:
             try:
                 result = self.result()
             except Exception as error:
-                future.set_exception(error)  # type: ignore[no-untyped-call]
+                future.set_exception(error)
             else:
                 future.set_result(result)
 

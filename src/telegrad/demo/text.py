@@ -1,9 +1,9 @@
 """The demo's data: the source code of Python's own standard library, as one stream of bytes.
 
-Every machine that can run the demo has this text, so nothing is downloaded. The files are read once, by the parent; the ranks
-map the two resulting files into memory and draw their batches from them. Which bytes a step sees depends on the seed, the step
-and the rank only, never on the communication: all runs of the demo train on the same data in the same order.
-This module must not know of models, processes or networks.
+Every machine that can run the demo has this text, so nothing is downloaded. The files are read once, by the parent; the
+ranks map the two resulting files into memory and draw their batches from them. Which bytes a step sees depends on the
+seed, the step and the rank only, never on the communication: all runs of the demo train on the same data in the same
+order. This module must not know of models, processes or networks.
 """
 
 from __future__ import annotations
@@ -89,9 +89,7 @@ def _check_length(text: Bytes, context: int) -> None:
         raise ValueError(f"context={context} needs a longer text than {len(text)} bytes: choose a shorter context")
 
 
-def training_batch(
-    text: Bytes, *, seed: int, step: int, rank: int, batch: int, context: int
-) -> tuple[Tokens, Tokens]:
+def training_batch(text: Bytes, *, seed: int, step: int, rank: int, batch: int, context: int) -> tuple[Tokens, Tokens]:
     """The windows that ``rank`` trains on at ``step``: inputs and next bytes, both int64 of shape (batch, context).
 
     Raises ``ValueError`` when the text is shorter than one window.
@@ -106,7 +104,7 @@ def validation_batches(
 ) -> Iterator[tuple[Tokens, Tokens]]:
     """This rank's share of ``windows`` evenly spaced windows of the held-out text, ``batch`` of them at a time.
 
-    The set of windows does not depend on ``world_size``. Raises ``ValueError`` when the text is shorter than one window.
+    The set of windows does not depend on ``world_size``. Raises ``ValueError`` when the text is shorter than a window.
     """
     _check_length(text, context)
     starts = np.linspace(0, len(text) - context - 1, windows).astype(np.int64)[rank::world_size]

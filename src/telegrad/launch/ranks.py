@@ -6,6 +6,7 @@ they do.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import selectors
 import signal
@@ -42,7 +43,11 @@ class RankExit:
         return f"rank {self.rank} ended with {how}; its stderr:\n{self.stderr.rstrip() or '(empty)'}"
 
 
-class RankFailed(RuntimeError):
+class LaunchError(Exception):
+    """The ranks did not all end well."""
+
+
+class RankFailed(LaunchError):  # noqa: N818
     """A rank ended with an error; ``exits`` holds those that had ended by then, the first failure first."""
 
     def __init__(self, exits: Sequence[RankExit]) -> None:
@@ -50,7 +55,7 @@ class RankFailed(RuntimeError):
         self.exits = list(exits)
 
 
-class RanksTimedOut(TimeoutError):
+class RanksTimedOut(LaunchError):  # noqa: N818
     """The ranks were not done within ``timeout_s`` and have been killed; the message shows where each was."""
 
 
@@ -151,7 +156,8 @@ class Ranks:
             start_new_session=True,
         )
         started = _Rank(process, os.pidfd_open(process.pid))
-        assert process.stdout is not None and process.stderr is not None
+        assert process.stdout is not None
+        assert process.stderr is not None
         self._listen(process.stdout, lambda data: self._take_output(rank, data))
         self._listen(process.stderr, lambda data: self._take_error(rank, data))
         self._selector.register(started.pidfd, selectors.EVENT_READ, lambda: self._reap(rank))
@@ -173,7 +179,7 @@ class Ranks:
         return [rank.exit for rank in self._ranks if rank.exit is not None]
 
     def listen(self, most_s: float = 1.0) -> None:
-        """Handles what has happened within ``most_s`` seconds; returns after the first thing. Raises ``RanksTimedOut``."""
+        """Handles what happens within ``most_s`` seconds; returns after the first thing. Raises ``RanksTimedOut``."""
         left_s = self._deadline - time.monotonic()
         if left_s <= 0:
             self._give_up()
@@ -213,10 +219,8 @@ class Ranks:
         self._selector.close()
 
     def _signal_group(self, rank: int, number: int) -> None:
-        try:
+        with contextlib.suppress(ProcessLookupError):
             os.killpg(self._ranks[rank].process.pid, number)
-        except (ProcessLookupError, PermissionError):
-            pass
 
     def _give_up(self) -> None:
         for rank in self.running():

@@ -8,14 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
-import torch.distributed as dist
 
 from telegrad.compress import Compressor, Part
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import GradBucket as GradBucket
+else:
+    from torch.distributed import GradBucket as GradBucket
 
 Bits = npt.NDArray[Any]
 """The memory of a buffer: float32, or uint16 that holds bfloat16."""
@@ -49,12 +53,12 @@ class BucketLayout:
         return self.indices, self.values
 
 
-def identity_of(bucket: dist.GradBucket) -> tuple[int, ...]:
+def identity_of(bucket: GradBucket) -> tuple[int, ...]:
     """Tells two buckets apart while their parameters live."""
     return tuple(map(id, bucket.parameters()))
 
 
-def layout_of(bucket: dist.GradBucket, names: Mapping[int, str], compressor: Compressor | None) -> BucketLayout:
+def layout_of(bucket: GradBucket, names: Mapping[int, str], compressor: Compressor | None) -> BucketLayout:
     """``names``: parameters' names by id. Raises ``ValueError`` for a parameter that has none."""
     buffer = bucket.buffer()
     members = []

@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.distributed as dist
 
 from telegrad.comm import Communicator, Work
 from telegrad.comm.work import future_of_all
@@ -25,6 +24,7 @@ from telegrad.train import nonfinite as nonfinite_values
 from telegrad.train.bucket import (
     Bits,
     BucketLayout,
+    GradBucket,
     bits_of,
     check_dtype,
     identity_of,
@@ -145,7 +145,7 @@ class DDPState:
         self._compressor.load_state_dict(state["compressor"])
         self._step = int(state["step"])
 
-    def reduce(self, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    def reduce(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
         """Starts the sum of one bucket; the future gives its buffer with the average in it."""
         started_s = time.perf_counter()
         try:
@@ -160,7 +160,7 @@ class DDPState:
         self.stats.hook_s += time.perf_counter() - started_s
         return outcome
 
-    def _start(self, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    def _start(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
         buffer = bucket.buffer()
         layout = self._layout(bucket)
         bits = bits_of(buffer, layout.members[0].name)
@@ -225,7 +225,7 @@ class DDPState:
         if self.failure is None:
             self.failure = error
 
-    def _layout(self, bucket: dist.GradBucket) -> BucketLayout:
+    def _layout(self, bucket: GradBucket) -> BucketLayout:
         layout = self._layouts.get(bucket.index())
         if layout is None or layout.identity != identity_of(bucket):
             layout = layout_of(bucket, self._names, self._compressor)
@@ -233,7 +233,7 @@ class DDPState:
         return layout
 
 
-def ddp_hook(state: DDPState, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+def ddp_hook(state: DDPState, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
     """Averages a bucket's gradients over all ranks as ``state`` says. For
     ``DistributedDataParallel.register_comm_hook``.
     """

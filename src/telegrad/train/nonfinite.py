@@ -15,10 +15,8 @@ POLICIES = ("raise", "skip", "send")
 
 def error_for(layout: BucketLayout, bits: Bits, rank: int, step: int) -> NonFiniteGradient:
     """The error that names the first parameter with NaN or infinity in its gradient."""
-    for name, offset, size in layout.members:
-        count = count_nonfinite(bits[offset : offset + size])
-        if count:
-            break
+    counts = [count_nonfinite(bits[offset : offset + size]) for _, offset, size in layout.members]
+    name, count, size = next((m.name, count, m.size) for m, count in zip(layout.members, counts, strict=True) if count)
     return NonFiniteGradient(
         f"rank {rank}, step {step}: {count} of {size} entries in the gradient of {name!r} are NaN or infinite: lower "
         "the learning rate or clip, or choose nonfinite='skip' (this rank sits such a bucket out) or 'send' (the "

@@ -1,0 +1,68 @@
+# Each target sets up what it needs (.ci/setup) and builds what has changed; `make help` lists them.
+SHELL := bash
+.DEFAULT_GOAL := help
+.NOTPARALLEL:
+.PHONY: help demo test lint build bench clean test-core test-python
+
+PYTHON ?= python3
+T ?=
+ARGS ?=
+venv := .venv
+say = @printf '\n== %s\n'
+tools := PATH="$(CURDIR)/$(venv)/bin:$$PATH"
+export CMAKE_BUILD_PARALLEL_LEVEL ?= $(shell nproc)
+
+# What the extension is made of. Python sources are read from src/ directly and need no build.
+inputs := CMakeLists.txt pyproject.toml $(shell find core cmake -type f) $(shell find core cmake -type d)
+
+help:  ## this list
+	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 16
+	@echo "Variables: PYTHON=python3 (3.11 or newer, to make .venv), T=one test, ARGS=\"arguments of the command\""
+
+demo: build  ## train a language model over Gloo, telegrad dense and telegrad sparse, and compare (ARGS="--help")
+	@$(venv)/bin/telegrad demo $(ARGS)
+
+bench: build  ## measure allreduce beside its peers (ARGS="--ranks 4 --json FILE")
+	@$(venv)/bin/telegrad bench allreduce $(ARGS)
+
+build: $(venv)/built  ## compile the core and install telegrad into .venv, editable
+
+ifeq ($(T),)
+test: test-core lint test-python  ## C++ tests, lint, Python tests; T=tests/…/file.py::name or T=tests/core/file.cpp: one
+else ifneq ($(filter tests/core/%,$(T)),)
+test: test-core
+else
+test: test-python
+endif
+
+lint: $(venv)/ready  ## ruff and mypy
+	$(say) "Lint: ruff, mypy"
+	@$(venv)/bin/ruff check .
+	@$(venv)/bin/ruff format --check .
+	@$(venv)/bin/mypy
+
+clean:  ## remove what was built; .venv stays
+	rm -rf build .pytest_cache .mypy_cache .ruff_cache .hypothesis $(venv)/built
+	find src tests -name __pycache__ -prune -exec rm -rf {} +
+
+test-core: $(venv)/ready
+	$(say) "C++ core: build with warnings as errors, without Python and torch"
+	@$(tools) cmake -S core -B build/core -G Ninja --log-level=WARNING -DTELEGRAD_WERROR=ON -DTELEGRAD_UCX=wheel \
+	  -Ducx_ROOT="$$($(venv)/bin/python -c 'import libucx; print(*libucx.__path__)')"
+	@$(tools) cmake --build build/core $(if $(T),--target $(notdir $(basename $(T))))
+	$(say) "C++ core: tests"
+	@$(tools) ctest --test-dir build/core --output-on-failure --no-tests=error \
+	  $(if $(T),-R '^$(notdir $(basename $(T)))$$')
+
+test-python: $(venv)/built
+	$(say) "Python tests"
+	@$(venv)/bin/python -m pytest $(if $(T),'$(T)')
+
+$(venv)/ready: .ci/setup constraints.txt pyproject.toml
+	@PYTHON='$(PYTHON)' .ci/setup
+
+$(venv)/built: $(venv)/ready $(inputs)
+	$(say) "Building telegrad: C++ core, bindings, bundled UCX (one to three minutes the first time)"
+	@$(tools) $(venv)/bin/python -m pip install -qq --disable-pip-version-check --no-build-isolation --no-deps \
+	  --config-settings=build-dir=build/py --config-settings=editable.mode=redirect -e .
+	@touch $@

@@ -1,0 +1,91 @@
+#include "simulation/simulation.hpp"
+
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+
+#include <mutex>
+
+#include "bindings/operation.hpp"
+
+namespace telegrad::bindings {
+namespace {
+
+// A simulation that several threads may use. It runs when somebody waits for one of its operations.
+struct SimulatedRanks {
+  SimulatedRanks(Rank size, SimulationOptions options) : simulation(size, options) {}
+  std::mutex mutex;
+  Simulation simulation;
+};
+using SimulatedRanksPtr = std::shared_ptr<SimulatedRanks>;
+
+class SimulatedCommunicator {
+ public:
+  SimulatedCommunicator(SimulatedRanksPtr ranks, Rank rank) : ranks_(std::move(ranks)), rank_(rank) {}
+
+  Rank rank() const { return rank_; }
+  Rank size() const { return ranks_->simulation.size(); }
+
+  void submit(const RequestPtr& request, bool) {
+    const std::scoped_lock lock(ranks_->mutex);
+    ranks_->simulation.begin(rank_, request);
+  }
+  bool wait(const Request& request, double) {
+    const std::scoped_lock lock(ranks_->mutex);
+    if (request.done()) return true;
+    const Outcome outcome = ranks_->simulation.run();
+    if (request.done()) return true;
+    throw TransportError({.kind = FailureKind::transport,
+                          .rank = rank_,
+                          .operation = describe(request.call()),
+                          .reason = "nothing is left to happen in the simulation; begin each operation on all ranks "
+                                    "(async_op=True) before waiting for one. Unfinished:\n" +
+                                    outcome.unfinished});
+  }
+  void abort(const std::string& reason) {
+    const std::scoped_lock lock(ranks_->mutex);
+    ranks_->simulation.session(rank_).fail(
+        {.kind = FailureKind::transport, .rank = rank_, .peer = rank_, .operation = "abort", .reason = reason});
+  }
+  nb::dict counters() {
+    const std::scoped_lock lock(ranks_->mutex);
+    return as_dict(ranks_->simulation.session(rank_).counters());
+  }
+
+ private:
+  SimulatedRanksPtr ranks_;
+  Rank rank_;
+};
+
+SimulatedRanksPtr make_ranks(Rank size, double alpha_s, double beta_s_per_byte, double gamma_s_per_byte, double jitter,
+                             std::uint64_t seed) {
+  const SimulationOptions options{.costs = {.alpha_s = alpha_s,
+                                            .beta_s_per_byte = beta_s_per_byte,
+                                            .gamma_s_per_byte = gamma_s_per_byte,
+                                            .jitter = jitter},
+                                  .seed = seed};
+  return std::make_shared<SimulatedRanks>(size, options);
+}
+
+}  // namespace
+
+void bind_simulation(nb::module_& module) {
+  nb::class_<SimulatedCommunicator> communicator(module, "SimulatedCommunicator");
+  communicator.def_prop_ro("rank", &SimulatedCommunicator::rank)
+      .def_prop_ro("size", &SimulatedCommunicator::size)
+      .def_prop_ro("driver", [](const SimulatedCommunicator&) { return "sim"; })
+      .def("abort", &SimulatedCommunicator::abort, nb::arg("reason"))
+      .def("close", [](SimulatedCommunicator&) {})
+      .def("counters", &SimulatedCommunicator::counters);
+  bind_operations(communicator);
+
+  nb::class_<SimulatedRanks>(module, "Simulation")
+      .def_static("make", &make_ranks, nb::arg("size"), nb::arg("alpha_s"), nb::arg("beta_s_per_byte"),
+                  nb::arg("gamma_s_per_byte"), nb::arg("jitter"), nb::arg("seed"))
+      .def("communicator",
+           [](const SimulatedRanksPtr& self, Rank rank) { return std::make_shared<SimulatedCommunicator>(self, rank); },
+           nb::arg("rank"))
+      .def("now_s", [](SimulatedRanks& self) { return self.simulation.now_s(); })
+      .def("finish_s", [](SimulatedRanks& self, Rank rank) { return self.simulation.finish_s(rank); }, nb::arg("rank"));
+}
+
+}  // namespace telegrad::bindings

@@ -1,0 +1,92 @@
+#include "session/operations.hpp"
+
+#include <utility>
+
+#include "base/check.hpp"
+#include "collectives/allgather.hpp"
+#include "collectives/allreduce_recursive_doubling.hpp"
+#include "collectives/allreduce_ring.hpp"
+#include "collectives/allreduce_split_allgather.hpp"
+#include "collectives/barrier.hpp"
+#include "collectives/broadcast.hpp"
+#include "collectives/choice.hpp"
+
+namespace telegrad {
+namespace {
+
+RequestPtr request(const Call& call, Request::Body body) { return std::make_shared<Request>(call, std::move(body)); }
+
+template <class V>
+Call sparse_call(const SparseStream<V>& stream, Reduction reduction) {
+  return {.operation = Operation::sparse_allreduce,
+          .dtype = dtype_of<V>,
+          .reduction = reduction,
+          .algorithm = Algorithm::split_allgather,
+          .count = stream.dimension()};
+}
+
+template <class V>
+Task<void> sum_streams(Transport& net, SparseStream<V> mine, Reduction reduction, double switch_factor,
+                       std::shared_ptr<std::optional<SparseStream<V>>> result) {
+  result->emplace(co_await allreduce_split_allgather(net, std::move(mine), reduction, switch_factor));
+}
+
+}  // namespace
+
+RequestPtr make_all_reduce(Rank size, const Dense& dense) {
+  const Algorithm algorithm =
+      dense.algorithm == Algorithm::automatic ? choose_allreduce(size, dense.input.size()) : dense.algorithm;
+  const Call call{.operation = Operation::allreduce,
+                  .dtype = dense.dtype,
+                  .reduction = dense.reduction,
+                  .algorithm = algorithm,
+                  .count = dense.input.size() / size_of(dense.dtype)};
+  return request(call, [dense, algorithm](Transport& net) {
+    return algorithm == Algorithm::ring
+               ? allreduce_ring(net, dense.dtype, dense.reduction, dense.input, dense.output)
+               : allreduce_recursive_doubling(net, dense.dtype, dense.reduction, dense.input, dense.output);
+  });
+}
+
+template <class V>
+SparseSum<V> make_all_reduce(SparseStream<V> stream, Reduction reduction, double switch_factor) {
+  const Call call = sparse_call(stream, reduction);
+  auto result = std::make_shared<std::optional<SparseStream<V>>>();
+  auto mine = std::make_shared<SparseStream<V>>(std::move(stream));
+  return {request(call,
+                  [=](Transport& net) { return sum_streams(net, std::move(*mine), reduction, switch_factor, result); }),
+          result};
+}
+
+template <class V>
+RequestPtr make_all_reduce_into(SparseStream<V> stream, std::span<V> output, Reduction reduction,
+                                double switch_factor) {
+  const Call call = sparse_call(stream, reduction);
+  auto mine = std::make_shared<SparseStream<V>>(std::move(stream));
+  return request(call, [=](Transport& net) {
+    return allreduce_split_allgather_into(net, std::move(*mine), reduction, switch_factor, output);
+  });
+}
+
+template SparseSum<float> make_all_reduce(SparseStream<float>, Reduction, double);
+template SparseSum<bf16> make_all_reduce(SparseStream<bf16>, Reduction, double);
+template RequestPtr make_all_reduce_into(SparseStream<float>, std::span<float>, Reduction, double);
+template RequestPtr make_all_reduce_into(SparseStream<bf16>, std::span<bf16>, Reduction, double);
+
+RequestPtr make_all_gather(Rank size, ConstBytes mine, Bytes all) {
+  TELEGRAD_CHECK(all.size() == mine.size() * size);
+  return request({.operation = Operation::allgather, .algorithm = Algorithm::ring, .count = mine.size()},
+                 [=](Transport& net) { return allgather(net, mine, all); });
+}
+
+RequestPtr make_broadcast(Rank size, Bytes data, Rank root) {
+  TELEGRAD_CHECK(root < size);
+  return request({.operation = Operation::broadcast, .root = root, .count = data.size()},
+                 [=](Transport& net) { return broadcast(net, root, data); });
+}
+
+RequestPtr make_barrier() {
+  return request({.operation = Operation::barrier}, [](Transport& net) { return barrier(net); });
+}
+
+}  // namespace telegrad

@@ -1,0 +1,41 @@
+#pragma once
+// From a call to the Request that runs it. It must not know what runs Requests: an engine in real time, or a simulation.
+// Arguments have been checked by whoever offers this to users. `size`: the number of ranks.
+
+#include <memory>
+#include <optional>
+#include <span>
+
+#include "base/types.hpp"
+#include "session/request.hpp"
+#include "sparse/stream.hpp"
+
+namespace telegrad {
+
+/// The caller's memory must stay as it is until the request is done; after a failure until the communicator is closed.
+struct Dense {
+  ConstBytes input;
+  Bytes output;  // may be the input
+  DType dtype = DType::f32;
+  Reduction reduction = Reduction::sum;
+  Algorithm algorithm = Algorithm::automatic;
+};
+
+template <class V>
+struct SparseSum {
+  RequestPtr request;
+  std::shared_ptr<std::optional<SparseStream<V>>> result;  // set once the request has succeeded
+};
+
+RequestPtr make_all_reduce(Rank size, const Dense& dense);
+/// `switch_factor`: see allreduce_split_allgather.
+template <class V>
+SparseSum<V> make_all_reduce(SparseStream<V> stream, Reduction reduction, double switch_factor);
+/// The same, written densely into `output`, a zero where no rank had an entry.
+template <class V>
+RequestPtr make_all_reduce_into(SparseStream<V> stream, std::span<V> output, Reduction reduction, double switch_factor);
+RequestPtr make_all_gather(Rank size, ConstBytes mine, Bytes all);
+RequestPtr make_broadcast(Rank size, Bytes data, Rank root);
+RequestPtr make_barrier();
+
+}  // namespace telegrad

@@ -1,0 +1,116 @@
+#include "sparse/slices.hpp"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+#include <vector>
+
+#include "base/check.hpp"
+#include "kernels/merge.hpp"
+#include "kernels/reduce.hpp"
+#include "kernels/scatter.hpp"
+
+namespace telegrad {
+namespace {
+
+template <class V>
+OwnedSlice<V> reduce_dense(std::span<const StreamView<V>> pieces) {
+  OwnedSlice<V> sum{pieces[0].range, true, {}, Array<V>(static_cast<std::size_t>(pieces[0].range.size()))};
+  write_dense(pieces[0], sum.values.span());
+  for (const StreamView<V>& piece : pieces.subspan(1)) {
+    if (piece.dense) {
+      kernels::add(dtype_of<V>, std::as_writable_bytes(sum.values.span()), std::as_bytes(piece.values));
+    } else {
+      kernels::scatter_add(sum.values.span(), piece.entries(), piece.range.begin);
+    }
+  }
+  return sum;
+}
+
+template <class V>
+OwnedSlice<V> reduce_sparse(std::span<const StreamView<V>> pieces) {
+  std::vector<kernels::Entries<V>> runs;
+  std::size_t total = 0;
+  for (const StreamView<V>& piece : pieces) {
+    runs.push_back(piece.entries());
+    total += piece.nnz();
+  }
+  OwnedSlice<V> sum{pieces[0].range, false, Array<std::uint32_t>(total), Array<V>(total)};
+  const std::size_t count =
+      kernels::reduce_sorted<V>(runs, kernels::EntriesOut<V>{sum.indices.span(), sum.values.span()});
+  sum.indices.truncate(count);
+  sum.values.truncate(count);
+  return sum;
+}
+
+template <class T>
+T* append(T* to, std::span<const T> from) {
+  if (!from.empty()) std::memcpy(to, from.data(), from.size_bytes());
+  return to + from.size();
+}
+
+}  // namespace
+
+template <class V>
+OwnedSlice<V> reduce_slices(std::span<const StreamView<V>> pieces, double delta) {
+  TELEGRAD_CHECK(!pieces.empty());
+  bool dense = false;
+  for (const StreamView<V>& piece : pieces) {
+    TELEGRAD_CHECK(piece.range == pieces[0].range);
+    dense = dense || piece.dense || static_cast<double>(piece.nnz()) > delta;
+  }
+  if (dense) return reduce_dense(pieces);
+  OwnedSlice<V> sum = reduce_sparse(pieces);
+  if (static_cast<double>(sum.values.size()) <= delta) return sum;
+  const StreamView<V> sparse = sum.view();
+  return reduce_dense(std::span(&sparse, 1));
+}
+
+template <class V>
+OwnedSlice<V> concatenate_slices(std::span<const StreamView<V>> slices, double delta) {
+  TELEGRAD_CHECK(!slices.empty());
+  OwnedSlice<V> whole{{slices.front().range.begin, slices.front().range.begin}, false, {}, {}};
+  std::size_t total = 0;
+  for (const StreamView<V>& slice : slices) {
+    TELEGRAD_CHECK(slice.range.begin == whole.range.end && slice.range.end >= whole.range.end);
+    whole.range.end = slice.range.end;
+    whole.dense = whole.dense || slice.dense;
+    total += slice.nnz();
+  }
+  whole.dense = whole.dense || static_cast<double>(total) > delta;
+  if (whole.dense) {
+    whole.values = Array<V>(static_cast<std::size_t>(whole.range.size()));
+    for (const StreamView<V>& slice : slices) {
+      const std::uint64_t first = slice.range.begin - whole.range.begin;
+      write_dense(slice, whole.values.span().subspan(first, slice.range.size()));
+    }
+    return whole;
+  }
+  whole.indices = Array<std::uint32_t>(total);
+  whole.values = Array<V>(total);
+  std::uint32_t* next_index = whole.indices.data();
+  V* next_value = whole.values.data();
+  for (const StreamView<V>& slice : slices) {
+    next_index = append(next_index, slice.indices);
+    next_value = append(next_value, slice.values);
+  }
+  return whole;
+}
+
+template <class V>
+SparseStream<V> join_slices(std::span<const StreamView<V>> slices, double delta) {
+  TELEGRAD_CHECK(!slices.empty() && slices.front().range.begin == 0);
+  OwnedSlice<V> whole = concatenate_slices(slices, delta);
+  if (whole.dense) return SparseStream<V>::adopt_dense(std::move(whole.values));
+  return SparseStream<V>::adopt_sparse(whole.range.end, std::move(whole.indices), std::move(whole.values));
+}
+
+#define TELEGRAD_INSTANTIATE(V)                                                         \
+  template OwnedSlice<V> reduce_slices(std::span<const StreamView<V>>, double);         \
+  template OwnedSlice<V> concatenate_slices(std::span<const StreamView<V>>, double);    \
+  template SparseStream<V> join_slices(std::span<const StreamView<V>>, double);
+TELEGRAD_INSTANTIATE(float)
+TELEGRAD_INSTANTIATE(bf16)
+#undef TELEGRAD_INSTANTIATE
+
+}  // namespace telegrad

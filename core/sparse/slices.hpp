@@ -1,0 +1,38 @@
+#pragma once
+// Slices of one vector's index range: adding up everybody's piece of one range, and joining ranges to a stream.
+
+#include <span>
+
+#include "base/buffer.hpp"
+#include "sparse/stream.hpp"
+
+namespace telegrad {
+
+/// A piece of a stream that owns its arrays.
+template <class V>
+struct OwnedSlice {
+  IndexRange range;
+  bool dense = false;
+  Array<std::uint32_t> indices;
+  Array<V> values;
+
+  /// Valid until the arrays change or go; moving the slice keeps it valid.
+  StreamView<V> view() const { return {range, dense, indices.span(), values.span()}; }
+};
+
+/// The sum of pieces of one and the same range (CHECKed; at least one), formed in the order given, so that the result
+/// depends on that order alone. Dense where a piece is, or where the sum has more than `delta` entries (a number for
+/// this range, not for the whole vector); else sparse. An index that a piece holds stays, also where the sum is zero.
+template <class V>
+OwnedSlice<V> reduce_slices(std::span<const StreamView<V>> pieces, double delta);
+
+/// Slices in ascending order without gap or overlap (CHECKed; at least one) as one: sparse where all are and together
+/// they hold at most `delta` entries, else dense.
+template <class V>
+OwnedSlice<V> concatenate_slices(std::span<const StreamView<V>> slices, double delta);
+
+/// The same, as a stream: the slices cover [0, n) (CHECKed).
+template <class V>
+SparseStream<V> join_slices(std::span<const StreamView<V>> slices, double delta);
+
+}  // namespace telegrad

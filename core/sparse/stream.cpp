@@ -1,0 +1,232 @@
+#include "sparse/stream.hpp"
+
+#include <algorithm>
+#include <cstring>
+#include <stdexcept>
+#include <string>
+#include <utility>
+
+#include "base/check.hpp"
+#include "kernels/merge.hpp"
+#include "kernels/reduce.hpp"
+#include "kernels/scan.hpp"
+#include "kernels/scatter.hpp"
+
+namespace telegrad {
+namespace {
+
+void validate_dimension(std::uint64_t dimension) {
+  if (dimension <= kDimensionMost) return;
+  throw std::invalid_argument("dimension is " + std::to_string(dimension) +
+                              ": a sparse stream has 32-bit indices, so at most " + std::to_string(kDimensionMost) +
+                              " elements; split the vector into several streams");
+}
+
+template <class T>
+void copy(std::span<const T> from, std::span<T> to) {
+  if (!from.empty()) std::memcpy(to.data(), from.data(), from.size_bytes());
+}
+
+template <class T>
+Array<T> copy_of(std::span<const T> from) {
+  Array<T> to(from.size());
+  copy(from, to.span());
+  return to;
+}
+
+// The second one's indices all lie above the first one's.
+template <class V>
+SparseStream<V> concatenate(const SparseStream<V>& first, const SparseStream<V>& second) {
+  Array<std::uint32_t> indices(first.nnz() + second.nnz());
+  Array<V> values(indices.size());
+  copy(first.indices(), indices.span().first(first.nnz()));
+  copy(second.indices(), indices.span().subspan(first.nnz()));
+  copy(first.values(), values.span().first(first.nnz()));
+  copy(second.values(), values.span().subspan(first.nnz()));
+  return SparseStream<V>::adopt_sparse(first.dimension(), std::move(indices), std::move(values));
+}
+
+template <class V>
+SparseStream<V> merge(const SparseStream<V>& a, const SparseStream<V>& b) {
+  Array<std::uint32_t> indices(a.nnz() + b.nnz());
+  Array<V> values(indices.size());
+  const std::size_t count = kernels::merge_add(a.view().entries(), b.view().entries(),
+                                               kernels::EntriesOut<V>{indices.span(), values.span()});
+  indices.truncate(count);
+  values.truncate(count);
+  return SparseStream<V>::adopt_sparse(a.dimension(), std::move(indices), std::move(values));
+}
+
+// Adds to a dense stream.
+template <class V>
+void accumulate(SparseStream<V>& sum, const SparseStream<V>& addend) {
+  if (addend.is_dense()) {
+    kernels::add(dtype_of<V>, std::as_writable_bytes(sum.values()), std::as_bytes(addend.values()));
+  } else {
+    kernels::scatter_add(sum.values(), addend.view().entries());
+  }
+}
+
+}  // namespace
+
+void validate_entries(std::uint64_t dimension, std::span<const std::uint32_t> indices, std::size_t values) {
+  validate_dimension(dimension);
+  if (indices.size() != values) {
+    throw std::invalid_argument("there are " + std::to_string(indices.size()) + " indices but " +
+                                std::to_string(values) + " values: give one value for each index");
+  }
+  if (!kernels::strictly_increasing(indices)) {
+    std::size_t i = 1;
+    while (indices[i] > indices[i - 1]) ++i;
+    throw std::invalid_argument("indices[" + std::to_string(i) + "] = " + std::to_string(indices[i]) +
+                                " is not above indices[" + std::to_string(i - 1) + "] = " +
+                                std::to_string(indices[i - 1]) +
+                                ": indices must be strictly increasing; sort them and add up duplicates first");
+  }
+  if (!indices.empty() && indices.back() >= dimension) {
+    const auto first = std::lower_bound(indices.begin(), indices.end(), dimension);
+    throw std::invalid_argument("indices[" + std::to_string(first - indices.begin()) +
+                                "] = " + std::to_string(*first) + " is out of range: the dimension is " +
+                                std::to_string(dimension) + ", and every index must be below it");
+  }
+}
+
+template <class V>
+StreamView<V> StreamView<V>::slice(IndexRange within) const {
+  TELEGRAD_CHECK(range.begin <= within.begin && within.begin <= within.end && within.end <= range.end);
+  if (dense) return {within, true, {}, values.subspan(within.begin - range.begin, within.size())};
+  const auto first = std::lower_bound(indices.begin(), indices.end(), within.begin);
+  const auto last = std::lower_bound(first, indices.end(), within.end);
+  const auto skipped = static_cast<std::size_t>(first - indices.begin());
+  const auto count = static_cast<std::size_t>(last - first);
+  return {within, false, indices.subspan(skipped, count), values.subspan(skipped, count)};
+}
+
+template <class V>
+void write_dense(const StreamView<V>& view, std::span<V> out, float factor) {
+  TELEGRAD_CHECK(out.size() == view.range.size());
+  if (!view.dense) {
+    kernels::expand(out, view.entries(), factor, view.range.begin);
+    return;
+  }
+  constexpr std::size_t kBlock = 8192;  // copied and scaled while in the cache
+  for (std::size_t begin = 0; begin < out.size(); begin += kBlock) {
+    const std::size_t count = std::min(kBlock, out.size() - begin);
+    copy(view.values.subspan(begin, count), out.subspan(begin, count));
+    if (factor != 1.0F) kernels::scale(dtype_of<V>, std::as_writable_bytes(out.subspan(begin, count)), factor);
+  }
+}
+
+template <class V>
+SparseStream<V>::SparseStream(std::uint64_t dimension) : dimension_(dimension) {
+  validate_dimension(dimension);
+}
+
+template <class V>
+SparseStream<V> SparseStream<V>::sparse(std::uint64_t dimension, std::span<const std::uint32_t> indices,
+                                        std::span<const V> values) {
+  validate_entries(dimension, indices, values.size());
+  return adopt_sparse(dimension, copy_of(indices), copy_of(values));
+}
+
+template <class V>
+SparseStream<V> SparseStream<V>::dense(std::span<const V> values) {
+  validate_dimension(values.size());
+  return adopt_dense(copy_of(values));
+}
+
+template <class V>
+SparseStream<V> SparseStream<V>::adopt_sparse(std::uint64_t dimension, Array<std::uint32_t> indices,
+                                              Array<V> values) {
+  TELEGRAD_CHECK(indices.size() == values.size());
+  if (!indices.empty()) {
+    const std::uint32_t last = indices[indices.size() - 1];
+    TELEGRAD_CHECK(indices[0] <= last && last < dimension);
+  }
+  SparseStream stream(dimension);
+  stream.indices_ = std::move(indices);
+  stream.values_ = std::move(values);
+  return stream;
+}
+
+template <class V>
+SparseStream<V> SparseStream<V>::adopt_dense(Array<V> values) {
+  SparseStream stream(values.size());
+  stream.dense_ = true;
+  stream.values_ = std::move(values);
+  return stream;
+}
+
+template <class V>
+SparseStream<V> SparseStream<V>::clone() const {
+  SparseStream stream(dimension_);
+  stream.dense_ = dense_;
+  stream.indices_ = copy_of(indices());
+  stream.values_ = copy_of(values());
+  return stream;
+}
+
+template <class V>
+void SparseStream<V>::to_dense() {
+  if (dense_) return;
+  Array<V> values(static_cast<std::size_t>(dimension_));
+  kernels::fill_zero(std::as_writable_bytes(values.span()));
+  kernels::scatter_add(values.span(), view().entries());  // onto zero, not set: sum() relies on -0 going
+  dense_ = true;
+  indices_ = Array<std::uint32_t>();
+  values_ = std::move(values);
+}
+
+template <class V>
+void SparseStream<V>::write_dense(std::span<V> out, float factor) const {
+  if (out.size() != dimension_) {
+    throw std::invalid_argument("out has " + std::to_string(out.size()) + " elements but the stream's dimension is " +
+                                std::to_string(dimension_) + ": give an output of that size");
+  }
+  telegrad::write_dense(view(), out, factor);
+}
+
+template <class V>
+void SparseStream<V>::scale(float factor) {
+  kernels::scale(dtype_of<V>, std::as_writable_bytes(values()), factor);
+}
+
+double switch_entries(std::uint64_t n, std::size_t value_bytes, std::size_t index_bytes, double factor) {
+  if (!(factor >= 0.0)) {
+    throw std::invalid_argument("switch factor is " + std::to_string(factor) +
+                                ": it must not be negative; 1 switches where both forms take the same bytes");
+  }
+  const auto value = static_cast<double>(value_bytes);
+  return factor * static_cast<double>(n) * value / (static_cast<double>(index_bytes) + value);
+}
+
+template <class V>
+SparseStream<V> sum(SparseStream<V> a, SparseStream<V> b, double delta) {
+  if (a.dimension() != b.dimension()) {
+    throw std::invalid_argument("streams of dimension " + std::to_string(a.dimension()) + " and " +
+                                std::to_string(b.dimension()) + " cannot be added: give streams of one dimension");
+  }
+  const bool fits = static_cast<double>(a.nnz()) + static_cast<double>(b.nnz()) <= delta;
+  if (!a.is_dense() && !b.is_dense() && fits) {
+    if (a.nnz() == 0) return b;
+    if (b.nnz() == 0) return a;
+    if (a.indices().back() < b.indices().front()) return concatenate(a, b);
+    if (b.indices().back() < a.indices().front()) return concatenate(b, a);
+    return merge(a, b);
+  }
+  if (!a.is_dense() && b.is_dense()) std::swap(a, b);
+  a.to_dense();
+  accumulate(a, b);
+  return a;
+}
+
+#define TELEGRAD_INSTANTIATE(V)                                             \
+  template struct StreamView<V>;                                            \
+  template class SparseStream<V>;                                           \
+  template void write_dense(const StreamView<V>&, std::span<V>, float);     \
+  template SparseStream<V> sum(SparseStream<V>, SparseStream<V>, double);
+TELEGRAD_INSTANTIATE(float)
+TELEGRAD_INSTANTIATE(bf16)
+#undef TELEGRAD_INSTANTIATE
+
+}  // namespace telegrad

@@ -1,0 +1,107 @@
+#pragma once
+// Sparse streams (SparCML §5.1): a vector held as sorted entries or, where those would take more bytes, densely.
+// V is float or bf16. An absent entry is zero. Nothing here knows of ranks or of a wire.
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <utility>
+
+#include "base/buffer.hpp"
+#include "base/types.hpp"
+#include "kernels/entries.hpp"
+
+namespace telegrad {
+
+inline constexpr std::uint64_t kDimensionMost = 0xffffffffU;  // indices are 32 bits
+
+/// The indices begin <= i < end.
+struct IndexRange {
+  std::uint64_t begin = 0;
+  std::uint64_t end = 0;
+
+  std::uint64_t size() const { return end - begin; }
+  friend bool operator==(const IndexRange&, const IndexRange&) = default;
+};
+
+/// A stream, or a slice of one, that somebody else owns.
+template <class V>
+struct StreamView {
+  IndexRange range;
+  bool dense = false;
+  std::span<const std::uint32_t> indices;  // strictly increasing, in the range, counted from the whole vector's start
+  std::span<const V> values;               // one per index, or range.size() where dense
+
+  /// Entries held: range.size() where dense.
+  std::size_t nnz() const { return values.size(); }
+  kernels::Entries<V> entries() const { return {indices, values}; }
+  /// The part in `within`, which must lie in this range (CHECKed). O(log nnz).
+  StreamView slice(IndexRange within) const;
+};
+
+/// Throws std::invalid_argument, naming what is wrong, unless the indices are strictly increasing and below the
+/// dimension, there are as many values, and the dimension is at most kDimensionMost.
+void validate_entries(std::uint64_t dimension, std::span<const std::uint32_t> indices, std::size_t values);
+
+/// out[i - range.begin] = view[i] * factor. `out` has range.size() elements (CHECKed).
+template <class V>
+void write_dense(const StreamView<V>& view, std::span<V> out, float factor = 1.0F);
+
+template <class V>
+class SparseStream {
+ public:
+  /// No entries. Throws std::invalid_argument for a dimension beyond kDimensionMost.
+  explicit SparseStream(std::uint64_t dimension = 0);
+
+  /// Copies and validates, as validate_entries does.
+  static SparseStream sparse(std::uint64_t dimension, std::span<const std::uint32_t> indices,
+                             std::span<const V> values);
+  /// Copies. Throws std::invalid_argument beyond kDimensionMost values.
+  static SparseStream dense(std::span<const V> values);
+  /// Take arrays that the caller has built in order: only lengths and the ends are CHECKed.
+  static SparseStream adopt_sparse(std::uint64_t dimension, Array<std::uint32_t> indices, Array<V> values);
+  static SparseStream adopt_dense(Array<V> values);
+
+  SparseStream clone() const;
+
+  std::uint64_t dimension() const { return dimension_; }
+  bool is_dense() const { return dense_; }
+  /// Entries held: the dimension where dense.
+  std::size_t nnz() const { return values_.size(); }
+  std::span<const std::uint32_t> indices() const { return indices_.span(); }
+  std::span<const V> values() const { return values_.span(); }
+  std::span<V> values() { return values_.span(); }
+
+  /// Valid until the stream is changed, moved from or destroyed.
+  StreamView<V> view() const { return {{0, dimension_}, dense_, indices(), values()}; }
+  StreamView<V> slice(std::uint64_t begin, std::uint64_t end) const { return view().slice({begin, end}); }
+
+  /// Becomes dense, in place; -0 becomes +0.
+  void to_dense();
+  /// out = this * factor. Throws std::invalid_argument unless out.size() == dimension().
+  void write_dense(std::span<V> out, float factor = 1.0F) const;
+  /// Multiplies every value; keeps the indices.
+  void scale(float factor);
+
+  /// Give the arrays away; the stream may then only be assigned to or destroyed.
+  Array<std::uint32_t> take_indices() { return std::move(indices_); }
+  Array<V> take_values() { return std::move(values_); }
+
+ private:
+  std::uint64_t dimension_ = 0;
+  bool dense_ = false;
+  Array<std::uint32_t> indices_;
+  Array<V> values_;
+};
+
+/// The number of entries δ beyond which a stream of `n` elements is better dense: factor * n * v / (c + v), with v
+/// bytes per value and c per index. Throws std::invalid_argument for a negative or NaN factor.
+double switch_entries(std::uint64_t n, std::size_t value_bytes, std::size_t index_bytes, double factor = 1.0);
+
+/// a + b. Dense where either is, or where both together hold more than `delta` entries; else disjoint ranges are
+/// concatenated and others merged. sum(a, b) and sum(b, a) have equal bits.
+/// Throws std::invalid_argument for unequal dimensions.
+template <class V>
+SparseStream<V> sum(SparseStream<V> a, SparseStream<V> b, double delta);
+
+}  // namespace telegrad

@@ -1,0 +1,84 @@
+#pragma once
+// A stream, or a slice of one, as bytes: a header of 32 bytes, the indices, the values. Each section starts at a
+// multiple of 8 bytes, and the end is one. Multi-byte numbers are in the machine's order: joining ranks make sure that
+// it is the same.
+//
+//   raw32      each index as u32
+//   blocked16  the range in blocks of 65,536 indices from its beginning: one u32 count per block, then the low 16 bits
+//              of every index counted from the range's beginning. Chosen where it is smaller.
+//
+// Decoding trusts nothing: it checks everything before use, reads nothing outside the bytes, and never throws on them.
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <utility>
+
+#include "base/buffer.hpp"
+#include "base/check.hpp"
+#include "base/types.hpp"
+#include "sparse/stream.hpp"
+
+namespace telegrad {
+
+// Values are part of the wire format: append, never renumber.
+enum class StreamKind : std::uint8_t { sparse = 1, dense = 2 };
+enum class IndexFormat : std::uint16_t { none = 0, raw32 = 1, blocked16 = 2 };
+
+inline constexpr std::uint32_t kStreamMagic = 0x31534754U;  // "TGS1"
+
+struct StreamHeader {
+  std::uint32_t magic = kStreamMagic;
+  StreamKind kind = StreamKind::sparse;
+  DType dtype = DType::f32;
+  IndexFormat index_format = IndexFormat::none;
+  std::uint64_t begin = 0;
+  std::uint64_t end = 0;
+  std::uint64_t nnz = 0;
+};
+static_assert(sizeof(StreamHeader) == 32);
+
+/// The smaller of the index formats for `nnz` entries in a range of `range_size` indices.
+IndexFormat smaller_index_format(std::uint64_t range_size, std::uint64_t nnz);
+
+/// The bytes that encode() makes of this view; always a multiple of 8.
+template <class V>
+std::size_t encoded_size(const StreamView<V>& view);
+
+/// Writes exactly encoded_size(view) bytes, which `out` must hold (CHECKed), at an address that is a multiple of 8.
+template <class V>
+void encode_into(const StreamView<V>& view, Bytes out);
+
+template <class V>
+Buffer encode(const StreamView<V>& view);
+
+/// A view into received bytes, or what was wrong with them.
+template <class V>
+class Decoded {
+ public:
+  Decoded(StreamView<V> view, Array<std::uint32_t> widened) : view_(view), widened_(std::move(widened)) {}
+  explicit Decoded(std::string error) : error_(std::move(error)) {}
+
+  bool ok() const { return error_.empty(); }
+  explicit operator bool() const { return ok(); }
+  /// Why the bytes are no stream of that range; empty if they are.
+  const std::string& error() const { return error_; }
+  /// CHECKs ok(). Values (and raw32 indices) lie in the received bytes, blocked16 indices in this object: the view is
+  /// valid while both live. Moving this object keeps it valid.
+  const StreamView<V>& view() const {
+    TELEGRAD_CHECK(ok());
+    return view_;
+  }
+
+ private:
+  StreamView<V> view_;
+  Array<std::uint32_t> widened_;
+  std::string error_;
+};
+
+/// Reads what encode() wrote for `expected`, the range that the receiver knows it must get. `bytes` must be the whole
+/// message and start at a multiple of 8.
+template <class V>
+Decoded<V> decode(ConstBytes bytes, IndexRange expected);
+
+}  // namespace telegrad

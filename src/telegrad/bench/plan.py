@@ -1,0 +1,93 @@
+"""What one run measures and what comes out: plain data, which travels to the ranks and back as JSON."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from dataclasses import asdict, dataclass
+from typing import Any, Self
+
+_UNITS = {"": 1, "b": 1, "k": 1 << 10, "kib": 1 << 10, "m": 1 << 20, "mib": 1 << 20, "g": 1 << 30, "gib": 1 << 30}
+
+
+@dataclass(frozen=True)
+class Plan:
+    """``sizes`` in bytes. A contender is measured in ``samples`` samples of at least ``sample_s`` seconds each, but for
+    no longer than about ``most_s`` seconds per size (and three samples)."""
+
+    benchmark: str
+    network: str
+    ranks: int
+    sizes: tuple[int, ...]
+    algorithms: tuple[str, ...]
+    peer: str | None = "gloo"
+    samples: int = 25
+    sample_s: float = 0.002
+    most_s: float = 0.7
+    store: str = ""  # a path at which the peer's processes meet
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        fields = json.loads(text)
+        return cls(**{**fields, "sizes": tuple(fields["sizes"]), "algorithms": tuple(fields["algorithms"])})
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Seconds per operation; of a sample, the slowest rank's."""
+
+    median_s: float
+    min_s: float
+    p90_s: float
+
+    @classmethod
+    def of(cls, samples: list[float]) -> Self:
+        ordered = sorted(samples)
+        middle = len(ordered) // 2
+        median = ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2
+        return cls(median, ordered[0], ordered[min(len(ordered) - 1, math.ceil(0.9 * len(ordered)) - 1)])
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One contender at one size, as rank 0 reports it. ``contender``: an algorithm of ours, or the peer's name."""
+
+    contender: str
+    size: int
+    timing: Timing
+    wire_bytes: float | None  # sent by a rank per operation, the largest of all; None for a peer: it has no counters
+    wrong: int  # values that differ from the right sum, over all ranks
+    driver: str
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        fields: dict[str, Any] = json.loads(text)
+        return cls(**{**fields, "timing": Timing(**fields["timing"])})
+
+
+def size_of(text: str) -> int:
+    """Bytes of ``"4"``, ``"1KiB"``, ``"16 MiB"``. Raises ``ValueError`` for anything else, and below one float (4
+    bytes).
+    """
+    found = re.fullmatch(r"\s*(\d+)\s*([a-z]*)\s*", text.lower())
+    if found is None or found[2] not in _UNITS:
+        raise ValueError(f"size {text!r} is no number of bytes: write it like 4, 64KiB or 16MiB")
+    size = int(found[1]) * _UNITS[found[2]]
+    if size < 4 or size % 4:
+        raise ValueError(f"size {text!r} is not a whole number of 4-byte floats: use a multiple of 4 bytes")
+    return size
+
+
+def text_of(size: float) -> str:
+    """``1 KiB``, ``16 MiB``; the reverse of ``size_of``."""
+    for unit, name in ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
+        if size >= unit:
+            return f"{size / unit:.4g} {name}"
+    return f"{size:.4g} B"

@@ -1,0 +1,183 @@
+"""One rank's training run. The three runs differ only in the hook that DDP is given. Needs torch.
+
+Messages go to standard output, one JSON object a line; ``results`` reads them. Definitions, the same for all runs:
+
+*Step time*: from drawing the batch to the end of the optimiser's step, on rank 0. *Training time*: the sum of it,
+without validation and start-up. *Exposed communication*: from the moment when the backward pass has computed this
+rank's last gradient to the moment when ``backward()`` returns, which is when all averaged gradients are there. It is
+what a step would be shorter by if the network, and everything done for it after the last gradient, took no time;
+waiting for slower ranks is in it. *Bytes*: the increase of the interface's sent bytes over the training steps, headers
+and dense warm-up included; the first broadcast of the weights and the validation's few bytes are outside.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from telegrad.demo.model import ByteGPT, learning_rate_at, loss_of, optimizer_of
+from telegrad.demo.settings import Settings
+from telegrad.demo.text import Corpus, training_batch, validation_batches
+
+
+def main(settings_json: str) -> None:
+    """What the launcher calls in each rank's process, with torchrun's environment variables set."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    settings = Settings.from_json(settings_json)
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    try:
+        _Trainer(settings).train()
+    finally:
+        dist.destroy_process_group()
+
+
+def sent_bytes(interface: str) -> int:
+    """What ``interface`` has sent since it exists, in this process's network namespace. Raises ``ValueError`` if there
+    is no such interface.
+    """
+    for line in Path("/proc/self/net/dev").read_text().splitlines():
+        name, _, figures = line.partition(":")
+        if name.strip() == interface:
+            return int(figures.split()[8])
+    raise ValueError(f"interface={interface!r} does not exist here: see `ip link` for those that do")
+
+
+class BackwardClock:
+    """Notes when the backward pass computes its gradients: a hook on every parameter, below and before DDP's own."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        self.last_s = 0.0
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                parameter.register_hook(self._note)  # type: ignore[no-untyped-call]
+
+    def _note(self, _: torch.Tensor) -> None:
+        self.last_s = time.perf_counter()
+
+
+class _Trainer:
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
+        self.corpus = Corpus.open(Path(settings.corpus))
+        torch.manual_seed(settings.seed)
+        model = ByteGPT(settings.model)
+        self.parameters = sum(parameter.numel() for parameter in model.parameters())
+        self.clock = BackwardClock(model)
+        self.ddp = DistributedDataParallel(model, bucket_cap_mb=settings.bucket_mb, gradient_as_bucket_view=True)
+        self.comm: Any = None
+        self.state: Any = None
+        if settings.run != "ddp-gloo":
+            self._use_telegrad(self.ddp)
+        self.optimizer = optimizer_of(model, settings)
+        self.sent = 0  # bytes in training steps so far
+        self.training_s = 0.0
+
+    def _use_telegrad(self, ddp: DistributedDataParallel) -> None:
+        """All that a user changes in a training script."""
+        import telegrad
+
+        self.comm = telegrad.Communicator.from_torch()
+        self.state = telegrad.DDPState(
+            self.comm,
+            ddp.named_parameters(),
+            mode=self.settings.run.removeprefix("telegrad-"),
+            density=self.settings.density,
+            warmup_steps=self.settings.warmup_steps,
+        )
+        ddp.register_comm_hook(self.state, telegrad.ddp_hook)
+
+    def train(self) -> None:
+        settings = self.settings
+        self._tell(
+            "start", parameters=self.parameters, tokens=settings.batch * settings.model.context * self.world_size
+        )
+        validations = settings.validation_steps()
+        dist.barrier()
+        sent_before = sent_bytes(settings.interface)
+        for step in range(settings.steps):
+            self._step(step, sent_before)
+            if step + 1 in validations:
+                self.sent += sent_bytes(settings.interface) - sent_before
+                self._tell("validation", step=step + 1, loss=self._validate(), **self._totals())
+                dist.barrier()
+                sent_before = sent_bytes(settings.interface)
+        self._tell("end", **self._totals(), **self._over_ranks())
+        if self.comm is not None:
+            self.comm.close()
+
+    def _step(self, step: int, sent_before: int) -> None:
+        started_s = time.perf_counter()
+        self.optimizer.param_groups[0]["lr"] = learning_rate_at(step, self.settings)
+        inputs, targets = training_batch(
+            self.corpus.training,
+            seed=self.settings.seed,
+            step=step,
+            rank=self.rank,
+            batch=self.settings.batch,
+            context=self.settings.model.context,
+        )
+        loss = loss_of(self.ddp(torch.from_numpy(inputs)), torch.from_numpy(targets))
+        loss.backward()  # type: ignore[no-untyped-call]
+        ready_s = time.perf_counter()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        ended_s = time.perf_counter()
+        self.training_s += ended_s - started_s
+        self._tell(
+            "step",
+            step=step + 1,
+            loss=loss.item(),
+            step_s=ended_s - started_s,
+            exposed_s=ready_s - self.clock.last_s,
+            sent=self._per_rank(self.sent + sent_bytes(self.settings.interface) - sent_before),
+        )
+
+    def _validate(self) -> float:
+        """The mean loss on the held-out windows, each rank taking its share of them."""
+        total = torch.zeros(2, dtype=torch.float64)
+        model = self.ddp.module
+        with torch.no_grad():
+            for inputs, targets in validation_batches(
+                self.corpus.held_out,
+                windows=self.settings.validation_windows,
+                batch=8,
+                context=self.settings.model.context,
+                rank=self.rank,
+                world_size=self.world_size,
+            ):
+                loss = loss_of(model(torch.from_numpy(inputs)), torch.from_numpy(targets))
+                total += torch.tensor([loss.item() * len(inputs), len(inputs)], dtype=torch.float64)
+        dist.all_reduce(total)
+        return float(total[0] / total[1])
+
+    def _totals(self) -> dict[str, float]:
+        return {"training_s": self.training_s, "sent": self._per_rank(self.sent)}
+
+    def _over_ranks(self) -> dict[str, list[float]]:
+        """Every rank's sent bytes, and the sum of its weights, by which one sees that all ranks are alike."""
+        weights = sum(parameter.detach().double().sum() for parameter in self.ddp.parameters())
+        own = torch.tensor([self._per_rank(self.sent), float(weights)], dtype=torch.float64)
+        everybody = [torch.empty_like(own) for _ in range(self.world_size)]
+        dist.all_gather(everybody, own)
+        return {
+            "sent_by_rank": [float(one[0]) for one in everybody],
+            "weights_by_rank": [float(one[1]) for one in everybody],
+        }
+
+    def _per_rank(self, sent: int) -> float:
+        """The loopback interface is everybody's: a rank's share of it is an average."""
+        return sent / self.world_size if self.settings.interface == "lo" else float(sent)
+
+    def _tell(self, kind: str, **fields: Any) -> None:
+        if self.rank == 0:
+            print(json.dumps({"kind": kind, **fields}), flush=True)

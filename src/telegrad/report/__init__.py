@@ -1,0 +1,1 @@
+"""What people see of results: tables, progress bars and plots. Needs rich and matplotlib."""

@@ -1,0 +1,128 @@
+"""Training runs on the terminal: live bars while they train, a table when they are done."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import Self
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.table import Table
+from rich.text import Text
+
+from telegrad.demo.results import RunResult, equal_wall_s
+from telegrad.report.allreduce import duration
+
+_RECENT = 10
+
+
+class TrainingProgress:
+    """A bar per run and, below, the figures of the one that trains; use it in a ``with`` statement.
+
+    Where the output is no terminal, it prints a line at each validation instead.
+    """
+
+    def __init__(self, console: Console, names: Sequence[str], steps: int) -> None:
+        self._console = console
+        self._bars = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=30),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            console=console,
+        )
+        self._tasks: dict[str, TaskID] = {
+            name: self._bars.add_task(name, total=steps, start=False, visible=console.is_terminal) for name in names
+        }
+        self._figures = Text("", no_wrap=True, overflow="ellipsis")
+        self._live = Live(Group(self._bars, self._figures), console=console, refresh_per_second=5)
+
+    def __enter__(self) -> Self:
+        if self._console.is_terminal:
+            self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._figures.plain = ""
+        self._live.stop()
+
+    def begin(self, name: str) -> None:
+        """The run's ranks are being started."""
+        self._bars.start_task(self._tasks[name])
+        self._figures.plain = f"{name}: starting ranks"
+
+    def update(self, result: RunResult, kind: str) -> None:
+        """A run has sent a message of this kind."""
+        figures = figures_of(result)
+        self._bars.update(self._tasks[result.name], completed=len(result.steps))
+        self._figures.plain = figures
+        if kind == "validation" and not self._console.is_terminal:
+            self._console.print(f"{result.name}, step {len(result.steps)}: {figures}", soft_wrap=True, highlight=False)
+
+    def finish(self, name: str) -> None:
+        """The run is over."""
+        self._bars.stop_task(self._tasks[name])
+
+
+def figures_of(result: RunResult) -> str:
+    """The latest figures of a run that goes on: means over its last steps, and the last validation."""
+    if not result.steps:
+        return "starting training"
+    recent = result.steps[-_RECENT:]
+    held_out = f" (held out {result.validation_loss:.3f})" if result.validations else ""
+    return (
+        f"loss {result.smoothed_loss():.3f}{held_out} · "
+        f"step {statistics.fmean(step.step_s for step in recent) * 1e3:.0f} ms · "
+        f"exposed {statistics.fmean(step.exposed_s for step in recent) * 1e3:.0f} ms · "
+        f"{result.steps[-1].sent / 1e6:,.1f} MB sent"
+    )
+
+
+def reference_of(results: Sequence[RunResult]) -> RunResult:
+    """The run that the others are compared with: plain DDP if it is among them, else the first."""
+    return next((result for result in results if result.name == "ddp-gloo"), results[0])
+
+
+def table_of(results: Sequence[RunResult], title: str) -> Table:
+    """A column per run; in brackets the ratio to plain DDP."""
+    reference, at_s = reference_of(results), equal_wall_s(results)
+    table = Table(title=title, title_justify="left", header_style="bold")
+    table.add_column("")
+    for result in results:
+        table.add_column(result.name, justify="right", no_wrap=True)
+
+    def row(name: str, figure: Callable[[RunResult], float], text: Callable[[float], str], *, inverse: bool) -> None:
+        cells = []
+        for result in results:
+            cell = text(figure(result))
+            if result is not reference and figure(reference) > 0 and figure(result) > 0:
+                ratio = figure(result) / figure(reference)
+                cell += f" (1/{1 / ratio:.1f})" if inverse else f" ({ratio:.2f}x)"
+            cells.append(cell)
+        table.add_row(name, *cells)
+
+    def nats(value: float) -> str:
+        return f"{value:.3f}"
+
+    row("held-out loss (nats/byte)", lambda result: result.validation_loss, nats, inverse=False)
+    row("bits per byte", lambda result: result.bits_per_byte, nats, inverse=False)
+    row(f"held-out loss after {duration(at_s)}", lambda result: result.loss_at(at_s), nats, inverse=False)
+    row("training time", lambda result: result.training_s, lambda value: f"{value:.1f} s", inverse=False)
+    row("median step", lambda result: result.step_s_median, _milliseconds, inverse=False)
+    row("exposed communication", lambda result: result.exposed_s_median, _milliseconds, inverse=False)
+    row(
+        "sent per rank and step",
+        lambda result: result.bytes_per_rank_step,
+        lambda value: f"{value / 1e6:.2f} MB",
+        inverse=True,
+    )
+    return table
+
+
+def _milliseconds(seconds: float) -> str:
+    return f"{seconds * 1e3:.0f} ms"

@@ -1,0 +1,132 @@
+// What the tests of kernels and streams feed them: awkward sizes and starts, awkward numbers, and memory whose
+// surroundings are poisoned, so that a kernel that reads or writes outside shows it.
+#pragma once
+
+#include <bit>
+#include <cstdint>
+#include <cstring>
+#include <random>
+#include <span>
+#include <vector>
+
+#include "base/types.hpp"
+#include "kernels/dispatch.hpp"
+#include "kernels/entries.hpp"
+
+namespace samples {
+
+using telegrad::bf16;
+
+inline constexpr std::size_t kSizes[] = {0, 1, 2, 7, 8, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 1000, 4099};
+
+/// Every level this CPU has, one after the other.
+template <class Body>
+void at_every_level(Body body) {
+  using telegrad::kernels::SimdLevel;
+  for (const SimdLevel level : {SimdLevel::portable, SimdLevel::avx2, SimdLevel::avx512}) {
+    if (level > telegrad::kernels::best_simd_level()) continue;
+    const telegrad::kernels::ScopedSimdLevel forced(level);
+    body();
+  }
+}
+
+/// `size` elements with poison (NaN in f32 and bf16) before and after, starting `shift` bytes off a cache line.
+template <class T>
+class Guarded {
+ public:
+  explicit Guarded(std::size_t size, std::size_t shift = 0)
+      : memory_(kGuard + 64 + shift + size * sizeof(T) + kGuard, kPoison), size_(size) {
+    const auto address = reinterpret_cast<std::uintptr_t>(memory_.data() + kGuard);
+    begin_ = kGuard + (64 - address % 64) % 64 + shift;
+  }
+  Guarded(const std::vector<T>& values, std::size_t shift = 0) : Guarded(values.size(), shift) {
+    if (!values.empty()) std::memcpy(memory_.data() + begin_, values.data(), values.size() * sizeof(T));
+  }
+
+  telegrad::Bytes bytes() { return {memory_.data() + begin_, size_ * sizeof(T)}; }
+  /// For shifts that are multiples of sizeof(T).
+  std::span<T> span() { return {reinterpret_cast<T*>(memory_.data() + begin_), size_}; }
+  std::vector<T> copy() {
+    std::vector<T> values(size_);
+    if (size_ != 0) std::memcpy(values.data(), memory_.data() + begin_, size_ * sizeof(T));
+    return values;
+  }
+  /// Nothing outside has been written, nor anything from element `first` on.
+  bool intact(std::size_t first = ~std::size_t{0}) const {
+    const std::size_t end = begin_ + (first < size_ ? first : size_) * sizeof(T);
+    for (std::size_t i = 0; i < memory_.size(); ++i) {
+      if ((i < begin_ || i >= end) && memory_[i] != kPoison) return false;
+    }
+    return true;
+  }
+
+ private:
+  static constexpr std::size_t kGuard = 256;
+  static constexpr std::byte kPoison{0xff};
+
+  std::vector<std::byte> memory_;
+  std::size_t size_;
+  std::size_t begin_ = 0;
+};
+
+template <class V>
+std::vector<std::uint32_t> bits(const std::vector<V>& values) {
+  std::vector<std::uint32_t> out;
+  for (const V& value : values) {
+    std::uint32_t word = 0;
+    std::memcpy(&word, &value, sizeof value);
+    out.push_back(word);
+  }
+  return out;
+}
+
+/// Mostly ordinary numbers, some zeros of both signs, infinities, NaNs with payloads and denormals.
+template <class V>
+std::vector<V> awkward_values(std::mt19937& random, std::size_t size, bool with_nan = true) {
+  constexpr std::uint32_t kSpecial[] = {0x00000000U, 0x80000000U, 0x7f800000U, 0xff800000U, 0x00000001U, 0x807fffffU,
+                                        0x7f7fffffU, 0x3f800000U, 0xbf800000U, 0x7fc00000U, 0xffc00123U, 0x7fa00001U};
+  constexpr std::size_t kNans = 3;
+  std::normal_distribution<float> ordinary;
+  std::vector<V> values(size);
+  for (V& value : values) {
+    std::uint32_t word = std::bit_cast<std::uint32_t>(ordinary(random));
+    if (random() % 4 == 0) word = kSpecial[random() % (std::size(kSpecial) - (with_nan ? 0 : kNans))];
+    if constexpr (sizeof(V) == 4) {
+      value = std::bit_cast<V>(word);
+    } else {
+      value = std::bit_cast<V>(static_cast<std::uint16_t>(word >> 16));
+    }
+  }
+  return values;
+}
+
+/// Small integers: their sums are exact, in any order.
+template <class V>
+std::vector<V> integers(std::mt19937& random, std::size_t size, int most = 4) {
+  std::uniform_int_distribution<int> number(-most, most);
+  std::vector<V> values(size);
+  for (V& value : values) value = V(static_cast<float>(number(random)));
+  return values;
+}
+
+/// Each index of [begin, end) with probability `density`.
+inline std::vector<std::uint32_t> random_indices(std::mt19937& random, std::uint64_t begin, std::uint64_t end,
+                                                 double density) {
+  std::vector<std::uint32_t> indices;
+  if (density <= 0.0) return indices;
+  std::geometric_distribution<std::uint64_t> gap(density < 1.0 ? density : 0.999999);
+  for (std::uint64_t i = begin + gap(random); i < end; i += 1 + gap(random)) {
+    indices.push_back(static_cast<std::uint32_t>(i));
+  }
+  return indices;
+}
+
+template <class V>
+struct Run {
+  std::vector<std::uint32_t> indices;
+  std::vector<V> values;
+
+  telegrad::kernels::Entries<V> entries() const { return {indices, values}; }
+};
+
+}  // namespace samples

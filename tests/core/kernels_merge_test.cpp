@@ -1,0 +1,139 @@
+#include "kernels/merge.hpp"
+
+#include <algorithm>
+
+#include "kernel_samples.hpp"
+#include "testing.hpp"
+
+namespace {
+
+using namespace telegrad;
+using kernels::Entries;
+using kernels::EntriesOut;
+using samples::Guarded;
+using samples::Run;
+
+template <class V>
+Run<V> random_run(std::mt19937& random, std::uint64_t begin, std::uint64_t end, double density) {
+  Run<V> run{samples::random_indices(random, begin, end, density), {}};
+  run.values = samples::awkward_values<V>(random, run.indices.size());
+  return run;
+}
+
+struct Packed {
+  std::size_t count;
+  std::vector<std::uint32_t> indices, values;
+
+  friend bool operator==(const Packed&, const Packed&) = default;
+};
+
+// Runs a kernel that packs into poisoned outputs of `capacity` entries; nothing behind what it packs may be written.
+template <class V, class Kernel>
+Packed pack(std::size_t capacity, Kernel kernel) {
+  Guarded<std::uint32_t> indices(capacity, 4);
+  Guarded<V> values(capacity, 2 * sizeof(V));
+  const std::size_t count = kernel(EntriesOut<V>{indices.span(), values.span()});
+  const std::size_t written = std::min(count, capacity);
+  EXPECT(indices.intact(written) && values.intact(written));
+  auto kept_indices = indices.copy();
+  auto kept_values = values.copy();
+  kept_indices.resize(written);
+  kept_values.resize(written);
+  return {count, kept_indices, samples::bits(kept_values)};
+}
+
+template <class V>
+void expect_merged(const Run<V>& a, const Run<V>& b) {
+  const std::size_t capacity = a.indices.size() + b.indices.size();
+  const auto pack_with = [&](auto kernel, const Run<V>& first, const Run<V>& second) {
+    return pack<V>(capacity, [&](auto out) { return kernel(first.entries(), second.entries(), out); });
+  };
+  const auto expected = pack_with(kernels::reference::merge_add<V>, a, b);
+  const auto merged = pack_with(kernels::merge_add<V>, a, b);
+  const auto swapped = pack_with(kernels::merge_add<V>, b, a);
+  EXPECT(merged == expected);
+  EXPECT(swapped == expected);
+}
+
+TEST("merging has the bits of the reference, both ways round") {
+  std::mt19937 random(10);
+  const auto check = [&]<class V>(V) {
+    for (const std::uint64_t range : {1, 2, 17, 64, 1000, 20'000}) {
+      for (const double density : {0.0, 0.01, 0.3, 1.0}) {
+        for (const double other : {0.0, 0.3, 1.0}) {
+          expect_merged(random_run<V>(random, 5, 5 + range, density), random_run<V>(random, 5, 5 + range, other));
+        }
+        expect_merged(random_run<V>(random, 0, range, density), random_run<V>(random, range, 2 * range, density));
+      }
+    }
+  };
+  check(float{});
+  check(bf16{});
+}
+
+TEST("an index whose sum is zero stays, and a lone -0 keeps its sign") {
+  const Run<float> a{{1, 3, 0xffffffffU}, {2.0F, -0.0F, 1.0F}};
+  const Run<float> b{{1, 2}, {-2.0F, 5.0F}};
+  const auto merged = pack<float>(5, [&](auto out) { return kernels::merge_add(a.entries(), b.entries(), out); });
+  EXPECT_EQ(merged.indices, (std::vector<std::uint32_t>{1, 2, 3, 0xffffffffU}));
+  EXPECT_EQ(merged.values, samples::bits(std::vector<float>{0.0F, 5.0F, -0.0F, 1.0F}));
+}
+
+TEST("reducing many runs has the bits of merging them one after the other") {
+  std::mt19937 random(11);
+  const auto check = [&]<class V>(V, std::size_t inputs, std::uint64_t begin, std::uint64_t range, double density) {
+    std::vector<Run<V>> runs;
+    std::vector<Entries<V>> entries;
+    std::size_t total = 0;
+    for (std::size_t p = 0; p < inputs; ++p) {
+      runs.push_back(random_run<V>(random, begin, begin + range, p % 3 == 2 ? 0.0 : density));
+    }
+    for (const auto& run : runs) {
+      entries.push_back(run.entries());
+      total += run.indices.size();
+    }
+    const auto expected =
+        pack<V>(total, [&](auto out) { return kernels::reference::reduce_sorted<V>(entries, out); });
+    for (const std::size_t capacity : {total, expected.count}) {
+      EXPECT(pack<V>(capacity, [&](auto out) { return kernels::reduce_sorted<V>(entries, out); }) == expected);
+    }
+  };
+  for (const std::size_t inputs : {0, 1, 2, 3, 4, 5, 8, 33}) {
+    for (const std::uint64_t range : {1, 63, 1000, 70'000}) {
+      for (const double density : {0.001, 0.1, 1.0}) {
+        if (density * static_cast<double>(range * inputs) > 2e5) continue;
+        check(float{}, inputs, 12'345, range, density);
+        check(bf16{}, inputs, 0xffffffffU - range, range, density);
+      }
+    }
+  }
+}
+
+TEST("compacting keeps what is not zero, up to the capacity") {
+  std::mt19937 random(12);
+  const auto check = [&]<class V>(V, std::size_t size, bool mostly_zero) {
+    auto dense = samples::awkward_values<V>(random, size);
+    for (V& value : dense) {
+      if (mostly_zero && random() % 50 != 0) value = V{};
+    }
+    Guarded<V> guarded(dense, sizeof(V));
+    const auto reference = [&](auto out) {
+      return kernels::reference::compact(std::span<const V>(guarded.span()), 100, out);
+    };
+    const std::size_t all = pack<V>(size, reference).count;
+    for (const std::size_t capacity : {size, all, all / 2, std::size_t{0}}) {
+      const auto expected = pack<V>(capacity, reference);
+      EXPECT(pack<V>(capacity, [&](auto out) {
+               return kernels::compact(std::span<const V>(guarded.span()), 100, out);
+             }) == expected);
+    }
+  };
+  for (const std::size_t size : samples::kSizes) {
+    check(float{}, size, false);
+    check(bf16{}, size, false);
+    check(float{}, size, true);
+    check(bf16{}, size, true);
+  }
+}
+
+}  // namespace

@@ -1,0 +1,125 @@
+#include "sparse/slices.hpp"
+
+#include <limits>
+
+#include "kernel_samples.hpp"
+#include "testing.hpp"
+
+namespace {
+
+using namespace telegrad;
+
+constexpr double kNever = std::numeric_limits<double>::infinity();
+
+template <class V>
+std::vector<float> dense_of(const StreamView<V>& view) {
+  std::vector<V> out(view.range.size());
+  write_dense(view, std::span<V>(out));
+  std::vector<float> wide;
+  for (const V& value : out) wide.push_back(static_cast<float>(value));
+  return wide;
+}
+
+template <class V>
+SparseStream<V> random_stream(std::mt19937& random, std::uint64_t n, double density) {
+  const auto indices = samples::random_indices(random, 0, n, density);
+  return SparseStream<V>::sparse(n, indices, samples::integers<V>(random, indices.size()));
+}
+
+// Sums `ranks` streams the way a split collective does: each slice by itself, then joined.
+template <class V>
+void expect_split_sum(std::mt19937& random, std::size_t ranks, std::uint64_t n, double density, double delta,
+                      std::size_t dense_ones) {
+  std::vector<SparseStream<V>> streams;
+  std::vector<float> expected(n);
+  for (std::size_t rank = 0; rank < ranks; ++rank) {
+    streams.push_back(random_stream<V>(random, n, rank % 4 == 1 ? 0.0 : density));
+    if (rank < dense_ones) streams.back().to_dense();
+    const auto addend = dense_of(streams.back().view());
+    for (std::size_t i = 0; i < expected.size(); ++i) expected[i] += addend[i];
+  }
+  std::vector<OwnedSlice<V>> slices;
+  for (std::size_t owner = 0; owner < ranks; ++owner) {
+    const IndexRange range{n * owner / ranks, n * (owner + 1) / ranks};
+    std::vector<StreamView<V>> pieces;
+    for (const auto& stream : streams) pieces.push_back(stream.slice(range.begin, range.end));
+    slices.push_back(reduce_slices<V>(pieces, delta / static_cast<double>(ranks)));
+    const StreamView<V> slice = slices.back().view();
+    EXPECT_EQ(slice.range, range);
+    if (dense_ones != 0) EXPECT(slice.dense);
+    if (!slice.dense) {
+      EXPECT(static_cast<double>(slice.nnz()) <= delta / static_cast<double>(ranks));
+      validate_entries(range.end, slice.indices, slice.nnz());
+    }
+  }
+  std::vector<StreamView<V>> views;
+  for (const auto& slice : slices) views.push_back(slice.view());
+  const SparseStream<V> joined = join_slices<V>(views, delta);
+  EXPECT_EQ(joined.dimension(), n);
+  EXPECT_EQ(dense_of(joined.view()), expected);
+  if (delta == kNever && dense_ones == 0) EXPECT(!joined.is_dense());
+}
+
+TEST("slices reduced and joined are the dense sum, for any number of ranks, form and switch") {
+  std::mt19937 random(17);
+  for (const std::size_t ranks : {1, 2, 3, 4, 5, 8, 13}) {
+    for (const std::uint64_t n : {0, 1, 7, 1000, 40'000}) {
+      for (const double density : {0.0, 0.02, 0.5}) {
+        for (const double delta : {kNever, static_cast<double>(n) / 2, 0.0}) {
+          expect_split_sum<float>(random, ranks, n, density, delta, 0);
+          expect_split_sum<bf16>(random, ranks, n, density, delta, ranks / 2);
+        }
+      }
+    }
+  }
+}
+
+TEST("pieces are added in the order given: 1e8 - 1e8 + 1 is 1, 1 + 1e8 - 1e8 is 0") {
+  std::vector<SparseStream<float>> streams;
+  for (const float value : {1e8F, -1e8F, 1.0F, 0.0F, 0.0F}) {
+    streams.push_back(
+        SparseStream<float>::sparse(10, std::vector<std::uint32_t>{4}, std::vector<float>{value}));
+  }
+  for (const std::size_t count : {3, 4, 5}) {
+    for (const double delta : {kNever, 0.0}) {
+      std::vector<StreamView<float>> pieces;
+      for (std::size_t i = 0; i < count; ++i) pieces.push_back(streams[i].view());
+      EXPECT_EQ(dense_of(reduce_slices<float>(pieces, delta).view())[4], 1.0F);
+      std::swap(pieces[0], pieces[2]);
+      EXPECT_EQ(dense_of(reduce_slices<float>(pieces, delta).view())[4], 0.0F);
+    }
+  }
+}
+
+TEST("the sum goes dense by its own entries, not by those of the pieces together") {
+  const auto stream = SparseStream<float>::sparse(10, std::vector<std::uint32_t>{1, 2}, std::vector<float>{1, 2});
+  const std::vector<StreamView<float>> pieces(4, stream.view());
+  EXPECT(!reduce_slices<float>(pieces, 2.0).dense);
+  EXPECT(reduce_slices<float>(pieces, 1.9).dense);
+}
+
+TEST("joining goes dense where a slice is dense or there are too many entries") {
+  const auto stream = SparseStream<float>::sparse(10, std::vector<std::uint32_t>{1, 8}, std::vector<float>{1, 2});
+  auto dense = stream.clone();
+  dense.to_dense();
+  const std::vector<StreamView<float>> sparse{stream.slice(0, 5), stream.slice(5, 10)};
+  const std::vector<StreamView<float>> mixed{dense.slice(0, 5), stream.slice(5, 10)};
+  EXPECT(!join_slices<float>(sparse, 2.0).is_dense());
+  EXPECT(join_slices<float>(sparse, 1.0).is_dense());
+  EXPECT(join_slices<float>(mixed, kNever).is_dense());
+  EXPECT_EQ(dense_of(join_slices<float>(mixed, kNever).view()), dense_of(stream.view()));
+}
+
+TEST("slices of a part of the vector are concatenated to a slice") {
+  std::mt19937 random(24);
+  const auto stream = random_stream<float>(random, 1000, 0.2);
+  const std::vector<StreamView<float>> slices{stream.slice(100, 100), stream.slice(100, 450), stream.slice(450, 900)};
+  for (const double delta : {kNever, 10.0}) {
+    const OwnedSlice<float> whole = concatenate_slices<float>(slices, delta);
+    EXPECT_EQ(whole.dense, delta == 10.0);
+    EXPECT_EQ(whole.range, (IndexRange{100, 900}));
+    EXPECT_EQ(dense_of(whole.view()), dense_of(stream.slice(100, 900)));
+  }
+}
+
+}  // namespace

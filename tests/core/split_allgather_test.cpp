@@ -1,0 +1,354 @@
+// Sparse allreduce by split and allgather: right, the same bits on every rank, few bytes, and safe from damaged messages.
+#include "testing.hpp"
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <map>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "base/random.hpp"
+#include "collectives/allreduce_split_allgather.hpp"
+#include "session/operations.hpp"
+#include "sparse/wire.hpp"
+#include "world.hpp"
+
+namespace {
+
+using namespace telegrad;
+
+constexpr Rank kSizes[] = {1, 2, 3, 4, 5, 7, 8, 13, 16, 32, 64};
+constexpr World kWorlds[] = {World::simulated, World::local};
+
+template <class V>
+struct Input {
+  std::vector<std::uint32_t> indices;
+  std::vector<V> values;
+  SparseStream<V> stream(std::uint64_t n) const { return SparseStream<V>::sparse(n, indices, values); }
+};
+
+// Each index with probability `density`; small integers.
+template <class V>
+Input<V> uniform(std::uint64_t n, double density, Random& random) {
+  Input<V> input;
+  for (std::uint32_t i = 0; i < n; ++i) {
+    if (random.uniform() >= density) continue;
+    input.indices.push_back(i);
+    input.values.push_back(static_cast<V>(static_cast<float>(random.below(7)) - 3.0F));
+  }
+  return input;
+}
+
+template <class V>
+std::vector<float> dense_sum(const std::vector<Input<V>>& inputs, std::uint64_t n, Reduction reduction) {
+  std::vector<float> sum(n);
+  for (const auto& input : inputs) {
+    for (std::size_t i = 0; i < input.indices.size(); ++i) sum[input.indices[i]] += static_cast<float>(input.values[i]);
+  }
+  const float factor = reduction == Reduction::avg ? 1.0F / static_cast<float>(inputs.size()) : 1.0F;
+  for (float& value : sum) value = static_cast<float>(static_cast<V>(value * factor));
+  return sum;
+}
+
+template <class V>
+std::vector<float> as_floats(std::span<const V> values) {
+  std::vector<float> floats;
+  for (const V value : values) floats.push_back(static_cast<float>(value));
+  return floats;
+}
+
+template <class V>
+bool same_bits(const SparseStream<V>& a, const SparseStream<V>& b) {
+  return a.is_dense() == b.is_dense() && a.dimension() == b.dimension() && std::ranges::equal(a.indices(), b.indices()) &&
+         a.values().size() == b.values().size() &&
+         (a.values().empty() || std::memcmp(a.values().data(), b.values().data(), a.values().size_bytes()) == 0);
+}
+
+template <class V>
+struct Sums {
+  bool succeeded = false;
+  std::vector<std::shared_ptr<std::optional<SparseStream<V>>>> results;
+  const SparseStream<V>& of(Rank rank) const { return **results[rank]; }
+};
+
+template <class V>
+Sums<V> run_sum(World world, const std::vector<Input<V>>& inputs, std::uint64_t n, Reduction reduction, double factor,
+                std::uint64_t seed) {
+  Sums<V> sums;
+  const auto size = static_cast<Rank>(inputs.size());
+  const Ended ended = run_ranks(
+      world, size,
+      [&](Rank rank) {
+        auto sum = make_all_reduce(inputs[rank].stream(n), reduction, factor);
+        sums.results.push_back(sum.result);
+        return sum.request;
+      },
+      seed);
+  sums.succeeded = ended.all_succeeded();
+  return sums;
+}
+
+template <class V>
+void check(World world, const std::vector<Input<V>>& inputs, std::uint64_t n, Reduction reduction, double factor,
+           std::uint64_t seed) {
+  const auto size = static_cast<Rank>(inputs.size());
+  const std::vector<float> expected = dense_sum(inputs, n, reduction);
+  const Sums<V> sums = run_sum(world, inputs, n, reduction, factor, seed);
+  REQUIRE(sums.succeeded);
+  for (Rank rank = 0; rank < size; ++rank) EXPECT(same_bits(sums.of(rank), sums.of(0)));
+  std::vector<V> dense(n);
+  sums.of(0).write_dense(dense);
+  EXPECT(as_floats(std::span<const V>(dense)) == expected);
+
+  std::vector<std::vector<V>> outputs(size, std::vector<V>(n, static_cast<V>(-77.0F)));
+  const Ended ended = run_ranks(
+      world, size,
+      [&](Rank rank) {
+        return make_all_reduce_into(inputs[rank].stream(n), std::span(outputs[rank]), reduction, factor);
+      },
+      seed);
+  EXPECT(ended.all_succeeded());
+  for (const auto& output : outputs) EXPECT(as_floats(std::span<const V>(output)) == expected);
+}
+
+TEST("the sum is exact for every world, P, density and dtype, as a stream and written densely") {
+  for (const World world : kWorlds) {
+    for (const Rank size : kSizes) {
+      for (const std::uint64_t n : {0UL, 1UL, 63UL, 1000UL, 5000UL}) {
+        if (size > 16 && n > 1000) continue;
+        for (const double density : {0.0, 0.01, 0.3, 1.0}) {
+          Random random(size * 1000 + n);
+          std::vector<Input<float>> inputs;
+          std::vector<Input<bf16>> halves;
+          for (Rank rank = 0; rank < size; ++rank) {
+            inputs.push_back(uniform<float>(n, density, random));
+            halves.push_back(uniform<bf16>(n, density, random));
+          }
+          check(world, inputs, n, Reduction::sum, 1.0, size);
+          check(world, halves, n, Reduction::avg, 1.0, size + 1);
+        }
+      }
+    }
+  }
+}
+
+TEST("ranks may hold any number of entries: none, one rank all, all in one slice, all the same") {
+  constexpr std::uint64_t kN = 4000;
+  for (const World world : kWorlds) {
+    for (const Rank size : kSizes) {
+      Random random(size);
+      std::vector<Input<float>> empty(size);
+      check(world, empty, kN, Reduction::sum, 1.0, 1);
+
+      std::vector<Input<float>> one_rank(size);
+      one_rank[size / 2] = uniform<float>(kN, 0.2, random);
+      check(world, one_rank, kN, Reduction::avg, 1.0, 2);
+
+      std::vector<Input<float>> one_slice(size);
+      for (auto& input : one_slice) {
+        for (std::uint32_t i = 100; i < 100 + kN / size / 2; ++i) {
+          input.indices.push_back(i);
+          input.values.push_back(2.0F);
+        }
+      }
+      check(world, one_slice, kN, Reduction::sum, 1.0, 3);
+
+      const std::vector<Input<float>> same(size, uniform<float>(kN, 0.1, random));
+      check(world, same, kN, Reduction::sum, 1.0, 4);
+    }
+  }
+}
+
+TEST("the switching factor moves the switch to dense, not the sum") {
+  constexpr std::uint64_t kN = 1000;
+  Random random(1);
+  std::vector<Input<float>> inputs;
+  for (Rank rank = 0; rank < 5; ++rank) inputs.push_back(uniform<float>(kN, 0.05, random));
+  for (const double factor : {0.0, 0.1, 1.0, 100.0}) {
+    check(World::simulated, inputs, kN, Reduction::sum, factor, 1);
+    const Sums<float> sums = run_sum(World::simulated, inputs, kN, Reduction::sum, factor, 1);
+    EXPECT_EQ(sums.of(3).is_dense(), factor < 0.5);
+  }
+}
+
+TEST("a long sum, reduced in parts") {
+  constexpr std::uint64_t kN = 3'000'000;
+  Random random(9);
+  std::vector<Input<float>> inputs;
+  for (Rank rank = 0; rank < 3; ++rank) inputs.push_back(uniform<float>(kN, 0.04 * (1 + rank), random));
+  check(World::simulated, inputs, kN, Reduction::avg, 1.0, 1);
+  inputs[1] = uniform<float>(kN, 0.9, random);
+  check(World::local, inputs, kN, Reduction::sum, 1.0, 1);
+}
+
+TEST("any floats: near the sum, and the same bits on all ranks under any schedule") {
+  constexpr std::uint64_t kN = 2000;
+  for (const Rank size : {2U, 3U, 8U, 13U}) {
+    Random random(size);
+    std::vector<Input<float>> inputs;
+    for (Rank rank = 0; rank < size; ++rank) {
+      inputs.push_back(uniform<float>(kN, 0.3, random));
+      for (float& value : inputs.back().values) {
+        value = static_cast<float>((random.uniform() - 0.5) * std::exp2(static_cast<double>(random.below(30))));
+      }
+    }
+    std::vector<double> sum(kN);
+    std::vector<double> magnitude(kN);
+    for (const auto& input : inputs) {
+      for (std::size_t i = 0; i < input.indices.size(); ++i) {
+        sum[input.indices[i]] += static_cast<double>(input.values[i]);
+        magnitude[input.indices[i]] += std::abs(static_cast<double>(input.values[i]));
+      }
+    }
+    std::optional<SparseStream<float>> first;
+    for (std::uint64_t seed = 0; seed < 5; ++seed) {
+      const Sums<float> sums = run_sum(World::simulated, inputs, kN, Reduction::sum, 1.0, seed);
+      REQUIRE(sums.succeeded);
+      if (!first) first = sums.of(0).clone();
+      for (Rank rank = 0; rank < size; ++rank) EXPECT(same_bits(sums.of(rank), *first));
+    }
+    std::vector<float> dense(kN);
+    first->write_dense(dense);
+    for (std::size_t i = 0; i < kN; ++i) {
+      EXPECT(std::abs(static_cast<double>(dense[i]) - sum[i]) <= 0x1p-24 * size * magnitude[i]);
+    }
+  }
+}
+
+TEST("no rank sends or receives more than the theory says") {
+  constexpr std::uint64_t kN = 200'000;
+  for (const Rank size : {2U, 4U, 8U, 16U}) {
+    Random random(size);
+    std::vector<Input<float>> inputs;
+    std::vector<bool> in_union(kN);
+    for (Rank rank = 0; rank < size; ++rank) {
+      inputs.push_back(uniform<float>(kN, 0.01, random));
+      for (const std::uint32_t index : inputs.back().indices) in_union[index] = true;
+    }
+    const auto k = 0.01 * kN;
+    const auto sum_entries = static_cast<double>(std::ranges::count(in_union, true));
+    Simulation simulation(size, {});
+    simulation.begin_all([&](Rank rank) {
+      return make_all_reduce(inputs[rank].stream(kN), Reduction::sum, 1.0).request;
+    });
+    EXPECT(!simulation.run().deadlock);
+    const double entries = (k + sum_entries) * (size - 1) / size;
+    for (Rank rank = 0; rank < size; ++rank) {
+      const SimCounts& counts = simulation.network().counts(rank);
+      const double overhead = 2.0 * (size - 1) * 64.0;  // headers, block counts, padding
+      // At most 6 bytes an entry: 2 of index, 4 of value. The shares of uniform entries differ by a few percent.
+      EXPECT(static_cast<double>(counts.bytes_sent) <= 1.1 * 6.0 * entries + overhead);
+      EXPECT(static_cast<double>(counts.bytes_received) <= 1.1 * 6.0 * entries + overhead);
+      EXPECT(static_cast<double>(counts.bytes_sent) >= 0.9 * 6.0 * entries);
+      EXPECT_EQ(counts.messages_sent, 2 * (size - 1));
+    }
+  }
+}
+
+TEST("a dense output stays untouched as long as one rank has not called") {
+  constexpr std::uint64_t kN = 500;
+  for (const World world : kWorlds) {
+    for (const Rank size : {2U, 3U, 5U, 8U}) {
+      for (Rank absent = 0; absent < size; ++absent) {
+        Random random(absent);
+        const Input<float> input = uniform<float>(kN, 0.1, random);
+        std::vector<std::vector<float>> outputs(size, std::vector<float>(kN, -77.0F));
+        const Ended ended = run_ranks(world, size, [&](Rank rank) -> RequestPtr {
+          if (rank == absent) return nullptr;
+          return make_all_reduce_into(input.stream(kN), std::span(outputs[rank]), Reduction::sum, 1.0);
+        });
+        EXPECT(ended.stuck);
+        for (const auto& output : outputs) EXPECT(output == std::vector<float>(kN, -77.0F));
+      }
+    }
+  }
+}
+
+// What a damaged rank does: the protocol of the split, with its own bytes.
+Task<void> send_damaged(Transport& net, Buffer message) {
+  for (Rank to = 0; to < net.size(); ++to) {
+    if (to != net.rank()) co_await net.send(to, 0, message.bytes());
+  }
+  co_await net.receive_any_size(0, 9999, 0);  // never comes
+}
+
+TEST("damaged entries end the operation on all ranks, and name their sender") {
+  constexpr std::uint64_t kN = 300;
+  constexpr Rank kDamaged = 2;
+  for (int damage = 0; damage < 3; ++damage) {
+    Random random(3);
+    const Input<float> input = uniform<float>(kN, 0.2, random);
+    Buffer message = encode(input.stream(kN).slice(0, 100));
+    if (damage == 0) message.data()[0] ^= std::byte{1};             // magic
+    if (damage == 1) message.truncate(message.size() - 8);          // cut short
+    if (damage == 2) message.data()[40] = message.data()[32];       // an index twice, or out of order
+    std::vector<RequestPtr> requests;
+    Simulation simulation(3, {});
+    simulation.begin_all([&](Rank rank) {
+      auto request = make_all_reduce(input.stream(kN), Reduction::sum, 1.0).request;
+      if (rank == kDamaged) {
+        auto shared = std::make_shared<Buffer>(std::move(message));
+        request = std::make_shared<Request>(
+            request->call(), [shared](Transport& net) { return send_damaged(net, std::move(*shared)); });
+      }
+      return requests.emplace_back(std::move(request));
+    });
+    EXPECT(!simulation.run().deadlock);
+    REQUIRE(requests[0]->failure());
+    EXPECT_EQ(requests[0]->failure()->peer, kDamaged);
+    EXPECT(requests[0]->failure()->reason.find("rank 2 sent damaged entries") != std::string::npos);
+    for (const auto& request : requests) EXPECT(request->failure().has_value());
+  }
+}
+
+TEST("a share longer than any encoding of its slice is refused") {
+  std::vector<RequestPtr> requests;
+  Simulation simulation(2, {});
+  simulation.begin_all([&](Rank rank) {
+    auto request = make_all_reduce(SparseStream<float>(100), Reduction::sum, 1.0).request;
+    if (rank == 1) {
+      request = std::make_shared<Request>(request->call(),
+                                          [](Transport& net) { return send_damaged(net, Buffer(32 + 50 * 8 + 17)); });
+    }
+    return requests.emplace_back(std::move(request));
+  });
+  EXPECT(!simulation.run().deadlock);
+  REQUIRE(requests[0]->failure());
+  EXPECT_EQ(requests[0]->failure()->peer, 1);
+  EXPECT(requests[0]->failure()->reason.find("at most 448") != std::string::npos);
+}
+
+TEST("a negative switching factor is that rank's failure, before anything is sent") {
+  const auto make = [](Rank) { return make_all_reduce(SparseStream<float>(10), Reduction::sum, -1.0).request; };
+  const Ended ended = run_ranks(World::simulated, 2, make);
+  for (const auto& request : ended.requests) REQUIRE(request->failure());
+}
+
+TEST("256 ranks run in about a second of real time") {
+  constexpr Rank kRanks = 256;
+  constexpr std::uint64_t kN = 100'000;
+  Random random(5);
+  std::vector<Input<float>> inputs;
+  for (Rank rank = 0; rank < kRanks; ++rank) inputs.push_back(uniform<float>(kN, 0.01, random));
+  Simulation simulation(kRanks, {});
+  std::vector<std::shared_ptr<std::optional<SparseStream<float>>>> results;
+  simulation.begin_all([&](Rank rank) {
+    auto sum = make_all_reduce(inputs[rank].stream(kN), Reduction::sum, 1.0);
+    results.push_back(sum.result);
+    return sum.request;
+  });
+  const auto start = std::chrono::steady_clock::now();
+  EXPECT(!simulation.run().deadlock);
+  const std::chrono::duration<double> spent = std::chrono::steady_clock::now() - start;
+  std::cout << "  " << simulation.network().events() << " events in " << spent.count() << " s" << std::endl;
+  EXPECT(spent.count() < 30.0);  // a hang or a quadratic loop, not a slow machine
+  std::vector<float> dense(kN);
+  (*results[77])->write_dense(dense);
+  EXPECT(dense == dense_sum(inputs, kN, Reduction::sum));
+}
+
+}  // namespace

@@ -1,0 +1,122 @@
+"""What the collectives accept, and what they say about the rest, before anything is sent."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+
+from telegrad import Communicator, ReduceOp, SparseStream
+
+Local = Callable[..., list[Communicator]]
+STREAM = SparseStream(np.array([1], np.uint32), np.ones(1, np.float32), 4)
+
+
+@pytest.fixture
+def alone(local: Local) -> Communicator:
+    return local(1)[0]
+
+
+def _read_only() -> np.ndarray:
+    x = np.ones(3, np.float32)
+    x.flags.writeable = False
+    return x
+
+
+@pytest.mark.parametrize(
+    ("x", "error", "message"),
+    [
+        (np.ones(3), TypeError, r"x has dtype float64: use .astype\(numpy.float32\)"),
+        (np.ones(3, ">f4"), TypeError, "x has dtype >f4"),
+        (np.ones(3, np.int32), TypeError, "x has dtype int32"),
+        (torch.ones(3, dtype=torch.float64), TypeError, r"x has dtype torch.float64: use .to\(torch.float32\)"),
+        (torch.ones(3, dtype=torch.float16), TypeError, "x has dtype torch.float16"),
+        (torch.ones(3, dtype=torch.int64), TypeError, "x has dtype torch.int64"),
+        (np.ones((3, 4), np.float32).T, ValueError, "x is not contiguous.*ascontiguousarray"),
+        (torch.ones(3, 4).t(), ValueError, r"x is not contiguous \(shape \(4, 3\).*contiguous\(\)"),
+        (torch.ones(3, device="meta"), TypeError, r"x is on meta.*move it with .cpu\(\)"),
+        (_read_only(), ValueError, "x is read-only.*copy"),
+        ([1.0, 2.0], TypeError, "x is a list: it must be a torch tensor or a numpy array"),
+        (None, TypeError, r"x is None: a parameter has no gradient before backward\(\)"),
+        (torch.ones(3, 3).to_mkldnn(), TypeError, "layout torch._mkldnn"),
+    ],
+)
+def test_all_reduce_refuses(alone: Communicator, x: object, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        alone.all_reduce(x)
+
+
+def test_a_parameter_without_gradient(alone: Communicator) -> None:
+    with pytest.raises(TypeError, match="x is None: a parameter has no gradient"):
+        alone.all_reduce(torch.nn.Linear(2, 2).weight.grad)
+
+
+@pytest.mark.parametrize("op", ["sum", "avg", ReduceOp.SUM, ReduceOp.AVG, torch.distributed.ReduceOp.SUM])
+def test_operations_by_every_name(alone: Communicator, op: object) -> None:
+    x = np.ones(3, np.float32)
+    assert alone.all_reduce(x, op) is None
+    assert x.tolist() == [1, 1, 1]
+
+
+@pytest.mark.parametrize("op", ["max", "", None, 1, torch.distributed.ReduceOp.MAX])
+def test_unknown_operation(alone: Communicator, op: object) -> None:
+    with pytest.raises(ValueError, match="op=.* is not supported: use 'sum' or 'avg'"):
+        alone.all_reduce(np.ones(3, np.float32), op)
+
+
+def test_unknown_algorithm(alone: Communicator) -> None:
+    with pytest.raises(ValueError, match="algorithm='tree' does not exist.*auto, ring, recursive_doubling"):
+        alone.all_reduce(np.ones(3, np.float32), algorithm="tree")
+    with pytest.raises(ValueError, match="algorithm='ring' does not exist.*auto, split_allgather"):
+        alone.all_reduce(STREAM, algorithm="ring")
+
+
+@pytest.mark.parametrize(("factor", "error"), [(-1, ValueError), (float("nan"), ValueError), ("1", TypeError)])
+def test_switch_factor(alone: Communicator, factor: object, error: type[Exception]) -> None:
+    with pytest.raises(error, match="switch_factor="):
+        alone.all_reduce(STREAM, switch_factor=factor)  # type: ignore[arg-type]
+
+
+def test_all_reduce_into_refuses(alone: Communicator) -> None:
+    with pytest.raises(TypeError, match="stream is a ndarray: it must be a SparseStream"):
+        alone.all_reduce_into(np.ones(4, np.float32), np.ones(4, np.float32))  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="out has 5 elements but the stream has n=4"):
+        alone.all_reduce_into(STREAM, np.ones(5, np.float32))
+    with pytest.raises(TypeError, match="out has dtype torch.bfloat16 but the stream holds f32"):
+        alone.all_reduce_into(STREAM, torch.ones(4, dtype=torch.bfloat16))
+    with pytest.raises(ValueError, match="out is read-only"):
+        alone.all_reduce_into(STREAM, _read_only())
+
+
+@pytest.mark.parametrize("root", [-1, 1, 0.0, None, True])
+def test_broadcast_refuses_a_root_that_is_no_rank(alone: Communicator, root: object) -> None:
+    with pytest.raises(ValueError, match=r"is no rank: use an int in \[0, 1\)"):
+        alone.broadcast(np.ones(3), root)  # type: ignore[arg-type]
+
+
+def test_bytes_of_objects_cannot_be_moved(alone: Communicator) -> None:
+    with pytest.raises(TypeError, match="x has dtype object, which holds Python objects"):
+        alone.all_gather(np.array([object()]))
+
+
+@pytest.mark.parametrize(
+    ("n", "error", "message"),
+    [(0, ValueError, "n=0 must be at least 1"), (2.0, TypeError, "n=2.0 must be an int"), (True, TypeError, "n=True")],
+)
+def test_local_refuses(n: object, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        Communicator.local(n)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("value", "error"), [(0, ValueError), (-1, ValueError), (float("nan"), ValueError), ("9", TypeError)]
+)
+def test_time_outs(value: object, error: type[Exception]) -> None:
+    with pytest.raises(error, match="timeout_s="):
+        Communicator.local(1, timeout_s=value)  # type: ignore[arg-type]
+    with pytest.raises(error, match="liveness_timeout_s="):
+        Communicator.from_exchange(0, 1, lambda blob: [blob], liveness_timeout_s=value)  # type: ignore[arg-type]
+    with pytest.raises(error, match="join_timeout_s="):
+        Communicator.from_torch(join_timeout_s=value)  # type: ignore[arg-type]

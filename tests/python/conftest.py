@@ -1,0 +1,40 @@
+"""Ranks in threads, for tests that need collectives but no processes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from telegrad import Communicator
+
+
+@pytest.fixture
+def local() -> Iterator[Callable[..., list[Communicator]]]:
+    """``local(n)`` makes n ranks of this process, closed at the end of the test."""
+    made: list[list[Communicator]] = []
+
+    def make(n: int, **options: Any) -> list[Communicator]:
+        made.append(Communicator.local(n, **options))
+        return made[-1]
+
+    yield make
+    for communicators in made:
+        communicators[0].abort("the test is over")  # so that nobody waits for a polite farewell
+        for communicator in communicators:
+            communicator.close()
+
+
+@pytest.fixture
+def on_ranks(local: Callable[..., list[Communicator]]) -> Callable[..., list[Any]]:
+    """``on_ranks(n, function)`` calls ``function(communicator)`` on n ranks, each in its thread; returns by rank."""
+
+    def run(n: int, function: Callable[[Communicator], Any], **options: Any) -> list[Any]:
+        communicators = local(n, **options)
+        with ThreadPoolExecutor(n) as pool:
+            futures = [pool.submit(function, communicator) for communicator in communicators]
+            return [future.result(timeout=60) for future in futures]
+
+    return run

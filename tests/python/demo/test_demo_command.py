@@ -1,0 +1,160 @@
+"""``telegrad demo`` from end to end, with a tiny model over loopback, and how it ends when something goes wrong."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("typer")
+pytest.importorskip("matplotlib")
+
+from telegrad.demo.job import open_place, train
+from telegrad.demo.settings import ModelSize, Settings
+from telegrad.demo.text import Corpus
+from telegrad.demo.worker import sent_bytes
+from telegrad.launch import RankFailed
+
+_COMMAND = [sys.executable, "-c", "from telegrad.cli import main; main()", "demo"]
+_TINY = ["--ranks", "2", "--width", "64", "--layers", "1", "--context", "16", "--network", "loopback"]
+
+
+@pytest.fixture
+def library(tmp_path: Path) -> Path:
+    root = tmp_path / "library"
+    root.mkdir()
+    for i in range(60):
+        (root / f"module{i}.py").write_text(f"def function{i}(argument):\n    return argument + {i}\n" * 20)
+    return root
+
+
+def _demo(*options: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "COLUMNS": "120"}
+    command = [*_COMMAND, *_TINY, *options]
+    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, check=False, timeout=100)
+
+
+def test_three_runs(library: Path, tmp_path: Path) -> None:
+    figures_file = tmp_path / "new" / "figures.json"
+    done = _demo(
+        "--steps", "6", "--validations", "2", "--text", str(library), "--json", str(figures_file), cwd=tmp_path
+    )
+    assert done.returncode == 0, done.stderr + done.stdout
+    assert "bytes are the loopback interface's" in done.stdout
+    picture = tmp_path / "demo-results" / "demo.png"
+    assert f"plot: {picture}" in done.stdout
+    assert picture.is_file()
+    figures = json.loads(figures_file.read_text())
+    assert set(figures) == {"runs", "network", "ranks", "steps"}
+    assert (figures["network"], figures["ranks"], figures["steps"]) == ("loopback", 2, 6)
+    ddp, dense, sparse = figures["runs"]
+    assert [ddp["name"], dense["name"], sparse["name"]] == ["ddp-gloo", "telegrad-dense", "telegrad-sparse"]
+    assert dense["validation_loss"] == pytest.approx(ddp["validation_loss"], rel=1e-4)
+    assert sparse["validation_loss"] < 5.5
+    for run in figures["runs"]:
+        assert run["ranks_agree"] is True
+        assert 0 < run["exposed_comm_s_median"] < run["step_s_median"]
+        assert [one["step"] for one in run["curve"]] == [3, 6]
+    gradient_bytes = 4 * ddp["parameters"]  # a ring of two ranks sends each gradient once
+    assert dense["bytes_per_rank_step"] > 0.95 * gradient_bytes
+    assert ddp["bytes_per_rank_step"] > 0.95 * gradient_bytes
+
+
+def test_a_rank_that_fails_ends_the_run(library: Path, tmp_path: Path) -> None:
+    Corpus.prepare(tmp_path, library)
+    size = ModelSize(width=64, layers=1, heads=1, context=16)
+    with open_place("loopback", 2) as place:
+        settings = Settings(run="ddp-gloo", corpus=str(tmp_path), steps=2, interface="none0", model=size)
+        with pytest.raises(RankFailed, match="interface='none0' does not exist here"):
+            train(settings, place, timeout_s=60)
+
+
+def test_the_command_shows_a_dead_ranks_last_words(library: Path, tmp_path: Path) -> None:
+    done = _demo("--context", "1000000", "--text", str(library), cwd=tmp_path)
+    assert done.returncode == 1
+    assert "all ranks are stopped. Its last words:" in done.stdout
+    assert "context=1000000 needs a longer text" in done.stdout
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_interrupt_ends_all_ranks(library: Path, tmp_path: Path, number: signal.Signals) -> None:
+    command = [*_COMMAND, *_TINY, "--steps", "1000000", "--validations", "100000", "--text", str(library)]
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    with subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        while "step 10:" not in (line := process.stdout.readline()):
+            assert line, "it ended by itself"
+        assert len(_ranks_with(tmp_path)) == 2
+        process.send_signal(number)
+        rest = process.stdout.read()
+    assert process.returncode == 130
+    assert "interrupted; all ranks are stopped" in rest
+    assert not _ranks_with(tmp_path)
+    assert not list(tmp_path.glob("telegrad-demo-*"))
+
+
+def _ranks_with(folder: Path) -> list[int]:
+    """Processes that were given a corpus in ``folder``."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            command = path.read_bytes()
+        except OSError:  # it has ended meanwhile
+            continue
+        if f"{folder}/telegrad-demo-".encode() in command:
+            found.append(int(path.parent.name))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--runs", "ddp-nccl"], "'ddp-nccl' does not exist"),
+        (["--runs", "ddp-gloo,ddp-gloo"], "names a run twice"),
+        (["--network", "fast"], "write a number and kbit, mbit or gbit"),
+        (["--density", "0"], "density=0.0 must be above 0"),
+        (["--width", "65"], "65 is not a multiple of 64"),
+    ],
+)
+def test_bad_options(options: list[str], message: str, tmp_path: Path) -> None:
+    done = _demo(*options, cwd=tmp_path)
+    assert done.returncode == 2
+    assert message in " ".join(done.stderr.replace("│", " ").split())
+
+
+def test_without_root_it_uses_loopback_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    from rich.console import Console
+
+    from telegrad.cli.demo import _place
+
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    console = Console(record=True, quiet=False, width=200)
+    with _place(console, None, 2) as place:
+        assert place.name == "loopback"
+        assert place.interface == "lo"
+    assert "Over loopback, not 1gbit: network namespaces need root" in console.export_text()
+
+
+def test_a_rate_without_root_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    import typer
+    from rich.console import Console
+
+    from telegrad.cli.demo import _place
+
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    with pytest.raises(typer.BadParameter, match="need root.*or use --network loopback"), _place(Console(), "1gbit", 2):
+        pass
+
+
+def test_the_counter_of_the_loopback_interface() -> None:
+    before = sent_bytes("lo")
+    assert before >= 0
+    with pytest.raises(ValueError, match="interface='none0' does not exist here"):
+        sent_bytes("none0")

@@ -1,0 +1,89 @@
+"""The demo's model and what a run is told."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from telegrad.demo.model import ByteGPT, learning_rate_at, loss_of, optimizer_of  # noqa: E402
+from telegrad.demo.settings import ModelSize, Settings  # noqa: E402
+
+_TINY = ModelSize(width=64, layers=2, heads=2, context=16)
+_SETTINGS = Settings(run="ddp-gloo", corpus="/nowhere", steps=50, interface="lo", model=_TINY)
+
+
+def test_the_default_has_at_least_five_million_parameters() -> None:
+    assert sum(parameter.numel() for parameter in ByteGPT(ModelSize()).parameters()) >= 5_000_000
+
+
+def test_at_first_all_bytes_are_equally_likely() -> None:
+    tokens = torch.randint(0, 256, (2, 16))
+    logits = ByteGPT(_TINY)(tokens)
+    assert logits.shape == (2, 16, 256)
+    assert loss_of(logits, tokens).item() == pytest.approx(math.log(256))
+
+
+def test_no_position_sees_a_later_byte() -> None:
+    torch.manual_seed(0)
+    model = ByteGPT(_TINY)
+    torch.nn.init.normal_(model.head.weight)
+    tokens = torch.randint(0, 256, (1, 16))
+    changed = tokens.clone()
+    changed[0, 9] = (changed[0, 9] + 1) % 256
+    same = (model(tokens) == model(changed)).all(dim=-1)[0]
+    assert same[:9].all()
+    assert not same[9:].any()
+
+
+def test_it_learns() -> None:
+    torch.manual_seed(0)
+    model = ByteGPT(_TINY)
+    optimizer = optimizer_of(model, _SETTINGS)
+    tokens = torch.arange(64).reshape(4, 16) % 7
+    for _ in range(20):
+        loss = loss_of(model(tokens[:, :-1]), tokens[:, 1:])
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    assert loss.item() < 2
+
+
+def test_learning_rate_rises_then_falls() -> None:
+    rates = [learning_rate_at(step, _SETTINGS) for step in range(50)]
+    assert max(rates) == rates[9] == _SETTINGS.learning_rate
+    assert rates[:10] == sorted(rates[:10])
+    assert rates[10:] == sorted(rates[10:], reverse=True)
+    assert rates[-1] < 1.1 * _SETTINGS.final_learning_rate
+
+
+def test_width_that_heads_do_not_divide() -> None:
+    with pytest.raises(ValueError, match="width=65 must be a multiple of heads=2"):
+        ByteGPT(ModelSize(width=65, heads=2))
+
+
+def test_settings_survive_the_way_to_a_rank() -> None:
+    assert Settings.from_json(_SETTINGS.to_json()) == _SETTINGS
+
+
+def test_the_last_step_is_validated() -> None:
+    assert _SETTINGS.validation_steps() == {7, 14, 21, 29, 36, 43, 50}
+    assert dataclasses.replace(_SETTINGS, steps=2).validation_steps() == {1, 2}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"run": "ddp-nccl"}, "run='ddp-nccl' does not exist: use one of ddp-gloo"),
+        ({"steps": 0}, "steps=0 must be at least 1"),
+        ({"warmup_steps": -1}, "warmup_steps=-1 must not be negative"),
+        ({"density": 0.0}, "density=0.0 must be above 0"),
+        ({"density": 1.5}, "density=1.5 must be above 0 and at most 1"),
+    ],
+)
+def test_bad_settings(change: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        dataclasses.replace(_SETTINGS, **change)

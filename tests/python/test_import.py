@@ -1,0 +1,119 @@
+"""``import telegrad``: what it needs, what it leaves alone, and what it says when something is missing."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import subprocess
+import sys
+
+import pytest
+
+import telegrad
+from telegrad.errors import NonFiniteGradient, PeerFailed
+
+
+def _run(program: str, **environment: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False, env=_env(environment)
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def _env(extra: dict[str, str]) -> dict[str, str]:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("UCX_")}
+    return {**environment, "PYTHONPATH": ":".join(sys.path), **extra}
+
+
+def test_imports_numpy_only() -> None:
+    program = """
+import sys
+class Nothing:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in ("torch", "rich", "typer", "matplotlib", "mpi4py"):
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+sys.meta_path.insert(0, Nothing())
+import numpy, telegrad
+comm = telegrad.Communicator.local(1)[0]
+comm.all_reduce(numpy.ones(3, numpy.float32))
+assert "telegrad.train" not in sys.modules and "torch" not in sys.modules
+future = comm.barrier(async_op=True).get_future
+for use in (lambda: telegrad.DDPState, lambda: telegrad.ddp_hook, telegrad.Communicator.from_torch, future):
+    try:
+        use()
+    except ImportError as error:
+        print("needs torch" in str(error) and "pip install 'telegrad[torch]'" in str(error))
+"""
+    assert _run(program).split() == ["True"] * 4
+
+
+def test_public_names() -> None:
+    assert set(telegrad.__all__) <= set(dir(telegrad))
+    assert all(hasattr(telegrad, name) for name in telegrad.__all__)
+    with pytest.raises(AttributeError, match="module 'telegrad' has no attribute 'AllReduce'"):
+        telegrad.AllReduce  # noqa: B018
+
+
+def test_ucx_variables_exist_only_while_loading() -> None:
+    program = """
+import os, sys
+seen = []
+class Spy:
+    def find_spec(self, name, path=None, target=None):
+        if name == "telegrad._core":
+            seen.append((os.environ.get("UCX_HANDLE_ERRORS"), os.environ.get("UCX_LOG_LEVEL")))
+sys.meta_path.insert(0, Spy())
+import telegrad
+print(seen, {name: value for name, value in os.environ.items() if name.startswith("UCX_")})
+"""
+    assert _run(program) == "[('none', 'error')] {}"
+    assert _run(program, UCX_LOG_LEVEL="warn") == "[('none', 'warn')] {'UCX_LOG_LEVEL': 'warn'}"
+
+
+def _text_without_core(raised: str) -> str:
+    program = f"""
+import sys
+class Broken:
+    def find_spec(self, name, path=None, target=None):
+        if name == "telegrad._core":
+            raise {raised}
+sys.meta_path.insert(0, Broken())
+try:
+    import telegrad
+except ImportError as error:
+    print(error)
+"""
+    return _run(program)
+
+
+def test_core_not_installed() -> None:
+    text = _text_without_core('ModuleNotFoundError("No module", name="telegrad._core")')
+    assert "telegrad._core, the compiled part of telegrad, is not installed: run `pip install .`" in text
+
+
+def test_ucx_library_missing() -> None:
+    text = _text_without_core('ImportError("libucp.so.0: cannot open shared object file")')
+    assert "telegrad._core was found but does not load: libucp.so.0: cannot open" in text
+    assert "UCX is missing" in text
+    assert "TELEGRAD_UCX=system" in text
+
+
+def test_a_missing_dependency_is_not_taken_for_a_missing_core() -> None:
+    assert _text_without_core('ModuleNotFoundError("No module named numpy", name="numpy")') == "No module named numpy"
+
+
+def test_built_without_ucx(monkeypatch: pytest.MonkeyPatch) -> None:
+    class WithoutUcx:
+        pass
+
+    monkeypatch.setattr(telegrad._core, "Communicator", WithoutUcx)  # type: ignore[attr-defined]
+    with pytest.raises(ImportError, match=r"built without UCX \(TELEGRAD_UCX=none\).*TELEGRAD_UCX=system"):
+        telegrad.Communicator.from_exchange(0, 1, lambda blob: [blob])
+
+
+def test_errors_survive_the_way_to_another_process() -> None:
+    error = pickle.loads(pickle.dumps(PeerFailed("gone", rank=1, peer=2, operation="all_reduce", tag=7)))
+    assert (str(error), error.rank, error.peer, error.operation, error.tag) == ("gone", 1, 2, "all_reduce", 7)
+    other = pickle.loads(pickle.dumps(NonFiniteGradient("nan", rank=1, parameter="weight")))
+    assert (str(other), other.rank, other.parameter) == ("nan", 1, "weight")

@@ -1,0 +1,110 @@
+"""SparseStream: what it accepts, what it refuses, and that it keeps what it is given."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from telegrad import SparseStream
+
+ONE = np.ones(1, np.float32)
+
+
+def _indices(*items: int, dtype: type = np.uint32) -> np.ndarray:
+    return np.array(items, dtype)
+
+
+def test_holds_arrays_without_a_copy() -> None:
+    indices, values = _indices(1, 5, 9), np.array([1, -2, 3], np.float32)
+    stream = SparseStream(indices, values, 10)
+    assert stream.indices is indices
+    assert stream.values is values
+    assert (stream.n, stream.nnz, stream.density, stream.dtype, stream.is_dense) == (10, 3, 0.3, "f32", False)
+    assert stream.to_dense().tolist() == [0, 1, 0, 0, 0, -2, 0, 0, 0, 3]
+    assert repr(stream) == "SparseStream(n=10, nnz=3, dtype=f32)"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_torch_in_torch_out(dtype: torch.dtype) -> None:
+    values = torch.tensor([1.5, -2.0], dtype=dtype)
+    stream = SparseStream(torch.tensor([2, 7]), values, 8)
+    assert torch.equal(stream.indices, torch.tensor([2, 7]))
+    assert torch.equal(stream.values, values)
+    assert stream.values.data_ptr() == values.data_ptr()
+    dense = stream.to_dense()
+    assert dense.dtype == dtype
+    assert torch.equal(torch.nonzero(dense).flatten(), stream.indices)
+    assert torch.equal(SparseStream.from_dense(dense.reshape(2, 4)).values, values)
+
+
+@pytest.mark.parametrize("dtype", [np.uint32, np.int32, np.int64, np.uint64])
+def test_index_types(dtype: type) -> None:
+    assert SparseStream(_indices(0, 3, dtype=dtype), np.ones(2, np.float32), 4).indices.dtype == np.uint32
+
+
+@given(hnp.arrays(np.float32, st.integers(0, 50), elements=st.sampled_from([0.0, 1.0, -3.5, float("nan")])))
+def test_from_dense_and_back(x: np.ndarray) -> None:
+    stream = SparseStream.from_dense(x)
+    np.testing.assert_array_equal(stream.to_dense(), x)
+    assert stream.nnz == np.count_nonzero(x)
+
+
+def test_empty() -> None:
+    stream = SparseStream(_indices(), np.empty(0, np.float32), 0)
+    assert (stream.nnz, stream.density, stream.to_dense().shape) == (0, 0.0, (0,))
+
+
+def test_dense_stream_becomes_sparse_when_asked() -> None:
+    stream = SparseStream.trusted(None, np.array([0, 4, 0, 5], np.float32), 4)
+    assert stream.is_dense
+    assert stream.to_dense().tolist() == [0, 4, 0, 5]
+    assert stream.indices.tolist() == [1, 3]
+    assert stream.values.tolist() == [4, 5]
+    assert stream.to_dense().tolist() == [0, 4, 0, 5]
+    bf16 = SparseStream.trusted(None, np.array([0x8000, 0x3F80], np.uint16), 2, of_torch=True)
+    assert bf16.indices.tolist() == [1]  # -0 is no entry
+    assert bf16.values.tolist() == [1.0]
+
+
+@pytest.mark.parametrize(
+    ("indices", "values", "n", "error", "message"),
+    [
+        (_indices(3, 1), np.ones(2, np.float32), 9, ValueError, r"indices\[1\]=1 does not exceed indices\[0\]=3.*sort"),
+        (_indices(2, 2), np.ones(2, np.float32), 9, ValueError, "strictly increasing.*add up repeated"),
+        (_indices(9), ONE, 9, ValueError, r"indices\[0\]=9 is outside \[0, n=9\)"),
+        (_indices(-1, dtype=np.int64), ONE, 9, ValueError, r"indices\[0\]=-1 is outside"),
+        (_indices(2**32, dtype=np.int64), ONE, 9, ValueError, "outside"),
+        (_indices(1, 2), ONE, 9, ValueError, "indices has 2 entries but values has 1"),
+        (_indices(1), ONE, -1, ValueError, "n=-1 must be in"),
+        (_indices(1), ONE, 2**32, ValueError, "n=4294967296 must be in"),
+        (_indices(1), ONE, 9.0, TypeError, "n=9.0 must be an int"),
+        (_indices(1), ONE, True, TypeError, "n=True must be an int"),
+        (np.array([1.0]), ONE, 9, TypeError, "indices have dtype float64"),
+        ([1], ONE, 9, TypeError, "indices is a list"),
+        (_indices(1)[None], ONE, 9, ValueError, "indices have 2 dimensions"),
+        (_indices(1), ONE[None], 9, ValueError, "values has 2 dimensions"),
+        (_indices(1), ONE.astype(np.float64), 9, TypeError, "values has dtype float64: use .astype"),
+        (_indices(1), torch.ones(1, dtype=torch.float16), 9, TypeError, r"values has dtype torch.float16: use .to\("),
+        (_indices(1), [1.0], 9, TypeError, "values is a list"),
+        (_indices(1, 2), np.ones(4, np.float32)[::2], 9, ValueError, "values is not contiguous.*ascontiguousarray"),
+        (_indices(1, 2), torch.ones(4)[::2], 9, ValueError, r"values is not contiguous.*contiguous\(\)"),
+        (_indices(1), torch.ones(1).to_sparse(), 9, TypeError, "must be dense on the CPU"),
+        (_indices(1), torch.ones(1, device="meta"), 9, TypeError, "on meta: it must be dense on the CPU"),
+        (torch.ones(1, dtype=torch.int64, device="meta"), ONE, 9, TypeError, "indices are on meta"),
+        (_indices(1), torch.ones(1, 1), 9, ValueError, "values has 2 dimensions"),
+    ],
+)
+def test_bad_input(indices: object, values: object, n: object, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        SparseStream(indices, values, n)  # type: ignore[arg-type]
+
+
+def test_from_dense_refuses_other_types() -> None:
+    with pytest.raises(TypeError, match="x is a list"):
+        SparseStream.from_dense([1.0])
+    with pytest.raises(TypeError, match="x has dtype int64"):
+        SparseStream.from_dense(np.ones(3, np.int64))

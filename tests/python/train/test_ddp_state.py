@@ -1,0 +1,149 @@
+"""DDPState: its arguments, its state_dict, and what it says about bad ones."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from telegrad import Communicator, DDPState
+
+Local = Callable[..., list[Communicator]]
+
+
+def _model() -> torch.nn.Module:
+    return torch.nn.Sequential(torch.nn.Linear(60, 50), torch.nn.ReLU(), torch.nn.Linear(50, 60))
+
+
+def _state(local: Local, model: torch.nn.Module | None = None, **options: Any) -> DDPState:
+    return DDPState(local(1)[0], (model or _model()).named_parameters(), **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"density": -0.01}, ValueError, r"density=-0.01 must be in \(0, 1\]: 0.01 sends one entry in a hundred"),
+        ({"density": 0}, ValueError, "density=0 must be in"),
+        ({"density": 2}, ValueError, "density=2 must be in"),
+        ({"density": "1%"}, TypeError, "density='1%' must be a number"),
+        ({"mode": "fast"}, ValueError, "mode='fast' does not exist: use one of sparse, dense"),
+        ({"selection": "best"}, ValueError, "selection='best' does not exist: use one of reused, topk"),
+        ({"nonfinite": "ignore"}, ValueError, "nonfinite='ignore' does not exist: use one of raise, skip, send"),
+        ({"interval": 0}, ValueError, "interval=0 must be at least 1"),
+        ({"small_tensor_elements": -1}, ValueError, "small_tensor_elements=-1 must not be negative"),
+        ({"small_tensor_elements": 1.5}, TypeError, "small_tensor_elements=1.5 must be an int"),
+        ({"warmup_steps": -1}, ValueError, "warmup_steps=-1 must not be negative"),
+        ({"warmup_steps": True}, TypeError, "warmup_steps=True must be an int"),
+    ],
+)
+def test_bad_options(local: Local, options: dict[str, Any], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        _state(local, **options)
+
+
+def test_bad_communicator() -> None:
+    with pytest.raises(TypeError, match=r"comm is a NoneType: make one with telegrad.Communicator.from_torch\(\)"):
+        DDPState(None, _model().named_parameters())  # type: ignore[arg-type]
+
+
+def _shared() -> torch.nn.Module:
+    model = torch.nn.Sequential(torch.nn.Linear(9, 9), torch.nn.Linear(9, 9))
+    model[1].weight = model[0].weight
+    return model
+
+
+def _frozen() -> torch.nn.Module:
+    return _model().requires_grad_(False)
+
+
+@pytest.mark.parametrize(
+    ("named", "error", "message"),
+    [
+        (lambda: _model().parameters(), TypeError, r"gives a Parameter: pass ddp.named_parameters\(\), not"),
+        (lambda: [("weight", [1.0])], TypeError, "parameter 'weight' is a list"),
+        (lambda: [*_model().named_parameters(), *_model().named_parameters()], ValueError, "names '0.weight' twice"),
+        (
+            lambda: _shared().named_parameters(remove_duplicate=False),
+            ValueError,
+            "parameters '0.weight' and '1.weight' are the same tensor",
+        ),
+        (lambda: _frozen().named_parameters(), ValueError, "no parameter that requires a gradient"),
+        (list, ValueError, "no parameter that requires a gradient"),
+        (lambda: _model().half().named_parameters(), TypeError, "gradient of '0.weight' has dtype torch.float16"),
+        (lambda: _model().double().named_parameters(), TypeError, "gradient of '0.weight' has dtype torch.float64"),
+    ],
+)
+def test_bad_parameters(local: Local, named: Callable[[], Any], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        DDPState(local(1)[0], named())
+
+
+def test_shared_and_frozen_parameters_are_fine(local: Local) -> None:
+    model = _shared()
+    model[0].bias.requires_grad_(False)
+    state = _state(local, model, small_tensor_elements=0).state_dict()
+    assert set(state["compressor"]["parameters"]) == {"0.weight", "1.bias"}
+
+
+def test_only_large_parameters_have_residuals(local: Local) -> None:
+    assert set(_state(local).state_dict()["compressor"]["parameters"]) == {"0.weight", "2.weight"}
+    assert set(_state(local, small_tensor_elements=3000).state_dict()["compressor"]["parameters"]) == set()
+    assert set(_state(local, mode="dense").state_dict()["compressor"]["parameters"]) == set()
+
+
+def test_state_dict_is_safe_to_load_and_has_all_options(local: Local) -> None:
+    state = _state(local, density=0.1, warmup_steps=3)
+    file = io.BytesIO()
+    torch.save(state.state_dict(), file)
+    file.seek(0)
+    loaded = torch.load(file, weights_only=True)
+    assert loaded["config"] == {
+        "mode": "sparse",
+        "density": 0.1,
+        "selection": "reused",
+        "interval": 8,
+        "small_tensor_elements": 2048,
+        "warmup_steps": 3,
+        "nonfinite": "raise",
+    }
+    state.load_state_dict(loaded)
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda state: state.update(version=99), "version 99 and keys.*must come from DDPState.state_dict"),
+        (lambda state: state.pop("compressor"), "must come from DDPState.state_dict"),
+        (lambda state: state["compressor"]["parameters"].pop("0.weight"), "no residual for '0.weight'"),
+        (
+            lambda state: state["compressor"]["parameters"]["0.weight"].update(residual=torch.zeros(3)),
+            r"\['0.weight'\]\['residual'\] is float32 of shape \(3,\)",
+        ),
+    ],
+)
+def test_state_dicts_that_do_not_fit(local: Local, damage: Callable[[Any], Any], message: str) -> None:
+    state = _state(local)
+    saved = state.state_dict()
+    damage(saved)
+    with pytest.raises(ValueError, match=message):
+        state.load_state_dict(saved)
+
+
+def test_the_public_options_are_what_they_are() -> None:
+    """A new option is a decision: it changes this list."""
+    import inspect
+
+    assert list(inspect.signature(DDPState).parameters) == [
+        "comm",
+        "named_parameters",
+        "mode",
+        "density",
+        "selection",
+        "interval",
+        "small_tensor_elements",
+        "warmup_steps",
+        "nonfinite",
+    ]
