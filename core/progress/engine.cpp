@@ -256,6 +256,7 @@ void Engine::release_baton() {
 
 void Engine::with_baton(const std::function<void()>& action) {
   TELEGRAD_CHECK(take_baton(nullptr, std::numeric_limits<double>::infinity()));
+  run_commands();  // what this thread has submitted comes first
   action();
   release_baton();
 }

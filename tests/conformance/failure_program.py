@@ -60,12 +60,12 @@ def idle_then_reduce() -> None:
 
 
 def call_differently(what: str) -> None:
-    """Rank 1 calls something else than the others."""
-    communicator = join(timeout_s=30.0)
-    communicator.barrier()
+    """Rank 1 calls something else than the others. A slow rank may hear of it while it still is in the first barrier."""
+    communicator = join(timeout_s=30.0, join_timeout_s=30.0)
     odd = communicator.rank == 1
     x = np.ones(1000 + odd if what == "count" else 1000, np.float32)
     try:
+        communicator.barrier()
         match what:
             case "count":
                 communicator.all_reduce(x)
@@ -159,8 +159,8 @@ def fork_and_go_on(how: str) -> None:
 def end_by_mistake() -> None:
     """Rank 1 ends with an exception; the others hear why."""
     communicator = join(timeout_s=30.0)
-    communicator.barrier()
     if communicator.rank == 1:
+        communicator.barrier()
         raise LookupError("a mistake of rank 1")
     _until_failure(communicator, communicator.barrier)
 

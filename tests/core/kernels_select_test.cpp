@@ -141,6 +141,26 @@ TEST("the top-k threshold is exact on large inputs, also where a sample misleads
   }
 }
 
+TEST("the top-k threshold is exact where the sample sees only the largest, or none of them") {
+  constexpr std::size_t kSize = 200'003;
+  std::vector<float> high_seen(kSize), low_seen(kSize);
+  for (std::size_t i = 0; i < kSize; ++i) {
+    high_seen[i] = 1.0F + 1e-6F * static_cast<float>(i);
+    low_seen[i] = 1.0F + static_cast<float>(i);
+  }
+  std::uint64_t state = 0x9e3779b97f4a7c15U;  // the positions that topk.cpp draws
+  for (std::size_t i = 0; i < 8192; ++i) {
+    state = state * 6364136223846793005U + 1442695040888963407U;
+    const std::size_t position = ((state >> 32) * kSize) >> 32;
+    high_seen[position] = 100.0F + static_cast<float>(i);
+    low_seen[position] = 0.001F;
+  }
+  for (const std::size_t k : {std::size_t{1}, std::size_t{500}, std::size_t{10'000}, std::size_t{30'000}}) {
+    expect_threshold(high_seen, k);
+    expect_threshold(low_seen, k);
+  }
+}
+
 TEST("selecting with the top-k threshold selects k entries, or more where there are ties") {
   std::mt19937 random(8);
   const std::size_t size = 50'000;

@@ -138,6 +138,7 @@ TEST("each kind of damage has its own error") {
   expect_error(raw.view(), "nnz is 18446744073709551615", [&](StreamHeader& h, Bytes) { h.nnz = ~std::uint64_t{0}; });
   expect_error(dense.view(), "nnz is 99", [&](StreamHeader& h, Bytes) { h.nnz = 99; });
   expect_error(raw.view(), "bytes, its header says", [&](StreamHeader& h, Bytes) { h.nnz = 5; });
+  expect_error(raw.view(), "bytes, its header says", [&](StreamHeader& h, Bytes) { h.nnz = 2; });
   expect_error(blocked.view(), "block counts do not add up", [&](StreamHeader&, Bytes b) { b[0] = std::byte{4}; });
   expect_error(blocked.view(), "block counts do not add up", [&](StreamHeader&, Bytes b) { b[3] = std::byte{255}; });
   expect_error(blocked.view(), "not strictly increasing", [&](StreamHeader&, Bytes b) { b[8] = std::byte{20}; });
