@@ -131,62 +131,57 @@ TELEGRAD_AVX512 inline __m512 canonical_avx512(__m512 value) {
   return _mm512_mask_mov_ps(value, _mm512_cmp_ps_mask(value, value, _CMP_UNORD_Q), nan);
 }
 
-TELEGRAD_AVX512 inline __m512 widen_avx512(__m256i halves) {
+TELEGRAD_AVX512 inline __m512 widen_avx512(const std::byte* from) {
   const __mmask16 all = 0xffff;
+  const __m256i halves = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
   return _mm512_castsi512_ps(_mm512_maskz_slli_epi32(all, _mm512_maskz_cvtepu16_epi32(all, halves), 16));
 }
 
-TELEGRAD_AVX512 inline __m256i narrow_avx512(__m512 value) {
+TELEGRAD_AVX512 inline void narrow_avx512(std::byte* to, __m512 value) {
   const __mmask16 all = 0xffff;
   const __m512i word = _mm512_castps_si512(value);
   const __m512i odd = _mm512_and_si512(_mm512_maskz_srli_epi32(all, word, 16), _mm512_set1_epi32(1));
   const __m512i rounded = _mm512_maskz_srli_epi32(
       all, _mm512_add_epi32(word, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff))), 16);
   const __mmask16 unordered = _mm512_cmp_ps_mask(value, value, _CMP_UNORD_Q);
-  return _mm512_maskz_cvtepi32_epi16(all, _mm512_mask_mov_epi32(rounded, unordered, _mm512_set1_epi32(0x7fc0)));
+  const __m512i words = _mm512_mask_mov_epi32(rounded, unordered, _mm512_set1_epi32(0x7fc0));
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), _mm512_maskz_cvtepi32_epi16(all, words));
 }
 
-TELEGRAD_AVX512 inline __mmask16 first_lanes(std::size_t count) {
-  return static_cast<__mmask16>((1U << (count < 16 ? count : 16)) - 1U);
-}
-
+// Tails are scalar: masked stores of 16-bit lanes are slow on some CPUs, and slices are long.
 TELEGRAD_AVX512 void add_f32_avx512(const std::byte* a, const std::byte* b, std::byte* out, std::size_t count) {
   std::size_t i = 0;
   for (; i + 16 <= count; i += 16) {
     const __m512 sum = _mm512_add_ps(_mm512_loadu_ps(a + i * 4), _mm512_loadu_ps(b + i * 4));
     _mm512_storeu_ps(out + i * 4, canonical_avx512(sum));
   }
-  if (i == count) return;
-  const __mmask16 rest = first_lanes(count - i);
-  const __m512 sum = _mm512_add_ps(_mm512_maskz_loadu_ps(rest, a + i * 4), _mm512_maskz_loadu_ps(rest, b + i * 4));
-  _mm512_mask_storeu_ps(out + i * 4, rest, canonical_avx512(sum));
+  add_tail<float>(a, b, out, i, count);
 }
 
 TELEGRAD_AVX512 void add_bf16_avx512(const std::byte* a, const std::byte* b, std::byte* out, std::size_t count) {
-  for (std::size_t i = 0; i < count; i += 16) {
-    const __mmask16 lanes = first_lanes(count - i);
-    const __m512 left = widen_avx512(_mm256_maskz_loadu_epi16(lanes, a + i * 2));
-    const __m512 right = widen_avx512(_mm256_maskz_loadu_epi16(lanes, b + i * 2));
-    _mm256_mask_storeu_epi16(out + i * 2, lanes, narrow_avx512(_mm512_add_ps(left, right)));
+  std::size_t i = 0;
+  for (; i + 16 <= count; i += 16) {
+    narrow_avx512(out + i * 2, _mm512_add_ps(widen_avx512(a + i * 2), widen_avx512(b + i * 2)));
   }
+  add_tail<bf16>(a, b, out, i, count);
 }
 
 TELEGRAD_AVX512 void scale_f32_avx512(std::byte* values, float factor, std::size_t count) {
   const __m512 factors = _mm512_set1_ps(factor);
-  for (std::size_t i = 0; i < count; i += 16) {
-    const __mmask16 lanes = first_lanes(count - i);
-    const __m512 product = _mm512_mul_ps(_mm512_maskz_loadu_ps(lanes, values + i * 4), factors);
-    _mm512_mask_storeu_ps(values + i * 4, lanes, canonical_avx512(product));
+  std::size_t i = 0;
+  for (; i + 16 <= count; i += 16) {
+    _mm512_storeu_ps(values + i * 4, canonical_avx512(_mm512_mul_ps(_mm512_loadu_ps(values + i * 4), factors)));
   }
+  scale_tail<float>(values, factor, i, count);
 }
 
 TELEGRAD_AVX512 void scale_bf16_avx512(std::byte* values, float factor, std::size_t count) {
   const __m512 factors = _mm512_set1_ps(factor);
-  for (std::size_t i = 0; i < count; i += 16) {
-    const __mmask16 lanes = first_lanes(count - i);
-    const __m512 value = widen_avx512(_mm256_maskz_loadu_epi16(lanes, values + i * 2));
-    _mm256_mask_storeu_epi16(values + i * 2, lanes, narrow_avx512(_mm512_mul_ps(value, factors)));
+  std::size_t i = 0;
+  for (; i + 16 <= count; i += 16) {
+    narrow_avx512(values + i * 2, _mm512_mul_ps(widen_avx512(values + i * 2), factors));
   }
+  scale_tail<bf16>(values, factor, i, count);
 }
 
 constexpr Variants<AddFunction> kAddF32{add_portable<float>, add_f32_avx2, add_f32_avx512};

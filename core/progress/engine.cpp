@@ -219,14 +219,16 @@ void Engine::sleep_as_thread() {
 }
 
 // False if the request was done, or the deadline passed, while somebody else held the baton.
-bool Engine::take_baton(const Request* request, double deadline_s) {
+bool Engine::take_baton(Turn turn, const Request* request, double deadline_s) {
   std::unique_lock lock(mutex_);
   ++callers_;
   const auto done = [&] { return request != nullptr && request->done(); };
-  while (driving_ && !done() && now_s() < deadline_s) {
+  const auto must_wait = [&] { return driving_ || (turn == Turn::after_actions && actions_ > 0); };
+  while (must_wait() && !done() && now_s() < deadline_s) {
+    if (caller_asleep_) ring(caller_event_);  // to run what we have submitted, or to hand over
     baton_free_.wait_for(lock, std::chrono::milliseconds(milliseconds_until(deadline_s, 60.0)));
   }
-  if (driving_ || done()) {
+  if (must_wait() || done()) {
     --callers_;
     lock.unlock();
     baton_free_.notify_all();
@@ -255,7 +257,9 @@ void Engine::release_baton() {
 }
 
 void Engine::with_baton(const std::function<void()>& action) {
-  TELEGRAD_CHECK(take_baton(nullptr, std::numeric_limits<double>::infinity()));
+  ++actions_;
+  TELEGRAD_CHECK(take_baton(Turn::at_once, nullptr, std::numeric_limits<double>::infinity()));
+  --actions_;
   run_commands();  // what this thread has submitted comes first
   action();
   release_baton();
@@ -263,12 +267,12 @@ void Engine::with_baton(const std::function<void()>& action) {
 
 bool Engine::wait(const Request& request, double deadline_s) {
   if (request.done()) return true;
-  if (!take_baton(&request, deadline_s)) return request.done();
+  if (!take_baton(Turn::after_actions, &request, deadline_s)) return request.done();
   return drive([&] { return request.done(); }, deadline_s);
 }
 
 bool Engine::wait_until(const std::function<bool()>& over, double deadline_s) {
-  return take_baton(nullptr, deadline_s) && drive(over, deadline_s);
+  return take_baton(Turn::after_actions, nullptr, deadline_s) && drive(over, deadline_s);
 }
 
 bool Engine::drive(const std::function<bool()>& over, double deadline_s) {
@@ -278,7 +282,7 @@ bool Engine::drive(const std::function<bool()>& over, double deadline_s) {
     const bool active = turn();
     is_over = over();
     const double now = now_s();
-    if (is_over || now >= deadline_s) break;
+    if (is_over || now >= deadline_s || actions_ > 0) break;
     if (active) {
       idle_since_s = now;
       if (callers_ > 1) baton_free_.notify_all();  // others may wait for what has just been done
@@ -301,7 +305,7 @@ bool Engine::sleep_as_caller(double deadline_s) {
   }
   caller_asleep_ = true;
   bool interrupted = false;
-  if (commands_.load() == nullptr) {
+  if (commands_.load() == nullptr && actions_ == 0) {
     const int result = ::poll(descriptors.data(), descriptors.size(), milliseconds_until(deadline_s, 60.0));
     interrupted = result < 0 && errno == EINTR;
   }

@@ -56,10 +56,10 @@ class Engine {
     std::function<void()> run;
     Command* next = nullptr;
   };
-  enum class Patience : std::uint8_t { thread, caller };
+  enum class Turn : std::uint8_t { at_once, after_actions };
 
   void thread_main();
-  bool take_baton(const Request* request, double deadline_s);
+  bool take_baton(Turn turn, const Request* request, double deadline_s);
   void release_baton();
   bool drive(const std::function<bool()>& over, double deadline_s);
   bool turn();
@@ -78,6 +78,7 @@ class Engine {
   bool driving_ = false;   // mutex_: somebody holds the baton
   bool watching_ = false;  // baton: drivers' descriptors are in epoll_
   std::atomic<int> callers_ = 0;
+  std::atomic<int> actions_ = 0;  // with_baton() calls that wait: they go before callers that wait for operations
   std::atomic<bool> stopping_ = false;
   std::atomic<bool> thread_asleep_ = false;
   std::atomic<bool> caller_asleep_ = false;

@@ -4,12 +4,11 @@ namespaces.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-_RATE = re.compile(r"[1-9]\d*(k|m|g)bit")
+from telegrad.bench.netlab import INTERFACE, Netlab, parse_rate
 
 
 @dataclass(frozen=True)
@@ -23,19 +22,26 @@ class Network:
 
 def check_network(name: str) -> None:
     """Raises ``ValueError`` for a name that ``open_network`` does not know."""
-    if name not in ("shm", "tcp") and not _RATE.fullmatch(name):
-        raise ValueError(f"network {name!r} is not known: use shm, tcp, or a rate such as 1gbit or 100mbit")
+    if name in ("shm", "tcp"):
+        return
+    try:
+        parse_rate(name)
+    except ValueError as error:
+        raise ValueError(f"network {name!r} is not known: use shm, tcp, or a rate such as 1gbit or 100mbit") from error
 
 
 @contextmanager
 def open_network(name: str, ranks: int) -> Iterator[Network]:
     """``shm``: what UCX takes on one machine; ``tcp``: sockets over loopback; a rate such as ``1gbit``: one network
-    namespace per rank, links shaped by tc (needs root). Raises ``ValueError`` for other names, ``RuntimeError`` if the
+    namespace per rank, links shaped by tc (needs root). Raises ``ValueError`` for other names, ``NetlabError`` if the
     namespaces cannot be made."""
     check_network(name)
     if name == "shm":
         yield Network(name, {"GLOO_SOCKET_IFNAME": "lo"})
     elif name == "tcp":
-        yield Network(name, {"UCX_TLS": "tcp,self", "UCX_NET_DEVICES": "lo", "GLOO_SOCKET_IFNAME": "lo"})
+        yield Network(name, {"UCX_TLS": "tcp,self", "GLOO_SOCKET_IFNAME": "lo"})
     else:
-        raise NotImplementedError
+        # No transport but TCP: shared memory would go round the namespaces.
+        environment = {"UCX_TLS": "tcp,self", "GLOO_SOCKET_IFNAME": INTERFACE}
+        with Netlab(ranks, name) as laboratory:
+            yield Network(name, environment, laboratory.prefix_of)

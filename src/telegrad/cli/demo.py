@@ -20,7 +20,7 @@ from telegrad.bench.netlab import NetlabError, parse_rate, why_unavailable
 from telegrad.demo.job import LOOPBACK, Place, open_place, train
 from telegrad.demo.results import RunResult, as_json
 from telegrad.demo.settings import RUNS, ModelSize, Settings
-from telegrad.demo.text import Corpus
+from telegrad.demo.text import Corpus, check_length
 from telegrad.launch import RankFailed, RanksTimedOut
 from telegrad.report.training import TrainingProgress, table_of
 from telegrad.report.training_plot import plot
@@ -32,7 +32,7 @@ _LAST_LINES = 25
 
 def demo(
     ranks: Annotated[int, typer.Option(min=1, max=64, help="Training processes to start on this machine.")] = 4,
-    steps: Annotated[int, typer.Option(min=1, help="Optimiser steps of each run.")] = 200,
+    steps: Annotated[int, typer.Option(min=1, help="Optimiser steps of each run.")] = 250,
     density: Annotated[
         float,
         typer.Option(help="Share of each large tensor's gradient entries that the sparse run sends in a step."),
@@ -47,7 +47,7 @@ def demo(
     ] = None,
     runs: Annotated[str, typer.Option(help="Which runs to do, in this order, separated by commas.")] = ",".join(RUNS),
     batch: Annotated[int, typer.Option(min=1, help="Windows of text per rank and step.")] = 1,
-    context: Annotated[int, typer.Option(min=8, help="Bytes in a window.")] = 128,
+    context: Annotated[int, typer.Option(min=8, help="Bytes in a window.")] = 64,
     width: Annotated[
         int, typer.Option(min=_HEAD_WIDTH, help=f"Width of the model, a multiple of {_HEAD_WIDTH}.")
     ] = 448,
@@ -60,7 +60,7 @@ def demo(
     bucket_mb: Annotated[float, typer.Option(help="DDP's bucket_cap_mb, for all runs.")] = 4.0,
     validations: Annotated[
         int, typer.Option(min=1, help="How often to take the held-out loss (not counted as training time).")
-    ] = 8,
+    ] = 10,
     text: Annotated[
         Path | None,
         typer.Option(
@@ -117,6 +117,8 @@ def demo(
                 model=size,
             )
             corpus = Corpus.prepare(Path(folder), text)
+            check_length(corpus.training, context)
+            check_length(corpus.held_out, context)
         except (ValueError, FileNotFoundError) as error:
             raise typer.BadParameter(str(error)) from error
         console.print(

@@ -116,30 +116,39 @@ def equal_wall_s(results: Sequence[RunResult]) -> float:
 
 def as_json(results: Sequence[RunResult], *, network: str, ranks: int, steps: int) -> dict[str, Any]:
     """What ``--json`` writes. ``wall_s`` is training time, ``total_s`` includes start-up and validation; losses are in
-    nats per byte; ``curve`` holds every validation.
+    nats per byte, and None where training diverged; ``curve`` holds every validation.
     """
     at_s = equal_wall_s(results)
     runs = [
         {
             "name": result.name,
-            "validation_loss": result.validation_loss,
-            "bits_per_byte": result.bits_per_byte,
+            "validation_loss": _finite(result.validation_loss),
+            "bits_per_byte": _finite(result.bits_per_byte),
             "wall_s": result.training_s,
             "total_s": result.total_s,
             "bytes_per_rank_step": result.bytes_per_rank_step,
             "step_s_median": result.step_s_median,
             "exposed_comm_s_median": result.exposed_s_median,
             "equal_wall_s": at_s,
-            "validation_loss_at_equal_wall": result.loss_at(at_s),
-            "training_loss": result.smoothed_loss(),
+            "validation_loss_at_equal_wall": _finite(result.loss_at(at_s)),
+            "training_loss": _finite(result.smoothed_loss()),
             "parameters": result.parameters,
             "tokens_per_step": result.tokens_per_step,
             "ranks_agree": result.ranks_agree,
             "curve": [
-                {"step": one.step, "validation_loss": one.loss, "wall_s": one.training_s, "bytes_per_rank": one.sent}
+                {
+                    "step": one.step,
+                    "validation_loss": _finite(one.loss),
+                    "wall_s": one.training_s,
+                    "bytes_per_rank": one.sent,
+                }
                 for one in result.validations
             ],
         }
         for result in results
     ]
     return {"runs": runs, "network": network, "ranks": ranks, "steps": steps}
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None

@@ -84,7 +84,8 @@ def _windows(text: Bytes, starts: Tokens, context: int) -> tuple[Tokens, Tokens]
     return windows[:, :-1], windows[:, 1:]
 
 
-def _check_length(text: Bytes, context: int) -> None:
+def check_length(text: Bytes, context: int) -> None:
+    """Raises ``ValueError`` when ``text`` is shorter than one window and the byte after it."""
     if len(text) <= context:
         raise ValueError(f"context={context} needs a longer text than {len(text)} bytes: choose a shorter context")
 
@@ -94,7 +95,7 @@ def training_batch(text: Bytes, *, seed: int, step: int, rank: int, batch: int, 
 
     Raises ``ValueError`` when the text is shorter than one window.
     """
-    _check_length(text, context)
+    check_length(text, context)
     random = np.random.default_rng([seed, step, rank])
     return _windows(text, random.integers(0, len(text) - context, size=batch), context)
 
@@ -106,7 +107,7 @@ def validation_batches(
 
     The set of windows does not depend on ``world_size``. Raises ``ValueError`` when the text is shorter than a window.
     """
-    _check_length(text, context)
+    check_length(text, context)
     starts = np.linspace(0, len(text) - context - 1, windows).astype(np.int64)[rank::world_size]
     for first in range(0, len(starts), batch):
         yield _windows(text, starts[first : first + batch], context)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -53,6 +54,9 @@ def plot(results: Sequence[RunResult], title: str, path: Path) -> None:
     )
     over_time.set(xlabel="training time (s)", ylabel="held-out loss (nats per byte)")
     over_bytes.set(xlabel="sent by one rank (MB)", xscale="log")
+    seen = [one.loss for result in results for one in result.validations if math.isfinite(one.loss)]
+    if seen:  # the fall from the first loss would flatten everything else
+        over_time.set_ylim(0.95 * min(seen), 1.05 * max(seen))
     for axes in (over_time, over_bytes):
         axes.grid(visible=True, alpha=0.3)
         axes.legend(fontsize=8)

@@ -16,9 +16,9 @@ class World:
     """``size`` simulated ranks. ``communicators[r]`` is rank r's, used like any other, all from one thread: begin an
     operation on all ranks with ``async_op=True``, then wait; virtual time passes while you wait.
 
-    ``alpha_s``: latency of a message; ``beta_s_per_byte``: time of a byte in a port; ``gamma_s_per_byte``: time of a byte
-    in the processor; ``jitter``: a message's latency is α·(1 + jitter·u), u drawn from [0, 1) by ``seed``.
-    Raises ``ValueError`` for a size below 1 or a negative cost.
+    ``alpha_s``: latency of a message; ``beta_s_per_byte``: time of a byte in a port; ``gamma_s_per_byte``: time of a
+    byte in the processor; ``jitter``: a message's latency is α·(1 + jitter·u), u drawn from [0, 1) by ``seed``. Raises
+    ``ValueError`` for a size below 1 or a negative cost.
     """
 
     def __init__(

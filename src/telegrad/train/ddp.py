@@ -162,8 +162,8 @@ class DDPState:
 
     def _start(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
         buffer = bucket.buffer()
+        bits = bits_of(buffer, self._names.get(id(bucket.parameters()[0]), "unknown"))
         layout = self._layout(bucket)
-        bits = bits_of(buffer, layout.members[0].name)
         sound = count_nonfinite(bits) == 0
         self.stats.buckets += 1
         self.stats.elements += bits.size

@@ -44,8 +44,9 @@ def test_futures_under_way() -> None:
         done = one.all_reduce(torch.ones(4), async_op=True)
         late = two.all_reduce(torch.ones(4), async_op=True).get_future().then(lambda f: print(f.value().tolist()))
         late.wait()
-        never = one.all_reduce(torch.ones(4), async_op=True).get_future().then(lambda f: print("not reached",
-        f.value())) print("end")
+        never = one.all_reduce(torch.ones(4), async_op=True).get_future()
+        chained = never.then(lambda f: print("not reached", f.value()))
+        print("end")
     """
     assert _run(program) == "[2.0, 2.0, 2.0, 2.0]\nend\n"
 

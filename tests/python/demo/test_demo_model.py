@@ -13,7 +13,7 @@ from telegrad.demo.model import ByteGPT, learning_rate_at, loss_of, optimizer_of
 from telegrad.demo.settings import ModelSize, Settings  # noqa: E402
 
 _TINY = ModelSize(width=64, layers=2, heads=2, context=16)
-_SETTINGS = Settings(run="ddp-gloo", corpus="/nowhere", steps=50, interface="lo", model=_TINY)
+_SETTINGS = Settings(run="ddp-gloo", corpus="/nowhere", steps=50, interface="lo", validations=7, model=_TINY)
 
 
 def test_the_default_has_at_least_five_million_parameters() -> None:
@@ -42,7 +42,7 @@ def test_no_position_sees_a_later_byte() -> None:
 def test_it_learns() -> None:
     torch.manual_seed(0)
     model = ByteGPT(_TINY)
-    optimizer = optimizer_of(model, _SETTINGS)
+    optimizer = optimizer_of(model, dataclasses.replace(_SETTINGS, learning_rate=0.01))
     tokens = torch.arange(64).reshape(4, 16) % 7
     for _ in range(20):
         loss = loss_of(model(tokens[:, :-1]), tokens[:, 1:])

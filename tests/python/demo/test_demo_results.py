@@ -72,6 +72,14 @@ def test_json(runs: list[RunResult]) -> None:
     assert len(sparse["curve"]) == 4
 
 
+def test_a_diverged_run_is_still_json(runs: list[RunResult]) -> None:
+    diverged = _result("telegrad-dense", 0.3, [4.0, math.nan], 3e7)
+    figures = as_json([runs[0], diverged], network="1gbit", ranks=2, steps=4)
+    json.dumps(figures, allow_nan=False)
+    assert figures["runs"][1]["validation_loss"] is None
+    assert figures["runs"][0]["validation_loss"] == 1.0
+
+
 def test_ranks_that_differ() -> None:
     result = RunResult("ddp-gloo")
     end = {"kind": "end", "training_s": 1, "sent": 1, "sent_by_rank": [1, 1], "weights_by_rank": [0.5, 0.6]}

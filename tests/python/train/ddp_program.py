@@ -58,7 +58,7 @@ class Training:
         self.model = Net().to(dtype)
         options.pop("prepare", lambda model: None)(self.model)
         self.ddp = DistributedDataParallel(self.model, bucket_cap_mb=1, **ddp_options)
-        self.optimizer = torch.optim.SGD(self.ddp.parameters(), lr=0.02, momentum=0.9)
+        self.optimizer = torch.optim.SGD(self.ddp.parameters(), lr=0.02, momentum=0.5)
         self.state: DDPState | None = None
         self.rank, self.dtype = dist.get_rank(), dtype
         if mode is not None:

@@ -1,0 +1,71 @@
+"""Simulated ranks: what a collective costs equals the formulas, and misuse is told."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from telegrad import SparseStream, errors, sim
+
+
+def _inputs(size: int, count: int) -> list[np.ndarray]:
+    return [np.arange(count, dtype=np.float32) + rank for rank in range(size)]
+
+
+def test_a_ring_costs_what_its_formula_says() -> None:
+    alpha, beta, size, count = 1e-3, 1e-9, 4, 4000
+    outcome = sim.all_reduce(_inputs(size, count), algorithm="ring", alpha_s=alpha, beta_s_per_byte=beta)
+    expected = np.sum(_inputs(size, count), axis=0)
+    assert all(np.array_equal(output, expected) for output in outcome.outputs)
+    assert outcome.finish_s == pytest.approx([6 * (alpha + 4 * count / size * beta)] * size, rel=1e-3)
+    assert outcome.bytes_sent == [2 * 3 * 4 * count // size] * size
+    assert outcome.messages_sent == [6] * size
+
+
+def test_doubling_sends_log2_messages_and_leaves_the_inputs() -> None:
+    inputs = _inputs(8, 10)
+    outcome = sim.all_reduce(inputs, op="avg", algorithm="recursive_doubling")
+    assert outcome.messages_sent == [3] * 8
+    assert np.array_equal(inputs[2], np.arange(10, dtype=np.float32) + 2)
+    assert np.array_equal(outcome.outputs[0], np.arange(10) + np.float32(3.5))
+
+
+def test_the_same_seed_gives_the_same_times() -> None:
+    def times(seed: int) -> list[float]:
+        return sim.all_reduce(_inputs(7, 1000), jitter=5.0, seed=seed).finish_s
+
+    assert times(1) == times(1) != times(2)
+
+
+def test_a_world_runs_sparse_sums_in_virtual_time() -> None:
+    world = sim.World(3, alpha_s=1.0)
+    streams = [SparseStream(np.array([rank], np.uint32), np.ones(1, np.float32), 10) for rank in range(3)]
+    works = [
+        communicator.all_reduce(stream, async_op=True)
+        for communicator, stream in zip(world.communicators, streams, strict=True)
+    ]
+    assert np.array_equal(works[2].result().to_dense()[:4], [1, 1, 1, 0])
+    assert world.now_s >= 2.0
+    assert world.communicators[0].driver == "sim"
+    world.close()
+
+
+def test_waiting_for_an_operation_that_others_never_begin_is_an_error() -> None:
+    world = sim.World(2)
+    with pytest.raises(errors.TransportError, match="begin each operation on all ranks"):
+        world.communicators[0].barrier()
+
+
+@pytest.mark.parametrize("cost", ["alpha_s", "beta_s_per_byte", "gamma_s_per_byte", "jitter"])
+def test_negative_costs_are_refused(cost: str) -> None:
+    with pytest.raises(ValueError, match=f"{cost}=-1.0 must not be negative"):
+        sim.World(2, **{cost: -1.0})
+
+
+def test_bad_sizes_and_shapes_are_refused() -> None:
+    with pytest.raises(ValueError, match="size=0 must be at least 1"):
+        sim.World(0)
+    with pytest.raises(ValueError, match="give one array per rank, all of one shape"):
+        sim.all_reduce([np.zeros(2, np.float32), np.zeros(3, np.float32)])
+    with pytest.raises(ValueError, match="give one array per rank"):
+        sim.all_reduce([])
