@@ -11,7 +11,8 @@ import telegrad
 
 dist.init_process_group("gloo")
 torch.manual_seed(0)
-model = DistributedDataParallel(torch.nn.Sequential(torch.nn.Linear(256, 512), torch.nn.ReLU(), torch.nn.Linear(512, 10)))
+network = torch.nn.Sequential(torch.nn.Linear(256, 512), torch.nn.ReLU(), torch.nn.Linear(512, 10))
+model = DistributedDataParallel(network)
 
 comm = telegrad.Communicator.from_torch()
 model.register_comm_hook(telegrad.DDPState(comm, model.named_parameters(), density=0.01), telegrad.ddp_hook)  # this one

@@ -7,8 +7,9 @@
 
 namespace telegrad {
 
-/// Every rank's `mine` in the order of ranks: all.size() = P·mine.size(), the same on all ranks. `mine` may be this rank's
-/// own block of `all`. Each rank sends and receives (P−1)·n bytes. `all` is written only once every rank has called.
+/// Every rank's `mine` in the order of ranks: all.size() = P·mine.size(), the same on all ranks. `mine` may be this
+/// rank's own block of `all`. Each rank sends and receives (P−1)·n bytes. `all` is written only once every rank has
+/// called. Uses steps [0, P + 32).
 Task<void> allgather(Transport& net, ConstBytes mine, Bytes all);
 
 /// The same where each rank alone knows how long its block is: up to `most_bytes`, which all ranks agree on.

@@ -1,6 +1,6 @@
-// Sparse allreduce by split and allgather: 2(P−1)α + (k + K)(P−1)/P·β for evenly spread entries. Renggli et al., "SparCML:
-// high-performance sparse communication for machine learning", SC 2019, §5.3.2 (SSAR_Split_allgather), and §5.3.3 for
-// slices that go dense.
+// Sparse allreduce by split and allgather: 2(P−1)α + (k + K)(P−1)/P·β for evenly spread entries. Renggli et al.,
+// "SparCML: high-performance sparse communication for machine learning", SC 2019, §5.3.2 (SSAR_Split_allgather), and
+// §5.3.3 for slices that go dense.
 //
 // Each rank owns one slice of the index range. Every rank sends every owner its entries of that slice, the next rank
 // first, so that no owner is everybody's first. The owner adds them in the order of ranks and encodes the sum once; the
@@ -57,14 +57,15 @@ std::size_t bytes_of(const StreamView<V>& view) {
 
 template <class V>
 Buffer encode_share(const StreamView<V>& share, double switch_factor) {
-  if (share.dense || static_cast<double>(share.nnz()) <= wire_delta<V>(share.range, switch_factor)) return encode(share);
+  const bool stays = share.dense || static_cast<double>(share.nnz()) <= wire_delta<V>(share.range, switch_factor);
+  if (stays) return encode(share);
   const Array<V> values(static_cast<std::size_t>(share.range.size()));
   write_dense(share, values.span());
   return encode(StreamView<V>{share.range, true, {}, values.span()});
 }
 
-// The sum of the ranks' shares of one range, in the order of ranks; in parts of the range, between which the network has
-// its turn.
+// The sum of the ranks' shares of one range, in the order of ranks; in parts of the range, between which the network
+// has its turn.
 template <class V>
 Task<OwnedSlice<V>> reduce(Transport& net, std::vector<StreamView<V>> shares, double delta) {
   std::size_t bytes = 0;

@@ -8,7 +8,7 @@ namespace telegrad {
 namespace {
 
 // Recursive doubling up to so many bytes, the ring above: where the costs in their head comments cross for
-// α/β = 10 KB (10 µs at 1 GB/s). It is flat around the crossing. Other sizes than powers of two pay for fold and unfold.
+// α/β = 10 KB (10 µs at 1 GB/s). The cost is flat there. Numbers that are no power of two pay for fold and unfold.
 struct Row {
   Rank most_ranks;
   std::size_t power_of_two_bytes;

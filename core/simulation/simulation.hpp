@@ -1,6 +1,6 @@
 #pragma once
-// Simulation: the Sessions of all ranks over one SimNetwork, in one thread and in virtual time. What runs is the protocol
-// and the collectives that run on a real network; only the driver differs.
+// Simulation: the Sessions of all ranks over one SimNetwork, in one thread and in virtual time. What runs is the
+// protocol and the collectives that run on a real network; only the driver differs.
 
 #include <deque>
 #include <functional>
@@ -44,8 +44,8 @@ class Simulation {
   Session& session(Rank rank) { return *ranks_[rank].session; }
   double now_s() const { return network_.now_s(); }
 
-  /// `rank` begins `request` at virtual time `at_s`, or now if that has passed; a rank's operations begin in the order of
-  /// these calls.
+  /// `rank` begins `request` at virtual time `at_s`, or now if that has passed; a rank's operations begin in the order
+  /// of these calls.
   void begin(Rank rank, RequestPtr request, double at_s = 0.0);
   /// Every rank begins the request that `make` gives for it.
   void begin_all(const std::function<RequestPtr(Rank)>& make, double at_s = 0.0);

@@ -13,12 +13,34 @@ load_core()
 
 from telegrad import errors  # noqa: E402
 from telegrad.comm import Communicator, ReduceOp, Work  # noqa: E402
+from telegrad.errors import (  # noqa: E402
+    MismatchedCall,
+    NonFiniteGradient,
+    PeerFailed,
+    RendezvousError,
+    TimeoutExpired,
+    TransportError,
+)
 from telegrad.stream import SparseStream  # noqa: E402
 
 if TYPE_CHECKING:
     from telegrad.train import DDPState, ddp_hook
 
-__all__ = ["Communicator", "DDPState", "ReduceOp", "SparseStream", "Work", "ddp_hook", "errors"]
+__all__ = [
+    "Communicator",
+    "DDPState",
+    "MismatchedCall",
+    "NonFiniteGradient",
+    "PeerFailed",
+    "ReduceOp",
+    "RendezvousError",
+    "SparseStream",
+    "TimeoutExpired",
+    "TransportError",
+    "Work",
+    "ddp_hook",
+    "errors",
+]
 
 _NEEDS_TORCH = {"DDPState", "ddp_hook"}
 

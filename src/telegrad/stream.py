@@ -25,13 +25,12 @@ def is_torch_tensor(x: object) -> bool:
 
 
 class SparseStream:
-    """A vector of length ``n`` as strictly increasing ``indices`` (uint32) and as many ``values`` (float32, or
-    bfloat16 in torch).
+    """A vector of length ``n``: strictly increasing ``indices`` (uint32) and as many ``values``.
 
-    ``indices``: numpy uint32, int32, int64 or uint64, or torch int32 or int64, 1-D. ``values``: 1-D, contiguous;
-    uint32 indices and all values are used without a copy, so leave them alone while a collective runs. An absent
-    index means 0. Raises ``TypeError`` for wrong types, ``ValueError`` for unequal lengths and for indices that are
-    unsorted, repeated or outside [0, n). Source: SparCML §5.1.
+    ``indices``: numpy uint32, int32, int64 or uint64, or torch int32 or int64, 1-D. ``values``: 1-D, contiguous,
+    float32 or torch bfloat16. uint32 indices and all values are used without a copy, so leave them alone while a
+    collective runs. An absent index means 0. Raises ``TypeError`` for wrong types, ``ValueError`` for unequal lengths
+    and for indices that are unsorted, repeated or outside [0, n). Source: SparCML §5.1.
     """
 
     __slots__ = ("_bits", "_dense", "_indices", "_n", "_of_torch")
@@ -65,8 +64,9 @@ class SparseStream:
 
     @classmethod
     def from_dense(cls, x: Any) -> SparseStream:
-        """The entries of ``x`` (any shape, read in memory order) that are not zero. ``x``: contiguous float32 or
-        torch bfloat16.
+        """The entries of ``x`` that are not zero.
+
+        ``x``: contiguous float32 or torch bfloat16 of any shape, read in memory order.
         """
         flat = x.reshape(-1) if is_torch_tensor(x) or isinstance(x, np.ndarray) else x
         bits = _bits_of(flat, "x")
@@ -82,8 +82,9 @@ class SparseStream:
 
     @property
     def is_dense(self) -> bool:
-        """True if a sum became so full that it is held densely; ``indices`` and ``values`` are then made when asked
-        for.
+        """True if a sum became so full that it is held densely.
+
+        ``indices`` and ``values`` are then made when asked for.
         """
         return self._dense is not None
 
@@ -104,9 +105,7 @@ class SparseStream:
 
     @property
     def of_torch(self) -> bool:
-        """True if the values came as a torch tensor; ``indices``, ``values`` and ``to_dense()`` then are tensors
-        too.
-        """
+        """True if the values came as a torch tensor, and results are tensors too."""
         return self._of_torch
 
     @property

@@ -60,7 +60,7 @@ def idle_then_reduce() -> None:
 
 
 def call_differently(what: str) -> None:
-    """Rank 1 calls something else than the others. A slow rank may hear of it while it still is in the first barrier."""
+    """Rank 1 calls something else than the others. A slow rank may hear of it in the first barrier already."""
     communicator = join(timeout_s=30.0, join_timeout_s=30.0)
     odd = communicator.rank == 1
     x = np.ones(1000 + odd if what == "count" else 1000, np.float32)

@@ -1,4 +1,4 @@
-// Every dense collective, on every number of ranks, over virtual time and in process: right, and the same bits everywhere.
+// Every dense collective, on every number of ranks, in virtual time and in process: right, and the same bits everywhere.
 #include "testing.hpp"
 
 #include <algorithm>
@@ -91,7 +91,9 @@ void check_integers(Way way, World world, Rank size, std::size_t count, Reductio
   }
   if (in_place) return;
   for (Rank rank = 0; rank < size; ++rank) {  // inputs stay as they were
-    for (std::size_t i = 0; i < count; ++i) EXPECT(static_cast<float>(vectors.inputs[rank][i]) == small_integer(rank, i));
+    for (std::size_t i = 0; i < count; ++i) {
+      EXPECT(static_cast<float>(vectors.inputs[rank][i]) == small_integer(rank, i));
+    }
   }
 }
 
@@ -246,7 +248,8 @@ TEST("allgather of blocks whose length only their sender knows") {
         for (std::byte& byte : mine.bytes()) byte = static_cast<std::byte>(net.rank());
         all[net.rank()] = co_await allgather_any_size(net, std::move(mine), 100);
       };
-      const auto make = [&](Rank) { return std::make_shared<Request>(Call{.operation = Operation::allgather}, gather); };
+      const Call call{.operation = Operation::allgather};
+      const auto make = [&](Rank) { return std::make_shared<Request>(call, gather); };
       EXPECT(run_ranks(world, size, make, size).all_succeeded());
       for (const auto& blocks : all) {
         REQUIRE(blocks.size() == size);

@@ -1,5 +1,5 @@
-// The protocol of one rank, whose peers are the test: matching, time-outs, aborts, and messages that come early, twice or
-// too long.
+// The protocol of one rank, whose peers are the test: matching, time-outs, aborts, and messages that come early, twice
+// or too long.
 #include "testing.hpp"
 
 #include <memory>

@@ -1,4 +1,4 @@
-// Sparse allreduce by split and allgather: right, the same bits on every rank, few bytes, and safe from damaged messages.
+// Sparse allreduce by split and allgather: right, the same bits on all ranks, few bytes, and safe from damaged messages.
 #include "testing.hpp"
 
 #include <algorithm>
@@ -63,8 +63,8 @@ std::vector<float> as_floats(std::span<const V> values) {
 
 template <class V>
 bool same_bits(const SparseStream<V>& a, const SparseStream<V>& b) {
-  return a.is_dense() == b.is_dense() && a.dimension() == b.dimension() && std::ranges::equal(a.indices(), b.indices()) &&
-         a.values().size() == b.values().size() &&
+  return a.is_dense() == b.is_dense() && a.dimension() == b.dimension() &&
+         std::ranges::equal(a.indices(), b.indices()) && a.values().size() == b.values().size() &&
          (a.values().empty() || std::memcmp(a.values().data(), b.values().data(), a.values().size_bytes()) == 0);
 }
 

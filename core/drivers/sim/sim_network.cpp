@@ -144,7 +144,8 @@ void SimNetwork::record(const Event& event) {
   if (envelope != nullptr) {
     trace_hash_ = mix(trace_hash_ ^ ((std::uint64_t{envelope->source} << 32) | envelope->step)) + envelope->sequence;
   } else if (control != nullptr) {
-    trace_hash_ = mix(trace_hash_ ^ ((std::uint64_t{control->source} << 32) | static_cast<std::uint64_t>(control->kind)));
+    const auto kind = static_cast<std::uint64_t>(control->kind);
+    trace_hash_ = mix(trace_hash_ ^ ((std::uint64_t{control->source} << 32) | kind));
   }
   if (!keeps_text_) return;
 

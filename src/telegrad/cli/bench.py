@@ -72,6 +72,9 @@ def allreduce(
     console = Console()
     benchmark = BENCHMARKS["allreduce"]
     networks, byte_sizes, chosen = _checked(network, sizes, algorithms, benchmark.algorithms)
+    for path, option in ((json_file, "--json"), (plot_file, "--plot")):
+        if path is not None and not path.parent.is_dir():
+            raise typer.BadParameter(f"the folder {path.parent} does not exist: make it first", param_hint=option)
     try:
         peerless = why_without_peer(peer)
     except ValueError as error:

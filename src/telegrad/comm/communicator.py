@@ -1,6 +1,4 @@
-"""Communicator: the ranks of a job and the collectives between them, with the names and manners of
-torch.distributed.
-"""
+"""Communicator: the ranks of a job and the collectives between them, in the manner of torch.distributed."""
 
 from __future__ import annotations
 
@@ -82,10 +80,10 @@ class Communicator:
         liveness_timeout_s: float | None = 8.0,
         interface: str | None = None,
     ) -> Communicator:
-        """Joins ``size`` ranks that find each other by ``exchange``: it takes this rank's bytes and returns every
-        rank's, by rank.
+        """Joins ``size`` ranks that find each other by ``exchange``.
 
-        It is called once. The other arguments and the errors are those of ``from_torch``.
+        It takes this rank's bytes and returns every rank's, by rank; it is called once. The other arguments and the
+        errors are those of ``from_torch``.
         """
         _check_options(timeout_s, liveness_timeout_s, interface)
         if not 0 <= rank < size:
@@ -153,8 +151,10 @@ class Communicator:
         request = core.all_reduce(
             buffer.pointer, buffer.pointer, buffer.elements, buffer.dtype, reduction, chosen, not async_op
         )
-        work = self._started(request, "all_reduce", x, lambda _: x, async_op)
-        return work if async_op else None
+        if async_op:
+            return self._work(request, "all_reduce", x, lambda _: x)
+        self._block(request, x)
+        return None
 
     def all_reduce_into(
         self,
@@ -166,10 +166,10 @@ class Communicator:
         async_op: bool = False,
         switch_factor: float = 1.0,
     ) -> Work | None:
-        """Writes the dense reduction of all ranks' streams into ``out`` (``stream.n`` elements of the values' dtype,
-        any shape).
+        """Writes the dense reduction of all ranks' streams into ``out``.
 
-        Faster than making a sparse result dense. ``out`` must not share memory with the stream.
+        ``out``: ``stream.n`` elements of the values' dtype, any shape. Faster than making a sparse result dense; it
+        must not share memory with the stream.
         """
         if not isinstance(stream, SparseStream):
             raise TypeError(
@@ -197,18 +197,20 @@ class Communicator:
             not async_op,
         )
         held = (indices, values, out)
-        work = self._started(request, "all_reduce_into", held, lambda _: out, async_op)
-        return work if async_op else None
+        if async_op:
+            return self._work(request, "all_reduce_into", held, lambda _: out)
+        self._block(request, held)
+        return None
 
     def all_gather(self, x: Any, *, async_op: bool = False) -> Any:
-        """All ranks' ``x`` (any dtype; same shape and dtype on all) as one new tensor of shape ``(world_size,
-        *x.shape)``.
-        """
+        """All ranks' ``x`` (any dtype; the same shape and dtype on all), stacked: shape ``(world_size, *x.shape)``."""
         core, buffer = self._usable(), movable(x, "x", writable=False)
         out = empty_like(x, (self.world_size, *x.shape))
         request = core.all_gather(buffer.pointer, movable(out, "out").pointer, buffer.nbytes, not async_op)
-        work = self._started(request, "all_gather", (x, out), lambda _: out, async_op)
-        return work if async_op else work.result()
+        if async_op:
+            return self._work(request, "all_gather", (x, out), lambda _: out)
+        self._block(request, (x, out))
+        return out
 
     def broadcast(self, x: Any, root: int, *, async_op: bool = False) -> Work | None:
         """Overwrites ``x`` (any dtype; same shape and dtype on all ranks) with rank ``root``'s."""
@@ -216,28 +218,34 @@ class Communicator:
             raise ValueError(f"root={root!r} is no rank: use an int in [0, {self.world_size})")
         core, buffer = self._usable(), movable(x, "x", writable=root != self.rank)
         request = core.broadcast(buffer.pointer, buffer.nbytes, root, not async_op)
-        work = self._started(request, "broadcast", x, lambda _: x, async_op)
-        return work if async_op else None
+        if async_op:
+            return self._work(request, "broadcast", x, lambda _: x)
+        self._block(request, x)
+        return None
 
     def barrier(self, *, async_op: bool = False) -> Work | None:
         """Returns once every rank has called it."""
-        work = self._started(self._usable().barrier(not async_op), "barrier", None, lambda _: None, async_op)
-        return work if async_op else None
+        request = self._usable().barrier(not async_op)
+        if async_op:
+            return self._work(request, "barrier", None, lambda _: None)
+        self._block(request, None)
+        return None
 
     def stats(self) -> dict[str, int]:
         """What this rank has sent and received since it joined: operations, messages, bytes."""
         return dict(self._usable().counters())
 
     def abort(self, reason: str = "aborted by its program") -> None:
-        """Ends all operations here and on every other rank, which get a ``TransportError`` with ``reason``. Then
-        ``close()``.
+        """Ends all operations on all ranks with a ``TransportError`` that says ``reason``. ``close()`` is left to
+        do.
         """
         if not self._closed and self._process == os.getpid():
             self._core.abort(reason)
 
     def close(self) -> None:
-        """Leaves the group. Operations still running fail. A second call does nothing. Never raises for a failed
-        peer.
+        """Leaves the group; operations still running fail.
+
+        A second call does nothing. Never raises for a failed peer.
         """
         with self._lock:
             if self._closed:
@@ -293,27 +301,21 @@ class Communicator:
             sum_indices, sum_values = done.sparse_result()
             return convert(SparseStream.trusted(sum_indices, sum_values, stream.n, of_torch=stream.of_torch))
 
-        work = self._started(request, "all_reduce", (indices, values), finish, async_op)
-        return work if async_op else work.result()
-
-    def _started(
-        self,
-        request: _core.Request,
-        operation: str,
-        held: Any,
-        finish: Callable[[_core.Request], Any],
-        async_op: bool,
-    ) -> Work:
-        work = Work(request, operation, self._core.rank, finish)
         if async_op:
-            self._hold(request, held)
-            return work
+            return self._work(request, "all_reduce", (indices, values), finish)
+        self._block(request, (indices, values))
+        return finish(request)
+
+    def _work(self, request: _core.Request, operation: str, held: Any, finish: Callable[[_core.Request], Any]) -> Work:
+        self._hold(request, held)
+        return Work(request, operation, self._core.rank, finish)
+
+    def _block(self, request: _core.Request, held: Any) -> None:
         try:
-            work.wait()
+            request.wait()
         except BaseException:  # also Ctrl-C: the network may still use the tensors
             self._hold(request, held)
             raise
-        return work
 
     def _hold(self, request: _core.Request, held: Any) -> None:
         """Keeps tensors alive until their request succeeded; those of a failed one until close()."""

@@ -40,8 +40,9 @@ def reducible(x: Any, argument: str, *, writable: bool = True) -> HostBuffer:
 
 
 def movable(x: Any, argument: str, *, writable: bool = True) -> HostBuffer:
-    """The memory of a tensor of any plain element type, as bytes. Raises ``TypeError`` or ``ValueError`` with the
-    remedy.
+    """The memory of a tensor of any plain element type, as bytes.
+
+    Raises ``TypeError`` or ``ValueError`` with the remedy.
     """
     if is_torch_tensor(x):
         _check_torch(x, argument)

@@ -68,12 +68,11 @@ class Work:
             return self._result
 
     def get_future(self) -> torch.futures.Future[Any]:
-        """A future of ``result()``, completed by telegrad's completion thread, which also runs what is chained with
-        ``then``.
+        """A future of ``result()``, completed by telegrad's completion thread.
 
-        Such functions must be short and must not wait for other futures. ``future.wait()`` raises the operation's own
-        error. For a DDP hook chain with ``then`` (``.then(lambda f: f.value())``) so that DDP sees an error as one.
-        Raises ``ImportError`` without torch.
+        What is chained with ``then`` runs on that thread too: it must be short and must not wait for other futures.
+        ``future.wait()`` raises the operation's own error. For a DDP hook chain with ``then`` (``.then(lambda f:
+        f.value())``) so that DDP sees an error as one. Raises ``ImportError`` without torch.
         """
         try:
             import torch

@@ -54,13 +54,12 @@ class Compressor:
         return sum(self.policy.capacity(part.entry) for part in parts)
 
     def compress(self, parts: Sequence[Part], flat: Floats, indices: Indices, values: Floats) -> int:
-        """Selects from the gradients that lie in ``flat`` (float32, the whole index space); returns the number of
-        entries.
+        """Selects from the gradients that lie in ``flat``; returns the number of entries.
 
-        ``parts`` are ordered by offset; ``indices`` and ``values`` hold ``capacity(parts)``. What is not selected
-        stays in the residuals. A gradient of nothing but zeros means that the parameter took no part in this step:
-        its residual stays as it is and nothing is sent for it, because the result might not be applied. ``flat`` must
-        be free of NaN and infinity.
+        ``flat``: float32, the whole index space, free of NaN and infinity. ``parts`` are ordered by offset;
+        ``indices`` and ``values`` hold ``capacity(parts)``. What is not selected stays in the residuals. A gradient
+        of nothing but zeros means that the parameter took no part in this step: its residual stays as it is and
+        nothing is sent for it, because the result might not be applied.
         """
         count = 0
         for part in parts:

@@ -123,8 +123,9 @@ class DDPState:
         return self._step
 
     def state_dict(self) -> dict[str, Any]:
-        """A copy of all that training needs to go on bitwise: residuals (flat float32 tensors), thresholds, calls,
-        step, options.
+        """A copy of all that training needs to go on bitwise.
+
+        Residuals (flat float32 tensors), thresholds and calls by parameter, the step, and the options.
         """
         state = self._compressor.state_dict()
         for entry in state["parameters"].values():
@@ -234,8 +235,9 @@ class DDPState:
 
 
 def ddp_hook(state: DDPState, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
-    """Averages a bucket's gradients over all ranks as ``state`` says. For
-    ``DistributedDataParallel.register_comm_hook``.
+    """Averages a bucket's gradients over all ranks as ``state`` says.
+
+    Register it with ``ddp.register_comm_hook(state, telegrad.ddp_hook)``.
     """
     return state.reduce(bucket)
 

@@ -65,7 +65,8 @@ def test_a_run_that_takes_too_long_is_ended_and_told() -> None:
         ("--sizes", "6", "use a multiple of 4 bytes"),
         ("--algorithms", "magic", "use ring, recursive_doubling, auto"),
         ("--peer", "nccl", "use gloo or none"),
-        ("--ranks", "0", "range"),
+        ("--json", "/nowhere/rows.json", "the folder /nowhere does not exist"),
+        ("--ranks", "0", "'--ranks'"),
     ],
 )
 def test_bad_options_name_the_remedy(option: str, value: str, message: str) -> None:

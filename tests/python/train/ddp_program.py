@@ -1,5 +1,6 @@
-"""What the ranks of test_ddp.py do. Each function is one scenario; it asserts, and all ranks run the same ones in
-order.
+"""What the ranks of test_ddp.py do.
+
+Each function is one scenario; it asserts, and all ranks run the same ones in the same order.
 """
 
 from __future__ import annotations

@@ -54,7 +54,7 @@ def test_two_ranks(reports: list[dict[str, str]], scenario: str) -> None:
 
 def test_a_dead_rank_is_reported(tmp_path: Path) -> None:
     lines: list[list[str]] = [[] for _ in range(RANKS)]
-    with _ranks("die", tmp_path, lines, timeout_s=60) as ranks:
+    with _ranks("die", tmp_path, lines, timeout_s=100) as ranks:
         exits = ranks.wait(until_all=True)
     assert [(exit.rank, exit.returncode) for exit in exits] == [(0, 0), (1, 9)]
     assert lines[0] == ["PeerFailed True 1"]

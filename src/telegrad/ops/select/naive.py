@@ -22,21 +22,20 @@ def accumulate(residual: Floats, gradient: Floats) -> None:
 def accumulate_select(
     residual: Floats, gradient: Floats, threshold: float, indices: Indices, values: Floats, offset: int
 ) -> int:
-    """``residual += gradient``, then moves the entries of magnitude >= ``threshold`` out of it; returns how many
-    there are.
+    """Adds ``gradient`` to ``residual``, then moves the entries of magnitude >= ``threshold`` out of it.
 
-    They are written in ascending order into ``indices`` (position + ``offset``) and ``values``. If there are more
-    than these hold, the first ones are moved and the others stay in the residual.
+    They are written in ascending order into ``indices`` (position + ``offset``) and ``values``. Returns how many there
+    are. If there are more than these hold, the first ones are moved and the others stay in the residual.
     """
     residual += gradient
     return _move(residual, np.flatnonzero(np.abs(residual) >= np.float32(threshold)), indices, values, offset)
 
 
 def select_topk(residual: Floats, k: int, indices: Indices, values: Floats, offset: int) -> float:
-    """Moves exactly the ``k`` entries of largest magnitude out of ``residual``, ties to the lowest index; returns the
-    k-th's.
+    """Moves exactly the ``k`` entries of largest magnitude out of ``residual``, ties to the lowest index.
 
-    Written as in ``accumulate_select``. Magnitudes below the smallest normal float32 count as zero.
+    They are written as in ``accumulate_select``. Returns the k-th magnitude. Magnitudes below the smallest normal
+    float32 count as zero.
     """
     magnitude = np.abs(residual)
     ranked = np.where(magnitude < np.finfo(np.float32).tiny, np.float32(0), magnitude)

@@ -1,0 +1,42 @@
+"""What the ranks of test_exit.py do: rank 1 leaves in some way while rank 0 waits for it."""
+
+from __future__ import annotations
+
+import sys
+import time
+
+import numpy as np
+
+from telegrad.errors import TransportError
+from telegrad.launch import join
+
+
+def leave(how: str) -> None:
+    comm = join()
+    comm.barrier()
+    if comm.rank == 1:
+        time.sleep(0.3)  # rank 0 is waiting by then
+        if how == "exception":
+            raise LookupError("no such file: data.bin")
+        if how == "with":
+            with comm:
+                raise LookupError("no such file: data.bin")
+        sys.exit(0)
+    start_s = time.monotonic()
+    try:
+        comm.all_reduce(np.ones(8, np.float32))
+    except TransportError as error:
+        print(f"{time.monotonic() - start_s} {error}")
+    else:
+        print("no error")
+
+
+def interrupted() -> None:
+    comm = join()
+    if comm.rank == 1:
+        time.sleep(30)
+    try:
+        print("waiting", flush=True)
+        comm.all_reduce(np.ones(8, np.float32))
+    except KeyboardInterrupt:
+        print("interrupted", flush=True)

@@ -1,0 +1,57 @@
+"""What the other ranks hear when one leaves, and Ctrl-C while waiting, with real processes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from telegrad.launch import RankFailed, Ranks
+
+_ENVIRONMENT = {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])}
+
+
+def _ranks(function: str, lines: list[str], *arguments: str) -> Ranks:
+    return Ranks(
+        f"exit_program:{function}",
+        2,
+        arguments=arguments,
+        environment=_ENVIRONMENT,
+        on_line=lambda rank, line: lines.append(line.rstrip()) if rank == 0 else None,
+        timeout_s=60,
+    )
+
+
+@pytest.mark.parametrize(("how", "most_s"), [("exception", 5.0), ("with", 5.0), ("exit", 15.0)])
+def test_the_others_hear_of_it_soon_and_why(how: str, most_s: float) -> None:
+    lines: list[str] = []
+    with _ranks("leave", lines, how) as ranks:
+        exits = ranks.wait(until_all=True)
+    assert [exit.returncode for exit in exits] == [0, 0 if how == "exit" else 1]
+    assert len(lines) == 1
+    seconds, _, text = lines[0].partition(" ")
+    assert float(seconds) < most_s  # close() gives the others some seconds to close too
+    assert "rank 1" in text
+    if how != "exit":
+        assert "LookupError" in text
+        assert "no such file: data.bin" in text
+
+
+def test_ctrl_c_while_waiting() -> None:
+    lines: list[str] = []
+    with _ranks("interrupted", lines) as ranks:
+        while "waiting" not in lines:
+            ranks.listen()
+        time.sleep(0.3)
+        start_s = time.monotonic()
+        ranks.signal(0, signal.SIGINT)
+        try:
+            while "interrupted" not in lines:
+                ranks.listen()
+        except RankFailed:
+            pytest.fail("rank 0 ended before it could say so")
+        assert time.monotonic() - start_s < 5
