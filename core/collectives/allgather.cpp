@@ -2,8 +2,8 @@
 // Thakur, Rabenseifner, Gropp, "Optimization of collective communication operations in MPICH", Int. J. High Performance
 // Computing Applications 19(1), 2005, §4.1.
 //
-// Until a rank has heard from all others, blocks go to scratch. A barrier beside the ring sees to it that this is so
-// after log2 P rounds, not only with the last block: the others are received where they belong.
+// Until a rank has heard from all others, it receives into scratch. A barrier beside the ring sees to it that this ends
+// after about log2 P blocks; the rest are received where they belong.
 #include "collectives/allgather.hpp"
 
 #include <utility>

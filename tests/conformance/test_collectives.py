@@ -10,6 +10,7 @@ import functools
 import json
 import os
 import sys
+import time
 from collections import defaultdict
 from pathlib import Path
 
@@ -95,3 +96,15 @@ def test_collectives(driver: str, size: int, family: str) -> None:
         if driver == "ucx" and case.operation == "barrier" and came > left:
             faults.append(f"{case}: a rank left before another came")
     assert not faults, "\n".join(faults[:20])
+
+
+def test_ranks_of_one_process_close_one_after_another_without_waiting() -> None:
+    communicators = Communicator.local(4)
+    works = [communicator.barrier(async_op=True) for communicator in communicators]
+    for work in works:
+        assert work is not None
+        work.wait()
+    begin = time.monotonic()
+    for communicator in communicators:
+        communicator.close()
+    assert time.monotonic() - begin < 2.0

@@ -1,4 +1,4 @@
-// Every dense collective, on every number of ranks, in virtual time and in process: right, and the same bits everywhere.
+// Every dense collective, on every number of ranks, in virtual time and in process: right, the same bits everywhere.
 #include "testing.hpp"
 
 #include <algorithm>

@@ -156,7 +156,7 @@ TEST("broadcast takes ceil(log2 P)(α + nβ), barrier ceil(log2 P)·α") {
 TEST("segments hide additions and latencies of a long ring, and are not slower than their bytes allow") {
   constexpr std::size_t kLong = std::size_t{4} << 20;  // 16 MiB
   constexpr Rank kRanks = 4;
-  const SimCosts costs{.alpha_s = 20e-6, .beta_s_per_byte = 1e-10, .gamma_s_per_byte = 1e-10};
+  const SimCosts costs{.alpha_s = 2e-6, .beta_s_per_byte = 1e-10, .gamma_s_per_byte = 1e-10};
   const auto measure = [&](RingTuning tuning) {
     Vectors vectors(kRanks, kLong);
     Simulation simulation(kRanks, {.costs = costs});

@@ -1,4 +1,4 @@
-// Sparse allreduce by split and allgather: right, the same bits on all ranks, few bytes, and safe from damaged messages.
+// Sparse allreduce by split and allgather: right, the same bits on all ranks, few bytes, safe from damaged messages.
 #include "testing.hpp"
 
 #include <algorithm>

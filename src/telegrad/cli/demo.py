@@ -32,7 +32,7 @@ _LAST_LINES = 25
 
 def demo(
     ranks: Annotated[int, typer.Option(min=1, max=64, help="Training processes to start on this machine.")] = 4,
-    steps: Annotated[int, typer.Option(min=1, help="Optimiser steps of each run.")] = 250,
+    steps: Annotated[int, typer.Option(min=1, help="Optimiser steps of each run.")] = 220,
     density: Annotated[
         float,
         typer.Option(help="Share of each large tensor's gradient entries that the sparse run sends in a step."),
@@ -60,7 +60,7 @@ def demo(
     bucket_mb: Annotated[float, typer.Option(help="DDP's bucket_cap_mb, for all runs.")] = 4.0,
     validations: Annotated[
         int, typer.Option(min=1, help="How often to take the held-out loss (not counted as training time).")
-    ] = 10,
+    ] = 8,
     text: Annotated[
         Path | None,
         typer.Option(

@@ -43,8 +43,8 @@ class Settings:
     batch: int = 1
     density: float = 0.01
     warmup_steps: int = 0
-    validations: int = 10
-    validation_windows: int = 256
+    validations: int = 8
+    validation_windows: int = 192
     bucket_mb: float = 4.0
     learning_rate: float = 1e-3
     final_learning_rate: float = 1e-4

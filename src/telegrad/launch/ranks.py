@@ -173,9 +173,7 @@ class Ranks:
             self.listen()
             if not until_all and (failed := [end for end in self._exits if end.returncode != 0]):
                 raise RankFailed(failed)
-        over = time.monotonic() + _STRAGGLER_OUTPUT_S
-        while self._has_output() and time.monotonic() < over:
-            self.listen(0.05)
+        self._handle(_STRAGGLER_OUTPUT_S, lambda: not self._has_output())
         return [rank.exit for rank in self._ranks if rank.exit is not None]
 
     def listen(self, most_s: float = 1.0) -> None:
@@ -183,7 +181,15 @@ class Ranks:
         left_s = self._deadline - time.monotonic()
         if left_s <= 0:
             self._give_up()
-        for key, _ in self._selector.select(max(0.0, min(left_s, most_s))):
+        self._handle_next(min(left_s, most_s))
+
+    def _handle(self, most_s: float, over: Callable[[], bool]) -> None:
+        end = time.monotonic() + most_s
+        while not over() and (left_s := end - time.monotonic()) > 0:
+            self._handle_next(left_s)
+
+    def _handle_next(self, most_s: float) -> None:
+        for key, _ in self._selector.select(most_s):
             if key.fileobj in self._selector.get_map():  # not removed by one of the others
                 key.data()
 
@@ -198,13 +204,15 @@ class Ranks:
 
     def close(self) -> None:
         """Ends all ranks that still run, first by SIGTERM, and frees everything. A second call does nothing."""
-        for rank in self.running():
-            self._signal_group(rank, signal.SIGTERM)
-        over = time.monotonic() + _GRACE_S
-        while self.running() and (left_s := over - time.monotonic()) > 0:
-            for key, _ in self._selector.select(left_s):
-                if key.fileobj in self._selector.get_map():
-                    key.data()
+        self._on_line = None  # nobody's mistake may stop this
+        try:
+            for rank in self.running():
+                self._signal_group(rank, signal.SIGTERM)
+            self._handle(_GRACE_S, lambda: not self.running())
+        finally:  # also after a second Ctrl-C
+            self._free()
+
+    def _free(self) -> None:
         for rank in self.running():
             self._signal_group(rank, signal.SIGKILL)
             self._reap(rank)
@@ -225,11 +233,7 @@ class Ranks:
     def _give_up(self) -> None:
         for rank in self.running():
             self.signal(rank, signal.SIGUSR1)
-        over = time.monotonic() + _TRACEBACK_S
-        while (left_s := over - time.monotonic()) > 0:
-            for key, _ in self._selector.select(left_s):
-                if key.fileobj in self._selector.get_map():
-                    key.data()
+        self._handle(_TRACEBACK_S, lambda: False)
         running = self.running()
         where = "\n".join(f"rank {rank} was here:\n{_text(self._ranks[rank].stderr)}" for rank in running)
         late = f"ranks {running} of {self._size} were not done within timeout_s={self._timeout_s:g} s"

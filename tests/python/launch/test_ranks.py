@@ -89,6 +89,18 @@ def test_close_ends_ranks_that_refuse_to() -> None:
     assert _gone(numbers[0])
 
 
+def test_a_mistake_of_the_caller_ends_the_ranks_too() -> None:
+    numbers: list[int] = []
+
+    def fail(_: int, line: str) -> None:
+        numbers.append(int(line))
+        raise LookupError("a mistake in on_line")
+
+    with pytest.raises(LookupError, match="a mistake in on_line"), _ranks("ignore_sigterm", 2, on_line=fail) as ranks:
+        ranks.wait()
+    assert _gone(numbers[0])
+
+
 def test_what_a_rank_leaves_behind_ends_with_it() -> None:
     numbers: list[int] = []
     with _ranks("leave_a_child", 1, on_line=lambda _, line: numbers.append(int(line))) as ranks:
