@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import ModuleType
 
-_LOADING_ENVIRONMENT = {"UCX_HANDLE_ERRORS": "none", "UCX_LOG_LEVEL": "error"}
+_LOADING_ENVIRONMENT = {"UCX_HANDLE_ERRORS": "none", "UCX_LOG_LEVEL": "fatal"}
 
 
 @contextmanager

@@ -1,7 +1,8 @@
 """The ranks' side of ``telegrad bench allreduce``: dense sums in place, ours and the peer's, in turn.
 
 A sample is a barrier and then a number of calls one after another; its time is the slowest rank's. All contenders take
-their first sample, then all their second, and so on: whatever else the machine does hits them alike.
+their first sample, then all their second, and so on, each time in another order: neither what else the machine does nor
+what the one before leaves behind favours one of them.
 """
 
 from __future__ import annotations
@@ -74,7 +75,8 @@ def _measure(plan: Plan, communicator: Communicator, contenders: list[_Contender
     for contender in contenders:
         _choose_repetitions(plan, communicator, contender, x)
     for number in range(max(contender.samples for contender in contenders)):
-        for contender in contenders:
+        for index in np.random.default_rng(number).permutation(len(contenders)):  # alike on all ranks
+            contender = contenders[index]
             if number < contender.samples:
                 contender.times_s.append(_sample(communicator, contender, x))
 
