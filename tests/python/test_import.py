@@ -67,7 +67,7 @@ sys.meta_path.insert(0, Spy())
 import telegrad
 print(seen, {name: value for name, value in os.environ.items() if name.startswith("UCX_")})
 """
-    assert _run(program) == "[('none', 'error')] {}"
+    assert _run(program) == "[('none', 'fatal')] {}"
     assert _run(program, UCX_LOG_LEVEL="warn") == "[('none', 'warn')] {'UCX_LOG_LEVEL': 'warn'}"
 
 
