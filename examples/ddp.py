@@ -19,14 +19,14 @@ model.register_comm_hook(telegrad.DDPState(comm, model.named_parameters(), densi
 
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 generator = torch.Generator().manual_seed(dist.get_rank())
-for step in range(20):
+for step in range(200):
     inputs = torch.randn(32, 256, generator=generator)
     targets = inputs[:, :10].argmax(dim=1)
     loss = torch.nn.functional.cross_entropy(model(inputs), targets)
     optimizer.zero_grad()
     loss.backward()
     optimizer.step()
-    if dist.get_rank() == 0 and step % 5 == 4:
+    if dist.get_rank() == 0 and step % 50 == 49:
         sent = comm.stats()["bytes_sent"]
         print(f"step {step + 1}: loss {loss.item():.3f}, {sent / 1e6:.2f} MB sent so far")
 

@@ -54,6 +54,10 @@ void Session::begin(RequestPtr request, double now_s) {
   Job& job = *owned;
   next_deadline_s_ = std::min(next_deadline_s_, job.deadline_s());
   jobs_.emplace(sequence, std::move(owned));
+  if (Rank peer = kNoRank; never_called_by_parted(sequence, peer)) {
+    fail_for_parted(job, peer);
+    return;
+  }
 
   std::vector<Arrival> waiting;
   if (const auto early = early_.find(sequence); early != early_.end()) {
@@ -209,9 +213,32 @@ void Session::on_control(const Control& control) {
             .reason = control.reason});
       break;
     case ControlKind::goodbye:
-      if (control.epoch == options_.epoch && !std::exchange(peer.parted, true)) ++parted_;
+      if (control.epoch != options_.epoch || std::exchange(peer.parted, true)) break;
+      ++parted_;
+      peer.ends_at = control.sequence;
+      for (const auto& [sequence, job] : jobs_) {
+        if (static_cast<std::int32_t>(sequence - peer.ends_at) < 0) continue;
+        fail_for_parted(*job, control.source);
+        break;
+      }
       break;
   }
+}
+
+// True if some peer has said goodbye before it called this operation; then it names the peer.
+bool Session::never_called_by_parted(std::uint32_t sequence, Rank& peer) const {
+  for (Rank other = 0; other < size(); ++other) {
+    const bool parted = other != rank() && peers_[other].parted;
+    if (!parted || static_cast<std::int32_t>(sequence - peers_[other].ends_at) < 0) continue;
+    peer = other;
+    return true;
+  }
+  return false;
+}
+
+void Session::fail_for_parted(const Job& job, Rank peer) {
+  fail(failure_of(job, FailureKind::peer_failed, peer,
+                  "rank " + std::to_string(peer) + " closed its communicator without this operation"));
 }
 
 void Session::on_peer_failed(Rank rank_of_peer, const std::string& reason) {
@@ -219,7 +246,8 @@ void Session::on_peer_failed(Rank rank_of_peer, const std::string& reason) {
   if (std::exchange(peer.failed, true)) return;
   const bool said_goodbye = peer.parted;
   if (!std::exchange(peer.parted, true)) ++parted_;
-  if (said_goodbye && jobs_.empty()) return;
+  // What it called before its goodbye may still be finished, where its messages do not go with it.
+  if (said_goodbye && (jobs_.empty() || driver_.delivers_after_shut_down())) return;
   fail({.kind = FailureKind::peer_failed,
         .peer = rank_of_peer,
         .operation = "",
@@ -233,7 +261,7 @@ void Session::on_damage(const std::string& reason) { fail({.kind = FailureKind::
 void Session::part() {
   if (std::exchange(parting_, true)) return;
   if (!std::exchange(peers_[rank()].parted, true)) ++parted_;
-  broadcast({.kind = ControlKind::goodbye});
+  broadcast({.kind = ControlKind::goodbye, .sequence = next_sequence_});
 }
 
 void Session::on_time(double now_s) {

@@ -80,12 +80,15 @@ class Session final : public EventSink {
     bool failed = false;
     bool heard = true;  // since the last look
     double last_heard_s = 0.0;
+    std::uint32_t ends_at = 0;  // once parted: the first operation that this peer will never call
   };
 
   static Task<void> run(Session& session, Job& job);
   Failure failure_of(const Job& job, FailureKind kind, Rank peer, std::string reason) const;
   void check_liveness(double now_s);
   void finish_jobs();
+  bool never_called_by_parted(std::uint32_t sequence, Rank& peer) const;
+  void fail_for_parted(const Job& job, Rank peer);
   void look_at_deadlines(double now_s);
   bool agrees(Job& job, const Envelope& envelope);
   void broadcast(const Control& control);

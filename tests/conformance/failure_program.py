@@ -50,6 +50,17 @@ def wait_for_one() -> None:
     _until_failure(communicator, communicator.barrier)
 
 
+def reduce_after_a_close() -> None:
+    """Rank 1 closes; the others call once more, after it has gone."""
+    communicator = join(timeout_s=60.0, liveness_timeout_s=None)
+    communicator.barrier()
+    if communicator.rank == 1:
+        communicator.close()
+        return
+    time.sleep(7)
+    _until_failure(communicator, communicator.barrier)
+
+
 def idle_then_reduce() -> None:
     """Nobody is in a call when rank 1 dies; the survivors hear of it at their next one."""
     communicator = join(timeout_s=60.0, liveness_timeout_s=2.0)

@@ -91,6 +91,15 @@ def test_survivors_of_a_killed_rank_hear_its_name(function: str, arguments: tupl
         assert _only(facts, rank, "closed_s")["closed_s"] < 6.0
 
 
+def test_a_call_after_a_peer_has_closed_fails_and_names_it() -> None:
+    facts, exits = _run("reduce_after_a_close", 3)
+    assert [end.returncode for end in exits] == [0] * 3, exits
+    for rank in (0, 2):
+        failure = _only(facts, rank, "error")
+        assert (failure["error"], failure["peer"]) == ("PeerFailed", 1), failure
+        assert "closed its communicator" in failure["text"]
+
+
 def test_survivors_of_a_frozen_rank_hear_its_name() -> None:
     facts, exits = _run("reduce_for_ever", 3, "256", "ring", once_ready=_freeze_then_kill)
     assert exits[1].returncode == -9

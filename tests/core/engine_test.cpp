@@ -157,6 +157,31 @@ TEST("closing with an operation under way fails it, and later calls say closed")
   EXPECT(late->done() && late->failure().has_value());
 }
 
+TEST("an operation that a closed peer will never call fails at once and names the peer") {
+  for (const bool called_before : {true, false}) {
+    auto all = make_local(2);
+    std::vector<float> data(10, 1.0F);
+    RequestPtr request;
+    if (called_before) request = all[0]->all_reduce(dense(data), false);
+    all[1]->close();
+    if (!called_before) request = all[0]->all_reduce(dense(data), false);
+    EXPECT(all[0]->wait(*request, Engine::now_s() + 30));
+    EXPECT(request->failure()->kind == FailureKind::peer_failed);
+    EXPECT_EQ(request->failure()->peer, 1U);
+    EXPECT_EQ(data[0], 1.0F);
+  }
+}
+
+TEST("an operation that a closed peer has called is finished") {
+  auto all = make_local(2);
+  std::vector<std::vector<float>> data(2, std::vector<float>(10, 1.0F));
+  const auto first = all[0]->all_reduce(dense(data[0]), false);
+  finish(*all[1], all[1]->all_reduce(dense(data[1]), true));
+  all[1]->close();
+  finish(*all[0], first);
+  EXPECT_EQ(data[0][0], 2.0F);
+}
+
 TEST("a forked child can exit without its parent's engine") {
   auto all = make_local(2);
   const pid_t child = ::fork();

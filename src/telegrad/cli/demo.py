@@ -78,8 +78,9 @@ def demo(
     ] = None,
     timeout: Annotated[float, typer.Option(min=1, help="Seconds after which a run is given up.")] = 1800.0,
 ) -> None:
-    """Train a byte-level GPT of 5.3 million parameters on the source code of Python's standard library, several times
-    for the same number of steps: by PyTorch's DDP over Gloo, by telegrad with dense and with sparse gradients.
+    """Train a byte-level GPT (5.3 million parameters by default) on the source code of Python's standard library,
+    several times for the same number of steps: by PyTorch's DDP over Gloo, by telegrad with dense and with sparse
+    gradients.
 
     All runs start with the same weights, see the same data in the same order and meet the same network.
     [bold]held-out loss[/] is in nats per byte, on files that no run trains on. [bold]training time[/] is without
@@ -93,6 +94,7 @@ def demo(
         raise typer.BadParameter("torch is not installed: pip install 'telegrad[demo]'", param_hint="telegrad demo")
     if width % _HEAD_WIDTH:
         raise typer.BadParameter(f"{width} is not a multiple of {_HEAD_WIDTH}", param_hint="--width")
+    _check_outputs(out, json_file)
     size = ModelSize(width=width, layers=layers, heads=width // _HEAD_WIDTH, context=context)
     with (
         _sigterm_as_interrupt(),
@@ -150,16 +152,29 @@ def _show(
     for result in results:
         if not result.ranks_agree:
             console.print(f"[red]{result.name}: the ranks' weights differ at the end[/]")
-    picture = (out / "demo.png").resolve()
-    plot(results, title, picture)
-    console.print(f"plot: {picture}", soft_wrap=True, highlight=False)
     if json_file is not None:
-        json_file.parent.mkdir(parents=True, exist_ok=True)
         figures = as_json(results, network=place.name, ranks=place.ranks, steps=steps)
         json_file.write_text(json.dumps(figures, indent=1, allow_nan=False) + "\n")
         console.print(f"figures: {json_file.resolve()}", soft_wrap=True, highlight=False)
+    picture = (out / "demo.png").resolve()
+    plot(results, title, picture)
+    console.print(f"plot: {picture}", soft_wrap=True, highlight=False)
     if not all(result.ranks_agree for result in results):
         raise typer.Exit(1)
+
+
+def _check_outputs(out: Path, json_file: Path | None) -> None:
+    """Minutes of training must not end at a folder that cannot be written."""
+    wanted = {"--out": out} if json_file is None else {"--out": out, "--json": json_file.parent}
+    for option, folder in wanted.items():
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=folder):
+                pass
+        except OSError as error:
+            raise typer.BadParameter(f"cannot write to {folder}: {error}", param_hint=option) from error
+    if json_file is not None and json_file.is_dir():
+        raise typer.BadParameter(f"{json_file} is a folder: name a file in it", param_hint="--json")
 
 
 def _checked_runs(runs: str) -> list[str]:

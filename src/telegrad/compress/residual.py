@@ -67,8 +67,10 @@ class ResidualStore:
         """Takes a ``state_dict()`` over; nothing is changed if it does not fit.
 
         Thresholds taken at another density are evaluated anew. Raises ``ValueError`` naming the parameters that are
-        missing, unknown, or of another size.
+        missing, unknown, of another size, or damaged.
         """
+        if not isinstance(state, Mapping) or not isinstance(state.get("parameters"), Mapping):
+            raise ValueError("state has no 'parameters': it must come from state_dict()")
         given: Mapping[str, Any] = state["parameters"]
         missing = [name for name in self._by_name if name not in given]
         unknown = [name for name in given if name not in self._by_name]
@@ -77,7 +79,7 @@ class ResidualStore:
                 f"state has no residual for {_listed(missing)}, and one too many for {_listed(unknown)}: load it "
                 "into the same model with the same small_tensor_elements"
             )
-        arrays = {name: np.asarray(entry["residual"]) for name, entry in given.items()}
+        arrays = {name: _residual_of(name, entry) for name, entry in given.items()}
         for entry in self:
             array = arrays[entry.name]
             if array.shape != entry.values.shape or array.dtype != np.float32:
@@ -86,7 +88,12 @@ class ResidualStore:
                     f"the parameter needs float32 of shape {entry.values.shape}: load it into the model that it was "
                     "saved from"
                 )
-        same_density = state["density"] == self._density
+            if not np.isfinite(array).all():
+                raise ValueError(
+                    f"state['parameters'][{entry.name!r}]['residual'] holds NaN or infinity, which no residual "
+                    "does: the state is damaged, load an earlier one"
+                )
+        same_density = state.get("density") == self._density
         for entry in self:
             entry.values[:] = arrays[entry.name]
             entry.threshold = given[entry.name]["threshold"] if same_density else None
@@ -100,6 +107,21 @@ def check_density(density: float) -> float:
     if not 0 < density <= 1:
         raise ValueError(f"density={density} must be in (0, 1]: 0.01 sends one entry in a hundred")
     return float(density)
+
+
+def _residual_of(name: str, entry: object) -> npt.NDArray[Any]:
+    where = f"state['parameters'][{name!r}]"
+    if not isinstance(entry, Mapping) or not {"residual", "threshold", "calls"} <= entry.keys():
+        raise ValueError(f"{where} must have a residual, a threshold and calls: it must come from state_dict()")
+    threshold, calls = entry["threshold"], entry["calls"]
+    if threshold is not None and not (isinstance(threshold, float) and threshold >= 0):
+        raise ValueError(f"{where}['threshold'] is {threshold!r}: it must be None or a float of at least 0")
+    if not isinstance(calls, int) or calls < 0:
+        raise ValueError(f"{where}['calls'] is {calls!r}: it must be an int of at least 0")
+    try:
+        return np.asarray(entry["residual"])
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{where}['residual'] is no float32 array: {error}") from error
 
 
 def _listed(names: list[str]) -> str:

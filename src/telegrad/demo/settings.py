@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from dataclasses import dataclass
 from typing import Self
 
@@ -60,6 +61,9 @@ class Settings:
         for name in ("steps", "batch", "validations", "validation_windows"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
+        for name in ("learning_rate", "bucket_mb"):
+            if not 0 < getattr(self, name) < math.inf:
+                raise ValueError(f"{name}={getattr(self, name)} must be a finite number above 0")
         if self.warmup_steps < 0:
             raise ValueError(f"warmup_steps={self.warmup_steps} must not be negative")
         if not 0 < self.density <= 1:

@@ -64,7 +64,8 @@ class DDPState:
     calls from one exact threshold to the next (reused). ``small_tensor_elements``: parameters of at most that many
     stay dense. ``warmup_steps``: dense steps at first. ``nonfinite``, when a gradient holds NaN or infinity:
     ``"raise"`` NonFiniteGradient on this rank and TransportError on the others; ``"skip"``: this rank counts as zero
-    in that bucket; ``"send"`` it to the optimiser of all. In no case does a residual meet such a value.
+    in that bucket; ``"send"`` it to the optimiser of all. ``group``: the process group that DDP was given (``None``:
+    the whole job), which must have the ranks of ``comm``. In no case does a residual meet such a value.
 
     Gradients are float32 or bfloat16, on the CPU. Averages are over all ranks. Residuals belong to a rank: save each
     rank's. Raises ``TypeError`` and ``ValueError`` for bad arguments. DDP reports a failed operation as a
@@ -83,6 +84,7 @@ class DDPState:
         small_tensor_elements: int = 2048,
         warmup_steps: int = 0,
         nonfinite: str = "raise",
+        group: Any = None,
     ) -> None:
         if not isinstance(comm, Communicator):
             raise TypeError(f"comm is a {type(comm).__name__}: make one with telegrad.Communicator.from_torch()")
@@ -100,6 +102,7 @@ class DDPState:
         }
         self._compressor = Compressor(large, density=density, selection=selection, interval=interval)
         self._comm = comm
+        self._group = group
         self._mode = mode
         self._warmup_steps = warmup_steps
         self._nonfinite = nonfinite
@@ -138,13 +141,16 @@ class DDPState:
         Options stay as they are here; with another density the thresholds are evaluated anew. Raises ``ValueError``
         naming missing, unknown or misshapen parameters; then nothing is changed.
         """
+        if not isinstance(state, Mapping):
+            raise ValueError(f"state is a {type(state).__name__}: it must come from DDPState.state_dict()")
         if state.get("version") != _VERSION or "compressor" not in state or "step" not in state:
             raise ValueError(
                 f"state has version {state.get('version')!r} and keys {sorted(map(str, state))}: it must come from "
                 f"DDPState.state_dict() of version {_VERSION}"
             )
+        _check_count(state["step"], "state['step']")
         self._compressor.load_state_dict(state["compressor"])
-        self._step = int(state["step"])
+        self._step = state["step"]
 
     def reduce(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
         """Starts the sum of one bucket; the future gives its buffer with the average in it."""
@@ -162,6 +168,8 @@ class DDPState:
         return outcome
 
     def _start(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+        if not self._layouts:
+            self._check_ranks()
         buffer = bucket.buffer()
         bits = bits_of(buffer, self._names.get(id(bucket.parameters()[0]), "unknown"))
         layout = self._layout(bucket)
@@ -192,6 +200,16 @@ class DDPState:
         works.append(work)
         return self._future(works, layout, bits, small)
 
+    def _check_ranks(self) -> None:
+        if not torch.distributed.is_initialized():
+            return  # no DDP without it: somebody calls the hook by hand
+        rank, size = torch.distributed.get_rank(self._group), torch.distributed.get_world_size(self._group)
+        if (rank, size) != (self._comm.rank, self._comm.world_size):
+            raise ValueError(
+                f"comm is rank {self._comm.rank} of {self._comm.world_size}, but this process is rank {rank} of {size} "
+                "in DDP's process group: make comm with Communicator.from_torch(group) and give DDPState the same group"
+            )
+
     def _compress(self, layout: BucketLayout, bits: Bits, sound: bool) -> SparseStream:
         flat = as_float32(bits)
         if sound:
@@ -203,7 +221,7 @@ class DDPState:
         if bits.dtype == np.float32:
             return SparseStream.trusted(indices, values, bits.size, of_torch=True)
         rounded = rounded_to_bf16(values)
-        lost = np.where(np.isfinite(values), values - as_float32(rounded), np.float32(0))
+        lost = np.where(np.isfinite(as_float32(rounded)), values - as_float32(rounded), np.float32(0))
         self._compressor.keep(layout.parts, indices, lost)
         return SparseStream.trusted(indices, rounded, bits.size, of_torch=True)
 

@@ -304,6 +304,14 @@ def sub_groups(comm: Communicator) -> None:
                 assert gathered == dist.get_process_group_ranks(group), gathered
 
 
+def communicator_of_other_ranks(comm: Communicator) -> None:
+    with Communicator.local(1)[0] as alone:
+        ddp = DistributedDataParallel(torch.nn.Linear(3, 3))
+        ddp.register_comm_hook(DDPState(alone, ddp.named_parameters()), telegrad.ddp_hook)
+        with pytest.raises((ValueError, RuntimeError), match="comm is rank 0 of 1, but this process is rank"):
+            ddp(torch.ones(1, 3)).sum().backward()
+
+
 SCENARIOS: list[Callable[[Communicator], None]] = [
     dense_equals_ddp,
     density_one_equals_dense,
@@ -319,6 +327,7 @@ SCENARIOS: list[Callable[[Communicator], None]] = [
     static_graph,
     channels_last,
     sub_groups,
+    communicator_of_other_ranks,
     sparse_embedding_gradient,
     nonfinite_gradient,
 ]

@@ -122,14 +122,22 @@ def test_state_dict_is_safe_to_load_and_has_all_options(local: Local) -> None:
             lambda state: state["compressor"]["parameters"]["0.weight"].update(residual=torch.zeros(3)),
             r"\['0.weight'\]\['residual'\] is float32 of shape \(3,\)",
         ),
+        (lambda state: state["compressor"]["parameters"]["0.weight"]["residual"].fill_(float("nan")), "holds NaN"),
+        (lambda state: state["compressor"]["parameters"]["2.weight"].pop("threshold"), r"\['2.weight'\] must have"),
+        (lambda state: state["compressor"]["parameters"]["2.weight"].update(threshold="high"), "'threshold'.*'high'"),
+        (lambda state: state["compressor"]["parameters"]["2.weight"].update(calls=-1), r"'calls'\] is -1"),
+        (lambda state: state["compressor"].pop("parameters"), "state has no 'parameters'"),
+        (lambda state: state.update(step=-1), r"state\['step'\]=-1 must not be negative"),
     ],
 )
 def test_state_dicts_that_do_not_fit(local: Local, damage: Callable[[Any], Any], message: str) -> None:
     state = _state(local)
     saved = state.state_dict()
     damage(saved)
+    before = state.state_dict()
     with pytest.raises(ValueError, match=message):
         state.load_state_dict(saved)
+    assert repr(state.state_dict()) == repr(before)
 
 
 def test_the_public_options_are_what_they_are() -> None:
@@ -146,4 +154,5 @@ def test_the_public_options_are_what_they_are() -> None:
         "small_tensor_elements",
         "warmup_steps",
         "nonfinite",
+        "group",
     ]
