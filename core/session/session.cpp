@@ -43,6 +43,8 @@ std::string Session::missing() const {
 void Session::begin(RequestPtr request, double now_s) {
   if (failure_) {
     Failure failure = *failure_;
+    const std::string earlier = failure.operation.empty() ? "" : ", in " + failure.operation;
+    failure.reason = "the communicator failed earlier" + earlier + "; close it. That failure was: " + failure.reason;
     failure.operation = describe(request->call());
     failure.sequence = next_sequence_;
     request->finish(std::move(failure));

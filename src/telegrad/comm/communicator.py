@@ -86,6 +86,13 @@ class Communicator:
         errors are those of ``from_torch``.
         """
         _check_options(timeout_s, liveness_timeout_s, interface)
+        for name, value in (("rank", rank), ("size", size)):
+            if isinstance(value, bool) or not isinstance(value, int):
+                raise TypeError(f"{name}={value!r} must be an int")
+        if not callable(exchange):
+            raise TypeError(
+                f"exchange={exchange!r} must be callable: it takes this rank's bytes and returns every rank's"
+            )
         if not 0 <= rank < size:
             raise ValueError(f"rank={rank} of size={size} is no rank: use an int in [0, size)")
         if not hasattr(_core.Communicator, "ucx"):
@@ -184,6 +191,9 @@ class Communicator:
                 f"out has {buffer.elements} elements but the stream has n={stream.n}: give them the same length"
             )
         indices, values = stream.raw_indices, stream.raw_values
+        for part in (indices, values):
+            if address(part) < buffer.pointer + buffer.nbytes and buffer.pointer < address(part) + part.nbytes:
+                raise ValueError("out shares memory with the stream: give it memory of its own")
         request = core.all_reduce_sparse_into(
             address(indices),
             address(values),

@@ -73,6 +73,15 @@ def test_sparse(on_ranks: OnRanks, size: int) -> None:
         np.testing.assert_allclose(out.reshape(-1), expected / size, rtol=1e-6)
 
 
+def test_a_result_on_top_of_its_stream_is_refused(local: Callable[..., list[Communicator]]) -> None:
+    values = np.ones(10, np.float32)
+    stream = SparseStream(np.arange(5, dtype=np.uint32), values[:5], 10)
+    if not np.may_share_memory(stream.values, values):
+        pytest.skip("the stream has copied its values")
+    with pytest.raises(ValueError, match="out shares memory with the stream"):
+        local(1)[0].all_reduce_into(stream, values)
+
+
 def test_sparse_torch_bfloat16(on_ranks: OnRanks) -> None:
     def run(comm: Communicator) -> tuple[SparseStream, torch.Tensor]:
         stream = _stream(comm.rank)

@@ -161,6 +161,19 @@ def test_no_such_rank(rank: int, size: int) -> None:
         Communicator.from_exchange(rank, size, lambda blob: [blob])
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("0", 1, lambda blob: [blob]), "rank='0' must be an int"),
+        ((0, 1.0, lambda blob: [blob]), "size=1.0 must be an int"),
+        ((0, 1, None), "exchange=None must be callable"),
+    ],
+)
+def test_arguments_of_another_type(arguments: tuple[object, ...], message: str) -> None:
+    with pytest.raises(TypeError, match=message):
+        Communicator.from_exchange(*arguments)  # type: ignore[arg-type]
+
+
 def test_ranks_find_each_other_by_any_exchange() -> None:
     barrier, blobs = threading.Barrier(2), [b"", b""]
 
