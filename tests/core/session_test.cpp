@@ -232,7 +232,7 @@ TEST("a failure is told to every peer once, ends all operations, and stays") {
   const auto third = receiver(a, 3);
   rank.session.begin(third, 0.0);
   REQUIRE(third->failure());
-  EXPECT_EQ(third->failure()->reason, "cut");
+  EXPECT_EQ(third->failure()->reason, "the communicator failed earlier; close it. That failure was: cut");
   EXPECT_THROWS(TransportError, "rank 0: allgather(count=5", third->rethrow());
 
   rank.driver.arrive(1, 0, 3, 5);
