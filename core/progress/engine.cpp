@@ -219,11 +219,11 @@ void Engine::sleep_as_thread() {
 }
 
 // False if the request was done, or the deadline passed, while somebody else held the baton.
-bool Engine::take_baton(Turn turn, const Request* request, double deadline_s) {
+bool Engine::take_baton(Claim claim, const Request* request, double deadline_s) {
   std::unique_lock lock(mutex_);
   ++callers_;
   const auto done = [&] { return request != nullptr && request->done(); };
-  const auto must_wait = [&] { return driving_ || (turn == Turn::after_actions && actions_ > 0); };
+  const auto must_wait = [&] { return driving_ || (claim == Claim::wait && actions_ > 0); };
   while (must_wait() && !done() && now_s() < deadline_s) {
     if (caller_asleep_) ring(caller_event_);  // to run what we have submitted, or to hand over
     baton_free_.wait_for(lock, std::chrono::milliseconds(milliseconds_until(deadline_s, 60.0)));
@@ -258,7 +258,7 @@ void Engine::release_baton() {
 
 void Engine::with_baton(const std::function<void()>& action) {
   ++actions_;
-  TELEGRAD_CHECK(take_baton(Turn::at_once, nullptr, std::numeric_limits<double>::infinity()));
+  TELEGRAD_CHECK(take_baton(Claim::action, nullptr, std::numeric_limits<double>::infinity()));
   --actions_;
   run_commands();  // what this thread has submitted comes first
   action();
@@ -267,12 +267,12 @@ void Engine::with_baton(const std::function<void()>& action) {
 
 bool Engine::wait(const Request& request, double deadline_s) {
   if (request.done()) return true;
-  if (!take_baton(Turn::after_actions, &request, deadline_s)) return request.done();
+  if (!take_baton(Claim::wait, &request, deadline_s)) return request.done();
   return drive([&] { return request.done(); }, deadline_s);
 }
 
 bool Engine::wait_until(const std::function<bool()>& over, double deadline_s) {
-  return take_baton(Turn::after_actions, nullptr, deadline_s) && drive(over, deadline_s);
+  return take_baton(Claim::wait, nullptr, deadline_s) && drive(over, deadline_s);
 }
 
 bool Engine::drive(const std::function<bool()>& over, double deadline_s) {

@@ -56,10 +56,10 @@ class Engine {
     std::function<void()> run;
     Command* next = nullptr;
   };
-  enum class Turn : std::uint8_t { at_once, after_actions };
+  enum class Claim : std::uint8_t { action, wait };
 
   void thread_main();
-  bool take_baton(Turn turn, const Request* request, double deadline_s);
+  bool take_baton(Claim claim, const Request* request, double deadline_s);
   void release_baton();
   bool drive(const std::function<bool()>& over, double deadline_s);
   bool turn();

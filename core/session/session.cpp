@@ -6,6 +6,12 @@
 #include "session/job.hpp"
 
 namespace telegrad {
+namespace {
+
+// Sequence numbers wrap around.
+bool precedes(std::uint32_t sequence, std::uint32_t other) { return static_cast<std::int32_t>(sequence - other) < 0; }
+
+}  // namespace
 
 Session::Session(Driver& driver, SessionOptions options) : driver_(driver), options_(options), peers_(driver.size()) {
   driver_.attach(*this);
@@ -56,10 +62,7 @@ void Session::begin(RequestPtr request, double now_s) {
   Job& job = *owned;
   next_deadline_s_ = std::min(next_deadline_s_, job.deadline_s());
   jobs_.emplace(sequence, std::move(owned));
-  if (Rank peer = kNoRank; never_called_by_parted(sequence, peer)) {
-    fail_for_parted(job, peer);
-    return;
-  }
+  if (fail_if_abandoned(job)) return;
 
   std::vector<Arrival> waiting;
   if (const auto early = early_.find(sequence); early != early_.end()) {
@@ -176,7 +179,7 @@ void Session::on_arrival(const Arrival& arrival) {
     } else {
       driver_.discard(arrival);
     }
-  } else if (static_cast<std::int32_t>(envelope.sequence - next_sequence_) >= 0) {
+  } else if (!precedes(envelope.sequence, next_sequence_)) {
     early_[envelope.sequence].push_back(arrival);
   } else {
     driver_.discard(arrival);
@@ -219,28 +222,22 @@ void Session::on_control(const Control& control) {
       ++parted_;
       peer.ends_at = control.sequence;
       for (const auto& [sequence, job] : jobs_) {
-        if (static_cast<std::int32_t>(sequence - peer.ends_at) < 0) continue;
-        fail_for_parted(*job, control.source);
-        break;
+        if (fail_if_abandoned(*job)) break;
       }
       break;
   }
 }
 
-// True if some peer has said goodbye before it called this operation; then it names the peer.
-bool Session::never_called_by_parted(std::uint32_t sequence, Rank& peer) const {
-  for (Rank other = 0; other < size(); ++other) {
-    const bool parted = other != rank() && peers_[other].parted;
-    if (!parted || static_cast<std::int32_t>(sequence - peers_[other].ends_at) < 0) continue;
-    peer = other;
+// True, and everything has failed, if some peer said goodbye without calling this operation.
+bool Session::fail_if_abandoned(const Job& job) {
+  if (parted_ == 0) return false;
+  for (Rank peer = 0; peer < size(); ++peer) {
+    if (peer == rank() || !peers_[peer].parted || precedes(job.sequence(), peers_[peer].ends_at)) continue;
+    fail(failure_of(job, FailureKind::peer_failed, peer,
+                    "rank " + std::to_string(peer) + " closed its communicator without this operation"));
     return true;
   }
   return false;
-}
-
-void Session::fail_for_parted(const Job& job, Rank peer) {
-  fail(failure_of(job, FailureKind::peer_failed, peer,
-                  "rank " + std::to_string(peer) + " closed its communicator without this operation"));
 }
 
 void Session::on_peer_failed(Rank rank_of_peer, const std::string& reason) {

@@ -87,8 +87,7 @@ class Session final : public EventSink {
   Failure failure_of(const Job& job, FailureKind kind, Rank peer, std::string reason) const;
   void check_liveness(double now_s);
   void finish_jobs();
-  bool never_called_by_parted(std::uint32_t sequence, Rank& peer) const;
-  void fail_for_parted(const Job& job, Rank peer);
+  bool fail_if_abandoned(const Job& job);
   void look_at_deadlines(double now_s);
   bool agrees(Job& job, const Envelope& envelope);
   void broadcast(const Control& control);

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from telegrad.compress.residual import Residual, ResidualStore, check_density
+from telegrad.compress.residual import Residual, ResidualStore
 from telegrad.compress.selection import ExactTopK, ReusedThreshold, Selection
 
 SELECTIONS = ("reused", "topk")
@@ -38,7 +38,6 @@ class Compressor:
     def __init__(
         self, sizes: Mapping[str, int], *, density: float = 0.01, selection: str = "reused", interval: int = 8
     ) -> None:
-        check_density(density)
         if selection not in SELECTIONS:
             raise ValueError(f"selection={selection!r} does not exist: use one of {', '.join(SELECTIONS)}")
         reused = ReusedThreshold(interval)  # made in any case: it checks the interval

@@ -16,7 +16,6 @@ import torch
 from telegrad.comm import Communicator, Work
 from telegrad.comm.work import future_of_all
 from telegrad.compress import Compressor
-from telegrad.compress.residual import check_density
 from telegrad.ops.nonfinite.cpu import count_nonfinite
 from telegrad.ops.nonfinite.naive import as_float32
 from telegrad.stream import SparseStream
@@ -92,7 +91,6 @@ class DDPState:
         _check_choice(nonfinite, "nonfinite", nonfinite_values.POLICIES)
         _check_count(small_tensor_elements, "small_tensor_elements")
         _check_count(warmup_steps, "warmup_steps")
-        check_density(density)
         self._parameters = _checked_parameters(named_parameters)  # alive, so that their ids stay theirs
         self._names = {id(parameter): name for name, parameter in self._parameters.items()}
         large = {
