@@ -5,6 +5,7 @@ A policy holds no state of its own: what it must remember of a parameter is in t
 
 from __future__ import annotations
 
+import operator
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -28,7 +29,7 @@ class Selection(Protocol):
         """Adds ``gradient`` to the residual and moves the chosen entries out of it; returns how many.
 
         They are written, by ascending index (+ ``offset``), into ``indices`` and ``values``, which hold
-        ``capacity(entry)``.
+        ``capacity(entry)``. The sums must be finite. ``entry.peak`` bounds what stays.
         """
 
 
@@ -44,6 +45,7 @@ class ExactTopK:
             return _select_all(entry, gradient, indices, values, offset)
         cpu.accumulate(entry.values, gradient)
         entry.threshold = cpu.select_topk(entry.values, entry.k, indices, values, offset)
+        entry.peak = max(entry.threshold, cpu.TINY)
         return entry.k
 
 
@@ -60,8 +62,9 @@ class ReusedThreshold:
     gain: float = 0.1
 
     def __post_init__(self) -> None:
-        if isinstance(self.interval, bool) or not isinstance(self.interval, int):
+        if isinstance(self.interval, bool) or not isinstance(self.interval, (int, np.integer)):
             raise TypeError(f"interval={self.interval!r} must be an int: calls from one exact threshold to the next")
+        object.__setattr__(self, "interval", operator.index(self.interval))
         if self.interval < 1:
             raise ValueError(f"interval={self.interval} must be at least 1: 1 evaluates the threshold at every call")
 
@@ -78,12 +81,13 @@ class ReusedThreshold:
             indices, values = indices[:most], values[:most]
             count = cpu.accumulate_select(entry.values, gradient, entry.threshold, indices, values, offset)
             if entry.k <= 2 * count and count <= most:
+                entry.peak = entry.threshold
                 entry.threshold = max(entry.threshold * (count / entry.k) ** self.gain, cpu.TINY)
                 entry.calls += 1
                 return count
             moved = min(count, most)
             cpu.put_back(entry.values, indices[:moved], values[:moved], offset)
-        entry.threshold = max(cpu.select_topk(entry.values, entry.k, indices, values, offset), cpu.TINY)
+        entry.peak = entry.threshold = max(cpu.select_topk(entry.values, entry.k, indices, values, offset), cpu.TINY)
         entry.calls = 1
         return entry.k
 
@@ -94,4 +98,5 @@ def _select_all(entry: Residual, gradient: Floats, indices: Indices, values: Flo
     indices[:size] = np.arange(offset, offset + size, dtype=np.uint32)
     np.add(entry.values, gradient, out=values[:size])
     entry.values.fill(0)
+    entry.peak = 0.0
     return size

@@ -1,6 +1,9 @@
-"""NaN and infinity in a bucket's gradients: whose they are, and how they are sent past the residuals."""
+"""NaN and infinity in a bucket's gradients, or born in its residuals: whose they are, and how they are sent."""
 
 from __future__ import annotations
+
+import math
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -8,43 +11,82 @@ import numpy.typing as npt
 from telegrad.compress import Compressor
 from telegrad.errors import NonFiniteGradient
 from telegrad.ops.nonfinite.cpu import count_nonfinite
+from telegrad.ops.nonfinite.naive import as_float32
 from telegrad.train.bucket import Bits, BucketLayout
 
 POLICIES = ("raise", "skip", "send")
+_BF16_LIMIT = 2.0**128 - 2.0**119  # from here on a float32 is rounded to an infinite bfloat16
 
 
-def error_for(layout: BucketLayout, bits: Bits, rank: int, step: int) -> NonFiniteGradient:
-    """The error that names the first parameter with NaN or infinity in its gradient."""
-    counts = [count_nonfinite(bits[offset : offset + size]) for _, offset, size in layout.members]
-    name, count, size = next((m.name, count, m.size) for m, count in zip(layout.members, counts, strict=True) if count)
+class Fault(NamedTuple):
+    """What is wrong with a bucket: the first parameter concerned, and a clause that names it."""
+
+    parameter: str
+    text: str
+
+
+def find_fault(compressor: Compressor, layout: BucketLayout, bits: Bits, sparse: bool) -> Fault | None:
+    """Looks before anything is changed. ``sparse``: the bucket's large gradients will be added to their residuals."""
+    if count_nonfinite(bits):
+        for name, offset, size in layout.members:
+            count = count_nonfinite(bits[offset : offset + size])
+            if count:
+                return Fault(name, f"{count} of {size} entries in the gradient of {name!r} are NaN or infinite")
+    if sparse and compressor.may_overflow(layout.parts):
+        where = compressor.overflowing(layout.parts, as_float32(bits), _limit(bits))
+        for part in layout.parts:
+            name, size = part.entry.name, part.entry.values.size
+            count = int(np.count_nonzero((where >= part.offset) & (where < part.offset + size)))
+            if count:
+                return Fault(
+                    name,
+                    f"the residual of {name!r} overflowed: {count} of {size} entries of residual + gradient are "
+                    f"infinite in {_dtype_name(bits)}, though both are finite",
+                )
+    return None
+
+
+def error_of(fault: Fault, rank: int, step: int) -> NonFiniteGradient:
+    """The error for the policy ``"raise"``."""
     return NonFiniteGradient(
-        f"rank {rank}, step {step}: {count} of {size} entries in the gradient of {name!r} are NaN or infinite: lower "
-        "the learning rate or clip, or choose nonfinite='skip' (this rank sits such a bucket out) or 'send' (the "
-        "optimiser sees it)",
+        f"rank {rank}, step {step}: {fault.text}: lower the learning rate or clip, or choose nonfinite='skip' (all "
+        "ranks drop such a step) or 'send' (the optimiser sees it)",
         rank=rank,
-        parameter=name,
+        parameter=fault.parameter,
     )
 
 
 def compress_around(
-    compressor: Compressor, layout: BucketLayout, flat: npt.NDArray[np.float32]
+    compressor: Compressor, layout: BucketLayout, bits: Bits
 ) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.float32]]:
-    """Compresses ``flat`` and sends its NaN and infinities along as they are; no residual meets one.
+    """Compresses the bucket and sends along what is not finite; no residual holds such a value afterwards.
 
-    ``flat`` is overwritten: the non-finite entries by zero. Returns ascending indices, and values.
+    A gradient's NaN or infinity goes as it is and leaves the residual alone; where residual + gradient overflows, the
+    infinity goes and the residual is zero. ``bits`` may be overwritten. Returns ascending indices, and values.
     """
+    flat = as_float32(bits)
     inside = np.zeros(flat.size, bool)
     for part in layout.parts:
         inside[part.offset : part.offset + part.entry.values.size] = True
-    where = np.flatnonzero(inside & ~np.isfinite(flat)).astype(np.uint32)
-    what = flat[where]
-    flat[where] = 0
+    faulty = np.flatnonzero(inside & ~np.isfinite(flat)).astype(np.uint32)
+    faulty_values = flat[faulty]
+    flat[faulty] = 0
+    overflowing = np.setdiff1d(compressor.overflowing(layout.parts, flat, _limit(bits)), faulty)
+    overflowing_values = np.copysign(np.float32(np.inf), compressor.take(layout.parts, flat, overflowing))
     indices, values = layout.scratch()
     count = compressor.compress(layout.parts, flat, indices, values)
     indices, values = indices[:count], values[:count]
-    replaced = np.isin(indices, where)
+    replaced = np.isin(indices, np.concatenate([faulty, overflowing]))
     compressor.keep(layout.parts, indices[replaced], values[replaced])
-    indices = np.concatenate([indices[~replaced], where])
-    values = np.concatenate([values[~replaced], what])
+    indices = np.concatenate([indices[~replaced], faulty, overflowing])
+    values = np.concatenate([values[~replaced], faulty_values, overflowing_values])
     order = np.argsort(indices)
     return indices[order], values[order]
+
+
+def _limit(bits: Bits) -> float:
+    return math.inf if bits.dtype == np.float32 else _BF16_LIMIT
+
+
+def _dtype_name(bits: Bits) -> str:
+    return "float32" if bits.dtype == np.float32 else "bfloat16"

@@ -103,6 +103,83 @@ def test_another_density_drops_thresholds_and_keeps_residuals() -> None:
     np.testing.assert_array_equal(entry.values, one.compressor.residuals["head"].values)
 
 
+def test_an_open_step_is_undone_bitwise() -> None:
+    for options in ({"selection": "topk"}, {"selection": "reused", "interval": 3}, {"density": 1.0}):
+        one, two = Sender(**options), Sender(**options)
+        for flat in _gradients(9):
+            one.compressor.begin()
+            two.compressor.begin()
+            before = one.compressor.state_dict()
+            one.send(flat * 3)
+            one.compressor.keep(one.parts, np.array([60, 700], np.uint32), np.array([90, 70], np.float32))
+            one.send(flat)  # again in the same step
+            np.testing.assert_equal(one.compressor.state_dict(), before)  # says nothing of an open step
+            one.compressor.drop_step()
+            np.testing.assert_equal(one.compressor.state_dict(), before)
+            for a, b in zip(one.send(flat), two.send(flat), strict=True):
+                np.testing.assert_array_equal(a, b)
+            two.compressor.keep_step()
+            np.testing.assert_equal(two.compressor.state_dict(), one.compressor.state_dict())
+            for a, b in zip(one.compressor.residuals, two.compressor.residuals, strict=True):
+                assert a.peak == b.peak
+
+
+def test_a_step_that_is_kept_or_absent_is_not_undone() -> None:
+    sender = Sender()
+    sender.compressor.begin()
+    sender.send(_gradients(1)[0])
+    sender.compressor.keep_step()
+    kept = sender.compressor.state_dict()
+    assert kept["parameters"]["head"]["residual"].any()
+    sender.compressor.drop_step()
+    np.testing.assert_equal(sender.compressor.state_dict(), kept)
+
+
+def test_a_loaded_state_closes_the_open_step() -> None:
+    sender = Sender()
+    saved = sender.compressor.state_dict()
+    sender.send(_gradients(1)[0])
+    sender.compressor.begin()
+    sender.send(_gradients(1)[0])
+    sender.compressor.load_state_dict(saved)
+    sender.compressor.drop_step()
+    np.testing.assert_equal(sender.compressor.state_dict(), saved)
+
+
+@pytest.mark.parametrize("selection", ["topk", "reused"])
+@pytest.mark.parametrize("limit", [np.inf, 3e38])
+def test_overflow_is_found_before_it_happens(selection: str, limit: float) -> None:
+    """Against the sums themselves; gradients grow until residual + gradient is beyond float32, and shrink again."""
+    sender, found = Sender(selection=selection), 0
+    for step, flat in enumerate(_gradients(40)):
+        flat = np.clip(flat.astype(np.float64) * 10.0 ** (38.4 - abs(step - 20)), -3.4e38, 3.4e38).astype(np.float32)
+        before = sender.compressor.state_dict()
+        total = np.zeros(SPACE, np.float32)
+        for name, offset in OFFSETS.items():
+            residual = before["parameters"][name]["residual"]
+            with np.errstate(over="ignore"):
+                total[offset : offset + residual.size] = residual + flat[offset : offset + residual.size]
+        where = sender.compressor.overflowing(sender.parts, flat, limit)
+        np.testing.assert_array_equal(where, np.flatnonzero(np.abs(total) >= np.float32(limit)))
+        assert where.size == 0 or sender.compressor.may_overflow(sender.parts)
+        np.testing.assert_equal(sender.compressor.state_dict(), before)  # it only looks
+        found += where.size
+        np.testing.assert_array_equal(sender.compressor.take(sender.parts, flat, where), total[where])
+        assert not flat[where].any()
+        _, values = sender.send(flat)
+        assert np.isfinite(values).all()
+        assert all(np.isfinite(entry.values).all() for entry in sender.compressor.residuals)
+        assert step > 3 or not sender.compressor.may_overflow(sender.parts)  # sound residuals cost nothing
+    assert found > 10
+
+
+def test_nothing_overflows_where_there_is_no_gradient() -> None:
+    sender = Sender()
+    sender.compressor.residuals["head"].values[3] = 3e38
+    sender.compressor.residuals["head"].peak = 3e38
+    assert sender.compressor.overflowing(sender.parts, np.zeros(SPACE, np.float32), 1e38).size == 0
+
+
 def _without(state: dict[str, Any]) -> None:
     del state["parameters"]["head"]
 

@@ -117,6 +117,23 @@ def test_same_input_same_output() -> None:
         np.testing.assert_array_equal(b, d)
 
 
+@pytest.mark.parametrize("policy", [ExactTopK(), ReusedThreshold(), ReusedThreshold(1), ReusedThreshold(gain=0.9)])
+@pytest.mark.parametrize("k", [1, 30, 1000])
+def test_the_peak_bounds_the_residual(policy: Selection, k: int) -> None:
+    rng, entry = np.random.default_rng(k), _entry(1000, k)
+    assert entry.peak == np.inf  # nobody has looked
+    for step in range(40):
+        gradient = rng.standard_normal(1000) * 10.0 ** rng.integers(-3, 4)
+        if step % 4 == 0:
+            gradient = np.sign(gradient)  # many of one magnitude
+        _call(policy, entry, gradient)
+        assert np.abs(entry.values).max() <= np.float32(entry.peak) < np.inf
+
+
+def test_a_numpy_interval() -> None:
+    assert type(ReusedThreshold(np.int64(3)).interval) is int  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize(
     ("interval", "error"), [(0, ValueError), (-1, ValueError), (2.5, TypeError), (True, TypeError)]
 )

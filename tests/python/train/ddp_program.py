@@ -294,6 +294,46 @@ def nonfinite_gradient(comm: Communicator) -> None:
             assert isinstance(training.state.failure, TransportError)
 
 
+def poison_gradient(layer: torch.nn.Linear, here: bool, poisoned: set[int]) -> None:
+    rank = dist.get_rank()
+    if here:
+        layer.weight.register_hook(lambda gradient: gradient * float("inf") if rank in poisoned else gradient)
+
+
+def skipped_steps(comm: Communicator) -> None:
+    bf16, view, unused = torch.bfloat16, {"gradient_as_bucket_view": True}, {"find_unused_parameters": True}
+    cases: list[dict[str, Any]] = [
+        {"mode": "sparse", "density": 0.05},
+        {"mode": "sparse", "dtype": bf16, "selection": "topk", "ddp": view},
+        {"mode": "sparse", "warmup_steps": 3, "ddp": unused},
+        {"mode": "dense", "ddp": unused},
+    ]
+    for case in cases:
+        skipping, reference = Training(comm, nonfinite="skip", **case), Training(comm, **case)
+        assert skipping.state is not None
+        assert reference.state is not None
+        poisoned: set[int] = set()  # ranks
+        poison_gradient(skipping.model.outer, comm.rank == 1, poisoned)  # in the first bucket
+        poison_gradient(skipping.model.inner, comm.rank == 0, poisoned)  # in the last one
+        for step in range(6):
+            takes_branch = case.get("ddp") is not unused or step % 2 == 0
+            for ranks in ({0}, {1}) if step in (0, 3) else ():
+                poisoned |= ranks
+                skipping.optimizer.zero_grad()
+                skipping.backward(step, takes_branch)
+                poisoned.clear()
+                assert skipping.state.skipped
+                assert not any(p.grad.any() for p in skipping.model.parameters() if p.grad is not None)
+            assert skipping.step(step, takes_branch) == reference.step(step, takes_branch)
+            assert not skipping.state.skipped
+            assert_equal(skipping.flat(), reference.flat())
+        assert (skipping.state.stats.skipped_steps, skipping.state.step) == (4, 6)
+        for name, entry in skipping.memory().items():
+            expected = reference.memory()[name]
+            assert_equal(entry["residual"], expected["residual"])
+            assert (entry["threshold"], entry["calls"]) == (expected["threshold"], expected["calls"])
+
+
 def sub_groups(comm: Communicator) -> None:
     for ranks in ([0], [1], [1, 0]):
         group = dist.new_group(ranks)
@@ -328,6 +368,7 @@ SCENARIOS: list[Callable[[Communicator], None]] = [
     channels_last,
     sub_groups,
     communicator_of_other_ranks,
+    skipped_steps,
     sparse_embedding_gradient,
     nonfinite_gradient,
 ]

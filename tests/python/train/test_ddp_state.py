@@ -6,6 +6,7 @@ import io
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -37,6 +38,10 @@ def _state(local: Local, model: torch.nn.Module | None = None, **options: Any) -
         ({"small_tensor_elements": 1.5}, TypeError, "small_tensor_elements=1.5 must be an int"),
         ({"warmup_steps": -1}, ValueError, "warmup_steps=-1 must not be negative"),
         ({"warmup_steps": True}, TypeError, "warmup_steps=True must be an int"),
+        ({"warmup_steps": np.float64(3)}, TypeError, "warmup_steps=.* must be an int"),
+        ({"warmup_steps": np.int64(-3)}, ValueError, "warmup_steps=-3 must not be negative"),
+        ({"interval": np.bool_(True)}, TypeError, "interval=.* must be an int"),
+        ({"density": True}, TypeError, "density=True must be a number"),
     ],
 )
 def test_bad_options(local: Local, options: dict[str, Any], error: type[Exception], message: str) -> None:
@@ -63,6 +68,10 @@ def _frozen() -> torch.nn.Module:
     ("named", "error", "message"),
     [
         (lambda: _model().parameters(), TypeError, r"gives a Parameter: pass ddp.named_parameters\(\), not"),
+        (_model, TypeError, r"named_parameters is a Sequential: pass ddp.named_parameters\(\), which gives pairs of a"),
+        (lambda: torch.nn.Linear(3, 3), TypeError, r"named_parameters is a Linear: pass ddp.named_parameters\(\)"),
+        (lambda: _model().named_parameters, TypeError, r"named_parameters is a method: pass ddp.named_parameters\(\)"),
+        (lambda: None, TypeError, r"named_parameters is a NoneType: pass ddp.named_parameters\(\)"),
         (lambda: [("weight", [1.0])], TypeError, "parameter 'weight' is a list"),
         (lambda: [*_model().named_parameters(), *_model().named_parameters()], ValueError, "names '0.weight' twice"),
         (
@@ -110,6 +119,43 @@ def test_state_dict_is_safe_to_load_and_has_all_options(local: Local) -> None:
         "nonfinite": "raise",
     }
     state.load_state_dict(loaded)
+
+
+def test_numpy_numbers_are_numbers(local: Local) -> None:
+    options = {"density": np.float32(0.25), "interval": np.int64(4)}
+    counts = {"small_tensor_elements": np.uint16(9), "warmup_steps": np.int32(3)}
+    state = _state(local, **options, **counts)
+    file = io.BytesIO()
+    torch.save(state.state_dict(), file)
+    file.seek(0)
+    saved = torch.load(file, weights_only=True)
+    config = saved["config"]
+    assert {name: config[name] for name in (*options, *counts)} == {**options, **counts}
+    assert {name: type(config[name]) for name in counts} == dict.fromkeys(counts, int)
+    saved["step"] = np.int64(7)
+    saved["compressor"]["parameters"]["0.weight"]["calls"] = np.int64(2)
+    state.load_state_dict(saved)
+    assert type(state.step) is int
+    assert type(state.state_dict()["compressor"]["parameters"]["0.weight"]["calls"]) is int
+    saved["compressor"]["parameters"]["0.weight"]["calls"] = True
+    with pytest.raises(ValueError, match="'calls'.* is True"):
+        state.load_state_dict(saved)
+
+
+def test_a_state_of_the_first_version_is_still_loaded(local: Local) -> None:
+    """Written out: what ``state_dict`` gave before steps could be skipped."""
+    state = _state(local, nonfinite="skip")
+    residual = torch.arange(3000, dtype=torch.float32)
+    entry = {"residual": residual, "threshold": 0.5, "calls": 3}
+    parameters = {"0.weight": entry, "2.weight": {**entry, "threshold": None, "calls": 0}}
+    saved = {"version": 1, "step": 5, "config": {}, "compressor": {"density": 0.01, "parameters": parameters}}
+    state.load_state_dict(saved)
+    after = state.state_dict()
+    assert after["version"] == 1
+    assert after.keys() == saved.keys()
+    assert (after["step"], after["compressor"]["parameters"]["0.weight"]["threshold"]) == (5, 0.5)
+    assert torch.equal(after["compressor"]["parameters"]["2.weight"]["residual"], residual)
+    assert not state.skipped
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,93 @@
+"""``nonfinite="skip"``: one backward pass that all ranks keep, or all drop.
+
+After its last bucket each rank says in one tiny sum whether it met NaN or infinity. Until that sum is known none of the
+pass's futures completes (DDP waits for all of them at the end of the backward pass anyway), and the compressor can
+still undo what the pass did to the residuals.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+
+import numpy as np
+import torch
+
+from telegrad.comm import Communicator, Work
+from telegrad.comm.work import future_of_all
+from telegrad.compress import Compressor
+
+
+class AgreedStep:
+    """One backward pass. It keeps the compressor's step, or undoes it: dropped, failed or abandoned passes are undone.
+
+    ``settled`` gets the verdict, dropped or not, before any future completes; ``failed`` the error of an operation.
+    Both run on the completion thread.
+    """
+
+    def __init__(
+        self, compressor: Compressor, settled: Callable[[bool], None], failed: Callable[[Exception], None]
+    ) -> None:
+        self.unsound = False  # this rank wants the step to be dropped
+        self._compressor = compressor
+        self._settled = settled
+        self._failed = failed
+        self._works: list[Work] = []
+        self._gate: torch.futures.Future[None] = torch.futures.Future()  # done when the verdict or the error is known
+        self._verdict: torch.futures.Future[None] | None = None
+        self._dropped = False
+        self._error: Exception | None = None
+        compressor.begin()
+
+    @property
+    def closed(self) -> bool:
+        """True once it has had its last bucket."""
+        return self._verdict is not None
+
+    def outcome(self, works: list[Work], finish: Callable[[bool], torch.Tensor]) -> torch.futures.Future[torch.Tensor]:
+        """A future of ``finish(dropped)`` for one bucket, which takes these ``works``."""
+        self._works += works
+
+        def conclude(_: torch.futures.Future[None]) -> torch.Tensor:
+            if self._error is not None:
+                raise self._error
+            return finish(self._dropped)
+
+        return self._gate.then(conclude)
+
+    def close(self, comm: Communicator) -> None:
+        """Asks all ranks, after the last bucket."""
+        flag = np.array([self.unsound], np.float32)
+        works = [*self._works, comm.all_reduce(flag, "sum", async_op=True)]
+
+        def settle() -> None:
+            self._dropped = bool(flag[0])
+            if self._dropped:
+                self._compressor.drop_step()
+            else:
+                self._compressor.keep_step()
+            self._settled(self._dropped)
+
+        def fail(error: Exception) -> None:
+            self._error = error
+            self._compressor.drop_step()
+            self._failed(error)
+
+        self._verdict = future_of_all(works, settle, fail)
+        self._verdict.then(lambda _: self._gate.set_result(None))
+
+    def leave(self, error: Exception | None = None) -> None:
+        """Returns when the pass is over. One without its last bucket ends here, undone, its futures with ``error``.
+
+        Raises nothing.
+        """
+        if self._verdict is not None:
+            with contextlib.suppress(Exception):
+                self._verdict.wait()
+        elif not self._gate.done():
+            for work in self._works:  # the network may still read the buckets' memory
+                with contextlib.suppress(Exception):
+                    work.wait()
+            self._compressor.drop_step()
+            self._error = error or RuntimeError("the backward pass ended before its last bucket: the step is dropped")
+            self._gate.set_result(None)

@@ -1,0 +1,64 @@
+"""What DDPState accepts: each check names the argument, what was given, and the remedy."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable
+
+import numpy as np
+import torch
+
+from telegrad.train.bucket import check_dtype
+
+
+def checked_parameters(named: Iterable[tuple[str, torch.nn.Parameter]]) -> dict[str, torch.nn.Parameter]:
+    """Those that require a gradient, by name. Raises ``TypeError`` and ``ValueError`` for what is no such list."""
+    if isinstance(named, torch.nn.Module) or not isinstance(named, Iterable):
+        raise TypeError(
+            f"named_parameters is a {type(named).__name__}: pass ddp.named_parameters(), which gives pairs of a name "
+            "and a parameter"
+        )
+    parameters: dict[str, torch.nn.Parameter] = {}
+    owners: dict[int, str] = {}
+    for item in named:
+        if not isinstance(item, tuple) or len(item) != 2 or not isinstance(item[0], str):
+            raise TypeError(
+                f"named_parameters gives a {type(item).__name__}: pass ddp.named_parameters(), not ddp.parameters()"
+            )
+        name, parameter = item
+        if not isinstance(parameter, torch.Tensor):
+            raise TypeError(f"parameter {name!r} is a {type(parameter).__name__}: it must be a torch tensor")
+        if not parameter.requires_grad:
+            continue
+        if name in parameters:
+            raise ValueError(
+                f"named_parameters names {name!r} twice: names must be unique, residuals are stored under them"
+            )
+        if id(parameter) in owners:
+            raise ValueError(
+                f"parameters {owners[id(parameter)]!r} and {name!r} are the same tensor: name a shared parameter "
+                "once, as named_parameters() does by default"
+            )
+        check_dtype(parameter.dtype, name)
+        parameters[name] = parameter
+        owners[id(parameter)] = name
+    if not parameters:
+        raise ValueError(
+            "named_parameters has no parameter that requires a gradient: pass ddp.named_parameters() of the model"
+        )
+    return parameters
+
+
+def check_choice(value: str, argument: str, choices: tuple[str, ...]) -> None:
+    """Raises ``ValueError`` unless ``value`` is one of ``choices``."""
+    if value not in choices:
+        raise ValueError(f"{argument}={value!r} does not exist: use one of {', '.join(choices)}")
+
+
+def checked_count(value: int, argument: str) -> int:
+    """``value``, an int or numpy's, as an int of at least 0; else ``TypeError`` or ``ValueError``."""
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
+        raise TypeError(f"{argument}={value!r} must be an int")
+    if value < 0:
+        raise ValueError(f"{argument}={value} must not be negative")
+    return operator.index(value)
