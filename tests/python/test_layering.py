@@ -49,8 +49,9 @@ MAY_IMPORT = {
     "sim": {*LIBRARY, "plan"},
     "bench": {*LIBRARY, "plan", "train", "linear", "sim", "launch"},
     "demo": {*LIBRARY, "plan", "train", "linear", "sim", "launch", "bench"},
-    "report": {"errors", "plan", "linear", "sim", "bench", "demo"},  # shows what these have measured
-    "cli": {*LIBRARY, "plan", "train", "linear", "sim", "report", "launch", "bench", "demo"},
+    "doctor": {*LIBRARY, "launch", "bench"},
+    "report": {"errors", "plan", "linear", "sim", "bench", "demo", "doctor"},  # shows what these have found
+    "cli": {*LIBRARY, "plan", "train", "linear", "sim", "report", "launch", "bench", "demo", "doctor"},
     "__main__": {"cli"},
 }
 MAY_IMPORT_TORCH = {"train", "linear", "bench", "demo", "cli"}  # others only inside functions, or not at all

@@ -52,8 +52,10 @@ def _processor() -> str:
 
 
 def _ucx() -> str | None:
-    from telegrad import _core
-
+    try:
+        from telegrad import _core
+    except ImportError:  # a description must not need what may be broken
+        return None
     return _core.ucx_version() if hasattr(_core, "ucx_version") else None
 
 

@@ -2,18 +2,50 @@
 
 from __future__ import annotations
 
+import functools
+import importlib
 import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Command:
+    """A subcommand: ``function`` of ``module``, or its Typer app, which has commands of its own.
+
+    ``needs``: packages without which it cannot run, or (after a colon) not with that parameter; ``extra`` brings them.
+    """
+
+    name: str
+    module: str
+    function: str
+    needs: tuple[str, ...] = ()
+    extra: str = "cli"
+
+
+COMMANDS = (
+    Command("doctor", "telegrad.cli.doctor", "doctor"),
+    Command("env", "telegrad.cli.env", "env"),
+    Command("test", "telegrad.cli.selftest", "selftest"),
+    Command("bench", "telegrad.cli.bench", "app", needs=("matplotlib:plot_file",)),
+    Command("demo", "telegrad.cli.demo", "demo", needs=("matplotlib",), extra="demo"),
+)
 
 
 def main() -> None:
     """The entry point. Commands are imported here, so that ``import telegrad.cli`` needs no extra."""
     try:
-        import matplotlib as _matplotlib  # noqa: F401
         import rich as _rich  # noqa: F401
-        import typer
+        import typer as _typer  # noqa: F401
     except ModuleNotFoundError as error:
-        sys.exit(f"telegrad's commands need {error.name}: pip install 'telegrad[demo]'")
-    from telegrad.cli import bench, demo
+        sys.exit(f"telegrad's commands need {error.name}: pip install 'telegrad[cli]'")
+    make_app()()
+
+
+def make_app() -> Any:
+    """The Typer app with all commands. One that cannot be imported here says why when it is called."""
+    import typer
 
     app = typer.Typer(
         help="Sparse and dense gradient exchange for data-parallel training.",
@@ -22,6 +54,48 @@ def main() -> None:
         pretty_exceptions_enable=False,
         add_completion=False,
     )
-    app.command()(demo.demo)
-    app.add_typer(bench.app, name="bench")
-    app()
+    for command in COMMANDS:
+        try:
+            found = getattr(importlib.import_module(command.module), command.function)
+        except ImportError as error:  # without the compiled core the doctor must still come
+            app.command(command.name, context_settings=_ANY_ARGUMENTS)(_unavailable(command, error))
+            continue
+        if isinstance(found, typer.Typer):
+            for inner in found.registered_commands:
+                if inner.callback is not None:
+                    inner.callback = _checked(command, inner.callback)
+            app.add_typer(found, name=command.name)
+        else:
+            app.command(command.name)(_checked(command, found))
+    return app
+
+
+_ANY_ARGUMENTS = {"ignore_unknown_options": True, "allow_extra_args": True}
+
+
+def _checked(command: Command, function: Callable[..., None]) -> Callable[..., None]:
+    """``function``, which first says what it lacks: at once, not after minutes of measurement."""
+    if not command.needs:
+        return function
+
+    from telegrad.doctor.installation import is_installed
+
+    @functools.wraps(function)
+    def call(*arguments: Any, **options: Any) -> None:
+        for need in command.needs:
+            package, _, parameter = need.partition(":")
+            if (not parameter or options.get(parameter) is not None) and not is_installed(package):
+                sys.exit(f"telegrad {command.name} needs {package}: pip install 'telegrad[{command.extra}]'")
+        function(*arguments, **options)
+
+    return call
+
+
+def _unavailable(command: Command, reason: ImportError) -> Callable[[], None]:
+    said = f"telegrad {command.name} cannot start: {reason}\n`telegrad doctor` says what is missing and how to mend it"
+
+    def call() -> None:
+        sys.exit(said)
+
+    call.__doc__ = f"Not available here: {reason}"
+    return call

@@ -1,0 +1,107 @@
+"""The machine's own limits: cores, shared memory, descriptors, locked memory."""
+
+from __future__ import annotations
+
+import os
+import resource
+from pathlib import Path
+
+from telegrad.doctor.finding import Finding
+
+_SHM = Path("/dev/shm")
+SHM_BYTES_PER_RANK = 4_400_000
+"""Measured, 2 to 8 ranks on one machine, UCX 1.22."""
+_OTHERS_SHM_BYTES = 64 << 20  # torch's DataLoader workers pass batches through it
+_DESCRIPTORS_PER_PEER = 3  # measured: two sockets over TCP, one pidfd
+_DESCRIPTORS_OF_ONE = 100  # a rank with torch and its files
+_FEW_RANKS = 64
+
+
+def cores() -> list[Finding]:
+    """Cores that this process may use, against one rank per core."""
+    usable, present = len(os.sched_getaffinity(0)), os.cpu_count() or 1
+    quota = cpu_quota()
+    said = f"{usable} usable" + (f" of {present}" if usable != present else "")
+    said += f", cgroup quota {quota:.1f}" if quota is not None else ""
+    enough = min(usable, quota) if quota is not None else usable
+    if enough < 2:
+        return [
+            Finding(
+                "cores",
+                "note",
+                f"{said}: two ranks here take turns; telegrad works so, slowly",
+                "give the job a core per rank (taskset, --cpus of docker, --cpus-per-task of Slurm)",
+            )
+        ]
+    return [Finding("cores", "ok", f"{said}: enough for {int(enough)} ranks, one core each")]
+
+
+def cpu_quota() -> float | None:
+    """Cores' worth of time that the control group grants, None if it does not limit it."""
+    try:
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+        return None if quota == "max" else int(quota) / int(period)
+    except (OSError, ValueError):
+        pass
+    try:
+        folder = Path("/sys/fs/cgroup/cpu")
+        limit = int((folder / "cpu.cfs_quota_us").read_text())
+        return None if limit <= 0 else limit / int((folder / "cpu.cfs_period_us").read_text())
+    except (OSError, ValueError):
+        return None
+
+
+def shared_memory_size() -> list[Finding]:
+    """Room in /dev/shm for UCX's segments of one rank per core, and for others."""
+    mend = "in a container: docker run --shm-size=1g or --ipc=host; else mount -o remount,size=1g /dev/shm"
+    if not _SHM.is_dir() or not os.access(_SHM, os.W_OK):
+        return [Finding("/dev/shm", "note", "not there or not writable: ranks of one machine may talk by TCP", mend)]
+    room = os.statvfs(_SHM)
+    free, total = room.f_bavail * room.f_frsize, room.f_blocks * room.f_frsize
+    needed = len(os.sched_getaffinity(0)) * SHM_BYTES_PER_RANK
+    said = f"{_mib(free)} free of {_mib(total)}"
+    if free < needed:
+        return [Finding("/dev/shm", "note", f"{said}: one rank per core needs {_mib(needed)}", mend)]
+    if free < needed + _OTHERS_SHM_BYTES:
+        return [
+            Finding("/dev/shm", "note", f"{said}: enough for telegrad, little for torch's DataLoader workers", mend)
+        ]
+    return [Finding("/dev/shm", "ok", f"{said}; a rank takes {_mib(SHM_BYTES_PER_RANK)}")]
+
+
+def limits() -> list[Finding]:
+    """Open files (sockets to peers), and memory that may be locked (RDMA only)."""
+    return [_open_files(*resource.getrlimit(resource.RLIMIT_NOFILE)), _locked(resource.getrlimit(_MEMLOCK)[0])]
+
+
+_MEMLOCK = resource.RLIMIT_MEMLOCK
+_UNLIMITED = resource.RLIM_INFINITY
+
+
+def _open_files(soft: int, hard: int) -> Finding:
+    if soft == _UNLIMITED:
+        return Finding("open files", "ok", "unlimited")
+    most = max((soft - _DESCRIPTORS_OF_ONE) // _DESCRIPTORS_PER_PEER, 0)
+    said = f"{soft}: enough for about {most} ranks in a job"
+    if most < _FEW_RANKS:
+        above = "unlimited" if hard == _UNLIMITED else str(hard)
+        return Finding("open files", "note", said, f"ulimit -n {above} before the job (the hard limit is {above})")
+    return Finding("open files", "ok", said)
+
+
+def _locked(soft: int) -> Finding:
+    if soft == _UNLIMITED:
+        return Finding("locked memory", "ok", "unlimited")
+    said = f"{soft >> 10} KiB: no matter for TCP and shared memory"
+    if any(Path("/sys/class/infiniband").glob("*")):
+        return Finding(
+            "locked memory",
+            "note",
+            f"{soft >> 10} KiB: RDMA must lock its buffers",
+            "ulimit -l unlimited (memlock in /etc/security/limits.conf, or LimitMEMLOCK= of the service)",
+        )
+    return Finding("locked memory", "ok", said)
+
+
+def _mib(count: int) -> str:
+    return f"{count / 2**30:.1f} GiB" if count >= 2**30 else f"{count / 2**20:.1f} MiB"

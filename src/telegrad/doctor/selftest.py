@@ -1,0 +1,244 @@
+"""The self-test: real ranks on this machine, each collective against the known sum, and two failures that must be
+named.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import signal
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from telegrad.doctor.selftest_ranks import CASES
+from telegrad.launch import LaunchError, RankExit, Ranks, RanksTimedOut
+
+NETWORKS: Mapping[str, str] = {"shared memory": "shm,tcp,self", "tcp": "tcp,self"}
+"""What is tried, and the transports that UCX may take for it. Heartbeats go by TCP in both."""
+PROGRAM = "telegrad.doctor.selftest_ranks"
+KILLED, MISMATCHED = "a killed rank is named", "a mismatched call is named"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One line of the self-test. ``fault``: what is wrong, empty if nothing."""
+
+    network: str
+    check: str
+    fault: str
+    took_s: float | None = None
+
+
+@dataclass(frozen=True)
+class SelfTest:
+    """``ranks``: at least 2. ``interface``: the one that TCP uses, None for UCX's choice. ``timeout_s``: for all of it.
+
+    ``networks``: names of NETWORKS. ``program``: the module with what the ranks do; tests put in one that is wrong.
+    """
+
+    ranks: int = 2
+    timeout_s: float = 30.0
+    interface: str | None = None
+    networks: tuple[str, ...] = tuple(NETWORKS)
+    program: str = PROGRAM
+    environment: Mapping[str, str] | None = None
+
+
+Say = Callable[[Outcome], None]
+_Lines = dict[int, list[dict[str, Any]]]
+
+
+def checks_of(test: SelfTest) -> list[tuple[str, str]]:
+    """Network and name of everything that ``run`` will report, in that order."""
+    return [(network, check) for network in test.networks for check in (*CASES, KILLED, MISMATCHED)]
+
+
+def run(test: SelfTest, *, on_outcome: Say = lambda _: None) -> list[Outcome]:
+    """Runs it; ``on_outcome`` sees each line as it comes. Never raises for what is tested; ends its ranks in any case.
+
+    Raises ``ValueError`` for bad arguments.
+    """
+    if test.ranks < 2:
+        raise ValueError(f"ranks={test.ranks} must be at least 2: one rank alone has nobody to talk to")
+    deadline = time.monotonic() + test.timeout_s
+    outcomes: list[Outcome] = []
+
+    def say(outcome: Outcome) -> None:
+        outcomes.append(outcome)
+        on_outcome(outcome)
+
+    for network in test.networks:
+        _Part(test, network, deadline, say).run()
+    return outcomes
+
+
+def as_json(outcomes: Sequence[Outcome], test: SelfTest) -> dict[str, object]:
+    """What ``telegrad test --json`` prints."""
+    return {
+        "kind": "telegrad self-test",
+        "version": 1,
+        "ranks": test.ranks,
+        "passed": all(not outcome.fault for outcome in outcomes),
+        "checks": [asdict(outcome) for outcome in outcomes],
+    }
+
+
+class _Part:
+    """The checks over one network."""
+
+    def __init__(self, test: SelfTest, network: str, deadline: float, say: Say) -> None:
+        self._test = test
+        self._network = network
+        self._deadline = deadline
+        self._say = say
+        self._began_s = time.monotonic()
+
+    def run(self) -> None:
+        self._collectives()
+        self._killed()
+        self._mismatched()
+
+    def _collectives(self) -> None:
+        """Each case is told as soon as all ranks have said how it went."""
+        told = 0
+        names = tuple(CASES)
+        lines: _Lines = {rank: [] for rank in range(self._test.ranks)}
+
+        def tell() -> None:
+            nonlocal told
+            while told < len(names) and all(len(said) > told for said in lines.values()):
+                case = names[told]
+                faults = [_fault_of(rank, said[told], case) for rank, said in lines.items()]
+                self._tell(case, "; ".join(filter(None, faults)))
+                told += 1
+
+        def take(rank: int, line: dict[str, Any]) -> None:
+            lines[rank].append(line)
+            tell()
+
+        exits, fault = self._start("collectives", take)
+        fault = fault or _ended_badly(exits)
+        if told < len(names):
+            self._tell(names[told], fault or "the ranks ended before they had done it")
+            for case in names[told + 1 :]:
+                self._tell(case, "not reached")
+        elif fault:
+            self._tell("ranks end cleanly", fault)
+
+    def _killed(self) -> None:
+        """The last rank is killed while all reduce; each of the others must get PeerFailed naming it."""
+        victim = self._test.ranks - 1
+        lines: _Lines = {rank: [] for rank in range(self._test.ranks)}
+
+        def take(rank: int, line: dict[str, Any]) -> None:
+            lines[rank].append(line)
+
+        def kill(ranks: Ranks) -> None:
+            while not all(lines.values()):
+                if len(ranks.running()) < self._test.ranks:
+                    return  # one ended too early, which its exit tells
+                ranks.listen()
+            ranks.signal(victim, signal.SIGKILL)
+
+        exits, fault = self._start("reduce_for_ever", take, kill)
+        faults = [fault] if fault else []
+        if not fault and (exits[victim].returncode != -signal.SIGKILL or not all(lines.values())):
+            faults = [_ended_badly(exits) or f"rank {victim} was to be killed and ended by itself"]
+        if not faults:
+            for rank in range(victim):
+                failure = next((line for line in lines[rank] if "error" in line), {})
+                if (failure.get("error"), failure.get("peer")) != ("PeerFailed", victim):
+                    faults.append(f"rank {rank} got {_told(failure)} instead of PeerFailed of rank {victim}")
+                elif exits[rank].returncode != 0:
+                    faults.append(_ended_badly([exits[rank]]))
+        self._tell(KILLED, "; ".join(faults))
+
+    def _mismatched(self) -> None:
+        """The last rank reduces another length; all must get MismatchedCall."""
+        lines: _Lines = {rank: [] for rank in range(self._test.ranks)}
+        exits, fault = self._start("call_differently", lambda rank, line: lines[rank].append(line))
+        faults = [fault or _ended_badly(exits)]
+        if not faults[0]:
+            for rank, said in lines.items():
+                failure = next((line for line in said if "error" in line), {})
+                if failure.get("error") != "MismatchedCall":
+                    faults.append(f"rank {rank} got {_told(failure)} instead of MismatchedCall")
+                elif not failure.get("untouched"):
+                    faults.append(f"rank {rank}'s vector was changed all the same")
+        self._tell(MISMATCHED, "; ".join(filter(None, faults)))
+
+    def _start(
+        self,
+        function: str,
+        take: Callable[[int, dict[str, Any]], None],
+        once_started: Callable[[Ranks], None] = lambda _: None,
+    ) -> tuple[list[RankExit], str]:
+        """How the ranks ended, and why they did not (empty if they did)."""
+        left_s = self._deadline - time.monotonic()
+        if left_s <= 0:
+            return [], f"not reached within {self._test.timeout_s:g} s"
+
+        def parse(rank: int, line: str) -> None:
+            with contextlib.suppress(ValueError):  # UCX may speak too
+                if isinstance(said := json.loads(line), dict):
+                    take(rank, said)
+
+        interface = self._test.interface if self._network == "tcp" else None
+        try:
+            with Ranks(
+                f"{self._test.program}:{function}",
+                self._test.ranks,
+                timeout_s=left_s,
+                arguments=[interface or ""],
+                environment={
+                    "OMP_NUM_THREADS": "1",
+                    **(self._test.environment or {}),
+                    "UCX_TLS": NETWORKS[self._network],
+                },
+                on_line=parse,
+            ) as ranks:
+                once_started(ranks)
+                return ranks.wait(until_all=True), ""
+        except RanksTimedOut as error:
+            return [], f"not done within {self._test.timeout_s:g} s{_where(str(error))}"
+        except LaunchError as error:
+            return [], str(error)
+
+    def _tell(self, check: str, fault: str) -> None:
+        now_s = time.monotonic()
+        self._say(Outcome(self._network, check, fault, now_s - self._began_s))
+        self._began_s = now_s
+
+
+def _fault_of(rank: int, line: Mapping[str, Any], case: str) -> str:
+    if line.get("case") != case:
+        return f"rank {rank} did {line.get('case')!r} in its place"
+    return f"rank {rank}: {line['fault']}" if line.get("fault") else ""
+
+
+def _ended_badly(exits: Sequence[RankExit]) -> str:
+    return "; ".join(_words(end) for end in exits if end.returncode != 0)
+
+
+def _words(end: RankExit) -> str:
+    how = signal.Signals(-end.returncode).name if end.returncode < 0 else f"status {end.returncode}"
+    return f"rank {end.rank} ended with {how}: {_last(end.stderr) or '(it said nothing)'}"
+
+
+def _last(text: str) -> str:
+    """The last line: of a traceback, the error."""
+    return text.strip().rpartition("\n")[2]
+
+
+def _where(text: str) -> str:
+    """Where the first late rank was, from the launcher's message."""
+    place = next((line.strip() for line in text.splitlines() if line.lstrip().startswith("File ")), "")
+    return f"; a rank was here: {place}" if place else ""
+
+
+def _told(failure: Mapping[str, Any]) -> str:
+    if not failure:
+        return "no error"
+    return f"{failure.get('error')} (peer {failure.get('peer')}): {failure.get('text', '')}"

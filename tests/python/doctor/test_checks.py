@@ -1,0 +1,293 @@
+"""The checks themselves, on this machine and on machines that lack something."""
+
+from __future__ import annotations
+
+import os
+import resource
+import socket
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from telegrad.doctor import host, installation, network, transports
+from telegrad.doctor.checks import CHECKS
+from telegrad.doctor.finding import Finding, NotTried
+from telegrad.doctor.interfaces import Interface, interfaces
+from telegrad.doctor.isolated import ProbeFailed
+from telegrad.doctor.transports import Meeting
+
+_LO = Interface("lo", up=True, loopback=True, addresses=("127.0.0.1",), virtual=True)
+_ETH = Interface("eth0", up=True, loopback=False, addresses=("10.0.0.7", "fe80::1"), mbit_per_s=1000)
+
+
+def _answer(monkeypatch: pytest.MonkeyPatch, answer: dict[str, Any] | str) -> None:
+    """The process that is asked answers so; a text is the reason why it does not."""
+
+    def ask(program: str, *, timeout_s: float) -> dict[str, Any]:
+        if isinstance(answer, str):
+            raise ProbeFailed(answer)
+        return answer
+
+    monkeypatch.setattr(installation, "ask", ask)
+
+
+def _only(found: list[Finding]) -> Finding:
+    assert len(found) == 1, found
+    return found[0]
+
+
+def test_the_list_has_all_that_was_asked_for() -> None:
+    names = [check.name for check in CHECKS]
+    assert len(set(names)) == len(names)
+    assert {check.name for check in CHECKS if check.essential} == {"core", "ranks"}
+    assert {"shared memory", "tcp", "rdma", "torch", "gpu", "mpi", "interfaces", "host name", "laboratory"} <= {*names}
+
+
+def test_the_core_of_this_installation_loads_with_its_ucx() -> None:
+    core, ucx = installation.core()
+    assert core.status == ucx.status == "ok"
+    assert "telegrad" in core.text
+    assert "UCX 1." in ucx.text
+
+
+@pytest.mark.parametrize(
+    ("reason", "mend"),
+    [
+        ("ModuleNotFoundError: No module named 'numpy'", "pip install numpy"),
+        ("ImportError: libucp.so.0: cannot open shared object file", "`pip install .`"),
+        ("the process was ended by SIGILL", "`pip install .`"),
+    ],
+)
+def test_a_core_that_does_not_load_is_an_error(monkeypatch: pytest.MonkeyPatch, reason: str, mend: str) -> None:
+    _answer(monkeypatch, reason)
+    finding = _only(installation.core())
+    assert finding.status == "error"
+    assert reason in finding.text
+    assert mend in finding.mend
+
+
+_CORE = {"folder": "/t", "numpy": "2", "ucx": "1.18.0", "driver": True, "libraries": ["/usr/lib/libucp.so.0"]}
+
+
+def test_whose_ucx_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    _answer(monkeypatch, _CORE)
+    monkeypatch.setenv("UCX_TLS", "tcp")
+    assert "the system's: /usr/lib/libucp.so.0; set in the environment: UCX_TLS" in installation.core()[1].text
+    _answer(monkeypatch, {**_CORE, "libraries": ["/opt/mpi/libucp.so.0", "/t/_ucx/lib/libtelegrad_ucp.so.0"]})
+    assert "bundled under private names" in installation.core()[1].text
+    _answer(monkeypatch, {**_CORE, "driver": False})
+    assert installation.core()[1].status == "error"
+
+
+def test_torch_absent_broken_and_without_its_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    facts = {"version": "2.6", "cuda": "12.4", "hip": None, "gpus": ["H200"], "distributed": True, "gloo": True}
+    monkeypatch.setattr(installation, "is_installed", lambda name: True)
+    _answer(monkeypatch, {**facts, "nccl": False})
+    finding = _only(installation.torch())
+    assert (finding.status, finding.text) == (
+        "ok",
+        "torch 2.6, built for CUDA 12.4, with distributed, gloo; sees 1 GPU (H200)",
+    )
+    _answer(monkeypatch, {**facts, "distributed": False, "gloo": False, "nccl": False})
+    assert _only(installation.torch()).status == "note"
+    _answer(monkeypatch, "OSError: libcudart.so.12: cannot open")
+    broken = _only(installation.torch())
+    assert broken.status == "missing"
+    assert "libcudart" in broken.text
+    monkeypatch.setattr(installation, "is_installed", lambda name: name != "torch")
+    assert _only(installation.torch()).mend == "pip install 'telegrad[torch]'"
+
+
+def test_mpi_is_never_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(installation, "is_installed", lambda name: True)
+    _answer(monkeypatch, {"mpi4py": "4.1", "library": "MPICH Version:      5.0.2\nMPICH Release date: today\0"})
+    assert "mpi4py 4.1 over MPICH 5.0.2;" in _only(installation.mpi()).text
+    _answer(monkeypatch, {"mpi4py": "4.1", "library": "Open MPI v5.0.1, package: Open MPI"})
+    assert "over Open MPI v5.0.1;" in _only(installation.mpi()).text
+    _answer(monkeypatch, "RuntimeError: cannot load MPI library")
+    assert _only(installation.mpi()).status == "note"
+    monkeypatch.setattr(installation, "is_installed", lambda name: False)
+    assert _only(installation.mpi()).status == "note"
+
+
+def test_missing_extras_name_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(installation, "is_installed", lambda name: name not in ("matplotlib", "torch"))
+    found = {finding.check: finding for finding in installation.extras()}
+    assert {finding.status for finding in found.values()} == {"missing"}
+    assert (found["extra cli"].text, found["extra cli"].mend) == ("matplotlib not found", "pip install 'telegrad[cli]'")
+    assert found["extra demo"].text == "torch, matplotlib not found"
+
+
+def test_a_gpu_is_told_by_nvidia_smi(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    tool = tmp_path / "nvidia-smi"
+    tool.write_text("#!/bin/sh\necho 'NVIDIA H200, 143771 MiB, 570.1'\n")
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    finding = _only(installation.gpu())
+    assert finding.status == "note"
+    assert finding.text.startswith("1: NVIDIA H200, 143771 MiB, 570.1; telegrad works in host memory")
+
+
+def _meetings(monkeypatch: pytest.MonkeyPatch, outcome: Meeting | str) -> None:
+    def meet(transports: str | None, interface: str = "") -> Meeting:
+        if isinstance(outcome, str):
+            raise ProbeFailed(outcome)
+        return outcome
+
+    monkeypatch.setattr(transports, "meet", meet)
+
+
+@pytest.mark.parametrize("check", [transports.ranks, transports.shared_memory, transports.tcp])
+def test_a_wrong_sum_is_an_error_on_any_way(monkeypatch: pytest.MonkeyPatch, check: Any) -> None:
+    _meetings(monkeypatch, Meeting(right=False, over_network=False))
+    assert {finding.status for finding in check()} == {"error"}
+
+
+def test_ranks_that_do_not_come_together_are_an_error_and_a_lost_way_is_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
+    _meetings(monkeypatch, "Destination is unreachable")
+    monkeypatch.setenv("UCX_TLS", "shm")
+    finding = _only(transports.ranks())
+    assert finding.status == "error"
+    assert "unset UCX_TLS" in finding.mend
+    assert "Destination is unreachable" in finding.text
+    assert _only(transports.shared_memory()).status == "note"
+    assert {finding.status for finding in transports.tcp()} == {"note"}
+
+
+def test_shared_memory_that_ucx_does_not_use_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    _meetings(monkeypatch, Meeting(right=True, over_network=True))
+    finding = _only(transports.shared_memory())
+    assert (finding.status, "by TCP" in finding.text) == ("note", True)
+
+
+def test_two_real_ranks_meet_over_memory_and_over_tcp() -> None:
+    assert transports.meet("shm,tcp,self") == Meeting(right=True, over_network=False)
+    assert transports.meet("tcp,self", "lo") == Meeting(right=True, over_network=True)
+    with pytest.raises(ProbeFailed, match="Destination is unreachable"):
+        transports.meet("self")
+
+
+def test_without_telegrad_nothing_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "telegrad.launch", None)
+    with pytest.raises(NotTried, match="telegrad does not load"):
+        transports.meet(None)
+
+
+def test_which_interfaces_are_tried() -> None:
+    down = Interface("eth1", up=False, loopback=False, addresses=("10.0.0.8",))
+    lonely = Interface("eth2", up=True, loopback=False, addresses=("fe80::2", "169.254.0.1"))
+    bridges = [Interface(f"br{n}", True, False, (f"172.17.{n}.1",), virtual=True) for n in range(6)]
+    order = [one.name for one in transports.tcp_candidates([_LO, down, *bridges, lonely, _ETH])]
+    assert order[:5] == ["eth0", "br0", "br1", "br2", "lo"]
+    assert order[5:] == ["br3", "br4", "br5"]
+
+
+def test_no_interface_at_all_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transports, "interfaces", list)
+    assert _only(transports.tcp()).status == "error"
+
+
+def test_rdma_needs_a_device_and_a_ucx_that_can(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(transports, "_RDMA", tmp_path)
+    assert "no RDMA device" in _only(transports.rdma()).text
+    (tmp_path / "mlx5_0").mkdir()
+    monkeypatch.setattr(transports, "loaded_ucx", lambda: {"bundled": True})
+    bundled = _only(transports.rdma())
+    assert (bundled.status, "TELEGRAD_UCX=system" in bundled.mend) == ("note", True)
+    monkeypatch.setattr(transports, "loaded_ucx", lambda: {"bundled": False})
+    _meetings(monkeypatch, "no such device")
+    assert "mlx5_0 found but does not carry data: no such device" in _only(transports.rdma()).text
+    _meetings(monkeypatch, Meeting(right=True, over_network=False))
+    assert _only(transports.rdma()).status == "ok"
+
+
+def test_single_copy_is_tried_between_siblings(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert _only(transports.single_copy()).status in ("ok", "note")
+    monkeypatch.setattr(transports, "ask", lambda *_, **__: {"works": False, "reason": "Operation not permitted"})
+    finding = _only(transports.single_copy())
+    assert finding.status == "note"
+    assert "Operation not permitted" in finding.text
+    assert "SYS_PTRACE" in finding.mend
+
+
+def test_a_single_core_and_a_quota_are_noted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
+    monkeypatch.setattr(host, "cpu_quota", lambda: None)
+    assert _only(host.cores()).status == "ok"
+    monkeypatch.setattr(host, "cpu_quota", lambda: 1.5)
+    assert _only(host.cores()).status == "note"
+
+
+@pytest.mark.parametrize(("free_mib", "status"), [(4, "note"), (64, "note"), (4096, "ok")])
+def test_room_in_shared_memory(monkeypatch: pytest.MonkeyPatch, free_mib: int, status: str) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
+    room = os.statvfs_result((4096, 4096, free_mib * 256, free_mib * 256, free_mib * 256, 0, 0, 0, 0, 255))
+    monkeypatch.setattr(os, "statvfs", lambda _: room)
+    finding = _only(host.shared_memory_size())
+    assert finding.status == status
+    assert ("--shm-size" in finding.mend) == (status == "note")
+
+
+def test_limits_of_files_and_locked_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (256, 4096))
+    files, locked = host.limits()
+    assert (files.status, files.mend) == ("note", "ulimit -n 4096 before the job (the hard limit is 4096)")
+    assert locked.status == "ok"
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    assert {finding.text for finding in host.limits()} == {"unlimited"}
+
+
+def test_a_name_that_does_not_resolve_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise socket.gaierror(-2, "Name or service not known")
+
+    monkeypatch.setenv("MASTER_ADDR", "node0")
+    monkeypatch.setattr(socket, "gethostname", lambda: "node1")
+    monkeypatch.setattr(socket, "getaddrinfo", fail)
+    name, master = network.host_name()
+    assert (name.check, name.status, master.check, master.status) == ("host name", "note", "MASTER_ADDR", "note")
+    assert "'node1' does not resolve" in name.text
+    assert "/etc/hosts" in name.mend
+
+
+@pytest.mark.parametrize(("address", "status"), [("127.0.1.1", "note"), ("10.0.0.7", "ok"), ("fe80::1%eth0", "ok")])
+def test_a_name_that_only_this_machine_reaches(monkeypatch: pytest.MonkeyPatch, address: str, status: str) -> None:
+    monkeypatch.delenv("MASTER_ADDR", raising=False)
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_: [(0, 0, 0, "", (address, 0))])
+    assert _only(network.host_name()).status == status
+
+
+def test_interfaces_are_those_of_the_system() -> None:
+    present = {one.name: one for one in interfaces()}
+    assert set(present) == {name for _, name in socket.if_nameindex()}
+    assert present["lo"].loopback
+    assert "127.0.0.1" in present["lo"].addresses
+
+
+def test_loopback_alone_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(network, "all_interfaces", lambda: [_LO])
+    assert _only(network.interfaces()).status == "note"
+    monkeypatch.setattr(network, "all_interfaces", lambda: [_LO, _ETH])
+    assert "eth0 up (10.0.0.7, fe80::1, 1000 Mbit/s)" in _only(network.interfaces()).text
+
+
+def test_the_laboratory_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    finding = _only(network.laboratory())
+    assert (finding.status, finding.mend) == ("missing", "run the command as root (sudo)")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+def test_the_laboratory_that_cannot_be_shaped_is_told_and_removed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    tool = tmp_path / "tc"
+    tool.write_text("#!/bin/sh\necho 'Error: Specified qdisc kind is unknown.' >&2\nexit 2\n")
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    finding = _only(network.laboratory())
+    assert finding.status == "missing"
+    left = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=False).stdout
+    assert f"tg{os.getpid()}x" not in left
