@@ -34,7 +34,23 @@ struct bf16 {
 };
 
 // Values are part of the wire format: append, never renumber.
-enum class DType : std::uint8_t { f32 = 1, bf16 = 2, u8 = 3 };
+enum class DType : std::uint8_t {
+  f32 = 1,
+  bf16 = 2,
+  u8 = 3,  // also bytes of a type that is not listed
+  f64 = 4,
+  f16 = 5,
+  i8 = 6,
+  i16 = 7,
+  i32 = 8,
+  i64 = 9,
+  u16 = 10,
+  u32 = 11,
+  u64 = 12,
+  boolean = 13,
+  c64 = 14,
+  c128 = 15,
+};
 enum class Reduction : std::uint8_t { none = 0, sum = 1, avg = 2 };
 
 template <class T>
@@ -46,9 +62,21 @@ inline constexpr DType dtype_of<bf16> = DType::bf16;
 
 constexpr std::size_t size_of(DType dtype) {
   switch (dtype) {
-    case DType::f32: return 4;
-    case DType::bf16: return 2;
-    case DType::u8: return 1;
+    case DType::u8:
+    case DType::i8:
+    case DType::boolean: return 1;
+    case DType::bf16:
+    case DType::f16:
+    case DType::i16:
+    case DType::u16: return 2;
+    case DType::f32:
+    case DType::i32:
+    case DType::u32: return 4;
+    case DType::f64:
+    case DType::i64:
+    case DType::u64:
+    case DType::c64: return 8;
+    case DType::c128: return 16;
   }
   return 1;
 }

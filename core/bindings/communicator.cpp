@@ -14,6 +14,7 @@
 #include "drivers/local/local_driver.hpp"
 #include "drivers/ucx/ucx_driver.hpp"
 #include "progress/completion_queue.hpp"
+#include "progress/report_signal.hpp"
 
 namespace telegrad::bindings {
 namespace {
@@ -22,14 +23,17 @@ using CommunicatorPtr = std::shared_ptr<Communicator>;
 
 constexpr double kJoinMost_s = 60.0;
 
-std::vector<CommunicatorPtr> make_local(Rank size, double timeout_s) {
+std::vector<CommunicatorPtr> make_local(Rank size, double timeout_s, const std::string& report_folder) {
+  const std::uint32_t epoch = std::random_device{}();
   const auto network = std::make_shared<LocalNetwork>(size);
   const auto engine = Engine::shared();
   std::vector<CommunicatorPtr> all;
   for (Rank rank = 0; rank < size; ++rank) {
     auto driver = std::make_unique<LocalDriver>(network, rank);
     // One engine runs all ranks, so none can fall silent without the others.
-    const SessionOptions options{.timeout_s = timeout_s, .liveness_timeout_s = std::nullopt};
+    const CommunicatorOptions options{
+        .session = {.epoch = epoch, .timeout_s = timeout_s, .liveness_timeout_s = std::nullopt},
+        .report_folder = report_folder};
     all.push_back(std::make_shared<Communicator>(engine, std::move(driver), options));
   }
   for (const auto& communicator : all) communicator->join();
@@ -41,7 +45,8 @@ std::vector<CommunicatorPtr> make_local(Rank size, double timeout_s) {
 }
 
 CommunicatorPtr make_ucx(Rank rank, Rank size, const nb::callable& exchange, double timeout_s,
-                         std::optional<double> liveness_timeout_s, const std::optional<std::string>& interface) {
+                         std::optional<double> liveness_timeout_s, const std::optional<std::string>& interface,
+                         const std::string& report_folder, bool checks) {
   auto driver = std::make_unique<UcxDriver>(rank, size, UcxOptions{.interface = interface.value_or("")});
   const std::vector<std::byte> address = driver->address();
   std::uint32_t epoch = std::random_device{}();
@@ -64,7 +69,14 @@ CommunicatorPtr make_ucx(Rank rank, Rank size, const nb::callable& exchange, dou
                               .c_str());
   }
   driver->connect(addresses);
-  const SessionOptions options{.epoch = epoch, .timeout_s = timeout_s, .liveness_timeout_s = liveness_timeout_s};
+  CommunicatorOptions options{
+      .session = {.epoch = epoch, .timeout_s = timeout_s, .liveness_timeout_s = liveness_timeout_s},
+      .report_folder = report_folder};
+  if (!checks) {
+    constexpr double kNever_s = std::numeric_limits<double>::infinity();
+    options.session.heartbeat_s = kNever_s;
+    options.session.probe_s = kNever_s;
+  }
   auto communicator = std::make_shared<Communicator>(Engine::shared(), std::move(driver), options);
   communicator->join();
   const double join_s = std::min(timeout_s, kJoinMost_s);
@@ -105,17 +117,21 @@ void bind_communicator(nb::module_& module) {
       .def("close", &CompletionQueue::close);
 
   nb::class_<Communicator> communicator(module, "Communicator");
-  communicator.def_static("local", &make_local, nb::arg("size"), nb::arg("timeout_s"))
+  communicator.def_static("local", &make_local, nb::arg("size"), nb::arg("timeout_s"),
+                          nb::arg("report_folder") = "")
       .def_static("ucx", &make_ucx, nb::arg("rank"), nb::arg("size"), nb::arg("exchange"), nb::arg("timeout_s"),
-                  nb::arg("liveness_timeout_s").none(), nb::arg("interface").none())
+                  nb::arg("liveness_timeout_s").none(), nb::arg("interface").none(), nb::arg("report_folder") = "",
+                  nb::arg("checks") = true)
       .def_prop_ro("rank", &Communicator::rank)
       .def_prop_ro("size", &Communicator::size)
       .def_prop_ro("driver", &Communicator::driver_name)
       .def("abort", &Communicator::abort, nb::arg("reason"), nb::call_guard<nb::gil_scoped_release>())
       .def("close", &Communicator::close, nb::call_guard<nb::gil_scoped_release>())
-      .def("counters", &counters_of);
+      .def("counters", &counters_of)
+      .def("report", &Communicator::report, nb::call_guard<nb::gil_scoped_release>());
   bind_operations(communicator);
 
+  module.def("report_on_signal", &report_on_signal, nb::arg("signal"));
   module.def("ucx_version", &UcxDriver::version);
 }
 

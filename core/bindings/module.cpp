@@ -2,30 +2,22 @@
 
 #include "base/types.hpp"
 #include "bindings/binding.hpp"
+#include "session/report.hpp"
 #include "transport/envelope.hpp"
 #include "transport/failure.hpp"
 
 namespace telegrad::bindings {
 namespace {
 
-const char* exception_name(FailureKind kind) {
-  switch (kind) {
-    case FailureKind::transport: return "TransportError";
-    case FailureKind::peer_failed: return "PeerFailed";
-    case FailureKind::timeout: return "TimeoutExpired";
-    case FailureKind::mismatched_call: return "MismatchedCall";
-  }
-  return "TransportError";
-}
-
 nb::object rank_or_none(Rank rank) { return rank == kNoRank ? nb::none() : nb::cast(rank); }
 
 void raise_transport_error(const Failure& failure) {
   try {
-    const nb::object type = nb::module_::import_("telegrad.errors").attr(exception_name(failure.kind));
+    const nb::object type = nb::module_::import_("telegrad.errors").attr(error_name(failure.kind));
     const nb::object error =
         type(failure.message(), nb::arg("rank") = rank_or_none(failure.rank),
-             nb::arg("peer") = rank_or_none(failure.peer), nb::arg("operation") = failure.operation.c_str(),
+             nb::arg("peer") = rank_or_none(failure.peer),
+             nb::arg("host") = failure.host.empty() ? nb::none() : nb::object(nb::str(failure.host.c_str())), nb::arg("operation") = failure.operation.c_str(),
              nb::arg("tag") = failure.sequence);
     PyErr_SetObject(type.ptr(), error.ptr());
   } catch (nb::python_error& error) {
@@ -49,7 +41,10 @@ NB_MODULE(_core, module) {
     }
   });
 
-  nb::enum_<DType>(module, "DType").value("f32", DType::f32).value("bf16", DType::bf16).value("u8", DType::u8);
+  nb::enum_<DType> dtype(module, "DType");
+  for (auto value = static_cast<std::uint8_t>(DType::f32); value <= static_cast<std::uint8_t>(DType::c128); ++value) {
+    dtype.value(name_of(static_cast<DType>(value)), static_cast<DType>(value));
+  }
   nb::enum_<Reduction>(module, "Reduction").value("sum", Reduction::sum).value("avg", Reduction::avg);
   nb::enum_<Algorithm>(module, "Algorithm")
       .value("auto", Algorithm::automatic)

@@ -151,20 +151,22 @@ void bind_operations(nb::class_<Self>& type) {
           nb::arg("algorithm"), nb::arg("switch_factor"), nb::arg("output"), blocking)
       .def(
           "all_gather",
-          [running](const Pointer& self, std::uintptr_t input, std::uintptr_t output, std::size_t bytes,
+          [running](const Pointer& self, std::uintptr_t input, std::uintptr_t output, std::size_t bytes, DType dtype,
                     bool caller_waits) {
             return running(self,
-                           make_all_gather(self->size(), memory<const std::byte>(input, bytes),
+                           make_all_gather(self->size(), dtype, memory<const std::byte>(input, bytes),
                                            memory<std::byte>(output, bytes * self->size())),
                            caller_waits);
           },
-          nb::arg("input"), nb::arg("output"), nb::arg("bytes"), blocking)
+          nb::arg("input"), nb::arg("output"), nb::arg("bytes"), nb::arg("dtype"), blocking)
       .def(
           "broadcast",
-          [running](const Pointer& self, std::uintptr_t data, std::size_t bytes, Rank root, bool caller_waits) {
-            return running(self, make_broadcast(self->size(), memory<std::byte>(data, bytes), root), caller_waits);
+          [running](const Pointer& self, std::uintptr_t data, std::size_t bytes, DType dtype, Rank root,
+                    bool caller_waits) {
+            return running(self, make_broadcast(self->size(), dtype, memory<std::byte>(data, bytes), root),
+                           caller_waits);
           },
-          nb::arg("data"), nb::arg("bytes"), nb::arg("root"), blocking)
+          nb::arg("data"), nb::arg("bytes"), nb::arg("dtype"), nb::arg("root"), blocking)
       .def(
           "barrier",
           [running](const Pointer& self, bool caller_waits) { return running(self, make_barrier(), caller_waits); },

@@ -46,6 +46,11 @@ class SimulatedCommunicator {
     ranks_->simulation.session(rank_).fail(
         {.kind = FailureKind::transport, .rank = rank_, .peer = rank_, .operation = "abort", .reason = reason});
   }
+  std::string report() {
+    const std::scoped_lock lock(ranks_->mutex);
+    Simulation& simulation = ranks_->simulation;
+    return to_json(simulation.session(rank_).report(simulation.now_s()), {.why = "asked", .driver = "sim"});
+  }
   nb::dict counters() {
     const std::scoped_lock lock(ranks_->mutex);
     return as_dict(ranks_->simulation.session(rank_).counters());
@@ -75,7 +80,8 @@ void bind_simulation(nb::module_& module) {
       .def_prop_ro("driver", [](const SimulatedCommunicator&) { return "sim"; })
       .def("abort", &SimulatedCommunicator::abort, nb::arg("reason"))
       .def("close", [](SimulatedCommunicator&) {})
-      .def("counters", &SimulatedCommunicator::counters);
+      .def("counters", &SimulatedCommunicator::counters)
+      .def("report", &SimulatedCommunicator::report);
   bind_operations(communicator);
 
   nb::class_<SimulatedRanks>(module, "Simulation")

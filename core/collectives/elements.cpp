@@ -20,7 +20,7 @@ Task<void> add(Transport& net, DType dtype, Bytes accumulator, ConstBytes addend
 }
 
 Task<void> add_to(Transport& net, DType dtype, ConstBytes a, ConstBytes b, Bytes out) {
-  TELEGRAD_CHECK(dtype != DType::u8 && a.size() == b.size() && a.size() == out.size());
+  TELEGRAD_CHECK(a.size() == b.size() && a.size() == out.size());
   const std::size_t element = size_of(dtype);
   return compute_slices(net, out.size() / element, element, [=](std::size_t begin, std::size_t end) {
     const Range slice{begin, end};
@@ -29,7 +29,6 @@ Task<void> add_to(Transport& net, DType dtype, ConstBytes a, ConstBytes b, Bytes
 }
 
 Task<void> scale(Transport& net, DType dtype, Bytes values, float factor) {
-  TELEGRAD_CHECK(dtype != DType::u8);
   const std::size_t element = size_of(dtype);
   return compute_slices(net, values.size() / element, element, [=](std::size_t begin, std::size_t end) {
     kernels::scale(dtype, elements(values, dtype, Range{begin, end}), factor);

@@ -1,7 +1,13 @@
 #include "progress/communicator.hpp"
 
+#include <unistd.h>
+
+#include <chrono>
+#include <cstdio>
 #include <optional>
 #include <utility>
+
+#include "progress/report_file.hpp"
 
 namespace telegrad {
 namespace {
@@ -10,10 +16,19 @@ constexpr double kPartingMost_s = 5.0;
 
 }  // namespace
 
-Communicator::Communicator(std::shared_ptr<Engine> engine, std::unique_ptr<Driver> driver, SessionOptions options)
-    : engine_(std::move(engine)), rank_(driver->rank()), size_(driver->size()), driver_name_(driver->name()) {
+Communicator::Communicator(std::shared_ptr<Engine> engine, std::unique_ptr<Driver> driver, CommunicatorOptions options)
+    : engine_(std::move(engine)),
+      rank_(driver->rank()),
+      size_(driver->size()),
+      driver_name_(driver->name()),
+      epoch_(options.session.epoch),
+      report_folder_(std::move(options.report_folder)) {
   participant_.driver = std::move(driver);
-  participant_.session = std::make_unique<Session>(*participant_.driver, options);
+  participant_.session = std::make_unique<Session>(*participant_.driver, options.session);
+  if (!report_folder_.empty()) {
+    participant_.write_report = [this] { write_report("signal"); };
+    participant_.session->when_timed_out([this] { return "; " + write_report("timeout"); });
+  }
   engine_->add(participant_);
 }
 
@@ -64,6 +79,30 @@ RequestPtr Communicator::submit(RequestPtr request, bool caller_waits) {
   return request;
 }
 
+std::string Communicator::report_now(const char* why) const {
+  const PeerIdentity self = participant_.driver->identity(rank_);
+  const std::chrono::duration<double> since_epoch = std::chrono::system_clock::now().time_since_epoch();
+  return to_json(participant_.session->report(participant_.driver->now_s()), {.why = why,
+                                                                             .driver = driver_name_,
+                                                                             .host = self.host,
+                                                                             .pid = static_cast<std::uint32_t>(::getpid()),
+                                                                             .unix_s = since_epoch.count()});
+}
+
+std::string Communicator::write_report(const char* why) const {
+  char name[48];
+  std::snprintf(name, sizeof name, "%08x-rank%u.json", epoch_, rank_);
+  return write_report_file(report_folder_, name, report_now(why));
+}
+
+std::string Communicator::report() {
+  std::string text;
+  engine_->with_baton([&] {
+    if (!closed_) text = report_now("asked");
+  });
+  return text;
+}
+
 void Communicator::abort(const std::string& reason) {
   engine_->with_baton([&] {
     if (closed_) return;
@@ -86,11 +125,11 @@ void Communicator::close() {
                               std::to_string(session.running()) + " operations under way"});
     }
     session.part();
-    peers_need_us = !session.failure() && !driver.delivers_after_shut_down();
+    peers_need_us = !session.failure() && (session.stopped() || !driver.delivers_after_shut_down());
   });
   if (peers_need_us) {
     const double deadline_s = Engine::now_s() + kPartingMost_s;
-    const auto over = [&] { return session.parted() || session.failure(); };
+    const auto over = [&] { return session.failure() || (session.parted() && !session.stopped()); };
     while (!engine_->wait_until(over, deadline_s) && Engine::now_s() < deadline_s) {
     }
   }

@@ -13,9 +13,14 @@
 
 namespace telegrad {
 
+struct CommunicatorOptions {
+  SessionOptions session{};
+  std::string report_folder{};  // for reports of operations that hang; empty: none are written
+};
+
 class Communicator {
  public:
-  Communicator(std::shared_ptr<Engine> engine, std::unique_ptr<Driver> driver, SessionOptions options);
+  Communicator(std::shared_ptr<Engine> engine, std::unique_ptr<Driver> driver, CommunicatorOptions options);
   ~Communicator();
   Communicator(const Communicator&) = delete;
   Communicator& operator=(const Communicator&) = delete;
@@ -34,27 +39,6 @@ class Communicator {
   /// Begins an operation of session/operations.hpp; all ranks begin the same ones in the same order. `caller_waits`: the
   /// caller calls wait() at once, so the engine's thread need not wake up.
   RequestPtr submit(RequestPtr request, bool caller_waits);
-  RequestPtr all_reduce(const Dense& dense, bool caller_waits) {
-    return submit(make_all_reduce(size_, dense), caller_waits);
-  }
-  template <class V>
-  SparseSum<V> all_reduce(SparseStream<V> stream, Reduction reduction, double switch_factor, bool caller_waits) {
-    auto sum = make_all_reduce(std::move(stream), reduction, switch_factor);
-    submit(sum.request, caller_waits);
-    return sum;
-  }
-  template <class V>
-  RequestPtr all_reduce_into(SparseStream<V> stream, std::span<V> output, Reduction reduction, double switch_factor,
-                             bool caller_waits) {
-    return submit(make_all_reduce_into(std::move(stream), output, reduction, switch_factor), caller_waits);
-  }
-  RequestPtr all_gather(ConstBytes mine, Bytes all, bool caller_waits) {
-    return submit(make_all_gather(size_, mine, all), caller_waits);
-  }
-  RequestPtr broadcast(Bytes data, Rank root, bool caller_waits) {
-    return submit(make_broadcast(size_, data, root), caller_waits);
-  }
-  RequestPtr barrier(bool caller_waits) { return submit(make_barrier(), caller_waits); }
 
   /// True if done by `deadline_s` (Engine::now_s()); false then, or after a signal.
   bool wait(const Request& request, double deadline_s) { return engine_->wait(request, deadline_s); }
@@ -65,13 +49,21 @@ class Communicator {
   void close();
   bool forked() const { return engine_->forked(); }
   Session::Counters counters();
+  /// What this rank knows of its operations and peers, as JSON (session/report.hpp).
+  std::string report();
 
  private:
+  // With the baton held.
+  std::string report_now(const char* why) const;
+  std::string write_report(const char* why) const;
+
   std::shared_ptr<Engine> engine_;
   Participant participant_;
   Rank rank_;
   Rank size_;
   const char* driver_name_;
+  std::uint32_t epoch_;
+  std::string report_folder_;
   bool closed_ = false;
   Session::Counters last_counters_;
 };

@@ -14,6 +14,7 @@
 #include <system_error>
 
 #include "base/check.hpp"
+#include "progress/report_signal.hpp"
 
 namespace telegrad {
 namespace {
@@ -57,6 +58,7 @@ std::shared_ptr<Engine> Engine::shared() {
   if (existing && !existing->forked()) return existing;
   auto fresh = std::make_shared<Engine>();
   engine = fresh;
+  set_reporting_engine(fresh.get());
   return fresh;
 }
 
@@ -70,6 +72,7 @@ Engine::Engine() : process_(::getpid()) {
 }
 
 Engine::~Engine() {
+  forget_reporting_engine(this);
   if (forked()) {
     // The thread exists only in the parent; neither joining nor detaching it would be defined here.
     [[maybe_unused]] const auto* const leaked = thread_.release();
@@ -129,12 +132,23 @@ bool Engine::run_commands() {
   return true;
 }
 
+void Engine::ask_for_reports() {
+  reports_wanted_ = true;
+  ring(thread_event_);
+  ring(caller_event_);
+}
+
 bool Engine::turn() {
   bool active = run_commands();
+  if (reports_wanted_.load(std::memory_order_relaxed) && reports_wanted_.exchange(false)) {
+    for (const Participant* const participant : participants_) {
+      if (participant->write_report) participant->write_report();
+    }
+  }
   for (Participant* const participant : participants_) {
+    participant->session->on_time(participant->driver->now_s());
     active |= participant->driver->progress();
     active |= participant->session->run_ready();
-    participant->session->on_time(participant->driver->now_s());
   }
   return active;
 }
@@ -144,7 +158,7 @@ bool Engine::arm() {
   for (Participant* const participant : participants_) {
     if (participant->session->has_ready() || !participant->driver->arm()) return false;
   }
-  return commands_.load() == nullptr;
+  return commands_.load() == nullptr && !reports_wanted_;
 }
 
 void Engine::watch(bool on) {

@@ -21,6 +21,7 @@ namespace telegrad {
 struct Participant {
   std::unique_ptr<Driver> driver;
   std::unique_ptr<Session> session;
+  std::function<void()> write_report;  // may be empty
 };
 
 class Engine {
@@ -46,6 +47,9 @@ class Engine {
   bool wait_until(const std::function<bool()>& over, double deadline_s);
   /// Runs `action` with the baton held.
   void with_baton(const std::function<void()>& action);
+
+  /// Every participant writes its report soon. Async-signal-safe.
+  void ask_for_reports();
 
   static double now_s();
   /// True in a process that was forked from the one that made this engine: its thread does not exist there.
@@ -80,6 +84,7 @@ class Engine {
   std::atomic<int> callers_ = 0;
   std::atomic<int> actions_ = 0;  // with_baton() calls that wait: they go before callers that wait for operations
   std::atomic<bool> stopping_ = false;
+  std::atomic<bool> reports_wanted_ = false;
   std::atomic<bool> thread_asleep_ = false;
   std::atomic<bool> caller_asleep_ = false;
 

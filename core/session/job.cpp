@@ -6,7 +6,8 @@
 namespace telegrad {
 
 void Session::Job::start_send(Rank to, Step step, ConstBytes bytes, Pending& pending) {
-  if (session_.failure_) return;  // never completes: the job is over
+  if (session_.stopped()) return;  // never completes: the job is over
+  last_sent_to_ = to;
   Envelope envelope;
   envelope.epoch = session_.options_.epoch;
   envelope.communicator = session_.options_.communicator;
@@ -35,7 +36,7 @@ void Session::Job::start_fail(Rank culprit, std::string reason) {
 }
 
 void Session::Job::post(Rank from, Step step, Posted posted) {
-  if (session_.failure_) return;
+  if (session_.stopped()) return;
   const auto waiting = unexpected_.find(key(from, step));
   if (waiting == unexpected_.end()) {
     const bool fresh = posted_.emplace(key(from, step), posted).second;
@@ -81,14 +82,30 @@ void Session::Job::take(const Arrival& arrival, const Posted& posted) {
   session_.driver_.accept(arrival, into, *posted.pending);
 }
 
-std::string Session::Job::waits_for(Rank& first) const {
+std::vector<Rank> Session::Job::waits_for() const {
   std::set<Rank> ranks;
   for (const auto& [posted, receive] : posted_) ranks.insert(static_cast<Rank>(posted >> 32));
-  if (ranks.empty()) return "its own sends";
-  first = *ranks.begin();
-  std::string text = ranks.size() == 1 ? "rank" : "ranks";
-  for (const Rank rank : ranks) text += (rank == first ? " " : ", ") + std::to_string(rank);
-  return text;
+  return {ranks.begin(), ranks.end()};
+}
+
+std::vector<Rank> Session::Job::sends_to() const {
+  return last_sent_to_ == kNoRank ? std::vector<Rank>{} : std::vector<Rank>{last_sent_to_};
+}
+
+std::string Session::Job::sends_to_text() const {
+  if (last_sent_to_ == kNoRank) return "itself";
+  return "rank " + std::to_string(last_sent_to_) + " to take its message";
+}
+
+void Session::Job::tell_call_if_stuck(double now_s) {
+  constexpr double kGapMost_s = 1.0;
+  if (now_s < tell_at_s_) return;
+  tell_gap_s_ = std::min(2.0 * tell_gap_s_, std::max(kGapMost_s, tell_gap_s_));
+  tell_at_s_ = now_s + tell_gap_s_;
+  const Control control{.kind = ControlKind::call, .first_call = sequence_, .calls = {call()}};
+  for (const Rank peer : waits_for()) {
+    if (!session_.peers_[peer].failed) session_.send(peer, control);
+  }
 }
 
 }  // namespace telegrad

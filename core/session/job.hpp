@@ -1,10 +1,12 @@
 #pragma once
 // One operation of a Session while it runs: the Transport that its collective sees, and the matching of its messages.
 
+#include <algorithm>
 #include <cstdint>
 #include <string>
 #include <unordered_map>
 #include <utility>
+#include <vector>
 
 #include "session/session.hpp"
 
@@ -12,8 +14,13 @@ namespace telegrad {
 
 class Session::Job final : public Transport {
  public:
-  Job(Session& session, std::uint32_t sequence, RequestPtr request, double deadline_s)
-      : session_(session), request_(std::move(request)), sequence_(sequence), deadline_s_(deadline_s) {}
+  Job(Session& session, std::uint32_t sequence, RequestPtr request, double now_s)
+      : session_(session),
+        request_(std::move(request)),
+        sequence_(sequence),
+        deadline_s_(now_s + session.options_.timeout_s),
+        tell_gap_s_(session.options_.probe_s),
+        tell_at_s_(now_s + tell_gap_s_) {}
 
   Rank rank() const override { return session_.rank(); }
   Rank size() const override { return session_.size(); }
@@ -22,6 +29,8 @@ class Session::Job final : public Transport {
   const Call& call() const { return request_->call(); }
   std::uint32_t sequence() const { return sequence_; }
   double deadline_s() const { return deadline_s_; }
+  /// When something is to be done because time has passed.
+  double next_look_s() const { return std::min(deadline_s_, tell_at_s_); }
   Request& request() const { return *request_; }
 
   void start(Task<void> task) {
@@ -32,8 +41,14 @@ class Session::Job final : public Transport {
 
   /// A message of this operation, its call already compared.
   void deliver(const Arrival& arrival);
-  /// The ranks that this operation waits for, as text.
-  std::string waits_for(Rank& first) const;
+  /// The ranks that it wants messages from, ascending.
+  std::vector<Rank> waits_for() const;
+  /// Whom it has sent something last: of interest where it waits for no message.
+  std::vector<Rank> sends_to() const;
+  std::string sends_to_text() const;
+  /// Two ranks may wait for each other in different calls without ever exchanging a message: so who waits says what for,
+  /// again and again in growing intervals.
+  void tell_call_if_stuck(double now_s);
 
  protected:
   void start_send(Rank to, Step step, ConstBytes bytes, Pending& pending) override;
@@ -59,6 +74,9 @@ class Session::Job final : public Transport {
   RequestPtr request_;
   std::uint32_t sequence_;
   double deadline_s_;
+  double tell_gap_s_;
+  double tell_at_s_;
+  Rank last_sent_to_ = kNoRank;
   Task<void> task_;
   std::unordered_map<Key, Posted> posted_;
   std::unordered_map<Key, Arrival> unexpected_;

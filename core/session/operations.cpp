@@ -17,12 +17,13 @@ namespace {
 RequestPtr request(const Call& call, Request::Body body) { return std::make_shared<Request>(call, std::move(body)); }
 
 template <class V>
-Call sparse_call(const SparseStream<V>& stream, Reduction reduction) {
+Call sparse_call(const SparseStream<V>& stream, Reduction reduction, double switch_factor) {
   return {.operation = Operation::sparse_allreduce,
           .dtype = dtype_of<V>,
           .reduction = reduction,
           .algorithm = Algorithm::split_allgather,
-          .count = stream.dimension()};
+          .count = stream.dimension(),
+          .switch_factor = static_cast<float>(switch_factor)};
 }
 
 template <class V>
@@ -50,7 +51,7 @@ RequestPtr make_all_reduce(Rank size, const Dense& dense) {
 
 template <class V>
 SparseSum<V> make_all_reduce(SparseStream<V> stream, Reduction reduction, double switch_factor) {
-  const Call call = sparse_call(stream, reduction);
+  const Call call = sparse_call(stream, reduction, switch_factor);
   auto result = std::make_shared<std::optional<SparseStream<V>>>();
   auto mine = std::make_shared<SparseStream<V>>(std::move(stream));
   return {request(call,
@@ -61,7 +62,7 @@ SparseSum<V> make_all_reduce(SparseStream<V> stream, Reduction reduction, double
 template <class V>
 RequestPtr make_all_reduce_into(SparseStream<V> stream, std::span<V> output, Reduction reduction,
                                 double switch_factor) {
-  const Call call = sparse_call(stream, reduction);
+  const Call call = sparse_call(stream, reduction, switch_factor);
   auto mine = std::make_shared<SparseStream<V>>(std::move(stream));
   return request(call, [=](Transport& net) {
     return allreduce_split_allgather_into(net, std::move(*mine), reduction, switch_factor, output);
@@ -73,15 +74,19 @@ template SparseSum<bf16> make_all_reduce(SparseStream<bf16>, Reduction, double);
 template RequestPtr make_all_reduce_into(SparseStream<float>, std::span<float>, Reduction, double);
 template RequestPtr make_all_reduce_into(SparseStream<bf16>, std::span<bf16>, Reduction, double);
 
-RequestPtr make_all_gather(Rank size, ConstBytes mine, Bytes all) {
+RequestPtr make_all_gather(Rank size, DType dtype, ConstBytes mine, Bytes all) {
   TELEGRAD_CHECK(all.size() == mine.size() * size);
-  return request({.operation = Operation::allgather, .algorithm = Algorithm::ring, .count = mine.size()},
+  return request({.operation = Operation::allgather,
+                  .dtype = dtype,
+                  .algorithm = Algorithm::ring,
+                  .count = mine.size() / size_of(dtype)},
                  [=](Transport& net) { return allgather(net, mine, all); });
 }
 
-RequestPtr make_broadcast(Rank size, Bytes data, Rank root) {
+RequestPtr make_broadcast(Rank size, DType dtype, Bytes data, Rank root) {
   TELEGRAD_CHECK(root < size);
-  return request({.operation = Operation::broadcast, .root = root, .count = data.size()},
+  return request(
+      {.operation = Operation::broadcast, .dtype = dtype, .root = root, .count = data.size() / size_of(dtype)},
                  [=](Transport& net) { return broadcast(net, root, data); });
 }
 

@@ -34,8 +34,8 @@ SparseSum<V> make_all_reduce(SparseStream<V> stream, Reduction reduction, double
 /// The same, written densely into `output`, a zero where no rank had an entry.
 template <class V>
 RequestPtr make_all_reduce_into(SparseStream<V> stream, std::span<V> output, Reduction reduction, double switch_factor);
-RequestPtr make_all_gather(Rank size, ConstBytes mine, Bytes all);
-RequestPtr make_broadcast(Rank size, Bytes data, Rank root);
+RequestPtr make_all_gather(Rank size, DType dtype, ConstBytes mine, Bytes all);
+RequestPtr make_broadcast(Rank size, DType dtype, Bytes data, Rank root);
 RequestPtr make_barrier();
 
 }  // namespace telegrad

@@ -1,15 +1,14 @@
 #include "session/session.hpp"
 
 #include <algorithm>
-#include <cmath>
 
 #include "session/job.hpp"
 
 namespace telegrad {
 namespace {
 
-// Sequence numbers wrap around.
-bool precedes(std::uint32_t sequence, std::uint32_t other) { return static_cast<std::int32_t>(sequence - other) < 0; }
+// A peer that waits for operations so far ahead of ours is not believed.
+constexpr std::uint32_t kAheadMost = 4096;
 
 }  // namespace
 
@@ -17,70 +16,67 @@ Session::Session(Driver& driver, SessionOptions options) : driver_(driver), opti
   driver_.attach(*this);
 }
 
-Session::~Session() = default;
-
-void Session::broadcast(const Control& control) {
-  for (Rank peer = 0; peer < size(); ++peer) {
-    if (peer == rank() || peers_[peer].failed) continue;
-    Control message = control;
-    message.source = rank();
-    message.epoch = options_.epoch;
-    driver_.send_control(peer, message);
-  }
-}
-
-void Session::join(double now_s) {
-  peers_[rank()].greeted = true;
-  ++greeted_;
-  for (auto& peer : peers_) peer.last_heard_s = now_s;
-  next_heartbeat_s_ = now_s + options_.heartbeat_s;
-  next_deadline_s_ = next_heartbeat_s_;
-  broadcast({.kind = ControlKind::hello});
-}
+Session::~Session() { ready_.network_is_gone(); }
 
 std::string Session::missing() const {
-  std::string text;
+  std::vector<Rank> ranks;
   for (Rank peer = 0; peer < size(); ++peer) {
-    if (!peers_[peer].greeted) text += (text.empty() ? "rank " : ", rank ") + std::to_string(peer);
+    if (!peers_[peer].greeted) ranks.push_back(peer);
   }
-  return text;
+  return list_of(ranks);
 }
 
 void Session::begin(RequestPtr request, double now_s) {
+  now_s_ = std::max(now_s_, now_s);
   if (failure_) {
-    Failure failure = *failure_;
-    const std::string earlier = failure.operation.empty() ? "" : ", in " + failure.operation;
-    failure.reason = "the communicator failed earlier" + earlier + "; close it. That failure was: " + failure.reason;
-    failure.operation = describe(request->call());
-    failure.sequence = next_sequence_;
-    request->finish(std::move(failure));
+    refuse(*request, next_sequence_);
     return;
   }
   const std::uint32_t sequence = next_sequence_++;
   counters_.operations += 1;
-  auto owned = std::make_unique<Job>(*this, sequence, std::move(request), now_s + options_.timeout_s);
+  history_.called(sequence, request->call(), now_s_);
+  if (stopped()) {
+    refused_.emplace_back(sequence, std::move(request));
+    return;
+  }
+  auto owned = std::make_unique<Job>(*this, sequence, std::move(request), now_s);
   Job& job = *owned;
-  next_deadline_s_ = std::min(next_deadline_s_, job.deadline_s());
+  wake_at(job.next_look_s());
   jobs_.emplace(sequence, std::move(owned));
   if (fail_if_abandoned(job)) return;
 
+  if (const auto announced = announced_.find(sequence); announced != announced_.end()) {
+    for (const auto& [source, call] : std::exchange(announced->second, {})) {
+      if (!agrees(job, source, call)) break;
+    }
+    announced_.erase(sequence);
+  }
   std::vector<Arrival> waiting;
   if (const auto early = early_.find(sequence); early != early_.end()) {
     waiting = std::move(early->second);
     early_.erase(early);
   }
   for (const Arrival& arrival : waiting) {
-    if (agrees(job, arrival.envelope)) {
+    if (agrees(job, arrival.envelope.source, arrival.envelope.call)) {
       job.deliver(arrival);
     } else {
       driver_.discard(arrival);
     }
   }
-  if (failure_) return;
+  if (stopped()) return;
   const bool outer = std::exchange(running_turn_, true);
   job.start(run(*this, job));
   running_turn_ = outer;
   if (!outer) finish_jobs();
+}
+
+void Session::refuse(Request& request, std::uint32_t sequence) const {
+  Failure failure = *failure_;
+  const std::string earlier = failure.operation.empty() ? "" : ", in " + failure.operation;
+  failure.reason = "the communicator failed earlier" + earlier + "; close it. That failure was: " + failure.reason;
+  failure.operation = describe(request.call());
+  failure.sequence = sequence;
+  request.finish(std::move(failure));
 }
 
 Task<void> Session::run(Session& session, Job& job) {
@@ -94,13 +90,13 @@ Task<void> Session::run(Session& session, Job& job) {
 }
 
 bool Session::run_ready() {
-  if (failure_) ready_.clear();
+  if (stopped()) ready_.clear();
   if (ready_.empty()) return false;
   turn_.clear();
   ready_.swap(turn_);
   running_turn_ = true;
   for (const auto coroutine : turn_) {
-    if (failure_) break;  // what is left belongs to jobs in quarantine
+    if (stopped()) break;  // what is left belongs to jobs in quarantine
     coroutine.resume();
   }
   running_turn_ = false;
@@ -116,6 +112,8 @@ void Session::finish_jobs() {
     const std::unique_ptr<Job> over = std::move(entry->second);
     jobs_.erase(entry);
     TELEGRAD_CHECK(over->task().done());
+    history_.ended(over->sequence(), OperationState::completed, now_s_);
+    ++completed_;
     over->request().finish(std::nullopt);
   }
 }
@@ -129,52 +127,31 @@ Failure Session::failure_of(const Job& job, FailureKind kind, Rank peer, std::st
           .reason = std::move(reason)};
 }
 
-void Session::fail(Failure failure) {
-  if (failure_) return;
-  failure.rank = rank();
-  failure_ = failure;
-  broadcast({.kind = ControlKind::abort,
-             .failure = failure.kind,
-             .culprit = failure.peer,
-             .sequence = failure.sequence,
-             .reason = failure.reason});
-  for (auto& [sequence, arrivals] : std::exchange(early_, {})) {
-    for (const Arrival& arrival : arrivals) driver_.discard(arrival);
-  }
-  auto jobs = std::exchange(jobs_, {});
-  for (auto& [sequence, job] : jobs) quarantine_.push_back(std::move(job));
-  for (auto& job : quarantine_) {
-    failure.operation = describe(job->call());
-    failure.sequence = job->sequence();
-    job->request().finish(failure);
-  }
-}
-
 void Session::release_quarantine() {
+  ready_.network_is_gone();
   quarantine_.clear();
   jobs_.clear();
 }
 
-bool Session::agrees(Job& job, const Envelope& envelope) {
-  if (failure_) return false;
-  if (envelope.call == job.call()) return true;
-  fail(failure_of(job, FailureKind::mismatched_call, envelope.source,
+bool Session::agrees(const Job& job, Rank source, const Call& call) {
+  if (stopped()) return false;
+  if (call == job.call()) return true;
+  fail(failure_of(job, FailureKind::mismatched_call, source,
                   "the ranks called different things: rank " + std::to_string(rank()) + " called " +
-                      describe(job.call()) + ", rank " + std::to_string(envelope.source) + " called " +
-                      describe(envelope.call)));
+                      describe(job.call()) + ", rank " + std::to_string(source) + " called " + describe(call)));
   return false;
 }
 
 void Session::on_arrival(const Arrival& arrival) {
   const Envelope& envelope = arrival.envelope;
-  if (failure_ || envelope.epoch != options_.epoch || envelope.communicator != options_.communicator ||
-      envelope.source >= size()) {
+  if (stopped() || envelope.epoch != options_.epoch || envelope.communicator != options_.communicator ||
+      envelope.source >= size() || envelope.source == rank()) {
     driver_.discard(arrival);
     return;
   }
   peers_[envelope.source].heard = true;
   if (const auto job = jobs_.find(envelope.sequence); job != jobs_.end()) {
-    if (agrees(*job->second, envelope)) {
+    if (agrees(*job->second, envelope.source, envelope.call)) {
       job->second->deliver(arrival);
     } else {
       driver_.discard(arrival);
@@ -183,18 +160,46 @@ void Session::on_arrival(const Arrival& arrival) {
     early_[envelope.sequence].push_back(arrival);
   } else {
     driver_.discard(arrival);
-    fail({.kind = FailureKind::mismatched_call,
+    const History::Entry* const ours = history_.find(envelope.sequence);
+    const bool same = ours != nullptr && ours->call == envelope.call;
+    fail({.kind = same ? FailureKind::transport : FailureKind::mismatched_call,
           .peer = envelope.source,
           .operation = describe(envelope.call),
           .sequence = envelope.sequence,
-          .reason = "a message for an operation that is over on rank " + std::to_string(rank())});
+          .reason = "a message for an operation that is over: rank " + std::to_string(rank()) + " called " +
+                    (ours != nullptr ? describe(ours->call) : "it long ago") + ", rank " +
+                    std::to_string(envelope.source) + " called " + describe(envelope.call)});
+  }
+}
+
+// `source` waits for this rank in its operation `sequence`.
+void Session::take_announced_call(Rank source, std::uint32_t sequence, const Call& call) {
+  if (const auto job = jobs_.find(sequence); job != jobs_.end()) {
+    agrees(*job->second, source, call);
+  } else if (!precedes(sequence, next_sequence_)) {
+    if (sequence - next_sequence_ > kAheadMost) return;
+    auto& known = announced_[sequence];
+    if (std::ranges::none_of(known, [&](const auto& one) { return one.source == source; })) {
+      known.push_back({source, call});
+    }
+  } else if (const History::Entry* const ours = history_.find(sequence); ours != nullptr && ours->call != call) {
+    fail({.kind = FailureKind::mismatched_call,
+          .peer = source,
+          .operation = describe(call),
+          .sequence = sequence,
+          .reason = "the ranks called different things: rank " + std::to_string(rank()) + " called " +
+                    describe(ours->call) + ", rank " + std::to_string(source) + " called " + describe(call)});
   }
 }
 
 void Session::on_control(const Control& control) {
   if (control.source >= size() || control.source == rank()) return;
   Peer& peer = peers_[control.source];
-  peer.heard = true;
+  if (control.kind != ControlKind::hello) {
+    if (control.epoch != options_.epoch) return;
+    peer.heard = true;
+    if (!peer.called || precedes(*peer.called, control.called)) peer.called = control.called;
+  }
   switch (control.kind) {
     case ControlKind::hello:
       if (control.wire_version != kWireVersion || control.endianness != Control{}.endianness) {
@@ -209,30 +214,29 @@ void Session::on_control(const Control& control) {
       }
       break;
     case ControlKind::heartbeat: break;
-    case ControlKind::abort:
-      if (control.epoch != options_.epoch) break;
-      fail({.kind = control.failure,
-            .peer = control.culprit,
-            .operation = "",
-            .sequence = control.sequence,
-            .reason = control.reason});
+    case ControlKind::call:
+      if (!stopped() && !control.calls.empty()) {
+        take_announced_call(control.source, control.first_call, control.calls.front());
+      }
       break;
+    case ControlKind::abort: hear_abort(control); break;
     case ControlKind::goodbye:
-      if (control.epoch != options_.epoch || std::exchange(peer.parted, true)) break;
+      if (std::exchange(peer.parted, true)) break;
       ++parted_;
-      peer.ends_at = control.sequence;
       for (const auto& [sequence, job] : jobs_) {
         if (fail_if_abandoned(*job)) break;
       }
+      conclude_if_agreed();
       break;
   }
 }
 
-// True, and everything has failed, if some peer said goodbye without calling this operation.
+// True, and everything has stopped, if some peer said goodbye without calling this operation.
 bool Session::fail_if_abandoned(const Job& job) {
   if (parted_ == 0) return false;
   for (Rank peer = 0; peer < size(); ++peer) {
-    if (peer == rank() || !peers_[peer].parted || precedes(job.sequence(), peers_[peer].ends_at)) continue;
+    const Peer& other = peers_[peer];
+    if (peer == rank() || !other.parted || other.failed || precedes(job.sequence(), other.called.value_or(0))) continue;
     fail(failure_of(job, FailureKind::peer_failed, peer,
                     "rank " + std::to_string(peer) + " closed its communicator without this operation"));
     return true;
@@ -246,13 +250,19 @@ void Session::on_peer_failed(Rank rank_of_peer, const std::string& reason) {
   const bool said_goodbye = peer.parted;
   if (!std::exchange(peer.parted, true)) ++parted_;
   // What it called before its goodbye may still be finished, where its messages do not go with it.
-  if (said_goodbye && (jobs_.empty() || driver_.delivers_after_shut_down())) return;
-  fail({.kind = FailureKind::peer_failed,
-        .peer = rank_of_peer,
-        .operation = "",
-        .reason = said_goodbye ? "rank " + std::to_string(rank_of_peer) +
-                                     " closed its communicator while this operation still needed it"
-                               : "rank " + std::to_string(rank_of_peer) + " failed: " + reason});
+  if (said_goodbye && (stopped() || jobs_.empty() || driver_.delivers_after_shut_down())) {
+    conclude_if_agreed();
+    return;
+  }
+  const std::string text =
+      "rank " + std::to_string(rank_of_peer) +
+      (said_goodbye ? " closed its communicator while this operation still needed it" : " failed: " + reason);
+  if (stopped()) {
+    agreement_->lose(rank_of_peer, text);
+    conclude_if_agreed();
+  } else {
+    fail({.kind = FailureKind::peer_failed, .peer = rank_of_peer, .sequence = first_unfinished(), .reason = text});
+  }
 }
 
 void Session::on_damage(const std::string& reason) { fail({.kind = FailureKind::transport, .reason = reason}); }
@@ -260,47 +270,7 @@ void Session::on_damage(const std::string& reason) { fail({.kind = FailureKind::
 void Session::part() {
   if (std::exchange(parting_, true)) return;
   if (!std::exchange(peers_[rank()].parted, true)) ++parted_;
-  broadcast({.kind = ControlKind::goodbye, .sequence = next_sequence_});
-}
-
-void Session::on_time(double now_s) {
-  if (now_s < next_deadline_s_) return;
-  if (now_s >= next_heartbeat_s_) {
-    next_heartbeat_s_ = now_s + options_.heartbeat_s;
-    if (!parting_) broadcast({.kind = ControlKind::heartbeat});
-    check_liveness(now_s);
-  }
-  look_at_deadlines(now_s);
-}
-
-void Session::check_liveness(double now_s) {
-  for (Rank rank_of_peer = 0; rank_of_peer < size(); ++rank_of_peer) {
-    Peer& peer = peers_[rank_of_peer];
-    if (rank_of_peer == rank() || peer.parted || peer.failed) continue;
-    if (std::exchange(peer.heard, false)) peer.last_heard_s = now_s;
-    if (!options_.liveness_timeout_s || now_s - peer.last_heard_s <= *options_.liveness_timeout_s) continue;
-    fail({.kind = FailureKind::peer_failed,
-          .peer = rank_of_peer,
-          .operation = "",
-          .reason = "rank " + std::to_string(rank_of_peer) + " has been silent for more than liveness_timeout_s=" +
-                    std::to_string(*options_.liveness_timeout_s) + " s: its process is frozen or the network is cut"});
-    return;
-  }
-}
-
-void Session::look_at_deadlines(double now_s) {
-  next_deadline_s_ = next_heartbeat_s_;
-  for (const auto& [sequence, job] : jobs_) {
-    if (now_s < job->deadline_s()) {
-      next_deadline_s_ = std::min(next_deadline_s_, job->deadline_s());
-      continue;
-    }
-    Rank peer = kNoRank;
-    const std::string waiting = job->waits_for(peer);
-    fail(failure_of(*job, FailureKind::timeout, peer,
-                    "timed out after timeout_s=" + std::to_string(options_.timeout_s) + " s, waiting for " + waiting));
-    return;
-  }
+  broadcast({.kind = ControlKind::goodbye});
 }
 
 }  // namespace telegrad

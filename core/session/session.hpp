@@ -2,16 +2,23 @@
 // Session: one rank's protocol as a state machine. It numbers operations, matches messages, compares calls, keeps
 // deadlines and heartbeats, and makes every failure final. It must not know of threads, clocks or networks: time is an
 // argument and the network a Driver, so the simulator runs the same protocol.
+//
+// After a failure a session has stopped: nothing of it goes on. It tells its peers what it knows and listens to them
+// for a moment, so that all survivors name the same culprit (Agreement); then every operation ends with that failure.
 
 #include <cstdint>
-#include <deque>
+#include <functional>
 #include <limits>
 #include <memory>
 #include <optional>
 #include <string>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
+#include "session/agreement.hpp"
+#include "session/history.hpp"
+#include "session/report.hpp"
 #include "session/request.hpp"
 #include "transport/driver.hpp"
 
@@ -22,7 +29,9 @@ struct SessionOptions {
   std::uint32_t communicator = 0;
   double timeout_s = 1800.0;
   std::optional<double> liveness_timeout_s = 8.0;  // nullopt: a silent peer is never taken for dead
-  double heartbeat_s = 1.0;
+  double heartbeat_s = 1.0;    // infinity: none
+  double agreement_s = 0.05;   // how long a stopped session listens to peers that have not said anything
+  double probe_s = 0.02;       // how long an operation waits before it tells its call to whom it waits for
 };
 
 class Session final : public EventSink {
@@ -43,14 +52,19 @@ class Session final : public EventSink {
   /// Gives the coroutines that can go on one turn; true if there were any.
   bool run_ready();
   bool has_ready() const { return !ready_.empty(); }
-  /// Heartbeats and deadlines.
+  /// Heartbeats and deadlines. To be called before what has arrived is looked at: a process that was frozen must not
+  /// take part in anything any more.
   void on_time(double now_s);
   double next_deadline_s() const { return next_deadline_s_; }
   std::size_t running() const { return jobs_.size(); }
 
-  /// Ends everything with this failure, here and on every other rank; only the first one counts.
+  /// Stops, here and on every other rank. The first failure counts, unless a peer knows the cause better.
   void fail(Failure failure);
+  bool stopped() const { return agreement_.has_value(); }
+  /// What all agree on; empty until then.
   const std::optional<Failure>& failure() const { return failure_; }
+  /// Called once an operation has timed out, before anybody hears of it; what it returns is added to the reason.
+  void when_timed_out(std::function<std::string()> callback) { timed_out_ = std::move(callback); }
 
   /// Says goodbye; parted() once every peer has too, or has failed.
   void part();
@@ -71,6 +85,7 @@ class Session final : public EventSink {
     std::uint64_t bytes_received = 0;
   };
   const Counters& counters() const { return counters_; }
+  SessionReport report(double now_s) const;
 
  private:
   class Job;
@@ -79,17 +94,35 @@ class Session final : public EventSink {
     bool parted = false;
     bool failed = false;
     bool heard = true;  // since the last look
-    double last_heard_s = 0.0;
-    std::uint32_t ends_at = 0;  // once parted: the first operation that this peer will never call
+    double silent_s = 0.0;
+    double heard_s = 0.0;  // when, as far as the last look knows
+    std::optional<std::uint32_t> called{};  // operations; once parted: all that it will ever call
+  };
+  struct Announced {
+    Rank source;
+    Call call;
   };
 
   static Task<void> run(Session& session, Job& job);
   Failure failure_of(const Job& job, FailureKind kind, Rank peer, std::string reason) const;
-  void check_liveness(double now_s);
   void finish_jobs();
   bool fail_if_abandoned(const Job& job);
+  bool agrees(const Job& job, Rank source, const Call& call);
+  void take_announced_call(Rank source, std::uint32_t sequence, const Call& call);
+  void refuse(Request& request, std::uint32_t sequence) const;
+
+  // session_failure.cpp
+  void stop(Statement mine);
+  void hear_abort(const Control& control);
+  std::uint32_t first_unfinished() const;
+  void conclude_if_agreed();
+  void conclude();
+
+  // session_time.cpp
+  void check_liveness(double now_s);
   void look_at_deadlines(double now_s);
-  bool agrees(Job& job, const Envelope& envelope);
+  void wake_at(double when_s) { next_deadline_s_ = std::min(next_deadline_s_, when_s); }
+  void send(Rank peer, Control control);
   void broadcast(const Control& control);
 
   Driver& driver_;
@@ -98,17 +131,27 @@ class Session final : public EventSink {
   std::vector<std::coroutine_handle<>> turn_;
   std::unordered_map<std::uint32_t, std::unique_ptr<Job>> jobs_;  // by sequence number
   std::vector<std::unique_ptr<Job>> quarantine_;                  // failed, perhaps still in the network's hands
+  std::vector<std::pair<std::uint32_t, RequestPtr>> refused_;     // begun after the stop, before the verdict
   std::vector<Job*> finished_;
-  std::unordered_map<std::uint32_t, std::vector<Arrival>> early_;  // operations that this rank has not begun
+  std::unordered_map<std::uint32_t, std::vector<Arrival>> early_;        // operations that this rank has not begun
+  std::unordered_map<std::uint32_t, std::vector<Announced>> announced_;  // the same, of peers that wait in them
   std::vector<Peer> peers_;
+  History history_;
+  std::optional<Agreement> agreement_;
+  std::optional<double> agreement_ends_s_;
   std::optional<Failure> failure_;
+  std::function<std::string()> timed_out_;
   Counters counters_;
   std::uint32_t next_sequence_ = 0;
+  std::uint64_t completed_ = 0;
   Rank greeted_ = 0;
   Rank parted_ = 0;
   bool parting_ = false;
   bool running_turn_ = false;
-  double next_heartbeat_s_ = 0.0;
+  double now_s_ = 0.0;  // of the last call that told the time
+  double last_tick_s_ = 0.0;  // of the last on_time()
+  double last_look_s_ = 0.0;
+  double next_heartbeat_s_ = std::numeric_limits<double>::infinity();
   double next_deadline_s_ = std::numeric_limits<double>::infinity();
 };
 

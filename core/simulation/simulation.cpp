@@ -67,7 +67,6 @@ void Simulation::wake(Rank rank) {
   settle(rank);
 }
 
-// A session's next deadline only comes nearer when it begins an operation, and is met in wake(): both set the alarm.
 void Simulation::set_alarm(Rank rank) {
   Participant& self = ranks_[rank];
   const double deadline_s = self.session->next_deadline_s();
@@ -86,6 +85,7 @@ void Simulation::settle(Rank rank) {
   Participant& self = ranks_[rank];
   while (self.session->run_ready()) {
   }
+  if (clocks_) set_alarm(rank);
   const auto over = std::erase_if(self.running, [](const RequestPtr& request) { return request->done(); });
   if (over == 0) return;
   unfinished_ -= over;

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "base/types.hpp"
 #include "transport/envelope.hpp"
@@ -20,17 +21,30 @@ struct Arrival {
 };
 
 /// Control messages travel apart from data, on connections that notice a dead peer.
-enum class ControlKind : std::uint8_t { hello = 1, heartbeat = 2, abort = 3, goodbye = 4 };
+enum class ControlKind : std::uint8_t { hello = 1, heartbeat = 2, abort = 3, goodbye = 4, call = 5 };
 struct Control {
+  static constexpr std::size_t kReasonMost = 2048;
+  static constexpr std::size_t kCallsMost = 32;
+
   ControlKind kind = ControlKind::heartbeat;
   FailureKind failure = FailureKind::transport;
   Rank source = 0;
+  Rank origin = kNoRank;  // abort: who found the failure
   Rank culprit = kNoRank;
   std::uint32_t epoch = 0;
   std::uint32_t wire_version = kWireVersion;
-  std::uint32_t sequence = 0;
+  std::uint32_t sequence = 0;    // abort: which operation failed
+  std::uint32_t called = 0;      // how many operations the sender has called
+  std::uint32_t first_call = 0;  // the sequence number of calls[0]
   std::uint32_t endianness = 0x01020304;
+  std::vector<Call> calls{};  // abort: around the failure; call: the one that waits for the receiver
   std::string reason{};
+};
+
+/// Where a rank lives, as far as the network knows.
+struct PeerIdentity {
+  std::string host{};     // empty: unknown
+  std::uint32_t pid = 0;  // 0: unknown
 };
 
 class EventSink {
@@ -39,7 +53,7 @@ class EventSink {
   /// A message is here. The sink answers with exactly one of Driver::accept, discard (both may come later).
   virtual void on_arrival(const Arrival& arrival) = 0;
   virtual void on_control(const Control& control) = 0;
-  /// The control connection to `peer` broke.
+  /// The control connection to `peer` broke, or its process is known to be dead.
   virtual void on_peer_failed(Rank peer, const std::string& reason) = 0;
   /// Bytes came that no telegrad of this version would send.
   virtual void on_damage(const std::string& reason) = 0;
@@ -52,6 +66,7 @@ class Driver {
   virtual Rank rank() const = 0;
   virtual Rank size() const = 0;
   virtual const char* name() const = 0;
+  virtual PeerIdentity identity(Rank) const { return {}; }
   virtual void attach(EventSink& sink) = 0;
 
   virtual void send(Rank to, const Envelope& envelope, ConstBytes bytes, Pending& pending) = 0;

@@ -1,5 +1,7 @@
 #include "transport/envelope.hpp"
 
+#include <cstdio>
+
 namespace telegrad {
 
 const char* name_of(Operation operation) {
@@ -29,6 +31,18 @@ const char* name_of(DType dtype) {
     case DType::f32: return "f32";
     case DType::bf16: return "bf16";
     case DType::u8: return "u8";
+    case DType::f64: return "f64";
+    case DType::f16: return "f16";
+    case DType::i8: return "i8";
+    case DType::i16: return "i16";
+    case DType::i32: return "i32";
+    case DType::i64: return "i64";
+    case DType::u16: return "u16";
+    case DType::u32: return "u32";
+    case DType::u64: return "u64";
+    case DType::boolean: return "bool";
+    case DType::c64: return "c64";
+    case DType::c128: return "c128";
   }
   return "unknown";
 }
@@ -47,6 +61,11 @@ std::string describe(const Call& call) {
                      ", dtype=" + name_of(call.dtype) + ", reduction=" + name_of(call.reduction) +
                      ", algorithm=" + name_of(call.algorithm);
   if (call.root != kNoRank) text += ", root=" + std::to_string(call.root);
+  if (call.operation == Operation::sparse_allreduce) {
+    char factor[32];
+    std::snprintf(factor, sizeof factor, "%g", static_cast<double>(call.switch_factor));
+    text += std::string(", switch_factor=") + factor;
+  }
   return text + ")";
 }
 

@@ -10,7 +10,7 @@
 
 namespace telegrad {
 
-inline constexpr std::uint32_t kWireVersion = 1;
+inline constexpr std::uint32_t kWireVersion = 2;
 
 // Part of the wire format: append, never renumber.
 enum class Operation : std::uint8_t { barrier = 1, broadcast = 2, allgather = 3, allreduce = 4, sparse_allreduce = 5 };
@@ -24,10 +24,12 @@ struct Call {
   Algorithm algorithm = Algorithm::automatic;
   Rank root = kNoRank;
   std::uint64_t count = 0;  // elements; for a sparse operation the dimension
+  float switch_factor = 0;  // of a sparse operation
+  std::uint32_t reserved = 0;
 
   friend bool operator==(const Call&, const Call&) = default;
 };
-static_assert(sizeof(Call) == 16);
+static_assert(sizeof(Call) == 24);
 
 /// As a person would write the call: `allreduce(count=1024, dtype=f32, reduction=sum, algorithm=ring)`.
 std::string describe(const Call& call);
@@ -46,6 +48,6 @@ struct Envelope {
   std::uint64_t length = 0;  // payload bytes
   Call call;
 };
-static_assert(sizeof(Envelope) == 48 && std::is_trivially_copyable_v<Envelope>);
+static_assert(sizeof(Envelope) == 56 && std::is_trivially_copyable_v<Envelope>);
 
 }  // namespace telegrad

@@ -16,6 +16,8 @@ struct Failure {
   FailureKind kind = FailureKind::transport;
   Rank rank = kNoRank;  // who reports
   Rank peer = kNoRank;  // the culprit, or kNoRank
+  std::string host{};   // where the culprit lives; empty: unknown
+  std::uint32_t pid = 0;
   std::string operation{};
   std::uint32_t sequence = 0;
   std::string reason{};

@@ -5,6 +5,9 @@
 #include <algorithm>
 #include <coroutine>
 #include <cstddef>
+#include <cstdio>
+#include <cstdlib>
+#include <exception>
 #include <string>
 #include <utility>
 #include <vector>
@@ -22,9 +25,13 @@ class ReadyQueue {
   bool empty() const { return ready_.empty(); }
   void swap(std::vector<std::coroutine_handle<>>& other) { ready_.swap(other); }
   void clear() { ready_.clear(); }
+  /// The network holds no Pending any more.
+  void network_is_gone() { network_is_gone_ = true; }
+  bool is_network_gone() const { return network_is_gone_; }
 
  private:
   std::vector<std::coroutine_handle<>> ready_;
+  bool network_is_gone_ = false;
 };
 
 /// One send, receive or slice of work under way. It lives in a coroutine's frame and never moves: the network holds
@@ -32,6 +39,14 @@ class ReadyQueue {
 class Pending {
  public:
   explicit Pending(ReadyQueue& ready) : ready_(&ready) {}
+  /// Only memory running out can unwind a collective with messages under way; the network would write into freed
+  /// memory then, so the process ends instead.
+  ~Pending() {
+    if (!done_ && std::uncaught_exceptions() > 0 && !ready_->is_network_gone()) {
+      std::fputs("telegrad: out of memory in a collective with messages under way; ending the process\n", stderr);
+      std::abort();
+    }
+  }
   Pending(const Pending&) = delete;
   Pending& operator=(const Pending&) = delete;
 

@@ -12,8 +12,8 @@ from typing import Any
 class TransportError(Exception):
     """The network or a peer failed; the communicator can only be closed afterwards.
 
-    ``rank`` reports, ``peer`` is the culprit (``None`` if unknown), ``operation`` is the collective that was running
-    and ``tag`` its sequence number on this communicator.
+    ``rank`` reports; ``peer`` is the culprit, the same on all survivors (``None`` if unknown), and ``host`` the name of
+    its machine; ``operation`` is the collective that was running and ``tag`` its sequence number on this communicator.
     """
 
     def __init__(
@@ -21,17 +21,19 @@ class TransportError(Exception):
         message: str,
         rank: int | None = None,
         peer: int | None = None,
+        host: str | None = None,
         operation: str | None = None,
         tag: int | None = None,
     ) -> None:
         super().__init__(message)
         self.rank = rank
         self.peer = peer
+        self.host = host
         self.operation = operation
         self.tag = tag
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.args[0], self.rank, self.peer, self.operation, self.tag)
+        return type(self), (self.args[0], self.rank, self.peer, self.host, self.operation, self.tag)
 
 
 class PeerFailed(TransportError):  # noqa: N818 - named by what happened
@@ -51,7 +53,7 @@ class RendezvousError(TransportError):
 
 
 class NonFiniteGradient(ValueError):  # noqa: N818
-    """A gradient holds NaN or infinity. ``rank`` and ``parameter`` say whose."""
+    """A gradient holds NaN or infinity, or made its residual overflow. ``rank`` and ``parameter`` say whose."""
 
     def __init__(self, message: str, rank: int | None = None, parameter: str | None = None) -> None:
         super().__init__(message)

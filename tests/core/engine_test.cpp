@@ -25,7 +25,8 @@ std::vector<std::unique_ptr<Communicator>> make_local(Rank size, SessionOptions 
   const auto network = std::make_shared<LocalNetwork>(size);
   std::vector<std::unique_ptr<Communicator>> all;
   for (Rank rank = 0; rank < size; ++rank) {
-    all.push_back(std::make_unique<Communicator>(Engine::shared(), std::make_unique<LocalDriver>(network, rank), options));
+    all.push_back(std::make_unique<Communicator>(Engine::shared(), std::make_unique<LocalDriver>(network, rank),
+                                                 CommunicatorOptions{.session = options}));
   }
   for (auto& communicator : all) communicator->join();
   for (auto& communicator : all) {
@@ -38,6 +39,10 @@ std::vector<std::unique_ptr<Communicator>> make_local(Rank size, SessionOptions 
 Dense dense(std::vector<float>& data) {
   const auto bytes = std::as_writable_bytes(std::span(data));
   return {.input = bytes, .output = bytes};
+}
+
+RequestPtr sum(Communicator& communicator, std::vector<float>& data, bool caller_waits) {
+  return communicator.submit(make_all_reduce(communicator.size(), dense(data)), caller_waits);
 }
 
 void finish(Communicator& communicator, const RequestPtr& request) {
@@ -57,7 +62,7 @@ TEST("blocking calls from one thread per rank") {
       threads.emplace_back([&, rank] {
         for (int round = 0; round < 20; ++round) {
           std::iota(data[rank].begin(), data[rank].end(), static_cast<float>(rank));
-          finish(*all[rank], all[rank]->all_reduce(dense(data[rank]), true));
+          finish(*all[rank], sum(*all[rank], data[rank], true));
         }
       });
     }
@@ -79,7 +84,7 @@ TEST("many operations in flight from one thread") {
   std::vector<std::pair<Rank, RequestPtr>> requests;
   for (Rank rank = 0; rank < kSize; ++rank) {
     for (std::size_t i = 0; i < kFlying; ++i) {
-      requests.emplace_back(rank, all[rank]->all_reduce(dense(data[rank * kFlying + i]), false));
+      requests.emplace_back(rank, sum(*all[rank], data[rank * kFlying + i], false));
     }
   }
   for (auto& [rank, request] : requests) finish(*all[rank], request);
@@ -90,10 +95,10 @@ TEST("the engine's thread finishes what nobody waits for") {
   auto all = make_local(2);
   std::vector<std::vector<float>> data(2, std::vector<float>(10, 1.0F));
   CompletionQueue queue;
-  const auto first = all[0]->all_reduce(dense(data[0]), false);
+  const auto first = sum(*all[0], data[0], false);
   queue.watch(*first, 7);
   EXPECT(!first->done());
-  const auto second = all[1]->all_reduce(dense(data[1]), false);
+  const auto second = sum(*all[1], data[1], false);
   EXPECT_EQ(queue.next(std::chrono::seconds(30)).at(0), 7U);
   EXPECT(first->done());
   finish(*all[1], second);
@@ -102,9 +107,9 @@ TEST("the engine's thread finishes what nobody waits for") {
 TEST("a wait that runs out of time can be repeated") {
   auto all = make_local(2);
   std::vector<std::vector<float>> data(2, std::vector<float>(10, 1.0F));
-  const auto first = all[0]->all_reduce(dense(data[0]), true);
+  const auto first = sum(*all[0], data[0], true);
   EXPECT(!all[0]->wait(*first, Engine::now_s() + 0.01));
-  const auto second = all[1]->all_reduce(dense(data[1]), true);
+  const auto second = sum(*all[1], data[1], true);
   finish(*all[0], first);
   finish(*all[1], second);
   EXPECT_EQ(data[0][9], 2.0F);
@@ -115,7 +120,7 @@ TEST("different calls fail on every rank and write nothing") {
   std::vector<std::vector<float>> data(3, std::vector<float>(10, 1.0F));
   data[2].resize(11, 1.0F);
   std::vector<RequestPtr> requests;
-  for (Rank rank = 0; rank < 3; ++rank) requests.push_back(all[rank]->all_reduce(dense(data[rank]), false));
+  for (Rank rank = 0; rank < 3; ++rank) requests.push_back(sum(*all[rank], data[rank], false));
   for (Rank rank = 0; rank < 3; ++rank) {
     while (!all[rank]->wait(*requests[rank], kForever)) {
     }
@@ -128,7 +133,7 @@ TEST("different calls fail on every rank and write nothing") {
 TEST("an operation that some rank never calls times out and names that rank") {
   auto all = make_local(2, {.timeout_s = 0.05});
   std::vector<float> data(10, 1.0F);
-  const auto request = all[0]->all_reduce(dense(data), true);
+  const auto request = sum(*all[0], data, true);
   while (!all[0]->wait(*request, kForever)) {
   }
   EXPECT(request->failure()->kind == FailureKind::timeout);
@@ -138,7 +143,7 @@ TEST("an operation that some rank never calls times out and names that rank") {
 TEST("abort reaches operations on other ranks") {
   auto all = make_local(2);
   std::vector<float> data(10, 1.0F);
-  const auto request = all[0]->all_reduce(dense(data), true);
+  const auto request = sum(*all[0], data, true);
   std::thread aborter([&] { all[1]->abort("enough"); });
   while (!all[0]->wait(*request, kForever)) {
   }
@@ -150,10 +155,10 @@ TEST("abort reaches operations on other ranks") {
 TEST("closing with an operation under way fails it, and later calls say closed") {
   auto all = make_local(2);
   std::vector<float> data(10, 1.0F);
-  const auto request = all[0]->all_reduce(dense(data), false);
+  const auto request = sum(*all[0], data, false);
   all[0]->close();
   EXPECT(request->done() && request->failure().has_value());
-  const auto late = all[0]->barrier(true);
+  const auto late = all[0]->submit(make_barrier(), true);
   EXPECT(late->done() && late->failure().has_value());
 }
 
@@ -162,9 +167,9 @@ TEST("an operation that a closed peer will never call fails at once and names th
     auto all = make_local(2);
     std::vector<float> data(10, 1.0F);
     RequestPtr request;
-    if (called_before) request = all[0]->all_reduce(dense(data), false);
+    if (called_before) request = sum(*all[0], data, false);
     all[1]->close();
-    if (!called_before) request = all[0]->all_reduce(dense(data), false);
+    if (!called_before) request = sum(*all[0], data, false);
     EXPECT(all[0]->wait(*request, Engine::now_s() + 30));
     EXPECT(request->failure()->kind == FailureKind::peer_failed);
     EXPECT_EQ(request->failure()->peer, 1U);
@@ -175,8 +180,8 @@ TEST("an operation that a closed peer will never call fails at once and names th
 TEST("an operation that a closed peer has called is finished") {
   auto all = make_local(2);
   std::vector<std::vector<float>> data(2, std::vector<float>(10, 1.0F));
-  const auto first = all[0]->all_reduce(dense(data[0]), false);
-  finish(*all[1], all[1]->all_reduce(dense(data[1]), true));
+  const auto first = sum(*all[0], data[0], false);
+  finish(*all[1], sum(*all[1], data[1], true));
   all[1]->close();
   finish(*all[0], first);
   EXPECT_EQ(data[0][0], 2.0F);

@@ -72,7 +72,12 @@ class ScriptedDriver final : public Driver {
 };
 
 struct Scripted {
-  explicit Scripted(Rank size = 3, SessionOptions options = {}) : driver(size), session(driver, options) {}
+  // Its peers say nothing by themselves, so there is nobody to agree with.
+  explicit Scripted(Rank size = 3, SessionOptions options = {}) : driver(size), session(driver, alone(options)) {}
+  static SessionOptions alone(SessionOptions options) {
+    options.agreement_s = 0.0;
+    return options;
+  }
   void turns() {
     while (session.run_ready()) {
     }
@@ -232,7 +237,9 @@ TEST("a failure is told to every peer once, ends all operations, and stays") {
   const auto third = receiver(a, 3);
   rank.session.begin(third, 0.0);
   REQUIRE(third->failure());
-  EXPECT_EQ(third->failure()->reason, "the communicator failed earlier; close it. That failure was: cut");
+  EXPECT_EQ(third->failure()->reason, 
+            "the communicator failed earlier, in allgather(count=5, dtype=u8, reduction=none, algorithm=auto); close "
+            "it. That failure was: cut");
   EXPECT_THROWS(TransportError, "rank 0: allgather(count=5", third->rethrow());
 
   rank.driver.arrive(1, 0, 3, 5);
@@ -270,10 +277,119 @@ TEST("fail() ends the operation and its coroutine never goes on") {
 TEST("a message for an operation that is over is a mismatch") {
   Scripted rank;
   rank.session.begin(request([](Transport&) -> Task<void> { co_return; }), 0.0);
-  rank.driver.arrive(1, 0, 0, 5);
+  rank.driver.arrive(1, 0, 0, 6, {.operation = Operation::allgather, .count = 6});
   REQUIRE(rank.session.failure());
   EXPECT_EQ(rank.session.failure()->kind, FailureKind::mismatched_call);
   EXPECT_EQ(rank.session.failure()->peer, 1);
+  EXPECT(rank.session.failure()->reason.find("count=5") != std::string::npos);
+  EXPECT(rank.session.failure()->reason.find("count=6") != std::string::npos);
+}
+
+TEST("a message of the same call after it is over is damage, not a mismatch") {
+  Scripted rank;
+  rank.session.begin(request([](Transport&) -> Task<void> { co_return; }), 0.0);
+  rank.driver.arrive(1, 0, 0, 5);
+  REQUIRE(rank.session.failure());
+  EXPECT_EQ(rank.session.failure()->kind, FailureKind::transport);
+}
+
+TEST("who waits tells its call, in growing intervals; another one is a mismatch, whenever it is heard") {
+  const Call other{.operation = Operation::allgather, .count = 6};
+  for (const bool called_before : {true, false}) {
+    Scripted rank;
+    Buffer a(5);
+    const auto first = receiver(a, 3);
+    rank.session.join(0.0);
+    const Control told{.kind = ControlKind::call, .source = 2, .called = 1, .first_call = 0, .calls = {other}};
+    if (!called_before) rank.driver.sink->on_control(told);
+    EXPECT(!rank.session.failure());
+    rank.session.begin(first, 0.0);
+    if (called_before) {
+      for (double now_s = 0.0; now_s < 0.5; now_s += 0.01) rank.session.on_time(now_s);
+      const auto calls = rank.driver.of_kind(ControlKind::call);
+      EXPECT_EQ(calls.size(), 4);  // after 20, 60, 140, 300 ms … to rank 1, which it waits for
+      EXPECT_EQ(calls[0].first, 1);
+      EXPECT_EQ(calls[0].second.calls.size(), 1);
+      rank.driver.sink->on_control({.kind = ControlKind::call, .source = 1, .first_call = 0, .calls = {kCall}});
+      EXPECT(!rank.session.failure());
+      rank.driver.sink->on_control(told);
+    }
+    REQUIRE(first->failure());
+    EXPECT_EQ(first->failure()->kind, FailureKind::mismatched_call);
+    EXPECT_EQ(first->failure()->peer, 2);
+  }
+}
+
+TEST("a stopped session ends its operations once all peers have spoken, or after a moment") {
+  for (const bool all_speak : {true, false}) {
+    ScriptedDriver driver(3);
+    Session session(driver, {.agreement_s = 0.05});
+    Buffer a(5);
+    const auto first = receiver(a, 3);
+    session.join(1.0);
+    session.begin(first, 1.0);
+    driver.sink->on_peer_failed(2, "cut");
+    EXPECT(session.stopped() && !first->done());
+    const auto second = receiver(a, 3);
+    session.begin(second, 1.0);
+    EXPECT(!second->done());
+    if (all_speak) {
+      driver.sink->on_control({.kind = ControlKind::abort,
+                               .failure = FailureKind::peer_failed,
+                               .source = 1,
+                               .origin = 1,
+                               .culprit = 2,
+                               .called = 1});
+    } else {
+      session.on_time(1.0);
+      session.on_time(1.049);
+      EXPECT(!first->done());
+      EXPECT_NEAR(session.next_deadline_s(), 1.05, 1e-9);
+      session.on_time(1.051);
+    }
+    REQUIRE(first->failure() && second->failure());
+    EXPECT_EQ(first->failure()->peer, 2);
+    EXPECT(first->failure()->reason.find("cut") != std::string::npos);
+    EXPECT(second->failure()->reason.find("failed earlier") != std::string::npos);
+  }
+}
+
+TEST("a process that stood still gives itself up before it looks at what has arrived") {
+  Scripted rank;
+  Buffer a(5);
+  const auto first = receiver(a, 3);
+  rank.session.join(0.0);
+  rank.session.on_time(0.5);
+  rank.session.begin(first, 0.5);
+  rank.session.on_time(20.0);
+  REQUIRE(first->failure());
+  EXPECT_EQ(first->failure()->peer, 0);
+  EXPECT(first->failure()->reason.find("stood still") != std::string::npos);
+  rank.driver.arrive(1, 0, 3, 5);
+  EXPECT_EQ(rank.driver.accepted, 0);
+}
+
+TEST("a report tells the last operations, whom they wait for and what is known of the peers") {
+  Scripted rank(3, {.epoch = 0xabc});
+  Buffer a(5);
+  rank.session.join(0.0);
+  rank.session.begin(request([](Transport&) -> Task<void> { co_return; }), 0.0);
+  rank.session.begin(receiver(a, 3), 1.0);
+  rank.driver.sink->on_control({.kind = ControlKind::heartbeat, .source = 2, .epoch = 0xabc, .called = 7});
+  const SessionReport report = rank.session.report(3.0);
+  EXPECT_EQ(report.called, 2);
+  EXPECT_EQ(report.completed, 1);
+  REQUIRE(report.operations.size() == 2);
+  EXPECT(report.operations[0].entry.state == OperationState::completed);
+  EXPECT(report.operations[1].entry.state == OperationState::running);
+  EXPECT_EQ(report.operations[1].waits_for, std::vector<Rank>{1});
+  REQUIRE(report.peers.size() == 2);
+  EXPECT(!report.peers[0].called);
+  EXPECT_EQ(*report.peers[1].called, 7);
+  const std::string json = to_json(report, {.why = "asked", .driver = "scripted", .host = "a\"b", .pid = 5});
+  EXPECT(json.find("\"communicator\": \"00000abc\"") != std::string::npos);
+  EXPECT(json.find("\"waits_for\": [1]") != std::string::npos);
+  EXPECT(json.find("\"host\": \"a\\\"b\"") != std::string::npos);
 }
 
 TEST("an operation that does not end in timeout_s ends with an error that names whom it waited for") {
@@ -288,7 +404,7 @@ TEST("an operation that does not end in timeout_s ends with an error that names 
   });
   rank.session.join(10.0);
   rank.session.begin(first, 10.0);
-  EXPECT_NEAR(rank.session.next_deadline_s(), 10.5, 1e-9);
+  EXPECT(rank.session.next_deadline_s() <= 10.5);
   rank.session.on_time(10.49);
   EXPECT(!first->done());
   rank.session.on_time(10.51);

@@ -23,7 +23,7 @@ RequestPtr barrier_request() {
   return request([](Transport& net) { return barrier(net); });
 }
 
-TEST("a rank that never calls times the others out, and who waits for it names it") {
+TEST("a rank that never calls times the others out, and all name it") {
   constexpr Rank kRanks = 5;
   constexpr Rank kAbsent = 3;
   Simulation simulation(kRanks, {.session = {.timeout_s = 20.0}, .clocks = true});
@@ -38,8 +38,9 @@ TEST("a rank that never calls times the others out, and who waits for it names i
     REQUIRE(ended->failure());
     EXPECT_EQ(ended->failure()->kind, FailureKind::timeout);
     EXPECT(ended->failure()->reason.find("timeout_s=20") != std::string::npos);
+    EXPECT(ended->failure()->reason.find("rank 3 has not called it") != std::string::npos);
+    EXPECT_EQ(ended->failure()->peer, kAbsent);
   }
-  EXPECT_EQ(requests.back()->failure()->peer, kAbsent);  // rank 4 hears from rank 3 first
 }
 
 TEST("a call that is late but not too late succeeds") {
@@ -86,6 +87,49 @@ TEST("one rank's failure reaches all others with its culprit and reason") {
     EXPECT_EQ(requests[rank]->failure()->peer, 2);
     EXPECT_EQ(requests[rank]->failure()->rank, rank);
     EXPECT(requests[rank]->failure()->reason.find("rank 2 sent nonsense") != std::string::npos);
+  }
+}
+
+TEST("ranks that wait for each other in different calls, without a message between them, hear of it at once") {
+  Simulation simulation(3, {.clocks = true});
+  std::vector<RequestPtr> requests;
+  for (Rank rank = 0; rank < 3; ++rank) {
+    // Rank 1 thinks that rank 0 is the root, the others that rank 1 is: nobody sends.
+    const Rank root = rank == 1 ? 0 : 1;
+    simulation.begin(rank, requests.emplace_back(std::make_shared<Request>(
+                               Call{.operation = Operation::broadcast, .root = root},
+                               [root](Transport& net) -> Task<void> { co_await net.receive(root, 0, {}); })));
+  }
+  EXPECT(simulation.run().finish_s < 0.1);
+  for (const auto& ended : requests) {
+    REQUIRE(ended->failure());
+    EXPECT_EQ(ended->failure()->kind, FailureKind::mismatched_call);
+    EXPECT_EQ(ended->failure()->peer, 1);
+    EXPECT(ended->failure()->reason.find("ranks 0, 2 called broadcast") != std::string::npos);
+  }
+}
+
+TEST("all ranks name the same culprit of a mismatch, whoever finds it") {
+  for (Rank size = 3; size <= 9; ++size) {
+    for (Rank odd = 0; odd < size; ++odd) {
+      Simulation simulation(size, {.costs = {.jitter = 20.0}, .seed = size, .clocks = true});
+      std::vector<RequestPtr> requests;
+      for (int number = 0; number < 3; ++number) {
+        simulation.begin_all([&](Rank rank) {
+          const Call call{.operation = Operation::barrier, .count = number == 1 && rank == odd ? 1U : 0U};
+          return requests.emplace_back(
+              std::make_shared<Request>(call, [](Transport& net) { return barrier(net); }));
+        });
+      }
+      EXPECT(!simulation.run().deadlock);
+      for (const auto& ended : requests) {
+        REQUIRE(ended->done());
+        if (!ended->failure()) continue;  // the first barrier
+        EXPECT_EQ(ended->failure()->kind, FailureKind::mismatched_call);
+        EXPECT_EQ(ended->failure()->peer, odd);
+      }
+      for (Rank rank = 0; rank < size; ++rank) EXPECT(requests.back()->failure().has_value());
+    }
   }
 }
 

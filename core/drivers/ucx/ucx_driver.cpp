@@ -1,32 +1,39 @@
 #include "drivers/ucx/ucx_driver.hpp"
 
 #include <sched.h>
+#include <sys/epoll.h>
 #include <ucp/api/ucp.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <array>
+#include <cerrno>
 #include <chrono>
 #include <cstring>
 #include <utility>
 
 #include "base/check.hpp"
+#include "drivers/ucx/process_identity.hpp"
 
 namespace telegrad {
 namespace {
 
 constexpr unsigned kDataId = 1;
 constexpr unsigned kControlId = 2;
-constexpr std::size_t kReasonMost = 2048;
 constexpr double kShutDownMost_s = 1.0;
 
 struct ControlHeader {
   std::uint8_t kind;
   std::uint8_t failure;
-  std::uint16_t reserved;
+  std::uint16_t calls;  // they come first in the payload, then the reason
   std::uint32_t source;
+  std::uint32_t origin;
   std::uint32_t culprit;
   std::uint32_t epoch;
   std::uint32_t wire_version;
   std::uint32_t sequence;
+  std::uint32_t called;
+  std::uint32_t first_call;
   std::uint32_t endianness;
 };
 
@@ -57,6 +64,8 @@ struct UcxDriver::Worker {
     ucp_ep_h data = nullptr;
     ucp_ep_h control = nullptr;
     bool broken = false;
+    int watch = -1;
+    PeerIdentity identity{};
   };
 
   ucp_context_h context = nullptr;
@@ -76,8 +85,8 @@ struct UcxDriver::Worker {
     if (status == UCS_OK) static_cast<Pending*>(pending)->complete(length);
     ucp_request_free(request);
   }
-  static void on_control_sent(void* request, ucs_status_t, void* reason) {
-    delete static_cast<std::string*>(reason);
+  static void on_control_sent(void* request, ucs_status_t, void* payload) {
+    delete static_cast<std::string*>(payload);
     ucp_request_free(request);
   }
   static void on_broken(void* peer, ucp_ep_h, ucs_status_t status) {
@@ -132,7 +141,9 @@ std::vector<std::byte> UcxDriver::address() const {
   std::size_t length = 0;
   check_ucx(ucp_worker_get_address(worker_->worker, &address, &length), rank_, "ucp_worker_get_address");
   const auto* const first = reinterpret_cast<const std::byte*>(address);
-  std::vector<std::byte> bytes(first, first + length);
+  std::vector<std::byte> bytes;
+  ProcessIdentity::of_this_process().append_to(bytes);
+  bytes.insert(bytes.end(), first, first + length);
   ucp_worker_release_address(worker_->worker, address);
   return bytes;
 }
@@ -145,9 +156,20 @@ void UcxDriver::connect(std::span<const std::vector<std::byte>> addresses) {
     Worker::Peer& peer = worker_->peers[rank];
     peer.driver = this;
     peer.rank = rank;
+    std::span<const std::byte> address = addresses[rank];
+    const auto identity = ProcessIdentity::take_from(address);
+    if (!identity || address.empty()) {
+      throw TransportError({.rank = rank_,
+                            .peer = rank,
+                            .operation = "join",
+                            .reason = "the address of rank " + std::to_string(rank) +
+                                      " is damaged; install the same telegrad on all hosts"});
+    }
+    peer.identity = {identity->host, identity->pid};
+    peer.watch = identity->watch();
     ucp_ep_params_t params{};
     params.field_mask = UCP_EP_PARAM_FIELD_REMOTE_ADDRESS;
-    params.address = reinterpret_cast<const ucp_address_t*>(addresses[rank].data());
+    params.address = reinterpret_cast<const ucp_address_t*>(address.data());
     const std::string to = "ucp_ep_create(rank " + std::to_string(rank) + ")";
     check_ucx(ucp_ep_create(worker_->worker, &params, &peer.data), rank_, to);
     params.field_mask |= UCP_EP_PARAM_FIELD_ERR_HANDLING_MODE | UCP_EP_PARAM_FIELD_ERR_HANDLER;
@@ -155,6 +177,48 @@ void UcxDriver::connect(std::span<const std::vector<std::byte>> addresses) {
     params.err_handler = {.cb = &Worker::on_broken, .arg = &peer};
     check_ucx(ucp_ep_create(worker_->worker, &params, &peer.control), rank_, to);
   }
+  watch_processes();
+}
+
+PeerIdentity UcxDriver::identity(Rank rank) const {
+  return rank < worker_->peers.size() ? worker_->peers[rank].identity : PeerIdentity{};
+}
+
+// Without these descriptors a death is still noticed, by the connection that breaks or falls silent.
+void UcxDriver::watch_processes() {
+  worker_->peers[rank_].identity = [] {
+    const auto self = ProcessIdentity::of_this_process();
+    return PeerIdentity{self.host, self.pid};
+  }();
+  const bool any = std::ranges::any_of(worker_->peers, [](const auto& peer) { return peer.watch >= 0; });
+  if (!any) return;
+  deaths_ = ::epoll_create1(EPOLL_CLOEXEC);
+  const int both = ::epoll_create1(EPOLL_CLOEXEC);
+  const auto add = [](int to, int descriptor, std::uint64_t data) {
+    epoll_event event{.events = EPOLLIN, .data = {.u64 = data}};
+    return ::epoll_ctl(to, EPOLL_CTL_ADD, descriptor, &event) == 0;
+  };
+  if (deaths_ < 0 || both < 0 || !add(both, descriptor_, 0) || !add(both, deaths_, 0)) {
+    throw TransportError({.rank = rank_,
+                          .operation = "join",
+                          .reason = std::string("cannot watch the ranks of this machine: ") + std::strerror(errno)});
+  }
+  for (Worker::Peer& peer : worker_->peers) {
+    if (peer.watch >= 0) add(deaths_, peer.watch, peer.rank);
+  }
+  descriptor_ = both;
+}
+
+bool UcxDriver::find_deaths() {
+  if (deaths_ < 0) return false;
+  std::array<epoll_event, 16> events{};
+  const int found = ::epoll_wait(deaths_, events.data(), static_cast<int>(events.size()), 0);
+  for (int i = 0; i < found; ++i) {
+    Worker::Peer& peer = worker_->peers[events[static_cast<std::size_t>(i)].data.u64];
+    ::close(std::exchange(peer.watch, -1));
+    dead_.push_back(peer.rank);
+  }
+  return found > 0;
 }
 
 void UcxDriver::send(Rank to, const Envelope& envelope, ConstBytes bytes, Pending& pending) {
@@ -177,23 +241,29 @@ void UcxDriver::send_control(Rank to, const Control& control) {
   if (peer.broken) return;
   const ControlHeader header{.kind = static_cast<std::uint8_t>(control.kind),
                              .failure = static_cast<std::uint8_t>(control.failure),
-                             .reserved = 0,
+                             .calls = static_cast<std::uint16_t>(control.calls.size()),
                              .source = control.source,
+                             .origin = control.origin,
                              .culprit = control.culprit,
                              .epoch = control.epoch,
                              .wire_version = control.wire_version,
                              .sequence = control.sequence,
+                             .called = control.called,
+                             .first_call = control.first_call,
                              .endianness = control.endianness};
-  auto reason = std::make_unique<std::string>(control.reason, 0, kReasonMost);
+  TELEGRAD_CHECK(control.calls.size() <= Control::kCallsMost && control.reason.size() <= Control::kReasonMost);
+  auto payload = std::make_unique<std::string>(reinterpret_cast<const char*>(control.calls.data()),
+                                               control.calls.size() * sizeof(Call));
+  *payload += control.reason;
   ucp_request_param_t param{};
   param.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA | UCP_OP_ATTR_FIELD_FLAGS;
   param.flags = UCP_AM_SEND_FLAG_COPY_HEADER | UCP_AM_SEND_FLAG_EAGER;
   param.cb.send = &Worker::on_control_sent;
-  param.user_data = reason.get();
+  param.user_data = payload.get();
   void* const request =
-      ucp_am_send_nbx(peer.control, kControlId, &header, sizeof header, reason->data(), reason->size(), &param);
+      ucp_am_send_nbx(peer.control, kControlId, &header, sizeof header, payload->data(), payload->size(), &param);
   if (request != nullptr && !UCS_PTR_IS_ERR(request)) {
-    [[maybe_unused]] const auto* const kept = reason.release();  // until on_control_sent
+    [[maybe_unused]] const auto* const kept = payload.release();  // until on_control_sent
   }
 }
 
@@ -215,7 +285,8 @@ ucs_status_t UcxDriver::Worker::on_data(void* self, const void* header, std::siz
   if (driver.sink_ == nullptr) return UCS_OK;
   Arrival arrival;
   if (header_length != sizeof(Envelope)) {
-    driver.sink_->on_damage("a message with a header of " + std::to_string(header_length) + " bytes");
+    driver.sink_->on_damage("a message with a header of " + std::to_string(header_length) +
+                              " bytes: install the same telegrad on all hosts");
     return UCS_OK;
   }
   std::memcpy(&arrival.envelope, header, sizeof(Envelope));
@@ -248,20 +319,34 @@ ucs_status_t UcxDriver::Worker::on_control(void* self, const void* header, std::
                                            std::size_t length, const ucp_am_recv_param_t* param) {
   auto& driver = *static_cast<UcxDriver*>(self);
   const bool rendezvous = (param->recv_attr & UCP_AM_RECV_ATTR_FLAG_RNDV) != 0;
-  if (driver.sink_ == nullptr || rendezvous || header_length != sizeof(ControlHeader) || length > kReasonMost) {
+  if (driver.sink_ == nullptr) return UCS_OK;
+  ControlHeader wire{};
+  const bool whole = !rendezvous && header_length == sizeof wire;
+  if (whole) std::memcpy(&wire, header, sizeof wire);
+  const std::size_t calls_bytes = wire.calls * sizeof(Call);
+  const auto known = [](std::uint8_t value, std::uint8_t last) { return value >= 1 && value <= last; };
+  if (!whole || wire.calls > Control::kCallsMost || length < calls_bytes ||
+      length - calls_bytes > Control::kReasonMost ||
+      !known(wire.kind, static_cast<std::uint8_t>(ControlKind::call)) ||
+      !known(wire.failure, static_cast<std::uint8_t>(FailureKind::mismatched_call))) {
+    driver.sink_->on_damage("a control message of " + std::to_string(header_length) + " + " + std::to_string(length) +
+                            " bytes that no telegrad of this version sends: install the same telegrad on all hosts");
     return UCS_OK;
   }
-  ControlHeader wire;
-  std::memcpy(&wire, header, sizeof wire);
   Control control{.kind = static_cast<ControlKind>(wire.kind),
                   .failure = static_cast<FailureKind>(wire.failure),
                   .source = wire.source,
+                  .origin = wire.origin,
                   .culprit = wire.culprit,
                   .epoch = wire.epoch,
                   .wire_version = wire.wire_version,
                   .sequence = wire.sequence,
+                  .called = wire.called,
+                  .first_call = wire.first_call,
                   .endianness = wire.endianness};
-  if (length != 0) control.reason.assign(static_cast<const char*>(data), length);
+  control.calls.resize(wire.calls);
+  if (calls_bytes != 0) std::memcpy(control.calls.data(), data, calls_bytes);
+  if (length > calls_bytes) control.reason.assign(static_cast<const char*>(data) + calls_bytes, length - calls_bytes);
   driver.sink_->on_control(control);
   return UCS_OK;
 }
@@ -302,12 +387,20 @@ bool UcxDriver::progress() {
   constexpr unsigned kTurnMost = 32;
   unsigned events = 0;
   while (events < kTurnMost && ucp_worker_progress(worker_->worker) != 0) ++events;
+  if (events == 0) {
+    for (const Rank rank : std::exchange(dead_, {})) {
+      worker_->peers[rank].broken = true;
+      peer_broke(rank, "its process has ended");
+    }
+  }
   if (broken_.empty()) return events != 0;
   for (const auto& [peer, reason] : std::exchange(broken_, {})) sink_->on_peer_failed(peer, reason);
   return true;
 }
 
-bool UcxDriver::arm() { return broken_.empty() && ucp_worker_arm(worker_->worker) == UCS_OK; }
+bool UcxDriver::arm() {
+  return broken_.empty() && dead_.empty() && ucp_worker_arm(worker_->worker) == UCS_OK && !find_deaths();
+}
 
 double UcxDriver::now_s() const {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
@@ -320,6 +413,7 @@ void UcxDriver::shut_down() {
   if (worker_->worker != nullptr) {
     std::vector<void*> closing;
     for (Worker::Peer& peer : worker_->peers) {
+      if (peer.watch >= 0) ::close(std::exchange(peer.watch, -1));
       for (const ucp_ep_h endpoint : {peer.data, peer.control}) {
         const bool force = peer.broken && endpoint == peer.control;
         if (endpoint == nullptr || (peer.broken && !force)) continue;
@@ -338,6 +432,10 @@ void UcxDriver::shut_down() {
         ucp_request_free(request);
         return true;
       });
+    }
+    if (deaths_ >= 0) {
+      ::close(std::exchange(deaths_, -1));
+      ::close(descriptor_);
     }
     ucp_worker_destroy(worker_->worker);
     worker_->worker = nullptr;

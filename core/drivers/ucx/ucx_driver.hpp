@@ -26,7 +26,7 @@ class UcxDriver final : public Driver {
   UcxDriver(Rank rank, Rank size, const UcxOptions& options);
   ~UcxDriver() override;
 
-  /// The bytes by which peers reach this worker.
+  /// The bytes by which peers know this process and reach its worker.
   std::vector<std::byte> address() const;
   /// Makes the endpoints; `addresses[r]` is rank r's address().
   void connect(std::span<const std::vector<std::byte>> addresses);
@@ -35,6 +35,7 @@ class UcxDriver final : public Driver {
   Rank rank() const override { return rank_; }
   Rank size() const override { return size_; }
   const char* name() const override { return "ucx"; }
+  PeerIdentity identity(Rank rank) const override;
   void attach(EventSink& sink) override { sink_ = &sink; }
 
   void send(Rank to, const Envelope& envelope, ConstBytes bytes, Pending& pending) override;
@@ -56,15 +57,19 @@ class UcxDriver final : public Driver {
   Incoming* make_incoming();
   void recycle(Incoming* incoming);
   void peer_broke(Rank peer, std::string reason) { broken_.emplace_back(peer, std::move(reason)); }
+  void watch_processes();
+  bool find_deaths();
 
   Rank rank_;
   Rank size_;
   EventSink* sink_ = nullptr;
-  int descriptor_ = -1;
+  int descriptor_ = -1;  // UCX's, or one over it and deaths_
+  int deaths_ = -1;      // readable when a process of this machine has ended
   std::unique_ptr<Worker> worker_;
   std::vector<std::unique_ptr<Incoming>> incoming_;  // all that were ever made
   std::vector<Incoming*> idle_incoming_;
   std::vector<std::pair<Rank, std::string>> broken_;  // noticed inside a UCX callback, reported after it
+  std::vector<Rank> dead_;                            // reported once nothing of theirs is left to be read
 };
 
 }  // namespace telegrad

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import threading
 from collections import deque
@@ -14,6 +15,7 @@ from telegrad.comm import lifetime
 from telegrad.comm.coo import is_coo, stream_of_coo
 from telegrad.comm.reduction import DENSE_ALGORITHMS, SPARSE_ALGORITHMS, algorithm_of, reduction_of
 from telegrad.comm.rendezvous import Exchange, check_interface, find_peers
+from telegrad.comm.reports import report_folder, report_on_signal
 from telegrad.comm.tensors import address, empty_like, movable, reducible
 from telegrad.comm.work import Work, check_timeout
 from telegrad.stream import SparseStream
@@ -26,7 +28,7 @@ class Communicator:
 
     All ranks call the same operations in the same order. Each operation checks its arguments before anything is sent
     (``TypeError``, ``ValueError``) and raises ``TransportError`` or a subclass when a peer or the network fails;
-    after such a failure the communicator can only be closed. Tensors are torch's (CPU) or numpy's, contiguous, and
+    the error names the culprit, the same on all survivors, and the communicator can only be closed afterwards. Tensors are torch's (CPU) or numpy's, contiguous, and
     not copied. An open communicator is closed at the interpreter's exit; after ``os.fork()`` it is of no use in the
     child.
     """
@@ -100,7 +102,10 @@ class Communicator:
                 "this telegrad was built without UCX (TELEGRAD_UCX=none), so it reaches no other process: install "
                 "it again with `pip install .` (bundles UCX) or `pip install . -C cmake.define.TELEGRAD_UCX=system`"
             )
-        return cls(_core.Communicator.ucx(rank, size, exchange, timeout_s, liveness_timeout_s, interface))
+        report_on_signal()
+        return cls(
+            _core.Communicator.ucx(rank, size, exchange, timeout_s, liveness_timeout_s, interface, report_folder())
+        )
 
     @classmethod
     def local(cls, n: int, *, timeout_s: float = 1800.0) -> list[Communicator]:
@@ -113,7 +118,8 @@ class Communicator:
         if n < 1:
             raise ValueError(f"n={n} must be at least 1: the number of ranks")
         check_timeout(timeout_s, "timeout_s")
-        return [cls(core) for core in _core.Communicator.local(n, timeout_s)]
+        report_on_signal()
+        return [cls(core) for core in _core.Communicator.local(n, timeout_s, report_folder())]
 
     @property
     def rank(self) -> int:
@@ -216,7 +222,9 @@ class Communicator:
         """All ranks' ``x`` (any dtype; the same shape and dtype on all), stacked: shape ``(world_size, *x.shape)``."""
         core, buffer = self._usable(), movable(x, "x", writable=False)
         out = empty_like(x, (self.world_size, *x.shape))
-        request = core.all_gather(buffer.pointer, movable(out, "out").pointer, buffer.nbytes, not async_op)
+        request = core.all_gather(
+            buffer.pointer, movable(out, "out").pointer, buffer.nbytes, buffer.dtype, not async_op
+        )
         if async_op:
             return self._work(request, "all_gather", (x, out), lambda _: out)
         self._block(request, (x, out))
@@ -227,7 +235,7 @@ class Communicator:
         if isinstance(root, bool) or not isinstance(root, int) or not 0 <= root < self.world_size:
             raise ValueError(f"root={root!r} is no rank: use an int in [0, {self.world_size})")
         core, buffer = self._usable(), movable(x, "x", writable=root != self.rank)
-        request = core.broadcast(buffer.pointer, buffer.nbytes, root, not async_op)
+        request = core.broadcast(buffer.pointer, buffer.nbytes, buffer.dtype, root, not async_op)
         if async_op:
             return self._work(request, "broadcast", x, lambda _: x)
         self._block(request, x)
@@ -244,6 +252,16 @@ class Communicator:
     def stats(self) -> dict[str, int]:
         """What this rank has sent and received since it joined: operations, messages, bytes."""
         return dict(self._usable().counters())
+
+    def report(self) -> dict[str, Any]:
+        """What this rank knows of its last operations and of its peers: who called what, and who waits for whom.
+
+        The same is written to a file in ``TELEGRAD_REPORT_DIR`` by every rank when an operation times out, and when the
+        process gets SIGUSR1 (``TELEGRAD_REPORT_SIGNAL`` names another signal, or ``none``). ``telegrad report`` merges
+        those of all ranks into one verdict; docs/errors.md describes the form.
+        """
+        report: dict[str, Any] = json.loads(self._usable().report())
+        return report
 
     def abort(self, reason: str = "aborted by its program") -> None:
         """Ends all operations on all ranks with a ``TransportError`` that says ``reason``. ``close()`` is left to

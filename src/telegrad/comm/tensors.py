@@ -39,19 +39,43 @@ def reducible(x: Any, argument: str, *, writable: bool = True) -> HostBuffer:
     return HostBuffer(address(x), x.size, x.nbytes, _core.DType.f32)
 
 
+_DTYPES = {
+    "float32": _core.DType.f32,
+    "float64": _core.DType.f64,
+    "float16": _core.DType.f16,
+    "bfloat16": _core.DType.bf16,
+    "uint8": _core.DType.u8,
+    "int8": _core.DType.i8,
+    "int16": _core.DType.i16,
+    "int32": _core.DType.i32,
+    "int64": _core.DType.i64,
+    "uint16": _core.DType.u16,
+    "uint32": _core.DType.u32,
+    "uint64": _core.DType.u64,
+    "bool": _core.DType.bool,
+    "complex64": _core.DType.c64,
+    "complex128": _core.DType.c128,
+}
+
+
+def _moved_as(name: str) -> _core.DType:
+    """What peers compare a tensor's dtype by; the bytes themselves where the wire has no name for it."""
+    return _DTYPES.get(name, _core.DType.u8)
+
+
 def movable(x: Any, argument: str, *, writable: bool = True) -> HostBuffer:
-    """The memory of a tensor of any plain element type, as bytes.
+    """The memory of a tensor of any plain element type.
 
     Raises ``TypeError`` or ``ValueError`` with the remedy.
     """
     if is_torch_tensor(x):
         _check_torch(x, argument)
         nbytes = x.numel() * x.element_size()
-        return HostBuffer(x.data_ptr(), nbytes, nbytes, _core.DType.u8)
+        return HostBuffer(x.data_ptr(), x.numel(), nbytes, _moved_as(str(x.dtype).removeprefix("torch.")))
     _check_numpy(x, argument, writable=writable)
     if x.dtype.hasobject:
         raise TypeError(f"{argument} has dtype {x.dtype}, which holds Python objects: use a numeric dtype")
-    return HostBuffer(address(x), x.nbytes, x.nbytes, _core.DType.u8)
+    return HostBuffer(address(x), x.size, x.nbytes, _moved_as(x.dtype.name))
 
 
 def empty_like(x: Any, shape: tuple[int, ...]) -> Any:

@@ -1,0 +1,31 @@
+#pragma once
+// Which process a rank is, so that errors can name its host, and so that ranks of one machine hear of each other's
+// death from the kernel: at once, and also where a forked child keeps the dead process's connections open.
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+namespace telegrad {
+
+struct ProcessIdentity {
+  std::uint64_t machine = 0;        // of this boot; equal on one machine only
+  std::uint64_t pid_namespace = 0;  // process ids mean something within one
+  std::uint64_t start_ticks = 0;    // since boot: tells a process from a later one with the same id
+  std::uint32_t pid = 0;
+  std::string host;
+
+  static ProcessIdentity of_this_process();
+
+  void append_to(std::vector<std::byte>& bytes) const;
+  /// Reads what append_to() wrote and removes it from `bytes`; nullopt if that is not there.
+  static std::optional<ProcessIdentity> take_from(std::span<const std::byte>& bytes);
+
+  /// A descriptor that becomes readable when the process ends; -1 if it is not a process that we can watch.
+  int watch() const;
+};
+
+}  // namespace telegrad

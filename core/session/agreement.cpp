@@ -1,0 +1,170 @@
+#include "session/agreement.hpp"
+
+#include <algorithm>
+#include <utility>
+
+#include "base/check.hpp"
+
+namespace telegrad {
+namespace {
+
+const Call* call_at(const Statement& statement, std::uint32_t sequence) {
+  const std::uint32_t index = sequence - statement.first_call;
+  return index < statement.calls.size() ? &statement.calls[index] : nullptr;
+}
+
+}  // namespace
+
+std::string list_of(const std::vector<Rank>& ranks) {
+  std::string text = ranks.size() == 1 ? "rank" : "ranks";
+  for (std::size_t i = 0; i < ranks.size(); ++i) text += (i == 0 ? " " : ", ") + std::to_string(ranks[i]);
+  return text;
+}
+
+Agreement::Agreement(Rank size, Rank self, Statement mine) : self_(self), statements_(size), losses_(size) {
+  add(self, std::move(mine));
+}
+
+void Agreement::add(Rank rank, Statement statement) {
+  if (!statements_[rank]) statements_[rank] = std::move(statement);
+}
+
+void Agreement::lose(Rank rank, std::string reason) {
+  if (!losses_[rank]) losses_[rank] = std::move(reason);
+}
+
+bool Agreement::is_lost(Rank rank) const {
+  if (losses_[rank]) return true;
+  return std::ranges::any_of(statements_, [rank](const auto& statement) {
+    return statement && statement->kind == FailureKind::peer_failed && statement->culprit == rank;
+  });
+}
+
+Agreement::Verdict Agreement::verdict() const {
+  if (auto found = mismatch()) return *std::move(found);
+  if (auto found = admitted()) return *std::move(found);
+  if (auto found = damage()) return *std::move(found);
+  if (auto found = lost()) return *std::move(found);
+  return timeout();
+}
+
+// The first operation that not all called alike. The largest group is taken to be right, in a tie that of the lowest
+// rank. A time-out may be a mismatch too, between ranks that wait for each other without having met.
+std::optional<Agreement::Verdict> Agreement::mismatch() const {
+  const Statement* told = nullptr;
+  const Statement* earliest = nullptr;
+  for (const auto& statement : statements_) {
+    if (!statement) continue;
+    const bool mismatched = statement->kind == FailureKind::mismatched_call;
+    if (mismatched && (told == nullptr || precedes(statement->sequence, told->sequence))) told = &*statement;
+    if (!mismatched && statement->kind != FailureKind::timeout) continue;
+    if (earliest == nullptr || precedes(statement->first_call, earliest->first_call)) earliest = &*statement;
+  }
+  if (earliest == nullptr) return std::nullopt;
+
+  std::uint32_t begin = earliest->first_call;
+  std::uint32_t end = begin;
+  for (const auto& statement : statements_) {
+    if (!statement) continue;
+    if (precedes(statement->first_call, begin)) begin = statement->first_call;
+    const auto past = statement->first_call + static_cast<std::uint32_t>(statement->calls.size());
+    if (precedes(end, past)) end = past;
+  }
+  for (std::uint32_t sequence = begin; precedes(sequence, end); ++sequence) {
+    std::vector<std::pair<Call, std::vector<Rank>>> groups;  // by their lowest rank
+    for (Rank rank = 0; rank < statements_.size(); ++rank) {
+      const Call* const call = statements_[rank] ? call_at(*statements_[rank], sequence) : nullptr;
+      if (call == nullptr) continue;
+      const auto group = std::ranges::find(groups, *call, [](const auto& entry) { return entry.first; });
+      if (group == groups.end()) {
+        groups.push_back({*call, {rank}});
+      } else {
+        group->second.push_back(rank);
+      }
+    }
+    if (groups.size() < 2) continue;
+    const auto right = std::ranges::max_element(groups, {}, [](const auto& entry) { return entry.second.size(); });
+    const Rank culprit = groups[right == groups.begin() ? 1 : 0].second.front();
+    std::rotate(groups.begin(), right, right + 1);
+    std::string text;
+    for (const auto& [call, ranks] : groups) {
+      text += (text.empty() ? "" : ", ") + list_of(ranks) + " called " + describe(call);
+    }
+    return Verdict{FailureKind::mismatched_call, culprit, sequence, "the ranks called different things: " + text};
+  }
+  if (told == nullptr) return std::nullopt;
+  return Verdict{told->kind, told->culprit, told->sequence, told->reason};
+}
+
+// A rank that says so itself: its program aborted or ended with an exception.
+std::optional<Agreement::Verdict> Agreement::admitted() const {
+  for (Rank rank = 0; rank < statements_.size(); ++rank) {
+    const auto& statement = statements_[rank];
+    if (!statement || statement->origin != rank || statement->culprit != rank) continue;
+    if (statement->kind == FailureKind::timeout) continue;
+    const auto kind = rank == self_ ? FailureKind::transport : FailureKind::peer_failed;
+    return Verdict{kind, rank, statement->sequence, statement->reason};
+  }
+  return std::nullopt;
+}
+
+std::optional<Agreement::Verdict> Agreement::damage() const {
+  for (const auto& statement : statements_) {
+    if (!statement || statement->kind != FailureKind::transport) continue;
+    return Verdict{statement->kind, statement->culprit, statement->sequence, statement->reason};
+  }
+  return std::nullopt;
+}
+
+// A rank that could still speak has ended in consequence, not as the cause.
+std::optional<Agreement::Verdict> Agreement::lost() const {
+  const auto size = static_cast<Rank>(statements_.size());
+  Rank culprit = kNoRank;
+  for (const bool may_have_spoken : {false, true}) {
+    for (Rank rank = 0; rank < size && culprit == kNoRank; ++rank) {
+      if (is_lost(rank) && (may_have_spoken || !heard(rank))) culprit = rank;
+    }
+  }
+  if (culprit == kNoRank) return std::nullopt;
+  for (const auto& statement : statements_) {
+    if (!statement || statement->kind != FailureKind::peer_failed || statement->culprit != culprit) continue;
+    return Verdict{statement->kind, culprit, statement->sequence, statement->reason};
+  }
+  return Verdict{FailureKind::peer_failed, culprit, statements_[self_]->sequence, *losses_[culprit]};
+}
+
+Agreement::Verdict Agreement::timeout() const {
+  const Statement* first = nullptr;
+  for (const auto& statement : statements_) {
+    if (!statement || statement->kind != FailureKind::timeout) continue;
+    if (first == nullptr || precedes(statement->sequence, first->sequence)) first = &*statement;
+  }
+  TELEGRAD_CHECK(first != nullptr);  // there is no other kind
+  std::vector<Rank> absent;
+  std::vector<Rank> mute;
+  for (Rank rank = 0; rank < statements_.size(); ++rank) {
+    if (!statements_[rank]) {
+      mute.push_back(rank);
+    } else if (!precedes(first->sequence, statements_[rank]->called)) {
+      absent.push_back(rank);
+    }
+  }
+  Verdict verdict{first->kind, first->culprit, first->sequence, first->reason};
+  if (!absent.empty()) {
+    verdict.culprit = absent.front();
+    verdict.reason += "; " + list_of(absent) + (absent.size() == 1 ? " has" : " have") + " not called it";
+    const Statement& last = *statements_[absent.front()];
+    if (!last.calls.empty()) {
+      verdict.reason += " (the last call of rank " + std::to_string(absent.front()) + " was operation " +
+                        std::to_string(last.called - 1) + ", " + describe(last.calls.back()) + ")";
+    }
+  } else if (mute.empty()) {
+    verdict.reason += "; all ranks have called it";
+  } else if (verdict.culprit == kNoRank || heard(verdict.culprit)) {
+    verdict.culprit = mute.front();
+  }
+  if (!mute.empty()) verdict.reason += "; no word from " + list_of(mute);
+  return verdict;
+}
+
+}  // namespace telegrad

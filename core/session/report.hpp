@@ -1,0 +1,55 @@
+#pragma once
+// What a rank knows of the state of its operations and peers, for people who look for the cause of a hang, as JSON
+// (docs/errors.md describes the form; its version rises when a reader would have to change).
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "session/history.hpp"
+#include "transport/failure.hpp"
+
+namespace telegrad {
+
+struct SessionReport {
+  struct Peer {
+    Rank rank = 0;
+    std::string host{};      // empty: unknown
+    std::uint32_t pid = 0;   // 0: unknown
+    const char* state = "";  // alive, failed, closed
+    std::optional<std::uint32_t> called{};
+    double heard_s_ago = 0.0;
+  };
+  struct Operation {
+    History::Entry entry{};
+    std::vector<Rank> waits_for{};
+    std::vector<Rank> sends_to{};
+  };
+  Rank rank = 0;
+  Rank size = 0;
+  std::uint32_t epoch = 0;
+  double now_s = 0.0;
+  double timeout_s = 0.0;
+  std::optional<double> liveness_timeout_s{};
+  std::uint32_t called = 0;
+  std::uint64_t completed = 0;
+  std::optional<Failure> failure{};
+  std::vector<Peer> peers{};
+  std::vector<Operation> operations{};  // oldest first
+};
+
+/// What only the process knows.
+struct ReportOrigin {
+  std::string why;  // timeout, signal, asked
+  std::string driver;
+  std::string host;
+  std::uint32_t pid = 0;
+  double unix_s = 0.0;
+};
+
+std::string to_json(const SessionReport& report, const ReportOrigin& origin);
+/// How Python calls it: "PeerFailed", …
+const char* error_name(FailureKind kind);
+
+}  // namespace telegrad

@@ -1,0 +1,155 @@
+// What a session does because time passes: heartbeats, liveness, deadlines; and the control messages it sends.
+#include <algorithm>
+#include <cstdio>
+
+#include "session/job.hpp"
+
+namespace telegrad {
+namespace {
+
+std::string seconds(double value) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%g", value);
+  return std::string(text) + " s";
+}
+
+}  // namespace
+
+void Session::send(Rank peer, Control control) {
+  control.source = rank();
+  control.epoch = options_.epoch;
+  control.called = next_sequence_;
+  driver_.send_control(peer, control);
+}
+
+void Session::broadcast(const Control& control) {
+  for (Rank peer = 0; peer < size(); ++peer) {
+    if (peer != rank() && !peers_[peer].failed) send(peer, control);
+  }
+}
+
+void Session::join(double now_s) {
+  now_s_ = last_look_s_ = last_tick_s_ = now_s;
+  peers_[rank()].greeted = true;
+  ++greeted_;
+  for (auto& peer : peers_) peer.heard_s = now_s;
+  next_heartbeat_s_ = now_s + options_.heartbeat_s;
+  wake_at(next_heartbeat_s_);
+  broadcast({.kind = ControlKind::hello});
+}
+
+void Session::on_time(double now_s) {
+  const double since_s = now_s - std::exchange(last_tick_s_, now_s);
+  now_s_ = std::max(now_s_, now_s);
+  if (now_s < next_deadline_s_) return;
+  next_deadline_s_ = std::numeric_limits<double>::infinity();
+  if (failure_) return;
+  if (stopped()) {
+    if (!agreement_ends_s_) agreement_ends_s_ = now_s + options_.agreement_s;
+    if (now_s >= *agreement_ends_s_) {
+      conclude();
+    } else {
+      wake_at(*agreement_ends_s_);
+    }
+    return;
+  }
+  // Whoever runs a session looks at the time at least as often as heartbeats go, unless the whole process stood still.
+  const bool beats = next_heartbeat_s_ < std::numeric_limits<double>::infinity();
+  if (beats && options_.liveness_timeout_s && since_s > *options_.liveness_timeout_s + options_.heartbeat_s) {
+    fail({.kind = FailureKind::peer_failed,
+          .peer = rank(),
+          .sequence = first_unfinished(),
+          .reason = "this process stood still for " + seconds(since_s) +
+                    ", longer than liveness_timeout_s=" + seconds(*options_.liveness_timeout_s) +
+                    ": the other ranks have given it up"});
+    return;
+  }
+  if (now_s >= next_heartbeat_s_) {
+    next_heartbeat_s_ = now_s + options_.heartbeat_s;
+    if (!parting_) broadcast({.kind = ControlKind::heartbeat});
+    check_liveness(now_s);
+  }
+  if (!stopped()) look_at_deadlines(now_s);
+}
+
+void Session::check_liveness(double now_s) {
+  // Only time in which this rank could have heard something counts.
+  const double watched_s = std::min(now_s - std::exchange(last_look_s_, now_s), 2.0 * options_.heartbeat_s);
+  for (Rank rank_of_peer = 0; rank_of_peer < size(); ++rank_of_peer) {
+    Peer& peer = peers_[rank_of_peer];
+    if (rank_of_peer == rank() || peer.parted || peer.failed) continue;
+    if (std::exchange(peer.heard, false)) {
+      peer.silent_s = 0.0;
+      peer.heard_s = now_s;
+      continue;
+    }
+    peer.silent_s += watched_s;
+    if (!options_.liveness_timeout_s || peer.silent_s <= *options_.liveness_timeout_s) continue;
+    fail({.kind = FailureKind::peer_failed,
+          .peer = rank_of_peer,
+          .sequence = first_unfinished(),
+          .reason = "rank " + std::to_string(rank_of_peer) + " has been silent for more than liveness_timeout_s=" +
+                    seconds(*options_.liveness_timeout_s) + ": its process is frozen or the network is cut"});
+    return;
+  }
+}
+
+void Session::look_at_deadlines(double now_s) {
+  wake_at(next_heartbeat_s_);
+  Job* late = nullptr;
+  for (const auto& [sequence, job] : jobs_) {
+    if (now_s < job->deadline_s()) {
+      job->tell_call_if_stuck(now_s);
+      wake_at(job->next_look_s());
+    } else if (late == nullptr || precedes(sequence, late->sequence())) {
+      late = job.get();
+    }
+  }
+  if (late == nullptr) return;
+  const std::vector<Rank> waits_for = late->waits_for();
+  const std::string whom = !waits_for.empty() ? list_of(waits_for) : late->sends_to_text();
+  fail(failure_of(*late, FailureKind::timeout, waits_for.empty() ? kNoRank : waits_for.front(),
+                  "timed out after timeout_s=" + seconds(options_.timeout_s) + ", waiting for " + whom));
+}
+
+SessionReport Session::report(double now_s) const {
+  SessionReport report{.rank = rank(),
+                       .size = size(),
+                       .epoch = options_.epoch,
+                       .now_s = now_s,
+                       .timeout_s = options_.timeout_s,
+                       .liveness_timeout_s = options_.liveness_timeout_s,
+                       .called = next_sequence_,
+                       .completed = completed_,
+                       .failure = failure_};
+  for (Rank rank_of_peer = 0; rank_of_peer < size(); ++rank_of_peer) {
+    if (rank_of_peer == rank()) continue;
+    const Peer& peer = peers_[rank_of_peer];
+    const PeerIdentity identity = driver_.identity(rank_of_peer);
+    const bool lost = peer.failed || (agreement_ && agreement_->is_lost(rank_of_peer));
+    report.peers.push_back({.rank = rank_of_peer,
+                            .host = identity.host,
+                            .pid = identity.pid,
+                            .state = lost ? "failed" : peer.parted ? "closed" : "alive",
+                            .called = peer.called,
+                            .heard_s_ago = peer.heard ? 0.0 : now_s - peer.heard_s});
+  }
+  const auto job_of = [&](std::uint32_t sequence) -> const Job* {
+    if (const auto running = jobs_.find(sequence); running != jobs_.end()) return running->second.get();
+    const auto kept = std::ranges::find_if(quarantine_, [&](const auto& job) { return job->sequence() == sequence; });
+    return kept == quarantine_.end() ? nullptr : kept->get();
+  };
+  for (std::uint32_t sequence = next_sequence_ - History::kLength; sequence != next_sequence_; ++sequence) {
+    const History::Entry* const entry = history_.find(sequence);
+    if (entry == nullptr) continue;
+    SessionReport::Operation operation{.entry = *entry};
+    if (const Job* const job = job_of(sequence)) {
+      operation.waits_for = job->waits_for();
+      operation.sends_to = job->sends_to();
+    }
+    report.operations.push_back(std::move(operation));
+  }
+  return report;
+}
+
+}  // namespace telegrad

@@ -1,0 +1,47 @@
+"""Where a rank leaves its report when an operation hangs, and the signal that asks for one.
+
+The core writes the reports; this module only reads the environment. ``telegrad report`` (telegrad.report.hang) reads
+them.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import tempfile
+
+from telegrad import _core
+
+FOLDER = "TELEGRAD_REPORT_DIR"
+"""Names the folder; every rank of a job can share one."""
+SIGNAL = "TELEGRAD_REPORT_SIGNAL"
+"""Names the signal (``SIGUSR1`` if unset), or says ``none``."""
+
+
+def report_folder() -> str:
+    """The folder that reports are written to: ``TELEGRAD_REPORT_DIR``, else one of this user in the system's temporary
+    folder."""
+    return os.environ.get(FOLDER) or os.path.join(tempfile.gettempdir(), f"telegrad-reports-{os.getuid()}")
+
+
+def report_signal() -> signal.Signals | None:
+    """The signal that asks for reports; None if the user wants none. Raises ``ValueError`` for one that does not exist
+    or cannot be caught."""
+    name = os.environ.get(SIGNAL) or "SIGUSR1"
+    if name.lower() == "none":
+        return None
+    known = {member.name: member for member in signal.Signals}
+    chosen = known.get(name.upper()) or known.get(f"SIG{name.upper()}")
+    if chosen is None or chosen in (signal.SIGKILL, signal.SIGSTOP):
+        raise ValueError(f"{SIGNAL}={name!r} is no signal that can be caught: use SIGUSR1, SIGUSR2 or none")
+    return chosen
+
+
+def report_on_signal() -> None:
+    """From now on the signal makes the engine write a report of every communicator of this process.
+
+    A handler that was there before still runs; one that is installed later replaces ours.
+    """
+    chosen = report_signal()
+    if chosen is not None and hasattr(_core, "report_on_signal"):
+        _core.report_on_signal(chosen)
