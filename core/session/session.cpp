@@ -236,7 +236,7 @@ bool Session::fail_if_abandoned(const Job& job) {
   if (parted_ == 0) return false;
   for (Rank peer = 0; peer < size(); ++peer) {
     const Peer& other = peers_[peer];
-    if (peer == rank() || !other.parted || other.failed || precedes(job.sequence(), other.called.value_or(0))) continue;
+    if (peer == rank() || !other.parted || precedes(job.sequence(), other.called.value_or(0))) continue;
     fail(failure_of(job, FailureKind::peer_failed, peer,
                     "rank " + std::to_string(peer) + " closed its communicator without this operation"));
     return true;

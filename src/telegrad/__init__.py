@@ -7,21 +7,25 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from telegrad._native import load_core
+from telegrad._native import asked_for_diagnosis, load_core
 
-load_core()
-
-from telegrad import errors  # noqa: E402
-from telegrad.comm import Communicator, ReduceOp, Work  # noqa: E402
-from telegrad.errors import (  # noqa: E402
-    MismatchedCall,
-    NonFiniteGradient,
-    PeerFailed,
-    RendezvousError,
-    TimeoutExpired,
-    TransportError,
-)
-from telegrad.stream import SparseStream  # noqa: E402
+try:
+    load_core()
+except ImportError:
+    if not asked_for_diagnosis():
+        raise
+else:
+    from telegrad import errors
+    from telegrad.comm import Communicator, ReduceOp, Work
+    from telegrad.errors import (
+        MismatchedCall,
+        NonFiniteGradient,
+        PeerFailed,
+        RendezvousError,
+        TimeoutExpired,
+        TransportError,
+    )
+    from telegrad.stream import SparseStream
 
 if TYPE_CHECKING:
     from telegrad.train import DDPState, ddp_hook

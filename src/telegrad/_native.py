@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import ModuleType
@@ -25,6 +26,11 @@ def _environment_for_loading() -> Iterator[None]:
     finally:
         for name in added:
             os.environ.pop(name, None)
+
+
+def asked_for_diagnosis() -> bool:
+    """Is this the command that must be able to say what is wrong: ``telegrad doctor`` or ``telegrad env``?"""
+    return os.path.basename(sys.argv[0]) == "telegrad" and sys.argv[1:2] in (["doctor"], ["env"])
 
 
 def load_core() -> ModuleType:

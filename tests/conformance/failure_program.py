@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
+import gc
 import json
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable
 
 import numpy as np
 
-from telegrad import Communicator, errors
+from telegrad import Communicator, SparseStream, errors
 from telegrad.launch import join
 
 
@@ -27,7 +31,14 @@ def _until_failure(communicator: Communicator, work: Callable[[], object]) -> No
             if number == 5:
                 _say(ready=True)
     except errors.TransportError as error:
-        _say(error=type(error).__name__, peer=error.peer, rank=error.rank, text=str(error), at_s=time.monotonic())
+        _say(
+            error=type(error).__name__,
+            peer=error.peer,
+            host=error.host,
+            rank=error.rank,
+            text=str(error),
+            at_s=time.monotonic(),
+        )
     begin = time.monotonic()
     communicator.close()
     _say(closed_s=time.monotonic() - begin)
@@ -89,6 +100,20 @@ def call_differently(what: str) -> None:
             case "root":
                 communicator.broadcast(x, communicator.rank % 2)
                 communicator.barrier()  # who was not concerned hears of it at the next call
+            case "order":
+                calls = [lambda: communicator.all_reduce(x, async_op=True), lambda: communicator.barrier(async_op=True)]
+                for work in [call() for call in (calls[::-1] if odd else calls)]:
+                    work.wait()
+            case "everybody waits for another root":
+                communicator.broadcast(x, 0 if odd else 1)
+            case "dtype of a broadcast":
+                communicator.broadcast(x.view(np.int32) if odd else x, 0)
+                communicator.barrier()
+            case "dtype of an all_gather":
+                communicator.all_gather(x.view(np.int32) if odd else x)
+            case "switch_factor":
+                stream = SparseStream(np.arange(10, dtype=np.uint32), x[:10].copy(), 1000)
+                communicator.all_reduce_into(stream, x, switch_factor=0.5 if odd else 1.0)
             case "dtype":
                 _reduce_as(communicator, "bf16" if odd else "f32")
             case "fewer calls":
@@ -117,6 +142,8 @@ def _reduce_as(communicator: Communicator, dtype: str) -> None:
 def run_into_the_time_limit() -> None:
     """Rank 1 is alive but never calls."""
     communicator = join(timeout_s=1.0, liveness_timeout_s=30.0)
+    for _ in range(6):
+        communicator.barrier()
     if communicator.rank == 1:
         time.sleep(4)
         _say(error="none, it slept")
@@ -187,3 +214,88 @@ def ignore_interrupts_of_others() -> None:
     communicator.barrier()
     communicator.close()
     _say(error=None, caught=len(caught))
+
+
+def hang_at_rank_1() -> None:
+    """Rank 1 does not call the third operation."""
+    communicator = join()
+    communicator.barrier()
+    communicator.barrier()
+    _say(ready=True)
+    if communicator.rank != 1:
+        communicator.barrier()
+    time.sleep(60)
+
+
+def hold_pythons_lock() -> None:
+    """Rank 1 is for long in a C function that keeps Python's lock; the others wait for it."""
+    communicator = join(liveness_timeout_s=1.0)
+    communicator.barrier()
+    if communicator.rank == 1:
+        ctypes.PyDLL(None).sleep(5)
+    x = np.ones(10, np.float32)
+    communicator.all_reduce(x)
+    communicator.close()
+    _say(error=None, right=bool((x == communicator.world_size).all()))
+
+
+def leave_a_child() -> None:
+    """Rank 1 forks a child that outlives it, with all its connections open."""
+    communicator = join(liveness_timeout_s=None)
+    x = np.ones(100_000, np.float32)
+    communicator.all_reduce(x)
+    if communicator.rank == 1:
+        child = os.fork()
+        if child == 0:
+            os.setsid()
+            time.sleep(60)
+            os._exit(0)
+        _say(ready=True, child=child)
+    _until_failure(communicator, lambda: communicator.all_reduce(x, "avg"))
+
+
+def abort_from_a_thread() -> None:
+    """Rank 1 waits in one thread and aborts in another."""
+    communicator = join(timeout_s=30.0)
+    communicator.barrier()
+    if communicator.rank == 1:
+        threading.Timer(0.3, communicator.abort, ["enough of it"]).start()
+    # The last rank never calls: all others wait.
+    if communicator.rank == 2:
+        time.sleep(2)
+    _until_failure(communicator, communicator.barrier)
+
+
+def fail_and_look_around() -> None:
+    """After a failure and close(), this process has no more descriptors, threads and shared memory than before."""
+
+    def around() -> set[str]:
+        found = {f"thread {path}" for path in os.listdir("/proc/self/task")}
+        for descriptor in os.listdir("/proc/self/fd"):
+            with contextlib.suppress(FileNotFoundError):
+                found.add(f"descriptor {descriptor} {os.readlink(f'/proc/self/fd/{descriptor}')}")
+        with open("/proc/self/maps") as maps:
+            found |= {line.split(maxsplit=5)[5] for line in maps if "/dev/shm" in line or "/SYSV" in line}
+        return found
+
+    join().close()  # what stays for ever comes with the first
+    before = around()
+    communicator = join(timeout_s=30.0)
+    failed = None
+    x = np.ones(300_000, np.float32)
+    works = []
+    try:
+        communicator.all_reduce(x)  # a slow rank may hear of the end here already
+        if communicator.rank != 1:
+            works.append(communicator.all_reduce(x, async_op=True))
+        if communicator.rank == 1:
+            communicator.abort("on purpose")
+            communicator.barrier()
+        while works:
+            works.pop().wait()
+    except errors.TransportError as error:
+        failed = type(error).__name__
+    communicator.close()
+    del communicator
+    gc.collect()
+    _say(error=failed, left=sorted(around() - before))

@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
+import stat
+import subprocess
 import sys
 import time
 from collections import defaultdict
@@ -32,6 +35,7 @@ def _run(
     *arguments: str,
     once_ready: Callable[[Ranks], None] | None = None,
     transports: str = "all",
+    reports: Path | None = None,
 ) -> tuple[Facts, list[RankExit]]:
     """What each rank said, and how it ended. ``once_ready`` is called when all ranks said that they are."""
     facts: Facts = defaultdict(list)
@@ -45,7 +49,7 @@ def _run(
         size,
         timeout_s=45.0,
         arguments=arguments,
-        environment={**_ENVIRONMENT, "UCX_TLS": transports},
+        environment={**_ENVIRONMENT, "UCX_TLS": transports, "TELEGRAD_REPORT_DIR": str(reports or "/dev/null")},
         on_line=take,
     ) as ranks:
         while once_ready is not None and sum("ready" in said for rank in facts for said in facts[rank][:1]) < size:
@@ -87,6 +91,7 @@ def test_survivors_of_a_killed_rank_hear_its_name(function: str, arguments: tupl
     for rank in (0, 2):
         failure = _only(facts, rank, "error")
         assert (failure["error"], failure["peer"], failure["rank"]) == ("PeerFailed", 1, rank), failure
+        assert failure["host"] == socket.gethostname(), failure
         assert failure["at_s"] - killed_s < 6.0
         assert _only(facts, rank, "closed_s")["closed_s"] < 6.0
 
@@ -117,23 +122,44 @@ def _freeze_then_kill(ranks: Ranks) -> None:
 
 
 @pytest.mark.parametrize("size", [3, 4])
-@pytest.mark.parametrize("what", ["count", "dtype", "reduction", "algorithm", "operation", "root", "fewer calls"])
+@pytest.mark.parametrize(
+    "what",
+    [
+        "count",
+        "dtype",
+        "reduction",
+        "algorithm",
+        "operation",
+        "order",
+        "root",
+        "everybody waits for another root",
+        "dtype of a broadcast",
+        "dtype of an all_gather",
+        "switch_factor",
+        "fewer calls",
+    ],
+)
 def test_every_rank_hears_of_a_mismatched_call(what: str, size: int) -> None:
     facts, exits = _run("call_differently", size, what)
     assert [end.returncode for end in exits] == [0] * size, exits
     for rank in range(size):
         failure = _only(facts, rank, "error")
-        assert (failure["error"], failure["rank"]) == ("MismatchedCall", rank), failure
-        assert "called" in failure["text"] or "for an operation that is over" in failure["text"]
+        assert (failure["error"], failure["rank"], failure["peer"]) == ("MismatchedCall", rank, 1), failure
+        assert "the ranks called different things: rank" in failure["text"], failure
+        assert failure["untouched"] or what in ("root", "dtype of a broadcast")  # rooted: who is right may go on
 
 
-def test_a_rank_that_never_calls_is_named_after_timeout_s() -> None:
-    facts, exits = _run("run_into_the_time_limit", 3)
+def test_a_rank_that_never_calls_is_named_after_timeout_s(tmp_path: Path) -> None:
+    facts, exits = _run("run_into_the_time_limit", 3, reports=tmp_path)
     assert [end.returncode for end in exits] == [0] * 3, exits
-    errors = [_only(facts, rank, "error") for rank in (0, 2)]
-    assert {error["error"] for error in errors} == {"TimeoutExpired"}, errors
-    assert any(error["peer"] == 1 for error in errors), errors
-    assert any("timeout_s=1" in error["text"] for error in errors), errors
+    for rank in (0, 2):
+        error = _only(facts, rank, "error")
+        assert (error["error"], error["peer"]) == ("TimeoutExpired", 1), error
+        assert "timeout_s=1 s" in error["text"], error
+        assert "rank 1 has not called it" in error["text"], error
+    verdict = _verdict(tmp_path)
+    assert verdict.startswith("rank 1 ("), verdict
+    assert "has not called operation 6" in verdict, verdict
 
 
 def test_ctrl_c_ends_a_wait() -> None:
@@ -182,5 +208,78 @@ def test_the_others_hear_why_a_rank_ended() -> None:
     assert [end.returncode for end in exits] == [0, 1, 0], exits
     for rank in (0, 2):
         failure = _only(facts, rank, "error")
-        assert failure["peer"] == 1
+        assert (failure["error"], failure["peer"]) == ("PeerFailed", 1), failure
         assert "LookupError: a mistake of rank 1" in failure["text"], failure
+
+
+def _verdict(folder: Path) -> str:
+    """What ``telegrad report`` says of the reports in ``folder``, in one sentence."""
+    command = [sys.executable, "-c", "from telegrad.cli import main; main()", "report", str(folder), "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1, done  # something is stuck
+    return str(json.loads(done.stdout)["sentence"])
+
+
+def test_a_signal_makes_ranks_report_where_they_hang(tmp_path: Path) -> None:
+    def ask(ranks: Ranks) -> None:
+        time.sleep(0.5)
+        for rank in range(3):
+            ranks.signal(rank, signal.SIGUSR1)
+        while len(list(tmp_path.glob("*.json"))) < 3:
+            assert len(ranks.running()) == 3
+            ranks.listen(0.1)
+        for rank in range(3):
+            ranks.signal(rank, signal.SIGKILL)
+
+    _run("hang_at_rank_1", 3, once_ready=ask, reports=tmp_path)
+    verdict = _verdict(tmp_path)
+    assert verdict.startswith("rank 1 ("), verdict
+    assert "has not called operation 2" in verdict, verdict
+    assert stat.S_IMODE(tmp_path.stat().st_mode) & 0o077 == 0
+    assert not list(tmp_path.glob("*.part"))
+
+
+def test_a_rank_that_holds_pythons_lock_is_not_taken_for_dead() -> None:
+    facts, exits = _run("hold_pythons_lock", 3)
+    assert [end.returncode for end in exits] == [0] * 3, exits
+    for rank in range(3):
+        assert _only(facts, rank, "error") == {"error": None, "right": True}
+
+
+@pytest.mark.parametrize("transports", ["all", "tcp,self"])
+def test_a_forked_child_does_not_keep_its_dead_parent_alive(transports: str) -> None:
+    children: list[int] = []
+    killed_s = 0.0
+
+    def kill(ranks: Ranks) -> None:
+        nonlocal killed_s
+        killed_s = time.monotonic()
+        ranks.signal(1, signal.SIGKILL)
+
+    try:
+        facts, _ = _run("leave_a_child", 3, once_ready=kill, transports=transports)
+        children += [fact["child"] for fact in facts[1] if "child" in fact]
+        for rank in (0, 2):
+            failure = _only(facts, rank, "error")
+            assert (failure["error"], failure["peer"]) == ("PeerFailed", 1), failure
+            assert failure["at_s"] - killed_s < 6.0
+        os.kill(children[0], 0)  # it was there all the time
+    finally:
+        for child in children:
+            os.kill(child, signal.SIGKILL)
+
+
+def test_abort_from_another_thread_ends_a_wait() -> None:
+    facts, exits = _run("abort_from_a_thread", 3)
+    assert [end.returncode for end in exits] == [0] * 3, exits
+    for rank in range(3):
+        failure = _only(facts, rank, "error")
+        assert (failure["error"], failure["peer"]) == ("TransportError" if rank == 1 else "PeerFailed", 1), failure
+        assert "enough of it" in failure["text"]
+
+
+def test_nothing_is_left_after_a_failure() -> None:
+    facts, exits = _run("fail_and_look_around", 3)
+    assert [end.returncode for end in exits] == [0] * 3, exits
+    for rank in range(3):
+        assert _only(facts, rank, "error") == {"error": "PeerFailed" if rank != 1 else "TransportError", "left": []}

@@ -28,6 +28,7 @@ COMMANDS = (
     Command("doctor", "telegrad.cli.doctor", "doctor"),
     Command("env", "telegrad.cli.env", "env"),
     Command("test", "telegrad.cli.selftest", "selftest"),
+    Command("report", "telegrad.cli.report", "report", needs=("matplotlib:plot_file",)),
     Command("bench", "telegrad.cli.bench", "app", needs=("matplotlib:plot_file",)),
     Command("demo", "telegrad.cli.demo", "demo", needs=("matplotlib",), extra="demo"),
 )

@@ -15,17 +15,16 @@ from telegrad.bench.networks import check_network
 from telegrad.bench.plan import Measured, Plan, size_of, text_of
 from telegrad.bench.registry import BENCHMARKS
 from telegrad.bench.runner import Row, count_of, rows_of, run, why_without_peer
+from telegrad.cli.bench_errors import errors
+from telegrad.cli.bench_faults import faults
 from telegrad.launch import LaunchError
 from telegrad.report.allreduce import duration, plot, table_of
 
 app = typer.Typer(help="Measure telegrad on this machine, beside a peer in the same run.", no_args_is_help=True)
+app.command()(faults)
+app.command()(errors)
 
 _SIZES = "4,1KiB,16KiB,128KiB,1MiB,4MiB,16MiB"
-
-
-@app.callback()
-def _bench() -> None:
-    """Keeps ``allreduce`` a command of its own while there is no other."""
 
 
 @app.command()

@@ -27,10 +27,10 @@ class Communicator:
     """One rank's membership in a group of ranks. Made by ``from_torch()`` or ``local()``.
 
     All ranks call the same operations in the same order. Each operation checks its arguments before anything is sent
-    (``TypeError``, ``ValueError``) and raises ``TransportError`` or a subclass when a peer or the network fails;
-    the error names the culprit, the same on all survivors, and the communicator can only be closed afterwards. Tensors are torch's (CPU) or numpy's, contiguous, and
-    not copied. An open communicator is closed at the interpreter's exit; after ``os.fork()`` it is of no use in the
-    child.
+    (``TypeError``, ``ValueError``) and raises ``TransportError`` or a subclass when a peer or the network fails; the
+    error names the culprit, the same on all survivors, and the communicator can only be closed afterwards. Tensors are
+    torch's (CPU) or numpy's, contiguous, and not copied. An open communicator is closed at the interpreter's exit;
+    after ``os.fork()`` it is of no use in the child.
     """
 
     def __init__(self, core: _core.Communicator) -> None:

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import os
 import signal
+import stat
 import tempfile
+import warnings
 
 from telegrad import _core
 
@@ -20,8 +22,22 @@ SIGNAL = "TELEGRAD_REPORT_SIGNAL"
 
 def report_folder() -> str:
     """The folder that reports are written to: ``TELEGRAD_REPORT_DIR``, else one of this user in the system's temporary
-    folder."""
-    return os.environ.get(FOLDER) or os.path.join(tempfile.gettempdir(), f"telegrad-reports-{os.getuid()}")
+    folder. Empty, after a warning, if that name belongs to somebody else."""
+    if chosen := os.environ.get(FOLDER):
+        return chosen
+    folder = os.path.join(tempfile.gettempdir(), f"telegrad-reports-{os.getuid()}")
+    try:
+        status = os.lstat(folder)
+    except FileNotFoundError:
+        return folder
+    if stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid() and not status.st_mode & 0o022:
+        return folder
+    warnings.warn(
+        f"{folder} is not a folder that only you can write to, so hanging operations leave no reports: remove it, or "
+        f"set {FOLDER}",
+        stacklevel=2,
+    )
+    return ""
 
 
 def report_signal() -> signal.Signals | None:

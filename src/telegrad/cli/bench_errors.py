@@ -1,0 +1,61 @@
+"""``telegrad bench errors``: what happens when something goes wrong, with telegrad and with a peer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from telegrad.bench.error_scenes import SCENES
+from telegrad.bench.error_table import BEGIN, END, insert, measure
+from telegrad.bench.machine import describe_machine
+from telegrad.bench.runner import why_without_peer
+from telegrad.report.errors import markdown, table_of
+
+
+def errors(
+    peer: Annotated[str, typer.Option(help="Whom to put beside us: gloo (needs torch) or none.")] = "gloo",
+    give_up: Annotated[float, typer.Option(min=1, help="Seconds to wait for an answer.")] = 15.0,
+    into: Annotated[
+        Path | None,
+        typer.Option(
+            exists=True, dir_okay=False, help=f"Write the table into this Markdown file, between {BEGIN} and {END}."
+        ),
+    ] = None,
+    scenes: Annotated[str, typer.Option(help=f"Which, separated by commas: {', '.join(SCENES)}; or all.")] = "all",
+) -> None:
+    """Let the same things go wrong with telegrad and with Gloo, and say what every rank heard of it.
+
+    Three ranks; rank 1 is killed, frozen, or calls something else than the others. Times are seconds from the fault, in
+    a mismatch from the last rank's call.
+    """
+    console = Console()
+    try:
+        why = why_without_peer(peer)
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="--peer") from error
+    chosen = tuple(SCENES) if scenes == "all" else tuple(name.strip() for name in scenes.split(","))
+    for name in chosen:
+        if name not in SCENES:
+            raise typer.BadParameter(f"{name!r} does not exist: use {', '.join(SCENES)}", param_hint="--scenes")
+    libraries = ["telegrad"] if peer == "none" else ["telegrad", peer]
+    missing = why_without_peer("gloo")  # torch is wanted by scenes of our own too
+    with console.status("starting") as status:
+        rows = measure(
+            libraries,
+            give_up_s=give_up,
+            without_torch=f"not measured: {missing}" if missing else None,
+            scenes=chosen,
+            on_start=lambda library, scene: status.update(f"{library}: {scene}"),
+        )
+    console.print(table_of(rows, libraries))
+    if into is not None:
+        try:
+            insert(markdown(rows, libraries, describe_machine(), f"telegrad bench errors --peer {peer}"), into)
+        except ValueError as error:
+            raise typer.BadParameter(str(error), param_hint="--into") from error
+        console.print(f"table: {into}")
+    if peer != "none" and why:
+        console.print(f"[yellow]Without Gloo:[/] {why}")

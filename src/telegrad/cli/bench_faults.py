@@ -1,0 +1,110 @@
+"""``telegrad bench faults``: does it hang, does it lie, does it blame the right rank?"""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from telegrad.bench.fault_judge import Seen, Verdict
+from telegrad.bench.fault_runs import run_trials
+from telegrad.bench.fault_trials import KINDS, LIVENESS_TIMEOUT_S, Options
+from telegrad.bench.machine import describe_machine
+from telegrad.report.faults import failed, plot, summary, table_of
+
+_SEEDS_APART = 1_000_000
+_NETWORKS = ("shm", "tcp")
+
+
+def faults(
+    trials: Annotated[int, typer.Option(min=1, help="How many to run, each with real processes.")] = 50,
+    seed: Annotated[int, typer.Option(min=0, help="What the trials are drawn from.")] = 1,
+    ranks: Annotated[str, typer.Option(help="Fewest and most processes of a trial: 2..8, or one number.")] = "2..8",
+    network: Annotated[
+        str, typer.Option(help="Over what they talk: shm, tcp or both, separated by commas.")
+    ] = "shm,tcp",
+    kinds: Annotated[str, typer.Option(help=f"Which faults, separated by commas: {', '.join(KINDS)}; or all.")] = "all",
+    jobs: Annotated[int, typer.Option(min=1, help="Trials that run at a time.")] = 2,
+    liveness: Annotated[
+        float, typer.Option(min=0.5, help="liveness_timeout_s of trials with a frozen rank, in seconds.")
+    ] = LIVENESS_TIMEOUT_S,
+    only: Annotated[int | None, typer.Option(help="Run the one trial that has this seed.")] = None,
+    repeat: Annotated[int, typer.Option(min=1, help="How often to run each trial: the timing is chance's.")] = 1,
+    strict_times: Annotated[bool, typer.Option("--strict-times", help="Fail on times beyond the limits too.")] = False,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", dir_okay=False, help="Write all verdicts and the machine here.")
+    ] = None,
+    plot_file: Annotated[
+        Path | None, typer.Option("--plot", dir_okay=False, help="Draw the times to the error into this PNG file.")
+    ] = None,
+) -> None:
+    """Let things go wrong at random moments of random collectives, and judge what every rank makes of it.
+
+    A rank is killed, frozen, ends with an exception, aborts, or calls something else than the others. Nobody may hang,
+    get a wrong sum, or blame the wrong rank; nothing may be left behind. A trial is drawn from its seed and can be
+    repeated alone; chance remains in the timing. Ends with status 1 on any violation; times are judged with
+    [bold]--strict-times[/] only, for they are the machine's too.
+    """
+    console = Console()
+    options = _checked(ranks, network, kinds, liveness)
+    for path, option in ((json_file, "--json"), (plot_file, "--plot")):
+        if path is not None and not path.parent.is_dir():
+            raise typer.BadParameter(f"the folder {path.parent} does not exist: make it first", param_hint=option)
+    machine = describe_machine()
+    seeds = [only] if only is not None else [seed * _SEEDS_APART + number for number in range(trials)]
+    seeds = [seed for seed in seeds for _ in range(repeat)]
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, TextColumn("{task.fields[latest]}"), console=console, transient=True) as progress:
+        task = progress.add_task("fault trials", total=len(seeds), latest="")
+
+        def show(verdict: Verdict, seen: Seen) -> None:
+            progress.update(task, advance=1, latest=str(verdict.trial))
+            if verdict.violations:
+                console.print(failed(verdict, seen, options), highlight=False, markup=False, soft_wrap=True)
+
+        verdicts = run_trials(seeds, options, jobs=jobs, on_verdict=show)
+    networks = ", ".join(options.networks)
+    title = f"{len(verdicts)} fault trials, {options.ranks[0]} to {options.ranks[1]} ranks over {networks}"
+    console.print(table_of(verdicts, title))
+    for verdict in verdicts:
+        if verdict.late and verdict.limit_s is not None:
+            slowest = max(verdict.detected_s.values())
+            console.print(
+                f"late: trial {verdict.trial.seed}, {slowest:.3f} s (limit {verdict.limit_s:g} s): {verdict.trial}",
+                style="yellow",
+                highlight=False,
+                markup=False,
+            )
+    console.print(summary(verdicts), highlight=False)
+    console.print(f"{machine['processor']}, {machine['cores']} cores; commit {machine['commit']}", style="dim")
+    if json_file is not None:
+        rows = [verdict.row() for verdict in verdicts]
+        json_file.write_text(json.dumps({"trials": rows, "machine": machine}, indent=1, allow_nan=False) + "\n")
+        console.print(f"verdicts: {json_file}")
+    if plot_file is not None:
+        plot(verdicts, title, plot_file)
+        console.print(f"plot: {plot_file}")
+    late = strict_times and any(verdict.late for verdict in verdicts)
+    if late or any(verdict.violations for verdict in verdicts):
+        raise typer.Exit(1)
+
+
+def _checked(ranks: str, network: str, kinds: str, liveness_timeout_s: float) -> Options:
+    found = re.fullmatch(r"(\d+)(?:\.\.(\d+))?", ranks.strip())
+    lowest, highest = (int(found[1]), int(found[2] or found[1])) if found else (0, 0)
+    if not 2 <= lowest <= highest <= 64:
+        raise typer.BadParameter(
+            f"{ranks!r} is no range of ranks: use two numbers from 2 to 64, as in 2..8", param_hint="--ranks"
+        )
+    networks = tuple(name.strip() for name in network.split(","))
+    chosen = KINDS if kinds == "all" else tuple(name.strip() for name in kinds.split(","))
+    for names, known, option in ((networks, _NETWORKS, "--network"), (chosen, KINDS, "--kinds")):
+        for name in names:
+            if name not in known:
+                raise typer.BadParameter(f"{name!r} does not exist: use {', '.join(known)}", param_hint=option)
+    return Options((lowest, highest), networks, chosen, liveness_timeout_s)

@@ -1,0 +1,142 @@
+"""``telegrad report``: the hang reports of all ranks, merged into one verdict."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from telegrad.report import flight_recorder
+from telegrad.report.hang import Verdict, told_seconds, verdicts
+from telegrad.report.hang_files import default_folder, find
+from telegrad.report.hang_plot import plot
+from telegrad.report.hang_view import as_json, lines_of, table_of
+
+_WIDTH_OF_FILES = 160
+_OLD_S = 600.0
+
+
+def report(
+    folders: Annotated[
+        list[Path] | None,
+        typer.Argument(
+            metavar="[FOLDER]...",
+            help="Where the reports lie; several for ranks of several hosts. Default: TELEGRAD_REPORT_DIR, else "
+            "telegrad-reports-<uid> in the folder for temporary files.",
+            show_default=False,
+        ),
+    ] = None,
+    as_json_text: Annotated[bool, typer.Option("--json", help="Print the verdict as JSON, and nothing else.")] = False,
+    plot_file: Annotated[
+        Path | None,
+        typer.Option("--plot", dir_okay=False, help="Draw the last operations of each rank into this PNG file."),
+    ] = None,
+    flight_recorder_folder: Annotated[
+        Path | None,
+        typer.Option(
+            "--flight-recorder",
+            file_okay=False,
+            help="Write the reports into this new folder in the form that torch's analyser (torchfrtrace) reads.",
+        ),
+    ] = None,
+    communicator: Annotated[
+        str | None, typer.Option(help="Only this communicator: its name stands before -rank in the files' names.")
+    ] = None,
+) -> None:
+    """Say why a job hangs: which operation is stuck, who has not called it or called something else, who waits for
+    whom.
+
+    Each rank of telegrad writes a report when an operation runs into its time limit, and when its process gets SIGUSR1
+    ([bold]kill -USR1 PID[/]). This command reads the reports of all ranks and tells the culprit.
+
+    Exit status: 0 where nothing is stuck, 1 where something is, 2 where there is nothing to read.
+    """
+    console = Console(soft_wrap=True, highlight=False)
+    if not console.is_terminal:  # a file has no edge at which to fold
+        console.width = max(console.width, _WIDTH_OF_FILES)
+    errors = Console(stderr=True, soft_wrap=True, highlight=False)
+    places = folders or [default_folder()]
+    if plot_file is not None and not plot_file.parent.is_dir():
+        raise typer.BadParameter(f"the folder {plot_file.parent} does not exist: make it first", param_hint="--plot")
+    try:
+        found = find(places)
+    except OSError as error:
+        hint = "" if folders else ": no rank has written a report here; give the folder, or set TELEGRAD_REPORT_DIR"
+        errors.print(f"{error.filename}: {error.strerror}{hint}", markup=False)
+        raise typer.Exit(2) from error
+    known = sorted({one.communicator for one in found.reports})
+    current, stale = verdicts(one for one in found.reports if communicator in (None, one.communicator))
+    if not current:
+        for note in found.notes:
+            errors.print(note, markup=False)
+        where = ", ".join(map(str, places))
+        what = f"no report of communicator {communicator}" if communicator else "no report"
+        others = f"; there are reports of {', '.join(known)}" if known else ""
+        errors.print(f"{what} in {where}{others}", markup=False)
+        raise typer.Exit(2)
+    if as_json_text:
+        typer.echo(json.dumps(as_json(current, stale, found.notes), indent=1, allow_nan=False))
+    else:
+        _show(console, current, stale, found.notes)
+        age_s = time.time() - max(one.written_unix_s for one in found.reports)
+        if age_s > _OLD_S:
+            console.print(f"note: the latest report was written {told_seconds(age_s)} ago: is it of this hang?")
+    if plot_file is not None:
+        _plot(current[0], plot_file)
+        errors.print(f"plot of communicator {current[0].communicator}: {plot_file}", markup=False)
+    if flight_recorder_folder is not None:
+        _write_flight_recorder(errors, current, flight_recorder_folder)
+    if any(verdict.kind != "nothing" for verdict in current):
+        raise typer.Exit(1)
+
+
+def _show(console: Console, current: list[Verdict], stale: list[Verdict], notes: list[str]) -> None:
+    for verdict in current:
+        sentence, *more = lines_of(verdict)
+        console.print(sentence, markup=False, style="bold")
+        for line in more:
+            console.print(line, markup=False)
+        console.print(table_of(verdict), soft_wrap=False)
+    for verdict in stale:
+        console.print(
+            f"note: communicator {verdict.communicator} is of an earlier job, not of this one ("
+            f"--communicator {verdict.communicator} shows it): {verdict.sentence}",
+            markup=False,
+            style="dim",
+        )
+    for note in notes:
+        console.print(f"note: {note}", markup=False)
+
+
+def _plot(verdict: Verdict, path: Path) -> None:
+    try:
+        plot(verdict, path)
+    except ModuleNotFoundError as error:
+        raise typer.BadParameter(f"needs {error.name}: pip install 'telegrad[cli]'", param_hint="--plot") from error
+    except OSError as error:
+        raise typer.BadParameter(str(error), param_hint="--plot") from error
+
+
+def _write_flight_recorder(console: Console, current: list[Verdict], folder: Path) -> None:
+    """Into ``folder`` itself, or, of several communicators, each into a folder of its own there."""
+    for verdict in current:
+        own = folder if len(current) == 1 else folder / _as_file_name(verdict.communicator)
+        try:
+            written, notes = flight_recorder.write(verdict, own)
+        except OSError as error:
+            raise typer.BadParameter(str(error), param_hint="--flight-recorder") from error
+        for note in notes:
+            console.print(f"note: {note}", markup=False)
+        incomplete = "" if len(written) == verdict.world_size else " --allow-incomplete-ranks"
+        console.print(
+            f"{len(written)} dumps: torchfrtrace {own} --prefix {flight_recorder.PREFIX}{incomplete}", markup=False
+        )
+
+
+def _as_file_name(text: str) -> str:
+    """Reports come from anywhere: no name may lead out of the folder."""
+    return "".join(character if character.isalnum() else "_" for character in text)[:64] or "_"

@@ -1,0 +1,359 @@
+"""The reports of all ranks of one communicator, merged into one verdict: what is stuck, and because of whom.
+
+Pure functions of the reports: the same files give the same verdict, whatever order they were found in. This module must
+not know where reports come from or how a verdict is shown.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from telegrad.report.hang_files import Operation, Report
+from telegrad.report.hang_graph import ends_of
+from telegrad.report.hang_lanes import Lane, lanes_of
+
+_MOST_TOLD_ALONE = 8
+
+
+@dataclass
+class Verdict:
+    """``kind``: not_called, no_report, mismatch, order, failed, waits, cycle or nothing. ``culprits``: ranks, lowest
+    first. ``tag`` and ``call``: the stuck operation. ``sentence`` says it all; ``details`` and ``notes`` say more.
+    """
+
+    communicator: str
+    world_size: int
+    kind: str
+    culprits: list[int]
+    tag: int | None
+    call: str | None
+    waiting: list[int]
+    sentence: str
+    details: list[str]
+    notes: list[str]
+    lanes: list[Lane] = field(repr=False)
+
+
+def verdicts(reports: Iterable[Report]) -> tuple[list[Verdict], list[Verdict]]:
+    """A verdict for each communicator, the latest first; and those of earlier jobs that left files in the same place:
+    none of their processes has written for the latest communicator, and all their reports are older.
+    """
+    groups: dict[str, list[Report]] = {}
+    for report in sorted(reports, key=lambda one: (one.communicator, one.rank)):
+        groups.setdefault(report.communicator, []).append(report)
+    ordered = sorted(groups.values(), key=lambda group: (-max(one.written_unix_s for one in group), group[0]))
+    if not ordered:
+        return [], []
+    latest = {(one.host, one.pid) for one in ordered[0]}
+    begin_s = min(one.written_unix_s for one in ordered[0])
+    current: list[Verdict] = []
+    stale: list[Verdict] = []
+    for group in ordered:
+        foreign = latest.isdisjoint((one.host, one.pid) for one in group)
+        age_s = begin_s - max(one.written_unix_s for one in group)
+        made = verdict(group)
+        if age_s > 0:
+            made.notes.append(f"its reports are {told_seconds(age_s)} older than those of {ordered[0][0].communicator}")
+        (stale if foreign and age_s > 0 else current).append(made)
+    return current, stale
+
+
+def verdict(group: Sequence[Report]) -> Verdict:
+    """The verdict on one communicator's reports, at most one of each rank; ``group`` holds at least one."""
+    newest = max(group, key=lambda one: (one.written_unix_s, -one.rank))
+    size = newest.world_size
+    notes = [
+        f"rank {one.rank}'s report speaks of {one.world_size} ranks instead of {size}: left out"
+        for one in group
+        if one.world_size != size
+    ]
+    lanes = lanes_of({one.rank: one for one in group if one.world_size == size}, size, notes)
+    return _Judge(newest.communicator, lanes, notes).verdict()
+
+
+class _Judge:
+    def __init__(self, communicator: str, lanes: list[Lane], notes: list[str]) -> None:
+        self._communicator = communicator
+        self._lanes = lanes
+        self._notes = notes
+        self._reported = [(lane, lane.report) for lane in lanes if lane.report is not None]
+        self._missing = [lane.rank for lane in lanes if lane.report is None]
+        self._tag = self._stuck_tag()
+        self._at = {} if self._tag is None else self._operations_at(self._tag)
+        self._waiting = [rank for rank, operation in self._at.items() if operation.state != "completed"]
+        self._call = self._usual_call()
+        self._details: list[str] = []
+
+    def verdict(self) -> Verdict:
+        kind, culprits, sentence = self._found()
+        self._detail_missing(culprits)
+        for lane, report in self._reported:
+            listed = sum(operation.state != "completed" for operation in report.operations)
+            if (unlisted := lane.called - report.completed - listed) > 0 and lane.exact:
+                self._notes.append(f"rank {lane.rank} has {unlisted} unfinished operations that are no longer listed")
+        return Verdict(
+            communicator=self._communicator,
+            world_size=len(self._lanes),
+            kind=kind,
+            culprits=sorted(culprits),
+            tag=self._tag,
+            call=self._call,
+            waiting=sorted(self._waiting),
+            sentence=sentence,
+            details=self._details,
+            notes=self._notes,
+            lanes=self._lanes,
+        )
+
+    def _found(self) -> tuple[str, list[int], str]:
+        by_a_peer = self._failed()
+        mismatch = self._mismatch()
+        if mismatch is not None and (self._tag is None or mismatch[0] <= self._tag or not self._late()):
+            return self._judge_mismatch(*mismatch)
+        if by_a_peer is not None:
+            return by_a_peer
+        if self._tag is None:
+            return self._judge_nothing()
+        if late := self._late():
+            return self._judge_late(late)
+        return self._judge_waits()
+
+    # What is stuck
+
+    def _stuck_tag(self) -> int | None:
+        """The lowest operation that somebody has called and that is not complete everywhere."""
+        unfinished = [
+            operation.tag
+            for _, report in self._reported
+            for operation in report.operations
+            if operation.state != "completed"
+        ]
+        most = max((lane.called for lane in self._lanes), default=0)
+        not_called = [lane.called for lane, _ in self._reported if lane.exact and lane.called < most]
+        return min([*unfinished, *not_called], default=None)
+
+    def _operations_at(self, tag: int) -> dict[int, Operation]:
+        found = ((lane.rank, report.at(tag)) for lane, report in self._reported)
+        return {rank: operation for rank, operation in found if operation is not None}
+
+    def _usual_call(self) -> str | None:
+        calls = Counter(operation.call for operation in self._at.values())
+        return max(calls, key=lambda call: calls[call]) if calls else None  # a tie: the lowest rank's
+
+    def _late(self) -> list[Lane]:
+        """Who has not called the stuck operation: known for sure, or not known to have."""
+        return [lane for lane in self._lanes if self._tag is not None and lane.called <= self._tag]
+
+    # Somebody has failed
+
+    def _failed(self) -> tuple[str, list[int], str] | None:
+        """What the ranks' own errors say; a time-out is no cause, so it says nothing here."""
+        told: Counter[int] = Counter()
+        errors: dict[int, tuple[str, str]] = {}
+        for lane, report in self._reported:
+            failure = report.failure
+            if failure is None or failure.error == "TimeoutExpired":
+                continue
+            peer = failure.peer if failure.peer is not None else lane.rank
+            told[peer] += 1
+            errors.setdefault(peer, (failure.error, f"{failure.error} on rank {lane.rank}: {failure.message}"))
+        if not told:
+            return None
+        culprit = min(told, key=lambda rank: (-told[rank], rank))
+        error, text = errors[culprit]
+        self._details.append(text)
+        if others := sorted(set(told) - {culprit}):
+            self._details.append(f"{told_ranks(others)} {'is' if len(others) == 1 else 'are'} named by other ranks")
+        sayers = [lane.rank for lane, one in self._reported if one.failure is not None]
+        during = f" during operation {self._tag}, {self._call}" if self._call else ""
+        kind, how = ("mismatch", "called something else") if error == "MismatchedCall" else ("failed", "failed")
+        said = f"{told_ranks(sayers)} {'says' if len(sayers) == 1 else 'say'} so"
+        return kind, [culprit], f"{self._lanes[culprit].name} has {how}{during}: {said}"
+
+    # Somebody called something else
+
+    def _mismatch(self) -> tuple[int, list[list[int]]] | None:
+        """The lowest operation that ranks called differently, and the ranks in groups: those who are right first."""
+        by_tag: dict[int, dict[tuple[object, ...], list[int]]] = {}
+        for lane, report in self._reported:
+            for operation in report.operations:
+                by_tag.setdefault(operation.tag, {}).setdefault(operation.key, []).append(lane.rank)
+        different = [tag for tag, calls in by_tag.items() if len(calls) > 1]
+        if not different:
+            return None
+        tag = min(different)
+        return tag, sorted(by_tag[tag].values(), key=lambda ranks: (-len(ranks), ranks[0]))
+
+    def _judge_mismatch(self, tag: int, groups: list[list[int]]) -> tuple[str, list[int], str]:
+        self._tag = tag
+        self._at = self._operations_at(tag)
+        self._waiting = [rank for rank, operation in self._at.items() if operation.state != "completed"]
+        right, wrong = groups[0], groups[1:]
+        self._call = self._at[right[0]].call
+        culprits = [rank for ranks in wrong for rank in ranks]
+        called = "; ".join(f"{told_ranks(ranks)} called {self._at[ranks[0]].call}" for ranks in wrong)
+        who = self._lanes[min(culprits)].name if len(culprits) == 1 else told_ranks(culprits)
+        if len(culprits) == 1:
+            called = f"it called {self._at[culprits[0]].call}"
+        sentence = (
+            f"{who} called something else than the others at operation {tag}: {called}; {told_ranks(right)} "
+            f"called {self._call}"
+        )
+        if len(right) == len(wrong[0]):
+            self._details.append(
+                "as many ranks called the one as the other: the side of the lowest rank is taken for right"
+            )
+        order = [self._order(tag, ranks[0], right[0]) for ranks in wrong]
+        self._details += [text for text in order if text]
+        swapped = any(text.endswith("in the other order") for text in order)
+        return ("order" if swapped else "mismatch"), culprits, sentence
+
+    def _order(self, tag: int, odd: int, right: int) -> str:
+        """How the calls of two ranks part at ``tag``, if they meet again later."""
+        theirs, ours = self._keys_from(odd, tag), self._keys_from(right, tag)
+        here, there = self._at[odd], self._at[right]
+        if there.key in theirs and here.key in ours:
+            return f"rank {odd} called {here.call} and then {there.call}, rank {right} called them in the other order"
+        if there.key in theirs[:2]:
+            return f"it looks as if rank {odd} had made one call more than rank {right}: {here.call}"
+        if here.key in ours[:2]:
+            return f"it looks as if rank {odd} had left out a call: {there.call}"
+        return ""
+
+    def _keys_from(self, rank: int, tag: int) -> list[tuple[object, ...]]:
+        report = self._lanes[rank].report
+        return [operation.key for operation in report.operations if operation.tag >= tag] if report else []
+
+    # Somebody has not called
+
+    def _judge_late(self, late: list[Lane]) -> tuple[str, list[int], str]:
+        sure = [lane for lane in late if lane.exact]
+        suspects = sure or _gone(late)
+        call = f", {self._call}" if self._call else ""
+        who = suspects[0].name if len(suspects) == 1 else told_ranks(lane.rank for lane in suspects)
+        verb = "has" if len(suspects) == 1 else "have"
+        if sure:
+            begin = f"{who} {verb} not called operation {self._tag}{call}"
+        else:
+            known = "is not known" if len(suspects) == 1 else "are not known"
+            begin = f"{who} {verb} left no report and {known} to have called operation {self._tag}{call}"
+        sentence = begin + self._waited("it" if len(suspects) == 1 else "them")
+        for lane in sure:
+            self._details.append(self._last_of(lane))
+        return ("not_called" if sure else "no_report"), [lane.rank for lane in suspects], sentence
+
+    def _waited(self, for_whom: str) -> str:
+        if not self._waiting:
+            return ""
+        longest_s = max(self._at[rank].called_s_ago for rank in self._waiting)
+        has = "has" if len(self._waiting) == 1 else "have"
+        return f": {told_ranks(self._waiting)} {has} waited for {for_whom} since {told_seconds(longest_s)}"
+
+    def _last_of(self, lane: Lane) -> str:
+        operation = lane.report.operations[-1] if lane.report and lane.report.operations else None
+        if operation is None:
+            text = f"rank {lane.rank} has called nothing yet"
+        else:
+            text = (
+                f"rank {lane.rank} last called operation {operation.tag}, {operation.call}, "
+                f"{told_seconds(operation.called_s_ago)} ago ({operation.state})"
+            )
+            if operation.state == "completed" and operation.took_s is not None:
+                since_s = max(0.0, operation.called_s_ago - operation.took_s)
+                text += f"; it has been busy with something else for {told_seconds(since_s)}"
+        if lane.state in ("failed", "closed"):
+            text += f"; its peers hold it for {lane.state}"
+        return text
+
+    # All have called it
+
+    def _judge_waits(self) -> tuple[str, list[int], str]:
+        roots, cycles = self._ends()
+        what = f"operation {self._tag}, {self._call}"
+        if roots and not set(roots) <= set(self._waiting):
+            roots = [rank for rank in roots if rank not in self._waiting]
+        if roots and all(self._lanes[rank].report is None for rank in roots):  # they may wait for each other
+            roots = [lane.rank for lane in _gone([self._lanes[rank] for rank in self._missing])]
+        if roots:
+            who = self._lanes[roots[0]].name if len(roots) == 1 else told_ranks(roots)
+            if all(self._lanes[rank].report is None for rank in roots):
+                kind, how = "no_report", f"{'has' if len(roots) == 1 else 'have'} left no report"
+            elif all(rank in self._waiting for rank in roots):
+                kind, how = "waits", f"{'waits' if len(roots) == 1 else 'wait'} for nobody, but did not finish"
+            else:
+                kind, how = "waits", "finished it while others still need messages"
+            waited = self._waited("it" if len(roots) == 1 else "them")
+            return kind, roots, f"all ranks called {what}; {who} {how}{waited}"
+        ring = cycles[0] if cycles else self._waiting
+        if not self._call or not ring:
+            return "waits", [], f"{what} is not complete, and no report says why"
+        _, own = ends_of({rank: sorted({*self._at[rank].waits_for} & {*ring} - {rank}) for rank in ring})
+        ring = own[0] if own and len(own[0]) > 1 else ring
+        pairs = [f"{one} for {other}" for one, other in zip(ring, [*ring[1:], ring[0]], strict=True)]
+        chain = ", ".join(pairs if len(pairs) <= 8 else [*pairs[:3], "…", pairs[-1]])
+        return (
+            "cycle",
+            sorted(ring),
+            f"all ranks called {what} alike and wait for each other in a circle (rank {chain}): no rank is to blame, "
+            f"messages were lost or are still on their way",
+        )
+
+    def _ends(self) -> tuple[list[int], list[list[int]]]:
+        at = self._at
+        return ends_of({rank: sorted({*at[rank].waits_for, *at[rank].sends_to} - {rank}) for rank in self._waiting})
+
+    def _judge_nothing(self) -> tuple[str, list[int], str]:
+        most = max(lane.called for lane in self._lanes)
+        if self._missing:
+            sayers = [lane.rank for lane, _ in self._reported]
+            return (
+                "nothing",
+                [],
+                f"no operation is stuck on {told_ranks(sayers)}: all {most} that were called are complete there",
+            )
+        return "nothing", [], f"no operation is stuck: all ranks have completed the {most} that they called"
+
+    def _detail_missing(self, culprits: Sequence[int]) -> None:
+        why = "left no report (dead, on another node, or its folder is another one)"
+        alone = [rank for rank in self._missing if rank in culprits or len(self._missing) <= _MOST_TOLD_ALONE]
+        for rank in alone[:_MOST_TOLD_ALONE]:
+            lane = self._lanes[rank]
+            told = [why]
+            if lane.state is not None:
+                told.append(f"its peers hold it for {lane.state}")
+            if lane.heard_s_ago is not None:
+                told.append(f"last heard of {told_seconds(lane.heard_s_ago)} before a report")
+            if lane.called:
+                told.append(f"it has called at least {lane.called} operations")
+            self._details.append(f"{lane.name} {'; '.join(told)}")
+        if rest := sorted(set(self._missing) - set(alone[:_MOST_TOLD_ALONE])):
+            self._details.append(f"{told_ranks(rest)} {why}")
+
+
+def _gone(missing: list[Lane]) -> list[Lane]:
+    """Of ranks without a report, those whom their peers hold for failed or closed; if there are none, all."""
+    return [lane for lane in missing if lane.state in ("failed", "closed")] or missing
+
+
+def told_ranks(ranks: Iterable[int]) -> str:
+    """``rank 3``, ``ranks 0, 1, 5``, ``ranks 0–6, 9``."""
+    ordered = sorted(ranks)
+    runs: list[list[int]] = []
+    for rank in ordered:
+        if runs and rank == runs[-1][-1] + 1:
+            runs[-1].append(rank)
+        else:
+            runs.append([rank])
+    parts = [f"{run[0]}–{run[-1]}" if len(run) > 3 else ", ".join(map(str, run)) for run in runs]
+    return ("rank " if len(ordered) == 1 else "ranks ") + ", ".join(parts)
+
+
+def told_seconds(seconds: float) -> str:
+    """``0.4 s``, ``31 s``, ``12 min``, ``3.5 h``."""
+    if seconds < 10:
+        return f"{seconds:.1f} s"
+    if seconds < 180:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"

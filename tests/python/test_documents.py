@@ -1,0 +1,167 @@
+"""What the documents say, as far as a machine can check it: errors, links, names of options and files, no pickle."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import telegrad
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCS = ROOT / "docs"
+ERRORS, SECURITY = (DOCS / "errors.md").read_text(), (DOCS / "security.md").read_text()
+MARKERS = "<!-- begin telegrad bench errors -->", "<!-- end telegrad bench errors -->"
+
+
+def sections(text: str) -> dict[str, str]:
+    parts = re.split(r"^## (.+)$", text, flags=re.MULTILINE)
+    return dict(zip(parts[1::2], parts[2::2], strict=True))
+
+
+def error_classes() -> list[type[Exception]]:
+    found = (value for name, value in vars(telegrad.errors).items() if not name.startswith("_"))
+    return [value for value in found if inspect.isclass(value) and issubclass(value, Exception)]
+
+
+def anchor_of(heading: str) -> str:
+    """As GitHub makes it."""
+    return re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-")
+
+
+def test_there_are_errors_to_look_for() -> None:
+    assert {"PeerFailed", "NonFiniteGradient"} <= {one.__name__ for one in error_classes()}
+    exported = {getattr(telegrad, name) for name in telegrad.__all__ if name[0].isupper()}
+    assert {one for one in exported if inspect.isclass(one) and issubclass(one, Exception)} == set(error_classes())
+
+
+@pytest.mark.parametrize("error", error_classes(), ids=lambda error: error.__name__)
+def test_every_error_has_a_section_with_its_attributes(error: type[Exception]) -> None:
+    section = sections(ERRORS)[error.__name__]
+    assert "**What to do.**" in section
+    assert "\n```\n" in section, "a sample of its text"
+    assert f"[`{error.__name__}`](#{anchor_of(error.__name__)})" in ERRORS, "a line in the table"
+    owner = next(base for base in error.__mro__ if "__init__" in vars(base))
+    attributes = list(inspect.signature(owner.__init__).parameters)[2:]  # type: ignore[misc]
+    assert attributes
+    table = sections(ERRORS)[owner.__name__]
+    for name in attributes:
+        assert f"\n| `{name}` |" in table
+    assert owner is error or f"[{owner.__name__}](#{anchor_of(owner.__name__)})" in section
+
+
+def test_the_place_for_the_measured_table() -> None:
+    begin, end = (ERRORS.splitlines().index(marker) for marker in MARKERS)
+    assert begin < end
+    assert all(ERRORS.count(marker) == 1 for marker in MARKERS)
+
+
+@pytest.mark.parametrize("path", sorted(DOCS.glob("*.md")), ids=lambda path: path.name)
+def test_links_lead_somewhere(path: Path) -> None:
+    for target in re.findall(r"\]\(([^)\s]+)\)", path.read_text()):
+        if "://" in target:
+            continue
+        file, _, anchor = target.partition("#")
+        other = (path.parent / file) if file else path
+        assert other.exists(), target
+        if anchor:
+            headings = re.findall(r"^#+ (.+)$", other.read_text(), flags=re.MULTILINE)
+            assert anchor in {anchor_of(heading) for heading in headings}, target
+
+
+@pytest.mark.parametrize("text", [ERRORS, SECURITY], ids=["errors", "security"])
+def test_files_that_are_named_exist(text: str) -> None:
+    places = (ROOT, ROOT / "src" / "telegrad")
+    named = {name for name in re.findall(r"`([\w./-]+)`", text) if "/" in name and re.search(r"\.(py|cpp|md)$", name)}
+    assert {name for name in named if not any((place / name).is_file() for place in places)} == set()
+
+
+def test_options_of_the_report_command_exist() -> None:
+    typer = pytest.importorskip("typer")
+    pytest.importorskip("rich")
+    from telegrad.cli.report import report
+
+    app = typer.Typer()
+    app.command()(report)
+    options = {text for parameter in typer.main.get_command(app).params for text in parameter.opts}
+    about = sections(ERRORS)["A job hangs: what now"]
+    named = set(re.findall(r"`(--(?!native|signal)[a-z-]+)", about))
+    assert named == {"--plot", "--json", "--communicator", "--flight-recorder"}
+    assert named <= options
+
+
+@pytest.mark.parametrize("name", ["timeout_s", "liveness_timeout_s", "join_timeout_s", "interface"])
+def test_time_outs_that_are_named_are_arguments_with_the_defaults_that_are_told(name: str) -> None:
+    default = inspect.signature(telegrad.Communicator.from_torch).parameters[name].default
+    assert f"`{name}" in ERRORS + SECURITY
+    if default is not None:
+        assert f"| `{name}` |" in ERRORS
+        (row,) = re.findall(rf"^\| `{name}` \|.*$", ERRORS, flags=re.MULTILINE)
+        assert f"| {default:,.0f} s |" in row
+
+
+def test_what_security_says_of_ucx() -> None:
+    driver = (ROOT / "core" / "drivers" / "ucx" / "ucx_driver.cpp").read_text()
+    assert "UCP_FEATURE_AM | UCP_FEATURE_WAKEUP`" in SECURITY
+    assert "params.features = UCP_FEATURE_AM | UCP_FEATURE_WAKEUP;" in driver
+    assert "kReasonMost = 2048" in driver
+    assert "sizeof(Envelope) == 48" in (ROOT / "core" / "transport" / "envelope.hpp").read_text()
+
+
+# No pickle
+
+_MAY_WRITE = {"report/flight_recorder.py"}
+_FORBIDDEN_MODULES = {"marshal", "shelve", "dill", "cloudpickle", "joblib"}
+
+
+def readers_of_pickles(source: str) -> Iterator[str]:
+    """Everything in a source that could turn bytes into code, as far as names tell."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            yield from (one.name for one in node.names if one.name.partition(".")[0] in _FORBIDDEN_MODULES)
+        elif isinstance(node, ast.ImportFrom):
+            module = str(node.module)
+            if module.partition(".")[0] in _FORBIDDEN_MODULES | {"pickle", "_pickle"}:
+                yield f"from {module}"
+        elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+            name = f"{node.value.id}.{node.attr}"
+            if name in {"pickle.load", "pickle.loads", "pickle.Unpickler", "torch.load"}:
+                yield name
+        elif isinstance(node, ast.Call):
+            if isinstance(node.func, ast.Name) and node.func.id in {"eval", "exec"}:
+                yield node.func.id
+            yield from (str(one.arg) for one in node.keywords if one.arg == "allow_pickle")
+
+
+def imports_pickle(source: str) -> bool:
+    imported = (one for one in ast.walk(ast.parse(source)) if isinstance(one, ast.Import))
+    return any(name.name in {"pickle", "_pickle"} for one in imported for name in one.names)
+
+
+def test_no_pickle_is_read_and_one_place_writes_one() -> None:
+    package = ROOT / "src" / "telegrad"
+    sources = {str(path.relative_to(package)): path.read_text() for path in package.rglob("*.py")}
+    found = {name: list(readers_of_pickles(source)) for name, source in sources.items()}
+    assert {name: readers for name, readers in found.items() if readers} == {}
+    assert {name for name, source in sources.items() if imports_pickle(source)} == _MAY_WRITE
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import pickle\npickle.load(f)",
+        "from pickle import dump",
+        "import pickle\nclass A(pickle.Unpickler): ...",
+        "import shelve",
+        "torch.load(f)",
+        "numpy.load(f, allow_pickle=True)",
+        "eval('1')",
+    ],
+)
+def test_the_reader_of_sources(source: str) -> None:
+    assert list(readers_of_pickles(source))
+    assert not list(readers_of_pickles("import pickle\npickle.dump(1, f)\njson.load(f)"))
