@@ -125,11 +125,11 @@ void Communicator::close() {
                               std::to_string(session.running()) + " operations under way"});
     }
     session.part();
-    peers_need_us = !session.failure() && (session.stopped() || !driver.delivers_after_shut_down());
+    peers_need_us = !session.failure() && (session.failing() || !driver.delivers_after_shut_down());
   });
   if (peers_need_us) {
     const double deadline_s = Engine::now_s() + kPartingMost_s;
-    const auto over = [&] { return session.failure() || (session.parted() && !session.stopped()); };
+    const auto over = [&] { return session.failure() || (session.parted() && !session.failing()); };
     while (!engine_->wait_until(over, deadline_s) && Engine::now_s() < deadline_s) {
     }
   }

@@ -21,10 +21,6 @@ std::string list_of(const std::vector<Rank>& ranks) {
   return text;
 }
 
-Agreement::Agreement(Rank size, Rank self, Statement mine) : self_(self), statements_(size), losses_(size) {
-  add(self, std::move(mine));
-}
-
 void Agreement::add(Rank rank, Statement statement) {
   if (!statements_[rank]) statements_[rank] = std::move(statement);
 }
@@ -130,7 +126,8 @@ std::optional<Agreement::Verdict> Agreement::lost() const {
     if (!statement || statement->kind != FailureKind::peer_failed || statement->culprit != culprit) continue;
     return Verdict{statement->kind, culprit, statement->sequence, statement->reason};
   }
-  return Verdict{FailureKind::peer_failed, culprit, statements_[self_]->sequence, *losses_[culprit]};
+  const std::uint32_t sequence = statements_[self_] ? statements_[self_]->sequence : 0;
+  return Verdict{FailureKind::peer_failed, culprit, sequence, losses_[culprit].value_or("")};
 }
 
 Agreement::Verdict Agreement::timeout() const {

@@ -32,7 +32,7 @@ struct Statement {
 
 class Agreement {
  public:
-  Agreement(Rank size, Rank self, Statement mine);
+  Agreement(Rank size, Rank self) : self_(self), statements_(size), losses_(size) {}
 
   /// Only the first statement of a rank counts.
   void add(Rank rank, Statement statement);
@@ -48,6 +48,7 @@ class Agreement {
     std::uint32_t sequence;
     std::string reason;
   };
+  /// Once at least one statement has been heard.
   Verdict verdict() const;
 
  private:

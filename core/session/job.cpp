@@ -6,7 +6,7 @@
 namespace telegrad {
 
 void Session::Job::start_send(Rank to, Step step, ConstBytes bytes, Pending& pending) {
-  if (session_.stopped()) return;  // never completes: the job is over
+  if (session_.frozen(sequence_)) return;  // never completes: the job is over
   last_sent_to_ = to;
   Envelope envelope;
   envelope.epoch = session_.options_.epoch;
@@ -29,14 +29,16 @@ void Session::Job::start_receive_any(Rank from, Step step, std::size_t most_byte
   post(from, step, Posted{.into = {}, .any = &into, .most_bytes = most_bytes, .pending = &pending});
 }
 
-void Session::Job::start_compute(std::size_t bytes, Pending& pending) { session_.driver_.compute(bytes, pending); }
+void Session::Job::start_compute(std::size_t bytes, Pending& pending) {
+  if (!session_.frozen(sequence_)) session_.driver_.compute(bytes, pending);
+}
 
 void Session::Job::start_fail(Rank culprit, std::string reason) {
   session_.fail(session_.failure_of(*this, FailureKind::transport, culprit, std::move(reason)));
 }
 
 void Session::Job::post(Rank from, Step step, Posted posted) {
-  if (session_.stopped()) return;
+  if (session_.frozen(sequence_)) return;
   const auto waiting = unexpected_.find(key(from, step));
   if (waiting == unexpected_.end()) {
     const bool fresh = posted_.emplace(key(from, step), posted).second;

@@ -35,8 +35,9 @@ void Session::begin(RequestPtr request, double now_s) {
   const std::uint32_t sequence = next_sequence_++;
   counters_.operations += 1;
   history_.called(sequence, request->call(), now_s_);
-  if (stopped()) {
+  if (frozen(sequence)) {
     refused_.emplace_back(sequence, std::move(request));
+    say_if_called();
     return;
   }
   auto owned = std::make_unique<Job>(*this, sequence, std::move(request), now_s);
@@ -63,7 +64,7 @@ void Session::begin(RequestPtr request, double now_s) {
       driver_.discard(arrival);
     }
   }
-  if (stopped()) return;
+  if (frozen(sequence)) return;
   const bool outer = std::exchange(running_turn_, true);
   job.start(run(*this, job));
   running_turn_ = outer;
@@ -90,13 +91,13 @@ Task<void> Session::run(Session& session, Job& job) {
 }
 
 bool Session::run_ready() {
-  if (stopped()) ready_.clear();
+  if (all_frozen_) ready_.clear();
   if (ready_.empty()) return false;
   turn_.clear();
   ready_.swap(turn_);
   running_turn_ = true;
   for (const auto coroutine : turn_) {
-    if (stopped()) break;  // what is left belongs to jobs in quarantine
+    if (all_frozen_) break;  // what is left belongs to jobs in quarantine
     coroutine.resume();
   }
   running_turn_ = false;
@@ -134,7 +135,7 @@ void Session::release_quarantine() {
 }
 
 bool Session::agrees(const Job& job, Rank source, const Call& call) {
-  if (stopped()) return false;
+  if (frozen(job.sequence())) return false;
   if (call == job.call()) return true;
   fail(failure_of(job, FailureKind::mismatched_call, source,
                   "the ranks called different things: rank " + std::to_string(rank()) + " called " +
@@ -144,12 +145,12 @@ bool Session::agrees(const Job& job, Rank source, const Call& call) {
 
 void Session::on_arrival(const Arrival& arrival) {
   const Envelope& envelope = arrival.envelope;
-  if (stopped() || envelope.epoch != options_.epoch || envelope.communicator != options_.communicator ||
+  if (frozen(envelope.sequence) || envelope.epoch != options_.epoch || envelope.communicator != options_.communicator ||
       envelope.source >= size() || envelope.source == rank()) {
     driver_.discard(arrival);
     return;
   }
-  peers_[envelope.source].heard = true;
+  peers_[envelope.source].heard_s = now_s_;
   if (const auto job = jobs_.find(envelope.sequence); job != jobs_.end()) {
     if (agrees(*job->second, envelope.source, envelope.call)) {
       job->second->deliver(arrival);
@@ -197,7 +198,7 @@ void Session::on_control(const Control& control) {
   Peer& peer = peers_[control.source];
   if (control.kind != ControlKind::hello) {
     if (control.epoch != options_.epoch) return;
-    peer.heard = true;
+    peer.heard_s = now_s_;
     if (!peer.called || precedes(*peer.called, control.called)) peer.called = control.called;
   }
   switch (control.kind) {
@@ -215,7 +216,7 @@ void Session::on_control(const Control& control) {
       break;
     case ControlKind::heartbeat: break;
     case ControlKind::call:
-      if (!stopped() && !control.calls.empty()) {
+      if (!frozen(control.first_call) && !control.calls.empty()) {
         take_announced_call(control.source, control.first_call, control.calls.front());
       }
       break;
@@ -250,19 +251,15 @@ void Session::on_peer_failed(Rank rank_of_peer, const std::string& reason) {
   const bool said_goodbye = peer.parted;
   if (!std::exchange(peer.parted, true)) ++parted_;
   // What it called before its goodbye may still be finished, where its messages do not go with it.
-  if (said_goodbye && (stopped() || jobs_.empty() || driver_.delivers_after_shut_down())) {
+  if (said_goodbye && (all_frozen_ || jobs_.empty() || driver_.delivers_after_shut_down())) {
     conclude_if_agreed();
     return;
   }
   const std::string text =
       "rank " + std::to_string(rank_of_peer) +
       (said_goodbye ? " closed its communicator while this operation still needed it" : " failed: " + reason);
-  if (stopped()) {
-    agreement_->lose(rank_of_peer, text);
-    conclude_if_agreed();
-  } else {
-    fail({.kind = FailureKind::peer_failed, .peer = rank_of_peer, .sequence = first_unfinished(), .reason = text});
-  }
+  if (agreement_) agreement_->lose(rank_of_peer, text);
+  fail({.kind = FailureKind::peer_failed, .peer = rank_of_peer, .sequence = first_unfinished(), .reason = text});
 }
 
 void Session::on_damage(const std::string& reason) { fail({.kind = FailureKind::transport, .reason = reason}); }

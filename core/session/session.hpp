@@ -3,8 +3,9 @@
 // deadlines and heartbeats, and makes every failure final. It must not know of threads, clocks or networks: time is an
 // argument and the network a Driver, so the simulator runs the same protocol.
 //
-// After a failure a session has stopped: nothing of it goes on. It tells its peers what it knows and listens to them
-// for a moment, so that all survivors name the same culprit (Agreement); then every operation ends with that failure.
+// After a failure nothing of a session goes on. It tells its peers what it knows and listens to them for a moment, so that
+// all survivors name the same culprit (Agreement); then every operation ends with that failure. After a mismatch the
+// operations before it do go on, so that ranks which have not come to it yet still do, and can say what they call.
 
 #include <cstdint>
 #include <functional>
@@ -30,7 +31,8 @@ struct SessionOptions {
   double timeout_s = 1800.0;
   std::optional<double> liveness_timeout_s = 8.0;  // nullopt: a silent peer is never taken for dead
   double heartbeat_s = 1.0;    // infinity: none
-  double agreement_s = 0.05;   // how long a stopped session listens to peers that have not said anything
+  double agreement_s = 0.05;   // after a failure: how long to listen to peers that have not said anything
+  double dispute_s = 5.0;      // after a mismatch: how long to listen to peers that have not called the operation
   double probe_s = 0.02;       // how long an operation waits before it tells its call to whom it waits for
 };
 
@@ -60,7 +62,8 @@ class Session final : public EventSink {
 
   /// Stops, here and on every other rank. The first failure counts, unless a peer knows the cause better.
   void fail(Failure failure);
-  bool stopped() const { return agreement_.has_value(); }
+  /// True once something has failed, also while the ranks do not yet agree on what.
+  bool failing() const { return agreement_.has_value(); }
   /// What all agree on; empty until then.
   const std::optional<Failure>& failure() const { return failure_; }
   /// Called once an operation has timed out, before anybody hears of it; what it returns is added to the reason.
@@ -93,9 +96,7 @@ class Session final : public EventSink {
     bool greeted = false;
     bool parted = false;
     bool failed = false;
-    bool heard = true;  // since the last look
-    double silent_s = 0.0;
-    double heard_s = 0.0;  // when, as far as the last look knows
+    double heard_s = 0.0;  // when, last
     std::optional<std::uint32_t> called{};  // operations; once parted: all that it will ever call
   };
   struct Announced {
@@ -112,7 +113,16 @@ class Session final : public EventSink {
   void refuse(Request& request, std::uint32_t sequence) const;
 
   // session_failure.cpp
+  bool frozen(std::uint32_t sequence) const {
+    return all_frozen_ || (frozen_from_ && !precedes(sequence, *frozen_from_));
+  }
   void stop(Statement mine);
+  void dispute(Statement mine);
+  void freeze_from(std::uint32_t sequence);
+  void freeze_all();
+  void say(Statement mine);
+  void say_if_called();
+  void listen(double most_s);
   void hear_abort(const Control& control);
   std::uint32_t first_unfinished() const;
   void conclude_if_agreed();
@@ -131,14 +141,18 @@ class Session final : public EventSink {
   std::vector<std::coroutine_handle<>> turn_;
   std::unordered_map<std::uint32_t, std::unique_ptr<Job>> jobs_;  // by sequence number
   std::vector<std::unique_ptr<Job>> quarantine_;                  // failed, perhaps still in the network's hands
-  std::vector<std::pair<std::uint32_t, RequestPtr>> refused_;     // begun after the stop, before the verdict
+  std::vector<std::pair<std::uint32_t, RequestPtr>> refused_;     // begun too late, before the verdict
   std::vector<Job*> finished_;
   std::unordered_map<std::uint32_t, std::vector<Arrival>> early_;        // operations that this rank has not begun
   std::unordered_map<std::uint32_t, std::vector<Announced>> announced_;  // the same, of peers that wait in them
   std::vector<Peer> peers_;
   History history_;
   std::optional<Agreement> agreement_;
-  std::optional<double> agreement_ends_s_;
+  Statement to_say_;                          // in a dispute, once this rank has called the operation
+  std::optional<std::uint32_t> frozen_from_;  // in a dispute: what was called from here on does not go on
+  bool all_frozen_ = false;
+  std::optional<double> listen_s_;  // not yet begun
+  double listen_until_s_ = std::numeric_limits<double>::infinity();
   std::optional<Failure> failure_;
   std::function<std::string()> timed_out_;
   Counters counters_;

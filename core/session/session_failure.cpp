@@ -7,26 +7,80 @@ namespace telegrad {
 
 std::uint32_t Session::first_unfinished() const {
   std::uint32_t first = next_sequence_;
-  for (const auto& [sequence, job] : jobs_) {
+  const auto look = [&](std::uint32_t sequence) {
     if (precedes(sequence, first)) first = sequence;
-  }
+  };
+  for (const auto& [sequence, job] : jobs_) look(sequence);
+  for (const auto& job : quarantine_) look(job->sequence());
   return first;
 }
 
 void Session::fail(Failure failure) {
-  if (stopped()) return;
-  stop({.kind = failure.kind,
-        .origin = rank(),
-        .culprit = failure.peer,
-        .sequence = failure.sequence,
-        .reason = std::move(failure.reason)});
+  Statement mine{.kind = failure.kind,
+                 .origin = rank(),
+                 .culprit = failure.peer,
+                 .sequence = failure.sequence,
+                 .reason = std::move(failure.reason)};
+  if (failure.kind == FailureKind::mismatched_call) {
+    dispute(std::move(mine));
+  } else {
+    stop(std::move(mine));
+  }
 }
 
 void Session::stop(Statement mine) {
-  // What this rank called before the oldest unfinished operation tells others where it left them.
+  if (failure_) return;
+  if (!agreement_) agreement_.emplace(size(), rank());
+  freeze_all();
+  if (!agreement_->heard(rank())) say(std::move(mine));
+  listen(options_.agreement_s);
+}
+
+void Session::dispute(Statement mine) {
+  if (failure_) return;
+  if (!agreement_) agreement_.emplace(size(), rank());
+  freeze_from(mine.sequence);
+  if (to_say_.origin == kNoRank || precedes(mine.sequence, to_say_.sequence)) to_say_ = std::move(mine);
+  say_if_called();
+  listen(options_.agreement_s > 0.0 ? options_.dispute_s : 0.0);
+}
+
+void Session::freeze_from(std::uint32_t first) {
+  if (frozen(first)) return;
+  frozen_from_ = first;
+  for (auto& [sequence, arrivals] : early_) {
+    if (!frozen(sequence)) continue;
+    for (const Arrival& arrival : std::exchange(arrivals, {})) driver_.discard(arrival);
+  }
+  for (auto job = jobs_.begin(); job != jobs_.end();) {
+    if (!frozen(job->first)) {
+      ++job;
+      continue;
+    }
+    history_.ended(job->first, OperationState::failed, now_s_);
+    quarantine_.push_back(std::move(job->second));
+    job = jobs_.erase(job);
+  }
+}
+
+void Session::freeze_all() {
+  constexpr std::uint32_t kHalf = std::uint32_t{1} << 31;
+  freeze_from(next_sequence_ - kHalf + 1);  // before every number that is in use
+  all_frozen_ = true;
+}
+
+void Session::say_if_called() {
+  if (!agreement_ || agreement_->heard(rank()) || !frozen_from_ || !precedes(*frozen_from_, next_sequence_)) return;
+  say(to_say_);
+}
+
+// What this rank called before the oldest unfinished operation tells others where it left them.
+void Session::say(Statement mine) {
   constexpr std::uint32_t kBefore = 8;
+  std::uint32_t first = first_unfinished();
+  if (precedes(mine.sequence, first)) first = mine.sequence;
   mine.called = next_sequence_;
-  mine.first_call = first_unfinished() - kBefore;
+  mine.first_call = first - kBefore;
   for (std::uint32_t sequence = mine.first_call; precedes(sequence, mine.called); ++sequence) {
     if (mine.calls.size() == Control::kCallsMost) break;
     if (const History::Entry* const entry = history_.find(sequence)) {
@@ -46,49 +100,47 @@ void Session::stop(Statement mine) {
              .first_call = mine.first_call,
              .calls = mine.calls,
              .reason = mine.reason});
-  agreement_.emplace(size(), rank(), std::move(mine));
+  agreement_->add(rank(), std::move(mine));
+  conclude_if_agreed();
+}
 
-  for (auto& [sequence, arrivals] : std::exchange(early_, {})) {
-    for (const Arrival& arrival : arrivals) driver_.discard(arrival);
-  }
-  for (auto& [sequence, job] : std::exchange(jobs_, {})) {
-    history_.ended(sequence, OperationState::failed, now_s_);
-    quarantine_.push_back(std::move(job));
-  }
-  std::ranges::sort(quarantine_, [](const auto& a, const auto& b) { return precedes(a->sequence(), b->sequence()); });
-  wake_at(now_s_);  // to set the end of listening, once the time is known
-  if (options_.agreement_s <= 0.0) {
+void Session::listen(double most_s) {
+  if (failure_) return;
+  if (most_s <= 0.0) {
     conclude();
-  } else {
-    conclude_if_agreed();
+    return;
   }
+  listen_s_ = std::min(most_s, listen_s_.value_or(most_s));
+  wake_at(now_s_);  // the time is known then
 }
 
 void Session::hear_abort(const Control& control) {
   if (failure_) return;
-  Statement statement{.kind = control.failure,
-                      .origin = control.origin,
-                      .culprit = control.culprit,
-                      .sequence = control.sequence,
-                      .reason = control.reason,
-                      .called = control.called,
-                      .first_call = control.first_call,
-                      .calls = control.calls};
-  if (!stopped()) {
-    stop({.kind = statement.kind,
-          .origin = statement.origin,
-          .culprit = statement.culprit,
-          .sequence = statement.sequence,
-          .reason = statement.reason});
+  if (!agreement_) agreement_.emplace(size(), rank());
+  agreement_->add(control.source, {.kind = control.failure,
+                                   .origin = control.origin,
+                                   .culprit = control.culprit,
+                                   .sequence = control.sequence,
+                                   .reason = control.reason,
+                                   .called = control.called,
+                                   .first_call = control.first_call,
+                                   .calls = control.calls});
+  Statement adopted{.kind = control.failure,
+                    .origin = control.origin,
+                    .culprit = control.culprit,
+                    .sequence = control.sequence,
+                    .reason = control.reason};
+  if (control.failure == FailureKind::mismatched_call) {
+    dispute(std::move(adopted));
+  } else {
+    stop(std::move(adopted));
   }
-  if (failure_) return;
-  agreement_->add(control.source, std::move(statement));
   conclude_if_agreed();
 }
 
 // Once everybody has spoken who still can.
 void Session::conclude_if_agreed() {
-  if (!stopped() || failure_) return;
+  if (!agreement_ || failure_ || !agreement_->heard(rank())) return;
   for (Rank peer = 0; peer < size(); ++peer) {
     if (agreement_->heard(peer) || peers_[peer].parted || agreement_->is_lost(peer)) continue;
     return;
@@ -97,6 +149,8 @@ void Session::conclude_if_agreed() {
 }
 
 void Session::conclude() {
+  freeze_all();
+  std::ranges::sort(quarantine_, [](const auto& a, const auto& b) { return precedes(a->sequence(), b->sequence()); });
   const Agreement::Verdict verdict = agreement_->verdict();
   const PeerIdentity identity = verdict.culprit < size() ? driver_.identity(verdict.culprit) : PeerIdentity{};
   Failure failure{.kind = verdict.kind,

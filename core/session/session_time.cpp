@@ -44,12 +44,12 @@ void Session::on_time(double now_s) {
   if (now_s < next_deadline_s_) return;
   next_deadline_s_ = std::numeric_limits<double>::infinity();
   if (failure_) return;
-  if (stopped()) {
-    if (!agreement_ends_s_) agreement_ends_s_ = now_s + options_.agreement_s;
-    if (now_s >= *agreement_ends_s_) {
+  if (failing()) {
+    if (listen_s_) listen_until_s_ = std::min(listen_until_s_, now_s + *std::exchange(listen_s_, std::nullopt));
+    if (now_s >= listen_until_s_) {
       conclude();
     } else {
-      wake_at(*agreement_ends_s_);
+      wake_at(listen_until_s_);
     }
     return;
   }
@@ -69,22 +69,17 @@ void Session::on_time(double now_s) {
     if (!parting_) broadcast({.kind = ControlKind::heartbeat});
     check_liveness(now_s);
   }
-  if (!stopped()) look_at_deadlines(now_s);
+  if (!failing()) look_at_deadlines(now_s);
 }
 
 void Session::check_liveness(double now_s) {
-  // Only time in which this rank could have heard something counts.
-  const double watched_s = std::min(now_s - std::exchange(last_look_s_, now_s), 2.0 * options_.heartbeat_s);
+  // Time in which this process itself stood still does not count.
+  const double unwatched_s = now_s - std::exchange(last_look_s_, now_s) - 2.0 * options_.heartbeat_s;
   for (Rank rank_of_peer = 0; rank_of_peer < size(); ++rank_of_peer) {
     Peer& peer = peers_[rank_of_peer];
     if (rank_of_peer == rank() || peer.parted || peer.failed) continue;
-    if (std::exchange(peer.heard, false)) {
-      peer.silent_s = 0.0;
-      peer.heard_s = now_s;
-      continue;
-    }
-    peer.silent_s += watched_s;
-    if (!options_.liveness_timeout_s || peer.silent_s <= *options_.liveness_timeout_s) continue;
+    if (unwatched_s > 0.0) peer.heard_s = std::min(peer.heard_s + unwatched_s, now_s);
+    if (!options_.liveness_timeout_s || now_s - peer.heard_s <= *options_.liveness_timeout_s) continue;
     fail({.kind = FailureKind::peer_failed,
           .peer = rank_of_peer,
           .sequence = first_unfinished(),
@@ -132,7 +127,7 @@ SessionReport Session::report(double now_s) const {
                             .pid = identity.pid,
                             .state = lost ? "failed" : peer.parted ? "closed" : "alive",
                             .called = peer.called,
-                            .heard_s_ago = peer.heard ? 0.0 : now_s - peer.heard_s});
+                            .heard_s_ago = now_s - peer.heard_s});
   }
   const auto job_of = [&](std::uint32_t sequence) -> const Job* {
     if (const auto running = jobs_.find(sequence); running != jobs_.end()) return running->second.get();

@@ -36,7 +36,7 @@ Statement saw_mismatch(Rank origin, Rank culprit, std::vector<Call> calls, std::
 
 // As rank `self` of statements.size() ranks; an empty origin means that the rank said nothing.
 Agreement::Verdict verdict_of(const std::vector<Statement>& statements, Rank self) {
-  Agreement agreement(static_cast<Rank>(statements.size()), self, statements[self]);
+  Agreement agreement(static_cast<Rank>(statements.size()), self);
   for (Rank rank = 0; rank < statements.size(); ++rank) {
     if (statements[rank].origin != kNoRank) agreement.add(rank, statements[rank]);
   }
@@ -122,7 +122,7 @@ TEST("the order in which statements come does not matter") {
   std::iota(order.begin(), order.end(), 0U);
   const auto expected = verdict_of(all, 0);
   do {
-    Agreement agreement(static_cast<Rank>(all.size()), 0, all[0]);
+    Agreement agreement(static_cast<Rank>(all.size()), 0);
     for (const Rank rank : order) {
       if (all[rank].origin != kNoRank) agreement.add(rank, all[rank]);
     }

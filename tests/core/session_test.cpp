@@ -329,7 +329,7 @@ TEST("a stopped session ends its operations once all peers have spoken, or after
     session.join(1.0);
     session.begin(first, 1.0);
     driver.sink->on_peer_failed(2, "cut");
-    EXPECT(session.stopped() && !first->done());
+    EXPECT(session.failing() && !first->done());
     const auto second = receiver(a, 3);
     session.begin(second, 1.0);
     EXPECT(!second->done());

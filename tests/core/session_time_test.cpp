@@ -109,6 +109,49 @@ TEST("ranks that wait for each other in different calls, without a message betwe
   }
 }
 
+TEST("ranks that have not come to a mismatch yet say what they call when they do, and decide who is right") {
+  for (const bool in_time : {true, false}) {
+    Simulation simulation(4, {.clocks = true});
+    std::vector<RequestPtr> requests;
+    const auto begin = [&](Rank rank, double at_s) {
+      const Call call{.operation = Operation::barrier, .count = rank == 0 ? 1U : 0U};
+      const auto barriers = std::make_shared<Request>(call, [](Transport& net) { return barrier(net); });
+      simulation.begin(rank, requests.emplace_back(barriers), at_s);
+    };
+    begin(0, 0.0);
+    begin(1, 0.0);
+    begin(2, in_time ? 1.0 : 20.0);
+    begin(3, in_time ? 2.0 : 20.0);
+    const Outcome outcome = simulation.run();
+    EXPECT(!outcome.deadlock);
+    for (const auto& ended : requests) {
+      REQUIRE(ended->failure());
+      EXPECT_EQ(ended->failure()->kind, FailureKind::mismatched_call);
+      EXPECT_EQ(ended->failure()->peer, in_time ? 0 : 1);  // of two that differ nobody can say who is right
+    }
+    if (in_time) EXPECT_NEAR(outcome.finish_s, 2.0, 0.01);
+  }
+}
+
+TEST("operations before a mismatch are finished") {
+  Simulation simulation(3, {.clocks = true});
+  std::vector<RequestPtr> first;
+  std::vector<RequestPtr> second;
+  for (Rank rank = 0; rank < 3; ++rank) {
+    simulation.begin(rank, first.emplace_back(barrier_request()), rank == 2 ? 1.0 : 0.0);
+    simulation.begin(rank, second.emplace_back(std::make_shared<Request>(
+                               Call{.operation = Operation::broadcast, .root = rank == 1 ? 1U : 0U},
+                               [](Transport& net) { return barrier(net); })),
+                     rank == 2 ? 1.5 : 0.0);
+  }
+  EXPECT(!simulation.run().deadlock);
+  for (const auto& ended : first) EXPECT(ended->done() && !ended->failure());
+  for (const auto& ended : second) {
+    REQUIRE(ended->failure());
+    EXPECT_EQ(ended->failure()->peer, 1);
+  }
+}
+
 TEST("all ranks name the same culprit of a mismatch, whoever finds it") {
   for (Rank size = 3; size <= 9; ++size) {
     for (Rank odd = 0; odd < size; ++odd) {

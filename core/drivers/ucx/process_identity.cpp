@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cerrno>
 #include <cstring>
 #include <fstream>
 #include <functional>
@@ -75,17 +76,19 @@ std::optional<ProcessIdentity> ProcessIdentity::take_from(std::span<const std::b
   return identity;
 }
 
-int ProcessIdentity::watch() const {
+ProcessIdentity::Watch ProcessIdentity::watch() const {
   const ProcessIdentity self = of_this_process();
   const bool known = machine != 0 && pid_namespace != 0 && start_ticks != 0;
-  if (!known || machine != self.machine || pid_namespace != self.pid_namespace || pid == self.pid) return -1;
+  if (!known || machine != self.machine || pid_namespace != self.pid_namespace || pid == self.pid) return {};
 #ifdef SYS_pidfd_open
   const int descriptor = static_cast<int>(::syscall(SYS_pidfd_open, pid, 0));  // close-on-exec by itself
-  if (descriptor < 0) return -1;
-  if (start_ticks_of(pid) == start_ticks) return descriptor;
+  if (descriptor < 0) return {.has_ended = errno == ESRCH};
+  if (start_ticks_of(pid) == start_ticks) return {.descriptor = descriptor};
   ::close(descriptor);
+  return {.has_ended = true};  // the number is another process's by now
+#else
+  return {};
 #endif
-  return -1;
 }
 
 }  // namespace telegrad

@@ -24,8 +24,11 @@ struct ProcessIdentity {
   /// Reads what append_to() wrote and removes it from `bytes`; nullopt if that is not there.
   static std::optional<ProcessIdentity> take_from(std::span<const std::byte>& bytes);
 
-  /// A descriptor that becomes readable when the process ends; -1 if it is not a process that we can watch.
-  int watch() const;
+  struct Watch {
+    int descriptor = -1;  // becomes readable when the process ends; -1: there is none, or it cannot be watched
+    bool has_ended = false;
+  };
+  Watch watch() const;
 };
 
 }  // namespace telegrad

@@ -20,7 +20,7 @@ namespace {
 
 constexpr unsigned kDataId = 1;
 constexpr unsigned kControlId = 2;
-constexpr double kShutDownMost_s = 1.0;
+constexpr double kShutDownMost_s = 0.25;  // a peer that has gone first never answers
 
 struct ControlHeader {
   std::uint8_t kind;
@@ -166,7 +166,9 @@ void UcxDriver::connect(std::span<const std::vector<std::byte>> addresses) {
                                       " is damaged; install the same telegrad on all hosts"});
     }
     peer.identity = {identity->host, identity->pid};
-    peer.watch = identity->watch();
+    const ProcessIdentity::Watch watch = identity->watch();
+    peer.watch = watch.descriptor;
+    if (watch.has_ended) dead_.push_back(rank);
     ucp_ep_params_t params{};
     params.field_mask = UCP_EP_PARAM_FIELD_REMOTE_ADDRESS;
     params.address = reinterpret_cast<const ucp_address_t*>(address.data());

@@ -42,9 +42,8 @@ def main(seed: str, options: str) -> None:
     """One rank of the trial with this seed."""
     trial = draw(int(seed), Options.from_json(options))
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a parent in the background may have ignored it
-    for throwaway in Communicator.local(
-        2
-    ):  # the engine that it starts has descriptors for as long as the process lives
+    # The engine that they start has descriptors for as long as the process lives.
+    for throwaway in Communicator.local(2):
         throwaway.close()
     descriptors = _descriptors()
     rank = _Rank(trial)
@@ -63,11 +62,10 @@ def main(seed: str, options: str) -> None:
     try:
         # Where the mistake is not caught, the interpreter's exit has to end the communicator.
         with contextlib.nullcontext() if trial.uncaught else communicator:
-            rank.make_all_calls(communicator)
-    except TransportError as error:
-        rank.note(error)
-    except (DeliberateMistake, KeyboardInterrupt) as error:
-        rank.note(error)
+            rank.make_all_calls_noting_the_end(communicator)
+    except TransportError:
+        pass
+    except (DeliberateMistake, KeyboardInterrupt):
         if trial.uncaught:
             rank.say_how_it_ended()
             raise
@@ -128,6 +126,14 @@ class _Rank:
                     one.wait()
                 self._check(one)
             number += len(batch)
+
+    def make_all_calls_noting_the_end(self, communicator: Communicator) -> None:
+        """The same; when it ended is noted before the communicator is closed, which takes a time of its own."""
+        try:
+            self.make_all_calls(communicator)
+        except (TransportError, DeliberateMistake, KeyboardInterrupt) as error:
+            self.note(error)
+            raise
 
     def _waiting_for(self, one: _Started) -> float:
         self._waits_for = one.number
