@@ -23,7 +23,7 @@ Call sparse_call(const SparseStream<V>& stream, Reduction reduction, double swit
           .reduction = reduction,
           .algorithm = Algorithm::split_allgather,
           .count = stream.dimension(),
-          .switch_factor = static_cast<float>(switch_factor)};
+          .switch_factor = switch_factor};
 }
 
 template <class V>

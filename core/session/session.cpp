@@ -1,18 +1,23 @@
 #include "session/session.hpp"
 
 #include <algorithm>
+#include <cmath>
 
 #include "session/job.hpp"
 
 namespace telegrad {
 namespace {
 
-// A peer that waits for operations so far ahead of ours is not believed.
-constexpr std::uint32_t kAheadMost = 4096;
+// Nobody can be so many operations ahead of this rank: what says so is damage.
+constexpr std::uint32_t kAheadMost = std::uint32_t{1} << 20;
 
 }  // namespace
 
 Session::Session(Driver& driver, SessionOptions options) : driver_(driver), options_(options), peers_(driver.size()) {
+  constexpr double kBeatsPerLiveness = 4.0;
+  if (options_.liveness_timeout_s && std::isfinite(options_.heartbeat_s)) {
+    options_.heartbeat_s = std::min(options_.heartbeat_s, *options_.liveness_timeout_s / kBeatsPerLiveness);
+  }
   driver_.attach(*this);
 }
 
@@ -158,6 +163,12 @@ void Session::on_arrival(const Arrival& arrival) {
       driver_.discard(arrival);
     }
   } else if (!precedes(envelope.sequence, next_sequence_)) {
+    if (envelope.sequence - next_sequence_ > kAheadMost) {
+      driver_.discard(arrival);
+      on_damage("a message of rank " + std::to_string(envelope.source) + " for operation " +
+                std::to_string(envelope.sequence) + ", while this rank is at " + std::to_string(next_sequence_));
+      return;
+    }
     early_[envelope.sequence].push_back(arrival);
   } else {
     driver_.discard(arrival);

@@ -30,7 +30,7 @@ struct SessionOptions {
   std::uint32_t communicator = 0;
   double timeout_s = 1800.0;
   std::optional<double> liveness_timeout_s = 8.0;  // nullopt: a silent peer is never taken for dead
-  double heartbeat_s = 1.0;    // infinity: none
+  double heartbeat_s = 1.0;    // at most; infinity: none
   double agreement_s = 0.05;   // after a failure: how long to listen to peers that have not said anything
   double dispute_s = 5.0;      // after a mismatch: how long to listen to peers that have not called the operation
   double probe_s = 0.02;       // how long an operation waits before it tells its call to whom it waits for

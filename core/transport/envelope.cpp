@@ -63,7 +63,7 @@ std::string describe(const Call& call) {
   if (call.root != kNoRank) text += ", root=" + std::to_string(call.root);
   if (call.operation == Operation::sparse_allreduce) {
     char factor[32];
-    std::snprintf(factor, sizeof factor, "%g", static_cast<double>(call.switch_factor));
+    std::snprintf(factor, sizeof factor, "%.10g", call.switch_factor);
     text += std::string(", switch_factor=") + factor;
   }
   return text + ")";

@@ -24,8 +24,7 @@ struct Call {
   Algorithm algorithm = Algorithm::automatic;
   Rank root = kNoRank;
   std::uint64_t count = 0;  // elements; for a sparse operation the dimension
-  float switch_factor = 0;  // of a sparse operation
-  std::uint32_t reserved = 0;
+  double switch_factor = 0;  // of a sparse operation
 
   friend bool operator==(const Call&, const Call&) = default;
 };

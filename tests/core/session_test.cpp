@@ -285,6 +285,15 @@ TEST("a message for an operation that is over is a mismatch") {
   EXPECT(rank.session.failure()->reason.find("count=6") != std::string::npos);
 }
 
+TEST("a message from an impossible future is damage") {
+  Scripted rank;
+  rank.driver.arrive(1, 1U << 19, 0, 5);
+  EXPECT(!rank.session.failure());
+  rank.driver.arrive(1, 1U << 21, 0, 5);
+  REQUIRE(rank.session.failure());
+  EXPECT_EQ(rank.session.failure()->kind, FailureKind::transport);
+}
+
 TEST("a message of the same call after it is over is damage, not a mismatch") {
   Scripted rank;
   rank.session.begin(request([](Transport&) -> Task<void> { co_return; }), 0.0);
