@@ -217,7 +217,7 @@ def _verdict(folder: Path) -> str:
     command = [sys.executable, "-c", "from telegrad.cli import main; main()", "report", str(folder), "--json"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.returncode == 1, done  # something is stuck
-    return str(json.loads(done.stdout)["sentence"])
+    return str(json.loads(done.stdout)["verdicts"][0]["sentence"])
 
 
 def test_a_signal_makes_ranks_report_where_they_hang(tmp_path: Path) -> None:

@@ -29,12 +29,22 @@ def local() -> Iterator[Callable[..., list[Communicator]]]:
 
 @pytest.fixture
 def on_ranks(local: Callable[..., list[Communicator]]) -> Callable[..., list[Any]]:
-    """``on_ranks(n, function)`` calls ``function(communicator)`` on n ranks, each in its thread; returns by rank."""
+    """``on_ranks(n, function)`` calls ``function(communicator)`` on n ranks, each in its thread; returns by rank.
+
+    A rank whose function raises aborts, so that a failed test ends at once.
+    """
 
     def run(n: int, function: Callable[[Communicator], Any], **options: Any) -> list[Any]:
+        def aborting(communicator: Communicator) -> Any:
+            try:
+                return function(communicator)
+            except BaseException as error:
+                communicator.abort(f"the test failed: {error!r}")
+                raise
+
         communicators = local(n, **options)
         with ThreadPoolExecutor(n) as pool:
-            futures = [pool.submit(function, communicator) for communicator in communicators]
+            futures = [pool.submit(aborting, communicator) for communicator in communicators]
             return [future.result(timeout=60) for future in futures]
 
     return run

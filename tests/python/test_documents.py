@@ -108,8 +108,11 @@ def test_what_security_says_of_ucx() -> None:
     driver = (ROOT / "core" / "drivers" / "ucx" / "ucx_driver.cpp").read_text()
     assert "UCP_FEATURE_AM | UCP_FEATURE_WAKEUP`" in SECURITY
     assert "params.features = UCP_FEATURE_AM | UCP_FEATURE_WAKEUP;" in driver
-    assert "kReasonMost = 2048" in driver
-    assert "sizeof(Envelope) == 48" in (ROOT / "core" / "transport" / "envelope.hpp").read_text()
+    transport = ROOT / "core" / "transport"
+    assert "kReasonMost = 2048" in (transport / "driver.hpp").read_text()
+    assert "kCallsMost = 32" in (transport / "driver.hpp").read_text()
+    assert "sizeof(Envelope) == 56" in (transport / "envelope.hpp").read_text()
+    assert "sizeof(Call) == 24" in (transport / "envelope.hpp").read_text()
 
 
 # No pickle

@@ -14,15 +14,17 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from telegrad import Communicator
+from telegrad import Communicator, _core
 from telegrad.bench.peers import Peer, make_peer
 from telegrad.bench.plan import Measured, Plan, Timing
-from telegrad.launch import join
+from telegrad.launch import join, rank_and_size
+from telegrad.launch.joining import exchange
 
 Vector = npt.NDArray[np.float32]
 
 _FEWEST_SAMPLES = 3
 _MOST_CALLS = 200
+_TIMEOUT_S = 300.0
 _JOIN_TIMEOUT_S = 120.0
 
 
@@ -41,7 +43,7 @@ class _Contender:
 def main(plan_json: str) -> None:
     """One rank. Rank 0 prints a line of JSON for each contender at each size."""
     plan = Plan.from_json(plan_json)
-    with join(timeout_s=300.0, join_timeout_s=_JOIN_TIMEOUT_S) as communicator:
+    with _joined(plan) as communicator:
         peer = make_peer(plan, communicator.rank)
         for size in plan.sizes:
             contenders = _contenders(plan, communicator, peer)
@@ -57,6 +59,15 @@ def main(plan_json: str) -> None:
         if peer is not None:
             communicator.barrier()  # a peer's close may need all ranks
             peer.close()
+
+
+def _joined(plan: Plan) -> Communicator:
+    if plan.watched:
+        return join(timeout_s=_TIMEOUT_S, join_timeout_s=_JOIN_TIMEOUT_S)
+    rank, size = rank_and_size()
+    # No user may have this, so it is no argument of the public functions.
+    core = _core.Communicator.ucx(rank, size, exchange(_JOIN_TIMEOUT_S), _TIMEOUT_S, None, None, checks=False)
+    return Communicator(core)
 
 
 def _contenders(plan: Plan, communicator: Communicator, peer: Peer | None) -> list[_Contender]:

@@ -25,6 +25,7 @@ class Plan:
     samples: int = 25
     sample_s: float = 0.002
     most_s: float = 0.7
+    watched: bool = True  # with heartbeats and all that looks after peers
     store: str = ""  # a path at which the peer's processes meet
 
     def to_json(self) -> str:

@@ -35,5 +35,13 @@ BENCHMARKS = {
             bound_bytes=_allreduce_bound_bytes,
             bus_factor=lambda ranks: 2 * (ranks - 1) / ranks,
         ),
+        Benchmark(
+            name="checks",
+            target="telegrad.bench.allreduce:main",
+            algorithms=("auto",),
+            peer="unwatched",
+            bound_bytes=_allreduce_bound_bytes,
+            bus_factor=lambda ranks: 2 * (ranks - 1) / ranks,
+        ),
     )
 }

@@ -15,12 +15,14 @@ from telegrad.bench.networks import check_network
 from telegrad.bench.plan import Measured, Plan, size_of, text_of
 from telegrad.bench.registry import BENCHMARKS
 from telegrad.bench.runner import Row, count_of, rows_of, run, why_without_peer
+from telegrad.cli.bench_checks import checks
 from telegrad.cli.bench_errors import errors
 from telegrad.cli.bench_faults import faults
 from telegrad.launch import LaunchError
 from telegrad.report.allreduce import duration, plot, table_of
 
 app = typer.Typer(help="Measure telegrad on this machine, beside a peer in the same run.", no_args_is_help=True)
+app.command()(checks)
 app.command()(faults)
 app.command()(errors)
 

@@ -27,6 +27,15 @@ def rank_and_size() -> tuple[int, int]:
     return int(os.environ[RANK]), int(os.environ[WORLD_SIZE])
 
 
+def exchange(join_timeout_s: float) -> SocketExchange:
+    """How this process swaps bytes with the others. Raises ``RendezvousError`` if no launcher started it."""
+    global _exchange
+    rank, size = rank_and_size()
+    if _exchange is None:
+        _exchange = SocketExchange(int(os.environ[EXCHANGE]), rank, size, join_timeout_s)
+    return _exchange
+
+
 def join(
     *,
     timeout_s: float = 1800.0,
@@ -37,14 +46,11 @@ def join(
     """A communicator of all ranks that the launcher started; each calls this. Arguments as in
     ``Communicator.from_torch``.
     """
-    global _exchange
     rank, size = rank_and_size()
-    if _exchange is None:
-        _exchange = SocketExchange(int(os.environ[EXCHANGE]), rank, size, join_timeout_s)
     return Communicator.from_exchange(
         rank,
         size,
-        _exchange,
+        exchange(join_timeout_s),
         timeout_s=timeout_s,
         liveness_timeout_s=liveness_timeout_s,
         interface=interface,

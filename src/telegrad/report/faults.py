@@ -34,8 +34,10 @@ def table_of(verdicts: Sequence[Verdict], title: str) -> Table:
     to the error over all survivors, beside the limit; at last the longest ``close()``."""
     table = Table(title=title, title_justify="left", header_style="bold")
     table.add_column("fault")
-    for name in ("trials", *(_COLUMNS[sort] for sort in SORTS), "heard", "p50", "p99", "max", "limit", "late", "close"):
-        table.add_column(name, justify="right")
+    table.add_column("trials", justify="right")
+    table.add_column("violations")
+    for name in ("p50", "p99", "max", "limit", "late", "close"):
+        table.add_column(name, justify="right", no_wrap=True)
     for kind in KINDS:
         of_kind = [one for one in verdicts if one.trial.kind == kind]
         if of_kind:
@@ -49,12 +51,12 @@ def _cells(name: str, verdicts: Sequence[Verdict]) -> list[str]:
     times = sorted(time for one in verdicts for time in one.detected_s.values())
     limits = {one.limit_s for one in verdicts}
     counts = [sum(any(v.sort == sort for v in one.violations) for one in verdicts) for sort in SORTS]
+    violations = [f"[red]{count} {_COLUMNS[sort]}[/]" for sort, count in zip(SORTS, counts, strict=True) if count]
     late = sum(one.late for one in verdicts)
     return [
         name,
         str(len(verdicts)),
-        *(f"[red]{count}[/]" if count else "0" for count in counts),
-        str(len(times)),
+        ", ".join(violations) or "0",
         *(duration(percentile(times, share) if times else None) for share in (0.5, 0.99, 1.0)),
         duration(limits.pop()) if len(limits) == 1 else "",
         f"[yellow]{late}[/]" if late else "0",

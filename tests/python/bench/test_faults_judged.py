@@ -171,7 +171,7 @@ def test_the_table_and_the_summary_count_trials() -> None:
     cells = {str(column.header): list(column.cells) for column in table.columns}
     assert cells["fault"] == ["kill", "all"]
     assert cells["trials"] == ["2", "2"]
-    assert cells["hangs"] == ["[red]1[/]"] * 2
+    assert all("[red]1 hangs[/]" in cell for cell in cells["violations"])
     assert cells["max"] == ["750.00 ms"] * 2
     assert cells["limit"] == ["1.00 s"] * 2
     assert "2 trials, 2 results checked: 1 hangs, 0 with wrong sums" in summary([good, bad])

@@ -1,0 +1,84 @@
+"""``telegrad bench checks``: what it costs to look after peers."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from telegrad.bench.checks import Row, run_pairs
+from telegrad.bench.machine import describe_machine
+from telegrad.bench.networks import check_network
+from telegrad.bench.plan import Plan, size_of, text_of
+from telegrad.launch import LaunchError
+from telegrad.report.allreduce import duration
+
+
+def checks(
+    ranks: Annotated[int, typer.Option(min=2, max=256, help="Processes to start on this machine.")] = 4,
+    network: Annotated[str, typer.Option(help="shm, tcp, or a rate such as 1gbit; several: shm,tcp.")] = "shm,tcp",
+    sizes: Annotated[str, typer.Option(help="Lengths of the vector, separated by commas.")] = "64KiB,16MiB",
+    pairs: Annotated[int, typer.Option(min=1, help="Pairs of jobs, with and without, one after the other.")] = 7,
+    seconds: Annotated[float, typer.Option(min=0.01, help="About how long to measure each size in each job.")] = 2.5,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", dir_okay=False, help="Write all rows, the machine and the commit here.")
+    ] = None,
+    timeout: Annotated[float, typer.Option(min=1, help="Seconds after which a job is given up.")] = 300.0,
+) -> None:
+    """Time sums in jobs with heartbeats, liveness and the watch over stuck operations, and in jobs without.
+
+    [bold]ratio[/] is the median over all pairs of jobs: above 1 the watch costs time. The jobs last [bold]--seconds[/]
+    per size, so that heartbeats, one a second, do come.
+    """
+    console = Console()
+    names = [name.strip() for name in network.split(",")]
+    try:
+        for name in names:
+            check_network(name)
+        byte_sizes = tuple(size_of(size) for size in sizes.split(","))
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+    if json_file is not None and not json_file.parent.is_dir():
+        raise typer.BadParameter(f"the folder {json_file.parent} does not exist: make it first", param_hint="--json")
+    rows: list[Row] = []
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True) as progress:
+        task = progress.add_task("jobs", total=2 * pairs * len(names))
+        for name in names:
+            plan = Plan("checks", name, ranks, byte_sizes, ("auto",), peer=None, samples=400, most_s=seconds)
+            try:
+                rows += run_pairs(plan, pairs, timeout_s=timeout, on_job=lambda: progress.advance(task))
+            except (LaunchError, RuntimeError) as error:
+                console.print(f"[red]{name}:[/] {error}", highlight=False)
+                raise typer.Exit(1) from error
+    console.print(_table_of(rows, f"all_reduce, {ranks} ranks: with the watch over peers, and without"))
+    machine = describe_machine()
+    console.print(f"{machine['processor']}, {machine['cores']} cores; commit {machine['commit']}", style="dim")
+    if json_file is not None:
+        json_file.write_text(json.dumps({"rows": rows, "machine": machine}, indent=1, allow_nan=False) + "\n")
+        console.print(f"rows: {json_file}")
+    if any(row["wrong"] for row in rows):
+        console.print("[red]some sums were wrong[/]")
+        raise typer.Exit(1)
+
+
+def _table_of(rows: list[Row], title: str) -> Table:
+    table = Table(title=title, title_justify="left", header_style="bold")
+    table.add_column("network")
+    for name in ("size", "with", "without", "ratio", "of the pairs"):
+        table.add_column(name, justify="right")
+    for row in rows:
+        seconds = [float(str(row[name])) for name in ("watched_median_s", "unwatched_median_s")]
+        table.add_row(
+            str(row["network"]),
+            text_of(int(str(row["bytes"]))),
+            *map(duration, seconds),
+            f"{row['ratio']:.3f}",
+            f"{row['least_ratio']:.2f} … {row['most_ratio']:.2f}",
+        )
+    return table
