@@ -41,7 +41,7 @@ Agreement::Verdict Agreement::verdict() const {
   if (auto found = admitted()) return *std::move(found);
   if (auto found = damage()) return *std::move(found);
   if (auto found = lost()) return *std::move(found);
-  return timeout();
+  return timed_out();
 }
 
 // The first operation that not all called alike. The largest group is taken to be right, in a tie that of the lowest
@@ -58,15 +58,15 @@ std::optional<Agreement::Verdict> Agreement::mismatch() const {
   }
   if (earliest == nullptr) return std::nullopt;
 
-  std::uint32_t begin = earliest->first_call;
-  std::uint32_t end = begin;
+  std::vector<std::uint32_t> known;  // sequence numbers of which some rank has told its call
   for (const auto& statement : statements_) {
-    if (!statement) continue;
-    if (precedes(statement->first_call, begin)) begin = statement->first_call;
-    const auto past = statement->first_call + static_cast<std::uint32_t>(statement->calls.size());
-    if (precedes(end, past)) end = past;
+    for (std::uint32_t i = 0; statement && i < statement->calls.size(); ++i) known.push_back(statement->first_call + i);
   }
-  for (std::uint32_t sequence = begin; precedes(sequence, end); ++sequence) {
+  // In the order of operations: numbers are near the first one, on either side.
+  const std::uint32_t near = earliest->first_call - (std::uint32_t{1} << 31);
+  std::ranges::sort(known, {}, [near](std::uint32_t sequence) { return sequence - near; });
+  known.erase(std::ranges::unique(known).begin(), known.end());
+  for (const std::uint32_t sequence : known) {
     std::vector<std::pair<Call, std::vector<Rank>>> groups;  // by their lowest rank
     for (Rank rank = 0; rank < statements_.size(); ++rank) {
       const Call* const call = statements_[rank] ? call_at(*statements_[rank], sequence) : nullptr;
@@ -130,13 +130,18 @@ std::optional<Agreement::Verdict> Agreement::lost() const {
   return Verdict{FailureKind::peer_failed, culprit, sequence, losses_[culprit].value_or("")};
 }
 
-Agreement::Verdict Agreement::timeout() const {
+// What is left: a time-out, or nothing that makes sense.
+Agreement::Verdict Agreement::timed_out() const {
   const Statement* first = nullptr;
+  const Statement* any = nullptr;
   for (const auto& statement : statements_) {
-    if (!statement || statement->kind != FailureKind::timeout) continue;
+    if (!statement) continue;
+    if (any == nullptr) any = &*statement;
+    if (statement->kind != FailureKind::timeout) continue;
     if (first == nullptr || precedes(statement->sequence, first->sequence)) first = &*statement;
   }
-  TELEGRAD_CHECK(first != nullptr);  // there is no other kind
+  TELEGRAD_CHECK(any != nullptr);
+  if (first == nullptr) return {FailureKind::transport, any->culprit, any->sequence, any->reason};
   std::vector<Rank> absent;
   std::vector<Rank> mute;
   for (Rank rank = 0; rank < statements_.size(); ++rank) {

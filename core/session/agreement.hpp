@@ -56,7 +56,7 @@ class Agreement {
   std::optional<Verdict> admitted() const;
   std::optional<Verdict> damage() const;
   std::optional<Verdict> lost() const;
-  Verdict timeout() const;
+  Verdict timed_out() const;
 
   Rank self_;
   std::vector<std::optional<Statement>> statements_;  // by rank

@@ -84,6 +84,10 @@ void Session::Job::take(const Arrival& arrival, const Posted& posted) {
   session_.driver_.accept(arrival, into, *posted.pending);
 }
 
+void Session::Job::discard_unexpected() {
+  for (const auto& [key, arrival] : std::exchange(unexpected_, {})) session_.driver_.discard(arrival);
+}
+
 std::vector<Rank> Session::Job::waits_for() const {
   std::set<Rank> ranks;
   for (const auto& [posted, receive] : posted_) ranks.insert(static_cast<Rank>(posted >> 32));

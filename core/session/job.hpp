@@ -41,6 +41,8 @@ class Session::Job final : public Transport {
 
   /// A message of this operation, its call already compared.
   void deliver(const Arrival& arrival);
+  /// Gives back what has come and will not be taken.
+  void discard_unexpected();
   /// The ranks that it wants messages from, ascending.
   std::vector<Rank> waits_for() const;
   /// Whom it has sent something last: of interest where it waits for no message.

@@ -118,6 +118,7 @@ void Session::finish_jobs() {
     const std::unique_ptr<Job> over = std::move(entry->second);
     jobs_.erase(entry);
     TELEGRAD_CHECK(over->task().done());
+    over->discard_unexpected();
     history_.ended(over->sequence(), OperationState::completed, now_s_);
     ++completed_;
     over->request().finish(std::nullopt);

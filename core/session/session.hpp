@@ -120,6 +120,7 @@ class Session final : public EventSink {
   void dispute(Statement mine);
   void freeze_from(std::uint32_t sequence);
   void freeze_all();
+  void put_away_frozen();
   void say(Statement mine);
   void say_if_called();
   void listen(double most_s);

@@ -48,6 +48,15 @@ void Session::dispute(Statement mine) {
 void Session::freeze_from(std::uint32_t first) {
   if (frozen(first)) return;
   frozen_from_ = first;
+  put_away_frozen();
+}
+
+void Session::freeze_all() {
+  if (std::exchange(all_frozen_, true)) return;
+  put_away_frozen();
+}
+
+void Session::put_away_frozen() {
   for (auto& [sequence, arrivals] : early_) {
     if (!frozen(sequence)) continue;
     for (const Arrival& arrival : std::exchange(arrivals, {})) driver_.discard(arrival);
@@ -58,15 +67,10 @@ void Session::freeze_from(std::uint32_t first) {
       continue;
     }
     history_.ended(job->first, OperationState::failed, now_s_);
+    job->second->discard_unexpected();
     quarantine_.push_back(std::move(job->second));
     job = jobs_.erase(job);
   }
-}
-
-void Session::freeze_all() {
-  constexpr std::uint32_t kHalf = std::uint32_t{1} << 31;
-  freeze_from(next_sequence_ - kHalf + 1);  // before every number that is in use
-  all_frozen_ = true;
 }
 
 void Session::say_if_called() {
@@ -81,6 +85,8 @@ void Session::say(Statement mine) {
   if (precedes(mine.sequence, first)) first = mine.sequence;
   mine.called = next_sequence_;
   mine.first_call = first - kBefore;
+  const std::uint32_t oldest = next_sequence_ - History::kLength;
+  if (precedes(mine.first_call, oldest)) mine.first_call = oldest;
   for (std::uint32_t sequence = mine.first_call; precedes(sequence, mine.called); ++sequence) {
     if (mine.calls.size() == Control::kCallsMost) break;
     if (const History::Entry* const entry = history_.find(sequence)) {
@@ -116,6 +122,10 @@ void Session::listen(double most_s) {
 
 void Session::hear_abort(const Control& control) {
   if (failure_) return;
+  if (control.origin >= size() || (control.culprit >= size() && control.culprit != kNoRank)) {
+    on_damage("rank " + std::to_string(control.source) + " blames a rank that does not exist");
+    return;
+  }
   if (!agreement_) agreement_.emplace(size(), rank());
   agreement_->add(control.source, {.kind = control.failure,
                                    .origin = control.origin,

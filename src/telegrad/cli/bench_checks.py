@@ -20,11 +20,11 @@ from telegrad.report.allreduce import duration
 
 
 def checks(
-    ranks: Annotated[int, typer.Option(min=2, max=256, help="Processes to start on this machine.")] = 4,
+    ranks: Annotated[int, typer.Option(min=2, max=256, help="Processes to start; more than cores drown in noise.")] = 2,
     network: Annotated[str, typer.Option(help="shm, tcp, or a rate such as 1gbit; several: shm,tcp.")] = "shm,tcp",
     sizes: Annotated[str, typer.Option(help="Lengths of the vector, separated by commas.")] = "64KiB,16MiB",
-    pairs: Annotated[int, typer.Option(min=1, help="Pairs of jobs, with and without, one after the other.")] = 7,
-    seconds: Annotated[float, typer.Option(min=0.01, help="About how long to measure each size in each job.")] = 2.5,
+    pairs: Annotated[int, typer.Option(min=1, help="Pairs of jobs, with and without, one after the other.")] = 15,
+    seconds: Annotated[float, typer.Option(min=0.01, help="About how long to measure each size in each job.")] = 1.5,
     json_file: Annotated[
         Path | None, typer.Option("--json", dir_okay=False, help="Write all rows, the machine and the commit here.")
     ] = None,
