@@ -80,9 +80,16 @@ CommunicatorPtr make_ucx(Rank rank, Rank size, const nb::callable& exchange, dou
   auto communicator = std::make_shared<Communicator>(Engine::shared(), std::move(driver), options);
   communicator->join();
   const double join_s = std::min(timeout_s, kJoinMost_s);
-  if (!with_signals(Engine::now_s() + join_s,
-                    [&](double slice_s) { return communicator->await_join(slice_s); })) {
-    communicator->give_up_join(join_s);
+  try {
+    if (!with_signals(Engine::now_s() + join_s,
+                      [&](double slice_s) { return communicator->await_join(slice_s); })) {
+      communicator->give_up_join(join_s);
+    }
+  } catch (...) {  // Ctrl-C too: the others need not wait, and closing takes a moment
+    const nb::gil_scoped_release unlocked;
+    communicator->abort("rank " + std::to_string(rank) + " did not join");
+    communicator->close();
+    throw;
   }
   return communicator;
 }

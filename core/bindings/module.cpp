@@ -11,13 +11,17 @@ namespace {
 
 nb::object rank_or_none(Rank rank) { return rank == kNoRank ? nb::none() : nb::cast(rank); }
 
+nb::object text_or_none(const std::string& text) {
+  return text.empty() ? nb::none() : nb::object(nb::str(text.c_str()));
+}
+
 void raise_transport_error(const Failure& failure) {
   try {
     const nb::object type = nb::module_::import_("telegrad.errors").attr(error_name(failure.kind));
     const nb::object error =
         type(failure.message(), nb::arg("rank") = rank_or_none(failure.rank),
              nb::arg("peer") = rank_or_none(failure.peer),
-             nb::arg("host") = failure.host.empty() ? nb::none() : nb::object(nb::str(failure.host.c_str())), nb::arg("operation") = failure.operation.c_str(),
+             nb::arg("host") = text_or_none(failure.host), nb::arg("operation") = failure.operation.c_str(),
              nb::arg("tag") = failure.sequence);
     PyErr_SetObject(type.ptr(), error.ptr());
   } catch (nb::python_error& error) {

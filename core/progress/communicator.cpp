@@ -4,7 +4,9 @@
 
 #include <chrono>
 #include <cstdio>
+#include <exception>
 #include <optional>
+#include <thread>
 #include <utility>
 
 #include "progress/report_file.hpp"
@@ -26,7 +28,7 @@ Communicator::Communicator(std::shared_ptr<Engine> engine, std::unique_ptr<Drive
   participant_.driver = std::move(driver);
   participant_.session = std::make_unique<Session>(*participant_.driver, options.session);
   if (!report_folder_.empty()) {
-    participant_.write_report = [this] { write_report("signal"); };
+    participant_.write_report = [this] { write_report_aside("signal"); };
     participant_.session->when_timed_out([this] { return "; " + write_report("timeout"); });
   }
   engine_->add(participant_);
@@ -63,14 +65,15 @@ void Communicator::give_up_join(double timeout_s) {
   Failure failure{.kind = FailureKind::timeout, .rank = rank_, .operation = "join"};
   engine_->with_baton([&] {
     failure.reason =
-        "no answer within " + std::to_string(timeout_s) + " s from " + participant_.session->missing();
+        "no answer within " + std::to_string(static_cast<int>(timeout_s)) + " s from " + participant_.session->missing();
     participant_.session->fail(failure);
   });
   throw TransportError(failure);
 }
 
 RequestPtr Communicator::submit(RequestPtr request, bool caller_waits) {
-  if (closed_) {
+  const std::scoped_lock lock(submitting_);
+  if (closing_) {
     request->finish(
         Failure{.rank = rank_, .operation = describe(request->call()), .reason = "the communicator is closed"});
     return request;
@@ -89,10 +92,23 @@ std::string Communicator::report_now(const char* why) const {
                                                                              .unix_s = since_epoch.count()});
 }
 
-std::string Communicator::write_report(const char* why) const {
+std::string Communicator::report_name() const {
   char name[48];
   std::snprintf(name, sizeof name, "%08x-rank%u.json", epoch_, rank_);
-  return write_report_file(report_folder_, name, report_now(why));
+  return name;
+}
+
+std::string Communicator::write_report(const char* why) const {
+  return write_report_file(report_folder_, report_name(), report_now(why));
+}
+
+// Heartbeats must not wait for a slow file system.
+void Communicator::write_report_aside(const char* why) const {
+  try {
+    std::thread(write_report_file, report_folder_, report_name(), report_now(why)).detach();
+  } catch (const std::exception&) {
+    // No thread to be had: no report.
+  }
 }
 
 std::string Communicator::report() {
@@ -112,7 +128,10 @@ void Communicator::abort(const std::string& reason) {
 }
 
 void Communicator::close() {
-  if (closed_) return;
+  {
+    const std::scoped_lock lock(submitting_);
+    if (std::exchange(closing_, true)) return;
+  }
   Session& session = *participant_.session;
   Driver& driver = *participant_.driver;
   bool peers_need_us = false;
@@ -122,7 +141,8 @@ void Communicator::close() {
                     .peer = rank_,
                     .operation = "close",
                     .reason = "rank " + std::to_string(rank_) + " closed its communicator with " +
-                              std::to_string(session.running()) + " operations under way"});
+                              std::to_string(session.running()) +
+                              (session.running() == 1 ? " operation" : " operations") + " under way"});
     }
     session.part();
     peers_need_us = !session.failure() && (session.failing() || !driver.delivers_after_shut_down());

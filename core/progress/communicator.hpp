@@ -2,7 +2,9 @@
 // Communicator: what a program holds. It joins the peers, hands operations to the engine and leaves in good order.
 // Arguments have been checked by whoever offers this to users.
 
+#include <atomic>
 #include <memory>
+#include <mutex>
 #include <span>
 #include <string>
 #include <utility>
@@ -56,6 +58,8 @@ class Communicator {
   // With the baton held.
   std::string report_now(const char* why) const;
   std::string write_report(const char* why) const;
+  void write_report_aside(const char* why) const;
+  std::string report_name() const;
 
   std::shared_ptr<Engine> engine_;
   Participant participant_;
@@ -64,7 +68,9 @@ class Communicator {
   const char* driver_name_;
   std::uint32_t epoch_;
   std::string report_folder_;
-  bool closed_ = false;
+  std::mutex submitting_;
+  bool closing_ = false;  // submitting_: nothing is begun any more
+  std::atomic<bool> closed_ = false;
   Session::Counters last_counters_;
 };
 

@@ -37,6 +37,13 @@ void Session::begin(RequestPtr request, double now_s) {
     refuse(*request, next_sequence_);
     return;
   }
+  if (parting_) {
+    request->finish(Failure{.rank = rank(),
+                            .operation = describe(request->call()),
+                            .sequence = next_sequence_,
+                            .reason = "the communicator is closed"});
+    return;
+  }
   const std::uint32_t sequence = next_sequence_++;
   counters_.operations += 1;
   history_.called(sequence, request->call(), now_s_);
@@ -136,6 +143,16 @@ Failure Session::failure_of(const Job& job, FailureKind kind, Rank peer, std::st
 
 void Session::release_quarantine() {
   ready_.network_is_gone();
+  Failure closed{.rank = rank(), .reason = "the communicator was closed before this operation was over"};
+  const auto finish = [&](std::uint32_t sequence, Request& request) {
+    if (request.done()) return;
+    closed.operation = describe(request.call());
+    closed.sequence = sequence;
+    request.finish(closed);
+  };
+  for (const auto& [sequence, job] : jobs_) finish(sequence, job->request());
+  for (const auto& job : quarantine_) finish(job->sequence(), job->request());
+  for (const auto& [sequence, request] : std::exchange(refused_, {})) finish(sequence, *request);
   quarantine_.clear();
   jobs_.clear();
 }
@@ -144,7 +161,8 @@ bool Session::agrees(const Job& job, Rank source, const Call& call) {
   if (frozen(job.sequence())) return false;
   if (call == job.call()) return true;
   fail(failure_of(job, FailureKind::mismatched_call, source,
-                  "the ranks called different things: rank " + std::to_string(rank()) + " called " +
+                  "the ranks called different things as operation " + std::to_string(job.sequence()) + ": rank " +
+                      std::to_string(rank()) + " called " +
                       describe(job.call()) + ", rank " + std::to_string(source) + " called " + describe(call)));
   return false;
 }
@@ -200,7 +218,8 @@ void Session::take_announced_call(Rank source, std::uint32_t sequence, const Cal
           .peer = source,
           .operation = describe(call),
           .sequence = sequence,
-          .reason = "the ranks called different things: rank " + std::to_string(rank()) + " called " +
+          .reason = "the ranks called different things as operation " + std::to_string(sequence) + ": rank " +
+                    std::to_string(rank()) + " called " +
                     describe(ours->call) + ", rank " + std::to_string(source) + " called " + describe(call)});
   }
 }
@@ -234,6 +253,7 @@ void Session::on_control(const Control& control) {
       break;
     case ControlKind::abort: hear_abort(control); break;
     case ControlKind::goodbye:
+      peer.said_goodbye = true;
       if (std::exchange(peer.parted, true)) break;
       ++parted_;
       for (const auto& [sequence, job] : jobs_) {
@@ -279,6 +299,7 @@ void Session::on_damage(const std::string& reason) { fail({.kind = FailureKind::
 void Session::part() {
   if (std::exchange(parting_, true)) return;
   if (!std::exchange(peers_[rank()].parted, true)) ++parted_;
+  say_if_called();
   broadcast({.kind = ControlKind::goodbye});
 }
 

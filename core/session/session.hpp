@@ -72,7 +72,7 @@ class Session final : public EventSink {
   /// Says goodbye; parted() once every peer has too, or has failed.
   void part();
   bool parted() const { return parted_ == size(); }
-  /// After Driver::shut_down(): frees what was kept for the network.
+  /// After Driver::shut_down(): frees what was kept for the network. What is not finished by then fails.
   void release_quarantine();
 
   void on_arrival(const Arrival& arrival) override;
@@ -96,6 +96,7 @@ class Session final : public EventSink {
     bool greeted = false;
     bool parted = false;
     bool failed = false;
+    bool said_goodbye = false;
     double heard_s = 0.0;  // when, last
     std::optional<std::uint32_t> called{};  // operations; once parted: all that it will ever call
   };
@@ -121,6 +122,7 @@ class Session final : public EventSink {
   void freeze_from(std::uint32_t sequence);
   void freeze_all();
   void put_away_frozen();
+  const Call* call_of(std::uint32_t sequence) const;
   void say(Statement mine);
   void say_if_called();
   void listen(double most_s);

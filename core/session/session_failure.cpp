@@ -74,25 +74,36 @@ void Session::put_away_frozen() {
 }
 
 void Session::say_if_called() {
-  if (!agreement_ || agreement_->heard(rank()) || !frozen_from_ || !precedes(*frozen_from_, next_sequence_)) return;
-  say(to_say_);
+  if (!agreement_ || agreement_->heard(rank()) || !frozen_from_) return;
+  if (parting_ || precedes(*frozen_from_, next_sequence_)) say(to_say_);  // who leaves will never call it
 }
 
-// What this rank called before the oldest unfinished operation tells others where it left them.
+const Call* Session::call_of(std::uint32_t sequence) const {
+  if (const auto job = jobs_.find(sequence); job != jobs_.end()) return &job->second->call();
+  for (const auto& job : quarantine_) {
+    if (job->sequence() == sequence) return &job->call();
+  }
+  for (const auto& [refused, request] : refused_) {
+    if (refused == sequence) return &request->call();
+  }
+  const History::Entry* const entry = history_.find(sequence);
+  return entry == nullptr ? nullptr : &entry->call;
+}
+
+// With what this rank called around the failure. All ranks tell of the same operations: those around the one that differs,
+// or after the oldest that is not finished.
 void Session::say(Statement mine) {
-  constexpr std::uint32_t kBefore = 8;
-  std::uint32_t first = first_unfinished();
-  if (precedes(mine.sequence, first)) first = mine.sequence;
+  constexpr std::uint32_t kBefore = 16;
   mine.called = next_sequence_;
-  mine.first_call = first - kBefore;
-  const std::uint32_t oldest = next_sequence_ - History::kLength;
-  if (precedes(mine.first_call, oldest)) mine.first_call = oldest;
-  for (std::uint32_t sequence = mine.first_call; precedes(sequence, mine.called); ++sequence) {
-    if (mine.calls.size() == Control::kCallsMost) break;
-    if (const History::Entry* const entry = history_.find(sequence)) {
-      mine.calls.push_back(entry->call);
+  const bool mismatch = mine.kind == FailureKind::mismatched_call;
+  const std::uint32_t first = (mismatch ? mine.sequence : first_unfinished()) - kBefore;
+  mine.first_call = first;
+  for (std::uint32_t i = 0; i < Control::kCallsMost; ++i) {
+    const Call* const call = precedes(first + i, next_sequence_) ? call_of(first + i) : nullptr;
+    if (call != nullptr) {
+      mine.calls.push_back(*call);
     } else if (mine.calls.empty()) {
-      mine.first_call = sequence + 1;
+      mine.first_call = first + i + 1;
     } else {
       break;
     }
@@ -181,7 +192,10 @@ void Session::conclude() {
     if (job == quarantine_.front()) failure_->operation = failure.operation;
     job->request().finish(failure);
   }
-  for (const auto& [sequence, request] : std::exchange(refused_, {})) refuse(*request, sequence);
+  for (const auto& [sequence, request] : std::exchange(refused_, {})) {
+    history_.ended(sequence, OperationState::failed, now_s_);
+    refuse(*request, sequence);
+  }
 }
 
 }  // namespace telegrad

@@ -121,7 +121,7 @@ SessionReport Session::report(double now_s) const {
     if (rank_of_peer == rank()) continue;
     const Peer& peer = peers_[rank_of_peer];
     const PeerIdentity identity = driver_.identity(rank_of_peer);
-    const bool lost = peer.failed || (agreement_ && agreement_->is_lost(rank_of_peer));
+    const bool lost = (peer.failed && !peer.said_goodbye) || (agreement_ && agreement_->is_lost(rank_of_peer));
     report.peers.push_back({.rank = rank_of_peer,
                             .host = identity.host,
                             .pid = identity.pid,

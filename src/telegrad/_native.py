@@ -29,8 +29,8 @@ def _environment_for_loading() -> Iterator[None]:
 
 
 def asked_for_diagnosis() -> bool:
-    """Is this the command that must be able to say what is wrong: ``telegrad doctor`` or ``telegrad env``?"""
-    return os.path.basename(sys.argv[0]) == "telegrad" and sys.argv[1:2] in (["doctor"], ["env"])
+    """Is this a command that must work without the core: ``telegrad doctor``, ``env`` or ``report``?"""
+    return os.path.basename(sys.argv[0]) == "telegrad" and sys.argv[1:2] in (["doctor"], ["env"], ["report"])
 
 
 def load_core() -> ModuleType:

@@ -16,7 +16,8 @@ from collections.abc import Callable
 import numpy as np
 
 from telegrad import Communicator, SparseStream, errors
-from telegrad.launch import join
+from telegrad.launch import join, rank_and_size
+from telegrad.launch.joining import exchange
 
 
 def _say(**facts: object) -> None:
@@ -299,3 +300,59 @@ def fail_and_look_around() -> None:
     del communicator
     gc.collect()
     _say(error=failed, left=sorted(around() - before))
+
+
+def look_after_a_death_with_a_child() -> None:
+    """Rank 0 has a forked child, as with DataLoader workers, when rank 1 dies."""
+    communicator = join(liveness_timeout_s=None)
+    communicator.barrier()
+    child = os.fork() if communicator.rank == 0 else -1
+    if child == 0:
+        time.sleep(60)
+        os._exit(0)
+    _say(ready=True)
+    try:
+        communicator.barrier()
+        time.sleep(60 if communicator.rank == 1 else 0)
+        communicator.barrier()
+    except errors.PeerFailed:
+        begin = time.process_time()
+        time.sleep(2)
+        _say(idle_cpu_s=time.process_time() - begin)
+    os.kill(child, signal.SIGKILL)
+    communicator.close()
+
+
+def die_before_joining() -> None:
+    """Rank 1 gives its address and dies before anybody can reach it."""
+    rank, size = rank_and_size()
+    swap = exchange(30.0)
+
+    def and_then(blob: bytes) -> list[bytes]:
+        everybody = swap(blob)
+        if rank == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        time.sleep(1)
+        return everybody
+
+    try:
+        Communicator.from_exchange(rank, size, and_then)
+    except errors.TransportError as error:
+        _say(error=type(error).__name__, peer=error.peer, text=str(error))
+
+
+def join_one_who_does_not() -> None:
+    """Rank 1 gives its address and does nothing more."""
+    rank, size = rank_and_size()
+    swap = exchange(30.0)
+
+    def and_then(blob: bytes) -> list[bytes]:
+        everybody = swap(blob)
+        _say(ready=True)
+        time.sleep(60 if rank == 1 else 0)
+        return everybody
+
+    try:
+        Communicator.from_exchange(rank, size, and_then)
+    except KeyboardInterrupt:
+        _say(error="KeyboardInterrupt")

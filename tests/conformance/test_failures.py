@@ -49,7 +49,11 @@ def _run(
         size,
         timeout_s=45.0,
         arguments=arguments,
-        environment={**_ENVIRONMENT, "UCX_TLS": transports, "TELEGRAD_REPORT_DIR": str(reports or "/dev/null")},
+        environment={
+            **_ENVIRONMENT,
+            "UCX_TLS": transports,
+            **({"TELEGRAD_REPORT_DIR": str(reports)} if reports else {}),
+        },
         on_line=take,
     ) as ranks:
         while once_ready is not None and sum("ready" in said for rank in facts for said in facts[rank][:1]) < size:
@@ -145,7 +149,7 @@ def test_every_rank_hears_of_a_mismatched_call(what: str, size: int) -> None:
     for rank in range(size):
         failure = _only(facts, rank, "error")
         assert (failure["error"], failure["rank"], failure["peer"]) == ("MismatchedCall", rank, 1), failure
-        assert "the ranks called different things: rank" in failure["text"], failure
+        assert "the ranks called different things as operation 1: rank" in failure["text"], failure
         assert failure["untouched"] or what in ("root", "dtype of a broadcast")  # rooted: who is right may go on
 
 
@@ -283,3 +287,30 @@ def test_nothing_is_left_after_a_failure() -> None:
     assert [end.returncode for end in exits] == [0] * 3, exits
     for rank in range(3):
         assert _only(facts, rank, "error") == {"error": "PeerFailed" if rank != 1 else "TransportError", "left": []}
+
+
+def test_a_death_is_heard_once_also_where_a_child_holds_its_descriptors() -> None:
+    facts, _ = _run("look_after_a_death_with_a_child", 2, once_ready=lambda ranks: ranks.signal(1, signal.SIGKILL))
+    (after,) = [fact for fact in facts[0] if "idle_cpu_s" in fact]
+    assert after["idle_cpu_s"] < 0.5, "a rank that has nothing to do keeps a core busy"
+
+
+def test_a_rank_that_dies_before_the_others_join_is_named() -> None:
+    facts, exits = _run("die_before_joining", 3)
+    assert exits[1].returncode == -9
+    for rank in (0, 2):
+        failure = _only(facts, rank, "error")
+        assert (failure["error"], failure["peer"]) == ("PeerFailed", 1), failure
+
+
+def test_ctrl_c_ends_joining() -> None:
+    def interrupt(ranks: Ranks) -> None:
+        time.sleep(0.5)
+        ranks.signal(0, signal.SIGINT)
+        while 0 in ranks.running():
+            ranks.listen()
+        ranks.signal(1, signal.SIGKILL)
+
+    facts, exits = _run("join_one_who_does_not", 2, once_ready=interrupt)
+    assert exits[0].returncode == 0, exits[0]
+    assert _only(facts, 0, "error")["error"] == "KeyboardInterrupt"

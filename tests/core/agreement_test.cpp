@@ -60,7 +60,7 @@ TEST("the minority called wrongly; without one whoever differs from the lowest r
   expect_same({saw_mismatch(0, 1, {kSum}), saw_mismatch(1, 0, {kLonger})}, FailureKind::mismatched_call, 1);
   const auto verdict =
       verdict_of({saw_mismatch(0, 1, {kLonger}), saw_mismatch(1, 0, {kSum}), saw_mismatch(2, 0, {kSum})}, 2);
-  EXPECT_EQ(verdict.reason, "the ranks called different things: ranks 1, 2 called " + describe(kSum) +
+  EXPECT_EQ(verdict.reason, "the ranks called different things as operation 5: ranks 1, 2 called " + describe(kSum) +
                                 ", rank 0 called " + describe(kLonger));
 }
 
@@ -116,20 +116,29 @@ TEST("a time-out is the fault of who has not called") {
 }
 
 TEST("the order in which statements come does not matter") {
-  const std::vector<Statement> all{lost(0, 4), saw_mismatch(1, 3, {kSum}), timed_out(2, 6),
-                                   saw_mismatch(3, 1, {kLonger}), {}};
-  std::vector<Rank> order(all.size());
-  std::iota(order.begin(), order.end(), 0U);
-  const auto expected = verdict_of(all, 0);
-  do {
-    Agreement agreement(static_cast<Rank>(all.size()), 0);
-    for (const Rank rank : order) {
-      if (all[rank].origin != kNoRank) agreement.add(rank, all[rank]);
-    }
-    const auto verdict = agreement.verdict();
-    EXPECT_EQ(verdict.culprit, expected.culprit);
-    EXPECT_EQ(verdict.reason, expected.reason);
-  } while (std::ranges::next_permutation(order).found);
+  const Statement own{.kind = FailureKind::transport, .origin = 2, .culprit = 2, .reason = "LookupError"};
+  const Statement damage{.kind = FailureKind::transport, .origin = 3, .culprit = 1, .reason = "nonsense"};
+  const std::vector<std::vector<Statement>> cases{
+      {lost(0, 4), saw_mismatch(1, 3, {kSum}), timed_out(2, 6), saw_mismatch(3, 1, {kLonger}), {}},
+      {lost(0, 4), lost(1, 3), own, damage, {}},
+      {lost(0, 4), lost(1, 3), timed_out(2, 6), damage, {}},
+      {lost(0, 4), lost(1, 3), lost(2, 4), timed_out(3, 6), {}},
+      {timed_out(0, 6), timed_out(1, 7), timed_out(0, 4), timed_out(3, 5), {}},
+  };
+  for (const auto& all : cases) {
+    std::vector<Rank> order(all.size());
+    std::iota(order.begin(), order.end(), 0U);
+    const auto expected = verdict_of(all, 0);
+    do {
+      Agreement agreement(static_cast<Rank>(all.size()), 0);
+      for (const Rank rank : order) {
+        if (all[rank].origin != kNoRank) agreement.add(rank, all[rank]);
+      }
+      const auto verdict = agreement.verdict();
+      EXPECT_EQ(verdict.culprit, expected.culprit);
+      EXPECT_EQ(verdict.reason, expected.reason);
+    } while (std::ranges::next_permutation(order).found);
+  }
 }
 
 TEST("sequence numbers may wrap around") {

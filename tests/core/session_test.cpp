@@ -378,6 +378,32 @@ TEST("a process that stood still gives itself up before it looks at what has arr
   EXPECT_EQ(rank.driver.accepted, 0);
 }
 
+TEST("nothing begins after the goodbye, and what is left is over before its memory goes") {
+  ScriptedDriver driver(3);
+  Session session(driver, {});
+  Buffer a(5);
+  const auto running = receiver(a, 3);
+  session.join(0.0);
+  session.begin(running, 0.0);
+  session.part();
+  const auto late = receiver(a, 3);
+  session.begin(late, 0.0);
+  REQUIRE(late->failure());
+  EXPECT(late->failure()->reason.find("closed") != std::string::npos);
+  EXPECT(!running->done());
+  session.release_quarantine();
+  REQUIRE(running->failure());
+  EXPECT(running->failure()->reason.find("closed") != std::string::npos);
+}
+
+TEST("a peer that closed and then ended is closed in reports, not failed") {
+  Scripted rank;
+  rank.session.join(0.0);
+  rank.driver.sink->on_control({.kind = ControlKind::goodbye, .source = 1});
+  rank.driver.sink->on_peer_failed(1, "its process has ended");
+  EXPECT_EQ(std::string(rank.session.report(1.0).peers[0].state), "closed");
+}
+
 TEST("a report tells the last operations, whom they wait for and what is known of the peers") {
   Scripted rank(3, {.epoch = 0xabc});
   Buffer a(5);

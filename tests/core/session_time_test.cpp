@@ -133,6 +133,45 @@ TEST("ranks that have not come to a mismatch yet say what they call when they do
   }
 }
 
+TEST("the odd rank is named however many operations are in flight, and wherever the odd one is among them") {
+  constexpr Rank kRanks = 3;
+  for (const std::uint32_t flying : {40U, 100U}) {
+    for (const std::uint32_t odd_call : {2U, flying / 2, flying - 5}) {
+      for (Rank odd = 0; odd < kRanks; ++odd) {
+        Simulation simulation(kRanks, {.costs = {.jitter = 20.0}, .seed = odd, .clocks = true});
+        std::vector<RequestPtr> requests;
+        for (std::uint32_t number = 0; number < flying; ++number) {
+          simulation.begin_all([&](Rank rank) {
+            const Call call{.operation = Operation::barrier, .count = number == odd_call && rank == odd ? 1U : 0U};
+            return requests.emplace_back(std::make_shared<Request>(call, [](Transport& net) { return barrier(net); }));
+          });
+        }
+        EXPECT(!simulation.run().deadlock);
+        REQUIRE(requests.back()->failure());
+        EXPECT_EQ(requests.back()->failure()->kind, FailureKind::mismatched_call);
+        EXPECT_EQ(requests.back()->failure()->peer, odd);
+        EXPECT(requests.back()->failure()->reason.find("as operation " + std::to_string(odd_call)) != std::string::npos);
+      }
+    }
+  }
+}
+
+TEST("a rank that leaves in the middle of a dispute does not sit it out") {
+  Simulation simulation(3, {.clocks = true});
+  std::vector<RequestPtr> requests;
+  for (Rank rank = 0; rank < 2; ++rank) {
+    const Call call{.operation = Operation::barrier, .count = rank};
+    simulation.begin(rank, requests.emplace_back(
+                               std::make_shared<Request>(call, [](Transport& net) { return barrier(net); })));
+  }
+  simulation.run(0.5);
+  EXPECT(!requests[0]->done());
+  simulation.session(2).part();
+  EXPECT(simulation.run().finish_s < 1.0);
+  for (const auto& ended : requests) EXPECT(ended->failure().has_value());
+  EXPECT(simulation.session(2).failure().has_value());
+}
+
 TEST("operations before a mismatch are finished") {
   Simulation simulation(3, {.clocks = true});
   std::vector<RequestPtr> first;

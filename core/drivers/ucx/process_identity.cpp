@@ -83,7 +83,8 @@ ProcessIdentity::Watch ProcessIdentity::watch() const {
 #ifdef SYS_pidfd_open
   const int descriptor = static_cast<int>(::syscall(SYS_pidfd_open, pid, 0));  // close-on-exec by itself
   if (descriptor < 0) return {.has_ended = errno == ESRCH};
-  if (start_ticks_of(pid) == start_ticks) return {.descriptor = descriptor};
+  const std::uint64_t started = start_ticks_of(pid);
+  if (started == start_ticks || started == 0) return {.descriptor = descriptor};  // 0: it may not be looked at
   ::close(descriptor);
   return {.has_ended = true};  // the number is another process's by now
 #else

@@ -109,27 +109,36 @@ struct UcxDriver::Worker {
 
 UcxDriver::UcxDriver(Rank rank, Rank size, const UcxOptions& options)
     : rank_(rank), size_(size), worker_(std::make_unique<Worker>()) {
+  try {
+    open(options);
+  } catch (const TransportError&) {
+    shut_down();
+    throw;
+  }
+}
+
+void UcxDriver::open(const UcxOptions& options) {
   ucp_config_t* config = nullptr;
-  check_ucx(ucp_config_read(nullptr, nullptr, &config), rank, "ucp_config_read");
+  check_ucx(ucp_config_read(nullptr, nullptr, &config), rank_, "ucp_config_read");
   const std::unique_ptr<ucp_config_t, decltype(&ucp_config_release)> owned(config, &ucp_config_release);
-  check_ucx(ucp_config_modify(config, "KEEPALIVE_INTERVAL", "200ms"), rank, "ucp_config_modify(KEEPALIVE_INTERVAL)");
+  check_ucx(ucp_config_modify(config, "KEEPALIVE_INTERVAL", "200ms"), rank_, "ucp_config_modify(KEEPALIVE_INTERVAL)");
   if (!options.interface.empty()) {
-    check_ucx(ucp_config_modify(config, "NET_DEVICES", options.interface.c_str()), rank,
+    check_ucx(ucp_config_modify(config, "NET_DEVICES", options.interface.c_str()), rank_,
               "ucp_config_modify(NET_DEVICES=" + options.interface + ")");
   }
   ucp_params_t params{};
   params.field_mask = UCP_PARAM_FIELD_FEATURES | UCP_PARAM_FIELD_ESTIMATED_NUM_EPS;
   params.features = UCP_FEATURE_AM | UCP_FEATURE_WAKEUP;
-  params.estimated_num_eps = std::size_t{2} * size;
-  check_ucx(ucp_init(&params, config, &worker_->context), rank, "ucp_init");
+  params.estimated_num_eps = std::size_t{2} * size_;
+  check_ucx(ucp_init(&params, config, &worker_->context), rank_, "ucp_init");
 
   ucp_worker_params_t worker_params{};
   worker_params.field_mask = UCP_WORKER_PARAM_FIELD_THREAD_MODE;
   worker_params.thread_mode = UCS_THREAD_MODE_SERIALIZED;
-  check_ucx(ucp_worker_create(worker_->context, &worker_params, &worker_->worker), rank, "ucp_worker_create");
+  check_ucx(ucp_worker_create(worker_->context, &worker_params, &worker_->worker), rank_, "ucp_worker_create");
   worker_->handle(kDataId, &Worker::on_data, this);
   worker_->handle(kControlId, &Worker::on_control, this);
-  check_ucx(ucp_worker_get_efd(worker_->worker, &descriptor_), rank, "ucp_worker_get_efd");
+  check_ucx(ucp_worker_get_efd(worker_->worker, &descriptor_), rank_, "ucp_worker_get_efd");
 }
 
 UcxDriver::~UcxDriver() { shut_down(); }
@@ -168,16 +177,30 @@ void UcxDriver::connect(std::span<const std::vector<std::byte>> addresses) {
     peer.identity = {identity->host, identity->pid};
     const ProcessIdentity::Watch watch = identity->watch();
     peer.watch = watch.descriptor;
-    if (watch.has_ended) dead_.push_back(rank);
+    if (watch.has_ended) {
+      dead_.push_back(rank);
+      peer.broken = true;  // and has no endpoints
+      continue;
+    }
     ucp_ep_params_t params{};
     params.field_mask = UCP_EP_PARAM_FIELD_REMOTE_ADDRESS;
     params.address = reinterpret_cast<const ucp_address_t*>(address.data());
-    const std::string to = "ucp_ep_create(rank " + std::to_string(rank) + ")";
-    check_ucx(ucp_ep_create(worker_->worker, &params, &peer.data), rank_, to);
+    const auto create = [&](ucp_ep_h& endpoint) {
+      const ucs_status_t status = ucp_ep_create(worker_->worker, &params, &endpoint);
+      if (status == UCS_OK) return;
+      throw TransportError({.kind = FailureKind::transport,
+                            .rank = rank_,
+                            .peer = rank,
+                            .host = peer.identity.host,
+                            .pid = peer.identity.pid,
+                            .operation = "join",
+                            .reason = std::string("connecting failed: ") + ucs_status_string(status)});
+    };
+    create(peer.data);
     params.field_mask |= UCP_EP_PARAM_FIELD_ERR_HANDLING_MODE | UCP_EP_PARAM_FIELD_ERR_HANDLER;
     params.err_mode = UCP_ERR_HANDLING_MODE_PEER;
     params.err_handler = {.cb = &Worker::on_broken, .arg = &peer};
-    check_ucx(ucp_ep_create(worker_->worker, &params, &peer.control), rank_, to);
+    create(peer.control);
   }
   watch_processes();
 }
@@ -201,9 +224,13 @@ void UcxDriver::watch_processes() {
     return ::epoll_ctl(to, EPOLL_CTL_ADD, descriptor, &event) == 0;
   };
   if (deaths_ < 0 || both < 0 || !add(both, descriptor_, 0) || !add(both, deaths_, 0)) {
+    const int error = errno;
+    for (const int opened : {both, std::exchange(deaths_, -1)}) {
+      if (opened >= 0) ::close(opened);
+    }
     throw TransportError({.rank = rank_,
                           .operation = "join",
-                          .reason = std::string("cannot watch the ranks of this machine: ") + std::strerror(errno)});
+                          .reason = std::string("cannot watch the ranks of this machine: ") + std::strerror(error)});
   }
   for (Worker::Peer& peer : worker_->peers) {
     if (peer.watch >= 0) add(deaths_, peer.watch, peer.rank);
@@ -217,6 +244,7 @@ bool UcxDriver::find_deaths() {
   const int found = ::epoll_wait(deaths_, events.data(), static_cast<int>(events.size()), 0);
   for (int i = 0; i < found; ++i) {
     Worker::Peer& peer = worker_->peers[events[static_cast<std::size_t>(i)].data.u64];
+    ::epoll_ctl(deaths_, EPOLL_CTL_DEL, peer.watch, nullptr);  // a forked child may hold a copy
     ::close(std::exchange(peer.watch, -1));
     dead_.push_back(peer.rank);
   }
@@ -229,6 +257,7 @@ void UcxDriver::send(Rank to, const Envelope& envelope, ConstBytes bytes, Pendin
   param.flags = UCP_AM_SEND_FLAG_COPY_HEADER;
   param.cb.send = &Worker::on_sent;
   param.user_data = &pending;
+  if (worker_->peers[to].data == nullptr) return;  // it was dead from the beginning, which is about to be told
   void* const request = ucp_am_send_nbx(worker_->peers[to].data, kDataId, &envelope, sizeof envelope, bytes.data(),
                                         bytes.size(), &param);
   if (request == nullptr) {

@@ -57,6 +57,7 @@ class UcxDriver final : public Driver {
   Incoming* make_incoming();
   void recycle(Incoming* incoming);
   void peer_broke(Rank peer, std::string reason) { broken_.emplace_back(peer, std::move(reason)); }
+  void open(const UcxOptions& options);
   void watch_processes();
   bool find_deaths();
 

@@ -18,6 +18,7 @@ from telegrad.comm.rendezvous import Exchange, check_interface, find_peers
 from telegrad.comm.reports import report_folder, report_on_signal
 from telegrad.comm.tensors import address, empty_like, movable, reducible
 from telegrad.comm.work import Work, check_timeout
+from telegrad.errors import TransportError
 from telegrad.stream import SparseStream
 
 _DTYPES = {"f32": _core.DType.f32, "bf16": _core.DType.bf16}
@@ -37,6 +38,7 @@ class Communicator:
         self._core = core
         self._process = os.getpid()
         self._closed = False
+        self._over = False  # it has failed: what is called from now on never reaches the network
         self._lock = threading.Lock()
         self._in_flight: deque[tuple[_core.Request, Any]] = deque()  # with the tensors that the network may touch
         lifetime.opened(self)
@@ -54,10 +56,10 @@ class Communicator:
         """Joins the ranks of a torch process group (``None``: the whole job), which all call this.
 
         Works inside ``torchrun``, whether or not ``torch.distributed`` is initialised, on any number of nodes.
-        ``timeout_s`` bounds each operation; ``liveness_timeout_s`` says after how long a silent process is dead
-        (``None``: never, for debuggers); ``interface`` names the network interface; ``join_timeout_s`` bounds the
-        wait for peers. Raises ``RendezvousError`` if no peers are found, ``ImportError`` without torch or UCX,
-        ``ValueError`` for bad arguments.
+        ``timeout_s`` bounds each operation; ``liveness_timeout_s``, the same on all ranks, says after how long a silent
+        process is dead (``None``: never, for debuggers); ``interface`` names the network interface; ``join_timeout_s``
+        bounds the wait for peers. Raises ``RendezvousError`` if no peers are found, ``TransportError`` if one fails
+        meanwhile, ``ImportError`` without torch or UCX, ``ValueError`` for bad arguments.
         """
         _check_options(timeout_s, liveness_timeout_s, interface)
         check_timeout(join_timeout_s, "join_timeout_s")
@@ -335,21 +337,27 @@ class Communicator:
         return finish(request)
 
     def _work(self, request: _core.Request, operation: str, held: Any, finish: Callable[[_core.Request], Any]) -> Work:
-        self._hold(request, held)
+        if not self._over:
+            self._hold(request, held)
         return Work(request, operation, self._core.rank, finish)
 
     def _block(self, request: _core.Request, held: Any) -> None:
         try:
             request.wait()
-        except BaseException:  # also Ctrl-C: the network may still use the tensors
-            self._hold(request, held)
+        except BaseException as error:  # also Ctrl-C: the network may still use the tensors
+            if not self._over:
+                self._hold(request, held)
+            self._over = self._over or isinstance(error, TransportError)
             raise
 
     def _hold(self, request: _core.Request, held: Any) -> None:
         """Keeps tensors alive until their request succeeded; those of a failed one until close()."""
         with self._lock:
             flying = self._in_flight
-            while flying and flying[0][0].done() and _succeeded(flying[0][0]):
+            while flying and flying[0][0].done():
+                if not _succeeded(flying[0][0]):
+                    self._over = True
+                    break
                 flying.popleft()
             flying.append((request, held))
 

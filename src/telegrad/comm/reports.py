@@ -22,13 +22,18 @@ SIGNAL = "TELEGRAD_REPORT_SIGNAL"
 
 def report_folder() -> str:
     """The folder that reports are written to: ``TELEGRAD_REPORT_DIR``, else one of this user in the system's temporary
-    folder. Empty, after a warning, if that name belongs to somebody else."""
-    if chosen := os.environ.get(FOLDER):
-        return chosen
-    folder = os.path.join(tempfile.gettempdir(), f"telegrad-reports-{os.getuid()}")
+    folder. It is made here, so that nobody else can do so later. Empty, after a warning, if it cannot be used."""
+    chosen = os.environ.get(FOLDER)
+    folder = chosen or os.path.join(tempfile.gettempdir(), f"telegrad-reports-{os.getuid()}")
     try:
+        os.makedirs(folder, 0o700, exist_ok=True)
         status = os.lstat(folder)
-    except FileNotFoundError:
+    except OSError as error:
+        warnings.warn(
+            f"hanging operations leave no reports, set {FOLDER} to a folder that can be made: {error}", stacklevel=2
+        )
+        return ""
+    if chosen:
         return folder
     if stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid() and not status.st_mode & 0o022:
         return folder
@@ -41,15 +46,15 @@ def report_folder() -> str:
 
 
 def report_signal() -> signal.Signals | None:
-    """The signal that asks for reports; None if the user wants none. Raises ``ValueError`` for one that does not exist
-    or cannot be caught."""
+    """The signal that asks for reports; None if the user wants none. Raises ``ValueError`` for one that means
+    something else."""
     name = os.environ.get(SIGNAL) or "SIGUSR1"
     if name.lower() == "none":
         return None
     known = {member.name: member for member in signal.Signals}
     chosen = known.get(name.upper()) or known.get(f"SIG{name.upper()}")
-    if chosen is None or chosen in (signal.SIGKILL, signal.SIGSTOP):
-        raise ValueError(f"{SIGNAL}={name!r} is no signal that can be caught: use SIGUSR1, SIGUSR2 or none")
+    if chosen is None or not (chosen in (signal.SIGUSR1, signal.SIGUSR2) or chosen >= signal.SIGRTMIN):
+        raise ValueError(f"{SIGNAL}={name!r} has another meaning: use SIGUSR1, SIGUSR2, SIGRTMIN or none")
     return chosen
 
 
