@@ -138,19 +138,16 @@ void Session::hear_abort(const Control& control) {
     return;
   }
   if (!agreement_) agreement_.emplace(size(), rank());
-  agreement_->add(control.source, {.kind = control.failure,
-                                   .origin = control.origin,
-                                   .culprit = control.culprit,
-                                   .sequence = control.sequence,
-                                   .reason = control.reason,
-                                   .called = control.called,
-                                   .first_call = control.first_call,
-                                   .calls = control.calls});
   Statement adopted{.kind = control.failure,
                     .origin = control.origin,
                     .culprit = control.culprit,
                     .sequence = control.sequence,
                     .reason = control.reason};
+  Statement theirs = adopted;
+  theirs.called = control.called;
+  theirs.first_call = control.first_call;
+  theirs.calls = control.calls;
+  agreement_->add(control.source, std::move(theirs));
   if (control.failure == FailureKind::mismatched_call) {
     dispute(std::move(adopted));
   } else {

@@ -13,6 +13,7 @@
 #include <utility>
 
 #include "base/check.hpp"
+#include "drivers/ucx/control_wire.hpp"
 #include "drivers/ucx/process_identity.hpp"
 
 namespace telegrad {
@@ -21,21 +22,6 @@ namespace {
 constexpr unsigned kDataId = 1;
 constexpr unsigned kControlId = 2;
 constexpr double kShutDownMost_s = 0.25;  // a peer that has gone first never answers
-
-struct ControlHeader {
-  std::uint8_t kind;
-  std::uint8_t failure;
-  std::uint16_t calls;  // they come first in the payload, then the reason
-  std::uint32_t source;
-  std::uint32_t origin;
-  std::uint32_t culprit;
-  std::uint32_t epoch;
-  std::uint32_t wire_version;
-  std::uint32_t sequence;
-  std::uint32_t called;
-  std::uint32_t first_call;
-  std::uint32_t endianness;
-};
 
 void check_ucx(ucs_status_t status, Rank rank, const std::string& call) {
   if (status == UCS_OK) return;
@@ -270,22 +256,8 @@ void UcxDriver::send(Rank to, const Envelope& envelope, ConstBytes bytes, Pendin
 void UcxDriver::send_control(Rank to, const Control& control) {
   Worker::Peer& peer = worker_->peers[to];
   if (peer.broken) return;
-  const ControlHeader header{.kind = static_cast<std::uint8_t>(control.kind),
-                             .failure = static_cast<std::uint8_t>(control.failure),
-                             .calls = static_cast<std::uint16_t>(control.calls.size()),
-                             .source = control.source,
-                             .origin = control.origin,
-                             .culprit = control.culprit,
-                             .epoch = control.epoch,
-                             .wire_version = control.wire_version,
-                             .sequence = control.sequence,
-                             .called = control.called,
-                             .first_call = control.first_call,
-                             .endianness = control.endianness};
-  TELEGRAD_CHECK(control.calls.size() <= Control::kCallsMost && control.reason.size() <= Control::kReasonMost);
-  auto payload = std::make_unique<std::string>(reinterpret_cast<const char*>(control.calls.data()),
-                                               control.calls.size() * sizeof(Call));
-  *payload += control.reason;
+  const ControlHeader header = header_of(control);
+  auto payload = std::make_unique<std::string>(payload_of(control));
   ucp_request_param_t param{};
   param.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA | UCP_OP_ATTR_FIELD_FLAGS;
   param.flags = UCP_AM_SEND_FLAG_COPY_HEADER | UCP_AM_SEND_FLAG_EAGER;
@@ -351,34 +323,15 @@ ucs_status_t UcxDriver::Worker::on_control(void* self, const void* header, std::
   auto& driver = *static_cast<UcxDriver*>(self);
   const bool rendezvous = (param->recv_attr & UCP_AM_RECV_ATTR_FLAG_RNDV) != 0;
   if (driver.sink_ == nullptr) return UCS_OK;
-  ControlHeader wire{};
-  const bool whole = !rendezvous && header_length == sizeof wire;
-  if (whole) std::memcpy(&wire, header, sizeof wire);
-  const std::size_t calls_bytes = wire.calls * sizeof(Call);
-  const auto known = [](std::uint8_t value, std::uint8_t last) { return value >= 1 && value <= last; };
-  if (!whole || wire.calls > Control::kCallsMost || length < calls_bytes ||
-      length - calls_bytes > Control::kReasonMost ||
-      !known(wire.kind, static_cast<std::uint8_t>(ControlKind::call)) ||
-      !known(wire.failure, static_cast<std::uint8_t>(FailureKind::mismatched_call))) {
+  const ConstBytes header_bytes(static_cast<const std::byte*>(header), header_length);
+  const ConstBytes payload(static_cast<const std::byte*>(data), rendezvous ? 0 : length);
+  const auto control = rendezvous ? std::nullopt : decode_control(header_bytes, payload);
+  if (!control) {
     driver.sink_->on_damage("a control message of " + std::to_string(header_length) + " + " + std::to_string(length) +
                             " bytes that no telegrad of this version sends: install the same telegrad on all hosts");
     return UCS_OK;
   }
-  Control control{.kind = static_cast<ControlKind>(wire.kind),
-                  .failure = static_cast<FailureKind>(wire.failure),
-                  .source = wire.source,
-                  .origin = wire.origin,
-                  .culprit = wire.culprit,
-                  .epoch = wire.epoch,
-                  .wire_version = wire.wire_version,
-                  .sequence = wire.sequence,
-                  .called = wire.called,
-                  .first_call = wire.first_call,
-                  .endianness = wire.endianness};
-  control.calls.resize(wire.calls);
-  if (calls_bytes != 0) std::memcpy(control.calls.data(), data, calls_bytes);
-  if (length > calls_bytes) control.reason.assign(static_cast<const char*>(data) + calls_bytes, length - calls_bytes);
-  driver.sink_->on_control(control);
+  driver.sink_->on_control(*control);
   return UCS_OK;
 }
 
