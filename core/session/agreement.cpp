@@ -86,7 +86,7 @@ std::optional<Agreement::Verdict> Agreement::mismatch() const {
     for (const auto& [call, ranks] : groups) {
       text += (text.empty() ? "" : ", ") + list_of(ranks) + " called " + describe(call);
     }
-    return Verdict{FailureKind::mismatched_call, culprit, sequence, 
+    return Verdict{FailureKind::mismatched_call, culprit, sequence,
                    "the ranks called different things as operation " + std::to_string(sequence) + ": " + text};
   }
   if (told == nullptr) return std::nullopt;

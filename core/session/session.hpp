@@ -122,6 +122,7 @@ class Session final : public EventSink {
   void freeze_from(std::uint32_t sequence);
   void freeze_all();
   void put_away_frozen();
+  const Job* job_of(std::uint32_t sequence) const;  // running or in quarantine; null: neither
   const Call* call_of(std::uint32_t sequence) const;
   void say(Statement mine);
   void say_if_called();

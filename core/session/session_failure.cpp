@@ -79,10 +79,7 @@ void Session::say_if_called() {
 }
 
 const Call* Session::call_of(std::uint32_t sequence) const {
-  if (const auto job = jobs_.find(sequence); job != jobs_.end()) return &job->second->call();
-  for (const auto& job : quarantine_) {
-    if (job->sequence() == sequence) return &job->call();
-  }
+  if (const Job* const job = job_of(sequence)) return &job->call();
   for (const auto& [refused, request] : refused_) {
     if (refused == sequence) return &request->call();
   }
@@ -178,7 +175,7 @@ void Session::conclude() {
                   .pid = identity.pid,
                   .sequence = verdict.sequence,
                   .reason = verdict.reason};
-  failure_ = failure;
+  failure_ = failure;  // what timed_out_() writes holds it
   if (failure.kind == FailureKind::timeout && timed_out_) {
     failure.reason += timed_out_();
     failure_ = failure;

@@ -18,7 +18,7 @@ from typing import Any
 from telegrad.bench.fault_judge import LEFT, Seen, Verdict, Violation, judge
 from telegrad.bench.fault_trials import Options, Trial, draw
 from telegrad.bench.networks import open_network
-from telegrad.launch import RankExit, Ranks, RanksTimedOut
+from telegrad.launch import SINGLE_THREADED, RankExit, Ranks, RanksTimedOut
 
 TRIAL_LIMIT_S = 30.0
 """A rank that is not done by then hangs; starting the processes takes some seconds of it, liveness comes on top."""
@@ -26,7 +26,6 @@ TRIAL_LIMIT_S = 30.0
 _SHARED_MEMORY = Path("/dev/shm")
 _MARK = "TELEGRAD_FAULT_TRIAL"
 _LISTEN_S = 0.2
-_SINGLE_THREADED = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 
 
 class Stopped(Exception):  # noqa: N818
@@ -92,7 +91,7 @@ def run_trial(trial: Trial, options: Options, stop: threading.Event | None = Non
             trial.size,
             timeout_s=TRIAL_LIMIT_S + 2 * trial.liveness_timeout_s,
             arguments=[str(trial.seed), options.to_json()],
-            environment={**_SINGLE_THREADED, **network.environment, _MARK: mark, "TELEGRAD_REPORT_DIR": folder},
+            environment={**SINGLE_THREADED, **network.environment, _MARK: mark, "TELEGRAD_REPORT_DIR": folder},
             on_line=take,
         ) as ranks,
     ):

@@ -11,12 +11,9 @@ from pathlib import Path
 from telegrad.bench.networks import open_network
 from telegrad.bench.plan import Measured, Plan
 from telegrad.bench.registry import BENCHMARKS
-from telegrad.launch import Ranks
+from telegrad.launch import SINGLE_THREADED, Ranks
 
 Row = dict[str, object]
-
-# One thread per rank computes; more would only fight for cores.
-_SINGLE_THREADED = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 
 
 def why_without_peer(peer: str) -> str | None:
@@ -50,7 +47,7 @@ def run(plan: Plan, *, timeout_s: float, on_measured: Callable[[Measured], None]
             plan.ranks,
             timeout_s=timeout_s,
             arguments=[plan.to_json()],
-            environment={**_SINGLE_THREADED, **network.environment},
+            environment={**SINGLE_THREADED, **network.environment},
             prefix_of=network.prefix_of,
             on_line=take,
         ) as ranks:

@@ -18,6 +18,7 @@ from telegrad.bench.runner import Row, count_of, rows_of, run, why_without_peer
 from telegrad.cli.bench_checks import checks
 from telegrad.cli.bench_errors import errors
 from telegrad.cli.bench_faults import faults
+from telegrad.cli.outputs import check_folder_of
 from telegrad.launch import LaunchError
 from telegrad.report.allreduce import duration, plot, table_of
 
@@ -73,9 +74,8 @@ def allreduce(
     console = Console()
     benchmark = BENCHMARKS["allreduce"]
     networks, byte_sizes, chosen = _checked(network, sizes, algorithms, benchmark.algorithms)
-    for path, option in ((json_file, "--json"), (plot_file, "--plot")):
-        if path is not None and not path.parent.is_dir():
-            raise typer.BadParameter(f"the folder {path.parent} does not exist: make it first", param_hint=option)
+    check_folder_of(json_file, "--json")
+    check_folder_of(plot_file, "--plot")
     try:
         peerless = why_without_peer(peer)
     except ValueError as error:

@@ -15,6 +15,7 @@ from telegrad.bench.checks import Row, run_pairs
 from telegrad.bench.machine import describe_machine
 from telegrad.bench.networks import check_network
 from telegrad.bench.plan import Plan, size_of, text_of
+from telegrad.cli.outputs import check_folder_of
 from telegrad.launch import LaunchError
 from telegrad.report.allreduce import duration
 
@@ -43,8 +44,7 @@ def checks(
         byte_sizes = tuple(size_of(size) for size in sizes.split(","))
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
-    if json_file is not None and not json_file.parent.is_dir():
-        raise typer.BadParameter(f"the folder {json_file.parent} does not exist: make it first", param_hint="--json")
+    check_folder_of(json_file, "--json")
     rows: list[Row] = []
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True) as progress:

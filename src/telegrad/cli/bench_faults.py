@@ -15,6 +15,7 @@ from telegrad.bench.fault_judge import Seen, Verdict
 from telegrad.bench.fault_runs import run_trials
 from telegrad.bench.fault_trials import KINDS, LIVENESS_TIMEOUT_S, Options
 from telegrad.bench.machine import describe_machine
+from telegrad.cli.outputs import check_folder_of
 from telegrad.report.faults import failed, plot, summary, table_of
 
 _SEEDS_APART = 1_000_000
@@ -52,9 +53,8 @@ def faults(
     """
     console = Console()
     options = _checked(ranks, network, kinds, liveness)
-    for path, option in ((json_file, "--json"), (plot_file, "--plot")):
-        if path is not None and not path.parent.is_dir():
-            raise typer.BadParameter(f"the folder {path.parent} does not exist: make it first", param_hint=option)
+    check_folder_of(json_file, "--json")
+    check_folder_of(plot_file, "--plot")
     machine = describe_machine()
     seeds = [only] if only is not None else [seed * _SEEDS_APART + number for number in range(trials)]
     seeds = [seed for seed in seeds for _ in range(repeat)]

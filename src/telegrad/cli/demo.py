@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from telegrad.bench.netlab import NetlabError, parse_rate, why_unavailable
+from telegrad.cli.interrupts import sigterm_as_interrupt
 from telegrad.demo.job import LOOPBACK, Place, open_place, train
 from telegrad.demo.results import RunResult, as_json
 from telegrad.demo.settings import RUNS, ModelSize, Settings
@@ -97,7 +98,7 @@ def demo(
     _check_outputs(out, json_file)
     size = ModelSize(width=width, layers=layers, heads=width // _HEAD_WIDTH, context=context)
     with (
-        _sigterm_as_interrupt(),
+        sigterm_as_interrupt(),
         _explained_failures(console),
         tempfile.TemporaryDirectory(prefix="telegrad-demo-") as folder,
         _place(console, network, ranks) as place,
@@ -233,17 +234,3 @@ def _explained_failures(console: Console) -> Iterator[None]:
     except KeyboardInterrupt as interrupt:
         console.print("[yellow]interrupted; all ranks are stopped[/]")
         raise typer.Exit(130) from interrupt
-
-
-@contextlib.contextmanager
-def _sigterm_as_interrupt() -> Iterator[None]:
-    """SIGTERM ends the command like Ctrl-C does, ranks and namespaces included."""
-
-    def interrupt(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)

@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from telegrad.cli.outputs import check_folder_of
 from telegrad.report import flight_recorder
 from telegrad.report.hang import Verdict, told_seconds, verdicts
 from telegrad.report.hang_files import default_folder, find
@@ -60,8 +61,7 @@ def report(
         console.width = max(console.width, _WIDTH_OF_FILES)
     errors = Console(stderr=True, soft_wrap=True, highlight=False)
     places = folders or [default_folder()]
-    if plot_file is not None and not plot_file.parent.is_dir():
-        raise typer.BadParameter(f"the folder {plot_file.parent} does not exist: make it first", param_hint="--plot")
+    check_folder_of(plot_file, "--plot")
     try:
         found = find(places)
     except OSError as error:

@@ -64,5 +64,5 @@ def report_on_signal() -> None:
     A handler that was there before still runs; one that is installed later replaces ours.
     """
     chosen = report_signal()
-    if chosen is not None and hasattr(_core, "report_on_signal"):
+    if chosen is not None:
         _core.report_on_signal(chosen)

@@ -11,12 +11,11 @@ from dataclasses import dataclass
 from telegrad.bench.netlab import INTERFACE, Netlab
 from telegrad.demo.results import RunResult
 from telegrad.demo.settings import Settings
-from telegrad.launch import Ranks
+from telegrad.launch import SINGLE_THREADED, Ranks
 
 LOOPBACK = "loopback"
 
 _PORT = 29500
-_SINGLE_THREADED = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 
 
 @dataclass(frozen=True)
@@ -33,7 +32,7 @@ class Place:
     def environment(self) -> Mapping[str, str]:
         """Gloo and telegrad over TCP on the same interface, and one computing thread per rank."""
         return {
-            **_SINGLE_THREADED,
+            **SINGLE_THREADED,
             "GLOO_SOCKET_IFNAME": self.interface,
             "UCX_TLS": "tcp,self",
             "UCX_NET_DEVICES": self.interface,

@@ -13,6 +13,7 @@ and dense warm-up included; the first broadcast of the weights and the validatio
 from __future__ import annotations
 
 import json
+import os
 import signal
 import sys
 import time
@@ -39,6 +40,10 @@ def main(settings_json: str) -> None:
         _Trainer(settings).train()
     finally:
         dist.destroy_process_group()
+    # All is said and closed. Finalising the interpreter could still abort the process: one of torch's threads that asks
+    # for Python's lock then is ended in the middle of C++ code that must not be unwound.
+    sys.stdout.flush()
+    os._exit(0)
 
 
 def sent_bytes(interface: str) -> int:

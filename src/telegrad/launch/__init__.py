@@ -5,6 +5,15 @@
 """
 
 from telegrad.launch.joining import join, rank_and_size
-from telegrad.launch.ranks import LaunchError, RankExit, RankFailed, Ranks, RanksTimedOut
+from telegrad.launch.ranks import SINGLE_THREADED, LaunchError, RankExit, RankFailed, Ranks, RanksTimedOut
 
-__all__ = ["LaunchError", "RankExit", "RankFailed", "Ranks", "RanksTimedOut", "join", "rank_and_size"]
+__all__ = [
+    "SINGLE_THREADED",
+    "LaunchError",
+    "RankExit",
+    "RankFailed",
+    "Ranks",
+    "RanksTimedOut",
+    "join",
+    "rank_and_size",
+]

@@ -22,6 +22,9 @@ from typing import IO, Self
 from telegrad.launch.exchange import ExchangeServer
 from telegrad.launch.joining import EXCHANGE, LAUNCHER, RANK, WORLD_SIZE
 
+SINGLE_THREADED = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+"""An environment for ranks that share their cores: more threads would only fight for them."""
+
 _RANK_MAIN = "telegrad.launch.rank_main"
 _KEPT_STDERR_BYTES = 32 << 10
 _LONGEST_LINE_BYTES = 1 << 20

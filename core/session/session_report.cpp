@@ -1,0 +1,49 @@
+// What a session tells of itself.
+#include <algorithm>
+
+#include "session/job.hpp"
+
+namespace telegrad {
+
+const Session::Job* Session::job_of(std::uint32_t sequence) const {
+  if (const auto running = jobs_.find(sequence); running != jobs_.end()) return running->second.get();
+  const auto kept = std::ranges::find_if(quarantine_, [&](const auto& job) { return job->sequence() == sequence; });
+  return kept == quarantine_.end() ? nullptr : kept->get();
+}
+
+SessionReport Session::report(double now_s) const {
+  SessionReport report{.rank = rank(),
+                       .size = size(),
+                       .epoch = options_.epoch,
+                       .now_s = now_s,
+                       .timeout_s = options_.timeout_s,
+                       .liveness_timeout_s = options_.liveness_timeout_s,
+                       .called = next_sequence_,
+                       .completed = completed_,
+                       .failure = failure_};
+  for (Rank rank_of_peer = 0; rank_of_peer < size(); ++rank_of_peer) {
+    if (rank_of_peer == rank()) continue;
+    const Peer& peer = peers_[rank_of_peer];
+    const PeerIdentity identity = driver_.identity(rank_of_peer);
+    const bool lost = (peer.failed && !peer.said_goodbye) || (agreement_ && agreement_->is_lost(rank_of_peer));
+    report.peers.push_back({.rank = rank_of_peer,
+                            .host = identity.host,
+                            .pid = identity.pid,
+                            .state = lost ? "failed" : peer.parted ? "closed" : "alive",
+                            .called = peer.called,
+                            .heard_s_ago = now_s - peer.heard_s});
+  }
+  for (std::uint32_t sequence = next_sequence_ - History::kLength; sequence != next_sequence_; ++sequence) {
+    const History::Entry* const entry = history_.find(sequence);
+    if (entry == nullptr) continue;
+    SessionReport::Operation operation{.entry = *entry};
+    if (const Job* const job = job_of(sequence)) {
+      operation.waits_for = job->waits_for();
+      operation.sends_to = job->sends_to();
+    }
+    report.operations.push_back(std::move(operation));
+  }
+  return report;
+}
+
+}  // namespace telegrad
