@@ -12,6 +12,9 @@ namespace telegrad {
 
 class Buffer {
  public:
+  /// What a size-only simulation keeps of a message.
+  static constexpr std::size_t kHeadBytes = 64;
+
   Buffer() = default;
   /// `size` bytes from the process-wide pool; throws std::bad_alloc.
   explicit Buffer(std::size_t size);
