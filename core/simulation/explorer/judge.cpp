@@ -205,7 +205,9 @@ class Judge {
   void look_at_failure(Rank rank, std::size_t index, const Failure& failure) {
     const std::string where = name_of_call(rank, index) + ": ";
     if (failure.rank != rank) find(Sort::wrong_error, where + "reported by another rank: " + text_of(failure));
-    if (failure.sequence != index) find(Sort::wrong_error, where + "under another number: " + text_of(failure));
+    // A call that comes after the verdict is refused without a number of its own.
+    const bool numbered = seen_.ranks[rank].calls[index].began_s != kNever_s;
+    if (numbered && failure.sequence != index) find(Sort::wrong_error, where + "under another number: " + text_of(failure));
     if (rank != blame_.exempt) look_at_blame(where, failure);
   }
 

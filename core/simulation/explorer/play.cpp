@@ -13,7 +13,8 @@ namespace telegrad::explorer {
 namespace {
 
 SimulationOptions options_of(const Program& program) {
-  return {.costs = program.costs, .seed = program.seed, .session = program.session, .clocks = true};
+  return {.costs = program.costs, .seed = program.seed, .session = program.session, .clocks = true,
+          .faults = program.faults};
 }
 
 template <class V>
@@ -107,23 +108,24 @@ class Play {
     if (call.failure && !program_.persists) caller.stopped = true;
     go_on(rank);
     const bool through = !caller.stopped && caller.next == caller.requests.size() && caller.in_flight == 0;
-    if (through && !call.failure && program_.parts) simulation_.session(rank).part();
+    if (through && !call.failure && program_.parts) simulation_.act(rank, [](Session& session) { session.part(); });
   }
 
   // Its program gives up, or closes the communicator before the others do.
   void act() {
     const Rank rank = program_.culprit;
     ranks_[rank].stopped = true;
-    if (program_.trouble == Trouble::close) {
-      simulation_.session(rank).part();
-    } else {
-      simulation_.session(rank).fail({.kind = FailureKind::transport,
-                                      .rank = rank,
-                                      .peer = rank,
-                                      .operation = "abort",
-                                      .reason = "the program gave up"});
-    }
-    simulation_.network().set_alarm(rank, simulation_.now_s());  // so that the session is looked at
+    simulation_.act(rank, [closes = program_.trouble == Trouble::close](Session& session) {
+      if (closes) {
+        session.part();
+        return;
+      }
+      session.fail({.kind = FailureKind::transport,
+                    .rank = session.rank(),
+                    .peer = session.rank(),
+                    .operation = "abort",
+                    .reason = "the program gave up"});
+    });
   }
 
   RequestPtr make_request(Rank rank, std::size_t index) {
@@ -200,6 +202,8 @@ class Play {
     seen_.trace_text = simulation_.network().trace_text();
     for (Rank rank = 0; rank < program_.size; ++rank) {
       SeenRank& seen = seen_.ranks[rank];
+      seen.died = simulation_.died(rank);
+      seen.frozen = simulation_.frozen(rank);
       seen.verdict = simulation_.session(rank).failure();
       seen.failing = simulation_.session(rank).failing();
       for (std::size_t i = 0; i < seen.calls.size(); ++i) {

@@ -64,19 +64,33 @@ std::array<Trouble, deck_size()> make_deck() {
   return deck;
 }
 
-SimCosts draw_costs(Chance& chance) {
+SimCosts draw_costs(Chance& chance, Rank size) {
   SimCosts costs;
   costs.alpha_s = chance.magnitude(1e-7, 1e-4);
   costs.beta_s_per_byte = chance.happens(0.1) ? 0.0 : chance.magnitude(1e-11, 1e-8);
+  if (chance.happens(0.2)) costs.beta_exchange_s_per_byte = costs.beta_s_per_byte * chance.between(1.0, 2.0);
   if (chance.happens(0.5)) costs.gamma_s_per_byte = chance.magnitude(1e-11, 1e-8);
   if (chance.happens(0.6)) costs.jitter = chance.magnitude(0.01, 10.0);
+  if (chance.happens(0.3)) costs.compute_noise = chance.magnitude(0.01, 2.0);
+  if (chance.happens(0.3)) costs.start_noise_s = costs.alpha_s * chance.magnitude(0.1, 30.0);
+  if (size > 2 && chance.happens(0.25)) {
+    costs.ranks_per_node = chance.integer<Rank>(2, std::min<Rank>(size, 8));
+    costs.node_alpha_s = costs.alpha_s * chance.magnitude(0.05, 1.0);
+    costs.node_beta_s_per_byte = costs.beta_s_per_byte * chance.magnitude(0.05, 1.0);
+    costs.oversubscription = chance.between(1.0, costs.ranks_per_node);
+  }
   return costs;
 }
 
 // Of one message of no bytes, at most.
 double latency_s(const SimCosts& costs) { return costs.alpha_s * (1.0 + costs.jitter); }
 
-double byte_s(const SimCosts& costs) { return costs.beta_s_per_byte + costs.gamma_s_per_byte; }
+// Of one byte in all that it passes, at most.
+double byte_s(const SimCosts& costs) {
+  const double beta = std::max(costs.beta_s_per_byte, costs.beta_exchange_s_per_byte);
+  const double uplinks = costs.ranks_per_node > 1 ? 2.0 * costs.beta_s_per_byte * costs.oversubscription : 0.0;
+  return beta + uplinks + costs.gamma_s_per_byte * (1.0 + costs.compute_noise);
+}
 
 // `net_s`: what the network and the processors need at most; `all_s`: with what ranks spend on their own affairs.
 SessionOptions draw_session(Chance& chance, Trouble trouble, double net_s, double all_s) {
@@ -175,7 +189,7 @@ Program draw(std::uint64_t seed, Rank first_ranks, Rank last_ranks) {
   Program program{.seed = seed, .trouble = trouble_of(seed)};
   const double span = static_cast<double>(last_ranks - first_ranks) + 1.0;
   program.size = first_ranks + static_cast<Rank>(span * std::pow(chance.between(0.0, 1.0), 3.0));
-  program.costs = draw_costs(chance);
+  program.costs = draw_costs(chance, program.size);
   program.culprit = chance.integer<Rank>(0, program.size - 1);
 
   std::size_t at = 0;
@@ -195,7 +209,8 @@ Program draw(std::uint64_t seed, Rank first_ranks, Rank last_ranks) {
   for (const PlannedCall& call : usual) {
     const Effort effort = effort_of(call, program.size);
     total.messages += effort.messages;
-    total.time_s += (2.0 * effort.messages + 4.0) * latency_s(program.costs) + 3.0 * effort.bytes * byte_s(program.costs);
+    total.time_s += (2.0 * effort.messages + 4.0) * latency_s(program.costs) +
+                    3.0 * effort.bytes * byte_s(program.costs) + program.costs.start_noise_s;
   }
   // A program that is busy with its own affairs for longer than liveness_timeout_s is none the less alive. Rarely:
   // heartbeats are many.

@@ -58,8 +58,12 @@ std::string describe(const Program& program) {
   for (const SimFault& fault : program.faults) append_fault(text, fault);
   if (program.trouble == Trouble::abort || program.trouble == Trouble::close) append(text, " at %.4g s", program.act_s);
   const SimCosts& costs = program.costs;
-  append(text, "\nalpha %.4g s, beta %.4g s/byte, gamma %.4g s/byte, jitter %.3g", costs.alpha_s, costs.beta_s_per_byte,
-         costs.gamma_s_per_byte, costs.jitter);
+  append(text, "\nalpha %.4g s, beta %.4g s/byte (exchange %.4g), gamma %.4g s/byte (noise %.3g), jitter %.3g",
+         costs.alpha_s, costs.beta_s_per_byte, costs.beta_exchange_s_per_byte, costs.gamma_s_per_byte,
+         costs.compute_noise, costs.jitter);
+  append(text, "\nstart noise %.4g s, %u ranks per node (alpha %.4g s, beta %.4g s/byte), oversubscription %.3g",
+         costs.start_noise_s, costs.ranks_per_node, costs.node_alpha_s, costs.node_beta_s_per_byte,
+         costs.oversubscription);
   const SessionOptions& session = program.session;
   append(text, "\ntimeout %.4g s, liveness %.4g s, heartbeat %.4g s, agreement %.4g s, dispute %.4g s, probe %.4g s",
          session.timeout_s, session.liveness_timeout_s.value_or(0.0), session.heartbeat_s, session.agreement_s,
