@@ -214,8 +214,8 @@ Program draw(std::uint64_t seed, Rank first_ranks, Rank last_ranks) {
   }
   // A program that is busy with its own affairs for longer than liveness_timeout_s is none the less alive. Rarely:
   // heartbeats are many.
-  const bool dreams = program.size <= 12 && chance.happens(0.06);
-  const double think_s = dreams ? total.time_s * chance.between(10.0, 30.0)
+  const bool dreams = program.size <= 12 && chance.happens(0.08);
+  const double think_s = dreams ? total.time_s * chance.between(20.0, 60.0)
                                 : chance.happens(0.5) ? 0.0 : total.time_s * chance.magnitude(0.001, 0.5);
   const auto most = static_cast<std::uint32_t>(usual.size() + 1);
   const bool all_at_once = chance.happens(0.3);
