@@ -1,6 +1,7 @@
 #include "simulation/simulation.hpp"
 
 #include <algorithm>
+#include <optional>
 #include <utility>
 
 #include "drivers/sim/sim_driver.hpp"
@@ -8,7 +9,8 @@
 namespace telegrad {
 
 Simulation::Simulation(Rank size, SimulationOptions options)
-    : network_(size, options.costs, options.seed), clocks_(options.clocks), ranks_(size) {
+    : network_(size, options.costs, options.seed), clocks_(options.clocks), size_only_(options.size_only),
+      ranks_(size) {
   for (Rank rank = 0; rank < size; ++rank) {
     ranks_[rank].session = std::make_unique<Session>(network_.driver(rank), options.session);
   }
@@ -34,6 +36,8 @@ void Simulation::begin_all(const std::function<RequestPtr(Rank)>& make, double a
 }
 
 Outcome Simulation::run(double until_s) {
+  std::optional<SizeOnly> size_only;
+  if (size_only_) size_only.emplace();
   while (unfinished_ > 0) {
     const auto happened = network_.step(until_s);
     if (!happened) break;

@@ -21,6 +21,9 @@ struct SimulationOptions {
   /// Join, heartbeats, time-outs and liveness, as an engine would drive them. Without them an operation that cannot go
   /// on is not timed out but found out: nothing is left to happen.
   bool clocks = false;
+  /// Messages carry their size, and of a payload only the first Buffer::kHeadBytes, and those only into buffers that the
+  /// session makes; work takes its time but is not run. Memory that callers pass need not be there.
+  bool size_only = false;
 };
 
 /// What run() found.
@@ -74,6 +77,7 @@ class Simulation {
 
   SimNetwork network_;  // before the sessions, which lie on it
   bool clocks_;
+  bool size_only_;
   std::vector<Participant> ranks_;
   std::vector<Rank> touched_;
   std::size_t unfinished_ = 0;
