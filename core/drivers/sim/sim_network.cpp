@@ -11,7 +11,6 @@ namespace telegrad {
 
 SimNetwork::SimNetwork(Rank size, SimNetworkOptions options)
     : random_(options.seed),
-      size_only_(options.size_only),
       ports_(size, options.costs),
       ends_(size),
       keeps_control_order_(options.costs.jitter > 0.0 || !options.faults.empty()) {
@@ -215,16 +214,19 @@ void SimNetwork::announce(Message& message) {
 }
 
 void SimNetwork::accept(Message& message, Bytes into, Pending& pending) {
-  TELEGRAD_CHECK(into.size() == message.envelope.length);
+  TELEGRAD_CHECK(into.size() == message.envelope.length || (SizeOnly::active() && into.empty()));
   if (message.lost) {  // never completes
     release(message);
     return;
   }
   std::size_t there = std::min(into.size(), message.bytes.size());
-  if (size_only_) there = std::min(there, Buffer::kHeadBytes);
+  if (SizeOnly::active()) {
+    there = std::min(there, Buffer::kHeadBytes);
+  } else if (there < into.size()) {
+    std::memset(into.data() + there, 0xa5, into.size() - there);  // a damaged message may claim more than it has
+  }
   if (there > 0) std::memcpy(into.data(), message.bytes.data(), there);
-  if (there < into.size() && !size_only_) std::memset(into.data() + there, 0xa5, into.size() - there);  // lengthened
-  pending.complete(into.size());
+  pending.complete(message.envelope.length);
   release(message);
 }
 
