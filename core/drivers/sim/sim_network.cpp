@@ -144,6 +144,7 @@ void SimNetwork::set_alarm(Rank rank, double at_s) { push(std::max(at_s, now_s_)
 std::optional<SimNetwork::Happening> SimNetwork::step(double until_s) {
   if (heap_.empty() || heap_.front().time_s > until_s) return std::nullopt;
   const Event event = pop();
+  if (!heap_.empty()) __builtin_prefetch(heap_.front().subject);  // with thousands of ranks it has left the caches
   now_s_ = event.time_s;
   ++events_;
   record(event);
