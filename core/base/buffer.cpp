@@ -1,5 +1,6 @@
 #include "base/buffer.hpp"
 
+#include <algorithm>
 #include <array>
 #include <bit>
 #include <mutex>
@@ -10,8 +11,21 @@ namespace telegrad {
 namespace {
 
 constexpr std::align_val_t kAlignment{64};
-constexpr std::size_t kSmallest = 256;
+constexpr std::size_t kSmallest = 64;
 constexpr std::size_t kKeptBytesMost = std::size_t{512} << 20;  // past this, memory goes back to the system
+
+// Blocks up to here are cut from slabs and stay: allocated one by one, an aligned block of 64 bytes would take twice
+// that, and there may be millions.
+constexpr std::size_t kCutMost = 1024;
+constexpr std::size_t kSlabBytes = std::size_t{64} << 10;
+
+#ifdef __SANITIZE_ADDRESS__
+constexpr bool kOneByOne = true;  // so that the sanitizer knows each buffer's bounds and life
+#else
+constexpr bool kOneByOne = false;
+#endif
+
+std::byte* allocate(std::size_t bytes) { return static_cast<std::byte*>(::operator new(bytes, kAlignment)); }
 
 // Free lists by power of two. Never destroyed: buffers may outlive static destructors.
 class Pool {
@@ -20,21 +34,27 @@ class Pool {
     {
       const std::scoped_lock lock(mutex_);
       auto& list = free_[class_of(capacity)];
+      if (list.empty() && capacity <= kCutMost) cut_slab(list, capacity);
       if (!list.empty()) {
         std::byte* block = list.back();
         list.pop_back();
-        kept_bytes_ -= capacity;
+        if (capacity > kCutMost) kept_bytes_ -= capacity;
         return block;
       }
     }
-    return static_cast<std::byte*>(::operator new(capacity, kAlignment));
+    return allocate(capacity);
   }
 
   void give_back(std::byte* block, std::size_t capacity) {
     {
       const std::scoped_lock lock(mutex_);
+      auto& list = free_[class_of(capacity)];
+      if (capacity <= kCutMost) {
+        list.push_back(block);
+        return;
+      }
       if (kept_bytes_ + capacity <= kKeptBytesMost) {
-        free_[class_of(capacity)].push_back(block);
+        list.push_back(block);
         kept_bytes_ += capacity;
         return;
       }
@@ -44,6 +64,12 @@ class Pool {
 
  private:
   static std::size_t class_of(std::size_t capacity) { return static_cast<std::size_t>(std::countr_zero(capacity)); }
+
+  static void cut_slab(std::vector<std::byte*>& list, std::size_t capacity) {
+    list.reserve(list.size() + kSlabBytes / capacity);
+    std::byte* const slab = allocate(kSlabBytes);
+    for (std::size_t end = kSlabBytes; end > 0; end -= capacity) list.push_back(slab + end - capacity);
+  }
 
   std::mutex mutex_;
   std::array<std::vector<std::byte*>, 64> free_;
@@ -57,14 +83,22 @@ Pool& pool() {
 
 }  // namespace
 
+thread_local constinit bool SizeOnly::active_ = false;
+
 Buffer::Buffer(std::size_t size) : size_(size) {
   if (size == 0) return;
-  capacity_ = std::bit_ceil(size < kSmallest ? kSmallest : size);
-  data_ = pool().take(capacity_);
+  const std::size_t real = SizeOnly::active() ? std::min(size, kHeadBytes) : size;
+capacity_ = kOneByOne ? real : std::bit_ceil(std::max(real, kSmallest));
+  data_ = kOneByOne ? allocate(capacity_) : pool().take(capacity_);
 }
 
 Buffer::~Buffer() {
-  if (data_ != nullptr) pool().give_back(data_, capacity_);
+  if (data_ == nullptr) return;
+  if (kOneByOne) {
+    ::operator delete(data_, kAlignment);
+  } else {
+    pool().give_back(data_, capacity_);
+  }
 }
 
 }  // namespace telegrad

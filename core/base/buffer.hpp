@@ -1,5 +1,7 @@
 #pragma once
 // Pooled, 64-byte aligned, uninitialised memory. Any thread may take and release a Buffer.
+//
+// Size-only buffers are for simulations in which only sizes matter: they have a head of real bytes and claim the rest.
 
 #include <cstddef>
 #include <span>
@@ -10,13 +12,29 @@
 
 namespace telegrad {
 
+/// While one lives, every new Buffer of its thread is size-only. Nests.
+class SizeOnly {
+ public:
+  SizeOnly() : outer_(std::exchange(active_, true)) {}
+  ~SizeOnly() { active_ = outer_; }
+  SizeOnly(const SizeOnly&) = delete;
+  SizeOnly& operator=(const SizeOnly&) = delete;
+
+  static bool active() { return active_; }
+
+ private:
+  static thread_local constinit bool active_;
+  bool outer_;
+};
+
 class Buffer {
  public:
-  /// What a size-only simulation keeps of a message.
+  /// So many bytes of a size-only buffer are there: enough for the header of a message.
   static constexpr std::size_t kHeadBytes = 64;
 
   Buffer() = default;
-  /// `size` bytes from the process-wide pool; throws std::bad_alloc.
+  /// `size` bytes from the process-wide pool, the first kHeadBytes of them where SizeOnly is active; throws
+  /// std::bad_alloc.
   explicit Buffer(std::size_t size);
   Buffer(Buffer&& other) noexcept
       : data_(std::exchange(other.data_, nullptr)),
@@ -48,7 +66,8 @@ class Buffer {
   std::size_t capacity_ = 0;
 };
 
-/// A Buffer seen as `size()` elements of a trivially copyable T.
+/// A Buffer seen as `size()` elements of a trivially copyable T; made while SizeOnly is active, it has only those in
+/// the Buffer's head.
 template <class T>
 class Array {
  public:

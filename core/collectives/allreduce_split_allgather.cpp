@@ -17,7 +17,6 @@
 #include "base/check.hpp"
 #include "collectives/allgather.hpp"
 #include "collectives/blocks.hpp"
-#include "kernels/reduce.hpp"
 #include "sparse/slices.hpp"
 #include "sparse/wire.hpp"
 
@@ -26,6 +25,8 @@ namespace {
 
 constexpr Step kSplit = 0;
 constexpr Step kGather = 1;
+constexpr Rank kWindow = 32;  // messages of the split under way in one direction
+constexpr std::size_t kBatchBytes = Transport::kTurnBytes;  // of small pieces that are encoded or decoded in one go
 constexpr double kNever = std::numeric_limits<double>::infinity();
 
 IndexRange slice_of(std::uint64_t dimension, Rank size, Rank owner) {
@@ -51,17 +52,49 @@ double memory_delta(std::uint64_t dimension, double switch_factor) {
 }
 
 template <class V>
-std::size_t bytes_of(const StreamView<V>& view) {
-  return view.indices.size_bytes() + view.values.size_bytes();
-}
-
-template <class V>
 Buffer encode_share(const StreamView<V>& share, double switch_factor) {
   const bool stays = share.dense || static_cast<double>(share.nnz()) <= wire_delta<V>(share.range, switch_factor);
   if (stays) return encode(share);
-  const Array<V> values(static_cast<std::size_t>(share.range.size()));
-  write_dense(share, values.span());
-  return encode(StreamView<V>{share.range, true, {}, values.span()});
+  const OwnedSlice<V> dense = dense_slice(share);
+  return encode(dense.view());
+}
+
+// Here contents decide what is sent next: so this work also runs where that of other collectives is left out.
+template <class Work>
+Transport::Computing decide(Transport& net, std::size_t bytes, Work&& work) {
+  work();
+  return net.compute(bytes, [] {});
+}
+
+// All ranks' messages, decoded in batches between which the network has its turn. Views lie in the messages.
+template <class V, class Decode>
+Task<std::vector<Decoded<V>>> decode_all(Transport& net, const std::vector<Buffer>& messages, const char* content,
+                                         Decode decode) {
+  const Rank size = net.size();
+  std::vector<Decoded<V>> decoded;
+  decoded.reserve(size);
+  for (Rank end = 0; end < size;) {
+    const Rank begin = end;
+    std::size_t bytes = 0;
+    for (; end < size && bytes < kBatchBytes; ++end) bytes += messages[end].size();
+    co_await decide(net, bytes, [&] {
+      for (Rank source = begin; source < end; ++source) decoded.push_back(decode(source));
+    });
+    for (Rank source = begin; source < end; ++source) {
+      if (decoded[source].ok()) continue;
+      co_await net.fail(source, "rank " + std::to_string(source) + " sent damaged " + content + ": " +
+                                    decoded[source].error());
+    }
+  }
+  co_return decoded;
+}
+
+template <class V>
+std::vector<StreamView<V>> views_of(std::span<const Decoded<V>> decoded) {
+  std::vector<StreamView<V>> views;
+  views.reserve(decoded.size());
+  for (const auto& one : decoded) views.push_back(one.view());
+  return views;
 }
 
 // The sum of the ranks' shares of one range, in the order of ranks; in parts of the range, between which the network
@@ -75,7 +108,7 @@ Task<OwnedSlice<V>> reduce(Transport& net, std::vector<StreamView<V>> shares, do
 
   OwnedSlice<V> sum;
   if (parts == 1) {
-    co_await net.compute(bytes, [&] { sum = reduce_slices<V>(shares, delta); });
+    co_await decide(net, bytes, [&] { sum = reduce_slices<V>(shares, delta); });
     co_return sum;
   }
   std::vector<OwnedSlice<V>> sums(parts);
@@ -89,73 +122,97 @@ Task<OwnedSlice<V>> reduce(Transport& net, std::vector<StreamView<V>> shares, do
       within.push_back(share.slice({range.begin, range.end}));
       bytes += bytes_of(within.back());
     }
-    co_await net.compute(bytes, [&] { sums[part] = reduce_slices<V>(within, kNever); });
+    co_await decide(net, bytes, [&] { sums[part] = reduce_slices<V>(within, kNever); });
     views.push_back(sums[part].view());
   }
   bytes = 0;
   for (const auto& view : views) bytes += bytes_of(view);
-  co_await net.compute(bytes, [&] { sum = concatenate_slices<V>(views, delta); });
+  co_await decide(net, bytes, [&] { sum = concatenate_slices<V>(views, delta); });
   co_return sum;
 }
 
+// The split. Shares leave and come by distance, the next rank's first, at most kWindow of them in each direction under
+// way: with thousands of ranks, all at once would take memory that grows with the square of their number.
+//
+// This cannot deadlock. Take the smallest distance of which a message is not over: all that its sender and its receiver
+// wait for before they begin it is of smaller distances, and over.
 template <class V>
-void scale_values(OwnedSlice<V>& slice, float factor) {
-  kernels::scale(dtype_of<V>, std::as_writable_bytes(slice.values.span()), factor);
+Task<void> send_shares(Transport& net, const SparseStream<V>& mine, double switch_factor) {
+  const Rank size = net.size();
+  const auto ahead = [&](Rank distance) { return (net.rank() + distance) % size; };
+  std::deque<Buffer> encoded;  // of the sends under way
+  std::deque<Transport::Sending> sends;
+  std::vector<StreamView<V>> batch;
+  for (Rank distance = 1; distance < size;) {
+    batch.clear();
+    std::size_t bytes = 0;
+    for (Rank next = distance; next < size && batch.size() < kWindow && bytes < kBatchBytes; ++next) {
+      const IndexRange range = slice_of(mine.dimension(), size, ahead(next));
+      batch.push_back(mine.slice(range.begin, range.end));
+      bytes += bytes_of(batch.back());
+    }
+    co_await decide(net, bytes, [&] {
+      for (const auto& share : batch) encoded.push_back(encode_share(share, switch_factor));
+    });
+    for (std::size_t i = encoded.size() - batch.size(); i < encoded.size(); ++i, ++distance) {
+      if (sends.size() == kWindow) {
+        co_await sends.front();
+        sends.pop_front();
+        encoded.pop_front();
+        --i;
+      }
+      sends.emplace_back(net, ahead(distance), kSplit, encoded[i].bytes());
+    }
+  }
+  for (auto& sending : sends) co_await sending;
 }
 
-// Split: sends everybody's share, receives everybody's share of the owned slice; the encoded sum of that slice.
+// By rank; nothing from itself.
+Task<std::vector<Buffer>> receive_shares(Transport& net, std::size_t most_bytes) {
+  const Rank size = net.size();
+  const auto behind = [&](Rank distance) { return (net.rank() + size - distance) % size; };
+  std::vector<Buffer> shares(size);
+  std::deque<Transport::ReceivingAny> receives;
+  Rank begun = 1;
+  for (Rank distance = 1; distance < size; ++distance) {
+    for (; begun < size && receives.size() < kWindow; ++begun) {
+      receives.emplace_back(net, behind(begun), kSplit, most_bytes);
+    }
+    shares[behind(distance)] = co_await receives.front();
+    receives.pop_front();
+  }
+  co_return shares;
+}
+
+// What this rank owns: the encoded sum of everybody's shares of its slice.
+template <class V>
+Task<void> sum_owned_slice(Transport& net, const SparseStream<V>& mine, Reduction reduction, double switch_factor,
+                           Buffer& encoded) {
+  const Rank rank = net.rank();
+  const Rank size = net.size();
+  const IndexRange owned = slice_of(mine.dimension(), size, rank);
+  const std::vector<Buffer> incoming = co_await receive_shares(net, most_bytes<V>(owned));
+  const auto decode_share = [&](Rank source) {
+    if (source == rank) return Decoded<V>(mine.slice(owned.begin, owned.end), {});
+    return decode<V>(incoming[source].bytes(), owned);
+  };
+  const auto decoded = co_await decode_all<V>(net, incoming, "entries", decode_share);
+  OwnedSlice<V> sum = co_await reduce<V>(net, views_of<V>(decoded), wire_delta<V>(owned, switch_factor));
+  if (reduction == Reduction::avg) {
+    const float factor = 1.0F / static_cast<float>(size);
+    co_await decide(net, sum.view().nnz() * sizeof(V), [&] { scale(sum, factor); });
+  }
+  co_await decide(net, bytes_of(sum.view()), [&] { encoded = encode(sum.view()); });
+}
+
 template <class V>
 Task<Buffer> reduce_owned_slice(Transport& net, const SparseStream<V>& mine, Reduction reduction,
                                 double switch_factor) {
-  const Rank rank = net.rank();
-  const Rank size = net.size();
-  const auto share_of = [&](Rank owner) {
-    const IndexRange range = slice_of(mine.dimension(), size, owner);
-    return mine.slice(range.begin, range.end);
-  };
-  const IndexRange owned = slice_of(mine.dimension(), size, rank);
-
-  std::vector<Buffer> outgoing(size);
-  for (Rank owner = 0; owner < size; ++owner) {
-    if (owner == rank) continue;
-    const StreamView<V> share = share_of(owner);
-    co_await net.compute(bytes_of(share), [&] { outgoing[owner] = encode_share(share, switch_factor); });
-  }
-  std::deque<Transport::Sending> sends;
-  std::deque<Transport::ReceivingAny> receives;
-  for (Rank distance = 1; distance < size; ++distance) {
-    const Rank to = (rank + distance) % size;
-    const Rank from = (rank + size - distance) % size;
-    receives.emplace_back(net, from, kSplit, most_bytes<V>(owned));
-    sends.emplace_back(net, to, kSplit, outgoing[to].bytes());
-  }
-
-  std::vector<Buffer> incoming(size);
-  for (Rank distance = 1; distance < size; ++distance) {
-    incoming[(rank + size - distance) % size] = co_await receives[distance - 1];
-  }
-  std::deque<Decoded<V>> decoded;
-  std::vector<StreamView<V>> shares;
-  for (Rank source = 0; source < size; ++source) {
-    if (source == rank) {
-      shares.push_back(share_of(rank));
-      continue;
-    }
-    co_await net.compute(incoming[source].size(),
-                         [&] { decoded.push_back(decode<V>(incoming[source].bytes(), owned)); });
-    if (!decoded.back().ok()) {
-      co_await net.fail(source, "rank " + std::to_string(source) + " sent damaged entries: " + decoded.back().error());
-    }
-    shares.push_back(decoded.back().view());
-  }
-  OwnedSlice<V> sum = co_await reduce<V>(net, std::move(shares), wire_delta<V>(owned, switch_factor));
-  if (reduction == Reduction::avg) {
-    const float factor = 1.0F / static_cast<float>(size);
-    co_await net.compute(sum.values.size() * sizeof(V), [&] { scale_values(sum, factor); });
-  }
   Buffer encoded;
-  co_await net.compute(bytes_of(sum.view()), [&] { encoded = encode(sum.view()); });
-  for (auto& sending : sends) co_await sending;
+  std::vector<Task<void>> both;
+  both.push_back(send_shares(net, mine, switch_factor));
+  both.push_back(sum_owned_slice(net, mine, reduction, switch_factor, encoded));
+  co_await when_all(std::move(both));
   co_return encoded;
 }
 
@@ -163,27 +220,21 @@ Task<Buffer> reduce_owned_slice(Transport& net, const SparseStream<V>& mine, Red
 template <class V>
 struct Gathered {
   std::vector<Buffer> messages;
-  std::vector<Decoded<V>> decoded;
-  std::vector<StreamView<V>> slices;
+  std::vector<Decoded<V>> slices;
 };
 
 template <class V>
 Task<Gathered<V>> gather_sum(Transport& net, SparseStream<V> mine, Reduction reduction, double switch_factor) {
   const Rank size = net.size();
-  const std::size_t most = most_bytes<V>(slice_of(mine.dimension(), size, 0));  // the first is a longest one
+  const std::uint64_t dimension = mine.dimension();
+  const std::size_t most = most_bytes<V>(slice_of(dimension, size, 0));  // the first is a longest one
   Buffer owned = co_await reduce_owned_slice(net, mine, reduction, switch_factor);
 
   Gathered<V> sum;
   sum.messages = co_await allgather_any_size(net, std::move(owned), most, kGather);
-  for (Rank owner = 0; owner < size; ++owner) {
-    const IndexRange range = slice_of(mine.dimension(), size, owner);
-    co_await net.compute(sum.messages[owner].size(),
-                         [&] { sum.decoded.push_back(decode<V>(sum.messages[owner].bytes(), range)); });
-    if (!sum.decoded[owner].ok()) {
-      co_await net.fail(owner, "rank " + std::to_string(owner) + " sent a damaged sum: " + sum.decoded[owner].error());
-    }
-    sum.slices.push_back(sum.decoded[owner].view());
-  }
+  sum.slices = co_await decode_all<V>(net, sum.messages, "a sum", [&](Rank owner) {
+    return decode<V>(sum.messages[owner].bytes(), slice_of(dimension, size, owner));
+  });
   co_return sum;
 }
 
@@ -195,9 +246,9 @@ Task<SparseStream<V>> allreduce_split_allgather(Transport& net, SparseStream<V> 
   const double delta = memory_delta<V>(mine.dimension(), switch_factor);
   const Gathered<V> sum = co_await gather_sum(net, std::move(mine), reduction, switch_factor);
   std::size_t bytes = 0;
-  for (const auto& slice : sum.slices) bytes += bytes_of(slice);
+  for (const auto& slice : sum.slices) bytes += bytes_of(slice.view());
   SparseStream<V> joined;
-  co_await net.compute(bytes, [&] { joined = join_slices<V>(sum.slices, delta); });
+  co_await decide(net, bytes, [&] { joined = join_slices<V>(views_of<V>(sum.slices), delta); });
   co_return joined;
 }
 
@@ -206,7 +257,8 @@ Task<void> allreduce_split_allgather_into(Transport& net, SparseStream<V> mine, 
                                           double switch_factor, std::span<V> output) {
   TELEGRAD_CHECK(output.size() == mine.dimension());
   const Gathered<V> sum = co_await gather_sum(net, std::move(mine), reduction, switch_factor);
-  for (const StreamView<V>& slice : sum.slices) {
+  for (const auto& decoded : sum.slices) {
+    const StreamView<V>& slice = decoded.view();
     const std::uint64_t first = slice.range.begin;
     co_await compute_slices(net, static_cast<std::size_t>(slice.range.size()), sizeof(V),
                             [&slice, first, output](std::size_t begin, std::size_t end) {

@@ -39,25 +39,19 @@ void Session::Job::start_fail(Rank culprit, std::string reason) {
 
 void Session::Job::post(Rank from, Step step, Posted posted) {
   if (session_.frozen(sequence_)) return;
-  const auto waiting = unexpected_.find(key(from, step));
-  if (waiting == unexpected_.end()) {
-    const bool fresh = posted_.emplace(key(from, step), posted).second;
+  if (const auto waiting = unexpected_.take(from, step)) {
+    take(*waiting, posted);
+  } else {
+    const bool fresh = posted_.insert(from, step, posted);
     TELEGRAD_CHECK(fresh);
-    return;
   }
-  const Arrival arrival = waiting->second;
-  unexpected_.erase(waiting);
-  take(arrival, posted);
 }
 
 void Session::Job::deliver(const Arrival& arrival) {
-  const Key arrived = key(arrival.envelope.source, arrival.envelope.step);
-  const auto posted = posted_.find(arrived);
-  if (posted != posted_.end()) {
-    const Posted receive = posted->second;
-    posted_.erase(posted);
-    take(arrival, receive);
-  } else if (!unexpected_.emplace(arrived, arrival).second) {
+  const Envelope& envelope = arrival.envelope;
+  if (const auto posted = posted_.take(envelope.source, envelope.step)) {
+    take(arrival, *posted);
+  } else if (!unexpected_.insert(envelope.source, envelope.step, arrival)) {
     session_.driver_.discard(arrival);
     session_.fail(session_.failure_of(*this, FailureKind::transport, arrival.envelope.source,
                                       "step " + std::to_string(arrival.envelope.step) + " arrived twice"));
@@ -76,7 +70,7 @@ void Session::Job::take(const Arrival& arrival, const Posted& posted) {
   }
   session_.counters_.messages_received += 1;
   session_.counters_.bytes_received += length;
-  Bytes into = posted.into;
+  Bytes into = SizeOnly::active() ? Bytes{} : posted.into;  // the caller's memory is only claimed then
   if (posted.any != nullptr) {
     *posted.any = Buffer(length);
     into = posted.any->bytes();
@@ -85,12 +79,12 @@ void Session::Job::take(const Arrival& arrival, const Posted& posted) {
 }
 
 void Session::Job::discard_unexpected() {
-  for (const auto& [key, arrival] : std::exchange(unexpected_, {})) session_.driver_.discard(arrival);
+  std::exchange(unexpected_, {}).for_each([&](Rank, const Arrival& arrival) { session_.driver_.discard(arrival); });
 }
 
 std::vector<Rank> Session::Job::waits_for() const {
   std::set<Rank> ranks;
-  for (const auto& [posted, receive] : posted_) ranks.insert(static_cast<Rank>(posted >> 32));
+  posted_.for_each([&](Rank source, const Posted&) { ranks.insert(source); });
   return {ranks.begin(), ranks.end()};
 }
 

@@ -4,10 +4,10 @@
 #include <algorithm>
 #include <cstdint>
 #include <string>
-#include <unordered_map>
 #include <utility>
 #include <vector>
 
+#include "session/message_table.hpp"
 #include "session/session.hpp"
 
 namespace telegrad {
@@ -58,7 +58,7 @@ class Session::Job final : public Transport {
   void start_receive_any(Rank from, Step step, std::size_t most_bytes, Buffer& into, Pending& pending) override;
   void start_compute(std::size_t bytes, Pending& pending) override;
   void start_fail(Rank culprit, std::string reason) override;
-  bool runs_work() const override { return !session_.options_.size_only; }
+  bool runs_work() const override { return !SizeOnly::active(); }
 
  private:
   struct Posted {
@@ -67,9 +67,6 @@ class Session::Job final : public Transport {
     std::size_t most_bytes = 0;
     Pending* pending = nullptr;
   };
-  using Key = std::uint64_t;
-  static Key key(Rank source, Step step) { return (static_cast<Key>(source) << 32) | step; }
-
   void post(Rank from, Step step, Posted posted);
   void take(const Arrival& arrival, const Posted& posted);
 
@@ -81,8 +78,8 @@ class Session::Job final : public Transport {
   double tell_at_s_;
   Rank last_sent_to_ = kNoRank;
   Task<void> task_;
-  std::unordered_map<Key, Posted> posted_;
-  std::unordered_map<Key, Arrival> unexpected_;
+  MessageTable<Posted> posted_;
+  MessageTable<Arrival> unexpected_;
 };
 
 }  // namespace telegrad

@@ -1,23 +1,22 @@
 #include "simulation/simulation.hpp"
 
 #include <algorithm>
+#include <optional>
 #include <utility>
 
+#include "base/check.hpp"
 #include "drivers/sim/sim_driver.hpp"
 
 namespace telegrad {
 
 Simulation::Simulation(Rank size, SimulationOptions options)
-    : network_(size, {.costs = options.costs,
-                      .seed = options.seed,
-                      .faults = std::move(options.faults),
-                      .size_only = options.size_only}),
+    : network_(size, {.costs = options.costs, .seed = options.seed, .faults = options.faults}),
       random_(mix(options.seed) + 1),
       start_noise_s_(options.costs.start_noise_s),
       clocks_(options.clocks),
       size_only_(options.size_only),
       ranks_(size) {
-  options.session.size_only = options.size_only;
+  TELEGRAD_CHECK(!size_only_ || options.faults.empty());
   for (Rank rank = 0; rank < size; ++rank) {
     ranks_[rank].session = std::make_unique<Session>(network_.driver(rank), options.session);
   }
@@ -52,6 +51,8 @@ void Simulation::begin_all(const std::function<RequestPtr(Rank)>& make, double a
 }
 
 Outcome Simulation::run(double until_s) {
+  std::optional<SizeOnly> size_only;
+  if (size_only_) size_only.emplace();
   while (unfinished_ > 0) {
     const auto happened = network_.step(until_s);
     if (!happened) break;

@@ -23,8 +23,9 @@ struct SimulationOptions {
   bool clocks = false;
   /// What goes wrong. A rank that is killed or frozen for ever has nothing unfinished.
   std::vector<SimFault> faults{};
-  /// Only the first Buffer::kHeadBytes of every buffer and message are there, and no work is done; all of it takes the
-  /// time that it would take. Not together with faults.
+  /// Messages carry their size, and of a payload only the first Buffer::kHeadBytes, and those only into buffers that the
+  /// session makes; work takes its time but is not run. Memory that callers pass need not be there.
+  /// Not together with faults.
   bool size_only = false;
 };
 

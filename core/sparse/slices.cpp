@@ -15,8 +15,7 @@ namespace {
 
 template <class V>
 OwnedSlice<V> reduce_dense(std::span<const StreamView<V>> pieces) {
-  OwnedSlice<V> sum{pieces[0].range, true, {}, Array<V>(static_cast<std::size_t>(pieces[0].range.size()))};
-  write_dense(pieces[0], sum.values.span());
+  OwnedSlice<V> sum = dense_slice(pieces[0]);
   for (const StreamView<V>& piece : pieces.subspan(1)) {
     if (piece.dense) {
       kernels::add(dtype_of<V>, std::as_writable_bytes(sum.values.span()), std::as_bytes(piece.values));
@@ -50,6 +49,18 @@ T* append(T* to, std::span<const T> from) {
 }
 
 }  // namespace
+
+template <class V>
+OwnedSlice<V> dense_slice(const StreamView<V>& view) {
+  OwnedSlice<V> dense{view.range, true, {}, Array<V>(static_cast<std::size_t>(view.range.size()))};
+  write_dense(view, dense.values.span());
+  return dense;
+}
+
+template <class V>
+void scale(OwnedSlice<V>& slice, float factor) {
+  kernels::scale(dtype_of<V>, std::as_writable_bytes(slice.values.span()), factor);
+}
 
 template <class V>
 OwnedSlice<V> reduce_slices(std::span<const StreamView<V>> pieces, double delta) {
@@ -106,6 +117,8 @@ SparseStream<V> join_slices(std::span<const StreamView<V>> slices, double delta)
 }
 
 #define TELEGRAD_INSTANTIATE(V)                                                         \
+  template OwnedSlice<V> dense_slice(const StreamView<V>&);                             \
+  template void scale(OwnedSlice<V>&, float);                                           \
   template OwnedSlice<V> reduce_slices(std::span<const StreamView<V>>, double);         \
   template OwnedSlice<V> concatenate_slices(std::span<const StreamView<V>>, double);    \
   template SparseStream<V> join_slices(std::span<const StreamView<V>>, double);

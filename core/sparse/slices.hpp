@@ -20,6 +20,20 @@ struct OwnedSlice {
   StreamView<V> view() const { return {range, dense, indices.span(), values.span()}; }
 };
 
+/// What a view's arrays take in memory.
+template <class V>
+std::size_t bytes_of(const StreamView<V>& view) {
+  return view.indices.size_bytes() + view.values.size_bytes();
+}
+
+/// The same vector, densely.
+template <class V>
+OwnedSlice<V> dense_slice(const StreamView<V>& view);
+
+/// Multiplies every value; keeps the indices.
+template <class V>
+void scale(OwnedSlice<V>& slice, float factor);
+
 /// The sum of pieces of one and the same range (CHECKed; at least one), formed in the order given, so that the result
 /// depends on that order alone. Dense where a piece is, or where the sum has more than `delta` entries (a number for
 /// this range, not for the whole vector); else sparse. An index that a piece holds stays, also where the sum is zero.

@@ -31,7 +31,6 @@ struct SimNetworkOptions {
   SimCosts costs{};
   std::uint64_t seed = 0;
   std::vector<SimFault> faults{};
-  bool size_only = false;  // only the first Buffer::kHeadBytes of a message are there
 };
 
 class SimNetwork {
@@ -148,7 +147,6 @@ class SimNetwork {
   bool damage(Message& message);
 
   Random random_;
-  bool size_only_;
   SimPorts ports_;
   SimRecord record_;
   double now_s_ = 0.0;
