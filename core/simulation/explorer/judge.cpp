@@ -227,7 +227,7 @@ class Judge {
   // A slice of a sparse sum goes round a ring and is looked into at the end: whether its owner or a rank in between has
   // damaged it, no receiver can know. And what no operation has asked for has no peer, only a text.
   bool names_as_well_as_it_can(const Failure& failure) const {
-    if (failure.reason.find("sent a damaged sum") != std::string::npos) return true;
+    if (failure.reason.find(" sent damaged a sum: ") != std::string::npos) return true;
     const std::string sender = "a message of rank " + std::to_string(program_.culprit) + " for operation ";
     return failure.peer == kNoRank && failure.reason.find(sender) != std::string::npos;
   }
