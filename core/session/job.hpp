@@ -58,7 +58,7 @@ class Session::Job final : public Transport {
   void start_receive_any(Rank from, Step step, std::size_t most_bytes, Buffer& into, Pending& pending) override;
   void start_compute(std::size_t bytes, Pending& pending) override;
   void start_fail(Rank culprit, std::string reason) override;
-  bool runs_work() const override { return !SizeOnly::active(); }
+  bool runs_work() const override { return !session_.options_.size_only; }
 
  private:
   struct Posted {

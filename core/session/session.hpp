@@ -34,6 +34,7 @@ struct SessionOptions {
   double agreement_s = 0.05;   // after a failure: how long to listen to peers that have not said anything
   double dispute_s = 5.0;      // after a mismatch: how long to listen to peers that have not called the operation
   double probe_s = 0.02;       // how long an operation waits before it tells its call to whom it waits for
+  bool size_only = false;      // for simulations without payloads: work is not done, only its time spent
 };
 
 class Session final : public EventSink {

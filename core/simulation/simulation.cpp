@@ -9,8 +9,16 @@
 namespace telegrad {
 
 Simulation::Simulation(Rank size, SimulationOptions options)
-    : network_(size, options.costs, options.seed), clocks_(options.clocks), size_only_(options.size_only),
+    : network_(size, {.costs = options.costs,
+                      .seed = options.seed,
+                      .faults = std::move(options.faults),
+                      .size_only = options.size_only}),
+      random_(mix(options.seed) + 1),
+      start_noise_s_(options.costs.start_noise_s),
+      clocks_(options.clocks),
+      size_only_(options.size_only),
       ranks_(size) {
+  options.session.size_only = options.size_only;
   for (Rank rank = 0; rank < size; ++rank) {
     ranks_[rank].session = std::make_unique<Session>(network_.driver(rank), options.session);
   }
@@ -24,11 +32,20 @@ Simulation::Simulation(Rank size, SimulationOptions options)
 Simulation::~Simulation() = default;
 
 void Simulation::begin(Rank rank, RequestPtr request, double at_s) {
+  if (start_noise_s_ > 0.0) at_s = std::max(at_s, now_s()) + start_noise_s_ * random_.uniform();
+  plan(rank, {at_s, std::move(request)});
+}
+
+void Simulation::act(Rank rank, std::function<void(Session&)> action, double at_s) {
+  plan(rank, {at_s, nullptr, std::move(action)});
+}
+
+void Simulation::plan(Rank rank, Call call) {
   auto& calls = ranks_[rank].to_begin;
-  at_s = std::max({at_s, now_s(), calls.empty() ? 0.0 : calls.back().at_s});
-  calls.push_back({at_s, std::move(request)});
+  call.at_s = std::max({call.at_s, now_s(), calls.empty() ? 0.0 : calls.back().at_s});
+  network_.set_alarm(rank, call.at_s);
+  calls.push_back(std::move(call));
   ++unfinished_;
-  network_.set_alarm(rank, at_s);
 }
 
 void Simulation::begin_all(const std::function<RequestPtr(Rank)>& make, double at_s) {
@@ -41,6 +58,7 @@ Outcome Simulation::run(double until_s) {
   while (unfinished_ > 0) {
     const auto happened = network_.step(until_s);
     if (!happened) break;
+    if (network_.gone_ranks() != gone_) give_up_the_gone();
     if (happened->alarm) wake(happened->rank);
     settle();
   }
@@ -48,6 +66,7 @@ Outcome Simulation::run(double until_s) {
   outcome.deadlock = unfinished_ > 0 && network_.idle();
   for (Rank rank = 0; rank < size(); ++rank) {
     outcome.finish_s = std::max(outcome.finish_s, ranks_[rank].finish_s);
+    if (ranks_[rank].gone) continue;
     for (const RequestPtr& request : ranks_[rank].running) {
       outcome.unfinished += "rank " + std::to_string(rank) + ": " + describe(request->call()) + "\n";
     }
@@ -55,14 +74,32 @@ Outcome Simulation::run(double until_s) {
   return outcome;
 }
 
+// Their requests stay: the network may still point into what they hold.
+void Simulation::give_up_the_gone() {
+  for (Rank rank = 0; rank < size(); ++rank) {
+    Participant& self = ranks_[rank];
+    if (!network_.gone(rank) || std::exchange(self.gone, true)) continue;
+    ++gone_;
+    unfinished_ -= self.running.size() + self.to_begin.size();
+    self.to_begin.clear();
+  }
+}
+
 void Simulation::wake(Rank rank) {
   Participant& self = ranks_[rank];
+  if (self.gone || frozen(rank)) return;
   if (now_s() >= self.alarm_s) self.alarm_s = kForever_s;
+  if (clocks_) self.session->on_time(now_s());  // first of all: it may have been frozen
   while (!self.to_begin.empty() && self.to_begin.front().at_s <= now_s()) {
-    RequestPtr request = std::move(self.to_begin.front().request);
+    Call call = std::move(self.to_begin.front());
     self.to_begin.pop_front();
-    self.running.push_back(request);
-    self.session->begin(std::move(request), now_s());
+    if (call.request == nullptr) {
+      call.action(*self.session);
+      --unfinished_;
+      continue;
+    }
+    self.running.push_back(call.request);
+    self.session->begin(std::move(call.request), now_s());
   }
   if (clocks_) {
     self.session->on_time(now_s());
@@ -87,6 +124,7 @@ void Simulation::settle() {
 
 void Simulation::settle(Rank rank) {
   Participant& self = ranks_[rank];
+  if (self.gone || frozen(rank)) return;
   while (self.session->run_ready()) {
   }
   if (clocks_) set_alarm(rank);

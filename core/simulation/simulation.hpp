@@ -21,8 +21,10 @@ struct SimulationOptions {
   /// Join, heartbeats, time-outs and liveness, as an engine would drive them. Without them an operation that cannot go
   /// on is not timed out but found out: nothing is left to happen.
   bool clocks = false;
-  /// Messages carry their size, and of a payload only the first Buffer::kHeadBytes, and those only into buffers that the
-  /// session makes; work takes its time but is not run. Memory that callers pass need not be there.
+  /// What goes wrong. A rank that is killed or frozen for ever has nothing unfinished.
+  std::vector<SimFault> faults{};
+  /// Only the first Buffer::kHeadBytes of every buffer and message are there, and no work is done; all of it takes the
+  /// time that it would take. Not together with faults.
   bool size_only = false;
 };
 
@@ -52,33 +54,44 @@ class Simulation {
   void begin(Rank rank, RequestPtr request, double at_s = 0.0);
   /// Every rank begins the request that `make` gives for it.
   void begin_all(const std::function<RequestPtr(Rank)>& make, double at_s = 0.0);
+  /// `rank` does something else with its session, in the order of its operations: aborts, parts.
+  void act(Rank rank, std::function<void(Session&)> action, double at_s = 0.0);
   /// Until every operation is over, nothing can happen any more, or virtual time passes `until_s`.
   Outcome run(double until_s = kForever_s);
+  bool died(Rank rank) const { return network_.died(rank); }
+  bool frozen(Rank rank) const { return network_.frozen(rank); }
   /// When the last operation of `rank` was over; 0 if it had none.
   double finish_s(Rank rank) const { return ranks_[rank].finish_s; }
 
  private:
   struct Call {
     double at_s;
-    RequestPtr request;
+    RequestPtr request;  // or else:
+    std::function<void(Session&)> action{};
   };
   struct Participant {
     std::unique_ptr<Session> session;
-    std::deque<Call> to_begin;
-    std::vector<RequestPtr> running;
+    std::deque<Call> to_begin{};
+    std::vector<RequestPtr> running{};
+    bool gone = false;
     double finish_s = 0.0;
     double alarm_s = kForever_s;  // the earliest one set
   };
 
+  void plan(Rank rank, Call call);
   void wake(Rank rank);
+  void give_up_the_gone();
   void settle();
   void settle(Rank rank);
   void set_alarm(Rank rank);
 
   SimNetwork network_;  // before the sessions, which lie on it
+  Random random_;
+  double start_noise_s_;
   bool clocks_;
   bool size_only_;
   std::vector<Participant> ranks_;
+  std::size_t gone_ = 0;
   std::vector<Rank> touched_;
   std::size_t unfinished_ = 0;
 };

@@ -17,14 +17,14 @@ class SimDriver final : public Driver {
   void attach(EventSink& sink) override { network_.ends_[rank_].sink = &sink; }
 
   void send(Rank to, const Envelope& envelope, ConstBytes bytes, Pending& pending) override {
-    network_.post(rank_, {.to = to, .envelope = envelope, .bytes = bytes, .sender = &pending});
+    network_.send(rank_, to, envelope, bytes, pending);
   }
   void accept(const Arrival& arrival, Bytes into, Pending& pending) override {
     network_.accept(message_of(arrival), into, pending);
   }
   void discard(const Arrival& arrival) override { network_.release(message_of(arrival)); }
   void send_control(Rank to, const Control& control) override {
-    network_.post(rank_, {.to = to, .control = std::make_unique<Control>(control)});
+    network_.send_control(rank_, to, control);
   }
   void compute(std::size_t bytes, Pending& pending) override { network_.compute(rank_, bytes, pending); }
 

@@ -1,46 +1,42 @@
 #pragma once
-// A network in virtual time: an event heap, and for every rank one port out, one port in and one processor.
-// Model: a message of b bytes leaves when the sender's port out is free and keeps it busy for b·β; its head is at the
-// receiver α later, and b·β after that, once the port in is free, all of it has arrived. Work on b bytes takes b·γ.
-// A send is done when its receiver has taken the message: stricter than real networks, so that deadlocks show.
+// A network in virtual time: an event heap, and the messages under way between the ranks' drivers. What things cost is
+// SimPorts' business, what is written down SimRecord's. A send is done when its receiver has taken the message: stricter
+// than real networks, so that deadlocks show.
 //
 // It must not know what an operation is, and reads no clock: the same seed gives the same events, byte for byte.
 
 #include <cstdint>
 #include <deque>
+#include <limits>
 #include <memory>
 #include <optional>
 #include <string>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
 #include "base/random.hpp"
 #include "base/types.hpp"
+#include "drivers/sim/sim_costs.hpp"
+#include "drivers/sim/sim_faults.hpp"
+#include "drivers/sim/sim_ports.hpp"
+#include "drivers/sim/sim_record.hpp"
 #include "transport/driver.hpp"
 
 namespace telegrad {
 
 class SimDriver;
 
-struct SimCosts {
-  double alpha_s = 1e-6;            // latency of a message
-  double beta_s_per_byte = 1e-10;   // time of a byte in a port
-  double gamma_s_per_byte = 0.0;    // time of a byte in the processor
-  double jitter = 0.0;              // a message's latency is α·(1 + jitter·u), u uniform in [0, 1) by seed
-};
-
-/// What has passed one rank's ports. Control messages count apart and have no bytes.
-struct SimCounts {
-  std::uint64_t messages_sent = 0;
-  std::uint64_t messages_received = 0;
-  std::uint64_t bytes_sent = 0;
-  std::uint64_t bytes_received = 0;
-  std::uint64_t control_messages_sent = 0;
+struct SimNetworkOptions {
+  SimCosts costs{};
+  std::uint64_t seed = 0;
+  std::vector<SimFault> faults{};
+  bool size_only = false;  // only the first Buffer::kHeadBytes of a message are there
 };
 
 class SimNetwork {
  public:
-  SimNetwork(Rank size, SimCosts costs, std::uint64_t seed);
+  SimNetwork(Rank size, SimNetworkOptions options);
   ~SimNetwork();
 
   Rank size() const { return static_cast<Rank>(ends_.size()); }
@@ -64,69 +60,110 @@ class SimNetwork {
   /// An event without content for `rank`, so that its session can look at the time.
   void set_alarm(Rank rank, double at_s);
 
+  /// A killed rank: none of its code runs any more.
+  bool died(Rank rank) const { return ends_[rank].dead; }
+  /// None of its code runs now.
+  bool frozen(Rank rank) const { return now_s_ < ends_[rank].frozen_until_s; }
+  /// Dead, or frozen for ever.
+  bool gone(Rank rank) const {
+    return died(rank) || ends_[rank].frozen_until_s == std::numeric_limits<double>::infinity();
+  }
+  /// How many ranks have gone so far.
+  std::size_t gone_ranks() const { return gone_ranks_; }
+
   std::uint64_t events() const { return events_; }
   /// Of all events so far: equal for equal histories.
-  std::uint64_t trace_hash() const { return trace_hash_; }
+  std::uint64_t trace_hash() const { return record_.hash(); }
   /// From now on every event adds a line to trace_text().
-  void keep_trace_text() { keeps_text_ = true; }
-  const std::string& trace_text() const { return trace_text_; }
+  void keep_trace_text() { record_.keep_text(); }
+  const std::string& trace_text() const { return record_.text(); }
+  void keep_timeline() { record_.keep_timeline(); }
+  const std::vector<SimActivity>& timeline() const { return record_.timeline(); }
+  void keep_links() { record_.keep_links(); }
+  std::vector<SimLinkCounts> links() const { return record_.links(); }
 
  private:
   friend class SimDriver;
 
   struct Message {
+    Rank from = 0;
     Rank to = 0;
     Envelope envelope{};
     ConstBytes bytes{};
-    Pending* sender = nullptr;  // null: nobody waits for it any more
+    Pending* sender = nullptr;  // null: nobody waits for it
+    bool lost = false;          // its bytes have gone with its sender
+    double held_s = 0.0;
+    double earliest_end_s = 0.0;
+    std::optional<SimDamage> damage{};
+    std::vector<std::byte> own{};  // where the bytes are not its sender's any more
     std::unique_ptr<Control> control{};
   };
-  enum class Kind : std::uint8_t { head, arrival, computed, alarm };
+  enum class Kind : std::uint8_t { departure, downlink, head, arrival, computed, alarm, loss, thaw };
   struct Event {
     double time_s;
-    Rank rank;
-    Kind kind;
-    std::uint64_t sequence;
-    void* subject;      // a Message, or the Pending of a computation
-    std::size_t bytes;
-    bool operator>(const Event& other) const {
-      if (time_s != other.time_s) return time_s > other.time_s;
-      if (rank != other.rank) return rank > other.rank;
-      return sequence > other.sequence;
+    std::uint64_t order;  // the rank, then the sequence number
+    void* subject;        // a Message, the Pending of a computation, or nothing
+    std::uint64_t bytes_and_kind;  // loss: the rank that is lost, instead of bytes
+
+    Rank rank() const { return static_cast<Rank>(order >> kSequenceBits); }
+    Kind kind() const { return static_cast<Kind>(bytes_and_kind & 0xff); }
+    std::uint64_t bytes() const { return bytes_and_kind >> 8; }
+    bool before(const Event& other) const {
+      return time_s != other.time_s ? time_s < other.time_s : order < other.order;
     }
   };
+  static constexpr int kSequenceBits = 44;
   struct End {
     std::unique_ptr<SimDriver> driver;
-    EventSink* sink = nullptr;  // null: not yet attached, or shut down
-    double out_free_s = 0.0;
-    double in_free_s = 0.0;
-    double processor_free_s = 0.0;
+    EventSink* sink = nullptr;  // null: not yet attached, shut down or dead
+    double frozen_until_s = 0.0;
+    bool dead = false;
     SimCounts counts{};
   };
 
-  void post(Rank from, Message message);
+  // For the drivers.
+  void send(Rank from, Rank to, const Envelope& envelope, ConstBytes bytes, Pending& pending);
+  void send_control(Rank from, Rank to, const Control& control);
   void compute(Rank rank, std::size_t bytes, Pending& pending);
   void accept(Message& message, Bytes into, Pending& pending);
   void release(Message& message);
   void shut_down(Rank rank);
 
-  void push(double time_s, Rank rank, Kind kind, void* subject, std::size_t bytes);
+  Message& new_message(Rank from, Rank to);
+  void push(double time_s, Rank rank, Kind kind, void* subject, std::uint64_t bytes);
+  Event pop();
+  void leave_sender(Message& message, double start_s);
+  void reach_receiver(Message& message);
+  double in_order(Rank from, Rank to, double time_s);
   void announce(Message& message);
   void record(const Event& event);
 
-  SimCosts costs_;
+  // sim_network_faults.cpp
+  void plan_faults(const std::vector<SimFault>& faults);
+  void mark_if_faulty(Message& message, std::uint64_t nth);
+  void let_ranks_fail();
+  void kill(const SimFault& fault);
+  void freeze(const SimFault& fault);
+  bool defer_if_frozen(const Event& event);
+  bool damage(Message& message);
+
   Random random_;
+  bool size_only_;
+  SimPorts ports_;
+  SimRecord record_;
   double now_s_ = 0.0;
   std::vector<End> ends_;
-  std::vector<Event> heap_;
+  std::vector<Event> heap_;  // four children to a node
   std::uint64_t next_sequence_ = 0;
   std::deque<Message> messages_;  // never shrinks, so that addresses stay
   std::vector<Message*> free_;
   std::vector<Rank> touched_;
   std::uint64_t events_ = 0;
-  std::uint64_t trace_hash_ = 0;
-  bool keeps_text_ = false;
-  std::string trace_text_;
+  std::unordered_map<std::uint64_t, double> last_control_s_;  // by sender and receiver: control messages keep their order
+  bool keeps_control_order_;                                  // false: they do so by themselves
+  std::vector<SimFault> failing_;                             // kills and freezes to come, the last one first
+  std::vector<SimFault> faulty_messages_;
+  std::size_t gone_ranks_ = 0;
 };
 
 }  // namespace telegrad
