@@ -156,7 +156,8 @@ Decoded<V> decode(ConstBytes bytes, IndexRange expected) {
   TELEGRAD_CHECK(expected.begin <= expected.end && expected.end <= kDimensionMost);
   const auto damaged = [](const std::string& what) { return Decoded<V>("damaged sparse message: " + what); };
   StreamHeader header;
-  if (const std::string error = read_header(bytes, dtype_of<V>, expected, header); !error.empty()) return damaged(error);
+  const std::string error = read_header(bytes, dtype_of<V>, expected, header);
+  if (!error.empty()) return damaged(error);
   const Layout layout(header);
 
   const auto nnz = static_cast<std::size_t>(header.nnz);
