@@ -1,0 +1,173 @@
+#include "simulation/explorer/calls.hpp"
+
+#include <algorithm>
+#include <bit>
+
+#include "collectives/choice.hpp"
+
+namespace telegrad::explorer {
+namespace {
+
+constexpr std::array kOperations{Operation::allreduce, Operation::allreduce,        Operation::allreduce,
+                                 Operation::allreduce, Operation::sparse_allreduce, Operation::sparse_allreduce,
+                                 Operation::allgather, Operation::broadcast,        Operation::barrier};
+constexpr std::array kGradients{DType::f32, DType::f32, DType::bf16};
+constexpr std::array kAny{DType::f32, DType::bf16, DType::u8, DType::i64, DType::f16, DType::c128};
+constexpr std::array kSwitchFactors{1.0, 1.0, 0.0, 0.3, 1.7, 1e6};
+constexpr std::size_t kCallsMost = 8;
+
+// Around the number of ranks, where blocks are empty or have one element; otherwise mostly small.
+std::size_t draw_count(Chance& chance, Rank size, double most) {
+  switch (chance.integer(0, 9)) {
+    case 0: return 0;
+    case 1: return 1;
+    case 2: return size - 1;
+    case 3: return size;
+    case 4: return size + 1;
+    default: return static_cast<std::size_t>(chance.magnitude(1.0, most));
+  }
+}
+
+// Mostly as a program would call it; sometimes cut into up to six segments on up to three lanes.
+std::optional<RingTuning> draw_tuning(Chance& chance, std::size_t bytes, Rank size) {
+  if (bytes == 0 || chance.happens(0.5)) return std::nullopt;
+  const std::size_t segments = chance.integer<std::size_t>(1, 6);
+  return RingTuning{.message_bytes = std::max<std::size_t>(1, bytes / (segments * size)),
+                    .lanes = chance.integer<std::size_t>(1, 3)};
+}
+
+Operation suited(Chance& chance, Trouble trouble) {
+  switch (trouble) {
+    case Trouble::reduction: return chance.happens(0.5) ? Operation::allreduce : Operation::sparse_allreduce;
+    case Trouble::algorithm: return Operation::allreduce;
+    case Trouble::switch_factor: return Operation::sparse_allreduce;
+    case Trouble::root: return Operation::broadcast;
+    case Trouble::count:
+    case Trouble::dtype:
+      while (true) {
+        if (const Operation one = chance.pick(kOperations); one != Operation::barrier) return one;
+      }
+    // Noise in the payload of a dense operation is nothing that anybody could notice.
+    case Trouble::scrambled_head: return chance.happens(0.8) ? Operation::sparse_allreduce : Operation::barrier;
+    default: return chance.pick(kOperations);
+  }
+}
+
+}  // namespace
+
+Algorithm PlannedCall::resolved(Rank size) const {
+  return algorithm == Algorithm::automatic ? choose_allreduce(size, bytes()) : algorithm;
+}
+
+bool PlannedCall::agrees(const PlannedCall& other, Rank size) const {
+  if (operation != other.operation || dtype != other.dtype || count != other.count) return false;
+  switch (operation) {
+    case Operation::allreduce: return reduction == other.reduction && resolved(size) == other.resolved(size);
+    case Operation::sparse_allreduce: return reduction == other.reduction && switch_factor == other.switch_factor;
+    case Operation::broadcast: return root == other.root;
+    default: return true;
+  }
+}
+
+PlannedCall draw_call(Chance& chance, Operation operation, Rank size) {
+  PlannedCall call{.operation = operation, .seed = chance.seed()};
+  if (operation == Operation::barrier) return call;
+  if (operation == Operation::allgather || operation == Operation::broadcast) {
+    call.dtype = chance.pick(kAny);
+    call.count = draw_count(chance, size, operation == Operation::allgather ? 4000.0 / size : 4000.0);
+    if (operation == Operation::broadcast) call.root = chance.integer<Rank>(0, size - 1);
+    return call;
+  }
+  call.dtype = chance.pick(kGradients);
+  call.reduction = chance.happens(0.6) ? Reduction::sum : Reduction::avg;
+  call.count = draw_count(chance, size, 4000.0);
+  if (operation == Operation::sparse_allreduce) {
+    call.switch_factor = chance.pick(kSwitchFactors);
+    return call;
+  }
+  constexpr std::array kAlgorithms{Algorithm::automatic, Algorithm::ring, Algorithm::recursive_doubling};
+  call.algorithm = chance.pick(kAlgorithms);
+  if (call.algorithm == Algorithm::ring) call.tuning = draw_tuning(chance, call.bytes(), size);
+  return call;
+}
+
+std::vector<PlannedCall> draw_calls(Chance& chance, Trouble trouble, Rank size, std::size_t& at) {
+  std::vector<PlannedCall> calls;
+  const bool needs_two = trouble == Trouble::order;
+  const std::size_t count = chance.integer<std::size_t>(needs_two ? 2 : 1, kCallsMost - 1);
+  at = chance.integer<std::size_t>(0, count - (needs_two ? 2 : 1));
+  for (std::size_t i = 0; i < count; ++i) {
+    const bool everywhere = trouble == Trouble::scrambled_head;
+    calls.push_back(draw_call(chance, suited(chance, i == at || everywhere ? trouble : Trouble::none), size));
+  }
+  if (trouble == Trouble::algorithm) {
+    calls[at].algorithm = chance.happens(0.5) ? Algorithm::ring : Algorithm::recursive_doubling;
+    calls[at].tuning.reset();
+  }
+  // Nobody is through with a barrier before all have come: so that everybody hears of a failure, as a program does that
+  // goes on calling.
+  if (chance.happens(0.7)) calls.push_back(draw_call(chance, Operation::barrier, size));
+  return calls;
+}
+
+std::vector<PlannedCall> odd_calls(Chance& chance, Trouble trouble, Rank size, std::vector<PlannedCall> calls,
+                                   std::size_t at, std::size_t turn) {
+  PlannedCall& call = calls[at];
+  switch (trouble) {
+    case Trouble::count: call.count += chance.happens(0.8) ? 1 : 1 + turn; break;
+    case Trouble::dtype:
+      if (call.operation == Operation::allreduce || call.operation == Operation::sparse_allreduce) {
+        call.dtype = call.dtype == DType::f32 ? DType::bf16 : DType::f32;
+      } else {  // another one of as many bytes
+        call.dtype = call.dtype == DType::i64 ? DType::u64 : DType::i8;
+      }
+      break;
+    case Trouble::reduction:
+      call.reduction = call.reduction == Reduction::sum ? Reduction::avg : Reduction::sum;
+      break;
+    case Trouble::root: call.root = (call.root + 1 + static_cast<Rank>(turn) % (size - 1)) % size; break;
+    case Trouble::algorithm:
+      call.algorithm = call.algorithm == Algorithm::ring ? Algorithm::recursive_doubling : Algorithm::ring;
+      break;
+    case Trouble::switch_factor: call.switch_factor += 0.5; break;
+    case Trouble::operation:
+    case Trouble::more: {
+      PlannedCall other = call;
+      while (other.operation == call.operation) other = draw_call(chance, chance.pick(kOperations), size);
+      if (trouble == Trouble::operation) {
+        call = other;
+      } else {
+        calls.insert(calls.begin() + static_cast<std::ptrdiff_t>(at), other);
+      }
+      break;
+    }
+    case Trouble::order: std::swap(calls[at], calls[at + 1]); break;
+    case Trouble::fewer: calls.erase(calls.begin() + static_cast<std::ptrdiff_t>(at)); break;
+    case Trouble::stop: calls.resize(at); break;
+    default: break;
+  }
+  return calls;
+}
+
+Effort effort_of(const PlannedCall& call, Rank size) {
+  const double ranks = size;
+  const double rounds = std::bit_width(size - 1);
+  const auto bytes = static_cast<double>(call.bytes());
+  switch (call.operation) {
+    case Operation::allreduce:
+      if (call.resolved(size) == Algorithm::ring) {
+        double segments = 1.0;
+        if (call.tuning) segments += bytes / (ranks * static_cast<double>(call.tuning->message_bytes));
+        return {2.0 * ranks * segments, 2.0 * bytes};
+      }
+      return {rounds + 2.0, bytes * (rounds + 2.0)};
+    case Operation::sparse_allreduce:
+      return {2.0 * ranks, 2.0 * (static_cast<double>(call.count) * 8.0 + 64.0 * ranks)};
+    case Operation::allgather: return {ranks + rounds, ranks * bytes};
+    case Operation::broadcast: return {rounds + 1.0, (rounds + 1.0) * bytes};
+    case Operation::barrier: return {rounds, 0.0};
+  }
+  return {};
+}
+
+}  // namespace telegrad::explorer

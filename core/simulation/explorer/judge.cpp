@@ -1,0 +1,275 @@
+#include "simulation/explorer/judge.hpp"
+
+#include <algorithm>
+#include <map>
+#include <utility>
+
+#include "simulation/explorer/values.hpp"
+
+namespace telegrad::explorer {
+namespace {
+
+std::string name_of_call(Rank rank, std::size_t index) {
+  return "rank " + std::to_string(rank) + ", operation " + std::to_string(index);
+}
+
+const char* name_of_kind(FailureKind kind) {
+  switch (kind) {
+    case FailureKind::transport: return "transport";
+    case FailureKind::peer_failed: return "peer_failed";
+    case FailureKind::timeout: return "timeout";
+    case FailureKind::mismatched_call: return "mismatched_call";
+  }
+  return "unknown";
+}
+
+std::string text_of(const Failure& failure) {
+  return std::string(name_of_kind(failure.kind)) + ": " + failure.message();
+}
+
+// Where the first wrong bytes are, and what is there.
+std::string difference(const std::vector<std::byte>& got, const std::vector<std::byte>& wanted) {
+  if (got.size() != wanted.size()) {
+    return std::to_string(got.size()) + " bytes instead of " + std::to_string(wanted.size());
+  }
+  const auto at = static_cast<std::size_t>(std::ranges::mismatch(got, wanted).in1 - got.begin());
+  return "byte " + std::to_string(at) + " of " + std::to_string(got.size()) + " is " +
+         std::to_string(static_cast<int>(got[at])) + " instead of " + std::to_string(static_cast<int>(wanted[at]));
+}
+
+class Judge {
+ public:
+  Judge(const Program& program, const Seen& seen) : program_(program), seen_(seen), blame_(blame_of(program, seen)) {}
+
+  Verdict verdict() {
+    std::size_t most = 0;
+    for (const auto& calls : program_.calls) most = std::max(most, calls.size());
+    for (std::size_t index = 0; index < most; ++index) look_at_results(index);
+    for (Rank rank = 0; rank < program_.size; ++rank) look_at_ends(rank);
+    look_at_verdicts();
+    std::ranges::stable_sort(verdict_.findings, {}, &Finding::sort);
+    verdict_.error_named = failed_ && verdict_.findings.empty();
+    return std::move(verdict_);
+  }
+
+ private:
+  void find(Sort sort, std::string text) { verdict_.findings.push_back({sort, std::move(text)}); }
+  bool survives(Rank rank) const { return !seen_.ranks[rank].died && !seen_.ranks[rank].frozen; }
+
+  // The calls that met as operation `index`; null: a rank that has none.
+  void look_at_results(std::size_t index) {
+    std::vector<const PlannedCall*> planned(program_.size);
+    std::vector<const SeenCall*> calls(program_.size);
+    Rank latest = 0;
+    bool alike = true;
+    double all_began_s = 0.0;
+    for (Rank rank = 0; rank < program_.size; ++rank) {
+      if (index >= program_.calls[rank].size()) {
+        alike = false;
+        all_began_s = kNever_s;
+        latest = rank;
+        continue;
+      }
+      planned[rank] = &program_.calls[rank][index];
+      calls[rank] = &seen_.ranks[rank].calls[index];
+      if (planned[0] == nullptr || !planned[rank]->agrees(*planned[0], program_.size)) alike = false;
+      if (calls[rank]->began_s > all_began_s) latest = rank;
+      all_began_s = std::max(all_began_s, calls[rank]->began_s);
+    }
+    std::optional<Expected> expected;
+    std::optional<bool> dense;
+    for (Rank rank = 0; rank < program_.size; ++rank) {
+      if (calls[rank] == nullptr) continue;
+      const PlannedCall& plan = *planned[rank];
+      const SeenCall& call = *calls[rank];
+      verdict_.calls += call.called ? 1 : 0;
+      look_at_input(rank, index, plan, call);
+      if (plan.operation == Operation::broadcast) {
+        if (call.succeeded()) look_at_broadcast(rank, index, planned, calls);
+        continue;
+      }
+      if (!alike || all_began_s == kNever_s) look_untouched(rank, index, plan, call);
+      if (!call.succeeded()) continue;
+      if (!alike) {
+        find(Sort::wrong_result, name_of_call(rank, index) + ": succeeded, though not all ranks called it alike");
+      } else if (call.done_s < all_began_s) {
+        find(Sort::wrong_result, name_of_call(rank, index) + ": succeeded before rank " + std::to_string(latest) +
+                                     " had called it");
+      } else {
+        if (!expected) expected = expect(plan, planned);
+        look_at_result(rank, index, plan, call, *expected);
+        if (!call.dense_result) continue;
+        if (dense && *dense != *call.dense_result) {
+          find(Sort::wrong_result, name_of_call(rank, index) + ": the result is dense on one rank, sparse on another");
+        }
+        dense = call.dense_result;
+      }
+    }
+  }
+
+  Expected expect(const PlannedCall& plan, const std::vector<const PlannedCall*>& planned) const {
+    if (plan.operation != Operation::allgather) {
+      return plan.operation == Operation::barrier ? Expected{} : expected_sum(plan, program_.size, planned);
+    }
+    Expected expected;
+    expected.dense.reserve(plan.bytes() * program_.size);
+    for (Rank rank = 0; rank < program_.size; ++rank) {
+      const Contribution share(*planned[rank], rank, program_.size);
+      for (std::size_t i = 0; i < plan.bytes(); ++i) expected.dense.push_back(share.byte(i));
+    }
+    return expected;
+  }
+
+  void look_at_result(Rank rank, std::size_t index, const PlannedCall& plan, const SeenCall& call,
+                      const Expected& expected) {
+    ++verdict_.results;
+    const bool stream = plan.operation == Operation::sparse_allreduce && call.output.empty() && plan.count != 0;
+    if (stream && !call.dense_result) {
+      find(Sort::wrong_result, name_of_call(rank, index) + ": succeeded without a result");
+    } else if (!call.dense_result) {
+      compare(rank, index, call.result(), expected.dense);
+    } else if (*call.dense_result) {
+      compare(rank, index, call.values, expected.dense);
+    } else if (call.indices != expected.indices) {
+      find(Sort::wrong_result, name_of_call(rank, index) + ": the indices are wrong: " +
+                                   std::to_string(call.indices.size()) + " instead of " +
+                                   std::to_string(expected.indices.size()) + ", or others");
+    } else {
+      std::vector<std::byte> values;
+      const std::size_t element = size_of(plan.dtype);
+      for (const std::uint32_t i : expected.indices) {
+        const auto at = expected.dense.begin() + static_cast<std::ptrdiff_t>(i * element);
+        values.insert(values.end(), at, at + static_cast<std::ptrdiff_t>(element));
+      }
+      compare(rank, index, call.values, values);
+    }
+  }
+
+  void compare(Rank rank, std::size_t index, const std::vector<std::byte>& got, const std::vector<std::byte>& wanted) {
+    if (got == wanted) return;
+    find(Sort::wrong_result, name_of_call(rank, index) + ": " + difference(got, wanted));
+  }
+
+  // Messages go down a tree, and calls are compared at each hop: who succeeded agrees with the root.
+  void look_at_broadcast(Rank rank, std::size_t index, const std::vector<const PlannedCall*>& planned,
+                         const std::vector<const SeenCall*>& calls) {
+    const PlannedCall& plan = *planned[rank];
+    const PlannedCall* const root = planned[plan.root];
+    if (root == nullptr || !root->agrees(plan, program_.size)) {
+      find(Sort::wrong_result, name_of_call(rank, index) + ": succeeded, though the root called something else");
+    } else if (calls[rank]->done_s < calls[plan.root]->began_s) {
+      find(Sort::wrong_result, name_of_call(rank, index) + ": succeeded before the root had called it");
+    } else {
+      ++verdict_.results;
+      compare(rank, index, calls[rank]->memory, calls[plan.root]->before);
+    }
+  }
+
+  // Nobody writes into an input.
+  void look_at_input(Rank rank, std::size_t index, const PlannedCall& plan, const SeenCall& call) {
+    const bool only_read = !call.in_place || (plan.operation == Operation::broadcast && plan.root == rank);
+    if (only_read && call.memory != call.before) {
+      find(Sort::wrong_result, name_of_call(rank, index) + ": the input has changed: " +
+                                   difference(call.memory, call.before));
+    }
+  }
+
+  // Before it has heard from all ranks, no rank writes: so not where one did not call it, or something else.
+  void look_untouched(Rank rank, std::size_t index, const PlannedCall& plan, const SeenCall& call) {
+    const bool changed = call.in_place ? call.memory != call.before
+                                       : std::ranges::any_of(call.output, [](auto byte) { return byte != kPoison; });
+    if (!changed || plan.operation == Operation::broadcast) return;
+    find(Sort::wrong_result, name_of_call(rank, index) + ": the output was written before all ranks had called it");
+  }
+
+  void look_at_ends(Rank rank) {
+    const SeenRank& seen = seen_.ranks[rank];
+    if (!survives(rank)) return;
+    bool failed = false;
+    for (std::size_t index = 0; index < seen.calls.size(); ++index) {
+      const SeenCall& call = seen.calls[index];
+      if (!call.called) {
+        const bool gave_up = rank == program_.culprit &&
+                             (program_.trouble == Trouble::abort || program_.trouble == Trouble::close);
+        if (!failed && !gave_up) find(Sort::hang, name_of_call(rank, index) + ": was never reached");
+      } else if (!call.done) {
+        find(Sort::hang, name_of_call(rank, index) + ": never ends");
+      } else if (call.failure) {
+        failed = failed_ = true;
+        look_at_failure(rank, index, *call.failure);
+      }
+      failed = failed || call.failure.has_value();
+    }
+  }
+
+  void look_at_failure(Rank rank, std::size_t index, const Failure& failure) {
+    const std::string where = name_of_call(rank, index) + ": ";
+    if (failure.rank != rank) find(Sort::wrong_error, where + "reported by another rank: " + text_of(failure));
+    // A call that comes after the verdict is refused without a number of its own.
+    const bool numbered = seen_.ranks[rank].calls[index].began_s != kNever_s;
+    if (numbered && failure.sequence != index) find(Sort::wrong_error, where + "under another number: " + text_of(failure));
+    if (rank != blame_.exempt) look_at_blame(where, failure);
+  }
+
+  void look_at_blame(const std::string& where, const Failure& failure) {
+    if (blame_.kinds.empty()) {
+      find(Sort::wrong_error, where + "nothing had happened, but " + text_of(failure));
+      return;
+    }
+    if (std::ranges::find(blame_.kinds, failure.kind) == blame_.kinds.end()) {
+      find(Sort::wrong_error, where + "not the right kind: " + text_of(failure));
+    }
+    if (blame_.anybody || std::ranges::find(blame_.culprits, failure.peer) != blame_.culprits.end()) return;
+    if (is_damage(program_.trouble) && names_as_well_as_it_can(failure)) return;
+    find(Sort::wrong_error, where + "not the culprit: " + text_of(failure));
+  }
+
+  // A slice of a sparse sum goes round a ring and is looked into at the end: whether its owner or a rank in between has
+  // damaged it, no receiver can know. And what no operation has asked for has no peer, only a text.
+  bool names_as_well_as_it_can(const Failure& failure) const {
+    if (failure.reason.find("sent a damaged sum") != std::string::npos) return true;
+    const std::string sender = "a message of rank " + std::to_string(program_.culprit) + " for operation ";
+    return failure.peer == kNoRank && failure.reason.find(sender) != std::string::npos;
+  }
+
+  // Who is through with everything and has said goodbye: nobody asks it any more.
+  bool departed(const SeenRank& seen) const {
+    return program_.parts && std::ranges::all_of(seen.calls, [](const SeenCall& call) { return call.succeeded(); });
+  }
+
+  // Also those whose operations were all over before the failure have an opinion.
+  void look_at_verdicts() {
+    const Failure* first = nullptr;
+    for (Rank rank = 0; rank < program_.size; ++rank) {
+      const SeenRank& seen = seen_.ranks[rank];
+      if (!survives(rank) || rank == blame_.exempt || !seen.verdict || departed(seen)) continue;
+      const std::string where = "rank " + std::to_string(rank) + ": ";
+      look_at_blame(where, *seen.verdict);
+      if (first == nullptr) first = &*seen.verdict;
+      if (seen.verdict->kind == first->kind && seen.verdict->peer == first->peer) continue;
+      find(Sort::wrong_error, where + "disagrees with rank " + std::to_string(first->rank) + ": " +
+                                  text_of(*seen.verdict) + "; " + text_of(*first));
+    }
+  }
+
+  const Program& program_;
+  const Seen& seen_;
+  const Blame blame_;
+  Verdict verdict_;
+  bool failed_ = false;
+};
+
+}  // namespace
+
+const char* name_of(Sort sort) {
+  switch (sort) {
+    case Sort::hang: return "hang";
+    case Sort::wrong_result: return "wrong result";
+    case Sort::wrong_error: return "wrong error";
+  }
+  return "unknown";
+}
+
+Verdict judge(const Program& program, const Seen& seen) { return Judge(program, seen).verdict(); }
+
+}  // namespace telegrad::explorer

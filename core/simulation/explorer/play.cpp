@@ -1,0 +1,225 @@
+#include "simulation/explorer/play.hpp"
+
+#include <algorithm>
+#include <memory>
+#include <utility>
+
+#include "session/operations.hpp"
+#include "simulation/explorer/drawing.hpp"
+#include "simulation/explorer/values.hpp"
+#include "sparse/stream.hpp"
+
+namespace telegrad::explorer {
+namespace {
+
+SimulationOptions options_of(const Program& program) {
+  return {.costs = program.costs, .seed = program.seed, .session = program.session, .clocks = true,
+          .faults = program.faults};
+}
+
+template <class V>
+SparseStream<V> stream_of(const PlannedCall& call, const Contribution& share) {
+  const auto put = [](V& to, int value) {
+    (void)put_value(dtype_of<V>, reinterpret_cast<std::byte*>(&to), static_cast<float>(value));
+  };
+  std::vector<std::uint32_t> indices;
+  std::vector<V> values;
+  for (std::uint32_t i = 0; i < call.count; ++i) {
+    if (!share.has(i)) continue;
+    indices.push_back(i);
+    put(values.emplace_back(), share.value(i));
+  }
+  if (share.dense()) return SparseStream<V>::dense(values);
+  return SparseStream<V>::sparse(call.count, indices, values);
+}
+
+// Reads a result that is a stream, once there is one.
+using ReadResult = std::function<void(SeenCall&)>;
+
+template <class V>
+ReadResult reader(std::shared_ptr<std::optional<SparseStream<V>>> result) {
+  return [result = std::move(result)](SeenCall& seen) {
+    if (!*result) return;
+    const SparseStream<V>& stream = **result;
+    seen.dense_result = stream.is_dense();
+    seen.indices.assign(stream.indices().begin(), stream.indices().end());
+    const auto bytes = std::as_bytes(stream.values());
+    seen.values.assign(bytes.begin(), bytes.end());
+  };
+}
+
+class Play {
+ public:
+  explicit Play(const Program& program)
+      : program_(program), simulation_(program.size, options_of(program)), ranks_(program.size) {
+    seen_.ranks.resize(program.size);
+    for (Rank rank = 0; rank < program.size; ++rank) {
+      ranks_[rank].chance = Chance(program.seed * 0x10001 + rank);
+      seen_.ranks[rank].calls.resize(program.calls[rank].size());
+      ranks_[rank].requests.resize(program.calls[rank].size());
+      ranks_[rank].readers.resize(program.calls[rank].size());
+    }
+  }
+
+  Seen run(bool keep_trace) {
+    if (keep_trace) simulation_.network().keep_trace_text();
+    for (Rank rank = 0; rank < program_.size; ++rank) go_on(rank);
+    if (program_.trouble == Trouble::abort || program_.trouble == Trouble::close) {
+      simulation_.run(program_.act_s);
+      act();
+    }
+    simulation_.run(program_.until_s);
+    collect();
+    return std::move(seen_);
+  }
+
+ private:
+  struct Caller {
+    Chance chance{0};
+    std::vector<RequestPtr> requests;
+    std::vector<ReadResult> readers;
+    std::size_t next = 0;       // call
+    std::size_t in_flight = 0;
+    bool stopped = false;       // calls nothing more
+  };
+
+  // Calls what the rank may have in flight.
+  void go_on(Rank rank) {
+    Caller& caller = ranks_[rank];
+    const auto& calls = program_.calls[rank];
+    while (!caller.stopped && caller.next < calls.size() && caller.in_flight < program_.window[rank]) {
+      const std::size_t index = caller.next++;
+      ++caller.in_flight;
+      const double at_s = simulation_.now_s() + program_.think_s[rank] * caller.chance.between(0.0, 1.0);
+      caller.requests[index] = make_request(rank, index);
+      seen_.ranks[rank].calls[index].called = true;
+      caller.requests[index]->when_done([this, rank, index] { over(rank, index); });
+      simulation_.begin(rank, caller.requests[index], at_s);
+    }
+  }
+
+  void over(Rank rank, std::size_t index) {
+    Caller& caller = ranks_[rank];
+    SeenCall& call = seen_.ranks[rank].calls[index];
+    call.done = true;
+    call.done_s = simulation_.now_s();
+    call.failure = caller.requests[index]->failure();
+    --caller.in_flight;
+    if (call.failure && !program_.persists) caller.stopped = true;
+    go_on(rank);
+    const bool through = !caller.stopped && caller.next == caller.requests.size() && caller.in_flight == 0;
+    if (through && !call.failure && program_.parts) simulation_.act(rank, [](Session& session) { session.part(); });
+  }
+
+  // Its program gives up, or closes the communicator before the others do.
+  void act() {
+    const Rank rank = program_.culprit;
+    ranks_[rank].stopped = true;
+    simulation_.act(rank, [closes = program_.trouble == Trouble::close](Session& session) {
+      if (closes) {
+        session.part();
+        return;
+      }
+      session.fail({.kind = FailureKind::transport,
+                    .rank = session.rank(),
+                    .peer = session.rank(),
+                    .operation = "abort",
+                    .reason = "the program gave up"});
+    });
+  }
+
+  RequestPtr make_request(Rank rank, std::size_t index) {
+    const PlannedCall& call = program_.calls[rank][index];
+    SeenCall& seen = seen_.ranks[rank].calls[index];
+    const Contribution share(call, rank, program_.size);
+    const RequestPtr inner = call.operation == Operation::sparse_allreduce
+                                 ? make_sparse(call, share, seen, ranks_[rank].readers[index])
+                                 : make_dense(call, share, seen, rank);
+    seen.before = seen.memory;
+    return std::make_shared<Request>(inner->call(), [this, inner, &seen](Transport& net) {
+      seen.began_s = simulation_.now_s();
+      return inner->start(net);
+    });
+  }
+
+  RequestPtr make_dense(const PlannedCall& call, const Contribution& share, SeenCall& seen, Rank rank) {
+    const Rank size = program_.size;
+    const std::size_t bytes = call.bytes();
+    seen.in_place = share.in_place() || call.operation == Operation::broadcast;
+    seen.memory.resize(bytes);
+    switch (call.operation) {
+      case Operation::allreduce: {
+        std::byte* next = seen.memory.data();
+        for (std::size_t i = 0; i < call.count; ++i) {
+          next += put_value(call.dtype, next, static_cast<float>(share.value(i)));
+        }
+        if (!seen.in_place) seen.output.assign(bytes, kPoison);
+        const Bytes output = seen.in_place ? seen.memory : seen.output;
+        const RequestPtr request =
+            make_all_reduce(size, {seen.memory, output, call.dtype, call.reduction, call.algorithm});
+        if (!call.tuning) return request;
+        return std::make_shared<Request>(request->call(), [&call, &seen, output](Transport& net) {
+          return allreduce_ring(net, call.dtype, call.reduction, seen.memory, output, *call.tuning);
+        });
+      }
+      case Operation::allgather: {
+        const std::size_t own = seen.in_place ? rank * bytes : 0;
+        if (seen.in_place) seen.memory.assign(size * bytes, kPoison);
+        for (std::size_t i = 0; i < bytes; ++i) seen.memory[own + i] = share.byte(i);
+        if (!seen.in_place) seen.output.assign(size * bytes, kPoison);
+        const Bytes all = seen.in_place ? seen.memory : seen.output;
+        return make_all_gather(size, call.dtype, ConstBytes(seen.memory).subspan(own, bytes), all);
+      }
+      case Operation::broadcast:
+        for (std::size_t i = 0; i < bytes; ++i) seen.memory[i] = rank == call.root ? share.byte(i) : kPoison;
+        return make_broadcast(size, call.dtype, seen.memory, call.root);
+      default: return make_barrier();
+    }
+  }
+
+  RequestPtr make_sparse(const PlannedCall& call, const Contribution& share, SeenCall& seen, ReadResult& read) {
+    return call.dtype == DType::f32 ? make_sparse_of<float>(call, share, seen, read)
+                                    : make_sparse_of<bf16>(call, share, seen, read);
+  }
+
+  template <class V>
+  RequestPtr make_sparse_of(const PlannedCall& call, const Contribution& share, SeenCall& seen, ReadResult& read) {
+    SparseStream<V> mine = stream_of<V>(call, share);
+    if (share.in_place()) {
+      seen.output.assign(call.bytes(), kPoison);
+      const std::span<V> output(reinterpret_cast<V*>(seen.output.data()), call.count);
+      return make_all_reduce_into(std::move(mine), output, call.reduction, call.switch_factor);
+    }
+    SparseSum<V> sum = make_all_reduce(std::move(mine), call.reduction, call.switch_factor);
+    read = reader<V>(std::move(sum.result));
+    return sum.request;
+  }
+
+  void collect() {
+    seen_.end_s = simulation_.now_s();
+    seen_.events = simulation_.network().events();
+    seen_.trace_hash = simulation_.network().trace_hash();
+    seen_.trace_text = simulation_.network().trace_text();
+    for (Rank rank = 0; rank < program_.size; ++rank) {
+      SeenRank& seen = seen_.ranks[rank];
+      seen.died = simulation_.died(rank);
+      seen.frozen = simulation_.frozen(rank);
+      seen.verdict = simulation_.session(rank).failure();
+      seen.failing = simulation_.session(rank).failing();
+      for (std::size_t i = 0; i < seen.calls.size(); ++i) {
+        if (seen.calls[i].succeeded() && ranks_[rank].readers[i]) ranks_[rank].readers[i](seen.calls[i]);
+      }
+    }
+  }
+
+  const Program& program_;
+  Seen seen_;  // before the simulation, which writes into it
+  Simulation simulation_;
+  std::vector<Caller> ranks_;
+};
+
+}  // namespace
+
+Seen play(const Program& program, bool keep_trace) { return Play(program).run(keep_trace); }
+
+}  // namespace telegrad::explorer

@@ -1,0 +1,147 @@
+"""``telegrad simulate faults``: random programs under random faults, in virtual time, from seeds."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+
+from telegrad.cli.interrupts import ended_by_interrupt
+from telegrad.cli.outputs import check_folder_of
+from telegrad.sim.exploration import RANKS, Exploration, explore, replay
+
+_DEFAULT_RANKS = f"{RANKS[0]}..{RANKS[1]}"
+
+
+def faults(
+    seeds: Annotated[int, typer.Option(min=1, help="How many to play: one simulation each.")] = 10_000,
+    ranks: Annotated[
+        str, typer.Option(help="Fewest and most ranks of a simulation, as 2..33, or one number.")
+    ] = _DEFAULT_RANKS,
+    first_seed: Annotated[int, typer.Option(min=0, help="The first of them.")] = 0,
+    jobs: Annotated[int | None, typer.Option(min=1, help="Processes that share the work; default: one a core.")] = None,
+    only: Annotated[str, typer.Option(help="Play only seeds with this trouble: kill, freeze, count, …")] = "",
+    replay_seed: Annotated[
+        int | None, typer.Option("--replay", min=0, help="Play this one seed again, and tell all about it.")
+    ] = None,
+    trace: Annotated[
+        Path | None, typer.Option(dir_okay=False, help="With --replay: write every event of the network here.")
+    ] = None,
+    json_file: Annotated[Path | None, typer.Option("--json", dir_okay=False, help="Write what was found here.")] = None,
+) -> None:
+    """Explore random programs under random faults in virtual time.
+
+    From each seed follow some ranks, what they call, what their network costs, and what goes wrong: a rank is killed,
+    freezes or is slow, messages are late or damaged, ranks call different things, one gives up or leaves. Every call
+    must end: with the right sum, bit by bit, or with an error that names the culprit, the same one on all survivors.
+    Ends with status 1 if a seed shows anything else; each such seed is told with the command that replays it.
+    """
+    console = Console()
+    lowest, highest = _range_of(ranks)
+    check_folder_of(json_file, "--json")
+    check_folder_of(trace, "--trace")
+    if trace is not None and replay_seed is None:
+        raise typer.BadParameter("only one seed can be traced: give --replay SEED too", param_hint="--trace")
+    if replay_seed is not None:
+        _replay(console, replay_seed, (lowest, highest), trace, json_file)
+        return
+    began = time.monotonic()
+    columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+    bad = TextColumn("{task.fields[bad]}")
+    with (
+        ended_by_interrupt(console, "stopped"),
+        Progress(TextColumn("{task.description}"), *columns, bad, console=console, transient=True) as bar,
+    ):
+        task = bar.add_task("seeds", total=seeds, bad="")
+
+        def show(count: int, found: Exploration) -> None:
+            bar.update(task, advance=count, bad=f"{len(found.failures)} failures" if found.failures else "")
+
+        try:
+            found = explore(first_seed, seeds, ranks=(lowest, highest), only=only, jobs=jobs, on_progress=show)
+        except ValueError as error:
+            raise typer.BadParameter(str(error)) from error
+    taken_s = time.monotonic() - began
+    for failure in found.failures:
+        command = f"telegrad simulate faults --replay {failure.seed} --ranks {lowest}..{highest}"
+        text = f"{failure.what}: {failure.detail.splitlines()[0]}\n  {command}"
+        console.print(text, highlight=False, markup=False, soft_wrap=True)
+    console.print(_table_of(found, f"{found.seeds:,} seeds from {first_seed}, {lowest} to {highest} ranks"))
+    console.print(
+        f"{found.hangs} hangs, {found.wrong} wrong results, {found.wrong_errors} wrong errors; {taken_s:.1f} s",
+        highlight=False,
+    )
+    if json_file is not None:
+        json_file.write_text(json.dumps({**found.to_dict(), "first_seed": first_seed}, indent=1) + "\n")
+        console.print(f"found: {json_file}")
+    if found.failures:
+        raise typer.Exit(1)
+
+
+def _replay(console: Console, seed: int, ranks: tuple[int, int], trace: Path | None, json_file: Path | None) -> None:
+    try:
+        again = replay(seed, ranks=ranks)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+    say = {"highlight": False, "markup": False, "soft_wrap": True}
+    console.print(again.program, **say)
+    for error in again.errors:
+        console.print(error, style="dim", **say)
+    for what, detail in again.findings:
+        console.print(f"{what}: {detail}", style="red", **say)
+    console.print(
+        f"{'nothing wrong' if not again.findings else f'{len(again.findings)} findings'}; {again.events:,} events, "
+        f"trace {again.trace_hash:016x}",
+        **say,
+    )
+    if trace is not None:
+        trace.write_text(again.trace)
+        console.print(f"trace: {trace}", **say)
+    if json_file is not None:
+        told = {
+            "seed": seed,
+            "program": again.program,
+            "findings": [{"what": what, "detail": detail} for what, detail in again.findings],
+            "errors": again.errors,
+            "events": again.events,
+            "trace_hash": f"{again.trace_hash:016x}",
+        }
+        json_file.write_text(json.dumps(told, indent=1) + "\n")
+        console.print(f"found: {json_file}", **say)
+    if again.findings:
+        raise typer.Exit(1)
+
+
+def _table_of(found: Exploration, title: str) -> Table:
+    table = Table(title=title)
+    table.add_column("")
+    table.add_column("", justify="right")
+    for name, count in (
+        ("calls of all ranks", found.operations),
+        ("results compared bit by bit", found.results),
+        ("seeds with an error, the culprit named", found.errors_named),
+        ("events", found.events),
+        ("hangs", found.hangs),
+        ("wrong results", found.wrong),
+        ("wrong errors", found.wrong_errors),
+    ):
+        table.add_row(name, f"{count:,}")
+    return table
+
+
+def _range_of(ranks: str) -> tuple[int, int]:
+    matched = re.fullmatch(r"(\d+)(?:\.\.(\d+))?", ranks.strip())
+    lowest, highest = (int(matched[1]), int(matched[2] or matched[1])) if matched else (0, 0)
+    if not 2 <= lowest <= highest <= 4096:
+        raise typer.BadParameter(
+            f"{ranks!r} is no range of ranks: use two numbers from 2 to 4096, as in {_DEFAULT_RANKS}",
+            param_hint="--ranks",
+        )
+    return lowest, highest

@@ -1,0 +1,153 @@
+"""Random programs under random faults, in virtual time: many seeds, spread over the cores of this machine.
+
+Each seed is one simulation of some ranks: what they call, what their network costs and what goes wrong follow from it.
+Every call must end, with the right bits or with an error that names the culprit.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import json
+import multiprocessing
+import os
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+from telegrad import _core
+
+RANKS = (2, 33)
+"""The range of sizes that seeds are drawn from where nothing else is said."""
+
+_CHUNK_SEEDS = 250  # well below a second, so that progress is smooth and an interrupt is heard
+_COUNTS = ("seeds", "operations", "results", "events", "hangs", "wrong", "wrong_errors", "errors_named")
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A seed that showed what must not be. ``what``: "hang", "wrong result" or "wrong error"; ``detail``: the worst
+    finding, and the program, in lines of text."""
+
+    seed: int
+    what: str
+    detail: str
+
+
+@dataclass
+class Exploration:
+    """What some seeds showed.
+
+    ``operations``: calls of all ranks; ``results``: successes of which every bit was compared; ``events``: of the
+    simulated networks; ``hangs``, ``wrong``, ``wrong_errors``: seeds by the worst that they showed; ``errors_named``:
+    seeds in which something failed and every survivor named the culprit; ``troubles``: how many seeds had which.
+    """
+
+    seeds: int = 0
+    operations: int = 0
+    results: int = 0
+    events: int = 0
+    hangs: int = 0
+    wrong: int = 0
+    wrong_errors: int = 0
+    errors_named: int = 0
+    ranks_most: int = 0
+    troubles: Counter[str] = field(default_factory=Counter)
+    failures: list[Failure] = field(default_factory=list)
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        """What ``_core.explore`` returns."""
+        found = json.loads(text)
+        return cls(
+            **{name: found[name] for name in (*_COUNTS, "ranks_most")},
+            troubles=Counter(found["troubles"]),
+            failures=[Failure(**one) for one in found["failures"]],
+        )
+
+    def add(self, other: Exploration) -> None:
+        """Takes in what other seeds showed. Failures stay in the order of seeds."""
+        for name in _COUNTS:
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        self.ranks_most = max(self.ranks_most, other.ranks_most)
+        self.troubles.update(other.troubles)
+        self.failures = sorted([*self.failures, *other.failures], key=lambda failure: failure.seed)
+
+    def to_dict(self) -> dict[str, Any]:
+        """For a result file."""
+        return {
+            **{name: getattr(self, name) for name in (*_COUNTS, "ranks_most")},
+            "troubles": dict(self.troubles),
+            "failures": [vars(failure) for failure in self.failures],
+        }
+
+
+@dataclass(frozen=True)
+class Replayed:
+    """One seed again. ``program``: what was drawn, in lines of text; ``findings``: (what, detail), empty if all was
+    well; ``errors``: what failing ranks said; ``trace``: one line per event of the network, ``trace_hash`` of it."""
+
+    seed: int
+    program: str
+    findings: list[tuple[str, str]]
+    errors: list[str]
+    events: int
+    trace_hash: int
+    trace: str
+
+
+def explore(
+    first_seed: int = 0,
+    seeds: int = 1000,
+    *,
+    ranks: tuple[int, int] = RANKS,
+    only: str = "",
+    jobs: int | None = None,
+    on_progress: Callable[[int, Exploration], None] = lambda *_: None,
+) -> Exploration:
+    """Plays ``seeds`` seeds from ``first_seed`` on, each with a number of ranks in ``ranks`` (fewest, most).
+
+    ``only``: the name of a trouble; other seeds are passed over. ``jobs`` processes share the work (default: one per
+    core). ``on_progress(seeds looked at since the last call, all that was found so far)`` runs on this thread. Raises
+    ``ValueError`` for a range of ranks outside 2 to 4,096, an unknown trouble, and numbers below 0 (``jobs``: below 1).
+    """
+    if first_seed < 0 or seeds < 0:
+        raise ValueError(f"first_seed={first_seed} and seeds={seeds} must not be negative")
+    if jobs is None:
+        jobs = len(os.sched_getaffinity(0))
+    if jobs < 1:
+        raise ValueError(f"jobs={jobs} must be at least 1: the processes that share the work")
+    _core.explore(first_seed, 0, *ranks, only)  # refuses bad arguments here rather than in every process
+    end = first_seed + seeds
+    chunks = [(begin, min(_CHUNK_SEEDS, end - begin)) for begin in range(first_seed, end, _CHUNK_SEEDS)]
+    found = Exploration()
+
+    def take(count: int, text: str) -> None:
+        found.add(Exploration.from_json(text))
+        on_progress(count, found)
+
+    if jobs == 1 or len(chunks) < 2:
+        for begin, count in chunks:
+            take(count, _core.explore(begin, count, *ranks, only))
+        return found
+    # Spawned, not forked: the parent may have threads.
+    spawn = multiprocessing.get_context("spawn")
+    pool = concurrent.futures.ProcessPoolExecutor(min(jobs, len(chunks)), spawn)
+    try:
+        running = {pool.submit(_core.explore, begin, count, *ranks, only): count for begin, count in chunks}
+        for done in concurrent.futures.as_completed(running):
+            take(running[done], done.result())
+    finally:
+        pool.shutdown(cancel_futures=True)  # after an interrupt: what runs is over within a second
+    return found
+
+
+def replay(seed: int, *, ranks: tuple[int, int] = RANKS) -> Replayed:
+    """Plays one seed again, event by event as before, where ``ranks`` is what it was. Raises ``ValueError`` as
+    ``explore`` does."""
+    if seed < 0:
+        raise ValueError(f"seed={seed} must not be negative")
+    text, trace_hash, trace = _core.replay(seed, *ranks)
+    found = json.loads(text)
+    findings = [(one["what"], one["detail"]) for one in found["findings"]]
+    return Replayed(seed, found["program"], findings, found["failures"], found["events"], trace_hash, trace)
