@@ -70,7 +70,7 @@ void Session::Job::take(const Arrival& arrival, const Posted& posted) {
   }
   session_.counters_.messages_received += 1;
   session_.counters_.bytes_received += length;
-  Bytes into = session_.options_.size_only ? Bytes{} : posted.into;  // the caller's memory is only claimed then
+  Bytes into = SizeOnly::active() ? Bytes{} : posted.into;  // the caller's memory is only claimed then
   if (posted.any != nullptr) {
     *posted.any = Buffer(length);
     into = posted.any->bytes();
