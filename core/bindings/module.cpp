@@ -58,6 +58,8 @@ NB_MODULE(_core, module) {
 
   bind_communicator(module);
   bind_kernels(module);
+  bind_explorer(module);
+  bind_measure(module);
   bind_simulation(module);
 }
 

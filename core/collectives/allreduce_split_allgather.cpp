@@ -17,6 +17,7 @@
 #include "base/check.hpp"
 #include "collectives/allgather.hpp"
 #include "collectives/blocks.hpp"
+#include "sparse/counted.hpp"
 #include "sparse/slices.hpp"
 #include "sparse/wire.hpp"
 
@@ -270,6 +271,8 @@ Task<void> allreduce_split_allgather_into(Transport& net, SparseStream<V> mine, 
 
 template Task<SparseStream<float>> allreduce_split_allgather(Transport&, SparseStream<float>, Reduction, double);
 template Task<SparseStream<bf16>> allreduce_split_allgather(Transport&, SparseStream<bf16>, Reduction, double);
+template Task<SparseStream<CountedF32>> allreduce_split_allgather(Transport&, SparseStream<CountedF32>, Reduction,
+                                                                  double);
 template Task<void> allreduce_split_allgather_into(Transport&, SparseStream<float>, Reduction, double,
                                                    std::span<float>);
 template Task<void> allreduce_split_allgather_into(Transport&, SparseStream<bf16>, Reduction, double, std::span<bf16>);

@@ -8,9 +8,9 @@
 
 namespace telegrad {
 
-/// The sum (or mean) of all ranks' streams, the same bits on every rank; V is float or bf16. All ranks pass the same
-/// dimension, and any number of entries each. With k entries per rank and K in the sum, spread evenly, a rank sends
-/// k(P−1)/P entries and receives as many, and then sends and receives K(P−1)/P.
+/// The sum (or mean) of all ranks' streams, the same bits on every rank; V is float or bf16, or, in simulations without
+/// values, CountedF32. All ranks pass the same dimension, and any number of entries each. With k entries per rank and K
+/// in the sum, spread evenly, a rank sends k(P−1)/P entries and receives as many, and then sends and receives K(P−1)/P.
 /// What holds more than δ entries goes dense (see switch_entries()): a slice on the wire by the bytes there, the result
 /// by the bytes in memory; `switch_factor` scales δ. The result is dense also where one of its slices was.
 /// Throws std::invalid_argument for a negative or NaN `switch_factor`.

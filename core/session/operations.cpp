@@ -10,6 +10,7 @@
 #include "collectives/barrier.hpp"
 #include "collectives/broadcast.hpp"
 #include "collectives/choice.hpp"
+#include "sparse/counted.hpp"
 
 namespace telegrad {
 namespace {
@@ -71,6 +72,7 @@ RequestPtr make_all_reduce_into(SparseStream<V> stream, std::span<V> output, Red
 
 template SparseSum<float> make_all_reduce(SparseStream<float>, Reduction, double);
 template SparseSum<bf16> make_all_reduce(SparseStream<bf16>, Reduction, double);
+template SparseSum<CountedF32> make_all_reduce(SparseStream<CountedF32>, Reduction, double);
 template RequestPtr make_all_reduce_into(SparseStream<float>, std::span<float>, Reduction, double);
 template RequestPtr make_all_reduce_into(SparseStream<bf16>, std::span<bf16>, Reduction, double);
 

@@ -20,23 +20,18 @@ struct Layout {
   std::uint64_t values = 0;
   std::uint64_t end = 0;
 
-  Layout(const StreamHeader& header, std::size_t value_bytes) {
+  explicit Layout(const StreamHeader& header) {
     const bool blocked = header.index_format == IndexFormat::blocked16;
     indices = counts + (blocked ? padded(4 * blocks_of(header.end - header.begin)) : 0);
     const std::uint64_t index_bytes = blocked ? 2 : header.index_format == IndexFormat::raw32 ? 4 : 0;
     values = indices + padded(index_bytes * header.nnz);
-    end = values + padded(value_bytes * header.nnz);
+    end = values + padded(size_of(header.dtype) * header.nnz);
   }
 };
 
 template <class V>
 StreamHeader header_of(const StreamView<V>& view) {
-  return {.kind = view.dense ? StreamKind::dense : StreamKind::sparse,
-          .dtype = dtype_of<V>,
-          .index_format = view.dense ? IndexFormat::none : smaller_index_format(view.range.size(), view.nnz()),
-          .begin = view.range.begin,
-          .end = view.range.end,
-          .nnz = view.nnz()};
+  return stream_header(view.range, view.dense, view.nnz(), dtype_of<V>);
 }
 
 // Writes a section and zeroes its padding.
@@ -109,15 +104,35 @@ IndexFormat smaller_index_format(std::uint64_t range_size, std::uint64_t nnz) {
   return blocked < padded(4 * nnz) ? IndexFormat::blocked16 : IndexFormat::raw32;
 }
 
+StreamHeader stream_header(IndexRange range, bool dense, std::uint64_t nnz, DType dtype) {
+  return {.kind = dense ? StreamKind::dense : StreamKind::sparse,
+          .dtype = dtype,
+          .index_format = dense ? IndexFormat::none : smaller_index_format(range.size(), nnz),
+          .begin = range.begin,
+          .end = range.end,
+          .nnz = nnz};
+}
+
+std::size_t encoded_size(const StreamHeader& header) { return static_cast<std::size_t>(Layout(header).end); }
+
+std::string read_header(ConstBytes message, DType dtype, IndexRange expected, StreamHeader& header) {
+  if (reinterpret_cast<std::uintptr_t>(message.data()) % 8 != 0) return "it starts at no multiple of 8 bytes";
+  if (message.size() < sizeof header) return "it has " + text(message.size()) + " bytes, fewer than its header";
+  std::memcpy(&header, message.data(), sizeof header);
+  if (std::string error = header_error(header, dtype, expected); !error.empty()) return error;
+  if (message.size() == encoded_size(header)) return {};
+  return "it has " + text(message.size()) + " bytes, its header says " + text(encoded_size(header));
+}
+
 template <class V>
 std::size_t encoded_size(const StreamView<V>& view) {
-  return static_cast<std::size_t>(Layout(header_of(view), sizeof(V)).end);
+  return encoded_size(header_of(view));
 }
 
 template <class V>
 void encode_into(const StreamView<V>& view, Bytes out) {
   const StreamHeader header = header_of(view);
-  const Layout layout(header, sizeof(V));
+  const Layout layout(header);
   TELEGRAD_CHECK(out.size() == layout.end && reinterpret_cast<std::uintptr_t>(out.data()) % 8 == 0);
   TELEGRAD_CHECK(view.dense ? view.nnz() == view.range.size() : view.indices.size() == view.nnz());
   put(out, 0, sizeof header, std::as_bytes(std::span(&header, 1)));
@@ -140,15 +155,10 @@ template <class V>
 Decoded<V> decode(ConstBytes bytes, IndexRange expected) {
   TELEGRAD_CHECK(expected.begin <= expected.end && expected.end <= kDimensionMost);
   const auto damaged = [](const std::string& what) { return Decoded<V>("damaged sparse message: " + what); };
-  if (reinterpret_cast<std::uintptr_t>(bytes.data()) % 8 != 0) return damaged("it starts at no multiple of 8 bytes");
   StreamHeader header;
-  if (bytes.size() < sizeof header) return damaged("it has " + text(bytes.size()) + " bytes, fewer than its header");
-  std::memcpy(&header, bytes.data(), sizeof header);
-  if (const std::string error = header_error(header, dtype_of<V>, expected); !error.empty()) return damaged(error);
-  const Layout layout(header, sizeof(V));
-  if (bytes.size() != layout.end) {
-    return damaged("it has " + text(bytes.size()) + " bytes, its header says " + text(layout.end));
-  }
+  const std::string error = read_header(bytes, dtype_of<V>, expected, header);
+  if (!error.empty()) return damaged(error);
+  const Layout layout(header);
 
   const auto nnz = static_cast<std::size_t>(header.nnz);
   StreamView<V> view{.range = expected, .dense = header.kind == StreamKind::dense, .indices = {}, .values = {}};

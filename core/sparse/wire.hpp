@@ -41,6 +41,14 @@ static_assert(sizeof(StreamHeader) == 32);
 /// The smaller of the index formats for `nnz` entries in a range of `range_size` indices.
 IndexFormat smaller_index_format(std::uint64_t range_size, std::uint64_t nnz);
 
+/// How `nnz` entries in `range`, or the whole range densely, are encoded; encoded_size() of it is the whole message's.
+StreamHeader stream_header(IndexRange range, bool dense, std::uint64_t nnz, DType dtype);
+std::size_t encoded_size(const StreamHeader& header);
+
+/// Reads the header of a message that must be of `dtype` and `expected`; returns what is wrong with it, with the
+/// message's address or its length, or nothing. Looks at no section.
+std::string read_header(ConstBytes message, DType dtype, IndexRange expected, StreamHeader& header);
+
 /// The bytes that encode() makes of this view; always a multiple of 8.
 template <class V>
 std::size_t encoded_size(const StreamView<V>& view);

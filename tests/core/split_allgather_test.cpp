@@ -328,6 +328,25 @@ TEST("a negative switching factor is that rank's failure, before anything is sen
   for (const auto& request : ended.requests) REQUIRE(request->failure());
 }
 
+TEST("only so many messages are under way, and a rank that has not called holds nobody up before its turn") {
+  constexpr Rank kRanks = 200;
+  constexpr Rank kAbsent = 5;
+  constexpr std::uint64_t kWindow = 64;
+  Simulation simulation(kRanks, {});
+  for (Rank rank = 0; rank < kRanks; ++rank) {
+    if (rank == kAbsent) continue;
+    simulation.begin(rank, make_all_reduce(SparseStream<float>(1000), Reduction::sum, 1.0).request);
+  }
+  EXPECT(simulation.run().deadlock);
+  for (Rank rank = 0; rank < kRanks; ++rank) {
+    if (rank == kAbsent) continue;
+    const Rank before_it = (kAbsent + kRanks - rank - 1) % kRanks;  // ranks to which a share leaves earlier
+    const std::uint64_t sent = simulation.network().counts(rank).messages_sent;
+    EXPECT(sent > before_it);
+    EXPECT(sent <= std::min<std::uint64_t>(before_it + kWindow, kRanks - 1));
+  }
+}
+
 TEST("256 ranks run in about a second of real time") {
   constexpr Rank kRanks = 256;
   constexpr std::uint64_t kN = 100'000;

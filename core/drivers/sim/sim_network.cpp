@@ -22,7 +22,7 @@ SimNetwork::~SimNetwork() = default;
 
 // A heap with four children to a node: half as deep as a binary one, and the children of a node are neighbours.
 void SimNetwork::push(double time_s, Rank rank, Kind kind, void* subject, std::uint64_t bytes) {
-  const Event event{time_s, (std::uint64_t{rank} << kSequenceBits) | next_sequence_++, subject,
+  const Event event{std::bit_cast<std::uint64_t>(time_s), (std::uint64_t{rank} << kSequenceBits) | next_sequence_++, subject,
                     (bytes << 8) | static_cast<std::uint64_t>(kind)};
   std::size_t hole = heap_.size();
   heap_.push_back(event);
@@ -46,7 +46,7 @@ SimNetwork::Event SimNetwork::pop() {
     const std::size_t end = std::min(child + 4, size);
     std::size_t least = child;
     for (std::size_t other = child + 1; other < end; ++other) {
-      if (heap_[other].before(heap_[least])) least = other;
+      least = heap_[other].before(heap_[least]) ? other : least;
     }
     if (!heap_[least].before(last)) break;
     heap_[hole] = heap_[least];
@@ -142,10 +142,10 @@ void SimNetwork::compute(Rank rank, std::size_t bytes, Pending& pending) {
 void SimNetwork::set_alarm(Rank rank, double at_s) { push(std::max(at_s, now_s_), rank, Kind::alarm, nullptr, 0); }
 
 std::optional<SimNetwork::Happening> SimNetwork::step(double until_s) {
-  if (heap_.empty() || heap_.front().time_s > until_s) return std::nullopt;
+  if (heap_.empty() || heap_.front().time_s() > until_s) return std::nullopt;
   const Event event = pop();
   if (!heap_.empty()) __builtin_prefetch(heap_.front().subject);  // with thousands of ranks it has left the caches
-  now_s_ = event.time_s;
+  now_s_ = event.time_s();
   ++events_;
   record(event);
   if (!failing_.empty()) let_ranks_fail();
@@ -273,13 +273,13 @@ void SimNetwork::record(const Event& event) {
     what = (std::uint64_t{message->from} << 32) + (std::uint64_t{message->envelope.sequence} << 16) +
            message->envelope.step;
   }
-  record_.event(event.time_s, what, event.bytes_and_kind ^ (std::uint64_t{event.rank()} << kSequenceBits));
+  record_.event(event.time_s(), what, event.bytes_and_kind ^ (std::uint64_t{event.rank()} << kSequenceBits));
   if (!record_.keeps_text()) return;
 
   static constexpr const char* kKindNames[] = {"departure", "downlink", "head",  "arrival",
                                                "computed",  "alarm",    "loss", "thaw"};
   char line[192];
-  int length = std::snprintf(line, sizeof line, "%.9e rank %u %s", event.time_s, event.rank(),
+  int length = std::snprintf(line, sizeof line, "%.9e rank %u %s", event.time_s(), event.rank(),
                              kKindNames[static_cast<std::size_t>(event.kind())]);
   char* const rest = line + length;
   const std::size_t left = sizeof line - static_cast<std::size_t>(length);

@@ -1,0 +1,226 @@
+#include "simulation/measure.hpp"
+
+#include <algorithm>
+#include <array>
+#include <memory>
+#include <optional>
+#include <span>
+#include <stdexcept>
+#include <string>
+
+#include "session/operations.hpp"
+#include "simulation/simulation.hpp"
+#include "simulation/workload.hpp"
+#include "sparse/counted.hpp"
+
+namespace telegrad {
+namespace {
+
+// The ranks' memory and requests.
+class Ranks {
+ public:
+  virtual ~Ranks() = default;
+  virtual RequestPtr request(Rank rank) = 0;
+  virtual std::uint64_t result_nnz() const { return 0; }
+  // The first rank whose result is wrong.
+  virtual std::optional<Rank> wrong() const { return std::nullopt; }
+};
+
+RequestPtr dense_request(const Workload& workload, ConstBytes input, Bytes output) {
+  switch (workload.operation) {
+    case Operation::allreduce:
+      return make_all_reduce(workload.ranks, {.input = input, .output = output, .algorithm = workload.algorithm});
+    case Operation::allgather: return make_all_gather(workload.ranks, DType::f32, input, output);
+    case Operation::broadcast: return make_broadcast(workload.ranks, DType::f32, output, workload.root);
+    default: return make_barrier();
+  }
+}
+
+std::uint64_t output_bytes(const Workload& workload) {
+  return workload.bytes * (workload.operation == Operation::allgather ? workload.ranks : 1);
+}
+
+bool same_bits(std::span<const float> a, std::span<const float> b) {
+  return std::ranges::equal(std::as_bytes(a), std::as_bytes(b));
+}
+
+// All ranks share the heads of an input and an output that nobody reads or writes.
+class DenseSizes final : public Ranks {
+ public:
+  explicit DenseSizes(const Workload& workload) : workload_(workload) {}
+
+  RequestPtr request(Rank) override {
+    return dense_request(workload_, {input_.data(), workload_.bytes}, {output_.data(), output_bytes(workload_)});
+  }
+
+ private:
+  const Workload& workload_;
+  std::array<std::byte, Buffer::kHeadBytes> input_{};
+  std::array<std::byte, Buffer::kHeadBytes> output_{};
+};
+
+class DenseValues final : public Ranks {
+ public:
+  explicit DenseValues(const Workload& workload) : workload_(workload), outputs_(workload.ranks) {
+    for (Rank rank = 0; rank < workload.ranks; ++rank) inputs_.push_back(values_of(rank));
+  }
+
+  RequestPtr request(Rank rank) override {
+    outputs_[rank].resize(output_bytes(workload_) / sizeof(float));
+    if (workload_.operation == Operation::broadcast && rank == workload_.root) outputs_[rank] = inputs_[rank];
+    return dense_request(workload_, std::as_bytes(std::span(inputs_[rank])),
+                         std::as_writable_bytes(std::span(outputs_[rank])));
+  }
+
+  std::optional<Rank> wrong() const override {
+    const std::vector<float> expected = expected_output();
+    for (Rank rank = 0; rank < workload_.ranks; ++rank) {
+      if (!same_bits(std::span(outputs_[rank]), std::span(expected))) return rank;
+    }
+    return std::nullopt;
+  }
+
+ private:
+  std::vector<float> values_of(Rank rank) const {
+    std::vector<float> values(workload_.bytes / sizeof(float));
+    for (std::size_t i = 0; i < values.size(); ++i) values[i] = value_of(workload_, rank, i);
+    return values;
+  }
+
+  std::vector<float> expected_output() const {
+    if (workload_.operation == Operation::broadcast) return inputs_[workload_.root];
+    if (workload_.operation == Operation::barrier) return outputs_[0];
+    std::vector<float> expected;
+    for (const auto& input : inputs_) {
+      if (workload_.operation == Operation::allgather || expected.empty()) {
+        expected.insert(expected.end(), input.begin(), input.end());
+      } else {
+        for (std::size_t i = 0; i < expected.size(); ++i) expected[i] += input[i];
+      }
+    }
+    return expected;
+  }
+
+  const Workload& workload_;
+  std::vector<std::vector<float>> inputs_;
+  std::vector<std::vector<float>> outputs_;
+};
+
+class SparseSizes final : public Ranks {
+ public:
+  explicit SparseSizes(const Workload& workload) : workload_(workload) {}
+
+  RequestPtr request(Rank rank) override {
+    const std::uint64_t common = common_entries(workload_);
+    auto stream = SparseStream<CountedF32>::sparse(
+        workload_.bytes / sizeof(float),
+        {.common = common, .own = workload_.nnz - common, .seed = mix(mix(workload_.seed) + rank + 1) | 1});
+    sums_.push_back(make_all_reduce(std::move(stream), Reduction::sum, workload_.switch_factor));
+    return sums_.back().request;
+  }
+  std::uint64_t result_nnz() const override { return (*sums_[0].result)->nnz(); }
+
+ private:
+  const Workload& workload_;
+  std::vector<SparseSum<CountedF32>> sums_;
+};
+
+class SparseValues final : public Ranks {
+ public:
+  explicit SparseValues(const Workload& workload) : workload_(workload), expected_(workload.bytes / sizeof(float)) {}
+
+  RequestPtr request(Rank rank) override {
+    const std::vector<std::uint32_t> indices = indices_of(workload_, rank);
+    std::vector<float> values;
+    for (const std::uint32_t index : indices) {
+      values.push_back(value_of(workload_, rank, index));
+      expected_[index] += values.back();
+    }
+    auto stream = SparseStream<float>::sparse(expected_.size(), indices, values);
+    sums_.push_back(make_all_reduce(std::move(stream), Reduction::sum, workload_.switch_factor));
+    return sums_.back().request;
+  }
+  std::uint64_t result_nnz() const override { return (*sums_[0].result)->nnz(); }
+
+  std::optional<Rank> wrong() const override {
+    std::vector<float> dense(expected_.size());
+    const SparseStream<float>& first = **sums_[0].result;
+    first.write_dense(dense);
+    if (dense != expected_) return 0;
+    for (Rank rank = 1; rank < workload_.ranks; ++rank) {
+      if (!same_stream(**sums_[rank].result, first)) return rank;
+    }
+    return std::nullopt;
+  }
+
+ private:
+  static bool same_stream(const SparseStream<float>& a, const SparseStream<float>& b) {
+    return a.is_dense() == b.is_dense() && std::ranges::equal(a.indices(), b.indices()) &&
+           same_bits(a.values(), b.values());
+  }
+
+  const Workload& workload_;
+  std::vector<float> expected_;
+  std::vector<SparseSum<float>> sums_;
+};
+
+std::unique_ptr<Ranks> ranks_of(const Workload& workload) {
+  const bool sparse = workload.operation == Operation::sparse_allreduce;
+  if (sparse && workload.payloads) return std::make_unique<SparseValues>(workload);
+  if (sparse) return std::make_unique<SparseSizes>(workload);
+  if (workload.payloads) return std::make_unique<DenseValues>(workload);
+  return std::make_unique<DenseSizes>(workload);
+}
+
+Measurement measurement_of(const Workload& workload, Simulation& simulation) {
+  Measurement found;
+  const SimNetwork& network = simulation.network();
+  for (Rank rank = 0; rank < workload.ranks; ++rank) {
+    const SimCounts& counts = network.counts(rank);
+    found.finish_by_rank_s.push_back(simulation.finish_s(rank));
+    found.finish_s = std::max(found.finish_s, simulation.finish_s(rank));
+    found.messages_sent.push_back(counts.messages_sent);
+    found.messages_received.push_back(counts.messages_received);
+    found.bytes_sent.push_back(counts.bytes_sent);
+    found.bytes_received.push_back(counts.bytes_received);
+  }
+  found.events = network.events();
+  if (workload.links) found.links = network.links();
+  if (workload.timeline) found.timeline = network.timeline();
+  return found;
+}
+
+}  // namespace
+
+Measurement measure(const Workload& workload) {
+  validate(workload);
+  const std::unique_ptr<Ranks> ranks = ranks_of(workload);  // outlives the sessions, which may hold its memory
+  Simulation simulation(workload.ranks,
+                        {.costs = workload.costs, .seed = workload.seed, .size_only = !workload.payloads});
+  if (workload.links) simulation.network().keep_links();
+  if (workload.timeline) simulation.network().keep_timeline();
+  std::vector<RequestPtr> requests;
+  for (Rank rank = 0; rank < workload.ranks; ++rank) {
+    requests.push_back(ranks->request(rank));
+    simulation.begin(rank, requests.back());
+  }
+  const Outcome outcome = simulation.run();
+  if (outcome.deadlock) {
+    throw std::runtime_error("the ranks wait for each other for ever; please report this as a bug. Unfinished:\n" +
+                             outcome.unfinished);
+  }
+  for (const RequestPtr& request : requests) {
+    if (request->failure()) throw std::runtime_error("a rank failed: " + request->failure()->message());
+  }
+  if (workload.payloads) {
+    if (const auto rank = ranks->wrong()) {
+      throw std::runtime_error("rank " + std::to_string(*rank) + " has a wrong result of " +
+                               describe(requests[*rank]->call()) + "; please report this as a bug");
+    }
+  }
+  Measurement found = measurement_of(workload, simulation);
+  found.result_nnz = ranks->result_nnz();
+  return found;
+}
+
+}  // namespace telegrad

@@ -1,0 +1,207 @@
+#include "simulation/workload.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <stdexcept>
+#include <string>
+
+#include "base/random.hpp"
+#include "sparse/stream.hpp"
+
+namespace telegrad {
+namespace {
+
+struct CostName {
+  std::string_view name;
+  double SimCosts::*field;
+};
+constexpr CostName kCosts[] = {
+    {"alpha_s", &SimCosts::alpha_s},
+    {"beta_s_per_byte", &SimCosts::beta_s_per_byte},
+    {"beta_exchange_s_per_byte", &SimCosts::beta_exchange_s_per_byte},
+    {"gamma_s_per_byte", &SimCosts::gamma_s_per_byte},
+    {"jitter", &SimCosts::jitter},
+    {"compute_noise", &SimCosts::compute_noise},
+    {"start_noise_s", &SimCosts::start_noise_s},
+    {"node_alpha_s", &SimCosts::node_alpha_s},
+    {"node_beta_s_per_byte", &SimCosts::node_beta_s_per_byte},
+    {"oversubscription", &SimCosts::oversubscription},
+};
+constexpr std::string_view kRanksPerNode = "ranks_per_node";
+
+struct OperationName {
+  std::string_view name;
+  Operation operation;
+};
+constexpr OperationName kOperations[] = {
+    {"allreduce", Operation::allreduce}, {"sparse_allreduce", Operation::sparse_allreduce},
+    {"allgather", Operation::allgather}, {"broadcast", Operation::broadcast},
+    {"barrier", Operation::barrier},
+};
+constexpr Algorithm kAlgorithms[] = {Algorithm::ring, Algorithm::recursive_doubling, Algorithm::split_allgather};
+
+std::string quoted(std::string_view text) {
+  std::string quoted = "'";
+  quoted += text;
+  return quoted += '\'';
+}
+
+void add_name(std::string& names, std::string_view name) {
+  if (!names.empty()) names += ", ";
+  names += quoted(name);
+}
+
+std::string text(double value) {
+  char digits[32];
+  std::snprintf(digits, sizeof digits, "%g", value);
+  return digits;
+}
+
+void require(bool holds, std::string_view argument, const std::string& value, const std::string& remedy) {
+  if (!holds) throw std::invalid_argument(std::string(argument) + " is " + value + ": " + remedy);
+}
+
+void validate_algorithm(const Workload& workload) {
+  const auto is = [&](Algorithm algorithm) { return workload.algorithm == algorithm; };
+  const std::string named = is(Algorithm::automatic) ? "''" : quoted(name_of(workload.algorithm));
+  if (workload.operation == Operation::allreduce) {
+    require(is(Algorithm::ring) || is(Algorithm::recursive_doubling), "algorithm", named,
+            "an allreduce has two, give 'ring' or 'recursive_doubling'");
+  } else if (workload.operation == Operation::sparse_allreduce) {
+    require(is(Algorithm::automatic) || is(Algorithm::split_allgather), "algorithm", named,
+            "a sparse_allreduce has one, give '' or 'split_allgather'");
+  } else if (workload.operation == Operation::allgather) {
+    require(is(Algorithm::automatic) || is(Algorithm::ring), "algorithm", named,
+            "an allgather has one, give '' or 'ring'");
+  } else {
+    require(is(Algorithm::automatic), "algorithm", named,
+            "a " + std::string(name_of(workload.operation)) + " has one without a name, give ''");
+  }
+}
+
+void validate_costs(const SimCosts& costs) {
+  for (const CostName& cost : kCosts) {
+    const double value = costs.*cost.field;
+    require(std::isfinite(value) && value >= 0.0, "costs[" + quoted(cost.name) + "]", text(value),
+            "it must be a finite number that is not negative");
+  }
+  require(costs.oversubscription > 0.0, "costs['oversubscription']", text(costs.oversubscription),
+          "it must be positive; 1 is a network that is not oversubscribed");
+}
+
+// `count` of the numbers below `bound`, ascending, each set equally likely.
+std::vector<std::uint32_t> sample(std::uint64_t bound, std::uint64_t count, Random& random) {
+  std::vector<std::uint32_t> chosen;
+  chosen.reserve(count);
+  if (count * 16 < bound) {  // drawn again where twice
+    while (chosen.size() < count) {
+      const std::size_t missing = count - chosen.size();
+      for (std::size_t i = 0; i < missing; ++i) chosen.push_back(static_cast<std::uint32_t>(random.below(bound)));
+      std::sort(chosen.begin(), chosen.end());
+      chosen.erase(std::unique(chosen.begin(), chosen.end()), chosen.end());
+    }
+    return chosen;
+  }
+  // Knuth, The Art of Computer Programming 2, 3.4.2, algorithm S.
+  for (std::uint64_t i = 0; chosen.size() < count; ++i) {
+    if (random.below(bound - i) < count - chosen.size()) chosen.push_back(static_cast<std::uint32_t>(i));
+  }
+  return chosen;
+}
+
+}  // namespace
+
+Operation operation_named(std::string_view name) {
+  for (const OperationName& known : kOperations) {
+    if (known.name == name) return known.operation;
+  }
+  std::string names;
+  for (const OperationName& known : kOperations) add_name(names, known.name);
+  throw std::invalid_argument("operation is " + quoted(name) + ": it must be one of " + names);
+}
+
+Algorithm algorithm_named(std::string_view name) {
+  if (name.empty()) return Algorithm::automatic;
+  std::string names;
+  for (const Algorithm algorithm : kAlgorithms) {
+    if (name == name_of(algorithm)) return algorithm;
+    add_name(names, name_of(algorithm));
+  }
+  throw std::invalid_argument("algorithm is " + quoted(name) + ": it must be one of " + names + ", or ''");
+}
+
+void set_cost(SimCosts& costs, std::string_view name, double value) {
+  if (name == kRanksPerNode) {
+    require(value >= 0.0 && value <= 0xffffffff && value == std::floor(value), "costs['ranks_per_node']", text(value),
+            "it must be a whole number that is not negative");
+    costs.ranks_per_node = static_cast<Rank>(value);
+    return;
+  }
+  std::string names;
+  add_name(names, kRanksPerNode);
+  for (const CostName& cost : kCosts) {
+    if (cost.name == name) {
+      costs.*cost.field = value;
+      return;
+    }
+    add_name(names, cost.name);
+  }
+  throw std::invalid_argument("costs has " + quoted(name) + ": its names must be of " + names);
+}
+
+void validate(const Workload& workload) {
+  require(workload.ranks >= 1, "ranks", "0", "give at least 1");
+  require(workload.bytes % sizeof(float) == 0, "bytes", std::to_string(workload.bytes),
+          "it must be a multiple of 4, as elements are f32");
+  validate_algorithm(workload);
+  const bool sparse = workload.operation == Operation::sparse_allreduce;
+  const std::uint64_t elements = workload.bytes / sizeof(float);
+  require(sparse || workload.nnz == 0, "nnz", std::to_string(workload.nnz),
+          "only a sparse_allreduce has entries, give 0");
+  if (sparse) {
+    require(elements <= kDimensionMost, "bytes", std::to_string(workload.bytes),
+            "a sparse vector has at most " + std::to_string(kDimensionMost) + " elements, of 4 bytes each");
+    require(workload.nnz <= elements, "nnz", std::to_string(workload.nnz),
+            "a vector of " + std::to_string(workload.bytes) + " bytes has at most " + std::to_string(elements) +
+                " entries");
+  }
+  require(workload.overlap >= 0.0 && workload.overlap <= 1.0, "overlap", text(workload.overlap),
+          "it is a share of the entries, between 0 and 1");
+  require(std::isfinite(workload.switch_factor) && workload.switch_factor >= 0.0, "switch_factor",
+          text(workload.switch_factor), "it must not be negative; 1 switches where both forms take the same bytes");
+  require(workload.root < workload.ranks, "root", std::to_string(workload.root),
+          "it must be a rank, below " + std::to_string(workload.ranks));
+  validate_costs(workload.costs);
+}
+
+std::uint64_t common_entries(const Workload& workload) {
+  return static_cast<std::uint64_t>(std::llround(workload.overlap * static_cast<double>(workload.nnz)));
+}
+
+float value_of(const Workload& workload, Rank rank, std::uint64_t i) {
+  constexpr std::uint64_t kValues = 15;
+  const std::uint64_t word = mix(mix(workload.seed + 1) + (std::uint64_t{rank} << 40) + i);
+  return static_cast<float>(word % kValues) - static_cast<float>(kValues / 2);
+}
+
+std::vector<std::uint32_t> indices_of(const Workload& workload, Rank rank) {
+  const std::uint64_t elements = workload.bytes / sizeof(float);
+  const std::uint64_t common_count = common_entries(workload);
+  Random of_all(workload.seed);
+  Random of_rank(mix(workload.seed) + rank + 1);
+  const std::vector<std::uint32_t> common = sample(elements, common_count, of_all);
+  const std::vector<std::uint32_t> own = sample(elements - common_count, workload.nnz - common_count, of_rank);
+  // Own indices are counted among those that are not common.
+  std::vector<std::uint32_t> indices;
+  indices.reserve(workload.nnz);
+  std::size_t passed = 0;
+  for (const std::uint32_t place : own) {
+    for (; passed < common.size() && common[passed] <= place + passed; ++passed) indices.push_back(common[passed]);
+    indices.push_back(static_cast<std::uint32_t>(place + passed));
+  }
+  indices.insert(indices.end(), common.begin() + static_cast<std::ptrdiff_t>(passed), common.end());
+  return indices;
+}
+
+}  // namespace telegrad

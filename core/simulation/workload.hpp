@@ -1,0 +1,21 @@
+#pragma once
+// The inputs of a measured operation: what makes sense, and what real ones hold.
+
+#include <cstdint>
+#include <vector>
+
+#include "simulation/measure.hpp"
+
+namespace telegrad {
+
+/// Throws std::invalid_argument, naming the argument, its value and the remedy.
+void validate(const Workload& workload);
+
+/// Entries of each rank at indices that all have in common.
+std::uint64_t common_entries(const Workload& workload);
+/// Element `i` of rank `rank`'s vector: a small integer.
+float value_of(const Workload& workload, Rank rank, std::uint64_t i);
+/// nnz ascending indices.
+std::vector<std::uint32_t> indices_of(const Workload& workload, Rank rank);
+
+}  // namespace telegrad
