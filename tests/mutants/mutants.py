@@ -1,0 +1,339 @@
+"""Bugs planted into the collectives and the session's checks, as source edits. The explorer must find every one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """``edits``: (old, new) texts of ``file``, a path under core/; each old text occurs there exactly once.
+    ``ranks``: what the explorer draws from, where the default cannot show the bug."""
+
+    name: str
+    file: str
+    edits: tuple[tuple[str, str], ...]
+    ranks: str = "2..33"
+
+
+def _mutant(name: str, file: str, old: str, new: str, ranks: str = "2..33") -> Mutant:
+    return Mutant(name, file, ((old, new),), ranks)
+
+
+RING = "collectives/allreduce_ring.cpp"
+DOUBLING = "collectives/allreduce_recursive_doubling.cpp"
+SPARSE = "collectives/allreduce_split_allgather.cpp"
+GATHER = "collectives/allgather.cpp"
+BROADCAST = "collectives/broadcast.cpp"
+BARRIER = "collectives/barrier.cpp"
+ELEMENTS = "collectives/elements.cpp"
+SLICES = "sparse/slices.cpp"
+OPERATIONS = "session/operations.cpp"
+SESSION = "session/session.cpp"
+JOB = "session/job.cpp"
+FAILURE = "session/session_failure.cpp"
+TIME = "session/session_time.cpp"
+AGREEMENT = "session/agreement.cpp"
+
+_COLLECTIVES = (
+    _mutant(
+        "ring: two steps swapped at the sender",
+        RING,
+        "net.send(ring.right(), step, partial)",
+        "net.send(ring.right(), step ^ 1, partial)",
+    ),
+    _mutant(
+        "ring: the last segment is lost",
+        RING,
+        "segment < ring.segments; segment += lanes",
+        "segment + (ring.segments > 1 ? 1 : 0) < ring.segments; segment += lanes",
+    ),
+    _mutant(
+        "ring: a slice ends one element early",
+        RING,
+        "part_of({0, ring.count()}, ring.segments, segment)",
+        "part_of({0, ring.count() - (ring.count() > 40 ? 1 : 0)}, ring.segments, segment)",
+    ),
+    Mutant(
+        "ring: a send is awaited too late, its scratch is used again",
+        RING,
+        (
+            ("#include <algorithm>", "#include <algorithm>\n#include <deque>"),
+            ("ConstBytes partial =", "std::deque<Transport::Sending> late;\n  ConstBytes partial ="),
+            (
+                "auto sending = net.send(ring.right(), step, partial);",
+                "late.emplace_back(net, ring.right(), step, partial);",
+            ),
+            ("partial = received;\n    }\n    co_await sending;", "partial = received;\n    }"),
+            ("  // What came last", "  for (auto& sending : late) co_await sending;\n  // What came last"),
+        ),
+    ),
+    _mutant(
+        "ring: one scratch buffer for what comes and what leaves",
+        RING,
+        "const Bytes received = scratch[t % 2]",
+        "const Bytes received = scratch[(t + 2 < size ? 0 : size) % 2]",
+    ),
+    _mutant(
+        "ring: copied instead of added",
+        RING,
+        "co_await add(net, ring.dtype, received, own);",
+        "co_await copy(net, own, received);",
+    ),
+    _mutant(
+        "ring: the mean is a sum",
+        RING,
+        "if (ring.reduction == Reduction::avg) co_await scale(",
+        "if (ring.reduction == Reduction::none) co_await scale(",
+    ),
+    _mutant(
+        "ring: gathered blocks go where their neighbour's belong",
+        RING,
+        "net.receive(ring.left(), step, output(ring.before(t + 1)))",
+        "net.receive(ring.left(), step, output(ring.before(t + 1 < size - 1 ? t + 1 : t)))",
+    ),
+    _mutant(
+        "ring: writes to the output at once",
+        RING,
+        "ConstBytes partial = input(ring.before(1));",
+        "if (ring.input.data() != ring.output.data()) co_await copy(net, ring.input, ring.output);\n"
+        "  ConstBytes partial = input(ring.before(1));",
+    ),
+    _mutant(
+        "doubling: the folded share replaces the own one",
+        DOUBLING,
+        "co_await add(net, dtype, sum.bytes(), input);",
+        "",
+    ),
+    _mutant(
+        "doubling: unfolds to the wrong rank",
+        DOUBLING,
+        "net.send(rank + 1, kUnfold, output)",
+        "net.send((rank + 3) % (2 * pairs), kUnfold, output)",
+    ),
+    _mutant(
+        "doubling: the mean is over the members only",
+        DOUBLING,
+        "1.0F / static_cast<float>(size)",
+        "1.0F / static_cast<float>(members)",
+    ),
+    _mutant(
+        "doubling: the wrong partner",
+        DOUBLING,
+        "member < pairs ? 2 * member : member + pairs",
+        "member < pairs ? 2 * (pairs - 1 - member) : member + pairs",
+    ),
+    Mutant(
+        "doubling: sums lie in the output before all are heard",
+        DOUBLING,
+        (("last ? output : sum.bytes());\n    mine = sum.bytes();", "last ? output : output);\n    mine = output;"),),
+    ),
+    _mutant(
+        "allgather: the own block comes out at its neighbour's place",
+        GATHER,
+        "co_await copy(net, mine, block(rank));",
+        "co_await copy(net, mine, block(right));",
+    ),
+    _mutant(
+        "allgather: writes before all are heard",
+        GATHER,
+        "const bool may_write = heard || t + 2 == size;",
+        "const bool may_write = heard || t + 1 < size;",
+    ),
+    _mutant("allgather: passes on its own block for ever", GATHER, "newest = into;", "newest = mine;"),
+    _mutant(
+        "allgather of any size: blocks in the wrong order",
+        GATHER,
+        "const Rank next = (rank + size - 1 - t) % size;",
+        "const Rank next = (rank + 2 * size - 1 - t - (t + 3 == size ? 1 : 0)) % size;",
+    ),
+    _mutant(
+        "sparse: the mean is a sum",
+        SPARSE,
+        "if (reduction == Reduction::avg) {",
+        "if (reduction == Reduction::none) {",
+    ),
+    _mutant(
+        "sparse: owns its neighbour's slice",
+        SPARSE,
+        "const IndexRange owned = slice_of(mine.dimension(), size, rank);",
+        "const IndexRange owned = slice_of(mine.dimension(), size, (rank + 1) % size);",
+    ),
+    _mutant(
+        "sparse: adds its neighbour's share instead of its own",
+        SPARSE,
+        "return Decoded<V>(mine.slice(owned.begin, owned.end), {});",
+        "return decode<V>(incoming[(rank + 1) % size].bytes(), owned);",
+    ),
+    _mutant(
+        "sparse: does not look whether a message is damaged",
+        SPARSE,
+        "if (decoded[source].ok()) continue;",
+        "if (decoded[source].ok() || source < size) continue;",
+    ),
+    _mutant(
+        "sparse: a buffer is freed while it is sent",
+        SPARSE,
+        "co_await sends.front();\n        sends.pop_front();\n        encoded.pop_front();",
+        "encoded.pop_front();\n        co_await sends.front();\n        sends.pop_front();",
+        "34..70",
+    ),
+    _mutant("sparse: expects shorter messages than may come", SPARSE, "* (4 + sizeof(V)) + 16;", "* sizeof(V) + 16;"),
+    _mutant(
+        "sparse: a dense piece lands at the beginning",
+        SLICES,
+        "const std::uint64_t first = slice.range.begin - whole.range.begin;",
+        "const std::uint64_t first = whole.range.end - slice.range.end;",
+    ),
+    _mutant(
+        "broadcast: children are not counted from the root",
+        BROADCAST,
+        "rank_of(self + distance)",
+        "(self + distance)",
+    ),
+    _mutant(
+        "broadcast: the nearest child is left out",
+        BROADCAST,
+        "distance > 0; distance /= 2",
+        "distance > (size > 2 ? 1U : 0U); distance /= 2",
+    ),
+    _mutant("barrier: every second round is left out", BARRIER, "distance *= 2, ++step", "distance *= 4, ++step"),
+    _mutant(
+        "barrier: does not wait",
+        BARRIER,
+        "co_await net.receive((rank + size - distance) % size, step, {});",
+        "",
+    ),
+    _mutant(
+        "elements: adds the wrong operand",
+        ELEMENTS,
+        "elements(a, dtype, slice), elements(b, dtype, slice), elements(out, dtype, slice)",
+        "elements(b, dtype, slice), elements(b, dtype, slice), elements(out, dtype, slice)",
+    ),
+    _mutant(
+        "elements: copies one byte too few",
+        ELEMENTS,
+        "from.data() + begin, end - begin);",
+        "from.data() + begin, end - begin - (end > 100 ? 1 : 0));",
+    ),
+)
+
+_SESSION = (
+    _mutant("call: the count is not told", OPERATIONS, ".count = dense.input.size() / size_of(dense.dtype)}", "}"),
+    _mutant("call: the reduction is not told", OPERATIONS, ".reduction = dense.reduction,", ""),
+    _mutant("call: the switch factor is not told", OPERATIONS, ".switch_factor = switch_factor};", "};"),
+    _mutant("call: the root is not told", OPERATIONS, ".root = root, ", ""),
+    _mutant("length: not checked", JOB, "if (length > posted.most_bytes || (", "if (length == ~std::size_t{0} && ("),
+    _mutant(
+        "call: never announced to whom it waits for",
+        JOB,
+        "if (now_s < tell_at_s_) return;",
+        "if (now_s >= 0.0) return;",
+    ),
+    _mutant("call: not compared", SESSION, "if (call == job.call()) return true;", "if (call == call) return true;"),
+    _mutant(
+        "call: not compared where a message was early",
+        SESSION,
+        "if (agrees(job, arrival.envelope.source, arrival.envelope.call)) {",
+        "if (agrees(job, arrival.envelope.source, job.call())) {",
+    ),
+    _mutant(
+        "call: not compared with what is over",
+        SESSION,
+        "const bool same = ours != nullptr && ours->call == envelope.call;",
+        "const bool same = ours != nullptr;",
+    ),
+    _mutant(
+        "sequence: the far future is waited for",
+        SESSION,
+        "if (envelope.sequence - next_sequence_ > kAheadMost) {",
+        "if (envelope.sequence - next_sequence_ > ~std::uint32_t{0} - 1) {",
+    ),
+    _mutant(
+        "early messages are forgotten",
+        SESSION,
+        "early_[envelope.sequence].push_back(arrival);",
+        "driver_.discard(arrival);",
+    ),
+    _mutant(
+        "goodbye: those who still wait do not care",
+        SESSION,
+        "if (parted_ == 0) return false;",
+        "if (parted_ <= size()) return false;",
+    ),
+    _mutant(
+        "death: nobody is told of it",
+        SESSION,
+        "if (std::exchange(peer.failed, true)) return;",
+        "if (!std::exchange(peer.failed, true)) return;",
+    ),
+    _mutant(
+        "abort: not told to the others",
+        FAILURE,
+        "broadcast({.kind = ControlKind::abort,",
+        "[](const Control&) {}({.kind = ControlKind::abort,",
+    ),
+    _mutant(
+        "abort: what is heard of is not believed",
+        FAILURE,
+        "dispute(std::move(adopted));\n  } else {\n    stop(std::move(adopted));",
+        "dispute(std::move(adopted));",
+    ),
+    _mutant(
+        "dispute: not waited for those who have not called",
+        FAILURE,
+        "listen(options_.agreement_s > 0.0 ? options_.dispute_s : 0.0);",
+        "listen(0.0);",
+    ),
+    _mutant(
+        "dispute: says what it calls before it has called",
+        FAILURE,
+        "if (parting_ || precedes(*frozen_from_, next_sequence_)) say(to_say_);",
+        "say(to_say_);",
+    ),
+    _mutant(
+        "verdict: calls that came too late are left behind",
+        FAILURE,
+        "    history_.ended(sequence, OperationState::failed, now_s_);\n    refuse(*request, sequence);",
+        "    history_.ended(sequence, OperationState::failed, now_s_);",
+    ),
+    _mutant(
+        "verdict: reached before the others have spoken",
+        FAILURE,
+        "if (agreement_->heard(peer) || peers_[peer].parted || agreement_->is_lost(peer)) continue;",
+        "if (peer < size()) continue;",
+    ),
+    _mutant(
+        "heartbeats: never sent",
+        TIME,
+        "if (!parting_) broadcast({.kind = ControlKind::heartbeat});",
+        "",
+    ),
+    _mutant("deadline: ignored", TIME, "if (late == nullptr) return;", "if (late == nullptr || now_s > 0.0) return;"),
+    _mutant(
+        "liveness: ignored",
+        TIME,
+        "if (!options_.liveness_timeout_s || now_s - peer.heard_s",
+        "if (!options_.liveness_timeout_s || 0.0 * peer.heard_s",
+    ),
+    _mutant(
+        "time-out: blames a rank that has called",
+        AGREEMENT,
+        "} else if (!precedes(first->sequence, statements_[rank]->called)) {",
+        "} else if (precedes(first->sequence, statements_[rank]->called)) {",
+    ),
+    _mutant(
+        "mismatch: the minority is right",
+        AGREEMENT,
+        "return entry.second.size(); });",
+        "return ~entry.second.size(); });",
+    ),
+    _mutant(
+        "abort: the program's own is not admitted",
+        AGREEMENT,
+        "if (!statement || statement->origin != rank || statement->culprit != rank) continue;",
+        "if (!statement || statement->origin != rank || statement->culprit == rank) continue;",
+    ),
+)
+
+MUTANTS = _COLLECTIVES + _SESSION

@@ -1,0 +1,71 @@
+"""The explorer finds bugs that are planted into the sources. A handful here; ``run_mutants.py --all`` plants them all."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[3]
+sys.path.insert(0, str(ROOT / "tests" / "mutants"))
+
+from mutants import MUTANTS, Mutant  # noqa: E402
+from run_mutants import DoesNotApply, DoesNotBuild, build_core, hunt, is_clean, mutate, plant  # noqa: E402
+
+_QUICK = (
+    "ring: the last segment is lost",
+    "doubling: sums lie in the output before all are heard",
+    "barrier: every second round is left out",
+    "call: not compared",
+    "abort: not told to the others",
+    "heartbeats: never sent",
+)
+
+_needs_compiler = pytest.mark.skipif(
+    any(shutil.which(tool) is None for tool in ("cmake", "ninja", "c++")), reason="needs CMake, ninja and c++"
+)
+
+
+@pytest.fixture(scope="module")
+def clean() -> Path:
+    return build_core()
+
+
+def test_every_mutant_applies() -> None:
+    assert len(MUTANTS) >= 24
+    assert len({mutant.name for mutant in MUTANTS}) == len(MUTANTS)
+    for mutant in MUTANTS:
+        assert mutate(mutant) != (ROOT / "core" / mutant.file).read_text()
+
+
+def test_a_mutant_that_does_not_apply_is_refused() -> None:
+    with pytest.raises(DoesNotApply, match="occurs 0 times"):
+        mutate(Mutant("gone", "session/session.cpp", (("no such text", ""),)))
+    with pytest.raises(DoesNotApply, match="bring it up to date"):
+        mutate(Mutant("twice", "session/session.cpp", (("return", ""),)))
+
+
+@_needs_compiler
+@pytest.mark.timeout(900)  # compiles the core, once
+def test_the_core_without_a_bug_is_clean(clean: Path) -> None:
+    assert all(is_clean(clean, seed, "2..33") for seed in range(20))
+
+
+@_needs_compiler
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("name", _QUICK)
+def test_a_planted_bug_is_found(clean: Path, name: str) -> None:
+    mutant = next(mutant for mutant in MUTANTS if mutant.name == name)
+    found = hunt(mutant, clean)
+    assert found.seed is not None, found
+    assert found.what in ("hang", "wrong result", "wrong error", "crash", "endless")
+
+
+@_needs_compiler
+@pytest.mark.timeout(900)
+def test_a_mutant_that_does_not_compile_is_told(clean: Path) -> None:
+    assert clean.is_file()
+    with pytest.raises(DoesNotBuild, match="error"):
+        plant(Mutant("broken", "collectives/barrier.cpp", (("Task<void> barrier(", "Taks<void> barrier("),)))
