@@ -75,10 +75,10 @@ Blame blame_of(const Program& program, const Seen& seen) {
       return {.culprits = {culprit}, .kinds = {FailureKind::peer_failed}};
     case Trouble::freeze:
       if (!seen.ranks[culprit].frozen) return {};
-      // Whose patience ends first, that of a peer or that of an operation, is a matter of settings.
-      return {.culprits = {culprit}, .kinds = {FailureKind::peer_failed, FailureKind::timeout}};
+      // Peers lose patience long before operations do, as draw() chooses the two.
+      return {.culprits = {culprit},
+              .kinds = {program.session.liveness_timeout_s ? FailureKind::peer_failed : FailureKind::timeout}};
     case Trouble::thaw:
-      return {.culprits = {culprit}, .kinds = {FailureKind::peer_failed, FailureKind::timeout}, .exempt = culprit};
     case Trouble::close:
       return {.culprits = {culprit}, .kinds = {FailureKind::peer_failed}, .exempt = culprit};
     case Trouble::abort:

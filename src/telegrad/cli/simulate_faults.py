@@ -90,20 +90,22 @@ def _replay(console: Console, seed: int, ranks: tuple[int, int], trace: Path | N
         again = replay(seed, ranks=ranks)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
-    say = {"highlight": False, "markup": False, "soft_wrap": True}
-    console.print(again.program, **say)
-    for error in again.errors:
-        console.print(error, style="dim", **say)
+
+    def say(text: str, style: str | None = None) -> None:
+        console.print(text, style=style, highlight=False, markup=False, soft_wrap=True)
+
+    say(again.program)
+    for message in again.errors:
+        say(message, "dim")
     for what, detail in again.findings:
-        console.print(f"{what}: {detail}", style="red", **say)
-    console.print(
+        say(f"{what}: {detail}", "red")
+    say(
         f"{'nothing wrong' if not again.findings else f'{len(again.findings)} findings'}; {again.events:,} events, "
         f"trace {again.trace_hash:016x}",
-        **say,
     )
     if trace is not None:
         trace.write_text(again.trace)
-        console.print(f"trace: {trace}", **say)
+        say(f"trace: {trace}")
     if json_file is not None:
         told = {
             "seed": seed,
@@ -114,7 +116,7 @@ def _replay(console: Console, seed: int, ranks: tuple[int, int], trace: Path | N
             "trace_hash": f"{again.trace_hash:016x}",
         }
         json_file.write_text(json.dumps(told, indent=1) + "\n")
-        console.print(f"found: {json_file}", **say)
+        say(f"found: {json_file}")
     if again.findings:
         raise typer.Exit(1)
 

@@ -10,6 +10,7 @@ import concurrent.futures
 import json
 import multiprocessing
 import os
+import signal
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -132,14 +133,22 @@ def explore(
         return found
     # Spawned, not forked: the parent may have threads.
     spawn = multiprocessing.get_context("spawn")
-    pool = concurrent.futures.ProcessPoolExecutor(min(jobs, len(chunks)), spawn)
+    pool = concurrent.futures.ProcessPoolExecutor(min(jobs, len(chunks)), spawn, _leave_interrupts_to_the_parent)
     try:
-        running = {pool.submit(_core.explore, begin, count, *ranks, only): count for begin, count in chunks}
+        running = {pool.submit(_play, begin, count, *ranks, only): count for begin, count in chunks}
         for done in concurrent.futures.as_completed(running):
             take(running[done], done.result())
     finally:
         pool.shutdown(cancel_futures=True)  # after an interrupt: what runs is over within a second
     return found
+
+
+def _leave_interrupts_to_the_parent() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def _play(first_seed: int, seeds: int, first_ranks: int, last_ranks: int, only: str) -> str:
+    return _core.explore(first_seed, seeds, first_ranks, last_ranks, only)
 
 
 def replay(seed: int, *, ranks: tuple[int, int] = RANKS) -> Replayed:

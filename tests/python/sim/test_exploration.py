@@ -1,0 +1,78 @@
+"""The explorer from Python: seeds in parallel are the same as in sequence, and a seed replays exactly."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from telegrad import _core
+from telegrad.sim.exploration import Exploration, Failure, explore, replay
+
+
+def test_seeds_are_clean_of_hangs_and_wrong_results() -> None:
+    found = explore(50_000, 400, jobs=1)
+    assert found.seeds == 400
+    assert (found.hangs, found.wrong) == (0, 0)
+    assert found.errors_named > 100
+    assert found.results > 5_000
+    assert 2 <= found.ranks_most <= 33
+    assert sum(found.troubles.values()) == 400
+
+
+def test_processes_share_the_work_without_changing_what_is_found() -> None:
+    counts: list[int] = []
+    together = explore(7, 600, ranks=(2, 9), jobs=2, on_progress=lambda count, _: counts.append(count))
+    assert sorted(counts) == [100, 250, 250]
+    assert together.to_dict() == explore(7, 600, ranks=(2, 9), jobs=1).to_dict()
+
+
+def test_only_one_trouble() -> None:
+    found = explore(0, 500, only="kill", jobs=1)
+    assert +found.troubles == {"kill": found.seeds}
+    assert 0 < found.seeds < 500
+
+
+def test_a_seed_replays_exactly() -> None:
+    once, again = replay(11), replay(11)
+    assert once == again
+    assert once.program.startswith("seed 11: ")
+    assert once.trace.count("\n") == once.events
+    assert replay(12).trace_hash != once.trace_hash
+    assert replay(11, ranks=(20, 20)).program.startswith("seed 11: 20 ranks")
+
+
+def test_what_is_found_adds_up_in_the_order_of_seeds() -> None:
+    a = Exploration(seeds=2, hangs=1, ranks_most=5, failures=[Failure(9, "hang", "x")])
+    a.troubles["kill"] = 1
+    b = Exploration(seeds=3, wrong=1, ranks_most=4, failures=[Failure(4, "wrong result", "y")])
+    b.troubles["kill"] = 2
+    a.add(b)
+    told = json.loads(json.dumps(a.to_dict()))
+    assert (told["seeds"], told["hangs"], told["wrong"], told["ranks_most"]) == (5, 1, 1, 5)
+    assert told["troubles"] == {"kill": 3}
+    assert [one["seed"] for one in told["failures"]] == [4, 9]
+
+
+def test_failures_are_read_from_the_core(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = json.loads(_core.explore(0, 1, 2, 3))
+    told["failures"] = [{"seed": 0, "what": "hang", "detail": "rank 1 never ends"}]
+    monkeypatch.setattr(_core, "explore", lambda *_: json.dumps(told))
+    assert explore(0, 1).failures == [Failure(0, "hang", "rank 1 never ends")]
+
+
+def test_bad_arguments_are_refused() -> None:
+    with pytest.raises(ValueError, match="must not be negative"):
+        explore(-1, 5)
+    with pytest.raises(ValueError, match="must not be negative"):
+        explore(0, -5)
+    with pytest.raises(ValueError, match="jobs=0 must be at least 1"):
+        explore(0, 5, jobs=0)
+    with pytest.raises(ValueError, match="are no range"):
+        explore(0, 5, ranks=(1, 4))
+    with pytest.raises(ValueError, match="no trouble that the explorer knows"):
+        explore(0, 5, only="sunshine")
+    with pytest.raises(ValueError, match="must not be negative"):
+        replay(-1)
+    with pytest.raises(ValueError, match="are no range"):
+        replay(1, ranks=(5, 4))
