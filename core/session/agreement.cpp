@@ -32,6 +32,14 @@ void Agreement::lose(Rank rank, std::string reason) {
 bool Agreement::is_lost(Rank rank) const {
   if (losses_[rank]) return true;
   return std::ranges::any_of(statements_, [rank](const auto& statement) {
+    return statement && statement->kind == FailureKind::peer_failed && statement->culprit == rank &&
+           !statement->culprit_speaks;
+  });
+}
+
+bool Agreement::is_accused(Rank rank) const {
+  if (losses_[rank]) return true;
+  return std::ranges::any_of(statements_, [rank](const auto& statement) {
     return statement && statement->kind == FailureKind::peer_failed && statement->culprit == rank;
   });
 }
@@ -119,7 +127,7 @@ std::optional<Agreement::Verdict> Agreement::lost() const {
   Rank culprit = kNoRank;
   for (const bool may_have_spoken : {false, true}) {
     for (Rank rank = 0; rank < size && culprit == kNoRank; ++rank) {
-      if (is_lost(rank) && (may_have_spoken || !heard(rank))) culprit = rank;
+      if (is_accused(rank) && (may_have_spoken || !heard(rank))) culprit = rank;
     }
   }
   if (culprit == kNoRank) return std::nullopt;
@@ -146,9 +154,9 @@ Agreement::Verdict Agreement::timed_out() const {
   std::vector<Rank> absent;
   std::vector<Rank> mute;
   for (Rank rank = 0; rank < statements_.size(); ++rank) {
-    if (!statements_[rank]) {
+    if (!statements_[rank] && !left_[rank]) {
       mute.push_back(rank);
-    } else if (!precedes(first->sequence, statements_[rank]->called)) {
+    } else if (!precedes(first->sequence, statements_[rank] ? statements_[rank]->called : *left_[rank])) {
       absent.push_back(rank);
     }
   }
@@ -156,10 +164,10 @@ Agreement::Verdict Agreement::timed_out() const {
   if (!absent.empty()) {
     verdict.culprit = absent.front();
     verdict.reason += "; " + list_of(absent) + (absent.size() == 1 ? " has" : " have") + " not called it";
-    const Statement& last = *statements_[absent.front()];
-    if (!last.calls.empty()) {
+    const auto& last = statements_[absent.front()];
+    if (last && !last->calls.empty()) {
       verdict.reason += " (the last call of rank " + std::to_string(absent.front()) + " was operation " +
-                        std::to_string(last.called - 1) + ", " + describe(last.calls.back()) + ")";
+                        std::to_string(last->called - 1) + ", " + describe(last->calls.back()) + ")";
     }
   } else if (mute.empty()) {
     verdict.reason += "; all ranks have called it";

@@ -23,6 +23,7 @@ struct Statement {
   FailureKind kind = FailureKind::transport;
   Rank origin = kNoRank;  // who found it
   Rank culprit = kNoRank;
+  bool culprit_speaks = false;  // it has left, and can still say something itself
   std::uint32_t sequence = 0;  // of the operation that failed
   std::string reason{};
   std::uint32_t called = 0;      // operations that this rank has called so far
@@ -32,14 +33,16 @@ struct Statement {
 
 class Agreement {
  public:
-  Agreement(Rank size, Rank self) : self_(self), statements_(size), losses_(size) {}
+  Agreement(Rank size, Rank self) : self_(self), statements_(size), losses_(size), left_(size) {}
 
   /// Only the first statement of a rank counts.
   void add(Rank rank, Statement statement);
   /// `rank` cannot say anything any more.
   void lose(Rank rank, std::string reason);
+  /// `rank` closed its communicator, after so many calls, and has gone.
+  void leave(Rank rank, std::uint32_t called) { left_[rank] = called; }
   bool heard(Rank rank) const { return statements_[rank].has_value(); }
-  /// True if `rank` is what failed, so that no statement of it is to be expected.
+  /// True if `rank` has failed so that no statement of it is to be expected.
   bool is_lost(Rank rank) const;
 
   struct Verdict {
@@ -58,9 +61,12 @@ class Agreement {
   std::optional<Verdict> lost() const;
   Verdict timed_out() const;
 
+  bool is_accused(Rank rank) const;
+
   Rank self_;
   std::vector<std::optional<Statement>> statements_;  // by rank
   std::vector<std::optional<std::string>> losses_;    // by rank: why
+  std::vector<std::optional<std::uint32_t>> left_;    // by rank: how many operations it had called
 };
 
 /// "rank 3", "ranks 0, 2, 3".

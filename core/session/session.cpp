@@ -34,7 +34,7 @@ std::string Session::missing() const {
 void Session::begin(RequestPtr request, double now_s) {
   now_s_ = std::max(now_s_, now_s);
   if (failure_) {
-    refuse(*request, next_sequence_);
+    refuse(*request, next_sequence_++);
     return;
   }
   if (parting_) {
@@ -184,8 +184,10 @@ void Session::on_arrival(const Arrival& arrival) {
   } else if (!precedes(envelope.sequence, next_sequence_)) {
     if (envelope.sequence - next_sequence_ > kAheadMost) {
       driver_.discard(arrival);
-      on_damage("a message of rank " + std::to_string(envelope.source) + " for operation " +
-                std::to_string(envelope.sequence) + ", while this rank is at " + std::to_string(next_sequence_));
+      fail({.kind = FailureKind::transport,
+            .peer = envelope.source,
+            .reason = "a message of rank " + std::to_string(envelope.source) + " for operation " +
+                      std::to_string(envelope.sequence) + ", while this rank is at " + std::to_string(next_sequence_)});
       return;
     }
     early_[envelope.sequence].push_back(arrival);

@@ -128,6 +128,7 @@ class Session final : public EventSink {
   void say_if_called();
   void listen(double most_s);
   void hear_abort(const Control& control);
+  void look_further_back(Statement& timed_out) const;
   std::uint32_t first_unfinished() const;
   void conclude_if_agreed();
   void conclude();

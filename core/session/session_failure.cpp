@@ -19,6 +19,7 @@ void Session::fail(Failure failure) {
   Statement mine{.kind = failure.kind,
                  .origin = rank(),
                  .culprit = failure.peer,
+                 .culprit_speaks = failure.peer < size() && peers_[failure.peer].said_goodbye && !peers_[failure.peer].failed,
                  .sequence = failure.sequence,
                  .reason = std::move(failure.reason)};
   if (failure.kind == FailureKind::mismatched_call) {
@@ -110,6 +111,7 @@ void Session::say(Statement mine) {
              .failure = mine.kind,
              .origin = mine.origin,
              .culprit = mine.culprit,
+             .culprit_speaks = mine.culprit_speaks,
              .sequence = mine.sequence,
              .first_call = mine.first_call,
              .calls = mine.calls,
@@ -138,6 +140,7 @@ void Session::hear_abort(const Control& control) {
   Statement adopted{.kind = control.failure,
                     .origin = control.origin,
                     .culprit = control.culprit,
+                    .culprit_speaks = control.culprit_speaks,
                     .sequence = control.sequence,
                     .reason = control.reason};
   Statement theirs = adopted;
@@ -148,23 +151,40 @@ void Session::hear_abort(const Control& control) {
   if (control.failure == FailureKind::mismatched_call) {
     dispute(std::move(adopted));
   } else {
+    if (control.failure == FailureKind::timeout) look_further_back(adopted);
     stop(std::move(adopted));
   }
   conclude_if_agreed();
+}
+
+// A peer's operation timed out while an earlier one keeps this rank waiting: then that is where to look for the cause.
+void Session::look_further_back(Statement& timed_out) const {
+  const Job* const oldest = job_of(first_unfinished());
+  if (oldest == nullptr || !precedes(oldest->sequence(), timed_out.sequence)) return;
+  const std::vector<Rank> waits_for = oldest->waits_for();
+  timed_out.origin = rank();
+  timed_out.culprit = waits_for.empty() ? kNoRank : waits_for.front();
+  timed_out.reason += "; rank " + std::to_string(rank()) + " was still in operation " +
+                      std::to_string(oldest->sequence()) + ", " + describe(oldest->call()) + ", waiting for " +
+                      (waits_for.empty() ? oldest->sends_to_text() : list_of(waits_for));
+  timed_out.sequence = oldest->sequence();
 }
 
 // Once everybody has spoken who still can.
 void Session::conclude_if_agreed() {
   if (!agreement_ || failure_ || !agreement_->heard(rank())) return;
   for (Rank peer = 0; peer < size(); ++peer) {
-    if (agreement_->heard(peer) || peers_[peer].parted || agreement_->is_lost(peer)) continue;
-    return;
+    if (agreement_->heard(peer) || peers_[peer].failed || agreement_->is_lost(peer)) continue;
+    return;  // also of who has said goodbye: it listens until all have
   }
   conclude();
 }
 
 void Session::conclude() {
   freeze_all();
+  for (Rank peer = 0; peer < size(); ++peer) {
+    if (peers_[peer].said_goodbye) agreement_->leave(peer, peers_[peer].called.value_or(0));
+  }
   std::ranges::sort(quarantine_, [](const auto& a, const auto& b) { return precedes(a->sequence(), b->sequence()); });
   const Agreement::Verdict verdict = agreement_->verdict();
   const PeerIdentity identity = verdict.culprit < size() ? driver_.identity(verdict.culprit) : PeerIdentity{};

@@ -31,6 +31,7 @@ struct Control {
   Rank source = 0;
   Rank origin = kNoRank;  // abort: who found the failure
   Rank culprit = kNoRank;
+  bool culprit_speaks = false;  // abort: it has left, and can still say something itself
   std::uint32_t epoch = 0;
   std::uint32_t wire_version = kWireVersion;
   std::uint32_t sequence = 0;    // abort: which operation failed

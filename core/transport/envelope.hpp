@@ -10,7 +10,7 @@
 
 namespace telegrad {
 
-inline constexpr std::uint32_t kWireVersion = 2;
+inline constexpr std::uint32_t kWireVersion = 3;
 
 // Part of the wire format: append, never renumber.
 enum class Operation : std::uint8_t { barrier = 1, broadcast = 2, allgather = 3, allreduce = 4, sparse_allreduce = 5 };

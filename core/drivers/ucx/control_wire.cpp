@@ -15,7 +15,8 @@ ControlHeader header_of(const Control& control) {
   TELEGRAD_CHECK(control.calls.size() <= Control::kCallsMost && control.reason.size() <= Control::kReasonMost);
   return {.kind = static_cast<std::uint8_t>(control.kind),
           .failure = static_cast<std::uint8_t>(control.failure),
-          .calls = static_cast<std::uint16_t>(control.calls.size()),
+          .calls = static_cast<std::uint8_t>(control.calls.size()),
+          .culprit_speaks = control.culprit_speaks,
           .source = control.source,
           .origin = control.origin,
           .culprit = control.culprit,
@@ -40,7 +41,7 @@ std::optional<Control> decode_control(ConstBytes header, ConstBytes payload) {
   if (wire.calls > Control::kCallsMost || payload.size() < calls_bytes ||
       payload.size() - calls_bytes > Control::kReasonMost ||
       !is_known(wire.kind, static_cast<std::uint8_t>(ControlKind::call)) ||
-      !is_known(wire.failure, static_cast<std::uint8_t>(FailureKind::mismatched_call))) {
+      !is_known(wire.failure, static_cast<std::uint8_t>(FailureKind::mismatched_call)) || wire.culprit_speaks > 1) {
     return std::nullopt;
   }
   Control control{.kind = static_cast<ControlKind>(wire.kind),
@@ -48,6 +49,7 @@ std::optional<Control> decode_control(ConstBytes header, ConstBytes payload) {
                   .source = wire.source,
                   .origin = wire.origin,
                   .culprit = wire.culprit,
+                  .culprit_speaks = wire.culprit_speaks == 1,
                   .epoch = wire.epoch,
                   .wire_version = wire.wire_version,
                   .sequence = wire.sequence,

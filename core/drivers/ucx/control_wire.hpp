@@ -13,7 +13,8 @@ namespace telegrad {
 struct ControlHeader {
   std::uint8_t kind = 0;
   std::uint8_t failure = 0;
-  std::uint16_t calls = 0;
+  std::uint8_t calls = 0;
+  std::uint8_t culprit_speaks = 0;
   std::uint32_t source = 0;
   std::uint32_t origin = 0;
   std::uint32_t culprit = 0;
