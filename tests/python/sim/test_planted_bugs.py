@@ -1,4 +1,4 @@
-"""The explorer finds bugs that are planted into the sources. A handful here; ``run_mutants.py --all`` plants them all."""
+"""The explorer finds bugs planted into the sources: a handful here, all of them with ``run_mutants.py --all``."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ import pytest
 ROOT = Path(__file__).resolve().parents[3]
 sys.path.insert(0, str(ROOT / "tests" / "mutants"))
 
-from mutants import MUTANTS, Mutant  # noqa: E402
 from run_mutants import DoesNotApply, DoesNotBuild, build_core, hunt, is_clean, mutate, plant  # noqa: E402
+
+from mutants import MUTANTS, Mutant  # noqa: E402
 
 _QUICK = (
     "ring: the last segment is lost",
@@ -41,7 +42,7 @@ def test_every_mutant_applies() -> None:
 
 
 def test_a_mutant_that_does_not_apply_is_refused() -> None:
-    with pytest.raises(DoesNotApply, match="occurs 0 times"):
+    with pytest.raises(DoesNotApply, match="is 0 times"):
         mutate(Mutant("gone", "session/session.cpp", (("no such text", ""),)))
     with pytest.raises(DoesNotApply, match="bring it up to date"):
         mutate(Mutant("twice", "session/session.cpp", (("return", ""),)))
