@@ -205,10 +205,9 @@ class Judge {
   void look_at_failure(Rank rank, std::size_t index, const Failure& failure) {
     const std::string where = name_of_call(rank, index) + ": ";
     if (failure.rank != rank) find(Sort::wrong_error, where + "reported by another rank: " + text_of(failure));
-    // A call that comes after the verdict is refused without a number of its own.
-    const bool numbered = seen_.ranks[rank].calls[index].began_s != kNever_s;
-    if (numbered && failure.sequence != index) find(Sort::wrong_error, where + "under another number: " + text_of(failure));
-    if (rank != blame_.exempt) look_at_blame(where, failure);
+    if (failure.sequence != index) find(Sort::wrong_error, where + "under another number: " + text_of(failure));
+    if (rank == blame_.exempt) return;
+    look_at_blame(where, failure);
     // Whoever knows of a failure tells the others: only what nobody can know before takes until a call's time is up.
     const bool in_time = failure.kind == FailureKind::timeout || seen_.ranks[rank].calls[index].done_s < deadline_s();
     if (!in_time) find(Sort::wrong_error, where + "only when time was up: " + text_of(failure));
@@ -231,11 +230,9 @@ class Judge {
   double deadline_s() const { return program_.session.timeout_s; }
 
   // A slice of a sparse sum goes round a ring and is looked into at the end: whether its owner or a rank in between has
-  // damaged it, no receiver can know. And what no operation has asked for has no peer, only a text.
-  bool names_as_well_as_it_can(const Failure& failure) const {
-    if (failure.reason.find(" sent damaged a sum: ") != std::string::npos) return true;
-    const std::string sender = "a message of rank " + std::to_string(program_.culprit) + " for operation ";
-    return failure.peer == kNoRank && failure.reason.find(sender) != std::string::npos;
+  // damaged it, no receiver can know.
+  static bool names_as_well_as_it_can(const Failure& failure) {
+    return failure.reason.find(" sent damaged a sum: ") != std::string::npos;
   }
 
   // Who is through with everything and has said goodbye: nobody asks it any more.
