@@ -52,6 +52,11 @@ Agreement::Verdict Agreement::verdict() const {
   return timed_out();
 }
 
+std::optional<std::uint32_t> Agreement::mismatched_operation() const {
+  const auto found = mismatch();
+  return found ? std::optional(found->sequence) : std::nullopt;
+}
+
 // The first operation that not all called alike. The largest group is taken to be right, in a tie that of the lowest
 // rank. A time-out may be a mismatch too, between ranks that wait for each other without having met.
 std::optional<Agreement::Verdict> Agreement::mismatch() const {
@@ -153,20 +158,23 @@ Agreement::Verdict Agreement::timed_out() const {
   if (first == nullptr) return {FailureKind::transport, any->culprit, any->sequence, any->reason};
   std::vector<Rank> absent;
   std::vector<Rank> mute;
+  Rank furthest_behind = kNoRank;
+  const auto called_by = [this](Rank rank) { return statements_[rank] ? statements_[rank]->called : *left_[rank]; };
   for (Rank rank = 0; rank < statements_.size(); ++rank) {
     if (!statements_[rank] && !left_[rank]) {
       mute.push_back(rank);
-    } else if (!precedes(first->sequence, statements_[rank] ? statements_[rank]->called : *left_[rank])) {
+    } else if (const std::uint32_t called = called_by(rank); !precedes(first->sequence, called)) {
+      if (absent.empty() || precedes(called, called_by(furthest_behind))) furthest_behind = rank;
       absent.push_back(rank);
     }
   }
   Verdict verdict{first->kind, first->culprit, first->sequence, first->reason};
   if (!absent.empty()) {
-    verdict.culprit = absent.front();
+    verdict.culprit = furthest_behind;
     verdict.reason += "; " + list_of(absent) + (absent.size() == 1 ? " has" : " have") + " not called it";
-    const auto& last = statements_[absent.front()];
+    const auto& last = statements_[furthest_behind];
     if (last && !last->calls.empty()) {
-      verdict.reason += " (the last call of rank " + std::to_string(absent.front()) + " was operation " +
+      verdict.reason += " (the last call of rank " + std::to_string(furthest_behind) + " was operation " +
                         std::to_string(last->called - 1) + ", " + describe(last->calls.back()) + ")";
     }
   } else if (mute.empty()) {

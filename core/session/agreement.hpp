@@ -45,6 +45,9 @@ class Agreement {
   /// True if `rank` has failed so that no statement of it is to be expected.
   bool is_lost(Rank rank) const;
 
+  /// The first operation that the ranks heard so far did not call alike.
+  std::optional<std::uint32_t> mismatched_operation() const;
+
   struct Verdict {
     FailureKind kind;
     Rank culprit;

@@ -149,6 +149,9 @@ void Session::hear_abort(const Control& control) {
   theirs.calls = control.calls;
   agreement_->add(control.source, std::move(theirs));
   if (control.failure == FailureKind::mismatched_call) {
+    // What differed may have been noticed late. Who waits in the first operation that differs is to say so too.
+    const auto first = agreement_->mismatched_operation();
+    if (first && precedes(*first, adopted.sequence)) adopted.sequence = *first;
     dispute(std::move(adopted));
   } else {
     if (control.failure == FailureKind::timeout) look_further_back(adopted);
