@@ -276,8 +276,8 @@ _SESSION = (
     _mutant(
         "abort: what is heard of is not believed",
         FAILURE,
-        "dispute(std::move(adopted));\n  } else {\n    stop(std::move(adopted));",
-        "dispute(std::move(adopted));",
+        "    stop(std::move(adopted));",
+        "    static_cast<void>(adopted);",
     ),
     _mutant(
         "dispute: not waited for those who have not called",
@@ -300,8 +300,8 @@ _SESSION = (
     _mutant(
         "verdict: reached before the others have spoken",
         FAILURE,
-        "if (agreement_->heard(peer) || peers_[peer].parted || agreement_->is_lost(peer)) continue;",
-        "if (peer < size()) continue;",
+        "agreement_->is_lost(peer)) continue;",
+        "agreement_->is_lost(peer) || peer < size()) continue;",
     ),
     _mutant(
         "heartbeats: never sent",
@@ -319,8 +319,8 @@ _SESSION = (
     _mutant(
         "time-out: blames a rank that has called",
         AGREEMENT,
-        "} else if (!precedes(first->sequence, statements_[rank]->called)) {",
-        "} else if (precedes(first->sequence, statements_[rank]->called)) {",
+        "verdict.culprit = absent.front();",
+        "verdict.culprit = (absent.front() + 1) % static_cast<Rank>(statements_.size());",
     ),
     _mutant(
         "mismatch: the minority is right",

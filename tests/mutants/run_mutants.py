@@ -137,6 +137,8 @@ def is_clean(binary: Path, seed: int, ranks: str) -> bool:
 
 def hunt_all(mutants: Sequence[Mutant], jobs: int) -> list[Found]:
     """All of them, ``jobs`` at a time; tells each as it is found."""
+    for mutant in mutants:
+        mutate(mutant)  # says what does not apply before minutes have passed
     clean = build_core()
 
     def one(mutant: Mutant) -> Found:
