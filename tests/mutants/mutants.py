@@ -319,8 +319,8 @@ _SESSION = (
     _mutant(
         "time-out: blames a rank that has called",
         AGREEMENT,
-        "verdict.culprit = absent.front();",
-        "verdict.culprit = (absent.front() + 1) % static_cast<Rank>(statements_.size());",
+        "absent.push_back(rank);",
+        "absent.push_back(furthest_behind = (rank + 1) % static_cast<Rank>(statements_.size()));",
     ),
     _mutant(
         "mismatch: the minority is right",
