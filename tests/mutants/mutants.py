@@ -227,8 +227,8 @@ _SESSION = (
     _mutant(
         "call: never announced to whom it waits for",
         JOB,
-        "if (now_s < tell_at_s_) return;",
-        "if (now_s >= 0.0) return;",
+        "if (!session_.peers_[peer].failed) session_.send(peer, control);",
+        "if (peer >= size()) session_.send(peer, control);",
     ),
     _mutant("call: not compared", SESSION, "if (call == job.call()) return true;", "if (call == call) return true;"),
     _mutant(
