@@ -228,6 +228,26 @@ TEST("in a mismatch the majority is right, in a tie the group of the lowest rank
   EXPECT_EQ(culprit(), std::vector<Rank>{2});
 }
 
+TEST("calls that agree are cut into the same segments") {
+  int cut = 0;
+  for (std::uint64_t seed = 0; seed < 4000; ++seed) {
+    const Program program = draw(seed, kFirst, 3);
+    std::vector<PlannedCall> calls;
+    for (const auto& its : program.calls) calls.insert(calls.end(), its.begin(), its.end());
+    for (const PlannedCall& a : calls) {
+      for (const PlannedCall& b : calls) {
+        if (program.trouble == Trouble::algorithm || !a.agrees(b, program.size)) continue;
+        EXPECT_EQ(a.tuning.has_value(), b.tuning.has_value());
+        if (!a.tuning || !b.tuning) continue;
+        ++cut;
+        EXPECT_EQ(a.tuning->message_bytes, b.tuning->message_bytes);
+        EXPECT_EQ(a.tuning->lanes, b.tuning->lanes);
+      }
+    }
+  }
+  EXPECT(cut > 1000);
+}
+
 TEST("exploring and replaying refuse what makes no sense") {
   EXPECT_THROWS(std::invalid_argument, "no range", explore({.first_ranks = 1}));
   EXPECT_THROWS(std::invalid_argument, "no range", explore({.first_ranks = 9, .last_ranks = 8}));

@@ -28,11 +28,14 @@ std::size_t draw_count(Chance& chance, Rank size, double most) {
   }
 }
 
-// Mostly as a program would call it; sometimes cut into up to six segments on up to three lanes.
-std::optional<RingTuning> draw_tuning(Chance& chance, std::size_t bytes, Rank size) {
-  if (bytes == 0 || chance.happens(0.5)) return std::nullopt;
+// Often as a program would call it; otherwise cut into up to six segments on up to three lanes. Not part of what ranks
+// compare, so it follows from what they do: calls that agree are cut alike, also where ranks call them in another order.
+std::optional<RingTuning> tuning_of(const PlannedCall& call, Rank size) {
+  Chance chance(mix(call.count) + mix(static_cast<std::uint64_t>(call.dtype) * 4 +
+                                      static_cast<std::uint64_t>(call.reduction)));
+  if (call.bytes() == 0 || chance.happens(0.5)) return std::nullopt;
   const std::size_t segments = chance.integer<std::size_t>(1, 6);
-  return RingTuning{.message_bytes = std::max<std::size_t>(1, bytes / (segments * size)),
+  return RingTuning{.message_bytes = std::max<std::size_t>(1, call.bytes() / (segments * size)),
                     .lanes = chance.integer<std::size_t>(1, 3)};
 }
 
@@ -87,7 +90,7 @@ PlannedCall draw_call(Chance& chance, Operation operation, Rank size) {
   }
   constexpr std::array kAlgorithms{Algorithm::automatic, Algorithm::ring, Algorithm::recursive_doubling};
   call.algorithm = chance.pick(kAlgorithms);
-  if (call.algorithm == Algorithm::ring) call.tuning = draw_tuning(chance, call.bytes(), size);
+  if (call.resolved(size) == Algorithm::ring) call.tuning = tuning_of(call, size);
   return call;
 }
 

@@ -42,7 +42,7 @@ def test_every_mutant_applies() -> None:
 
 
 def test_a_mutant_that_does_not_apply_is_refused() -> None:
-    with pytest.raises(DoesNotApply, match="is 0 times"):
+    with pytest.raises(DoesNotApply, match="occurs 0 times"):
         mutate(Mutant("gone", "session/session.cpp", (("no such text", ""),)))
     with pytest.raises(DoesNotApply, match="bring it up to date"):
         mutate(Mutant("twice", "session/session.cpp", (("return", ""),)))
