@@ -19,11 +19,7 @@ constexpr std::size_t kKeptBytesMost = std::size_t{512} << 20;  // past this, me
 constexpr std::size_t kCutMost = 1024;
 constexpr std::size_t kSlabBytes = std::size_t{64} << 10;
 
-#ifdef __SANITIZE_ADDRESS__
-constexpr bool kOneByOne = true;  // so that the sanitizer knows each buffer's bounds and life
-#else
-constexpr bool kOneByOne = false;
-#endif
+constexpr bool kOneByOne = TELEGRAD_SANITIZED;  // so that a sanitizer knows each buffer's bounds and life
 
 std::byte* allocate(std::size_t bytes) { return static_cast<std::byte*>(::operator new(bytes, kAlignment)); }
 
@@ -88,7 +84,7 @@ thread_local constinit bool SizeOnly::active_ = false;
 Buffer::Buffer(std::size_t size) : size_(size) {
   if (size == 0) return;
   const std::size_t real = SizeOnly::active() ? std::min(size, kHeadBytes) : size;
-capacity_ = kOneByOne ? real : std::bit_ceil(std::max(real, kSmallest));
+  capacity_ = kOneByOne ? real : std::bit_ceil(std::max(real, kSmallest));
   data_ = kOneByOne ? allocate(capacity_) : pool().take(capacity_);
 }
 

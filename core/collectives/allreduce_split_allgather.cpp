@@ -26,7 +26,7 @@ namespace {
 
 constexpr Step kSplit = 0;
 constexpr Step kGather = 1;
-constexpr Rank kWindow = 32;  // messages of the split under way in one direction
+constexpr Rank kWindow = 16;  // messages of the split under way in one direction
 constexpr std::size_t kBatchBytes = Transport::kTurnBytes;  // of small pieces that are encoded or decoded in one go
 constexpr double kNever = std::numeric_limits<double>::infinity();
 

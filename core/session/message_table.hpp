@@ -23,10 +23,10 @@ class MessageTable {
     if (2 * (count_ + 1) > slots_.size()) grow();
     const Key key = key_of(source, step);
     std::size_t at = home(key);
-    for (; slots_[at].used; at = next(at)) {
+    for (; slots_[at].key != kFree; at = next(at)) {
       if (slots_[at].key == key) return false;
     }
-    slots_[at] = {key, true, std::move(value)};
+    slots_[at] = {key, std::move(value)};
     ++count_;
     return true;
   }
@@ -36,8 +36,8 @@ class MessageTable {
     if (count_ == 0) return std::nullopt;
     const Key key = key_of(source, step);
     std::size_t at = home(key);
-    while (slots_[at].used && slots_[at].key != key) at = next(at);
-    if (!slots_[at].used) return std::nullopt;
+    while (slots_[at].key != kFree && slots_[at].key != key) at = next(at);
+    if (slots_[at].key == kFree) return std::nullopt;
     std::optional<Value> value = std::move(slots_[at].value);
     remove(at);
     return value;
@@ -47,15 +47,15 @@ class MessageTable {
   template <class Visit>
   void for_each(Visit visit) const {
     for (const Slot& slot : slots_) {
-      if (slot.used) visit(static_cast<Rank>(slot.key >> 32), slot.value);
+      if (slot.key != kFree) visit(static_cast<Rank>(slot.key >> 32), slot.value);
     }
   }
 
  private:
   using Key = std::uint64_t;
+  static constexpr Key kFree = ~Key{0};  // no rank is kNoRank
   struct Slot {
-    Key key = 0;
-    bool used = false;
+    Key key = kFree;
     Value value{};
   };
   static Key key_of(Rank source, Step step) { return (Key{source} << 32) | step; }
@@ -67,23 +67,23 @@ class MessageTable {
     std::vector<Slot> before(slots_.empty() ? kLeast : 2 * slots_.size());
     before.swap(slots_);
     for (Slot& slot : before) {
-      if (!slot.used) continue;
+      if (slot.key == kFree) continue;
       std::size_t at = home(slot.key);
-      while (slots_[at].used) at = next(at);
+      while (slots_[at].key != kFree) at = next(at);
       slots_[at] = std::move(slot);
     }
   }
 
   // Those behind it move up, as far as their home lets them, so that no search ends too early.
   void remove(std::size_t hole) {
-    for (std::size_t at = next(hole); slots_[at].used; at = next(at)) {
+    for (std::size_t at = next(hole); slots_[at].key != kFree; at = next(at)) {
       const std::size_t mask = slots_.size() - 1;
       const std::size_t from_home = (at - home(slots_[at].key)) & mask;
       if (from_home < ((at - hole) & mask)) continue;
       slots_[hole] = std::move(slots_[at]);
       hole = at;
     }
-    slots_[hole].used = false;
+    slots_[hole].key = kFree;
     --count_;
   }
 

@@ -55,7 +55,7 @@ void Session::begin(RequestPtr request, double now_s) {
   auto owned = std::make_unique<Job>(*this, sequence, std::move(request), now_s);
   Job& job = *owned;
   wake_at(job.next_look_s());
-  jobs_.emplace(sequence, std::move(owned));
+  jobs_.emplace_back(sequence, std::move(owned));
   if (fail_if_abandoned(job)) return;
 
   if (const auto announced = announced_.find(sequence); announced != announced_.end()) {
@@ -120,7 +120,7 @@ bool Session::run_ready() {
 // Here no coroutine of the session is running, so that frames may go.
 void Session::finish_jobs() {
   for (Job* const job : std::exchange(finished_, {})) {
-    const auto entry = jobs_.find(job->sequence());
+    const auto entry = std::ranges::find(jobs_, job, [](const auto& running) { return running.second.get(); });
     if (entry == jobs_.end()) continue;  // failed in the same turn
     const std::unique_ptr<Job> over = std::move(entry->second);
     jobs_.erase(entry);
@@ -130,6 +130,13 @@ void Session::finish_jobs() {
     ++completed_;
     over->request().finish(std::nullopt);
   }
+}
+
+Session::Job* Session::running_job(std::uint32_t sequence) const {
+  for (const auto& [number, job] : jobs_) {
+    if (number == sequence) return job.get();
+  }
+  return nullptr;
 }
 
 Failure Session::failure_of(const Job& job, FailureKind kind, Rank peer, std::string reason) const {
@@ -174,10 +181,10 @@ void Session::on_arrival(const Arrival& arrival) {
     driver_.discard(arrival);
     return;
   }
-  peers_[envelope.source].heard_s = now_s_;
-  if (const auto job = jobs_.find(envelope.sequence); job != jobs_.end()) {
-    if (agrees(*job->second, envelope.source, envelope.call)) {
-      job->second->deliver(arrival);
+  if (watches()) peers_[envelope.source].heard_s = now_s_;
+  if (Job* const job = running_job(envelope.sequence)) {
+    if (agrees(*job, envelope.source, envelope.call)) {
+      job->deliver(arrival);
     } else {
       driver_.discard(arrival);
     }
@@ -207,8 +214,8 @@ void Session::on_arrival(const Arrival& arrival) {
 
 // `source` waits for this rank in its operation `sequence`.
 void Session::take_announced_call(Rank source, std::uint32_t sequence, const Call& call) {
-  if (const auto job = jobs_.find(sequence); job != jobs_.end()) {
-    agrees(*job->second, source, call);
+  if (const Job* const job = running_job(sequence)) {
+    agrees(*job, source, call);
   } else if (!precedes(sequence, next_sequence_)) {
     if (sequence - next_sequence_ > kAheadMost) return;
     auto& known = announced_[sequence];

@@ -122,6 +122,7 @@ class Session final : public EventSink {
   void freeze_from(std::uint32_t sequence);
   void freeze_all();
   void put_away_frozen();
+  Job* running_job(std::uint32_t sequence) const;  // null: none
   const Job* job_of(std::uint32_t sequence) const;  // running or in quarantine; null: neither
   const Call* call_of(std::uint32_t sequence) const;
   void say(Statement mine);
@@ -136,6 +137,7 @@ class Session final : public EventSink {
   // session_time.cpp
   void check_liveness(double now_s);
   void look_at_deadlines(double now_s);
+  bool watches() const { return greeted_ > 0; }  // over its peers: since join()
   void wake_at(double when_s) { next_deadline_s_ = std::min(next_deadline_s_, when_s); }
   void send(Rank peer, Control control);
   void broadcast(const Control& control);
@@ -144,7 +146,7 @@ class Session final : public EventSink {
   SessionOptions options_;
   ReadyQueue ready_;
   std::vector<std::coroutine_handle<>> turn_;
-  std::unordered_map<std::uint32_t, std::unique_ptr<Job>> jobs_;  // by sequence number
+  std::vector<std::pair<std::uint32_t, std::unique_ptr<Job>>> jobs_;  // with their sequence numbers; few
   std::vector<std::unique_ptr<Job>> quarantine_;                  // failed, perhaps still in the network's hands
   std::vector<std::pair<std::uint32_t, RequestPtr>> refused_;     // begun too late, before the verdict
   std::vector<Job*> finished_;

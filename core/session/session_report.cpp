@@ -6,7 +6,7 @@
 namespace telegrad {
 
 const Session::Job* Session::job_of(std::uint32_t sequence) const {
-  if (const auto running = jobs_.find(sequence); running != jobs_.end()) return running->second.get();
+  if (const Job* const job = running_job(sequence)) return job;
   const auto kept = std::ranges::find_if(quarantine_, [&](const auto& job) { return job->sequence() == sequence; });
   return kept == quarantine_.end() ? nullptr : kept->get();
 }

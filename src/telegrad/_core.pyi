@@ -4,6 +4,7 @@ alive.
 
 from collections.abc import Callable
 from enum import Enum
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -122,6 +123,23 @@ class Simulation:
     def now_s(self) -> float: ...
     def finish_s(self, rank: int) -> float: ...
 
+def measure(
+    operation: str,
+    algorithm: str,
+    ranks: int,
+    bytes: int,
+    nnz: int = 0,
+    overlap: float = 0.0,
+    switch_factor: float = 1.0,
+    root: int = 0,
+    payloads: bool = False,
+    seed: int = 0,
+    costs: dict[str, float] = ...,
+    links: bool = False,
+    timeline: bool = False,
+) -> dict[str, Any]: ...
+def explore(first_seed: int, seeds: int, first_ranks: int, last_ranks: int, only: str = "") -> str: ...
+def replay(seed: int, first_ranks: int, last_ranks: int) -> tuple[str, int, str]: ...
 def topk_threshold(x: int, n: int, k: int) -> float: ...
 def accumulate_select(
     residual: int,

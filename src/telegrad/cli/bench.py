@@ -18,6 +18,8 @@ from telegrad.bench.runner import Row, count_of, rows_of, run, why_without_peer
 from telegrad.cli.bench_checks import checks
 from telegrad.cli.bench_errors import errors
 from telegrad.cli.bench_faults import faults
+from telegrad.cli.bench_predictions import predictions
+from telegrad.cli.bench_simulator import simulator
 from telegrad.cli.outputs import check_folder_of
 from telegrad.launch import LaunchError
 from telegrad.report.allreduce import duration, plot, table_of
@@ -26,6 +28,8 @@ app = typer.Typer(help="Measure telegrad on this machine, beside a peer in the s
 app.command()(checks)
 app.command()(faults)
 app.command()(errors)
+app.command()(predictions)
+app.command()(simulator)
 
 _SIZES = "4,1KiB,16KiB,128KiB,1MiB,4MiB,16MiB"
 

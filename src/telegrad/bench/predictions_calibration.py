@@ -1,0 +1,81 @@
+"""The model's costs from measured times: straight lines that a few outliers do not bend.
+
+The same costs predict every collective: nothing here knows which one they are for.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import NamedTuple
+
+from telegrad.bench.predictions_plan import Measurement
+
+
+class Line(NamedTuple):
+    """Seconds of a message of b bytes: ``intercept_s + b * slope_s_per_byte``."""
+
+    intercept_s: float
+    slope_s_per_byte: float
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """``alpha_s``, ``beta_s_per_byte``, ``beta_exchange_s_per_byte`` and ``gamma_s_per_byte`` go into the model.
+    ``round_s`` does not: it is what a round of empty messages takes, on links that had time to rest."""
+
+    alpha_s: float
+    beta_s_per_byte: float
+    beta_exchange_s_per_byte: float
+    gamma_s_per_byte: float
+    round_s: float
+
+    def costs(self) -> dict[str, float]:
+        """As the simulator takes them."""
+        return {name: value for name, value in asdict(self).items() if name != "round_s"}
+
+
+def line_of(points: Sequence[tuple[int, float]]) -> Line:
+    """The line through (bytes, seconds) that does the shortest message's time the same justice as the longest's.
+
+    Theil-Sen on seconds per byte against 1/bytes: the median of all pairs' slopes, so that up to 29 % of the points may
+    be anything. Sen, "Estimates of the regression coefficient based on Kendall's tau", J. American Statistical
+    Association 63, 1968. Raises ``ValueError`` for less than two lengths, or one of 0 bytes.
+    """
+    if any(size <= 0 for size, _ in points):
+        raise ValueError("points contain a message without bytes: a line needs seconds per byte, so leave it out")
+    scaled = sorted((1 / size, seconds / size) for size, seconds in points)
+    slopes = [(y1 - y0) / (x1 - x0) for (x0, y0), (x1, y1) in itertools.combinations(scaled, 2) if x1 > x0]
+    if not slopes:
+        raise ValueError(f"points={points} are of one length: a line needs two lengths")
+    intercept_s = statistics.median(slopes)
+    return Line(intercept_s, statistics.median(y - intercept_s * x for x, y in scaled))
+
+
+def calibrate(medians: Mapping[Measurement, float], ranks: int) -> Calibration:
+    """The costs from the median times of ``calibration()``'s measurements among ``ranks`` ranks.
+
+    β is the slope of one-way messages, β_exchange that of exchanges without their addition. α is what an exchange takes
+    beyond its bytes: exchanges wait for each other, as the steps of a collective do. γ is the time of an addition per
+    byte, all ranks at once: with more ranks than cores it is larger by itself. A negative α, from noise, counts as 0,
+    and so does a β_exchange below β count as β. Raises ``ValueError`` if a kind of measurement is missing.
+    """
+    of: dict[str, list[tuple[int, float]]] = {}
+    for measurement, seconds in medians.items():
+        of.setdefault(measurement.operation, []).append((measurement.bytes, seconds))
+    missing = [kind for kind in ("round", "one_way", "exchange", "reduce") if kind not in of]
+    if missing:
+        raise ValueError(f"medians lack {', '.join(missing)}: calibrate() needs all that calibration() lists")
+    gamma = statistics.median(seconds / size for size, seconds in of["reduce"])
+    exchange = line_of(of["exchange"])
+    beta = line_of(of["one_way"]).slope_s_per_byte
+    return Calibration(
+        alpha_s=max(0.0, exchange.intercept_s),
+        beta_s_per_byte=beta,
+        beta_exchange_s_per_byte=max(beta, exchange.slope_s_per_byte - gamma),
+        gamma_s_per_byte=gamma,
+        round_s=statistics.median(seconds for _, seconds in of["round"]) / max(1, math.ceil(math.log2(ranks))),
+    )

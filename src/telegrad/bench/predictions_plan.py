@@ -1,0 +1,94 @@
+"""What a comparison of predictions with reality measures: plain data, which travels to the ranks as JSON."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from typing import Self
+
+ENTRY_BYTES = 8
+"""Of a sparse vector's entry in memory: a 4-byte index and a float."""
+
+_LINE_BYTES = tuple(1 << power for power in range(15, 23))  # 32 KiB … 4 MiB: messages of the collectives measured here
+_REDUCED_BYTES = 16 << 20  # beyond the caches, as a long vector is
+_MOST_GATHERED_BYTES = 32 << 20
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """One thing whose time is taken. ``bytes``: of a rank's vector, in ``all_gather`` of its block; ``nnz``: entries of
+    a sparse vector, None for a dense one; ``density``: what part of the vector they are."""
+
+    operation: str
+    algorithm: str
+    bytes: int
+    density: float | None = None
+
+    @property
+    def nnz(self) -> int | None:
+        """Entries of each rank, at least one; None where the vector is dense."""
+        return None if self.density is None else max(1, int(self.bytes // 4 * self.density))
+
+    @property
+    def input_bytes(self) -> int:
+        """What a rank brings: its vector, or the entries of it."""
+        return self.bytes if self.nnz is None else self.nnz * ENTRY_BYTES
+
+
+@dataclass(frozen=True)
+class PredictionPlan:
+    """``sizes`` in bytes; ``repetitions``: samples of each measurement, of at least ``sample_s`` seconds each."""
+
+    network: str
+    ranks: int
+    sizes: tuple[int, ...]
+    densities: tuple[float, ...] = (0.01, 0.1)
+    repetitions: int = 9
+    sample_s: float = 0.04
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        fields = json.loads(text)
+        return cls(**{**fields, "sizes": tuple(fields["sizes"]), "densities": tuple(fields["densities"])})
+
+
+def calibration() -> list[Measurement]:
+    """What the model's costs come from, whatever they will predict. All ranks take part at once, so that the machine is
+    as busy as in a collective:
+
+    - ``round``: barriers of all ranks;
+    - ``one_way``: in each pair of neighbours one sends to the other, message after message;
+    - ``exchange``: the two of each pair send to each other at once, and add what they get;
+    - ``reduce``: every rank adds two vectors of its own.
+    """
+    return [
+        Measurement("round", "", 0),
+        *(Measurement("one_way", "", size) for size in _LINE_BYTES),
+        *(Measurement("exchange", "", size) for size in _LINE_BYTES),
+        Measurement("reduce", "", _REDUCED_BYTES),
+    ]
+
+
+def collectives_of(plan: PredictionPlan) -> list[Measurement]:
+    """What is predicted: every collective at every size. A block of an allgather is ``sizes`` long, up to a total of
+    32 MiB per rank."""
+    blocks = [size for size in plan.sizes if size * plan.ranks <= _MOST_GATHERED_BYTES]
+    return [
+        *(Measurement("allreduce", "ring", size) for size in plan.sizes),
+        *(Measurement("allreduce", "recursive_doubling", size) for size in plan.sizes),
+        *(
+            Measurement("sparse_allreduce", "split_allgather", size, density)
+            for density in plan.densities
+            for size in plan.sizes
+        ),
+        *(Measurement("allgather", "", block) for block in blocks),
+        *(Measurement("broadcast", "", size) for size in plan.sizes),
+    ]
+
+
+def measurements_of(plan: PredictionPlan) -> list[Measurement]:
+    """All, in the order in which ranks number them."""
+    return [*calibration(), *collectives_of(plan)]

@@ -1,0 +1,153 @@
+"""``telegrad bench predictions``: what the simulator says of a network, beside what the network does."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from telegrad.bench.machine import describe_machine
+from telegrad.bench.networks import check_network
+from telegrad.bench.plan import size_of, text_of
+from telegrad.bench.predictions import (
+    FEWEST_JUDGED_BYTES,
+    WITHIN,
+    Row,
+    Times,
+    calibration_from,
+    count_of,
+    points_of,
+    rows_of,
+    run,
+    worst_of,
+)
+from telegrad.bench.predictions_plan import Measurement, PredictionPlan
+from telegrad.cli.outputs import check_folder_of
+from telegrad.launch import LaunchError
+from telegrad.report.predictions import costs_text, name_of, plot, table_of
+
+
+def predictions(
+    ranks: Annotated[
+        str, typer.Option(help="How many processes to start; several, one job after the other: 4,8. Even numbers.")
+    ] = "4,8",
+    network: Annotated[
+        str,
+        typer.Option(
+            help="Over what they talk: a rate such as [bold]1gbit[/] (one network namespace per rank, links shaped by "
+            "tc; needs root), [bold]tcp[/] (loopback) or [bold]shm[/] (shared memory)."
+        ),
+    ] = "1gbit",
+    sizes: Annotated[
+        str, typer.Option(help="Lengths of a rank's vector (in allgather: of its block), separated by commas.")
+    ] = "256KiB,1MiB,4MiB,16MiB",
+    repetitions: Annotated[int, typer.Option(min=3, help="Samples of each measurement; the median counts.")] = 9,
+    json_file: Annotated[
+        Path | None,
+        typer.Option("--json", dir_okay=False, help="Write all rows, the costs, the machine and the commit here."),
+    ] = None,
+    plot_file: Annotated[
+        Path | None, typer.Option("--plot-file", dir_okay=False, help="Draw predicted against measured: a PNG file.")
+    ] = None,
+    timeout: Annotated[float, typer.Option(min=1, help="Seconds after which a job is given up.")] = 900.0,
+) -> None:
+    """Calibrate the cost model on a network, then compare its predictions with what collectives take there.
+
+    The four costs α, β, β in exchange and γ come from messages between pairs of ranks and from additions, all pairs at
+    once, and are the same for every collective. [bold]ratio[/] is the predicted time over the measured median: above 1
+    the prediction is too slow. Times are those of calls one after another on busy links. Rows in which a rank brings
+    less than 256 KiB (a sparse vector's entries count 8 bytes each) are shown dim and not judged; judged ones that are
+    further off than 20 % are red.
+    """
+    console = Console()
+    plans = _checked(ranks, network, sizes, repetitions)
+    check_folder_of(json_file, "--json")
+    check_folder_of(plot_file, "--plot-file")
+    machine = describe_machine()
+    rows: list[Row] = []
+    calibrations: list[dict[str, Any]] = []
+    for plan in plans:
+        try:
+            times, wrong = _run_with_progress(console, plan, timeout)
+        except (LaunchError, RuntimeError) as error:
+            console.print(f"[red]{plan.ranks} ranks, {plan.network}:[/] {error}", highlight=False)
+            raise typer.Exit(1) from error
+        calibration = calibration_from(plan, times)
+        found = rows_of(plan, times, wrong, calibration.costs())
+        console.print(f"{plan.ranks} ranks, {plan.network}: {costs_text(calibration)}", highlight=False)
+        console.print(table_of(found, f"predicted and measured, {plan.ranks} ranks, {plan.network}"))
+        rows += found
+        calibrations.append(
+            {"ranks": plan.ranks, "network": plan.network, **asdict(calibration), "points": points_of(times)}
+        )
+    _say_worst(console, rows)
+    console.print(f"{machine['processor']}, {machine['cores']} cores; commit {machine['commit']}", style="dim")
+    if json_file is not None:
+        result = {"rows": rows, "calibrations": calibrations, "within": WITHIN, "machine": machine}
+        json_file.write_text(json.dumps(result, indent=1, allow_nan=False) + "\n")
+        console.print(f"rows: {json_file}")
+    if plot_file is not None:
+        plot(rows, f"predicted and measured, {network}", plot_file)
+        console.print(f"plot: {plot_file}")
+    if wrong_values := sum(int(str(row["wrong"])) for row in rows):
+        console.print(f"[red]{wrong_values} values are wrong[/]")
+        raise typer.Exit(1)
+
+
+def _checked(ranks: str, network: str, sizes: str, repetitions: int) -> list[PredictionPlan]:
+    try:
+        check_network(network)
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="--network") from error
+    try:
+        byte_sizes = tuple(size_of(size) for size in sizes.split(","))
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="--sizes") from error
+    try:
+        counts = [int(count) for count in ranks.split(",")]
+    except ValueError as error:
+        raise typer.BadParameter(f"{ranks!r} are no numbers: write them like 4,8", param_hint="--ranks") from error
+    for count in counts:
+        if count < 2 or count % 2:
+            raise typer.BadParameter(
+                f"{count} ranks cannot be calibrated in pairs: use even numbers from 2 up", param_hint="--ranks"
+            )
+    return [PredictionPlan(network, count, byte_sizes, repetitions=repetitions) for count in counts]
+
+
+def _run_with_progress(
+    console: Console, plan: PredictionPlan, timeout_s: float
+) -> tuple[Times, dict[Measurement, int]]:
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("{task.fields[latest]}"),
+    )
+    with Progress(*columns, console=console, transient=True) as progress:
+        description = f"{plan.ranks} ranks over {plan.network}"
+        task = progress.add_task(description, total=count_of(plan), latest="starting ranks")
+
+        def show(one: Measurement) -> None:
+            latest = f"{one.operation} {one.algorithm} {text_of(one.bytes)}"
+            progress.update(task, advance=1, latest=latest)
+
+        return run(plan, timeout_s=timeout_s, on_sample=show)
+
+
+def _say_worst(console: Console, rows: list[Row]) -> None:
+    judged = [row for row in rows if row["judged"]]
+    right = sum(bool(row["within"]) for row in judged)
+    least = text_of(FEWEST_JUDGED_BYTES)
+    console.print(f"{right} of {len(judged)} predictions from {least} up are within {WITHIN * 100:.0f} %")
+    for name, among in (("worst", judged), ("worst below", [row for row in rows if not row["judged"]])):
+        row = worst_of(among)
+        if row is not None:
+            where = f"{name_of(row)}, {text_of(int(str(row['bytes'])))}, {row['ranks']} ranks"
+            console.print(f"{name}: ratio {row['ratio']:.3f} ({where})")

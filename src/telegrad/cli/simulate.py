@@ -1,0 +1,121 @@
+"""``telegrad simulate``: collectives among any number of ranks, in virtual time."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from telegrad.cli.simulate_faults import faults
+from telegrad.cli.simulate_run import Asked, run
+from telegrad.cli.simulate_settings import Settings, shared, sizes_of
+from telegrad.sim.measure import ALGORITHMS
+
+app = typer.Typer(
+    help="Run the real algorithms among any number of ranks in virtual time, and hunt for faults.",
+    no_args_is_help=True,
+)
+
+_Bytes = Annotated[
+    str,
+    typer.Option("--bytes", help="One rank's vector: one size, a list [bold]4,64KiB[/], or a range (×4): 4..64MiB."),
+]
+
+
+@app.command()
+@shared
+def allreduce(
+    bytes_: _Bytes = "1MiB",
+    algorithm: Annotated[
+        str,
+        typer.Option(
+            help="ring, recursive_doubling, auto (the faster by the closed forms), several with commas, or all."
+        ),
+    ] = "all",
+    *,
+    settings: Settings,
+) -> None:
+    """Sum a vector of floats over all ranks: how long does each algorithm take?
+
+    The coroutines that run on a real network run here, one per rank, on a network that is a formula: a message takes
+    α and then β per byte, each rank has one port out and one port in, adding takes γ per byte. [bold]ratio[/] is to the
+    fastest at the same ranks and size, [bold]auto[/] marks what would be chosen, [bold]closed form[/] is what theory
+    says. docs/simulation.md tells what the model leaves out.
+
+    [bold]Example:[/] telegrad simulate allreduce --ranks 2048 --bytes 8KiB --network 100gbit --plot
+    """
+    run(Asked("allreduce", _algorithms(algorithm, "allreduce"), sizes_of(bytes_)), settings)
+
+
+@app.command(name="sparse-allreduce")
+@shared
+def sparse_allreduce(
+    bytes_: Annotated[
+        str, typer.Option("--bytes", help="The whole vector if it were dense, 4 bytes an entry; lists and ranges too.")
+    ] = "64MiB",
+    density: Annotated[
+        float, typer.Option(help="Share of the vector's entries that each rank has, above 0 and up to 1.")
+    ] = 0.01,
+    overlap: Annotated[
+        float, typer.Option(help="Share of its entries that a rank has in common with all others; the rest is random.")
+    ] = 0.0,
+    *,
+    settings: Settings,
+) -> None:
+    """Sum sparse vectors over all ranks by split and allgather.
+
+    Without [bold]--payloads[/] indices and values are counted, not stored: sizes on the wire are those of random
+    indices. [bold]entries of the sum[/] tells how far it has filled in.
+
+    [bold]Example:[/] telegrad simulate sparse-allreduce --ranks 2..256 --bytes 64MiB --density 0.01 --network 25gbit
+    """
+    if not 0 < density <= 1:
+        raise typer.BadParameter(f"{density:g} is no share: use a number above 0 and up to 1", param_hint="--density")
+    if not 0 <= overlap <= 1:
+        raise typer.BadParameter(f"{overlap:g} is no share: use a number from 0 to 1", param_hint="--overlap")
+    asked = Asked("sparse_allreduce", ALGORITHMS["sparse_allreduce"], sizes_of(bytes_), density, overlap)
+    run(asked, settings)
+
+
+@app.command()
+@shared
+def allgather(bytes_: _Bytes = "64KiB", *, settings: Settings) -> None:
+    """Every rank's block to every rank, round a ring. [bold]--bytes[/] is the length of one block.
+
+    [bold]Example:[/] telegrad simulate allgather --ranks 16 --bytes 4..1MiB --network 10gbit
+    """
+    run(Asked("allgather", ALGORITHMS["allgather"], sizes_of(bytes_)), settings)
+
+
+@app.command()
+@shared
+def broadcast(bytes_: _Bytes = "1MiB", *, settings: Settings) -> None:
+    """One rank's vector to all, down a binomial tree.
+
+    [bold]Example:[/] telegrad simulate broadcast --ranks 2..4096 --bytes 100MiB --critical-path
+    """
+    run(Asked("broadcast", ALGORITHMS["broadcast"], sizes_of(bytes_)), settings)
+
+
+@app.command()
+@shared
+def barrier(*, settings: Settings) -> None:
+    """Wait until all ranks have come, by dissemination.
+
+    [bold]Example:[/] telegrad simulate barrier --ranks 2..4096 --jitter 3 --seed 1
+    """
+    run(Asked("barrier", ALGORITHMS["barrier"], [0]), settings)
+
+
+app.command()(faults)
+
+
+def _algorithms(text: str, operation: str) -> tuple[str, ...]:
+    known = (*ALGORITHMS[operation], "auto")
+    if text.strip() == "all":
+        return known
+    chosen = tuple(dict.fromkeys(name.strip() for name in text.split(",")))
+    for name in chosen:
+        if name not in known:
+            raise typer.BadParameter(f"{name!r} does not exist: use {', '.join(known)}, all", param_hint="--algorithm")
+    return chosen

@@ -1,0 +1,129 @@
+"""Which algorithm is the fastest, from the closed forms: asked for one size, or as a table for all sizes."""
+
+from __future__ import annotations
+
+import bisect
+import itertools
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Self
+
+from telegrad.plan.cost import ELEMENT_BYTES, RING_MESSAGE_BYTES, Costs, allreduce
+
+# Where they take equally long, the first is chosen: it sends fewer messages.
+ALLREDUCE_ALGORITHMS = ("recursive_doubling", "ring")
+
+MOST_BYTES = 1 << 30
+_STEPS_PER_DOUBLING = 4
+
+
+def fastest_allreduce(ranks: int, size: int, costs: Costs) -> str:
+    """The algorithm that sums ``size`` bytes over ``ranks`` ranks in the least time.
+
+    Raises ``ValueError`` for less than one rank and for sizes that are no whole number of 4-byte floats.
+    """
+    return min(ALLREDUCE_ALGORITHMS, key=lambda name: allreduce(name, ranks, size, costs).time_s)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """``algorithm`` from ``from_bytes`` up to the next choice."""
+
+    from_bytes: int
+    algorithm: str
+
+
+@dataclass(frozen=True)
+class DecisionTable:
+    """What to use among ``ranks`` ranks for a vector of any size. ``choices`` ascend from 0 bytes.
+
+    Raises ``ValueError`` for choices that are empty, do not ascend, or name an algorithm that does not exist.
+    """
+
+    ranks: int
+    choices: tuple[Choice, ...]
+
+    def __post_init__(self) -> None:
+        if self.ranks < 1:
+            raise ValueError(f"ranks={self.ranks} must be at least 1")
+        begins = [choice.from_bytes for choice in self.choices]
+        if not begins or begins[0] != 0 or any(a >= b for a, b in itertools.pairwise(begins)):
+            raise ValueError(f"choices begin at {begins} bytes: let the first begin at 0, and the others ascend")
+        for choice in self.choices:
+            if choice.algorithm not in ALLREDUCE_ALGORITHMS:
+                known = ", ".join(ALLREDUCE_ALGORITHMS)
+                raise ValueError(f"algorithm {choice.algorithm!r} does not exist: use {known}")
+
+    def algorithm(self, size: int) -> str:
+        """For a vector of ``size`` bytes. Raises ``ValueError`` below 0."""
+        if size < 0:
+            raise ValueError(f"size={size} must be 0 bytes or more")
+        return self.choices[bisect.bisect_right([choice.from_bytes for choice in self.choices], size) - 1].algorithm
+
+    def to_json(self) -> str:
+        choices = [{"from_bytes": choice.from_bytes, "algorithm": choice.algorithm} for choice in self.choices]
+        return json.dumps({"ranks": self.ranks, "choices": choices})
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        """The reverse of ``to_json``. Raises ``ValueError`` for text that is no table."""
+        try:
+            found: dict[str, Any] = json.loads(text)
+            choices = tuple(Choice(int(one["from_bytes"]), str(one["algorithm"])) for one in found["choices"])
+            return cls(int(found["ranks"]), choices)
+        except (KeyError, TypeError, json.JSONDecodeError) as error:
+            raise ValueError(f"{text[:80]!r} is no decision table: give what to_json() returned") from error
+
+    def __str__(self) -> str:
+        lines = [f"allreduce, {self.ranks} ranks"]
+        lines += [f"  from {choice.from_bytes:>13,} bytes  {choice.algorithm}" for choice in self.choices]
+        return "\n".join(lines)
+
+
+def allreduce_table(ranks: int, costs: Costs, *, tolerance: float = 0.01) -> DecisionTable:
+    """The choice for every size up to ``MOST_BYTES``, and beyond as there.
+
+    An algorithm is kept while it takes at most ``tolerance`` longer than the fastest, so that near ties do not fill the
+    table. Raises ``ValueError`` for less than one rank, or for a ``tolerance`` below 0.
+    """
+    if not tolerance >= 0:
+        raise ValueError(f"tolerance={tolerance} must be 0 or more: the share by which a choice may be slower")
+
+    def times_of(size: int) -> dict[str, float]:
+        return {name: allreduce(name, ranks, size, costs).time_s for name in ALLREDUCE_ALGORITHMS}
+
+    def still_good(name: str, size: int) -> bool:
+        times_s = times_of(size)
+        return times_s[name] <= (1 + tolerance) * min(times_s.values())
+
+    choices = [Choice(0, fastest_allreduce(ranks, 0, costs))]
+    good_at = 0
+    for size in _probes(ranks):
+        while not still_good(choices[-1].algorithm, size):
+            least, most = good_at // ELEMENT_BYTES, size // ELEMENT_BYTES  # good at least, not at most
+            while most - least > 1:
+                middle = (least + most) // 2
+                if still_good(choices[-1].algorithm, middle * ELEMENT_BYTES):
+                    least = middle
+                else:
+                    most = middle
+            good_at = most * ELEMENT_BYTES
+            choices.append(Choice(good_at, fastest_allreduce(ranks, good_at, costs)))
+        good_at = size
+    return DecisionTable(ranks, tuple(choices))
+
+
+def _probes(ranks: int) -> Iterator[int]:
+    """Ascending sizes, close enough that the times hardly cross twice in between: the ring's time jumps where another
+    segment begins."""
+    segment = RING_MESSAGE_BYTES * ranks
+    probes = set()
+    size, factor = float(ELEMENT_BYTES), 2 ** (1 / _STEPS_PER_DOUBLING)
+    while size < MOST_BYTES:
+        probes.add(int(size) // ELEMENT_BYTES * ELEMENT_BYTES)
+        size *= factor
+    for segments in range(1, min(16, MOST_BYTES // segment) + 1):
+        probes |= {segments * segment, segments * segment + ELEMENT_BYTES}
+    probes.add(MOST_BYTES)
+    yield from sorted(probes)

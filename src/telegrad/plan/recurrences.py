@@ -1,0 +1,65 @@
+"""Where no short formula says how long it takes: one rank, or each rank, is followed from step to step."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import numpy as np
+
+_FOLLOWED = 24  # segments (one more where their number is odd) after which the lanes have found their rhythm
+
+
+@lru_cache(maxsize=4096)
+def two_lanes_s(segments: int, steps: int, alpha_s: float, port_s: float, work_s: float) -> float:
+    """Time of ``segments`` rings of 2·``steps`` steps each in two lanes, lane l with segments l, l + 2, …
+
+    All ranks do the same at the same time, so one is followed: a step sends and receives (``port_s`` in each port, the
+    head ``alpha_s`` later at the receiver), and in the first half of a segment works for ``work_s`` on what has come.
+    Many segments go on in the rhythm of the first.
+    """
+    if segments > _FOLLOWED + 1:
+        even = segments % 2
+        early_s, late_s = (
+            two_lanes_s(count + even, steps, alpha_s, port_s, work_s) for count in (_FOLLOWED // 2, _FOLLOWED)
+        )
+        rhythm_s = (late_s - early_s) / (_FOLLOWED - _FOLLOWED // 2)
+        return late_s + (segments - _FOLLOWED - even) * rhythm_s
+    ready_s = [0.0, 0.0]
+    left = [(segments + 1) // 2 * 2 * steps, segments // 2 * 2 * steps]
+    done = [0, 0]
+    out_free_s = in_free_s = work_free_s = 0.0
+    while left[0] or left[1]:
+        lane = 0 if left[0] and (not left[1] or ready_s[0] <= ready_s[1]) else 1
+        start_s = max(ready_s[lane], out_free_s)
+        out_free_s = start_s + port_s
+        in_free_s = max(start_s + alpha_s, in_free_s) + port_s
+        ready_s[lane] = in_free_s
+        if done[lane] % (2 * steps) < steps:
+            work_free_s = max(in_free_s, work_free_s) + work_s
+            ready_s[lane] = work_free_s
+        done[lane] += 1
+        left[lane] -= 1
+    return max(ready_s)
+
+
+@lru_cache(maxsize=4096)
+def folded_rounds_s(
+    rounds: int, folded: int, fold_s: float, alpha_s: float, port_s: float, exchange_s: float, work_s: float
+) -> float:
+    """Until the slowest member that tells another is done with its rounds of recursive doubling; the ``folded`` first
+    of 2^``rounds`` members begin ``fold_s`` late.
+
+    A message takes ``port_s`` in the port in, but ``exchange_s`` where, as it comes, the receiver is still sending to
+    its sender. Both go on when both have taken what the other sent, and then work for ``work_s``.
+    """
+    members = np.arange(1 << rounds)
+    ready_s = np.where(members < folded, fold_s, 0.0)
+    in_free_s = np.zeros(len(members))
+    for number in range(rounds):
+        partners = members ^ (1 << number)
+        head_s = ready_s[partners] + alpha_s
+        meets = (ready_s <= head_s) & (head_s < ready_s + port_s)
+        in_free_s = np.maximum(head_s, in_free_s) + np.where(meets, exchange_s, port_s)
+        taken_s = np.maximum(in_free_s, ready_s)
+        ready_s = np.maximum(taken_s, taken_s[partners]) + work_s
+    return float(ready_s[:folded].max())

@@ -1,0 +1,175 @@
+"""One collective of all ranks in virtual time: what it takes, and what passes each port and link."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from telegrad import _core
+from telegrad.plan import Cost, cost, fastest_allreduce
+from telegrad.sim.networks import Network
+
+Floats = npt.NDArray[np.float64]
+Counts = npt.NDArray[np.uint64]
+Numbers = npt.NDArray[np.uint32]
+
+# Of each operation; the core knows the last three's only one without a name.
+ALGORITHMS = {
+    "allreduce": ("ring", "recursive_doubling"),
+    "sparse_allreduce": ("split_allgather",),
+    "allgather": ("ring",),
+    "broadcast": ("binomial_tree",),
+    "barrier": ("dissemination",),
+}
+_UNNAMED = {"allgather", "broadcast", "barrier"}
+
+
+@dataclass(frozen=True)
+class Point:
+    """What to measure. ``algorithm``: one of ``ALGORITHMS``, or ``auto``: the fastest by the closed forms.
+
+    ``size``: bytes of one rank's vector (allgather: of one rank's block; sparse: 4 times the dimension), ``nnz``: a
+    sparse vector's entries, ``overlap``: the share of them that all ranks have in common. ``payloads``: real values,
+    and the sum is checked; without, only sizes travel. Raises ``ValueError`` for an operation or algorithm that does
+    not exist.
+    """
+
+    operation: str
+    algorithm: str
+    ranks: int
+    size: int
+    network: Network
+    nnz: int = 0
+    overlap: float = 0.0
+    root: int = 0
+    payloads: bool = False
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.operation not in ALGORITHMS:
+            raise ValueError(f"operation {self.operation!r} does not exist: use {', '.join(ALGORITHMS)}")
+        known = (*ALGORITHMS[self.operation], "auto")
+        if self.algorithm not in known:
+            raise ValueError(f"{self.operation} has no algorithm {self.algorithm!r}: use {', '.join(known)}")
+
+    @property
+    def chosen(self) -> str:
+        """The algorithm's name, also where ``auto`` was asked for."""
+        if self.algorithm != "auto":
+            return self.algorithm
+        if self.operation == "allreduce":
+            return fastest_allreduce(self.ranks, self.size, self.network.costs)
+        return ALGORITHMS[self.operation][0]
+
+    @property
+    def messages(self) -> int:
+        """About how many messages all ranks send."""
+        if self.operation == "sparse_allreduce":
+            return 2 * self.ranks * (self.ranks - 1)
+        if self.operation == "broadcast":
+            return self.ranks - 1
+        return _form_of(self).messages_per_rank * self.ranks
+
+
+@dataclass(frozen=True)
+class Activities:
+    """What kept ports and processors busy: ``kind`` 0 is a message in its sender's port out, 1 in its receiver's port
+    in, 2 work. ``rank`` is whose port or processor it is, ``peer`` the message's other end. In virtual seconds."""
+
+    kind: npt.NDArray[np.uint8]
+    rank: Numbers
+    peer: Numbers
+    operation: Numbers
+    step: Numbers
+    bytes: Counts
+    start_s: Floats
+    end_s: Floats
+
+
+@dataclass(frozen=True)
+class Links:
+    """One entry for each pair of ranks that exchanged messages: what went from ``source`` to ``destination``."""
+
+    source: Numbers
+    destination: Numbers
+    messages: Counts
+    bytes: Counts
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """What ``point`` took, in virtual seconds; arrays are by rank. ``algorithm`` is never ``auto``."""
+
+    point: Point
+    algorithm: str
+    finish_s: float
+    finish_by_rank_s: Floats
+    messages_sent: Counts
+    messages_received: Counts
+    bytes_sent: Counts
+    bytes_received: Counts
+    events: int
+    result_nnz: int | None = None  # sparse: entries of the sum
+    links: Links | None = None
+    activities: Activities | None = None
+
+
+def measure(point: Point, *, links: bool = False, timeline: bool = False) -> Measurement:
+    """Runs ``point`` in virtual time; other threads go on meanwhile.
+
+    ``links``: also count per link; ``timeline``: also keep all activities. Raises ``ValueError`` for sizes and costs
+    that make no sense, ``RuntimeError`` if the operation could not end or its result was wrong, ``MemoryError``.
+    """
+    algorithm = point.chosen
+    found: dict[str, Any] = _core.measure(
+        operation=point.operation,
+        algorithm="" if point.operation in _UNNAMED else algorithm,
+        ranks=point.ranks,
+        bytes=point.size,
+        nnz=point.nnz,
+        overlap=point.overlap,
+        root=point.root,
+        payloads=point.payloads,
+        seed=point.seed,
+        costs=point.network.fields_of_core(),
+        links=links,
+        timeline=timeline,
+    )
+    return Measurement(
+        point=point,
+        algorithm=algorithm,
+        finish_s=found["finish_s"],
+        finish_by_rank_s=found["finish_by_rank_s"],
+        messages_sent=found["messages_sent"],
+        messages_received=found["messages_received"],
+        bytes_sent=found["bytes_sent"],
+        bytes_received=found["bytes_received"],
+        events=found["events"],
+        result_nnz=found["result_nnz"] if point.operation == "sparse_allreduce" else None,
+        links=_links(found["links"]) if links else None,
+        activities=Activities(**found["timeline"]) if timeline else None,
+    )
+
+
+def closed_form(point: Point) -> Cost | None:
+    """What theory says, where it has a formula: dense operations on a network with one level and without noise."""
+    if point.operation == "sparse_allreduce" or not point.network.is_plain:
+        return None
+    return _form_of(point)
+
+
+def _form_of(point: Point) -> Cost:
+    costs = point.network.costs
+    if point.operation == "allreduce":
+        return cost.allreduce(point.chosen, point.ranks, point.size, costs)
+    if point.operation == "barrier":
+        return cost.barrier(point.ranks, costs)
+    form = cost.allgather if point.operation == "allgather" else cost.broadcast
+    return form(point.ranks, point.size, costs)
+
+
+def _links(found: dict[str, Any]) -> Links:
+    return Links(found["from"], found["to"], found["messages"], found["bytes"])

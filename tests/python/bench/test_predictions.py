@@ -1,0 +1,213 @@
+"""Predictions beside reality: the fit, the plan of measurements, the rows; and one small job on the laboratory."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from telegrad import _core
+from telegrad.bench import predictions
+from telegrad.bench.netlab import Netlab, NetlabError
+from telegrad.bench.predictions import calibration_from, count_of, predict, rows_of, run, worst_of
+from telegrad.bench.predictions_calibration import Calibration, calibrate, line_of
+from telegrad.bench.predictions_plan import (
+    Measurement,
+    PredictionPlan,
+    calibration,
+    collectives_of,
+    measurements_of,
+)
+
+_SIZES = [1 << power for power in range(12, 23)]
+_COSTS = {
+    "alpha_s": 2e-5,
+    "beta_s_per_byte": 8.3e-9,
+    "beta_exchange_s_per_byte": 9.5e-9,
+    "gamma_s_per_byte": 1e-10,
+}
+_PLAN = PredictionPlan("1gbit", ranks=4, sizes=(256 << 10, 1 << 20))
+
+
+def _medians(costs: Mapping[str, float], ranks: int) -> dict[Measurement, float]:
+    """What a network with exactly these costs would give."""
+    alpha, beta, gamma = costs["alpha_s"], costs["beta_s_per_byte"], costs["gamma_s_per_byte"]
+    exchange = costs["beta_exchange_s_per_byte"] + gamma
+    rounds = math.ceil(math.log2(ranks))
+    seconds = {
+        "round": lambda _: rounds * alpha,
+        "one_way": lambda size: size * beta,
+        "exchange": lambda size: alpha + size * exchange,
+        "reduce": lambda size: size * gamma,
+    }
+    return {one: seconds[one.operation](one.bytes) for one in calibration()}
+
+
+def test_a_line_is_found_exactly() -> None:
+    line = line_of([(size, 3e-5 + size * 8.3e-9) for size in _SIZES])
+    assert line.intercept_s == pytest.approx(3e-5)
+    assert line.slope_s_per_byte == pytest.approx(8.3e-9)
+
+
+@pytest.mark.parametrize("outliers", [(0,), (10,), (0, 5), (3, 9, 10)])
+@pytest.mark.parametrize("factor", [0.01, 3.0, 100.0])
+def test_outliers_do_not_bend_a_line(outliers: tuple[int, ...], factor: float) -> None:
+    noise = random.Random(0)
+    points = [(size, (3e-5 + size * 8.3e-9) * (1 + noise.uniform(-1e-3, 1e-3))) for size in _SIZES]
+    for index in outliers:
+        points[index] = (points[index][0], points[index][1] * factor)
+    line = line_of(points)
+    assert line.intercept_s == pytest.approx(3e-5, rel=0.1)
+    assert line.slope_s_per_byte == pytest.approx(8.3e-9, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("points", "message"),
+    [
+        ([], "a line needs two lengths"),
+        ([(1024, 1e-5), (1024, 2e-5)], "are of one length: a line needs two lengths"),
+        ([(0, 1e-6), (1024, 1e-5)], "contain a message without bytes"),
+    ],
+)
+def test_too_few_points_make_no_line(points: list[tuple[int, float]], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        line_of(points)
+
+
+@pytest.mark.parametrize("ranks", [2, 4, 8])
+def test_the_costs_of_a_plain_network_are_found_again(ranks: int) -> None:
+    found = calibrate(_medians(_COSTS, ranks), ranks)
+    assert found.costs() == {name: pytest.approx(cost) for name, cost in _COSTS.items()}
+    assert found.round_s == pytest.approx(2e-5)
+
+
+def test_costs_that_cannot_be_are_not_found() -> None:
+    faster = calibrate(_medians({**_COSTS, "alpha_s": -1e-5, "beta_exchange_s_per_byte": 7e-9}, 4), 4)
+    assert faster.alpha_s == 0
+    assert faster.beta_exchange_s_per_byte == faster.beta_s_per_byte
+    with pytest.raises(ValueError, match="medians lack round, exchange"):
+        calibrate({one: 1.0 for one in calibration() if one.operation in ("one_way", "reduce")}, 4)
+
+
+def test_the_plan_measures_every_collective_at_every_size() -> None:
+    assert PredictionPlan.from_json(_PLAN.to_json()) == _PLAN
+    collectives = collectives_of(_PLAN)
+    assert measurements_of(_PLAN) == calibration() + collectives
+    assert len(set(measurements_of(_PLAN))) == len(measurements_of(_PLAN))
+    assert count_of(_PLAN) == len(measurements_of(_PLAN)) * _PLAN.repetitions
+    kinds = {(one.operation, one.algorithm, one.density) for one in collectives}
+    assert kinds == {
+        ("allreduce", "ring", None),
+        ("allreduce", "recursive_doubling", None),
+        ("sparse_allreduce", "split_allgather", 0.01),
+        ("sparse_allreduce", "split_allgather", 0.1),
+        ("allgather", "", None),
+        ("broadcast", "", None),
+    }
+    assert len(collectives) == len(kinds) * len(_PLAN.sizes)
+
+
+def test_blocks_of_an_allgather_stay_moderate() -> None:
+    plan = PredictionPlan("1gbit", ranks=8, sizes=(256 << 10, 4 << 20, 16 << 20))
+    assert [one.bytes for one in collectives_of(plan) if one.operation == "allgather"] == [256 << 10, 4 << 20]
+
+
+def test_what_a_rank_brings() -> None:
+    assert Measurement("broadcast", "", 1 << 20).input_bytes == 1 << 20
+    sparse = Measurement("sparse_allreduce", "split_allgather", 1 << 20, 0.01)
+    assert (sparse.nnz, sparse.input_bytes) == (2621, 2621 * 8)
+    assert Measurement("sparse_allreduce", "split_allgather", 4, 0.01).nnz == 1
+
+
+def _instant(costs: list[dict[str, float]]) -> Any:
+    """A core whose every operation takes a millisecond."""
+
+    def measure(operation: str, algorithm: str, ranks: int, bytes: int, **options: Any) -> dict[str, Any]:
+        assert options["payloads"] is False
+        costs.append(options["costs"])
+        return {"finish_s": 1e-3}
+
+    return measure
+
+
+def test_rows_say_how_far_off_a_prediction_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[dict[str, float]] = []
+    monkeypatch.setattr(predictions._core, "measure", _instant(seen))
+    plan = PredictionPlan("1gbit", ranks=4, sizes=(256 << 10,), densities=(0.01,))
+    ring, doubling, sparse, gather, broadcast = collectives_of(plan)
+    times = {
+        ring: [1e-3, 1.1e-3, 9e-4],
+        doubling: [2e-3, 2e-3, 2e-3],
+        sparse: [1e-2, 1e-2, 1e-2],
+        gather: [8.5e-4, 8.5e-4, 8.5e-4],
+        broadcast: [8e-4, 8e-4, 8e-4],
+    }
+    rows = rows_of(plan, times, dict.fromkeys(times, 0) | {ring: 2}, _COSTS)
+    assert seen == [_COSTS] * 5
+    assert rows[0] == {
+        "op": "allreduce",
+        "algorithm": "ring",
+        "network": "1gbit",
+        "ranks": 4,
+        "bytes": 256 << 10,
+        "density": None,
+        "nnz": None,
+        "input_bytes": 256 << 10,
+        "predicted_s": 1e-3,
+        "median_s": 1e-3,
+        "min_s": 9e-4,
+        "p90_s": 1.1e-3,
+        "ratio": 1.0,
+        "judged": True,
+        "within": True,
+        "wrong": 2,
+    }
+    assert [row["within"] for row in rows] == [True, False, False, True, False]
+    assert [row["judged"] for row in rows] == [True, True, False, True, True]
+    assert (rows[2]["nnz"], rows[2]["input_bytes"]) == (655, 5240)
+    assert worst_of(rows) is rows[2]
+    assert worst_of([]) is None
+
+
+def test_the_calibration_takes_medians_of_samples() -> None:
+    times = {one: [seconds, seconds, seconds * 50] for one, seconds in _medians(_COSTS, 4).items()}
+    assert calibration_from(_PLAN, times).costs() == {name: pytest.approx(cost) for name, cost in _COSTS.items()}
+
+
+@pytest.mark.parametrize("one", collectives_of(_PLAN), ids=str)
+def test_the_simulator_predicts_every_collective(one: Measurement) -> None:
+    slow = predict(one, 4, _COSTS)
+    assert slow > 0
+    assert predict(one, 4, {name: cost / 2 for name, cost in _COSTS.items()}) == pytest.approx(slow / 2)
+
+
+def test_a_calibration_message_is_no_collective() -> None:
+    with pytest.raises(ValueError, match="one_way"):
+        predict(Measurement("one_way", "", 1024), 4, _COSTS)
+
+
+@pytest.mark.skipif(not hasattr(_core.Communicator, "ucx"), reason="built without UCX")
+def test_a_small_job_on_the_laboratory() -> None:
+    try:
+        with Netlab(1):
+            pass
+    except NetlabError as error:
+        pytest.skip(str(error))
+    plan = PredictionPlan("1gbit", ranks=4, sizes=(64 << 10,), densities=(0.1,), repetitions=2, sample_s=1e-3)
+    seen: list[Measurement] = []
+    times, wrong = run(plan, timeout_s=120, on_sample=seen.append)
+    assert set(times) == set(measurements_of(plan))
+    assert all(len(samples) == 2 and min(samples) > 0 for samples in times.values())
+    assert set(wrong.values()) == {0}
+    assert sorted(map(repr, seen)) == sorted(repr(one) for one in times for _ in range(2))
+    found = calibration_from(plan, times)
+    assert isinstance(found, Calibration)
+    assert found.beta_exchange_s_per_byte >= found.beta_s_per_byte > 0
+    json.dumps(found.costs(), allow_nan=False)
+    rows = rows_of(plan, times, wrong, found.costs())
+    assert [row["bytes"] for row in rows] == [64 << 10] * 5
+    assert not any(row["judged"] for row in rows)

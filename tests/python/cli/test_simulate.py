@@ -1,0 +1,259 @@
+"""``telegrad simulate``: tables, files, and what it says to bad options."""
+
+from __future__ import annotations
+
+import json
+import re
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from telegrad import _core
+from telegrad.cli.simulate import app
+from telegrad.cli.simulate_settings import Settings, sizes_of
+
+COLLECTIVES = ("allreduce", "sparse-allreduce", "allgather", "broadcast", "barrier")
+
+
+def simulate(*arguments: str, columns: int = 160) -> tuple[int, str]:
+    done = CliRunner().invoke(app, [*arguments], env={"COLUMNS": str(columns), "TERM": "dumb"})
+    if done.exception is not None and not isinstance(done.exception, SystemExit):
+        raise done.exception
+    return done.exit_code, done.output
+
+
+def rows_of(path: Path) -> list[dict[str, Any]]:
+    return list(json.loads(path.read_text())["rows"])
+
+
+def test_all_algorithms_over_lists_and_ranges(tmp_path: Path) -> None:
+    file = tmp_path / "rows.json"
+    status, output = simulate("allreduce", "--ranks", "2..8", "--bytes", "4,64KiB", "--json", str(file))
+    assert status == 0, output
+    rows = rows_of(file)
+    assert [(row["ranks"], row["bytes"], row["algorithm"]) for row in rows] == [
+        (ranks, size, name)
+        for ranks in (2, 4, 8)
+        for size in (4, 65536)
+        for name in ("ring", "recursive_doubling", "auto")
+    ]
+    for row in rows:
+        assert row["time_s"] == pytest.approx(row["closed_form_s"], rel=0.01)
+        assert row["events"] > 0
+    for place in range(0, len(rows), 3):
+        ring, doubling, auto = rows[place : place + 3]
+        assert auto["time_s"] == min(ring["time_s"], doubling["time_s"])
+        assert auto["chosen"] in ("ring", "recursive_doubling")
+    eight = next(row for row in rows if (row["ranks"], row["bytes"], row["algorithm"]) == (8, 65536, "ring"))
+    assert (eight["messages_per_rank"], eight["bytes_per_rank"]) == (14, 2 * 7 * 8192)
+    network = json.loads(file.read_text())["network"]
+    assert network["name"] == "100gbit"
+    assert network["alpha_s"] == 2e-6
+    assert "recursive_doubling" in output
+    assert "assumes RDMA" in output
+
+
+def test_aluminum_s_figure(tmp_path: Path) -> None:
+    """Recursive doubling is over 20 times as fast as the ring at 2,048 ranks and 8 KiB."""
+    file = tmp_path / "rows.json"
+    asked = ("allreduce", "--ranks", "2048", "--bytes", "8KiB", "--algorithm", "recursive_doubling")
+    assert simulate(*asked, "--json", str(file))[0] == 0
+    (row,) = rows_of(file)
+    assert row["time_s"] * 20 < 2 * 2047 * 2e-6  # the ring's latencies alone
+
+
+def test_a_plot_of_ranks_and_of_sizes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("matplotlib")
+    monkeypatch.chdir(tmp_path)
+    status, output = simulate("allreduce", "--ranks", "16", "--bytes", "8KiB", "--plot", "--json", "rows.json")
+    assert status == 0, output
+    assert "plot: simulate-allreduce.png" in output
+    assert (tmp_path / "simulate-allreduce.png").read_bytes()[:4] == b"\x89PNG"
+    rows = rows_of(tmp_path / "rows.json")
+    assert {row["ranks"] for row in rows if row["bytes"] == 8192} == {2, 4, 8, 16}
+    assert {row["bytes"] for row in rows if row["ranks"] == 16} == {8192, *(4 * 8**power for power in range(9))}
+
+
+@pytest.mark.parametrize("operation", COLLECTIVES)
+def test_every_collective_draws_and_tells(operation: str, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    drawn, file = tmp_path / "drawn.svg", tmp_path / "rows.json"
+    size = () if operation == "barrier" else ("--bytes", "64KiB")
+    status, output = simulate(operation, "--ranks", "5", *size, "--plot-file", str(drawn), "--json", str(file))
+    assert status == 0, output
+    assert f"plot: {drawn}" in output
+    assert "<svg" in drawn.read_text()
+    first = rows_of(file)[0]
+    assert (first["operation"], first["ranks"]) == (operation.replace("-", "_"), 5)
+    assert first["time_s"] > 0
+
+
+def test_sparse_sums_fill_in(tmp_path: Path) -> None:
+    file = tmp_path / "rows.json"
+    common = ("sparse-allreduce", "--ranks", "8", "--bytes", "4MiB", "--density", "0.01", "--json", str(file))
+    assert simulate(*common)[0] == 0
+    (spread,) = rows_of(file)
+    assert simulate(*common, "--overlap", "1")[0] == 0
+    (same,) = rows_of(file)
+    entries = 1 << 20
+    assert spread["algorithm"] == "split_allgather"
+    assert spread["nnz"] == same["nnz"] == round(0.01 * entries)
+    assert spread["result_nnz"] == pytest.approx(entries * (1 - 0.99**8), rel=0.02)
+    assert same["result_nnz"] == same["nnz"]
+    assert same["time_s"] < spread["time_s"]
+
+
+def test_timeline_critical_path_and_links_of_a_single_point(tmp_path: Path) -> None:
+    trace, links, file = tmp_path / "trace.json", tmp_path / "links.json", tmp_path / "rows.json"
+    arguments = ("allreduce", "--ranks", "4", "--bytes", "64KiB", "--algorithm", "ring", "--critical-path")
+    status, output = simulate(*arguments, "--timeline", str(trace), "--links", str(links), "--json", str(file))
+    assert status == 0, output
+    assert "ui.perfetto.dev" in output
+    events = json.loads(trace.read_text())["traceEvents"]
+    assert {event["pid"] for event in events if event["ph"] == "X"} == {0, 1, 2, 3, 4}
+    counts = json.loads(links.read_text())
+    assert [(link["from"], link["to"]) for link in counts["links"]] == [(0, 1), (1, 2), (2, 3), (3, 0)]
+    assert {rank["messages_sent"] for rank in counts["ranks"]} == {6}
+    (row,) = rows_of(file)
+    split = row["critical_path"]["shares_s"]
+    assert sum(split.values()) == pytest.approx(row["time_s"])
+    assert split["latency"] == pytest.approx(6 * 2e-6)
+    assert "critical path" in output
+    assert "port in" in output
+
+
+def test_critical_paths_of_many_points_are_shares(tmp_path: Path) -> None:
+    file = tmp_path / "rows.json"
+    status, output = simulate("allreduce", "--ranks", "2..8", "--bytes", "4", "--critical-path", "--json", str(file))
+    assert status == 0, output
+    assert "latency" in output
+    for row in rows_of(file):
+        assert sum(row["critical_path"]["shares_s"].values()) == pytest.approx(row["time_s"])
+
+
+def test_costs_nodes_noise_and_payloads_reach_the_simulator(tmp_path: Path) -> None:
+    file = tmp_path / "rows.json"
+    arguments = ["allreduce", "--ranks", "8", "--bytes", "64KiB", "--algorithm", "recursive_doubling", "--jobs", "1"]
+
+    def time_s(*more: str) -> float:
+        status, output = simulate(*arguments, *more, "--json", str(file))
+        assert status == 0, output
+        return float(rows_of(file)[0]["time_s"])
+
+    own = ("--alpha", "1e-5", "--beta", "1e-9", "--gamma", "0")
+    assert time_s(*own) == pytest.approx(3 * (1e-5 + 65536 * 1e-9), rel=1e-6)
+    assert time_s(*own, "--beta-exchange", "2e-9") == pytest.approx(3 * (1e-5 + 65536 * 2e-9), rel=1e-6)
+    assert time_s(*own, "--payloads") == time_s(*own)
+    assert time_s(*own, "--ranks-per-node", "4") < time_s(*own)
+    assert time_s(*own, "--ranks-per-node", "4", "--oversubscription", "4") > time_s(*own, "--ranks-per-node", "4")
+    noisy = (*own, "--jitter", "1", "--start-noise", "1e-4")
+    assert time_s(*noisy, "--seed", "5") == time_s(*noisy, "--seed", "5") != time_s(*noisy, "--seed", "6")
+    assert rows_of(file)[0]["closed_form_s"] is None
+
+
+@pytest.mark.parametrize(
+    ("operation", "option", "value", "message"),
+    [
+        ("allreduce", "--ranks", "4x", "'4x' is no number of ranks: write it like 2048, 4,64,2048 or 2..4096"),
+        ("allreduce", "--ranks", "0", "0 ranks cannot be simulated: use 1 to 65536"),
+        ("allreduce", "--ranks", "8..2", "range '8..2' ends before it begins: write the smaller number first"),
+        ("allreduce", "--bytes", "6", "use a multiple of 4 bytes"),
+        ("allgather", "--bytes", "4..x", "write it like 4, 64KiB or 16MiB"),
+        ("allreduce", "--algorithm", "magic", "'magic' does not exist: use ring, recursive_doubling, auto, all"),
+        ("allreduce", "--network", "wifi", "network 'wifi' is not known: use a rate such as 1gbit"),
+        ("allreduce", "--alpha", "-1", "alpha_s=-1.0 is no cost"),
+        ("barrier", "--jitter", "-1", "jitter=-1.0 must be a finite number, 0 or more"),
+        ("barrier", "--oversubscription", "2", "2 needs nodes: give --ranks-per-node too"),
+        ("barrier", "--node-beta", "1e-9", "1e-09 needs nodes: give --ranks-per-node too"),
+        ("sparse-allreduce", "--density", "0", "0 is no share: use a number above 0 and up to 1"),
+        ("sparse-allreduce", "--overlap", "1.5", "1.5 is no share: use a number from 0 to 1"),
+        ("allreduce", "--json", "/nowhere/rows.json", "the folder /nowhere does not exist"),
+        ("allreduce", "--plot-file", "/nowhere/plot.png", "the folder /nowhere does not exist"),
+        ("allreduce", "--timeline", "trace.json", "these are 3: give one --ranks, one --bytes, one --algorithm"),
+        ("barrier", "--seed", "-1", "'--seed'"),
+        ("barrier", "--jobs", "0", "'--jobs'"),
+    ],
+)
+def test_bad_options_name_option_value_and_remedy(operation: str, option: str, value: str, message: str) -> None:
+    status, output = simulate(operation, option, value)
+    said = " ".join(output.replace("│", " ").split())
+    assert status == 2
+    assert option in said
+    assert message in said
+
+
+def test_a_timeline_of_too_many_messages_is_refused_at_once() -> None:
+    status, output = simulate("allreduce", "--ranks", "2048", "--algorithm", "ring", "--timeline", "trace.json")
+    assert status == 2
+    assert "8,384,512 messages are too many for it: use fewer ranks" in " ".join(output.replace("│", " ").split())
+
+
+def test_a_simulation_that_fails_ends_with_status_1(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(**_: object) -> None:
+        raise RuntimeError("rank 0: allreduce(…) cannot go on")
+
+    monkeypatch.setattr(_core, "measure", fails)
+    status, output = simulate("barrier", "--ranks", "2")
+    assert status == 1
+    assert "cannot go on" in output
+
+
+def test_ctrl_c_ends_with_status_130_and_writes_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def interrupted(**_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(_core, "measure", interrupted)
+    status, output = simulate("barrier", "--ranks", "2", "--json", str(tmp_path / "rows.json"))
+    assert status == 130
+    assert "interrupted: nothing was written" in output
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("operation", COLLECTIVES)
+def test_help_teaches_with_an_example(operation: str) -> None:
+    status, output = simulate(operation, "--help")
+    said = " ".join(output.replace("│", " ").split())
+    assert status == 0
+    assert f"telegrad simulate {operation} --ranks" in said
+    for field in (
+        "--ranks",
+        "--network",
+        "--oversubscription",
+        "--seed",
+        "--timeline",
+        "--critical-path",
+        "--plot-file",
+    ):
+        assert field in said
+
+
+def test_ranges_and_lists() -> None:
+    assert sizes_of("4..64MiB") == [4 * 4**power for power in range(13)]
+    assert sizes_of("4,1KiB,4") == [4, 1024]
+    assert sizes_of("4..100") == [4, 16, 64, 100]
+    assert Settings(ranks="2..4096").all_ranks() == [1 << power for power in range(1, 13)]
+    assert Settings(ranks="3..7,64").all_ranks() == [3, 6, 7, 64]
+    assert Settings(ranks="5..5").all_ranks() == [5]
+
+
+def test_one_rank_that_takes_no_time_can_be_drawn(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    drawn = tmp_path / "plot.png"
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        status, output = simulate("allreduce", "--ranks", "1", "--gamma", "0", "--plot-file", str(drawn))
+    assert status == 0, output
+    assert drawn.is_file()
+
+
+def test_options_that_the_document_names_exist() -> None:
+    text = (Path(__file__).resolve().parents[3] / "docs" / "simulation.md").read_text()
+    named = set(re.findall(r"`(--[a-z-]+)", text))
+    commands = typer.main.get_command(app).commands.values()  # type: ignore[attr-defined]
+    options = {option for command in commands for parameter in command.params for option in parameter.opts}
+    assert {"--critical-path", "--timeline", "--oversubscription"} <= named
+    assert named <= options

@@ -1,0 +1,152 @@
+"""The closed forms against the simulator, which runs the algorithms themselves."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from telegrad.plan import Cost, Costs, cost
+from telegrad.sim.measure import ALGORITHMS, Point, measure
+from telegrad.sim.networks import Network
+
+COLLECTIVES = Path(__file__).resolve().parents[3] / "core" / "collectives"
+
+# Latency counts, bytes count, work counts, work is all that counts; none of them is free.
+NETWORKS = (
+    Costs(alpha_s=2e-6, beta_s_per_byte=8e-11),
+    Costs(alpha_s=20e-6, beta_s_per_byte=8.5e-9, gamma_s_per_byte=1e-10),
+    Costs(alpha_s=1e-6, beta_s_per_byte=1e-10, gamma_s_per_byte=2e-10),
+    Costs(alpha_s=1e-6, beta_s_per_byte=1e-10, gamma_s_per_byte=3e-9),
+)
+MESSAGE = cost.RING_MESSAGE_BYTES
+
+
+def compare(operation: str, algorithm: str, ranks: int, size: int, costs: Costs, form: Cost) -> None:
+    found = measure(Point(operation, algorithm, ranks, size, Network(costs)))
+    assert form.time_s == pytest.approx(found.finish_s, rel=0.01), (ranks, size, costs)
+    assert form.messages_per_rank == found.messages_sent.max(), (ranks, size)
+    assert form.bytes_per_rank == found.bytes_sent.max(), (ranks, size)
+
+
+@pytest.mark.parametrize("costs", NETWORKS, ids=str)
+@pytest.mark.parametrize("ranks", [2, 3, 4, 5, 7, 8, 13, 16, 33, 64, 100, 128, 256])
+def test_ring(ranks: int, costs: Costs) -> None:
+    for size in (4, 4 * ranks - 4, 4 * ranks + 4, 100_000, 4 << 20):
+        compare("allreduce", "ring", ranks, size, costs, cost.allreduce_ring(ranks, size, costs))
+
+
+@pytest.mark.parametrize("costs", NETWORKS, ids=str)
+@pytest.mark.parametrize("ranks", [2, 3, 4, 7, 16, 33])
+def test_ring_of_many_segments(ranks: int, costs: Costs) -> None:
+    for segments in (1, 2, 3, 4, 5, 12):
+        for size in (segments * MESSAGE * ranks, (segments - 1) * MESSAGE * ranks + 4):
+            compare("allreduce", "ring", ranks, size, costs, cost.allreduce_ring(ranks, size, costs))
+
+
+@pytest.mark.parametrize("segments", [24, 25, 26, 27, 60, 61, 200])
+def test_lanes_in_their_rhythm(segments: int) -> None:
+    for gamma in (3e-10, 5e-10, 3e-9):
+        for ranks in (2, 3, 5):
+            costs = Costs(alpha_s=2e-6, beta_s_per_byte=1e-10, gamma_s_per_byte=gamma)
+            size = segments * MESSAGE * ranks
+            compare("allreduce", "ring", ranks, size, costs, cost.allreduce_ring(ranks, size, costs))
+
+
+@pytest.mark.parametrize("costs", NETWORKS, ids=str)
+@pytest.mark.parametrize("ranks", [2, 3, 4, 5, 6, 7, 8, 12, 33, 63, 64, 65, 1000, 1024, 2049, 3000, 4095, 4096])
+def test_recursive_doubling(ranks: int, costs: Costs) -> None:
+    for size in (4, 100_000, 64 << 20) if ranks < 100 else (4, 8192):
+        form = cost.allreduce_recursive_doubling(ranks, size, costs)
+        compare("allreduce", "recursive_doubling", ranks, size, costs, form)
+
+
+@pytest.mark.parametrize("costs", NETWORKS, ids=str)
+@pytest.mark.parametrize("ranks", [2, 3, 4, 5, 8, 9, 16, 31, 64, 100, 256])
+def test_allgather(ranks: int, costs: Costs) -> None:
+    for size in (4, 4096, 1 << 20):
+        compare("allgather", "ring", ranks, size, costs, cost.allgather(ranks, size, costs))
+
+
+@pytest.mark.parametrize("costs", NETWORKS, ids=str)
+@pytest.mark.parametrize("ranks", [2, 3, 4, 5, 6, 7, 8, 11, 12, 64, 65, 100, 1023, 1024, 2049, 4095, 4096])
+def test_broadcast(ranks: int, costs: Costs) -> None:
+    for size in (4, cost.BULK_BYTES - 4, cost.BULK_BYTES, 64 << 20):
+        compare("broadcast", "binomial_tree", ranks, size, costs, cost.broadcast(ranks, size, costs))
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4, 5, 17, 64, 1000, 2048, 4095, 4096])
+def test_barrier(ranks: int) -> None:
+    for costs in NETWORKS[:2]:
+        compare("barrier", "dissemination", ranks, 0, costs, cost.barrier(ranks, costs))
+
+
+@pytest.mark.parametrize("exchange", [1.5e-9, 1.9e-9])
+def test_exchange_between_two_ranks(exchange: float) -> None:
+    costs = Costs(alpha_s=10e-6, beta_s_per_byte=1e-9, beta_exchange_s_per_byte=exchange, gamma_s_per_byte=1e-10)
+    for size in (4, 1 << 20):
+        for ranks in (2, 3, 4, 5, 7, 8, 9, 64):
+            form = cost.allreduce_recursive_doubling(ranks, size, costs)
+            compare("allreduce", "recursive_doubling", ranks, size, costs, form)
+        compare("allgather", "ring", 2, size, costs, cost.allgather(2, size, costs))
+    for size in (4, 100_000, 2 * MESSAGE):
+        for ranks in (2, 3, 4):
+            compare("allreduce", "ring", ranks, size, costs, cost.allreduce_ring(ranks, size, costs))
+
+
+def test_figures_of_the_papers() -> None:
+    costs = Costs(alpha_s=1.0, beta_s_per_byte=0.5, gamma_s_per_byte=0.25)
+    assert cost.allreduce_ring(4, 64, costs) == Cost(6 * (1 + 8) + 3 * 4, 6, 96)
+    assert cost.allreduce_recursive_doubling(8, 64, costs) == Cost(3 * (1 + 32 + 16), 3, 192)
+    assert cost.allreduce_recursive_doubling(6, 64, costs) == Cost(2 * 49 + 2 * 33 + 16, 3, 192)
+    assert cost.broadcast(8, 64, costs) == Cost(3 * 33, 3, 192)
+    assert cost.barrier(9, costs) == Cost(4, 4, 0)
+    assert cost.allgather(4, 64, costs) == Cost(3 * 33 + 3 * 16, 5, 192)
+
+
+def test_aluminum_s_figure() -> None:
+    """Dryden et al., MLHPC 2018: at 2,048 ranks and 8 KiB a logarithmic algorithm beats a ring more than 20 times."""
+    ring, doubling = (cost.allreduce(name, 2048, 8192, NETWORKS[0]).time_s for name in ALGORITHMS["allreduce"])
+    assert ring > 20 * doubling
+
+
+@pytest.mark.parametrize("costs", NETWORKS, ids=str)
+def test_one_rank_alone_and_no_bytes_at_all(costs: Costs) -> None:
+    for name in ALGORITHMS["allreduce"]:
+        for ranks, size in ((1, 4096), (8, 0), (7, 0)):
+            compare("allreduce", name, ranks, size, costs, cost.allreduce(name, ranks, size, costs))
+    for ranks, size in ((1, 4096), (8, 0), (7, 0)):
+        compare("allgather", "ring", ranks, size, costs, cost.allgather(ranks, size, costs))
+        compare("broadcast", "binomial_tree", ranks, size, costs, cost.broadcast(ranks, size, costs))
+    compare("barrier", "dissemination", 1, 0, costs, cost.barrier(1, costs))
+    assert cost.broadcast(1, 4096, costs) == cost.barrier(1, costs) == Cost(0, 0, 0)
+    assert cost.allgather(1, 4096, costs) == Cost(4096 * costs.gamma_s_per_byte, 0, 0)
+
+
+def test_the_core_has_the_same_constants() -> None:
+    ring = (COLLECTIVES / "allreduce_ring.hpp").read_text()
+    message = re.search(r"message_bytes = std::size_t\{(\d+)\} << (\d+);", ring)
+    assert message is not None
+    assert int(message[1]) << int(message[2]) == cost.RING_MESSAGE_BYTES
+    assert "lanes = 2;" in ring
+    bulk = re.search(r"kBulkBytes = std::size_t\{(\d+)\} << (\d+);", (COLLECTIVES / "broadcast.cpp").read_text())
+    assert bulk is not None
+    assert int(bulk[1]) << int(bulk[2]) == cost.BULK_BYTES
+
+
+@pytest.mark.parametrize("name", ["alpha_s", "beta_s_per_byte", "beta_exchange_s_per_byte", "gamma_s_per_byte"])
+@pytest.mark.parametrize("value", [-1.0, float("nan"), float("inf")])
+def test_bad_costs_are_refused(name: str, value: float) -> None:
+    with pytest.raises(ValueError, match=f"{name}={value} is no cost: give a finite number of seconds"):
+        Costs(**{name: value})
+
+
+def test_bad_arguments_are_refused() -> None:
+    with pytest.raises(ValueError, match="ranks=0 must be at least 1"):
+        cost.barrier(0, NETWORKS[0])
+    for size in (-4, 6):
+        with pytest.raises(ValueError, match=f"size={size} is no vector of 4-byte floats: use a multiple of 4"):
+            cost.broadcast(2, size, NETWORKS[0])
+    with pytest.raises(ValueError, match="'magic' has no closed form: use ring or recursive_doubling"):
+        cost.allreduce("magic", 2, 4, NETWORKS[0])

@@ -1,0 +1,101 @@
+"""The automatic choice: against the simulator for few ranks, against the closed forms everywhere."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+
+import pytest
+
+from telegrad.plan import ALLREDUCE_ALGORITHMS, Choice, Costs, DecisionTable, allreduce_table, fastest_allreduce
+from telegrad.plan.cost import allreduce
+from telegrad.sim.measure import Point, measure
+from telegrad.sim.networks import Network
+
+NETWORKS = (
+    Costs(alpha_s=2e-6, beta_s_per_byte=8e-11, gamma_s_per_byte=1e-10),
+    Costs(alpha_s=20e-6, beta_s_per_byte=8.5e-9),
+    Costs(alpha_s=1e-7, beta_s_per_byte=1e-9, gamma_s_per_byte=3e-9),
+    Costs(alpha_s=20e-6, beta_s_per_byte=1e-9, beta_exchange_s_per_byte=1.7e-9, gamma_s_per_byte=5e-10),
+)
+MOST = 64 << 20
+
+
+@pytest.mark.parametrize("costs", NETWORKS, ids=str)
+@pytest.mark.parametrize("ranks", [2, 3, 4, 5, 8, 12, 16, 33, 64])
+def test_at_most_5_percent_slower_than_the_best_in_the_simulator(ranks: int, costs: Costs) -> None:
+    table = allreduce_table(ranks, costs)
+    sizes = {4 * 8**power for power in range(9)}
+    sizes |= {choice.from_bytes + step for choice in table.choices[1:] for step in (-4, 0)}
+    for size in sorted(size for size in sizes if size <= MOST):
+        points = {name: Point("allreduce", name, ranks, size, Network(costs)) for name in ALLREDUCE_ALGORITHMS}
+        times_s = {name: measure(point).finish_s for name, point in points.items()}
+        for choice in (table.algorithm(size), fastest_allreduce(ranks, size, costs)):
+            assert times_s[choice] <= 1.05 * min(times_s.values()), (size, choice, times_s)
+
+
+@pytest.mark.parametrize("costs", NETWORKS, ids=str)
+def test_at_most_5_percent_slower_than_the_best_by_the_closed_forms(costs: Costs) -> None:
+    chance = random.Random(1)
+    powers = {1 << power for power in range(1, 13)}
+    counts = {*range(2, 34), *powers, *(power + step for power in powers for step in (-1, 1)), *range(40, 4097, 211)}
+    for ranks in sorted(count for count in counts if 2 <= count <= 4096):
+        table = allreduce_table(ranks, costs)
+        size = 4
+        while size <= MOST:
+            for probe in (size, min(MOST, size + 4 * chance.randrange(size // 4))):
+                times_s = {name: allreduce(name, ranks, probe, costs).time_s for name in ALLREDUCE_ALGORITHMS}
+                assert times_s[table.algorithm(probe)] <= 1.05 * min(times_s.values()), (ranks, probe)
+                assert times_s[fastest_allreduce(ranks, probe, costs)] == min(times_s.values())
+            size *= 2
+
+
+def test_few_rows_and_both_algorithms() -> None:
+    for ranks in (4, 100, 4096):
+        table = allreduce_table(ranks, NETWORKS[0])
+        assert [choice.algorithm for choice in table.choices] == ["recursive_doubling", "ring"]
+        crossing = table.choices[1].from_bytes
+        assert table.algorithm(crossing - 4) == "recursive_doubling"
+        assert table.algorithm(crossing) == table.algorithm(1 << 40) == "ring"
+
+
+def test_networks_where_nothing_costs_anything_have_a_table_too() -> None:
+    assert allreduce_table(8, Costs(0, 0, 0, 0)).choices == (Choice(0, "recursive_doubling"),)
+    assert allreduce_table(1, NETWORKS[0]).choices == (Choice(0, "recursive_doubling"),)
+
+
+def test_a_table_travels_as_json_and_says_what_it_says() -> None:
+    table = DecisionTable(12, (Choice(0, "recursive_doubling"), Choice(65_536, "ring")))
+    assert DecisionTable.from_json(table.to_json()) == table
+    assert str(table).splitlines() == [
+        "allreduce, 12 ranks",
+        "  from             0 bytes  recursive_doubling",
+        "  from        65,536 bytes  ring",
+    ]
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        table.ranks = 3  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", "{}", '{"ranks": 2, "choices": [{"algorithm": "ring"}]}', '{"ranks": null}']
+)
+def test_text_that_is_no_table_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="no decision table: give what to_json"):
+        DecisionTable.from_json(text)
+
+
+def test_tables_that_make_no_sense_are_refused() -> None:
+    ring = Choice(0, "ring")
+    for choices in ((), (Choice(4, "ring"),), (ring, ring), (ring, Choice(8, "ring"), Choice(4, "ring"))):
+        with pytest.raises(ValueError, match="let the first begin at 0, and the others ascend"):
+            DecisionTable(2, choices)
+    with pytest.raises(ValueError, match="'magic' does not exist: use recursive_doubling, ring"):
+        DecisionTable(2, (Choice(0, "magic"),))
+    with pytest.raises(ValueError, match="ranks=0 must be at least 1"):
+        DecisionTable(0, (ring,))
+    with pytest.raises(ValueError, match="size=-4 must be 0 bytes or more"):
+        DecisionTable(2, (ring,)).algorithm(-4)
+    with pytest.raises(ValueError, match="tolerance=-1 must be 0 or more"):
+        allreduce_table(2, NETWORKS[0], tolerance=-1)
+    with pytest.raises(ValueError, match="ranks=0 must be at least 1"):
+        allreduce_table(0, NETWORKS[0])

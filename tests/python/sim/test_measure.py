@@ -1,0 +1,118 @@
+"""One collective in virtual time, from Python: counts, links, noise, two levels, errors."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from telegrad.plan import Costs
+from telegrad.sim.measure import ALGORITHMS, Point, closed_form, measure
+from telegrad.sim.networks import Network
+
+COSTS = Costs(alpha_s=10e-6, beta_s_per_byte=1e-9, gamma_s_per_byte=1e-10)
+PLAIN = Network(COSTS)
+
+EVERY = [(operation, algorithm) for operation, names in ALGORITHMS.items() for algorithm in names]
+
+
+def point(operation: str, algorithm: str, network: Network = PLAIN, **more: int) -> Point:
+    fields: dict[str, int] = {"ranks": 6, "size": 0 if operation == "barrier" else 24_000}
+    if operation == "sparse_allreduce":
+        fields["nnz"] = 60
+    return Point(operation, algorithm, network=network, **{**fields, **more})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("operation", "algorithm"), EVERY)
+def test_what_is_sent_is_received_and_links_add_up(operation: str, algorithm: str) -> None:
+    found = measure(point(operation, algorithm), links=True)
+    assert found.finish_s == found.finish_by_rank_s.max() > 0
+    assert len(found.messages_sent) == 6
+    assert found.messages_sent.sum() == found.messages_received.sum() > 0
+    assert found.bytes_sent.sum() == found.bytes_received.sum()
+    links = found.links
+    assert links is not None
+    for by_rank, ends in ((found.messages_sent, links.source), (found.messages_received, links.destination)):
+        assert np.array_equal(np.bincount(ends, links.messages, minlength=6), by_rank)
+    assert links.bytes.sum() == found.bytes_sent.sum()
+    assert found.events > 0
+    assert found.activities is None
+
+
+@pytest.mark.parametrize(("operation", "algorithm"), EVERY)
+def test_payloads_change_no_time_and_no_count(operation: str, algorithm: str) -> None:
+    """Of sparse sums the size-only mode knows the statistics, not the indices."""
+    sizes, values = (measure(point(operation, algorithm, payloads=payloads)) for payloads in (False, True))
+    if operation == "sparse_allreduce":
+        assert sizes.finish_s == pytest.approx(values.finish_s, rel=0.05)
+        assert sizes.result_nnz == pytest.approx(values.result_nnz, rel=0.05)
+        return
+    assert sizes.finish_s == values.finish_s
+    assert np.array_equal(sizes.bytes_sent, values.bytes_sent)
+    assert sizes.events == values.events
+
+
+@pytest.mark.parametrize(("operation", "algorithm"), EVERY)
+def test_the_seed_decides_about_noise(operation: str, algorithm: str) -> None:
+    noisy = Network(COSTS, jitter=1.0, compute_noise=1.0, start_noise_s=1e-4)
+    times = [measure(point(operation, algorithm, noisy, seed=seed)).finish_s for seed in (1, 1, 2)]
+    assert times[0] == times[1] != times[2]
+    assert min(times) > measure(point(operation, algorithm)).finish_s
+    assert closed_form(point(operation, algorithm, noisy)) is None
+
+
+def test_nodes_are_fast_inside_and_their_uplinks_narrow() -> None:
+    nodes = Network(COSTS, ranks_per_node=4, node_alpha_s=1e-6, node_beta_s_per_byte=1e-11)
+    narrow = Network(COSTS, ranks_per_node=4, node_alpha_s=1e-6, node_beta_s_per_byte=1e-11, oversubscription=4.0)
+    one_level, two_levels, narrowed = (
+        measure(point("allreduce", "recursive_doubling", network, size=4 << 20, ranks=16)).finish_s
+        for network in (PLAIN, nodes, narrow)
+    )
+    assert two_levels < one_level
+    assert narrowed > 1.5 * two_levels
+
+
+def test_auto_is_the_fastest_by_the_closed_forms() -> None:
+    for size, name in ((4, "recursive_doubling"), (16 << 20, "ring")):
+        found = measure(point("allreduce", "auto", size=size))
+        assert found.algorithm == name
+        assert found.point.algorithm == "auto"
+        assert found.finish_s == measure(point("allreduce", name, size=size)).finish_s
+    assert measure(point("allgather", "auto")).algorithm == "ring"
+    assert measure(point("sparse_allreduce", "auto")).algorithm == "split_allgather"
+
+
+def test_the_closed_form_of_a_point() -> None:
+    for operation, algorithm in EVERY:
+        form = closed_form(point(operation, algorithm))
+        if operation == "sparse_allreduce":
+            assert form is None
+        else:
+            assert form is not None
+            assert form.time_s == pytest.approx(measure(point(operation, algorithm)).finish_s, rel=0.01)
+
+
+def test_estimated_messages_are_about_right() -> None:
+    for operation, algorithm in EVERY:
+        sent = int(measure(point(operation, algorithm)).messages_sent.sum())
+        assert point(operation, algorithm).messages == pytest.approx(sent, rel=0.5)
+
+
+def test_names_that_do_not_exist_are_refused() -> None:
+    with pytest.raises(ValueError, match="operation 'magic' does not exist: use allreduce, sparse_allreduce"):
+        Point("magic", "ring", 2, 4, PLAIN)
+    with pytest.raises(ValueError, match="allgather has no algorithm 'recursive_doubling': use ring, auto"):
+        Point("allgather", "recursive_doubling", 2, 4, PLAIN)
+
+
+def test_sizes_that_make_no_sense_are_refused() -> None:
+    with pytest.raises(ValueError, match="6"):
+        measure(Point("allreduce", "ring", 2, 6, PLAIN))
+    with pytest.raises(ValueError, match="rank"):
+        measure(Point("allreduce", "ring", 0, 4, PLAIN))
+
+
+def test_thousands_of_ranks() -> None:
+    """And more bytes than any memory has: only sizes travel."""
+    found = measure(Point("allreduce", "recursive_doubling", 4096, 1 << 30, Network(Costs(1e-6, 1e-9))))
+    assert found.finish_s == pytest.approx(12 * (1e-6 + (1 << 30) * 1e-9))
+    assert found.bytes_sent.sum() == 4096 * 12 << 30
