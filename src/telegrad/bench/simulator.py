@@ -73,9 +73,7 @@ def _rows(cases: Sequence[Case]) -> Iterator[Row]:
 def run_case(case: Case) -> Row:
     """The case itself and what it took: ``wall_s``, ``events_per_s``, ``peak_bytes`` (of this process)."""
     before_s = time.perf_counter()
-    found = _core.measure(
-        case.operation, case.algorithm, case.ranks, case.bytes, nnz=case.nnz, payloads=case.payloads
-    )
+    found = _core.measure(case.operation, case.algorithm, case.ranks, case.bytes, nnz=case.nnz, payloads=case.payloads)
     wall_s = time.perf_counter() - before_s
     return {
         **asdict(case),
