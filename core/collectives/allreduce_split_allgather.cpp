@@ -8,7 +8,6 @@
 #include "collectives/allreduce_split_allgather.hpp"
 
 #include <cmath>
-#include <deque>
 #include <limits>
 #include <string>
 #include <utility>
@@ -20,6 +19,7 @@
 #include "sparse/counted.hpp"
 #include "sparse/slices.hpp"
 #include "sparse/wire.hpp"
+#include "transport/window.hpp"
 
 namespace telegrad {
 namespace {
@@ -132,6 +132,13 @@ Task<OwnedSlice<V>> reduce(Transport& net, std::vector<StreamView<V>> shares, do
   co_return sum;
 }
 
+struct Outgoing {
+  Outgoing(Transport& net, Rank to, Buffer share)
+      : encoded(std::move(share)), sending(net, to, kSplit, encoded.bytes()) {}
+  Buffer encoded;
+  Transport::Sending sending;
+};
+
 // The split. Shares leave and come by distance, the next rank's first, at most kWindow of them in each direction under
 // way: with thousands of ranks, all at once would take memory that grows with the square of their number.
 //
@@ -141,11 +148,12 @@ template <class V>
 Task<void> send_shares(Transport& net, const SparseStream<V>& mine, double switch_factor) {
   const Rank size = net.size();
   const auto ahead = [&](Rank distance) { return (net.rank() + distance) % size; };
-  std::deque<Buffer> encoded;  // of the sends under way
-  std::deque<Transport::Sending> sends;
+  Window<Outgoing, kWindow> sends;
   std::vector<StreamView<V>> batch;
+  std::vector<Buffer> encoded;
   for (Rank distance = 1; distance < size;) {
     batch.clear();
+    encoded.clear();
     std::size_t bytes = 0;
     for (Rank next = distance; next < size && batch.size() < kWindow && bytes < kBatchBytes; ++next) {
       const IndexRange range = slice_of(mine.dimension(), size, ahead(next));
@@ -155,17 +163,15 @@ Task<void> send_shares(Transport& net, const SparseStream<V>& mine, double switc
     co_await decide(net, bytes, [&] {
       for (const auto& share : batch) encoded.push_back(encode_share(share, switch_factor));
     });
-    for (std::size_t i = encoded.size() - batch.size(); i < encoded.size(); ++i, ++distance) {
-      if (sends.size() == kWindow) {
-        co_await sends.front();
+    for (Buffer& share : encoded) {
+      if (sends.full()) {
+        co_await sends.front().sending;
         sends.pop_front();
-        encoded.pop_front();
-        --i;
       }
-      sends.emplace_back(net, ahead(distance), kSplit, encoded[i].bytes());
+      sends.emplace_back(net, ahead(distance++), std::move(share));
     }
   }
-  for (auto& sending : sends) co_await sending;
+  for (; !sends.empty(); sends.pop_front()) co_await sends.front().sending;
 }
 
 // By rank; nothing from itself.
@@ -173,10 +179,10 @@ Task<std::vector<Buffer>> receive_shares(Transport& net, std::size_t most_bytes)
   const Rank size = net.size();
   const auto behind = [&](Rank distance) { return (net.rank() + size - distance) % size; };
   std::vector<Buffer> shares(size);
-  std::deque<Transport::ReceivingAny> receives;
+  Window<Transport::ReceivingAny, kWindow> receives;
   Rank begun = 1;
   for (Rank distance = 1; distance < size; ++distance) {
-    for (; begun < size && receives.size() < kWindow; ++begun) {
+    for (; begun < size && !receives.full(); ++begun) {
       receives.emplace_back(net, behind(begun), kSplit, most_bytes);
     }
     shares[behind(distance)] = co_await receives.front();

@@ -17,6 +17,7 @@ class Session::Job final : public Transport {
   Job(Session& session, std::uint32_t sequence, RequestPtr request, double now_s)
       : session_(session),
         request_(std::move(request)),
+        call_(request_->call()),
         sequence_(sequence),
         deadline_s_(now_s + session.options_.timeout_s),
         tell_gap_s_(session.options_.probe_s),
@@ -26,7 +27,7 @@ class Session::Job final : public Transport {
   Rank size() const override { return session_.size(); }
   ReadyQueue& ready() override { return session_.ready_; }
 
-  const Call& call() const { return request_->call(); }
+  const Call& call() const { return call_; }
   std::uint32_t sequence() const { return sequence_; }
   double deadline_s() const { return deadline_s_; }
   /// When something is to be done because time has passed.
@@ -72,6 +73,7 @@ class Session::Job final : public Transport {
 
   Session& session_;
   RequestPtr request_;
+  Call call_;  // the request's, nearer: every message is compared with it
   std::uint32_t sequence_;
   double deadline_s_;
   double tell_gap_s_;

@@ -95,7 +95,7 @@ void SimNetwork::send(Rank from, Rank to, const Envelope& envelope, ConstBytes b
 }
 
 void SimNetwork::leave_sender(Message& message, double start_s) {
-  const double latency_s = ports_.latency_s(message.from, message.to, random_) + message.held_s;
+  const double latency_s = ports_.latency_s(message.from, message.to, random_) + (message.rarity ? message.rarity->held_s : 0.0);
   if (message.earliest_end_s > 0.0) message.earliest_end_s += latency_s;
   const Kind next = ports_.has_uplinks(message.from, message.to) ? Kind::downlink : Kind::head;
   push(start_s + latency_s, message.to, next, &message, message.bytes.size());
@@ -115,7 +115,7 @@ void SimNetwork::send_control(Rank from, Rank to, const Control& control) {
   if (end.sink == nullptr) return;
   end.counts.control_messages_sent += 1;
   Message& message = new_message(from, to);
-  message.control = std::make_unique<Control>(control);
+  message.rare().control = std::make_unique<Control>(control);
   push(in_order(from, to, now_s_ + ports_.latency_s(from, to, random_)), to, Kind::arrival, &message, 0);
 }
 
@@ -194,19 +194,18 @@ void SimNetwork::announce(Message& message) {
     // What was sent to a process that has ended is never taken.
     if (end.dead) message.sender = nullptr;
     release(message);
-  } else if (message.control) {
-    const auto control = std::move(message.control);
+  } else if (message.control() != nullptr) {
+    const auto control = std::move(message.rarity->control);
     release(message);
     end.sink->on_control(*control);
   } else {
-    const bool twice = message.damage && damage(message);
+    const bool twice = message.rarity && message.rarity->damage && damage(message);
     end.counts.messages_received += 1;
     end.counts.bytes_received += message.bytes.size();
     if (twice) {
       Message& again = new_message(message.from, message.to);
       again.envelope = message.envelope;
-      again.own.assign(message.bytes.begin(), message.bytes.end());
-      again.bytes = again.own;
+      again.own(message.bytes);
       push(now_s_ + ports_.latency_s(message.from, message.to, random_), message.to, Kind::arrival, &again,
            again.bytes.size());
     }
@@ -236,13 +235,10 @@ void SimNetwork::release(Message& message) {
     sender->complete(message.bytes.size());
     touched_.push_back(message.from);
   }
-  message.control.reset();
-  message.own.clear();
+  message.rarity.reset();
   message.bytes = {};
   message.lost = false;
-  message.held_s = 0.0;
   message.earliest_end_s = 0.0;
-  message.damage.reset();
   free_.push_back(&message);
 }
 
@@ -265,7 +261,7 @@ void SimNetwork::record(const Event& event) {
     case Kind::arrival: message = static_cast<const Message*>(event.subject); break;
     default: break;
   }
-  const Control* const control = message != nullptr ? message->control.get() : nullptr;
+  const Control* const control = message != nullptr ? message->control() : nullptr;
   std::uint64_t what = 0;
   if (control != nullptr) {
     what = (std::uint64_t{control->source} << 32) | (std::uint64_t{1} << 31) | static_cast<std::uint64_t>(control->kind);

@@ -85,18 +85,34 @@ class SimNetwork {
  private:
   friend class SimDriver;
 
-  struct Message {
-    Rank from = 0;
-    Rank to = 0;
-    Envelope envelope{};
-    ConstBytes bytes{};
-    Pending* sender = nullptr;  // null: nobody waits for it
-    bool lost = false;          // its bytes have gone with its sender
+  // What few messages have.
+  struct Rarity {
     double held_s = 0.0;
-    double earliest_end_s = 0.0;
     std::optional<SimDamage> damage{};
     std::vector<std::byte> own{};  // where the bytes are not its sender's any more
     std::unique_ptr<Control> control{};
+  };
+  // Two cache lines, since thousands of ranks have millions.
+  struct alignas(64) Message {
+    Rank from = 0;
+    Rank to = 0;
+    ConstBytes bytes{};
+    Pending* sender = nullptr;  // null: nobody waits for it
+    double earliest_end_s = 0.0;
+    std::unique_ptr<Rarity> rarity{};
+    bool lost = false;  // its bytes have gone with its sender
+    Envelope envelope{};
+
+    Rarity& rare() {
+      if (!rarity) rarity = std::make_unique<Rarity>();
+      return *rarity;
+    }
+    const Control* control() const { return rarity ? rarity->control.get() : nullptr; }
+    void own(ConstBytes content) {
+      auto& copy = rare().own;
+      copy.assign(content.begin(), content.end());
+      bytes = copy;
+    }
   };
   enum class Kind : std::uint8_t { departure, downlink, head, arrival, computed, alarm, loss, thaw };
   struct Event {

@@ -30,9 +30,9 @@ void SimNetwork::mark_if_faulty(Message& message, std::uint64_t nth) {
   for (const SimFault& fault : faulty_messages_) {
     if (fault.rank != message.from || fault.nth != nth) continue;
     if (fault.kind == SimFaultKind::hold) {
-      message.held_s += fault.duration_s;
+      message.rare().held_s += fault.duration_s;
     } else {
-      message.damage = fault.damage;
+      message.rare().damage = fault.damage;
     }
   }
 }
@@ -63,8 +63,7 @@ void SimNetwork::kill(const SimFault& fault) {
     if (!handed_over) {
       message.lost = true;
     } else {
-      message.own.assign(message.bytes.begin(), message.bytes.end());
-      message.bytes = message.own;
+      message.own(message.bytes);
     }
   }
   for (Rank peer = 0; peer < size(); ++peer) {
@@ -98,7 +97,7 @@ bool SimNetwork::defer_if_frozen(const Event& event) {
 // True if it is to arrive a second time.
 bool SimNetwork::damage(Message& message) {
   Envelope& envelope = message.envelope;
-  switch (*std::exchange(message.damage, std::nullopt)) {
+  switch (*std::exchange(message.rarity->damage, std::nullopt)) {
     case SimDamage::truncated: envelope.length -= std::min<std::uint64_t>(envelope.length, 1 + random_.below(16)); break;
     case SimDamage::lengthened: envelope.length += 1 + random_.below(16); break;
     case SimDamage::duplicated: return true;
@@ -109,10 +108,9 @@ bool SimNetwork::damage(Message& message) {
       envelope.source = static_cast<Rank>((envelope.source + 1 + random_.below(size())) % size());
       break;
     case SimDamage::scrambled_head:
-      message.own.assign(message.bytes.begin(), message.bytes.end());
-      message.bytes = message.own;
-      for (std::size_t i = 0; i < std::min<std::size_t>(32, message.own.size()); ++i) {
-        message.own[i] = static_cast<std::byte>(random_.below(256));
+      message.own(message.bytes);
+      for (std::size_t i = 0; i < std::min<std::size_t>(32, message.bytes.size()); ++i) {
+        message.rarity->own[i] = static_cast<std::byte>(random_.below(256));
       }
       break;
   }
