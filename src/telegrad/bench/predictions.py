@@ -91,14 +91,15 @@ def rows_of(
     plan: PredictionPlan,
     times: Mapping[Measurement, list[float]],
     wrong: Mapping[Measurement, int],
-    costs: Mapping[str, float],
+    calibration: Calibration,
 ) -> list[Row]:
     """A row per collective, with ``ratio``: the predicted time over the median of the measured ones."""
-    return [_row(plan, one, Timing.of(times[one]), wrong[one], costs) for one in collectives_of(plan)]
+    return [_row(plan, one, Timing.of(times[one]), wrong[one], calibration) for one in collectives_of(plan)]
 
 
-def _row(plan: PredictionPlan, one: Measurement, timing: Timing, wrong: int, costs: Mapping[str, float]) -> Row:
-    predicted_s = predict(one, plan.ranks, costs)
+def _row(plan: PredictionPlan, one: Measurement, timing: Timing, wrong: int, calibration: Calibration) -> Row:
+    # The one algorithm that exchanges in pairs, recursive doubling, sends whole vectors.
+    predicted_s = predict(one, plan.ranks, calibration.costs(one.bytes))
     ratio = predicted_s / timing.median_s
     return {
         "op": one.operation,

@@ -9,8 +9,10 @@ import itertools
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import NamedTuple
+
+import numpy as np
 
 from telegrad.bench.predictions_plan import Measurement
 
@@ -24,18 +26,32 @@ class Line(NamedTuple):
 
 @dataclass(frozen=True)
 class Calibration:
-    """``alpha_s``, ``beta_s_per_byte``, ``beta_exchange_s_per_byte`` and ``gamma_s_per_byte`` go into the model.
-    ``round_s`` does not: it is what a round of empty messages takes, on links that had time to rest."""
+    """``alpha_s``, ``beta_s_per_byte``, ``gamma_s_per_byte`` and, depending on the message's length, ``exchange`` go
+    into the model: pairs of bytes and of seconds per byte while two ranks send to each other, by length. ``round_s``
+    does not: it is what a round of empty messages takes, on links that had time to rest."""
 
     alpha_s: float
     beta_s_per_byte: float
-    beta_exchange_s_per_byte: float
+    exchange: tuple[tuple[int, float], ...]
     gamma_s_per_byte: float
     round_s: float
 
-    def costs(self) -> dict[str, float]:
-        """As the simulator takes them."""
-        return {name: value for name, value in asdict(self).items() if name != "round_s"}
+    def beta_exchange_s_per_byte(self, message_bytes: int) -> float:
+        """Between measured lengths on a straight line over the logarithm of the length; beyond them as at the ends."""
+        sizes, betas = zip(*self.exchange, strict=True)
+        return float(np.interp(math.log(max(1, message_bytes)), [math.log(size) for size in sizes], betas))
+
+    def costs(self, message_bytes: int) -> dict[str, float]:
+        """As the simulator takes them. ``message_bytes``: of messages that two ranks send to each other at once. That a
+        cost per byte depends on the length is what parameterised LogP adds to LogP: Kielmann, Bal, Verstoep, "Fast
+        measurement of LogP parameters for message passing platforms", IPDPS workshops 2000, §2.
+        """
+        return {
+            "alpha_s": self.alpha_s,
+            "beta_s_per_byte": self.beta_s_per_byte,
+            "beta_exchange_s_per_byte": self.beta_exchange_s_per_byte(message_bytes),
+            "gamma_s_per_byte": self.gamma_s_per_byte,
+        }
 
 
 def line_of(points: Sequence[tuple[int, float]]) -> Line:
@@ -58,10 +74,11 @@ def line_of(points: Sequence[tuple[int, float]]) -> Line:
 def calibrate(medians: Mapping[Measurement, float], ranks: int) -> Calibration:
     """The costs from the median times of ``calibration()``'s measurements among ``ranks`` ranks.
 
-    β is the slope of one-way messages, β_exchange that of exchanges without their addition. α is what an exchange takes
-    beyond its bytes: exchanges wait for each other, as the steps of a collective do. γ is the time of an addition per
-    byte, all ranks at once: with more ranks than cores it is larger by itself. A negative α, from noise, counts as 0,
-    and so does a β_exchange below β count as β. Raises ``ValueError`` if a kind of measurement is missing.
+    β is the slope of one-way messages. α is what an exchange takes beyond its bytes: exchanges wait for each other, as
+    the steps of a collective do. β_exchange is the rest of an exchange's time, without its addition, for each length. γ
+    is the time of an addition per byte, all ranks at once: with more ranks than cores it is larger by itself. A
+    negative α, from noise, counts as 0, and a β_exchange below β as β. Raises ``ValueError`` if a kind of measurement
+    is missing.
     """
     of: dict[str, list[tuple[int, float]]] = {}
     for measurement, seconds in medians.items():
@@ -70,12 +87,12 @@ def calibrate(medians: Mapping[Measurement, float], ranks: int) -> Calibration:
     if missing:
         raise ValueError(f"medians lack {', '.join(missing)}: calibrate() needs all that calibration() lists")
     gamma = statistics.median(seconds / size for size, seconds in of["reduce"])
-    exchange = line_of(of["exchange"])
+    alpha = max(0.0, line_of(of["exchange"]).intercept_s)
     beta = line_of(of["one_way"]).slope_s_per_byte
     return Calibration(
-        alpha_s=max(0.0, exchange.intercept_s),
+        alpha_s=alpha,
         beta_s_per_byte=beta,
-        beta_exchange_s_per_byte=max(beta, exchange.slope_s_per_byte - gamma),
+        exchange=tuple((size, max(beta, (seconds - alpha) / size - gamma)) for size, seconds in sorted(of["exchange"])),
         gamma_s_per_byte=gamma,
         round_s=statistics.median(seconds for _, seconds in of["round"]) / max(1, math.ceil(math.log2(ranks))),
     )

@@ -61,7 +61,8 @@ def calibration() -> list[Measurement]:
 
     - ``round``: barriers of all ranks;
     - ``one_way``: in each pair of neighbours one sends to the other, message after message;
-    - ``exchange``: the two of each pair send to each other at once, and add what they get;
+    - ``exchange``: the two of a pair send to each other at once, and add what they get; from call to call with another
+      partner, where the ranks can be divided by four, since links that have to begin anew are slower;
     - ``reduce``: every rank adds two vectors of its own.
     """
     return [

@@ -8,6 +8,8 @@ all their second, each time in another order: whatever else the machine does mee
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import json
 import time
 from collections.abc import Callable
@@ -34,10 +36,11 @@ def main(plan_json: str) -> None:
     measurements = measurements_of(plan)
     with (
         join(timeout_s=_TIMEOUT_S, join_timeout_s=_JOIN_TIMEOUT_S) as communicator,
-        _pair_of(communicator) as pair,
+        _pair_of(communicator, 1) as pair,
+        _other_pair_of(communicator) as other_pair,
     ):
         vector = np.zeros(max(one.bytes for one in measurements) // 4, np.float32)
-        calls = [_call_of(one, communicator, pair, vector) for one in measurements]
+        calls = [_call_of(one, communicator, (pair, other_pair or pair), vector) for one in measurements]
         for index, one in enumerate(measurements):
             _say(communicator, index=index, wrong=_count_wrong(one, communicator, vector))
         vector.fill(0)  # a sum of zeros stays one, however often it is taken
@@ -52,29 +55,39 @@ def _say(communicator: Communicator, **what: float) -> None:
         print(json.dumps(what), flush=True)
 
 
-def _pair_of(communicator: Communicator) -> Communicator:
-    """A communicator of this rank and its neighbour: ranks 0 and 1, 2 and 3, …"""
-    rank = communicator.rank
-    first = rank - rank % 2
+def _other_pair_of(communicator: Communicator) -> contextlib.AbstractContextManager[Communicator | None]:
+    """The same with the neighbour's neighbour, if all ranks have one."""
+    return contextlib.nullcontext() if communicator.world_size % 4 else _pair_of(communicator, 2)
+
+
+def _pair_of(communicator: Communicator, distance: int) -> Communicator:
+    """A communicator of this rank and the one whose number differs in the bit ``distance``."""
+    pair = sorted((communicator.rank, communicator.rank ^ distance))
 
     def exchange(mine: bytes) -> list[bytes]:
         lengths = communicator.all_gather(np.array([len(mine)], np.int64))[:, 0]
         padded = np.zeros(int(lengths.max()), np.uint8)
         padded[: len(mine)] = np.frombuffer(mine, np.uint8)
         everybodys = communicator.all_gather(padded)
-        return [everybodys[one, : lengths[one]].tobytes() for one in (first, first + 1)]
+        return [everybodys[one, : lengths[one]].tobytes() for one in pair]
 
-    return Communicator.from_exchange(rank % 2, 2, exchange, timeout_s=_TIMEOUT_S)
+    return Communicator.from_exchange(pair.index(communicator.rank), 2, exchange, timeout_s=_TIMEOUT_S)
 
 
-def _call_of(one: Measurement, communicator: Communicator, pair: Communicator, vector: npt.NDArray[np.float32]) -> Call:
+def _call_of(
+    one: Measurement,
+    communicator: Communicator,
+    pairs: tuple[Communicator, Communicator],
+    vector: npt.NDArray[np.float32],
+) -> Call:
     x = vector[: one.bytes // 4]
     if one.operation == "round":
         return communicator.barrier
     if one.operation == "one_way":
-        return lambda: pair.broadcast(x, 0)
+        return lambda: pairs[0].broadcast(x, 0)
     if one.operation == "exchange":
-        return lambda: pair.all_reduce(x, algorithm="recursive_doubling")
+        turns = itertools.cycle(pairs)
+        return lambda: next(turns).all_reduce(x, algorithm="recursive_doubling")
     if one.operation == "reduce":
         return _reduction_of(one.bytes)
     if one.operation == "allreduce":

@@ -78,7 +78,7 @@ def predictions(
             console.print(f"[red]{plan.ranks} ranks, {plan.network}:[/] {error}", highlight=False)
             raise typer.Exit(1) from error
         calibration = calibration_from(plan, times)
-        found = rows_of(plan, times, wrong, calibration.costs())
+        found = rows_of(plan, times, wrong, calibration)
         console.print(f"{plan.ranks} ranks, {plan.network}: {costs_text(calibration)}", highlight=False)
         console.print(table_of(found, f"predicted and measured, {plan.ranks} ranks, {plan.network}"))
         rows += found

@@ -26,11 +26,11 @@ def name_of(row: Row) -> str:
 
 def costs_text(calibration: Calibration) -> str:
     """The calibrated costs in one line."""
-    exchange = calibration.beta_exchange_s_per_byte
+    exchange = [beta for _, beta in calibration.exchange]
     return (
         f"α {duration(calibration.alpha_s)} (an empty round: {duration(calibration.round_s)}), "
         f"β {calibration.beta_s_per_byte * 1e9:.3f} ns/B ({8e-9 / calibration.beta_s_per_byte:.3f} Gbit/s), "
-        f"β in exchange {exchange * 1e9:.3f} ns/B ({8e-9 / exchange:.3f} Gbit/s), "
+        f"β in exchange {min(exchange) * 1e9:.3f} … {max(exchange) * 1e9:.3f} ns/B, by length, "
         f"γ {calibration.gamma_s_per_byte * 1e9:.3f} ns/B"
     )
 

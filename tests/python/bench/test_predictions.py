@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import random
@@ -30,6 +31,13 @@ _COSTS = {
     "beta_exchange_s_per_byte": 9.5e-9,
     "gamma_s_per_byte": 1e-10,
 }
+_CALIBRATION = Calibration(
+    alpha_s=_COSTS["alpha_s"],
+    beta_s_per_byte=_COSTS["beta_s_per_byte"],
+    exchange=((1 << 15, _COSTS["beta_exchange_s_per_byte"]),),
+    gamma_s_per_byte=_COSTS["gamma_s_per_byte"],
+    round_s=2e-5,
+)
 _PLAN = PredictionPlan("1gbit", ranks=4, sizes=(256 << 10, 1 << 20))
 
 
@@ -81,14 +89,22 @@ def test_too_few_points_make_no_line(points: list[tuple[int, float]], message: s
 @pytest.mark.parametrize("ranks", [2, 4, 8])
 def test_the_costs_of_a_plain_network_are_found_again(ranks: int) -> None:
     found = calibrate(_medians(_COSTS, ranks), ranks)
-    assert found.costs() == {name: pytest.approx(cost) for name, cost in _COSTS.items()}
+    assert found.costs(1 << 20) == {name: pytest.approx(cost) for name, cost in _COSTS.items()}
     assert found.round_s == pytest.approx(2e-5)
+
+
+def test_the_cost_of_a_byte_in_exchange_depends_on_the_length() -> None:
+    found = dataclasses.replace(_CALIBRATION, exchange=((1 << 10, 1e-8), (1 << 20, 3e-8)))
+    lengths = (0, 1 << 10, 1 << 15, 1 << 20, 1 << 30)
+    assert [found.beta_exchange_s_per_byte(length) for length in lengths] == pytest.approx(
+        [1e-8, 1e-8, 2e-8, 3e-8, 3e-8]
+    )
 
 
 def test_costs_that_cannot_be_are_not_found() -> None:
     faster = calibrate(_medians({**_COSTS, "alpha_s": -1e-5, "beta_exchange_s_per_byte": 7e-9}, 4), 4)
     assert faster.alpha_s == 0
-    assert faster.beta_exchange_s_per_byte == faster.beta_s_per_byte
+    assert faster.beta_exchange_s_per_byte(1 << 20) == faster.beta_s_per_byte
     with pytest.raises(ValueError, match="medians lack round, exchange"):
         calibrate({one: 1.0 for one in calibration() if one.operation in ("one_way", "reduce")}, 4)
 
@@ -146,7 +162,7 @@ def test_rows_say_how_far_off_a_prediction_is(monkeypatch: pytest.MonkeyPatch) -
         gather: [8.5e-4, 8.5e-4, 8.5e-4],
         broadcast: [8e-4, 8e-4, 8e-4],
     }
-    rows = rows_of(plan, times, dict.fromkeys(times, 0) | {ring: 2}, _COSTS)
+    rows = rows_of(plan, times, dict.fromkeys(times, 0) | {ring: 2}, _CALIBRATION)
     assert seen == [_COSTS] * 5
     assert rows[0] == {
         "op": "allreduce",
@@ -175,7 +191,7 @@ def test_rows_say_how_far_off_a_prediction_is(monkeypatch: pytest.MonkeyPatch) -
 
 def test_the_calibration_takes_medians_of_samples() -> None:
     times = {one: [seconds, seconds, seconds * 50] for one, seconds in _medians(_COSTS, 4).items()}
-    assert calibration_from(_PLAN, times).costs() == {name: pytest.approx(cost) for name, cost in _COSTS.items()}
+    assert calibration_from(_PLAN, times).costs(1 << 20) == {name: pytest.approx(cost) for name, cost in _COSTS.items()}
 
 
 @pytest.mark.parametrize("one", collectives_of(_PLAN), ids=str)
@@ -206,8 +222,8 @@ def test_a_small_job_on_the_laboratory() -> None:
     assert sorted(map(repr, seen)) == sorted(repr(one) for one in times for _ in range(2))
     found = calibration_from(plan, times)
     assert isinstance(found, Calibration)
-    assert found.beta_exchange_s_per_byte >= found.beta_s_per_byte > 0
-    json.dumps(found.costs(), allow_nan=False)
-    rows = rows_of(plan, times, wrong, found.costs())
+    assert min(beta for _, beta in found.exchange) >= found.beta_s_per_byte > 0
+    json.dumps(found.costs(1 << 20), allow_nan=False)
+    rows = rows_of(plan, times, wrong, found)
     assert [row["bytes"] for row in rows] == [64 << 10] * 5
     assert not any(row["judged"] for row in rows)

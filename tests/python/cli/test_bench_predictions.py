@@ -73,7 +73,7 @@ def test_table_file_and_plot(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
     for calibration in result["calibrations"]:
         assert calibration["beta_s_per_byte"] == pytest.approx(_BETA)
         assert set(calibration) == {
-            *("ranks", "network", "alpha_s", "beta_s_per_byte", "beta_exchange_s_per_byte", "gamma_s_per_byte"),
+            *("ranks", "network", "alpha_s", "beta_s_per_byte", "exchange", "gamma_s_per_byte"),
             *("round_s", "points"),
         }
         assert [(one["kind"], one["bytes"]) for one in calibration["points"]] == [
