@@ -174,9 +174,9 @@ _COLLECTIVES = (
     _mutant(
         "sparse: a buffer is freed while it is sent",
         SPARSE,
-        "co_await sends.front();\n        sends.pop_front();\n        encoded.pop_front();",
-        "encoded.pop_front();\n        co_await sends.front();\n        sends.pop_front();",
-        "34..70",
+        "co_await sends.front().sending;\n        sends.pop_front();",
+        "sends.front().encoded = Buffer();\n        co_await sends.front().sending;\n        sends.pop_front();",
+        "18..40",
     ),
     _mutant("sparse: expects shorter messages than may come", SPARSE, "* (4 + sizeof(V)) + 16;", "* sizeof(V) + 16;"),
     _mutant(
