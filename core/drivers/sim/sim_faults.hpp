@@ -26,6 +26,7 @@ enum class SimDamage : std::uint8_t {
   other_call,      // the envelope's call differs
   far_sequence,    // the envelope's operation is far in the future
   other_source,    // the envelope names another sender that exists
+  stray,           // just before it, noise that claims to be it but comes from another epoch or communicator
   scrambled_head,  // the first bytes of the payload are noise: for payloads that carry a header of their own
 };
 
