@@ -34,7 +34,7 @@ std::string Session::missing() const {
 void Session::begin(RequestPtr request, double now_s) {
   now_s_ = std::max(now_s_, now_s);
   if (failure_) {
-    refuse(*request, next_sequence_++);
+    refuse(*request, next_sequence_ + refused_since_++);
     return;
   }
   if (parting_) {

@@ -164,6 +164,7 @@ class Session final : public EventSink {
   std::function<std::string()> timed_out_;
   Counters counters_;
   std::uint32_t next_sequence_ = 0;
+  std::uint32_t refused_since_ = 0;  // calls after the verdict: they have numbers, but nobody hears of them
   std::uint64_t completed_ = 0;
   Rank greeted_ = 0;
   Rank parted_ = 0;

@@ -63,9 +63,9 @@ TEST("inside a node messages cost less, between nodes they pass uplinks that ran
   costs.node_beta_s_per_byte = 1e-10;
   EXPECT_NEAR(time_of(8, costs, {{0, 1}}), 1e-6 + kBytes * 1e-10, 1e-12);
   EXPECT_NEAR(time_of(8, costs, {{0, 4}}), 10e-6 + kMessage_s, 1e-12);
-  // An uplink that is not over-subscribed carries what all ports of its node can, one message a quarter as long.
+  // An uplink that is not over-subscribed carries what all ports of its node can.
   const std::vector<Transfer> all = {{0, 4}, {1, 5}, {2, 6}, {3, 7}};
-  EXPECT_NEAR(time_of(8, costs, all), 10e-6 + 0.75 * kMessage_s + kMessage_s, 1e-9);
+  EXPECT_NEAR(time_of(8, costs, all), 10e-6 + kMessage_s, 1e-9);
   costs.oversubscription = 4.0;  // as one port: one after the other
   EXPECT_NEAR(time_of(8, costs, all), 10e-6 + 4.0 * kMessage_s, 1e-9);
   EXPECT_NEAR(time_of(8, costs, {{0, 1}, {2, 3}}), 1e-6 + kBytes * 1e-10, 1e-12);
@@ -82,6 +82,29 @@ TEST("two ranks that send to each other at once may lose duplex; others do not")
   EXPECT_NEAR(time_of(2, costs, {{0, 1}}), 10e-6 + kMessage_s, 1e-12);
   EXPECT_NEAR(time_of(2, costs, {{0, 1}, {1, 0}}), 10e-6 + 2.0 * kMessage_s, 1e-12);
   EXPECT_NEAR(time_of(3, costs, {{0, 1}, {1, 2}, {2, 0}}), 10e-6 + kMessage_s, 1e-12);
+  // What waits behind another message is not being sent.
+  EXPECT_NEAR(time_of(3, costs, {{1, 2}, {1, 0}, {0, 1}}), 10e-6 + 2.0 * kMessage_s, 1e-9);
+}
+
+TEST("two levels of equal costs that are not over-subscribed are one level") {
+  for (const Rank ranks : {8U, 16U}) {
+    const auto measure = [ranks](const SimCosts& costs) {
+      std::vector<std::vector<float>> rows(ranks, std::vector<float>(10'000, 1.0F));
+      Simulation simulation(ranks, {.costs = costs});
+      simulation.begin_all([&](Rank rank) {
+        const Bytes mine = std::as_writable_bytes(std::span(rows[rank]));
+        return program([mine](Transport& net) {
+          return allreduce_recursive_doubling(net, DType::f32, Reduction::sum, mine, mine);
+        });
+      });
+      return simulation.run().finish_s;
+    };
+    SimCosts costs = kPlain;
+    costs.ranks_per_node = 4;
+    costs.node_alpha_s = costs.alpha_s;
+    costs.node_beta_s_per_byte = costs.beta_s_per_byte;
+    EXPECT_NEAR(measure(costs), measure(kPlain), 1e-12);
+  }
 }
 
 TEST("noise makes work and starts later, by seed, and never earlier") {
@@ -225,6 +248,8 @@ TEST("a damaged message ends in an error of whoever needs it, never in a wrong s
     }
     EXPECT(failures > 0);
   }
+  const Trial stray(4, {{.kind = SimFaultKind::damage, .rank = 2, .nth = 1, .damage = SimDamage::stray}});
+  for (Rank rank = 0; rank < 4; ++rank) EXPECT(stray.succeeded(rank));
   const Trial twice(4, {{.kind = SimFaultKind::damage, .rank = 2, .nth = 1, .damage = SimDamage::duplicated}});
   for (Rank rank = 0; rank < 4; ++rank) {
     REQUIRE(twice.requests[rank]->done());

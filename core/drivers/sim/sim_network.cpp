@@ -88,21 +88,27 @@ void SimNetwork::send(Rank from, Rank to, const Envelope& envelope, ConstBytes b
   } else if (port.start_s > now_s_) {
     push(port.start_s, from, Kind::departure, &message, bytes.size());
   } else {
-    const PortTime uplink = ports_.uplink_out(from, bytes.size(), now_s_);
-    message.earliest_end_s = uplink.end_s;
-    leave_sender(message, uplink.start_s);
+    depart(message);
   }
+}
+
+// Through an uplink.
+void SimNetwork::depart(Message& message) {
+  message.earliest_end_s = ports_.uplink_out_end_s(message.from, message.bytes.size(), now_s_);
+  leave_sender(message, now_s_);
 }
 
 void SimNetwork::leave_sender(Message& message, double start_s) {
   const double latency_s = ports_.latency_s(message.from, message.to, random_) + (message.rarity ? message.rarity->held_s : 0.0);
   if (message.earliest_end_s > 0.0) message.earliest_end_s += latency_s;
-  const Kind next = ports_.has_uplinks(message.from, message.to) ? Kind::downlink : Kind::head;
-  push(start_s + latency_s, message.to, next, &message, message.bytes.size());
+  push(start_s + latency_s, message.to, Kind::head, &message, message.bytes.size());
 }
 
 void SimNetwork::reach_receiver(Message& message) {
   const std::size_t bytes = message.bytes.size();
+  if (ports_.has_uplinks(message.from, message.to)) {
+    message.earliest_end_s = std::max(message.earliest_end_s, ports_.uplink_in_end_s(message.to, bytes, now_s_));
+  }
   const PortTime port = ports_.receive(message.from, message.to, bytes, now_s_, message.earliest_end_s);
   record_.activity({SimActivity::Kind::receive, message.to, message.from, message.envelope.sequence,
                     message.envelope.step, bytes, port.start_s, port.end_s});
@@ -155,18 +161,7 @@ std::optional<SimNetwork::Happening> SimNetwork::step(double until_s) {
   if (defer_if_frozen(event)) return Happening{rank, false};
   const auto message = [&]() -> Message& { return *static_cast<Message*>(event.subject); };
   switch (event.kind()) {
-    case Kind::departure: {
-      const PortTime uplink = ports_.uplink_out(rank, event.bytes(), now_s_);
-      message().earliest_end_s = uplink.end_s;
-      leave_sender(message(), uplink.start_s);
-      break;
-    }
-    case Kind::downlink: {
-      const PortTime uplink = ports_.uplink_in(rank, event.bytes(), now_s_);
-      message().earliest_end_s = std::max(message().earliest_end_s, uplink.end_s);
-      push(uplink.start_s, rank, Kind::head, event.subject, event.bytes());
-      break;
-    }
+    case Kind::departure: depart(message()); break;
     case Kind::head: reach_receiver(message()); break;
     case Kind::arrival:
       announce(message());
@@ -199,7 +194,11 @@ void SimNetwork::announce(Message& message) {
     release(message);
     end.sink->on_control(*control);
   } else {
-    const bool twice = message.rarity && message.rarity->damage && damage(message);
+    bool twice = false;
+    if (message.rarity && message.rarity->damage) {
+      if (message.rarity->damage == SimDamage::stray) send_stray_before(message);
+      twice = damage(message);
+    }
     end.counts.messages_received += 1;
     end.counts.bytes_received += message.bytes.size();
     if (twice) {
@@ -256,7 +255,6 @@ void SimNetwork::record(const Event& event) {
   const Message* message = nullptr;
   switch (event.kind()) {
     case Kind::departure:
-    case Kind::downlink:
     case Kind::head:
     case Kind::arrival: message = static_cast<const Message*>(event.subject); break;
     default: break;
@@ -272,8 +270,7 @@ void SimNetwork::record(const Event& event) {
   record_.event(event.time_s(), what, event.bytes_and_kind ^ (std::uint64_t{event.rank()} << kSequenceBits));
   if (!record_.keeps_text()) return;
 
-  static constexpr const char* kKindNames[] = {"departure", "downlink", "head",  "arrival",
-                                               "computed",  "alarm",    "loss", "thaw"};
+  static constexpr const char* kKindNames[] = {"departure", "head", "arrival", "computed", "alarm", "loss", "thaw"};
   char line[192];
   int length = std::snprintf(line, sizeof line, "%.9e rank %u %s", event.time_s(), event.rank(),
                              kKindNames[static_cast<std::size_t>(event.kind())]);

@@ -114,7 +114,7 @@ class SimNetwork {
       bytes = copy;
     }
   };
-  enum class Kind : std::uint8_t { departure, downlink, head, arrival, computed, alarm, loss, thaw };
+  enum class Kind : std::uint8_t { departure, head, arrival, computed, alarm, loss, thaw };
   struct Event {
     std::uint64_t time_bits;  // of a double that is not negative: they are in the order of the times
     std::uint64_t order;      // the rank, then the sequence number
@@ -151,6 +151,7 @@ class SimNetwork {
   Message& new_message(Rank from, Rank to);
   void push(double time_s, Rank rank, Kind kind, void* subject, std::uint64_t bytes);
   Event pop();
+  void depart(Message& message);
   void leave_sender(Message& message, double start_s);
   void reach_receiver(Message& message);
   double in_order(Rank from, Rank to, double time_s);
@@ -165,6 +166,7 @@ class SimNetwork {
   void freeze(const SimFault& fault);
   bool defer_if_frozen(const Event& event);
   bool damage(Message& message);
+  void send_stray_before(const Message& message);
 
   Random random_;
   SimPorts ports_;

@@ -86,12 +86,21 @@ bool SimNetwork::defer_if_frozen(const Event& event) {
   if (!frozen(rank)) return false;
   switch (event.kind()) {
     case Kind::departure:
-    case Kind::downlink:
     case Kind::head: return false;
     default: break;
   }
   if (!gone(rank)) push(ends_[rank].frozen_until_s, rank, event.kind(), event.subject, event.bytes());
   return true;
+}
+
+void SimNetwork::send_stray_before(const Message& message) {
+  Message& stray = new_message(message.from, message.to);
+  stray.envelope = message.envelope;
+  std::uint32_t& origin = random_.below(2) == 0 ? stray.envelope.epoch : stray.envelope.communicator;
+  origin += static_cast<std::uint32_t>(1 + random_.below(1000));
+  stray.own(message.bytes);
+  for (std::byte& byte : stray.rarity->own) byte = static_cast<std::byte>(random_.below(256));
+  ends_[message.to].sink->on_arrival({stray.envelope, &stray});
 }
 
 // True if it is to arrive a second time.
@@ -101,6 +110,7 @@ bool SimNetwork::damage(Message& message) {
     case SimDamage::truncated: envelope.length -= std::min<std::uint64_t>(envelope.length, 1 + random_.below(16)); break;
     case SimDamage::lengthened: envelope.length += 1 + random_.below(16); break;
     case SimDamage::duplicated: return true;
+    case SimDamage::stray: break;
     case SimDamage::other_step: envelope.step += static_cast<Step>(1 + random_.below(1000)); break;
     case SimDamage::other_call: envelope.call.count += 1; break;
     case SimDamage::far_sequence: envelope.sequence += static_cast<std::uint32_t>((1U << 21) + random_.below(1U << 29)); break;

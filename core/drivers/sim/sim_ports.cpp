@@ -26,24 +26,29 @@ PortTime SimPorts::send(Rank from, Rank to, std::size_t bytes, double now_s) {
   const double beta = inside_node(from, to) ? costs_.node_beta_s_per_byte : costs_.beta_s_per_byte;
   const double start_s = std::max(now_s, end.out_free_s);
   end.out_free_s = start_s + static_cast<double>(bytes) * beta * factor(from, to);
-  end.sends_to = to;
+  if (exchanges_cost() && bytes > 0) end.sends.push_back({to, end.out_free_s});
   return {start_s, end.out_free_s};
+}
+
+// True if `to` is who the port out of `from` is busy with.
+bool SimPorts::sends_now(Rank from, Rank to, double now_s) {
+  auto& sends = ends_[from].sends;
+  while (!sends.empty() && sends.front().end_s <= now_s) sends.pop_front();
+  return !sends.empty() && sends.front().to == to;
 }
 
 double SimPorts::uplink_s(std::size_t bytes) const {
   return static_cast<double>(bytes) * costs_.beta_s_per_byte * costs_.oversubscription / costs_.ranks_per_node;
 }
 
-PortTime SimPorts::uplink_out(Rank from, std::size_t bytes, double now_s) {
+double SimPorts::uplink_out_end_s(Rank from, std::size_t bytes, double now_s) {
   double& free_s = uplinks_[from / costs_.ranks_per_node].out_free_s;
-  const double start_s = std::max(now_s, free_s);
-  return {start_s, free_s = start_s + uplink_s(bytes)};
+  return free_s = std::max(now_s, free_s) + uplink_s(bytes);
 }
 
-PortTime SimPorts::uplink_in(Rank to, std::size_t bytes, double now_s) {
+double SimPorts::uplink_in_end_s(Rank to, std::size_t bytes, double now_s) {
   double& free_s = uplinks_[to / costs_.ranks_per_node].in_free_s;
-  const double start_s = std::max(now_s, free_s);
-  return {start_s, free_s = start_s + uplink_s(bytes)};
+  return free_s = std::max(now_s, free_s) + uplink_s(bytes);
 }
 
 double SimPorts::latency_s(Rank from, Rank to, Random& random) const {
@@ -57,12 +62,12 @@ PortTime SimPorts::receive(Rank from, Rank to, std::size_t bytes, double now_s, 
   double beta = costs_.beta_s_per_byte;
   if (inside_node(from, to)) {
     beta = costs_.node_beta_s_per_byte;
-  } else if (end.sends_to == from && end.out_free_s > now_s) {
+  } else if (exchanges_cost() && sends_now(to, from, now_s)) {
     beta = costs_.beta_exchange_s_per_byte;
   }
   const double start_s = std::max(now_s, end.in_free_s);
-  end.in_free_s = std::max(start_s + static_cast<double>(bytes) * beta * factor(from, to), earliest_end_s);
-  return {start_s, end.in_free_s};
+  end.in_free_s = start_s + static_cast<double>(bytes) * beta * factor(from, to);
+  return {start_s, std::max(end.in_free_s, earliest_end_s)};
 }
 
 PortTime SimPorts::compute(Rank rank, std::size_t bytes, double now_s, Random& random) {
