@@ -58,8 +58,8 @@ std::optional<std::uint32_t> Agreement::mismatched_operation() const {
 }
 
 // The first operation that not all called alike. The largest group is taken to be right, in a tie that of the lowest
-// rank. A time-out may be a mismatch too, between ranks that wait for each other without having met; and so may it be when
-// a rank has left too early, since one call too many somewhere else shifts all that follow.
+// rank. A time-out may be a mismatch too, between ranks that wait for each other without having met; and so may it be
+// when a rank has left too early, since one call too many somewhere else shifts all that follow.
 std::optional<Agreement::Verdict> Agreement::mismatch() const {
   const Statement* told = nullptr;
   const Statement* earliest = nullptr;

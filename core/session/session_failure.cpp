@@ -16,10 +16,11 @@ std::uint32_t Session::first_unfinished() const {
 }
 
 void Session::fail(Failure failure) {
+  const bool named = failure.peer < size();
   Statement mine{.kind = failure.kind,
                  .origin = rank(),
                  .culprit = failure.peer,
-                 .culprit_speaks = failure.peer < size() && peers_[failure.peer].said_goodbye && !peers_[failure.peer].failed,
+                 .culprit_speaks = named && peers_[failure.peer].said_goodbye && !peers_[failure.peer].failed,
                  .sequence = failure.sequence,
                  .reason = std::move(failure.reason)};
   if (failure.kind == FailureKind::mismatched_call) {

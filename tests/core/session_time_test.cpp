@@ -219,6 +219,26 @@ TEST("all ranks name the same culprit of a mismatch, whoever finds it") {
   }
 }
 
+TEST("calls that are refused after a failure do not push what led to it out of the report") {
+  Simulation simulation(2, {.clocks = true});
+  std::vector<RequestPtr> requests;
+  const auto begin_all = [&] {
+    simulation.begin_all([&](Rank rank) {
+      const Call call{.operation = Operation::barrier, .count = requests.size() < 4 ? 0U : rank};
+      return requests.emplace_back(std::make_shared<Request>(call, [](Transport& net) { return barrier(net); }));
+    });
+    simulation.run();
+  };
+  for (std::uint32_t number = 0; number < 100; ++number) begin_all();
+  const SessionReport report = simulation.session(0).report(simulation.now_s());
+  EXPECT_EQ(report.called, 3);
+  REQUIRE(report.operations.size() == 3);
+  EXPECT(report.operations[1].entry.state == OperationState::completed);
+  EXPECT(report.operations[2].entry.state == OperationState::failed);
+  REQUIRE(requests.back()->failure());
+  EXPECT_EQ(requests.back()->failure()->sequence, 99);
+}
+
 TEST("many operations in flight, begun at different times, do not mix") {
   constexpr Rank kRanks = 5;
   constexpr int kOperations = 20;

@@ -22,7 +22,8 @@ SimNetwork::~SimNetwork() = default;
 
 // A heap with four children to a node: half as deep as a binary one, and the children of a node are neighbours.
 void SimNetwork::push(double time_s, Rank rank, Kind kind, void* subject, std::uint64_t bytes) {
-  const Event event{std::bit_cast<std::uint64_t>(time_s), (std::uint64_t{rank} << kSequenceBits) | next_sequence_++, subject,
+  const std::uint64_t order = (std::uint64_t{rank} << kSequenceBits) | next_sequence_++;
+  const Event event{std::bit_cast<std::uint64_t>(time_s), order, subject,
                     (bytes << 8) | static_cast<std::uint64_t>(kind)};
   std::size_t hole = heap_.size();
   heap_.push_back(event);
@@ -99,7 +100,8 @@ void SimNetwork::depart(Message& message) {
 }
 
 void SimNetwork::leave_sender(Message& message, double start_s) {
-  const double latency_s = ports_.latency_s(message.from, message.to, random_) + (message.rarity ? message.rarity->held_s : 0.0);
+  const double held_s = message.rarity ? message.rarity->held_s : 0.0;
+  const double latency_s = ports_.latency_s(message.from, message.to, random_) + held_s;
   if (message.earliest_end_s > 0.0) message.earliest_end_s += latency_s;
   push(start_s + latency_s, message.to, Kind::head, &message, message.bytes.size());
 }
@@ -262,7 +264,8 @@ void SimNetwork::record(const Event& event) {
   const Control* const control = message != nullptr ? message->control() : nullptr;
   std::uint64_t what = 0;
   if (control != nullptr) {
-    what = (std::uint64_t{control->source} << 32) | (std::uint64_t{1} << 31) | static_cast<std::uint64_t>(control->kind);
+    constexpr std::uint64_t kIsControl = std::uint64_t{1} << 31;
+    what = (std::uint64_t{control->source} << 32) | kIsControl | static_cast<std::uint64_t>(control->kind);
   } else if (message != nullptr) {
     what = (std::uint64_t{message->from} << 32) + (std::uint64_t{message->envelope.sequence} << 16) +
            message->envelope.step;

@@ -107,13 +107,17 @@ void SimNetwork::send_stray_before(const Message& message) {
 bool SimNetwork::damage(Message& message) {
   Envelope& envelope = message.envelope;
   switch (*std::exchange(message.rarity->damage, std::nullopt)) {
-    case SimDamage::truncated: envelope.length -= std::min<std::uint64_t>(envelope.length, 1 + random_.below(16)); break;
+    case SimDamage::truncated:
+      envelope.length -= std::min<std::uint64_t>(envelope.length, 1 + random_.below(16));
+      break;
     case SimDamage::lengthened: envelope.length += 1 + random_.below(16); break;
     case SimDamage::duplicated: return true;
     case SimDamage::stray: break;
     case SimDamage::other_step: envelope.step += static_cast<Step>(1 + random_.below(1000)); break;
     case SimDamage::other_call: envelope.call.count += 1; break;
-    case SimDamage::far_sequence: envelope.sequence += static_cast<std::uint32_t>((1U << 21) + random_.below(1U << 29)); break;
+    case SimDamage::far_sequence:
+      envelope.sequence += static_cast<std::uint32_t>((1U << 21) + random_.below(1U << 29));
+      break;
     case SimDamage::other_source:
       envelope.source = static_cast<Rank>((envelope.source + 1 + random_.below(size())) % size());
       break;
