@@ -50,10 +50,10 @@ void Simulation::begin_all(const std::function<RequestPtr(Rank)>& make, double a
   for (Rank rank = 0; rank < size(); ++rank) begin(rank, make(rank), at_s);
 }
 
-Outcome Simulation::run(double until_s) {
+Outcome Simulation::run(double until_s, std::uint64_t events_most) {
   std::optional<SizeOnly> size_only;
   if (size_only_) size_only.emplace();
-  while (unfinished_ > 0) {
+  while (unfinished_ > 0 && network_.events() < events_most) {
     const auto happened = network_.step(until_s);
     if (!happened) break;
     if (network_.gone_ranks() != gone_) give_up_the_gone();

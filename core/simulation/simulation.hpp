@@ -57,8 +57,9 @@ class Simulation {
   void begin_all(const std::function<RequestPtr(Rank)>& make, double at_s = 0.0);
   /// `rank` does something else with its session, in the order of its operations: aborts, parts.
   void act(Rank rank, std::function<void(Session&)> action, double at_s = 0.0);
-  /// Until every operation is over, nothing can happen any more, or virtual time passes `until_s`.
-  Outcome run(double until_s = kForever_s);
+  /// Until every operation is over, nothing can happen any more, virtual time passes `until_s`, or the network has had
+  /// `events_most` events in all.
+  Outcome run(double until_s = kForever_s, std::uint64_t events_most = std::numeric_limits<std::uint64_t>::max());
   bool died(Rank rank) const { return network_.died(rank); }
   bool frozen(Rank rank) const { return network_.frozen(rank); }
   /// When the last operation of `rank` was over; 0 if it had none.

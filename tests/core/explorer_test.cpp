@@ -2,12 +2,15 @@
 #include "testing.hpp"
 
 #include <algorithm>
+#include <cmath>
 #include <functional>
+#include <limits>
 #include <set>
 #include <string>
 
 #include "simulation/explorer/exploration.hpp"
 #include "simulation/explorer/values.hpp"
+#include "transport/transport.hpp"
 
 namespace {
 
@@ -110,11 +113,11 @@ TEST("the expected sum is right where it can be written by hand") {
   const PlannedCall call{.operation = Operation::allreduce, .dtype = DType::f32, .reduction = Reduction::avg, .count = 40};
   const Expected expected = expected_sum(call, 3, {&call, &call, &call});
   for (std::size_t i = 0; i < call.count; ++i) {
-    int sum = 0;
+    float sum = 0.0F;
     for (Rank rank = 0; rank < 3; ++rank) sum += Contribution(call, rank, 3).value(i);
     float got = 0.0F;
     std::memcpy(&got, expected.dense.data() + 4 * i, 4);
-    EXPECT_EQ(got, static_cast<float>(sum) * (1.0F / 3.0F));
+    EXPECT_EQ(got, sum * (1.0F / 3.0F));
   }
   EXPECT_EQ(expected.indices.size(), 0);
   std::byte two[2];
@@ -141,6 +144,128 @@ TEST("the judge sees one wrong bit in any result") {
       }
     }
   }
+}
+
+// A program without trouble whose first call is of `operation` and adds rounded floats of `dtype` densely.
+Program rounding(Operation operation, DType dtype, std::uint64_t seed) {
+  return find_program(
+      [&](const Program& program) {
+        const PlannedCall& call = program.calls[0][0];
+        return program.trouble == Trouble::none && call.operation == operation && call.dtype == dtype && call.rounded &&
+               call.count > 8;
+      },
+      seed);
+}
+
+std::vector<std::byte>& dense_bytes(SeenCall& call) {
+  return call.dense_result ? call.values : call.in_place ? call.memory : call.output;
+}
+
+TEST("the judge sees where ranks rounded differently, and by one rank's last bit only") {
+  for (const Operation operation : {Operation::allreduce, Operation::sparse_allreduce}) {
+    for (const DType dtype : {DType::f32, DType::bf16}) {
+      int forged = 0;
+      for (std::uint64_t seed = 0; forged < 5; ++seed) {
+        const Program program = rounding(operation, dtype, seed);
+        seed = program.seed;
+        Seen seen = play(program);
+        REQUIRE(judge(program, seen).findings.empty());
+        auto& bytes = dense_bytes(seen.ranks[program.size - 1].calls[0]);
+        if (bytes.empty()) continue;
+        ++forged;
+        // The lowest byte comes first: it is the end of a mantissa.
+        bytes[bytes.size() / 2 / size_of(dtype) * size_of(dtype)] ^= std::byte{1};
+        EXPECT(found(judge(program, seen), Sort::wrong_result, "not the bits that rank 0 has"));
+      }
+    }
+  }
+}
+
+TEST("the judge sees a sum that is further off than rounding explains, also where all ranks agree on it") {
+  for (const Operation operation : {Operation::allreduce, Operation::sparse_allreduce}) {
+    for (const DType dtype : {DType::f32, DType::bf16}) {
+      const std::size_t element = size_of(dtype);
+      int forged = 0;
+      for (std::uint64_t seed = 0; forged < 5; ++seed) {
+        const Program program = rounding(operation, dtype, seed);
+        seed = program.seed;
+        Seen seen = play(program);
+        const PlannedCall& plan = program.calls[0][0];
+        const Expected expected =
+            expected_sum(plan, program.size, std::vector<const PlannedCall*>(program.size, &plan));
+        REQUIRE(expected.sums.size() == plan.count && expected.dense.empty());
+        const std::size_t at = plan.count / 2;
+        const auto forge = [&](double errors) {  // everywhere; false: some rank has no dense result
+          const double value = expected.sums[at] + errors * expected.errors_most[at];
+          for (SeenRank& rank : seen.ranks) {
+            auto& bytes = dense_bytes(rank.calls[0]);
+            if (rank.calls[0].dense_result == false || bytes.size() != plan.bytes()) return false;
+            (void)put_value(dtype, bytes.data() + at * element, static_cast<float>(value));
+          }
+          return true;
+        };
+        if (expected.errors_most[at] == 0.0 || !forge(0.0)) continue;
+        ++forged;
+        EXPECT(judge(program, seen).findings.empty());
+        REQUIRE(forge(3.0));
+        EXPECT(found(judge(program, seen), Sort::wrong_result, "off "));
+        REQUIRE(forge(std::numeric_limits<double>::quiet_NaN()));
+        EXPECT(found(judge(program, seen), Sort::wrong_result, "off "));
+      }
+    }
+  }
+}
+
+TEST("rounded sums depend on the order, and stay within their bound in any") {
+  for (const DType dtype : {DType::f32, DType::bf16}) {
+    const PlannedCall call{.operation = Operation::allreduce, .dtype = dtype, .reduction = Reduction::sum, .count = 2000,
+                           .rounded = true, .seed = 5};
+    constexpr Rank kSize = 7;
+    const Expected expected = expected_sum(call, kSize, std::vector<const PlannedCall*>(kSize, &call));
+    int differ = 0;
+    for (std::size_t i = 0; i < call.count; ++i) {
+      std::byte sums[2][4] = {};
+      for (Rank turn = 0; turn < kSize; ++turn) {
+        const float up = Contribution(call, turn, kSize).value(i);
+        const float down = Contribution(call, kSize - 1 - turn, kSize).value(i);
+        (void)put_value(dtype, sums[0], value_at(dtype, sums[0]) + up);
+        (void)put_value(dtype, sums[1], value_at(dtype, sums[1]) + down);
+        std::byte exact[4] = {};
+        (void)put_value(dtype, exact, up);
+        EXPECT_EQ(value_at(dtype, exact), up);
+      }
+      const float ends[] = {value_at(dtype, sums[0]), value_at(dtype, sums[1])};
+      if (ends[0] != ends[1]) ++differ;
+      for (const float end : ends) {
+        EXPECT(std::abs(static_cast<double>(end) - expected.sums[i]) <= expected.errors_most[i]);
+      }
+    }
+    EXPECT(differ > 200);
+  }
+}
+
+TEST("some vectors are long enough to be cut by all that the library cuts them by") {
+  int bulk_broadcasts = 0;
+  int long_sums = 0;
+  int many_entries = 0;
+  int many_blocks = 0;
+  for (std::uint64_t seed = 0; seed < 3000; ++seed) {
+    const Program program = draw(seed, kFirst, kLast);
+    for (const PlannedCall& call : program.calls[0]) {
+      if (call.operation == Operation::broadcast && call.bytes() > 65536) ++bulk_broadcasts;
+      if (call.operation == Operation::allreduce && call.bytes() > Transport::kSliceBytes) ++long_sums;
+      if (call.operation != Operation::sparse_allreduce || call.count / program.size <= 65536) continue;
+      ++many_blocks;
+      const Contribution share(call, 0, program.size);
+      std::size_t entries = 0;
+      for (std::size_t i = 0; i < call.count / program.size; ++i) entries += share.has(i) ? 1 : 0;
+      if (entries * program.size * 8 > Transport::kSliceBytes) ++many_entries;
+    }
+  }
+  EXPECT(bulk_broadcasts > 5);
+  EXPECT(long_sums > 15);
+  EXPECT(many_blocks > 15);
+  EXPECT(many_entries > 5);
 }
 
 TEST("the judge sees a changed input, a result that comes too early, and a result of unlike calls") {
@@ -172,6 +297,18 @@ TEST("the judge sees a hang") {
   EXPECT(found(judge(program, seen), Sort::hang, "rank 1, operation 0: never ends"));
   seen.ranks[1].calls[0].called = false;
   EXPECT(found(judge(program, seen), Sort::hang, "rank 1, operation 0: was never reached"));
+  seen = play(program);
+  seen.ranks[1].failing = true;
+  EXPECT(found(judge(program, seen), Sort::hang, "rank 1: has stopped, and never learns why"));
+}
+
+TEST("a network that never falls silent is a hang, after a bounded number of events") {
+  Program program = calm(Operation::barrier);
+  EXPECT(play(program).events < program.events_most / 2);
+  program.events_most = 20;
+  const Seen seen = play(program);
+  EXPECT_EQ(seen.events, 20);
+  EXPECT(found(judge(program, seen), Sort::hang, "still busy after 20 events"));
 }
 
 TEST("the judge sees a failure out of nothing, a wrong culprit, a wrong kind and a disagreement") {

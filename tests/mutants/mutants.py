@@ -28,6 +28,7 @@ BROADCAST = "collectives/broadcast.cpp"
 BARRIER = "collectives/barrier.cpp"
 ELEMENTS = "collectives/elements.cpp"
 SLICES = "sparse/slices.cpp"
+WIRE = "sparse/wire.cpp"
 OPERATIONS = "session/operations.cpp"
 SESSION = "session/session.cpp"
 JOB = "session/job.cpp"
@@ -218,7 +219,104 @@ _COLLECTIVES = (
     ),
 )
 
+# Where vectors are cut: bulk messages, slices of work, parts of a sum, blocks of indices. And what only rounding shows.
+_LARGE = (
+    _mutant(
+        "broadcast: stops after its first bulk send",
+        BROADCAST,
+        "if (data.size() >= kBulkBytes) co_await sends.back();",
+        "if (data.size() >= kBulkBytes) {\n      co_await sends.back();\n      break;\n    }",
+    ),
+    _mutant(
+        "sparse: the last of several parts of a sum is lost",
+        SPARSE,
+        "for (std::size_t part = 0; part < parts; ++part) {",
+        "for (std::size_t part = 0; part + 1 < parts; ++part) {",
+    ),
+    _mutant(
+        "sparse: the last of several parts of a sum has one rank's share only",
+        SPARSE,
+        "reduce_slices<V>(within, kNever)",
+        "reduce_slices<V>(std::span<const StreamView<V>>(within).first(part + 1 < parts ? within.size() : 1), kNever)",
+    ),
+    _mutant(
+        "sparse: the result is written only as far as its first slice of work",
+        SPARSE,
+        "write_dense(slice.slice({first + begin, first + end}),",
+        "if (begin == 0) write_dense(slice.slice({first + begin, first + end}),",
+    ),
+    _mutant(
+        "sparse: a block of indices beyond the first begins one too early",
+        WIRE,
+        "range_begin + block * kBlock);",
+        "range_begin + block * kBlock - (block > 0 ? 1 : 0));",
+    ),
+    _mutant(
+        "sparse: all blocks of indices begin where the first does",
+        WIRE,
+        "range_begin + block * kBlock);",
+        "range_begin);",
+    ),
+    _mutant(
+        "sparse: blocks are counted from the wrong place",
+        WIRE,
+        "view.range.begin + (block + 1) * kBlock);",
+        "view.range.begin + (block + 1) * kBlock + (block > 0 ? 1 : 0));",
+    ),
+    _mutant(
+        "elements: a copy begins anew beyond the first slice",
+        ELEMENTS,
+        "from.data() + begin, end - begin);",
+        "from.data(), end - begin);",
+    ),
+    _mutant(
+        "elements: a sum takes the first slice's addend again",
+        ELEMENTS,
+        "elements(b, dtype, slice), elements(out",
+        "elements(b, dtype, Range{0, end - begin}), elements(out",
+    ),
+    _mutant(
+        "elements: only the first slice is scaled",
+        ELEMENTS,
+        "kernels::scale(dtype, elements(values, dtype, Range{begin, end}), factor);",
+        "kernels::scale(dtype, elements(values, dtype, Range{0, end - begin}), factor);",
+    ),
+    Mutant(
+        "doubling: ranks add in another order",
+        DOUBLING,
+        (
+            ("const Buffer received(input.size());", "const Buffer received(input.size());\n  const Buffer first(input.size());"),
+            (
+                "    co_await add_to(net, dtype, mine, received.bytes(), last ? output : sum.bytes());",
+                "    if (members == 4 && pairs == 0 && last) {\n"
+                "      co_await add(net, dtype, received.bytes(), input);\n"
+                "      co_await add_to(net, dtype, received.bytes(), first.bytes(), output);\n"
+                "    } else {\n"
+                "      if (distance == 1) co_await copy(net, received.bytes(), first.bytes());\n"
+                "      co_await add_to(net, dtype, mine, received.bytes(), last ? output : sum.bytes());\n"
+                "    }",
+            ),
+        ),
+    ),
+    _mutant(
+        "doubling: the mean is taken before the last addition on odd ranks",
+        DOUBLING,
+        "    const bool last = 2 * distance == members;",
+        "    const bool last = 2 * distance == members;\n"
+        "    const bool early = last && reduction == Reduction::avg && rank % 2 == 1;\n"
+        "    if (early) {\n"
+        "      co_await scale(net, dtype, received.bytes(), 1.0F / static_cast<float>(size));\n"
+        "      if (mine.data() != sum.bytes().data()) co_await copy(net, mine, sum.bytes());\n"
+        "      mine = sum.bytes();\n"
+        "      co_await scale(net, dtype, sum.bytes(), 1.0F / static_cast<float>(size));\n"
+        "      reduction = Reduction::sum;\n"
+        "    }",
+    ),
+)
+
 _SESSION = (
+    _mutant("epoch: not compared", SESSION, "envelope.epoch != options_.epoch || ", ""),
+    _mutant("communicator: not compared", SESSION, "envelope.communicator != options_.communicator ||", ""),
     _mutant("call: the count is not told", OPERATIONS, ".count = dense.input.size() / size_of(dense.dtype)}", "}"),
     _mutant("call: the reduction is not told", OPERATIONS, ".reduction = dense.reduction,", ""),
     _mutant("call: the switch factor is not told", OPERATIONS, ".switch_factor = switch_factor};", "};"),
@@ -336,4 +434,4 @@ _SESSION = (
     ),
 )
 
-MUTANTS = _COLLECTIVES + _SESSION
+MUTANTS = _COLLECTIVES + _LARGE + _SESSION

@@ -69,7 +69,8 @@ Blame blame_of(const Program& program, const Seen& seen) {
     case Trouble::slow_link:
     case Trouble::slow_rank:
     case Trouble::hold:
-    case Trouble::pause: return {};
+    case Trouble::pause:
+    case Trouble::stray: return {};
     case Trouble::kill:
       if (!seen.ranks[culprit].died) return {};
       return {.culprits = {culprit}, .kinds = {FailureKind::peer_failed}};

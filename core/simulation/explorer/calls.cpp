@@ -4,6 +4,7 @@
 #include <bit>
 
 #include "collectives/choice.hpp"
+#include "simulation/explorer/values.hpp"
 
 namespace telegrad::explorer {
 namespace {
@@ -15,6 +16,10 @@ constexpr std::array kGradients{DType::f32, DType::f32, DType::bf16};
 constexpr std::array kAny{DType::f32, DType::bf16, DType::u8, DType::i64, DType::f16, DType::c128};
 constexpr std::array kSwitchFactors{1.0, 1.0, 0.0, 0.3, 1.7, 1e6};
 constexpr std::size_t kCallsMost = 8;
+// Large calls are dear: only a few ranks make them, and at most one a program.
+constexpr Rank kLargeRanksMost = 5;
+constexpr double kLargeShare = 0.25;  // of the programs of so few ranks
+constexpr double kRoundedShare = 0.35;  // of the sums
 
 // Around the number of ranks, where blocks are empty or have one element; otherwise mostly small.
 std::size_t draw_count(Chance& chance, Rank size, double most) {
@@ -26,6 +31,11 @@ std::size_t draw_count(Chance& chance, Rank size, double most) {
     case 4: return size + 1;
     default: return static_cast<std::size_t>(chance.magnitude(1.0, most));
   }
+}
+
+std::size_t draw_large_count(Chance& chance, Operation operation, DType dtype) {
+  if (operation == Operation::sparse_allreduce) return static_cast<std::size_t>(chance.magnitude(9e4, 6e5));
+  return static_cast<std::size_t>(chance.magnitude(7e4, 6e5)) / size_of(dtype);
 }
 
 // Often as a program would call it; otherwise cut into up to six segments on up to three lanes. Not part of what ranks
@@ -72,18 +82,21 @@ bool PlannedCall::agrees(const PlannedCall& other, Rank size) const {
   }
 }
 
-PlannedCall draw_call(Chance& chance, Operation operation, Rank size) {
+PlannedCall draw_call(Chance& chance, Operation operation, Rank size, Extent extent) {
+  const bool large = extent == Extent::large;
   PlannedCall call{.operation = operation, .seed = chance.seed()};
   if (operation == Operation::barrier) return call;
   if (operation == Operation::allgather || operation == Operation::broadcast) {
     call.dtype = chance.pick(kAny);
-    call.count = draw_count(chance, size, operation == Operation::allgather ? 4000.0 / size : 4000.0);
+    call.count = large ? draw_large_count(chance, operation, call.dtype)
+                       : draw_count(chance, size, operation == Operation::allgather ? 4000.0 / size : 4000.0);
     if (operation == Operation::broadcast) call.root = chance.integer<Rank>(0, size - 1);
     return call;
   }
   call.dtype = chance.pick(kGradients);
   call.reduction = chance.happens(0.6) ? Reduction::sum : Reduction::avg;
-  call.count = draw_count(chance, size, 4000.0);
+  call.count = large ? draw_large_count(chance, operation, call.dtype) : draw_count(chance, size, 4000.0);
+  call.rounded = chance.happens(kRoundedShare) && size <= kRoundedRanksMost;
   if (operation == Operation::sparse_allreduce) {
     call.switch_factor = chance.pick(kSwitchFactors);
     return call;
@@ -99,9 +112,14 @@ std::vector<PlannedCall> draw_calls(Chance& chance, Trouble trouble, Rank size, 
   const bool needs_two = trouble == Trouble::order;
   const std::size_t count = chance.integer<std::size_t>(needs_two ? 2 : 1, kCallsMost - 1);
   at = chance.integer<std::size_t>(0, count - (needs_two ? 2 : 1));
+  std::size_t large = count;  // none
+  if (size <= kLargeRanksMost && chance.happens(kLargeShare)) {
+    large = chance.happens(0.5) ? at : chance.integer<std::size_t>(0, count - 1);
+  }
   for (std::size_t i = 0; i < count; ++i) {
     const bool everywhere = trouble == Trouble::scrambled_head;
-    calls.push_back(draw_call(chance, suited(chance, i == at || everywhere ? trouble : Trouble::none), size));
+    const Operation operation = suited(chance, i == at || everywhere ? trouble : Trouble::none);
+    calls.push_back(draw_call(chance, operation, size, i == large ? Extent::large : Extent::usual));
   }
   if (trouble == Trouble::algorithm) {
     calls[at].algorithm = chance.happens(0.5) ? Algorithm::ring : Algorithm::recursive_doubling;

@@ -8,8 +8,11 @@
 
 namespace telegrad::explorer {
 
+/// Large ones have vectors beyond all at which the library begins to cut them: bulk messages, slices of work, blocks of
+/// indices.
+enum class Extent : std::uint8_t { usual, large };
 /// One call of `operation` by `size` ranks.
-PlannedCall draw_call(Chance& chance, Operation operation, Rank size);
+PlannedCall draw_call(Chance& chance, Operation operation, Rank size, Extent extent = Extent::usual);
 /// The calls of a program in which everybody calls alike; `at`: the one at which `trouble` strikes, and suits it.
 std::vector<PlannedCall> draw_calls(Chance& chance, Trouble trouble, Rank size, std::size_t& at);
 /// What an odd rank calls instead of `calls`; `turn` counts the odd ranks.

@@ -1,7 +1,9 @@
 #include "simulation/explorer/judge.hpp"
 
 #include <algorithm>
-#include <map>
+#include <cmath>
+#include <cstdio>
+#include <optional>
 #include <utility>
 
 #include "simulation/explorer/values.hpp"
@@ -37,6 +39,23 @@ std::string difference(const std::vector<std::byte>& got, const std::vector<std:
          std::to_string(static_cast<int>(got[at])) + " instead of " + std::to_string(static_cast<int>(wanted[at]));
 }
 
+std::string text_of(double value) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%.9g", value);
+  return text;
+}
+
+// A result that is a sparse stream, written densely.
+std::vector<std::byte> written_densely(const PlannedCall& plan, const SeenCall& call) {
+  const std::size_t element = size_of(plan.dtype);
+  std::vector<std::byte> dense(plan.bytes());
+  for (std::size_t i = 0; i < call.indices.size(); ++i) {
+    std::copy_n(call.values.begin() + static_cast<std::ptrdiff_t>(i * element), element,
+                dense.begin() + static_cast<std::ptrdiff_t>(call.indices[i] * element));
+  }
+  return dense;
+}
+
 class Judge {
  public:
   Judge(const Program& program, const Seen& seen) : program_(program), seen_(seen), blame_(blame_of(program, seen)) {}
@@ -45,6 +64,9 @@ class Judge {
     std::size_t most = 0;
     for (const auto& calls : program_.calls) most = std::max(most, calls.size());
     for (std::size_t index = 0; index < most; ++index) look_at_results(index);
+    if (seen_.events >= program_.events_most) {
+      find(Sort::hang, "the network is still busy after " + std::to_string(seen_.events) + " events");
+    }
     for (Rank rank = 0; rank < program_.size; ++rank) look_at_ends(rank);
     look_at_verdicts();
     std::ranges::stable_sort(verdict_.findings, {}, &Finding::sort);
@@ -78,6 +100,7 @@ class Judge {
     }
     std::optional<Expected> expected;
     std::optional<bool> dense;
+    first_rounded_.reset();
     for (Rank rank = 0; rank < program_.size; ++rank) {
       if (calls[rank] == nullptr) continue;
       const PlannedCall& plan = *planned[rank];
@@ -127,21 +150,45 @@ class Judge {
     if (stream && !call.dense_result) {
       find(Sort::wrong_result, name_of_call(rank, index) + ": succeeded without a result");
     } else if (!call.dense_result) {
-      compare(rank, index, call.result(), expected.dense);
+      compare(rank, index, plan, call.result(), expected);
     } else if (*call.dense_result) {
-      compare(rank, index, call.values, expected.dense);
-    } else if (call.indices != expected.indices) {
+      compare(rank, index, plan, call.values, expected);
+    } else if (call.indices != expected.indices || call.values.size() != call.indices.size() * size_of(plan.dtype)) {
       find(Sort::wrong_result, name_of_call(rank, index) + ": the indices are wrong: " +
                                    std::to_string(call.indices.size()) + " instead of " +
                                    std::to_string(expected.indices.size()) + ", or others");
     } else {
-      std::vector<std::byte> values;
-      const std::size_t element = size_of(plan.dtype);
-      for (const std::uint32_t i : expected.indices) {
-        const auto at = expected.dense.begin() + static_cast<std::ptrdiff_t>(i * element);
-        values.insert(values.end(), at, at + static_cast<std::ptrdiff_t>(element));
-      }
-      compare(rank, index, call.values, values);
+      compare(rank, index, plan, written_densely(plan, call), expected);
+    }
+  }
+
+  void compare(Rank rank, std::size_t index, const PlannedCall& plan, std::vector<std::byte> got,
+               const Expected& expected) {
+    if (expected.errors_most.empty()) {
+      compare(rank, index, got, expected.dense);
+    } else if (got.size() != plan.bytes()) {
+      find(Sort::wrong_result, name_of_call(rank, index) + ": " + std::to_string(got.size()) + " bytes instead of " +
+                                   std::to_string(plan.bytes()));
+    } else if (!first_rounded_) {
+      look_at_rounding(rank, index, plan, got, expected);
+      first_rounded_ = {rank, std::move(got)};
+    } else if (got != first_rounded_->second) {
+      find(Sort::wrong_result, name_of_call(rank, index) + ": not the bits that rank " +
+                                   std::to_string(first_rounded_->first) + " has: " +
+                                   difference(got, first_rounded_->second));
+      look_at_rounding(rank, index, plan, got, expected);
+    }
+  }
+
+  void look_at_rounding(Rank rank, std::size_t index, const PlannedCall& plan, const std::vector<std::byte>& got,
+                        const Expected& expected) {
+    for (std::size_t i = 0; i < plan.count; ++i) {
+      const auto value = static_cast<double>(value_at(plan.dtype, got.data() + i * size_of(plan.dtype)));
+      if (std::abs(value - expected.sums[i]) <= expected.errors_most[i]) continue;  // false for what is no number
+      find(Sort::wrong_result, name_of_call(rank, index) + ": element " + std::to_string(i) + " is " + text_of(value) +
+                                   ", more than " + text_of(expected.errors_most[i]) + " off " +
+                                   text_of(expected.sums[i]));
+      return;
     }
   }
 
@@ -185,6 +232,9 @@ class Judge {
   void look_at_ends(Rank rank) {
     const SeenRank& seen = seen_.ranks[rank];
     if (!survives(rank)) return;
+    if (seen.failing && !seen.verdict) {
+      find(Sort::hang, "rank " + std::to_string(rank) + ": has stopped, and never learns why");
+    }
     bool failed = false;
     for (std::size_t index = 0; index < seen.calls.size(); ++index) {
       const SeenCall& call = seen.calls[index];
@@ -260,6 +310,7 @@ class Judge {
   const Blame blame_;
   Verdict verdict_;
   bool failed_ = false;
+  std::optional<std::pair<Rank, std::vector<std::byte>>> first_rounded_;  // of one operation: who had it, densely
 };
 
 }  // namespace

@@ -19,8 +19,8 @@ SimulationOptions options_of(const Program& program) {
 
 template <class V>
 SparseStream<V> stream_of(const PlannedCall& call, const Contribution& share) {
-  const auto put = [](V& to, int value) {
-    (void)put_value(dtype_of<V>, reinterpret_cast<std::byte*>(&to), static_cast<float>(value));
+  const auto put = [](V& to, float value) {
+    (void)put_value(dtype_of<V>, reinterpret_cast<std::byte*>(&to), value);
   };
   std::vector<std::uint32_t> indices;
   std::vector<V> values;
@@ -65,10 +65,11 @@ class Play {
     if (keep_trace) simulation_.network().keep_trace_text();
     for (Rank rank = 0; rank < program_.size; ++rank) go_on(rank);
     if (program_.trouble == Trouble::abort || program_.trouble == Trouble::close) {
-      simulation_.run(program_.act_s);
+      simulation_.run(program_.act_s, program_.events_most);
       act();
     }
-    simulation_.run(program_.until_s);
+    simulation_.run(program_.until_s, program_.events_most);
+    let_ranks_agree();
     collect();
     return std::move(seen_);
   }
@@ -128,6 +129,27 @@ class Play {
     });
   }
 
+  // A rank whose operations were all over before a failure needs time to hear what the others agree on.
+  void let_ranks_agree() {
+    const double most_s = 2.0 * (program_.session.agreement_s + program_.session.dispute_s) + program_.busy_s;
+    for (double wait_s = program_.session.agreement_s; wait_s < most_s; wait_s *= 2.0) {
+      const auto rank = first_unaware();
+      if (!rank || simulation_.network().idle()) return;
+      const double end_s = simulation_.now_s() + wait_s;
+      simulation_.act(*rank, [](Session&) {}, end_s);
+      simulation_.run(end_s + wait_s, program_.events_most);
+    }
+  }
+
+  // Its session has stopped and does not know why.
+  std::optional<Rank> first_unaware() {
+    for (Rank rank = 0; rank < program_.size; ++rank) {
+      const Session& session = simulation_.session(rank);
+      if (session.failing() && !session.failure() && !simulation_.died(rank) && !simulation_.frozen(rank)) return rank;
+    }
+    return std::nullopt;
+  }
+
   RequestPtr make_request(Rank rank, std::size_t index) {
     const PlannedCall& call = program_.calls[rank][index];
     SeenCall& seen = seen_.ranks[rank].calls[index];
@@ -150,9 +172,7 @@ class Play {
     switch (call.operation) {
       case Operation::allreduce: {
         std::byte* next = seen.memory.data();
-        for (std::size_t i = 0; i < call.count; ++i) {
-          next += put_value(call.dtype, next, static_cast<float>(share.value(i)));
-        }
+        for (std::size_t i = 0; i < call.count; ++i) next += put_value(call.dtype, next, share.value(i));
         if (!seen.in_place) seen.output.assign(bytes, kPoison);
         const Bytes output = seen.in_place ? seen.memory : seen.output;
         const RequestPtr request =

@@ -30,6 +30,7 @@ constexpr std::array<Card, kTroubles> kCards{{
     {Trouble::other_call, "other_call", 2},
     {Trouble::far_sequence, "far_sequence", 1},
     {Trouble::other_source, "other_source", 1},
+    {Trouble::stray, "stray", 2},
     {Trouble::scrambled_head, "scrambled_head", 1},
     {Trouble::count, "count", 3},
     {Trouble::dtype, "dtype", 1},
@@ -166,6 +167,14 @@ SimFault draw_fault(Chance& chance, const Program& program, const Total& total, 
   return fault;
 }
 
+// Far more than ever happen: messages and acknowledgements of them, and heartbeats of everybody to everybody as long as
+// there is any patience.
+std::uint64_t events_most(const Program& program, const Total& total) {
+  const double ranks = program.size;
+  const double beats = program.until_s / std::min(program.session.heartbeat_s, program.until_s);
+  return static_cast<std::uint64_t>(1e5 + 100.0 * ranks * (total.messages + ranks) + 4.0 * ranks * ranks * beats);
+}
+
 bool has_fault(Trouble trouble) { return trouble != Trouble::none && trouble <= Trouble::scrambled_head; }
 
 }  // namespace
@@ -234,6 +243,7 @@ Program draw(std::uint64_t seed, Rank first_ranks, Rank last_ranks) {
   program.act_s = (total.time_s + think_s) * chance.between(0.0, 1.0) * chance.between(0.0, 1.0);
   program.until_s = 5.0 * (program.session.timeout_s + program.session.liveness_timeout_s.value_or(0.0) +
                            program.session.dispute_s + program.busy_s);
+  program.events_most = events_most(program, total);
   return program;
 }
 

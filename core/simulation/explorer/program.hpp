@@ -21,7 +21,8 @@ enum class Trouble : std::uint8_t {
   // A rank is gone, or silent for longer than its peers have patience.
   kill, freeze, thaw,
   // A message is not what was sent (SimDamage, in its order).
-  truncated, lengthened, duplicated, other_step, other_call, far_sequence, other_source, scrambled_head,
+  truncated, lengthened, duplicated, other_step, other_call, far_sequence, other_source, stray,
+  scrambled_head,
   // Some ranks call something else than the others.
   count, dtype, reduction, root, algorithm, switch_factor, operation, order, fewer, more,
   // A rank calls nothing more, without or with closing its communicator; or its program gives up.
@@ -44,6 +45,7 @@ struct PlannedCall {
   Rank root = kNoRank;
   std::size_t count = 0;
   double switch_factor = 0.0;
+  bool rounded = false;  // what is added up are floats of varied magnitude, so that the order of additions shows
   std::optional<RingTuning> tuning{};  // of a ring: so that short vectors have several segments too
   std::uint64_t seed = 0;
 
@@ -72,6 +74,7 @@ struct Program {
 
   double busy_s = 0.0;   // an upper bound of the time without trouble, at which all time-outs are measured
   double until_s = 0.0;  // everything is over by then, or hangs
+  std::uint64_t events_most = 0;  // of the network; more are a hang in which something goes on for ever
 };
 
 /// The trouble of a seed, without drawing the rest.
