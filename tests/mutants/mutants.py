@@ -285,7 +285,7 @@ _LARGE = (
         "doubling: ranks add in another order",
         DOUBLING,
         (
-            ("const Buffer received(input.size());", "const Buffer received(input.size());\n  const Buffer first(input.size());"),
+            ("const Buffer received(", "const Buffer first(input.size());\n  const Buffer received("),
             (
                 "    co_await add_to(net, dtype, mine, received.bytes(), last ? output : sum.bytes());",
                 "    if (members == 4 && pairs == 0 && last) {\n"

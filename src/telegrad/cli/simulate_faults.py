@@ -41,7 +41,8 @@ def faults(
     From each seed follow some ranks, what they call, what their network costs, and what goes wrong: a rank is killed,
     freezes or is slow, messages are late or damaged, ranks call different things, one gives up or leaves. Every call
     must end: with the right sum, bit by bit, or with an error that names the culprit, the same one on all survivors.
-    Ends with status 1 if a seed shows anything else; each such seed is told with the command that replays it.
+    Ends with status 1 if a seed shows anything else, crashes or never ends; each such seed is told with the command that
+    replays it.
     """
     console = Console()
     lowest, highest = _range_of(ranks)
@@ -75,7 +76,8 @@ def faults(
         console.print(text, highlight=False, markup=False, soft_wrap=True)
     console.print(_table_of(found, f"{found.seeds:,} seeds from {first_seed}, {lowest} to {highest} ranks"))
     console.print(
-        f"{found.hangs} hangs, {found.wrong} wrong results, {found.wrong_errors} wrong errors; {taken_s:.1f} s",
+        f"{found.hangs} hangs, {found.wrong} wrong results, {found.wrong_errors} wrong errors, "
+        f"{found.crashes} crashes; {taken_s:.1f} s",
         highlight=False,
     )
     if json_file is not None:
@@ -87,6 +89,7 @@ def faults(
 
 def _replay(console: Console, seed: int, ranks: tuple[int, int], trace: Path | None, json_file: Path | None) -> None:
     try:
+        _stop_if_it_dies(console, explore(seed, 1, ranks=ranks, jobs=1), json_file)
         again = replay(seed, ranks=ranks)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
@@ -121,6 +124,21 @@ def _replay(console: Console, seed: int, ranks: tuple[int, int], trace: Path | N
         raise typer.Exit(1)
 
 
+def _stop_if_it_dies(console: Console, found: Exploration, json_file: Path | None) -> None:
+    """A seed that ended the process it was played in first: here it would end this one, and tell no more."""
+    for failure in found.failures:
+        if failure.what not in ("crash", "endless"):
+            continue
+        left_out = f"seed {failure.seed} was not played again: it would end this process too"
+        console.print(
+            f"{failure.what}: {failure.detail}\n{left_out}", style="red", highlight=False, markup=False, soft_wrap=True
+        )
+        if json_file is not None:
+            findings = [{"what": failure.what, "detail": failure.detail}]
+            json_file.write_text(json.dumps({"seed": failure.seed, "findings": findings}, indent=1) + "\n")
+        raise typer.Exit(1)
+
+
 def _table_of(found: Exploration, title: str) -> Table:
     table = Table(title=title)
     table.add_column("")
@@ -133,6 +151,7 @@ def _table_of(found: Exploration, title: str) -> Table:
         ("hangs", found.hangs),
         ("wrong results", found.wrong),
         ("wrong errors", found.wrong_errors),
+        ("crashes", found.crashes),
     ):
         table.add_row(name, f"{count:,}")
     return table

@@ -6,29 +6,29 @@ Every call must end, with the right bits or with an error that names the culprit
 
 from __future__ import annotations
 
-import concurrent.futures
 import json
-import multiprocessing
 import os
-import signal
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Self
 
 from telegrad import _core
+from telegrad.sim.seed_processes import Died, Played, play_chunks, worker_command
 
 RANKS = (2, 33)
 """The range of sizes that seeds are drawn from where nothing else is said."""
 
 _CHUNK_SEEDS = 250  # well below a second, so that progress is smooth and an interrupt is heard
 _COUNTS = ("seeds", "operations", "results", "events", "hangs", "wrong", "wrong_errors", "errors_named")
+_ALL_COUNTS = (*_COUNTS, "crashes")
 
 
 @dataclass(frozen=True)
 class Failure:
-    """A seed that showed what must not be. ``what``: "hang", "wrong result" or "wrong error"; ``detail``: the worst
-    finding, and the program, in lines of text."""
+    """A seed that showed what must not be. ``what``: "hang", "wrong result" or "wrong error", and ``detail``: the
+    worst finding, and the program, in lines of text; or "crash" or "endless", and how the process ended that played
+    it."""
 
     seed: int
     what: str
@@ -40,7 +40,8 @@ class Exploration:
     """What some seeds showed.
 
     ``operations``: calls of all ranks; ``results``: successes of which every bit was compared; ``events``: of the
-    simulated networks; ``hangs``, ``wrong``, ``wrong_errors``: seeds by the worst that they showed; ``errors_named``:
+    simulated networks; ``hangs``, ``wrong``, ``wrong_errors``: seeds by the worst that they showed, where a seed
+    that never ends is a hang; ``crashes``: seeds that ended their process; ``errors_named``:
     seeds in which something failed and every survivor named the culprit; ``troubles``: how many seeds had which.
     """
 
@@ -52,6 +53,7 @@ class Exploration:
     wrong: int = 0
     wrong_errors: int = 0
     errors_named: int = 0
+    crashes: int = 0
     ranks_most: int = 0
     troubles: Counter[str] = field(default_factory=Counter)
     failures: list[Failure] = field(default_factory=list)
@@ -66,18 +68,26 @@ class Exploration:
             failures=[Failure(**one) for one in found["failures"]],
         )
 
+    @classmethod
+    def of_death(cls, death: Died) -> Self:
+        """A seed that ended the process that played it."""
+        endless = death.what == "endless"
+        failures = [Failure(death.seed, death.what, death.detail)]
+        return cls(seeds=1, hangs=int(endless), crashes=int(not endless), failures=failures)
+
     def add(self, other: Exploration) -> None:
         """Takes in what other seeds showed. Failures stay in the order of seeds."""
-        for name in _COUNTS:
+        for name in _ALL_COUNTS:
             setattr(self, name, getattr(self, name) + getattr(other, name))
         self.ranks_most = max(self.ranks_most, other.ranks_most)
         self.troubles.update(other.troubles)
-        self.failures = sorted([*self.failures, *other.failures], key=lambda failure: failure.seed)
+        if other.failures:
+            self.failures = sorted([*self.failures, *other.failures], key=lambda failure: failure.seed)
 
     def to_dict(self) -> dict[str, Any]:
         """For a result file."""
         return {
-            **{name: getattr(self, name) for name in (*_COUNTS, "ranks_most")},
+            **{name: getattr(self, name) for name in (*_ALL_COUNTS, "ranks_most")},
             "troubles": dict(self.troubles),
             "failures": [vars(failure) for failure in self.failures],
         }
@@ -109,7 +119,8 @@ def explore(
     """Plays ``seeds`` seeds from ``first_seed`` on, each with a number of ranks in ``ranks`` (fewest, most).
 
     ``only``: the name of a trouble; other seeds are passed over. ``jobs`` processes share the work (default: one per
-    core). ``on_progress(seeds looked at since the last call, all that was found so far)`` runs on this thread. Raises
+    core). A seed that crashes its process, or does not end, is a failure like others.
+    ``on_progress(seeds looked at since the last call, all that was found so far)`` runs on this thread. Raises
     ``ValueError`` for a range of ranks outside 2 to 4,096, an unknown trouble, and numbers below 0 (``jobs``: below 1).
     """
     if first_seed < 0 or seeds < 0:
@@ -123,32 +134,14 @@ def explore(
     chunks = [(begin, min(_CHUNK_SEEDS, end - begin)) for begin in range(first_seed, end, _CHUNK_SEEDS)]
     found = Exploration()
 
-    def take(count: int, text: str) -> None:
-        found.add(Exploration.from_json(text))
-        on_progress(count, found)
-
-    if jobs == 1 or len(chunks) < 2:
-        for begin, count in chunks:
-            take(count, _core.explore(begin, count, *ranks, only))
-        return found
-    # Spawned, not forked: the parent may have threads.
-    spawn = multiprocessing.get_context("spawn")
-    pool = concurrent.futures.ProcessPoolExecutor(min(jobs, len(chunks)), spawn, _leave_interrupts_to_the_parent)
-    try:
-        running = {pool.submit(_play, begin, count, *ranks, only): count for begin, count in chunks}
-        for done in concurrent.futures.as_completed(running):
-            take(running[done], done.result())
-    finally:
-        pool.shutdown(cancel_futures=True)  # after an interrupt: what runs is over within a second
+    for result in play_chunks(chunks, jobs, worker_command(ranks, only)):
+        if isinstance(result, Played):
+            for text in result.texts:
+                found.add(Exploration.from_json(text))
+        else:
+            found.add(Exploration.of_death(result))
+        on_progress(result.seeds, found)
     return found
-
-
-def _leave_interrupts_to_the_parent() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-
-
-def _play(first_seed: int, seeds: int, first_ranks: int, last_ranks: int, only: str) -> str:
-    return _core.explore(first_seed, seeds, first_ranks, last_ranks, only)
 
 
 def replay(seed: int, *, ranks: tuple[int, int] = RANKS) -> Replayed:

@@ -69,6 +69,17 @@ def test_what_a_replay_finds_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> No
     assert "rank 1: it is gone" in output
 
 
+def test_a_seed_that_would_end_this_process_is_not_replayed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    found = Exploration(seeds=1, crashes=1, failures=[Failure(3, "crash", "the process ended by signal SIGABRT")])
+    monkeypatch.setattr("telegrad.cli.simulate_faults.explore", lambda *_, **__: found)
+    monkeypatch.setattr("telegrad.cli.simulate_faults.replay", lambda *_, **__: pytest.fail("replayed"))
+    file = tmp_path / "found.json"
+    status, output = _faults("--replay", "3", "--json", str(file))
+    assert status == 1
+    assert "crash: the process ended by signal SIGABRT" in output
+    assert json.loads(file.read_text())["findings"][0]["what"] == "crash"
+
+
 def test_an_interrupt_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(*_: object, **__: object) -> Exploration:
         raise KeyboardInterrupt

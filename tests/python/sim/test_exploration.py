@@ -8,6 +8,7 @@ import pytest
 
 from telegrad import _core
 from telegrad.sim.exploration import Exploration, Failure, explore, replay
+from telegrad.sim.seed_processes import Died
 
 
 def test_two_thousand_seeds_are_clean() -> None:
@@ -54,11 +55,19 @@ def test_what_is_found_adds_up_in_the_order_of_seeds() -> None:
     assert [one["seed"] for one in told["failures"]] == [4, 9]
 
 
-def test_failures_are_read_from_the_core(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failures_are_read_from_the_core() -> None:
     told = json.loads(_core.explore(0, 1, 2, 3))
     told["failures"] = [{"seed": 0, "what": "hang", "detail": "rank 1 never ends"}]
-    monkeypatch.setattr(_core, "explore", lambda *_: json.dumps(told))
-    assert explore(0, 1).failures == [Failure(0, "hang", "rank 1 never ends")]
+    assert Exploration.from_json(json.dumps(told)).failures == [Failure(0, "hang", "rank 1 never ends")]
+
+
+def test_a_crash_and_an_endless_seed_are_failures(monkeypatch: pytest.MonkeyPatch) -> None:
+    deaths = [Died(9, "endless", "time was used up"), Died(3, "crash", "the process ended by signal SIGABRT")]
+    monkeypatch.setattr("telegrad.sim.exploration.play_chunks", lambda *_: iter(deaths))
+    found = explore(0, 10)
+    assert (found.seeds, found.hangs, found.crashes) == (2, 1, 1)
+    assert [(one.seed, one.what) for one in found.failures] == [(3, "crash"), (9, "endless")]
+    assert found.to_dict()["crashes"] == 1
 
 
 def test_bad_arguments_are_refused() -> None:
