@@ -41,8 +41,8 @@ def faults(
     From each seed follow some ranks, what they call, what their network costs, and what goes wrong: a rank is killed,
     freezes or is slow, messages are late or damaged, ranks call different things, one gives up or leaves. Every call
     must end: with the right sum, bit by bit, or with an error that names the culprit, the same one on all survivors.
-    Ends with status 1 if a seed shows anything else, crashes or never ends; each such seed is told with the command that
-    replays it.
+    Ends with status 1 if a seed shows anything else, crashes or never ends; each such seed is told with the command
+    that replays it.
     """
     console = Console()
     lowest, highest = _range_of(ranks)

@@ -17,7 +17,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 
 from telegrad import _core
@@ -53,7 +53,7 @@ def worker_command(ranks: tuple[int, int], only: str) -> list[str]:
     return [sys.executable, "-m", "telegrad.sim.seed_processes", str(ranks[0]), str(ranks[1]), only]
 
 
-def play_chunks(chunks: Sequence[tuple[int, int]], jobs: int, command: Sequence[str]) -> Iterator[Played | Died]:
+def play_chunks(chunks: Sequence[tuple[int, int]], jobs: int, command: Sequence[str]) -> Generator[Played | Died, None, None]:
     """Plays all ``chunks`` (first seed, how many) in ``jobs`` processes that run ``command``; in the order in which
     they are through. Raises ``RuntimeError`` if a process does not even begin."""
     return _Crew(chunks, jobs, command).results()
@@ -123,7 +123,7 @@ class _Crew:
             threading.Thread(target=self._work, name=f"seeds {i}", daemon=True) for i in range(min(jobs, len(chunks)))
         ]
 
-    def results(self) -> Iterator[Played | Died]:
+    def results(self) -> Generator[Played | Died, None, None]:
         for thread in self._threads:
             thread.start()
         try:
