@@ -17,7 +17,7 @@ struct ExploreOptions {
   bool stop_at_first = false;  // finding
 };
 
-/// {"seeds", "passed_over", "ranks_most", "operations", "results", "events", "hangs", "wrong", "wrong_errors",
+/// {"seeds", "ranks_most", "operations", "results", "events", "hangs", "wrong", "wrong_errors",
 ///  "errors_named", "troubles": {name: seeds}, "failures": [{"seed", "what", "detail"}]}
 /// Throws std::invalid_argument for a range of ranks that is empty or begins below 2, and for an unknown trouble.
 std::string explore(const ExploreOptions& options);

@@ -53,7 +53,9 @@ def worker_command(ranks: tuple[int, int], only: str) -> list[str]:
     return [sys.executable, "-m", "telegrad.sim.seed_processes", str(ranks[0]), str(ranks[1]), only]
 
 
-def play_chunks(chunks: Sequence[tuple[int, int]], jobs: int, command: Sequence[str]) -> Generator[Played | Died, None, None]:
+def play_chunks(
+    chunks: Sequence[tuple[int, int]], jobs: int, command: Sequence[str]
+) -> Generator[Played | Died, None, None]:
     """Plays all ``chunks`` (first seed, how many) in ``jobs`` processes that run ``command``; in the order in which
     they are through. Raises ``RuntimeError`` if a process does not even begin."""
     return _Crew(chunks, jobs, command).results()
