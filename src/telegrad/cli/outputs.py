@@ -2,12 +2,49 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import typer
+from rich.console import Console
 
 
 def check_folder_of(path: Path | None, option: str) -> None:
     """Raises ``BadParameter`` if ``path``, given as ``option``, is in a folder that does not exist."""
     if path is not None and not path.parent.is_dir():
         raise typer.BadParameter(f"the folder {path.parent} does not exist: make it first", param_hint=option)
+
+
+def check_writable(path: Path | None, option: str) -> None:
+    """Raises ``BadParameter`` if ``path``, given as ``option``, cannot be written. What is in it stays; if it does not
+    exist, it does not afterwards."""
+    if path is None:
+        return
+    check_folder_of(path, option)
+    try:
+        if path.exists() and not path.is_file():  # opening a pipe would wait for its reader
+            if not os.access(path, os.W_OK):
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+            return
+        target = path.resolve()  # a link may point to what does not exist yet
+        existed = target.exists()
+        target.open("ab").close()
+        if not existed:
+            target.unlink()
+    except OSError as error:
+        raise typer.BadParameter(
+            f"cannot write {path}: {error.strerror}; name another file", param_hint=option
+        ) from error
+
+
+@contextlib.contextmanager
+def written(console: Console, path: Path) -> Iterator[None]:
+    """Within it, ``path`` is written: an ``OSError`` ends the command with status 1 and says which file and why."""
+    try:
+        yield
+    except OSError as error:
+        console.print(f"cannot write {path}: {error.strerror or error}", style="red", highlight=False, markup=False)
+        raise typer.Exit(1) from error

@@ -112,10 +112,8 @@ app.command()(faults)
 
 def _algorithms(text: str, operation: str) -> tuple[str, ...]:
     known = (*ALGORITHMS[operation], "auto")
-    if text.strip() == "all":
-        return known
     chosen = tuple(dict.fromkeys(name.strip() for name in text.split(",")))
     for name in chosen:
-        if name not in known:
+        if name not in (*known, "all"):
             raise typer.BadParameter(f"{name!r} does not exist: use {', '.join(known)}, all", param_hint="--algorithm")
-    return chosen
+    return known if "all" in chosen else chosen

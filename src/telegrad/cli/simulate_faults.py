@@ -14,22 +14,29 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from telegrad.cli.interrupts import ended_by_interrupt
-from telegrad.cli.outputs import check_folder_of
-from telegrad.sim.exploration import RANKS, Exploration, explore, replay
+from telegrad.cli.outputs import check_writable, written
+from telegrad.sim.exploration import LAST_SEED, RANKS, Exploration, explore, replay, troubles
 
+_MOST_SEEDS = 100_000_000
 _DEFAULT_RANKS = f"{RANKS[0]}..{RANKS[1]}"
 
 
 def faults(
-    seeds: Annotated[int, typer.Option(min=1, help="How many to play: one simulation each.")] = 10_000,
+    seeds: Annotated[
+        int,
+        typer.Option(
+            min=1, max=_MOST_SEEDS, help="How many to play: one simulation each. --only passes over the others."
+        ),
+    ] = 10_000,
     ranks: Annotated[
         str, typer.Option(help="Fewest and most ranks of a simulation, as 2..33, or one number.")
     ] = _DEFAULT_RANKS,
-    first_seed: Annotated[int, typer.Option(min=0, help="The first of them.")] = 0,
+    first_seed: Annotated[int, typer.Option(min=0, max=LAST_SEED, help="The first of them.")] = 0,
     jobs: Annotated[int | None, typer.Option(min=1, help="Processes that share the work; default: one a core.")] = None,
-    only: Annotated[str, typer.Option(help="Play only seeds with this trouble: kill, freeze, count, …")] = "",
+    only: Annotated[str, typer.Option(help=f"Play only seeds with this trouble: {', '.join(troubles())}.")] = "",
     replay_seed: Annotated[
-        int | None, typer.Option("--replay", min=0, help="Play this one seed again, and tell all about it.")
+        int | None,
+        typer.Option("--replay", min=0, max=LAST_SEED, help="Play this one seed again, and tell all about it."),
     ] = None,
     trace: Annotated[
         Path | None, typer.Option(dir_okay=False, help="With --replay: write every event of the network here.")
@@ -46,8 +53,9 @@ def faults(
     """
     console = Console()
     lowest, highest = _range_of(ranks)
-    check_folder_of(json_file, "--json")
-    check_folder_of(trace, "--trace")
+    _check_seeds(first_seed, seeds, only)
+    check_writable(json_file, "--json")
+    check_writable(trace, "--trace")
     if trace is not None and replay_seed is None:
         raise typer.BadParameter("only one seed can be traced: give --replay SEED too", param_hint="--trace")
     if replay_seed is not None:
@@ -70,6 +78,11 @@ def faults(
         except ValueError as error:
             raise typer.BadParameter(str(error)) from error
     taken_s = time.monotonic() - began
+    if not found.seeds and not found.failures:
+        raise typer.BadParameter(
+            f"none of the seeds {first_seed} to {first_seed + seeds - 1} has the trouble {only!r}: look at more",
+            param_hint="--seeds",
+        )
     for failure in found.failures:
         command = f"telegrad simulate faults --replay {failure.seed} --ranks {lowest}..{highest}"
         text = f"{failure.what}: {failure.detail.splitlines()[0]}\n  {command}"
@@ -81,7 +94,8 @@ def faults(
         highlight=False,
     )
     if json_file is not None:
-        json_file.write_text(json.dumps({**found.to_dict(), "first_seed": first_seed}, indent=1) + "\n")
+        with written(console, json_file):
+            json_file.write_text(json.dumps({**found.to_dict(), "first_seed": first_seed}, indent=1) + "\n")
         console.print(f"found: {json_file}")
     if found.failures:
         raise typer.Exit(1)
@@ -107,7 +121,8 @@ def _replay(console: Console, seed: int, ranks: tuple[int, int], trace: Path | N
         f"trace {again.trace_hash:016x}",
     )
     if trace is not None:
-        trace.write_text(again.trace)
+        with written(console, trace):
+            trace.write_text(again.trace)
         say(f"trace: {trace}")
     if json_file is not None:
         told = {
@@ -118,7 +133,8 @@ def _replay(console: Console, seed: int, ranks: tuple[int, int], trace: Path | N
             "events": again.events,
             "trace_hash": f"{again.trace_hash:016x}",
         }
-        json_file.write_text(json.dumps(told, indent=1) + "\n")
+        with written(console, json_file):
+            json_file.write_text(json.dumps(told, indent=1) + "\n")
         say(f"found: {json_file}")
     if again.findings:
         raise typer.Exit(1)
@@ -135,12 +151,13 @@ def _stop_if_it_dies(console: Console, found: Exploration, json_file: Path | Non
         )
         if json_file is not None:
             findings = [{"what": failure.what, "detail": failure.detail}]
-            json_file.write_text(json.dumps({"seed": failure.seed, "findings": findings}, indent=1) + "\n")
+            with written(console, json_file):
+                json_file.write_text(json.dumps({"seed": failure.seed, "findings": findings}, indent=1) + "\n")
         raise typer.Exit(1)
 
 
 def _table_of(found: Exploration, title: str) -> Table:
-    table = Table(title=title)
+    table = Table(title=title, show_header=False)
     table.add_column("")
     table.add_column("", justify="right")
     for name, count in (
@@ -155,6 +172,15 @@ def _table_of(found: Exploration, title: str) -> Table:
     ):
         table.add_row(name, f"{count:,}")
     return table
+
+
+def _check_seeds(first_seed: int, seeds: int, only: str) -> None:
+    if first_seed + seeds > LAST_SEED + 1:
+        raise typer.BadParameter(
+            f"{seeds} seeds from {first_seed} go beyond {LAST_SEED}, the last: begin earlier", param_hint="--first-seed"
+        )
+    if only and only not in (known := troubles()):
+        raise typer.BadParameter(f"{only!r} is no trouble: use {', '.join(known)}", param_hint="--only")
 
 
 def _range_of(ranks: str) -> tuple[int, int]:

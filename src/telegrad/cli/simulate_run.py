@@ -15,6 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from telegrad.bench.plan import text_of
 from telegrad.cli.interrupts import ended_by_interrupt
+from telegrad.cli.outputs import written
 from telegrad.cli.simulate_settings import Settings
 from telegrad.report.simulation import (
     counts_for_json,
@@ -27,9 +28,9 @@ from telegrad.report.simulation import (
     table_of,
 )
 from telegrad.sim.critical_path import Stretch, critical_path, shares
-from telegrad.sim.measure import Measurement, Point, measure
+from telegrad.sim.measure import Measurement, Point
 from telegrad.sim.networks import Network
-from telegrad.sim.sweep import sweep
+from telegrad.sim.sweep import measure_apart, sweep
 from telegrad.sim.timeline import write_trace
 
 # A plot's own points, where one number of ranks, or one size, was asked for: up to it, or these sizes.
@@ -57,7 +58,7 @@ class Asked:
                 ranks=count,
                 size=size,
                 network=network,
-                nnz=max(1, round(self.density * (size // 4))) if self.density else 0,
+                nnz=max(1, round(self.density * (size // 4))) if self.density and size else 0,
                 overlap=self.overlap,
                 payloads=settings.payloads,
                 seed=settings.seed,
@@ -94,18 +95,19 @@ def run(asked: Asked, settings: Settings) -> None:
         if settings.timeline is not None:
             _write_timeline(console, points[0], settings.timeline)
         if settings.links is not None:
-            _write_json(settings.links, counts_for_json(measure(points[0], links=True)))
+            _write_json(console, settings.links, counts_for_json(measure_apart(points[0], links=True)))
             console.print(f"counts: {settings.links}", highlight=False)
         if settings.json_file is not None:
-            written = [row_of(one) for one in found.values()]
+            told = [row_of(one) for one in found.values()]
             for place, path in enumerate(paths[point] for point in points if point in paths):
-                written[place]["critical_path"] = path_for_json(path)
+                told[place]["critical_path"] = path_for_json(path)
             about = {"name": settings.network, "about": network.about, **network.fields_of_core()}
-            _write_json(settings.json_file, {"rows": written, "network": about})
+            _write_json(console, settings.json_file, {"rows": told, "network": about})
             console.print(f"rows: {settings.json_file}", highlight=False)
         if drawn is not None:
             drawn_panels = [(across, about, [row_of(found[one]) for one in wanted]) for across, about, wanted in panels]
-            plot(drawn_panels, f"{name}, {_short(settings)}", drawn)
+            with written(console, drawn):
+                plot(drawn_panels, f"{name}, {_short(settings)}", drawn)
             console.print(f"plot: {drawn}", highlight=False)
 
 
@@ -165,7 +167,7 @@ def _paths(console: Console, points: Sequence[Point]) -> dict[Point, list[Stretc
     found: dict[Point, list[Stretch]] = {}
     with _progress(console, "critical paths", len(points)) as advance:
         for point in points:
-            one = measure(point, timeline=True)
+            one = measure_apart(point, timeline=True)
             if one.activities is not None:
                 found[point] = critical_path(one.activities, one.finish_by_rank_s)
             advance("")
@@ -173,9 +175,11 @@ def _paths(console: Console, points: Sequence[Point]) -> dict[Point, list[Stretc
 
 
 def _write_timeline(console: Console, point: Point, path: Path) -> None:
-    found = measure(point, timeline=True)
+    found = measure_apart(point, timeline=True)
     if found.activities is not None:
-        count = write_trace(path, found.activities, critical_path(found.activities, found.finish_by_rank_s))
+        chain = critical_path(found.activities, found.finish_by_rank_s)
+        with written(console, path):
+            count = write_trace(path, found.activities, chain)
         console.print(f"timeline: {path} ({count:,} events; open it at https://ui.perfetto.dev)", highlight=False)
 
 
@@ -191,6 +195,8 @@ def _progress(console: Console, name: str, total: int) -> Iterator[Callable[[str
 def _failures_said(console: Console) -> Iterator[None]:
     try:
         yield
+    except typer.Exit:  # a RuntimeError too, but said already
+        raise
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
     except (RuntimeError, OSError) as error:
@@ -201,8 +207,9 @@ def _failures_said(console: Console) -> Iterator[None]:
         raise typer.Exit(1) from error
 
 
-def _write_json(path: Path, content: dict[str, Any]) -> None:
-    path.write_text(json.dumps(content, indent=1, allow_nan=False) + "\n")
+def _write_json(console: Console, path: Path, content: dict[str, Any]) -> None:
+    with written(console, path):
+        path.write_text(json.dumps(content, indent=1, allow_nan=False) + "\n")
 
 
 def _levels(network: Network) -> str:

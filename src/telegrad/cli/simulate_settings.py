@@ -13,11 +13,14 @@ from typing import Annotated, Any, get_type_hints
 import typer
 
 from telegrad.bench.plan import size_of
-from telegrad.cli.outputs import check_folder_of
+from telegrad.cli.outputs import check_writable
 from telegrad.doctor.installation import is_installed
 from telegrad.sim.networks import NAMED, Network, network_of, with_costs
 
-MOST_RANKS = 65_536
+# The simulator keeps about 28 bytes per pair of ranks: 2 GB at 8,192.
+MOST_RANKS = 8192
+MOST_BYTES = 1 << 40
+_MOST_SEED = (1 << 64) - 1
 # Inside a node, where --node-alpha and --node-beta are not given: GPUs of one machine on a switch of their own.
 _NODE_ALPHA_S, _NODE_BETA_S_PER_BYTE = 0.5e-6, 4e-11
 _NETWORK, _NODES, _NOISE, _OUTPUT = "The network", "Two levels", "Noise and seed", "What to write"
@@ -55,7 +58,9 @@ class Settings:
     ] = None
     ranks_per_node: Annotated[
         int,
-        typer.Option(min=0, help="Ranks that share a node and its uplink; 0: one level.", rich_help_panel=_NODES),
+        typer.Option(
+            min=0, max=MOST_RANKS, help="Ranks that share a node and its uplink; 0: one level.", rich_help_panel=_NODES
+        ),
     ] = 0
     oversubscription: Annotated[
         float,
@@ -84,7 +89,12 @@ class Settings:
     ] = 0.0
     seed: Annotated[
         int,
-        typer.Option(min=0, help="Of noise and of sparse indices: the same gives the same.", rich_help_panel=_NOISE),
+        typer.Option(
+            min=0,
+            max=_MOST_SEED,
+            help="Of noise and of sparse indices: the same gives the same.",
+            rich_help_panel=_NOISE,
+        ),
     ] = 0
     payloads: Annotated[
         bool,
@@ -124,13 +134,13 @@ class Settings:
         path = self.plot_file or (Path(f"simulate-{operation.replace('_', '-')}.png") if self.plot else None)
         if path is not None and not is_installed("matplotlib"):
             raise typer.BadParameter("a plot needs matplotlib: pip install 'telegrad[cli]'", param_hint="--plot")
-        check_folder_of(path, "--plot-file")
+        check_writable(path, "--plot-file")
         return path
 
     def check_outputs(self) -> None:
-        """Raises ``BadParameter`` for files in folders that do not exist."""
+        """Raises ``BadParameter`` for files that cannot be written."""
         for path, option in ((self.json_file, "--json"), (self.timeline, "--timeline"), (self.links, "--links")):
-            check_folder_of(path, option)
+            check_writable(path, option)
 
     def all_ranks(self) -> list[int]:
         """Raises ``BadParameter`` for what is no number of ranks, and beyond ``MOST_RANKS``."""
@@ -184,8 +194,8 @@ class Settings:
 
 
 def sizes_of(text: str) -> list[int]:
-    """Of --bytes. Raises ``BadParameter`` for what is no size."""
-    return _numbers(text, size_of, 4, "--bytes")
+    """Of --bytes. Raises ``BadParameter`` for what is no size, and beyond ``MOST_BYTES``."""
+    return _numbers(text, _bytes_of, 4, "--bytes")
 
 
 def shared(command: Callable[..., None]) -> Callable[..., None]:
@@ -240,8 +250,8 @@ def _numbers(text: str, number_of: Callable[[str], int], factor: int, option: st
                 end = number_of(last)
                 if end < numbers[0]:
                     raise ValueError(f"range {part.strip()!r} ends before it begins: write the smaller number first")
-                while numbers[-1] * factor < end:
-                    numbers.append(numbers[-1] * factor)
+                while (following := numbers[-1] * factor or factor) < end:
+                    numbers.append(following)
                 numbers.append(end)
             found.update(numbers)
     except ValueError as error:
@@ -254,5 +264,16 @@ def _ranks_of(text: str) -> int:
         raise ValueError(f"{text!r} is no number of ranks: write it like 2048, 4,64,2048 or 2..4096")
     ranks = int(text)
     if not 1 <= ranks <= MOST_RANKS:
-        raise ValueError(f"{ranks} ranks cannot be simulated: use 1 to {MOST_RANKS}")
+        raise ValueError(
+            f"{ranks} ranks cannot be simulated: use 1 to {MOST_RANKS:,}; memory grows with the pairs of ranks"
+        )
     return ranks
+
+
+def _bytes_of(text: str) -> int:
+    if re.fullmatch(r"\s*0+\s*([kmg]i)?b?\s*", text.lower()):
+        return 0  # a vector may be empty
+    size = size_of(text)
+    if size > MOST_BYTES:
+        raise ValueError(f"{text.strip()} cannot be simulated: use {MOST_BYTES >> 40} TiB (1024GiB) at most")
+    return size

@@ -23,7 +23,8 @@ class Costs:
     ``beta_exchange_s_per_byte``: the same while two ranks send to each other at once, 0 if it is no different;
     ``gamma_s_per_byte``: time of a byte in the processor.
 
-    Raises ``ValueError`` for a cost that is negative, infinite or no number.
+    Raises ``ValueError`` for a cost that is negative, infinite or no number, and for an exchange that is faster than
+    one way.
     """
 
     alpha_s: float = 1e-6
@@ -36,6 +37,11 @@ class Costs:
             cost = getattr(self, field.name)
             if not 0 <= cost < math.inf:
                 raise ValueError(f"{field.name}={cost} is no cost: give a finite number of seconds, 0 or more")
+        if 0 < self.beta_exchange_s_per_byte < self.beta_s_per_byte:
+            raise ValueError(
+                f"beta_exchange_s_per_byte={self.beta_exchange_s_per_byte} is below beta_s_per_byte="
+                f"{self.beta_s_per_byte}: two ways at once are no faster; give at least that, or 0 for the same"
+            )
 
     def pair_s_per_byte(self, size: int) -> float:
         """Time of a byte in the port in of a rank whose port out is, as a message of ``size`` bytes comes, still busy
@@ -68,12 +74,12 @@ def allreduce_ring(ranks: int, size: int, costs: Costs) -> Cost:
     2009, §4.
 
     n is cut into S = ⌈n/(P·256 KiB)⌉ segments, each with blocks of b bytes (the longest, as every step waits for it),
-    and two lanes work on every other segment each. A lane's step in which blocks are added takes the longer of what it
-    needs alone, α + bβ + bγ, and of the ports' time for both lanes, 2bβ; a step in which sums are passed on takes
-    max(α + bβ, 2bβ). After the last step of the first lane the second still has min(α, bβ) to go. A last segment
-    without a partner takes what one segment takes.
+    and two lanes work on every other segment each. Up to bγ = bβ they keep in step: a lane's step in which blocks are
+    added takes the longer of what it needs alone, α + bβ + bγ, and of the ports' time for both lanes, 2bβ; a step in
+    which sums are passed on takes max(α + bβ, 2bβ). After the last step of the first lane the second still has
+    min(α, bβ) to go. A last segment without a partner takes what one segment takes.
 
-    Above bγ = α + bβ the processor is the bottleneck and the lanes drift apart: ``two_lanes_s`` then follows them.
+    Above bγ = bβ the lanes wait for each other in the processor as well as in the ports: ``two_lanes_s`` follows them.
     """
     _check(ranks, size)
     if ranks == 1:
@@ -89,7 +95,7 @@ def allreduce_ring(ranks: int, size: int, costs: Costs) -> Cost:
     pairs, single = divmod(segments, 2)
     if pairs == 0:
         time_s = alone_s
-    elif work_s <= alpha_s + port_s:
+    elif work_s <= port_s:
         adding_s = max(alpha_s + port_s + work_s, 2 * port_s)
         passing_s = max(alpha_s + port_s, 2 * port_s)
         time_s = pairs * steps * (adding_s + passing_s) + (alone_s if single else min(alpha_s, port_s))
@@ -138,15 +144,19 @@ def allgather(ranks: int, size: int, costs: Costs) -> Cost:
     """Ring: (P−1)(α + nβ) for blocks of n = ``size`` bytes. Thakur, Rabenseifner, Gropp (as above), §4.1.
 
     A rank's own block is copied to its place, and so are those that came before the rank had heard of all others,
-    which a barrier beside the ring tells after ⌈log2 P⌉ blocks: (min(⌈log2 P⌉, P−2) + 1)·nγ.
+    which a barrier beside the ring tells after ⌈log2 P⌉ blocks: (min(⌈log2 P⌉, P−2) + 1)·nγ. With β = 0 a block is as
+    fast as the barrier's messages, and the next one too has begun when the barrier's last message comes: one more
+    copy. (With α = 0 as well all is one moment, and how many copies there are is the order of events, not a cost.)
     """
     _check(ranks, size)
     if ranks == 1:
         return _copy(size, costs)
     rounds = _ceil_log2(ranks)
     beta_s = costs.pair_s_per_byte(size) if ranks == 2 else costs.beta_s_per_byte
-    copies = min(rounds, ranks - 2) + 1
-    time_s = (ranks - 1) * (costs.alpha_s + size * beta_s) + copies * size * costs.gamma_s_per_byte
+    block_s = costs.alpha_s + size * beta_s
+    early = rounds + (block_s == costs.alpha_s)
+    copies = min(early, ranks - 2) + 1
+    time_s = (ranks - 1) * block_s + copies * size * costs.gamma_s_per_byte
     return Cost(time_s, ranks - 1 + rounds, (ranks - 1) * size)
 
 

@@ -18,6 +18,7 @@ from telegrad.sim.seed_processes import Died, Played, play_chunks, worker_comman
 
 RANKS = (2, 33)
 """The range of sizes that seeds are drawn from where nothing else is said."""
+LAST_SEED = (1 << 64) - 1
 
 _CHUNK_SEEDS = 250  # well below a second, so that progress is smooth and an interrupt is heard
 _COUNTS = ("seeds", "operations", "results", "events", "hangs", "wrong", "wrong_errors", "errors_named")
@@ -107,6 +108,11 @@ class Replayed:
     trace: str
 
 
+def troubles() -> tuple[str, ...]:
+    """The names of all that may go wrong."""
+    return tuple(json.loads(_core.explore(0, 0, *RANKS))["troubles"])
+
+
 def explore(
     first_seed: int = 0,
     seeds: int = 1000,
@@ -121,14 +127,19 @@ def explore(
     ``only``: the name of a trouble; other seeds are passed over. ``jobs`` processes share the work (default: one per
     core). A seed that crashes its process, or does not end, is a failure like others.
     ``on_progress(seeds looked at since the last call, all that was found so far)`` runs on this thread. Raises
-    ``ValueError`` for a range of ranks outside 2 to 4,096, an unknown trouble, and numbers below 0 (``jobs``: below 1).
+    ``ValueError`` for a range of ranks outside 2 to 4,096, an unknown trouble, numbers below 0 (``jobs``: below 1), and
+    seeds beyond ``LAST_SEED``.
     """
     if first_seed < 0 or seeds < 0:
         raise ValueError(f"first_seed={first_seed} and seeds={seeds} must not be negative")
+    if first_seed + seeds > LAST_SEED + 1:
+        raise ValueError(f"{seeds} seeds from {first_seed} go beyond {LAST_SEED}, the last: begin earlier")
     if jobs is None:
         jobs = len(os.sched_getaffinity(0))
     if jobs < 1:
         raise ValueError(f"jobs={jobs} must be at least 1: the processes that share the work")
+    if only and only not in (known := troubles()):
+        raise ValueError(f"only={only!r} is no trouble that the explorer knows: use {', '.join(known)}")
     _core.explore(first_seed, 0, *ranks, only)  # refuses bad arguments here rather than in every process
     end = first_seed + seeds
     chunks = [(begin, min(_CHUNK_SEEDS, end - begin)) for begin in range(first_seed, end, _CHUNK_SEEDS)]
@@ -149,6 +160,8 @@ def replay(seed: int, *, ranks: tuple[int, int] = RANKS) -> Replayed:
     ``explore`` does."""
     if seed < 0:
         raise ValueError(f"seed={seed} must not be negative")
+    if seed > LAST_SEED:
+        raise ValueError(f"seed={seed} is beyond {LAST_SEED}, the last")
     text, trace_hash, trace = _core.replay(seed, *ranks)
     found = json.loads(text)
     findings = [(one["what"], one["detail"]) for one in found["findings"]]

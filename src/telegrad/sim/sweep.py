@@ -11,15 +11,20 @@ from dataclasses import replace
 
 from telegrad.sim.measure import Measurement, Point, measure
 
+# What stays below both takes about a second at most.
+_LONG_EVENTS = 2_000_000
+_EVENTS_PER_MESSAGE = 3
+_LONG_BYTES = 256 << 20  # of all ranks' payloads
+
 
 def sweep(
     points: Sequence[Point], *, processes: int | None = None, on_measured: Callable[[Measurement], None] | None = None
 ) -> list[Measurement]:
     """Every point's measurement, in the order of ``points``; points that come to the same are simulated once.
 
-    ``processes``: how many to use (default: one per core, and no more than there are points); with 1 all happens in
-    this one. ``on_measured`` is called for each as it comes, in any order. Raises ``ValueError`` for less than one
-    process, and what ``measure`` raises; then, and on Ctrl-C, the other processes are ended.
+    ``processes``: how many to use (default: one per core, and no more than there are points); with 1, short points are
+    simulated in this one. ``on_measured`` is called for each as it comes, in any order. Raises ``ValueError`` for less
+    than one process, and what ``measure`` raises; then, and on Ctrl-C, the other processes are ended.
     """
     if processes is not None and processes < 1:
         raise ValueError(f"processes={processes} must be at least 1")
@@ -37,7 +42,7 @@ def sweep(
 
     longest_first = sorted(same, key=lambda point: -point.messages)
     processes = min(processes or _cores(), len(longest_first))
-    if processes <= 1:
+    if processes <= 1 and not any(_is_long(point) for point in longest_first):
         for point in longest_first:
             keep(measure(point))
     else:
@@ -45,11 +50,26 @@ def sweep(
     return [results[index] for index in range(len(points))]
 
 
-def _in_processes(points: Sequence[Point], processes: int, keep: Callable[[Measurement], None]) -> None:
+def measure_apart(point: Point, *, links: bool = False, timeline: bool = False) -> Measurement:
+    """As ``measure``, but in a process of its own where it may take long, so that Ctrl-C ends it at once."""
+    if not _is_long(point):
+        return measure(point, links=links, timeline=timeline)
+    found: list[Measurement] = []
+    _in_processes([point], 1, found.append, links=links, timeline=timeline)
+    return found[0]
+
+
+def _is_long(point: Point) -> bool:
+    """The core does not hear Ctrl-C until it has its result."""
+    events = point.messages * _EVENTS_PER_MESSAGE
+    return events > _LONG_EVENTS or (point.payloads and point.ranks * point.size > _LONG_BYTES)
+
+
+def _in_processes(points: Sequence[Point], processes: int, keep: Callable[[Measurement], None], **wanted: bool) -> None:
     context = multiprocessing.get_context("spawn")
     pool = ProcessPoolExecutor(processes, mp_context=context, initializer=_leave_ctrl_c_to_the_first)
     try:
-        waiting = {pool.submit(measure, point) for point in points}
+        waiting = {pool.submit(measure, point, **wanted) for point in points}
         while waiting:
             done, waiting = wait(waiting, return_when=FIRST_COMPLETED)
             for future in done:

@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import signal
+import subprocess
+import sys
+import time
 import warnings
 from pathlib import Path
 from typing import Any
@@ -159,12 +164,30 @@ def test_costs_nodes_noise_and_payloads_reach_the_simulator(tmp_path: Path) -> N
     ("operation", "option", "value", "message"),
     [
         ("allreduce", "--ranks", "4x", "'4x' is no number of ranks: write it like 2048, 4,64,2048 or 2..4096"),
-        ("allreduce", "--ranks", "0", "0 ranks cannot be simulated: use 1 to 65536"),
+        ("allreduce", "--ranks", "0", "0 ranks cannot be simulated: use 1 to 8,192"),
+        (
+            "allreduce",
+            "--ranks",
+            "2..9000",
+            "9000 ranks cannot be simulated: use 1 to 8,192; memory grows with the pairs",
+        ),
+        ("allreduce", "--bytes", "99999999999GiB", "99999999999GiB cannot be simulated: use 1 TiB (1024GiB) at most"),
+        ("allreduce", "--algorithm", "all,magic", "'magic' does not exist: use ring, recursive_doubling, auto, all"),
+        ("allreduce", "--beta-exchange", "1e-12", "beta_exchange_s_per_byte=1e-12 is below beta_s_per_byte=8.16"),
+        ("allreduce", "--seed", "18446744073709551616", "'--seed'"),
+        ("allreduce", "--ranks-per-node", "99999999999", "'--ranks-per-node'"),
+        ("allreduce", "--json", "/proc/rows.json", "cannot write /proc/rows.json: No such file or directory"),
+        ("allreduce", "--plot-file", "/proc/plot.png", "cannot write /proc/plot.png: No such file or directory"),
         ("allreduce", "--ranks", "8..2", "range '8..2' ends before it begins: write the smaller number first"),
         ("allreduce", "--bytes", "6", "use a multiple of 4 bytes"),
         ("allgather", "--bytes", "4..x", "write it like 4, 64KiB or 16MiB"),
         ("allreduce", "--algorithm", "magic", "'magic' does not exist: use ring, recursive_doubling, auto, all"),
-        ("allreduce", "--network", "wifi", "network 'wifi' is not known: use a rate such as 1gbit"),
+        (
+            "allreduce",
+            "--network",
+            "wifi",
+            "network 'wifi' is not known: use 1gbit, 10gbit, 25gbit, 40gbit, 100gbit, 200gbit, 400gbit or any",
+        ),
         ("allreduce", "--alpha", "-1", "alpha_s=-1.0 is no cost"),
         ("barrier", "--jitter", "-1", "jitter=-1.0 must be a finite number, 0 or more"),
         ("barrier", "--oversubscription", "2", "2 needs nodes: give --ranks-per-node too"),
@@ -184,6 +207,82 @@ def test_bad_options_name_option_value_and_remedy(operation: str, option: str, v
     assert status == 2
     assert option in said
     assert message in said
+
+
+@pytest.mark.parametrize("option", ["--json", "--links", "--timeline", "--plot-file"])
+def test_a_file_that_cannot_be_written_after_all_is_said(option: str) -> None:
+    status, output = simulate("broadcast", "--ranks", "3", "--bytes", "4", option, "/dev/full")
+    assert status == 1
+    assert "cannot write /dev/full: No space left on device" in output
+    assert "the simulation failed" not in output
+
+
+def test_files_are_looked_at_before_the_work_and_stay(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def fails(**_: object) -> None:
+        raise RuntimeError("simulated")
+
+    monkeypatch.setattr(_core, "measure", fails)
+    old, link = tmp_path / "old.json", tmp_path / "link.json"
+    old.write_text("kept")
+    link.symlink_to(tmp_path / "elsewhere.json")
+    for path in (old, link, tmp_path / "new.json"):
+        assert simulate("barrier", "--ranks", "2", "--json", str(path))[0] == 1
+    assert old.read_text() == "kept"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["link.json", "old.json"]
+
+
+@pytest.mark.parametrize("operation", ["allreduce", "sparse-allreduce", "allgather", "broadcast"])
+def test_vectors_may_be_empty(operation: str, tmp_path: Path) -> None:
+    file = tmp_path / "rows.json"
+    for more in ((), ("--payloads",)):
+        status, output = simulate(operation, "--ranks", "5", "--bytes", "0", "--json", str(file), *more)
+        assert status == 0, output
+        assert {row["bytes"] for row in rows_of(file)} == {0}
+        assert all(row["time_s"] > 0 for row in rows_of(file))
+
+
+def test_all_may_be_one_of_several_algorithms(tmp_path: Path) -> None:
+    file = tmp_path / "rows.json"
+    asked = ("allreduce", "--ranks", "4", "--bytes", "4", "--algorithm", "all,ring", "--json", str(file))
+    assert simulate(*asked)[0] == 0
+    assert [row["algorithm"] for row in rows_of(file)] == ["ring", "recursive_doubling", "auto"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_a_long_point_at_once(number: signal.Signals) -> None:
+    # Over a billion events: minutes, but for the signal.
+    options = ("--ranks", "64", "--bytes", "1024GiB", "--algorithm", "ring", "--jobs", "1")
+    start = "from telegrad.cli import main; main()"
+    command = (sys.executable, "-c", start, "simulate", "allreduce", *options)
+    running = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    deadline = time.monotonic() + 120
+    try:
+        children = Path(f"/proc/{running.pid}/task/{running.pid}/children")
+        begun: list[int] = []
+        while not any(_spent_s(child) > 3 for child in begun):  # until then a process may still be starting
+            assert running.poll() is None, running.communicate()[0]
+            assert time.monotonic() < deadline, "no process simulates"
+            time.sleep(0.05)
+            begun = [int(child) for child in children.read_text().split()]
+        running.send_signal(number)
+        output, _ = running.communicate(timeout=60)
+    finally:
+        running.kill()
+        running.communicate()
+    assert running.returncode == 130, output
+    assert "interrupted: nothing was written" in output
+    while any(_spent_s(child) > 0 for child in begun):
+        assert time.monotonic() < deadline, "a process was left behind"
+        time.sleep(0.05)
+
+
+def _spent_s(process: int) -> float:
+    """Of processor time; 0 if it is over."""
+    try:
+        state, *numbers = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return 0.0
+    return 0.0 if state == "Z" else (int(numbers[10]) + int(numbers[11])) / os.sysconf("SC_CLK_TCK")
 
 
 def test_a_timeline_of_too_many_messages_is_refused_at_once() -> None:
@@ -235,6 +334,8 @@ def test_ranges_and_lists() -> None:
     assert sizes_of("4..64MiB") == [4 * 4**power for power in range(13)]
     assert sizes_of("4,1KiB,4") == [4, 1024]
     assert sizes_of("4..100") == [4, 16, 64, 100]
+    assert sizes_of("0..64") == [0, 4, 16, 64]
+    assert sizes_of("0KiB,4") == [0, 4]
     assert Settings(ranks="2..4096").all_ranks() == [1 << power for power in range(1, 13)]
     assert Settings(ranks="3..7,64").all_ranks() == [3, 6, 7, 64]
     assert Settings(ranks="5..5").all_ranks() == [5]

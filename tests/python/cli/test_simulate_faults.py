@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ import typer
 from typer.testing import CliRunner
 
 from telegrad.cli.simulate_faults import faults
-from telegrad.sim.exploration import Exploration, Failure, Replayed
+from telegrad.sim.exploration import Exploration, Failure, Replayed, troubles
 
 _app = typer.Typer()
 _app.command()(faults)
@@ -26,6 +27,7 @@ def test_seeds_are_played_and_told(tmp_path: Path) -> None:
     status, output = _faults("--seeds", "300", "--ranks", "2..6", "--only", "none", "--jobs", "1", "--json", str(file))
     assert status == 0, output
     assert "0 hangs, 0 wrong results, 0 wrong errors" in output
+    assert "┏" not in output  # no header: it would be empty
     found = json.loads(file.read_text())
     assert {"seeds", "hangs", "wrong", "errors_named", "failures"} <= found.keys()
     assert found["seeds"] == found["troubles"]["none"] > 0
@@ -90,18 +92,38 @@ def test_an_interrupt_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "stopped" in output
 
 
+@pytest.mark.parametrize("options", [["--json"], ["--replay", "3", "--json"], ["--replay", "3", "--trace"]])
+def test_a_file_that_cannot_be_written_after_all_is_said(options: list[str]) -> None:
+    status, output = _faults("--seeds", "5", "--ranks", "2..4", *options, "/dev/full")
+    assert status == 1
+    assert "cannot write /dev/full: No space left on device" in output
+
+
+def test_help_lists_the_troubles() -> None:
+    status, output = _faults("--help")
+    assert status == 0
+    assert set(troubles()) <= set(re.findall(r"\w+", output))
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [
         (["--ranks", "1..4"], "is no range of ranks"),
         (["--ranks", "9..4"], "is no range of ranks"),
         (["--ranks", "many"], "is no range of ranks"),
-        (["--only", "sunshine"], "no trouble"),
+        (["--only", "sunshine"], "'sunshine' is no trouble: use none, slow_link,"),
+        (["--only", "hold"], "none of the seeds 0 to 4 has the trouble 'hold': look at more"),
+        (["--first-seed", "18446744073709551616"], "'--first-seed'"),
+        (["--first-seed", "18446744073709551612"], "5 seeds from 18446744073709551612 go beyond"),
+        (["--replay", "18446744073709551616"], "'--replay'"),
+        (["--seeds", "99999999999999999999999"], "'--seeds'"),
+        (["--json", "/proc/found"], "--json: cannot write /proc/found: No such file or directory; name another file"),
+        (["--replay", "5", "--trace", "/proc/trace"], "--trace: cannot write /proc/trace: No such file"),
         (["--json", "/nowhere/at/all.json"], "does not exist"),
         (["--trace", "trace.txt"], "give --replay"),
     ],
 )
 def test_bad_options_are_refused(options: list[str], said: str) -> None:
-    status, output = _faults("--seeds", "5", *options)
+    status, output = _faults(*(() if "--seeds" in options else ("--seeds", "5")), *options)
     assert status == 2
     assert said in " ".join(output.replace("│", " ").split())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import re
 from pathlib import Path
 
@@ -54,6 +55,24 @@ def test_lanes_in_their_rhythm(segments: int) -> None:
             compare("allreduce", "ring", ranks, size, costs, cost.allreduce_ring(ranks, size, costs))
 
 
+def drawn_costs(draw: random.Random) -> Costs:
+    """Over orders of magnitude; each is nothing at all now and then."""
+    alpha, beta, gamma = (
+        0.0 if draw.random() < 0.15 else 10 ** draw.uniform(*powers) for powers in ((-7, -3), (-11, -8), (-11, -8))
+    )
+    return Costs(alpha_s=alpha, beta_s_per_byte=beta, gamma_s_per_byte=gamma)
+
+
+@pytest.mark.parametrize("seed", range(300))
+def test_ring_at_drawn_costs(seed: int) -> None:
+    draw = random.Random(seed)
+    ranks, segments = draw.choice([2, 3, 4, 5, 7, 8, 12]), draw.choice([1, 2, 3, 4, 5, 8, 12, 30])
+    least = (segments - 1) * MESSAGE * ranks // 4 + 1
+    size = 4 * draw.randint(least, segments * MESSAGE * ranks // 4)
+    costs = drawn_costs(draw)
+    compare("allreduce", "ring", ranks, size, costs, cost.allreduce_ring(ranks, size, costs))
+
+
 @pytest.mark.parametrize("costs", NETWORKS, ids=str)
 @pytest.mark.parametrize("ranks", [2, 3, 4, 5, 6, 7, 8, 12, 33, 63, 64, 65, 1000, 1024, 2049, 3000, 4095, 4096])
 def test_recursive_doubling(ranks: int, costs: Costs) -> None:
@@ -67,6 +86,27 @@ def test_recursive_doubling(ranks: int, costs: Costs) -> None:
 def test_allgather(ranks: int, costs: Costs) -> None:
     for size in (4, 4096, 1 << 20):
         compare("allgather", "ring", ranks, size, costs, cost.allgather(ranks, size, costs))
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4, 5, 6, 7, 8, 9, 12, 16, 17, 33, 64, 100])
+def test_allgather_where_latency_or_bytes_are_free(ranks: int) -> None:
+    for alpha, beta in ((1e-6, 0.0), (0.0, 1e-10)):
+        for gamma in (0.0, 1e-10, 1e-8):
+            costs = Costs(alpha_s=alpha, beta_s_per_byte=beta, gamma_s_per_byte=gamma)
+            for size in (0, 4, 4096, 1 << 20):
+                compare("allgather", "ring", ranks, size, costs, cost.allgather(ranks, size, costs))
+
+
+@pytest.mark.parametrize("seed", range(100))
+def test_the_others_at_drawn_costs(seed: int) -> None:
+    draw = random.Random(seed)
+    ranks, size = draw.randint(2, 40), 4 * round(2 ** draw.uniform(0, 20))
+    costs = drawn_costs(draw)
+    if costs.alpha_s or costs.beta_s_per_byte:
+        compare("allgather", "ring", ranks, size, costs, cost.allgather(ranks, size, costs))
+    compare("broadcast", "binomial_tree", ranks, size, costs, cost.broadcast(ranks, size, costs))
+    form = cost.allreduce_recursive_doubling(ranks, size, costs)
+    compare("allreduce", "recursive_doubling", ranks, size, costs, form)
 
 
 @pytest.mark.parametrize("costs", NETWORKS, ids=str)
@@ -140,6 +180,13 @@ def test_the_core_has_the_same_constants() -> None:
 def test_bad_costs_are_refused(name: str, value: float) -> None:
     with pytest.raises(ValueError, match=f"{name}={value} is no cost: give a finite number of seconds"):
         Costs(**{name: value})
+
+
+def test_an_exchange_is_no_faster_than_one_way() -> None:
+    with pytest.raises(ValueError, match=r"beta_exchange_s_per_byte=1e-10 is below beta_s_per_byte=2e-10: .* or 0 for"):
+        Costs(beta_s_per_byte=2e-10, beta_exchange_s_per_byte=1e-10)
+    for exchange in (0.0, 2e-10):
+        assert Costs(beta_s_per_byte=2e-10, beta_exchange_s_per_byte=exchange).pair_s_per_byte(1 << 20) == 2e-10
 
 
 def test_bad_arguments_are_refused() -> None:

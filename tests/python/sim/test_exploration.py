@@ -7,7 +7,7 @@ import json
 import pytest
 
 from telegrad import _core
-from telegrad.sim.exploration import Exploration, Failure, explore, replay
+from telegrad.sim.exploration import LAST_SEED, Exploration, Failure, explore, replay, troubles
 from telegrad.sim.seed_processes import Died
 
 
@@ -32,6 +32,19 @@ def test_only_one_trouble() -> None:
     found = explore(0, 500, only="kill", jobs=1)
     assert +found.troubles == {"kill": found.seeds}
     assert 0 < found.seeds < 500
+
+
+def test_every_trouble_is_found_and_can_be_asked_for() -> None:
+    names = troubles()
+    assert {"none", "kill", "freeze", "scrambled_head", "abort"} <= set(names)
+    seeds = {name: explore(0, 500, ranks=(2, 3), only=name, jobs=1).seeds for name in names}
+    assert all(seeds.values()), seeds
+    assert sum(seeds.values()) == 500
+
+
+def test_the_last_seed_can_be_played() -> None:
+    assert explore(LAST_SEED - 1, 2, ranks=(2, 3), jobs=1).seeds == 2
+    assert replay(LAST_SEED, ranks=(2, 3)).program.startswith(f"seed {LAST_SEED}: ")
 
 
 def test_a_seed_replays_exactly() -> None:
@@ -79,8 +92,12 @@ def test_bad_arguments_are_refused() -> None:
         explore(0, 5, jobs=0)
     with pytest.raises(ValueError, match="are no range"):
         explore(0, 5, ranks=(1, 4))
-    with pytest.raises(ValueError, match="no trouble that the explorer knows"):
+    with pytest.raises(ValueError, match="no trouble that the explorer knows: use none, .*, kill, .*, abort"):
         explore(0, 5, only="sunshine")
+    with pytest.raises(ValueError, match=f"2 seeds from {LAST_SEED} go beyond {LAST_SEED}, the last: begin earlier"):
+        explore(LAST_SEED, 2)
+    with pytest.raises(ValueError, match=f"is beyond {LAST_SEED}, the last"):
+        replay(LAST_SEED + 1)
     with pytest.raises(ValueError, match="must not be negative"):
         replay(-1)
     with pytest.raises(ValueError, match="are no range"):

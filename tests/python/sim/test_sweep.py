@@ -5,10 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from telegrad import _core
 from telegrad.plan import Costs
-from telegrad.sim.measure import Measurement, Point
+from telegrad.sim.measure import Measurement, Point, measure
 from telegrad.sim.networks import Network
-from telegrad.sim.sweep import sweep
+from telegrad.sim.sweep import measure_apart, sweep
 
 NETWORK = Network(Costs(alpha_s=2e-6, beta_s_per_byte=1e-10), jitter=0.5)
 
@@ -48,6 +49,35 @@ def test_a_point_that_cannot_be_simulated_ends_the_sweep() -> None:
     for processes in (1, 2):
         with pytest.raises(ValueError, match="root"):
             sweep([*points("ring"), bad], processes=processes)
+
+
+@pytest.mark.parametrize("limit", ["_LONG_EVENTS", "_LONG_BYTES"])
+def test_long_points_are_simulated_in_another_process_with_the_same_result(
+    monkeypatch: pytest.MonkeyPatch, limit: str
+) -> None:
+    point = Point("allreduce", "ring", 4, 4096, NETWORK, payloads=True, seed=3)
+    here = measure(point, links=True, timeline=True)
+
+    def fails(**_: object) -> None:
+        raise AssertionError("simulated in this process")
+
+    monkeypatch.setattr(_core, "measure", fails)
+    with pytest.raises(AssertionError, match="in this process"):
+        sweep([point])  # a short one
+    with pytest.raises(AssertionError, match="in this process"):
+        measure_apart(point)
+    monkeypatch.setattr(f"telegrad.sim.sweep.{limit}", 0)
+    (swept,) = sweep([point], processes=1)
+    apart = measure_apart(point, links=True, timeline=True)
+    assert swept.finish_s == apart.finish_s == here.finish_s
+    assert swept.events == apart.events == here.events
+    assert (swept.links, swept.activities) == (None, None)
+    assert apart.links is not None
+    assert here.links is not None
+    assert np.array_equal(apart.links.bytes, here.links.bytes)
+    assert apart.activities is not None
+    assert here.activities is not None
+    assert np.array_equal(apart.activities.end_s, here.activities.end_s)
 
 
 def test_no_points_and_no_processes() -> None:
