@@ -13,6 +13,10 @@ const Call* call_at(const Statement& statement, std::uint32_t sequence) {
   return index < statement.calls.size() ? &statement.calls[index] : nullptr;
 }
 
+bool accuses(const std::optional<Statement>& statement, Rank rank) {
+  return statement && statement->kind == FailureKind::peer_failed && statement->culprit == rank;
+}
+
 }  // namespace
 
 std::string list_of(const std::vector<Rank>& ranks) {
@@ -31,17 +35,13 @@ void Agreement::lose(Rank rank, std::string reason) {
 
 bool Agreement::is_lost(Rank rank) const {
   if (losses_[rank]) return true;
-  return std::ranges::any_of(statements_, [rank](const auto& statement) {
-    return statement && statement->kind == FailureKind::peer_failed && statement->culprit == rank &&
-           !statement->culprit_speaks;
-  });
+  return std::ranges::any_of(statements_,
+                             [rank](const auto& one) { return accuses(one, rank) && !one->culprit_speaks; });
 }
 
 bool Agreement::is_accused(Rank rank) const {
   if (losses_[rank]) return true;
-  return std::ranges::any_of(statements_, [rank](const auto& statement) {
-    return statement && statement->kind == FailureKind::peer_failed && statement->culprit == rank;
-  });
+  return std::ranges::any_of(statements_, [rank](const auto& one) { return accuses(one, rank); });
 }
 
 Agreement::Verdict Agreement::verdict() const {
@@ -138,7 +138,7 @@ std::optional<Agreement::Verdict> Agreement::lost() const {
   }
   if (culprit == kNoRank) return std::nullopt;
   for (const auto& statement : statements_) {
-    if (!statement || statement->kind != FailureKind::peer_failed || statement->culprit != culprit) continue;
+    if (!accuses(statement, culprit)) continue;
     return Verdict{statement->kind, culprit, statement->sequence, statement->reason};
   }
   const std::uint32_t sequence = statements_[self_] ? statements_[self_]->sequence : 0;

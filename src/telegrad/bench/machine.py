@@ -7,6 +7,7 @@ import importlib.metadata
 import os
 import platform
 import subprocess
+from collections.abc import Mapping
 from pathlib import Path
 
 
@@ -64,3 +65,8 @@ def _version(package: str) -> str | None:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
         return None
+
+
+def machine_text(machine: Mapping[str, object]) -> str:
+    """What ``describe_machine()`` says, in one line."""
+    return f"{machine['processor']}, {machine['cores']} cores; commit {machine['commit']}"

@@ -10,7 +10,7 @@ import concurrent.futures
 import multiprocessing
 import resource
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 
 from telegrad import _core
@@ -57,17 +57,12 @@ CASES: tuple[Case, ...] = (
 def run_cases(cases: Sequence[Case] = CASES, *, on_row: Callable[[Row], None] = lambda row: None) -> list[Row]:
     """A row per case, in their order. Raises ``RuntimeError`` if a result is wrong or a simulation does not end."""
     rows = []
-    for row in _rows(cases):
-        on_row(row)
-        rows.append(row)
-    return rows
-
-
-def _rows(cases: Sequence[Case]) -> Iterator[Row]:
     context = multiprocessing.get_context("spawn")
     for case in cases:
         with concurrent.futures.ProcessPoolExecutor(1, mp_context=context) as process:
-            yield process.submit(run_case, case).result()
+            rows.append(process.submit(run_case, case).result())
+        on_row(rows[-1])
+    return rows
 
 
 def run_case(case: Case) -> Row:

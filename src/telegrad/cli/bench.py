@@ -8,11 +8,10 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import TextColumn
 
-from telegrad.bench.machine import describe_machine
-from telegrad.bench.networks import check_network
-from telegrad.bench.plan import Measured, Plan, size_of, text_of
+from telegrad.bench.machine import describe_machine, machine_text
+from telegrad.bench.plan import Measured, Plan, text_of
 from telegrad.bench.registry import BENCHMARKS
 from telegrad.bench.runner import Row, count_of, rows_of, run, why_without_peer
 from telegrad.cli.bench_checks import checks
@@ -20,7 +19,9 @@ from telegrad.cli.bench_errors import errors
 from telegrad.cli.bench_faults import faults
 from telegrad.cli.bench_predictions import predictions
 from telegrad.cli.bench_simulator import simulator
+from telegrad.cli.options import byte_sizes, networks_of
 from telegrad.cli.outputs import check_folder_of
+from telegrad.cli.progress import counting
 from telegrad.launch import LaunchError
 from telegrad.report.allreduce import duration, plot, table_of
 
@@ -106,7 +107,7 @@ def allreduce(
             console.print(f"[red]{name}:[/] {error}", highlight=False)
             raise typer.Exit(1) from error
         console.print(table_of([row for row in rows if row["network"] == name], f"all_reduce, {ranks} ranks, {name}"))
-    console.print(f"{machine['processor']}, {machine['cores']} cores; commit {machine['commit']}", style="dim")
+    console.print(machine_text(machine), style="dim")
     wrong = sum(int(str(row["wrong"])) for row in rows)
     if json_file is not None:
         json_file.write_text(
@@ -128,32 +129,17 @@ def allreduce(
 def _checked(
     network: str, sizes: str, algorithms: str, known: tuple[str, ...]
 ) -> tuple[list[str], tuple[int, ...], tuple[str, ...]]:
-    networks = [name.strip() for name in network.split(",")]
-    try:
-        for name in networks:
-            check_network(name)
-    except ValueError as error:
-        raise typer.BadParameter(str(error), param_hint="--network") from error
-    try:
-        byte_sizes = tuple(size_of(size) for size in sizes.split(","))
-    except ValueError as error:
-        raise typer.BadParameter(str(error), param_hint="--sizes") from error
+    networks = networks_of([name.strip() for name in network.split(",")])
+    sizes_in_bytes = byte_sizes(sizes)
     chosen = tuple(name.strip() for name in algorithms.split(","))
     for name in chosen:
         if name not in known:
             raise typer.BadParameter(f"{name!r} does not exist: use {', '.join(known)}", param_hint="--algorithms")
-    return networks, byte_sizes, chosen
+    return networks, sizes_in_bytes, chosen
 
 
 def _run_with_progress(console: Console, plan: Plan, timeout_s: float) -> list[Measured]:
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TextColumn("{task.fields[latest]}"),
-    )
-    with Progress(*columns, console=console, transient=True) as progress:
+    with counting(console, TextColumn("{task.fields[latest]}")) as progress:
         task = progress.add_task(f"all_reduce over {plan.network}", total=count_of(plan), latest="starting ranks")
 
         def show(one: Measured) -> None:

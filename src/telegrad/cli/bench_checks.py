@@ -8,14 +8,14 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from telegrad.bench.checks import Row, run_pairs
-from telegrad.bench.machine import describe_machine
+from telegrad.bench.machine import describe_machine, machine_text
 from telegrad.bench.networks import check_network
 from telegrad.bench.plan import Plan, size_of, text_of
 from telegrad.cli.outputs import check_folder_of
+from telegrad.cli.progress import counting
 from telegrad.launch import LaunchError
 from telegrad.report.allreduce import duration
 
@@ -46,8 +46,7 @@ def checks(
         raise typer.BadParameter(str(error)) from error
     check_folder_of(json_file, "--json")
     rows: list[Row] = []
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True) as progress:
+    with counting(console) as progress:
         task = progress.add_task("jobs", total=2 * pairs * len(names))
         for name in names:
             plan = Plan("checks", name, ranks, byte_sizes, ("auto",), peer=None, samples=400, most_s=seconds)
@@ -58,7 +57,7 @@ def checks(
                 raise typer.Exit(1) from error
     console.print(_table_of(rows, f"all_reduce, {ranks} ranks: with the watch over peers, and without"))
     machine = describe_machine()
-    console.print(f"{machine['processor']}, {machine['cores']} cores; commit {machine['commit']}", style="dim")
+    console.print(machine_text(machine), style="dim")
     if json_file is not None:
         json_file.write_text(json.dumps({"rows": rows, "machine": machine}, indent=1, allow_nan=False) + "\n")
         console.print(f"rows: {json_file}")

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import TextColumn
 
 from telegrad.bench.fault_judge import Seen, Verdict
 from telegrad.bench.fault_runs import run_trials
 from telegrad.bench.fault_trials import KINDS, LIVENESS_TIMEOUT_S, Options
-from telegrad.bench.machine import describe_machine
+from telegrad.bench.machine import describe_machine, machine_text
+from telegrad.cli.options import rank_range
 from telegrad.cli.outputs import check_folder_of
+from telegrad.cli.progress import counting
 from telegrad.report.faults import failed, plot, summary, table_of
 
 _SEEDS_APART = 1_000_000
@@ -58,8 +59,7 @@ def faults(
     machine = describe_machine()
     seeds = [only] if only is not None else [seed * _SEEDS_APART + number for number in range(trials)]
     seeds = [seed for seed in seeds for _ in range(repeat)]
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, TextColumn("{task.fields[latest]}"), console=console, transient=True) as progress:
+    with counting(console, TextColumn("{task.fields[latest]}")) as progress:
         task = progress.add_task("fault trials", total=len(seeds), latest="")
 
         def show(verdict: Verdict, seen: Seen) -> None:
@@ -81,7 +81,7 @@ def faults(
                 markup=False,
             )
     console.print(summary(verdicts), highlight=False)
-    console.print(f"{machine['processor']}, {machine['cores']} cores; commit {machine['commit']}", style="dim")
+    console.print(machine_text(machine), style="dim")
     if json_file is not None:
         rows = [verdict.row() for verdict in verdicts]
         json_file.write_text(json.dumps({"trials": rows, "machine": machine}, indent=1, allow_nan=False) + "\n")
@@ -95,16 +95,11 @@ def faults(
 
 
 def _checked(ranks: str, network: str, kinds: str, liveness_timeout_s: float) -> Options:
-    found = re.fullmatch(r"(\d+)(?:\.\.(\d+))?", ranks.strip())
-    lowest, highest = (int(found[1]), int(found[2] or found[1])) if found else (0, 0)
-    if not 2 <= lowest <= highest <= 64:
-        raise typer.BadParameter(
-            f"{ranks!r} is no range of ranks: use two numbers from 2 to 64, as in 2..8", param_hint="--ranks"
-        )
+    chosen_ranks = rank_range(ranks, most=64, example="2..8")
     networks = tuple(name.strip() for name in network.split(","))
     chosen = KINDS if kinds == "all" else tuple(name.strip() for name in kinds.split(","))
     for names, known, option in ((networks, _NETWORKS, "--network"), (chosen, KINDS, "--kinds")):
         for name in names:
             if name not in known:
                 raise typer.BadParameter(f"{name!r} does not exist: use {', '.join(known)}", param_hint=option)
-    return Options((lowest, highest), networks, chosen, liveness_timeout_s)
+    return Options(chosen_ranks, networks, chosen, liveness_timeout_s)

@@ -9,11 +9,10 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import TextColumn
 
-from telegrad.bench.machine import describe_machine
-from telegrad.bench.networks import check_network
-from telegrad.bench.plan import size_of, text_of
+from telegrad.bench.machine import describe_machine, machine_text
+from telegrad.bench.plan import text_of
 from telegrad.bench.predictions import (
     FEWEST_JUDGED_BYTES,
     WITHIN,
@@ -27,7 +26,9 @@ from telegrad.bench.predictions import (
     worst_of,
 )
 from telegrad.bench.predictions_plan import Measurement, PredictionPlan
+from telegrad.cli.options import byte_sizes, networks_of
 from telegrad.cli.outputs import check_folder_of
+from telegrad.cli.progress import counting
 from telegrad.launch import LaunchError
 from telegrad.report.predictions import costs_text, name_of, plot, table_of
 
@@ -86,7 +87,7 @@ def predictions(
             {"ranks": plan.ranks, "network": plan.network, **asdict(calibration), "points": points_of(times)}
         )
     _say_worst(console, rows)
-    console.print(f"{machine['processor']}, {machine['cores']} cores; commit {machine['commit']}", style="dim")
+    console.print(machine_text(machine), style="dim")
     if json_file is not None:
         result = {"rows": rows, "calibrations": calibrations, "within": WITHIN, "machine": machine}
         json_file.write_text(json.dumps(result, indent=1, allow_nan=False) + "\n")
@@ -100,14 +101,8 @@ def predictions(
 
 
 def _checked(ranks: str, network: str, sizes: str, repetitions: int) -> list[PredictionPlan]:
-    try:
-        check_network(network)
-    except ValueError as error:
-        raise typer.BadParameter(str(error), param_hint="--network") from error
-    try:
-        byte_sizes = tuple(size_of(size) for size in sizes.split(","))
-    except ValueError as error:
-        raise typer.BadParameter(str(error), param_hint="--sizes") from error
+    networks_of([network])
+    sizes_in_bytes = byte_sizes(sizes)
     try:
         counts = [int(count) for count in ranks.split(",")]
     except ValueError as error:
@@ -117,20 +112,13 @@ def _checked(ranks: str, network: str, sizes: str, repetitions: int) -> list[Pre
             raise typer.BadParameter(
                 f"{count} ranks cannot be calibrated in pairs: use even numbers from 2 up", param_hint="--ranks"
             )
-    return [PredictionPlan(network, count, byte_sizes, repetitions=repetitions) for count in counts]
+    return [PredictionPlan(network, count, sizes_in_bytes, repetitions=repetitions) for count in counts]
 
 
 def _run_with_progress(
     console: Console, plan: PredictionPlan, timeout_s: float
 ) -> tuple[Times, dict[Measurement, int]]:
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TextColumn("{task.fields[latest]}"),
-    )
-    with Progress(*columns, console=console, transient=True) as progress:
+    with counting(console, TextColumn("{task.fields[latest]}")) as progress:
         description = f"{plan.ranks} ranks over {plan.network}"
         task = progress.add_task(description, total=count_of(plan), latest="starting ranks")
 

@@ -8,14 +8,14 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from telegrad.bench.machine import describe_machine
+from telegrad.bench.machine import describe_machine, machine_text
 from telegrad.bench.plan import text_of
 from telegrad.bench.simulator import CASES, Row, run_cases
 from telegrad.cli.interrupts import ended_by_interrupt
 from telegrad.cli.outputs import check_folder_of
+from telegrad.cli.progress import counting
 
 
 def simulator(
@@ -36,13 +36,12 @@ def simulator(
     if not cases:
         least = min(case.ranks for case in CASES)
         raise typer.BadParameter(f"no case has so few ranks: give at least {least}", param_hint="--most-ranks")
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with ended_by_interrupt(console, "interrupted"), Progress(*columns, console=console, transient=True) as progress:
+    with ended_by_interrupt(console, "interrupted"), counting(console) as progress:
         task = progress.add_task("cases", total=len(cases))
         rows = run_cases(cases, on_row=lambda _: progress.advance(task))
     console.print(_table_of(rows))
     machine = describe_machine()
-    console.print(f"{machine['processor']}, {machine['cores']} cores; commit {machine['commit']}", style="dim")
+    console.print(machine_text(machine), style="dim")
     if json_file is not None:
         json_file.write_text(json.dumps({"rows": rows, "machine": machine}, indent=1, allow_nan=False) + "\n")
         console.print(f"rows: {json_file}")

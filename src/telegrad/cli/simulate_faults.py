@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import json
-import re
 import time
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from telegrad.cli.interrupts import ended_by_interrupt
+from telegrad.cli.options import rank_range
 from telegrad.cli.outputs import check_writable, written
+from telegrad.cli.progress import counting
 from telegrad.sim.exploration import LAST_SEED, RANKS, Exploration, explore, replay, troubles
 
 _MOST_SEEDS = 100_000_000
@@ -52,7 +53,7 @@ def faults(
     that replays it.
     """
     console = Console()
-    lowest, highest = _range_of(ranks)
+    lowest, highest = rank_range(ranks, most=4096, example=_DEFAULT_RANKS)
     _check_seeds(first_seed, seeds, only)
     check_writable(json_file, "--json")
     check_writable(trace, "--trace")
@@ -62,11 +63,9 @@ def faults(
         _replay(console, replay_seed, (lowest, highest), trace, json_file)
         return
     began = time.monotonic()
-    columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
-    bad = TextColumn("{task.fields[bad]}")
     with (
         ended_by_interrupt(console, "stopped"),
-        Progress(TextColumn("{task.description}"), *columns, bad, console=console, transient=True) as bar,
+        counting(console, TimeRemainingColumn(), TextColumn("{task.fields[bad]}")) as bar,
     ):
         task = bar.add_task("seeds", total=seeds, bad="")
 
@@ -181,14 +180,3 @@ def _check_seeds(first_seed: int, seeds: int, only: str) -> None:
         )
     if only and only not in (known := troubles()):
         raise typer.BadParameter(f"{only!r} is no trouble: use {', '.join(known)}", param_hint="--only")
-
-
-def _range_of(ranks: str) -> tuple[int, int]:
-    matched = re.fullmatch(r"(\d+)(?:\.\.(\d+))?", ranks.strip())
-    lowest, highest = (int(matched[1]), int(matched[2] or matched[1])) if matched else (0, 0)
-    if not 2 <= lowest <= highest <= 4096:
-        raise typer.BadParameter(
-            f"{ranks!r} is no range of ranks: use two numbers from 2 to 4096, as in {_DEFAULT_RANKS}",
-            param_hint="--ranks",
-        )
-    return lowest, highest

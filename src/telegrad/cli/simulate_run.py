@@ -11,11 +11,12 @@ from typing import Any
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import TextColumn
 
 from telegrad.bench.plan import text_of
 from telegrad.cli.interrupts import ended_by_interrupt
 from telegrad.cli.outputs import written
+from telegrad.cli.progress import counting
 from telegrad.cli.simulate_settings import Settings
 from telegrad.report.simulation import (
     counts_for_json,
@@ -185,8 +186,7 @@ def _write_timeline(console: Console, point: Point, path: Path) -> None:
 
 @contextmanager
 def _progress(console: Console, name: str, total: int) -> Iterator[Callable[[str], None]]:
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, TextColumn("{task.fields[latest]}"), console=console, transient=True) as progress:
+    with counting(console, TextColumn("{task.fields[latest]}")) as progress:
         task = progress.add_task(name, total=total, latest="")
         yield lambda latest: progress.update(task, advance=1, latest=latest)
 

@@ -7,7 +7,6 @@ Every call must end, with the right bits or with an error that names the culprit
 from __future__ import annotations
 
 import json
-import os
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -15,6 +14,7 @@ from typing import Any, Self
 
 from telegrad import _core
 from telegrad.sim.seed_processes import Died, Played, play_chunks, worker_command
+from telegrad.sim.sweep import cores
 
 RANKS = (2, 33)
 """The range of sizes that seeds are drawn from where nothing else is said."""
@@ -135,7 +135,7 @@ def explore(
     if first_seed + seeds > LAST_SEED + 1:
         raise ValueError(f"{seeds} seeds from {first_seed} go beyond {LAST_SEED}, the last: begin earlier")
     if jobs is None:
-        jobs = len(os.sched_getaffinity(0))
+        jobs = cores()
     if jobs < 1:
         raise ValueError(f"jobs={jobs} must be at least 1: the processes that share the work")
     if only and only not in (known := troubles()):

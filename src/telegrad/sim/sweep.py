@@ -41,7 +41,7 @@ def sweep(
                 on_measured(results[index])
 
     longest_first = sorted(same, key=lambda point: -point.messages)
-    processes = min(processes or _cores(), len(longest_first))
+    processes = min(processes or cores(), len(longest_first))
     if processes <= 1 and not any(_is_long(point) for point in longest_first):
         for point in longest_first:
             keep(measure(point))
@@ -89,5 +89,6 @@ def _leave_ctrl_c_to_the_first() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
-def _cores() -> int:
+def cores() -> int:
+    """How many this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

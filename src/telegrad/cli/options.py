@@ -1,0 +1,39 @@
+"""Values that several commands take as text. Each function names the option, the value and the remedy."""
+
+from __future__ import annotations
+
+import re
+
+import typer
+
+from telegrad.bench.networks import check_network
+from telegrad.bench.plan import size_of
+
+
+def rank_range(text: str, *, most: int, example: str) -> tuple[int, int]:
+    """Fewest and most ranks of ``2..8`` or ``4``, from 2 to ``most``. Raises ``BadParameter``."""
+    found = re.fullmatch(r"(\d+)(?:\.\.(\d+))?", text.strip())
+    lowest, highest = (int(found[1]), int(found[2] or found[1])) if found else (0, 0)
+    if not 2 <= lowest <= highest <= most:
+        raise typer.BadParameter(
+            f"{text!r} is no range of ranks: use two numbers from 2 to {most}, as in {example}", param_hint="--ranks"
+        )
+    return lowest, highest
+
+
+def networks_of(names: list[str]) -> list[str]:
+    """``names``, all of which exist here. Raises ``BadParameter``."""
+    try:
+        for name in names:
+            check_network(name)
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="--network") from error
+    return names
+
+
+def byte_sizes(text: str) -> tuple[int, ...]:
+    """The bytes of ``4,64KiB,16MiB``. Raises ``BadParameter``."""
+    try:
+        return tuple(size_of(size) for size in text.split(","))
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="--sizes") from error
