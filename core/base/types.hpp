@@ -51,7 +51,7 @@ enum class DType : std::uint8_t {
   c64 = 14,
   c128 = 15,
 };
-enum class Reduction : std::uint8_t { none = 0, sum = 1, avg = 2 };
+enum class Reduction : std::uint8_t { none = 0, sum = 1, avg = 2, prod = 3, min = 4, max = 5 };
 
 template <class T>
 inline constexpr DType dtype_of = DType::u8;

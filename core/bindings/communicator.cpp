@@ -10,7 +10,8 @@
 #include <limits>
 #include <random>
 
-#include "bindings/operation.hpp"
+#include "bindings/moves.hpp"
+#include "bindings/reductions.hpp"
 #include "drivers/local/local_driver.hpp"
 #include "drivers/ucx/ucx_driver.hpp"
 #include "progress/completion_queue.hpp"
@@ -136,7 +137,8 @@ void bind_communicator(nb::module_& module) {
       .def("close", &Communicator::close, nb::call_guard<nb::gil_scoped_release>())
       .def("counters", &counters_of)
       .def("report", &Communicator::report, nb::call_guard<nb::gil_scoped_release>());
-  bind_operations(communicator);
+  bind_reductions(communicator);
+  bind_moves(communicator);
 
   module.def("report_on_signal", &report_on_signal, nb::arg("signal"));
   module.def("ucx_version", &UcxDriver::version);

@@ -1,6 +1,6 @@
 #pragma once
-// Operations as Python sees them: the object that it waits for, and the methods that begin one, for every class that
-// runs Requests (an engine's Communicator, a simulated one).
+// An operation as Python sees it: the object that it waits for, for every class that runs Requests (an engine's
+// Communicator, a simulated one).
 
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
@@ -15,7 +15,7 @@
 
 #include "bindings/binding.hpp"
 #include "progress/engine.hpp"
-#include "session/operations.hpp"
+#include "session/reductions.hpp"
 
 namespace telegrad::bindings {
 
@@ -92,85 +92,17 @@ class Operation {
   std::function<nb::object()> take_result_;
 };
 
-/// Methods that begin an operation. `Self` has size(), submit(request, blocking) and wait(request, deadline_s).
-template <class Self>
-void bind_operations(nb::class_<Self>& type) {
-  using Pointer = std::shared_ptr<Self>;
-  const auto running = [](const Pointer& self, auto started, bool blocking) {
-    if constexpr (requires { started.request; }) {
-      self->submit(started.request, blocking);
-    } else {
-      self->submit(started, blocking);
-    }
-    return Operation([self](const Request& request, double slice_s) { return self->wait(request, slice_s); },
-                     std::move(started));
-  };
-  const auto blocking = nb::arg("blocking") = false;
-  type.def(
-          "all_reduce",
-          [running](const Pointer& self, std::uintptr_t input, std::uintptr_t output, std::size_t count, DType dtype,
-                    Reduction reduction, Algorithm algorithm, bool caller_waits) {
-            const std::size_t bytes = count * size_of(dtype);
-            return running(self,
-                           make_all_reduce(self->size(), {.input = memory<const std::byte>(input, bytes),
-                                                          .output = memory<std::byte>(output, bytes),
-                                                          .dtype = dtype,
-                                                          .reduction = reduction,
-                                                          .algorithm = algorithm}),
-                           caller_waits);
-          },
-          nb::arg("input"), nb::arg("output"), nb::arg("count"), nb::arg("dtype"), nb::arg("reduction"),
-          nb::arg("algorithm"), blocking)
-      .def(
-          "all_reduce_sparse",
-          [running](const Pointer& self, std::uintptr_t indices, std::uintptr_t values, std::size_t nnz,
-                    std::uint64_t n, DType dtype, Reduction reduction, Algorithm, double switch_factor,
-                    bool caller_waits) {
-            const auto begin = [&]<class V>(SparseStream<V> stream) {
-              return running(self, make_all_reduce(std::move(stream), reduction, switch_factor), caller_waits);
-            };
-            if (dtype == DType::bf16) return begin(stream_of<bf16>(indices, values, nnz, n));
-            return begin(stream_of<float>(indices, values, nnz, n));
-          },
-          nb::arg("indices"), nb::arg("values"), nb::arg("nnz"), nb::arg("n"), nb::arg("dtype"), nb::arg("reduction"),
-          nb::arg("algorithm"), nb::arg("switch_factor"), blocking)
-      .def(
-          "all_reduce_sparse_into",
-          [running](const Pointer& self, std::uintptr_t indices, std::uintptr_t values, std::size_t nnz,
-                    std::uint64_t n, DType dtype, Reduction reduction, Algorithm, double switch_factor,
-                    std::uintptr_t output, bool caller_waits) {
-            const auto begin = [&]<class V>(SparseStream<V> stream) {
-              return running(
-                  self, make_all_reduce_into(std::move(stream), memory<V>(output, n), reduction, switch_factor),
-                  caller_waits);
-            };
-            if (dtype == DType::bf16) return begin(stream_of<bf16>(indices, values, nnz, n));
-            return begin(stream_of<float>(indices, values, nnz, n));
-          },
-          nb::arg("indices"), nb::arg("values"), nb::arg("nnz"), nb::arg("n"), nb::arg("dtype"), nb::arg("reduction"),
-          nb::arg("algorithm"), nb::arg("switch_factor"), nb::arg("output"), blocking)
-      .def(
-          "all_gather",
-          [running](const Pointer& self, std::uintptr_t input, std::uintptr_t output, std::size_t bytes, DType dtype,
-                    bool caller_waits) {
-            return running(self,
-                           make_all_gather(self->size(), dtype, memory<const std::byte>(input, bytes),
-                                           memory<std::byte>(output, bytes * self->size())),
-                           caller_waits);
-          },
-          nb::arg("input"), nb::arg("output"), nb::arg("bytes"), nb::arg("dtype"), blocking)
-      .def(
-          "broadcast",
-          [running](const Pointer& self, std::uintptr_t data, std::size_t bytes, DType dtype, Rank root,
-                    bool caller_waits) {
-            return running(self, make_broadcast(self->size(), dtype, memory<std::byte>(data, bytes), root),
-                           caller_waits);
-          },
-          nb::arg("data"), nb::arg("bytes"), nb::arg("dtype"), nb::arg("root"), blocking)
-      .def(
-          "barrier",
-          [running](const Pointer& self, bool caller_waits) { return running(self, make_barrier(), caller_waits); },
-          blocking);
+/// Begins `started` (a RequestPtr, or something with one in `.request`) on `self`, which has submit(request, blocking) and
+/// wait(request, deadline_s).
+template <class Self, class Started>
+Operation begin(const std::shared_ptr<Self>& self, Started started, bool blocking) {
+  if constexpr (requires { started.request; }) {
+    self->submit(started.request, blocking);
+  } else {
+    self->submit(started, blocking);
+  }
+  return Operation([self](const Request& request, double slice_s) { return self->wait(request, slice_s); },
+                   std::move(started));
 }
 
 inline nb::dict as_dict(const Session::Counters& counters) {

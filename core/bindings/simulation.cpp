@@ -5,7 +5,8 @@
 
 #include <mutex>
 
-#include "bindings/operation.hpp"
+#include "bindings/moves.hpp"
+#include "bindings/reductions.hpp"
 
 namespace telegrad::bindings {
 namespace {
@@ -82,7 +83,8 @@ void bind_simulation(nb::module_& module) {
       .def("close", [](SimulatedCommunicator&) {})
       .def("counters", &SimulatedCommunicator::counters)
       .def("report", &SimulatedCommunicator::report);
-  bind_operations(communicator);
+  bind_reductions(communicator);
+  bind_moves(communicator);
 
   nb::class_<SimulatedRanks>(module, "Simulation")
       .def_static("make", &make_ranks, nb::arg("size"), nb::arg("alpha_s"), nb::arg("beta_s_per_byte"),

@@ -40,7 +40,7 @@ Task<void> allreduce_recursive_doubling(Transport& net, DType dtype, Reduction r
   ConstBytes mine = input;
   if (rank < 2 * pairs) {
     co_await net.receive(rank + 1, kFold, sum.bytes());
-    co_await add(net, dtype, sum.bytes(), input);
+    co_await reduce(net, dtype, reduction, sum.bytes(), input);
     mine = sum.bytes();
   }
   const Rank self = rank < 2 * pairs ? rank / 2 : rank - pairs;
@@ -52,10 +52,10 @@ Task<void> allreduce_recursive_doubling(Transport& net, DType dtype, Reduction r
     co_await net.receive(partner, step, received.bytes());
     co_await sending;
     const bool last = 2 * distance == members;  // everybody's share is here
-    co_await add_to(net, dtype, mine, received.bytes(), last ? output : sum.bytes());
+    co_await reduce_to(net, dtype, reduction, mine, received.bytes(), last ? output : sum.bytes());
     mine = sum.bytes();
   }
-  if (reduction == Reduction::avg) co_await scale(net, dtype, output, 1.0F / static_cast<float>(size));
+  co_await finish_reduction(net, dtype, reduction, output);
   if (rank < 2 * pairs) co_await net.send(rank + 1, kUnfold, output);
 }
 

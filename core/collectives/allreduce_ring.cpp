@@ -50,7 +50,7 @@ Task<void> run_segment(const Ring& ring, std::size_t segment, std::array<Buffer,
     auto sending = net.send(ring.right(), step, partial);
     co_await net.receive(ring.left(), step, received);
     if (t + 2 < size) {
-      co_await add(net, ring.dtype, received, own);
+      co_await reduce(net, ring.dtype, ring.reduction, received, own);
       partial = received;
     }
     co_await sending;
@@ -58,8 +58,8 @@ Task<void> run_segment(const Ring& ring, std::size_t segment, std::array<Buffer,
   // What came last is this rank's own block, and holds every other rank's share: from here on output may be written.
   const Bytes mine = output(net.rank());
   const Bytes others = scratch[size % 2].bytes().first(mine.size());
-  co_await add_to(net, ring.dtype, others, input(net.rank()), mine);
-  if (ring.reduction == Reduction::avg) co_await scale(net, ring.dtype, mine, 1.0F / static_cast<float>(size));
+  co_await reduce_to(net, ring.dtype, ring.reduction, others, input(net.rank()), mine);
+  co_await finish_reduction(net, ring.dtype, ring.reduction, mine);
 
   // Allgather: in step t the block of the rank t to the left leaves, that of the rank t + 1 to the left comes.
   for (Rank t = 0; t + 1 < size; ++t, ++step) {

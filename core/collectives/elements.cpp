@@ -15,22 +15,25 @@ Task<void> copy(Transport& net, ConstBytes from, Bytes into) {
   });
 }
 
-Task<void> add(Transport& net, DType dtype, Bytes accumulator, ConstBytes addend) {
-  return add_to(net, dtype, accumulator, addend, accumulator);
+Task<void> reduce(Transport& net, DType dtype, Reduction reduction, Bytes accumulator, ConstBytes addend) {
+  return reduce_to(net, dtype, reduction, accumulator, addend, accumulator);
 }
 
-Task<void> add_to(Transport& net, DType dtype, ConstBytes a, ConstBytes b, Bytes out) {
+Task<void> reduce_to(Transport& net, DType dtype, Reduction reduction, ConstBytes a, ConstBytes b, Bytes out) {
   TELEGRAD_CHECK(a.size() == b.size() && a.size() == out.size());
   const std::size_t element = size_of(dtype);
   return compute_slices(net, out.size() / element, element, [=](std::size_t begin, std::size_t end) {
     const Range slice{begin, end};
-    kernels::add_to(dtype, elements(a, dtype, slice), elements(b, dtype, slice), elements(out, dtype, slice));
+    kernels::reduce_to(dtype, reduction, elements(a, dtype, slice), elements(b, dtype, slice),
+                       elements(out, dtype, slice));
   });
 }
 
-Task<void> scale(Transport& net, DType dtype, Bytes values, float factor) {
+Task<void> finish_reduction(Transport& net, DType dtype, Reduction reduction, Bytes values) {
+  if (reduction != Reduction::avg) co_return;
+  const float factor = 1.0F / static_cast<float>(net.size());
   const std::size_t element = size_of(dtype);
-  return compute_slices(net, values.size() / element, element, [=](std::size_t begin, std::size_t end) {
+  co_await compute_slices(net, values.size() / element, element, [=](std::size_t begin, std::size_t end) {
     kernels::scale(dtype, elements(values, dtype, Range{begin, end}), factor);
   });
 }

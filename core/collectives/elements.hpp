@@ -1,6 +1,6 @@
 #pragma once
 // The arithmetic of dense collectives on vectors whose element type is known at run time, in slices between which the
-// network has its turn. dtype is f32 or bf16.
+// network has its turn.
 
 #include "base/types.hpp"
 #include "collectives/blocks.hpp"
@@ -16,11 +16,11 @@ Span elements(Span whole, DType dtype, Range range) {
 
 /// into = from; nothing to do where both are the same memory.
 Task<void> copy(Transport& net, ConstBytes from, Bytes into);
-/// accumulator += addend.
-Task<void> add(Transport& net, DType dtype, Bytes accumulator, ConstBytes addend);
-/// out = a + b; `out` may be `a` or `b`.
-Task<void> add_to(Transport& net, DType dtype, ConstBytes a, ConstBytes b, Bytes out);
-/// values *= factor.
-Task<void> scale(Transport& net, DType dtype, Bytes values, float factor);
+/// accumulator = accumulator ∘ addend.
+Task<void> reduce(Transport& net, DType dtype, Reduction reduction, Bytes accumulator, ConstBytes addend);
+/// out = a ∘ b, the same bits as b ∘ a; `out` may be `a` or `b`. An average is summed like a sum.
+Task<void> reduce_to(Transport& net, DType dtype, Reduction reduction, ConstBytes a, ConstBytes b, Bytes out);
+/// What is left to do once all ranks' elements are reduced: an average is divided by the number of ranks.
+Task<void> finish_reduction(Transport& net, DType dtype, Reduction reduction, Bytes values);
 
 }  // namespace telegrad

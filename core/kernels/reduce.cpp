@@ -215,6 +215,11 @@ void add_to(DType dtype, ConstBytes a, ConstBytes b, Bytes out) {
   kernel(a.data(), b.data(), out.data(), count);
 }
 
+void reduce_to(DType dtype, Reduction reduction, ConstBytes a, ConstBytes b, Bytes out) {
+  TELEGRAD_CHECK(reduction == Reduction::sum || reduction == Reduction::avg);
+  add_to(dtype, a, b, out);
+}
+
 void scale(DType dtype, Bytes values, float factor) {
   const std::size_t count = checked_count(dtype, values.size());
   const auto& kernel = dtype == DType::f32 ? kScaleF32 : kScaleBf16;

@@ -11,6 +11,9 @@ namespace telegrad::kernels {
 /// accumulator[i] += addend[i]
 void add(DType dtype, Bytes accumulator, ConstBytes addend);
 
+/// out[i] = a[i] ∘ b[i]; a sum for an average. `out` as for add_to.
+void reduce_to(DType dtype, Reduction reduction, ConstBytes a, ConstBytes b, Bytes out);
+
 /// out[i] = a[i] + b[i]. `out` may be `a` or `b`, but must not overlap them otherwise.
 void add_to(DType dtype, ConstBytes a, ConstBytes b, Bytes out);
 

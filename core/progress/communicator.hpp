@@ -11,7 +11,7 @@
 
 #include "base/types.hpp"
 #include "progress/engine.hpp"
-#include "session/operations.hpp"
+#include "session/request.hpp"
 
 namespace telegrad {
 
@@ -38,7 +38,7 @@ class Communicator {
   /// Throws TransportError naming the ranks that did not answer within `timeout_s`.
   [[noreturn]] void give_up_join(double timeout_s);
 
-  /// Begins an operation of session/operations.hpp; all ranks begin the same ones in the same order. `caller_waits`: the
+  /// Begins an operation (session/reductions.hpp, session/moves.hpp); all ranks begin the same ones in the same order. `caller_waits`: the
   /// caller calls wait() at once, so the engine's thread need not wake up.
   RequestPtr submit(RequestPtr request, bool caller_waits);
 

@@ -8,7 +8,8 @@
 #include <stdexcept>
 #include <string>
 
-#include "session/operations.hpp"
+#include "session/moves.hpp"
+#include "session/reductions.hpp"
 #include "simulation/simulation.hpp"
 #include "simulation/workload.hpp"
 #include "sparse/counted.hpp"

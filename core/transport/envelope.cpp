@@ -11,6 +11,12 @@ const char* name_of(Operation operation) {
     case Operation::allgather: return "allgather";
     case Operation::allreduce: return "allreduce";
     case Operation::sparse_allreduce: return "sparse allreduce";
+    case Operation::reduce: return "reduce";
+    case Operation::reduce_scatter: return "reduce_scatter";
+    case Operation::gather: return "gather";
+    case Operation::scatter: return "scatter";
+    case Operation::all_to_all: return "all_to_all";
+    case Operation::send_receive: return "send_receive";
   }
   return "unknown operation";
 }
@@ -22,6 +28,7 @@ const char* name_of(Algorithm algorithm) {
     case Algorithm::recursive_doubling: return "recursive_doubling";
     case Algorithm::split_allgather: return "split_allgather";
     case Algorithm::direct: return "direct";
+    case Algorithm::rabenseifner: return "rabenseifner";
   }
   return "unknown";
 }
@@ -52,6 +59,9 @@ const char* name_of(Reduction reduction) {
     case Reduction::none: return "none";
     case Reduction::sum: return "sum";
     case Reduction::avg: return "avg";
+    case Reduction::prod: return "prod";
+    case Reduction::min: return "min";
+    case Reduction::max: return "max";
   }
   return "unknown";
 }
@@ -66,6 +76,7 @@ std::string describe(const Call& call) {
     std::snprintf(factor, sizeof factor, "%.10g", call.switch_factor);
     text += std::string(", switch_factor=") + factor;
   }
+  if (call.layout != 0) text += ", layout=" + std::to_string(call.layout);
   return text + ")";
 }
 

@@ -10,11 +10,30 @@
 
 namespace telegrad {
 
-inline constexpr std::uint32_t kWireVersion = 3;
+inline constexpr std::uint32_t kWireVersion = 4;
 
 // Part of the wire format: append, never renumber.
-enum class Operation : std::uint8_t { barrier = 1, broadcast = 2, allgather = 3, allreduce = 4, sparse_allreduce = 5 };
-enum class Algorithm : std::uint8_t { automatic = 0, ring = 1, recursive_doubling = 2, split_allgather = 3, direct = 4 };
+enum class Operation : std::uint8_t {
+  barrier = 1,
+  broadcast = 2,
+  allgather = 3,
+  allreduce = 4,
+  sparse_allreduce = 5,
+  reduce = 6,
+  reduce_scatter = 7,
+  gather = 8,
+  scatter = 9,
+  all_to_all = 10,
+  send_receive = 11,
+};
+enum class Algorithm : std::uint8_t {
+  automatic = 0,
+  ring = 1,
+  recursive_doubling = 2,
+  split_allgather = 3,
+  direct = 4,
+  rabenseifner = 5,
+};
 
 /// What a rank called: two ranks that meet in one operation must agree on all of it.
 struct Call {
@@ -25,10 +44,11 @@ struct Call {
   Rank root = kNoRank;
   std::uint64_t count = 0;  // elements; for a sparse operation the dimension
   double switch_factor = 0;  // of a sparse operation
+  std::uint64_t layout = 0;  // where ranks have blocks of different lengths: a digest of the lengths
 
   friend bool operator==(const Call&, const Call&) = default;
 };
-static_assert(sizeof(Call) == 24);
+static_assert(sizeof(Call) == 32);
 
 /// As a person would write the call: `allreduce(count=1024, dtype=f32, reduction=sum, algorithm=ring)`.
 std::string describe(const Call& call);
@@ -47,6 +67,6 @@ struct Envelope {
   std::uint64_t length = 0;  // payload bytes
   Call call;
 };
-static_assert(sizeof(Envelope) == 56 && std::is_trivially_copyable_v<Envelope>);
+static_assert(sizeof(Envelope) == 64 && std::is_trivially_copyable_v<Envelope>);
 
 }  // namespace telegrad

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "base/random.hpp"
-#include "session/operations.hpp"
+#include "session/reductions.hpp"
 #include "simulation/simulation.hpp"
 #include "sparse/counted.hpp"
 

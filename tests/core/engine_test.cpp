@@ -12,6 +12,8 @@
 
 #include "drivers/local/local_driver.hpp"
 #include "progress/communicator.hpp"
+#include "session/moves.hpp"
+#include "session/reductions.hpp"
 #include "progress/completion_queue.hpp"
 #include "testing.hpp"
 

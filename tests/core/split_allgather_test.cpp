@@ -13,7 +13,7 @@
 
 #include "base/random.hpp"
 #include "collectives/allreduce_split_allgather.hpp"
-#include "session/operations.hpp"
+#include "session/reductions.hpp"
 #include "sparse/wire.hpp"
 #include "world.hpp"
 

@@ -187,6 +187,7 @@ Effort effort_of(const PlannedCall& call, Rank size) {
     case Operation::allgather: return {ranks + rounds, ranks * bytes};
     case Operation::broadcast: return {rounds + 1.0, (rounds + 1.0) * bytes};
     case Operation::barrier: return {rounds, 0.0};
+    default: break;  // is not drawn
   }
   return {};
 }

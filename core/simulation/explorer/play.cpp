@@ -4,7 +4,8 @@
 #include <memory>
 #include <utility>
 
-#include "session/operations.hpp"
+#include "session/moves.hpp"
+#include "session/reductions.hpp"
 #include "simulation/explorer/drawing.hpp"
 #include "simulation/explorer/values.hpp"
 #include "sparse/stream.hpp"

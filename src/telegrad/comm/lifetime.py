@@ -10,18 +10,18 @@ from typing import TYPE_CHECKING
 from telegrad.comm.completion import never_destroy, stop_completion_thread
 
 if TYPE_CHECKING:
-    from telegrad.comm.communicator import Communicator
+    from telegrad.comm.member import Member
 
 # Strong references: the network must not lose its buffers because a variable went out of scope.
-_open: dict[int, Communicator] = {}
+_open: dict[int, Member] = {}
 
 
-def opened(communicator: Communicator) -> None:
+def opened(communicator: Member) -> None:
     """From here on the communicator lives until ``closed()``."""
     _open[id(communicator)] = communicator
 
 
-def closed(communicator: Communicator) -> None:
+def closed(communicator: Member) -> None:
     """The communicator takes care of itself again."""
     _open.pop(id(communicator), None)
 

@@ -1,14 +1,10 @@
-#include "session/operations.hpp"
+#include "session/reductions.hpp"
 
 #include <utility>
 
-#include "base/check.hpp"
-#include "collectives/allgather.hpp"
 #include "collectives/allreduce_recursive_doubling.hpp"
 #include "collectives/allreduce_ring.hpp"
 #include "collectives/allreduce_split_allgather.hpp"
-#include "collectives/barrier.hpp"
-#include "collectives/broadcast.hpp"
 #include "collectives/choice.hpp"
 #include "sparse/counted.hpp"
 
@@ -75,25 +71,5 @@ template SparseSum<bf16> make_all_reduce(SparseStream<bf16>, Reduction, double);
 template SparseSum<CountedF32> make_all_reduce(SparseStream<CountedF32>, Reduction, double);
 template RequestPtr make_all_reduce_into(SparseStream<float>, std::span<float>, Reduction, double);
 template RequestPtr make_all_reduce_into(SparseStream<bf16>, std::span<bf16>, Reduction, double);
-
-RequestPtr make_all_gather(Rank size, DType dtype, ConstBytes mine, Bytes all) {
-  TELEGRAD_CHECK(all.size() == mine.size() * size);
-  return request({.operation = Operation::allgather,
-                  .dtype = dtype,
-                  .algorithm = Algorithm::ring,
-                  .count = mine.size() / size_of(dtype)},
-                 [=](Transport& net) { return allgather(net, mine, all); });
-}
-
-RequestPtr make_broadcast(Rank size, DType dtype, Bytes data, Rank root) {
-  TELEGRAD_CHECK(root < size);
-  return request(
-      {.operation = Operation::broadcast, .dtype = dtype, .root = root, .count = data.size() / size_of(dtype)},
-                 [=](Transport& net) { return broadcast(net, root, data); });
-}
-
-RequestPtr make_barrier() {
-  return request({.operation = Operation::barrier}, [](Transport& net) { return barrier(net); });
-}
 
 }  // namespace telegrad

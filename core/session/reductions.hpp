@@ -1,5 +1,5 @@
 #pragma once
-// From a call to the Request that runs it. It must not know what runs Requests: an engine in real time, or a simulation.
+// From a call that reduces to the Request that runs it. It must not know what runs Requests: an engine in real time, or a simulation.
 // Arguments have been checked by whoever offers this to users. `size`: the number of ranks.
 
 #include <memory>
@@ -34,8 +34,5 @@ SparseSum<V> make_all_reduce(SparseStream<V> stream, Reduction reduction, double
 /// The same, written densely into `output`, a zero where no rank had an entry.
 template <class V>
 RequestPtr make_all_reduce_into(SparseStream<V> stream, std::span<V> output, Reduction reduction, double switch_factor);
-RequestPtr make_all_gather(Rank size, DType dtype, ConstBytes mine, Bytes all);
-RequestPtr make_broadcast(Rank size, DType dtype, Bytes data, Rank root);
-RequestPtr make_barrier();
 
 }  // namespace telegrad

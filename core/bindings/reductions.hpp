@@ -1,0 +1,59 @@
+#pragma once
+// The methods that begin an operation which reduces.
+
+#include "bindings/operation.hpp"
+#include "session/reductions.hpp"
+
+namespace telegrad::bindings {
+
+/// `Self`: see begin(); it also has size().
+template <class Self>
+void bind_reductions(nb::class_<Self>& type) {
+  using Pointer = std::shared_ptr<Self>;
+  const auto blocking = nb::arg("blocking") = false;
+  type.def(
+          "all_reduce",
+          [](const Pointer& self, std::uintptr_t input, std::uintptr_t output, std::size_t count, DType dtype,
+             Reduction reduction, Algorithm algorithm, bool caller_waits) {
+            const std::size_t bytes = count * size_of(dtype);
+            return begin(self,
+                           make_all_reduce(self->size(), {.input = memory<const std::byte>(input, bytes),
+                                                          .output = memory<std::byte>(output, bytes),
+                                                          .dtype = dtype,
+                                                          .reduction = reduction,
+                                                          .algorithm = algorithm}),
+                           caller_waits);
+          },
+          nb::arg("input"), nb::arg("output"), nb::arg("count"), nb::arg("dtype"), nb::arg("reduction"),
+          nb::arg("algorithm"), blocking)
+      .def(
+          "all_reduce_sparse",
+          [](const Pointer& self, std::uintptr_t indices, std::uintptr_t values, std::size_t nnz,
+             std::uint64_t n, DType dtype, Reduction reduction, Algorithm, double switch_factor,
+             bool caller_waits) {
+            const auto start = [&]<class V>(SparseStream<V> stream) {
+              return begin(self, make_all_reduce(std::move(stream), reduction, switch_factor), caller_waits);
+            };
+            if (dtype == DType::bf16) return start(stream_of<bf16>(indices, values, nnz, n));
+            return start(stream_of<float>(indices, values, nnz, n));
+          },
+          nb::arg("indices"), nb::arg("values"), nb::arg("nnz"), nb::arg("n"), nb::arg("dtype"), nb::arg("reduction"),
+          nb::arg("algorithm"), nb::arg("switch_factor"), blocking)
+      .def(
+          "all_reduce_sparse_into",
+          [](const Pointer& self, std::uintptr_t indices, std::uintptr_t values, std::size_t nnz,
+             std::uint64_t n, DType dtype, Reduction reduction, Algorithm, double switch_factor,
+             std::uintptr_t output, bool caller_waits) {
+            const auto start = [&]<class V>(SparseStream<V> stream) {
+              return begin(
+                  self, make_all_reduce_into(std::move(stream), memory<V>(output, n), reduction, switch_factor),
+                  caller_waits);
+            };
+            if (dtype == DType::bf16) return start(stream_of<bf16>(indices, values, nnz, n));
+            return start(stream_of<float>(indices, values, nnz, n));
+          },
+          nb::arg("indices"), nb::arg("values"), nb::arg("nnz"), nb::arg("n"), nb::arg("dtype"), nb::arg("reduction"),
+          nb::arg("algorithm"), nb::arg("switch_factor"), nb::arg("output"), blocking);
+}
+
+}  // namespace telegrad::bindings

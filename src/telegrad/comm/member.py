@@ -1,0 +1,131 @@
+"""Member: one rank's hold on the core's communicator, from its first operation to its close.
+
+It keeps tensors alive while the network may touch them; which operations there are, it must not know.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import deque
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, Self
+
+from telegrad import _core
+from telegrad.comm import lifetime
+from telegrad.comm.work import Work
+from telegrad.errors import TransportError
+
+
+class Member:
+    """What all operations of a Communicator share, and its end."""
+
+    def __init__(self, core: _core.Communicator) -> None:
+        self._core = core
+        self._process = os.getpid()
+        self._closed = False
+        self._over = False  # it has failed: what is called from now on never reaches the network
+        self._lock = threading.Lock()
+        self._in_flight: deque[tuple[_core.Request, Any]] = deque()  # with the tensors that the network may touch
+        lifetime.opened(self)
+
+    @property
+    def rank(self) -> int:
+        """This rank, in [0, world_size)."""
+        return self._core.rank
+
+    @property
+    def world_size(self) -> int:
+        """How many ranks there are."""
+        return self._core.size
+
+    @property
+    def driver(self) -> str:
+        """The network in use: ``"ucx"`` or ``"local"``."""
+        return self._core.driver
+
+    def stats(self) -> dict[str, int]:
+        """What this rank has sent and received since it joined: operations, messages, bytes."""
+        return dict(self._usable().counters())
+
+    def abort(self, reason: str = "aborted by its program") -> None:
+        """Ends all operations on all ranks with a ``TransportError`` that says ``reason``. ``close()`` is left to
+        do.
+        """
+        if not self._closed and self._process == os.getpid():
+            self._core.abort(reason)
+
+    def close(self) -> None:
+        """Leaves the group; operations still running fail.
+
+        A second call does nothing. Never raises for a failed peer.
+        """
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+        if self._process != os.getpid():
+            return
+        lifetime.closed(self)
+        self._core.close()
+        self._in_flight.clear()  # the network touches nothing any more
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is not None:
+            self.abort(f"{type(error).__name__} on rank {self.rank}: {error}")
+        self.close()
+
+    def __repr__(self) -> str:
+        state = ", closed" if self._closed else ""
+        return f"Communicator(rank={self.rank}, world_size={self.world_size}, driver={self.driver!r}{state})"
+
+    def __reduce__(self) -> Any:
+        raise TypeError("a Communicator cannot be pickled or copied: make one in each process with from_torch()")
+
+    def _work(self, request: _core.Request, operation: str, held: Any, finish: Callable[[_core.Request], Any]) -> Work:
+        if not self._over:
+            self._hold(request, held)
+        return Work(request, operation, self._core.rank, finish)
+
+    def _block(self, request: _core.Request, held: Any) -> None:
+        try:
+            request.wait()
+        except BaseException as error:  # also Ctrl-C: the network may still use the tensors
+            if not self._over:
+                self._hold(request, held)
+            self._over = self._over or isinstance(error, TransportError)
+            raise
+
+    def _hold(self, request: _core.Request, held: Any) -> None:
+        """Keeps tensors alive until their request succeeded; those of a failed one until close()."""
+        with self._lock:
+            flying = self._in_flight
+            while flying and flying[0][0].done():
+                if not _succeeded(flying[0][0]):
+                    self._over = True
+                    break
+                flying.popleft()
+            flying.append((request, held))
+
+    def _usable(self) -> _core.Communicator:
+        if self._process != os.getpid():
+            raise ValueError(
+                f"this Communicator belongs to process {self._process}, which forked this one: make a new one here, "
+                "or start child processes with the 'spawn' method"
+            )
+        if self._closed:
+            raise ValueError(f"this Communicator (rank {self._core.rank}) is closed: make a new one")
+        return self._core
+
+
+def _succeeded(request: _core.Request) -> bool:
+    try:
+        return request.wait(0.0)
+    except Exception:
+        return False
