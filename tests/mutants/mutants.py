@@ -29,7 +29,8 @@ BARRIER = "collectives/barrier.cpp"
 ELEMENTS = "collectives/elements.cpp"
 SLICES = "sparse/slices.cpp"
 WIRE = "sparse/wire.cpp"
-OPERATIONS = "session/reductions.cpp"
+REDUCTIONS = "session/reductions.cpp"
+MOVES = "session/moves.cpp"
 SESSION = "session/session.cpp"
 JOB = "session/job.cpp"
 FAILURE = "session/session_failure.cpp"
@@ -78,14 +79,14 @@ _COLLECTIVES = (
     _mutant(
         "ring: copied instead of added",
         RING,
-        "co_await add(net, ring.dtype, received, own);",
+        "co_await reduce(net, ring.dtype, ring.reduction, received, own);",
         "co_await copy(net, own, received);",
     ),
     _mutant(
         "ring: the mean is a sum",
         RING,
-        "if (ring.reduction == Reduction::avg) co_await scale(",
-        "if (ring.reduction == Reduction::none) co_await scale(",
+        "co_await finish_reduction(net, ring.dtype, ring.reduction, mine);",
+        "",
     ),
     _mutant(
         "ring: gathered blocks go where their neighbour's belong",
@@ -103,7 +104,7 @@ _COLLECTIVES = (
     _mutant(
         "doubling: the folded share replaces the own one",
         DOUBLING,
-        "co_await add(net, dtype, sum.bytes(), input);",
+        "co_await reduce(net, dtype, reduction, sum.bytes(), input);",
         "",
     ),
     _mutant(
@@ -113,10 +114,10 @@ _COLLECTIVES = (
         "net.send((rank + 3) % (2 * pairs), kUnfold, output)",
     ),
     _mutant(
-        "doubling: the mean is over the members only",
+        "doubling: the mean is a sum",
         DOUBLING,
-        "1.0F / static_cast<float>(size)",
-        "1.0F / static_cast<float>(members)",
+        "co_await finish_reduction(net, dtype, reduction, output);",
+        "",
     ),
     _mutant(
         "doubling: the wrong partner",
@@ -208,8 +209,8 @@ _COLLECTIVES = (
     _mutant(
         "elements: adds the wrong operand",
         ELEMENTS,
-        "elements(a, dtype, slice), elements(b, dtype, slice), elements(out, dtype, slice)",
-        "elements(b, dtype, slice), elements(b, dtype, slice), elements(out, dtype, slice)",
+        "elements(a, dtype, slice), elements(b, dtype, slice),",
+        "elements(b, dtype, slice), elements(b, dtype, slice),",
     ),
     _mutant(
         "elements: copies one byte too few",
@@ -272,8 +273,8 @@ _LARGE = (
     _mutant(
         "elements: a sum takes the first slice's addend again",
         ELEMENTS,
-        "elements(b, dtype, slice), elements(out",
-        "elements(b, dtype, Range{0, end - begin}), elements(out",
+        "elements(a, dtype, slice), elements(b, dtype, slice),",
+        "elements(a, dtype, slice), elements(b, dtype, Range{0, end - begin}),",
     ),
     _mutant(
         "elements: only the first slice is scaled",
@@ -287,13 +288,14 @@ _LARGE = (
         (
             ("const Buffer received(", "const Buffer first(input.size());\n  const Buffer received("),
             (
-                "    co_await add_to(net, dtype, mine, received.bytes(), last ? output : sum.bytes());",
+                "    co_await reduce_to(net, dtype, reduction, mine, received.bytes(), last ? output : sum.bytes());",
                 "    if (members == 4 && pairs == 0 && last) {\n"
-                "      co_await add(net, dtype, received.bytes(), input);\n"
-                "      co_await add_to(net, dtype, received.bytes(), first.bytes(), output);\n"
+                "      co_await reduce(net, dtype, reduction, received.bytes(), input);\n"
+                "      co_await reduce_to(net, dtype, reduction, received.bytes(), first.bytes(), output);\n"
                 "    } else {\n"
                 "      if (distance == 1) co_await copy(net, received.bytes(), first.bytes());\n"
-                "      co_await add_to(net, dtype, mine, received.bytes(), last ? output : sum.bytes());\n"
+                "      co_await reduce_to(net, dtype, reduction, mine, received.bytes(), "
+                "last ? output : sum.bytes());\n"
                 "    }",
             ),
         ),
@@ -305,10 +307,10 @@ _LARGE = (
         "    const bool last = 2 * distance == members;\n"
         "    const bool early = last && reduction == Reduction::avg && rank % 2 == 1;\n"
         "    if (early) {\n"
-        "      co_await scale(net, dtype, received.bytes(), 1.0F / static_cast<float>(size));\n"
+        "      co_await finish_reduction(net, dtype, reduction, received.bytes());\n"
         "      if (mine.data() != sum.bytes().data()) co_await copy(net, mine, sum.bytes());\n"
         "      mine = sum.bytes();\n"
-        "      co_await scale(net, dtype, sum.bytes(), 1.0F / static_cast<float>(size));\n"
+        "      co_await finish_reduction(net, dtype, reduction, sum.bytes());\n"
         "      reduction = Reduction::sum;\n"
         "    }",
     ),
@@ -317,10 +319,10 @@ _LARGE = (
 _SESSION = (
     _mutant("epoch: not compared", SESSION, "envelope.epoch != options_.epoch || ", ""),
     _mutant("communicator: not compared", SESSION, "envelope.communicator != options_.communicator ||", ""),
-    _mutant("call: the count is not told", OPERATIONS, ".count = dense.input.size() / size_of(dense.dtype)}", "}"),
-    _mutant("call: the reduction is not told", OPERATIONS, ".reduction = dense.reduction,", ""),
-    _mutant("call: the switch factor is not told", OPERATIONS, ".switch_factor = switch_factor};", "};"),
-    _mutant("call: the root is not told", OPERATIONS, ".root = root, ", ""),
+    _mutant("call: the count is not told", REDUCTIONS, ".count = dense.input.size() / size_of(dense.dtype)}", "}"),
+    _mutant("call: the reduction is not told", REDUCTIONS, ".reduction = dense.reduction,", ""),
+    _mutant("call: the switch factor is not told", REDUCTIONS, ".switch_factor = switch_factor};", "};"),
+    _mutant("call: the root is not told", MOVES, ".root = root, ", ""),
     _mutant("length: not checked", JOB, "if (length > posted.most_bytes || (", "if (length == ~std::size_t{0} && ("),
     _mutant(
         "call: never announced to whom it waits for",
