@@ -8,7 +8,7 @@ from typing import Any
 from telegrad import _core
 from telegrad.comm.coo import is_coo, stream_of_coo
 from telegrad.comm.member import Member
-from telegrad.comm.reduction import DENSE_ALGORITHMS, SPARSE_ALGORITHMS, algorithm_of, reduction_of
+from telegrad.comm.reduction import DENSE_ALGORITHMS, SPARSE_ALGORITHMS, algorithm_of, reduction_of, sparse_reduction_of
 from telegrad.comm.tensors import address, reducible
 from telegrad.comm.work import Work
 from telegrad.stream import SparseStream
@@ -30,10 +30,12 @@ class Reductions(Member):
     ) -> Any:
         """Reduces ``x`` over all ranks; every rank gets the same bits.
 
-        A dense ``x`` (float32, or torch bfloat16, any shape, the same on all ranks) is overwritten with the result,
-        and ``None`` returned. For a SparseStream or a ``torch.sparse_coo`` tensor the result is a new one, returned;
-        ranks may hold any number of entries. With ``async_op=True`` a Work is returned; ``work.result()`` gives the
-        tensor or stream. ``op``: ``"sum"`` or ``"avg"``. ``algorithm``: ``"auto"``, dense ``"ring"`` or
+        A dense ``x`` (float32, float64, float16, int32, int64 or torch's bfloat16, any shape, the same on all ranks)
+        is overwritten with the result, and ``None`` returned. For a SparseStream or a ``torch.sparse_coo`` tensor the
+        result is a new one, returned; ranks may hold any number of entries. With ``async_op=True`` a Work is returned;
+        ``work.result()`` gives the tensor or stream. ``op``: ``"sum"``, ``"avg"`` (of floats), and for dense ``x``
+        ``"prod"``, ``"min"`` or ``"max"``; see ReduceOp. 16-bit floats are added and multiplied in float32 and rounded
+        after each step, also before an average is divided. ``algorithm``: ``"auto"``, dense ``"ring"`` or
         ``"recursive_doubling"``, sparse ``"split_allgather"``. ``switch_factor``: a sparse sum is held densely once
         it has more than this times the number of entries at which both take the same bytes.
         """
@@ -43,7 +45,7 @@ class Reductions(Member):
             stream, back = stream_of_coo(x)
             return self._reduce_stream(stream, op, algorithm, switch_factor, async_op, back)
         core, buffer = self._usable(), reducible(x, "x")
-        reduction, chosen = reduction_of(op), algorithm_of(algorithm, DENSE_ALGORITHMS)
+        reduction, chosen = reduction_of(op, buffer.dtype), algorithm_of(algorithm, DENSE_ALGORITHMS)
         request = core.all_reduce(
             buffer.pointer, buffer.pointer, buffer.elements, buffer.dtype, reduction, chosen, not async_op
         )
@@ -64,8 +66,8 @@ class Reductions(Member):
     ) -> Work | None:
         """Writes the dense reduction of all ranks' streams into ``out``.
 
-        ``out``: ``stream.n`` elements of the values' dtype, any shape. Faster than making a sparse result dense; it
-        must not share memory with the stream.
+        ``out``: ``stream.n`` elements of the values' dtype, any shape. ``op``: ``"sum"`` or ``"avg"``. Faster than
+        making a sparse result dense; ``out`` must not share memory with the stream.
         """
         if not isinstance(stream, SparseStream):
             raise TypeError(
@@ -89,7 +91,7 @@ class Reductions(Member):
             indices.size,
             stream.n,
             dtype,
-            reduction_of(op),
+            sparse_reduction_of(op),
             algorithm_of(algorithm, SPARSE_ALGORITHMS),
             _checked_factor(switch_factor),
             buffer.pointer,
@@ -118,7 +120,7 @@ class Reductions(Member):
             indices.size,
             stream.n,
             _DTYPES[stream.dtype],
-            reduction_of(op),
+            sparse_reduction_of(op),
             algorithm_of(algorithm, SPARSE_ALGORITHMS),
             _checked_factor(switch_factor),
             not async_op,
