@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -11,17 +11,16 @@ from telegrad import _core
 from telegrad.stream import is_torch_tensor
 
 
-class HostBuffer(NamedTuple):
-    """Contiguous host memory. Whoever uses ``pointer`` must keep the tensor alive."""
-
-    pointer: int
-    elements: int
-    nbytes: int
-    dtype: _core.DType
+HostBuffer = _core.HostBuffer
+"""Contiguous host memory. Whoever uses its ``pointer`` must keep the tensor alive."""
 
 
 def reducible(x: Any, argument: str, *, writable: bool = True) -> HostBuffer:
     """The memory of a float32 or bfloat16 tensor. Raises ``TypeError`` or ``ValueError`` with the remedy."""
+    if type(x) is np.ndarray:
+        found = _core.buffer_of(x, writable)
+        if found is not None and found.dtype is _core.DType.f32:
+            return found
     if is_torch_tensor(x):
         torch = sys.modules["torch"]
         if x.dtype == torch.float32:
@@ -68,6 +67,10 @@ def movable(x: Any, argument: str, *, writable: bool = True) -> HostBuffer:
 
     Raises ``TypeError`` or ``ValueError`` with the remedy.
     """
+    if type(x) is np.ndarray:
+        found = _core.buffer_of(x, writable)
+        if found is not None:
+            return found
     if is_torch_tensor(x):
         _check_torch(x, argument)
         nbytes = x.numel() * x.element_size()
