@@ -64,6 +64,7 @@ NB_MODULE(_core, module) {
   bind_explorer(module);
   bind_measure(module);
   bind_simulation(module);
+  bind_tensors(module);
 }
 
 }  // namespace telegrad::bindings

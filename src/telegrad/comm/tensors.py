@@ -3,21 +3,15 @@
 from __future__ import annotations
 
 import sys
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from telegrad import _core
 from telegrad.stream import is_torch_tensor
 
-
-class HostBuffer(NamedTuple):
-    """Contiguous host memory. Whoever uses ``pointer`` must keep the tensor alive."""
-
-    pointer: int
-    elements: int
-    nbytes: int
-    dtype: _core.DType
+HostBuffer = _core.HostBuffer
+"""Contiguous host memory. Whoever uses its ``pointer`` must keep the tensor alive."""
 
 
 _DTYPES = {
@@ -40,6 +34,7 @@ _DTYPES = {
 
 
 _REDUCIBLE = ("float32", "float64", "float16", "bfloat16", "int32", "int64")
+_REDUCIBLE_DTYPES = frozenset(_DTYPES[name] for name in _REDUCIBLE)
 
 
 def reducible(x: Any, argument: str, *, writable: bool = True) -> HostBuffer:
@@ -47,6 +42,10 @@ def reducible(x: Any, argument: str, *, writable: bool = True) -> HostBuffer:
 
     Raises ``TypeError`` or ``ValueError`` with the remedy.
     """
+    if type(x) is np.ndarray:
+        found = _core.buffer_of(x, writable)
+        if found is not None and found.dtype in _REDUCIBLE_DTYPES:
+            return found
     if is_torch_tensor(x):
         name = str(x.dtype).removeprefix("torch.")
         if name not in _REDUCIBLE:
@@ -78,6 +77,10 @@ def movable(x: Any, argument: str, *, writable: bool = True) -> HostBuffer:
 
     Raises ``TypeError`` or ``ValueError`` with the remedy.
     """
+    if type(x) is np.ndarray:
+        found = _core.buffer_of(x, writable)
+        if found is not None:
+            return found
     if is_torch_tensor(x):
         _check_torch(x, argument)
         nbytes = x.numel() * x.element_size()
