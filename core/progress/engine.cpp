@@ -106,9 +106,7 @@ void Engine::remove(Participant& participant) {
 }
 
 void Engine::submit(Participant& participant, RequestPtr request, bool caller_waits) {
-  auto* const command = new Command{[&participant, request = std::move(request)]() mutable {
-    participant.session->begin(std::move(request), participant.driver->now_s());
-  }};
+  auto* const command = new Command{&participant, std::move(request)};
   command->next = commands_.load(std::memory_order_relaxed);
   while (!commands_.compare_exchange_weak(command->next, command)) {
   }
@@ -133,7 +131,8 @@ bool Engine::run_commands() {
   while (oldest != nullptr) {
     const std::unique_ptr<Command> command(oldest);
     oldest = command->next;
-    command->run();
+    Participant& participant = *command->participant;
+    participant.session->begin(std::move(command->request), participant.driver->now_s());
   }
   return true;
 }

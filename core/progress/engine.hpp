@@ -57,7 +57,8 @@ class Engine {
 
  private:
   struct Command {
-    std::function<void()> run;
+    Participant* participant;
+    RequestPtr request;
     Command* next = nullptr;
   };
   enum class Claim : std::uint8_t { action, wait };
