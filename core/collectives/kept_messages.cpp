@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <utility>
 
 namespace telegrad {
 namespace {
@@ -12,15 +13,19 @@ constexpr std::size_t kMostBlockBytes = std::size_t{32} << 10;
 
 }  // namespace
 
+// A block that is full ends with a record without a message.
+void KeptMessages::begin_block() {
+  if (next_ != nullptr) new (next_) Record{{}, kNoRank, 0};
+  block_bytes_ = block_bytes_ == 0 ? kLeastBlockBytes : std::min(2 * block_bytes_, kMostBlockBytes);
+  blocks_.emplace_back(static_cast<std::byte*>(::operator new(block_bytes_, kAlignment)));
+  next_ = blocks_.back().get();
+  left_ = block_bytes_ - sizeof(Record);
+}
+
 std::byte* KeptMessages::take(std::size_t bytes) {
-  if (blocks_.empty() || blocks_.back().size - blocks_.back().used < bytes) {
-    const std::size_t size = blocks_.empty() ? kLeastBlockBytes : std::min(2 * blocks_.back().size, kMostBlockBytes);
-    blocks_.push_back({std::unique_ptr<std::byte, Free>(static_cast<std::byte*>(::operator new(size, kAlignment))),
-                       size});
-  }
-  Block& block = blocks_.back();
-  std::byte* const taken = block.memory.get() + block.used;
-  block.used += bytes;
+  if (left_ < bytes) begin_block();
+  std::byte* const taken = std::exchange(next_, next_ + bytes);
+  left_ -= bytes;
   return taken;
 }
 
@@ -43,10 +48,11 @@ ConstBytes KeptMessages::add(Rank source, Buffer message) {
 std::vector<ConstBytes> KeptMessages::by_source(Rank size, ConstBytes missing) const {
   std::vector<ConstBytes> messages(size, missing);
   for (const Block& block : blocks_) {
-    for (std::size_t at = 0; at < block.used;) {
-      const auto* const record = std::launder(reinterpret_cast<const Record*>(block.memory.get() + at));
-      messages[record->source] = record->bytes;
-      at += record->step;
+    for (const std::byte* place = block.get(); place != next_;) {
+      const Record& record = *std::launder(reinterpret_cast<const Record*>(place));
+      if (record.step == 0) break;
+      messages[record.source] = record.bytes;
+      place += record.step;
     }
   }
   return messages;

@@ -26,18 +26,19 @@ class KeptMessages {
   struct Record {
     ConstBytes bytes;
     Rank source;
-    std::uint32_t step;  // in bytes to the next record of the block
+    std::uint32_t step;  // in bytes to the next record of the block; 0: there is none, nor a message
   };
   struct Free {
     void operator()(std::byte* memory) const { ::operator delete(memory, kAlignment); }
   };
-  struct Block {
-    std::unique_ptr<std::byte, Free> memory;
-    std::size_t size;
-    std::size_t used = 0;
-  };
+  using Block = std::unique_ptr<std::byte, Free>;
   std::byte* take(std::size_t bytes);
+  void begin_block();
 
+  // In the last block.
+  std::byte* next_ = nullptr;
+  std::size_t left_ = 0;
+  std::size_t block_bytes_ = 0;
   std::vector<Block> blocks_;
   std::vector<Buffer> large_;
 };
