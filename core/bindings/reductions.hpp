@@ -1,23 +1,25 @@
 #pragma once
 // The methods that begin an operation which reduces.
 
+#include "bindings/allreduce_table.hpp"
 #include "bindings/operation.hpp"
 #include "session/reductions.hpp"
 
 namespace telegrad::bindings {
 
-/// `Self`: see begin(); it also has size().
+/// `Self`: see begin(); it also has size(), allreduce_table() and use(table).
 template <class Self>
 void bind_reductions(nb::class_<Self>& type) {
   using Pointer = std::shared_ptr<Self>;
   const auto blocking = nb::arg("blocking") = false;
+  bind_allreduce_table(type);
   type.def(
           "all_reduce",
           [](const Pointer& self, std::uintptr_t input, std::uintptr_t output, std::size_t count, DType dtype,
              Reduction reduction, Algorithm algorithm, bool caller_waits) {
             const std::size_t bytes = count * size_of(dtype);
             return begin(self,
-                           make_all_reduce(self->size(), {.input = memory<const std::byte>(input, bytes),
+                           make_all_reduce(self->allreduce_table(), {.input = memory<const std::byte>(input, bytes),
                                                           .output = memory<std::byte>(output, bytes),
                                                           .dtype = dtype,
                                                           .reduction = reduction,

@@ -21,10 +21,13 @@ using SimulatedRanksPtr = std::shared_ptr<SimulatedRanks>;
 
 class SimulatedCommunicator {
  public:
-  SimulatedCommunicator(SimulatedRanksPtr ranks, Rank rank) : ranks_(std::move(ranks)), rank_(rank) {}
+  SimulatedCommunicator(SimulatedRanksPtr ranks, Rank rank)
+      : ranks_(std::move(ranks)), rank_(rank), allreduce_table_(ranks_->simulation.size()) {}
 
   Rank rank() const { return rank_; }
   Rank size() const { return ranks_->simulation.size(); }
+  const AllreduceTable& allreduce_table() const { return allreduce_table_; }
+  void use(AllreduceTable table) { allreduce_table_ = std::move(table); }
 
   void submit(const RequestPtr& request, bool) {
     const std::scoped_lock lock(ranks_->mutex);
@@ -60,6 +63,7 @@ class SimulatedCommunicator {
  private:
   SimulatedRanksPtr ranks_;
   Rank rank_;
+  AllreduceTable allreduce_table_;
 };
 
 SimulatedRanksPtr make_ranks(Rank size, double alpha_s, double beta_s_per_byte, double gamma_s_per_byte, double jitter,

@@ -1,8 +1,13 @@
 #include "collectives/choice.hpp"
 
+#include <algorithm>
 #include <array>
 #include <bit>
+#include <iterator>
 #include <limits>
+#include <stdexcept>
+#include <string>
+#include <utility>
 
 namespace telegrad {
 namespace {
@@ -35,6 +40,33 @@ Algorithm choose_allreduce(Rank size, std::size_t bytes) {
     return bytes <= most ? Algorithm::recursive_doubling : Algorithm::ring;
   }
   return Algorithm::ring;
+}
+
+AllreduceTable::AllreduceTable(Rank size, std::vector<AllreduceChoice> choices)
+    : size_(size), choices_(std::move(choices)) {
+  if (choices_.empty() || choices_.front().from_bytes != 0) {
+    throw std::invalid_argument("the table has no choice from 0 bytes: give the first choice from_bytes=0");
+  }
+  const auto no_more = [](const AllreduceChoice& one, const AllreduceChoice& next) {
+    return next.from_bytes <= one.from_bytes;
+  };
+  const auto stuck = std::ranges::adjacent_find(choices_, no_more);
+  if (stuck != choices_.end()) {
+    throw std::invalid_argument("the table's choices do not ascend after " + std::to_string(stuck->from_bytes) +
+                                " bytes: sort them by from_bytes, each once");
+  }
+  for (const AllreduceChoice& choice : choices_) {
+    if (std::ranges::find(kAllreduceAlgorithms, choice.algorithm) == kAllreduceAlgorithms.end()) {
+      throw std::invalid_argument(std::string("the table names ") + name_of(choice.algorithm) +
+                                  ", which does not sum dense vectors");
+    }
+  }
+}
+
+Algorithm AllreduceTable::choose(std::size_t bytes) const {
+  if (choices_.empty()) return choose_allreduce(size_, bytes);
+  const auto after = std::ranges::upper_bound(choices_, bytes, {}, &AllreduceChoice::from_bytes);
+  return std::prev(after)->algorithm;
 }
 
 }  // namespace telegrad

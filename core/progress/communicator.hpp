@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "base/types.hpp"
+#include "collectives/choice.hpp"
 #include "progress/engine.hpp"
 #include "session/request.hpp"
 
@@ -30,6 +31,11 @@ class Communicator {
   Rank rank() const { return rank_; }
   Rank size() const { return size_; }
   const char* driver_name() const { return driver_name_; }
+
+  /// What chooses where a call names no algorithm; at first the built-in table.
+  const AllreduceTable& allreduce_table() const { return allreduce_table_; }
+  /// All ranks do so between the same operations, with the same table for their number; nobody submits meanwhile.
+  void use(AllreduceTable table) { allreduce_table_ = std::move(table); }
 
   /// Greets the peers; every Communicator of the process does so before any waits in await_join().
   void join();
@@ -66,6 +72,7 @@ class Communicator {
   Rank rank_;
   Rank size_;
   const char* driver_name_;
+  AllreduceTable allreduce_table_;
   std::uint32_t epoch_;
   std::string report_folder_;
   std::mutex submitting_;

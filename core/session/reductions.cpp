@@ -5,7 +5,6 @@
 #include "collectives/allreduce_recursive_doubling.hpp"
 #include "collectives/allreduce_ring.hpp"
 #include "collectives/allreduce_split_allgather.hpp"
-#include "collectives/choice.hpp"
 #include "sparse/counted.hpp"
 
 namespace telegrad {
@@ -31,9 +30,9 @@ Task<void> sum_streams(Transport& net, SparseStream<V> mine, Reduction reduction
 
 }  // namespace
 
-RequestPtr make_all_reduce(Rank size, const Dense& dense) {
+RequestPtr make_all_reduce(const AllreduceTable& table, const Dense& dense) {
   const Algorithm algorithm =
-      dense.algorithm == Algorithm::automatic ? choose_allreduce(size, dense.input.size()) : dense.algorithm;
+      dense.algorithm == Algorithm::automatic ? table.choose(dense.input.size()) : dense.algorithm;
   const Call call{.operation = Operation::allreduce,
                   .dtype = dense.dtype,
                   .reduction = dense.reduction,

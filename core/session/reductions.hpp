@@ -7,6 +7,7 @@
 #include <span>
 
 #include "base/types.hpp"
+#include "collectives/choice.hpp"
 #include "session/request.hpp"
 #include "sparse/stream.hpp"
 
@@ -27,7 +28,8 @@ struct SparseSum {
   std::shared_ptr<std::optional<SparseStream<V>>> result;  // set once the request has succeeded
 };
 
-RequestPtr make_all_reduce(Rank size, const Dense& dense);
+/// `table` chooses the algorithm if none is named; all ranks hold the same.
+RequestPtr make_all_reduce(const AllreduceTable& table, const Dense& dense);
 /// `switch_factor`: see allreduce_split_allgather.
 template <class V>
 SparseSum<V> make_all_reduce(SparseStream<V> stream, Reduction reduction, double switch_factor);

@@ -14,7 +14,6 @@
 #include "collectives/allreduce_ring.hpp"
 #include "collectives/barrier.hpp"
 #include "collectives/broadcast.hpp"
-#include "collectives/choice.hpp"
 #include "world.hpp"
 
 namespace {
@@ -361,17 +360,6 @@ TEST("no rank leaves a barrier before the last has come") {
       EXPECT(!simulation.run().deadlock);
       for (Rank rank = 0; rank < size; ++rank) EXPECT(simulation.finish_s(rank) >= 1.0);
     }
-  }
-}
-
-TEST("short vectors are doubled, long ones go round the ring, and the choice depends on P") {
-  EXPECT_EQ(choose_allreduce(4, 1024), Algorithm::recursive_doubling);
-  EXPECT_EQ(choose_allreduce(4, 16 << 20), Algorithm::ring);
-  EXPECT_EQ(choose_allreduce(3, 32 << 10), Algorithm::ring);
-  EXPECT_EQ(choose_allreduce(1024, 1 << 20), Algorithm::recursive_doubling);
-  for (Rank size = 1; size < 5000; size = size * 3 / 2 + 1) {
-    EXPECT_EQ(choose_allreduce(size, 0), Algorithm::recursive_doubling);
-    EXPECT_EQ(choose_allreduce(size, std::size_t{1} << 30), Algorithm::ring);
   }
 }
 
