@@ -16,6 +16,7 @@ except ImportError:
         raise
 else:
     from telegrad import errors
+    from telegrad.calibration import calibrate
     from telegrad.comm import Communicator, ReduceOp, Work
     from telegrad.errors import (
         MismatchedCall,
@@ -25,6 +26,7 @@ else:
         TimeoutExpired,
         TransportError,
     )
+    from telegrad.plan import Tuning
     from telegrad.stream import SparseStream
 
 if TYPE_CHECKING:
@@ -41,7 +43,9 @@ __all__ = [
     "SparseStream",
     "TimeoutExpired",
     "TransportError",
+    "Tuning",
     "Work",
+    "calibrate",
     "ddp_hook",
     "errors",
 ]

@@ -11,8 +11,15 @@ from dataclasses import asdict
 from telegrad import _core
 from telegrad.bench.networks import open_network
 from telegrad.bench.plan import Timing
-from telegrad.bench.predictions_calibration import Calibration, calibrate
-from telegrad.bench.predictions_plan import Measurement, PredictionPlan, calibration, collectives_of, measurements_of
+from telegrad.bench.predictions_plan import (
+    Measurement,
+    PredictionPlan,
+    calibration,
+    calibration_probes,
+    collectives_of,
+    measurements_of,
+)
+from telegrad.calibration.fit import CostFit, fit_costs
 from telegrad.launch import SINGLE_THREADED, Ranks
 
 Row = dict[str, object]
@@ -68,9 +75,10 @@ def run(
     return times, wrong
 
 
-def calibration_from(plan: PredictionPlan, times: Mapping[Measurement, list[float]]) -> Calibration:
+def calibration_from(plan: PredictionPlan, times: Mapping[Measurement, list[float]]) -> CostFit:
     """The model's costs on the plan's network among its ranks."""
-    return calibrate({one: Timing.of(times[one]).median_s for one in calibration()}, plan.ranks)
+    medians = [Timing.of(times[one]).median_s for one in calibration()]
+    return fit_costs(dict(zip(calibration_probes(), medians, strict=True)), plan.ranks)
 
 
 def points_of(times: Mapping[Measurement, list[float]]) -> list[Row]:
@@ -91,13 +99,13 @@ def rows_of(
     plan: PredictionPlan,
     times: Mapping[Measurement, list[float]],
     wrong: Mapping[Measurement, int],
-    calibration: Calibration,
+    calibration: CostFit,
 ) -> list[Row]:
     """A row per collective, with ``ratio``: the predicted time over the median of the measured ones."""
     return [_row(plan, one, Timing.of(times[one]), wrong[one], calibration) for one in collectives_of(plan)]
 
 
-def _row(plan: PredictionPlan, one: Measurement, timing: Timing, wrong: int, calibration: Calibration) -> Row:
+def _row(plan: PredictionPlan, one: Measurement, timing: Timing, wrong: int, calibration: CostFit) -> Row:
     # The one algorithm that exchanges in pairs, recursive doubling, sends whole vectors.
     predicted_s = predict(one, plan.ranks, calibration.costs(one.bytes))
     ratio = predicted_s / timing.median_s

@@ -6,11 +6,12 @@ import json
 from dataclasses import asdict, dataclass
 from typing import Self
 
+from telegrad.calibration.probes import Probe, probes
+
 ENTRY_BYTES = 8
 """Of a sparse vector's entry in memory: a 4-byte index and a float."""
 
 _LINE_BYTES = tuple(1 << power for power in range(15, 23))  # 32 KiB … 4 MiB: messages of the collectives measured here
-_REDUCED_BYTES = 16 << 20  # beyond the caches, as a long vector is
 _MOST_GATHERED_BYTES = 32 << 20
 
 
@@ -56,21 +57,13 @@ class PredictionPlan:
 
 
 def calibration() -> list[Measurement]:
-    """What the model's costs come from, whatever they will predict. All ranks take part at once, so that the machine is
-    as busy as in a collective:
+    """What the model's costs come from, whatever they will predict: one for each of ``calibration_probes()``, in the
+    same order."""
+    return [Measurement(probe.kind, "", probe.bytes) for probe in calibration_probes()]
 
-    - ``round``: barriers of all ranks;
-    - ``one_way``: in each pair of neighbours one sends to the other, message after message;
-    - ``exchange``: the two of a pair send to each other at once, and add what they get; from call to call with another
-      partner, where the ranks can be divided by four, since links that have to begin anew are slower;
-    - ``reduce``: every rank adds two vectors of its own.
-    """
-    return [
-        Measurement("round", "", 0),
-        *(Measurement("one_way", "", size) for size in _LINE_BYTES),
-        *(Measurement("exchange", "", size) for size in _LINE_BYTES),
-        Measurement("reduce", "", _REDUCED_BYTES),
-    ]
+
+def calibration_probes() -> list[Probe]:
+    return probes(_LINE_BYTES, _LINE_BYTES)
 
 
 def collectives_of(plan: PredictionPlan) -> list[Measurement]:

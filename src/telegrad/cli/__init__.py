@@ -30,6 +30,7 @@ COMMANDS = (
     Command("test", "telegrad.cli.selftest", "selftest"),
     Command("report", "telegrad.cli.report", "report", needs=("matplotlib:plot_file",)),
     Command("bench", "telegrad.cli.bench", "app", needs=("matplotlib:plot_file",)),
+    Command("calibrate", "telegrad.cli.calibrate", "calibrate", needs=("matplotlib:plot_file",)),
     Command("simulate", "telegrad.cli.simulate", "app", needs=("matplotlib:plot_file",)),
     Command("demo", "telegrad.cli.demo", "demo", needs=("matplotlib",), extra="demo"),
 )

@@ -7,10 +7,13 @@ from typing import Any
 
 from telegrad import _core
 from telegrad.comm.moves import Moves
+from telegrad.comm.reduction import DENSE_ALGORITHMS, algorithm_of
 from telegrad.comm.reductions import Reductions
 from telegrad.comm.rendezvous import Exchange, check_interface, find_peers
 from telegrad.comm.reports import report_folder, report_on_signal
+from telegrad.comm.tuning import AUTO, TuningAgreement, checked_tuning
 from telegrad.comm.work import check_timeout
+from telegrad.plan import Place, Tuning
 
 
 class Communicator(Reductions, Moves):
@@ -23,6 +26,9 @@ class Communicator(Reductions, Moves):
     after ``os.fork()`` it is of no use in the child.
     """
 
+    _place: Place | None = None
+    _tuning: Tuning | None = None
+
     @classmethod
     def from_torch(
         cls,
@@ -32,17 +38,22 @@ class Communicator(Reductions, Moves):
         liveness_timeout_s: float | None = 8.0,
         interface: str | None = None,
         join_timeout_s: float = 300.0,
+        tuning: Tuning | str | None = AUTO,
     ) -> Communicator:
         """Joins the ranks of a torch process group (``None``: the whole job), which all call this.
 
         Works inside ``torchrun``, whether or not ``torch.distributed`` is initialised, on any number of nodes.
         ``timeout_s`` bounds each operation; ``liveness_timeout_s``, the same on all ranks, says after how long a silent
         process is dead (``None``: never, for debuggers); ``interface`` names the network interface; ``join_timeout_s``
-        bounds the wait for peers. Raises ``RendezvousError`` if no peers are found, ``TransportError`` if one fails
+        bounds the wait for peers. ``tuning`` chooses the algorithms of calls that name none: ``"auto"``, what
+        ``telegrad calibrate`` has found for these hosts and this many ranks, if anything (rank 0 looks it up);
+        ``None``, the built-in choice; or a ``Tuning``. All ranks use rank 0's; naming another is a ``ValueError`` on
+        all ranks. Raises ``RendezvousError`` if no peers are found, ``TransportError`` if one fails
         meanwhile, ``ImportError`` without torch or UCX, ``ValueError`` for bad arguments.
         """
         _check_options(timeout_s, liveness_timeout_s, interface)
         check_timeout(join_timeout_s, "join_timeout_s")
+        checked_tuning(tuning)
         peers = find_peers(group, join_timeout_s=join_timeout_s)
         return cls.from_exchange(
             peers.rank,
@@ -51,6 +62,7 @@ class Communicator(Reductions, Moves):
             timeout_s=timeout_s,
             liveness_timeout_s=liveness_timeout_s,
             interface=interface,
+            tuning=tuning,
         )
 
     @classmethod
@@ -63,6 +75,7 @@ class Communicator(Reductions, Moves):
         timeout_s: float = 1800.0,
         liveness_timeout_s: float | None = 8.0,
         interface: str | None = None,
+        tuning: Tuning | str | None = AUTO,
     ) -> Communicator:
         """Joins ``size`` ranks that find each other by ``exchange``.
 
@@ -84,10 +97,16 @@ class Communicator(Reductions, Moves):
                 "this telegrad was built without UCX (TELEGRAD_UCX=none), so it reaches no other process: install "
                 "it again with `pip install .` (bundles UCX) or `pip install . -C cmake.define.TELEGRAD_UCX=system`"
             )
+        agreement = TuningAgreement(rank, size, exchange, checked_tuning(tuning, size), interface)
         report_on_signal()
-        return cls(
-            _core.Communicator.ucx(rank, size, exchange, timeout_s, liveness_timeout_s, interface, report_folder())
+        communicator = cls(
+            _core.Communicator.ucx(
+                rank, size, agreement.swap, timeout_s, liveness_timeout_s, interface, report_folder()
+            )
         )
+        communicator._place = agreement.place
+        communicator.use(agreement.tuning)
+        return communicator
 
     @classmethod
     def local(cls, n: int, *, timeout_s: float = 1800.0) -> list[Communicator]:
@@ -102,6 +121,28 @@ class Communicator(Reductions, Moves):
         check_timeout(timeout_s, "timeout_s")
         report_on_signal()
         return [cls(core) for core in _core.Communicator.local(n, timeout_s, report_folder())]
+
+    @property
+    def tuning(self) -> Tuning | None:
+        """What chooses the algorithms of calls that name none, the same on all ranks; ``None``: the built-in choice."""
+        return self._tuning
+
+    @property
+    def place(self) -> Place | None:
+        """For which jobs a tuning of this communicator holds; ``None`` for ranks of one process."""
+        return self._place
+
+    def use(self, tuning: Tuning | None) -> None:
+        """Chooses algorithms by ``tuning`` from now on (``None``: the built-in choice).
+
+        All ranks do so between the same operations. Raises ``ValueError`` for a tuning of another number of ranks.
+        """
+        checked_tuning(tuning, self.world_size)
+        choices = tuning.allreduce.choices if tuning else ()
+        self._usable().use_allreduce_table(
+            [(choice.from_bytes, algorithm_of(choice.algorithm, DENSE_ALGORITHMS)) for choice in choices]
+        )
+        self._tuning = tuning
 
     def report(self) -> dict[str, Any]:
         """What this rank knows of its last operations and of its peers: who called what, and who waits for whom.

@@ -7,6 +7,7 @@ import os
 from telegrad.comm import Communicator
 from telegrad.errors import RendezvousError
 from telegrad.launch.exchange import SocketExchange
+from telegrad.plan import Tuning
 
 RANK, WORLD_SIZE, EXCHANGE = "TELEGRAD_RANK", "TELEGRAD_WORLD_SIZE", "TELEGRAD_EXCHANGE"
 LAUNCHER = "TELEGRAD_LAUNCHER"
@@ -42,6 +43,7 @@ def join(
     liveness_timeout_s: float | None = 8.0,
     interface: str | None = None,
     join_timeout_s: float = 300.0,
+    tuning: Tuning | str | None = "auto",
 ) -> Communicator:
     """A communicator of all ranks that the launcher started; each calls this. Arguments as in
     ``Communicator.from_torch``.
@@ -54,4 +56,5 @@ def join(
         timeout_s=timeout_s,
         liveness_timeout_s=liveness_timeout_s,
         interface=interface,
+        tuning=tuning,
     )

@@ -4,7 +4,15 @@ Pure functions: no network, no clock, no torch.
 """
 
 from telegrad.plan.cost import Cost, Costs
-from telegrad.plan.decision import ALLREDUCE_ALGORITHMS, Choice, DecisionTable, allreduce_table, fastest_allreduce
+from telegrad.plan.decision import (
+    ALLREDUCE_ALGORITHMS,
+    Choice,
+    DecisionTable,
+    allreduce_table,
+    fastest_allreduce,
+)
+from telegrad.plan.measured_decision import measured_allreduce_table
+from telegrad.plan.tuning import Place, Tuning
 
 __all__ = [
     "ALLREDUCE_ALGORITHMS",
@@ -12,6 +20,9 @@ __all__ = [
     "Cost",
     "Costs",
     "DecisionTable",
+    "Place",
+    "Tuning",
     "allreduce_table",
     "fastest_allreduce",
+    "measured_allreduce_table",
 ]

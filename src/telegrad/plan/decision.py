@@ -15,6 +15,7 @@ from telegrad.plan.cost import ELEMENT_BYTES, RING_MESSAGE_BYTES, Costs, allredu
 ALLREDUCE_ALGORITHMS = ("recursive_doubling", "ring")
 
 MOST_BYTES = 1 << 30
+LONGEST_BYTES = (1 << 63) - 1
 _STEPS_PER_DOUBLING = 4
 
 
@@ -50,6 +51,8 @@ class DecisionTable:
         begins = [choice.from_bytes for choice in self.choices]
         if not begins or begins[0] != 0 or any(a >= b for a, b in itertools.pairwise(begins)):
             raise ValueError(f"choices begin at {begins} bytes: let the first begin at 0, and the others ascend")
+        if begins[-1] > LONGEST_BYTES:
+            raise ValueError(f"a choice begins at {begins[-1]} bytes: no vector is longer than {LONGEST_BYTES}")
         for choice in self.choices:
             if choice.algorithm not in ALLREDUCE_ALGORITHMS:
                 known = ", ".join(ALLREDUCE_ALGORITHMS)
@@ -61,19 +64,31 @@ class DecisionTable:
             raise ValueError(f"size={size} must be 0 bytes or more")
         return self.choices[bisect.bisect_right([choice.from_bytes for choice in self.choices], size) - 1].algorithm
 
-    def to_json(self) -> str:
+    def to_data(self) -> dict[str, Any]:
+        """As JSON has it."""
         choices = [{"from_bytes": choice.from_bytes, "algorithm": choice.algorithm} for choice in self.choices]
-        return json.dumps({"ranks": self.ranks, "choices": choices})
+        return {"ranks": self.ranks, "choices": choices}
+
+    @classmethod
+    def from_data(cls, found: Any) -> Self:
+        """The reverse of ``to_data``. Raises ``ValueError`` for what is no table."""
+        try:
+            choices = tuple(Choice(int(one["from_bytes"]), str(one["algorithm"])) for one in found["choices"])
+            return cls(int(found["ranks"]), choices)
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"{str(found)[:80]!r} is no decision table: give what to_json() returned") from error
+
+    def to_json(self) -> str:
+        return json.dumps(self.to_data())
 
     @classmethod
     def from_json(cls, text: str) -> Self:
         """The reverse of ``to_json``. Raises ``ValueError`` for text that is no table."""
         try:
-            found: dict[str, Any] = json.loads(text)
-            choices = tuple(Choice(int(one["from_bytes"]), str(one["algorithm"])) for one in found["choices"])
-            return cls(int(found["ranks"]), choices)
-        except (KeyError, TypeError, json.JSONDecodeError) as error:
+            found = json.loads(text)
+        except json.JSONDecodeError as error:
             raise ValueError(f"{text[:80]!r} is no decision table: give what to_json() returned") from error
+        return cls.from_data(found)
 
     def __str__(self) -> str:
         lines = [f"allreduce, {self.ranks} ranks"]

@@ -10,7 +10,7 @@ from rich.table import Table
 
 from telegrad.bench.plan import text_of
 from telegrad.bench.predictions import WITHIN
-from telegrad.bench.predictions_calibration import Calibration
+from telegrad.calibration.fit import CostFit
 from telegrad.report.allreduce import duration
 
 Row = Mapping[str, Any]
@@ -24,7 +24,7 @@ def name_of(row: Row) -> str:
     return " ".join(part for part in (row["op"], row["algorithm"], percent) if part)
 
 
-def costs_text(calibration: Calibration) -> str:
+def costs_text(calibration: CostFit) -> str:
     """The calibrated costs in one line."""
     exchange = [beta for _, beta in calibration.exchange]
     return (

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import math
-import random
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,7 +13,6 @@ from telegrad import _core
 from telegrad.bench import predictions
 from telegrad.bench.netlab import Netlab, NetlabError
 from telegrad.bench.predictions import calibration_from, count_of, predict, rows_of, run, worst_of
-from telegrad.bench.predictions_calibration import Calibration, calibrate, line_of
 from telegrad.bench.predictions_plan import (
     Measurement,
     PredictionPlan,
@@ -23,15 +20,15 @@ from telegrad.bench.predictions_plan import (
     collectives_of,
     measurements_of,
 )
+from telegrad.calibration.fit import CostFit
 
-_SIZES = [1 << power for power in range(12, 23)]
 _COSTS = {
     "alpha_s": 2e-5,
     "beta_s_per_byte": 8.3e-9,
     "beta_exchange_s_per_byte": 9.5e-9,
     "gamma_s_per_byte": 1e-10,
 }
-_CALIBRATION = Calibration(
+_CALIBRATION = CostFit(
     alpha_s=_COSTS["alpha_s"],
     beta_s_per_byte=_COSTS["beta_s_per_byte"],
     exchange=((1 << 15, _COSTS["beta_exchange_s_per_byte"]),),
@@ -53,60 +50,6 @@ def _medians(costs: Mapping[str, float], ranks: int) -> dict[Measurement, float]
         "reduce": lambda size: size * gamma,
     }
     return {one: seconds[one.operation](one.bytes) for one in calibration()}
-
-
-def test_a_line_is_found_exactly() -> None:
-    line = line_of([(size, 3e-5 + size * 8.3e-9) for size in _SIZES])
-    assert line.intercept_s == pytest.approx(3e-5)
-    assert line.slope_s_per_byte == pytest.approx(8.3e-9)
-
-
-@pytest.mark.parametrize("outliers", [(0,), (10,), (0, 5), (3, 9, 10)])
-@pytest.mark.parametrize("factor", [0.01, 3.0, 100.0])
-def test_outliers_do_not_bend_a_line(outliers: tuple[int, ...], factor: float) -> None:
-    noise = random.Random(0)
-    points = [(size, (3e-5 + size * 8.3e-9) * (1 + noise.uniform(-1e-3, 1e-3))) for size in _SIZES]
-    for index in outliers:
-        points[index] = (points[index][0], points[index][1] * factor)
-    line = line_of(points)
-    assert line.intercept_s == pytest.approx(3e-5, rel=0.1)
-    assert line.slope_s_per_byte == pytest.approx(8.3e-9, rel=0.02)
-
-
-@pytest.mark.parametrize(
-    ("points", "message"),
-    [
-        ([], "a line needs two lengths"),
-        ([(1024, 1e-5), (1024, 2e-5)], "are of one length: a line needs two lengths"),
-        ([(0, 1e-6), (1024, 1e-5)], "contain a message without bytes"),
-    ],
-)
-def test_too_few_points_make_no_line(points: list[tuple[int, float]], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        line_of(points)
-
-
-@pytest.mark.parametrize("ranks", [2, 4, 8])
-def test_the_costs_of_a_plain_network_are_found_again(ranks: int) -> None:
-    found = calibrate(_medians(_COSTS, ranks), ranks)
-    assert found.costs(1 << 20) == {name: pytest.approx(cost) for name, cost in _COSTS.items()}
-    assert found.round_s == pytest.approx(2e-5)
-
-
-def test_the_cost_of_a_byte_in_exchange_depends_on_the_length() -> None:
-    found = dataclasses.replace(_CALIBRATION, exchange=((1 << 10, 1e-8), (1 << 20, 3e-8)))
-    lengths = (0, 1 << 10, 1 << 15, 1 << 20, 1 << 30)
-    assert [found.beta_exchange_s_per_byte(length) for length in lengths] == pytest.approx(
-        [1e-8, 1e-8, 2e-8, 3e-8, 3e-8]
-    )
-
-
-def test_costs_that_cannot_be_are_not_found() -> None:
-    faster = calibrate(_medians({**_COSTS, "alpha_s": -1e-5, "beta_exchange_s_per_byte": 7e-9}, 4), 4)
-    assert faster.alpha_s == 0
-    assert faster.beta_exchange_s_per_byte(1 << 20) == faster.beta_s_per_byte
-    with pytest.raises(ValueError, match="medians lack round, exchange"):
-        calibrate({one: 1.0 for one in calibration() if one.operation in ("one_way", "reduce")}, 4)
 
 
 def test_the_plan_measures_every_collective_at_every_size() -> None:
@@ -221,7 +164,7 @@ def test_a_small_job_on_the_laboratory() -> None:
     assert set(wrong.values()) == {0}
     assert sorted(map(repr, seen)) == sorted(repr(one) for one in times for _ in range(2))
     found = calibration_from(plan, times)
-    assert isinstance(found, Calibration)
+    assert isinstance(found, CostFit)
     assert min(beta for _, beta in found.exchange) >= found.beta_s_per_byte > 0
     json.dumps(found.costs(1 << 20), allow_nan=False)
     rows = rows_of(plan, times, wrong, found)

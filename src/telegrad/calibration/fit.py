@@ -14,7 +14,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from telegrad.bench.predictions_plan import Measurement
+from telegrad.calibration.probes import KINDS, Probe
+from telegrad.plan import Costs
+
+_LONG_BYTES = 32 << 10
 
 
 class Line(NamedTuple):
@@ -25,7 +28,7 @@ class Line(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Calibration:
+class CostFit:
     """``alpha_s``, ``beta_s_per_byte``, ``gamma_s_per_byte`` and, depending on the message's length, ``exchange`` go
     into the model: pairs of bytes and of seconds per byte while two ranks send to each other, by length. ``round_s``
     does not: it is what a round of empty messages takes, on links that had time to rest."""
@@ -53,6 +56,29 @@ class Calibration:
             "gamma_s_per_byte": self.gamma_s_per_byte,
         }
 
+    def plain_costs(self) -> Costs:
+        """As the closed forms take them, which know one cost for exchanges of any length: the long ones' median."""
+        long = [beta for size, beta in self.exchange if size >= _LONG_BYTES] or [beta for _, beta in self.exchange]
+        return Costs(self.alpha_s, self.beta_s_per_byte, statistics.median(long), self.gamma_s_per_byte)
+
+    def seconds(self, probe: Probe) -> float:
+        """What the plain costs say that ``probe`` takes; ``nan`` for rounds, which are no part of the fit."""
+        costs = self.plain_costs()
+        per_byte = {
+            "one_way": costs.beta_s_per_byte,
+            "exchange": costs.beta_exchange_s_per_byte + costs.gamma_s_per_byte,
+            "reduce": costs.gamma_s_per_byte,
+        }
+        return (self.alpha_s if probe.kind == "exchange" else 0.0) + probe.bytes * per_byte.get(probe.kind, math.nan)
+
+    def residual(self, medians: Mapping[Probe, float]) -> float:
+        """The median of |fitted / measured − 1| over all messages of ``medians``."""
+        return statistics.median(
+            abs(self.seconds(probe) / seconds - 1)
+            for probe, seconds in medians.items()
+            if probe.kind in ("one_way", "exchange")
+        )
+
 
 def line_of(points: Sequence[tuple[int, float]]) -> Line:
     """The line through (bytes, seconds) that does the shortest message's time the same justice as the longest's.
@@ -71,25 +97,25 @@ def line_of(points: Sequence[tuple[int, float]]) -> Line:
     return Line(intercept_s, statistics.median(y - intercept_s * x for x, y in scaled))
 
 
-def calibrate(medians: Mapping[Measurement, float], ranks: int) -> Calibration:
-    """The costs from the median times of ``calibration()``'s measurements among ``ranks`` ranks.
+def fit_costs(medians: Mapping[Probe, float], ranks: int) -> CostFit:
+    """The costs from the median times of probes of all kinds among ``ranks`` ranks.
 
     β is the slope of one-way messages. α is what an exchange takes beyond its bytes: exchanges wait for each other, as
     the steps of a collective do. β_exchange is the rest of an exchange's time, without its addition, for each length. γ
     is the time of an addition per byte, all ranks at once: with more ranks than cores it is larger by itself. A
-    negative α, from noise, counts as 0, and a β_exchange below β as β. Raises ``ValueError`` if a kind of measurement
-    is missing.
+    negative α or β, from noise, counts as 0, and a β_exchange below β as β. Raises ``ValueError`` if a kind of probe is
+    missing.
     """
     of: dict[str, list[tuple[int, float]]] = {}
-    for measurement, seconds in medians.items():
-        of.setdefault(measurement.operation, []).append((measurement.bytes, seconds))
-    missing = [kind for kind in ("round", "one_way", "exchange", "reduce") if kind not in of]
+    for probe, seconds in medians.items():
+        of.setdefault(probe.kind, []).append((probe.bytes, seconds))
+    missing = [kind for kind in KINDS if kind not in of]
     if missing:
-        raise ValueError(f"medians lack {', '.join(missing)}: calibrate() needs all that calibration() lists")
+        raise ValueError(f"medians lack {', '.join(missing)}: fit_costs() needs all that probes() lists")
     gamma = statistics.median(seconds / size for size, seconds in of["reduce"])
     alpha = max(0.0, line_of(of["exchange"]).intercept_s)
-    beta = line_of(of["one_way"]).slope_s_per_byte
-    return Calibration(
+    beta = max(0.0, line_of(of["one_way"]).slope_s_per_byte)
+    return CostFit(
         alpha_s=alpha,
         beta_s_per_byte=beta,
         exchange=tuple((size, max(beta, (seconds - alpha) / size - gamma)) for size, seconds in sorted(of["exchange"])),

@@ -1,0 +1,150 @@
+"""Calibration of a running job: its costs, the formulas' table from them, and what measurements make of that table."""
+
+from __future__ import annotations
+
+import datetime
+import importlib.metadata
+import json
+import statistics
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from telegrad.calibration.fit import CostFit, fit_costs
+from telegrad.calibration.pairs import calls_of_sample, open_pairs, timed_sample
+from telegrad.calibration.probes import Probe, probes
+from telegrad.calibration.sweep import Samples, Sweep, grid
+from telegrad.comm import Communicator
+from telegrad.comm.tuning_cache import store
+from telegrad.plan import Tuning, allreduce_table, measured_allreduce_table
+
+_ONE_WAY_BYTES = tuple(1 << power for power in (15, 17, 18, 20, 22))
+_EXCHANGE_BYTES = (256, 1 << 12, *_ONE_WAY_BYTES)  # short ones say what a message costs beyond its bytes
+_ROUNDS, _FEWEST_ROUNDS = 5, 3
+_PROBES_BUDGET_S = 2.5
+_SAMPLE_S = 0.015
+_PROBES_SHARE = 0.35  # of the whole time, about
+
+Progress = Callable[[float, str], None]
+"""Is told which part of the whole is done, from 0 to 1, and what is next."""
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """What a calibration has found: the ``tuning``, the ``fit`` behind its costs, and what both come from, in seconds:
+    ``probe_medians``, and all ``samples`` of the algorithms."""
+
+    tuning: Tuning
+    fit: CostFit
+    probe_medians: dict[Probe, float]
+    samples: Samples
+
+    def rows(self) -> list[dict[str, Any]]:
+        """One for each size and algorithm: median, samples, whether it is the choice, and how much slower that is than
+        the best."""
+        found = []
+        for size, of in sorted(self.samples.items()):
+            medians = {name: statistics.median(times) for name, times in of.items()}
+            chosen = self.tuning.allreduce.algorithm(size)
+            for name, median_s in medians.items():
+                found.append(
+                    {
+                        "bytes": size,
+                        "algorithm": name,
+                        "median_s": median_s,
+                        "samples": len(of[name]),
+                        "chosen": name == chosen,
+                        "ratio_to_best": median_s / min(medians.values()),
+                    }
+                )
+        return found
+
+
+def calibrate(communicator: Communicator, *, keep: bool = True) -> Tuning:
+    """Measures this communicator's network and algorithms, in some seconds; every rank calls it.
+
+    The tuning found is used by ``communicator`` from now on, returned (the same on all ranks) and, with ``keep``, kept
+    by rank 0 in the user's cache directory for later jobs on the same hosts with as many ranks. Raises ``ValueError``
+    for one rank alone and for ranks of one process, ``TransportError`` if a peer fails, ``OSError`` on rank 0 if the
+    cache cannot be written.
+    """
+    found = measure(communicator).tuning
+    communicator.use(found)
+    if keep and communicator.rank == 0:
+        store(found)
+    return found
+
+
+def measure(communicator: Communicator, on_progress: Progress = lambda _part, _what: None) -> Calibration:
+    """The same, but nothing is changed or kept."""
+    place = communicator.place
+    if place is None:
+        raise ValueError(
+            f"{communicator!r} cannot be calibrated: make it with from_torch() or from_exchange(), one rank per process"
+        )
+    if communicator.world_size < 2:
+        raise ValueError("one rank alone has no network to calibrate: start 2 or more")
+    medians = _measure_probes(communicator, lambda part, what: on_progress(_PROBES_SHARE * part, what))
+    fit = fit_costs(medians, communicator.world_size)
+    costs = fit.plain_costs()
+    predicted = allreduce_table(communicator.world_size, costs)
+    sweep = Sweep(communicator, lambda part, what: on_progress(_PROBES_SHARE + (1 - _PROBES_SHARE) * part, what))
+    sweep.run(grid(choice.from_bytes for choice in predicted.choices[1:]))
+    tuning = Tuning(
+        place=place,
+        costs=costs,
+        allreduce=measured_allreduce_table(communicator.world_size, sweep.samples, predicted),
+        measured_at=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        telegrad_version=importlib.metadata.version("telegrad"),
+        residual=fit.residual(medians),
+    )
+    on_progress(1.0, "done")
+    return Calibration(_of_rank_0(communicator, tuning), fit, medians, sweep.samples)
+
+
+def _measure_probes(communicator: Communicator, on_progress: Progress) -> dict[Probe, float]:
+    """All take their first sample, then all their second, each time in another order."""
+    todo = probes(_ONE_WAY_BYTES, _EXCHANGE_BYTES)
+    vector = np.zeros(max(probe.bytes for probe in todo) // 4, np.float32)
+    with open_pairs(communicator, timeout_s=60.0) as pairs:
+        calls = [pairs.call_of(probe, communicator, vector) for probe in todo]
+        counts = [calls_of_sample(communicator, call, _SAMPLE_S) for call in calls]
+        times: list[list[float]] = [[] for _ in todo]
+        spent_s = 0.0
+        for number in range(_ROUNDS):
+            if number >= _FEWEST_ROUNDS and spent_s > _PROBES_BUDGET_S:
+                break
+            for at, index in enumerate(np.random.default_rng(number).permutation(len(todo))):
+                what = f"{todo[index].kind} of {todo[index].bytes} bytes"
+                on_progress((number + at / len(todo)) / _ROUNDS, what)
+                taken = timed_sample(communicator, calls[index], counts[index])
+                times[index].append(taken.per_call_s)
+                spent_s += taken.spent_s
+    return {probe: statistics.median(of) for probe, of in zip(todo, times, strict=True)}
+
+
+def _of_rank_0(communicator: Communicator, tuning: Tuning) -> Tuning:
+    """Clocks and environments differ between ranks."""
+    text = np.frombuffer(tuning.to_json().encode(), np.uint8)
+    length = np.array([text.size], np.int64)
+    communicator.broadcast(length, 0)
+    sent = np.zeros(int(length[0]), np.uint8)
+    if communicator.rank == 0:
+        sent[:] = text
+    communicator.broadcast(sent, 0)
+    return Tuning.from_json(sent.tobytes().decode())
+
+
+def to_data(found: Calibration) -> dict[str, Any]:
+    """As files and processes hand it on."""
+    return {
+        "tuning": json.loads(found.tuning.to_json()),
+        "probes": [
+            {"kind": probe.kind, "bytes": probe.bytes, "median_s": median_s}
+            for probe, median_s in found.probe_medians.items()
+        ],
+        "round_s": found.fit.round_s,
+        "rows": found.rows(),
+    }

@@ -1,0 +1,128 @@
+"""The calls behind the probes, and how a sample of calls is taken.
+
+A sample is a barrier, a call that does not count, and then calls one after another; its time per call is the slowest
+rank's, the same number on all ranks: so they may decide by it. The call that does not count spends what a shaped link
+has saved up while it was idle (tbf's burst, 128 KiB of which pass at once): what follows finds the links as busy as
+they stay.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import time
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from telegrad.calibration.probes import Probe
+from telegrad.comm import Communicator
+
+Call = Callable[[], object]
+Vector = npt.NDArray[np.float32]
+
+_FEWEST_CALLS, _MOST_CALLS = 2, 500
+_SLICE_ELEMENTS = 64 << 10  # of a reduction, as the core cuts it (256 KiB)
+
+
+class Pairs:
+    """This rank's communicators with its neighbour and, where the ranks can be divided by four, with another one. The
+    last of an odd number of ranks has neither, and only waits for the others."""
+
+    def __init__(self, near: Communicator | None, far: Communicator | None) -> None:
+        self._near, self._far = near, far
+
+    def call_of(self, probe: Probe, communicator: Communicator, vector: Vector) -> Call:
+        """``vector``: zeros, at least as long as the probe's messages; it stays zeros. Raises ``ValueError`` for a kind
+        that does not exist."""
+        x = vector[: probe.bytes // 4]
+        if probe.kind == "round":
+            return communicator.barrier
+        if probe.kind == "reduce":
+            return reduction_of(probe.bytes)
+        if probe.kind not in ("one_way", "exchange"):
+            raise ValueError(f"kind={probe.kind!r} is no probe: use round, one_way, exchange or reduce")
+        near = self._near
+        if near is None:
+            return lambda: None
+        if probe.kind == "one_way":
+            return lambda: near.broadcast(x, 0)
+        turns = itertools.cycle((near, self._far or near))
+        return lambda: next(turns).all_reduce(x, algorithm="recursive_doubling")
+
+
+@contextlib.contextmanager
+def open_pairs(communicator: Communicator, *, timeout_s: float) -> Iterator[Pairs]:
+    """All ranks call this."""
+    with contextlib.ExitStack() as stack:
+        made = [_pair_of(communicator, 1, timeout_s)]
+        if communicator.world_size % 4 == 0:
+            made.append(_pair_of(communicator, 2, timeout_s))
+        opened = [None if one is None else stack.enter_context(one) for one in made]
+        yield Pairs(opened[0], opened[1] if len(opened) > 1 else None)
+
+
+def _pair_of(communicator: Communicator, distance: int, timeout_s: float) -> Communicator | None:
+    """Of this rank and the one whose number differs in the bit ``distance``; None if there is no such rank."""
+    pair = sorted((communicator.rank, communicator.rank ^ distance))
+
+    def exchange(mine: bytes) -> list[bytes]:
+        lengths = communicator.all_gather(np.array([len(mine)], np.int64))[:, 0]
+        padded = np.zeros(max(1, int(lengths.max())), np.uint8)
+        padded[: len(mine)] = np.frombuffer(mine, np.uint8)
+        everybodys = communicator.all_gather(padded)
+        return [everybodys[one, : lengths[one]].tobytes() for one in pair if one < communicator.world_size]
+
+    if pair[1] >= communicator.world_size:
+        exchange(b"")
+        return None
+    interface = communicator.place.interface if communicator.place else None
+    return Communicator.from_exchange(
+        pair.index(communicator.rank), 2, exchange, timeout_s=timeout_s, interface=interface, tuning=None
+    )
+
+
+def reduction_of(size: int) -> Call:
+    """Adds a vector of ``size`` bytes to another, both this rank's own, in slices as the core does."""
+    total, addend = np.zeros(size // 4, np.float32), np.zeros(size // 4, np.float32)
+
+    def reduce() -> None:
+        for begin in range(0, total.size, _SLICE_ELEMENTS):
+            part = slice(begin, begin + _SLICE_ELEMENTS)
+            np.add(total[part], addend[part], out=total[part])
+
+    return reduce
+
+
+def calls_of_sample(communicator: Communicator, call: Call, sample_s: float) -> int:
+    """Calls that make up a sample of about ``sample_s`` seconds; alike on all ranks. It also warms up."""
+    seconds = sample(communicator, call, 1)
+    return int(np.clip(sample_s / max(seconds, 1e-7), _FEWEST_CALLS, _MOST_CALLS))
+
+
+def sample(communicator: Communicator, call: Call, count: int) -> float:
+    """Seconds per call; the same number on all ranks."""
+    return timed_sample(communicator, call, count).per_call_s
+
+
+class Sample(NamedTuple):
+    """The slowest rank's, the same numbers on all ranks: seconds per call, and what taking the sample took in all."""
+
+    per_call_s: float
+    spent_s: float
+
+
+def timed_sample(communicator: Communicator, call: Call, count: int, *, warm: bool = True) -> Sample:
+    """Without ``warm`` every call counts."""
+    start = time.perf_counter()
+    communicator.barrier()
+    if warm:
+        call()
+    begin = time.perf_counter()
+    for _ in range(count):
+        call()
+    end = time.perf_counter()
+    slowest = communicator.all_gather(np.array([(end - begin) / count, end - start])).max(axis=0)
+    return Sample(float(slowest[0]), float(slowest[1]))

@@ -1,0 +1,148 @@
+"""The time of every allreduce algorithm by size, where it can matter: what the choice is made from.
+
+All ranks take the same decisions, since all hold the same times.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import statistics
+from collections.abc import Callable, Iterable, Sequence
+
+import numpy as np
+
+from telegrad.calibration.pairs import Vector, timed_sample
+from telegrad.comm import Communicator
+from telegrad.plan import ALLREDUCE_ALGORITHMS
+
+Samples = dict[int, dict[str, list[float]]]
+"""Seconds per call by size in bytes and algorithm."""
+
+_LEAST_BYTES, _MOST_BYTES = 4, 64 << 20
+_SAMPLE_S = 0.002
+_MOST_CALLS = 100
+_FIRST_ROUNDS, _SECOND_ROUNDS = 4, 6
+_FIRST_BUDGET_S, _SECOND_BUDGET_S = 4.0, 2.5
+_HOPELESS = 1.5  # times the best: nothing that a better look could change
+_CLOSE = 1.3  # times the best: worth a better look
+_CLOSE_S = 4e-6
+_LONG_CALL_S = 0.01  # a call so long is not made warm by another one
+
+
+def grid(crossings: Iterable[int]) -> list[int]:
+    """Sizes in bytes, ascending: powers of two from 1 KiB, few below, and beside each crossing that formulas say."""
+    sizes = {_LEAST_BYTES, 64, 256, *(1 << power for power in range(10, _MOST_BYTES.bit_length()))}
+    for crossing in crossings:
+        beside = (round(crossing * factor / 4) * 4 for factor in (0.85, 1.2))
+        sizes |= {size for size in beside if _LEAST_BYTES <= size <= _MOST_BYTES}
+    return sorted(sizes)
+
+
+class Sweep:
+    """``samples`` holds what was measured so far; ``on_progress`` is told a fraction of the whole and what is next."""
+
+    def __init__(self, communicator: Communicator, on_progress: Callable[[float, str], None]) -> None:
+        self._communicator = communicator
+        self._on_progress = on_progress
+        self._spent_s = 0.0
+        self._round = 0
+        self._vector: Vector = np.zeros(_MOST_BYTES // 4, np.float32)  # a sum of zeros stays one
+        self._calls: dict[tuple[int, str], int] = {}
+        self.samples: Samples = {}
+
+    def medians(self) -> dict[int, dict[str, float]]:
+        return {
+            size: {name: statistics.median(times) for name, times in of.items()}
+            for size, of in sorted(self.samples.items())
+        }
+
+    def _minima(self) -> dict[int, dict[str, float]]:
+        """What is skipped must not hang on a moment in which the machine did something else."""
+        return {size: {name: min(times) for name, times in of.items()} for size, of in sorted(self.samples.items())}
+
+    def run(self, sizes: Sequence[int]) -> None:
+        """First every size, as long as time is left, then again where algorithms are close, and between neighbours of
+        which one favours another algorithm."""
+        for number, size in enumerate(sizes):
+            names = contenders(size, self._minima())
+            if self._spent_s + _FIRST_ROUNDS * self._guess_s(size, names) > _FIRST_BUDGET_S:
+                break
+            self._on_progress(0.7 * number / len(sizes), f"all_reduce of {size} bytes")
+            for _ in range(_FIRST_ROUNDS):
+                self._measure(size, names)
+        again = close_calls(self.medians())
+        self._spent_s = 0.0
+        for number in range(_SECOND_ROUNDS):
+            order = np.random.default_rng(number).permutation(len(again))  # alike on all ranks
+            for at, index in enumerate(order):
+                size, names = again[index]
+                if self._spent_s + self._guess_s(size, names) > _SECOND_BUDGET_S:
+                    continue
+                share = (number + at / len(again)) / _SECOND_ROUNDS
+                self._on_progress(0.7 + 0.3 * share, f"again {size} bytes")
+                self._measure(size, names)
+
+    def _guess_s(self, size: int, names: Iterable[str]) -> float:
+        """Of a round: from the longest vector measured so far, if none of this size was."""
+        if not self.samples:
+            return 0.0
+        known = size if size in self.samples else max((s for s in self.samples if s < size), default=min(self.samples))
+        medians = {name: statistics.median(times) for name, times in self.samples[known].items()}
+        longest_s = max(medians.values())
+        calls = (max(medians.get(name, longest_s) * max(1.0, size / known), _SAMPLE_S) for name in names)
+        return sum(call_s * (1 if call_s > _LONG_CALL_S else 2) for call_s in calls)
+
+    def _measure(self, size: int, names: Sequence[str]) -> None:
+        """A sample of each algorithm, each time in another order."""
+        self._round += 1
+        for index in np.random.default_rng(self._round).permutation(len(names)):
+            name = names[index]
+            x = self._vector[: size // 4]
+
+            def call(x: Vector = x, name: str = name) -> None:
+                self._communicator.all_reduce(x, algorithm=name)
+
+            count = self._calls.get((size, name))
+            if count is None:
+                first = timed_sample(self._communicator, call, 1)
+                self._spent_s += first.spent_s
+                count = int(np.clip(_SAMPLE_S / max(first.per_call_s, 1e-7), 1, _MOST_CALLS))
+                self._calls[size, name] = count
+            known = self.samples.setdefault(size, {}).setdefault(name, [])
+            warm = count > 1 or not known or known[-1] < _LONG_CALL_S
+            taken = timed_sample(self._communicator, call, count, warm=warm)
+            known.append(taken.per_call_s)
+            self._spent_s += taken.spent_s
+
+
+def contenders(size: int, times_s: dict[int, dict[str, float]]) -> list[str]:
+    """The algorithms that could be good at ``size`` after what shorter vectors took: a longer one takes no less time,
+    and the best at most as many times longer as it has more bytes."""
+    found = []
+    for name in ALLREDUCE_ALGORITHMS:
+        known = [shorter for shorter in times_s if shorter <= size and name in times_s[shorter]]
+        if known:
+            last = max(known)
+            ratio = times_s[last][name] / min(times_s[last].values())
+            if ratio * last / size > _HOPELESS:
+                continue
+        found.append(name)
+    return found
+
+
+def close_calls(medians: dict[int, dict[str, float]]) -> list[tuple[int, list[str]]]:
+    """Sizes, with algorithms, of which more should be known: measured ones at which several are close, and new ones
+    half way between neighbours at which not the same is best."""
+    found = []
+    for size, times_s in medians.items():
+        best_s = min(times_s.values())
+        close = [name for name, time_s in times_s.items() if time_s <= max(best_s * _CLOSE, best_s + _CLOSE_S)]
+        if len(close) > 1:
+            found.append((size, close))
+    for below, above in itertools.pairwise(medians):
+        bests = [min(medians[size], key=medians[size].__getitem__) for size in (below, above)]
+        between = round(math.sqrt(below * above) / 4) * 4
+        if bests[0] != bests[1] and above >= 1.5 * below and between not in medians:
+            found.append((between, sorted({*medians[below], *medians[above]}, key=ALLREDUCE_ALGORITHMS.index)))
+    return found

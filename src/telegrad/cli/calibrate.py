@@ -1,0 +1,114 @@
+"""``telegrad calibrate``: what a network costs, and which algorithm later jobs use on it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+from telegrad.bench.machine import describe_machine, machine_text
+from telegrad.bench.networks import open_network
+from telegrad.cli.interrupts import ended_by_interrupt
+from telegrad.cli.options import networks_of
+from telegrad.cli.outputs import check_writable, written
+from telegrad.launch import SINGLE_THREADED, LaunchError, Ranks
+from telegrad.plan import Tuning
+from telegrad.report.calibration import costs_text, plot, table_of
+
+_TARGET = "telegrad.calibration.ranks:main"
+
+
+def calibrate(
+    ranks: Annotated[int, typer.Option(min=2, max=256, help="Processes to start on this machine.")] = 4,
+    network: Annotated[
+        str,
+        typer.Option(
+            help="Over what they talk: [bold]shm[/] (shared memory), [bold]tcp[/] (loopback), or a rate such as "
+            "[bold]1gbit[/] (one network namespace per rank, links shaped by tc; needs root)."
+        ),
+    ] = "shm",
+    json_file: Annotated[
+        Path | None,
+        typer.Option("--json", dir_okay=False, help="Write the tuning, all measured times and the machine here."),
+    ] = None,
+    plot_file: Annotated[
+        Path | None,
+        typer.Option("--plot", dir_okay=False, help="Draw the fit, the times and the choice into this PNG file."),
+    ] = None,
+    timeout: Annotated[float, typer.Option(min=1, help="Seconds after which it is given up.")] = 120.0,
+) -> None:
+    """Measure a network and keep the choice of algorithms for the next jobs.
+
+    Messages between pairs of ranks and additions give the costs α, β and γ; formulas say from them where the allreduce
+    algorithms cross; their measured times around there decide. The result is kept in the user's cache directory
+    ([bold]TELEGRAD_CACHE[/] names another) for jobs on the same hosts with as many ranks and the same UCX settings,
+    which use it by themselves. In a job of several hosts let every rank call [bold]telegrad.calibrate(communicator)[/].
+    docs/tuning.md says more.
+    """
+    console = Console()
+    networks_of([network])
+    check_writable(json_file, "--json")
+    check_writable(plot_file, "--plot")
+    with ended_by_interrupt(console, "interrupted; nothing is kept"):
+        try:
+            said = _run_with_progress(console, ranks, network, timeout)
+        except (LaunchError, RuntimeError) as error:
+            console.print(f"[red]{network}:[/] {error}", highlight=False)
+            raise typer.Exit(1) from error
+    found = said["found"]
+    tuning = Tuning.from_data(found["tuning"])
+    title = f"all_reduce, {tuning.place}"
+    console.print(table_of(found["rows"], title))
+    console.print(costs_text(tuning, found["round_s"]), highlight=False)
+    console.print(str(tuning.allreduce), highlight=False)
+    machine = describe_machine()
+    console.print(machine_text(machine), style="dim")
+    if json_file is not None:
+        with written(console, json_file):
+            json_file.write_text(json.dumps({**found, "machine": machine}, indent=1, allow_nan=False) + "\n")
+        console.print(f"times: {json_file}")
+    if plot_file is not None:
+        with written(console, plot_file):
+            plot(found, title, plot_file)
+        console.print(f"plot: {plot_file}")
+    if "not_kept" in said:
+        console.print(f"not kept for later jobs: {said['not_kept']}", style="red", highlight=False, markup=False)
+        raise typer.Exit(1)
+    console.print(f"kept for later jobs: {said['kept']}", highlight=False, soft_wrap=True)
+
+
+def _run_with_progress(console: Console, ranks: int, network: str, timeout_s: float) -> dict[str, Any]:
+    """All that rank 0 says besides its progress."""
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TimeElapsedColumn(),
+        TextColumn("{task.fields[what]}"),
+    )
+    said: dict[str, Any] = {}
+    with Progress(*columns, console=console, transient=True) as progress, open_network(network, ranks) as opened:
+        task = progress.add_task(f"{ranks} ranks over {network}", total=1.0, what="starting ranks")
+
+        def take(rank: int, line: str) -> None:
+            if rank != 0 or not line.startswith("{"):
+                return
+            one = json.loads(line)
+            if "part" in one:
+                progress.update(task, completed=one["part"], what=one["what"])
+            else:
+                said.update(one)
+
+        with Ranks(
+            _TARGET,
+            ranks,
+            timeout_s=timeout_s,
+            environment={**SINGLE_THREADED, **opened.environment},
+            prefix_of=opened.prefix_of,
+            on_line=take,
+        ) as started:
+            started.wait()
+    return said
