@@ -23,9 +23,11 @@ from telegrad.plan import Tuning, allreduce_table, measured_allreduce_table
 _ONE_WAY_BYTES = tuple(1 << power for power in (15, 17, 18, 20, 22))
 _EXCHANGE_BYTES = (256, 1 << 12, *_ONE_WAY_BYTES)  # short ones say what a message costs beyond its bytes
 _ROUNDS, _FEWEST_ROUNDS = 5, 3
-_PROBES_BUDGET_S = 2.5
 _SAMPLE_S = 0.015
-_PROBES_SHARE = 0.35  # of the whole time, about
+_PROBES_SHARE = 0.3  # of the time
+
+DEFAULT_S = 8.0
+"""How long a calibration may take, about."""
 
 Progress = Callable[[float, str], None]
 """Is told which part of the whole is done, from 0 to 1, and what is next."""
@@ -62,23 +64,27 @@ class Calibration:
         return found
 
 
-def calibrate(communicator: Communicator, *, keep: bool = True) -> Tuning:
-    """Measures this communicator's network and algorithms, in some seconds; every rank calls it.
+def calibrate(communicator: Communicator, *, seconds: float = DEFAULT_S, keep: bool = True) -> Tuning:
+    """Measures this communicator's network and algorithms in about ``seconds``; every rank calls it.
 
     The tuning found is used by ``communicator`` from now on, returned (the same on all ranks) and, with ``keep``, kept
     by rank 0 in the user's cache directory for later jobs on the same hosts with as many ranks. Raises ``ValueError``
-    for one rank alone and for ranks of one process, ``TransportError`` if a peer fails, ``OSError`` on rank 0 if the
-    cache cannot be written.
+    for one rank alone, for ranks of one process and for ``seconds`` that are not above 0, ``TransportError`` if a peer
+    fails, ``OSError`` on rank 0 if the cache cannot be written.
     """
-    found = measure(communicator).tuning
+    found = measure(communicator, seconds=seconds).tuning
     communicator.use(found)
     if keep and communicator.rank == 0:
         store(found)
     return found
 
 
-def measure(communicator: Communicator, on_progress: Progress = lambda _part, _what: None) -> Calibration:
+def measure(
+    communicator: Communicator, *, seconds: float = DEFAULT_S, on_progress: Progress = lambda _part, _what: None
+) -> Calibration:
     """The same, but nothing is changed or kept."""
+    if not seconds > 0:
+        raise ValueError(f"seconds={seconds} must be above 0: about how long to measure")
     place = communicator.place
     if place is None:
         raise ValueError(
@@ -86,12 +92,14 @@ def measure(communicator: Communicator, on_progress: Progress = lambda _part, _w
         )
     if communicator.world_size < 2:
         raise ValueError("one rank alone has no network to calibrate: start 2 or more")
-    medians = _measure_probes(communicator, lambda part, what: on_progress(_PROBES_SHARE * part, what))
+    medians = _measure_probes(
+        communicator, _PROBES_SHARE * seconds, lambda part, what: on_progress(_PROBES_SHARE * part, what)
+    )
     fit = fit_costs(medians, communicator.world_size)
     costs = fit.plain_costs()
     predicted = allreduce_table(communicator.world_size, costs)
     sweep = Sweep(communicator, lambda part, what: on_progress(_PROBES_SHARE + (1 - _PROBES_SHARE) * part, what))
-    sweep.run(grid(choice.from_bytes for choice in predicted.choices[1:]))
+    sweep.run(grid(choice.from_bytes for choice in predicted.choices[1:]), (1 - _PROBES_SHARE) * seconds)
     tuning = Tuning(
         place=place,
         costs=costs,
@@ -104,7 +112,7 @@ def measure(communicator: Communicator, on_progress: Progress = lambda _part, _w
     return Calibration(_of_rank_0(communicator, tuning), fit, medians, sweep.samples)
 
 
-def _measure_probes(communicator: Communicator, on_progress: Progress) -> dict[Probe, float]:
+def _measure_probes(communicator: Communicator, budget_s: float, on_progress: Progress) -> dict[Probe, float]:
     """All take their first sample, then all their second, each time in another order."""
     todo = probes(_ONE_WAY_BYTES, _EXCHANGE_BYTES)
     vector = np.zeros(max(probe.bytes for probe in todo) // 4, np.float32)
@@ -114,7 +122,7 @@ def _measure_probes(communicator: Communicator, on_progress: Progress) -> dict[P
         times: list[list[float]] = [[] for _ in todo]
         spent_s = 0.0
         for number in range(_ROUNDS):
-            if number >= _FEWEST_ROUNDS and spent_s > _PROBES_BUDGET_S:
+            if number >= _FEWEST_ROUNDS and spent_s > budget_s:
                 break
             for at, index in enumerate(np.random.default_rng(number).permutation(len(todo))):
                 what = f"{todo[index].kind} of {todo[index].bytes} bytes"
@@ -145,6 +153,7 @@ def to_data(found: Calibration) -> dict[str, Any]:
             {"kind": probe.kind, "bytes": probe.bytes, "median_s": median_s}
             for probe, median_s in found.probe_medians.items()
         ],
+        "message_s": found.fit.message_s,
         "round_s": found.fit.round_s,
         "rows": found.rows(),
     }

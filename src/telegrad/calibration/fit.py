@@ -30,13 +30,15 @@ class Line(NamedTuple):
 @dataclass(frozen=True)
 class CostFit:
     """``alpha_s``, ``beta_s_per_byte``, ``gamma_s_per_byte`` and, depending on the message's length, ``exchange`` go
-    into the model: pairs of bytes and of seconds per byte while two ranks send to each other, by length. ``round_s``
-    does not: it is what a round of empty messages takes, on links that had time to rest."""
+    into the model: pairs of bytes and of seconds per byte while two ranks send to each other, by length. Two do not:
+    ``message_s``, what a message one way takes beyond its bytes where others follow it at once; and ``round_s``, what a
+    round of empty messages takes, on links that had time to rest."""
 
     alpha_s: float
     beta_s_per_byte: float
     exchange: tuple[tuple[int, float], ...]
     gamma_s_per_byte: float
+    message_s: float
     round_s: float
 
     def beta_exchange_s_per_byte(self, message_bytes: int) -> float:
@@ -64,12 +66,13 @@ class CostFit:
     def seconds(self, probe: Probe) -> float:
         """What the plain costs say that ``probe`` takes; ``nan`` for rounds, which are no part of the fit."""
         costs = self.plain_costs()
-        per_byte = {
-            "one_way": costs.beta_s_per_byte,
-            "exchange": costs.beta_exchange_s_per_byte + costs.gamma_s_per_byte,
-            "reduce": costs.gamma_s_per_byte,
+        line_of_kind = {
+            "one_way": (self.message_s, costs.beta_s_per_byte),
+            "exchange": (self.alpha_s, costs.beta_exchange_s_per_byte + costs.gamma_s_per_byte),
+            "reduce": (0.0, costs.gamma_s_per_byte),
         }
-        return (self.alpha_s if probe.kind == "exchange" else 0.0) + probe.bytes * per_byte.get(probe.kind, math.nan)
+        intercept_s, slope_s_per_byte = line_of_kind.get(probe.kind, (0.0, math.nan))
+        return intercept_s + probe.bytes * slope_s_per_byte
 
     def residual(self, medians: Mapping[Probe, float]) -> float:
         """The median of |fitted / measured − 1| over all messages of ``medians``."""
@@ -114,11 +117,13 @@ def fit_costs(medians: Mapping[Probe, float], ranks: int) -> CostFit:
         raise ValueError(f"medians lack {', '.join(missing)}: fit_costs() needs all that probes() lists")
     gamma = statistics.median(seconds / size for size, seconds in of["reduce"])
     alpha = max(0.0, line_of(of["exchange"]).intercept_s)
-    beta = max(0.0, line_of(of["one_way"]).slope_s_per_byte)
+    one_way = line_of(of["one_way"])
+    beta = max(0.0, one_way.slope_s_per_byte)
     return CostFit(
         alpha_s=alpha,
         beta_s_per_byte=beta,
         exchange=tuple((size, max(beta, (seconds - alpha) / size - gamma)) for size, seconds in sorted(of["exchange"])),
         gamma_s_per_byte=gamma,
+        message_s=max(0.0, one_way.intercept_s),
         round_s=statistics.median(seconds for _, seconds in of["round"]) / max(1, math.ceil(math.log2(ranks))),
     )

@@ -23,7 +23,7 @@ _LEAST_BYTES, _MOST_BYTES = 4, 64 << 20
 _SAMPLE_S = 0.002
 _MOST_CALLS = 100
 _FIRST_ROUNDS, _SECOND_ROUNDS = 4, 6
-_FIRST_BUDGET_S, _SECOND_BUDGET_S = 4.0, 2.5
+_FIRST_SHARE = 0.6  # of the time, for the first look at all sizes
 _HOPELESS = 1.5  # times the best: nothing that a better look could change
 _CLOSE = 1.3  # times the best: worth a better look
 _CLOSE_S = 4e-6
@@ -34,8 +34,9 @@ def grid(crossings: Iterable[int]) -> list[int]:
     """Sizes in bytes, ascending: powers of two from 1 KiB, few below, and beside each crossing that formulas say."""
     sizes = {_LEAST_BYTES, 64, 256, *(1 << power for power in range(10, _MOST_BYTES.bit_length()))}
     for crossing in crossings:
-        beside = (round(crossing * factor / 4) * 4 for factor in (0.85, 1.2))
-        sizes |= {size for size in beside if _LEAST_BYTES <= size <= _MOST_BYTES}
+        for size in (round(crossing * factor / 4) * 4 for factor in (0.85, 1.2)):
+            if _LEAST_BYTES <= size <= _MOST_BYTES and not any(abs(other - size) < size / 8 for other in sizes):
+                sizes.add(size)
     return sorted(sizes)
 
 
@@ -61,12 +62,13 @@ class Sweep:
         """What is skipped must not hang on a moment in which the machine did something else."""
         return {size: {name: min(times) for name, times in of.items()} for size, of in sorted(self.samples.items())}
 
-    def run(self, sizes: Sequence[int]) -> None:
-        """First every size, as long as time is left, then again where algorithms are close, and between neighbours of
-        which one favours another algorithm."""
+    def run(self, sizes: Sequence[int], budget_s: float) -> None:
+        """First every size, as long as time is left of ``budget_s``, then again where algorithms are close, and between
+        neighbours of which one favours another algorithm. The first size is measured in any case."""
+        first_s = _FIRST_SHARE * budget_s
         for number, size in enumerate(sizes):
             names = contenders(size, self._minima())
-            if self._spent_s + _FIRST_ROUNDS * self._guess_s(size, names) > _FIRST_BUDGET_S:
+            if self._spent_s + _FIRST_ROUNDS * self._guess_s(size, names) > first_s:
                 break
             self._on_progress(0.7 * number / len(sizes), f"all_reduce of {size} bytes")
             for _ in range(_FIRST_ROUNDS):
@@ -77,7 +79,7 @@ class Sweep:
             order = np.random.default_rng(number).permutation(len(again))  # alike on all ranks
             for at, index in enumerate(order):
                 size, names = again[index]
-                if self._spent_s + self._guess_s(size, names) > _SECOND_BUDGET_S:
+                if self._spent_s + self._guess_s(size, names) > budget_s - first_s:
                     continue
                 share = (number + at / len(again)) / _SECOND_ROUNDS
                 self._on_progress(0.7 + 0.3 * share, f"again {size} bytes")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,6 +13,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from telegrad.bench.machine import describe_machine, machine_text
 from telegrad.bench.networks import open_network
+from telegrad.calibration.calibration import DEFAULT_S
 from telegrad.cli.interrupts import ended_by_interrupt
 from telegrad.cli.options import networks_of
 from telegrad.cli.outputs import check_writable, written
@@ -31,6 +33,9 @@ def calibrate(
             "[bold]1gbit[/] (one network namespace per rank, links shaped by tc; needs root)."
         ),
     ] = "shm",
+    seconds: Annotated[
+        float, typer.Option(min=0.01, help="About how long to measure; on a slow network long vectors take their time.")
+    ] = DEFAULT_S,
     json_file: Annotated[
         Path | None,
         typer.Option("--json", dir_okay=False, help="Write the tuning, all measured times and the machine here."),
@@ -53,9 +58,10 @@ def calibrate(
     networks_of([network])
     check_writable(json_file, "--json")
     check_writable(plot_file, "--plot")
+    _warn_if_busy(console)
     with ended_by_interrupt(console, "interrupted; nothing is kept"):
         try:
-            said = _run_with_progress(console, ranks, network, timeout)
+            said = _run_with_progress(console, ranks, network, seconds, timeout)
         except (LaunchError, RuntimeError) as error:
             console.print(f"[red]{network}:[/] {error}", highlight=False)
             raise typer.Exit(1) from error
@@ -81,7 +87,16 @@ def calibrate(
     console.print(f"kept for later jobs: {said['kept']}", highlight=False, soft_wrap=True)
 
 
-def _run_with_progress(console: Console, ranks: int, network: str, timeout_s: float) -> dict[str, Any]:
+def _warn_if_busy(console: Console) -> None:
+    load, cores = os.getloadavg()[0], len(os.sched_getaffinity(0))
+    if load > cores:
+        console.print(
+            f"[yellow]This machine is busy[/] (load {load:.1f} on {cores} cores): what is measured now will be noisy; "
+            "calibrate again when it is quiet."
+        )
+
+
+def _run_with_progress(console: Console, ranks: int, network: str, seconds: float, timeout_s: float) -> dict[str, Any]:
     """All that rank 0 says besides its progress."""
     columns = (
         TextColumn("{task.description}"),
@@ -106,6 +121,7 @@ def _run_with_progress(console: Console, ranks: int, network: str, timeout_s: fl
             _TARGET,
             ranks,
             timeout_s=timeout_s,
+            arguments=[str(seconds)],
             environment={**SINGLE_THREADED, **opened.environment},
             prefix_of=opened.prefix_of,
             on_line=take,

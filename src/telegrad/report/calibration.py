@@ -61,7 +61,7 @@ def plot(found: Mapping[str, Any], title: str, path: Path) -> None:
 
     figure, (left, right) = pyplot.subplots(1, 2, figsize=(13, 5), layout="constrained")
     tuning = Tuning.from_data(found["tuning"])
-    _draw_messages(left, found["probes"], tuning)
+    _draw_messages(left, found, tuning)
     _draw_algorithms(right, found["rows"], tuning)
     for axes, label in ((left, "bytes of a message"), (right, "bytes of the vector")):
         axes.set(xscale="log", yscale="log", xlabel=label, ylabel="seconds (median)")
@@ -72,15 +72,15 @@ def plot(found: Mapping[str, Any], title: str, path: Path) -> None:
     pyplot.close(figure)
 
 
-def _draw_messages(axes: Any, probes: Sequence[Row], tuning: Tuning) -> None:
+def _draw_messages(axes: Any, found: Mapping[str, Any], tuning: Tuning) -> None:
     costs = tuning.costs
     exchange_s_per_byte = costs.beta_exchange_s_per_byte + costs.gamma_s_per_byte
     lines = {
-        "one_way": (0.0, costs.beta_s_per_byte, "one way: β"),
-        "exchange": (costs.alpha_s, exchange_s_per_byte, "exchange and addition: α + (β in exchange + γ)"),
+        "one_way": (found["message_s"], costs.beta_s_per_byte, "one way: β, and what a message takes besides"),
+        "exchange": (costs.alpha_s, exchange_s_per_byte, "exchange and addition: α, β in exchange + γ"),
     }
     for number, (kind, (intercept_s, slope, label)) in enumerate(lines.items()):
-        points = sorted((probe["bytes"], probe["median_s"]) for probe in probes if probe["kind"] == kind)
+        points = sorted((probe["bytes"], probe["median_s"]) for probe in found["probes"] if probe["kind"] == kind)
         sizes = [size for size, _ in points]
         axes.plot(*zip(*points, strict=True), "o", color=f"C{number}")
         axes.plot(sizes, [intercept_s + size * slope for size in sizes], color=f"C{number}", label=label)
@@ -96,7 +96,7 @@ def _draw_algorithms(axes: Any, rows: Sequence[Row], tuning: Tuning) -> None:
     ends = [row["bytes"] for row in rows]
     choices = tuning.allreduce.choices
     for choice, later in itertools.zip_longest(choices, choices[1:]):
-        begin, end = max(choice.from_bytes, min(ends)), later.from_bytes if later else max(ends)
+        begin, end = max(choice.from_bytes, min(ends)), min(later.from_bytes, max(ends)) if later else max(ends)
         if begin < end:
             axes.axvspan(begin, end, color=colours[choice.algorithm], alpha=0.12, linewidth=0)
     axes.set_title("algorithms, on the colour of the choice")

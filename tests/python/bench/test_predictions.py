@@ -33,6 +33,7 @@ _CALIBRATION = CostFit(
     beta_s_per_byte=_COSTS["beta_s_per_byte"],
     exchange=((1 << 15, _COSTS["beta_exchange_s_per_byte"]),),
     gamma_s_per_byte=_COSTS["gamma_s_per_byte"],
+    message_s=0.0,
     round_s=2e-5,
 )
 _PLAN = PredictionPlan("1gbit", ranks=4, sizes=(256 << 10, 1 << 20))

@@ -19,7 +19,7 @@ _COSTS = {
     "beta_exchange_s_per_byte": 9.5e-9,
     "gamma_s_per_byte": 1e-10,
 }
-_FIT = CostFit(2e-5, 8.3e-9, ((1 << 15, 9.5e-9),), 1e-10, round_s=2e-5)
+_FIT = CostFit(2e-5, 8.3e-9, ((1 << 15, 9.5e-9),), 1e-10, message_s=0.0, round_s=2e-5)
 
 
 def _medians(costs: Mapping[str, float], ranks: int) -> dict[Probe, float]:
@@ -82,6 +82,9 @@ def test_the_costs_of_a_plain_network_are_found_again(ranks: int) -> None:
     found = fit_costs(_medians(_COSTS, ranks), ranks)
     assert found.costs(1 << 20) == {name: pytest.approx(cost) for name, cost in _COSTS.items()}
     assert found.round_s == pytest.approx(2e-5)
+    assert found.message_s == pytest.approx(0, abs=1e-12)
+    slower = {one: seconds + 5e-6 * (one.kind == "one_way") for one, seconds in _medians(_COSTS, ranks).items()}
+    assert fit_costs(slower, ranks).message_s == pytest.approx(5e-6)
 
 
 def test_the_cost_of_a_byte_in_exchange_depends_on_the_length() -> None:

@@ -14,8 +14,10 @@ def test_the_grid_goes_from_4_bytes_to_64_mib_and_looks_beside_crossings() -> No
     assert plain == sorted(plain)
     assert (plain[0], plain[-1]) == (4, 64 << 20)
     assert {1 << power for power in range(10, 27)} <= set(plain)
-    with_crossings = grid([100_000, 1 << 40])
-    assert set(with_crossings) - set(plain) == {85_000, 120_000}
+    with_crossings = grid([92_000, 1 << 40])
+    assert set(with_crossings) - set(plain) == {78_200, 110_400}
+    assert set(grid([1 << 20, 1 << 19])) - set(plain) == {891_288, 1_258_292, 445_644, 629_144}
+    assert grid([(1 << 20) * 8 // 10]) == sorted({*plain, 713_032})  # the other is next to 1 MiB
     assert all(size % 4 == 0 for size in with_crossings)
 
 

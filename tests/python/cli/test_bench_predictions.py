@@ -74,7 +74,7 @@ def test_table_file_and_plot(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
         assert calibration["beta_s_per_byte"] == pytest.approx(_BETA)
         assert set(calibration) == {
             *("ranks", "network", "alpha_s", "beta_s_per_byte", "exchange", "gamma_s_per_byte"),
-            *("round_s", "points"),
+            *("message_s", "round_s", "points"),
         }
         assert [(one["kind"], one["bytes"]) for one in calibration["points"]] == [
             (one.operation, one.bytes) for one in calibration_plan()

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from telegrad import SparseStream, errors, sim
+from telegrad.plan import Choice, Costs, DecisionTable, Place, Tuning
 
 
 def _inputs(size: int, count: int) -> list[np.ndarray]:
@@ -28,6 +29,22 @@ def test_doubling_sends_log2_messages_and_leaves_the_inputs() -> None:
     assert outcome.messages_sent == [3] * 8
     assert np.array_equal(inputs[2], np.arange(10, dtype=np.float32) + 2)
     assert np.array_equal(outcome.outputs[0], np.arange(10) + np.float32(3.5))
+
+
+def test_a_tuning_chooses_for_simulated_ranks_too() -> None:
+    place = Place("sim", (("here", 8),))
+    table = DecisionTable(8, (Choice(0, "ring"), Choice(1000, "recursive_doubling")))
+    world = sim.World(8)
+    for communicator in world.communicators:
+        communicator.use(Tuning(place, Costs(), table, "2026-11-21", "0.1.0", 0.0))
+    sent = []
+    for count in (249, 250):
+        works = [one.all_reduce(np.ones(count, np.float32), async_op=True) for one in world.communicators]
+        for work in works:
+            work.wait()
+        sent.append(world.communicators[0].stats()["messages_sent"])
+    assert (sent[0], sent[1] - sent[0]) == (14, 3)
+    world.close()
 
 
 def test_the_same_seed_gives_the_same_times() -> None:
