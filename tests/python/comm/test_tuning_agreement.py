@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import socket
@@ -19,7 +20,7 @@ from telegrad import Communicator, Tuning, _core
 from telegrad.comm.tuning_cache import file_of, store
 from telegrad.errors import MismatchedCall
 from telegrad.launch import SINGLE_THREADED, Ranks, join
-from telegrad.plan import Place
+from telegrad.plan import ALLREDUCE_ALGORITHMS, Choice, DecisionTable, Place
 
 _HOST = socket.gethostname()
 _RING, _DOUBLING = _core.Algorithm.ring, _core.Algorithm.recursive_doubling
@@ -151,6 +152,26 @@ def test_a_running_communicator_takes_another_tuning(on_ranks: Callable[..., lis
         return found
 
     assert on_ranks(3, run) == [[(tuning, _RING, 3.0), (None, _DOUBLING, 3.0)]] * 3
+
+
+@pytest.mark.parametrize("name", ALLREDUCE_ALGORITHMS)
+def test_the_core_takes_every_algorithm_that_a_table_may_name(
+    local: Callable[..., list[Communicator]], name: str
+) -> None:
+    comm = local(1)[0]
+    comm.use(dataclasses.replace(tuning_of(_place(1), 5000), allreduce=DecisionTable(1, (Choice(0, name),))))
+    assert comm._core.choose_allreduce(16) == getattr(_core.Algorithm, name)
+
+
+def test_the_core_refuses_what_is_no_table(local: Callable[..., list[Communicator]]) -> None:
+    comm = local(1)[0]
+    for choices, message in (
+        ([(4, _RING)], "no choice from 0 bytes"),
+        ([(0, _RING), (8, _RING), (8, _DOUBLING)], "do not ascend after 8 bytes"),
+        ([(0, _core.Algorithm.split_allgather)], "split_allgather, which does not sum dense vectors"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            comm._core.use_allreduce_table(choices)
 
 
 def test_different_tables_would_be_noticed(local: Callable[..., list[Communicator]]) -> None:
