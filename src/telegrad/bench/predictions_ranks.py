@@ -35,7 +35,7 @@ def main(plan_json: str) -> None:
         for index, one in enumerate(measurements):
             _say(communicator, index=index, wrong=_count_wrong(one, communicator, vector))
         vector.fill(0)  # a sum of zeros stays one, however often it is taken
-        counts = [calls_of_sample(communicator, call, plan.sample_s) for call in calls]
+        counts = [calls_of_sample(sample(communicator, call, 1), plan.sample_s) for call in calls]
         for number in range(plan.repetitions):
             for index in map(int, np.random.default_rng(number).permutation(len(calls))):  # alike on all ranks
                 _say(communicator, index=index, seconds=sample(communicator, calls[index], counts[index]))

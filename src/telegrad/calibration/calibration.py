@@ -26,7 +26,7 @@ _ROUNDS, _FEWEST_ROUNDS = 5, 3
 _SAMPLE_S = 0.015
 _PROBES_SHARE = 0.3  # of the time
 
-DEFAULT_S = 8.0
+DEFAULT_S = 7.0
 """How long a calibration may take, about."""
 
 Progress = Callable[[float, str], None]
@@ -118,9 +118,10 @@ def _measure_probes(communicator: Communicator, budget_s: float, on_progress: Pr
     vector = np.zeros(max(probe.bytes for probe in todo) // 4, np.float32)
     with open_pairs(communicator, timeout_s=60.0) as pairs:
         calls = [pairs.call_of(probe, communicator, vector) for probe in todo]
-        counts = [calls_of_sample(communicator, call, _SAMPLE_S) for call in calls]
+        firsts = [timed_sample(communicator, call, 1) for call in calls]  # which warm up, too
+        counts = [calls_of_sample(first.per_call_s, _SAMPLE_S) for first in firsts]
         times: list[list[float]] = [[] for _ in todo]
-        spent_s = 0.0
+        spent_s = sum(first.spent_s for first in firsts)
         for number in range(_ROUNDS):
             if number >= _FEWEST_ROUNDS and spent_s > budget_s:
                 break

@@ -96,10 +96,9 @@ def reduction_of(size: int) -> Call:
     return reduce
 
 
-def calls_of_sample(communicator: Communicator, call: Call, sample_s: float) -> int:
-    """Calls that make up a sample of about ``sample_s`` seconds; alike on all ranks. It also warms up."""
-    seconds = sample(communicator, call, 1)
-    return int(np.clip(sample_s / max(seconds, 1e-7), _FEWEST_CALLS, _MOST_CALLS))
+def calls_of_sample(call_s: float, sample_s: float) -> int:
+    """Calls of ``call_s`` seconds that make up a sample of about ``sample_s`` seconds."""
+    return int(np.clip(sample_s / max(call_s, 1e-7), _FEWEST_CALLS, _MOST_CALLS))
 
 
 def sample(communicator: Communicator, call: Call, count: int) -> float:
