@@ -105,7 +105,7 @@ def measure(
         costs=costs,
         allreduce=measured_allreduce_table(communicator.world_size, sweep.samples, predicted),
         measured_at=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        telegrad_version=importlib.metadata.version("telegrad"),
+        telegrad_version=_version(),
         residual=fit.residual(medians),
     )
     on_progress(1.0, "done")
@@ -132,6 +132,13 @@ def _measure_probes(communicator: Communicator, budget_s: float, on_progress: Pr
                 times[index].append(taken.per_call_s)
                 spent_s += taken.spent_s
     return {probe: statistics.median(of) for probe, of in zip(todo, times, strict=True)}
+
+
+def _version() -> str:
+    try:
+        return importlib.metadata.version("telegrad")
+    except importlib.metadata.PackageNotFoundError:  # run from its sources
+        return "unknown"
 
 
 def _of_rank_0(communicator: Communicator, tuning: Tuning) -> Tuning:
