@@ -1,22 +1,24 @@
-"""The ranks' side of ``telegrad bench allreduce``: dense sums in place, ours and the peer's, in turn.
+"""The ranks' side of ``telegrad bench allreduce``: dense sums in place, ours and the peers', in turn.
 
 A sample is a barrier and then a number of calls one after another; its time is the slowest rank's. All contenders take
 their first sample, then all their second, and so on, each time in another order: neither what else the machine does nor
-what the one before leaves behind favours one of them.
+what the one before leaves behind favours one of them. Large sizes come first, so that small ones, which need little,
+share what time is left.
 """
 
 from __future__ import annotations
 
+import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 
 from telegrad import Communicator, _core
-from telegrad.bench.peers import Peer, make_peer
-from telegrad.bench.plan import Measured, Plan, Timing
+from telegrad.bench.peers import Peer, start_peers
+from telegrad.bench.plan import Measured, Plan, Timing, is_slower
 from telegrad.launch import join, rank_and_size
 from telegrad.launch.joining import exchange
 
@@ -24,6 +26,10 @@ Vector = npt.NDArray[np.float32]
 
 _FEWEST_SAMPLES = 3
 _MOST_CALLS = 200
+_MOST_SHARE = 1 / 3  # of the time left, for one size of many
+_AGAIN_SHARE = 0.2  # of the time, for outliers
+_AGAIN_FACTOR = 2  # as many samples more
+_QUICK_S = 0.02  # what takes longer is not tried twice before it is measured
 _TIMEOUT_S = 300.0
 _JOIN_TIMEOUT_S = 120.0
 
@@ -34,30 +40,24 @@ class _Contender:
     call: Callable[[Vector], object]
     ours: bool
     calls: int = 1
-    samples: int = 0
     wrong: int = 0
     wire_bytes: float | None = None
     times_s: list[float] = field(default_factory=list)
 
+    @property
+    def median_s(self) -> float:
+        return Timing.of(self.times_s).median_s
+
 
 def main(plan_json: str) -> None:
-    """One rank. Rank 0 prints a line of JSON for each contender at each size."""
+    """One rank. Rank 0 prints a line of JSON for each contender at each size, and once more where it was measured
+    again; a rank on which a peer does not start prints ``{"missing", "why"}``."""
     plan = Plan.from_json(plan_json)
     with _joined(plan) as communicator:
-        peer = make_peer(plan, communicator.rank)
-        for size in plan.sizes:
-            contenders = _contenders(plan, communicator, peer)
-            _measure(plan, communicator, contenders, size)
-            if communicator.rank != 0:
-                continue
-            for contender in contenders:
-                timing = Timing.of(contender.times_s)
-                found = Measured(
-                    contender.name, size, timing, contender.wire_bytes, contender.wrong, communicator.driver
-                )
-                print(found.to_json(), flush=True)
-        if peer is not None:
-            communicator.barrier()  # a peer's close may need all ranks
+        peers = start_peers(plan, communicator, _say_missing)
+        _measure_all(plan, communicator, peers)
+        for peer in peers:
+            communicator.barrier()
             peer.close()
 
 
@@ -70,34 +70,60 @@ def _joined(plan: Plan) -> Communicator:
     return Communicator(core)
 
 
-def _contenders(plan: Plan, communicator: Communicator, peer: Peer | None) -> list[_Contender]:
+def _say_missing(peer: str, why: str) -> None:
+    print(json.dumps({"missing": peer, "why": why}), flush=True)
+
+
+def _measure_all(plan: Plan, communicator: Communicator, peers: Iterable[Peer]) -> None:
+    vector = np.zeros(max(plan.sizes) // 4, np.float32)
+    begin = time.monotonic()
+
+    def left_s(until: float) -> float:
+        """The same on all ranks, and never nothing: what is begun takes its time."""
+        mine = max(until - (time.monotonic() - begin), 0.0)
+        return float(communicator.all_gather(np.array([mine]))[0, 0])
+
+    done: dict[int, list[_Contender]] = {}
+    compared = len(plan.algorithms) + len(plan.peers) > 1
+    first_pass_s = plan.seconds * (1 - _AGAIN_SHARE if compared else 1)
+    for number, size in enumerate(sorted(plan.sizes, reverse=True)):
+        contenders = done[size] = _contenders(plan, communicator, peers)
+        x = vector[: size // 4]
+        for contender in contenders:
+            _verify(communicator, contender, x)
+        x.fill(0)  # a sum of zeros stays one, however often it is taken
+        expected_s = sum(_choose_calls(plan, communicator, contender, x) for contender in contenders)
+        share_s = left_s(first_pass_s) * max(_MOST_SHARE, 1 / (len(plan.sizes) - number))
+        _take_samples(communicator, contenders, x, _samples_in(share_s, expected_s, plan.samples), share_s)
+        _report(communicator, contenders, size, again=False)
+    vector.fill(0)
+    outliers = [size for size in done if _is_outlier(done[size])]
+    for number, size in enumerate(outliers):
+        contenders = done[size]
+        taken = len(contenders[0].times_s)
+        share_s = left_s(plan.seconds) / (len(outliers) - number)
+        expected_s = sum(contender.median_s * contender.calls for contender in contenders)
+        samples = _samples_in(share_s, expected_s, _AGAIN_FACTOR * taken)
+        _take_samples(communicator, contenders, vector[: size // 4], samples, share_s)
+        _report(communicator, contenders, size, again=True)
+
+
+def _contenders(plan: Plan, communicator: Communicator, peers: Iterable[Peer]) -> list[_Contender]:
     def ours(algorithm: str) -> _Contender:
         return _Contender(algorithm, lambda x: communicator.all_reduce(x, algorithm=algorithm), True)
 
-    contenders = [ours(algorithm) for algorithm in plan.algorithms]
-    return contenders if peer is None else [*contenders, _Contender(peer.name, peer.all_reduce, False)]
-
-
-def _measure(plan: Plan, communicator: Communicator, contenders: list[_Contender], size: int) -> None:
-    x = np.empty(size // 4, np.float32)
-    for contender in contenders:
-        _verify(communicator, contender, x)
-    x.fill(0)  # a sum of zeros stays one, however often it is taken
-    for contender in contenders:
-        _choose_repetitions(plan, communicator, contender, x)
-    for number in range(max(contender.samples for contender in contenders)):
-        for index in np.random.default_rng(number).permutation(len(contenders)):  # alike on all ranks
-            contender = contenders[index]
-            if number < contender.samples:
-                contender.times_s.append(_sample(communicator, contender, x))
+    return [
+        *(ours(algorithm) for algorithm in plan.algorithms),
+        *(_Contender(peer.name, peer.all_reduce, False) for peer in peers),
+    ]
 
 
 def _verify(communicator: Communicator, contender: _Contender, x: Vector) -> None:
     """Counts wrong values and bytes of one call, which also warms up."""
     ranks = communicator.world_size
     whole = np.arange(x.size, dtype=np.int64) % 1009
-    contender.call(x)
     x[:] = whole + communicator.rank
+    communicator.barrier()
     sent = communicator.stats()["bytes_sent"]
     contender.call(x)
     sent = communicator.stats()["bytes_sent"] - sent
@@ -107,11 +133,33 @@ def _verify(communicator: Communicator, contender: _Contender, x: Vector) -> Non
     contender.wire_bytes = float(gathered[:, 1].max()) if contender.ours else None
 
 
-def _choose_repetitions(plan: Plan, communicator: Communicator, contender: _Contender, x: Vector) -> None:
-    first_s = min(_sample(communicator, contender, x) for _ in range(2))
-    contender.calls = int(np.clip(plan.sample_s / max(first_s, 1e-7), 1, _MOST_CALLS))
-    affordable = plan.most_s / max(first_s * contender.calls, 1e-7)
-    contender.samples = int(np.clip(affordable, _FEWEST_SAMPLES, plan.samples))
+def _choose_calls(plan: Plan, communicator: Communicator, contender: _Contender, x: Vector) -> float:
+    """Decides how many calls make up a sample; returns about how many seconds one will take."""
+    seconds = _sample(communicator, contender, x)
+    if seconds < _QUICK_S:
+        seconds = min(seconds, _sample(communicator, contender, x))
+    contender.calls = int(np.clip(plan.sample_s / max(seconds, 1e-7), 1, _MOST_CALLS))
+    return seconds * contender.calls
+
+
+def _samples_in(share_s: float, round_s: float, most: int) -> int:
+    """How many rounds of all contenders fit into ``share_s`` seconds."""
+    return int(np.clip(share_s / max(round_s, 1e-7), _FEWEST_SAMPLES, max(most, _FEWEST_SAMPLES)))
+
+
+def _take_samples(
+    communicator: Communicator, contenders: list[_Contender], x: Vector, samples: int, most_s: float
+) -> None:
+    """A round of all contenders after the other, but after ``most_s`` seconds only until all have enough."""
+    begin = time.monotonic()
+    for taken in range(samples):
+        late = communicator.all_gather(np.array([time.monotonic() - begin > most_s]))[0, 0]  # rank 0 says when
+        if late and taken >= _FEWEST_SAMPLES:
+            return
+        number = len(contenders[0].times_s)
+        for index in np.random.default_rng(number).permutation(len(contenders)):  # alike on all ranks
+            contender = contenders[index]
+            contender.times_s.append(_sample(communicator, contender, x))
 
 
 def _sample(communicator: Communicator, contender: _Contender, x: Vector) -> float:
@@ -122,3 +170,25 @@ def _sample(communicator: Communicator, contender: _Contender, x: Vector) -> flo
         contender.call(x)
     mine = (time.perf_counter() - begin) / contender.calls
     return float(communicator.all_gather(np.array([mine])).max())
+
+
+def _is_outlier(contenders: list[_Contender]) -> bool:
+    """Whether the automatic choice looks worse than it should: than the better peer, or than the best of our own."""
+    auto = [contender for contender in contenders if contender.name == "auto"]
+    peers = [contender.median_s for contender in contenders if not contender.ours]
+    others = [contender.median_s for contender in contenders if contender.ours and contender.name != "auto"]
+    return any(
+        (peers and is_slower(one.median_s, min(peers), share=0.1))
+        or (others and is_slower(one.median_s, min(others), share=0.05))
+        for one in auto
+    )
+
+
+def _report(communicator: Communicator, contenders: list[_Contender], size: int, *, again: bool) -> None:
+    if communicator.rank != 0:
+        return
+    for one in contenders:
+        timing = Timing.of(one.times_s)
+        samples = len(one.times_s)
+        found = Measured(one.name, size, timing, one.wire_bytes, one.wrong, communicator.driver, samples, again)
+        print(found.to_json(), flush=True)
