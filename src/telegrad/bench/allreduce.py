@@ -25,7 +25,9 @@ from telegrad.launch.joining import exchange
 Vector = npt.NDArray[np.float32]
 
 _FEWEST_SAMPLES = 3
-_MOST_CALLS = 200
+_HOPELESS = 10.0  # times as slow as the fastest: one sample says it
+_MOST_CALLS = 1000
+_LEAST_GROWTH, _MOST_GROWTH = 2.0, 8.0
 _MOST_SHARE = 1 / 3  # of the time left, for one size of many
 _AGAIN_SHARE = 0.2  # of the time, for outliers
 _AGAIN_FACTOR = 2  # as many samples more
@@ -40,6 +42,7 @@ class _Contender:
     call: Callable[[Vector], object]
     ours: bool
     calls: int = 1
+    fewest_samples: int = _FEWEST_SAMPLES
     wrong: int = 0
     wire_bytes: float | None = None
     times_s: list[float] = field(default_factory=list)
@@ -92,19 +95,21 @@ def _measure_all(plan: Plan, communicator: Communicator, peers: Iterable[Peer]) 
         for contender in contenders:
             _verify(communicator, contender, x)
         x.fill(0)  # a sum of zeros stays one, however often it is taken
-        expected_s = sum(_choose_calls(plan, communicator, contender, x) for contender in contenders)
+        seconds = [_choose_calls(plan, communicator, contender, x) for contender in contenders]
+        for contender, mine_s in zip(contenders, seconds, strict=True):
+            hopeless = mine_s > max(_HOPELESS * min(seconds), plan.sample_s)
+            contender.fewest_samples = 1 if hopeless else _FEWEST_SAMPLES
         share_s = left_s(first_pass_s) * max(_MOST_SHARE, 1 / (len(plan.sizes) - number))
-        _take_samples(communicator, contenders, x, _samples_in(share_s, expected_s, plan.samples), share_s)
+        _take_samples(communicator, contenders, x, plan.samples, share_s)
         _report(communicator, contenders, size, again=False)
     vector.fill(0)
     outliers = [size for size in done if _is_outlier(done[size])]
     for number, size in enumerate(outliers):
         contenders = done[size]
-        taken = len(contenders[0].times_s)
+        taken = max(len(contender.times_s) for contender in contenders)
         share_s = left_s(plan.seconds) / (len(outliers) - number)
-        expected_s = sum(contender.median_s * contender.calls for contender in contenders)
-        samples = _samples_in(share_s, expected_s, _AGAIN_FACTOR * taken)
-        _take_samples(communicator, contenders, vector[: size // 4], samples, share_s)
+        again = [contender for contender in contenders if contender.fewest_samples > 1]
+        _take_samples(communicator, again, vector[: size // 4], _AGAIN_FACTOR * taken, share_s)
         _report(communicator, contenders, size, again=True)
 
 
@@ -134,32 +139,32 @@ def _verify(communicator: Communicator, contender: _Contender, x: Vector) -> Non
 
 
 def _choose_calls(plan: Plan, communicator: Communicator, contender: _Contender, x: Vector) -> float:
-    """Decides how many calls make up a sample; returns about how many seconds one will take."""
-    seconds = _sample(communicator, contender, x)
-    if seconds < _QUICK_S:
-        seconds = min(seconds, _sample(communicator, contender, x))
-    contender.calls = int(np.clip(plan.sample_s / max(seconds, 1e-7), 1, _MOST_CALLS))
-    return seconds * contender.calls
+    """Decides how many calls make up a sample; returns about how many seconds a call takes.
 
-
-def _samples_in(share_s: float, round_s: float, most: int) -> int:
-    """How many rounds of all contenders fit into ``share_s`` seconds."""
-    return int(np.clip(share_s / max(round_s, 1e-7), _FEWEST_SAMPLES, max(most, _FEWEST_SAMPLES)))
+    Ranks leave the barrier one after another, so that few calls tell little of many: their number grows until a sample
+    lasts long enough, and the better of two tries counts."""
+    while True:
+        seconds = contender.calls * _sample(communicator, contender, x)
+        if seconds < _QUICK_S:
+            seconds = min(seconds, contender.calls * _sample(communicator, contender, x))
+        if seconds >= plan.sample_s or contender.calls >= _MOST_CALLS:
+            return seconds / contender.calls
+        grown = contender.calls * np.clip(plan.sample_s / max(seconds, 1e-9), _LEAST_GROWTH, _MOST_GROWTH)
+        contender.calls = min(int(grown), _MOST_CALLS)
 
 
 def _take_samples(
     communicator: Communicator, contenders: list[_Contender], x: Vector, samples: int, most_s: float
 ) -> None:
-    """A round of all contenders after the other, but after ``most_s`` seconds only until all have enough."""
-    begin = time.monotonic()
+    """Up to ``samples`` rounds. Who has used up its part of ``most_s`` seconds and has enough samples sits out."""
+    spent_s = dict.fromkeys((one.name for one in contenders), 0.0)
     for taken in range(samples):
-        late = communicator.all_gather(np.array([time.monotonic() - begin > most_s]))[0, 0]  # rank 0 says when
-        if late and taken >= _FEWEST_SAMPLES:
-            return
-        number = len(contenders[0].times_s)
-        for index in np.random.default_rng(number).permutation(len(contenders)):  # alike on all ranks
-            contender = contenders[index]
-            contender.times_s.append(_sample(communicator, contender, x))
+        for index in np.random.default_rng(len(contenders[0].times_s)).permutation(len(contenders)):  # as on all ranks
+            one = contenders[index]
+            if taken >= one.fewest_samples and spent_s[one.name] > most_s / len(contenders):
+                continue
+            one.times_s.append(_sample(communicator, one, x))
+            spent_s[one.name] += one.calls * one.times_s[-1]
 
 
 def _sample(communicator: Communicator, contender: _Contender, x: Vector) -> float:

@@ -42,11 +42,17 @@ def check_network(name: str) -> None:
         raise ValueError(f"network {name!r} is not known: use shm, tcp, or a rate such as 1gbit or 100mbit") from error
 
 
-def payload_bytes_per_s(name: str) -> float | None:
-    """Bytes per second that TCP's user gets at most in each direction of a rank's link; None where no link has a rate
-    (shared memory, loopback). Raises ``ValueError`` for unknown names."""
+def rate_bytes_per_s(name: str) -> float | None:
+    """Bytes per second of a rank's link in each direction, headers included; None where no link has a rate (shared
+    memory, loopback). Raises ``ValueError`` for unknown names."""
     check_network(name)
-    return None if name in ("shm", "tcp") else parse_rate(name) / 8 * _TCP_SHARE
+    return None if name in ("shm", "tcp") else parse_rate(name) / 8
+
+
+def payload_bytes_per_s(name: str) -> float | None:
+    """The same, but only what TCP's user gets at most."""
+    rate = rate_bytes_per_s(name)
+    return None if rate is None else rate * _TCP_SHARE
 
 
 @contextmanager

@@ -36,6 +36,13 @@ BENCHMARKS = {
             bus_factor=lambda ranks: 2 * (ranks - 1) / ranks,
         ),
         Benchmark(
+            name="nonblocking",
+            target="telegrad.bench.nonblocking:main",
+            algorithms=("auto",),
+            bound_bytes=_allreduce_bound_bytes,
+            bus_factor=lambda ranks: 2 * (ranks - 1) / ranks,
+        ),
+        Benchmark(
             name="checks",
             target="telegrad.bench.allreduce:main",
             algorithms=("auto",),

@@ -42,6 +42,14 @@ def run(plan: Plan, *, timeout_s: float, on_measured: Callable[[Measured], None]
             found[one.size, one.contender] = one
             on_measured(one)
 
+    report_of(plan, take, timeout_s=timeout_s)
+    outcome.measured = sorted(found.values(), key=lambda one: one.size)
+    return outcome
+
+
+def report_of(plan: Plan, on_line: Callable[[int, str], None], *, timeout_s: float) -> None:
+    """Runs ``plan`` on its network; ``on_line(rank, line)`` gets what the ranks print. Raises ``RankFailed`` and
+    ``RanksTimedOut``."""
     with (
         tempfile.TemporaryDirectory(prefix="telegrad-bench-") as folder,
         open_network(plan.network, plan.ranks) as network,
@@ -54,12 +62,10 @@ def run(plan: Plan, *, timeout_s: float, on_measured: Callable[[Measured], None]
             arguments=[plan.to_json()],
             environment={**SINGLE_THREADED, **network.environment},
             prefix_of=network.prefix_of,
-            on_line=take,
+            on_line=on_line,
             mpich="mpich" in plan.peers,
         ) as ranks:
             ranks.wait()
-    outcome.measured = sorted(found.values(), key=lambda one: one.size)
-    return outcome
 
 
 def count_of(plan: Plan) -> int:
@@ -109,6 +115,7 @@ def _beside(peer: str, ours: Measured, theirs: Measured | None, absent: Mapping[
     return {
         f"{peer}_median_s": theirs.timing.median_s if theirs else None,
         f"{peer}_p90_s": theirs.timing.p90_s if theirs else None,
+        f"{peer}_samples": theirs.samples if theirs else None,
         f"ratio_to_{peer}": ours.timing.median_s / theirs.timing.median_s if theirs else None,
         f"{peer}_wrong": theirs.wrong if theirs else None,
         f"{peer}_missing": None if theirs else absent.get(peer, "not asked for"),

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -16,14 +17,17 @@ from telegrad.bench.peers import PEERS, title_of, why_missing
 from telegrad.bench.plan import Measured, Plan, text_of
 from telegrad.bench.registry import BENCHMARKS
 from telegrad.bench.runner import Outcome, Row, count_of, rows_of, run
+from telegrad.bench.summary import summary_of
 from telegrad.cli.interrupts import ended_by_interrupt
 from telegrad.cli.options import byte_sizes, networks_of
 from telegrad.cli.outputs import check_folder_of
 from telegrad.cli.progress import counting
 from telegrad.launch import LaunchError
 from telegrad.report.allreduce import duration, plot, table_of
+from telegrad.report.allreduce_summary import lines_of
 
 _SIZES = ",".join(text_of(4**power).replace(" ", "") for power in range(1, 14))
+_FILE_COLUMNS = 120
 _BENCHMARK = BENCHMARKS["allreduce"]
 
 
@@ -74,6 +78,8 @@ def allreduce(
     looks worse than it should are measured again at the end of a network's run, all contenders in turn.
     """
     console = Console()
+    if not console.is_terminal:
+        console = Console(width=max(console.width, _FILE_COLUMNS))  # a file is as wide as the table
     networks, sizes_in_bytes, chosen = _checked(network, sizes, algorithms)
     named = [] if peers == "none" else [name.strip() for name in peers.split(",")]
     check_folder_of(json_file, "--json")
@@ -86,6 +92,7 @@ def allreduce(
 
     machine = describe_machine()
     rows: list[Row] = []
+    summaries: list[dict[str, Any]] = []
     with ended_by_interrupt(console, "interrupted"):
         for name in networks:
             plan = Plan(
@@ -105,11 +112,21 @@ def allreduce(
                 raise typer.Exit(1) from error
             _say_missing(console, outcome.missing)
             found = rows_of(plan, outcome, missing)
+            summary = summary_of(found)
+            summaries.append(asdict(summary))
             console.print(table_of(found, f"all_reduce, {ranks} ranks, {name}"))
+            for line in lines_of(summary):
+                console.print(line, highlight=False)
             rows += found
     console.print(machine_text(machine), style="dim")
     if json_file is not None:
-        result = {"rows": rows, "peer_missing": missing, "bound_s": BOUND_FORMULA, "machine": machine}
+        result = {
+            "rows": rows,
+            "summaries": summaries,
+            "peer_missing": missing,
+            "bound_s": BOUND_FORMULA,
+            "machine": machine,
+        }
         json_file.write_text(json.dumps(result, indent=1, allow_nan=False) + "\n")
         console.print(f"rows: {json_file}")
     if plot_file is not None:
