@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from telegrad import Communicator, _core
 from telegrad.bench.peers import Peer, start_peers
-from telegrad.bench.plan import Measured, Plan, Timing, is_slower
+from telegrad.bench.plan import Measured, Plan, Timing, is_slower, text_of
 from telegrad.launch import join, rank_and_size
 from telegrad.launch.joining import exchange
 
@@ -31,7 +31,8 @@ _LEAST_GROWTH, _MOST_GROWTH = 2.0, 8.0
 _MOST_SHARE = 1 / 3  # of the time left, for one size of many
 _AGAIN_SHARE = 0.2  # of the time, for outliers
 _AGAIN_FACTOR = 2  # as many samples more
-_QUICK_S = 0.02  # what takes longer is not tried twice before it is measured
+_QUICK_S, _SLOW_S = 0.02, 0.5  # what takes longer is not tried twice before it is measured; not at all
+_PEER_SHARE = 0.3  # of the time: a peer that has used up more sits out at the sizes that are left
 _TIMEOUT_S = 300.0
 _JOIN_TIMEOUT_S = 120.0
 
@@ -42,6 +43,8 @@ class _Contender:
     call: Callable[[Vector], object]
     ours: bool
     calls: int = 1
+    first_s: float = 0.0
+    spent_s: float = 0.0  # in all its calls
     fewest_samples: int = _FEWEST_SAMPLES
     wrong: int = 0
     wire_bytes: float | None = None
@@ -97,11 +100,12 @@ def _measure_all(plan: Plan, communicator: Communicator, peers: Iterable[Peer]) 
         x.fill(0)  # a sum of zeros stays one, however often it is taken
         seconds = [_choose_calls(plan, communicator, contender, x) for contender in contenders]
         for contender, mine_s in zip(contenders, seconds, strict=True):
-            hopeless = mine_s > max(_HOPELESS * min(seconds), plan.sample_s)
-            contender.fewest_samples = 1 if hopeless else _FEWEST_SAMPLES
+            if mine_s > max(_HOPELESS * min(seconds), plan.sample_s):
+                contender.fewest_samples, contender.times_s = 1, [mine_s]
         share_s = left_s(first_pass_s) * max(_MOST_SHARE, 1 / (len(plan.sizes) - number))
         _take_samples(communicator, contenders, x, plan.samples, share_s)
         _report(communicator, contenders, size, again=False)
+        peers = _without_the_slow(plan, communicator, peers, done)
     vector.fill(0)
     outliers = [size for size in done if _is_outlier(done[size])]
     for number, size in enumerate(outliers):
@@ -123,6 +127,24 @@ def _contenders(plan: Plan, communicator: Communicator, peers: Iterable[Peer]) -
     ]
 
 
+def _without_the_slow(
+    plan: Plan, communicator: Communicator, peers: Iterable[Peer], done: Mapping[int, list[_Contender]]
+) -> list[Peer]:
+    """The peers that shall go on. With more ranks than cores one that never sleeps can take a thousand times as long as
+    the others."""
+    staying = []
+    for peer in peers:
+        spent_s = sum(one.spent_s for contenders in done.values() for one in contenders if one.name == peer.name)
+        if spent_s <= _PEER_SHARE * plan.seconds or len(done) == len(plan.sizes):
+            staying.append(peer)
+        elif communicator.rank == 0:
+            why = (
+                f"its calls from {text_of(min(done))} up had taken {spent_s:.0f} s of {plan.seconds:g} s for everything"
+            )
+            _say_missing(peer.name, f"too slow to go on: {why}")
+    return staying
+
+
 def _verify(communicator: Communicator, contender: _Contender, x: Vector) -> None:
     """Counts wrong values and bytes of one call, which also warms up."""
     ranks = communicator.world_size
@@ -130,11 +152,14 @@ def _verify(communicator: Communicator, contender: _Contender, x: Vector) -> Non
     x[:] = whole + communicator.rank
     communicator.barrier()
     sent = communicator.stats()["bytes_sent"]
+    begin = time.perf_counter()
     contender.call(x)
+    contender.first_s = time.perf_counter() - begin
     sent = communicator.stats()["bytes_sent"] - sent
     wrong = int(np.count_nonzero(x != (whole * ranks + ranks * (ranks - 1) // 2).astype(np.float32)))
-    gathered = communicator.all_gather(np.array([wrong, sent], np.int64))
+    gathered = communicator.all_gather(np.array([wrong, sent, contender.first_s]))
     contender.wrong = int(gathered[:, 0].sum())
+    contender.first_s = contender.spent_s = float(gathered[:, 2].max())
     contender.wire_bytes = float(gathered[:, 1].max()) if contender.ours else None
 
 
@@ -143,6 +168,8 @@ def _choose_calls(plan: Plan, communicator: Communicator, contender: _Contender,
 
     Ranks leave the barrier one after another, so that few calls tell little of many: their number grows until a sample
     lasts long enough, and the better of two tries counts."""
+    if contender.first_s > _SLOW_S:
+        return contender.first_s
     while True:
         seconds = contender.calls * _sample(communicator, contender, x)
         if seconds < _QUICK_S:
@@ -157,14 +184,12 @@ def _take_samples(
     communicator: Communicator, contenders: list[_Contender], x: Vector, samples: int, most_s: float
 ) -> None:
     """Up to ``samples`` rounds. Who has used up its part of ``most_s`` seconds and has enough samples sits out."""
-    spent_s = dict.fromkeys((one.name for one in contenders), 0.0)
-    for taken in range(samples):
-        for index in np.random.default_rng(len(contenders[0].times_s)).permutation(len(contenders)):  # as on all ranks
+    most_each_s = {one.name: one.spent_s + most_s / len(contenders) for one in contenders}
+    for number in range(samples):
+        for index in np.random.default_rng(number).permutation(len(contenders)):  # alike on all ranks
             one = contenders[index]
-            if taken >= one.fewest_samples and spent_s[one.name] > most_s / len(contenders):
-                continue
-            one.times_s.append(_sample(communicator, one, x))
-            spent_s[one.name] += one.calls * one.times_s[-1]
+            if len(one.times_s) < one.fewest_samples or one.spent_s < most_each_s[one.name]:
+                one.times_s.append(_sample(communicator, one, x))
 
 
 def _sample(communicator: Communicator, contender: _Contender, x: Vector) -> float:
@@ -173,8 +198,10 @@ def _sample(communicator: Communicator, contender: _Contender, x: Vector) -> flo
     begin = time.perf_counter()
     for _ in range(contender.calls):
         contender.call(x)
-    mine = (time.perf_counter() - begin) / contender.calls
-    return float(communicator.all_gather(np.array([mine])).max())
+    mine = time.perf_counter() - begin
+    slowest = float(communicator.all_gather(np.array([mine])).max())
+    contender.spent_s += slowest
+    return slowest / contender.calls
 
 
 def _is_outlier(contenders: list[_Contender]) -> bool:
