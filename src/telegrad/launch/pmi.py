@@ -9,12 +9,13 @@ not ask, and find themselves alone. Source: MPICH, src/pmi.
 from __future__ import annotations
 
 import contextlib
+import os
 import selectors
 import socket
+import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-_KEYSPACE = "job"
 _MOST_KEY_BYTES, _MOST_VALUE_BYTES = 64, 1024
 _LONGEST_LINE_BYTES = 1 << 14
 
@@ -35,6 +36,8 @@ class PmiServer:
         self._connections: list[_Connection] = []
         self._ends: list[socket.socket] = []  # the ranks' own
         self._values: dict[str, str] = {}
+        # MPICH names its shared memory after this: two jobs of one name, or what a killed one left, would meet in it.
+        self._keyspace = f"telegrad_{os.getpid()}_{uuid.uuid4().hex}"
         for rank in range(size):
             ours, theirs = socket.socketpair()
             self._connections.append(_Connection(ours))
@@ -88,7 +91,7 @@ class PmiServer:
             case "get_appnum":
                 return "cmd=appnum appnum=0 rc=0"
             case "get_my_kvsname":
-                return f"cmd=my_kvsname kvsname={_KEYSPACE} rc=0"
+                return f"cmd=my_kvsname kvsname={self._keyspace} rc=0"
             case "get_universe_size":
                 return f"cmd=universe_size size={len(self._connections)} rc=0"
             case "put":

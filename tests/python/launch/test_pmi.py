@@ -20,6 +20,12 @@ class _Job:
         for rank in range(size):
             self.server.started(rank)
 
+    def close(self) -> None:
+        self.server.close()
+        for rank in self.ranks:
+            rank.close()
+        self.selector.close()
+
     def serve(self) -> None:
         while ready := self.selector.select(0):
             for key, _ in ready:
@@ -42,10 +48,7 @@ class _Job:
 def job() -> Iterator[_Job]:
     made = _Job(2)
     yield made
-    made.server.close()
-    for rank in made.ranks:
-        rank.close()
-    made.selector.close()
+    made.close()
 
 
 def test_a_rank_finds_its_descriptor_and_number_in_the_environment() -> None:
@@ -72,7 +75,16 @@ def test_what_one_rank_puts_another_gets(job: _Job) -> None:
 
 def test_commands_may_come_in_pieces_and_several_at_once(job: _Job) -> None:
     assert job.ask(0, "cmd=get_app") == ""
-    assert job.ask(0, "num\ncmd=get_my_kvsname\n") == "cmd=appnum appnum=0 rc=0\ncmd=my_kvsname kvsname=job rc=0\n"
+    assert job.ask(0, "num\ncmd=get_universe_size\n") == "cmd=appnum appnum=0 rc=0\ncmd=universe_size size=2 rc=0\n"
+
+
+def test_every_job_has_a_name_of_its_own_in_which_all_ranks_agree(job: _Job) -> None:
+    name = job.ask(0, "cmd=get_my_kvsname\n")
+    assert name.startswith("cmd=my_kvsname kvsname=telegrad_")
+    assert job.ask(1, "cmd=get_my_kvsname\n") == name
+    other = _Job(1)
+    assert other.ask(0, "cmd=get_my_kvsname\n") != name
+    other.close()
 
 
 def test_a_barrier_lets_all_go_on_once_all_have_come(job: _Job) -> None:
