@@ -33,6 +33,7 @@ _AGAIN_SHARE = 0.2  # of the time, for outliers
 _AGAIN_FACTOR = 2  # as many samples more
 _QUICK_S, _SLOW_S = 0.02, 0.5  # what takes longer is not tried twice before it is measured; not at all
 _PEER_SHARE = 0.3  # of the time: a peer that has used up more sits out at the sizes that are left
+_PATIENCE_S = 10.0  # so much it may, in any case
 _TIMEOUT_S = 300.0
 _JOIN_TIMEOUT_S = 120.0
 
@@ -135,7 +136,7 @@ def _without_the_slow(
     staying = []
     for peer in peers:
         spent_s = sum(one.spent_s for contenders in done.values() for one in contenders if one.name == peer.name)
-        if spent_s <= _PEER_SHARE * plan.seconds or len(done) == len(plan.sizes):
+        if spent_s <= max(_PEER_SHARE * plan.seconds, _PATIENCE_S) or len(done) == len(plan.sizes):
             staying.append(peer)
         elif communicator.rank == 0:
             why = (
