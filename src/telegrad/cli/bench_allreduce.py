@@ -23,8 +23,9 @@ from telegrad.cli.options import byte_sizes, networks_of
 from telegrad.cli.outputs import check_folder_of
 from telegrad.cli.progress import counting
 from telegrad.launch import LaunchError
-from telegrad.report.allreduce import duration, plot, table_of
+from telegrad.report.allreduce import plot, table_of
 from telegrad.report.allreduce_summary import lines_of
+from telegrad.report.durations import duration
 
 _SIZES = ",".join(text_of(4**power).replace(" ", "") for power in range(1, 14))
 _FILE_COLUMNS = 120

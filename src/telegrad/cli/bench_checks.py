@@ -17,7 +17,7 @@ from telegrad.bench.plan import Plan, size_of, text_of
 from telegrad.cli.outputs import check_folder_of
 from telegrad.cli.progress import counting
 from telegrad.launch import LaunchError
-from telegrad.report.allreduce import duration
+from telegrad.report.durations import duration
 
 
 def checks(

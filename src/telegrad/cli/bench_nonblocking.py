@@ -19,7 +19,7 @@ from telegrad.cli.options import byte_sizes, networks_of
 from telegrad.cli.outputs import check_folder_of
 from telegrad.cli.progress import counting
 from telegrad.launch import LaunchError
-from telegrad.report.allreduce import duration
+from telegrad.report.durations import duration
 
 
 def nonblocking(

@@ -13,6 +13,7 @@ from rich.table import Table
 from telegrad.bench.peers import PEERS, title_of
 from telegrad.bench.plan import text_of
 from telegrad.bench.registry import BENCHMARKS
+from telegrad.report.durations import duration
 
 Row = Mapping[str, Any]
 
@@ -123,12 +124,3 @@ def _draw(axes: Any, rows: Sequence[Row]) -> None:
     axes.set(xscale="log", yscale="log", xlabel="bytes", ylabel="seconds (median)")
     axes.grid(visible=True, which="major", alpha=0.3)
     axes.legend()
-
-
-def duration(seconds: float | None) -> str:
-    """``18.2 µs``, ``5.40 ms``, ``1.2 s``; a dash for None."""
-    if seconds is None:
-        return "–"
-    if seconds < 1e-3:
-        return f"{seconds * 1e6:.1f} µs"
-    return f"{seconds * 1e3:.2f} ms" if seconds < 1 else f"{seconds:.2f} s"
