@@ -1,29 +1,39 @@
-"""The ranks' side of ``telegrad bench allreduce``: dense sums in place, ours and the peer's, in turn.
+"""The ranks' side of ``telegrad bench allreduce``: dense sums in place, ours and the peers', in turn.
 
 A sample is a barrier and then a number of calls one after another; its time is the slowest rank's. All contenders take
 their first sample, then all their second, and so on, each time in another order: neither what else the machine does nor
-what the one before leaves behind favours one of them.
+what the one before leaves behind favours one of them. Large sizes come first, so that small ones, which need little,
+share what time is left.
 """
 
 from __future__ import annotations
 
+import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 
 from telegrad import Communicator, _core
-from telegrad.bench.peers import Peer, make_peer
-from telegrad.bench.plan import Measured, Plan, Timing
+from telegrad.bench.peers import Peer, start_peers
+from telegrad.bench.plan import Measured, Plan, Timing, is_slower, text_of
 from telegrad.launch import join, rank_and_size
 from telegrad.launch.joining import exchange
 
 Vector = npt.NDArray[np.float32]
 
 _FEWEST_SAMPLES = 3
-_MOST_CALLS = 200
+_HOPELESS = 10.0  # times as slow as the fastest: one sample says it
+_MOST_CALLS = 1000
+_LEAST_GROWTH, _MOST_GROWTH = 2.0, 8.0
+_MOST_SHARE = 1 / 3  # of the time left, for one size of many
+_AGAIN_SHARE = 0.2  # of the time, for outliers
+_AGAIN_FACTOR = 2  # as many samples more
+_QUICK_S, _SLOW_S = 0.02, 0.5  # what takes longer is not tried twice before it is measured; not at all
+_PEER_SHARE = 0.3  # of the time: a peer that has used up more sits out at the sizes that are left
+_PATIENCE_S = 10.0  # so much it may, in any case
 _TIMEOUT_S = 300.0
 _JOIN_TIMEOUT_S = 120.0
 
@@ -34,30 +44,27 @@ class _Contender:
     call: Callable[[Vector], object]
     ours: bool
     calls: int = 1
-    samples: int = 0
+    first_s: float = 0.0
+    spent_s: float = 0.0  # in all its calls
+    fewest_samples: int = _FEWEST_SAMPLES
     wrong: int = 0
     wire_bytes: float | None = None
     times_s: list[float] = field(default_factory=list)
 
+    @property
+    def median_s(self) -> float:
+        return Timing.of(self.times_s).median_s
+
 
 def main(plan_json: str) -> None:
-    """One rank. Rank 0 prints a line of JSON for each contender at each size."""
+    """One rank. Rank 0 prints a line of JSON for each contender at each size, and once more where it was measured
+    again; a rank on which a peer does not start prints ``{"missing", "why"}``."""
     plan = Plan.from_json(plan_json)
     with _joined(plan) as communicator:
-        peer = make_peer(plan, communicator.rank)
-        for size in plan.sizes:
-            contenders = _contenders(plan, communicator, peer)
-            _measure(plan, communicator, contenders, size)
-            if communicator.rank != 0:
-                continue
-            for contender in contenders:
-                timing = Timing.of(contender.times_s)
-                found = Measured(
-                    contender.name, size, timing, contender.wire_bytes, contender.wrong, communicator.driver
-                )
-                print(found.to_json(), flush=True)
-        if peer is not None:
-            communicator.barrier()  # a peer's close may need all ranks
+        peers = start_peers(plan, communicator, _say_missing)
+        _measure_all(plan, communicator, peers)
+        for peer in peers:
+            communicator.barrier()
             peer.close()
 
 
@@ -70,48 +77,120 @@ def _joined(plan: Plan) -> Communicator:
     return Communicator(core)
 
 
-def _contenders(plan: Plan, communicator: Communicator, peer: Peer | None) -> list[_Contender]:
+def _say_missing(peer: str, why: str) -> None:
+    print(json.dumps({"missing": peer, "why": why}), flush=True)
+
+
+def _measure_all(plan: Plan, communicator: Communicator, peers: Iterable[Peer]) -> None:
+    vector = np.zeros(max(plan.sizes) // 4, np.float32)
+    begin = time.monotonic()
+
+    def left_s(until: float) -> float:
+        """The same on all ranks, and never nothing: what is begun takes its time."""
+        mine = max(until - (time.monotonic() - begin), 0.0)
+        return float(communicator.all_gather(np.array([mine]))[0, 0])
+
+    done: dict[int, list[_Contender]] = {}
+    compared = len(plan.algorithms) + len(plan.peers) > 1
+    first_pass_s = plan.seconds * (1 - _AGAIN_SHARE if compared else 1)
+    for number, size in enumerate(sorted(plan.sizes, reverse=True)):
+        contenders = done[size] = _contenders(plan, communicator, peers)
+        x = vector[: size // 4]
+        for contender in contenders:
+            _verify(communicator, contender, x)
+        x.fill(0)  # a sum of zeros stays one, however often it is taken
+        seconds = [_choose_calls(plan, communicator, contender, x) for contender in contenders]
+        for contender, mine_s in zip(contenders, seconds, strict=True):
+            if mine_s > max(_HOPELESS * min(seconds), plan.sample_s):
+                contender.fewest_samples, contender.times_s = 1, [mine_s]
+        share_s = left_s(first_pass_s) * max(_MOST_SHARE, 1 / (len(plan.sizes) - number))
+        _take_samples(communicator, contenders, x, plan.samples, share_s)
+        _report(communicator, contenders, size, again=False)
+        peers = _without_the_slow(plan, communicator, peers, done)
+    vector.fill(0)
+    outliers = [size for size in done if _is_outlier(done[size])]
+    for number, size in enumerate(outliers):
+        contenders = done[size]
+        taken = max(len(contender.times_s) for contender in contenders)
+        share_s = left_s(plan.seconds) / (len(outliers) - number)
+        again = [contender for contender in contenders if contender.fewest_samples > 1]
+        _take_samples(communicator, again, vector[: size // 4], _AGAIN_FACTOR * taken, share_s)
+        _report(communicator, contenders, size, again=True)
+
+
+def _contenders(plan: Plan, communicator: Communicator, peers: Iterable[Peer]) -> list[_Contender]:
     def ours(algorithm: str) -> _Contender:
         return _Contender(algorithm, lambda x: communicator.all_reduce(x, algorithm=algorithm), True)
 
-    contenders = [ours(algorithm) for algorithm in plan.algorithms]
-    return contenders if peer is None else [*contenders, _Contender(peer.name, peer.all_reduce, False)]
+    return [
+        *(ours(algorithm) for algorithm in plan.algorithms),
+        *(_Contender(peer.name, peer.all_reduce, False) for peer in peers),
+    ]
 
 
-def _measure(plan: Plan, communicator: Communicator, contenders: list[_Contender], size: int) -> None:
-    x = np.empty(size // 4, np.float32)
-    for contender in contenders:
-        _verify(communicator, contender, x)
-    x.fill(0)  # a sum of zeros stays one, however often it is taken
-    for contender in contenders:
-        _choose_repetitions(plan, communicator, contender, x)
-    for number in range(max(contender.samples for contender in contenders)):
-        for index in np.random.default_rng(number).permutation(len(contenders)):  # alike on all ranks
-            contender = contenders[index]
-            if number < contender.samples:
-                contender.times_s.append(_sample(communicator, contender, x))
+def _without_the_slow(
+    plan: Plan, communicator: Communicator, peers: Iterable[Peer], done: Mapping[int, list[_Contender]]
+) -> list[Peer]:
+    """The peers that shall go on. With more ranks than cores one that never sleeps can take a thousand times as long as
+    the others."""
+    staying = []
+    for peer in peers:
+        spent_s = sum(one.spent_s for contenders in done.values() for one in contenders if one.name == peer.name)
+        if spent_s <= max(_PEER_SHARE * plan.seconds, _PATIENCE_S) or len(done) == len(plan.sizes):
+            staying.append(peer)
+        elif communicator.rank == 0:
+            why = (
+                f"its calls from {text_of(min(done))} up had taken {spent_s:.0f} s of {plan.seconds:g} s for everything"
+            )
+            _say_missing(peer.name, f"too slow to go on: {why}")
+    return staying
 
 
 def _verify(communicator: Communicator, contender: _Contender, x: Vector) -> None:
     """Counts wrong values and bytes of one call, which also warms up."""
     ranks = communicator.world_size
     whole = np.arange(x.size, dtype=np.int64) % 1009
-    contender.call(x)
     x[:] = whole + communicator.rank
+    communicator.barrier()
     sent = communicator.stats()["bytes_sent"]
+    begin = time.perf_counter()
     contender.call(x)
+    contender.first_s = time.perf_counter() - begin
     sent = communicator.stats()["bytes_sent"] - sent
     wrong = int(np.count_nonzero(x != (whole * ranks + ranks * (ranks - 1) // 2).astype(np.float32)))
-    gathered = communicator.all_gather(np.array([wrong, sent], np.int64))
+    gathered = communicator.all_gather(np.array([wrong, sent, contender.first_s]))
     contender.wrong = int(gathered[:, 0].sum())
+    contender.first_s = contender.spent_s = float(gathered[:, 2].max())
     contender.wire_bytes = float(gathered[:, 1].max()) if contender.ours else None
 
 
-def _choose_repetitions(plan: Plan, communicator: Communicator, contender: _Contender, x: Vector) -> None:
-    first_s = min(_sample(communicator, contender, x) for _ in range(2))
-    contender.calls = int(np.clip(plan.sample_s / max(first_s, 1e-7), 1, _MOST_CALLS))
-    affordable = plan.most_s / max(first_s * contender.calls, 1e-7)
-    contender.samples = int(np.clip(affordable, _FEWEST_SAMPLES, plan.samples))
+def _choose_calls(plan: Plan, communicator: Communicator, contender: _Contender, x: Vector) -> float:
+    """Decides how many calls make up a sample; returns about how many seconds a call takes.
+
+    Ranks leave the barrier one after another, so that few calls tell little of many: their number grows until a sample
+    lasts long enough, and the better of two tries counts."""
+    if contender.first_s > _SLOW_S:
+        return contender.first_s
+    while True:
+        seconds = contender.calls * _sample(communicator, contender, x)
+        if seconds < _QUICK_S:
+            seconds = min(seconds, contender.calls * _sample(communicator, contender, x))
+        if seconds >= plan.sample_s or contender.calls >= _MOST_CALLS:
+            return seconds / contender.calls
+        grown = contender.calls * np.clip(plan.sample_s / max(seconds, 1e-9), _LEAST_GROWTH, _MOST_GROWTH)
+        contender.calls = min(int(grown), _MOST_CALLS)
+
+
+def _take_samples(
+    communicator: Communicator, contenders: list[_Contender], x: Vector, samples: int, most_s: float
+) -> None:
+    """Up to ``samples`` rounds. Who has used up its part of ``most_s`` seconds and has enough samples sits out."""
+    most_each_s = {one.name: one.spent_s + most_s / len(contenders) for one in contenders}
+    for number in range(samples):
+        for index in np.random.default_rng(number).permutation(len(contenders)):  # alike on all ranks
+            one = contenders[index]
+            if len(one.times_s) < one.fewest_samples or one.spent_s < most_each_s[one.name]:
+                one.times_s.append(_sample(communicator, one, x))
 
 
 def _sample(communicator: Communicator, contender: _Contender, x: Vector) -> float:
@@ -120,5 +199,29 @@ def _sample(communicator: Communicator, contender: _Contender, x: Vector) -> flo
     begin = time.perf_counter()
     for _ in range(contender.calls):
         contender.call(x)
-    mine = (time.perf_counter() - begin) / contender.calls
-    return float(communicator.all_gather(np.array([mine])).max())
+    mine = time.perf_counter() - begin
+    slowest = float(communicator.all_gather(np.array([mine])).max())
+    contender.spent_s += slowest
+    return slowest / contender.calls
+
+
+def _is_outlier(contenders: list[_Contender]) -> bool:
+    """Whether the automatic choice looks worse than it should: than the better peer, or than the best of our own."""
+    auto = [contender for contender in contenders if contender.name == "auto"]
+    peers = [contender.median_s for contender in contenders if not contender.ours]
+    others = [contender.median_s for contender in contenders if contender.ours and contender.name != "auto"]
+    return any(
+        (peers and is_slower(one.median_s, min(peers), share=0.1))
+        or (others and is_slower(one.median_s, min(others), share=0.05))
+        for one in auto
+    )
+
+
+def _report(communicator: Communicator, contenders: list[_Contender], size: int, *, again: bool) -> None:
+    if communicator.rank != 0:
+        return
+    for one in contenders:
+        timing = Timing.of(one.times_s)
+        samples = len(one.times_s)
+        found = Measured(one.name, size, timing, one.wire_bytes, one.wrong, communicator.driver, samples, again)
+        print(found.to_json(), flush=True)

@@ -24,7 +24,7 @@ def run_pairs(plan: Plan, pairs: int, *, timeout_s: float, on_job: Callable[[], 
     wrong = 0
     for pair in range(pairs):
         for watched in (True, False) if pair % 2 else (False, True):
-            for one in run(dataclasses.replace(plan, watched=watched, peer=None), timeout_s=timeout_s):
+            for one in run(dataclasses.replace(plan, watched=watched, peers=()), timeout_s=timeout_s).measured:
                 medians[watched].setdefault(one.size, []).append(one.timing.median_s)
                 wrong += one.wrong
             on_job()

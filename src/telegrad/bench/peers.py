@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import importlib.util
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from telegrad import Communicator
 from telegrad.bench.plan import Plan
 
 
@@ -17,7 +21,8 @@ class Peer(Protocol):
 
     def all_reduce(self, x: npt.NDArray[np.float32]) -> None: ...
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """All ranks call this; it may need them all."""
 
 
 class Gloo:
@@ -34,22 +39,89 @@ class Gloo:
         dist.init_process_group("gloo", init_method=f"file://{plan.store}", rank=rank, world_size=plan.ranks)
         self._dist = dist
         self._torch = torch
-        self._tensors: dict[int, Any] = {}
+        self._x: Any = None
+        self._tensor: Any = None
 
     def all_reduce(self, x: npt.NDArray[np.float32]) -> None:
-        tensor = self._tensors.get(id(x))
-        if tensor is None:
-            tensor = self._tensors[id(x)] = self._torch.from_numpy(x)
-        self._dist.all_reduce(tensor)
+        if x is not self._x:
+            self._x, self._tensor = x, self._torch.from_numpy(x)
+        self._dist.all_reduce(self._tensor)
 
     def close(self) -> None:
         self._dist.destroy_process_group()
 
 
-def make_peer(plan: Plan, rank: int) -> Peer | None:
-    """The peer that ``plan`` names, or None. Raises ``ImportError`` if it is not installed."""
-    if plan.peer is None:
-        return None
-    if plan.peer == "gloo":
-        return Gloo(plan, rank)
-    raise ValueError(f"peer {plan.peer!r} is not known: use gloo or none")
+class Mpich:
+    """MPI_Allreduce of MPICH, through mpi4py. It moves nothing, and takes no time, but inside its own calls."""
+
+    name = "mpich"
+
+    def __init__(self, plan: Plan, rank: int) -> None:
+        import mpi4py
+
+        mpi4py.rc.initialize = mpi4py.rc.finalize = False
+        from mpi4py import MPI
+
+        library = MPI.Get_library_version().rstrip("\0").splitlines()[0]
+        if not library.startswith("MPICH"):
+            raise RuntimeError(f"mpi4py found {library}: only MPICH can be started here")
+        MPI.Init_thread(MPI.THREAD_FUNNELED)  # only this thread calls it, but it is not the process's only one
+        self._mpi, self._world = MPI, MPI.COMM_WORLD
+        if self._world.size != plan.ranks or self._world.rank != rank:
+            found = f"rank {self._world.rank} of {self._world.size}"
+            MPI.Finalize()
+            raise RuntimeError(f"MPI says rank {rank} of {plan.ranks} is {found}")
+
+    def all_reduce(self, x: npt.NDArray[np.float32]) -> None:
+        self._world.Allreduce(self._mpi.IN_PLACE, x)
+
+    def close(self) -> None:
+        self._mpi.Finalize()
+
+
+@dataclass(frozen=True)
+class _Kind:
+    title: str
+    package: str  # without which it cannot run …
+    extra: str  # … and what brings it
+    start: Callable[[Plan, int], Peer]
+
+
+_KINDS = {
+    "gloo": _Kind("Gloo", "torch", "torch", Gloo),
+    "mpich": _Kind("MPICH", "mpi4py", "bench", Mpich),
+}
+PEERS = tuple(_KINDS)
+
+
+def title_of(peer: str) -> str:
+    """How a peer is called in tables."""
+    return _KINDS[peer].title
+
+
+def why_missing(peer: str) -> str | None:
+    """Why ``peer`` cannot run here, as far as one can tell without trying; None if nothing speaks against it. Raises
+    ``ValueError`` for an unknown name."""
+    kind = _KINDS.get(peer)
+    if kind is None:
+        raise ValueError(f"peer {peer!r} is not known: use {', '.join(PEERS)} or none")
+    if importlib.util.find_spec(kind.package) is None:
+        return f"{kind.package} is not installed: pip install 'telegrad[{kind.extra}]'"
+    return None
+
+
+def start_peers(plan: Plan, communicator: Communicator, on_missing: Callable[[str, str], None]) -> list[Peer]:
+    """The peers of ``plan`` that start on all ranks. ``on_missing(name, why)`` is called on ranks where one does not:
+    the others then leave it out too."""
+    started = []
+    for name in plan.peers:
+        peer: Peer | None = None
+        try:
+            peer = _KINDS[name].start(plan, communicator.rank)
+        except Exception as error:  # whatever a foreign library does must not end our own measurement
+            on_missing(name, f"{type(error).__name__}: {error}")
+        if communicator.all_gather(np.array([peer is not None])).all() and peer is not None:
+            started.append(peer)
+        elif peer is not None:
+            peer.close()
+    return started

@@ -13,28 +13,29 @@ _UNITS = {"": 1, "b": 1, "k": 1 << 10, "kib": 1 << 10, "m": 1 << 20, "mib": 1 <<
 
 @dataclass(frozen=True)
 class Plan:
-    """``sizes`` in bytes. A contender is measured in ``samples`` samples of at least ``sample_s`` seconds each, but for
-    no longer than about ``most_s`` seconds per size (and three samples)."""
+    """``sizes`` in bytes. A contender is measured in ``samples`` samples of at least ``sample_s`` seconds each, fewer
+    (but three) where all sizes together would take longer than about ``seconds``."""
 
     benchmark: str
     network: str
     ranks: int
     sizes: tuple[int, ...]
     algorithms: tuple[str, ...]
-    peer: str | None = "gloo"
-    samples: int = 25
+    peers: tuple[str, ...] = ()
+    samples: int = 31
     sample_s: float = 0.002
-    most_s: float = 0.7
+    seconds: float = 120.0
     watched: bool = True  # with heartbeats and all that looks after peers
-    store: str = ""  # a path at which the peer's processes meet
+    store: str = ""  # a path at which Gloo's processes meet
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
 
     @classmethod
     def from_json(cls, text: str) -> Self:
-        fields = json.loads(text)
-        return cls(**{**fields, "sizes": tuple(fields["sizes"]), "algorithms": tuple(fields["algorithms"])})
+        fields: dict[str, Any] = json.loads(text)
+        fields |= {name: tuple(value) for name, value in fields.items() if isinstance(value, list)}
+        return cls(**fields)
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,7 @@ class Timing:
 
 @dataclass(frozen=True)
 class Measured:
-    """One contender at one size, as rank 0 reports it. ``contender``: an algorithm of ours, or the peer's name."""
+    """One contender at one size, as rank 0 reports it. ``contender``: an algorithm of ours, or a peer's name."""
 
     contender: str
     size: int
@@ -63,6 +64,8 @@ class Measured:
     wire_bytes: float | None  # sent by a rank per operation, the largest of all; None for a peer: it has no counters
     wrong: int  # values that differ from the right sum, over all ranks
     driver: str
+    samples: int = 0
+    again: bool = False  # it looked like an outlier, so that more samples were taken at the end
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
@@ -71,6 +74,11 @@ class Measured:
     def from_json(cls, text: str) -> Self:
         fields: dict[str, Any] = json.loads(text)
         return cls(**{**fields, "timing": Timing(**fields["timing"])})
+
+
+def is_slower(seconds: float, than_s: float, *, share: float, slack_s: float = 2e-6) -> bool:
+    """Whether ``seconds`` is above ``than_s`` by more than ``share`` of it, and by more than ``slack_s``."""
+    return seconds - than_s > max(share * than_s, slack_s)
 
 
 def size_of(text: str) -> int:

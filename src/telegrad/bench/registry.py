@@ -1,9 +1,11 @@
-"""What can be measured. An entry names the program that its ranks run, its peer and its bound."""
+"""What can be measured. An entry names the program that its ranks run, its contenders and its bound."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+
+from telegrad.comm.reduction import DENSE_ALGORITHMS
 
 
 @dataclass(frozen=True)
@@ -15,7 +17,6 @@ class Benchmark:
     name: str
     target: str
     algorithms: tuple[str, ...]
-    peer: str
     bound_bytes: Callable[[int, int], float]
     bus_factor: Callable[[int], float]
 
@@ -30,8 +31,14 @@ BENCHMARKS = {
         Benchmark(
             name="allreduce",
             target="telegrad.bench.allreduce:main",
-            algorithms=("ring", "recursive_doubling", "auto"),
-            peer="gloo",
+            algorithms=(*(name for name in DENSE_ALGORITHMS if name != "auto"), "auto"),
+            bound_bytes=_allreduce_bound_bytes,
+            bus_factor=lambda ranks: 2 * (ranks - 1) / ranks,
+        ),
+        Benchmark(
+            name="nonblocking",
+            target="telegrad.bench.nonblocking:main",
+            algorithms=("auto",),
             bound_bytes=_allreduce_bound_bytes,
             bus_factor=lambda ranks: 2 * (ranks - 1) / ranks,
         ),
@@ -39,7 +46,6 @@ BENCHMARKS = {
             name="checks",
             target="telegrad.bench.allreduce:main",
             algorithms=("auto",),
-            peer="unwatched",
             bound_bytes=_allreduce_bound_bytes,
             bus_factor=lambda ranks: 2 * (ranks - 1) / ranks,
         ),

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib.util
+import json
 import tempfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from telegrad.bench.networks import open_network
+from telegrad.bench.networks import open_network, payload_bytes_per_s
+from telegrad.bench.peers import PEERS
 from telegrad.bench.plan import Measured, Plan
 from telegrad.bench.registry import BENCHMARKS
 from telegrad.launch import SINGLE_THREADED, Ranks
@@ -16,27 +18,38 @@ from telegrad.launch import SINGLE_THREADED, Ranks
 Row = dict[str, object]
 
 
-def why_without_peer(peer: str) -> str | None:
-    """Why ``peer`` cannot run here; None if it can. Raises ``ValueError`` for an unknown name."""
-    if peer == "none":
-        return "not asked for"
-    if peer != "gloo":
-        raise ValueError(f"peer {peer!r} is not known: use gloo or none")
-    if importlib.util.find_spec("torch") is None:
-        return "torch is not installed: pip install 'telegrad[torch]'"
-    return None
+@dataclass
+class Outcome:
+    """``measured``: each contender at each size once, sizes ascending. ``missing``: why a peer did not start, by
+    name."""
+
+    measured: list[Measured] = field(default_factory=list)
+    missing: dict[str, str] = field(default_factory=dict)
 
 
-def run(plan: Plan, *, timeout_s: float, on_measured: Callable[[Measured], None] = lambda _: None) -> list[Measured]:
-    """Everything that ``plan`` asks for; ``on_measured`` sees each result as it comes. Raises ``RankFailed`` and
-    ``RanksTimedOut``."""
-    measured: list[Measured] = []
+def run(plan: Plan, *, timeout_s: float, on_measured: Callable[[Measured], None] = lambda _: None) -> Outcome:
+    """Everything that ``plan`` asks for; ``on_measured`` sees each result as it comes, and once more if it was measured
+    again. Raises ``RankFailed`` and ``RanksTimedOut``."""
+    found: dict[tuple[int, str], Measured] = {}
+    outcome = Outcome()
 
     def take(rank: int, line: str) -> None:
-        if rank == 0 and line.startswith("{"):
-            measured.append(Measured.from_json(line))
-            on_measured(measured[-1])
+        if line.startswith('{"missing"'):
+            said = json.loads(line)
+            outcome.missing.setdefault(said["missing"], f"rank {rank}: {said['why']}")
+        elif rank == 0 and line.startswith("{"):
+            one = Measured.from_json(line)
+            found[one.size, one.contender] = one
+            on_measured(one)
 
+    report_of(plan, take, timeout_s=timeout_s)
+    outcome.measured = sorted(found.values(), key=lambda one: one.size)
+    return outcome
+
+
+def report_of(plan: Plan, on_line: Callable[[int, str], None], *, timeout_s: float) -> None:
+    """Runs ``plan`` on its network; ``on_line(rank, line)`` gets what the ranks print. Raises ``RankFailed`` and
+    ``RanksTimedOut``."""
     with (
         tempfile.TemporaryDirectory(prefix="telegrad-bench-") as folder,
         open_network(plan.network, plan.ranks) as network,
@@ -49,31 +62,33 @@ def run(plan: Plan, *, timeout_s: float, on_measured: Callable[[Measured], None]
             arguments=[plan.to_json()],
             environment={**SINGLE_THREADED, **network.environment},
             prefix_of=network.prefix_of,
-            on_line=take,
+            on_line=on_line,
+            mpich="mpich" in plan.peers,
         ) as ranks:
             ranks.wait()
-    return measured
 
 
 def count_of(plan: Plan) -> int:
-    """How many results ``run`` will see."""
-    return len(plan.sizes) * (len(plan.algorithms) + (plan.peer is not None))
+    """How many results ``run`` will see, without those that come again."""
+    return len(plan.sizes) * (len(plan.algorithms) + len(plan.peers))
 
 
-def rows_of(plan: Plan, measured: Iterable[Measured]) -> list[Row]:
-    """A row for each algorithm and size, with the peer's time of the same run beside it."""
-    found = list(measured)
-    benchmark = BENCHMARKS[plan.benchmark]
-    peers = {one.size: one for one in found if one.contender == plan.peer}
+def rows_of(plan: Plan, outcome: Outcome, missing: Mapping[str, str] | None = None) -> list[Row]:
+    """A row for each algorithm and size, with the peers' times of the same run beside it. ``missing``: why a peer was
+    not even asked to start."""
+    absent = {**(missing or {}), **outcome.missing}
+    by_contender = {(one.contender, one.size): one for one in outcome.measured}
     return [
-        _row(plan, one, peers.get(one.size), benchmark.bound_bytes(plan.ranks, one.size))
-        | {"busbw_bytes_per_s": one.size / one.timing.median_s * benchmark.bus_factor(plan.ranks)}
-        for one in found
-        if one.contender != plan.peer
+        _row(plan, one, {peer: by_contender.get((peer, one.size)) for peer in PEERS}, absent)
+        for one in outcome.measured
+        if one.contender not in PEERS
     ]
 
 
-def _row(plan: Plan, ours: Measured, peer: Measured | None, bound_bytes: float) -> Row:
+def _row(plan: Plan, ours: Measured, peers: Mapping[str, Measured | None], absent: Mapping[str, str]) -> Row:
+    benchmark = BENCHMARKS[plan.benchmark]
+    bound_bytes = benchmark.bound_bytes(plan.ranks, ours.size)
+    rate = payload_bytes_per_s(plan.network)
     return {
         "op": plan.benchmark,
         "algorithm": ours.contender,
@@ -84,10 +99,24 @@ def _row(plan: Plan, ours: Measured, peer: Measured | None, bound_bytes: float) 
         "median_s": ours.timing.median_s,
         "min_s": ours.timing.min_s,
         "p90_s": ours.timing.p90_s,
+        "samples": ours.samples,
+        "measured_again": ours.again,
+        "algbw_bytes_per_s": ours.size / ours.timing.median_s,
+        "busbw_bytes_per_s": ours.size / ours.timing.median_s * benchmark.bus_factor(plan.ranks),
         "wire_bytes": ours.wire_bytes,
         "bound_bytes": bound_bytes,
-        "gloo_median_s": peer.timing.median_s if peer else None,
-        "ratio_to_gloo": ours.timing.median_s / peer.timing.median_s if peer else None,
-        "gloo_wrong": peer.wrong if peer else None,
+        "bound_s": bound_bytes / rate if rate else None,
         "wrong": ours.wrong,
+        **{name: value for peer, one in peers.items() for name, value in _beside(peer, ours, one, absent).items()},
+    }
+
+
+def _beside(peer: str, ours: Measured, theirs: Measured | None, absent: Mapping[str, str]) -> Row:
+    return {
+        f"{peer}_median_s": theirs.timing.median_s if theirs else None,
+        f"{peer}_p90_s": theirs.timing.p90_s if theirs else None,
+        f"{peer}_samples": theirs.samples if theirs else None,
+        f"ratio_to_{peer}": ours.timing.median_s / theirs.timing.median_s if theirs else None,
+        f"{peer}_wrong": theirs.wrong if theirs else None,
+        f"{peer}_missing": None if theirs else absent.get(peer, "not asked for"),
     }

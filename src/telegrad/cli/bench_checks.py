@@ -17,7 +17,7 @@ from telegrad.bench.plan import Plan, size_of, text_of
 from telegrad.cli.outputs import check_folder_of
 from telegrad.cli.progress import counting
 from telegrad.launch import LaunchError
-from telegrad.report.allreduce import duration
+from telegrad.report.durations import duration
 
 
 def checks(
@@ -49,7 +49,7 @@ def checks(
     with counting(console) as progress:
         task = progress.add_task("jobs", total=2 * pairs * len(names))
         for name in names:
-            plan = Plan("checks", name, ranks, byte_sizes, ("auto",), peer=None, samples=400, most_s=seconds)
+            plan = Plan("checks", name, ranks, byte_sizes, ("auto",), samples=400, seconds=seconds * len(byte_sizes))
             try:
                 rows += run_pairs(plan, pairs, timeout_s=timeout, on_job=lambda: progress.advance(task))
             except (LaunchError, RuntimeError) as error:

@@ -11,7 +11,7 @@ from rich.console import Console
 from telegrad.bench.error_scenes import SCENES
 from telegrad.bench.error_table import BEGIN, END, insert, measure
 from telegrad.bench.machine import describe_machine
-from telegrad.bench.runner import why_without_peer
+from telegrad.bench.peers import why_missing
 from telegrad.report.errors import markdown, table_of
 
 
@@ -32,16 +32,14 @@ def errors(
     a mismatch from the last rank's call.
     """
     console = Console()
-    try:
-        why = why_without_peer(peer)
-    except ValueError as error:
-        raise typer.BadParameter(str(error), param_hint="--peer") from error
+    if peer not in ("gloo", "none"):
+        raise typer.BadParameter(f"peer {peer!r} is not known: use gloo or none", param_hint="--peer")
     chosen = tuple(SCENES) if scenes == "all" else tuple(name.strip() for name in scenes.split(","))
     for name in chosen:
         if name not in SCENES:
             raise typer.BadParameter(f"{name!r} does not exist: use {', '.join(SCENES)}", param_hint="--scenes")
     libraries = ["telegrad"] if peer == "none" else ["telegrad", peer]
-    missing = why_without_peer("gloo")  # torch is wanted by scenes of our own too
+    missing = why_missing("gloo")  # torch is wanted by scenes of our own too
     with console.status("starting") as status:
         rows = measure(
             libraries,
@@ -57,5 +55,5 @@ def errors(
         except ValueError as error:
             raise typer.BadParameter(str(error), param_hint="--into") from error
         console.print(f"table: {into}")
-    if peer != "none" and why:
-        console.print(f"[yellow]Without Gloo:[/] {why}")
+    if peer != "none" and missing:
+        console.print(f"[yellow]Without Gloo:[/] {missing}")

@@ -21,6 +21,7 @@ from typing import IO, Self
 
 from telegrad.launch.exchange import ExchangeServer
 from telegrad.launch.joining import EXCHANGE, LAUNCHER, RANK, WORLD_SIZE
+from telegrad.launch.pmi import PmiServer
 
 SINGLE_THREADED = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 """An environment for ranks that share their cores: more threads would only fight for them."""
@@ -78,7 +79,7 @@ class Ranks:
     from the start after which all are killed. ``environment`` is added to this process's, ``environment_of(rank)`` on
     top of it; ``prefix_of(rank)`` is put before the command, such as ``["ip", "netns", "exec", "rank0"]`` (it must exec
     the command, not start a child). ``on_line(rank, line)`` gets each line of standard output. ``forward_stderr`` also
-    shows standard error while it comes.
+    shows standard error while it comes. With ``mpich`` the ranks may call MPICH's MPI_Init, which finds the same ranks.
 
     Ctrl-C reaches this process only; it ends the ranks on its way out. A rank that outlives this process is killed by
     the kernel.
@@ -96,6 +97,7 @@ class Ranks:
         prefix_of: Callable[[int], Sequence[str]] | None = None,
         on_line: Callable[[int, str], None] | None = None,
         forward_stderr: bool = False,
+        mpich: bool = False,
     ) -> None:
         if size < 1:
             raise ValueError(f"size={size} must be at least 1: the number of ranks")
@@ -112,6 +114,7 @@ class Ranks:
         self._prefix_of = prefix_of
         self._on_line = on_line
         self._forward_stderr = forward_stderr
+        self._mpich = mpich
         self._timeout_s = timeout_s
         self._deadline = time.monotonic() + timeout_s
         self._size = size
@@ -119,6 +122,7 @@ class Ranks:
         self._exits: list[RankExit] = []  # in the order in which they happened
         self._selector: selectors.BaseSelector = selectors.DefaultSelector()
         self._exchange: ExchangeServer | None = None
+        self._pmi: PmiServer | None = None
 
     def __enter__(self) -> Self:
         try:
@@ -136,17 +140,21 @@ class Ranks:
     def start(self) -> None:
         """Starts the processes; ``with`` does this."""
         exchange = self._exchange = ExchangeServer(self._size, self._selector)
+        pmi = self._pmi = PmiServer(self._size, self._selector) if self._mpich else None
         for rank in range(self._size):
-            self._ranks.append(self._start_rank(rank, exchange.end_of(rank)))
+            self._ranks.append(self._start_rank(rank, exchange.end_of(rank), pmi))
             exchange.started(rank)
+            if pmi is not None:
+                pmi.started(rank)
 
-    def _start_rank(self, rank: int, exchange: int) -> _Rank:
+    def _start_rank(self, rank: int, exchange: int, pmi: PmiServer | None) -> _Rank:
         own = self._environment_of(rank) if self._environment_of else {}
         about = {
             RANK: str(rank),
             WORLD_SIZE: str(self._size),
             EXCHANGE: str(exchange),
             LAUNCHER: str(os.getpid()),
+            **(pmi.environment_of(rank) if pmi else {}),
         }
         command = [*(self._prefix_of(rank) if self._prefix_of else ()), sys.executable, "-m", _RANK_MAIN]
         process = subprocess.Popen(
@@ -155,7 +163,7 @@ class Ranks:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             env={**os.environ, **self._environment, **own, **about},
-            pass_fds=[exchange],
+            pass_fds=[exchange, *([pmi.end_of(rank)] if pmi else [])],
             start_new_session=True,
         )
         started = _Rank(process, os.pidfd_open(process.pid))
@@ -222,6 +230,9 @@ class Ranks:
         if self._exchange is not None:
             self._exchange.close()
             self._exchange = None
+        if self._pmi is not None:
+            self._pmi.close()
+            self._pmi = None
         for started in self._ranks:
             for stream in (started.process.stdout, started.process.stderr):
                 if stream is not None:

@@ -22,7 +22,7 @@ from telegrad.bench.fault_judge import (
     Verdict,
 )
 from telegrad.bench.fault_trials import KINDS, MISMATCHES, Options
-from telegrad.report.allreduce import duration
+from telegrad.report.durations import duration
 
 _COLUMNS = {HANG: "hangs", WRONG_SUM: "wrong sums", WRONG_CULPRIT: "wrong culprit", WRONG_ERROR: "wrong error"}
 _COLUMNS[LEFT] = "left behind"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from rich.text import Text
 
 from telegrad.doctor.finding import Finding, Status, is_usable
-from telegrad.report.allreduce import duration
+from telegrad.report.durations import duration
 
 if TYPE_CHECKING:  # it needs the compiled core, the doctor must not
     from telegrad.doctor.selftest import Outcome

@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from telegrad.demo.results import RunResult, equal_wall_s
-from telegrad.report.allreduce import duration
+from telegrad.report.durations import duration
 
 _RECENT = 10
 

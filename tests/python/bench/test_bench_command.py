@@ -1,17 +1,31 @@
-"""``telegrad bench allreduce`` with two real ranks, and what it says to bad options."""
+"""``telegrad bench allreduce`` and ``nonblocking`` with two real ranks, and what it says to bad options."""
 
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 from telegrad import _core
+from telegrad.bench.registry import BENCHMARKS
 from telegrad.cli.bench import app
 
 _needs_ucx = pytest.mark.skipif(not hasattr(_core.Communicator, "ucx"), reason="built without UCX")
+_DENSE = BENCHMARKS["allreduce"].algorithms
+_SHM = ("--network", "shm")
+
+
+def _why_without_mpich() -> str | None:
+    """mpi4py finds its MPI in the environment of the interpreter; a process of its own asks without starting it."""
+    ask = "import mpi4py; mpi4py.rc.initialize = False; from mpi4py import MPI; print(MPI.Get_library_version())"
+    done = subprocess.run([sys.executable, "-c", ask], capture_output=True, text=True, check=False, timeout=60)
+    if done.returncode == 0 and done.stdout.startswith("MPICH"):
+        return None
+    return f"mpi4py finds no MPICH here: {(done.stdout + done.stderr).strip().splitlines()[-1]}"
 
 
 def _bench(*arguments: str) -> tuple[int, str]:
@@ -21,14 +35,15 @@ def _bench(*arguments: str) -> tuple[int, str]:
 
 @_needs_ucx
 def test_two_ranks_beside_gloo_write_rows_and_a_plot(tmp_path: Path) -> None:
+    pytest.importorskip("torch", reason="torch is not installed (pip install 'telegrad[torch]')")
     found, drawn = tmp_path / "rows.json", tmp_path / "plot.png"
     options = ["--ranks", "2", "--sizes", "4,64KiB", "--samples", "3", "--seconds", "0.05", "--timeout", "90"]
-    status, output = _bench(*options, "--json", str(found), "--plot", str(drawn))
+    status, output = _bench(*options, *_SHM, "--peers", "gloo", "--json", str(found), "--plot", str(drawn))
     assert status == 0, output
     result = json.loads(found.read_text())
     rows = result["rows"]
     assert [(row["algorithm"], row["bytes"]) for row in rows] == [
-        (name, size) for size in (4, 65536) for name in ("ring", "recursive_doubling", "auto")
+        (name, size) for size in (4, 65536) for name in _DENSE
     ]
     for row in rows:
         assert (row["op"], row["driver"], row["network"], row["ranks"], row["wrong"]) == (
@@ -37,15 +52,70 @@ def test_two_ranks_beside_gloo_write_rows_and_a_plot(tmp_path: Path) -> None:
         assert 0 < row["min_s"] <= row["median_s"] <= row["p90_s"]
         assert row["wire_bytes"] == row["bound_bytes"] == row["bytes"]  # two ranks: each sends everything once
         assert row["ratio_to_gloo"] == pytest.approx(row["median_s"] / row["gloo_median_s"])
+        assert row["bound_s"] is row["mpich_median_s"] is None
+        assert row["mpich_missing"] == "not asked for"
+    (summary,) = result["summaries"]
+    assert (summary["network"], summary["compared"], summary["chosen"]) == ("shm", 2, 2)
     assert result["machine"]["cores"] >= 1
     assert drawn.read_bytes()[:4] == b"\x89PNG"
     assert "64 KiB" in output
+    assert "of the better peer: " in output
+
+
+@_needs_ucx
+def test_mpich_runs_in_the_same_processes_over_shared_memory_and_tcp(tmp_path: Path) -> None:
+    if why := _why_without_mpich():
+        pytest.skip(why)
+    found = tmp_path / "rows.json"
+    status, output = _bench(
+        *("--ranks", "2", "--network", "shm,tcp", "--peers", "mpich", "--algorithms", "auto", "--sizes", "4,64KiB"),
+        *("--samples", "3", "--seconds", "0.05", "--timeout", "90", "--json", str(found)),
+    )
+    assert status == 0, output
+    rows = json.loads(found.read_text())["rows"]
+    assert [(row["network"], row["bytes"]) for row in rows] == [(n, s) for n in ("shm", "tcp") for s in (4, 65536)]
+    for row in rows:
+        assert row["mpich_median_s"] > 0
+        assert (row["mpich_wrong"], row["mpich_missing"], row["gloo_missing"]) == (0, None, "not asked for")
+    assert "MPICH" in output
+
+
+@_needs_ucx
+def test_a_peer_that_does_not_start_is_left_out_and_told_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stand_in = tmp_path / "mpi4py.py"
+    stand_in.write_text("raise RuntimeError('cannot load MPI library')\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    found = tmp_path / "rows.json"
+    status, output = _bench(
+        *("--ranks", "2", *_SHM, "--peers", "mpich", "--algorithms", "auto", "--sizes", "4"),
+        *("--samples", "3", "--seconds", "0.05", "--json", str(found)),
+    )
+    assert status == 0, output
+    (row,) = json.loads(found.read_text())["rows"]
+    assert row["mpich_median_s"] is None
+    assert "RuntimeError: cannot load MPI library" in row["mpich_missing"]
+    assert "Without MPICH: rank" in output
+
+
+@_needs_ucx
+def test_non_blocking_sums_beside_blocking_ones(tmp_path: Path) -> None:
+    found = tmp_path / "rows.json"
+    options = ["--ranks", "2", "--sizes", "4,1KiB", "--samples", "3", "--timeout", "90", "--json", str(found)]
+    done = CliRunner().invoke(app, ["nonblocking", *options])
+    assert done.exit_code == 0, done.output
+    rows = json.loads(found.read_text())["rows"]
+    assert [(row["op"], row["network"], row["ranks"], row["bytes"], row["wrong"]) for row in rows] == [
+        ("nonblocking", "shm", 2, size, 0) for size in (4, 1024)
+    ]
+    for row in rows:
+        for way in ("nonblocking", "computing"):
+            assert row[f"{way}_ratio"] == pytest.approx(row[f"{way}_median_s"] / row["blocking_median_s"])
 
 
 @_needs_ucx
 def test_without_a_peer_and_over_tcp() -> None:
     status, output = _bench(
-        *("--ranks", "2", "--network", "tcp", "--peer", "none", "--sizes", "4", "--samples", "3", "--seconds", "0.05")
+        *("--ranks", "2", "--network", "tcp", "--peers", "none", "--sizes", "4", "--samples", "3", "--seconds", "0.05")
     )
     assert status == 0, output
     assert "all_reduce, 2 ranks, tcp" in output
@@ -53,7 +123,7 @@ def test_without_a_peer_and_over_tcp() -> None:
 
 @_needs_ucx
 def test_a_run_that_takes_too_long_is_ended_and_told() -> None:
-    status, output = _bench("--ranks", "2", "--sizes", "64MiB", "--seconds", "60", "--timeout", "1")
+    status, output = _bench("--ranks", "2", *_SHM, "--sizes", "64MiB", "--seconds", "60", "--timeout", "1")
     assert status == 1
     assert "were not done within timeout_s=1 s" in output
 
@@ -63,8 +133,8 @@ def test_a_run_that_takes_too_long_is_ended_and_told() -> None:
     [
         ("--network", "wifi", "use shm, tcp, or a rate"),
         ("--sizes", "6", "use a multiple of 4 bytes"),
-        ("--algorithms", "magic", "use ring, recursive_doubling, auto"),
-        ("--peer", "nccl", "use gloo or none"),
+        ("--algorithms", "magic", f"use {', '.join(_DENSE)}"),
+        ("--peers", "nccl", "use gloo, mpich or none"),
         ("--json", "/nowhere/rows.json", "the folder /nowhere does not exist"),
         ("--ranks", "0", "'--ranks'"),
     ],
@@ -78,5 +148,5 @@ def test_bad_options_name_the_remedy(option: str, value: str, message: str) -> N
 def test_help_explains_every_option() -> None:
     status, output = _bench("--help")
     assert status == 0
-    for option in ("--ranks", "--network", "--sizes", "--algorithms", "--peer", "--json", "--plot", "--timeout"):
+    for option in ("--ranks", "--network", "--sizes", "--algorithms", "--peers", "--json", "--plot", "--timeout"):
         assert option in output

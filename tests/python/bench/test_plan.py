@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
+import importlib.util
+
 import pytest
 
 from telegrad.bench.machine import describe_machine
-from telegrad.bench.networks import check_network, open_network
-from telegrad.bench.plan import Measured, Plan, Timing, size_of, text_of
-from telegrad.bench.runner import count_of, rows_of, why_without_peer
+from telegrad.bench.networks import check_network, open_network, payload_bytes_per_s, rate_bytes_per_s
+from telegrad.bench.peers import why_missing
+from telegrad.bench.plan import Measured, Plan, Timing, is_slower, size_of, text_of
+from telegrad.bench.runner import Outcome, count_of, rows_of
 
-_PLAN = Plan("allreduce", "shm", ranks=4, sizes=(4, 1024), algorithms=("ring", "auto"))
+_PLAN = Plan("allreduce", "shm", ranks=4, sizes=(4, 1024), algorithms=("ring", "auto"), peers=("gloo", "mpich"))
 
 
 @pytest.mark.parametrize(
@@ -41,10 +45,10 @@ def test_plan_and_results_travel_as_json() -> None:
 def test_a_row_has_the_peers_time_and_the_bound_beside_ours() -> None:
     timing, slower = Timing(1e-3, 1e-3, 2e-3), Timing(2e-3, 1e-3, 3e-3)
     measured = [
-        Measured("ring", 1024, timing, 1536.0, 0, "ucx"),
-        Measured("gloo", 1024, slower, None, 3, "ucx"),
+        Measured("ring", 1024, timing, 1536.0, 0, "ucx", 31, True),
+        Measured("gloo", 1024, slower, None, 3, "ucx", 30),
     ]
-    (row,) = rows_of(_PLAN, measured)
+    (row,) = rows_of(_PLAN, Outcome(measured, {"mpich": "rank 1: no MPICH"}))
     assert row == {
         "op": "allreduce",
         "algorithm": "ring",
@@ -55,18 +59,48 @@ def test_a_row_has_the_peers_time_and_the_bound_beside_ours() -> None:
         "median_s": 1e-3,
         "min_s": 1e-3,
         "p90_s": 2e-3,
+        "samples": 31,
+        "measured_again": True,
         "wire_bytes": 1536.0,
         "bound_bytes": 1536.0,
+        "bound_s": None,
+        "wrong": 0,
+        "algbw_bytes_per_s": pytest.approx(1024 / 1e-3),
+        "busbw_bytes_per_s": pytest.approx(1024 / 1e-3 * 1.5),
         "gloo_median_s": 2e-3,
+        "gloo_p90_s": 3e-3,
+        "gloo_samples": 30,
         "ratio_to_gloo": 0.5,
         "gloo_wrong": 3,
-        "wrong": 0,
-        "busbw_bytes_per_s": pytest.approx(1024 / 1e-3 * 1.5),
+        "gloo_missing": None,
+        "mpich_median_s": None,
+        "mpich_p90_s": None,
+        "mpich_samples": None,
+        "ratio_to_mpich": None,
+        "mpich_wrong": None,
+        "mpich_missing": "rank 1: no MPICH",
     }
-    (row,) = rows_of(_PLAN, measured[:1])
+    (row,) = rows_of(_PLAN, Outcome(measured[:1]), {"gloo": "torch is not installed"})
     assert row["gloo_median_s"] is None
-    assert row["ratio_to_gloo"] is None
-    assert count_of(_PLAN) == 6
+    assert (row["gloo_missing"], row["mpich_missing"]) == ("torch is not installed", "not asked for")
+    assert count_of(_PLAN) == 8
+
+
+def test_a_link_with_a_rate_has_a_bound_in_seconds() -> None:
+    plan = dataclasses.replace(_PLAN, network="1gbit")
+    (row,) = rows_of(plan, Outcome([Measured("auto", 1 << 20, Timing(0.02, 0.02, 0.02), 1.5 * 2**20, 0, "ucx")]))
+    assert row["bound_s"] == pytest.approx(1.5 * 2**20 / (1e9 / 8 * 1448 / 1514))
+    assert rate_bytes_per_s("100mbit") == 12.5e6
+    assert payload_bytes_per_s("100mbit") == pytest.approx(12.5e6 * 1448 / 1514)
+    assert rate_bytes_per_s("tcp") is payload_bytes_per_s("shm") is None
+
+
+@pytest.mark.parametrize(
+    ("seconds", "than_s", "slower"),
+    [(1.2e-3, 1e-3, True), (1.09e-3, 1e-3, False), (2.9e-6, 1e-6, False), (3.5e-6, 1e-6, True), (1e-3, 2e-3, False)],
+)
+def test_slower_is_what_is_so_by_a_share_and_by_two_microseconds(seconds: float, than_s: float, slower: bool) -> None:
+    assert is_slower(seconds, than_s, share=0.1) is slower
 
 
 def test_networks_and_peers_have_names() -> None:
@@ -76,9 +110,15 @@ def test_networks_and_peers_have_names() -> None:
         check_network("wifi")
     with open_network("tcp", 2) as network:
         assert network.environment["UCX_TLS"] == "tcp,self"
-    assert why_without_peer("none") == "not asked for"
-    with pytest.raises(ValueError, match="peer 'nccl' is not known"):
-        why_without_peer("nccl")
+        assert network.environment["MPIR_CVAR_NOLOCAL"] == "1"  # or MPICH's own shared memory goes round TCP
+    with pytest.raises(ValueError, match="peer 'nccl' is not known: use gloo, mpich or none"):
+        why_missing("nccl")
+
+
+def test_a_peer_that_is_not_installed_says_what_brings_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
+    assert why_missing("gloo") == "torch is not installed: pip install 'telegrad[torch]'"
+    assert why_missing("mpich") == "mpi4py is not installed: pip install 'telegrad[bench]'"
 
 
 def test_the_machine_is_described() -> None:

@@ -1,0 +1,165 @@
+"""``telegrad bench allreduce``: dense sums beside those of Gloo and MPICH."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import TextColumn
+
+from telegrad.bench.machine import describe_machine, machine_text
+from telegrad.bench.networks import BOUND_FORMULA
+from telegrad.bench.peers import PEERS, title_of, why_missing
+from telegrad.bench.plan import Measured, Plan, text_of
+from telegrad.bench.registry import BENCHMARKS
+from telegrad.bench.runner import Outcome, Row, count_of, rows_of, run
+from telegrad.bench.summary import summary_of
+from telegrad.cli.interrupts import ended_by_interrupt
+from telegrad.cli.options import byte_sizes, networks_of
+from telegrad.cli.outputs import check_folder_of
+from telegrad.cli.progress import counting
+from telegrad.launch import LaunchError
+from telegrad.report.allreduce import plot, table_of
+from telegrad.report.allreduce_summary import lines_of
+from telegrad.report.durations import duration
+
+_SIZES = ",".join(text_of(4**power).replace(" ", "") for power in range(1, 14))
+_FILE_COLUMNS = 120
+_BENCHMARK = BENCHMARKS["allreduce"]
+
+
+def allreduce(
+    ranks: Annotated[int, typer.Option(min=1, max=256, help="Processes to start on this machine.")] = 4,
+    network: Annotated[
+        str,
+        typer.Option(
+            help="Over what they talk, separated by commas: [bold]shm[/] (shared memory), [bold]tcp[/] (loopback), or "
+            "a rate such as [bold]1gbit[/] (one network namespace per rank, links shaped by tc; needs root)."
+        ),
+    ] = "shm,tcp,1gbit",
+    sizes: Annotated[
+        str, typer.Option(help="Lengths of the vector, from 4 bytes up, separated by commas: 4,64KiB,16MiB.")
+    ] = _SIZES,
+    algorithms: Annotated[str, typer.Option(help="Which of ours to measure, separated by commas.")] = ",".join(
+        _BENCHMARK.algorithms
+    ),
+    peers: Annotated[
+        str,
+        typer.Option(
+            "--peers",
+            "--peer",
+            help="Whom to measure beside us, in the same processes and in turn, separated by commas: gloo (needs "
+            "torch), mpich (needs mpi4py over MPICH); or none.",
+        ),
+    ] = ",".join(PEERS),
+    samples: Annotated[
+        int, typer.Option(min=3, help="Samples of each contender at each size (fewer where one takes long).")
+    ] = 31,
+    seconds: Annotated[
+        float, typer.Option(min=0.01, help="About how long to measure on each network, all sizes together.")
+    ] = 120.0,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", dir_okay=False, help="Write all rows, the machine and the commit here.")
+    ] = None,
+    plot_file: Annotated[
+        Path | None, typer.Option("--plot", dir_okay=False, help="Draw time against size into this PNG file.")
+    ] = None,
+    timeout: Annotated[float, typer.Option(min=1, help="Seconds after which a network's run is given up.")] = 600.0,
+) -> None:
+    """Sum a vector of floats over all ranks: our algorithms, Gloo and MPICH, interleaved, in the same processes.
+
+    A sample is a barrier and then some calls one after another; its time is that of the slowest rank. [bold]algbw[/] is
+    size/time, [bold]busbw[/] that times 2(P−1)/P, as nccl-tests have them. [bold]sent/rank[/] is what our counters say,
+    [bold]of bound[/] the share of what the network's links allow at best. [bold]to …[/] is our median over the peer's:
+    below 1 we are faster. [bold]wrong[/] counts values that differ from the true sum. Rows where the automatic choice
+    looks worse than it should are measured again at the end of a network's run, all contenders in turn.
+    """
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=max(console.width, _FILE_COLUMNS))  # a file is as wide as the table
+    networks, sizes_in_bytes, chosen = _checked(network, sizes, algorithms)
+    named = [] if peers == "none" else [name.strip() for name in peers.split(",")]
+    check_folder_of(json_file, "--json")
+    check_folder_of(plot_file, "--plot")
+    try:
+        missing = {name: why for name in named if (why := why_missing(name)) is not None}
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="--peers") from error
+    _say_missing(console, missing)
+
+    machine = describe_machine()
+    rows: list[Row] = []
+    summaries: list[dict[str, Any]] = []
+    with ended_by_interrupt(console, "interrupted"):
+        for name in networks:
+            plan = Plan(
+                benchmark=_BENCHMARK.name,
+                network=name,
+                ranks=ranks,
+                sizes=sizes_in_bytes,
+                algorithms=chosen,
+                peers=tuple(peer for peer in named if peer not in missing),
+                samples=samples,
+                seconds=seconds,
+            )
+            try:
+                outcome = _run_with_progress(console, plan, timeout)
+            except (LaunchError, RuntimeError) as error:
+                console.print(f"[red]{name}:[/] {error}", highlight=False)
+                raise typer.Exit(1) from error
+            _say_missing(console, outcome.missing)
+            found = rows_of(plan, outcome, missing)
+            summary = summary_of(found)
+            summaries.append(asdict(summary))
+            console.print(table_of(found, f"all_reduce, {ranks} ranks, {name}"))
+            for line in lines_of(summary):
+                console.print(line, highlight=False)
+            rows += found
+    console.print(machine_text(machine), style="dim")
+    if json_file is not None:
+        result = {
+            "rows": rows,
+            "summaries": summaries,
+            "peer_missing": missing,
+            "bound_s": BOUND_FORMULA,
+            "machine": machine,
+        }
+        json_file.write_text(json.dumps(result, indent=1, allow_nan=False) + "\n")
+        console.print(f"rows: {json_file}")
+    if plot_file is not None:
+        plot(rows, f"all_reduce, {ranks} ranks", plot_file)
+        console.print(f"plot: {plot_file}")
+    if wrong := sum(int(str(row["wrong"])) for row in rows):
+        console.print(f"[red]{wrong} values are wrong[/]")
+        raise typer.Exit(1)
+
+
+def _checked(network: str, sizes: str, algorithms: str) -> tuple[list[str], tuple[int, ...], tuple[str, ...]]:
+    networks = networks_of([name.strip() for name in network.split(",")])
+    sizes_in_bytes = byte_sizes(sizes)
+    chosen = tuple(name.strip() for name in algorithms.split(","))
+    known = _BENCHMARK.algorithms
+    for name in chosen:
+        if name not in known:
+            raise typer.BadParameter(f"{name!r} does not exist: use {', '.join(known)}", param_hint="--algorithms")
+    return networks, sizes_in_bytes, chosen
+
+
+def _say_missing(console: Console, missing: dict[str, str]) -> None:
+    for peer, why in missing.items():
+        console.print(f"[yellow]Without {title_of(peer)}:[/] {why}", highlight=False)
+
+
+def _run_with_progress(console: Console, plan: Plan, timeout_s: float) -> Outcome:
+    with counting(console, TextColumn("{task.fields[latest]}")) as progress:
+        task = progress.add_task(f"all_reduce over {plan.network}", total=count_of(plan), latest="starting ranks")
+
+        def show(one: Measured) -> None:
+            latest = f"{text_of(one.size)} {one.contender}: {duration(one.timing.median_s)}"
+            progress.update(task, advance=not one.again, latest=latest + (" (again)" if one.again else ""))
+
+        return run(plan, timeout_s=timeout_s, on_measured=show)
