@@ -67,11 +67,7 @@ def open_network(name: str, ranks: int) -> Iterator[Network]:
         yield Network(name, {**_TCP_ONLY, "GLOO_SOCKET_IFNAME": "lo"})
     else:
         # No transport but TCP: shared memory would go round the namespaces.
-<<<<<<< HEAD
         # Named, since a host's name does not tell one laboratory's tuning from another's.
-        environment = {"UCX_TLS": "tcp,self", "GLOO_SOCKET_IFNAME": INTERFACE, "TELEGRAD_NETWORK": f"netlab {name}"}
-=======
-        environment = {**_TCP_ONLY, "GLOO_SOCKET_IFNAME": INTERFACE}
->>>>>>> bench
+        environment = {**_TCP_ONLY, "GLOO_SOCKET_IFNAME": INTERFACE, "TELEGRAD_NETWORK": f"netlab {name}"}
         with Netlab(ranks, name) as laboratory:
             yield Network(name, environment, laboratory.prefix_of)

@@ -11,7 +11,7 @@ from rich.table import Table
 
 from telegrad.bench.plan import text_of
 from telegrad.plan import ALLREDUCE_ALGORITHMS, Tuning
-from telegrad.report.allreduce import duration
+from telegrad.report.durations import duration
 
 Row = Mapping[str, Any]
 
