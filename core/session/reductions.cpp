@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "collectives/allreduce_rabenseifner.hpp"
 #include "collectives/allreduce_recursive_doubling.hpp"
 #include "collectives/allreduce_ring.hpp"
 #include "collectives/allreduce_split_allgather.hpp"
@@ -40,9 +41,12 @@ RequestPtr make_all_reduce(Rank size, const Dense& dense) {
                   .algorithm = algorithm,
                   .count = dense.input.size() / size_of(dense.dtype)};
   return request(call, [dense, algorithm](Transport& net) {
-    return algorithm == Algorithm::ring
-               ? allreduce_ring(net, dense.dtype, dense.reduction, dense.input, dense.output)
-               : allreduce_recursive_doubling(net, dense.dtype, dense.reduction, dense.input, dense.output);
+    const auto& [input, output, dtype, reduction, asked] = dense;
+    switch (algorithm) {
+      case Algorithm::ring: return allreduce_ring(net, dtype, reduction, input, output);
+      case Algorithm::rabenseifner: return allreduce_rabenseifner(net, dtype, reduction, input, output);
+      default: return allreduce_recursive_doubling(net, dtype, reduction, input, output);
+    }
   });
 }
 

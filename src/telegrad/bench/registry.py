@@ -30,7 +30,7 @@ BENCHMARKS = {
         Benchmark(
             name="allreduce",
             target="telegrad.bench.allreduce:main",
-            algorithms=("ring", "recursive_doubling", "auto"),
+            algorithms=("ring", "recursive_doubling", "rabenseifner", "auto"),
             peer="gloo",
             bound_bytes=_allreduce_bound_bytes,
             bus_factor=lambda ranks: 2 * (ranks - 1) / ranks,

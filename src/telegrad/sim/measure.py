@@ -18,7 +18,7 @@ Numbers = npt.NDArray[np.uint32]
 
 # Of each operation; the core knows the last three's only one without a name.
 ALGORITHMS = {
-    "allreduce": ("ring", "recursive_doubling"),
+    "allreduce": ("ring", "recursive_doubling", "rabenseifner"),
     "sparse_allreduce": ("split_allgather",),
     "allgather": ("ring",),
     "broadcast": ("binomial_tree",),
