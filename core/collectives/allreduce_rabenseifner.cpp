@@ -24,9 +24,9 @@ Task<void> allreduce_rabenseifner(Transport& net, DType dtype, Reduction reducti
     co_await copy(net, input, output);
     co_return;
   }
-  const Blocks blocks(input.size() / size_of(dtype), size);
-  const Bytes mine = elements(output, dtype, blocks[rank]);
-  co_await halve(net, dtype, reduction, input, blocks, mine);
+  const Partition partition(input.size() / size_of(dtype), size);
+  const Bytes mine = elements(output, dtype, partition[rank]);
+  co_await halve(net, dtype, reduction, input, partition, mine);
   co_await finish_reduction(net, dtype, reduction, mine);
 
   Step step = kHalvingSteps;
@@ -36,7 +36,7 @@ Task<void> allreduce_rabenseifner(Transport& net, DType dtype, Reduction reducti
     const Rank behind = (rank + size - round.distance) % size;
     // What lies around the end of the vector goes in two messages.
     const auto ranges_of = [&](Rank first) {
-      const Arc arc(blocks, first, round.blocks());
+      const Arc arc(partition, first, round.blocks());
       return arc.ranges({0, arc.size()});
     };
     const std::array<Range, 2> here = ranges_of(rank);

@@ -37,7 +37,7 @@ Task<void> allreduce_ring(Transport& net, DType dtype, Reduction reduction, Cons
     co_await copy(net, input, output);
     co_return;
   }
-  const Ring ring(net, dtype, reduction, input, Blocks(input.size() / size_of(dtype), net.size()), tuning);
+  const Ring ring(net, dtype, reduction, input, Partition(input.size() / size_of(dtype), net.size()), tuning);
   co_await run_lanes(ring, [&ring, output](std::size_t segment, Ring::Scratch& scratch) {
     return run_segment(ring, segment, scratch, output);
   });

@@ -28,8 +28,8 @@ static_assert(kHalvingSteps == 32 * 2 * kPiecesMost);
 
 class Halving {
  public:
-  Halving(Transport& net, DType dtype, Reduction reduction, ConstBytes input, const Blocks& blocks, Bytes mine)
-      : net_(net), dtype_(dtype), reduction_(reduction), input_(input), blocks_(blocks), mine_(mine) {}
+  Halving(Transport& net, DType dtype, Reduction reduction, ConstBytes input, const Partition& partition, Bytes mine)
+      : net_(net), dtype_(dtype), reduction_(reduction), input_(input), partition_(partition), mine_(mine) {}
 
   Task<void> run() {
     const Rank rounds = halving_rounds(net_.size());
@@ -38,12 +38,12 @@ class Halving {
 
  private:
   // A rank's blocks [first, first + length), counted from its own.
-  Arc arc(Rank first, Rank length) const { return {blocks_, (net_.rank() + first) % net_.size(), length}; }
+  Arc arc(Rank first, Rank length) const { return {partition_, (net_.rank() + first) % net_.size(), length}; }
   std::size_t bytes(std::size_t elements) const { return elements * size_of(dtype_); }
 
   // By the mean length of a block, which all ranks know alike.
   std::size_t pieces_of(Rank blocks) const {
-    return std::clamp<std::size_t>(bytes(blocks_.count()) * blocks / net_.size() / kPieceBytes, 1, kPiecesMost);
+    return std::clamp<std::size_t>(bytes(partition_.count()) * blocks / net_.size() / kPieceBytes, 1, kPiecesMost);
   }
 
   Task<void> run_round(Rank number, bool last) {
@@ -83,7 +83,7 @@ class Halving {
     }
     // Of an odd number of blocks the one in the middle meets no other in this round.
     if (first && round.blocks() < round.distance) {
-      const Range middle = blocks_[(net_.rank() + round.blocks()) % net_.size()];
+      const Range middle = partition_[(net_.rank() + round.blocks()) % net_.size()];
       co_await copy(net_, elements(input_, dtype_, middle), slice(into, {coming.size(), held}));
     }
     auto next = receiving.begin();
@@ -114,7 +114,7 @@ class Halving {
   const DType dtype_;
   const Reduction reduction_;
   const ConstBytes input_;
-  const Blocks& blocks_;
+  const Partition& partition_;
   const Bytes mine_;
   Buffer partial_;   // of the blocks that are left, this rank's first
   Buffer received_;  // what is to be added to them, after the first round
@@ -122,10 +122,10 @@ class Halving {
 
 }  // namespace
 
-Task<void> halve(Transport& net, DType dtype, Reduction reduction, ConstBytes input, const Blocks& blocks, Bytes mine) {
-  TELEGRAD_CHECK(net.size() > 1 && blocks.parts() == net.size() && input.size() == blocks.count() * size_of(dtype) &&
-                 mine.size() == blocks[net.rank()].size() * size_of(dtype));
-  Halving halving(net, dtype, reduction, input, blocks, mine);
+Task<void> halve(Transport& net, DType dtype, Reduction reduction, ConstBytes input, const Partition& partition, Bytes mine) {
+  TELEGRAD_CHECK(net.size() > 1 && partition.blocks() == net.size() && input.size() == partition.count() * size_of(dtype) &&
+                 mine.size() == partition[net.rank()].size() * size_of(dtype));
+  Halving halving(net, dtype, reduction, input, partition, mine);
   co_await halving.run();
 }
 

@@ -4,7 +4,7 @@
 #include <bit>
 
 #include "base/types.hpp"
-#include "collectives/blocks.hpp"
+#include "collectives/partition.hpp"
 #include "transport/transport.hpp"
 
 namespace telegrad {
@@ -27,9 +27,9 @@ inline HalvingRound halving_round(Rank size, Rank round) {
 inline constexpr Step kHalvingSteps = 32 * 2 * 16;
 
 /// mine = this rank's block, reduced over all ranks: all others have been heard when it is written; an average is left
-/// to divide. `input` has blocks.count() elements on all ranks; `mine` does not overlap it unless it is its own block.
+/// to divide. `input` has partition.count() elements on all ranks; `mine` does not overlap it unless it is its own block.
 /// P > 1. ceil(log2 P) messages; sends and receives (P−1)/P·n bytes where blocks are alike; holds scratch of 3/4·n.
 /// Uses steps [0, kHalvingSteps).
-Task<void> halve(Transport& net, DType dtype, Reduction reduction, ConstBytes input, const Blocks& blocks, Bytes mine);
+Task<void> halve(Transport& net, DType dtype, Reduction reduction, ConstBytes input, const Partition& partition, Bytes mine);
 
 }  // namespace telegrad

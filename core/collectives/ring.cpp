@@ -10,17 +10,17 @@ namespace {
 using Run = std::function<Task<void>(std::size_t segment, Ring::Scratch& scratch)>;
 
 Task<void> run_lane(const Ring& ring, std::size_t lane, const Run& run) {
-  const std::size_t piece_bytes = part_of({0, ring.blocks.longest()}, ring.segments, 0).size() * size_of(ring.dtype);
+  const std::size_t piece_bytes = part_of({0, ring.partition.longest()}, ring.segments, 0).size() * size_of(ring.dtype);
   Ring::Scratch scratch{Buffer(piece_bytes), Buffer(piece_bytes)};
   for (std::size_t segment = lane; segment < ring.segments; segment += ring.lanes) co_await run(segment, scratch);
 }
 
 }  // namespace
 
-Ring::Ring(Transport& net, DType dtype, Reduction reduction, ConstBytes input, Blocks blocks, RingTuning tuning)
-    : net(net), dtype(dtype), reduction(reduction), input(input), blocks(std::move(blocks)) {
+Ring::Ring(Transport& net, DType dtype, Reduction reduction, ConstBytes input, Partition partition, RingTuning tuning)
+    : net(net), dtype(dtype), reduction(reduction), input(input), partition(std::move(partition)) {
   const std::size_t message_bytes = std::max<std::size_t>(1, tuning.message_bytes);
-  const std::size_t longest_bytes = this->blocks.longest() * size_of(dtype);
+  const std::size_t longest_bytes = this->partition.longest() * size_of(dtype);
   segments = std::max<std::size_t>(1, (longest_bytes + message_bytes - 1) / message_bytes);
   lanes = std::clamp<std::size_t>(tuning.lanes, 1, segments);
 }

@@ -8,7 +8,7 @@
 
 #include "base/buffer.hpp"
 #include "base/types.hpp"
-#include "collectives/blocks.hpp"
+#include "collectives/partition.hpp"
 #include "collectives/elements.hpp"
 #include "transport/transport.hpp"
 
@@ -27,13 +27,13 @@ struct Ring {
   /// Two pieces take turns: one arrives while the other leaves.
   using Scratch = std::array<Buffer, 2>;
 
-  Ring(Transport& net, DType dtype, Reduction reduction, ConstBytes input, Blocks blocks, RingTuning tuning);
+  Ring(Transport& net, DType dtype, Reduction reduction, ConstBytes input, Partition partition, RingTuning tuning);
 
   Transport& net;
   DType dtype;
   Reduction reduction;
   ConstBytes input;
-  Blocks blocks;
+  Partition partition;
   std::size_t segments;
   std::size_t lanes;
 
@@ -41,7 +41,7 @@ struct Ring {
   Rank left() const { return (net.rank() + net.size() - 1) % net.size(); }
   /// The rank that is `hops` to the left of this one.
   Rank before(Rank hops) const { return (net.rank() + net.size() - hops) % net.size(); }
-  Range piece(Rank block, std::size_t segment) const { return part_of(blocks[block], segments, segment); }
+  Range piece(Rank block, std::size_t segment) const { return part_of(partition[block], segments, segment); }
 };
 
 /// mine = the segment's piece of this rank's block, reduced over all ranks: all others have been heard when it is

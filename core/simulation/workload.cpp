@@ -37,7 +37,8 @@ struct OperationName {
 constexpr OperationName kOperations[] = {
     {"allreduce", Operation::allreduce}, {"sparse_allreduce", Operation::sparse_allreduce},
     {"allgather", Operation::allgather}, {"broadcast", Operation::broadcast},
-    {"barrier", Operation::barrier},
+    {"barrier", Operation::barrier},     {"reduce", Operation::reduce},
+    {"reduce_scatter", Operation::reduce_scatter},
 };
 constexpr Algorithm kAlgorithms[] = {Algorithm::ring, Algorithm::recursive_doubling, Algorithm::split_allgather,
                                     Algorithm::rabenseifner};

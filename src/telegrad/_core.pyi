@@ -80,6 +80,25 @@ class Communicator:
         algorithm: Algorithm,
         blocking: bool = False,
     ) -> Request: ...
+    def reduce(
+        self,
+        input: int,
+        output: int,
+        count: int,
+        dtype: DType,
+        reduction: Reduction,
+        root: int,
+        blocking: bool = False,
+    ) -> Request: ...
+    def reduce_scatter(
+        self,
+        input: int,
+        output: int,
+        counts: list[int],
+        dtype: DType,
+        reduction: Reduction,
+        blocking: bool = False,
+    ) -> Request: ...
     def all_reduce_sparse(
         self,
         indices: int,

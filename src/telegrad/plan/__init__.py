@@ -3,8 +3,8 @@
 Pure functions: no network, no clock, no torch.
 """
 
-from telegrad.plan.cost import Cost, Costs
 from telegrad.plan.decision import ALLREDUCE_ALGORITHMS, Choice, DecisionTable, allreduce_table, fastest_allreduce
+from telegrad.plan.network import Cost, Costs
 
 __all__ = [
     "ALLREDUCE_ALGORITHMS",

@@ -1,0 +1,173 @@
+"""What the collectives that reduce take on the α-β-γ network, as closed forms; see cost.py."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from telegrad.plan.network import ELEMENT_BYTES, Cost, Costs, ceil_div, check, copying
+from telegrad.plan.recurrences import folded_rounds_s, two_lanes_s
+
+# What core/collectives does; tests compare with it.
+RING_MESSAGE_BYTES = 256 << 10  # RingTuning::message_bytes
+PIECE_BYTES = 64 << 10  # kPieceBytes of halving.cpp
+PIECES_MOST = 16
+
+
+def allreduce(algorithm: str, ranks: int, size: int, costs: Costs) -> Cost:
+    """Of the algorithm of that name on a vector of ``size`` bytes, from one place to another. Raises ``ValueError`` for
+    a name that is none of ``ALLREDUCES``."""
+    if algorithm not in ALLREDUCES:
+        raise ValueError(f"algorithm={algorithm!r} has no closed form: use {', '.join(ALLREDUCES)}")
+    return ALLREDUCES[algorithm](ranks, size, costs)
+
+
+def allreduce_ring(ranks: int, size: int, costs: Costs) -> Cost:
+    """2(P−1)(α + n/P·β) + (P−1)/P·nγ for one segment. Patarasuk, Yuan, J. Parallel and Distributed Computing 69(2),
+    2009, §4.
+
+    n is cut into S = ⌈n/(P·256 KiB)⌉ segments, each with blocks of b bytes (the longest, as every step waits for it),
+    and two lanes work on every other segment each. Up to bγ = bβ they keep in step: a lane's step in which blocks are
+    added takes the longer of what it needs alone, α + bβ + bγ, and of the ports' time for both lanes, 2bβ; a step in
+    which sums are passed on takes max(α + bβ, 2bβ). After the last step of the first lane the second still has
+    min(α, bβ) to go. A last segment without a partner takes what one segment takes.
+
+    Above bγ = bβ the lanes wait for each other in the processor as well as in the ports: ``two_lanes_s`` follows them.
+    """
+    check(ranks, size)
+    if ranks == 1:
+        return copying(size, costs)
+    steps = ranks - 1
+    segments = max(1, ceil_div(size, RING_MESSAGE_BYTES * ranks))
+    elements = size // ELEMENT_BYTES
+    longest = ceil_div(ceil_div(elements, segments), ranks) * ELEMENT_BYTES
+    beta_s = costs.pair_s_per_byte(longest * min(2, segments)) if ranks == 2 else costs.beta_s_per_byte
+    alpha_s, port_s, work_s = costs.alpha_s, longest * beta_s, longest * costs.gamma_s_per_byte
+
+    alone_s = steps * (2 * (alpha_s + port_s) + work_s)
+    pairs, single = divmod(segments, 2)
+    if pairs == 0:
+        time_s = alone_s
+    elif work_s <= port_s:
+        adding_s = max(alpha_s + port_s + work_s, 2 * port_s)
+        passing_s = max(alpha_s + port_s, 2 * port_s)
+        time_s = pairs * steps * (adding_s + passing_s) + (alone_s if single else min(alpha_s, port_s))
+    else:
+        time_s = two_lanes_s(segments, steps, alpha_s, port_s, work_s)
+    return Cost(time_s, 2 * steps * segments, _ring_bytes(ranks, elements))
+
+
+def _ring_bytes(ranks: int, elements: int) -> int:
+    """Everything twice, but once a rank's own block and once its right neighbour's: least of rank P − 2."""
+    kept = sum((elements + ranks - 1 - block) // ranks for block in (ranks - 2, ranks - 1))
+    return (2 * elements - kept) * ELEMENT_BYTES
+
+
+def allreduce_recursive_doubling(ranks: int, size: int, costs: Costs) -> Cost:
+    """log2 P·(α + nβ + nγ). Thakur, Rabenseifner, Gropp, Int. J. High Performance Computing Applications 19(1), 2005,
+    §4.5.
+
+    Where P is not a power of two, 2^m < P < 2^(m+1): m rounds, before them a fold that costs α + nβ + nγ, after them
+    α + nβ to tell the folded ranks. Rounds are exchanges; but who waited for the fold meets some who have sent long
+    ago, and with an exchange β of its own ``folded_rounds_s`` then follows who meets whom.
+    """
+    check(ranks, size)
+    if ranks == 1:
+        return copying(size, costs)
+    rounds = ranks.bit_length() - 1
+    folded = ranks - (1 << rounds)
+    beta_s, exchange_s = costs.beta_s_per_byte, costs.pair_s_per_byte(size)
+    alpha_s, work_s = costs.alpha_s, size * costs.gamma_s_per_byte
+    fold_s = (alpha_s + size * beta_s + work_s) if folded else 0.0
+    if folded and exchange_s != beta_s:
+        time_s = folded_rounds_s(rounds, folded, fold_s, alpha_s, size * beta_s, size * exchange_s, work_s)
+    else:
+        time_s = fold_s + rounds * (alpha_s + size * exchange_s + work_s)
+    if folded:
+        time_s += alpha_s + size * beta_s
+    messages = rounds + (folded > 0)
+    return Cost(time_s, messages, messages * size)
+
+
+def allreduce_rabenseifner(ranks: int, size: int, costs: Costs) -> Cost:
+    """2⌈log2 P⌉α + 2(P−1)/P·nβ and what of (P−1)/P·nγ does not overlap, for any P. Rabenseifner, ICCS 2004, LNCS 3036,
+    §2; on the circulant graph of Träff, arXiv:2410.14234.
+
+    The halving (``halving_s``), and its rounds in reverse without work. Exact where blocks are alike; otherwise every
+    round is taken to wait for a longest message, which is rarely more than an element too much.
+    """
+    check(ranks, size)
+    if ranks == 1:
+        return copying(size, costs)
+    elements = size // ELEMENT_BYTES
+    time_s = halving_s(ranks, elements, costs)
+    messages, sent = 0, elements - _arc(ranks, elements, 1)
+    # Blocks that lie around the vector's end leave in two messages: on their way back most of them from the last rank
+    # that has any elements, on the way there from ranks of the first half.
+    filled = min(ranks, elements)
+    split = 0
+    for reach, distance in _halving_rounds(ranks):
+        blocks = reach - distance
+        bytes_most = _arc(ranks, elements, blocks) * ELEMENT_BYTES
+        exchange = 2 * distance == ranks
+        time_s += costs.alpha_s + bytes_most * (
+            costs.pair_s_per_byte(bytes_most) if exchange else costs.beta_s_per_byte
+        )
+        messages += _pieces(ranks, elements, blocks) + 1
+        split += blocks > ranks - filled + 1
+        sent += _arc(ranks, elements, blocks)
+    split = max(split, int(filled - ceil_div(ranks, 2) >= 2))
+    return Cost(time_s, messages + split, sent * ELEMENT_BYTES)
+
+
+def halving_s(ranks: int, elements: int, costs: Costs) -> float:
+    """Until every one of ``ranks`` > 1 ranks has its own block, ⌈n/P⌉ elements or less, reduced.
+
+    A round takes a message of b bytes, in k pieces of equal length: α + max(bβ + bγ/k, bβ/k + bγ). Meanwhile the
+    block in the middle of an odd number is copied. Only the first round of an even P is between two; of its pieces
+    those that come while the last are still leaving take the exchange's β.
+    """
+    time_s = 0.0
+    for reach, distance in _halving_rounds(ranks):
+        blocks = reach - distance
+        bytes_most = _arc(ranks, elements, blocks) * ELEMENT_BYTES
+        pieces = _pieces(ranks, elements, blocks)
+        port_s, work_s = (
+            bytes_most / pieces * per_byte for per_byte in (costs.beta_s_per_byte, costs.gamma_s_per_byte)
+        )
+        exchange_s = bytes_most / pieces * (costs.beta_exchange_s_per_byte or costs.beta_s_per_byte)
+        in_free_s = 0.0
+        copies = reach == ranks and blocks < distance
+        done_s = _arc(ranks, elements, 1) * ELEMENT_BYTES * costs.gamma_s_per_byte if copies else 0.0
+        for piece in range(pieces):
+            head_s = piece * port_s + costs.alpha_s
+            meets = 2 * distance == ranks and head_s < pieces * port_s
+            in_free_s = max(head_s, in_free_s) + (exchange_s if meets else port_s)
+            done_s = max(done_s, in_free_s) + work_s
+        time_s += done_s
+    return time_s
+
+
+def _halving_rounds(ranks: int) -> Iterator[tuple[int, int]]:
+    """Of each round how many blocks a rank still has, and how far it sends the rear half of them."""
+    reach = ranks
+    while reach > 1:
+        yield reach, ceil_div(reach, 2)
+        reach = ceil_div(reach, 2)
+
+
+def _arc(ranks: int, elements: int, blocks: int) -> int:
+    """The most elements that so many neighbouring blocks have."""
+    least, larger = divmod(elements, ranks)
+    return blocks * least + min(blocks, larger)
+
+
+def _pieces(ranks: int, elements: int, blocks: int) -> int:
+    """In how many pieces a round of the halving sends its message."""
+    return min(PIECES_MOST, max(1, elements * ELEMENT_BYTES * blocks // ranks // PIECE_BYTES))
+
+
+ALLREDUCES: dict[str, Callable[[int, int, Costs], Cost]] = {
+    "ring": allreduce_ring,
+    "recursive_doubling": allreduce_recursive_doubling,
+    "rabenseifner": allreduce_rabenseifner,
+}
