@@ -12,6 +12,8 @@ from telegrad.plan.cost_reductions import (
     allreduce_rabenseifner,
     allreduce_recursive_doubling,
     allreduce_ring,
+    reduce,
+    reduce_scatter,
 )
 from telegrad.plan.network import ELEMENT_BYTES, Cost, Costs, ceil_log2, check, copying
 
@@ -28,6 +30,8 @@ __all__ = [
     "allreduce_ring",
     "barrier",
     "broadcast",
+    "reduce",
+    "reduce_scatter",
 ]
 
 # What core/collectives does; tests compare with it.

@@ -11,6 +11,8 @@ from telegrad.plan.recurrences import folded_rounds_s, two_lanes_s
 RING_MESSAGE_BYTES = 256 << 10  # RingTuning::message_bytes
 PIECE_BYTES = 64 << 10  # kPieceBytes of halving.cpp
 PIECES_MOST = 16
+RING_BLOCK_BYTES = 256 << 10  # kRingBlockBytes of reduce_scatter.cpp
+PAIR_TREE_BYTES, TREE_BYTES, LEAST_BLOCK_BYTES = 32 << 10, 16 << 10, 256  # of reduce.cpp
 
 
 def allreduce(algorithm: str, ranks: int, size: int, costs: Costs) -> Cost:
@@ -147,6 +149,24 @@ def halving_s(ranks: int, elements: int, costs: Costs) -> float:
     return time_s
 
 
+def _halving_messages(ranks: int, elements: int) -> int:
+    """Of the rank that sends most: one for each piece, and one more where the vector's end lies within a piece of the
+    first round."""
+    messages = sum(_pieces(ranks, elements, reach - distance) for reach, distance in _halving_rounds(ranks))
+    near = ceil_div(ranks, 2)
+    pieces = _pieces(ranks, elements, ranks - near)
+
+    def begin(block: int) -> int:
+        return block * (elements // ranks) + min(block, elements % ranks)
+
+    for first in range(near + 1, min(ranks, elements)):
+        before, length = elements - begin(first), elements - begin(first) + begin(first - near)
+        least, larger = divmod(length, pieces)
+        if before not in {piece * least + min(piece, larger) for piece in range(pieces)}:
+            return messages + 1
+    return messages
+
+
 def _halving_rounds(ranks: int) -> Iterator[tuple[int, int]]:
     """Of each round how many blocks a rank still has, and how far it sends the rear half of them."""
     reach = ranks
@@ -171,3 +191,63 @@ ALLREDUCES: dict[str, Callable[[int, int, Costs], Cost]] = {
     "recursive_doubling": allreduce_recursive_doubling,
     "rabenseifner": allreduce_rabenseifner,
 }
+
+
+def reduce(ranks: int, size: int, costs: Costs) -> Cost:
+    """To a root: a binomial tree, ⌈log2 P⌉(α + nβ + nγ) for a P that is a power of two, or from some length on the
+    halving and a gather, (⌈log2 P⌉ + 1)α + 2(P−1)/P·nβ and what of the work does not overlap. Thakur, Rabenseifner,
+    Gropp, Int. J. High Performance Computing Applications 19(1), 2005, §4.4.
+
+    The tree's is exact. The other is where blocks are alike, as that of ``allreduce_rabenseifner``; where an exchange
+    has a β of its own, blocks of P = 2 that are longer than the latency may take a little less.
+    """
+    check(ranks, size)
+    if ranks == 1:
+        return copying(size, costs)
+    if size < max(PAIR_TREE_BYTES if ranks == 2 else TREE_BYTES, LEAST_BLOCK_BYTES * ranks):
+        return Cost(_tree_s(ranks, size, costs), 1, size)
+    elements = size // ELEMENT_BYTES
+    filled = elements - elements // ranks
+    time_s = halving_s(ranks, elements, costs) + costs.alpha_s + filled * ELEMENT_BYTES * costs.beta_s_per_byte
+    return Cost(time_s, _halving_messages(ranks, elements) + 1, size)
+
+
+def _tree_s(ranks: int, size: int, costs: Costs) -> float:
+    """When the root of a tree of so many ranks has its sum. Its children send when they have theirs, and wait for its
+    port in the order in which they come; it takes them the nearest first."""
+    port_s, work_s = size * costs.beta_s_per_byte, size * costs.gamma_s_per_byte
+    rounds = (ranks - 1).bit_length()
+    if ranks == 1 << rounds:
+        return rounds * (costs.alpha_s + port_s + work_s)
+    heads_s = [_tree_s(min(1 << i, ranks - (1 << i)), size, costs) + costs.alpha_s for i in range(rounds)]
+    arrives_s = [0.0] * rounds
+    free_s = done_s = 0.0
+    for child in sorted(range(rounds), key=heads_s.__getitem__):
+        free_s = arrives_s[child] = max(heads_s[child], free_s) + port_s
+    for arrived_s in arrives_s:
+        done_s = max(done_s, arrived_s) + work_s
+    return done_s
+
+
+def reduce_scatter(ranks: int, size: int, costs: Costs) -> Cost:
+    """Of ``size`` bytes in blocks that are alike: by halving, ⌈log2 P⌉α + (P−1)/P·nβ and what of (P−1)/P·nγ does not
+    overlap, or from 256 KiB a block on round a ring, (P−1)(α + n/P·β) and so on for each segment, as the first half of
+    ``allreduce_ring``. Exact where blocks are alike.
+    """
+    check(ranks, size)
+    if ranks == 1:
+        return copying(size, costs)
+    elements = size // ELEMENT_BYTES
+    if elements // ranks * ELEMENT_BYTES < RING_BLOCK_BYTES:
+        kept = elements // ranks
+        messages = _halving_messages(ranks, elements)
+        return Cost(halving_s(ranks, elements, costs), messages, (elements - kept) * ELEMENT_BYTES)
+    steps = ranks - 1
+    block = ceil_div(elements, ranks) * ELEMENT_BYTES
+    segments = ceil_div(block, RING_MESSAGE_BYTES)
+    longest = ceil_div(block // ELEMENT_BYTES, segments) * ELEMENT_BYTES
+    beta_s = costs.pair_s_per_byte(longest * min(2, segments)) if ranks == 2 else costs.beta_s_per_byte
+    time_s = two_lanes_s(
+        segments, steps, costs.alpha_s, longest * beta_s, longest * costs.gamma_s_per_byte, passes_on=False
+    )
+    return Cost(time_s, steps * segments, (elements - elements // ranks) * ELEMENT_BYTES)

@@ -10,8 +10,11 @@ _FOLLOWED = 24  # segments (one more where their number is odd) after which the 
 
 
 @lru_cache(maxsize=4096)
-def two_lanes_s(segments: int, steps: int, alpha_s: float, port_s: float, work_s: float) -> float:
-    """Time of ``segments`` rings of 2·``steps`` steps each in two lanes, lane l with segments l, l + 2, …
+def two_lanes_s(
+    segments: int, steps: int, alpha_s: float, port_s: float, work_s: float, *, passes_on: bool = True
+) -> float:
+    """Time of ``segments`` rings of 2·``steps`` steps each in two lanes, lane l with segments l, l + 2, …; of half as
+    many steps where sums are not passed on.
 
     All ranks do the same at the same time, so one is followed: a step sends and receives (``port_s`` in each port, the
     head ``alpha_s`` later at the receiver), and in the first half of a segment works for ``work_s`` on what has come.
@@ -20,12 +23,14 @@ def two_lanes_s(segments: int, steps: int, alpha_s: float, port_s: float, work_s
     if segments > _FOLLOWED + 1:
         even = segments % 2
         early_s, late_s = (
-            two_lanes_s(count + even, steps, alpha_s, port_s, work_s) for count in (_FOLLOWED // 2, _FOLLOWED)
+            two_lanes_s(count + even, steps, alpha_s, port_s, work_s, passes_on=passes_on)
+            for count in (_FOLLOWED // 2, _FOLLOWED)
         )
         rhythm_s = (late_s - early_s) / (_FOLLOWED - _FOLLOWED // 2)
         return late_s + (segments - _FOLLOWED - even) * rhythm_s
     ready_s = [0.0, 0.0]
-    left = [(segments + 1) // 2 * 2 * steps, segments // 2 * 2 * steps]
+    of_segment = 2 * steps if passes_on else steps
+    left = [(segments + 1) // 2 * of_segment, segments // 2 * of_segment]
     done = [0, 0]
     out_free_s = in_free_s = work_free_s = 0.0
     while left[0] or left[1]:
@@ -34,7 +39,7 @@ def two_lanes_s(segments: int, steps: int, alpha_s: float, port_s: float, work_s
         out_free_s = start_s + port_s
         in_free_s = max(start_s + alpha_s, in_free_s) + port_s
         ready_s[lane] = in_free_s
-        if done[lane] % (2 * steps) < steps:
+        if done[lane] % of_segment < steps:
             work_free_s = max(in_free_s, work_free_s) + work_s
             ready_s[lane] = work_free_s
         done[lane] += 1
