@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from telegrad import Communicator, SparseStream, Work, _core
-from telegrad.comm.reduction import algorithm_of, reduction_of
+from telegrad.comm.reduction import DENSE_ALGORITHMS, algorithm_of, reduction_of
 from telegrad.comm.tensors import address
 
 Array = npt.NDArray[Any]
@@ -71,7 +71,9 @@ def groups(size: int) -> list[Group]:
     every = [
         Group(family, (case if number % 2 else replace_blocking(case),)) for number, (family, case) in enumerate(single)
     ]
-    return every + _groups_in_flight(size)
+    from reduction_cases import reduction_groups
+
+    return [*every, *reduction_groups(size), *_groups_in_flight(size)]
 
 
 def replace_blocking(case: Case) -> Case:
@@ -83,7 +85,7 @@ def _dense_cases(size: int, small: bool) -> list[tuple[str, Case]]:
     kinds = [("f32", "integers"), ("bf16", "integers")] if small else _KINDS
     cases = [
         Case("dense", count, dtype, reduction, algorithm, values)
-        for algorithm in ("ring", "recursive_doubling", "auto")
+        for algorithm in ("ring", "recursive_doubling", "rabenseifner", "auto")
         for count in counts
         for dtype, values in kinds
         for reduction in ("sum", "avg")
@@ -228,6 +230,10 @@ class Started:
             case "barrier":
                 self._work = communicator.barrier(async_op=not blocking)
                 self._read = lambda: np.empty(0, np.uint8)
+            case _:
+                from reduction_cases import begin_reduction
+
+                self._work, self._read = begin_reduction(case, communicator, blocking=blocking)
 
     def outcome(self) -> Array:
         if self._work is not None:
@@ -241,7 +247,7 @@ def _dense(communicator: Communicator, bits: Array, case: Case, blocking: bool) 
         return work if isinstance(work, Work) else None
     core = communicator._core
     at = address(bits)
-    algorithm = algorithm_of(case.algorithm, ("auto", "ring", "recursive_doubling"))
+    algorithm = algorithm_of(case.algorithm, DENSE_ALGORITHMS)
     request = core.all_reduce(at, at, bits.size, _core.DType.bf16, reduction_of(case.reduction), algorithm)
     return Work(request, "all_reduce", communicator.rank, lambda _: None)
 
@@ -312,12 +318,13 @@ class Oracle:
         return f"{int(wrong.sum())} of {case.count} values are wrong: {first}"
 
     def _sum(self, case: Case) -> tuple[Array, Array]:
-        key = (case.operation == "dense", case.count, case.dtype, case.values, case.pattern)
+        sparse = case.operation.startswith("sparse")
+        key = (sparse, case.count, case.dtype, case.values, case.pattern)
         if key not in self._sums:
             total, magnitude = np.zeros(case.count), np.zeros(case.count)
             for rank in range(self.size):
                 x = dense_input(case, rank).astype(np.float64)
-                if case.operation != "dense":
+                if sparse:
                     kept = sparse_indices(case, rank, self.size)
                     x = np.where(np.isin(np.arange(case.count), kept), x, 0.0)
                 total += x

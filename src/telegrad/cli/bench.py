@@ -50,7 +50,7 @@ def allreduce(
     ] = _SIZES,
     algorithms: Annotated[
         str, typer.Option(help="Which of ours to measure, separated by commas.")
-    ] = "ring,recursive_doubling,auto",
+    ] = "ring,recursive_doubling,rabenseifner,auto",
     peer: Annotated[
         str,
         typer.Option(help="Whom to measure beside us, in the same processes and in turn: gloo (needs torch) or none."),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from telegrad.plan.network import ELEMENT_BYTES, Cost, Costs, ceil_div, check, copying
-from telegrad.plan.recurrences import folded_rounds_s, two_lanes_s
+from telegrad.plan.recurrences import folded_rounds_s, halving_of_elements_s, two_lanes_s
 
 # What core/collectives does; tests compare with it.
 RING_MESSAGE_BYTES = 256 << 10  # RingTuning::message_bytes
@@ -13,6 +13,7 @@ PIECE_BYTES = 64 << 10  # kPieceBytes of halving.cpp
 PIECES_MOST = 16
 RING_BLOCK_BYTES = 256 << 10  # kRingBlockBytes of reduce_scatter.cpp
 PAIR_TREE_BYTES, TREE_BYTES, LEAST_BLOCK_BYTES = 32 << 10, 16 << 10, 256  # of reduce.cpp
+_SHOWS = 0.002
 
 
 def allreduce(algorithm: str, ranks: int, size: int, costs: Costs) -> Cost:
@@ -94,8 +95,8 @@ def allreduce_rabenseifner(ranks: int, size: int, costs: Costs) -> Cost:
     """2⌈log2 P⌉α + 2(P−1)/P·nβ and what of (P−1)/P·nγ does not overlap, for any P. Rabenseifner, ICCS 2004, LNCS 3036,
     §2; on the circulant graph of Träff, arXiv:2410.14234.
 
-    The halving (``halving_s``), and its rounds in reverse without work. Exact where blocks are alike; otherwise every
-    round is taken to wait for a longest message, which is rarely more than an element too much.
+    The halving (``halving_s``), and its rounds in reverse without work. Every round is taken to wait for a longest
+    message; where single elements count, ``halving_of_elements_s`` follows all ranks.
     """
     check(ranks, size)
     if ranks == 1:
@@ -118,6 +119,7 @@ def allreduce_rabenseifner(ranks: int, size: int, costs: Costs) -> Cost:
         split += blocks > ranks - filled + 1
         sent += _arc(ranks, elements, blocks)
     split = max(split, int(filled - ceil_div(ranks, 2) >= 2))
+    time_s = _or_by_element(time_s, ranks, elements, costs, gathers=True)
     return Cost(time_s, messages + split, sent * ELEMENT_BYTES)
 
 
@@ -146,7 +148,24 @@ def halving_s(ranks: int, elements: int, costs: Costs) -> float:
             in_free_s = max(head_s, in_free_s) + (exchange_s if meets else port_s)
             done_s = max(done_s, in_free_s) + work_s
         time_s += done_s
-    return time_s
+    return _or_by_element(time_s, ranks, elements, costs, gathers=False)
+
+
+def _or_by_element(time_s: float, ranks: int, elements: int, costs: Costs, *, gathers: bool) -> float:
+    """``time_s``, unless an element more in every message is a part of it that shows."""
+    port_s, work_s, exchange_s = (
+        per_byte * ELEMENT_BYTES
+        for per_byte in (
+            costs.beta_s_per_byte,
+            costs.gamma_s_per_byte,
+            costs.beta_exchange_s_per_byte or costs.beta_s_per_byte,
+        )
+    )
+    rounds = (ranks - 1).bit_length() * (1 + gathers)
+    whole = elements * ELEMENT_BYTES < 2 * PIECE_BYTES  # messages are
+    if elements % ranks == 0 or not whole or rounds * (exchange_s + work_s) <= _SHOWS * time_s:
+        return time_s
+    return halving_of_elements_s(ranks, elements, costs.alpha_s, port_s, exchange_s, work_s, gathers=gathers)
 
 
 def _halving_messages(ranks: int, elements: int) -> int:
@@ -232,7 +251,7 @@ def _tree_s(ranks: int, size: int, costs: Costs) -> float:
 def reduce_scatter(ranks: int, size: int, costs: Costs) -> Cost:
     """Of ``size`` bytes in blocks that are alike: by halving, ⌈log2 P⌉α + (P−1)/P·nβ and what of (P−1)/P·nγ does not
     overlap, or from 256 KiB a block on round a ring, (P−1)(α + n/P·β) and so on for each segment, as the first half of
-    ``allreduce_ring``. Exact where blocks are alike.
+    ``allreduce_ring``.
     """
     check(ranks, size)
     if ranks == 1:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 from functools import lru_cache
 
 import numpy as np
+import numpy.typing as npt
 
 _FOLLOWED = 24  # segments (one more where their number is odd) after which the lanes have found their rhythm
 
@@ -68,3 +70,45 @@ def folded_rounds_s(
         taken_s = np.maximum(in_free_s, ready_s)
         ready_s = np.maximum(taken_s, taken_s[partners]) + work_s
     return float(ready_s[:folded].max())
+
+
+@lru_cache(maxsize=4096)
+def halving_of_elements_s(
+    ranks: int, elements: int, alpha_s: float, port_s: float, exchange_s: float, work_s: float, *, gathers: bool
+) -> float:
+    """Time of a halving, and if it ``gathers`` of its rounds in reverse, in which blocks differ by one element that
+    counts: ``port_s``, ``exchange_s`` and ``work_s`` are those of one element. Messages are whole.
+
+    In a round each rank sends to one and receives from another, works on what came if it is of the halving, and goes on
+    when what it sent has been taken too.
+    """
+    least, larger = divmod(elements, ranks)
+    every = np.arange(ranks)
+    reaches = [ranks]
+    while reaches[-1] > 1:
+        reaches.append((reaches[-1] + 1) // 2)
+    rounds = [(reach, distance, True) for reach, distance in itertools.pairwise(reaches)]
+    if gathers:
+        rounds += [(reach, distance, False) for reach, distance, _ in reversed(rounds)]
+
+    def begin(block: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        return block // ranks * elements + block % ranks * least + np.minimum(block % ranks, larger)
+
+    ready_s, in_free_s = np.zeros(ranks), np.zeros(ranks)
+    for reach, distance, halves in rounds:
+        blocks = reach - distance
+        ahead, behind = (every + distance) % ranks, (every - distance) % ranks
+        to, source = (ahead, behind) if halves else (behind, ahead)
+        near, far = (begin(first + blocks) - begin(first) for first in (every, every + distance))
+        leaves, comes = (far, near) if halves else (near, far)
+        head_s = ready_s[source] + alpha_s
+        meets = (2 * distance == ranks) & (ready_s <= head_s) & (head_s < ready_s + leaves * port_s)
+        in_free_s = np.maximum(head_s, in_free_s) + comes * np.where(meets, exchange_s, port_s)
+        taken_s = np.maximum(in_free_s, ready_s)
+        done_s = taken_s
+        if halves:
+            copies = reach == ranks and blocks < distance
+            copied_s = ready_s + (begin(every + blocks + 1) - begin(every + blocks)) * work_s if copies else ready_s
+            done_s = np.maximum(taken_s, copied_s) + comes * work_s
+        ready_s = np.maximum(done_s, taken_s[to])
+    return float(ready_s.max())

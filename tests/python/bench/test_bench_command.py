@@ -28,7 +28,7 @@ def test_two_ranks_beside_gloo_write_rows_and_a_plot(tmp_path: Path) -> None:
     result = json.loads(found.read_text())
     rows = result["rows"]
     assert [(row["algorithm"], row["bytes"]) for row in rows] == [
-        (name, size) for size in (4, 65536) for name in ("ring", "recursive_doubling", "auto")
+        (name, size) for size in (4, 65536) for name in ("ring", "recursive_doubling", "rabenseifner", "auto")
     ]
     for row in rows:
         assert (row["op"], row["driver"], row["network"], row["ranks"], row["wrong"]) == (
@@ -63,7 +63,7 @@ def test_a_run_that_takes_too_long_is_ended_and_told() -> None:
     [
         ("--network", "wifi", "use shm, tcp, or a rate"),
         ("--sizes", "6", "use a multiple of 4 bytes"),
-        ("--algorithms", "magic", "use ring, recursive_doubling, auto"),
+        ("--algorithms", "magic", "use ring, recursive_doubling, rabenseifner, auto"),
         ("--peer", "nccl", "use gloo or none"),
         ("--json", "/nowhere/rows.json", "the folder /nowhere does not exist"),
         ("--ranks", "0", "'--ranks'"),
