@@ -23,6 +23,7 @@ Ring::Ring(Transport& net, DType dtype, Reduction reduction, ConstBytes input, P
   const std::size_t longest_bytes = this->partition.longest() * size_of(dtype);
   segments = std::max<std::size_t>(1, (longest_bytes + message_bytes - 1) / message_bytes);
   lanes = std::clamp<std::size_t>(tuning.lanes, 1, segments);
+  segments += (lanes - segments % lanes) % lanes;  // so that no lane is left alone in the end
 }
 
 Task<void> ring_reduce_scatter(const Ring& ring, std::size_t segment, Step first_step, Ring::Scratch& scratch,

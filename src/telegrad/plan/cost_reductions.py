@@ -28,11 +28,11 @@ def allreduce_ring(ranks: int, size: int, costs: Costs) -> Cost:
     """2(P−1)(α + n/P·β) + (P−1)/P·nγ for one segment. Patarasuk, Yuan, J. Parallel and Distributed Computing 69(2),
     2009, §4.
 
-    n is cut into S = ⌈n/(P·256 KiB)⌉ segments, each with blocks of b bytes (the longest, as every step waits for it),
-    and two lanes work on every other segment each. Up to bγ = bβ they keep in step: a lane's step in which blocks are
-    added takes the longer of what it needs alone, α + bβ + bγ, and of the ports' time for both lanes, 2bβ; a step in
-    which sums are passed on takes max(α + bβ, 2bβ). After the last step of the first lane the second still has
-    min(α, bβ) to go. A last segment without a partner takes what one segment takes.
+    n is cut into ⌈n/(P·256 KiB)⌉ segments, or one more where that is odd and not 1, each with blocks of b bytes (the
+    longest, as every step waits for it), and two lanes work on every other segment each. Up to bγ = bβ they keep in
+    step: a lane's step in which blocks are added takes the longer of what it needs alone, α + bβ + bγ, and of the
+    ports' time for both lanes, 2bβ; a step in which sums are passed on takes max(α + bβ, 2bβ). After the last step of
+    the first lane the second still has min(α, bβ) to go.
 
     Above bγ = bβ the lanes wait for each other in the processor as well as in the ports: ``two_lanes_s`` follows them.
     """
@@ -40,23 +40,27 @@ def allreduce_ring(ranks: int, size: int, costs: Costs) -> Cost:
     if ranks == 1:
         return copying(size, costs)
     steps = ranks - 1
-    segments = max(1, ceil_div(size, RING_MESSAGE_BYTES * ranks))
+    segments = _ring_segments(ceil_div(size, ranks))
     elements = size // ELEMENT_BYTES
     longest = ceil_div(ceil_div(elements, segments), ranks) * ELEMENT_BYTES
     beta_s = costs.pair_s_per_byte(longest * min(2, segments)) if ranks == 2 else costs.beta_s_per_byte
     alpha_s, port_s, work_s = costs.alpha_s, longest * beta_s, longest * costs.gamma_s_per_byte
 
-    alone_s = steps * (2 * (alpha_s + port_s) + work_s)
-    pairs, single = divmod(segments, 2)
-    if pairs == 0:
-        time_s = alone_s
+    if segments == 1:
+        time_s = steps * (2 * (alpha_s + port_s) + work_s)
     elif work_s <= port_s:
         adding_s = max(alpha_s + port_s + work_s, 2 * port_s)
         passing_s = max(alpha_s + port_s, 2 * port_s)
-        time_s = pairs * steps * (adding_s + passing_s) + (alone_s if single else min(alpha_s, port_s))
+        time_s = segments // 2 * steps * (adding_s + passing_s) + min(alpha_s, port_s)
     else:
         time_s = two_lanes_s(segments, steps, alpha_s, port_s, work_s)
     return Cost(time_s, 2 * steps * segments, _ring_bytes(ranks, elements))
+
+
+def _ring_segments(block_bytes: int) -> int:
+    """In how many parts blocks go round: one, or as many for each lane."""
+    segments = max(1, ceil_div(block_bytes, RING_MESSAGE_BYTES))
+    return segments if segments == 1 else ceil_div(segments, 2) * 2
 
 
 def _ring_bytes(ranks: int, elements: int) -> int:
@@ -263,7 +267,7 @@ def reduce_scatter(ranks: int, size: int, costs: Costs) -> Cost:
         return Cost(halving_s(ranks, elements, costs), messages, (elements - kept) * ELEMENT_BYTES)
     steps = ranks - 1
     block = ceil_div(elements, ranks) * ELEMENT_BYTES
-    segments = ceil_div(block, RING_MESSAGE_BYTES)
+    segments = _ring_segments(block)
     longest = ceil_div(block // ELEMENT_BYTES, segments) * ELEMENT_BYTES
     beta_s = costs.pair_s_per_byte(longest * min(2, segments)) if ranks == 2 else costs.beta_s_per_byte
     time_s = two_lanes_s(
