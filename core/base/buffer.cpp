@@ -83,7 +83,7 @@ thread_local constinit bool SizeOnly::active_ = false;
 
 Buffer::Buffer(std::size_t size) : size_(size) {
   if (size == 0) return;
-  const std::size_t real = SizeOnly::active() ? std::min(size, kHeadBytes) : size;
+  const std::size_t real = SizeOnly::there(size);
   capacity_ = kOneByOne ? real : std::bit_ceil(std::max(real, kSmallest));
   data_ = kOneByOne ? allocate(capacity_) : pool().take(capacity_);
 }

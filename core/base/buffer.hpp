@@ -3,6 +3,7 @@
 //
 // Size-only buffers are for simulations in which only sizes matter: they have a head of real bytes and claim the rest.
 
+#include <algorithm>
 #include <cstddef>
 #include <span>
 #include <utility>
@@ -21,6 +22,10 @@ class SizeOnly {
   SizeOnly& operator=(const SizeOnly&) = delete;
 
   static bool active() { return active_; }
+  /// How many of a message's `size` bytes are there.
+  static std::size_t there(std::size_t size) { return active_ ? std::min(size, kHeadBytes) : size; }
+  /// So many bytes of a size-only buffer are there: enough for the header of a message.
+  static constexpr std::size_t kHeadBytes = 40;
 
  private:
   static thread_local constinit bool active_;
@@ -29,8 +34,7 @@ class SizeOnly {
 
 class Buffer {
  public:
-  /// So many bytes of a size-only buffer are there: enough for the header of a message.
-  static constexpr std::size_t kHeadBytes = 64;
+  static constexpr std::size_t kHeadBytes = SizeOnly::kHeadBytes;
 
   Buffer() = default;
   /// `size` bytes from the process-wide pool, the first kHeadBytes of them where SizeOnly is active; throws

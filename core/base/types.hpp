@@ -33,6 +33,37 @@ struct bf16 {
   }
 };
 
+/// An IEEE 754 half as it lies in memory; arithmetic happens in f32.
+struct f16 {
+  std::uint16_t bits = 0;
+
+  f16() = default;
+  explicit f16(float value) : bits(round(value)) {}
+  explicit operator float() const {
+    const std::uint32_t magnitude = bits & 0x7fffU;
+    const std::uint32_t sign = static_cast<std::uint32_t>(bits & 0x8000U) << 16;
+    const std::uint32_t exponent = magnitude < 0x7c00U ? 127 - 15 : 255 - 31;  // moves to f32's; infinity to infinity
+    const auto subnormal = std::bit_cast<std::uint32_t>(static_cast<float>(static_cast<int>(magnitude)) * 0x1p-24F);
+    const std::uint32_t normal = (magnitude << 13) + (exponent << 23);
+    return std::bit_cast<float>(sign | (magnitude < 0x0400U ? subnormal : normal));
+  }
+  friend bool operator==(f16, f16) = default;
+
+ private:
+  // Round to nearest even. Every NaN becomes the one quiet NaN, so that bits agree across ranks.
+  static std::uint16_t round(float value) {
+    const auto word = std::bit_cast<std::uint32_t>(value);
+    const std::uint32_t magnitude = word & 0x7fffffffU;
+    // The unit in the last place of 0.5 is the smallest subnormal: the addition rounds to a multiple of it.
+    constexpr std::uint32_t kHalf = 0x3f000000U;
+    const auto subnormal = std::bit_cast<std::uint32_t>(std::bit_cast<float>(magnitude) + 0.5F) - kHalf;
+    const std::uint32_t normal = (magnitude - ((127U - 15U) << 23) + 0xfffU + ((magnitude >> 13) & 1U)) >> 13;
+    const std::uint32_t finite = magnitude < 0x38800000U ? subnormal : normal;  // 2^-14: the smallest normal number
+    const std::uint32_t rounded = magnitude < 0x47800000U ? finite : 0x7c00U;   // 2^16: beyond all that rounds down
+    return static_cast<std::uint16_t>(magnitude > 0x7f800000U ? 0x7e00U : ((word >> 16) & 0x8000U) | rounded);
+  }
+};
+
 // Values are part of the wire format: append, never renumber.
 enum class DType : std::uint8_t {
   f32 = 1,
@@ -59,6 +90,14 @@ template <>
 inline constexpr DType dtype_of<float> = DType::f32;
 template <>
 inline constexpr DType dtype_of<bf16> = DType::bf16;
+template <>
+inline constexpr DType dtype_of<f16> = DType::f16;
+template <>
+inline constexpr DType dtype_of<double> = DType::f64;
+template <>
+inline constexpr DType dtype_of<std::int32_t> = DType::i32;
+template <>
+inline constexpr DType dtype_of<std::int64_t> = DType::i64;
 
 constexpr std::size_t size_of(DType dtype) {
   switch (dtype) {

@@ -49,7 +49,10 @@ NB_MODULE(_core, module) {
   for (auto value = static_cast<std::uint8_t>(DType::f32); value <= static_cast<std::uint8_t>(DType::c128); ++value) {
     dtype.value(name_of(static_cast<DType>(value)), static_cast<DType>(value));
   }
-  nb::enum_<Reduction>(module, "Reduction").value("sum", Reduction::sum).value("avg", Reduction::avg);
+  nb::enum_<Reduction> reduction(module, "Reduction");
+  for (const Reduction value : {Reduction::sum, Reduction::avg, Reduction::prod, Reduction::min, Reduction::max}) {
+    reduction.value(name_of(value), value);
+  }
   nb::enum_<Algorithm>(module, "Algorithm")
       .value("auto", Algorithm::automatic)
       .value("ring", Algorithm::ring)
@@ -62,6 +65,7 @@ NB_MODULE(_core, module) {
   bind_explorer(module);
   bind_measure(module);
   bind_simulation(module);
+  bind_tensors(module);
 }
 
 }  // namespace telegrad::bindings

@@ -54,19 +54,18 @@ Task<void> allgather(Transport& net, ConstBytes mine, Bytes all) {
   co_await when_all(std::move(both));
 }
 
-Task<std::vector<Buffer>> allgather_any_size(Transport& net, Buffer mine, std::size_t most_bytes, Step first_step) {
+Task<KeptMessages> allgather_any_size(Transport& net, Buffer mine, std::size_t most_bytes, Step first_step) {
   const Rank rank = net.rank();
   const Rank size = net.size();
   const Rank left = (rank + size - 1) % size;
   const Rank right = (rank + 1) % size;
 
-  std::vector<Buffer> all(size);
-  all[rank] = std::move(mine);
+  KeptMessages all;
+  ConstBytes newest = all.add(rank, std::move(mine));
   for (Rank t = 0; t + 1 < size; ++t) {
-    const Rank newest = (rank + size - t) % size;
-    const Rank next = (rank + size - 1 - t) % size;
-    auto sending = net.send(right, first_step + t, all[newest].bytes());
-    all[next] = co_await net.receive_any_size(left, first_step + t, most_bytes);
+    auto sending = net.send(right, first_step + t, newest);
+    Buffer next = co_await net.receive_any_size(left, first_step + t, most_bytes);
+    newest = all.add((rank + size - 1 - t) % size, std::move(next));
     co_await sending;
   }
   co_return all;

@@ -1,8 +1,7 @@
 #pragma once
 
-#include <vector>
-
 #include "base/buffer.hpp"
+#include "collectives/kept_messages.hpp"
 #include "transport/transport.hpp"
 
 namespace telegrad {
@@ -14,6 +13,6 @@ Task<void> allgather(Transport& net, ConstBytes mine, Bytes all);
 
 /// The same where each rank alone knows how long its block is: up to `most_bytes`, which all ranks agree on.
 /// Uses steps [first_step, first_step + P − 1).
-Task<std::vector<Buffer>> allgather_any_size(Transport& net, Buffer mine, std::size_t most_bytes, Step first_step = 0);
+Task<KeptMessages> allgather_any_size(Transport& net, Buffer mine, std::size_t most_bytes, Step first_step = 0);
 
 }  // namespace telegrad

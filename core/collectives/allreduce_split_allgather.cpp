@@ -8,6 +8,7 @@
 #include "collectives/allreduce_split_allgather.hpp"
 
 #include <cmath>
+#include <cstring>
 #include <limits>
 #include <string>
 #include <utility>
@@ -16,6 +17,7 @@
 #include "base/check.hpp"
 #include "collectives/allgather.hpp"
 #include "collectives/blocks.hpp"
+#include "collectives/kept_messages.hpp"
 #include "sparse/counted.hpp"
 #include "sparse/slices.hpp"
 #include "sparse/wire.hpp"
@@ -67,10 +69,14 @@ Transport::Computing decide(Transport& net, std::size_t bytes, Work&& work) {
   return net.compute(bytes, [] {});
 }
 
+bool same_message(ConstBytes a, ConstBytes b) {
+  return a.size() == b.size() && std::memcmp(a.data(), b.data(), SizeOnly::there(a.size())) == 0;
+}
+
 // All ranks' messages, decoded in batches between which the network has its turn. Views lie in the messages.
 template <class V, class Decode>
-Task<std::vector<Decoded<V>>> decode_all(Transport& net, const std::vector<Buffer>& messages, const char* content,
-                                         Decode decode) {
+Task<std::vector<Decoded<V>>> decode_all(Transport& net, const std::vector<ConstBytes>& messages,
+                                         const char* content, Decode decode) {
   const Rank size = net.size();
   std::vector<Decoded<V>> decoded;
   decoded.reserve(size);
@@ -174,19 +180,20 @@ Task<void> send_shares(Transport& net, const SparseStream<V>& mine, double switc
   for (; !sends.empty(); sends.pop_front()) co_await sends.front().sending;
 }
 
-// By rank; nothing from itself.
-Task<std::vector<Buffer>> receive_shares(Transport& net, std::size_t most_bytes) {
+// From all other ranks, but for those that equal `nothing`: of many ranks most have no entry in most slices.
+Task<KeptMessages> receive_shares(Transport& net, std::size_t most_bytes, ConstBytes nothing) {
   const Rank size = net.size();
   const auto behind = [&](Rank distance) { return (net.rank() + size - distance) % size; };
-  std::vector<Buffer> shares(size);
+  KeptMessages shares;
   Window<Transport::ReceivingAny, kWindow> receives;
   Rank begun = 1;
   for (Rank distance = 1; distance < size; ++distance) {
     for (; begun < size && !receives.full(); ++begun) {
       receives.emplace_back(net, behind(begun), kSplit, most_bytes);
     }
-    shares[behind(distance)] = co_await receives.front();
+    Buffer share = co_await receives.front();
     receives.pop_front();
+    if (!same_message(share.bytes(), nothing)) shares.add(behind(distance), std::move(share));
   }
   co_return shares;
 }
@@ -198,10 +205,13 @@ Task<void> sum_owned_slice(Transport& net, const SparseStream<V>& mine, Reductio
   const Rank rank = net.rank();
   const Rank size = net.size();
   const IndexRange owned = slice_of(mine.dimension(), size, rank);
-  const std::vector<Buffer> incoming = co_await receive_shares(net, most_bytes<V>(owned));
+  const Buffer nothing = encode(SparseStream<V>(mine.dimension()).slice(owned.begin, owned.end));
+  const KeptMessages shares = co_await receive_shares(net, most_bytes<V>(owned), nothing.bytes());
+  std::vector<ConstBytes> incoming = shares.by_source(size, nothing.bytes());
+  incoming[rank] = {};
   const auto decode_share = [&](Rank source) {
     if (source == rank) return Decoded<V>(mine.slice(owned.begin, owned.end), {});
-    return decode<V>(incoming[source].bytes(), owned);
+    return decode<V>(incoming[source], owned);
   };
   const auto decoded = co_await decode_all<V>(net, incoming, "entries", decode_share);
   OwnedSlice<V> sum = co_await reduce<V>(net, views_of<V>(decoded), wire_delta<V>(owned, switch_factor));
@@ -226,7 +236,7 @@ Task<Buffer> reduce_owned_slice(Transport& net, const SparseStream<V>& mine, Red
 // The sum of all streams, slice by slice in the order of owners. The slices lie in the messages.
 template <class V>
 struct Gathered {
-  std::vector<Buffer> messages;
+  KeptMessages messages;
   std::vector<Decoded<V>> slices;
 };
 
@@ -239,8 +249,9 @@ Task<Gathered<V>> gather_sum(Transport& net, SparseStream<V> mine, Reduction red
 
   Gathered<V> sum;
   sum.messages = co_await allgather_any_size(net, std::move(owned), most, kGather);
-  sum.slices = co_await decode_all<V>(net, sum.messages, "a sum", [&](Rank owner) {
-    return decode<V>(sum.messages[owner].bytes(), slice_of(dimension, size, owner));
+  const std::vector<ConstBytes> encoded = sum.messages.by_source(size);
+  sum.slices = co_await decode_all<V>(net, encoded, "a sum", [&](Rank owner) {
+    return decode<V>(encoded[owner], slice_of(dimension, size, owner));
   });
   co_return sum;
 }

@@ -4,6 +4,7 @@
 
 #include "base/check.hpp"
 #include "kernels/reduce.hpp"
+#include "kernels/scale.hpp"
 
 namespace telegrad {
 
@@ -31,7 +32,7 @@ Task<void> reduce_to(Transport& net, DType dtype, Reduction reduction, ConstByte
 
 Task<void> finish_reduction(Transport& net, DType dtype, Reduction reduction, Bytes values) {
   if (reduction != Reduction::avg) co_return;
-  const float factor = 1.0F / static_cast<float>(net.size());
+  const double factor = 1.0 / static_cast<double>(net.size());
   const std::size_t element = size_of(dtype);
   co_await compute_slices(net, values.size() / element, element, [=](std::size_t begin, std::size_t end) {
     kernels::scale(dtype, elements(values, dtype, Range{begin, end}), factor);

@@ -1,24 +1,116 @@
 #pragma once
 // Arithmetic on one element, as every kernel does it: a NaN result is always the one quiet NaN, so that
-// a + b and b + a have the same bits, also where both are NaN.
+// a ∘ b and b ∘ a have the same bits, also where both are NaN. 16-bit floats are computed in f32 and rounded once;
+// integers wrap round.
 
 #include <bit>
+#include <concepts>
 #include <cstdint>
+#include <type_traits>
 
 #include "base/types.hpp"
 
 namespace telegrad::kernels {
 
-inline constexpr std::uint32_t kQuietNan = 0x7fc00000U;
 inline constexpr std::uint32_t kMagnitudeMask = 0x7fffffffU;
 
-inline float canonical(float value) { return value == value ? value : std::bit_cast<float>(kQuietNan); }
+/// How a float lies in memory: sign, then the magnitude, with every NaN above infinity.
+template <class V>
+struct Format;
+template <>
+struct Format<float> {
+  using Bits = std::int32_t;
+  static constexpr Bits kInfinity = 0x7f800000, kNan = 0x7fc00000, kMagnitude = 0x7fffffff;
+};
+template <>
+struct Format<double> {
+  using Bits = std::int64_t;
+  static constexpr Bits kInfinity = 0x7ff0000000000000, kNan = 0x7ff8000000000000, kMagnitude = 0x7fffffffffffffff;
+};
+template <>
+struct Format<bf16> {
+  using Bits = std::int16_t;
+  static constexpr Bits kInfinity = 0x7f80, kNan = 0x7fc0, kMagnitude = 0x7fff;
+};
+template <>
+struct Format<f16> {
+  using Bits = std::int16_t;
+  static constexpr Bits kInfinity = 0x7c00, kNan = 0x7e00, kMagnitude = 0x7fff;
+};
 
-inline float plus(float a, float b) { return canonical(a + b); }
-inline bf16 plus(bf16 a, bf16 b) { return bf16(static_cast<float>(a) + static_cast<float>(b)); }
+template <class V>
+concept NarrowFloat = std::same_as<V, bf16> || std::same_as<V, f16>;
 
-inline float times(float value, float factor) { return canonical(value * factor); }
-inline bf16 times(bf16 value, float factor) { return bf16(static_cast<float>(value) * factor); }
+template <std::floating_point V>
+V canonical(V value) {
+  return value == value ? value : std::bit_cast<V>(Format<V>::kNan);
+}
+
+template <std::floating_point V>
+V plus(V a, V b) {
+  return canonical(a + b);
+}
+template <NarrowFloat V>
+V plus(V a, V b) {
+  return V(static_cast<float>(a) + static_cast<float>(b));
+}
+template <std::signed_integral V>
+V plus(V a, V b) {
+  using Wrapping = std::make_unsigned_t<V>;
+  return static_cast<V>(static_cast<Wrapping>(a) + static_cast<Wrapping>(b));
+}
+
+/// value * factor. The factor is rounded to the precision that is computed in.
+template <std::floating_point V>
+V times(V value, V factor) {
+  return canonical(value * factor);
+}
+template <NarrowFloat V>
+V times(V value, float factor) {
+  return V(static_cast<float>(value) * factor);
+}
+template <NarrowFloat V>
+V times(V value, V factor) {
+  return times(value, static_cast<float>(factor));
+}
+template <std::signed_integral V>
+V times(V a, V b) {
+  using Wrapping = std::make_unsigned_t<V>;
+  return static_cast<V>(static_cast<Wrapping>(a) * static_cast<Wrapping>(b));
+}
+
+/// Bits that order as integers like the floats themselves, -0 below +0.
+template <class V>
+typename Format<V>::Bits ordered_bits(V value) {
+  using Bits = typename Format<V>::Bits;
+  const auto bits = std::bit_cast<Bits>(value);
+  return static_cast<Bits>(bits < 0 ? bits ^ Format<V>::kMagnitude : bits);
+}
+template <class V>
+bool is_nan(V value) {
+  return (std::bit_cast<typename Format<V>::Bits>(value) & Format<V>::kMagnitude) > Format<V>::kInfinity;
+}
+
+/// The smaller one; NaN if either is.
+template <class V>
+V smaller(V a, V b) {
+  const V chosen = ordered_bits(a) < ordered_bits(b) ? a : b;
+  return is_nan(a) || is_nan(b) ? std::bit_cast<V>(Format<V>::kNan) : chosen;
+}
+template <std::signed_integral V>
+V smaller(V a, V b) {
+  return a < b ? a : b;
+}
+/// The larger one; NaN if either is.
+template <class V>
+V larger(V a, V b) {
+  const V chosen = ordered_bits(a) < ordered_bits(b) ? b : a;
+  return is_nan(a) || is_nan(b) ? std::bit_cast<V>(Format<V>::kNan) : chosen;
+}
+template <std::signed_integral V>
+V larger(V a, V b) {
+  return a < b ? b : a;
+}
 
 /// The bits of |value|: they order like the magnitudes themselves, with every NaN above infinity.
 inline std::uint32_t magnitude_bits(float value) { return std::bit_cast<std::uint32_t>(value) & kMagnitudeMask; }

@@ -6,8 +6,8 @@
 
 #if defined(__x86_64__)
 #define TELEGRAD_KERNELS_X86 1
-#define TELEGRAD_AVX2 __attribute__((target("avx2,bmi,bmi2,popcnt")))
-#define TELEGRAD_AVX512 __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx2,bmi,bmi2,popcnt")))
+#define TELEGRAD_AVX2 __attribute__((target("avx2,f16c,bmi,bmi2,popcnt")))
+#define TELEGRAD_AVX512 __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx2,f16c,bmi,bmi2,popcnt")))
 #endif
 
 namespace telegrad::kernels {

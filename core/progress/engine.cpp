@@ -24,6 +24,12 @@ namespace {
 constexpr double kCallerPatience_s = 300e-6;
 constexpr double kThreadPatience_s = 40e-6;
 
+// A program that calls one operation after another, each sooner than this after the one before, drives them all itself.
+// The engine's thread then stays out of its way, and only looks now and then whether it still does.
+constexpr double kSteady_s = 1e-3;
+constexpr double kGlanceLeast_s = 5e-3;
+constexpr double kGlanceMost_s = 80e-3;
+
 void ring(int event) {
   const std::uint64_t one = 1;
   [[maybe_unused]] const auto written = ::write(event, &one, sizeof one);
@@ -100,16 +106,14 @@ void Engine::remove(Participant& participant) {
 }
 
 void Engine::submit(Participant& participant, RequestPtr request, bool caller_waits) {
-  auto* const command = new Command{[&participant, request = std::move(request)]() mutable {
-    participant.session->begin(std::move(request), participant.driver->now_s());
-  }};
+  auto* const command = new Command{&participant, std::move(request)};
   command->next = commands_.load(std::memory_order_relaxed);
   while (!commands_.compare_exchange_weak(command->next, command)) {
   }
   if (caller_waits) return;
   if (caller_asleep_) {
     ring(caller_event_);
-  } else if (thread_asleep_) {
+  } else if (!caller_drives_ && thread_asleep_) {
     ring(thread_event_);
   }
 }
@@ -127,7 +131,8 @@ bool Engine::run_commands() {
   while (oldest != nullptr) {
     const std::unique_ptr<Command> command(oldest);
     oldest = command->next;
-    command->run();
+    Participant& participant = *command->participant;
+    participant.session->begin(std::move(command->request), participant.driver->now_s());
   }
   return true;
 }
@@ -187,13 +192,21 @@ void Engine::thread_main() {
   ::pthread_sigmask(SIG_BLOCK, &all, nullptr);
   ::pthread_setname_np(::pthread_self(), "telegrad");
 
+  std::uint64_t turns_seen = 0;
+  double glance_s = kGlanceLeast_s;
   std::unique_lock lock(mutex_);
   while (!stopping_) {
-    if (driving_ || callers_ > 0) {
-      baton_free_.wait(lock);
+    const bool fresh = std::exchange(turns_seen, turns_taken_) != turns_taken_;
+    const bool nothing_to_do = fresh && !left_behind_ && commands_.load() == nullptr;
+    if (driving_ || callers_ > 0 || nothing_to_do) {
+      glance_s = fresh ? kGlanceLeast_s : std::min(2.0 * glance_s, kGlanceMost_s);
+      lock.unlock();
+      glance(glance_s);
+      lock.lock();
       continue;
     }
     driving_ = true;
+    left_behind_ = false;
     lock.unlock();
     double idle_since_s = now_s();
     while (!stopping_ && callers_ == 0) {
@@ -208,6 +221,16 @@ void Engine::thread_main() {
     sleep_as_thread();
     lock.lock();
   }
+}
+
+void Engine::glance(double most_s) {
+  thread_asleep_ = glancing_ = true;
+  if (!stopping_ && (caller_drives_ || commands_.load() == nullptr)) {
+    epoll_event event{};
+    ::epoll_wait(epoll_, &event, 1, static_cast<int>(std::ceil(most_s * 1e3)));
+  }
+  thread_asleep_ = glancing_ = false;
+  hush(thread_event_);
 }
 
 // Gives the baton up for the time that it sleeps: a caller may take it.
@@ -250,24 +273,48 @@ bool Engine::take_baton(Claim claim, const Request* request, double deadline_s) 
   }
   driving_ = true;
   lock.unlock();
+  caller_drives_ = true;
   watch(false);
   return true;
 }
 
-// Leaves the drivers armed and watched, so that a sleeping engine thread need not be woken to do so.
+bool Engine::work_is_left() const {
+  return commands_.load() != nullptr || reports_wanted_ ||
+         !std::ranges::all_of(participants_, [](const auto* participant) { return participant->session->is_quiet(); });
+}
+
+// What is left goes on: the drivers are armed and watched, so that a sleeping engine thread need not be woken to do so.
+// Where nothing is left and the next call is expected soon, even that would cost more than the call.
 void Engine::release_baton() {
-  if (callers_ == 1 && thread_asleep_) {
-    while (!arm()) {
-      if (!turn()) ::sched_yield();
+  const bool last = callers_ == 1;
+  const bool left = last && work_is_left();
+  const double now = now_s();
+  const bool steady = now - std::exchange(last_release_s_, now) < kSteady_s;
+  bool wake = false;
+  if (last && thread_asleep_ && (left || !glancing_)) {
+    if (!left && steady) {
+      wake = true;  // to glance from now on
+    } else {
+      while (!arm()) {
+        if (!turn()) ::sched_yield();
+      }
+      watch(true);
     }
-    watch(true);
   }
+  bool others_wait = false;
   {
     const std::scoped_lock lock(mutex_);
     driving_ = false;
-    --callers_;
+    others_wait = --callers_ > 0;
+    ++turns_taken_;
+    left_behind_ |= left;
   }
-  baton_free_.notify_all();
+  caller_drives_ = false;
+  if (others_wait) {
+    baton_free_.notify_all();
+  } else if (wake || (thread_asleep_ && commands_.load() != nullptr)) {
+    ring(thread_event_);
+  }
 }
 
 void Engine::with_baton(const std::function<void()>& action) {

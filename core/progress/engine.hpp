@@ -57,7 +57,8 @@ class Engine {
 
  private:
   struct Command {
-    std::function<void()> run;
+    Participant* participant;
+    RequestPtr request;
     Command* next = nullptr;
   };
   enum class Claim : std::uint8_t { action, wait };
@@ -71,7 +72,9 @@ class Engine {
   bool arm();
   void watch(bool on);
   double next_deadline_s() const;
+  void glance(double most_s);
   void sleep_as_thread();
+  bool work_is_left() const;
   bool sleep_as_caller(double deadline_s);
 
   std::vector<Participant*> participants_;  // baton
@@ -80,12 +83,17 @@ class Engine {
   std::mutex mutex_;
   std::condition_variable baton_free_;
   bool driving_ = false;   // mutex_: somebody holds the baton
+  bool left_behind_ = false;     // mutex_: by a caller, for the thread to go on with
+  std::uint64_t turns_taken_ = 0;  // mutex_: by callers
+  double last_release_s_ = 0.0;  // baton
   bool watching_ = false;  // baton: drivers' descriptors are in epoll_
   std::atomic<int> callers_ = 0;
   std::atomic<int> actions_ = 0;  // with_baton() calls that wait: they go before callers that wait for operations
   std::atomic<bool> stopping_ = false;
   std::atomic<bool> reports_wanted_ = false;
   std::atomic<bool> thread_asleep_ = false;
+  std::atomic<bool> glancing_ = false;  // the thread is, because callers drive: it looks again soon
+  std::atomic<bool> caller_drives_ = false;
   std::atomic<bool> caller_asleep_ = false;
 
   int epoll_ = -1;

@@ -59,6 +59,10 @@ class Session final : public EventSink {
   void on_time(double now_s);
   double next_deadline_s() const { return next_deadline_s_; }
   std::size_t running() const { return jobs_.size(); }
+  /// Nothing of it is under way: what comes from the network meanwhile can wait a moment.
+  bool is_quiet() const {
+    return jobs_.empty() && ready_.empty() && joined() && !parting_ && agreement_.has_value() == failure_.has_value();
+  }
 
   /// Stops, here and on every other rank. The first failure counts, unless a peer knows the cause better.
   void fail(Failure failure);

@@ -126,6 +126,7 @@ void Simulation::settle(Rank rank) {
   while (self.session->run_ready()) {
   }
   if (clocks_) set_alarm(rank);
+  if (self.session->running() == self.running.size()) return;  // none is over
   const auto over = std::erase_if(self.running, [](const RequestPtr& request) { return request->done(); });
   if (over == 0) return;
   unfinished_ -= over;

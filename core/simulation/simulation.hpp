@@ -73,11 +73,11 @@ class Simulation {
   };
   struct Participant {
     std::unique_ptr<Session> session;
-    std::deque<Call> to_begin{};
     std::vector<RequestPtr> running{};
     bool gone = false;
     double finish_s = 0.0;
     double alarm_s = kForever_s;  // the earliest one set
+    std::deque<Call> to_begin{};
   };
 
   void plan(Rank rank, Call call);

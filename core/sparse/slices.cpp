@@ -8,6 +8,7 @@
 #include "base/check.hpp"
 #include "kernels/merge.hpp"
 #include "kernels/reduce.hpp"
+#include "kernels/scale.hpp"
 #include "kernels/scatter.hpp"
 
 namespace telegrad {

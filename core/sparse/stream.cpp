@@ -9,6 +9,7 @@
 #include "base/check.hpp"
 #include "kernels/merge.hpp"
 #include "kernels/reduce.hpp"
+#include "kernels/scale.hpp"
 #include "kernels/scan.hpp"
 #include "kernels/scatter.hpp"
 

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from telegrad import Communicator, SparseStream, Work, _core
-from telegrad.comm.reduction import DENSE_ALGORITHMS, algorithm_of, reduction_of
+from telegrad.comm.reduction import DENSE_ALGORITHMS, algorithm_of, reduction_of, sparse_reduction_of
 from telegrad.comm.tensors import address
 
 Array = npt.NDArray[Any]
@@ -20,12 +20,25 @@ Array = npt.NDArray[Any]
 SIZES = (1, 2, 3, 4, 5, 7, 8, 13, 16)
 MOST_OF_ALL = 8  # with more ranks than this on few cores only small vectors
 PATTERNS = ("uniform", "unequal", "one_rank", "nobody", "one_slice", "identical", "disjoint", "crowded", "full")
-_UNIT_ROUNDOFF = {"f32": 2.0**-24, "bf16": 2.0**-8}
+_UNIT_ROUNDOFF = {"f32": 2.0**-24, "bf16": 2.0**-8, "f16": 2.0**-11, "f64": 2.0**-53}
+_SMALLEST_F16 = 2.0**-24  # whoever divides may lose half of this
+_COMPUTED_AS: dict[str, Any] = {
+    "f32": np.float32,
+    "bf16": np.float32,
+    "f64": np.float64,
+    "f16": np.float16,
+    "i32": np.int32,
+    "i64": np.int64,
+}
+_COMBINE = {"sum": np.add, "avg": np.add, "prod": np.multiply, "min": np.minimum, "max": np.maximum}
 
 
 @dataclass(frozen=True)
 class Case:
-    """One operation, the same on all ranks. ``values``: integers are summed exactly, floats within their rounding."""
+    """One operation, the same on all ranks.
+
+    ``values``: small integers are summed exactly, floats within their rounding; wide ones are any of an integer dtype.
+    """
 
     operation: str
     count: int = 0
@@ -91,12 +104,20 @@ def _dense_cases(size: int, small: bool) -> list[tuple[str, Case]]:
         for reduction in ("sum", "avg")
         if algorithm != "auto" or values == "integers"
     ]
+    for dtype, values, reduction in _OTHER_KINDS:
+        cases.append(Case("dense", 63, dtype, reduction, "recursive_doubling", values))
+        cases.append(Case("dense", 1000 if small else 4099, dtype, reduction, "ring", values))
     if not small:  # several segments, of which the last is short
         cases += [Case("dense", 131_072 * size + 17, "f32", "sum", "ring", "floats")]
     return [(case.algorithm, case) for case in cases]
 
 
 _KINDS = [(dtype, values) for dtype in ("f32", "bf16") for values in ("integers", "floats")]
+_OTHER_KINDS = [
+    *((dtype, "floats", reduction) for dtype in ("f64", "f16") for reduction in ("sum", "avg", "prod", "min", "max")),
+    *((dtype, "floats", reduction) for dtype in ("f32", "bf16") for reduction in ("prod", "min", "max")),
+    *((dtype, "wide", reduction) for dtype in ("i32", "i64") for reduction in ("sum", "prod", "min", "max")),
+]
 
 
 def _sparse_cases(small: bool) -> list[tuple[str, Case]]:
@@ -144,12 +165,19 @@ def _groups_in_flight(size: int) -> list[Group]:
     return [Group("in_flight", cases, staggered=staggered) for cases in (mixed, many) for staggered in (False, True)]
 
 
-def dense_input(case: Case, rank: int) -> npt.NDArray[np.float32]:
-    """Rank ``rank``'s vector as float32, already rounded to the case's dtype."""
+def dense_input(case: Case, rank: int) -> Array:
+    """Rank ``rank``'s vector: bf16 as float32, already rounded."""
     random = np.random.default_rng([rank, case.count])
+    dtype = _COMPUTED_AS[case.dtype]
+    if case.values == "wide":
+        return random.integers(np.iinfo(dtype).min, np.iinfo(dtype).max, case.count, dtype, endpoint=True)
     if case.values == "integers":
-        return random.integers(-8, 8, case.count, endpoint=True).astype(np.float32)
-    x = (random.standard_normal(case.count) * 10.0 ** random.integers(-3, 3, case.count)).astype(np.float32)
+        x = random.integers(-8, 8, case.count, endpoint=True).astype(np.float64)
+    elif case.reduction == "prod":
+        x = random.uniform(0.5, 1.5, case.count)  # their product stays in f16's range
+    else:
+        x = random.standard_normal(case.count) * 10.0 ** random.integers(-3, 3, case.count)
+    x = x.astype(dtype)
     return from_bf16(to_bf16(x)) if case.dtype == "bf16" else x
 
 
@@ -182,7 +210,7 @@ def sparse_indices(case: Case, rank: int, size: int) -> npt.NDArray[np.uint32]:
     return some(0.03 if n > 100 else 0.5)
 
 
-def bits_of(x: npt.NDArray[np.float32], dtype: str) -> Array:
+def bits_of(x: Array, dtype: str) -> Array:
     return to_bf16(x) if dtype == "bf16" else x
 
 
@@ -242,13 +270,14 @@ class Started:
 
 
 def _dense(communicator: Communicator, bits: Array, case: Case, blocking: bool) -> Work | None:
-    if case.dtype == "f32":
+    if case.dtype != "bf16":
         work = communicator.all_reduce(bits, case.reduction, algorithm=case.algorithm, async_op=not blocking)
         return work if isinstance(work, Work) else None
     core = communicator._core
     at = address(bits)
     algorithm = algorithm_of(case.algorithm, DENSE_ALGORITHMS)
-    request = core.all_reduce(at, at, bits.size, _core.DType.bf16, reduction_of(case.reduction), algorithm)
+    reduction = reduction_of(case.reduction, _core.DType.bf16)
+    request = core.all_reduce(at, at, bits.size, _core.DType.bf16, reduction, algorithm)
     return Work(request, "all_reduce", communicator.rank, lambda _: None)
 
 
@@ -259,7 +288,7 @@ def _into_bf16(communicator: Communicator, stream: SparseStream, out: Array, cas
         stream.nnz,
         stream.n,
         _core.DType.bf16,
-        reduction_of(case.reduction),
+        sparse_reduction_of(case.reduction),
         _core.Algorithm.auto,
         case.switch_factor,
         address(out),
@@ -289,7 +318,7 @@ class Oracle:
     """The right results for one size, each computed once."""
 
     size: int
-    _sums: dict[tuple[object, ...], tuple[Array, Array]] = field(default_factory=dict)
+    _results: dict[tuple[object, ...], tuple[Array, Array]] = field(default_factory=dict)
 
     def fault(self, case: Case, bits: Array) -> str:
         """What is wrong with one rank's result; empty if it is right."""
@@ -301,33 +330,43 @@ class Oracle:
         if case.operation == "broadcast":
             right = _bytes(case, case.root)
             return "" if np.array_equal(bits, right) else "broadcast gave other bytes than the root's"
-        total, magnitude = self._sum(case)
-        if bits.shape != total.shape:
-            return f"shape {bits.shape} instead of {total.shape}"
-        scale = 1.0 / self.size if case.reduction == "avg" else 1.0
-        got = (from_bf16(bits) if case.dtype == "bf16" else bits).astype(np.float64)
-        exact = case.values == "integers" and (case.reduction == "sum" or self.size.bit_count() == 1)
-        roundings = self.size + 2
-        bound = 0.0 if exact else magnitude * scale * roundings * _UNIT_ROUNDOFF[case.dtype]
-        error = np.abs(got - total * scale)
-        wrong = ~(error <= bound)  # NaN counts as wrong
+        right, magnitude = self._result(case)
+        if bits.shape != right.shape:
+            return f"shape {bits.shape} instead of {right.shape}"
+        got = from_bf16(bits) if case.dtype == "bf16" else bits
+        if self._is_exact(case):
+            wrong = ~(got == right)
+        else:
+            roundings = self.size + 2 + (self.size if case.dtype == "f64" else 0)  # of the right result too
+            bound = magnitude * roundings * _UNIT_ROUNDOFF[case.dtype] + (case.dtype == "f16") * _SMALLEST_F16
+            wrong = ~(np.abs(got.astype(np.float64) - right) <= bound)  # NaN counts as wrong
         if not wrong.any():
             return ""
         at = int(wrong.argmax())
-        first = f"[{at}] is {got[at]} instead of {total[at] * scale}"
-        return f"{int(wrong.sum())} of {case.count} values are wrong: {first}"
+        return f"{int(wrong.sum())} of {case.count} values are wrong: [{at}] is {got[at]} instead of {right[at]}"
 
-    def _sum(self, case: Case) -> tuple[Array, Array]:
-        sparse = case.operation.startswith("sparse")
-        key = (sparse, case.count, case.dtype, case.values, case.pattern)
-        if key not in self._sums:
-            total, magnitude = np.zeros(case.count), np.zeros(case.count)
-            for rank in range(self.size):
-                x = dense_input(case, rank).astype(np.float64)
-                if sparse:
-                    kept = sparse_indices(case, rank, self.size)
-                    x = np.where(np.isin(np.arange(case.count), kept), x, 0.0)
-                total += x
-                magnitude += np.abs(x)
-            self._sums[key] = total, magnitude
-        return self._sums[key]
+    def _is_exact(self, case: Case) -> bool:
+        if case.values == "wide" or case.reduction in ("min", "max"):
+            return True
+        return case.values == "integers" and (case.reduction == "sum" or self.size.bit_count() == 1)
+
+    def _result(self, case: Case) -> tuple[Array, Array]:
+        """The right result, and what its roundings are in proportion to."""
+        key = (case.operation.startswith("sparse"), case.count, case.dtype, case.values, case.pattern, case.reduction)
+        if key not in self._results:
+            inputs = [self._input(case, rank) for rank in range(self.size)]
+            right, magnitude = inputs[0].copy(), np.abs(inputs[0])
+            for x in inputs[1:]:
+                right = _COMBINE[case.reduction](right, x)
+                magnitude = _COMBINE[case.reduction](magnitude, np.abs(x))
+            if case.reduction == "avg":
+                right, magnitude = right / self.size, magnitude / self.size
+            self._results[key] = right, magnitude
+        return self._results[key]
+
+    def _input(self, case: Case, rank: int) -> Array:
+        x = dense_input(case, rank)
+        x = x if case.values == "wide" else x.astype(np.float64)
+        if not case.operation.startswith("sparse"):
+            return x
+        return np.where(np.isin(np.arange(case.count), sparse_indices(case, rank, self.size)), x, 0.0)

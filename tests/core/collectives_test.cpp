@@ -69,19 +69,37 @@ RequestPtr allreduce_request(Way way, Vectors<V>& vectors, Reduction reduction, 
   });
 }
 
-float small_integer(Rank rank, std::size_t i) { return static_cast<float>((rank * 5 + i * 3) % 7) - 3.0F; }
+// Small are products too.
+float small_integer(Reduction reduction, Rank rank, std::size_t i) {
+  if (reduction == Reduction::prod) return rank % 16 == i % 16 ? 2.0F : (rank + i) % 3 == 0 ? -1.0F : 1.0F;
+  return static_cast<float>((rank * 5 + i * 3) % 7) - 3.0F;
+}
 
 // Exact also in bf16: sums of integers below 256.
 template <class V>
+V expected_result(Reduction reduction, Rank size, std::size_t i) {
+  float result = small_integer(reduction, 0, i);
+  for (Rank rank = 1; rank < size; ++rank) {
+    const float value = small_integer(reduction, rank, i);
+    switch (reduction) {
+      case Reduction::prod: result *= value; break;
+      case Reduction::min: result = std::min(result, value); break;
+      case Reduction::max: result = std::max(result, value); break;
+      default: result += value;
+    }
+  }
+  if (reduction != Reduction::avg) return static_cast<V>(result);
+  using Wide = std::conditional_t<std::is_same_v<V, double>, double, float>;
+  return static_cast<V>(static_cast<Wide>(result) * (Wide{1} / static_cast<Wide>(size)));
+}
+
+template <class V>
 void check_integers(Way way, World world, Rank size, std::size_t count, Reduction reduction, bool in_place,
                     std::uint64_t seed) {
+  const auto value = [reduction](Rank rank, std::size_t i) { return small_integer(reduction, rank, i); };
   std::vector<V> expected;
-  for (std::size_t i = 0; i < count; ++i) {
-    float sum = 0.0F;
-    for (Rank rank = 0; rank < size; ++rank) sum += small_integer(rank, i);
-    expected.push_back(static_cast<V>(reduction == Reduction::avg ? sum * (1.0F / static_cast<float>(size)) : sum));
-  }
-  Vectors<V> vectors(size, count, in_place, small_integer);
+  for (std::size_t i = 0; i < count; ++i) expected.push_back(expected_result<V>(reduction, size, i));
+  Vectors<V> vectors(size, count, in_place, value);
   const auto make = [&](Rank rank) { return allreduce_request(way, vectors, reduction, rank); };
   EXPECT(run_ranks(world, size, make, seed).all_succeeded());
   for (Rank rank = 0; rank < size; ++rank) {
@@ -94,7 +112,7 @@ void check_integers(Way way, World world, Rank size, std::size_t count, Reductio
   if (in_place) return;
   for (Rank rank = 0; rank < size; ++rank) {  // inputs stay as they were
     for (std::size_t i = 0; i < count; ++i) {
-      EXPECT(static_cast<float>(vectors.inputs[rank][i]) == small_integer(rank, i));
+      EXPECT(static_cast<float>(vectors.inputs[rank][i]) == value(rank, i));
     }
   }
 }
@@ -110,6 +128,28 @@ TEST("allreduce of integers is exact: every way, world, P, length, dtype, sum an
           check_integers<float>(way, world, size, count, Reduction::avg, false, size + 1);
           check_integers<bf16>(way, world, size, count, Reduction::sum, false, size + 2);
           check_integers<bf16>(way, world, size, count, Reduction::avg, true, size + 3);
+        }
+      }
+    }
+  }
+}
+
+TEST("every reduction of every dtype is exact on integers") {
+  constexpr Reduction kReductions[] = {Reduction::sum, Reduction::avg, Reduction::prod, Reduction::min, Reduction::max};
+  for (const World world : kWorlds) {
+    for (const Rank size : {1U, 2U, 3U, 4U, 7U, 13U, 64U}) {
+      for (const Way way : kWays) {
+        for (const Reduction reduction : kReductions) {
+          const auto check = [&]<class V>(V) {
+            check_integers<V>(way, world, size, 333, reduction, size % 2 == 0, size);
+          };
+          check(float{});
+          check(double{});
+          check(f16{});
+          check(bf16{});
+          if (reduction == Reduction::avg) continue;  // floats only
+          check(std::int32_t{});
+          check(std::int64_t{});
         }
       }
     }
@@ -189,7 +229,9 @@ TEST("the caller's buffers stay untouched as long as one rank has not called") {
       for (Rank absent = 0; absent < size; ++absent) {
         for (const Way way : kWays) {
           for (const bool in_place : {true, false}) {
-            Vectors<float> vectors(size, 200, in_place, small_integer);
+            Vectors<float> vectors(size, 200, in_place, [](Rank rank, std::size_t i) {
+              return small_integer(Reduction::sum, rank, i);
+            });
             const Vectors<float> before = vectors;
             const Ended ended = run_ranks(world, size, [&](Rank rank) {
               return rank == absent ? nullptr : allreduce_request(way, vectors, Reduction::sum, rank);
@@ -245,21 +287,21 @@ TEST("allgather puts every rank's block in its place, in place and not, also of 
 TEST("allgather of blocks whose length only their sender knows") {
   for (const World world : kWorlds) {
     for (const Rank size : kSizes) {
-      std::vector<std::vector<Buffer>> all(size);
-      const auto length_of = [](Rank rank) { return std::size_t{rank} * 37 % 101; };
+      std::vector<KeptMessages> all(size);
+      const auto length_of = [](Rank rank) { return std::size_t{rank} * 337 % 1001; };
       const auto gather = [&](Transport& net) -> Task<void> {
         Buffer mine(length_of(net.rank()));
         for (std::byte& byte : mine.bytes()) byte = static_cast<std::byte>(net.rank());
-        all[net.rank()] = co_await allgather_any_size(net, std::move(mine), 100);
+        all[net.rank()] = co_await allgather_any_size(net, std::move(mine), 1000);
       };
       const Call call{.operation = Operation::allgather};
       const auto make = [&](Rank) { return std::make_shared<Request>(call, gather); };
       EXPECT(run_ranks(world, size, make, size).all_succeeded());
-      for (const auto& blocks : all) {
-        REQUIRE(blocks.size() == size);
+      for (const auto& kept : all) {
+        const std::vector<ConstBytes> blocks = kept.by_source(size);
         for (Rank rank = 0; rank < size; ++rank) {
           EXPECT_EQ(blocks[rank].size(), length_of(rank));
-          for (const std::byte byte : blocks[rank].bytes()) EXPECT(byte == static_cast<std::byte>(rank));
+          for (const std::byte byte : blocks[rank]) EXPECT(byte == static_cast<std::byte>(rank));
         }
       }
     }

@@ -3,13 +3,16 @@
 #pragma once
 
 #include <bit>
+#include <concepts>
 #include <cstdint>
 #include <cstring>
+#include <limits>
 #include <random>
 #include <span>
 #include <vector>
 
 #include "base/types.hpp"
+#include "kernels/arithmetic.hpp"
 #include "kernels/dispatch.hpp"
 #include "kernels/entries.hpp"
 
@@ -30,7 +33,7 @@ void at_every_level(Body body) {
   }
 }
 
-/// `size` elements with poison (NaN in f32 and bf16) before and after, starting `shift` bytes off a cache line.
+/// `size` elements with poison (NaN in every float) before and after, starting `shift` bytes off a cache line.
 template <class T>
 class Guarded {
  public:
@@ -70,31 +73,60 @@ class Guarded {
 };
 
 template <class V>
-std::vector<std::uint32_t> bits(const std::vector<V>& values) {
-  std::vector<std::uint32_t> out;
+auto bits(const std::vector<V>& values) {
+  using Word = std::conditional_t<sizeof(V) == 8, std::uint64_t, std::uint32_t>;
+  std::vector<Word> out;
   for (const V& value : values) {
-    std::uint32_t word = 0;
+    Word word = 0;
     std::memcpy(&word, &value, sizeof value);
     out.push_back(word);
   }
   return out;
 }
 
-/// Mostly ordinary numbers, some zeros of both signs, infinities, NaNs with payloads and denormals.
+/// Zeros of both signs, denormals, the largest number, one, infinities, and at the end NaNs, two of them with payloads.
+template <class V>
+std::vector<V> special_values() {
+  using Format = telegrad::kernels::Format<V>;
+  using Bits = typename Format::Bits;
+  constexpr std::int64_t kSign = std::numeric_limits<Bits>::min();
+  constexpr std::int64_t kInfinity = Format::kInfinity;
+  constexpr std::int64_t kSmallestNormal = kInfinity & -kInfinity;
+  const auto of_bits = [](std::int64_t word) { return std::bit_cast<V>(static_cast<Bits>(word)); };
+  std::vector<V> values;
+  for (const std::int64_t word : {std::int64_t{0}, std::int64_t{1}, kSmallestNormal - 1, kSmallestNormal, kInfinity - 1,
+                                  kInfinity}) {
+    values.push_back(of_bits(word));
+    values.push_back(of_bits(word | kSign));
+  }
+  values.push_back(V(1.0F));
+  values.push_back(V(-1.0F));
+  values.push_back(of_bits(Format::kNan));
+  values.push_back(of_bits(Format::kNan | kSign | 0x23));
+  values.push_back(of_bits(kInfinity + 1));
+  return values;
+}
+template <std::integral V>
+std::vector<V> special_values() {
+  return {0, 1, -1, std::numeric_limits<V>::min(), std::numeric_limits<V>::max(), 0, 0, 0};
+}
+
+/// Mostly ordinary numbers, and some special ones.
 template <class V>
 std::vector<V> awkward_values(std::mt19937& random, std::size_t size, bool with_nan = true) {
-  constexpr std::uint32_t kSpecial[] = {0x00000000U, 0x80000000U, 0x7f800000U, 0xff800000U, 0x00000001U, 0x807fffffU,
-                                        0x7f7fffffU, 0x3f800000U, 0xbf800000U, 0x7fc00000U, 0xffc00123U, 0x7fa00001U};
   constexpr std::size_t kNans = 3;
+  const std::vector<V> special = special_values<V>();
   std::normal_distribution<float> ordinary;
   std::vector<V> values(size);
   for (V& value : values) {
-    std::uint32_t word = std::bit_cast<std::uint32_t>(ordinary(random));
-    if (random() % 4 == 0) word = kSpecial[random() % (std::size(kSpecial) - (with_nan ? 0 : kNans))];
-    if constexpr (sizeof(V) == 4) {
-      value = std::bit_cast<V>(word);
+    if (random() % 4 == 0) {
+      value = special[random() % (special.size() - (with_nan ? 0 : kNans))];
+    } else if constexpr (std::is_integral_v<V>) {
+      value = static_cast<V>(std::uint64_t{random()} << 32 | random());
+    } else if constexpr (sizeof(V) == 8) {
+      value = std::normal_distribution<V>()(random);
     } else {
-      value = std::bit_cast<V>(static_cast<std::uint16_t>(word >> 16));
+      value = V(ordinary(random));
     }
   }
   return values;

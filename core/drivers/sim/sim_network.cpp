@@ -222,7 +222,7 @@ void SimNetwork::accept(Message& message, Bytes into, Pending& pending) {
   }
   std::size_t there = std::min(into.size(), message.bytes.size());
   if (SizeOnly::active()) {
-    there = std::min(there, Buffer::kHeadBytes);
+    there = SizeOnly::there(there);
   } else if (there < into.size()) {
     std::memset(into.data() + there, 0xa5, into.size() - there);  // a damaged message may claim more than it has
   }

@@ -7,6 +7,7 @@ namespace telegrad {
 SimPorts::SimPorts(Rank size, const SimCosts& costs) : costs_(costs), ends_(size) {
   if (two_levels()) uplinks_.resize((size + costs.ranks_per_node - 1) / costs.ranks_per_node);
   if (costs_.beta_exchange_s_per_byte <= 0.0) costs_.beta_exchange_s_per_byte = costs_.beta_s_per_byte;
+  if (exchanges_cost()) sends_.resize(size);
 }
 
 void SimPorts::slow_down(const SimFault& fault) { slow_.push_back(fault); }
@@ -26,13 +27,13 @@ PortTime SimPorts::send(Rank from, Rank to, std::size_t bytes, double now_s) {
   const double beta = inside_node(from, to) ? costs_.node_beta_s_per_byte : costs_.beta_s_per_byte;
   const double start_s = std::max(now_s, end.out_free_s);
   end.out_free_s = start_s + static_cast<double>(bytes) * beta * factor(from, to);
-  if (exchanges_cost() && bytes > 0) end.sends.push_back({to, end.out_free_s});
+  if (exchanges_cost() && bytes > 0) sends_[from].push_back({to, end.out_free_s});
   return {start_s, end.out_free_s};
 }
 
 // True if `to` is who the port out of `from` is busy with.
 bool SimPorts::sends_now(Rank from, Rank to, double now_s) {
-  auto& sends = ends_[from].sends;
+  auto& sends = sends_[from];
   while (!sends.empty() && sends.front().end_s <= now_s) sends.pop_front();
   return !sends.empty() && sends.front().to == to;
 }

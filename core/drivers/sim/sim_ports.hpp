@@ -51,7 +51,6 @@ class SimPorts {
     double out_free_s = 0.0;
     double in_free_s = 0.0;
     double processor_free_s = 0.0;
-    std::deque<Sent> sends{};  // where exchanges cost something: in the port out, or queued for it
   };
   struct Uplink {
     double out_free_s = 0.0;
@@ -68,6 +67,7 @@ class SimPorts {
 
   SimCosts costs_;
   std::vector<End> ends_;
+  std::vector<std::deque<Sent>> sends_;  // where exchanges cost something: in the port out of a rank, or queued for it
   std::vector<Uplink> uplinks_;  // by node
   std::vector<SimFault> slow_;
 };

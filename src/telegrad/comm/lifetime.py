@@ -12,6 +12,9 @@ from telegrad.comm.completion import never_destroy, stop_completion_thread
 if TYPE_CHECKING:
     from telegrad.comm.member import Member
 
+process = os.getpid()
+"""This process's id; looked up again in every forked child."""
+
 # Strong references: the network must not lose its buffers because a variable went out of scope.
 _open: dict[int, Member] = {}
 
@@ -39,6 +42,8 @@ def _close_all() -> None:
 
 
 def _forget_after_fork() -> None:
+    global process
+    process = os.getpid()
     for communicator in _open.values():
         never_destroy(communicator._core)
     _open.clear()

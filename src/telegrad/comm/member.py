@@ -5,7 +5,6 @@ It keeps tensors alive while the network may touch them; which operations there 
 
 from __future__ import annotations
 
-import os
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -23,7 +22,7 @@ class Member:
 
     def __init__(self, core: _core.Communicator) -> None:
         self._core = core
-        self._process = os.getpid()
+        self._process = lifetime.process
         self._closed = False
         self._over = False  # it has failed: what is called from now on never reaches the network
         self._lock = threading.Lock()
@@ -53,7 +52,7 @@ class Member:
         """Ends all operations on all ranks with a ``TransportError`` that says ``reason``. ``close()`` is left to
         do.
         """
-        if not self._closed and self._process == os.getpid():
+        if not self._closed and self._process == lifetime.process:
             self._core.abort(reason)
 
     def close(self) -> None:
@@ -65,7 +64,7 @@ class Member:
             if self._closed:
                 return
             self._closed = True
-        if self._process != os.getpid():
+        if self._process != lifetime.process:
             return
         lifetime.closed(self)
         self._core.close()
@@ -114,7 +113,7 @@ class Member:
             flying.append((request, held))
 
     def _usable(self) -> _core.Communicator:
-        if self._process != os.getpid():
+        if self._process != lifetime.process:
             raise ValueError(
                 f"this Communicator belongs to process {self._process}, which forked this one: make a new one here, "
                 "or start child processes with the 'spawn' method"

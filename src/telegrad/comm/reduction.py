@@ -11,24 +11,41 @@ SPARSE_ALGORITHMS = ("auto", "split_allgather")
 
 
 class ReduceOp(StrEnum):
-    """Reductions; their names serve as well: ``op="avg"``. ``AVG`` is the sum divided by the number of ranks."""
+    """Reductions; their names serve as well: ``op="avg"``.
+
+    ``AVG`` is the sum divided by the number of ranks, and of floats only. ``MIN`` and ``MAX`` are NaN where any rank's
+    element is, and take -0 for less than +0. Integers wrap round.
+    """
 
     SUM = "sum"
     AVG = "avg"
+    PROD = "prod"
+    MIN = "min"
+    MAX = "max"
 
 
-_REDUCTIONS = {"sum": _core.Reduction.sum, "avg": _core.Reduction.avg}
+_REDUCTIONS: dict[str, _core.Reduction] = {op.value: getattr(_core.Reduction, op.value) for op in ReduceOp}
+_OF_STREAMS = ("sum", "avg")
+_INTEGERS = (_core.DType.i32, _core.DType.i64)
 _ALGORITHMS: dict[str, _core.Algorithm] = {
     name: getattr(_core.Algorithm, name) for name in {*DENSE_ALGORITHMS, *SPARSE_ALGORITHMS}
 }
 
 
-def reduction_of(op: object) -> _core.Reduction:
-    """``op``: a ReduceOp, its name, or torch's ReduceOp.SUM or AVG. Raises ``ValueError`` for any other."""
-    known = _REDUCTIONS.get(op) if isinstance(op, str) else _REDUCTIONS.get(_name_in_torch(op))
-    if known is None:
-        raise ValueError(f"op={op!r} is not supported: use 'sum' or 'avg'")
-    return known
+def reduction_of(op: object, dtype: _core.DType) -> _core.Reduction:
+    """The reduction of dense elements of ``dtype`` that a ReduceOp, its name, or torch's ReduceOp stands for.
+
+    Raises ``ValueError`` for any other, and for averages of integers.
+    """
+    name = _name(op, tuple(_REDUCTIONS))
+    if name == "avg" and dtype in _INTEGERS:
+        raise ValueError("op='avg' needs a floating dtype: use 'sum' and divide, or convert the tensor to float64")
+    return _REDUCTIONS[name]
+
+
+def sparse_reduction_of(op: object) -> _core.Reduction:
+    """The same for sparse streams, where an index that a rank does not hold counts as zero: sum or avg."""
+    return _REDUCTIONS[_name(op, _OF_STREAMS, " for sparse streams")]
 
 
 def algorithm_of(name: str, allowed: tuple[str, ...]) -> _core.Algorithm:
@@ -38,5 +55,14 @@ def algorithm_of(name: str, allowed: tuple[str, ...]) -> _core.Algorithm:
     return _ALGORITHMS[name]
 
 
+def _name(op: object, allowed: tuple[str, ...], where: str = "") -> str:
+    name = str(op) if isinstance(op, str) else _name_in_torch(op)
+    if name not in allowed:
+        *others, last = map(repr, allowed)
+        raise ValueError(f"op={op!r} is not supported{where}: use {', '.join(others)} or {last}")
+    return name
+
+
 def _name_in_torch(op: object) -> str:
-    return str(op).rpartition(".")[2].lower() if "RedOpType" in str(op) else ""
+    name = str(op).rpartition(".")[2].lower() if "RedOpType" in str(op) else ""
+    return "prod" if name == "product" else name

@@ -10,7 +10,7 @@ from typing import Any
 from telegrad import _core
 from telegrad.comm.coo import is_coo, stream_of_coo
 from telegrad.comm.member import Member
-from telegrad.comm.reduction import DENSE_ALGORITHMS, SPARSE_ALGORITHMS, algorithm_of, reduction_of
+from telegrad.comm.reduction import DENSE_ALGORITHMS, SPARSE_ALGORITHMS, algorithm_of, reduction_of, sparse_reduction_of
 from telegrad.comm.tensors import HostBuffer, address, empty_like, reducible
 from telegrad.comm.work import Work
 from telegrad.stream import SparseStream
@@ -33,13 +33,15 @@ class Reductions(Member):
     ) -> Any:
         """Reduces ``x`` over all ranks; every rank gets the same bits.
 
-        A dense ``x`` (float32, or torch bfloat16, any shape, the same on all ranks) is overwritten with the result,
-        and ``None`` returned; with ``out`` (as ``x``; no part of its memory, or all) the result goes there, and ``x``
-        stays as it is. For a SparseStream or a ``torch.sparse_coo`` tensor the result is a new one, returned; ranks may
-        hold any number of entries. With ``async_op=True`` a Work is returned; ``work.result()`` gives the tensor or
-        stream. ``op``: ``"sum"`` or ``"avg"``. ``algorithm``: ``"auto"``, dense ``"ring"``, ``"recursive_doubling"`` or
-        ``"rabenseifner"``, sparse ``"split_allgather"``. ``switch_factor``: a sparse sum is held densely once it has
-        more than this times the number of entries at which both take the same bytes.
+        A dense ``x`` (float32, float64, float16, int32, int64 or torch's bfloat16, any shape, the same on all ranks)
+        is overwritten with the result, and ``None`` returned; with ``out`` (as ``x``; no part of its memory, or all)
+        the result goes there, and ``x`` stays as it is. For a SparseStream or a ``torch.sparse_coo`` tensor the result
+        is a new one, returned; ranks may hold any number of entries. With ``async_op=True`` a Work is returned;
+        ``work.result()`` gives the tensor or stream. ``op``: ``"sum"``, ``"avg"`` (of floats), and for dense ``x``
+        ``"prod"``, ``"min"`` or ``"max"``; see ReduceOp. 16-bit floats are added and multiplied in float32 and rounded
+        after each step, also before an average is divided. ``algorithm``: ``"auto"``, dense ``"ring"``,
+        ``"recursive_doubling"`` or ``"rabenseifner"``, sparse ``"split_allgather"``. ``switch_factor``: a sparse sum is
+        held densely once it has more than this times the number of entries at which both take the same bytes.
         """
         if out is not None and (isinstance(x, SparseStream) or is_coo(x)):
             raise TypeError("out is for a dense x: a sparse sum is a new one, or dense with all_reduce_into()")
@@ -50,7 +52,7 @@ class Reductions(Member):
             return self._reduce_stream(stream, op, algorithm, switch_factor, async_op, back)
         core, buffer = self._usable(), reducible(x, "x", writable=out is None)
         into = buffer if out is None else _result_of(buffer, x, out)
-        reduction, chosen = reduction_of(op), algorithm_of(algorithm, DENSE_ALGORITHMS)
+        reduction, chosen = reduction_of(op, buffer.dtype), algorithm_of(algorithm, DENSE_ALGORITHMS)
         request = core.all_reduce(
             buffer.pointer, into.pointer, buffer.elements, buffer.dtype, reduction, chosen, not async_op
         )
@@ -62,9 +64,9 @@ class Reductions(Member):
     def reduce(self, x: Any, root: int, op: Any = "sum", *, out: Any = None, async_op: bool = False) -> Work | None:
         """Reduces ``x`` over all ranks to rank ``root``.
 
-        ``x`` (float32, or torch bfloat16, any shape, the same on all ranks) is overwritten with the result on ``root``;
+        ``x`` (as all_reduce's dense ones, the same shape on all ranks) is overwritten with the result on ``root``;
         or ``out`` is (as ``x``; no part of its memory, or all), if it is given there. The other ranks' ``x`` stays as
-        it is, and their ``out`` is not looked at. ``op``: ``"sum"`` or ``"avg"``. With ``async_op=True`` a Work is
+        it is, and their ``out`` is not looked at. ``op`` as there. With ``async_op=True`` a Work is
         returned, whose result is the tensor on ``root`` and ``None`` elsewhere. Raises ``ValueError`` or ``TypeError``
         for arguments that do not fit, before anything is sent.
         """
@@ -75,7 +77,13 @@ class Reductions(Member):
         core, buffer = self._usable(), reducible(x, "x", writable=at_root and out is None)
         into = _result_of(buffer, x, out) if at_root and out is not None else buffer
         request = core.reduce(
-            buffer.pointer, into.pointer, buffer.elements, buffer.dtype, reduction_of(op), root, not async_op
+            buffer.pointer,
+            into.pointer,
+            buffer.elements,
+            buffer.dtype,
+            reduction_of(op, buffer.dtype),
+            root,
+            not async_op,
         )
         if async_op:
             return self._work(request, "reduce", (x, out), lambda _: result if at_root else None)
@@ -93,11 +101,11 @@ class Reductions(Member):
     ) -> Any:
         """Reduces ``x`` over all ranks, and gives each rank its block of the result.
 
-        ``x`` (float32, or torch bfloat16, the same shape on all ranks) stays as it is. Without ``counts`` its first
+        ``x`` (as all_reduce's dense ones, the same shape on all ranks) stays as it is. Without ``counts`` its first
         dimension is divided by the number of ranks: the block has shape ``(x.shape[0] // world_size, *x.shape[1:])``.
         With ``counts`` (elements of each rank's block, the same on all ranks, 0 or more) ``x`` is one-dimensional and
         has as many elements as they together. The block is returned: ``out`` if that is given (of the block's length
-        and ``x``'s dtype, with memory of its own), or a new tensor. ``op``: ``"sum"`` or ``"avg"``. With
+        and ``x``'s dtype, with memory of its own), or a new tensor. ``op`` as there. With
         ``async_op=True`` a Work is returned, whose result is the block. Raises ``ValueError`` or ``TypeError`` for
         arguments that do not fit, before anything is sent.
         """
@@ -115,7 +123,7 @@ class Reductions(Member):
         if _overlap(into, buffer):
             raise ValueError("out shares memory with x: give it memory of its own")
         request = core.reduce_scatter(
-            buffer.pointer, into.pointer, lengths, buffer.dtype, reduction_of(op), not async_op
+            buffer.pointer, into.pointer, lengths, buffer.dtype, reduction_of(op, buffer.dtype), not async_op
         )
         if async_op:
             return self._work(request, "reduce_scatter", (x, block), lambda _: block)
@@ -134,8 +142,8 @@ class Reductions(Member):
     ) -> Work | None:
         """Writes the dense reduction of all ranks' streams into ``out``.
 
-        ``out``: ``stream.n`` elements of the values' dtype, any shape. Faster than making a sparse result dense; it
-        must not share memory with the stream.
+        ``out``: ``stream.n`` elements of the values' dtype, any shape. ``op``: ``"sum"`` or ``"avg"``. Faster than
+        making a sparse result dense; ``out`` must not share memory with the stream.
         """
         if not isinstance(stream, SparseStream):
             raise TypeError(
@@ -159,7 +167,7 @@ class Reductions(Member):
             indices.size,
             stream.n,
             dtype,
-            reduction_of(op),
+            sparse_reduction_of(op),
             algorithm_of(algorithm, SPARSE_ALGORITHMS),
             _checked_factor(switch_factor),
             buffer.pointer,
@@ -188,7 +196,7 @@ class Reductions(Member):
             indices.size,
             stream.n,
             _DTYPES[stream.dtype],
-            reduction_of(op),
+            sparse_reduction_of(op),
             algorithm_of(algorithm, SPARSE_ALGORITHMS),
             _checked_factor(switch_factor),
             not async_op,

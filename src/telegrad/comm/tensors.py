@@ -3,40 +3,15 @@
 from __future__ import annotations
 
 import sys
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from telegrad import _core
 from telegrad.stream import is_torch_tensor
 
-
-class HostBuffer(NamedTuple):
-    """Contiguous host memory. Whoever uses ``pointer`` must keep the tensor alive."""
-
-    pointer: int
-    elements: int
-    nbytes: int
-    dtype: _core.DType
-
-
-def reducible(x: Any, argument: str, *, writable: bool = True) -> HostBuffer:
-    """The memory of a float32 or bfloat16 tensor. Raises ``TypeError`` or ``ValueError`` with the remedy."""
-    if is_torch_tensor(x):
-        torch = sys.modules["torch"]
-        if x.dtype == torch.float32:
-            dtype = _core.DType.f32
-        elif x.dtype == torch.bfloat16:
-            dtype = _core.DType.bf16
-        else:
-            raise TypeError(f"{argument} has dtype {x.dtype}: use .to(torch.float32) or .to(torch.bfloat16)")
-        _check_torch(x, argument)
-        count = x.numel()
-        return HostBuffer(x.data_ptr(), count, count * x.element_size(), dtype)
-    _check_numpy(x, argument, writable=writable)
-    if x.dtype != np.float32:
-        raise TypeError(f"{argument} has dtype {x.dtype}: use .astype(numpy.float32), or a torch tensor for bfloat16")
-    return HostBuffer(address(x), x.size, x.nbytes, _core.DType.f32)
+HostBuffer = _core.HostBuffer
+"""Contiguous host memory. Whoever uses its ``pointer`` must keep the tensor alive."""
 
 
 _DTYPES = {
@@ -58,6 +33,40 @@ _DTYPES = {
 }
 
 
+_REDUCIBLE = ("float32", "float64", "float16", "bfloat16", "int32", "int64")
+_REDUCIBLE_DTYPES = frozenset(_DTYPES[name] for name in _REDUCIBLE)
+
+
+def reducible(x: Any, argument: str, *, writable: bool = True) -> HostBuffer:
+    """The memory of a float32, float64, float16, bfloat16, int32 or int64 tensor.
+
+    Raises ``TypeError`` or ``ValueError`` with the remedy.
+    """
+    if type(x) is np.ndarray:
+        found = _core.buffer_of(x, writable)
+        if found is not None and found.dtype in _REDUCIBLE_DTYPES:
+            return found
+    if is_torch_tensor(x):
+        name = str(x.dtype).removeprefix("torch.")
+        if name not in _REDUCIBLE:
+            raise TypeError(f"{argument} has dtype {x.dtype}: {_REMEDY} .to(torch.{_reducible_like(name)})")
+        _check_torch(x, argument)
+        return HostBuffer(x.data_ptr(), x.numel(), x.numel() * x.element_size(), _DTYPES[name])
+    _check_numpy(x, argument, writable=writable)
+    if x.dtype.name not in _REDUCIBLE or not x.dtype.isnative:
+        raise TypeError(f"{argument} has dtype {x.dtype}: {_REMEDY} .astype(numpy.{_reducible_like(x.dtype.name)})")
+    return HostBuffer(address(x), x.size, x.nbytes, _DTYPES[x.dtype.name])
+
+
+_REMEDY = "float32, float64, float16, bfloat16, int32 and int64 can be reduced; use"
+
+
+def _reducible_like(name: str) -> str:
+    if name in _REDUCIBLE:  # in another byte order
+        return name
+    return "int64" if name.startswith(("int", "uint", "bool")) else "float32"
+
+
 def _moved_as(name: str) -> _core.DType:
     """What peers compare a tensor's dtype by; the bytes themselves where the wire has no name for it."""
     return _DTYPES.get(name, _core.DType.u8)
@@ -68,6 +77,10 @@ def movable(x: Any, argument: str, *, writable: bool = True) -> HostBuffer:
 
     Raises ``TypeError`` or ``ValueError`` with the remedy.
     """
+    if type(x) is np.ndarray:
+        found = _core.buffer_of(x, writable)
+        if found is not None:
+            return found
     if is_torch_tensor(x):
         _check_torch(x, argument)
         nbytes = x.numel() * x.element_size()

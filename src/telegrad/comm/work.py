@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-import os
 import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from telegrad import _core
+from telegrad.comm import lifetime
 from telegrad.comm.completion import completion_thread
 from telegrad.errors import TimeoutExpired
 
@@ -29,7 +29,7 @@ class Work:
         self._finished = False
         self._result: Any = None
         self._lock = threading.Lock()
-        self._process = os.getpid()
+        self._process = lifetime.process
 
     def wait(self, timeout_s: float | None = None) -> bool:
         """Blocks until the operation is over; returns True.
@@ -41,7 +41,7 @@ class Work:
         """
         if timeout_s is not None:
             check_timeout(timeout_s, "timeout_s")
-        if self._process != os.getpid():
+        if self._process != lifetime.process:
             raise ValueError(
                 f"this {self._operation} belongs to process {self._process}, which forked this one: wait there"
             )

@@ -46,7 +46,10 @@ def test_dense_numpy(on_ranks: OnRanks, size: int, algorithm: str) -> None:
         np.testing.assert_allclose(mean, expected / size, rtol=1e-6)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+_FLOATS = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
+
+
+@pytest.mark.parametrize("dtype", [*_FLOATS, torch.int32, torch.int64])
 def test_dense_torch(on_ranks: OnRanks, dtype: torch.dtype) -> None:
     def run(comm: Communicator) -> torch.Tensor:
         x = torch.from_numpy(_vector(comm.rank)).to(dtype)
@@ -57,6 +60,22 @@ def test_dense_torch(on_ranks: OnRanks, dtype: torch.dtype) -> None:
     expected = torch.from_numpy(np.sum([_vector(rank) for rank in range(3)], axis=0)).to(dtype)
     for total in on_ranks(3, run):
         assert torch.equal(total, expected)
+
+
+@pytest.mark.parametrize("dtype", [*_FLOATS, torch.int32, torch.int64])
+def test_reductions_of_torch_tensors(on_ranks: OnRanks, dtype: torch.dtype) -> None:
+    def run(comm: Communicator) -> list[torch.Tensor]:
+        results = []
+        for op in ("prod", "min", "max", *(["avg"] if dtype.is_floating_point else [])):
+            results.append(torch.from_numpy(_vector(comm.rank, 50)).to(dtype))
+            comm.all_reduce(results[-1], op)
+        return results
+
+    inputs = torch.from_numpy(np.stack([_vector(rank, 50) for rank in range(2)])).double()
+    expected = [inputs.prod(0), inputs.amin(0), inputs.amax(0), inputs.mean(0)]
+    for results in on_ranks(2, run):
+        for result, right in zip(results, expected, strict=False):
+            assert torch.equal(result, right.to(dtype))
 
 
 @pytest.mark.parametrize("size", SIZES)

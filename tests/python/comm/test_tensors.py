@@ -28,12 +28,12 @@ def _read_only() -> np.ndarray:
 @pytest.mark.parametrize(
     ("x", "error", "message"),
     [
-        (np.ones(3), TypeError, r"x has dtype float64: use .astype\(numpy.float32\)"),
-        (np.ones(3, ">f4"), TypeError, "x has dtype >f4"),
-        (np.ones(3, np.int32), TypeError, "x has dtype int32"),
-        (torch.ones(3, dtype=torch.float64), TypeError, r"x has dtype torch.float64: use .to\(torch.float32\)"),
-        (torch.ones(3, dtype=torch.float16), TypeError, "x has dtype torch.float16"),
-        (torch.ones(3, dtype=torch.int64), TypeError, "x has dtype torch.int64"),
+        (np.ones(3, np.int16), TypeError, r"x has dtype int16: .* can be reduced; use .astype\(numpy.int64\)"),
+        (np.ones(3, np.complex64), TypeError, r"x has dtype complex64: .*use .astype\(numpy.float32\)"),
+        (np.ones(3, ">f4"), TypeError, r"x has dtype >f4: .*use .astype\(numpy.float32\)"),
+        (np.ones(3, bool), TypeError, "x has dtype bool"),
+        (torch.ones(3, dtype=torch.uint8), TypeError, r"x has dtype torch.uint8: .*use .to\(torch.int64\)"),
+        (torch.ones(3).to(torch.float8_e5m2), TypeError, r"torch.float8_e5m2: .*use .to\(torch.float32\)"),
         (np.ones((3, 4), np.float32).T, ValueError, "x is not contiguous.*ascontiguousarray"),
         (torch.ones(3, 4).t(), ValueError, r"x is not contiguous \(shape \(4, 3\).*contiguous\(\)"),
         (torch.ones(3, device="meta"), TypeError, r"x is on meta.*move it with .cpu\(\)"),
@@ -53,17 +53,37 @@ def test_a_parameter_without_gradient(alone: Communicator) -> None:
         alone.all_reduce(torch.nn.Linear(2, 2).weight.grad)
 
 
-@pytest.mark.parametrize("op", ["sum", "avg", ReduceOp.SUM, ReduceOp.AVG, torch.distributed.ReduceOp.SUM])
+_TORCH = torch.distributed.ReduceOp
+_OPS = [*ReduceOp, *map(str, ReduceOp), _TORCH.SUM, _TORCH.PRODUCT, _TORCH.MIN, _TORCH.MAX, _TORCH.AVG]
+
+
+@pytest.mark.parametrize("op", _OPS)
 def test_operations_by_every_name(alone: Communicator, op: object) -> None:
     x = np.ones(3, np.float32)
     assert alone.all_reduce(x, op) is None
     assert x.tolist() == [1, 1, 1]
 
 
-@pytest.mark.parametrize("op", ["max", "", None, 1, torch.distributed.ReduceOp.MAX])
+@pytest.mark.parametrize("op", ["", "median", None, 1, _TORCH.BAND])
 def test_unknown_operation(alone: Communicator, op: object) -> None:
-    with pytest.raises(ValueError, match="op=.* is not supported: use 'sum' or 'avg'"):
+    with pytest.raises(ValueError, match="op=.* is not supported: use 'sum', 'avg', 'prod', 'min' or 'max'"):
         alone.all_reduce(np.ones(3, np.float32), op)
+
+
+@pytest.mark.parametrize("op", [ReduceOp.MAX, "prod", _TORCH.MIN, ""])
+def test_streams_are_only_summed(alone: Communicator, op: object) -> None:
+    with pytest.raises(ValueError, match="op=.* is not supported for sparse streams: use 'sum' or 'avg'"):
+        alone.all_reduce(STREAM, op)
+    with pytest.raises(ValueError, match="op=.* is not supported for sparse streams"):
+        alone.all_reduce(torch.eye(3).to_sparse(), op)
+    with pytest.raises(ValueError, match="op=.* is not supported for sparse streams"):
+        alone.all_reduce_into(STREAM, np.ones(4, np.float32), op)
+
+
+@pytest.mark.parametrize("x", [np.ones(3, np.int32), torch.ones(3, dtype=torch.int64)])
+def test_integers_have_no_average(alone: Communicator, x: object) -> None:
+    with pytest.raises(ValueError, match="op='avg' needs a floating dtype: use 'sum' and divide, or convert"):
+        alone.all_reduce(x, ReduceOp.AVG)
 
 
 def test_unknown_algorithm(alone: Communicator) -> None:
