@@ -57,7 +57,8 @@ NB_MODULE(_core, module) {
       .value("auto", Algorithm::automatic)
       .value("ring", Algorithm::ring)
       .value("recursive_doubling", Algorithm::recursive_doubling)
-      .value("split_allgather", Algorithm::split_allgather);
+      .value("split_allgather", Algorithm::split_allgather)
+      .value("rabenseifner", Algorithm::rabenseifner);
 
   bind_communicator(module);
   bind_kernels(module);

@@ -1,13 +1,18 @@
 #pragma once
 // The methods that begin an operation which reduces.
 
+#include <nanobind/stl/vector.h>
+
+#include <cstdint>
+#include <vector>
+
 #include "bindings/allreduce_table.hpp"
 #include "bindings/operation.hpp"
 #include "session/reductions.hpp"
 
 namespace telegrad::bindings {
 
-/// `Self`: see begin(); it also has size(), allreduce_table() and use(table).
+/// `Self`: see begin(); it also has rank(), size(), allreduce_table() and use(table).
 template <class Self>
 void bind_reductions(nb::class_<Self>& type) {
   using Pointer = std::shared_ptr<Self>;
@@ -28,6 +33,34 @@ void bind_reductions(nb::class_<Self>& type) {
           },
           nb::arg("input"), nb::arg("output"), nb::arg("count"), nb::arg("dtype"), nb::arg("reduction"),
           nb::arg("algorithm"), blocking)
+      .def(
+          "reduce",
+          [](const Pointer& self, std::uintptr_t input, std::uintptr_t output, std::size_t count, DType dtype,
+             Reduction reduction, Rank root, bool caller_waits) {
+            const std::size_t bytes = count * size_of(dtype);
+            return begin(self,
+                         make_reduce(self->size(),
+                                     {.input = memory<const std::byte>(input, bytes),
+                                      .output = memory<std::byte>(output, bytes),
+                                      .dtype = dtype,
+                                      .reduction = reduction},
+                                     root),
+                         caller_waits);
+          },
+          nb::arg("input"), nb::arg("output"), nb::arg("count"), nb::arg("dtype"), nb::arg("reduction"),
+          nb::arg("root"), blocking)
+      .def(
+          "reduce_scatter",
+          [](const Pointer& self, std::uintptr_t input, std::uintptr_t output, const std::vector<std::uint64_t>& counts,
+             DType dtype, Reduction reduction, bool caller_waits) {
+            Partition partition{std::span(counts)};
+            const Dense dense{.input = memory<const std::byte>(input, partition.count() * size_of(dtype)),
+                              .output = memory<std::byte>(output, partition[self->rank()].size() * size_of(dtype)),
+                              .dtype = dtype,
+                              .reduction = reduction};
+            return begin(self, make_reduce_scatter(dense, std::move(partition)), caller_waits);
+          },
+          nb::arg("input"), nb::arg("output"), nb::arg("counts"), nb::arg("dtype"), nb::arg("reduction"), blocking)
       .def(
           "all_reduce_sparse",
           [](const Pointer& self, std::uintptr_t indices, std::uintptr_t values, std::size_t nnz,

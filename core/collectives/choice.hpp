@@ -12,7 +12,7 @@
 namespace telegrad {
 
 /// What sums dense vectors.
-inline constexpr std::array kAllreduceAlgorithms{Algorithm::recursive_doubling, Algorithm::ring};
+inline constexpr std::array kAllreduceAlgorithms{Algorithm::recursive_doubling, Algorithm::ring, Algorithm::rabenseifner};
 
 /// For a dense vector of `bytes` bytes among `size` ranks, on a network of which nothing is known.
 Algorithm choose_allreduce(Rank size, std::size_t bytes);

@@ -2,9 +2,13 @@
 
 #include <utility>
 
+#include "base/check.hpp"
+#include "collectives/allreduce_rabenseifner.hpp"
 #include "collectives/allreduce_recursive_doubling.hpp"
 #include "collectives/allreduce_ring.hpp"
 #include "collectives/allreduce_split_allgather.hpp"
+#include "collectives/reduce.hpp"
+#include "collectives/reduce_scatter.hpp"
 #include "sparse/counted.hpp"
 
 namespace telegrad {
@@ -39,9 +43,36 @@ RequestPtr make_all_reduce(const AllreduceTable& table, const Dense& dense) {
                   .algorithm = algorithm,
                   .count = dense.input.size() / size_of(dense.dtype)};
   return request(call, [dense, algorithm](Transport& net) {
-    return algorithm == Algorithm::ring
-               ? allreduce_ring(net, dense.dtype, dense.reduction, dense.input, dense.output)
-               : allreduce_recursive_doubling(net, dense.dtype, dense.reduction, dense.input, dense.output);
+    const auto& [input, output, dtype, reduction, asked] = dense;
+    switch (algorithm) {
+      case Algorithm::ring: return allreduce_ring(net, dtype, reduction, input, output);
+      case Algorithm::rabenseifner: return allreduce_rabenseifner(net, dtype, reduction, input, output);
+      default: return allreduce_recursive_doubling(net, dtype, reduction, input, output);
+    }
+  });
+}
+
+RequestPtr make_reduce(Rank size, const Dense& dense, Rank root) {
+  TELEGRAD_CHECK(root < size && dense.algorithm == Algorithm::automatic);
+  const Call call{.operation = Operation::reduce,
+                  .dtype = dense.dtype,
+                  .reduction = dense.reduction,
+                  .root = root,
+                  .count = dense.input.size() / size_of(dense.dtype)};
+  return request(call, [dense, root](Transport& net) {
+    return reduce_to_root(net, root, dense.dtype, dense.reduction, dense.input, dense.output);
+  });
+}
+
+RequestPtr make_reduce_scatter(const Dense& dense, Partition partition) {
+  TELEGRAD_CHECK(dense.algorithm == Algorithm::automatic);
+  const Call call{.operation = Operation::reduce_scatter,
+                  .dtype = dense.dtype,
+                  .reduction = dense.reduction,
+                  .count = partition.count(),
+                  .layout = partition.digest()};
+  return request(call, [dense, partition = std::move(partition)](Transport& net) {
+    return reduce_scatter(net, dense.dtype, dense.reduction, dense.input, partition, dense.output);
   });
 }
 

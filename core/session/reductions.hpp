@@ -1,6 +1,6 @@
 #pragma once
-// From a call that reduces to the Request that runs it. It must not know what runs Requests: an engine in real time, or a simulation.
-// Arguments have been checked by whoever offers this to users. `size`: the number of ranks.
+// From a call that reduces to the Request that runs it. It must not know what runs Requests: an engine in real time, or a
+// simulation. Arguments have been checked by whoever offers this to users. `size`: the number of ranks.
 
 #include <memory>
 #include <optional>
@@ -8,6 +8,7 @@
 
 #include "base/types.hpp"
 #include "collectives/choice.hpp"
+#include "collectives/partition.hpp"
 #include "session/request.hpp"
 #include "sparse/stream.hpp"
 
@@ -30,6 +31,10 @@ struct SparseSum {
 
 /// `table` chooses the algorithm if none is named; all ranks hold the same.
 RequestPtr make_all_reduce(const AllreduceTable& table, const Dense& dense);
+/// To `root`, on whose rank alone `output` is looked at. `algorithm` must be automatic, here and below.
+RequestPtr make_reduce(Rank size, const Dense& dense, Rank root);
+/// `output`: this rank's block of `partition`, which is the same on all ranks.
+RequestPtr make_reduce_scatter(const Dense& dense, Partition partition);
 /// `switch_factor`: see allreduce_split_allgather.
 template <class V>
 SparseSum<V> make_all_reduce(SparseStream<V> stream, Reduction reduction, double switch_factor);

@@ -27,17 +27,23 @@ class Ranks {
   virtual std::optional<Rank> wrong() const { return std::nullopt; }
 };
 
+// Of a reduce_scatter.
+Partition blocks_of(const Workload& workload) { return {workload.bytes / sizeof(float), workload.ranks}; }
+
 RequestPtr dense_request(const Workload& workload, ConstBytes input, Bytes output) {
   switch (workload.operation) {
     case Operation::allreduce:
       return make_all_reduce(workload.ranks, {.input = input, .output = output, .algorithm = workload.algorithm});
     case Operation::allgather: return make_all_gather(workload.ranks, DType::f32, input, output);
     case Operation::broadcast: return make_broadcast(workload.ranks, DType::f32, output, workload.root);
+    case Operation::reduce: return make_reduce(workload.ranks, {.input = input, .output = output}, workload.root);
+    case Operation::reduce_scatter: return make_reduce_scatter({.input = input, .output = output}, blocks_of(workload));
     default: return make_barrier();
   }
 }
 
-std::uint64_t output_bytes(const Workload& workload) {
+std::uint64_t output_bytes(const Workload& workload, Rank rank) {
+  if (workload.operation == Operation::reduce_scatter) return blocks_of(workload)[rank].size() * sizeof(float);
   return workload.bytes * (workload.operation == Operation::allgather ? workload.ranks : 1);
 }
 
@@ -50,8 +56,8 @@ class DenseSizes final : public Ranks {
  public:
   explicit DenseSizes(const Workload& workload) : workload_(workload) {}
 
-  RequestPtr request(Rank) override {
-    return dense_request(workload_, {input_.data(), workload_.bytes}, {output_.data(), output_bytes(workload_)});
+  RequestPtr request(Rank rank) override {
+    return dense_request(workload_, {input_.data(), workload_.bytes}, {output_.data(), output_bytes(workload_, rank)});
   }
 
  private:
@@ -67,7 +73,7 @@ class DenseValues final : public Ranks {
   }
 
   RequestPtr request(Rank rank) override {
-    outputs_[rank].resize(output_bytes(workload_) / sizeof(float));
+    outputs_[rank].resize(output_bytes(workload_, rank) / sizeof(float));
     if (workload_.operation == Operation::broadcast && rank == workload_.root) outputs_[rank] = inputs_[rank];
     return dense_request(workload_, std::as_bytes(std::span(inputs_[rank])),
                          std::as_writable_bytes(std::span(outputs_[rank])));
@@ -76,7 +82,13 @@ class DenseValues final : public Ranks {
   std::optional<Rank> wrong() const override {
     const std::vector<float> expected = expected_output();
     for (Rank rank = 0; rank < workload_.ranks; ++rank) {
-      if (!same_bits(std::span(outputs_[rank]), std::span(expected))) return rank;
+      std::span<const float> wanted = expected;
+      if (workload_.operation == Operation::reduce_scatter) {
+        const Range block = blocks_of(workload_)[rank];
+        wanted = wanted.subspan(block.begin, block.size());
+      }
+      if (workload_.operation == Operation::reduce && rank != workload_.root) wanted = untouched_;
+      if (!same_bits(std::span(outputs_[rank]), wanted)) return rank;
     }
     return std::nullopt;
   }
@@ -105,6 +117,7 @@ class DenseValues final : public Ranks {
   const Workload& workload_;
   std::vector<std::vector<float>> inputs_;
   std::vector<std::vector<float>> outputs_;
+  const std::vector<float> untouched_ = std::vector<float>(workload_.bytes / sizeof(float));
 };
 
 class SparseSizes final : public Ranks {

@@ -37,9 +37,11 @@ struct OperationName {
 constexpr OperationName kOperations[] = {
     {"allreduce", Operation::allreduce}, {"sparse_allreduce", Operation::sparse_allreduce},
     {"allgather", Operation::allgather}, {"broadcast", Operation::broadcast},
-    {"barrier", Operation::barrier},
+    {"barrier", Operation::barrier},     {"reduce", Operation::reduce},
+    {"reduce_scatter", Operation::reduce_scatter},
 };
-constexpr Algorithm kAlgorithms[] = {Algorithm::ring, Algorithm::recursive_doubling, Algorithm::split_allgather};
+constexpr Algorithm kAlgorithms[] = {Algorithm::ring, Algorithm::recursive_doubling, Algorithm::split_allgather,
+                                    Algorithm::rabenseifner};
 
 std::string quoted(std::string_view text) {
   std::string quoted = "'";
@@ -66,8 +68,8 @@ void validate_algorithm(const Workload& workload) {
   const auto is = [&](Algorithm algorithm) { return workload.algorithm == algorithm; };
   const std::string named = is(Algorithm::automatic) ? "''" : quoted(name_of(workload.algorithm));
   if (workload.operation == Operation::allreduce) {
-    require(is(Algorithm::ring) || is(Algorithm::recursive_doubling), "algorithm", named,
-            "an allreduce has two, give 'ring' or 'recursive_doubling'");
+    require(is(Algorithm::ring) || is(Algorithm::recursive_doubling) || is(Algorithm::rabenseifner), "algorithm", named,
+            "an allreduce has three, give 'ring', 'recursive_doubling' or 'rabenseifner'");
   } else if (workload.operation == Operation::sparse_allreduce) {
     require(is(Algorithm::automatic) || is(Algorithm::split_allgather), "algorithm", named,
             "a sparse_allreduce has one, give '' or 'split_allgather'");

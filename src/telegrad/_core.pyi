@@ -38,6 +38,7 @@ class Algorithm(Enum):
     ring = ...
     recursive_doubling = ...
     split_allgather = ...
+    rabenseifner = ...
 
 class HostBuffer:
     def __init__(self, pointer: int, elements: int, nbytes: int, dtype: DType) -> None: ...
@@ -95,6 +96,25 @@ class Communicator:
         dtype: DType,
         reduction: Reduction,
         algorithm: Algorithm,
+        blocking: bool = False,
+    ) -> Request: ...
+    def reduce(
+        self,
+        input: int,
+        output: int,
+        count: int,
+        dtype: DType,
+        reduction: Reduction,
+        root: int,
+        blocking: bool = False,
+    ) -> Request: ...
+    def reduce_scatter(
+        self,
+        input: int,
+        output: int,
+        counts: list[int],
+        dtype: DType,
+        reduction: Reduction,
         blocking: bool = False,
     ) -> Request: ...
     def all_reduce_sparse(

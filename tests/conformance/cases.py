@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from telegrad import Communicator, SparseStream, Work, _core
-from telegrad.comm.reduction import algorithm_of, reduction_of, sparse_reduction_of
+from telegrad.comm.reduction import DENSE_ALGORITHMS, algorithm_of, reduction_of, sparse_reduction_of
 from telegrad.comm.tensors import address
 
 Array = npt.NDArray[Any]
@@ -84,7 +84,9 @@ def groups(size: int) -> list[Group]:
     every = [
         Group(family, (case if number % 2 else replace_blocking(case),)) for number, (family, case) in enumerate(single)
     ]
-    return every + _groups_in_flight(size)
+    from reduction_cases import reduction_groups
+
+    return [*every, *reduction_groups(size), *_groups_in_flight(size)]
 
 
 def replace_blocking(case: Case) -> Case:
@@ -96,7 +98,7 @@ def _dense_cases(size: int, small: bool) -> list[tuple[str, Case]]:
     kinds = [("f32", "integers"), ("bf16", "integers")] if small else _KINDS
     cases = [
         Case("dense", count, dtype, reduction, algorithm, values)
-        for algorithm in ("ring", "recursive_doubling", "auto")
+        for algorithm in ("ring", "recursive_doubling", "rabenseifner", "auto")
         for count in counts
         for dtype, values in kinds
         for reduction in ("sum", "avg")
@@ -256,6 +258,10 @@ class Started:
             case "barrier":
                 self._work = communicator.barrier(async_op=not blocking)
                 self._read = lambda: np.empty(0, np.uint8)
+            case _:
+                from reduction_cases import begin_reduction
+
+                self._work, self._read = begin_reduction(case, communicator, blocking=blocking)
 
     def outcome(self) -> Array:
         if self._work is not None:
@@ -269,7 +275,7 @@ def _dense(communicator: Communicator, bits: Array, case: Case, blocking: bool) 
         return work if isinstance(work, Work) else None
     core = communicator._core
     at = address(bits)
-    algorithm = algorithm_of(case.algorithm, ("auto", "ring", "recursive_doubling"))
+    algorithm = algorithm_of(case.algorithm, DENSE_ALGORITHMS)
     reduction = reduction_of(case.reduction, _core.DType.bf16)
     request = core.all_reduce(at, at, bits.size, _core.DType.bf16, reduction, algorithm)
     return Work(request, "all_reduce", communicator.rank, lambda _: None)
@@ -346,7 +352,7 @@ class Oracle:
 
     def _result(self, case: Case) -> tuple[Array, Array]:
         """The right result, and what its roundings are in proportion to."""
-        key = (case.operation == "dense", case.count, case.dtype, case.values, case.pattern, case.reduction)
+        key = (case.operation.startswith("sparse"), case.count, case.dtype, case.values, case.pattern, case.reduction)
         if key not in self._results:
             inputs = [self._input(case, rank) for rank in range(self.size)]
             right, magnitude = inputs[0].copy(), np.abs(inputs[0])
@@ -361,6 +367,6 @@ class Oracle:
     def _input(self, case: Case, rank: int) -> Array:
         x = dense_input(case, rank)
         x = x if case.values == "wide" else x.astype(np.float64)
-        if case.operation == "dense":
+        if not case.operation.startswith("sparse"):
             return x
         return np.where(np.isin(np.arange(case.count), sparse_indices(case, rank, self.size)), x, 0.0)

@@ -22,7 +22,8 @@ from telegrad import Communicator, _core
 from telegrad.launch import Ranks
 
 DRIVERS = ["local", "ucx", "sim"]
-FAMILIES = ["ring", "recursive_doubling", "auto", "sparse", "all_gather", "broadcast", "barrier", "in_flight"]
+FAMILIES = ["ring", "recursive_doubling", "rabenseifner", "auto", "reduce", "reduce_scatter", "reduce_scatter_v"]
+FAMILIES += ["all_reduce_out", "sparse", "all_gather", "broadcast", "barrier", "in_flight"]
 _ENVIRONMENT = {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *filter(None, sys.path)])}
 _TIMEOUT_S = 100.0
 

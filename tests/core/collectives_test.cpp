@@ -10,6 +10,7 @@
 
 #include "base/random.hpp"
 #include "collectives/allgather.hpp"
+#include "collectives/allreduce_rabenseifner.hpp"
 #include "collectives/allreduce_recursive_doubling.hpp"
 #include "collectives/allreduce_ring.hpp"
 #include "collectives/barrier.hpp"
@@ -24,15 +25,16 @@ constexpr Rank kSizes[] = {1, 2, 3, 4, 5, 7, 8, 13, 16, 32, 64};
 constexpr std::size_t kCounts[] = {0, 1, 63, 1000, 4099};
 constexpr World kWorlds[] = {World::simulated, World::local};
 
-// A ring in one piece, one in many small segments, and recursive doubling.
-enum class Way { ring, segmented_ring, recursive_doubling };
-constexpr Way kWays[] = {Way::ring, Way::segmented_ring, Way::recursive_doubling};
+// A ring in one piece, one in many small segments, recursive doubling, and halving with doubling.
+enum class Way { ring, segmented_ring, recursive_doubling, rabenseifner };
+constexpr Way kWays[] = {Way::ring, Way::segmented_ring, Way::recursive_doubling, Way::rabenseifner};
 
 Task<void> run_allreduce(Way way, Transport& net, DType dtype, Reduction reduction, ConstBytes input, Bytes output) {
   switch (way) {
     case Way::ring: return allreduce_ring(net, dtype, reduction, input, output);
     case Way::segmented_ring:
       return allreduce_ring(net, dtype, reduction, input, output, {.message_bytes = 64, .lanes = 3});
+    case Way::rabenseifner: return allreduce_rabenseifner(net, dtype, reduction, input, output);
     case Way::recursive_doubling: break;
   }
   return allreduce_recursive_doubling(net, dtype, reduction, input, output);
@@ -153,11 +155,13 @@ TEST("every reduction of every dtype is exact on integers") {
   }
 }
 
-TEST("a long allreduce, in the segments and lanes of the default tuning, is exact") {
+TEST("a long allreduce, in the segments, lanes and pieces of the default tuning, is exact") {
   for (const World world : kWorlds) {
-    for (const Rank size : {2U, 3U, 4U}) {
-      check_integers<float>(Way::ring, world, size, 1'500'007, Reduction::sum, true, size);
-      check_integers<bf16>(Way::ring, world, size, 3'000'007, Reduction::avg, false, size);
+    for (const Way way : {Way::ring, Way::rabenseifner}) {
+      for (const Rank size : {2U, 3U, 4U, 5U}) {
+        check_integers<float>(way, world, size, 1'500'007, Reduction::sum, true, size);
+        check_integers<bf16>(way, world, size, 1'000'007, Reduction::avg, false, size);
+      }
     }
   }
 }

@@ -285,7 +285,7 @@ TEST("names of operations, algorithms and costs") {
   set_cost(costs, "ranks_per_node", 8.0);
   EXPECT_EQ(costs.oversubscription, 3.5);
   EXPECT_EQ(costs.ranks_per_node, 8);
-  EXPECT(error_of([] { operation_named("reduce"); }).starts_with("operation is 'reduce': "));
+  EXPECT(error_of([] { operation_named("gossip"); }).starts_with("operation is 'gossip': "));
   EXPECT(error_of([] { algorithm_named("auto"); }).starts_with("algorithm is 'auto': "));
   EXPECT(error_of([&] { set_cost(costs, "alpha", 1.0); }).starts_with("costs has 'alpha': "));
   EXPECT(error_of([&] { set_cost(costs, "ranks_per_node", 1.5); }).starts_with("costs['ranks_per_node'] is 1.5: "));

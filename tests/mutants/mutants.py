@@ -20,7 +20,11 @@ def _mutant(name: str, file: str, old: str, new: str, ranks: str = "2..33") -> M
     return Mutant(name, file, ((old, new),), ranks)
 
 
-RING = "collectives/allreduce_ring.cpp"
+RING = "collectives/ring.cpp"
+PASSING = "collectives/allreduce_ring.cpp"
+HALVING = "collectives/halving.cpp"
+RABENSEIFNER = "collectives/allreduce_rabenseifner.cpp"
+REDUCE = "collectives/reduce.cpp"
 DOUBLING = "collectives/allreduce_recursive_doubling.cpp"
 SPARSE = "collectives/allreduce_split_allgather.cpp"
 GATHER = "collectives/allgather.cpp"
@@ -41,20 +45,21 @@ _COLLECTIVES = (
     _mutant(
         "ring: two steps swapped at the sender",
         RING,
-        "net.send(ring.right(), step, partial)",
-        "net.send(ring.right(), step ^ 1, partial)",
+        "net.send(ring.right(), first_step + t, partial)",
+        "net.send(ring.right(), first_step + (t ^ 1), partial)",
     ),
     _mutant(
         "ring: the last segment is lost",
         RING,
-        "segment < ring.segments; segment += lanes",
-        "segment + (ring.segments > 1 ? 1 : 0) < ring.segments; segment += lanes",
+        "segment < ring.segments; segment += ring.lanes",
+        "segment + (ring.segments > 1 ? 1 : 0) < ring.segments; segment += ring.lanes",
     ),
     _mutant(
-        "ring: a slice ends one element early",
+        "ring: a slice ends too early",
         RING,
-        "part_of({0, ring.count()}, ring.segments, segment)",
-        "part_of({0, ring.count() - (ring.count() > 40 ? 1 : 0)}, ring.segments, segment)",
+        "others, input(net.rank()), mine);",
+        "others.first(mine.size() / 8 * 4), input(net.rank()).first(mine.size() / 8 * 4), "
+        "mine.first(mine.size() / 8 * 4));",
     ),
     Mutant(
         "ring: a send is awaited too late, its scratch is used again",
@@ -63,8 +68,8 @@ _COLLECTIVES = (
             ("#include <algorithm>", "#include <algorithm>\n#include <deque>"),
             ("ConstBytes partial =", "std::deque<Transport::Sending> late;\n  ConstBytes partial ="),
             (
-                "auto sending = net.send(ring.right(), step, partial);",
-                "late.emplace_back(net, ring.right(), step, partial);",
+                "auto sending = net.send(ring.right(), first_step + t, partial);",
+                "late.emplace_back(net, ring.right(), first_step + t, partial);",
             ),
             ("partial = received;\n    }\n    co_await sending;", "partial = received;\n    }"),
             ("  // What came last", "  for (auto& sending : late) co_await sending;\n  // What came last"),
@@ -90,7 +95,7 @@ _COLLECTIVES = (
     ),
     _mutant(
         "ring: gathered blocks go where their neighbour's belong",
-        RING,
+        PASSING,
         "net.receive(ring.left(), step, output(ring.before(t + 1)))",
         "net.receive(ring.left(), step, output(ring.before(t + 1 < size - 1 ? t + 1 : t)))",
     ),
@@ -98,8 +103,43 @@ _COLLECTIVES = (
         "ring: writes to the output at once",
         RING,
         "ConstBytes partial = input(ring.before(1));",
-        "if (ring.input.data() != ring.output.data()) co_await copy(net, ring.input, ring.output);\n"
+        "if (mine.data() != input(net.rank()).data()) co_await copy(net, input(net.rank()), mine);\n"
         "  ConstBytes partial = input(ring.before(1));",
+    ),
+    _mutant(
+        "halving: the block in the middle is not kept",
+        HALVING,
+        "co_await copy(net_, elements(input_, dtype_, middle), slice(into, {coming.size(), held}));",
+        "(void)middle;",
+    ),
+    _mutant(
+        "halving: what lies beyond the vector's end is not added",
+        HALVING,
+        "for (const Range& part : parts) {",
+        "for (const Range& part : {parts[0]}) {",
+    ),
+    _mutant(
+        "rabenseifner: the mean is a sum", RABENSEIFNER, "co_await finish_reduction(net, dtype, reduction, mine);", ""
+    ),
+    _mutant(
+        "rabenseifner: blocks that come from ahead are taken for nearer ones",
+        RABENSEIFNER,
+        "ranges_of(ahead)",
+        "ranges_of(round.distance > 2 ? (ahead + size - 1) % size : ahead)",
+    ),
+    _mutant(
+        "reduce: the farthest child is forgotten",
+        REDUCE,
+        "if (self + distance >= size) continue;",
+        "if (self + distance + (distance > 4 ? 1 : 0) >= size) continue;",
+    ),
+    Mutant(
+        "reduce: partial sums lie in the root's output",
+        REDUCE,
+        (
+            ("last ? output : sum.bytes()", "self == 0 ? output : sum.bytes()"),
+            ("    mine = sum.bytes();", "    mine = self == 0 ? output : sum.bytes();\n    (void)last;"),
+        ),
     ),
     _mutant(
         "doubling: the folded share replaces the own one",
@@ -319,8 +359,19 @@ _LARGE = (
 _SESSION = (
     _mutant("epoch: not compared", SESSION, "envelope.epoch != options_.epoch || ", ""),
     _mutant("communicator: not compared", SESSION, "envelope.communicator != options_.communicator ||", ""),
-    _mutant("call: the count is not told", REDUCTIONS, ".count = dense.input.size() / size_of(dense.dtype)}", "}"),
-    _mutant("call: the reduction is not told", REDUCTIONS, ".reduction = dense.reduction,", ""),
+    _mutant(
+        "call: the count is not told",
+        REDUCTIONS,
+        ".algorithm = algorithm,\n                  .count = dense.input.size() / size_of(dense.dtype)}",
+        ".algorithm = algorithm}",
+    ),
+    _mutant(
+        "call: the reduction is not told",
+        REDUCTIONS,
+        ".reduction = dense.reduction,\n                  .algorithm = algorithm,",
+        ".algorithm = algorithm,",
+    ),
+    _mutant("call: the root of a reduce is not told", REDUCTIONS, ".root = root,", ""),
     _mutant("call: the switch factor is not told", REDUCTIONS, ".switch_factor = switch_factor};", "};"),
     _mutant("call: the root is not told", MOVES, ".root = root, ", ""),
     _mutant("length: not checked", JOB, "if (length > posted.most_bytes || (", "if (length == ~std::size_t{0} && ("),

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <span>
 
 #include "collectives/choice.hpp"
 #include "simulation/explorer/values.hpp"
@@ -11,7 +12,8 @@ namespace {
 
 constexpr std::array kOperations{Operation::allreduce, Operation::allreduce,        Operation::allreduce,
                                  Operation::allreduce, Operation::sparse_allreduce, Operation::sparse_allreduce,
-                                 Operation::allgather, Operation::broadcast,        Operation::barrier};
+                                 Operation::allgather, Operation::broadcast,        Operation::barrier,
+                                 Operation::reduce,    Operation::reduce_scatter};
 constexpr std::array kGradients{DType::f32, DType::f32, DType::bf16};
 constexpr std::array kAny{DType::f32, DType::bf16, DType::u8, DType::i64, DType::f16, DType::c128};
 constexpr std::array kSwitchFactors{1.0, 1.0, 0.0, 0.3, 1.7, 1e6};
@@ -54,7 +56,7 @@ Operation suited(Chance& chance, Trouble trouble) {
     case Trouble::reduction: return chance.happens(0.5) ? Operation::allreduce : Operation::sparse_allreduce;
     case Trouble::algorithm: return Operation::allreduce;
     case Trouble::switch_factor: return Operation::sparse_allreduce;
-    case Trouble::root: return Operation::broadcast;
+    case Trouble::root: return chance.happens(0.5) ? Operation::broadcast : Operation::reduce;
     case Trouble::count:
     case Trouble::dtype:
       while (true) {
@@ -72,12 +74,28 @@ Algorithm PlannedCall::resolved(Rank size) const {
   return algorithm == Algorithm::automatic ? choose_allreduce(size, bytes()) : algorithm;
 }
 
+Partition PlannedCall::partition(Rank size) const {
+  if (!uneven) return {count, size};
+  // Blocks of 0 to 3 shares; the last gets what is left.
+  std::vector<std::uint64_t> lengths(size);
+  std::uint64_t left = count;
+  for (Rank rank = 0; rank + 1 < size; ++rank) {
+    lengths[rank] = std::min<std::uint64_t>(left, (count + rank) % 4 * (count / (2 * size)));
+    left -= lengths[rank];
+  }
+  lengths[size - 1] = left;
+  return Partition{std::span<const std::uint64_t>(lengths)};
+}
+
 bool PlannedCall::agrees(const PlannedCall& other, Rank size) const {
   if (operation != other.operation || dtype != other.dtype || count != other.count) return false;
   switch (operation) {
     case Operation::allreduce: return reduction == other.reduction && resolved(size) == other.resolved(size);
     case Operation::sparse_allreduce: return reduction == other.reduction && switch_factor == other.switch_factor;
     case Operation::broadcast: return root == other.root;
+    case Operation::reduce: return reduction == other.reduction && root == other.root;
+    case Operation::reduce_scatter:
+      return reduction == other.reduction && partition(size).digest() == other.partition(size).digest();
     default: return true;
   }
 }
@@ -101,7 +119,14 @@ PlannedCall draw_call(Chance& chance, Operation operation, Rank size, Extent ext
     call.switch_factor = chance.pick(kSwitchFactors);
     return call;
   }
-  constexpr std::array kAlgorithms{Algorithm::automatic, Algorithm::ring, Algorithm::recursive_doubling};
+  if (operation == Operation::reduce) call.root = chance.integer<Rank>(0, size - 1);
+  if (operation == Operation::reduce_scatter) {
+    call.uneven = chance.happens(0.5);
+    call.rounded = false;  // no two ranks have anything to compare
+  }
+  if (operation != Operation::allreduce) return call;
+  constexpr std::array kAlgorithms{Algorithm::automatic, Algorithm::ring, Algorithm::recursive_doubling,
+                                   Algorithm::rabenseifner};
   call.algorithm = chance.pick(kAlgorithms);
   if (call.resolved(size) == Algorithm::ring) call.tuning = tuning_of(call, size);
   return call;
@@ -137,7 +162,7 @@ std::vector<PlannedCall> odd_calls(Chance& chance, Trouble trouble, Rank size, s
   switch (trouble) {
     case Trouble::count: call.count += chance.happens(0.8) ? 1 : 1 + turn; break;
     case Trouble::dtype:
-      if (call.operation == Operation::allreduce || call.operation == Operation::sparse_allreduce) {
+      if (call.reduction != Reduction::none) {
         call.dtype = call.dtype == DType::f32 ? DType::bf16 : DType::f32;
       } else {  // another one of as many bytes
         call.dtype = call.dtype == DType::i64 ? DType::u64 : DType::i8;
@@ -181,12 +206,16 @@ Effort effort_of(const PlannedCall& call, Rank size) {
         if (call.tuning) segments += bytes / (ranks * static_cast<double>(call.tuning->message_bytes));
         return {2.0 * ranks * segments, 2.0 * bytes};
       }
+      if (call.resolved(size) == Algorithm::rabenseifner) return {rounds * (2.0 + bytes / 2e5), 3.0 * bytes};
       return {rounds + 2.0, bytes * (rounds + 2.0)};
     case Operation::sparse_allreduce:
       return {2.0 * ranks, 2.0 * (static_cast<double>(call.count) * 8.0 + 64.0 * ranks)};
     case Operation::allgather: return {ranks + rounds, ranks * bytes};
     case Operation::broadcast: return {rounds + 1.0, (rounds + 1.0) * bytes};
     case Operation::barrier: return {rounds, 0.0};
+    case Operation::reduce: return {ranks + rounds * (1.0 + bytes / 2e5), (rounds + 2.0) * bytes};
+    case Operation::reduce_scatter:
+      return {(bytes < 2e5 ? 0.0 : 2.0 * ranks) + rounds * (2.0 + bytes / 2e5), (rounds + 2.0) * bytes};
     default: break;  // is not drawn
   }
   return {};

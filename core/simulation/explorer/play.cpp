@@ -4,6 +4,7 @@
 #include <memory>
 #include <utility>
 
+#include "collectives/allreduce_ring.hpp"
 #include "session/moves.hpp"
 #include "session/reductions.hpp"
 #include "simulation/explorer/drawing.hpp"
@@ -165,15 +166,32 @@ class Play {
     });
   }
 
+  static void put_values(const PlannedCall& call, const Contribution& share, SeenCall& seen) {
+    std::byte* next = seen.memory.data();
+    for (std::size_t i = 0; i < call.count; ++i) next += put_value(call.dtype, next, share.value(i));
+  }
+
   RequestPtr make_dense(const PlannedCall& call, const Contribution& share, SeenCall& seen, Rank rank) {
     const Rank size = program_.size;
     const std::size_t bytes = call.bytes();
-    seen.in_place = share.in_place() || call.operation == Operation::broadcast;
+    seen.in_place = call.operation == Operation::broadcast ||
+                    (call.operation != Operation::reduce_scatter && share.in_place());
     seen.memory.resize(bytes);
     switch (call.operation) {
+      case Operation::reduce: {
+        put_values(call, share, seen);
+        if (!seen.in_place) seen.output.assign(bytes, kPoison);
+        const Bytes output = seen.in_place ? seen.memory : seen.output;
+        return make_reduce(size, {seen.memory, output, call.dtype, call.reduction}, call.root);
+      }
+      case Operation::reduce_scatter: {
+        put_values(call, share, seen);
+        Partition partition = call.partition(size);
+        seen.output.assign(partition[rank].size() * size_of(call.dtype), kPoison);
+        return make_reduce_scatter({seen.memory, seen.output, call.dtype, call.reduction}, std::move(partition));
+      }
       case Operation::allreduce: {
-        std::byte* next = seen.memory.data();
-        for (std::size_t i = 0; i < call.count; ++i) next += put_value(call.dtype, next, share.value(i));
+        put_values(call, share, seen);
         if (!seen.in_place) seen.output.assign(bytes, kPoison);
         const Bytes output = seen.in_place ? seen.memory : seen.output;
         const RequestPtr request =

@@ -8,7 +8,8 @@
 #include <string_view>
 #include <vector>
 
-#include "collectives/allreduce_ring.hpp"
+#include "collectives/partition.hpp"
+#include "collectives/ring.hpp"
 #include "drivers/sim/sim_faults.hpp"
 #include "simulation/simulation.hpp"
 
@@ -46,12 +47,15 @@ struct PlannedCall {
   std::size_t count = 0;
   double switch_factor = 0.0;
   bool rounded = false;  // what is added up are floats of varied magnitude, so that the order of additions shows
+  bool uneven = false;   // of a reduce_scatter: blocks differ in length
   std::optional<RingTuning> tuning{};  // of a ring: so that short vectors have several segments too
   std::uint64_t seed = 0;
 
   std::size_t bytes() const { return count * size_of(dtype); }
   /// Of an allreduce: what `automatic` means here.
   Algorithm resolved(Rank size) const;
+  /// Of a reduce_scatter.
+  Partition partition(Rank size) const;
   /// True if two of `size` ranks may meet in these calls.
   bool agrees(const PlannedCall& other, Rank size) const;
 };

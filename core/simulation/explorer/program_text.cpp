@@ -42,11 +42,12 @@ std::string describe(const PlannedCall& call) {
   std::string text = name_of(call.operation);
   if (call.operation == Operation::barrier) return text;
   append(text, "(%zu %s", call.count, name_of(call.dtype));
-  if (call.operation == Operation::broadcast) append(text, ", root %u", call.root);
+  if (call.root != kNoRank) append(text, ", root %u", call.root);
   if (call.reduction != Reduction::none) append(text, ", %s", name_of(call.reduction));
   if (call.rounded) append(text, " of floats that are rounded");
   if (call.operation == Operation::allreduce) append(text, ", %s", name_of(call.algorithm));
   if (call.operation == Operation::sparse_allreduce) append(text, ", switch_factor %g", call.switch_factor);
+  if (call.uneven) append(text, ", blocks of unlike lengths");
   if (call.tuning) append(text, ", messages of %zu bytes, %zu lanes", call.tuning->message_bytes, call.tuning->lanes);
   return text + ")";
 }

@@ -29,7 +29,8 @@ def allreduce(
     algorithm: Annotated[
         str,
         typer.Option(
-            help="ring, recursive_doubling, auto (the faster by the closed forms), several with commas, or all."
+            help="ring, recursive_doubling, rabenseifner, auto (the fastest by the closed forms), several with commas, "
+            "or all."
         ),
     ] = "all",
     *,
@@ -95,6 +96,26 @@ def broadcast(bytes_: _Bytes = "1MiB", *, settings: Settings) -> None:
     [bold]Example:[/] telegrad simulate broadcast --ranks 2..4096 --bytes 100MiB --critical-path
     """
     run(Asked("broadcast", ALGORITHMS["broadcast"], sizes_of(bytes_)), settings)
+
+
+@app.command()
+@shared
+def reduce(bytes_: _Bytes = "1MiB", *, settings: Settings) -> None:
+    """Sum a vector over all ranks to one of them: up a tree if it is short, by reduce-scatter and gather if it is long.
+
+    [bold]Example:[/] telegrad simulate reduce --ranks 2..4096 --bytes 4KiB,16MiB --network 100gbit
+    """
+    run(Asked("reduce", ALGORITHMS["reduce"], sizes_of(bytes_)), settings)
+
+
+@app.command(name="reduce-scatter")
+@shared
+def reduce_scatter(bytes_: _Bytes = "1MiB", *, settings: Settings) -> None:
+    """Sum a vector over all ranks, of which each gets one block: by halving, or round a ring if blocks are long.
+
+    [bold]Example:[/] telegrad simulate reduce-scatter --ranks 64 --bytes 4..256MiB --network 25gbit
+    """
+    run(Asked("reduce_scatter", ALGORITHMS["reduce_scatter"], sizes_of(bytes_)), settings)
 
 
 @app.command()

@@ -6,7 +6,7 @@ from enum import StrEnum
 
 from telegrad import _core
 
-DENSE_ALGORITHMS = ("auto", "ring", "recursive_doubling")
+DENSE_ALGORITHMS = ("auto", "ring", "recursive_doubling", "rabenseifner")
 SPARSE_ALGORITHMS = ("auto", "split_allgather")
 
 

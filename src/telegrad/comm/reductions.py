@@ -1,15 +1,17 @@
-"""The operations that reduce: dense vectors in place, sparse ones to a new stream or into a dense vector."""
+"""The operations that reduce: dense vectors, in place or not, sparse ones to a new stream or into a dense vector."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+import operator
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from telegrad import _core
 from telegrad.comm.coo import is_coo, stream_of_coo
 from telegrad.comm.member import Member
 from telegrad.comm.reduction import DENSE_ALGORITHMS, SPARSE_ALGORITHMS, algorithm_of, reduction_of, sparse_reduction_of
-from telegrad.comm.tensors import address, reducible
+from telegrad.comm.tensors import HostBuffer, address, empty_like, reducible
 from telegrad.comm.work import Work
 from telegrad.stream import SparseStream
 
@@ -24,6 +26,7 @@ class Reductions(Member):
         x: Any,
         op: Any = "sum",
         *,
+        out: Any = None,
         algorithm: str = "auto",
         async_op: bool = False,
         switch_factor: float = 1.0,
@@ -31,28 +34,101 @@ class Reductions(Member):
         """Reduces ``x`` over all ranks; every rank gets the same bits.
 
         A dense ``x`` (float32, float64, float16, int32, int64 or torch's bfloat16, any shape, the same on all ranks)
-        is overwritten with the result, and ``None`` returned. For a SparseStream or a ``torch.sparse_coo`` tensor the
-        result is a new one, returned; ranks may hold any number of entries. With ``async_op=True`` a Work is returned;
+        is overwritten with the result, and ``None`` returned; with ``out`` (as ``x``; no part of its memory, or all)
+        the result goes there, and ``x`` stays as it is. For a SparseStream or a ``torch.sparse_coo`` tensor the result
+        is a new one, returned; ranks may hold any number of entries. With ``async_op=True`` a Work is returned;
         ``work.result()`` gives the tensor or stream. ``op``: ``"sum"``, ``"avg"`` (of floats), and for dense ``x``
         ``"prod"``, ``"min"`` or ``"max"``; see ReduceOp. 16-bit floats are added and multiplied in float32 and rounded
-        after each step, also before an average is divided. ``algorithm``: ``"auto"``, dense ``"ring"`` or
-        ``"recursive_doubling"``, sparse ``"split_allgather"``. ``switch_factor``: a sparse sum is held densely once
-        it has more than this times the number of entries at which both take the same bytes.
+        after each step, also before an average is divided. ``algorithm``: ``"auto"``, dense ``"ring"``,
+        ``"recursive_doubling"`` or ``"rabenseifner"``, sparse ``"split_allgather"``. ``switch_factor``: a sparse sum is
+        held densely once it has more than this times the number of entries at which both take the same bytes.
         """
+        if out is not None and (isinstance(x, SparseStream) or is_coo(x)):
+            raise TypeError("out is for a dense x: a sparse sum is a new one, or dense with all_reduce_into()")
         if isinstance(x, SparseStream):
             return self._reduce_stream(x, op, algorithm, switch_factor, async_op, lambda total: total)
         if is_coo(x):
             stream, back = stream_of_coo(x)
             return self._reduce_stream(stream, op, algorithm, switch_factor, async_op, back)
-        core, buffer = self._usable(), reducible(x, "x")
+        core, buffer = self._usable(), reducible(x, "x", writable=out is None)
+        into = buffer if out is None else _result_of(buffer, x, out)
         reduction, chosen = reduction_of(op, buffer.dtype), algorithm_of(algorithm, DENSE_ALGORITHMS)
         request = core.all_reduce(
-            buffer.pointer, buffer.pointer, buffer.elements, buffer.dtype, reduction, chosen, not async_op
+            buffer.pointer, into.pointer, buffer.elements, buffer.dtype, reduction, chosen, not async_op
         )
         if async_op:
-            return self._work(request, "all_reduce", x, lambda _: x)
-        self._block(request, x)
+            return self._work(request, "all_reduce", (x, out), lambda _: x if out is None else out)
+        self._block(request, (x, out))
         return None
+
+    def reduce(self, x: Any, root: int, op: Any = "sum", *, out: Any = None, async_op: bool = False) -> Work | None:
+        """Reduces ``x`` over all ranks to rank ``root``.
+
+        ``x`` (as all_reduce's dense ones, the same shape on all ranks) is overwritten with the result on ``root``;
+        or ``out`` is (as ``x``; no part of its memory, or all), if it is given there. The other ranks' ``x`` stays as
+        it is, and their ``out`` is not looked at. ``op`` as there. With ``async_op=True`` a Work is
+        returned, whose result is the tensor on ``root`` and ``None`` elsewhere. Raises ``ValueError`` or ``TypeError``
+        for arguments that do not fit, before anything is sent.
+        """
+        if isinstance(root, bool) or not isinstance(root, int) or not 0 <= root < self.world_size:
+            raise ValueError(f"root={root!r} is no rank: use an int in [0, {self.world_size})")
+        at_root = root == self.rank
+        result = x if out is None else out
+        core, buffer = self._usable(), reducible(x, "x", writable=at_root and out is None)
+        into = _result_of(buffer, x, out) if at_root and out is not None else buffer
+        request = core.reduce(
+            buffer.pointer,
+            into.pointer,
+            buffer.elements,
+            buffer.dtype,
+            reduction_of(op, buffer.dtype),
+            root,
+            not async_op,
+        )
+        if async_op:
+            return self._work(request, "reduce", (x, out), lambda _: result if at_root else None)
+        self._block(request, (x, out))
+        return None
+
+    def reduce_scatter(
+        self,
+        x: Any,
+        op: Any = "sum",
+        *,
+        out: Any = None,
+        counts: Sequence[int] | None = None,
+        async_op: bool = False,
+    ) -> Any:
+        """Reduces ``x`` over all ranks, and gives each rank its block of the result.
+
+        ``x`` (as all_reduce's dense ones, the same shape on all ranks) stays as it is. Without ``counts`` its first
+        dimension is divided by the number of ranks: the block has shape ``(x.shape[0] // world_size, *x.shape[1:])``.
+        With ``counts`` (elements of each rank's block, the same on all ranks, 0 or more) ``x`` is one-dimensional and
+        has as many elements as they together. The block is returned: ``out`` if that is given (of the block's length
+        and ``x``'s dtype, with memory of its own), or a new tensor. ``op`` as there. With
+        ``async_op=True`` a Work is returned, whose result is the block. Raises ``ValueError`` or ``TypeError`` for
+        arguments that do not fit, before anything is sent.
+        """
+        core, buffer = self._usable(), reducible(x, "x", writable=False)
+        lengths, shape = _blocks_of(x, counts, self.world_size, self.rank)
+        block = empty_like(x, shape) if out is None else out
+        into = reducible(block, "out")
+        if into.dtype != buffer.dtype:
+            raise TypeError(f"out has dtype {block.dtype} but x has {x.dtype}: give both the same")
+        if into.elements != lengths[self.rank]:
+            raise ValueError(
+                f"out has {into.elements} elements but rank {self.rank}'s block has {lengths[self.rank]}: give it "
+                "that length"
+            )
+        if _overlap(into, buffer):
+            raise ValueError("out shares memory with x: give it memory of its own")
+        request = core.reduce_scatter(
+            buffer.pointer, into.pointer, lengths, buffer.dtype, reduction_of(op, buffer.dtype), not async_op
+        )
+        if async_op:
+            return self._work(request, "reduce_scatter", (x, block), lambda _: block)
+        self._block(request, (x, block))
+        return block
 
     def all_reduce_into(
         self,
@@ -134,6 +210,42 @@ class Reductions(Member):
             return self._work(request, "all_reduce", (indices, values), finish)
         self._block(request, (indices, values))
         return finish(request)
+
+
+def _overlap(a: HostBuffer, b: HostBuffer) -> bool:
+    return a.pointer < b.pointer + b.nbytes and b.pointer < a.pointer + a.nbytes
+
+
+def _result_of(buffer: HostBuffer, x: Any, out: Any) -> HostBuffer:
+    """The memory of an ``out`` that is to take what is reduced of ``x``."""
+    into = reducible(out, "out")
+    if into.dtype != buffer.dtype:
+        raise TypeError(f"out has dtype {out.dtype} but x has {x.dtype}: give both the same")
+    if tuple(out.shape) != tuple(x.shape):
+        raise ValueError(f"out has shape {tuple(out.shape)} but x has {tuple(x.shape)}: give both the same")
+    if _overlap(into, buffer) and into.pointer != buffer.pointer:
+        raise ValueError("out shares a part of its memory with x: give it memory of its own, or x itself")
+    return into
+
+
+def _blocks_of(x: Any, counts: Sequence[int] | None, size: int, rank: int) -> tuple[list[int], tuple[int, ...]]:
+    """Of all ranks' blocks the elements, and of ``rank``'s the shape."""
+    shape = tuple(x.shape)
+    if counts is None:
+        if not shape or shape[0] % size:
+            raise ValueError(
+                f"x has shape {shape}: its first dimension must be a multiple of the {size} ranks; or give counts"
+            )
+        rows = shape[0] // size
+        return [rows * math.prod(shape[1:])] * size, (rows, *shape[1:])
+    lengths = [operator.index(count) for count in counts]
+    if len(lengths) != size or min(lengths) < 0:
+        raise ValueError(f"counts={lengths} must be {size} numbers, one for each rank, 0 or more")
+    if len(shape) != 1 or shape[0] != sum(lengths):
+        raise ValueError(
+            f"x has shape {shape}: with counts it must have one dimension of {sum(lengths)} elements, their sum"
+        )
+    return lengths, (lengths[rank],)
 
 
 def _checked_factor(value: float) -> float:

@@ -3,7 +3,6 @@
 Pure functions: no network, no clock, no torch.
 """
 
-from telegrad.plan.cost import Cost, Costs
 from telegrad.plan.decision import (
     ALLREDUCE_ALGORITHMS,
     Choice,
@@ -12,6 +11,7 @@ from telegrad.plan.decision import (
     fastest_allreduce,
 )
 from telegrad.plan.measured_decision import measured_allreduce_table
+from telegrad.plan.network import Cost, Costs
 from telegrad.plan.tuning import Place, Tuning
 
 __all__ = [

@@ -9,10 +9,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Self
 
-from telegrad.plan.cost import ELEMENT_BYTES, RING_MESSAGE_BYTES, Costs, allreduce
+from telegrad.plan.cost_reductions import RING_MESSAGE_BYTES, allreduce
+from telegrad.plan.network import ELEMENT_BYTES, Costs
 
 # Where they take equally long, the first is chosen: it sends fewer messages.
-ALLREDUCE_ALGORITHMS = ("recursive_doubling", "ring")
+ALLREDUCE_ALGORITHMS = ("recursive_doubling", "rabenseifner", "ring")
 
 MOST_BYTES = 1 << 30
 LONGEST_BYTES = (1 << 63) - 1

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import itertools
 from functools import lru_cache
 
 import numpy as np
+import numpy.typing as npt
 
 _FOLLOWED = 24  # segments (one more where their number is odd) after which the lanes have found their rhythm
 
 
 @lru_cache(maxsize=4096)
-def two_lanes_s(segments: int, steps: int, alpha_s: float, port_s: float, work_s: float) -> float:
-    """Time of ``segments`` rings of 2·``steps`` steps each in two lanes, lane l with segments l, l + 2, …
+def two_lanes_s(
+    segments: int, steps: int, alpha_s: float, port_s: float, work_s: float, *, passes_on: bool = True
+) -> float:
+    """Time of ``segments`` rings of 2·``steps`` steps each in two lanes, lane l with segments l, l + 2, …; of half as
+    many steps where sums are not passed on.
 
     All ranks do the same at the same time, so one is followed: a step sends and receives (``port_s`` in each port, the
     head ``alpha_s`` later at the receiver), and in the first half of a segment works for ``work_s`` on what has come.
@@ -20,12 +25,14 @@ def two_lanes_s(segments: int, steps: int, alpha_s: float, port_s: float, work_s
     if segments > _FOLLOWED + 1:
         even = segments % 2
         early_s, late_s = (
-            two_lanes_s(count + even, steps, alpha_s, port_s, work_s) for count in (_FOLLOWED // 2, _FOLLOWED)
+            two_lanes_s(count + even, steps, alpha_s, port_s, work_s, passes_on=passes_on)
+            for count in (_FOLLOWED // 2, _FOLLOWED)
         )
         rhythm_s = (late_s - early_s) / (_FOLLOWED - _FOLLOWED // 2)
         return late_s + (segments - _FOLLOWED - even) * rhythm_s
     ready_s = [0.0, 0.0]
-    left = [(segments + 1) // 2 * 2 * steps, segments // 2 * 2 * steps]
+    of_segment = 2 * steps if passes_on else steps
+    left = [(segments + 1) // 2 * of_segment, segments // 2 * of_segment]
     done = [0, 0]
     out_free_s = in_free_s = work_free_s = 0.0
     while left[0] or left[1]:
@@ -34,7 +41,7 @@ def two_lanes_s(segments: int, steps: int, alpha_s: float, port_s: float, work_s
         out_free_s = start_s + port_s
         in_free_s = max(start_s + alpha_s, in_free_s) + port_s
         ready_s[lane] = in_free_s
-        if done[lane] % (2 * steps) < steps:
+        if done[lane] % of_segment < steps:
             work_free_s = max(in_free_s, work_free_s) + work_s
             ready_s[lane] = work_free_s
         done[lane] += 1
@@ -63,3 +70,45 @@ def folded_rounds_s(
         taken_s = np.maximum(in_free_s, ready_s)
         ready_s = np.maximum(taken_s, taken_s[partners]) + work_s
     return float(ready_s[:folded].max())
+
+
+@lru_cache(maxsize=4096)
+def halving_of_elements_s(
+    ranks: int, elements: int, alpha_s: float, port_s: float, exchange_s: float, work_s: float, *, gathers: bool
+) -> float:
+    """Time of a halving, and if it ``gathers`` of its rounds in reverse, in which blocks differ by one element that
+    counts: ``port_s``, ``exchange_s`` and ``work_s`` are those of one element. Messages are whole.
+
+    In a round each rank sends to one and receives from another, works on what came if it is of the halving, and goes on
+    when what it sent has been taken too.
+    """
+    least, larger = divmod(elements, ranks)
+    every = np.arange(ranks)
+    reaches = [ranks]
+    while reaches[-1] > 1:
+        reaches.append((reaches[-1] + 1) // 2)
+    rounds = [(reach, distance, True) for reach, distance in itertools.pairwise(reaches)]
+    if gathers:
+        rounds += [(reach, distance, False) for reach, distance, _ in reversed(rounds)]
+
+    def begin(block: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        return block // ranks * elements + block % ranks * least + np.minimum(block % ranks, larger)
+
+    ready_s, in_free_s = np.zeros(ranks), np.zeros(ranks)
+    for reach, distance, halves in rounds:
+        blocks = reach - distance
+        ahead, behind = (every + distance) % ranks, (every - distance) % ranks
+        to, source = (ahead, behind) if halves else (behind, ahead)
+        near, far = (begin(first + blocks) - begin(first) for first in (every, every + distance))
+        leaves, comes = (far, near) if halves else (near, far)
+        head_s = ready_s[source] + alpha_s
+        meets = (2 * distance == ranks) & (ready_s <= head_s) & (head_s < ready_s + leaves * port_s)
+        in_free_s = np.maximum(head_s, in_free_s) + comes * np.where(meets, exchange_s, port_s)
+        taken_s = np.maximum(in_free_s, ready_s)
+        done_s = taken_s
+        if halves:
+            copies = reach == ranks and blocks < distance
+            copied_s = ready_s + (begin(every + blocks + 1) - begin(every + blocks)) * work_s if copies else ready_s
+            done_s = np.maximum(taken_s, copied_s) + comes * work_s
+        ready_s = np.maximum(done_s, taken_s[to])
+    return float(ready_s.max())

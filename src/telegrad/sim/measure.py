@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,22 +10,24 @@ import numpy as np
 import numpy.typing as npt
 
 from telegrad import _core
-from telegrad.plan import Cost, cost, fastest_allreduce
+from telegrad.plan import Cost, Costs, cost, fastest_allreduce
 from telegrad.sim.networks import Network
 
 Floats = npt.NDArray[np.float64]
 Counts = npt.NDArray[np.uint64]
 Numbers = npt.NDArray[np.uint32]
 
-# Of each operation; the core knows the last three's only one without a name.
+# Of each operation; the core names none of the last five's. ``by_length``: it chooses by the number of ranks and bytes.
 ALGORITHMS = {
-    "allreduce": ("ring", "recursive_doubling"),
+    "allreduce": ("ring", "recursive_doubling", "rabenseifner"),
     "sparse_allreduce": ("split_allgather",),
     "allgather": ("ring",),
     "broadcast": ("binomial_tree",),
+    "reduce": ("by_length",),
+    "reduce_scatter": ("by_length",),
     "barrier": ("dissemination",),
 }
-_UNNAMED = {"allgather", "broadcast", "barrier"}
+_UNNAMED = {"allgather", "broadcast", "reduce", "reduce_scatter", "barrier"}
 
 
 @dataclass(frozen=True)
@@ -161,14 +164,21 @@ def closed_form(point: Point) -> Cost | None:
     return _form_of(point)
 
 
+_FORMS: dict[str, Callable[[int, int, Costs], Cost]] = {
+    "allgather": cost.allgather,
+    "broadcast": cost.broadcast,
+    "reduce": cost.reduce,
+    "reduce_scatter": cost.reduce_scatter,
+}
+
+
 def _form_of(point: Point) -> Cost:
     costs = point.network.costs
     if point.operation == "allreduce":
         return cost.allreduce(point.chosen, point.ranks, point.size, costs)
     if point.operation == "barrier":
         return cost.barrier(point.ranks, costs)
-    form = cost.allgather if point.operation == "allgather" else cost.broadcast
-    return form(point.ranks, point.size, costs)
+    return _FORMS[point.operation](point.ranks, point.size, costs)
 
 
 def _links(found: dict[str, Any]) -> Links:

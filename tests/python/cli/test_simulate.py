@@ -44,7 +44,7 @@ def test_all_algorithms_over_lists_and_ranges(tmp_path: Path) -> None:
         (ranks, size, name)
         for ranks in (2, 4, 8)
         for size in (4, 65536)
-        for name in ("ring", "recursive_doubling", "auto")
+        for name in ("ring", "recursive_doubling", "rabenseifner", "auto")
     ]
     for row in rows:
         assert row["time_s"] == pytest.approx(row["closed_form_s"], rel=0.01)
@@ -52,7 +52,7 @@ def test_all_algorithms_over_lists_and_ranges(tmp_path: Path) -> None:
     for place in range(0, len(rows), 3):
         ring, doubling, auto = rows[place : place + 3]
         assert auto["time_s"] == min(ring["time_s"], doubling["time_s"])
-        assert auto["chosen"] in ("ring", "recursive_doubling")
+        assert auto["chosen"] in ("ring", "recursive_doubling", "rabenseifner")
     eight = next(row for row in rows if (row["ranks"], row["bytes"], row["algorithm"]) == (8, 65536, "ring"))
     assert (eight["messages_per_rank"], eight["bytes_per_rank"]) == (14, 2 * 7 * 8192)
     network = json.loads(file.read_text())["network"]
@@ -172,7 +172,7 @@ def test_costs_nodes_noise_and_payloads_reach_the_simulator(tmp_path: Path) -> N
             "9000 ranks cannot be simulated: use 1 to 8,192; memory grows with the pairs",
         ),
         ("allreduce", "--bytes", "99999999999GiB", "99999999999GiB cannot be simulated: use 1 TiB (1024GiB) at most"),
-        ("allreduce", "--algorithm", "all,magic", "'magic' does not exist: use ring, recursive_doubling, auto, all"),
+        ("allreduce", "--algorithm", "all,magic", "'magic' does not exist: use ring, recursive_doubling, rabenseifner"),
         ("allreduce", "--beta-exchange", "1e-12", "beta_exchange_s_per_byte=1e-12 is below beta_s_per_byte=8.16"),
         ("allreduce", "--seed", "18446744073709551616", "'--seed'"),
         ("allreduce", "--ranks-per-node", "99999999999", "'--ranks-per-node'"),
@@ -181,7 +181,7 @@ def test_costs_nodes_noise_and_payloads_reach_the_simulator(tmp_path: Path) -> N
         ("allreduce", "--ranks", "8..2", "range '8..2' ends before it begins: write the smaller number first"),
         ("allreduce", "--bytes", "6", "use a multiple of 4 bytes"),
         ("allgather", "--bytes", "4..x", "write it like 4, 64KiB or 16MiB"),
-        ("allreduce", "--algorithm", "magic", "'magic' does not exist: use ring, recursive_doubling, auto, all"),
+        ("allreduce", "--algorithm", "magic", "use ring, recursive_doubling, rabenseifner, auto, all"),
         (
             "allreduce",
             "--network",
@@ -245,7 +245,7 @@ def test_all_may_be_one_of_several_algorithms(tmp_path: Path) -> None:
     file = tmp_path / "rows.json"
     asked = ("allreduce", "--ranks", "4", "--bytes", "4", "--algorithm", "all,ring", "--json", str(file))
     assert simulate(*asked)[0] == 0
-    assert [row["algorithm"] for row in rows_of(file)] == ["ring", "recursive_doubling", "auto"]
+    assert [row["algorithm"] for row in rows_of(file)] == ["ring", "recursive_doubling", "rabenseifner", "auto"]
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -147,7 +147,7 @@ def test_figures_of_the_papers() -> None:
 
 def test_aluminum_s_figure() -> None:
     """Dryden et al., MLHPC 2018: at 2,048 ranks and 8 KiB a logarithmic algorithm beats a ring more than 20 times."""
-    ring, doubling = (cost.allreduce(name, 2048, 8192, NETWORKS[0]).time_s for name in ALGORITHMS["allreduce"])
+    ring, doubling = (cost.allreduce(name, 2048, 8192, NETWORKS[0]).time_s for name in ("ring", "recursive_doubling"))
     assert ring > 20 * doubling
 
 
@@ -165,7 +165,7 @@ def test_one_rank_alone_and_no_bytes_at_all(costs: Costs) -> None:
 
 
 def test_the_core_has_the_same_constants() -> None:
-    ring = (COLLECTIVES / "allreduce_ring.hpp").read_text()
+    ring = (COLLECTIVES / "ring.hpp").read_text()
     message = re.search(r"message_bytes = std::size_t\{(\d+)\} << (\d+);", ring)
     assert message is not None
     assert int(message[1]) << int(message[2]) == cost.RING_MESSAGE_BYTES
@@ -195,5 +195,5 @@ def test_bad_arguments_are_refused() -> None:
     for size in (-4, 6):
         with pytest.raises(ValueError, match=f"size={size} is no vector of 4-byte floats: use a multiple of 4"):
             cost.broadcast(2, size, NETWORKS[0])
-    with pytest.raises(ValueError, match="'magic' has no closed form: use ring or recursive_doubling"):
+    with pytest.raises(ValueError, match="'magic' has no closed form: use ring, recursive_doubling, rabenseifner"):
         cost.allreduce("magic", 2, 4, NETWORKS[0])

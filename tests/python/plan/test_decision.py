@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import random
 
 import pytest
@@ -50,13 +51,18 @@ def test_at_most_5_percent_slower_than_the_best_by_the_closed_forms(costs: Costs
             size *= 2
 
 
-def test_few_rows_and_both_algorithms() -> None:
+def test_few_rows_and_no_doubling_of_long_vectors() -> None:
     for ranks in (4, 100, 4096):
         table = allreduce_table(ranks, NETWORKS[0])
-        assert [choice.algorithm for choice in table.choices] == ["recursive_doubling", "ring"]
-        crossing = table.choices[1].from_bytes
-        assert table.algorithm(crossing - 4) == "recursive_doubling"
-        assert table.algorithm(crossing) == table.algorithm(1 << 40) == "ring"
+        names = [choice.algorithm for choice in table.choices]
+        assert names[:2] == ["recursive_doubling", "rabenseifner"]
+        assert names[-1] == "ring"
+        assert "recursive_doubling" not in names[1:]
+        assert len(names) <= 4
+        for before, after in itertools.pairwise(table.choices):
+            assert table.algorithm(after.from_bytes - 4) == before.algorithm
+            assert table.algorithm(after.from_bytes) == after.algorithm
+        assert table.algorithm(1 << 40) == "ring"
 
 
 def test_networks_where_nothing_costs_anything_have_a_table_too() -> None:
@@ -89,7 +95,7 @@ def test_tables_that_make_no_sense_are_refused() -> None:
     for choices in ((), (Choice(4, "ring"),), (ring, ring), (ring, Choice(8, "ring"), Choice(4, "ring"))):
         with pytest.raises(ValueError, match="let the first begin at 0, and the others ascend"):
             DecisionTable(2, choices)
-    with pytest.raises(ValueError, match="'magic' does not exist: use recursive_doubling, ring"):
+    with pytest.raises(ValueError, match="'magic' does not exist: use recursive_doubling, rabenseifner, ring"):
         DecisionTable(2, (Choice(0, "magic"),))
     with pytest.raises(ValueError, match="ranks=0 must be at least 1"):
         DecisionTable(0, (ring,))

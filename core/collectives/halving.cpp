@@ -1,0 +1,132 @@
+// Recursive halving on a circulant graph: ceil(log2 P) α + (P−1)/P·n(β + γ) for any P. Träff, "Optimal, non-pipelined
+// reduce-scatter and allreduce algorithms", arXiv:2410.14234, 2024, §2. Where P is a power of two that is the cost of
+// Rabenseifner's halving, and where it is none no ranks are folded and unfolded. Every rank sends to one and receives
+// from another, so that only the first round of an even P is an exchange between two.
+//
+// Seen from rank r, blocks are counted from its own, which is 0. In a round a rank that has `reach` blocks left sends
+// the rear half of them to the rank `distance` = ceil(reach/2) ahead, from which they lie as near as `reach` − 1 −
+// `distance`; what it gets is for its front half. In the end its own block is left.
+//
+// Long messages are cut in pieces: one is added while the next are on their way.
+#include "collectives/halving.hpp"
+
+#include <algorithm>
+#include <array>
+#include <deque>
+
+#include "base/buffer.hpp"
+#include "base/check.hpp"
+#include "collectives/elements.hpp"
+
+namespace telegrad {
+namespace {
+
+// More pieces overlap more, and each has a latency of its own.
+constexpr std::size_t kPieceBytes = std::size_t{64} << 10;
+constexpr std::size_t kPiecesMost = 16;
+static_assert(kHalvingSteps == 32 * 2 * kPiecesMost);
+
+class Halving {
+ public:
+  Halving(Transport& net, DType dtype, Reduction reduction, ConstBytes input, const Partition& partition, Bytes mine)
+      : net_(net), dtype_(dtype), reduction_(reduction), input_(input), partition_(partition), mine_(mine) {}
+
+  Task<void> run() {
+    const Rank rounds = halving_rounds(net_.size());
+    for (Rank round = 0; round < rounds; ++round) co_await run_round(round, round + 1 == rounds);
+  }
+
+ private:
+  // A rank's blocks [first, first + length), counted from its own.
+  Arc arc(Rank first, Rank length) const { return {partition_, (net_.rank() + first) % net_.size(), length}; }
+  std::size_t bytes(std::size_t elements) const { return elements * size_of(dtype_); }
+
+  // By the mean length of a block, which all ranks know alike.
+  std::size_t pieces_of(Rank blocks) const {
+    return std::clamp<std::size_t>(bytes(partition_.count()) * blocks / net_.size() / kPieceBytes, 1, kPiecesMost);
+  }
+
+  Task<void> run_round(Rank number, bool last) {
+    const HalvingRound round = halving_round(net_.size(), number);
+    const bool first = number == 0;
+    const Rank to = (net_.rank() + round.distance) % net_.size();
+    const Rank from = (net_.rank() + net_.size() - round.distance) % net_.size();
+    const Arc leaving = arc(round.distance, round.blocks());
+    const Arc coming = arc(0, round.blocks());
+    const std::size_t pieces = pieces_of(round.blocks());
+    const std::size_t held = arc(0, round.distance).size();  // before what leaves, and all that is left afterwards
+    Buffer& into = first ? partial_ : received_;
+    if (first) partial_ = Buffer(bytes(held));
+    if (number == 1) received_ = Buffer(bytes(coming.size()));
+
+    std::deque<Transport::Sending> sending;
+    std::deque<Transport::Receiving> receiving;
+    const auto step = [&](std::size_t piece, std::size_t part) {
+      return static_cast<Step>((number * kPiecesMost + piece) * 2 + part);
+    };
+    for (std::size_t piece = 0; piece < pieces; ++piece) {
+      const Range out = part_of({0, leaving.size()}, pieces, piece);
+      const Range in = part_of({0, coming.size()}, pieces, piece);
+      if (first) {
+        // The input begins and ends somewhere in the middle: what lies around its end goes in two messages.
+        const auto parts = coming.ranges(in);
+        const std::size_t middle = in.begin + parts[0].size();
+        receiving.emplace_back(net_, from, step(piece, 0), slice(into, {in.begin, middle}));
+        if (parts[1].size() > 0) receiving.emplace_back(net_, from, step(piece, 1), slice(into, {middle, in.end}));
+        const auto sent = leaving.ranges(out);
+        sending.emplace_back(net_, to, step(piece, 0), elements(input_, dtype_, sent[0]));
+        if (sent[1].size() > 0) sending.emplace_back(net_, to, step(piece, 1), elements(input_, dtype_, sent[1]));
+      } else {
+        receiving.emplace_back(net_, from, step(piece, 0), slice(into, in));
+        sending.emplace_back(net_, to, step(piece, 0), slice(partial_, {held + out.begin, held + out.end}));
+      }
+    }
+    // Of an odd number of blocks the one in the middle meets no other in this round.
+    if (first && round.blocks() < round.distance) {
+      const Range middle = partition_[(net_.rank() + round.blocks()) % net_.size()];
+      co_await copy(net_, elements(input_, dtype_, middle), slice(into, {coming.size(), held}));
+    }
+    auto next = receiving.begin();
+    for (std::size_t piece = 0; piece < pieces; ++piece) {
+      const Range in = part_of({0, coming.size()}, pieces, piece);
+      co_await *next++;
+      if (!first) {
+        const Bytes out = last ? elements(mine_, dtype_, in) : slice(partial_, in);
+        co_await reduce_to(net_, dtype_, reduction_, slice(partial_, in), slice(into, in), out);
+        continue;
+      }
+      const auto parts = coming.ranges(in);
+      if (parts[1].size() > 0) co_await *next++;
+      std::size_t begin = in.begin;
+      for (const Range& part : parts) {
+        const Range here{begin, begin + part.size()};
+        const Bytes out = last ? elements(mine_, dtype_, here) : slice(into, here);
+        co_await reduce_to(net_, dtype_, reduction_, elements(input_, dtype_, part), slice(into, here), out);
+        begin = here.end;
+      }
+    }
+    for (auto& one : sending) co_await one;
+  }
+
+  Bytes slice(const Buffer& buffer, Range range) const { return elements(buffer.bytes(), dtype_, range); }
+
+  Transport& net_;
+  const DType dtype_;
+  const Reduction reduction_;
+  const ConstBytes input_;
+  const Partition& partition_;
+  const Bytes mine_;
+  Buffer partial_;   // of the blocks that are left, this rank's first
+  Buffer received_;  // what is to be added to them, after the first round
+};
+
+}  // namespace
+
+Task<void> halve(Transport& net, DType dtype, Reduction reduction, ConstBytes input, const Partition& partition, Bytes mine) {
+  TELEGRAD_CHECK(net.size() > 1 && partition.blocks() == net.size() && input.size() == partition.count() * size_of(dtype) &&
+                 mine.size() == partition[net.rank()].size() * size_of(dtype));
+  Halving halving(net, dtype, reduction, input, partition, mine);
+  co_await halving.run();
+}
+
+}  // namespace telegrad

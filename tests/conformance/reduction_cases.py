@@ -1,0 +1,96 @@
+"""Cases of reductions of which a rank gets all, a block or nothing. Their values are integers, so that sums are exact.
+
+What a rank got is put into the place of the right sum, so that every rank's outcome is the whole vector.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import numpy.typing as npt
+from cases import MOST_OF_ALL, Case, Group, dense_input
+
+from telegrad import Communicator, Work
+
+OPERATIONS = ("reduce", "reduce_scatter", "reduce_scatter_v", "all_reduce_out")
+
+
+def reduction_groups(size: int) -> list[Group]:
+    """One case each, and all kinds in flight together. The counts are on both sides of where ways change."""
+    counts = (0, 1, 63, 1000) if size > MOST_OF_ALL else (0, 1, 63, 4099, 20_011, 150_001)
+    roots = sorted({0, size // 2, size - 1})
+    cases = [Case("reduce", count, root=root, blocking=root == 0) for count in counts for root in roots]
+    cases += [
+        Case(operation, count, blocking=blocking)
+        for operation in OPERATIONS[1:]
+        for count in counts
+        for blocking in (True, False)
+    ]
+    if size <= 4:  # blocks long enough for a ring of several segments
+        cases += [Case("reduce_scatter", 300_000 * size), Case("reduce_scatter_v", 250_000 * size)]
+    mixed = tuple(Case(operation, 1000 + number, root=size - 1) for number, operation in enumerate(OPERATIONS * 3))
+    return [
+        *(Group(case.operation, (case,)) for case in cases),
+        *(Group("in_flight", mixed, staggered=staggered) for staggered in (False, True)),
+    ]
+
+
+def begin_reduction(
+    case: Case, communicator: Communicator, *, blocking: bool
+) -> tuple[Work | None, Callable[[], npt.NDArray[np.float32]]]:
+    """The work, if it does not block, and what gives the outcome once it is done."""
+    rank, size = communicator.rank, communicator.world_size
+    x = _vector(case, rank, size)
+    kept = x.copy()
+    total = np.sum([_vector(case, other, size) for other in range(size)], axis=0, dtype=np.float32)
+    out = np.full(x.shape, np.nan, np.float32)
+    counts = _counts(case, size)
+    begins = np.cumsum([0, *counts])
+    match case.operation:
+        case "reduce" if case.count % 2:
+            got = communicator.reduce(x, case.root, async_op=not blocking)
+        case "reduce":
+            got = communicator.reduce(x, case.root, out=out if rank == case.root else None, async_op=not blocking)
+        case "reduce_scatter":
+            got = communicator.reduce_scatter(x.reshape(-1, 3), async_op=not blocking)
+        case "reduce_scatter_v":
+            out = out[: counts[rank]]
+            got = communicator.reduce_scatter(x, counts=counts, out=out, async_op=not blocking)
+        case _:
+            got = communicator.all_reduce(x, out=out, async_op=not blocking)
+
+    def outcome() -> npt.NDArray[np.float32]:
+        in_place = case.operation == "reduce" and case.count % 2 and rank == case.root
+        if not in_place and not np.array_equal(x, kept):
+            raise AssertionError(f"{case}: the input has changed")
+        result = total.copy()
+        if case.operation == "reduce" and rank == case.root:
+            result[:] = x if in_place else out
+        elif case.operation.startswith("reduce_scatter"):
+            block = got if blocking else got.result()
+            result[begins[rank] : begins[rank + 1]] = np.ravel(block)
+        elif case.operation == "all_reduce_out":
+            result[:] = out
+        return result[: case.count]
+
+    return got if isinstance(got, Work) else None, outcome
+
+
+def _counts(case: Case, size: int) -> list[int]:
+    """Of each rank's block: alike, or of lengths that differ, some of them 0."""
+    if case.operation == "reduce_scatter":
+        return [3 * -(-case.count // (3 * size))] * size
+    shares = [rank * 7 % 4 for rank in range(size)]
+    if not sum(shares):
+        return [case.count] * size
+    counts = [case.count * share // sum(shares) for share in shares]
+    counts[-1] += case.count - sum(counts)
+    return counts
+
+
+def _vector(case: Case, rank: int, size: int) -> npt.NDArray[np.float32]:
+    """Rank ``rank``'s input; that of a reduce_scatter goes on up to a length that can be divided."""
+    x = dense_input(case, rank)
+    length = sum(_counts(case, size)) if case.operation == "reduce_scatter" else case.count
+    return np.concatenate([x, np.zeros(length - case.count, np.float32)])
