@@ -11,10 +11,10 @@
 #include <random>
 
 #include "bindings/moves.hpp"
+#include "bindings/point_to_point.hpp"
 #include "bindings/reductions.hpp"
 #include "drivers/local/local_driver.hpp"
 #include "drivers/ucx/ucx_driver.hpp"
-#include "progress/completion_queue.hpp"
 #include "progress/report_signal.hpp"
 
 namespace telegrad::bindings {
@@ -109,14 +109,14 @@ nb::dict counters_of(Communicator& self) {
 void bind_communicator(nb::module_& module) {
   nb::class_<Operation>(module, "Request")
       .def("wait", &Operation::wait, nb::arg("timeout_s") = nb::none())
-      .def("done", [](const Operation& self) { return self.request().done(); })
+      .def("done", [](const Operation& self) { return self.done(); })
       .def("sparse_result", &Operation::sparse_result);
 
   nb::class_<CompletionQueue>(module, "CompletionQueue")
       .def(nb::init<>())
       .def("watch",
            [](CompletionQueue& self, const Operation& operation, std::uint64_t token) {
-             self.watch(operation.request(), token);
+             operation.watch(self, token);
            })
       .def(
           "next",
@@ -139,6 +139,7 @@ void bind_communicator(nb::module_& module) {
       .def("report", &Communicator::report, nb::call_guard<nb::gil_scoped_release>());
   bind_reductions(communicator);
   bind_moves(communicator);
+  bind_point_to_point(communicator);
 
   module.def("report_on_signal", &report_on_signal, nb::arg("signal"));
   module.def("ucx_version", &UcxDriver::version);

@@ -14,6 +14,7 @@
 #include <utility>
 
 #include "bindings/binding.hpp"
+#include "progress/completion_queue.hpp"
 #include "progress/engine.hpp"
 #include "session/reductions.hpp"
 
@@ -65,30 +66,46 @@ class Operation {
   using Wait = std::function<bool(const Request&, double deadline_s)>;
 
   Operation(Wait wait, RequestPtr request) : wait_(std::move(wait)), request_(std::move(request)) {}
+  /// Two that are one to the caller: over when both are.
+  Operation(Wait wait, RequestPtr request, RequestPtr other)
+      : wait_(std::move(wait)), request_(std::move(request)), other_(std::move(other)) {}
   template <class V>
   Operation(Wait wait, SparseSum<V> sum) : Operation(std::move(wait), std::move(sum.request)) {
     take_result_ = [result = std::move(sum.result)] { return stream_as_arrays(std::move(**result)); };
   }
 
-  Request& request() const { return *request_; }
+  bool done() const { return request_->done() && (!other_ || other_->done()); }
 
   bool wait(std::optional<double> timeout_s) const {
     const double deadline_s = timeout_s ? Engine::now_s() + *timeout_s : std::numeric_limits<double>::infinity();
-    const bool done = with_signals(deadline_s, [this](double slice_s) { return wait_(*request_, slice_s); });
-    if (done) request_->rethrow();
-    return done;
+    return wait_for(*request_, deadline_s) && (!other_ || wait_for(*other_, deadline_s));
+  }
+
+  void watch(CompletionQueue& queue, std::uint64_t token) const {
+    if (!other_) {
+      queue.watch(*request_, token);
+    } else {
+      request_->when_done([&queue, token, other = other_] { queue.watch(*other, token); });
+    }
   }
 
   nb::object sparse_result() {
-    if (!take_result_ || !request_->done() || request_->failure()) {
+    if (!take_result_ || !done() || request_->failure()) {
       throw nb::value_error("no sparse result: wait for a sparse operation first, and take its result once");
     }
     return std::exchange(take_result_, nullptr)();
   }
 
  private:
+  bool wait_for(const Request& request, double deadline_s) const {
+    const bool over = with_signals(deadline_s, [&](double slice_s) { return wait_(request, slice_s); });
+    if (over) request.rethrow();
+    return over;
+  }
+
   Wait wait_;  // keeps the communicator
   RequestPtr request_;
+  RequestPtr other_;  // may be null
   std::function<nb::object()> take_result_;
 };
 

@@ -6,6 +6,7 @@
 #include <mutex>
 
 #include "bindings/moves.hpp"
+#include "bindings/point_to_point.hpp"
 #include "bindings/reductions.hpp"
 
 namespace telegrad::bindings {
@@ -89,6 +90,7 @@ void bind_simulation(nb::module_& module) {
       .def("report", &SimulatedCommunicator::report);
   bind_reductions(communicator);
   bind_moves(communicator);
+  bind_point_to_point(communicator);
 
   nb::class_<SimulatedRanks>(module, "Simulation")
       .def_static("make", &make_ranks, nb::arg("size"), nb::arg("alpha_s"), nb::arg("beta_s_per_byte"),

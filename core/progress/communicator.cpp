@@ -75,8 +75,7 @@ void Communicator::give_up_join(double timeout_s) {
 RequestPtr Communicator::submit(RequestPtr request, bool caller_waits) {
   const std::scoped_lock lock(submitting_);
   if (closing_) {
-    request->finish(
-        Failure{.rank = rank_, .operation = describe(request->call()), .reason = "the communicator is closed"});
+    request->finish(named({.rank = rank_, .reason = "the communicator is closed"}, request->call(), 0));
     return request;
   }
   engine_->submit(participant_, request, caller_waits);

@@ -13,6 +13,12 @@ const Call* call_at(const Statement& statement, std::uint32_t sequence) {
   return index < statement.calls.size() ? &statement.calls[index] : nullptr;
 }
 
+// In the order in which a program calls.
+bool earlier(const Statement& statement, const Statement& other) {
+  if (statement.sequence != other.sequence) return precedes(statement.sequence, other.sequence);
+  return statement.point_to_point && !other.point_to_point;
+}
+
 bool accuses(const std::optional<Statement>& statement, Rank rank) {
   return statement && statement->kind == FailureKind::peer_failed && statement->culprit == rank;
 }
@@ -66,7 +72,7 @@ std::optional<Agreement::Verdict> Agreement::mismatch() const {
   for (const auto& statement : statements_) {
     if (!statement) continue;
     const bool mismatched = statement->kind == FailureKind::mismatched_call;
-    if (mismatched && (told == nullptr || precedes(statement->sequence, told->sequence))) told = &*statement;
+    if (mismatched && (told == nullptr || earlier(*statement, *told))) told = &*statement;
     if (!mismatched && statement->kind != FailureKind::timeout && !statement->culprit_speaks) continue;
     if (earliest == nullptr || precedes(statement->first_call, earliest->first_call)) earliest = &*statement;
   }
@@ -153,7 +159,7 @@ Agreement::Verdict Agreement::timed_out() const {
     if (!statement) continue;
     if (any == nullptr) any = &*statement;
     if (statement->kind != FailureKind::timeout) continue;
-    if (first == nullptr || precedes(statement->sequence, first->sequence)) first = &*statement;
+    if (first == nullptr || earlier(*statement, *first)) first = &*statement;
   }
   TELEGRAD_CHECK(any != nullptr);
   if (first == nullptr) return {FailureKind::transport, any->culprit, any->sequence, any->reason};
@@ -164,6 +170,8 @@ Agreement::Verdict Agreement::timed_out() const {
   for (Rank rank = 0; rank < statements_.size(); ++rank) {
     if (!statements_[rank] && !left_[rank]) {
       mute.push_back(rank);
+    } else if (first->point_to_point) {
+      continue;  // nobody else was to call anything
     } else if (const std::uint32_t called = called_by(rank); !precedes(first->sequence, called)) {
       if (absent.empty() || precedes(called, called_by(furthest_behind))) furthest_behind = rank;
       absent.push_back(rank);
@@ -178,6 +186,8 @@ Agreement::Verdict Agreement::timed_out() const {
       verdict.reason += " (the last call of rank " + std::to_string(furthest_behind) + " was operation " +
                         std::to_string(last->called - 1) + ", " + describe(last->calls.back()) + ")";
     }
+  } else if (first->point_to_point) {
+    // Its own text names the other rank.
   } else if (mute.empty()) {
     verdict.reason += "; all ranks have called it";
   } else if (verdict.culprit == kNoRank || heard(verdict.culprit)) {

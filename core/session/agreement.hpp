@@ -24,6 +24,7 @@ struct Statement {
   Rank origin = kNoRank;  // who found it
   Rank culprit = kNoRank;
   bool culprit_speaks = false;  // it has left, and can still say something itself
+  bool point_to_point = false;  // between two ranks, before operation `sequence`
   std::uint32_t sequence = 0;  // of the operation that failed
   std::string reason{};
   std::uint32_t called = 0;      // operations that this rank has called so far

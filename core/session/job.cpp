@@ -6,22 +6,30 @@
 namespace telegrad {
 
 void Session::Job::start_send(Rank to, Step step, ConstBytes bytes, Pending& pending) {
-  if (session_.frozen(sequence_)) return;  // never completes: the job is over
+  if (frozen()) return;  // never completes: the job is over
   last_sent_to_ = to;
   Envelope envelope;
   envelope.epoch = session_.options_.epoch;
   envelope.communicator = session_.options_.communicator;
-  envelope.sequence = sequence_;
+  envelope.sequence = is_message() ? session_.point_to_point_.next_number(to) : sequence_;
   envelope.step = step;
   envelope.source = rank();
   envelope.length = bytes.size();
   envelope.call = call();
+  if (is_message()) {
+    envelope.call.root = kNoRank;  // what the receiver knows by itself
+    envelope.call.layout = 0;
+  }
   session_.counters_.messages_sent += 1;
   session_.counters_.bytes_sent += bytes.size();
   session_.driver_.send(to, envelope, bytes, pending);
 }
 
 void Session::Job::start_receive(Rank from, Step step, Bytes into, Pending& pending) {
+  if (is_message()) {
+    if (!frozen()) session_.post_receive({.call = call_, .into = into, .pending = &pending});
+    return;
+  }
   post(from, step, Posted{.into = into, .any = nullptr, .most_bytes = into.size(), .pending = &pending});
 }
 
@@ -30,7 +38,7 @@ void Session::Job::start_receive_any(Rank from, Step step, std::size_t most_byte
 }
 
 void Session::Job::start_compute(std::size_t bytes, Pending& pending) {
-  if (!session_.frozen(sequence_)) session_.driver_.compute(bytes, pending);
+  if (!frozen()) session_.driver_.compute(bytes, pending);
 }
 
 void Session::Job::start_fail(Rank culprit, std::string reason) {
@@ -38,7 +46,7 @@ void Session::Job::start_fail(Rank culprit, std::string reason) {
 }
 
 void Session::Job::post(Rank from, Step step, Posted posted) {
-  if (session_.frozen(sequence_)) return;
+  if (frozen()) return;
   if (const auto waiting = unexpected_.take(from, step)) {
     take(*waiting, posted);
   } else {
@@ -83,6 +91,7 @@ void Session::Job::discard_unexpected() {
 }
 
 std::vector<Rank> Session::Job::waits_for() const {
+  if (call_.operation == Operation::receive) return {call_.root};
   std::set<Rank> ranks;
   posted_.for_each([&](Rank source, const Posted&) { ranks.insert(source); });
   return {ranks.begin(), ranks.end()};

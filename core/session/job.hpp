@@ -19,8 +19,9 @@ class Session::Job final : public Transport {
         request_(std::move(request)),
         call_(request_->call()),
         sequence_(sequence),
+        called_s_(now_s),
         deadline_s_(now_s + session.options_.timeout_s),
-        tell_gap_s_(session.options_.probe_s),
+        tell_gap_s_(is_message() ? std::numeric_limits<double>::infinity() : session.options_.probe_s),
         tell_at_s_(now_s + tell_gap_s_) {}
 
   Rank rank() const override { return session_.rank(); }
@@ -28,7 +29,11 @@ class Session::Job final : public Transport {
   ReadyQueue& ready() override { return session_.ready_; }
 
   const Call& call() const { return call_; }
+  /// Of a message between two ranks: how many operations had begun before it.
   std::uint32_t sequence() const { return sequence_; }
+  bool is_message() const { return is_point_to_point(call_); }
+  bool frozen() const { return is_message() ? session_.all_frozen_ : session_.frozen(sequence_); }
+  double called_s() const { return called_s_; }
   double deadline_s() const { return deadline_s_; }
   /// When something is to be done because time has passed.
   double next_look_s() const { return std::min(deadline_s_, tell_at_s_); }
@@ -75,6 +80,7 @@ class Session::Job final : public Transport {
   RequestPtr request_;
   Call call_;  // the request's, nearer: every message is compared with it
   std::uint32_t sequence_;
+  double called_s_;
   double deadline_s_;
   double tell_gap_s_;
   double tell_at_s_;

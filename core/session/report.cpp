@@ -70,6 +70,14 @@ std::string operation_json(const SessionReport::Operation& operation, double now
          ", \"waits_for\": " + list(operation.waits_for) + ", \"sends_to\": " + list(operation.sends_to) + "}";
 }
 
+std::string message_json(const SessionReport::Message& message, double now_s) {
+  const Call& call = message.call;
+  return "{\"call\": " + quoted(describe(call)) + ", \"operation\": " + quoted(name_of(call.operation)) +
+         ", \"peer\": " + std::to_string(call.root) + ", \"message_tag\": " + std::to_string(call.layout) +
+         ", \"before\": " + std::to_string(message.before) + ", \"state\": " + quoted(name_of(message.state)) +
+         ", \"called_s_ago\": " + number(now_s - message.called_s) + "}";
+}
+
 }  // namespace
 
 const char* error_name(FailureKind kind) {
@@ -106,6 +114,10 @@ std::string to_json(const SessionReport& report, const ReportOrigin& origin) {
   out += "],\n \"operations\": [";
   for (std::size_t i = 0; i < report.operations.size(); ++i) {
     out += (i ? ",\n  " : "\n  ") + operation_json(report.operations[i], report.now_s);
+  }
+  out += "],\n \"messages\": [";
+  for (std::size_t i = 0; i < report.messages.size(); ++i) {
+    out += (i ? ",\n  " : "\n  ") + message_json(report.messages[i], report.now_s);
   }
   return out + "]}\n";
 }

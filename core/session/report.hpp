@@ -13,6 +13,7 @@
 namespace telegrad {
 
 struct SessionReport {
+  static constexpr std::size_t kMessagesMost = 64;
   struct Peer {
     Rank rank = 0;
     std::string host{};      // empty: unknown
@@ -26,6 +27,13 @@ struct SessionReport {
     std::vector<Rank> waits_for{};
     std::vector<Rank> sends_to{};
   };
+  /// A send or receive that is not over, or has failed.
+  struct Message {
+    Call call{};
+    OperationState state = OperationState::running;
+    double called_s = 0.0;
+    std::uint32_t before = 0;  // the operation that this rank called next, or will
+  };
   Rank rank = 0;
   Rank size = 0;
   std::uint32_t epoch = 0;
@@ -37,6 +45,7 @@ struct SessionReport {
   std::optional<Failure> failure{};
   std::vector<Peer> peers{};
   std::vector<Operation> operations{};  // oldest first
+  std::vector<Message> messages{};      // oldest first
 };
 
 /// What only the process knows.

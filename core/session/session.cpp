@@ -13,7 +13,7 @@ constexpr std::uint32_t kAheadMost = std::uint32_t{1} << 20;
 
 }  // namespace
 
-Session::Session(Driver& driver, SessionOptions options) : driver_(driver), options_(options), peers_(driver.size()) {
+Session::Session(Driver& driver, SessionOptions options) : driver_(driver), options_(options), peers_(driver.size()), point_to_point_(driver.size()) {
   constexpr double kBeatsPerLiveness = 4.0;
   if (options_.liveness_timeout_s && std::isfinite(options_.heartbeat_s)) {
     options_.heartbeat_s = std::min(options_.heartbeat_s, *options_.liveness_timeout_s / kBeatsPerLiveness);
@@ -33,15 +33,17 @@ std::string Session::missing() const {
 
 void Session::begin(RequestPtr request, double now_s) {
   now_s_ = std::max(now_s_, now_s);
+  const bool numbered = !is_point_to_point(request->call());
   if (failure_) {
-    refuse(*request, next_sequence_ + refused_since_++);
+    refuse(*request, next_sequence_ + (numbered ? refused_since_++ : refused_since_));
     return;
   }
   if (parting_) {
-    request->finish(Failure{.rank = rank(),
-                            .operation = describe(request->call()),
-                            .sequence = next_sequence_,
-                            .reason = "the communicator is closed"});
+    request->finish(named({.rank = rank(), .reason = "the communicator is closed"}, request->call(), next_sequence_));
+    return;
+  }
+  if (!numbered) {
+    begin_message(std::move(request), now_s);
     return;
   }
   const std::uint32_t sequence = next_sequence_++;
@@ -76,7 +78,10 @@ void Session::begin(RequestPtr request, double now_s) {
       driver_.discard(arrival);
     }
   }
-  if (frozen(sequence)) return;
+  if (!frozen(sequence)) start(job);
+}
+
+void Session::start(Job& job) {
   const bool outer = std::exchange(running_turn_, true);
   job.start(run(*this, job));
   running_turn_ = outer;
@@ -87,9 +92,7 @@ void Session::refuse(Request& request, std::uint32_t sequence) const {
   Failure failure = *failure_;
   const std::string earlier = failure.operation.empty() ? "" : ", in " + failure.operation;
   failure.reason = "the communicator failed earlier" + earlier + "; close it. That failure was: " + failure.reason;
-  failure.operation = describe(request.call());
-  failure.sequence = sequence;
-  request.finish(std::move(failure));
+  request.finish(named(std::move(failure), request.call(), sequence));
 }
 
 Task<void> Session::run(Session& session, Job& job) {
@@ -126,36 +129,32 @@ void Session::finish_jobs() {
     jobs_.erase(entry);
     TELEGRAD_CHECK(over->task().done());
     over->discard_unexpected();
-    history_.ended(over->sequence(), OperationState::completed, now_s_);
-    ++completed_;
+    if (!over->is_message()) {
+      history_.ended(over->sequence(), OperationState::completed, now_s_);
+      ++completed_;
+    }
     over->request().finish(std::nullopt);
+    if (over->call().operation == Operation::receive) fail_if_nothing_comes(over->call().root);
   }
 }
 
 Session::Job* Session::running_job(std::uint32_t sequence) const {
   for (const auto& [number, job] : jobs_) {
-    if (number == sequence) return job.get();
+    if (number == sequence && !job->is_message()) return job.get();
   }
   return nullptr;
 }
 
 Failure Session::failure_of(const Job& job, FailureKind kind, Rank peer, std::string reason) const {
-  return {.kind = kind,
-          .rank = rank(),
-          .peer = peer,
-          .operation = describe(job.call()),
-          .sequence = job.sequence(),
-          .reason = std::move(reason)};
+  return named({.kind = kind, .rank = rank(), .peer = peer, .reason = std::move(reason)}, job.call(), job.sequence());
 }
 
 void Session::release_quarantine() {
   ready_.network_is_gone();
-  Failure closed{.rank = rank(), .reason = "the communicator was closed before this operation was over"};
+  const Failure closed{.rank = rank(), .reason = "the communicator was closed before this operation was over"};
   const auto finish = [&](std::uint32_t sequence, Request& request) {
     if (request.done()) return;
-    closed.operation = describe(request.call());
-    closed.sequence = sequence;
-    request.finish(closed);
+    request.finish(named(closed, request.call(), sequence));
   };
   for (const auto& [sequence, job] : jobs_) finish(sequence, job->request());
   for (const auto& job : quarantine_) finish(job->sequence(), job->request());
@@ -176,13 +175,16 @@ bool Session::agrees(const Job& job, Rank source, const Call& call) {
 
 void Session::on_arrival(const Arrival& arrival) {
   const Envelope& envelope = arrival.envelope;
-  if (frozen(envelope.sequence) || envelope.epoch != options_.epoch || envelope.communicator != options_.communicator ||
+  const bool message = envelope.call.operation == Operation::send;
+  if ((message ? all_frozen_ : frozen(envelope.sequence)) || envelope.epoch != options_.epoch || envelope.communicator != options_.communicator ||
       envelope.source >= size() || envelope.source == rank()) {
     driver_.discard(arrival);
     return;
   }
   if (watches()) peers_[envelope.source].heard_s = now_s_;
-  if (Job* const job = running_job(envelope.sequence)) {
+  if (message) {
+    take_message(arrival);
+  } else if (Job* const job = running_job(envelope.sequence)) {
     if (agrees(*job, envelope.source, envelope.call)) {
       job->deliver(arrival);
     } else {
@@ -240,6 +242,7 @@ void Session::on_control(const Control& control) {
     if (control.epoch != options_.epoch) return;
     peer.heard_s = now_s_;
     if (!peer.called || precedes(*peer.called, control.called)) peer.called = control.called;
+    if (precedes(peer.messages, control.messages)) peer.messages = control.messages;
   }
   switch (control.kind) {
     case ControlKind::hello:
@@ -268,6 +271,7 @@ void Session::on_control(const Control& control) {
       for (const auto& [sequence, job] : jobs_) {
         if (fail_if_abandoned(*job)) break;
       }
+      fail_if_nothing_comes(control.source);
       conclude_if_agreed();
       break;
   }
@@ -275,7 +279,7 @@ void Session::on_control(const Control& control) {
 
 // True, and everything has stopped, if some peer said goodbye without calling this operation.
 bool Session::fail_if_abandoned(const Job& job) {
-  if (parted_ == 0) return false;
+  if (parted_ == 0 || job.is_message()) return false;
   for (Rank peer = 0; peer < size(); ++peer) {
     const Peer& other = peers_[peer];
     if (peer == rank() || !other.parted || precedes(job.sequence(), other.called.value_or(0))) continue;
@@ -292,7 +296,8 @@ void Session::on_peer_failed(Rank rank_of_peer, const std::string& reason) {
   const bool said_goodbye = peer.parted;
   if (!std::exchange(peer.parted, true)) ++parted_;
   // What it called before its goodbye may still be finished, where its messages do not go with it.
-  if (said_goodbye && (all_frozen_ || jobs_.empty() || driver_.delivers_after_shut_down())) {
+  const bool nothing_more = all_frozen_ || jobs_.empty() || driver_.delivers_after_shut_down();
+  if (said_goodbye && nothing_more && (all_frozen_ || !sends_to(rank_of_peer))) {
     conclude_if_agreed();
     return;
   }
@@ -309,6 +314,7 @@ void Session::part() {
   if (std::exchange(parting_, true)) return;
   if (!std::exchange(peers_[rank()].parted, true)) ++parted_;
   say_if_called();
+  discard_unclaimed();
   broadcast({.kind = ControlKind::goodbye});
 }
 

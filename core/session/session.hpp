@@ -19,6 +19,7 @@
 
 #include "session/agreement.hpp"
 #include "session/history.hpp"
+#include "session/point_to_point.hpp"
 #include "session/report.hpp"
 #include "session/request.hpp"
 #include "transport/driver.hpp"
@@ -49,7 +50,7 @@ class Session final : public EventSink {
   bool joined() const { return greeted_ == size(); }
   /// The ranks that have not greeted, as text.
   std::string missing() const;
-  /// Begins an operation. Every rank begins the same ones in the same order.
+  /// Begins an operation. Every rank begins the same ones in the same order, but for sends and receives between two.
   void begin(RequestPtr request, double now_s);
   /// Gives the coroutines that can go on one turn; true if there were any.
   bool run_ready();
@@ -103,6 +104,7 @@ class Session final : public EventSink {
     bool said_goodbye = false;
     double heard_s = 0.0;  // when, last
     std::optional<std::uint32_t> called{};  // operations; once parted: all that it will ever call
+    std::uint32_t messages = 0;             // to this rank, outside operations; once parted: all there will be
   };
   struct Announced {
     Rank source;
@@ -115,7 +117,19 @@ class Session final : public EventSink {
   bool fail_if_abandoned(const Job& job);
   bool agrees(const Job& job, Rank source, const Call& call);
   void take_announced_call(Rank source, std::uint32_t sequence, const Call& call);
+  void start(Job& job);
   void refuse(Request& request, std::uint32_t sequence) const;
+
+  // session_messages.cpp
+  void begin_message(RequestPtr request, double now_s);
+  void take_message(const Arrival& arrival);
+  void post_receive(const PointToPoint::Receive& posted);
+  void receive(const Arrival& arrival, const PointToPoint::Receive& posted);
+  void fail_if_nothing_comes(Rank source);
+  std::string mistagged(Rank source) const;
+  void discard_unclaimed();
+  void discard_messages();
+  bool sends_to(Rank peer) const;
 
   // session_failure.cpp
   bool frozen(std::uint32_t sequence) const {
@@ -150,13 +164,14 @@ class Session final : public EventSink {
   SessionOptions options_;
   ReadyQueue ready_;
   std::vector<std::coroutine_handle<>> turn_;
-  std::vector<std::pair<std::uint32_t, std::unique_ptr<Job>>> jobs_;  // with their sequence numbers; few
+  std::vector<std::pair<std::uint32_t, std::unique_ptr<Job>>> jobs_;  // with their sequence numbers
   std::vector<std::unique_ptr<Job>> quarantine_;                  // failed, perhaps still in the network's hands
   std::vector<std::pair<std::uint32_t, RequestPtr>> refused_;     // begun too late, before the verdict
   std::vector<Job*> finished_;
   std::unordered_map<std::uint32_t, std::vector<Arrival>> early_;        // operations that this rank has not begun
   std::unordered_map<std::uint32_t, std::vector<Announced>> announced_;  // the same, of peers that wait in them
   std::vector<Peer> peers_;
+  PointToPoint point_to_point_;
   History history_;
   std::optional<Agreement> agreement_;
   Statement to_say_;                          // in a dispute, once this rank has called the operation

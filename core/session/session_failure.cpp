@@ -10,8 +10,12 @@ std::uint32_t Session::first_unfinished() const {
   const auto look = [&](std::uint32_t sequence) {
     if (precedes(sequence, first)) first = sequence;
   };
-  for (const auto& [sequence, job] : jobs_) look(sequence);
-  for (const auto& job : quarantine_) look(job->sequence());
+  for (const auto& [sequence, job] : jobs_) {
+    if (!job->is_message()) look(sequence);
+  }
+  for (const auto& job : quarantine_) {
+    if (!job->is_message()) look(job->sequence());
+  }
   return first;
 }
 
@@ -21,9 +25,10 @@ void Session::fail(Failure failure) {
                  .origin = rank(),
                  .culprit = failure.peer,
                  .culprit_speaks = named && peers_[failure.peer].said_goodbye && !peers_[failure.peer].failed,
+                 .point_to_point = failure.tag.has_value(),
                  .sequence = failure.sequence,
                  .reason = std::move(failure.reason)};
-  if (failure.kind == FailureKind::mismatched_call) {
+  if (failure.kind == FailureKind::mismatched_call && !mine.point_to_point) {
     dispute(std::move(mine));
   } else {
     stop(std::move(mine));
@@ -63,12 +68,13 @@ void Session::put_away_frozen() {
     if (!frozen(sequence)) continue;
     for (const Arrival& arrival : std::exchange(arrivals, {})) driver_.discard(arrival);
   }
+  if (all_frozen_) discard_messages();
   for (auto job = jobs_.begin(); job != jobs_.end();) {
-    if (!frozen(job->first)) {
+    if (!job->second->frozen()) {
       ++job;
       continue;
     }
-    history_.ended(job->first, OperationState::failed, now_s_);
+    if (!job->second->is_message()) history_.ended(job->first, OperationState::failed, now_s_);
     job->second->discard_unexpected();
     quarantine_.push_back(std::move(job->second));
     job = jobs_.erase(job);
@@ -83,7 +89,7 @@ void Session::say_if_called() {
 const Call* Session::call_of(std::uint32_t sequence) const {
   if (const Job* const job = job_of(sequence)) return &job->call();
   for (const auto& [refused, request] : refused_) {
-    if (refused == sequence) return &request->call();
+    if (refused == sequence && !is_point_to_point(request->call())) return &request->call();
   }
   const History::Entry* const entry = history_.find(sequence);
   return entry == nullptr ? nullptr : &entry->call;
@@ -113,6 +119,7 @@ void Session::say(Statement mine) {
              .origin = mine.origin,
              .culprit = mine.culprit,
              .culprit_speaks = mine.culprit_speaks,
+             .point_to_point = mine.point_to_point,
              .sequence = mine.sequence,
              .first_call = mine.first_call,
              .calls = mine.calls,
@@ -142,6 +149,7 @@ void Session::hear_abort(const Control& control) {
                     .origin = control.origin,
                     .culprit = control.culprit,
                     .culprit_speaks = control.culprit_speaks,
+                    .point_to_point = control.point_to_point,
                     .sequence = control.sequence,
                     .reason = control.reason};
   Statement theirs = adopted;
@@ -149,7 +157,7 @@ void Session::hear_abort(const Control& control) {
   theirs.first_call = control.first_call;
   theirs.calls = control.calls;
   agreement_->add(control.source, std::move(theirs));
-  if (control.failure == FailureKind::mismatched_call) {
+  if (control.failure == FailureKind::mismatched_call && !control.point_to_point) {
     // What differed may have been noticed late. Who waits in the first operation that differs is to say so too.
     const auto first = agreement_->mismatched_operation();
     if (first && precedes(*first, adopted.sequence)) adopted.sequence = *first;
@@ -172,6 +180,7 @@ void Session::look_further_back(Statement& timed_out) const {
                       std::to_string(oldest->sequence()) + ", " + describe(oldest->call()) + ", waiting for " +
                       (waits_for.empty() ? oldest->sends_to_text() : list_of(waits_for));
   timed_out.sequence = oldest->sequence();
+  timed_out.point_to_point = false;
 }
 
 // Once everybody has spoken who still can.
@@ -205,13 +214,12 @@ void Session::conclude() {
     failure_ = failure;
   }
   for (const auto& job : quarantine_) {
-    failure.operation = describe(job->call());
-    failure.sequence = job->sequence();
+    failure = named(std::move(failure), job->call(), job->sequence());
     if (job == quarantine_.front()) failure_->operation = failure.operation;
     job->request().finish(failure);
   }
   for (const auto& [sequence, request] : std::exchange(refused_, {})) {
-    history_.ended(sequence, OperationState::failed, now_s_);
+    if (!is_point_to_point(request->call())) history_.ended(sequence, OperationState::failed, now_s_);
     refuse(*request, sequence);
   }
 }

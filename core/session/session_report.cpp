@@ -7,7 +7,7 @@ namespace telegrad {
 
 const Session::Job* Session::job_of(std::uint32_t sequence) const {
   if (const Job* const job = running_job(sequence)) return job;
-  const auto kept = std::ranges::find_if(quarantine_, [&](const auto& job) { return job->sequence() == sequence; });
+  const auto kept = std::ranges::find_if(quarantine_, [&](const auto& job) { return job->sequence() == sequence && !job->is_message(); });
   return kept == quarantine_.end() ? nullptr : kept->get();
 }
 
@@ -43,6 +43,13 @@ SessionReport Session::report(double now_s) const {
     }
     report.operations.push_back(std::move(operation));
   }
+  const auto look = [&](const Job& job, OperationState state) {
+    if (!job.is_message() || report.messages.size() == SessionReport::kMessagesMost) return;
+    report.messages.push_back(
+        {.call = job.call(), .state = state, .called_s = job.called_s(), .before = job.sequence()});
+  };
+  for (const auto& job : quarantine_) look(*job, OperationState::failed);
+  for (const auto& [sequence, job] : jobs_) look(*job, OperationState::running);
   return report;
 }
 

@@ -19,6 +19,7 @@ void Session::send(Rank peer, Control control) {
   control.source = rank();
   control.epoch = options_.epoch;
   control.called = next_sequence_;
+  control.messages = point_to_point_.sent_to(peer);
   driver_.send_control(peer, control);
 }
 
@@ -96,15 +97,22 @@ void Session::look_at_deadlines(double now_s) {
     if (now_s < job->deadline_s()) {
       job->tell_call_if_stuck(now_s);
       wake_at(job->next_look_s());
-    } else if (late == nullptr || precedes(sequence, late->sequence())) {
+    } else if (late == nullptr || precedes(sequence, late->sequence()) ||
+               (sequence == late->sequence() && job->is_message() && !late->is_message())) {
       late = job.get();
     }
   }
   if (late == nullptr) return;
   const std::vector<Rank> waits_for = late->waits_for();
   const std::string whom = !waits_for.empty() ? list_of(waits_for) : late->sends_to_text();
-  fail(failure_of(*late, FailureKind::timeout, waits_for.empty() ? kNoRank : waits_for.front(),
-                  "timed out after timeout_s=" + seconds(options_.timeout_s) + ", waiting for " + whom));
+  const std::string text = "timed out after timeout_s=" + seconds(options_.timeout_s) + ", waiting for " + whom;
+  if (late->is_message()) {  // others do not know what it is
+    const Rank other = late->call().root;
+    fail(failure_of(*late, FailureKind::timeout, other,
+                    describe(late->call()) + " of rank " + std::to_string(rank()) + " " + text + mistagged(other)));
+    return;
+  }
+  fail(failure_of(*late, FailureKind::timeout, waits_for.empty() ? kNoRank : waits_for.front(), text));
 }
 
 }  // namespace telegrad

@@ -32,11 +32,13 @@ struct Control {
   Rank origin = kNoRank;  // abort: who found the failure
   Rank culprit = kNoRank;
   bool culprit_speaks = false;  // abort: it has left, and can still say something itself
+  bool point_to_point = false;  // abort: between two ranks, not in operation `sequence` but before it
   std::uint32_t epoch = 0;
   std::uint32_t wire_version = kWireVersion;
   std::uint32_t sequence = 0;    // abort: which operation failed
   std::uint32_t called = 0;      // how many operations the sender has called
   std::uint32_t first_call = 0;  // the sequence number of calls[0]
+  std::uint32_t messages = 0;    // how many messages outside operations the sender has sent to the receiver
   std::uint32_t endianness = 0x01020304;
   std::vector<Call> calls{};  // abort: around the failure; call: the one that waits for the receiver
   std::string reason{};

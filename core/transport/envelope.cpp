@@ -16,7 +16,8 @@ const char* name_of(Operation operation) {
     case Operation::gather: return "gather";
     case Operation::scatter: return "scatter";
     case Operation::all_to_all: return "all_to_all";
-    case Operation::send_receive: return "send_receive";
+    case Operation::send: return "send";
+    case Operation::receive: return "recv";
   }
   return "unknown operation";
 }
@@ -67,6 +68,11 @@ const char* name_of(Reduction reduction) {
 }
 
 std::string describe(const Call& call) {
+  if (is_point_to_point(call)) {
+    return std::string(name_of(call.operation)) + "(count=" + std::to_string(call.count) + ", dtype=" +
+           name_of(call.dtype) + (call.operation == Operation::send ? ", to=" : ", source=") +
+           std::to_string(call.root) + ", tag=" + std::to_string(call.layout) + ")";
+  }
   std::string text = std::string(name_of(call.operation)) + "(count=" + std::to_string(call.count) +
                      ", dtype=" + name_of(call.dtype) + ", reduction=" + name_of(call.reduction) +
                      ", algorithm=" + name_of(call.algorithm);

@@ -24,7 +24,8 @@ enum class Operation : std::uint8_t {
   gather = 8,
   scatter = 9,
   all_to_all = 10,
-  send_receive = 11,
+  send = 11,     // also of the message itself, on the wire
+  receive = 12,
 };
 enum class Algorithm : std::uint8_t {
   automatic = 0,
@@ -41,14 +42,19 @@ struct Call {
   DType dtype = DType::u8;
   Reduction reduction = Reduction::none;
   Algorithm algorithm = Algorithm::automatic;
-  Rank root = kNoRank;
+  Rank root = kNoRank;      // send, receive: the other rank
   std::uint64_t count = 0;  // elements; for a sparse operation the dimension
   double switch_factor = 0;  // of a sparse operation
-  std::uint64_t layout = 0;  // where ranks have blocks of different lengths: a digest of the lengths
+  std::uint64_t layout = 0;  // where ranks have blocks of different lengths: a digest of the lengths; send, receive: the tag
 
   friend bool operator==(const Call&, const Call&) = default;
 };
 static_assert(sizeof(Call) == 32);
+
+/// What two ranks do between themselves: others know nothing of it, and it has no number among the operations.
+inline bool is_point_to_point(const Call& call) {
+  return call.operation == Operation::send || call.operation == Operation::receive;
+}
 
 /// As a person would write the call: `allreduce(count=1024, dtype=f32, reduction=sum, algorithm=ring)`.
 std::string describe(const Call& call);
@@ -60,8 +66,8 @@ const char* name_of(Reduction reduction);
 struct Envelope {
   std::uint32_t epoch = 0;         // which incarnation of the job: messages of an earlier one are dropped
   std::uint32_t communicator = 0;  // which communicator of the job
-  std::uint32_t sequence = 0;      // which operation of the communicator
-  Step step = 0;                   // which message of the operation
+  std::uint32_t sequence = 0;      // which operation of the communicator; of a send: which one from its source to here
+  Step step = 0;                   // which message of the operation; of a send: its tag
   Rank source = 0;
   std::uint32_t reserved = 0;
   std::uint64_t length = 0;  // payload bytes

@@ -2,11 +2,13 @@
 // What went wrong in the world, as data: it travels between threads and ranks; the caller's thread throws it.
 
 #include <cstdint>
+#include <optional>
 #include <stdexcept>
 #include <string>
 #include <utility>
 
 #include "base/types.hpp"
+#include "transport/envelope.hpp"
 
 namespace telegrad {
 
@@ -20,10 +22,14 @@ struct Failure {
   std::uint32_t pid = 0;
   std::string operation{};
   std::uint32_t sequence = 0;
+  std::optional<std::uint32_t> tag{};  // of a send or receive: then `sequence` is how many operations came before it
   std::string reason{};
 
   std::string message() const;
 };
+
+/// The failure as that of one operation, begun as number `sequence`.
+Failure named(Failure failure, const Call& call, std::uint32_t sequence);
 
 class TransportError : public std::runtime_error {
  public:

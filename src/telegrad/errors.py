@@ -13,7 +13,8 @@ class TransportError(Exception):
     """The network or a peer failed; the communicator can only be closed afterwards.
 
     ``rank`` reports; ``peer`` is the culprit, the same on all survivors (``None`` if unknown), and ``host`` the name of
-    its machine; ``operation`` is the collective that was running and ``tag`` its sequence number on this communicator.
+    its machine; ``operation`` is the operation that was running and ``tag`` its sequence number on this communicator
+    (of a send or recv the message's tag).
     """
 
     def __init__(

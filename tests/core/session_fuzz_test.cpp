@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "base/random.hpp"
+#include "session/messages.hpp"
 #include "session/session.hpp"
 
 namespace {
@@ -81,7 +82,9 @@ Call some_call(Random& random) {
 // Sends to and receives from some peers, in an order of its own.
 RequestPtr some_request(Random& random, std::deque<Buffer>& buffers) {
   const auto seed = random.below(1U << 20);
-  return std::make_shared<Request>(some_call(random), [seed, &buffers](Transport& net) -> Task<void> {
+  Call call = some_call(random);
+  if (is_point_to_point(call)) call.operation = Operation::barrier;
+  return std::make_shared<Request>(call, [seed, &buffers](Transport& net) -> Task<void> {
     Random own(seed);
     for (Step step = 0; step < 3; ++step) {
       Buffer& in = buffers.emplace_back(8);
@@ -97,6 +100,15 @@ RequestPtr some_request(Random& random, std::deque<Buffer>& buffers) {
   });
 }
 
+// A message to or from one of them.
+RequestPtr some_message(Random& random, std::deque<Buffer>& buffers) {
+  Buffer& memory = buffers.emplace_back(8);
+  const Rank other = 1 + static_cast<Rank>(random.below(kRanks - 1));
+  const auto tag = static_cast<Step>(random.below(2));
+  if (random.below(2) == 0) return make_send(DType::u8, memory.bytes(), other, tag);
+  return make_receive(DType::u8, memory.bytes(), other, tag);
+}
+
 void play(std::uint64_t seed) {
   Random random(seed);
   LooseDriver driver(random);
@@ -104,13 +116,27 @@ void play(std::uint64_t seed) {
   std::deque<Buffer> buffers;
   std::vector<RequestPtr> requests;
   std::uint32_t called = 0;
+  std::uint32_t messages = 0;
   double now_s = 0.0;
   std::string verdict;
   std::size_t finished = 0;
   const auto some_rank = [&] { return static_cast<Rank>(random.below(kRanks + 1)); };
   session.join(now_s);
   for (int event = 0; event < 300; ++event) {
-    switch (random.below(12)) {
+    switch (random.below(14)) {
+      case 12: session.begin(requests.emplace_back(some_message(random, buffers)), now_s); break;
+      case 13: {
+        Envelope envelope;
+        envelope.epoch = kEpoch;
+        envelope.sequence = random.below(100) == 0 ? static_cast<std::uint32_t>(random.below(1U << 22)) * 1024U
+                                                   : messages++ / (kRanks - 1) + static_cast<std::uint32_t>(random.below(2));
+        envelope.step = static_cast<Step>(random.below(2));
+        envelope.source = 1 + messages % (kRanks - 1);
+        envelope.length = random.below(50) == 0 ? 9 : 8;
+        envelope.call = {.operation = Operation::send, .count = random.below(50) == 0 ? 9U : 8U};
+        driver.arrive(envelope);
+        break;
+      }
       case 0:
       case 1:
         ++called;
@@ -139,6 +165,8 @@ void play(std::uint64_t seed) {
         control.culprit = random.below(2) == 0 ? kNoRank : some_rank();
         control.epoch = random.below(20) == 0 ? 5 : kEpoch;
         control.sequence = static_cast<std::uint32_t>(random.below(1U << 30)) * 4;
+        control.messages = static_cast<std::uint32_t>(random.below(8));
+        control.point_to_point = random.below(2) == 0;
         control.called = called + static_cast<std::uint32_t>(random.below(4)) - 1;
         control.first_call = random.below(3) == 0 ? static_cast<std::uint32_t>(random.below(1U << 30)) : called;
         for (std::size_t i = random.below(Control::kCallsMost + 1); i > 0; --i) control.calls.push_back(some_call(random));

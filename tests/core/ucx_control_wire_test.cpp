@@ -23,10 +23,12 @@ Control some_control(std::size_t calls, std::size_t reason) {
                   .source = 1,
                   .origin = 2,
                   .culprit = 3,
+                  .point_to_point = true,
                   .epoch = 4,
                   .sequence = 5,
                   .called = 6,
-                  .first_call = 7};
+                  .first_call = 7,
+                  .messages = 8};
   for (std::size_t i = 0; i < calls; ++i) control.calls.push_back({.operation = Operation::allreduce, .count = i});
   control.reason.assign(reason, 'r');
   return control;
@@ -48,6 +50,8 @@ TEST("what is sent comes back") {
       EXPECT_EQ(received->sequence, 5U);
       EXPECT_EQ(received->called, 6U);
       EXPECT_EQ(received->first_call, 7U);
+      EXPECT_EQ(received->messages, 8U);
+      EXPECT(received->point_to_point && !received->culprit_speaks);
       EXPECT_EQ(received->endianness, sent.endianness);
       EXPECT(received->calls == sent.calls);
       EXPECT_EQ(received->reason, sent.reason);
@@ -69,6 +73,9 @@ TEST("lengths that do not add up and kinds that do not exist are refused") {
   ControlHeader many = header_of(good);
   many.calls = Control::kCallsMost + 1;
   EXPECT(!decode(many, std::string((Control::kCallsMost + 1) * sizeof(Call), '\0')));
+  ControlHeader odd = header_of(good);
+  odd.point_to_point = 2;
+  EXPECT(!decode(odd, payload));
   const ControlHeader header = header_of(good);
   EXPECT(!decode_control(std::as_bytes(std::span(&header, 1)).first(sizeof header - 1), {}));
   EXPECT(!decode_control({}, {}));

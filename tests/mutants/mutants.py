@@ -409,7 +409,7 @@ _SESSION = (
     _mutant(
         "goodbye: those who still wait do not care",
         SESSION,
-        "if (parted_ == 0) return false;",
+        "if (parted_ == 0 || job.is_message()) return false;",
         "if (parted_ <= size()) return false;",
     ),
     _mutant(
@@ -445,8 +445,8 @@ _SESSION = (
     _mutant(
         "verdict: calls that came too late are left behind",
         FAILURE,
-        "    history_.ended(sequence, OperationState::failed, now_s_);\n    refuse(*request, sequence);",
-        "    history_.ended(sequence, OperationState::failed, now_s_);",
+        "    refuse(*request, sequence);\n  }\n}",
+        "  }\n}",
     ),
     _mutant(
         "verdict: reached before the others have spoken",

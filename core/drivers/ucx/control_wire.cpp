@@ -25,7 +25,9 @@ ControlHeader header_of(const Control& control) {
           .sequence = control.sequence,
           .called = control.called,
           .first_call = control.first_call,
-          .endianness = control.endianness};
+          .messages = control.messages,
+          .endianness = control.endianness,
+          .point_to_point = control.point_to_point};
 }
 
 std::string payload_of(const Control& control) {
@@ -41,7 +43,8 @@ std::optional<Control> decode_control(ConstBytes header, ConstBytes payload) {
   if (wire.calls > Control::kCallsMost || payload.size() < calls_bytes ||
       payload.size() - calls_bytes > Control::kReasonMost ||
       !is_known(wire.kind, static_cast<std::uint8_t>(ControlKind::call)) ||
-      !is_known(wire.failure, static_cast<std::uint8_t>(FailureKind::mismatched_call)) || wire.culprit_speaks > 1) {
+      !is_known(wire.failure, static_cast<std::uint8_t>(FailureKind::mismatched_call)) || wire.culprit_speaks > 1 ||
+      wire.point_to_point > 1) {
     return std::nullopt;
   }
   Control control{.kind = static_cast<ControlKind>(wire.kind),
@@ -50,11 +53,13 @@ std::optional<Control> decode_control(ConstBytes header, ConstBytes payload) {
                   .origin = wire.origin,
                   .culprit = wire.culprit,
                   .culprit_speaks = wire.culprit_speaks == 1,
+                  .point_to_point = wire.point_to_point == 1,
                   .epoch = wire.epoch,
                   .wire_version = wire.wire_version,
                   .sequence = wire.sequence,
                   .called = wire.called,
                   .first_call = wire.first_call,
+                  .messages = wire.messages,
                   .endianness = wire.endianness};
   control.calls.resize(wire.calls);
   if (calls_bytes != 0) std::memcpy(control.calls.data(), payload.data(), calls_bytes);

@@ -23,9 +23,11 @@ struct ControlHeader {
   std::uint32_t sequence = 0;
   std::uint32_t called = 0;
   std::uint32_t first_call = 0;
+  std::uint32_t messages = 0;
   std::uint32_t endianness = 0;
+  std::uint32_t point_to_point = 0;
 };
-static_assert(sizeof(ControlHeader) == 40);
+static_assert(sizeof(ControlHeader) == 48);
 
 ControlHeader header_of(const Control& control);
 std::string payload_of(const Control& control);

@@ -6,7 +6,9 @@ import json
 from typing import Any
 
 from telegrad import _core
+from telegrad.comm.groups import Options, checked_color, checked_key, connect, group_of, share
 from telegrad.comm.moves import Moves
+from telegrad.comm.point_to_point import PointToPoint
 from telegrad.comm.reduction import DENSE_ALGORITHMS, algorithm_of
 from telegrad.comm.reductions import Reductions
 from telegrad.comm.rendezvous import Exchange, check_interface, find_peers
@@ -16,18 +18,24 @@ from telegrad.comm.work import check_timeout
 from telegrad.plan import Place, Tuning
 
 
-class Communicator(Reductions, Moves):
+class Communicator(Reductions, Moves, PointToPoint):
     """One rank's membership in a group of ranks. Made by ``from_torch()`` or ``local()``.
 
-    All ranks call the same operations in the same order. Each operation checks its arguments before anything is sent
-    (``TypeError``, ``ValueError``) and raises ``TransportError`` or a subclass when a peer or the network fails; the
-    error names the culprit, the same on all survivors, and the communicator can only be closed afterwards. Tensors are
-    torch's (CPU) or numpy's, contiguous, and not copied. An open communicator is closed at the interpreter's exit;
+    All ranks call the same operations in the same order, but for ``send``, ``recv`` and ``sendrecv``, which concern two
+    ranks only. Each operation checks its arguments before anything is sent (``TypeError``, ``ValueError``) and raises
+    ``TransportError`` or a subclass when a peer or the network fails; the error names the culprit, the same on all
+    survivors, and the communicator can only be closed afterwards. Tensors are torch's (CPU) or numpy's, contiguous, and
+    not copied. An open communicator is closed at the interpreter's exit;
     after ``os.fork()`` it is of no use in the child.
     """
 
     _place: Place | None = None
     _tuning: Tuning | None = None
+
+    def __init__(self, core: _core.Communicator, options: Options | None = None) -> None:
+        """For telegrad's own use: ``core`` has joined; ``options`` are what sub-communicators take over."""
+        super().__init__(core)
+        self._options = Options() if options is None else options
 
     @classmethod
     def from_torch(
@@ -102,7 +110,8 @@ class Communicator(Reductions, Moves):
         communicator = cls(
             _core.Communicator.ucx(
                 rank, size, agreement.swap, timeout_s, liveness_timeout_s, interface, report_folder()
-            )
+            ),
+            Options(timeout_s, liveness_timeout_s, interface),
         )
         communicator._place = agreement.place
         communicator.use(agreement.tuning)
@@ -120,7 +129,28 @@ class Communicator(Reductions, Moves):
             raise ValueError(f"n={n} must be at least 1: the number of ranks")
         check_timeout(timeout_s, "timeout_s")
         report_on_signal()
-        return [cls(core) for core in _core.Communicator.local(n, timeout_s, report_folder())]
+        return [cls(core, Options(timeout_s)) for core in _core.Communicator.local(n, timeout_s, report_folder())]
+
+    def split(self, color: int | None, key: int = 0) -> Communicator | None:
+        """A communicator of the ranks that give the same ``color``; every rank of this one calls it, and waits.
+
+        ``color``: an int in [0, 2⁶³), or ``None``: this rank joins no group, and gets ``None``. Ranks are numbered in
+        the order of ``key``, and of their ranks here where keys are equal. The new communicator has connections and
+        failures of its own (what ends one leaves the other usable; a process that dies ends both), and the time-outs
+        and interface of this one. The two may be used side by side and closed in any order; use each in the same order
+        on all of its ranks. Raises ``TypeError`` or ``ValueError`` for bad arguments and in the simulator, and
+        ``TransportError`` if a rank fails meanwhile.
+        """
+        chosen, order = checked_color(color), checked_key(key)
+        self._usable()
+        if self.driver == "sim":
+            raise ValueError(
+                "split() waits for all ranks, which one thread cannot: make a sim.World of the group's size"
+            )
+        group = group_of(self.rank, chosen, order, self.all_gather)
+        make = share if self.driver == "local" else connect
+        core = make(group, self.all_gather, self._options, report_folder())
+        return None if core is None else type(self)(core, self._options)
 
     @property
     def tuning(self) -> Tuning | None:

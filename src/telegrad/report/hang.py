@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from telegrad.report.hang_files import Operation, Report
 from telegrad.report.hang_graph import ends_of
 from telegrad.report.hang_lanes import Lane, lanes_of
+from telegrad.report.hang_messages import ends_of_messages, open_messages, told_message
 
 _MOST_TOLD_ALONE = 8
 
@@ -85,6 +86,7 @@ class _Judge:
         self._waiting = [rank for rank, operation in self._at.items() if operation.state != "completed"]
         self._call = self._usual_call()
         self._details: list[str] = []
+        self._messages = open_messages(lanes)
 
     def verdict(self) -> Verdict:
         kind, culprits, sentence = self._found()
@@ -115,7 +117,7 @@ class _Judge:
         if by_a_peer is not None:
             return by_a_peer
         if self._tag is None:
-            return self._judge_nothing()
+            return self._judge_messages() if self._messages else self._judge_nothing()
         if late := self._late():
             return self._judge_late(late)
         return self._judge_waits()
@@ -242,6 +244,7 @@ class _Judge:
         sentence = begin + self._waited("it" if len(suspects) == 1 else "them")
         for lane in sure:
             self._details.append(self._last_of(lane))
+            self._detail_messages(lane.rank)
         return ("not_called" if sure else "no_report"), [lane.rank for lane in suspects], sentence
 
     def _waited(self, for_whom: str) -> str:
@@ -303,6 +306,34 @@ class _Judge:
     def _ends(self) -> tuple[list[int], list[list[int]]]:
         at = self._at
         return ends_of({rank: sorted({*at[rank].waits_for, *at[rank].sends_to} - {rank}) for rank in self._waiting})
+
+    # A send or receive is not over
+
+    def _judge_messages(self) -> tuple[str, list[int], str]:
+        """No operation of all ranks is stuck: only those between two."""
+        roots, circles = ends_of_messages(self._messages)
+        self._waiting = list(self._messages)
+        for rank in self._messages:
+            self._detail_messages(rank)
+        longest_s = max(message.called_s_ago for messages in self._messages.values() for message in messages)
+        since = f"since {told_seconds(longest_s)}"
+        waiting = f"{told_ranks(self._waiting)} {'waits' if len(self._waiting) == 1 else 'wait'} for a message"
+        if roots:
+            who = self._lanes[roots[0]].name if len(roots) == 1 else told_ranks(roots)
+            gone = all(self._lanes[rank].report is None for rank in roots)
+            plural = "has" if len(roots) == 1 else "have"
+            how = f"{plural} left no report" if gone else f"{plural} not made the call that it needs"
+            return ("no_report" if gone else "not_called"), roots, f"{waiting} {since}; {who} {how}"
+        ring = circles[0]
+        pairs = [f"{one} for {other}" for one, other in zip(ring, [*ring[1:], ring[0]], strict=True)]
+        return "cycle", sorted(ring), f"{waiting} {since}, and they do so in a circle (rank {', '.join(pairs)})"
+
+    def _detail_messages(self, rank: int) -> None:
+        for message in self._messages.get(rank, [])[:_MOST_TOLD_ALONE]:
+            text = f"{told_message(rank, message)}, since {told_seconds(message.called_s_ago)}"
+            if message.peer in self._waiting and message.peer in self._at:
+                text += f"; rank {message.peer} waits in operation {self._tag}, {self._call}"
+            self._details.append(text)
 
     def _judge_nothing(self) -> tuple[str, list[int], str]:
         most = max(lane.called for lane in self._lanes)

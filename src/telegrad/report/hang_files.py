@@ -55,6 +55,19 @@ class Operation:
 
 
 @dataclass(frozen=True)
+class Message:
+    """A send or receive that was not over: with whom, and the operation that its rank called next (``before``)."""
+
+    call: str
+    operation: str
+    peer: int
+    message_tag: int
+    before: int
+    state: str
+    called_s_ago: float
+
+
+@dataclass(frozen=True)
 class Peer:
     """What a rank has heard of another."""
 
@@ -94,6 +107,7 @@ class Report:
     failure: Failed | None
     peers: tuple[Peer, ...]
     operations: tuple[Operation, ...]
+    messages: tuple[Message, ...] = ()
 
     def at(self, tag: int) -> Operation | None:
         """The operation with this number, if it is still listed."""
@@ -190,6 +204,7 @@ def parse(data: bytes) -> Report:
         failure=fields.optional("failure", lambda name: _failed(fields.child(name), size)),
         peers=tuple(_peer(one, size) for one in fields.children("peers", size)),
         operations=_operations(fields.children("operations", _MOST_OPERATIONS), size, called),
+        messages=tuple(_message(one, size) for one in fields.children("messages", _MOST_OPERATIONS, may_miss=True)),
     )
 
 
@@ -209,6 +224,18 @@ def _peer(fields: _Fields, size: int) -> Peer:
         state=fields.one_of("state", _STATES_OF_PEERS),
         called=fields.optional("called", lambda name: fields.integer(name, 0, _MOST_COUNT)),
         heard_s_ago=fields.optional("heard_s_ago", fields.seconds),
+    )
+
+
+def _message(fields: _Fields, size: int) -> Message:
+    return Message(
+        call=fields.text("call"),
+        operation=fields.one_of("operation", ("send", "recv")),
+        peer=fields.integer("peer", 0, size - 1),
+        message_tag=fields.integer("message_tag", 0, _MOST_COUNT),
+        before=fields.integer("before", 0, _MOST_COUNT),
+        state=fields.one_of("state", _STATES),
+        called_s_ago=fields.seconds("called_s_ago"),
     )
 
 
@@ -295,7 +322,9 @@ class _Fields:
             self._wrong(name, "an object")
         return _Fields(value, f"{self._where}{name}.")
 
-    def children(self, name: str, most: int) -> list[_Fields]:
+    def children(self, name: str, most: int, *, may_miss: bool = False) -> list[_Fields]:
+        if may_miss and name not in self._found:
+            return []
         value = self._raw(name)
         if not isinstance(value, list) or len(value) > most or not all(isinstance(one, dict) for one in value):
             self._wrong(name, f"a list of at most {most} objects")

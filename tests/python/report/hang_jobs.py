@@ -110,6 +110,22 @@ class Job:
         file["completed"] += state == "completed"
         file["operations"] = file["operations"][-64:]
 
+    def message(self, rank: int, operation: str, peer: int, tag: int = 0, ago_s: float = 31.0) -> None:
+        """The rank's next send or receive, which is not over."""
+        other = "to" if operation == "send" else "source"
+        file = self.files[rank]
+        file.setdefault("messages", []).append(
+            {
+                "call": f"{operation}(count=5, dtype=f32, {other}={peer}, tag={tag})",
+                "operation": operation,
+                "peer": peer,
+                "message_tag": tag,
+                "before": file["called"],
+                "state": "running",
+                "called_s_ago": ago_s,
+            }
+        )
+
     def wait_round_the_ring(self, call: Call, without: set[int]) -> None:
         """All but ``without`` call, and wait for the rank before them; who comes before a silent rank also sends."""
         for rank in sorted(set(range(self.size)) - without):

@@ -1,0 +1,110 @@
+#pragma once
+// The messages that one rank sends another outside the operations that all ranks call. They are numbered per pair of
+// ranks, brought back into that order on arrival, since a network may let one overtake another, and matched in it with
+// the receives of their tag. What a failure is, this must not know.
+
+#include <cstddef>
+#include <cstdint>
+#include <iterator>
+#include <map>
+#include <optional>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "transport/driver.hpp"
+
+namespace telegrad {
+
+class PointToPoint {
+ public:
+  struct Receive {
+    Call call{};
+    Bytes into{};
+    Pending* pending = nullptr;
+  };
+  struct Met {
+    Arrival arrival{};
+    Receive receive{};
+  };
+  enum class Taken : std::uint8_t { yes, twice, from_afar };
+
+  explicit PointToPoint(Rank size) : pairs_(size) {}
+
+  /// The number of the next message to `to`.
+  std::uint32_t next_number(Rank to) { return pairs_[to].sent++; }
+  std::uint32_t sent_to(Rank to) const { return pairs_[to].sent; }
+  /// How many messages of `source` have come, without a gap.
+  std::uint32_t come_from(Rank source) const { return pairs_[source].come; }
+
+  /// A message is here; next() follows until it is empty. What is not taken is still the caller's.
+  Taken take(const Arrival& arrival);
+  /// The next message of `source` that a receive waits for; those before it are kept for receives to come.
+  std::optional<Met> next(Rank source);
+  /// The message for `receive`, if it has come; otherwise the receive waits.
+  std::optional<Arrival> post(const Receive& receive);
+
+  /// A receive that waits for a message of `source`: that of the lowest tag, the oldest.
+  const Receive* waiting_for(Rank source) const;
+  /// How many there are.
+  std::size_t count_waiting_for(Rank source) const;
+  /// The oldest message of `source` that no receive waits for.
+  const Arrival* unclaimed(Rank source) const;
+  /// Gives the messages that no receive waits for to `discard`.
+  template <class Discard>
+  void discard_unclaimed(Discard discard) {
+    for (auto at = queues_.begin(); at != queues_.end();) {
+      while (!at->second.arrivals.empty()) discard(at->second.arrivals.pop());
+      at = at->second.empty() ? queues_.erase(at) : std::next(at);
+    }
+  }
+  /// Forgets all that waits, and gives every message that was not received to `discard`.
+  template <class Discard>
+  void clear(Discard discard) {
+    discard_unclaimed(discard);
+    queues_.clear();
+    for (Pair& pair : pairs_) {
+      for (auto& [number, arrival] : std::exchange(pair.ahead, {})) discard(arrival);
+    }
+  }
+
+ private:
+  template <class Value>
+  class Queue {
+   public:
+    bool empty() const { return first_ == values_.size(); }
+    std::size_t size() const { return values_.size() - first_; }
+    const Value& front() const { return values_[first_]; }
+    void push(const Value& value) { values_.push_back(value); }
+    Value pop() {
+      Value value = values_[first_++];
+      if (2 * first_ > values_.size()) {
+        values_.erase(values_.begin(), values_.begin() + static_cast<std::ptrdiff_t>(first_));
+        first_ = 0;
+      }
+      return value;
+    }
+
+   private:
+    std::vector<Value> values_;
+    std::size_t first_ = 0;  // those before it are gone
+  };
+  struct Queues {  // of one source and tag; one of them is empty
+    Queue<Arrival> arrivals;
+    Queue<Receive> receives;
+    bool empty() const { return arrivals.empty() && receives.empty(); }
+  };
+  struct Pair {
+    std::uint32_t sent = 0;
+    std::uint32_t come = 0;
+    std::unordered_map<std::uint32_t, Arrival> ahead{};  // by number: those before them are still on their way
+  };
+  using Key = std::pair<Rank, Step>;  // source and tag
+
+  std::optional<Met> match(const Arrival& arrival);
+
+  std::vector<Pair> pairs_;
+  std::map<Key, Queues> queues_;  // none is empty
+};
+
+}  // namespace telegrad

@@ -1,0 +1,150 @@
+"""Groups of a communicator's ranks: who belongs to which, and how its members find each other over that one."""
+
+from __future__ import annotations
+
+import itertools
+import operator
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from telegrad import _core
+from telegrad.errors import TransportError
+
+_NO_GROUP = -1
+Gather = Callable[[npt.NDArray[Any]], npt.NDArray[Any]]
+"""Every rank's array, by rank, for one's own of the same shape; all ranks of the communicator call it."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a sub-communicator takes over from the communicator that it is split from."""
+
+    timeout_s: float = 1800.0
+    liveness_timeout_s: float | None = 8.0
+    interface: str | None = None
+
+
+@dataclass(frozen=True)
+class Group:
+    """``members``: ranks of the parent, in the order of their ranks in the group; ``rank``: this rank's place there."""
+
+    members: list[int]
+    rank: int
+
+
+def checked_color(color: Any) -> int:
+    """``color`` as the ranks exchange it. Raises ``TypeError`` or ``ValueError``."""
+    if color is None:
+        return _NO_GROUP
+    value = _integer(color, "color", "an int or None (this rank joins no group)")
+    if not 0 <= value < 1 << 63:
+        raise ValueError(f"color={color!r} is out of range: use an int in [0, 2**63), or None to join no group")
+    return value
+
+
+def checked_key(key: Any) -> int:
+    """``key`` as an int. Raises ``TypeError`` or ``ValueError``."""
+    value = _integer(key, "key", "an int")
+    if not -(1 << 63) <= value < 1 << 63:
+        raise ValueError(f"key={key!r} is out of range: use an int of 64 bits")
+    return value
+
+
+def group_of(rank: int, color: int, key: int, gather: Gather) -> Group | None:
+    """The group of ``rank``, ordered by (key, rank); None without one."""
+    told = gather(np.array([color, key], np.int64)).tolist()
+    members = sorted((peer for peer in range(len(told)) if told[peer][0] == color), key=lambda peer: told[peer][1])
+    return None if color == _NO_GROUP else Group(members, members.index(rank))
+
+
+def connect(group: Group | None, gather: Gather, options: Options, report_folder: str) -> _core.Communicator | None:
+    """Connects the members of each group over the network. All ranks take part, also those without a group: the
+    addresses go over the communicator that they share. Raises ``TransportError`` on all members if one of them fails.
+    """
+    swapped = False
+
+    def swap(blob: bytes) -> list[bytes]:
+        nonlocal swapped
+        swapped = True
+        lengths = gather(np.array([len(blob)], np.int64))[:, 0].tolist()
+        padded = np.zeros(max(lengths), np.uint8)
+        padded[: len(blob)] = np.frombuffer(blob, np.uint8)
+        table = gather(padded)
+        blobs = [table[peer, : lengths[peer]].tobytes() for peer in (group.members if group is not None else ())]
+        _check_all_there(group, [bool(blob) for blob in blobs])
+        return blobs
+
+    if group is None:
+        swap(b"")
+        return None
+    try:
+        return _core.Communicator.ucx(
+            group.rank,
+            len(group.members),
+            swap,
+            options.timeout_s,
+            options.liveness_timeout_s,
+            options.interface,
+            report_folder,
+        )
+    except BaseException:
+        if not swapped:  # the others wait for an address, and are to hear that there is none
+            swap(b"")
+        raise
+
+
+# Made by one rank of this process, not yet fetched by the others; by token, then by rank in the group.
+_shared: dict[int, dict[int, _core.Communicator]] = {}
+_tokens = itertools.count()
+_lock = threading.Lock()
+
+
+def share(group: Group | None, gather: Gather, options: Options, report_folder: str) -> _core.Communicator | None:
+    """The same among ranks of one process: a group's first member makes the ends of all."""
+    token, error = -1, None
+    if group is not None and group.rank == 0:
+        try:
+            made = _core.Communicator.local(len(group.members), options.timeout_s, report_folder)
+        except BaseException as failure:
+            error = failure
+        else:
+            with _lock:
+                token = next(_tokens)
+                _shared[token] = dict(enumerate(made))
+    tokens = gather(np.array([token], np.int64))[:, 0].tolist()
+    if error is not None:
+        raise error
+    if group is None:
+        return None
+    token = tokens[group.members[0]]
+    _check_all_there(group, [token >= 0])
+    with _lock:
+        core = _shared[token].pop(group.rank)
+        if not _shared[token]:
+            del _shared[token]
+    return core
+
+
+def _check_all_there(group: Group | None, there: Sequence[bool]) -> None:
+    if group is None or all(there):
+        return
+    missing = group.members[list(there).index(False)]
+    raise TransportError(
+        f"rank {missing} could not open its network for the group {group.members}: look at the log of that rank",
+        peer=missing,
+        operation="split",
+    )
+
+
+def _integer(value: Any, argument: str, wanted: str) -> int:
+    if not isinstance(value, bool):
+        try:
+            return operator.index(value)
+        except TypeError:
+            pass
+    raise TypeError(f"{argument}={value!r} must be {wanted}")

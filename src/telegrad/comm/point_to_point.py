@@ -1,0 +1,103 @@
+"""The messages that one rank sends another, of which the others need not know."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+from telegrad.comm.member import Member
+from telegrad.comm.tensors import HostBuffer, movable
+from telegrad.comm.work import Work
+
+_TAGS = 1 << 31
+
+
+class PointToPoint(Member):
+    """Operations between two ranks. They take no number among those that all ranks call, so that the others need not
+    call anything, and may be called between any two of them.
+
+    Messages from one rank to another with the same tag are received in the order in which they were sent; with
+    different tags in any order. Both sides give the same dtype and number of elements; if they do not, all ranks get
+    ``MismatchedCall``. A receive of what a peer that has closed never sent raises ``PeerFailed`` at once.
+    """
+
+    def send(self, x: Any, to: int, *, tag: int = 0, async_op: bool = False) -> Work | None:
+        """Sends ``x`` (torch CPU tensor or numpy array, any dtype and shape, contiguous) to rank ``to``.
+
+        Returns once ``x`` may be changed: for a large ``x`` that is once ``to`` receives it, so that two ranks that
+        both send first may wait for each other (``sendrecv`` does not). That a send is over does not mean that it was
+        received. ``to``: another rank; ``tag``: an int in [0, 2³¹). With ``async_op=True`` a Work is returned.
+        """
+        core, buffer = self._usable(), movable(x, "x", writable=False)
+        request = core.send(buffer.pointer, buffer.nbytes, buffer.dtype, self._peer(to, "to"), _tag(tag), not async_op)
+        if async_op:
+            return self._work(request, "send", x, lambda _: x)
+        self._block(request, x)
+        return None
+
+    def recv(self, x: Any, source: int, *, tag: int = 0, async_op: bool = False) -> Work | None:
+        """Overwrites ``x`` with what rank ``source`` sends with ``tag``: the oldest message not yet received.
+
+        ``x``: as in ``send``, of the sender's dtype and number of elements. With ``async_op=True`` a Work is returned,
+        whose ``result()`` is ``x``.
+        """
+        core, buffer = self._usable(), movable(x, "x")
+        source = self._peer(source, "source")
+        request = core.recv(buffer.pointer, buffer.nbytes, buffer.dtype, source, _tag(tag), not async_op)
+        if async_op:
+            return self._work(request, "recv", x, lambda _: x)
+        self._block(request, x)
+        return None
+
+    def sendrecv(self, x: Any, to: int, out: Any, source: int, *, tag: int = 0, async_op: bool = False) -> Work | None:
+        """Sends ``x`` to rank ``to`` and receives ``out`` from rank ``source`` at once, both with ``tag``; over when
+        both are. ``to`` and ``source`` may be the same rank; ``x`` and ``out`` may differ in dtype and size, but must
+        not share memory. With ``async_op=True`` a Work is returned, whose ``result()`` is ``out``.
+        """
+        core, buffer, into = self._usable(), movable(x, "x", writable=False), movable(out, "out")
+        if _overlap(buffer, into):
+            raise ValueError("out shares memory with x: give it memory of its own")
+        request = core.sendrecv(
+            buffer.pointer,
+            buffer.nbytes,
+            buffer.dtype,
+            self._peer(to, "to"),
+            into.pointer,
+            into.nbytes,
+            into.dtype,
+            self._peer(source, "source"),
+            _tag(tag),
+            not async_op,
+        )
+        if async_op:
+            return self._work(request, "sendrecv", (x, out), lambda _: out)
+        self._block(request, (x, out))
+        return None
+
+    def _peer(self, value: Any, argument: str) -> int:
+        peer = _integer(value, argument)
+        if not 0 <= peer < self.world_size:
+            raise ValueError(f"{argument}={value!r} is no rank: use an int in [0, {self.world_size})")
+        if peer == self.rank:
+            raise ValueError(f"{argument}={peer} is this rank itself: copy the tensor instead")
+        return peer
+
+
+def _tag(value: Any) -> int:
+    tag = _integer(value, "tag")
+    if not 0 <= tag < _TAGS:
+        raise ValueError(f"tag={value!r} is out of range: use an int in [0, {_TAGS})")
+    return tag
+
+
+def _integer(value: Any, argument: str) -> int:
+    if not isinstance(value, bool):
+        try:
+            return operator.index(value)
+        except TypeError:
+            pass
+    raise TypeError(f"{argument}={value!r} must be an int")
+
+
+def _overlap(one: HostBuffer, other: HostBuffer) -> bool:
+    return one.pointer < other.pointer + other.nbytes and other.pointer < one.pointer + one.nbytes

@@ -1,0 +1,25 @@
+"""Messages between two ranks that keep somebody waiting, as the reports tell of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from telegrad.report.hang_files import Message
+from telegrad.report.hang_graph import ends_of
+from telegrad.report.hang_lanes import Lane
+
+
+def open_messages(lanes: Sequence[Lane]) -> dict[int, list[Message]]:
+    """By rank: the sends and receives that are not over, oldest first; ranks without any are left out."""
+    return {lane.rank: list(lane.report.messages) for lane in lanes if lane.report is not None and lane.report.messages}
+
+
+def ends_of_messages(waiting: dict[int, list[Message]]) -> tuple[list[int], list[list[int]]]:
+    """Whom it comes down to: the ranks that others wait for and that wait for nobody, and the circles."""
+    return ends_of({rank: sorted({message.peer for message in messages}) for rank, messages in waiting.items()})
+
+
+def told_message(rank: int, message: Message) -> str:
+    """``rank 0 waits in recv(…) for rank 1, which has not sent it``."""
+    missing = "sent" if message.operation == "recv" else "received"
+    return f"rank {rank} waits in {message.call} for rank {message.peer}, which has not {missing} it"

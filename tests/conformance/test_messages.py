@@ -1,0 +1,117 @@
+"""Messages between two ranks and groups of ranks, on every driver: contents, order, and how they end with a peer."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import messages_program
+import program
+import pytest
+from cases import groups
+
+from telegrad import Communicator, _core, sim
+from telegrad.launch import Ranks
+
+_ENVIRONMENT = {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *filter(None, sys.path)])}
+_needs_ucx = pytest.mark.skipif(not hasattr(_core.Communicator, "ucx"), reason="built without UCX")
+pytestmark = pytest.mark.timeout(120)
+
+
+def _said(function: str, size: int, transports: str = "all") -> dict[int, list[dict[str, Any]]]:
+    said: dict[int, list[dict[str, Any]]] = defaultdict(list)
+
+    def take(rank: int, line: str) -> None:
+        if line.startswith("{"):  # UCX may complain of a peer that is gone
+            said[rank].append(json.loads(line))
+
+    with Ranks(
+        f"messages_program:{function}",
+        size,
+        timeout_s=100.0,
+        environment={**_ENVIRONMENT, "UCX_TLS": transports},
+        on_line=take,
+    ) as ranks:
+        ranks.wait(until_all=True)
+    return said
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 5, 8])
+def test_messages_of_one_process(size: int) -> None:
+    communicators = Communicator.local(size, timeout_s=60.0)
+    faults = [fault for first in (True, False) for fault in messages_program.exchange(communicators, sends_first=first)]
+    for communicator in communicators:
+        communicator.close()
+    assert faults == []
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 5, 8])
+def test_messages_in_virtual_time(size: int) -> None:
+    for seed in range(5):
+        communicators = sim.World(size, seed=seed, jitter=20.0).communicators
+        for first in (True, False):
+            assert list(messages_program.exchange(communicators, sends_first=first)) == []
+
+
+@_needs_ucx
+@pytest.mark.parametrize("transports", ["all", "tcp"])
+@pytest.mark.parametrize("size", [2, 3, 5])
+def test_messages_of_processes(size: int, transports: str) -> None:
+    said = _said("exchange_main", size, transports)
+    assert said == {rank: [{"done": rank}] for rank in range(size)}
+
+
+def _look_at(found: list[tuple[int, program.Outcome]]) -> None:
+    faults = [f"{outcome['case']}: {outcome['fault']}" for _, outcome in found if outcome["fault"]]
+    results: dict[tuple[int, int, int], list[program.Outcome]] = defaultdict(list)
+    for color, outcome in found:
+        results[color, outcome["group"], outcome["case"]].append(outcome)
+    sizes = {0: 3, 1: 5}
+    wanted = {(c, g, i) for c, n in sizes.items() for g, group in enumerate(groups(n)) for i in range(len(group.cases))}
+    assert set(results) == wanted
+    for (color, _, _), outcomes in results.items():
+        assert sorted(outcome["rank"] for outcome in outcomes) == list(range(sizes[color]))
+        if len({outcome["digest"] for outcome in outcomes}) != 1:
+            faults.append(f"{outcomes[0]['case']}: ranks hold different bits")
+    assert faults == []
+
+
+@_needs_ucx
+def test_collectives_in_groups_of_processes() -> None:
+    said = _said("groups_main", len(messages_program.COLORS))
+    _look_at([(one.pop("color"), program.Outcome(**one)) for lines in said.values() for one in lines])  # type: ignore[typeddict-item]
+
+
+def test_collectives_in_groups_of_threads() -> None:
+    communicators = Communicator.local(len(messages_program.COLORS), timeout_s=60.0)
+    _look_at(messages_program.groups_of_threads(communicators))
+    for communicator in communicators:
+        communicator.close()
+
+
+@_needs_ucx
+def test_what_a_closed_peer_has_sent_is_received_and_what_it_has_not_fails_at_once() -> None:
+    said = _said("leave_without_sending", 3)
+    right, *failures = [*said[0], *said[2]]
+    assert right == {"right": True}
+    assert len(failures) == 2
+    for failure in failures:
+        assert (failure["error"], failure["peer"]) == ("PeerFailed", 1)
+        assert failure["took_s"] < 20.0  # not after the time-out
+
+
+@_needs_ucx
+def test_a_death_ends_the_group_and_its_parent() -> None:
+    said = _said("die_in_a_group", 3)
+    assert [(one["error"], one["peer"]) for one in said[0]] == [("PeerFailed", 1)]
+    assert [(one["error"], one["peer"]) for one in said[2]] == [("PeerFailed", 0), ("PeerFailed", 1)]
+
+
+@_needs_ucx
+def test_a_failure_in_a_group_leaves_its_parent_usable() -> None:
+    said = _said("fail_in_a_group_only", 2)
+    assert said == {rank: [{"error": "MismatchedCall", "peer": 1}, {"right": True}] for rank in range(2)}

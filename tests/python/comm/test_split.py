@@ -1,0 +1,170 @@
+"""Sub-communicators of ranks in threads: who is in which, and what one has to do with another."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from telegrad import Communicator, sim
+from telegrad.comm import groups
+from telegrad.errors import TransportError
+
+Local = Callable[..., list[Communicator]]
+OnRanks = Callable[..., list[Any]]
+
+
+def _sum_of_ranks(comm: Communicator, rank: int) -> float:
+    x = np.full(1000, rank, np.float32)
+    comm.all_reduce(x)
+    return float(x[-1])
+
+
+def test_groups_by_color_ordered_by_key_then_rank(on_ranks: OnRanks) -> None:
+    def run(comm: Communicator) -> tuple[int, int, list[int]]:
+        child = comm.split(comm.rank % 2, key=-comm.rank if comm.rank % 2 else 0)
+        assert child is not None
+        with child:
+            return child.rank, child.world_size, child.all_gather(np.array([comm.rank]))[:, 0].tolist()
+
+    assert on_ranks(5, run) == [(0, 3, [0, 2, 4]), (1, 2, [3, 1]), (1, 3, [0, 2, 4]), (0, 2, [3, 1]), (2, 3, [0, 2, 4])]
+
+
+def test_who_gives_no_color_gets_no_communicator(on_ranks: OnRanks) -> None:
+    def run(comm: Communicator) -> int | None:
+        child = comm.split(None if comm.rank == 1 else 7)
+        if child is None:
+            return None
+        with child:
+            return int(child.all_gather(np.array([comm.rank])).sum())
+
+    assert on_ranks(3, run) == [2, None, 2]
+
+
+def test_parent_and_children_side_by_side_from_one_thread_and_several(on_ranks: OnRanks) -> None:
+    def run(comm: Communicator) -> None:
+        row, column = comm.split(comm.rank // 2), comm.split(comm.rank % 2)
+        assert row is not None
+        assert column is not None
+        works = []
+        for _ in range(20):
+            for one in (comm, column, row):
+                x = np.full(100, comm.rank, np.float32)
+                works.append((one, x, one.all_reduce(x, async_op=True)))
+        wanted = {id(comm): 6, id(row): 4 * (comm.rank // 2) + 1, id(column): 2 * (comm.rank % 2) + 2}
+        for one, x, work in reversed(works):
+            work.wait()
+            assert (x == wanted[id(one)]).all()
+        wrong: list[int] = []
+
+        def use(one: Communicator) -> None:
+            for _ in range(50):
+                if _sum_of_ranks(one, comm.rank) != wanted[id(one)]:
+                    wrong.append(id(one))
+
+        threads = [threading.Thread(target=use, args=(one,)) for one in (row, column)]
+        for thread in threads:
+            thread.start()
+        use(comm)
+        for thread in threads:
+            thread.join()
+        assert wrong == []
+        comm.barrier()
+        (row if comm.rank % 2 else column).close()
+        (column if comm.rank % 2 else row).close()
+
+    on_ranks(4, run)
+
+
+def test_a_child_outlives_its_parent_and_splits_again(on_ranks: OnRanks) -> None:
+    def run(comm: Communicator) -> float:
+        child = comm.split(0 if comm.rank < 3 else 1)
+        assert child is not None
+        comm.close()
+        grandchild = child.split(0, key=-child.rank)
+        assert grandchild is not None
+        with child, grandchild:
+            assert grandchild.rank == grandchild.world_size - 1 - child.rank
+            return _sum_of_ranks(grandchild, child.rank)
+
+    assert on_ranks(4, run) == [3.0, 3.0, 3.0, 0.0]
+
+
+def test_the_failure_of_one_leaves_the_other_usable(on_ranks: OnRanks) -> None:
+    def run(comm: Communicator) -> float:
+        child = comm.split(0)
+        assert child is not None
+        if comm.rank == 1:
+            child.abort("enough of it")
+        with pytest.raises(TransportError, match="enough of it"):
+            child.barrier()
+        child.close()
+        return _sum_of_ranks(comm, comm.rank)
+
+    assert on_ranks(3, run) == [3.0] * 3
+
+
+def test_the_parents_timeout_is_the_childs(on_ranks: OnRanks) -> None:
+    def run(comm: Communicator) -> float:
+        child = comm.split(0)
+        assert child is not None
+        with child:
+            return float(child.report()["timeout_s"])
+
+    assert on_ranks(2, run, timeout_s=77.0) == [77.0, 77.0]
+
+
+def test_integers_of_other_libraries_are_colors(on_ranks: OnRanks) -> None:
+    def run(comm: Communicator) -> int:
+        child = comm.split(np.int32(3) if comm.rank else torch.tensor(3), np.int64(comm.rank))  # type: ignore[arg-type]
+        assert child is not None
+        with child:
+            return child.world_size
+
+    assert on_ranks(2, run) == [2, 2]
+
+
+@pytest.mark.parametrize(
+    ("error", "message", "color", "key"),
+    [
+        (TypeError, "color=1.5 must be an int or None", 1.5, 0),
+        (TypeError, "color=True must be an int or None", True, 0),
+        (ValueError, "color=-1 is out of range", -1, 0),
+        (ValueError, "is out of range: use an int of 64 bits", 0, 1 << 63),
+        (TypeError, "key='a' must be an int", 0, "a"),
+    ],
+)
+def test_bad_arguments_are_refused(local: Local, error: type[Exception], message: str, color: Any, key: Any) -> None:
+    comm = local(2)[0]
+    with pytest.raises(error, match=message):
+        comm.split(color, key)
+    assert comm.stats()["operations"] == 0
+
+
+def test_the_simulator_refuses() -> None:
+    with pytest.raises(ValueError, match="sim.World"):
+        sim.World(2).communicators[0].split(0)
+
+
+def test_a_member_that_cannot_open_its_network_is_named_to_the_others(
+    on_ranks: OnRanks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Broken:
+        @staticmethod
+        def local(*_: object) -> None:
+            raise OSError("no memory")
+
+    def run(comm: Communicator) -> str:
+        with pytest.raises((OSError, TransportError)) as found:
+            comm.split(0, key=-comm.rank)
+        return str(found.value)
+
+    monkeypatch.setattr(groups, "_core", SimpleNamespace(Communicator=Broken))
+    told = on_ranks(3, run)
+    assert told[2] == "no memory"
+    assert all("rank 2 could not open its network" in text for text in told[:2])
