@@ -13,7 +13,8 @@ constexpr std::uint32_t kAheadMost = std::uint32_t{1} << 20;
 
 }  // namespace
 
-Session::Session(Driver& driver, SessionOptions options) : driver_(driver), options_(options), peers_(driver.size()), point_to_point_(driver.size()) {
+Session::Session(Driver& driver, SessionOptions options)
+    : driver_(driver), options_(options), peers_(driver.size()), point_to_point_(driver.size()) {
   constexpr double kBeatsPerLiveness = 4.0;
   if (options_.liveness_timeout_s && std::isfinite(options_.heartbeat_s)) {
     options_.heartbeat_s = std::min(options_.heartbeat_s, *options_.liveness_timeout_s / kBeatsPerLiveness);

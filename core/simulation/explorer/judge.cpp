@@ -236,7 +236,8 @@ class Judge {
     const bool changed = call.in_place ? call.memory != call.before
                                        : std::ranges::any_of(call.output, [](auto byte) { return byte != kPoison; });
     if (!changed || plan.operation == Operation::broadcast) return;
-    find(Sort::wrong_result, name_of_call(rank, index) + ": the output was written, though not all ranks had called it, or it is not the root's");
+    find(Sort::wrong_result,
+         name_of_call(rank, index) + ": the output was written before all ranks had called it, or is not the root's");
   }
 
   void look_at_ends(Rank rank) {
