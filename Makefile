@@ -2,7 +2,7 @@
 SHELL := bash
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test lint build bench clean test-core test-python
+.PHONY: help demo test lint build bench clean sanitize test-core test-python
 
 PYTHON ?= python3
 T ?=
@@ -40,6 +40,24 @@ lint: $(venv)/ready  ## ruff and mypy
 	@$(venv)/bin/ruff check .
 	@$(venv)/bin/ruff format --check .
 	@$(venv)/bin/mypy
+
+# Two builds of their own, of the C++ tests only. ThreadSanitizer runs the engine over `local` and all ranks of `sim`; UCX's
+# own threads and locks are not instrumented.
+sanitize: $(venv)/ready  ## C++ tests with AddressSanitizer, UndefinedBehaviorSanitizer and ThreadSanitizer
+	@$(call sanitized,address,asan,wheel)
+	@$(call sanitized,thread,tsan,none)
+
+# sanitizer, folder, UCX. halt_on_error: the first finding fails its test.
+define sanitized
+printf '\n== %s sanitizer: build\n' $(1)
+$(tools) cmake -S core -B build/$(2) -G Ninja --log-level=WARNING -DTELEGRAD_SANITIZE=$(1) -DTELEGRAD_UCX=$(3) \
+  -Ducx_ROOT="$$($(venv)/bin/python -c 'import libucx; print(*libucx.__path__)')" $(ccache)
+$(tools) cmake --build build/$(2)
+printf '\n== %s sanitizer: tests\n' $(1)
+$(tools) TSAN_OPTIONS=halt_on_error=1 UBSAN_OPTIONS=print_stacktrace=1 \
+  ctest --test-dir build/$(2) --output-on-failure --no-tests=error -j$(CMAKE_BUILD_PARALLEL_LEVEL)
+endef
+ccache := $(if $(shell command -v ccache),-DCMAKE_CXX_COMPILER_LAUNCHER=ccache)
 
 clean:  ## remove what was built; .venv stays
 	rm -rf build .pytest_cache .mypy_cache .ruff_cache .hypothesis $(venv)/built

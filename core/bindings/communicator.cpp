@@ -96,12 +96,37 @@ CommunicatorPtr make_ucx(Rank rank, Rank size, const nb::callable& exchange, dou
 }
 
 nb::dict counters_of(Communicator& self) {
-  Session::Counters counters;
+  Communicator::Counters counters;
   {
     const nb::gil_scoped_release unlocked;
     counters = self.counters();
   }
-  return as_dict(counters);
+  return as_dict(counters, counters.in_flight, counters.waiting_s);
+}
+
+// {"operations": [(operation, dtype, reduction, algorithm, root or None, count, bytes, sequence or None, submitted_s,
+// begun_s or None, ended_s, failed)], "waits": [(operation, thread, begin_s, end_s)], "…_dropped": int}
+nb::dict traced_of(const Communicator& self) {
+  const Trace::Records records = self.traced();
+  nb::list operations;
+  for (const TracedOperation& one : records.operations) {
+    const Call& call = one.call;
+    operations.append(nb::make_tuple(
+        name_of(call.operation), name_of(call.dtype), name_of(call.reduction), name_of(call.algorithm),
+        call.root == kNoRank ? nb::none() : nb::cast(call.root), call.count, call.count * size_of(call.dtype),
+        one.begun ? nb::cast(one.begun->sequence) : nb::none(), one.submitted_s,
+        one.begun ? nb::cast(one.begun->when_s) : nb::none(), one.ended_s, one.failed));
+  }
+  nb::list waits;
+  for (const TracedWait& one : records.waits) {
+    waits.append(nb::make_tuple(name_of(one.call.operation), one.thread, one.begin_s, one.end_s));
+  }
+  nb::dict result;
+  result["operations"] = operations;
+  result["waits"] = waits;
+  result["operations_dropped"] = records.operations_dropped;
+  result["waits_dropped"] = records.waits_dropped;
+  return result;
 }
 
 }  // namespace
@@ -136,11 +161,15 @@ void bind_communicator(nb::module_& module) {
       .def("abort", &Communicator::abort, nb::arg("reason"), nb::call_guard<nb::gil_scoped_release>())
       .def("close", &Communicator::close, nb::call_guard<nb::gil_scoped_release>())
       .def("counters", &counters_of)
+      .def_prop_ro("epoch", &Communicator::epoch)
+      .def("start_trace", &Communicator::start_trace, nb::arg("most"))
+      .def("traced", &traced_of)
       .def("report", &Communicator::report, nb::call_guard<nb::gil_scoped_release>());
   bind_reductions(communicator);
   bind_moves(communicator);
   bind_point_to_point(communicator);
 
+  module.def("set_engine_core", &Engine::set_core, nb::arg("core"));
   module.def("report_on_signal", &report_on_signal, nb::arg("signal"));
   module.def("ucx_version", &UcxDriver::version);
 }

@@ -122,13 +122,24 @@ Operation begin(const std::shared_ptr<Self>& self, Started started, bool blockin
                    std::move(started));
 }
 
-inline nb::dict as_dict(const Session::Counters& counters) {
+/// What Communicator.stats() of Python shows.
+inline nb::dict as_dict(const Session::Counters& counters, std::uint64_t in_flight, double waiting_s) {
   nb::dict result;
   result["operations"] = counters.operations;
+  result["in_flight"] = in_flight;
+  result["waiting_s"] = waiting_s;
   result["messages_sent"] = counters.messages_sent;
   result["messages_received"] = counters.messages_received;
   result["bytes_sent"] = counters.bytes_sent;
   result["bytes_received"] = counters.bytes_received;
+  nb::list sent_to;
+  nb::list received_from;
+  for (const Session::Traffic& peer : counters.peers) {
+    sent_to.append(peer.bytes_sent);
+    received_from.append(peer.bytes_received);
+  }
+  result["bytes_sent_to"] = sent_to;
+  result["bytes_received_from"] = received_from;
   return result;
 }
 

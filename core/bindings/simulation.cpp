@@ -58,7 +58,8 @@ class SimulatedCommunicator {
   }
   nb::dict counters() {
     const std::scoped_lock lock(ranks_->mutex);
-    return as_dict(ranks_->simulation.session(rank_).counters());
+    const Session& session = ranks_->simulation.session(rank_);
+    return as_dict(session.counters(), session.running(), 0.0);  // its callers wait no time of their own
   }
 
  private:
@@ -73,7 +74,8 @@ SimulatedRanksPtr make_ranks(Rank size, double alpha_s, double beta_s_per_byte, 
                                             .beta_s_per_byte = beta_s_per_byte,
                                             .gamma_s_per_byte = gamma_s_per_byte,
                                             .jitter = jitter},
-                                  .seed = seed};
+                                  .seed = seed,
+                                  .session = {.count_peers = true}};
   return std::make_shared<SimulatedRanks>(size, options);
 }
 

@@ -27,6 +27,7 @@ Communicator::Communicator(std::shared_ptr<Engine> engine, std::unique_ptr<Drive
       epoch_(options.session.epoch),
       report_folder_(std::move(options.report_folder)) {
   participant_.driver = std::move(driver);
+  options.session.count_peers = true;
   participant_.session = std::make_unique<Session>(*participant_.driver, options.session);
   if (!report_folder_.empty()) {
     participant_.write_report = [this] { write_report_aside("signal"); };
@@ -78,8 +79,19 @@ RequestPtr Communicator::submit(RequestPtr request, bool caller_waits) {
     request->finish(named({.rank = rank_, .reason = "the communicator is closed"}, request->call(), 0));
     return request;
   }
+  if (trace_) trace_->watch(*request);
   engine_->submit(participant_, request, caller_waits);
   return request;
+}
+
+bool Communicator::wait(const Request& request, double deadline_s) {
+  if (request.done()) return true;
+  const double begin_s = Engine::now_s();
+  const bool done = engine_->wait(request, deadline_s);
+  const double end_s = Engine::now_s();
+  waiting_s_.fetch_add(end_s - begin_s, std::memory_order_relaxed);
+  if (trace_) trace_->waited(request, begin_s, end_s);
+  return done;
 }
 
 std::string Communicator::report_now(const char* why) const {
@@ -160,10 +172,17 @@ void Communicator::close() {
   session.release_quarantine();
 }
 
-Session::Counters Communicator::counters() {
-  if (closed_) return last_counters_;
-  Session::Counters counters;
-  engine_->with_baton([&] { counters = participant_.session->counters(); });
+Communicator::Counters Communicator::counters() {
+  Counters counters;
+  if (closed_) {
+    counters = last_counters_;
+  } else {
+    engine_->with_baton([&] {
+      const Session& session = *participant_.session;
+      counters = {session.counters(), session.running()};
+    });
+  }
+  counters.waiting_s = waiting_s_.load(std::memory_order_relaxed);
   return counters;
 }
 

@@ -12,6 +12,7 @@
 #include "base/types.hpp"
 #include "collectives/choice.hpp"
 #include "progress/engine.hpp"
+#include "progress/trace.hpp"
 #include "session/request.hpp"
 
 namespace telegrad {
@@ -49,14 +50,23 @@ class Communicator {
   RequestPtr submit(RequestPtr request, bool caller_waits);
 
   /// True if done by `deadline_s` (Engine::now_s()); false then, or after a signal.
-  bool wait(const Request& request, double deadline_s) { return engine_->wait(request, deadline_s); }
+  bool wait(const Request& request, double deadline_s);
 
   /// Ends all operations on all ranks with an error that says `reason`.
   void abort(const std::string& reason);
   /// Waits a few seconds for the peers to close too, then lets go of everything. Idempotent.
   void close();
   bool forked() const { return engine_->forked(); }
-  Session::Counters counters();
+  struct Counters : Session::Counters {
+    std::uint64_t in_flight = 0;  // operations that have begun and are not over
+    double waiting_s = 0.0;       // in wait(), of all threads together
+  };
+  Counters counters();
+  /// From now on the last `most` operations and waits are recorded. Once, before the first operation.
+  void start_trace(std::size_t most) { trace_ = std::make_unique<Trace>(most); }
+  /// Also after close(); empty without start_trace().
+  Trace::Records traced() const { return trace_ ? trace_->records() : Trace::Records{}; }
+  std::uint32_t epoch() const { return epoch_; }
   /// What this rank knows of its operations and peers, as JSON (session/report.hpp).
   std::string report();
 
@@ -78,7 +88,9 @@ class Communicator {
   std::mutex submitting_;
   bool closing_ = false;  // submitting_: nothing is begun any more
   std::atomic<bool> closed_ = false;
-  Session::Counters last_counters_;
+  Counters last_counters_;
+  std::atomic<double> waiting_s_ = 0.0;
+  std::unique_ptr<Trace> trace_;  // null: nothing is recorded
 };
 
 }  // namespace telegrad

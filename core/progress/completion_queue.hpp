@@ -35,10 +35,9 @@ class CompletionQueue {
 
  private:
   void push(std::uint64_t token) {
-    {
-      const std::scoped_lock lock(mutex_);
-      tokens_.push_back(token);
-    }
+    // Notifies with the lock held: who gets the token may destroy the queue at once.
+    const std::scoped_lock lock(mutex_);
+    tokens_.push_back(token);
     changed_.notify_one();
   }
 

@@ -45,6 +45,8 @@ int milliseconds_until(double deadline_s, double most_s) {
   return static_cast<int>(std::ceil(left * 1e3));
 }
 
+std::atomic<int> core_of_threads = -1;
+
 int checked(int result, const char* call) {
   if (result < 0) throw std::system_error(errno, std::generic_category(), call);
   return result;
@@ -56,6 +58,8 @@ double Engine::now_s() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
+void Engine::set_core(int core) { core_of_threads = core; }
+
 std::shared_ptr<Engine> Engine::shared() {
   static std::mutex mutex;
   static std::weak_ptr<Engine> engine;
@@ -63,6 +67,7 @@ std::shared_ptr<Engine> Engine::shared() {
   auto existing = engine.lock();
   if (existing && !existing->forked()) return existing;
   auto fresh = std::make_shared<Engine>();
+  if (const int core = core_of_threads; core >= 0) fresh->run_on_core(core);
   engine = fresh;
   set_reporting_engine(fresh.get());
   return fresh;
@@ -91,8 +96,16 @@ Engine::~Engine() {
   baton_free_.notify_all();
   ring(thread_event_);
   thread_->join();
-  run_commands();
+  run_commands(now_s());
   for (const int descriptor : {epoll_, thread_event_, caller_event_}) ::close(descriptor);
+}
+
+void Engine::run_on_core(int core) {
+  cpu_set_t cores;
+  CPU_ZERO(&cores);
+  CPU_SET(static_cast<std::size_t>(core), &cores);
+  const int error = ::pthread_setaffinity_np(thread_->native_handle(), sizeof cores, &cores);
+  if (error != 0) throw std::system_error(error, std::generic_category(), "pthread_setaffinity_np");
 }
 
 bool Engine::forked() const { return ::getpid() != process_; }
@@ -118,7 +131,7 @@ void Engine::submit(Participant& participant, RequestPtr request, bool caller_wa
   }
 }
 
-bool Engine::run_commands() {
+bool Engine::run_commands(double now_s) {
   Command* newest = commands_.exchange(nullptr);
   if (newest == nullptr) return false;
   Command* oldest = nullptr;
@@ -131,8 +144,7 @@ bool Engine::run_commands() {
   while (oldest != nullptr) {
     const std::unique_ptr<Command> command(oldest);
     oldest = command->next;
-    Participant& participant = *command->participant;
-    participant.session->begin(std::move(command->request), participant.driver->now_s());
+    command->participant->session->begin(std::move(command->request), now_s);
   }
   return true;
 }
@@ -143,15 +155,15 @@ void Engine::ask_for_reports() {
   ring(caller_event_);
 }
 
-bool Engine::turn() {
-  bool active = run_commands();
+bool Engine::turn(double now_s) {
+  bool active = run_commands(now_s);
   if (reports_wanted_.load(std::memory_order_relaxed) && reports_wanted_.exchange(false)) {
     for (const Participant* const participant : participants_) {
       if (participant->write_report) participant->write_report();
     }
   }
   for (Participant* const participant : participants_) {
-    participant->session->on_time(participant->driver->now_s());
+    participant->session->on_time(now_s);
     active |= participant->driver->progress();
     active |= participant->session->run_ready();
   }
@@ -210,9 +222,10 @@ void Engine::thread_main() {
     lock.unlock();
     double idle_since_s = now_s();
     while (!stopping_ && callers_ == 0) {
-      if (turn()) {
+      const double now = now_s();
+      if (turn(now)) {
         idle_since_s = now_s();
-      } else if (now_s() - idle_since_s < kThreadPatience_s) {
+      } else if (now - idle_since_s < kThreadPatience_s) {
         ::sched_yield();
       } else if (arm()) {
         break;
@@ -296,7 +309,7 @@ void Engine::release_baton() {
       wake = true;  // to glance from now on
     } else {
       while (!arm()) {
-        if (!turn()) ::sched_yield();
+        if (!turn(now_s())) ::sched_yield();
       }
       watch(true);
     }
@@ -321,7 +334,7 @@ void Engine::with_baton(const std::function<void()>& action) {
   ++actions_;
   TELEGRAD_CHECK(take_baton(Claim::action, nullptr, std::numeric_limits<double>::infinity()));
   --actions_;
-  run_commands();  // what this thread has submitted comes first
+  run_commands(now_s());  // what this thread has submitted comes first
   action();
   release_baton();
 }
@@ -340,12 +353,12 @@ bool Engine::drive(const std::function<bool()>& over, double deadline_s) {
   bool is_over = over();
   double idle_since_s = now_s();
   while (!is_over) {
-    const bool active = turn();
-    is_over = over();
     const double now = now_s();
+    const bool active = turn(now);
+    is_over = over();
     if (is_over || now >= deadline_s || actions_ > 0) break;
     if (active) {
-      idle_since_s = now;
+      idle_since_s = now_s();
       if (callers_ > 1) baton_free_.notify_all();  // others may wait for what has just been done
     } else if (now - idle_since_s < kCallerPatience_s) {
       ::sched_yield();

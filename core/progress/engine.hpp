@@ -26,8 +26,10 @@ struct Participant {
 
 class Engine {
  public:
-  /// The process's engine; made with its first user and gone with its last.
+  /// The process's engine; made with its first user and gone with its last. Throws std::system_error.
   static std::shared_ptr<Engine> shared();
+  /// The threads of engines that shared() makes from now on stay on this core; -1: they run where the kernel likes.
+  static void set_core(int core);
 
   Engine();
   ~Engine();
@@ -63,12 +65,13 @@ class Engine {
   };
   enum class Claim : std::uint8_t { action, wait };
 
+  void run_on_core(int core);
   void thread_main();
   bool take_baton(Claim claim, const Request* request, double deadline_s);
   void release_baton();
   bool drive(const std::function<bool()>& over, double deadline_s);
-  bool turn();
-  bool run_commands();
+  bool turn(double now_s);
+  bool run_commands(double now_s);
   bool arm();
   void watch(bool on);
   double next_deadline_s() const;

@@ -20,8 +20,7 @@ void Session::Job::start_send(Rank to, Step step, ConstBytes bytes, Pending& pen
     envelope.call.root = kNoRank;  // what the receiver knows by itself
     envelope.call.layout = 0;
   }
-  session_.counters_.messages_sent += 1;
-  session_.counters_.bytes_sent += bytes.size();
+  session_.count_sent(to, bytes.size());
   session_.driver_.send(to, envelope, bytes, pending);
 }
 
@@ -76,8 +75,7 @@ void Session::Job::take(const Arrival& arrival, const Posted& posted) {
             (posted.any == nullptr ? "" : "at most ") + std::to_string(posted.most_bytes)));
     return;
   }
-  session_.counters_.messages_received += 1;
-  session_.counters_.bytes_received += length;
+  session_.count_received(arrival.envelope.source, length);
   Bytes into = SizeOnly::active() ? Bytes{} : posted.into;  // the caller's memory is only claimed then
   if (posted.any != nullptr) {
     *posted.any = Buffer(length);

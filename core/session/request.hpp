@@ -31,6 +31,14 @@ class Request {
     if (failure_) throw TransportError(*failure_);
   }
 
+  struct Begun {
+    std::uint32_t sequence = 0;
+    double when_s = 0.0;
+  };
+  /// For the engine's side, when the operation gets its number.
+  void note_begun(Begun begun) { begun_ = begun; }
+  /// Only once done(); empty if it never had a number.
+  const std::optional<Begun>& begun() const { return begun_; }
   /// For the engine's side: runs on its thread once the request is over, before anybody can see done().
   void finish(std::optional<Failure> failure) {
     failure_ = std::move(failure);
@@ -59,6 +67,7 @@ class Request {
  private:
   Call call_;
   Body body_;
+  std::optional<Begun> begun_;
   std::mutex mutex_;
   std::vector<std::function<void()>> callbacks_;  // mutex_
   std::optional<Failure> failure_;

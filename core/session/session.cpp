@@ -19,6 +19,7 @@ Session::Session(Driver& driver, SessionOptions options)
   if (options_.liveness_timeout_s && std::isfinite(options_.heartbeat_s)) {
     options_.heartbeat_s = std::min(options_.heartbeat_s, *options_.liveness_timeout_s / kBeatsPerLiveness);
   }
+  if (options_.count_peers) counters_.peers.resize(driver.size());
   driver_.attach(*this);
 }
 
@@ -50,6 +51,7 @@ void Session::begin(RequestPtr request, double now_s) {
   const std::uint32_t sequence = next_sequence_++;
   counters_.operations += 1;
   history_.called(sequence, request->call(), now_s_);
+  request->note_begun({.sequence = sequence, .when_s = now_s_});
   if (frozen(sequence)) {
     refused_.emplace_back(sequence, std::move(request));
     say_if_called();

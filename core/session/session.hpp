@@ -35,6 +35,7 @@ struct SessionOptions {
   double agreement_s = 0.05;   // after a failure: how long to listen to peers that have not said anything
   double dispute_s = 5.0;      // after a mismatch: how long to listen to peers that have not called the operation
   double probe_s = 0.02;       // how long an operation waits before it tells its call to whom it waits for
+  bool count_peers = false;    // counters for every peer; many simulated ranks would need the square of their number
 };
 
 class Session final : public EventSink {
@@ -85,12 +86,16 @@ class Session final : public EventSink {
   void on_peer_failed(Rank peer, const std::string& reason) override;
   void on_damage(const std::string& reason) override;
 
-  struct Counters {
-    std::uint64_t operations = 0;
+  struct Traffic {
     std::uint64_t messages_sent = 0;
     std::uint64_t messages_received = 0;
     std::uint64_t bytes_sent = 0;
     std::uint64_t bytes_received = 0;
+  };
+  /// Of operations' messages; heartbeats and the like are not counted.
+  struct Counters : Traffic {
+    std::uint64_t operations = 0;
+    std::vector<Traffic> peers{};  // by rank; empty without SessionOptions::count_peers
   };
   const Counters& counters() const { return counters_; }
   SessionReport report(double now_s) const;
@@ -159,6 +164,21 @@ class Session final : public EventSink {
   void wake_at(double when_s) { next_deadline_s_ = std::min(next_deadline_s_, when_s); }
   void send(Rank peer, Control control);
   void broadcast(const Control& control);
+
+  void count_sent(Rank to, std::uint64_t bytes) {
+    counters_.messages_sent += 1;
+    counters_.bytes_sent += bytes;
+    if (counters_.peers.empty()) return;
+    counters_.peers[to].messages_sent += 1;
+    counters_.peers[to].bytes_sent += bytes;
+  }
+  void count_received(Rank from, std::uint64_t bytes) {
+    counters_.messages_received += 1;
+    counters_.bytes_received += bytes;
+    if (counters_.peers.empty()) return;
+    counters_.peers[from].messages_received += 1;
+    counters_.peers[from].bytes_received += bytes;
+  }
 
   Driver& driver_;
   SessionOptions options_;

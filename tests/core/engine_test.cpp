@@ -1,12 +1,16 @@
 // The engine and Communicator over the local driver: real threads, blocking and not.
 #include "progress/engine.hpp"
 
+#include <sched.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <atomic>
+#include <future>
 #include <limits>
 #include <memory>
 #include <numeric>
+#include <system_error>
 #include <thread>
 #include <vector>
 
@@ -200,4 +204,101 @@ TEST("a forked child can exit without its parent's engine") {
   int status = 0;
   ::waitpid(child, &status, 0);
   EXPECT(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+}
+
+TEST("counters say what went to whom, what is under way, and how long callers waited") {
+  auto all = make_local(3);
+  std::vector<std::vector<float>> data(3, std::vector<float>(300, 1.0F));
+  std::vector<RequestPtr> requests{sum(*all[0], data[0], false), sum(*all[1], data[1], false)};
+  EXPECT_EQ(all[0]->counters().in_flight, 1U);
+  EXPECT(!all[0]->wait(*requests[0], Engine::now_s() + 0.02));
+  EXPECT(all[0]->counters().waiting_s >= 0.02);
+  requests.push_back(sum(*all[2], data[2], false));
+  for (Rank rank = 0; rank < 3; ++rank) finish(*all[rank], requests[rank]);
+  std::vector<Communicator::Counters> counters;
+  for (auto& communicator : all) counters.push_back(communicator->counters());
+  all[0]->close();
+  counters[0] = all[0]->counters();  // the last ones stay
+  for (Rank rank = 0; rank < 3; ++rank) {
+    const Communicator::Counters& mine = counters[rank];
+    EXPECT_EQ(mine.operations, 1U);
+    EXPECT_EQ(mine.in_flight, 0U);
+    REQUIRE(mine.peers.size() == 3);
+    Session::Traffic total;
+    for (Rank peer = 0; peer < 3; ++peer) {
+      total.messages_sent += mine.peers[peer].messages_sent;
+      total.bytes_sent += mine.peers[peer].bytes_sent;
+      EXPECT_EQ(mine.peers[peer].bytes_sent, counters[peer].peers[rank].bytes_received);
+      EXPECT_EQ(mine.peers[peer].messages_sent, counters[peer].peers[rank].messages_received);
+    }
+    EXPECT(total.bytes_sent > 0);
+    EXPECT_EQ(total.bytes_sent, mine.bytes_sent);
+    EXPECT_EQ(total.messages_sent, mine.messages_sent);
+    EXPECT_EQ(mine.peers[rank].messages_sent, 0U);
+  }
+}
+
+// Of use under ThreadSanitizer above all.
+TEST("threads that submit, wait, ask and look at once") {
+  constexpr Rank kSize = 3;
+  constexpr int kRounds = 200;
+  auto all = make_local(kSize);
+  for (auto& communicator : all) communicator->start_trace(64);
+  std::atomic<bool> over = false;
+  std::vector<std::thread> threads;
+  for (Rank rank = 0; rank < kSize; ++rank) {
+    threads.emplace_back([&, rank] {
+      Communicator& own = *all[rank];
+      std::vector<std::vector<float>> data(4, std::vector<float>(100));
+      for (int round = 0; round < kRounds; ++round) {
+        std::vector<RequestPtr> requests;
+        for (auto& one : data) {
+          one.assign(100, 1.0F);
+          requests.push_back(sum(own, one, false));
+        }
+        std::thread other([&] { finish(own, requests[1]); });
+        finish(own, own.submit(make_barrier(), round % 2 == 0));
+        for (const auto& request : requests) finish(own, request);
+        other.join();
+        for (const auto& one : data) EXPECT_EQ(one[99], 3.0F);
+      }
+    });
+  }
+  std::thread onlooker([&] {
+    while (!over) {
+      for (auto& communicator : all) {
+        EXPECT(communicator->counters().in_flight <= 5);
+        EXPECT(communicator->traced().operations.size() <= 64);
+        EXPECT(!communicator->report().empty());
+      }
+      Engine::shared()->ask_for_reports();
+    }
+  });
+  for (auto& thread : threads) thread.join();
+  over = true;
+  onlooker.join();
+  for (auto& communicator : all) EXPECT_EQ(communicator->counters().operations, 5U * kRounds);
+}
+
+TEST("an engine whose thread is to stay on a core does its work there; a core that is not there is refused") {
+  cpu_set_t allowed;
+  CPU_ZERO(&allowed);
+  ::sched_getaffinity(0, sizeof allowed, &allowed);
+  int core = 0;
+  while (!CPU_ISSET(static_cast<std::size_t>(core), &allowed)) ++core;
+  Engine::set_core(core);
+  {
+    auto all = make_local(2);
+    std::vector<std::vector<float>> data(2, std::vector<float>(10, 1.0F));
+    std::promise<int> ran_on;
+    const auto first = sum(*all[0], data[0], false);
+    first->when_done([&] { ran_on.set_value(::sched_getcpu()); });  // nobody waits: this is the engine's thread
+    const auto second = sum(*all[1], data[1], false);
+    EXPECT_EQ(ran_on.get_future().get(), core);
+    finish(*all[1], second);
+  }
+  Engine::set_core(CPU_SETSIZE - 1);
+  EXPECT_THROWS(std::system_error, "pthread_setaffinity_np", Engine::shared());
+  Engine::set_core(-1);
+  EXPECT(Engine::shared() != nullptr);
 }

@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 from telegrad import _core
+from telegrad.comm.engine_core import bind_engine
 from telegrad.comm.groups import Options, checked_color, checked_key, connect, group_of, share
 from telegrad.comm.moves import Moves
 from telegrad.comm.point_to_point import PointToPoint
@@ -106,6 +107,7 @@ class Communicator(Reductions, Moves, PointToPoint):
                 "it again with `pip install .` (bundles UCX) or `pip install . -C cmake.define.TELEGRAD_UCX=system`"
             )
         agreement = TuningAgreement(rank, size, exchange, checked_tuning(tuning, size), interface)
+        bind_engine()
         report_on_signal()
         communicator = cls(
             _core.Communicator.ucx(
@@ -128,6 +130,7 @@ class Communicator(Reductions, Moves, PointToPoint):
         if n < 1:
             raise ValueError(f"n={n} must be at least 1: the number of ranks")
         check_timeout(timeout_s, "timeout_s")
+        bind_engine()
         report_on_signal()
         return [cls(core, Options(timeout_s)) for core in _core.Communicator.local(n, timeout_s, report_folder())]
 

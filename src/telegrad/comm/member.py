@@ -9,12 +9,34 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypedDict
 
 from telegrad import _core
 from telegrad.comm import lifetime
+from telegrad.comm.trace import start_trace, write_trace
 from telegrad.comm.work import Work
 from telegrad.errors import TransportError
+
+
+class Stats(TypedDict):
+    """What a rank counts for one communicator, since it joined. Messages and bytes are those of operations: payloads,
+    without headers, and neither heartbeats nor the like."""
+
+    operations: int
+    """Begun so far."""
+    in_flight: int
+    """Of these, not yet over."""
+    messages_sent: int
+    messages_received: int
+    bytes_sent: int
+    bytes_received: int
+    bytes_sent_to: list[int]
+    """By rank; this rank's own entry is 0."""
+    bytes_received_from: list[int]
+    """By rank."""
+    waiting_s: float
+    """Seconds that threads of the program spent in blocking calls and in ``Work.wait()``, added up. Simulated ranks do
+    not wait."""
 
 
 class Member:
@@ -27,6 +49,7 @@ class Member:
         self._over = False  # it has failed: what is called from now on never reaches the network
         self._lock = threading.Lock()
         self._in_flight: deque[tuple[_core.Request, Any]] = deque()  # with the tensors that the network may touch
+        self._trace_path = start_trace(core)
         lifetime.opened(self)
 
     @property
@@ -44,9 +67,10 @@ class Member:
         """The network in use: ``"ucx"`` or ``"local"``."""
         return self._core.driver
 
-    def stats(self) -> dict[str, int]:
-        """What this rank has sent and received since it joined: operations, messages, bytes."""
-        return dict(self._usable().counters())
+    def stats(self) -> Stats:
+        """What this rank has done since it joined."""
+        stats: Stats = self._usable().counters()
+        return stats
 
     def abort(self, reason: str = "aborted by its program") -> None:
         """Ends all operations on all ranks with a ``TransportError`` that says ``reason``. ``close()`` is left to
@@ -69,6 +93,8 @@ class Member:
         lifetime.closed(self)
         self._core.close()
         self._in_flight.clear()  # the network touches nothing any more
+        if self._trace_path is not None:
+            write_trace(self._trace_path, self._core)
 
     def __enter__(self) -> Self:
         return self

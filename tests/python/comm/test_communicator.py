@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from telegrad import Communicator, SparseStream
-from telegrad.errors import MismatchedCall, TransportError
+from telegrad.errors import MismatchedCall, TimeoutExpired, TransportError
 
 Local = Callable[..., list[Communicator]]
 OnRanks = Callable[..., list[Any]]
@@ -220,7 +220,27 @@ def test_facts(local: Local) -> None:
     after = comms[0].stats()
     assert after["operations"] == before["operations"] + 1
     assert after["bytes_sent"] > before["bytes_sent"]
+    assert sum(after["bytes_sent_to"]) == after["bytes_sent"]
+    assert after["bytes_sent_to"][0] == after["bytes_received_from"][0] == 0
+    for peer in (1, 2):
+        assert after["bytes_received_from"][peer] == comms[peer].stats()["bytes_sent_to"][0]
+    assert after["in_flight"] == 0
     assert "rank=1, world_size=3, driver='local'" in repr(comms[1])
+
+
+def test_operations_in_flight_and_time_waited(local: Local) -> None:
+    one, two = local(2)
+    works = [one.barrier(async_op=True) for _ in range(3)]
+    assert one.stats()["in_flight"] == 3
+    assert one.stats()["waiting_s"] == 0
+    with pytest.raises(TimeoutExpired):
+        works[0].wait(0.05)
+    assert 0.05 <= one.stats()["waiting_s"] < 30
+    for _ in range(3):
+        two.barrier()
+    for work in works:
+        work.wait()
+    assert one.stats()["in_flight"] == 0
 
 
 def test_different_calls_are_an_error_on_every_rank(local: Local) -> None:
