@@ -30,6 +30,11 @@ constexpr double kSteady_s = 1e-3;
 constexpr double kGlanceLeast_s = 5e-3;
 constexpr double kGlanceMost_s = 80e-3;
 
+// So soon after its submission is an operation waited for that there was nothing to gain by beginning it meanwhile; a
+// program that has done so a few times is expected to go on like this.
+constexpr double kPrompt_s = 50e-6;
+constexpr int kPromptWaits = 3;
+
 void ring(int event) {
   const std::uint64_t one = 1;
   [[maybe_unused]] const auto written = ::write(event, &one, sizeof one);
@@ -124,11 +129,17 @@ void Engine::submit(Participant& participant, RequestPtr request, bool caller_wa
   while (!commands_.compare_exchange_weak(command->next, command)) {
   }
   if (caller_waits) return;
+  submitted_s_ = now_s();
   if (caller_asleep_) {
     ring(caller_event_);
-  } else if (!caller_drives_ && thread_asleep_) {
+  } else if (!caller_drives_ && thread_asleep_ && !(glancing_ && prompt_waits_ >= kPromptWaits)) {
     ring(thread_event_);
   }
+}
+
+void Engine::note_wait() {
+  const double since_s = submitted_s_.exchange(0.0);
+  if (since_s != 0.0) prompt_waits_ = now_s() - since_s < kPrompt_s ? prompt_waits_ + 1 : 0;
 }
 
 bool Engine::run_commands(double now_s) {
@@ -340,6 +351,7 @@ void Engine::with_baton(const std::function<void()>& action) {
 }
 
 bool Engine::wait(const Request& request, double deadline_s) {
+  note_wait();
   if (request.done()) return true;
   if (!take_baton(Claim::wait, &request, deadline_s)) return request.done();
   return drive([&] { return request.done(); }, deadline_s);

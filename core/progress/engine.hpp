@@ -76,6 +76,7 @@ class Engine {
   void watch(bool on);
   double next_deadline_s() const;
   void glance(double most_s);
+  void note_wait();
   void sleep_as_thread();
   bool work_is_left() const;
   bool sleep_as_caller(double deadline_s);
@@ -97,6 +98,8 @@ class Engine {
   std::atomic<bool> thread_asleep_ = false;
   std::atomic<bool> glancing_ = false;  // the thread is, because callers drive: it looks again soon
   std::atomic<bool> caller_drives_ = false;
+  std::atomic<double> submitted_s_ = 0.0;  // what nobody waits for yet: when, last; 0: nothing
+  std::atomic<int> prompt_waits_ = 0;  // so many waits in a row have followed at once
   std::atomic<bool> caller_asleep_ = false;
 
   int epoll_ = -1;
