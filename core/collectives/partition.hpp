@@ -1,5 +1,5 @@
 #pragma once
-// A vector that is reduced in blocks, one for each rank.
+// A vector in blocks, one for each rank.
 
 #include <algorithm>
 #include <array>
@@ -15,7 +15,7 @@
 
 namespace telegrad {
 
-/// One consecutive block of elements for each rank: all alike, as part_of() makes them, or of any lengths.
+/// One consecutive block of elements (where they are only moved: of bytes) for each rank: all alike, as part_of() makes them, or of any lengths.
 class Partition {
  public:
   Partition(std::size_t count, std::size_t blocks) : count_(count), blocks_(blocks) {}
@@ -34,6 +34,7 @@ class Partition {
 
   std::size_t count() const { return count_; }
   std::size_t blocks() const { return blocks_; }
+  bool alike() const { return begins_.empty(); }
   std::size_t longest() const { return begins_.empty() ? (count_ + blocks_ - 1) / blocks_ : longest_; }
   Range operator[](std::size_t block) const { return {begin(block), begin(block + 1)}; }
   /// Where `block` begins; number blocks() is the end of the vector.

@@ -3,19 +3,68 @@
 #include <memory>
 
 #include "base/check.hpp"
+#include "collectives/all_to_all.hpp"
 #include "collectives/allgather.hpp"
 #include "collectives/barrier.hpp"
 #include "collectives/broadcast.hpp"
+#include "collectives/gather.hpp"
+#include "collectives/scatter.hpp"
 
 namespace telegrad {
+namespace {
 
-RequestPtr make_all_gather(Rank size, DType dtype, ConstBytes mine, Bytes all) {
-  TELEGRAD_CHECK(all.size() == mine.size() * size);
+// Ranks of an all_to_all_v compare no lengths: theirs differ. So it must not meet an all_to_all.
+constexpr std::uint64_t kOwnLengths = 1;
+
+// Of a block where all are equal, of all together where they are not.
+std::uint64_t count_of(const Partition& blocks, DType dtype) {
+  return (blocks.alike() ? blocks[0].size() : blocks.count()) / size_of(dtype);
+}
+
+}  // namespace
+
+RequestPtr make_all_gather(DType dtype, ConstBytes mine, Bytes all, const Partition& blocks) {
+  TELEGRAD_CHECK(all.size() == blocks.count());
   const Call call{.operation = Operation::allgather,
                   .dtype = dtype,
-                  .algorithm = Algorithm::ring,
-                  .count = mine.size() / size_of(dtype)};
-  return std::make_shared<Request>(call, [=](Transport& net) { return allgather(net, mine, all); });
+                  .count = count_of(blocks, dtype),
+                  .layout = blocks.digest()};
+  return std::make_shared<Request>(call, [=](Transport& net) { return allgather(net, mine, all, blocks); });
+}
+
+RequestPtr make_gather(DType dtype, ConstBytes mine, Bytes all, const Partition& blocks, Rank root) {
+  TELEGRAD_CHECK(root < blocks.blocks());
+  const Call call{.operation = Operation::gather,
+                  .dtype = dtype,
+                  .root = root,
+                  .count = count_of(blocks, dtype),
+                  .layout = blocks.digest()};
+  return std::make_shared<Request>(call, [=](Transport& net) { return gather(net, root, mine, all, blocks); });
+}
+
+RequestPtr make_scatter(DType dtype, ConstBytes all, Bytes mine, const Partition& blocks, Rank root) {
+  TELEGRAD_CHECK(root < blocks.blocks());
+  const Call call{.operation = Operation::scatter,
+                  .dtype = dtype,
+                  .root = root,
+                  .count = count_of(blocks, dtype),
+                  .layout = blocks.digest()};
+  return std::make_shared<Request>(call, [=](Transport& net) { return scatter(net, root, all, mine, blocks); });
+}
+
+RequestPtr make_all_to_all(Rank size, DType dtype, ConstBytes input, Bytes output) {
+  TELEGRAD_CHECK(input.size() == output.size() && input.size() % size == 0);
+  const Call call{
+      .operation = Operation::all_to_all, .dtype = dtype, .count = input.size() / size / size_of(dtype)};
+  return std::make_shared<Request>(call, [=](Transport& net) { return all_to_all(net, input, output); });
+}
+
+RequestPtr make_all_to_all_v(DType dtype, ConstBytes input, Bytes output, const Partition& sent,
+                             const Partition& received) {
+  TELEGRAD_CHECK(input.size() == sent.count() && output.size() == received.count());
+  const Call call{.operation = Operation::all_to_all, .dtype = dtype, .layout = kOwnLengths};
+  return std::make_shared<Request>(call,
+                                   [=](Transport& net) { return all_to_all_v(net, input, output, sent, received); });
 }
 
 RequestPtr make_broadcast(Rank size, DType dtype, Bytes data, Rank root) {

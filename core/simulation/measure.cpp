@@ -30,21 +30,41 @@ class Ranks {
 // Of a reduce_scatter.
 Partition blocks_of(const Workload& workload) { return {workload.bytes / sizeof(float), workload.ranks}; }
 
+// Of the whole vector, where an operation is asked for by the length of one of its P blocks.
+std::uint64_t all_bytes(const Workload& workload) { return workload.bytes * workload.ranks; }
+
+std::uint64_t input_bytes(const Workload& workload, Rank rank) {
+  switch (workload.operation) {
+    case Operation::scatter: return rank == workload.root ? all_bytes(workload) : 0;
+    case Operation::all_to_all: return all_bytes(workload);
+    default: return workload.bytes;
+  }
+}
+
+std::uint64_t output_bytes(const Workload& workload, Rank rank) {
+  switch (workload.operation) {
+    case Operation::gather: return rank == workload.root ? all_bytes(workload) : 0;
+    case Operation::allgather:
+    case Operation::all_to_all: return all_bytes(workload);
+    case Operation::reduce_scatter: return blocks_of(workload)[rank].size() * sizeof(float);
+    default: return workload.bytes;
+  }
+}
+
 RequestPtr dense_request(const Workload& workload, ConstBytes input, Bytes output) {
+  const Partition blocks(all_bytes(workload), workload.ranks);
   switch (workload.operation) {
     case Operation::allreduce:
       return make_all_reduce(workload.ranks, {.input = input, .output = output, .algorithm = workload.algorithm});
-    case Operation::allgather: return make_all_gather(workload.ranks, DType::f32, input, output);
+    case Operation::allgather: return make_all_gather(DType::f32, input, output, blocks);
+    case Operation::gather: return make_gather(DType::f32, input, output, blocks, workload.root);
+    case Operation::scatter: return make_scatter(DType::f32, input, output, blocks, workload.root);
+    case Operation::all_to_all: return make_all_to_all(workload.ranks, DType::f32, input, output);
     case Operation::broadcast: return make_broadcast(workload.ranks, DType::f32, output, workload.root);
     case Operation::reduce: return make_reduce(workload.ranks, {.input = input, .output = output}, workload.root);
     case Operation::reduce_scatter: return make_reduce_scatter({.input = input, .output = output}, blocks_of(workload));
     default: return make_barrier();
   }
-}
-
-std::uint64_t output_bytes(const Workload& workload, Rank rank) {
-  if (workload.operation == Operation::reduce_scatter) return blocks_of(workload)[rank].size() * sizeof(float);
-  return workload.bytes * (workload.operation == Operation::allgather ? workload.ranks : 1);
 }
 
 bool same_bits(std::span<const float> a, std::span<const float> b) {
@@ -57,7 +77,8 @@ class DenseSizes final : public Ranks {
   explicit DenseSizes(const Workload& workload) : workload_(workload) {}
 
   RequestPtr request(Rank rank) override {
-    return dense_request(workload_, {input_.data(), workload_.bytes}, {output_.data(), output_bytes(workload_, rank)});
+    return dense_request(workload_, {input_.data(), input_bytes(workload_, rank)},
+                         {output_.data(), output_bytes(workload_, rank)});
   }
 
  private:
@@ -80,9 +101,12 @@ class DenseValues final : public Ranks {
   }
 
   std::optional<Rank> wrong() const override {
-    const std::vector<float> expected = expected_output();
+    const std::vector<float> same_for_all = expected_output();
     for (Rank rank = 0; rank < workload_.ranks; ++rank) {
-      std::span<const float> wanted = expected;
+      const bool own = workload_.operation == Operation::scatter || workload_.operation == Operation::all_to_all;
+      if (workload_.operation == Operation::gather && rank != workload_.root) continue;
+      const std::vector<float> of_rank = own ? blocks_for(rank) : std::vector<float>{};
+      std::span<const float> wanted = own ? of_rank : same_for_all;
       if (workload_.operation == Operation::reduce_scatter) {
         const Range block = blocks_of(workload_)[rank];
         wanted = wanted.subspan(block.begin, block.size());
@@ -95,19 +119,33 @@ class DenseValues final : public Ranks {
 
  private:
   std::vector<float> values_of(Rank rank) const {
-    std::vector<float> values(workload_.bytes / sizeof(float));
+    std::vector<float> values(input_bytes(workload_, rank) / sizeof(float));
     for (std::size_t i = 0; i < values.size(); ++i) values[i] = value_of(workload_, rank, i);
     return values;
+  }
+
+  // What the others (only the root, of a scatter) have for this rank.
+  std::vector<float> blocks_for(Rank rank) const {
+    const auto count = static_cast<std::ptrdiff_t>(workload_.bytes / sizeof(float));
+    std::vector<float> blocks;
+    for (const auto& input : inputs_) {
+      if (input.empty()) continue;
+      blocks.insert(blocks.end(), input.begin() + rank * count, input.begin() + (rank + 1) * count);
+    }
+    return blocks;
   }
 
   std::vector<float> expected_output() const {
     if (workload_.operation == Operation::broadcast) return inputs_[workload_.root];
     if (workload_.operation == Operation::barrier) return outputs_[0];
+    const bool gathers = workload_.operation == Operation::allgather || workload_.operation == Operation::gather;
+    const bool reduces = workload_.operation == Operation::allreduce || workload_.operation == Operation::reduce ||
+                         workload_.operation == Operation::reduce_scatter;
     std::vector<float> expected;
     for (const auto& input : inputs_) {
-      if (workload_.operation == Operation::allgather || expected.empty()) {
+      if (gathers || (reduces && expected.empty())) {
         expected.insert(expected.end(), input.begin(), input.end());
-      } else {
+      } else if (reduces) {
         for (std::size_t i = 0; i < expected.size(); ++i) expected[i] += input[i];
       }
     }

@@ -15,9 +15,10 @@ namespace telegrad {
 
 struct Workload {
   Operation operation = Operation::allreduce;
-  Algorithm algorithm = Algorithm::automatic;  // automatic: the operation's only one
+  Algorithm algorithm = Algorithm::automatic;  // automatic: the one that the core takes
   Rank ranks = 1;
-  /// Dense: of one rank's input, in f32; of an allgather, of one rank's block. Sparse: 4 times the dimension.
+  /// Dense: of one rank's input, in f32; of an allgather, gather, scatter or all_to_all of one block. Sparse: 4 times the
+  /// dimension.
   std::uint64_t bytes = 0;
   std::uint64_t nnz = 0;  // sparse: entries of each rank
   double overlap = 0.0;   // sparse: their share at indices common to all; the rest is independent, uniform

@@ -38,7 +38,8 @@ constexpr OperationName kOperations[] = {
     {"allreduce", Operation::allreduce}, {"sparse_allreduce", Operation::sparse_allreduce},
     {"allgather", Operation::allgather}, {"broadcast", Operation::broadcast},
     {"barrier", Operation::barrier},     {"reduce", Operation::reduce},
-    {"reduce_scatter", Operation::reduce_scatter},
+    {"gather", Operation::gather},       {"reduce_scatter", Operation::reduce_scatter},
+    {"scatter", Operation::scatter},     {"all_to_all", Operation::all_to_all},
 };
 constexpr Algorithm kAlgorithms[] = {Algorithm::ring, Algorithm::recursive_doubling, Algorithm::split_allgather,
                                     Algorithm::rabenseifner};
@@ -73,12 +74,10 @@ void validate_algorithm(const Workload& workload) {
   } else if (workload.operation == Operation::sparse_allreduce) {
     require(is(Algorithm::automatic) || is(Algorithm::split_allgather), "algorithm", named,
             "a sparse_allreduce has one, give '' or 'split_allgather'");
-  } else if (workload.operation == Operation::allgather) {
-    require(is(Algorithm::automatic) || is(Algorithm::ring), "algorithm", named,
-            "an allgather has one, give '' or 'ring'");
   } else {
     require(is(Algorithm::automatic), "algorithm", named,
-            "a " + std::string(name_of(workload.operation)) + " has one without a name, give ''");
+            std::string("it follows from ranks and bytes for this operation, ") + name_of(workload.operation) +
+                ": give ''");
   }
 }
 

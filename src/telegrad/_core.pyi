@@ -142,7 +142,45 @@ class Communicator:
         output: int,
         blocking: bool = False,
     ) -> Request: ...
-    def all_gather(self, input: int, output: int, bytes: int, dtype: DType, blocking: bool = False) -> Request: ...
+    def all_gather(
+        self,
+        input: int,
+        output: int,
+        bytes: int,
+        dtype: DType,
+        lengths: list[int] | None = None,
+        blocking: bool = False,
+    ) -> Request: ...
+    def gather(
+        self,
+        input: int,
+        output: int,
+        bytes: int,
+        dtype: DType,
+        root: int,
+        lengths: list[int] | None = None,
+        blocking: bool = False,
+    ) -> Request: ...
+    def scatter(
+        self,
+        input: int,
+        output: int,
+        bytes: int,
+        dtype: DType,
+        root: int,
+        lengths: list[int] | None = None,
+        blocking: bool = False,
+    ) -> Request: ...
+    def all_to_all(self, input: int, output: int, bytes: int, dtype: DType, blocking: bool = False) -> Request: ...
+    def all_to_all_v(
+        self,
+        input: int,
+        output: int,
+        sent: list[int],
+        received: list[int],
+        dtype: DType,
+        blocking: bool = False,
+    ) -> Request: ...
     def broadcast(self, data: int, bytes: int, dtype: DType, root: int, blocking: bool = False) -> Request: ...
     def barrier(self, blocking: bool = False) -> Request: ...
     def send(self, data: int, bytes: int, dtype: DType, to: int, tag: int, blocking: bool = False) -> Request: ...

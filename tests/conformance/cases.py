@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from cases_moves import BLOCK_OPERATIONS, begin_blocks, block_cases, fault_of_blocks
 
 from telegrad import Communicator, SparseStream, Work, _core
 from telegrad.comm.reduction import DENSE_ALGORITHMS, algorithm_of, reduction_of, sparse_reduction_of
@@ -53,6 +54,8 @@ class Case:
 
     def __str__(self) -> str:
         words = [self.operation, self.count, self.dtype, self.reduction, self.algorithm, self.values]
+        if self.operation in BLOCK_OPERATIONS:
+            words += [self.pattern, f"root={self.root}"]
         if self.operation.startswith("sparse"):
             words += [self.pattern, f"switch={self.switch_factor:g}"]
         return "-".join(map(str, [*words, *(["blocking"] if self.blocking else [])]))
@@ -145,6 +148,7 @@ def _moving_cases(size: int, small: bool) -> list[tuple[str, Case]]:
     cases += [
         ("broadcast", Case("broadcast", count, root=r)) for count in counts for r in sorted({0, size // 2, size - 1})
     ]
+    cases += [(name, Case(name, count, pattern=layout, root=r)) for name, count, layout, r in block_cases(size, small)]
     return cases + [("barrier", Case("barrier")) for _ in range(3)]
 
 
@@ -223,6 +227,11 @@ class Started:
         self._read: Any = None
         blocking = case.blocking and alone
         rank, size = communicator.rank, communicator.world_size
+        if case.operation in BLOCK_OPERATIONS:
+            begun = begin_blocks(case.operation, case.count, case.pattern, case.root, communicator, blocking)
+            self._work = None if blocking else begun
+            self._read = lambda: begun if blocking else begun.result()
+            return
         match case.operation:
             case "dense":
                 bits = np.ascontiguousarray(bits_of(dense_input(case, rank), case.dtype))
@@ -266,7 +275,8 @@ class Started:
     def outcome(self) -> Array:
         if self._work is not None:
             self._work.wait()
-        return np.asarray(self._read())
+        found = self._read()
+        return np.empty(0, np.uint8) if found is None else np.asarray(found)  # None: a rank that gets nothing
 
 
 def _dense(communicator: Communicator, bits: Array, case: Case, blocking: bool) -> Work | None:
@@ -320,8 +330,10 @@ class Oracle:
     size: int
     _results: dict[tuple[object, ...], tuple[Array, Array]] = field(default_factory=dict)
 
-    def fault(self, case: Case, bits: Array) -> str:
-        """What is wrong with one rank's result; empty if it is right."""
+    def fault(self, case: Case, bits: Array, rank: int) -> str:
+        """What is wrong with the result of ``rank``; empty if it is right."""
+        if case.operation in BLOCK_OPERATIONS:
+            return fault_of_blocks(case.operation, case.count, case.pattern, case.root, bits, rank, self.size)
         if case.operation == "barrier":
             return ""
         if case.operation == "all_gather":

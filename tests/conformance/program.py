@@ -49,7 +49,7 @@ def run(communicators: Sequence[Communicator]) -> Iterator[Outcome]:
             for index in order:
                 bits = started[index].outcome()
                 ended_s = time.monotonic()
-                fault = oracle.fault(group.cases[index], bits)
+                fault = oracle.fault(group.cases[index], bits, rank)
                 digest = zlib.crc32(np.ascontiguousarray(bits).tobytes())
                 yield {
                     "rank": rank,

@@ -245,7 +245,8 @@ TEST("the caller's buffers stay untouched as long as one rank has not called") {
         const Ended ended = run_ranks(world, size, [&](Rank rank) -> RequestPtr {
           if (rank == absent) return nullptr;
           return std::make_shared<Request>(Call{.operation = Operation::allgather}, [&, rank](Transport& net) {
-            return allgather(net, std::as_bytes(std::span(mine)), std::as_writable_bytes(std::span(all[rank])));
+            return allgather(net, std::as_bytes(std::span(mine)), std::as_writable_bytes(std::span(all[rank])),
+                             Partition(size * (mine.size() * sizeof(int)), size));
           });
         });
         EXPECT(ended.stuck);
@@ -273,7 +274,7 @@ TEST("allgather puts every rank's block in its place, in place and not, also of 
             const Bytes into = std::as_writable_bytes(std::span(all[rank]));
             const ConstBytes from = in_place ? ConstBytes(into.subspan(4 * rank * block, 4 * block))
                                              : std::as_bytes(std::span(mine[rank]));
-            return allgather(net, from, into);
+            return allgather(net, from, into, Partition(size * (4 * block), size));
           });
         };
         EXPECT(run_ranks(world, size, make, size).all_succeeded());

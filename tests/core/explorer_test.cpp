@@ -101,7 +101,7 @@ TEST("without trouble everything is over in the time that time-outs are measured
 
 TEST("some benign programs outlast liveness_timeout_s, so that heartbeats matter") {
   int long_ones = 0;
-  for (std::uint64_t seed = 0; seed < 800; ++seed) {
+  for (std::uint64_t seed = 0; seed < 1600; ++seed) {
     const Program program = draw(seed, kFirst, kLast);
     if (program.trouble != Trouble::none || !program.session.liveness_timeout_s) continue;
     if (play(program).end_s > 2.0 * *program.session.liveness_timeout_s) ++long_ones;
@@ -128,7 +128,8 @@ TEST("the expected sum is right where it can be written by hand") {
 
 TEST("the judge sees one wrong bit in any result") {
   for (const Operation operation : {Operation::allreduce, Operation::sparse_allreduce, Operation::allgather,
-                                    Operation::broadcast}) {
+                                    Operation::broadcast, Operation::gather, Operation::scatter,
+                                    Operation::all_to_all}) {
     for (std::uint64_t seed = 0; seed < 3000; seed += 300) {
       const Program program = calm(operation, seed);
       Seen seen = play(program);

@@ -117,22 +117,31 @@ TEST("recursive doubling folds and unfolds where P is not a power of two") {
   }
 }
 
-TEST("ring allgather takes (P-1)(α + nβ), whatever the size of a block") {
+TEST("allgather takes ceil(log2 P)α + (P-1)nβ where blocks are short, where they are long (P-1)(α + nβ)") {
   for (const std::size_t block : {8UL, 100'000UL}) {
     for (const Rank size : kSizes) {
       std::vector<std::vector<std::byte>> all(size, std::vector<std::byte>(size * block));
       const std::vector<std::byte> mine(block);
       Simulation simulation(size, {.costs = kPlain});
       simulation.begin_all([&](Rank rank) {
-        return operation(Operation::allgather, [&, rank](Transport& net) { return allgather(net, mine, all[rank]); });
+        return operation(Operation::allgather, [&, rank](Transport& net) {
+          return allgather(net, mine, all[rank], Partition(size * block, size));
+        });
       });
-      expect_close(simulation.run().finish_s,
-                   (size - 1) * (kPlain.alpha_s + static_cast<double>(block) * kPlain.beta_s_per_byte));
+      const double rounds = std::ceil(log2_of(size));
+      const double bytes_s = (size - 1) * static_cast<double>(block) * kPlain.beta_s_per_byte;
+      const double measured_s = simulation.run().finish_s;
+      if (block == 8) {
+        expect_close(measured_s, rounds * kPlain.alpha_s + bytes_s);
+      } else {  // all have called after as many latencies as there are rounds, of which a block's way hides two
+        EXPECT(measured_s > 0.999 * ((size - 1) * kPlain.alpha_s + bytes_s));
+        EXPECT(measured_s < 1.001 * ((size - 1 + std::max(0.0, rounds - 2)) * kPlain.alpha_s + bytes_s));
+      }
     }
   }
 }
 
-TEST("broadcast takes ceil(log2 P)(α + nβ), barrier ceil(log2 P)·α") {
+TEST("broadcast takes ceil(log2 P)(α + nβ), less for long vectors, barrier ceil(log2 P)·α") {
   for (const Rank size : kSizes) {
     const double rounds = std::ceil(log2_of(size));
     for (const std::size_t bytes : {16UL, 1'000'000UL}) {
@@ -144,7 +153,8 @@ TEST("broadcast takes ceil(log2 P)(α + nβ), barrier ceil(log2 P)·α") {
       const double expected_s = rounds * (kPlain.alpha_s + static_cast<double>(bytes) * kPlain.beta_s_per_byte);
       const double measured_s = simulation.run().finish_s;
       EXPECT(measured_s <= expected_s * 1.01);
-      if (std::has_single_bit(size)) expect_close(measured_s, expected_s);
+      if (std::has_single_bit(size) && (size == 2 || bytes == 16)) expect_close(measured_s, expected_s);
+      if (size > 4 && bytes > 16) EXPECT(measured_s < 0.7 * expected_s);
     }
     Simulation simulation(size, {.costs = kPlain});
     simulation.begin_all(

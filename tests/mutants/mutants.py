@@ -2,23 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-
-@dataclass(frozen=True)
-class Mutant:
-    """``edits``: (old, new) texts of ``file``, a path under core/; each old text occurs there exactly once.
-    ``ranks``: what the explorer draws from, where the default cannot show the bug."""
-
-    name: str
-    file: str
-    edits: tuple[tuple[str, str], ...]
-    ranks: str = "2..33"
-
-
-def _mutant(name: str, file: str, old: str, new: str, ranks: str = "2..33") -> Mutant:
-    return Mutant(name, file, ((old, new),), ranks)
-
+from mutant import Mutant
+from mutant import mutant as _mutant
+from mutants_moves import MOVES_MUTANTS
 
 RING = "collectives/ring.cpp"
 PASSING = "collectives/allreduce_ring.cpp"
@@ -171,23 +157,10 @@ _COLLECTIVES = (
         (("last ? output : sum.bytes());\n    mine = sum.bytes();", "last ? output : output);\n    mine = output;"),),
     ),
     _mutant(
-        "allgather: the own block comes out at its neighbour's place",
-        GATHER,
-        "co_await copy(net, mine, block(rank));",
-        "co_await copy(net, mine, block(right));",
-    ),
-    _mutant(
-        "allgather: writes before all are heard",
-        GATHER,
-        "const bool may_write = heard || t + 2 == size;",
-        "const bool may_write = heard || t + 1 < size;",
-    ),
-    _mutant("allgather: passes on its own block for ever", GATHER, "newest = into;", "newest = mine;"),
-    _mutant(
         "allgather of any size: blocks in the wrong order",
         GATHER,
-        "const Rank next = (rank + size - 1 - t) % size;",
-        "const Rank next = (rank + 2 * size - 1 - t - (t + 3 == size ? 1 : 0)) % size;",
+        "all.add((rank + size - 1 - t) % size, std::move(next));",
+        "all.add((rank + 2 * size - 1 - t - (t + 3 == size ? 1 : 0)) % size, std::move(next));",
     ),
     _mutant(
         "sparse: the mean is a sum",
@@ -262,12 +235,6 @@ _COLLECTIVES = (
 
 # Where vectors are cut: bulk messages, slices of work, parts of a sum, blocks of indices. And what only rounding shows.
 _LARGE = (
-    _mutant(
-        "broadcast: stops after its first bulk send",
-        BROADCAST,
-        "if (data.size() >= kBulkBytes) co_await sends.back();",
-        "if (data.size() >= kBulkBytes) {\n      co_await sends.back();\n      break;\n    }",
-    ),
     _mutant(
         "sparse: the last of several parts of a sum is lost",
         SPARSE,
@@ -487,4 +454,4 @@ _SESSION = (
     ),
 )
 
-MUTANTS = _COLLECTIVES + _LARGE + _SESSION
+MUTANTS = _COLLECTIVES + MOVES_MUTANTS + _LARGE + _SESSION

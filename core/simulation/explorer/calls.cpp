@@ -13,7 +13,9 @@ namespace {
 constexpr std::array kOperations{Operation::allreduce, Operation::allreduce,        Operation::allreduce,
                                  Operation::allreduce, Operation::sparse_allreduce, Operation::sparse_allreduce,
                                  Operation::allgather, Operation::broadcast,        Operation::barrier,
-                                 Operation::reduce,    Operation::reduce_scatter};
+                                 Operation::reduce,    Operation::reduce_scatter,
+                                 Operation::gather,    Operation::scatter,          Operation::all_to_all};
+constexpr std::array kRooted{Operation::broadcast, Operation::reduce, Operation::gather, Operation::scatter};
 constexpr std::array kGradients{DType::f32, DType::f32, DType::bf16};
 constexpr std::array kAny{DType::f32, DType::bf16, DType::u8, DType::i64, DType::f16, DType::c128};
 constexpr std::array kSwitchFactors{1.0, 1.0, 0.0, 0.3, 1.7, 1e6};
@@ -56,7 +58,7 @@ Operation suited(Chance& chance, Trouble trouble) {
     case Trouble::reduction: return chance.happens(0.5) ? Operation::allreduce : Operation::sparse_allreduce;
     case Trouble::algorithm: return Operation::allreduce;
     case Trouble::switch_factor: return Operation::sparse_allreduce;
-    case Trouble::root: return chance.happens(0.5) ? Operation::broadcast : Operation::reduce;
+    case Trouble::root: return chance.pick(kRooted);
     case Trouble::count:
     case Trouble::dtype:
       while (true) {
@@ -92,7 +94,9 @@ bool PlannedCall::agrees(const PlannedCall& other, Rank size) const {
   switch (operation) {
     case Operation::allreduce: return reduction == other.reduction && resolved(size) == other.resolved(size);
     case Operation::sparse_allreduce: return reduction == other.reduction && switch_factor == other.switch_factor;
-    case Operation::broadcast: return root == other.root;
+    case Operation::broadcast:
+    case Operation::gather:
+    case Operation::scatter: return root == other.root;
     case Operation::reduce: return reduction == other.reduction && root == other.root;
     case Operation::reduce_scatter:
       return reduction == other.reduction && partition(size).digest() == other.partition(size).digest();
@@ -104,11 +108,11 @@ PlannedCall draw_call(Chance& chance, Operation operation, Rank size, Extent ext
   const bool large = extent == Extent::large;
   PlannedCall call{.operation = operation, .seed = chance.seed()};
   if (operation == Operation::barrier) return call;
-  if (operation == Operation::allgather || operation == Operation::broadcast) {
+  if (call.has_blocks() || operation == Operation::broadcast) {
     call.dtype = chance.pick(kAny);
     call.count = large ? draw_large_count(chance, operation, call.dtype)
-                       : draw_count(chance, size, operation == Operation::allgather ? 4000.0 / size : 4000.0);
-    if (operation == Operation::broadcast) call.root = chance.integer<Rank>(0, size - 1);
+                       : draw_count(chance, size, call.has_blocks() ? 4000.0 / size : 4000.0);
+    if (call.is_rooted()) call.root = chance.integer<Rank>(0, size - 1);
     return call;
   }
   call.dtype = chance.pick(kGradients);
@@ -210,8 +214,12 @@ Effort effort_of(const PlannedCall& call, Rank size) {
       return {rounds + 2.0, bytes * (rounds + 2.0)};
     case Operation::sparse_allreduce:
       return {2.0 * ranks, 2.0 * (static_cast<double>(call.count) * 8.0 + 64.0 * ranks)};
-    case Operation::allgather: return {ranks + rounds, ranks * bytes};
-    case Operation::broadcast: return {rounds + 1.0, (rounds + 1.0) * bytes};
+    // Long blocks and vectors go in pieces.
+    case Operation::allgather: return {ranks * (1.0 + bytes / 256e3) + rounds, ranks * bytes};
+    case Operation::gather:
+    case Operation::scatter: return {ranks, ranks * bytes};
+    case Operation::all_to_all: return {ranks + rounds, (ranks + rounds) * bytes};
+    case Operation::broadcast: return {rounds + 1.0 + ranks + bytes / 16e3, (rounds + 1.0) * bytes};
     case Operation::barrier: return {rounds, 0.0};
     case Operation::reduce: return {ranks + rounds * (1.0 + bytes / 2e5), (rounds + 2.0) * bytes};
     case Operation::reduce_scatter:

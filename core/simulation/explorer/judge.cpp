@@ -107,8 +107,11 @@ class Judge {
       const SeenCall& call = *calls[rank];
       verdict_.calls += call.called ? 1 : 0;
       look_at_input(rank, index, plan, call);
-      if (plan.operation == Operation::broadcast) {
-        if (call.succeeded()) look_at_broadcast(rank, index, planned, calls);
+      if (plan.is_rooted()) {
+        const bool gathers = plan.operation == Operation::gather;
+        if (call.succeeded() && !gathers) look_at_broadcast(rank, index, planned, calls);
+        if (call.succeeded() && gathers && rank == plan.root) look_at_gather(rank, index, planned, calls);
+        if (call.succeeded() && gathers && rank != plan.root) ++verdict_.results;  // which is none
         continue;
       }
       const bool gives = plan.operation == Operation::reduce && plan.root != rank;
@@ -124,7 +127,7 @@ class Judge {
         find(Sort::wrong_result, name_of_call(rank, index) + ": succeeded before rank " + std::to_string(latest) +
                                      " had called it");
       } else {
-        if (!expected) expected = expect(plan, planned);
+        if (!expected || plan.operation == Operation::all_to_all) expected = expect(rank, plan, planned);
         look_at_result(rank, index, plan, call, *expected);
         if (!call.dense_result) continue;
         if (dense && *dense != *call.dense_result) {
@@ -135,15 +138,17 @@ class Judge {
     }
   }
 
-  Expected expect(const PlannedCall& plan, const std::vector<const PlannedCall*>& planned) const {
-    if (plan.operation != Operation::allgather) {
+  // On `rank`, where that makes a difference.
+  Expected expect(Rank rank, const PlannedCall& plan, const std::vector<const PlannedCall*>& planned) const {
+    if (!plan.has_blocks()) {
       return plan.operation == Operation::barrier ? Expected{} : expected_sum(plan, program_.size, planned);
     }
     Expected expected;
     expected.dense.reserve(plan.bytes() * program_.size);
-    for (Rank rank = 0; rank < program_.size; ++rank) {
-      const Contribution share(*planned[rank], rank, program_.size);
-      for (std::size_t i = 0; i < plan.bytes(); ++i) expected.dense.push_back(share.byte(i));
+    const std::size_t first = plan.operation == Operation::all_to_all ? rank * plan.bytes() : 0;
+    for (Rank source = 0; source < program_.size; ++source) {
+      const Contribution share(*planned[source], source, program_.size);
+      for (std::size_t i = 0; i < plan.bytes(); ++i) expected.dense.push_back(share.byte(first + i));
     }
     return expected;
   }
@@ -206,7 +211,25 @@ class Judge {
     find(Sort::wrong_result, name_of_call(rank, index) + ": " + difference(got, wanted));
   }
 
-  // Messages go down a tree, and calls are compared at each hop: who succeeded agrees with the root.
+  // Whoever has sent may be through; the root has heard from all.
+  void look_at_gather(Rank root, std::size_t index, const std::vector<const PlannedCall*>& planned,
+                      const std::vector<const SeenCall*>& calls) {
+    for (Rank rank = 0; rank < program_.size; ++rank) {
+      if (planned[rank] == nullptr || !planned[rank]->agrees(*planned[root], program_.size)) {
+        find(Sort::wrong_result, name_of_call(root, index) + ": succeeded, though not all ranks called it alike");
+        return;
+      }
+      if (calls[root]->done_s < calls[rank]->began_s) {
+        find(Sort::wrong_result, name_of_call(root, index) + ": succeeded before rank " + std::to_string(rank) +
+                                     " had called it");
+        return;
+      }
+    }
+    ++verdict_.results;
+    compare(root, index, calls[root]->output, expect(root, *planned[root], planned).dense);
+  }
+
+  // Also of a scatter. Messages go down a tree, and calls are compared at each hop: who succeeded agrees with the root.
   void look_at_broadcast(Rank rank, std::size_t index, const std::vector<const PlannedCall*>& planned,
                          const std::vector<const SeenCall*>& calls) {
     const PlannedCall& plan = *planned[rank];
@@ -217,7 +240,12 @@ class Judge {
       find(Sort::wrong_result, name_of_call(rank, index) + ": succeeded before the root had called it");
     } else {
       ++verdict_.results;
-      compare(rank, index, calls[rank]->memory, calls[plan.root]->before);
+      if (plan.operation == Operation::scatter) {
+        const auto mine = calls[plan.root]->before.begin() + static_cast<std::ptrdiff_t>(rank * plan.bytes());
+        compare(rank, index, calls[rank]->output, {mine, mine + static_cast<std::ptrdiff_t>(plan.bytes())});
+      } else {
+        compare(rank, index, calls[rank]->memory, calls[plan.root]->before);
+      }
     }
   }
 
@@ -235,7 +263,7 @@ class Judge {
   void look_untouched(Rank rank, std::size_t index, const PlannedCall& plan, const SeenCall& call) {
     const bool changed = call.in_place ? call.memory != call.before
                                        : std::ranges::any_of(call.output, [](auto byte) { return byte != kPoison; });
-    if (!changed || plan.operation == Operation::broadcast) return;
+    if (!changed || plan.is_rooted()) return;
     find(Sort::wrong_result,
          name_of_call(rank, index) + ": the output was written before all ranks had called it, or is not the root's");
   }

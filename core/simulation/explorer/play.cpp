@@ -174,8 +174,10 @@ class Play {
   RequestPtr make_dense(const PlannedCall& call, const Contribution& share, SeenCall& seen, Rank rank) {
     const Rank size = program_.size;
     const std::size_t bytes = call.bytes();
-    seen.in_place = call.operation == Operation::broadcast ||
-                    (call.operation != Operation::reduce_scatter && share.in_place());
+    const Partition blocks(size * bytes, size);
+    const bool apart = (call.has_blocks() && call.operation != Operation::allgather) ||
+                       call.operation == Operation::reduce_scatter;
+    seen.in_place = (share.in_place() && !apart) || call.operation == Operation::broadcast;
     seen.memory.resize(bytes);
     switch (call.operation) {
       case Operation::reduce: {
@@ -207,13 +209,28 @@ class Play {
         for (std::size_t i = 0; i < bytes; ++i) seen.memory[own + i] = share.byte(i);
         if (!seen.in_place) seen.output.assign(size * bytes, kPoison);
         const Bytes all = seen.in_place ? seen.memory : seen.output;
-        return make_all_gather(size, call.dtype, ConstBytes(seen.memory).subspan(own, bytes), all);
+        return make_all_gather(call.dtype, ConstBytes(seen.memory).subspan(own, bytes), all, blocks);
       }
+      case Operation::gather:
+        fill(seen, share, bytes, rank == call.root ? blocks.count() : 0);
+        return make_gather(call.dtype, seen.memory, seen.output, blocks, call.root);
+      case Operation::scatter:
+        fill(seen, share, rank == call.root ? blocks.count() : 0, bytes);
+        return make_scatter(call.dtype, seen.memory, seen.output, blocks, call.root);
+      case Operation::all_to_all:
+        fill(seen, share, blocks.count(), blocks.count());
+        return make_all_to_all(size, call.dtype, seen.memory, seen.output);
       case Operation::broadcast:
         for (std::size_t i = 0; i < bytes; ++i) seen.memory[i] = rank == call.root ? share.byte(i) : kPoison;
         return make_broadcast(size, call.dtype, seen.memory, call.root);
       default: return make_barrier();
     }
+  }
+
+  static void fill(SeenCall& seen, const Contribution& share, std::size_t input_bytes, std::size_t output_bytes) {
+    seen.memory.resize(input_bytes);
+    for (std::size_t i = 0; i < input_bytes; ++i) seen.memory[i] = share.byte(i);
+    seen.output.assign(output_bytes, kPoison);
   }
 
   RequestPtr make_sparse(const PlannedCall& call, const Contribution& share, SeenCall& seen, ReadResult& read) {

@@ -51,7 +51,16 @@ struct PlannedCall {
   std::optional<RingTuning> tuning{};  // of a ring: so that short vectors have several segments too
   std::uint64_t seed = 0;
 
-  std::size_t bytes() const { return count * size_of(dtype); }
+  std::size_t bytes() const { return count * size_of(dtype); }  // of one block, where there is one for each rank
+  /// True if it moves blocks, one for each rank or pair of ranks.
+  bool has_blocks() const {
+    return operation == Operation::allgather || operation == Operation::gather || operation == Operation::scatter ||
+           operation == Operation::all_to_all;
+  }
+  /// True if a rank need not hear from all others, but all from or of a root.
+  bool is_rooted() const {
+    return operation == Operation::broadcast || operation == Operation::gather || operation == Operation::scatter;
+  }
   /// Of an allreduce: what `automatic` means here.
   Algorithm resolved(Rank size) const;
   /// Of a reduce_scatter.

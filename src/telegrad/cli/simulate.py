@@ -81,7 +81,9 @@ def sparse_allreduce(
 @app.command()
 @shared
 def allgather(bytes_: _Bytes = "64KiB", *, settings: Settings) -> None:
-    """Every rank's block to every rank, round a ring. [bold]--bytes[/] is the length of one block.
+    """Every rank's block to every rank. [bold]--bytes[/] is the length of one block.
+
+    Short blocks go by Bruck's algorithm, long ones round a ring.
 
     [bold]Example:[/] telegrad simulate allgather --ranks 16 --bytes 4..1MiB --network 10gbit
     """
@@ -90,8 +92,44 @@ def allgather(bytes_: _Bytes = "64KiB", *, settings: Settings) -> None:
 
 @app.command()
 @shared
+def gather(bytes_: _Bytes = "64KiB", *, settings: Settings) -> None:
+    """Every rank's block to one rank. [bold]--bytes[/] is the length of one block.
+
+    Short blocks of many ranks go up a binomial tree, others directly.
+
+    [bold]Example:[/] telegrad simulate gather --ranks 2..4096 --bytes 1KiB --network 25gbit
+    """
+    run(Asked("gather", ALGORITHMS["gather"], sizes_of(bytes_)), settings)
+
+
+@app.command()
+@shared
+def scatter(bytes_: _Bytes = "64KiB", *, settings: Settings) -> None:
+    """One rank's blocks to all ranks, a block each. [bold]--bytes[/] is the length of one block.
+
+    Short blocks of many ranks go down a binomial tree, others directly.
+
+    [bold]Example:[/] telegrad simulate scatter --ranks 2..4096 --bytes 1KiB --network 25gbit
+    """
+    run(Asked("scatter", ALGORITHMS["scatter"], sizes_of(bytes_)), settings)
+
+
+@app.command(name="all-to-all")
+@shared
+def all_to_all(bytes_: _Bytes = "64KiB", *, settings: Settings) -> None:
+    """A block of every rank to every rank. [bold]--bytes[/] is the length of one block, of which a rank has P.
+
+    Short blocks of many ranks go by Bruck's algorithm, others in pairwise exchanges.
+
+    [bold]Example:[/] telegrad simulate all-to-all --ranks 64 --bytes 4..64KiB --network 100gbit
+    """
+    run(Asked("all_to_all", ALGORITHMS["all_to_all"], sizes_of(bytes_)), settings)
+
+
+@app.command()
+@shared
 def broadcast(bytes_: _Bytes = "1MiB", *, settings: Settings) -> None:
-    """One rank's vector to all, down a binomial tree.
+    """One rank's vector to all, down a binomial tree or, if it is long, along a chain.
 
     [bold]Example:[/] telegrad simulate broadcast --ranks 2..4096 --bytes 100MiB --critical-path
     """

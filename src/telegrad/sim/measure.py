@@ -11,33 +11,37 @@ import numpy.typing as npt
 
 from telegrad import _core
 from telegrad.plan import Cost, Costs, cost, fastest_allreduce
+from telegrad.plan.cost_moves import broadcast_pieces
 from telegrad.sim.networks import Network
 
 Floats = npt.NDArray[np.float64]
 Counts = npt.NDArray[np.uint64]
 Numbers = npt.NDArray[np.uint32]
 
-# Of each operation; the core names none of the last five's. ``by_length``: it chooses by the number of ranks and bytes.
+# Of each operation; ``by_length``: the core chooses by the number of ranks and bytes, and has no name for it.
 ALGORITHMS = {
     "allreduce": ("ring", "recursive_doubling", "rabenseifner"),
     "sparse_allreduce": ("split_allgather",),
-    "allgather": ("ring",),
-    "broadcast": ("binomial_tree",),
+    "allgather": ("by_length",),
+    "gather": ("by_length",),
+    "scatter": ("by_length",),
+    "all_to_all": ("by_length",),
+    "broadcast": ("by_length",),
     "reduce": ("by_length",),
     "reduce_scatter": ("by_length",),
     "barrier": ("dissemination",),
 }
-_UNNAMED = {"allgather", "broadcast", "reduce", "reduce_scatter", "barrier"}
+_UNNAMED = {*ALGORITHMS} - {"allreduce", "sparse_allreduce"}
 
 
 @dataclass(frozen=True)
 class Point:
     """What to measure. ``algorithm``: one of ``ALGORITHMS``, or ``auto``: the fastest by the closed forms.
 
-    ``size``: bytes of one rank's vector (allgather: of one rank's block; sparse: 4 times the dimension), ``nnz``: a
-    sparse vector's entries, ``overlap``: the share of them that all ranks have in common. ``payloads``: real values,
-    and the sum is checked; without, only sizes travel. Raises ``ValueError`` for an operation or algorithm that does
-    not exist.
+    ``size``: bytes of one rank's vector (allgather, gather, scatter, all_to_all: of one block; sparse: 4 times the
+    dimension), ``nnz``: a sparse vector's entries, ``overlap``: the share of them that all ranks have in common.
+    ``payloads``: real values, and the result is checked; without, only sizes travel. Raises ``ValueError`` for an
+    operation or algorithm that does not exist.
     """
 
     operation: str
@@ -73,6 +77,8 @@ class Point:
         if self.operation == "sparse_allreduce":
             return 2 * self.ranks * (self.ranks - 1)
         if self.operation == "broadcast":
+            return (self.ranks - 1) * broadcast_pieces(self.ranks, self.size)
+        if self.operation in ("gather", "scatter"):
             return self.ranks - 1
         return _form_of(self).messages_per_rank * self.ranks
 
@@ -166,6 +172,9 @@ def closed_form(point: Point) -> Cost | None:
 
 _FORMS: dict[str, Callable[[int, int, Costs], Cost]] = {
     "allgather": cost.allgather,
+    "gather": cost.gather,
+    "scatter": cost.scatter,
+    "all_to_all": cost.all_to_all,
     "broadcast": cost.broadcast,
     "reduce": cost.reduce,
     "reduce_scatter": cost.reduce_scatter,

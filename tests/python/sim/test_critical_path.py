@@ -156,9 +156,9 @@ NOISY = (
         ("allreduce", "ring", 100_000),
         ("allreduce", "ring", 8 << 20),
         ("allreduce", "recursive_doubling", 100_000),
-        ("allgather", "ring", 4096),
-        ("broadcast", "binomial_tree", 100_000),
-        ("broadcast", "binomial_tree", 400),
+        ("allgather", "by_length", 4096),
+        ("broadcast", "by_length", 100_000),
+        ("broadcast", "by_length", 400),
         ("barrier", "dissemination", 0),
     ],
 )

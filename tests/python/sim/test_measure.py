@@ -77,7 +77,7 @@ def test_auto_is_the_fastest_by_the_closed_forms() -> None:
         assert found.algorithm == name
         assert found.point.algorithm == "auto"
         assert found.finish_s == measure(point("allreduce", name, size=size)).finish_s
-    assert measure(point("allgather", "auto")).algorithm == "ring"
+    assert measure(point("allgather", "auto")).algorithm == "by_length"
     assert measure(point("sparse_allreduce", "auto")).algorithm == "split_allgather"
 
 
@@ -100,7 +100,7 @@ def test_estimated_messages_are_about_right() -> None:
 def test_names_that_do_not_exist_are_refused() -> None:
     with pytest.raises(ValueError, match="operation 'magic' does not exist: use allreduce, sparse_allreduce"):
         Point("magic", "ring", 2, 4, PLAIN)
-    with pytest.raises(ValueError, match="allgather has no algorithm 'recursive_doubling': use ring, auto"):
+    with pytest.raises(ValueError, match="allgather has no algorithm 'recursive_doubling': use by_length, auto"):
         Point("allgather", "recursive_doubling", 2, 4, PLAIN)
 
 

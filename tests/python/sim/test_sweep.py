@@ -45,7 +45,7 @@ def test_progress_hears_of_every_point_and_equal_points_are_simulated_once() -> 
 
 
 def test_a_point_that_cannot_be_simulated_ends_the_sweep() -> None:
-    bad = Point("broadcast", "binomial_tree", 2, 4, NETWORK, root=9)
+    bad = Point("broadcast", "by_length", 2, 4, NETWORK, root=9)
     for processes in (1, 2):
         with pytest.raises(ValueError, match="root"):
             sweep([*points("ring"), bad], processes=processes)

@@ -1,0 +1,136 @@
+// Ring allgather: (P−1)(α + n·β). Each rank passes on to the right what comes from the left. Thakur, Rabenseifner, Gropp,
+// "Optimization of collective communication operations in MPICH", Int. J. High Performance Computing Applications 19(1),
+// 2005, §4.1.
+//
+// Blocks travel in pieces, each of which is passed on as soon as it has come, and the next one is on its way meanwhile:
+// so one long block among short ones is a pipeline too. Nothing is received before a barrier has told that all ranks have
+// called; the first pieces leave beside it.
+#include "collectives/allgather_ring.hpp"
+
+#include <algorithm>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "collectives/barrier.hpp"
+#include "collectives/elements.hpp"
+#include "transport/milestone.hpp"
+#include "transport/window.hpp"
+
+namespace telegrad {
+namespace {
+
+constexpr std::size_t kPieceBytes = std::size_t{256} << 10;
+constexpr std::size_t kPiecesMost = 16;  // of a block as long as all others: more would hide no more
+constexpr std::size_t kUnderWay = 2;  // pieces, in each direction
+constexpr Step kBarrierSteps = 32;    // those of the pieces come after them
+
+// One long block among short ones is a pipeline of as many stages as there are ranks: it needs many pieces.
+std::size_t pieces_of(const Partition& blocks, Range block) {
+  const std::size_t pieces = (block.size() + kPieceBytes - 1) / kPieceBytes;
+  return blocks.alike() ? std::min(pieces, kPiecesMost) : pieces;
+}
+
+// The pieces of the blocks of the ranks `first_hop` … `last_hop` − 1 to the left of `rank`, nearest first: the order in
+// which they travel.
+class Pieces {
+ public:
+  Pieces(const Partition& blocks, Rank rank, Rank first_hop, Rank last_hop)
+      : blocks_(blocks), rank_(rank), hop_(first_hop), last_hop_(last_hop) {}
+
+  std::optional<Range> next() {
+    for (; hop_ < last_hop_; ++hop_, piece_ = 0) {
+      const std::size_t size = blocks_.blocks();
+      const Range block = blocks_[(rank_ + size - hop_) % size];
+      const std::size_t pieces = pieces_of(blocks_, block);
+      if (piece_ < pieces) return part_of(block, pieces, piece_++);
+    }
+    return std::nullopt;
+  }
+
+ private:
+  const Partition& blocks_;
+  Rank rank_;
+  Rank hop_;
+  Rank last_hop_;
+  std::size_t piece_ = 0;
+};
+
+struct Ring {
+  Transport& net;
+  ConstBytes mine;
+  Bytes all;
+  Partition blocks;
+  Milestone arrived;  // pieces from the left
+
+  Range own() const { return blocks[net.rank()]; }
+  Bytes bytes(Range range) const { return all.subspan(range.begin, range.size()); }
+  // What comes comes from the only other rank, and something does.
+  bool other_tells() const {
+    return net.size() == 2 && blocks[0].size() > 0 && blocks[1].size() > 0;
+  }
+};
+
+Task<void> pass_on(Ring& ring) {
+  Transport& net = ring.net;
+  const Rank right = (net.rank() + 1) % net.size();
+  const std::size_t own = pieces_of(ring.blocks, ring.own());
+  Pieces pieces(ring.blocks, net.rank(), 0, net.size() - 1);
+  Window<Transport::Sending, kUnderWay> sends;
+  Step step = kBarrierSteps;
+  for (std::size_t index = 0; const auto piece = pieces.next(); ++index, ++step) {
+    if (index >= own) co_await ring.arrived.until(index - own + 1);
+    if (sends.full()) {
+      co_await sends.front();
+      sends.pop_front();
+    }
+    const ConstBytes bytes = index < own ? ring.mine.subspan(piece->begin - ring.own().begin, piece->size())
+                                         : ConstBytes(ring.bytes(*piece));
+    sends.emplace_back(net, right, step, bytes);
+  }
+  for (; !sends.empty(); sends.pop_front()) co_await sends.front();
+}
+
+Task<void> take(Ring& ring) {
+  Transport& net = ring.net;
+  const Rank left = (net.rank() + net.size() - 1) % net.size();
+  Pieces pieces(ring.blocks, net.rank(), 1, net.size());
+  Window<Transport::Receiving, kUnderWay> receives;
+  Step step = kBarrierSteps;
+  for (std::size_t arrived = 0;;) {
+    while (!receives.full()) {
+      const auto piece = pieces.next();
+      if (!piece) break;
+      receives.emplace_back(net, left, step++, ring.bytes(*piece));
+    }
+    if (receives.empty()) break;
+    co_await receives.front();
+    receives.pop_front();
+    ring.arrived.reach(++arrived);
+  }
+}
+
+Task<void> copy_own(Ring& ring) {
+  if (ring.other_tells()) co_await ring.arrived.until(1);
+  co_await copy(ring.net, ring.mine, ring.bytes(ring.own()));
+}
+
+Task<void> take_when_all_have_called(Ring& ring) {
+  if (!ring.other_tells()) co_await barrier(ring.net);
+  std::vector<Task<void>> both;
+  both.push_back(take(ring));
+  both.push_back(copy_own(ring));
+  co_await when_all(std::move(both));
+}
+
+}  // namespace
+
+Task<void> allgather_ring(Transport& net, ConstBytes mine, Bytes all, Partition blocks) {
+  Ring ring{net, mine, all, std::move(blocks), Milestone(net.ready())};
+  std::vector<Task<void>> both;
+  both.push_back(take_when_all_have_called(ring));
+  both.push_back(pass_on(ring));
+  co_await when_all(std::move(both));
+}
+
+}  // namespace telegrad

@@ -1,0 +1,104 @@
+"""Bugs planted into the operations that move blocks and into the chain of long broadcasts."""
+
+from __future__ import annotations
+
+from mutant import mutant
+
+GATHER_RING = "collectives/allgather_ring.cpp"
+GATHER_BRUCK = "collectives/allgather_bruck.cpp"
+CHAIN = "collectives/broadcast_chain.cpp"
+ALL_TO_ALL = "collectives/all_to_all.cpp"
+ALL_TO_ALL_BRUCK = "collectives/all_to_all_bruck.cpp"
+GATHER_TREE = "collectives/gather_tree.cpp"
+GATHER_DIRECT = "collectives/gather.cpp"
+SCATTER_TREE = "collectives/scatter_tree.cpp"
+SCATTER_DIRECT = "collectives/scatter.cpp"
+
+MOVES_MUTANTS = (
+    mutant(
+        "allgather, ring: the own block is copied before all are heard",
+        GATHER_RING,
+        "  std::vector<Task<void>> both;\n  both.push_back(take_when_all_have_called(ring));",
+        "  co_await copy(net, mine, ring.bytes(ring.own()));\n"
+        "  std::vector<Task<void>> both;\n  both.push_back(take_when_all_have_called(ring));",
+    ),
+    mutant(
+        "allgather, ring: takes blocks before all are heard",
+        GATHER_RING,
+        "if (!ring.other_tells()) co_await barrier(ring.net);",
+        "if (ring.all.size() % 2 == 2) co_await barrier(ring.net);",
+    ),
+    mutant(
+        "allgather, ring: passes a piece on before it has come",
+        GATHER_RING,
+        "co_await ring.arrived.until(index - own + 1);",
+        "co_await ring.arrived.until(index - own);",
+    ),
+    mutant(
+        "allgather, Bruck: the own block comes out at its neighbour's place",
+        GATHER_BRUCK,
+        "const std::size_t before = blocks[rank].begin;",
+        "const std::size_t before = blocks[(rank + 1) % size].begin;",
+    ),
+    mutant(
+        "allgather, Bruck: the last round has a block too few",
+        GATHER_BRUCK,
+        "const Rank more = std::min(have, size - have);",
+        "const Rank more = std::min(have, size - have - (size - have < have ? 1U : 0U));",
+    ),
+    mutant(
+        "gather: the root does not wait for the last messages",
+        GATHER_DIRECT,
+        "co_await copy(net, mine, block(root));\n  for (; !receives.empty(); receives.pop_front()) co_await",
+        "co_await copy(net, mine, block(root));\n  if (net.size() % 2 == 0) co_await receives.front();\n"
+        "  for (; !receives.empty(); receives.pop_front()) if (net.size() % 2 == 1) co_await",
+    ),
+    mutant(
+        "gather, tree: blocks come out in the order of the tree",
+        GATHER_TREE,
+        "const std::size_t behind = (net.size() - root) * block;",
+        "const std::size_t behind = (net.size() - root) * block;\n  root = 0;",
+    ),
+    mutant(
+        "scatter: the root keeps the first block",
+        SCATTER_DIRECT,
+        "copy(net, block(root), mine)",
+        "copy(net, block(0), mine)",
+    ),
+    mutant(
+        "scatter, tree: a subtree gets its neighbour's blocks",
+        SCATTER_TREE,
+        "scratch.bytes().subspan(distance * block, below * block));",
+        "scratch.bytes().subspan((distance - (distance > 2 ? 1 : 0)) * block, below * block));",
+    ),
+    mutant(
+        "all-to-all: takes blocks before all are heard",
+        ALL_TO_ALL,
+        "co_await barrier(exchange.net);",
+        "if (exchange.net.size() == 2) co_await barrier(exchange.net);",
+    ),
+    mutant(
+        "all-to-all: blocks come out where they were for others",
+        ALL_TO_ALL,
+        "receives.emplace_back(net, from, kBarrierSteps, exchange.coming(from));",
+        "receives.emplace_back(net, from, kBarrierSteps, exchange.coming((from + 1) % net.size()));",
+    ),
+    mutant(
+        "all-to-all, Bruck: blocks are not turned back",
+        ALL_TO_ALL_BRUCK,
+        "const std::size_t source = (rank + size - place) % size;",
+        "const std::size_t source = (rank + place) % size;",
+    ),
+    mutant(
+        "broadcast, chain: passes a piece on before it has come",
+        CHAIN,
+        "co_await chain.arrived.until(index + 1);",
+        "co_await chain.arrived.until(index);",
+    ),
+    mutant(
+        "broadcast, chain: the last piece is lost",
+        CHAIN,
+        "arrived < chain.pieces;) {",
+        "arrived + 1 < chain.pieces;) {",
+    ),
+)
