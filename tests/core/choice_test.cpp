@@ -19,8 +19,8 @@ using namespace telegrad;
 TEST("short vectors are doubled, long ones go round the ring, and the choice depends on P") {
   EXPECT_EQ(choose_allreduce(4, 1024), Algorithm::recursive_doubling);
   EXPECT_EQ(choose_allreduce(4, 16 << 20), Algorithm::ring);
-  EXPECT_EQ(choose_allreduce(3, 32 << 10), Algorithm::ring);
-  EXPECT_EQ(choose_allreduce(1024, 1 << 20), Algorithm::recursive_doubling);
+  EXPECT_EQ(choose_allreduce(3, 32 << 10), Algorithm::rabenseifner);
+  EXPECT_EQ(choose_allreduce(1024, 1 << 20), Algorithm::rabenseifner);
   for (Rank size = 1; size < 5000; size = size * 3 / 2 + 1) {
     EXPECT_EQ(choose_allreduce(size, 0), Algorithm::recursive_doubling);
     EXPECT_EQ(choose_allreduce(size, std::size_t{1} << 30), Algorithm::ring);
