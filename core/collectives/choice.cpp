@@ -1,7 +1,6 @@
 #include "collectives/choice.hpp"
 
 #include <algorithm>
-#include <array>
 #include <bit>
 #include <iterator>
 #include <stdexcept>
