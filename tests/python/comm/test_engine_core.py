@@ -24,14 +24,18 @@ def kernel_chooses_again() -> Iterator[None]:
 # In a process of its own: here another test's communicator may have made the engine already.
 _PROGRAM = """
 import os
+import time
 from pathlib import Path
 from telegrad import Communicator
 
-with Communicator.local(1)[0] as comm:
-    comm.barrier()
+def engines():
     tasks = [int(task.name) for task in Path("/proc/self/task").iterdir()]
-    (engine,) = [task for task in tasks if Path(f"/proc/self/task/{task}/comm").read_text() == "telegrad\\n"]
-    print(*os.sched_getaffinity(engine))
+    return [task for task in tasks if Path(f"/proc/self/task/{task}/comm").read_text() == "telegrad\\n"]
+
+with Communicator.local(1)[0] as comm:
+    while not engines():  # a thread names itself once it runs
+        time.sleep(0.01)
+    print(*os.sched_getaffinity(*engines()))
 """
 
 
