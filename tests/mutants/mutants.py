@@ -178,7 +178,7 @@ _COLLECTIVES = (
         "sparse: adds its neighbour's share instead of its own",
         SPARSE,
         "return Decoded<V>(mine.slice(owned.begin, owned.end), {});",
-        "return decode<V>(incoming[(rank + 1) % size].bytes(), owned);",
+        "return decode<V>(incoming[(rank + 1) % size], owned);",
     ),
     _mutant(
         "sparse: does not look whether a message is damaged",
