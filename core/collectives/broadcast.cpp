@@ -1,7 +1,8 @@
 // Binomial tree: ceil(log2 P) (α + n·β). Thakur, Rabenseifner, Gropp, "Optimization of collective communication
 // operations in MPICH", Int. J. High Performance Computing Applications 19(1), 2005, §4.2.
 //
-// Long vectors go along a chain instead. In the tree, seen from the root, rank v hears from v without its lowest set bit, and tells v + 2^i for all 2^i below that bit.
+// Long vectors go along a chain instead. In the tree, seen from the root, rank v hears from v without its lowest set
+// bit, and tells v + 2^i for all 2^i below that bit.
 #include "collectives/broadcast.hpp"
 
 #include <bit>

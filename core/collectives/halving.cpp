@@ -122,8 +122,10 @@ class Halving {
 
 }  // namespace
 
-Task<void> halve(Transport& net, DType dtype, Reduction reduction, ConstBytes input, const Partition& partition, Bytes mine) {
-  TELEGRAD_CHECK(net.size() > 1 && partition.blocks() == net.size() && input.size() == partition.count() * size_of(dtype) &&
+Task<void> halve(Transport& net, DType dtype, Reduction reduction, ConstBytes input, const Partition& partition,
+                 Bytes mine) {
+  TELEGRAD_CHECK(net.size() > 1 && partition.blocks() == net.size() &&
+                 input.size() == partition.count() * size_of(dtype) &&
                  mine.size() == partition[net.rank()].size() * size_of(dtype));
   Halving halving(net, dtype, reduction, input, partition, mine);
   co_await halving.run();

@@ -30,6 +30,7 @@ inline constexpr Step kHalvingSteps = 32 * 2 * 16;
 /// to divide. `input` has partition.count() elements on all ranks; `mine` does not overlap it unless it is its own block.
 /// P > 1. ceil(log2 P) messages; sends and receives (P−1)/P·n bytes where blocks are alike; holds scratch of 3/4·n.
 /// Uses steps [0, kHalvingSteps).
-Task<void> halve(Transport& net, DType dtype, Reduction reduction, ConstBytes input, const Partition& partition, Bytes mine);
+Task<void> halve(Transport& net, DType dtype, Reduction reduction, ConstBytes input, const Partition& partition,
+                 Bytes mine);
 
 }  // namespace telegrad

@@ -15,7 +15,8 @@
 
 namespace telegrad {
 
-/// One consecutive block of elements (where they are only moved: of bytes) for each rank: all alike, as part_of() makes them, or of any lengths.
+/// One consecutive block of elements (where they are only moved: of bytes) for each rank: all alike, as part_of() makes
+/// them, or of any lengths.
 class Partition {
  public:
   Partition(std::size_t count, std::size_t blocks) : count_(count), blocks_(blocks) {}

@@ -45,8 +45,8 @@ class Communicator {
   /// Throws TransportError naming the ranks that did not answer within `timeout_s`.
   [[noreturn]] void give_up_join(double timeout_s);
 
-  /// Begins an operation (session/reductions.hpp, session/moves.hpp); all ranks begin the same ones in the same order. `caller_waits`: the
-  /// caller calls wait() at once, so the engine's thread need not wake up.
+  /// Begins an operation (session/reductions.hpp, moves.hpp, messages.hpp); all ranks begin the same ones in the same
+  /// order, but for messages. `caller_waits`: the caller calls wait() at once, so the engine's thread need not wake up.
   RequestPtr submit(RequestPtr request, bool caller_waits);
 
   /// True if done by `deadline_s` (Engine::now_s()); false then, or after a signal.

@@ -296,8 +296,8 @@ bool Engine::take_baton(Claim claim, const Request* request, double deadline_s) 
     return false;
   }
   driving_ = true;
-  lock.unlock();
   caller_drives_ = true;
+  lock.unlock();
   watch(false);
   return true;
 }
@@ -329,11 +329,11 @@ void Engine::release_baton() {
   {
     const std::scoped_lock lock(mutex_);
     driving_ = false;
+    caller_drives_ = false;
     others_wait = --callers_ > 0;
     ++turns_taken_;
     left_behind_ |= left;
   }
-  caller_drives_ = false;
   if (others_wait) {
     baton_free_.notify_all();
   } else if (wake || (thread_asleep_ && commands_.load() != nullptr)) {

@@ -1,14 +1,15 @@
 #include "session/point_to_point.hpp"
 
+#include "session/agreement.hpp"
+
 namespace telegrad {
 
 PointToPoint::Taken PointToPoint::take(const Arrival& arrival) {
-  constexpr std::uint32_t kAheadMost = std::uint32_t{1} << 20;
   Pair& pair = pairs_[arrival.envelope.source];
-  const std::uint32_t ahead = arrival.envelope.sequence - pair.come;
-  if (static_cast<std::int32_t>(ahead) < 0) return Taken::twice;
-  if (ahead > kAheadMost) return Taken::from_afar;
-  return pair.ahead.emplace(arrival.envelope.sequence, arrival).second ? Taken::yes : Taken::twice;
+  const std::uint32_t number = arrival.envelope.sequence;
+  if (precedes(number, pair.come)) return Taken::twice;
+  if (number - pair.come > kAheadMost) return Taken::from_afar;
+  return pair.ahead.emplace(number, arrival).second ? Taken::yes : Taken::twice;
 }
 
 std::optional<PointToPoint::Met> PointToPoint::next(Rank source) {

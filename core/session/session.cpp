@@ -6,13 +6,6 @@
 #include "session/job.hpp"
 
 namespace telegrad {
-namespace {
-
-// Nobody can be so many operations ahead of this rank: what says so is damage.
-constexpr std::uint32_t kAheadMost = std::uint32_t{1} << 20;
-
-}  // namespace
-
 Session::Session(Driver& driver, SessionOptions options)
     : driver_(driver), options_(options), peers_(driver.size()), point_to_point_(driver.size()) {
   constexpr double kBeatsPerLiveness = 4.0;
@@ -179,7 +172,8 @@ bool Session::agrees(const Job& job, Rank source, const Call& call) {
 void Session::on_arrival(const Arrival& arrival) {
   const Envelope& envelope = arrival.envelope;
   const bool message = envelope.call.operation == Operation::send;
-  if ((message ? all_frozen_ : frozen(envelope.sequence)) || envelope.epoch != options_.epoch || envelope.communicator != options_.communicator ||
+  if ((message ? all_frozen_ : frozen(envelope.sequence)) ||
+      envelope.epoch != options_.epoch || envelope.communicator != options_.communicator ||
       envelope.source >= size() || envelope.source == rank()) {
     driver_.discard(arrival);
     return;

@@ -7,7 +7,8 @@ namespace telegrad {
 
 const Session::Job* Session::job_of(std::uint32_t sequence) const {
   if (const Job* const job = running_job(sequence)) return job;
-  const auto kept = std::ranges::find_if(quarantine_, [&](const auto& job) { return job->sequence() == sequence && !job->is_message(); });
+  const auto kept = std::ranges::find_if(
+      quarantine_, [&](const auto& job) { return job->sequence() == sequence && !job->is_message(); });
   return kept == quarantine_.end() ? nullptr : kept->get();
 }
 

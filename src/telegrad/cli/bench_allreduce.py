@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -20,7 +19,7 @@ from telegrad.bench.runner import Outcome, Row, count_of, rows_of, run
 from telegrad.bench.summary import summary_of
 from telegrad.cli.interrupts import ended_by_interrupt
 from telegrad.cli.options import byte_sizes, networks_of
-from telegrad.cli.outputs import check_folder_of
+from telegrad.cli.outputs import check_folder_of, write_result
 from telegrad.cli.progress import counting
 from telegrad.launch import LaunchError
 from telegrad.report.allreduce import plot, table_of
@@ -128,8 +127,7 @@ def allreduce(
             "bound_s": BOUND_FORMULA,
             "machine": machine,
         }
-        json_file.write_text(json.dumps(result, indent=1, allow_nan=False) + "\n")
-        console.print(f"rows: {json_file}")
+        write_result(console, json_file, result)
     if plot_file is not None:
         plot(rows, f"all_reduce, {ranks} ranks", plot_file)
         console.print(f"plot: {plot_file}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
@@ -14,7 +13,7 @@ from telegrad.bench.checks import Row, run_pairs
 from telegrad.bench.machine import describe_machine, machine_text
 from telegrad.bench.networks import check_network
 from telegrad.bench.plan import Plan, size_of, text_of
-from telegrad.cli.outputs import check_folder_of
+from telegrad.cli.outputs import check_folder_of, write_result
 from telegrad.cli.progress import counting
 from telegrad.launch import LaunchError
 from telegrad.report.durations import duration
@@ -59,8 +58,7 @@ def checks(
     machine = describe_machine()
     console.print(machine_text(machine), style="dim")
     if json_file is not None:
-        json_file.write_text(json.dumps({"rows": rows, "machine": machine}, indent=1, allow_nan=False) + "\n")
-        console.print(f"rows: {json_file}")
+        write_result(console, json_file, {"rows": rows, "machine": machine})
     if any(row["wrong"] for row in rows):
         console.print("[red]some sums were wrong[/]")
         raise typer.Exit(1)

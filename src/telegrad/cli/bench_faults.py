@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
@@ -15,7 +14,7 @@ from telegrad.bench.fault_runs import run_trials
 from telegrad.bench.fault_trials import KINDS, LIVENESS_TIMEOUT_S, Options
 from telegrad.bench.machine import describe_machine, machine_text
 from telegrad.cli.options import rank_range
-from telegrad.cli.outputs import check_folder_of
+from telegrad.cli.outputs import check_folder_of, write_result
 from telegrad.cli.progress import counting
 from telegrad.report.faults import failed, plot, summary, table_of
 
@@ -84,8 +83,7 @@ def faults(
     console.print(machine_text(machine), style="dim")
     if json_file is not None:
         rows = [verdict.row() for verdict in verdicts]
-        json_file.write_text(json.dumps({"trials": rows, "machine": machine}, indent=1, allow_nan=False) + "\n")
-        console.print(f"verdicts: {json_file}")
+        write_result(console, json_file, {"trials": rows, "machine": machine}, what="verdicts")
     if plot_file is not None:
         plot(verdicts, title, plot_file)
         console.print(f"plot: {plot_file}")

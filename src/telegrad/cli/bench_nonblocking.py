@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
@@ -16,7 +15,7 @@ from telegrad.bench.plan import Plan, text_of
 from telegrad.bench.runner import Row
 from telegrad.cli.interrupts import ended_by_interrupt
 from telegrad.cli.options import byte_sizes, networks_of
-from telegrad.cli.outputs import check_folder_of
+from telegrad.cli.outputs import check_folder_of, write_result
 from telegrad.cli.progress import counting
 from telegrad.launch import LaunchError
 from telegrad.report.durations import duration
@@ -55,8 +54,7 @@ def nonblocking(
     machine = describe_machine()
     console.print(machine_text(machine), style="dim")
     if json_file is not None:
-        json_file.write_text(json.dumps({"rows": rows, "machine": machine}, indent=1, allow_nan=False) + "\n")
-        console.print(f"rows: {json_file}")
+        write_result(console, json_file, {"rows": rows, "machine": machine})
     if any(row["wrong"] for row in rows):
         console.print("[red]some sums were wrong[/]")
         raise typer.Exit(1)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -27,7 +26,7 @@ from telegrad.bench.predictions import (
 )
 from telegrad.bench.predictions_plan import Measurement, PredictionPlan
 from telegrad.cli.options import byte_sizes, networks_of
-from telegrad.cli.outputs import check_folder_of
+from telegrad.cli.outputs import check_folder_of, write_result
 from telegrad.cli.progress import counting
 from telegrad.launch import LaunchError
 from telegrad.report.predictions import costs_text, name_of, plot, table_of
@@ -90,8 +89,7 @@ def predictions(
     console.print(machine_text(machine), style="dim")
     if json_file is not None:
         result = {"rows": rows, "calibrations": calibrations, "within": WITHIN, "machine": machine}
-        json_file.write_text(json.dumps(result, indent=1, allow_nan=False) + "\n")
-        console.print(f"rows: {json_file}")
+        write_result(console, json_file, result)
     if plot_file is not None:
         plot(rows, f"predicted and measured, {network}", plot_file)
         console.print(f"plot: {plot_file}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
@@ -14,7 +13,7 @@ from telegrad.bench.machine import describe_machine, machine_text
 from telegrad.bench.plan import text_of
 from telegrad.bench.simulator import CASES, Row, run_cases
 from telegrad.cli.interrupts import ended_by_interrupt
-from telegrad.cli.outputs import check_folder_of
+from telegrad.cli.outputs import check_folder_of, write_result
 from telegrad.cli.progress import counting
 
 
@@ -43,8 +42,7 @@ def simulator(
     machine = describe_machine()
     console.print(machine_text(machine), style="dim")
     if json_file is not None:
-        json_file.write_text(json.dumps({"rows": rows, "machine": machine}, indent=1, allow_nan=False) + "\n")
-        console.print(f"rows: {json_file}")
+        write_result(console, json_file, {"rows": rows, "machine": machine})
 
 
 def _table_of(rows: list[Row]) -> Table:

@@ -16,7 +16,7 @@ from telegrad.bench.networks import open_network
 from telegrad.calibration.calibration import DEFAULT_S
 from telegrad.cli.interrupts import ended_by_interrupt
 from telegrad.cli.options import networks_of
-from telegrad.cli.outputs import check_writable, written
+from telegrad.cli.outputs import check_writable, write_result, written
 from telegrad.launch import SINGLE_THREADED, LaunchError, Ranks
 from telegrad.plan import Tuning
 from telegrad.report.calibration import costs_text, plot, table_of
@@ -75,8 +75,7 @@ def calibrate(
     console.print(machine_text(machine), style="dim")
     if json_file is not None:
         with written(console, json_file):
-            json_file.write_text(json.dumps({**found, "machine": machine}, indent=1, allow_nan=False) + "\n")
-        console.print(f"times: {json_file}")
+            write_result(console, json_file, {**found, "machine": machine}, what="times")
     if plot_file is not None:
         with written(console, plot_file):
             plot(found, title, plot_file)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import typer
@@ -38,6 +39,12 @@ def check_writable(path: Path | None, option: str) -> None:
         raise typer.BadParameter(
             f"cannot write {path}: {error.strerror}; name another file", param_hint=option
         ) from error
+
+
+def write_result(console: Console, path: Path, result: Mapping[str, object], *, what: str = "rows") -> None:
+    """Writes ``result`` as JSON, and says that ``what`` it holds is there."""
+    path.write_text(json.dumps(result, indent=1, allow_nan=False) + "\n")
+    console.print(f"{what}: {path}")
 
 
 @contextlib.contextmanager

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from telegrad.comm.tensors import HostBuffer, empty_like, movable
+from telegrad.comm.tensors import HostBuffer, empty_like, movable, overlap
 from telegrad.stream import is_torch_tensor
 
 
@@ -16,13 +16,6 @@ class Result(NamedTuple):
 
     tensor: Any
     buffer: HostBuffer
-
-
-def checked_root(root: Any, ranks: int) -> int:
-    """``root`` if it is a rank, else ``ValueError``."""
-    if isinstance(root, bool) or not isinstance(root, int) or not 0 <= root < ranks:
-        raise ValueError(f"root={root!r} is no rank: use an int in [0, {ranks})")
-    return root
 
 
 def checked_counts(counts: Any, argument: str, ranks: int) -> list[int]:
@@ -68,8 +61,7 @@ def check_apart(x: HostBuffer, out: HostBuffer, own: tuple[int, int] | None, rem
 
     ``own``: where in the longer of the two the shorter one may lie nevertheless: first byte and length.
     """
-    shares = x.pointer < out.pointer + out.nbytes and out.pointer < x.pointer + x.nbytes
-    if not shares or not x.nbytes or not out.nbytes:
+    if not overlap(x, out) or not x.nbytes or not out.nbytes:
         return
     whole, part = (out, x) if out.nbytes >= x.nbytes else (x, out)
     if own is not None and (part.pointer - whole.pointer, part.nbytes) == own:

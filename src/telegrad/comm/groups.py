@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import operator
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from telegrad import _core
+from telegrad.comm.arguments import checked_integer
 from telegrad.errors import TransportError
 
 _NO_GROUP = -1
@@ -41,7 +41,7 @@ def checked_color(color: Any) -> int:
     """``color`` as the ranks exchange it. Raises ``TypeError`` or ``ValueError``."""
     if color is None:
         return _NO_GROUP
-    value = _integer(color, "color", "an int or None (this rank joins no group)")
+    value = checked_integer(color, "color", "an int or None (this rank joins no group)")
     if not 0 <= value < 1 << 63:
         raise ValueError(f"color={color!r} is out of range: use an int in [0, 2**63), or None to join no group")
     return value
@@ -49,7 +49,7 @@ def checked_color(color: Any) -> int:
 
 def checked_key(key: Any) -> int:
     """``key`` as an int. Raises ``TypeError`` or ``ValueError``."""
-    value = _integer(key, "key", "an int")
+    value = checked_integer(key, "key")
     if not -(1 << 63) <= value < 1 << 63:
         raise ValueError(f"key={key!r} is out of range: use an int of 64 bits")
     return value
@@ -139,12 +139,3 @@ def _check_all_there(group: Group | None, there: Sequence[bool]) -> None:
         peer=missing,
         operation="split",
     )
-
-
-def _integer(value: Any, argument: str, wanted: str) -> int:
-    if not isinstance(value, bool):
-        try:
-            return operator.index(value)
-        except TypeError:
-            pass
-    raise TypeError(f"{argument}={value!r} must be {wanted}")

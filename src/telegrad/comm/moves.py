@@ -6,7 +6,8 @@ from itertools import accumulate
 from typing import Any
 
 from telegrad import _core
-from telegrad.comm.blocks import check_apart, check_length, checked_counts, checked_root, result_of
+from telegrad.comm.arguments import checked_root
+from telegrad.comm.blocks import check_apart, check_length, checked_counts, result_of
 from telegrad.comm.member import Member
 from telegrad.comm.tensors import movable
 from telegrad.comm.work import Work

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import operator
 from typing import Any
 
+from telegrad.comm.arguments import checked_integer
 from telegrad.comm.member import Member
-from telegrad.comm.tensors import HostBuffer, movable
+from telegrad.comm.tensors import movable, overlap
 from telegrad.comm.work import Work
 
 _TAGS = 1 << 31
@@ -55,7 +55,7 @@ class PointToPoint(Member):
         not share memory. With ``async_op=True`` a Work is returned, whose ``result()`` is ``out``.
         """
         core, buffer, into = self._usable(), movable(x, "x", writable=False), movable(out, "out")
-        if _overlap(buffer, into):
+        if overlap(buffer, into):
             raise ValueError("out shares memory with x: give it memory of its own")
         request = core.sendrecv(
             buffer.pointer,
@@ -75,7 +75,7 @@ class PointToPoint(Member):
         return None
 
     def _peer(self, value: Any, argument: str) -> int:
-        peer = _integer(value, argument)
+        peer = checked_integer(value, argument)
         if not 0 <= peer < self.world_size:
             raise ValueError(f"{argument}={value!r} is no rank: use an int in [0, {self.world_size})")
         if peer == self.rank:
@@ -84,20 +84,7 @@ class PointToPoint(Member):
 
 
 def _tag(value: Any) -> int:
-    tag = _integer(value, "tag")
+    tag = checked_integer(value, "tag")
     if not 0 <= tag < _TAGS:
         raise ValueError(f"tag={value!r} is out of range: use an int in [0, {_TAGS})")
     return tag
-
-
-def _integer(value: Any, argument: str) -> int:
-    if not isinstance(value, bool):
-        try:
-            return operator.index(value)
-        except TypeError:
-            pass
-    raise TypeError(f"{argument}={value!r} must be an int")
-
-
-def _overlap(one: HostBuffer, other: HostBuffer) -> bool:
-    return one.pointer < other.pointer + other.nbytes and other.pointer < one.pointer + one.nbytes

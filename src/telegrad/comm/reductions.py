@@ -8,10 +8,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from telegrad import _core
+from telegrad.comm.arguments import checked_root
 from telegrad.comm.coo import is_coo, stream_of_coo
 from telegrad.comm.member import Member
 from telegrad.comm.reduction import DENSE_ALGORITHMS, SPARSE_ALGORITHMS, algorithm_of, reduction_of, sparse_reduction_of
-from telegrad.comm.tensors import HostBuffer, address, empty_like, reducible
+from telegrad.comm.tensors import HostBuffer, address, empty_like, overlap, reducible
 from telegrad.comm.work import Work
 from telegrad.stream import SparseStream
 
@@ -70,8 +71,7 @@ class Reductions(Member):
         returned, whose result is the tensor on ``root`` and ``None`` elsewhere. Raises ``ValueError`` or ``TypeError``
         for arguments that do not fit, before anything is sent.
         """
-        if isinstance(root, bool) or not isinstance(root, int) or not 0 <= root < self.world_size:
-            raise ValueError(f"root={root!r} is no rank: use an int in [0, {self.world_size})")
+        checked_root(root, self.world_size)
         at_root = root == self.rank
         result = x if out is None else out
         core, buffer = self._usable(), reducible(x, "x", writable=at_root and out is None)
@@ -120,7 +120,7 @@ class Reductions(Member):
                 f"out has {into.elements} elements but rank {self.rank}'s block has {lengths[self.rank]}: give it "
                 "that length"
             )
-        if _overlap(into, buffer):
+        if overlap(into, buffer):
             raise ValueError("out shares memory with x: give it memory of its own")
         request = core.reduce_scatter(
             buffer.pointer, into.pointer, lengths, buffer.dtype, reduction_of(op, buffer.dtype), not async_op
@@ -212,10 +212,6 @@ class Reductions(Member):
         return finish(request)
 
 
-def _overlap(a: HostBuffer, b: HostBuffer) -> bool:
-    return a.pointer < b.pointer + b.nbytes and b.pointer < a.pointer + a.nbytes
-
-
 def _result_of(buffer: HostBuffer, x: Any, out: Any) -> HostBuffer:
     """The memory of an ``out`` that is to take what is reduced of ``x``."""
     into = reducible(out, "out")
@@ -223,7 +219,7 @@ def _result_of(buffer: HostBuffer, x: Any, out: Any) -> HostBuffer:
         raise TypeError(f"out has dtype {out.dtype} but x has {x.dtype}: give both the same")
     if tuple(out.shape) != tuple(x.shape):
         raise ValueError(f"out has shape {tuple(out.shape)} but x has {tuple(x.shape)}: give both the same")
-    if _overlap(into, buffer) and into.pointer != buffer.pointer:
+    if overlap(into, buffer) and into.pointer != buffer.pointer:
         raise ValueError("out shares a part of its memory with x: give it memory of its own, or x itself")
     return into
 

@@ -91,6 +91,11 @@ def movable(x: Any, argument: str, *, writable: bool = True) -> HostBuffer:
     return HostBuffer(address(x), x.size, x.nbytes, _moved_as(x.dtype.name))
 
 
+def overlap(one: HostBuffer, other: HostBuffer) -> bool:
+    """Whether the two share memory."""
+    return one.pointer < other.pointer + other.nbytes and other.pointer < one.pointer + one.nbytes
+
+
 def empty_like(x: Any, shape: tuple[int, ...]) -> Any:
     """An uninitialised tensor of ``x``'s library and dtype."""
     if is_torch_tensor(x):
