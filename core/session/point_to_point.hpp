@@ -29,13 +29,11 @@ class PointToPoint {
   };
   enum class Taken : std::uint8_t { yes, twice, from_afar };
 
-  explicit PointToPoint(Rank size) : pairs_(size) {}
-
   /// The number of the next message to `to`.
   std::uint32_t next_number(Rank to) { return pairs_[to].sent++; }
-  std::uint32_t sent_to(Rank to) const { return pairs_[to].sent; }
+  std::uint32_t sent_to(Rank to) const { return pair(to).sent; }
   /// How many messages of `source` have come, without a gap.
-  std::uint32_t come_from(Rank source) const { return pairs_[source].come; }
+  std::uint32_t come_from(Rank source) const { return pair(source).come; }
 
   /// A message is here; next() follows until it is empty. What is not taken is still the caller's.
   Taken take(const Arrival& arrival);
@@ -63,7 +61,7 @@ class PointToPoint {
   void clear(Discard discard) {
     discard_unclaimed(discard);
     queues_.clear();
-    for (Pair& pair : pairs_) {
+    for (auto& [peer, pair] : pairs_) {
       for (auto& [number, arrival] : std::exchange(pair.ahead, {})) discard(arrival);
     }
   }
@@ -102,8 +100,13 @@ class PointToPoint {
   using Key = std::pair<Rank, Step>;  // source and tag
 
   std::optional<Met> match(const Arrival& arrival);
+  const Pair& pair(Rank peer) const {
+    static const Pair nothing_yet;
+    const auto found = pairs_.find(peer);
+    return found == pairs_.end() ? nothing_yet : found->second;
+  }
 
-  std::vector<Pair> pairs_;
+  std::unordered_map<Rank, Pair> pairs_;  // with those that it has had to do with
   std::map<Key, Queues> queues_;  // none is empty
 };
 

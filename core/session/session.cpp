@@ -7,7 +7,7 @@
 
 namespace telegrad {
 Session::Session(Driver& driver, SessionOptions options)
-    : driver_(driver), options_(options), peers_(driver.size()), point_to_point_(driver.size()) {
+    : driver_(driver), options_(options), peers_(driver.size()) {
   constexpr double kBeatsPerLiveness = 4.0;
   if (options_.liveness_timeout_s && std::isfinite(options_.heartbeat_s)) {
     options_.heartbeat_s = std::min(options_.heartbeat_s, *options_.liveness_timeout_s / kBeatsPerLiveness);

@@ -111,6 +111,22 @@ class Session final : public EventSink {
     std::optional<std::uint32_t> called{};  // operations; once parted: all that it will ever call
     std::uint32_t messages = 0;             // to this rank, outside operations; once parted: all there will be
   };
+  class Peers {  // without memory until something is known of one: it would be the square of the ranks' number
+   public:
+    explicit Peers(Rank size) : size_(size) {}
+    Peer& operator[](Rank rank) {
+      if (known_.empty()) known_.resize(size_);
+      return known_[rank];
+    }
+    const Peer& operator[](Rank rank) const {
+      static const Peer stranger;
+      return known_.empty() ? stranger : known_[rank];
+    }
+
+   private:
+    Rank size_;
+    std::vector<Peer> known_;
+  };
   struct Announced {
     Rank source;
     Call call;
@@ -190,7 +206,7 @@ class Session final : public EventSink {
   std::vector<Job*> finished_;
   std::unordered_map<std::uint32_t, std::vector<Arrival>> early_;        // operations that this rank has not begun
   std::unordered_map<std::uint32_t, std::vector<Announced>> announced_;  // the same, of peers that wait in them
-  std::vector<Peer> peers_;
+  Peers peers_;
   PointToPoint point_to_point_;
   History history_;
   std::optional<Agreement> agreement_;

@@ -33,7 +33,7 @@ void Session::join(double now_s) {
   now_s_ = last_look_s_ = last_tick_s_ = now_s;
   peers_[rank()].greeted = true;
   ++greeted_;
-  for (auto& peer : peers_) peer.heard_s = now_s;
+  for (Rank peer = 0; peer < size(); ++peer) peers_[peer].heard_s = now_s;
   next_heartbeat_s_ = now_s + options_.heartbeat_s;
   wake_at(next_heartbeat_s_);
   broadcast({.kind = ControlKind::hello});
