@@ -4,6 +4,10 @@
 //
 // In round i two ranks that differ in bit i exchange their sums and both add them. Both get the same bits because
 // a + b = b + a, and by induction so do all 2^(i+1) ranks that have met.
+//
+// Long vectors go through the rounds in segments, in lanes: one adds while another is exchanged, and two ranks that send
+// each other short messages keep both directions of a link busier than with long ones. Not where ranks are folded: these
+// begin late, and lanes that are out of step wait for each other longer than they gain.
 #include "collectives/allreduce_recursive_doubling.hpp"
 
 #include <bit>
@@ -13,9 +17,43 @@
 #include "collectives/elements.hpp"
 
 namespace telegrad {
+namespace {
+
+constexpr Step kFold = 0;
+constexpr Step kUnfold = 1;
+constexpr Step kFirstRound = 2;
+
+struct Doubling {
+  Transport& net;
+  DType dtype;
+  Reduction reduction;
+  Rank members;  // take part in the doubling
+  Rank pairs;    // of which only the even rank is a member
+
+  Rank self() const { return net.rank() < 2 * pairs ? net.rank() / 2 : net.rank() - pairs; }
+  Rank rank_of(Rank member) const { return member < pairs ? 2 * member : member + pairs; }
+};
+
+Task<void> run_rounds(const Doubling& doubling, ConstBytes mine, Bytes output, Step step, LaneScratch& scratch) {
+  const auto& [net, dtype, reduction, members, pairs] = doubling;
+  const Bytes sum = scratch[0].bytes().first(mine.size());
+  const Bytes received = scratch[1].bytes().first(mine.size());
+  for (Rank distance = 1; distance < members; distance *= 2, ++step) {
+    const Rank partner = doubling.rank_of(doubling.self() ^ distance);
+    auto sending = net.send(partner, step, mine);
+    co_await net.receive(partner, step, received);
+    co_await sending;
+    const bool last = 2 * distance == members;  // everybody's share is here
+    co_await reduce_to(net, dtype, reduction, mine, received, last ? output : sum);
+    mine = sum;
+  }
+  co_await finish_reduction(net, dtype, reduction, output);
+}
+
+}  // namespace
 
 Task<void> allreduce_recursive_doubling(Transport& net, DType dtype, Reduction reduction, ConstBytes input,
-                                        Bytes output) {
+                                        Bytes output, LaneTuning tuning) {
   TELEGRAD_CHECK(input.size() == output.size() && input.size() % size_of(dtype) == 0);
   const Rank rank = net.rank();
   const Rank size = net.size();
@@ -23,40 +61,38 @@ Task<void> allreduce_recursive_doubling(Transport& net, DType dtype, Reduction r
     co_await copy(net, input, output);
     co_return;
   }
-  const Rank members = std::bit_floor(size);  // take part in the doubling
-  const Rank pairs = size - members;          // of which only the even rank is a member
-  constexpr Step kFold = 0;
-  constexpr Step kUnfold = 1;
-  constexpr Step kFirstRound = 2;
-
-  if (rank < 2 * pairs && rank % 2 == 1) {
+  const Rank members = std::bit_floor(size);
+  const Doubling doubling{net, dtype, reduction, members, size - members};
+  const bool folded = rank < 2 * doubling.pairs;
+  if (folded && rank % 2 == 1) {
     co_await net.send(rank - 1, kFold, input);
     co_await net.receive(rank - 1, kUnfold, output);
     co_return;
   }
 
-  const Buffer sum(input.size());
-  const Buffer received(input.size());
+  const Buffer both(folded ? input.size() : 0);
   ConstBytes mine = input;
-  if (rank < 2 * pairs) {
-    co_await net.receive(rank + 1, kFold, sum.bytes());
-    co_await reduce(net, dtype, reduction, sum.bytes(), input);
-    mine = sum.bytes();
+  if (folded) {
+    co_await net.receive(rank + 1, kFold, both.bytes());
+    co_await reduce(net, dtype, reduction, both.bytes(), input);
+    mine = both.bytes();
   }
-  const Rank self = rank < 2 * pairs ? rank / 2 : rank - pairs;
-  const auto rank_of = [&](Rank member) { return member < pairs ? 2 * member : member + pairs; };
-  Step step = kFirstRound;
-  for (Rank distance = 1; distance < members; distance *= 2, ++step) {
-    const Rank partner = rank_of(self ^ distance);
-    auto sending = net.send(partner, step, mine);
-    co_await net.receive(partner, step, received.bytes());
-    co_await sending;
-    const bool last = 2 * distance == members;  // everybody's share is here
-    co_await reduce_to(net, dtype, reduction, mine, received.bytes(), last ? output : sum.bytes());
-    mine = sum.bytes();
+  const Lanes lanes(mine.size(), tuning);
+  if (doubling.pairs > 0 || lanes.segments == 1) {  // latency counts: nothing more than needed
+    LaneScratch scratch{Buffer(mine.size()), Buffer(mine.size())};
+    co_await run_rounds(doubling, mine, output, kFirstRound, scratch);
+  } else {
+    const auto segment_of = [&, whole = Range{0, mine.size() / size_of(dtype)}](std::size_t segment) {
+      return part_of(whole, lanes.segments, segment);
+    };
+    const Step rounds = static_cast<Step>(std::countr_zero(members));
+    co_await run_lanes(lanes, segment_of(0).size() * size_of(dtype), [&](std::size_t segment, LaneScratch& scratch) {
+      const Range range = segment_of(segment);
+      return run_rounds(doubling, elements(mine, dtype, range), elements(output, dtype, range),
+                        kFirstRound + static_cast<Step>(segment) * rounds, scratch);
+    });
   }
-  co_await finish_reduction(net, dtype, reduction, output);
-  if (rank < 2 * pairs) co_await net.send(rank + 1, kUnfold, output);
+  if (folded) co_await net.send(rank + 1, kUnfold, output);
 }
 
 }  // namespace telegrad

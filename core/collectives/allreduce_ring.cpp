@@ -12,7 +12,7 @@
 namespace telegrad {
 namespace {
 
-Task<void> run_segment(const Ring& ring, std::size_t segment, Ring::Scratch& scratch, Bytes whole) {
+Task<void> run_segment(const Ring& ring, std::size_t segment, LaneScratch& scratch, Bytes whole) {
   Transport& net = ring.net;
   const Rank size = net.size();
   const auto output = [&](Rank block) { return elements(whole, ring.dtype, ring.piece(block, segment)); };
@@ -31,14 +31,14 @@ Task<void> run_segment(const Ring& ring, std::size_t segment, Ring::Scratch& scr
 }  // namespace
 
 Task<void> allreduce_ring(Transport& net, DType dtype, Reduction reduction, ConstBytes input, Bytes output,
-                          RingTuning tuning) {
+                          LaneTuning tuning) {
   TELEGRAD_CHECK(input.size() == output.size() && input.size() % size_of(dtype) == 0);
   if (net.size() == 1) {
     co_await copy(net, input, output);
     co_return;
   }
   const Ring ring(net, dtype, reduction, input, Partition(input.size() / size_of(dtype), net.size()), tuning);
-  co_await run_lanes(ring, [&ring, output](std::size_t segment, Ring::Scratch& scratch) {
+  co_await run_lanes(ring.lanes, ring.longest_piece_bytes(), [&ring, output](std::size_t segment, LaneScratch& scratch) {
     return run_segment(ring, segment, scratch, output);
   });
 }

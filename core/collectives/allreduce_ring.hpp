@@ -10,6 +10,6 @@ namespace telegrad {
 /// length on all ranks; they are the same memory or do not overlap. Sends and receives 2(P−1)/P·n bytes per rank; holds
 /// scratch of at most 2·lanes messages. `output` is written only where this rank has heard from every other.
 Task<void> allreduce_ring(Transport& net, DType dtype, Reduction reduction, ConstBytes input, Bytes output,
-                          RingTuning tuning = {});
+                          LaneTuning tuning = {});
 
 }  // namespace telegrad

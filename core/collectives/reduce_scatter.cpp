@@ -34,7 +34,7 @@ Task<void> reduce_scatter_halving(Transport& net, DType dtype, Reduction reducti
 }
 
 Task<void> reduce_scatter_ring(Transport& net, DType dtype, Reduction reduction, ConstBytes input, Partition partition,
-                               Bytes mine, RingTuning tuning) {
+                               Bytes mine, LaneTuning tuning) {
   check_lengths(net, dtype, input, partition, mine);
   if (net.size() == 1) {
     co_await copy(net, input, mine);
@@ -42,7 +42,7 @@ Task<void> reduce_scatter_ring(Transport& net, DType dtype, Reduction reduction,
   }
   const Ring ring(net, dtype, reduction, input, std::move(partition), tuning);
   const Range block = ring.partition[net.rank()];
-  co_await run_lanes(ring, [&ring, block, mine](std::size_t segment, Ring::Scratch& scratch) {
+  co_await run_lanes(ring.lanes, ring.longest_piece_bytes(), [&ring, block, mine](std::size_t segment, LaneScratch& scratch) {
     const Range piece = ring.piece(ring.net.rank(), segment);
     return ring_reduce_scatter(ring, segment, static_cast<Step>(segment) * (ring.net.size() - 1), scratch,
                                elements(mine, ring.dtype, {piece.begin - block.begin, piece.end - block.begin}));

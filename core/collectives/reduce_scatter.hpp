@@ -19,6 +19,6 @@ Task<void> reduce_scatter_halving(Transport& net, DType dtype, Reduction reducti
                                   Bytes mine);
 /// Round a ring in P − 1 steps: for long vectors.
 Task<void> reduce_scatter_ring(Transport& net, DType dtype, Reduction reduction, ConstBytes input, Partition partition,
-                               Bytes mine, RingTuning tuning = {});
+                               Bytes mine, LaneTuning tuning = {});
 
 }  // namespace telegrad

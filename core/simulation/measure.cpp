@@ -255,6 +255,10 @@ Measurement measure(const Workload& workload) {
   for (Rank rank = 0; rank < workload.ranks; ++rank) {
     requests.push_back(ranks->request(rank));
     simulation.begin(rank, requests.back());
+    for (std::uint32_t call = 1; call < workload.calls; ++call) {
+      requests.push_back(ranks->request(rank));
+      simulation.begin_when_idle(rank, requests.back());
+    }
   }
   const Outcome outcome = simulation.run();
   if (outcome.deadlock) {

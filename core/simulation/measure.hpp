@@ -1,5 +1,5 @@
 #pragma once
-// One operation of all ranks in virtual time, with nothing else running: how long it takes and what it sends. What runs
+// An operation of all ranks in virtual time, with nothing else running: how long it takes and what it sends. What runs
 // is the collective that runs on a real network, with values or, in little memory, only with sizes.
 
 #include <cstdint>
@@ -27,6 +27,7 @@ struct Workload {
   /// Real values: small integers by seed, and every rank's result is checked.
   bool payloads = false;
   std::uint64_t seed = 0;
+  std::uint32_t calls = 1;  // a rank begins the next one as its last one ends; more than one without payloads only
   SimCosts costs{};
   bool links = false;
   bool timeline = false;
@@ -34,7 +35,7 @@ struct Workload {
 
 /// By rank, where it is a vector.
 struct Measurement {
-  double finish_s = 0.0;
+  double finish_s = 0.0;  // of the last call
   std::vector<double> finish_by_rank_s;
   std::vector<std::uint64_t> messages_sent;
   std::vector<std::uint64_t> messages_received;

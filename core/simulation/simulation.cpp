@@ -31,11 +31,15 @@ Simulation::~Simulation() = default;
 
 void Simulation::begin(Rank rank, RequestPtr request, double at_s) {
   if (start_noise_s_ > 0.0) at_s = std::max(at_s, now_s()) + start_noise_s_ * random_.uniform();
-  plan(rank, {at_s, std::move(request)});
+  plan(rank, {.at_s = at_s, .request = std::move(request)});
+}
+
+void Simulation::begin_when_idle(Rank rank, RequestPtr request) {
+  plan(rank, {.at_s = 0.0, .request = std::move(request), .when_idle = true});
 }
 
 void Simulation::act(Rank rank, std::function<void(Session&)> action, double at_s) {
-  plan(rank, {at_s, nullptr, std::move(action)});
+  plan(rank, {.at_s = at_s, .request = nullptr, .action = std::move(action)});
 }
 
 void Simulation::plan(Rank rank, Call call) {
@@ -89,6 +93,7 @@ void Simulation::wake(Rank rank) {
   if (now_s() >= self.alarm_s) self.alarm_s = kForever_s;
   if (clocks_) self.session->on_time(now_s());  // first of all: it may have been frozen
   while (!self.to_begin.empty() && self.to_begin.front().at_s <= now_s()) {
+    if (self.to_begin.front().when_idle && !self.running.empty()) break;
     Call call = std::move(self.to_begin.front());
     self.to_begin.pop_front();
     if (call.request == nullptr) {
@@ -131,6 +136,7 @@ void Simulation::settle(Rank rank) {
   if (over == 0) return;
   unfinished_ -= over;
   self.finish_s = now_s();
+  if (!self.to_begin.empty() && self.to_begin.front().when_idle) network_.set_alarm(rank, now_s());
 }
 
 }  // namespace telegrad

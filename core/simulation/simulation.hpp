@@ -53,6 +53,8 @@ class Simulation {
   /// `rank` begins `request` at virtual time `at_s`, or now if that has passed; a rank's operations begin in the order
   /// of these calls.
   void begin(Rank rank, RequestPtr request, double at_s = 0.0);
+  /// As begin(), once all that the rank has begun is over.
+  void begin_when_idle(Rank rank, RequestPtr request);
   /// Every rank begins the request that `make` gives for it.
   void begin_all(const std::function<RequestPtr(Rank)>& make, double at_s = 0.0);
   /// `rank` does something else with its session, in the order of its operations: aborts, parts.
@@ -70,6 +72,7 @@ class Simulation {
     double at_s;
     RequestPtr request;  // or else:
     std::function<void(Session&)> action{};
+    bool when_idle = false;
   };
   struct Participant {
     std::unique_ptr<Session> session;

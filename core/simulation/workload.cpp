@@ -173,6 +173,9 @@ void validate(const Workload& workload) {
           text(workload.switch_factor), "it must not be negative; 1 switches where both forms take the same bytes");
   require(workload.root < workload.ranks, "root", std::to_string(workload.root),
           "it must be a rank, below " + std::to_string(workload.ranks));
+  require(workload.calls >= 1, "calls", "0", "give at least 1");
+  require(workload.calls == 1 || !workload.payloads, "calls", std::to_string(workload.calls),
+          "one call after another goes without payloads only, give payloads=False or calls=1");
   validate_costs(workload.costs);
 }
 

@@ -229,6 +229,7 @@ def measure(
     root: int = 0,
     payloads: bool = False,
     seed: int = 0,
+    calls: int = 1,
     costs: dict[str, float] = ...,
     links: bool = False,
     timeline: bool = False,

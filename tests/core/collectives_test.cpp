@@ -157,7 +157,7 @@ TEST("every reduction of every dtype is exact on integers") {
 
 TEST("a long allreduce, in the segments, lanes and pieces of the default tuning, is exact") {
   for (const World world : kWorlds) {
-    for (const Way way : {Way::ring, Way::rabenseifner}) {
+    for (const Way way : {Way::ring, Way::recursive_doubling, Way::rabenseifner}) {
       for (const Rank size : {2U, 3U, 4U, 5U}) {
         check_integers<float>(way, world, size, 1'500'007, Reduction::sum, true, size);
         check_integers<bf16>(way, world, size, 1'000'007, Reduction::avg, false, size);

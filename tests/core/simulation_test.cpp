@@ -36,7 +36,7 @@ struct Vectors {
   std::vector<std::vector<float>> rows;
 };
 
-RequestPtr ring(Vectors& vectors, Rank rank, RingTuning tuning = {}) {
+RequestPtr ring(Vectors& vectors, Rank rank, LaneTuning tuning = {}) {
   const Bytes mine = vectors.of(rank);
   return std::make_shared<Request>(allreduce_call(Algorithm::ring, mine.size() / 4), [=](Transport& net) {
     return allreduce_ring(net, DType::f32, Reduction::sum, mine, mine, tuning);
@@ -167,7 +167,7 @@ TEST("segments hide additions and latencies of a long ring, and are not slower t
   constexpr std::size_t kLong = std::size_t{4} << 20;  // 16 MiB
   constexpr Rank kRanks = 4;
   const SimCosts costs{.alpha_s = 2e-6, .beta_s_per_byte = 1e-10, .gamma_s_per_byte = 1e-10};
-  const auto measure = [&](RingTuning tuning) {
+  const auto measure = [&](LaneTuning tuning) {
     Vectors vectors(kRanks, kLong);
     Simulation simulation(kRanks, {.costs = costs});
     simulation.begin_all([&](Rank rank) { return ring(vectors, rank, tuning); });

@@ -11,6 +11,7 @@ PASSING = "collectives/allreduce_ring.cpp"
 HALVING = "collectives/halving.cpp"
 RABENSEIFNER = "collectives/allreduce_rabenseifner.cpp"
 REDUCE = "collectives/reduce.cpp"
+LANES = "collectives/lanes.cpp"
 DOUBLING = "collectives/allreduce_recursive_doubling.cpp"
 SPARSE = "collectives/allreduce_split_allgather.cpp"
 GATHER = "collectives/allgather.cpp"
@@ -35,10 +36,10 @@ _COLLECTIVES = (
         "net.send(ring.right(), first_step + (t ^ 1), partial)",
     ),
     _mutant(
-        "ring: the last segment is lost",
-        RING,
-        "segment < ring.segments; segment += ring.lanes",
-        "segment + (ring.segments > 1 ? 1 : 0) < ring.segments; segment += ring.lanes",
+        "lanes: the last segment is lost",
+        LANES,
+        "segment < lanes.segments; segment += lanes.lanes",
+        "segment + (lanes.segments > 1 ? 1 : 0) < lanes.segments; segment += lanes.lanes",
     ),
     _mutant(
         "ring: a slice ends too early",
@@ -51,7 +52,7 @@ _COLLECTIVES = (
         "ring: a send is awaited too late, its scratch is used again",
         RING,
         (
-            ("#include <algorithm>", "#include <algorithm>\n#include <deque>"),
+            ("#include <utility>", "#include <deque>\n#include <utility>"),
             ("ConstBytes partial =", "std::deque<Transport::Sending> late;\n  ConstBytes partial ="),
             (
                 "auto sending = net.send(ring.right(), first_step + t, partial);",
@@ -130,20 +131,26 @@ _COLLECTIVES = (
     _mutant(
         "doubling: the folded share replaces the own one",
         DOUBLING,
-        "co_await reduce(net, dtype, reduction, sum.bytes(), input);",
+        "co_await reduce(net, dtype, reduction, both.bytes(), input);",
         "",
     ),
     _mutant(
         "doubling: unfolds to the wrong rank",
         DOUBLING,
         "net.send(rank + 1, kUnfold, output)",
-        "net.send((rank + 3) % (2 * pairs), kUnfold, output)",
+        "net.send((rank + 3) % (2 * doubling.pairs), kUnfold, output)",
     ),
     _mutant(
         "doubling: the mean is a sum",
         DOUBLING,
         "co_await finish_reduction(net, dtype, reduction, output);",
         "",
+    ),
+    _mutant(
+        "doubling: the lanes share their steps",
+        DOUBLING,
+        "kFirstRound + static_cast<Step>(segment) * rounds",
+        "kFirstRound + static_cast<Step>(segment / 2) * rounds",
     ),
     _mutant(
         "doubling: the wrong partner",
@@ -154,7 +161,7 @@ _COLLECTIVES = (
     Mutant(
         "doubling: sums lie in the output before all are heard",
         DOUBLING,
-        (("last ? output : sum.bytes());\n    mine = sum.bytes();", "last ? output : output);\n    mine = output;"),),
+        (("last ? output : sum);\n    mine = sum;", "last ? output : output);\n    mine = output;"),),
     ),
     _mutant(
         "allgather of any size: blocks in the wrong order",
@@ -293,16 +300,18 @@ _LARGE = (
         "doubling: ranks add in another order",
         DOUBLING,
         (
-            ("const Buffer received(", "const Buffer first(input.size());\n  const Buffer received("),
             (
-                "    co_await reduce_to(net, dtype, reduction, mine, received.bytes(), last ? output : sum.bytes());",
+                "  const Bytes received =",
+                "  const ConstBytes input = mine;\n  const Buffer first(mine.size());\n  const Bytes received =",
+            ),
+            (
+                "    co_await reduce_to(net, dtype, reduction, mine, received, last ? output : sum);",
                 "    if (members == 4 && pairs == 0 && last) {\n"
-                "      co_await reduce(net, dtype, reduction, received.bytes(), input);\n"
-                "      co_await reduce_to(net, dtype, reduction, received.bytes(), first.bytes(), output);\n"
+                "      co_await reduce(net, dtype, reduction, received, input);\n"
+                "      co_await reduce_to(net, dtype, reduction, received, first.bytes(), output);\n"
                 "    } else {\n"
-                "      if (distance == 1) co_await copy(net, received.bytes(), first.bytes());\n"
-                "      co_await reduce_to(net, dtype, reduction, mine, received.bytes(), "
-                "last ? output : sum.bytes());\n"
+                "      if (distance == 1) co_await copy(net, received, first.bytes());\n"
+                "      co_await reduce_to(net, dtype, reduction, mine, received, last ? output : sum);\n"
                 "    }",
             ),
         ),
@@ -312,13 +321,14 @@ _LARGE = (
         DOUBLING,
         "    const bool last = 2 * distance == members;",
         "    const bool last = 2 * distance == members;\n"
-        "    const bool early = last && reduction == Reduction::avg && rank % 2 == 1;\n"
+        "    const bool early = last && reduction == Reduction::avg && net.rank() % 2 == 1;\n"
         "    if (early) {\n"
-        "      co_await finish_reduction(net, dtype, reduction, received.bytes());\n"
-        "      if (mine.data() != sum.bytes().data()) co_await copy(net, mine, sum.bytes());\n"
-        "      mine = sum.bytes();\n"
-        "      co_await finish_reduction(net, dtype, reduction, sum.bytes());\n"
-        "      reduction = Reduction::sum;\n"
+        "      co_await finish_reduction(net, dtype, reduction, received);\n"
+        "      if (mine.data() != sum.data()) co_await copy(net, mine, sum);\n"
+        "      mine = sum;\n"
+        "      co_await finish_reduction(net, dtype, reduction, sum);\n"
+        "      co_await reduce_to(net, dtype, Reduction::sum, mine, received, output);\n"
+        "      co_return;\n"
         "    }",
     ),
 )

@@ -44,12 +44,14 @@ std::size_t draw_large_count(Chance& chance, Operation operation, DType dtype) {
 
 // Often as a program would call it; otherwise cut into up to six segments on up to three lanes. Not part of what ranks
 // compare, so it follows from what they do: calls that agree are cut alike, also where ranks call them in another order.
-std::optional<RingTuning> tuning_of(const PlannedCall& call, Rank size) {
+std::optional<LaneTuning> tuning_of(const PlannedCall& call, Rank size) {
+  if (call.operation != Operation::allreduce || call.resolved(size) == Algorithm::rabenseifner) return std::nullopt;
   Chance chance(mix(call.count) + mix(static_cast<std::uint64_t>(call.dtype) * 4 +
                                       static_cast<std::uint64_t>(call.reduction)));
   if (call.bytes() == 0 || chance.happens(0.5)) return std::nullopt;
   const std::size_t segments = chance.integer<std::size_t>(1, 6);
-  return RingTuning{.message_bytes = std::max<std::size_t>(1, call.bytes() / (segments * size)),
+  const std::size_t parts = call.resolved(size) == Algorithm::ring ? size : 1;
+  return LaneTuning{.message_bytes = std::max<std::size_t>(1, call.bytes() / (segments * parts)),
                     .lanes = chance.integer<std::size_t>(1, 3)};
 }
 
@@ -132,7 +134,7 @@ PlannedCall draw_call(Chance& chance, Operation operation, Rank size, Extent ext
   constexpr std::array kAlgorithms{Algorithm::automatic, Algorithm::ring, Algorithm::recursive_doubling,
                                    Algorithm::rabenseifner};
   call.algorithm = chance.pick(kAlgorithms);
-  if (call.resolved(size) == Algorithm::ring) call.tuning = tuning_of(call, size);
+  call.tuning = tuning_of(call, size);
   return call;
 }
 
@@ -164,16 +166,21 @@ std::vector<PlannedCall> odd_calls(Chance& chance, Trouble trouble, Rank size, s
                                    std::size_t at, std::size_t turn) {
   PlannedCall& call = calls[at];
   switch (trouble) {
-    case Trouble::count: call.count += chance.happens(0.8) ? 1 : 1 + turn; break;
+    case Trouble::count:
+      call.count += chance.happens(0.8) ? 1 : 1 + turn;
+      call.tuning = tuning_of(call, size);
+      break;
     case Trouble::dtype:
       if (call.reduction != Reduction::none) {
         call.dtype = call.dtype == DType::f32 ? DType::bf16 : DType::f32;
       } else {  // another one of as many bytes
         call.dtype = call.dtype == DType::i64 ? DType::u64 : DType::i8;
       }
+      call.tuning = tuning_of(call, size);
       break;
     case Trouble::reduction:
       call.reduction = call.reduction == Reduction::sum ? Reduction::avg : Reduction::sum;
+      call.tuning = tuning_of(call, size);
       break;
     case Trouble::root: call.root = (call.root + 1 + static_cast<Rank>(turn) % (size - 1)) % size; break;
     case Trouble::algorithm:
@@ -204,14 +211,14 @@ Effort effort_of(const PlannedCall& call, Rank size) {
   const double rounds = std::bit_width(size - 1);
   const auto bytes = static_cast<double>(call.bytes());
   switch (call.operation) {
-    case Operation::allreduce:
-      if (call.resolved(size) == Algorithm::ring) {
-        double segments = 1.0;
-        if (call.tuning) segments += bytes / (ranks * static_cast<double>(call.tuning->message_bytes));
-        return {2.0 * ranks * segments, 2.0 * bytes};
-      }
+    case Operation::allreduce: {
       if (call.resolved(size) == Algorithm::rabenseifner) return {rounds * (2.0 + bytes / 2e5), 3.0 * bytes};
-      return {rounds + 2.0, bytes * (rounds + 2.0)};
+      const bool ring = call.resolved(size) == Algorithm::ring;
+      const double whole = bytes / (ring ? ranks : 1.0);
+      const double segments = 1.0 + (call.tuning ? whole / static_cast<double>(call.tuning->message_bytes) : 0.0);
+      if (ring) return {2.0 * ranks * segments, 2.0 * bytes};
+      return {rounds * segments + 2.0, bytes * (rounds + 2.0)};
+    }
     case Operation::sparse_allreduce:
       return {2.0 * ranks, 2.0 * (static_cast<double>(call.count) * 8.0 + 64.0 * ranks)};
     // Long blocks and vectors go in pieces.

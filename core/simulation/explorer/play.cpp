@@ -4,6 +4,7 @@
 #include <memory>
 #include <utility>
 
+#include "collectives/allreduce_recursive_doubling.hpp"
 #include "collectives/allreduce_ring.hpp"
 #include "session/moves.hpp"
 #include "session/reductions.hpp"
@@ -199,8 +200,10 @@ class Play {
         const RequestPtr request =
             make_all_reduce(size, {seen.memory, output, call.dtype, call.reduction, call.algorithm});
         if (!call.tuning) return request;
-        return std::make_shared<Request>(request->call(), [&call, &seen, output](Transport& net) {
-          return allreduce_ring(net, call.dtype, call.reduction, seen.memory, output, *call.tuning);
+        return std::make_shared<Request>(request->call(), [&call, &seen, output, algorithm = request->call().algorithm](Transport& net) {
+          const bool ring = algorithm == Algorithm::ring;
+          const auto run = ring ? allreduce_ring : allreduce_recursive_doubling;
+          return run(net, call.dtype, call.reduction, seen.memory, output, *call.tuning);
         });
       }
       case Operation::allgather: {

@@ -48,7 +48,7 @@ struct PlannedCall {
   double switch_factor = 0.0;
   bool rounded = false;  // what is added up are floats of varied magnitude, so that the order of additions shows
   bool uneven = false;   // of a reduce_scatter: blocks differ in length
-  std::optional<RingTuning> tuning{};  // of a ring: so that short vectors have several segments too
+  std::optional<LaneTuning> tuning{};  // of what goes in lanes: so that short vectors have several segments too
   std::uint64_t seed = 0;
 
   std::size_t bytes() const { return count * size_of(dtype); }  // of one block, where there is one for each rank

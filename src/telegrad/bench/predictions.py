@@ -6,7 +6,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
+
+import numpy as np
+import numpy.typing as npt
 
 from telegrad import _core
 from telegrad.bench.networks import open_network
@@ -21,10 +24,20 @@ from telegrad.bench.predictions_plan import (
 )
 from telegrad.calibration.fit import CostFit, fit_costs
 from telegrad.launch import SINGLE_THREADED, Ranks
+from telegrad.plan.cost import DOUBLING_MESSAGE_BYTES
 
 Row = dict[str, object]
-Times = dict[Measurement, list[float]]
-"""Seconds per call, by sample."""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What a job has found: ``times`` in seconds per call, by sample; how many ``calls`` one after another a sample
+    has; how many values were ``wrong``."""
+
+    times: Mapping[Measurement, list[float]]
+    calls: Mapping[Measurement, int]
+    wrong: Mapping[Measurement, int]
+
 
 FEWEST_JUDGED_BYTES = 256 << 10
 """Of what a rank brings: below, latencies and the processor's share count more than the links that the model is of."""
@@ -41,12 +54,13 @@ def count_of(plan: PredictionPlan) -> int:
 
 def run(
     plan: PredictionPlan, *, timeout_s: float, on_sample: Callable[[Measurement], None] = lambda _: None
-) -> tuple[Times, dict[Measurement, int]]:
-    """The times of all that ``plan`` asks for, and how many values of each were wrong; ``on_sample`` is called as each
-    sample comes. Raises ``RankFailed``, ``RanksTimedOut`` and ``NetlabError``."""
+) -> Measured:
+    """Measures all that ``plan`` asks for; ``on_sample`` is called as each sample comes. Raises ``RankFailed``,
+    ``RanksTimedOut`` and ``NetlabError``."""
     measurements = measurements_of(plan)
-    times: Times = {one: [] for one in measurements}
-    wrong = dict.fromkeys(measurements, 0)
+    times: dict[Measurement, list[float]] = {one: [] for one in measurements}
+    calls: dict[Measurement, int] = {}
+    wrong: dict[Measurement, int] = {}
 
     def take(rank: int, line: str) -> None:
         if rank != 0 or not line.startswith("{"):
@@ -54,7 +68,9 @@ def run(
         said = json.loads(line)
         one = measurements[said["index"]]
         if "wrong" in said:
-            wrong[one] += said["wrong"]
+            wrong[one] = said["wrong"]
+        elif "calls" in said:
+            calls[one] = said["calls"]
         else:
             times[one].append(said["seconds"])
             on_sample(one)
@@ -72,7 +88,7 @@ def run(
         ) as ranks,
     ):
         ranks.wait()
-    return times, wrong
+    return Measured(times, calls, wrong)
 
 
 def calibration_from(plan: PredictionPlan, times: Mapping[Measurement, list[float]]) -> CostFit:
@@ -86,28 +102,28 @@ def points_of(times: Mapping[Measurement, list[float]]) -> list[Row]:
     return [{"kind": one.operation, "bytes": one.bytes, **asdict(Timing.of(times[one]))} for one in calibration()]
 
 
-def predict(one: Measurement, ranks: int, costs: Mapping[str, float]) -> float:
-    """Virtual seconds until the last rank has finished the collective ``one``, size-only. Raises ``ValueError`` for
-    what is no collective."""
-    outcome = _core.measure(
-        one.operation, one.algorithm, ranks, one.bytes, nnz=one.nnz or 0, payloads=False, costs=dict(costs)
-    )
-    return float(outcome["finish_s"])
+def predict(one: Measurement, ranks: int, costs: Mapping[str, float], calls: int) -> float:
+    """Virtual seconds per call of the collective ``one``, size-only, as ``calibration.pairs.sample`` takes them: of the
+    slowest rank in ``calls`` calls one after another, after one that does not count. Raises ``ValueError`` for what is
+    no collective."""
+
+    def finish_s(calls: int) -> npt.NDArray[np.float64]:
+        outcome = _core.measure(
+            one.operation, one.algorithm, ranks, one.bytes, nnz=one.nnz or 0, calls=calls, costs=dict(costs)
+        )
+        return np.asarray(outcome["finish_by_rank_s"])
+
+    return float((finish_s(1 + calls) - finish_s(1)).max()) / calls
 
 
-def rows_of(
-    plan: PredictionPlan,
-    times: Mapping[Measurement, list[float]],
-    wrong: Mapping[Measurement, int],
-    calibration: CostFit,
-) -> list[Row]:
+def rows_of(plan: PredictionPlan, measured: Measured, calibration: CostFit) -> list[Row]:
     """A row per collective, with ``ratio``: the predicted time over the median of the measured ones."""
-    return [_row(plan, one, Timing.of(times[one]), wrong[one], calibration) for one in collectives_of(plan)]
+    return [_row(plan, one, measured, calibration) for one in collectives_of(plan)]
 
 
-def _row(plan: PredictionPlan, one: Measurement, timing: Timing, wrong: int, calibration: CostFit) -> Row:
-    # The one algorithm that exchanges in pairs, recursive doubling, sends whole vectors.
-    predicted_s = predict(one, plan.ranks, calibration.costs(one.bytes))
+def _row(plan: PredictionPlan, one: Measurement, measured: Measured, calibration: CostFit) -> Row:
+    timing, calls = Timing.of(measured.times[one]), measured.calls[one]
+    predicted_s = predict(one, plan.ranks, calibration.costs(min(one.bytes, DOUBLING_MESSAGE_BYTES)), calls)
     ratio = predicted_s / timing.median_s
     return {
         "op": one.operation,
@@ -118,6 +134,7 @@ def _row(plan: PredictionPlan, one: Measurement, timing: Timing, wrong: int, cal
         "density": one.density,
         "nnz": one.nnz,
         "input_bytes": one.input_bytes,
+        "calls": calls,
         "predicted_s": predicted_s,
         "median_s": timing.median_s,
         "min_s": timing.min_s,
@@ -125,7 +142,7 @@ def _row(plan: PredictionPlan, one: Measurement, timing: Timing, wrong: int, cal
         "ratio": ratio,
         "judged": one.input_bytes >= FEWEST_JUDGED_BYTES,
         "within": abs(ratio - 1) <= WITHIN,
-        "wrong": wrong,
+        "wrong": measured.wrong[one],
     }
 
 

@@ -7,18 +7,23 @@ from dataclasses import asdict, dataclass
 from typing import Self
 
 from telegrad.calibration.probes import Probe, probes
+from telegrad.plan.cost import DOUBLING_MESSAGE_BYTES
 
 ENTRY_BYTES = 8
 """Of a sparse vector's entry in memory: a 4-byte index and a float."""
 
-_LINE_BYTES = tuple(1 << power for power in range(15, 23))  # 32 KiB … 4 MiB: messages of the collectives measured here
-_MOST_GATHERED_BYTES = 32 << 20
+_ONE_WAY_BYTES = tuple(1 << power for power in range(15, 23))  # 32 KiB … 4 MiB, as collectives send
+_EXCHANGE_BYTES = (DOUBLING_MESSAGE_BYTES >> 2, DOUBLING_MESSAGE_BYTES >> 1, DOUBLING_MESSAGE_BYTES)
+_MOST_BYTES_IN_BLOCKS = 32 << 20
+ALLREDUCES = ("ring", "recursive_doubling", "rabenseifner")
+OF_VECTORS = ("reduce_scatter", "reduce", "broadcast")
+OF_BLOCKS = ("allgather", "gather", "scatter", "all_to_all")
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """One thing whose time is taken. ``bytes``: of a rank's vector, in ``all_gather`` of its block; ``nnz``: entries of
-    a sparse vector, None for a dense one; ``density``: what part of the vector they are."""
+    """One thing whose time is taken. ``bytes``: of a rank's vector, or of a block where an operation moves one per
+    rank; ``nnz``: entries of a sparse vector, None for a dense one; ``density``: what part of the vector they are."""
 
     operation: str
     algorithm: str
@@ -63,23 +68,22 @@ def calibration() -> list[Measurement]:
 
 
 def calibration_probes() -> list[Probe]:
-    return probes(_LINE_BYTES, _LINE_BYTES)
+    return probes(_ONE_WAY_BYTES, _EXCHANGE_BYTES)
 
 
 def collectives_of(plan: PredictionPlan) -> list[Measurement]:
-    """What is predicted: every collective at every size. A block of an allgather is ``sizes`` long, up to a total of
-    32 MiB per rank."""
-    blocks = [size for size in plan.sizes if size * plan.ranks <= _MOST_GATHERED_BYTES]
+    """What is predicted: every collective at every size. Where an operation moves a block per rank, that is ``sizes``
+    long, up to a total of 32 MiB."""
+    blocks = [size for size in plan.sizes if size * plan.ranks <= _MOST_BYTES_IN_BLOCKS]
     return [
-        *(Measurement("allreduce", "ring", size) for size in plan.sizes),
-        *(Measurement("allreduce", "recursive_doubling", size) for size in plan.sizes),
+        *(Measurement("allreduce", algorithm, size) for algorithm in ALLREDUCES for size in plan.sizes),
         *(
             Measurement("sparse_allreduce", "split_allgather", size, density)
             for density in plan.densities
             for size in plan.sizes
         ),
-        *(Measurement("allgather", "", block) for block in blocks),
-        *(Measurement("broadcast", "", size) for size in plan.sizes),
+        *(Measurement(operation, "", size) for operation in OF_VECTORS for size in plan.sizes),
+        *(Measurement(operation, "", block) for operation in OF_BLOCKS for block in blocks),
     ]
 
 

@@ -15,8 +15,8 @@ from telegrad.bench.plan import text_of
 from telegrad.bench.predictions import (
     FEWEST_JUDGED_BYTES,
     WITHIN,
+    Measured,
     Row,
-    Times,
     calibration_from,
     count_of,
     points_of,
@@ -73,17 +73,17 @@ def predictions(
     calibrations: list[dict[str, Any]] = []
     for plan in plans:
         try:
-            times, wrong = _run_with_progress(console, plan, timeout)
+            measured = _run_with_progress(console, plan, timeout)
         except (LaunchError, RuntimeError) as error:
             console.print(f"[red]{plan.ranks} ranks, {plan.network}:[/] {error}", highlight=False)
             raise typer.Exit(1) from error
-        calibration = calibration_from(plan, times)
-        found = rows_of(plan, times, wrong, calibration)
+        calibration = calibration_from(plan, measured.times)
+        found = rows_of(plan, measured, calibration)
         console.print(f"{plan.ranks} ranks, {plan.network}: {costs_text(calibration)}", highlight=False)
         console.print(table_of(found, f"predicted and measured, {plan.ranks} ranks, {plan.network}"))
         rows += found
         calibrations.append(
-            {"ranks": plan.ranks, "network": plan.network, **asdict(calibration), "points": points_of(times)}
+            {"ranks": plan.ranks, "network": plan.network, **asdict(calibration), "points": points_of(measured.times)}
         )
     _say_worst(console, rows)
     console.print(machine_text(machine), style="dim")
@@ -113,9 +113,7 @@ def _checked(ranks: str, network: str, sizes: str, repetitions: int) -> list[Pre
     return [PredictionPlan(network, count, sizes_in_bytes, repetitions=repetitions) for count in counts]
 
 
-def _run_with_progress(
-    console: Console, plan: PredictionPlan, timeout_s: float
-) -> tuple[Times, dict[Measurement, int]]:
+def _run_with_progress(console: Console, plan: PredictionPlan, timeout_s: float) -> Measured:
     with counting(console, TextColumn("{task.fields[latest]}")) as progress:
         description = f"{plan.ranks} ranks over {plan.network}"
         task = progress.add_task(description, total=count_of(plan), latest="starting ranks")

@@ -8,7 +8,8 @@ from telegrad.plan.network import ELEMENT_BYTES, Cost, Costs, ceil_div, check, c
 from telegrad.plan.recurrences import folded_rounds_s, halving_of_elements_s, two_lanes_s
 
 # What core/collectives does; tests compare with it.
-RING_MESSAGE_BYTES = 256 << 10  # RingTuning::message_bytes
+RING_MESSAGE_BYTES = 256 << 10  # LaneTuning::message_bytes
+DOUBLING_MESSAGE_BYTES, DOUBLING_SEGMENTS_MOST = 128 << 10, 128  # kDoublingTuning
 PIECE_BYTES = 64 << 10  # kPieceBytes of halving.cpp
 PIECES_MOST = 16
 RING_BLOCK_BYTES = 256 << 10  # kRingBlockBytes of reduce_scatter.cpp
@@ -40,7 +41,7 @@ def allreduce_ring(ranks: int, size: int, costs: Costs) -> Cost:
     if ranks == 1:
         return copying(size, costs)
     steps = ranks - 1
-    segments = _ring_segments(ceil_div(size, ranks))
+    segments = _segments(ceil_div(size, ranks), RING_MESSAGE_BYTES)
     elements = size // ELEMENT_BYTES
     longest = ceil_div(ceil_div(elements, segments), ranks) * ELEMENT_BYTES
     beta_s = costs.pair_s_per_byte(longest * min(2, segments)) if ranks == 2 else costs.beta_s_per_byte
@@ -57,9 +58,9 @@ def allreduce_ring(ranks: int, size: int, costs: Costs) -> Cost:
     return Cost(time_s, 2 * steps * segments, _ring_bytes(ranks, elements))
 
 
-def _ring_segments(block_bytes: int) -> int:
-    """In how many parts blocks go round: one, or as many for each lane."""
-    segments = max(1, ceil_div(block_bytes, RING_MESSAGE_BYTES))
+def _segments(size: int, message_bytes: int) -> int:
+    """In how many parts a vector or block goes through the rounds: one, or as many for each of two lanes."""
+    segments = max(1, ceil_div(size, message_bytes))
     return segments if segments == 1 else ceil_div(segments, 2) * 2
 
 
@@ -76,23 +77,31 @@ def allreduce_recursive_doubling(ranks: int, size: int, costs: Costs) -> Cost:
     Where P is not a power of two, 2^m < P < 2^(m+1): m rounds, before them a fold that costs α + nβ + nγ, after them
     α + nβ to tell the folded ranks. Rounds are exchanges; but who waited for the fold meets some who have sent long
     ago, and with an exchange β of its own ``folded_rounds_s`` then follows who meets whom.
+
+    Where it is one, n is cut into ⌈n/128 KiB⌉ segments, 128 at most, or one more where that is odd and not 1, on which
+    two lanes work as in a ring.
     """
     check(ranks, size)
     if ranks == 1:
         return copying(size, costs)
     rounds = ranks.bit_length() - 1
     folded = ranks - (1 << rounds)
-    beta_s, exchange_s = costs.beta_s_per_byte, costs.pair_s_per_byte(size)
+    segments = 1 if folded else min(_segments(size, DOUBLING_MESSAGE_BYTES), DOUBLING_SEGMENTS_MOST)
+    longest = ceil_div(size // ELEMENT_BYTES, segments) * ELEMENT_BYTES
+    beta_s, exchange_s = costs.beta_s_per_byte, costs.pair_s_per_byte(longest * min(2, segments))
     alpha_s, work_s = costs.alpha_s, size * costs.gamma_s_per_byte
     fold_s = (alpha_s + size * beta_s + work_s) if folded else 0.0
-    if folded and exchange_s != beta_s:
+    if segments > 1:
+        time_s = two_lanes_s(
+            segments, rounds, alpha_s, longest * exchange_s, longest * costs.gamma_s_per_byte, passes_on=False
+        )
+    elif folded and exchange_s != beta_s:
         time_s = folded_rounds_s(rounds, folded, fold_s, alpha_s, size * beta_s, size * exchange_s, work_s)
     else:
         time_s = fold_s + rounds * (alpha_s + size * exchange_s + work_s)
     if folded:
         time_s += alpha_s + size * beta_s
-    messages = rounds + (folded > 0)
-    return Cost(time_s, messages, messages * size)
+    return Cost(time_s, rounds * segments + (folded > 0), (rounds + (folded > 0)) * size)
 
 
 def allreduce_rabenseifner(ranks: int, size: int, costs: Costs) -> Cost:
@@ -267,7 +276,7 @@ def reduce_scatter(ranks: int, size: int, costs: Costs) -> Cost:
         return Cost(halving_s(ranks, elements, costs), messages, (elements - kept) * ELEMENT_BYTES)
     steps = ranks - 1
     block = ceil_div(elements, ranks) * ELEMENT_BYTES
-    segments = _ring_segments(block)
+    segments = _segments(block, RING_MESSAGE_BYTES)
     longest = ceil_div(block // ELEMENT_BYTES, segments) * ELEMENT_BYTES
     beta_s = costs.pair_s_per_byte(longest * min(2, segments)) if ranks == 2 else costs.beta_s_per_byte
     time_s = two_lanes_s(

@@ -12,7 +12,7 @@ import pytest
 from telegrad import _core
 from telegrad.bench import predictions
 from telegrad.bench.netlab import Netlab, NetlabError
-from telegrad.bench.predictions import calibration_from, count_of, predict, rows_of, run, worst_of
+from telegrad.bench.predictions import Measured, calibration_from, count_of, predict, rows_of, run, worst_of
 from telegrad.bench.predictions_plan import (
     Measurement,
     PredictionPlan,
@@ -65,8 +65,9 @@ def test_the_plan_measures_every_collective_at_every_size() -> None:
         ("allreduce", "recursive_doubling", None),
         ("sparse_allreduce", "split_allgather", 0.01),
         ("sparse_allreduce", "split_allgather", 0.1),
-        ("allgather", "", None),
-        ("broadcast", "", None),
+        ("allreduce", "rabenseifner", None),
+        *((operation, "", None) for operation in ("reduce_scatter", "reduce", "broadcast")),
+        *((operation, "", None) for operation in ("allgather", "gather", "scatter", "all_to_all")),
     }
     assert len(collectives) == len(kinds) * len(_PLAN.sizes)
 
@@ -87,9 +88,8 @@ def _instant(costs: list[dict[str, float]]) -> Any:
     """A core whose every operation takes a millisecond."""
 
     def measure(operation: str, algorithm: str, ranks: int, bytes: int, **options: Any) -> dict[str, Any]:
-        assert options["payloads"] is False
         costs.append(options["costs"])
-        return {"finish_s": 1e-3}
+        return {"finish_by_rank_s": [1e-3 * options["calls"]] * ranks}
 
     return measure
 
@@ -98,16 +98,20 @@ def test_rows_say_how_far_off_a_prediction_is(monkeypatch: pytest.MonkeyPatch) -
     seen: list[dict[str, float]] = []
     monkeypatch.setattr(predictions._core, "measure", _instant(seen))
     plan = PredictionPlan("1gbit", ranks=4, sizes=(256 << 10,), densities=(0.01,))
-    ring, doubling, sparse, gather, broadcast = collectives_of(plan)
-    times = {
+    collectives = collectives_of(plan)
+    ring, doubling, sparse, broadcast, gather = (
+        next(one for one in collectives if name in (one.operation, one.algorithm))
+        for name in ("ring", "recursive_doubling", "sparse_allreduce", "broadcast", "allgather")
+    )
+    times = {one: [1e-3] for one in collectives} | {
         ring: [1e-3, 1.1e-3, 9e-4],
         doubling: [2e-3, 2e-3, 2e-3],
         sparse: [1e-2, 1e-2, 1e-2],
         gather: [8.5e-4, 8.5e-4, 8.5e-4],
         broadcast: [8e-4, 8e-4, 8e-4],
     }
-    rows = rows_of(plan, times, dict.fromkeys(times, 0) | {ring: 2}, _CALIBRATION)
-    assert seen == [_COSTS] * 5
+    rows = rows_of(plan, Measured(times, dict.fromkeys(times, 3), dict.fromkeys(times, 0) | {ring: 2}), _CALIBRATION)
+    assert seen == [_COSTS] * 2 * len(collectives)
     assert rows[0] == {
         "op": "allreduce",
         "algorithm": "ring",
@@ -117,6 +121,7 @@ def test_rows_say_how_far_off_a_prediction_is(monkeypatch: pytest.MonkeyPatch) -
         "density": None,
         "nnz": None,
         "input_bytes": 256 << 10,
+        "calls": 3,
         "predicted_s": 1e-3,
         "median_s": 1e-3,
         "min_s": 9e-4,
@@ -126,10 +131,12 @@ def test_rows_say_how_far_off_a_prediction_is(monkeypatch: pytest.MonkeyPatch) -
         "within": True,
         "wrong": 2,
     }
-    assert [row["within"] for row in rows] == [True, False, False, True, False]
-    assert [row["judged"] for row in rows] == [True, True, False, True, True]
-    assert (rows[2]["nnz"], rows[2]["input_bytes"]) == (655, 5240)
-    assert worst_of(rows) is rows[2]
+    of = dict(zip(collectives, rows, strict=True))
+    looked_at = (ring, doubling, sparse, gather, broadcast)
+    assert [of[one]["within"] for one in looked_at] == [True, False, False, True, False]
+    assert [of[one]["judged"] for one in looked_at] == [True, True, False, True, True]
+    assert (of[sparse]["nnz"], of[sparse]["input_bytes"]) == (655, 5240)
+    assert worst_of(rows) is of[sparse]
     assert worst_of([]) is None
 
 
@@ -140,14 +147,14 @@ def test_the_calibration_takes_medians_of_samples() -> None:
 
 @pytest.mark.parametrize("one", collectives_of(_PLAN), ids=str)
 def test_the_simulator_predicts_every_collective(one: Measurement) -> None:
-    slow = predict(one, 4, _COSTS)
+    slow = predict(one, 4, _COSTS, calls=3)
     assert slow > 0
-    assert predict(one, 4, {name: cost / 2 for name, cost in _COSTS.items()}) == pytest.approx(slow / 2)
+    assert predict(one, 4, {name: cost / 2 for name, cost in _COSTS.items()}, calls=3) == pytest.approx(slow / 2)
 
 
 def test_a_calibration_message_is_no_collective() -> None:
     with pytest.raises(ValueError, match="one_way"):
-        predict(Measurement("one_way", "", 1024), 4, _COSTS)
+        predict(Measurement("one_way", "", 1024), 4, _COSTS, calls=1)
 
 
 @pytest.mark.skipif(not hasattr(_core.Communicator, "ucx"), reason="built without UCX")
@@ -159,15 +166,17 @@ def test_a_small_job_on_the_laboratory() -> None:
         pytest.skip(str(error))
     plan = PredictionPlan("1gbit", ranks=4, sizes=(64 << 10,), densities=(0.1,), repetitions=2, sample_s=1e-3)
     seen: list[Measurement] = []
-    times, wrong = run(plan, timeout_s=120, on_sample=seen.append)
-    assert set(times) == set(measurements_of(plan))
+    measured = run(plan, timeout_s=120, on_sample=seen.append)
+    times = measured.times
+    assert set(times) == set(measured.calls) == set(measured.wrong) == set(measurements_of(plan))
     assert all(len(samples) == 2 and min(samples) > 0 for samples in times.values())
-    assert set(wrong.values()) == {0}
+    assert set(measured.wrong.values()) == {0}
+    assert all(calls >= 2 for calls in measured.calls.values())
     assert sorted(map(repr, seen)) == sorted(repr(one) for one in times for _ in range(2))
     found = calibration_from(plan, times)
     assert isinstance(found, CostFit)
     assert min(beta for _, beta in found.exchange) >= found.beta_s_per_byte > 0
     json.dumps(found.costs(1 << 20), allow_nan=False)
-    rows = rows_of(plan, times, wrong, found)
-    assert [row["bytes"] for row in rows] == [64 << 10] * 5
+    rows = rows_of(plan, measured, found)
+    assert [row["bytes"] for row in rows] == [64 << 10] * len(collectives_of(plan))
     assert not any(row["judged"] for row in rows)
