@@ -7,8 +7,8 @@
 // own first, sends the front ones back to the rank `distance` behind, and gets the next ones from the rank ahead.
 #include "collectives/allreduce_rabenseifner.hpp"
 
-#include <array>
-#include <optional>
+#include <algorithm>
+#include <deque>
 
 #include "base/check.hpp"
 #include "collectives/elements.hpp"
@@ -29,28 +29,39 @@ Task<void> allreduce_rabenseifner(Transport& net, DType dtype, Reduction reducti
   co_await halve(net, dtype, reduction, input, partition, mine);
   co_await finish_reduction(net, dtype, reduction, mine);
 
-  Step step = kHalvingSteps;
-  for (Rank left = halving_rounds(size); left > 0; --left, step += 2) {
+  for (Rank left = halving_rounds(size); left > 0; --left) {
     const HalvingRound round = halving_round(size, left - 1);
     const Rank ahead = (rank + round.distance) % size;
     const Rank behind = (rank + size - round.distance) % size;
-    // What lies around the end of the vector goes in two messages.
-    const auto ranges_of = [&](Rank first) {
+    const std::size_t pieces = pieces_of(partition, dtype, round.blocks());
+    const auto parts_of = [&](Rank first, std::size_t piece) {
       const Arc arc(partition, first, round.blocks());
-      return arc.ranges({0, arc.size()});
+      return arc.ranges(part_of({0, arc.size()}, pieces, piece));
     };
-    const std::array<Range, 2> here = ranges_of(rank);
-    const std::array<Range, 2> there = ranges_of(ahead);
-    auto sending = net.send(behind, step, elements(output, dtype, here[0]));
-    auto receiving = net.receive(ahead, step, elements(output, dtype, there[0]));
-    std::optional<Transport::Sending> sending_rest;
-    std::optional<Transport::Receiving> receiving_rest;
-    if (here[1].size() > 0) sending_rest.emplace(net, behind, step + 1, elements(output, dtype, here[1]));
-    if (there[1].size() > 0) receiving_rest.emplace(net, ahead, step + 1, elements(output, dtype, there[1]));
-    co_await receiving;
-    if (receiving_rest) co_await *receiving_rest;
-    co_await sending;
-    if (sending_rest) co_await *sending_rest;
+
+    std::deque<Transport::Sending> sending;
+    std::deque<Transport::Receiving> receiving;
+    std::size_t begun = 0;
+    const auto begin_piece = [&] {
+      const auto here = parts_of(rank, begun);
+      const auto there = parts_of(ahead, begun);
+      for (const std::size_t part : {0, 1}) {
+        const Step step = kHalvingSteps + step_of(left - 1, begun, part);
+        if (part == 0 || there[part].size() > 0) {
+          receiving.emplace_back(net, ahead, step, elements(output, dtype, there[part]));
+        }
+        if (part == 0 || here[part].size() > 0) {
+          sending.emplace_back(net, behind, step, elements(output, dtype, here[part]));
+        }
+      }
+      ++begun;
+    };
+    while (begun < std::min(pieces, kPiecesUnderWay)) begin_piece();
+    for (std::size_t taken = 0; taken < receiving.size(); ++taken) {
+      co_await receiving[taken];
+      if (begun < pieces) begin_piece();
+    }
+    for (auto& one : sending) co_await one;
   }
 }
 

@@ -7,7 +7,7 @@
 // the rear half of them to the rank `distance` = ceil(reach/2) ahead, from which they lie as near as `reach` − 1 −
 // `distance`; what it gets is for its front half. In the end its own block is left.
 //
-// Long messages are cut in pieces: one is added while the next are on their way.
+// Long messages are cut in pieces.
 #include "collectives/halving.hpp"
 
 #include <algorithm>
@@ -21,10 +21,8 @@
 namespace telegrad {
 namespace {
 
-// More pieces overlap more, and each has a latency of its own.
+// Shorter pieces overlap more, and each has a latency of its own.
 constexpr std::size_t kPieceBytes = std::size_t{64} << 10;
-constexpr std::size_t kPiecesMost = 16;
-static_assert(kHalvingSteps == 32 * 2 * kPiecesMost);
 
 class Halving {
  public:
@@ -41,11 +39,6 @@ class Halving {
   Arc arc(Rank first, Rank length) const { return {partition_, (net_.rank() + first) % net_.size(), length}; }
   std::size_t bytes(std::size_t elements) const { return elements * size_of(dtype_); }
 
-  // By the mean length of a block, which all ranks know alike.
-  std::size_t pieces_of(Rank blocks) const {
-    return std::clamp<std::size_t>(bytes(partition_.count()) * blocks / net_.size() / kPieceBytes, 1, kPiecesMost);
-  }
-
   Task<void> run_round(Rank number, bool last) {
     const HalvingRound round = halving_round(net_.size(), number);
     const bool first = number == 0;
@@ -53,7 +46,7 @@ class Halving {
     const Rank from = (net_.rank() + net_.size() - round.distance) % net_.size();
     const Arc leaving = arc(round.distance, round.blocks());
     const Arc coming = arc(0, round.blocks());
-    const std::size_t pieces = pieces_of(round.blocks());
+    const std::size_t pieces = pieces_of(partition_, dtype_, round.blocks());
     const std::size_t held = arc(0, round.distance).size();  // before what leaves, and all that is left afterwards
     Buffer& into = first ? partial_ : received_;
     if (first) partial_ = Buffer(bytes(held));
@@ -61,10 +54,10 @@ class Halving {
 
     std::deque<Transport::Sending> sending;
     std::deque<Transport::Receiving> receiving;
-    const auto step = [&](std::size_t piece, std::size_t part) {
-      return static_cast<Step>((number * kPiecesMost + piece) * 2 + part);
-    };
-    for (std::size_t piece = 0; piece < pieces; ++piece) {
+    const auto step = [&](std::size_t piece, std::size_t part) { return step_of(number, piece, part); };
+    std::size_t begun = 0;
+    const auto begin_piece = [&] {
+      const std::size_t piece = begun++;
       const Range out = part_of({0, leaving.size()}, pieces, piece);
       const Range in = part_of({0, coming.size()}, pieces, piece);
       if (first) {
@@ -80,25 +73,26 @@ class Halving {
         receiving.emplace_back(net_, from, step(piece, 0), slice(into, in));
         sending.emplace_back(net_, to, step(piece, 0), slice(partial_, {held + out.begin, held + out.end}));
       }
-    }
+    };
+    while (begun < std::min(pieces, kPiecesUnderWay)) begin_piece();
     // Of an odd number of blocks the one in the middle meets no other in this round.
     if (first && round.blocks() < round.distance) {
       const Range middle = partition_[(net_.rank() + round.blocks()) % net_.size()];
       co_await copy(net_, elements(input_, dtype_, middle), slice(into, {coming.size(), held}));
     }
-    auto next = receiving.begin();
+    std::size_t taken = 0;  // of `receiving`, which grows meanwhile
     for (std::size_t piece = 0; piece < pieces; ++piece) {
       const Range in = part_of({0, coming.size()}, pieces, piece);
-      co_await *next++;
+      co_await receiving[taken++];
+      if (first && coming.ranges(in)[1].size() > 0) co_await receiving[taken++];
+      if (begun < pieces) begin_piece();
       if (!first) {
         const Bytes out = last ? elements(mine_, dtype_, in) : slice(partial_, in);
         co_await reduce_to(net_, dtype_, reduction_, slice(partial_, in), slice(into, in), out);
         continue;
       }
-      const auto parts = coming.ranges(in);
-      if (parts[1].size() > 0) co_await *next++;
       std::size_t begin = in.begin;
-      for (const Range& part : parts) {
+      for (const Range& part : coming.ranges(in)) {
         const Range here{begin, begin + part.size()};
         const Bytes out = last ? elements(mine_, dtype_, here) : slice(into, here);
         co_await reduce_to(net_, dtype_, reduction_, elements(input_, dtype_, part), slice(into, here), out);
@@ -121,6 +115,11 @@ class Halving {
 };
 
 }  // namespace
+
+std::size_t pieces_of(const Partition& partition, DType dtype, Rank blocks) {
+  const std::size_t bytes = partition.count() * size_of(dtype) * blocks / partition.blocks();
+  return std::clamp<std::size_t>(bytes / kPieceBytes, 1, kPiecesMost);
+}
 
 Task<void> halve(Transport& net, DType dtype, Reduction reduction, ConstBytes input, const Partition& partition,
                  Bytes mine) {

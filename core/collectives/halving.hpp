@@ -2,6 +2,7 @@
 // Reduce-scatter by halving: what is left to reduce halves from round to round, on any number of ranks.
 
 #include <bit>
+#include <cstddef>
 
 #include "base/types.hpp"
 #include "collectives/partition.hpp"
@@ -23,12 +24,22 @@ inline HalvingRound halving_round(Rank size, Rank round) {
   return {reach(round), reach(round + 1)};
 }
 
+/// A round's message goes in so many pieces at most, of which so many are under way at once, in each direction: one is
+/// added while others come. More would overlap more; but what two ranks send to each other at once gets in its own way.
+inline constexpr std::size_t kPiecesMost = 64;
+inline constexpr std::size_t kPiecesUnderWay = 4;
+/// Those of a message of so many blocks, by their mean length, which all ranks know alike.
+std::size_t pieces_of(const Partition& partition, DType dtype, Rank blocks);
+/// The step of one of the two parts of a piece: what lies around the end of the vector goes in two messages.
+inline Step step_of(Rank round, std::size_t piece, std::size_t part) {
+  return static_cast<Step>((round * kPiecesMost + piece) * 2 + part);
+}
 /// Steps that halve() uses.
-inline constexpr Step kHalvingSteps = 32 * 2 * 16;
+inline constexpr Step kHalvingSteps = 32 * 2 * kPiecesMost;
 
 /// mine = this rank's block, reduced over all ranks: all others have been heard when it is written; an average is left
 /// to divide. `input` has partition.count() elements on all ranks; `mine` does not overlap it unless it is its own block.
-/// P > 1. ceil(log2 P) messages; sends and receives (P−1)/P·n bytes where blocks are alike; holds scratch of 3/4·n.
+/// P > 1. ceil(log2 P) messages, long ones in pieces; sends and receives (P−1)/P·n bytes where blocks are alike; holds scratch of 3/4·n.
 /// Uses steps [0, kHalvingSteps).
 Task<void> halve(Transport& net, DType dtype, Reduction reduction, ConstBytes input, const Partition& partition,
                  Bytes mine);

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
+import numpy as np
+import numpy.typing as npt
+
 from telegrad.plan.network import ELEMENT_BYTES, Cost, Costs, ceil_div, check, copying
-from telegrad.plan.recurrences import folded_rounds_s, halving_of_elements_s, two_lanes_s
+from telegrad.plan.recurrences import folded_rounds_s, halving_of_elements_s, pieces_s, two_lanes_s
 
 # What core/collectives does; tests compare with it.
 RING_MESSAGE_BYTES = 256 << 10  # LaneTuning::message_bytes
 DOUBLING_MESSAGE_BYTES, DOUBLING_SEGMENTS_MOST = 128 << 10, 128  # kDoublingTuning
 PIECE_BYTES = 64 << 10  # kPieceBytes of halving.cpp
-PIECES_MOST = 16
+PIECES_MOST, PIECES_UNDER_WAY = 64, 4  # of halving.hpp
 RING_BLOCK_BYTES = 256 << 10  # kRingBlockBytes of reduce_scatter.cpp
 PAIR_TREE_BYTES, TREE_BYTES, LEAST_BLOCK_BYTES = 32 << 10, 16 << 10, 256  # of reduce.cpp
 _SHOWS = 0.002
@@ -116,52 +119,41 @@ def allreduce_rabenseifner(ranks: int, size: int, costs: Costs) -> Cost:
         return copying(size, costs)
     elements = size // ELEMENT_BYTES
     time_s = halving_s(ranks, elements, costs)
-    messages, sent = 0, elements - _arc(ranks, elements, 1)
-    # Blocks that lie around the vector's end leave in two messages: on their way back most of them from the last rank
-    # that has any elements, on the way there from ranks of the first half.
-    filled = min(ranks, elements)
-    split = 0
+    messages, sent = _halving_messages(ranks, elements), elements - _arc(ranks, elements, 1)
     for reach, distance in _halving_rounds(ranks):
         blocks = reach - distance
-        bytes_most = _arc(ranks, elements, blocks) * ELEMENT_BYTES
-        exchange = 2 * distance == ranks
-        time_s += costs.alpha_s + bytes_most * (
-            costs.pair_s_per_byte(bytes_most) if exchange else costs.beta_s_per_byte
-        )
-        messages += _pieces(ranks, elements, blocks) + 1
-        split += blocks > ranks - filled + 1
+        time_s += _round_s(ranks, elements, blocks, costs, works=False, exchanges=2 * distance == ranks)
+        messages = messages + _messages(ranks, elements, np.arange(ranks), blocks)
         sent += _arc(ranks, elements, blocks)
-    split = max(split, int(filled - ceil_div(ranks, 2) >= 2))
     time_s = _or_by_element(time_s, ranks, elements, costs, gathers=True)
-    return Cost(time_s, messages + split, sent * ELEMENT_BYTES)
+    return Cost(time_s, int(messages.max()), sent * ELEMENT_BYTES)
 
 
 def halving_s(ranks: int, elements: int, costs: Costs) -> float:
     """Until every one of ``ranks`` > 1 ranks has its own block, ⌈n/P⌉ elements or less, reduced.
 
-    A round takes a message of b bytes, in k pieces of equal length: α + max(bβ + bγ/k, bβ/k + bγ). Meanwhile the
-    block in the middle of an odd number is copied. Only the first round of an even P is between two; of its pieces
-    those that come while the last are still leaving take the exchange's β.
+    Meanwhile the block in the middle of an odd number is copied. Only the first round of an even P is between two.
     """
     time_s = 0.0
     for reach, distance in _halving_rounds(ranks):
         blocks = reach - distance
-        bytes_most = _arc(ranks, elements, blocks) * ELEMENT_BYTES
-        pieces = _pieces(ranks, elements, blocks)
-        port_s, work_s = (
-            bytes_most / pieces * per_byte for per_byte in (costs.beta_s_per_byte, costs.gamma_s_per_byte)
-        )
-        exchange_s = bytes_most / pieces * (costs.beta_exchange_s_per_byte or costs.beta_s_per_byte)
-        in_free_s = 0.0
-        copies = reach == ranks and blocks < distance
-        done_s = _arc(ranks, elements, 1) * ELEMENT_BYTES * costs.gamma_s_per_byte if copies else 0.0
-        for piece in range(pieces):
-            head_s = piece * port_s + costs.alpha_s
-            meets = 2 * distance == ranks and head_s < pieces * port_s
-            in_free_s = max(head_s, in_free_s) + (exchange_s if meets else port_s)
-            done_s = max(done_s, in_free_s) + work_s
-        time_s += done_s
+        copied = _arc(ranks, elements, 1) if reach == ranks and blocks < distance else 0
+        copy_s = copied * ELEMENT_BYTES * costs.gamma_s_per_byte
+        exchanges = 2 * distance == ranks
+        time_s += _round_s(ranks, elements, blocks, costs, works=True, exchanges=exchanges, copy_s=copy_s)
     return _or_by_element(time_s, ranks, elements, costs, gathers=False)
+
+
+def _round_s(
+    ranks: int, elements: int, blocks: int, costs: Costs, *, works: bool, exchanges: bool, copy_s: float = 0.0
+) -> float:
+    """A round whose longest message has b bytes, in k pieces of equal length: about α + max(bβ + bγ/k, bβ/k + bγ)."""
+    pieces = _pieces(ranks, elements, blocks)
+    piece_bytes = _arc(ranks, elements, blocks) * ELEMENT_BYTES / pieces
+    port_s = piece_bytes * costs.beta_s_per_byte
+    exchange_s = piece_bytes * (costs.beta_exchange_s_per_byte or costs.beta_s_per_byte) if exchanges else port_s
+    work_s = piece_bytes * costs.gamma_s_per_byte if works else 0.0
+    return pieces_s(pieces, PIECES_UNDER_WAY, costs.alpha_s, port_s, exchange_s, work_s, copy_s)
 
 
 def _or_by_element(time_s: float, ranks: int, elements: int, costs: Costs, *, gathers: bool) -> float:
@@ -181,22 +173,29 @@ def _or_by_element(time_s: float, ranks: int, elements: int, costs: Costs, *, ga
     return halving_of_elements_s(ranks, elements, costs.alpha_s, port_s, exchange_s, work_s, gathers=gathers)
 
 
-def _halving_messages(ranks: int, elements: int) -> int:
-    """Of the rank that sends most: one for each piece, and one more where the vector's end lies within a piece of the
-    first round."""
-    messages = sum(_pieces(ranks, elements, reach - distance) for reach, distance in _halving_rounds(ranks))
+def _halving_messages(ranks: int, elements: int) -> npt.NDArray[np.int64]:
+    """Of each rank."""
     near = ceil_div(ranks, 2)
-    pieces = _pieces(ranks, elements, ranks - near)
+    first = _messages(ranks, elements, (np.arange(ranks) + near) % ranks, ranks - near)
+    later = list(_halving_rounds(ranks))[1:]
+    return first + sum(_pieces(ranks, elements, reach - distance) for reach, distance in later)
 
-    def begin(block: int) -> int:
-        return block * (elements // ranks) + min(block, elements % ranks)
 
-    for first in range(near + 1, min(ranks, elements)):
-        before, length = elements - begin(first), elements - begin(first) + begin(first - near)
-        least, larger = divmod(length, pieces)
-        if before not in {piece * least + min(piece, larger) for piece in range(pieces)}:
-            return messages + 1
-    return messages
+def _messages(ranks: int, elements: int, first: npt.NDArray[np.int64], blocks: int) -> npt.NDArray[np.int64]:
+    """That take so many blocks, by the first of them: one for each piece, and one more where the end of the vector lies
+    within a piece."""
+    least, larger = divmod(elements, ranks)
+
+    def begin(block: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        return block * least + np.minimum(block, larger)
+
+    pieces = _pieces(ranks, elements, blocks)
+    before = elements - begin(first)
+    behind = begin(np.maximum(first + blocks - ranks, 0))
+    length, longer = np.divmod(before + behind, pieces)
+    in_longer = before <= longer * (length + 1)
+    into_piece = np.where(in_longer, before % (length + 1), (before - longer) % np.maximum(length, 1))
+    return pieces + ((behind > 0) & (before > 0) & (into_piece > 0)).astype(np.int64)
 
 
 def _halving_rounds(ranks: int) -> Iterator[tuple[int, int]]:
@@ -241,7 +240,7 @@ def reduce(ranks: int, size: int, costs: Costs) -> Cost:
     elements = size // ELEMENT_BYTES
     filled = elements - elements // ranks
     time_s = halving_s(ranks, elements, costs) + costs.alpha_s + filled * ELEMENT_BYTES * costs.beta_s_per_byte
-    return Cost(time_s, _halving_messages(ranks, elements) + 1, size)
+    return Cost(time_s, int(_halving_messages(ranks, elements).max()) + 1, size)
 
 
 def _tree_s(ranks: int, size: int, costs: Costs) -> float:
@@ -272,7 +271,7 @@ def reduce_scatter(ranks: int, size: int, costs: Costs) -> Cost:
     elements = size // ELEMENT_BYTES
     if elements // ranks * ELEMENT_BYTES < RING_BLOCK_BYTES:
         kept = elements // ranks
-        messages = _halving_messages(ranks, elements)
+        messages = int(_halving_messages(ranks, elements).max())
         return Cost(halving_s(ranks, elements, costs), messages, (elements - kept) * ELEMENT_BYTES)
     steps = ranks - 1
     block = ceil_div(elements, ranks) * ELEMENT_BYTES

@@ -73,6 +73,35 @@ def folded_rounds_s(
 
 
 @lru_cache(maxsize=4096)
+def pieces_s(
+    pieces: int, under_way: int, alpha_s: float, port_s: float, exchange_s: float, work_s: float, copy_s: float
+) -> float:
+    """Time of a message to another rank in pieces, ``under_way`` of them at once, while one of the same length comes.
+
+    All ranks do the same at the same time, so one is followed. It begins with work of ``copy_s``; when it takes a
+    piece, it begins another, and then works for ``work_s`` on what it has taken. A piece takes ``port_s`` in a port,
+    but ``exchange_s`` in the port in if, as it comes, pieces are still waiting for the port out.
+    """
+    left_s: list[tuple[float, float]] = []  # when each piece was begun, and when it has left
+
+    def begin(at_s: float) -> None:
+        left_s.append((at_s, max(at_s, left_s[-1][1] if left_s else 0.0) + port_s))
+
+    for _ in range(min(pieces, under_way)):
+        begin(0.0)
+    in_free_s, ready_s = 0.0, copy_s
+    for piece in range(pieces):
+        head_s = left_s[piece][1] - port_s + alpha_s
+        meets = any(begun_s <= head_s < end_s for begun_s, end_s in left_s[piece:])
+        in_free_s = max(head_s, in_free_s) + (exchange_s if meets else port_s)
+        ready_s = max(ready_s, in_free_s)
+        if len(left_s) < pieces:
+            begin(ready_s)
+        ready_s += work_s
+    return ready_s
+
+
+@lru_cache(maxsize=4096)
 def halving_of_elements_s(
     ranks: int, elements: int, alpha_s: float, port_s: float, exchange_s: float, work_s: float, *, gathers: bool
 ) -> float:

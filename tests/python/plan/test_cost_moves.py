@@ -67,7 +67,7 @@ def test_every_length(operation: str, ranks: int, costs: Costs) -> None:
 @pytest.mark.parametrize("operation", [name for name in FORMS if name not in ("allgather", "all_to_all")])
 @pytest.mark.parametrize("ranks", [1000, 2049, 4096])
 def test_thousands_of_ranks(operation: str, ranks: int) -> None:
-    for size in (4, 4096, 64 << 20):
+    for size in (4, 4096, 64 << 20 if ranks <= 1000 else 4 << 20):
         compare(operation, ranks, size, NETWORKS[1])
 
 
