@@ -21,8 +21,9 @@
 namespace telegrad {
 namespace {
 
-// Shorter pieces overlap more, and each has a latency of its own.
-constexpr std::size_t kPieceBytes = std::size_t{64} << 10;
+// Shorter pieces overlap more, and each has a latency of its own. With its header a piece still fits the 64 KiB that Linux
+// hands to a network card at once: of a little more a small packet is left over, and often comes late.
+constexpr std::size_t kPieceBytes = std::size_t{60} << 10;
 
 class Halving {
  public:
@@ -118,7 +119,7 @@ class Halving {
 
 std::size_t pieces_of(const Partition& partition, DType dtype, Rank blocks) {
   const std::size_t bytes = partition.count() * size_of(dtype) * blocks / partition.blocks();
-  return std::clamp<std::size_t>(bytes / kPieceBytes, 1, kPiecesMost);
+  return std::clamp<std::size_t>((bytes + kPieceBytes - 1) / kPieceBytes, 1, kPiecesMost);
 }
 
 Task<void> halve(Transport& net, DType dtype, Reduction reduction, ConstBytes input, const Partition& partition,

@@ -102,8 +102,8 @@ _COLLECTIVES = (
     _mutant(
         "halving: what lies beyond the vector's end is not added",
         HALVING,
-        "for (const Range& part : parts) {",
-        "for (const Range& part : {parts[0]}) {",
+        "for (const Range& part : coming.ranges(in)) {",
+        "for (const Range& part : {coming.ranges(in)[0]}) {",
     ),
     _mutant(
         "rabenseifner: the mean is a sum", RABENSEIFNER, "co_await finish_reduction(net, dtype, reduction, mine);", ""
@@ -111,8 +111,8 @@ _COLLECTIVES = (
     _mutant(
         "rabenseifner: blocks that come from ahead are taken for nearer ones",
         RABENSEIFNER,
-        "ranges_of(ahead)",
-        "ranges_of(round.distance > 2 ? (ahead + size - 1) % size : ahead)",
+        "parts_of(ahead, begun)",
+        "parts_of(round.distance > 2 ? (ahead + size - 1) % size : ahead, begun)",
     ),
     _mutant(
         "reduce: the farthest child is forgotten",

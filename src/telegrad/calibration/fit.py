@@ -69,7 +69,7 @@ class CostFit:
         line_of_kind = {
             "one_way": (self.message_s, costs.beta_s_per_byte),
             "exchange": (self.alpha_s, costs.beta_exchange_s_per_byte + costs.gamma_s_per_byte),
-            "reduce": (0.0, costs.gamma_s_per_byte),
+            "addition": (0.0, costs.gamma_s_per_byte),
         }
         intercept_s, slope_s_per_byte = line_of_kind.get(probe.kind, (0.0, math.nan))
         return intercept_s + probe.bytes * slope_s_per_byte
@@ -115,7 +115,7 @@ def fit_costs(medians: Mapping[Probe, float], ranks: int) -> CostFit:
     missing = [kind for kind in KINDS if kind not in of]
     if missing:
         raise ValueError(f"medians lack {', '.join(missing)}: fit_costs() needs all that probes() lists")
-    gamma = statistics.median(seconds / size for size, seconds in of["reduce"])
+    gamma = statistics.median(seconds / size for size, seconds in of["addition"])
     alpha = max(0.0, line_of(of["exchange"]).intercept_s)
     one_way = line_of(of["one_way"])
     beta = max(0.0, one_way.slope_s_per_byte)

@@ -40,10 +40,10 @@ class Pairs:
         x = vector[: probe.bytes // 4]
         if probe.kind == "round":
             return communicator.barrier
-        if probe.kind == "reduce":
-            return reduction_of(probe.bytes)
+        if probe.kind == "addition":
+            return addition_of(probe.bytes)
         if probe.kind not in ("one_way", "exchange"):
-            raise ValueError(f"kind={probe.kind!r} is no probe: use round, one_way, exchange or reduce")
+            raise ValueError(f"kind={probe.kind!r} is no probe: use round, one_way, exchange or addition")
         near = self._near
         if near is None:
             return lambda: None
@@ -84,16 +84,16 @@ def _pair_of(communicator: Communicator, distance: int, timeout_s: float) -> Com
     )
 
 
-def reduction_of(size: int) -> Call:
+def addition_of(size: int) -> Call:
     """Adds a vector of ``size`` bytes to another, both this rank's own, in slices as the core does."""
     total, addend = np.zeros(size // 4, np.float32), np.zeros(size // 4, np.float32)
 
-    def reduce() -> None:
+    def add() -> None:
         for begin in range(0, total.size, _SLICE_ELEMENTS):
             part = slice(begin, begin + _SLICE_ELEMENTS)
             np.add(total[part], addend[part], out=total[part])
 
-    return reduce
+    return add
 
 
 def calls_of_sample(call_s: float, sample_s: float) -> int:

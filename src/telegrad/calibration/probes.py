@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-KINDS = ("round", "one_way", "exchange", "reduce")
+KINDS = ("round", "one_way", "exchange", "addition")
 
-REDUCED_BYTES = 16 << 20
+ADDED_BYTES = 16 << 20
 """Of an addition: beyond the caches, as a long vector is."""
 
 
@@ -20,7 +20,7 @@ class Probe:
     - ``one_way``: in each pair of neighbours one sends to the other, message after message;
     - ``exchange``: the two of a pair send to each other at once, and add what they get; from call to call with another
       partner, where the ranks can be divided by four, since links that have to begin anew are slower;
-    - ``reduce``: every rank adds two vectors of its own.
+    - ``addition``: every rank adds two vectors of its own.
     """
 
     kind: str
@@ -33,5 +33,5 @@ def probes(one_way: Iterable[int], exchange: Iterable[int]) -> list[Probe]:
         Probe("round", 0),
         *(Probe("one_way", size) for size in one_way),
         *(Probe("exchange", size) for size in exchange),
-        Probe("reduce", REDUCED_BYTES),
+        Probe("addition", ADDED_BYTES),
     ]

@@ -13,7 +13,7 @@ from telegrad.plan.recurrences import folded_rounds_s, halving_of_elements_s, pi
 # What core/collectives does; tests compare with it.
 RING_MESSAGE_BYTES = 256 << 10  # LaneTuning::message_bytes
 DOUBLING_MESSAGE_BYTES, DOUBLING_SEGMENTS_MOST = 128 << 10, 128  # kDoublingTuning
-PIECE_BYTES = 64 << 10  # kPieceBytes of halving.cpp
+PIECE_BYTES = 60 << 10  # kPieceBytes of halving.cpp
 PIECES_MOST, PIECES_UNDER_WAY = 64, 4  # of halving.hpp
 RING_BLOCK_BYTES = 256 << 10  # kRingBlockBytes of reduce_scatter.cpp
 PAIR_TREE_BYTES, TREE_BYTES, LEAST_BLOCK_BYTES = 32 << 10, 16 << 10, 256  # of reduce.cpp
@@ -214,7 +214,7 @@ def _arc(ranks: int, elements: int, blocks: int) -> int:
 
 def _pieces(ranks: int, elements: int, blocks: int) -> int:
     """In how many pieces a round of the halving sends its message."""
-    return min(PIECES_MOST, max(1, elements * ELEMENT_BYTES * blocks // ranks // PIECE_BYTES))
+    return min(PIECES_MOST, max(1, ceil_div(elements * ELEMENT_BYTES * blocks // ranks, PIECE_BYTES)))
 
 
 ALLREDUCES: dict[str, Callable[[int, int, Costs], Cost]] = {

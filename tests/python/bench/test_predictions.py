@@ -48,7 +48,7 @@ def _medians(costs: Mapping[str, float], ranks: int) -> dict[Measurement, float]
         "round": lambda _: rounds * alpha,
         "one_way": lambda size: size * beta,
         "exchange": lambda size: alpha + size * exchange,
-        "reduce": lambda size: size * gamma,
+        "addition": lambda size: size * gamma,
     }
     return {one: seconds[one.operation](one.bytes) for one in calibration()}
 

@@ -18,7 +18,7 @@ import telegrad
 from telegrad import Communicator, Tuning
 from telegrad.calibration import Calibration, calibration, measure, sweep
 from telegrad.calibration.calibration import to_data
-from telegrad.calibration.probes import REDUCED_BYTES
+from telegrad.calibration.probes import ADDED_BYTES
 from telegrad.comm.tuning_cache import file_of
 from telegrad.plan import ALLREDUCE_ALGORITHMS, Place
 
@@ -76,7 +76,7 @@ def test_every_rank_finds_the_same(size: int) -> None:
         assert all(row["chosen"] == (tuning.allreduce.algorithm(row["bytes"]) == row["algorithm"]) for row in rows)
     kinds = [(probe.kind, probe.bytes) for probe in found[0].probe_medians]
     assert kinds[0] == ("round", 0)
-    assert kinds[-1] == ("reduce", REDUCED_BYTES)
+    assert kinds[-1] == ("addition", ADDED_BYTES)
     parts = [part for part, _ in said]
     assert parts == sorted(parts)
     assert parts[0] == 0

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 import pytest
 
 from telegrad.calibration.fit import CostFit, fit_costs, line_of
-from telegrad.calibration.probes import REDUCED_BYTES, Probe, probes
+from telegrad.calibration.probes import ADDED_BYTES, Probe, probes
 
 _SIZES = [1 << power for power in range(12, 23)]
 _COSTS = {
@@ -31,7 +31,7 @@ def _medians(costs: Mapping[str, float], ranks: int) -> dict[Probe, float]:
         "round": lambda _: rounds * alpha,
         "one_way": lambda size: size * beta,
         "exchange": lambda size: alpha + size * exchange,
-        "reduce": lambda size: size * gamma,
+        "addition": lambda size: size * gamma,
     }
     return {one: seconds[one.kind](one.bytes) for one in probes(_SIZES, _SIZES)}
 
@@ -42,7 +42,7 @@ def test_probes_are_of_every_kind() -> None:
         Probe("one_way", 8),
         Probe("exchange", 16),
         Probe("exchange", 32),
-        Probe("reduce", REDUCED_BYTES),
+        Probe("addition", ADDED_BYTES),
     ]
 
 
@@ -100,7 +100,7 @@ def test_costs_that_cannot_be_are_not_found() -> None:
     assert faster.alpha_s == 0
     assert faster.beta_exchange_s_per_byte(1 << 20) == faster.beta_s_per_byte
     with pytest.raises(ValueError, match="medians lack round, exchange"):
-        fit_costs({one: 1.0 for one in probes([8], [8]) if one.kind in ("one_way", "reduce")}, 4)
+        fit_costs({one: 1.0 for one in probes([8], [8]) if one.kind in ("one_way", "addition")}, 4)
 
 
 def test_plain_costs_take_the_long_exchanges() -> None:
@@ -115,7 +115,7 @@ def test_the_residual_says_how_far_off_the_messages_are() -> None:
     exact = _medians(_COSTS, 4)
     fit = fit_costs(exact, 4)
     assert fit.residual(exact) == pytest.approx(0, abs=1e-9)
-    off = {probe: seconds / 1.25 if probe.kind != "reduce" else seconds for probe, seconds in exact.items()}
+    off = {probe: seconds / 1.25 if probe.kind != "addition" else seconds for probe, seconds in exact.items()}
     assert fit.residual(off) == pytest.approx(0.25)
     assert fit.seconds(Probe("exchange", 1 << 20)) == pytest.approx(2e-5 + (1 << 20) * 9.6e-9)
     assert math.isnan(fit.seconds(Probe("round", 0)))
