@@ -10,7 +10,7 @@ namespace telegrad {
 
 /// Shorter messages than a ring's: both ranks of a pair send at once, and long ones get in each other's way. Every rank
 /// sends every segment log2 P times.
-inline constexpr LaneTuning kDoublingTuning{.message_bytes = std::size_t{128} << 10, .segments_most = 128};
+inline constexpr LaneTuning kDoublingTuning{.message_bytes = kCardBytes, .segments_most = 300};
 
 /// output = the sum (or mean) of all ranks' inputs, the same bits on every rank. `input` and `output` have the same
 /// length on all ranks; they are the same memory or do not overlap. Sends and receives n·log2 P bytes per rank; where P

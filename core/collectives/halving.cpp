@@ -17,13 +17,13 @@
 #include "base/buffer.hpp"
 #include "base/check.hpp"
 #include "collectives/elements.hpp"
+#include "collectives/lanes.hpp"
 
 namespace telegrad {
 namespace {
 
-// Shorter pieces overlap more, and each has a latency of its own. With its header a piece still fits the 64 KiB that Linux
-// hands to a network card at once: of a little more a small packet is left over, and often comes late.
-constexpr std::size_t kPieceBytes = std::size_t{60} << 10;
+// Shorter pieces overlap more, and each has a latency of its own.
+constexpr std::size_t kPieceBytes = kCardBytes;
 
 class Halving {
  public:

@@ -27,7 +27,7 @@ inline HalvingRound halving_round(Rank size, Rank round) {
 /// A round's message goes in so many pieces at most, of which so many are under way at once, in each direction: one is
 /// added while others come. More would overlap more; but what two ranks send to each other at once gets in its own way.
 inline constexpr std::size_t kPiecesMost = 64;
-inline constexpr std::size_t kPiecesUnderWay = 4;
+inline constexpr std::size_t kPiecesUnderWay = 3;
 /// Those of a message of so many blocks, by their mean length, which all ranks know alike.
 std::size_t pieces_of(const Partition& partition, DType dtype, Rank blocks);
 /// The step of one of the two parts of a piece: what lies around the end of the vector goes in two messages.

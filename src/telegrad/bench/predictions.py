@@ -24,7 +24,7 @@ from telegrad.bench.predictions_plan import (
 )
 from telegrad.calibration.fit import CostFit, fit_costs
 from telegrad.launch import SINGLE_THREADED, Ranks
-from telegrad.plan.cost import DOUBLING_MESSAGE_BYTES
+from telegrad.plan.cost import CARD_BYTES
 
 Row = dict[str, object]
 
@@ -123,7 +123,7 @@ def rows_of(plan: PredictionPlan, measured: Measured, calibration: CostFit) -> l
 
 def _row(plan: PredictionPlan, one: Measurement, measured: Measured, calibration: CostFit) -> Row:
     timing, calls = Timing.of(measured.times[one]), measured.calls[one]
-    predicted_s = predict(one, plan.ranks, calibration.costs(min(one.bytes, DOUBLING_MESSAGE_BYTES)), calls)
+    predicted_s = predict(one, plan.ranks, calibration.costs(min(one.bytes, CARD_BYTES)), calls)
     ratio = predicted_s / timing.median_s
     return {
         "op": one.operation,

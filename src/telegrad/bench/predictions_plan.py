@@ -7,13 +7,13 @@ from dataclasses import asdict, dataclass
 from typing import Self
 
 from telegrad.calibration.probes import Probe, probes
-from telegrad.plan.cost import DOUBLING_MESSAGE_BYTES
+from telegrad.plan.cost import CARD_BYTES
 
 ENTRY_BYTES = 8
 """Of a sparse vector's entry in memory: a 4-byte index and a float."""
 
 _ONE_WAY_BYTES = tuple(1 << power for power in range(15, 23))  # 32 KiB … 4 MiB, as collectives send
-_EXCHANGE_BYTES = (32 << 10, 48 << 10, DOUBLING_MESSAGE_BYTES)
+_EXCHANGE_BYTES = (32 << 10, 48 << 10, CARD_BYTES)
 _MOST_BYTES_IN_BLOCKS = 32 << 20
 ALLREDUCES = ("ring", "recursive_doubling", "rabenseifner")
 OF_VECTORS = ("reduce_scatter", "reduce", "broadcast")

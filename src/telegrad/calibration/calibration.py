@@ -19,11 +19,11 @@ from telegrad.calibration.sweep import Samples, Sweep, grid
 from telegrad.comm import Communicator
 from telegrad.comm.tuning_cache import store
 from telegrad.plan import Tuning, allreduce_table, measured_allreduce_table
-from telegrad.plan.cost import DOUBLING_MESSAGE_BYTES
+from telegrad.plan.cost import CARD_BYTES
 
 _ONE_WAY_BYTES = tuple(1 << power for power in (15, 17, 18, 20, 22))
 # Short ones say what a message costs beyond its bytes; in longer ones the core would exchange several at once.
-_EXCHANGE_BYTES = (256, 1 << 12, 1 << 15, DOUBLING_MESSAGE_BYTES)
+_EXCHANGE_BYTES = (256, 1 << 12, 1 << 15, CARD_BYTES)
 _ROUNDS, _FEWEST_ROUNDS = 5, 3
 _SAMPLE_S = 0.015
 _PROBES_SHARE = 0.3  # of the time

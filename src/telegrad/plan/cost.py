@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from telegrad.plan.cost_moves import all_to_all, allgather, barrier, broadcast, gather, scatter
 from telegrad.plan.cost_reductions import (
-    DOUBLING_MESSAGE_BYTES,
+    CARD_BYTES,
     RING_MESSAGE_BYTES,
     allreduce,
     allreduce_rabenseifner,
@@ -20,7 +20,7 @@ from telegrad.plan.cost_reductions import (
 from telegrad.plan.network import ELEMENT_BYTES, Cost, Costs
 
 __all__ = [
-    "DOUBLING_MESSAGE_BYTES",
+    "CARD_BYTES",
     "ELEMENT_BYTES",
     "RING_MESSAGE_BYTES",
     "Cost",

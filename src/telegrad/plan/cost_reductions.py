@@ -12,9 +12,10 @@ from telegrad.plan.recurrences import folded_rounds_s, halving_of_elements_s, pi
 
 # What core/collectives does; tests compare with it.
 RING_MESSAGE_BYTES = 256 << 10  # LaneTuning::message_bytes
-DOUBLING_MESSAGE_BYTES, DOUBLING_SEGMENTS_MOST = 128 << 10, 128  # kDoublingTuning
-PIECE_BYTES = 60 << 10  # kPieceBytes of halving.cpp
-PIECES_MOST, PIECES_UNDER_WAY = 64, 4  # of halving.hpp
+CARD_BYTES = 60 << 10  # kCardBytes
+DOUBLING_MESSAGE_BYTES, DOUBLING_SEGMENTS_MOST = CARD_BYTES, 300  # kDoublingTuning
+PIECE_BYTES = CARD_BYTES  # kPieceBytes of halving.cpp
+PIECES_MOST, PIECES_UNDER_WAY = 64, 3  # of halving.hpp
 RING_BLOCK_BYTES = 256 << 10  # kRingBlockBytes of reduce_scatter.cpp
 PAIR_TREE_BYTES, TREE_BYTES, LEAST_BLOCK_BYTES = 32 << 10, 16 << 10, 256  # of reduce.cpp
 _SHOWS = 0.002
@@ -81,7 +82,7 @@ def allreduce_recursive_doubling(ranks: int, size: int, costs: Costs) -> Cost:
     α + nβ to tell the folded ranks. Rounds are exchanges; but who waited for the fold meets some who have sent long
     ago, and with an exchange β of its own ``folded_rounds_s`` then follows who meets whom.
 
-    Where it is one, n is cut into ⌈n/128 KiB⌉ segments, 128 at most, or one more where that is odd and not 1, on which
+    Where it is one, n is cut into ⌈n/60 KiB⌉ segments, 300 at most, or one more where that is odd and not 1, on which
     two lanes work as in a ring.
     """
     check(ranks, size)

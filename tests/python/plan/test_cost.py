@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from telegrad.plan import Cost, Costs, cost
-from telegrad.plan.cost_reductions import DOUBLING_SEGMENTS_MOST
+from telegrad.plan.cost_reductions import DOUBLING_MESSAGE_BYTES, DOUBLING_SEGMENTS_MOST
 from telegrad.sim.measure import ALGORITHMS, Point, measure
 from telegrad.sim.networks import Network
 
@@ -124,17 +124,14 @@ def test_one_rank_alone_and_no_bytes_at_all(costs: Costs) -> None:
 
 
 def test_the_core_has_the_same_constants() -> None:
-    for name, message_bytes in (
-        ("lanes.hpp", cost.RING_MESSAGE_BYTES),
-        ("allreduce_recursive_doubling.hpp", cost.DOUBLING_MESSAGE_BYTES),
-    ):
-        found = re.search(r"message_bytes = std::size_t\{(\d+)\} << (\d+)", (COLLECTIVES / name).read_text())
-        assert found is not None
-        assert int(found[1]) << int(found[2]) == message_bytes
-    assert (
-        f"segments_most = {DOUBLING_SEGMENTS_MOST}}}" in (COLLECTIVES / "allreduce_recursive_doubling.hpp").read_text()
-    )
-    assert "lanes = 2;" in (COLLECTIVES / "lanes.hpp").read_text()
+    lanes = (COLLECTIVES / "lanes.hpp").read_text()
+    found = re.search(r"message_bytes = std::size_t\{(\d+)\} << (\d+)", lanes)
+    assert found is not None
+    assert int(found[1]) << int(found[2]) == cost.RING_MESSAGE_BYTES
+    assert "lanes = 2;" in lanes
+    assert DOUBLING_MESSAGE_BYTES == cost.CARD_BYTES
+    doubling = f"{{.message_bytes = kCardBytes, .segments_most = {DOUBLING_SEGMENTS_MOST}}}"
+    assert doubling in (COLLECTIVES / "allreduce_recursive_doubling.hpp").read_text()
 
 
 @pytest.mark.parametrize("name", ["alpha_s", "beta_s_per_byte", "beta_exchange_s_per_byte", "gamma_s_per_byte"])

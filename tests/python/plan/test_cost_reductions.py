@@ -89,7 +89,7 @@ def test_rabenseifner_is_never_slower_than_a_ring_of_one_segment_without_work() 
 
 def test_the_core_has_the_same_constants() -> None:
     for file, name, value in (
-        ("halving.cpp", "kPieceBytes", cost_reductions.PIECE_BYTES),
+        ("lanes.hpp", "kCardBytes", cost_reductions.CARD_BYTES),
         ("halving.hpp", "kPiecesMost", cost_reductions.PIECES_MOST),
         ("halving.hpp", "kPiecesUnderWay", cost_reductions.PIECES_UNDER_WAY),
         ("reduce_scatter.cpp", "kRingBlockBytes", cost_reductions.RING_BLOCK_BYTES),
