@@ -19,7 +19,7 @@ constexpr std::size_t kRingMessageBytes = 128_KiB;
 
 std::size_t doubling_bytes_most(Rank size) {
   if (!std::has_single_bit(size)) return 8_KiB;  // pays for fold and unfold
-  return std::max(16_KiB, 256_KiB / size);
+  return std::max(16_KiB, 128_KiB / size);
 }
 
 }  // namespace
