@@ -37,7 +37,7 @@ def _ideal(wrong: int = 0) -> Callable[..., Any]:
             times[one] = [max(one.bytes, 4) * _BETA] * plan.repetitions
             for _ in range(plan.repetitions):
                 on_sample(one)
-        return times, dict.fromkeys(times, wrong)
+        return bench.Measured(times, dict.fromkeys(times, 2), dict.fromkeys(times, wrong))
 
     return run
 
@@ -46,7 +46,8 @@ def _ideal(wrong: int = 0) -> Callable[..., Any]:
 def half_as_fast(monkeypatch: pytest.MonkeyPatch) -> None:
     """A simulator that says twice the measured time of broadcasts, and 1.1 times that of all others."""
 
-    def predict(one: Measurement, ranks: int, costs: dict[str, float]) -> float:
+    def predict(one: Measurement, ranks: int, costs: dict[str, float], calls: int) -> float:
+        assert calls == 2
         assert costs["beta_s_per_byte"] == pytest.approx(_BETA)
         return one.bytes * _BETA * (2.0 if one.operation == "broadcast" else 1.1)
 
@@ -63,7 +64,7 @@ def test_table_file_and_plot(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
     )
     assert status == 0, output
     result = json.loads(found.read_text())
-    assert [row["ranks"] for row in result["rows"]] == [2] * 12 + [4] * 12
+    assert [row["ranks"] for row in result["rows"]] == [2] * 24 + [4] * 24
     for row in result["rows"]:
         assert row["network"] == "100mbit"
         assert row["ratio"] == pytest.approx(row["predicted_s"] / row["median_s"])
@@ -83,7 +84,7 @@ def test_table_file_and_plot(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
     assert result["within"] == 0.2
     assert result["machine"]["cores"] >= 1
     assert drawn.read_bytes()[:4] == b"\x89PNG"
-    assert "14 of 18 predictions from 256 KiB up are within 20 %" in output
+    assert "38 of 42 predictions from 256 KiB up are within 20 %" in output
     assert "worst: ratio 2.000 (broadcast, 256 KiB, 2 ranks)" in output
     assert "worst below: ratio 1.100 (sparse_allreduce split_allgather 1 %, 256 KiB, 2 ranks)" in output
     assert "β 8.000 ns/B (1.000 Gbit/s)" in output
@@ -94,7 +95,7 @@ def test_wrong_values_end_with_an_error(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(bench_predictions, "run", _ideal(wrong=1))
     status, output = _run("--ranks", "2", "--network", "tcp", "--sizes", "1MiB")
     assert status == 1
-    assert "6 values are wrong" in output
+    assert "12 values are wrong" in output
 
 
 def test_a_network_that_cannot_be_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

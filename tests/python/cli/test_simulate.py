@@ -142,7 +142,7 @@ def test_critical_paths_of_many_points_are_shares(tmp_path: Path) -> None:
 
 def test_costs_nodes_noise_and_payloads_reach_the_simulator(tmp_path: Path) -> None:
     file = tmp_path / "rows.json"
-    arguments = ["allreduce", "--ranks", "8", "--bytes", "64KiB", "--algorithm", "recursive_doubling", "--jobs", "1"]
+    arguments = ["allreduce", "--ranks", "8", "--bytes", "32KiB", "--algorithm", "recursive_doubling", "--jobs", "1"]
 
     def time_s(*more: str) -> float:
         status, output = simulate(*arguments, *more, "--json", str(file))
@@ -150,8 +150,8 @@ def test_costs_nodes_noise_and_payloads_reach_the_simulator(tmp_path: Path) -> N
         return float(rows_of(file)[0]["time_s"])
 
     own = ("--alpha", "1e-5", "--beta", "1e-9", "--gamma", "0")
-    assert time_s(*own) == pytest.approx(3 * (1e-5 + 65536 * 1e-9), rel=1e-6)
-    assert time_s(*own, "--beta-exchange", "2e-9") == pytest.approx(3 * (1e-5 + 65536 * 2e-9), rel=1e-6)
+    assert time_s(*own) == pytest.approx(3 * (1e-5 + 32768 * 1e-9), rel=1e-6)
+    assert time_s(*own, "--beta-exchange", "2e-9") == pytest.approx(3 * (1e-5 + 32768 * 2e-9), rel=1e-6)
     assert time_s(*own, "--payloads") == time_s(*own)
     assert time_s(*own, "--ranks-per-node", "4") < time_s(*own)
     assert time_s(*own, "--ranks-per-node", "4", "--oversubscription", "4") > time_s(*own, "--ranks-per-node", "4")

@@ -16,7 +16,7 @@ from run_mutants import DoesNotApply, DoesNotBuild, build_core, hunt, is_clean, 
 from mutants import MUTANTS, Mutant  # noqa: E402
 
 _QUICK = (
-    "ring: the last segment is lost",
+    "lanes: the last segment is lost",
     "doubling: sums lie in the output before all are heard",
     "barrier: every second round is left out",
     "call: not compared",
