@@ -23,6 +23,8 @@ namespace {
 // core; the engine's thread takes it from the caller's computation.
 constexpr double kCallerPatience_s = 300e-6;
 constexpr double kThreadPatience_s = 40e-6;
+// How long a caller that is done tries to leave the drivers armed.
+constexpr double kArmPatience_s = 2e-3;
 
 // A program that calls one operation after another, each sooner than this after the one before, drives them all itself.
 // The engine's thread then stays out of its way, and only looks now and then whether it still does.
@@ -240,6 +242,8 @@ void Engine::thread_main() {
         ::sched_yield();
       } else if (arm()) {
         break;
+      } else {
+        ::sched_yield();
       }
     }
     sleep_as_thread();
@@ -319,10 +323,18 @@ void Engine::release_baton() {
     if (!left && steady) {
       wake = true;  // to glance from now on
     } else {
-      while (!arm()) {
+      bool armed = arm();
+      while (!armed && now_s() - now < kArmPatience_s) {
         if (!turn(now_s())) ::sched_yield();
+        armed = arm();
       }
-      watch(true);
+      // A peer that was killed while it wrote into shared memory leaves a message that never comes, and cannot be waited
+      // for: the thread looks for others.
+      if (armed) {
+        watch(true);
+      } else {
+        wake = true;
+      }
     }
   }
   bool others_wait = false;
