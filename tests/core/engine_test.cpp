@@ -121,6 +121,31 @@ TEST("a wait that runs out of time can be repeated") {
   EXPECT_EQ(data[0][9], 2.0F);
 }
 
+TEST("a wait ends at its deadline also where the network cannot be waited for") {
+  struct NeverArmed final : LocalDriver {
+    using LocalDriver::LocalDriver;
+    bool arm() override { return false; }
+  };
+  const auto network = std::make_shared<LocalNetwork>(2);
+  std::vector<std::unique_ptr<Communicator>> all;
+  for (Rank rank = 0; rank < 2; ++rank) {
+    all.push_back(std::make_unique<Communicator>(Engine::shared(), std::make_unique<NeverArmed>(network, rank),
+                                                 CommunicatorOptions{}));
+  }
+  for (auto& communicator : all) communicator->join();
+  for (auto& communicator : all) {
+    while (!communicator->await_join(kForever)) {
+    }
+  }
+  std::vector<std::vector<float>> data(2, std::vector<float>(10, 1.0F));
+  const RequestPtr first = sum(*all[0], data[0], false);
+  for (int i = 0; i < 10; ++i) EXPECT(!all[0]->wait(*first, Engine::now_s() + 0.02));
+  const RequestPtr second = sum(*all[1], data[1], false);
+  finish(*all[0], first);
+  finish(*all[1], second);
+  EXPECT_EQ(data[0], data[1]);
+}
+
 TEST("different calls fail on every rank and write nothing") {
   auto all = make_local(3);
   std::vector<std::vector<float>> data(3, std::vector<float>(10, 1.0F));

@@ -24,7 +24,7 @@ class LocalNetwork {
   std::vector<LocalDriver*> drivers_;  // null: not yet made, or shut down
 };
 
-class LocalDriver final : public Driver {
+class LocalDriver : public Driver {
  public:
   LocalDriver(std::shared_ptr<LocalNetwork> network, Rank rank);
   ~LocalDriver() override;
