@@ -72,8 +72,8 @@ nb::dict as_dict(const Workload& workload, Measurement found) {
 
 nb::dict measure_workload(const std::string& operation, const std::string& algorithm, Rank ranks, std::uint64_t bytes,
                           std::uint64_t nnz, double overlap, double switch_factor, Rank root, bool payloads,
-                          std::uint64_t seed, std::uint32_t calls, const std::map<std::string, double>& costs, bool links,
-                          bool timeline) {
+                          std::uint64_t seed, std::uint32_t calls, const std::map<std::string, double>& costs,
+                          bool links, bool timeline) {
   Workload workload{.operation = operation_named(operation),
                     .algorithm = algorithm_named(algorithm),
                     .ranks = ranks,

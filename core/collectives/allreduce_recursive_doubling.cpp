@@ -78,7 +78,7 @@ Task<void> allreduce_recursive_doubling(Transport& net, DType dtype, Reduction r
     mine = both.bytes();
   }
   const Lanes lanes(mine.size(), tuning);
-  if (doubling.pairs > 0 || lanes.segments == 1) {  // latency counts: nothing more than needed
+  if (doubling.pairs > 0 || lanes.segments == 1) {  // without lanes: of short vectors latency counts
     LaneScratch scratch{Buffer(mine.size()), Buffer(mine.size())};
     co_await run_rounds(doubling, mine, output, kFirstRound, scratch);
   } else {

@@ -200,8 +200,8 @@ class Play {
         const RequestPtr request =
             make_all_reduce(size, {seen.memory, output, call.dtype, call.reduction, call.algorithm});
         if (!call.tuning) return request;
-        return std::make_shared<Request>(request->call(), [&call, &seen, output, algorithm = request->call().algorithm](Transport& net) {
-          const bool ring = algorithm == Algorithm::ring;
+        const bool ring = request->call().algorithm == Algorithm::ring;
+        return std::make_shared<Request>(request->call(), [&call, &seen, output, ring](Transport& net) {
           const auto run = ring ? allreduce_ring : allreduce_recursive_doubling;
           return run(net, call.dtype, call.reduction, seen.memory, output, *call.tuning);
         });

@@ -107,9 +107,9 @@ def predict(one: Measurement, ranks: int, costs: Mapping[str, float], calls: int
     slowest rank in ``calls`` calls one after another, after one that does not count. Raises ``ValueError`` for what is
     no collective."""
 
-    def finish_s(calls: int) -> npt.NDArray[np.float64]:
+    def finish_s(count: int) -> npt.NDArray[np.float64]:
         outcome = _core.measure(
-            one.operation, one.algorithm, ranks, one.bytes, nnz=one.nnz or 0, calls=calls, costs=dict(costs)
+            one.operation, one.algorithm, ranks, one.bytes, nnz=one.nnz or 0, calls=count, costs=dict(costs)
         )
         return np.asarray(outcome["finish_by_rank_s"])
 
