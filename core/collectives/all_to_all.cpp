@@ -1,9 +1,12 @@
-// Pairwise exchange: in step t every rank sends to the one t ahead and receives from the one t before: (P−1)(α + n·β) one
-// after the other, less with several under way. Thakur, Rabenseifner, Gropp, "Optimization of collective communication
+// Pairwise exchange: in round t every rank sends to the one t ahead and receives from the one t before: (P−1)(α + n·β) one
+// after the other, less where rounds overlap. Thakur, Rabenseifner, Gropp, "Optimization of collective communication
 // operations in MPICH", Int. J. High Performance Computing Applications 19(1), 2005, §4.4.
 //
+// Blocks that are alike and long go round by round, in pieces: where two senders share a receiver's port TCP loses up to
+// four fifths of it. Blocks that differ go whole, since only the length of a message tells that two ranks disagree on it.
+//
 // Nothing is received before a barrier has told that all ranks have called; the first messages leave beside it. Ranks may
-// have different numbers of messages under way: the earliest step that is not over anywhere is under way on both its ends.
+// have different numbers of messages under way: the earliest round that is not over anywhere is under way on both its ends.
 #include "collectives/all_to_all.hpp"
 
 #include <algorithm>
@@ -14,6 +17,7 @@
 #include "collectives/all_to_all_bruck.hpp"
 #include "collectives/barrier.hpp"
 #include "collectives/elements.hpp"
+#include "collectives/pieces.hpp"
 #include "transport/window.hpp"
 
 namespace telegrad {
@@ -23,6 +27,8 @@ constexpr std::size_t kUnderWayMost = 16;
 constexpr std::size_t kUnderWayLeast = 2;
 constexpr std::size_t kUnderWayBytes = std::size_t{512} << 10;  // about, where that are enough messages
 constexpr Step kBarrierSteps = 32;                              // those of the exchange come after them
+constexpr std::size_t kOverlapBytesMost = std::size_t{32} << 10;  // of blocks whose rounds overlap
+constexpr std::size_t kPiecesMost = std::size_t{1} << 14;         // about, of all blocks together
 
 // From so many ranks on, and up to so many bytes in a block, copying blocks at every step is cheaper than P−1 messages.
 constexpr Rank kBruckRanksLeast = 16;
@@ -94,6 +100,41 @@ Task<void> receive_when_all_have_called(Exchange& exchange) {
   co_await when_all(std::move(both));
 }
 
+Task<void> run_round(Exchange& exchange, Rank ahead) {
+  Transport& net = exchange.net;
+  const Rank to = (net.rank() + ahead) % net.size();
+  const Rank from = (net.rank() + net.size() - ahead) % net.size();
+  const ConstBytes leaving = exchange.leaving(to);
+  const Bytes coming = exchange.coming(from);
+  const std::size_t pieces = std::min(pieces_of(net, leaving.size()), std::max(kPiecesMost / net.size(), std::size_t{1}));
+  PieceExchange round(net, pieces, [&](PieceExchange& messages, std::size_t piece) {
+    const Range part = part_of({0, leaving.size()}, pieces, piece);
+    const Step step = kBarrierSteps + static_cast<Step>(piece);
+    messages.receive(from, step, coming.subspan(part.begin, part.size()));
+    messages.send(to, step, leaving.subspan(part.begin, part.size()));
+  });
+  for (std::size_t piece = 0; piece < pieces; ++piece) co_await round.take();
+  co_await round.finish();
+}
+
+Task<void> run_rounds(Exchange& exchange) {
+  for (Rank ahead = 1; ahead < exchange.net.size(); ++ahead) co_await run_round(exchange, ahead);
+}
+
+Task<void> exchange_in_rounds(Transport& net, ConstBytes input, Bytes output, Partition blocks) {
+  Exchange exchange{net, input, output, blocks, blocks};
+  if (net.size() == 2) {  // the messages tell
+    co_await run_rounds(exchange);
+    co_await copy_own(exchange);
+    co_return;
+  }
+  co_await barrier(net);
+  std::vector<Task<void>> both;
+  both.push_back(run_rounds(exchange));
+  both.push_back(copy_own(exchange));
+  co_await when_all(std::move(both));
+}
+
 Task<void> exchange_directly(Transport& net, ConstBytes input, Bytes output, Partition sent, Partition received) {
   Exchange exchange{net, input, output, std::move(sent), std::move(received)};
   std::vector<Task<void>> both;
@@ -108,7 +149,8 @@ Task<void> all_to_all(Transport& net, ConstBytes input, Bytes output) {
   const Rank size = net.size();
   TELEGRAD_CHECK(input.size() == output.size() && input.size() % size == 0);
   if (size >= kBruckRanksLeast && input.size() <= size * kBruckBytesMost) return all_to_all_bruck(net, input, output);
-  const Partition blocks = Partition(size * (input.size() / size), size);
+  const Partition blocks(input.size(), size);
+  if (input.size() > size * kOverlapBytesMost) return exchange_in_rounds(net, input, output, blocks);
   return exchange_directly(net, input, output, blocks, blocks);
 }
 

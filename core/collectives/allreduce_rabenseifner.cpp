@@ -7,12 +7,10 @@
 // own first, sends the front ones back to the rank `distance` behind, and gets the next ones from the rank ahead.
 #include "collectives/allreduce_rabenseifner.hpp"
 
-#include <algorithm>
-#include <deque>
-
 #include "base/check.hpp"
 #include "collectives/elements.hpp"
 #include "collectives/halving.hpp"
+#include "collectives/pieces.hpp"
 
 namespace telegrad {
 
@@ -33,35 +31,23 @@ Task<void> allreduce_rabenseifner(Transport& net, DType dtype, Reduction reducti
     const HalvingRound round = halving_round(size, left - 1);
     const Rank ahead = (rank + round.distance) % size;
     const Rank behind = (rank + size - round.distance) % size;
-    const std::size_t pieces = pieces_of(partition, dtype, round.blocks());
+    const std::size_t pieces = pieces_of(net, partition, dtype, round.blocks());
     const auto parts_of = [&](Rank first, std::size_t piece) {
       const Arc arc(partition, first, round.blocks());
       return arc.ranges(part_of({0, arc.size()}, pieces, piece));
     };
 
-    std::deque<Transport::Sending> sending;
-    std::deque<Transport::Receiving> receiving;
-    std::size_t begun = 0;
-    const auto begin_piece = [&] {
-      const auto here = parts_of(rank, begun);
-      const auto there = parts_of(ahead, begun);
+    PieceExchange exchange(net, pieces, [&](PieceExchange& messages, std::size_t piece) {
+      const auto here = parts_of(rank, piece);
+      const auto there = parts_of(ahead, piece);
       for (const std::size_t part : {0, 1}) {
-        const Step step = kHalvingSteps + step_of(left - 1, begun, part);
-        if (part == 0 || there[part].size() > 0) {
-          receiving.emplace_back(net, ahead, step, elements(output, dtype, there[part]));
-        }
-        if (part == 0 || here[part].size() > 0) {
-          sending.emplace_back(net, behind, step, elements(output, dtype, here[part]));
-        }
+        const Step step = kHalvingSteps + step_of(left - 1, piece, part);
+        if (part == 0 || there[part].size() > 0) messages.receive(ahead, step, elements(output, dtype, there[part]));
+        if (part == 0 || here[part].size() > 0) messages.send(behind, step, elements(output, dtype, here[part]));
       }
-      ++begun;
-    };
-    while (begun < std::min(pieces, kPiecesUnderWay)) begin_piece();
-    for (std::size_t taken = 0; taken < receiving.size(); ++taken) {
-      co_await receiving[taken];
-      if (begun < pieces) begin_piece();
-    }
-    for (auto& one : sending) co_await one;
+    });
+    for (std::size_t piece = 0; piece < pieces; ++piece) co_await exchange.take();
+    co_await exchange.finish();
   }
 }
 

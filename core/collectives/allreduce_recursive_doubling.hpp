@@ -4,6 +4,7 @@
 
 #include "base/types.hpp"
 #include "collectives/lanes.hpp"
+#include "collectives/pieces.hpp"
 #include "transport/transport.hpp"
 
 namespace telegrad {

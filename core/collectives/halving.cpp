@@ -12,18 +12,14 @@
 
 #include <algorithm>
 #include <array>
-#include <deque>
 
 #include "base/buffer.hpp"
 #include "base/check.hpp"
 #include "collectives/elements.hpp"
-#include "collectives/lanes.hpp"
+#include "collectives/pieces.hpp"
 
 namespace telegrad {
 namespace {
-
-// Shorter pieces overlap more, and each has a latency of its own.
-constexpr std::size_t kPieceBytes = kCardBytes;
 
 class Halving {
  public:
@@ -47,46 +43,39 @@ class Halving {
     const Rank from = (net_.rank() + net_.size() - round.distance) % net_.size();
     const Arc leaving = arc(round.distance, round.blocks());
     const Arc coming = arc(0, round.blocks());
-    const std::size_t pieces = pieces_of(partition_, dtype_, round.blocks());
+    const std::size_t pieces = pieces_of(net_, partition_, dtype_, round.blocks());
     const std::size_t held = arc(0, round.distance).size();  // before what leaves, and all that is left afterwards
     Buffer& into = first ? partial_ : received_;
     if (first) partial_ = Buffer(bytes(held));
     if (number == 1) received_ = Buffer(bytes(coming.size()));
 
-    std::deque<Transport::Sending> sending;
-    std::deque<Transport::Receiving> receiving;
-    const auto step = [&](std::size_t piece, std::size_t part) { return step_of(number, piece, part); };
-    std::size_t begun = 0;
-    const auto begin_piece = [&] {
-      const std::size_t piece = begun++;
+    const auto begin_piece = [&](PieceExchange& exchange, std::size_t piece) {
+      const auto step = [&](std::size_t part) { return step_of(number, piece, part); };
       const Range out = part_of({0, leaving.size()}, pieces, piece);
       const Range in = part_of({0, coming.size()}, pieces, piece);
-      if (first) {
-        // The input begins and ends somewhere in the middle: what lies around its end goes in two messages.
-        const auto parts = coming.ranges(in);
-        const std::size_t middle = in.begin + parts[0].size();
-        receiving.emplace_back(net_, from, step(piece, 0), slice(into, {in.begin, middle}));
-        if (parts[1].size() > 0) receiving.emplace_back(net_, from, step(piece, 1), slice(into, {middle, in.end}));
-        const auto sent = leaving.ranges(out);
-        sending.emplace_back(net_, to, step(piece, 0), elements(input_, dtype_, sent[0]));
-        if (sent[1].size() > 0) sending.emplace_back(net_, to, step(piece, 1), elements(input_, dtype_, sent[1]));
-      } else {
-        receiving.emplace_back(net_, from, step(piece, 0), slice(into, in));
-        sending.emplace_back(net_, to, step(piece, 0), slice(partial_, {held + out.begin, held + out.end}));
+      if (!first) {
+        exchange.receive(from, step(0), slice(into, in));
+        exchange.send(to, step(0), slice(partial_, {held + out.begin, held + out.end}));
+        return;
       }
+      // The input begins and ends somewhere in the middle: what lies around its end goes in two messages.
+      const auto parts = coming.ranges(in);
+      const std::size_t middle = in.begin + parts[0].size();
+      exchange.receive(from, step(0), slice(into, {in.begin, middle}));
+      if (parts[1].size() > 0) exchange.receive(from, step(1), slice(into, {middle, in.end}));
+      const auto sent = leaving.ranges(out);
+      exchange.send(to, step(0), elements(input_, dtype_, sent[0]));
+      if (sent[1].size() > 0) exchange.send(to, step(1), elements(input_, dtype_, sent[1]));
     };
-    while (begun < std::min(pieces, kPiecesUnderWay)) begin_piece();
+    PieceExchange exchange(net_, pieces, begin_piece);
     // Of an odd number of blocks the one in the middle meets no other in this round.
     if (first && round.blocks() < round.distance) {
       const Range middle = partition_[(net_.rank() + round.blocks()) % net_.size()];
       co_await copy(net_, elements(input_, dtype_, middle), slice(into, {coming.size(), held}));
     }
-    std::size_t taken = 0;  // of `receiving`, which grows meanwhile
     for (std::size_t piece = 0; piece < pieces; ++piece) {
       const Range in = part_of({0, coming.size()}, pieces, piece);
-      co_await receiving[taken++];
-      if (first && coming.ranges(in)[1].size() > 0) co_await receiving[taken++];
-      if (begun < pieces) begin_piece();
+      co_await exchange.take();
       if (!first) {
         const Bytes out = last ? elements(mine_, dtype_, in) : slice(partial_, in);
         co_await reduce_to(net_, dtype_, reduction_, slice(partial_, in), slice(into, in), out);
@@ -100,7 +89,7 @@ class Halving {
         begin = here.end;
       }
     }
-    for (auto& one : sending) co_await one;
+    co_await exchange.finish();
   }
 
   Bytes slice(const Buffer& buffer, Range range) const { return elements(buffer.bytes(), dtype_, range); }
@@ -117,9 +106,8 @@ class Halving {
 
 }  // namespace
 
-std::size_t pieces_of(const Partition& partition, DType dtype, Rank blocks) {
-  const std::size_t bytes = partition.count() * size_of(dtype) * blocks / partition.blocks();
-  return std::clamp<std::size_t>((bytes + kPieceBytes - 1) / kPieceBytes, 1, kPiecesMost);
+std::size_t pieces_of(const Transport& net, const Partition& partition, DType dtype, Rank blocks) {
+  return std::min(kPiecesMost, pieces_of(net, partition.count() * size_of(dtype) * blocks / partition.blocks()));
 }
 
 Task<void> halve(Transport& net, DType dtype, Reduction reduction, ConstBytes input, const Partition& partition,

@@ -24,12 +24,10 @@ inline HalvingRound halving_round(Rank size, Rank round) {
   return {reach(round), reach(round + 1)};
 }
 
-/// A round's message goes in so many pieces at most, of which so many are under way at once, in each direction: one is
-/// added while others come. More would overlap more; but what two ranks send to each other at once gets in its own way.
+/// A round's message goes in so many pieces at most.
 inline constexpr std::size_t kPiecesMost = 64;
-inline constexpr std::size_t kPiecesUnderWay = 3;
 /// Those of a message of so many blocks, by their mean length, which all ranks know alike.
-std::size_t pieces_of(const Partition& partition, DType dtype, Rank blocks);
+std::size_t pieces_of(const Transport& net, const Partition& partition, DType dtype, Rank blocks);
 /// The step of one of the two parts of a piece: what lies around the end of the vector goes in two messages.
 inline Step step_of(Rank round, std::size_t piece, std::size_t part) {
   return static_cast<Step>((round * kPiecesMost + piece) * 2 + part);

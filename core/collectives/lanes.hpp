@@ -12,10 +12,6 @@
 
 namespace telegrad {
 
-/// Of this length, with its header a message still fits the 64 KiB that Linux hands to a network card at once: of a little
-/// more a small packet is left over, and often comes late where two ranks send to each other.
-inline constexpr std::size_t kCardBytes = std::size_t{60} << 10;
-
 /// How long vectors are cut. All ranks use the same.
 struct LaneTuning {
   /// A vector is cut into segments such that messages are about this long at most.

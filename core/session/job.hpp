@@ -26,6 +26,7 @@ class Session::Job final : public Transport {
 
   Rank rank() const override { return session_.rank(); }
   Rank size() const override { return session_.size(); }
+  bool shares_memory() const override { return session_.driver_.shares_memory(); }
   ReadyQueue& ready() override { return session_.ready_; }
 
   const Call& call() const { return call_; }

@@ -70,6 +70,8 @@ class Driver {
   virtual Rank size() const = 0;
   virtual const char* name() const = 0;
   virtual PeerIdentity identity(Rank) const { return {}; }
+  /// See Transport::shares_memory(); known once it is connected.
+  virtual bool shares_memory() const { return false; }
   virtual void attach(EventSink& sink) = 0;
 
   virtual void send(Rank to, const Envelope& envelope, ConstBytes bytes, Pending& pending) = 0;

@@ -1,6 +1,6 @@
 #pragma once
 // All that a collective may know of the world: who it is, how many there are, and how to move bytes and spend work.
-// It must not know which network carries a message, what time it is, or which thread it runs on.
+// It must not know which network carries a message (but whether it is memory), what time it is, or which thread it runs on.
 
 #include <algorithm>
 #include <coroutine>
@@ -79,6 +79,8 @@ class Transport {
 
   virtual Rank rank() const = 0;
   virtual Rank size() const = 0;
+  /// All ranks live on one host, and messages between them go through its memory. The same on all ranks.
+  virtual bool shares_memory() const = 0;
 
   // The awaitables below are under way from the moment they are made, so that several can be; each must be awaited.
   // co_await goes through a separate awaiter: GCC 12 would copy an awaitable that is an array element.

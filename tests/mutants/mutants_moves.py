@@ -8,6 +8,7 @@ GATHER_RING = "collectives/allgather_ring.cpp"
 GATHER_BRUCK = "collectives/allgather_bruck.cpp"
 CHAIN = "collectives/broadcast_chain.cpp"
 ALL_TO_ALL = "collectives/all_to_all.cpp"
+PIECES = "collectives/pieces.cpp"
 ALL_TO_ALL_BRUCK = "collectives/all_to_all_bruck.cpp"
 GATHER_TREE = "collectives/gather_tree.cpp"
 GATHER_DIRECT = "collectives/gather.cpp"
@@ -82,6 +83,24 @@ MOVES_MUTANTS = (
         ALL_TO_ALL,
         "receives.emplace_back(net, from, kBarrierSteps, exchange.coming(from));",
         "receives.emplace_back(net, from, kBarrierSteps, exchange.coming((from + 1) % net.size()));",
+    ),
+    mutant(
+        "all-to-all: long blocks are taken before all are heard",
+        ALL_TO_ALL,
+        "  co_await barrier(net);\n  std::vector<Task<void>> both;\n  both.push_back(run_rounds(exchange));",
+        "  std::vector<Task<void>> both;\n  both.push_back(run_rounds(exchange));",
+    ),
+    mutant(
+        "all-to-all: every piece of a long block comes out where the first one belongs",
+        ALL_TO_ALL,
+        "coming.subspan(part.begin, part.size())",
+        "coming.subspan(0, part.size())",
+    ),
+    mutant(
+        "pieces: one of several messages is not waited for",
+        PIECES,
+        "for (std::uint8_t left = of_piece_.front(); left > 0; --left) {",
+        "for (std::uint8_t left = of_piece_.front(); left > 1; --left) {",
     ),
     mutant(
         "all-to-all, Bruck: blocks are not turned back",

@@ -16,6 +16,7 @@
 #include "base/check.hpp"
 #include "drivers/ucx/control_wire.hpp"
 #include "drivers/ucx/process_identity.hpp"
+#include "drivers/ucx/transports.hpp"
 
 namespace telegrad {
 namespace {
@@ -40,6 +41,23 @@ void check_ucx(ucs_status_t status, Rank rank, const std::string& call) {
                         .rank = rank,
                         .operation = "join",
                         .reason = "UCX's " + call + " failed: " + ucs_status_string(status)});
+}
+
+// UCX_TLS as UCX has it from wherever it reads its configuration.
+std::string transports_of(const ucp_config_t* config) {
+  char* text = nullptr;
+  std::size_t length = 0;
+  std::FILE* const stream = ::open_memstream(&text, &length);
+  if (stream == nullptr) return "";
+  ucp_config_print(config, stream, nullptr, UCS_CONFIG_PRINT_CONFIG);
+  std::fclose(stream);
+  const std::unique_ptr<char, decltype(&std::free)> owned(text, &std::free);
+  std::string_view rest(text, length);
+  constexpr std::string_view kName = "UCX_TLS=";
+  const std::size_t begin = rest.find(kName);
+  if (begin == std::string_view::npos) return "";
+  rest.remove_prefix(begin + kName.size());
+  return std::string(rest.substr(0, rest.find('\n')));
 }
 
 }  // namespace
@@ -128,6 +146,7 @@ void UcxDriver::open(const UcxOptions& options) {
     check_ucx(ucp_config_modify(config, "NET_DEVICES", options.interface.c_str()), rank_,
               "ucp_config_modify(NET_DEVICES=" + options.interface + ")");
   }
+  allows_memory_ = allows_shared_memory(transports_of(config));
   ucp_params_t params{};
   params.field_mask = UCP_PARAM_FIELD_FEATURES | UCP_PARAM_FIELD_ESTIMATED_NUM_EPS;
   params.features = UCP_FEATURE_AM | UCP_FEATURE_WAKEUP;
@@ -154,6 +173,7 @@ std::vector<std::byte> UcxDriver::address() const {
   const auto* const first = reinterpret_cast<const std::byte*>(address);
   std::vector<std::byte> bytes;
   ProcessIdentity::of_this_process().append_to(bytes);
+  bytes.push_back(static_cast<std::byte>(allows_memory_));
   bytes.insert(bytes.end(), first, first + length);
   ucp_worker_release_address(worker_->worker, address);
   return bytes;
@@ -162,6 +182,8 @@ std::vector<std::byte> UcxDriver::address() const {
 void UcxDriver::connect(std::span<const std::vector<std::byte>> addresses) {
   TELEGRAD_CHECK(addresses.size() == size_);
   worker_->peers.resize(size_);  // never again: UCX keeps pointers to the elements
+  const ProcessIdentity self = ProcessIdentity::of_this_process();
+  shares_memory_ = allows_memory_;
   for (Rank rank = 0; rank < size_; ++rank) {
     if (rank == rank_) continue;
     Worker::Peer& peer = worker_->peers[rank];
@@ -169,7 +191,7 @@ void UcxDriver::connect(std::span<const std::vector<std::byte>> addresses) {
     peer.rank = rank;
     std::span<const std::byte> address = addresses[rank];
     const auto identity = ProcessIdentity::take_from(address);
-    if (!identity || address.empty()) {
+    if (!identity || address.size() < 2) {
       throw TransportError({.rank = rank_,
                             .peer = rank,
                             .operation = "join",
@@ -177,6 +199,10 @@ void UcxDriver::connect(std::span<const std::vector<std::byte>> addresses) {
                                       " is damaged; install the same telegrad on all hosts"});
     }
     peer.identity = {identity->host, identity->pid};
+    const bool peer_allows_memory = address.front() != std::byte{};
+    address = address.subspan(1);
+    shares_memory_ = shares_memory_ && peer_allows_memory && identity->machine == self.machine &&
+                     identity->pid_namespace == self.pid_namespace;
     const ProcessIdentity::Watch watch = identity->watch();
     peer.watch = watch.descriptor;
     if (watch.has_ended) {

@@ -36,6 +36,7 @@ class UcxDriver final : public Driver {
   Rank size() const override { return size_; }
   const char* name() const override { return "ucx"; }
   PeerIdentity identity(Rank rank) const override;
+  bool shares_memory() const override { return shares_memory_; }
   void attach(EventSink& sink) override { sink_ = &sink; }
 
   void send(Rank to, const Envelope& envelope, ConstBytes bytes, Pending& pending) override;
@@ -64,6 +65,8 @@ class UcxDriver final : public Driver {
   Rank rank_;
   Rank size_;
   EventSink* sink_ = nullptr;
+  bool allows_memory_ = false;  // UCX may use it here
+  bool shares_memory_ = false;
   int descriptor_ = -1;  // UCX's, or one over it and deaths_
   int deaths_ = -1;      // readable when a process of this machine has ended
   std::unique_ptr<Worker> worker_;

@@ -23,6 +23,7 @@ from telegrad.bench.predictions_plan import (
     measurements_of,
 )
 from telegrad.calibration.fit import CostFit, fit_costs
+from telegrad.calibration.pairs import first_counts
 from telegrad.launch import SINGLE_THREADED, Ranks
 from telegrad.plan.cost import CARD_BYTES
 
@@ -104,8 +105,8 @@ def points_of(times: Mapping[Measurement, list[float]]) -> list[Row]:
 
 def predict(one: Measurement, ranks: int, costs: Mapping[str, float], calls: int) -> float:
     """Virtual seconds per call of the collective ``one``, size-only, as ``calibration.pairs.sample`` takes them: of the
-    slowest rank in ``calls`` calls one after another, after one that does not count. Raises ``ValueError`` for what is
-    no collective."""
+    slowest rank in ``calls`` calls one after another, after one that does not count unless they are few. Raises
+    ``ValueError`` for what is no collective."""
 
     def finish_s(count: int) -> npt.NDArray[np.float64]:
         outcome = _core.measure(
@@ -113,6 +114,8 @@ def predict(one: Measurement, ranks: int, costs: Mapping[str, float], calls: int
         )
         return np.asarray(outcome["finish_by_rank_s"])
 
+    if first_counts(calls):
+        return float(finish_s(calls).max()) / calls
     return float((finish_s(1 + calls) - finish_s(1)).max()) / calls
 
 

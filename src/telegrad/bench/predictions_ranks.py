@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from telegrad import Communicator, SparseStream
 from telegrad.bench.predictions_plan import OF_BLOCKS, Measurement, PredictionPlan, measurements_of
-from telegrad.calibration.pairs import Call, Pairs, calls_of_sample, open_pairs, sample
+from telegrad.calibration.pairs import Call, Pairs, calls_of_sample, open_pairs, sample, timed_sample
 from telegrad.calibration.probes import KINDS, Probe
 from telegrad.launch import join
 
@@ -36,7 +36,7 @@ def main(plan_json: str) -> None:
         for index, one in enumerate(measurements):
             _say(communicator, index=index, wrong=_count_wrong(one, communicator, vector))
         vector.fill(0)  # a sum of zeros stays one, however often it is taken
-        counts = [calls_of_sample(sample(communicator, call, 1), plan.sample_s) for call in calls]
+        counts = [calls_of_sample(timed_sample(communicator, call, 1).per_call_s, plan.sample_s) for call in calls]
         for index, count in enumerate(counts):
             _say(communicator, index=index, calls=count)
         for number in range(plan.repetitions):

@@ -3,7 +3,8 @@
 A sample is a barrier, a call that does not count, and then calls one after another; its time per call is the slowest
 rank's, the same number on all ranks: so they may decide by it. The call that does not count spends what a shaped link
 has saved up while it was idle (tbf's burst, 128 KiB of which pass at once): what follows finds the links as busy as
-they stay.
+they stay. Of calls so long that a sample holds few, every one counts: where a rank's call ends early, some of the next
+call's bytes pass while others are still in the first, and of few calls that would be much.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from telegrad.comm import Communicator
 Call = Callable[[], object]
 Vector = npt.NDArray[np.float32]
 
-_FEWEST_CALLS, _MOST_CALLS = 2, 500
+_FEWEST_CALLS, _MOST_CALLS = 3, 500
 _SLICE_ELEMENTS = 64 << 10  # of a reduction, as the core cuts it (256 KiB)
 
 
@@ -101,9 +102,14 @@ def calls_of_sample(call_s: float, sample_s: float) -> int:
     return int(np.clip(sample_s / max(call_s, 1e-7), _FEWEST_CALLS, _MOST_CALLS))
 
 
+def first_counts(count: int) -> bool:
+    """Whether in a sample of ``count`` calls the first one counts: they are so long that there are but few."""
+    return count <= _FEWEST_CALLS
+
+
 def sample(communicator: Communicator, call: Call, count: int) -> float:
     """Seconds per call; the same number on all ranks."""
-    return timed_sample(communicator, call, count).per_call_s
+    return timed_sample(communicator, call, count, warm=not first_counts(count)).per_call_s
 
 
 class Sample(NamedTuple):

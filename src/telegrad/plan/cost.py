@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from telegrad.plan.cost_moves import all_to_all, allgather, barrier, broadcast, gather, scatter
 from telegrad.plan.cost_reductions import (
-    CARD_BYTES,
     RING_MESSAGE_BYTES,
     allreduce,
     allreduce_rabenseifner,
@@ -18,6 +17,7 @@ from telegrad.plan.cost_reductions import (
     reduce_scatter,
 )
 from telegrad.plan.network import ELEMENT_BYTES, Cost, Costs
+from telegrad.plan.recurrences import CARD_BYTES
 
 __all__ = [
     "CARD_BYTES",

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 
 from telegrad.plan.network import Cost, Costs, ceil_div, ceil_log2, check, copying
+from telegrad.plan.recurrences import CARD_BYTES, pieces_s
 
 # What core/collectives does; tests compare with it.
 SHORT_BYTES = 32 << 10  # kShortBytes of allgather.cpp
@@ -27,8 +28,9 @@ TREE_BYTES = 2048  # kBlockBytesMost
 ROOT_UNDER_WAY = 16  # kUnderWay of gather.cpp and scatter.cpp
 BRUCK_RANKS = 16  # kBruckRanksLeast of all_to_all.cpp
 BRUCK_BYTES = 512  # kBruckBytesMost
-EXCHANGE_BYTES = 512 << 10  # kUnderWayBytes
-EXCHANGE_LEAST, EXCHANGE_MOST = 2, 16  # kUnderWayLeast, kUnderWayMost
+EXCHANGE_UNDER_WAY = 16  # kUnderWayMost
+OVERLAP_BYTES = 32 << 10  # kOverlapBytesMost
+EXCHANGE_PIECES = 1 << 14  # kPiecesMost
 
 
 def allgather(ranks: int, size: int, costs: Costs) -> Cost:
@@ -135,7 +137,8 @@ def _children(self: int, ranks: int) -> list[tuple[int, int]]:
 
 
 def all_to_all(ranks: int, size: int, costs: Costs) -> Cost:
-    """Pairwise, up to 16 messages under way: α + (P−1)·nβ, with small n (P−1)/16·α. Thakur, Rabenseifner, Gropp (as
+    """Pairwise, up to 32 KiB with 16 messages under way: α + (P−1)·nβ, with small n (P−1)/16·α; longer blocks round by
+    round, in pieces of 60 KiB: (⌈log2 P⌉ + P − 1)α + (P−1)·nβ. Thakur, Rabenseifner, Gropp (as
     above), §4.4. Among 16 ranks or more, up to 512 bytes, Bruck's algorithm: ⌈log2 P⌉(α + P/2·nβ + P·nγ) + 2P·nγ. Bruck
     et al. (as above), §3.
 
@@ -154,10 +157,20 @@ def all_to_all(ranks: int, size: int, costs: Costs) -> Cost:
             time_s += alpha_s + blocks * size * beta_s + 2 * blocks * work_s
             sent += blocks * size
         return Cost(time_s, rounds, sent)
+    if size > OVERLAP_BYTES:
+        pieces = min(ceil_div(size, CARD_BYTES), max(1, EXCHANGE_PIECES // ranks))
+        port_s, exchange_s = (
+            size / pieces * beta for beta in (costs.beta_s_per_byte, costs.pair_s_per_byte(size // pieces))
+        )
+        time_s = (ranks - 1) * pieces_s(pieces, alpha_s, port_s, port_s)
+        if ranks % 2 == 0:  # half way round two ranks send to each other
+            time_s += pieces_s(pieces, alpha_s, port_s, exchange_s) - pieces_s(pieces, alpha_s, port_s, port_s)
+        if ranks == 2:
+            return Cost(time_s + work_s, pieces, size)
+        return Cost(rounds * alpha_s + max(time_s, work_s), (ranks - 1) * pieces + rounds, (ranks - 1) * size)
     if ranks == 2:
         return Cost(alpha_s + size * costs.pair_s_per_byte(size) + work_s, 1, size)
-    port_s = size * costs.beta_s_per_byte
-    under_way = min(max(EXCHANGE_BYTES // max(1, size), EXCHANGE_LEAST), EXCHANGE_MOST)
+    port_s, under_way = size * costs.beta_s_per_byte, EXCHANGE_UNDER_WAY
     first = min(under_way, ranks - 1)
     time_s = _heard_s(rounds, alpha_s, first * port_s)
     time_s += max(_stream_s(ranks - 1 - first, under_way, alpha_s, port_s), work_s)

@@ -8,14 +8,12 @@ import numpy as np
 import numpy.typing as npt
 
 from telegrad.plan.network import ELEMENT_BYTES, Cost, Costs, ceil_div, check, copying
-from telegrad.plan.recurrences import folded_rounds_s, halving_of_elements_s, pieces_s, two_lanes_s
+from telegrad.plan.recurrences import CARD_BYTES, folded_rounds_s, halving_of_elements_s, pieces_s, two_lanes_s
 
 # What core/collectives does; tests compare with it.
 RING_MESSAGE_BYTES = 256 << 10  # LaneTuning::message_bytes
-CARD_BYTES = 60 << 10  # kCardBytes
 DOUBLING_MESSAGE_BYTES, DOUBLING_SEGMENTS_MOST = CARD_BYTES, 300  # kDoublingTuning
-PIECE_BYTES = CARD_BYTES  # kPieceBytes of halving.cpp
-PIECES_MOST, PIECES_UNDER_WAY = 64, 3  # of halving.hpp
+PIECES_MOST = 64  # kPiecesMost of halving.hpp
 RING_BLOCK_BYTES = 256 << 10  # kRingBlockBytes of reduce_scatter.cpp
 PAIR_TREE_BYTES, TREE_BYTES, LEAST_BLOCK_BYTES = 32 << 10, 16 << 10, 256  # of reduce.cpp
 _SHOWS = 0.002
@@ -154,7 +152,7 @@ def _round_s(
     port_s = piece_bytes * costs.beta_s_per_byte
     exchange_s = piece_bytes * (costs.beta_exchange_s_per_byte or costs.beta_s_per_byte) if exchanges else port_s
     work_s = piece_bytes * costs.gamma_s_per_byte if works else 0.0
-    return pieces_s(pieces, PIECES_UNDER_WAY, costs.alpha_s, port_s, exchange_s, work_s, copy_s)
+    return pieces_s(pieces, costs.alpha_s, port_s, exchange_s, work_s, copy_s)
 
 
 def _or_by_element(time_s: float, ranks: int, elements: int, costs: Costs, *, gathers: bool) -> float:
@@ -168,7 +166,7 @@ def _or_by_element(time_s: float, ranks: int, elements: int, costs: Costs, *, ga
         )
     )
     rounds = (ranks - 1).bit_length() * (1 + gathers)
-    whole = elements * ELEMENT_BYTES < 2 * PIECE_BYTES  # messages are
+    whole = elements * ELEMENT_BYTES < 2 * CARD_BYTES  # messages are
     if elements % ranks == 0 or not whole or rounds * (exchange_s + work_s) <= _SHOWS * time_s:
         return time_s
     return halving_of_elements_s(ranks, elements, costs.alpha_s, port_s, exchange_s, work_s, gathers=gathers)
@@ -215,7 +213,7 @@ def _arc(ranks: int, elements: int, blocks: int) -> int:
 
 def _pieces(ranks: int, elements: int, blocks: int) -> int:
     """In how many pieces a round of the halving sends its message."""
-    return min(PIECES_MOST, max(1, ceil_div(elements * ELEMENT_BYTES * blocks // ranks, PIECE_BYTES)))
+    return min(PIECES_MOST, max(1, ceil_div(elements * ELEMENT_BYTES * blocks // ranks, CARD_BYTES)))
 
 
 ALLREDUCES: dict[str, Callable[[int, int, Costs], Cost]] = {

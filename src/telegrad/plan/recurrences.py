@@ -8,6 +8,8 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 
+CARD_BYTES = 60 << 10  # kCardBytes of pieces.hpp
+PIECES_UNDER_WAY = 3  # kPiecesUnderWay
 _FOLLOWED = 24  # segments (one more where their number is odd) after which the lanes have found their rhythm
 
 
@@ -74,9 +76,9 @@ def folded_rounds_s(
 
 @lru_cache(maxsize=4096)
 def pieces_s(
-    pieces: int, under_way: int, alpha_s: float, port_s: float, exchange_s: float, work_s: float, copy_s: float
+    pieces: int, alpha_s: float, port_s: float, exchange_s: float, work_s: float = 0.0, copy_s: float = 0.0
 ) -> float:
-    """Time of a message to another rank in pieces, ``under_way`` of them at once, while one of the same length comes.
+    """Time of a message to another rank in pieces, three of them at once, while one of the same length comes.
 
     All ranks do the same at the same time, so one is followed. It begins with work of ``copy_s``; when it takes a
     piece, it begins another, and then works for ``work_s`` on what it has taken. A piece takes ``port_s`` in a port,
@@ -87,7 +89,7 @@ def pieces_s(
     def begin(at_s: float) -> None:
         left_s.append((at_s, max(at_s, left_s[-1][1] if left_s else 0.0) + port_s))
 
-    for _ in range(min(pieces, under_way)):
+    for _ in range(min(pieces, PIECES_UNDER_WAY)):
         begin(0.0)
     in_free_s, ready_s = 0.0, copy_s
     for piece in range(pieces):

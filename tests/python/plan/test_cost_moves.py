@@ -153,9 +153,9 @@ CONSTANTS = {
     "TREE_BYTES": ("rooted_tree.hpp", "kBlockBytesMost"),
     "BRUCK_RANKS": ("all_to_all.cpp", "kBruckRanksLeast"),
     "BRUCK_BYTES": ("all_to_all.cpp", "kBruckBytesMost"),
-    "EXCHANGE_BYTES": ("all_to_all.cpp", "kUnderWayBytes"),
-    "EXCHANGE_LEAST": ("all_to_all.cpp", "kUnderWayLeast"),
-    "EXCHANGE_MOST": ("all_to_all.cpp", "kUnderWayMost"),
+    "EXCHANGE_UNDER_WAY": ("all_to_all.cpp", "kUnderWayMost"),
+    "EXCHANGE_PIECES": ("all_to_all.cpp", "kPiecesMost"),
+    "OVERLAP_BYTES": ("all_to_all.cpp", "kOverlapBytesMost"),
 }
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from telegrad.plan import Cost, Costs, cost, cost_reductions
+from telegrad.plan import Cost, Costs, cost, cost_reductions, recurrences
 from telegrad.sim.measure import Point, measure
 from telegrad.sim.networks import Network
 
@@ -89,9 +89,9 @@ def test_rabenseifner_is_never_slower_than_a_ring_of_one_segment_without_work() 
 
 def test_the_core_has_the_same_constants() -> None:
     for file, name, value in (
-        ("lanes.hpp", "kCardBytes", cost_reductions.CARD_BYTES),
+        ("pieces.hpp", "kCardBytes", recurrences.CARD_BYTES),
         ("halving.hpp", "kPiecesMost", cost_reductions.PIECES_MOST),
-        ("halving.hpp", "kPiecesUnderWay", cost_reductions.PIECES_UNDER_WAY),
+        ("pieces.hpp", "kPiecesUnderWay", recurrences.PIECES_UNDER_WAY),
         ("reduce_scatter.cpp", "kRingBlockBytes", cost_reductions.RING_BLOCK_BYTES),
         ("reduce.cpp", "kPairTreeBytes", cost_reductions.PAIR_TREE_BYTES),
         ("reduce.cpp", "kTreeBytes", cost_reductions.TREE_BYTES),
