@@ -19,6 +19,7 @@ import numpy.typing as npt
 from telegrad import Communicator, _core
 from telegrad.bench.peers import Peer, start_peers
 from telegrad.bench.plan import Measured, Plan, Timing, is_slower, text_of
+from telegrad.calibration import calibrate
 from telegrad.launch import join, rank_and_size
 from telegrad.launch.joining import exchange
 
@@ -61,6 +62,8 @@ def main(plan_json: str) -> None:
     again; a rank on which a peer does not start prints ``{"missing", "why"}``."""
     plan = Plan.from_json(plan_json)
     with _joined(plan) as communicator:
+        if plan.calibrates and communicator.world_size > 1:
+            calibrate(communicator, keep=False)
         peers = start_peers(plan, communicator, _say_missing)
         _measure_all(plan, communicator, peers)
         for peer in peers:

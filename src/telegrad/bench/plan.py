@@ -25,6 +25,7 @@ class Plan:
     samples: int = 31
     sample_s: float = 0.002
     seconds: float = 120.0
+    calibrates: bool = False  # first of all, so that the automatic choice knows this network
     watched: bool = True  # with heartbeats and all that looks after peers
     store: str = ""  # a path at which Gloo's processes meet
 

@@ -61,6 +61,14 @@ def allreduce(
     seconds: Annotated[
         float, typer.Option(min=0.01, help="About how long to measure on each network, all sizes together.")
     ] = 120.0,
+    calibrates: Annotated[
+        bool,
+        typer.Option(
+            "--calibrate/--no-calibrate",
+            help="Calibrate on each network first (about 7 s; not kept), as telegrad calibrate does for a job. Otherwise "
+            "the automatic choice is what a calibration has kept, or the built-in one.",
+        ),
+    ] = True,
     json_file: Annotated[
         Path | None, typer.Option("--json", dir_okay=False, help="Write all rows, the machine and the commit here.")
     ] = None,
@@ -104,6 +112,7 @@ def allreduce(
                 peers=tuple(peer for peer in named if peer not in missing),
                 samples=samples,
                 seconds=seconds,
+                calibrates=calibrates and "auto" in chosen,
             )
             try:
                 outcome = _run_with_progress(console, plan, timeout)
