@@ -99,6 +99,15 @@ inline constexpr DType dtype_of<std::int32_t> = DType::i32;
 template <>
 inline constexpr DType dtype_of<std::int64_t> = DType::i64;
 
+/// What dense reductions take.
+constexpr bool is_reducible(DType dtype) {
+  return dtype == DType::f32 || dtype == DType::f64 || dtype == DType::f16 || dtype == DType::bf16 ||
+         dtype == DType::i32 || dtype == DType::i64;
+}
+constexpr bool is_integer(DType dtype) {
+  return (dtype >= DType::i8 && dtype <= DType::u64) || dtype == DType::u8;
+}
+
 constexpr std::size_t size_of(DType dtype) {
   switch (dtype) {
     case DType::u8:

@@ -8,6 +8,7 @@
 
 #include "bindings/allreduce_table.hpp"
 #include "bindings/operation.hpp"
+#include "bindings/tensors.hpp"
 #include "session/reductions.hpp"
 
 namespace telegrad::bindings {
@@ -33,6 +34,25 @@ void bind_reductions(nb::class_<Self>& type) {
           },
           nb::arg("input"), nb::arg("output"), nb::arg("count"), nb::arg("dtype"), nb::arg("reduction"),
           nb::arg("algorithm"), blocking)
+      .def(
+          // All of a small sum's way in one step; None for an array that cannot be summed as it is.
+          "all_reduce_array",
+          [](const Pointer& self, nb::handle array, Reduction reduction, Algorithm algorithm,
+             bool caller_waits) -> std::optional<Operation> {
+            const auto found = buffer_of(array, true);
+            if (!found || !is_reducible(found->dtype) || (reduction == Reduction::avg && is_integer(found->dtype))) {
+              return std::nullopt;
+            }
+            return begin(self,
+                         make_all_reduce(self->allreduce_table(),
+                                         {.input = memory<const std::byte>(found->pointer, found->nbytes),
+                                          .output = memory<std::byte>(found->pointer, found->nbytes),
+                                          .dtype = found->dtype,
+                                          .reduction = reduction,
+                                          .algorithm = algorithm}),
+                         caller_waits);
+          },
+          nb::arg("array"), nb::arg("reduction"), nb::arg("algorithm"), blocking)
       .def(
           "reduce",
           [](const Pointer& self, std::uintptr_t input, std::uintptr_t output, std::size_t count, DType dtype,

@@ -1,21 +1,11 @@
+#include "bindings/tensors.hpp"
+
 #include <nanobind/stl/optional.h>
 
-#include <optional>
 #include <string_view>
-
-#include "base/types.hpp"
-#include "bindings/binding.hpp"
 
 namespace telegrad::bindings {
 namespace {
-
-/// Contiguous host memory. Whoever uses `pointer` keeps its owner alive.
-struct HostBuffer {
-  std::uintptr_t pointer;
-  std::size_t elements;
-  std::size_t nbytes;
-  DType dtype;
-};
 
 // A buffer's format in the words of Python's struct module, in native order and size.
 std::optional<DType> dtype_of_format(std::string_view format, std::size_t element_bytes) {
@@ -39,7 +29,8 @@ std::optional<DType> dtype_of_format(std::string_view format, std::size_t elemen
   }
 }
 
-// None for what cannot be used as it is: the caller finds out why, and says so.
+}  // namespace
+
 std::optional<HostBuffer> buffer_of(nb::handle owner, bool writable) {
   Py_buffer view;
   const int flags = PyBUF_C_CONTIGUOUS | PyBUF_FORMAT | (writable ? PyBUF_WRITABLE : 0);
@@ -55,8 +46,6 @@ std::optional<HostBuffer> buffer_of(nb::handle owner, bool writable) {
   if (!dtype) return std::nullopt;
   return HostBuffer{pointer, nbytes / element_bytes, nbytes, *dtype};
 }
-
-}  // namespace
 
 void bind_tensors(nb::module_& module) {
   nb::class_<HostBuffer>(module, "HostBuffer")

@@ -98,6 +98,9 @@ class Communicator:
         algorithm: Algorithm,
         blocking: bool = False,
     ) -> Request: ...
+    def all_reduce_array(
+        self, array: object, reduction: Reduction, algorithm: Algorithm, blocking: bool = False
+    ) -> Request | None: ...
     def reduce(
         self,
         input: int,

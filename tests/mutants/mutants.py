@@ -111,8 +111,8 @@ _COLLECTIVES = (
     _mutant(
         "rabenseifner: blocks that come from ahead are taken for nearer ones",
         RABENSEIFNER,
-        "parts_of(ahead, begun)",
-        "parts_of(round.distance > 2 ? (ahead + size - 1) % size : ahead, begun)",
+        "parts_of(ahead, piece)",
+        "parts_of(round.distance > 2 ? (ahead + size - 1) % size : ahead, piece)",
     ),
     _mutant(
         "reduce: the farthest child is forgotten",

@@ -65,7 +65,7 @@ def allreduce(
         bool,
         typer.Option(
             "--calibrate/--no-calibrate",
-            help="Calibrate on each network first (about 7 s; not kept), as telegrad calibrate does for a job. Otherwise "
+            help="Calibrate on each network first (about 7 s; not kept), as telegrad calibrate does. Otherwise "
             "the automatic choice is what a calibration has kept, or the built-in one.",
         ),
     ] = True,

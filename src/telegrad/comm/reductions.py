@@ -7,11 +7,20 @@ import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
+
 from telegrad import _core
 from telegrad.comm.arguments import checked_root
 from telegrad.comm.coo import is_coo, stream_of_coo
 from telegrad.comm.member import Member
-from telegrad.comm.reduction import DENSE_ALGORITHMS, SPARSE_ALGORITHMS, algorithm_of, reduction_of, sparse_reduction_of
+from telegrad.comm.reduction import (
+    DENSE_ALGORITHMS,
+    NAMED_DENSE,
+    SPARSE_ALGORITHMS,
+    algorithm_of,
+    reduction_of,
+    sparse_reduction_of,
+)
 from telegrad.comm.tensors import HostBuffer, address, empty_like, overlap, reducible
 from telegrad.comm.work import Work
 from telegrad.stream import SparseStream
@@ -44,6 +53,14 @@ class Reductions(Member):
         ``"recursive_doubling"`` or ``"rabenseifner"``, sparse ``"split_allgather"``. ``switch_factor``: a sparse sum is
         held densely once it has more than this times the number of entries at which both take the same bytes.
         """
+        if type(x) is np.ndarray and out is None and isinstance(op, str):  # most calls: so they take the short way
+            named = NAMED_DENSE.get((op, algorithm))
+            begun = named and self._usable().all_reduce_array(x, *named, not async_op)
+            if begun:
+                if async_op:
+                    return self._work(begun, "all_reduce", x, lambda _: x)
+                self._block(begun, x)
+                return None
         if out is not None and (isinstance(x, SparseStream) or is_coo(x)):
             raise TypeError("out is for a dense x: a sparse sum is a new one, or dense with all_reduce_into()")
         if isinstance(x, SparseStream):
