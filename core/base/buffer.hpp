@@ -24,8 +24,8 @@ class SizeOnly {
   static bool active() { return active_; }
   /// How many of a message's `size` bytes are there.
   static std::size_t there(std::size_t size) { return active_ ? std::min(size, kHeadBytes) : size; }
-  /// So many bytes of a size-only buffer are there: enough for the header of a message.
-  static constexpr std::size_t kHeadBytes = 40;
+  /// So many bytes of a size-only buffer are there: enough for the headers of a message.
+  static constexpr std::size_t kHeadBytes = 48;
 
  private:
   static thread_local constinit bool active_;

@@ -25,21 +25,4 @@ Task<void> allgather(Transport& net, ConstBytes mine, Bytes all, Partition block
   return allgather_ring(net, mine, all, std::move(blocks));
 }
 
-Task<KeptMessages> allgather_any_size(Transport& net, Buffer mine, std::size_t most_bytes, Step first_step) {
-  const Rank rank = net.rank();
-  const Rank size = net.size();
-  const Rank left = (rank + size - 1) % size;
-  const Rank right = (rank + 1) % size;
-
-  KeptMessages all;
-  ConstBytes newest = all.add(rank, std::move(mine));
-  for (Rank t = 0; t + 1 < size; ++t) {
-    auto sending = net.send(right, first_step + t, newest);
-    Buffer next = co_await net.receive_any_size(left, first_step + t, most_bytes);
-    newest = all.add((rank + size - 1 - t) % size, std::move(next));
-    co_await sending;
-  }
-  co_return all;
-}
-
 }  // namespace telegrad

@@ -284,42 +284,6 @@ TEST("allgather puts every rank's block in its place, in place and not, also of 
   }
 }
 
-TEST("allgather of blocks whose length only their sender knows") {
-  for (const World world : kWorlds) {
-    for (const Rank size : kSizes) {
-      std::vector<KeptMessages> all(size);
-      const auto length_of = [](Rank rank) { return std::size_t{rank} * 337 % 1001; };
-      const auto gather = [&](Transport& net) -> Task<void> {
-        Buffer mine(length_of(net.rank()));
-        for (std::byte& byte : mine.bytes()) byte = static_cast<std::byte>(net.rank());
-        all[net.rank()] = co_await allgather_any_size(net, std::move(mine), 1000);
-      };
-      const Call call{.operation = Operation::allgather};
-      const auto make = [&](Rank) { return std::make_shared<Request>(call, gather); };
-      EXPECT(run_ranks(world, size, make, size).all_succeeded());
-      for (const auto& kept : all) {
-        const std::vector<ConstBytes> blocks = kept.by_source(size);
-        for (Rank rank = 0; rank < size; ++rank) {
-          EXPECT_EQ(blocks[rank].size(), length_of(rank));
-          for (const std::byte byte : blocks[rank]) EXPECT(byte == static_cast<std::byte>(rank));
-        }
-      }
-    }
-  }
-}
-
-TEST("a block longer than agreed ends the allgather with an error") {
-  const auto gather = [&](Transport& net) -> Task<void> {
-    co_await allgather_any_size(net, Buffer(net.rank() == 2 ? 101 : 5), 100);
-  };
-  const auto make = [&](Rank) { return std::make_shared<Request>(Call{.operation = Operation::allgather}, gather); };
-  const Ended ended = run_ranks(World::simulated, 4, make);
-  for (const auto& request : ended.requests) {
-    REQUIRE(request->failure());
-    EXPECT(request->failure()->reason.find("101 bytes instead of at most 100") != std::string::npos);
-  }
-}
-
 TEST("broadcast gives the root's data to every rank, from every root") {
   for (const World world : kWorlds) {
     for (const Rank size : kSizes) {

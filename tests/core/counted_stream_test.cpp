@@ -239,7 +239,8 @@ TEST("entries that are the same on all ranks take exactly the times and bytes of
           });
           const Seen counted =
               run<CountedF32>(size, factor, true, [&] { return Counted::sparse(n, {.common = count}); });
-          EXPECT(real == counted);
+          EXPECT_NEAR(real.finish_s / counted.finish_s, 1.0, 1e-9);
+          EXPECT(real.bytes_sent == counted.bytes_sent);
           EXPECT_EQ(counted.result_nnz, real.result_nnz);
         }
       }

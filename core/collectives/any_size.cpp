@@ -1,0 +1,132 @@
+#include "collectives/any_size.hpp"
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+#include <string>
+#include <utility>
+
+#include "collectives/pieces.hpp"
+#include "transport/window.hpp"
+
+namespace telegrad {
+namespace {
+
+using Length = std::uint64_t;
+
+// The pieces of one message, the first few of which are under way from the beginning.
+class Outgoing {
+ public:
+  Outgoing(Transport& net, Rank to, Step first_step, ConstBytes bytes)
+      : net_(net), to_(to), step_(first_step), rest_(bytes) {
+    if (!has_several_pieces(net, bytes.size())) {
+      rest_ = {};
+      sends_.emplace_back(net, to, step_++, bytes);
+      return;
+    }
+    first_ = Buffer(piece_bytes(net));
+    const Length length = bytes.size();
+    const std::size_t taken = first_.size() - sizeof length;
+    std::memcpy(first_.data(), &length, sizeof length);
+    std::memcpy(first_.data() + sizeof length, bytes.data(), SizeOnly::there(first_.size()) - sizeof length);
+    rest_ = bytes.subspan(taken);
+    sends_.emplace_back(net, to, step_++, first_.bytes());
+    while (!rest_.empty() && !sends_.full()) begin_piece();
+  }
+
+  bool all_begun() const { return rest_.empty(); }
+  /// One piece more, once the oldest has left. Not if all have begun.
+  Task<void> send_more() {
+    if (sends_.full()) {
+      co_await sends_.front();
+      sends_.pop_front();
+    }
+    begin_piece();
+  }
+  Task<void> finish() {
+    while (!all_begun()) co_await send_more();
+    for (; !sends_.empty(); sends_.pop_front()) co_await sends_.front();
+  }
+
+ private:
+  void begin_piece() {
+    const std::size_t taken = std::min(rest_.size(), piece_bytes(net_));
+    sends_.emplace_back(net_, to_, step_++, rest_.first(taken));
+    rest_ = rest_.subspan(taken);
+  }
+
+  Transport& net_;
+  const Rank to_;
+  Step step_;
+  ConstBytes rest_;  // not yet begun
+  Buffer first_;
+  Window<Transport::Sending, kPiecesUnderWay> sends_;
+};
+
+// What comes after a first message that is as long as a piece; `outgoing`, if any, sends a piece for each that comes.
+Task<Buffer> receive_others(Transport& net, Rank from, Step step, Buffer first, std::size_t most_bytes,
+                            Outgoing* outgoing) {
+  Length length = 0;
+  std::memcpy(&length, first.data(), sizeof length);
+  if (length < first.size() || length > most_bytes) {
+    co_await net.fail(from, "rank " + std::to_string(from) + " sent a damaged message: it says that it has " +
+                                std::to_string(length) + " bytes, which is not between " +
+                                std::to_string(first.size()) + " and " + std::to_string(most_bytes));
+  }
+  Buffer whole(static_cast<std::size_t>(length));
+  std::memcpy(whole.data(), first.data() + sizeof length, SizeOnly::there(first.size()) - sizeof length);
+  Bytes rest = whole.bytes().subspan(first.size() - sizeof length);
+  first = {};
+  Window<Transport::Receiving, kPiecesUnderWay> receives;
+  while (!rest.empty() || !receives.empty()) {
+    while (!rest.empty() && !receives.full()) {
+      const std::size_t taken = std::min(rest.size(), piece_bytes(net));
+      receives.emplace_back(net, from, step++, rest.first(taken));
+      rest = rest.subspan(taken);
+    }
+    co_await receives.front();
+    receives.pop_front();
+    if (outgoing != nullptr && !outgoing->all_begun()) co_await outgoing->send_more();
+  }
+  co_return whole;
+}
+
+}  // namespace
+
+Step any_size_steps(const Transport& net, std::size_t most_bytes) {
+  return static_cast<Step>((most_bytes + sizeof(Length)) / piece_bytes(net) + 1);
+}
+
+std::size_t first_piece_bytes(const Transport& net, std::size_t most_bytes) {
+  return std::min(most_bytes, piece_bytes(net));
+}
+
+bool has_several_pieces(const Transport& net, std::size_t bytes) { return bytes >= piece_bytes(net); }
+
+Task<void> send_any_size(Transport& net, Rank to, Step first_step, ConstBytes bytes) {
+  Outgoing outgoing(net, to, first_step, bytes);
+  co_await outgoing.finish();
+}
+
+Task<Buffer> receive_rest(Transport& net, Rank from, Step first_step, Buffer first, std::size_t most_bytes) {
+  return receive_others(net, from, first_step + 1, std::move(first), most_bytes, nullptr);
+}
+
+Task<Buffer> receive_any_size(Transport& net, Rank from, Step first_step, std::size_t most_bytes) {
+  Buffer first = co_await net.receive_any_size(from, first_step, first_piece_bytes(net, most_bytes));
+  if (!has_several_pieces(net, first.size())) co_return first;
+  co_return co_await receive_rest(net, from, first_step, std::move(first), most_bytes);
+}
+
+Task<Buffer> exchange_any_size(Transport& net, Rank to, Rank from, Step first_step, ConstBytes bytes,
+                               std::size_t most_bytes) {
+  Outgoing outgoing(net, to, first_step, bytes);
+  Buffer incoming = co_await net.receive_any_size(from, first_step, first_piece_bytes(net, most_bytes));
+  if (has_several_pieces(net, incoming.size())) {
+    incoming = co_await receive_others(net, from, first_step + 1, std::move(incoming), most_bytes, &outgoing);
+  }
+  co_await outgoing.finish();
+  co_return incoming;
+}
+
+}  // namespace telegrad

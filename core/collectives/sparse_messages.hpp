@@ -1,0 +1,68 @@
+#pragma once
+// What the sparse collectives have in common: who owns which slice of the index range, how long a message can be, when a
+// slice goes dense, and how messages are read. Which messages there are, this must not know.
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "base/buffer.hpp"
+#include "base/types.hpp"
+#include "collectives/blocks.hpp"
+#include "sparse/counted.hpp"
+#include "sparse/slices.hpp"
+#include "sparse/stream.hpp"
+#include "sparse/wire.hpp"
+#include "transport/transport.hpp"
+
+namespace telegrad {
+
+inline IndexRange slice_of(std::uint64_t dimension, Rank size, Rank owner) {
+  const Range part = part_of({0, static_cast<std::size_t>(dimension)}, size, owner);
+  return {part.begin, part.end};
+}
+
+/// No encoding of this range is longer: at worst every element is an entry with an index of 4 bytes. Two sections are
+/// padded to 8 bytes.
+template <class V>
+std::size_t most_bytes(IndexRange range) {
+  return sizeof(StreamHeader) + static_cast<std::size_t>(range.size()) * (4 + sizeof(V)) + 16;
+}
+
+/// More entries than this are better sent densely: on the wire an index of a slice that is nearly dense has 2 bytes.
+template <class V>
+double wire_delta(IndexRange range, double switch_factor) {
+  return switch_entries(range.size(), sizeof(V), 2, switch_factor);
+}
+/// The same for what stays in memory, where an index has 4.
+template <class V>
+double memory_delta(std::uint64_t dimension, double switch_factor) {
+  return switch_entries(dimension, sizeof(V), 4, switch_factor);
+}
+
+/// Densely where that is shorter.
+template <class V>
+Buffer encode_share(const StreamView<V>& share, double switch_factor) {
+  const bool stays = share.dense || static_cast<double>(share.nnz()) <= wire_delta<V>(share.range, switch_factor);
+  if (stays) return encode(share);
+  const OwnedSlice<V> dense = dense_slice(share);
+  return encode(dense.view());
+}
+
+/// Contents decide what is sent next: so this work also runs where that of other collectives is left out.
+template <class Work>
+Transport::Computing decide(Transport& net, std::size_t bytes, Work&& work) {
+  work();
+  return net.compute(bytes, [] {});
+}
+
+/// Never done if the message is damaged: that ends the operation.
+template <class V>
+Task<void> check_decoded(Transport& net, Rank source, const Decoded<V>& decoded) {
+  if (decoded.ok()) co_return;
+  co_await net.fail(source, "rank " + std::to_string(source) + " sent damaged entries: " + decoded.error());
+}
+
+}  // namespace telegrad

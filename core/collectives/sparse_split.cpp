@@ -1,0 +1,293 @@
+// The split: each rank owns one slice of the index range, and every rank sends every owner its entries of that slice, the
+// next rank first, so that no owner is everybody's first. Renggli et al., "SparCML: high-performance sparse communication
+// for machine learning", SC 2019, §5.3.2 (the first half of SSAR_Split_allgather).
+//
+// Long shares go round by round: where two senders share a receiver's port, TCP loses most of it. Of many short ones a
+// few rounds overlap. The messages are the same, so that ranks need not do alike. This cannot deadlock: of the smallest
+// distance at which a message is not over, all that its sender and its receiver wait for before they begin it is of
+// smaller distances, and over.
+#include "collectives/sparse_split.hpp"
+
+#include <cstring>
+#include <limits>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "base/check.hpp"
+#include "collectives/any_size.hpp"
+#include "collectives/kept_messages.hpp"
+#include "collectives/sparse_messages.hpp"
+#include "transport/window.hpp"
+
+namespace telegrad {
+namespace {
+
+constexpr Step kFirstStep = 0;  // one message goes from each rank to each
+constexpr Rank kWindow = 16;  // short messages under way in one direction
+constexpr std::size_t kShortBytes = std::size_t{32} << 10;  // of a share, on average
+constexpr std::size_t kBatchBytes = Transport::kTurnBytes;  // of small pieces that are encoded or decoded in one go
+constexpr double kNever = std::numeric_limits<double>::infinity();
+
+bool same_message(ConstBytes a, ConstBytes b) {
+  return a.size() == b.size() && std::memcmp(a.data(), b.data(), SizeOnly::there(a.size())) == 0;
+}
+
+// The sum of the ranks' shares of one range, in the order of ranks; in parts of the range, between which the network
+// has its turn.
+template <class V>
+Task<OwnedSlice<V>> reduce(Transport& net, std::vector<StreamView<V>> shares, double delta) {
+  std::size_t bytes = 0;
+  for (const auto& share : shares) bytes += bytes_of(share);
+  const Range whole{static_cast<std::size_t>(shares[0].range.begin), static_cast<std::size_t>(shares[0].range.end)};
+  const std::size_t parts = bytes / Transport::kSliceBytes + 1;
+
+  OwnedSlice<V> sum;
+  if (parts == 1) {
+    co_await decide(net, bytes, [&] { sum = reduce_slices<V>(shares, delta); });
+    co_return sum;
+  }
+  std::vector<OwnedSlice<V>> sums(parts);
+  std::vector<StreamView<V>> views;
+  std::vector<StreamView<V>> within;
+  for (std::size_t part = 0; part < parts; ++part) {
+    const Range range = part_of(whole, parts, part);
+    within.clear();
+    bytes = 0;
+    for (const auto& share : shares) {
+      within.push_back(share.slice({range.begin, range.end}));
+      bytes += bytes_of(within.back());
+    }
+    co_await decide(net, bytes, [&] { sums[part] = reduce_slices<V>(within, kNever); });
+    views.push_back(sums[part].view());
+  }
+  bytes = 0;
+  for (const auto& view : views) bytes += bytes_of(view);
+  co_await decide(net, bytes, [&] { sum = concatenate_slices<V>(views, delta); });
+  co_return sum;
+}
+
+template <class V>
+struct Split {
+  Transport& net;
+  const SparseStream<V>& mine;
+  double switch_factor;
+
+  IndexRange slice(Rank owner) const { return slice_of(mine.dimension(), net.size(), owner); }
+  StreamView<V> share(Rank owner) const { return mine.slice(slice(owner).begin, slice(owner).end); }
+  Rank ahead(Rank distance) const { return (net.rank() + distance) % net.size(); }
+  Rank behind(Rank distance) const { return (net.rank() + net.size() - distance) % net.size(); }
+  // The same on all ranks, which the lengths of slices are not quite: the first is a longest one.
+  std::size_t most() const { return most_bytes<V>(slice(0)); }
+};
+
+struct Sending {
+  Sending(Transport& net, Rank to, Buffer share)
+      : encoded(std::move(share)), sending(net, to, kFirstStep, encoded.bytes()) {}
+  Buffer encoded;
+  Transport::Sending sending;
+};
+
+template <class V>
+Task<void> send_short_shares(const Split<V>& split) {
+  Transport& net = split.net;
+  const Rank size = net.size();
+  Window<Sending, kWindow> sends;
+  std::vector<StreamView<V>> batch;
+  std::vector<Buffer> encoded;
+  for (Rank distance = 1; distance < size;) {
+    batch.clear();
+    encoded.clear();
+    std::size_t bytes = 0;
+    for (Rank next = distance; next < size && batch.size() < kWindow && bytes < kBatchBytes; ++next) {
+      batch.push_back(split.share(split.ahead(next)));
+      bytes += bytes_of(batch.back());
+    }
+    co_await decide(net, bytes, [&] {
+      for (const auto& share : batch) encoded.push_back(encode_share(share, split.switch_factor));
+    });
+    for (Buffer& share : encoded) {
+      const Rank to = split.ahead(distance);
+      ++distance;
+      if (has_several_pieces(net, share.size())) {  // one among many short ones
+        co_await send_any_size(net, to, kFirstStep, share.bytes());
+        continue;
+      }
+      if (sends.full()) {
+        co_await sends.front().sending;
+        sends.pop_front();
+      }
+      sends.emplace_back(net, to, std::move(share));
+    }
+  }
+  for (; !sends.empty(); sends.pop_front()) co_await sends.front().sending;
+}
+
+// From all other ranks, but for those that equal `nothing`: of many ranks most have no entry in most slices.
+template <class V>
+Task<KeptMessages> receive_short_shares(const Split<V>& split, ConstBytes nothing) {
+  Transport& net = split.net;
+  const Rank size = net.size();
+  const std::size_t most = split.most();
+  KeptMessages shares;
+  Window<Transport::ReceivingAny, kWindow> receives;
+  Rank begun = 1;
+  for (Rank distance = 1; distance < size; ++distance) {
+    for (; begun < size && !receives.full(); ++begun) {
+      receives.emplace_back(net, split.behind(begun), kFirstStep, first_piece_bytes(net, most));
+    }
+    Buffer share = co_await receives.front();
+    receives.pop_front();
+    if (has_several_pieces(net, share.size())) {
+      share = co_await receive_rest(net, split.behind(distance), kFirstStep, std::move(share), most);
+    }
+    if (!same_message(share.bytes(), nothing)) shares.add(split.behind(distance), std::move(share));
+  }
+  co_return shares;
+}
+
+// All ranks' messages, decoded in batches between which the network has its turn. Views lie in the messages.
+template <class V, class Decode>
+Task<std::vector<Decoded<V>>> decode_all(Transport& net, const std::vector<ConstBytes>& messages, Decode decode) {
+  const Rank size = net.size();
+  std::vector<Decoded<V>> decoded;
+  decoded.reserve(size);
+  for (Rank end = 0; end < size;) {
+    const Rank begin = end;
+    std::size_t bytes = 0;
+    for (; end < size && bytes < kBatchBytes; ++end) bytes += messages[end].size();
+    co_await decide(net, bytes, [&] {
+      for (Rank source = begin; source < end; ++source) decoded.push_back(decode(source));
+    });
+    for (Rank source = begin; source < end; ++source) co_await check_decoded(net, source, decoded[source]);
+  }
+  co_return decoded;
+}
+
+template <class V>
+Task<void> sum_short_shares(const Split<V>& split, double delta, OwnedSlice<V>& sum) {
+  Transport& net = split.net;
+  const Rank rank = net.rank();
+  const IndexRange owned = split.slice(rank);
+  const Buffer nothing = encode(SparseStream<V>(split.mine.dimension()).slice(owned.begin, owned.end));
+  const KeptMessages shares = co_await receive_short_shares(split, nothing.bytes());
+  std::vector<ConstBytes> incoming = shares.by_source(net.size(), nothing.bytes());
+  incoming[rank] = {};
+  const auto decoded = co_await decode_all<V>(net, incoming, [&](Rank source) {
+    if (source == rank) return Decoded<V>(split.share(rank), {});
+    return decode<V>(incoming[source], owned);
+  });
+  std::vector<StreamView<V>> views;
+  views.reserve(decoded.size());
+  for (const auto& one : decoded) views.push_back(one.view());
+  sum = co_await reduce<V>(net, std::move(views), delta);
+}
+
+template <class V>
+Task<OwnedSlice<V>> overlap_rounds(const Split<V>& split, double delta) {
+  OwnedSlice<V> sum;
+  std::vector<Task<void>> both;
+  both.push_back(send_short_shares(split));
+  both.push_back(sum_short_shares(split, delta, sum));
+  co_await when_all(std::move(both));
+  co_return sum;
+}
+
+// While a round's messages travel, the next one's is encoded and the last one's decoded.
+template <class V>
+class Rounds {
+ public:
+  Rounds(const Split<V>& split, double delta) : split_(split), delta_(delta), shares_(split.net.size()) {}
+
+  Task<OwnedSlice<V>> run() {
+    Transport& net = split_.net;
+    co_await encode_for(1);
+    for (Rank distance = 1; distance < net.size(); ++distance) {
+      outgoing_ = std::move(next_);
+      std::vector<Task<void>> both;
+      both.push_back(exchange(distance));
+      both.push_back(work_beside(distance));
+      co_await when_all(std::move(both));
+    }
+    co_await decode_from(net.size() - 1);
+    std::vector<StreamView<V>> views;
+    for (Rank source = 0; source < net.size(); ++source) {
+      views.push_back(source == net.rank() ? split_.share(source) : shares_[source].decoded->view());
+    }
+    co_return co_await reduce<V>(net, std::move(views), delta_);
+  }
+
+ private:
+  struct Share {
+    Buffer message;
+    std::optional<Decoded<V>> decoded;
+  };
+
+  Task<void> encode_for(Rank distance) {
+    const StreamView<V> share = split_.share(split_.ahead(distance));
+    co_await decide(split_.net, bytes_of(share), [&] { next_ = encode_share(share, split_.switch_factor); });
+  }
+  Task<void> decode_from(Rank distance) {
+    const Rank source = split_.behind(distance);
+    Share& share = shares_[source];
+    co_await decide(split_.net, share.message.size(), [&] {
+      share.decoded.emplace(decode<V>(share.message.bytes(), split_.slice(split_.net.rank())));
+    });
+    co_await check_decoded(split_.net, source, *share.decoded);
+  }
+  Task<void> exchange(Rank distance) {
+    const Rank source = split_.behind(distance);
+    shares_[source].message = co_await exchange_any_size(split_.net, split_.ahead(distance), source,
+                                                         kFirstStep, outgoing_.bytes(), split_.most());
+  }
+  Task<void> work_beside(Rank distance) {
+    if (distance + 1 < split_.net.size()) co_await encode_for(distance + 1);
+    if (distance > 1) co_await decode_from(distance - 1);
+  }
+
+  const Split<V>& split_;
+  const double delta_;
+  std::vector<Share> shares_;
+  Buffer outgoing_;
+  Buffer next_;
+};
+
+}  // namespace
+
+template <class V>
+Task<OwnedSlice<V>> reduce_owned_slice(Transport& net, const SparseStream<V>& mine, Reduction reduction,
+                                       double switch_factor) {
+  const Split<V> split{net, mine, switch_factor};
+  const double delta = wire_delta<V>(split.slice(net.rank()), switch_factor);
+  const Rank size = net.size();
+  OwnedSlice<V> sum;
+  if (size == 1) {
+    std::vector<StreamView<V>> whole{mine.view()};
+    sum = co_await reduce<V>(net, std::move(whole), delta);
+  } else if (bytes_of(mine.view()) / size < kShortBytes) {
+    sum = co_await overlap_rounds(split, delta);
+  } else {
+    Rounds<V> rounds(split, delta);
+    sum = co_await rounds.run();
+  }
+  if (reduction == Reduction::avg) {
+    const float factor = 1.0F / static_cast<float>(size);
+    co_await decide(net, sum.view().nnz() * sizeof(V), [&] { scale(sum, factor); });
+  }
+  co_return sum;
+}
+
+template <class V>
+Step split_steps(const Transport& net, std::uint64_t dimension) {
+  return any_size_steps(net, most_bytes<V>(slice_of(dimension, net.size(), 0)));
+}
+
+#define TELEGRAD_INSTANTIATE(V)                                                                                   \
+  template Task<OwnedSlice<V>> reduce_owned_slice(Transport&, const SparseStream<V>&, Reduction, double); \
+  template Step split_steps<V>(const Transport&, std::uint64_t);
+TELEGRAD_INSTANTIATE(float)
+TELEGRAD_INSTANTIATE(bf16)
+TELEGRAD_INSTANTIATE(CountedF32)
+#undef TELEGRAD_INSTANTIATE
+
+}  // namespace telegrad
