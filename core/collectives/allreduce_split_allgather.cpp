@@ -55,10 +55,10 @@ double memory_delta(std::uint64_t dimension, double switch_factor) {
 }
 
 template <class V>
-Buffer encode_share(const StreamView<V>& share, double switch_factor) {
+Buffer encode_share(const StreamView<V>& share, Reduction reduction, double switch_factor) {
   const bool stays = share.dense || static_cast<double>(share.nnz()) <= wire_delta<V>(share.range, switch_factor);
   if (stays) return encode(share);
-  const OwnedSlice<V> dense = dense_slice(share);
+  const OwnedSlice<V> dense = dense_slice(share, reduction);
   return encode(dense.view());
 }
 
@@ -104,10 +104,11 @@ std::vector<StreamView<V>> views_of(std::span<const Decoded<V>> decoded) {
   return views;
 }
 
-// The sum of the ranks' shares of one range, in the order of ranks; in parts of the range, between which the network
-// has its turn.
+// The reduction of the ranks' shares of one range, in the order of ranks; in parts of the range, between which the
+// network has its turn.
 template <class V>
-Task<OwnedSlice<V>> reduce(Transport& net, std::vector<StreamView<V>> shares, double delta) {
+Task<OwnedSlice<V>> reduce_shares(Transport& net, std::vector<StreamView<V>> shares, Reduction reduction,
+                                  double delta) {
   std::size_t bytes = 0;
   for (const auto& share : shares) bytes += bytes_of(share);
   const Range whole{static_cast<std::size_t>(shares[0].range.begin), static_cast<std::size_t>(shares[0].range.end)};
@@ -115,7 +116,7 @@ Task<OwnedSlice<V>> reduce(Transport& net, std::vector<StreamView<V>> shares, do
 
   OwnedSlice<V> sum;
   if (parts == 1) {
-    co_await decide(net, bytes, [&] { sum = reduce_slices<V>(shares, delta); });
+    co_await decide(net, bytes, [&] { sum = reduce_slices<V>(shares, reduction, delta); });
     co_return sum;
   }
   std::vector<OwnedSlice<V>> sums(parts);
@@ -129,12 +130,12 @@ Task<OwnedSlice<V>> reduce(Transport& net, std::vector<StreamView<V>> shares, do
       within.push_back(share.slice({range.begin, range.end}));
       bytes += bytes_of(within.back());
     }
-    co_await decide(net, bytes, [&] { sums[part] = reduce_slices<V>(within, kNever); });
+    co_await decide(net, bytes, [&] { sums[part] = reduce_slices<V>(within, reduction, kNever); });
     views.push_back(sums[part].view());
   }
   bytes = 0;
   for (const auto& view : views) bytes += bytes_of(view);
-  co_await decide(net, bytes, [&] { sum = concatenate_slices<V>(views, delta); });
+  co_await decide(net, bytes, [&] { sum = concatenate_slices<V>(views, reduction, delta); });
   co_return sum;
 }
 
@@ -151,7 +152,7 @@ struct Outgoing {
 // This cannot deadlock. Take the smallest distance of which a message is not over: all that its sender and its receiver
 // wait for before they begin it is of smaller distances, and over.
 template <class V>
-Task<void> send_shares(Transport& net, const SparseStream<V>& mine, double switch_factor) {
+Task<void> send_shares(Transport& net, const SparseStream<V>& mine, Reduction reduction, double switch_factor) {
   const Rank size = net.size();
   const auto ahead = [&](Rank distance) { return (net.rank() + distance) % size; };
   Window<Outgoing, kWindow> sends;
@@ -167,7 +168,7 @@ Task<void> send_shares(Transport& net, const SparseStream<V>& mine, double switc
       bytes += bytes_of(batch.back());
     }
     co_await decide(net, bytes, [&] {
-      for (const auto& share : batch) encoded.push_back(encode_share(share, switch_factor));
+      for (const auto& share : batch) encoded.push_back(encode_share(share, reduction, switch_factor));
     });
     for (Buffer& share : encoded) {
       if (sends.full()) {
@@ -214,10 +215,10 @@ Task<void> sum_owned_slice(Transport& net, const SparseStream<V>& mine, Reductio
     return decode<V>(incoming[source], owned);
   };
   const auto decoded = co_await decode_all<V>(net, incoming, "entries", decode_share);
-  OwnedSlice<V> sum = co_await reduce<V>(net, views_of<V>(decoded), wire_delta<V>(owned, switch_factor));
+  OwnedSlice<V> sum =
+      co_await reduce_shares<V>(net, views_of<V>(decoded), reduction, wire_delta<V>(owned, switch_factor));
   if (reduction == Reduction::avg) {
-    const float factor = 1.0F / static_cast<float>(size);
-    co_await decide(net, sum.view().nnz() * sizeof(V), [&] { scale(sum, factor); });
+    co_await decide(net, sum.view().nnz() * sizeof(V), [&] { scale(sum, 1.0 / size); });
   }
   co_await decide(net, bytes_of(sum.view()), [&] { encoded = encode(sum.view()); });
 }
@@ -227,7 +228,7 @@ Task<Buffer> reduce_owned_slice(Transport& net, const SparseStream<V>& mine, Red
                                 double switch_factor) {
   Buffer encoded;
   std::vector<Task<void>> both;
-  both.push_back(send_shares(net, mine, switch_factor));
+  both.push_back(send_shares(net, mine, reduction, switch_factor));
   both.push_back(sum_owned_slice(net, mine, reduction, switch_factor, encoded));
   co_await when_all(std::move(both));
   co_return encoded;
@@ -266,7 +267,7 @@ Task<SparseStream<V>> allreduce_split_allgather(Transport& net, SparseStream<V> 
   std::size_t bytes = 0;
   for (const auto& slice : sum.slices) bytes += bytes_of(slice.view());
   SparseStream<V> joined;
-  co_await decide(net, bytes, [&] { joined = join_slices<V>(views_of<V>(sum.slices), delta); });
+  co_await decide(net, bytes, [&] { joined = join_slices<V>(views_of<V>(sum.slices), reduction, delta); });
   co_return joined;
 }
 
@@ -279,19 +280,19 @@ Task<void> allreduce_split_allgather_into(Transport& net, SparseStream<V> mine, 
     const StreamView<V>& slice = decoded.view();
     const std::uint64_t first = slice.range.begin;
     co_await compute_slices(net, static_cast<std::size_t>(slice.range.size()), sizeof(V),
-                            [&slice, first, output](std::size_t begin, std::size_t end) {
+                            [&slice, first, output, reduction](std::size_t begin, std::size_t end) {
                               write_dense(slice.slice({first + begin, first + end}),
-                                          output.subspan(first + begin, end - begin));
+                                          output.subspan(first + begin, end - begin), reduction);
                             });
   }
 }
 
-template Task<SparseStream<float>> allreduce_split_allgather(Transport&, SparseStream<float>, Reduction, double);
-template Task<SparseStream<bf16>> allreduce_split_allgather(Transport&, SparseStream<bf16>, Reduction, double);
+#define TELEGRAD_INSTANTIATE(V)                                                                                   \
+  template Task<SparseStream<V>> allreduce_split_allgather(Transport&, SparseStream<V>, Reduction, double);       \
+  template Task<void> allreduce_split_allgather_into(Transport&, SparseStream<V>, Reduction, double, std::span<V>);
+TELEGRAD_FOR_ENTRY_VALUES(TELEGRAD_INSTANTIATE)
+#undef TELEGRAD_INSTANTIATE
 template Task<SparseStream<CountedF32>> allreduce_split_allgather(Transport&, SparseStream<CountedF32>, Reduction,
                                                                   double);
-template Task<void> allreduce_split_allgather_into(Transport&, SparseStream<float>, Reduction, double,
-                                                   std::span<float>);
-template Task<void> allreduce_split_allgather_into(Transport&, SparseStream<bf16>, Reduction, double, std::span<bf16>);
 
 }  // namespace telegrad
