@@ -82,7 +82,8 @@ enum class DType : std::uint8_t {
   c64 = 14,
   c128 = 15,
 };
-enum class Reduction : std::uint8_t { none = 0, sum = 1, avg = 2, prod = 3, min = 4, max = 5 };
+/// max_abs: the element of the larger magnitude with its sign; of two that differ in sign only, the positive one.
+enum class Reduction : std::uint8_t { none = 0, sum = 1, avg = 2, prod = 3, min = 4, max = 5, max_abs = 6 };
 
 template <class T>
 inline constexpr DType dtype_of = DType::u8;

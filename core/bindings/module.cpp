@@ -50,7 +50,8 @@ NB_MODULE(_core, module) {
     dtype.value(name_of(static_cast<DType>(value)), static_cast<DType>(value));
   }
   nb::enum_<Reduction> reduction(module, "Reduction");
-  for (const Reduction value : {Reduction::sum, Reduction::avg, Reduction::prod, Reduction::min, Reduction::max}) {
+  for (const Reduction value : {Reduction::sum, Reduction::avg, Reduction::prod, Reduction::min, Reduction::max,
+                                Reduction::max_abs}) {
     reduction.value(name_of(value), value);
   }
   nb::enum_<Algorithm>(module, "Algorithm")

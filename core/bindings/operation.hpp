@@ -14,6 +14,7 @@
 #include <utility>
 
 #include "bindings/binding.hpp"
+#include "kernels/arithmetic.hpp"
 #include "progress/completion_queue.hpp"
 #include "progress/engine.hpp"
 #include "session/reductions.hpp"
@@ -43,16 +44,28 @@ nb::object owned_array(Array<V> array) {
   const std::size_t size = array.size();
   auto* const kept = new Array<V>(std::move(array));
   const nb::capsule owner(kept, [](void* pointer) noexcept { delete static_cast<Array<V>*>(pointer); });
-  using Element = std::conditional_t<std::is_same_v<V, bf16>, std::uint16_t, V>;
+  using Element = std::conditional_t<kernels::NarrowFloat<V>, std::uint16_t, V>;
   return nb::cast(nb::ndarray<nb::numpy, Element, nb::ndim<1>>(kept->data(), {size}, owner));
 }
 
-// (indices or None when dense, values); bf16 values as their 16 bits.
+// (indices or None when dense, values); 16-bit values as their bits.
 template <class V>
 nb::object stream_as_arrays(SparseStream<V> stream) {
   if (stream.is_dense()) return nb::make_tuple(nb::none(), owned_array(stream.take_values()));
   nb::object indices = owned_array(stream.take_indices());
   return nb::make_tuple(std::move(indices), owned_array(stream.take_values()));
+}
+
+// Calls body(V{}) for the type of a stream's values.
+template <class Body>
+auto on_entry_type(DType dtype, const Body& body) {
+  switch (dtype) {
+    case DType::f32: return body(float{});
+    case DType::f64: return body(double{});
+    case DType::bf16: return body(bf16{});
+    case DType::f16: return body(f16{});
+    default: throw nb::value_error("the values of a stream are f32, f64, bf16 or f16");
+  }
 }
 
 template <class V>

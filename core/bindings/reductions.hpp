@@ -89,8 +89,7 @@ void bind_reductions(nb::class_<Self>& type) {
             const auto start = [&]<class V>(SparseStream<V> stream) {
               return begin(self, make_all_reduce(std::move(stream), reduction, switch_factor), caller_waits);
             };
-            if (dtype == DType::bf16) return start(stream_of<bf16>(indices, values, nnz, n));
-            return start(stream_of<float>(indices, values, nnz, n));
+            return on_entry_type(dtype, [&]<class V>(V) { return start(stream_of<V>(indices, values, nnz, n)); });
           },
           nb::arg("indices"), nb::arg("values"), nb::arg("nnz"), nb::arg("n"), nb::arg("dtype"), nb::arg("reduction"),
           nb::arg("algorithm"), nb::arg("switch_factor"), blocking)
@@ -104,8 +103,7 @@ void bind_reductions(nb::class_<Self>& type) {
                   self, make_all_reduce_into(std::move(stream), memory<V>(output, n), reduction, switch_factor),
                   caller_waits);
             };
-            if (dtype == DType::bf16) return start(stream_of<bf16>(indices, values, nnz, n));
-            return start(stream_of<float>(indices, values, nnz, n));
+            return on_entry_type(dtype, [&]<class V>(V) { return start(stream_of<V>(indices, values, nnz, n)); });
           },
           nb::arg("indices"), nb::arg("values"), nb::arg("nnz"), nb::arg("n"), nb::arg("dtype"), nb::arg("reduction"),
           nb::arg("algorithm"), nb::arg("switch_factor"), nb::arg("output"), blocking);

@@ -72,7 +72,7 @@ Task<SparseStream<V>> allreduce_split_allgather(Transport& net, SparseStream<V> 
     bytes += bytes_of(slices.back());
   }
   SparseStream<V> joined;
-  co_await decide(net, bytes, [&] { joined = join_slices<V>(slices, delta); });
+  co_await decide(net, bytes, [&] { joined = join_slices<V>(slices, reduction, delta); });
   co_return joined;
 }
 
@@ -81,23 +81,23 @@ Task<void> allreduce_split_allgather_into(Transport& net, SparseStream<V> mine, 
                                           double switch_factor, std::span<V> output) {
   TELEGRAD_CHECK(output.size() == mine.dimension());
   Gathered<V> gathered(net.size());
-  const auto write = [&net, output](const StreamView<V>& slice) -> Task<void> {
+  const auto write = [&net, output, reduction](const StreamView<V>& slice) -> Task<void> {
     const std::uint64_t first = slice.range.begin;
     co_await compute_slices(net, static_cast<std::size_t>(slice.range.size()), sizeof(V),
-                            [&slice, first, output](std::size_t begin, std::size_t end) {
+                            [&slice, first, output, reduction](std::size_t begin, std::size_t end) {
                               write_dense(slice.slice({first + begin, first + end}),
-                                          output.subspan(first + begin, end - begin));
+                                          output.subspan(first + begin, end - begin), reduction);
                             });
   };
   co_await gather_sum(net, std::move(mine), reduction, switch_factor, gathered, write);
 }
 
-template Task<SparseStream<float>> allreduce_split_allgather(Transport&, SparseStream<float>, Reduction, double);
-template Task<SparseStream<bf16>> allreduce_split_allgather(Transport&, SparseStream<bf16>, Reduction, double);
+#define TELEGRAD_INSTANTIATE(V)                                                                             \
+  template Task<SparseStream<V>> allreduce_split_allgather(Transport&, SparseStream<V>, Reduction, double); \
+  template Task<void> allreduce_split_allgather_into(Transport&, SparseStream<V>, Reduction, double, std::span<V>);
+TELEGRAD_FOR_ENTRY_VALUES(TELEGRAD_INSTANTIATE)
+#undef TELEGRAD_INSTANTIATE
 template Task<SparseStream<CountedF32>> allreduce_split_allgather(Transport&, SparseStream<CountedF32>, Reduction,
                                                                   double);
-template Task<void> allreduce_split_allgather_into(Transport&, SparseStream<float>, Reduction, double,
-                                                   std::span<float>);
-template Task<void> allreduce_split_allgather_into(Transport&, SparseStream<bf16>, Reduction, double, std::span<bf16>);
 
 }  // namespace telegrad

@@ -44,10 +44,10 @@ double memory_delta(std::uint64_t dimension, double switch_factor) {
 
 /// Densely where that is shorter.
 template <class V>
-Buffer encode_share(const StreamView<V>& share, double switch_factor) {
+Buffer encode_share(const StreamView<V>& share, Reduction reduction, double switch_factor) {
   const bool stays = share.dense || static_cast<double>(share.nnz()) <= wire_delta<V>(share.range, switch_factor);
   if (stays) return encode(share);
-  const OwnedSlice<V> dense = dense_slice(share);
+  const OwnedSlice<V> dense = dense_slice(share, reduction);
   return encode(dense.view());
 }
 

@@ -33,10 +33,11 @@ bool same_message(ConstBytes a, ConstBytes b) {
   return a.size() == b.size() && std::memcmp(a.data(), b.data(), SizeOnly::there(a.size())) == 0;
 }
 
-// The sum of the ranks' shares of one range, in the order of ranks; in parts of the range, between which the network
-// has its turn.
+// The reduction of the ranks' shares of one range, in the order of ranks; in parts of the range, between which the
+// network has its turn.
 template <class V>
-Task<OwnedSlice<V>> reduce(Transport& net, std::vector<StreamView<V>> shares, double delta) {
+Task<OwnedSlice<V>> reduce_shares(Transport& net, std::vector<StreamView<V>> shares, Reduction reduction,
+                                  double delta) {
   std::size_t bytes = 0;
   for (const auto& share : shares) bytes += bytes_of(share);
   const Range whole{static_cast<std::size_t>(shares[0].range.begin), static_cast<std::size_t>(shares[0].range.end)};
@@ -44,7 +45,7 @@ Task<OwnedSlice<V>> reduce(Transport& net, std::vector<StreamView<V>> shares, do
 
   OwnedSlice<V> sum;
   if (parts == 1) {
-    co_await decide(net, bytes, [&] { sum = reduce_slices<V>(shares, delta); });
+    co_await decide(net, bytes, [&] { sum = reduce_slices<V>(shares, reduction, delta); });
     co_return sum;
   }
   std::vector<OwnedSlice<V>> sums(parts);
@@ -58,12 +59,12 @@ Task<OwnedSlice<V>> reduce(Transport& net, std::vector<StreamView<V>> shares, do
       within.push_back(share.slice({range.begin, range.end}));
       bytes += bytes_of(within.back());
     }
-    co_await decide(net, bytes, [&] { sums[part] = reduce_slices<V>(within, kNever); });
+    co_await decide(net, bytes, [&] { sums[part] = reduce_slices<V>(within, reduction, kNever); });
     views.push_back(sums[part].view());
   }
   bytes = 0;
   for (const auto& view : views) bytes += bytes_of(view);
-  co_await decide(net, bytes, [&] { sum = concatenate_slices<V>(views, delta); });
+  co_await decide(net, bytes, [&] { sum = concatenate_slices<V>(views, reduction, delta); });
   co_return sum;
 }
 
@@ -71,6 +72,7 @@ template <class V>
 struct Split {
   Transport& net;
   const SparseStream<V>& mine;
+  Reduction reduction;
   double switch_factor;
 
   IndexRange slice(Rank owner) const { return slice_of(mine.dimension(), net.size(), owner); }
@@ -104,7 +106,7 @@ Task<void> send_short_shares(const Split<V>& split) {
       bytes += bytes_of(batch.back());
     }
     co_await decide(net, bytes, [&] {
-      for (const auto& share : batch) encoded.push_back(encode_share(share, split.switch_factor));
+      for (const auto& share : batch) encoded.push_back(encode_share(share, split.reduction, split.switch_factor));
     });
     for (Buffer& share : encoded) {
       const Rank to = split.ahead(distance);
@@ -180,7 +182,7 @@ Task<void> sum_short_shares(const Split<V>& split, double delta, OwnedSlice<V>& 
   std::vector<StreamView<V>> views;
   views.reserve(decoded.size());
   for (const auto& one : decoded) views.push_back(one.view());
-  sum = co_await reduce<V>(net, std::move(views), delta);
+  sum = co_await reduce_shares<V>(net, std::move(views), split.reduction, delta);
 }
 
 template <class V>
@@ -214,7 +216,7 @@ class Rounds {
     for (Rank source = 0; source < net.size(); ++source) {
       views.push_back(source == net.rank() ? split_.share(source) : shares_[source].decoded->view());
     }
-    co_return co_await reduce<V>(net, std::move(views), delta_);
+    co_return co_await reduce_shares<V>(net, std::move(views), split_.reduction, delta_);
   }
 
  private:
@@ -225,7 +227,7 @@ class Rounds {
 
   Task<void> encode_for(Rank distance) {
     const StreamView<V> share = split_.share(split_.ahead(distance));
-    co_await decide(split_.net, bytes_of(share), [&] { next_ = encode_share(share, split_.switch_factor); });
+    co_await decide(split_.net, bytes_of(share), [&] { next_ = encode_share(share, split_.reduction, split_.switch_factor); });
   }
   Task<void> decode_from(Rank distance) {
     const Rank source = split_.behind(distance);
@@ -257,13 +259,13 @@ class Rounds {
 template <class V>
 Task<OwnedSlice<V>> reduce_owned_slice(Transport& net, const SparseStream<V>& mine, Reduction reduction,
                                        double switch_factor) {
-  const Split<V> split{net, mine, switch_factor};
+  const Split<V> split{net, mine, reduction, switch_factor};
   const double delta = wire_delta<V>(split.slice(net.rank()), switch_factor);
   const Rank size = net.size();
   OwnedSlice<V> sum;
   if (size == 1) {
     std::vector<StreamView<V>> whole{mine.view()};
-    sum = co_await reduce<V>(net, std::move(whole), delta);
+    sum = co_await reduce_shares<V>(net, std::move(whole), reduction, delta);
   } else if (bytes_of(mine.view()) / size < kShortBytes) {
     sum = co_await overlap_rounds(split, delta);
   } else {
@@ -271,8 +273,7 @@ Task<OwnedSlice<V>> reduce_owned_slice(Transport& net, const SparseStream<V>& mi
     sum = co_await rounds.run();
   }
   if (reduction == Reduction::avg) {
-    const float factor = 1.0F / static_cast<float>(size);
-    co_await decide(net, sum.view().nnz() * sizeof(V), [&] { scale(sum, factor); });
+    co_await decide(net, sum.view().nnz() * sizeof(V), [&] { scale(sum, 1.0 / size); });
   }
   co_return sum;
 }
@@ -282,11 +283,10 @@ Step split_steps(const Transport& net, std::uint64_t dimension) {
   return any_size_steps(net, most_bytes<V>(slice_of(dimension, net.size(), 0)));
 }
 
-#define TELEGRAD_INSTANTIATE(V)                                                                                   \
+#define TELEGRAD_INSTANTIATE(V)                                                                           \
   template Task<OwnedSlice<V>> reduce_owned_slice(Transport&, const SparseStream<V>&, Reduction, double); \
   template Step split_steps<V>(const Transport&, std::uint64_t);
-TELEGRAD_INSTANTIATE(float)
-TELEGRAD_INSTANTIATE(bf16)
+TELEGRAD_FOR_ENTRY_VALUES(TELEGRAD_INSTANTIATE)
 TELEGRAD_INSTANTIATE(CountedF32)
 #undef TELEGRAD_INSTANTIATE
 

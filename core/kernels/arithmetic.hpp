@@ -20,22 +20,23 @@ struct Format;
 template <>
 struct Format<float> {
   using Bits = std::int32_t;
-  static constexpr Bits kInfinity = 0x7f800000, kNan = 0x7fc00000, kMagnitude = 0x7fffffff;
+  static constexpr Bits kInfinity = 0x7f800000, kNan = 0x7fc00000, kMagnitude = 0x7fffffff, kOne = 0x3f800000;
 };
 template <>
 struct Format<double> {
   using Bits = std::int64_t;
-  static constexpr Bits kInfinity = 0x7ff0000000000000, kNan = 0x7ff8000000000000, kMagnitude = 0x7fffffffffffffff;
+  static constexpr Bits kInfinity = 0x7ff0000000000000, kNan = 0x7ff8000000000000, kMagnitude = 0x7fffffffffffffff,
+                        kOne = 0x3ff0000000000000;
 };
 template <>
 struct Format<bf16> {
   using Bits = std::int16_t;
-  static constexpr Bits kInfinity = 0x7f80, kNan = 0x7fc0, kMagnitude = 0x7fff;
+  static constexpr Bits kInfinity = 0x7f80, kNan = 0x7fc0, kMagnitude = 0x7fff, kOne = 0x3f80;
 };
 template <>
 struct Format<f16> {
   using Bits = std::int16_t;
-  static constexpr Bits kInfinity = 0x7c00, kNan = 0x7e00, kMagnitude = 0x7fff;
+  static constexpr Bits kInfinity = 0x7c00, kNan = 0x7e00, kMagnitude = 0x7fff, kOne = 0x3c00;
 };
 
 template <class V>
@@ -59,6 +60,10 @@ V plus(V a, V b) {
   using Wrapping = std::make_unsigned_t<V>;
   return static_cast<V>(static_cast<Wrapping>(a) + static_cast<Wrapping>(b));
 }
+
+/// The precision in which a value is multiplied by a factor.
+template <class V>
+using Factor = std::conditional_t<std::same_as<V, double>, double, float>;
 
 /// value * factor. The factor is rounded to the precision that is computed in.
 template <std::floating_point V>
@@ -90,6 +95,10 @@ template <class V>
 bool is_nan(V value) {
   return (std::bit_cast<typename Format<V>::Bits>(value) & Format<V>::kMagnitude) > Format<V>::kInfinity;
 }
+template <class V>
+bool is_zero(V value) {
+  return (std::bit_cast<typename Format<V>::Bits>(value) & Format<V>::kMagnitude) == 0;
+}
 
 /// The smaller one; NaN if either is.
 template <class V>
@@ -112,15 +121,33 @@ V larger(V a, V b) {
   return a < b ? b : a;
 }
 
+/// The one of the larger magnitude, of two that differ in sign only the positive one; NaN if either is.
+template <class V>
+V larger_magnitude(V a, V b) {
+  using Word = std::make_unsigned_t<typename Format<V>::Bits>;
+  // The magnitude, and below it whether the sign is plus. NaNs lie above all others.
+  const auto rank = [](V value) { return static_cast<Word>(std::rotl(std::bit_cast<Word>(value), 1) ^ Word{1}); };
+  const V chosen = rank(a) < rank(b) ? b : a;
+  return is_nan(chosen) ? std::bit_cast<V>(Format<V>::kNan) : chosen;
+}
+template <std::signed_integral V>
+V larger_magnitude(V a, V b) {
+  using Word = std::make_unsigned_t<V>;
+  const auto magnitude = [](V value) { return static_cast<Word>(value < 0 ? Word{0} - static_cast<Word>(value) : static_cast<Word>(value)); };
+  if (magnitude(a) == magnitude(b)) return larger(a, b);
+  return magnitude(a) < magnitude(b) ? b : a;
+}
+
+template <class V>
+constexpr V negative_zero() {
+  return std::bit_cast<V>(static_cast<typename Format<V>::Bits>(~Format<V>::kMagnitude));
+}
+template <class V>
+constexpr V negative_infinity() {
+  return std::bit_cast<V>(static_cast<typename Format<V>::Bits>(~Format<V>::kMagnitude | Format<V>::kInfinity));
+}
+
 /// The bits of |value|: they order like the magnitudes themselves, with every NaN above infinity.
 inline std::uint32_t magnitude_bits(float value) { return std::bit_cast<std::uint32_t>(value) & kMagnitudeMask; }
-
-/// x + kNeutral<V> has the bits of x for every x but NaN. (+0 would turn -0 into +0.)
-template <class V>
-inline constexpr V kNeutral{};
-template <>
-inline constexpr float kNeutral<float> = -0.0F;
-template <>
-inline constexpr bf16 kNeutral<bf16> = std::bit_cast<bf16>(std::uint16_t{0x8000});
 
 }  // namespace telegrad::kernels

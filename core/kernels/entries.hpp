@@ -5,6 +5,9 @@
 #include <cstdint>
 #include <span>
 
+// The values that entries may have: instantiates a source's templates for each.
+#define TELEGRAD_FOR_ENTRY_VALUES(instantiate) instantiate(float) instantiate(double) instantiate(bf16) instantiate(f16)
+
 namespace telegrad::kernels {
 
 /// Strictly increasing indices, one value each.

@@ -4,34 +4,10 @@
 
 #include "base/check.hpp"
 #include "kernels/elementwise.hpp"
+#include "kernels/operations.hpp"
 
 namespace telegrad::kernels {
 namespace {
-
-struct Sum {
-  template <class V>
-  static V of(V a, V b) {
-    return plus(a, b);
-  }
-};
-struct Product {
-  template <class V>
-  static V of(V a, V b) {
-    return times(a, b);
-  }
-};
-struct Minimum {
-  template <class V>
-  static V of(V a, V b) {
-    return smaller(a, b);
-  }
-};
-struct Maximum {
-  template <class V>
-  static V of(V a, V b) {
-    return larger(a, b);
-  }
-};
 
 using ReduceFunction = void(const std::byte* a, const std::byte* b, std::byte* out, std::size_t count);
 
@@ -113,23 +89,13 @@ struct OneByOne {
   }
 };
 
-template <class Way, class V>
-void reduce_elements(Reduction reduction, ConstBytes a, ConstBytes b, Bytes out) {
-  switch (reduction) {
-    case Reduction::none: break;  // CHECKed
-    case Reduction::sum:
-    case Reduction::avg: return Way::template run<Sum, V>(a, b, out);
-    case Reduction::prod: return Way::template run<Product, V>(a, b, out);
-    case Reduction::min: return Way::template run<Minimum, V>(a, b, out);
-    case Reduction::max: return Way::template run<Maximum, V>(a, b, out);
-  }
-}
-
 template <class Way>
 void reduce_as(DType dtype, Reduction reduction, ConstBytes a, ConstBytes b, Bytes out) {
   TELEGRAD_CHECK(a.size() == b.size() && a.size() == out.size() && a.size() % size_of(dtype) == 0);
   TELEGRAD_CHECK(reduction != Reduction::none);
-  on_type(dtype, [&]<class V>(V) { reduce_elements<Way, V>(reduction, a, b, out); });
+  on_type(dtype, [&]<class V>(V) {
+    on_operation(reduction, [&]<class Operation>(Operation) { Way::template run<Operation, V>(a, b, out); });
+  });
 }
 
 }  // namespace

@@ -9,8 +9,8 @@
 
 #include "base/buffer.hpp"
 #include "base/check.hpp"
-#include "kernels/arithmetic.hpp"
 #include "kernels/merge.hpp"
+#include "kernels/operations.hpp"
 
 namespace telegrad::kernels {
 namespace {
@@ -18,20 +18,20 @@ namespace {
 constexpr unsigned kBlockBits = 15;
 constexpr std::uint32_t kBlock = 1U << kBlockBits;
 
-template <class V>
-class BlockSum {
+template <class Operation, class V>
+class BlockReduction {
  public:
-  BlockSum() : sums_(kBlock) { std::fill(sums_.begin(), sums_.end(), kNeutral<V>); }
+  BlockReduction() : results_(kBlock) { std::fill(results_.begin(), results_.end(), kNeutral); }
 
   /// Adds the leading entries that lie in `block`; returns how many those are.
   std::size_t add(Entries<V> entries, std::uint32_t block) {
     const std::uint32_t* const indices = entries.indices.data();
     const V* const values = entries.values.data();
-    V* const sums = sums_.data();
+    V* const results = results_.data();
     std::size_t i = 0;
     for (; i < entries.size() && indices[i] >> kBlockBits == block; ++i) {
       const std::uint32_t place = indices[i] & (kBlock - 1U);
-      sums[place] = plus(sums[place], values[i]);
+      results[place] = Operation::of(results[place], values[i]);
       marks_[place / 64] |= std::uint64_t{1} << (place % 64);
     }
     return i;
@@ -39,7 +39,7 @@ class BlockSum {
 
   /// Packs what was added, ascending, behind the first `count` entries of `out`, and forgets it. Returns the new count.
   std::size_t pack(std::uint32_t block, EntriesOut<V> out, std::size_t count) {
-    V* const sums = sums_.data();
+    V* const results = results_.data();
     for (std::uint32_t word = 0; word < kBlock / 64; ++word) {
       std::uint64_t marks = marks_[word];
       if (marks == 0) continue;
@@ -48,8 +48,8 @@ class BlockSum {
       for (; marks != 0; marks &= marks - 1) {
         const std::uint32_t place = word * 64 + static_cast<std::uint32_t>(std::countr_zero(marks));
         out.indices[count] = (block << kBlockBits) | place;
-        out.values[count] = sums[place];
-        sums[place] = kNeutral<V>;
+        out.values[count] = results[place];
+        results[place] = kNeutral;
         ++count;
       }
     }
@@ -57,7 +57,9 @@ class BlockSum {
   }
 
  private:
-  Array<V> sums_;
+  static constexpr V kNeutral = Operation::template kNeutral<V>;
+
+  Array<V> results_;
   std::array<std::uint64_t, kBlock / 64> marks_{};
 };
 
@@ -72,42 +74,47 @@ std::uint32_t lowest_block(std::span<const Entries<V>> rest) {
 }
 
 template <class V>
-std::size_t reduce_by_merging(std::span<const Entries<V>> inputs, EntriesOut<V> out) {
+std::size_t reduce_by_merging(Reduction reduction, std::span<const Entries<V>> inputs, EntriesOut<V> out) {
   if (inputs.empty()) return 0;
-  if (inputs.size() == 1) return merge_add(inputs[0], Entries<V>{}, out);
-  if (inputs.size() == 2) return merge_add(inputs[0], inputs[1], out);
+  if (inputs.size() == 1) return merge(reduction, inputs[0], Entries<V>{}, out);
+  if (inputs.size() == 2) return merge(reduction, inputs[0], inputs[1], out);
   const Array<std::uint32_t> indices(inputs[0].size() + inputs[1].size());
   const Array<V> values(indices.size());
-  const std::size_t count = merge_add(inputs[0], inputs[1], EntriesOut<V>{indices.span(), values.span()});
-  return merge_add(Entries<V>{indices.span().first(count), values.span().first(count)}, inputs[2], out);
+  const std::size_t count = merge(reduction, inputs[0], inputs[1], EntriesOut<V>{indices.span(), values.span()});
+  return merge(reduction, Entries<V>{indices.span().first(count), values.span().first(count)}, inputs[2], out);
 }
 
-}  // namespace
-
-template <class V>
-std::size_t reduce_sorted(std::span<const Entries<V>> inputs, EntriesOut<V> out) {
-  TELEGRAD_CHECK(out.indices.size() == out.values.size());
-  std::size_t total = 0;
-  for (const Entries<V>& entries : inputs) total += entries.size();
-  if (inputs.size() <= 3 && total <= out.capacity()) return reduce_by_merging(inputs, out);
+template <class Operation, class V>
+std::size_t reduce_by_blocks(std::span<const Entries<V>> inputs, EntriesOut<V> out) {
   std::vector<Entries<V>> rest(inputs.begin(), inputs.end());
-  BlockSum<V> sum;
+  BlockReduction<Operation, V> reduced;
   std::size_t count = 0;
   for (;;) {
     const std::uint32_t block = lowest_block<V>(rest);
     if (block == std::numeric_limits<std::uint32_t>::max()) return count;
     for (Entries<V>& entries : rest) {
-      const std::size_t taken = sum.add(entries, block);
+      const std::size_t taken = reduced.add(entries, block);
       entries = entries.subrun(taken, entries.size() - taken);
     }
-    count = sum.pack(block, out, count);
+    count = reduced.pack(block, out, count);
   }
+}
+
+}  // namespace
+
+template <class V>
+std::size_t reduce_sorted(Reduction reduction, std::span<const Entries<V>> inputs, EntriesOut<V> out) {
+  TELEGRAD_CHECK(out.indices.size() == out.values.size());
+  std::size_t total = 0;
+  for (const Entries<V>& entries : inputs) total += entries.size();
+  if (inputs.size() <= 3 && total <= out.capacity()) return reduce_by_merging(reduction, inputs, out);
+  return on_operation(reduction, [&]<class Operation>(Operation) { return reduce_by_blocks<Operation>(inputs, out); });
 }
 
 namespace reference {
 
 template <class V>
-std::size_t reduce_sorted(std::span<const Entries<V>> inputs, EntriesOut<V> out) {
+std::size_t reduce_sorted(Reduction reduction, std::span<const Entries<V>> inputs, EntriesOut<V> out) {
   std::size_t total = 0;
   for (const Entries<V>& entries : inputs) total += entries.size();
   Array<std::uint32_t> indices(total);
@@ -117,7 +124,8 @@ std::size_t reduce_sorted(std::span<const Entries<V>> inputs, EntriesOut<V> out)
     const Entries<V> so_far{indices.span().first(count), values.span().first(count)};
     Array<std::uint32_t> merged_indices(total);
     Array<V> merged_values(total);
-    count = reference::merge_add(so_far, entries, EntriesOut<V>{merged_indices.span(), merged_values.span()});
+    count = reference::merge(reduction, so_far, entries,
+                             EntriesOut<V>{merged_indices.span(), merged_values.span()});
     indices = std::move(merged_indices);
     values = std::move(merged_values);
   }
@@ -128,11 +136,10 @@ std::size_t reduce_sorted(std::span<const Entries<V>> inputs, EntriesOut<V> out)
 
 }  // namespace reference
 
-#define TELEGRAD_INSTANTIATE(V)                                                           \
-  template std::size_t reduce_sorted(std::span<const Entries<V>>, EntriesOut<V>);         \
-  template std::size_t reference::reduce_sorted(std::span<const Entries<V>>, EntriesOut<V>);
-TELEGRAD_INSTANTIATE(float)
-TELEGRAD_INSTANTIATE(bf16)
+#define TELEGRAD_INSTANTIATE(V)                                                                \
+  template std::size_t reduce_sorted(Reduction, std::span<const Entries<V>>, EntriesOut<V>);   \
+  template std::size_t reference::reduce_sorted(Reduction, std::span<const Entries<V>>, EntriesOut<V>);
+TELEGRAD_FOR_ENTRY_VALUES(TELEGRAD_INSTANTIATE)
 #undef TELEGRAD_INSTANTIATE
 
 }  // namespace telegrad::kernels

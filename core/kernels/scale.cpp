@@ -9,9 +9,6 @@ namespace telegrad::kernels {
 namespace {
 
 template <class V>
-using Factor = std::conditional_t<std::is_same_v<V, double>, double, float>;
-
-template <class V>
 using ScaleFunction = void(std::byte* values, Factor<V> factor, std::size_t count);
 
 template <class V>

@@ -1,10 +1,9 @@
 #include "kernels/scatter.hpp"
 
 #include <algorithm>
-#include <cstring>
 
 #include "base/check.hpp"
-#include "kernels/arithmetic.hpp"
+#include "kernels/operations.hpp"
 
 namespace telegrad::kernels {
 namespace {
@@ -36,13 +35,16 @@ void scatter(std::span<V> dense, const Entries<V>& entries, std::uint64_t base, 
 
 }  // namespace
 
-void fill_zero(Bytes bytes) {
-  if (!bytes.empty()) std::memset(bytes.data(), 0, bytes.size());
+template <class V>
+void fill(std::span<V> dense, V value) {
+  std::fill(dense.begin(), dense.end(), value);
 }
 
 template <class V>
-void scatter_add(std::span<V> dense, Entries<V> entries, std::uint64_t base) {
-  scatter(dense, entries, base, [](V& at, V value) { at = plus(at, value); });
+void scatter_reduce(Reduction reduction, std::span<V> dense, Entries<V> entries, std::uint64_t base) {
+  on_operation(reduction, [&]<class Operation>(Operation) {
+    scatter(dense, entries, base, [](V& at, V value) { at = Operation::of(at, value); });
+  });
 }
 
 template <class V>
@@ -51,19 +53,22 @@ void scatter_set(std::span<V> dense, Entries<V> entries, std::uint64_t base) {
 }
 
 template <class V>
-void expand(std::span<V> dense, Entries<V> entries, float factor, std::uint64_t base) {
-  fill_zero(std::as_writable_bytes(dense));
-  scatter(dense, entries, base, [factor](V& at, V value) { at = times(value, factor); });
+void expand(std::span<V> dense, Entries<V> entries, V absent, double factor, std::uint64_t base) {
+  fill(dense, absent);
+  const auto rounded = static_cast<Factor<V>>(factor);
+  scatter(dense, entries, base, [rounded](V& at, V value) { at = times(value, rounded); });
 }
 
 namespace reference {
 
 template <class V>
-void scatter_add(std::span<V> dense, Entries<V> entries, std::uint64_t base) {
-  for (std::size_t i = 0; i < entries.size(); ++i) {
-    V& at = dense[entries.indices[i] - base];
-    at = plus(at, entries.values[i]);
-  }
+void scatter_reduce(Reduction reduction, std::span<V> dense, Entries<V> entries, std::uint64_t base) {
+  on_operation(reduction, [&]<class Operation>(Operation) {
+    for (std::size_t i = 0; i < entries.size(); ++i) {
+      V& at = dense[entries.indices[i] - base];
+      at = Operation::of(at, entries.values[i]);
+    }
+  });
 }
 
 template <class V>
@@ -72,24 +77,24 @@ void scatter_set(std::span<V> dense, Entries<V> entries, std::uint64_t base) {
 }
 
 template <class V>
-void expand(std::span<V> dense, Entries<V> entries, float factor, std::uint64_t base) {
-  std::fill(dense.begin(), dense.end(), V{});
+void expand(std::span<V> dense, Entries<V> entries, V absent, double factor, std::uint64_t base) {
+  for (V& value : dense) value = absent;
   for (std::size_t i = 0; i < entries.size(); ++i) {
-    dense[entries.indices[i] - base] = times(entries.values[i], factor);
+    dense[entries.indices[i] - base] = times(entries.values[i], static_cast<Factor<V>>(factor));
   }
 }
 
 }  // namespace reference
 
-#define TELEGRAD_INSTANTIATE(V)                                              \
-  template void scatter_add(std::span<V>, Entries<V>, std::uint64_t);        \
-  template void scatter_set(std::span<V>, Entries<V>, std::uint64_t);        \
-  template void expand(std::span<V>, Entries<V>, float, std::uint64_t);      \
-  template void reference::scatter_add(std::span<V>, Entries<V>, std::uint64_t); \
-  template void reference::scatter_set(std::span<V>, Entries<V>, std::uint64_t); \
-  template void reference::expand(std::span<V>, Entries<V>, float, std::uint64_t);
-TELEGRAD_INSTANTIATE(float)
-TELEGRAD_INSTANTIATE(bf16)
+#define TELEGRAD_INSTANTIATE(V)                                                            \
+  template void fill(std::span<V>, V);                                                     \
+  template void scatter_reduce(Reduction, std::span<V>, Entries<V>, std::uint64_t);        \
+  template void scatter_set(std::span<V>, Entries<V>, std::uint64_t);                      \
+  template void expand(std::span<V>, Entries<V>, V, double, std::uint64_t);                \
+  template void reference::scatter_reduce(Reduction, std::span<V>, Entries<V>, std::uint64_t); \
+  template void reference::scatter_set(std::span<V>, Entries<V>, std::uint64_t);           \
+  template void reference::expand(std::span<V>, Entries<V>, V, double, std::uint64_t);
+TELEGRAD_FOR_ENTRY_VALUES(TELEGRAD_INSTANTIATE)
 #undef TELEGRAD_INSTANTIATE
 
 }  // namespace telegrad::kernels

@@ -1,6 +1,6 @@
 #pragma once
 // Entries into dense vectors. `base` is the index of dense[0], so that a slice of a vector can be written.
-// V is float or bf16. Entries must be strictly increasing and lie in the slice: only the ends are CHECKed.
+// V is float, double, bf16 or f16. Entries must be strictly increasing and lie in the slice: only the ends are CHECKed.
 
 #include <cstdint>
 #include <span>
@@ -10,27 +10,29 @@
 
 namespace telegrad::kernels {
 
-void fill_zero(Bytes bytes);
-
-/// dense[index - base] += value
+/// dense[i] = value
 template <class V>
-void scatter_add(std::span<V> dense, Entries<V> entries, std::uint64_t base = 0);
+void fill(std::span<V> dense, V value);
+
+/// dense[index - base] = dense[index - base] ∘ value; the sum for an average.
+template <class V>
+void scatter_reduce(Reduction reduction, std::span<V> dense, Entries<V> entries, std::uint64_t base = 0);
 
 /// dense[index - base] = value; what no entry names stays as it is.
 template <class V>
 void scatter_set(std::span<V> dense, Entries<V> entries, std::uint64_t base = 0);
 
-/// dense = the entries times `factor`, and zero elsewhere.
+/// dense = the entries times `factor`, and `absent` elsewhere.
 template <class V>
-void expand(std::span<V> dense, Entries<V> entries, float factor = 1.0F, std::uint64_t base = 0);
+void expand(std::span<V> dense, Entries<V> entries, V absent, double factor = 1.0, std::uint64_t base = 0);
 
 namespace reference {
 template <class V>
-void scatter_add(std::span<V> dense, Entries<V> entries, std::uint64_t base = 0);
+void scatter_reduce(Reduction reduction, std::span<V> dense, Entries<V> entries, std::uint64_t base = 0);
 template <class V>
 void scatter_set(std::span<V> dense, Entries<V> entries, std::uint64_t base = 0);
 template <class V>
-void expand(std::span<V> dense, Entries<V> entries, float factor = 1.0F, std::uint64_t base = 0);
+void expand(std::span<V> dense, Entries<V> entries, V absent, double factor = 1.0, std::uint64_t base = 0);
 }  // namespace reference
 
 }  // namespace telegrad::kernels

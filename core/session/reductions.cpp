@@ -96,10 +96,11 @@ RequestPtr make_all_reduce_into(SparseStream<V> stream, std::span<V> output, Red
   });
 }
 
-template SparseSum<float> make_all_reduce(SparseStream<float>, Reduction, double);
-template SparseSum<bf16> make_all_reduce(SparseStream<bf16>, Reduction, double);
+#define TELEGRAD_INSTANTIATE(V)                                                   \
+  template SparseSum<V> make_all_reduce(SparseStream<V>, Reduction, double);      \
+  template RequestPtr make_all_reduce_into(SparseStream<V>, std::span<V>, Reduction, double);
+TELEGRAD_FOR_ENTRY_VALUES(TELEGRAD_INSTANTIATE)
+#undef TELEGRAD_INSTANTIATE
 template SparseSum<CountedF32> make_all_reduce(SparseStream<CountedF32>, Reduction, double);
-template RequestPtr make_all_reduce_into(SparseStream<float>, std::span<float>, Reduction, double);
-template RequestPtr make_all_reduce_into(SparseStream<bf16>, std::span<bf16>, Reduction, double);
 
 }  // namespace telegrad

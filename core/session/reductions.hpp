@@ -38,7 +38,7 @@ RequestPtr make_reduce_scatter(const Dense& dense, Partition partition);
 /// `switch_factor`: see allreduce_split_allgather.
 template <class V>
 SparseSum<V> make_all_reduce(SparseStream<V> stream, Reduction reduction, double switch_factor);
-/// The same, written densely into `output`, a zero where no rank had an entry.
+/// The same, written densely into `output`.
 template <class V>
 RequestPtr make_all_reduce_into(SparseStream<V> stream, std::span<V> output, Reduction reduction, double switch_factor);
 

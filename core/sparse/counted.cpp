@@ -77,28 +77,28 @@ std::size_t bytes_of(const View& view) {
 }
 
 template <>
-OwnedSlice<CountedF32> dense_slice(const View& view) {
+OwnedSlice<CountedF32> dense_slice(const View& view, Reduction) {
   return {view.range, true, {}};
 }
 
 template <>
-void scale(OwnedSlice<CountedF32>&, float) {}
+void scale(OwnedSlice<CountedF32>&, double) {}
 
 template <>
-OwnedSlice<CountedF32> reduce_slices(std::span<const View> pieces, double delta) {
+OwnedSlice<CountedF32> reduce_slices(std::span<const View> pieces, Reduction reduction, double delta) {
   TELEGRAD_CHECK(!pieces.empty());
   bool dense = false;
   for (const View& piece : pieces) {
     TELEGRAD_CHECK(piece.range == pieces[0].range);
     dense = dense || piece.dense || static_cast<double>(piece.nnz()) > delta;
   }
-  if (dense) return dense_slice(pieces[0]);
+  if (dense) return dense_slice(pieces[0], reduction);
   OwnedSlice<CountedF32> sum{pieces[0].range, false, united(pieces)};
-  return static_cast<double>(sum.view().nnz()) > delta ? dense_slice(sum.view()) : sum;
+  return static_cast<double>(sum.view().nnz()) > delta ? dense_slice(sum.view(), reduction) : sum;
 }
 
 template <>
-OwnedSlice<CountedF32> concatenate_slices(std::span<const View> slices, double delta) {
+OwnedSlice<CountedF32> concatenate_slices(std::span<const View> slices, Reduction reduction, double delta) {
   TELEGRAD_CHECK(!slices.empty());
   OwnedSlice<CountedF32> whole{{slices.front().range.begin, slices.front().range.begin}, false, {}};
   for (const View& slice : slices) {
@@ -109,13 +109,13 @@ OwnedSlice<CountedF32> concatenate_slices(std::span<const View> slices, double d
     whole.entries.own += slice.entries.own;
   }
   whole.dense = whole.dense || static_cast<double>(whole.view().nnz()) > delta;
-  return whole.dense ? dense_slice(whole.view()) : whole;
+  return whole.dense ? dense_slice(whole.view(), reduction) : whole;
 }
 
 template <>
-SparseStream<CountedF32> join_slices(std::span<const View> slices, double delta) {
+SparseStream<CountedF32> join_slices(std::span<const View> slices, Reduction reduction, double delta) {
   TELEGRAD_CHECK(!slices.empty() && slices.front().range.begin == 0);
-  const OwnedSlice<CountedF32> whole = concatenate_slices(slices, delta);
+  const OwnedSlice<CountedF32> whole = concatenate_slices(slices, reduction, delta);
   return whole.dense ? SparseStream<CountedF32>::dense(whole.range.end)
                      : SparseStream<CountedF32>::sparse(whole.range.end, whole.entries);
 }

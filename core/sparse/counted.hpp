@@ -79,16 +79,16 @@ struct OwnedSlice<CountedF32> {
 template <>
 std::size_t bytes_of(const StreamView<CountedF32>& view);
 template <>
-OwnedSlice<CountedF32> dense_slice(const StreamView<CountedF32>& view);
+OwnedSlice<CountedF32> dense_slice(const StreamView<CountedF32>& view, Reduction reduction);
 template <>
-void scale(OwnedSlice<CountedF32>& slice, float factor);
+void scale(OwnedSlice<CountedF32>& slice, double factor);
 /// Common entries are taken to be the same ones in all pieces.
 template <>
-OwnedSlice<CountedF32> reduce_slices(std::span<const StreamView<CountedF32>> pieces, double delta);
+OwnedSlice<CountedF32> reduce_slices(std::span<const StreamView<CountedF32>> pieces, Reduction reduction, double delta);
 template <>
-OwnedSlice<CountedF32> concatenate_slices(std::span<const StreamView<CountedF32>> slices, double delta);
+OwnedSlice<CountedF32> concatenate_slices(std::span<const StreamView<CountedF32>> slices, Reduction reduction, double delta);
 template <>
-SparseStream<CountedF32> join_slices(std::span<const StreamView<CountedF32>> slices, double delta);
+SparseStream<CountedF32> join_slices(std::span<const StreamView<CountedF32>> slices, Reduction reduction, double delta);
 
 /// The real message's length, and its header; what follows in the head are the counts.
 template <>

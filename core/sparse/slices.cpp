@@ -15,20 +15,21 @@ namespace telegrad {
 namespace {
 
 template <class V>
-OwnedSlice<V> reduce_dense(std::span<const StreamView<V>> pieces) {
-  OwnedSlice<V> sum = dense_slice(pieces[0]);
+OwnedSlice<V> reduce_dense(std::span<const StreamView<V>> pieces, Reduction reduction) {
+  OwnedSlice<V> sum = dense_slice(pieces[0], reduction);
+  const Bytes values = std::as_writable_bytes(sum.values.span());
   for (const StreamView<V>& piece : pieces.subspan(1)) {
     if (piece.dense) {
-      kernels::add(dtype_of<V>, std::as_writable_bytes(sum.values.span()), std::as_bytes(piece.values));
+      kernels::reduce_to(dtype_of<V>, reduction, values, std::as_bytes(piece.values), values);
     } else {
-      kernels::scatter_add(sum.values.span(), piece.entries(), piece.range.begin);
+      kernels::scatter_reduce(reduction, sum.values.span(), piece.entries(), piece.range.begin);
     }
   }
   return sum;
 }
 
 template <class V>
-OwnedSlice<V> reduce_sparse(std::span<const StreamView<V>> pieces) {
+OwnedSlice<V> reduce_sparse(std::span<const StreamView<V>> pieces, Reduction reduction) {
   std::vector<kernels::Entries<V>> runs;
   std::size_t total = 0;
   for (const StreamView<V>& piece : pieces) {
@@ -37,7 +38,7 @@ OwnedSlice<V> reduce_sparse(std::span<const StreamView<V>> pieces) {
   }
   OwnedSlice<V> sum{pieces[0].range, false, Array<std::uint32_t>(total), Array<V>(total)};
   const std::size_t count =
-      kernels::reduce_sorted<V>(runs, kernels::EntriesOut<V>{sum.indices.span(), sum.values.span()});
+      kernels::reduce_sorted<V>(reduction, runs, kernels::EntriesOut<V>{sum.indices.span(), sum.values.span()});
   sum.indices.truncate(count);
   sum.values.truncate(count);
   return sum;
@@ -52,34 +53,33 @@ T* append(T* to, std::span<const T> from) {
 }  // namespace
 
 template <class V>
-OwnedSlice<V> dense_slice(const StreamView<V>& view) {
+OwnedSlice<V> dense_slice(const StreamView<V>& view, Reduction reduction) {
   OwnedSlice<V> dense{view.range, true, {}, Array<V>(static_cast<std::size_t>(view.range.size()))};
-  write_dense(view, dense.values.span());
+  write_dense(view, dense.values.span(), reduction);
   return dense;
 }
 
 template <class V>
-void scale(OwnedSlice<V>& slice, float factor) {
+void scale(OwnedSlice<V>& slice, double factor) {
   kernels::scale(dtype_of<V>, std::as_writable_bytes(slice.values.span()), factor);
 }
 
 template <class V>
-OwnedSlice<V> reduce_slices(std::span<const StreamView<V>> pieces, double delta) {
+OwnedSlice<V> reduce_slices(std::span<const StreamView<V>> pieces, Reduction reduction, double delta) {
   TELEGRAD_CHECK(!pieces.empty());
   bool dense = false;
   for (const StreamView<V>& piece : pieces) {
     TELEGRAD_CHECK(piece.range == pieces[0].range);
     dense = dense || piece.dense || static_cast<double>(piece.nnz()) > delta;
   }
-  if (dense) return reduce_dense(pieces);
-  OwnedSlice<V> sum = reduce_sparse(pieces);
+  if (dense) return reduce_dense(pieces, reduction);
+  OwnedSlice<V> sum = reduce_sparse(pieces, reduction);
   if (static_cast<double>(sum.values.size()) <= delta) return sum;
-  const StreamView<V> sparse = sum.view();
-  return reduce_dense(std::span(&sparse, 1));
+  return dense_slice(sum.view(), reduction);
 }
 
 template <class V>
-OwnedSlice<V> concatenate_slices(std::span<const StreamView<V>> slices, double delta) {
+OwnedSlice<V> concatenate_slices(std::span<const StreamView<V>> slices, Reduction reduction, double delta) {
   TELEGRAD_CHECK(!slices.empty());
   OwnedSlice<V> whole{{slices.front().range.begin, slices.front().range.begin}, false, {}, {}};
   std::size_t total = 0;
@@ -94,7 +94,7 @@ OwnedSlice<V> concatenate_slices(std::span<const StreamView<V>> slices, double d
     whole.values = Array<V>(static_cast<std::size_t>(whole.range.size()));
     for (const StreamView<V>& slice : slices) {
       const std::uint64_t first = slice.range.begin - whole.range.begin;
-      write_dense(slice, whole.values.span().subspan(first, slice.range.size()));
+      write_dense(slice, whole.values.span().subspan(first, slice.range.size()), reduction);
     }
     return whole;
   }
@@ -110,21 +110,20 @@ OwnedSlice<V> concatenate_slices(std::span<const StreamView<V>> slices, double d
 }
 
 template <class V>
-SparseStream<V> join_slices(std::span<const StreamView<V>> slices, double delta) {
+SparseStream<V> join_slices(std::span<const StreamView<V>> slices, Reduction reduction, double delta) {
   TELEGRAD_CHECK(!slices.empty() && slices.front().range.begin == 0);
-  OwnedSlice<V> whole = concatenate_slices(slices, delta);
+  OwnedSlice<V> whole = concatenate_slices(slices, reduction, delta);
   if (whole.dense) return SparseStream<V>::adopt_dense(std::move(whole.values));
   return SparseStream<V>::adopt_sparse(whole.range.end, std::move(whole.indices), std::move(whole.values));
 }
 
-#define TELEGRAD_INSTANTIATE(V)                                                         \
-  template OwnedSlice<V> dense_slice(const StreamView<V>&);                             \
-  template void scale(OwnedSlice<V>&, float);                                           \
-  template OwnedSlice<V> reduce_slices(std::span<const StreamView<V>>, double);         \
-  template OwnedSlice<V> concatenate_slices(std::span<const StreamView<V>>, double);    \
-  template SparseStream<V> join_slices(std::span<const StreamView<V>>, double);
-TELEGRAD_INSTANTIATE(float)
-TELEGRAD_INSTANTIATE(bf16)
+#define TELEGRAD_INSTANTIATE(V)                                                                  \
+  template OwnedSlice<V> dense_slice(const StreamView<V>&, Reduction);                           \
+  template void scale(OwnedSlice<V>&, double);                                                   \
+  template OwnedSlice<V> reduce_slices(std::span<const StreamView<V>>, Reduction, double);       \
+  template OwnedSlice<V> concatenate_slices(std::span<const StreamView<V>>, Reduction, double);  \
+  template SparseStream<V> join_slices(std::span<const StreamView<V>>, Reduction, double);
+TELEGRAD_FOR_ENTRY_VALUES(TELEGRAD_INSTANTIATE)
 #undef TELEGRAD_INSTANTIATE
 
 }  // namespace telegrad

@@ -26,27 +26,27 @@ std::size_t bytes_of(const StreamView<V>& view) {
   return view.indices.size_bytes() + view.values.size_bytes();
 }
 
-/// The same vector, densely.
+/// The same vector, densely, with kernels::absent_element(reduction) where there is no entry.
 template <class V>
-OwnedSlice<V> dense_slice(const StreamView<V>& view);
+OwnedSlice<V> dense_slice(const StreamView<V>& view, Reduction reduction);
 
 /// Multiplies every value; keeps the indices.
 template <class V>
-void scale(OwnedSlice<V>& slice, float factor);
+void scale(OwnedSlice<V>& slice, double factor);
 
-/// The sum of pieces of one and the same range (CHECKed; at least one), formed in the order given, so that the result
-/// depends on that order alone. Dense where a piece is, or where the sum has more than `delta` entries (a number for
-/// this range, not for the whole vector); else sparse. An index that a piece holds stays, also where the sum is zero.
+/// The reduction (the sum for an average) of pieces of one and the same range (CHECKed; at least one), formed in the
+/// order given, so that the result depends on that order alone. Dense where a piece is, or where the result has more
+/// than `delta` entries (a number for this range, not for the whole vector); else sparse. An index that a piece holds stays, also where the sum is zero.
 template <class V>
-OwnedSlice<V> reduce_slices(std::span<const StreamView<V>> pieces, double delta);
+OwnedSlice<V> reduce_slices(std::span<const StreamView<V>> pieces, Reduction reduction, double delta);
 
 /// Slices in ascending order without gap or overlap (CHECKed; at least one) as one: sparse where all are and together
-/// they hold at most `delta` entries, else dense.
+/// they hold at most `delta` entries, else dense, as dense_slice() makes them.
 template <class V>
-OwnedSlice<V> concatenate_slices(std::span<const StreamView<V>> slices, double delta);
+OwnedSlice<V> concatenate_slices(std::span<const StreamView<V>> slices, Reduction reduction, double delta);
 
 /// The same, as a stream: the slices cover [0, n) (CHECKed).
 template <class V>
-SparseStream<V> join_slices(std::span<const StreamView<V>> slices, double delta);
+SparseStream<V> join_slices(std::span<const StreamView<V>> slices, Reduction reduction, double delta);
 
 }  // namespace telegrad

@@ -8,6 +8,7 @@
 
 #include "base/check.hpp"
 #include "kernels/merge.hpp"
+#include "kernels/operations.hpp"
 #include "kernels/reduce.hpp"
 #include "kernels/scale.hpp"
 #include "kernels/scan.hpp"
@@ -48,11 +49,11 @@ SparseStream<V> concatenate(const SparseStream<V>& first, const SparseStream<V>&
 }
 
 template <class V>
-SparseStream<V> merge(const SparseStream<V>& a, const SparseStream<V>& b) {
+SparseStream<V> merge(const SparseStream<V>& a, const SparseStream<V>& b, Reduction reduction) {
   Array<std::uint32_t> indices(a.nnz() + b.nnz());
   Array<V> values(indices.size());
-  const std::size_t count = kernels::merge_add(a.view().entries(), b.view().entries(),
-                                               kernels::EntriesOut<V>{indices.span(), values.span()});
+  const std::size_t count = kernels::merge(reduction, a.view().entries(), b.view().entries(),
+                                           kernels::EntriesOut<V>{indices.span(), values.span()});
   indices.truncate(count);
   values.truncate(count);
   return SparseStream<V>::adopt_sparse(a.dimension(), std::move(indices), std::move(values));
@@ -60,11 +61,12 @@ SparseStream<V> merge(const SparseStream<V>& a, const SparseStream<V>& b) {
 
 // Adds to a dense stream.
 template <class V>
-void accumulate(SparseStream<V>& sum, const SparseStream<V>& addend) {
-  if (addend.is_dense()) {
-    kernels::add(dtype_of<V>, std::as_writable_bytes(sum.values()), std::as_bytes(addend.values()));
+void accumulate(SparseStream<V>& total, const SparseStream<V>& next, Reduction reduction) {
+  if (next.is_dense()) {
+    const Bytes values = std::as_writable_bytes(total.values());
+    kernels::reduce_to(dtype_of<V>, reduction, values, std::as_bytes(next.values()), values);
   } else {
-    kernels::scatter_add(sum.values(), addend.view().entries());
+    kernels::scatter_reduce(reduction, total.values(), next.view().entries());
   }
 }
 
@@ -104,17 +106,17 @@ StreamView<V> StreamView<V>::slice(IndexRange within) const {
 }
 
 template <class V>
-void write_dense(const StreamView<V>& view, std::span<V> out, float factor) {
+void write_dense(const StreamView<V>& view, std::span<V> out, Reduction reduction, double factor) {
   TELEGRAD_CHECK(out.size() == view.range.size());
   if (!view.dense) {
-    kernels::expand(out, view.entries(), factor, view.range.begin);
+    kernels::expand(out, view.entries(), kernels::absent_element<V>(reduction), factor, view.range.begin);
     return;
   }
   constexpr std::size_t kBlock = 8192;  // copied and scaled while in the cache
   for (std::size_t begin = 0; begin < out.size(); begin += kBlock) {
     const std::size_t count = std::min(kBlock, out.size() - begin);
     copy(view.values.subspan(begin, count), out.subspan(begin, count));
-    if (factor != 1.0F) kernels::scale(dtype_of<V>, std::as_writable_bytes(out.subspan(begin, count)), factor);
+    if (factor != 1.0) kernels::scale(dtype_of<V>, std::as_writable_bytes(out.subspan(begin, count)), factor);
   }
 }
 
@@ -168,27 +170,27 @@ SparseStream<V> SparseStream<V>::clone() const {
 }
 
 template <class V>
-void SparseStream<V>::to_dense() {
+void SparseStream<V>::to_dense(Reduction reduction) {
   if (dense_) return;
   Array<V> values(static_cast<std::size_t>(dimension_));
-  kernels::fill_zero(std::as_writable_bytes(values.span()));
-  kernels::scatter_add(values.span(), view().entries());  // onto zero, not set: sum() relies on -0 going
+  kernels::fill(values.span(), kernels::absent_element<V>(reduction));
+  kernels::scatter_reduce(reduction, values.span(), view().entries());  // not set: reduce() relies on -0 going
   dense_ = true;
   indices_ = Array<std::uint32_t>();
   values_ = std::move(values);
 }
 
 template <class V>
-void SparseStream<V>::write_dense(std::span<V> out, float factor) const {
+void SparseStream<V>::write_dense(std::span<V> out, Reduction reduction, double factor) const {
   if (out.size() != dimension_) {
     throw std::invalid_argument("out has " + std::to_string(out.size()) + " elements but the stream's dimension is " +
                                 std::to_string(dimension_) + ": give an output of that size");
   }
-  telegrad::write_dense(view(), out, factor);
+  telegrad::write_dense(view(), out, reduction, factor);
 }
 
 template <class V>
-void SparseStream<V>::scale(float factor) {
+void SparseStream<V>::scale(double factor) {
   kernels::scale(dtype_of<V>, std::as_writable_bytes(values()), factor);
 }
 
@@ -202,10 +204,10 @@ double switch_entries(std::uint64_t n, std::size_t value_bytes, std::size_t inde
 }
 
 template <class V>
-SparseStream<V> sum(SparseStream<V> a, SparseStream<V> b, double delta) {
+SparseStream<V> reduce(SparseStream<V> a, SparseStream<V> b, Reduction reduction, double delta) {
   if (a.dimension() != b.dimension()) {
     throw std::invalid_argument("streams of dimension " + std::to_string(a.dimension()) + " and " +
-                                std::to_string(b.dimension()) + " cannot be added: give streams of one dimension");
+                                std::to_string(b.dimension()) + " cannot be reduced: give streams of one dimension");
   }
   const bool fits = static_cast<double>(a.nnz()) + static_cast<double>(b.nnz()) <= delta;
   if (!a.is_dense() && !b.is_dense() && fits) {
@@ -213,21 +215,20 @@ SparseStream<V> sum(SparseStream<V> a, SparseStream<V> b, double delta) {
     if (b.nnz() == 0) return a;
     if (a.indices().back() < b.indices().front()) return concatenate(a, b);
     if (b.indices().back() < a.indices().front()) return concatenate(b, a);
-    return merge(a, b);
+    return merge(a, b, reduction);
   }
   if (!a.is_dense() && b.is_dense()) std::swap(a, b);
-  a.to_dense();
-  accumulate(a, b);
+  a.to_dense(reduction);
+  accumulate(a, b, reduction);
   return a;
 }
 
-#define TELEGRAD_INSTANTIATE(V)                                             \
-  template struct StreamView<V>;                                            \
-  template class SparseStream<V>;                                           \
-  template void write_dense(const StreamView<V>&, std::span<V>, float);     \
-  template SparseStream<V> sum(SparseStream<V>, SparseStream<V>, double);
-TELEGRAD_INSTANTIATE(float)
-TELEGRAD_INSTANTIATE(bf16)
+#define TELEGRAD_INSTANTIATE(V)                                                       \
+  template struct StreamView<V>;                                                      \
+  template class SparseStream<V>;                                                     \
+  template void write_dense(const StreamView<V>&, std::span<V>, Reduction, double);   \
+  template SparseStream<V> reduce(SparseStream<V>, SparseStream<V>, Reduction, double);
+TELEGRAD_FOR_ENTRY_VALUES(TELEGRAD_INSTANTIATE)
 #undef TELEGRAD_INSTANTIATE
 
 }  // namespace telegrad

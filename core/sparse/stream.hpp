@@ -1,6 +1,8 @@
 #pragma once
 // Sparse streams (SparCML §5.1): a vector held as sorted entries or, where those would take more bytes, densely.
-// V is float or bf16. An absent entry is zero. Nothing here knows of ranks or of a wire.
+// V is float, double, bf16 or f16. An absent entry is the neutral element of the reduction that the stream is meant for:
+// zero for sums, infinity for a minimum. A stream does not know that reduction: who makes it dense says it.
+// Nothing here knows of ranks or of a wire.
 
 #include <cstddef>
 #include <cstdint>
@@ -43,9 +45,11 @@ struct StreamView {
 /// dimension, there are as many values, and the dimension is at most kDimensionMost.
 void validate_entries(std::uint64_t dimension, std::span<const std::uint32_t> indices, std::size_t values);
 
-/// out[i - range.begin] = view[i] * factor. `out` has range.size() elements (CHECKed).
+/// out[i - range.begin] = view[i] * factor, and kernels::absent_element(reduction) where there is no entry. `out` has
+/// range.size() elements (CHECKed).
 template <class V>
-void write_dense(const StreamView<V>& view, std::span<V> out, float factor = 1.0F);
+void write_dense(const StreamView<V>& view, std::span<V> out, Reduction reduction = Reduction::sum,
+                 double factor = 1.0);
 
 template <class V>
 class SparseStream {
@@ -76,12 +80,13 @@ class SparseStream {
   StreamView<V> view() const { return {{0, dimension_}, dense_, indices(), values()}; }
   StreamView<V> slice(std::uint64_t begin, std::uint64_t end) const { return view().slice({begin, end}); }
 
-  /// Becomes dense, in place; -0 becomes +0.
-  void to_dense();
+  /// Becomes dense, in place, with kernels::absent_element(reduction) where there is no entry. -0 becomes +0 in sums
+  /// and for max_abs.
+  void to_dense(Reduction reduction = Reduction::sum);
   /// out = this * factor. Throws std::invalid_argument unless out.size() == dimension().
-  void write_dense(std::span<V> out, float factor = 1.0F) const;
+  void write_dense(std::span<V> out, Reduction reduction = Reduction::sum, double factor = 1.0) const;
   /// Multiplies every value; keeps the indices.
-  void scale(float factor);
+  void scale(double factor);
 
   /// Give the arrays away; the stream may then only be assigned to or destroyed.
   Array<std::uint32_t> take_indices() { return std::move(indices_); }
@@ -98,10 +103,11 @@ class SparseStream {
 /// bytes per value and c per index. Throws std::invalid_argument for a negative or NaN factor.
 double switch_entries(std::uint64_t n, std::size_t value_bytes, std::size_t index_bytes, double factor = 1.0);
 
-/// a + b. Dense where either is, or where both together hold more than `delta` entries; else disjoint ranges are
-/// concatenated and others merged. sum(a, b) and sum(b, a) have equal bits.
+/// a ∘ b; the sum for an average. Dense where either is, or where both together hold more than `delta` entries; else
+/// disjoint ranges are concatenated and others merged. reduce(a, b) and reduce(b, a) have equal bits. What is dense
+/// holds kernels::absent_element(reduction) where there is no entry, also what is passed in.
 /// Throws std::invalid_argument for unequal dimensions.
 template <class V>
-SparseStream<V> sum(SparseStream<V> a, SparseStream<V> b, double delta);
+SparseStream<V> reduce(SparseStream<V> a, SparseStream<V> b, Reduction reduction, double delta);
 
 }  // namespace telegrad

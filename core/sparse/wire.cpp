@@ -191,8 +191,7 @@ Decoded<V> decode(ConstBytes bytes, IndexRange expected) {
   template void encode_into(const StreamView<V>&, Bytes);        \
   template Buffer encode(const StreamView<V>&);                  \
   template Decoded<V> decode(ConstBytes, IndexRange);
-TELEGRAD_INSTANTIATE(float)
-TELEGRAD_INSTANTIATE(bf16)
+TELEGRAD_FOR_ENTRY_VALUES(TELEGRAD_INSTANTIATE)
 #undef TELEGRAD_INSTANTIATE
 
 }  // namespace telegrad

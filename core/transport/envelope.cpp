@@ -63,6 +63,7 @@ const char* name_of(Reduction reduction) {
     case Reduction::prod: return "prod";
     case Reduction::min: return "min";
     case Reduction::max: return "max";
+    case Reduction::max_abs: return "max_abs";
   }
   return "unknown";
 }

@@ -84,6 +84,9 @@ V expected_result(Reduction reduction, Rank size, std::size_t i) {
       case Reduction::prod: result *= value; break;
       case Reduction::min: result = std::min(result, value); break;
       case Reduction::max: result = std::max(result, value); break;
+      case Reduction::max_abs:
+        if (std::abs(result) <= std::abs(value)) result = result == -value ? std::abs(value) : value;
+        break;
       default: result += value;
     }
   }
@@ -134,7 +137,8 @@ TEST("allreduce of integers is exact: every way, world, P, length, dtype, sum an
 }
 
 TEST("every reduction of every dtype is exact on integers") {
-  constexpr Reduction kReductions[] = {Reduction::sum, Reduction::avg, Reduction::prod, Reduction::min, Reduction::max};
+  constexpr Reduction kReductions[] = {Reduction::sum, Reduction::avg, Reduction::prod,
+                                       Reduction::min, Reduction::max, Reduction::max_abs};
   for (const World world : kWorlds) {
     for (const Rank size : {1U, 2U, 3U, 4U, 7U, 13U, 64U}) {
       for (const Way way : kWays) {

@@ -119,8 +119,8 @@ TEST("the union of independent entries is as large as that of real ones at rando
         counted.push_back({{0, kN}, false, {.common = common_count, .own = streams.back().nnz() - common_count}});
       }
       for (const auto& stream : streams) real.push_back(stream.view());
-      const auto expected = static_cast<double>(reduce_slices<float>(real, kN).view().nnz());
-      const auto found = static_cast<double>(reduce_slices<CountedF32>(counted, kN).view().nnz());
+      const auto expected = static_cast<double>(reduce_slices<float>(real, Reduction::sum, kN).view().nnz());
+      const auto found = static_cast<double>(reduce_slices<CountedF32>(counted, Reduction::sum, kN).view().nnz());
       EXPECT_NEAR(found / expected, 1.0, 0.02);
     }
   }
@@ -130,14 +130,14 @@ TEST("common entries alone stay as they are, one piece's own too; sums of many s
   const View common{{0, 1000}, false, {.common = 10}};
   const View own{{0, 1000}, false, {.common = 10, .own = 7}};
   const std::vector<View> pieces{common, own, common};
-  const auto sum = reduce_slices<CountedF32>(pieces, 1000.0);
+  const auto sum = reduce_slices<CountedF32>(pieces, Reduction::sum, 1000.0);
   EXPECT_EQ(sum.entries.common, 10);
   EXPECT_EQ(sum.entries.own, 7);
 
   std::uint64_t entries = 0;
   for (std::uint64_t i = 0; i < 10'000; ++i) {
     const View one{{i * 4, i * 4 + 4}, false, {.own = 1}};
-    entries += reduce_slices<CountedF32>(std::vector<View>{one, one}, 4.0).view().nnz();
+    entries += reduce_slices<CountedF32>(std::vector<View>{one, one}, Reduction::sum, 4.0).view().nnz();
   }
   EXPECT_NEAR(static_cast<double>(entries) / 10'000, 1.75, 0.02);  // 4(1 − (3/4)²)
 }
@@ -147,17 +147,17 @@ TEST("dense where a piece is, or beyond δ, as real slices are") {
   const View sparse{range, false, {.own = 20}};
   const View dense{range, true, {}};
   const auto is_dense = [](std::vector<View> pieces, double delta) {
-    return reduce_slices<CountedF32>(pieces, delta).dense;
+    return reduce_slices<CountedF32>(pieces, Reduction::sum, delta).dense;
   };
   EXPECT(!is_dense({sparse, sparse}, 40.0));
   EXPECT(is_dense({sparse, dense}, 40.0));
   EXPECT(is_dense({sparse}, 19.0));
   EXPECT(is_dense({sparse, sparse}, 30.0));  // 36 entries are to be expected
   const View next{{100, 200}, false, {.own = 30}};
-  EXPECT(!concatenate_slices<CountedF32>(std::vector<View>{sparse, next}, 50.0).dense);
-  EXPECT(concatenate_slices<CountedF32>(std::vector<View>{sparse, next}, 49.0).dense);
-  EXPECT_EQ(join_slices<CountedF32>(std::vector<View>{sparse, next}, 50.0).nnz(), 50);
-  EXPECT_EQ(join_slices<CountedF32>(std::vector<View>{sparse, next}, 49.0).nnz(), 200);
+  EXPECT(!concatenate_slices<CountedF32>(std::vector<View>{sparse, next}, Reduction::sum, 50.0).dense);
+  EXPECT(concatenate_slices<CountedF32>(std::vector<View>{sparse, next}, Reduction::sum, 49.0).dense);
+  EXPECT_EQ(join_slices<CountedF32>(std::vector<View>{sparse, next}, Reduction::sum, 50.0).nnz(), 50);
+  EXPECT_EQ(join_slices<CountedF32>(std::vector<View>{sparse, next}, Reduction::sum, 49.0).nnz(), 200);
 }
 
 TEST("messages are as long as real ones, and read back what was written") {

@@ -19,6 +19,10 @@
 namespace samples {
 
 using telegrad::bf16;
+using telegrad::Reduction;
+
+inline constexpr Reduction kReductions[] = {Reduction::sum, Reduction::avg, Reduction::prod,
+                                            Reduction::min, Reduction::max, Reduction::max_abs};
 
 inline constexpr std::size_t kSizes[] = {0, 1, 2, 7, 8, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 1000, 4099};
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "kernel_samples.hpp"
+#include "kernels/operations.hpp"
 #include "testing.hpp"
 
 namespace {
@@ -22,7 +23,8 @@ Run<V> random_run(std::mt19937& random, std::uint64_t begin, std::uint64_t end, 
 
 struct Packed {
   std::size_t count;
-  std::vector<std::uint32_t> indices, values;
+  std::vector<std::uint32_t> indices;
+  std::vector<std::uint64_t> values;
 
   friend bool operator==(const Packed&, const Packed&) = default;
 };
@@ -39,18 +41,19 @@ Packed pack(std::size_t capacity, Kernel kernel) {
   auto kept_values = values.copy();
   kept_indices.resize(written);
   kept_values.resize(written);
-  return {count, kept_indices, samples::bits(kept_values)};
+  const auto bits = samples::bits(kept_values);
+  return {count, kept_indices, {bits.begin(), bits.end()}};
 }
 
 template <class V>
-void expect_merged(const Run<V>& a, const Run<V>& b) {
+void expect_merged(Reduction reduction, const Run<V>& a, const Run<V>& b) {
   const std::size_t capacity = a.indices.size() + b.indices.size();
   const auto pack_with = [&](auto kernel, const Run<V>& first, const Run<V>& second) {
-    return pack<V>(capacity, [&](auto out) { return kernel(first.entries(), second.entries(), out); });
+    return pack<V>(capacity, [&](auto out) { return kernel(reduction, first.entries(), second.entries(), out); });
   };
-  const auto expected = pack_with(kernels::reference::merge_add<V>, a, b);
-  const auto merged = pack_with(kernels::merge_add<V>, a, b);
-  const auto swapped = pack_with(kernels::merge_add<V>, b, a);
+  const auto expected = pack_with(kernels::reference::merge<V>, a, b);
+  const auto merged = pack_with(kernels::merge<V>, a, b);
+  const auto swapped = pack_with(kernels::merge<V>, b, a);
   EXPECT(merged == expected);
   EXPECT(swapped == expected);
 }
@@ -60,23 +63,32 @@ TEST("merging has the bits of the reference, both ways round") {
   const auto check = [&]<class V>(V) {
     for (const std::uint64_t range : {1, 2, 17, 64, 1000, 20'000}) {
       for (const double density : {0.0, 0.01, 0.3, 1.0}) {
-        for (const double other : {0.0, 0.3, 1.0}) {
-          expect_merged(random_run<V>(random, 5, 5 + range, density), random_run<V>(random, 5, 5 + range, other));
+        for (const Reduction reduction : samples::kReductions) {
+          for (const double other : {0.0, 0.3, 1.0}) {
+            expect_merged(reduction, random_run<V>(random, 5, 5 + range, density),
+                          random_run<V>(random, 5, 5 + range, other));
+          }
+          expect_merged(reduction, random_run<V>(random, 0, range, density),
+                        random_run<V>(random, range, 2 * range, density));
         }
-        expect_merged(random_run<V>(random, 0, range, density), random_run<V>(random, range, 2 * range, density));
       }
     }
   };
-  check(float{});
-  check(bf16{});
+  samples::at_every_level([&] {
+    check(float{});
+    check(double{});
+    check(bf16{});
+    check(f16{});
+  });
 }
 
 TEST("an index whose sum is zero stays, and a lone -0 keeps its sign") {
   const Run<float> a{{1, 3, 0xffffffffU}, {2.0F, -0.0F, 1.0F}};
   const Run<float> b{{1, 2}, {-2.0F, 5.0F}};
-  const auto merged = pack<float>(5, [&](auto out) { return kernels::merge_add(a.entries(), b.entries(), out); });
+  const auto merged = pack<float>(5, [&](auto out) { return kernels::merge(Reduction::sum, a.entries(), b.entries(), out); });
   EXPECT_EQ(merged.indices, (std::vector<std::uint32_t>{1, 2, 3, 0xffffffffU}));
-  EXPECT_EQ(merged.values, samples::bits(std::vector<float>{0.0F, 5.0F, -0.0F, 1.0F}));
+  const auto expected = samples::bits(std::vector<float>{0.0F, 5.0F, -0.0F, 1.0F});
+  EXPECT_EQ(merged.values, (std::vector<std::uint64_t>{expected.begin(), expected.end()}));
 }
 
 TEST("reducing many runs has the bits of merging them one after the other") {
@@ -92,10 +104,13 @@ TEST("reducing many runs has the bits of merging them one after the other") {
       entries.push_back(run.entries());
       total += run.indices.size();
     }
-    const auto expected =
-        pack<V>(total, [&](auto out) { return kernels::reference::reduce_sorted<V>(entries, out); });
-    for (const std::size_t capacity : {total, expected.count}) {
-      EXPECT(pack<V>(capacity, [&](auto out) { return kernels::reduce_sorted<V>(entries, out); }) == expected);
+    for (const Reduction reduction : samples::kReductions) {
+      const auto expected =
+          pack<V>(total, [&](auto out) { return kernels::reference::reduce_sorted<V>(reduction, entries, out); });
+      for (const std::size_t capacity : {total, expected.count}) {
+        EXPECT(pack<V>(capacity, [&](auto out) { return kernels::reduce_sorted<V>(reduction, entries, out); }) ==
+               expected);
+      }
     }
   };
   for (const std::size_t inputs : {0, 1, 2, 3, 4, 5, 8, 33}) {
@@ -103,37 +118,43 @@ TEST("reducing many runs has the bits of merging them one after the other") {
       for (const double density : {0.001, 0.1, 1.0}) {
         if (density * static_cast<double>(range * inputs) > 2e5) continue;
         check(float{}, inputs, 12'345, range, density);
+        check(double{}, inputs, 40'000, range, density);
         check(bf16{}, inputs, 0xffffffffU - range, range, density);
+        check(f16{}, inputs, 0, range, density);
       }
     }
   }
 }
 
-TEST("compacting keeps what is not zero, up to the capacity") {
+TEST("compacting keeps what is not absent, up to the capacity") {
   std::mt19937 random(12);
-  const auto check = [&]<class V>(V, std::size_t size, bool mostly_zero) {
+  const auto check = [&]<class V>(V, std::size_t size, Reduction reduction, bool mostly_absent) {
+    const V absent = kernels::absent_element<V>(reduction);
     auto dense = samples::awkward_values<V>(random, size);
     for (V& value : dense) {
-      if (mostly_zero && random() % 50 != 0) value = V{};
+      if (mostly_absent && random() % 50 != 0) value = absent;
     }
     Guarded<V> guarded(dense, sizeof(V));
-    const auto reference = [&](auto out) {
-      return kernels::reference::compact(std::span<const V>(guarded.span()), 100, out);
-    };
+    const std::span<const V> given = guarded.span();
+    const auto reference = [&](auto out) { return kernels::reference::compact(given, absent, 100, out); };
     const std::size_t all = pack<V>(size, reference).count;
     for (const std::size_t capacity : {size, all, all / 2, std::size_t{0}}) {
       const auto expected = pack<V>(capacity, reference);
-      EXPECT(pack<V>(capacity, [&](auto out) {
-               return kernels::compact(std::span<const V>(guarded.span()), 100, out);
-             }) == expected);
+      EXPECT(pack<V>(capacity, [&](auto out) { return kernels::compact(given, absent, 100, out); }) == expected);
     }
   };
-  for (const std::size_t size : samples::kSizes) {
-    check(float{}, size, false);
-    check(bf16{}, size, false);
-    check(float{}, size, true);
-    check(bf16{}, size, true);
-  }
+  samples::at_every_level([&] {
+    for (const std::size_t size : samples::kSizes) {
+      for (const bool mostly_absent : {false, true}) {
+        for (const Reduction reduction : samples::kReductions) {
+          check(float{}, size, reduction, mostly_absent);
+          check(double{}, size, reduction, mostly_absent);
+          check(bf16{}, size, reduction, mostly_absent);
+          check(f16{}, size, reduction, mostly_absent);
+        }
+      }
+    }
+  });
 }
 
 }  // namespace

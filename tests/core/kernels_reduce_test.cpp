@@ -12,7 +12,7 @@ namespace {
 using namespace telegrad;
 using samples::Guarded;
 
-constexpr Reduction kReductions[] = {Reduction::sum, Reduction::avg, Reduction::prod, Reduction::min, Reduction::max};
+using samples::kReductions;
 
 template <class Body>
 void for_each_float(Body body) {
@@ -164,6 +164,33 @@ void expect_extremes(const std::vector<V>& ascending) {
     EXPECT_EQ(samples::bits(reduced(Reduction::min, a, b)), samples::bits(smaller));
     EXPECT_EQ(samples::bits(reduced(Reduction::max, a, b)), samples::bits(larger));
   });
+}
+
+TEST("max_abs takes the larger magnitude with its sign, of two that differ in sign only the positive one") {
+  for_each_float([]<class V>(V) {
+    std::vector<V> ascending;  // by magnitude, of equal ones the negative first
+    for (const V value : {V(0.0F), V(1.0F), V(2.5F), V(300.0F), std::bit_cast<V>(kernels::Format<V>::kInfinity)}) {
+      using Bits = typename kernels::Format<V>::Bits;
+      ascending.push_back(
+          std::bit_cast<V>(static_cast<Bits>(std::bit_cast<Bits>(value) | ~kernels::Format<V>::kMagnitude)));
+      ascending.push_back(value);
+    }
+    std::vector<V> a, b, chosen;
+    for (std::size_t i = 0; i < ascending.size(); ++i) {
+      for (std::size_t j = 0; j < ascending.size(); ++j) {
+        a.push_back(ascending[i]);
+        b.push_back(ascending[j]);
+        chosen.push_back(ascending[std::max(i, j)]);
+      }
+    }
+    samples::at_every_level(
+        [&] { EXPECT_EQ(samples::bits(reduced(Reduction::max_abs, a, b)), samples::bits(chosen)); });
+  });
+  using Integers = std::vector<std::int32_t>;
+  constexpr std::int32_t kLeast = std::numeric_limits<std::int32_t>::min();
+  constexpr std::int32_t kMost = std::numeric_limits<std::int32_t>::max();
+  EXPECT(reduced(Reduction::max_abs, Integers{3, -3, 0, kMost, -5, kLeast}, Integers{-3, 3, -1, kLeast, 4, 1}) ==
+         (Integers{3, 3, -1, kLeast, -5, kLeast}));
 }
 
 TEST("min and max go by value, with -0 below +0, through subnormals to the infinities") {

@@ -1,5 +1,7 @@
 #include "sparse/slices.hpp"
 
+#include <algorithm>
+#include <cmath>
 #include <limits>
 
 #include "kernel_samples.hpp"
@@ -12,9 +14,9 @@ using namespace telegrad;
 constexpr double kNever = std::numeric_limits<double>::infinity();
 
 template <class V>
-std::vector<float> dense_of(const StreamView<V>& view) {
+std::vector<float> dense_of(const StreamView<V>& view, Reduction reduction = Reduction::sum) {
   std::vector<V> out(view.range.size());
-  write_dense(view, std::span<V>(out));
+  write_dense(view, std::span<V>(out), reduction);
   std::vector<float> wide;
   for (const V& value : out) wide.push_back(static_cast<float>(value));
   return wide;
@@ -26,24 +28,38 @@ SparseStream<V> random_stream(std::mt19937& random, std::uint64_t n, double dens
   return SparseStream<V>::sparse(n, indices, samples::integers<V>(random, indices.size()));
 }
 
-// Sums `ranks` streams the way a split collective does: each slice by itself, then joined.
+float combined(float a, float b, Reduction reduction) {
+  switch (reduction) {
+    case Reduction::prod: return a * b;
+    case Reduction::min: return std::min(a, b);
+    case Reduction::max: return std::max(a, b);
+    case Reduction::max_abs: return std::abs(a) == std::abs(b) ? std::max(a, b) : std::abs(a) < std::abs(b) ? b : a;
+    default: return a + b;
+  }
+}
+
+// Reduces `ranks` streams the way a split collective does: each slice by itself, then joined.
 template <class V>
-void expect_split_sum(std::mt19937& random, std::size_t ranks, std::uint64_t n, double density, double delta,
-                      std::size_t dense_ones) {
+void expect_split_reduction(std::mt19937& random, Reduction reduction, std::size_t ranks, std::uint64_t n,
+                            double density, double delta, std::size_t dense_ones) {
   std::vector<SparseStream<V>> streams;
-  std::vector<float> expected(n);
+  std::vector<float> expected;
   for (std::size_t rank = 0; rank < ranks; ++rank) {
     streams.push_back(random_stream<V>(random, n, rank % 4 == 1 ? 0.0 : density));
-    if (rank < dense_ones) streams.back().to_dense();
-    const auto addend = dense_of(streams.back().view());
-    for (std::size_t i = 0; i < expected.size(); ++i) expected[i] += addend[i];
+    if (reduction == Reduction::prod) {  // small enough to be exact
+      for (V& value : streams.back().values()) value = V(static_cast<float>(value) < 0.0F ? -1.0F : 2.0F);
+    }
+    if (rank < dense_ones) streams.back().to_dense(reduction);
+    const auto next = dense_of(streams.back().view(), reduction);
+    if (rank == 0) expected = next;
+    for (std::size_t i = 0; rank != 0 && i < n; ++i) expected[i] = combined(expected[i], next[i], reduction);
   }
   std::vector<OwnedSlice<V>> slices;
   for (std::size_t owner = 0; owner < ranks; ++owner) {
     const IndexRange range{n * owner / ranks, n * (owner + 1) / ranks};
     std::vector<StreamView<V>> pieces;
     for (const auto& stream : streams) pieces.push_back(stream.slice(range.begin, range.end));
-    slices.push_back(reduce_slices<V>(pieces, delta / static_cast<double>(ranks)));
+    slices.push_back(reduce_slices<V>(pieces, reduction, delta / static_cast<double>(ranks)));
     const StreamView<V> slice = slices.back().view();
     EXPECT_EQ(slice.range, range);
     if (dense_ones != 0) EXPECT(slice.dense);
@@ -54,20 +70,25 @@ void expect_split_sum(std::mt19937& random, std::size_t ranks, std::uint64_t n, 
   }
   std::vector<StreamView<V>> views;
   for (const auto& slice : slices) views.push_back(slice.view());
-  const SparseStream<V> joined = join_slices<V>(views, delta);
+  const SparseStream<V> joined = join_slices<V>(views, reduction, delta);
   EXPECT_EQ(joined.dimension(), n);
-  EXPECT_EQ(dense_of(joined.view()), expected);
+  EXPECT_EQ(dense_of(joined.view(), reduction), expected);
   if (delta == kNever && dense_ones == 0) EXPECT(!joined.is_dense());
 }
 
-TEST("slices reduced and joined are the dense sum, for any number of ranks, form and switch") {
+TEST("slices reduced and joined are the dense reduction, for any number of ranks, form and switch") {
   std::mt19937 random(17);
   for (const std::size_t ranks : {1, 2, 3, 4, 5, 8, 13}) {
     for (const std::uint64_t n : {0, 1, 7, 1000, 40'000}) {
       for (const double density : {0.0, 0.02, 0.5}) {
         for (const double delta : {kNever, static_cast<double>(n) / 2, 0.0}) {
-          expect_split_sum<float>(random, ranks, n, density, delta, 0);
-          expect_split_sum<bf16>(random, ranks, n, density, delta, ranks / 2);
+          for (const Reduction reduction : samples::kReductions) {
+            if (n > 1000 && reduction != Reduction::sum && reduction != Reduction::min) continue;
+            expect_split_reduction<float>(random, reduction, ranks, n, density, delta, 0);
+            expect_split_reduction<double>(random, reduction, ranks, n, density, delta, 0);
+            expect_split_reduction<bf16>(random, reduction, ranks, n, density, delta, ranks / 2);
+            expect_split_reduction<f16>(random, reduction, ranks, n, density, delta, ranks / 2);
+          }
         }
       }
     }
@@ -84,9 +105,9 @@ TEST("pieces are added in the order given: 1e8 - 1e8 + 1 is 1, 1 + 1e8 - 1e8 is 
     for (const double delta : {kNever, 0.0}) {
       std::vector<StreamView<float>> pieces;
       for (std::size_t i = 0; i < count; ++i) pieces.push_back(streams[i].view());
-      EXPECT_EQ(dense_of(reduce_slices<float>(pieces, delta).view())[4], 1.0F);
+      EXPECT_EQ(dense_of(reduce_slices<float>(pieces, Reduction::sum, delta).view())[4], 1.0F);
       std::swap(pieces[0], pieces[2]);
-      EXPECT_EQ(dense_of(reduce_slices<float>(pieces, delta).view())[4], 0.0F);
+      EXPECT_EQ(dense_of(reduce_slices<float>(pieces, Reduction::sum, delta).view())[4], 0.0F);
     }
   }
 }
@@ -94,8 +115,8 @@ TEST("pieces are added in the order given: 1e8 - 1e8 + 1 is 1, 1 + 1e8 - 1e8 is 
 TEST("the sum goes dense by its own entries, not by those of the pieces together") {
   const auto stream = SparseStream<float>::sparse(10, std::vector<std::uint32_t>{1, 2}, std::vector<float>{1, 2});
   const std::vector<StreamView<float>> pieces(4, stream.view());
-  EXPECT(!reduce_slices<float>(pieces, 2.0).dense);
-  EXPECT(reduce_slices<float>(pieces, 1.9).dense);
+  EXPECT(!reduce_slices<float>(pieces, Reduction::sum, 2.0).dense);
+  EXPECT(reduce_slices<float>(pieces, Reduction::sum, 1.9).dense);
 }
 
 TEST("joining goes dense where a slice is dense or there are too many entries") {
@@ -104,10 +125,10 @@ TEST("joining goes dense where a slice is dense or there are too many entries") 
   dense.to_dense();
   const std::vector<StreamView<float>> sparse{stream.slice(0, 5), stream.slice(5, 10)};
   const std::vector<StreamView<float>> mixed{dense.slice(0, 5), stream.slice(5, 10)};
-  EXPECT(!join_slices<float>(sparse, 2.0).is_dense());
-  EXPECT(join_slices<float>(sparse, 1.0).is_dense());
-  EXPECT(join_slices<float>(mixed, kNever).is_dense());
-  EXPECT_EQ(dense_of(join_slices<float>(mixed, kNever).view()), dense_of(stream.view()));
+  EXPECT(!join_slices<float>(sparse, Reduction::sum, 2.0).is_dense());
+  EXPECT(join_slices<float>(sparse, Reduction::sum, 1.0).is_dense());
+  EXPECT(join_slices<float>(mixed, Reduction::sum, kNever).is_dense());
+  EXPECT_EQ(dense_of(join_slices<float>(mixed, Reduction::sum, kNever).view()), dense_of(stream.view()));
 }
 
 TEST("slices of a part of the vector are concatenated to a slice") {
@@ -115,7 +136,7 @@ TEST("slices of a part of the vector are concatenated to a slice") {
   const auto stream = random_stream<float>(random, 1000, 0.2);
   const std::vector<StreamView<float>> slices{stream.slice(100, 100), stream.slice(100, 450), stream.slice(450, 900)};
   for (const double delta : {kNever, 10.0}) {
-    const OwnedSlice<float> whole = concatenate_slices<float>(slices, delta);
+    const OwnedSlice<float> whole = concatenate_slices<float>(slices, Reduction::sum, delta);
     EXPECT_EQ(whole.dense, delta == 10.0);
     EXPECT_EQ(whole.range, (IndexRange{100, 900}));
     EXPECT_EQ(dense_of(whole.view()), dense_of(stream.slice(100, 900)));

@@ -4,6 +4,7 @@
 #include <stdexcept>
 
 #include "kernel_samples.hpp"
+#include "kernels/reduce.hpp"
 #include "testing.hpp"
 
 namespace {
@@ -23,14 +24,14 @@ SparseStream<V> random_stream(std::mt19937& random, std::uint64_t n, double dens
 template <class V>
 std::vector<float> dense_of(const SparseStream<V>& stream, float factor = 1.0F) {
   std::vector<V> out(stream.dimension(), V(99.0F));
-  stream.write_dense(std::span<V>(out), factor);
+  stream.write_dense(std::span<V>(out), Reduction::sum, factor);
   std::vector<float> wide;
   for (const V& value : out) wide.push_back(static_cast<float>(value));
   return wide;
 }
 
 template <class V>
-std::vector<std::uint32_t> bits_of(const SparseStream<V>& stream) {
+auto bits_of(const SparseStream<V>& stream) {
   auto out = samples::bits(std::vector<V>(stream.values().begin(), stream.values().end()));
   out.insert(out.end(), stream.indices().begin(), stream.indices().end());
   return out;
@@ -61,7 +62,7 @@ TEST("a stream without entries or without elements is a stream") {
   EXPECT_EQ(dense_of(none), std::vector<float>(7));
   EXPECT_EQ(SparseStream<float>().dimension(), 0);
   EXPECT(dense_of(SparseStream<float>::dense(std::span<const float>())).empty());
-  auto sum_of_nothing = sum(SparseStream<float>(), SparseStream<float>(), 0.0);
+  auto sum_of_nothing = reduce(SparseStream<float>(), SparseStream<float>(), Reduction::sum, 0.0);
   EXPECT_EQ(sum_of_nothing.nnz(), 0);
 }
 
@@ -81,7 +82,8 @@ TEST("misuse is refused with the place and the value") {
 
   std::vector<float> out(9);
   EXPECT_THROWS(Error, "out has 9 elements but the stream's dimension is 10", make(10, {}, 0).write_dense(out));
-  EXPECT_THROWS(Error, "dimension 10 and 11 cannot be added", sum(make(10, {}, 0), make(11, {}, 0), 1.0));
+  EXPECT_THROWS(Error, "dimension 10 and 11 cannot be reduced",
+                reduce(make(10, {}, 0), make(11, {}, 0), Reduction::sum, 1.0));
   EXPECT_THROWS(Error, "switch factor is -1", switch_entries(10, 4, 4, -1.0));
   EXPECT_THROWS(Error, "switch factor is nan", switch_entries(10, 4, 4, std::numeric_limits<double>::quiet_NaN()));
 }
@@ -92,29 +94,52 @@ TEST("the switch comes where both forms take the same bytes") {
   EXPECT_EQ(switch_entries(900, 2, 4, 0.5), 150.0);
 }
 
-TEST("sums of random streams are the sums of their dense forms, whatever form they have") {
+// What the vectors are without streams: an element that is absent is neutral.
+template <class V>
+std::vector<V> elements_of(const SparseStream<V>& stream, Reduction reduction) {
+  std::vector<V> out(stream.dimension(), V(99.0F));
+  stream.write_dense(std::span<V>(out), reduction);
+  return out;
+}
+
+template <class V>
+std::vector<V> reduced(const std::vector<V>& a, const std::vector<V>& b, Reduction reduction) {
+  std::vector<V> out(a.size());
+  kernels::reference::reduce_to(dtype_of<V>, reduction, std::as_bytes(std::span(a)), std::as_bytes(std::span(b)),
+                                std::as_writable_bytes(std::span(out)));
+  return out;
+}
+
+TEST("reductions of random streams are those of their dense forms, whatever form they have") {
   std::mt19937 random(13);
-  const auto check = [&]<class V>(V, std::uint64_t n, double density, double other, double delta, int dense) {
+  const auto check = [&]<class V>(V, Reduction reduction, std::uint64_t n, double density, double other, double delta,
+                                  int dense) {
     auto a = random_stream<V>(random, n, density);
     auto b = random_stream<V>(random, n, other);
-    if (dense & 1) a.to_dense();
-    if (dense & 2) b.to_dense();
-    auto expected = dense_of(a);
-    const auto addend = dense_of(b);
-    for (std::size_t i = 0; i < expected.size(); ++i) expected[i] += addend[i];
+    if (dense & 1) a.to_dense(reduction);
+    if (dense & 2) b.to_dense(reduction);
+    const auto expected = reduced(elements_of(a, reduction), elements_of(b, reduction), reduction);
     const auto entries = static_cast<double>(a.nnz() + b.nnz());
-    const auto total = sum(std::move(a), std::move(b), delta);
-    EXPECT_EQ(dense_of(total), expected);
+    const auto total = reduce(std::move(a), std::move(b), reduction, delta);
+    const auto found = elements_of(total, reduction);
+    for (std::size_t i = 0; i < n; ++i) {  // by value: both zeros are one
+      EXPECT(static_cast<double>(static_cast<kernels::Factor<V>>(found[i])) ==
+             static_cast<double>(static_cast<kernels::Factor<V>>(expected[i])));
+    }
     EXPECT_EQ(total.is_dense(), dense != 0 || entries > delta);
     if (!total.is_dense()) validate_entries(n, total.indices(), total.nnz());
   };
-  for (const std::uint64_t n : {0, 1, 63, 1000, 30'000}) {
-    for (const double density : {0.0, 0.01, 0.6}) {
-      for (const double other : {0.0, 0.05, 1.0}) {
-        for (const double delta : {0.0, static_cast<double>(n) / 4, kNever}) {
-          for (const int dense : {0, 1, 2, 3}) {
-            check(float{}, n, density, other, delta, dense);
-            check(bf16{}, n, density, other, delta, dense);
+  for (const Reduction reduction : samples::kReductions) {
+    for (const std::uint64_t n : {0, 1, 63, 1000, 10'000}) {
+      for (const double density : {0.0, 0.01, 0.6}) {
+        for (const double other : {0.0, 0.05, 1.0}) {
+          for (const double delta : {0.0, static_cast<double>(n) / 4, kNever}) {
+            for (const int dense : {0, 1, 2, 3}) {
+              check(float{}, reduction, n, density, other, delta, dense);
+              check(double{}, reduction, n, density, other, delta, dense);
+              check(bf16{}, reduction, n, density, other, delta, dense);
+              check(f16{}, reduction, n, density, other, delta, dense);
+            }
           }
         }
       }
@@ -122,35 +147,59 @@ TEST("sums of random streams are the sums of their dense forms, whatever form th
   }
 }
 
+TEST("what no stream has is the reduction's neutral element in a dense result") {
+  const auto stream = SparseStream<float>::sparse(3, std::vector<std::uint32_t>{1}, std::vector<float>{-4.0F});
+  constexpr float kInfinity = std::numeric_limits<float>::infinity();
+  for (const auto& [reduction, absent] : std::vector<std::pair<Reduction, float>>{{Reduction::sum, 0.0F},
+                                                                                  {Reduction::avg, 0.0F},
+                                                                                  {Reduction::prod, 1.0F},
+                                                                                  {Reduction::min, kInfinity},
+                                                                                  {Reduction::max, -kInfinity},
+                                                                                  {Reduction::max_abs, 0.0F}}) {
+    const std::vector<float> expected{absent, -4.0F, absent};
+    EXPECT_EQ(samples::bits(elements_of(stream, reduction)), samples::bits(expected));
+    auto dense = stream.clone();
+    dense.to_dense(reduction);
+    EXPECT_EQ(samples::bits(elements_of(dense, reduction)), samples::bits(expected));
+    const auto none = reduce(SparseStream<float>(3), SparseStream<float>(3), reduction, -1.0);
+    EXPECT_EQ(samples::bits(elements_of(none, reduction)), samples::bits(std::vector<float>(3, absent)));
+  }
+}
+
 TEST("disjoint ranges are concatenated, and an index whose sum is zero stays") {
   const auto low = SparseStream<float>::sparse(100, std::vector<std::uint32_t>{1, 2}, std::vector<float>{1, 2});
   const auto high = SparseStream<float>::sparse(100, std::vector<std::uint32_t>{3, 99}, std::vector<float>{3, 4});
-  for (const auto& total : {sum(low.clone(), high.clone(), kNever), sum(high.clone(), low.clone(), kNever)}) {
+  for (const auto& total : {reduce(low.clone(), high.clone(), Reduction::sum, kNever),
+                            reduce(high.clone(), low.clone(), Reduction::sum, kNever)}) {
     EXPECT_EQ(std::vector(total.indices().begin(), total.indices().end()), (std::vector<std::uint32_t>{1, 2, 3, 99}));
     EXPECT_EQ(std::vector(total.values().begin(), total.values().end()), (std::vector<float>{1, 2, 3, 4}));
   }
   auto negative = low.clone();
   negative.scale(-1.0F);
-  EXPECT_EQ(sum(low.clone(), std::move(negative), kNever).nnz(), 2);
+  EXPECT_EQ(reduce(low.clone(), std::move(negative), Reduction::sum, kNever).nnz(), 2);
 }
 
-TEST("a + b and b + a have equal bits, with NaNs, infinities and both zeros, in every form") {
+TEST("a ∘ b and b ∘ a have equal bits, with NaNs, infinities and both zeros, in every form") {
   std::mt19937 random(14);
-  const auto check = [&]<class V>(V, double density, double delta, int dense) {
+  const auto check = [&]<class V>(V, Reduction reduction, double density, double delta, int dense) {
     auto a = random_stream<V>(random, 2000, density, false);
     auto b = random_stream<V>(random, 2000, 0.2, false);
-    if (dense & 1) a.to_dense();
-    if (dense & 2) b.to_dense();
-    const auto left = sum(a.clone(), b.clone(), delta);
-    const auto right = sum(b.clone(), a.clone(), delta);
+    if (dense & 1) a.to_dense(reduction);
+    if (dense & 2) b.to_dense(reduction);
+    const auto left = reduce(a.clone(), b.clone(), reduction, delta);
+    const auto right = reduce(b.clone(), a.clone(), reduction, delta);
     EXPECT_EQ(left.is_dense(), right.is_dense());
     EXPECT_EQ(bits_of(left), bits_of(right));
   };
-  for (const double density : {0.0, 0.01, 0.7}) {
-    for (const double delta : {0.0, 500.0, kNever}) {
-      for (const int dense : {0, 1, 2, 3}) {
-        check(float{}, density, delta, dense);
-        check(bf16{}, density, delta, dense);
+  for (const Reduction reduction : samples::kReductions) {
+    for (const double density : {0.0, 0.01, 0.7}) {
+      for (const double delta : {0.0, 500.0, kNever}) {
+        for (const int dense : {0, 1, 2, 3}) {
+          check(float{}, reduction, density, delta, dense);
+          check(double{}, reduction, density, delta, dense);
+          check(bf16{}, reduction, density, delta, dense);
+          check(f16{}, reduction, density, delta, dense);
+        }
       }
     }
   }
@@ -166,7 +215,7 @@ TEST("a long sum of streams that switches on its way is exact on integers") {
     auto next = random_stream<float>(random, 5000, 0.03);
     const auto addend = dense_of(next);
     for (std::size_t i = 0; i < expected.size(); ++i) expected[i] += addend[i];
-    total = sum(std::move(total), std::move(next), delta);
+    total = reduce(std::move(total), std::move(next), Reduction::sum, delta);
     switched = switched || total.is_dense();
     EXPECT(!switched || total.is_dense());
   }

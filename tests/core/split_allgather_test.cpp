@@ -3,7 +3,9 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <cstring>
+#include <limits>
 #include <map>
 #include <memory>
 #include <optional>
@@ -43,15 +45,36 @@ Input<V> uniform(std::uint64_t n, double density, Random& random) {
   return input;
 }
 
-template <class V>
-std::vector<float> dense_sum(const std::vector<Input<V>>& inputs, std::uint64_t n, Reduction reduction) {
-  std::vector<float> sum(n);
-  for (const auto& input : inputs) {
-    for (std::size_t i = 0; i < input.indices.size(); ++i) sum[input.indices[i]] += static_cast<float>(input.values[i]);
+float neutral(Reduction reduction) {
+  constexpr float kInfinity = std::numeric_limits<float>::infinity();
+  if (reduction == Reduction::prod) return 1.0F;
+  return reduction == Reduction::min ? kInfinity : reduction == Reduction::max ? -kInfinity : 0.0F;
+}
+
+float combined(float a, float b, Reduction reduction) {
+  switch (reduction) {
+    case Reduction::prod: return a * b;
+    case Reduction::min: return std::min(a, b);
+    case Reduction::max: return std::max(a, b);
+    case Reduction::max_abs: return std::abs(a) == std::abs(b) ? std::max(a, b) : std::abs(a) < std::abs(b) ? b : a;
+    default: return a + b;
   }
-  const float factor = reduction == Reduction::avg ? 1.0F / static_cast<float>(inputs.size()) : 1.0F;
-  for (float& value : sum) value = static_cast<float>(static_cast<V>(value * factor));
-  return sum;
+}
+
+template <class V>
+std::vector<float> dense_result(const std::vector<Input<V>>& inputs, std::uint64_t n, Reduction reduction) {
+  std::vector<float> result(n, neutral(reduction));
+  for (const auto& input : inputs) {
+    for (std::size_t i = 0; i < input.indices.size(); ++i) {
+      float& at = result[input.indices[i]];
+      at = combined(at, static_cast<float>(input.values[i]), reduction);
+    }
+  }
+  if (reduction != Reduction::avg) return result;
+  using Wide = std::conditional_t<std::is_same_v<V, double>, double, float>;
+  const Wide factor = Wide{1} / static_cast<Wide>(inputs.size());
+  for (float& value : result) value = static_cast<float>(static_cast<V>(static_cast<Wide>(value) * factor));
+  return result;
 }
 
 template <class V>
@@ -96,12 +119,12 @@ template <class V>
 void check(World world, const std::vector<Input<V>>& inputs, std::uint64_t n, Reduction reduction, double factor,
            std::uint64_t seed) {
   const auto size = static_cast<Rank>(inputs.size());
-  const std::vector<float> expected = dense_sum(inputs, n, reduction);
+  const std::vector<float> expected = dense_result(inputs, n, reduction);
   const Sums<V> sums = run_sum(world, inputs, n, reduction, factor, seed);
   REQUIRE(sums.succeeded);
   for (Rank rank = 0; rank < size; ++rank) EXPECT(same_bits(sums.of(rank), sums.of(0)));
   std::vector<V> dense(n);
-  sums.of(0).write_dense(dense);
+  sums.of(0).write_dense(dense, reduction);
   EXPECT(as_floats(std::span<const V>(dense)) == expected);
 
   std::vector<std::vector<V>> outputs(size, std::vector<V>(n, static_cast<V>(-77.0F)));
@@ -130,6 +153,29 @@ TEST("the sum is exact for every world, P, density and dtype, as a stream and wr
           }
           check(world, inputs, n, Reduction::sum, 1.0, size);
           check(world, halves, n, Reduction::avg, 1.0, size + 1);
+        }
+      }
+    }
+  }
+}
+
+TEST("every reduction of every dtype, with the neutral element where no rank has an entry") {
+  constexpr Reduction kReductions[] = {Reduction::sum, Reduction::avg, Reduction::prod,
+                                       Reduction::min, Reduction::max, Reduction::max_abs};
+  for (const World world : kWorlds) {
+    for (const Rank size : {1U, 2U, 3U, 5U, 8U}) {
+      for (const double density : {0.02, 0.5}) {  // a sparse result and a dense one
+        for (const Reduction reduction : kReductions) {
+          const auto run = [&]<class V>(V) {
+            Random random(size);
+            std::vector<Input<V>> inputs;
+            for (Rank rank = 0; rank < size; ++rank) inputs.push_back(uniform<V>(700, density, random));
+            check(world, inputs, 700, reduction, 1.0, size);
+          };
+          run(float{});
+          run(double{});
+          run(bf16{});
+          run(f16{});
         }
       }
     }
@@ -367,7 +413,7 @@ TEST("256 ranks run in about a second of real time") {
   EXPECT(spent.count() < 30.0);  // a hang or a quadratic loop, not a slow machine
   std::vector<float> dense(kN);
   (*results[77])->write_dense(dense);
-  EXPECT(dense == dense_sum(inputs, kN, Reduction::sum));
+  EXPECT(dense == dense_result(inputs, kN, Reduction::sum));
 }
 
 }  // namespace

@@ -251,8 +251,9 @@ _LARGE = (
     _mutant(
         "sparse: the last of several parts of a sum has one rank's share only",
         SPARSE,
-        "reduce_slices<V>(within, kNever)",
-        "reduce_slices<V>(std::span<const StreamView<V>>(within).first(part + 1 < parts ? within.size() : 1), kNever)",
+        "reduce_slices<V>(within, reduction, kNever)",
+        "reduce_slices<V>(std::span<const StreamView<V>>(within).first(part + 1 < parts ? within.size() : 1), "
+        "reduction, kNever)",
     ),
     _mutant(
         "sparse: the result is written only as far as its first slice of work",
