@@ -201,6 +201,7 @@ std::size_t packed_size(std::span<const std::uint32_t> indices) {
 
 std::size_t packed_size_expected(std::uint64_t range_size, std::uint64_t count) {
   TELEGRAD_CHECK(count <= range_size && range_size <= 0xffffffffU);
+  if (count == 0) return 0;
   const auto block_bytes = [&](std::uint64_t block_count) {
     if (block_count == 0) return std::size_t{0};
     const auto last = static_cast<std::uint32_t>((block_count - 1) * range_size / count);

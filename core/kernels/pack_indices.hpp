@@ -31,6 +31,11 @@ constexpr std::size_t packed_size_most(std::size_t count) {
   return 5 * count + kPackedHeaderBytes * ((count + kPackedBlockMost - 1) / kPackedBlockMost);
 }
 
+/// No `count` indices take fewer bytes: they do where all are consecutive.
+constexpr std::size_t packed_size_least(std::size_t count) {
+  return kPackedHeaderBytes * ((count + kPackedBlockMost - 1) / kPackedBlockMost);
+}
+
 /// What pack_indices() will write, exactly; reads the indices once and writes nothing.
 std::size_t packed_size(std::span<const std::uint32_t> indices);
 
