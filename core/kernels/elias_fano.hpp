@@ -16,8 +16,6 @@
 
 namespace telegrad::kernels {
 
-static_assert(std::endian::native == std::endian::little);
-
 inline constexpr std::size_t kEliasFanoMost = 1024;       // numbers of one sequence
 inline constexpr std::size_t kEliasFanoSlackBytes = 64;  // behind a section that kernels may read, and overwrite
 

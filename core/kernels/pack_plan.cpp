@@ -1,8 +1,14 @@
 #include "kernels/pack_plan.hpp"
 
 #include <algorithm>
+#include <bit>
 
 #include "base/check.hpp"
+#include "kernels/dispatch.hpp"
+
+#ifdef TELEGRAD_KERNELS_X86
+#include <immintrin.h>
+#endif
 
 namespace telegrad::kernels {
 namespace {
@@ -10,11 +16,49 @@ namespace {
 // Runs are read one by one: only where they are this long on average are they as fast as gaps.
 constexpr std::uint32_t kRunLeast = 4;
 
-std::uint32_t breaks_in(const std::uint32_t* indices, std::size_t count) {
+// Of `count` indices, after which one more stands, how many are not followed by their successor.
+using BreaksFunction = std::uint32_t(const std::uint32_t* indices, std::size_t count);
+
+std::uint32_t breaks_portable(const std::uint32_t* indices, std::size_t count) {
   std::uint32_t breaks = 0;
   for (std::size_t i = 0; i < count; ++i) breaks += indices[i + 1] - indices[i] != 1 ? 1U : 0U;
   return breaks;
 }
+
+#ifdef TELEGRAD_KERNELS_X86
+
+TELEGRAD_AVX2 std::uint32_t breaks_avx2(const std::uint32_t* indices, std::size_t count) {
+  __m256i follow = _mm256_setzero_si256();  // minus the number of followed ones
+  std::size_t i = 0;
+  for (; i + 8 <= count; i += 8) {
+    const __m256i here = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(indices + i));
+    const __m256i next = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(indices + i + 1));
+    const __m256i is_next = _mm256_cmpeq_epi32(_mm256_sub_epi32(next, here), _mm256_set1_epi32(1));
+    follow = _mm256_add_epi32(follow, is_next);
+  }
+  const __m128i half = _mm_add_epi32(_mm256_castsi256_si128(follow), _mm256_extracti128_si256(follow, 1));
+  const __m128i quarter = _mm_add_epi32(half, _mm_shuffle_epi32(half, 0x4e));
+  const int sum = _mm_extract_epi32(quarter, 0) + _mm_extract_epi32(quarter, 1);
+  return static_cast<std::uint32_t>(static_cast<int>(i) + sum) + breaks_portable(indices + i, count - i);
+}
+
+TELEGRAD_AVX512 std::uint32_t breaks_avx512(const std::uint32_t* indices, std::size_t count) {
+  std::uint32_t breaks = 0;
+  std::size_t i = 0;
+  for (; i + 16 <= count; i += 16) {
+    const __m512i gap = _mm512_sub_epi32(_mm512_loadu_si512(indices + i + 1), _mm512_loadu_si512(indices + i));
+    breaks += static_cast<std::uint32_t>(std::popcount(_mm512_cmpneq_epi32_mask(gap, _mm512_set1_epi32(1))));
+  }
+  return breaks + breaks_portable(indices + i, count - i);
+}
+
+constexpr Variants<BreaksFunction> kBreaks{breaks_portable, breaks_avx2, breaks_avx512};
+
+#else
+
+constexpr Variants<BreaksFunction> kBreaks{breaks_portable};
+
+#endif
 
 }  // namespace
 
@@ -39,7 +83,7 @@ PackPlan::PackPlan(std::span<const std::uint32_t> indices) : indices_(indices) {
   std::size_t leaves = 0;
   for (std::size_t begin = 0; begin < indices.size(); begin += kPackedBlockLeast, ++leaves) {
     const std::size_t end = std::min(begin + kPackedBlockLeast, indices.size() - 1);
-    breaks_before_[leaves + 1] = breaks_before_[leaves] + breaks_in(indices.data() + begin, end - begin);
+    breaks_before_[leaves + 1] = breaks_before_[leaves] + kBreaks(indices.data() + begin, end - begin);
   }
   cut(0, kLeaves);
 }
