@@ -8,6 +8,7 @@
 
 #include "base/check.hpp"
 #include "base/random.hpp"
+#include "kernels/pack_indices.hpp"
 
 namespace telegrad {
 namespace {
@@ -48,6 +49,11 @@ EntryCounts united(std::span<const View> pieces) {
   }
   if (with_own > 1) sum.own = rounded(places * (1.0 - missing), range.begin);
   return sum;
+}
+
+StreamHeader counted_header(const View& view, WireFormat format) {
+  const std::size_t packed = view.dense ? 0 : kernels::packed_size_expected(view.range.size(), view.nnz());
+  return stream_header(view.range, view.dense, view.nnz(), DType::f32, format, packed);
 }
 
 }  // namespace
@@ -121,13 +127,18 @@ SparseStream<CountedF32> join_slices(std::span<const View> slices, Reduction red
 }
 
 template <>
-Buffer encode(const View& view) {
-  const StreamHeader header = stream_header(view.range, view.dense, view.nnz(), DType::f32);
+std::size_t encoded_size(const View& view, WireFormat format) {
+  return encoded_size(counted_header(view, format));
+}
+
+template <>
+Buffer encode(const View& view, WireFormat format) {
+  const StreamHeader header = counted_header(view, format);
   Buffer message(encoded_size(header));
   std::memcpy(message.data(), &header, sizeof header);
   static_assert(sizeof header + sizeof(std::uint64_t) <= Buffer::kHeadBytes);
   if (!view.dense && header.nnz > 0) {  // an entry alone takes 16 bytes
-    const std::uint64_t common = std::min(view.entries.common, header.nnz);
+    const std::uint64_t common = std::min<std::uint64_t>(view.entries.common, header.nnz);
     std::memcpy(message.data() + sizeof header, &common, sizeof common);
   }
   return message;

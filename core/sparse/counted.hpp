@@ -90,9 +90,13 @@ OwnedSlice<CountedF32> concatenate_slices(std::span<const StreamView<CountedF32>
 template <>
 SparseStream<CountedF32> join_slices(std::span<const StreamView<CountedF32>> slices, Reduction reduction, double delta);
 
-/// The real message's length, and its header; what follows in the head are the counts.
+/// The real message's length; packed indices are taken to be evenly spread, which random ones differ from by less than
+/// 1 % where there are thousands.
 template <>
-Buffer encode(const StreamView<CountedF32>& view);
+std::size_t encoded_size(const StreamView<CountedF32>& view, WireFormat format);
+/// A message of that length, and its header; what follows in the head are the counts.
+template <>
+Buffer encode(const StreamView<CountedF32>& view, WireFormat format);
 template <>
 Decoded<CountedF32> decode(ConstBytes bytes, IndexRange expected);
 

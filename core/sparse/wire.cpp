@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "kernels/pack_indices.hpp"
 #include "kernels/scan.hpp"
 
 namespace telegrad {
@@ -13,25 +14,33 @@ constexpr std::uint64_t kBlock = 65536;
 constexpr std::uint64_t padded(std::uint64_t bytes) { return (bytes + 7) / 8 * 8; }
 constexpr std::uint64_t blocks_of(std::uint64_t range_size) { return (range_size + kBlock - 1) / kBlock; }
 
+// Bytes of an index section whose length follows from the counts.
+std::uint64_t fixed_index_bytes(IndexFormat format, std::uint64_t range_size, std::uint64_t nnz) {
+  switch (format) {
+    case IndexFormat::raw32: return 4 * nnz;
+    case IndexFormat::blocked16: return padded(4 * blocks_of(range_size)) + 2 * nnz;
+    case IndexFormat::none:
+    case IndexFormat::packed: break;
+  }
+  return 0;
+}
+
 // Where the sections of a message begin. Sizes are those of counts below 2^32: no sum here overflows.
 struct Layout {
-  std::uint64_t counts = sizeof(StreamHeader);  // of blocked16; empty otherwise
-  std::uint64_t indices = 0;
+  std::uint64_t indices = sizeof(StreamHeader);
   std::uint64_t values = 0;
   std::uint64_t end = 0;
 
-  explicit Layout(const StreamHeader& header) {
-    const bool blocked = header.index_format == IndexFormat::blocked16;
-    indices = counts + (blocked ? padded(4 * blocks_of(header.end - header.begin)) : 0);
-    const std::uint64_t index_bytes = blocked ? 2 : header.index_format == IndexFormat::raw32 ? 4 : 0;
-    values = indices + padded(index_bytes * header.nnz);
-    end = values + padded(size_of(header.dtype) * header.nnz);
-  }
+  explicit Layout(const StreamHeader& header)
+      : values(indices + padded(header.index_bytes)),
+        end(values + padded(std::uint64_t{size_of(header.dtype)} * header.nnz)) {}
 };
 
 template <class V>
-StreamHeader header_of(const StreamView<V>& view) {
-  return stream_header(view.range, view.dense, view.nnz(), dtype_of<V>);
+StreamHeader header_of(const StreamView<V>& view, WireFormat format) {
+  const bool packs = !view.dense && format.indices == IndexFormat::packed;
+  const std::uint64_t packed_bytes = packs ? kernels::packed_size(view.indices) : 0;
+  return stream_header(view.range, view.dense, view.nnz(), dtype_of<V>, format, packed_bytes);
 }
 
 // Writes a section and zeroes its padding.
@@ -41,10 +50,11 @@ void put(Bytes out, std::uint64_t begin, std::uint64_t end, ConstBytes section) 
 }
 
 template <class V>
-void put_blocked(const StreamView<V>& view, const Layout& layout, Bytes out) {
-  auto* const counts = reinterpret_cast<std::uint32_t*>(out.data() + layout.counts);
-  auto* const lows = reinterpret_cast<std::uint16_t*>(out.data() + layout.indices);
+void put_blocked(const StreamView<V>& view, Bytes section) {
   const std::uint64_t blocks = blocks_of(view.range.size());
+  const std::uint64_t counts_end = padded(4 * blocks);
+  auto* const counts = reinterpret_cast<std::uint32_t*>(section.data());
+  auto* const lows = reinterpret_cast<std::uint16_t*>(section.data() + counts_end);
   const auto first = static_cast<std::uint32_t>(view.range.begin);
   auto at = view.indices.begin();
   for (std::uint64_t block = 0; block < blocks; ++block) {
@@ -53,15 +63,28 @@ void put_blocked(const StreamView<V>& view, const Layout& layout, Bytes out) {
     at = next;
   }
   for (std::size_t i = 0; i < view.nnz(); ++i) lows[i] = static_cast<std::uint16_t>(view.indices[i] - first);
-  put(out, layout.counts + 4 * blocks, layout.indices, {});
-  put(out, layout.indices + 2 * view.nnz(), layout.values, {});
+  put(section, 4 * blocks, counts_end, {});
 }
 
 std::string text(std::uint64_t number) { return std::to_string(number); }
 
+// Nobody makes room for indices that so many bytes cannot hold, or reads more bytes than their raw form has.
+std::string index_bytes_error(const StreamHeader& header, std::uint64_t range_size) {
+  const std::uint64_t bytes = header.index_bytes;
+  const bool packed = header.index_format == IndexFormat::packed;
+  const std::uint64_t raw = fixed_index_bytes(IndexFormat::raw32, range_size, header.nnz);
+  const std::uint64_t fixed = fixed_index_bytes(header.index_format, range_size, header.nnz);
+  const bool right = packed ? bytes <= raw && bytes >= kernels::packed_size_least(header.nnz) : bytes == fixed;
+  return right ? "" : text(header.nnz) + " indices cannot take " + text(bytes) + " bytes";
+}
+
 // What is wrong with a header, or nothing.
 std::string header_error(const StreamHeader& header, DType dtype, IndexRange expected) {
-  if (header.magic != kStreamMagic) return "magic is " + text(header.magic) + ", not that of a stream";
+  constexpr std::uint32_t kMagicMask = 0xffffffU;
+  if ((header.magic & kMagicMask) != kStreamMagic) return "magic is " + text(header.magic) + ", not that of a stream";
+  if (header.magic >> 24 != kStreamVersion) {
+    return "version is " + text(header.magic >> 24) + ", expected " + text(kStreamVersion);
+  }
   if (header.kind != StreamKind::sparse && header.kind != StreamKind::dense) {
     return "kind is " + text(static_cast<std::uint64_t>(header.kind)) + ", neither sparse nor dense";
   }
@@ -75,42 +98,77 @@ std::string header_error(const StreamHeader& header, DType dtype, IndexRange exp
   }
   const bool sparse = header.kind == StreamKind::sparse;
   const IndexFormat format = header.index_format;
-  const bool known = sparse ? format == IndexFormat::raw32 || format == IndexFormat::blocked16
+  const bool known = sparse ? format >= IndexFormat::raw32 && format <= IndexFormat::packed
                             : format == IndexFormat::none;
   if (!known) return "index format is " + text(static_cast<std::uint64_t>(format)) + ", unknown for its kind";
   if (sparse ? header.nnz > expected.size() : header.nnz != expected.size()) {
     return "nnz is " + text(header.nnz) + " in a range of " + text(expected.size());
   }
-  return {};
+  if (header.value_format != ValueFormat::native) {
+    return "value format is " + text(static_cast<std::uint64_t>(header.value_format)) + ", unknown";
+  }
+  if (header.reserved != 0) return "its reserved bytes are " + text(header.reserved) + ", expected 0";
+  return index_bytes_error(header, expected.size());
 }
 
-// Indices from block counts and low halves. Returns false where the counts do not add up to the entries.
-bool widen(std::span<const std::uint32_t> counts, std::span<const std::uint16_t> lows, std::uint64_t range_begin,
-           std::span<std::uint32_t> indices) {
+// Indices from a section of block counts and low halves. Returns false where the counts do not add up to the entries.
+bool widen(ConstBytes section, IndexRange range, std::span<std::uint32_t> indices) {
+  const auto blocks = static_cast<std::size_t>(blocks_of(range.size()));
+  const auto* const counts = reinterpret_cast<const std::uint32_t*>(section.data());
+  const auto* const lows = reinterpret_cast<const std::uint16_t*>(section.data() + padded(4 * blocks));
   std::size_t at = 0;
-  for (std::size_t block = 0; block < counts.size(); ++block) {
-    if (counts[block] > lows.size() - at) return false;
-    const auto first = static_cast<std::uint32_t>(range_begin + block * kBlock);
+  for (std::size_t block = 0; block < blocks; ++block) {
+    if (counts[block] > indices.size() - at) return false;
+    const auto first = static_cast<std::uint32_t>(range.begin + block * kBlock);
     const std::size_t end = at + counts[block];
     for (; at < end; ++at) indices[at] = first + lows[at];
   }
-  return at == lows.size();
+  return at == indices.size();
+}
+
+template <class V>
+void write_message(const StreamView<V>& view, const StreamHeader& header, Bytes out) {
+  const Layout layout(header);
+  TELEGRAD_CHECK(out.size() == layout.end && reinterpret_cast<std::uintptr_t>(out.data()) % 8 == 0);
+  TELEGRAD_CHECK(view.dense ? view.nnz() == view.range.size() : view.indices.size() == view.nnz());
+  put(out, 0, layout.indices, std::as_bytes(std::span(&header, 1)));
+  const Bytes section = out.subspan(layout.indices, layout.values - layout.indices);
+  switch (header.index_format) {
+    case IndexFormat::none: break;
+    case IndexFormat::raw32: put(section, 0, 0, std::as_bytes(view.indices)); break;
+    case IndexFormat::blocked16: put_blocked(view, section); break;
+    case IndexFormat::packed:
+      TELEGRAD_CHECK(kernels::pack_indices(view.indices, section.first(header.index_bytes)) == header.index_bytes);
+      break;
+  }
+  put(section, header.index_bytes, section.size(), {});
+  put(out, layout.values, layout.end, std::as_bytes(view.values));
 }
 
 }  // namespace
 
 IndexFormat smaller_index_format(std::uint64_t range_size, std::uint64_t nnz) {
-  const std::uint64_t blocked = padded(4 * blocks_of(range_size)) + padded(2 * nnz);
-  return blocked < padded(4 * nnz) ? IndexFormat::blocked16 : IndexFormat::raw32;
+  const auto section = [&](IndexFormat format) { return padded(fixed_index_bytes(format, range_size, nnz)); };
+  return section(IndexFormat::blocked16) < section(IndexFormat::raw32) ? IndexFormat::blocked16 : IndexFormat::raw32;
 }
 
-StreamHeader stream_header(IndexRange range, bool dense, std::uint64_t nnz, DType dtype) {
-  return {.kind = dense ? StreamKind::dense : StreamKind::sparse,
-          .dtype = dtype,
-          .index_format = dense ? IndexFormat::none : smaller_index_format(range.size(), nnz),
-          .begin = range.begin,
-          .end = range.end,
-          .nnz = nnz};
+StreamHeader stream_header(IndexRange range, bool dense, std::uint64_t nnz, DType dtype, WireFormat format,
+                           std::uint64_t packed_bytes) {
+  StreamHeader header{.kind = dense ? StreamKind::dense : StreamKind::sparse,
+                      .dtype = dtype,
+                      .value_format = format.values,
+                      .begin = static_cast<std::uint32_t>(range.begin),
+                      .end = static_cast<std::uint32_t>(range.end),
+                      .nnz = static_cast<std::uint32_t>(nnz)};
+  if (dense) return header;
+  const bool raw = format.indices == IndexFormat::raw32;
+  header.index_format = raw ? IndexFormat::raw32 : smaller_index_format(range.size(), nnz);
+  header.index_bytes = fixed_index_bytes(header.index_format, range.size(), nnz);
+  if (format.indices == IndexFormat::packed && padded(packed_bytes) < padded(header.index_bytes)) {
+    header.index_format = IndexFormat::packed;
+    header.index_bytes = packed_bytes;
+  }
+  return header;
 }
 
 std::size_t encoded_size(const StreamHeader& header) { return static_cast<std::size_t>(Layout(header).end); }
@@ -125,29 +183,20 @@ std::string read_header(ConstBytes message, DType dtype, IndexRange expected, St
 }
 
 template <class V>
-std::size_t encoded_size(const StreamView<V>& view) {
-  return encoded_size(header_of(view));
+std::size_t encoded_size(const StreamView<V>& view, WireFormat format) {
+  return encoded_size(header_of(view, format));
 }
 
 template <class V>
-void encode_into(const StreamView<V>& view, Bytes out) {
-  const StreamHeader header = header_of(view);
-  const Layout layout(header);
-  TELEGRAD_CHECK(out.size() == layout.end && reinterpret_cast<std::uintptr_t>(out.data()) % 8 == 0);
-  TELEGRAD_CHECK(view.dense ? view.nnz() == view.range.size() : view.indices.size() == view.nnz());
-  put(out, 0, sizeof header, std::as_bytes(std::span(&header, 1)));
-  if (header.index_format == IndexFormat::blocked16) {
-    put_blocked(view, layout, out);
-  } else {
-    put(out, layout.indices, layout.values, std::as_bytes(view.indices));
-  }
-  put(out, layout.values, layout.end, std::as_bytes(view.values));
+void encode_into(const StreamView<V>& view, Bytes out, WireFormat format) {
+  write_message(view, header_of(view, format), out);
 }
 
 template <class V>
-Buffer encode(const StreamView<V>& view) {
-  Buffer out(encoded_size(view));
-  encode_into(view, out.bytes());
+Buffer encode(const StreamView<V>& view, WireFormat format) {
+  const StreamHeader header = header_of(view, format);
+  Buffer out(encoded_size(header));
+  write_message(view, header, out.bytes());
   return out;
 }
 
@@ -165,20 +214,21 @@ Decoded<V> decode(ConstBytes bytes, IndexRange expected) {
   view.values = {reinterpret_cast<const V*>(bytes.data() + layout.values), nnz};
   if (view.dense) return {view, {}};
 
-  Array<std::uint32_t> widened;
-  if (header.index_format == IndexFormat::raw32) {
-    view.indices = {reinterpret_cast<const std::uint32_t*>(bytes.data() + layout.indices), nnz};
-  } else {
-    widened = Array<std::uint32_t>(nnz);
+  const ConstBytes section = bytes.subspan(layout.indices, header.index_bytes);
+  Array<std::uint32_t> widened(header.index_format == IndexFormat::raw32 ? 0 : nnz);
+  if (header.index_format == IndexFormat::packed) {
+    if (!kernels::unpack_indices(section, widened.span())) return damaged("its indices were not packed by pack_indices");
     view.indices = widened.span();
-    const auto blocks = static_cast<std::size_t>(blocks_of(expected.size()));
-    if (!widen({reinterpret_cast<const std::uint32_t*>(bytes.data() + layout.counts), blocks},
-               {reinterpret_cast<const std::uint16_t*>(bytes.data() + layout.indices), nnz}, expected.begin,
-               widened.span())) {
+  } else {
+    if (header.index_format == IndexFormat::raw32) {
+      view.indices = {reinterpret_cast<const std::uint32_t*>(section.data()), nnz};
+    } else if (widen(section, expected, widened.span())) {
+      view.indices = widened.span();
+    } else {
       return damaged("its block counts do not add up to its " + text(nnz) + " entries");
     }
+    if (!kernels::strictly_increasing(view.indices)) return damaged("its indices are not strictly increasing");
   }
-  if (!kernels::strictly_increasing(view.indices)) return damaged("its indices are not strictly increasing");
   if (nnz != 0 && (view.indices.front() < expected.begin || view.indices.back() >= expected.end)) {
     return damaged("its indices go from " + text(view.indices.front()) + " to " + text(view.indices.back()) +
                    ", outside its range");
@@ -186,10 +236,10 @@ Decoded<V> decode(ConstBytes bytes, IndexRange expected) {
   return {view, std::move(widened)};
 }
 
-#define TELEGRAD_INSTANTIATE(V)                                  \
-  template std::size_t encoded_size(const StreamView<V>&);       \
-  template void encode_into(const StreamView<V>&, Bytes);        \
-  template Buffer encode(const StreamView<V>&);                  \
+#define TELEGRAD_INSTANTIATE(V)                                              \
+  template std::size_t encoded_size(const StreamView<V>&, WireFormat);       \
+  template void encode_into(const StreamView<V>&, Bytes, WireFormat);        \
+  template Buffer encode(const StreamView<V>&, WireFormat);                  \
   template Decoded<V> decode(ConstBytes, IndexRange);
 TELEGRAD_FOR_ENTRY_VALUES(TELEGRAD_INSTANTIATE)
 #undef TELEGRAD_INSTANTIATE

@@ -183,6 +183,26 @@ TEST("messages are as long as real ones, and read back what was written") {
   }
 }
 
+TEST("messages with packed indices are as long as real ones of random indices, within 1 %") {
+  Random random(6);
+  constexpr WireFormat kPacked{.indices = IndexFormat::packed};
+  for (const std::uint64_t n : {1UL, 7UL, 300'000UL, 1'000'000UL}) {
+    for (const double density : {0.0, 0.01, 0.1, 0.6, 1.0}) {
+      const SparseStream<float> stream = random_piece(n, {}, density, random);
+      const View counted{{0, n}, false, {.common = 0, .own = stream.nnz()}};
+      const std::size_t size = encoded_size(counted, kPacked);
+      const auto real = static_cast<double>(encoded_size(stream.view(), kPacked));
+      EXPECT(std::abs(static_cast<double>(size) / real - 1) < 0.01);
+      const SizeOnly size_only;
+      const Buffer message = encode(counted, kPacked);
+      EXPECT_EQ(message.size(), size);
+      const auto decoded = decode<CountedF32>(message.bytes(), {0, n});
+      REQUIRE(decoded.ok());
+      EXPECT_EQ(decoded.view().nnz(), stream.nnz());
+    }
+  }
+}
+
 TEST("damaged messages are found out") {
   const View view{{0, 100}, false, {.common = 3, .own = 4}};
   const auto error_after = [&](auto damage) {

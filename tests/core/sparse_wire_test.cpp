@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "kernel_samples.hpp"
+#include "kernels/pack_indices.hpp"
 #include "testing.hpp"
 
 namespace {
@@ -30,10 +31,14 @@ StreamHeader header_of(ConstBytes bytes) {
   return header;
 }
 
+constexpr WireFormat kPacked{.indices = IndexFormat::packed};
+constexpr WireFormat kRaw{.indices = IndexFormat::raw32};
+
 template <class V>
-void expect_round_trip(const StreamView<V>& view) {
-  const Buffer bytes = encode(view);
-  EXPECT_EQ(bytes.size(), encoded_size(view));
+void expect_round_trip(const StreamView<V>& view, WireFormat format) {
+  const Buffer bytes = encode(view, format);
+  EXPECT_EQ(bytes.size(), encoded_size(view, format));
+  EXPECT(bytes.size() <= encoded_size(view, kRaw));
   EXPECT_EQ(bytes.size() % 8, 0);
   auto read = decode<V>(bytes.bytes(), view.range);
   EXPECT_EQ(read.error(), "");
@@ -42,6 +47,11 @@ void expect_round_trip(const StreamView<V>& view) {
   EXPECT_EQ(decoded.view().dense, view.dense);
   EXPECT_EQ(decoded.view().range, view.range);
   EXPECT_EQ(bits_of(decoded.view()), bits_of(view));
+}
+
+template <class V>
+void expect_round_trip(const StreamView<V>& view) {
+  for (const WireFormat format : {WireFormat{}, kRaw, kPacked}) expect_round_trip(view, format);
 }
 
 TEST("a stream comes back bit by bit, whole and in slices, at every level") {
@@ -92,6 +102,33 @@ TEST("the smaller index format is chosen: two bytes for an index wherever there 
   }
 }
 
+TEST("the wish for an index format is met, but where another is as small") {
+  std::mt19937 random(24);
+  const auto format_of = [](const auto& view, WireFormat wish) {
+    return header_of(encode(view, wish).bytes()).index_format;
+  };
+  const auto many = random_stream<float>(random, 1'000'000, 0, 1'000'000, 0.01);
+  EXPECT(format_of(many.view(), kRaw) == IndexFormat::raw32);
+  EXPECT(format_of(many.view(), kPacked) == IndexFormat::packed);
+  EXPECT(format_of(many.view(), {.indices = IndexFormat::blocked16}) == IndexFormat::blocked16);
+  EXPECT(format_of(many.slice(0, 0), kPacked) == IndexFormat::raw32);
+  const std::vector<std::uint32_t> far{5, 4'000'000'000U};
+  const auto few = SparseStream<float>::sparse(kDimensionMost, far, std::vector<float>{1, 2});
+  EXPECT(format_of(few.view(), kPacked) == IndexFormat::raw32);
+  auto dense = random_stream<float>(random, 1000, 0, 1000, 0.5);
+  dense.to_dense();
+  EXPECT(format_of(dense.view(), kPacked) == IndexFormat::none);
+}
+
+TEST("packed indices make the message of 1 % as short as they are") {
+  std::mt19937 random(25);
+  const auto stream = random_stream<float>(random, 4'000'000, 0, 4'000'000, 0.01);
+  const auto nnz = static_cast<double>(stream.nnz());
+  const double index_bits = 8 * (static_cast<double>(encoded_size(stream.view(), kPacked)) - 32 - 4 * nnz) / nnz;
+  EXPECT(index_bits < 1.15 * 8.08);  // H(0.01) / 0.01 = 8.08
+  EXPECT(index_bits > 8.0);
+}
+
 TEST("messages laid one behind the other are read in place") {
   std::mt19937 random(21);
   const auto stream = random_stream<bf16>(random, 10'001, 0, 10'001, 0.1);
@@ -107,8 +144,8 @@ TEST("messages laid one behind the other are read in place") {
 
 // Encodes, lets `damage` change header and bytes, and expects the error to contain `part`.
 template <class V = float, class Damage>
-void expect_error(const StreamView<V>& view, std::string_view part, Damage damage) {
-  const Buffer bytes = encode(view);
+void expect_error(const StreamView<V>& view, std::string_view part, Damage damage, WireFormat format = {}) {
+  const Buffer bytes = encode(view, format);
   StreamHeader header = header_of(bytes.bytes());
   damage(header, bytes.bytes().subspan(sizeof header));
   std::memcpy(bytes.data(), &header, sizeof header);
@@ -135,16 +172,39 @@ TEST("each kind of damage has its own error") {
                [&](StreamHeader& h, Bytes) { h.index_format = static_cast<IndexFormat>(7); });
   expect_error(dense.view(), "index format is 1", [&](StreamHeader& h, Bytes) { h.index_format = IndexFormat::raw32; });
   expect_error(raw.view(), "nnz is 100001", [&](StreamHeader& h, Bytes) { h.nnz = 100'001; });
-  expect_error(raw.view(), "nnz is 18446744073709551615", [&](StreamHeader& h, Bytes) { h.nnz = ~std::uint64_t{0}; });
+  expect_error(raw.view(), "nnz is 4294967295", [&](StreamHeader& h, Bytes) { h.nnz = ~std::uint32_t{0}; });
   expect_error(dense.view(), "nnz is 99", [&](StreamHeader& h, Bytes) { h.nnz = 99; });
-  expect_error(raw.view(), "bytes, its header says", [&](StreamHeader& h, Bytes) { h.nnz = 5; });
-  expect_error(raw.view(), "bytes, its header says", [&](StreamHeader& h, Bytes) { h.nnz = 2; });
+  expect_error(raw.view(), "version is 1, expected 2", [&](StreamHeader& h, Bytes) { h.magic ^= 3U << 24; });
+  expect_error(raw.view(), "value format is 9", [&](StreamHeader& h, Bytes) { h.value_format = ValueFormat{9}; });
+  expect_error(raw.view(), "reserved bytes are 1", [&](StreamHeader& h, Bytes) { h.reserved = 1; });
+  expect_error(raw.view(), "5 indices cannot take 16 bytes", [&](StreamHeader& h, Bytes) { h.nnz = 5; });
+  expect_error(raw.view(), "4 indices cannot take 20 bytes", [&](StreamHeader& h, Bytes) { h.index_bytes = 20; });
+  expect_error(blocked.view(), "7 indices cannot take 21 bytes", [&](StreamHeader& h, Bytes) { --h.index_bytes; });
+  expect_error(dense.view(), "cannot take 8 bytes", [&](StreamHeader& h, Bytes) { h.index_bytes = 8; });
+  for (const std::uint32_t nnz : {2U, 5U}) {
+    expect_error(raw.view(), "bytes, its header says", [&](StreamHeader& h, Bytes) {
+      h.nnz = nnz;
+      h.index_bytes = 4 * nnz;
+    });
+  }
   expect_error(blocked.view(), "block counts do not add up", [&](StreamHeader&, Bytes b) { b[0] = std::byte{4}; });
   expect_error(blocked.view(), "block counts do not add up", [&](StreamHeader&, Bytes b) { b[3] = std::byte{255}; });
   expect_error(blocked.view(), "not strictly increasing", [&](StreamHeader&, Bytes b) { b[8] = std::byte{20}; });
   expect_error(blocked.view(), "outside its range", [&](StreamHeader&, Bytes b) { b[20] = std::byte{100}; });
   expect_error(raw.view(), "not strictly increasing", [&](StreamHeader&, Bytes b) { b[0] = std::byte{21}; });
   expect_error(raw.view(), "outside its range", [&](StreamHeader&, Bytes b) { b[14] = std::byte{2}; });
+
+  const auto packed = SparseStream<float>::sparse(1000, std::vector<std::uint32_t>{10, 20, 30, 40, 50, 60, 70},
+                                                  std::vector<float>{1, 2, 3, 4, 5, 6, 7});
+  const std::size_t packed_bytes = kernels::packed_size(packed.indices());
+  EXPECT(header_of(encode(packed.view(), kPacked).bytes()).index_format == IndexFormat::packed);
+  expect_error(packed.view(), "not packed", [&](StreamHeader&, Bytes b) { b[7] = std::byte{255}; }, kPacked);
+  expect_error(packed.view(), "not packed", [&](StreamHeader&, Bytes b) { b[packed_bytes - 1] = {}; }, kPacked);
+  expect_error(packed.view(), "outside its range", [&](StreamHeader&, Bytes b) { b[1] = std::byte{4}; }, kPacked);
+  expect_error(packed.view(), "cannot take 7", [&](StreamHeader& h, Bytes) { h.index_bytes = 7; }, kPacked);
+  expect_error(packed.view(), "cannot take 29", [&](StreamHeader& h, Bytes) { h.index_bytes = 29; }, kPacked);
+  expect_error(packed.view(), "cannot take 18446744073709551615",
+               [&](StreamHeader& h, Bytes) { h.index_bytes = ~std::uint64_t{0}; }, kPacked);
 
   const Buffer bytes = encode(raw.view());
   EXPECT(decode<float>(bytes.bytes().first(31), raw.view().range).error().find("31 bytes") != std::string::npos);
@@ -174,7 +234,7 @@ TEST("damaged and truncated messages are refused or sound, never worse") {
     const std::uint64_t end = begin + random() % 70'000;
     auto stream = random_stream<float>(random, end, begin, end, random() % 2 == 0 ? 0.0005 : 0.01);
     if (random() % 8 == 0) stream.to_dense();
-    const Buffer bytes = encode(stream.slice(begin, end));
+    const Buffer bytes = encode(stream.slice(begin, end), random() % 2 == 0 ? kPacked : WireFormat{});
     const int changes = 1 + static_cast<int>(random() % 4);
     for (int change = 0; change < changes; ++change) {
       // Half of the damage goes into header and counts, where it matters most.
@@ -194,10 +254,11 @@ TEST("random bytes behind a right header are refused or sound") {
   for (int round = 0; round < 4000; ++round) {
     StreamHeader header;
     header.kind = random() % 4 == 0 ? StreamKind::dense : StreamKind::sparse;
-    header.index_format = static_cast<IndexFormat>(random() % 3);
-    header.begin = random() % 1000;
-    header.end = header.begin + random() % 200'000;
-    header.nnz = random() % 64;
+    header.index_format = static_cast<IndexFormat>(random() % 4);
+    header.begin = static_cast<std::uint32_t>(random() % 1000);
+    header.end = header.begin + static_cast<std::uint32_t>(random() % 200'000);
+    header.nnz = static_cast<std::uint32_t>(random() % 64);
+    header.index_bytes = random() % 256;
     std::vector<std::byte> bytes(sizeof header + 8 * (random() % 80));
     for (std::byte& byte : bytes) byte = static_cast<std::byte>(random() % 3 == 0 ? random() : 0);
     std::memcpy(bytes.data(), &header, sizeof header);
