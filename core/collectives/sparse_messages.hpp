@@ -15,6 +15,7 @@
 #include "sparse/slices.hpp"
 #include "sparse/stream.hpp"
 #include "sparse/wire.hpp"
+#include "transport/envelope.hpp"
 #include "transport/transport.hpp"
 
 namespace telegrad {
@@ -42,13 +43,21 @@ double memory_delta(std::uint64_t dimension, double switch_factor) {
   return switch_entries(dimension, sizeof(V), 4, switch_factor);
 }
 
+/// How a sparse reduction is to be done; the same on all ranks.
+struct SparseReduction {
+  Reduction reduction = Reduction::sum;
+  double switch_factor = 1.0;  // scales δ, see switch_entries()
+  Algorithm algorithm = Algorithm::split_allgather;
+  WireFormat wire;
+};
+
 /// Densely where that is shorter.
 template <class V>
-Buffer encode_share(const StreamView<V>& share, Reduction reduction, double switch_factor) {
-  const bool stays = share.dense || static_cast<double>(share.nnz()) <= wire_delta<V>(share.range, switch_factor);
-  if (stays) return encode(share);
-  const OwnedSlice<V> dense = dense_slice(share, reduction);
-  return encode(dense.view());
+Buffer encode_share(const StreamView<V>& share, const SparseReduction& how) {
+  const bool stays = share.dense || static_cast<double>(share.nnz()) <= wire_delta<V>(share.range, how.switch_factor);
+  if (stays) return encode(share, how.wire);
+  const OwnedSlice<V> dense = dense_slice(share, how.reduction);
+  return encode(dense.view(), how.wire);
 }
 
 /// Contents decide what is sent next: so this work also runs where that of other collectives is left out.

@@ -72,8 +72,7 @@ template <class V>
 struct Split {
   Transport& net;
   const SparseStream<V>& mine;
-  Reduction reduction;
-  double switch_factor;
+  const SparseReduction& how;
 
   IndexRange slice(Rank owner) const { return slice_of(mine.dimension(), net.size(), owner); }
   StreamView<V> share(Rank owner) const { return mine.slice(slice(owner).begin, slice(owner).end); }
@@ -106,7 +105,7 @@ Task<void> send_short_shares(const Split<V>& split) {
       bytes += bytes_of(batch.back());
     }
     co_await decide(net, bytes, [&] {
-      for (const auto& share : batch) encoded.push_back(encode_share(share, split.reduction, split.switch_factor));
+      for (const auto& share : batch) encoded.push_back(encode_share(share, split.how));
     });
     for (Buffer& share : encoded) {
       const Rank to = split.ahead(distance);
@@ -171,7 +170,7 @@ Task<void> sum_short_shares(const Split<V>& split, double delta, OwnedSlice<V>& 
   Transport& net = split.net;
   const Rank rank = net.rank();
   const IndexRange owned = split.slice(rank);
-  const Buffer nothing = encode(SparseStream<V>(split.mine.dimension()).slice(owned.begin, owned.end));
+  const Buffer nothing = encode(SparseStream<V>(split.mine.dimension()).slice(owned.begin, owned.end), split.how.wire);
   const KeptMessages shares = co_await receive_short_shares(split, nothing.bytes());
   std::vector<ConstBytes> incoming = shares.by_source(net.size(), nothing.bytes());
   incoming[rank] = {};
@@ -182,7 +181,7 @@ Task<void> sum_short_shares(const Split<V>& split, double delta, OwnedSlice<V>& 
   std::vector<StreamView<V>> views;
   views.reserve(decoded.size());
   for (const auto& one : decoded) views.push_back(one.view());
-  sum = co_await reduce_shares<V>(net, std::move(views), split.reduction, delta);
+  sum = co_await reduce_shares<V>(net, std::move(views), split.how.reduction, delta);
 }
 
 template <class V>
@@ -216,7 +215,7 @@ class Rounds {
     for (Rank source = 0; source < net.size(); ++source) {
       views.push_back(source == net.rank() ? split_.share(source) : shares_[source].decoded->view());
     }
-    co_return co_await reduce_shares<V>(net, std::move(views), split_.reduction, delta_);
+    co_return co_await reduce_shares<V>(net, std::move(views), split_.how.reduction, delta_);
   }
 
  private:
@@ -227,7 +226,7 @@ class Rounds {
 
   Task<void> encode_for(Rank distance) {
     const StreamView<V> share = split_.share(split_.ahead(distance));
-    co_await decide(split_.net, bytes_of(share), [&] { next_ = encode_share(share, split_.reduction, split_.switch_factor); });
+    co_await decide(split_.net, bytes_of(share), [&] { next_ = encode_share(share, split_.how); });
   }
   Task<void> decode_from(Rank distance) {
     const Rank source = split_.behind(distance);
@@ -257,22 +256,21 @@ class Rounds {
 }  // namespace
 
 template <class V>
-Task<OwnedSlice<V>> reduce_owned_slice(Transport& net, const SparseStream<V>& mine, Reduction reduction,
-                                       double switch_factor) {
-  const Split<V> split{net, mine, reduction, switch_factor};
-  const double delta = wire_delta<V>(split.slice(net.rank()), switch_factor);
+Task<OwnedSlice<V>> reduce_owned_slice(Transport& net, const SparseStream<V>& mine, const SparseReduction& how) {
+  const Split<V> split{net, mine, how};
+  const double delta = wire_delta<V>(split.slice(net.rank()), how.switch_factor);
   const Rank size = net.size();
   OwnedSlice<V> sum;
   if (size == 1) {
     std::vector<StreamView<V>> whole{mine.view()};
-    sum = co_await reduce_shares<V>(net, std::move(whole), reduction, delta);
+    sum = co_await reduce_shares<V>(net, std::move(whole), how.reduction, delta);
   } else if (bytes_of(mine.view()) / size < kShortBytes) {
     sum = co_await overlap_rounds(split, delta);
   } else {
     Rounds<V> rounds(split, delta);
     sum = co_await rounds.run();
   }
-  if (reduction == Reduction::avg) {
+  if (how.reduction == Reduction::avg) {
     co_await decide(net, sum.view().nnz() * sizeof(V), [&] { scale(sum, 1.0 / size); });
   }
   co_return sum;
@@ -284,7 +282,7 @@ Step split_steps(const Transport& net, std::uint64_t dimension) {
 }
 
 #define TELEGRAD_INSTANTIATE(V)                                                                           \
-  template Task<OwnedSlice<V>> reduce_owned_slice(Transport&, const SparseStream<V>&, Reduction, double); \
+  template Task<OwnedSlice<V>> reduce_owned_slice(Transport&, const SparseStream<V>&, const SparseReduction&); \
   template Step split_steps<V>(const Transport&, std::uint64_t);
 TELEGRAD_FOR_ENTRY_VALUES(TELEGRAD_INSTANTIATE)
 TELEGRAD_INSTANTIATE(CountedF32)

@@ -1,6 +1,7 @@
 #pragma once
 
 #include "base/types.hpp"
+#include "collectives/sparse_messages.hpp"
 #include "sparse/slices.hpp"
 #include "sparse/stream.hpp"
 #include "transport/transport.hpp"
@@ -11,8 +12,7 @@ namespace telegrad {
 /// entries there: with k entries per rank, spread evenly, k(P−1)/P each way. Dense where that is shorter on the wire (see
 /// switch_entries()). Its entries are added in the order of ranks. Uses steps [0, split_steps()).
 template <class V>
-Task<OwnedSlice<V>> reduce_owned_slice(Transport& net, const SparseStream<V>& mine, Reduction reduction,
-                                       double switch_factor);
+Task<OwnedSlice<V>> reduce_owned_slice(Transport& net, const SparseStream<V>& mine, const SparseReduction& how);
 
 template <class V>
 Step split_steps(const Transport& net, std::uint64_t dimension);

@@ -1,0 +1,69 @@
+// Sparse reduce-scatter round a ring, the counterpart of the dense one (Patarasuk, Yuan, J. Parallel and Distributed
+// Computing 69(2), 2009, §4): slice b begins at rank b + 1 and grows on its way to rank b.
+#include "collectives/sparse_ring.hpp"
+
+#include <utility>
+#include <vector>
+
+#include "collectives/any_size.hpp"
+
+namespace telegrad {
+namespace {
+
+template <class V>
+Step steps_of_message(const Transport& net, std::uint64_t dimension) {
+  return any_size_steps(net, most_bytes<V>(slice_of(dimension, net.size(), 0)));
+}
+
+}  // namespace
+
+template <class V>
+Task<OwnedSlice<V>> ring_owned_slice(Transport& net, const SparseStream<V>& mine, const SparseReduction& how) {
+  const Rank size = net.size();
+  const Rank left = (net.rank() + size - 1) % size;
+  const Rank right = (net.rank() + 1) % size;
+  const std::size_t most = most_bytes<V>(slice_of(mine.dimension(), size, 0));
+  const auto before = [&](Rank distance) { return slice_of(mine.dimension(), size, (net.rank() + size - distance) % size); };
+  const auto share = [&](IndexRange slice) { return mine.slice(slice.begin, slice.end); };
+
+  OwnedSlice<V> sum;
+  if (size == 1) {
+    const std::vector<StreamView<V>> whole{mine.view()};
+    const double delta = wire_delta<V>({0, mine.dimension()}, how.switch_factor);
+    co_await decide(net, bytes_of(whole[0]), [&] { sum = reduce_slices<V>(whole, how.reduction, delta); });
+  }
+  Buffer leaving;
+  for (Rank t = 0; t + 1 < size; ++t) {
+    const StreamView<V> partial = t == 0 ? share(before(1)) : sum.view();
+    co_await decide(net, bytes_of(partial), [&] { leaving = encode_share(partial, how); });
+    const Step step = t * steps_of_message<V>(net, mine.dimension());
+    const Buffer message = co_await exchange_any_size(net, right, left, step, leaving.bytes(), most);
+    const IndexRange slice = before(t + 2);
+    const Decoded<V> came = decode<V>(message.bytes(), slice);
+    co_await check_decoded(net, left, came);
+    const std::vector<StreamView<V>> both{came.view(), share(slice)};
+    const double delta = wire_delta<V>(slice, how.switch_factor);
+    const std::size_t bytes = bytes_of(both[0]) + bytes_of(both[1]);
+    OwnedSlice<V> grown;
+    co_await decide(net, bytes, [&] { grown = reduce_slices<V>(both, how.reduction, delta); });
+    sum = std::move(grown);
+  }
+  if (how.reduction == Reduction::avg) {
+    co_await decide(net, sum.view().nnz() * sizeof(V), [&] { scale(sum, 1.0 / size); });
+  }
+  co_return sum;
+}
+
+template <class V>
+Step ring_steps(const Transport& net, std::uint64_t dimension) {
+  return (net.size() - 1) * steps_of_message<V>(net, dimension);
+}
+
+#define TELEGRAD_INSTANTIATE(V)                                                                                \
+  template Task<OwnedSlice<V>> ring_owned_slice(Transport&, const SparseStream<V>&, const SparseReduction&); \
+  template Step ring_steps<V>(const Transport&, std::uint64_t);
+TELEGRAD_FOR_ENTRY_VALUES(TELEGRAD_INSTANTIATE)
+TELEGRAD_INSTANTIATE(CountedF32)
+#undef TELEGRAD_INSTANTIATE
+
+}  // namespace telegrad

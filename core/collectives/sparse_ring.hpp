@@ -1,0 +1,19 @@
+#pragma once
+
+#include "base/types.hpp"
+#include "collectives/sparse_messages.hpp"
+#include "sparse/slices.hpp"
+#include "sparse/stream.hpp"
+#include "transport/transport.hpp"
+
+namespace telegrad {
+
+/// As reduce_owned_slice(), but the sum of a slice travels round a ring, to the right, and every rank adds its entries: a
+/// baseline, which sends each entry up to P − 1 times. Uses steps [0, ring_steps()).
+template <class V>
+Task<OwnedSlice<V>> ring_owned_slice(Transport& net, const SparseStream<V>& mine, const SparseReduction& how);
+
+template <class V>
+Step ring_steps(const Transport& net, std::uint64_t dimension);
+
+}  // namespace telegrad
