@@ -52,6 +52,22 @@ RequestPtr make_all_reduce(const AllreduceTable& table, const Dense& dense) {
   });
 }
 
+RequestPtr make_all_reduce_quantised(const Dense& dense, QuantisedSum how, Bytes error) {
+  TELEGRAD_CHECK(dense.dtype == DType::f32 && dense.algorithm == Algorithm::automatic);
+  how.reduction = dense.reduction;
+  const Call call{.operation = Operation::allreduce,
+                  .dtype = dense.dtype,
+                  .reduction = dense.reduction,
+                  .algorithm = Algorithm::split_allgather,
+                  .count = dense.input.size() / size_of(dense.dtype),
+                  .wire = how.encoding};
+  return request(call, [dense, how, error, count = static_cast<std::size_t>(call.count)](Transport& net) {
+    return allreduce_quantised(net, how, {reinterpret_cast<const float*>(dense.input.data()), count},
+                               {reinterpret_cast<float*>(dense.output.data()), count},
+                               {reinterpret_cast<float*>(error.data()), error.size() / sizeof(float)});
+  });
+}
+
 RequestPtr make_reduce(Rank size, const Dense& dense, Rank root) {
   TELEGRAD_CHECK(root < size && dense.algorithm == Algorithm::automatic);
   const Call call{.operation = Operation::reduce,

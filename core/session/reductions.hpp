@@ -7,6 +7,7 @@
 #include <span>
 
 #include "base/types.hpp"
+#include "collectives/allreduce_quantised.hpp"
 #include "collectives/choice.hpp"
 #include "collectives/partition.hpp"
 #include "session/request.hpp"
@@ -31,6 +32,9 @@ struct SparseSum {
 
 /// `table` chooses the algorithm if none is named; all ranks hold the same.
 RequestPtr make_all_reduce(const AllreduceTable& table, const Dense& dense);
+/// The same of f32, in messages that hold values as `how.encoding`; `how.reduction` is not looked at, and `algorithm` must
+/// be automatic. `error`: empty, or as long as the input; see allreduce_quantised.
+RequestPtr make_all_reduce_quantised(const Dense& dense, QuantisedSum how, Bytes error);
 /// To `root`, on whose rank alone `output` is looked at. `algorithm` must be automatic, here and below.
 RequestPtr make_reduce(Rank size, const Dense& dense, Rank root);
 /// `output`: this rank's block of `partition`, which is the same on all ranks.

@@ -68,6 +68,19 @@ const char* name_of(Reduction reduction) {
   return "unknown";
 }
 
+const char* name_of(ValueEncoding encoding) {
+  switch (encoding) {
+    case ValueEncoding::native: return "native";
+    case ValueEncoding::bf16: return "bf16";
+    case ValueEncoding::f16: return "f16";
+    case ValueEncoding::int8: return "int8";
+    case ValueEncoding::qsgd8: return "qsgd8";
+    case ValueEncoding::qsgd4: return "qsgd4";
+    case ValueEncoding::qsgd2: return "qsgd2";
+  }
+  return "unknown";
+}
+
 std::string describe(const Call& call) {
   if (is_point_to_point(call)) {
     return std::string(name_of(call.operation)) + "(count=" + std::to_string(call.count) + ", dtype=" +
@@ -84,6 +97,7 @@ std::string describe(const Call& call) {
     text += std::string(", switch_factor=") + factor;
   }
   if (call.layout != 0) text += ", layout=" + std::to_string(call.layout);
+  if (call.wire != ValueEncoding::native) text += std::string(", wire=") + name_of(call.wire);
   return text + ")";
 }
 

@@ -2,6 +2,7 @@
 // What every message says about itself. It is compared on arrival with what this rank is doing, before any payload is
 // looked at. A plain struct on the wire: the join handshake makes sure that all ranks agree on its layout.
 
+#include <array>
 #include <cstdint>
 #include <string>
 #include <type_traits>
@@ -10,7 +11,7 @@
 
 namespace telegrad {
 
-inline constexpr std::uint32_t kWireVersion = 4;
+inline constexpr std::uint32_t kWireVersion = 5;
 
 // Part of the wire format: append, never renumber.
 enum class Operation : std::uint8_t {
@@ -46,10 +47,12 @@ struct Call {
   std::uint64_t count = 0;  // elements; for a sparse operation the dimension
   double switch_factor = 0;  // of a sparse operation
   std::uint64_t layout = 0;  // where ranks have blocks of different lengths: a digest of the lengths; send, receive: the tag
+  ValueEncoding wire = ValueEncoding::native;  // of a dense reduction's values
+  std::array<std::uint8_t, 7> reserved{};
 
   friend bool operator==(const Call&, const Call&) = default;
 };
-static_assert(sizeof(Call) == 32);
+static_assert(sizeof(Call) == 40);
 
 /// What two ranks do between themselves: others know nothing of it, and it has no number among the operations.
 inline bool is_point_to_point(const Call& call) {
@@ -62,6 +65,7 @@ const char* name_of(Operation operation);
 const char* name_of(Algorithm algorithm);
 const char* name_of(DType dtype);
 const char* name_of(Reduction reduction);
+const char* name_of(ValueEncoding encoding);
 
 struct Envelope {
   std::uint32_t epoch = 0;         // which incarnation of the job: messages of an earlier one are dropped
@@ -73,6 +77,6 @@ struct Envelope {
   std::uint64_t length = 0;  // payload bytes
   Call call;
 };
-static_assert(sizeof(Envelope) == 64 && std::is_trivially_copyable_v<Envelope>);
+static_assert(sizeof(Envelope) == 72 && std::is_trivially_copyable_v<Envelope>);
 
 }  // namespace telegrad

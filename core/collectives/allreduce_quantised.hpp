@@ -1,0 +1,27 @@
+#pragma once
+
+#include <span>
+
+#include "base/types.hpp"
+#include "kernels/quantise.hpp"
+#include "transport/transport.hpp"
+
+namespace telegrad {
+
+/// What allreduce_quantised needs to know beside its vectors. All ranks pass the same, but for the key's rank.
+struct QuantisedSum {
+  ValueEncoding encoding = ValueEncoding::native;
+  kernels::QuantisationKey key;  // its rank is this one's, whatever it says
+  Reduction reduction = Reduction::sum;  // or avg
+};
+
+/// output = the sum (or mean) of all ranks' inputs, the same bits on every rank, in messages that hold values as
+/// `how.encoding`. All vectors have the same length on all ranks; `output` may be `input`. `error`, unless empty, has that
+/// length too, and memory of its own: it receives what rounding lost on this rank, such that the sum over ranks of
+/// error + sum, or error + size() · mean, is the sum of all inputs, but for f32's own rounding; zeros where values that
+/// are NaN or infinite left nothing to keep. `output` is written only once this rank has heard from every other; `error`
+/// as values are encoded, so after a failure it is of no use.
+Task<void> allreduce_quantised(Transport& net, const QuantisedSum& how, std::span<const float> input,
+                               std::span<float> output, std::span<float> error = {});
+
+}  // namespace telegrad
