@@ -11,21 +11,22 @@ import numpy as np
 
 from telegrad import _core
 from telegrad.comm.arguments import checked_root
-from telegrad.comm.coo import is_coo, stream_of_coo
 from telegrad.comm.member import Member
 from telegrad.comm.reduction import (
     DENSE_ALGORITHMS,
     NAMED_DENSE,
     SPARSE_ALGORITHMS,
     algorithm_of,
+    neutral_element,
     reduction_of,
     sparse_reduction_of,
 )
 from telegrad.comm.tensors import HostBuffer, address, empty_like, overlap, reducible
 from telegrad.comm.work import Work
 from telegrad.stream import SparseStream
+from telegrad.stream.coo import is_coo
 
-_DTYPES = {"f32": _core.DType.f32, "bf16": _core.DType.bf16}
+_DTYPES = {name: getattr(_core.DType, name) for name in ("f32", "f64", "bf16", "f16")}
 
 
 class Reductions(Member):
@@ -47,11 +48,14 @@ class Reductions(Member):
         is overwritten with the result, and ``None`` returned; with ``out`` (as ``x``; no part of its memory, or all)
         the result goes there, and ``x`` stays as it is. For a SparseStream or a ``torch.sparse_coo`` tensor the result
         is a new one, returned; ranks may hold any number of entries. With ``async_op=True`` a Work is returned;
-        ``work.result()`` gives the tensor or stream. ``op``: ``"sum"``, ``"avg"`` (of floats), and for dense ``x``
-        ``"prod"``, ``"min"`` or ``"max"``; see ReduceOp. 16-bit floats are added and multiplied in float32 and rounded
-        after each step, also before an average is divided. ``algorithm``: ``"auto"``, dense ``"ring"``,
-        ``"recursive_doubling"`` or ``"rabenseifner"``, sparse ``"split_allgather"``. ``switch_factor``: a sparse sum is
-        held densely once it has more than this times the number of entries at which both take the same bytes.
+        ``work.result()`` gives the tensor or stream. ``op``: ``"sum"``, ``"avg"`` (of floats), ``"prod"``, ``"min"``,
+        ``"max"`` or ``"max_abs"``; see ReduceOp. An index that a stream does not have is neutral in it: the minimum of
+        streams is that of their entries, and a result that is held densely has infinity where no rank has an entry (1
+        for ``"prod"``, -infinity for ``"max"``, else 0); see ``SparseStream.absent``. 16-bit floats are added and
+        multiplied in float32 and rounded after each step, also before an average is divided. ``algorithm``:
+        ``"auto"``, dense ``"ring"``, ``"recursive_doubling"`` or ``"rabenseifner"``, sparse ``"split_allgather"``.
+        ``switch_factor``: a sparse sum is held densely once it has more than this times the number of entries at which
+        both take the same bytes.
         """
         if type(x) is np.ndarray and out is None and isinstance(op, str):  # most calls: so they take the short way
             named = NAMED_DENSE.get((op, algorithm))
@@ -66,8 +70,15 @@ class Reductions(Member):
         if isinstance(x, SparseStream):
             return self._reduce_stream(x, op, algorithm, switch_factor, async_op, lambda total: total)
         if is_coo(x):
-            stream, back = stream_of_coo(x)
-            return self._reduce_stream(stream, op, algorithm, switch_factor, async_op, back)
+            shape, sparse_dim = tuple(x.shape), x.sparse_dim()
+            return self._reduce_stream(
+                SparseStream.from_coo(x),
+                op,
+                algorithm,
+                switch_factor,
+                async_op,
+                lambda total: total.to_coo(shape, sparse_dim),
+            )
         core, buffer = self._usable(), reducible(x, "x", writable=out is None)
         into = buffer if out is None else _result_of(buffer, x, out)
         reduction, chosen = reduction_of(op, buffer.dtype), algorithm_of(algorithm, DENSE_ALGORITHMS)
@@ -159,8 +170,10 @@ class Reductions(Member):
     ) -> Work | None:
         """Writes the dense reduction of all ranks' streams into ``out``.
 
-        ``out``: ``stream.n`` elements of the values' dtype, any shape. ``op``: ``"sum"`` or ``"avg"``. Faster than
-        making a sparse result dense; ``out`` must not share memory with the stream.
+        ``out``: ``stream.n`` elements of the values' dtype, any shape. ``op`` as for all_reduce: where no rank has an
+        entry, ``out`` becomes the neutral element (0 for ``"sum"``, ``"avg"`` and ``"max_abs"``, 1 for ``"prod"``,
+        infinity for ``"min"``, -infinity for ``"max"``). Faster than making a sparse result dense; ``out`` must not
+        share memory with the stream.
         """
         if not isinstance(stream, SparseStream):
             raise TypeError(
@@ -207,13 +220,14 @@ class Reductions(Member):
     ) -> Any:
         core = self._usable()
         indices, values = stream.raw_indices, stream.raw_values
+        reduction = sparse_reduction_of(op)
         request = core.all_reduce_sparse(
             address(indices),
             address(values),
             indices.size,
             stream.n,
             _DTYPES[stream.dtype],
-            sparse_reduction_of(op),
+            reduction,
             algorithm_of(algorithm, SPARSE_ALGORITHMS),
             _checked_factor(switch_factor),
             not async_op,
@@ -221,7 +235,10 @@ class Reductions(Member):
 
         def finish(done: _core.Request) -> Any:
             sum_indices, sum_values = done.sparse_result()
-            return convert(SparseStream.trusted(sum_indices, sum_values, stream.n, of_torch=stream.of_torch))
+            total = SparseStream.trusted(
+                sum_indices, sum_values, stream.n, of_torch=stream.of_torch, absent=neutral_element(reduction)
+            )
+            return convert(total)
 
         if async_op:
             return self._work(request, "all_reduce", (indices, values), finish)
