@@ -158,6 +158,7 @@ void bind_communicator(nb::module_& module) {
       .def_prop_ro("rank", &Communicator::rank)
       .def_prop_ro("size", &Communicator::size)
       .def_prop_ro("driver", &Communicator::driver_name)
+      .def_prop_ro("shares_memory", &Communicator::shares_memory)
       .def("abort", &Communicator::abort, nb::arg("reason"), nb::call_guard<nb::gil_scoped_release>())
       .def("close", &Communicator::close, nb::call_guard<nb::gil_scoped_release>())
       .def("counters", &counters_of)

@@ -54,13 +54,20 @@ NB_MODULE(_core, module) {
                                 Reduction::max_abs}) {
     reduction.value(name_of(value), value);
   }
+  nb::enum_<ValueEncoding> encoding(module, "ValueEncoding");
+  for (auto value = static_cast<std::uint8_t>(ValueEncoding::native);
+       value <= static_cast<std::uint8_t>(ValueEncoding::qsgd2); ++value) {
+    encoding.value(name_of(static_cast<ValueEncoding>(value)), static_cast<ValueEncoding>(value));
+  }
   nb::enum_<Algorithm>(module, "Algorithm")
       .value("auto", Algorithm::automatic)
       .value("ring", Algorithm::ring)
       .value("recursive_doubling", Algorithm::recursive_doubling)
       .value("split_allgather", Algorithm::split_allgather)
+      .value("split_dense_allgather", Algorithm::split_dense_allgather)
       .value("rabenseifner", Algorithm::rabenseifner);
 
+  bind_sparse_reduction(module);
   bind_communicator(module);
   bind_kernels(module);
   bind_explorer(module);

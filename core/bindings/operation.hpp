@@ -14,10 +14,19 @@
 #include <utility>
 
 #include "bindings/binding.hpp"
-#include "kernels/arithmetic.hpp"
 #include "progress/completion_queue.hpp"
 #include "progress/engine.hpp"
 #include "session/reductions.hpp"
+
+namespace nanobind::detail {
+
+template <>
+struct dtype_traits<telegrad::f16> {
+  static constexpr dlpack::dtype value{static_cast<std::uint8_t>(dlpack::dtype_code::Float), 16, 1};
+  static constexpr auto name = const_name("float16");
+};
+
+}  // namespace nanobind::detail
 
 namespace telegrad::bindings {
 
@@ -44,11 +53,11 @@ nb::object owned_array(Array<V> array) {
   const std::size_t size = array.size();
   auto* const kept = new Array<V>(std::move(array));
   const nb::capsule owner(kept, [](void* pointer) noexcept { delete static_cast<Array<V>*>(pointer); });
-  using Element = std::conditional_t<kernels::NarrowFloat<V>, std::uint16_t, V>;
+  using Element = std::conditional_t<std::is_same_v<V, bf16>, std::uint16_t, V>;
   return nb::cast(nb::ndarray<nb::numpy, Element, nb::ndim<1>>(kept->data(), {size}, owner));
 }
 
-// (indices or None when dense, values); 16-bit values as their bits.
+// (indices or None when dense, values); bf16 values as their 16 bits.
 template <class V>
 nb::object stream_as_arrays(SparseStream<V> stream) {
   if (stream.is_dense()) return nb::make_tuple(nb::none(), owned_array(stream.take_values()));

@@ -83,30 +83,24 @@ void bind_reductions(nb::class_<Self>& type) {
           nb::arg("input"), nb::arg("output"), nb::arg("counts"), nb::arg("dtype"), nb::arg("reduction"), blocking)
       .def(
           "all_reduce_sparse",
-          [](const Pointer& self, std::uintptr_t indices, std::uintptr_t values, std::size_t nnz,
-             std::uint64_t n, DType dtype, Reduction reduction, Algorithm, double switch_factor,
-             bool caller_waits) {
-            const auto start = [&]<class V>(SparseStream<V> stream) {
-              return begin(self, make_all_reduce(std::move(stream), reduction, switch_factor), caller_waits);
-            };
-            return on_entry_type(dtype, [&]<class V>(V) { return start(stream_of<V>(indices, values, nnz, n)); });
+          [](const Pointer& self, std::uintptr_t indices, std::uintptr_t values, std::size_t nnz, std::uint64_t n,
+             DType dtype, const SparseReduction& how, bool caller_waits) {
+            return on_entry_type(dtype, [&]<class V>(V) {
+              return begin(self, make_all_reduce(stream_of<V>(indices, values, nnz, n), how), caller_waits);
+            });
           },
-          nb::arg("indices"), nb::arg("values"), nb::arg("nnz"), nb::arg("n"), nb::arg("dtype"), nb::arg("reduction"),
-          nb::arg("algorithm"), nb::arg("switch_factor"), blocking)
+          nb::arg("indices"), nb::arg("values"), nb::arg("nnz"), nb::arg("n"), nb::arg("dtype"), nb::arg("how"), blocking)
       .def(
           "all_reduce_sparse_into",
-          [](const Pointer& self, std::uintptr_t indices, std::uintptr_t values, std::size_t nnz,
-             std::uint64_t n, DType dtype, Reduction reduction, Algorithm, double switch_factor,
-             std::uintptr_t output, bool caller_waits) {
-            const auto start = [&]<class V>(SparseStream<V> stream) {
-              return begin(
-                  self, make_all_reduce_into(std::move(stream), memory<V>(output, n), reduction, switch_factor),
-                  caller_waits);
-            };
-            return on_entry_type(dtype, [&]<class V>(V) { return start(stream_of<V>(indices, values, nnz, n)); });
+          [](const Pointer& self, std::uintptr_t indices, std::uintptr_t values, std::size_t nnz, std::uint64_t n,
+             DType dtype, const SparseReduction& how, std::uintptr_t output, bool caller_waits) {
+            return on_entry_type(dtype, [&]<class V>(V) {
+              SparseStream<V> stream = stream_of<V>(indices, values, nnz, n);
+              return begin(self, make_all_reduce_into(std::move(stream), memory<V>(output, n), how), caller_waits);
+            });
           },
-          nb::arg("indices"), nb::arg("values"), nb::arg("nnz"), nb::arg("n"), nb::arg("dtype"), nb::arg("reduction"),
-          nb::arg("algorithm"), nb::arg("switch_factor"), nb::arg("output"), blocking);
+          nb::arg("indices"), nb::arg("values"), nb::arg("nnz"), nb::arg("n"), nb::arg("dtype"), nb::arg("how"),
+          nb::arg("output"), blocking);
 }
 
 }  // namespace telegrad::bindings

@@ -86,6 +86,7 @@ void bind_simulation(nb::module_& module) {
   communicator.def_prop_ro("rank", &SimulatedCommunicator::rank)
       .def_prop_ro("size", &SimulatedCommunicator::size)
       .def_prop_ro("driver", [](const SimulatedCommunicator&) { return "sim"; })
+      .def_prop_ro("shares_memory", [](const SimulatedCommunicator&) { return false; })
       .def("abort", &SimulatedCommunicator::abort, nb::arg("reason"))
       .def("close", [](SimulatedCommunicator&) {})
       .def("counters", &SimulatedCommunicator::counters)

@@ -35,6 +35,8 @@ Task<void> gather_sum(Transport& net, SparseStream<V> mine, const SparseReductio
   const Rank size = net.size();
   const std::uint64_t dimension = mine.dimension();
   const bool by_ring = how.algorithm == Algorithm::ring;
+  // Of a mean, an error counts as often as there are ranks that it is the mean of.
+  const float weight = how.reduction == Reduction::avg ? static_cast<float>(size) : 1.0F;
   Buffer encoded;
   {
     OwnedSlice<V> owned = by_ring ? co_await ring_owned_slice(net, mine, how) : co_await reduce_owned_slice(net, mine, how);
@@ -42,7 +44,7 @@ Task<void> gather_sum(Transport& net, SparseStream<V> mine, const SparseReductio
       const auto bytes = static_cast<std::size_t>(owned.range.size()) * sizeof(V);
       co_await decide(net, bytes, [&] { owned = dense_slice(owned.view(), how.reduction); });
     }
-    co_await decide(net, bytes_of(owned.view()), [&] { encoded = encode(owned.view(), how.wire); });
+    co_await decide(net, bytes_of(owned.view()), [&] { encoded = encode_keeping_error(owned.view(), how, weight); });
   }
   const auto take = [&](std::span<const Arrived> batch) -> Task<void> {
     std::size_t bytes = 0;

@@ -8,6 +8,7 @@
 #include "collectives/allreduce_sparse_doubling.hpp"
 
 #include <bit>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -35,12 +36,12 @@ class Doubling {
       co_await encode_sum(mine.view());
       co_await send_any_size(net_, rank - 1, step(kFold), leaving_.bytes());
       const Buffer whole = co_await receive_any_size(net_, rank - 1, step(kUnfold), most_);
-      co_await add_to({}, whole, rank - 1);
+      co_await add_to(std::nullopt, whole, rank - 1);
       co_return std::move(sum_);
     }
     if (folded) {
       const Buffer other = co_await receive_any_size(net_, rank + 1, step(kFold), most_);
-      co_await add_to({mine.view()}, other, rank + 1);
+      co_await add_to(mine.view(), other, rank + 1);
     } else {
       const std::vector<StreamView<V>> alone{mine.view()};
       co_await reduce(alone);
@@ -53,7 +54,7 @@ class Doubling {
       const Step now = step(kFirstRound + bit);
       const Buffer other = co_await exchange_any_size(net_, partner, partner, now, leaving_.bytes(), most_);
       const OwnedSlice<V> mine_now = std::move(sum_);
-      co_await add_to({mine_now.view()}, other, partner);
+      co_await add_to(mine_now.view(), other, partner);
     }
     if (how_.reduction == Reduction::avg) {
       co_await decide(net_, sum_.view().nnz() * sizeof(V), [&] { scale(sum_, 1.0 / net_.size()); });
@@ -82,9 +83,11 @@ class Doubling {
     co_await decide(net_, bytes, [&] { sum = reduce_slices<V>(parts, how_.reduction, delta_); });
     sum_ = std::move(sum);
   }
-  Task<void> add_to(std::vector<StreamView<V>> parts, const Buffer& message, Rank source) {
+  Task<void> add_to(std::optional<StreamView<V>> held, const Buffer& message, Rank source) {
     const Decoded<V> came = decode<V>(message.bytes(), range_);
     co_await check_decoded(net_, source, came);
+    std::vector<StreamView<V>> parts;
+    if (held) parts.push_back(*held);
     parts.push_back(came.view());
     co_await reduce(std::move(parts));
   }

@@ -4,13 +4,16 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <string>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
 #include "base/buffer.hpp"
 #include "base/types.hpp"
 #include "collectives/blocks.hpp"
+#include "kernels/scatter.hpp"
 #include "sparse/counted.hpp"
 #include "sparse/slices.hpp"
 #include "sparse/stream.hpp"
@@ -48,16 +51,42 @@ struct SparseReduction {
   Reduction reduction = Reduction::sum;
   double switch_factor = 1.0;  // scales δ, see switch_entries()
   Algorithm algorithm = Algorithm::split_allgather;
-  WireFormat wire;
+  WireFormat wire{};
+  /// Unless empty, of one element per index: what rounding on the wire loses on this rank is added to it.
+  std::span<float> residual{};
 };
 
-/// Densely where that is shorter.
+/// Whether a message should hold it densely: that is shorter.
+template <class V>
+bool goes_dense(const StreamView<V>& share, const SparseReduction& how) {
+  return !share.dense && static_cast<double>(share.nnz()) > wire_delta<V>(share.range, how.switch_factor);
+}
+
+/// `weight`: how much an error of what is encoded counts.
+template <class V>
+Buffer encode_keeping_error(const StreamView<V>& view, const SparseReduction& how, float weight = 1.0F) {
+  if constexpr (std::is_same_v<V, float>) {
+    if (how.wire.values != ValueEncoding::native && !how.residual.empty()) {
+      const Array<float> error(view.nnz());
+      Buffer message = encode(view, how.wire, error.span());
+      for (float& one : error) one *= weight;
+      const auto within = how.residual.subspan(view.range.begin, view.range.size());
+      if (view.dense) {
+        for (std::size_t i = 0; i < error.size(); ++i) within[i] += error[i];
+      } else {
+        kernels::scatter_reduce(Reduction::sum, within, kernels::Entries<float>{view.indices, error.span()}, view.range.begin);
+      }
+      return message;
+    }
+  }
+  return encode(view, how.wire);
+}
+
 template <class V>
 Buffer encode_share(const StreamView<V>& share, const SparseReduction& how) {
-  const bool stays = share.dense || static_cast<double>(share.nnz()) <= wire_delta<V>(share.range, how.switch_factor);
-  if (stays) return encode(share, how.wire);
+  if (!goes_dense(share, how)) return encode_keeping_error(share, how);
   const OwnedSlice<V> dense = dense_slice(share, how.reduction);
-  return encode(dense.view(), how.wire);
+  return encode_keeping_error(dense.view(), how);
 }
 
 /// Contents decide what is sent next: so this work also runs where that of other collectives is left out.

@@ -23,6 +23,7 @@ Communicator::Communicator(std::shared_ptr<Engine> engine, std::unique_ptr<Drive
       rank_(driver->rank()),
       size_(driver->size()),
       driver_name_(driver->name()),
+      shares_memory_(driver->shares_memory()),
       allreduce_table_(size_),
       epoch_(options.session.epoch),
       report_folder_(std::move(options.report_folder)) {

@@ -32,6 +32,8 @@ class Communicator {
   Rank rank() const { return rank_; }
   Rank size() const { return size_; }
   const char* driver_name() const { return driver_name_; }
+  /// See Transport::shares_memory().
+  bool shares_memory() const { return shares_memory_; }
 
   /// What chooses where a call names no algorithm; at first the built-in table.
   const AllreduceTable& allreduce_table() const { return allreduce_table_; }
@@ -82,6 +84,7 @@ class Communicator {
   Rank rank_;
   Rank size_;
   const char* driver_name_;
+  bool shares_memory_;
   AllreduceTable allreduce_table_;
   std::uint32_t epoch_;
   std::string report_folder_;

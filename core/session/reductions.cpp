@@ -6,7 +6,7 @@
 #include "collectives/allreduce_rabenseifner.hpp"
 #include "collectives/allreduce_recursive_doubling.hpp"
 #include "collectives/allreduce_ring.hpp"
-#include "collectives/allreduce_split_allgather.hpp"
+#include "collectives/allreduce_sparse.hpp"
 #include "collectives/reduce.hpp"
 #include "collectives/reduce_scatter.hpp"
 #include "sparse/counted.hpp"
@@ -16,20 +16,29 @@ namespace {
 
 RequestPtr request(const Call& call, Request::Body body) { return std::make_shared<Request>(call, std::move(body)); }
 
+SparseReduction chosen(SparseReduction how) {
+  if (how.algorithm == Algorithm::automatic) how.algorithm = Algorithm::split_allgather;
+  TELEGRAD_CHECK(how.algorithm != Algorithm::recursive_doubling || how.wire.values == ValueEncoding::native);
+  return how;
+}
+
+// Formats of indices may differ: every message says which it has.
 template <class V>
-Call sparse_call(const SparseStream<V>& stream, Reduction reduction, double switch_factor) {
+Call sparse_call(const SparseStream<V>& stream, const SparseReduction& how) {
   return {.operation = Operation::sparse_allreduce,
           .dtype = dtype_of<V>,
-          .reduction = reduction,
-          .algorithm = Algorithm::split_allgather,
+          .reduction = how.reduction,
+          .algorithm = how.algorithm,
           .count = stream.dimension(),
-          .switch_factor = switch_factor};
+          .switch_factor = how.switch_factor,
+          .wire = how.wire.values};
 }
 
 template <class V>
-Task<void> sum_streams(Transport& net, SparseStream<V> mine, Reduction reduction, double switch_factor,
+Task<void> sum_streams(Transport& net, SparseStream<V> mine, SparseReduction how,
                        std::shared_ptr<std::optional<SparseStream<V>>> result) {
-  result->emplace(co_await allreduce_split_allgather(net, std::move(mine), reduction, switch_factor));
+  how.wire.key.rank = net.rank();
+  result->emplace(co_await allreduce_sparse(net, std::move(mine), how));
 }
 
 }  // namespace
@@ -93,30 +102,31 @@ RequestPtr make_reduce_scatter(const Dense& dense, Partition partition) {
 }
 
 template <class V>
-SparseSum<V> make_all_reduce(SparseStream<V> stream, Reduction reduction, double switch_factor) {
-  const Call call = sparse_call(stream, reduction, switch_factor);
+SparseSum<V> make_all_reduce(SparseStream<V> stream, const SparseReduction& asked) {
+  const SparseReduction how = chosen(asked);
+  const Call call = sparse_call(stream, how);
   auto result = std::make_shared<std::optional<SparseStream<V>>>();
   auto mine = std::make_shared<SparseStream<V>>(std::move(stream));
-  return {request(call,
-                  [=](Transport& net) { return sum_streams(net, std::move(*mine), reduction, switch_factor, result); }),
-          result};
+  return {request(call, [=](Transport& net) { return sum_streams(net, std::move(*mine), how, result); }), result};
 }
 
 template <class V>
-RequestPtr make_all_reduce_into(SparseStream<V> stream, std::span<V> output, Reduction reduction,
-                                double switch_factor) {
-  const Call call = sparse_call(stream, reduction, switch_factor);
+RequestPtr make_all_reduce_into(SparseStream<V> stream, std::span<V> output, const SparseReduction& asked) {
+  const SparseReduction how = chosen(asked);
+  const Call call = sparse_call(stream, how);
   auto mine = std::make_shared<SparseStream<V>>(std::move(stream));
   return request(call, [=](Transport& net) {
-    return allreduce_split_allgather_into(net, std::move(*mine), reduction, switch_factor, output);
+    SparseReduction here = how;
+    here.wire.key.rank = net.rank();
+    return allreduce_sparse_into(net, std::move(*mine), here, output);
   });
 }
 
 #define TELEGRAD_INSTANTIATE(V)                                                   \
-  template SparseSum<V> make_all_reduce(SparseStream<V>, Reduction, double);      \
-  template RequestPtr make_all_reduce_into(SparseStream<V>, std::span<V>, Reduction, double);
+  template SparseSum<V> make_all_reduce(SparseStream<V>, const SparseReduction&); \
+  template RequestPtr make_all_reduce_into(SparseStream<V>, std::span<V>, const SparseReduction&);
 TELEGRAD_FOR_ENTRY_VALUES(TELEGRAD_INSTANTIATE)
 #undef TELEGRAD_INSTANTIATE
-template SparseSum<CountedF32> make_all_reduce(SparseStream<CountedF32>, Reduction, double);
+template SparseSum<CountedF32> make_all_reduce(SparseStream<CountedF32>, const SparseReduction&);
 
 }  // namespace telegrad

@@ -6,6 +6,7 @@
 #include <optional>
 #include <span>
 
+#include "collectives/sparse_messages.hpp"
 #include "base/types.hpp"
 #include "collectives/allreduce_quantised.hpp"
 #include "collectives/choice.hpp"
@@ -39,11 +40,12 @@ RequestPtr make_all_reduce_quantised(const Dense& dense, QuantisedSum how, Bytes
 RequestPtr make_reduce(Rank size, const Dense& dense, Rank root);
 /// `output`: this rank's block of `partition`, which is the same on all ranks.
 RequestPtr make_reduce_scatter(const Dense& dense, Partition partition);
-/// `switch_factor`: see allreduce_split_allgather.
+/// See allreduce_sparse(); `how.algorithm` may be automatic. With a rounding wire format the algorithm must not be
+/// recursive_doubling (CHECKed).
 template <class V>
-SparseSum<V> make_all_reduce(SparseStream<V> stream, Reduction reduction, double switch_factor);
+SparseSum<V> make_all_reduce(SparseStream<V> stream, const SparseReduction& how);
 /// The same, written densely into `output`.
 template <class V>
-RequestPtr make_all_reduce_into(SparseStream<V> stream, std::span<V> output, Reduction reduction, double switch_factor);
+RequestPtr make_all_reduce_into(SparseStream<V> stream, std::span<V> output, const SparseReduction& how);
 
 }  // namespace telegrad

@@ -160,6 +160,11 @@ class DenseValues final : public Ranks {
   const std::vector<float> untouched_ = std::vector<float>(workload_.bytes / sizeof(float));
 };
 
+SparseReduction sparse_reduction(const Workload& workload) {
+  return {.switch_factor = workload.switch_factor,
+          .algorithm = workload.algorithm};
+}
+
 class SparseSizes final : public Ranks {
  public:
   explicit SparseSizes(const Workload& workload) : workload_(workload) {}
@@ -169,7 +174,7 @@ class SparseSizes final : public Ranks {
     auto stream = SparseStream<CountedF32>::sparse(
         workload_.bytes / sizeof(float),
         {.common = common, .own = workload_.nnz - common, .seed = mix(mix(workload_.seed) + rank + 1) | 1});
-    sums_.push_back(make_all_reduce(std::move(stream), Reduction::sum, workload_.switch_factor));
+    sums_.push_back(make_all_reduce(std::move(stream), sparse_reduction(workload_)));
     return sums_.back().request;
   }
   std::uint64_t result_nnz() const override { return (*sums_[0].result)->nnz(); }
@@ -191,7 +196,7 @@ class SparseValues final : public Ranks {
       expected_[index] += values.back();
     }
     auto stream = SparseStream<float>::sparse(expected_.size(), indices, values);
-    sums_.push_back(make_all_reduce(std::move(stream), Reduction::sum, workload_.switch_factor));
+    sums_.push_back(make_all_reduce(std::move(stream), sparse_reduction(workload_)));
     return sums_.back().request;
   }
   std::uint64_t result_nnz() const override { return (*sums_[0].result)->nnz(); }

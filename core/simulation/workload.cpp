@@ -42,6 +42,7 @@ constexpr OperationName kOperations[] = {
     {"scatter", Operation::scatter},     {"all_to_all", Operation::all_to_all},
 };
 constexpr Algorithm kAlgorithms[] = {Algorithm::ring, Algorithm::recursive_doubling, Algorithm::split_allgather,
+                                     Algorithm::split_dense_allgather,
                                     Algorithm::rabenseifner};
 
 std::string quoted(std::string_view text) {
@@ -72,8 +73,10 @@ void validate_algorithm(const Workload& workload) {
     require(is(Algorithm::ring) || is(Algorithm::recursive_doubling) || is(Algorithm::rabenseifner), "algorithm", named,
             "an allreduce has three, give 'ring', 'recursive_doubling' or 'rabenseifner'");
   } else if (workload.operation == Operation::sparse_allreduce) {
-    require(is(Algorithm::automatic) || is(Algorithm::split_allgather), "algorithm", named,
-            "a sparse_allreduce has one, give '' or 'split_allgather'");
+    require(is(Algorithm::automatic) || is(Algorithm::split_allgather) || is(Algorithm::split_dense_allgather) ||
+                is(Algorithm::recursive_doubling) || is(Algorithm::ring),
+            "algorithm", named,
+            "give '', 'split_allgather', 'split_dense_allgather', 'recursive_doubling' or 'ring' for a sparse_allreduce");
   } else {
     require(is(Algorithm::automatic), "algorithm", named,
             std::string("it follows from ranks and bytes for this operation, ") + name_of(workload.operation) +

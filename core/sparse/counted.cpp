@@ -132,7 +132,7 @@ std::size_t encoded_size(const View& view, WireFormat format) {
 }
 
 template <>
-Buffer encode(const View& view, WireFormat format) {
+Buffer encode(const View& view, WireFormat format, std::span<CountedF32>) {
   const StreamHeader header = counted_header(view, format);
   Buffer message(encoded_size(header));
   std::memcpy(message.data(), &header, sizeof header);

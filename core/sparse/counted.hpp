@@ -96,7 +96,7 @@ template <>
 std::size_t encoded_size(const StreamView<CountedF32>& view, WireFormat format);
 /// A message of that length, and its header; what follows in the head are the counts.
 template <>
-Buffer encode(const StreamView<CountedF32>& view, WireFormat format);
+Buffer encode(const StreamView<CountedF32>& view, WireFormat format, std::span<CountedF32> error);
 template <>
 Decoded<CountedF32> decode(ConstBytes bytes, IndexRange expected);
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "kernels/encode_values.hpp"
 #include "kernels/pack_indices.hpp"
 #include "kernels/scan.hpp"
 
@@ -25,6 +26,11 @@ std::uint64_t fixed_index_bytes(IndexFormat format, std::uint64_t range_size, st
   return 0;
 }
 
+std::uint64_t value_bytes(const StreamHeader& header) {
+  if (header.value_encoding == ValueEncoding::native) return std::uint64_t{size_of(header.dtype)} * header.nnz;
+  return kernels::encoded_bytes(header.value_encoding, header.nnz);
+}
+
 // Where the sections of a message begin. Sizes are those of counts below 2^32: no sum here overflows.
 struct Layout {
   std::uint64_t indices = sizeof(StreamHeader);
@@ -33,7 +39,7 @@ struct Layout {
 
   explicit Layout(const StreamHeader& header)
       : values(indices + padded(header.index_bytes)),
-        end(values + padded(std::uint64_t{size_of(header.dtype)} * header.nnz)) {}
+        end(values + padded(value_bytes(header))) {}
 };
 
 template <class V>
@@ -104,8 +110,8 @@ std::string header_error(const StreamHeader& header, DType dtype, IndexRange exp
   if (sparse ? header.nnz > expected.size() : header.nnz != expected.size()) {
     return "nnz is " + text(header.nnz) + " in a range of " + text(expected.size());
   }
-  if (header.value_format != ValueFormat::native) {
-    return "value format is " + text(static_cast<std::uint64_t>(header.value_format)) + ", unknown";
+  if (header.value_encoding > (dtype == DType::f32 ? ValueEncoding::qsgd2 : ValueEncoding::native)) {
+    return "value encoding is " + text(static_cast<std::uint64_t>(header.value_encoding)) + ", unknown for its dtype";
   }
   if (header.reserved != 0) return "its reserved bytes are " + text(header.reserved) + ", expected 0";
   return index_bytes_error(header, expected.size());
@@ -127,7 +133,23 @@ bool widen(ConstBytes section, IndexRange range, std::span<std::uint32_t> indice
 }
 
 template <class V>
-void write_message(const StreamView<V>& view, const StreamHeader& header, Bytes out) {
+void put_values(std::span<const V> values, const WireFormat& format, Bytes section, std::span<V> error) {
+  if constexpr (std::is_same_v<V, float>) {
+    if (format.values != ValueEncoding::native) {
+      const std::size_t bytes = kernels::encoded_bytes(format.values, values.size());
+      kernels::encode_values(format.values, format.key, 0, values, section.first(bytes), error);
+      put(section, bytes, section.size(), {});
+      return;
+    }
+  }
+  TELEGRAD_CHECK(format.values == ValueEncoding::native);
+  put(section, 0, section.size(), std::as_bytes(values));
+  std::ranges::fill(error, V(0.0F));
+}
+
+template <class V>
+void write_message(const StreamView<V>& view, const StreamHeader& header, Bytes out, const WireFormat& format,
+                   std::span<V> error) {
   const Layout layout(header);
   TELEGRAD_CHECK(out.size() == layout.end && reinterpret_cast<std::uintptr_t>(out.data()) % 8 == 0);
   TELEGRAD_CHECK(view.dense ? view.nnz() == view.range.size() : view.indices.size() == view.nnz());
@@ -142,10 +164,21 @@ void write_message(const StreamView<V>& view, const StreamHeader& header, Bytes 
       break;
   }
   put(section, header.index_bytes, section.size(), {});
-  put(out, layout.values, layout.end, std::as_bytes(view.values));
+  TELEGRAD_CHECK(error.empty() || error.size() == view.nnz());
+  put_values(view.values, format, out.subspan(layout.values), error);
 }
 
 }  // namespace
+
+const char* name_of(IndexFormat format) {
+  switch (format) {
+    case IndexFormat::none: return "none";
+    case IndexFormat::raw32: return "raw32";
+    case IndexFormat::blocked16: return "blocked16";
+    case IndexFormat::packed: return "packed";
+  }
+  return "unknown";
+}
 
 IndexFormat smaller_index_format(std::uint64_t range_size, std::uint64_t nnz) {
   const auto section = [&](IndexFormat format) { return padded(fixed_index_bytes(format, range_size, nnz)); };
@@ -156,7 +189,7 @@ StreamHeader stream_header(IndexRange range, bool dense, std::uint64_t nnz, DTyp
                            std::uint64_t packed_bytes) {
   StreamHeader header{.kind = dense ? StreamKind::dense : StreamKind::sparse,
                       .dtype = dtype,
-                      .value_format = format.values,
+                      .value_encoding = format.values,
                       .begin = static_cast<std::uint32_t>(range.begin),
                       .end = static_cast<std::uint32_t>(range.end),
                       .nnz = static_cast<std::uint32_t>(nnz)};
@@ -188,15 +221,15 @@ std::size_t encoded_size(const StreamView<V>& view, WireFormat format) {
 }
 
 template <class V>
-void encode_into(const StreamView<V>& view, Bytes out, WireFormat format) {
-  write_message(view, header_of(view, format), out);
+void encode_into(const StreamView<V>& view, Bytes out, WireFormat format, std::span<V> error) {
+  write_message(view, header_of(view, format), out, format, error);
 }
 
 template <class V>
-Buffer encode(const StreamView<V>& view, WireFormat format) {
+Buffer encode(const StreamView<V>& view, WireFormat format, std::span<V> error) {
   const StreamHeader header = header_of(view, format);
   Buffer out(encoded_size(header));
-  write_message(view, header, out.bytes());
+  write_message(view, header, out.bytes(), format, error);
   return out;
 }
 
@@ -211,8 +244,17 @@ Decoded<V> decode(ConstBytes bytes, IndexRange expected) {
 
   const auto nnz = static_cast<std::size_t>(header.nnz);
   StreamView<V> view{.range = expected, .dense = header.kind == StreamKind::dense, .indices = {}, .values = {}};
-  view.values = {reinterpret_cast<const V*>(bytes.data() + layout.values), nnz};
-  if (view.dense) return {view, {}};
+  Array<V> values(header.value_encoding == ValueEncoding::native ? 0 : nnz);
+  if constexpr (std::is_same_v<V, float>) {
+    const std::uint64_t length = value_bytes(header);
+    if (header.value_encoding != ValueEncoding::native &&
+        !kernels::decode_values(header.value_encoding, bytes.subspan(layout.values, length), values.span())) {
+      return damaged("its values are not encoded as they should be");
+    }
+  }
+  view.values = values.empty() ? std::span(reinterpret_cast<const V*>(bytes.data() + layout.values), nnz)
+                               : std::span<const V>(values.span());
+  if (view.dense) return {view, {}, std::move(values)};
 
   const ConstBytes section = bytes.subspan(layout.indices, header.index_bytes);
   Array<std::uint32_t> widened(header.index_format == IndexFormat::raw32 ? 0 : nnz);
@@ -233,13 +275,13 @@ Decoded<V> decode(ConstBytes bytes, IndexRange expected) {
     return damaged("its indices go from " + text(view.indices.front()) + " to " + text(view.indices.back()) +
                    ", outside its range");
   }
-  return {view, std::move(widened)};
+  return {view, std::move(widened), std::move(values)};
 }
 
 #define TELEGRAD_INSTANTIATE(V)                                              \
   template std::size_t encoded_size(const StreamView<V>&, WireFormat);       \
-  template void encode_into(const StreamView<V>&, Bytes, WireFormat);        \
-  template Buffer encode(const StreamView<V>&, WireFormat);                  \
+  template void encode_into(const StreamView<V>&, Bytes, WireFormat, std::span<V>); \
+  template Buffer encode(const StreamView<V>&, WireFormat, std::span<V>);           \
   template Decoded<V> decode(ConstBytes, IndexRange);
 TELEGRAD_FOR_ENTRY_VALUES(TELEGRAD_INSTANTIATE)
 #undef TELEGRAD_INSTANTIATE

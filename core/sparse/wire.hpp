@@ -8,6 +8,8 @@
 //              then the low 16 bits of every index counted from the range's beginning
 //   packed     as kernels/pack_indices.hpp says: near the entropy
 //
+// Values of f32 as they are, or encoded as kernels/encode_values.hpp says.
+//
 // raw32 and blocked16 cost next to nothing to make and read, packed about a nanosecond an entry each way. Whatever is
 // wished for, no message is longer than with raw32.
 //
@@ -15,12 +17,14 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <string>
 #include <utility>
 
 #include "base/buffer.hpp"
 #include "base/check.hpp"
 #include "base/types.hpp"
+#include "kernels/quantise.hpp"
 #include "sparse/stream.hpp"
 
 namespace telegrad {
@@ -28,13 +32,15 @@ namespace telegrad {
 // Values are part of the wire format: append, never renumber.
 enum class StreamKind : std::uint8_t { sparse = 1, dense = 2 };
 enum class IndexFormat : std::uint8_t { none = 0, raw32 = 1, blocked16 = 2, packed = 3 };
-enum class ValueFormat : std::uint8_t { native = 0 };  // as they lie in memory
+const char* name_of(IndexFormat format);
 
 /// What a sender wishes. For indices: none (or blocked16), the smaller of raw32 and blocked16; raw32, just that; packed,
 /// but for indices of which one of the two others takes as few bytes.
+/// Values of f32 can be sent in fewer bytes, with a rounding error; `key` is of those that are rounded at random.
 struct WireFormat {
   IndexFormat indices = IndexFormat::none;
-  ValueFormat values = ValueFormat::native;
+  ValueEncoding values = ValueEncoding::native;
+  kernels::QuantisationKey key{};
 };
 
 inline constexpr std::uint32_t kStreamMagic = 0x534754U;  // "TGS"; the fourth byte is the version
@@ -45,7 +51,7 @@ struct StreamHeader {
   StreamKind kind = StreamKind::sparse;
   DType dtype = DType::f32;  // of the values once decoded
   IndexFormat index_format = IndexFormat::none;
-  ValueFormat value_format = ValueFormat::native;
+  ValueEncoding value_encoding = ValueEncoding::native;
   std::uint32_t begin = 0;
   std::uint32_t end = 0;
   std::uint64_t index_bytes = 0;  // of the index section, without padding
@@ -73,25 +79,27 @@ std::size_t encoded_size(const StreamView<V>& view, WireFormat format = {});
 
 /// Writes exactly encoded_size(view, format) bytes, which `out` must hold (CHECKed), at an address that is a multiple
 /// of 8.
+/// `error`, unless empty, has as many elements as the view has values: each is left the value minus what it decodes to.
 template <class V>
-void encode_into(const StreamView<V>& view, Bytes out, WireFormat format = {});
+void encode_into(const StreamView<V>& view, Bytes out, WireFormat format = {}, std::span<V> error = {});
 
 template <class V>
-Buffer encode(const StreamView<V>& view, WireFormat format = {});
+Buffer encode(const StreamView<V>& view, WireFormat format = {}, std::span<V> error = {});
 
 /// A view into received bytes, or what was wrong with them.
 template <class V>
 class Decoded {
  public:
-  Decoded(StreamView<V> view, Array<std::uint32_t> widened) : view_(view), widened_(std::move(widened)) {}
+  Decoded(StreamView<V> view, Array<std::uint32_t> widened, Array<V> values = {})
+      : view_(view), widened_(std::move(widened)), values_(std::move(values)) {}
   explicit Decoded(std::string error) : error_(std::move(error)) {}
 
   bool ok() const { return error_.empty(); }
   explicit operator bool() const { return ok(); }
   /// Why the bytes are no stream of that range; empty if they are.
   const std::string& error() const { return error_; }
-  /// CHECKs ok(). Values (and raw32 indices) lie in the received bytes, other indices in this object: the view is
-  /// valid while both live. Moving this object keeps it valid.
+  /// CHECKs ok(). Native values (and raw32 indices) lie in the received bytes, others in this object: the view is valid
+  /// while both live. Moving this object keeps it valid.
   const StreamView<V>& view() const {
     TELEGRAD_CHECK(ok());
     return view_;
@@ -100,6 +108,7 @@ class Decoded {
  private:
   StreamView<V> view_;
   Array<std::uint32_t> widened_;
+  Array<V> values_;
   std::string error_;
 };
 

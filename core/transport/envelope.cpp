@@ -30,6 +30,7 @@ const char* name_of(Algorithm algorithm) {
     case Algorithm::split_allgather: return "split_allgather";
     case Algorithm::direct: return "direct";
     case Algorithm::rabenseifner: return "rabenseifner";
+    case Algorithm::split_dense_allgather: return "split_dense_allgather";
   }
   return "unknown";
 }

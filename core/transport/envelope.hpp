@@ -35,6 +35,7 @@ enum class Algorithm : std::uint8_t {
   split_allgather = 3,
   direct = 4,
   rabenseifner = 5,
+  split_dense_allgather = 6,
 };
 
 /// What a rank called: two ranks that meet in one operation must agree on all of it.

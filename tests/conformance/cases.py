@@ -31,7 +31,22 @@ _COMPUTED_AS: dict[str, Any] = {
     "i32": np.int32,
     "i64": np.int64,
 }
-_COMBINE = {"sum": np.add, "avg": np.add, "prod": np.multiply, "min": np.minimum, "max": np.maximum}
+
+
+def _larger_magnitude(a: Array, b: Array) -> Array:
+    return np.where(np.abs(a) == np.abs(b), np.maximum(a, b), np.where(np.abs(a) < np.abs(b), b, a))
+
+
+_COMBINE = {
+    "sum": np.add,
+    "avg": np.add,
+    "prod": np.multiply,
+    "min": np.minimum,
+    "max": np.maximum,
+    "max_abs": _larger_magnitude,
+}
+_NEUTRAL = {"prod": 1.0, "min": np.inf, "max": -np.inf}  # of the others 0
+_REDUCTIONS = ("sum", "avg", "prod", "min", "max", "max_abs")
 
 
 @dataclass(frozen=True)
@@ -117,9 +132,9 @@ def _dense_cases(size: int, small: bool) -> list[tuple[str, Case]]:
 
 _KINDS = [(dtype, values) for dtype in ("f32", "bf16") for values in ("integers", "floats")]
 _OTHER_KINDS = [
-    *((dtype, "floats", reduction) for dtype in ("f64", "f16") for reduction in ("sum", "avg", "prod", "min", "max")),
-    *((dtype, "floats", reduction) for dtype in ("f32", "bf16") for reduction in ("prod", "min", "max")),
-    *((dtype, "wide", reduction) for dtype in ("i32", "i64") for reduction in ("sum", "prod", "min", "max")),
+    *((dtype, "floats", reduction) for dtype in ("f64", "f16") for reduction in _REDUCTIONS),
+    *((dtype, "floats", reduction) for dtype in ("f32", "bf16") for reduction in _REDUCTIONS[2:]),
+    *((dtype, "wide", reduction) for dtype in ("i32", "i64") for reduction in ("sum", *_REDUCTIONS[2:])),
 ]
 
 
@@ -133,6 +148,12 @@ def _sparse_cases(small: bool) -> list[tuple[str, Case]]:
     for operation in ("sparse", "sparse_into"):
         cases += [Case(operation, count, reduction="avg", values="floats") for count in (0, 1, 7, 63, 1000)]
         cases += [Case(operation, 1000, values="floats", switch_factor=factor) for factor in (0.0, 1e9)]
+        cases += [
+            Case(operation, 1000, dtype, reduction, values="floats", pattern=pattern)
+            for dtype in ("f32", "f64", "bf16", "f16")
+            for reduction in _REDUCTIONS
+            for pattern in ("uniform", "crowded")
+        ]
         if not small:
             cases += [
                 Case(operation, 200_003, dtype, "avg", values="floats", pattern=p)
@@ -245,7 +266,7 @@ class Started:
                 self._read = lambda: _dense_bits(started if blocking else started.result())
             case "sparse_into":
                 stream = _stream(case, rank, size)
-                out = np.full(case.count, np.nan, np.float32) if case.dtype == "f32" else None
+                out = np.full(case.count, np.nan, _COMPUTED_AS[case.dtype]) if case.dtype != "bf16" else None
                 if out is not None:
                     self._work = communicator.all_reduce_into(
                         stream, out, case.reduction, switch_factor=case.switch_factor, async_op=not blocking
@@ -358,7 +379,7 @@ class Oracle:
         return f"{int(wrong.sum())} of {case.count} values are wrong: [{at}] is {got[at]} instead of {right[at]}"
 
     def _is_exact(self, case: Case) -> bool:
-        if case.values == "wide" or case.reduction in ("min", "max"):
+        if case.values == "wide" or case.reduction in ("min", "max", "max_abs"):
             return True
         return case.values == "integers" and (case.reduction == "sum" or self.size.bit_count() == 1)
 
@@ -381,4 +402,6 @@ class Oracle:
         x = x if case.values == "wide" else x.astype(np.float64)
         if not case.operation.startswith("sparse"):
             return x
-        return np.where(np.isin(np.arange(case.count), sparse_indices(case, rank, self.size)), x, 0.0)
+        return np.where(
+            np.isin(np.arange(case.count), sparse_indices(case, rank, self.size)), x, _NEUTRAL.get(case.reduction, 0.0)
+        )

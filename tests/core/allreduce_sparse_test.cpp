@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "base/random.hpp"
-#include "collectives/allreduce_split_allgather.hpp"
+#include "collectives/allreduce_sparse.hpp"
 #include "session/reductions.hpp"
 #include "sparse/wire.hpp"
 #include "world.hpp"
@@ -99,14 +99,14 @@ struct Sums {
 };
 
 template <class V>
-Sums<V> run_sum(World world, const std::vector<Input<V>>& inputs, std::uint64_t n, Reduction reduction, double factor,
+Sums<V> run_sum(World world, const std::vector<Input<V>>& inputs, std::uint64_t n, const SparseReduction& how,
                 std::uint64_t seed) {
   Sums<V> sums;
   const auto size = static_cast<Rank>(inputs.size());
   const Ended ended = run_ranks(
       world, size,
       [&](Rank rank) {
-        auto sum = make_all_reduce(inputs[rank].stream(n), reduction, factor);
+        auto sum = make_all_reduce(inputs[rank].stream(n), how);
         sums.results.push_back(sum.result);
         return sum.request;
       },
@@ -115,27 +115,44 @@ Sums<V> run_sum(World world, const std::vector<Input<V>>& inputs, std::uint64_t 
   return sums;
 }
 
+constexpr Algorithm kAlgorithms[] = {Algorithm::split_allgather, Algorithm::split_dense_allgather, Algorithm::ring,
+                                     Algorithm::recursive_doubling};
+
 template <class V>
-void check(World world, const std::vector<Input<V>>& inputs, std::uint64_t n, Reduction reduction, double factor,
-           std::uint64_t seed) {
+void check_way(World world, const std::vector<Input<V>>& inputs, std::uint64_t n, const SparseReduction& how,
+               const std::vector<float>& expected, std::uint64_t seed) {
   const auto size = static_cast<Rank>(inputs.size());
-  const std::vector<float> expected = dense_result(inputs, n, reduction);
-  const Sums<V> sums = run_sum(world, inputs, n, reduction, factor, seed);
+  const Sums<V> sums = run_sum(world, inputs, n, how, seed);
   REQUIRE(sums.succeeded);
   for (Rank rank = 0; rank < size; ++rank) EXPECT(same_bits(sums.of(rank), sums.of(0)));
   std::vector<V> dense(n);
-  sums.of(0).write_dense(dense, reduction);
+  sums.of(0).write_dense(dense, how.reduction);
   EXPECT(as_floats(std::span<const V>(dense)) == expected);
 
   std::vector<std::vector<V>> outputs(size, std::vector<V>(n, static_cast<V>(-77.0F)));
   const Ended ended = run_ranks(
       world, size,
       [&](Rank rank) {
-        return make_all_reduce_into(inputs[rank].stream(n), std::span(outputs[rank]), reduction, factor);
+        return make_all_reduce_into(inputs[rank].stream(n), std::span(outputs[rank]), how);
       },
       seed);
   EXPECT(ended.all_succeeded());
   for (const auto& output : outputs) EXPECT(as_floats(std::span<const V>(output)) == expected);
+}
+
+// By every algorithm, each with one of the formats of indices.
+template <class V>
+void check(World world, const std::vector<Input<V>>& inputs, std::uint64_t n, Reduction reduction, double factor,
+           std::uint64_t seed) {
+  constexpr IndexFormat kFormats[] = {IndexFormat::none, IndexFormat::raw32, IndexFormat::packed};
+  const std::vector<float> expected = dense_result(inputs, n, reduction);
+  for (std::size_t way = 0; way < std::size(kAlgorithms); ++way) {
+    const SparseReduction how{.reduction = reduction,
+                              .switch_factor = factor,
+                              .algorithm = kAlgorithms[way],
+                              .wire = {.indices = kFormats[(seed + way) % std::size(kFormats)]}};
+    check_way(world, inputs, n, how, expected, seed);
+  }
 }
 
 TEST("the sum is exact for every world, P, density and dtype, as a stream and written densely") {
@@ -216,7 +233,7 @@ TEST("the switching factor moves the switch to dense, not the sum") {
   for (Rank rank = 0; rank < 5; ++rank) inputs.push_back(uniform<float>(kN, 0.05, random));
   for (const double factor : {0.0, 0.1, 1.0, 100.0}) {
     check(World::simulated, inputs, kN, Reduction::sum, factor, 1);
-    const Sums<float> sums = run_sum(World::simulated, inputs, kN, Reduction::sum, factor, 1);
+    const Sums<float> sums = run_sum(World::simulated, inputs, kN, {.reduction = Reduction::sum, .switch_factor = factor}, 1);
     EXPECT_EQ(sums.of(3).is_dense(), factor < 0.5);
   }
 }
@@ -252,7 +269,7 @@ TEST("any floats: near the sum, and the same bits on all ranks under any schedul
     }
     std::optional<SparseStream<float>> first;
     for (std::uint64_t seed = 0; seed < 5; ++seed) {
-      const Sums<float> sums = run_sum(World::simulated, inputs, kN, Reduction::sum, 1.0, seed);
+      const Sums<float> sums = run_sum(World::simulated, inputs, kN, {.reduction = Reduction::sum, .switch_factor = 1.0}, seed);
       REQUIRE(sums.succeeded);
       if (!first) first = sums.of(0).clone();
       for (Rank rank = 0; rank < size; ++rank) EXPECT(same_bits(sums.of(rank), *first));
@@ -279,7 +296,7 @@ TEST("no rank sends or receives more than the theory says") {
     const auto sum_entries = static_cast<double>(std::ranges::count(in_union, true));
     Simulation simulation(size, {});
     simulation.begin_all([&](Rank rank) {
-      return make_all_reduce(inputs[rank].stream(kN), Reduction::sum, 1.0).request;
+      return make_all_reduce(inputs[rank].stream(kN), SparseReduction{}).request;
     });
     EXPECT(!simulation.run().deadlock);
     const double entries = (k + sum_entries) * (size - 1) / size;
@@ -305,7 +322,7 @@ TEST("a dense output stays untouched as long as one rank has not called") {
         std::vector<std::vector<float>> outputs(size, std::vector<float>(kN, -77.0F));
         const Ended ended = run_ranks(world, size, [&](Rank rank) -> RequestPtr {
           if (rank == absent) return nullptr;
-          return make_all_reduce_into(input.stream(kN), std::span(outputs[rank]), Reduction::sum, 1.0);
+          return make_all_reduce_into(input.stream(kN), std::span(outputs[rank]), {});
         });
         EXPECT(ended.stuck);
         for (const auto& output : outputs) EXPECT(output == std::vector<float>(kN, -77.0F));
@@ -335,7 +352,7 @@ TEST("damaged entries end the operation on all ranks, and name their sender") {
     std::vector<RequestPtr> requests;
     Simulation simulation(3, {});
     simulation.begin_all([&](Rank rank) {
-      auto request = make_all_reduce(input.stream(kN), Reduction::sum, 1.0).request;
+      auto request = make_all_reduce(input.stream(kN), SparseReduction{}).request;
       if (rank == kDamaged) {
         auto shared = std::make_shared<Buffer>(std::move(message));
         request = std::make_shared<Request>(
@@ -355,7 +372,7 @@ TEST("a share longer than any encoding of its slice is refused") {
   std::vector<RequestPtr> requests;
   Simulation simulation(2, {});
   simulation.begin_all([&](Rank rank) {
-    auto request = make_all_reduce(SparseStream<float>(100), Reduction::sum, 1.0).request;
+    auto request = make_all_reduce(SparseStream<float>(100), SparseReduction{}).request;
     if (rank == 1) {
       request = std::make_shared<Request>(request->call(),
                                           [](Transport& net) { return send_damaged(net, Buffer(32 + 50 * 8 + 17)); });
@@ -369,7 +386,7 @@ TEST("a share longer than any encoding of its slice is refused") {
 }
 
 TEST("a negative switching factor is that rank's failure, before anything is sent") {
-  const auto make = [](Rank) { return make_all_reduce(SparseStream<float>(10), Reduction::sum, -1.0).request; };
+  const auto make = [](Rank) { return make_all_reduce(SparseStream<float>(10), SparseReduction{.switch_factor = -1.0}).request; };
   const Ended ended = run_ranks(World::simulated, 2, make);
   for (const auto& request : ended.requests) REQUIRE(request->failure());
 }
@@ -381,7 +398,7 @@ TEST("only so many messages are under way, and a rank that has not called holds 
   Simulation simulation(kRanks, {});
   for (Rank rank = 0; rank < kRanks; ++rank) {
     if (rank == kAbsent) continue;
-    simulation.begin(rank, make_all_reduce(SparseStream<float>(1000), Reduction::sum, 1.0).request);
+    simulation.begin(rank, make_all_reduce(SparseStream<float>(1000), SparseReduction{}).request);
   }
   EXPECT(simulation.run().deadlock);
   for (Rank rank = 0; rank < kRanks; ++rank) {
@@ -402,7 +419,7 @@ TEST("256 ranks run in about a second of real time") {
   Simulation simulation(kRanks, {});
   std::vector<std::shared_ptr<std::optional<SparseStream<float>>>> results;
   simulation.begin_all([&](Rank rank) {
-    auto sum = make_all_reduce(inputs[rank].stream(kN), Reduction::sum, 1.0);
+    auto sum = make_all_reduce(inputs[rank].stream(kN), SparseReduction{});
     results.push_back(sum.result);
     return sum.request;
   });

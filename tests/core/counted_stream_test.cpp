@@ -231,7 +231,7 @@ Seen run(Rank size, double switch_factor, bool size_only, Make make) {
   Simulation simulation(size, {.costs = {.gamma_s_per_byte = 1e-10}, .size_only = size_only});
   std::vector<SparseSum<V>> sums;
   simulation.begin_all([&](Rank) {
-    sums.push_back(make_all_reduce<V>(make(), Reduction::sum, switch_factor));
+    sums.push_back(make_all_reduce<V>(make(), {.switch_factor = switch_factor}));
     return sums.back().request;
   });
   Seen seen{};

@@ -13,7 +13,11 @@ RABENSEIFNER = "collectives/allreduce_rabenseifner.cpp"
 REDUCE = "collectives/reduce.cpp"
 LANES = "collectives/lanes.cpp"
 DOUBLING = "collectives/allreduce_recursive_doubling.cpp"
-SPARSE = "collectives/allreduce_split_allgather.cpp"
+SPARSE = "collectives/sparse_split.cpp"
+SPARSE_MESSAGES = "collectives/sparse_messages.hpp"
+SPARSE_DOUBLING = "collectives/allreduce_sparse_doubling.cpp"
+SPARSE_RING = "collectives/sparse_ring.cpp"
+ANY_SIZE = "collectives/any_size.cpp"
 GATHER = "collectives/allgather.cpp"
 BROADCAST = "collectives/broadcast.cpp"
 BARRIER = "collectives/barrier.cpp"
@@ -172,26 +176,26 @@ _COLLECTIVES = (
     _mutant(
         "sparse: the mean is a sum",
         SPARSE,
-        "if (reduction == Reduction::avg) {",
-        "if (reduction == Reduction::none) {",
+        "if (how.reduction == Reduction::avg) {",
+        "if (how.reduction == Reduction::none) {",
     ),
     _mutant(
         "sparse: owns its neighbour's slice",
         SPARSE,
-        "const IndexRange owned = slice_of(mine.dimension(), size, rank);",
-        "const IndexRange owned = slice_of(mine.dimension(), size, (rank + 1) % size);",
+        "const IndexRange owned = split.slice(rank);",
+        "const IndexRange owned = split.slice((rank + 1) % net.size());",
     ),
     _mutant(
         "sparse: adds its neighbour's share instead of its own",
         SPARSE,
-        "return Decoded<V>(mine.slice(owned.begin, owned.end), {});",
-        "return decode<V>(incoming[(rank + 1) % size], owned);",
+        "return Decoded<V>(split.share(rank), {});",
+        "return decode<V>(incoming[(rank + 1) % net.size()], owned);",
     ),
     _mutant(
         "sparse: does not look whether a message is damaged",
         SPARSE,
-        "if (decoded[source].ok()) continue;",
-        "if (decoded[source].ok() || source < size) continue;",
+        "for (Rank source = begin; source < end; ++source) co_await check_decoded(net, source, decoded[source]);",
+        "",
     ),
     _mutant(
         "sparse: a buffer is freed while it is sent",
@@ -200,7 +204,48 @@ _COLLECTIVES = (
         "sends.front().encoded = Buffer();\n        co_await sends.front().sending;\n        sends.pop_front();",
         "18..40",
     ),
-    _mutant("sparse: expects shorter messages than may come", SPARSE, "* (4 + sizeof(V)) + 16;", "* sizeof(V) + 16;"),
+    _mutant(
+        "sparse: expects shorter messages than may come",
+        SPARSE,
+        "std::size_t most() const { return most_bytes<V>(slice(0)); }",
+        "std::size_t most() const { return most_bytes<V>(slice(0)) * 2 / 3; }",
+    ),
+    _mutant(
+        "sparse, doubling: the mean is a sum",
+        SPARSE_DOUBLING,
+        "if (how_.reduction == Reduction::avg) {",
+        "if (how_.reduction == Reduction::none) {",
+    ),
+    _mutant(
+        "sparse, doubling: the last round is left out",
+        SPARSE_DOUBLING,
+        "(Rank{1} << bit) < members_; ++bit) {",
+        "(Rank{2} << bit) < members_; ++bit) {",
+    ),
+    _mutant(
+        "sparse, doubling: the folded rank's entries are lost",
+        SPARSE_DOUBLING,
+        "co_await add_to(mine.view(), other, rank + 1);",
+        "co_await reduce(std::vector<StreamView<V>>{mine.view()});",
+    ),
+    _mutant(
+        "sparse, ring: adds the share of another slice",
+        SPARSE_RING,
+        "{came.view(), share(slice)};",
+        "{came.view(), share(IndexRange{slice.begin, slice.begin})};",
+    ),
+    _mutant(
+        "messages of any size: the last piece is not sent",
+        ANY_SIZE,
+        "while (!all_begun()) co_await send_more();",
+        "while (rest_.size() > piece_bytes(net_)) co_await send_more();",
+    ),
+    _mutant(
+        "messages of any size: pieces after the first land one header too far",
+        ANY_SIZE,
+        "Bytes rest = whole.bytes().subspan(first.size() - sizeof length);",
+        "Bytes rest = whole.bytes().subspan(first.size());",
+    ),
     _mutant(
         "sparse: a dense piece lands at the beginning",
         SLICES,

@@ -18,6 +18,10 @@ constexpr std::array kOperations{Operation::allreduce, Operation::allreduce,    
 constexpr std::array kRooted{Operation::broadcast, Operation::reduce, Operation::gather, Operation::scatter};
 constexpr std::array kGradients{DType::f32, DType::f32, DType::bf16};
 constexpr std::array kAny{DType::f32, DType::bf16, DType::u8, DType::i64, DType::f16, DType::c128};
+constexpr std::array kSparseAlgorithms{Algorithm::split_allgather, Algorithm::split_allgather,
+                                            Algorithm::split_dense_allgather, Algorithm::recursive_doubling,
+                                            Algorithm::ring};
+constexpr std::array kIndexFormats{IndexFormat::none, IndexFormat::raw32, IndexFormat::packed};
 constexpr std::array kSwitchFactors{1.0, 1.0, 0.0, 0.3, 1.7, 1e6};
 constexpr std::size_t kCallsMost = 8;
 // Large calls are dear: only a few ranks make them, and at most one a program.
@@ -95,7 +99,8 @@ bool PlannedCall::agrees(const PlannedCall& other, Rank size) const {
   if (operation != other.operation || dtype != other.dtype || count != other.count) return false;
   switch (operation) {
     case Operation::allreduce: return reduction == other.reduction && resolved(size) == other.resolved(size);
-    case Operation::sparse_allreduce: return reduction == other.reduction && switch_factor == other.switch_factor;
+    case Operation::sparse_allreduce:
+      return reduction == other.reduction && switch_factor == other.switch_factor && algorithm == other.algorithm;
     case Operation::broadcast:
     case Operation::gather:
     case Operation::scatter: return root == other.root;
@@ -123,6 +128,8 @@ PlannedCall draw_call(Chance& chance, Operation operation, Rank size, Extent ext
   call.rounded = chance.happens(kRoundedShare) && size <= kRoundedRanksMost;
   if (operation == Operation::sparse_allreduce) {
     call.switch_factor = chance.pick(kSwitchFactors);
+    call.algorithm = chance.pick(kSparseAlgorithms);
+    call.indices = chance.pick(kIndexFormats);
     return call;
   }
   if (operation == Operation::reduce) call.root = chance.integer<Rank>(0, size - 1);
@@ -206,6 +213,14 @@ std::vector<PlannedCall> odd_calls(Chance& chance, Trouble trouble, Rank size, s
   return calls;
 }
 
+// Between ranks that hold any number of entries: the sum is as long as the vector at most.
+Effort sparse_effort_of(const PlannedCall& call, double ranks, double rounds) {
+  const double whole = static_cast<double>(call.count) * 8.0 + 64.0 * ranks;
+  const double pieces = whole / 6e4;
+  if (call.algorithm == Algorithm::recursive_doubling) return {(rounds + 2.0) * (1.0 + pieces), (rounds + 2.0) * whole};
+  return {2.0 * ranks + 2.0 * pieces, 2.0 * whole};
+}
+
 Effort effort_of(const PlannedCall& call, Rank size) {
   const double ranks = size;
   const double rounds = std::bit_width(size - 1);
@@ -219,13 +234,12 @@ Effort effort_of(const PlannedCall& call, Rank size) {
       if (ring) return {2.0 * ranks * segments, 2.0 * bytes};
       return {rounds * segments + 2.0, bytes * (rounds + 2.0)};
     }
-    case Operation::sparse_allreduce:
-      return {2.0 * ranks, 2.0 * (static_cast<double>(call.count) * 8.0 + 64.0 * ranks)};
+    case Operation::sparse_allreduce: return sparse_effort_of(call, ranks, rounds);
     // Long blocks and vectors go in pieces.
     case Operation::allgather: return {ranks * (1.0 + bytes / 256e3) + rounds, ranks * bytes};
     case Operation::gather:
     case Operation::scatter: return {ranks, ranks * bytes};
-    case Operation::all_to_all: return {ranks + rounds, (ranks + rounds) * bytes};
+    case Operation::all_to_all: return {ranks * (1.0 + bytes / 6e4) + rounds, (ranks + rounds) * bytes};
     case Operation::broadcast: return {rounds + 1.0 + ranks + bytes / 16e3, (rounds + 1.0) * bytes};
     case Operation::barrier: return {rounds, 0.0};
     case Operation::reduce: return {ranks + rounds * (1.0 + bytes / 2e5), (rounds + 2.0) * bytes};

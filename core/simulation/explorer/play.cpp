@@ -244,12 +244,16 @@ class Play {
   template <class V>
   RequestPtr make_sparse_of(const PlannedCall& call, const Contribution& share, SeenCall& seen, ReadResult& read) {
     SparseStream<V> mine = stream_of<V>(call, share);
+    const SparseReduction how{.reduction = call.reduction,
+                              .switch_factor = call.switch_factor,
+                              .algorithm = call.algorithm,
+                              .wire = {.indices = call.indices}};
     if (share.in_place()) {
       seen.output.assign(call.bytes(), kPoison);
       const std::span<V> output(reinterpret_cast<V*>(seen.output.data()), call.count);
-      return make_all_reduce_into(std::move(mine), output, call.reduction, call.switch_factor);
+      return make_all_reduce_into(std::move(mine), output, how);
     }
-    SparseSum<V> sum = make_all_reduce(std::move(mine), call.reduction, call.switch_factor);
+    SparseSum<V> sum = make_all_reduce(std::move(mine), how);
     read = reader<V>(std::move(sum.result));
     return sum.request;
   }

@@ -12,6 +12,7 @@
 #include "collectives/ring.hpp"
 #include "drivers/sim/sim_faults.hpp"
 #include "simulation/simulation.hpp"
+#include "sparse/wire.hpp"
 
 namespace telegrad::explorer {
 
@@ -43,6 +44,7 @@ struct PlannedCall {
   DType dtype = DType::u8;
   Reduction reduction = Reduction::none;
   Algorithm algorithm = Algorithm::automatic;  // of an allreduce, as the caller asks for it
+  IndexFormat indices = IndexFormat::none;     // of a sparse one
   Rank root = kNoRank;
   std::size_t count = 0;
   double switch_factor = 0.0;

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import math
 from enum import StrEnum
 
 from telegrad import _core
 
 DENSE_ALGORITHMS = ("auto", "ring", "recursive_doubling", "rabenseifner")
-SPARSE_ALGORITHMS = ("auto", "split_allgather")
+SPARSE_ALGORITHMS = ("auto", "split_allgather", "split_dense_allgather", "recursive_doubling", "ring")
 
 
 class ReduceOp(StrEnum):
     """Reductions; their names serve as well: ``op="avg"``.
 
     ``AVG`` is the sum divided by the number of ranks, and of floats only. ``MIN`` and ``MAX`` are NaN where any rank's
-    element is, and take -0 for less than +0. Integers wrap round.
+    element is, and take -0 for less than +0. ``MAX_ABS`` is the element of the largest magnitude, with its sign; the
+    positive one of two that differ in sign only; NaN where any is. Integers wrap round. What a sparse stream does not
+    have is the neutral element: 0, 1 for ``PROD``, infinity for ``MIN``, -infinity for ``MAX``.
     """
 
     SUM = "sum"
@@ -22,10 +25,11 @@ class ReduceOp(StrEnum):
     PROD = "prod"
     MIN = "min"
     MAX = "max"
+    MAX_ABS = "max_abs"
 
 
 _REDUCTIONS: dict[str, _core.Reduction] = {op.value: getattr(_core.Reduction, op.value) for op in ReduceOp}
-_OF_STREAMS = ("sum", "avg")
+_NEUTRAL = {_core.Reduction.prod: 1.0, _core.Reduction.min: math.inf, _core.Reduction.max: -math.inf}
 _INTEGERS = (_core.DType.i32, _core.DType.i64)
 _ALGORITHMS: dict[str, _core.Algorithm] = {
     name: getattr(_core.Algorithm, name) for name in {*DENSE_ALGORITHMS, *SPARSE_ALGORITHMS}
@@ -49,8 +53,13 @@ def reduction_of(op: object, dtype: _core.DType) -> _core.Reduction:
 
 
 def sparse_reduction_of(op: object) -> _core.Reduction:
-    """The same for sparse streams, where an index that a rank does not hold counts as zero: sum or avg."""
-    return _REDUCTIONS[_name(op, _OF_STREAMS, " for sparse streams")]
+    """The same for sparse streams, whose values are floats."""
+    return _REDUCTIONS[_name(op, tuple(_REDUCTIONS))]
+
+
+def neutral_element(reduction: _core.Reduction) -> float:
+    """What an index that no rank has stands for in a sparse result."""
+    return _NEUTRAL.get(reduction, 0.0)
 
 
 def algorithm_of(name: str, allowed: tuple[str, ...]) -> _core.Algorithm:
@@ -60,11 +69,11 @@ def algorithm_of(name: str, allowed: tuple[str, ...]) -> _core.Algorithm:
     return _ALGORITHMS[name]
 
 
-def _name(op: object, allowed: tuple[str, ...], where: str = "") -> str:
+def _name(op: object, allowed: tuple[str, ...]) -> str:
     name = str(op) if isinstance(op, str) else _name_in_torch(op)
     if name not in allowed:
         *others, last = map(repr, allowed)
-        raise ValueError(f"op={op!r} is not supported{where}: use {', '.join(others)} or {last}")
+        raise ValueError(f"op={op!r} is not supported: use {', '.join(others)} or {last}")
     return name
 
 

@@ -4,31 +4,31 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from telegrad import _core
 from telegrad.comm.arguments import checked_root
-from telegrad.comm.coo import is_coo, stream_of_coo
-from telegrad.comm.member import Member
 from telegrad.comm.reduction import (
     DENSE_ALGORITHMS,
     NAMED_DENSE,
-    SPARSE_ALGORITHMS,
     algorithm_of,
+    neutral_element,
     reduction_of,
     sparse_reduction_of,
 )
-from telegrad.comm.tensors import HostBuffer, address, empty_like, overlap, reducible
+from telegrad.comm.stream_reductions import StreamReductions
+from telegrad.comm.tensors import HostBuffer, empty_like, overlap, reducible
 from telegrad.comm.work import Work
 from telegrad.stream import SparseStream
+from telegrad.stream.coo import is_coo
 
-_DTYPES = {"f32": _core.DType.f32, "bf16": _core.DType.bf16}
+_DTYPES = {name: getattr(_core.DType, name) for name in ("f32", "f64", "bf16", "f16")}
 
 
-class Reductions(Member):
+class Reductions(StreamReductions):
     """Operations in which ranks' elements are combined."""
 
     def all_reduce(
@@ -40,6 +40,9 @@ class Reductions(Member):
         algorithm: str = "auto",
         async_op: bool = False,
         switch_factor: float = 1.0,
+        wire: str | None = None,
+        error: Any = None,
+        seed: int = 0,
     ) -> Any:
         """Reduces ``x`` over all ranks; every rank gets the same bits.
 
@@ -47,11 +50,14 @@ class Reductions(Member):
         is overwritten with the result, and ``None`` returned; with ``out`` (as ``x``; no part of its memory, or all)
         the result goes there, and ``x`` stays as it is. For a SparseStream or a ``torch.sparse_coo`` tensor the result
         is a new one, returned; ranks may hold any number of entries. With ``async_op=True`` a Work is returned;
-        ``work.result()`` gives the tensor or stream. ``op``: ``"sum"``, ``"avg"`` (of floats), and for dense ``x``
-        ``"prod"``, ``"min"`` or ``"max"``; see ReduceOp. 16-bit floats are added and multiplied in float32 and rounded
-        after each step, also before an average is divided. ``algorithm``: ``"auto"``, dense ``"ring"``,
-        ``"recursive_doubling"`` or ``"rabenseifner"``, sparse ``"split_allgather"``. ``switch_factor``: a sparse sum is
-        held densely once it has more than this times the number of entries at which both take the same bytes.
+        ``work.result()`` gives the tensor or stream. ``op``: ``"sum"``, ``"avg"`` (of floats), ``"prod"``, ``"min"``,
+        ``"max"`` or ``"max_abs"``; see ReduceOp. An index that a stream does not have is neutral in it: the minimum of
+        streams is that of their entries, and a result that is held densely has infinity where no rank has an entry (1
+        for ``"prod"``, -infinity for ``"max"``, else 0); see ``SparseStream.absent``. 16-bit floats are added and
+        multiplied in float32 and rounded after each step, also before an average is divided. ``algorithm``:
+        ``"auto"``, dense ``"ring"``, ``"recursive_doubling"`` or ``"rabenseifner"``, sparse ``"split_allgather"``.
+        ``switch_factor``: a sparse sum is held densely once it has more than this times the number of entries at which
+        both take the same bytes.
         """
         if type(x) is np.ndarray and out is None and isinstance(op, str):  # most calls: so they take the short way
             named = NAMED_DENSE.get((op, algorithm))
@@ -64,10 +70,17 @@ class Reductions(Member):
         if out is not None and (isinstance(x, SparseStream) or is_coo(x)):
             raise TypeError("out is for a dense x: a sparse sum is a new one, or dense with all_reduce_into()")
         if isinstance(x, SparseStream):
-            return self._reduce_stream(x, op, algorithm, switch_factor, async_op, lambda total: total)
+            how = self._sparse_reduction(x, op, algorithm, switch_factor, wire, error, seed)
+            return self._reduce_stream(
+                x, how, neutral_element(sparse_reduction_of(op)), async_op, error, lambda total: total
+            )
         if is_coo(x):
-            stream, back = stream_of_coo(x)
-            return self._reduce_stream(stream, op, algorithm, switch_factor, async_op, back)
+            shape, sparse_dim, stream = tuple(x.shape), x.sparse_dim(), SparseStream.from_coo(x)
+            how = self._sparse_reduction(stream, op, algorithm, switch_factor, wire, error, seed)
+            absent = neutral_element(sparse_reduction_of(op))
+            return self._reduce_stream(
+                stream, how, absent, async_op, error, lambda total: total.to_coo(shape, sparse_dim)
+            )
         core, buffer = self._usable(), reducible(x, "x", writable=out is None)
         into = buffer if out is None else _result_of(buffer, x, out)
         reduction, chosen = reduction_of(op, buffer.dtype), algorithm_of(algorithm, DENSE_ALGORITHMS)
@@ -147,87 +160,6 @@ class Reductions(Member):
         self._block(request, (x, block))
         return block
 
-    def all_reduce_into(
-        self,
-        stream: SparseStream,
-        out: Any,
-        op: Any = "sum",
-        *,
-        algorithm: str = "auto",
-        async_op: bool = False,
-        switch_factor: float = 1.0,
-    ) -> Work | None:
-        """Writes the dense reduction of all ranks' streams into ``out``.
-
-        ``out``: ``stream.n`` elements of the values' dtype, any shape. ``op``: ``"sum"`` or ``"avg"``. Faster than
-        making a sparse result dense; ``out`` must not share memory with the stream.
-        """
-        if not isinstance(stream, SparseStream):
-            raise TypeError(
-                f"stream is a {type(stream).__name__}: it must be a SparseStream; dense tensors go to all_reduce()"
-            )
-        core, buffer = self._usable(), reducible(out, "out")
-        dtype = _DTYPES[stream.dtype]
-        if buffer.dtype != dtype:
-            raise TypeError(f"out has dtype {out.dtype} but the stream holds {stream.dtype}: give both the same")
-        if buffer.elements != stream.n:
-            raise ValueError(
-                f"out has {buffer.elements} elements but the stream has n={stream.n}: give them the same length"
-            )
-        indices, values = stream.raw_indices, stream.raw_values
-        for part in (indices, values):
-            if address(part) < buffer.pointer + buffer.nbytes and buffer.pointer < address(part) + part.nbytes:
-                raise ValueError("out shares memory with the stream: give it memory of its own")
-        request = core.all_reduce_sparse_into(
-            address(indices),
-            address(values),
-            indices.size,
-            stream.n,
-            dtype,
-            sparse_reduction_of(op),
-            algorithm_of(algorithm, SPARSE_ALGORITHMS),
-            _checked_factor(switch_factor),
-            buffer.pointer,
-            not async_op,
-        )
-        held = (indices, values, out)
-        if async_op:
-            return self._work(request, "all_reduce_into", held, lambda _: out)
-        self._block(request, held)
-        return None
-
-    def _reduce_stream(
-        self,
-        stream: SparseStream,
-        op: Any,
-        algorithm: str,
-        switch_factor: float,
-        async_op: bool,
-        convert: Callable[[SparseStream], Any],
-    ) -> Any:
-        core = self._usable()
-        indices, values = stream.raw_indices, stream.raw_values
-        request = core.all_reduce_sparse(
-            address(indices),
-            address(values),
-            indices.size,
-            stream.n,
-            _DTYPES[stream.dtype],
-            sparse_reduction_of(op),
-            algorithm_of(algorithm, SPARSE_ALGORITHMS),
-            _checked_factor(switch_factor),
-            not async_op,
-        )
-
-        def finish(done: _core.Request) -> Any:
-            sum_indices, sum_values = done.sparse_result()
-            return convert(SparseStream.trusted(sum_indices, sum_values, stream.n, of_torch=stream.of_torch))
-
-        if async_op:
-            return self._work(request, "all_reduce", (indices, values), finish)
-        self._block(request, (indices, values))
-        return finish(request)
-
 
 def _result_of(buffer: HostBuffer, x: Any, out: Any) -> HostBuffer:
     """The memory of an ``out`` that is to take what is reduced of ``x``."""
@@ -259,13 +191,3 @@ def _blocks_of(x: Any, counts: Sequence[int] | None, size: int, rank: int) -> tu
             f"x has shape {shape}: with counts it must have one dimension of {sum(lengths)} elements, their sum"
         )
     return lengths, (lengths[rank],)
-
-
-def _checked_factor(value: float) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise TypeError(f"switch_factor={value!r} must be a number")
-    if not value >= 0:
-        raise ValueError(
-            f"switch_factor={value} must not be negative: 1.0 switches to dense where both take the same bytes"
-        )
-    return float(value)

@@ -24,7 +24,7 @@ def _tensor(rank: int, shape: tuple[int, ...], sparse_dim: int, dtype: torch.dty
 @pytest.mark.parametrize(
     ("shape", "sparse_dim"), [((50,), 1), ((9, 11), 2), ((20, 4), 1), ((6, 5, 4), 3), ((8, 3, 2), 2)]
 )
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64, torch.float16])
 def test_sum_has_the_shape_and_layout_of_its_terms(
     on_ranks: OnRanks, shape: tuple[int, ...], sparse_dim: int, dtype: torch.dtype
 ) -> None:
@@ -48,9 +48,21 @@ def test_nothing_at_all(on_ranks: OnRanks) -> None:
         assert total.shape == (4, 5)
 
 
+def test_minimum_is_that_of_the_entries(on_ranks: OnRanks) -> None:
+    def run(comm: Communicator) -> torch.Tensor:
+        x = torch.zeros(2, 3)
+        x[0, comm.rank] = 5.0
+        x[1, 0] = comm.rank + 1.0
+        return comm.all_reduce(x.to_sparse(), "min")
+
+    for least in on_ranks(3, run):
+        assert least.indices().tolist() == [[0, 0, 0, 1], [0, 1, 2, 0]]
+        assert least.values().tolist() == [5.0, 5.0, 5.0, 1.0]
+
+
 def test_wrong_dtype(on_ranks: OnRanks) -> None:
     def run(comm: Communicator) -> None:
-        with pytest.raises(TypeError, match="values has dtype torch.float64"):
-            comm.all_reduce(torch.eye(3, dtype=torch.float64).to_sparse())
+        with pytest.raises(TypeError, match="values has dtype torch.int64"):
+            comm.all_reduce(torch.eye(3, dtype=torch.int64).to_sparse())
 
     on_ranks(1, run)

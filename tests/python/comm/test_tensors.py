@@ -66,17 +66,24 @@ def test_operations_by_every_name(alone: Communicator, op: object) -> None:
 
 @pytest.mark.parametrize("op", ["", "median", None, 1, _TORCH.BAND])
 def test_unknown_operation(alone: Communicator, op: object) -> None:
-    with pytest.raises(ValueError, match="op=.* is not supported: use 'sum', 'avg', 'prod', 'min' or 'max'"):
+    with pytest.raises(ValueError, match="op=.* is not supported: use 'sum', 'avg', 'prod', 'min', 'max' or 'max_abs'"):
         alone.all_reduce(np.ones(3, np.float32), op)
 
 
-@pytest.mark.parametrize("op", [ReduceOp.MAX, "prod", _TORCH.MIN, ""])
-def test_streams_are_only_summed(alone: Communicator, op: object) -> None:
-    with pytest.raises(ValueError, match="op=.* is not supported for sparse streams: use 'sum' or 'avg'"):
+@pytest.mark.parametrize("op", _OPS)
+def test_operations_on_streams_by_every_name(alone: Communicator, op: object) -> None:
+    result = alone.all_reduce(STREAM, op)
+    assert result.indices.tolist() == STREAM.indices.tolist()
+    assert result.values.tolist() == STREAM.values.tolist()
+
+
+@pytest.mark.parametrize("op", ["", "median", _TORCH.BAND])
+def test_unknown_operation_on_streams(alone: Communicator, op: object) -> None:
+    with pytest.raises(ValueError, match="op=.* is not supported: use 'sum'"):
         alone.all_reduce(STREAM, op)
-    with pytest.raises(ValueError, match="op=.* is not supported for sparse streams"):
+    with pytest.raises(ValueError, match="op=.* is not supported"):
         alone.all_reduce(torch.eye(3).to_sparse(), op)
-    with pytest.raises(ValueError, match="op=.* is not supported for sparse streams"):
+    with pytest.raises(ValueError, match="op=.* is not supported"):
         alone.all_reduce_into(STREAM, np.ones(4, np.float32), op)
 
 

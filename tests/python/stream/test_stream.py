@@ -28,7 +28,7 @@ def test_holds_arrays_without_a_copy() -> None:
     assert repr(stream) == "SparseStream(n=10, nnz=3, dtype=f32)"
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16])
 def test_torch_in_torch_out(dtype: torch.dtype) -> None:
     values = torch.tensor([1.5, -2.0], dtype=dtype)
     stream = SparseStream(torch.tensor([2, 7]), values, 8)
@@ -46,7 +46,23 @@ def test_index_types(dtype: type) -> None:
     assert SparseStream(_indices(0, 3, dtype=dtype), np.ones(2, np.float32), 4).indices.dtype == np.uint32
 
 
-@given(hnp.arrays(np.float32, st.integers(0, 50), elements=st.sampled_from([0.0, 1.0, -3.5, float("nan")])))
+@pytest.mark.parametrize(
+    ("dtype", "name"), [(np.float32, "f32"), (np.float64, "f64"), (np.float16, "f16"), (torch.bfloat16, "bf16")]
+)
+def test_value_types_have_the_names_of_the_wire(dtype: type, name: str) -> None:
+    values = torch.ones(1, dtype=dtype) if isinstance(dtype, torch.dtype) else np.ones(1, dtype)
+    stream = SparseStream(_indices(0), values, 2)
+    assert stream.dtype == name
+    assert stream.to_dense().dtype == dtype
+
+
+@given(
+    hnp.arrays(
+        st.sampled_from([np.float32, np.float64, np.float16]),
+        st.integers(0, 50),
+        elements=st.sampled_from([0.0, 1.0, -3.5, float("nan")]),
+    )
+)
 def test_from_dense_and_back(x: np.ndarray) -> None:
     stream = SparseStream.from_dense(x)
     np.testing.assert_array_equal(stream.to_dense(), x)
@@ -70,6 +86,21 @@ def test_dense_stream_becomes_sparse_when_asked() -> None:
     assert bf16.values.tolist() == [1.0]
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("absent", [0.0, 1.0, float("inf"), float("-inf")])
+def test_absent_elements_of_a_result(dtype: torch.dtype, absent: float) -> None:
+    whole = torch.tensor([absent, 4, absent, -5], dtype=dtype)
+    bits = whole.view(torch.int16).numpy().view(np.uint16) if dtype == torch.bfloat16 else whole.numpy()
+    held_densely = SparseStream.trusted(None, bits, 4, of_torch=True, absent=absent)
+    held_sparsely = SparseStream.trusted(_indices(1, 3), bits[[1, 3]], 4, of_torch=True, absent=absent)
+    for stream in (held_densely, held_sparsely):
+        assert stream.absent == absent
+        assert torch.equal(stream.to_dense(), whole)
+        assert stream.indices.tolist() == [1, 3]
+        assert stream.values.tolist() == [4, -5]
+        assert torch.equal(stream.to_dense(), whole)
+
+
 @pytest.mark.parametrize(
     ("indices", "values", "n", "error", "message"),
     [
@@ -79,16 +110,18 @@ def test_dense_stream_becomes_sparse_when_asked() -> None:
         (_indices(-1, dtype=np.int64), ONE, 9, ValueError, r"indices\[0\]=-1 is outside"),
         (_indices(2**32, dtype=np.int64), ONE, 9, ValueError, "outside"),
         (_indices(1, 2), ONE, 9, ValueError, "indices has 2 entries but values has 1"),
-        (_indices(1), ONE, -1, ValueError, "n=-1 must be in"),
-        (_indices(1), ONE, 2**32, ValueError, "n=4294967296 must be in"),
+        (_indices(1), ONE, -1, ValueError, "n=-1, which must be in"),
+        (_indices(1), ONE, 2**32, ValueError, "n=4294967296, which must be in .*32 bits.*split the vector"),
         (_indices(1), ONE, 9.0, TypeError, "n=9.0 must be an int"),
         (_indices(1), ONE, True, TypeError, "n=True must be an int"),
         (np.array([1.0]), ONE, 9, TypeError, "indices have dtype float64"),
         ([1], ONE, 9, TypeError, "indices is a list"),
         (_indices(1)[None], ONE, 9, ValueError, "indices have 2 dimensions"),
         (_indices(1), ONE[None], 9, ValueError, "values has 2 dimensions"),
-        (_indices(1), ONE.astype(np.float64), 9, TypeError, "values has dtype float64: use .astype"),
-        (_indices(1), torch.ones(1, dtype=torch.float16), 9, TypeError, r"values has dtype torch.float16: use .to\("),
+        (_indices(1), ONE.astype(np.int32), 9, TypeError, "values has dtype int32: use .astype"),
+        (_indices(1), ONE.astype(">f4"), 9, TypeError, "values has dtype >f4: use .astype"),
+        (_indices(1), ONE.astype(np.uint16), 9, TypeError, "values has dtype uint16.*bfloat16 is torch's"),
+        (_indices(1), torch.ones(1, dtype=torch.int64), 9, TypeError, r"values has dtype torch.int64: use .to\("),
         (_indices(1), [1.0], 9, TypeError, "values is a list"),
         (_indices(1, 2), np.ones(4, np.float32)[::2], 9, ValueError, "values is not contiguous.*ascontiguousarray"),
         (_indices(1, 2), torch.ones(4)[::2], 9, ValueError, r"values is not contiguous.*contiguous\(\)"),

@@ -1,0 +1,131 @@
+"""The operations that reduce sparse streams: to a new stream, or into a dense vector."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from telegrad import _core
+from telegrad.comm.encoded import checked_seed
+from telegrad.comm.member import Member
+from telegrad.comm.reduction import SPARSE_ALGORITHMS, algorithm_of, sparse_reduction_of
+from telegrad.comm.stream_wire import error_into, formats_of
+from telegrad.comm.tensors import address, reducible
+from telegrad.comm.work import Work
+from telegrad.plan import Tuning
+from telegrad.stream import SparseStream
+
+_DTYPES = {name: getattr(_core.DType, name) for name in ("f32", "f64", "bf16", "f16")}
+
+
+class StreamReductions(Member):
+    """Operations in which ranks' entries are combined."""
+
+    _tuning: Tuning | None = None
+    _encoded_calls = 0  # so far: no two of them round alike
+
+    def all_reduce_into(
+        self,
+        stream: SparseStream,
+        out: Any,
+        op: Any = "sum",
+        *,
+        algorithm: str = "auto",
+        async_op: bool = False,
+        switch_factor: float = 1.0,
+        wire: str | None = None,
+        error: Any = None,
+        seed: int = 0,
+    ) -> Work | None:
+        """Writes the dense reduction of all ranks' streams into ``out``.
+
+        ``out``: ``stream.n`` elements of the values' dtype, any shape. ``op`` as for all_reduce: where no rank has an
+        entry, ``out`` becomes the neutral element (0 for ``"sum"``, ``"avg"`` and ``"max_abs"``, 1 for ``"prod"``,
+        infinity for ``"min"``, -infinity for ``"max"``). Faster than making a sparse result dense; ``out`` must not
+        share memory with the stream. The other arguments are as for all_reduce().
+        """
+        if not isinstance(stream, SparseStream):
+            raise TypeError(
+                f"stream is a {type(stream).__name__}: it must be a SparseStream; dense tensors go to all_reduce()"
+            )
+        core, buffer = self._usable(), reducible(out, "out")
+        dtype = _DTYPES[stream.dtype]
+        if buffer.dtype != dtype:
+            raise TypeError(f"out has dtype {out.dtype} but the stream holds {stream.dtype}: give both the same")
+        if buffer.elements != stream.n:
+            raise ValueError(
+                f"out has {buffer.elements} elements but the stream has n={stream.n}: give them the same length"
+            )
+        indices, values = stream.raw_indices, stream.raw_values
+        for part in (indices, values):
+            if address(part) < buffer.pointer + buffer.nbytes and buffer.pointer < address(part) + part.nbytes:
+                raise ValueError("out shares memory with the stream: give it memory of its own")
+        how = self._sparse_reduction(stream, op, algorithm, switch_factor, wire, error, seed)
+        request = core.all_reduce_sparse_into(
+            address(indices), address(values), indices.size, stream.n, dtype, how, buffer.pointer, not async_op
+        )
+        held = (indices, values, out, error)
+        if async_op:
+            return self._work(request, "all_reduce_into", held, lambda _: out)
+        self._block(request, held)
+        return None
+
+    def _sparse_reduction(
+        self, stream: SparseStream, op: Any, algorithm: str, switch_factor: float, wire: Any, error: Any, seed: Any
+    ) -> _core.SparseReduction:
+        core = self._usable()
+        indices, encoding = formats_of(wire, stream, shares_memory=core.shares_memory, tuning=self._tuning)
+        chosen, lost = algorithm_of(algorithm, SPARSE_ALGORITHMS), error_into(error, stream)
+        if encoding != _core.ValueEncoding.native and algorithm == "recursive_doubling":
+            raise ValueError(
+                f"algorithm='recursive_doubling' is not supported with wire={wire!r}, which rounds: use another"
+            )
+        with self._lock:
+            call, self._encoded_calls = self._encoded_calls, (self._encoded_calls + 1) % 2**32
+        return _core.SparseReduction(
+            sparse_reduction_of(op),
+            chosen,
+            _checked_factor(switch_factor),
+            indices,
+            encoding,
+            checked_seed(seed),
+            call,
+            lost,
+            stream.n,
+        )
+
+    def _reduce_stream(
+        self,
+        stream: SparseStream,
+        how: _core.SparseReduction,
+        absent: float,
+        async_op: bool,
+        error: Any,
+        convert: Callable[[SparseStream], Any],
+    ) -> Any:
+        core = self._usable()
+        indices, values = stream.raw_indices, stream.raw_values
+        request = core.all_reduce_sparse(
+            address(indices), address(values), indices.size, stream.n, _DTYPES[stream.dtype], how, not async_op
+        )
+        held = (indices, values, error)
+
+        def finish(done: _core.Request) -> Any:
+            sum_indices, sum_values = done.sparse_result()
+            total = SparseStream.trusted(sum_indices, sum_values, stream.n, of_torch=stream.of_torch, absent=absent)
+            return convert(total)
+
+        if async_op:
+            return self._work(request, "all_reduce", held, finish)
+        self._block(request, held)
+        return finish(request)
+
+
+def _checked_factor(value: float) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise TypeError(f"switch_factor={value!r} must be a number")
+    if not value >= 0:
+        raise ValueError(
+            f"switch_factor={value} must not be negative: 1.0 switches to dense where both take the same bytes"
+        )
+    return float(value)

@@ -1,0 +1,58 @@
+"""torch.sparse_coo tensors as positions and values, and back.
+
+A tensor's entries become positions in its memory order; a hybrid tensor (sparse rows of dense values, such as the
+gradient of an embedding) becomes one entry for each value.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from telegrad.stream.values import is_torch_tensor
+
+
+def is_coo(x: object) -> bool:
+    """True for a torch tensor of layout ``sparse_coo``."""
+    return is_torch_tensor(x) and getattr(x, "layout", None) == sys.modules["torch"].sparse_coo
+
+
+def entries_of_coo(x: Any) -> tuple[npt.NDArray[np.int64], Any, int]:
+    """Strictly increasing positions, the values at them (one-dimensional), and the number of elements.
+
+    Repeated indices are added up, as torch does. Raises ``TypeError`` for what is no COO tensor on the CPU.
+    """
+    if not is_coo(x):
+        raise TypeError(f"x is a {type(x).__name__}: it must be a torch.sparse_coo tensor; use .to_sparse_coo()")
+    if x.device.type != "cpu":
+        raise TypeError(f"x is on {x.device}: move it with .cpu()")
+    x = x.detach().coalesce()
+    shape, sparse_shape = tuple(x.shape), tuple(x.shape[: x.sparse_dim()])
+    width = int(np.prod(shape[x.sparse_dim() :], dtype=np.int64))
+    rows = np.ravel_multi_index(tuple(x.indices().numpy()), sparse_shape) if x._nnz() else np.empty(0, np.int64)
+    flat = (rows[:, None] * width + np.arange(width)).reshape(-1)
+    return flat, x.values().reshape(-1).contiguous(), int(np.prod(shape, dtype=np.int64))
+
+
+def coo_of_entries(
+    indices: npt.NDArray[np.uint32], values: Any, shape: tuple[int, ...], sparse_dim: int, absent: float = 0.0
+) -> Any:
+    """A coalesced tensor of ``shape``, of which the first ``sparse_dim`` dimensions are sparse.
+
+    ``values``: a torch tensor, one for each position. In a row that has some entries, the others are ``absent``.
+    """
+    torch = sys.modules["torch"]
+    sparse_shape, row_shape = shape[:sparse_dim], shape[sparse_dim:]
+    width = int(np.prod(row_shape, dtype=np.int64))
+    positions = indices.astype(np.int64)
+    kept = np.unique(positions // width) if width else positions
+    rows = torch.full((len(kept), *row_shape), absent, dtype=values.dtype)
+    if positions.size:
+        slots = np.searchsorted(kept, positions // width) * width + positions % width
+        rows.reshape(-1)[torch.from_numpy(slots)] = values
+    where = np.stack(np.unravel_index(kept, sparse_shape)) if sparse_shape else np.zeros((0, len(kept)), np.int64)
+    places = torch.from_numpy(np.ascontiguousarray(where, dtype=np.int64))
+    return torch.sparse_coo_tensor(places, rows, shape, is_coalesced=True, check_invariants=False)

@@ -1,0 +1,249 @@
+"""SparseStream: a long vector of which few entries are not absent.
+
+Arrays are numpy's or torch's, whichever the caller brought; torch is never imported here.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from telegrad.stream.coo import coo_of_entries, entries_of_coo
+from telegrad.stream.csr import entries_of_row, row_of_entries
+from telegrad.stream.values import NAMES, Bits, as_bits, bits_of, is_torch_tensor, places_unlike, wrapped
+
+MAX_LENGTH = 2**32 - 1
+"""Longest vector: indices are 32-bit on the wire."""
+
+
+class SparseStream:
+    """A vector of length ``n``: strictly increasing ``indices`` (uint32) and as many ``values``.
+
+    ``indices``: numpy uint32, int32, int64 or uint64, or torch int32 or int64, 1-D. ``values``: 1-D, contiguous,
+    numpy or torch float32, float64 or float16, or torch bfloat16. uint32 indices and all values are used without a
+    copy, so leave them alone while a collective runs. An absent index means the neutral element of the reduction in
+    which the stream takes part: 0 for a sum, an average or max_abs, 1 for a product, infinity for a minimum, -infinity
+    for a maximum. So a minimum over ranks is the minimum over those that have an entry, not over their zeros. Raises
+    ``TypeError`` for wrong types, ``ValueError`` for unequal lengths, for indices that are unsorted, repeated or
+    outside [0, n), and for n of 2**32 or more: split such vectors. Source: SparCML §5.1.
+    """
+
+    __slots__ = ("_absent", "_bits", "_dense", "_indices", "_n", "_of_torch")
+
+    def __init__(self, indices: Any, values: Any, n: int) -> None:
+        self._n = _checked_length(n)
+        self._of_torch = is_torch_tensor(values)
+        self._bits = bits_of(values, "values")
+        self._indices: npt.NDArray[np.uint32] | None = _checked_indices(indices, self._bits.size, self._n)
+        self._dense: Bits | None = None
+        self._absent = 0.0
+
+    @classmethod
+    def trusted(
+        cls,
+        indices: npt.NDArray[np.uint32] | None,
+        bits: Bits,
+        n: int,
+        *,
+        of_torch: bool = False,
+        absent: float = 0.0,
+    ) -> SparseStream:
+        """A stream from what telegrad itself has made, without any check.
+
+        ``bits``: float32, float64 or float16, or uint16 for bfloat16; with ``indices=None`` it is the dense vector of
+        all ``n`` elements, ``absent`` where there is no entry.
+        """
+        stream = cls.__new__(cls)
+        stream._of_torch = of_torch
+        stream._n = n
+        stream._indices = indices
+        stream._bits = bits
+        stream._dense = bits if indices is None else None
+        stream._absent = absent
+        return stream
+
+    @classmethod
+    def from_dense(cls, x: Any) -> SparseStream:
+        """The entries of ``x`` that are not zero.
+
+        ``x``: contiguous, of any shape, read in memory order; dtypes as for ``values``. Raises ``TypeError`` for other
+        dtypes, and ``ValueError`` for 2**32 elements or more.
+        """
+        flat = x.reshape(-1) if is_torch_tensor(x) or isinstance(x, np.ndarray) else x
+        bits = bits_of(flat, "x")
+        _checked_length(bits.size, "x has {} elements")
+        indices = places_unlike(bits, 0.0)
+        return cls.trusted(indices, bits[indices], bits.size, of_torch=is_torch_tensor(x))
+
+    @classmethod
+    def from_coo(cls, x: Any) -> SparseStream:
+        """The entries of a ``torch.sparse_coo`` tensor, as positions in its memory order.
+
+        ``x``: of any shape, also with dense dimensions (each of their elements is an entry); repeated indices are
+        added up. Values are float32, float64, float16 or bfloat16. Raises ``TypeError`` for anything else, and
+        ``ValueError`` for 2**32 elements or more.
+        """
+        indices, values, n = entries_of_coo(x)
+        return cls(indices, values, _checked_length(n, "x has {} elements"))
+
+    @classmethod
+    def from_csr(cls, row: Any) -> SparseStream:
+        """The entries of a row: a scipy CSR matrix or array of shape ``(1, n)``, or an array of shape ``(n,)``.
+
+        Values are float32 or float64, and shared with ``row`` if its columns are sorted. Raises ``TypeError`` for
+        other formats and dtypes, ``ValueError`` for other shapes, also for 2**32 columns or more.
+        """
+        columns, values, n = entries_of_row(row)
+        return cls(columns, values, _checked_length(n, "row has {} columns"))
+
+    @property
+    def n(self) -> int:
+        """Length of the dense vector."""
+        return self._n
+
+    @property
+    def absent(self) -> float:
+        """What an index without an entry stands for in ``to_dense()``.
+
+        0, or in a result the neutral element of the reduction that made it: 1 of a product, infinity of a minimum,
+        -infinity of a maximum.
+        """
+        return self._absent
+
+    @property
+    def is_dense(self) -> bool:
+        """True if a result became so full that it is held densely.
+
+        ``indices`` and ``values`` are then made when asked for.
+        """
+        return self._dense is not None
+
+    @property
+    def nnz(self) -> int:
+        """How many entries are held; for a dense stream, how many are not ``absent``."""
+        return int(self.raw_indices.size)
+
+    @property
+    def density(self) -> float:
+        """``nnz / n``, or 0 for an empty vector."""
+        return self.nnz / self._n if self._n else 0.0
+
+    @property
+    def dtype(self) -> str:
+        """``"f32"``, ``"f64"``, ``"bf16"`` or ``"f16"``."""
+        return NAMES[self._bits.dtype.name]
+
+    @property
+    def of_torch(self) -> bool:
+        """True if the values came as a torch tensor, and results are tensors too."""
+        return self._of_torch
+
+    @property
+    def indices(self) -> Any:
+        """Strictly increasing positions: numpy uint32, or torch int64."""
+        raw = self.raw_indices
+        return sys.modules["torch"].from_numpy(raw.astype(np.int64)) if self._of_torch else raw
+
+    @property
+    def values(self) -> Any:
+        """The entries at ``indices``: a numpy array or a torch tensor."""
+        self._make_sparse()
+        return wrapped(self._bits, self._of_torch)
+
+    @property
+    def raw_indices(self) -> npt.NDArray[np.uint32]:
+        """The positions as numpy uint32, whatever the values are."""
+        self._make_sparse()
+        assert self._indices is not None
+        return self._indices
+
+    @property
+    def raw_values(self) -> Bits:
+        """The entries as a numpy array, those of bfloat16 as their bits in uint16."""
+        self._make_sparse()
+        return self._bits
+
+    def to_dense(self) -> Any:
+        """A new vector of ``n`` elements, of the values' type and library, ``absent`` where there is no entry."""
+        if self._dense is not None:
+            return wrapped(self._dense.copy(), self._of_torch)
+        dense = np.full(self._n, as_bits(self._absent, self._bits.dtype), self._bits.dtype)
+        dense[self.raw_indices] = self._bits
+        return wrapped(dense, self._of_torch)
+
+    def to_coo(self, shape: tuple[int, ...] | None = None, sparse_dim: int | None = None) -> Any:
+        """A coalesced ``torch.sparse_coo`` tensor of ``shape``, or one-dimensional; with copies of the values.
+
+        The first ``sparse_dim`` dimensions are sparse, or all; in the dense ones ``absent`` stands where a row has an
+        entry, but not there. Raises ``ValueError`` for a shape of another number of elements, ``ImportError`` where
+        nobody has imported torch.
+        """
+        shape = (self._n,) if shape is None else tuple(shape)
+        if int(np.prod(shape, dtype=np.int64)) != self._n:
+            raise ValueError(f"shape={shape} has not the stream's n={self._n} elements: give one that has")
+        sparse_dim = len(shape) if sparse_dim is None else sparse_dim
+        if not 0 <= sparse_dim <= len(shape):
+            raise ValueError(f"sparse_dim={sparse_dim} must be in [0, {len(shape)}], as shape={shape} has dimensions")
+        if sys.modules.get("torch") is None:
+            raise ImportError("a COO tensor needs torch: import torch first")
+        return coo_of_entries(self.raw_indices, wrapped(self.raw_values, True), shape, sparse_dim, self._absent)
+
+    def to_csr(self) -> Any:
+        """A ``scipy.sparse.csr_array`` of shape ``(1, n)``, with copies of indices and values.
+
+        Raises ``TypeError`` for float16 and bfloat16, which scipy has not, and ``ImportError`` without scipy.
+        """
+        if self.dtype == "bf16":
+            raise TypeError("scipy's matrices hold no bfloat16: convert the values with .to(torch.float32)")
+        return row_of_entries(self.raw_indices, self.raw_values, self._n)
+
+    def __repr__(self) -> str:
+        held = "dense" if self.is_dense else f"nnz={self.nnz}"
+        return f"SparseStream(n={self._n}, {held}, dtype={self.dtype})"
+
+    def _make_sparse(self) -> None:
+        if self._indices is None:
+            self._indices = places_unlike(self._bits, self._absent)
+            self._bits = self._bits[self._indices]
+
+
+def _checked_length(n: Any, what: str = "n={}") -> int:
+    if isinstance(n, bool) or not isinstance(n, (int, np.integer)):
+        raise TypeError(f"n={n!r} must be an int: the length of the dense vector")
+    if not 0 <= n <= MAX_LENGTH:
+        raise ValueError(
+            f"{what.format(n)}, which must be in [0, {MAX_LENGTH}] (indices have 32 bits): split the vector into "
+            "several streams"
+        )
+    return int(n)
+
+
+def _checked_indices(indices: Any, count: int, n: int) -> npt.NDArray[np.uint32]:
+    if is_torch_tensor(indices):
+        if indices.device.type != "cpu":
+            raise TypeError(f"indices are on {indices.device}: move them with .cpu()")
+        indices = indices.detach().numpy()
+    if not isinstance(indices, np.ndarray):
+        raise TypeError(f"indices is a {type(indices).__name__}: it must be a numpy array or a torch tensor")
+    if indices.dtype not in (np.uint32, np.int32, np.int64, np.uint64):
+        raise TypeError(f"indices have dtype {indices.dtype}: use .astype(numpy.uint32) or an int64 tensor")
+    if indices.ndim != 1:
+        raise ValueError(f"indices have {indices.ndim} dimensions: they must have one; use .reshape(-1)")
+    if indices.size != count:
+        raise ValueError(f"indices has {indices.size} entries but values has {count}: give one value for each index")
+    if indices.size == 0:
+        return np.empty(0, np.uint32)
+    not_above = indices[1:] <= indices[:-1]
+    if not_above.any():
+        at = int(not_above.argmax()) + 1
+        raise ValueError(
+            f"indices[{at}]={indices[at]} does not exceed indices[{at - 1}]={indices[at - 1]}: "
+            "indices must be strictly increasing; sort them with their values and add up repeated ones"
+        )
+    for at in (0, indices.size - 1):
+        if not 0 <= int(indices[at]) < n:
+            raise ValueError(f"indices[{at}]={indices[at]} is outside [0, n={n}): correct the index or give the true n")
+    return np.ascontiguousarray(indices, dtype=np.uint32)

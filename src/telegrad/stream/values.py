@@ -1,0 +1,88 @@
+"""A stream's values as numpy sees them: torch's bfloat16 as its bits in uint16, all others as they are."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Bits = npt.NDArray[Any]
+
+NAMES = {"float32": "f32", "float64": "f64", "float16": "f16", "uint16": "bf16"}
+"""What the bits' numpy dtype stands for."""
+
+_TORCH = ("float32", "float64", "float16", "bfloat16")
+_NUMPY = ("float32", "float64", "float16")
+
+
+def is_torch_tensor(x: object) -> bool:
+    """True for a torch tensor; does not import torch (what is a tensor came from an imported torch)."""
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(x, torch.Tensor)
+
+
+def bits_of(values: Any, argument: str) -> Bits:
+    """A one-dimensional numpy array or torch tensor, without a copy.
+
+    Raises ``TypeError`` or ``ValueError``, which name ``argument``, with the remedy.
+    """
+    if is_torch_tensor(values):
+        return _bits_of_tensor(values, argument)
+    if not isinstance(values, np.ndarray):
+        raise TypeError(f"{argument} is a {type(values).__name__}: it must be a numpy array or a torch tensor")
+    if values.dtype.name not in _NUMPY or not values.dtype.isnative:
+        raise TypeError(
+            f"{argument} has dtype {values.dtype}: use .astype(numpy.float32), or float64 or float16; bfloat16 is "
+            "torch's"
+        )
+    if values.ndim != 1:
+        raise ValueError(f"{argument} has {values.ndim} dimensions: it must have one; use .reshape(-1)")
+    if not values.flags.c_contiguous:
+        raise ValueError(f"{argument} is not contiguous (strides {values.strides}): use numpy.ascontiguousarray()")
+    return values
+
+
+def wrapped(bits: Bits, of_torch: bool) -> Any:
+    """The values that ``bits`` hold, in the caller's library and without a copy."""
+    if not of_torch:
+        return bits
+    torch = sys.modules["torch"]
+    if bits.dtype == np.uint16:
+        return torch.from_numpy(bits.view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(bits)
+
+
+def as_bits(value: float, dtype: np.dtype[Any]) -> Any:
+    """A number that bfloat16 holds exactly, as an element of ``dtype``."""
+    if dtype != np.uint16:
+        return dtype.type(value)
+    return np.uint16(np.float32(value).view(np.uint32) >> np.uint32(16))
+
+
+def places_unlike(bits: Bits, absent: float) -> npt.NDArray[np.uint32]:
+    """Where ``bits`` are not ``absent``; 0 stands for both zeros."""
+    if bits.dtype != np.uint16:
+        return np.flatnonzero(bits if absent == 0 else bits != bits.dtype.type(absent)).astype(np.uint32)
+    if absent == 0:
+        return np.flatnonzero(bits & np.uint16(0x7FFF)).astype(np.uint32)
+    return np.flatnonzero(bits != as_bits(absent, bits.dtype)).astype(np.uint32)
+
+
+def _bits_of_tensor(values: Any, argument: str) -> Bits:
+    torch = sys.modules["torch"]
+    if values.device.type != "cpu" or values.layout != torch.strided:
+        raise TypeError(f"{argument} is a {values.layout} tensor on {values.device}: it must be dense on the CPU")
+    if str(values.dtype).removeprefix("torch.") not in _TORCH:
+        raise TypeError(f"{argument} has dtype {values.dtype}: use .to(torch.float32), or float64, float16 or bfloat16")
+    if values.dim() != 1:
+        raise ValueError(f"{argument} has {values.dim()} dimensions: it must have one; use .reshape(-1)")
+    if not values.is_contiguous():
+        raise ValueError(f"{argument} is not contiguous (stride {values.stride()}): use .contiguous()")
+    plain = values.detach()
+    if plain.dtype == torch.bfloat16:
+        bits: Bits = plain.view(torch.int16).numpy().view(np.uint16)
+        return bits
+    floats: Bits = plain.numpy()
+    return floats
