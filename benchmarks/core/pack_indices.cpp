@@ -1,5 +1,6 @@
-// Packed indices: bits per index beside the entropy bound, and the speed of packing and unpacking at every level of this
-// CPU, in one thread, beside a copy of the raw indices. Rounds of all levels alternate; the fastest of each is printed.
+// Packed indices: bits per index beside the entropy bound, and the speed of packing and unpacking at every level of
+// this CPU, in one thread, beside a copy of the raw indices. Rounds of all levels alternate; the fastest of each is
+// printed. `size` is what packed_size() takes, which an encoder calls before it packs.
 //
 //   pack_indices [entries, 2^20 without]
 
@@ -51,8 +52,10 @@ Set uniform(double density, std::size_t entries) {
 Set runs(std::uint32_t length, std::size_t entries) {
   Random random(8);
   Indices indices;
-  for (std::uint32_t next = 0; indices.size() < entries; next += static_cast<std::uint32_t>(random.below(198 * length))) {
+  std::uint32_t next = 0;
+  while (indices.size() < entries) {
     for (std::uint32_t i = 0; i < length; ++i) indices.push_back(next++);
+    next += static_cast<std::uint32_t>(random.below(198 * length));
   }
   return {"runs of " + std::to_string(length) + ", d = 1 %", std::move(indices), 0};
 }
@@ -98,8 +101,9 @@ void measure(const Set& set) {
       Fastest& one = fastest[level];
       one.size_s = std::min(one.size_s, seconds([&] { bytes = kernels::packed_size(set.indices); }));
       one.pack_s = std::min(one.pack_s, seconds([&] { kernels::pack_indices(set.indices, packed); }));
+      const ConstBytes section{packed.data(), bytes};
       bool ok = false;
-      one.unpack_s = std::min(one.unpack_s, seconds([&] { ok = kernels::unpack_indices({packed.data(), bytes}, out); }));
+      one.unpack_s = std::min(one.unpack_s, seconds([&] { ok = kernels::unpack_indices(section, out); }));
       if (!ok || out != set.indices) {
         std::fprintf(stderr, "%s: not what was packed\n", set.name.c_str());
         std::exit(1);
@@ -112,7 +116,9 @@ void measure(const Set& set) {
   std::printf(", copy %.2f ns\n", copy_s * 1e9 / entries);
   for (std::size_t level = 0; level < levels; ++level) {
     constexpr const char* kNames[] = {"portable", "avx2", "avx512"};
-    const auto rate = [&](double time_s) { std::printf("%6.2f ns %6.2f G/s", time_s * 1e9 / entries, entries / time_s / 1e9); };
+    const auto rate = [&](double time_s) {
+      std::printf("%6.2f ns %6.2f G/s", time_s * 1e9 / entries, entries / time_s / 1e9);
+    };
     std::printf("    %-9s size", kNames[level]);
     rate(fastest[level].size_s);
     std::printf("   pack");

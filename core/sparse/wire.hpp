@@ -30,8 +30,8 @@ enum class StreamKind : std::uint8_t { sparse = 1, dense = 2 };
 enum class IndexFormat : std::uint8_t { none = 0, raw32 = 1, blocked16 = 2, packed = 3 };
 enum class ValueFormat : std::uint8_t { native = 0 };  // as they lie in memory
 
-/// What a sender wishes. For indices: none (or blocked16), the smaller of raw32 and blocked16; raw32, just that; packed,
-/// but for indices of which one of the two others takes as few bytes.
+/// What a sender wishes. For indices: none (or blocked16), the smaller of raw32 and blocked16; raw32, just that;
+/// packed, but for indices of which one of the two others takes as few bytes.
 struct WireFormat {
   IndexFormat indices = IndexFormat::none;
   ValueFormat values = ValueFormat::native;
