@@ -1,10 +1,12 @@
 // Packed indices: bits per index beside the entropy bound, and the speed of packing and unpacking at every level of
 // this CPU, in one thread, beside a copy of the raw indices. Rounds of all levels alternate; the fastest of each is
-// printed. `size` is what packed_size() takes, which an encoder calls before it packs.
+// printed. `size` is what packed_size() takes, which an encoder calls before it packs. Then whole messages with values
+// in f32, at the best level: encode() includes taking memory for them.
 //
 //   pack_indices [entries, 2^20 without]
 
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <cmath>
 #include <cstdio>
@@ -17,6 +19,7 @@
 #include "base/random.hpp"
 #include "kernels/dispatch.hpp"
 #include "kernels/pack_indices.hpp"
+#include "sparse/wire.hpp"
 
 namespace {
 
@@ -129,6 +132,36 @@ void measure(const Set& set) {
   }
 }
 
+void measure_messages(const Set& set) {
+  constexpr std::array kFormats{IndexFormat::raw32, IndexFormat::blocked16, IndexFormat::packed};
+  constexpr const char* kNames[] = {"raw32", "blocked16", "packed"};
+  const std::vector<float> values(set.indices.size(), 1.0F);
+  const auto stream = SparseStream<float>::sparse(std::uint64_t{set.indices.back()} + 1, set.indices, values);
+  const auto entries = static_cast<double>(set.indices.size());
+  std::array<double, 3> encode_s, decode_s, bytes;
+  encode_s.fill(std::numeric_limits<double>::infinity());
+  decode_s.fill(std::numeric_limits<double>::infinity());
+  for (int round = 0; round < kRounds; ++round) {
+    for (std::size_t format = 0; format < kFormats.size(); ++format) {
+      Buffer message;
+      encode_s[format] = std::min(encode_s[format], seconds([&] {
+        message = encode(stream.view(), {.indices = kFormats[format]});
+      }));
+      decode_s[format] = std::min(decode_s[format], seconds([&] {
+        TELEGRAD_CHECK(decode<float>(message.bytes(), stream.view().range).ok());
+      }));
+      bytes[format] = static_cast<double>(message.size());
+    }
+  }
+  std::printf("messages of f32, %s\n", set.name.c_str());
+  for (std::size_t format = 0; format < kFormats.size(); ++format) {
+    const double encode_ns = encode_s[format] * 1e9 / entries;
+    const double decode_ns = decode_s[format] * 1e9 / entries;
+    std::printf("    %-9s %5.2f bytes an entry   encode %6.2f ns %6.2f G/s   decode %6.2f ns %6.2f G/s\n",
+                kNames[format], bytes[format] / entries, encode_ns, 1 / encode_ns, decode_ns, 1 / decode_ns);
+  }
+}
+
 }  // namespace
 
 int main(int arguments, char** argument) {
@@ -140,4 +173,5 @@ int main(int arguments, char** argument) {
   for (const double density : {0.0001, 0.001, 0.00781, 0.01, 0.03, 0.1, 0.5}) measure(uniform(density, entries));
   for (const std::uint32_t length : {4U, 16U, 256U}) measure(runs(length, entries));
   measure(crowds(entries));
+  for (const double density : {0.001, 0.00781, 0.1}) measure_messages(uniform(density, entries));
 }

@@ -1,4 +1,5 @@
-// What reads bytes from other ranks, on bytes of anybody's making: libFuzzer's entry point, which the core's tests call too.
+// What reads bytes from other ranks, on bytes of anybody's making: libFuzzer's entry point, which the core's tests call
+// too.
 //
 // The first 16 bytes say what is done with the rest: a whole message as it is, or one whose header is right and leads
 // straight to the decoder of one index format.
