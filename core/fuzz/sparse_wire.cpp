@@ -77,27 +77,32 @@ bool read_sparse_message(ConstBytes input) {
   const ConstBytes rest = input.subspan(sizeof recipe);
   const std::uint64_t end = std::min<std::uint64_t>(std::uint64_t{recipe.begin} + recipe.range_size, kDimensionMost);
   const IndexRange range{std::min<std::uint64_t>(recipe.begin, end), end};
-  const bool narrow = recipe.narrow % 2 != 0;
-  const std::size_t value_bytes = narrow ? sizeof(bf16) : sizeof(float);
+  constexpr DType kDTypes[] = {DType::f32, DType::f64, DType::bf16, DType::f16};
+  const DType dtype = kDTypes[recipe.dtype % 4];
 
   std::size_t size = rest.size();
   StreamHeader header;
   if (recipe.mode % 4 != 0) {
     const auto nnz = std::min<std::uint64_t>(recipe.nnz, std::min<std::uint64_t>(range.size(), 8192));
-    header = {.dtype = narrow ? DType::bf16 : DType::f32,
+    header = {.dtype = dtype,
               .index_format = static_cast<IndexFormat>(recipe.mode % 4),
               .begin = static_cast<std::uint32_t>(range.begin),
               .end = static_cast<std::uint32_t>(range.end),
               .index_bytes = rest.size(),
               .nnz = static_cast<std::uint32_t>(nnz)};
-    size = sizeof header + (rest.size() + 7) / 8 * 8 + (value_bytes * static_cast<std::size_t>(nnz) + 7) / 8 * 8;
+    size = sizeof header + (rest.size() + 7) / 8 * 8 + (size_of(dtype) * static_cast<std::size_t>(nnz) + 7) / 8 * 8;
   }
   Message message(size);
   const Bytes bytes = message.bytes();
   const std::size_t skipped = size == rest.size() ? 0 : sizeof header;
   if (skipped != 0) std::memcpy(bytes.data(), &header, sizeof header);
   if (!rest.empty()) std::memcpy(bytes.data() + skipped, rest.data(), rest.size());
-  return narrow ? read_at_every_level<bf16>(bytes, range) : read_at_every_level<float>(bytes, range);
+  switch (recipe.dtype % 4) {
+    case 0: return read_at_every_level<float>(bytes, range);
+    case 1: return read_at_every_level<double>(bytes, range);
+    case 2: return read_at_every_level<bf16>(bytes, range);
+    default: return read_at_every_level<f16>(bytes, range);
+  }
 }
 
 }  // namespace telegrad::fuzz

@@ -49,7 +49,7 @@ Input undamaged(std::mt19937& random) {
   packed.resize(kernels::pack_indices(indices, packed));
   if (packed.size() < 4 * indices.size() && random() % 2 == 0) {  // no message packs what is shorter raw
     recipe.mode = static_cast<std::uint8_t>(IndexFormat::packed);
-    recipe.narrow = static_cast<std::uint8_t>(random() % 2);
+    recipe.dtype = static_cast<std::uint8_t>(random());
     recipe.nnz = static_cast<std::uint16_t>(indices.size());
     return input_of(recipe, packed);
   }
