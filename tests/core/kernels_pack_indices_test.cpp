@@ -44,6 +44,13 @@ std::vector<Indices> awkward_sets(std::mt19937& random) {
     for (std::uint32_t i = 0; i < 70; ++i) mixed.push_back(begin + 1000 + i);
   }
   sets.push_back(mixed);
+  Indices halves;  // runs in one half of a block, no two neighbours in the other
+  for (std::uint32_t i = 0, next = 0; i < 4096; ++i) {
+    const bool in_runs = i / 512 % 2 == 0;
+    next += in_runs ? (i % 40 == 0 ? 100 : 1) : 2 + static_cast<std::uint32_t>(random() % 1000);
+    halves.push_back(next);
+  }
+  sets.push_back(halves);
   return sets;
 }
 
