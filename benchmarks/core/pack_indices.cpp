@@ -1,9 +1,12 @@
-// Packed indices: bits per index beside the entropy bound, and the speed of packing and unpacking at every level of this
-// CPU, in one thread, beside a copy of the raw indices. Rounds of all levels alternate; the fastest of each is printed.
+// Packed indices: bits per index beside the entropy bound, and the speed of packing and unpacking at every level of
+// this CPU, in one thread, beside a copy of the raw indices. Rounds of all levels alternate; the fastest of each is
+// printed. `size` is what packed_size() takes, which an encoder calls before it packs. Then whole messages with values
+// in f32, at the best level: encode() includes taking memory for them.
 //
 //   pack_indices [entries, 2^20 without]
 
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <cmath>
 #include <cstdio>
@@ -16,6 +19,7 @@
 #include "base/random.hpp"
 #include "kernels/dispatch.hpp"
 #include "kernels/pack_indices.hpp"
+#include "sparse/wire.hpp"
 
 namespace {
 
@@ -51,8 +55,10 @@ Set uniform(double density, std::size_t entries) {
 Set runs(std::uint32_t length, std::size_t entries) {
   Random random(8);
   Indices indices;
-  for (std::uint32_t next = 0; indices.size() < entries; next += static_cast<std::uint32_t>(random.below(198 * length))) {
+  std::uint32_t next = 0;
+  while (indices.size() < entries) {
     for (std::uint32_t i = 0; i < length; ++i) indices.push_back(next++);
+    next += static_cast<std::uint32_t>(random.below(198 * length));
   }
   return {"runs of " + std::to_string(length) + ", d = 1 %", std::move(indices), 0};
 }
@@ -98,8 +104,9 @@ void measure(const Set& set) {
       Fastest& one = fastest[level];
       one.size_s = std::min(one.size_s, seconds([&] { bytes = kernels::packed_size(set.indices); }));
       one.pack_s = std::min(one.pack_s, seconds([&] { kernels::pack_indices(set.indices, packed); }));
+      const ConstBytes section{packed.data(), bytes};
       bool ok = false;
-      one.unpack_s = std::min(one.unpack_s, seconds([&] { ok = kernels::unpack_indices({packed.data(), bytes}, out); }));
+      one.unpack_s = std::min(one.unpack_s, seconds([&] { ok = kernels::unpack_indices(section, out); }));
       if (!ok || out != set.indices) {
         std::fprintf(stderr, "%s: not what was packed\n", set.name.c_str());
         std::exit(1);
@@ -112,7 +119,9 @@ void measure(const Set& set) {
   std::printf(", copy %.2f ns\n", copy_s * 1e9 / entries);
   for (std::size_t level = 0; level < levels; ++level) {
     constexpr const char* kNames[] = {"portable", "avx2", "avx512"};
-    const auto rate = [&](double time_s) { std::printf("%6.2f ns %6.2f G/s", time_s * 1e9 / entries, entries / time_s / 1e9); };
+    const auto rate = [&](double time_s) {
+      std::printf("%6.2f ns %6.2f G/s", time_s * 1e9 / entries, entries / time_s / 1e9);
+    };
     std::printf("    %-9s size", kNames[level]);
     rate(fastest[level].size_s);
     std::printf("   pack");
@@ -120,6 +129,36 @@ void measure(const Set& set) {
     std::printf("   unpack");
     rate(fastest[level].unpack_s);
     std::printf("\n");
+  }
+}
+
+void measure_messages(const Set& set) {
+  constexpr std::array kFormats{IndexFormat::raw32, IndexFormat::blocked16, IndexFormat::packed};
+  constexpr const char* kNames[] = {"raw32", "blocked16", "packed"};
+  const std::vector<float> values(set.indices.size(), 1.0F);
+  const auto stream = SparseStream<float>::sparse(std::uint64_t{set.indices.back()} + 1, set.indices, values);
+  const auto entries = static_cast<double>(set.indices.size());
+  std::array<double, 3> encode_s, decode_s, bytes;
+  encode_s.fill(std::numeric_limits<double>::infinity());
+  decode_s.fill(std::numeric_limits<double>::infinity());
+  for (int round = 0; round < kRounds; ++round) {
+    for (std::size_t format = 0; format < kFormats.size(); ++format) {
+      Buffer message;
+      encode_s[format] = std::min(encode_s[format], seconds([&] {
+        message = encode(stream.view(), {.indices = kFormats[format]});
+      }));
+      decode_s[format] = std::min(decode_s[format], seconds([&] {
+        TELEGRAD_CHECK(decode<float>(message.bytes(), stream.view().range).ok());
+      }));
+      bytes[format] = static_cast<double>(message.size());
+    }
+  }
+  std::printf("messages of f32, %s\n", set.name.c_str());
+  for (std::size_t format = 0; format < kFormats.size(); ++format) {
+    const double encode_ns = encode_s[format] * 1e9 / entries;
+    const double decode_ns = decode_s[format] * 1e9 / entries;
+    std::printf("    %-9s %5.2f bytes an entry   encode %6.2f ns %6.2f G/s   decode %6.2f ns %6.2f G/s\n",
+                kNames[format], bytes[format] / entries, encode_ns, 1 / encode_ns, decode_ns, 1 / decode_ns);
   }
 }
 
@@ -134,4 +173,5 @@ int main(int arguments, char** argument) {
   for (const double density : {0.0001, 0.001, 0.00781, 0.01, 0.03, 0.1, 0.5}) measure(uniform(density, entries));
   for (const std::uint32_t length : {4U, 16U, 256U}) measure(runs(length, entries));
   measure(crowds(entries));
+  for (const double density : {0.001, 0.00781, 0.1}) measure_messages(uniform(density, entries));
 }

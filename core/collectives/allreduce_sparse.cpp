@@ -39,7 +39,12 @@ Task<void> gather_sum(Transport& net, SparseStream<V> mine, const SparseReductio
   const float weight = how.reduction == Reduction::avg ? static_cast<float>(size) : 1.0F;
   Buffer encoded;
   {
-    OwnedSlice<V> owned = by_ring ? co_await ring_owned_slice(net, mine, how) : co_await reduce_owned_slice(net, mine, how);
+    OwnedSlice<V> owned;
+    if (by_ring) {  // GCC 12 does not understand co_await in a conditional expression
+      owned = co_await ring_owned_slice(net, mine, how);
+    } else {
+      owned = co_await reduce_owned_slice(net, mine, how);
+    }
     if (how.algorithm == Algorithm::split_dense_allgather && !owned.dense) {
       const auto bytes = static_cast<std::size_t>(owned.range.size()) * sizeof(V);
       co_await decide(net, bytes, [&] { owned = dense_slice(owned.view(), how.reduction); });

@@ -4,13 +4,25 @@
 
 #include "base/check.hpp"
 
+#ifdef TELEGRAD_KERNELS_X86
+#include <cpuid.h>
+#endif
+
 namespace telegrad::kernels {
 namespace {
+
+#ifdef TELEGRAD_KERNELS_X86
+// Not every clang has this name for __builtin_cpu_supports().
+bool has_f16c() {
+  unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
+  return __get_cpuid(1, &eax, &ebx, &ecx, &edx) != 0 && (ecx & bit_F16C) != 0;
+}
+#endif
 
 SimdLevel detect() {
 #ifdef TELEGRAD_KERNELS_X86
   __builtin_cpu_init();
-  const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c") &&
+  const bool avx2 = __builtin_cpu_supports("avx2") && has_f16c() &&
                     __builtin_cpu_supports("bmi") && __builtin_cpu_supports("bmi2") &&
                     __builtin_cpu_supports("popcnt");
   const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&

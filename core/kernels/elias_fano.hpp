@@ -4,8 +4,9 @@
 //
 // Counted without the numbers that strictness skips, offset_j = s_j − s₀ − j, j = 1 … n, the sequence only does not
 // decrease. `width` low bits of each offset stand one behind the other, the lowest first; the rest in unary: bit
-// (offset_j >> width) + j − 1 of the high section is set. With the best width that takes about log2(1/d) + 2 bits a number at a
-// small density d, and with width 0 it is the bitmap of the numbers there: one formula from the rarest to the densest.
+// (offset_j >> width) + j − 1 of the high section is set. With the best width that takes about log2(1/d) + 2 bits a
+// number at a small density d, and with width 0 it is the bitmap of the numbers there: one formula from the rarest to
+// the densest.
 //
 // Sections are little-endian. Every level gives the same bytes and numbers.
 

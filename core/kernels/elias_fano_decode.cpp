@@ -56,8 +56,8 @@ struct BitPlaces {
 };
 constexpr BitPlaces kBitPlaces;
 
-// The positions of `count` set bits; the rest is overwritten. A word brings at most 64, and the last store is whole.
-using Positions = std::uint32_t[kEliasFanoMost + 64 + 16];
+// Of the set bits; the last store, of a whole vector, goes beyond them.
+using Positions = std::uint32_t[kEliasFanoMost + 16];
 
 TELEGRAD_AVX2 bool positions_avx2(const std::byte* highs, std::size_t high_bytes, std::size_t count,
                                   Positions& positions) {

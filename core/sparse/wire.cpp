@@ -259,7 +259,7 @@ Decoded<V> decode(ConstBytes bytes, IndexRange expected) {
   const ConstBytes section = bytes.subspan(layout.indices, header.index_bytes);
   Array<std::uint32_t> widened(header.index_format == IndexFormat::raw32 ? 0 : nnz);
   if (header.index_format == IndexFormat::packed) {
-    if (!kernels::unpack_indices(section, widened.span())) return damaged("its indices were not packed by pack_indices");
+    if (!kernels::unpack_indices(section, widened.span())) return damaged("its packed indices are none");
     view.indices = widened.span();
   } else {
     if (header.index_format == IndexFormat::raw32) {

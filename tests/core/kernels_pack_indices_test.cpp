@@ -7,6 +7,7 @@
 
 #include "kernel_samples.hpp"
 #include "kernels/elias_fano.hpp"
+#include "kernels/pack_plan.hpp"
 #include "kernels/scan.hpp"
 #include "testing.hpp"
 
@@ -43,6 +44,13 @@ std::vector<Indices> awkward_sets(std::mt19937& random) {
     for (std::uint32_t i = 0; i < 70; ++i) mixed.push_back(begin + 1000 + i);
   }
   sets.push_back(mixed);
+  Indices halves;  // runs in one half of a block, no two neighbours in the other
+  for (std::uint32_t i = 0, next = 0; i < 4096; ++i) {
+    const bool in_runs = i / 512 % 2 == 0;
+    next += in_runs ? (i % 40 == 0 ? 100 : 1) : 2 + static_cast<std::uint32_t>(random() % 1000);
+    halves.push_back(next);
+  }
+  sets.push_back(halves);
   return sets;
 }
 
@@ -73,6 +81,42 @@ TEST("every level packs the reference's bytes into just their room, and unpacks 
       });
     }
   }
+}
+
+// Checks a plan; adds up how often it cuts, and how many of its blocks are in runs.
+void expect_sound_plan(std::span<const std::uint32_t> chunk, std::size_t& cuts, std::size_t& in_runs) {
+  const kernels::PackPlan plan(chunk);
+  std::size_t begin = 0, bytes = 0;
+  for (const kernels::PackedBlock& block : plan.blocks()) {
+    REQUIRE(block.count >= 1 && block.count <= chunk.size() - begin);
+    const auto part = chunk.subspan(begin, block.count);
+    std::uint32_t breaks = 0;
+    for (std::size_t i = 1; i < part.size(); ++i) breaks += part[i] - part[i - 1] != 1 ? 1U : 0U;
+    const auto alone = kernels::packed_block(part.front(), part.back(), block.count, breaks);
+    EXPECT_EQ(block.first, part.front());
+    EXPECT_EQ(block.runs, alone.runs);
+    EXPECT_EQ(block.payload_bytes, alone.payload_bytes);
+    begin += block.count;
+    bytes += block.bytes();
+    cuts += begin < chunk.size() ? 1 : 0;
+    in_runs += block.runs ? 1 : 0;
+  }
+  EXPECT_EQ(begin, chunk.size());
+  EXPECT(bytes <= 4 * chunk.size() + kernels::kPackedHeaderBytes);
+}
+
+TEST("a plan's blocks cover the indices, each as long as its own gaps and runs make it") {
+  std::mt19937 random(37);
+  std::size_t cuts = 0, in_runs = 0;
+  for (const Indices& set : awkward_sets(random)) {
+    samples::at_every_level([&] {
+      for (std::size_t begin = 0; begin < set.size(); begin += kernels::kPackedBlockMost) {
+        const std::size_t count = std::min(set.size() - begin, kernels::kPackedBlockMost);
+        expect_sound_plan(std::span(set).subspan(begin, count), cuts, in_runs);
+      }
+    });
+  }
+  EXPECT(cuts > 20 && in_runs > 100);
 }
 
 TEST("a room larger than needed is written within its slack only") {

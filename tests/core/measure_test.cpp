@@ -287,9 +287,9 @@ TEST("arguments that make no sense are refused by name, with their value and a r
   }
   refused(sparse(2, 100, 101), "nnz is 101: ");
   refused(sparse(2, std::uint64_t{1} << 32, 1), "bytes is 17179869184: ");
-  Workload ring = sparse(2, 100, 1);
-  ring.algorithm = Algorithm::ring;
-  refused(ring, "algorithm is 'ring': ");
+  Workload dense_only = sparse(2, 100, 1);
+  dense_only.algorithm = Algorithm::rabenseifner;
+  refused(dense_only, "algorithm is 'rabenseifner': ");
 }
 
 TEST("names of operations, algorithms and costs") {

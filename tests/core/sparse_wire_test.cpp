@@ -198,8 +198,8 @@ TEST("each kind of damage has its own error") {
                                                   std::vector<float>{1, 2, 3, 4, 5, 6, 7});
   const std::size_t packed_bytes = kernels::packed_size(packed.indices());
   EXPECT(header_of(encode(packed.view(), kPacked).bytes()).index_format == IndexFormat::packed);
-  expect_error(packed.view(), "not packed", [&](StreamHeader&, Bytes b) { b[7] = std::byte{255}; }, kPacked);
-  expect_error(packed.view(), "not packed", [&](StreamHeader&, Bytes b) { b[packed_bytes - 1] = {}; }, kPacked);
+  expect_error(packed.view(), "packed indices", [&](StreamHeader&, Bytes b) { b[7] = std::byte{255}; }, kPacked);
+  expect_error(packed.view(), "packed indices", [&](StreamHeader&, Bytes b) { b[packed_bytes - 1] = {}; }, kPacked);
   expect_error(packed.view(), "outside its range", [&](StreamHeader&, Bytes b) { b[1] = std::byte{4}; }, kPacked);
   expect_error(packed.view(), "cannot take 7", [&](StreamHeader& h, Bytes) { h.index_bytes = 7; }, kPacked);
   expect_error(packed.view(), "cannot take 29", [&](StreamHeader& h, Bytes) { h.index_bytes = 29; }, kPacked);

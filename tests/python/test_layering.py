@@ -23,6 +23,7 @@ MAY_INCLUDE = {
     "session": {"base", "kernels", "sparse", "transport", "collectives"},
     "progress": {"base", "kernels", "sparse", "transport", "collectives", "session"},
     "drivers": {"base", "transport"},
+    "fuzz": {"base", "kernels", "sparse"},
     "simulation": {"base", "kernels", "sparse", "transport", "collectives", "session", "drivers"},
     "bindings": {
         *("base", "kernels", "sparse", "transport", "collectives", "session", "progress", "drivers", "simulation"),

@@ -1,0 +1,27 @@
+#pragma once
+// A fuzzed input of the sparse wire format: a recipe, then bytes.
+
+#include <cstdint>
+
+#include "base/types.hpp"
+
+namespace telegrad::fuzz {
+
+struct Recipe {
+  std::uint8_t mode = 0;    // modulo 4: 0 a whole message, else the index section of that IndexFormat
+  std::uint8_t dtype = 0;   // modulo 4: f32, f64, bf16, f16
+  std::uint16_t nnz = 0;    // of a section, at most 8,192
+  std::uint32_t begin = 0;
+  std::uint32_t range_size = 0;
+  std::uint32_t unused = 0;
+};
+static_assert(sizeof(Recipe) == 16);
+
+/// Reads `input` as a message at every SIMD level: whether it was accepted. CHECKs that all agree, and that what is
+/// accepted is a sound stream that every format carries unchanged.
+bool read_sparse_message(ConstBytes input);
+
+}  // namespace telegrad::fuzz
+
+/// As libFuzzer calls it; always 0.
+extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size);
