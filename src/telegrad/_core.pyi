@@ -133,6 +133,18 @@ class Communicator:
     def all_reduce_array(
         self, array: object, reduction: Reduction, algorithm: Algorithm, blocking: bool = False
     ) -> Request | None: ...
+    def all_reduce_quantised(
+        self,
+        input: int,
+        output: int,
+        error: int,  # 0: not asked for
+        count: int,
+        reduction: Reduction,
+        encoding: ValueEncoding,
+        seed: int,
+        call: int,
+        blocking: bool = False,
+    ) -> Request: ...
     def reduce(
         self,
         input: int,

@@ -366,6 +366,10 @@ class Oracle:
         right, magnitude = self._result(case)
         if bits.shape != right.shape:
             return f"shape {bits.shape} instead of {right.shape}"
+        if case.operation == "encoded":
+            from reduction_cases import fault_of_encoded
+
+            return fault_of_encoded(case, bits, right, self.size)
         got = from_bf16(bits) if case.dtype == "bf16" else bits
         if self._is_exact(case):
             wrong = ~(got == right)

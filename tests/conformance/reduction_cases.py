@@ -13,6 +13,7 @@ from cases import MOST_OF_ALL, Case, Group, dense_input
 
 from telegrad import Communicator, Work
 
+WIRES = ("bf16", "f16", "int8", "qsgd8", "qsgd4", "qsgd2")
 OPERATIONS = ("reduce", "reduce_scatter", "reduce_scatter_v", "all_reduce_out")
 
 
@@ -29,6 +30,12 @@ def reduction_groups(size: int) -> list[Group]:
     ]
     if size <= 4:  # blocks long enough for a ring of several segments
         cases += [Case("reduce_scatter", 300_000 * size), Case("reduce_scatter_v", 250_000 * size)]
+    cases += [
+        Case("encoded", count, reduction=op, algorithm=wire, values="floats", blocking=op == "avg")
+        for count in (0, 1, 5000, *([] if size > MOST_OF_ALL else [60_001]))
+        for wire in WIRES
+        for op in ("sum", "avg")
+    ]
     mixed = tuple(Case(operation, 1000 + number, root=size - 1) for number, operation in enumerate(OPERATIONS * 3))
     return [
         *(Group(case.operation, (case,)) for case in cases),
@@ -57,6 +64,11 @@ def begin_reduction(
         case "reduce_scatter_v":
             out = out[: counts[rank]]
             got = communicator.reduce_scatter(x, counts=counts, out=out, async_op=not blocking)
+        case "encoded":
+            error = np.full(x.shape, np.nan, np.float32)
+            got = communicator.all_reduce(
+                x, case.reduction, out=out, wire=case.algorithm, error=error, async_op=not blocking
+            )
         case _:
             got = communicator.all_reduce(x, out=out, async_op=not blocking)
 
@@ -70,11 +82,26 @@ def begin_reduction(
         elif case.operation.startswith("reduce_scatter"):
             block = got if blocking else got.result()
             result[begins[rank] : begins[rank + 1]] = np.ravel(block)
+        elif case.operation == "encoded":
+            if not np.isfinite(error).all():
+                raise AssertionError(f"{case}: not all errors have been written")
+            result[:] = out
         elif case.operation == "all_reduce_out":
             result[:] = out
         return result[: case.count]
 
     return got if isinstance(got, Work) else None, outcome
+
+
+def fault_of_encoded(case: Case, got: npt.NDArray[np.float32], right: npt.NDArray[np.float64], size: int) -> str:
+    """Each share, but the owner's own, is rounded once, and the sum once more."""
+    largest = max((float(np.abs(dense_input(case, rank)).max(initial=0.0)) for rank in range(size)), default=0.0)
+    of_one = {"bf16": 2.0**-8, "f16": 2.0**-11, "int8": 1 / 254, "qsgd8": 1 / 127, "qsgd4": 1 / 7, "qsgd2": 1.0}
+    lost = of_one[case.algorithm] * 1.001
+    shares = lost * largest * (size - 1)
+    bound = shares + lost * (largest * size + shares) + 1e-6 * largest * size
+    wrong = ~(np.abs(got - right) <= bound / (size if case.reduction == "avg" else 1))
+    return f"{int(wrong.sum())} of {case.count} values are further off than rounding takes them" if wrong.any() else ""
 
 
 def _counts(case: Case, size: int) -> list[int]:

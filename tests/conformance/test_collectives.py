@@ -24,7 +24,16 @@ from telegrad.launch import Ranks
 
 DRIVERS = ["local", "ucx", "sim"]
 FAMILIES = ["ring", "recursive_doubling", "rabenseifner", "auto", "reduce", "reduce_scatter", "reduce_scatter_v"]
-FAMILIES += ["all_reduce_out", "sparse", "all_gather", "broadcast", "barrier", "in_flight", *BLOCK_OPERATIONS]
+FAMILIES += [
+    "all_reduce_out",
+    "encoded",
+    "sparse",
+    "all_gather",
+    "broadcast",
+    "barrier",
+    "in_flight",
+    *BLOCK_OPERATIONS,
+]
 _ENVIRONMENT = {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *filter(None, sys.path)])}
 _TIMEOUT_S = 100.0
 

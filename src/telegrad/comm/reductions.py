@@ -11,6 +11,7 @@ import numpy as np
 
 from telegrad import _core
 from telegrad.comm.arguments import checked_root
+from telegrad.comm.encoded import check_encodable, checked_seed, encoding_of, error_of
 from telegrad.comm.reduction import (
     DENSE_ALGORITHMS,
     NAMED_DENSE,
@@ -58,7 +59,22 @@ class Reductions(StreamReductions):
         ``"auto"``, dense ``"ring"``, ``"recursive_doubling"`` or ``"rabenseifner"``, sparse ``"split_allgather"``.
         ``switch_factor``: a sparse sum is held densely once it has more than this times the number of entries at which
         both take the same bytes.
+
+        ``wire`` of a dense float32 ``x``: how messages hold its values, to be summed or averaged in float32: as
+        ``"bf16"``, ``"f16"``, ``"int8"`` (a scale for 256 values each), or by QSGD as ``"qsgd8"``, ``"qsgd4"``,
+        ``"qsgd2"`` (8, 4 or 2 bits, a scale for 1,024 values each), which rounds at random such that the mean is right;
+        the choices depend on ``seed``, the rank, and how many such calls this communicator has had. What shares a scale
+        with a NaN or an infinity becomes NaN. ``error``, as ``x`` and with memory of its own, receives what rounding
+        lost on this rank: over all ranks, errors and the sum (the average times ``world_size``) add up to the sum of
+        all ``x``, but for float32's own rounding. So adding it to the next ``x`` is error feedback, which QSGD does not
+        need, and ``"qsgd2"``, whose errors are larger than most values, does not bear. After a failure it is of no use.
+        ``wire`` of a sparse ``x``: ``"auto"``, ``"raw"`` or ``"packed"`` indices, one of the names above for its values,
+        or both, as in ``"packed-bf16"``; what rounding lost is then added to ``error``, of ``n`` float32.
         """
+        if (wire is not None or error is not None) and not (isinstance(x, SparseStream) or is_coo(x)):
+            if wire is None:
+                raise ValueError("error takes what wire= loses: name a wire, or leave error out")
+            return self._reduce_encoded(x, op, out, algorithm, async_op, wire, error, seed)
         if type(x) is np.ndarray and out is None and isinstance(op, str):  # most calls: so they take the short way
             named = NAMED_DENSE.get((op, algorithm))
             begun = named and self._usable().all_reduce_array(x, *named, not async_op)
@@ -90,6 +106,26 @@ class Reductions(StreamReductions):
         if async_op:
             return self._work(request, "all_reduce", (x, out), lambda _: x if out is None else out)
         self._block(request, (x, out))
+        return None
+
+    def _reduce_encoded(
+        self, x: Any, op: Any, out: Any, algorithm: str, async_op: bool, wire: str, error: Any, seed: int
+    ) -> Work | None:
+        encoding = encoding_of(wire)
+        core, buffer = self._usable(), reducible(x, "x", writable=out is None)
+        into = buffer if out is None else _result_of(buffer, x, out)
+        reduction = reduction_of(op, buffer.dtype)
+        check_encodable(buffer, x, reduction, algorithm)
+        lost, number = error_of(error, x, (buffer, into)), checked_seed(seed)
+        with self._lock:
+            call, self._encoded_calls = self._encoded_calls, (self._encoded_calls + 1) % 2**32
+        request = core.all_reduce_quantised(
+            buffer.pointer, into.pointer, lost, buffer.elements, reduction, encoding, number, call, not async_op
+        )
+        held = (x, out, error)
+        if async_op:
+            return self._work(request, "all_reduce", held, lambda _: x if out is None else out)
+        self._block(request, held)
         return None
 
     def reduce(self, x: Any, root: int, op: Any = "sum", *, out: Any = None, async_op: bool = False) -> Work | None:
