@@ -72,18 +72,26 @@ TELEGRAD_AVX512 void widen_bf16_avx512(const std::byte* encoded, std::byte* valu
   widen_all<bf16>(encoded, values, count);
 }
 
+// The compiler does not find the instructions that convert halves by itself.
+constexpr std::size_t kRegister = 8;
+
+TELEGRAD_AVX2 inline __m256 canonical(__m256 values) {
+  const __m256 nan = _mm256_castsi256_ps(_mm256_set1_epi32(static_cast<int>(kNan)));
+  return _mm256_blendv_ps(values, nan, _mm256_cmp_ps(values, values, _CMP_UNORD_Q));
+}
+
 TELEGRAD_AVX2 void narrow_halves(const std::byte* values, std::byte* out, std::byte* error, std::size_t count) {
+  const __m256 magnitude = _mm256_castsi256_ps(_mm256_set1_epi32(static_cast<int>(kMagnitudeMask)));
+  const __m256 infinity = _mm256_castsi256_ps(_mm256_set1_epi32(static_cast<int>(kInfinity)));
   std::size_t i = 0;
-  for (; i + kHalves <= count; i += kHalves) {
-    float wide[kHalves];
-    float rounded[kHalves];
-    std::memcpy(wide, values + i * sizeof(float), sizeof wide);
-    for (std::size_t j = 0; j < kHalves; ++j) rounded[j] = canonical(wide[j]);
-    narrow(rounded, out + i * sizeof(f16));
+  for (; i + kRegister <= count; i += kRegister) {
+    const __m256 wide = _mm256_loadu_ps(reinterpret_cast<const float*>(values) + i);
+    const __m128i halves = _mm256_cvtps_ph(canonical(wide), _MM_FROUND_TO_NEAREST_INT);
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(out + i * sizeof(f16)), halves);
     if (error == nullptr) continue;
-    widen(out + i * sizeof(f16), rounded);
-    for (std::size_t j = 0; j < kHalves; ++j) wide[j] = lost(wide[j], rounded[j]);
-    std::memcpy(error + i * sizeof(float), wide, sizeof wide);
+    const __m256 rounded = _mm256_cvtph_ps(halves);
+    const __m256 finite = _mm256_cmp_ps(_mm256_and_ps(rounded, magnitude), infinity, _CMP_LT_OQ);
+    _mm256_storeu_ps(reinterpret_cast<float*>(error) + i, _mm256_and_ps(finite, _mm256_sub_ps(wide, rounded)));
   }
   narrow_all<f16>(values + i * sizeof(float), out + i * sizeof(f16),
                   error == nullptr ? nullptr : error + i * sizeof(float), count - i);
@@ -91,11 +99,9 @@ TELEGRAD_AVX2 void narrow_halves(const std::byte* values, std::byte* out, std::b
 
 TELEGRAD_AVX2 void widen_halves(const std::byte* encoded, std::byte* values, std::size_t count) {
   std::size_t i = 0;
-  for (; i + kHalves <= count; i += kHalves) {
-    float wide[kHalves];
-    widen(encoded + i * sizeof(f16), wide);
-    for (float& value : wide) value = canonical(value);
-    std::memcpy(values + i * sizeof(float), wide, sizeof wide);
+  for (; i + kRegister <= count; i += kRegister) {
+    const __m128i halves = _mm_loadu_si128(reinterpret_cast<const __m128i*>(encoded + i * sizeof(f16)));
+    _mm256_storeu_ps(reinterpret_cast<float*>(values) + i, canonical(_mm256_cvtph_ps(halves)));
   }
   widen_all<f16>(encoded + i * sizeof(f16), values + i * sizeof(float), count - i);
 }

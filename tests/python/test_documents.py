@@ -111,8 +111,8 @@ def test_what_security_says_of_ucx() -> None:
     transport = ROOT / "core" / "transport"
     assert "kReasonMost = 2048" in (transport / "driver.hpp").read_text()
     assert "kCallsMost = 32" in (transport / "driver.hpp").read_text()
-    assert "sizeof(Envelope) == 64" in (transport / "envelope.hpp").read_text()
-    assert "sizeof(Call) == 32" in (transport / "envelope.hpp").read_text()
+    assert "sizeof(Envelope) == 72" in (transport / "envelope.hpp").read_text()
+    assert "sizeof(Call) == 40" in (transport / "envelope.hpp").read_text()
 
 
 # No pickle

@@ -68,8 +68,8 @@ class Reductions(StreamReductions):
         lost on this rank: over all ranks, errors and the sum (the average times ``world_size``) add up to the sum of
         all ``x``, but for float32's own rounding. So adding it to the next ``x`` is error feedback, which QSGD does not
         need, and ``"qsgd2"``, whose errors are larger than most values, does not bear. After a failure it is of no use.
-        ``wire`` of a sparse ``x``: ``"auto"``, ``"raw"`` or ``"packed"`` indices, one of the names above for its values,
-        or both, as in ``"packed-bf16"``; what rounding lost is then added to ``error``, of ``n`` float32.
+        ``wire`` of a sparse ``x``: ``"auto"``, ``"raw"`` or ``"packed"`` indices, one of the names above for its
+        values, or both, as in ``"packed-bf16"``; what rounding lost is then added to ``error``, of ``n`` float32.
         """
         if (wire is not None or error is not None) and not (isinstance(x, SparseStream) or is_coo(x)):
             if wire is None:
