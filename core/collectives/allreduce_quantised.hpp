@@ -11,7 +11,7 @@ namespace telegrad {
 /// What allreduce_quantised needs to know beside its vectors. All ranks pass the same, but for the key's rank.
 struct QuantisedSum {
   ValueEncoding encoding = ValueEncoding::native;
-  kernels::QuantisationKey key;  // its rank is this one's, whatever it says
+  kernels::QuantisationKey key{};  // its rank is this one's, whatever it says
   Reduction reduction = Reduction::sum;  // or avg
 };
 

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <optional>
 #include <random>
 #include <span>
 #include <vector>
@@ -210,6 +211,29 @@ TEST("outputs stay untouched as long as one rank has not called") {
         }
       }
     }
+  }
+}
+
+// Memory is claimed, not there: whoever touches it crashes.
+TEST("a simulation without values sends the bytes that one with values sends, of vectors that fit no memory") {
+  const auto bytes_sent = [](std::size_t count, ValueEncoding encoding, bool values) {
+    constexpr Rank kSize = 4;
+    std::optional<SizeOnly> size_only;
+    if (!values) size_only.emplace();
+    Vectors vectors(kSize, std::vector<float>(values ? count : 0, 1.0F));
+    auto* const nowhere = reinterpret_cast<std::byte*>(std::uintptr_t{4096});
+    Simulation simulation(kSize, {});
+    for (Rank rank = 0; rank < kSize; ++rank) {
+      const Bytes x = values ? std::as_writable_bytes(std::span(vectors[rank])) : Bytes(nowhere, count * sizeof(float));
+      simulation.begin(rank, make_all_reduce_quantised({.input = x, .output = x}, {.encoding = encoding}, {}));
+    }
+    EXPECT(!simulation.run().deadlock);
+    return simulation.session(1).counters().bytes_sent;
+  };
+  for (const ValueEncoding encoding : kAll) {
+    EXPECT_EQ(bytes_sent(100'000, encoding, false), bytes_sent(100'000, encoding, true));
+    constexpr std::size_t kMany = std::size_t{1} << 32;
+    EXPECT_EQ(bytes_sent(kMany, encoding, false), 2 * kernels::encoded_bytes(encoding, kMany) / 4 * 3);
   }
 }
 
