@@ -56,7 +56,8 @@ class Reductions(StreamReductions):
         streams is that of their entries, and a result that is held densely has infinity where no rank has an entry (1
         for ``"prod"``, -infinity for ``"max"``, else 0); see ``SparseStream.absent``. 16-bit floats are added and
         multiplied in float32 and rounded after each step, also before an average is divided. ``algorithm``:
-        ``"auto"``, dense ``"ring"``, ``"recursive_doubling"`` or ``"rabenseifner"``, sparse ``"split_allgather"``.
+        ``"auto"``, dense ``"ring"``, ``"recursive_doubling"`` or ``"rabenseifner"``, sparse ``"split_allgather"``,
+        ``"split_dense_allgather"``, ``"recursive_doubling"`` or ``"ring"``.
         ``switch_factor``: a sparse sum is held densely once it has more than this times the number of entries at which
         both take the same bytes.
 
@@ -67,9 +68,13 @@ class Reductions(StreamReductions):
         with a NaN or an infinity becomes NaN. ``error``, as ``x`` and with memory of its own, receives what rounding
         lost on this rank: over all ranks, errors and the sum (the average times ``world_size``) add up to the sum of
         all ``x``, but for float32's own rounding. So adding it to the next ``x`` is error feedback, which QSGD does not
-        need, and ``"qsgd2"``, whose errors are larger than most values, does not bear. After a failure it is of no use.
-        ``wire`` of a sparse ``x``: ``"auto"``, ``"raw"`` or ``"packed"`` indices, one of the names above for its
-        values, or both, as in ``"packed-bf16"``; what rounding lost is then added to ``error``, of ``n`` float32.
+        need, and ``"qsgd2"``, whose errors are larger than most values, does not bear. After a failure ``error`` is of
+        no use.
+
+        ``wire`` of a sparse ``x``: ``"raw"`` or ``"packed"`` indices (near their entropy), one of the names above for
+        its values, or both, as in ``"packed-bf16"``; what rounding lost is then *added* to ``error``, of ``n`` float32,
+        so that it may be the residual. ``None`` and ``"auto"`` lose nothing, and pack indices where the network is slow
+        enough for that.
         """
         if (wire is not None or error is not None) and not (isinstance(x, SparseStream) or is_coo(x)):
             if wire is None:

@@ -44,14 +44,14 @@ def _parts_of(wire: object) -> tuple[str | None, str | None]:
     if wire is None or wire == _AUTO:
         return None, None
     if isinstance(wire, str):
-        first, _, second = wire.partition("-")
-        if first in _INDICES and (not second or second in ENCODINGS or second in _NATIVE):
+        first, dash, second = wire.partition("-")
+        if first in _INDICES and (not dash or second in ENCODINGS or second in _NATIVE):
             return first, second or None
-        if not second and first in ENCODINGS:
-            return None, first
+        if wire in ENCODINGS:
+            return None, wire
     raise ValueError(
-        f"wire={wire!r} does not exist for sparse streams: use auto, raw, packed, one of {', '.join(ENCODINGS)}, or two "
-        "as in packed-bf16"
+        f"wire={wire!r} does not exist for sparse streams: use auto, raw, packed, one of {', '.join(ENCODINGS)} or "
+        "two as in packed-bf16"
     )
 
 

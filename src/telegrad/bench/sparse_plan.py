@@ -1,0 +1,82 @@
+"""What ``telegrad bench sparse`` measures: plain data, which travels to the ranks as JSON, and the vectors themselves."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import asdict, dataclass
+from typing import Self
+
+import numpy as np
+import numpy.typing as npt
+
+PATTERNS = ("uniform", "clustered", "identical")
+_RUN = 64  # consecutive indices of a cluster
+_RANDOM_SEED = 1_000_003
+
+DENSE = ("gloo-dense", "mpich-dense", "telegrad-dense")
+WIRES = ("raw-f32", "packed-f32", "packed-bf16", "packed-int8")
+TO_DENSE = ("raw-f32", "packed-f32", "packed-bf16")
+BY_ALGORITHM = ("recursive_doubling", "ring", "split_dense_allgather")
+NAMES = (
+    *DENSE,
+    "gloo-coo",
+    *(f"telegrad-{wire}" for wire in WIRES),
+    *(f"telegrad-{wire}-to-dense" for wire in TO_DENSE),
+    *(f"telegrad-{algorithm}" for algorithm in BY_ALGORITHM),
+)
+"""Everything that can be measured. ``telegrad-WIRE``: the automatic choice, with a stream as the result;
+``-to-dense``: into a dense vector; ``telegrad-ALGORITHM``: that one, with packed indices and float32 values."""
+
+
+@dataclass(frozen=True)
+class SparsePlan:
+    """A vector of ``n`` float32, of which every rank has the part ``density``, at indices that follow ``pattern``."""
+
+    network: str
+    ranks: int
+    n: int
+    density: float
+    pattern: str
+    names: tuple[str, ...]
+    samples: int = 9
+    sample_s: float = 0.05
+    seconds: float = 60.0
+    store: str = ""  # a path at which Gloo's processes meet
+
+    @property
+    def nnz(self) -> int:
+        """Entries of each rank."""
+        return max(1, round(self.n * self.density))
+
+    @property
+    def peers(self) -> tuple[str, ...]:
+        """Of which libraries something is measured."""
+        return tuple(peer for peer in ("gloo", "mpich") if any(name.startswith(f"{peer}-") for name in self.names))
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        fields = json.loads(text)
+        return cls(**{**fields, "names": tuple(fields["names"])})
+
+
+def indices_of(plan: SparsePlan, rank: int) -> npt.NDArray[np.uint32]:
+    """Ascending. ``uniform``: anywhere, independent of other ranks'; ``clustered``: in runs of 64, the same way;
+    ``identical``: anywhere, the same on all ranks."""
+    draw = np.random.default_rng(_RANDOM_SEED if plan.pattern == "identical" else rank)
+    if plan.pattern != "clustered":
+        return np.sort(draw.choice(plan.n, plan.nnz, replace=False, shuffle=False)).astype(np.uint32)
+    runs = math.ceil(plan.nnz / _RUN)
+    starts = np.sort(draw.choice(plan.n // _RUN, runs, replace=False, shuffle=False)).astype(np.uint32) * _RUN
+    return (starts[:, None] + np.arange(_RUN, dtype=np.uint32)).reshape(-1)[: plan.nnz]
+
+
+def entropy_bits(density: float) -> float:
+    """Bits per index of a set that holds each index with this probability: H(d)/d."""
+    if not 0 < density < 1:
+        return 0.0
+    rest = 1 - density
+    return -(density * math.log2(density) + rest * math.log2(rest)) / density
