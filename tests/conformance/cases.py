@@ -319,9 +319,7 @@ def _into_bf16(communicator: Communicator, stream: SparseStream, out: Array, cas
         stream.nnz,
         stream.n,
         _core.DType.bf16,
-        sparse_reduction_of(case.reduction),
-        _core.Algorithm.auto,
-        case.switch_factor,
+        _core.SparseReduction(sparse_reduction_of(case.reduction), _core.Algorithm.auto, case.switch_factor),
         address(out),
     )
     return Work(request, "all_reduce_into", communicator.rank, lambda _: stream)  # which keeps it alive
