@@ -5,6 +5,7 @@ from __future__ import annotations
 from mutant import Mutant
 from mutant import mutant as _mutant
 from mutants_moves import MOVES_MUTANTS
+from mutants_sparse import SPARSE_MUTANTS
 
 RING = "collectives/ring.cpp"
 PASSING = "collectives/allreduce_ring.cpp"
@@ -13,17 +14,10 @@ RABENSEIFNER = "collectives/allreduce_rabenseifner.cpp"
 REDUCE = "collectives/reduce.cpp"
 LANES = "collectives/lanes.cpp"
 DOUBLING = "collectives/allreduce_recursive_doubling.cpp"
-SPARSE = "collectives/sparse_split.cpp"
-SPARSE_MESSAGES = "collectives/sparse_messages.hpp"
-SPARSE_DOUBLING = "collectives/allreduce_sparse_doubling.cpp"
-SPARSE_RING = "collectives/sparse_ring.cpp"
-ANY_SIZE = "collectives/any_size.cpp"
-GATHER = "collectives/allgather.cpp"
+GATHER = "collectives/allgather_any_size.cpp"
 BROADCAST = "collectives/broadcast.cpp"
 BARRIER = "collectives/barrier.cpp"
 ELEMENTS = "collectives/elements.cpp"
-SLICES = "sparse/slices.cpp"
-WIRE = "sparse/wire.cpp"
 REDUCTIONS = "session/reductions.cpp"
 MOVES = "session/moves.cpp"
 SESSION = "session/session.cpp"
@@ -170,87 +164,8 @@ _COLLECTIVES = (
     _mutant(
         "allgather of any size: blocks in the wrong order",
         GATHER,
-        "all.add((rank + size - 1 - t) % size, std::move(next));",
-        "all.add((rank + 2 * size - 1 - t - (t + 3 == size ? 1 : 0)) % size, std::move(next));",
-    ),
-    _mutant(
-        "sparse: the mean is a sum",
-        SPARSE,
-        "if (how.reduction == Reduction::avg) {",
-        "if (how.reduction == Reduction::none) {",
-    ),
-    _mutant(
-        "sparse: owns its neighbour's slice",
-        SPARSE,
-        "const IndexRange owned = split.slice(rank);",
-        "const IndexRange owned = split.slice((rank + 1) % net.size());",
-    ),
-    _mutant(
-        "sparse: adds its neighbour's share instead of its own",
-        SPARSE,
-        "return Decoded<V>(split.share(rank), {});",
-        "return decode<V>(incoming[(rank + 1) % net.size()], owned);",
-    ),
-    _mutant(
-        "sparse: does not look whether a message is damaged",
-        SPARSE,
-        "for (Rank source = begin; source < end; ++source) co_await check_decoded(net, source, decoded[source]);",
-        "",
-    ),
-    _mutant(
-        "sparse: a buffer is freed while it is sent",
-        SPARSE,
-        "co_await sends.front().sending;\n        sends.pop_front();",
-        "sends.front().encoded = Buffer();\n        co_await sends.front().sending;\n        sends.pop_front();",
-        "18..40",
-    ),
-    _mutant(
-        "sparse: expects shorter messages than may come",
-        SPARSE,
-        "std::size_t most() const { return most_bytes<V>(slice(0)); }",
-        "std::size_t most() const { return most_bytes<V>(slice(0)) * 2 / 3; }",
-    ),
-    _mutant(
-        "sparse, doubling: the mean is a sum",
-        SPARSE_DOUBLING,
-        "if (how_.reduction == Reduction::avg) {",
-        "if (how_.reduction == Reduction::none) {",
-    ),
-    _mutant(
-        "sparse, doubling: the last round is left out",
-        SPARSE_DOUBLING,
-        "(Rank{1} << bit) < members_; ++bit) {",
-        "(Rank{2} << bit) < members_; ++bit) {",
-    ),
-    _mutant(
-        "sparse, doubling: the folded rank's entries are lost",
-        SPARSE_DOUBLING,
-        "co_await add_to(mine.view(), other, rank + 1);",
-        "co_await reduce(std::vector<StreamView<V>>{mine.view()});",
-    ),
-    _mutant(
-        "sparse, ring: adds the share of another slice",
-        SPARSE_RING,
-        "{came.view(), share(slice)};",
-        "{came.view(), share(IndexRange{slice.begin, slice.begin})};",
-    ),
-    _mutant(
-        "messages of any size: the last piece is not sent",
-        ANY_SIZE,
-        "while (!all_begun()) co_await send_more();",
-        "while (rest_.size() > piece_bytes(net_)) co_await send_more();",
-    ),
-    _mutant(
-        "messages of any size: pieces after the first land one header too far",
-        ANY_SIZE,
-        "Bytes rest = whole.bytes().subspan(first.size() - sizeof length);",
-        "Bytes rest = whole.bytes().subspan(first.size());",
-    ),
-    _mutant(
-        "sparse: a dense piece lands at the beginning",
-        SLICES,
-        "const std::uint64_t first = slice.range.begin - whole.range.begin;",
-        "const std::uint64_t first = whole.range.end - slice.range.end;",
+        "keep((net_.rank() + size - 1 - t) % size, std::move(next));",
+        "keep((net_.rank() + 2 * size - 1 - t - (t + 3 == size ? 1 : 0)) % size, std::move(next));",
     ),
     _mutant(
         "broadcast: children are not counted from the root",
@@ -287,43 +202,6 @@ _COLLECTIVES = (
 
 # Where vectors are cut: bulk messages, slices of work, parts of a sum, blocks of indices. And what only rounding shows.
 _LARGE = (
-    _mutant(
-        "sparse: the last of several parts of a sum is lost",
-        SPARSE,
-        "for (std::size_t part = 0; part < parts; ++part) {",
-        "for (std::size_t part = 0; part + 1 < parts; ++part) {",
-    ),
-    _mutant(
-        "sparse: the last of several parts of a sum has one rank's share only",
-        SPARSE,
-        "reduce_slices<V>(within, reduction, kNever)",
-        "reduce_slices<V>(std::span<const StreamView<V>>(within).first(part + 1 < parts ? within.size() : 1), "
-        "reduction, kNever)",
-    ),
-    _mutant(
-        "sparse: the result is written only as far as its first slice of work",
-        SPARSE,
-        "write_dense(slice.slice({first + begin, first + end}),",
-        "if (begin == 0) write_dense(slice.slice({first + begin, first + end}),",
-    ),
-    _mutant(
-        "sparse: a block of indices beyond the first begins one too early",
-        WIRE,
-        "range_begin + block * kBlock);",
-        "range_begin + block * kBlock - (block > 0 ? 1 : 0));",
-    ),
-    _mutant(
-        "sparse: all blocks of indices begin where the first does",
-        WIRE,
-        "range_begin + block * kBlock);",
-        "range_begin);",
-    ),
-    _mutant(
-        "sparse: blocks are counted from the wrong place",
-        WIRE,
-        "view.range.begin + (block + 1) * kBlock);",
-        "view.range.begin + (block + 1) * kBlock + (block > 0 ? 1 : 0));",
-    ),
     _mutant(
         "elements: a copy begins anew beyond the first slice",
         ELEMENTS,
@@ -395,7 +273,7 @@ _SESSION = (
         ".algorithm = algorithm,",
     ),
     _mutant("call: the root of a reduce is not told", REDUCTIONS, ".root = root,", ""),
-    _mutant("call: the switch factor is not told", REDUCTIONS, ".switch_factor = switch_factor};", "};"),
+    _mutant("call: the switch factor is not told", REDUCTIONS, ".switch_factor = how.switch_factor,", ""),
     _mutant("call: the root is not told", MOVES, ".root = root, ", ""),
     _mutant("length: not checked", JOB, "if (length > posted.most_bytes || (", "if (length == ~std::size_t{0} && ("),
     _mutant(
@@ -510,4 +388,4 @@ _SESSION = (
     ),
 )
 
-MUTANTS = _COLLECTIVES + MOVES_MUTANTS + _LARGE + _SESSION
+MUTANTS = _COLLECTIVES + MOVES_MUTANTS + SPARSE_MUTANTS + _LARGE + _SESSION

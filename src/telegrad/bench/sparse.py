@@ -89,7 +89,9 @@ def rows_of(plan: SparsePlan, outcome: Outcome, missing: Mapping[str, str] | Non
     absent = {**(missing or {}), **outcome.missing}
     rate = payload_bytes_per_s(plan.network)
     medians = {name: Timing.of(times).median_s for name, times in outcome.times.items()}
-    best_dense = min((medians[name] for name in medians if name.endswith("-dense") and "to-dense" not in name), default=0.0)
+    best_dense = min(
+        (medians[name] for name in medians if name.endswith("-dense") and "to-dense" not in name), default=0.0
+    )
     rows: list[Row] = []
     for name in plan.names:
         timing = Timing.of(outcome.times[name]) if name in outcome.times else None

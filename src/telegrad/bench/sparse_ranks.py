@@ -143,5 +143,3 @@ def _to_stream(name: str, options: dict[str, str], communicator: Communicator, s
         last[:] = [communicator.all_reduce(stream, **options)]  # type: ignore[arg-type]
 
     return _Contender(name, call, True, lambda: np.asarray(last[0].to_dense()))
-
-

@@ -28,7 +28,9 @@ _LONGEST = (1 << 32) - 1
 
 
 def sparse(
-    ranks: Annotated[str, typer.Option(help="How many processes to start; several, one job after the other: 2,4,8.")] = "4",
+    ranks: Annotated[
+        str, typer.Option(help="How many processes to start; several, one job after the other: 2,4,8.")
+    ] = "4",
     network: Annotated[
         str,
         typer.Option(

@@ -1,0 +1,132 @@
+"""Bugs planted into the sums of sparse vectors, and into messages of any size."""
+
+from __future__ import annotations
+
+from mutant import mutant
+
+SPARSE = "collectives/sparse_split.cpp"
+SPARSE_GATHER = "collectives/allreduce_sparse.cpp"
+SPARSE_DOUBLING = "collectives/allreduce_sparse_doubling.cpp"
+SPARSE_RING = "collectives/sparse_ring.cpp"
+ANY_SIZE = "collectives/any_size.cpp"
+SLICES = "sparse/slices.cpp"
+WIRE = "sparse/wire.cpp"
+
+SPARSE_MUTANTS = (
+    mutant(
+        "sparse: the mean is a sum",
+        SPARSE,
+        "if (how.reduction == Reduction::avg) {",
+        "if (how.reduction == Reduction::none) {",
+    ),
+    mutant(
+        "sparse: owns its neighbour's slice",
+        SPARSE,
+        "const IndexRange owned = split.slice(rank);",
+        "const IndexRange owned = split.slice((rank + 1) % net.size());",
+    ),
+    mutant(
+        "sparse: adds its neighbour's share instead of its own",
+        SPARSE,
+        "return Decoded<V>(split.share(rank), {});",
+        "return decode<V>(incoming[(rank + 1) % net.size()], owned);",
+    ),
+    mutant(
+        "sparse: does not look whether a message is damaged",
+        SPARSE,
+        "for (Rank source = begin; source < end; ++source) co_await check_decoded(net, source, decoded[source]);",
+        "",
+    ),
+    mutant(
+        "sparse: a buffer is freed while it is sent",
+        SPARSE,
+        "co_await sends.front().sending;\n        sends.pop_front();",
+        "sends.front().encoded = Buffer();\n        co_await sends.front().sending;\n        sends.pop_front();",
+        "18..40",
+    ),
+    mutant(
+        "sparse: expects shorter messages than may come",
+        SPARSE,
+        "std::size_t most() const { return most_bytes<V>(slice(0)); }",
+        "std::size_t most() const { return most_bytes<V>(slice(0)) * 2 / 3; }",
+    ),
+    mutant(
+        "sparse, doubling: the mean is a sum",
+        SPARSE_DOUBLING,
+        "if (how_.reduction == Reduction::avg) {",
+        "if (how_.reduction == Reduction::none) {",
+    ),
+    mutant(
+        "sparse, doubling: the last round is left out",
+        SPARSE_DOUBLING,
+        "(Rank{1} << bit) < members_; ++bit) {",
+        "(Rank{2} << bit) < members_; ++bit) {",
+    ),
+    mutant(
+        "sparse, doubling: who takes a folded rank's entries loses its own",
+        SPARSE_DOUBLING,
+        "co_await add_to(mine.view(), other, rank + 1);",
+        "co_await add_to(std::nullopt, other, rank + 1);",
+    ),
+    mutant(
+        "sparse, ring: adds the share of another slice",
+        SPARSE_RING,
+        "{came.view(), share(slice)};",
+        "{came.view(), share(IndexRange{slice.begin, slice.begin})};",
+    ),
+    mutant(
+        "messages of any size: the last piece is not sent",
+        ANY_SIZE,
+        "while (!all_begun()) co_await send_more();",
+        "while (rest_.size() > piece_bytes(net_)) co_await send_more();",
+    ),
+    mutant(
+        "messages of any size: pieces after the first land one header too far",
+        ANY_SIZE,
+        "Bytes rest = whole.bytes().subspan(first.size() - sizeof length);",
+        "Bytes rest = whole.bytes().subspan(first.size());",
+    ),
+    mutant(
+        "sparse: a dense piece lands at the beginning",
+        SLICES,
+        "const std::uint64_t first = slice.range.begin - whole.range.begin;",
+        "const std::uint64_t first = whole.range.end - slice.range.end;",
+    ),
+    mutant(
+        "sparse: the last of several parts of a sum is lost",
+        SPARSE,
+        "for (std::size_t part = 0; part < parts; ++part) {",
+        "for (std::size_t part = 0; part + 1 < parts; ++part) {",
+    ),
+    mutant(
+        "sparse: the last of several parts of a sum has one rank's share only",
+        SPARSE,
+        "reduce_slices<V>(within, reduction, kNever)",
+        "reduce_slices<V>(std::span<const StreamView<V>>(within).first(part + 1 < parts ? within.size() : 1), "
+        "reduction, kNever)",
+    ),
+    mutant(
+        "sparse: the result is written only as far as its first slice of work",
+        SPARSE_GATHER,
+        "write_dense(slice.slice({first + begin, first + end}),",
+        "if (begin == 0) write_dense(slice.slice({first + begin, first + end}),",
+    ),
+    mutant(
+        "sparse: a block of indices beyond the first begins one too early",
+        WIRE,
+        "range.begin + block * kBlock);",
+        "range.begin + block * kBlock - (block > 0 ? 1 : 0));",
+    ),
+    mutant(
+        "sparse: all blocks of indices begin where the first does",
+        WIRE,
+        "range.begin + block * kBlock);",
+        "range_begin);",
+    ),
+    mutant(
+        "sparse: blocks are counted from the wrong place",
+        WIRE,
+        "view.range.begin + (block + 1) * kBlock);",
+        "view.range.begin + (block + 1) * kBlock + (block > 0 ? 1 : 0));",
+    ),
+)
