@@ -97,39 +97,6 @@ std::size_t merge(Reduction reduction, Entries<V> a, Entries<V> b, EntriesOut<V>
   return on_operation(reduction, [&]<class Operation>(Operation) { return merge_with<Operation>(a, b, out); });
 }
 
-template <class V>
-std::size_t compact(std::span<const V> dense, V absent, std::uint32_t index_offset, EntriesOut<V> out) {
-  using Bits = BitsOf<V>;
-  check(out);
-  TELEGRAD_CHECK(dense.size() + index_offset <= std::uint64_t{1} << 32);
-  constexpr std::size_t kBlock = 32;
-  const auto none = std::bit_cast<Bits>(absent);
-  const auto looked_at = static_cast<Bits>(is_zero(absent) ? Format<V>::kMagnitude : -1);  // both zeros are zero
-  const auto differing = [&](V value) {
-    return static_cast<Bits>((std::bit_cast<Bits>(value) ^ none) & looked_at);
-  };
-  std::size_t count = 0;
-  for (std::size_t begin = 0; begin < dense.size(); begin += kBlock) {
-    const std::span<const V> block = dense.subspan(begin, std::min(kBlock, dense.size() - begin));
-    if (block.size() == kBlock) {
-      Bits any = 0;
-      for (std::size_t j = 0; j < kBlock; ++j) any = static_cast<Bits>(any | differing(block[j]));
-      if (any == 0) continue;
-    }
-    std::uint32_t marks = 0;
-    for (std::size_t j = 0; j < block.size(); ++j) marks |= (differing(block[j]) != 0 ? 1U : 0U) << j;
-    for (; marks != 0; marks &= marks - 1) {
-      const auto j = static_cast<std::size_t>(std::countr_zero(marks));
-      if (count < out.capacity()) {
-        out.indices[count] = index_offset + static_cast<std::uint32_t>(begin + j);
-        out.values[count] = block[j];
-      }
-      ++count;
-    }
-  }
-  return count;
-}
-
 namespace reference {
 
 template <class V>
@@ -152,27 +119,11 @@ std::size_t merge(Reduction reduction, Entries<V> a, Entries<V> b, EntriesOut<V>
   });
 }
 
-template <class V>
-std::size_t compact(std::span<const V> dense, V absent, std::uint32_t index_offset, EntriesOut<V> out) {
-  std::size_t count = 0;
-  for (std::size_t i = 0; i < dense.size(); ++i) {
-    if (static_cast<Factor<V>>(dense[i]) == static_cast<Factor<V>>(absent)) continue;
-    if (count < out.capacity()) {
-      out.indices[count] = index_offset + static_cast<std::uint32_t>(i);
-      out.values[count] = dense[i];
-    }
-    ++count;
-  }
-  return count;
-}
-
 }  // namespace reference
 
-#define TELEGRAD_INSTANTIATE(V)                                                                     \
-  template std::size_t merge(Reduction, Entries<V>, Entries<V>, EntriesOut<V>);                     \
-  template std::size_t compact(std::span<const V>, V, std::uint32_t, EntriesOut<V>);                \
-  template std::size_t reference::merge(Reduction, Entries<V>, Entries<V>, EntriesOut<V>);          \
-  template std::size_t reference::compact(std::span<const V>, V, std::uint32_t, EntriesOut<V>);
+#define TELEGRAD_INSTANTIATE(V)                                                   \
+  template std::size_t merge(Reduction, Entries<V>, Entries<V>, EntriesOut<V>);   \
+  template std::size_t reference::merge(Reduction, Entries<V>, Entries<V>, EntriesOut<V>);
 TELEGRAD_FOR_ENTRY_VALUES(TELEGRAD_INSTANTIATE)
 #undef TELEGRAD_INSTANTIATE
 
