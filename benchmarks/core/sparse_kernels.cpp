@@ -3,8 +3,8 @@
 //
 //   build/core/benchmark_sparse_kernels [elements, default 16 Mi] [rounds, default 15]
 //
-// Kernels and copies (of 64 MiB, from memory to memory) take turns, and medians of the thread's own time are printed, so
-// that a busy machine slows both alike. Bytes are what memory must move: of arrays that are passed through, each byte
+// Kernels and copies (of 64 MiB, from memory to memory) take turns, and medians of the thread's own time are printed,
+// so that a busy machine slows both alike. Bytes are what memory must move: of arrays that are passed through, each byte
 // once; of a dense vector in which entries are scattered, whole cache lines, read and written back. A copy moves each
 // byte twice.
 
@@ -122,7 +122,9 @@ class Bench {
 
 template <class V>
 const char* name_of() {
-  return std::is_same_v<V, float> ? "f32" : std::is_same_v<V, double> ? "f64" : std::is_same_v<V, bf16> ? "bf16" : "f16";
+  if (std::is_same_v<V, float>) return "f32";
+  if (std::is_same_v<V, double>) return "f64";
+  return std::is_same_v<V, bf16> ? "bf16" : "f16";
 }
 
 template <class V>
@@ -151,10 +153,10 @@ void measure(Bench& bench, double density, Reduction reduction) {
   std::vector<Entries<V>> inputs;
   std::size_t total = 0;
   for (const Run<V>& run : runs) {
-    const auto end = std::ranges::lower_bound(run.indices, n / kRanks);
-    const auto size = static_cast<std::size_t>(end - run.indices.begin());
-    shares.push_back({{run.indices.begin(), end}, {run.values.begin(), run.values.begin() + static_cast<std::ptrdiff_t>(size)}});
-    total += size;
+    const auto size = std::ranges::lower_bound(run.indices, n / kRanks) - run.indices.begin();
+    shares.push_back({{run.indices.begin(), run.indices.begin() + size},
+                      {run.values.begin(), run.values.begin() + size}});
+    total += static_cast<std::size_t>(size);
   }
   for (const Run<V>& share : shares) inputs.push_back(share.entries());
   for (const std::size_t ranks : {2U, 4U, 8U}) {

@@ -51,8 +51,8 @@ TELEGRAD_AVX512 inline __m512i sort_bitonic(__m512i keys) {
   return _mm512_mask_max_epu64(_mm512_maskz_min_epu64(kAll, keys, other), 0xaa, keys, other);
 }
 
-// Writes the entries of `vectors` sorted vectors of keys, each index once. `keys` has one vector more, of which only the
-// first key is looked at. `repeated`: whether the first key's index is already written. Returns how many entries.
+// Writes the entries of `vectors` sorted vectors of keys, each index once. `keys` has one vector more, of which only
+// the first key is looked at. `repeated`: whether the first key's index is already written. Returns how many entries.
 template <class Operation, class V>
 TELEGRAD_AVX512 inline std::size_t write_once(const std::uint64_t* keys, std::size_t vectors, bool& repeated,
                                               std::uint32_t* indices, V* values) {

@@ -60,7 +60,8 @@ TELEGRAD_AVX512 inline std::size_t pack16(const V* from, std::uint32_t marks, st
   } else {
     constexpr __mmask16 kAll = 0xffff;  // GCC 12 takes the forms without a mask for uninitialised
     const __m512i wide = _mm512_maskz_cvtepu16_epi32(kAll, _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
-    _mm256_mask_storeu_epi16(values, written, _mm512_maskz_cvtepi32_epi16(kAll, _mm512_maskz_compress_epi32(lanes, wide)));
+    const __m512i packed = _mm512_maskz_compress_epi32(lanes, wide);
+    _mm256_mask_storeu_epi16(values, written, _mm512_maskz_cvtepi32_epi16(kAll, packed));
   }
   return count;
 }

@@ -114,7 +114,8 @@ TEST("merging runs of which one is far longer, clustered, or the same has the bi
 TEST("an index whose sum is zero stays, and a lone -0 keeps its sign") {
   const Run<float> a{{1, 3, 0xffffffffU}, {2.0F, -0.0F, 1.0F}};
   const Run<float> b{{1, 2}, {-2.0F, 5.0F}};
-  const auto merged = pack<float>(5, [&](auto out) { return kernels::merge(Reduction::sum, a.entries(), b.entries(), out); });
+  const auto merged =
+      pack<float>(5, [&](auto out) { return kernels::merge(Reduction::sum, a.entries(), b.entries(), out); });
   EXPECT_EQ(merged.indices, (std::vector<std::uint32_t>{1, 2, 3, 0xffffffffU}));
   const auto expected = samples::bits(std::vector<float>{0.0F, 5.0F, -0.0F, 1.0F});
   EXPECT_EQ(merged.values, (std::vector<std::uint64_t>{expected.begin(), expected.end()}));
