@@ -193,7 +193,7 @@ std::size_t reduce_by_merging(Reduction reduction, std::span<const Entries<V>> i
 
 // Whether merging takes less time than blocks. Merging P equal inputs reads and writes (P² + P − 2)/2P entries for each
 // of theirs; blocks take the less for an entry, the more of them share a group. Times in ns per entry, measured with
-// benchmarks/core/sparse_kernels_bench.cpp on an EPYC with AVX-512 (1.3 and 2.6: f32 merged with and without it).
+// benchmarks/core/sparse_kernels.cpp on an EPYC with AVX-512 (1.3 and 2.6: f32 merged with and without it).
 template <class V>
 bool merging_is_faster(std::span<const Entries<V>> inputs, std::size_t total) {
   if (inputs.size() <= 3) return true;
