@@ -51,6 +51,24 @@ TELEGRAD_AVX512 inline __m512i sort_bitonic(__m512i keys) {
   return _mm512_mask_max_epu64(_mm512_maskz_min_epu64(kAll, keys, other), 0xaa, keys, other);
 }
 
+// one[k] = one[k] ∘ other[k]. f16 is computed in f32 and rounded once, as everywhere, but by the instructions for it.
+template <class Operation, NarrowFloat V>
+TELEGRAD_AVX512 inline void reduce_narrow(std::array<V, kKeys>& one, const std::array<V, kKeys>& other) {
+  if constexpr (std::same_as<V, f16>) {
+    const auto wide = [](const std::array<V, kKeys>& halves) TELEGRAD_AVX512 {
+      return std::bit_cast<std::array<float, kKeys>>(
+          _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(halves.data()))));
+    };
+    std::array<float, kKeys> left = wide(one);
+    const std::array<float, kKeys> right = wide(other);
+    for (std::size_t k = 0; k < kKeys; ++k) left[k] = Operation::of(left[k], right[k]);
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(one.data()),
+                     _mm256_cvtps_ph(_mm256_loadu_ps(left.data()), _MM_FROUND_TO_NEAREST_INT));
+  } else {
+    for (std::size_t k = 0; k < kKeys; ++k) one[k] = Operation::of(one[k], other[k]);
+  }
+}
+
 // Writes the entries of `vectors` sorted vectors of keys, each index once. `keys` has one vector more, of which only
 // the first key is looked at. `repeated`: whether the first key's index is already written. Returns how many entries.
 template <class Operation, class V>
@@ -89,7 +107,7 @@ TELEGRAD_AVX512 inline std::size_t write_once(const std::uint64_t* keys, std::si
     } else {
       _mm_storeu_si128(reinterpret_cast<__m128i*>(one.data()), _mm512_maskz_cvtepi64_epi16(kAll, here));
       _mm_storeu_si128(reinterpret_cast<__m128i*>(other.data()), _mm512_maskz_cvtepi64_epi16(kAll, twin));
-      for (std::size_t k = 0; k < kKeys; ++k) one[k] = Operation::of(one[k], other[k]);
+      reduce_narrow<Operation>(one, other);
       const __m256i results =
           _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(one.data())));
       _mm_storeu_si128(reinterpret_cast<__m128i*>(values + begins[i]),
