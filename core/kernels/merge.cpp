@@ -7,6 +7,7 @@
 
 #include "base/check.hpp"
 #include "kernels/arithmetic.hpp"
+#include "kernels/merge_avx512.hpp"
 #include "kernels/operations.hpp"
 
 namespace telegrad::kernels {
@@ -48,6 +49,25 @@ std::size_t append(Entries<V> rest, EntriesOut<V> out, std::size_t count) {
   return count + rest.size();
 }
 
+// Merges a beginning, see merge_keys(): portably none.
+template <class V>
+using BeginningFunction = std::size_t(Entries<V> a, Entries<V> b, EntriesOut<V> out);
+
+template <class V>
+std::size_t no_beginning(Entries<V>, Entries<V>, EntriesOut<V>) {
+  return 0;
+}
+
+template <class Operation, class V>
+constexpr Variants<BeginningFunction<V>> variants_of_beginning() {
+#ifdef TELEGRAD_KERNELS_X86
+  if constexpr (sizeof(V) <= 4) return {no_beginning<V>, nullptr, merge_keys<Operation, V>};
+#endif
+  return {no_beginning<V>};
+}
+template <class Operation, class V>
+constexpr Variants<BeginningFunction<V>> kBeginning = variants_of_beginning<Operation, V>();
+
 // Which input comes next is a coin toss that no branch predictor wins, so nothing branches on it: both heads are read,
 // both indices step by a comparison's result, and the head not taken counts as neutral. The heads' indices
 // are carried in registers and the next ones read ahead: otherwise each step would wait for a load.
@@ -58,9 +78,10 @@ std::size_t merge_with(Entries<V> a, Entries<V> b, EntriesOut<V> out) {
   check(b);
   check(out);
   TELEGRAD_CHECK(out.capacity() >= a.size() + b.size());
-  std::size_t i = 0;
-  std::size_t j = 0;
-  std::size_t count = 0;
+  std::size_t count = kBeginning<Operation, V>(a, b, out);
+  const std::uint64_t done = count == 0 ? 0 : std::uint64_t{out.indices[count - 1]} + 1;  // all indices below
+  auto i = static_cast<std::size_t>(std::ranges::lower_bound(a.indices, done) - a.indices.begin());
+  auto j = static_cast<std::size_t>(std::ranges::lower_bound(b.indices, done) - b.indices.begin());
   const auto emit = [&](std::uint32_t left, std::uint32_t right, std::uint32_t take_a, std::uint32_t take_b) {
     out.indices[count] = std::min(left, right);
     out.values[count] = Operation::of(masked(a.values[i], kNeutral, take_a), masked(b.values[j], kNeutral, take_b));
@@ -68,9 +89,9 @@ std::size_t merge_with(Entries<V> a, Entries<V> b, EntriesOut<V> out) {
     i += take_a & 1U;
     j += take_b & 1U;
   };
-  if (!a.empty() && !b.empty()) {
-    std::uint32_t left = a.indices[0];
-    std::uint32_t right = b.indices[0];
+  if (i < a.size() && j < b.size()) {
+    std::uint32_t left = a.indices[i];
+    std::uint32_t right = b.indices[j];
     while (i + 1 < a.size() && j + 1 < b.size()) {
       const std::uint32_t next_left = a.indices[i + 1];
       const std::uint32_t next_right = b.indices[j + 1];
@@ -97,39 +118,6 @@ std::size_t merge(Reduction reduction, Entries<V> a, Entries<V> b, EntriesOut<V>
   return on_operation(reduction, [&]<class Operation>(Operation) { return merge_with<Operation>(a, b, out); });
 }
 
-template <class V>
-std::size_t compact(std::span<const V> dense, V absent, std::uint32_t index_offset, EntriesOut<V> out) {
-  using Bits = BitsOf<V>;
-  check(out);
-  TELEGRAD_CHECK(dense.size() + index_offset <= std::uint64_t{1} << 32);
-  constexpr std::size_t kBlock = 32;
-  const auto none = std::bit_cast<Bits>(absent);
-  const auto looked_at = static_cast<Bits>(is_zero(absent) ? Format<V>::kMagnitude : -1);  // both zeros are zero
-  const auto differing = [&](V value) {
-    return static_cast<Bits>((std::bit_cast<Bits>(value) ^ none) & looked_at);
-  };
-  std::size_t count = 0;
-  for (std::size_t begin = 0; begin < dense.size(); begin += kBlock) {
-    const std::span<const V> block = dense.subspan(begin, std::min(kBlock, dense.size() - begin));
-    if (block.size() == kBlock) {
-      Bits any = 0;
-      for (std::size_t j = 0; j < kBlock; ++j) any = static_cast<Bits>(any | differing(block[j]));
-      if (any == 0) continue;
-    }
-    std::uint32_t marks = 0;
-    for (std::size_t j = 0; j < block.size(); ++j) marks |= (differing(block[j]) != 0 ? 1U : 0U) << j;
-    for (; marks != 0; marks &= marks - 1) {
-      const auto j = static_cast<std::size_t>(std::countr_zero(marks));
-      if (count < out.capacity()) {
-        out.indices[count] = index_offset + static_cast<std::uint32_t>(begin + j);
-        out.values[count] = block[j];
-      }
-      ++count;
-    }
-  }
-  return count;
-}
-
 namespace reference {
 
 template <class V>
@@ -152,27 +140,11 @@ std::size_t merge(Reduction reduction, Entries<V> a, Entries<V> b, EntriesOut<V>
   });
 }
 
-template <class V>
-std::size_t compact(std::span<const V> dense, V absent, std::uint32_t index_offset, EntriesOut<V> out) {
-  std::size_t count = 0;
-  for (std::size_t i = 0; i < dense.size(); ++i) {
-    if (static_cast<Factor<V>>(dense[i]) == static_cast<Factor<V>>(absent)) continue;
-    if (count < out.capacity()) {
-      out.indices[count] = index_offset + static_cast<std::uint32_t>(i);
-      out.values[count] = dense[i];
-    }
-    ++count;
-  }
-  return count;
-}
-
 }  // namespace reference
 
-#define TELEGRAD_INSTANTIATE(V)                                                                     \
-  template std::size_t merge(Reduction, Entries<V>, Entries<V>, EntriesOut<V>);                     \
-  template std::size_t compact(std::span<const V>, V, std::uint32_t, EntriesOut<V>);                \
-  template std::size_t reference::merge(Reduction, Entries<V>, Entries<V>, EntriesOut<V>);          \
-  template std::size_t reference::compact(std::span<const V>, V, std::uint32_t, EntriesOut<V>);
+#define TELEGRAD_INSTANTIATE(V)                                                   \
+  template std::size_t merge(Reduction, Entries<V>, Entries<V>, EntriesOut<V>);   \
+  template std::size_t reference::merge(Reduction, Entries<V>, Entries<V>, EntriesOut<V>);
 TELEGRAD_FOR_ENTRY_VALUES(TELEGRAD_INSTANTIATE)
 #undef TELEGRAD_INSTANTIATE
 
