@@ -5,7 +5,9 @@ from __future__ import annotations
 import datetime
 import importlib.metadata
 import json
+import os
 import statistics
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -13,12 +15,12 @@ from typing import Any
 import numpy as np
 
 from telegrad.calibration.fit import CostFit, fit_costs
+from telegrad.calibration.keeping import NoisyCalibration, doubts_about, doubts_about_load, store_unless_noisy
 from telegrad.calibration.pairs import calls_of_sample, open_pairs, timed_sample
 from telegrad.calibration.probes import Probe, probes
 from telegrad.calibration.sweep import Samples, Sweep, grid
 from telegrad.comm import Communicator
-from telegrad.comm.tuning_cache import store
-from telegrad.plan import Tuning, allreduce_table, measured_allreduce_table
+from telegrad.plan import Place, Tuning, allreduce_table, measured_allreduce_table
 from telegrad.plan.cost import CARD_BYTES
 
 _ONE_WAY_BYTES = tuple(1 << power for power in (15, 17, 18, 20, 22))
@@ -38,12 +40,13 @@ Progress = Callable[[float, str], None]
 @dataclass(frozen=True)
 class Calibration:
     """What a calibration has found: the ``tuning``, the ``fit`` behind its costs, and what both come from, in seconds:
-    ``probe_medians``, and all ``samples`` of the algorithms."""
+    ``probe_medians``, and all ``samples`` of the algorithms. ``doubts``: why it may be noise, if anything says so."""
 
     tuning: Tuning
     fit: CostFit
     probe_medians: dict[Probe, float]
     samples: Samples
+    doubts: tuple[str, ...] = ()
 
     def rows(self) -> list[dict[str, Any]]:
         """One for each size and algorithm: median, samples, whether it is the choice, and how much slower that is than
@@ -70,14 +73,23 @@ def calibrate(communicator: Communicator, *, seconds: float = DEFAULT_S, keep: b
     """Measures this communicator's network and algorithms in about ``seconds``; every rank calls it.
 
     The tuning found is used by ``communicator`` from now on, returned (the same on all ranks) and, with ``keep``, kept
-    by rank 0 in the user's cache directory for later jobs on the same hosts with as many ranks. Raises ``ValueError``
-    for one rank alone, for ranks of one process and for ``seconds`` that are not above 0, ``TransportError`` if a peer
-    fails, ``OSError`` on rank 0 if the cache cannot be written.
+    by rank 0 in the user's cache directory for later jobs on the same hosts with as many ranks; one that looks like
+    noise is not kept in an earlier one's place, and rank 0 warns (docs/tuning.md). Raises ``TypeError`` for what is no
+    Communicator and ``ValueError`` for one that is closed, of a forked parent, of ``split()``, of one rank alone or of
+    ranks of one process, for ``seconds`` that are not above 0, and on all ranks where theirs differ; ``TransportError``
+    if a peer fails, ``OSError`` on rank 0 if the cache cannot be written.
     """
-    found = measure(communicator, seconds=seconds).tuning
+    measured = measure(communicator, seconds=seconds)
+    found = measured.tuning
     communicator.use(found)
     if keep and communicator.rank == 0:
-        store(found)
+        try:
+            path = store_unless_noisy(found, measured.doubts)
+        except NoisyCalibration as noisy:
+            warnings.warn(f"not kept for later jobs: {noisy}", stacklevel=2)
+        else:
+            if measured.doubts:
+                warnings.warn(f"{path} may be noise: {'; '.join(measured.doubts)}", stacklevel=2)
     return found
 
 
@@ -85,15 +97,8 @@ def measure(
     communicator: Communicator, *, seconds: float = DEFAULT_S, on_progress: Progress = lambda _part, _what: None
 ) -> Calibration:
     """The same, but nothing is changed or kept."""
-    if not seconds > 0:
-        raise ValueError(f"seconds={seconds} must be above 0: about how long to measure")
-    place = communicator.place
-    if place is None:
-        raise ValueError(
-            f"{communicator!r} cannot be calibrated: make it with from_torch() or from_exchange(), one rank per process"
-        )
-    if communicator.world_size < 2:
-        raise ValueError("one rank alone has no network to calibrate: start 2 or more")
+    place = _checked_place(communicator, seconds)
+    doubts = _agree(communicator, seconds)
     medians = _measure_probes(
         communicator, _PROBES_SHARE * seconds, lambda part, what: on_progress(_PROBES_SHARE * part, what)
     )
@@ -111,7 +116,49 @@ def measure(
         residual=fit.residual(medians),
     )
     on_progress(1.0, "done")
-    return Calibration(_of_rank_0(communicator, tuning), fit, medians, sweep.samples)
+    agreed = _of_rank_0(communicator, tuning)
+    return Calibration(agreed, fit, medians, sweep.samples, (*doubts, *doubts_about(agreed)))
+
+
+def _checked_place(communicator: Communicator, seconds: float) -> Place:
+    """Where ``communicator`` is; all that one rank can say is wrong is said here, before a connection is opened: in a
+    forked child that would wait for ever for a lock of the network's."""
+    if not isinstance(communicator, Communicator):
+        raise TypeError(
+            f"communicator is a {type(communicator).__name__}: give the Communicator that from_torch() or "
+            "from_exchange() returned"
+        )
+    communicator._usable()
+    if isinstance(seconds, bool) or not isinstance(seconds, (int, float)):
+        raise TypeError(f"seconds={seconds!r} must be a number: about how long to measure")
+    if not seconds > 0:
+        raise ValueError(f"seconds={seconds} must be above 0: about how long to measure")
+    place = communicator.place
+    if place is None and communicator.driver == "ucx":
+        raise ValueError(
+            f"{communicator!r} of split() cannot be calibrated, and has the built-in tuning unless use() gives it one: "
+            "calibrate the communicator that it was split from"
+        )
+    if place is None:
+        raise ValueError(
+            f"{communicator!r} cannot be calibrated: make it with from_torch() or from_exchange(), one rank per process"
+        )
+    if communicator.world_size < 2:
+        raise ValueError("one rank alone has no network to calibrate: start 2 or more")
+    return place
+
+
+def _agree(communicator: Communicator, seconds: float) -> tuple[str, ...]:
+    """Whose machine was busy already before, the same on all ranks. ``ValueError`` on all if ``seconds`` differ: ranks
+    that count on another time measure other things, and wait for each other."""
+    told = communicator.all_gather(np.array([seconds, os.getloadavg()[0], len(os.sched_getaffinity(0))]))
+    others = np.flatnonzero(told[:, 0] != told[0, 0])
+    if others.size:
+        raise ValueError(
+            f"seconds differs between ranks (rank 0: {told[0, 0]:g}, rank {others[0]}: {told[others[0], 0]:g}): "
+            "give all the same"
+        )
+    return doubts_about_load([(load, int(cores)) for _, load, cores in told])
 
 
 def _measure_probes(communicator: Communicator, budget_s: float, on_progress: Progress) -> dict[Probe, float]:
@@ -166,4 +213,5 @@ def to_data(found: Calibration) -> dict[str, Any]:
         "message_s": found.fit.message_s,
         "round_s": found.fit.round_s,
         "rows": found.rows(),
+        "doubts": list(found.doubts),
     }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from telegrad.calibration.calibration import measure, to_data
-from telegrad.comm.tuning_cache import store
+from telegrad.calibration.keeping import store_unless_noisy
 from telegrad.launch import join
 
 _TIMEOUT_S = 120.0
@@ -28,6 +28,6 @@ def main(seconds: str) -> None:
         say(found=to_data(found))
         if first:
             try:
-                say(kept=str(store(found.tuning)))
+                say(kept=str(store_unless_noisy(found.tuning, found.doubts)))
             except (OSError, RuntimeError) as error:
                 say(not_kept=str(error))

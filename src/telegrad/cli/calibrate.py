@@ -84,6 +84,11 @@ def calibrate(
         console.print(f"not kept for later jobs: {said['not_kept']}", style="red", highlight=False, markup=False)
         raise typer.Exit(1)
     console.print(f"kept for later jobs: {said['kept']}", highlight=False, soft_wrap=True)
+    if found["doubts"]:
+        console.print(
+            f"This may be noise: {'; '.join(found['doubts'])}. Calibrate again when the machine is quiet.",
+            style="yellow",
+        )
 
 
 def _warn_if_busy(console: Console) -> None:

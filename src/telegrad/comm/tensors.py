@@ -88,6 +88,11 @@ def movable(x: Any, argument: str, *, writable: bool = True) -> HostBuffer:
     _check_numpy(x, argument, writable=writable)
     if x.dtype.hasobject:
         raise TypeError(f"{argument} has dtype {x.dtype}, which holds Python objects: use a numeric dtype")
+    if not x.dtype.isnative:
+        raise TypeError(
+            f"{argument} has dtype {x.dtype}, in another byte order than this machine's: use "
+            ".astype(x.dtype.newbyteorder('='))"
+        )
     return HostBuffer(address(x), x.size, x.nbytes, _moved_as(x.dtype.name))
 
 
@@ -114,6 +119,9 @@ def _check_torch(x: Any, argument: str) -> None:
         raise TypeError(f"{argument} has layout {x.layout}: give a dense tensor, or a COO tensor to all_reduce()")
     if x.device.type != "cpu":
         raise TypeError(f"{argument} is on {x.device}: this version works in host memory; move it with .cpu()")
+    if x.is_conj() or x.is_neg():  # torch keeps the unchanged values and a mark, and memory holds no mark
+        view, remedy = ("conjugate", "resolve_conj") if x.is_conj() else ("negative", "resolve_neg")
+        raise ValueError(f"{argument} is a lazy {view} view, whose memory holds other values: use .{remedy}()")
     if not x.is_contiguous():
         raise ValueError(
             f"{argument} is not contiguous (shape {tuple(x.shape)}, stride {x.stride()}): use .contiguous()"

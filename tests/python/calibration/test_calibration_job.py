@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import re
 import socket
 import threading
 from collections.abc import Callable
@@ -34,6 +36,7 @@ def _small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(calibration, "_SAMPLE_S", 1e-3)
     monkeypatch.setattr(sweep, "_SAMPLE_S", 1e-4)
     monkeypatch.setattr(calibration, "grid", lambda _crossings: [4, 1024, 1 << 18])
+    monkeypatch.setattr(os, "getloadavg", lambda: (0.0, 0.0, 0.0))
 
 
 def _on_ucx_ranks(size: int, function: Callable[[Communicator], Any]) -> list[Any]:
@@ -106,6 +109,73 @@ def test_without_keep_nothing_is_kept_and_little_time_measures_little() -> None:
     assert {len(times) for times in small.samples[4].values()} == {4}
 
 
+def _is_kept(tuning: Tuning) -> bool:
+    return file_of(tuning.place).exists() and Tuning.from_json(file_of(tuning.place).read_text()) == tuning
+
+
+def test_noise_is_not_kept_in_the_place_of_an_earlier_tuning(monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(comm: Communicator) -> Tuning:
+        return telegrad.calibrate(comm, seconds=1e-6)
+
+    monkeypatch.setattr(os, "getloadavg", lambda: (1e6, 0.0, 0.0))
+    with pytest.warns(
+        UserWarning, match=r"\.json may be noise: the machine of rank 0 was busy before \(load 1000000.0 on"
+    ):
+        noisy = _on_ucx_ranks(2, run)[0]
+    assert _is_kept(noisy)
+    with pytest.warns(UserWarning, match=r"not kept for later jobs: .*busy.*\.json stays as it is: calibrate again"):
+        other = _on_ucx_ranks(2, run)[0]
+    assert _is_kept(noisy)
+    assert not _is_kept(other)
+    monkeypatch.setattr(os, "getloadavg", lambda: (0.0, 0.0, 0.0))
+    assert _is_kept(_on_ucx_ranks(2, run)[0])
+
+
+def test_seconds_that_differ_are_an_error_on_all_ranks() -> None:
+    def run(comm: Communicator) -> str:
+        with pytest.raises(ValueError, match="seconds differs between ranks") as told:
+            telegrad.calibrate(comm, seconds=1e-6 * (1 + comm.rank // 2))
+        comm.barrier()  # it stays usable
+        return str(told.value)
+
+    texts = _on_ucx_ranks(3, run)
+    assert set(texts) == {"seconds differs between ranks (rank 0: 1e-06, rank 2: 2e-06): give all the same"}
+
+
+def test_a_communicator_of_split_is_told_to_calibrate_its_parent() -> None:
+    def run(comm: Communicator) -> None:
+        child = comm.split(0)
+        assert child is not None
+        with (
+            child,
+            pytest.raises(ValueError, match=re.escape("of split() cannot be calibrated, and has the built-in")),
+        ):
+            telegrad.calibrate(child)
+
+    _on_ucx_ranks(2, run)
+
+
+def test_a_closed_communicator_and_a_forked_childs_open_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(calibration, "open_pairs", lambda *_: pytest.fail("a connection was opened"))
+
+    def run(comm: Communicator) -> None:
+        comm._process -= 1
+        with pytest.raises(ValueError, match="belongs to process [0-9]+, which forked this one"):
+            telegrad.calibrate(comm)
+        comm._process += 1
+        comm.close()
+        with pytest.raises(ValueError, match="is closed: make a new one"):
+            telegrad.calibrate(comm)
+
+    _on_ucx_ranks(2, run)
+
+
+@pytest.mark.parametrize("what", [None, "comm", 3])
+def test_what_is_no_communicator(what: Any) -> None:
+    with pytest.raises(TypeError, match=r"communicator is a .*: give the Communicator that from_torch\(\)"):
+        telegrad.calibrate(what)
+
+
 def test_what_cannot_be_calibrated_is_told(local: Callable[..., list[Communicator]]) -> None:
     with pytest.raises(ValueError, match=r"cannot be calibrated: make it with from_torch\(\) or from_exchange\(\)"):
         telegrad.calibrate(local(2)[0])
@@ -113,3 +183,5 @@ def test_what_cannot_be_calibrated_is_told(local: Callable[..., list[Communicato
         _on_ucx_ranks(1, telegrad.calibrate)
     with pytest.raises(ValueError, match="seconds=0 must be above 0: about how long to measure"):
         telegrad.calibrate(local(2)[0], seconds=0)
+    with pytest.raises(TypeError, match="seconds='7' must be a number"):
+        telegrad.calibrate(local(2)[0], seconds="7")  # type: ignore[arg-type]

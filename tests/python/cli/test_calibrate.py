@@ -56,6 +56,7 @@ def _found() -> dict[str, Any]:
             row(1024, "ring", 1.2e-4, 3.0),
             row(1 << 20, "ring", 1.3e-2, 1.0),
         ],
+        "doubts": [],
     }
 
 
@@ -106,6 +107,14 @@ def test_a_busy_machine_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     assert status == 0
     assert "This machine is busy (load 1000000.0 on" in output
     assert "calibrate again when it is quiet" in output
+
+
+def test_a_table_that_may_be_noise_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = {**_found(), "doubts": ["the table has 11 steps"]}
+    monkeypatch.setattr(command, "_run_with_progress", lambda *_: {"found": found, "kept": "/cache/file.json"})
+    status, output = _run()
+    assert status == 0
+    assert "This may be noise: the table has 11 steps. Calibrate again" in output
 
 
 def test_a_network_that_cannot_be_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

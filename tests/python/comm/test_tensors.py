@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -121,6 +122,35 @@ def test_all_reduce_into_refuses(alone: Communicator) -> None:
 def test_broadcast_refuses_a_root_that_is_no_rank(alone: Communicator, root: object) -> None:
     with pytest.raises(ValueError, match=r"is no rank: use an int in \[0, 1\)"):
         alone.broadcast(np.ones(3), root)  # type: ignore[arg-type]
+
+
+_COMPLEX = torch.ones(2, dtype=torch.complex64) * 1j
+_LAZY = [
+    (_COMPLEX.conj(), r"is a lazy conjugate view, whose memory holds other values: use .resolve_conj\(\)"),
+    (_COMPLEX.conj().imag, r"is a lazy negative view, whose memory holds other values: use .resolve_neg\(\)"),
+    (torch._neg_view(torch.ones(2)), r"is a lazy negative view.*resolve_neg\(\)"),
+]
+
+
+@pytest.mark.parametrize(("x", "message"), _LAZY)
+def test_lazy_views_of_torch_are_not_taken_raw(alone: Communicator, x: torch.Tensor, message: str) -> None:
+    with pytest.raises(ValueError, match=f"x {message}"):
+        alone.all_gather(x)
+    with pytest.raises(ValueError, match=f"out {message}"):
+        alone.all_gather(torch.zeros_like(x[:1]), out=x)
+    if not x.is_complex():
+        with pytest.raises(ValueError, match=f"x {message}"):
+            alone.all_reduce(x)
+
+
+@pytest.mark.parametrize("dtype", [">f4", ">i8", ">c16", ">M8[s]", [("a", ">f4"), ("b", "<i4")]])
+def test_foreign_byte_order_is_not_moved_as_if_it_were_native(alone: Communicator, dtype: Any) -> None:
+    x = np.zeros(3, dtype)
+    with pytest.raises(
+        TypeError, match=r"x has dtype .*another byte order.*use .astype\(x.dtype.newbyteorder\('='\)\)"
+    ):
+        alone.all_gather(x)
+    assert alone.all_gather(x.astype(x.dtype.newbyteorder("="))).shape == (1, 3)
 
 
 def test_bytes_of_objects_cannot_be_moved(alone: Communicator) -> None:
