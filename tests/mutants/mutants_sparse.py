@@ -121,7 +121,7 @@ SPARSE_MUTANTS = (
         "sparse: all blocks of indices begin where the first does",
         WIRE,
         "range.begin + block * kBlock);",
-        "range_begin);",
+        "range.begin);",
     ),
     mutant(
         "sparse: blocks are counted from the wrong place",

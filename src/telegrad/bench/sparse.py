@@ -1,4 +1,4 @@
-"""Runs ``telegrad bench sparse``: starts the ranks on their network, and turns what they report into rows with bounds."""
+"""Runs ``telegrad bench sparse``: starts the ranks on their network, and turns what they say into rows with bounds."""
 
 from __future__ import annotations
 
@@ -20,8 +20,9 @@ _TARGET = "telegrad.bench.sparse_ranks:main"
 _VALUE_BYTES = {"bf16": 2.0, "int8": 1 + 4 / 256}
 
 BOUND = (
-    "What a rank must receive, at the rate of its link: of a dense sum 2(P-1)/P*n values; of a sparse one the K-k entries "
-    "of the sum that it does not have, each with its value and H(K/n)/(K/n) bits of index; null where links have no rate"
+    "What a rank must receive, at the rate of its link: of a dense sum 2(P-1)/P*n values; of a sparse one the K-k "
+    "entries of the sum that it does not have, each with its value and H(K/n)/(K/n) bits of index; null where links "
+    "have no rate"
 )
 """What ``bound_s`` means in result files."""
 

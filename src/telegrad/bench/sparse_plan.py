@@ -1,4 +1,4 @@
-"""What ``telegrad bench sparse`` measures: plain data, which travels to the ranks as JSON, and the vectors themselves."""
+"""What ``telegrad bench sparse`` measures: plain data, which travels to the ranks as JSON, and the vectors."""
 
 from __future__ import annotations
 
@@ -70,8 +70,8 @@ def indices_of(plan: SparsePlan, rank: int) -> npt.NDArray[np.uint32]:
     if plan.pattern != "clustered":
         return np.sort(draw.choice(plan.n, plan.nnz, replace=False, shuffle=False)).astype(np.uint32)
     runs = math.ceil(plan.nnz / _RUN)
-    starts = np.sort(draw.choice(plan.n // _RUN, runs, replace=False, shuffle=False)).astype(np.uint32) * _RUN
-    return (starts[:, None] + np.arange(_RUN, dtype=np.uint32)).reshape(-1)[: plan.nnz]
+    starts = np.sort(draw.choice(max(plan.n // _RUN, runs), runs, replace=False, shuffle=False)) * _RUN
+    return (starts[:, None] + np.arange(_RUN, dtype=np.uint32)).reshape(-1)[: plan.nnz].astype(np.uint32)
 
 
 def entropy_bits(density: float) -> float:

@@ -45,8 +45,8 @@ def sparse(
     pattern: Annotated[
         str,
         typer.Option(
-            help="Where its entries are: [bold]uniform[/], [bold]clustered[/] (runs of 64), [bold]identical[/] (the same "
-            "on all ranks); several, separated by commas."
+            help="Where its entries are: [bold]uniform[/], [bold]clustered[/] (runs of 64), [bold]identical[/] (on all "
+            "ranks the same); several, separated by commas."
         ),
     ] = "uniform",
     names: Annotated[str, typer.Option("--names", help="Whom to measure, separated by commas.")] = ",".join(NAMES),
