@@ -60,10 +60,16 @@ def sparse_allreduce(
     overlap: Annotated[
         float, typer.Option(help="Share of its entries that a rank has in common with all others; the rest is random.")
     ] = 0.0,
+    algorithm: Annotated[
+        str,
+        typer.Option(
+            help="split_allgather, split_dense_allgather, recursive_doubling, ring, several with commas, or all."
+        ),
+    ] = "split_allgather",
     *,
     settings: Settings,
 ) -> None:
-    """Sum sparse vectors over all ranks by split and allgather.
+    """Sum sparse vectors over all ranks: how long does each algorithm take?
 
     Without [bold]--payloads[/] indices and values are counted, not stored: sizes on the wire are those of random
     indices. [bold]entries of the sum[/] tells how far it has filled in.
@@ -74,8 +80,8 @@ def sparse_allreduce(
         raise typer.BadParameter(f"{density:g} is no share: use a number above 0 and up to 1", param_hint="--density")
     if not 0 <= overlap <= 1:
         raise typer.BadParameter(f"{overlap:g} is no share: use a number from 0 to 1", param_hint="--overlap")
-    asked = Asked("sparse_allreduce", ALGORITHMS["sparse_allreduce"], sizes_of(bytes_), density, overlap)
-    run(asked, settings)
+    chosen = _algorithms(algorithm, "sparse_allreduce")
+    run(Asked("sparse_allreduce", chosen, sizes_of(bytes_), density, overlap), settings)
 
 
 @app.command()

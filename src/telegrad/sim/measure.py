@@ -12,6 +12,7 @@ import numpy.typing as npt
 from telegrad import _core
 from telegrad.plan import Cost, Costs, cost, fastest_allreduce
 from telegrad.plan.cost_moves import broadcast_pieces
+from telegrad.plan.network import ceil_log2
 from telegrad.sim.networks import Network
 
 Floats = npt.NDArray[np.float64]
@@ -21,7 +22,7 @@ Numbers = npt.NDArray[np.uint32]
 # Of each operation; ``by_length``: the core chooses by the number of ranks and bytes, and has no name for it.
 ALGORITHMS = {
     "allreduce": ("ring", "recursive_doubling", "rabenseifner"),
-    "sparse_allreduce": ("split_allgather",),
+    "sparse_allreduce": ("split_allgather", "split_dense_allgather", "recursive_doubling", "ring"),
     "allgather": ("by_length",),
     "gather": ("by_length",),
     "scatter": ("by_length",),
@@ -75,7 +76,8 @@ class Point:
     def messages(self) -> int:
         """About how many messages all ranks send."""
         if self.operation == "sparse_allreduce":
-            return 2 * self.ranks * (self.ranks - 1)
+            doubles = self.chosen == "recursive_doubling"
+            return self.ranks * (ceil_log2(self.ranks) if doubles else 2 * (self.ranks - 1))
         if self.operation == "broadcast":
             return (self.ranks - 1) * broadcast_pieces(self.ranks, self.size)
         if self.operation in ("gather", "scatter"):
