@@ -16,8 +16,15 @@ class Ring {
   Task<KeptMessages> run(Buffer mine) {
     keep(net_.rank(), std::move(mine));
     for (Rank t = 0; t + 1 < net_.size(); ++t) {
-      if (bytes_ < Transport::kTurnBytes) {
-        co_await pass_on(t);
+      if (bytes_ < Transport::kTurnBytes && !has_several_pieces(net_, newest_.bytes.size())) {
+        // Of thousands of short messages, a coroutine for each would cost more than all else.
+        auto sending = net_.send(right(), step(t), newest_.bytes);
+        Buffer next = co_await net_.receive_any_size(left(), step(t), first_piece_bytes(net_, most_bytes_));
+        if (has_several_pieces(net_, next.size())) {
+          next = co_await receive_rest(net_, left(), step(t), std::move(next), most_bytes_);
+        }
+        co_await sending;
+        keep(source_of(t), std::move(next));
         continue;
       }
       std::vector<Task<void>> both;
@@ -35,13 +42,14 @@ class Ring {
     waiting_.push_back(newest_);
     bytes_ += newest_.bytes.size();
   }
+  Rank left() const { return (net_.rank() + net_.size() - 1) % net_.size(); }
+  Rank right() const { return (net_.rank() + 1) % net_.size(); }
+  Step step(Rank t) const { return first_step_ + t * any_size_steps(net_, most_bytes_); }
+  Rank source_of(Rank t) const { return (net_.rank() + net_.size() - 1 - t) % net_.size(); }
+
   Task<void> pass_on(Rank t) {
-    const Rank size = net_.size();
-    const Rank left = (net_.rank() + size - 1) % size;
-    const Rank right = (net_.rank() + 1) % size;
-    const Step step = first_step_ + t * any_size_steps(net_, most_bytes_);
-    Buffer next = co_await exchange_any_size(net_, right, left, step, newest_.bytes, most_bytes_);
-    keep((net_.rank() + size - 1 - t) % size, std::move(next));
+    Buffer next = co_await exchange_any_size(net_, right(), left(), step(t), newest_.bytes, most_bytes_);
+    keep(source_of(t), std::move(next));
   }
   Task<void> take_batch() {
     const std::vector<Arrived> batch = std::exchange(waiting_, {});

@@ -5,6 +5,7 @@
 // §5.3.3 (DSAR_Split_allgather: owned slices go dense).
 #include "collectives/allreduce_sparse.hpp"
 
+#include <functional>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -28,10 +29,10 @@ struct Gathered {
   std::vector<std::optional<Decoded<V>>> slices;
 };
 
-// `written(slice)` is awaited for each slice that has come and is right, while others come.
-template <class V, class Written>
+// `written(slice)`, if any, is awaited for each slice that has come and is right, while others come.
+template <class V>
 Task<void> gather_sum(Transport& net, SparseStream<V> mine, const SparseReduction& how, Gathered<V>& gathered,
-                      Written written) {
+                      std::function<Task<void>(const StreamView<V>&)> written = nullptr) {
   const Rank size = net.size();
   const std::uint64_t dimension = mine.dimension();
   const bool by_ring = how.algorithm == Algorithm::ring;
@@ -60,8 +61,9 @@ Task<void> gather_sum(Transport& net, SparseStream<V> mine, const SparseReductio
       }
     });
     for (const auto& [owner, message] : batch) {
-      co_await check_decoded(net, owner, *gathered.slices[owner]);
-      co_await written(gathered.slices[owner]->view());
+      const Decoded<V>& slice = *gathered.slices[owner];
+      if (!slice.ok()) co_await check_decoded(net, owner, slice);
+      if (written) co_await written(slice.view());
     }
   };
   const std::size_t most = most_bytes<V>(slice_of(dimension, size, 0));  // the first is a longest one
@@ -82,8 +84,7 @@ Task<SparseStream<V>> allreduce_sparse(Transport& net, SparseStream<V> mine, Spa
     co_return stream;
   }
   Gathered<V> gathered(net.size());
-  const auto nothing = [](const StreamView<V>&) -> Task<void> { co_return; };
-  co_await gather_sum(net, std::move(mine), how, gathered, nothing);
+  co_await gather_sum(net, std::move(mine), how, gathered);
   std::vector<StreamView<V>> slices;
   std::size_t bytes = 0;
   for (const auto& slice : gathered.slices) {
@@ -113,7 +114,7 @@ Task<void> allreduce_sparse_into(Transport& net, SparseStream<V> mine, SparseRed
     co_return;
   }
   Gathered<V> gathered(net.size());
-  co_await gather_sum(net, std::move(mine), how, gathered, write);
+  co_await gather_sum<V>(net, std::move(mine), how, gathered, write);
 }
 
 #define TELEGRAD_INSTANTIATE(V)                                                                    \

@@ -14,6 +14,13 @@ namespace {
 
 using Length = std::uint64_t;
 
+// Among many ranks there are many messages anyway: each in many pieces would cost processors more than links gain.
+constexpr Rank kManyRanks = 256;
+
+std::size_t longest_piece(const Transport& net) {
+  return piece_bytes(net) * std::max<std::size_t>(1, net.size() / kManyRanks);
+}
+
 // The pieces of one message, the first few of which are under way from the beginning.
 class Outgoing {
  public:
@@ -24,7 +31,7 @@ class Outgoing {
       sends_.emplace_back(net, to, step_++, bytes);
       return;
     }
-    first_ = Buffer(piece_bytes(net));
+    first_ = Buffer(longest_piece(net));
     const Length length = bytes.size();
     const std::size_t taken = first_.size() - sizeof length;
     std::memcpy(first_.data(), &length, sizeof length);
@@ -50,7 +57,7 @@ class Outgoing {
 
  private:
   void begin_piece() {
-    const std::size_t taken = std::min(rest_.size(), piece_bytes(net_));
+    const std::size_t taken = std::min(rest_.size(), longest_piece(net_));
     sends_.emplace_back(net_, to_, step_++, rest_.first(taken));
     rest_ = rest_.subspan(taken);
   }
@@ -80,7 +87,7 @@ Task<Buffer> receive_others(Transport& net, Rank from, Step step, Buffer first, 
   Window<Transport::Receiving, kPiecesUnderWay> receives;
   while (!rest.empty() || !receives.empty()) {
     while (!rest.empty() && !receives.full()) {
-      const std::size_t taken = std::min(rest.size(), piece_bytes(net));
+      const std::size_t taken = std::min(rest.size(), longest_piece(net));
       receives.emplace_back(net, from, step++, rest.first(taken));
       rest = rest.subspan(taken);
     }
@@ -94,14 +101,14 @@ Task<Buffer> receive_others(Transport& net, Rank from, Step step, Buffer first, 
 }  // namespace
 
 Step any_size_steps(const Transport& net, std::size_t most_bytes) {
-  return static_cast<Step>((most_bytes + sizeof(Length)) / piece_bytes(net) + 1);
+  return static_cast<Step>((most_bytes + sizeof(Length)) / longest_piece(net) + 1);
 }
 
 std::size_t first_piece_bytes(const Transport& net, std::size_t most_bytes) {
-  return std::min(most_bytes, piece_bytes(net));
+  return std::min(most_bytes, longest_piece(net));
 }
 
-bool has_several_pieces(const Transport& net, std::size_t bytes) { return bytes >= piece_bytes(net); }
+bool has_several_pieces(const Transport& net, std::size_t bytes) { return bytes >= longest_piece(net); }
 
 Task<void> send_any_size(Transport& net, Rank to, Step first_step, ConstBytes bytes) {
   Outgoing outgoing(net, to, first_step, bytes);

@@ -160,7 +160,9 @@ Task<std::vector<Decoded<V>>> decode_all(Transport& net, const std::vector<Const
     co_await decide(net, bytes, [&] {
       for (Rank source = begin; source < end; ++source) decoded.push_back(decode(source));
     });
-    for (Rank source = begin; source < end; ++source) co_await check_decoded(net, source, decoded[source]);
+    for (Rank source = begin; source < end; ++source) {
+      if (!decoded[source].ok()) co_await check_decoded(net, source, decoded[source]);
+    }
   }
   co_return decoded;
 }

@@ -164,8 +164,8 @@ _COLLECTIVES = (
     _mutant(
         "allgather of any size: blocks in the wrong order",
         GATHER,
-        "keep((net_.rank() + size - 1 - t) % size, std::move(next));",
-        "keep((net_.rank() + 2 * size - 1 - t - (t + 3 == size ? 1 : 0)) % size, std::move(next));",
+        "return (net_.rank() + net_.size() - 1 - t) % net_.size();",
+        "return (net_.rank() + 2 * net_.size() - 1 - t - (t + 3 == net_.size() ? 1 : 0)) % net_.size();",
     ),
     _mutant(
         "broadcast: children are not counted from the root",
