@@ -110,9 +110,8 @@ class Moves(Member):
         Without counts ``x`` has the same shape on all ranks, its first dimension divisible by the number of ranks, and
         so has the result. With counts, on all ranks then, ``x`` is one-dimensional: ``send_counts[r]`` elements go to
         rank r, ``receive_counts[r]`` come from it. A rank that sends another number of elements than its receiver
-        counts on ends the operation there with ``TransportError``; ranks that were done already hear of it at their next
-        call. ``out``: as in ``all_gather``, but it must not overlap
-        ``x``.
+        counts on ends the operation there with ``TransportError``; ranks that were done already hear of it at
+        their next call. ``out``: as in ``all_gather``, but it must not overlap ``x``.
         """
         core, buffer = self._usable(), movable(x, "x", writable=False)
         ranks = self.world_size
