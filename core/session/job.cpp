@@ -65,14 +65,24 @@ void Session::Job::deliver(const Arrival& arrival) {
   }
 }
 
+std::string Session::Job::reason_of_length(const Envelope& envelope, const Posted& posted) const {
+  const std::string lengths = " has " + std::to_string(envelope.length) + " bytes instead of " +
+                              (posted.any == nullptr ? "" : "at most ") + std::to_string(posted.most_bytes);
+  if (call_.operation != Operation::all_to_all || call_.layout == 0) {
+    return "step " + std::to_string(envelope.step) + lengths;
+  }
+  // Two ranks' own lengths, which no envelope compares: most likely nothing is damaged, and the callers disagree.
+  const std::string here = std::to_string(session_.rank()), there = std::to_string(envelope.source);
+  return "the block of rank " + there + " for rank " + here + lengths + ": compare send_counts[" + here + "] on rank " +
+         there + " with receive_counts[" + there + "] on rank " + here;
+}
+
 void Session::Job::take(const Arrival& arrival, const Posted& posted) {
   const std::size_t length = arrival.envelope.length;
   if (length > posted.most_bytes || (posted.any == nullptr && length != posted.most_bytes)) {
     session_.driver_.discard(arrival);
-    session_.fail(session_.failure_of(
-        *this, FailureKind::transport, arrival.envelope.source,
-        "step " + std::to_string(arrival.envelope.step) + " has " + std::to_string(length) + " bytes instead of " +
-            (posted.any == nullptr ? "" : "at most ") + std::to_string(posted.most_bytes)));
+    session_.fail(session_.failure_of(*this, FailureKind::transport, arrival.envelope.source,
+                                      reason_of_length(arrival.envelope, posted)));
     return;
   }
   session_.count_received(arrival.envelope.source, length);

@@ -76,6 +76,7 @@ class Session::Job final : public Transport {
   };
   void post(Rank from, Step step, Posted posted);
   void take(const Arrival& arrival, const Posted& posted);
+  std::string reason_of_length(const Envelope& envelope, const Posted& posted) const;
 
   Session& session_;
   RequestPtr request_;

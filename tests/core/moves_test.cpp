@@ -255,7 +255,10 @@ TEST("a block of an all_to_all_v that is not as long as its receiver says ends i
   const Ended ended = run_ranks(World::simulated, 3, make);
   for (const Rank receiver : {0U, 2U}) {
     REQUIRE(ended.requests[receiver]->failure());
-    EXPECT(ended.requests[receiver]->failure()->reason.find("bytes instead of 10") != std::string::npos);
+    const std::string& reason = ended.requests[receiver]->failure()->reason;
+    EXPECT(reason.find("the block of rank 1 for rank ") != std::string::npos);
+    EXPECT(reason.find("bytes instead of 10: compare send_counts[") != std::string::npos);
+    EXPECT(reason.find("] on rank 1 with receive_counts[1] on rank ") != std::string::npos);
   }
 }
 

@@ -88,7 +88,9 @@ def size_of(text: str) -> int:
     """
     found = re.fullmatch(r"\s*(\d+)\s*([a-z]*)\s*", text.lower())
     if found is None or found[2] not in _UNITS:
-        raise ValueError(f"size {text!r} is no number of bytes: write it like 4, 64KiB or 16MiB")
+        raise ValueError(
+            f"size {text!r} is no number of bytes: write it like 4, 64KiB or 16MiB (units: B, KiB, MiB, GiB)"
+        )
     size = int(found[1]) * _UNITS[found[2]]
     if size < 4 or size % 4:
         raise ValueError(f"size {text!r} is not a whole number of 4-byte floats: use a multiple of 4 bytes")

@@ -101,13 +101,15 @@ def _show(console: Console, current: list[Verdict], stale: list[Verdict], notes:
         for line in more:
             console.print(line, markup=False)
         console.print(table_of(verdict), soft_wrap=False)
-    for verdict in stale:
-        console.print(
-            f"note: communicator {verdict.communicator} is of an earlier job, not of this one ("
-            f"--communicator {verdict.communicator} shows it): {verdict.sentence}",
-            markup=False,
-            style="dim",
+    if stale:
+        latest = stale[0].communicator
+        what = (
+            f"communicator {latest} of an earlier job is left out: --communicator {latest} shows it"
+            if len(stale) == 1
+            else f"{len(stale)} communicators of earlier jobs are left out: --communicator ID shows one (the latest of "
+            f"them is {latest}), --json names all"
         )
+        console.print(f"note: {what}", markup=False, style="dim")
     for note in notes:
         console.print(f"note: {note}", markup=False)
 

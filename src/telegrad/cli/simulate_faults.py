@@ -23,6 +23,7 @@ _DEFAULT_RANKS = f"{RANKS[0]}..{RANKS[1]}"
 
 
 def faults(
+    context: typer.Context,
     seeds: Annotated[
         int,
         typer.Option(
@@ -60,6 +61,7 @@ def faults(
     if trace is not None and replay_seed is None:
         raise typer.BadParameter("only one seed can be traced: give --replay SEED too", param_hint="--trace")
     if replay_seed is not None:
+        _check_nothing_else(context)
         _replay(console, replay_seed, (lowest, highest), trace, json_file)
         return
     began = time.monotonic()
@@ -171,6 +173,15 @@ def _table_of(found: Exploration, title: str) -> Table:
     ):
         table.add_row(name, f"{count:,}")
     return table
+
+
+def _check_nothing_else(context: typer.Context) -> None:
+    """With --replay no other seeds are played."""
+    for name in ("seeds", "first_seed", "only"):
+        source = context.get_parameter_source(name)
+        if source is not None and source.name == "COMMANDLINE":
+            option = f"--{name.replace('_', '-')}"
+            raise typer.BadParameter("--replay plays one seed alone: leave this out", param_hint=option)
 
 
 def _check_seeds(first_seed: int, seeds: int, only: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -137,9 +137,12 @@ def _plot_sizes(asked: Asked) -> Sequence[int]:
 
 def _check_single(points: Sequence[Point], settings: Settings) -> None:
     for option, wanted in (("--timeline", settings.timeline), ("--links", settings.links)):
-        if wanted is not None and len(points) != 1:
+        if wanted is None:
+            continue
+        shown = len({replace(point, algorithm=point.chosen) for point in points})  # auto is one of the others
+        if shown != 1:
             raise typer.BadParameter(
-                f"it shows a single point, and these are {len(points)}: give one --ranks, one --bytes, one --algorithm",
+                f"it shows a single point, and these are {shown}: give one --ranks, one --bytes, one --algorithm",
                 param_hint=option,
             )
     messages = max(point.messages for point in points)

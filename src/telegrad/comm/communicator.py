@@ -170,6 +170,11 @@ class Communicator(Reductions, Moves, PointToPoint):
 
         All ranks do so between the same operations. Raises ``ValueError`` for a tuning of another number of ranks.
         """
+        if isinstance(tuning, str):
+            raise ValueError(
+                f"tuning={tuning!r} is none: give a Tuning, or None (built-in); 'auto' is looked up as the ranks join, "
+                "by from_torch() and from_exchange()"
+            )
         checked_tuning(tuning, self.world_size)
         choices = tuning.allreduce.choices if tuning else ()
         self._usable().use_allreduce_table(

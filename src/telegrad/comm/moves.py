@@ -78,6 +78,8 @@ class Moves(Member):
                 raise ValueError(f"x is given on rank {self.rank}, but the blocks are root={root}'s: pass None")
             request = core.scatter(0, buffer.pointer, buffer.nbytes, buffer.dtype, root, lengths, not async_op)
             return self._begun(request, "scatter", out, out, async_op)
+        if x is None:
+            raise TypeError(f"x is None, but rank {root} is the root: it gives x, the blocks of all ranks")
         whole = movable(x, "x", writable=False)
         if type(x) is not type(out) or x.dtype != out.dtype:
             raise TypeError(
@@ -108,8 +110,8 @@ class Moves(Member):
         Without counts ``x`` has the same shape on all ranks, its first dimension divisible by the number of ranks, and
         so has the result. With counts, on all ranks then, ``x`` is one-dimensional: ``send_counts[r]`` elements go to
         rank r, ``receive_counts[r]`` come from it. A rank that sends another number of elements than its receiver
-        counts on ends the operation with ``TransportError``. ``out``: as in ``all_gather``, but it must not overlap
-        ``x``.
+        counts on ends the operation there with ``TransportError``; ranks that were done already hear of it at
+        their next call. ``out``: as in ``all_gather``, but it must not overlap ``x``.
         """
         core, buffer = self._usable(), movable(x, "x", writable=False)
         ranks = self.world_size

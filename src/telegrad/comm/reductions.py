@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,6 +10,7 @@ import numpy as np
 
 from telegrad import _core
 from telegrad.comm.arguments import checked_root
+from telegrad.comm.blocks import checked_counts
 from telegrad.comm.encoded import check_encodable, checked_seed, encoding_of, error_of
 from telegrad.comm.reduction import (
     DENSE_ALGORITHMS,
@@ -80,7 +80,8 @@ class Reductions(StreamReductions):
             if wire is None:
                 raise ValueError("error takes what wire= loses: name a wire, or leave error out")
             return self._reduce_encoded(x, op, out, algorithm, async_op, wire, error, seed)
-        if type(x) is np.ndarray and out is None and isinstance(op, str):  # most calls: so they take the short way
+        named_both = isinstance(op, str) and isinstance(algorithm, str)
+        if named_both and type(x) is np.ndarray and out is None:  # most calls: so they take the short way
             named = NAMED_DENSE.get((op, algorithm))
             begun = named and self._usable().all_reduce_array(x, *named, not async_op)
             if begun:
@@ -224,9 +225,7 @@ def _blocks_of(x: Any, counts: Sequence[int] | None, size: int, rank: int) -> tu
             )
         rows = shape[0] // size
         return [rows * math.prod(shape[1:])] * size, (rows, *shape[1:])
-    lengths = [operator.index(count) for count in counts]
-    if len(lengths) != size or min(lengths) < 0:
-        raise ValueError(f"counts={lengths} must be {size} numbers, one for each rank, 0 or more")
+    lengths = checked_counts(counts, "counts", size)
     if len(shape) != 1 or shape[0] != sum(lengths):
         raise ValueError(
             f"x has shape {shape}: with counts it must have one dimension of {sum(lengths)} elements, their sum"

@@ -33,12 +33,23 @@ def start_trace(core: Any) -> Path | None:
     if not name or not isinstance(core, _core.Communicator):  # simulated ranks have another clock
         return None
     path = Path(name).absolute()
-    if path.is_dir() or not os.access(path.parent, os.W_OK):
-        warnings.warn(f"{TRACE}={name!r} is no file that can be written, so nothing is traced", stacklevel=2)
+    if reason := _why_not_written(path):
+        warnings.warn(f"{TRACE}={name!r} cannot be written ({reason}), so nothing is traced", stacklevel=2)
         return None
     core.start_trace(MOST_OPERATIONS)
     _rows.setdefault(os.getpid(), core.rank)
     return path
+
+
+def _why_not_written(path: Path) -> str:
+    """Empty where a file can be written there."""
+    if path.is_dir():
+        return "it is a folder: name a file in it"
+    if not path.parent.is_dir():
+        return f"there is no folder {path.parent}"
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        return f"no permission to write {path if path.exists() else f'into {path.parent}'}"
+    return ""
 
 
 def write_trace(path: Path, core: _core.Communicator) -> None:

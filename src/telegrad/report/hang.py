@@ -44,7 +44,9 @@ def verdicts(reports: Iterable[Report]) -> tuple[list[Verdict], list[Verdict]]:
     groups: dict[str, list[Report]] = {}
     for report in sorted(reports, key=lambda one: (one.communicator, one.rank)):
         groups.setdefault(report.communicator, []).append(report)
-    ordered = sorted(groups.values(), key=lambda group: (-max(one.written_unix_s for one in group), group[0]))
+    ordered = sorted(
+        groups.values(), key=lambda group: (-max(one.written_unix_s for one in group), group[0].communicator)
+    )
     if not ordered:
         return [], []
     latest = {(one.host, one.pid) for one in ordered[0]}

@@ -166,12 +166,20 @@ def measure(point: Point, *, links: bool = False, timeline: bool = False) -> Mea
 
 
 def closed_form(point: Point) -> Cost | None:
-    """What theory says, where it has a formula: dense operations on a network with one level and without noise."""
+    """What theory says, where it has a formula that holds: dense operations on a network with one level and without
+    noise. No formula follows messages of several steps that wait for one port: that is where there is no latency, and
+    where an exchange costs much more than a message one way (``_NOT_ALIKE``: more at all)."""
     if point.operation == "sparse_allreduce" or not point.network.is_plain:
+        return None
+    costs = point.network.costs
+    most = 1.0 if point.operation in _NOT_ALIKE else _EXCHANGE_MOST
+    if costs.alpha_s == 0 or costs.beta_exchange_s_per_byte > most * costs.beta_s_per_byte:
         return None
     return _form_of(point)
 
 
+_EXCHANGE_MOST = 2.0  # times β; then some forms are more than 1 % off
+_NOT_ALIKE = ("all_to_all", "reduce")  # some of their messages meet one the other way, others do not
 _FORMS: dict[str, Callable[[int, int, Costs], Cost]] = {
     "allgather": cost.allgather,
     "gather": cost.gather,

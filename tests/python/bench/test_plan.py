@@ -30,6 +30,11 @@ def test_bad_sizes_are_refused(text: str) -> None:
         size_of(text)
 
 
+def test_an_unknown_unit_is_told_the_known_ones() -> None:
+    with pytest.raises(ValueError, match=r"write it like 4, 64KiB or 16MiB \(units: B, KiB, MiB, GiB\)"):
+        size_of("100TiB")
+
+
 def test_timing_has_median_minimum_and_p90() -> None:
     assert Timing.of([4.0, 1.0, 3.0, 2.0]) == Timing(2.5, 1.0, 4.0)
     assert Timing.of([float(i) for i in range(1, 11)]) == Timing(5.5, 1.0, 9.0)

@@ -41,6 +41,20 @@ def _python(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+def test_the_package_is_a_command() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "telegrad", "--help"],
+        capture_output=True,
+        text=True,
+        timeout=90,
+        check=False,
+        env={**os.environ, "COLUMNS": "160"},
+    )
+    assert done.returncode == 0, done.stderr
+    assert "python -m telegrad" in done.stdout
+    assert all(command.name in done.stdout for command in telegrad.cli.COMMANDS)
+
+
 def _raise() -> list[Finding]:
     raise RuntimeError("broken")
 

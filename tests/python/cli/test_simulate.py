@@ -196,7 +196,7 @@ def test_costs_nodes_noise_and_payloads_reach_the_simulator(tmp_path: Path) -> N
         ("sparse-allreduce", "--overlap", "1.5", "1.5 is no share: use a number from 0 to 1"),
         ("allreduce", "--json", "/nowhere/rows.json", "the folder /nowhere does not exist"),
         ("allreduce", "--plot-file", "/nowhere/plot.png", "the folder /nowhere does not exist"),
-        ("allreduce", "--timeline", "trace.json", "these are 4: give one --ranks, one --bytes, one --algorithm"),
+        ("allreduce", "--timeline", "trace.json", "these are 3: give one --ranks, one --bytes, one --algorithm"),
         ("barrier", "--seed", "-1", "'--seed'"),
         ("barrier", "--jobs", "0", "'--jobs'"),
     ],

@@ -92,9 +92,11 @@ def test_an_interrupt_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "stopped" in output
 
 
-@pytest.mark.parametrize("options", [["--json"], ["--replay", "3", "--json"], ["--replay", "3", "--trace"]])
+@pytest.mark.parametrize(
+    "options", [["--seeds", "5", "--json"], ["--replay", "3", "--json"], ["--replay", "3", "--trace"]]
+)
 def test_a_file_that_cannot_be_written_after_all_is_said(options: list[str]) -> None:
-    status, output = _faults("--seeds", "5", "--ranks", "2..4", *options, "/dev/full")
+    status, output = _faults("--ranks", "2..4", *options, "/dev/full")
     assert status == 1
     assert "cannot write /dev/full: No space left on device" in output
 
@@ -121,9 +123,12 @@ def test_help_lists_the_troubles() -> None:
         (["--replay", "5", "--trace", "/proc/trace"], "--trace: cannot write /proc/trace: No such file"),
         (["--json", "/nowhere/at/all.json"], "does not exist"),
         (["--trace", "trace.txt"], "give --replay"),
+        (["--replay", "5", "--seeds", "10000"], "--seeds: --replay plays one seed alone: leave this out"),
+        (["--replay", "5", "--first-seed", "2"], "--first-seed: --replay plays one seed alone"),
+        (["--replay", "5", "--only", "kill"], "--only: --replay plays one seed alone"),
     ],
 )
 def test_bad_options_are_refused(options: list[str], said: str) -> None:
-    status, output = _faults(*(() if "--seeds" in options else ("--seeds", "5")), *options)
+    status, output = _faults(*(() if {"--seeds", "--replay"} & {*options} else ("--seeds", "5")), *options)
     assert status == 2
     assert said in " ".join(output.replace("│", " ").split())

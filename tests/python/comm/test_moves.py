@@ -138,7 +138,8 @@ def test_lengths_that_pairs_do_not_agree_on(on_all: OnAll) -> None:
 
     for error in on_all(program):
         assert isinstance(error, TransportError)
-        assert "8 bytes instead of 16" in str(error)
+        assert "the block of rank 1 for rank 0 has 8 bytes instead of 16" in str(error)
+        assert "compare send_counts[0] on rank 1 with receive_counts[1] on rank 0" in str(error)
 
 
 X = np.zeros(6)
@@ -161,7 +162,11 @@ REFUSED: list[tuple[Callable[[Communicator], Any], type[Exception], str]] = [
     (lambda c: c.gather(X, True), ValueError, "root=True is no rank"),
     (lambda c: c.gather(X, 1, out=OUT), ValueError, "out is given on rank 0, but the result is on root=1 only"),
     (lambda c: c.scatter(OUT, X, 1), ValueError, "x is given on rank 0, but the blocks are root=1's: pass None"),
-    (lambda c: c.scatter(None, X, 0), TypeError, "x is None"),
+    (
+        lambda c: c.scatter(None, X, 0),
+        TypeError,
+        "x is None, but rank 0 is the root: it gives x, the blocks of all ranks",
+    ),
     (lambda c: c.scatter(OUT[:17], X, 0), ValueError, r"x has shape \(17,\): give 3 blocks like out, \(3, 6\)"),
     (lambda c: c.scatter(OUT.astype(int), X, 0), TypeError, "x is a ndarray of int64, out a ndarray of float64"),
     (lambda c: c.scatter(OUT, OUT[1:7], 0), ValueError, "x shares memory with out"),

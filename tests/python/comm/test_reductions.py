@@ -141,8 +141,15 @@ def test_counts_and_shapes_that_do_not_fit(ranks: list[Communicator]) -> None:
         ValueError, match=r"x has shape \(4, 3\): its first dimension must be a multiple of the 3 ranks"
     ):
         ranks[0].reduce_scatter(x.reshape(4, 3))
-    for counts in ([4, 8], [4, -4, 12]):
-        with pytest.raises(ValueError, match="must be 3 numbers, one for each rank, 0 or more"):
+    for counts, message in (
+        ([4, 8], "counts has 2 entries: give one for each"),
+        ([4, -4, 12], r"counts\[1\]=-4 must not"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            ranks[0].reduce_scatter(x, counts=counts)
+    no_counts: list[Any] = [6, [4.0, 4.0, 4.0], "444", [True, 5, 6]]
+    for counts in no_counts:
+        with pytest.raises(TypeError, match="counts=.* must be a sequence of ints: the number of elements of each"):
             ranks[0].reduce_scatter(x, counts=counts)
     for bad, counts in ((x, [4, 4, 5]), (x.reshape(4, 3), [4, 4, 4])):
         with pytest.raises(ValueError, match="with counts it must have one dimension of 1[23] elements, their sum"):

@@ -97,6 +97,8 @@ def test_integers_have_no_average(alone: Communicator, x: object) -> None:
 def test_unknown_algorithm(alone: Communicator) -> None:
     with pytest.raises(ValueError, match="algorithm='tree' does not exist.*ring, recursive_doubling, rabenseifner"):
         alone.all_reduce(np.ones(3, np.float32), algorithm="tree")
+    with pytest.raises(ValueError, match=r"algorithm=\['ring'\] does not exist"):
+        alone.all_reduce(np.ones(3, np.float32), algorithm=["ring"])  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="algorithm='rabenseifner' does not exist.*auto, split_allgather"):
         alone.all_reduce(STREAM, algorithm="rabenseifner")
 

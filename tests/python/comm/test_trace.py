@@ -176,10 +176,18 @@ def test_nothing_is_recorded_unless_asked_for(
 
 
 def test_a_file_that_cannot_be_written_is_warned_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(TRACE, str(tmp_path / "no" / "trace.json"))
-    with pytest.warns(UserWarning, match="is no file that can be written"):
-        (comm,) = Communicator.local(1)
-    comm.close()
+    closed = tmp_path / "closed"
+    closed.mkdir()
+    monkeypatch.setattr(os, "access", lambda path, _: Path(path) != closed)  # root may write everywhere
+    for path, reason in (
+        (tmp_path / "no" / "trace.json", rf"there is no folder {tmp_path}/no\), so nothing is traced"),
+        (tmp_path, "it is a folder: name a file in it"),
+        (closed / "trace.json", f"no permission to write into {closed}"),
+    ):
+        monkeypatch.setenv(TRACE, str(path))
+        with pytest.warns(UserWarning, match=f"cannot be written .{reason}"):
+            (comm,) = Communicator.local(1)
+        comm.close()
     other = tmp_path / "train.py"
     other.write_text("print('precious')\n")
     monkeypatch.setenv(TRACE, str(other))

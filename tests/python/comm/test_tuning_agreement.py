@@ -149,6 +149,10 @@ def test_a_running_communicator_takes_another_tuning(on_ranks: Callable[..., lis
             found.append((comm.tuning, comm._core.choose_allreduce(16), x[0]))
         with pytest.raises(ValueError, match="tuning is for 4 ranks, but this job has 3"):
             comm.use(tuning_of(_place(4), 5000))
+        with pytest.raises(
+            ValueError, match=r"tuning='auto' is none: .*'auto' is looked up as the ranks join, by from_torch"
+        ):
+            comm.use("auto")
         return found
 
     assert on_ranks(3, run) == [[(tuning, _RING, 3.0), (None, _DOUBLING, 3.0)]] * 3

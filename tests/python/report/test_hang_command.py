@@ -113,11 +113,37 @@ def test_an_earlier_job_is_a_note_and_can_be_chosen(run: Run, job: Job, tmp_path
     for file in old.files:
         file.update(written_unix_s=NOW_S - 9999, pid=1)
     old.write(tmp_path)
-    assert "note: communicator 0000aaaa is of an earlier job" in run(tmp_path).output
+    assert (
+        "note: communicator 0000aaaa of an earlier job is left out: --communicator 0000aaaa shows it"
+        in run(tmp_path).output
+    )
     chosen = run(tmp_path, "--communicator", "0000aaaa")
     assert chosen.exit_code == 0
     assert chosen.output.startswith("no operation is stuck")
     assert run(tmp_path, "--communicator", "ffff").exit_code == 2
+
+
+def test_many_earlier_jobs_are_one_line(run: Run, job: Job, tmp_path: Path) -> None:
+    job.write(tmp_path)
+    for number in range(1, 6):
+        old = Job(2, 3, communicator=f"0000aaa{number}")
+        for file in old.files:
+            file.update(written_unix_s=NOW_S - 9999 * (1 + (number - 3) % 5), pid=number)
+        old.write(tmp_path)
+    output = run(tmp_path).output
+    assert (
+        "note: 5 communicators of earlier jobs are left out: --communicator ID shows one (the latest of them is "
+        in output
+    )
+    assert "is 0000aaa3), --json names all" in output
+    assert output.count("0000aaa") == 1
+
+
+def test_communicators_of_which_was_written_at_one_moment(run: Run, tmp_path: Path) -> None:
+    for name in ("0000aaaa", "0000bbbb"):
+        Job(2, 3, communicator=name).write(tmp_path)
+    output = run(tmp_path).output
+    assert output.index("communicator 0000aaaa") < output.index("communicator 0000bbbb")
 
 
 def test_markup_in_reports_is_text(run: Run, job: Job, tmp_path: Path) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -89,6 +92,24 @@ def test_the_closed_form_of_a_point() -> None:
         else:
             assert form is not None
             assert form.time_s == pytest.approx(measure(point(operation, algorithm)).finish_s, rel=0.01)
+
+
+@pytest.mark.parametrize("exchange", [1.0, 1.3, 2.0, 2.1, 10.0])
+@pytest.mark.parametrize("alpha_s", [0.0, 2e-6, 2e-5])
+def test_a_closed_form_holds_or_is_not_given(alpha_s: float, exchange: float) -> None:
+    costs = replace(COSTS, alpha_s=alpha_s, beta_exchange_s_per_byte=exchange * COSTS.beta_s_per_byte)
+    given = set()
+    for operation, algorithm in EVERY:
+        for ranks, size in itertools.product((5, 8, 12), (64, 4096, 1 << 16, 1 << 20)):
+            one = point(operation, algorithm, Network(costs), ranks=ranks, size=size)
+            if (form := closed_form(one)) is not None:
+                given.add(operation)
+                assert form.time_s == pytest.approx(measure(one).finish_s, rel=0.01), one
+    everything = {operation for operation, _ in EVERY} - {"sparse_allreduce"}
+    if alpha_s == 0 or exchange > 2:
+        assert given == set()
+    else:
+        assert given == (everything if exchange == 1 else everything - {"all_to_all", "reduce"})
 
 
 def test_estimated_messages_are_about_right() -> None:
