@@ -62,7 +62,8 @@ Task<void> gather_sum(Transport& net, SparseStream<V> mine, const SparseReductio
     });
     for (const auto& [owner, message] : batch) {
       const Decoded<V>& slice = *gathered.slices[owner];
-      if (!slice.ok()) co_await check_decoded(net, owner, slice);
+      // It has gone through other hands.
+      if (!slice.ok()) co_await check_decoded(net, owner, slice, "sums");
       if (written) co_await written(slice.view());
     }
   };

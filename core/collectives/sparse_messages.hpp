@@ -96,11 +96,11 @@ Transport::Computing decide(Transport& net, std::size_t bytes, Work&& work) {
   return net.compute(bytes, [] {});
 }
 
-/// Never done if the message is damaged: that ends the operation.
+/// Never done if the message is damaged: that ends the operation. `content`: what `source` was to send.
 template <class V>
-Task<void> check_decoded(Transport& net, Rank source, const Decoded<V>& decoded) {
+Task<void> check_decoded(Transport& net, Rank source, const Decoded<V>& decoded, const char* content = "entries") {
   if (decoded.ok()) co_return;
-  co_await net.fail(source, "rank " + std::to_string(source) + " sent damaged entries: " + decoded.error());
+  co_await net.fail(source, "rank " + std::to_string(source) + " sent damaged " + content + ": " + decoded.error());
 }
 
 }  // namespace telegrad

@@ -151,7 +151,8 @@ std::vector<PlannedCall> draw_calls(Chance& chance, Trouble trouble, Rank size, 
   const std::size_t count = chance.integer<std::size_t>(needs_two ? 2 : 1, kCallsMost - 1);
   at = chance.integer<std::size_t>(0, count - (needs_two ? 2 : 1));
   std::size_t large = count;  // none
-  if (size <= kLargeRanksMost && chance.happens(kLargeShare)) {
+  // Only the first piece of a long message has a head; noise in the others is nothing that anybody could notice.
+  if (trouble != Trouble::scrambled_head && size <= kLargeRanksMost && chance.happens(kLargeShare)) {
     large = chance.happens(0.5) ? at : chance.integer<std::size_t>(0, count - 1);
   }
   for (std::size_t i = 0; i < count; ++i) {

@@ -321,7 +321,7 @@ class Judge {
   // A slice of a sparse sum goes round a ring and is looked into at the end: whether its owner or a rank in between has
   // damaged it, no receiver can know.
   static bool names_as_well_as_it_can(const Failure& failure) {
-    return failure.reason.find(" sent damaged a sum: ") != std::string::npos;
+    return failure.reason.find(" sent damaged sums: ") != std::string::npos;
   }
 
   // Who is through with everything and has said goodbye: nobody asks it any more.
