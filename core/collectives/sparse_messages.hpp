@@ -74,7 +74,8 @@ Buffer encode_keeping_error(const StreamView<V>& view, const SparseReduction& ho
       if (view.dense) {
         for (std::size_t i = 0; i < error.size(); ++i) within[i] += error[i];
       } else {
-        kernels::scatter_reduce(Reduction::sum, within, kernels::Entries<float>{view.indices, error.span()}, view.range.begin);
+        const kernels::Entries<float> lost{view.indices, error.span()};
+        kernels::scatter_reduce(Reduction::sum, within, lost, view.range.begin);
       }
       return message;
     }

@@ -23,7 +23,9 @@ Task<OwnedSlice<V>> ring_owned_slice(Transport& net, const SparseStream<V>& mine
   const Rank left = (net.rank() + size - 1) % size;
   const Rank right = (net.rank() + 1) % size;
   const std::size_t most = most_bytes<V>(slice_of(mine.dimension(), size, 0));
-  const auto before = [&](Rank distance) { return slice_of(mine.dimension(), size, (net.rank() + size - distance) % size); };
+  const auto before = [&](Rank distance) {
+    return slice_of(mine.dimension(), size, (net.rank() + size - distance) % size);
+  };
   const auto share = [&](IndexRange slice) { return mine.slice(slice.begin, slice.end); };
 
   OwnedSlice<V> sum;

@@ -10,7 +10,7 @@ from telegrad.comm.encoded import checked_seed
 from telegrad.comm.member import Member
 from telegrad.comm.reduction import SPARSE_ALGORITHMS, algorithm_of, sparse_reduction_of
 from telegrad.comm.stream_wire import error_into, formats_of
-from telegrad.comm.tensors import address, reducible
+from telegrad.comm.tensors import HostBuffer, address, reducible
 from telegrad.comm.work import Work
 from telegrad.plan import Tuning
 from telegrad.stream import SparseStream
@@ -60,7 +60,7 @@ class StreamReductions(Member):
         for part in (indices, values):
             if address(part) < buffer.pointer + buffer.nbytes and buffer.pointer < address(part) + part.nbytes:
                 raise ValueError("out shares memory with the stream: give it memory of its own")
-        how = self._sparse_reduction(stream, op, algorithm, switch_factor, wire, error, seed)
+        how = self._sparse_reduction(stream, op, algorithm, switch_factor, wire, error, seed, out=buffer)
         request = core.all_reduce_sparse_into(
             address(indices), address(values), indices.size, stream.n, dtype, how, buffer.pointer, not async_op
         )
@@ -71,19 +71,33 @@ class StreamReductions(Member):
         return None
 
     def _sparse_reduction(
-        self, stream: SparseStream, op: Any, algorithm: str, switch_factor: float, wire: Any, error: Any, seed: Any
+        self,
+        stream: SparseStream,
+        op: Any,
+        algorithm: str,
+        switch_factor: float,
+        wire: Any,
+        error: Any,
+        seed: Any,
+        *,
+        out: HostBuffer | None = None,
     ) -> _core.SparseReduction:
-        core = self._usable()
+        core, reduction = self._usable(), sparse_reduction_of(op)
         indices, encoding = formats_of(wire, stream, shares_memory=core.shares_memory, tuning=self._tuning)
-        chosen, lost = algorithm_of(algorithm, SPARSE_ALGORITHMS), error_into(error, stream)
-        if encoding != _core.ValueEncoding.native and algorithm == "recursive_doubling":
-            raise ValueError(
-                f"algorithm='recursive_doubling' is not supported with wire={wire!r}, which rounds: use another"
-            )
+        chosen, lost = algorithm_of(algorithm, SPARSE_ALGORITHMS), error_into(error, stream, out)
+        if encoding != _core.ValueEncoding.native:
+            if reduction not in (_core.Reduction.sum, _core.Reduction.avg):
+                raise ValueError(
+                    f"op={reduction.name!r} is not supported with wire={wire!r}, which rounds: use 'packed'"
+                )
+            if algorithm == "recursive_doubling":
+                raise ValueError(
+                    f"algorithm='recursive_doubling' is not supported with wire={wire!r}, which rounds: use another"
+                )
         with self._lock:
             call, self._encoded_calls = self._encoded_calls, (self._encoded_calls + 1) % 2**32
         return _core.SparseReduction(
-            sparse_reduction_of(op),
+            reduction,
             chosen,
             _checked_factor(switch_factor),
             indices,

@@ -10,7 +10,7 @@ from typing import Any
 
 from telegrad import _core
 from telegrad.comm.encoded import WIRES as ENCODINGS
-from telegrad.comm.tensors import address, reducible
+from telegrad.comm.tensors import HostBuffer, address, overlap, reducible
 from telegrad.plan import Tuning
 from telegrad.stream import SparseStream
 
@@ -55,8 +55,9 @@ def _parts_of(wire: object) -> tuple[str | None, str | None]:
     )
 
 
-def error_into(error: Any, stream: SparseStream) -> int:
-    """The address of an ``error`` to which what rounding loses is added; 0 if it is ``None``."""
+def error_into(error: Any, stream: SparseStream, out: HostBuffer | None) -> int:
+    """The address of an ``error`` to which what rounding loses is added; 0 if it is ``None``. ``out``: memory that it
+    must not share, besides the stream's."""
     if error is None:
         return 0
     into = reducible(error, "error")
@@ -69,4 +70,6 @@ def error_into(error: Any, stream: SparseStream) -> int:
     for part in (stream.raw_indices, stream.raw_values):
         if address(part) < into.pointer + into.nbytes and into.pointer < address(part) + part.nbytes:
             raise ValueError("error shares memory with the stream: give it memory of its own")
+    if out is not None and overlap(into, out):
+        raise ValueError("error shares memory with out: give it memory of its own")
     return into.pointer

@@ -151,5 +151,10 @@ def test_what_is_refused(ranks: list[Communicator]) -> None:
         alone.all_reduce(stream, wire="bf16", error=np.zeros(3, np.float32))
     with pytest.raises(TypeError, match="error has dtype float64: give a float32 one"):
         alone.all_reduce(stream, wire="bf16", error=np.zeros(N))
+    with pytest.raises(ValueError, match="op='max' is not supported with wire='bf16', which rounds"):
+        alone.all_reduce(stream, "max", wire="bf16")
+    out = np.zeros(N, np.float32)
+    with pytest.raises(ValueError, match="error shares memory with out"):
+        alone.all_reduce_into(stream, out, wire="bf16", error=out)
     with pytest.raises(ValueError, match="seed=-1 is out of range"):
         alone.all_reduce(stream, wire="qsgd4", seed=-1)
