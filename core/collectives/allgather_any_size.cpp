@@ -16,7 +16,12 @@ class Ring {
   Task<KeptMessages> run(Buffer mine) {
     keep(net_.rank(), std::move(mine));
     for (Rank t = 0; t + 1 < net_.size(); ++t) {
-      if (bytes_ < Transport::kTurnBytes && !has_several_pieces(net_, newest_.bytes.size())) {
+      const bool some_work = bytes_ >= Transport::kTurnBytes;
+      if (!some_work && has_several_pieces(net_, newest_.bytes.size())) {
+        co_await pass_on(t);
+        continue;
+      }
+      if (!some_work) {
         // Of thousands of short messages, a coroutine for each would cost more than all else.
         auto sending = net_.send(right(), step(t), newest_.bytes);
         Buffer next = co_await net_.receive_any_size(left(), step(t), first_piece_bytes(net_, most_bytes_));
@@ -32,13 +37,14 @@ class Ring {
       both.push_back(take_batch());
       co_await when_all(std::move(both));
     }
-    co_await take_batch();
+    if (take_) co_await take_batch();
     co_return std::move(all_);
   }
 
  private:
   void keep(Rank source, Buffer message) {
     newest_ = {source, all_.add(source, std::move(message))};
+    if (!take_) return;
     waiting_.push_back(newest_);
     bytes_ += newest_.bytes.size();
   }

@@ -21,10 +21,14 @@
 namespace telegrad {
 namespace {
 
+// Of more ranks' slices, what is known of each before all have come would take memory that grows with the square of their
+// number.
+constexpr Rank kTakenAsTheyCome = 256;
+
 // The slices of the sum, by owner. They lie in the messages.
 template <class V>
 struct Gathered {
-  explicit Gathered(Rank size) : slices(size) {}
+  explicit Gathered(Rank size) : slices(size <= kTakenAsTheyCome ? size : 0) {}
   KeptMessages messages;
   std::vector<std::optional<Decoded<V>>> slices;
 };
@@ -69,7 +73,21 @@ Task<void> gather_sum(Transport& net, SparseStream<V> mine, const SparseReductio
   };
   const std::size_t most = most_bytes<V>(slice_of(dimension, size, 0));  // the first is a longest one
   const Step first_step = by_ring ? ring_steps<V>(net, dimension) : split_steps<V>(net, dimension);
-  gathered.messages = co_await allgather_any_size(net, std::move(encoded), most, first_step, take);
+  if (size <= kTakenAsTheyCome) {
+    gathered.messages = co_await allgather_any_size(net, std::move(encoded), most, first_step, take);
+    co_return;
+  }
+  gathered.messages = co_await allgather_any_size(net, std::move(encoded), most, first_step, nullptr);
+  const std::vector<ConstBytes> messages = gathered.messages.by_source(size);
+  gathered.slices.resize(size);
+  for (Rank owner = 0; owner < size;) {
+    std::vector<Arrived> batch;
+    for (std::size_t bytes = 0; owner < size && bytes < Transport::kTurnBytes; ++owner) {
+      batch.push_back({owner, messages[owner]});
+      bytes += messages[owner].size();
+    }
+    co_await take(batch);
+  }
 }
 
 }  // namespace
