@@ -1,5 +1,7 @@
 #include "collectives/allgather_any_size.hpp"
 
+#include <algorithm>
+#include <limits>
 #include <utility>
 #include <vector>
 
@@ -11,21 +13,26 @@ namespace {
 class Ring {
  public:
   Ring(Transport& net, std::size_t most_bytes, Step first_step, std::function<Task<void>(std::span<const Arrived>)> take)
-      : net_(net), most_bytes_(most_bytes), first_step_(first_step), take_(std::move(take)) {}
+      : net_(net),
+        most_bytes_(most_bytes),
+        first_step_(first_step),
+        steps_(any_size_steps(net, most_bytes)),
+        piece_bytes_(first_piece_bytes(net, std::numeric_limits<std::size_t>::max())),
+        take_(std::move(take)) {}
 
   Task<KeptMessages> run(Buffer mine) {
     keep(net_.rank(), std::move(mine));
     for (Rank t = 0; t + 1 < net_.size(); ++t) {
       const bool some_work = bytes_ >= Transport::kTurnBytes;
-      if (!some_work && has_several_pieces(net_, newest_.bytes.size())) {
+      if (!some_work && newest_.bytes.size() >= piece_bytes_) {
         co_await pass_on(t);
         continue;
       }
       if (!some_work) {
         // Of thousands of short messages, a coroutine for each would cost more than all else.
         auto sending = net_.send(right(), step(t), newest_.bytes);
-        Buffer next = co_await net_.receive_any_size(left(), step(t), first_piece_bytes(net_, most_bytes_));
-        if (has_several_pieces(net_, next.size())) {
+        Buffer next = co_await net_.receive_any_size(left(), step(t), std::min(most_bytes_, piece_bytes_));
+        if (next.size() >= piece_bytes_) {
           next = co_await receive_rest(net_, left(), step(t), std::move(next), most_bytes_);
         }
         co_await sending;
@@ -50,7 +57,7 @@ class Ring {
   }
   Rank left() const { return (net_.rank() + net_.size() - 1) % net_.size(); }
   Rank right() const { return (net_.rank() + 1) % net_.size(); }
-  Step step(Rank t) const { return first_step_ + t * any_size_steps(net_, most_bytes_); }
+  Step step(Rank t) const { return first_step_ + t * steps_; }
   Rank source_of(Rank t) const { return (net_.rank() + net_.size() - 1 - t) % net_.size(); }
 
   Task<void> pass_on(Rank t) {
@@ -66,6 +73,8 @@ class Ring {
   Transport& net_;
   const std::size_t most_bytes_;
   const Step first_step_;
+  const Step steps_;               // of a message
+  const std::size_t piece_bytes_;  // a message that is as long has several
   const std::function<Task<void>(std::span<const Arrived>)> take_;
   KeptMessages all_;
   Arrived newest_;

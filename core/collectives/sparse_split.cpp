@@ -130,12 +130,13 @@ Task<KeptMessages> receive_short_shares(const Split<V>& split, ConstBytes nothin
   Transport& net = split.net;
   const Rank size = net.size();
   const std::size_t most = split.most();
+  const std::size_t first_piece = first_piece_bytes(net, most);
   KeptMessages shares;
   Window<Transport::ReceivingAny, kWindow> receives;
   Rank begun = 1;
   for (Rank distance = 1; distance < size; ++distance) {
     for (; begun < size && !receives.full(); ++begun) {
-      receives.emplace_back(net, split.behind(begun), kFirstStep, first_piece_bytes(net, most));
+      receives.emplace_back(net, split.behind(begun), kFirstStep, first_piece);
     }
     Buffer share = co_await receives.front();
     receives.pop_front();
