@@ -62,7 +62,9 @@ def _call_of(
         return lambda: communicator.all_reduce(x, algorithm=one.algorithm)
     if one.operation == "sparse_allreduce":
         stream = _stream_of(one, communicator.rank)
-        return lambda: communicator.all_reduce(stream, algorithm=one.algorithm)
+        return lambda: communicator.all_reduce(
+            stream, algorithm=one.algorithm, wire="blocked"
+        )  # as the simulator sends them
     return _dense(one.operation, communicator, x).call
 
 

@@ -71,10 +71,10 @@ class Reductions(StreamReductions):
         need, and ``"qsgd2"``, whose errors are larger than most values, does not bear. After a failure ``error`` is of
         no use.
 
-        ``wire`` of a sparse ``x``: ``"raw"`` or ``"packed"`` indices (near their entropy), one of the names above for
-        its values, or both, as in ``"packed-bf16"``; what rounding lost is then *added* to ``error``, of ``n`` float32,
-        so that it may be the residual. ``None`` and ``"auto"`` lose nothing, and pack indices where the network is slow
-        enough for that.
+        ``wire`` of a sparse ``x``: ``"raw"``, ``"blocked"`` (16 bits) or ``"packed"`` indices (near their entropy), one
+        of the names above for its values, or both, as in ``"packed-bf16"``; what rounding lost is then *added* to
+        ``error``, of ``n`` float32, so that it may be the residual. ``None`` and ``"auto"`` lose nothing, and pack
+        indices where the network is slow enough for that.
         """
         if (wire is not None or error is not None) and not (isinstance(x, SparseStream) or is_coo(x)):
             if wire is None:

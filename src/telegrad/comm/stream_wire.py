@@ -15,7 +15,11 @@ from telegrad.plan import Tuning
 from telegrad.stream import SparseStream
 
 _AUTO = "auto"
-_INDICES = {"raw": _core.IndexFormat.raw32, "packed": _core.IndexFormat.packed}
+_INDICES = {
+    "raw": _core.IndexFormat.raw32,
+    "blocked": _core.IndexFormat.none,  # 16 bits an index in blocks of 65,536, or raw where that is shorter
+    "packed": _core.IndexFormat.packed,
+}
 _NATIVE = ("f32", "f64", "f16", "bf16")
 _PACKING_PAYS_S_PER_BYTE = 2.5e-9
 """At so slow a network packing costs what it saves: some 2 ns an entry for packing and unpacking, 0.9 bytes saved."""
@@ -50,7 +54,7 @@ def _parts_of(wire: object) -> tuple[str | None, str | None]:
         if wire in ENCODINGS:
             return None, wire
     raise ValueError(
-        f"wire={wire!r} does not exist for sparse streams: use auto, raw, packed, one of {', '.join(ENCODINGS)} or "
+        f"wire={wire!r} does not exist for sparse streams: use auto, raw, blocked, packed, one of {', '.join(ENCODINGS)} or "
         "two as in packed-bf16"
     )
 

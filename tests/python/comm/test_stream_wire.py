@@ -19,7 +19,7 @@ SIZE = 3
 N = 200_000
 ALGORITHMS = ("split_allgather", "split_dense_allgather", "recursive_doubling", "ring")
 
-WAYS = list(itertools.product(ALGORITHMS, ["raw", "packed", "auto", "packed-f32"]))
+WAYS = list(itertools.product(ALGORITHMS, ["raw", "blocked", "packed", "auto", "packed-f32"]))
 
 Vector = npt.NDArray[np.float32]
 
@@ -141,7 +141,9 @@ def test_indices_are_packed_where_the_network_is_slow(ranks: list[Communicator])
 def test_what_is_refused(ranks: list[Communicator]) -> None:
     alone, stream = ranks[0], streams(0.01)[0]
     for wire in ("zip", "packed-zip", "bf16-packed", "f32", 3, "packed-"):
-        with pytest.raises(ValueError, match="wire=.* does not exist for sparse streams: use auto, raw, packed"):
+        with pytest.raises(
+            ValueError, match="wire=.* does not exist for sparse streams: use auto, raw, blocked, packed"
+        ):
             alone.all_reduce(stream, wire=wire)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="does not fit a stream of f64: only float32 values can be encoded"):
         alone.all_reduce(streams(0.01, np.float64)[0], wire="bf16")
