@@ -54,8 +54,8 @@ def _parts_of(wire: object) -> tuple[str | None, str | None]:
         if wire in ENCODINGS:
             return None, wire
     raise ValueError(
-        f"wire={wire!r} does not exist for sparse streams: use auto, raw, blocked, packed, one of {', '.join(ENCODINGS)} "
-        "or two as in packed-bf16"
+        f"wire={wire!r} does not exist for sparse streams: use auto, raw, blocked, packed, one of "
+        f"{', '.join(ENCODINGS)} or two as in packed-bf16"
     )
 
 
