@@ -8,7 +8,6 @@ share what time is left.
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -17,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from telegrad import Communicator, _core
-from telegrad.bench.peers import Peer, start_peers
+from telegrad.bench.peers import Peer, say_missing, start_peers
 from telegrad.bench.plan import Measured, Plan, Timing, is_slower, text_of
 from telegrad.calibration import calibrate
 from telegrad.launch import join, rank_and_size
@@ -64,7 +63,7 @@ def main(plan_json: str) -> None:
     with _joined(plan) as communicator:
         if plan.calibrates and communicator.world_size > 1:
             calibrate(communicator, keep=False)
-        peers = start_peers(plan, communicator, _say_missing)
+        peers = start_peers(plan, communicator)
         _measure_all(plan, communicator, peers)
         for peer in peers:
             communicator.barrier()
@@ -78,10 +77,6 @@ def _joined(plan: Plan) -> Communicator:
     # No user may have this, so it is no argument of the public functions.
     core = _core.Communicator.ucx(rank, size, exchange(_JOIN_TIMEOUT_S), _TIMEOUT_S, None, None, checks=False)
     return Communicator(core)
-
-
-def _say_missing(peer: str, why: str) -> None:
-    print(json.dumps({"missing": peer, "why": why}), flush=True)
 
 
 def _measure_all(plan: Plan, communicator: Communicator, peers: Iterable[Peer]) -> None:
@@ -145,7 +140,7 @@ def _without_the_slow(
             why = (
                 f"its calls from {text_of(min(done))} up had taken {spent_s:.0f} s of {plan.seconds:g} s for everything"
             )
-            _say_missing(peer.name, f"too slow to go on: {why}")
+            say_missing(peer.name, f"too slow to go on: {why}")
     return staying
 
 

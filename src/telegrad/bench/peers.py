@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -11,7 +12,19 @@ import numpy as np
 import numpy.typing as npt
 
 from telegrad import Communicator
-from telegrad.bench.plan import Plan
+
+
+class PeersPlan(Protocol):
+    """What peers need of a benchmark's plan. ``store``: a path at which Gloo's processes meet."""
+
+    @property
+    def ranks(self) -> int: ...
+
+    @property
+    def peers(self) -> tuple[str, ...]: ...
+
+    @property
+    def store(self) -> str: ...
 
 
 class Peer(Protocol):
@@ -30,7 +43,7 @@ class Gloo:
 
     name = "gloo"
 
-    def __init__(self, plan: Plan, rank: int) -> None:
+    def __init__(self, plan: PeersPlan, rank: int) -> None:
         import torch
         import torch.distributed as dist
 
@@ -56,7 +69,7 @@ class Mpich:
 
     name = "mpich"
 
-    def __init__(self, plan: Plan, rank: int) -> None:
+    def __init__(self, plan: PeersPlan, rank: int) -> None:
         import mpi4py
 
         mpi4py.rc.initialize = mpi4py.rc.finalize = False
@@ -84,7 +97,7 @@ class _Kind:
     title: str
     package: str  # without which it cannot run …
     extra: str  # … and what brings it
-    start: Callable[[Plan, int], Peer]
+    start: Callable[[PeersPlan, int], Peer]
 
 
 _KINDS = {
@@ -110,16 +123,21 @@ def why_missing(peer: str) -> str | None:
     return None
 
 
-def start_peers(plan: Plan, communicator: Communicator, on_missing: Callable[[str, str], None]) -> list[Peer]:
-    """The peers of ``plan`` that start on all ranks. ``on_missing(name, why)`` is called on ranks where one does not:
-    the others then leave it out too."""
+def say_missing(peer: str, why: str) -> None:
+    """Prints ``{"missing", "why"}``, for whoever started the ranks."""
+    print(json.dumps({"missing": peer, "why": why}), flush=True)
+
+
+def start_peers(plan: PeersPlan, communicator: Communicator) -> list[Peer]:
+    """The peers of ``plan`` that start on all ranks. Ranks where one does not ``say_missing``: the others then leave it
+    out too."""
     started = []
     for name in plan.peers:
         peer: Peer | None = None
         try:
             peer = _KINDS[name].start(plan, communicator.rank)
         except Exception as error:  # whatever a foreign library does must not end our own measurement
-            on_missing(name, f"{type(error).__name__}: {error}")
+            say_missing(name, f"{type(error).__name__}: {error}")
         if communicator.all_gather(np.array([peer is not None])).all() and peer is not None:
             started.append(peer)
         elif peer is not None:

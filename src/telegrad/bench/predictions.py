@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from telegrad import _core
-from telegrad.bench.networks import open_network
+from telegrad.bench.job import run_job
 from telegrad.bench.plan import Timing
 from telegrad.bench.predictions_plan import (
     Measurement,
@@ -24,7 +24,6 @@ from telegrad.bench.predictions_plan import (
 )
 from telegrad.calibration.fit import CostFit, fit_costs
 from telegrad.calibration.pairs import first_counts
-from telegrad.launch import SINGLE_THREADED, Ranks
 from telegrad.plan.cost import CARD_BYTES
 
 Row = dict[str, object]
@@ -76,19 +75,7 @@ def run(
             times[one].append(said["seconds"])
             on_sample(one)
 
-    with (
-        open_network(plan.network, plan.ranks) as network,
-        Ranks(
-            _TARGET,
-            plan.ranks,
-            timeout_s=timeout_s,
-            arguments=[plan.to_json()],
-            environment={**SINGLE_THREADED, **network.environment},
-            prefix_of=network.prefix_of,
-            on_line=take,
-        ) as ranks,
-    ):
-        ranks.wait()
+    run_job(_TARGET, plan, take, timeout_s=timeout_s)
     return Measured(times, calls, wrong)
 
 

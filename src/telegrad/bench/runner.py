@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 
-from telegrad.bench.networks import open_network, payload_bytes_per_s
+from telegrad.bench.job import peers_store, run_job
+from telegrad.bench.networks import payload_bytes_per_s
 from telegrad.bench.peers import PEERS
 from telegrad.bench.plan import Measured, Plan
 from telegrad.bench.registry import BENCHMARKS
-from telegrad.launch import SINGLE_THREADED, Ranks
 
 Row = dict[str, object]
 
@@ -50,22 +48,14 @@ def run(plan: Plan, *, timeout_s: float, on_measured: Callable[[Measured], None]
 def report_of(plan: Plan, on_line: Callable[[int, str], None], *, timeout_s: float) -> None:
     """Runs ``plan`` on its network; ``on_line(rank, line)`` gets what the ranks print. Raises ``RankFailed`` and
     ``RanksTimedOut``."""
-    with (
-        tempfile.TemporaryDirectory(prefix="telegrad-bench-") as folder,
-        open_network(plan.network, plan.ranks) as network,
-    ):
-        plan = dataclasses.replace(plan, store=str(Path(folder) / "store"))
-        with Ranks(
+    with peers_store() as store:
+        run_job(
             BENCHMARKS[plan.benchmark].target,
-            plan.ranks,
+            dataclasses.replace(plan, store=store),
+            on_line,
             timeout_s=timeout_s,
-            arguments=[plan.to_json()],
-            environment={**SINGLE_THREADED, **network.environment},
-            prefix_of=network.prefix_of,
-            on_line=on_line,
             mpich="mpich" in plan.peers,
-        ) as ranks:
-            ranks.wait()
+        )
 
 
 def count_of(plan: Plan) -> int:

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 
-from telegrad.bench.networks import open_network, payload_bytes_per_s
+from telegrad.bench.job import peers_store, run_job
+from telegrad.bench.networks import payload_bytes_per_s
 from telegrad.bench.plan import Timing
 from telegrad.bench.sparse_plan import SparsePlan, entropy_bits
-from telegrad.launch import SINGLE_THREADED, Ranks
 
 Row = dict[str, object]
 
@@ -58,22 +56,8 @@ def run(plan: SparsePlan, *, timeout_s: float, on_sample: Callable[[str], None] 
             else:
                 outcome.wrong[said["name"]], outcome.wire_bytes[said["name"]] = said["wrong"], said["wire_bytes"]
 
-    with (
-        tempfile.TemporaryDirectory(prefix="telegrad-bench-") as folder,
-        open_network(plan.network, plan.ranks) as network,
-    ):
-        plan = dataclasses.replace(plan, store=str(Path(folder) / "store"))
-        with Ranks(
-            _TARGET,
-            plan.ranks,
-            timeout_s=timeout_s,
-            arguments=[plan.to_json()],
-            environment={**SINGLE_THREADED, **network.environment},
-            prefix_of=network.prefix_of,
-            on_line=take,
-            mpich="mpich" in plan.peers,
-        ) as ranks:
-            ranks.wait()
+    with peers_store() as store:
+        run_job(_TARGET, dataclasses.replace(plan, store=store), take, timeout_s=timeout_s, mpich="mpich" in plan.peers)
     return outcome
 
 

@@ -12,11 +12,12 @@ from rich.progress import TextColumn
 
 from telegrad.bench.machine import describe_machine, machine_text
 from telegrad.bench.networks import BOUND_FORMULA
-from telegrad.bench.peers import PEERS, title_of, why_missing
+from telegrad.bench.peers import PEERS, why_missing
 from telegrad.bench.plan import Measured, Plan, text_of
 from telegrad.bench.registry import BENCHMARKS
 from telegrad.bench.runner import Outcome, Row, count_of, rows_of, run
 from telegrad.bench.summary import summary_of
+from telegrad.cli.console import say_without, table_console
 from telegrad.cli.interrupts import ended_by_interrupt
 from telegrad.cli.options import byte_sizes, networks_of
 from telegrad.cli.outputs import check_folder_of, write_result
@@ -27,7 +28,6 @@ from telegrad.report.allreduce_summary import lines_of
 from telegrad.report.durations import duration
 
 _SIZES = ",".join(text_of(4**power).replace(" ", "") for power in range(1, 14))
-_FILE_COLUMNS = 120
 _BENCHMARK = BENCHMARKS["allreduce"]
 
 
@@ -85,9 +85,7 @@ def allreduce(
     below 1 we are faster. [bold]wrong[/] counts values that differ from the true sum. Rows where the automatic choice
     looks worse than it should are measured again at the end of a network's run, all contenders in turn.
     """
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=max(console.width, _FILE_COLUMNS))  # a file is as wide as the table
+    console = table_console()
     networks, sizes_in_bytes, chosen = _checked(network, sizes, algorithms)
     named = [] if peers == "none" else [name.strip() for name in peers.split(",")]
     check_folder_of(json_file, "--json")
@@ -96,7 +94,7 @@ def allreduce(
         missing = {name: why for name in named if (why := why_missing(name)) is not None}
     except ValueError as error:
         raise typer.BadParameter(str(error), param_hint="--peers") from error
-    _say_missing(console, missing)
+    say_without(console, missing)
 
     machine = describe_machine()
     rows: list[Row] = []
@@ -119,7 +117,7 @@ def allreduce(
             except (LaunchError, RuntimeError) as error:
                 console.print(f"[red]{name}:[/] {error}", highlight=False)
                 raise typer.Exit(1) from error
-            _say_missing(console, outcome.missing)
+            say_without(console, outcome.missing)
             found = rows_of(plan, outcome, missing)
             summary = summary_of(found)
             summaries.append(asdict(summary))
@@ -154,11 +152,6 @@ def _checked(network: str, sizes: str, algorithms: str) -> tuple[list[str], tupl
         if name not in known:
             raise typer.BadParameter(f"{name!r} does not exist: use {', '.join(known)}", param_hint="--algorithms")
     return networks, sizes_in_bytes, chosen
-
-
-def _say_missing(console: Console, missing: dict[str, str]) -> None:
-    for peer, why in missing.items():
-        console.print(f"[yellow]Without {title_of(peer)}:[/] {why}", highlight=False)
 
 
 def _run_with_progress(console: Console, plan: Plan, timeout_s: float) -> Outcome:

@@ -15,6 +15,7 @@ from telegrad.bench.peers import why_missing
 from telegrad.bench.plan import text_of
 from telegrad.bench.sparse import BOUND, Outcome, Row, rows_of, run
 from telegrad.bench.sparse_plan import NAMES, PATTERNS, SparsePlan
+from telegrad.cli.console import say_without, table_console
 from telegrad.cli.interrupts import ended_by_interrupt
 from telegrad.cli.options import networks_of
 from telegrad.cli.outputs import check_folder_of, write_result
@@ -22,7 +23,6 @@ from telegrad.cli.progress import counting
 from telegrad.launch import LaunchError
 from telegrad.report.sparse import plot, table_of
 
-_FILE_COLUMNS = 120
 _UNITS = {"": 1, "ki": 1 << 10, "mi": 1 << 20, "gi": 1 << 30}
 _LONGEST = (1 << 32) - 1
 
@@ -68,15 +68,12 @@ def sparse(
     lossless. [bold]bound[/] is what the links need for what a rank must receive at least, indices at their entropy.
     [bold]to …[/]: how many times faster than that. The default is the micro-benchmark of SparCML (SC 2019, §8.1).
     """
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=max(console.width, _FILE_COLUMNS))
+    console = table_console()
     plans = _checked(ranks, network, n, density, pattern, names, samples, seconds)
     check_folder_of(json_file, "--json")
     check_folder_of(plot_file, "--plot")
     missing = {peer: why for peer in plans[0].peers if (why := why_missing(peer)) is not None}
-    for peer, why in missing.items():
-        console.print(f"[yellow]Without {peer}:[/] {why}", highlight=False)
+    say_without(console, missing)
     machine = describe_machine()
     rows: list[Row] = []
     with ended_by_interrupt(console, "interrupted"):
@@ -86,8 +83,7 @@ def sparse(
             except (LaunchError, RuntimeError) as error:
                 console.print(f"[red]{plan.ranks} ranks, {plan.network}:[/] {error}", highlight=False)
                 raise typer.Exit(1) from error
-            for peer, why in outcome.missing.items():
-                console.print(f"[yellow]Without {peer}:[/] {why}", highlight=False)
+            say_without(console, outcome.missing)
             found = rows_of(plan, outcome, missing)
             console.print(table_of(found, _title(plan, outcome)))
             rows += found

@@ -31,7 +31,6 @@ class Communicator(Reductions, Moves, PointToPoint):
     """
 
     _place: Place | None = None
-    _tuning: Tuning | None = None
 
     def __init__(self, core: _core.Communicator, options: Options | None = None) -> None:
         """For telegrad's own use: ``core`` has joined; ``options`` are what sub-communicators take over."""

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from telegrad import _core
 from telegrad.comm.arguments import checked_root
 from telegrad.comm.blocks import checked_counts
 from telegrad.comm.encoded import check_encodable, checked_seed, encoding_of, error_of
@@ -16,17 +15,13 @@ from telegrad.comm.reduction import (
     DENSE_ALGORITHMS,
     NAMED_DENSE,
     algorithm_of,
-    neutral_element,
     reduction_of,
-    sparse_reduction_of,
 )
 from telegrad.comm.stream_reductions import StreamReductions
 from telegrad.comm.tensors import HostBuffer, empty_like, overlap, reducible
 from telegrad.comm.work import Work
 from telegrad.stream import SparseStream
 from telegrad.stream.coo import is_coo
-
-_DTYPES = {name: getattr(_core.DType, name) for name in ("f32", "f64", "bf16", "f16")}
 
 
 class Reductions(StreamReductions):
@@ -93,16 +88,11 @@ class Reductions(StreamReductions):
             raise TypeError("out is for a dense x: a sparse sum is a new one, or dense with all_reduce_into()")
         if isinstance(x, SparseStream):
             how = self._sparse_reduction(x, op, algorithm, switch_factor, wire, error, seed)
-            return self._reduce_stream(
-                x, how, neutral_element(sparse_reduction_of(op)), async_op, error, lambda total: total
-            )
+            return self._reduce_stream(x, op, how, async_op, error, lambda total: total)
         if is_coo(x):
             shape, sparse_dim, stream = tuple(x.shape), x.sparse_dim(), SparseStream.from_coo(x)
             how = self._sparse_reduction(stream, op, algorithm, switch_factor, wire, error, seed)
-            absent = neutral_element(sparse_reduction_of(op))
-            return self._reduce_stream(
-                stream, how, absent, async_op, error, lambda total: total.to_coo(shape, sparse_dim)
-            )
+            return self._reduce_stream(stream, op, how, async_op, error, lambda total: total.to_coo(shape, sparse_dim))
         core, buffer = self._usable(), reducible(x, "x", writable=out is None)
         into = buffer if out is None else _result_of(buffer, x, out)
         reduction, chosen = reduction_of(op, buffer.dtype), algorithm_of(algorithm, DENSE_ALGORITHMS)
@@ -123,8 +113,7 @@ class Reductions(StreamReductions):
         reduction = reduction_of(op, buffer.dtype)
         check_encodable(buffer, x, reduction, algorithm)
         lost, number = error_of(error, x, (buffer, into)), checked_seed(seed)
-        with self._lock:
-            call, self._encoded_calls = self._encoded_calls, (self._encoded_calls + 1) % 2**32
+        call = self._next_encoded_call()
         request = core.all_reduce_quantised(
             buffer.pointer, into.pointer, lost, buffer.elements, reduction, encoding, number, call, not async_op
         )

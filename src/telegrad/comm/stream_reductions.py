@@ -8,8 +8,8 @@ from typing import Any
 from telegrad import _core
 from telegrad.comm.encoded import checked_seed
 from telegrad.comm.member import Member
-from telegrad.comm.reduction import SPARSE_ALGORITHMS, algorithm_of, sparse_reduction_of
-from telegrad.comm.stream_wire import error_into, formats_of
+from telegrad.comm.reduction import SPARSE_ALGORITHMS, algorithm_of, neutral_element, sparse_reduction_of
+from telegrad.comm.stream_wire import error_into, formats_of, overlaps_stream
 from telegrad.comm.tensors import HostBuffer, address, reducible
 from telegrad.comm.work import Work
 from telegrad.plan import Tuning
@@ -56,10 +56,9 @@ class StreamReductions(Member):
             raise ValueError(
                 f"out has {buffer.elements} elements but the stream has n={stream.n}: give them the same length"
             )
+        if overlaps_stream(buffer, stream):
+            raise ValueError("out shares memory with the stream: give it memory of its own")
         indices, values = stream.raw_indices, stream.raw_values
-        for part in (indices, values):
-            if address(part) < buffer.pointer + buffer.nbytes and buffer.pointer < address(part) + part.nbytes:
-                raise ValueError("out shares memory with the stream: give it memory of its own")
         how = self._sparse_reduction(stream, op, algorithm, switch_factor, wire, error, seed, out=buffer)
         request = core.all_reduce_sparse_into(
             address(indices), address(values), indices.size, stream.n, dtype, how, buffer.pointer, not async_op
@@ -94,8 +93,6 @@ class StreamReductions(Member):
                 raise ValueError(
                     f"algorithm='recursive_doubling' is not supported with wire={wire!r}, which rounds: use another"
                 )
-        with self._lock:
-            call, self._encoded_calls = self._encoded_calls, (self._encoded_calls + 1) % 2**32
         return _core.SparseReduction(
             reduction,
             chosen,
@@ -103,21 +100,26 @@ class StreamReductions(Member):
             indices,
             encoding,
             checked_seed(seed),
-            call,
+            self._next_encoded_call(),
             lost,
             stream.n,
         )
 
+    def _next_encoded_call(self) -> int:
+        with self._lock:
+            call, self._encoded_calls = self._encoded_calls, (self._encoded_calls + 1) % 2**32
+        return call
+
     def _reduce_stream(
         self,
         stream: SparseStream,
+        op: Any,
         how: _core.SparseReduction,
-        absent: float,
         async_op: bool,
         error: Any,
         convert: Callable[[SparseStream], Any],
     ) -> Any:
-        core = self._usable()
+        core, absent = self._usable(), neutral_element(sparse_reduction_of(op))
         indices, values = stream.raw_indices, stream.raw_values
         request = core.all_reduce_sparse(
             address(indices), address(values), indices.size, stream.n, _DTYPES[stream.dtype], how, not async_op

@@ -59,6 +59,14 @@ def _parts_of(wire: object) -> tuple[str | None, str | None]:
     )
 
 
+def overlaps_stream(buffer: HostBuffer, stream: SparseStream) -> bool:
+    """Whether ``buffer`` shares memory with the stream's indices or values."""
+    return any(
+        address(part) < buffer.pointer + buffer.nbytes and buffer.pointer < address(part) + part.nbytes
+        for part in (stream.raw_indices, stream.raw_values)
+    )
+
+
 def error_into(error: Any, stream: SparseStream, out: HostBuffer | None) -> int:
     """The address of an ``error`` to which what rounding loses is added; 0 if it is ``None``. ``out``: memory that it
     must not share, besides the stream's."""
@@ -71,9 +79,8 @@ def error_into(error: Any, stream: SparseStream, out: HostBuffer | None) -> int:
         raise ValueError(
             f"error has {into.elements} elements but the stream has n={stream.n}: give them the same length"
         )
-    for part in (stream.raw_indices, stream.raw_values):
-        if address(part) < into.pointer + into.nbytes and into.pointer < address(part) + part.nbytes:
-            raise ValueError("error shares memory with the stream: give it memory of its own")
+    if overlaps_stream(into, stream):
+        raise ValueError("error shares memory with the stream: give it memory of its own")
     if out is not None and overlap(into, out):
         raise ValueError("error shares memory with out: give it memory of its own")
     return into.pointer

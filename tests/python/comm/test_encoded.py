@@ -3,31 +3,22 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
+from local_ranks import SIZE
 
 from telegrad import Communicator
 from telegrad.comm.encoded import WIRES
 from telegrad.errors import TransportError
 
-SIZE = 3
 _BITS = {"bf16": 16, "f16": 16, "int8": 8 + 32 / 256, "qsgd8": 8 + 32 / 1024, "qsgd4": 4 + 32 / 1024}
 _BITS["qsgd2"] = 2 + 32 / 1024
 
 Vectors = list[npt.NDArray[np.float32]]
-
-
-@pytest.fixture
-def ranks() -> Iterator[list[Communicator]]:
-    communicators = Communicator.local(SIZE, timeout_s=30.0)
-    yield communicators
-    for communicator in communicators:
-        communicator.close()
 
 
 def inputs(count: int, seed: int = 0) -> Vectors:

@@ -2,23 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
+from local_ranks import SIZE
 
 from telegrad import Communicator
-
-SIZE = 3
-
-
-@pytest.fixture
-def ranks() -> Iterator[list[Communicator]]:
-    communicators = Communicator.local(SIZE, timeout_s=30.0)
-    yield communicators
-    for communicator in communicators:
-        communicator.close()
 
 
 def inputs(count: int = 12) -> list[np.ndarray[Any, Any]]:

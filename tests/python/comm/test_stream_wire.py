@@ -3,33 +3,24 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pytest
+from local_ranks import SIZE
 
 from telegrad import Communicator, SparseStream, _core
 from telegrad.comm.encoded import WIRES
 from telegrad.comm.stream_wire import formats_of
 from telegrad.plan import Costs, Tuning
 
-SIZE = 3
 N = 200_000
 ALGORITHMS = ("split_allgather", "split_dense_allgather", "recursive_doubling", "ring")
 
 WAYS = list(itertools.product(ALGORITHMS, ["raw", "blocked", "packed", "auto", "packed-f32"]))
 
 Vector = npt.NDArray[np.float32]
-
-
-@pytest.fixture
-def ranks() -> Iterator[list[Communicator]]:
-    communicators = Communicator.local(SIZE, timeout_s=30.0)
-    yield communicators
-    for communicator in communicators:
-        communicator.close()
 
 
 def streams(density: float, dtype: type[np.floating[Any]] = np.float32) -> list[SparseStream]:

@@ -1,0 +1,23 @@
+"""What the commands that measure beside peers print alike."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from rich.console import Console
+
+from telegrad.bench.peers import title_of
+
+_FILE_COLUMNS = 120
+
+
+def table_console() -> Console:
+    """A console whose tables keep their columns also where they go into a file."""
+    console = Console()
+    return console if console.is_terminal else Console(width=max(console.width, _FILE_COLUMNS))
+
+
+def say_without(console: Console, missing: Mapping[str, str]) -> None:
+    """Which peers take no part, and why."""
+    for peer, why in missing.items():
+        console.print(f"[yellow]Without {title_of(peer)}:[/] {why}", highlight=False)
