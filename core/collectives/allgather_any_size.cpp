@@ -23,12 +23,14 @@ class Ring {
   Task<KeptMessages> run(Buffer mine) {
     keep(net_.rank(), std::move(mine));
     for (Rank t = 0; t + 1 < net_.size(); ++t) {
-      const bool some_work = bytes_ >= Transport::kTurnBytes;
-      if (!some_work && newest_.bytes.size() >= piece_bytes_) {
+      if (bytes_ >= Transport::kTurnBytes) {
+        std::vector<Task<void>> both;
+        both.push_back(pass_on(t));
+        both.push_back(take_batch());
+        co_await when_all(std::move(both));
+      } else if (newest_.bytes.size() >= piece_bytes_) {
         co_await pass_on(t);
-        continue;
-      }
-      if (!some_work) {
+      } else {
         // Of thousands of short messages, a coroutine for each would cost more than all else.
         auto sending = net_.send(right(), step(t), newest_.bytes);
         Buffer next = co_await net_.receive_any_size(left(), step(t), std::min(most_bytes_, piece_bytes_));
@@ -37,12 +39,7 @@ class Ring {
         }
         co_await sending;
         keep(source_of(t), std::move(next));
-        continue;
       }
-      std::vector<Task<void>> both;
-      both.push_back(pass_on(t));
-      both.push_back(take_batch());
-      co_await when_all(std::move(both));
     }
     if (take_) co_await take_batch();
     co_return std::move(all_);

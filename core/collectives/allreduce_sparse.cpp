@@ -39,7 +39,7 @@ Task<void> gather_sum(Transport& net, SparseStream<V> mine, const SparseReductio
                       std::function<Task<void>(const StreamView<V>&)> written = nullptr) {
   const Rank size = net.size();
   const std::uint64_t dimension = mine.dimension();
-  const bool by_ring = how.algorithm == Algorithm::ring;
+  const bool by_ring = how.algorithm == Algorithm::ring && size > 1;
   // Of a mean, an error counts as often as there are ranks that it is the mean of.
   const float weight = how.reduction == Reduction::avg ? static_cast<float>(size) : 1.0F;
   Buffer encoded;

@@ -56,9 +56,7 @@ class Doubling {
       const OwnedSlice<V> mine_now = std::move(sum_);
       co_await add_to(mine_now.view(), other, partner);
     }
-    if (how_.reduction == Reduction::avg) {
-      co_await decide(net_, sum_.view().nnz() * sizeof(V), [&] { scale(sum_, 1.0 / net_.size()); });
-    }
+    if (how_.reduction == Reduction::avg) co_await divide_by_ranks(net_, sum_);
     if (folded) {
       co_await encode_sum(sum_.view());
       co_await send_any_size(net_, rank + 1, step(kUnfold), leaving_.bytes());

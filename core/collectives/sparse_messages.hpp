@@ -97,6 +97,12 @@ Transport::Computing decide(Transport& net, std::size_t bytes, Work&& work) {
   return net.compute(bytes, [] {});
 }
 
+/// The last step of an average.
+template <class V>
+Task<void> divide_by_ranks(Transport& net, OwnedSlice<V>& sum) {
+  co_await decide(net, sum.view().nnz() * sizeof(V), [&] { scale(sum, 1.0 / net.size()); });
+}
+
 /// Never done if the message is damaged: that ends the operation. `content`: what `source` was to send.
 template <class V>
 Task<void> check_decoded(Transport& net, Rank source, const Decoded<V>& decoded, const char* content = "entries") {

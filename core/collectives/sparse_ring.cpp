@@ -29,11 +29,6 @@ Task<OwnedSlice<V>> ring_owned_slice(Transport& net, const SparseStream<V>& mine
   const auto share = [&](IndexRange slice) { return mine.slice(slice.begin, slice.end); };
 
   OwnedSlice<V> sum;
-  if (size == 1) {
-    const std::vector<StreamView<V>> whole{mine.view()};
-    const double delta = wire_delta<V>({0, mine.dimension()}, how.switch_factor);
-    co_await decide(net, bytes_of(whole[0]), [&] { sum = reduce_slices<V>(whole, how.reduction, delta); });
-  }
   Buffer leaving;
   for (Rank t = 0; t + 1 < size; ++t) {
     const StreamView<V> partial = t == 0 ? share(before(1)) : sum.view();
@@ -50,9 +45,7 @@ Task<OwnedSlice<V>> ring_owned_slice(Transport& net, const SparseStream<V>& mine
     co_await decide(net, bytes, [&] { grown = reduce_slices<V>(both, how.reduction, delta); });
     sum = std::move(grown);
   }
-  if (how.reduction == Reduction::avg) {
-    co_await decide(net, sum.view().nnz() * sizeof(V), [&] { scale(sum, 1.0 / size); });
-  }
+  if (how.reduction == Reduction::avg) co_await divide_by_ranks(net, sum);
   co_return sum;
 }
 

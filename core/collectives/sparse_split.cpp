@@ -273,9 +273,7 @@ Task<OwnedSlice<V>> reduce_owned_slice(Transport& net, const SparseStream<V>& mi
     Rounds<V> rounds(split, delta);
     sum = co_await rounds.run();
   }
-  if (how.reduction == Reduction::avg) {
-    co_await decide(net, sum.view().nnz() * sizeof(V), [&] { scale(sum, 1.0 / size); });
-  }
+  if (how.reduction == Reduction::avg) co_await divide_by_ranks(net, sum);
   co_return sum;
 }
 

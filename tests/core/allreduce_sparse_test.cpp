@@ -15,6 +15,7 @@
 
 #include "base/random.hpp"
 #include "collectives/allreduce_sparse.hpp"
+#include "kernel_samples.hpp"
 #include "session/reductions.hpp"
 #include "sparse/wire.hpp"
 #include "world.hpp"
@@ -51,23 +52,13 @@ float neutral(Reduction reduction) {
   return reduction == Reduction::min ? kInfinity : reduction == Reduction::max ? -kInfinity : 0.0F;
 }
 
-float combined(float a, float b, Reduction reduction) {
-  switch (reduction) {
-    case Reduction::prod: return a * b;
-    case Reduction::min: return std::min(a, b);
-    case Reduction::max: return std::max(a, b);
-    case Reduction::max_abs: return std::abs(a) == std::abs(b) ? std::max(a, b) : std::abs(a) < std::abs(b) ? b : a;
-    default: return a + b;
-  }
-}
-
 template <class V>
 std::vector<float> dense_result(const std::vector<Input<V>>& inputs, std::uint64_t n, Reduction reduction) {
   std::vector<float> result(n, neutral(reduction));
   for (const auto& input : inputs) {
     for (std::size_t i = 0; i < input.indices.size(); ++i) {
       float& at = result[input.indices[i]];
-      at = combined(at, static_cast<float>(input.values[i]), reduction);
+      at = samples::combined(at, static_cast<float>(input.values[i]), reduction);
     }
   }
   if (reduction != Reduction::avg) return result;

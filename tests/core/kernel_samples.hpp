@@ -2,7 +2,9 @@
 // surroundings are poisoned, so that a kernel that reads or writes outside shows it.
 #pragma once
 
+#include <algorithm>
 #include <bit>
+#include <cmath>
 #include <concepts>
 #include <cstdint>
 #include <cstring>
@@ -143,6 +145,17 @@ std::vector<V> integers(std::mt19937& random, std::size_t size, int most = 4) {
   std::vector<V> values(size);
   for (V& value : values) value = V(static_cast<float>(number(random)));
   return values;
+}
+
+/// Two values reduced, without the kernels.
+inline float combined(float a, float b, Reduction reduction) {
+  switch (reduction) {
+    case Reduction::prod: return a * b;
+    case Reduction::min: return std::min(a, b);
+    case Reduction::max: return std::max(a, b);
+    case Reduction::max_abs: return std::abs(a) == std::abs(b) ? std::max(a, b) : std::abs(a) < std::abs(b) ? b : a;
+    default: return a + b;
+  }
 }
 
 /// Each index of [begin, end) with probability `density`.

@@ -28,16 +28,6 @@ SparseStream<V> random_stream(std::mt19937& random, std::uint64_t n, double dens
   return SparseStream<V>::sparse(n, indices, samples::integers<V>(random, indices.size()));
 }
 
-float combined(float a, float b, Reduction reduction) {
-  switch (reduction) {
-    case Reduction::prod: return a * b;
-    case Reduction::min: return std::min(a, b);
-    case Reduction::max: return std::max(a, b);
-    case Reduction::max_abs: return std::abs(a) == std::abs(b) ? std::max(a, b) : std::abs(a) < std::abs(b) ? b : a;
-    default: return a + b;
-  }
-}
-
 // Reduces `ranks` streams the way a split collective does: each slice by itself, then joined.
 template <class V>
 void expect_split_reduction(std::mt19937& random, Reduction reduction, std::size_t ranks, std::uint64_t n,
@@ -52,7 +42,7 @@ void expect_split_reduction(std::mt19937& random, Reduction reduction, std::size
     if (rank < dense_ones) streams.back().to_dense(reduction);
     const auto next = dense_of(streams.back().view(), reduction);
     if (rank == 0) expected = next;
-    for (std::size_t i = 0; rank != 0 && i < n; ++i) expected[i] = combined(expected[i], next[i], reduction);
+    for (std::size_t i = 0; rank != 0 && i < n; ++i) expected[i] = samples::combined(expected[i], next[i], reduction);
   }
   std::vector<OwnedSlice<V>> slices;
   for (std::size_t owner = 0; owner < ranks; ++owner) {

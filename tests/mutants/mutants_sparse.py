@@ -16,8 +16,8 @@ SPARSE_MUTANTS = (
     mutant(
         "sparse: the mean is a sum",
         SPARSE,
-        "if (how.reduction == Reduction::avg) {",
-        "if (how.reduction == Reduction::none) {",
+        "if (how.reduction == Reduction::avg) co_await",
+        "if (how.reduction == Reduction::none) co_await",
     ),
     mutant(
         "sparse: owns its neighbour's slice",
@@ -53,8 +53,8 @@ SPARSE_MUTANTS = (
     mutant(
         "sparse, doubling: the mean is a sum",
         SPARSE_DOUBLING,
-        "if (how_.reduction == Reduction::avg) {",
-        "if (how_.reduction == Reduction::none) {",
+        "if (how_.reduction == Reduction::avg) co_await",
+        "if (how_.reduction == Reduction::none) co_await",
     ),
     mutant(
         "sparse, doubling: the last round is left out",
