@@ -1,10 +1,9 @@
 // Many sorted runs to one: by merging or, where they are many or dense, block by block of the index range, so that the
-// scratch stays in the cache. Each input reduces its entries of the block into a dense scratch and marks their groups;
-// then the groups are packed.
+// scratch stays in the cache. Each input reduces its entries of the block into a dense scratch and marks them; then what
+// is marked is packed.
 //
-// An element of the scratch that nobody has named holds a NaN that is not the canonical one: no reduction makes such a
-// NaN, so no bit beside the element need say that it is empty. Marks are bytes, which are stored, not bits, which would
-// be read and written back: of neighbours, each would wait for the one before.
+// Marks are bytes, which are stored, not bits, which would be read and written back: of neighbours, each would wait for
+// the one before.
 
 #include <algorithm>
 #include <array>
@@ -12,6 +11,7 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <utility>
 #include <vector>
 
 #include "base/buffer.hpp"
@@ -23,25 +23,15 @@
 namespace telegrad::kernels {
 namespace {
 
-constexpr unsigned kBlockBits = 14;
+constexpr unsigned kBlockBits = 13;
 constexpr std::uint32_t kBlock = 1U << kBlockBits;
-constexpr unsigned kGroupBits = 4;
-constexpr std::uint32_t kGroups = kBlock >> kGroupBits;
-constexpr std::uint32_t kMarksAtOnce = 8;
-
-template <class V>
-using Bits = typename Format<V>::Bits;
-
-template <class V>
-constexpr Bits<V> kEmpty = static_cast<Bits<V>>(-1);
-static_assert(kEmpty<float> != Format<float>::kNan);
 
 template <class V>
 struct Scratch {
-  Array<V> results{kBlock};
-  alignas(64) std::array<std::uint8_t, kGroups> marks{};
+  explicit Scratch(V neutral) { std::fill(results.begin(), results.end(), neutral); }
 
-  Scratch() { std::fill(results.begin(), results.end(), std::bit_cast<V>(kEmpty<V>)); }
+  Array<V> results{kBlock};
+  alignas(64) std::array<std::uint8_t, kBlock> marks{};
 };
 
 // Reduces the leading entries that lie in `block` into the scratch; returns how many those are.
@@ -54,60 +44,32 @@ std::size_t accumulate(Entries<V> entries, std::uint32_t block, Scratch<V>& scra
   std::size_t i = 0;
   for (; i < entries.size() && indices[i] >> kBlockBits == block; ++i) {
     const std::uint32_t place = indices[i] & (kBlock - 1U);
-    const auto held = std::bit_cast<Bits<V>>(results[place]);
-    const Bits<V> empty = static_cast<Bits<V>>(-static_cast<Bits<V>>(held == kEmpty<V>));  // no branch: a coin toss
-    constexpr auto kNeutral = std::bit_cast<Bits<V>>(Operation::template kNeutral<V>);
-    const auto before = static_cast<Bits<V>>((held & ~empty) | (kNeutral & empty));
-    results[place] = Operation::of(std::bit_cast<V>(before), values[i]);
-    marks[place >> kGroupBits] = 1;
+    results[place] = Operation::of(results[place], values[i]);
+    marks[place] = 1;
   }
   return i;
 }
 
-// The marks of kMarksAtOnce groups, a byte each, which are forgotten.
+// Packs a block's elements that are marked, ascending, behind the first `count` entries of `out`; they become `neutral`
+// and unmarked. Returns the new count. `others_follow`: at least as many as fill a vector register, from other blocks.
 template <class V>
-[[gnu::always_inline]] inline std::uint64_t take_marks(Scratch<V>& scratch, std::uint32_t first) {
-  std::uint64_t marks = 0;
-  std::memcpy(&marks, scratch.marks.data() + first, sizeof marks);
-  if (marks != 0) std::memset(scratch.marks.data() + first, 0, sizeof marks);
-  return marks;
-}
-
-// A bit for each element of a group that is not empty.
-template <class V>
-std::uint32_t held_in(const V* group) {
-  std::uint32_t marks = 0;
-  for (std::uint32_t i = 0; i < 1U << kGroupBits; ++i) {
-    marks |= (std::bit_cast<Bits<V>>(group[i]) != kEmpty<V> ? 1U : 0U) << i;
-  }
-  return marks;
-}
+using PackBlock = std::size_t(Scratch<V>* scratch, std::uint32_t block, V neutral, EntriesOut<V> out, std::size_t count,
+                              bool others_follow);
 
 template <class V>
-std::size_t pack_group(V* group, std::uint32_t first_index, EntriesOut<V> out, std::size_t count) {
-  std::uint32_t marks = held_in(group);
-  TELEGRAD_CHECK(count + static_cast<std::size_t>(std::popcount(marks)) <= out.capacity());
-  for (; marks != 0; marks &= marks - 1) {
-    const auto i = static_cast<std::uint32_t>(std::countr_zero(marks));
-    out.indices[count] = first_index + i;
-    out.values[count] = group[i];
-    group[i] = std::bit_cast<V>(kEmpty<V>);
-    ++count;
-  }
-  return count;
-}
-
-// Packs a block's elements that are not empty, ascending, behind the first `count` entries of `out`, and empties them.
-// Returns the new count.
-template <class V>
-using PackBlock = std::size_t(Scratch<V>* scratch, std::uint32_t block, EntriesOut<V> out, std::size_t count);
-
-template <class V>
-std::size_t pack_portable(Scratch<V>* scratch, std::uint32_t block, EntriesOut<V> out, std::size_t count) {
-  for (std::uint32_t first = 0; first < kGroups; first += kMarksAtOnce) {
-    for (std::uint64_t marks = take_marks(*scratch, first); marks != 0; marks &= marks - 1) {
-      const std::uint32_t place = (first + static_cast<std::uint32_t>(std::countr_zero(marks)) / 8) << kGroupBits;
-      count = pack_group(scratch->results.data() + place, (block << kBlockBits) | place, out, count);
+std::size_t pack_portable(Scratch<V>* scratch, std::uint32_t block, V neutral, EntriesOut<V> out, std::size_t count,
+                          bool /*others_follow*/) {
+  for (std::uint32_t first = 0; first < kBlock; first += sizeof(std::uint64_t)) {
+    std::uint64_t marks = 0;
+    std::memcpy(&marks, scratch->marks.data() + first, sizeof marks);
+    if (marks == 0) continue;
+    std::memset(scratch->marks.data() + first, 0, sizeof marks);
+    TELEGRAD_CHECK(count + static_cast<std::size_t>(std::popcount(marks)) <= out.capacity());
+    for (; marks != 0; marks &= marks - 1) {
+      const std::uint32_t place = first + static_cast<std::uint32_t>(std::countr_zero(marks)) / 8;
+      out.indices[count] = (block << kBlockBits) | place;
+      out.values[count] = std::exchange(scratch->results[place], neutral);
+      ++count;
     }
   }
   return count;
@@ -115,38 +77,29 @@ std::size_t pack_portable(Scratch<V>* scratch, std::uint32_t block, EntriesOut<V
 
 #ifdef TELEGRAD_KERNELS_X86
 
-// First a list of the marked groups, then those, so that no branch depends on what is marked.
+// All groups of 64 that have a mark: which of 16 have, would be a coin toss.
 template <class V>
-TELEGRAD_AVX512 std::size_t pack_avx512(Scratch<V>* scratch, std::uint32_t block, EntriesOut<V> out,
-                                        std::size_t count) {
-  static_assert(kGroup == 1U << kGroupBits);
-  alignas(64) std::array<std::uint32_t, kGroups + kGroup> marked;
-  std::array<std::uint32_t, kGroups> begins;
-  std::array<std::uint16_t, kGroups> held;
-  std::size_t groups = 0;
-  const __m512i places = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
-  for (std::uint32_t first = 0; first < kGroups; first += kGroup) {
-    auto* const marks = reinterpret_cast<__m128i*>(scratch->marks.data() + first);
-    const __m128i all = _mm_load_si128(marks);
-    const __mmask16 set = _mm_test_epi8_mask(all, all);
-    _mm_store_si128(marks, _mm_setzero_si128());
-    const __m512i numbers = _mm512_add_epi32(places, _mm512_set1_epi32(static_cast<int>(first)));
-    _mm512_storeu_si512(marked.data() + groups, _mm512_maskz_compress_epi32(set, numbers));
-    groups += static_cast<std::size_t>(__builtin_popcount(set));
-  }
-  for (std::size_t i = 0; i < groups; ++i) {
-    held[i] = static_cast<std::uint16_t>(
-        differing16(scratch->results.data() + (marked[i] << kGroupBits), kEmpty<V>, kEmpty<V>));
-    begins[i] = static_cast<std::uint32_t>(count);
-    count += static_cast<std::size_t>(__builtin_popcount(held[i]));
-  }
-  TELEGRAD_CHECK(count <= out.capacity());
-  for (std::size_t i = 0; i < groups; ++i) {
-    const std::uint32_t place = marked[i] << kGroupBits;
-    V* const group = scratch->results.data() + place;
-    pack16(group, held[i], (block << kBlockBits) | place, out.indices.data() + begins[i],
-           out.values.data() + begins[i]);
-    std::fill_n(group, kGroup, std::bit_cast<V>(kEmpty<V>));
+TELEGRAD_AVX512 std::size_t pack_avx512(Scratch<V>* scratch, std::uint32_t block, V neutral, EntriesOut<V> out,
+                                        std::size_t count, bool others_follow) {
+  constexpr std::uint32_t kWord = 64;
+  for (std::uint32_t first = 0; first < kBlock; first += kWord) {
+    std::uint8_t* const bytes = scratch->marks.data() + first;
+    const __m512i all = _mm512_load_si512(bytes);
+    const std::uint64_t marks = _mm512_test_epi8_mask(all, all);
+    if (marks == 0) continue;
+    _mm512_store_si512(bytes, _mm512_setzero_si512());
+    const std::size_t more = static_cast<std::size_t>(__builtin_popcountll(marks)) + (others_follow ? kGroup : 0);
+    TELEGRAD_CHECK(count + more <= out.capacity());
+    V* const results = scratch->results.data() + first;
+    for (std::uint32_t group = 0; group < kWord; group += kGroup) {
+      const auto held = static_cast<std::uint32_t>(marks >> group) & 0xffffU;
+      const std::uint32_t first_index = (block << kBlockBits) | (first + group);
+      std::uint32_t* const indices = out.indices.data() + count;
+      V* const values = out.values.data() + count;
+      count += others_follow ? pack16_loosely(results + group, held, first_index, indices, values)
+                             : pack16(results + group, held, first_index, indices, values);
+    }
+    std::fill_n(results, kWord, neutral);
   }
   return count;
 }
@@ -207,15 +160,16 @@ bool merging_is_faster(std::span<const Entries<V>> inputs, std::size_t total) {
   if (first > last) return true;  // nothing at all
   const auto count = static_cast<double>(inputs.size());
   const double merge_ns = simd_level() == SimdLevel::avx512 && sizeof(V) <= 4 ? 1.3 : 2.6;
-  const double in_a_group = static_cast<double>(total) / (static_cast<double>(last - first) + 1.0) * (1U << kGroupBits);
-  const double blocks_ns = 1.9 + 3.2 / std::sqrt(in_a_group);
+  const double in_a_group = static_cast<double>(total) / (static_cast<double>(last - first) + 1.0) * 16.0;
+  const double blocks_ns = 1.3 + 2.2 / std::sqrt(in_a_group);
   return merge_ns * (count * count + count - 2.0) / (2.0 * count) < blocks_ns;
 }
 
 template <class Operation, class V>
 std::size_t reduce_by_blocks(std::span<const Entries<V>> inputs, EntriesOut<V> out) {
   std::vector<Entries<V>> rest(inputs.begin(), inputs.end());
-  Scratch<V> scratch;
+  constexpr V neutral = Operation::template kNeutral<V>;
+  Scratch<V> scratch(neutral);
   std::size_t count = 0;
   for (;;) {
     const std::uint32_t block = lowest_block<V>(rest);
@@ -224,7 +178,9 @@ std::size_t reduce_by_blocks(std::span<const Entries<V>> inputs, EntriesOut<V> o
       const std::size_t taken = accumulate<Operation>(entries, block, scratch);
       entries = entries.subrun(taken, entries.size() - taken);
     }
-    count = kPack<V>(&scratch, block, out, count);
+    // Of one input, no two have the same index.
+    const bool others_follow = std::ranges::any_of(rest, [](const auto& entries) { return entries.size() >= 16; });
+    count = kPack<V>(&scratch, block, neutral, out, count, others_follow);
   }
 }
 
