@@ -12,18 +12,18 @@ namespace {
 
 class Ring {
  public:
-  Ring(Transport& net, std::size_t most_bytes, Step first_step, std::function<Task<void>(std::span<const Arrived>)> take)
+  Ring(Transport& net, std::size_t most_bytes, Step first_step, Taking taking)
       : net_(net),
         most_bytes_(most_bytes),
         first_step_(first_step),
         steps_(any_size_steps(net, most_bytes)),
         piece_bytes_(first_piece_bytes(net, std::numeric_limits<std::size_t>::max())),
-        take_(std::move(take)) {}
+        taking_(std::move(taking)) {}
 
   Task<KeptMessages> run(Buffer mine) {
     keep(net_.rank(), std::move(mine));
     for (Rank t = 0; t + 1 < net_.size(); ++t) {
-      if (bytes_ >= Transport::kTurnBytes) {
+      if (bytes_ >= Transport::kTurnBytes && (!taking_.ready || taking_.ready())) {
         std::vector<Task<void>> both;
         both.push_back(pass_on(t));
         both.push_back(take_batch());
@@ -41,14 +41,14 @@ class Ring {
         keep(source_of(t), std::move(next));
       }
     }
-    if (take_) co_await take_batch();
+    if (taking_.take) co_await take_batch();
     co_return std::move(all_);
   }
 
  private:
   void keep(Rank source, Buffer message) {
     newest_ = {source, all_.add(source, std::move(message))};
-    if (!take_) return;
+    if (!taking_.take) return;
     waiting_.push_back(newest_);
     bytes_ += newest_.bytes.size();
   }
@@ -64,7 +64,7 @@ class Ring {
   Task<void> take_batch() {
     const std::vector<Arrived> batch = std::exchange(waiting_, {});
     bytes_ = 0;
-    co_await take_(batch);
+    co_await taking_.take(batch);
   }
 
   Transport& net_;
@@ -72,7 +72,7 @@ class Ring {
   const Step first_step_;
   const Step steps_;               // of a message
   const std::size_t piece_bytes_;  // a message that is as long has several
-  const std::function<Task<void>(std::span<const Arrived>)> take_;
+  const Taking taking_;
   KeptMessages all_;
   Arrived newest_;
   std::vector<Arrived> waiting_;  // not yet taken
@@ -81,9 +81,8 @@ class Ring {
 
 }  // namespace
 
-Task<KeptMessages> allgather_any_size(Transport& net, Buffer mine, std::size_t most_bytes, Step first_step,
-                                      std::function<Task<void>(std::span<const Arrived>)> take) {
-  Ring ring(net, most_bytes, first_step, std::move(take));
+Task<KeptMessages> allgather_any_size(Transport& net, Buffer mine, std::size_t most_bytes, Step first_step, Taking taking) {
+  Ring ring(net, most_bytes, first_step, std::move(taking));
   co_return co_await ring.run(std::move(mine));
 }
 

@@ -14,10 +14,16 @@ struct Arrived {
   ConstBytes bytes;
 };
 
+/// What is done with messages that have come, in batches worth a turn of the network, while others come.
+struct Taking {
+  /// Nothing, if there is none.
+  std::function<Task<void>(std::span<const Arrived>)> take = nullptr;  // once for each message, this rank's own first
+  std::function<bool()> ready = nullptr;  // before it says so, only what is left at the end is taken
+};
+
 /// Every rank's message, round a ring, where each rank alone knows how long its own is: up to `most_bytes`, which all
-/// ranks agree on. `take`, if any, runs once for each message, this rank's first, in batches worth a turn of the network, while
-/// others come. Uses steps from `first_step` on, as many as P − 1 messages have (any_size_steps()).
+/// ranks agree on. Uses steps from `first_step` on, as many as P − 1 messages have (any_size_steps()).
 Task<KeptMessages> allgather_any_size(Transport& net, Buffer mine, std::size_t most_bytes, Step first_step,
-                                      std::function<Task<void>(std::span<const Arrived>)> take);
+                                      Taking taking);
 
 }  // namespace telegrad

@@ -5,88 +5,155 @@
 // §5.3.3 (DSAR_Split_allgather: owned slices go dense).
 #include "collectives/allreduce_sparse.hpp"
 
-#include <functional>
 #include <optional>
+#include <span>
+#include <string>
 #include <utility>
 #include <vector>
 
 #include "base/check.hpp"
 #include "collectives/allgather_any_size.hpp"
-#include "collectives/elements.hpp"
 #include "collectives/allreduce_sparse_doubling.hpp"
+#include "collectives/any_size.hpp"
+#include "collectives/counts.hpp"
+#include "collectives/elements.hpp"
 #include "collectives/sparse_messages.hpp"
 #include "collectives/sparse_ring.hpp"
 #include "collectives/sparse_split.hpp"
+#include "sparse/assembly.hpp"
 
 namespace telegrad {
 namespace {
 
-// Of more ranks' slices, what is known of each before all have come would take memory that grows with the square of their
-// number.
-constexpr Rank kTakenAsTheyCome = 256;
-
-// The slices of the sum, by owner. They lie in the messages.
+// Who holds how much is news worth messages of its own where slices are long, and few. The same whatever a rank wants the
+// sum as: their messages are alike.
 template <class V>
-struct Gathered {
-  explicit Gathered(Rank size) : slices(size <= kTakenAsTheyCome ? size : 0) {}
-  KeptMessages messages;
-  std::vector<std::optional<Decoded<V>>> slices;
+bool counts_go_ahead(const Transport& net, std::uint64_t dimension) {
+  return net.size() <= 64 && most_bytes<V>(slice_of(dimension, net.size(), 0)) >= 4 * Transport::kSliceBytes;
+}
+constexpr std::uint64_t kDense = ~std::uint64_t{0};
+
+// A rank's slice of the sum, as it is sent; and where the messages with which the slices go round begin.
+struct Owned {
+  Buffer encoded;
+  std::uint64_t count = 0;  // of entries, or kDense
+  std::size_t most_bytes = 0;
+  Step first_step = 0;
 };
 
-// `written(slice)`, if any, is awaited for each slice that has come and is right, while others come.
 template <class V>
-Task<void> gather_sum(Transport& net, SparseStream<V> mine, const SparseReduction& how, Gathered<V>& gathered,
-                      std::function<Task<void>(const StreamView<V>&)> written = nullptr) {
+Task<Owned> reduce_owned(Transport& net, SparseStream<V> mine, const SparseReduction& how) {
   const Rank size = net.size();
-  const std::uint64_t dimension = mine.dimension();
   const bool by_ring = how.algorithm == Algorithm::ring && size > 1;
   // Of a mean, an error counts as often as there are ranks that it is the mean of.
   const float weight = how.reduction == Reduction::avg ? static_cast<float>(size) : 1.0F;
-  Buffer encoded;
-  {
-    OwnedSlice<V> owned;
-    if (by_ring) {  // GCC 12 does not understand co_await in a conditional expression
-      owned = co_await ring_owned_slice(net, mine, how);
-    } else {
-      owned = co_await reduce_owned_slice(net, mine, how);
-    }
-    if (how.algorithm == Algorithm::split_dense_allgather && !owned.dense) {
-      const auto bytes = static_cast<std::size_t>(owned.range.size()) * sizeof(V);
-      co_await decide(net, bytes, [&] { owned = dense_slice(owned.view(), how.reduction); });
-    }
-    co_await decide(net, bytes_of(owned.view()), [&] { encoded = encode_keeping_error(owned.view(), how, weight); });
+  Owned result;
+  result.most_bytes = most_bytes<V>(slice_of(mine.dimension(), size, 0));  // the first is a longest one
+  result.first_step = by_ring ? ring_steps<V>(net, mine.dimension()) : split_steps<V>(net, mine.dimension());
+  OwnedSlice<V> owned;
+  if (by_ring) {  // GCC 12 does not understand co_await in a conditional expression
+    owned = co_await ring_owned_slice(net, mine, how);
+  } else {
+    owned = co_await reduce_owned_slice(net, mine, how);
   }
-  const auto take = [&](std::span<const Arrived> batch) -> Task<void> {
+  if (how.algorithm == Algorithm::split_dense_allgather && !owned.dense) {
+    const auto bytes = static_cast<std::size_t>(owned.range.size()) * sizeof(V);
+    co_await decide(net, bytes, [&] { owned = dense_slice(owned.view(), how.reduction); });
+  }
+  result.count = owned.dense ? kDense : owned.view().nnz();
+  co_await decide(net, bytes_of(owned.view()), [&] { result.encoded = encode_keeping_error(owned.view(), how, weight); });
+  co_return result;
+}
+
+// The stream of everybody's slices, each of which is decoded to its place: once it is known how many entries those before
+// it have.
+template <class V>
+class Assembling {
+ public:
+  Assembling(Transport& net, std::uint64_t dimension, const SparseReduction& how)
+      : net_(net), dimension_(dimension), how_(how) {}
+
+  Task<void> begin(const std::vector<std::uint64_t>& counts) {
+    std::vector<SliceContent> slices;
+    for (Rank owner = 0; owner < net_.size(); ++owner) {
+      const IndexRange range = slice_of(dimension_, net_.size(), owner);
+      const bool dense = counts[owner] == kDense;
+      const std::uint64_t nnz = dense ? range.size() : counts[owner];
+      if (nnz > range.size()) {
+        co_await fail(owner, "it says that " + std::to_string(nnz) + " of " + std::to_string(range.size()) +
+                                 " elements have an entry");
+      }
+      slices.push_back({range, dense, nnz});
+    }
+    whole_.emplace(std::move(slices), how_.reduction, memory_delta<V>(dimension_, how_.switch_factor));
+  }
+  bool begun() const { return whole_.has_value(); }
+
+  Task<void> place(std::span<const Arrived> batch) {
     std::size_t bytes = 0;
     for (const Arrived& one : batch) bytes += one.bytes.size();
-    co_await decide(net, bytes, [&] {
-      for (const auto& [owner, message] : batch) {
-        gathered.slices[owner].emplace(decode<V>(message, slice_of(dimension, size, owner)));
+    Rank source = 0;
+    std::string error;
+    co_await decide(net_, bytes, [&] {
+      for (std::size_t i = 0; i < batch.size() && error.empty(); ++i) {
+        source = batch[i].source;
+        error = whole_->place(source, batch[i].bytes);
       }
     });
-    for (const auto& [owner, message] : batch) {
-      const Decoded<V>& slice = *gathered.slices[owner];
-      // It has gone through other hands.
-      if (!slice.ok()) co_await check_decoded(net, owner, slice, "sums");
-      if (written) co_await written(slice.view());
-    }
-  };
-  const std::size_t most = most_bytes<V>(slice_of(dimension, size, 0));  // the first is a longest one
-  const Step first_step = by_ring ? ring_steps<V>(net, dimension) : split_steps<V>(net, dimension);
-  if (size <= kTakenAsTheyCome) {
-    gathered.messages = co_await allgather_any_size(net, std::move(encoded), most, first_step, take);
-    co_return;
+    if (!error.empty()) co_await fail(source, error);
   }
-  gathered.messages = co_await allgather_any_size(net, std::move(encoded), most, first_step, nullptr);
-  const std::vector<ConstBytes> messages = gathered.messages.by_source(size);
-  gathered.slices.resize(size);
+  SparseStream<V> finish() { return whole_->finish(); }
+
+ private:
+  // A slice has gone through other hands.
+  Transport::Failing fail(Rank owner, const std::string& error) { return fail_damaged(net_, owner, "sums", error); }
+
+  Transport& net_;
+  const std::uint64_t dimension_;
+  const SparseReduction& how_;
+  std::optional<StreamAssembly<V>> whole_;
+};
+
+Step step_of_counts(const Transport& net, const Owned& owned) {
+  return owned.first_step + (net.size() - 1) * any_size_steps(net, owned.most_bytes);
+}
+
+template <class V>
+Task<void> assemble_as_they_come(Transport& net, Owned owned, Assembling<V>& whole) {
+  Counts counts(net, step_of_counts(net, owned), owned.count);
+  Taking taking;
+  taking.ready = [&counts] { return counts.all_known(); };
+  taking.take = [&](std::span<const Arrived> batch) -> Task<void> {
+    if (!whole.begun()) {
+      const std::vector<std::uint64_t> held = co_await counts.wait();
+      co_await whole.begin(held);
+    }
+    co_await whole.place(batch);
+  };
+  co_await allgather_any_size(net, std::move(owned.encoded), owned.most_bytes, owned.first_step, taking);
+  co_await counts.finish();
+}
+
+template <class V>
+Task<void> assemble_at_the_end(Transport& net, Owned owned, Assembling<V>& whole) {
+  const Rank size = net.size();
+  const Taking nothing;
+  const KeptMessages kept =
+      co_await allgather_any_size(net, std::move(owned.encoded), owned.most_bytes, owned.first_step, nothing);
+  const std::vector<ConstBytes> messages = kept.by_source(size);
+  std::vector<std::uint64_t> counts;
+  for (Rank owner = 0; owner < size; ++owner) {
+    const StreamHeader header = claimed_header(messages[owner]);
+    counts.push_back(header.kind == StreamKind::dense ? kDense : header.nnz);
+  }
+  co_await whole.begin(counts);
   for (Rank owner = 0; owner < size;) {
     std::vector<Arrived> batch;
     for (std::size_t bytes = 0; owner < size && bytes < Transport::kTurnBytes; ++owner) {
       batch.push_back({owner, messages[owner]});
       bytes += messages[owner].size();
     }
-    co_await take(batch);
+    co_await whole.place(batch);
   }
 }
 
@@ -94,30 +161,30 @@ Task<void> gather_sum(Transport& net, SparseStream<V> mine, const SparseReductio
 
 template <class V>
 Task<SparseStream<V>> allreduce_sparse(Transport& net, SparseStream<V> mine, SparseReduction how) {
-  const double delta = memory_delta<V>(mine.dimension(), how.switch_factor);
+  const std::uint64_t dimension = mine.dimension();
   if (how.algorithm == Algorithm::recursive_doubling) {
     const OwnedSlice<V> sum = co_await allreduce_sparse_doubling(net, std::move(mine), how);
     const std::vector<StreamView<V>> whole{sum.view()};
+    const double delta = memory_delta<V>(dimension, how.switch_factor);
     SparseStream<V> stream;
     co_await decide(net, bytes_of(whole[0]), [&] { stream = join_slices<V>(whole, how.reduction, delta); });
     co_return stream;
   }
-  Gathered<V> gathered(net.size());
-  co_await gather_sum(net, std::move(mine), how, gathered);
-  std::vector<StreamView<V>> slices;
-  std::size_t bytes = 0;
-  for (const auto& slice : gathered.slices) {
-    slices.push_back(slice->view());
-    bytes += bytes_of(slices.back());
+  Owned owned = co_await reduce_owned(net, std::move(mine), how);
+  Assembling<V> whole(net, dimension, how);
+  if (counts_go_ahead<V>(net, dimension)) {
+    co_await assemble_as_they_come(net, std::move(owned), whole);
+  } else {
+    co_await assemble_at_the_end(net, std::move(owned), whole);
   }
-  SparseStream<V> joined;
-  co_await decide(net, bytes, [&] { joined = join_slices<V>(slices, how.reduction, delta); });
-  co_return joined;
+  co_return whole.finish();
 }
 
 template <class V>
 Task<void> allreduce_sparse_into(Transport& net, SparseStream<V> mine, SparseReduction how, std::span<V> output) {
   TELEGRAD_CHECK(output.size() == mine.dimension());
+  const Rank size = net.size();
+  const std::uint64_t dimension = mine.dimension();
   const auto write = [&net, output, reduction = how.reduction](const StreamView<V>& slice) -> Task<void> {
     const std::uint64_t first = slice.range.begin;
     co_await compute_slices(net, static_cast<std::size_t>(slice.range.size()), sizeof(V),
@@ -132,8 +199,20 @@ Task<void> allreduce_sparse_into(Transport& net, SparseStream<V> mine, SparseRed
     co_await write(whole);
     co_return;
   }
-  Gathered<V> gathered(net.size());
-  co_await gather_sum<V>(net, std::move(mine), how, gathered, write);
+  Owned owned = co_await reduce_owned(net, std::move(mine), how);
+  std::optional<Counts> counts;
+  if (counts_go_ahead<V>(net, dimension)) counts.emplace(net, step_of_counts(net, owned), owned.count);
+  Taking taking;
+  taking.take = [&](std::span<const Arrived> batch) -> Task<void> {
+    for (const auto& [owner, message] : batch) {
+      std::optional<Decoded<V>> slice;
+      co_await decide(net, message.size(), [&] { slice.emplace(decode<V>(message, slice_of(dimension, size, owner))); });
+      co_await check_decoded(net, owner, *slice, "sums");
+      co_await write(slice->view());
+    }
+  };
+  co_await allgather_any_size(net, std::move(owned.encoded), owned.most_bytes, owned.first_step, taking);
+  if (counts) co_await counts->finish();
 }
 
 #define TELEGRAD_INSTANTIATE(V)                                                                    \

@@ -103,11 +103,14 @@ Task<void> divide_by_ranks(Transport& net, OwnedSlice<V>& sum) {
   co_await decide(net, sum.view().nnz() * sizeof(V), [&] { scale(sum, 1.0 / net.size()); });
 }
 
-/// Never done if the message is damaged: that ends the operation. `content`: what `source` was to send.
+/// Ends the operation. `content`: what `source` was to send.
+inline Transport::Failing fail_damaged(Transport& net, Rank source, const char* content, const std::string& error) {
+  return net.fail(source, "rank " + std::to_string(source) + " sent damaged " + content + ": " + error);
+}
+/// Never done if the message is damaged.
 template <class V>
 Task<void> check_decoded(Transport& net, Rank source, const Decoded<V>& decoded, const char* content = "entries") {
-  if (decoded.ok()) co_return;
-  co_await net.fail(source, "rank " + std::to_string(source) + " sent damaged " + content + ": " + decoded.error());
+  if (!decoded.ok()) co_await fail_damaged(net, source, content, decoded.error());
 }
 
 }  // namespace telegrad

@@ -11,6 +11,7 @@ namespace telegrad {
 namespace {
 
 constexpr std::uint64_t kBlock = 65536;
+constexpr const char* kDamaged = "damaged sparse message: ";
 
 constexpr std::uint64_t padded(std::uint64_t bytes) { return (bytes + 7) / 8 * 8; }
 constexpr std::uint64_t blocks_of(std::uint64_t range_size) { return (range_size + kBlock - 1) / kBlock; }
@@ -132,6 +133,45 @@ bool widen(ConstBytes section, IndexRange range, std::span<std::uint32_t> indice
   return at == indices.size();
 }
 
+// Both read what a message holds, wherever it lies there, into arrays of as many elements; they return what is wrong
+// with it, or nothing.
+template <class V>
+std::string read_values(ConstBytes message, const StreamHeader& header, std::span<V> values) {
+  const ConstBytes section = message.subspan(Layout(header).values, value_bytes(header));
+  if constexpr (std::is_same_v<V, float>) {
+    if (kernels::decode_values(header.value_encoding, section, values)) return {};
+    return "its values are not encoded as they should be";
+  } else {
+    if (!section.empty()) std::memcpy(values.data(), section.data(), section.size());
+    return {};
+  }
+}
+std::string read_indices(ConstBytes message, const StreamHeader& header, IndexRange range,
+                         std::span<std::uint32_t> indices) {
+  const ConstBytes section = message.subspan(Layout(header).indices, header.index_bytes);
+  switch (header.index_format) {
+    case IndexFormat::none: break;
+    case IndexFormat::raw32:
+      if (!section.empty()) std::memcpy(indices.data(), section.data(), section.size());
+      break;
+    case IndexFormat::blocked16:
+      if (widen(section, range, indices)) break;
+      return "its block counts do not add up to its " + text(header.nnz) + " entries";
+    case IndexFormat::packed:
+      if (kernels::unpack_indices(section, indices)) break;
+      return "its packed indices are none";
+  }
+  return {};
+}
+std::string index_error(const StreamHeader& header, IndexRange expected, std::span<const std::uint32_t> indices) {
+  // Unpacking has looked at the order.
+  if (header.index_format != IndexFormat::packed && !kernels::strictly_increasing(indices)) {
+    return "its indices are not strictly increasing";
+  }
+  if (indices.empty() || (indices.front() >= expected.begin && indices.back() < expected.end)) return {};
+  return "its indices go from " + text(indices.front()) + " to " + text(indices.back()) + ", outside its range";
+}
+
 template <class V>
 void put_values(std::span<const V> values, const WireFormat& format, Bytes section, std::span<V> error) {
   if constexpr (std::is_same_v<V, float>) {
@@ -206,6 +246,13 @@ StreamHeader stream_header(IndexRange range, bool dense, std::uint64_t nnz, DTyp
 
 std::size_t encoded_size(const StreamHeader& header) { return static_cast<std::size_t>(Layout(header).end); }
 
+StreamHeader claimed_header(ConstBytes message) {
+  StreamHeader header{};
+  if (message.size() < sizeof header) return header;
+  std::memcpy(&header, message.data(), sizeof header);
+  return header;
+}
+
 std::string read_header(ConstBytes message, DType dtype, IndexRange expected, StreamHeader& header) {
   if (reinterpret_cast<std::uintptr_t>(message.data()) % 8 != 0) return "it starts at no multiple of 8 bytes";
   if (message.size() < sizeof header) return "it has " + text(message.size()) + " bytes, fewer than its header";
@@ -236,53 +283,56 @@ Buffer encode(const StreamView<V>& view, WireFormat format, std::span<V> error) 
 template <class V>
 Decoded<V> decode(ConstBytes bytes, IndexRange expected) {
   TELEGRAD_CHECK(expected.begin <= expected.end && expected.end <= kDimensionMost);
-  const auto damaged = [](const std::string& what) { return Decoded<V>("damaged sparse message: " + what); };
+  const auto damaged = [](const std::string& what) { return Decoded<V>(kDamaged + what); };
   StreamHeader header;
-  const std::string error = read_header(bytes, dtype_of<V>, expected, header);
-  if (!error.empty()) return damaged(error);
+  if (const std::string error = read_header(bytes, dtype_of<V>, expected, header); !error.empty()) return damaged(error);
   const Layout layout(header);
-
   const auto nnz = static_cast<std::size_t>(header.nnz);
   StreamView<V> view{.range = expected, .dense = header.kind == StreamKind::dense, .indices = {}, .values = {}};
-  Array<V> values(header.value_encoding == ValueEncoding::native ? 0 : nnz);
-  if constexpr (std::is_same_v<V, float>) {
-    const std::uint64_t length = value_bytes(header);
-    if (header.value_encoding != ValueEncoding::native &&
-        !kernels::decode_values(header.value_encoding, bytes.subspan(layout.values, length), values.span())) {
-      return damaged("its values are not encoded as they should be");
-    }
+
+  Array<V> values;
+  if (header.value_encoding == ValueEncoding::native) {
+    view.values = {reinterpret_cast<const V*>(bytes.data() + layout.values), nnz};
+  } else {
+    values = Array<V>(nnz);
+    if (const std::string error = read_values(bytes, header, values.span()); !error.empty()) return damaged(error);
+    view.values = values.span();
   }
-  view.values = values.empty() ? std::span(reinterpret_cast<const V*>(bytes.data() + layout.values), nnz)
-                               : std::span<const V>(values.span());
   if (view.dense) return {view, {}, std::move(values)};
 
-  const ConstBytes section = bytes.subspan(layout.indices, header.index_bytes);
-  Array<std::uint32_t> widened(header.index_format == IndexFormat::raw32 ? 0 : nnz);
-  if (header.index_format == IndexFormat::packed) {
-    if (!kernels::unpack_indices(section, widened.span())) return damaged("its packed indices are none");
-    view.indices = widened.span();
+  Array<std::uint32_t> indices;
+  if (header.index_format == IndexFormat::raw32) {
+    view.indices = {reinterpret_cast<const std::uint32_t*>(bytes.data() + layout.indices), nnz};
   } else {
-    if (header.index_format == IndexFormat::raw32) {
-      view.indices = {reinterpret_cast<const std::uint32_t*>(section.data()), nnz};
-    } else if (widen(section, expected, widened.span())) {
-      view.indices = widened.span();
-    } else {
-      return damaged("its block counts do not add up to its " + text(nnz) + " entries");
-    }
-    if (!kernels::strictly_increasing(view.indices)) return damaged("its indices are not strictly increasing");
+    indices = Array<std::uint32_t>(nnz);
+    const std::string error = read_indices(bytes, header, expected, indices.span());
+    if (!error.empty()) return damaged(error);
+    view.indices = indices.span();
   }
-  if (nnz != 0 && (view.indices.front() < expected.begin || view.indices.back() >= expected.end)) {
-    return damaged("its indices go from " + text(view.indices.front()) + " to " + text(view.indices.back()) +
-                   ", outside its range");
+  if (const std::string error = index_error(header, expected, view.indices); !error.empty()) return damaged(error);
+  return {view, std::move(indices), std::move(values)};
+}
+
+template <class V>
+std::string decode_into(ConstBytes bytes, IndexRange expected, std::span<std::uint32_t> indices, std::span<V> values) {
+  TELEGRAD_CHECK(expected.begin <= expected.end && expected.end <= kDimensionMost && indices.size() == values.size());
+  StreamHeader header;
+  std::string error = read_header(bytes, dtype_of<V>, expected, header);
+  if (error.empty() && (header.kind == StreamKind::dense || header.nnz != indices.size())) {
+    error = "it does not hold the " + text(indices.size()) + " entries that were announced";
   }
-  return {view, std::move(widened), std::move(values)};
+  if (error.empty()) error = read_values(bytes, header, values);
+  if (error.empty()) error = read_indices(bytes, header, expected, indices);
+  if (error.empty()) error = index_error(header, expected, indices);
+  return error.empty() ? error : kDamaged + error;
 }
 
 #define TELEGRAD_INSTANTIATE(V)                                              \
   template std::size_t encoded_size(const StreamView<V>&, WireFormat);       \
   template void encode_into(const StreamView<V>&, Bytes, WireFormat, std::span<V>); \
   template Buffer encode(const StreamView<V>&, WireFormat, std::span<V>);           \
-  template Decoded<V> decode(ConstBytes, IndexRange);
+  template Decoded<V> decode(ConstBytes, IndexRange);                               \
+  template std::string decode_into(ConstBytes, IndexRange, std::span<std::uint32_t>, std::span<V>);
 TELEGRAD_FOR_ENTRY_VALUES(TELEGRAD_INSTANTIATE)
 #undef TELEGRAD_INSTANTIATE
 

@@ -69,6 +69,9 @@ StreamHeader stream_header(IndexRange range, bool dense, std::uint64_t nnz, DTyp
                            std::uint64_t packed_bytes = 0);
 std::size_t encoded_size(const StreamHeader& header);
 
+/// What a message says of itself, unchecked; what is too short for a header says that it is an empty stream.
+StreamHeader claimed_header(ConstBytes message);
+
 /// Reads the header of a message that must be of `dtype` and `expected`; returns what is wrong with it, with the
 /// message's address or its length, or nothing. Looks at no section.
 std::string read_header(ConstBytes message, DType dtype, IndexRange expected, StreamHeader& header);
@@ -116,5 +119,10 @@ class Decoded {
 /// `bytes` must be the whole message and start at a multiple of 8.
 template <class V>
 Decoded<V> decode(ConstBytes bytes, IndexRange expected);
+
+/// The same into arrays of as many elements as the message is known to hold entries. Returns what is wrong with it, or
+/// nothing; it is wrong also where it holds another number of entries, or a dense range.
+template <class V>
+std::string decode_into(ConstBytes bytes, IndexRange expected, std::span<std::uint32_t> indices, std::span<V> values);
 
 }  // namespace telegrad

@@ -239,6 +239,25 @@ TEST("a long sum, reduced in parts") {
   check(World::local, inputs, kN, Reduction::sum, 1.0, 1);
 }
 
+TEST("slices so long that ranks tell each other ahead what theirs hold") {
+  for (const World world : kWorlds) {
+    for (const Rank size : {2U, 3U, 5U}) {
+      const std::uint64_t n = std::uint64_t{270'000} * size;
+      for (const double density : {0.0, 0.00001, 0.02}) {
+        Random random(size);
+        std::vector<Input<float>> inputs;
+        std::vector<Input<bf16>> halves;
+        for (Rank rank = 0; rank < size; ++rank) {
+          inputs.push_back(uniform<float>(n, rank == 1 ? 4 * density : density, random));
+          halves.push_back(uniform<bf16>(n, density, random));
+        }
+        check(world, inputs, n, Reduction::sum, 1.0, size);
+        check(world, halves, n, Reduction::max, density < 0.01 ? 1.0 : 0.05, size);
+      }
+    }
+  }
+}
+
 TEST("any floats: near the sum, and the same bits on all ranks under any schedule") {
   constexpr std::uint64_t kN = 2000;
   for (const Rank size : {2U, 3U, 8U, 13U}) {

@@ -100,7 +100,8 @@ TEST("allgather of messages whose length only their sender knows: each is taken 
             }
             co_return;
           };
-          all[rank] = co_await allgather_any_size(net, message_of(rank, length_of(rank)), longest, 0, take);
+          const Taking taking{take};
+          all[rank] = co_await allgather_any_size(net, message_of(rank, length_of(rank)), longest, 0, taking);
         };
         EXPECT(run_ranks(world, size, [&](Rank) { return any_request(gather); }, size).all_succeeded());
         for (Rank rank = 0; rank < size; ++rank) {
@@ -126,7 +127,8 @@ TEST("a message longer than agreed ends the operation with an error") {
   for (const std::size_t most : {std::size_t{100}, 3 * kCardBytes}) {
     const auto gather = [&](Transport& net) -> Task<void> {
       const auto ignore = [](std::span<const Arrived>) -> Task<void> { co_return; };
-      co_await allgather_any_size(net, Buffer(net.rank() == 2 ? most + 1 : 5), most, 0, ignore);
+      const Taking taking{ignore};
+      co_await allgather_any_size(net, Buffer(net.rank() == 2 ? most + 1 : 5), most, 0, taking);
     };
     const Ended ended = run_ranks(World::simulated, 4, [&](Rank) { return any_request(gather); });
     for (Rank rank = 0; rank < 4; ++rank) {

@@ -11,6 +11,8 @@ SPARSE_RING = "collectives/sparse_ring.cpp"
 ANY_SIZE = "collectives/any_size.cpp"
 SLICES = "sparse/slices.cpp"
 WIRE = "sparse/wire.cpp"
+COUNTS = "collectives/counts.cpp"
+ASSEMBLY = "sparse/assembly.cpp"
 
 SPARSE_MUTANTS = (
     mutant(
@@ -110,6 +112,18 @@ SPARSE_MUTANTS = (
         SPARSE_GATHER,
         "write_dense(slice.slice({first + begin, first + end}),",
         "if (begin == 0) write_dense(slice.slice({first + begin, first + end}),",
+    ),
+    mutant(
+        "sparse: a rank's count is taken for its neighbour's",
+        COUNTS,
+        "std::memcpy(&counts[from], message.data(), sizeof mine_);",
+        "std::memcpy(&counts[(from + 1) % size], message.data(), sizeof mine_);",
+    ),
+    mutant(
+        "sparse: slices overlap by an entry in the whole",
+        ASSEMBLY,
+        "first_.push_back(total);",
+        "first_.push_back(total == 0 ? 0 : total - 1);",
     ),
     mutant(
         "sparse: a block of indices beyond the first begins one too early",

@@ -1,0 +1,86 @@
+#include "sparse/assembly.hpp"
+
+#include <utility>
+
+#include "base/check.hpp"
+#include "kernels/entries.hpp"
+#include "sparse/wire.hpp"
+
+namespace telegrad {
+namespace {
+
+bool goes_dense(const std::vector<SliceContent>& slices, double delta) {
+  TELEGRAD_CHECK(!slices.empty() && slices.front().range.begin == 0);
+  std::uint64_t end = 0;
+  std::uint64_t total = 0;
+  bool dense = false;
+  for (const SliceContent& slice : slices) {
+    TELEGRAD_CHECK(slice.range.begin == end && slice.range.end >= end && slice.nnz <= slice.range.size());
+    end = slice.range.end;
+    total += slice.nnz;
+    dense = dense || slice.dense;
+  }
+  return dense || static_cast<double>(total) > delta;
+}
+
+}  // namespace
+
+template <class V>
+StreamAssembly<V>::StreamAssembly(std::vector<SliceContent> slices, Reduction reduction, double delta)
+    : slices_(std::move(slices)), reduction_(reduction), dense_(telegrad::goes_dense(slices_, delta)) {
+  std::size_t total = 0;
+  for (const SliceContent& slice : slices_) {
+    first_.push_back(total);
+    total += static_cast<std::size_t>(slice.nnz);
+  }
+  if (dense_) {
+    values_ = Array<V>(static_cast<std::size_t>(slices_.back().range.end));
+    return;
+  }
+  indices_ = Array<std::uint32_t>(total);
+  values_ = Array<V>(total);
+}
+
+template <class V>
+std::string StreamAssembly<V>::place(std::size_t slice, ConstBytes message) {
+  const auto& [range, dense, nnz] = slices_[slice];
+  if (!dense_) {
+    const auto count = static_cast<std::size_t>(nnz);
+    return decode_into<V>(message, range, indices_.span().subspan(first_[slice], count),
+                          values_.span().subspan(first_[slice], count));
+  }
+  const Decoded<V> decoded = decode<V>(message, range);
+  if (!decoded.ok()) return decoded.error();
+  write_dense(decoded.view(), values_.span().subspan(range.begin, range.size()), reduction_);
+  return {};
+}
+
+template <class V>
+SparseStream<V> StreamAssembly<V>::finish() {
+  if (dense_) return SparseStream<V>::adopt_dense(std::move(values_));
+  return SparseStream<V>::adopt_sparse(slices_.back().range.end, std::move(indices_), std::move(values_));
+}
+
+#define TELEGRAD_INSTANTIATE(V) template class StreamAssembly<V>;
+TELEGRAD_FOR_ENTRY_VALUES(TELEGRAD_INSTANTIATE)
+#undef TELEGRAD_INSTANTIATE
+
+StreamAssembly<CountedF32>::StreamAssembly(std::vector<SliceContent> slices, Reduction, double delta)
+    : slices_(std::move(slices)), dense_(goes_dense(slices_, delta)) {}
+
+std::string StreamAssembly<CountedF32>::place(std::size_t slice, ConstBytes message) {
+  const auto& [range, dense, nnz] = slices_[slice];
+  const Decoded<CountedF32> decoded = decode<CountedF32>(message, range);
+  if (!decoded.ok()) return decoded.error();
+  if (decoded.view().dense != dense || decoded.view().nnz() != nnz) return "it does not hold what was announced";
+  entries_.common += decoded.view().entries.common;
+  entries_.own += decoded.view().entries.own;
+  return {};
+}
+
+SparseStream<CountedF32> StreamAssembly<CountedF32>::finish() {
+  const std::uint64_t dimension = slices_.back().range.end;
+  return dense_ ? SparseStream<CountedF32>::dense(dimension) : SparseStream<CountedF32>::sparse(dimension, entries_);
+}
+
+}  // namespace telegrad
