@@ -24,7 +24,14 @@ using CommunicatorPtr = std::shared_ptr<Communicator>;
 
 constexpr double kJoinMost_s = 60.0;
 
-std::vector<CommunicatorPtr> make_local(Rank size, double timeout_s, const std::string& report_folder) {
+// Of split(): its name in errors, and the parent's ranks that are in it, by rank; none without a name.
+std::shared_ptr<const Group> group_named(const std::string& name, std::vector<Rank> parent_ranks) {
+  return name.empty() ? nullptr : std::make_shared<const Group>(Group{name, std::move(parent_ranks)});
+}
+
+std::vector<CommunicatorPtr> make_local(Rank size, double timeout_s, const std::string& report_folder,
+                                        const std::string& group_name, std::vector<Rank> parent_ranks) {
+  const auto group = group_named(group_name, std::move(parent_ranks));
   const std::uint32_t epoch = std::random_device{}();
   const auto network = std::make_shared<LocalNetwork>(size);
   const auto engine = Engine::shared();
@@ -33,7 +40,7 @@ std::vector<CommunicatorPtr> make_local(Rank size, double timeout_s, const std::
     auto driver = std::make_unique<LocalDriver>(network, rank);
     // One engine runs all ranks, so none can fall silent without the others.
     const CommunicatorOptions options{
-        .session = {.epoch = epoch, .timeout_s = timeout_s, .liveness_timeout_s = std::nullopt},
+        .session = {.epoch = epoch, .timeout_s = timeout_s, .liveness_timeout_s = std::nullopt, .group = group},
         .report_folder = report_folder};
     all.push_back(std::make_shared<Communicator>(engine, std::move(driver), options));
   }
@@ -45,9 +52,9 @@ std::vector<CommunicatorPtr> make_local(Rank size, double timeout_s, const std::
   return all;
 }
 
-CommunicatorPtr make_ucx(Rank rank, Rank size, const nb::callable& exchange, double timeout_s,
+CommunicatorPtr join_ucx(Rank rank, Rank size, const nb::callable& exchange, double timeout_s,
                          std::optional<double> liveness_timeout_s, const std::optional<std::string>& interface,
-                         const std::string& report_folder, bool checks) {
+                         const std::string& report_folder, bool checks, const std::shared_ptr<const Group>& group) {
   auto driver = std::make_unique<UcxDriver>(rank, size, UcxOptions{.interface = interface.value_or("")});
   const std::vector<std::byte> address = driver->address();
   std::uint32_t epoch = std::random_device{}();
@@ -71,7 +78,7 @@ CommunicatorPtr make_ucx(Rank rank, Rank size, const nb::callable& exchange, dou
   }
   driver->connect(addresses);
   CommunicatorOptions options{
-      .session = {.epoch = epoch, .timeout_s = timeout_s, .liveness_timeout_s = liveness_timeout_s},
+      .session = {.epoch = epoch, .timeout_s = timeout_s, .liveness_timeout_s = liveness_timeout_s, .group = group},
       .report_folder = report_folder};
   if (!checks) {
     constexpr double kNever_s = std::numeric_limits<double>::infinity();
@@ -93,6 +100,20 @@ CommunicatorPtr make_ucx(Rank rank, Rank size, const nb::callable& exchange, dou
     throw;
   }
   return communicator;
+}
+
+CommunicatorPtr make_ucx(Rank rank, Rank size, const nb::callable& exchange, double timeout_s,
+                         std::optional<double> liveness_timeout_s, const std::optional<std::string>& interface,
+                         const std::string& report_folder, bool checks, const std::string& group_name,
+                         std::vector<Rank> parent_ranks) {
+  const auto group = group_named(group_name, std::move(parent_ranks));
+  try {
+    return join_ucx(rank, size, exchange, timeout_s, liveness_timeout_s, interface, report_folder, checks, group);
+  } catch (const TransportError& error) {  // also of the driver, which knows of no groups
+    Failure failure = error.failure();
+    failure.group = group;
+    throw TransportError(std::move(failure));
+  }
 }
 
 nb::dict counters_of(Communicator& self) {
@@ -151,10 +172,11 @@ void bind_communicator(nb::module_& module) {
 
   nb::class_<Communicator> communicator(module, "Communicator");
   communicator.def_static("local", &make_local, nb::arg("size"), nb::arg("timeout_s"),
-                          nb::arg("report_folder") = "")
+                          nb::arg("report_folder") = "", nb::arg("group") = "",
+                          nb::arg("parent_ranks") = std::vector<Rank>{})
       .def_static("ucx", &make_ucx, nb::arg("rank"), nb::arg("size"), nb::arg("exchange"), nb::arg("timeout_s"),
                   nb::arg("liveness_timeout_s").none(), nb::arg("interface").none(), nb::arg("report_folder") = "",
-                  nb::arg("checks") = true)
+                  nb::arg("checks") = true, nb::arg("group") = "", nb::arg("parent_ranks") = std::vector<Rank>{})
       .def_prop_ro("rank", &Communicator::rank)
       .def_prop_ro("size", &Communicator::size)
       .def_prop_ro("driver", &Communicator::driver_name)

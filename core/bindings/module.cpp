@@ -22,7 +22,10 @@ void raise_transport_error(const Failure& failure) {
         type(failure.message(), nb::arg("rank") = rank_or_none(failure.rank),
              nb::arg("peer") = rank_or_none(failure.peer),
              nb::arg("host") = text_or_none(failure.host), nb::arg("operation") = failure.operation.c_str(),
-             nb::arg("tag") = failure.tag.value_or(failure.sequence));
+             nb::arg("tag") = failure.tag.value_or(failure.sequence),
+             nb::arg("group") = failure.group ? text_or_none(failure.group->name) : nb::none(),
+             nb::arg("parent_rank") = rank_or_none(failure.in_parent(failure.rank)),
+             nb::arg("parent_peer") = rank_or_none(failure.in_parent(failure.peer)));
     PyErr_SetObject(type.ptr(), error.ptr());
   } catch (nb::python_error& error) {
     error.restore();

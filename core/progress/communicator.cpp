@@ -26,7 +26,8 @@ Communicator::Communicator(std::shared_ptr<Engine> engine, std::unique_ptr<Drive
       shares_memory_(driver->shares_memory()),
       allreduce_table_(size_),
       epoch_(options.session.epoch),
-      report_folder_(std::move(options.report_folder)) {
+      report_folder_(std::move(options.report_folder)),
+      group_(options.session.group) {
   participant_.driver = std::move(driver);
   options.session.count_peers = true;
   participant_.session = std::make_unique<Session>(*participant_.driver, options.session);
@@ -65,7 +66,7 @@ bool Communicator::await_join(double deadline_s) {
 }
 
 void Communicator::give_up_join(double timeout_s) {
-  Failure failure{.kind = FailureKind::timeout, .rank = rank_, .operation = "join"};
+  Failure failure{.kind = FailureKind::timeout, .rank = rank_, .operation = "join", .group = group_};
   engine_->with_baton([&] {
     failure.reason =
         "no answer within " + std::to_string(static_cast<int>(timeout_s)) + " s from " + participant_.session->missing();
@@ -77,7 +78,8 @@ void Communicator::give_up_join(double timeout_s) {
 RequestPtr Communicator::submit(RequestPtr request, bool caller_waits) {
   const std::scoped_lock lock(submitting_);
   if (closing_) {
-    request->finish(named({.rank = rank_, .reason = "the communicator is closed"}, request->call(), 0));
+    request->finish(
+        named({.rank = rank_, .reason = "the communicator is closed", .group = group_}, request->call(), 0));
     return request;
   }
   if (trace_) trace_->watch(*request);

@@ -88,6 +88,7 @@ class Communicator {
   AllreduceTable allreduce_table_;
   std::uint32_t epoch_;
   std::string report_folder_;
+  std::shared_ptr<const Group> group_;  // null: not split from another
   std::mutex submitting_;
   bool closing_ = false;  // submitting_: nothing is begun any more
   std::atomic<bool> closed_ = false;

@@ -78,6 +78,16 @@ std::string message_json(const SessionReport::Message& message, double now_s) {
          ", \"called_s_ago\": " + number(now_s - message.called_s) + "}";
 }
 
+std::string group_json(const Group* group) {
+  if (group == nullptr) return "null";
+  std::string ranks;
+  for (const Rank rank : group->parent_ranks) {
+    if (!ranks.empty()) ranks += ", ";
+    ranks += std::to_string(rank);
+  }
+  return "{\"name\": " + quoted(group->name) + ", \"parent_ranks\": [" + ranks + "]}";
+}
+
 }  // namespace
 
 const char* error_name(FailureKind kind) {
@@ -100,6 +110,7 @@ std::string to_json(const SessionReport& report, const ReportOrigin& origin) {
                     ", \"pid\": " + std::to_string(origin.pid) + ", \"written_unix_s\": " + number(origin.unix_s) +
                     ", \"timeout_s\": " + number(report.timeout_s) + ", \"liveness_timeout_s\": " +
                     (report.liveness_timeout_s ? number(*report.liveness_timeout_s) : "null") +
+                    ", \"group\": " + group_json(report.group.get()) +
                     ",\n \"called\": " + std::to_string(report.called) +
                     ", \"completed\": " + std::to_string(report.completed) + ",\n \"failure\": ";
   if (report.failure) {

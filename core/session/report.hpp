@@ -3,6 +3,7 @@
 // (docs/errors.md describes the form; its version rises when a reader would have to change).
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -40,6 +41,7 @@ struct SessionReport {
   double now_s = 0.0;
   double timeout_s = 0.0;
   std::optional<double> liveness_timeout_s{};
+  std::shared_ptr<const Group> group{};  // null: of no split()
   std::uint32_t called = 0;
   std::uint64_t completed = 0;
   std::optional<Failure> failure{};

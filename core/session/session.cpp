@@ -34,7 +34,8 @@ void Session::begin(RequestPtr request, double now_s) {
     return;
   }
   if (parting_) {
-    request->finish(named({.rank = rank(), .reason = "the communicator is closed"}, request->call(), next_sequence_));
+    request->finish(named({.rank = rank(), .reason = "the communicator is closed", .group = options_.group},
+                          request->call(), next_sequence_));
     return;
   }
   if (!numbered) {
@@ -142,12 +143,15 @@ Session::Job* Session::running_job(std::uint32_t sequence) const {
 }
 
 Failure Session::failure_of(const Job& job, FailureKind kind, Rank peer, std::string reason) const {
-  return named({.kind = kind, .rank = rank(), .peer = peer, .reason = std::move(reason)}, job.call(), job.sequence());
+  return named({.kind = kind, .rank = rank(), .peer = peer, .reason = std::move(reason), .group = options_.group},
+               job.call(), job.sequence());
 }
 
 void Session::release_quarantine() {
   ready_.network_is_gone();
-  const Failure closed{.rank = rank(), .reason = "the communicator was closed before this operation was over"};
+  const Failure closed{.rank = rank(),
+                       .reason = "the communicator was closed before this operation was over",
+                       .group = options_.group};
   const auto finish = [&](std::uint32_t sequence, Request& request) {
     if (request.done()) return;
     request.finish(named(closed, request.call(), sequence));

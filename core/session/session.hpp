@@ -35,6 +35,7 @@ struct SessionOptions {
   double agreement_s = 0.05;   // after a failure: how long to listen to peers that have not said anything
   double dispute_s = 5.0;      // after a mismatch: how long to listen to peers that have not called the operation
   double probe_s = 0.02;       // how long an operation waits before it tells its call to whom it waits for
+  std::shared_ptr<const Group> group{};  // what errors say of a communicator that was split from another; null: of no such
   bool count_peers = false;    // counters for every peer; many simulated ranks would need the square of their number
 };
 

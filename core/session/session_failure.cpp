@@ -207,7 +207,8 @@ void Session::conclude() {
                   .host = identity.host,
                   .pid = identity.pid,
                   .sequence = verdict.sequence,
-                  .reason = verdict.reason};
+                  .reason = verdict.reason,
+                  .group = options_.group};
   failure_ = failure;  // what timed_out_() writes holds it
   if (failure.kind == FailureKind::timeout && timed_out_) {
     failure.reason += timed_out_();

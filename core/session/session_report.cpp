@@ -19,6 +19,7 @@ SessionReport Session::report(double now_s) const {
                        .now_s = now_s,
                        .timeout_s = options_.timeout_s,
                        .liveness_timeout_s = options_.liveness_timeout_s,
+                       .group = options_.group,
                        .called = next_sequence_,
                        .completed = completed_,
                        .failure = failure_};

@@ -2,6 +2,29 @@
 
 namespace telegrad {
 
+std::string Group::ranks_text(Rank rank, Rank peer) const {
+  constexpr std::size_t kAllMost = 8;
+  std::vector<Rank> told;
+  for (Rank one = 0; one < parent_ranks.size(); ++one) {
+    if (parent_ranks.size() <= kAllMost || one == rank || one == peer) told.push_back(one);
+  }
+  std::string here, there;
+  for (const Rank one : told) {
+    if (!here.empty()) {
+      here += ", ";
+      there += ", ";
+    }
+    here += std::to_string(one);
+    there += std::to_string(parent_ranks[one]);
+  }
+  return told.size() == 1 ? "rank " + here + " here is rank " + there + " of its parent"
+                          : "ranks " + here + " here are ranks " + there + " of its parent";
+}
+
+Rank Failure::in_parent(Rank of_group) const {
+  return group && of_group < group->parent_ranks.size() ? group->parent_ranks[of_group] : kNoRank;
+}
+
 std::string Failure::message() const {
   std::string text = "rank " + std::to_string(rank) + ": ";
   if (!operation.empty()) text += operation + (tag ? ": " : " (operation " + std::to_string(sequence) + "): ");
@@ -11,6 +34,7 @@ std::string Failure::message() const {
     if (!host.empty()) text += " on host " + host + ", process " + std::to_string(pid);
     text += "]";
   }
+  if (group) text += " [" + group->name + ": " + group->ranks_text(rank, peer) + "]";
   return text;
 }
 

@@ -2,7 +2,7 @@
 alive.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from enum import Enum
 from typing import Any
 
@@ -98,7 +98,9 @@ class CompletionQueue:
 
 class Communicator:
     @staticmethod
-    def local(size: int, timeout_s: float, report_folder: str = "") -> list[Communicator]: ...
+    def local(
+        size: int, timeout_s: float, report_folder: str = "", group: str = "", parent_ranks: Sequence[int] = ()
+    ) -> list[Communicator]: ...
     @staticmethod
     def ucx(
         rank: int,
@@ -109,6 +111,8 @@ class Communicator:
         interface: str | None,
         report_folder: str = "",
         checks: bool = True,
+        group: str = "",
+        parent_ranks: Sequence[int] = (),
     ) -> Communicator: ...
     @property
     def rank(self) -> int: ...

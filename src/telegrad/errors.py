@@ -14,7 +14,9 @@ class TransportError(Exception):
 
     ``rank`` reports; ``peer`` is the culprit, the same on all survivors (``None`` if unknown), and ``host`` the name of
     its machine; ``operation`` is the operation that was running and ``tag`` its sequence number on this communicator
-    (of a send or recv the message's tag).
+    (of a send or recv the message's tag). Of a communicator that ``split()`` made, ``group`` is its name, and
+    ``parent_rank`` and ``parent_peer`` are ``rank`` and ``peer`` as the communicator that it was split from numbers
+    them; ``None`` of others.
     """
 
     def __init__(
@@ -25,6 +27,9 @@ class TransportError(Exception):
         host: str | None = None,
         operation: str | None = None,
         tag: int | None = None,
+        group: str | None = None,
+        parent_rank: int | None = None,
+        parent_peer: int | None = None,
     ) -> None:
         super().__init__(message)
         self.rank = rank
@@ -32,9 +37,13 @@ class TransportError(Exception):
         self.host = host
         self.operation = operation
         self.tag = tag
+        self.group = group
+        self.parent_rank = parent_rank
+        self.parent_peer = parent_peer
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.args[0], self.rank, self.peer, self.host, self.operation, self.tag)
+        facts = (self.rank, self.peer, self.host, self.operation, self.tag)
+        return type(self), (self.args[0], *facts, self.group, self.parent_rank, self.parent_peer)
 
 
 class PeerFailed(TransportError):  # noqa: N818 - named by what happened

@@ -75,7 +75,7 @@ def calibrate(communicator: Communicator, *, seconds: float = DEFAULT_S, keep: b
     The tuning found is used by ``communicator`` from now on, returned (the same on all ranks) and, with ``keep``, kept
     by rank 0 in the user's cache directory for later jobs on the same hosts with as many ranks; one that looks like
     noise is not kept in an earlier one's place, and rank 0 warns (docs/tuning.md). Raises ``TypeError`` for what is no
-    Communicator and ``ValueError`` for one that is closed, of a forked parent, of ``split()``, of one rank alone or of
+    Communicator and ``ValueError`` for one that is closed, of a forked parent, of one rank alone or of
     ranks of one process, for ``seconds`` that are not above 0, and on all ranks where theirs differ; ``TransportError``
     if a peer fails, ``OSError`` on rank 0 if the cache cannot be written.
     """
@@ -134,11 +134,6 @@ def _checked_place(communicator: Communicator, seconds: float) -> Place:
     if not seconds > 0:
         raise ValueError(f"seconds={seconds} must be above 0: about how long to measure")
     place = communicator.place
-    if place is None and communicator.driver == "ucx":
-        raise ValueError(
-            f"{communicator!r} of split() cannot be calibrated, and has the built-in tuning unless use() gives it one: "
-            "calibrate the communicator that it was split from"
-        )
     if place is None:
         raise ValueError(
             f"{communicator!r} cannot be calibrated: make it with from_torch() or from_exchange(), one rank per process"

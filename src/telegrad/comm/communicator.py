@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import socket
+from dataclasses import replace
 from typing import Any
 
 from telegrad import _core
@@ -112,7 +114,7 @@ class Communicator(Reductions, Moves, PointToPoint):
             _core.Communicator.ucx(
                 rank, size, agreement.swap, timeout_s, liveness_timeout_s, interface, report_folder()
             ),
-            Options(timeout_s, liveness_timeout_s, interface),
+            Options(timeout_s, liveness_timeout_s, interface, tuning=None if agreement.is_built_in else AUTO),
         )
         communicator._place = agreement.place
         communicator.use(agreement.tuning)
@@ -139,9 +141,11 @@ class Communicator(Reductions, Moves, PointToPoint):
         ``color``: an int in [0, 2⁶³), or ``None``: this rank joins no group, and gets ``None``. Ranks are numbered in
         the order of ``key``, and of their ranks here where keys are equal. The new communicator has connections and
         failures of its own (what ends one leaves the other usable; a process that dies ends both), and the time-outs
-        and interface of this one. The two may be used side by side and closed in any order; use each in the same order
-        on all of its ranks. Raises ``TypeError`` or ``ValueError`` for bad arguments and in the simulator, and
-        ``TransportError`` if a rank fails meanwhile.
+        and interface of this one. Its tuning is the one that calibration has kept for its hosts and number of ranks,
+        else what this one's costs make of that number, else the built-in choice. Its errors say ``split(color=…)`` and
+        which ranks of this one its ranks are. The two may be used side by side and closed in any order; use each in the
+        same order on all of its ranks. Raises ``TypeError`` or ``ValueError`` for bad arguments and in the simulator,
+        and ``TransportError`` if a rank fails meanwhile.
         """
         chosen, order = checked_color(color), checked_key(key)
         self._usable()
@@ -151,8 +155,19 @@ class Communicator(Reductions, Moves, PointToPoint):
             )
         group = group_of(self.rank, chosen, order, self.all_gather)
         make = share if self.driver == "local" else connect
-        core = make(group, self.all_gather, self._options, report_folder())
-        return None if core is None else type(self)(core, self._options)
+        joined = make(group, self.all_gather, self._options, report_folder())
+        if joined is None or group is None:
+            return None
+        child = type(self)(joined.core, replace(self._options, group=group.name_in(self._options.group)))
+        child._place = joined.place
+        child.use(joined.tuning or self._tuning_of_part(child))
+        return child
+
+    def _tuning_of_part(self, child: Communicator) -> Tuning | None:
+        if self._tuning is None:
+            return None
+        own_process = Place(child.driver, ((socket.gethostname(), child.world_size),))
+        return self._tuning.for_part(child.place or own_process)
 
     @property
     def tuning(self) -> Tuning | None:

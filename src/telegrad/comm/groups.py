@@ -13,7 +13,9 @@ import numpy.typing as npt
 
 from telegrad import _core
 from telegrad.comm.arguments import checked_integer
+from telegrad.comm.tuning import AUTO, TuningAgreement
 from telegrad.errors import TransportError
+from telegrad.plan import Place, Tuning
 
 _NO_GROUP = -1
 Gather = Callable[[npt.NDArray[Any]], npt.NDArray[Any]]
@@ -27,14 +29,24 @@ class Options:
     timeout_s: float = 1800.0
     liveness_timeout_s: float | None = 8.0
     interface: str | None = None
+    group: str = ""
+    """What errors call the communicator itself; empty: it was not split from another."""
+    tuning: Tuning | str | None = AUTO
+    """What its sub-communicators ask for as they join: ``"auto"``, or ``None`` where the job asked for none."""
 
 
 @dataclass(frozen=True)
 class Group:
-    """``members``: ranks of the parent, in the order of their ranks in the group; ``rank``: this rank's place there."""
+    """``members``: ranks of the parent, in the order of their ranks in the group; ``rank``: this rank's place there;
+    ``color``: what they all gave."""
 
     members: list[int]
     rank: int
+    color: int
+
+    def name_in(self, parent: str) -> str:
+        """What errors call it; ``parent``: the name of the communicator that it is split from, empty for the first."""
+        return f"split(color={self.color})" + (f" of {parent}" if parent else "")
 
 
 def checked_color(color: Any) -> int:
@@ -59,10 +71,19 @@ def group_of(rank: int, color: int, key: int, gather: Gather) -> Group | None:
     """The group of ``rank``, ordered by (key, rank); None without one."""
     told = gather(np.array([color, key], np.int64)).tolist()
     members = sorted((peer for peer in range(len(told)) if told[peer][0] == color), key=lambda peer: told[peer][1])
-    return None if color == _NO_GROUP else Group(members, members.index(rank))
+    return None if color == _NO_GROUP else Group(members, members.index(rank), color)
 
 
-def connect(group: Group | None, gather: Gather, options: Options, report_folder: str) -> _core.Communicator | None:
+@dataclass(frozen=True)
+class Joined:
+    """This rank's end of a new communicator, its place (``None``: in one process), and the tuning kept for there."""
+
+    core: _core.Communicator
+    place: Place | None = None
+    tuning: Tuning | None = None
+
+
+def connect(group: Group | None, gather: Gather, options: Options, report_folder: str) -> Joined | None:
     """Connects the members of each group over the network. All ranks take part, also those without a group: the
     addresses go over the communicator that they share. Raises ``TransportError`` on all members if one of them fails.
     """
@@ -82,20 +103,24 @@ def connect(group: Group | None, gather: Gather, options: Options, report_folder
     if group is None:
         swap(b"")
         return None
+    agreement = TuningAgreement(group.rank, len(group.members), swap, options.tuning, options.interface)
     try:
-        return _core.Communicator.ucx(
+        core = _core.Communicator.ucx(
             group.rank,
             len(group.members),
-            swap,
+            agreement.swap,
             options.timeout_s,
             options.liveness_timeout_s,
             options.interface,
             report_folder,
+            group=group.name_in(options.group),
+            parent_ranks=group.members,
         )
     except BaseException:
         if not swapped:  # the others wait for an address, and are to hear that there is none
             swap(b"")
         raise
+    return Joined(core, agreement.place, agreement.tuning)
 
 
 # Made by one rank of this process, not yet fetched by the others; by token, then by rank in the group.
@@ -104,12 +129,13 @@ _tokens = itertools.count()
 _lock = threading.Lock()
 
 
-def share(group: Group | None, gather: Gather, options: Options, report_folder: str) -> _core.Communicator | None:
+def share(group: Group | None, gather: Gather, options: Options, report_folder: str) -> Joined | None:
     """The same among ranks of one process: a group's first member makes the ends of all."""
     token, error = -1, None
     if group is not None and group.rank == 0:
         try:
-            made = _core.Communicator.local(len(group.members), options.timeout_s, report_folder)
+            name = group.name_in(options.group)
+            made = _core.Communicator.local(len(group.members), options.timeout_s, report_folder, name, group.members)
         except BaseException as failure:
             error = failure
         else:
@@ -127,7 +153,7 @@ def share(group: Group | None, gather: Gather, options: Options, report_folder: 
         core = _shared[token].pop(group.rank)
         if not _shared[token]:
             del _shared[token]
-    return core
+    return Joined(core)
 
 
 def _check_all_there(group: Group | None, there: Sequence[bool]) -> None:

@@ -77,6 +77,7 @@ class TuningAgreement:
         self._word = _Word(host, wants, [offer.to_json() for offer in offers] if rank == 0 else [])
         self.place: Place | None = None
         self.tuning: Tuning | None = None
+        self.is_built_in = False  # rank 0 asked for no tuning
 
     def swap(self, address: bytes) -> list[bytes]:
         """Every rank's address, by rank. Raises ``ValueError`` on all ranks if one wants what rank 0 has not."""
@@ -98,6 +99,7 @@ class TuningAgreement:
         if words[0].wants == AUTO:
             offers = [offer for offer in offers if offer.place.hosts == self.place.hosts]
         self.tuning = offers[0] if offers else None
+        self.is_built_in = words[0].wants == _BUILT_IN
         agreed = self.tuning.digest if self.tuning else _BUILT_IN
         others = [str(rank) for rank, word in enumerate(words) if word.wants not in (AUTO, agreed)]
         if others:

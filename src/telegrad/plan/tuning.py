@@ -8,11 +8,11 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Self
 
 from telegrad.plan.cost import Costs
-from telegrad.plan.decision import DecisionTable
+from telegrad.plan.decision import DecisionTable, allreduce_table
 
 FORMAT = "telegrad tuning"
 FORMAT_VERSION = 1
@@ -80,6 +80,11 @@ class Tuning:
     def ranks(self) -> int:
         """Of the jobs that this tuning is for."""
         return self.place.ranks
+
+    def for_part(self, place: Place) -> Self:
+        """What is expected of ``place``, where some of these ranks are: the same costs, and the table that the closed
+        forms make of them for its number of ranks."""
+        return replace(self, place=place, allreduce=allreduce_table(place.ranks, self.costs))
 
     @property
     def digest(self) -> str:

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from telegrad.report.hang_files import Operation, Report
+from telegrad.report.hang_files import Group, Operation, Report
 from telegrad.report.hang_graph import ends_of
 from telegrad.report.hang_lanes import Lane, lanes_of
 from telegrad.report.hang_messages import ends_of_messages, open_messages, told_message
@@ -73,7 +73,16 @@ def verdict(group: Sequence[Report]) -> Verdict:
         if one.world_size != size
     ]
     lanes = lanes_of({one.rank: one for one in group if one.world_size == size}, size, notes)
-    return _Judge(newest.communicator, lanes, notes).verdict()
+    made = _Judge(newest.communicator, lanes, notes).verdict()
+    if newest.group is not None:
+        made.details.append(_told_group(newest.group, made.culprits or made.waiting))
+    return made
+
+
+def _told_group(group: Group, ranks: Sequence[int]) -> str:
+    """What its parent calls those of a group's ``ranks`` that can be told in a line."""
+    told = [f"rank {rank} here is rank {group.parent_ranks[rank]} of its parent" for rank in ranks[:_MOST_TOLD_ALONE]]
+    return "; ".join([f"this is the communicator {group.name}", *told])
 
 
 class _Judge:
@@ -351,6 +360,7 @@ class _Judge:
     def _detail_missing(self, culprits: Sequence[int]) -> None:
         why = "left no report (dead, on another node, or its folder is another one)"
         alone = [rank for rank in self._missing if rank in culprits or len(self._missing) <= _MOST_TOLD_ALONE]
+        alone.sort(key=lambda rank: -(self._lanes[rank].heard_s_ago or 0.0))  # the longest silence first
         for rank in alone[:_MOST_TOLD_ALONE]:
             lane = self._lanes[rank]
             told = [why]

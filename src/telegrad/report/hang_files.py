@@ -89,6 +89,14 @@ class Failed:
 
 
 @dataclass(frozen=True)
+class Group:
+    """What a communicator that was split from another is called, and its ranks' numbers in that one, by rank."""
+
+    name: str
+    parent_ranks: tuple[int, ...]
+
+
+@dataclass(frozen=True)
 class Report:
     """What one rank wrote. ``operations``: oldest first, the last ones only; ``called``: tags below it were called."""
 
@@ -108,6 +116,7 @@ class Report:
     peers: tuple[Peer, ...]
     operations: tuple[Operation, ...]
     messages: tuple[Message, ...] = ()
+    group: Group | None = None
 
     def at(self, tag: int) -> Operation | None:
         """The operation with this number, if it is still listed."""
@@ -205,7 +214,12 @@ def parse(data: bytes) -> Report:
         peers=tuple(_peer(one, size) for one in fields.children("peers", size)),
         operations=_operations(fields.children("operations", _MOST_OPERATIONS), size, called),
         messages=tuple(_message(one, size) for one in fields.children("messages", _MOST_OPERATIONS, may_miss=True)),
+        group=fields.optional("group", lambda name: _group(fields.child(name), size), may_miss=True),
     )
+
+
+def _group(fields: _Fields, size: int) -> Group:
+    return Group(fields.text("name"), fields.numbers("parent_ranks", size, MOST_RANKS))
 
 
 def _failed(fields: _Fields, size: int) -> Failed:
@@ -304,7 +318,9 @@ class _Fields:
             self._wrong(name, f"one of {', '.join(allowed)}")
         return value
 
-    def optional(self, name: str, read_it: Callable[[str], _T]) -> _T | None:
+    def optional(self, name: str, read_it: Callable[[str], _T], may_miss: bool = False) -> _T | None:
+        if may_miss and name not in self._found:
+            return None
         return None if self._raw(name) is None else read_it(name)
 
     def ranks(self, name: str, size: int) -> tuple[int, ...]:
@@ -315,6 +331,13 @@ class _Fields:
         if not good:
             self._wrong(name, f"a list of ranks from 0 to {size - 1}")
         return tuple(sorted(set(value)))
+
+    def numbers(self, name: str, length: int, end: int) -> tuple[int, ...]:
+        value = self._raw(name)
+        good = isinstance(value, list) and len(value) == length
+        if not good or not all(type(one) is int and 0 <= one < end for one in value):
+            self._wrong(name, f"a list of {length} integers from 0 to {end - 1}")
+        return tuple(value)
 
     def child(self, name: str) -> _Fields:
         value = self._raw(name)

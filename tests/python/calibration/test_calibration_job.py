@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import re
 import socket
 import threading
 from collections.abc import Callable
@@ -142,17 +141,28 @@ def test_seconds_that_differ_are_an_error_on_all_ranks() -> None:
     assert set(texts) == {"seconds differs between ranks (rank 0: 1e-06, rank 2: 2e-06): give all the same"}
 
 
-def test_a_communicator_of_split_is_told_to_calibrate_its_parent() -> None:
-    def run(comm: Communicator) -> None:
-        child = comm.split(0)
-        assert child is not None
-        with (
-            child,
-            pytest.raises(ValueError, match=re.escape("of split() cannot be calibrated, and has the built-in")),
-        ):
-            telegrad.calibrate(child)
+def test_a_communicator_of_split_is_calibrated_for_later_ones_of_its_size_and_place() -> None:
+    def run(comm: Communicator) -> tuple[Tuning | None, Tuning | None, Tuning | None]:
+        child = comm.split(None if comm.rank == 1 else 0, key=-comm.rank)
+        if child is None:
+            again = comm.split(None)
+            assert again is None
+            return None, None, None
+        with child:
+            before, found = child.tuning, telegrad.calibrate(child)
+            again = comm.split(0)
+            assert again is not None
+            with again:
+                return before, found, again.tuning
 
-    _on_ucx_ranks(2, run)
+    (no_one, first, later), bystander, (_, same, also) = _on_ucx_ranks(3, run)
+    assert bystander == (None, None, None)
+    assert no_one is None  # nothing was kept, and the parent had no tuning
+    assert first is not None
+    assert first.place == Place("ucx", ((socket.gethostname(), 2),))
+    assert first == same == later == also
+    assert _is_kept(first)
+    assert _on_ucx_ranks(2, lambda comm: comm.tuning) == [first, first]
 
 
 def test_a_closed_communicator_and_a_forked_childs_open_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

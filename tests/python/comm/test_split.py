@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import pickle
 import threading
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -13,7 +15,8 @@ import torch
 
 from telegrad import Communicator, sim
 from telegrad.comm import groups
-from telegrad.errors import TransportError
+from telegrad.errors import MismatchedCall, TransportError
+from telegrad.report.hang_files import Group, parse
 
 Local = Callable[..., list[Communicator]]
 OnRanks = Callable[..., list[Any]]
@@ -168,3 +171,72 @@ def test_a_member_that_cannot_open_its_network_is_named_to_the_others(
     told = on_ranks(3, run)
     assert told[2] == "no memory"
     assert all("rank 2 could not open its network" in text for text in told[:2])
+
+
+def _mismatch_of(child: Communicator, x: np.ndarray[Any, Any]) -> MismatchedCall:
+    with pytest.raises(MismatchedCall) as found:
+        child.all_reduce(x)
+    return found.value
+
+
+def test_errors_name_the_group_and_the_ranks_of_its_parent(on_ranks: OnRanks) -> None:
+    def run(comm: Communicator) -> MismatchedCall | None:
+        child = comm.split(7 if comm.rank % 2 else None, key=-comm.rank)
+        if child is None:
+            return None
+        with child:
+            return _mismatch_of(child, np.zeros(3 if comm.rank == 1 else 2, np.float32))
+
+    _, last, _, middle, _, first = on_ranks(6, run)
+    for rank, error in enumerate((first, middle, last)):
+        assert (error.group, error.rank, error.peer) == ("split(color=7)", rank, 2)
+        assert (error.parent_rank, error.parent_peer) == (5 - 2 * rank, 1)
+        assert str(error).endswith("[split(color=7): ranks 0, 1, 2 here are ranks 5, 3, 1 of its parent]")
+        assert vars(pickle.loads(pickle.dumps(error))) == vars(error)
+
+
+def test_errors_of_a_group_within_a_group_name_both(on_ranks: OnRanks) -> None:
+    def run(comm: Communicator) -> MismatchedCall | None:
+        child = comm.split(0 if comm.rank else None)
+        if child is None:
+            return None
+        grandchild = child.split(4 if child.rank else None)
+        if grandchild is None:
+            return None
+        with grandchild:
+            return _mismatch_of(grandchild, np.zeros(1 + grandchild.rank, np.float32))
+
+    for error in on_ranks(4, run)[2:]:
+        assert error.group == "split(color=4) of split(color=0)"
+        assert "ranks 0, 1 here are ranks 1, 2 of its parent]" in str(error)
+
+
+def test_errors_of_many_ranks_name_two(on_ranks: OnRanks) -> None:
+    def run(comm: Communicator) -> str:
+        child = comm.split(0, key=-comm.rank)
+        assert child is not None
+        with child:
+            return str(_mismatch_of(child, np.zeros(1 + (comm.rank == 0), np.float32)))
+
+    told = on_ranks(10, run)
+    assert told[3].endswith("[split(color=0): ranks 6, 9 here are ranks 3, 0 of its parent]")
+    assert told[0].endswith("[split(color=0): rank 9 here is rank 0 of its parent]")
+
+
+def test_a_report_names_the_group(on_ranks: OnRanks) -> None:
+    def run(comm: Communicator) -> dict[str, Any]:
+        child = comm.split(3, key=-comm.rank)
+        assert child is not None
+        with child:
+            assert comm.report()["group"] is None
+            return child.report()
+
+    for written in on_ranks(2, run):
+        assert written["group"] == {"name": "split(color=3)", "parent_ranks": [1, 0]}
+        assert parse(json.dumps(written).encode()).group == Group("split(color=3)", (1, 0))
+
+
+def test_the_first_communicators_errors_name_no_group(on_ranks: OnRanks) -> None:
+    for error in on_ranks(2, lambda comm: _mismatch_of(comm, np.zeros(1 + comm.rank, np.float32))):
+        assert (error.group, error.parent_rank, error.parent_peer) == (None, None, None)
+        assert "split" not in str(error)

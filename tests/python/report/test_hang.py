@@ -344,3 +344,13 @@ def test_words() -> None:
     assert told_ranks([4, 0, 1, 2]) == "ranks 0, 1, 2, 4"
     assert told_ranks([*range(9), 11]) == "ranks 0–8, 11"
     assert [told_seconds(s) for s in (0.04, 31.2, 1805, 36000)] == ["0.0 s", "31 s", "30 min", "10.0 h"]
+
+
+def test_the_verdict_on_a_group_says_which_ranks_of_its_parent_it_means() -> None:
+    job = _late(4, {1})
+    for file in job.files:
+        file["group"] = {"name": "split(color=2)", "parent_ranks": [7, 5, 3, 1]}
+    assert verdict(job.reports({1})).details[-1] == (
+        "this is the communicator split(color=2); rank 1 here is rank 5 of its parent"
+    )
+    assert not any("split" in text for text in verdict(_late(4, {1}).reports({1})).details)
