@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <functional>
 #include <limits>
 #include <set>
@@ -129,7 +130,7 @@ TEST("the expected sum is right where it can be written by hand") {
 TEST("the judge sees one wrong bit in any result") {
   for (const Operation operation : {Operation::allreduce, Operation::sparse_allreduce, Operation::allgather,
                                     Operation::broadcast, Operation::gather, Operation::scatter,
-                                    Operation::all_to_all}) {
+                                    Operation::all_to_all, Operation::send}) {
     for (std::uint64_t seed = 0; seed < 3000; seed += 300) {
       const Program program = calm(operation, seed);
       Seen seen = play(program);
@@ -235,10 +236,10 @@ TEST("rounded sums depend on the order, and stay within their bound in any") {
         (void)put_value(dtype, exact, up);
         EXPECT_EQ(value_at(dtype, exact), up);
       }
-      const float ends[] = {value_at(dtype, sums[0]), value_at(dtype, sums[1])};
+      const double ends[] = {value_at(dtype, sums[0]), value_at(dtype, sums[1])};
       if (ends[0] != ends[1]) ++differ;
-      for (const float end : ends) {
-        EXPECT(std::abs(static_cast<double>(end) - expected.sums[i]) <= expected.errors_most[i]);
+      for (const double end : ends) {
+        EXPECT(std::abs(end - expected.sums[i]) <= expected.errors_most[i]);
       }
     }
     EXPECT(differ > 200);
@@ -267,6 +268,70 @@ TEST("some vectors are long enough to be cut by all that the library cuts them b
   EXPECT(long_sums > 15);
   EXPECT(many_blocks > 15);
   EXPECT(many_entries > 5);
+}
+
+TEST("streams of all values and reductions, unequal blocks and messages are drawn") {
+  std::set<std::pair<DType, Reduction>> streams;
+  std::set<Operation> uneven;
+  std::set<std::uint32_t> tags;
+  int crossing = 0;  // messages of one tag between the same two ranks, which may be under way at once
+  for (std::uint64_t seed = 0; seed < 3000; ++seed) {
+    const Program program = draw(seed, kFirst, kLast);
+    std::set<std::pair<Rank, std::uint32_t>> ways;
+    for (const PlannedCall& call : program.calls[0]) {
+      if (call.operation == Operation::sparse_allreduce) streams.insert({call.dtype, call.reduction});
+      if (call.uneven) uneven.insert(call.operation);
+      if (!call.is_exchange()) continue;
+      tags.insert(call.tag);
+      if (!ways.insert({call.root, call.tag}).second && program.window[0] > 1) ++crossing;
+      EXPECT(!is_mismatch(program.trouble) && !is_damage(program.trouble));
+    }
+  }
+  EXPECT_EQ(streams.size(), 4 * 6);
+  EXPECT_EQ(uneven.size(), 5);
+  EXPECT_EQ(tags.size(), 3);
+  EXPECT(crossing > 5);
+}
+
+TEST("blocks of unlike lengths hold every element once, and what is sent is what is received") {
+  for (const Rank size : {2U, 3U, 7U, 32U}) {
+    for (const std::size_t count : {0U, 1U, 50U, 1001U}) {
+      const PlannedCall call{.operation = Operation::all_to_all, .dtype = DType::bf16, .count = count, .uneven = true};
+      std::size_t all = 0;
+      for (Rank rank = 0; rank < size; ++rank) {
+        EXPECT_EQ(call.blocks(size, rank).count(), 2 * count);
+        all += call.blocks_received(size, rank).count();
+        for (Rank sender = 0; sender < size; ++sender) {
+          EXPECT_EQ(call.blocks_received(size, rank)[sender].size(), call.blocks(size, sender)[rank].size());
+        }
+      }
+      EXPECT_EQ(all, 2 * count * size);
+    }
+  }
+}
+
+TEST("what every type holds comes back as it was put, and what it does not is rounded to nearest even") {
+  std::byte bytes[8];
+  const auto through = [&](DType dtype, double value) {
+    EXPECT_EQ(put_value(dtype, bytes, value), size_of(dtype));
+    return value_at(dtype, bytes);
+  };
+  constexpr double kInfinity = std::numeric_limits<double>::infinity();
+  for (const DType dtype : {DType::f32, DType::f64, DType::bf16, DType::f16}) {
+    for (const double value : {0.0, 1.0, -3.0, 0.5, 255.0, 0x1p-14, kInfinity, -kInfinity}) {
+      EXPECT_EQ(through(dtype, value), value);
+    }
+  }
+  EXPECT_EQ(through(DType::f16, 2049.0), 2048.0);
+  EXPECT_EQ(through(DType::f16, 2051.0), 2052.0);
+  EXPECT_EQ(through(DType::f16, 2047.6), 2048.0);
+  EXPECT_EQ(through(DType::f16, 65519.0), 65504.0);
+  EXPECT_EQ(through(DType::f16, 65520.0), kInfinity);
+  EXPECT_EQ(through(DType::f16, 0x1p-24), 0x1p-24);
+  EXPECT_EQ(through(DType::f16, 0x1.8p-24), 0x1p-23);
+  EXPECT_EQ(through(DType::f16, 0x1p-25), 0.0);
+  EXPECT_EQ(through(DType::bf16, 257.0), 256.0);
+  EXPECT_EQ(through(DType::bf16, 259.0), 260.0);
 }
 
 TEST("the judge sees a changed input, a result that comes too early, and a result of unlike calls") {

@@ -14,13 +14,17 @@ constexpr std::array kOperations{Operation::allreduce, Operation::allreduce,    
                                  Operation::allreduce, Operation::sparse_allreduce, Operation::sparse_allreduce,
                                  Operation::allgather, Operation::broadcast,        Operation::barrier,
                                  Operation::reduce,    Operation::reduce_scatter,
-                                 Operation::gather,    Operation::scatter,          Operation::all_to_all};
+                                 Operation::gather,    Operation::scatter,          Operation::all_to_all,
+                                 Operation::send,      Operation::send};
 constexpr std::array kRooted{Operation::broadcast, Operation::reduce, Operation::gather, Operation::scatter};
 constexpr std::array kGradients{DType::f32, DType::f32, DType::bf16};
 constexpr std::array kAny{DType::f32, DType::bf16, DType::u8, DType::i64, DType::f16, DType::c128};
 constexpr std::array kSparseAlgorithms{Algorithm::split_allgather, Algorithm::split_allgather,
                                             Algorithm::split_dense_allgather, Algorithm::recursive_doubling,
                                             Algorithm::ring};
+constexpr std::array kStreamValues{DType::f32, DType::f32, DType::bf16, DType::f16, DType::f64};
+constexpr std::array kStreamReductions{Reduction::sum, Reduction::sum, Reduction::avg,    Reduction::min,
+                                       Reduction::max, Reduction::prod, Reduction::max_abs};
 constexpr std::array kIndexFormats{IndexFormat::none, IndexFormat::raw32, IndexFormat::packed};
 constexpr std::array kSwitchFactors{1.0, 1.0, 0.0, 0.3, 1.7, 1e6};
 constexpr std::size_t kCallsMost = 8;
@@ -28,6 +32,8 @@ constexpr std::size_t kCallsMost = 8;
 constexpr Rank kLargeRanksMost = 5;
 constexpr double kLargeShare = 0.25;  // of the programs of so few ranks
 constexpr double kRoundedShare = 0.35;  // of the sums
+constexpr double kUnevenShare = 0.5;    // of what has blocks
+constexpr std::uint32_t kTagMost = 2;   // of messages: few, so that several with one tag are under way
 
 // Around the number of ranks, where blocks are empty or have one element; otherwise mostly small.
 std::size_t draw_count(Chance& chance, Rank size, double most) {
@@ -59,6 +65,12 @@ std::optional<LaneTuning> tuning_of(const PlannedCall& call, Rank size) {
                     .lanes = chance.integer<std::size_t>(1, 3)};
 }
 
+// Whether calls that only some ranks know of may be among the others. A mismatch between two ranks is theirs alone, of
+// damaged messages another rank may be blamed, and where time runs out, who is waited for may wait himself.
+bool may_exchange(Trouble trouble, Rank size) {
+  return size > 1 && !is_mismatch(trouble) && !is_damage(trouble) && trouble != Trouble::freeze;
+}
+
 Operation suited(Chance& chance, Trouble trouble) {
   switch (trouble) {
     case Trouble::reduction: return chance.happens(0.5) ? Operation::allreduce : Operation::sparse_allreduce;
@@ -82,16 +94,31 @@ Algorithm PlannedCall::resolved(Rank size) const {
   return algorithm == Algorithm::automatic ? choose_allreduce(size, bytes()) : algorithm;
 }
 
-Partition PlannedCall::partition(Rank size) const {
-  if (!uneven) return {count, size};
+Partition PlannedCall::partition(Rank size, Rank rank) const {
+  if (!uneven) return has_blocks() ? Partition(count * size, size) : Partition(count, size);
+  const bool own = operation == Operation::all_to_all;
   // Blocks of 0 to 3 shares; the last gets what is left.
   std::vector<std::uint64_t> lengths(size);
   std::uint64_t left = count;
-  for (Rank rank = 0; rank + 1 < size; ++rank) {
-    lengths[rank] = std::min<std::uint64_t>(left, (count + rank) % 4 * (count / (2 * size)));
-    left -= lengths[rank];
+  for (Rank block = 0; block + 1 < size; ++block) {
+    lengths[block] = std::min<std::uint64_t>(left, (count + block + (own ? 5 * rank : 0)) % 4 * (count / (2 * size)));
+    left -= lengths[block];
   }
   lengths[size - 1] = left;
+  return Partition{std::span<const std::uint64_t>(lengths)};
+}
+
+Partition PlannedCall::blocks(Rank size, Rank rank) const {
+  const Partition elements = partition(size, rank);
+  if (!uneven) return Partition(elements.count() * size_of(dtype), size);
+  std::vector<std::uint64_t> lengths;
+  for (Rank block = 0; block < size; ++block) lengths.push_back(elements[block].size() * size_of(dtype));
+  return Partition{std::span<const std::uint64_t>(lengths)};
+}
+
+Partition PlannedCall::blocks_received(Rank size, Rank rank) const {
+  std::vector<std::uint64_t> lengths;
+  for (Rank sender = 0; sender < size; ++sender) lengths.push_back(blocks(size, sender)[rank].size());
   return Partition{std::span<const std::uint64_t>(lengths)};
 }
 
@@ -101,9 +128,12 @@ bool PlannedCall::agrees(const PlannedCall& other, Rank size) const {
     case Operation::allreduce: return reduction == other.reduction && resolved(size) == other.resolved(size);
     case Operation::sparse_allreduce:
       return reduction == other.reduction && switch_factor == other.switch_factor && algorithm == other.algorithm;
-    case Operation::broadcast:
+    case Operation::broadcast: return root == other.root;
     case Operation::gather:
-    case Operation::scatter: return root == other.root;
+    case Operation::scatter: return root == other.root && partition(size).digest() == other.partition(size).digest();
+    case Operation::allgather:
+    case Operation::all_to_all: return uneven == other.uneven && partition(size).digest() == other.partition(size).digest();
+    case Operation::send: return root == other.root && tag == other.tag;
     case Operation::reduce: return reduction == other.reduction && root == other.root;
     case Operation::reduce_scatter:
       return reduction == other.reduction && partition(size).digest() == other.partition(size).digest();
@@ -115,11 +145,20 @@ PlannedCall draw_call(Chance& chance, Operation operation, Rank size, Extent ext
   const bool large = extent == Extent::large;
   PlannedCall call{.operation = operation, .seed = chance.seed()};
   if (operation == Operation::barrier) return call;
+  if (call.is_exchange()) {
+    call.dtype = chance.pick(kAny);
+    call.root = chance.integer<Rank>(1, size - 1);
+    call.tag = chance.integer<std::uint32_t>(0, kTagMost);
+    call.count = large ? draw_large_count(chance, operation, call.dtype) : draw_count(chance, size, 4000.0);
+    return call;
+  }
   if (call.has_blocks() || operation == Operation::broadcast) {
     call.dtype = chance.pick(kAny);
     call.count = large ? draw_large_count(chance, operation, call.dtype)
                        : draw_count(chance, size, call.has_blocks() ? 4000.0 / size : 4000.0);
     if (call.is_rooted()) call.root = chance.integer<Rank>(0, size - 1);
+    call.uneven = call.has_blocks() && chance.happens(kUnevenShare);
+    if (call.uneven) call.count *= size;
     return call;
   }
   call.dtype = chance.pick(kGradients);
@@ -127,6 +166,10 @@ PlannedCall draw_call(Chance& chance, Operation operation, Rank size, Extent ext
   call.count = large ? draw_large_count(chance, operation, call.dtype) : draw_count(chance, size, 4000.0);
   call.rounded = chance.happens(kRoundedShare) && size <= kRoundedRanksMost;
   if (operation == Operation::sparse_allreduce) {
+    call.dtype = chance.pick(kStreamValues);
+    call.reduction = chance.pick(kStreamReductions);
+    call.rounded = call.rounded && call.dtype != DType::f64 &&  // in which what is drawn adds up exactly
+                   (call.reduction == Reduction::sum || call.reduction == Reduction::avg);
     call.switch_factor = chance.pick(kSwitchFactors);
     call.algorithm = chance.pick(kSparseAlgorithms);
     call.indices = chance.pick(kIndexFormats);
@@ -157,8 +200,15 @@ std::vector<PlannedCall> draw_calls(Chance& chance, Trouble trouble, Rank size, 
   }
   for (std::size_t i = 0; i < count; ++i) {
     const bool everywhere = trouble == Trouble::scrambled_head;
-    const Operation operation = suited(chance, i == at || everywhere ? trouble : Trouble::none);
+    Operation operation = Operation::send;
+    while (operation == Operation::send) {
+      operation = suited(chance, i == at || everywhere ? trouble : Trouble::none);
+      if (may_exchange(trouble, size)) break;
+    }
     calls.push_back(draw_call(chance, operation, size, i == large ? Extent::large : Extent::usual));
+    // Lengths of an all_to_all are between two ranks: nobody else could say who is wrong.
+    PlannedCall& call = calls.back();
+    if (call.operation == Operation::all_to_all && is_mismatch(trouble)) call.uneven = false;
   }
   if (trouble == Trouble::algorithm) {
     calls[at].algorithm = chance.happens(0.5) ? Algorithm::ring : Algorithm::recursive_doubling;
@@ -198,7 +248,10 @@ std::vector<PlannedCall> odd_calls(Chance& chance, Trouble trouble, Rank size, s
     case Trouble::operation:
     case Trouble::more: {
       PlannedCall other = call;
-      while (other.operation == call.operation) other = draw_call(chance, chance.pick(kOperations), size);
+      while (other.operation == call.operation || other.is_exchange() ||
+             (other.operation == Operation::all_to_all && other.uneven)) {
+        other = draw_call(chance, chance.pick(kOperations), size);
+      }
       if (trouble == Trouble::operation) {
         call = other;
       } else {
@@ -225,7 +278,10 @@ Effort sparse_effort_of(const PlannedCall& call, double ranks, double rounds) {
 Effort effort_of(const PlannedCall& call, Rank size) {
   const double ranks = size;
   const double rounds = std::bit_width(size - 1);
-  const auto bytes = static_cast<double>(call.bytes());
+  // Of blocks of unlike lengths the longest counts.
+  const auto bytes = static_cast<double>(call.uneven && call.has_blocks()
+                                             ? call.partition(size).longest() * size_of(call.dtype)
+                                             : call.bytes());
   switch (call.operation) {
     case Operation::allreduce: {
       if (call.resolved(size) == Algorithm::rabenseifner) return {rounds * (2.0 + bytes / 2e5), 3.0 * bytes};
@@ -237,12 +293,13 @@ Effort effort_of(const PlannedCall& call, Rank size) {
     }
     case Operation::sparse_allreduce: return sparse_effort_of(call, ranks, rounds);
     // Long blocks and vectors go in pieces.
-    case Operation::allgather: return {ranks * (1.0 + bytes / 256e3) + rounds, ranks * bytes};
+    case Operation::allgather: return {ranks * (1.0 + bytes / (call.uneven ? 6e4 : 256e3)) + rounds, ranks * bytes};
     case Operation::gather:
     case Operation::scatter: return {ranks, ranks * bytes};
     case Operation::all_to_all: return {ranks * (1.0 + bytes / 6e4) + rounds, (ranks + rounds) * bytes};
     case Operation::broadcast: return {rounds + 1.0 + ranks + bytes / 16e3, (rounds + 1.0) * bytes};
     case Operation::barrier: return {rounds, 0.0};
+    case Operation::send: return {2.0, 2.0 * bytes};
     case Operation::reduce: return {ranks + rounds * (1.0 + bytes / 2e5), (rounds + 2.0) * bytes};
     case Operation::reduce_scatter:
       return {(bytes < 2e5 ? 0.0 : 2.0 * ranks) + rounds * (2.0 + bytes / 2e5), (rounds + 2.0) * bytes};

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstdio>
 #include <optional>
+#include <span>
 #include <utility>
 
 #include "simulation/explorer/values.hpp"
@@ -49,6 +50,9 @@ std::string text_of(double value) {
 std::vector<std::byte> written_densely(const PlannedCall& plan, const SeenCall& call) {
   const std::size_t element = size_of(plan.dtype);
   std::vector<std::byte> dense(plan.bytes());
+  for (std::size_t i = 0; i < plan.count; ++i) {
+    put_value(plan.dtype, dense.data() + i * element, static_cast<double>(absent_value(plan.reduction)));
+  }
   for (std::size_t i = 0; i < call.indices.size(); ++i) {
     std::copy_n(call.values.begin() + static_cast<std::ptrdiff_t>(i * element), element,
                 dense.begin() + static_cast<std::ptrdiff_t>(call.indices[i] * element));
@@ -107,6 +111,10 @@ class Judge {
       const SeenCall& call = *calls[rank];
       verdict_.calls += call.called ? 1 : 0;
       look_at_input(rank, index, plan, call);
+      if (plan.is_exchange()) {
+        if (call.succeeded()) look_at_message(rank, index, *planned[rank], calls);
+        continue;
+      }
       if (plan.is_rooted()) {
         const bool gathers = plan.operation == Operation::gather;
         if (call.succeeded() && !gathers) look_at_broadcast(rank, index, planned, calls);
@@ -144,13 +152,26 @@ class Judge {
       return plan.operation == Operation::barrier ? Expected{} : expected_sum(plan, program_.size, planned);
     }
     Expected expected;
-    expected.dense.reserve(plan.bytes() * program_.size);
-    const std::size_t first = plan.operation == Operation::all_to_all ? rank * plan.bytes() : 0;
     for (Rank source = 0; source < program_.size; ++source) {
       const Contribution share(*planned[source], source, program_.size);
-      for (std::size_t i = 0; i < plan.bytes(); ++i) expected.dense.push_back(share.byte(first + i));
+      const Partition blocks = plan.blocks(program_.size, source);
+      const bool to_each = plan.operation == Operation::all_to_all;
+      const std::size_t first = to_each ? blocks[rank].begin : 0;
+      const std::size_t length = blocks[to_each ? rank : source].size();
+      for (std::size_t i = 0; i < length; ++i) expected.dense.push_back(share.byte(first + i));
     }
     return expected;
+  }
+
+  void look_at_message(Rank rank, std::size_t index, const PlannedCall& plan,
+                       const std::vector<const SeenCall*>& calls) {
+    const SeenCall& sent = *calls[plan.source(rank, program_.size)];
+    if (calls[rank]->done_s < sent.began_s) {
+      find(Sort::wrong_result, name_of_call(rank, index) + ": a message came before it was sent");
+      return;
+    }
+    ++verdict_.results;
+    compare(rank, index, calls[rank]->output, sent.before);
   }
 
   void look_at_result(Rank rank, std::size_t index, const PlannedCall& plan, const SeenCall& call,
@@ -197,7 +218,7 @@ class Judge {
   void look_at_rounding(Rank rank, std::size_t index, const PlannedCall& plan, const std::vector<std::byte>& got,
                         const Expected& expected) {
     for (std::size_t i = 0; i < plan.count; ++i) {
-      const auto value = static_cast<double>(value_at(plan.dtype, got.data() + i * size_of(plan.dtype)));
+      const double value = value_at(plan.dtype, got.data() + i * size_of(plan.dtype));
       if (std::abs(value - expected.sums[i]) <= expected.errors_most[i]) continue;  // false for what is no number
       find(Sort::wrong_result, name_of_call(rank, index) + ": element " + std::to_string(i) + " is " + text_of(value) +
                                    ", more than " + text_of(expected.errors_most[i]) + " off " +
@@ -241,8 +262,10 @@ class Judge {
     } else {
       ++verdict_.results;
       if (plan.operation == Operation::scatter) {
-        const auto mine = calls[plan.root]->before.begin() + static_cast<std::ptrdiff_t>(rank * plan.bytes());
-        compare(rank, index, calls[rank]->output, {mine, mine + static_cast<std::ptrdiff_t>(plan.bytes())});
+        const Range block = plan.blocks(program_.size)[rank];
+        const auto all = calls[plan.root]->before.begin();
+        compare(rank, index, calls[rank]->output,
+                {all + static_cast<std::ptrdiff_t>(block.begin), all + static_cast<std::ptrdiff_t>(block.end)});
       } else {
         compare(rank, index, calls[rank]->memory, calls[plan.root]->before);
       }
@@ -291,10 +314,17 @@ class Judge {
     }
   }
 
+  // Exchanges have none, and say how many operations came before.
+  std::uint32_t number_of(Rank rank, std::size_t index) const {
+    const auto before = std::span(program_.calls[rank]).first(index);
+    return static_cast<std::uint32_t>(
+        std::ranges::count_if(before, [](const PlannedCall& call) { return !call.is_exchange(); }));
+  }
+
   void look_at_failure(Rank rank, std::size_t index, const Failure& failure) {
     const std::string where = name_of_call(rank, index) + ": ";
     if (failure.rank != rank) find(Sort::wrong_error, where + "reported by another rank: " + text_of(failure));
-    if (failure.sequence != index) find(Sort::wrong_error, where + "under another number: " + text_of(failure));
+    if (failure.sequence != number_of(rank, index)) find(Sort::wrong_error, where + "under another number: " + text_of(failure));
     if (rank == blame_.exempt) return;
     look_at_blame(where, failure);
     // Whoever knows of a failure tells the others: only what nobody can know before takes until a call's time is up.

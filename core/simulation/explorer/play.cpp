@@ -6,6 +6,7 @@
 
 #include "collectives/allreduce_recursive_doubling.hpp"
 #include "collectives/allreduce_ring.hpp"
+#include "session/messages.hpp"
 #include "session/moves.hpp"
 #include "session/reductions.hpp"
 #include "simulation/explorer/drawing.hpp"
@@ -60,6 +61,7 @@ class Play {
       ranks_[rank].chance = Chance(program.seed * 0x10001 + rank);
       seen_.ranks[rank].calls.resize(program.calls[rank].size());
       ranks_[rank].requests.resize(program.calls[rank].size());
+      ranks_[rank].sends.resize(program.calls[rank].size());
       ranks_[rank].readers.resize(program.calls[rank].size());
     }
   }
@@ -81,6 +83,7 @@ class Play {
   struct Caller {
     Chance chance{0};
     std::vector<RequestPtr> requests;
+    std::vector<RequestPtr> sends;  // beside the receive of an exchange
     std::vector<ReadResult> readers;
     std::size_t next = 0;       // call
     std::size_t in_flight = 0;
@@ -97,17 +100,23 @@ class Play {
       const double at_s = simulation_.now_s() + program_.think_s[rank] * caller.chance.between(0.0, 1.0);
       caller.requests[index] = make_request(rank, index);
       seen_.ranks[rank].calls[index].called = true;
-      caller.requests[index]->when_done([this, rank, index] { over(rank, index); });
-      simulation_.begin(rank, caller.requests[index], at_s);
+      for (const RequestPtr& request : {caller.sends[index], caller.requests[index]}) {
+        if (!request) continue;
+        request->when_done([this, rank, index] { over(rank, index); });
+        simulation_.begin(rank, request, at_s);
+      }
     }
   }
 
   void over(Rank rank, std::size_t index) {
     Caller& caller = ranks_[rank];
+    const RequestPtr& send = caller.sends[index];
+    if (send && !(send->done() && caller.requests[index]->done())) return;
     SeenCall& call = seen_.ranks[rank].calls[index];
     call.done = true;
     call.done_s = simulation_.now_s();
     call.failure = caller.requests[index]->failure();
+    if (send && !call.failure) call.failure = send->failure();
     --caller.in_flight;
     if (call.failure && !program_.persists) caller.stopped = true;
     go_on(rank);
@@ -157,14 +166,29 @@ class Play {
     const PlannedCall& call = program_.calls[rank][index];
     SeenCall& seen = seen_.ranks[rank].calls[index];
     const Contribution share(call, rank, program_.size);
+    if (call.is_exchange()) return make_exchange(call, share, seen, rank, index);
     const RequestPtr inner = call.operation == Operation::sparse_allreduce
                                  ? make_sparse(call, share, seen, ranks_[rank].readers[index])
                                  : make_dense(call, share, seen, rank);
     seen.before = seen.memory;
+    return noting_begin(inner, seen);
+  }
+
+  RequestPtr noting_begin(const RequestPtr& inner, SeenCall& seen) {
     return std::make_shared<Request>(inner->call(), [this, inner, &seen](Transport& net) {
       seen.began_s = simulation_.now_s();
       return inner->start(net);
     });
+  }
+
+  // The receive; the send lies beside it.
+  RequestPtr make_exchange(const PlannedCall& call, const Contribution& share, SeenCall& seen, Rank rank,
+                           std::size_t index) {
+    fill(seen, share, call.bytes(), call.bytes());
+    seen.before = seen.memory;
+    const Rank to = (rank + call.root) % program_.size;
+    ranks_[rank].sends[index] = noting_begin(make_send(call.dtype, seen.memory, to, call.tag), seen);
+    return make_receive(call.dtype, seen.output, call.source(rank, program_.size), call.tag);
   }
 
   static void put_values(const PlannedCall& call, const Contribution& share, SeenCall& seen) {
@@ -175,7 +199,7 @@ class Play {
   RequestPtr make_dense(const PlannedCall& call, const Contribution& share, SeenCall& seen, Rank rank) {
     const Rank size = program_.size;
     const std::size_t bytes = call.bytes();
-    const Partition blocks(size * bytes, size);
+    const Partition blocks = call.has_blocks() ? call.blocks(size, rank) : Partition(size * bytes, size);
     const bool apart = (call.has_blocks() && call.operation != Operation::allgather) ||
                        call.operation == Operation::reduce_scatter;
     seen.in_place = (share.in_place() && !apart) || call.operation == Operation::broadcast;
@@ -207,20 +231,26 @@ class Play {
         });
       }
       case Operation::allgather: {
-        const std::size_t own = seen.in_place ? rank * bytes : 0;
-        if (seen.in_place) seen.memory.assign(size * bytes, kPoison);
-        for (std::size_t i = 0; i < bytes; ++i) seen.memory[own + i] = share.byte(i);
-        if (!seen.in_place) seen.output.assign(size * bytes, kPoison);
+        const std::size_t mine = blocks[rank].size();
+        const std::size_t own = seen.in_place ? blocks[rank].begin : 0;
+        seen.memory.assign(seen.in_place ? blocks.count() : mine, kPoison);
+        for (std::size_t i = 0; i < mine; ++i) seen.memory[own + i] = share.byte(i);
+        if (!seen.in_place) seen.output.assign(blocks.count(), kPoison);
         const Bytes all = seen.in_place ? seen.memory : seen.output;
-        return make_all_gather(call.dtype, ConstBytes(seen.memory).subspan(own, bytes), all, blocks);
+        return make_all_gather(call.dtype, ConstBytes(seen.memory).subspan(own, mine), all, blocks);
       }
       case Operation::gather:
-        fill(seen, share, bytes, rank == call.root ? blocks.count() : 0);
+        fill(seen, share, blocks[rank].size(), rank == call.root ? blocks.count() : 0);
         return make_gather(call.dtype, seen.memory, seen.output, blocks, call.root);
       case Operation::scatter:
-        fill(seen, share, rank == call.root ? blocks.count() : 0, bytes);
+        fill(seen, share, rank == call.root ? blocks.count() : 0, blocks[rank].size());
         return make_scatter(call.dtype, seen.memory, seen.output, blocks, call.root);
       case Operation::all_to_all:
+        if (call.uneven) {
+          const Partition received = call.blocks_received(size, rank);
+          fill(seen, share, blocks.count(), received.count());
+          return make_all_to_all_v(call.dtype, seen.memory, seen.output, blocks, received);
+        }
         fill(seen, share, blocks.count(), blocks.count());
         return make_all_to_all(size, call.dtype, seen.memory, seen.output);
       case Operation::broadcast:
@@ -237,8 +267,12 @@ class Play {
   }
 
   RequestPtr make_sparse(const PlannedCall& call, const Contribution& share, SeenCall& seen, ReadResult& read) {
-    return call.dtype == DType::f32 ? make_sparse_of<float>(call, share, seen, read)
-                                    : make_sparse_of<bf16>(call, share, seen, read);
+    switch (call.dtype) {
+      case DType::f64: return make_sparse_of<double>(call, share, seen, read);
+      case DType::bf16: return make_sparse_of<bf16>(call, share, seen, read);
+      case DType::f16: return make_sparse_of<f16>(call, share, seen, read);
+      default: return make_sparse_of<float>(call, share, seen, read);
+    }
   }
 
   template <class V>

@@ -45,15 +45,16 @@ struct PlannedCall {
   Reduction reduction = Reduction::none;
   Algorithm algorithm = Algorithm::automatic;  // of an allreduce, as the caller asks for it
   IndexFormat indices = IndexFormat::none;     // of a sparse one
-  Rank root = kNoRank;
-  std::size_t count = 0;
+  Rank root = kNoRank;  // of messages: how many ranks ahead everybody sends, and receives from as many behind
+  std::size_t count = 0;  // of one block; of all together where they are uneven
   double switch_factor = 0.0;
   bool rounded = false;  // what is added up are floats of varied magnitude, so that the order of additions shows
-  bool uneven = false;   // of a reduce_scatter: blocks differ in length
+  bool uneven = false;   // of a reduce_scatter and of what moves blocks: they differ in length
+  std::uint32_t tag = 0;  // of messages
   std::optional<LaneTuning> tuning{};  // of what goes in lanes: so that short vectors have several segments too
   std::uint64_t seed = 0;
 
-  std::size_t bytes() const { return count * size_of(dtype); }  // of one block, where there is one for each rank
+  std::size_t bytes() const { return count * size_of(dtype); }
   /// True if it moves blocks, one for each rank or pair of ranks.
   bool has_blocks() const {
     return operation == Operation::allgather || operation == Operation::gather || operation == Operation::scatter ||
@@ -65,8 +66,16 @@ struct PlannedCall {
   }
   /// Of an allreduce: what `automatic` means here.
   Algorithm resolved(Rank size) const;
-  /// Of a reduce_scatter.
-  Partition partition(Rank size) const;
+  /// True if it is a message to a neighbour and one from another: nobody else takes part, and it has no number.
+  bool is_exchange() const { return operation == Operation::send; }
+  /// From whom it is, in an exchange.
+  Rank source(Rank rank, Rank size) const { return (rank + size - root) % size; }
+  /// Elements of a reduce_scatter and of what moves blocks, by rank; in an all_to_all those that `rank` sends.
+  Partition partition(Rank size, Rank rank = 0) const;
+  /// The same in bytes.
+  Partition blocks(Rank size, Rank rank = 0) const;
+  /// Of an all_to_all, in bytes: what `rank` gets, by sender.
+  Partition blocks_received(Rank size, Rank rank) const;
   /// True if two of `size` ranks may meet in these calls.
   bool agrees(const PlannedCall& other, Rank size) const;
 };

@@ -42,6 +42,10 @@ std::string describe(const PlannedCall& call) {
   std::string text = name_of(call.operation);
   if (call.operation == Operation::barrier) return text;
   append(text, "(%zu %s", call.count, name_of(call.dtype));
+  if (call.is_exchange()) {
+    append(text, " to the rank %u ahead, tag %u)", call.root, call.tag);
+    return text;
+  }
   if (call.root != kNoRank) append(text, ", root %u", call.root);
   if (call.reduction != Reduction::none) append(text, ", %s", name_of(call.reduction));
   if (call.rounded) append(text, " of floats that are rounded");

@@ -1,10 +1,10 @@
 #pragma once
 // What every rank puts into a call, and what must come out: computed here from the plan alone, with nothing of what it
-// checks. Most values are small integers, so that every sum is exact in any order, in bf16 too. Those of rounded calls
-// are floats of varied magnitude: their sum depends on the order, so it has a bound of error, and is the same everywhere.
+// checks. Most values are small integers, so that every sum is exact in any order, in bf16 too; those of products are
+// powers of two. Those of rounded calls are floats of varied magnitude: their sum depends on the order, so it has a bound of error, and is the same everywhere.
 
+#include <array>
 #include <bit>
-#include <cstring>
 #include <vector>
 
 #include "base/random.hpp"
@@ -24,6 +24,7 @@ class Contribution {
   float value(std::size_t i) const {
     const std::uint64_t random = mix(values_ + i);
     if (rounded_) return rounded_value(random);
+    if (factors_) return factor(random);
     return static_cast<float>(static_cast<int>(random % (2 * bound_ + 1)) - static_cast<int>(bound_));
   }
   std::byte byte(std::size_t i) const { return static_cast<std::byte>(mix(values_ + i)); }
@@ -40,9 +41,17 @@ class Contribution {
     return std::bit_cast<float>((static_cast<std::uint32_t>(random) & mantissa_) | exponent << 23);
   }
 
+  // ±1, or of few ranks also twice and half: no product leaves the range of any type.
+  float factor(std::uint64_t random) const {
+    constexpr std::array kSizes{0.5F, 1.0F, 2.0F};
+    return (random & 1 ? -1.0F : 1.0F) * (scales_ ? kSizes[(random >> 32) % kSizes.size()] : 1.0F);
+  }
+
   std::uint64_t values_;
   std::uint64_t entries_;
   std::uint64_t bound_;
+  bool factors_;  // of a product
+  bool scales_;
   bool rounded_;
   std::uint32_t mantissa_;  // and sign: the bits that the type has
   std::uint64_t binades_;
@@ -50,6 +59,9 @@ class Contribution {
   bool dense_ = false;
   bool in_place_;
 };
+
+/// Where a dense result has no entry of any rank.
+float absent_value(Reduction reduction);
 
 /// The result of an allreduce, and of a sparse one with the indices that it has if it is sparse.
 struct Expected {
@@ -61,30 +73,9 @@ struct Expected {
 };
 Expected expected_sum(const PlannedCall& call, Rank size, const std::vector<const PlannedCall*>& by_rank);
 
-/// An element as it lies in memory.
-inline std::size_t put_value(DType dtype, std::byte* to, float value) {
-  const auto bits = std::bit_cast<std::uint32_t>(value);
-  if (dtype == DType::f32) {
-    std::memcpy(to, &bits, sizeof bits);
-    return sizeof bits;
-  }
-  // To nearest even, as everybody rounds who has no bf16 unit.
-  const auto rounded = static_cast<std::uint16_t>((bits + 0x7fffU + ((bits >> 16) & 1U)) >> 16);
-  std::memcpy(to, &rounded, sizeof rounded);
-  return sizeof rounded;
-}
-
-/// An f32 or bf16 as it lies in memory.
-inline float value_at(DType dtype, const std::byte* from) {
-  std::uint32_t bits = 0;
-  if (dtype == DType::f32) {
-    std::memcpy(&bits, from, sizeof bits);
-  } else {
-    std::uint16_t half = 0;
-    std::memcpy(&half, from, sizeof half);
-    bits = static_cast<std::uint32_t>(half) << 16;
-  }
-  return std::bit_cast<float>(bits);
-}
+/// An f32, f64, bf16 or f16 as it lies in memory, rounded to nearest even; returns its bytes.
+std::size_t put_value(DType dtype, std::byte* to, double value);
+/// The reverse.
+double value_at(DType dtype, const std::byte* from);
 
 }  // namespace telegrad::explorer
