@@ -63,14 +63,18 @@ clean:  ## remove what was built; .venv stays
 	rm -rf build .pytest_cache .mypy_cache .ruff_cache .hypothesis $(venv)/built
 	find src tests -name __pycache__ -prune -exec rm -rf {} +
 
+test-core: werror := -DTELEGRAD_WERROR=ON
 test-core: $(venv)/ready
 	$(say) "C++ core: build with warnings as errors, without Python and torch"
-	@$(tools) cmake -S core -B build/core -G Ninja --log-level=WARNING -DTELEGRAD_WERROR=ON -DTELEGRAD_UCX=wheel \
-	  -Ducx_ROOT="$$($(venv)/bin/python -c 'import libucx; print(*libucx.__path__)')"
+	@$(configure_core)
 	@$(tools) cmake --build build/core $(if $(T),--target $(notdir $(basename $(T))))
 	$(say) "C++ core: tests"
-	@$(tools) ctest --test-dir build/core --output-on-failure --no-tests=error \
+	@$(tools) ctest --test-dir build/core --output-on-failure --no-tests=error -j$(CMAKE_BUILD_PARALLEL_LEVEL) \
 	  $(if $(T),-R '^$(notdir $(basename $(T)))$$')
+
+# Warnings are errors once `make test` has said so: the extension is linked with the same library, compiled once.
+configure_core = $(tools) cmake -S core -B build/core -G Ninja --log-level=WARNING $(werror) -DTELEGRAD_UCX=wheel \
+  -Ducx_ROOT="$$($(venv)/bin/python -c 'import libucx; print(*libucx.__path__)')"
 
 test-python: $(venv)/built
 	$(say) "Python tests"
@@ -81,6 +85,8 @@ $(venv)/ready: .ci/setup constraints.txt pyproject.toml
 
 $(venv)/built: $(venv)/ready $(inputs)
 	$(say) "Building telegrad: C++ core, bindings, bundled UCX (one to three minutes the first time)"
+	@$(configure_core)
 	@$(tools) $(venv)/bin/python -m pip install -qq --disable-pip-version-check --no-build-isolation --no-deps \
-	  --config-settings=build-dir=build/py --config-settings=editable.mode=redirect -e .
+	  --config-settings=build-dir=build/py --config-settings=cmake.define.TELEGRAD_BUILT="$(CURDIR)/build/core" \
+	  --config-settings=editable.mode=redirect -e .
 	@touch $@

@@ -193,6 +193,20 @@ def test_the_core_says_which_ucx_it_looked_for(options: list[str], expected: lis
     assert all(part in message for part in expected), message
 
 
+def test_a_build_folder_of_the_core_that_is_none_is_refused(tmp_path: Path) -> None:
+    message = fails(cmake(), "-S", REPOSITORY / "core", "-B", tmp_path, "-DTELEGRAD_BUILT=/nowhere")
+    assert "TELEGRAD_BUILT='/nowhere' is no build folder" in message
+
+
+def test_a_build_by_itself_compiles_the_core(tmp_path: Path) -> None:
+    """As for a user; `make` links the extension with the core that its C++ tests are linked with."""
+    tools = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    run(cmake(), "-S", REPOSITORY, "-B", tmp_path, "-G", "Ninja", f"-DPython_EXECUTABLE={sys.executable}", **tools)
+    planned = (tmp_path / "build.ninja").read_text()
+    for source in (REPOSITORY / "core").glob("[!bf]*/*.cpp"):  # not bindings and fuzzers
+        assert f"build core/CMakeFiles/telegrad.dir/{source.parent.name}/{source.name}.o:" in planned
+
+
 def test_the_package_refuses_to_be_built_without_ucx(tmp_path: Path) -> None:
     message = fails(cmake(), "-S", REPOSITORY, "-B", tmp_path, "-DTELEGRAD_UCX=none")
     assert "the Python package needs UCX" in message
