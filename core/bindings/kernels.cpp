@@ -1,4 +1,6 @@
 #include "bindings/binding.hpp"
+#include "bindings/operation.hpp"
+#include "kernels/merge.hpp"
 #include "kernels/reduce.hpp"
 #include "kernels/scan.hpp"
 #include "kernels/select.hpp"
@@ -30,6 +32,17 @@ void bind_kernels(nb::module_& module) {
                      memory<const std::byte>(gradient, n * sizeof(float)));
       },
       nb::arg("residual"), nb::arg("gradient"), nb::arg("n"), unlocked);
+  module.def(
+      "compact",
+      [](std::uintptr_t dense, std::size_t n, DType dtype, double absent, std::uintptr_t indices, std::uintptr_t values,
+         std::size_t capacity) {
+        return on_entry_type(dtype, [&]<class V>(V) {
+          const kernels::EntriesOut<V> out{memory<std::uint32_t>(indices, capacity), memory<V>(values, capacity)};
+          return kernels::compact<V>(memory<const V>(dense, n), V(static_cast<float>(absent)), 0, out);
+        });
+      },
+      nb::arg("dense"), nb::arg("n"), nb::arg("dtype"), nb::arg("absent"), nb::arg("indices"), nb::arg("values"),
+      nb::arg("capacity"), unlocked);
   module.def(
       "count_nonfinite",
       [](std::uintptr_t x, std::size_t n, DType dtype) {

@@ -9,6 +9,7 @@
 #include "base/types.hpp"
 #include "drivers/sim/sim_costs.hpp"
 #include "drivers/sim/sim_record.hpp"
+#include "sparse/wire.hpp"
 #include "transport/envelope.hpp"
 
 namespace telegrad {
@@ -23,6 +24,8 @@ struct Workload {
   std::uint64_t nnz = 0;  // sparse: entries of each rank
   double overlap = 0.0;   // sparse: their share at indices common to all; the rest is independent, uniform
   double switch_factor = 1.0;
+  /// Sparse: of messages. With values that are rounded, and payloads, results must be right within what rounding may do.
+  WireFormat wire{};
   Rank root = 0;
   /// Real values: small integers by seed, and every rank's result is checked.
   bool payloads = false;

@@ -28,6 +28,10 @@ constexpr CostName kCosts[] = {
     {"node_beta_s_per_byte", &SimCosts::node_beta_s_per_byte},
     {"oversubscription", &SimCosts::oversubscription},
 };
+// A rank's values lie between -kLargest and kLargest.
+constexpr std::uint64_t kLargest = 7;
+constexpr std::uint64_t kValues = 2 * kLargest + 1;
+
 constexpr std::string_view kRanksPerNode = "ranks_per_node";
 
 struct OperationName {
@@ -82,6 +86,31 @@ void validate_algorithm(const Workload& workload) {
             std::string("it follows from ranks and bytes for this operation, ") + name_of(workload.operation) +
                 ": give ''");
   }
+}
+
+// How far an encoded value may be from what it decodes to, as a part of the largest magnitude encoded with it.
+double rounding_of(ValueEncoding encoding) {
+  switch (encoding) {
+    case ValueEncoding::native: return 0.0;
+    case ValueEncoding::bf16: return 0x1p-8;
+    case ValueEncoding::f16: return 0x1p-11;
+    case ValueEncoding::int8: return 1.0 / 127;
+    case ValueEncoding::qsgd8: return 1.0 / 127;
+    case ValueEncoding::qsgd4: return 1.0 / 7;
+    case ValueEncoding::qsgd2: return 1.0;
+  }
+  return 0.0;
+}
+
+void validate_wire(const Workload& workload) {
+  const WireFormat& wire = workload.wire;
+  const bool sparse = workload.operation == Operation::sparse_allreduce;
+  const bool rounds = wire.values != ValueEncoding::native;
+  require(sparse || (wire.indices == IndexFormat::none && !rounds), "wire",
+          std::string(name_of(wire.indices)) + " indices and " + name_of(wire.values) + " values",
+          "only a sparse_allreduce has formats of entries, give 'none' and 'native'");
+  require(!rounds || workload.algorithm != Algorithm::recursive_doubling, "values", name_of(wire.values),
+          "recursive_doubling takes no values that are rounded, give 'native' or another algorithm");
 }
 
 void validate_costs(const SimCosts& costs) {
@@ -159,6 +188,7 @@ void validate(const Workload& workload) {
   require(workload.bytes % sizeof(float) == 0, "bytes", std::to_string(workload.bytes),
           "it must be a multiple of 4, as elements are f32");
   validate_algorithm(workload);
+  validate_wire(workload);
   const bool sparse = workload.operation == Operation::sparse_allreduce;
   const std::uint64_t elements = workload.bytes / sizeof(float);
   require(sparse || workload.nnz == 0, "nnz", std::to_string(workload.nnz),
@@ -187,9 +217,22 @@ std::uint64_t common_entries(const Workload& workload) {
 }
 
 float value_of(const Workload& workload, Rank rank, std::uint64_t i) {
-  constexpr std::uint64_t kValues = 15;
   const std::uint64_t word = mix(mix(workload.seed + 1) + (std::uint64_t{rank} << 40) + i);
-  return static_cast<float>(word % kValues) - static_cast<float>(kValues / 2);
+  return static_cast<float>(word % kValues) - static_cast<float>(kLargest);
+}
+
+double rounding_most(const Workload& workload) {
+  // Every message may round what it holds, by this part of the largest of it.
+  const double part = rounding_of(workload.wire.values);
+  constexpr auto kMost = static_cast<double>(kLargest);
+  const double sum = kMost * workload.ranks;
+  double off = 0.0;
+  if (workload.algorithm == Algorithm::ring) {  // a sum is rounded at every hop
+    for (Rank rank = 1; rank < workload.ranks; ++rank) off += part * (kMost * rank + off);
+  } else {
+    off = part * sum;
+  }
+  return off + part * (sum + off);
 }
 
 std::vector<std::uint32_t> indices_of(const Workload& workload, Rank rank) {

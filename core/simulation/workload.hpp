@@ -15,6 +15,8 @@ void validate(const Workload& workload);
 std::uint64_t common_entries(const Workload& workload);
 /// Element `i` of rank `rank`'s vector: a small integer.
 float value_of(const Workload& workload, Rank rank, std::uint64_t i);
+/// By how much an element of a sparse sum of such values may be off: 0 where values are sent as they are.
+double rounding_most(const Workload& workload);
 /// nnz ascending indices.
 std::vector<std::uint32_t> indices_of(const Workload& workload, Rank rank);
 

@@ -273,6 +273,8 @@ def measure(
     nnz: int = 0,
     overlap: float = 0.0,
     switch_factor: float = 1.0,
+    indices: IndexFormat = ...,
+    values: ValueEncoding = ...,
     root: int = 0,
     payloads: bool = False,
     seed: int = 0,
@@ -283,6 +285,7 @@ def measure(
 ) -> dict[str, Any]: ...
 def explore(first_seed: int, seeds: int, first_ranks: int, last_ranks: int, only: str = "") -> str: ...
 def replay(seed: int, first_ranks: int, last_ranks: int) -> tuple[str, int, str]: ...
+def compact(dense: int, n: int, dtype: DType, absent: float, indices: int, values: int, capacity: int) -> int: ...
 def topk_threshold(x: int, n: int, k: int) -> float: ...
 def accumulate_select(
     residual: int,

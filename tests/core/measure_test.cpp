@@ -195,6 +195,34 @@ TEST("counted entries take the times and bytes of real ones at random places") {
   expect_similar(sparse(200, 100'000, 8), 0.03);  // most shares are empty
 }
 
+TEST("counted messages have the lengths of real ones in every format, and real sums are right in each") {
+  constexpr ValueEncoding kEncodings[] = {ValueEncoding::native, ValueEncoding::bf16,  ValueEncoding::f16,  ValueEncoding::int8,
+                                          ValueEncoding::qsgd8,  ValueEncoding::qsgd4, ValueEncoding::qsgd2};
+  std::uint64_t longest = 0;
+  std::uint64_t shortest = 0;
+  for (const IndexFormat indices : {IndexFormat::raw32, IndexFormat::none, IndexFormat::packed}) {
+    for (const ValueEncoding values : kEncodings) {
+      for (const Algorithm algorithm : {Algorithm::split_allgather, Algorithm::split_dense_allgather, Algorithm::ring}) {
+        Workload workload = sparse(6, 400'000, 6000);
+        workload.algorithm = algorithm;
+        workload.wire = {.indices = indices, .values = values};
+        expect_similar(workload, 0.03);
+        if (algorithm != Algorithm::split_allgather) continue;
+        const std::uint64_t bytes = total(measure(workload).bytes_sent);
+        if (longest == 0) longest = bytes;
+        shortest = bytes;
+      }
+    }
+  }
+  EXPECT(shortest * 5 < longest);  // 8.4 + 2 bits an entry, of 64
+  Workload doubling = sparse(6, 400'000, 6000);
+  doubling.algorithm = Algorithm::recursive_doubling;
+  for (const IndexFormat indices : {IndexFormat::raw32, IndexFormat::packed}) {
+    doubling.wire = {.indices = indices};
+    expect_similar(doubling, 0.03);
+  }
+}
+
 TEST("sums of counted entries become dense where real ones do") {
   constexpr std::uint64_t kDimension = 200'000;
   constexpr Rank kRanks = 8;
@@ -287,6 +315,12 @@ TEST("arguments that make no sense are refused by name, with their value and a r
   }
   refused(sparse(2, 100, 101), "nnz is 101: ");
   refused(sparse(2, std::uint64_t{1} << 32, 1), "bytes is 17179869184: ");
+  Workload rounded = sparse(2, 100, 1);
+  rounded.wire.values = ValueEncoding::bf16;
+  EXPECT_EQ(error_of([&] { measure(rounded); }), "");
+  rounded.algorithm = Algorithm::recursive_doubling;
+  refused(rounded, "values is bf16: ");
+  refused(with([](Workload& w) { w.wire.indices = IndexFormat::packed; }), "wire is packed indices and native values: ");
   Workload dense_only = sparse(2, 100, 1);
   dense_only.algorithm = Algorithm::rabenseifner;
   refused(dense_only, "algorithm is 'rabenseifner': ");

@@ -37,7 +37,7 @@ BASICS = {"errors", "stream", "_core"}
 LIBRARY = {*BASICS, "ops", "compress", "comm"}
 MAY_IMPORT = {
     "errors": set(),
-    "stream": set(),
+    "stream": {"_core"},
     "_native": set(),
     "__init__": {*LIBRARY, "_native", "calibration", "plan", "train"},
     "ops": BASICS,

@@ -24,6 +24,7 @@ from telegrad.bench.predictions_plan import (
 )
 from telegrad.calibration.fit import CostFit, fit_costs
 from telegrad.calibration.pairs import first_counts
+from telegrad.comm.stream_wire import formats_named
 from telegrad.plan.cost import CARD_BYTES
 
 Row = dict[str, object]
@@ -95,9 +96,19 @@ def predict(one: Measurement, ranks: int, costs: Mapping[str, float], calls: int
     slowest rank in ``calls`` calls one after another, after one that does not count unless they are few. Raises
     ``ValueError`` for what is no collective."""
 
+    indices, values = formats_named(one.wire or "blocked", "f32", packs=False)
+
     def finish_s(count: int) -> npt.NDArray[np.float64]:
         outcome = _core.measure(
-            one.operation, one.algorithm, ranks, one.bytes, nnz=one.nnz or 0, calls=count, costs=dict(costs)
+            one.operation,
+            one.algorithm,
+            ranks,
+            one.bytes,
+            nnz=one.nnz or 0,
+            indices=indices,
+            values=values,
+            calls=count,
+            costs=dict(costs),
         )
         return np.asarray(outcome["finish_by_rank_s"])
 
@@ -123,6 +134,7 @@ def _row(plan: PredictionPlan, one: Measurement, measured: Measured, calibration
         "bytes": one.bytes,
         "density": one.density,
         "nnz": one.nnz,
+        "wire": one.wire,
         "input_bytes": one.input_bytes,
         "calls": calls,
         "predicted_s": predicted_s,

@@ -23,12 +23,14 @@ OF_BLOCKS = ("allgather", "gather", "scatter", "all_to_all")
 @dataclass(frozen=True)
 class Measurement:
     """One thing whose time is taken. ``bytes``: of a rank's vector, or of a block where an operation moves one per
-    rank; ``nnz``: entries of a sparse vector, None for a dense one; ``density``: what part of the vector they are."""
+    rank; ``nnz``: entries of a sparse vector, None for a dense one; ``density``: what part of the vector they are;
+    ``wire``: how messages hold them."""
 
     operation: str
     algorithm: str
     bytes: int
     density: float | None = None
+    wire: str | None = None
 
     @property
     def nnz(self) -> int | None:
@@ -51,6 +53,11 @@ class PredictionPlan:
     densities: tuple[float, ...] = (0.01, 0.1)
     repetitions: int = 9
     sample_s: float = 0.04
+
+    @property
+    def wire(self) -> str:
+        """How sparse sums are sent: as a communicator does by itself that has no tuning."""
+        return "blocked" if self.network == "shm" else "packed"
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
@@ -78,7 +85,7 @@ def collectives_of(plan: PredictionPlan) -> list[Measurement]:
     return [
         *(Measurement("allreduce", algorithm, size) for algorithm in ALLREDUCES for size in plan.sizes),
         *(
-            Measurement("sparse_allreduce", "split_allgather", size, density)
+            Measurement("sparse_allreduce", "split_allgather", size, density, plan.wire)
             for density in plan.densities
             for size in plan.sizes
         ),

@@ -62,9 +62,7 @@ def _call_of(
         return lambda: communicator.all_reduce(x, algorithm=one.algorithm)
     if one.operation == "sparse_allreduce":
         stream = _stream_of(one, communicator.rank)
-        return lambda: communicator.all_reduce(
-            stream, algorithm=one.algorithm, wire="blocked"
-        )  # as the simulator sends them
+        return lambda: communicator.all_reduce(stream, algorithm=one.algorithm, wire=one.wire)
     return _dense(one.operation, communicator, x).call
 
 
@@ -132,7 +130,7 @@ def _count_wrong(one: Measurement, communicator: Communicator, vector: npt.NDArr
         expected = np.zeros(x.size, np.float32)
         for other in range(ranks):
             expected[_stream_of(one, other).indices] += 1
-        total = communicator.all_reduce(_stream_of(one, rank), algorithm=one.algorithm)
+        total = communicator.all_reduce(_stream_of(one, rank), algorithm=one.algorithm, wire=one.wire)
         expected[total.indices] -= total.values
         wrong = int(np.count_nonzero(expected))
     else:

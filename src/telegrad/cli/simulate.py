@@ -9,6 +9,7 @@ import typer
 from telegrad.cli.simulate_faults import faults
 from telegrad.cli.simulate_run import Asked, run
 from telegrad.cli.simulate_settings import Settings, shared, sizes_of
+from telegrad.cli.simulate_sparse import WireOption, sparse_algorithms
 from telegrad.sim.measure import ALGORITHMS
 
 app = typer.Typer(
@@ -66,13 +67,14 @@ def sparse_allreduce(
             help="split_allgather, split_dense_allgather, recursive_doubling, ring, several with commas, or all."
         ),
     ] = "split_allgather",
+    wire: WireOption = "auto",
     *,
     settings: Settings,
 ) -> None:
     """Sum sparse vectors over all ranks: how long does each algorithm take?
 
     Without [bold]--payloads[/] indices and values are counted, not stored: sizes on the wire are those of random
-    indices. [bold]entries of the sum[/] tells how far it has filled in.
+    indices. [bold]entries of the sum[/] tells how far it has filled in. Packing is free here, but for its bytes.
 
     [bold]Example:[/] telegrad simulate sparse-allreduce --ranks 2..256 --bytes 64MiB --density 0.01 --network 25gbit
     """
@@ -80,8 +82,8 @@ def sparse_allreduce(
         raise typer.BadParameter(f"{density:g} is no share: use a number above 0 and up to 1", param_hint="--density")
     if not 0 <= overlap <= 1:
         raise typer.BadParameter(f"{overlap:g} is no share: use a number from 0 to 1", param_hint="--overlap")
-    chosen = _algorithms(algorithm, "sparse_allreduce")
-    run(Asked("sparse_allreduce", chosen, sizes_of(bytes_), density, overlap), settings)
+    chosen = sparse_algorithms(_algorithms(algorithm, "sparse_allreduce"), wire, all_of_them="all" in algorithm)
+    run(Asked("sparse_allreduce", chosen, sizes_of(bytes_), density, overlap, wire), settings)
 
 
 @app.command()

@@ -50,6 +50,7 @@ class Asked:
     sizes: Sequence[int]
     density: float = 0.0
     overlap: float = 0.0
+    wire: str = "auto"
 
     def points(self, ranks: Sequence[int], sizes: Sequence[int], network: Network, settings: Settings) -> list[Point]:
         return [
@@ -61,6 +62,7 @@ class Asked:
                 network=network,
                 nnz=max(1, round(self.density * (size // 4))) if self.density and size else 0,
                 overlap=self.overlap,
+                wire=self.wire,
                 payloads=settings.payloads,
                 seed=settings.seed,
             )
@@ -85,8 +87,8 @@ def run(asked: Asked, settings: Settings) -> None:
         found = dict(zip(every, _sweep(console, every, settings.jobs), strict=True))
         paths = _paths(console, points) if settings.critical_path else {}
         rows = [row_of(found[point]) for point in points]
-        name = asked.operation.replace("_", " ")
-        console.print(table_of(rows, f"{name} in virtual time"))
+        name = ", ".join(filter(None, (asked.operation.replace("_", " "), points[0].wire_format)))
+        console.print(table_of(rows, f"{name}: virtual time"))
         console.print(network.about + _levels(network), style="dim", highlight=False)
         if paths:
             splits = [(row, shares(paths[point])) for row, point in zip(rows, points, strict=True)]

@@ -30,17 +30,32 @@ def formats_of(
 ) -> tuple[_core.IndexFormat, _core.ValueEncoding]:
     """What ``wire`` stands for. Raises ``ValueError`` for a name that does not exist, ``TypeError`` for one that the
     stream's values do not have."""
+    packs = not shares_memory if tuning is None else packing_pays(tuning.costs.beta_s_per_byte)
+    return formats_named(wire, stream.dtype, packs=packs)
+
+
+def packing_pays(beta_s_per_byte: float) -> bool:
+    """Whether ``wire="auto"`` packs indices where a byte on the network takes so many seconds."""
+    return beta_s_per_byte > _PACKING_PAYS_S_PER_BYTE
+
+
+def formats_named(wire: object, dtype: str, *, packs: bool) -> tuple[_core.IndexFormat, _core.ValueEncoding]:
+    """What ``wire`` stands for where values are of ``dtype`` (as ``SparseStream.dtype`` says it) and indices, unless it
+    names their format, are packed or not. Raises as ``formats_of`` does."""
     indices, values = _parts_of(wire)
-    if values is None or values == stream.dtype:
+    if values is None or values == dtype:
         encoding = _core.ValueEncoding.native
-    elif stream.dtype != "f32" or values not in ENCODINGS:
-        raise TypeError(f"wire={wire!r} does not fit a stream of {stream.dtype}: only float32 values can be encoded")
+    elif dtype != "f32" or values not in ENCODINGS:
+        raise TypeError(f"wire={wire!r} does not fit a stream of {dtype}: only float32 values can be encoded")
     else:
         encoding = getattr(_core.ValueEncoding, values)
-    if indices is not None:
-        return _INDICES[indices], encoding
-    slow = not shares_memory if tuning is None else tuning.costs.beta_s_per_byte > _PACKING_PAYS_S_PER_BYTE
-    return (_core.IndexFormat.packed if slow else _core.IndexFormat.none), encoding
+    return _INDICES[indices or ("packed" if packs else "blocked")], encoding
+
+
+def name_of_formats(indices: _core.IndexFormat, encoding: _core.ValueEncoding, dtype: str) -> str:
+    """The other way: a ``wire`` that names both, as ``packed-bf16``."""
+    name = next(name for name, known in _INDICES.items() if known == indices)
+    return f"{name}-{dtype if encoding == _core.ValueEncoding.native else encoding.name}"
 
 
 def _parts_of(wire: object) -> tuple[str | None, str | None]:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from telegrad.bench.plan import text_of
@@ -16,6 +17,7 @@ from telegrad.report.durations import duration
 Row = Mapping[str, Any]
 
 _MARKERS = "osDv^P"
+_NAME_COLUMNS = 19  # longer names take several lines: so the table fits 80 columns
 
 
 def name_of(row: Row) -> str:
@@ -37,10 +39,12 @@ def costs_text(calibration: CostFit) -> str:
 
 def table_of(rows: Sequence[Row], title: str) -> Table:
     """One line per collective and size. Dim: not judged. Red: judged, and further off than it may be."""
-    table = Table(title=title, title_justify="left", header_style="bold")
-    table.add_column("collective")
-    for name in ("size", "a rank brings", "predicted", "measured", "min", "p90", "ratio", "wrong"):
-        table.add_column(name, justify="right")
+    table = Table(title=title, title_justify="left", header_style="bold", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    table.caption = "brings: what a rank brings, of a sparse vector its entries; --json has min and p90 too"
+    table.caption_justify = "left"
+    table.add_column("collective", width=_NAME_COLUMNS)
+    for name in ("size", "brings", "predicted", "measured", "ratio", "wrong"):
+        table.add_column(name, justify="right", no_wrap=True)
     previous = None
     for row in rows:
         name = name_of(row)
@@ -48,10 +52,10 @@ def table_of(rows: Sequence[Row], title: str) -> Table:
             table.add_section()
         style = "dim" if not row["judged"] else None if row["within"] else "red"
         table.add_row(
-            name if name != previous else "",
+            name.replace(" %", "\N{NO-BREAK SPACE}%") if name != previous else "",
             text_of(row["bytes"]),
             text_of(row["input_bytes"]),
-            *(duration(row[field]) for field in ("predicted_s", "median_s", "min_s", "p90_s")),
+            *(duration(row[field]) for field in ("predicted_s", "median_s")),
             f"{row['ratio']:.3f}",
             str(row["wrong"]),
             style=style,

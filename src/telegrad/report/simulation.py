@@ -39,7 +39,12 @@ def row_of(found: Measurement) -> Row:
         "payloads": point.payloads,
     }
     if point.operation == "sparse_allreduce":
-        row |= {"nnz": point.nnz, "overlap": point.overlap, "result_nnz": found.result_nnz}
+        row |= {
+            "nnz": point.nnz,
+            "overlap": point.overlap,
+            "wire": point.wire_format,
+            "result_nnz": found.result_nnz,
+        }
     return row
 
 

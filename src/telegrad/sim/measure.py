@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from telegrad import _core
+from telegrad.comm.stream_wire import formats_named, name_of_formats, packing_pays
 from telegrad.plan import Cost, Costs, cost, fastest_allreduce
 from telegrad.plan.cost_moves import broadcast_pieces
 from telegrad.plan.network import ceil_log2
@@ -40,9 +41,10 @@ class Point:
     """What to measure. ``algorithm``: one of ``ALGORITHMS``, or ``auto``: the fastest by the closed forms.
 
     ``size``: bytes of one rank's vector (allgather, gather, scatter, all_to_all: of one block; sparse: 4 times the
-    dimension), ``nnz``: a sparse vector's entries, ``overlap``: the share of them that all ranks have in common.
-    ``payloads``: real values, and the result is checked; without, only sizes travel. Raises ``ValueError`` for an
-    operation or algorithm that does not exist.
+    dimension), ``nnz``: a sparse vector's entries, ``overlap``: the share of them that all ranks have in common,
+    ``wire``: how messages hold them, as for ``Communicator.all_reduce``; ``auto``: as a communicator takes it that is
+    calibrated on this network. ``payloads``: real values, and the result is checked; without, only sizes travel. Raises
+    ``ValueError`` for an operation, algorithm or wire that does not exist.
     """
 
     operation: str
@@ -52,6 +54,7 @@ class Point:
     network: Network
     nnz: int = 0
     overlap: float = 0.0
+    wire: str = "auto"
     root: int = 0
     payloads: bool = False
     seed: int = 0
@@ -62,6 +65,26 @@ class Point:
         known = (*ALGORITHMS[self.operation], "auto")
         if self.algorithm not in known:
             raise ValueError(f"{self.operation} has no algorithm {self.algorithm!r}: use {', '.join(known)}")
+        try:
+            self._formats()
+        except TypeError as error:
+            raise ValueError(str(error)) from error
+
+    def _formats(self) -> tuple[_core.IndexFormat, _core.ValueEncoding]:
+        return formats_named(self.wire, "f32", packs=packing_pays(self.network.costs.beta_s_per_byte))
+
+    @property
+    def formats(self) -> dict[str, Any]:
+        """Those of indices and values on the wire, as the core takes them; none where the operation is dense."""
+        if self.operation != "sparse_allreduce":
+            return {}
+        indices, values = self._formats()
+        return {"indices": indices, "values": values}
+
+    @property
+    def wire_format(self) -> str:
+        """``wire`` with both parts named, such as ``packed-f32``; "" where the operation is dense."""
+        return name_of_formats(*self._formats(), "f32") if self.operation == "sparse_allreduce" else ""
 
     @property
     def chosen(self) -> str:
@@ -142,6 +165,7 @@ def measure(point: Point, *, links: bool = False, timeline: bool = False) -> Mea
         bytes=point.size,
         nnz=point.nnz,
         overlap=point.overlap,
+        **point.formats,
         root=point.root,
         payloads=point.payloads,
         seed=point.seed,

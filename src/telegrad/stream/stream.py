@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from telegrad.stream.coo import coo_of_entries, entries_of_coo
 from telegrad.stream.csr import entries_of_row, row_of_entries
-from telegrad.stream.values import NAMES, Bits, as_bits, bits_of, is_torch_tensor, places_unlike, wrapped
+from telegrad.stream.values import NAMES, Bits, as_bits, bits_of, entries_of_dense, is_torch_tensor, wrapped
 
 MAX_LENGTH = 2**32 - 1
 """Longest vector: indices are 32-bit on the wire."""
@@ -75,8 +75,8 @@ class SparseStream:
         flat = x.reshape(-1) if is_torch_tensor(x) or isinstance(x, np.ndarray) else x
         bits = bits_of(flat, "x")
         _checked_length(bits.size, "x has {} elements")
-        indices = places_unlike(bits, 0.0)
-        return cls.trusted(indices, bits[indices], bits.size, of_torch=is_torch_tensor(x))
+        indices, values = entries_of_dense(bits, 0.0)
+        return cls.trusted(indices, values, bits.size, of_torch=is_torch_tensor(x))
 
     @classmethod
     def from_coo(cls, x: Any) -> SparseStream:
@@ -206,8 +206,7 @@ class SparseStream:
 
     def _make_sparse(self) -> None:
         if self._indices is None:
-            self._indices = places_unlike(self._bits, self._absent)
-            self._bits = self._bits[self._indices]
+            self._indices, self._bits = entries_of_dense(self._bits, self._absent)
 
 
 def _checked_length(n: Any, what: str = "n={}") -> int:

@@ -8,10 +8,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from telegrad import _core
+
 Bits = npt.NDArray[Any]
 
 NAMES = {"float32": "f32", "float64": "f64", "float16": "f16", "uint16": "bf16"}
 """What the bits' numpy dtype stands for."""
+
+_DTYPES = {name: getattr(_core.DType, short) for name, short in NAMES.items()}
+# Of a dense vector's elements, at first: memory costs nothing before it is touched.
+_ROOM_SHARE, _ROOM_LEAST = 4, 1 << 16
 
 _TORCH = ("float32", "float64", "float16", "bfloat16")
 _NUMPY = ("float32", "float64", "float16")
@@ -61,13 +67,19 @@ def as_bits(value: float, dtype: np.dtype[Any]) -> Any:
     return np.uint16(np.float32(value).view(np.uint32) >> np.uint32(16))
 
 
-def places_unlike(bits: Bits, absent: float) -> npt.NDArray[np.uint32]:
-    """Where ``bits`` are not ``absent``; 0 stands for both zeros."""
-    if bits.dtype != np.uint16:
-        return np.flatnonzero(bits if absent == 0 else bits != bits.dtype.type(absent)).astype(np.uint32)
-    if absent == 0:
-        return np.flatnonzero(bits & np.uint16(0x7FFF)).astype(np.uint32)
-    return np.flatnonzero(bits != as_bits(absent, bits.dtype)).astype(np.uint32)
+def entries_of_dense(bits: Bits, absent: float) -> tuple[npt.NDArray[np.uint32], Bits]:
+    """Where ``bits`` are not ``absent`` (0 stands for both zeros), and what stands there. One pass, or two where more
+    than a quarter are entries."""
+    dtype, room = _DTYPES[bits.dtype.name], max(bits.size // _ROOM_SHARE, min(bits.size, _ROOM_LEAST))
+    while True:
+        indices, values = np.empty(room, np.uint32), np.empty(room, bits.dtype)
+        count = _core.compact(bits.ctypes.data, bits.size, dtype, absent, indices.ctypes.data, values.ctypes.data, room)
+        if count <= room:
+            # Gives back what was not written; nobody else has seen the arrays.
+            indices.resize(count, refcheck=False)
+            values.resize(count, refcheck=False)
+            return indices, values
+        room = count
 
 
 def _bits_of_tensor(values: Any, argument: str) -> Bits:

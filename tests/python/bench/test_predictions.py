@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -70,6 +71,18 @@ def test_the_plan_measures_every_collective_at_every_size() -> None:
         *((operation, "", None) for operation in ("allgather", "gather", "scatter", "all_to_all")),
     }
     assert len(collectives) == len(kinds) * len(_PLAN.sizes)
+    assert {one.wire for one in collectives if one.density} == {"packed"}
+    shared = collectives_of(PredictionPlan("shm", ranks=4, sizes=_PLAN.sizes))
+    assert {one.wire for one in shared if one.density} == {"blocked"}
+
+
+def test_a_sparse_sum_is_predicted_as_it_is_sent() -> None:
+    one = Measurement("sparse_allreduce", "split_allgather", 4 << 20, 0.01, "packed")
+    packed, blocked, raw = (
+        predict(replace(one, wire=wire), 4, _COSTS, calls=1) for wire in ("packed", "blocked", "raw")
+    )
+    assert 1.1 < blocked / packed < 1.3  # 48 bits an entry, of 40
+    assert 1.2 < raw / blocked < 1.4  # 64
 
 
 def test_blocks_of_an_allgather_stay_moderate() -> None:
@@ -120,6 +133,7 @@ def test_rows_say_how_far_off_a_prediction_is(monkeypatch: pytest.MonkeyPatch) -
         "bytes": 256 << 10,
         "density": None,
         "nnz": None,
+        "wire": None,
         "input_bytes": 256 << 10,
         "calls": 5,
         "predicted_s": 1e-3,

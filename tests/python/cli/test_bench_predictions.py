@@ -132,3 +132,15 @@ def test_help_explains_every_option() -> None:
     assert status == 0
     for option in ("--ranks", "--network", "--sizes", "--repetitions", "--json", "--plot-file", "--timeout"):
         assert option in output
+
+
+@pytest.mark.usefixtures("half_as_fast")
+def test_the_table_fits_80_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench_predictions, "run", _ideal())
+    arguments = ("--ranks", "16", "--network", "100mbit", "--sizes", "256KiB,64MiB", "--repetitions", "3")
+    output = CliRunner().invoke(_app, arguments, env={"COLUMNS": "80"}).output
+    assert "…" not in output.replace(" … ", "")  # nothing is cut off
+    for name in ("recursive_doubling", "sparse_allreduce", "split_allgather", "reduce_scatter"):
+        assert name in output
+    ring = next(line for line in output.splitlines() if "64 MiB" in line)
+    assert ring.split() == ["64", "MiB", "64", "MiB", "590.56", "ms", "536.87", "ms", "1.100", "0"]

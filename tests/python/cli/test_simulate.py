@@ -112,6 +112,25 @@ def test_sparse_sums_fill_in(tmp_path: Path) -> None:
     assert same["time_s"] < spread["time_s"]
 
 
+def test_wire_formats_of_sparse_sums(tmp_path: Path) -> None:
+    file = tmp_path / "rows.json"
+    common = ("sparse-allreduce", "--ranks", "8", "--bytes", "4MiB", "--density", "0.01", "--json", str(file))
+    sent = {}
+    for wire in ("raw", "blocked", "packed", "packed-bf16", "qsgd2", "auto"):
+        status, output = simulate(*common, "--network", "1gbit", "--wire", wire)
+        assert status == 0, output
+        (row,) = rows_of(file)
+        sent[wire], named = row["bytes_per_rank"], row["wire"]
+    assert sent["raw"] > sent["blocked"] > sent["packed"] == sent["auto"] > sent["packed-bf16"] > sent["qsgd2"]
+    assert named == "packed-f32"  # a slow network: packing pays
+    assert "sparse allreduce, packed-f32: virtual time" in output
+    assert simulate(*common, "--network", "100gbit")[0] == 0
+    assert rows_of(file)[0]["wire"] == "blocked-f32"
+    # What rounds goes by all algorithms but one; with payloads its results are right within what rounding may do.
+    assert simulate(*common, "--wire", "packed-int8", "--algorithm", "all", "--payloads")[0] == 0
+    assert [row["algorithm"] for row in rows_of(file)] == ["split_allgather", "split_dense_allgather", "ring", "auto"]
+
+
 def test_timeline_critical_path_and_links_of_a_single_point(tmp_path: Path) -> None:
     trace, links, file = tmp_path / "trace.json", tmp_path / "links.json", tmp_path / "rows.json"
     arguments = ("allreduce", "--ranks", "4", "--bytes", "64KiB", "--algorithm", "ring", "--critical-path")
@@ -193,6 +212,8 @@ def test_costs_nodes_noise_and_payloads_reach_the_simulator(tmp_path: Path) -> N
         ("barrier", "--oversubscription", "2", "2 needs nodes: give --ranks-per-node too"),
         ("barrier", "--node-beta", "1e-9", "1e-09 needs nodes: give --ranks-per-node too"),
         ("sparse-allreduce", "--density", "0", "0 is no share: use a number above 0 and up to 1"),
+        ("sparse-allreduce", "--wire", "zip", "wire='zip' does not exist for sparse streams: use auto, raw, blocked"),
+        ("sparse-allreduce", "--wire", "packed-f64", "does not fit a stream of f32: only float32 values"),
         ("sparse-allreduce", "--overlap", "1.5", "1.5 is no share: use a number from 0 to 1"),
         ("allreduce", "--json", "/nowhere/rows.json", "the folder /nowhere does not exist"),
         ("allreduce", "--plot-file", "/nowhere/plot.png", "the folder /nowhere does not exist"),
@@ -207,6 +228,14 @@ def test_bad_options_name_option_value_and_remedy(operation: str, option: str, v
     assert status == 2
     assert option in said
     assert message in said
+
+
+def test_recursive_doubling_takes_no_rounded_values() -> None:
+    asked = ("sparse-allreduce", "--ranks", "2", "--bytes", "4KiB", "--algorithm", "recursive_doubling")
+    status, output = simulate(*asked, "--wire", "packed-bf16")
+    assert status == 2
+    said = " ".join(output.replace("│", " ").split())
+    assert "recursive_doubling takes no rounded values, as 'packed-bf16' makes them: use another --algorithm" in said
 
 
 @pytest.mark.parametrize("option", ["--json", "--links", "--timeline", "--plot-file"])

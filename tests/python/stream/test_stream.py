@@ -69,6 +69,21 @@ def test_from_dense_and_back(x: np.ndarray) -> None:
     assert stream.nnz == np.count_nonzero(x)
 
 
+@pytest.mark.parametrize("density", [0.0, 0.01, 0.3, 1.0])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16])
+def test_entries_of_long_vectors(dtype: torch.dtype, density: float) -> None:
+    """Longer than any room that is made for entries at first."""
+    draw = torch.Generator().manual_seed(1)
+    dense = torch.randn(300_007, generator=draw).to(dtype)
+    dense[dense == 0] = 1
+    dense[torch.rand(dense.numel(), generator=draw) >= density] = -0.0
+    stream = SparseStream.from_dense(dense)
+    assert torch.equal(stream.indices, torch.nonzero(dense).flatten())
+    assert torch.equal(stream.values, dense[stream.indices])
+    assert stream.raw_indices.flags.owndata
+    assert torch.equal(stream.to_dense(), dense)
+
+
 def test_empty() -> None:
     stream = SparseStream(_indices(), np.empty(0, np.float32), 0)
     assert (stream.nnz, stream.density, stream.to_dense().shape) == (0, 0.0, (0,))
