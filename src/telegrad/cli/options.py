@@ -37,3 +37,33 @@ def byte_sizes(text: str) -> tuple[int, ...]:
         return tuple(size_of(size) for size in text.split(","))
     except ValueError as error:
         raise typer.BadParameter(str(error), param_hint="--sizes") from error
+
+
+def densities_of(text: str, option: str) -> list[float]:
+    """Of ``0.01``, ``1e-4,0.01`` or ``1e-6..0.5``, ascending; a range grows by 4 and ends with its end. Raises
+    ``BadParameter`` for what is no part of 1."""
+    found: set[float] = set()
+    for part in text.split(","):
+        first, dots, last = part.partition("..")
+        shares = [_density(first, option)]
+        if dots:
+            end = _density(last, option)
+            if end < shares[0]:
+                raise typer.BadParameter(
+                    f"range {part.strip()!r} ends before it begins: write the smaller number first", param_hint=option
+                )
+            while (following := shares[-1] * 4) < end:
+                shares.append(following)
+            shares.append(end)
+        found.update(shares)
+    return sorted(found)
+
+
+def _density(text: str, option: str) -> float:
+    try:
+        found = float(text)
+    except ValueError:
+        found = -1.0
+    if not 0 < found <= 1:
+        raise typer.BadParameter(f"{text!r} is no part of 1: use a number above 0, up to 1", param_hint=option)
+    return found

@@ -10,6 +10,7 @@ from telegrad.cli.simulate_faults import faults
 from telegrad.cli.simulate_run import Asked, run
 from telegrad.cli.simulate_settings import Settings, shared, sizes_of
 from telegrad.cli.simulate_sparse import WireOption, sparse_algorithms
+from telegrad.cli.simulate_sparse_sweep import sparse_sweep
 from telegrad.sim.measure import ALGORITHMS
 
 app = typer.Typer(
@@ -174,6 +175,7 @@ def barrier(*, settings: Settings) -> None:
     run(Asked("barrier", ALGORITHMS["barrier"], [0]), settings)
 
 
+app.command(name="sparse-sweep")(sparse_sweep)
 app.command()(faults)
 
 

@@ -83,8 +83,8 @@ def run(asked: Asked, settings: Settings) -> None:
 
     panels = _panels(asked, ranks, network, settings) if drawn is not None else []
     every = list(dict.fromkeys([*points, *(point for _, _, wanted in panels for point in wanted)]))
-    with ended_by_interrupt(console, "interrupted: nothing was written"), _failures_said(console):
-        found = dict(zip(every, _sweep(console, every, settings.jobs), strict=True))
+    with ended_by_interrupt(console, "interrupted: nothing was written"), failures_said(console):
+        found = dict(zip(every, swept(console, every, settings.jobs), strict=True))
         paths = _paths(console, points) if settings.critical_path else {}
         rows = [row_of(found[point]) for point in points]
         name = ", ".join(filter(None, (asked.operation.replace("_", " "), points[0].wire_format)))
@@ -98,14 +98,14 @@ def run(asked: Asked, settings: Settings) -> None:
         if settings.timeline is not None:
             _write_timeline(console, points[0], settings.timeline)
         if settings.links is not None:
-            _write_json(console, settings.links, counts_for_json(measure_apart(points[0], links=True)))
+            write_json(console, settings.links, counts_for_json(measure_apart(points[0], links=True)))
             console.print(f"counts: {settings.links}", highlight=False)
         if settings.json_file is not None:
             told = [row_of(one) for one in found.values()]
             for place, path in enumerate(paths[point] for point in points if point in paths):
                 told[place]["critical_path"] = path_for_json(path)
             about = {"name": settings.network, "about": network.about, **network.fields_of_core()}
-            _write_json(console, settings.json_file, {"rows": told, "network": about})
+            write_json(console, settings.json_file, {"rows": told, "network": about})
             console.print(f"rows: {settings.json_file}", highlight=False)
         if drawn is not None:
             drawn_panels = [(across, about, [row_of(found[one]) for one in wanted]) for across, about, wanted in panels]
@@ -159,7 +159,8 @@ def _check_single(points: Sequence[Point], settings: Settings) -> None:
             )
 
 
-def _sweep(console: Console, points: Sequence[Point], jobs: int | None) -> list[Measurement]:
+def swept(console: Console, points: Sequence[Point], jobs: int | None) -> list[Measurement]:
+    """Every point's measurement, in order, under a progress bar."""
     with _progress(console, "simulating", len(points)) as advance:
 
         def show(one: Measurement) -> None:
@@ -197,7 +198,8 @@ def _progress(console: Console, name: str, total: int) -> Iterator[Callable[[str
 
 
 @contextmanager
-def _failures_said(console: Console) -> Iterator[None]:
+def failures_said(console: Console) -> Iterator[None]:
+    """Within it, an error of the simulation ends the command: with status 2 if options make no sense, else with 1."""
     try:
         yield
     except typer.Exit:  # a RuntimeError too, but said already
@@ -212,7 +214,8 @@ def _failures_said(console: Console) -> Iterator[None]:
         raise typer.Exit(1) from error
 
 
-def _write_json(console: Console, path: Path, content: dict[str, Any]) -> None:
+def write_json(console: Console, path: Path, content: dict[str, Any]) -> None:
+    """Ends with status 1 if ``path`` cannot be written after all."""
     with written(console, path):
         path.write_text(json.dumps(content, indent=1, allow_nan=False) + "\n")
 

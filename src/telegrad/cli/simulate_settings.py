@@ -144,7 +144,7 @@ class Settings:
 
     def all_ranks(self) -> list[int]:
         """Raises ``BadParameter`` for what is no number of ranks, and beyond ``MOST_RANKS``."""
-        return _numbers(self.ranks, _ranks_of, 2, "--ranks")
+        return ranks_of(self.ranks, "--ranks")
 
     def made_network(self) -> Network:
         """Raises ``BadParameter`` for names and costs that make no sense."""
@@ -193,37 +193,56 @@ class Settings:
         }
 
 
+def ranks_of(text: str, option: str) -> list[int]:
+    """Of ``option``. Raises ``BadParameter`` for what is no number of ranks, and beyond ``MOST_RANKS``."""
+    return _numbers(text, _rank_count_of, 2, option)
+
+
 def sizes_of(text: str) -> list[int]:
     """Of --bytes. Raises ``BadParameter`` for what is no size, and beyond ``MOST_BYTES``."""
     return _numbers(text, _bytes_of, 4, "--bytes")
 
 
-def shared(command: Callable[..., None]) -> Callable[..., None]:
-    """``command(…, settings)`` with the fields of ``Settings`` as options of its own."""
-    own = inspect.signature(command)
+_Command = Callable[..., None]
+
+
+def shared_but(*left_out: str, **defaults: Any) -> Callable[[_Command], _Command]:
+    """``command(…, settings)`` with the fields of ``Settings`` as options of its own, except those that are left out;
+    ``defaults`` are other ones than theirs."""
     hints = get_type_hints(Settings, include_extras=True)
     common = [
         inspect.Parameter(
-            field.name, inspect.Parameter.KEYWORD_ONLY, default=field.default, annotation=hints[field.name]
+            field.name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=defaults.get(field.name, field.default),
+            annotation=hints[field.name],
         )
         for field in fields(Settings)
-    ]
-    own_hints = get_type_hints(command, include_extras=True)
-    kept = [
-        parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY, annotation=own_hints[name])
-        for name, parameter in own.parameters.items()
-        if name != "settings"
+        if field.name not in left_out
     ]
 
-    @functools.wraps(command)
-    def call(**options: Any) -> None:
-        settings = Settings(**{parameter.name: options.pop(parameter.name) for parameter in common})
-        command(**options, settings=settings)
+    def with_options(command: _Command) -> _Command:
+        own_hints = get_type_hints(command, include_extras=True)
+        kept = [
+            parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY, annotation=own_hints[name])
+            for name, parameter in inspect.signature(command).parameters.items()
+            if name != "settings"
+        ]
 
-    parameters = [common[0], *kept, *common[1:]]
-    vars(call)["__signature__"] = inspect.Signature(parameters)
-    call.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-    return call
+        @functools.wraps(command)
+        def call(**options: Any) -> None:
+            settings = Settings(**{parameter.name: options.pop(parameter.name) for parameter in common})
+            command(**options, settings=settings)
+
+        parameters = [common[0], *kept, *common[1:]]
+        vars(call)["__signature__"] = inspect.Signature(parameters)
+        call.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+        return call
+
+    return with_options
+
+
+shared = shared_but()
 
 
 class _blaming:  # noqa: N801 - reads as a statement
@@ -259,7 +278,7 @@ def _numbers(text: str, number_of: Callable[[str], int], factor: int, option: st
     return sorted(found)
 
 
-def _ranks_of(text: str) -> int:
+def _rank_count_of(text: str) -> int:
     if not re.fullmatch(r"\s*\d+\s*", text):
         raise ValueError(f"{text!r} is no number of ranks: write it like 2048, 4,64,2048 or 2..4096")
     ranks = int(text)
