@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Self
 
 import numpy as np
@@ -17,7 +18,7 @@ _RANDOM_SEED = 1_000_003
 DENSE = ("gloo-dense", "mpich-dense", "telegrad-dense")
 WIRES = ("raw-f32", "packed-f32", "packed-bf16", "packed-int8")
 TO_DENSE = ("raw-f32", "packed-f32", "packed-bf16")
-BY_ALGORITHM = ("recursive_doubling", "ring", "split_dense_allgather")
+BY_ALGORITHM = ("split_allgather", "recursive_doubling", "ring", "split_dense_allgather")
 NAMES = (
     *DENSE,
     "gloo-coo",
@@ -27,6 +28,14 @@ NAMES = (
 )
 """Everything that can be measured. ``telegrad-WIRE``: the automatic choice, with a stream as the result;
 ``-to-dense``: into a dense vector; ``telegrad-ALGORITHM``: that one, with packed indices and float32 values."""
+
+
+SWEEPS: dict[str, tuple[str, tuple[float, ...]]] = {
+    "density": ("density", (1e-5, 1e-4, 1e-3, 0.0078125, 0.03125, 0.125, 0.5)),
+    "length": ("n", (1 << 16, 1 << 20, 1 << 24, 1 << 26)),
+    "ranks": ("ranks", (2, 4, 8)),
+}
+"""What can be swept: the field of a plan, and its values."""
 
 
 @dataclass(frozen=True)
@@ -61,6 +70,18 @@ class SparsePlan:
     def from_json(cls, text: str) -> Self:
         fields = json.loads(text)
         return cls(**{**fields, "names": tuple(fields["names"])})
+
+
+def swept(plans: Sequence[SparsePlan], what: Sequence[str]) -> list[SparsePlan]:
+    """``plans`` with every value of each of ``what`` (see ``SWEEPS``) besides their own, one thing varied at a time;
+    each plan once."""
+    found = [
+        replace(plan, **{name: value})
+        for name, values in (SWEEPS[one] for one in what)
+        for plan in plans
+        for value in sorted({*values, getattr(plan, name)})
+    ]
+    return list(dict.fromkeys(found or plans))
 
 
 def indices_of(plan: SparsePlan, rank: int) -> npt.NDArray[np.uint32]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Self
 
 import typer
 from rich.console import Console
@@ -14,10 +14,10 @@ from telegrad.bench.machine import describe_machine, machine_text
 from telegrad.bench.peers import why_missing
 from telegrad.bench.plan import text_of
 from telegrad.bench.sparse import BOUND, Outcome, Row, rows_of, run
-from telegrad.bench.sparse_plan import NAMES, PATTERNS, SparsePlan
+from telegrad.bench.sparse_plan import NAMES, PATTERNS, SWEEPS, SparsePlan, swept
 from telegrad.cli.console import say_without, table_console
 from telegrad.cli.interrupts import ended_by_interrupt
-from telegrad.cli.options import networks_of
+from telegrad.cli.options import densities_of, networks_of
 from telegrad.cli.outputs import check_folder_of, write_result
 from telegrad.cli.progress import counting
 from telegrad.launch import LaunchError
@@ -40,7 +40,7 @@ def sparse(
     ] = "1gbit",
     n: Annotated[str, typer.Option("--n", help="Elements of the vector; several: 1Mi,16Mi.")] = "16Mi",
     density: Annotated[
-        str, typer.Option(help="What part of the vector every rank has; several: 0.0001,0.01.")
+        str, typer.Option(help="What part of the vector every rank has; several: 0.0001,0.01 or 1e-6..0.5 (×4).")
     ] = "0.0078125",
     pattern: Annotated[
         str,
@@ -49,6 +49,13 @@ def sparse(
             "ranks the same); several, separated by commas."
         ),
     ] = "uniform",
+    sweep: Annotated[
+        str | None,
+        typer.Option(
+            help=f"What to vary, over usual values and those given: {', '.join(SWEEPS)}; several with commas, each by "
+            "itself."
+        ),
+    ] = None,
     names: Annotated[str, typer.Option("--names", help="Whom to measure, separated by commas.")] = ",".join(NAMES),
     samples: Annotated[int, typer.Option(min=3, help="Samples of each contender (fewer where one takes long).")] = 9,
     seconds: Annotated[float, typer.Option(min=0.1, help="About how long to measure, of each combination.")] = 60.0,
@@ -70,31 +77,38 @@ def sparse(
     """
     console = table_console()
     plans = _checked(ranks, network, n, density, pattern, names, samples, seconds)
+    plans = swept(plans, _among(sweep, tuple(SWEEPS), "--sweep") if sweep is not None else [])
     check_folder_of(json_file, "--json")
     check_folder_of(plot_file, "--plot")
     missing = {peer: why for peer in plans[0].peers if (why := why_missing(peer)) is not None}
     say_without(console, missing)
     machine = describe_machine()
     rows: list[Row] = []
-    with ended_by_interrupt(console, "interrupted"):
-        for plan in plans:
-            try:
-                outcome = _run_with_progress(console, plan, timeout)
-            except (LaunchError, RuntimeError) as error:
-                console.print(f"[red]{plan.ranks} ranks, {plan.network}:[/] {error}", highlight=False)
-                raise typer.Exit(1) from error
-            say_without(console, outcome.missing)
-            found = rows_of(plan, outcome, missing)
-            console.print(table_of(found, _title(plan, outcome)))
-            rows += found
+    failed: list[str] = []
+    with ended_by_interrupt(console, "interrupted"), _Bar(console, plans) as bar:
+        try:
+            for plan in plans:
+                try:
+                    outcome = bar.run(plan, timeout)
+                except (LaunchError, RuntimeError) as error:
+                    failed.append(f"{plan.ranks} ranks, {plan.network}, n={plan.n}, density {plan.density:g}: {error}")
+                    console.print(f"[red]{plan.ranks} ranks, {plan.network}:[/] {error}", highlight=False)
+                    continue
+                say_without(console, outcome.missing)
+                found = rows_of(plan, outcome, missing)
+                console.print(table_of(found, _title(plan, outcome)))
+                rows += found
+        finally:  # hours may have gone into them
+            if json_file is not None and rows:
+                result = {"rows": rows, "failed": failed, "bound_s": BOUND, "machine": machine}
+                write_result(console, json_file, result)
     console.print(machine_text(machine), style="dim")
-    if json_file is not None:
-        write_result(console, json_file, {"rows": rows, "bound_s": BOUND, "machine": machine})
-    if plot_file is not None:
+    if plot_file is not None and rows:
         plot(rows, f"sums of sparse vectors, {network}", plot_file)
         console.print(f"plot: {plot_file}")
     if wrong := sum(int(str(row["wrong"] or 0)) for row in rows):
         console.print(f"[red]{wrong} values are wrong[/]")
+    if wrong or failed:
         raise typer.Exit(1)
 
 
@@ -115,7 +129,7 @@ def _checked(
         networks,
         [_count(one, 2, 256, "--ranks") for one in ranks.split(",")],
         [_count(one, 1, _LONGEST, "--n") for one in n.split(",")],
-        [_density(one) for one in density.split(",")],
+        densities_of(density, "--density"),
         patterns,
     )
     return [
@@ -141,18 +155,31 @@ def _count(text: str, least: int, most: int, option: str) -> int:
     return int(digits) * _UNITS[unit]
 
 
-def _density(text: str) -> float:
-    try:
-        found = float(text)
-    except ValueError:
-        found = -1.0
-    if not 0 < found <= 1:
-        raise typer.BadParameter(f"{text!r} is no part of 1: use a number above 0, up to 1", param_hint="--density")
-    return found
+class _Bar:
+    """One progress bar over the samples of all plans."""
 
+    def __init__(self, console: Console, plans: list[SparsePlan]) -> None:
+        self._progress = counting(console, TextColumn("{task.fields[latest]}"))
+        self._total = len(plans)
+        self._samples = sum(len(plan.names) * plan.samples for plan in plans)
+        self._begun = 0
+        self._passed = 0  # samples of plans that are over; some of them took fewer
 
-def _run_with_progress(console: Console, plan: SparsePlan, timeout_s: float) -> Outcome:
-    with counting(console, TextColumn("{task.fields[latest]}")) as progress:
-        description = f"{plan.ranks} ranks over {plan.network}, {text_of(plan.nnz * 8)} each"
-        task = progress.add_task(description, total=len(plan.names) * plan.samples, latest="starting ranks")
-        return run(plan, timeout_s=timeout_s, on_sample=lambda name: progress.update(task, advance=1, latest=name))
+    def __enter__(self) -> Self:
+        self._progress.start()
+        self._task = self._progress.add_task("", total=self._samples, latest="")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._progress.stop()
+
+    def run(self, plan: SparsePlan, timeout_s: float) -> Outcome:
+        self._begun += 1
+        number = f"{self._begun} of {self._total}: " if self._total > 1 else ""
+        description = f"{number}{plan.ranks} ranks over {plan.network}, {text_of(plan.nnz * 8)} each"
+        self._progress.update(self._task, description=description, completed=self._passed, latest="starting ranks")
+        self._passed += len(plan.names) * plan.samples
+        return run(plan, timeout_s=timeout_s, on_sample=self._advance)
+
+    def _advance(self, name: str) -> None:
+        self._progress.update(self._task, advance=1, latest=name)

@@ -9,11 +9,13 @@ from typing import Any
 from rich.table import Table
 
 from telegrad.bench.plan import text_of
+from telegrad.report.curves import Panel, draw
 from telegrad.report.durations import duration
 
 Row = Mapping[str, Any]
 
 _AXES = {"density": "density of a rank's vector", "n": "elements of the vector", "ranks": "ranks"}
+_DIFFERING = (*_AXES, "network", "pattern")
 
 
 def table_of(rows: Sequence[Row], title: str) -> Table:
@@ -44,28 +46,62 @@ def _times(factor: float | None) -> str:
 
 
 def plot(rows: Sequence[Row], title: str, path: Path) -> None:
-    """Time of every contender against what differs between the rows, a panel for each; bars if nothing does. PNG."""
+    """Time of every contender against what differs between the rows, a panel for each thing that varies while all else
+    is the same; bars where nothing does."""
+    measured = [row for row in rows if row["median_s"] is not None]
+    panels = panels_of(measured)
+    if panels:
+        draw(panels, title, path)
+    else:
+        _draw_bars(measured, title, path)
+
+
+def panels_of(rows: Sequence[Row]) -> list[Panel]:
+    """None where rows differ in their names alone."""
+    panels = []
+    for axis, across in _AXES.items():
+        for alike in _groups(rows, [name for name in _DIFFERING if name != axis]):
+            if len({row[axis] for row in alike}) == 1:
+                continue
+            curves: dict[str, list[tuple[float, float]]] = {}
+            for row in alike:
+                curves.setdefault(row["name"], []).append((row[axis], row["median_s"]))
+            panels.append(Panel(across, _about(alike[0], axis), curves, base=10 if axis == "density" else 2))
+    return panels
+
+
+def _groups(rows: Sequence[Row], by: Sequence[str]) -> list[list[Row]]:
+    found: dict[tuple[Any, ...], list[Row]] = {}
+    for row in rows:
+        found.setdefault(tuple(row[name] for name in by), []).append(row)
+    return list(found.values())
+
+
+def _about(row: Row, axis: str) -> str:
+    parts = {
+        "network": row["network"],
+        "ranks": f"{row['ranks']} ranks",
+        "n": f"{text_of(4 * row['n'])} densely",
+        "density": f"density {row['density']:.4g}",
+        "pattern": row["pattern"],
+    }
+    return ", ".join(part for name, part in parts.items() if name != axis)
+
+
+def _draw_bars(rows: Sequence[Row], title: str, path: Path) -> None:
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    measured = [row for row in rows if row["median_s"] is not None]
-    varied = [axis for axis in _AXES if len({row[axis] for row in measured}) > 1]
+    groups = _groups(rows, _DIFFERING)
     figure, panels = pyplot.subplots(
-        1, max(1, len(varied)), figsize=(7 * max(1, len(varied)), 5.5), layout="constrained", squeeze=False
+        1, max(1, len(groups)), figsize=(7 * max(1, len(groups)), 5.5), layout="constrained", squeeze=False
     )
     figure.suptitle(title)
-    if not varied:
-        ordered = sorted(measured, key=lambda row: -row["median_s"])
-        panels[0][0].barh([row["name"] for row in ordered], [row["median_s"] for row in ordered])
-        panels[0][0].set(xscale="log", xlabel="seconds")
-    for axis, panel in zip(varied, panels[0], strict=False):
-        for name in dict.fromkeys(row["name"] for row in measured):
-            points = sorted((row[axis], row["median_s"]) for row in measured if row["name"] == name)
-            panel.plot(*zip(*points, strict=True), marker="o", markersize=4, linewidth=1, label=name)
-        panel.set(xscale="log", yscale="log", xlabel=_AXES[axis], ylabel="seconds")
-        panel.legend(fontsize=7)
-        panel.grid(alpha=0.3)
-    figure.savefig(path, dpi=130)
+    for group, panel in zip(groups, panels[0], strict=False):
+        ordered = sorted(group, key=lambda row: -row["median_s"])
+        panel.barh([row["name"] for row in ordered], [row["median_s"] for row in ordered])
+        panel.set(xscale="log", xlabel="seconds", title=_about(group[0], ""))
+    figure.savefig(path, dpi=130, format=None if path.suffix else "png")
     pyplot.close(figure)
