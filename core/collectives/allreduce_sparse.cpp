@@ -56,6 +56,7 @@ Task<Owned> reduce_owned(Transport& net, SparseStream<V> mine, const SparseReduc
   } else {
     owned = co_await reduce_owned_slice(net, mine, how);
   }
+  mine = SparseStream<V>();  // long streams leave room for the sum
   if (how.algorithm == Algorithm::split_dense_allgather && !owned.dense) {
     const auto bytes = static_cast<std::size_t>(owned.range.size()) * sizeof(V);
     co_await decide(net, bytes, [&] { owned = dense_slice(owned.view(), how.reduction); });
