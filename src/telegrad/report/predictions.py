@@ -17,7 +17,7 @@ from telegrad.report.durations import duration
 Row = Mapping[str, Any]
 
 _MARKERS = "osDv^P"
-_NAME_COLUMNS = 19  # longer names take several lines: so the table fits 80 columns
+_NAME_COLUMNS = 20  # longer names take several lines: so the table fits 80 columns
 
 
 def name_of(row: Row) -> str:
@@ -52,7 +52,7 @@ def table_of(rows: Sequence[Row], title: str) -> Table:
             table.add_section()
         style = "dim" if not row["judged"] else None if row["within"] else "red"
         table.add_row(
-            name.replace(" %", "\N{NO-BREAK SPACE}%") if name != previous else "",
+            name if name != previous else "",
             text_of(row["bytes"]),
             text_of(row["input_bytes"]),
             *(duration(row[field]) for field in ("predicted_s", "median_s")),
