@@ -59,7 +59,7 @@ NB_MODULE(_core, module) {
   }
   nb::enum_<ValueEncoding> encoding(module, "ValueEncoding");
   for (auto value = static_cast<std::uint8_t>(ValueEncoding::native);
-       value <= static_cast<std::uint8_t>(ValueEncoding::qsgd2); ++value) {
+       value <= static_cast<std::uint8_t>(kLastValueEncoding); ++value) {
     encoding.value(name_of(static_cast<ValueEncoding>(value)), static_cast<ValueEncoding>(value));
   }
   nb::enum_<Algorithm>(module, "Algorithm")

@@ -1,6 +1,8 @@
 #include "kernels/encode_values.hpp"
 
 #include <algorithm>
+#include <array>
+#include <cstddef>
 #include <cstring>
 
 #include "base/check.hpp"
@@ -14,7 +16,8 @@ const Quantisation* quantisation_of(ValueEncoding encoding) {
   switch (encoding) {
     case ValueEncoding::native:
     case ValueEncoding::bf16:
-    case ValueEncoding::f16: return nullptr;
+    case ValueEncoding::f16:
+    case ValueEncoding::mean: return nullptr;
     case ValueEncoding::int8: return &kInt8;
     case ValueEncoding::qsgd8: return &kQsgd8;
     case ValueEncoding::qsgd4: return &kQsgd4;
@@ -29,14 +32,24 @@ DType dtype_of(ValueEncoding encoding) { return encoding == ValueEncoding::bf16 
 
 }  // namespace
 
+bool encodes(ValueEncoding encoding, std::span<const float> values) {
+  std::array<std::byte, kMeanBytes> mean;
+  return encoding != ValueEncoding::mean || mean_of_one_sign(values, mean);
+}
+
 std::size_t encoded_bytes(ValueEncoding encoding, std::size_t count) {
   if (const Quantisation* const how = quantisation_of(encoding)) return how->encoded_bytes(count);
+  if (encoding == ValueEncoding::mean) return kMeanBytes;
   return count * (encoding == ValueEncoding::native ? sizeof(float) : sizeof(bf16));
 }
 
 void encode_values(ValueEncoding encoding, const QuantisationKey& key, std::uint64_t first,
                    std::span<const float> values, Bytes out, std::span<float> error) {
   if (const Quantisation* const how = quantisation_of(encoding)) return quantise(*how, key, first, values, out, error);
+  if (encoding == ValueEncoding::mean) {
+    TELEGRAD_CHECK(mean_of_one_sign(values, out, error));
+    return;
+  }
   if (encoding != ValueEncoding::native) return narrow(dtype_of(encoding), values, out, error);
   TELEGRAD_CHECK(out.size() == values.size_bytes() && (error.empty() || error.size() == values.size()));
   if (!values.empty()) std::memcpy(out.data(), values.data(), out.size());
@@ -45,6 +58,7 @@ void encode_values(ValueEncoding encoding, const QuantisationKey& key, std::uint
 
 bool decode_values(ValueEncoding encoding, ConstBytes encoded, std::span<float> values) {
   if (const Quantisation* const how = quantisation_of(encoding)) return dequantise(*how, encoded, values);
+  if (encoding == ValueEncoding::mean) return fill_mean(encoded, values);
   if (encoded.size() != encoded_bytes(encoding, values.size())) return false;
   if (encoding != ValueEncoding::native) {
     widen(dtype_of(encoding), encoded, values);

@@ -10,14 +10,17 @@
 
 namespace telegrad::kernels {
 
-/// So many values, or a multiple of it, are encoded by themselves: a vector may be cut there, and its parts' bytes put
-/// one behind the other are those of the whole.
+/// So many values, or a multiple of it, are encoded by themselves, but as a mean: a vector may be cut there, and its parts'
+/// bytes put one behind the other are those of the whole.
 inline constexpr std::size_t kEncodingUnit = 1024;
+
+/// Whether there is such an encoding of these values: a mean is one of values that are all of one sign.
+bool encodes(ValueEncoding encoding, std::span<const float> values);
 
 /// Of `count` values; exact.
 std::size_t encoded_bytes(ValueEncoding encoding, std::size_t count);
 
-/// See quantise() and narrow(). `key` and `first` matter to QSGD alone. `native` copies, and leaves an error of 0.
+/// See quantise(), narrow() and mean_of_one_sign(); encodes() must hold (CHECKed). `key` and `first` matter to QSGD alone. `native` copies, and leaves an error of 0.
 void encode_values(ValueEncoding encoding, const QuantisationKey& key, std::uint64_t first,
                    std::span<const float> values, Bytes out, std::span<float> error = {});
 

@@ -97,7 +97,8 @@ double rounding_of(ValueEncoding encoding) {
     case ValueEncoding::int8: return 1.0 / 127;
     case ValueEncoding::qsgd8: return 1.0 / 127;
     case ValueEncoding::qsgd4: return 1.0 / 7;
-    case ValueEncoding::qsgd2: return 1.0;
+    case ValueEncoding::qsgd2:
+    case ValueEncoding::mean: return 1.0;
   }
   return 0.0;
 }

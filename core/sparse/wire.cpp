@@ -45,6 +45,9 @@ struct Layout {
 
 template <class V>
 StreamHeader header_of(const StreamView<V>& view, WireFormat format) {
+  if constexpr (std::is_same_v<V, float>) {
+    if (!view.dense && !kernels::encodes(format.values, view.values)) format.values = ValueEncoding::native;
+  }
   const bool packs = !view.dense && format.indices == IndexFormat::packed;
   const std::uint64_t packed_bytes = packs ? kernels::packed_size(view.indices) : 0;
   return stream_header(view.range, view.dense, view.nnz(), dtype_of<V>, format, packed_bytes);
@@ -111,7 +114,8 @@ std::string header_error(const StreamHeader& header, DType dtype, IndexRange exp
   if (sparse ? header.nnz > expected.size() : header.nnz != expected.size()) {
     return "nnz is " + text(header.nnz) + " in a range of " + text(expected.size());
   }
-  if (header.value_encoding > (dtype == DType::f32 ? ValueEncoding::qsgd2 : ValueEncoding::native)) {
+  if (header.value_encoding > (dtype == DType::f32 ? kLastValueEncoding : ValueEncoding::native) ||
+      (!sparse && header.value_encoding == ValueEncoding::mean)) {
     return "value encoding is " + text(static_cast<std::uint64_t>(header.value_encoding)) + ", unknown for its dtype";
   }
   if (header.reserved != 0) return "its reserved bytes are " + text(header.reserved) + ", expected 0";
@@ -173,16 +177,17 @@ std::string index_error(const StreamHeader& header, IndexRange expected, std::sp
 }
 
 template <class V>
-void put_values(std::span<const V> values, const WireFormat& format, Bytes section, std::span<V> error) {
+void put_values(std::span<const V> values, ValueEncoding encoding, const kernels::QuantisationKey& key, Bytes section,
+                std::span<V> error) {
   if constexpr (std::is_same_v<V, float>) {
-    if (format.values != ValueEncoding::native) {
-      const std::size_t bytes = kernels::encoded_bytes(format.values, values.size());
-      kernels::encode_values(format.values, format.key, 0, values, section.first(bytes), error);
+    if (encoding != ValueEncoding::native) {
+      const std::size_t bytes = kernels::encoded_bytes(encoding, values.size());
+      kernels::encode_values(encoding, key, 0, values, section.first(bytes), error);
       put(section, bytes, section.size(), {});
       return;
     }
   }
-  TELEGRAD_CHECK(format.values == ValueEncoding::native);
+  TELEGRAD_CHECK(encoding == ValueEncoding::native);
   put(section, 0, section.size(), std::as_bytes(values));
   std::ranges::fill(error, V(0.0F));
 }
@@ -205,7 +210,7 @@ void write_message(const StreamView<V>& view, const StreamHeader& header, Bytes 
   }
   put(section, header.index_bytes, section.size(), {});
   TELEGRAD_CHECK(error.empty() || error.size() == view.nnz());
-  put_values(view.values, format, out.subspan(layout.values), error);
+  put_values(view.values, header.value_encoding, format.key, out.subspan(layout.values), error);
 }
 
 }  // namespace
@@ -233,7 +238,10 @@ StreamHeader stream_header(IndexRange range, bool dense, std::uint64_t nnz, DTyp
                       .begin = static_cast<std::uint32_t>(range.begin),
                       .end = static_cast<std::uint32_t>(range.end),
                       .nnz = static_cast<std::uint32_t>(nnz)};
-  if (dense) return header;
+  if (dense) {
+    if (format.values == ValueEncoding::mean) header.value_encoding = ValueEncoding::native;
+    return header;
+  }
   const bool raw = format.indices == IndexFormat::raw32;
   header.index_format = raw ? IndexFormat::raw32 : smaller_index_format(range.size(), nnz);
   header.index_bytes = fixed_index_bytes(header.index_format, range.size(), nnz);

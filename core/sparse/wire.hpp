@@ -36,7 +36,8 @@ const char* name_of(IndexFormat format);
 
 /// What a sender wishes. For indices: none (or blocked16), the smaller of raw32 and blocked16; raw32, just that; packed,
 /// but for indices of which one of the two others takes as few bytes.
-/// Values of f32 can be sent in fewer bytes, with a rounding error; `key` is of those that are rounded at random.
+/// Values of f32 can be sent in fewer bytes, with a rounding error; `key` is of those that are rounded at random. A mean is
+/// one of entries that are all of one sign: where they are not, or densely, values are sent as they are.
 struct WireFormat {
   IndexFormat indices = IndexFormat::none;
   ValueEncoding values = ValueEncoding::native;

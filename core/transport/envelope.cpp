@@ -78,6 +78,7 @@ const char* name_of(ValueEncoding encoding) {
     case ValueEncoding::qsgd8: return "qsgd8";
     case ValueEncoding::qsgd4: return "qsgd4";
     case ValueEncoding::qsgd2: return "qsgd2";
+    case ValueEncoding::mean: return "mean";
   }
   return "unknown";
 }

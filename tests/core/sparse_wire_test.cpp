@@ -212,6 +212,38 @@ TEST("each kind of damage has its own error") {
   EXPECT(decode<float>(bytes.bytes().subspan(4), raw.view().range).error().find("multiple of 8") != std::string::npos);
 }
 
+TEST("entries of one sign are sent as their mean, with what that loses; others, and dense ones, as they are") {
+  const WireFormat as_mean{.indices = IndexFormat::packed, .values = ValueEncoding::mean};
+  const std::vector<std::uint32_t> indices{3, 5, 6, 90};
+  const auto sent = [&](const SparseStream<float>& stream, std::span<float> error) {
+    const Buffer message = encode(stream.view(), as_mean, error);
+    EXPECT_EQ(message.size(), encoded_size(stream.view(), as_mean));
+    const auto read = decode<float>(message.bytes(), stream.view().range);
+    EXPECT_EQ(read.error(), "");
+    EXPECT(std::ranges::equal(read.view().indices, stream.indices()));
+    return std::vector<float>(read.view().values.begin(), read.view().values.end());
+  };
+  std::vector<float> error(4, 77.0F);
+  const auto down = SparseStream<float>::sparse(100, indices, std::vector<float>{-1, -2, 0, -5});
+  EXPECT(sent(down, error) == std::vector<float>(4, -2.0F));
+  EXPECT(error == (std::vector<float>{1, 0, 2, -3}));
+  EXPECT_EQ(encoded_size(down.view(), as_mean), encoded_size(down.view(), kPacked) - 8);
+
+  const auto mixed = SparseStream<float>::sparse(100, indices, std::vector<float>{-1, 2, 0, -5});
+  EXPECT(sent(mixed, error) == (std::vector<float>{-1, 2, 0, -5}));
+  EXPECT(error == std::vector<float>(4, 0.0F));
+  EXPECT_EQ(encoded_size(mixed.view(), as_mean), encoded_size(mixed.view(), kPacked));
+
+  EXPECT(sent(SparseStream<float>(100), {}).empty());
+  auto dense = down.clone();
+  dense.to_dense();
+  EXPECT(std::ranges::equal(sent(dense, {}), dense.values()));
+  expect_error(dense.view(), "value encoding is 7",
+               [&](StreamHeader& h, Bytes) { h.value_encoding = ValueEncoding::mean; });
+  expect_error(down.view(), "its values are not encoded",
+               [&](StreamHeader&, Bytes b) { std::ranges::fill(b.last(8).first(4), std::byte{0xff}); }, as_mean);
+}
+
 // An exact-size copy on the heap, so that a sanitizer sees any read outside it.
 template <class V>
 void expect_safe(ConstBytes bytes, IndexRange range) {

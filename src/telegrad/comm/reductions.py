@@ -68,7 +68,8 @@ class Reductions(StreamReductions):
 
         ``wire`` of a sparse ``x``: ``"raw"``, ``"blocked"`` (16 bits) or ``"packed"`` indices (near their entropy), one
         of the names above for its values, or both, as in ``"packed-bf16"``; what rounding lost is then *added* to
-        ``error``, of ``n`` float32, so that it may be the residual. ``None`` and ``"auto"`` lose nothing, and pack
+        ``error``, of ``n`` float32, so that it may be the residual. ``"mean"``: every message whose values are all of
+        one sign holds their mean alone (RedSync, same-sign quantization), others hold them as they are. ``None`` and ``"auto"`` lose nothing, and pack
         indices where the network is slow enough for that.
         """
         if (wire is not None or error is not None) and not (isinstance(x, SparseStream) or is_coo(x)):

@@ -9,10 +9,13 @@ from __future__ import annotations
 from typing import Any
 
 from telegrad import _core
-from telegrad.comm.encoded import WIRES as ENCODINGS
+from telegrad.comm.encoded import WIRES
 from telegrad.comm.tensors import HostBuffer, address, overlap, reducible
 from telegrad.plan import Tuning
 from telegrad.stream import SparseStream
+
+ENCODINGS = (*WIRES, "mean")
+"""How a message may hold float32 values in fewer bytes; as their mean only where all are of one sign."""
 
 _AUTO = "auto"
 _INDICES = {

@@ -92,6 +92,23 @@ def test_result_and_errors_add_up_to_all_inputs(
     np.testing.assert_allclose(results[0].astype(np.float64) * factor + kept, total, atol=2e-5)
 
 
+@pytest.mark.parametrize("algorithm", ["split_allgather", "ring"])
+def test_values_of_one_sign_go_as_their_mean(ranks: list[Communicator], algorithm: str) -> None:
+    inputs = [SparseStream(x.indices, np.abs(x.values), N) for x in streams(0.002)]
+    errors = [np.zeros(N, np.float32) for _ in ranks]
+    works = [
+        rank.all_reduce(x, wire="packed-mean", algorithm=algorithm, error=error, async_op=True)
+        for rank, x, error in zip(ranks, inputs, errors, strict=True)
+    ]
+    results = [work.result() for work in works]
+    assert len(np.unique(results[0].values)) <= SIZE  # one a slice
+    dense = [result.to_dense() for result in results]
+    assert_same_bits(dense)
+    np.testing.assert_allclose(dense[0] + np.sum(errors, axis=0, dtype=np.float64), total_of(inputs), atol=2e-5)
+    mixed = reduced(ranks, streams(0.002), wire="mean", algorithm=algorithm)
+    np.testing.assert_allclose(mixed[0], total_of(streams(0.002)), atol=1e-6)
+
+
 def test_packed_indices_and_short_values_send_fewer_bytes(ranks: list[Communicator]) -> None:
     sent = {}
     for wire in ("raw", "packed", "packed-bf16", "packed-int8"):
