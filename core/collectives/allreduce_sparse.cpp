@@ -28,13 +28,14 @@ namespace {
 // Who holds how much is news worth messages of its own where slices are long, and few. The same whatever a rank wants the
 // sum as: their messages are alike.
 template <class V>
-bool counts_go_ahead(const Transport& net, std::uint64_t dimension) {
-  return net.size() <= 64 && most_bytes<V>(slice_of(dimension, net.size(), 0)) >= 4 * Transport::kSliceBytes;
+bool counts_go_ahead(const Transport& net, const Partition& slices) {
+  return net.size() <= 64 && most_bytes<V>(slices) >= 4 * Transport::kSliceBytes;
 }
 constexpr std::uint64_t kDense = ~std::uint64_t{0};
 
-// A rank's slice of the sum, as it is sent; and where the messages with which the slices go round begin.
+// A rank's slice of the sum, as it is sent; all ranks' slices; and where the messages with which they go round begin.
 struct Owned {
+  Partition slices;
   Buffer encoded;
   std::uint64_t count = 0;  // of entries, or kDense
   std::size_t most_bytes = 0;
@@ -47,14 +48,15 @@ Task<Owned> reduce_owned(Transport& net, SparseStream<V> mine, const SparseReduc
   const bool by_ring = how.algorithm == Algorithm::ring && size > 1;
   // Of a mean, an error counts as often as there are ranks that it is the mean of.
   const float weight = how.reduction == Reduction::avg ? static_cast<float>(size) : 1.0F;
-  Owned result;
-  result.most_bytes = most_bytes<V>(slice_of(mine.dimension(), size, 0));  // the first is a longest one
-  result.first_step = by_ring ? ring_steps<V>(net, mine.dimension()) : split_steps<V>(net, mine.dimension());
+  Owned result{.slices = Partition(static_cast<std::size_t>(mine.dimension()), size)};
+  const Partition& slices = result.slices;
+  result.most_bytes = most_bytes<V>(slices);
+  result.first_step = by_ring ? ring_steps<V>(net, slices) : split_steps<V>(net, slices);
   OwnedSlice<V> owned;
   if (by_ring) {  // GCC 12 does not understand co_await in a conditional expression
-    owned = co_await ring_owned_slice(net, mine, how);
+    owned = co_await ring_owned_slice(net, mine, slices, how);
   } else {
-    owned = co_await reduce_owned_slice(net, mine, how);
+    owned = co_await reduce_owned_slice(net, mine, slices, how);
   }
   mine = SparseStream<V>();  // long streams leave room for the sum
   if (how.algorithm == Algorithm::split_dense_allgather && !owned.dense) {
@@ -71,13 +73,13 @@ Task<Owned> reduce_owned(Transport& net, SparseStream<V> mine, const SparseReduc
 template <class V>
 class Assembling {
  public:
-  Assembling(Transport& net, std::uint64_t dimension, const SparseReduction& how)
-      : net_(net), dimension_(dimension), how_(how) {}
+  Assembling(Transport& net, Partition slices, const SparseReduction& how)
+      : net_(net), slices_(std::move(slices)), how_(how) {}
 
   Task<void> begin(const std::vector<std::uint64_t>& counts) {
     std::vector<SliceContent> slices;
     for (Rank owner = 0; owner < net_.size(); ++owner) {
-      const IndexRange range = slice_of(dimension_, net_.size(), owner);
+      const IndexRange range = slice_of(slices_, owner);
       const bool dense = counts[owner] == kDense;
       const std::uint64_t nnz = dense ? range.size() : counts[owner];
       if (nnz > range.size()) {
@@ -86,7 +88,7 @@ class Assembling {
       }
       slices.push_back({range, dense, nnz});
     }
-    whole_.emplace(std::move(slices), how_.reduction, memory_delta<V>(dimension_, how_.switch_factor));
+    whole_.emplace(std::move(slices), how_.reduction, memory_delta<V>(slices_.count(), how_.switch_factor));
   }
   bool begun() const { return whole_.has_value(); }
 
@@ -110,7 +112,7 @@ class Assembling {
   Transport::Failing fail(Rank owner, const std::string& error) { return fail_damaged(net_, owner, "sums", error); }
 
   Transport& net_;
-  const std::uint64_t dimension_;
+  const Partition slices_;
   const SparseReduction& how_;
   std::optional<StreamAssembly<V>> whole_;
 };
@@ -162,18 +164,17 @@ Task<void> assemble_at_the_end(Transport& net, Owned owned, Assembling<V>& whole
 
 template <class V>
 Task<SparseStream<V>> allreduce_sparse(Transport& net, SparseStream<V> mine, SparseReduction how) {
-  const std::uint64_t dimension = mine.dimension();
   if (how.algorithm == Algorithm::recursive_doubling) {
+    const double delta = memory_delta<V>(mine.dimension(), how.switch_factor);
     const OwnedSlice<V> sum = co_await allreduce_sparse_doubling(net, std::move(mine), how);
     const std::vector<StreamView<V>> whole{sum.view()};
-    const double delta = memory_delta<V>(dimension, how.switch_factor);
     SparseStream<V> stream;
     co_await decide(net, bytes_of(whole[0]), [&] { stream = join_slices<V>(whole, how.reduction, delta); });
     co_return stream;
   }
   Owned owned = co_await reduce_owned(net, std::move(mine), how);
-  Assembling<V> whole(net, dimension, how);
-  if (counts_go_ahead<V>(net, dimension)) {
+  Assembling<V> whole(net, owned.slices, how);
+  if (counts_go_ahead<V>(net, owned.slices)) {
     co_await assemble_as_they_come(net, std::move(owned), whole);
   } else {
     co_await assemble_at_the_end(net, std::move(owned), whole);
@@ -184,8 +185,6 @@ Task<SparseStream<V>> allreduce_sparse(Transport& net, SparseStream<V> mine, Spa
 template <class V>
 Task<void> allreduce_sparse_into(Transport& net, SparseStream<V> mine, SparseReduction how, std::span<V> output) {
   TELEGRAD_CHECK(output.size() == mine.dimension());
-  const Rank size = net.size();
-  const std::uint64_t dimension = mine.dimension();
   const auto write = [&net, output, reduction = how.reduction](const StreamView<V>& slice) -> Task<void> {
     const std::uint64_t first = slice.range.begin;
     co_await compute_slices(net, static_cast<std::size_t>(slice.range.size()), sizeof(V),
@@ -202,12 +201,12 @@ Task<void> allreduce_sparse_into(Transport& net, SparseStream<V> mine, SparseRed
   }
   Owned owned = co_await reduce_owned(net, std::move(mine), how);
   std::optional<Counts> counts;
-  if (counts_go_ahead<V>(net, dimension)) counts.emplace(net, step_of_counts(net, owned), owned.count);
+  if (counts_go_ahead<V>(net, owned.slices)) counts.emplace(net, step_of_counts(net, owned), owned.count);
   Taking taking;
   taking.take = [&](std::span<const Arrived> batch) -> Task<void> {
     for (const auto& [owner, message] : batch) {
       std::optional<Decoded<V>> slice;
-      co_await decide(net, message.size(), [&] { slice.emplace(decode<V>(message, slice_of(dimension, size, owner))); });
+      co_await decide(net, message.size(), [&] { slice.emplace(decode<V>(message, slice_of(owned.slices, owner))); });
       co_await check_decoded(net, owner, *slice, "sums");
       co_await write(slice->view());
     }

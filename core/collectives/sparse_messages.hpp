@@ -12,7 +12,7 @@
 
 #include "base/buffer.hpp"
 #include "base/types.hpp"
-#include "collectives/blocks.hpp"
+#include "collectives/partition.hpp"
 #include "kernels/scatter.hpp"
 #include "sparse/counted.hpp"
 #include "sparse/slices.hpp"
@@ -23,9 +23,9 @@
 
 namespace telegrad {
 
-inline IndexRange slice_of(std::uint64_t dimension, Rank size, Rank owner) {
-  const Range part = part_of({0, static_cast<std::size_t>(dimension)}, size, owner);
-  return {part.begin, part.end};
+inline IndexRange slice_of(const Partition& slices, Rank owner) {
+  const Range slice = slices[owner];
+  return {slice.begin, slice.end};
 }
 
 /// No encoding of this range is longer: at worst every element is an entry with an index of 4 bytes. Two sections are
@@ -33,6 +33,11 @@ inline IndexRange slice_of(std::uint64_t dimension, Rank size, Rank owner) {
 template <class V>
 std::size_t most_bytes(IndexRange range) {
   return sizeof(StreamHeader) + static_cast<std::size_t>(range.size()) * (4 + sizeof(V)) + 16;
+}
+/// The same for any of these slices: what all ranks agree on.
+template <class V>
+std::size_t most_bytes(const Partition& slices) {
+  return most_bytes<V>(IndexRange{0, slices.longest()});
 }
 
 /// More entries than this are better sent densely: on the wire an index of a slice that is nearly dense has 2 bytes.

@@ -11,21 +11,20 @@ namespace telegrad {
 namespace {
 
 template <class V>
-Step steps_of_message(const Transport& net, std::uint64_t dimension) {
-  return any_size_steps(net, most_bytes<V>(slice_of(dimension, net.size(), 0)));
+Step steps_of_message(const Transport& net, const Partition& slices) {
+  return any_size_steps(net, most_bytes<V>(slices));
 }
 
 }  // namespace
 
 template <class V>
-Task<OwnedSlice<V>> ring_owned_slice(Transport& net, const SparseStream<V>& mine, const SparseReduction& how) {
+Task<OwnedSlice<V>> ring_owned_slice(Transport& net, const SparseStream<V>& mine, const Partition& slices,
+                                     const SparseReduction& how) {
   const Rank size = net.size();
   const Rank left = (net.rank() + size - 1) % size;
   const Rank right = (net.rank() + 1) % size;
-  const std::size_t most = most_bytes<V>(slice_of(mine.dimension(), size, 0));
-  const auto before = [&](Rank distance) {
-    return slice_of(mine.dimension(), size, (net.rank() + size - distance) % size);
-  };
+  const std::size_t most = most_bytes<V>(slices);
+  const auto before = [&](Rank distance) { return slice_of(slices, (net.rank() + size - distance) % size); };
   const auto share = [&](IndexRange slice) { return mine.slice(slice.begin, slice.end); };
 
   OwnedSlice<V> sum;
@@ -33,7 +32,7 @@ Task<OwnedSlice<V>> ring_owned_slice(Transport& net, const SparseStream<V>& mine
   for (Rank t = 0; t + 1 < size; ++t) {
     const StreamView<V> partial = t == 0 ? share(before(1)) : sum.view();
     co_await decide(net, bytes_of(partial), [&] { leaving = encode_share(partial, how); });
-    const Step step = t * steps_of_message<V>(net, mine.dimension());
+    const Step step = t * steps_of_message<V>(net, slices);
     const Buffer message = co_await exchange_any_size(net, right, left, step, leaving.bytes(), most);
     const IndexRange slice = before(t + 2);
     const Decoded<V> came = decode<V>(message.bytes(), slice);
@@ -50,13 +49,14 @@ Task<OwnedSlice<V>> ring_owned_slice(Transport& net, const SparseStream<V>& mine
 }
 
 template <class V>
-Step ring_steps(const Transport& net, std::uint64_t dimension) {
-  return (net.size() - 1) * steps_of_message<V>(net, dimension);
+Step ring_steps(const Transport& net, const Partition& slices) {
+  return (net.size() - 1) * steps_of_message<V>(net, slices);
 }
 
-#define TELEGRAD_INSTANTIATE(V)                                                                                \
-  template Task<OwnedSlice<V>> ring_owned_slice(Transport&, const SparseStream<V>&, const SparseReduction&); \
-  template Step ring_steps<V>(const Transport&, std::uint64_t);
+#define TELEGRAD_INSTANTIATE(V)                                                                    \
+  template Task<OwnedSlice<V>> ring_owned_slice(Transport&, const SparseStream<V>&, const Partition&, \
+                                                const SparseReduction&);                           \
+  template Step ring_steps<V>(const Transport&, const Partition&);
 TELEGRAD_FOR_ENTRY_VALUES(TELEGRAD_INSTANTIATE)
 TELEGRAD_INSTANTIATE(CountedF32)
 #undef TELEGRAD_INSTANTIATE

@@ -72,14 +72,14 @@ template <class V>
 struct Split {
   Transport& net;
   const SparseStream<V>& mine;
+  const Partition& slices;
   const SparseReduction& how;
 
-  IndexRange slice(Rank owner) const { return slice_of(mine.dimension(), net.size(), owner); }
+  IndexRange slice(Rank owner) const { return slice_of(slices, owner); }
   StreamView<V> share(Rank owner) const { return mine.slice(slice(owner).begin, slice(owner).end); }
   Rank ahead(Rank distance) const { return (net.rank() + distance) % net.size(); }
   Rank behind(Rank distance) const { return (net.rank() + net.size() - distance) % net.size(); }
-  // The same on all ranks, which the lengths of slices are not quite: the first is a longest one.
-  std::size_t most() const { return most_bytes<V>(slice(0)); }
+  std::size_t most() const { return most_bytes<V>(slices); }
 };
 
 struct Sending {
@@ -259,8 +259,9 @@ class Rounds {
 }  // namespace
 
 template <class V>
-Task<OwnedSlice<V>> reduce_owned_slice(Transport& net, const SparseStream<V>& mine, const SparseReduction& how) {
-  const Split<V> split{net, mine, how};
+Task<OwnedSlice<V>> reduce_owned_slice(Transport& net, const SparseStream<V>& mine, const Partition& slices,
+                                       const SparseReduction& how) {
+  const Split<V> split{net, mine, slices, how};
   const double delta = wire_delta<V>(split.slice(net.rank()), how.switch_factor);
   const Rank size = net.size();
   OwnedSlice<V> sum;
@@ -278,13 +279,14 @@ Task<OwnedSlice<V>> reduce_owned_slice(Transport& net, const SparseStream<V>& mi
 }
 
 template <class V>
-Step split_steps(const Transport& net, std::uint64_t dimension) {
-  return any_size_steps(net, most_bytes<V>(slice_of(dimension, net.size(), 0)));
+Step split_steps(const Transport& net, const Partition& slices) {
+  return any_size_steps(net, most_bytes<V>(slices));
 }
 
-#define TELEGRAD_INSTANTIATE(V)                                                                           \
-  template Task<OwnedSlice<V>> reduce_owned_slice(Transport&, const SparseStream<V>&, const SparseReduction&); \
-  template Step split_steps<V>(const Transport&, std::uint64_t);
+#define TELEGRAD_INSTANTIATE(V)                                                                      \
+  template Task<OwnedSlice<V>> reduce_owned_slice(Transport&, const SparseStream<V>&, const Partition&, \
+                                                  const SparseReduction&);                           \
+  template Step split_steps<V>(const Transport&, const Partition&);
 TELEGRAD_FOR_ENTRY_VALUES(TELEGRAD_INSTANTIATE)
 TELEGRAD_INSTANTIATE(CountedF32)
 #undef TELEGRAD_INSTANTIATE

@@ -49,8 +49,8 @@ SPARSE_MUTANTS = (
     mutant(
         "sparse: expects shorter messages than may come",
         SPARSE,
-        "std::size_t most() const { return most_bytes<V>(slice(0)); }",
-        "std::size_t most() const { return most_bytes<V>(slice(0)) * 2 / 3; }",
+        "std::size_t most() const { return most_bytes<V>(slices); }",
+        "std::size_t most() const { return most_bytes<V>(slices) * 2 / 3; }",
     ),
     mutant(
         "sparse, doubling: the mean is a sum",
