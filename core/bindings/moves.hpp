@@ -37,6 +37,15 @@ void bind_moves(nb::class_<Self>& type) {
           },
           nb::arg("input"), nb::arg("output"), nb::arg("bytes"), nb::arg("dtype"), lengths, blocking)
       .def(
+          "all_gather_sparse",
+          [](const Pointer& self, std::uintptr_t indices, std::uintptr_t values, std::size_t nnz, std::uint64_t n,
+             DType dtype, const SparseReduction& how, bool caller_waits) {
+            return on_entry_type(dtype, [&]<class V>(V) {
+              return begin(self, make_all_gather(stream_of<V>(indices, values, nnz, n), how), caller_waits);
+            });
+          },
+          nb::arg("indices"), nb::arg("values"), nb::arg("nnz"), nb::arg("n"), nb::arg("dtype"), nb::arg("how"), blocking)
+      .def(
           "gather",
           [](const Pointer& self, std::uintptr_t input, std::uintptr_t output, std::size_t bytes, DType dtype,
              Rank root, const Lengths& by_rank, bool caller_waits) {

@@ -16,6 +16,7 @@
 #include "bindings/binding.hpp"
 #include "progress/completion_queue.hpp"
 #include "progress/engine.hpp"
+#include "session/moves.hpp"
 #include "session/reductions.hpp"
 
 namespace nanobind::detail {
@@ -94,6 +95,14 @@ class Operation {
   template <class V>
   Operation(Wait wait, SparseSum<V> sum) : Operation(std::move(wait), std::move(sum.request)) {
     take_result_ = [result = std::move(sum.result)] { return stream_as_arrays(std::move(**result)); };
+  }
+  template <class V>
+  Operation(Wait wait, GatheredStreams<V> gathered) : Operation(std::move(wait), std::move(gathered.request)) {
+    take_result_ = [result = std::move(gathered.result)] {
+      nb::list streams;
+      for (SparseStream<V>& stream : **result) streams.append(stream_as_arrays(std::move(stream)));
+      return nb::object(std::move(streams));
+    };
   }
 
   bool done() const { return request_->done() && (!other_ || other_->done()); }

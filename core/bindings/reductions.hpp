@@ -1,9 +1,11 @@
 #pragma once
 // The methods that begin an operation which reduces.
 
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/vector.h>
 
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "bindings/allreduce_table.hpp"
@@ -115,7 +117,21 @@ void bind_reductions(nb::class_<Self>& type) {
             });
           },
           nb::arg("indices"), nb::arg("values"), nb::arg("nnz"), nb::arg("n"), nb::arg("dtype"), nb::arg("how"),
-          nb::arg("output"), blocking);
+          nb::arg("output"), blocking)
+      .def(
+          // `counts`: of each rank's slice; none: all alike.
+          "reduce_scatter_sparse",
+          [](const Pointer& self, std::uintptr_t indices, std::uintptr_t values, std::size_t nnz, std::uint64_t n,
+             const std::optional<std::vector<std::uint64_t>>& counts, DType dtype, const SparseReduction& how,
+             bool caller_waits) {
+            Partition slices = counts ? Partition(std::span(*counts)) : Partition(n, self->size());
+            return on_entry_type(dtype, [&]<class V>(V) {
+              SparseStream<V> stream = stream_of<V>(indices, values, nnz, n);
+              return begin(self, make_reduce_scatter(std::move(stream), std::move(slices), how), caller_waits);
+            });
+          },
+          nb::arg("indices"), nb::arg("values"), nb::arg("nnz"), nb::arg("n"), nb::arg("counts").none(),
+          nb::arg("dtype"), nb::arg("how"), blocking);
 }
 
 }  // namespace telegrad::bindings

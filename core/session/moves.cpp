@@ -1,14 +1,17 @@
 #include "session/moves.hpp"
 
 #include <memory>
+#include <utility>
 
 #include "base/check.hpp"
 #include "collectives/all_to_all.hpp"
 #include "collectives/allgather.hpp"
+#include "collectives/allgather_sparse.hpp"
 #include "collectives/barrier.hpp"
 #include "collectives/broadcast.hpp"
 #include "collectives/gather.hpp"
 #include "collectives/scatter.hpp"
+#include "sparse/counted.hpp"
 
 namespace telegrad {
 namespace {
@@ -19,6 +22,13 @@ constexpr std::uint64_t kOwnLengths = 1;
 // Of a block where all are equal, of all together where they are not.
 std::uint64_t count_of(const Partition& blocks, DType dtype) {
   return (blocks.alike() ? blocks[0].size() : blocks.count()) / size_of(dtype);
+}
+
+template <class V>
+Task<void> gather_streams(Transport& net, SparseStream<V> mine, SparseReduction how,
+                          std::shared_ptr<std::optional<std::vector<SparseStream<V>>>> result) {
+  how.wire.key.rank = net.rank();
+  result->emplace(co_await allgather_sparse(net, std::move(mine), how));
 }
 
 }  // namespace
@@ -78,5 +88,23 @@ RequestPtr make_barrier() {
   return std::make_shared<Request>(Call{.operation = Operation::barrier},
                                    [](Transport& net) { return barrier(net); });
 }
+
+template <class V>
+GatheredStreams<V> make_all_gather(SparseStream<V> stream, const SparseReduction& how) {
+  const Call call{.operation = Operation::sparse_allgather,
+                  .dtype = dtype_of<V>,
+                  .count = stream.dimension(),
+                  .wire = how.wire.values};
+  auto result = std::make_shared<std::optional<std::vector<SparseStream<V>>>>();
+  auto mine = std::make_shared<SparseStream<V>>(std::move(stream));
+  return {std::make_shared<Request>(
+              call, [=](Transport& net) { return gather_streams(net, std::move(*mine), how, result); }),
+          result};
+}
+
+#define TELEGRAD_INSTANTIATE(V) template GatheredStreams<V> make_all_gather(SparseStream<V>, const SparseReduction&);
+TELEGRAD_FOR_ENTRY_VALUES(TELEGRAD_INSTANTIATE)
+TELEGRAD_INSTANTIATE(CountedF32)
+#undef TELEGRAD_INSTANTIATE
 
 }  // namespace telegrad

@@ -4,9 +4,15 @@
 // same on all ranks. The caller's memory must stay as it is until the request is done; after a failure until the
 // communicator is closed.
 
+#include <memory>
+#include <optional>
+#include <vector>
+
 #include "base/types.hpp"
 #include "collectives/partition.hpp"
+#include "collectives/sparse_messages.hpp"
 #include "session/request.hpp"
+#include "sparse/stream.hpp"
 
 namespace telegrad {
 
@@ -21,5 +27,15 @@ RequestPtr make_all_to_all_v(DType dtype, ConstBytes input, Bytes output, const 
                              const Partition& received);
 RequestPtr make_broadcast(Rank size, DType dtype, Bytes data, Rank root);
 RequestPtr make_barrier();
+
+template <class V>
+struct GatheredStreams {
+  RequestPtr request;
+  std::shared_ptr<std::optional<std::vector<SparseStream<V>>>> result;  // by rank; set once the request has succeeded
+};
+
+/// See allgather_sparse().
+template <class V>
+GatheredStreams<V> make_all_gather(SparseStream<V> stream, const SparseReduction& how);
 
 }  // namespace telegrad

@@ -9,6 +9,7 @@
 #include "collectives/allreduce_sparse.hpp"
 #include "collectives/reduce.hpp"
 #include "collectives/reduce_scatter.hpp"
+#include "collectives/reduce_scatter_sparse.hpp"
 #include "sparse/counted.hpp"
 
 namespace telegrad {
@@ -39,6 +40,13 @@ Task<void> sum_streams(Transport& net, SparseStream<V> mine, SparseReduction how
                        std::shared_ptr<std::optional<SparseStream<V>>> result) {
   how.wire.key.rank = net.rank();
   result->emplace(co_await allreduce_sparse(net, std::move(mine), how));
+}
+
+template <class V>
+Task<void> reduce_own_slice(Transport& net, SparseStream<V> mine, Partition slices, SparseReduction how,
+                            std::shared_ptr<std::optional<SparseStream<V>>> result) {
+  how.wire.key.rank = net.rank();
+  result->emplace(co_await reduce_scatter_sparse(net, std::move(mine), std::move(slices), how));
 }
 
 }  // namespace
@@ -122,11 +130,29 @@ RequestPtr make_all_reduce_into(SparseStream<V> stream, std::span<V> output, con
   });
 }
 
-#define TELEGRAD_INSTANTIATE(V)                                                   \
-  template SparseSum<V> make_all_reduce(SparseStream<V>, const SparseReduction&); \
-  template RequestPtr make_all_reduce_into(SparseStream<V>, std::span<V>, const SparseReduction&);
+template <class V>
+SparseSum<V> make_reduce_scatter(SparseStream<V> stream, Partition slices, const SparseReduction& how) {
+  TELEGRAD_CHECK(slices.count() == stream.dimension());
+  Call call = sparse_call(stream, how);
+  call.operation = Operation::sparse_reduce_scatter;
+  call.algorithm = Algorithm::automatic;
+  call.layout = slices.digest();
+  auto result = std::make_shared<std::optional<SparseStream<V>>>();
+  auto mine = std::make_shared<SparseStream<V>>(std::move(stream));
+  return {request(call,
+                  [=, slices = std::move(slices)](Transport& net) {
+                    return reduce_own_slice(net, std::move(*mine), slices, how, result);
+                  }),
+          result};
+}
+
+#define TELEGRAD_INSTANTIATE(V)                                                                    \
+  template SparseSum<V> make_all_reduce(SparseStream<V>, const SparseReduction&);                  \
+  template RequestPtr make_all_reduce_into(SparseStream<V>, std::span<V>, const SparseReduction&); \
+  template SparseSum<V> make_reduce_scatter(SparseStream<V>, Partition, const SparseReduction&);
 TELEGRAD_FOR_ENTRY_VALUES(TELEGRAD_INSTANTIATE)
 #undef TELEGRAD_INSTANTIATE
 template SparseSum<CountedF32> make_all_reduce(SparseStream<CountedF32>, const SparseReduction&);
+template SparseSum<CountedF32> make_reduce_scatter(SparseStream<CountedF32>, Partition, const SparseReduction&);
 
 }  // namespace telegrad

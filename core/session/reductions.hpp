@@ -48,4 +48,8 @@ SparseSum<V> make_all_reduce(SparseStream<V> stream, const SparseReduction& how)
 template <class V>
 RequestPtr make_all_reduce_into(SparseStream<V> stream, std::span<V> output, const SparseReduction& how);
 
+/// This rank's slice of the reduction: see reduce_scatter_sparse(). `slices`: as many as there are ranks, the same on all.
+template <class V>
+SparseSum<V> make_reduce_scatter(SparseStream<V> stream, Partition slices, const SparseReduction& how);
+
 }  // namespace telegrad

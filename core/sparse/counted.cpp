@@ -127,6 +127,13 @@ SparseStream<CountedF32> join_slices(std::span<const View> slices, Reduction red
 }
 
 template <>
+SparseStream<CountedF32> sparse_stream(std::uint64_t dimension, OwnedSlice<CountedF32> slice, Reduction) {
+  TELEGRAD_CHECK(slice.range.end <= dimension);
+  const EntryCounts entries = slice.dense ? EntryCounts{.own = slice.range.size()} : slice.entries;
+  return SparseStream<CountedF32>::sparse(dimension, entries);
+}
+
+template <>
 std::size_t encoded_size(const View& view, WireFormat format) {
   return encoded_size(counted_header(view, format));
 }

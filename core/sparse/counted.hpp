@@ -89,6 +89,9 @@ template <>
 OwnedSlice<CountedF32> concatenate_slices(std::span<const StreamView<CountedF32>> slices, Reduction reduction, double delta);
 template <>
 SparseStream<CountedF32> join_slices(std::span<const StreamView<CountedF32>> slices, Reduction reduction, double delta);
+/// Every element of a dense slice is an entry.
+template <>
+SparseStream<CountedF32> sparse_stream(std::uint64_t dimension, OwnedSlice<CountedF32> slice, Reduction reduction);
 
 /// The real message's length; packed indices are taken to be evenly spread, which random ones differ from by less than
 /// 1 % where there are thousands.

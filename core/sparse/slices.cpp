@@ -7,6 +7,7 @@
 
 #include "base/check.hpp"
 #include "kernels/merge.hpp"
+#include "kernels/operations.hpp"
 #include "kernels/reduce.hpp"
 #include "kernels/scale.hpp"
 #include "kernels/scatter.hpp"
@@ -117,12 +118,29 @@ SparseStream<V> join_slices(std::span<const StreamView<V>> slices, Reduction red
   return SparseStream<V>::adopt_sparse(whole.range.end, std::move(whole.indices), std::move(whole.values));
 }
 
+template <class V>
+SparseStream<V> sparse_stream(std::uint64_t dimension, OwnedSlice<V> slice, Reduction reduction) {
+  TELEGRAD_CHECK(slice.range.end <= dimension);
+  if (slice.dense) {
+    const std::span<const V> dense = slice.values.span();
+    const V absent = kernels::absent_element<V>(reduction);
+    const auto base = static_cast<std::uint32_t>(slice.range.begin);
+    const std::size_t count = kernels::compact<V>(dense, absent, base, {});
+    Array<std::uint32_t> indices(count);
+    Array<V> values(count);
+    kernels::compact<V>(dense, absent, base, {indices.span(), values.span()});
+    return SparseStream<V>::adopt_sparse(dimension, std::move(indices), std::move(values));
+  }
+  return SparseStream<V>::adopt_sparse(dimension, std::move(slice.indices), std::move(slice.values));
+}
+
 #define TELEGRAD_INSTANTIATE(V)                                                                  \
   template OwnedSlice<V> dense_slice(const StreamView<V>&, Reduction);                           \
   template void scale(OwnedSlice<V>&, double);                                                   \
   template OwnedSlice<V> reduce_slices(std::span<const StreamView<V>>, Reduction, double);       \
   template OwnedSlice<V> concatenate_slices(std::span<const StreamView<V>>, Reduction, double);  \
-  template SparseStream<V> join_slices(std::span<const StreamView<V>>, Reduction, double);
+  template SparseStream<V> join_slices(std::span<const StreamView<V>>, Reduction, double);       \
+  template SparseStream<V> sparse_stream(std::uint64_t, OwnedSlice<V>, Reduction);
 TELEGRAD_FOR_ENTRY_VALUES(TELEGRAD_INSTANTIATE)
 #undef TELEGRAD_INSTANTIATE
 

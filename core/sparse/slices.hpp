@@ -49,4 +49,9 @@ OwnedSlice<V> concatenate_slices(std::span<const StreamView<V>> slices, Reductio
 template <class V>
 SparseStream<V> join_slices(std::span<const StreamView<V>> slices, Reduction reduction, double delta);
 
+/// A sparse stream of `dimension` elements (at least range.end, CHECKed) with the slice's entries; of a dense one with the
+/// elements that are not kernels::absent_element(reduction).
+template <class V>
+SparseStream<V> sparse_stream(std::uint64_t dimension, OwnedSlice<V> slice, Reduction reduction);
+
 }  // namespace telegrad

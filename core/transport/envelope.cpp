@@ -18,6 +18,8 @@ const char* name_of(Operation operation) {
     case Operation::all_to_all: return "all_to_all";
     case Operation::send: return "send";
     case Operation::receive: return "recv";
+    case Operation::sparse_allgather: return "sparse allgather";
+    case Operation::sparse_reduce_scatter: return "sparse reduce_scatter";
   }
   return "unknown operation";
 }
@@ -93,7 +95,7 @@ std::string describe(const Call& call) {
                      ", dtype=" + name_of(call.dtype) + ", reduction=" + name_of(call.reduction) +
                      ", algorithm=" + name_of(call.algorithm);
   if (call.root != kNoRank) text += ", root=" + std::to_string(call.root);
-  if (call.operation == Operation::sparse_allreduce) {
+  if (call.operation == Operation::sparse_allreduce || call.operation == Operation::sparse_reduce_scatter) {
     char factor[32];
     std::snprintf(factor, sizeof factor, "%.10g", call.switch_factor);
     text += std::string(", switch_factor=") + factor;

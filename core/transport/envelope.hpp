@@ -27,6 +27,8 @@ enum class Operation : std::uint8_t {
   all_to_all = 10,
   send = 11,     // also of the message itself, on the wire
   receive = 12,
+  sparse_allgather = 13,
+  sparse_reduce_scatter = 14,
 };
 enum class Algorithm : std::uint8_t {
   automatic = 0,

@@ -90,6 +90,9 @@ class Request:
     def sparse_result(
         self,
     ) -> tuple[npt.NDArray[np.uint32] | None, npt.NDArray[np.float32] | npt.NDArray[np.uint16]]: ...
+    def sparse_results(
+        self,
+    ) -> list[tuple[npt.NDArray[np.uint32] | None, npt.NDArray[np.float32] | npt.NDArray[np.uint16]]]: ...
 
 class CompletionQueue:
     def __init__(self) -> None: ...
@@ -188,6 +191,27 @@ class Communicator:
         dtype: DType,
         how: SparseReduction,
         output: int,
+        blocking: bool = False,
+    ) -> Request: ...
+    def reduce_scatter_sparse(
+        self,
+        indices: int,
+        values: int,
+        nnz: int,
+        n: int,
+        counts: list[int] | None,
+        dtype: DType,
+        how: SparseReduction,
+        blocking: bool = False,
+    ) -> Request: ...
+    def all_gather_sparse(
+        self,
+        indices: int,
+        values: int,
+        nnz: int,
+        n: int,
+        dtype: DType,
+        how: SparseReduction,
         blocking: bool = False,
     ) -> Request: ...
     def all_gather(

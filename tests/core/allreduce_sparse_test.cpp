@@ -15,9 +15,9 @@
 
 #include "base/random.hpp"
 #include "collectives/allreduce_sparse.hpp"
-#include "kernel_samples.hpp"
 #include "session/reductions.hpp"
 #include "sparse/wire.hpp"
+#include "sparse_samples.hpp"
 #include "world.hpp"
 
 namespace {
@@ -26,61 +26,6 @@ using namespace telegrad;
 
 constexpr Rank kSizes[] = {1, 2, 3, 4, 5, 7, 8, 13, 16, 32, 64};
 constexpr World kWorlds[] = {World::simulated, World::local};
-
-template <class V>
-struct Input {
-  std::vector<std::uint32_t> indices;
-  std::vector<V> values;
-  SparseStream<V> stream(std::uint64_t n) const { return SparseStream<V>::sparse(n, indices, values); }
-};
-
-// Each index with probability `density`; small integers.
-template <class V>
-Input<V> uniform(std::uint64_t n, double density, Random& random) {
-  Input<V> input;
-  for (std::uint32_t i = 0; i < n; ++i) {
-    if (random.uniform() >= density) continue;
-    input.indices.push_back(i);
-    input.values.push_back(static_cast<V>(static_cast<float>(random.below(7)) - 3.0F));
-  }
-  return input;
-}
-
-float neutral(Reduction reduction) {
-  constexpr float kInfinity = std::numeric_limits<float>::infinity();
-  if (reduction == Reduction::prod) return 1.0F;
-  return reduction == Reduction::min ? kInfinity : reduction == Reduction::max ? -kInfinity : 0.0F;
-}
-
-template <class V>
-std::vector<float> dense_result(const std::vector<Input<V>>& inputs, std::uint64_t n, Reduction reduction) {
-  std::vector<float> result(n, neutral(reduction));
-  for (const auto& input : inputs) {
-    for (std::size_t i = 0; i < input.indices.size(); ++i) {
-      float& at = result[input.indices[i]];
-      at = samples::combined(at, static_cast<float>(input.values[i]), reduction);
-    }
-  }
-  if (reduction != Reduction::avg) return result;
-  using Wide = std::conditional_t<std::is_same_v<V, double>, double, float>;
-  const Wide factor = Wide{1} / static_cast<Wide>(inputs.size());
-  for (float& value : result) value = static_cast<float>(static_cast<V>(static_cast<Wide>(value) * factor));
-  return result;
-}
-
-template <class V>
-std::vector<float> as_floats(std::span<const V> values) {
-  std::vector<float> floats;
-  for (const V value : values) floats.push_back(static_cast<float>(value));
-  return floats;
-}
-
-template <class V>
-bool same_bits(const SparseStream<V>& a, const SparseStream<V>& b) {
-  return a.is_dense() == b.is_dense() && a.dimension() == b.dimension() &&
-         std::ranges::equal(a.indices(), b.indices()) && a.values().size() == b.values().size() &&
-         (a.values().empty() || std::memcmp(a.values().data(), b.values().data(), a.values().size_bytes()) == 0);
-}
 
 template <class V>
 struct Sums {

@@ -8,14 +8,15 @@ from typing import Any
 from telegrad import _core
 from telegrad.comm.arguments import checked_root
 from telegrad.comm.blocks import check_apart, check_length, checked_counts, result_of
-from telegrad.comm.member import Member
+from telegrad.comm.stream_input import sparse_input
+from telegrad.comm.stream_moves import StreamMoves
 from telegrad.comm.tensors import movable
 from telegrad.comm.work import Work
 
 _OWN_MEMORY = "give out memory of its own"
 
 
-class Moves(Member):
+class Moves(StreamMoves):
     """Operations in which ranks get each other's elements as they are, of any dtype that has no Python objects.
 
     Blocks of equal shape need no ``counts``. Where ranks have blocks of unequal lengths, ``counts`` says how many
@@ -23,13 +24,35 @@ class Moves(Member):
     or dtypes than the others get ``MismatchedCall``.
     """
 
-    def all_gather(self, x: Any, *, out: Any = None, counts: Any = None, async_op: bool = False) -> Any:
+    def all_gather(
+        self,
+        x: Any,
+        *,
+        out: Any = None,
+        counts: Any = None,
+        async_op: bool = False,
+        wire: str | None = None,
+        error: Any = None,
+        seed: int = 0,
+    ) -> Any:
         """All ranks' ``x`` (the same shape and dtype on all), stacked: shape ``(world_size, *x.shape)``.
 
         With ``counts`` ``x`` has ``counts[rank]`` elements, and the result is one-dimensional, of ``sum(counts)``
         elements. It is written into ``out``, a new tensor if that is None, and returned; with ``async_op=True`` a Work
         whose ``result()`` it is. ``x`` may be this rank's own block of ``out``, but must not overlap it otherwise.
+
+        For a SparseStream or a ``torch.sparse_coo`` tensor the result is a list of them, by rank, this rank's too.
+        ``n`` is the same on all ranks; they may hold any number of entries, which stay what they are: a zero stays an
+        entry. ``wire``, ``error`` and ``seed`` as for a sparse ``all_reduce``; rounded values are the same on all
+        ranks, and what this rank's lose is added to its ``error``. Source: SparCML §5.2.
         """
+        if (sparse := sparse_input(x)) is not None:
+            for name, given in (("out", out), ("counts", counts)):
+                if given is not None:
+                    raise TypeError(f"{name} is for a dense x: sparse streams are gathered into a new list")
+            return self._gather_streams(sparse, wire, error, seed, async_op)
+        if wire is not None or error is not None:
+            raise TypeError("wire and error are for sparse streams: leave them out to gather dense tensors")
         core, buffer = self._usable(), movable(x, "x", writable=False)
         shape, lengths = self._gathered(x, buffer.nbytes, counts)
         result = result_of(out, x, shape)

@@ -17,11 +17,10 @@ from telegrad.comm.reduction import (
     algorithm_of,
     reduction_of,
 )
+from telegrad.comm.stream_input import StreamInput, sparse_input
 from telegrad.comm.stream_reductions import StreamReductions
 from telegrad.comm.tensors import HostBuffer, empty_like, overlap, reducible
 from telegrad.comm.work import Work
-from telegrad.stream import SparseStream
-from telegrad.stream.coo import is_coo
 
 
 class Reductions(StreamReductions):
@@ -72,12 +71,13 @@ class Reductions(StreamReductions):
         one sign holds their mean alone (RedSync, same-sign quantization), others hold them as they are. ``None`` and ``"auto"`` lose nothing, and pack
         indices where the network is slow enough for that.
         """
-        if (wire is not None or error is not None) and not (isinstance(x, SparseStream) or is_coo(x)):
+        sparse = None if type(x) is np.ndarray else sparse_input(x)  # an array, as most are, takes the short way
+        if (wire is not None or error is not None) and sparse is None:
             if wire is None:
                 raise ValueError("error takes what wire= loses: name a wire, or leave error out")
             return self._reduce_encoded(x, op, out, algorithm, async_op, wire, error, seed)
         named_both = isinstance(op, str) and isinstance(algorithm, str)
-        if named_both and type(x) is np.ndarray and out is None:  # most calls: so they take the short way
+        if named_both and type(x) is np.ndarray and out is None:
             named = NAMED_DENSE.get((op, algorithm))
             begun = named and self._usable().all_reduce_array(x, *named, not async_op)
             if begun:
@@ -85,15 +85,11 @@ class Reductions(StreamReductions):
                     return self._work(begun, "all_reduce", x, lambda _: x)
                 self._block(begun, x)
                 return None
-        if out is not None and (isinstance(x, SparseStream) or is_coo(x)):
-            raise TypeError("out is for a dense x: a sparse sum is a new one, or dense with all_reduce_into()")
-        if isinstance(x, SparseStream):
-            how = self._sparse_reduction(x, op, algorithm, switch_factor, wire, error, seed)
-            return self._reduce_stream(x, op, how, async_op, error, lambda total: total)
-        if is_coo(x):
-            shape, sparse_dim, stream = tuple(x.shape), x.sparse_dim(), SparseStream.from_coo(x)
-            how = self._sparse_reduction(stream, op, algorithm, switch_factor, wire, error, seed)
-            return self._reduce_stream(stream, op, how, async_op, error, lambda total: total.to_coo(shape, sparse_dim))
+        if sparse is not None:
+            if out is not None:
+                raise TypeError("out is for a dense x: a sparse sum is a new one, or dense with all_reduce_into()")
+            how = self._sparse_reduction(sparse.stream, op, algorithm, switch_factor, wire, error, seed)
+            return self._reduce_stream(sparse, op, how, async_op, error)
         core, buffer = self._usable(), reducible(x, "x", writable=out is None)
         into = buffer if out is None else _result_of(buffer, x, out)
         reduction, chosen = reduction_of(op, buffer.dtype), algorithm_of(algorithm, DENSE_ALGORITHMS)
@@ -160,6 +156,10 @@ class Reductions(StreamReductions):
         out: Any = None,
         counts: Sequence[int] | None = None,
         async_op: bool = False,
+        switch_factor: float = 1.0,
+        wire: str | None = None,
+        error: Any = None,
+        seed: int = 0,
     ) -> Any:
         """Reduces ``x`` over all ranks, and gives each rank its block of the result.
 
@@ -170,7 +170,17 @@ class Reductions(StreamReductions):
         and ``x``'s dtype, with memory of its own), or a new tensor. ``op`` as there. With
         ``async_op=True`` a Work is returned, whose result is the block. Raises ``ValueError`` or ``TypeError`` for
         arguments that do not fit, before anything is sent.
+
+        For a SparseStream or a ``torch.sparse_coo`` tensor of ``n`` elements the result is a new one of as many, with
+        the entries of this rank's slice, at indices of the whole vector. Slices are consecutive, of
+        ``n // world_size`` elements, the first ``n % world_size`` of one more, or of ``counts``, whose sum is ``n``.
+        Ranks may hold any number of entries. Where a slice went dense on its way, what is ``absent`` is no entry.
+        ``switch_factor``, ``wire``, ``error`` and ``seed`` as for a sparse all_reduce. Source: SparCML §5.3.2.
         """
+        if (sparse := sparse_input(x)) is not None:
+            return self._reduce_scatter_sparse(sparse, op, out, counts, async_op, switch_factor, wire, error, seed)
+        if wire is not None or error is not None:
+            raise TypeError("wire and error are for sparse streams: leave them out for a dense x")
         core, buffer = self._usable(), reducible(x, "x", writable=False)
         lengths, shape = _blocks_of(x, counts, self.world_size, self.rank)
         block = empty_like(x, shape) if out is None else out
@@ -191,6 +201,27 @@ class Reductions(StreamReductions):
             return self._work(request, "reduce_scatter", (x, block), lambda _: block)
         self._block(request, (x, block))
         return block
+
+    def _reduce_scatter_sparse(
+        self,
+        given: StreamInput,
+        op: Any,
+        out: Any,
+        counts: Sequence[int] | None,
+        async_op: bool,
+        switch_factor: float,
+        wire: str | None,
+        error: Any,
+        seed: int,
+    ) -> Any:
+        if out is not None:
+            raise TypeError("out is for a dense x: a slice of a sparse sum is a new stream")
+        stream = given.stream
+        lengths = None if counts is None else checked_counts(counts, "counts", self.world_size)
+        if lengths is not None and sum(lengths) != stream.n:
+            raise ValueError(f"counts add up to {sum(lengths)} but x has {stream.n} elements: give each to one rank")
+        how = self._sparse_reduction(stream, op, "auto", switch_factor, wire, error, seed)
+        return self._scatter_stream(given, op, how, lengths, async_op, error)
 
 
 def _result_of(buffer: HostBuffer, x: Any, out: Any) -> HostBuffer:

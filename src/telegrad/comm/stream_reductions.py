@@ -9,13 +9,14 @@ from telegrad import _core
 from telegrad.comm.encoded import checked_seed
 from telegrad.comm.member import Member
 from telegrad.comm.reduction import SPARSE_ALGORITHMS, algorithm_of, neutral_element, sparse_reduction_of
+from telegrad.comm.stream_input import StreamInput
 from telegrad.comm.stream_wire import error_into, formats_of, overlaps_stream
 from telegrad.comm.tensors import HostBuffer, address, reducible
 from telegrad.comm.work import Work
 from telegrad.plan import Tuning
 from telegrad.stream import SparseStream
 
-_DTYPES = {name: getattr(_core.DType, name) for name in ("f32", "f64", "bf16", "f16")}
+DTYPES = {name: getattr(_core.DType, name) for name in ("f32", "f64", "bf16", "f16")}
 
 
 class StreamReductions(Member):
@@ -49,7 +50,7 @@ class StreamReductions(Member):
                 f"stream is a {type(stream).__name__}: it must be a SparseStream; dense tensors go to all_reduce()"
             )
         core, buffer = self._usable(), reducible(out, "out")
-        dtype = _DTYPES[stream.dtype]
+        dtype = DTYPES[stream.dtype]
         if buffer.dtype != dtype:
             raise TypeError(f"out has dtype {out.dtype} but the stream holds {stream.dtype}: give both the same")
         if buffer.elements != stream.n:
@@ -111,28 +112,54 @@ class StreamReductions(Member):
         return call
 
     def _reduce_stream(
-        self,
-        stream: SparseStream,
-        op: Any,
-        how: _core.SparseReduction,
-        async_op: bool,
-        error: Any,
-        convert: Callable[[SparseStream], Any],
+        self, given: StreamInput, op: Any, how: _core.SparseReduction, async_op: bool, error: Any
     ) -> Any:
-        core, absent = self._usable(), neutral_element(sparse_reduction_of(op))
+        core, absent, stream = self._usable(), neutral_element(sparse_reduction_of(op)), given.stream
         indices, values = stream.raw_indices, stream.raw_values
         request = core.all_reduce_sparse(
-            address(indices), address(values), indices.size, stream.n, _DTYPES[stream.dtype], how, not async_op
+            address(indices), address(values), indices.size, stream.n, DTYPES[stream.dtype], how, not async_op
         )
         held = (indices, values, error)
 
         def finish(done: _core.Request) -> Any:
             sum_indices, sum_values = done.sparse_result()
             total = SparseStream.trusted(sum_indices, sum_values, stream.n, of_torch=stream.of_torch, absent=absent)
-            return convert(total)
+            return given.like(total)
 
+        return self._stream_work(request, "all_reduce", held, finish, async_op)
+
+    def _scatter_stream(
+        self,
+        given: StreamInput,
+        op: Any,
+        how: _core.SparseReduction,
+        counts: list[int] | None,
+        async_op: bool,
+        error: Any,
+    ) -> Any:
+        core, absent, stream = self._usable(), neutral_element(sparse_reduction_of(op)), given.stream
+        indices, values = stream.raw_indices, stream.raw_values
+        request = core.reduce_scatter_sparse(
+            address(indices), address(values), indices.size, stream.n, counts, DTYPES[stream.dtype], how, not async_op
+        )
+        held = (indices, values, error)
+
+        def finish(done: _core.Request) -> Any:
+            found, sums = done.sparse_result()
+            return given.like(SparseStream.trusted(found, sums, stream.n, of_torch=stream.of_torch, absent=absent))
+
+        return self._stream_work(request, "reduce_scatter", held, finish, async_op)
+
+    def _stream_work(
+        self,
+        request: _core.Request,
+        operation: str,
+        held: Any,
+        finish: Callable[[_core.Request], Any],
+        async_op: bool,
+    ) -> Any:
         if async_op:
-            return self._work(request, "all_reduce", held, finish)
+            return self._work(request, operation, held, finish)
         self._block(request, held)
         return finish(request)
 
