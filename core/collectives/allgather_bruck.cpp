@@ -13,7 +13,7 @@
 
 namespace telegrad {
 
-Task<void> allgather_bruck(Transport& net, ConstBytes mine, Bytes all, Partition blocks) {
+Task<void> allgather_bruck(Transport& net, ConstBytes mine, Bytes all, Partition blocks, Step first_step) {
   const Rank rank = net.rank();
   const Rank size = net.size();
   const Buffer scratch(all.size());
@@ -27,7 +27,7 @@ Task<void> allgather_bruck(Transport& net, ConstBytes mine, Bytes all, Partition
     return scratch.bytes().subspan(place(first), place(last) - place(first));
   };
 
-  Step step = 0;
+  Step step = first_step;
   for (Rank have = 1; have < size; ++step) {
     const Rank more = std::min(have, size - have);
     const ConstBytes known = have == 1 ? mine : ConstBytes(between(0, more));

@@ -5,6 +5,7 @@
 // §5.3.3 (DSAR_Split_allgather: owned slices go dense).
 #include "collectives/allreduce_sparse.hpp"
 
+#include <limits>
 #include <optional>
 #include <span>
 #include <string>
@@ -15,6 +16,7 @@
 #include "collectives/allgather_any_size.hpp"
 #include "collectives/allreduce_sparse_doubling.hpp"
 #include "collectives/any_size.hpp"
+#include "collectives/balanced_slices.hpp"
 #include "collectives/counts.hpp"
 #include "collectives/elements.hpp"
 #include "collectives/sparse_messages.hpp"
@@ -43,12 +45,16 @@ struct Owned {
 };
 
 template <class V>
-Task<Owned> reduce_owned(Transport& net, SparseStream<V> mine, const SparseReduction& how) {
+Task<Owned> reduce_owned(Transport& net, SparseStream<V> mine, SparseReduction how) {
   const Rank size = net.size();
   const bool by_ring = how.algorithm == Algorithm::ring && size > 1;
   // Of a mean, an error counts as often as there are ranks that it is the mean of.
   const float weight = how.reduction == Reduction::avg ? static_cast<float>(size) : 1.0F;
   Owned result{.slices = Partition(static_cast<std::size_t>(mine.dimension()), size)};
+  if (how.slices == Slices::balanced && size > 1) {
+    result.slices = co_await balanced_slices(net, mine);
+    how.switch_factor = std::numeric_limits<double>::infinity();
+  }
   const Partition& slices = result.slices;
   result.most_bytes = most_bytes<V>(slices);
   result.first_step = by_ring ? ring_steps<V>(net, slices) : split_steps<V>(net, slices);

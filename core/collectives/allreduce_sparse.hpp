@@ -19,7 +19,8 @@ namespace telegrad {
 ///   recursive_doubling     log2 P messages of a growing sum: for few entries
 /// What holds more than δ entries goes dense (see switch_entries()): a message by the bytes there, the result by the bytes
 /// in memory. The result is dense also where one of its slices was.
-/// Throws std::invalid_argument for a negative or NaN `switch_factor`.
+/// Balanced slices stay sparse: where entries cluster they are narrow and full, and one of them must not make the whole
+/// sum dense. Throws std::invalid_argument for a negative or NaN `switch_factor`.
 template <class V>
 Task<SparseStream<V>> allreduce_sparse(Transport& net, SparseStream<V> mine, SparseReduction how);
 

@@ -51,6 +51,12 @@ double memory_delta(std::uint64_t dimension, double switch_factor) {
   return switch_entries(dimension, sizeof(V), 4, switch_factor);
 }
 
+/// Of the index range, which ranks own.
+enum class Slices : std::uint8_t {
+  equal,     // of equal lengths
+  balanced,  // with about as many entries of all ranks' streams: see balanced_slices()
+};
+
 /// How a sparse reduction is to be done; the same on all ranks.
 struct SparseReduction {
   Reduction reduction = Reduction::sum;
@@ -59,6 +65,7 @@ struct SparseReduction {
   WireFormat wire{};
   /// Unless empty, of one element per index: what rounding on the wire loses on this rank is added to it.
   std::span<float> residual{};
+  Slices slices = Slices::equal;  // of algorithms that have slices
 };
 
 /// Whether a message should hold it densely: that is shorter.

@@ -32,6 +32,7 @@ Call sparse_call(const SparseStream<V>& stream, const SparseReduction& how) {
           .algorithm = how.algorithm,
           .count = stream.dimension(),
           .switch_factor = how.switch_factor,
+          .layout = how.slices == Slices::balanced ? kBalancedSlices : 0,
           .wire = how.wire.values};
 }
 

@@ -100,7 +100,11 @@ std::string describe(const Call& call) {
     std::snprintf(factor, sizeof factor, "%.10g", call.switch_factor);
     text += std::string(", switch_factor=") + factor;
   }
-  if (call.layout != 0) text += ", layout=" + std::to_string(call.layout);
+  if (call.operation == Operation::sparse_allreduce) {
+    if (call.layout == kBalancedSlices) text += ", slices=balanced";
+  } else if (call.layout != 0) {
+    text += ", layout=" + std::to_string(call.layout);
+  }
   if (call.wire != ValueEncoding::native) text += std::string(", wire=") + name_of(call.wire);
   return text + ")";
 }

@@ -49,13 +49,17 @@ struct Call {
   Rank root = kNoRank;      // send, receive: the other rank
   std::uint64_t count = 0;  // elements; for a sparse operation the dimension
   double switch_factor = 0;  // of a sparse operation
-  std::uint64_t layout = 0;  // where ranks have blocks of different lengths: a digest of the lengths; send, receive: the tag
+  // Where ranks have blocks of different lengths: a digest of the lengths. Of a sparse allreduce: 0 or kBalancedSlices.
+  // Of send and receive: the tag.
+  std::uint64_t layout = 0;
   ValueEncoding wire = ValueEncoding::native;  // of a dense reduction's values
   std::array<std::uint8_t, 7> reserved{};
 
   friend bool operator==(const Call&, const Call&) = default;
 };
 static_assert(sizeof(Call) == 40);
+
+inline constexpr std::uint64_t kBalancedSlices = 1;
 
 /// What two ranks do between themselves: others know nothing of it, and it has no number among the operations.
 inline bool is_point_to_point(const Call& call) {

@@ -69,6 +69,7 @@ class SparseReduction:
         call: int = 0,
         residual: int = 0,  # float32, `elements` of them; 0: none
         elements: int = 0,
+        balanced: bool = False,  # slices
     ) -> None: ...
 
 class HostBuffer:

@@ -103,8 +103,9 @@ def groups(size: int) -> list[Group]:
         Group(family, (case if number % 2 else replace_blocking(case),)) for number, (family, case) in enumerate(single)
     ]
     from reduction_cases import reduction_groups
+    from stream_cases import stream_groups
 
-    return [*every, *reduction_groups(size), *_groups_in_flight(size)]
+    return [*every, *reduction_groups(size), *stream_groups(size), *_groups_in_flight(size)]
 
 
 def replace_blocking(case: Case) -> Case:
@@ -259,13 +260,13 @@ class Started:
                 self._work = _dense(communicator, bits, case, blocking)
                 self._read = lambda: bits
             case "sparse":
-                stream = _stream(case, rank, size)
+                stream = input_stream(case, rank, size)
                 options = {"algorithm": case.algorithm, "switch_factor": case.switch_factor, "async_op": not blocking}
                 started = communicator.all_reduce(stream, case.reduction, **options)
                 self._work = None if blocking else started
-                self._read = lambda: _dense_bits(started if blocking else started.result())
+                self._read = lambda: dense_bits(started if blocking else started.result())
             case "sparse_into":
-                stream = _stream(case, rank, size)
+                stream = input_stream(case, rank, size)
                 out = np.full(case.count, np.nan, _COMPUTED_AS[case.dtype]) if case.dtype != "bf16" else None
                 if out is not None:
                     self._work = communicator.all_reduce_into(
@@ -288,6 +289,10 @@ class Started:
             case "barrier":
                 self._work = communicator.barrier(async_op=not blocking)
                 self._read = lambda: np.empty(0, np.uint8)
+            case "sparse_all_gather" | "sparse_reduce_scatter" | "sparse_reduce_scatter_v":
+                from stream_cases import begin_streams
+
+                self._work, self._read = begin_streams(case, communicator, blocking=blocking)
             case _:
                 from reduction_cases import begin_reduction
 
@@ -325,13 +330,13 @@ def _into_bf16(communicator: Communicator, stream: SparseStream, out: Array, cas
     return Work(request, "all_reduce_into", communicator.rank, lambda _: stream)  # which keeps it alive
 
 
-def _stream(case: Case, rank: int, size: int) -> SparseStream:
+def input_stream(case: Case, rank: int, size: int) -> SparseStream:
     indices = sparse_indices(case, rank, size)
     bits = bits_of(dense_input(case, rank)[indices], case.dtype)
     return SparseStream.trusted(indices, np.ascontiguousarray(bits), case.count)
 
 
-def _dense_bits(stream: SparseStream) -> Array:
+def dense_bits(stream: SparseStream) -> Array:
     dense = stream.to_dense()
     if not stream.is_dense and not np.all(np.diff(stream.raw_indices.astype(np.int64)) > 0):
         raise AssertionError("indices of the sum are not strictly increasing")
@@ -361,6 +366,9 @@ class Oracle:
         if case.operation == "broadcast":
             right = _bytes(case, case.root)
             return "" if np.array_equal(bits, right) else "broadcast gave other bytes than the root's"
+        if case.operation == "sparse_all_gather":
+            right = np.stack([self._input(case, rank) for rank in range(self.size)])
+            return "" if np.array_equal(bits, right) else "all_gather gave other streams than the ranks have"
         right, magnitude = self._result(case)
         if bits.shape != right.shape:
             return f"shape {bits.shape} instead of {right.shape}"
@@ -368,7 +376,7 @@ class Oracle:
             from reduction_cases import fault_of_encoded
 
             return fault_of_encoded(case, bits, right, self.size)
-        got = from_bf16(bits) if case.dtype == "bf16" else bits
+        got = from_bf16(bits) if bits.dtype == np.uint16 else bits
         if self._is_exact(case):
             wrong = ~(got == right)
         else:

@@ -38,6 +38,7 @@ class Reductions(StreamReductions):
         wire: str | None = None,
         error: Any = None,
         seed: int = 0,
+        slices: str = "equal",
     ) -> Any:
         """Reduces ``x`` over all ranks; every rank gets the same bits.
 
@@ -53,7 +54,9 @@ class Reductions(StreamReductions):
         ``"auto"``, dense ``"ring"``, ``"recursive_doubling"`` or ``"rabenseifner"``, sparse ``"split_allgather"``,
         ``"split_dense_allgather"``, ``"recursive_doubling"`` or ``"ring"``.
         ``switch_factor``: a sparse sum is held densely once it has more than this times the number of entries at which
-        both take the same bytes.
+        both take the same bytes. ``slices`` of the index range, which ranks sum: ``"equal"``, or ``"balanced"`` with
+        about as many entries of all ranks together, for entries that cluster: a short message more, from which all
+        ranks cut alike (not ``"recursive_doubling"``).
 
         ``wire`` of a dense float32 ``x``: how messages hold its values, to be summed or averaged in float32: as
         ``"bf16"``, ``"f16"``, ``"int8"`` (a scale for 256 values each), or by QSGD as ``"qsgd8"``, ``"qsgd4"``,
@@ -88,7 +91,7 @@ class Reductions(StreamReductions):
         if sparse is not None:
             if out is not None:
                 raise TypeError("out is for a dense x: a sparse sum is a new one, or dense with all_reduce_into()")
-            how = self._sparse_reduction(sparse.stream, op, algorithm, switch_factor, wire, error, seed)
+            how = self._sparse_reduction(sparse.stream, op, algorithm, switch_factor, wire, error, seed, slices=slices)
             return self._reduce_stream(sparse, op, how, async_op, error)
         core, buffer = self._usable(), reducible(x, "x", writable=out is None)
         into = buffer if out is None else _result_of(buffer, x, out)

@@ -16,6 +16,9 @@ from telegrad.comm.work import Work
 from telegrad.plan import Tuning
 from telegrad.stream import SparseStream
 
+SLICES = ("equal", "balanced")
+"""How the index range is divided among the ranks that each sum one part of it."""
+
 DTYPES = {name: getattr(_core.DType, name) for name in ("f32", "f64", "bf16", "f16")}
 
 
@@ -37,6 +40,7 @@ class StreamReductions(Member):
         wire: str | None = None,
         error: Any = None,
         seed: int = 0,
+        slices: str = "equal",
     ) -> Work | None:
         """Writes the dense reduction of all ranks' streams into ``out``.
 
@@ -60,7 +64,7 @@ class StreamReductions(Member):
         if overlaps_stream(buffer, stream):
             raise ValueError("out shares memory with the stream: give it memory of its own")
         indices, values = stream.raw_indices, stream.raw_values
-        how = self._sparse_reduction(stream, op, algorithm, switch_factor, wire, error, seed, out=buffer)
+        how = self._sparse_reduction(stream, op, algorithm, switch_factor, wire, error, seed, out=buffer, slices=slices)
         request = core.all_reduce_sparse_into(
             address(indices), address(values), indices.size, stream.n, dtype, how, buffer.pointer, not async_op
         )
@@ -81,9 +85,11 @@ class StreamReductions(Member):
         seed: Any,
         *,
         out: HostBuffer | None = None,
+        slices: str = "equal",
     ) -> _core.SparseReduction:
         core, reduction = self._usable(), sparse_reduction_of(op)
         indices, encoding = formats_of(wire, stream, shares_memory=core.shares_memory, tuning=self._tuning)
+        balanced = _balanced(slices, algorithm)
         chosen, lost = algorithm_of(algorithm, SPARSE_ALGORITHMS), error_into(error, stream, out)
         if encoding != _core.ValueEncoding.native:
             if reduction not in (_core.Reduction.sum, _core.Reduction.avg):
@@ -104,6 +110,7 @@ class StreamReductions(Member):
             self._next_encoded_call(),
             lost,
             stream.n,
+            balanced,
         )
 
     def _next_encoded_call(self) -> int:
@@ -162,6 +169,14 @@ class StreamReductions(Member):
             return self._work(request, operation, held, finish)
         self._block(request, held)
         return finish(request)
+
+
+def _balanced(slices: object, algorithm: str) -> bool:
+    if slices not in SLICES:
+        raise ValueError(f"slices={slices!r} does not exist: use one of {', '.join(SLICES)}")
+    if slices == "balanced" and algorithm == "recursive_doubling":
+        raise ValueError("slices='balanced' is not for algorithm='recursive_doubling', which has none: use another")
+    return slices == "balanced"
 
 
 def _checked_factor(value: float) -> float:
