@@ -130,7 +130,8 @@ TEST("the expected sum is right where it can be written by hand") {
 TEST("the judge sees one wrong bit in any result") {
   for (const Operation operation : {Operation::allreduce, Operation::sparse_allreduce, Operation::allgather,
                                     Operation::broadcast, Operation::gather, Operation::scatter,
-                                    Operation::all_to_all, Operation::send}) {
+                                    Operation::all_to_all, Operation::send, Operation::sparse_allgather,
+                                    Operation::sparse_reduce_scatter}) {
     for (std::uint64_t seed = 0; seed < 3000; seed += 300) {
       const Program program = calm(operation, seed);
       Seen seen = play(program);

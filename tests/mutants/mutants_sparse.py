@@ -8,6 +8,9 @@ SPARSE = "collectives/sparse_split.cpp"
 SPARSE_GATHER = "collectives/allreduce_sparse.cpp"
 SPARSE_DOUBLING = "collectives/allreduce_sparse_doubling.cpp"
 SPARSE_RING = "collectives/sparse_ring.cpp"
+ALLGATHER_SPARSE = "collectives/allgather_sparse.cpp"
+REDUCE_SCATTER_SPARSE = "collectives/reduce_scatter_sparse.cpp"
+BALANCED = "collectives/balanced_slices.cpp"
 ANY_SIZE = "collectives/any_size.cpp"
 SLICES = "sparse/slices.cpp"
 WIRE = "sparse/wire.cpp"
@@ -87,6 +90,48 @@ SPARSE_MUTANTS = (
         ANY_SIZE,
         "Bytes rest = whole.bytes().subspan(first.size() - sizeof length);",
         "Bytes rest = whole.bytes().subspan(first.size());",
+    ),
+    mutant(
+        "sparse, allgather: a stream is taken for the next rank's",
+        ALLGATHER_SPARSE,
+        "stream = streams[source];",
+        "stream = streams[(source + 1) % net.size()];",
+    ),
+    mutant(
+        "sparse, allgather: does not look whether a stream is damaged",
+        ALLGATHER_SPARSE,
+        'if (!decoded.ok()) co_await check_decoded(net, source, decoded, "streams");',
+        "",
+    ),
+    mutant(
+        "sparse, reduce_scatter: slices are alike, whatever was asked for",
+        REDUCE_SCATTER_SPARSE,
+        "reduce_owned_slice(net, mine, slices, how);",
+        "reduce_owned_slice(net, mine, Partition(slices.count(), slices.blocks()), how);",
+    ),
+    mutant(
+        "sparse, reduce_scatter: the indices of a slice that was dense begin at zero",
+        SLICES,
+        "const auto base = static_cast<std::uint32_t>(slice.range.begin);",
+        "const std::uint32_t base = 0;",
+    ),
+    mutant(
+        "sparse, balanced: a rank's own samples stand for another's too, so that ranks cut differently",
+        BALANCED,
+        "found.push_back(read(rank));",
+        "found.push_back(read(rank == 0 ? net.rank() : rank));",
+    ),
+    mutant(
+        "sparse, balanced: does not look whether samples are damaged",
+        BALANCED,
+        "if (!fault.empty()) {",
+        "if (fault.empty() && fault.size() == 1) {",
+    ),
+    mutant(
+        "sparse, balanced: samples have the steps of the split",
+        BALANCED,
+        "constexpr Step kFirstStep = Step{3} << 30;",
+        "constexpr Step kFirstStep = 0;",
     ),
     mutant(
         "sparse: a dense piece lands at the beginning",

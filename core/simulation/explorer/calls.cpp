@@ -4,6 +4,7 @@
 #include <bit>
 #include <span>
 
+#include "collectives/balanced_slices.hpp"
 #include "collectives/choice.hpp"
 #include "simulation/explorer/values.hpp"
 
@@ -13,10 +14,13 @@ namespace {
 constexpr std::array kOperations{Operation::allreduce, Operation::allreduce,        Operation::allreduce,
                                  Operation::allreduce, Operation::sparse_allreduce, Operation::sparse_allreduce,
                                  Operation::allgather, Operation::broadcast,        Operation::barrier,
-                                 Operation::reduce,    Operation::reduce_scatter,
+                                 Operation::reduce,    Operation::reduce_scatter,   Operation::sparse_allgather,
+                                 Operation::sparse_reduce_scatter,
                                  Operation::gather,    Operation::scatter,          Operation::all_to_all,
                                  Operation::send,      Operation::send};
 constexpr std::array kRooted{Operation::broadcast, Operation::reduce, Operation::gather, Operation::scatter};
+constexpr std::array kWithHeads{Operation::sparse_allreduce, Operation::sparse_allreduce,
+                                Operation::sparse_allgather, Operation::sparse_reduce_scatter, Operation::barrier};
 constexpr std::array kGradients{DType::f32, DType::f32, DType::bf16};
 constexpr std::array kAny{DType::f32, DType::bf16, DType::u8, DType::i64, DType::f16, DType::c128};
 constexpr std::array kSparseAlgorithms{Algorithm::split_allgather, Algorithm::split_allgather,
@@ -48,7 +52,7 @@ std::size_t draw_count(Chance& chance, Rank size, double most) {
 }
 
 std::size_t draw_large_count(Chance& chance, Operation operation, DType dtype) {
-  if (operation == Operation::sparse_allreduce) return static_cast<std::size_t>(chance.magnitude(9e4, 6e5));
+  if (PlannedCall{.operation = operation}.is_sparse()) return static_cast<std::size_t>(chance.magnitude(9e4, 6e5));
   return static_cast<std::size_t>(chance.magnitude(7e4, 6e5)) / size_of(dtype);
 }
 
@@ -71,6 +75,28 @@ bool may_exchange(Trouble trouble, Rank size) {
   return size > 1 && !is_mismatch(trouble) && !is_damage(trouble) && trouble != Trouble::freeze;
 }
 
+// What only sparse calls have.
+void draw_sparse(Chance& chance, PlannedCall& call) {
+  call.dtype = chance.pick(kStreamValues);
+  call.indices = chance.pick(kIndexFormats);
+  if (call.operation == Operation::sparse_allgather) {
+    call.reduction = Reduction::none;
+    call.rounded = false;  // nothing is added up
+    return;
+  }
+  call.reduction = chance.pick(kStreamReductions);
+  call.rounded = call.rounded && call.dtype != DType::f64 &&  // in which what is drawn adds up exactly
+                 (call.reduction == Reduction::sum || call.reduction == Reduction::avg);
+  call.switch_factor = chance.pick(kSwitchFactors);
+  if (call.operation == Operation::sparse_reduce_scatter) {
+    call.uneven = chance.happens(0.5);
+    call.rounded = false;  // no two ranks have anything to compare
+    return;
+  }
+  call.algorithm = chance.pick(kSparseAlgorithms);
+  if (call.algorithm != Algorithm::recursive_doubling && chance.happens(0.3)) call.slices = Slices::balanced;
+}
+
 Operation suited(Chance& chance, Trouble trouble) {
   switch (trouble) {
     case Trouble::reduction: return chance.happens(0.5) ? Operation::allreduce : Operation::sparse_allreduce;
@@ -83,7 +109,7 @@ Operation suited(Chance& chance, Trouble trouble) {
         if (const Operation one = chance.pick(kOperations); one != Operation::barrier) return one;
       }
     // Noise in the payload of a dense operation is nothing that anybody could notice.
-    case Trouble::scrambled_head: return chance.happens(0.8) ? Operation::sparse_allreduce : Operation::barrier;
+    case Trouble::scrambled_head: return chance.pick(kWithHeads);
     default: return chance.pick(kOperations);
   }
 }
@@ -127,7 +153,8 @@ bool PlannedCall::agrees(const PlannedCall& other, Rank size) const {
   switch (operation) {
     case Operation::allreduce: return reduction == other.reduction && resolved(size) == other.resolved(size);
     case Operation::sparse_allreduce:
-      return reduction == other.reduction && switch_factor == other.switch_factor && algorithm == other.algorithm;
+      return reduction == other.reduction && switch_factor == other.switch_factor && algorithm == other.algorithm &&
+             slices == other.slices;
     case Operation::broadcast: return root == other.root;
     case Operation::gather:
     case Operation::scatter: return root == other.root && partition(size).digest() == other.partition(size).digest();
@@ -136,7 +163,9 @@ bool PlannedCall::agrees(const PlannedCall& other, Rank size) const {
     case Operation::send: return root == other.root && tag == other.tag;
     case Operation::reduce: return reduction == other.reduction && root == other.root;
     case Operation::reduce_scatter:
-      return reduction == other.reduction && partition(size).digest() == other.partition(size).digest();
+    case Operation::sparse_reduce_scatter:
+      return reduction == other.reduction && switch_factor == other.switch_factor &&
+             partition(size).digest() == other.partition(size).digest();
     default: return true;
   }
 }
@@ -165,14 +194,8 @@ PlannedCall draw_call(Chance& chance, Operation operation, Rank size, Extent ext
   call.reduction = chance.happens(0.6) ? Reduction::sum : Reduction::avg;
   call.count = large ? draw_large_count(chance, operation, call.dtype) : draw_count(chance, size, 4000.0);
   call.rounded = chance.happens(kRoundedShare) && size <= kRoundedRanksMost;
-  if (operation == Operation::sparse_allreduce) {
-    call.dtype = chance.pick(kStreamValues);
-    call.reduction = chance.pick(kStreamReductions);
-    call.rounded = call.rounded && call.dtype != DType::f64 &&  // in which what is drawn adds up exactly
-                   (call.reduction == Reduction::sum || call.reduction == Reduction::avg);
-    call.switch_factor = chance.pick(kSwitchFactors);
-    call.algorithm = chance.pick(kSparseAlgorithms);
-    call.indices = chance.pick(kIndexFormats);
+  if (call.is_sparse()) {
+    draw_sparse(chance, call);
     return call;
   }
   if (operation == Operation::reduce) call.root = chance.integer<Rank>(0, size - 1);
@@ -229,7 +252,7 @@ std::vector<PlannedCall> odd_calls(Chance& chance, Trouble trouble, Rank size, s
       call.tuning = tuning_of(call, size);
       break;
     case Trouble::dtype:
-      if (call.reduction != Reduction::none) {
+      if (call.reduction != Reduction::none || call.is_sparse()) {
         call.dtype = call.dtype == DType::f32 ? DType::bf16 : DType::f32;
       } else {  // another one of as many bytes
         call.dtype = call.dtype == DType::i64 ? DType::u64 : DType::i8;
@@ -271,6 +294,12 @@ std::vector<PlannedCall> odd_calls(Chance& chance, Trouble trouble, Rank size, s
 Effort sparse_effort_of(const PlannedCall& call, double ranks, double rounds) {
   const double whole = static_cast<double>(call.count) * 8.0 + 64.0 * ranks;
   const double pieces = whole / 6e4;
+  if (call.operation == Operation::sparse_allgather) return {ranks * (1.0 + pieces), ranks * whole};
+  if (call.operation == Operation::sparse_reduce_scatter) return {ranks + pieces, whole};
+  if (call.slices == Slices::balanced) {
+    const double samples = ranks * (8.0 + 4.0 * static_cast<double>(samples_per_rank(static_cast<Rank>(ranks))));
+    return {2.0 * ranks + 2.0 * pieces + rounds, 2.0 * whole + samples};
+  }
   if (call.algorithm == Algorithm::recursive_doubling) return {(rounds + 2.0) * (1.0 + pieces), (rounds + 2.0) * whole};
   return {2.0 * ranks + 2.0 * pieces, 2.0 * whole};
 }
@@ -291,7 +320,9 @@ Effort effort_of(const PlannedCall& call, Rank size) {
       if (ring) return {2.0 * ranks * segments, 2.0 * bytes};
       return {rounds * segments + 2.0, bytes * (rounds + 2.0)};
     }
-    case Operation::sparse_allreduce: return sparse_effort_of(call, ranks, rounds);
+    case Operation::sparse_allreduce:
+    case Operation::sparse_allgather:
+    case Operation::sparse_reduce_scatter: return sparse_effort_of(call, ranks, rounds);
     // Long blocks and vectors go in pieces.
     case Operation::allgather: return {ranks * (1.0 + bytes / (call.uneven ? 6e4 : 256e3)) + rounds, ranks * bytes};
     case Operation::gather:

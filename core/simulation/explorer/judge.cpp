@@ -137,7 +137,7 @@ class Judge {
       } else {
         if (!expected || plan.operation == Operation::all_to_all) expected = expect(rank, plan, planned);
         look_at_result(rank, index, plan, call, *expected);
-        if (!call.dense_result) continue;
+        if (!call.dense_result || plan.operation != Operation::sparse_allreduce) continue;
         if (dense && *dense != *call.dense_result) {
           find(Sort::wrong_result, name_of_call(rank, index) + ": the result is dense on one rank, sparse on another");
         }
@@ -148,6 +148,7 @@ class Judge {
 
   // On `rank`, where that makes a difference.
   Expected expect(Rank rank, const PlannedCall& plan, const std::vector<const PlannedCall*>& planned) const {
+    if (plan.operation == Operation::sparse_allgather) return expected_streams(program_.size, planned);
     if (!plan.has_blocks()) {
       return plan.operation == Operation::barrier ? Expected{} : expected_sum(plan, program_.size, planned);
     }
@@ -177,9 +178,19 @@ class Judge {
   void look_at_result(Rank rank, std::size_t index, const PlannedCall& plan, const SeenCall& call,
                       const Expected& expected) {
     ++verdict_.results;
-    const bool stream = plan.operation == Operation::sparse_allreduce && call.output.empty() && plan.count != 0;
+    const bool stream = plan.is_sparse() && call.output.empty() && plan.count != 0;
     if (stream && !call.dense_result) {
       find(Sort::wrong_result, name_of_call(rank, index) + ": succeeded without a result");
+    } else if (plan.operation == Operation::sparse_allgather) {
+      if (call.indices != expected.indices) {
+        find(Sort::wrong_result, name_of_call(rank, index) + ": other entries than the ranks have: " +
+                                     std::to_string(call.indices.size()) + " instead of " +
+                                     std::to_string(expected.indices.size()) + ", or others");
+      } else {
+        compare(rank, index, call.values, expected.dense);
+      }
+    } else if (plan.operation == Operation::sparse_reduce_scatter) {
+      look_at_slice(rank, index, plan, call, expected);
     } else if (plan.operation == Operation::reduce_scatter) {
       const Range block = plan.partition(program_.size)[rank];
       const auto first = expected.dense.begin() + static_cast<std::ptrdiff_t>(block.begin * size_of(plan.dtype));
@@ -195,6 +206,28 @@ class Judge {
     } else {
       compare(rank, index, plan, written_densely(plan, call), expected);
     }
+  }
+
+  // Where it went dense on its way, entries are missing whose reduction is what stands where nobody has one.
+  void look_at_slice(Rank rank, std::size_t index, const PlannedCall& plan, const SeenCall& call,
+                     const Expected& expected) {
+    const Range slice = plan.partition(program_.size)[rank];
+    const bool within = std::ranges::all_of(call.indices, [&](std::uint32_t at) {
+      return at >= slice.begin && at < slice.end && std::ranges::binary_search(expected.indices, at);
+    });
+    if (!within || call.dense_result.value_or(false) ||
+        call.values.size() != call.indices.size() * size_of(plan.dtype)) {
+      find(Sort::wrong_result, name_of_call(rank, index) + ": entries that are not in its slice of the sum");
+      return;
+    }
+    std::vector<std::byte> wanted(plan.bytes());
+    const std::size_t element = size_of(plan.dtype);
+    const auto absent = static_cast<double>(absent_value(plan.reduction));
+    for (std::size_t i = 0; i < plan.count; ++i) (void)put_value(plan.dtype, wanted.data() + i * element, absent);
+    std::copy(expected.dense.begin() + static_cast<std::ptrdiff_t>(slice.begin * element),
+              expected.dense.begin() + static_cast<std::ptrdiff_t>(slice.end * element),
+              wanted.begin() + static_cast<std::ptrdiff_t>(slice.begin * element));
+    compare(rank, index, written_densely(plan, call), wanted);
   }
 
   void compare(Rank rank, std::size_t index, const PlannedCall& plan, std::vector<std::byte> got,
@@ -348,10 +381,13 @@ class Judge {
   // Before that no call can have timed out.
   double deadline_s() const { return program_.session.timeout_s; }
 
-  // A slice of a sparse sum goes round a ring and is looked into at the end: whether its owner or a rank in between has
-  // damaged it, no receiver can know.
+  // A slice of a sparse sum, or a gathered stream, goes round a ring and is looked into at the end, and samples of indices
+  // go through other hands too: whether their owner or a rank in between has damaged them, no receiver can know.
   static bool names_as_well_as_it_can(const Failure& failure) {
-    return failure.reason.find(" sent damaged sums: ") != std::string::npos;
+    for (const char* what : {" sent damaged sums: ", " sent damaged streams: ", " sent damaged samples of"}) {
+      if (failure.reason.find(what) != std::string::npos) return true;
+    }
+    return false;
   }
 
   // Who is through with everything and has said goodbye: nobody asks it any more.

@@ -37,7 +37,7 @@ SparseStream<V> stream_of(const PlannedCall& call, const Contribution& share) {
   return SparseStream<V>::sparse(call.count, indices, values);
 }
 
-// Reads a result that is a stream, once there is one.
+// Reads a result that is a stream, or streams, once there is one.
 using ReadResult = std::function<void(SeenCall&)>;
 
 template <class V>
@@ -49,6 +49,25 @@ ReadResult reader(std::shared_ptr<std::optional<SparseStream<V>>> result) {
     seen.indices.assign(stream.indices().begin(), stream.indices().end());
     const auto bytes = std::as_bytes(stream.values());
     seen.values.assign(bytes.begin(), bytes.end());
+  };
+}
+
+// One rank's stream behind another's: see expected_streams().
+template <class V>
+ReadResult reader(std::shared_ptr<std::optional<std::vector<SparseStream<V>>>> result) {
+  return [result = std::move(result)](SeenCall& seen) {
+    if (!*result) return;
+    seen.dense_result = false;
+    std::uint64_t first = 0;
+    for (const SparseStream<V>& stream : **result) {
+      const std::span<const V> values = stream.values();
+      for (std::size_t i = 0; i < values.size(); ++i) {
+        seen.indices.push_back(static_cast<std::uint32_t>(first + (stream.is_dense() ? i : stream.indices()[i])));
+      }
+      const auto bytes = std::as_bytes(values);
+      seen.values.insert(seen.values.end(), bytes.begin(), bytes.end());
+      first += stream.dimension();
+    }
   };
 }
 
@@ -167,9 +186,8 @@ class Play {
     SeenCall& seen = seen_.ranks[rank].calls[index];
     const Contribution share(call, rank, program_.size);
     if (call.is_exchange()) return make_exchange(call, share, seen, rank, index);
-    const RequestPtr inner = call.operation == Operation::sparse_allreduce
-                                 ? make_sparse(call, share, seen, ranks_[rank].readers[index])
-                                 : make_dense(call, share, seen, rank);
+    const RequestPtr inner = call.is_sparse() ? make_sparse(call, share, seen, ranks_[rank].readers[index])
+                                              : make_dense(call, share, seen, rank);
     seen.before = seen.memory;
     return noting_begin(inner, seen);
   }
@@ -281,7 +299,18 @@ class Play {
     const SparseReduction how{.reduction = call.reduction,
                               .switch_factor = call.switch_factor,
                               .algorithm = call.algorithm,
-                              .wire = {.indices = call.indices}};
+                              .wire = {.indices = call.indices},
+                              .slices = call.slices};
+    if (call.operation == Operation::sparse_allgather) {
+      GatheredStreams<V> gathered = make_all_gather(std::move(mine), how);
+      read = reader<V>(std::move(gathered.result));
+      return gathered.request;
+    }
+    if (call.operation == Operation::sparse_reduce_scatter) {
+      SparseSum<V> slice = make_reduce_scatter(std::move(mine), call.partition(program_.size), how);
+      read = reader<V>(std::move(slice.result));
+      return slice.request;
+    }
     if (share.in_place()) {
       seen.output.assign(call.bytes(), kPoison);
       const std::span<V> output(reinterpret_cast<V*>(seen.output.data()), call.count);

@@ -10,6 +10,7 @@
 
 #include "collectives/partition.hpp"
 #include "collectives/ring.hpp"
+#include "collectives/sparse_messages.hpp"
 #include "drivers/sim/sim_faults.hpp"
 #include "simulation/simulation.hpp"
 #include "sparse/wire.hpp"
@@ -49,12 +50,17 @@ struct PlannedCall {
   std::size_t count = 0;  // of one block; of all together where they are uneven
   double switch_factor = 0.0;
   bool rounded = false;  // what is added up are floats of varied magnitude, so that the order of additions shows
+  Slices slices = Slices::equal;  // of a sparse allreduce
   bool uneven = false;   // of a reduce_scatter and of what moves blocks: they differ in length
   std::uint32_t tag = 0;  // of messages
   std::optional<LaneTuning> tuning{};  // of what goes in lanes: so that short vectors have several segments too
   std::uint64_t seed = 0;
 
   std::size_t bytes() const { return count * size_of(dtype); }
+  bool is_sparse() const {
+    return operation == Operation::sparse_allreduce || operation == Operation::sparse_allgather ||
+           operation == Operation::sparse_reduce_scatter;
+  }
   /// True if it moves blocks, one for each rank or pair of ranks.
   bool has_blocks() const {
     return operation == Operation::allgather || operation == Operation::gather || operation == Operation::scatter ||

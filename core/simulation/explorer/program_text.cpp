@@ -50,8 +50,10 @@ std::string describe(const PlannedCall& call) {
   if (call.reduction != Reduction::none) append(text, ", %s", name_of(call.reduction));
   if (call.rounded) append(text, " of floats that are rounded");
   if (call.operation == Operation::allreduce) append(text, ", %s", name_of(call.algorithm));
-  if (call.operation == Operation::sparse_allreduce) {
-    append(text, ", %s, switch_factor %g", name_of(call.algorithm), call.switch_factor);
+  if (call.operation == Operation::sparse_allreduce) append(text, ", %s", name_of(call.algorithm));
+  if (call.is_sparse()) {
+    if (call.reduction != Reduction::none) append(text, ", switch_factor %g", call.switch_factor);
+    if (call.slices == Slices::balanced) append(text, ", balanced slices");
     if (call.indices != IndexFormat::none) append(text, ", indices %s", name_of(call.indices));
   }
   if (call.uneven) append(text, ", blocks of unlike lengths");

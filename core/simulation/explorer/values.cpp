@@ -134,7 +134,7 @@ Contribution::Contribution(const PlannedCall& call, Rank rank, Rank size) {
   constexpr std::array<std::uint64_t, 4> kBinades{1, 2, 8, 40};
   const std::uint64_t density = common.next();
   binades_ = kBinades[common.below(call.dtype == DType::f16 ? kBinades.size() - 1 : kBinades.size())];
-  if (call.operation != Operation::sparse_allreduce) return;
+  if (!call.is_sparse()) return;
   // Most calls have one density for all ranks; in each some ranks have one of their own.
   constexpr std::array kDensities{0.0, 0.002, 0.02, 0.1, 0.5, 1.0};
   const std::uint64_t own = random.below(8);
@@ -143,7 +143,7 @@ Contribution::Contribution(const PlannedCall& call, Rank rank, Rank size) {
 }
 
 Expected expected_sum(const PlannedCall& call, Rank size, const std::vector<const PlannedCall*>& by_rank) {
-  const bool sparse = call.operation == Operation::sparse_allreduce;
+  const bool sparse = call.is_sparse();
   const bool rounded = std::ranges::any_of(by_rank, [](const PlannedCall* one) { return one->rounded; });
   std::vector<double> sums(call.count, sparse ? static_cast<double>(absent_value(call.reduction)) : 0.0);
   std::vector<double> magnitudes(rounded ? call.count : 0);
@@ -177,6 +177,21 @@ Expected expected_sum(const PlannedCall& call, Rank size, const std::vector<cons
   expected.dense.resize(call.bytes());
   std::byte* next = expected.dense.data();
   for (const double sum : sums) next += put_value(call.dtype, next, mean_of(call, sum, size));
+  return expected;
+}
+
+Expected expected_streams(Rank size, const std::vector<const PlannedCall*>& by_rank) {
+  Expected expected;
+  for (Rank rank = 0; rank < size; ++rank) {
+    const PlannedCall& call = *by_rank[rank];
+    const Contribution share(call, rank, size);
+    for (std::size_t i = 0; i < call.count; ++i) {
+      if (!share.has(i)) continue;
+      expected.indices.push_back(static_cast<std::uint32_t>(rank * call.count + i));
+      expected.dense.resize(expected.dense.size() + size_of(call.dtype));
+      (void)put_value(call.dtype, expected.dense.data() + expected.dense.size() - size_of(call.dtype), share.value(i));
+    }
+  }
   return expected;
 }
 

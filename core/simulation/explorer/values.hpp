@@ -72,6 +72,9 @@ struct Expected {
   std::vector<double> errors_most{};
 };
 Expected expected_sum(const PlannedCall& call, Rank size, const std::vector<const PlannedCall*>& by_rank);
+/// Of a sparse allgather: all ranks' entries, one rank's behind another's, rank r's element i at index r·count + i; in
+/// `dense` their values, without what is between.
+Expected expected_streams(Rank size, const std::vector<const PlannedCall*>& by_rank);
 
 /// An f32, f64, bf16 or f16 as it lies in memory, rounded to nearest even; returns its bytes.
 std::size_t put_value(DType dtype, std::byte* to, double value);
