@@ -4,16 +4,33 @@
 #include "collectives/allgather_sparse.hpp"
 
 #include <limits>
+#include <string>
 #include <utility>
 
 #include "collectives/allgather_any_size.hpp"
-#include "sparse/slices.hpp"
+#include "sparse/assembly.hpp"
+#include "sparse/wire.hpp"
 
 namespace telegrad {
+namespace {
+
+// Leaves `stream` what the message says; returns what is wrong with it, or nothing.
+template <class V>
+std::string read_stream(ConstBytes message, IndexRange range, SparseStream<V>& stream) {
+  constexpr double kNever = std::numeric_limits<double>::infinity();
+  StreamHeader header;
+  if (std::string error = read_header(message, dtype_of<V>, range, header); !error.empty()) return error;
+  const bool dense = header.kind == StreamKind::dense;
+  StreamAssembly<V> whole({{range, dense, dense ? range.size() : header.nnz}}, Reduction::none, kNever);
+  std::string error = whole.place(0, message);
+  if (error.empty()) stream = whole.finish();
+  return error;
+}
+
+}  // namespace
 
 template <class V>
 Task<std::vector<SparseStream<V>>> allgather_sparse(Transport& net, SparseStream<V> mine, SparseReduction how) {
-  constexpr double kNever = std::numeric_limits<double>::infinity();
   const IndexRange whole{0, mine.dimension()};
   Buffer encoded;
   {
@@ -21,16 +38,15 @@ Task<std::vector<SparseStream<V>>> allgather_sparse(Transport& net, SparseStream
     co_await decide(net, bytes_of(sent.view()), [&] { encoded = encode_keeping_error(sent.view(), how); });
   }
   std::vector<SparseStream<V>> streams(net.size());
-  const auto take = [&](std::span<const Arrived> batch) -> Task<void> {
+  Taking taking;
+  taking.take = [&](std::span<const Arrived> batch) -> Task<void> {
     for (const auto& [source, message] : batch) {
-      const Decoded<V> decoded = decode<V>(message, whole);
-      if (!decoded.ok()) co_await check_decoded(net, source, decoded, "streams");  // it has gone through other hands
-      const std::vector<StreamView<V>> alone{decoded.view()};
-      SparseStream<V>& stream = streams[source];
-      co_await decide(net, message.size(), [&] { stream = join_slices<V>(alone, Reduction::none, kNever); });
+      std::string error;
+      co_await decide(net, message.size(), [&] { error = read_stream(message, whole, streams[source]); });
+      if (!error.empty()) co_await fail_damaged(net, source, "streams", error);  // it has gone through other hands
     }
   };
-  co_await allgather_any_size(net, std::move(encoded), most_bytes<V>(whole), 0, take);
+  co_await allgather_any_size(net, std::move(encoded), most_bytes<V>(whole), 0, taking);
   co_return streams;
 }
 

@@ -38,7 +38,7 @@ constexpr std::uint64_t kDense = ~std::uint64_t{0};
 // A rank's slice of the sum, as it is sent; all ranks' slices; and where the messages with which they go round begin.
 struct Owned {
   Partition slices;
-  Buffer encoded;
+  Buffer encoded{};
   std::uint64_t count = 0;  // of entries, or kDense
   std::size_t most_bytes = 0;
   Step first_step = 0;

@@ -94,13 +94,13 @@ SPARSE_MUTANTS = (
     mutant(
         "sparse, allgather: a stream is taken for the next rank's",
         ALLGATHER_SPARSE,
-        "stream = streams[source];",
-        "stream = streams[(source + 1) % net.size()];",
+        "streams[source]); });",
+        "streams[(source + 1) % net.size()]); });",
     ),
     mutant(
         "sparse, allgather: does not look whether a stream is damaged",
         ALLGATHER_SPARSE,
-        'if (!decoded.ok()) co_await check_decoded(net, source, decoded, "streams");',
+        'if (!error.empty()) co_await fail_damaged(net, source, "streams", error);',
         "",
     ),
     mutant(
