@@ -23,6 +23,7 @@ def stream_groups(size: int) -> list[Group]:
         for operation in OPERATIONS
         for pattern in PATTERNS
         for dtype in ("f32", "bf16")
+        if dtype == "f32" or pattern in ("uniform", "crowded")
     ]
     cases += [Case(operation, count) for operation in OPERATIONS for count in (0, 1, 7, 63)]
     cases += [Case(operation, 1000, dtype, pattern="crowded") for operation in OPERATIONS for dtype in ("f64", "f16")]

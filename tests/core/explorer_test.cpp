@@ -6,6 +6,7 @@
 #include <cstring>
 #include <functional>
 #include <limits>
+#include <map>
 #include <set>
 #include <string>
 
@@ -272,15 +273,17 @@ TEST("some vectors are long enough to be cut by all that the library cuts them b
 }
 
 TEST("streams of all values and reductions, unequal blocks and messages are drawn") {
-  std::set<std::pair<DType, Reduction>> streams;
+  std::map<Operation, std::set<std::pair<DType, Reduction>>> streams;
   std::set<Operation> uneven;
+  std::set<Algorithm> balanced;
   std::set<std::uint32_t> tags;
   int crossing = 0;  // messages of one tag between the same two ranks, which may be under way at once
   for (std::uint64_t seed = 0; seed < 3000; ++seed) {
     const Program program = draw(seed, kFirst, kLast);
     std::set<std::pair<Rank, std::uint32_t>> ways;
     for (const PlannedCall& call : program.calls[0]) {
-      if (call.operation == Operation::sparse_allreduce) streams.insert({call.dtype, call.reduction});
+      if (call.is_sparse()) streams[call.operation].insert({call.dtype, call.reduction});
+      if (call.slices == Slices::balanced) balanced.insert(call.algorithm);
       if (call.uneven) uneven.insert(call.operation);
       if (!call.is_exchange()) continue;
       tags.insert(call.tag);
@@ -288,8 +291,11 @@ TEST("streams of all values and reductions, unequal blocks and messages are draw
       EXPECT(!is_mismatch(program.trouble) && !is_damage(program.trouble));
     }
   }
-  EXPECT_EQ(streams.size(), 4 * 6);
-  EXPECT_EQ(uneven.size(), 5);
+  EXPECT_EQ(streams[Operation::sparse_allreduce].size(), 4 * 6);
+  EXPECT_EQ(streams[Operation::sparse_reduce_scatter].size(), 4 * 6);
+  EXPECT_EQ(streams[Operation::sparse_allgather].size(), 4);
+  EXPECT_EQ(uneven.size(), 6);
+  EXPECT_EQ(balanced.size(), 3);
   EXPECT_EQ(tags.size(), 3);
   EXPECT(crossing > 5);
 }
