@@ -147,7 +147,7 @@ def test_removed_after_a_signal(number: signal.Signals) -> None:
         hub = process.stdout.readline().strip()
         assert hub in netlab._namespaces()
         process.send_signal(number)
-        process.wait(20)
+        process.wait(60)
     if number == signal.SIGKILL:  # nobody could: the next laboratory does
         assert hub in netlab.remove_stale()
     assert hub not in netlab._namespaces()

@@ -47,7 +47,7 @@ def test_the_sentence() -> None:
     assert found.notes == []
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.data())
 def test_who_has_not_called_is_named(data: st.DataObject) -> None:
     size = data.draw(st.sampled_from(SIZES), "size")
@@ -69,7 +69,7 @@ def test_who_has_not_called_is_named(data: st.DataObject) -> None:
     assert told_ranks(culprits) in found.sentence
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.data())
 def test_a_dead_rank_without_report_is_named(data: st.DataObject) -> None:
     size = data.draw(st.sampled_from(SIZES), "size")
@@ -92,7 +92,7 @@ def test_a_dead_rank_without_report_is_named(data: st.DataObject) -> None:
     assert "77 s before" in about
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.data())
 def test_who_called_something_else_is_named(data: st.DataObject) -> None:
     size = data.draw(st.sampled_from(SIZES), "size")
@@ -310,7 +310,7 @@ def test_unfinished_operations_that_are_no_longer_listed() -> None:
     assert "rank 0 has 2 unfinished operations that are no longer listed" in verdict(job.reports()).notes
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.integers(1, 40), st.randoms(use_true_random=False))
 def test_the_ends_of_random_wait_graphs(size: int, dice: random.Random) -> None:
     waits = {rank: sorted({dice.randrange(size) for _ in range(dice.randrange(3))} - {rank}) for rank in range(size)}

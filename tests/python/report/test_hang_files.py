@@ -107,7 +107,7 @@ def test_not_a_number_is_no_number_of_seconds() -> None:
         parse(_bytes(report))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.data())
 def test_any_damage_is_one_error(data: st.DataObject) -> None:
     """Cut, overwritten, or with a field of any type: either still a report, or a BadReport."""
