@@ -5,6 +5,7 @@ Only numpy and telegrad's public names, so that ranks start fast; bfloat16 is ha
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -193,18 +194,24 @@ def _groups_in_flight(size: int) -> list[Group]:
 
 def dense_input(case: Case, rank: int) -> Array:
     """Rank ``rank``'s vector: bf16 as float32, already rounded."""
-    random = np.random.default_rng([rank, case.count])
-    dtype = _COMPUTED_AS[case.dtype]
-    if case.values == "wide":
-        return random.integers(np.iinfo(dtype).min, np.iinfo(dtype).max, case.count, dtype, endpoint=True)
-    if case.values == "integers":
-        x = random.integers(-8, 8, case.count, endpoint=True).astype(np.float64)
-    elif case.reduction == "prod":
-        x = random.uniform(0.5, 1.5, case.count)  # their product stays in f16's range
+    values = "factors" if case.reduction == "prod" and case.values == "floats" else case.values
+    return _drawn(rank, case.count, case.dtype, values).copy()
+
+
+@functools.lru_cache(maxsize=512)  # many cases, and all ranks' oracles, ask for the same
+def _drawn(rank: int, count: int, dtype_name: str, values: str) -> Array:
+    random = np.random.default_rng([rank, count])
+    dtype = _COMPUTED_AS[dtype_name]
+    if values == "wide":
+        return random.integers(np.iinfo(dtype).min, np.iinfo(dtype).max, count, dtype, endpoint=True)
+    if values == "integers":
+        x = random.integers(-8, 8, count, endpoint=True).astype(np.float64)
+    elif values == "factors":
+        x = random.uniform(0.5, 1.5, count)  # their product stays in f16's range
     else:
-        x = random.standard_normal(case.count) * 10.0 ** random.integers(-3, 3, case.count)
+        x = random.standard_normal(count) * 10.0 ** random.integers(-3, 3, count)
     x = x.astype(dtype)
-    return from_bf16(to_bf16(x)) if case.dtype == "bf16" else x
+    return from_bf16(to_bf16(x)) if dtype_name == "bf16" else x
 
 
 def sparse_indices(case: Case, rank: int, size: int) -> npt.NDArray[np.uint32]:
