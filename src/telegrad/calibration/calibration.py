@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import importlib.metadata
 import json
 import os
 import statistics
@@ -179,6 +178,8 @@ def _measure_probes(communicator: Communicator, budget_s: float, on_progress: Pr
 
 
 def _version() -> str:
+    import importlib.metadata  # dear to every import of telegrad, and hardly ever needed
+
     try:
         return importlib.metadata.version("telegrad")
     except importlib.metadata.PackageNotFoundError:  # run from its sources
