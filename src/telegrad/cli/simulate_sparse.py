@@ -14,8 +14,8 @@ WireOption = Annotated[
     str,
     typer.Option(
         help="How messages hold entries: [bold]raw[/], [bold]blocked[/] or [bold]packed[/] indices, and values as they "
-        "are or as bf16, f16, int8, qsgd8, qsgd4, qsgd2 or their mean: [bold]packed-bf16[/]. [bold]auto[/]: as a communicator "
-        "does that is calibrated on this network."
+        "are or as bf16, f16, int8, qsgd8, qsgd4, qsgd2 or their mean: [bold]packed-bf16[/]. [bold]auto[/]: as a "
+        "communicator does that is calibrated on this network."
     ),
 ]
 
