@@ -195,6 +195,7 @@ Task<void> allreduce_quantised(Transport& net, const QuantisedSum& how, std::spa
                                std::span<float> output, std::span<float> error) {
   TELEGRAD_CHECK(input.size() == output.size() && (error.empty() || error.size() == input.size()));
   TELEGRAD_CHECK(how.reduction == Reduction::sum || how.reduction == Reduction::avg);
+  TELEGRAD_CHECK(how.encoding != ValueEncoding::mean);  // a slice of which has no parts
   const Sum sum(net, how, input, error);
   std::vector<std::uint64_t> lengths;
   for (Rank owner = 0; owner < net.size(); ++owner) lengths.push_back(sum.slice_bytes(owner));

@@ -10,7 +10,7 @@ namespace telegrad {
 
 /// What allreduce_quantised needs to know beside its vectors. All ranks pass the same, but for the key's rank.
 struct QuantisedSum {
-  ValueEncoding encoding = ValueEncoding::native;
+  ValueEncoding encoding = ValueEncoding::native;  // but mean
   kernels::QuantisationKey key{};  // its rank is this one's, whatever it says
   Reduction reduction = Reduction::sum;  // or avg
 };
