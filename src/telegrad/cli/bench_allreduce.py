@@ -19,7 +19,7 @@ from telegrad.bench.runner import Outcome, Row, count_of, rows_of, run
 from telegrad.bench.summary import summary_of
 from telegrad.cli.console import say_without, table_console
 from telegrad.cli.interrupts import ended_by_interrupt
-from telegrad.cli.options import byte_sizes, networks_of
+from telegrad.cli.options import JobTimeout, RowsFile, byte_sizes, networks_of
 from telegrad.cli.outputs import check_folder_of, write_result
 from telegrad.cli.progress import counting
 from telegrad.launch import LaunchError
@@ -69,13 +69,11 @@ def allreduce(
             "the automatic choice is what a calibration has kept, or the built-in one.",
         ),
     ] = True,
-    json_file: Annotated[
-        Path | None, typer.Option("--json", dir_okay=False, help="Write all rows, the machine and the commit here.")
-    ] = None,
+    json_file: RowsFile = None,
     plot_file: Annotated[
         Path | None, typer.Option("--plot", dir_okay=False, help="Draw time against size into this PNG file.")
     ] = None,
-    timeout: Annotated[float, typer.Option(min=1, help="Seconds after which a network's run is given up.")] = 600.0,
+    timeout: JobTimeout = 600.0,
 ) -> None:
     """Sum a vector of floats over all ranks: our algorithms, Gloo and MPICH, interleaved, in the same processes.
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -10,10 +9,10 @@ from rich.console import Console
 from rich.table import Table
 
 from telegrad.bench.checks import Row, run_pairs
-from telegrad.bench.machine import describe_machine, machine_text
 from telegrad.bench.networks import check_network
 from telegrad.bench.plan import Plan, size_of, text_of
-from telegrad.cli.outputs import check_folder_of, write_result
+from telegrad.cli.options import JobTimeout, RowsFile
+from telegrad.cli.outputs import check_folder_of, end_with_rows
 from telegrad.cli.progress import counting
 from telegrad.launch import LaunchError
 from telegrad.report.durations import duration
@@ -25,10 +24,8 @@ def checks(
     sizes: Annotated[str, typer.Option(help="Lengths of the vector, separated by commas.")] = "64KiB,16MiB",
     pairs: Annotated[int, typer.Option(min=1, help="Pairs of jobs, with and without, one after the other.")] = 15,
     seconds: Annotated[float, typer.Option(min=0.01, help="About how long to measure each size in each job.")] = 1.5,
-    json_file: Annotated[
-        Path | None, typer.Option("--json", dir_okay=False, help="Write all rows, the machine and the commit here.")
-    ] = None,
-    timeout: Annotated[float, typer.Option(min=1, help="Seconds after which a job is given up.")] = 300.0,
+    json_file: RowsFile = None,
+    timeout: JobTimeout = 300.0,
 ) -> None:
     """Time sums in jobs with heartbeats, liveness and the watch over stuck operations, and in jobs without.
 
@@ -55,13 +52,7 @@ def checks(
                 console.print(f"[red]{name}:[/] {error}", highlight=False)
                 raise typer.Exit(1) from error
     console.print(_table_of(rows, f"all_reduce, {ranks} ranks: with the watch over peers, and without"))
-    machine = describe_machine()
-    console.print(machine_text(machine), style="dim")
-    if json_file is not None:
-        write_result(console, json_file, {"rows": rows, "machine": machine})
-    if any(row["wrong"] for row in rows):
-        console.print("[red]some sums were wrong[/]")
-        raise typer.Exit(1)
+    end_with_rows(console, rows, json_file)
 
 
 def _table_of(rows: list[Row], title: str) -> Table:

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
-from telegrad.bench.machine import describe_machine, machine_text
 from telegrad.bench.nonblocking import run
 from telegrad.bench.plan import Plan, text_of
 from telegrad.bench.runner import Row
 from telegrad.cli.interrupts import ended_by_interrupt
-from telegrad.cli.options import byte_sizes, networks_of
-from telegrad.cli.outputs import check_folder_of, write_result
+from telegrad.cli.options import JobTimeout, RowsFile, byte_sizes, networks_of
+from telegrad.cli.outputs import check_folder_of, end_with_rows
 from telegrad.cli.progress import counting
 from telegrad.launch import LaunchError
 from telegrad.report.durations import duration
@@ -28,10 +26,8 @@ def nonblocking(
         str, typer.Option(help="Lengths of the vector, separated by commas.")
     ] = "4B,256B,1KiB,4KiB,16KiB,64KiB",
     samples: Annotated[int, typer.Option(min=3, help="Samples of each way at each size.")] = 51,
-    json_file: Annotated[
-        Path | None, typer.Option("--json", dir_okay=False, help="Write all rows, the machine and the commit here.")
-    ] = None,
-    timeout: Annotated[float, typer.Option(min=1, help="Seconds after which a network's run is given up.")] = 300.0,
+    json_file: RowsFile = None,
+    timeout: JobTimeout = 300.0,
 ) -> None:
     """Time sums that block, sums issued and waited for at once, and sums while the main thread computes, in turn.
 
@@ -51,13 +47,7 @@ def nonblocking(
                 console.print(f"[red]{name}:[/] {error}", highlight=False)
                 raise typer.Exit(1) from error
     console.print(_table_of(rows, f"all_reduce, {ranks} ranks: blocking and not"))
-    machine = describe_machine()
-    console.print(machine_text(machine), style="dim")
-    if json_file is not None:
-        write_result(console, json_file, {"rows": rows, "machine": machine})
-    if any(row["wrong"] for row in rows):
-        console.print("[red]some sums were wrong[/]")
-        raise typer.Exit(1)
+    end_with_rows(console, rows, json_file)
 
 
 def _run_with_progress(console: Console, plan: Plan, timeout_s: float) -> list[Row]:

@@ -25,7 +25,7 @@ from telegrad.bench.predictions import (
     worst_of,
 )
 from telegrad.bench.predictions_plan import Measurement, PredictionPlan
-from telegrad.cli.options import byte_sizes, networks_of
+from telegrad.cli.options import JobTimeout, byte_sizes, networks_of
 from telegrad.cli.outputs import check_folder_of, write_result
 from telegrad.cli.progress import counting
 from telegrad.launch import LaunchError
@@ -54,7 +54,7 @@ def predictions(
     plot_file: Annotated[
         Path | None, typer.Option("--plot-file", dir_okay=False, help="Draw predicted against measured: a PNG file.")
     ] = None,
-    timeout: Annotated[float, typer.Option(min=1, help="Seconds after which a job is given up.")] = 900.0,
+    timeout: JobTimeout = 900.0,
 ) -> None:
     """Calibrate the cost model on a network, then compare its predictions with what collectives take there.
 

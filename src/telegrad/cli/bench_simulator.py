@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -13,15 +12,14 @@ from telegrad.bench.machine import describe_machine, machine_text
 from telegrad.bench.plan import text_of
 from telegrad.bench.simulator import CASES, Row, run_cases
 from telegrad.cli.interrupts import ended_by_interrupt
+from telegrad.cli.options import RowsFile
 from telegrad.cli.outputs import check_folder_of, write_result
 from telegrad.cli.progress import counting
 
 
 def simulator(
     most_ranks: Annotated[int, typer.Option(min=2, help="Leave out the cases with more ranks than this.")] = 4096,
-    json_file: Annotated[
-        Path | None, typer.Option("--json", dir_okay=False, help="Write all rows, the machine and the commit here.")
-    ] = None,
+    json_file: RowsFile = None,
 ) -> None:
     """Time the simulator itself: every collective up to 4,096 ranks, with real payloads where they fit.
 

@@ -17,7 +17,7 @@ from telegrad.bench.sparse import BOUND, Outcome, Row, rows_of, run
 from telegrad.bench.sparse_plan import NAMES, PATTERNS, SWEEPS, SparsePlan, swept
 from telegrad.cli.console import say_without, table_console
 from telegrad.cli.interrupts import ended_by_interrupt
-from telegrad.cli.options import densities_of, networks_of
+from telegrad.cli.options import JobTimeout, RowsFile, densities_of, networks_of
 from telegrad.cli.outputs import check_folder_of, write_result
 from telegrad.cli.progress import counting
 from telegrad.launch import LaunchError
@@ -59,13 +59,11 @@ def sparse(
     names: Annotated[str, typer.Option("--names", help="Whom to measure, separated by commas.")] = ",".join(NAMES),
     samples: Annotated[int, typer.Option(min=3, help="Samples of each contender (fewer where one takes long).")] = 9,
     seconds: Annotated[float, typer.Option(min=0.1, help="About how long to measure, of each combination.")] = 60.0,
-    json_file: Annotated[
-        Path | None, typer.Option("--json", dir_okay=False, help="Write all rows, the machine and the commit here.")
-    ] = None,
+    json_file: RowsFile = None,
     plot_file: Annotated[
         Path | None, typer.Option("--plot", dir_okay=False, help="Draw the times into this PNG file.")
     ] = None,
-    timeout: Annotated[float, typer.Option(min=1, help="Seconds after which a job is given up.")] = 600.0,
+    timeout: JobTimeout = 600.0,
 ) -> None:
     """Sum sparse vectors over all ranks: in every format of ours, and as others do, interleaved, in the same processes.
 

@@ -1,13 +1,21 @@
-"""Values that several commands take as text. Each function names the option, the value and the remedy."""
+"""Options that several commands have, and values that they take as text. Each function names the option, the value and
+the remedy."""
 
 from __future__ import annotations
 
 import re
+from pathlib import Path
+from typing import Annotated
 
 import typer
 
 from telegrad.bench.networks import check_network
 from telegrad.bench.plan import size_of
+
+RowsFile = Annotated[
+    Path | None, typer.Option("--json", dir_okay=False, help="Write all rows, the machine and the commit here.")
+]
+JobTimeout = Annotated[float, typer.Option(min=1, help="Seconds after which a job is given up.")]
 
 
 def rank_range(text: str, *, most: int, example: str) -> tuple[int, int]:

@@ -6,11 +6,14 @@ import contextlib
 import errno
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import typer
 from rich.console import Console
+
+from telegrad.bench.machine import describe_machine, machine_text
 
 
 def check_folder_of(path: Path | None, option: str) -> None:
@@ -45,6 +48,18 @@ def write_result(console: Console, path: Path, result: Mapping[str, object], *, 
     """Writes ``result`` as JSON, and says that ``what`` it holds is there."""
     path.write_text(json.dumps(result, indent=1, allow_nan=False) + "\n")
     console.print(f"{what}: {path}")
+
+
+def end_with_rows(console: Console, rows: Sequence[Mapping[str, Any]], json_file: Path | None) -> None:
+    """Says which machine it was, writes ``rows`` and the machine into ``json_file`` if that is given, and ends the
+    command with status 1 if a row counts ``"wrong"`` sums."""
+    machine = describe_machine()
+    console.print(machine_text(machine), style="dim")
+    if json_file is not None:
+        write_result(console, json_file, {"rows": rows, "machine": machine})
+    if any(row["wrong"] for row in rows):
+        console.print("[red]some sums were wrong[/]")
+        raise typer.Exit(1)
 
 
 @contextlib.contextmanager

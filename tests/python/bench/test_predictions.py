@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 import pytest
+from ideal_network import seconds_of
 
 from telegrad import _core
 from telegrad.bench import predictions
@@ -42,16 +42,7 @@ _PLAN = PredictionPlan("1gbit", ranks=4, sizes=(256 << 10, 1 << 20))
 
 def _medians(costs: Mapping[str, float], ranks: int) -> dict[Measurement, float]:
     """What a network with exactly these costs would give."""
-    alpha, beta, gamma = costs["alpha_s"], costs["beta_s_per_byte"], costs["gamma_s_per_byte"]
-    exchange = costs["beta_exchange_s_per_byte"] + gamma
-    rounds = math.ceil(math.log2(ranks))
-    seconds = {
-        "round": lambda _: rounds * alpha,
-        "one_way": lambda size: size * beta,
-        "exchange": lambda size: alpha + size * exchange,
-        "addition": lambda size: size * gamma,
-    }
-    return {one: seconds[one.operation](one.bytes) for one in calibration()}
+    return {one: seconds_of(one.operation, one.bytes, costs, ranks) for one in calibration()}
 
 
 def test_the_plan_measures_every_collective_at_every_size() -> None:

@@ -8,6 +8,7 @@ import random
 from collections.abc import Mapping
 
 import pytest
+from ideal_network import seconds_of
 
 from telegrad.calibration.fit import CostFit, fit_costs, line_of
 from telegrad.calibration.probes import ADDED_BYTES, Probe, probes
@@ -24,16 +25,7 @@ _FIT = CostFit(2e-5, 8.3e-9, ((1 << 15, 9.5e-9),), 1e-10, message_s=0.0, round_s
 
 def _medians(costs: Mapping[str, float], ranks: int) -> dict[Probe, float]:
     """What a network with exactly these costs would give."""
-    alpha, beta, gamma = costs["alpha_s"], costs["beta_s_per_byte"], costs["gamma_s_per_byte"]
-    exchange = costs["beta_exchange_s_per_byte"] + gamma
-    rounds = math.ceil(math.log2(ranks))
-    seconds = {
-        "round": lambda _: rounds * alpha,
-        "one_way": lambda size: size * beta,
-        "exchange": lambda size: alpha + size * exchange,
-        "addition": lambda size: size * gamma,
-    }
-    return {one: seconds[one.kind](one.bytes) for one in probes(_SIZES, _SIZES)}
+    return {one: seconds_of(one.kind, one.bytes, costs, ranks) for one in probes(_SIZES, _SIZES)}
 
 
 def test_probes_are_of_every_kind() -> None:
