@@ -1,12 +1,24 @@
 #include "collectives/elements.hpp"
 
 #include <cstring>
+#include <span>
 
 #include "base/check.hpp"
+#include "kernels/narrow.hpp"
 #include "kernels/reduce.hpp"
 #include "kernels/scale.hpp"
 
 namespace telegrad {
+namespace {
+
+std::span<float> as_floats(Bytes bytes) {
+  return {reinterpret_cast<float*>(bytes.data()), bytes.size() / sizeof(float)};
+}
+std::span<const float> as_floats(ConstBytes bytes) {
+  return {reinterpret_cast<const float*>(bytes.data()), bytes.size() / sizeof(float)};
+}
+
+}  // namespace
 
 Task<void> copy(Transport& net, ConstBytes from, Bytes into) {
   TELEGRAD_CHECK(from.size() == into.size());
@@ -27,6 +39,20 @@ Task<void> reduce_to(Transport& net, DType dtype, Reduction reduction, ConstByte
     const Range slice{begin, end};
     kernels::reduce_to(dtype, reduction, elements(a, dtype, slice), elements(b, dtype, slice),
                        elements(out, dtype, slice));
+  });
+}
+
+Task<void> widen(Transport& net, DType dtype, ConstBytes from, Bytes into) {
+  TELEGRAD_CHECK(into.size() == 2 * from.size());
+  return compute_slices(net, from.size() / size_of(dtype), sizeof(float), [=](std::size_t begin, std::size_t end) {
+    kernels::widen(dtype, elements(from, dtype, Range{begin, end}), as_floats(into).subspan(begin, end - begin));
+  });
+}
+
+Task<void> narrow(Transport& net, DType dtype, ConstBytes from, Bytes into) {
+  TELEGRAD_CHECK(from.size() == 2 * into.size());
+  return compute_slices(net, into.size() / size_of(dtype), sizeof(float), [=](std::size_t begin, std::size_t end) {
+    kernels::narrow(dtype, as_floats(from).subspan(begin, end - begin), elements(into, dtype, Range{begin, end}));
   });
 }
 

@@ -20,6 +20,9 @@ Task<void> copy(Transport& net, ConstBytes from, Bytes into);
 Task<void> reduce(Transport& net, DType dtype, Reduction reduction, Bytes accumulator, ConstBytes addend);
 /// out = a ∘ b, the same bits as b ∘ a; `out` may be `a` or `b`. An average is summed like a sum.
 Task<void> reduce_to(Transport& net, DType dtype, Reduction reduction, ConstBytes a, ConstBytes b, Bytes out);
+/// f16 or bf16 as f32, and back, to nearest even.
+Task<void> widen(Transport& net, DType dtype, ConstBytes from, Bytes into);
+Task<void> narrow(Transport& net, DType dtype, ConstBytes from, Bytes into);
 /// What is left to do once all ranks' elements are reduced: an average is divided by the number of ranks.
 Task<void> finish_reduction(Transport& net, DType dtype, Reduction reduction, Bytes values);
 

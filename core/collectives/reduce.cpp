@@ -33,7 +33,7 @@ bool reduces_by_tree(Rank size, std::size_t bytes) {
 }
 
 // Seen from the root, rank v hears from v + 2^i for all 2^i below its lowest set bit, the nearest first, and then tells
-// v without that bit.
+// v without that bit. 16-bit floats that meet on a rank are added up in f32 and rounded once, as they leave it.
 Task<void> reduce_tree(Transport& net, Rank root, DType dtype, Reduction reduction, ConstBytes input, Bytes output) {
   check_lengths(net, root, dtype, input, output);
   const Rank size = net.size();
@@ -43,22 +43,43 @@ Task<void> reduce_tree(Transport& net, Rank root, DType dtype, Reduction reducti
     co_await copy(net, input, output);
     co_return;
   }
+  const bool in_f32 = dtype == DType::f16 || dtype == DType::bf16;
   Buffer sum;
   Buffer received;
+  Buffer addend;  // in f32
   ConstBytes mine = input;
   for (Rank distance = 1; distance < size; distance *= 2) {
     if ((self & distance) != 0) {
+      if (in_f32 && !sum.empty()) {
+        co_await narrow(net, dtype, sum.bytes(), received.bytes());
+        mine = received.bytes();
+      }
       co_await net.send(rank_of(self - distance), 0, mine);
       co_return;
     }
     if (self + distance >= size) continue;
     if (received.empty()) received = Buffer(input.size());
     co_await net.receive(rank_of(self + distance), 0, received.bytes());
+    if (in_f32) {
+      if (sum.empty()) {
+        sum = Buffer(2 * input.size());
+        addend = Buffer(2 * input.size());
+        co_await widen(net, dtype, input, sum.bytes());
+      }
+      co_await widen(net, dtype, received.bytes(), addend.bytes());
+      co_await reduce(net, DType::f32, reduction, sum.bytes(), addend.bytes());
+      continue;
+    }
     // The last one tells the root what it has not heard yet.
     const bool last = self == 0 && 2 * distance >= size;
     if (!last && sum.empty()) sum = Buffer(input.size());
     co_await reduce_to(net, dtype, reduction, mine, received.bytes(), last ? output : sum.bytes());
     mine = sum.bytes();
+  }
+  if (in_f32) {
+    co_await finish_reduction(net, DType::f32, reduction, sum.bytes());
+    co_await narrow(net, dtype, sum.bytes(), output);
+    co_return;
   }
   co_await finish_reduction(net, dtype, reduction, output);
 }

@@ -9,6 +9,7 @@
 
 #include "collectives/reduce.hpp"
 #include "collectives/reduce_scatter.hpp"
+#include "kernels/narrow.hpp"
 #include "session/reductions.hpp"
 #include "world.hpp"
 
@@ -94,6 +95,36 @@ TEST("reduce gives the root the sum and writes nowhere else: every way, world, P
         }
       }
     }
+  }
+}
+
+TEST("16-bit floats that meet on a rank of the tree are rounded once, as they leave it, also where they are averaged") {
+  // Of four ranks, 1 tells 0, 3 tells 2, and 2 tells 0. Rounded step by step, in bf16 256 + 1 would be 256, and + 2 258.
+  constexpr float kShares[] = {256.0F, 1.0F, 1.0F, 1.0F};
+  struct Sum {
+    DType dtype;
+    Reduction reduction;
+    float expected;
+  };
+  for (const auto& [dtype, reduction, expected] :
+       {Sum{DType::bf16, Reduction::sum, 260.0F}, Sum{DType::bf16, Reduction::avg, 65.0F},
+        Sum{DType::bf16, Reduction::min, 1.0F}, Sum{DType::f16, Reduction::sum, 259.0F},
+        Sum{DType::f16, Reduction::avg, 64.75F}, Sum{DType::f16, Reduction::prod, 256.0F}}) {
+    constexpr std::size_t kCount = 100;
+    std::vector<std::vector<std::byte>> inputs(4, std::vector<std::byte>(2 * kCount));
+    for (Rank rank = 0; rank < 4; ++rank) {
+      kernels::narrow(dtype, std::vector<float>(kCount, kShares[rank]), inputs[rank]);
+    }
+    std::vector<std::byte> output(2 * kCount);
+    const auto make = [&, dtype = dtype, reduction = reduction](Rank rank) {
+      return request_of(Operation::reduce, [&, dtype, reduction, rank](Transport& net) {
+        return reduce_tree(net, 0, dtype, reduction, inputs[rank], rank == 0 ? Bytes(output) : Bytes());
+      });
+    };
+    EXPECT(run_ranks(World::simulated, 4, make, 4).all_succeeded());
+    std::vector<float> found(kCount);
+    kernels::widen(dtype, output, found);
+    EXPECT(found == std::vector<float>(kCount, expected));
   }
 }
 
