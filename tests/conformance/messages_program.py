@@ -115,8 +115,9 @@ def _failure_of(comm: Communicator, source: int, began_s: float) -> None:
     try:
         comm.recv(np.zeros(10), source, tag=1)
     except TransportError as error:
+        facts = {"peer": error.peer, "parent_peer": error.parent_peer, "group": error.group}
         took_s = time.monotonic() - began_s
-        print(json.dumps({"error": type(error).__name__, "peer": error.peer, "took_s": took_s, "text": str(error)}))
+        print(json.dumps({"error": type(error).__name__, "took_s": took_s, "text": str(error), **facts}))
 
 
 def leave_without_sending() -> None:

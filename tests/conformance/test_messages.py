@@ -111,6 +111,10 @@ def test_a_death_ends_the_group_and_its_parent() -> None:
     said = _said("die_in_a_group", 3)
     assert [(one["error"], one["peer"]) for one in said[0]] == [("PeerFailed", 1)]
     assert [(one["error"], one["peer"]) for one in said[2]] == [("PeerFailed", 0), ("PeerFailed", 1)]
+    in_group, in_parent = said[2]
+    assert (in_group["group"], in_group["parent_peer"]) == ("split(color=0)", 1)
+    assert "[split(color=0): ranks 0, 1 here are ranks 1, 2 of its parent]" in in_group["text"]
+    assert (in_parent["group"], in_parent["parent_peer"]) == (None, None)
 
 
 @_needs_ucx
