@@ -15,6 +15,9 @@ pytest.importorskip("torch")
 pytest.importorskip("typer")
 pytest.importorskip("matplotlib")
 
+from typer.testing import CliRunner
+
+from telegrad.cli import make_app
 from telegrad.demo.job import open_place, train
 from telegrad.demo.results import FIRST_LOSS
 from telegrad.demo.settings import ModelSize, Settings
@@ -129,10 +132,11 @@ def _ranks_with(folder: Path) -> list[int]:
         (["--context", "100000000"], "context=100000000 needs a longer text"),
     ],
 )
-def test_bad_options(options: list[str], message: str, tmp_path: Path) -> None:
-    done = _demo(*options, cwd=tmp_path)
-    assert done.returncode == 2
-    assert message in " ".join(done.stderr.replace("│", " ").split())
+def test_bad_options(options: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = CliRunner().invoke(make_app(), ["demo", *_TINY, *options], env={"COLUMNS": "120"})
+    assert done.exit_code == 2
+    assert message in " ".join(done.output.replace("│", " ").split())
 
 
 def test_without_root_it_uses_loopback_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
