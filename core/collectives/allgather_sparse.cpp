@@ -1,13 +1,15 @@
-// Concatenating allgather of sparse streams round a ring: (P−1)(α + k·β) with k entries per rank; messages are decoded
-// while others come. Renggli et al., "SparCML: high-performance sparse communication for machine learning", SC 2019,
+// Concatenating allgather of sparse streams: ⌈log2 P⌉·α + (P−1)k·β with k entries per rank where they are few; where they
+// are many, then round a ring, (P−1)(α + k·β) more, and messages are decoded while others come. Renggli et al., "SparCML: high-performance sparse communication for machine learning", SC 2019,
 // §5.2: where every rank needs the others' entries, and not their sum.
 #include "collectives/allgather_sparse.hpp"
 
 #include <limits>
 #include <string>
+#include <type_traits>
 #include <utility>
 
 #include "collectives/allgather_any_size.hpp"
+#include "collectives/allgather_short.hpp"
 #include "sparse/assembly.hpp"
 #include "sparse/wire.hpp"
 
@@ -38,15 +40,37 @@ Task<std::vector<SparseStream<V>>> allgather_sparse(Transport& net, SparseStream
     co_await decide(net, bytes_of(sent.view()), [&] { encoded = encode_keeping_error(sent.view(), how); });
   }
   std::vector<SparseStream<V>> streams(net.size());
-  Taking taking;
-  taking.take = [&](std::span<const Arrived> batch) -> Task<void> {
+  const auto take = [&](std::span<const Arrived> batch) -> Task<void> {
     for (const auto& [source, message] : batch) {
       std::string error;
       co_await decide(net, message.size(), [&] { error = read_stream(message, whole, streams[source]); });
       if (!error.empty()) co_await fail_damaged(net, source, "streams", error);  // it has gone through other hands
     }
   };
-  co_await allgather_any_size(net, std::move(encoded), most_bytes<V>(whole), 0, taking);
+  Taking taking;
+  Step first_step = 0;
+  ShortMessages known;
+  if constexpr (std::is_same_v<V, CountedF32>) {  // whose messages have lengths, but nothing that could be packed
+    taking.take = take;
+  } else {
+    known = co_await allgather_short(net, encoded.bytes(), "streams");
+    std::vector<Arrived> there;
+    for (Rank source = 0; source < net.size(); ++source) {
+      if (!known.by_rank[source].empty()) there.push_back({source, known.by_rank[source]});
+    }
+    co_await take(there);
+    if (there.size() == net.size()) co_return streams;
+    first_step = short_message_steps(net);
+    if (encoded.size() <= kShortMessageBytes) encoded = {};
+    taking.take = [&](std::span<const Arrived> batch) -> Task<void> {
+      std::vector<Arrived> longer;
+      for (const Arrived& one : batch) {
+        if (known.by_rank[one.source].empty()) longer.push_back(one);
+      }
+      co_await take(longer);
+    };
+  }
+  co_await allgather_any_size(net, std::move(encoded), most_bytes<V>(whole), first_step, taking);
   co_return streams;
 }
 

@@ -1,15 +1,17 @@
 // Allgather of sparse streams: every rank's entries on every rank, exactly; few bytes; safe from damaged messages.
 #include "testing.hpp"
 
+#include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <memory>
+#include <numeric>
 #include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "base/random.hpp"
-#include "collectives/any_size.hpp"
 #include "session/moves.hpp"
 #include "sparse/counted.hpp"
 #include "sparse_samples.hpp"
@@ -140,20 +142,55 @@ TEST("rounded values are the same on all ranks, and their error is kept") {
   }
 }
 
-TEST("every rank sends P - 1 messages, and forwards as many entries as the theory says") {
-  constexpr std::uint64_t kN = 100'000;
+// What lengths take in the messages of an allgather of short ones: 4 bytes each, padded to 8 in each round.
+std::uint64_t length_bytes(Rank size, std::uint64_t& rounds) {
+  std::uint64_t bytes = 0;
+  rounds = 0;
+  for (Rank have = 1; have < size; have *= 2, ++rounds) bytes += (std::min(have, size - have) * 4 + 7) / 8 * 8;
+  return bytes;
+}
+
+TEST("short streams take log2 P messages, long ones a ring more, and no rank receives more than the others' entries") {
+  constexpr std::uint64_t kN = 1'000'000;
   for (const Rank size : {1U, 2U, 5U, 8U}) {
-    const std::vector<SparseStream<float>> inputs = uniform_streams<float>(size, kN, 0.01);
-    std::uint64_t all = 0;
-    for (const auto& input : inputs) all += encoded_size(input.view());
-    Simulation simulation(size, {});
-    simulation.begin_all([&](Rank rank) { return make_all_gather(inputs[rank].clone(), SparseReduction{}).request; });
-    EXPECT(!simulation.run().deadlock);
-    for (Rank rank = 0; rank < size; ++rank) {
-      const SimCounts& counts = simulation.network().counts(rank);
-      EXPECT_EQ(counts.messages_sent, size - 1);
-      EXPECT_EQ(counts.bytes_received, all - encoded_size(inputs[rank].view()));  // no more than it must: Σk − k_r
-      EXPECT_EQ(counts.bytes_sent, all - encoded_size(inputs[(rank + 1) % size].view()));
+    for (const double density : {0.001, 0.02}) {
+      const std::vector<SparseStream<float>> inputs = uniform_streams<float>(size, kN, density);
+      std::uint64_t all = 0;
+      for (const auto& input : inputs) all += encoded_size(input.view());
+      Simulation simulation(size, {});
+      simulation.begin_all([&](Rank rank) { return make_all_gather(inputs[rank].clone(), SparseReduction{}).request; });
+      EXPECT(!simulation.run().deadlock);
+      std::uint64_t rounds = 0;
+      const std::uint64_t lengths = length_bytes(size, rounds);
+      for (Rank rank = 0; rank < size; ++rank) {
+        const SimCounts& counts = simulation.network().counts(rank);
+        const std::uint64_t others = all - encoded_size(inputs[rank].view());
+        if (density < 0.01) {
+          EXPECT_EQ(counts.messages_sent, rounds);
+          EXPECT_EQ(counts.bytes_received, others + lengths);
+        } else {  // the first of several pieces has 8 bytes more: the length of the whole
+          EXPECT(counts.messages_sent >= rounds + size - 1);
+          EXPECT(counts.bytes_received >= others + lengths);
+          EXPECT(counts.bytes_received <= others + lengths + 8 * (size - 1));
+        }
+      }
+    }
+  }
+}
+
+TEST("short and long streams at once, and just about as long as a short one may be") {
+  constexpr std::uint64_t kN = 40'000;
+  for (const World world : kWorlds) {
+    for (const Rank size : {2U, 3U, 7U, 8U}) {
+      std::vector<SparseStream<float>> streams;
+      for (Rank rank = 0; rank < size; ++rank) {
+        std::vector<std::uint32_t> indices(rank % 3 == 0 ? 4090 + rank : rank % 3 == 1 ? 30'000 : 5);
+        std::iota(indices.begin(), indices.end(), rank);
+        const std::vector<float> values(indices.size(), static_cast<float>(rank) + 1.0F);
+        streams.push_back(SparseStream<float>::sparse(kN, indices, values));
+      }
+      check(world, streams, 1);  // raw32: 32 KiB are 4,092 entries and a header
+      check(world, streams, 2);
     }
   }
 }
@@ -175,31 +212,40 @@ TEST("counted streams send what real ones would") {
   });
   EXPECT(!counted.run().deadlock);
   for (Rank rank = 0; rank < kRanks; ++rank) {
-    EXPECT_EQ(counted.network().counts(rank).bytes_sent, real.network().counts(rank).bytes_sent);
+    // But for the lengths that go ahead.
+    std::uint64_t rounds = 0;
+    const std::uint64_t lengths = length_bytes(kRanks, rounds);
+    EXPECT_EQ(counted.network().counts(rank).bytes_sent + lengths, real.network().counts(rank).bytes_sent);
     for (Rank source = 0; source < kRanks; ++source) EXPECT_EQ((**results[rank])[source].nnz(), inputs[source].nnz());
   }
 }
 
-// What a damaged rank does in a ring of three: passes on what came, after its own bytes.
-Task<void> pass_damaged(Transport& net, Buffer message) {
-  const Rank right = (net.rank() + 1) % net.size();
-  const Rank left = (net.rank() + 2) % net.size();
-  co_await net.send(right, 0, message.bytes());
-  const Buffer other = co_await net.receive_any_size(left, 0, 1 << 16);
-  co_await net.send(right, any_size_steps(net, 32 + 300 * 8 + 16), other.bytes());
-  co_await net.receive_any_size(left, 9999, 0);  // never comes
+// What a damaged rank does among three: sends both others its own bytes, with their length before them.
+Task<void> send_damaged(Transport& net, Buffer message) {
+  Buffer packed(8 + message.size());
+  const std::uint64_t length = message.size();
+  std::memcpy(packed.data(), &length, sizeof length);
+  std::memcpy(packed.data() + 8, message.data(), message.size());
+  const Rank before = (net.rank() + 2) % 3;
+  const Rank behind = (net.rank() + 1) % 3;
+  co_await net.send(before, 0, packed.bytes());
+  co_await net.receive_any_size(behind, 0, 1 << 16);
+  co_await net.send(behind, 1, packed.bytes());
+  co_await net.receive_any_size(before, 1, 1 << 16);
+  co_await net.receive_any_size(behind, 9999, 0);  // never comes
 }
 
 TEST("a damaged stream ends the operation on all ranks, and names its sender") {
   constexpr std::uint64_t kN = 300;
   constexpr Rank kDamaged = 1;
-  for (int damage = 0; damage < 3; ++damage) {
+  for (int damage = 0; damage < 4; ++damage) {
     Random random(3);
     const SparseStream<float> input = uniform<float>(kN, 0.2, random).stream(kN);
     Buffer message = encode(input.view(), {.indices = IndexFormat::raw32});
     if (damage == 0) message.data()[0] ^= std::byte{1};        // magic
     if (damage == 1) message.truncate(message.size() - 8);     // cut short
     if (damage == 2) message.data()[36] = message.data()[32];  // an index twice, or out of order
+    if (damage == 3) message.truncate(message.size() - 4);     // a length that no message has
     std::vector<RequestPtr> requests;
     Simulation simulation(3, {});
     simulation.begin_all([&](Rank rank) {
@@ -207,14 +253,14 @@ TEST("a damaged stream ends the operation on all ranks, and names its sender") {
       if (rank == kDamaged) {
         auto shared = std::make_shared<Buffer>(std::move(message));
         request = std::make_shared<Request>(
-            request->call(), [shared](Transport& net) { return pass_damaged(net, std::move(*shared)); });
+            request->call(), [shared](Transport& net) { return send_damaged(net, std::move(*shared)); });
       }
       return requests.emplace_back(std::move(request));
     });
     EXPECT(!simulation.run().deadlock);
-    REQUIRE(requests[2]->failure());
-    EXPECT_EQ(requests[2]->failure()->peer, kDamaged);
-    EXPECT(requests[2]->failure()->reason.find("rank 1 sent damaged streams") != std::string::npos);
+    REQUIRE(requests[0]->failure());
+    EXPECT_EQ(requests[0]->failure()->peer, kDamaged);
+    EXPECT(requests[0]->failure()->reason.find("rank 1 sent damaged streams") != std::string::npos);
     for (const auto& request : requests) EXPECT(request->failure().has_value());
   }
 }

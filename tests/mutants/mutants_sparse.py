@@ -9,6 +9,7 @@ SPARSE_GATHER = "collectives/allreduce_sparse.cpp"
 SPARSE_DOUBLING = "collectives/allreduce_sparse_doubling.cpp"
 SPARSE_RING = "collectives/sparse_ring.cpp"
 ALLGATHER_SPARSE = "collectives/allgather_sparse.cpp"
+ALLGATHER_SHORT = "collectives/allgather_short.cpp"
 REDUCE_SCATTER_SPARSE = "collectives/reduce_scatter_sparse.cpp"
 BALANCED = "collectives/balanced_slices.cpp"
 ANY_SIZE = "collectives/any_size.cpp"
@@ -101,6 +102,24 @@ SPARSE_MUTANTS = (
         "sparse, allgather: does not look whether a stream is damaged",
         ALLGATHER_SPARSE,
         'if (!error.empty()) co_await fail_damaged(net, source, "streams", error);',
+        "",
+    ),
+    mutant(
+        "sparse, allgather: the streams that are longer than others are left out",
+        ALLGATHER_SPARSE,
+        "if (there.size() == net.size()) co_return streams;",
+        "co_return streams;",
+    ),
+    mutant(
+        "sparse, allgather of short ones: a rank's stream is taken for the next rank's",
+        ALLGATHER_SHORT,
+        "all.by_rank[(rank + hops) % size] = known[hops];",
+        "all.by_rank[(rank + hops + 1) % size] = known[hops];",
+    ),
+    mutant(
+        "sparse, allgather of short ones: believes any length",
+        ALLGATHER_SHORT,
+        "if (length > std::min(rest.size(), kShortMessageBytes) || length % 8 != 0) return false;",
         "",
     ),
     mutant(

@@ -294,7 +294,7 @@ std::vector<PlannedCall> odd_calls(Chance& chance, Trouble trouble, Rank size, s
 Effort sparse_effort_of(const PlannedCall& call, double ranks, double rounds) {
   const double whole = static_cast<double>(call.count) * 8.0 + 64.0 * ranks;
   const double pieces = whole / 6e4;
-  if (call.operation == Operation::sparse_allgather) return {ranks * (1.0 + pieces), ranks * whole};
+  if (call.operation == Operation::sparse_allgather) return {rounds + ranks * (1.0 + pieces), 2.0 * ranks * whole};
   if (call.operation == Operation::sparse_reduce_scatter) return {ranks + pieces, whole};
   if (call.slices == Slices::balanced) {
     const double samples = ranks * (8.0 + 4.0 * static_cast<double>(samples_per_rank(static_cast<Rank>(ranks))));
