@@ -99,12 +99,6 @@ SPARSE_MUTANTS = (
         "streams[(source + 1) % net.size()]); });",
     ),
     mutant(
-        "sparse, allgather: does not look whether a stream is damaged",
-        ALLGATHER_SPARSE,
-        'if (!error.empty()) co_await fail_damaged(net, source, "streams", error);',
-        "",
-    ),
-    mutant(
         "sparse, allgather: the streams that are longer than others are left out",
         ALLGATHER_SPARSE,
         "if (there.size() == net.size()) co_return streams;",
@@ -115,12 +109,6 @@ SPARSE_MUTANTS = (
         ALLGATHER_SHORT,
         "all.by_rank[(rank + hops) % size] = known[hops];",
         "all.by_rank[(rank + hops + 1) % size] = known[hops];",
-    ),
-    mutant(
-        "sparse, allgather of short ones: believes any length",
-        ALLGATHER_SHORT,
-        "if (length > std::min(rest.size(), kShortMessageBytes) || length % 8 != 0) return false;",
-        "",
     ),
     mutant(
         "sparse, reduce_scatter: slices are alike, whatever was asked for",
@@ -145,12 +133,6 @@ SPARSE_MUTANTS = (
         BALANCED,
         "if (!fault.empty()) {",
         "if (fault.empty() && fault.size() == 1) {",
-    ),
-    mutant(
-        "sparse, balanced: samples have the steps of the split",
-        BALANCED,
-        "constexpr Step kFirstStep = Step{3} << 30;",
-        "constexpr Step kFirstStep = 0;",
     ),
     mutant(
         "sparse: a dense piece lands at the beginning",
