@@ -1,34 +1,39 @@
 #pragma once
-// The table that chooses the algorithm of a dense sum, as Python gives it to a communicator.
+// What chooses the algorithms of sums, as Python gives it to a communicator: the table of dense ones, and the network's
+// costs for sparse ones.
 
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/vector.h>
 
 #include <cstddef>
+#include <optional>
 #include <stdexcept>
 #include <utility>
 #include <vector>
 
 #include "bindings/binding.hpp"
 #include "collectives/choice.hpp"
+#include "collectives/sparse_choice.hpp"
 
 namespace telegrad::bindings {
 
-/// `Self` has size(), allreduce_table() and use(table).
+/// `Self` has size(), allreduce_table() and use(table, costs).
 template <class Self>
 void bind_allreduce_table(nb::class_<Self>& type) {
   type.def(
           "use_allreduce_table",
-          [](Self& self, const std::vector<std::pair<std::size_t, Algorithm>>& choices) {
+          [](Self& self, const std::vector<std::pair<std::size_t, Algorithm>>& choices,
+             const std::optional<NetworkCosts>& costs) {
             std::vector<AllreduceChoice> rows;
             for (const auto& [from_bytes, algorithm] : choices) rows.push_back({from_bytes, algorithm});
             try {
-              self.use(choices.empty() ? AllreduceTable(self.size()) : AllreduceTable(self.size(), std::move(rows)));
+              self.use(choices.empty() ? AllreduceTable(self.size()) : AllreduceTable(self.size(), std::move(rows)), costs);
             } catch (const std::invalid_argument& error) {
               throw nb::value_error(error.what());
             }
           },
-          nb::arg("choices"))
+          nb::arg("choices"), nb::arg("costs").none() = nb::none())
       .def(
           "choose_allreduce", [](const Self& self, std::size_t bytes) { return self.allreduce_table().choose(bytes); },
           nb::arg("bytes"));

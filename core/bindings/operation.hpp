@@ -78,9 +78,27 @@ auto on_entry_type(DType dtype, const Body& body) {
   }
 }
 
+// Dense, of `n` values, where there are no indices.
 template <class V>
 SparseStream<V> stream_of(std::uintptr_t indices, std::uintptr_t values, std::size_t nnz, std::uint64_t n) {
-  return SparseStream<V>::sparse(n, memory<const std::uint32_t>(indices, nnz), memory<const V>(values, nnz));
+  const std::span<const V> held = memory<const V>(values, nnz);
+  if (indices == 0 && nnz == n) return SparseStream<V>::dense(held);
+  return SparseStream<V>::sparse(n, memory<const std::uint32_t>(indices, nnz), held);
+}
+
+// For a sum: where that may be made densely, also what takes less memory so.
+template <class V>
+SparseStream<V> addend_of(std::uintptr_t indices, std::uintptr_t values, std::size_t nnz, std::uint64_t n,
+                          const SparseReduction& how) {
+  const bool open = how.algorithm == Algorithm::automatic && how.wire.values == ValueEncoding::native;
+  if (!open || indices == 0 || static_cast<double>(nnz) <= memory_delta<V>(n, how.switch_factor)) {
+    return stream_of<V>(indices, values, nnz, n);
+  }
+  const std::span<const std::uint32_t> places = memory<const std::uint32_t>(indices, nnz);
+  validate_entries(n, places, nnz);
+  Array<V> dense(static_cast<std::size_t>(n));
+  write_dense(StreamView<V>{{0, n}, false, places, memory<const V>(values, nnz)}, dense.span(), how.reduction);
+  return SparseStream<V>::adopt_dense(std::move(dense));
 }
 
 class Operation {

@@ -15,7 +15,7 @@
 
 namespace telegrad::bindings {
 
-/// `Self`: see begin(); it also has rank(), size(), allreduce_table() and use(table).
+/// `Self`: see begin(); it also has rank(), size(), allreduce_table(), sparse_choice() and use(table, costs).
 template <class Self>
 void bind_reductions(nb::class_<Self>& type) {
   using Pointer = std::shared_ptr<Self>;
@@ -101,18 +101,20 @@ void bind_reductions(nb::class_<Self>& type) {
       .def(
           "all_reduce_sparse",
           [](const Pointer& self, std::uintptr_t indices, std::uintptr_t values, std::size_t nnz, std::uint64_t n,
-             DType dtype, const SparseReduction& how, bool caller_waits) {
+             DType dtype, SparseReduction how, bool caller_waits) {
+            how.choice = self->sparse_choice();
             return on_entry_type(dtype, [&]<class V>(V) {
-              return begin(self, make_all_reduce(stream_of<V>(indices, values, nnz, n), how), caller_waits);
+              return begin(self, make_all_reduce(addend_of<V>(indices, values, nnz, n, how), how), caller_waits);
             });
           },
           nb::arg("indices"), nb::arg("values"), nb::arg("nnz"), nb::arg("n"), nb::arg("dtype"), nb::arg("how"), blocking)
       .def(
           "all_reduce_sparse_into",
           [](const Pointer& self, std::uintptr_t indices, std::uintptr_t values, std::size_t nnz, std::uint64_t n,
-             DType dtype, const SparseReduction& how, std::uintptr_t output, bool caller_waits) {
+             DType dtype, SparseReduction how, std::uintptr_t output, bool caller_waits) {
+            how.choice = self->sparse_choice();
             return on_entry_type(dtype, [&]<class V>(V) {
-              SparseStream<V> stream = stream_of<V>(indices, values, nnz, n);
+              SparseStream<V> stream = addend_of<V>(indices, values, nnz, n, how);
               return begin(self, make_all_reduce_into(std::move(stream), memory<V>(output, n), how), caller_waits);
             });
           },

@@ -1,3 +1,4 @@
+#include "simulation/measure.hpp"
 #include "simulation/simulation.hpp"
 
 #include <nanobind/stl/shared_ptr.h>
@@ -14,7 +15,8 @@ namespace {
 
 // A simulation that several threads may use. It runs when somebody waits for one of its operations.
 struct SimulatedRanks {
-  SimulatedRanks(Rank size, SimulationOptions options) : simulation(size, options) {}
+  SimulatedRanks(Rank size, const SimulationOptions& options) : costs(costs_of(options.costs)), simulation(size, options) {}
+  const NetworkCosts costs;
   std::mutex mutex;
   Simulation simulation;
 };
@@ -23,12 +25,19 @@ using SimulatedRanksPtr = std::shared_ptr<SimulatedRanks>;
 class SimulatedCommunicator {
  public:
   SimulatedCommunicator(SimulatedRanksPtr ranks, Rank rank)
-      : ranks_(std::move(ranks)), rank_(rank), allreduce_table_(ranks_->simulation.size()) {}
+      : ranks_(std::move(ranks)),
+        rank_(rank),
+        allreduce_table_(ranks_->simulation.size()),
+        sparse_choice_(std::make_shared<SparseChoice>(allreduce_table_, ranks_->costs)) {}
 
   Rank rank() const { return rank_; }
   Rank size() const { return ranks_->simulation.size(); }
   const AllreduceTable& allreduce_table() const { return allreduce_table_; }
-  void use(AllreduceTable table) { allreduce_table_ = std::move(table); }
+  const std::shared_ptr<SparseChoice>& sparse_choice() const { return sparse_choice_; }
+  void use(AllreduceTable table, std::optional<NetworkCosts> costs) {
+    sparse_choice_ = std::make_shared<SparseChoice>(table, costs.value_or(ranks_->costs));
+    allreduce_table_ = std::move(table);
+  }
 
   void submit(const RequestPtr& request, bool) {
     const std::scoped_lock lock(ranks_->mutex);
@@ -66,6 +75,7 @@ class SimulatedCommunicator {
   SimulatedRanksPtr ranks_;
   Rank rank_;
   AllreduceTable allreduce_table_;
+  std::shared_ptr<SparseChoice> sparse_choice_;
 };
 
 SimulatedRanksPtr make_ranks(Rank size, double alpha_s, double beta_s_per_byte, double gamma_s_per_byte, double jitter,

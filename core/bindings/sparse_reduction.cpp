@@ -1,3 +1,8 @@
+#include <algorithm>
+#include <limits>
+
+#include "collectives/choice.hpp"
+#include "collectives/sparse_cost.hpp"
 #include "collectives/sparse_messages.hpp"
 
 #include "bindings/binding.hpp"
@@ -9,6 +14,36 @@ void bind_sparse_reduction(nb::module_& module) {
       .value("none", IndexFormat::none)
       .value("raw32", IndexFormat::raw32)
       .value("packed", IndexFormat::packed);
+  nb::class_<NetworkCosts>(module, "NetworkCosts")
+      .def(
+          "__init__",
+          [](NetworkCosts* self, double alpha_s, double beta_s_per_byte, double beta_exchange_s_per_byte,
+             double gamma_s_per_byte) {
+            new (self) NetworkCosts{.alpha_s = alpha_s,
+                                    .beta_s_per_byte = beta_s_per_byte,
+                                    .beta_exchange_s_per_byte = beta_exchange_s_per_byte,
+                                    .gamma_s_per_byte = gamma_s_per_byte};
+          },
+          nb::arg("alpha_s"), nb::arg("beta_s_per_byte"), nb::arg("beta_exchange_s_per_byte"),
+          nb::arg("gamma_s_per_byte"));
+  // Seconds, by algorithm, that a sum of so many entries per rank takes; by the fastest dense one, where that is made.
+  module.def(
+      "sparse_sum_costs",
+      [](Rank ranks, std::uint64_t n, double entries, double overlap, DType dtype, IndexFormat indices,
+         const NetworkCosts& network) {
+        const SparseCosts costs({.ranks = ranks, .dimension = n, .dtype = dtype, .indices = indices}, network);
+        const SumGrowth growth(n, entries, overlap);
+        nb::dict seconds;
+        seconds["recursive_doubling"] = costs.doubling_s(growth.of_sums(ranks / costs.members()), 0);
+        seconds["split_allgather"] = costs.split_s(entries, growth.entries(ranks));
+        seconds["split_dense_allgather"] = costs.split_dense_s(entries);
+        double dense_s = std::numeric_limits<double>::infinity();
+        for (const Algorithm one : kAllreduceAlgorithms) dense_s = std::min(dense_s, costs.dense_s(one));
+        seconds["dense"] = dense_s;
+        return seconds;
+      },
+      nb::arg("ranks"), nb::arg("n"), nb::arg("entries"), nb::arg("overlap"), nb::arg("dtype"), nb::arg("indices"),
+      nb::arg("network"));
   nb::class_<SparseReduction>(module, "SparseReduction")
       .def(
           "__init__",

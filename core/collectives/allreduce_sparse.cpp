@@ -20,6 +20,7 @@
 #include "collectives/counts.hpp"
 #include "collectives/elements.hpp"
 #include "collectives/sparse_messages.hpp"
+#include "collectives/sparse_open.hpp"
 #include "collectives/sparse_ring.hpp"
 #include "collectives/sparse_split.hpp"
 #include "sparse/assembly.hpp"
@@ -44,10 +45,23 @@ struct Owned {
   Step first_step = 0;
 };
 
+// Whether an owner is to make its slice dense. Where the choice is open, that is where it is shorter in the format of this
+// message, not in a usual one.
+template <class V>
+bool sends_densely(const StreamView<V>& owned, const SparseReduction& how) {
+  if (how.algorithm == Algorithm::split_dense_allgather) return true;
+  if (how.algorithm != Algorithm::automatic || how.wire.values != ValueEncoding::native) return false;
+  const double dense_bytes = how.switch_factor * static_cast<double>(owned.range.size() * sizeof(V));
+  const auto longest = static_cast<double>(owned.nnz() * (sizeof(std::uint32_t) + sizeof(V)));
+  return longest > dense_bytes && static_cast<double>(encoded_size(owned, how.wire)) > dense_bytes + sizeof(StreamHeader);
+}
+
 template <class V>
 Task<Owned> reduce_owned(Transport& net, SparseStream<V> mine, SparseReduction how) {
   const Rank size = net.size();
-  const bool by_ring = how.algorithm == Algorithm::ring && size > 1;
+  // Between two both send the same, and the ring does it with less work.
+  const bool by_ring =
+      size > 1 && (how.algorithm == Algorithm::ring || (how.algorithm == Algorithm::automatic && size == 2));
   // Of a mean, an error counts as often as there are ranks that it is the mean of.
   const float weight = how.reduction == Reduction::avg ? static_cast<float>(size) : 1.0F;
   Owned result{.slices = Partition(static_cast<std::size_t>(mine.dimension()), size)};
@@ -65,7 +79,7 @@ Task<Owned> reduce_owned(Transport& net, SparseStream<V> mine, SparseReduction h
     owned = co_await reduce_owned_slice(net, mine, slices, how);
   }
   mine = SparseStream<V>();  // long streams leave room for the sum
-  if (how.algorithm == Algorithm::split_dense_allgather && !owned.dense) {
+  if (!owned.dense && sends_densely(owned.view(), how)) {
     const auto bytes = static_cast<std::size_t>(owned.range.size()) * sizeof(V);
     co_await decide(net, bytes, [&] { owned = dense_slice(owned.view(), how.reduction); });
   }
@@ -166,18 +180,8 @@ Task<void> assemble_at_the_end(Transport& net, Owned owned, Assembling<V>& whole
   }
 }
 
-}  // namespace
-
 template <class V>
-Task<SparseStream<V>> allreduce_sparse(Transport& net, SparseStream<V> mine, SparseReduction how) {
-  if (how.algorithm == Algorithm::recursive_doubling) {
-    const double delta = memory_delta<V>(mine.dimension(), how.switch_factor);
-    const OwnedSlice<V> sum = co_await allreduce_sparse_doubling(net, std::move(mine), how);
-    const std::vector<StreamView<V>> whole{sum.view()};
-    SparseStream<V> stream;
-    co_await decide(net, bytes_of(whole[0]), [&] { stream = join_slices<V>(whole, how.reduction, delta); });
-    co_return stream;
-  }
+Task<void> sum_by_slices(Transport& net, SparseStream<V> mine, const SparseReduction& how, SparseStream<V>& sum) {
   Owned owned = co_await reduce_owned(net, std::move(mine), how);
   Assembling<V> whole(net, owned.slices, how);
   if (counts_go_ahead<V>(net, owned.slices)) {
@@ -185,26 +189,13 @@ Task<SparseStream<V>> allreduce_sparse(Transport& net, SparseStream<V> mine, Spa
   } else {
     co_await assemble_at_the_end(net, std::move(owned), whole);
   }
-  co_return whole.finish();
+  sum = whole.finish();
 }
 
+// `entries`: becomes about how many the sum has.
 template <class V>
-Task<void> allreduce_sparse_into(Transport& net, SparseStream<V> mine, SparseReduction how, std::span<V> output) {
-  TELEGRAD_CHECK(output.size() == mine.dimension());
-  const auto write = [&net, output, reduction = how.reduction](const StreamView<V>& slice) -> Task<void> {
-    const std::uint64_t first = slice.range.begin;
-    co_await compute_slices(net, static_cast<std::size_t>(slice.range.size()), sizeof(V),
-                            [&slice, first, output, reduction](std::size_t begin, std::size_t end) {
-                              write_dense(slice.slice({first + begin, first + end}),
-                                          output.subspan(first + begin, end - begin), reduction);
-                            });
-  };
-  if (how.algorithm == Algorithm::recursive_doubling) {
-    const OwnedSlice<V> sum = co_await allreduce_sparse_doubling(net, std::move(mine), how);
-    const StreamView<V> whole = sum.view();
-    co_await write(whole);
-    co_return;
-  }
+Task<void> sum_by_slices_into(Transport& net, SparseStream<V> mine, const SparseReduction& how, std::span<V> output,
+                              double& entries) {
   Owned owned = co_await reduce_owned(net, std::move(mine), how);
   std::optional<Counts> counts;
   if (counts_go_ahead<V>(net, owned.slices)) counts.emplace(net, step_of_counts(net, owned), owned.count);
@@ -214,11 +205,80 @@ Task<void> allreduce_sparse_into(Transport& net, SparseStream<V> mine, SparseRed
       std::optional<Decoded<V>> slice;
       co_await decide(net, message.size(), [&] { slice.emplace(decode<V>(message, slice_of(owned.slices, owner))); });
       co_await check_decoded(net, owner, *slice, "sums");
-      co_await write(slice->view());
+      co_await write_view(net, slice->view(), output, how.reduction);
+      entries += entries_in(slice->view(), how.reduction);
     }
   };
   co_await allgather_any_size(net, std::move(owned.encoded), owned.most_bytes, owned.first_step, taking);
   if (counts) co_await counts->finish();
+}
+
+template <class V>
+Task<OwnedSlice<V>> sum_by_doubling(Transport& net, const SparseStream<V>& mine, const SparseReduction& how) {
+  SparseDoubling<V> doubling(net, mine, how, 0, nullptr);
+  co_await doubling.run();
+  co_return doubling.take_sum();
+}
+
+template <class V>
+Task<SparseStream<V>> stream_of(Transport& net, OwnedSlice<V> sum, const SparseReduction& how) {
+  const std::vector<StreamView<V>> whole{sum.view()};
+  const double delta = memory_delta<V>(sum.range.end, how.switch_factor);
+  SparseStream<V> stream;
+  co_await decide(net, bytes_of(whole[0]), [&] { stream = join_slices<V>(whole, how.reduction, delta); });
+  co_return stream;
+}
+
+}  // namespace
+
+template <class V>
+Task<SparseStream<V>> allreduce_sparse(Transport& net, SparseStream<V> mine, SparseReduction how) {
+  SparseStream<V> sum;
+  if (how.algorithm == Algorithm::recursive_doubling) {
+    co_return co_await stream_of<V>(net, co_await sum_by_doubling(net, mine, how), how);
+  }
+  if (!is_open(net, how)) {
+    co_await sum_by_slices(net, std::move(mine), how, sum);
+    co_return sum;
+  }
+  OpenSum<V> open(net, std::move(mine), how);
+  const SparseVerdict verdict = co_await open.begin();
+  if (verdict == SparseVerdict::dense) co_return co_await open.sum_densely();
+  if (verdict == SparseVerdict::go_on) co_return co_await stream_of<V>(net, open.take_sum(), how);
+  std::vector<Task<void>> both;
+  both.push_back(open.doubling().hear_others());
+  both.push_back(sum_by_slices(net, open.take_mine(), how, sum));
+  co_await when_all(std::move(both));
+  open.saw(entries_in(sum.view(), how.reduction));
+  co_return sum;
+}
+
+template <class V>
+Task<void> allreduce_sparse_into(Transport& net, SparseStream<V> mine, SparseReduction how, std::span<V> output) {
+  TELEGRAD_CHECK(output.size() == mine.dimension());
+  double entries = 0.0;
+  OwnedSlice<V> sum;
+  if (is_open(net, how)) {
+    OpenSum<V> open(net, std::move(mine), how);
+    const SparseVerdict verdict = co_await open.begin();
+    if (verdict == SparseVerdict::dense) co_await open.sum_densely_into(output);
+    if (verdict == SparseVerdict::split) {
+      std::vector<Task<void>> both;
+      both.push_back(open.doubling().hear_others());
+      both.push_back(sum_by_slices_into(net, open.take_mine(), how, output, entries));
+      co_await when_all(std::move(both));
+      open.saw(entries);
+    }
+    if (verdict != SparseVerdict::go_on) co_return;
+    sum = open.take_sum();
+  } else if (how.algorithm == Algorithm::recursive_doubling) {
+    sum = co_await sum_by_doubling(net, mine, how);
+  } else {
+    co_await sum_by_slices_into(net, std::move(mine), how, output, entries);
+    co_return;
+  }
+  const StreamView<V> view = sum.view();
+  co_await write_view(net, view, output, how.reduction);
 }
 
 #define TELEGRAD_INSTANTIATE(V)                                                                    \

@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <string>
 #include <type_traits>
@@ -13,6 +14,7 @@
 #include "base/buffer.hpp"
 #include "base/types.hpp"
 #include "collectives/partition.hpp"
+#include "collectives/sparse_choice.hpp"
 #include "kernels/scatter.hpp"
 #include "sparse/counted.hpp"
 #include "sparse/slices.hpp"
@@ -66,6 +68,8 @@ struct SparseReduction {
   /// Unless empty, of one element per index: what rounding on the wire loses on this rank is added to it.
   std::span<float> residual{};
   Slices slices = Slices::equal;  // of algorithms that have slices
+  /// For Algorithm::automatic: of the communicator, or null for a sum that is its first.
+  std::shared_ptr<SparseChoice> choice{};
 };
 
 /// Whether a message should hold it densely: that is shorter.

@@ -2,6 +2,7 @@
 // Computing 69(2), 2009, §4): slice b begins at rank b + 1 and grows on its way to rank b.
 #include "collectives/sparse_ring.hpp"
 
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -35,9 +36,10 @@ Task<OwnedSlice<V>> ring_owned_slice(Transport& net, const SparseStream<V>& mine
     const Step step = t * steps_of_message<V>(net, slices);
     const Buffer message = co_await exchange_any_size(net, right, left, step, leaving.bytes(), most);
     const IndexRange slice = before(t + 2);
-    const Decoded<V> came = decode<V>(message.bytes(), slice);
-    co_await check_decoded(net, left, came);
-    const std::vector<StreamView<V>> both{came.view(), share(slice)};
+    std::optional<Decoded<V>> came;
+    co_await decide(net, message.size(), [&] { came.emplace(decode<V>(message.bytes(), slice)); });
+    co_await check_decoded(net, left, *came);
+    const std::vector<StreamView<V>> both{came->view(), share(slice)};
     const double delta = wire_delta<V>(slice, how.switch_factor);
     const std::size_t bytes = bytes_of(both[0]) + bytes_of(both[1]);
     OwnedSlice<V> grown;

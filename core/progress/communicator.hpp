@@ -5,12 +5,14 @@
 #include <atomic>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <span>
 #include <string>
 #include <utility>
 
 #include "base/types.hpp"
 #include "collectives/choice.hpp"
+#include "collectives/sparse_choice.hpp"
 #include "progress/engine.hpp"
 #include "progress/trace.hpp"
 #include "session/request.hpp"
@@ -37,8 +39,14 @@ class Communicator {
 
   /// What chooses where a call names no algorithm; at first the built-in table.
   const AllreduceTable& allreduce_table() const { return allreduce_table_; }
-  /// All ranks do so between the same operations, with the same table for their number; nobody submits meanwhile.
-  void use(AllreduceTable table) { allreduce_table_ = std::move(table); }
+  /// The same for sums of sparse streams: give it to each of them.
+  const std::shared_ptr<SparseChoice>& sparse_choice() const { return sparse_choice_; }
+  /// All ranks do so between the same operations, with the same table for their number, and the same costs of the
+  /// network, if they were measured; nobody submits meanwhile.
+  void use(AllreduceTable table, std::optional<NetworkCosts> costs = {}) {
+    sparse_choice_ = std::make_shared<SparseChoice>(table, costs);
+    allreduce_table_ = std::move(table);
+  }
 
   /// Greets the peers; every Communicator of the process does so before any waits in await_join().
   void join();
@@ -86,6 +94,7 @@ class Communicator {
   const char* driver_name_;
   bool shares_memory_;
   AllreduceTable allreduce_table_;
+  std::shared_ptr<SparseChoice> sparse_choice_;
   std::uint32_t epoch_;
   std::string report_folder_;
   std::shared_ptr<const Group> group_;  // null: not split from another

@@ -3,9 +3,7 @@
 #include <utility>
 
 #include "base/check.hpp"
-#include "collectives/allreduce_rabenseifner.hpp"
-#include "collectives/allreduce_recursive_doubling.hpp"
-#include "collectives/allreduce_ring.hpp"
+#include "collectives/allreduce.hpp"
 #include "collectives/allreduce_sparse.hpp"
 #include "collectives/reduce.hpp"
 #include "collectives/reduce_scatter.hpp"
@@ -17,10 +15,8 @@ namespace {
 
 RequestPtr request(const Call& call, Request::Body body) { return std::make_shared<Request>(call, std::move(body)); }
 
-SparseReduction chosen(SparseReduction how) {
-  if (how.algorithm == Algorithm::automatic) how.algorithm = Algorithm::split_allgather;
+void check_doubling(const SparseReduction& how) {
   TELEGRAD_CHECK(how.algorithm != Algorithm::recursive_doubling || how.wire.values == ValueEncoding::native);
-  return how;
 }
 
 // Formats of indices may differ: every message says which it has.
@@ -61,12 +57,7 @@ RequestPtr make_all_reduce(const AllreduceTable& table, const Dense& dense) {
                   .algorithm = algorithm,
                   .count = dense.input.size() / size_of(dense.dtype)};
   return request(call, [dense, algorithm](Transport& net) {
-    const auto& [input, output, dtype, reduction, asked] = dense;
-    switch (algorithm) {
-      case Algorithm::ring: return allreduce_ring(net, dtype, reduction, input, output);
-      case Algorithm::rabenseifner: return allreduce_rabenseifner(net, dtype, reduction, input, output);
-      default: return allreduce_recursive_doubling(net, dtype, reduction, input, output);
-    }
+    return allreduce(net, algorithm, dense.dtype, dense.reduction, dense.input, dense.output);
   });
 }
 
@@ -111,8 +102,8 @@ RequestPtr make_reduce_scatter(const Dense& dense, Partition partition) {
 }
 
 template <class V>
-SparseSum<V> make_all_reduce(SparseStream<V> stream, const SparseReduction& asked) {
-  const SparseReduction how = chosen(asked);
+SparseSum<V> make_all_reduce(SparseStream<V> stream, const SparseReduction& how) {
+  check_doubling(how);
   const Call call = sparse_call(stream, how);
   auto result = std::make_shared<std::optional<SparseStream<V>>>();
   auto mine = std::make_shared<SparseStream<V>>(std::move(stream));
@@ -120,8 +111,8 @@ SparseSum<V> make_all_reduce(SparseStream<V> stream, const SparseReduction& aske
 }
 
 template <class V>
-RequestPtr make_all_reduce_into(SparseStream<V> stream, std::span<V> output, const SparseReduction& asked) {
-  const SparseReduction how = chosen(asked);
+RequestPtr make_all_reduce_into(SparseStream<V> stream, std::span<V> output, const SparseReduction& how) {
+  check_doubling(how);
   const Call call = sparse_call(stream, how);
   auto mine = std::make_shared<SparseStream<V>>(std::move(stream));
   return request(call, [=](Transport& net) {

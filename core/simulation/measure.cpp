@@ -161,26 +161,37 @@ class DenseValues final : public Ranks {
   const std::vector<float> untouched_ = std::vector<float>(workload_.bytes / sizeof(float));
 };
 
+// Of one rank: its calls learn from each other.
 SparseReduction sparse_reduction(const Workload& workload) {
-  return {.switch_factor = workload.switch_factor, .algorithm = workload.algorithm, .wire = workload.wire};
+  return {.switch_factor = workload.switch_factor,
+          .algorithm = workload.algorithm,
+          .wire = workload.wire,
+          .choice = std::make_shared<SparseChoice>(AllreduceTable(workload.ranks), costs_of(workload.costs))};
+}
+
+std::vector<SparseReduction> sparse_reductions(const Workload& workload) {
+  std::vector<SparseReduction> reductions;
+  for (Rank rank = 0; rank < workload.ranks; ++rank) reductions.push_back(sparse_reduction(workload));
+  return reductions;
 }
 
 class SparseSizes final : public Ranks {
  public:
-  explicit SparseSizes(const Workload& workload) : workload_(workload) {}
+  explicit SparseSizes(const Workload& workload) : workload_(workload), reductions_(sparse_reductions(workload)) {}
 
   RequestPtr request(Rank rank) override {
     const std::uint64_t common = common_entries(workload_);
     auto stream = SparseStream<CountedF32>::sparse(
         workload_.bytes / sizeof(float),
         {.common = common, .own = workload_.nnz - common, .seed = mix(mix(workload_.seed) + rank + 1) | 1});
-    sums_.push_back(make_all_reduce(std::move(stream), sparse_reduction(workload_)));
+    sums_.push_back(make_all_reduce(std::move(stream), reductions_[rank]));
     return sums_.back().request;
   }
   std::uint64_t result_nnz() const override { return (*sums_[0].result)->nnz(); }
 
  private:
   const Workload& workload_;
+  const std::vector<SparseReduction> reductions_;
   std::vector<SparseSum<CountedF32>> sums_;
 };
 
@@ -253,6 +264,13 @@ Measurement measurement_of(const Workload& workload, Simulation& simulation) {
 }
 
 }  // namespace
+
+NetworkCosts costs_of(const SimCosts& costs) {
+  return {.alpha_s = costs.alpha_s,
+          .beta_s_per_byte = costs.beta_s_per_byte,
+          .beta_exchange_s_per_byte = costs.beta_exchange_s_per_byte,
+          .gamma_s_per_byte = costs.gamma_s_per_byte};
+}
 
 Measurement measure(const Workload& workload) {
   validate(workload);

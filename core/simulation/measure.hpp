@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "base/types.hpp"
+#include "collectives/sparse_cost.hpp"
 #include "drivers/sim/sim_costs.hpp"
 #include "drivers/sim/sim_record.hpp"
 #include "sparse/wire.hpp"
@@ -53,6 +54,9 @@ struct Measurement {
 /// Throws std::invalid_argument for a workload that makes no sense, and std::runtime_error where ranks wait for each
 /// other for ever, or a result is wrong.
 Measurement measure(const Workload& workload);
+
+/// What Algorithm::automatic is told of a network that costs so much.
+NetworkCosts costs_of(const SimCosts& costs);
 
 /// As Python names them, e.g. "sparse_allreduce"; "" is Algorithm::automatic. They throw std::invalid_argument.
 Operation operation_named(std::string_view name);

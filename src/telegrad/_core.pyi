@@ -57,6 +57,21 @@ class IndexFormat(Enum):
     raw32 = ...
     packed = ...
 
+class NetworkCosts:
+    def __init__(
+        self, alpha_s: float, beta_s_per_byte: float, beta_exchange_s_per_byte: float, gamma_s_per_byte: float
+    ) -> None: ...
+
+def sparse_sum_costs(
+    ranks: int,
+    n: int,
+    entries: float,
+    overlap: float,
+    dtype: DType,
+    indices: IndexFormat,
+    network: NetworkCosts,
+) -> dict[str, float]: ...
+
 class SparseReduction:
     def __init__(
         self,
@@ -127,7 +142,10 @@ class Communicator:
     def driver(self) -> str: ...
     @property
     def shares_memory(self) -> bool: ...
-    def use_allreduce_table(self, choices: list[tuple[int, Algorithm]]) -> None: ...  # empty: the built-in one
+    # Empty: the built-in one; None: nothing was measured.
+    def use_allreduce_table(
+        self, choices: list[tuple[int, Algorithm]], costs: NetworkCosts | None = None
+    ) -> None: ...
     def choose_allreduce(self, bytes: int) -> Algorithm: ...
     def all_reduce(
         self,

@@ -52,7 +52,7 @@ Sums<V> run_sum(World world, const std::vector<Input<V>>& inputs, std::uint64_t 
 }
 
 constexpr Algorithm kAlgorithms[] = {Algorithm::split_allgather, Algorithm::split_dense_allgather, Algorithm::ring,
-                                     Algorithm::recursive_doubling};
+                                     Algorithm::recursive_doubling, Algorithm::automatic};
 
 template <class V>
 void check_way(World world, const std::vector<Input<V>>& inputs, std::uint64_t n, const SparseReduction& how,

@@ -295,7 +295,7 @@ TEST("streams of all values and reductions, unequal blocks and messages are draw
   EXPECT_EQ(streams[Operation::sparse_reduce_scatter].size(), 4 * 6);
   EXPECT_EQ(streams[Operation::sparse_allgather].size(), 4);
   EXPECT_EQ(uneven.size(), 6);
-  EXPECT_EQ(balanced.size(), 3);
+  EXPECT_EQ(balanced.size(), 4);
   EXPECT_EQ(tags.size(), 3);
   EXPECT(crossing > 5);
 }

@@ -7,6 +7,7 @@ from mutant import mutant
 SPARSE = "collectives/sparse_split.cpp"
 SPARSE_GATHER = "collectives/allreduce_sparse.cpp"
 SPARSE_DOUBLING = "collectives/allreduce_sparse_doubling.cpp"
+SPARSE_OPEN = "collectives/sparse_open.cpp"
 SPARSE_RING = "collectives/sparse_ring.cpp"
 ALLGATHER_SPARSE = "collectives/allgather_sparse.cpp"
 ALLGATHER_SHORT = "collectives/allgather_short.cpp"
@@ -59,26 +60,56 @@ SPARSE_MUTANTS = (
     mutant(
         "sparse, doubling: the mean is a sum",
         SPARSE_DOUBLING,
-        "if (how_.reduction == Reduction::avg) co_await",
-        "if (how_.reduction == Reduction::none) co_await",
+        "&& how_.reduction == Reduction::avg) co_await",
+        "&& how_.reduction == Reduction::none) co_await",
     ),
     mutant(
         "sparse, doubling: the last round is left out",
         SPARSE_DOUBLING,
-        "(Rank{1} << bit) < members_; ++bit) {",
-        "(Rank{2} << bit) < members_; ++bit) {",
+        "for (Rank bit = 0; bit < rounds_; ++bit) {",
+        "for (Rank bit = 0; bit + 1 < rounds_; ++bit) {",
     ),
     mutant(
         "sparse, doubling: who takes a folded rank's entries loses its own",
         SPARSE_DOUBLING,
-        "co_await add_to(mine.view(), other, rank + 1);",
-        "co_await add_to(std::nullopt, other, rank + 1);",
+        "co_await take(mine_.view(), other, rank + 1);",
+        "co_await take(std::nullopt, other, rank + 1);",
+    ),
+    mutant(
+        "sparse, open: a rank gives up by what it alone knows",
+        SPARSE_DOUBLING,
+        "verdict_ = decision_->after(bit, half_, static_cast<double>(sum_.view().nnz()));",
+        "verdict_ = decision_->alone(static_cast<double>(mine_.nnz() * (1 + net_.rank() % 3)));",
+    ),
+    mutant(
+        "sparse, open: who has given up is talked into a dense sum",
+        SPARSE_DOUBLING,
+        "leaving_.bytes(), most_);\n    verdict_ = std::max(verdict_, verdict_in(other));",
+        "leaving_.bytes(), most_);\n    if (verdict_in(other) != Verdict::go_on) verdict_ = Verdict::dense;",
+    ),
+    mutant(
+        "sparse, open: a folded rank is not told",
+        SPARSE_DOUBLING,
+        "if (folded()) tell(net_.rank() + 1, kUnfold);",
+        "",
+    ),
+    mutant(
+        "sparse, open: who splits does not listen any more",
+        SPARSE_DOUBLING,
+        "for (Rank bit = next_bit_; bit < rounds_; ++bit) co_await hear(partner(bit), kFirstRound + bit);",
+        "",
+    ),
+    mutant(
+        "sparse, open: a dense sum without this rank's entries",
+        SPARSE_OPEN,
+        "    co_await write_view(net_, mine, output, how_.reduction);\n",
+        "    std::fill(output.begin(), output.end(), V{});\n",
     ),
     mutant(
         "sparse, ring: adds the share of another slice",
         SPARSE_RING,
-        "{came.view(), share(slice)};",
-        "{came.view(), share(IndexRange{slice.begin, slice.begin})};",
+        "{came->view(), share(slice)};",
+        "{came->view(), share(IndexRange{slice.begin, slice.begin})};",
     ),
     mutant(
         "messages of any size: the last piece is not sent",
@@ -155,9 +186,9 @@ SPARSE_MUTANTS = (
     ),
     mutant(
         "sparse: the result is written only as far as its first slice of work",
-        SPARSE_GATHER,
-        "write_dense(slice.slice({first + begin, first + end}),",
-        "if (begin == 0) write_dense(slice.slice({first + begin, first + end}),",
+        SPARSE_OPEN,
+        "write_dense(view.slice({first + begin, first + end}),",
+        "if (begin == 0) write_dense(view.slice({first + begin, first + end}),",
     ),
     mutant(
         "sparse: a rank's count is taken for its neighbour's",

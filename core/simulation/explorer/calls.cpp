@@ -25,7 +25,7 @@ constexpr std::array kGradients{DType::f32, DType::f32, DType::bf16};
 constexpr std::array kAny{DType::f32, DType::bf16, DType::u8, DType::i64, DType::f16, DType::c128};
 constexpr std::array kSparseAlgorithms{Algorithm::split_allgather, Algorithm::split_allgather,
                                             Algorithm::split_dense_allgather, Algorithm::recursive_doubling,
-                                            Algorithm::ring};
+                                            Algorithm::ring, Algorithm::automatic, Algorithm::automatic};
 constexpr std::array kStreamValues{DType::f32, DType::f32, DType::bf16, DType::f16, DType::f64};
 constexpr std::array kStreamReductions{Reduction::sum, Reduction::sum, Reduction::avg,    Reduction::min,
                                        Reduction::max, Reduction::prod, Reduction::max_abs};
@@ -232,6 +232,10 @@ std::vector<PlannedCall> draw_calls(Chance& chance, Trouble trouble, Rank size, 
     // Lengths of an all_to_all are between two ranks: nobody else could say who is wrong.
     PlannedCall& call = calls.back();
     if (call.operation == Operation::all_to_all && is_mismatch(trouble)) call.uneven = false;
+    // Ranks may come to a dense sum, whose payload nobody could notice noise in.
+    if (everywhere && operation == Operation::sparse_allreduce && call.algorithm == Algorithm::automatic) {
+      call.algorithm = Algorithm::split_allgather;
+    }
   }
   if (trouble == Trouble::algorithm) {
     calls[at].algorithm = chance.happens(0.5) ? Algorithm::ring : Algorithm::recursive_doubling;
@@ -301,6 +305,9 @@ Effort sparse_effort_of(const PlannedCall& call, double ranks, double rounds) {
     return {2.0 * ranks + 2.0 * pieces + rounds, 2.0 * whole + samples};
   }
   if (call.algorithm == Algorithm::recursive_doubling) return {(rounds + 2.0) * (1.0 + pieces), (rounds + 2.0) * whole};
+  if (call.algorithm == Algorithm::automatic) {  // perhaps one after the other
+    return {(rounds + 2.0) * (1.0 + pieces) + 2.0 * ranks + 2.0 * pieces, (rounds + 5.0) * whole};
+  }
   return {2.0 * ranks + 2.0 * pieces, 2.0 * whole};
 }
 

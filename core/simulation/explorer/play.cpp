@@ -284,6 +284,20 @@ class Play {
     seen.output.assign(output_bytes, kPoison);
   }
 
+  // Costs at which sums of these lengths are doubled to the end, given up at once or later, or made dense. They follow from
+  // what ranks compare: ranks that agree have the same. What earlier sums had in common may differ.
+  std::shared_ptr<SparseChoice> choice_of(const PlannedCall& call) const {
+    Chance chance(mix(call.count) + static_cast<std::uint64_t>(call.reduction));
+    const double byte_s = chance.magnitude(1e-5, 10.0);
+    const double work_s = chance.happens(0.5) ? 0.0 : byte_s * chance.magnitude(0.01, 100.0);
+    auto choice = std::make_shared<SparseChoice>(
+        AllreduceTable(program_.size),
+        NetworkCosts{.alpha_s = 1.0, .beta_s_per_byte = byte_s, .gamma_s_per_byte = work_s});
+    Chance own(call.seed);
+    choice->saw_overlap({call.count, call.dtype, call.reduction}, own.happens(0.5) ? 0.0 : 1.0);
+    return choice;
+  }
+
   RequestPtr make_sparse(const PlannedCall& call, const Contribution& share, SeenCall& seen, ReadResult& read) {
     switch (call.dtype) {
       case DType::f64: return make_sparse_of<double>(call, share, seen, read);
@@ -300,7 +314,8 @@ class Play {
                               .switch_factor = call.switch_factor,
                               .algorithm = call.algorithm,
                               .wire = {.indices = call.indices},
-                              .slices = call.slices};
+                              .slices = call.slices,
+                              .choice = choice_of(call)};
     if (call.operation == Operation::sparse_allgather) {
       GatheredStreams<V> gathered = make_all_gather(std::move(mine), how);
       read = reader<V>(std::move(gathered.result));

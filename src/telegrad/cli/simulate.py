@@ -65,7 +65,8 @@ def sparse_allreduce(
     algorithm: Annotated[
         str,
         typer.Option(
-            help="split_allgather, split_dense_allgather, recursive_doubling, ring, several with commas, or all."
+            help="auto (what ranks come to by themselves), split_allgather, split_dense_allgather, recursive_doubling, "
+            "ring, several with commas, or all."
         ),
     ] = "split_allgather",
     wire: WireOption = "auto",

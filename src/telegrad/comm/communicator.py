@@ -16,7 +16,7 @@ from telegrad.comm.reduction import DENSE_ALGORITHMS, algorithm_of
 from telegrad.comm.reductions import Reductions
 from telegrad.comm.rendezvous import Exchange, check_interface, find_peers
 from telegrad.comm.reports import report_folder, report_on_signal
-from telegrad.comm.tuning import AUTO, TuningAgreement, checked_tuning
+from telegrad.comm.tuning import AUTO, TuningAgreement, checked_tuning, network_costs
 from telegrad.comm.work import check_timeout
 from telegrad.plan import Place, Tuning
 
@@ -192,7 +192,8 @@ class Communicator(Reductions, Moves, PointToPoint):
         checked_tuning(tuning, self.world_size)
         choices = tuning.allreduce.choices if tuning else ()
         self._usable().use_allreduce_table(
-            [(choice.from_bytes, algorithm_of(choice.algorithm, DENSE_ALGORITHMS)) for choice in choices]
+            [(choice.from_bytes, algorithm_of(choice.algorithm, DENSE_ALGORITHMS)) for choice in choices],
+            network_costs(tuning.costs) if tuning else None,
         )
         self._tuning = tuning
 

@@ -63,10 +63,17 @@ class StreamReductions(Member):
             )
         if overlaps_stream(buffer, stream):
             raise ValueError("out shares memory with the stream: give it memory of its own")
-        indices, values = stream.raw_indices, stream.raw_values
+        indices, values = stream.memory(neutral_element(sparse_reduction_of(op)))
         how = self._sparse_reduction(stream, op, algorithm, switch_factor, wire, error, seed, out=buffer, slices=slices)
         request = core.all_reduce_sparse_into(
-            address(indices), address(values), indices.size, stream.n, dtype, how, buffer.pointer, not async_op
+            0 if indices is None else address(indices),
+            address(values),
+            values.size,
+            stream.n,
+            dtype,
+            how,
+            buffer.pointer,
+            not async_op,
         )
         held = (indices, values, out, error)
         if async_op:
@@ -122,9 +129,15 @@ class StreamReductions(Member):
         self, given: StreamInput, op: Any, how: _core.SparseReduction, async_op: bool, error: Any
     ) -> Any:
         core, absent, stream = self._usable(), neutral_element(sparse_reduction_of(op)), given.stream
-        indices, values = stream.raw_indices, stream.raw_values
+        indices, values = stream.memory(absent)
         request = core.all_reduce_sparse(
-            address(indices), address(values), indices.size, stream.n, DTYPES[stream.dtype], how, not async_op
+            0 if indices is None else address(indices),
+            address(values),
+            values.size,
+            stream.n,
+            DTYPES[stream.dtype],
+            how,
+            not async_op,
         )
         held = (indices, values, error)
 

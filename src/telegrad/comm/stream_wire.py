@@ -81,7 +81,8 @@ def overlaps_stream(buffer: HostBuffer, stream: SparseStream) -> bool:
     """Whether ``buffer`` shares memory with the stream's indices or values."""
     return any(
         address(part) < buffer.pointer + buffer.nbytes and buffer.pointer < address(part) + part.nbytes
-        for part in (stream.raw_indices, stream.raw_values)
+        for part in stream.memory(stream.absent)
+        if part is not None
     )
 
 

@@ -13,14 +13,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from telegrad import _core
 from telegrad.comm import tuning_cache
 from telegrad.comm.rendezvous import Exchange
-from telegrad.plan import Place, Tuning
+from telegrad.plan import Costs, Place, Tuning
 from telegrad.plan.tuning import NETWORK_VARIABLES
 
 AUTO = "auto"
 _BUILT_IN = "built-in"
 _LENGTH_BYTES = 4
+_SPARSE_WORK_S_PER_BYTE = 2e-10
 
 
 def checked_tuning(tuning: Any, size: int | None = None) -> Tuning | str | None:
@@ -40,6 +42,13 @@ def checked_tuning(tuning: Any, size: int | None = None) -> Tuning | str | None:
             f"tuning is for {tuning.ranks} ranks, but this job has {size}: calibrate with {size}, or give 'auto'"
         )
     return tuning
+
+
+def network_costs(costs: Costs) -> _core.NetworkCosts:
+    """What sums of sparse streams choose their algorithm by. Their work is merging and packing, which takes longer than
+    the additions that were measured."""
+    work_s_per_byte = max(costs.gamma_s_per_byte, _SPARSE_WORK_S_PER_BYTE)
+    return _core.NetworkCosts(costs.alpha_s, costs.beta_s_per_byte, costs.beta_exchange_s_per_byte, work_s_per_byte)
 
 
 @dataclass(frozen=True)

@@ -38,7 +38,8 @@ _UNNAMED = {*ALGORITHMS} - {"allreduce", "sparse_allreduce"}
 
 @dataclass(frozen=True)
 class Point:
-    """What to measure. ``algorithm``: one of ``ALGORITHMS``, or ``auto``: the fastest by the closed forms.
+    """What to measure. ``algorithm``: one of ``ALGORITHMS``, or ``auto``: the fastest by the closed forms; of sparse
+    sums what the ranks come to.
 
     ``size``: bytes of one rank's vector (allgather, gather, scatter, all_to_all: of one block; sparse: 4 times the
     dimension), ``nnz``: a sparse vector's entries, ``overlap``: the share of them that all ranks have in common,
@@ -88,12 +89,12 @@ class Point:
 
     @property
     def chosen(self) -> str:
-        """The algorithm's name, also where ``auto`` was asked for."""
+        """The algorithm's name, also where ``auto`` was asked for; but ``auto`` of a sparse sum, which has no other."""
         if self.algorithm != "auto":
             return self.algorithm
         if self.operation == "allreduce":
             return fastest_allreduce(self.ranks, self.size, self.network.costs)
-        return ALGORITHMS[self.operation][0]
+        return "auto" if self.operation == "sparse_allreduce" else ALGORITHMS[self.operation][0]
 
     @property
     def messages(self) -> int:
@@ -135,7 +136,7 @@ class Links:
 
 @dataclass(frozen=True)
 class Measurement:
-    """What ``point`` took, in virtual seconds; arrays are by rank. ``algorithm`` is never ``auto``."""
+    """What ``point`` took, in virtual seconds; arrays are by rank. ``algorithm`` is ``auto`` of sparse sums only."""
 
     point: Point
     algorithm: str
@@ -160,7 +161,7 @@ def measure(point: Point, *, links: bool = False, timeline: bool = False) -> Mea
     algorithm = point.chosen
     found: dict[str, Any] = _core.measure(
         operation=point.operation,
-        algorithm="" if point.operation in _UNNAMED else algorithm,
+        algorithm="" if point.operation in _UNNAMED or algorithm == "auto" else algorithm,
         ranks=point.ranks,
         bytes=point.size,
         nnz=point.nnz,

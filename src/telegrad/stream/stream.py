@@ -166,6 +166,13 @@ class SparseStream:
         self._make_sparse()
         return self._bits
 
+    def memory(self, absent: float) -> tuple[npt.NDArray[np.uint32] | None, Bits]:
+        """Indices and bits of the values as they are held; no indices where that is densely, with ``absent`` where
+        there is no entry."""
+        if self._dense is not None and self._absent == absent:
+            return None, self._dense
+        return self.raw_indices, self.raw_values
+
     def to_dense(self) -> Any:
         """A new vector of ``n`` elements, of the values' type and library, ``absent`` where there is no entry."""
         if self._dense is not None:

@@ -16,7 +16,7 @@ from telegrad.comm.stream_wire import formats_of
 from telegrad.plan import Costs, Tuning
 
 N = 200_000
-ALGORITHMS = ("split_allgather", "split_dense_allgather", "recursive_doubling", "ring")
+ALGORITHMS = ("auto", "split_allgather", "split_dense_allgather", "recursive_doubling", "ring")
 
 WAYS = list(itertools.product(ALGORITHMS, ["raw", "blocked", "packed", "auto", "packed-f32"]))
 
@@ -168,3 +168,53 @@ def test_what_is_refused(ranks: list[Communicator]) -> None:
         alone.all_reduce_into(stream, out, wire="bf16", error=out)
     with pytest.raises(ValueError, match="seed=-1 is out of range"):
         alone.all_reduce(stream, wire="qsgd4", seed=-1)
+
+
+def held_densely(values: Vector) -> SparseStream:
+    return SparseStream.trusted(None, values, values.size)
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("op", ["sum", "max_abs", "min"])  # min: 0 is no neutral element there, but an entry to none
+def test_streams_that_are_held_densely(ranks: list[Communicator], algorithm: str, op: str) -> None:
+    draw = np.random.default_rng(3)
+    inputs = [draw.integers(-4, 5, N).astype(np.float32) for _ in ranks]
+    inputs[0][::2] = 0
+    expected = {
+        "sum": np.sum(inputs, axis=0),
+        "max_abs": np.max(np.abs(inputs), axis=0),
+        "min": np.min([np.where(x == 0, np.inf, x) for x in inputs], axis=0),
+    }[op]
+    kept = [x.copy() for x in inputs]
+    results = reduced(ranks, [held_densely(x) for x in inputs], op, algorithm=algorithm, wire="packed")
+    assert_same_bits(results)
+    np.testing.assert_array_equal(np.abs(results[0]) if op == "max_abs" else results[0], expected)
+    outs = [np.full(N, np.nan, np.float32) for _ in ranks]
+    works = [
+        rank.all_reduce_into(held_densely(x), out, op, algorithm=algorithm, async_op=True)
+        for rank, x, out in zip(ranks, inputs, outs, strict=True)
+    ]
+    for work in works:
+        work.wait()
+    assert_same_bits([*outs, results[0]])
+    for x, before in zip(inputs, kept, strict=True):
+        np.testing.assert_array_equal(x, before)
+
+
+def test_several_open_sums_in_flight_that_ranks_come_to_different_ends_of(ranks: list[Communicator]) -> None:
+    """Short ones are doubled, long ones split, full ones summed densely; what one rank's other calls taught it, others
+    do not know."""
+    draw = np.random.default_rng(4)
+    works, expected = [], []
+    for density in (1e-5, 0.002, 0.1, 0.9) * 3:
+        inputs = []
+        for rank in range(SIZE):
+            k = int(N * density * draw.uniform(0, 1.1) if rank else N * density)
+            indices = np.sort(draw.choice(N, k, replace=False)).astype(np.uint32)
+            inputs.append(SparseStream(indices, draw.integers(-3, 4, k).astype(np.float32), N))
+        expected.append(total_of(inputs))
+        works.append([comm.all_reduce(x, async_op=True) for comm, x in zip(ranks, inputs, strict=True)])
+    for of_ranks, total in zip(works, expected, strict=True):
+        results = [work.result().to_dense() for work in of_ranks]
+        assert_same_bits(results)
+        np.testing.assert_array_equal(results[0], total)

@@ -81,7 +81,7 @@ def test_auto_is_the_fastest_by_the_closed_forms() -> None:
         assert found.point.algorithm == "auto"
         assert found.finish_s == measure(point("allreduce", name, size=size)).finish_s
     assert measure(point("allgather", "auto")).algorithm == "by_length"
-    assert measure(point("sparse_allreduce", "auto")).algorithm == "split_allgather"
+    assert measure(point("sparse_allreduce", "auto")).algorithm == "auto"
 
 
 def test_the_closed_form_of_a_point() -> None:

@@ -1,0 +1,73 @@
+#include "collectives/sparse_choice.hpp"
+
+#include <algorithm>
+#include <bit>
+#include <cstddef>
+
+namespace telegrad {
+namespace {
+
+constexpr std::size_t kKindsMost = 4096;  // beyond: begun anew, so that a program with ever new lengths needs no memory
+
+SparseSumShape with_usual_indices(SparseSumShape shape, bool shares_memory) {
+  shape.indices = shares_memory ? IndexFormat::none : IndexFormat::packed;
+  return shape;
+}
+
+// By the table; where costs are known but no table comes with them, by these.
+Algorithm dense_algorithm_of(const SparseChoice& choice, const SparseSumShape& shape) {
+  if (!choice.costs() || !choice.dense().choices().empty()) {
+    return choice.dense().choose(static_cast<std::size_t>(shape.dimension) * size_of(shape.dtype));
+  }
+  const SparseCosts costs(shape, *choice.costs());
+  return *std::ranges::min_element(kAllreduceAlgorithms, {}, [&](Algorithm one) { return costs.dense_s(one); });
+}
+
+}  // namespace
+
+double SparseChoice::overlap(const Kind& kind) const {
+  const std::scoped_lock lock(mutex_);
+  const auto found = overlaps_.find(kind);
+  return found == overlaps_.end() ? 0.0 : found->second;
+}
+
+void SparseChoice::saw_overlap(const Kind& kind, double overlap) {
+  const std::scoped_lock lock(mutex_);
+  if (overlaps_.size() >= kKindsMost) overlaps_.clear();
+  overlaps_[kind] = overlap;
+}
+
+SparseDecision::SparseDecision(const SparseChoice& choice, const SparseSumShape& shape, SparseChoice::Kind kind,
+                               bool shares_memory)
+    : own_shape_(shape),
+      common_shape_(with_usual_indices(shape, shares_memory)),
+      costs_(choice.costs().value_or(costs_unmeasured(shares_memory))),
+      dense_algorithm_(dense_algorithm_of(choice, shape)),
+      overlap_(choice.overlap(kind)) {}
+
+SparseVerdict SparseDecision::cheapest(const SparseCosts& costs, const SumGrowth& members, unsigned round,
+                                 double entries) const {
+  const double sum_entries = members.entries_doubled(costs.rounds());
+  const double folds = std::has_single_bit(common_shape_.ranks) ? 0.0 : 2.0;
+  const double left = costs.rounds() - round + folds;
+  const double split_s = costs.split_s(entries, sum_entries);
+  const double dense_s = costs.dense_s(dense_algorithm_) + left * costs_.alpha_s;  // all must hear that all want it
+  if (costs.doubling_s(members, round) <= std::min(split_s, dense_s)) return SparseVerdict::go_on;
+  return dense_s < split_s ? SparseVerdict::dense : SparseVerdict::split;
+}
+
+SparseVerdict SparseDecision::alone(double entries) const {
+  const SparseCosts costs(own_shape_, costs_);
+  const double ranks_a_member = own_shape_.ranks / costs.members();
+  const SumGrowth growth(own_shape_.dimension, entries, overlap_);
+  return cheapest(costs, growth.of_sums(ranks_a_member), 0, entries);
+}
+
+SparseVerdict SparseDecision::after(unsigned round, double half, double full) const {
+  const SparseCosts costs(common_shape_, costs_);
+  const SumGrowth members = SumGrowth::seen(common_shape_.dimension, half, full, round);
+  const double entries = members.entries_doubled(0) * costs.members() / common_shape_.ranks;
+  return cheapest(costs, members, round, entries);
+}
+
+}  // namespace telegrad

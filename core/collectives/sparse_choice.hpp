@@ -1,0 +1,73 @@
+#pragma once
+// Which algorithm sums sparse streams, if the caller names none: costs, and what earlier sums of the communicator had in
+// common. How ranks come to agree, this must not know.
+
+#include <cstdint>
+#include <map>
+#include <mutex>
+#include <optional>
+#include <utility>
+
+#include "base/types.hpp"
+#include "collectives/choice.hpp"
+#include "collectives/sparse_cost.hpp"
+#include "collectives/sparse_growth.hpp"
+
+namespace telegrad {
+
+/// What to do with a sum that goes by recursive doubling as yet.
+enum class SparseVerdict : std::uint8_t { go_on = 0, dense = 1, split = 2 };
+
+/// One for each communicator. Any thread may use it.
+class SparseChoice {
+ public:
+  /// `dense`: chooses among dense algorithms. `costs`: of the network, as it was measured, if it was. Both the same on all
+  /// ranks.
+  explicit SparseChoice(AllreduceTable dense, std::optional<NetworkCosts> costs = {})
+      : dense_(std::move(dense)), costs_(costs) {}
+
+  const AllreduceTable& dense() const { return dense_; }
+  const std::optional<NetworkCosts>& costs() const { return costs_; }
+
+  /// Sums that are taken to be alike.
+  struct Kind {
+    std::uint64_t dimension;
+    DType dtype;
+    Reduction reduction;
+    friend auto operator<=>(const Kind&, const Kind&) = default;
+  };
+  /// Of the last sum of that kind that this rank has completed; 0 if there was none.
+  double overlap(const Kind& kind) const;
+  void saw_overlap(const Kind& kind, double overlap);
+
+ private:
+  const AllreduceTable dense_;
+  const std::optional<NetworkCosts> costs_;
+  mutable std::mutex mutex_;
+  std::map<Kind, double> overlaps_;  // mutex_
+};
+
+/// The choice for one sum.
+class SparseDecision {
+ public:
+  SparseDecision(const SparseChoice& choice, const SparseSumShape& shape, SparseChoice::Kind kind, bool shares_memory);
+
+  /// Of one rank that knows its own entries. Others may decide otherwise.
+  SparseVerdict alone(double entries) const;
+  /// After `round` rounds (at least one), whose last one made sums of `full` entries out of two that had `half` on average:
+  /// the same on all ranks that know these.
+  SparseVerdict after(unsigned round, double half, double full) const;
+
+  Algorithm dense_algorithm() const { return dense_algorithm_; }
+
+ private:
+  SparseVerdict cheapest(const SparseCosts& costs, const SumGrowth& members, unsigned round, double entries) const;
+
+  SparseSumShape own_shape_;
+  SparseSumShape common_shape_;  // ranks may wish for different formats of indices
+  NetworkCosts costs_;
+  Algorithm dense_algorithm_;
+  double overlap_;
+};
+
+}  // namespace telegrad

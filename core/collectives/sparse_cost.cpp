@@ -1,0 +1,156 @@
+#include "collectives/sparse_cost.hpp"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+
+#include "kernels/pack_indices.hpp"
+#include "sparse/stream.hpp"
+#include "transport/transport.hpp"
+
+namespace telegrad {
+namespace {
+
+// What the collectives do; tests compare with the simulator.
+constexpr auto kPartBytes = static_cast<double>(Transport::kSliceBytes);
+constexpr double kWindow = 16;                                            // of sparse_split.cpp
+constexpr double kShortBytes = double{32 << 10};                          // of sparse_split.cpp
+constexpr Rank kCountedRanksMost = 64;                                     // counts_go_ahead() of allreduce_sparse.cpp
+constexpr auto kCountedSliceBytes = 4.0 * static_cast<double>(Transport::kSliceBytes);
+constexpr double kSegmentBytes = double{256 << 10};                       // of a ring: LaneTuning::message_bytes
+constexpr double kPieceBytes = double{60 << 10};                          // of a halving: kCardBytes of pieces.hpp
+constexpr double kPiecesMost = 64;                                        // of halving.hpp
+constexpr std::size_t kDensestIndexBytes = 2;                             // wire_delta() of sparse_messages.hpp
+constexpr auto kTurnBytes = static_cast<double>(Transport::kTurnBytes);  // shorter work is done at once
+
+}  // namespace
+
+NetworkCosts costs_unmeasured(bool shares_memory) {
+  return shares_memory ? NetworkCosts{.alpha_s = 2e-6, .beta_s_per_byte = 0.2e-9} : NetworkCosts{};
+}
+
+unsigned SparseCosts::rounds() const { return static_cast<unsigned>(std::bit_width(shape_.ranks)) - 1; }
+
+double SparseCosts::members() const { return static_cast<double>(std::bit_floor(shape_.ranks)); }
+
+double SparseCosts::delta(std::uint64_t range) const {
+  return switch_entries(range, size_of(shape_.dtype), kDensestIndexBytes, shape_.switch_factor);
+}
+
+double SparseCosts::message_bytes(std::uint64_t range, double entries) const {
+  const bool dense = entries > delta(range);
+  const auto held = dense ? range : std::min(range, static_cast<std::uint64_t>(entries));
+  const bool packs = !dense && shape_.indices == IndexFormat::packed;
+  const std::size_t packed = packs ? kernels::packed_size_expected(range, held) : 0;
+  return static_cast<double>(
+      encoded_size(stream_header({0, range}, dense, held, shape_.dtype, {.indices = shape_.indices}, packed)));
+}
+
+double SparseCosts::memory_bytes(std::uint64_t range, double entries) const {
+  const auto value_bytes = static_cast<double>(size_of(shape_.dtype));
+  if (entries > delta(range)) return static_cast<double>(range) * value_bytes;
+  return entries * (sizeof(std::uint32_t) + value_bytes);
+}
+
+double SparseCosts::doubling_s(const SumGrowth& members, unsigned round) const {
+  const std::uint64_t n = shape_.dimension;
+  const bool folds = !std::has_single_bit(shape_.ranks);
+  double time_s = 0.0;
+  // A message is encoded, sent, decoded and added to so much that is held.
+  const auto message_s = [&](double entries, double byte_s, double added_bytes) {
+    const double bytes = message_bytes(n, entries);
+    return costs_.alpha_s + bytes * byte_s +
+           (memory_bytes(n, entries) + bytes + added_bytes) * costs_.gamma_s_per_byte;
+  };
+  for (unsigned i = round; i < rounds(); ++i) {
+    const double entries = members.entries_doubled(i);
+    time_s += message_s(entries, exchange_s_per_byte(), 2.0 * memory_bytes(n, entries));
+  }
+  const double sum_entries = members.entries_doubled(rounds());
+  if (!folds && round == 0) time_s += memory_bytes(n, members.entries_doubled(0)) * costs_.gamma_s_per_byte;
+  if (folds && round == 0) {
+    const double entries = members.entries_doubled(0) / 2.0;
+    time_s += message_s(entries, costs_.beta_s_per_byte, 2.0 * memory_bytes(n, entries));
+  }
+  if (folds) time_s += message_s(sum_entries, costs_.beta_s_per_byte, memory_bytes(n, sum_entries));
+  return time_s + memory_bytes(n, sum_entries) * costs_.gamma_s_per_byte;
+}
+
+double SparseCosts::split_phase_s(double entries, double owned) const {
+  const double others = shape_.ranks - 1;
+  const double share_entries = entries / shape_.ranks;
+  const double port_s = message_bytes(slice(), share_entries) * costs_.beta_s_per_byte;
+  const double share_work_s = memory_bytes(slice(), share_entries) * costs_.gamma_s_per_byte;
+  const double decode_s = message_bytes(slice(), share_entries) * costs_.gamma_s_per_byte;
+  // Long sums are made in parts, which are then copied behind each other.
+  const bool in_parts = shape_.ranks > 2 && memory_bytes(slice(), share_entries) * shape_.ranks > kPartBytes;
+  const double reduce_s =
+      shape_.ranks * share_work_s + (in_parts ? memory_bytes(slice(), owned) * costs_.gamma_s_per_byte : 0.0);
+  if (memory_bytes(shape_.dimension, entries) / shape_.ranks < kShortBytes) {
+    const double windows = std::ceil(others / kWindow);
+    const double first_encoded_s = std::min(kWindow, others) * share_work_s;
+    return first_encoded_s + std::max(costs_.alpha_s + others * port_s, windows * (costs_.alpha_s + port_s)) +
+           others * decode_s + reduce_s;
+  }
+  const double round_s = std::max(costs_.alpha_s + port_s, share_work_s + decode_s);
+  return share_work_s + others * round_s + decode_s + reduce_s;
+}
+
+double SparseCosts::gather_s(double slice_bytes, double slice_memory_bytes) const {
+  const double others = shape_.ranks - 1;
+  const double sent_s = costs_.alpha_s + slice_bytes * costs_.beta_s_per_byte;
+  const double decode_s = slice_bytes * costs_.gamma_s_per_byte;
+  // Slices are decoded while others come where it is known ahead how long all are; else at the end.
+  const auto most = static_cast<double>(slice() * (sizeof(std::uint32_t) + size_of(shape_.dtype)));
+  const bool beside = shape_.ranks <= kCountedRanksMost && most >= kCountedSliceBytes && slice_bytes >= kTurnBytes;
+  return slice_memory_bytes * costs_.gamma_s_per_byte +
+         (beside ? sent_s + (others - 1.0) * std::max(sent_s, decode_s) + 2.0 * decode_s
+                 : others * sent_s + shape_.ranks * decode_s);
+}
+
+double SparseCosts::split_s(double entries, double sum_entries) const {
+  const double owned = sum_entries / shape_.ranks;
+  return split_phase_s(entries, owned) + gather_s(message_bytes(slice(), owned), memory_bytes(slice(), owned));
+}
+
+double SparseCosts::split_dense_s(double entries) const {
+  const auto every = static_cast<double>(slice());
+  return split_phase_s(entries, every) + gather_s(message_bytes(slice(), every), 2.0 * memory_bytes(slice(), every));
+}
+
+// Thakur, Rabenseifner, Gropp, Int. J. High Performance Computing Applications 19(1), 2005, §4.5; Patarasuk, Yuan, J.
+// Parallel and Distributed Computing 69(2), 2009, §4.
+double SparseCosts::dense_s(Algorithm algorithm) const {
+  const double bytes = static_cast<double>(shape_.dimension) * static_cast<double>(size_of(shape_.dtype));
+  const double ranks = shape_.ranks;
+  const double all_but_one = (ranks - 1.0) / ranks;
+  const double work_s = bytes * costs_.gamma_s_per_byte;
+  const double made_dense_s = work_s;
+  if (algorithm == Algorithm::recursive_doubling) {
+    const double folds = std::has_single_bit(shape_.ranks) ? 0.0 : 1.0;
+    return made_dense_s + (rounds() + folds) * (costs_.alpha_s + bytes * exchange_s_per_byte() + work_s) +
+           folds * (costs_.alpha_s + bytes * costs_.beta_s_per_byte);
+  }
+  if (algorithm == Algorithm::rabenseifner) {
+    const double all_rounds = 2.0 * std::bit_width(shape_.ranks - 1);
+    // The halving's messages go in pieces, so that adding overlaps with receiving.
+    const double port_s = all_but_one * bytes * costs_.beta_s_per_byte;
+    const double added_s = all_but_one * work_s;
+    const double pieces = std::clamp(std::ceil(bytes / 2.0 / kPieceBytes), 1.0, kPiecesMost);
+    return made_dense_s + all_rounds * costs_.alpha_s + std::max(port_s, added_s) + std::min(port_s, added_s) / pieces +
+           port_s;
+  }
+  // Two lanes, each with every other segment: one adds while the other's blocks travel.
+  const double segments = std::max(1.0, std::ceil(bytes / (ranks * kSegmentBytes)));
+  const double block_port_s = bytes / (ranks * segments) * costs_.beta_s_per_byte;
+  const double block_work_s = work_s / (ranks * segments);
+  if (segments == 1.0) {
+    return made_dense_s + (ranks - 1.0) * (2.0 * (costs_.alpha_s + block_port_s) + block_work_s);
+  }
+  const double adding_s = std::max({costs_.alpha_s + block_port_s + block_work_s, 2.0 * block_port_s,
+                                    2.0 * block_work_s});
+  const double passing_s = std::max(costs_.alpha_s + block_port_s, 2.0 * block_port_s);
+  return made_dense_s + segments / 2.0 * (ranks - 1.0) * (adding_s + passing_s);
+}
+
+}  // namespace telegrad

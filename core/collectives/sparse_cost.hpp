@@ -1,0 +1,67 @@
+#pragma once
+// What the sums of sparse streams cost on the α-β-γ network (docs/simulation.md), as closed forms: what
+// Algorithm::automatic decides by. Renggli et al., "SparCML", SC 2019, §5.3, with the bytes that messages really have, and
+// the work. Which rank decides when, this must not know.
+
+#include <cstddef>
+#include <cstdint>
+
+#include "base/types.hpp"
+#include "collectives/sparse_growth.hpp"
+#include "sparse/wire.hpp"
+#include "transport/envelope.hpp"
+
+namespace telegrad {
+
+/// A message of b bytes costs α + bβ, or α + bβ' where two ranks send to each other at once; work on b bytes bγ.
+struct NetworkCosts {
+  double alpha_s = 10e-6;
+  double beta_s_per_byte = 1e-9;
+  double beta_exchange_s_per_byte = 0.0;  // β'; 0: β
+  double gamma_s_per_byte = 0.25e-9;
+};
+/// Where nothing was measured: over the memory of one host, and over a network of 10 Gbit/s.
+NetworkCosts costs_unmeasured(bool shares_memory);
+
+/// A sum over `ranks` ranks of streams of `dtype`, whose messages wish for `indices`.
+struct SparseSumShape {
+  Rank ranks = 1;
+  std::uint64_t dimension = 0;
+  DType dtype = DType::f32;
+  IndexFormat indices = IndexFormat::none;
+  double switch_factor = 1.0;
+};
+
+class SparseCosts {
+ public:
+  SparseCosts(const SparseSumShape& shape, const NetworkCosts& costs) : shape_(shape), costs_(costs) {}
+
+  /// Rounds of recursive doubling, and who takes part in them; the others fold.
+  unsigned rounds() const;
+  double members() const;
+
+  /// From round `round` on, the unfolding included, and for round 0 the folding. `members`: how members' sums grow.
+  double doubling_s(const SumGrowth& members, unsigned round) const;
+  /// `entries` per rank, `sum_entries` in the sum; slices go dense where that is shorter.
+  double split_s(double entries, double sum_entries) const;
+  /// The same where every slice of the sum goes dense.
+  double split_dense_s(double entries) const;
+  /// A dense allreduce by `algorithm`, and making the stream dense before it.
+  double dense_s(Algorithm algorithm) const;
+
+ private:
+  double message_bytes(std::uint64_t range, double entries) const;
+  double memory_bytes(std::uint64_t range, double entries) const;
+  double delta(std::uint64_t range) const;
+  double split_phase_s(double entries, double owned) const;
+  double gather_s(double slice_bytes, double slice_memory_bytes) const;
+  std::uint64_t slice() const { return (shape_.dimension + shape_.ranks - 1) / shape_.ranks; }
+  double exchange_s_per_byte() const {
+    return costs_.beta_exchange_s_per_byte > 0.0 ? costs_.beta_exchange_s_per_byte : costs_.beta_s_per_byte;
+  }
+
+  SparseSumShape shape_;
+  NetworkCosts costs_;
+};
+
+}  // namespace telegrad

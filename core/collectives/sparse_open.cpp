@@ -1,0 +1,133 @@
+#include "collectives/sparse_open.hpp"
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <type_traits>
+
+#include "collectives/allreduce.hpp"
+#include "collectives/elements.hpp"
+#include "kernels/operations.hpp"
+#include "sparse/counted.hpp"
+
+namespace telegrad {
+namespace {
+
+constexpr Step kOpenSteps = Step{1} << 31;
+
+}  // namespace
+
+template <class V>
+double entries_in(const StreamView<V>& view, Reduction reduction) {
+  const auto held = static_cast<double>(view.nnz());
+  if constexpr (std::is_same_v<V, CountedF32>) {
+    return held;
+  } else {
+    constexpr std::size_t kRun = 64;
+    constexpr std::size_t kRuns = 256;
+    if (!view.dense || view.values.empty()) return held;
+    const auto absent = static_cast<float>(kernels::absent_element<V>(reduction));
+    const std::size_t gap = std::max(kRun, view.values.size() / kRuns);
+    std::size_t looked_at = 0;
+    std::size_t present = 0;
+    for (std::size_t begin = 0; begin < view.values.size(); begin += gap) {
+      for (const V value : view.values.subspan(begin, std::min(kRun, view.values.size() - begin))) {
+        present += static_cast<float>(value) != absent ? 1 : 0;
+        ++looked_at;
+      }
+    }
+    return held * static_cast<double>(present) / static_cast<double>(looked_at);
+  }
+}
+
+template <class V>
+Task<void> write_view(Transport& net, const StreamView<V>& view, std::span<V> output, Reduction reduction) {
+  const std::uint64_t first = view.range.begin;
+  co_await compute_slices(net, static_cast<std::size_t>(view.range.size()), sizeof(V),
+                          [&view, first, output, reduction](std::size_t begin, std::size_t end) {
+                            write_dense(view.slice({first + begin, first + end}),
+                                        output.subspan(first + begin, end - begin), reduction);
+                          });
+}
+
+template <class V>
+OpenSum<V>::OpenSum(Transport& net, SparseStream<V> mine, const SparseReduction& how)
+    : net_(net),
+      mine_(std::move(mine)),
+      how_(how),
+      kind_{mine_.dimension(), dtype_of<V>, how.reduction},
+      entries_(static_cast<double>(mine_.nnz())),
+      choice_(how.choice ? how.choice : std::make_shared<SparseChoice>(AllreduceTable(net.size()))),
+      decision_(*choice_,
+                {.ranks = net.size(),
+                 .dimension = mine_.dimension(),
+                 .dtype = dtype_of<V>,
+                 .indices = how.wire.indices,
+                 .switch_factor = how.switch_factor},
+                kind_, net.shares_memory()),
+      doubling_(net, mine_, how, kOpenSteps, &decision_) {}
+
+template <class V>
+OwnedSlice<V> OpenSum<V>::take_sum() {
+  OwnedSlice<V> sum = doubling_.take_sum();
+  saw(entries_in(sum.view(), how_.reduction));
+  return sum;
+}
+
+template <class V>
+Task<SparseStream<V>> OpenSum<V>::sum_densely() {
+  if constexpr (std::is_same_v<V, CountedF32>) {
+    const Array<V> values(static_cast<std::size_t>(mine_.dimension()));
+    co_await sum_densely_into(values.span());
+    co_return SparseStream<V>::dense(mine_.dimension());
+  } else {
+    if (mine_.is_dense()) {
+      co_await sum_in_place(mine_.values());
+      co_return std::move(mine_);
+    }
+    Array<V> values(static_cast<std::size_t>(mine_.dimension()));
+    co_await sum_densely_into(values.span());
+    co_return SparseStream<V>::adopt_dense(std::move(values));
+  }
+}
+
+template <class V>
+Task<void> OpenSum<V>::sum_densely_into(std::span<V> output) {
+  if constexpr (std::is_same_v<V, CountedF32>) {
+    co_await decide(net_, output.size_bytes(), [] {});
+  } else {
+    const StreamView<V> mine = mine_.view();
+    co_await write_view(net_, mine, output, how_.reduction);
+  }
+  co_await sum_in_place(output);
+}
+
+template <class V>
+Task<void> OpenSum<V>::sum_in_place(std::span<V> values) {
+  const Bytes bytes = std::as_writable_bytes(values);
+  co_await allreduce(net_, decision_.dense_algorithm(), dtype_of<V>, how_.reduction, bytes, bytes);
+  if constexpr (std::is_same_v<V, CountedF32>) {
+    saw(static_cast<double>(values.size()));
+  } else {
+    saw(entries_in<V>({{0, kind_.dimension}, true, {}, values}, how_.reduction));
+  }
+}
+
+template <class V>
+void OpenSum<V>::saw(double sum_entries) {
+  if (entries_ == 0.0) return;
+  choice_->saw_overlap(kind_, overlap_of(kind_.dimension, entries_, net_.size(), sum_entries));
+}
+
+#define TELEGRAD_INSTANTIATE(V) \
+  template class OpenSum<V>;    \
+  template double entries_in(const StreamView<V>&, Reduction);
+TELEGRAD_FOR_ENTRY_VALUES(TELEGRAD_INSTANTIATE)
+TELEGRAD_INSTANTIATE(CountedF32)
+#undef TELEGRAD_INSTANTIATE
+#define TELEGRAD_INSTANTIATE(V) \
+  template Task<void> write_view(Transport&, const StreamView<V>&, std::span<V>, Reduction);
+TELEGRAD_FOR_ENTRY_VALUES(TELEGRAD_INSTANTIATE)
+#undef TELEGRAD_INSTANTIATE
+
+}  // namespace telegrad

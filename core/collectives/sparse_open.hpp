@@ -1,0 +1,60 @@
+#pragma once
+
+#include <memory>
+#include <span>
+#include <utility>
+
+#include "base/types.hpp"
+#include "collectives/allreduce_sparse_doubling.hpp"
+#include "collectives/sparse_choice.hpp"
+#include "collectives/sparse_messages.hpp"
+#include "sparse/stream.hpp"
+#include "transport/transport.hpp"
+
+namespace telegrad {
+
+/// Rounding formats cannot be doubled: both partners would round what they hold in common.
+inline bool is_open(const Transport& net, const SparseReduction& how) {
+  return how.algorithm == Algorithm::automatic && net.size() > 1 && how.wire.values == ValueEncoding::native;
+}
+
+/// A sum whose caller leaves the algorithm open (is_open()). Its messages have steps that no named algorithm comes to.
+template <class V>
+class OpenSum {
+ public:
+  OpenSum(Transport& net, SparseStream<V> mine, const SparseReduction& how);
+
+  /// go_on: take_sum() has the sum. dense: sum_densely() or sum_densely_into() makes it. split: the caller does, from
+  /// take_mine(), beside doubling().hear_others(), and says saw().
+  Task<SparseVerdict> begin() { return doubling_.run(); }
+  SparseDoubling<V>& doubling() { return doubling_; }
+  OwnedSlice<V> take_sum();
+  SparseStream<V> take_mine() { return std::move(mine_); }
+  Task<SparseStream<V>> sum_densely();
+  /// Every rank has said that it wants this: so all have called, and `output` may be written.
+  Task<void> sum_densely_into(std::span<V> output);
+  /// How many entries the sum has: later choices are better for it.
+  void saw(double sum_entries);
+
+ private:
+  Task<void> sum_in_place(std::span<V> values);
+
+  Transport& net_;
+  SparseStream<V> mine_;
+  const SparseReduction& how_;
+  const SparseChoice::Kind kind_;
+  const double entries_;
+  const std::shared_ptr<SparseChoice> choice_;
+  const SparseDecision decision_;
+  SparseDoubling<V> doubling_;
+};
+
+/// About how many entries a sum has: in what is dense, as many of a few elements here and there as are not absent.
+template <class V>
+double entries_in(const StreamView<V>& view, Reduction reduction);
+
+/// output = view, in slices of work.
+template <class V>
+Task<void> write_view(Transport& net, const StreamView<V>& view, std::span<V> output, Reduction reduction);
+
+}  // namespace telegrad

@@ -1,0 +1,103 @@
+"""Sums of sparse vectors that choose their algorithm: beside every other of the same sweep, and the closed forms."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import replace
+
+import pytest
+
+from telegrad.plan import Costs
+from telegrad.sim.measure import ALGORITHMS, Point, measure
+from telegrad.sim.networks import Network
+from telegrad.sim.sparse_costs import sparse_sum_costs
+
+NETWORKS = {
+    "gigabit": Network(Costs(20e-6, 8.5e-9, 0.0, 0.2e-9)),
+    "memory": Network(Costs(2e-6, 0.2e-9, 0.0, 0.2e-9)),
+    "plain": Network(Costs(1e-6, 1e-10, 0.0, 0.0)),
+}
+RANKS = (2, 3, 4, 5, 8, 13, 16, 64, 256)
+LENGTHS = (10_000, 1_000_000, 16_777_216)
+DENSITIES = (1e-6, 1e-5, 1e-4, 1e-3, 0.00781, 0.03, 0.1, 0.3, 0.5)
+
+
+def point(network: str, algorithm: str, ranks: int, n: int, density: float, overlap: float = 0.0) -> Point:
+    return Point(
+        "sparse_allreduce", algorithm, ranks, 4 * n, NETWORKS[network], nnz=round(n * density), overlap=overlap
+    )
+
+
+Grid = list[tuple[int, int, float]]
+
+EVERYWHERE: Grid = [where for where in itertools.product(RANKS, LENGTHS, DENSITIES) if where[1] * where[2] >= 1]
+A_FEW: Grid = [
+    where for where in itertools.product((2, 3, 8, 13), LENGTHS[:2], DENSITIES[2::2]) if where[1] * where[2] >= 1
+]
+
+
+@pytest.mark.parametrize(
+    "grid",
+    [
+        pytest.param(A_FEW, id="a_few"),
+        pytest.param(EVERYWHERE, id="everywhere", marks=[pytest.mark.slow, pytest.mark.timeout(1200)]),
+    ],
+)
+@pytest.mark.parametrize("network", NETWORKS)
+def test_the_choice_is_within_10_percent_of_the_best(network: str, grid: Grid) -> None:
+    worst, at = 0.0, ""
+    for ranks, n, density in grid:
+        times_s = {
+            name: measure(point(network, name, ranks, n, density)).finish_s for name in ALGORITHMS["sparse_allreduce"]
+        }
+        auto_s = measure(point(network, "auto", ranks, n, density)).finish_s
+        best = min(times_s, key=lambda name: times_s[name])
+        if auto_s / times_s[best] > worst:
+            worst, at = auto_s / times_s[best], f"{ranks} ranks, n={n}, d={density:g}: {best} is the best"
+    print(f"{network}: at worst {worst:.3f} times the best, {at}")
+    assert worst <= 1.10, at
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+def test_closed_forms_say_what_the_simulator_measures(network: str) -> None:
+    for ranks, n, density in A_FEW:
+        if not math.log2(ranks).is_integer() or round(n * density) < 100:
+            continue  # a fold waits for one rank's port; so few entries are not spread evenly
+        for name, form_s in sparse_sum_costs(point(network, "auto", ranks, n, density)).items():
+            if name == "dense":
+                continue
+            measured_s = measure(point(network, name, ranks, n, density)).finish_s
+            assert form_s == pytest.approx(measured_s, rel=0.18), (name, ranks, n, density)
+
+
+def test_the_order_of_the_algorithms_is_the_papers() -> None:
+    """SparCML §5.3: doubling where latency counts and sets overlap little; splitting where sums have filled in or are
+    long; dense slices where K > δ."""
+
+    def best(ranks: int, n: int, density: float, overlap: float = 0.0) -> str:
+        times_s = {
+            name: measure(point("gigabit", name, ranks, n, density, overlap)).finish_s
+            for name in ("recursive_doubling", "split_allgather", "split_dense_allgather")
+        }
+        return min(times_s, key=lambda name: times_s[name])
+
+    for ranks in (8, 32):
+        assert best(ranks, 1_000_000, 1e-5) == "recursive_doubling"
+        assert best(ranks, 1_000_000, 0.1) in ("split_allgather", "split_dense_allgather")
+        assert best(ranks, 1_000_000, 0.01, overlap=1.0) == "split_allgather"
+    # From disjoint sets, (P−1)k against (k + K)(P−1)/P, to filled in ones.
+    order = [best(16, 1_000_000, density) for density in (1e-5, 1e-4, 1e-3, 1e-2, 1e-1)]
+    assert order == sorted(order)
+
+
+def test_a_vector_with_real_entries_is_summed_right_whatever_is_chosen() -> None:
+    for ranks, density in itertools.product((2, 5, 8), (1e-4, 0.02, 0.6)):
+        for network in NETWORKS:
+            found = measure(replace(point(network, "auto", ranks, 50_000, density), payloads=True))
+            assert found.result_nnz is not None
+
+
+def test_closed_forms_are_refused_for_dense_operations() -> None:
+    with pytest.raises(ValueError, match="allreduce has no entries: give a point of a sparse_allreduce"):
+        sparse_sum_costs(Point("allreduce", "ring", 4, 4000, NETWORKS["plain"]))
