@@ -17,6 +17,7 @@ namespace {
 enum class Direction { pack, unpack };
 
 void move_blocks(Direction direction, Bytes places, Bytes message, std::size_t block, Rank size, Rank bit) {
+  if (block == 0) return;  // there may be no memory, not even for memcpy to leave alone
   std::byte* at = message.data();
   for (Rank place = bit; place < size; ++place) {
     if ((place & bit) == 0) continue;
