@@ -85,7 +85,8 @@ SPARSE_MUTANTS = (
         "sparse, open: who has given up is talked into a dense sum",
         SPARSE_DOUBLING,
         "leaving_.bytes(), most_);\n    verdict_ = std::max(verdict_, verdict_in(other));",
-        "leaving_.bytes(), most_);\n    if (verdict_in(other) != SparseVerdict::go_on) verdict_ = SparseVerdict::dense;",
+        "leaving_.bytes(), most_);\n"
+        "    if (verdict_in(other) != SparseVerdict::go_on) verdict_ = SparseVerdict::dense;",
     ),
     mutant(
         "sparse, open: a folded rank is not told",

@@ -51,6 +51,7 @@ class SparsePlan:
     samples: int = 9
     sample_s: float = 0.05
     seconds: float = 60.0
+    calibrates: bool = False  # first of all, so that the automatic choice knows this network
     store: str = ""  # a path at which Gloo's processes meet
 
     @property

@@ -16,6 +16,7 @@ import numpy.typing as npt
 from telegrad import Communicator, SparseStream
 from telegrad.bench.peers import Peer, start_peers
 from telegrad.bench.sparse_plan import BY_ALGORITHM, SparsePlan, indices_of
+from telegrad.calibration import calibrate
 from telegrad.calibration.pairs import timed_sample
 from telegrad.launch import join
 
@@ -40,6 +41,8 @@ def main(plan_json: str) -> None:
     contender, and ``{"result_nnz"}``; a rank on which a peer does not start prints ``{"missing", "why"}``."""
     plan = SparsePlan.from_json(plan_json)
     with join(timeout_s=_TIMEOUT_S, join_timeout_s=_JOIN_TIMEOUT_S) as communicator:
+        if plan.calibrates:
+            calibrate(communicator, keep=False)
         peers = start_peers(plan, communicator)
         _measure(plan, communicator, {peer.name: peer for peer in peers})
         for peer in peers:

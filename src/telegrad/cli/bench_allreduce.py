@@ -19,7 +19,7 @@ from telegrad.bench.runner import Outcome, Row, count_of, rows_of, run
 from telegrad.bench.summary import summary_of
 from telegrad.cli.console import say_without, table_console
 from telegrad.cli.interrupts import ended_by_interrupt
-from telegrad.cli.options import JobTimeout, RowsFile, byte_sizes, networks_of
+from telegrad.cli.options import CalibratesFirst, JobTimeout, RowsFile, byte_sizes, networks_of
 from telegrad.cli.outputs import check_folder_of, write_result
 from telegrad.cli.progress import counting
 from telegrad.launch import LaunchError
@@ -61,14 +61,7 @@ def allreduce(
     seconds: Annotated[
         float, typer.Option(min=0.01, help="About how long to measure on each network, all sizes together.")
     ] = 120.0,
-    calibrates: Annotated[
-        bool,
-        typer.Option(
-            "--calibrate/--no-calibrate",
-            help="Calibrate on each network first (about 7 s; not kept), as telegrad calibrate does. Otherwise "
-            "the automatic choice is what a calibration has kept, or the built-in one.",
-        ),
-    ] = True,
+    calibrates: CalibratesFirst = True,
     json_file: RowsFile = None,
     plot_file: Annotated[
         Path | None, typer.Option("--plot", dir_okay=False, help="Draw time against size into this PNG file.")

@@ -17,7 +17,7 @@ from telegrad.bench.sparse import BOUND, Outcome, Row, rows_of, run
 from telegrad.bench.sparse_plan import NAMES, PATTERNS, SWEEPS, SparsePlan, swept
 from telegrad.cli.console import say_without, table_console
 from telegrad.cli.interrupts import ended_by_interrupt
-from telegrad.cli.options import JobTimeout, RowsFile, densities_of, networks_of
+from telegrad.cli.options import CalibratesFirst, JobTimeout, RowsFile, densities_of, networks_of
 from telegrad.cli.outputs import check_folder_of, write_result
 from telegrad.cli.progress import counting
 from telegrad.launch import LaunchError
@@ -59,6 +59,7 @@ def sparse(
     names: Annotated[str, typer.Option("--names", help="Whom to measure, separated by commas.")] = ",".join(NAMES),
     samples: Annotated[int, typer.Option(min=3, help="Samples of each contender (fewer where one takes long).")] = 9,
     seconds: Annotated[float, typer.Option(min=0.1, help="About how long to measure, of each combination.")] = 60.0,
+    calibrates: CalibratesFirst = True,
     json_file: RowsFile = None,
     plot_file: Annotated[
         Path | None, typer.Option("--plot", dir_okay=False, help="Draw the times into this PNG file.")
@@ -74,7 +75,7 @@ def sparse(
     [bold]to …[/]: how many times faster than that. The default is the micro-benchmark of SparCML (SC 2019, §8.1).
     """
     console = table_console()
-    plans = _checked(ranks, network, n, density, pattern, names, samples, seconds)
+    plans = _checked(ranks, network, n, density, pattern, names, samples, seconds, calibrates)
     plans = swept(plans, _among(sweep, tuple(SWEEPS), "--sweep") if sweep is not None else [])
     check_folder_of(json_file, "--json")
     check_folder_of(plot_file, "--plot")
@@ -118,7 +119,15 @@ def _title(plan: SparsePlan, outcome: Outcome) -> str:
 
 
 def _checked(
-    ranks: str, network: str, n: str, density: str, pattern: str, names: str, samples: int, seconds: float
+    ranks: str,
+    network: str,
+    n: str,
+    density: str,
+    pattern: str,
+    names: str,
+    samples: int,
+    seconds: float,
+    calibrates: bool,
 ) -> list[SparsePlan]:
     networks = networks_of([one.strip() for one in network.split(",")])
     patterns = _among(pattern, PATTERNS, "--pattern")
@@ -131,7 +140,8 @@ def _checked(
         patterns,
     )
     return [
-        SparsePlan(*combination, names=tuple(chosen), samples=samples, seconds=seconds) for combination in combinations
+        SparsePlan(*combination, names=tuple(chosen), samples=samples, seconds=seconds, calibrates=calibrates)
+        for combination in combinations
     ]
 
 

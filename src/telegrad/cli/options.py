@@ -15,6 +15,14 @@ from telegrad.bench.plan import size_of
 RowsFile = Annotated[
     Path | None, typer.Option("--json", dir_okay=False, help="Write all rows, the machine and the commit here.")
 ]
+CalibratesFirst = Annotated[
+    bool,
+    typer.Option(
+        "--calibrate/--no-calibrate",
+        help="Calibrate on each network first (about 7 s; not kept), as telegrad calibrate does. Otherwise "
+        "the automatic choice is what a calibration has kept, or the built-in one.",
+    ),
+]
 JobTimeout = Annotated[float, typer.Option(min=1, help="Seconds after which a job is given up.")]
 
 
