@@ -51,7 +51,8 @@ class StreamReductions(Member):
         """
         if not isinstance(stream, SparseStream):
             raise TypeError(
-                f"stream is a {type(stream).__name__}: it must be a SparseStream; dense tensors go to all_reduce()"
+                f"stream is a {type(stream).__name__}: it must be a SparseStream; make one of a COO tensor with "
+                "SparseStream.from_coo(), and give dense tensors to all_reduce()"
             )
         core, buffer = self._usable(), reducible(out, "out")
         dtype = DTYPES[stream.dtype]
@@ -114,7 +115,7 @@ class StreamReductions(Member):
             indices,
             encoding,
             checked_seed(seed),
-            self._next_encoded_call(),
+            0 if encoding == _core.ValueEncoding.native else self._next_encoded_call(),
             lost,
             stream.n,
             balanced,
@@ -185,7 +186,7 @@ class StreamReductions(Member):
 
 
 def _balanced(slices: object, algorithm: str) -> bool:
-    if slices not in SLICES:
+    if not isinstance(slices, str) or slices not in SLICES:
         raise ValueError(f"slices={slices!r} does not exist: use one of {', '.join(SLICES)}")
     if slices == "balanced" and algorithm == "recursive_doubling":
         raise ValueError("slices='balanced' is not for algorithm='recursive_doubling', which has none: use another")

@@ -49,7 +49,10 @@ def formats_named(wire: object, dtype: str, *, packs: bool) -> tuple[_core.Index
     if values is None or values == dtype:
         encoding = _core.ValueEncoding.native
     elif dtype != "f32" or values not in ENCODINGS:
-        raise TypeError(f"wire={wire!r} does not fit a stream of {dtype}: only float32 values can be encoded")
+        raise TypeError(
+            f"wire={wire!r} does not fit a stream of {dtype}: only float32 values can be encoded, and others go as "
+            "they are; name the format of indices alone"
+        )
     else:
         encoding = getattr(_core.ValueEncoding, values)
     return _INDICES[indices or ("packed" if packs else "blocked")], encoding

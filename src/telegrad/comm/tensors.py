@@ -116,7 +116,10 @@ def address(x: np.ndarray[Any, Any]) -> int:
 def _check_torch(x: Any, argument: str) -> None:
     torch = sys.modules["torch"]
     if x.layout != torch.strided:
-        raise TypeError(f"{argument} has layout {x.layout}: give a dense tensor, or a COO tensor to all_reduce()")
+        raise TypeError(
+            f"{argument} has layout {x.layout}: give a dense tensor; COO tensors are for "
+            "all_reduce(), all_gather() and reduce_scatter()"
+        )
     if x.device.type != "cpu":
         raise TypeError(f"{argument} is on {x.device}: this version works in host memory; move it with .cpu()")
     if x.is_conj() or x.is_neg():  # torch keeps the unchanged values and a mark, and memory holds no mark

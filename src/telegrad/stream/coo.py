@@ -32,7 +32,10 @@ def entries_of_coo(x: Any) -> tuple[npt.NDArray[np.int64], Any, int]:
     x = x.detach().coalesce()
     shape, sparse_shape = tuple(x.shape), tuple(x.shape[: x.sparse_dim()])
     width = int(np.prod(shape[x.sparse_dim() :], dtype=np.int64))
-    rows = np.ravel_multi_index(tuple(x.indices().numpy()), sparse_shape) if x._nnz() else np.empty(0, np.int64)
+    if sparse_shape and x._nnz():
+        rows = np.ravel_multi_index(tuple(x.indices().numpy()), sparse_shape)
+    else:
+        rows = np.zeros(x._nnz(), np.int64)
     flat = (rows[:, None] * width + np.arange(width)).reshape(-1)
     return flat, x.values().reshape(-1).contiguous(), int(np.prod(shape, dtype=np.int64))
 

@@ -219,7 +219,9 @@ class SparseStream:
 def _checked_length(n: Any, what: str = "n={}") -> int:
     if isinstance(n, bool) or not isinstance(n, (int, np.integer)):
         raise TypeError(f"n={n!r} must be an int: the length of the dense vector")
-    if not 0 <= n <= MAX_LENGTH:
+    if n < 0:
+        raise ValueError(f"n={n} must not be negative: it is the length of the dense vector")
+    if n > MAX_LENGTH:
         raise ValueError(
             f"{what.format(n)}, which must be in [0, {MAX_LENGTH}] (indices have 32 bits): split the vector into "
             "several streams"

@@ -131,6 +131,16 @@ def test_randomly_rounded_values_differ_from_call_to_call_and_with_the_seed_do_n
         one.close()
 
 
+def test_calls_that_round_nothing_do_not_change_what_later_ones_round(ranks: list[Communicator]) -> None:
+    inputs = streams(0.01)
+    first = reduced(ranks, inputs, wire="qsgd4", seed=5)[0]
+    others = Communicator.local(SIZE, timeout_s=30.0)
+    reduced(others, inputs)
+    np.testing.assert_array_equal(reduced(others, inputs, wire="qsgd4", seed=5)[0], first)
+    for one in others:
+        one.close()
+
+
 def tuning_of(ranks: list[Communicator], beta_s_per_byte: float) -> Tuning:
     made = Tuning.__new__(Tuning)
     object.__setattr__(made, "costs", Costs(alpha_s=1e-5, beta_s_per_byte=beta_s_per_byte))

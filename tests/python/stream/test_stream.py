@@ -125,7 +125,7 @@ def test_absent_elements_of_a_result(dtype: torch.dtype, absent: float) -> None:
         (_indices(-1, dtype=np.int64), ONE, 9, ValueError, r"indices\[0\]=-1 is outside"),
         (_indices(2**32, dtype=np.int64), ONE, 9, ValueError, "outside"),
         (_indices(1, 2), ONE, 9, ValueError, "indices has 2 entries but values has 1"),
-        (_indices(1), ONE, -1, ValueError, "n=-1, which must be in"),
+        (_indices(1), ONE, -1, ValueError, "n=-1 must not be negative"),
         (_indices(1), ONE, 2**32, ValueError, "n=4294967296, which must be in .*32 bits.*split the vector"),
         (_indices(1), ONE, 9.0, TypeError, "n=9.0 must be an int"),
         (_indices(1), ONE, True, TypeError, "n=True must be an int"),

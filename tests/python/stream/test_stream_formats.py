@@ -141,3 +141,9 @@ def test_a_row_needs_no_scipy() -> None:
         format="csr", shape=(1, 4), has_canonical_format=True, indices=np.array([2]), data=np.ones(1, np.float32)
     )
     assert SparseStream.from_csr(row).indices.tolist() == [2]
+
+
+def test_coo_without_sparse_dimensions() -> None:
+    assert SparseStream.from_coo(torch.tensor(3.0).to_sparse()).to_dense().tolist() == [3.0]
+    hybrid = torch.sparse_coo_tensor(torch.zeros((0, 2), dtype=torch.int64), torch.ones((2, 3)), (3,))
+    assert SparseStream.from_coo(hybrid).to_dense().tolist() == [2.0] * 3
