@@ -1,6 +1,7 @@
 // Concatenating allgather of sparse streams: ⌈log2 P⌉·α + (P−1)k·β with k entries per rank where they are few; where they
-// are many, then round a ring, (P−1)(α + k·β) more, and messages are decoded while others come. Renggli et al., "SparCML: high-performance sparse communication for machine learning", SC 2019,
-// §5.2: where every rank needs the others' entries, and not their sum.
+// are many, then round a ring, (P−1)(α + k·β) more, and messages are decoded while others come. Renggli et al., "SparCML:
+// high-performance sparse communication for machine learning", SC 2019, §5.2: where every rank needs the others' entries,
+// and not their sum.
 #include "collectives/allgather_sparse.hpp"
 
 #include <limits>

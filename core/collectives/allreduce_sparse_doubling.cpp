@@ -104,11 +104,7 @@ Task<SparseVerdict> SparseDoubling<V>::follow() {
     tell_others(rounds_);
     co_return verdict_;
   }
-  if (verdict_ == SparseVerdict::go_on) {
-    co_await encode_sum(mine_.view());
-  } else {
-    leaving_ = message_of(verdict_);
-  }
+  co_await encode_sum_or_verdict(mine_.view());
   co_await send_any_size(net_, leader, step(kFold), leaving_.bytes());
   const Buffer whole = co_await receive_any_size(net_, leader, step(kUnfold), most_);
   verdict_ = verdict_in(whole);
@@ -128,11 +124,7 @@ Task<SparseVerdict> SparseDoubling<V>::exchange_rounds() {
       tell_others(bit);
       co_return verdict_;
     }
-    if (verdict_ == SparseVerdict::go_on) {
-      co_await encode_sum(sum_.view());
-    } else {
-      leaving_ = message_of(verdict_);
-    }
+    co_await encode_sum_or_verdict(sum_.view());
     const Rank other_rank = partner(bit);
     const Step now = step(kFirstRound + bit);
     const Buffer other = co_await exchange_any_size(net_, other_rank, other_rank, now, leaving_.bytes(), most_);
@@ -150,11 +142,7 @@ Task<SparseVerdict> SparseDoubling<V>::exchange_rounds() {
   }
   if (verdict_ == SparseVerdict::go_on && how_.reduction == Reduction::avg) co_await divide_by_ranks(net_, sum_);
   if (folded()) {
-    if (verdict_ == SparseVerdict::go_on) {
-      co_await encode_sum(sum_.view());
-    } else {
-      leaving_ = message_of(verdict_);
-    }
+    co_await encode_sum_or_verdict(sum_.view());
     co_await send_any_size(net_, rank + 1, step(kUnfold), leaving_.bytes());
   }
   co_return verdict_;
@@ -194,7 +182,11 @@ Task<void> SparseDoubling<V>::hear(Rank from, Step message) {
 }
 
 template <class V>
-Task<void> SparseDoubling<V>::encode_sum(StreamView<V> sum) {
+Task<void> SparseDoubling<V>::encode_sum_or_verdict(StreamView<V> sum) {
+  if (verdict_ != SparseVerdict::go_on) {
+    leaving_ = message_of(verdict_);
+    co_return;
+  }
   co_await decide(net_, bytes_of(sum), [&] { leaving_ = encode_share(sum, how_); });
 }
 

@@ -43,7 +43,7 @@ class SparseDoubling {
 
   Task<SparseVerdict> follow();
   Task<SparseVerdict> exchange_rounds();
-  Task<void> encode_sum(StreamView<V> sum);
+  Task<void> encode_sum_or_verdict(StreamView<V> sum);
   Task<void> take(std::optional<StreamView<V>> held, const Buffer& message, Rank source);
   Task<void> reduce(std::vector<StreamView<V>> parts);
   void tell_others(Rank next_bit);
