@@ -171,6 +171,19 @@ Operation begin(const std::shared_ptr<Self>& self, Started started, bool blockin
                    std::move(started));
 }
 
+/// For a caller that waits: True if that was all, which spares Python an object and a call; else as begin().
+template <class Self>
+nb::object done_or_begun(const std::shared_ptr<Self>& self, RequestPtr request) {
+  self->submit(request, true);
+  {
+    const nb::gil_scoped_release unlocked;
+    self->wait(*request, Engine::now_s() + kSignalSlice_s);
+  }
+  if (request->done() && !request->failure()) return nb::bool_(true);
+  return nb::cast(
+      Operation([self](const Request& begun, double slice_s) { return self->wait(begun, slice_s); }, std::move(request)));
+}
+
 /// What Communicator.stats() of Python shows.
 inline nb::dict as_dict(const Session::Counters& counters, std::uint64_t in_flight, double waiting_s) {
   nb::dict result;

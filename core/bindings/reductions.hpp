@@ -37,22 +37,23 @@ void bind_reductions(nb::class_<Self>& type) {
           nb::arg("input"), nb::arg("output"), nb::arg("count"), nb::arg("dtype"), nb::arg("reduction"),
           nb::arg("algorithm"), blocking)
       .def(
-          // All of a small sum's way in one step; None for an array that cannot be summed as it is.
+          // All of a small sum's way in one step: True once it is done, for a caller that waits; None for an array that
+          // cannot be summed as it is; else the operation, which may have failed.
           "all_reduce_array",
           [](const Pointer& self, nb::handle array, Reduction reduction, Algorithm algorithm,
-             bool caller_waits) -> std::optional<Operation> {
+             bool caller_waits) -> nb::object {
             const auto found = buffer_of(array, true);
             if (!found || !is_reducible(found->dtype) || (reduction == Reduction::avg && is_integer(found->dtype))) {
-              return std::nullopt;
+              return nb::none();
             }
-            return begin(self,
-                         make_all_reduce(self->allreduce_table(),
-                                         {.input = memory<const std::byte>(found->pointer, found->nbytes),
-                                          .output = memory<std::byte>(found->pointer, found->nbytes),
-                                          .dtype = found->dtype,
-                                          .reduction = reduction,
-                                          .algorithm = algorithm}),
-                         caller_waits);
+            RequestPtr request = make_all_reduce(self->allreduce_table(),
+                                                 {.input = memory<const std::byte>(found->pointer, found->nbytes),
+                                                  .output = memory<std::byte>(found->pointer, found->nbytes),
+                                                  .dtype = found->dtype,
+                                                  .reduction = reduction,
+                                                  .algorithm = algorithm});
+            return caller_waits ? done_or_begun(self, std::move(request))
+                                : nb::cast(begin(self, std::move(request), false));
           },
           nb::arg("array"), nb::arg("reduction"), nb::arg("algorithm"), blocking)
       .def(

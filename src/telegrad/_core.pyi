@@ -4,7 +4,7 @@ alive.
 
 from collections.abc import Callable, Sequence
 from enum import Enum
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -157,7 +157,7 @@ class Communicator:
     ) -> Request: ...
     def all_reduce_array(
         self, array: object, reduction: Reduction, algorithm: Algorithm, blocking: bool = False
-    ) -> Request | None: ...
+    ) -> Request | Literal[True] | None: ...
     def all_reduce_quantised(
         self,
         input: int,

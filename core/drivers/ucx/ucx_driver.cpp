@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <cerrno>
 #include <chrono>
 #include <cstdlib>
@@ -24,6 +25,9 @@ namespace {
 constexpr unsigned kDataId = 1;
 constexpr unsigned kControlId = 2;
 constexpr double kShutDownMost_s = 0.25;  // a peer that has gone first never answers
+// Control connections run over TCP where data goes through shared memory, and a look at TCP is a system call. Nothing
+// that is on time depends on them, so they are looked at in some turns only; before a sleep always.
+constexpr unsigned kControlTurns = 32;
 
 // Below the threshold a message goes with its announcement. A rendezvous costs a round trip, and on crowded cores two
 // changes of process: within a host UCX's own threshold, about 8 KiB, made 16 to 128 KiB take up to twice as long over
@@ -84,7 +88,8 @@ struct UcxDriver::Worker {
   };
 
   ucp_context_h context = nullptr;
-  ucp_worker_h worker = nullptr;
+  ucp_worker_h data = nullptr;
+  ucp_worker_h control = nullptr;
   std::vector<Peer> peers;
 
   static ucs_status_t on_data(void* self, const void* header, std::size_t header_length, void* data,
@@ -110,7 +115,12 @@ struct UcxDriver::Worker {
     broken->driver->peer_broke(broken->rank, ucs_status_string(status));
   }
 
-  void handle(unsigned id, ucp_am_recv_callback_t callback, UcxDriver* driver) const {
+  /// Makes `worker`, which gives messages of kind `id` to `callback`; returns what becomes readable when it is armed.
+  int open(ucp_worker_h& worker, unsigned id, ucp_am_recv_callback_t callback, UcxDriver* driver) const {
+    ucp_worker_params_t worker_params{};
+    worker_params.field_mask = UCP_WORKER_PARAM_FIELD_THREAD_MODE;
+    worker_params.thread_mode = UCS_THREAD_MODE_SERIALIZED;
+    check_ucx(ucp_worker_create(context, &worker_params, &worker), driver->rank(), "ucp_worker_create");
     ucp_am_handler_param_t param{};
     param.field_mask = UCP_AM_HANDLER_PARAM_FIELD_ID | UCP_AM_HANDLER_PARAM_FIELD_CB | UCP_AM_HANDLER_PARAM_FIELD_ARG |
                        UCP_AM_HANDLER_PARAM_FIELD_FLAGS;
@@ -119,8 +129,44 @@ struct UcxDriver::Worker {
     param.cb = callback;
     param.arg = driver;
     check_ucx(ucp_worker_set_am_recv_handler(worker, &param), driver->rank(), "ucp_worker_set_am_recv_handler");
+    int descriptor = -1;
+    check_ucx(ucp_worker_get_efd(worker, &descriptor), driver->rank(), "ucp_worker_get_efd");
+    return descriptor;
+  }
+
+  // Its length in front.
+  static void append_address(ucp_worker_h worker, Rank rank, std::vector<std::byte>& bytes) {
+    ucp_address_t* address = nullptr;
+    std::size_t length = 0;
+    check_ucx(ucp_worker_get_address(worker, &address, &length), rank, "ucp_worker_get_address");
+    const auto prefix = std::bit_cast<std::array<std::byte, sizeof(std::uint32_t)>>(static_cast<std::uint32_t>(length));
+    bytes.insert(bytes.end(), prefix.begin(), prefix.end());
+    const auto* const first = reinterpret_cast<const std::byte*>(address);
+    bytes.insert(bytes.end(), first, first + length);
+    ucp_worker_release_address(worker, address);
+  }
+
+  // Empty: damaged.
+  static ConstBytes take_address(ConstBytes& bytes) {
+    std::uint32_t length = 0;
+    if (bytes.size() < sizeof length) return {};
+    std::memcpy(&length, bytes.data(), sizeof length);
+    bytes = bytes.subspan(sizeof length);
+    if (length > bytes.size()) return {};
+    const ConstBytes address = bytes.first(length);
+    bytes = bytes.subspan(length);
+    return address;
   }
 };
+
+namespace {
+
+bool watch_descriptor(int epoll, int descriptor, std::uint64_t data) {
+  epoll_event event{.events = EPOLLIN, .data = {.u64 = data}};
+  return ::epoll_ctl(epoll, EPOLL_CTL_ADD, descriptor, &event) == 0;
+}
+
+}  // namespace
 
 UcxDriver::UcxDriver(Rank rank, Rank size, const UcxOptions& options)
     : rank_(rank), size_(size), worker_(std::make_unique<Worker>()) {
@@ -153,13 +199,13 @@ void UcxDriver::open(const UcxOptions& options) {
   params.estimated_num_eps = std::size_t{2} * size_;
   check_ucx(ucp_init(&params, config, &worker_->context), rank_, "ucp_init");
 
-  ucp_worker_params_t worker_params{};
-  worker_params.field_mask = UCP_WORKER_PARAM_FIELD_THREAD_MODE;
-  worker_params.thread_mode = UCS_THREAD_MODE_SERIALIZED;
-  check_ucx(ucp_worker_create(worker_->context, &worker_params, &worker_->worker), rank_, "ucp_worker_create");
-  worker_->handle(kDataId, &Worker::on_data, this);
-  worker_->handle(kControlId, &Worker::on_control, this);
-  check_ucx(ucp_worker_get_efd(worker_->worker, &descriptor_), rank_, "ucp_worker_get_efd");
+  const int data = worker_->open(worker_->data, kDataId, &Worker::on_data, this);
+  const int control = worker_->open(worker_->control, kControlId, &Worker::on_control, this);
+  descriptor_ = ::epoll_create1(EPOLL_CLOEXEC);
+  if (descriptor_ < 0 || !watch_descriptor(descriptor_, data, 0) || !watch_descriptor(descriptor_, control, 0)) {
+    throw TransportError(
+        {.rank = rank_, .operation = "join", .reason = std::string("cannot watch UCX: ") + std::strerror(errno)});
+  }
 }
 
 UcxDriver::~UcxDriver() { shut_down(); }
@@ -167,15 +213,10 @@ UcxDriver::~UcxDriver() { shut_down(); }
 std::string UcxDriver::version() { return ucp_get_version_string(); }
 
 std::vector<std::byte> UcxDriver::address() const {
-  ucp_address_t* address = nullptr;
-  std::size_t length = 0;
-  check_ucx(ucp_worker_get_address(worker_->worker, &address, &length), rank_, "ucp_worker_get_address");
-  const auto* const first = reinterpret_cast<const std::byte*>(address);
   std::vector<std::byte> bytes;
   ProcessIdentity::of_this_process().append_to(bytes);
   bytes.push_back(static_cast<std::byte>(allows_memory_));
-  bytes.insert(bytes.end(), first, first + length);
-  ucp_worker_release_address(worker_->worker, address);
+  for (const ucp_worker_h worker : {worker_->data, worker_->control}) Worker::append_address(worker, rank_, bytes);
   return bytes;
 }
 
@@ -191,7 +232,11 @@ void UcxDriver::connect(std::span<const std::vector<std::byte>> addresses) {
     peer.rank = rank;
     std::span<const std::byte> address = addresses[rank];
     const auto identity = ProcessIdentity::take_from(address);
-    if (!identity || address.size() < 2) {
+    const bool peer_allows_memory = !address.empty() && address.front() != std::byte{};
+    if (!address.empty()) address = address.subspan(1);
+    const ConstBytes data_address = Worker::take_address(address);
+    const ConstBytes control_address = Worker::take_address(address);
+    if (!identity || data_address.empty() || control_address.empty()) {
       throw TransportError({.rank = rank_,
                             .peer = rank,
                             .operation = "join",
@@ -199,8 +244,6 @@ void UcxDriver::connect(std::span<const std::vector<std::byte>> addresses) {
                                       " is damaged; install the same telegrad on all hosts"});
     }
     peer.identity = {identity->host, identity->pid};
-    const bool peer_allows_memory = address.front() != std::byte{};
-    address = address.subspan(1);
     shares_memory_ = shares_memory_ && peer_allows_memory && identity->machine == self.machine &&
                      identity->pid_namespace == self.pid_namespace;
     const ProcessIdentity::Watch watch = identity->watch();
@@ -212,9 +255,9 @@ void UcxDriver::connect(std::span<const std::vector<std::byte>> addresses) {
     }
     ucp_ep_params_t params{};
     params.field_mask = UCP_EP_PARAM_FIELD_REMOTE_ADDRESS;
-    params.address = reinterpret_cast<const ucp_address_t*>(address.data());
-    const auto create = [&](ucp_ep_h& endpoint) {
-      const ucs_status_t status = ucp_ep_create(worker_->worker, &params, &endpoint);
+    const auto create = [&](ucp_worker_h worker, ConstBytes reached_at, ucp_ep_h& endpoint) {
+      params.address = reinterpret_cast<const ucp_address_t*>(reached_at.data());
+      const ucs_status_t status = ucp_ep_create(worker, &params, &endpoint);
       if (status == UCS_OK) return;
       throw TransportError({.kind = FailureKind::transport,
                             .rank = rank_,
@@ -224,11 +267,11 @@ void UcxDriver::connect(std::span<const std::vector<std::byte>> addresses) {
                             .operation = "join",
                             .reason = std::string("connecting failed: ") + ucs_status_string(status)});
     };
-    create(peer.data);
+    create(worker_->data, data_address, peer.data);
     params.field_mask |= UCP_EP_PARAM_FIELD_ERR_HANDLING_MODE | UCP_EP_PARAM_FIELD_ERR_HANDLER;
     params.err_mode = UCP_ERR_HANDLING_MODE_PEER;
     params.err_handler = {.cb = &Worker::on_broken, .arg = &peer};
-    create(peer.control);
+    create(worker_->control, control_address, peer.control);
   }
   watch_processes();
 }
@@ -246,24 +289,14 @@ void UcxDriver::watch_processes() {
   const bool any = std::ranges::any_of(worker_->peers, [](const auto& peer) { return peer.watch >= 0; });
   if (!any) return;
   deaths_ = ::epoll_create1(EPOLL_CLOEXEC);
-  const int both = ::epoll_create1(EPOLL_CLOEXEC);
-  const auto add = [](int to, int descriptor, std::uint64_t data) {
-    epoll_event event{.events = EPOLLIN, .data = {.u64 = data}};
-    return ::epoll_ctl(to, EPOLL_CTL_ADD, descriptor, &event) == 0;
-  };
-  if (deaths_ < 0 || both < 0 || !add(both, descriptor_, 0) || !add(both, deaths_, 0)) {
-    const int error = errno;
-    for (const int opened : {both, std::exchange(deaths_, -1)}) {
-      if (opened >= 0) ::close(opened);
-    }
+  if (deaths_ < 0 || !watch_descriptor(descriptor_, deaths_, 0)) {
     throw TransportError({.rank = rank_,
                           .operation = "join",
-                          .reason = std::string("cannot watch the ranks of this machine: ") + std::strerror(error)});
+                          .reason = std::string("cannot watch the ranks of this machine: ") + std::strerror(errno)});
   }
   for (Worker::Peer& peer : worker_->peers) {
-    if (peer.watch >= 0) add(deaths_, peer.watch, peer.rank);
+    if (peer.watch >= 0) watch_descriptor(deaths_, peer.watch, peer.rank);
   }
-  descriptor_ = both;
 }
 
 bool UcxDriver::find_deaths() {
@@ -305,6 +338,7 @@ void UcxDriver::send_control(Rank to, const Control& control) {
   param.flags = UCP_AM_SEND_FLAG_COPY_HEADER | UCP_AM_SEND_FLAG_EAGER;
   param.cb.send = &Worker::on_control_sent;
   param.user_data = payload.get();
+  control_armed_ = false;
   void* const request =
       ucp_am_send_nbx(peer.control, kControlId, &header, sizeof header, payload->data(), payload->size(), &param);
   if (request != nullptr && !UCS_PTR_IS_ERR(request)) {
@@ -390,7 +424,7 @@ void UcxDriver::accept(const Arrival& arrival, Bytes into, Pending& pending) {
   param.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA;
   param.cb.recv_am = &Worker::on_received;
   param.user_data = &pending;
-  void* const request = ucp_am_recv_data_nbx(worker_->worker, incoming->data, into.data(), into.size(), &param);
+  void* const request = ucp_am_recv_data_nbx(worker_->data, incoming->data, into.data(), into.size(), &param);
   incoming->taken = true;
   if (!incoming->in_callback) recycle(incoming);
   if (request == nullptr) {
@@ -405,14 +439,28 @@ void UcxDriver::discard(const Arrival& arrival) {
   auto* const incoming = static_cast<Incoming*>(arrival.handle);
   incoming->taken = true;
   if (incoming->in_callback) return;  // UCX drops what its callback did not keep
-  if (incoming->rendezvous || incoming->persistent) ucp_am_data_release(worker_->worker, incoming->data);
+  if (incoming->rendezvous || incoming->persistent) ucp_am_data_release(worker_->data, incoming->data);
   recycle(incoming);
 }
 
-bool UcxDriver::progress() {
+namespace {
+
+unsigned progressed(ucp_worker_h worker) {
   constexpr unsigned kTurnMost = 32;
   unsigned events = 0;
-  while (events < kTurnMost && ucp_worker_progress(worker_->worker) != 0) ++events;
+  while (events < kTurnMost && ucp_worker_progress(worker) != 0) ++events;
+  return events;
+}
+
+}  // namespace
+
+bool UcxDriver::progress() {
+  unsigned events = progressed(worker_->data);
+  if (!dead_.empty() || ++turns_without_control_ >= kControlTurns) {
+    turns_without_control_ = 0;
+    control_armed_ = false;
+    events += progressed(worker_->control);
+  }
   if (events == 0) {
     for (const Rank rank : std::exchange(dead_, {})) {
       worker_->peers[rank].broken = true;
@@ -425,7 +473,13 @@ bool UcxDriver::progress() {
 }
 
 bool UcxDriver::arm() {
-  return broken_.empty() && dead_.empty() && ucp_worker_arm(worker_->worker) == UCS_OK && !find_deaths();
+  if (!broken_.empty() || !dead_.empty()) return false;
+  if (!control_armed_) control_armed_ = ucp_worker_arm(worker_->control) == UCS_OK;
+  if (!control_armed_) {
+    turns_without_control_ = kControlTurns;
+    return false;
+  }
+  return ucp_worker_arm(worker_->data) == UCS_OK && !find_deaths();
 }
 
 double UcxDriver::now_s() const {
@@ -436,7 +490,8 @@ double UcxDriver::now_s() const {
 void UcxDriver::shut_down() {
   if (!worker_ || worker_->context == nullptr) return;
   sink_ = nullptr;
-  if (worker_->worker != nullptr) {
+  const bool open = worker_->data != nullptr && worker_->control != nullptr;
+  if (open) {
     std::vector<void*> closing;
     for (Worker::Peer& peer : worker_->peers) {
       if (peer.watch >= 0) ::close(std::exchange(peer.watch, -1));
@@ -452,20 +507,19 @@ void UcxDriver::shut_down() {
     }
     const double deadline_s = now_s() + kShutDownMost_s;
     while (!closing.empty() && now_s() < deadline_s) {
-      if (ucp_worker_progress(worker_->worker) == 0) ::sched_yield();
+      if (progressed(worker_->data) + progressed(worker_->control) == 0) ::sched_yield();
       std::erase_if(closing, [](void* request) {
         if (ucp_request_check_status(request) == UCS_INPROGRESS) return false;
         ucp_request_free(request);
         return true;
       });
     }
-    if (deaths_ >= 0) {
-      ::close(std::exchange(deaths_, -1));
-      ::close(descriptor_);
-    }
-    ucp_worker_destroy(worker_->worker);
-    worker_->worker = nullptr;
-    descriptor_ = -1;
+  }
+  for (int* const descriptor : {&deaths_, &descriptor_}) {
+    if (*descriptor >= 0) ::close(std::exchange(*descriptor, -1));
+  }
+  for (ucp_worker_h* const worker : {&worker_->data, &worker_->control}) {
+    if (*worker != nullptr) ucp_worker_destroy(std::exchange(*worker, nullptr));
   }
   ucp_cleanup(worker_->context);
   worker_->context = nullptr;

@@ -1,7 +1,8 @@
 #pragma once
 // The ucx driver: one rank on UCX, over shared memory, TCP or RDMA alike, by active messages.
-// Each peer has two endpoints on one worker. `data` runs without UCX's error handling, which would forbid the fast
-// paths; `control` runs with it and with keepalive, and is how a dead peer is noticed.
+// Each peer has two endpoints, on two workers. `data` runs without UCX's error handling, which would forbid the fast
+// paths; `control` runs with it and with keepalive, and is how a dead peer is noticed. Its worker is its own, so that
+// waiting for data over shared memory does not look at the control connections' sockets in every turn.
 
 #include <memory>
 #include <optional>
@@ -26,7 +27,7 @@ class UcxDriver final : public Driver {
   UcxDriver(Rank rank, Rank size, const UcxOptions& options);
   ~UcxDriver() override;
 
-  /// The bytes by which peers know this process and reach its worker.
+  /// The bytes by which peers know this process and reach its workers.
   std::vector<std::byte> address() const;
   /// Makes the endpoints; `addresses[r]` is rank r's address().
   void connect(std::span<const std::vector<std::byte>> addresses);
@@ -67,8 +68,10 @@ class UcxDriver final : public Driver {
   EventSink* sink_ = nullptr;
   bool allows_memory_ = false;  // UCX may use it here
   bool shares_memory_ = false;
-  int descriptor_ = -1;  // UCX's, or one over it and deaths_
+  int descriptor_ = -1;  // over both workers' and deaths_
   int deaths_ = -1;      // readable when a process of this machine has ended
+  bool control_armed_ = false;  // nothing has been done with it since
+  unsigned turns_without_control_ = 0;
   std::unique_ptr<Worker> worker_;
   std::vector<std::unique_ptr<Incoming>> incoming_;  // all that were ever made
   std::vector<Incoming*> idle_incoming_;

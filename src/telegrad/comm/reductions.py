@@ -84,6 +84,8 @@ class Reductions(StreamReductions):
         if named_both and type(x) is np.ndarray and out is None:
             named = NAMED_DENSE.get((op, algorithm))
             begun = named and self._usable().all_reduce_array(x, *named, not async_op)
+            if begun is True:
+                return None
             if begun:
                 if async_op:
                     return self._work(begun, "all_reduce", x, lambda _: x)
