@@ -1,5 +1,7 @@
 #include "base/buffer.hpp"
 
+#include <sys/mman.h>
+
 #include <algorithm>
 #include <array>
 #include <bit>
@@ -10,7 +12,6 @@
 namespace telegrad {
 namespace {
 
-constexpr std::align_val_t kAlignment{64};
 constexpr std::size_t kSmallest = 64;
 constexpr std::size_t kKeptBytesMost = std::size_t{512} << 20;  // past this, memory goes back to the system
 
@@ -21,7 +22,20 @@ constexpr std::size_t kSlabBytes = std::size_t{64} << 10;
 
 constexpr bool kOneByOne = TELEGRAD_SANITIZED;  // so that a sanitizer knows each buffer's bounds and life
 
-std::byte* allocate(std::size_t bytes) { return static_cast<std::byte*>(::operator new(bytes, kAlignment)); }
+// Long blocks ask for huge pages: the kernel copies between processes page by page.
+constexpr std::size_t kHugePage = std::size_t{2} << 20;
+
+constexpr std::align_val_t alignment_of(std::size_t bytes) {
+  return std::align_val_t{bytes >= kHugePage ? kHugePage : std::size_t{64}};
+}
+
+std::byte* allocate(std::size_t bytes) {
+  void* const block = ::operator new(bytes, alignment_of(bytes));
+  if (bytes >= kHugePage) ::madvise(block, bytes, MADV_HUGEPAGE);  // a kernel without them has its reasons
+  return static_cast<std::byte*>(block);
+}
+
+void release(std::byte* block, std::size_t bytes) { ::operator delete(block, alignment_of(bytes)); }
 
 // Free lists by power of two. Never destroyed: buffers may outlive static destructors.
 class Pool {
@@ -55,7 +69,7 @@ class Pool {
         return;
       }
     }
-    ::operator delete(block, kAlignment);
+    release(block, capacity);
   }
 
  private:
@@ -91,7 +105,7 @@ Buffer::Buffer(std::size_t size) : size_(size) {
 Buffer::~Buffer() {
   if (data_ == nullptr) return;
   if (kOneByOne) {
-    ::operator delete(data_, kAlignment);
+    release(data_, capacity_);
   } else {
     pool().give_back(data_, capacity_);
   }

@@ -78,11 +78,12 @@ auto on_entry_type(DType dtype, const Body& body) {
   }
 }
 
-// Dense, of `n` values, where there are no indices.
+// Dense, of `n` values, where there are no indices: those are read where they lie, and Python keeps them until the
+// request is done. Entries are copied: once checked, their indices must not change.
 template <class V>
 SparseStream<V> stream_of(std::uintptr_t indices, std::uintptr_t values, std::size_t nnz, std::uint64_t n) {
   const std::span<const V> held = memory<const V>(values, nnz);
-  if (indices == 0 && nnz == n) return SparseStream<V>::dense(held);
+  if (indices == 0 && nnz == n) return SparseStream<V>::borrow_dense(held);
   return SparseStream<V>::sparse(n, memory<const std::uint32_t>(indices, nnz), held);
 }
 

@@ -81,8 +81,9 @@ Task<SparseStream<V>> OpenSum<V>::sum_densely() {
     co_await sum_densely_into(values.span());
     co_return SparseStream<V>::dense(mine_.dimension());
   } else {
-    if (mine_.is_dense()) {
-      co_await sum_in_place(mine_.values());
+    if (mine_.is_dense() && !mine_.is_borrowed()) {
+      const Bytes values = std::as_writable_bytes(mine_.own_values());
+      co_await sum_elements(values, values);
       co_return std::move(mine_);
     }
     Array<V> values(static_cast<std::size_t>(mine_.dimension()));
@@ -93,19 +94,23 @@ Task<SparseStream<V>> OpenSum<V>::sum_densely() {
 
 template <class V>
 Task<void> OpenSum<V>::sum_densely_into(std::span<V> output) {
+  const StreamView<V> mine = mine_.view();
+  const Bytes sum = std::as_writable_bytes(output);
+  ConstBytes addend = sum;
   if constexpr (std::is_same_v<V, CountedF32>) {
     co_await decide(net_, output.size_bytes(), [] {});
+  } else if (mine.dense) {
+    addend = std::as_bytes(mine.values);
   } else {
-    const StreamView<V> mine = mine_.view();
     co_await write_view(net_, mine, output, how_.reduction);
   }
-  co_await sum_in_place(output);
+  co_await sum_elements(addend, sum);
 }
 
 template <class V>
-Task<void> OpenSum<V>::sum_in_place(std::span<V> values) {
-  const Bytes bytes = std::as_writable_bytes(values);
-  co_await allreduce(net_, decision_.dense_algorithm(), dtype_of<V>, how_.reduction, bytes, bytes);
+Task<void> OpenSum<V>::sum_elements(ConstBytes addend, Bytes sum) {
+  co_await allreduce(net_, decision_.dense_algorithm(), dtype_of<V>, how_.reduction, addend, sum);
+  const std::span<const V> values(reinterpret_cast<const V*>(sum.data()), sum.size() / sizeof(V));
   if constexpr (std::is_same_v<V, CountedF32>) {
     saw(static_cast<double>(values.size()));
   } else {

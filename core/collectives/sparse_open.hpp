@@ -37,7 +37,7 @@ class OpenSum {
   void saw(double sum_entries);
 
  private:
-  Task<void> sum_in_place(std::span<V> values);
+  Task<void> sum_elements(ConstBytes addend, Bytes sum);
 
   Transport& net_;
   SparseStream<V> mine_;

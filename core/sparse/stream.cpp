@@ -63,10 +63,10 @@ SparseStream<V> merge(const SparseStream<V>& a, const SparseStream<V>& b, Reduct
 template <class V>
 void accumulate(SparseStream<V>& total, const SparseStream<V>& next, Reduction reduction) {
   if (next.is_dense()) {
-    const Bytes values = std::as_writable_bytes(total.values());
+    const Bytes values = std::as_writable_bytes(total.own_values());
     kernels::reduce_to(dtype_of<V>, reduction, values, std::as_bytes(next.values()), values);
   } else {
-    kernels::scatter_reduce(reduction, total.values(), next.view().entries());
+    kernels::scatter_reduce(reduction, total.own_values(), next.view().entries());
   }
 }
 
@@ -139,6 +139,20 @@ SparseStream<V> SparseStream<V>::dense(std::span<const V> values) {
 }
 
 template <class V>
+SparseStream<V> SparseStream<V>::borrow_dense(std::span<const V> values) {
+  SparseStream stream(values.size());
+  stream.dense_ = true;
+  stream.borrowed_ = values;
+  return stream;
+}
+
+template <class V>
+std::span<V> SparseStream<V>::own_values() {
+  if (is_borrowed()) values_ = copy_of(std::exchange(borrowed_, {}));
+  return values_.span();
+}
+
+template <class V>
 SparseStream<V> SparseStream<V>::adopt_sparse(std::uint64_t dimension, Array<std::uint32_t> indices,
                                               Array<V> values) {
   TELEGRAD_CHECK(indices.size() == values.size());
@@ -191,7 +205,7 @@ void SparseStream<V>::write_dense(std::span<V> out, Reduction reduction, double 
 
 template <class V>
 void SparseStream<V>::scale(double factor) {
-  kernels::scale(dtype_of<V>, std::as_writable_bytes(values()), factor);
+  kernels::scale(dtype_of<V>, std::as_writable_bytes(own_values()), factor);
 }
 
 double switch_entries(std::uint64_t n, std::size_t value_bytes, std::size_t index_bytes, double factor) {

@@ -62,6 +62,8 @@ class SparseStream {
                              std::span<const V> values);
   /// Copies. Throws std::invalid_argument beyond kDimensionMost values.
   static SparseStream dense(std::span<const V> values);
+  /// Dense, without a copy until something is to change it: `values` must outlive the stream and stay as they are.
+  static SparseStream borrow_dense(std::span<const V> values);
   /// Take arrays that the caller has built in order: only lengths and the ends are CHECKed.
   static SparseStream adopt_sparse(std::uint64_t dimension, Array<std::uint32_t> indices, Array<V> values);
   static SparseStream adopt_dense(Array<V> values);
@@ -71,10 +73,12 @@ class SparseStream {
   std::uint64_t dimension() const { return dimension_; }
   bool is_dense() const { return dense_; }
   /// Entries held: the dimension where dense.
-  std::size_t nnz() const { return values_.size(); }
+  std::size_t nnz() const { return values().size(); }
+  bool is_borrowed() const { return !borrowed_.empty(); }
   std::span<const std::uint32_t> indices() const { return indices_.span(); }
-  std::span<const V> values() const { return values_.span(); }
-  std::span<V> values() { return values_.span(); }
+  std::span<const V> values() const { return is_borrowed() ? borrowed_ : values_.span(); }
+  /// To be changed: what was borrowed is copied.
+  std::span<V> own_values();
 
   /// Valid until the stream is changed, moved from or destroyed.
   StreamView<V> view() const { return {{0, dimension_}, dense_, indices(), values()}; }
@@ -90,13 +94,17 @@ class SparseStream {
 
   /// Give the arrays away; the stream may then only be assigned to or destroyed.
   Array<std::uint32_t> take_indices() { return std::move(indices_); }
-  Array<V> take_values() { return std::move(values_); }
+  Array<V> take_values() {
+    own_values();
+    return std::move(values_);
+  }
 
  private:
   std::uint64_t dimension_ = 0;
   bool dense_ = false;
   Array<std::uint32_t> indices_;
   Array<V> values_;
+  std::span<const V> borrowed_;  // in place of values_; only what is dense
 };
 
 /// The number of entries δ beyond which a stream of `n` elements is better dense: factor * n * v / (c + v), with v

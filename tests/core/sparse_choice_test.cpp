@@ -180,6 +180,36 @@ TEST("every reduction and dtype where all vote for a dense sum, and where they s
   }
 }
 
+TEST("vectors that are borrowed stay as they are, whatever is chosen for them") {
+  constexpr std::uint64_t kN = 5'000;
+  for (const Rank size : {1U, 2U, 3U, 4U, 7U}) {
+    std::vector<std::vector<float>> vectors;
+    for (Rank rank = 0; rank < size; ++rank) {
+      Random random(rank + 1);
+      std::vector<float>& vector = vectors.emplace_back(kN);
+      for (float& value : vector) value = static_cast<float>(random.below(7)) - 3.0F;
+    }
+    const std::vector<std::vector<float>> before = vectors;
+    std::vector<float> sum(kN);
+    for (const auto& vector : vectors) std::ranges::transform(sum, vector, sum.begin(), std::plus<>());
+    for (const NetworkCosts costs : {kOnlyLatency, kOnlyBytes, kOnlyWork, kBoth}) {
+      const Choices choices = choices_of(size, costs);
+      std::vector<std::shared_ptr<std::optional<SparseStream<float>>>> results;
+      EXPECT(run_ranks(World::simulated, size, [&](Rank rank) {
+               auto begun = make_all_reduce(SparseStream<float>::borrow_dense(vectors[rank]),
+                                            {.algorithm = Algorithm::automatic, .choice = choices[rank]});
+               results.push_back(begun.result);
+               return begun.request;
+             }, 1).all_succeeded());
+      EXPECT(vectors == before);
+      for (Rank rank = 0; rank < size; ++rank) {
+        const Array<float> values = (**results[rank]).take_values();
+        EXPECT(std::ranges::equal(values.span(), sum) && values.data() != vectors[rank].data());
+      }
+    }
+  }
+}
+
 TEST("a full sum goes by the dense algorithm, a short one in log2 P messages, and nobody asks twice") {
   const auto messages = [](std::uint64_t elements, std::uint64_t nnz) {
     const Measurement found = measure({.operation = Operation::sparse_allreduce,

@@ -37,7 +37,7 @@ void expect_split_reduction(std::mt19937& random, Reduction reduction, std::size
   for (std::size_t rank = 0; rank < ranks; ++rank) {
     streams.push_back(random_stream<V>(random, n, rank % 4 == 1 ? 0.0 : density));
     if (reduction == Reduction::prod) {  // small enough to be exact
-      for (V& value : streams.back().values()) value = V(static_cast<float>(value) < 0.0F ? -1.0F : 2.0F);
+      for (V& value : streams.back().own_values()) value = V(static_cast<float>(value) < 0.0F ? -1.0F : 2.0F);
     }
     if (rank < dense_ones) streams.back().to_dense(reduction);
     const auto next = dense_of(streams.back().view(), reduction);

@@ -57,6 +57,26 @@ TEST("a stream keeps what it is given, and a clone is apart from it") {
   EXPECT_EQ(stream.take_indices()[2], 9);
 }
 
+TEST("a borrowed dense stream reads the caller's memory, and copies it before any change") {
+  const std::vector<float> values{1, 0, 3};
+  const auto borrowed = [&] { return SparseStream<float>::borrow_dense(values); };
+  EXPECT(borrowed().is_dense() && borrowed().is_borrowed() && borrowed().values().data() == values.data());
+  EXPECT_EQ(borrowed().nnz(), 3U);
+  SparseStream<float> scaled = borrowed();
+  scaled.scale(2.0);
+  EXPECT(!scaled.is_borrowed() && scaled.values()[2] == 6.0F);
+  const SparseStream<float> total = reduce(borrowed(), borrowed(), Reduction::sum, 2.0);
+  EXPECT(!total.is_borrowed() && total.values()[0] == 2.0F && total.values()[2] == 6.0F);
+  const SparseStream<float> apart = borrowed().clone();
+  EXPECT(apart.values().data() != values.data());
+  const Array<float> taken = borrowed().take_values();
+  EXPECT(taken.size() == 3 && taken.data() != values.data() && taken[2] == 3.0F);
+  SparseStream<float> moved = borrowed();
+  const SparseStream<float> to = std::move(moved);
+  EXPECT(to.is_borrowed() && to.values().data() == values.data());
+  EXPECT_EQ(values, (std::vector<float>{1, 0, 3}));
+}
+
 TEST("a stream without entries or without elements is a stream") {
   const SparseStream<bf16> none(7);
   EXPECT_EQ(dense_of(none), std::vector<float>(7));

@@ -15,6 +15,8 @@ from telegrad.stream.coo import coo_of_entries, entries_of_coo
 from telegrad.stream.csr import entries_of_row, row_of_entries
 from telegrad.stream.values import NAMES, Bits, as_bits, bits_of, entries_of_dense, is_torch_tensor, wrapped
 
+_INDEX_BYTES = 4
+
 MAX_LENGTH = 2**32 - 1
 """Longest vector: indices are 32-bit on the wire."""
 
@@ -67,15 +69,16 @@ class SparseStream:
 
     @classmethod
     def from_dense(cls, x: Any) -> SparseStream:
-        """The entries of ``x`` that are not zero.
+        """The entries of ``x`` that are not zero, or a copy of ``x`` where they would take more memory than that.
 
         ``x``: contiguous, of any shape, read in memory order; dtypes as for ``values``. Raises ``TypeError`` for other
-        dtypes, and ``ValueError`` for 2**32 elements or more.
+        dtypes, and ``ValueError`` for 2**32 elements or more. Source: SparCML §5.1 (the switch to dense).
         """
         flat = x.reshape(-1) if is_torch_tensor(x) or isinstance(x, np.ndarray) else x
         bits = bits_of(flat, "x")
         _checked_length(bits.size, "x has {} elements")
-        indices, values = entries_of_dense(bits, 0.0)
+        most = bits.nbytes // (bits.itemsize + _INDEX_BYTES)
+        indices, values = entries_of_dense(bits, 0.0, most) or (None, bits.copy())
         return cls.trusted(indices, values, bits.size, of_torch=is_torch_tensor(x))
 
     @classmethod
@@ -115,7 +118,7 @@ class SparseStream:
 
     @property
     def is_dense(self) -> bool:
-        """True if a result became so full that it is held densely.
+        """True if a vector or a result is so full that it is held densely.
 
         ``indices`` and ``values`` are then made when asked for.
         """
@@ -213,7 +216,9 @@ class SparseStream:
 
     def _make_sparse(self) -> None:
         if self._indices is None:
-            self._indices, self._bits = entries_of_dense(self._bits, self._absent)
+            entries = entries_of_dense(self._bits, self._absent, self._n)
+            assert entries is not None
+            self._indices, self._bits = entries
 
 
 def _checked_length(n: Any, what: str = "n={}") -> int:

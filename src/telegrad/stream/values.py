@@ -67,18 +67,20 @@ def as_bits(value: float, dtype: np.dtype[Any]) -> Any:
     return np.uint16(np.float32(value).view(np.uint32) >> np.uint32(16))
 
 
-def entries_of_dense(bits: Bits, absent: float) -> tuple[npt.NDArray[np.uint32], Bits]:
-    """Where ``bits`` are not ``absent`` (0 stands for both zeros), and what stands there. One pass, or two where more
-    than a quarter are entries."""
+def entries_of_dense(bits: Bits, absent: float, most: int) -> tuple[npt.NDArray[np.uint32], Bits] | None:
+    """Where ``bits`` are not ``absent`` (0 stands for both zeros), and what stands there; ``None`` where these are more
+    than ``most`` entries. One pass, or two where more than a quarter are entries."""
     dtype, room = _DTYPES[bits.dtype.name], max(bits.size // _ROOM_SHARE, min(bits.size, _ROOM_LEAST))
     while True:
         indices, values = np.empty(room, np.uint32), np.empty(room, bits.dtype)
         count = _core.compact(bits.ctypes.data, bits.size, dtype, absent, indices.ctypes.data, values.ctypes.data, room)
-        if count <= room:
+        if count <= min(room, most):
             # Gives back what was not written; nobody else has seen the arrays.
             indices.resize(count, refcheck=False)
             values.resize(count, refcheck=False)
             return indices, values
+        if count > most:
+            return None
         room = count
 
 

@@ -69,6 +69,20 @@ def test_from_dense_and_back(x: np.ndarray) -> None:
     assert stream.nnz == np.count_nonzero(x)
 
 
+@pytest.mark.parametrize(("dtype", "delta"), [("float32", 50), ("float64", 66), ("float16", 33), ("bfloat16", 33)])
+def test_from_dense_copies_what_takes_less_memory_so(dtype: str, delta: int) -> None:
+    x = torch.zeros(100, dtype=getattr(torch, dtype))
+    x[:delta] = 2.0
+    assert not SparseStream.from_dense(x).is_dense
+    x[delta] = 3.0
+    stream = SparseStream.from_dense(x)
+    x[0] = 7.0
+    assert stream.is_dense
+    assert stream.to_dense().tolist() == [2.0] * delta + [3.0] + [0.0] * (99 - delta)
+    assert stream.nnz == delta + 1
+    assert stream.is_dense
+
+
 @pytest.mark.parametrize("density", [0.0, 0.01, 0.3, 1.0])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16])
 def test_entries_of_long_vectors(dtype: torch.dtype, density: float) -> None:
