@@ -278,7 +278,7 @@ TEST("who cuts a vector otherwise than the others is told so") {
     const Rank receiver = operation == 2 ? 2 : 0;  // the others may be through before they hear of it
     REQUIRE(ended.requests[receiver]->failure());
     EXPECT(ended.requests[receiver]->failure()->kind == FailureKind::mismatched_call);
-    EXPECT(ended.requests[receiver]->failure()->reason.find("layout=") != std::string::npos);
+    EXPECT(ended.requests[receiver]->failure()->reason.find("counts=#") != std::string::npos);
   }
 }
 

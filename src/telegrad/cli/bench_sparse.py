@@ -56,7 +56,15 @@ def sparse(
             "itself."
         ),
     ] = None,
-    names: Annotated[str, typer.Option("--names", help="Whom to measure, separated by commas.")] = ",".join(NAMES),
+    names: Annotated[
+        str,
+        typer.Option(
+            "--names",
+            show_default=False,
+            help=f"Whom to measure, separated by commas: {', '.join(NAMES)} (all, by default). telegrad-WIRE is the "
+            "automatic choice, -to-dense writes into a dense vector.",
+        ),
+    ] = ",".join(NAMES),
     samples: Annotated[int, typer.Option(min=3, help="Samples of each contender (fewer where one takes long).")] = 9,
     seconds: Annotated[float, typer.Option(min=0.1, help="About how long to measure, of each combination.")] = 60.0,
     calibrates: CalibratesFirst = True,

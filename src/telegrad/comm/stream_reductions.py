@@ -9,7 +9,7 @@ from telegrad import _core
 from telegrad.comm.encoded import checked_seed
 from telegrad.comm.member import Member
 from telegrad.comm.reduction import SPARSE_ALGORITHMS, algorithm_of, neutral_element, sparse_reduction_of
-from telegrad.comm.stream_input import StreamInput
+from telegrad.comm.stream_input import StreamInput, sparse_input
 from telegrad.comm.stream_wire import error_into, formats_of, overlaps_stream
 from telegrad.comm.tensors import HostBuffer, address, reducible
 from telegrad.comm.work import Work
@@ -30,7 +30,7 @@ class StreamReductions(Member):
 
     def all_reduce_into(
         self,
-        stream: SparseStream,
+        stream: Any,
         out: Any,
         op: Any = "sum",
         *,
@@ -42,18 +42,20 @@ class StreamReductions(Member):
         seed: int = 0,
         slices: str = "equal",
     ) -> Work | None:
-        """Writes the dense reduction of all ranks' streams into ``out``.
+        """Writes the dense reduction of all ranks' streams (SparseStream or ``torch.sparse_coo``) into ``out``.
 
         ``out``: ``stream.n`` elements of the values' dtype, any shape. ``op`` as for all_reduce: where no rank has an
         entry, ``out`` becomes the neutral element (0 for ``"sum"``, ``"avg"`` and ``"max_abs"``, 1 for ``"prod"``,
         infinity for ``"min"``, -infinity for ``"max"``). Faster than making a sparse result dense; ``out`` must not
         share memory with the stream. The other arguments are as for all_reduce().
         """
-        if not isinstance(stream, SparseStream):
+        given = sparse_input(stream)
+        if given is None:
             raise TypeError(
-                f"stream is a {type(stream).__name__}: it must be a SparseStream; make one of a COO tensor with "
-                "SparseStream.from_coo(), and give dense tensors to all_reduce()"
+                f"stream is a {type(stream).__name__}: it must be a SparseStream or a COO tensor; give dense tensors "
+                "to all_reduce()"
             )
+        stream = given.stream
         core, buffer = self._usable(), reducible(out, "out")
         dtype = DTYPES[stream.dtype]
         if buffer.dtype != dtype:
@@ -198,6 +200,6 @@ def _checked_factor(value: float) -> float:
         raise TypeError(f"switch_factor={value!r} must be a number")
     if not value >= 0:
         raise ValueError(
-            f"switch_factor={value} must not be negative: 1.0 switches to dense where both take the same bytes"
+            f"switch_factor={value} must be 0 or more: 1.0 switches to dense where both take the same bytes"
         )
     return float(value)

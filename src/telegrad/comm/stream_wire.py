@@ -72,7 +72,7 @@ def _parts_of(wire: object) -> tuple[str | None, str | None]:
         first, dash, second = wire.partition("-")
         if first in _INDICES and (not dash or second in ENCODINGS or second in _NATIVE):
             return first, second or None
-        if wire in ENCODINGS:
+        if wire in ENCODINGS or wire in _NATIVE:
             return None, wire
     raise ValueError(
         f"wire={wire!r} does not exist for sparse streams: use auto, raw, blocked, packed, one of "

@@ -5,6 +5,8 @@ Arrays are numpy's or torch's, whichever the caller brought; torch is never impo
 
 from __future__ import annotations
 
+import math
+import operator
 import sys
 from typing import Any
 
@@ -191,8 +193,8 @@ class SparseStream:
         entry, but not there. Raises ``ValueError`` for a shape of another number of elements, ``ImportError`` where
         nobody has imported torch.
         """
-        shape = (self._n,) if shape is None else tuple(shape)
-        if int(np.prod(shape, dtype=np.int64)) != self._n:
+        shape = (self._n,) if shape is None else _checked_shape(shape)
+        if math.prod(shape) != self._n:
             raise ValueError(f"shape={shape} has not the stream's n={self._n} elements: give one that has")
         sparse_dim = len(shape) if sparse_dim is None else sparse_dim
         if not 0 <= sparse_dim <= len(shape):
@@ -219,6 +221,16 @@ class SparseStream:
             entries = entries_of_dense(self._bits, self._absent, self._n)
             assert entries is not None
             self._indices, self._bits = entries
+
+
+def _checked_shape(shape: Any) -> tuple[int, ...]:
+    try:
+        sizes = tuple(operator.index(size) for size in shape)
+    except TypeError:
+        raise TypeError(f"shape={shape!r} must be a sequence of ints: the sizes of the dimensions") from None
+    if any(size < 0 for size in sizes):
+        raise ValueError(f"shape={shape} has a negative size: give the sizes of all dimensions")
+    return sizes
 
 
 def _checked_length(n: Any, what: str = "n={}") -> int:

@@ -21,6 +21,17 @@ def _tensor(rank: int, shape: tuple[int, ...], sparse_dim: int, dtype: torch.dty
     return torch.sparse_coo_tensor(indices, values, shape, check_invariants=False)  # with repeated and unsorted indices
 
 
+def test_sum_into_a_dense_tensor(on_ranks: OnRanks) -> None:
+    def run(comm: Communicator) -> torch.Tensor:
+        out = torch.full((9, 11), 7.0)
+        comm.all_reduce_into(_tensor(comm.rank, (9, 11), 2, torch.float32), out)
+        return out
+
+    expected = sum(_tensor(rank, (9, 11), 2, torch.float32).to_dense() for rank in range(3))
+    for total in on_ranks(3, run):
+        assert torch.equal(total, expected)
+
+
 @pytest.mark.parametrize(
     ("shape", "sparse_dim"), [((50,), 1), ((9, 11), 2), ((20, 4), 1), ((6, 5, 4), 3), ((8, 3, 2), 2)]
 )

@@ -93,7 +93,7 @@ def test_ranks_with_other_counts_disagree(ranks: list[Communicator]) -> None:
         for r, x in zip(ranks, inputs(), strict=True)
     ]
     for work in works:
-        with pytest.raises(MismatchedCall, match="layout="):
+        with pytest.raises(MismatchedCall, match="counts=#"):
             work.wait()
 
 

@@ -189,7 +189,7 @@ Call = Callable[[Communicator, SparseStream], Any]
         (lambda c, x: c.all_gather(x), lambda c, x: c.reduce_scatter(x), "sparse reduce_scatter"),
         (lambda c, x: c.reduce_scatter(x), lambda c, x: c.reduce_scatter(x, "avg"), "reduction=avg"),
         (lambda c, x: c.reduce_scatter(x), lambda c, x: c.reduce_scatter(x, switch_factor=2.0), "switch_factor=2"),
-        (lambda c, x: c.reduce_scatter(x), lambda c, x: c.reduce_scatter(x, counts=[N, 0, 0]), "layout="),
+        (lambda c, x: c.reduce_scatter(x), lambda c, x: c.reduce_scatter(x, counts=[N, 0, 0]), "counts=#"),
         (lambda c, x: c.reduce_scatter(x), lambda c, x: c.all_reduce(x), "sparse allreduce"),
     ],
 )
@@ -226,6 +226,6 @@ def test_what_is_refused_before_anything_is_sent(ranks: list[Communicator]) -> N
             call(streams(dtype=np.float64)[0], wire="bf16")
     with pytest.raises(ValueError, match="op='max' is not supported with wire='int8', which rounds"):
         comm.reduce_scatter(x, "max", wire="int8")
-    with pytest.raises(ValueError, match="switch_factor=-1 must not be negative"):
+    with pytest.raises(ValueError, match="switch_factor=-1 must be 0 or more"):
         comm.reduce_scatter(x, switch_factor=-1)
     assert comm.stats()["operations"] == 0

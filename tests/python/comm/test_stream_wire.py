@@ -18,7 +18,7 @@ from telegrad.plan import Costs, Tuning
 N = 200_000
 ALGORITHMS = ("auto", "split_allgather", "split_dense_allgather", "recursive_doubling", "ring")
 
-WAYS = list(itertools.product(ALGORITHMS, ["raw", "blocked", "packed", "auto", "packed-f32"]))
+WAYS = list(itertools.product(ALGORITHMS, ["raw", "blocked", "packed", "auto", "f32", "packed-f32"]))
 
 Vector = npt.NDArray[np.float32]
 
@@ -158,7 +158,7 @@ def test_indices_are_packed_where_the_network_is_slow(ranks: list[Communicator])
 
 def test_what_is_refused(ranks: list[Communicator]) -> None:
     alone, stream = ranks[0], streams(0.01)[0]
-    for wire in ("zip", "packed-zip", "bf16-packed", "f32", 3, "packed-"):
+    for wire in ("zip", "packed-zip", "bf16-packed", "f8", 3, "packed-"):
         with pytest.raises(
             ValueError, match="wire=.* does not exist for sparse streams: use auto, raw, blocked, packed"
         ):

@@ -123,6 +123,12 @@ def test_what_cannot_be_made_is_refused(monkeypatch: pytest.MonkeyPatch) -> None
         stream.to_coo((4, 2))
     with pytest.raises(ValueError, match=r"sparse_dim=3 must be in \[0, 2\]"):
         stream.to_coo((3, 2), 3)
+    with pytest.raises(ValueError, match="negative size"):
+        stream.to_coo((-3, -2))
+    with pytest.raises(TypeError, match="sequence of ints"):
+        stream.to_coo((3.0, 2))  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="sequence of ints"):
+        stream.to_coo(6)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="hold no float16"):
         SparseStream(np.array([1], np.uint32), np.ones(1, np.float16), 6).to_csr()
     with pytest.raises(TypeError, match="hold no bfloat16"):
