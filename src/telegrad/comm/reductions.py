@@ -70,10 +70,11 @@ class Reductions(StreamReductions):
 
         ``wire`` of a sparse ``x``: ``"raw"``, ``"blocked"`` (16 bits) or ``"packed"`` indices (near their entropy), one
         of the names above for its values (``"f32"``: as they are), or both, as in ``"packed-bf16"``; what rounding lost
-        is then *added* to ``error``, of ``n`` float32, so that it may be the residual. ``"mean"``: every message whose values are all of
-        one sign holds their mean alone (RedSync, same-sign quantization; NaN if one is NaN or infinite), others hold
-        them as they are. ``None`` and ``"auto"`` lose nothing, and pack indices where the network is slow enough for
-        that. Ranks that give COO tensors give the same shape: only the number of elements is compared.
+        is then *added* to ``error``, of ``n`` float32, so that it may be the residual. ``"mean"``: every message whose
+        values are all of one sign holds their mean alone (RedSync, same-sign quantization; NaN if one is NaN or
+        infinite), others hold them as they are. ``None`` and ``"auto"`` lose nothing, and pack indices where the
+        network is slow enough for that. Ranks that give COO tensors give the same shape: only the number of elements is
+        compared.
         """
         sparse = None if type(x) is np.ndarray else sparse_input(x)  # an array, as most are, takes the short way
         if (wire is not None or error is not None) and sparse is None:
