@@ -20,6 +20,10 @@ constexpr std::size_t kKeptBytesMost = std::size_t{512} << 20;  // past this, me
 constexpr std::size_t kCutMost = 1024;
 constexpr std::size_t kSlabBytes = std::size_t{64} << 10;
 
+// Blocks from here to half a huge page are cut from huge pages too, of an arena of their own, as long as that lasts.
+constexpr std::size_t kArenaBlockLeast = std::size_t{16} << 10;
+constexpr std::size_t kArenaBytes = std::size_t{64} << 20;
+
 constexpr bool kOneByOne = TELEGRAD_SANITIZED;  // so that a sanitizer knows each buffer's bounds and life
 
 // Long blocks ask for huge pages: the kernel copies between processes page by page.
@@ -44,11 +48,12 @@ class Pool {
     {
       const std::scoped_lock lock(mutex_);
       auto& list = free_[class_of(capacity)];
-      if (list.empty() && capacity <= kCutMost) cut_slab(list, capacity);
+      if (list.empty() && capacity <= kCutMost) cut(list, allocate(kSlabBytes), kSlabBytes, capacity);
+      if (list.empty() && capacity >= kArenaBlockLeast && capacity < kHugePage) cut_huge_page(list, capacity);
       if (!list.empty()) {
         std::byte* block = list.back();
         list.pop_back();
-        if (capacity > kCutMost) kept_bytes_ -= capacity;
+        if (!stays(block, capacity)) kept_bytes_ -= capacity;
         return block;
       }
     }
@@ -59,7 +64,7 @@ class Pool {
     {
       const std::scoped_lock lock(mutex_);
       auto& list = free_[class_of(capacity)];
-      if (capacity <= kCutMost) {
+      if (stays(block, capacity)) {
         list.push_back(block);
         return;
       }
@@ -75,15 +80,27 @@ class Pool {
  private:
   static std::size_t class_of(std::size_t capacity) { return static_cast<std::size_t>(std::countr_zero(capacity)); }
 
-  static void cut_slab(std::vector<std::byte*>& list, std::size_t capacity) {
-    list.reserve(list.size() + kSlabBytes / capacity);
-    std::byte* const slab = allocate(kSlabBytes);
-    for (std::size_t end = kSlabBytes; end > 0; end -= capacity) list.push_back(slab + end - capacity);
+  static void cut(std::vector<std::byte*>& list, std::byte* slab, std::size_t bytes, std::size_t capacity) {
+    list.reserve(list.size() + bytes / capacity);
+    for (std::size_t end = bytes; end > 0; end -= capacity) list.push_back(slab + end - capacity);
+  }
+
+  void cut_huge_page(std::vector<std::byte*>& list, std::size_t capacity) {
+    if (arena_ == nullptr) arena_ = allocate(kArenaBytes);  // touched, and so taken, page by page
+    if (arena_used_ == kArenaBytes) return;
+    cut(list, arena_ + arena_used_, kHugePage, capacity);
+    arena_used_ += kHugePage;
+  }
+
+  bool stays(const std::byte* block, std::size_t capacity) const {
+    return capacity <= kCutMost || (arena_ != nullptr && arena_ <= block && block < arena_ + kArenaBytes);
   }
 
   std::mutex mutex_;
   std::array<std::vector<std::byte*>, 64> free_;
   std::size_t kept_bytes_ = 0;
+  std::byte* arena_ = nullptr;
+  std::size_t arena_used_ = 0;
 };
 
 Pool& pool() {
