@@ -23,6 +23,7 @@ void bind_communicator(nb::module_& module);
 void bind_explorer(nb::module_& module);
 void bind_kernels(nb::module_& module);
 void bind_measure(nb::module_& module);
+void bind_selection(nb::module_& module);
 void bind_simulation(nb::module_& module);
 void bind_sparse_reduction(nb::module_& module);
 void bind_tensors(nb::module_& module);

@@ -3,28 +3,11 @@
 #include "kernels/merge.hpp"
 #include "kernels/reduce.hpp"
 #include "kernels/scan.hpp"
-#include "kernels/select.hpp"
 
 namespace telegrad::bindings {
 
 void bind_kernels(nb::module_& module) {
   const nb::call_guard<nb::gil_scoped_release> unlocked;
-  module.def(
-      "topk_threshold",
-      [](std::uintptr_t x, std::size_t n, std::size_t k) {
-        return kernels::topk_threshold(memory<const float>(x, n), k);
-      },
-      nb::arg("x"), nb::arg("n"), nb::arg("k"), unlocked);
-  module.def(
-      "accumulate_select",
-      [](std::uintptr_t residual, std::uintptr_t gradient, std::size_t n, float threshold, std::uintptr_t indices,
-         std::uintptr_t values, std::size_t capacity, std::uint32_t index_offset) {
-        return kernels::accumulate_select(memory<float>(residual, n), memory<const float>(gradient, n), threshold,
-                                          index_offset, memory<std::uint32_t>(indices, capacity),
-                                          memory<float>(values, capacity));
-      },
-      nb::arg("residual"), nb::arg("gradient"), nb::arg("n"), nb::arg("threshold"), nb::arg("indices"),
-      nb::arg("values"), nb::arg("capacity"), nb::arg("index_offset"), unlocked);
   module.def(
       "accumulate",
       [](std::uintptr_t residual, std::uintptr_t gradient, std::size_t n) {

@@ -75,6 +75,7 @@ NB_MODULE(_core, module) {
   bind_kernels(module);
   bind_explorer(module);
   bind_measure(module);
+  bind_selection(module);
   bind_simulation(module);
   bind_tensors(module);
 }

@@ -1,31 +1,42 @@
 #pragma once
-// Selection of the largest gradients: one fused pass by threshold, and the exact threshold of a top-k.
-//
-// Magnitudes are ordered by the bits of |x|, so a NaN counts as larger than infinity: it is selected (and cleared),
-// rather than hiding in a residual for ever.
+// The fused pass of selection: residual += gradient, pack what reaches a threshold, clear it; and what else one pass can
+// learn of the sums on its way. It reads residual and gradient once and writes the residual once.
 
 #include <cstddef>
 #include <cstdint>
 #include <span>
 
+#include "kernels/entries.hpp"
+#include "kernels/key.hpp"
+
 namespace telegrad::kernels {
 
-/// residual += gradient; every entry with |residual| >= threshold is packed (its position + index_offset, ascending,
-/// and its value) and cleared in the residual. A threshold <= 0 selects everything, zeros too.
-/// Returns how many were selected. Where that is more than the capacity, only the first `capacity` are written and
-/// cleared; the others stay in the residual, accumulated.
-/// `residual` and `gradient` have one length, `indices` and `values` have one length, the capacity (both CHECKed). What
-/// lies in the outputs between the count and the capacity is undefined afterwards.
-std::size_t accumulate_select(std::span<float> residual, std::span<const float> gradient, float threshold,
-                              std::uint32_t index_offset, std::span<std::uint32_t> indices, std::span<float> values);
+/// Of the sums residual + gradient, before any is cleared. The sum has 16 lanes of doubles, element i in lane i % 16,
+/// folded by halves: the same bits at every SIMD level.
+struct Moments {
+  std::size_t count = 0;  // entries of the side; for both all there are
+  double sum = 0.0;       // of their magnitudes
+  float max = 0.0F;       // the largest of their magnitudes
+  float largest = 0.0F;   // the largest magnitude of all, whatever the side
 
-/// The k-th largest |x|, exactly; 1 <= k <= x.size() (CHECKed).
-float topk_threshold(std::span<const float> x, std::size_t k);
+  double mean() const { return count == 0 ? 0.0 : sum / static_cast<double>(count); }
+};
+
+/// residual += gradient; every entry of the side whose key is at least `bound` is packed (its position + index_offset,
+/// ascending, and its value) and cleared in the residual. key_of_threshold() makes a bound of a magnitude.
+/// Returns how many were selected. Where that is more than the capacity of `out`, only the first are written and
+/// cleared; the others stay in the residual, accumulated.
+/// `residual` and `gradient` have one length, or `gradient` is empty and nothing is added (CHECKed). What lies in `out`
+/// between the count and the capacity is undefined afterwards. `moments`, if given, is overwritten.
+std::size_t accumulate_select(std::span<float> residual, std::span<const float> gradient, std::int32_t bound, Side side,
+                              std::uint32_t index_offset, EntriesOut<float> out, Moments* moments = nullptr);
+
+/// residual += gradient (nothing, if that is empty), and what the sums are like.
+Moments accumulate_moments(std::span<float> residual, std::span<const float> gradient, Side side);
 
 namespace reference {
-std::size_t accumulate_select(std::span<float> residual, std::span<const float> gradient, float threshold,
-                              std::uint32_t index_offset, std::span<std::uint32_t> indices, std::span<float> values);
-float topk_threshold(std::span<const float> x, std::size_t k);
+std::size_t accumulate_select(std::span<float> residual, std::span<const float> gradient, std::int32_t bound, Side side,
+                              std::uint32_t index_offset, EntriesOut<float> out, Moments* moments = nullptr);
 }  // namespace reference
 
 }  // namespace telegrad::kernels

@@ -328,17 +328,61 @@ def measure(
 def explore(first_seed: int, seeds: int, first_ranks: int, last_ranks: int, only: str = "") -> str: ...
 def replay(seed: int, first_ranks: int, last_ranks: int) -> tuple[str, int, str]: ...
 def compact(dense: int, n: int, dtype: DType, absent: float, indices: int, values: int, capacity: int) -> int: ...
-def topk_threshold(x: int, n: int, k: int) -> float: ...
 def accumulate_select(
     residual: int,
     gradient: int,
     n: int,
     threshold: float,
+    sign: int,
     indices: int,
     values: int,
     capacity: int,
     index_offset: int,
 ) -> int: ...
+def accumulate_topk(
+    residual: int, gradient: int, n: int, k: int, sign: int, indices: int, values: int, index_offset: int
+) -> tuple[int, float, float]: ...
+def accumulate_trimmed(
+    residual: int, gradient: int, n: int, k: int, step: float, sign: int, indices: int, values: int, index_offset: int
+) -> tuple[int, float, float]: ...
+def accumulate_search(
+    residual: int,
+    gradient: int,
+    n: int,
+    k: int,
+    tolerance: float,
+    sign: int,
+    indices: int,
+    values: int,
+    index_offset: int,
+) -> tuple[int, float, float]: ...
+def accumulate_buckets(
+    residual: int,
+    gradient: int,
+    n: int,
+    bucket: int,
+    per_bucket: int,
+    of_last: int,
+    indices: int,
+    values: int,
+    index_offset: int,
+) -> tuple[int, float, float]: ...
+def accumulate_random(
+    residual: int,
+    gradient: int,
+    n: int,
+    k: int,
+    seed: int,
+    call: int,
+    rank: int,
+    stream: int,
+    indices: int,
+    values: int,
+    index_offset: int,
+) -> tuple[int, float, float]: ...
+def accumulate_normal(residual: int, gradient: int, n: int) -> tuple[float, float]: ...
+def best_simd_level() -> int: ...
+def force_simd_level(level: int) -> None: ...
 def accumulate(residual: int, gradient: int, n: int) -> None: ...
 def count_nonfinite(x: int, n: int, dtype: DType) -> int: ...
 def ucx_version() -> str: ...

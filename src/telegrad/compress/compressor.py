@@ -11,9 +11,9 @@ import numpy as np
 import numpy.typing as npt
 
 from telegrad.compress.residual import Residual, ResidualStore
-from telegrad.compress.selection import ExactTopK, ReusedThreshold, Selection
+from telegrad.compress.selection import Selection
+from telegrad.compress.selections import selection_named
 
-SELECTIONS = ("reused", "topk")
 _LOOK = 1 << 14  # entries per look for a value that is not zero
 # A finite gradient can push a residual over the largest float32 only if the residual is at least half a unit in the
 # last place of that, 2**103 (of the largest bfloat16: 2**119). No training in good health is near.
@@ -35,17 +35,20 @@ class Compressor:
     """Error feedback with a selection policy.
 
     ``sizes``: elements of each parameter by name. ``density``: the share of each parameter's entries that is sent.
-    ``selection``: ``"topk"`` (exact) or ``"reused"`` (a threshold evaluated exactly at every ``interval``-th call).
+    ``selection``: a name in ``SELECTIONS``; ``interval``: calls from one exact threshold to the next, of those that
+    reuse it (``None``: their own default).
     Raises ``ValueError`` or ``TypeError`` for bad arguments.
     """
 
     def __init__(
-        self, sizes: Mapping[str, int], *, density: float = 0.01, selection: str = "reused", interval: int = 8
+        self,
+        sizes: Mapping[str, int],
+        *,
+        density: float = 0.01,
+        selection: str = "reused",
+        interval: int | None = None,
     ) -> None:
-        if selection not in SELECTIONS:
-            raise ValueError(f"selection={selection!r} does not exist: use one of {', '.join(SELECTIONS)}")
-        reused = ReusedThreshold(interval)  # made in any case: it checks the interval
-        self.policy: Selection = ExactTopK() if selection == "topk" else reused
+        self.policy: Selection = selection_named(selection, interval)
         self.residuals = ResidualStore(sizes, density)
 
     def part(self, name: str, offset: int) -> Part:

@@ -230,7 +230,7 @@ def test_density_out_of_range(density: float) -> None:
 def test_other_bad_arguments() -> None:
     with pytest.raises(TypeError, match="density='1%' must be a number"):
         Compressor(SIZES, density="1%")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="selection='best' does not exist: use one of reused, topk"):
+    with pytest.raises(ValueError, match="selection='best' does not exist: use one of reused, topk, trimmed"):
         Compressor(SIZES, selection="best")
     with pytest.raises(ValueError, match=r"sizes\['empty'\]=0"):
         Compressor({"empty": 0})

@@ -1,4 +1,9 @@
-"""Selection with the core's kernels. Arrays are contiguous float32 and uint32; callers have checked that."""
+"""Selection with the core's kernels. Arrays are contiguous float32 and uint32; callers have checked that.
+
+What functions have in common: ``gradient`` is added to ``residual`` (``None``: nothing is). The chosen entries are
+moved out of it: written, in ascending order, into ``indices`` (position + ``offset``) and ``values``; zero in the
+residual. ``sign``: only entries of that sign can be chosen.
+"""
 
 from __future__ import annotations
 
@@ -8,19 +13,13 @@ import numpy as np
 import numpy.typing as npt
 
 from telegrad import _core
+from telegrad.ops.select import Chosen, Sign
 
 Floats = npt.NDArray[np.float32]
 Indices = npt.NDArray[np.uint32]
 
 TINY = float(np.finfo(np.float32).tiny)
-"""Smallest normal float32. A threshold is never below it: with flush-to-zero everything would pass."""
-
-_zeros = np.zeros(0, np.float32)  # never written, so its pages stay the system's one zero page
-
-
-def topk_threshold(x: Floats, k: int) -> float:
-    """The k-th largest magnitude of ``x`` (1 <= k <= len(x), no NaN): exact, by radix selection."""
-    return _core.topk_threshold(_address(x), x.size, k)
+"""Smallest normal float32. A threshold that is reused is never below it: with flush-to-zero everything would pass."""
 
 
 def accumulate(residual: Floats, gradient: Floats) -> None:
@@ -29,23 +28,108 @@ def accumulate(residual: Floats, gradient: Floats) -> None:
 
 
 def accumulate_select(
-    residual: Floats, gradient: Floats, threshold: float, indices: Indices, values: Floats, offset: int
+    residual: Floats,
+    gradient: Floats | None,
+    threshold: float,
+    indices: Indices,
+    values: Floats,
+    offset: int,
+    sign: Sign = 0,
 ) -> int:
-    """Adds ``gradient`` to ``residual``, then moves the entries of magnitude >= ``threshold`` out of it.
+    """Moves the entries of magnitude >= ``threshold``; returns how many there are.
 
-    They are written in ascending order into ``indices`` (position + ``offset``) and ``values``. Returns how many there
-    are. If there are more than these hold, the first ones are moved and the others stay in the residual.
+    If there are more than the outputs hold, the first ones are moved and the others stay in the residual.
     """
     return _core.accumulate_select(
-        _address(residual),
-        _address(gradient),
-        residual.size,
-        threshold,
-        _address(indices),
-        _address(values),
-        indices.size,
-        offset,
+        *_inputs(residual, gradient), threshold, sign, _address(indices), _address(values), indices.size, offset
     )
+
+
+def accumulate_topk(
+    residual: Floats, gradient: Floats | None, k: int, indices: Indices, values: Floats, offset: int, sign: Sign = 0
+) -> Chosen:
+    """Moves exactly the ``k`` (1 to all) entries of largest magnitude; of one sign, all of it if there are fewer."""
+    _check_room(indices, values, k)
+    arrays = _inputs(residual, gradient)
+    return Chosen(*_core.accumulate_topk(*arrays, k, sign, _address(indices), _address(values), offset))
+
+
+def accumulate_trimmed(
+    residual: Floats,
+    gradient: Floats | None,
+    k: int,
+    step: float,
+    indices: Indices,
+    values: Floats,
+    offset: int,
+    sign: Sign = 0,
+) -> Chosen:
+    """The entries of ``accumulate_topk``, ranked among those of magnitude >= mean + ratio (max - mean) alone.
+
+    The ratio is the first of 1 - step, 1 - 2 step, … 0 that ``k`` entries reach. Source: RedSync, Algorithm 2,
+    corrected.
+    """
+    _check_room(indices, values, k)
+    arrays = _inputs(residual, gradient)
+    return Chosen(*_core.accumulate_trimmed(*arrays, k, step, sign, _address(indices), _address(values), offset))
+
+
+def accumulate_search(
+    residual: Floats,
+    gradient: Floats | None,
+    k: int,
+    tolerance: float,
+    indices: Indices,
+    values: Floats,
+    offset: int,
+    sign: Sign = 0,
+) -> Chosen:
+    """Moves all entries of magnitude >= mean + ratio (max - mean), with a ratio in [0, 1] for which they are k to 2k.
+
+    It is found by bisection. Where that ends without one, at an interval of ``tolerance``, as among ties: exactly
+    the entries of ``accumulate_topk``. Source: RedSync, Algorithm 3, corrected.
+    """
+    _check_room(indices, values, min(2 * k, residual.size))
+    arrays = _inputs(residual, gradient)
+    return Chosen(*_core.accumulate_search(*arrays, k, tolerance, sign, _address(indices), _address(values), offset))
+
+
+def accumulate_buckets(
+    residual: Floats,
+    gradient: Floats | None,
+    bucket: int,
+    per_bucket: int,
+    of_last: int,
+    indices: Indices,
+    values: Floats,
+    offset: int,
+) -> Chosen:
+    """Moves the ``per_bucket`` largest of every ``bucket`` consecutive entries, and the ``of_last`` of what is left."""
+    _check_room(indices, values, residual.size // bucket * per_bucket + of_last)
+    arrays = _inputs(residual, gradient)
+    return Chosen(
+        *_core.accumulate_buckets(*arrays, bucket, per_bucket, of_last, _address(indices), _address(values), offset)
+    )
+
+
+def accumulate_random(
+    residual: Floats,
+    gradient: Floats | None,
+    k: int,
+    draw: tuple[int, int, int, int],
+    indices: Indices,
+    values: Floats,
+    offset: int,
+) -> Chosen:
+    """Moves ``k`` random entries, the same ones for the same ``draw``: seed (64 bits), call, rank, stream (32 bits)."""
+    _check_room(indices, values, k)
+    arrays = _inputs(residual, gradient)
+    return Chosen(*_core.accumulate_random(*arrays, k, *draw, _address(indices), _address(values), offset))
+
+
+def accumulate_normal(residual: Floats, gradient: Floats | None) -> tuple[float, float]:
+    """Mean and standard deviation of residual + gradient; NaN or infinite where one of the sums is."""
+    return _core.accumulate_normal(*_inputs(residual, gradient))
 
 
 def put_back(residual: Floats, indices: Indices, values: Floats, offset: int) -> None:
@@ -53,40 +137,16 @@ def put_back(residual: Floats, indices: Indices, values: Floats, offset: int) ->
     residual[indices - np.uint32(offset)] = values
 
 
-def select_topk(residual: Floats, k: int, indices: Indices, values: Floats, offset: int) -> float:
-    """Moves exactly the ``k`` entries of largest magnitude out of ``residual``, ties to the lowest index.
-
-    They are written as in ``accumulate_select``. Returns the k-th magnitude. Magnitudes below the smallest normal
-    float32 count as zero.
-    """
-    threshold = topk_threshold(residual, k)
-    nothing = _zeros_like(residual)
-    indices, values = indices[:k], values[:k]
-    found = accumulate_select(residual, nothing, threshold, indices, values, offset)
-    if found == k and (threshold >= TINY or k == residual.size):
-        return threshold
-    # Entries equal to the threshold compete for the last places: first all that exceed it, then the lowest of the
-    # equal ones.
-    moved = min(found, k)
-    put_back(residual, indices[:moved], values[:moved], offset)
-    above = max(float(np.nextafter(np.float32(threshold), np.float32(np.inf))), TINY)
-    larger = accumulate_select(residual, nothing, above, indices, values, offset)
-    if threshold >= TINY:
-        accumulate_select(residual, nothing, threshold, indices[larger:], values[larger:], offset)
-    else:  # zeros: what was just moved is zero too, and must not be taken twice
-        lowest = np.setdiff1d(np.arange(k), indices[:larger] - np.uint32(offset))[: k - larger]
-        indices[larger:], values[larger:] = lowest + offset, residual[lowest]
-        residual[lowest] = 0
-    order = np.argsort(indices, kind="stable")
-    indices[:], values[:] = indices[order], values[order]
-    return threshold
+def _inputs(residual: Floats, gradient: Floats | None) -> tuple[int, int, int]:
+    return _address(residual), 0 if gradient is None else _address(gradient), residual.size
 
 
-def _zeros_like(x: Floats) -> Floats:
-    global _zeros
-    if _zeros.size < x.size:
-        _zeros = np.zeros(x.size, np.float32)
-    return _zeros[: x.size]
+def _check_room(indices: Indices, values: Floats, count: int) -> None:
+    if indices.size < count or values.size < count:
+        raise ValueError(
+            f"indices and values hold {min(indices.size, values.size)} entries, but up to {count} are to be moved: "
+            "make them longer"
+        )
 
 
 def _address(x: npt.NDArray[Any]) -> int:

@@ -1,0 +1,121 @@
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/tuple.h>
+
+#include <algorithm>
+#include <tuple>
+#include <utility>
+
+#include "bindings/binding.hpp"
+#include "kernels/buckets.hpp"
+#include "kernels/dispatch.hpp"
+#include "kernels/normal.hpp"
+#include "kernels/random_subset.hpp"
+#include "kernels/ranked.hpp"
+#include "kernels/select.hpp"
+
+namespace telegrad::bindings {
+namespace {
+
+using kernels::Side;
+
+// Where Python's arrays lie. A gradient at 0 is none: nothing is added.
+struct Arrays {
+  std::span<float> residual;
+  std::span<const float> gradient;
+
+  Arrays(std::uintptr_t residual_at, std::uintptr_t gradient_at, std::size_t n)
+      : residual(memory<float>(residual_at, n)), gradient(memory<const float>(gradient_at, gradient_at == 0 ? 0 : n)) {}
+};
+
+kernels::EntriesOut<float> entries(std::uintptr_t indices, std::uintptr_t values, std::size_t capacity) {
+  return {memory<std::uint32_t>(indices, capacity), memory<float>(values, capacity)};
+}
+
+Side side_of(int sign) { return sign == 0 ? Side::both : sign > 0 ? Side::positive : Side::negative; }
+
+std::tuple<std::size_t, float, float> as_tuple(const kernels::Chosen& chosen) {
+  return {chosen.count, chosen.threshold, chosen.largest};
+}
+
+}  // namespace
+
+void bind_selection(nb::module_& module) {
+  const nb::call_guard<nb::gil_scoped_release> unlocked;
+  module.def(
+      "accumulate_select",
+      [](std::uintptr_t residual, std::uintptr_t gradient, std::size_t n, float threshold, int sign,
+         std::uintptr_t indices, std::uintptr_t values, std::size_t capacity, std::uint32_t index_offset) {
+        const Arrays in(residual, gradient, n);
+        const Side side = side_of(sign);
+        return kernels::accumulate_select(in.residual, in.gradient, kernels::key_of_threshold(threshold, side), side,
+                                          index_offset, entries(indices, values, capacity));
+      },
+      nb::arg("residual"), nb::arg("gradient"), nb::arg("n"), nb::arg("threshold"), nb::arg("sign"),
+      nb::arg("indices"), nb::arg("values"), nb::arg("capacity"), nb::arg("index_offset"), unlocked);
+  module.def(
+      "accumulate_topk",
+      [](std::uintptr_t residual, std::uintptr_t gradient, std::size_t n, std::size_t k, int sign,
+         std::uintptr_t indices, std::uintptr_t values, std::uint32_t index_offset) {
+        const Arrays in(residual, gradient, n);
+        return as_tuple(kernels::accumulate_topk(in.residual, in.gradient, k, side_of(sign), index_offset,
+                                                 entries(indices, values, k)));
+      },
+      nb::arg("residual"), nb::arg("gradient"), nb::arg("n"), nb::arg("k"), nb::arg("sign"), nb::arg("indices"),
+      nb::arg("values"), nb::arg("index_offset"), unlocked);
+  module.def(
+      "accumulate_trimmed",
+      [](std::uintptr_t residual, std::uintptr_t gradient, std::size_t n, std::size_t k, double step, int sign,
+         std::uintptr_t indices, std::uintptr_t values, std::uint32_t index_offset) {
+        const Arrays in(residual, gradient, n);
+        return as_tuple(kernels::accumulate_trimmed(in.residual, in.gradient, k, step, side_of(sign), index_offset,
+                                                    entries(indices, values, k)));
+      },
+      nb::arg("residual"), nb::arg("gradient"), nb::arg("n"), nb::arg("k"), nb::arg("step"), nb::arg("sign"),
+      nb::arg("indices"), nb::arg("values"), nb::arg("index_offset"), unlocked);
+  module.def(
+      "accumulate_search",
+      [](std::uintptr_t residual, std::uintptr_t gradient, std::size_t n, std::size_t k, double tolerance, int sign,
+         std::uintptr_t indices, std::uintptr_t values, std::uint32_t index_offset) {
+        const Arrays in(residual, gradient, n);
+        return as_tuple(kernels::accumulate_search(in.residual, in.gradient, k, tolerance, side_of(sign), index_offset,
+                                                   entries(indices, values, std::min(2 * k, n))));
+      },
+      nb::arg("residual"), nb::arg("gradient"), nb::arg("n"), nb::arg("k"), nb::arg("tolerance"), nb::arg("sign"),
+      nb::arg("indices"), nb::arg("values"), nb::arg("index_offset"), unlocked);
+  module.def(
+      "accumulate_buckets",
+      [](std::uintptr_t residual, std::uintptr_t gradient, std::size_t n, std::size_t bucket, std::size_t per_bucket,
+         std::size_t of_last, std::uintptr_t indices, std::uintptr_t values, std::uint32_t index_offset) {
+        const Arrays in(residual, gradient, n);
+        const std::size_t count = n / bucket * per_bucket + of_last;
+        return as_tuple(kernels::accumulate_buckets(in.residual, in.gradient, bucket, per_bucket, of_last, index_offset,
+                                                    entries(indices, values, count)));
+      },
+      nb::arg("residual"), nb::arg("gradient"), nb::arg("n"), nb::arg("bucket"), nb::arg("per_bucket"),
+      nb::arg("of_last"), nb::arg("indices"), nb::arg("values"), nb::arg("index_offset"), unlocked);
+  module.def(
+      "accumulate_random",
+      [](std::uintptr_t residual, std::uintptr_t gradient, std::size_t n, std::size_t k, std::uint64_t seed,
+         std::uint32_t call, std::uint32_t rank, std::uint32_t stream, std::uintptr_t indices, std::uintptr_t values,
+         std::uint32_t index_offset) {
+        const Arrays in(residual, gradient, n);
+        return as_tuple(kernels::accumulate_random(in.residual, in.gradient, {seed, call, rank, stream}, index_offset,
+                                                   entries(indices, values, k)));
+      },
+      nb::arg("residual"), nb::arg("gradient"), nb::arg("n"), nb::arg("k"), nb::arg("seed"), nb::arg("call"),
+      nb::arg("rank"), nb::arg("stream"), nb::arg("indices"), nb::arg("values"), nb::arg("index_offset"), unlocked);
+  module.def(
+      "accumulate_normal",
+      [](std::uintptr_t residual, std::uintptr_t gradient, std::size_t n) {
+        const Arrays in(residual, gradient, n);
+        const kernels::Normal found = kernels::accumulate_normal(in.residual, in.gradient);
+        return std::pair(found.mean, found.deviation);
+      },
+      nb::arg("residual"), nb::arg("gradient"), nb::arg("n"), unlocked);
+  module.def("best_simd_level", [] { return static_cast<int>(kernels::best_simd_level()); });
+  module.def(
+      "force_simd_level", [](int level) { kernels::force_simd_level(static_cast<kernels::SimdLevel>(level)); },
+      nb::arg("level"));
+}
+
+}  // namespace telegrad::bindings

@@ -1,0 +1,27 @@
+"""Checks of what policies are given. Each message names the argument, its value and the remedy."""
+
+from __future__ import annotations
+
+import numbers
+import operator
+
+import numpy as np
+
+
+def checked_whole(value: object, name: str, least: int, most: int | None, meaning: str) -> int:
+    """``value`` as an int from ``least`` to ``most`` (``None``: no end); else ``TypeError`` or ``ValueError``."""
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
+        raise TypeError(f"{name}={value!r} must be an int: {meaning}")
+    number = operator.index(value)
+    if number < least or (most is not None and number > most):
+        upper = "" if most is None else f" and at most {most}"
+        raise ValueError(f"{name}={value} must be at least {least}{upper}: {meaning}")
+    return number
+
+
+def check_share(value: object, name: str, meaning: str) -> None:
+    """Raises ``TypeError`` or ``ValueError`` if ``value`` is no number in (0, 1)."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        raise TypeError(f"{name}={value!r} must be a number in (0, 1): {meaning}")
+    if not 0 < float(value) < 1:
+        raise ValueError(f"{name}={value} must be in (0, 1): {meaning}")

@@ -1,0 +1,115 @@
+"""Policies that others use, to compare with: top-k per bucket, the estimate of a normal distribution, random-k."""
+
+from __future__ import annotations
+
+import math
+import statistics
+import zlib
+from dataclasses import dataclass
+
+from telegrad.compress.arguments import checked_whole
+from telegrad.compress.residual import Residual
+from telegrad.compress.selection import Floats, Indices, noted, select_all
+from telegrad.ops.select import cpu
+
+
+@dataclass(frozen=True)
+class BucketTopK:
+    """The largest of every ``bucket_elements`` consecutive entries, ties to the lowest index.
+
+    Of each bucket ``per_bucket``; by default (``None``) its share of k, at least one. Of a shorter bucket at the end,
+    its share of that. Always so many. Source: SparCML §8.3.
+    """
+
+    bucket_elements: int = 512
+    per_bucket: int | None = None
+
+    def __post_init__(self) -> None:
+        bucket = checked_whole(self.bucket_elements, "bucket_elements", 1, None, "entries of a bucket")
+        object.__setattr__(self, "bucket_elements", bucket)
+        if self.per_bucket is not None:
+            own = checked_whole(self.per_bucket, "per_bucket", 1, bucket, "entries of each bucket that are sent")
+            object.__setattr__(self, "per_bucket", own)
+
+    def capacity(self, entry: Residual) -> int:
+        """What all buckets send together."""
+        bucket, per_bucket, of_last = self._shares(entry)
+        return entry.values.size // bucket * per_bucket + of_last
+
+    def select(self, entry: Residual, gradient: Floats, indices: Indices, values: Floats, offset: int) -> int:
+        """See ``Selection``."""
+        chosen = cpu.accumulate_buckets(entry.values, gradient, *self._shares(entry), indices, values, offset)
+        noted(entry, chosen)
+        entry.threshold = None  # each bucket has its own
+        return chosen.count
+
+    def _shares(self, entry: Residual) -> tuple[int, int, int]:
+        """Size of a bucket, entries sent of each, and of the shorter one at the end (0: there is none)."""
+        size, bucket = entry.values.size, min(self.bucket_elements, entry.values.size)
+        k, of = (entry.k, size) if self.per_bucket is None else (self.per_bucket, self.bucket_elements)
+
+        def share(elements: int) -> int:
+            return max(1, (2 * k * elements + of) // (2 * of))  # rounded, a half upwards
+
+        return bucket, share(bucket), share(size % bucket) if size % bucket else 0
+
+
+@dataclass(frozen=True)
+class GaussianThreshold:
+    """All entries at or above the threshold that k would reach if residual + gradient were normally distributed.
+
+    It is |mean| + z deviation, k/size being the share of a normal distribution further than z deviations from its mean.
+    How many that are is anybody's guess (what is left by earlier calls is not normal): 0 to 2k; where they would be
+    more, or sums are not finite, exactly the entries of ``ExactTopK``. Source: the baseline "Gaussiank" of Ok-Topk and
+    others, without their corrections in a loop.
+    """
+
+    def capacity(self, entry: Residual) -> int:
+        """2k, or all there are if that is less."""
+        return min(2 * entry.k, entry.values.size)
+
+    def select(self, entry: Residual, gradient: Floats, indices: Indices, values: Floats, offset: int) -> int:
+        """See ``Selection``."""
+        size = entry.values.size
+        if entry.k == size:
+            return select_all(entry, gradient, indices, values, offset)
+        mean, deviation = cpu.accumulate_normal(entry.values, gradient)
+        threshold = abs(mean) + statistics.NormalDist().inv_cdf(1 - entry.k / (2 * size)) * deviation
+        if math.isfinite(threshold):
+            most = self.capacity(entry)
+            indices, values = indices[:most], values[:most]
+            count = cpu.accumulate_select(entry.values, None, threshold, indices, values, offset)
+            if count <= most:
+                entry.threshold = entry.peak = threshold
+                return count
+            cpu.put_back(entry.values, indices, values, offset)
+        return noted(entry, cpu.accumulate_topk(entry.values, None, entry.k, indices, values, offset))
+
+
+@dataclass(frozen=True)
+class RandomK:
+    """k random entries, whatever their magnitude; always exactly k, every set of k as likely as any other.
+
+    Which ones is a function of ``seed`` (64 bits), ``rank`` (32 bits), the parameter's name and the number of the call
+    alone. Ranks with the same ``rank`` here choose the same entries.
+    """
+
+    seed: int = 0
+    rank: int = 0
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "seed", checked_whole(self.seed, "seed", 0, 2**64 - 1, "of the random numbers"))
+        object.__setattr__(self, "rank", checked_whole(self.rank, "rank", 0, 2**32 - 1, "which makes ranks differ"))
+
+    def capacity(self, entry: Residual) -> int:
+        """k."""
+        return entry.k
+
+    def select(self, entry: Residual, gradient: Floats, indices: Indices, values: Floats, offset: int) -> int:
+        """See ``Selection``."""
+        draw = (self.seed, entry.calls % 2**32, self.rank, zlib.crc32(entry.name.encode()))
+        entry.calls += 1
+        chosen = cpu.accumulate_random(entry.values, gradient, entry.k, draw, indices, values, offset)
+        noted(entry, chosen)
+        entry.threshold = None
+        return chosen.count
