@@ -10,9 +10,10 @@ from telegrad.cli.bench_errors import errors
 from telegrad.cli.bench_faults import faults
 from telegrad.cli.bench_nonblocking import nonblocking
 from telegrad.cli.bench_predictions import predictions
+from telegrad.cli.bench_select import select
 from telegrad.cli.bench_simulator import simulator
 from telegrad.cli.bench_sparse import sparse
 
 app = typer.Typer(help="Measure telegrad on this machine, beside a peer in the same run.", no_args_is_help=True)
-for command in (allreduce, sparse, nonblocking, checks, faults, errors, predictions, simulator):
+for command in (allreduce, sparse, select, nonblocking, checks, faults, errors, predictions, simulator):
     app.command()(command)

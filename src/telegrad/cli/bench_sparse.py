@@ -17,13 +17,12 @@ from telegrad.bench.sparse import BOUND, Outcome, Row, rows_of, run
 from telegrad.bench.sparse_plan import NAMES, PATTERNS, SWEEPS, SparsePlan, swept
 from telegrad.cli.console import say_without, table_console
 from telegrad.cli.interrupts import ended_by_interrupt
-from telegrad.cli.options import CalibratesFirst, JobTimeout, RowsFile, densities_of, networks_of
+from telegrad.cli.options import CalibratesFirst, JobTimeout, RowsFile, among, count_of, densities_of, networks_of
 from telegrad.cli.outputs import check_folder_of, write_result
 from telegrad.cli.progress import counting
 from telegrad.launch import LaunchError
 from telegrad.report.sparse import plot, table_of
 
-_UNITS = {"": 1, "ki": 1 << 10, "mi": 1 << 20, "gi": 1 << 30}
 _LONGEST = (1 << 32) - 1
 
 
@@ -84,7 +83,7 @@ def sparse(
     """
     console = table_console()
     plans = _checked(ranks, network, n, density, pattern, names, samples, seconds, calibrates)
-    plans = swept(plans, _among(sweep, tuple(SWEEPS), "--sweep") if sweep is not None else [])
+    plans = swept(plans, among(sweep, tuple(SWEEPS), "--sweep") if sweep is not None else [])
     check_folder_of(json_file, "--json")
     check_folder_of(plot_file, "--plot")
     missing = {peer: why for peer in plans[0].peers if (why := why_missing(peer)) is not None}
@@ -138,12 +137,12 @@ def _checked(
     calibrates: bool,
 ) -> list[SparsePlan]:
     networks = networks_of([one.strip() for one in network.split(",")])
-    patterns = _among(pattern, PATTERNS, "--pattern")
-    chosen = _among(names, NAMES, "--names")
+    patterns = among(pattern, PATTERNS, "--pattern")
+    chosen = among(names, NAMES, "--names")
     combinations = itertools.product(
         networks,
-        [_count(one, 2, 256, "--ranks") for one in ranks.split(",")],
-        [_count(one, 1, _LONGEST, "--n") for one in n.split(",")],
+        [count_of(one, 2, 256, "--ranks") for one in ranks.split(",")],
+        [count_of(one, 1, _LONGEST, "--n") for one in n.split(",")],
         densities_of(density, "--density"),
         patterns,
     )
@@ -151,24 +150,6 @@ def _checked(
         SparsePlan(*combination, names=tuple(chosen), samples=samples, seconds=seconds, calibrates=calibrates)
         for combination in combinations
     ]
-
-
-def _among(text: str, allowed: tuple[str, ...], option: str) -> list[str]:
-    found = [one.strip() for one in text.split(",")]
-    for one in found:
-        if one not in allowed:
-            raise typer.BadParameter(f"{one!r} does not exist: use {', '.join(allowed)}", param_hint=option)
-    return found
-
-
-def _count(text: str, least: int, most: int, option: str) -> int:
-    digits = text.strip().lower().rstrip("kmgi")
-    unit = text.strip().lower()[len(digits) :]
-    if not digits.isdigit() or unit not in _UNITS or not least <= int(digits) * _UNITS[unit] <= most:
-        raise typer.BadParameter(
-            f"{text!r} is no number from {least} to {most}: write it like 4, 1000 or 16Mi", param_hint=option
-        )
-    return int(digits) * _UNITS[unit]
 
 
 class _Bar:

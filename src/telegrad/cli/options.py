@@ -12,6 +12,8 @@ import typer
 from telegrad.bench.networks import check_network
 from telegrad.bench.plan import size_of
 
+_UNITS = {"": 1, "ki": 1 << 10, "mi": 1 << 20, "gi": 1 << 30}
+
 RowsFile = Annotated[
     Path | None, typer.Option("--json", dir_okay=False, help="Write all rows, the machine and the commit here.")
 ]
@@ -53,6 +55,42 @@ def byte_sizes(text: str) -> tuple[int, ...]:
         return tuple(size_of(size) for size in text.split(","))
     except ValueError as error:
         raise typer.BadParameter(str(error), param_hint="--sizes") from error
+
+
+def among(text: str, allowed: tuple[str, ...], option: str) -> list[str]:
+    """The names in ``text``, all of which are ``allowed``. Raises ``BadParameter``."""
+    found = [one.strip() for one in text.split(",")]
+    for one in found:
+        if one not in allowed:
+            raise typer.BadParameter(f"{one!r} does not exist: use {', '.join(allowed)}", param_hint=option)
+    return found
+
+
+def count_of(text: str, least: int, most: int, option: str) -> int:
+    """Of ``4``, ``1000`` or ``16Mi``, from ``least`` to ``most``. Raises ``BadParameter``."""
+    digits = text.strip().lower().rstrip("kmgi")
+    unit = text.strip().lower()[len(digits) :]
+    if not digits.isdigit() or unit not in _UNITS or not least <= int(digits) * _UNITS[unit] <= most:
+        raise typer.BadParameter(
+            f"{text!r} is no number from {least} to {most}: write it like 4, 1000 or 16Mi", param_hint=option
+        )
+    return int(digits) * _UNITS[unit]
+
+
+def counts_of(text: str, least: int, most: int, option: str) -> list[int]:
+    """Of ``1000``, ``4Ki,1Mi`` or ``16Ki..64Mi``, ascending; a range grows by 4 and ends with its end. Raises
+    ``BadParameter``."""
+    found: set[int] = set()
+    for part in text.split(","):
+        first, dots, last = part.partition("..")
+        counts = [count_of(first, least, most, option)]
+        if dots:
+            end = count_of(last, counts[0], most, option)
+            while counts[-1] * 4 < end:
+                counts.append(counts[-1] * 4)
+            counts.append(end)
+        found.update(counts)
+    return sorted(found)
 
 
 def densities_of(text: str, option: str) -> list[float]:

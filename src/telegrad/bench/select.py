@@ -1,0 +1,191 @@
+"""Times selections on one thread of this processor, beside torch.topk and one memory copy, interleaved."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+from telegrad.bench.plan import Timing
+from telegrad.compress import Residual, Selection, selection_named
+
+Row = dict[str, object]
+
+METHODS: Mapping[str, str] = {
+    "reused-threshold": "reused",
+    "exact": "topk",
+    "trimmed": "trimmed",
+    "threshold-search": "search",
+    "sampled-threshold": "sampled",
+    "bucket-topk": "buckets",
+    "gaussian": "gaussian",
+    "random": "random",
+}
+"""What is measured, and its name as ``selection=``."""
+
+BOUND = (
+    "The bytes that must move (12 of every element: its gradient and residual read, its residual written; 8 of every "
+    "selected entry: its index and value), at the bandwidth of the faster of numpy's and torch's copy of as many "
+    "elements, 8 bytes of each, in the same run"
+)
+"""What ``bound_s`` means in result files."""
+
+PEER = "torch.topk"
+"""As a contender: residual += gradient, torch.topk of the magnitudes, gather, clear."""
+
+_COPIES = ("copy, numpy", "copy, torch")
+_SETTLING_STEPS = 4  # of error feedback, before anything is timed: what is left by then looks like a residual
+
+
+@dataclass(frozen=True)
+class SelectPlan:
+    """One length and density. A contender is measured in ``samples`` samples, fewer (but three) where all of them
+    together would take longer than about ``seconds``."""
+
+    elements: int
+    density: float
+    methods: tuple[str, ...] = tuple(METHODS)
+    samples: int = 25
+    seconds: float = 10.0
+
+    @property
+    def k(self) -> int:
+        """As ResidualStore has it."""
+        return max(1, round(self.density * self.elements))
+
+    @property
+    def contenders(self) -> tuple[str, ...]:
+        """All that is timed."""
+        return (*_COPIES, PEER, *self.methods)
+
+
+@dataclass
+class Outcome:
+    """By contender: seconds per call, and by method the entries selected in each call."""
+
+    times: dict[str, list[float]] = field(default_factory=dict)
+    counts: dict[str, list[int]] = field(default_factory=dict)
+
+
+def run(plan: SelectPlan, on_sample: Callable[[str], None] = lambda _: None) -> Outcome:
+    """Measures all that ``plan`` asks for; ``on_sample`` is called after each sample.
+
+    Every sample begins with the same residual and gradient. A method keeps its threshold from one to the next, so that
+    a median is of calls that reuse it. Of the first sample, which touches memory for the first time, nothing is kept.
+    """
+    bench = _Arrays(plan)
+    outcome = Outcome({name: [] for name in plan.contenders}, {name: [] for name in plan.methods})
+    begin = time.perf_counter()
+    with _one_thread():
+        for number in range(plan.samples + 1):
+            for name in plan.contenders:
+                seconds, count = bench.sample(name)
+                if number == 0:
+                    continue
+                outcome.times[name].append(seconds)
+                if count is not None:
+                    outcome.counts[name].append(count)
+                on_sample(name)
+            if number >= 3 and (time.perf_counter() - begin) * (number + 2) / (number + 1) > plan.seconds:
+                break
+    return outcome
+
+
+class _Arrays:
+    """What all contenders work on."""
+
+    def __init__(self, plan: SelectPlan) -> None:
+        rng = np.random.default_rng(0)
+        exact, k = selection_named("topk"), plan.k
+        self._policies: dict[str, Selection] = {name: selection_named(METHODS[name]) for name in plan.methods}
+        self._residual = np.zeros(plan.elements, np.float32)
+        entries = {name: Residual(name, self._residual, k) for name in (PEER, *plan.methods)}
+        self._entries = entries
+        room = max([k, *(policy.capacity(entries[name]) for name, policy in self._policies.items())])
+        self._indices, self._values = np.zeros(room, np.uint32), np.zeros(room, np.float32)
+        for _ in range(_SETTLING_STEPS):
+            gradient = rng.standard_normal(plan.elements, np.float32)
+            exact.select(entries[PEER], gradient, self._indices, self._values, 0)
+        self._gradient = rng.standard_normal(plan.elements, np.float32)
+        self._before = self._residual.copy()
+        self._copy = np.zeros_like(self._residual)
+        self._k = k
+
+    def sample(self, name: str) -> tuple[float, int | None]:
+        """Seconds of one call of this contender, and of a method how many entries it selects."""
+        np.copyto(self._residual, self._before)
+        if name in self._policies:
+            policy, entry = self._policies[name], self._entries[name]
+            begin = time.perf_counter()
+            count = policy.select(entry, self._gradient, self._indices, self._values, 0)
+            return time.perf_counter() - begin, count
+        work = {_COPIES[0]: self._copy_by_numpy, _COPIES[1]: self._copy_by_torch, PEER: self._select_by_torch}[name]
+        begin = time.perf_counter()
+        work()
+        return time.perf_counter() - begin, None
+
+    def _copy_by_numpy(self) -> None:
+        np.copyto(self._copy, self._gradient)
+
+    def _copy_by_torch(self) -> None:
+        torch.from_numpy(self._copy).copy_(torch.from_numpy(self._gradient))
+
+    def _select_by_torch(self) -> None:
+        residual = torch.from_numpy(self._residual)
+        residual += torch.from_numpy(self._gradient)
+        _, indices = torch.topk(residual.abs(), self._k, sorted=False)
+        self._sent = residual[indices]
+        residual[indices] = 0
+
+
+@contextlib.contextmanager
+def _one_thread() -> Iterator[None]:
+    """Ours has one thread: so has torch."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def rows_of(plan: SelectPlan, outcome: Outcome) -> list[Row]:
+    """A row for each method."""
+    copy_s = min(Timing.of(outcome.times[name]).median_s for name in _COPIES)
+    peer_s = Timing.of(outcome.times[PEER]).median_s
+    rows: list[Row] = []
+    for name in plan.methods:
+        timing, counts = Timing.of(outcome.times[name]), sorted(outcome.counts[name])
+        selected = counts[len(counts) // 2]
+        bound_s = bound_bytes(plan.elements, selected) * copy_s / (8 * plan.elements)
+        rows.append(
+            {
+                "method": name,
+                "name": METHODS[name],
+                "elements": plan.elements,
+                "density": plan.density,
+                "k": plan.k,
+                "selected": selected,
+                "median_s": timing.median_s,
+                "min_s": timing.min_s,
+                "p90_s": timing.p90_s,
+                "mean_s": sum(outcome.times[name]) / len(outcome.times[name]),
+                "samples": len(outcome.times[name]),
+                "threads": 1,
+                "torch_topk_median_s": peer_s,
+                "times_faster_than_torch_topk": peer_s / timing.median_s,
+                "copy_s": copy_s,
+                "bound_s": bound_s,
+                "of_bound": bound_s / timing.median_s,
+            }
+        )
+    return rows
+
+
+def bound_bytes(elements: int, selected: int) -> int:
+    """The least that must move, see ``BOUND``."""
+    return 12 * elements + 8 * selected

@@ -1,0 +1,76 @@
+"""``telegrad bench select``: ways to choose what is sent, beside torch.topk and a memory copy."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.progress import TextColumn
+
+from telegrad.bench.machine import describe_machine, machine_text
+from telegrad.bench.select import BOUND, METHODS, Row, SelectPlan, rows_of, run
+from telegrad.cli.console import table_console
+from telegrad.cli.interrupts import ended_by_interrupt
+from telegrad.cli.options import RowsFile, among, counts_of, densities_of
+from telegrad.cli.outputs import check_folder_of, write_result
+from telegrad.cli.progress import counting
+from telegrad.report.select import plot, table_of
+
+_MOST = 1 << 30  # 4 GiB an array, of which there are a dozen with torch's
+
+
+def select(
+    elements: Annotated[
+        str, typer.Option(help="Elements of the tensor; several: 16Mi,64Mi or 16Ki..64Mi (×4).")
+    ] = "16Ki..64Mi",
+    density: Annotated[
+        str, typer.Option(help="What part of them k is; several: 0.001,0.01 or 0.001..0.05 (×4).")
+    ] = "0.001,0.01,0.05",
+    methods: Annotated[str, typer.Option(help="Which to measure, separated by commas.")] = ",".join(METHODS),
+    samples: Annotated[int, typer.Option(min=3, help="Samples of each contender (fewer where one takes long).")] = 25,
+    seconds: Annotated[float, typer.Option(min=0.1, help="About how long to measure, of each combination.")] = 10.0,
+    json_file: RowsFile = None,
+    plot_file: Annotated[
+        Path | None, typer.Option("--plot", dir_okay=False, help="Draw the times into this PNG file.")
+    ] = None,
+) -> None:
+    """Time the ways to choose what is sent, beside torch.topk and a memory copy: interleaved, on one thread each.
+
+    Each adds a gradient to a residual, chooses entries of the sums, packs their indices and values and clears them in
+    the residual. [bold]torch.topk and residual[/] does the same with torch: add, topk of the magnitudes, gather, clear.
+    [bold]bound[/] is how long the bytes that must move take at the bandwidth of a copy of as many elements in the same
+    run; below a few million elements they lie in a cache and Python's call counts. CPU only: there are no GPU kernels
+    yet, and a GPU is not looked for.
+    """
+    console = table_console()
+    chosen = tuple(among(methods, tuple(METHODS), "--methods"))
+    lengths = counts_of(elements, 1, _MOST, "--elements")
+    plans = [
+        SelectPlan(length, share, chosen, samples, seconds)
+        for length, share in itertools.product(lengths, densities_of(density, "--density"))
+    ]
+    check_folder_of(json_file, "--json")
+    check_folder_of(plot_file, "--plot")
+    machine = describe_machine()
+    rows: list[Row] = []
+    try:
+        with ended_by_interrupt(console, "interrupted"), counting(console, TextColumn("{task.fields[latest]}")) as bar:
+            passed = 0
+            task = bar.add_task("", total=sum(len(plan.contenders) * samples for plan in plans), latest="")
+            for plan in plans:
+                about = f"{plan.elements:,} elements, {plan.density * 100:.4g} %"
+                bar.update(task, description=about, completed=passed, latest="")
+                outcome = run(plan, lambda name: bar.update(task, advance=1, latest=name))
+                passed += len(plan.contenders) * samples
+                found = rows_of(plan, outcome)
+                console.print(table_of(found, f"{about}: k = {plan.k:,}"))
+                rows += found
+    finally:
+        if json_file is not None and rows:
+            write_result(console, json_file, {"rows": rows, "bound_s": BOUND, "machine": machine})
+    console.print(machine_text(machine), style="dim")
+    if plot_file is not None:
+        plot(rows, "selection on one thread", plot_file)
+        console.print(f"plot: {plot_file}")
