@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from telegrad.compress.entries import SAFE, all_zero
+from telegrad.compress.momentum import Momentum
 from telegrad.compress.residual import Residual, ResidualStore
 from telegrad.compress.selection import Selection
 from telegrad.compress.selections import selection_named
 
-_LOOK = 1 << 14  # entries per look for a value that is not zero
-# A finite gradient can push a residual over the largest float32 only if the residual is at least half a unit in the
-# last place of that, 2**103 (of the largest bfloat16: 2**119). No training in good health is near.
-_CANNOT_OVERFLOW = 2.0**100
+FEEDBACK = ("gradients", "steps")
 
 Floats = npt.NDArray[np.float32]
 Indices = npt.NDArray[np.uint32]
@@ -31,13 +30,27 @@ class Part:
     offset: int
 
 
-class Compressor:
-    """Error feedback with a selection policy.
+class Observation(NamedTuple):
+    """What happened to one parameter in one call of ``compress``. Norms are Euclidean, in the gradients' unit."""
 
-    ``sizes``: elements of each parameter by name. ``density``: the share of each parameter's entries that is sent.
-    ``selection``: a name in ``SELECTIONS``; ``interval``: calls from one exact threshold to the next, of those that
-    reuse it (``None``: their own default).
-    Raises ``ValueError`` or ``TypeError`` for bad arguments.
+    name: str
+    elements: int
+    k: int
+    selected: int
+    gradient_norm: float
+    residual_norm: float  # of what stays
+    threshold: float | None
+
+
+class Compressor:
+    """Error feedback with a selection policy for each parameter, and momentum correction if it is wanted.
+
+    ``sizes``: elements of each parameter by name. ``density``: the share of each parameter's entries that is sent;
+    ``densities``: of those that have another one. ``selection``: a name in ``SELECTIONS``; ``interval``: calls from
+    one exact threshold to the next, of those that reuse it (``None``: their own default); ``selections``: policies of
+    those parameters that have another one. ``feedback``: residuals hold ``"gradients"``, or ``"steps"``, gradients
+    times the learning rate of their day (SparCML, Algorithm 1; see ``set_units``). ``momentum``: the velocities of
+    these and maybe other parameters. Raises ``ValueError`` or ``TypeError`` for bad arguments.
     """
 
     def __init__(
@@ -47,9 +60,39 @@ class Compressor:
         density: float = 0.01,
         selection: str = "reused",
         interval: int | None = None,
+        densities: Mapping[str, float] | None = None,
+        selections: Mapping[str, Selection] | None = None,
+        feedback: str = "gradients",
+        momentum: Momentum | None = None,
     ) -> None:
-        self.policy: Selection = selection_named(selection, interval)
-        self.residuals = ResidualStore(sizes, density)
+        if feedback not in FEEDBACK:
+            raise ValueError(f"feedback={feedback!r} does not exist: use one of {', '.join(FEEDBACK)}")
+        self.policy = selection_named(selection, interval)
+        self.residuals = ResidualStore(sizes, density, densities)
+        self.momentum = momentum
+        self.feedback = feedback
+        self.observer: Callable[[Observation], None] | None = None
+        self._policies = dict(selections or {})
+        self.gradient_unit = 1.0
+        self._step_sizes: Mapping[str, float] = {}
+
+    def set_units(self, gradient_unit: float, step_sizes: Mapping[str, float] | None = None) -> None:
+        """What 1 in the gradients is worth from now on; what is remembered is rescaled when it is next needed.
+
+        ``gradient_unit``: above 0; 1 / scale where the loss is multiplied by a scale. ``step_sizes``: the learning
+        rates by parameter, at least 0, with ``feedback="steps"``. At a rate of 0 a residual takes up nothing and
+        nothing is sent.
+        """
+        self.gradient_unit = gradient_unit
+        self._step_sizes = step_sizes or {}
+
+    def policy_of(self, entry: Residual) -> Selection:
+        """How this parameter's entries are chosen."""
+        return self._policies.get(entry.name, self.policy)
+
+    def one_signed(self, part: Part) -> bool:
+        """Whether all entries of a call have the same sign."""
+        return getattr(self.policy_of(part.entry), "same_sign", False)
 
     def part(self, name: str, offset: int) -> Part:
         """Parameter ``name`` at ``offset`` of the index space. Raises ``ValueError`` for an unknown name."""
@@ -57,24 +100,59 @@ class Compressor:
 
     def capacity(self, parts: Iterable[Part]) -> int:
         """The most entries that ``compress`` can return for ``parts``."""
-        return sum(self.policy.capacity(part.entry) for part in parts)
+        return sum(self.policy_of(part.entry).capacity(part.entry) for part in parts)
 
     def compress(self, parts: Sequence[Part], flat: Floats, indices: Indices, values: Floats) -> int:
         """Selects from the gradients that lie in ``flat``; returns the number of entries.
 
-        ``flat``: float32, the whole index space, free of NaN and infinity, and nothing in it is ``overflowing``.
-        ``parts`` are ordered by offset; ``indices`` and ``values`` hold ``capacity(parts)``. What is not selected
-        stays in the residuals. A gradient of nothing but zeros means that the parameter took no part in this step:
-        its residual stays as it is and nothing is sent for it, because the result might not be applied.
+        ``flat``: float32, the whole index space, free of NaN and infinity, and nothing in it is ``overflowing``; with
+        Nesterov momentum it is overwritten. ``parts`` are ordered by offset; ``indices`` and ``values`` hold
+        ``capacity(parts)``. What is not selected stays in the residuals. A gradient of nothing but zeros means that
+        the parameter took no part in this step: its residual stays as it is and nothing is sent for it, because the
+        result might not be applied.
         """
         count = 0
         for part in parts:
             entry, offset = part.entry, part.offset
             gradient = flat[offset : offset + entry.values.size]
-            if gradient[0] != 0 or not _all_zero(gradient):
-                self.residuals.about_to_change(entry)
-                count += self.policy.select(entry, gradient, indices[count:], values[count:], offset)
+            if not all_zero(gradient):
+                count += self._compress_one(entry, gradient, indices[count:], values[count:], offset)
         return count
+
+    def _compress_one(self, entry: Residual, gradient: Floats, indices: Indices, values: Floats, offset: int) -> int:
+        norm = _norm(gradient) if self.observer is not None else 0.0
+        if self.momentum is not None:
+            gradient = self.momentum.apply(entry.name, gradient, self.gradient_unit)
+        if not self._prepare(entry):
+            return 0
+        count = self.policy_of(entry).select(entry, gradient, indices, values, offset)
+        if self.momentum is not None:
+            self.momentum.clear(entry.name, indices[:count] - np.uint32(offset))
+        if self.observer is not None:
+            unit = self.gradient_unit
+            threshold = None if entry.threshold is None else entry.threshold * unit
+            left = _norm(entry.values) * unit
+            self.observer(Observation(entry.name, entry.values.size, entry.k, count, norm * unit, left, threshold))
+        return count
+
+    def _unit_of(self, entry: Residual) -> float:
+        return self.gradient_unit * self._step_sizes.get(entry.name, 1.0)
+
+    def _prepare(self, entry: Residual) -> bool:
+        """Makes ready for a change in the unit of this step; False if that is 0 and nothing can change."""
+        unit = self._unit_of(entry)
+        if unit > 0:
+            self.residuals.about_to_change(entry)
+            if unit != entry.unit:
+                entry.rescale(unit)
+        return unit > 0
+
+    def correct(self, name: str, gradient: Floats) -> None:
+        """With momentum: makes of a finite ``gradient`` that is to be summed densely what is to be summed, in place."""
+        if self.momentum is not None:
+            contribution = self.momentum.apply(name, gradient, self.gradient_unit)
+            if contribution is not gradient:
+                gradient[:] = contribution
 
     def keep(self, parts: Sequence[Part], indices: Indices, values: Floats) -> None:
         """Adds to the residuals what did not leave after all, such as the rounding errors of what was sent.
@@ -83,63 +161,117 @@ class Compressor:
         """
         for part, own in _by_part(parts, indices):
             entry, where = part.entry, indices[own] - np.uint32(part.offset)
-            self.residuals.about_to_change(entry)
-            entry.values[where] += values[own]
-            entry.peak = max(entry.peak, float(np.abs(entry.values[where]).max()))
+            if self._prepare(entry):
+                entry.values[where] += values[own]
+                entry.peak = max(entry.peak, float(np.abs(entry.values[where]).max()))
+
+    def keep_all(self, parts: Sequence[Part], errors: Floats) -> None:
+        """As ``keep``, of ``errors`` for the whole index space, most of them zero."""
+        for part in parts:
+            entry = part.entry
+            own = errors[part.offset : part.offset + entry.values.size]
+            if not all_zero(own) and self._prepare(entry):
+                entry.values += own
+                entry.peak += _norm(own)
 
     def overflowing(self, parts: Sequence[Part], flat: Floats, limit: float = math.inf) -> Indices:
-        """Where residual + gradient would reach ``limit``, ascending; ``flat`` as for ``compress``.
+        """Where residual + gradient (with momentum: + what the velocity makes of it) would reach ``limit``, ascending.
 
-        Looks at entries only where residuals are so large that it could be: no residual in good health is. Without
-        a call of this, ``compress`` of finite gradients can leave infinities in the residuals.
+        ``flat`` as for ``compress``. Looks at entries only where they are so large that it could be: no training in
+        good health is near. Without a call of this, ``compress`` of finite gradients can leave infinities in the
+        residuals.
         """
         found = [np.zeros(0, np.uint32)]
         for part in parts:
-            entry, offset = part.entry, part.offset
-            if entry.peak < _CANNOT_OVERFLOW:
-                continue
-            gradient = flat[offset : offset + entry.values.size]
-            if not _all_zero(gradient):
-                with np.errstate(over="ignore"):
-                    total = np.abs(entry.values + gradient)
-                found.append((np.flatnonzero(total >= np.float32(limit)) + offset).astype(np.uint32))
+            gradient = flat[part.offset : part.offset + part.entry.values.size]
+            if self._one_may_overflow(part, gradient) and not all_zero(gradient):
+                total = np.abs(self._total(part.entry, gradient))
+                found.append((np.flatnonzero(~(total < np.float32(limit))) + part.offset).astype(np.uint32))
         return np.concatenate(found)
 
-    def may_overflow(self, parts: Iterable[Part]) -> bool:
-        """False where ``overflowing`` finds nothing whatever the gradients are: then it need not be called."""
-        return any(part.entry.peak >= _CANNOT_OVERFLOW for part in parts)
+    def may_overflow(self, parts: Iterable[Part], flat: Floats) -> bool:
+        """False where ``overflowing`` finds nothing: then it need not be called."""
+        return any(
+            self._one_may_overflow(part, flat[part.offset : part.offset + part.entry.values.size]) for part in parts
+        )
+
+    def _one_may_overflow(self, part: Part, gradient: Floats) -> bool:
+        entry, unit = part.entry, self._unit_of(part.entry)
+        if unit > 0 and not entry.peak * min(entry.unit / unit, SAFE) < SAFE:
+            return True
+        return self.momentum is not None and self.momentum.may_overflow(entry.name, gradient)
+
+    def _total(self, entry: Residual, gradient: Floats) -> Floats:
+        with np.errstate(over="ignore", invalid="ignore"):
+            if self.momentum is not None:
+                gradient = self.momentum.contribution(entry.name, gradient, self.gradient_unit)
+            unit = self._unit_of(entry)
+            if unit <= 0:
+                return gradient
+            if unit == entry.unit:
+                return entry.values + gradient
+            return (entry.values.astype(np.float64) * min(entry.unit / unit, 1e300) + gradient).astype(np.float32)
 
     def take(self, parts: Sequence[Part], flat: Floats, indices: Indices) -> Floats:
-        """residual + gradient at ``indices``, which are as in ``keep``; both are zero there afterwards."""
+        """residual + gradient at ``indices``, which are as in ``keep``; both, and velocities, are zero there then."""
         taken = flat[indices]
-        flat[indices] = 0
         for part, own in _by_part(parts, indices):
-            where = indices[own] - np.uint32(part.offset)
-            self.residuals.about_to_change(part.entry)
-            with np.errstate(over="ignore"):
-                taken[own] += part.entry.values[where]
-            part.entry.values[where] = 0
+            entry, where = part.entry, indices[own] - np.uint32(part.offset)
+            taken[own] = self._total(entry, flat[part.offset : part.offset + entry.values.size])[where]
+            self.residuals.about_to_change(entry)
+            entry.values[where] = 0
+            if self.momentum is not None:
+                self.momentum.forget(entry.name, where)
+        flat[indices] = 0
         return taken
 
     def begin(self) -> None:
         """Opens a step that can be undone: see ``keep_step`` and ``drop_step``. Costs a copy of what it changes."""
-        self.residuals.begin()
+        for store in self._stores():
+            store.begin()
 
     def keep_step(self) -> None:
         """Closes the open step, if there is one."""
-        self.residuals.keep_step()
+        for store in self._stores():
+            store.keep_step()
 
     def drop_step(self) -> None:
-        """Undoes the open step, if there is one: residuals, thresholds and calls are bitwise as at ``begin()``."""
-        self.residuals.drop_step()
+        """Undoes the open step, if there is one: all that is remembered is bitwise as at ``begin()``."""
+        for store in self._stores():
+            store.drop_step()
+
+    def _stores(self) -> Iterator[ResidualStore | Momentum]:
+        yield self.residuals
+        if self.momentum is not None:
+            yield self.momentum
 
     def state_dict(self) -> dict[str, Any]:
         """A copy of all state, as plain numpy arrays and numbers; of an open step it says nothing."""
-        return self.residuals.state_dict()
+        state = {**self.residuals.state_dict(), "feedback": self.feedback}
+        return state if self.momentum is None else {**state, "velocities": self.momentum.state_dict()}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Takes a ``state_dict()`` over. Raises ``ValueError`` naming the parameters that do not fit."""
-        self.residuals.load_state_dict(state)
+    def load_state_dict(self, state: Mapping[str, Any], *, least_density: float = 0.0) -> None:
+        """Takes a ``state_dict()`` over; nothing is changed if it does not fit.
+
+        ``least_density``: as the warm-up has it at the step to which the state belongs (``ResidualStore``).
+        Raises ``ValueError`` naming the parameters that do not fit, and for a state of another feedback, or with
+        velocities where there is no momentum, or the other way round.
+        """
+        residuals = self.residuals.check(state)
+        feedback, velocities = state.get("feedback", "gradients"), state.get("velocities")
+        if feedback != self.feedback:
+            raise ValueError(
+                f"state has residuals of {feedback}, but feedback={self.feedback!r}: load it with feedback={feedback!r}"
+            )
+        if self.momentum is None:
+            if velocities is not None:
+                raise ValueError("state has velocities, but there is no momentum: give the momentum it was saved with")
+        else:
+            if not isinstance(velocities, Mapping):
+                raise ValueError("state has no 'velocities': it was saved without momentum, so go on without")
+            self.momentum.take_over(self.momentum.fitting(velocities, "state['velocities']"), velocities)
+        self.residuals.raise_density(least_density)  # thresholds hold for the k that this gives
+        self.residuals.load_checked(state, residuals)
 
 
 def _by_part(parts: Iterable[Part], indices: Indices) -> Iterator[tuple[Part, slice]]:
@@ -151,5 +283,5 @@ def _by_part(parts: Iterable[Part], indices: Indices) -> Iterator[tuple[Part, sl
             yield part, slice(int(first), int(last))
 
 
-def _all_zero(x: Floats) -> bool:
-    return not any(x[start : start + _LOOK].any() for start in range(0, x.size, _LOOK))
+def _norm(x: Floats) -> float:
+    return math.sqrt(float(np.dot(x, x)))

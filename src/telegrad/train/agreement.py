@@ -33,6 +33,7 @@ class AgreedStep:
         self._settled = settled
         self._failed = failed
         self._works: list[Work] = []
+        self._keeps: list[Callable[[], None]] = []
         self._gate: torch.futures.Future[None] = torch.futures.Future()  # done when the verdict or the error is known
         self._verdict: torch.futures.Future[None] | None = None
         self._dropped = False
@@ -44,9 +45,13 @@ class AgreedStep:
         """True once it has had its last bucket."""
         return self._verdict is not None
 
-    def outcome(self, works: list[Work], finish: Callable[[bool], torch.Tensor]) -> torch.futures.Future[torch.Tensor]:
-        """A future of ``finish(dropped)`` for one bucket, which takes these ``works``."""
+    def outcome(
+        self, works: list[Work], finish: Callable[[bool], torch.Tensor], keep: Callable[[], None] | None = None
+    ) -> torch.futures.Future[torch.Tensor]:
+        """A future of ``finish(dropped)`` for one bucket, which takes these ``works``; ``keep`` runs before the verdict
+        is known to anybody, unless the pass is dropped."""
         self._works += works
+        self._keeps += [keep] if keep is not None else []
 
         def conclude(_: torch.futures.Future[None]) -> torch.Tensor:
             if self._error is not None:
@@ -65,6 +70,8 @@ class AgreedStep:
             if self._dropped:
                 self._compressor.drop_step()
             else:
+                for keep in self._keeps:
+                    keep()
                 self._compressor.keep_step()
             self._settled(self._dropped)
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 import torch
 
+from telegrad.comm.stream_wire import formats_named
 from telegrad.train.bucket import check_dtype
 
 
@@ -47,6 +48,18 @@ def checked_parameters(named: Iterable[tuple[str, torch.nn.Parameter]]) -> dict[
             "named_parameters has no parameter that requires a gradient: pass ddp.named_parameters() of the model"
         )
     return parameters
+
+
+def check_dtypes_of_wire(wire: str, parameters: Mapping[str, torch.nn.Parameter]) -> None:
+    """Raises ``ValueError`` for a wire that does not exist, ``TypeError`` for one that a gradient cannot take."""
+    for name, parameter in parameters.items():
+        try:
+            formats_named(wire, "f32" if parameter.dtype == torch.float32 else "bf16", packs=False)
+        except TypeError as error:
+            raise TypeError(
+                f"wire={wire!r} does not fit parameter {name!r} of {parameter.dtype}: only float32 gradients can be "
+                "encoded; use 'auto'"
+            ) from error
 
 
 def check_choice(value: str, argument: str, choices: tuple[str, ...]) -> None:

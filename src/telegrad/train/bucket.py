@@ -6,7 +6,7 @@ old as the list of parameters that it was made from.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -35,22 +35,40 @@ class Member(NamedTuple):
 
 @dataclass(slots=True)
 class BucketLayout:
-    """The members of one bucket: those that are compressed, and the runs of small ones between them."""
+    """The members of one bucket: those that are compressed, and the runs of dense ones between them."""
 
     identity: tuple[int, ...]
+    elements: int
     members: tuple[Member, ...]
     parts: tuple[Part, ...]
-    small: tuple[slice, ...]
+    one_signed: tuple[Part, ...]  # of these, those whose entries all have one sign
+    dense: tuple[Member, ...]  # members that are no parts
+    dense_runs: tuple[slice, ...]  # where they lie
     wanted: int  # entries at exactly the density
     indices: npt.NDArray[np.uint32]
     values: npt.NDArray[np.float32]
+    errors: npt.NDArray[np.float32] | None = None
     outcome: torch.futures.Future[torch.Tensor] | None = None
+
+    @property
+    def signed(self) -> tuple[Part, ...]:
+        """Parts whose entries have any sign."""
+        return tuple(part for part in self.parts if part not in self.one_signed)
 
     def scratch(self) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.float32]]:
         """Memory for the selected entries; the network may still read it while the last outcome is open."""
-        if self.outcome is not None and not self.outcome.done():
+        if self._in_use():
             self.indices, self.values = np.empty_like(self.indices), np.empty_like(self.values)
         return self.indices, self.values
+
+    def error_scratch(self) -> npt.NDArray[np.float32]:
+        """Zeros, to which the network adds what rounding loses while the outcome is open. Leave zeros behind."""
+        if self.errors is None or self._in_use():
+            self.errors = np.zeros(self.elements, np.float32)
+        return self.errors
+
+    def _in_use(self) -> bool:
+        return self.outcome is not None and not self.outcome.done()
 
 
 def identity_of(bucket: GradBucket) -> tuple[int, ...]:
@@ -58,7 +76,7 @@ def identity_of(bucket: GradBucket) -> tuple[int, ...]:
     return tuple(map(id, bucket.parameters()))
 
 
-def layout_of(bucket: GradBucket, names: Mapping[int, str], compressor: Compressor | None) -> BucketLayout:
+def layout_of(bucket: GradBucket, names: Mapping[int, str], compressor: Compressor) -> BucketLayout:
     """``names``: parameters' names by id. Raises ``ValueError`` for a parameter that has none."""
     buffer = bucket.buffer()
     members = []
@@ -72,25 +90,42 @@ def layout_of(bucket: GradBucket, names: Mapping[int, str], compressor: Compress
         offset = (gradient.data_ptr() - buffer.data_ptr()) // buffer.element_size() if gradient.numel() else 0
         members.append(Member(name, offset, gradient.numel()))
     members.sort(key=lambda member: (member.offset, member.size))
-    parts: list[Part] = []
-    small: list[slice] = []
-    for member in members:
-        if compressor is not None and member.name in compressor.residuals:
-            parts.append(compressor.part(member.name, member.offset))
-        elif small and small[-1].stop == member.offset:
-            small[-1] = slice(small[-1].start, member.offset + member.size)
-        else:
-            small.append(slice(member.offset, member.offset + member.size))
-    capacity = compressor.capacity(parts) if compressor is not None else 0
+    dense = tuple(member for member in members if member.name not in compressor.residuals)
+    parts = tuple(compressor.part(one.name, one.offset) for one in members if one.name in compressor.residuals)
+    capacity = compressor.capacity(parts)
     return BucketLayout(
-        identity_of(bucket),
-        tuple(members),
-        tuple(parts),
-        tuple(small),
-        sum(part.entry.k for part in parts),
-        np.empty(capacity, np.uint32),
-        np.empty(capacity, np.float32),
+        identity=identity_of(bucket),
+        elements=buffer.numel(),
+        members=tuple(members),
+        parts=parts,
+        one_signed=tuple(part for part in parts if compressor.one_signed(part)),
+        dense=dense,
+        dense_runs=tuple(_runs_of(dense)),
+        wanted=_wanted(parts),
+        indices=np.empty(capacity, np.uint32),
+        values=np.empty(capacity, np.float32),
     )
+
+
+def is_current(layout: BucketLayout | None, bucket: GradBucket) -> bool:
+    """False where DDP has rebuilt the bucket since, or a density has changed."""
+    return layout is not None and layout.identity == identity_of(bucket) and layout.wanted == _wanted(layout.parts)
+
+
+def _wanted(parts: tuple[Part, ...]) -> int:
+    return sum(part.entry.k for part in parts)
+
+
+def _runs_of(members: tuple[Member, ...]) -> Iterator[slice]:
+    """Neighbours become one."""
+    run = slice(0, 0)
+    for member in members:
+        if member.offset != run.stop and run.stop > run.start:
+            yield run
+        start = run.start if member.offset == run.stop else member.offset
+        run = slice(start, member.offset + member.size)
+    if run.stop > run.start:
+        yield run
 
 
 def bits_of(buffer: torch.Tensor, first_name: str) -> Bits:
@@ -122,6 +157,11 @@ def tensor_of(bits: Bits) -> torch.Tensor:
     if bits.dtype == np.float32:
         return torch.from_numpy(bits)
     return torch.from_numpy(bits.view(np.int16)).view(torch.bfloat16)
+
+
+def fill(bits: Bits, value: float) -> None:
+    """Every element becomes ``value``, which bfloat16 must hold exactly."""
+    tensor_of(bits).fill_(value)
 
 
 def rounded_to_bf16(values: npt.NDArray[np.float32]) -> npt.NDArray[np.uint16]:

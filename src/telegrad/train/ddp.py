@@ -1,79 +1,69 @@
 """The communication hook for torch's DistributedDataParallel: ``ddp.register_comm_hook(DDPState(...), ddp_hook)``.
 
-DDP calls the hook with each bucket when its gradients are ready, in the same order on all ranks. A bucket becomes at
-most two operations: one dense sum of its small tensors and one sparse sum of all others over the bucket's index
-space. DDP asks a hook for its annotations, so this file must not postpone their evaluation.
+DDP calls the hook with each bucket when its gradients are ready, in the same order on all ranks. DDP asks a hook for
+its annotations, so this file must not postpone their evaluation.
 """
 
+import math
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 
-from telegrad.comm import Communicator, Work
+from telegrad.comm import Communicator
 from telegrad.comm.work import future_of_all
-from telegrad.compress import Compressor
-from telegrad.ops.nonfinite.naive import as_float32
-from telegrad.stream import SparseStream
+from telegrad.compress import Momentum, Policy, WarmUp
 from telegrad.train import nonfinite as nonfinite_values
 from telegrad.train.agreement import AgreedStep
-from telegrad.train.arguments import check_choice, checked_count, checked_parameters
-from telegrad.train.bucket import (
-    Bits,
-    BucketLayout,
-    GradBucket,
-    bits_of,
-    identity_of,
-    layout_of,
-    rounded_to_bf16,
-    tensor_of,
-)
+from telegrad.train.arguments import check_choice, check_dtypes_of_wire, checked_count, checked_parameters
+from telegrad.train.bucket import Bits, BucketLayout, GradBucket, bits_of, fill, is_current, layout_of, tensor_of
+from telegrad.train.clipping import HeldBuckets, checked_norm
+from telegrad.train.exchange import Exchange, Sending
+from telegrad.train.settings import compressor_of, policy_of, tensors_of
+from telegrad.train.stats import DDPStats
+from telegrad.train.telemetry import StepRecord, Telemetry
+from telegrad.train.units import Units, check_without_momentum
 
 MODES = ("sparse", "dense")
 _VERSION = 1
-
-
-@dataclass(slots=True)
-class DDPStats:
-    """Sums over all buckets so far, of this rank. Bytes on the wire are in ``Communicator.stats()``."""
-
-    buckets: int = 0
-    elements: int = 0  # of all buckets
-    dense_elements: int = 0  # reduced densely
-    wanted: int = 0  # entries at exactly the density (the sum of k)
-    selected: int = 0  # entries that were sent sparsely
-    nonfinite_buckets: int = 0  # had NaN or infinity in them here, or made a residual overflow
-    skipped_steps: int = 0  # dropped on all ranks (nonfinite="skip")
-    hook_s: float = 0.0  # time in the hook on the thread of the backward pass, most of it selection
-
-    @property
-    def selected_to_wanted(self) -> float:
-        """selected / wanted; 1 for exact top-k."""
-        return self.selected / self.wanted if self.wanted else 1.0
 
 
 class DDPState:
     """What ``ddp_hook`` needs to know and to remember.
 
     ``comm``: a Communicator of the same ranks as DDP. ``named_parameters``: ``ddp.named_parameters()``; those that do
-    not require a gradient are left out. ``mode``: ``"sparse"``, or ``"dense"`` for plain averaging. ``density``: the
-    share of each large parameter's entries that is sent. ``selection``: ``"reused"`` or ``"topk"``; ``interval``:
-    calls from one exact threshold to the next (reused). ``small_tensor_elements``: parameters of at most that many
-    stay dense. ``warmup_steps``: dense steps at first. ``group``: the process group that DDP was given (``None``: the
-    whole job), which must have the ranks of ``comm``.
+    not require a gradient are left out. ``mode``: ``"sparse"``, or ``"dense"`` for plain averaging. ``group``: the
+    process group that DDP was given (``None``: the whole job), which must have the ranks of ``comm``. All options are
+    the same on all ranks. [docs/training.md](docs/training.md) says what each is good for.
+
+    *What is sent.* ``density``: the share of each compressed parameter's entries. ``selection``: ``"reused"`` or
+    ``"topk"``; ``interval``: calls from one exact threshold to the next (reused). Parameters of at most
+    ``small_tensor_elements`` stay dense; those of more than ``large_tensor_elements`` take ``large_selection``.
+    ``same_sign``: entries of one sign at a time, which go as their mean, but not those of ``output``, the names of
+    the output layer's parameters (``None``: the last one that has two dimensions or more). ``policy``: says all this
+    of each parameter instead; see ``BySize``. ``wire``: how messages hold entries, as for ``Communicator.all_reduce``
+    (``"packed-bf16"``, ``"qsgd4"``, …); what rounding loses stays in the residual. ``warmup_steps`` at first are dense,
+    or, with ``warmup="falling"``, go from 25 % down to 0.1 % or the density.
+
+    *What residuals hold.* ``feedback``: ``"gradients"``, or ``"steps"``: gradients times the learning rate of their
+    day, so that a falling rate does not hold back what waits, nor a rising one blow it up; for SGD, with
+    ``optimizer``. ``momentum``: momentum correction, for an ``optimizer`` that is an SGD with ``momentum=0``: the hook
+    applies it, to dense tensors too; ``nesterov`` as in SGD; ``masking``: what is sent loses its momentum.
+    ``clip_norm``: each rank scales its gradient down to a norm of at most clip_norm / sqrt(ranks) before residuals
+    take it up; communication then begins after the backward pass. ``scaler``: the GradScaler that scales the loss;
+    ``clip_norm`` is of gradients without the scale.
 
     ``nonfinite``, the same on all ranks, says what happens when a gradient of a rank holds NaN or infinity, or when a
-    finite one makes its residual overflow. No residual ever holds such a value.
+    finite one makes its residual or velocity overflow. Neither ever holds such a value.
 
     - ``"raise"``: NonFiniteGradient on that rank, naming rank, step and parameter, and TransportError with its text
       on the others. The bucket at fault has changed nothing.
-    - ``"skip"``: all ranks drop the whole step: all averages are zero, and all of ``state_dict()`` is bitwise as if
-      the step had never been. No rank raises. Write ``if not state.skipped: optimizer.step()``: a gradient of zeros
-      still moves an optimiser with momentum or weight decay. Costs one sum of a single number per step, and memory
-      for a copy of the residuals.
+    - ``"skip"``: all ranks drop the whole step: all averages are zero (infinite with ``scaler``, which then skips the
+      step and lowers its scale by itself), and all of ``state_dict()`` is bitwise as if the step had never been. No
+      rank raises. Without a scaler write ``if not state.skipped: optimizer.step()``: a gradient of zeros still moves
+      an optimiser with momentum or weight decay. Costs one sum of a single number per step, and memory for a copy of
+      residuals and velocities.
     - ``"send"``: the optimisers of all ranks see it; an overflow arrives as infinity.
 
     Only what a rank contributes is looked at: finite gradients whose sum over the ranks overflows give infinity.
@@ -83,8 +73,11 @@ class DDPState:
     go on from a ``state_dict()`` that was taken before. DDP reports a failed operation as a RuntimeError with its
     text; the error itself is then in ``failure``.
 
+    ``telemetry``: where figures of each tensor go (``JsonLines``, ``TensorBoard``), or ``None``.
+
     Gradients are float32 or bfloat16, on the CPU. Averages are over all ranks. Residuals belong to a rank: save each
-    rank's. Raises ``TypeError`` and ``ValueError`` for bad arguments.
+    rank's (``RankState`` for torch.distributed.checkpoint, ``reshard`` for another number of ranks). Raises
+    ``TypeError`` and ``ValueError`` for bad arguments.
     """
 
     def __init__(
@@ -97,42 +90,90 @@ class DDPState:
         selection: str = "reused",
         interval: int = 8,
         small_tensor_elements: int = 2048,
+        large_tensor_elements: int | None = None,
+        large_selection: str = "reused",
+        same_sign: bool = False,
+        output: Iterable[str] | None = None,
+        policy: Policy | None = None,
+        wire: str = "auto",
         warmup_steps: int = 0,
+        warmup: str = "dense",
+        feedback: str = "gradients",
+        optimizer: torch.optim.Optimizer | None = None,
+        momentum: float = 0.0,
+        nesterov: bool = False,
+        masking: bool = True,
+        clip_norm: float | None = None,
+        scaler: torch.amp.GradScaler | None = None,
         nonfinite: str = "raise",
+        telemetry: Telemetry | None = None,
         group: Any = None,
     ) -> None:
         if not isinstance(comm, Communicator):
             raise TypeError(f"comm is a {type(comm).__name__}: make one with telegrad.Communicator.from_torch()")
         check_choice(mode, "mode", MODES)
         check_choice(nonfinite, "nonfinite", nonfinite_values.POLICIES)
-        small_tensor_elements = checked_count(small_tensor_elements, "small_tensor_elements")
-        warmup_steps = checked_count(warmup_steps, "warmup_steps")
+        self._warm_up = WarmUp(checked_count(warmup_steps, "warmup_steps"), warmup)
         self._parameters = checked_parameters(named_parameters)  # alive, so that their ids stay theirs
         self._names = {id(parameter): name for name, parameter in self._parameters.items()}
-        large = {
-            name: parameter.numel()
-            for name, parameter in self._parameters.items()
-            if mode == "sparse" and parameter.numel() > small_tensor_elements
-        }
-        self._compressor = Compressor(large, density=density, selection=selection, interval=interval)
+        check_dtypes_of_wire(wire, self._parameters)
+        chosen = policy_of(
+            policy,
+            density=density,
+            selection=selection,
+            interval=interval,
+            small_tensor_elements=small_tensor_elements,
+            large_tensor_elements=large_tensor_elements,
+            large_selection=large_selection,
+            same_sign=same_sign,
+        )
+        large = self._parameters if mode == "sparse" else {}
+        self._compressor = compressor_of(large, chosen, output, feedback=feedback, density=density)
+        if momentum != 0:
+            check_without_momentum(optimizer)
+            sizes = {name: parameter.numel() for name, parameter in self._parameters.items() if parameter.numel()}
+            self._compressor.momentum = Momentum(sizes, momentum, nesterov=nesterov, masking=masking)
+        if feedback == "steps" and optimizer is None:
+            raise ValueError("feedback='steps' needs optimizer=: residuals hold gradients times its learning rates")
+        if scaler is not None and nonfinite == "raise":
+            raise ValueError(
+                "nonfinite='raise' does not fit scaler=, which finds its scale by overflows: use nonfinite='skip'"
+            )
+        self._units = Units(self._parameters, optimizer, scaler)
+        self._clip_norm = checked_norm(clip_norm)
+        self._exchange = Exchange(comm, self._compressor, wire)
         self._comm = comm
         self._group = group
-        self._mode = mode
-        self._warmup_steps = warmup_steps
         self._nonfinite = nonfinite
+        self._dropped_value = 0.0 if scaler is None else math.inf
+        self._telemetry = telemetry
         self._config = {
             "mode": mode,
-            "density": self._compressor.residuals.density,
+            "density": float(density),
             "selection": selection,
             "interval": int(interval),
-            "small_tensor_elements": small_tensor_elements,
-            "warmup_steps": warmup_steps,
+            "small_tensor_elements": int(small_tensor_elements),
+            "large_tensor_elements": None if large_tensor_elements is None else int(large_tensor_elements),
+            "large_selection": large_selection,
+            "same_sign": bool(same_sign),
+            "policy": None if policy is None else repr(policy),
+            "wire": wire,
+            "warmup_steps": int(warmup_steps),
+            "warmup": warmup,
+            "feedback": feedback,
+            "momentum": float(momentum),
+            "nesterov": bool(nesterov),
+            "masking": bool(masking),
+            "clip_norm": self._clip_norm,
             "nonfinite": nonfinite,
         }
         self._layouts: dict[int, BucketLayout] = {}
         self._step = 0
+        self._pass_is_open = False
+        self._held: HeldBuckets | None = None  # with clip_norm: the buckets of the pass that is under way
         self._agreed: AgreedStep | None = None  # the last step, or the one that is under way
         self._skipped = False
+        self._record: StepRecord | None = None  # of the step that is under way, if it is recorded
         self.stats = DDPStats()
         self.failure: Exception | None = None
 
@@ -146,21 +187,24 @@ class DDPState:
         """True if the last synchronised backward pass was dropped on all ranks (``nonfinite="skip"``)."""
         return self._skipped
 
-    def state_dict(self) -> dict[str, Any]:
-        """A copy of all that training needs to go on bitwise.
+    @property
+    def comm(self) -> Communicator:
+        """The communicator that it was made with."""
+        return self._comm
 
-        Residuals (flat float32 tensors), thresholds and calls by parameter, the step, and the options. See the class
-        for what it says after a failed step.
+    def state_dict(self) -> dict[str, Any]:
+        """A copy of all that training needs to go on bitwise (but for the random choices of a QSGD ``wire``).
+
+        Residuals and velocities (flat float32 tensors), their units, thresholds and calls by parameter, the step, and
+        the options. See the class for what it says after a failed step.
         """
         if self._agreed is not None and self._agreed.closed:
             self._agreed.leave()
-        state = self._compressor.state_dict()
-        for entry in state["parameters"].values():
-            entry["residual"] = torch.from_numpy(entry["residual"])
+        state = tensors_of(self._compressor.state_dict())
         return {"version": _VERSION, "step": self._step, "config": dict(self._config), "compressor": state}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Takes over what ``state_dict()`` of the same model and rank gave.
+        """Takes over what ``state_dict()`` of the same model and rank gave, or ``reshard`` made of all ranks' ones.
 
         Options stay as they are here; with another density the thresholds are evaluated anew. Raises ``ValueError``
         naming missing, unknown or misshapen parameters; then nothing is changed.
@@ -174,22 +218,18 @@ class DDPState:
             )
         step = checked_count(state["step"], "state['step']")
         self._leave_step()
-        self._compressor.load_state_dict(state["compressor"])
+        self._compressor.load_state_dict(state["compressor"], least_density=self._warm_up.least_density(step))
         self._step, self._skipped = step, False
 
     def reduce(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
         """Starts the sum of one bucket; the future gives its buffer with the average in it."""
         started_s = time.perf_counter()
         try:
-            if self._nonfinite == "skip" and (self._agreed is None or self._agreed.closed or bucket.index() == 0):
-                self._leave_step()
-                self._agreed = AgreedStep(self._compressor, self._settled, self._failed)
-            outcome = self._start(bucket)
+            if not self._pass_is_open or bucket.index() == 0:
+                self._open_pass()
+            outcome = self._take(bucket)
             if bucket.is_last():
-                if self._agreed is not None:
-                    self._agreed.close(self._comm)
-                else:
-                    self._step += 1
+                self._close_pass()
         except Exception as error:
             # This rank leaves the step: the others must not wait for it.
             self.failure = error
@@ -199,13 +239,43 @@ class DDPState:
         self.stats.hook_s += time.perf_counter() - started_s
         return outcome
 
-    def _start(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+    def _open_pass(self) -> None:
+        self._leave_step()
         if not self._layouts:
             self._check_ranks()
-        buffer = bucket.buffer()
-        bits = bits_of(buffer, self._names.get(id(bucket.parameters()[0]), "unknown"))
-        layout = self._layout(bucket)
-        sparse = bool(layout.parts) and self._step >= self._warmup_steps
+        compressor = self._compressor
+        rates = self._units.step_sizes() if compressor.feedback == "steps" else None
+        compressor.set_units(self._units.gradient_unit(), rates)
+        if self._nonfinite == "skip":
+            self._agreed = AgreedStep(compressor, self._settled, self._failed)
+        compressor.residuals.raise_density(self._warm_up.least_density(self._step))
+        if self._clip_norm is not None:
+            self._held = HeldBuckets(self._clip_norm / math.sqrt(self._comm.world_size))
+        if self._telemetry is not None and self._step % self._telemetry.every == 0:
+            self._record = StepRecord(self._step, self._comm.rank, self._comm.world_size)
+            compressor.observer = self._record.tensors.append
+        self._pass_is_open = True
+
+    def _take(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+        bits = bits_of(bucket.buffer(), self._names.get(id(bucket.parameters()[0]), "unknown"))
+        layout = self._layouts.get(bucket.index())
+        if layout is None or not is_current(layout, bucket):
+            layout = self._layouts[bucket.index()] = layout_of(bucket, self._names, self._compressor)
+        return self._start(layout, bits) if self._held is None else self._held.hold(layout, bits)
+
+    def _close_pass(self) -> None:
+        if self._held is not None:
+            self.stats.clipped_steps += self._held.release(self._start, self._compressor.gradient_unit) < 1
+            self._held = None
+        self._pass_is_open = False
+        if self._agreed is not None:
+            self._agreed.close(self._comm)
+        else:
+            self._step += 1
+            self._write_record(dropped=False)
+
+    def _start(self, layout: BucketLayout, bits: Bits) -> torch.futures.Future[torch.Tensor]:
+        sparse = bool(layout.parts) and not self._warm_up.is_dense(self._step)
         fault = nonfinite_values.find_fault(self._compressor, layout, bits, sparse)
         self.stats.buckets += 1
         self.stats.elements += bits.size
@@ -218,22 +288,17 @@ class DDPState:
             if self._agreed.unsound:
                 bits.fill(0)  # the others wait for this bucket; for zeros nothing is compressed
                 fault = None
+        dense = layout.dense if sparse else layout.members
+        nonfinite_values.correct_around(self._compressor, bits, dense)
+        self.stats.dense_elements += sum(member.size for member in dense)
+        if self._record is not None:
+            self._record.add(bits, dense)
         if not sparse:
-            self.stats.dense_elements += bits.size
-            return self._future([self._comm.all_reduce(buffer, "avg", async_op=True)], layout, bits, None)
-        works: list[Work] = []
-        small = None
-        if layout.small:
-            small = np.concatenate([bits[run] for run in layout.small])
-            self.stats.dense_elements += small.size
-            works.append(self._comm.all_reduce(tensor_of(small), "avg", async_op=True))
-        stream = self._compress(layout, bits, fault is None)
+            return self._future(self._exchange.send_densely(bits), layout, bits)
+        sending = self._exchange.send(layout, bits, sound=fault is None)
         self.stats.wanted += layout.wanted
-        self.stats.selected += stream.nnz
-        work = self._comm.all_reduce_into(stream, buffer, "avg", async_op=True)
-        assert work is not None
-        works.append(work)
-        return self._future(works, layout, bits, small)
+        self.stats.selected += sending.nnz
+        return self._future(sending, layout, bits)
 
     def _check_ranks(self) -> None:
         if not torch.distributed.is_initialized():
@@ -245,42 +310,31 @@ class DDPState:
                 "in DDP's process group: make comm with Communicator.from_torch(group) and give DDPState the same group"
             )
 
-    def _compress(self, layout: BucketLayout, bits: Bits, sound: bool) -> SparseStream:
-        if sound:
-            indices, values = layout.scratch()
-            count = self._compressor.compress(layout.parts, as_float32(bits), indices, values)
-            indices, values = indices[:count], values[:count]
-        else:
-            indices, values = nonfinite_values.compress_around(self._compressor, layout, bits)
-        if bits.dtype == np.float32:
-            return SparseStream.trusted(indices, values, bits.size, of_torch=True)
-        rounded = rounded_to_bf16(values)
-        with np.errstate(invalid="ignore"):  # what is infinite is sent so: nothing of it is lost
-            lost = np.where(np.isfinite(as_float32(rounded)), values - as_float32(rounded), np.float32(0))
-        self._compressor.keep(layout.parts, indices, lost)
-        return SparseStream.trusted(indices, rounded, bits.size, of_torch=True)
-
-    def _future(
-        self, works: list[Work], layout: BucketLayout, bits: Bits, small: Bits | None
-    ) -> torch.futures.Future[torch.Tensor]:
+    def _future(self, sending: Sending, layout: BucketLayout, bits: Bits) -> torch.futures.Future[torch.Tensor]:
         def finish(dropped: bool = False) -> torch.Tensor:
             if dropped:
-                bits.fill(0)
-            elif small is not None:  # the sparse sum has written zeros there
-                start = 0
-                for run in layout.small:
-                    size = run.stop - run.start
-                    bits[run] = small[start : start + size]
-                    start += size
+                fill(bits, self._dropped_value)
+            else:
+                sending.write()
             return tensor_of(bits)
 
+        def finish_and_keep() -> torch.Tensor:
+            if sending.keep is not None:
+                sending.keep()
+            return finish()
+
         if self._agreed is not None:
-            layout.outcome = self._agreed.outcome(works, finish)
+            layout.outcome = self._agreed.outcome(sending.works, finish, sending.keep)
         else:
-            layout.outcome = future_of_all(works, finish, self._failed)
+            layout.outcome = future_of_all(sending.works, finish_and_keep, self._failed)
         return layout.outcome
 
     def _leave_step(self, error: Exception | None = None) -> None:
+        self._pass_is_open = False
+        self._record, self._compressor.observer = None, None
+        if self._held is not None:
+            self._held.fail(error or RuntimeError("the backward pass ended before its last bucket"))
+            self._held = None
         if self._agreed is not None:
             self._agreed.leave(error)
             self._agreed = None
@@ -289,17 +343,17 @@ class DDPState:
         self._skipped = dropped
         self.stats.skipped_steps += dropped
         self._step += not dropped
+        self._write_record(dropped=dropped)
+
+    def _write_record(self, *, dropped: bool) -> None:
+        record, self._record, self._compressor.observer = self._record, None, None
+        if record is not None and self._telemetry is not None:
+            record.close(dropped=dropped, bytes_sent=self._comm.stats()["bytes_sent"])
+            self._telemetry.write(record)
 
     def _failed(self, error: Exception) -> None:
         if self.failure is None:
             self.failure = error
-
-    def _layout(self, bucket: GradBucket) -> BucketLayout:
-        layout = self._layouts.get(bucket.index())
-        if layout is None or layout.identity != identity_of(bucket):
-            layout = layout_of(bucket, self._names, self._compressor)
-            self._layouts[bucket.index()] = layout
-        return layout
 
 
 def ddp_hook(state: DDPState, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import numpy as np
@@ -12,8 +13,9 @@ from telegrad.compress import Compressor
 from telegrad.errors import NonFiniteGradient
 from telegrad.ops.nonfinite.cpu import count_nonfinite
 from telegrad.ops.nonfinite.naive import as_float32
-from telegrad.train.bucket import Bits, BucketLayout
+from telegrad.train.bucket import Bits, BucketLayout, Member, rounded_to_bf16
 
+_NONE = np.zeros(0, np.intp)
 POLICIES = ("raise", "skip", "send")
 _BF16_LIMIT = 2.0**128 - 2.0**119  # from here on a float32 is rounded to an infinite bfloat16
 
@@ -26,24 +28,39 @@ class Fault(NamedTuple):
 
 
 def find_fault(compressor: Compressor, layout: BucketLayout, bits: Bits, sparse: bool) -> Fault | None:
-    """Looks before anything is changed. ``sparse``: the bucket's large gradients will be added to their residuals."""
+    """Looks before anything is changed. ``sparse``: the bucket's parts will be added to their residuals."""
     if count_nonfinite(bits):
         for name, offset, size in layout.members:
             count = count_nonfinite(bits[offset : offset + size])
             if count:
                 return Fault(name, f"{count} of {size} entries in the gradient of {name!r} are NaN or infinite")
-    if sparse and compressor.may_overflow(layout.parts):
-        where = compressor.overflowing(layout.parts, as_float32(bits), _limit(bits))
-        for part in layout.parts:
-            name, size = part.entry.name, part.entry.values.size
-            count = int(np.count_nonzero((where >= part.offset) & (where < part.offset + size)))
-            if count:
-                return Fault(
-                    name,
-                    f"the residual of {name!r} overflowed: {count} of {size} entries of residual + gradient are "
-                    f"infinite in {_dtype_name(bits)}, though both are finite",
-                )
+    if sparse:
+        flat = as_float32(bits)
+        if compressor.may_overflow(layout.parts, flat):
+            where = compressor.overflowing(layout.parts, flat, _limit(bits))
+            for part in layout.parts:
+                name, size = part.entry.name, part.entry.values.size
+                count = int(np.count_nonzero((where >= part.offset) & (where < part.offset + size)))
+                if count:
+                    return _overflow("residual", "residual + gradient", name, count, size, bits)
+    if compressor.momentum is not None:
+        for name, offset, size in layout.dense if sparse else layout.members:
+            gradient = as_float32(bits[offset : offset + size])
+            if size and compressor.momentum.may_overflow(name, gradient):
+                total = compressor.momentum.contribution(name, gradient, compressor.gradient_unit)
+                count = int(np.count_nonzero(~(np.abs(total) < np.float32(_limit(bits)))))
+                if count:
+                    return _overflow("velocity", "its sum with the gradient", name, count, size, bits)
     return None
+
+
+def _overflow(what: str, total: str, name: str, count: int, size: int, bits: Bits) -> Fault:
+    dtype = "float32" if bits.dtype == np.float32 else "bfloat16"
+    return Fault(
+        name,
+        f"the {what} of {name!r} overflowed: {count} of {size} entries of {total} are infinite in {dtype}, though both "
+        "are finite",
+    )
 
 
 def error_of(fault: Fault, rank: int, step: int) -> NonFiniteGradient:
@@ -84,9 +101,25 @@ def compress_around(
     return indices[order], values[order]
 
 
+def correct_around(compressor: Compressor, bits: Bits, members: Iterable[Member]) -> None:
+    """With momentum: makes of the gradients of ``members``, which are to be summed densely, what is to be summed.
+
+    NaN and infinity stay what they are, and no velocity holds such a value afterwards.
+    """
+    if compressor.momentum is None:
+        return
+    for name, offset, size in members:
+        own = bits[offset : offset + size]
+        gradient = as_float32(own)
+        faulty = np.flatnonzero(~np.isfinite(gradient)) if count_nonfinite(own) else _NONE
+        kept = own[faulty]
+        gradient[faulty] = 0
+        if size:
+            compressor.correct(name, gradient)
+        if gradient is not own:
+            own[:] = rounded_to_bf16(gradient)
+        own[faulty] = kept
+
+
 def _limit(bits: Bits) -> float:
     return math.inf if bits.dtype == np.float32 else _BF16_LIMIT
-
-
-def _dtype_name(bits: Bits) -> str:
-    return "float32" if bits.dtype == np.float32 else "bfloat16"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -44,6 +44,8 @@ class Trainer:
     def __init__(self, comm: Communicator, dtype: torch.dtype = torch.float32, **options: Any) -> None:
         self.comm = comm
         self.parameters = {name: torch.nn.Parameter(torch.zeros(shape, dtype=dtype)) for name, shape in SHAPES.items()}
+        if callable(make_optimizer := options.get("optimizer")):
+            options["optimizer"] = make_optimizer(self.parameters.values())
         self.state = DDPState(
             comm, self.parameters.items(), **{"density": 0.05, "small_tensor_elements": 16, **options}
         )
@@ -76,9 +78,19 @@ class Trainer:
     def residual(self, name: str) -> np.ndarray:
         return self.memory()["parameters"][name]["residual"]
 
+    def waiting(self, name: str) -> np.ndarray:
+        """What the residual says, in float64; none: zeros."""
+        entry = self.memory()["parameters"].get(name)
+        return np.zeros(1) if entry is None else entry["residual"].astype(np.float64) * entry["unit"]
+
 
 ONE = [["embedding", "norm", "hidden", "bias", "scale"]]
 REBUILT = [["scale", "bias", "hidden"], ["norm"], ["embedding"]]
+
+
+def plain_sgd(parameters: Iterable[torch.nn.Parameter]) -> torch.optim.Optimizer:
+    """What momentum correction wants: an SGD without momentum."""
+    return torch.optim.SGD(list(parameters), lr=0.5)
 
 
 def gradients_of(rank: int, step: int) -> dict[str, np.ndarray]:

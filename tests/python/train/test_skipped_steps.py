@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from handmade_buckets import LARGE, ONE, REBUILT, Trainer, gradients_of
+from handmade_buckets import LARGE, ONE, REBUILT, Trainer, gradients_of, plain_sgd
 
 from telegrad import Communicator
 from telegrad.errors import TransportError
@@ -56,6 +56,12 @@ def assert_same(a: Any, b: Any) -> None:
         {"mode": "dense"},
         {"warmup_steps": 2},
         {"warmup_steps": BAD + 1},  # the dropped step is no warm-up step: one more follows
+        {"warmup_steps": 6, "warmup": "falling"},
+        {"clip_norm": 500.0},
+        {"momentum": 0.9, "optimizer": plain_sgd},
+        {"momentum": 0.9, "optimizer": plain_sgd, "nesterov": True, "clip_norm": 500.0},
+        {"momentum": 0.9, "optimizer": plain_sgd, "mode": "dense"},
+        {"feedback": "steps", "optimizer": plain_sgd},
     ],
 )
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

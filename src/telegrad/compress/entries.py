@@ -1,0 +1,177 @@
+"""What is remembered of each parameter: flat float32 arrays by name, whose changes in a step can be undone.
+
+Never keyed by bucket: DDP rebuilds its buckets after the first iteration.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+Floats = npt.NDArray[np.float32]
+
+SAFE = 2.0**100
+"""A finite gradient can push what is smaller over the largest float32 only if it is larger itself: half a unit in the
+last place of that is 2**103 (of the largest bfloat16: 2**119). No training in good health is near."""
+
+_LARGEST = float(np.finfo(np.float32).max)
+
+
+@dataclass(slots=True)
+class Entry:
+    """One parameter's array. ``values * unit`` is what it says; the unit follows a loss scale or a learning rate."""
+
+    name: str
+    values: Floats
+    unit: float = field(default=1.0, kw_only=True)
+    peak: float = field(default=math.inf, kw_only=True)
+    """No magnitude is larger; infinite: nobody has looked. Whoever adds to ``values`` raises it."""
+
+    def rescale(self, unit: float) -> None:
+        """Says the same in another unit (above 0). What float32 cannot hold then becomes its largest number."""
+        ratio = min(self.unit / unit, 1e300)
+        self.unit = unit
+        if ratio == 1:
+            return
+        if math.isinf(self.peak):  # just loaded: it must round as if it were not
+            self.peak = float(np.abs(self.values).max())
+        if 1 / SAFE < ratio < SAFE and self.peak * ratio < SAFE:
+            self.values *= np.float32(ratio)
+            self.peak *= ratio
+        else:
+            self.values[:] = np.clip(self.values.astype(np.float64) * ratio, -_LARGEST, _LARGEST)
+            self.peak = float(np.abs(self.values).max())
+
+
+E = TypeVar("E", bound=Entry)
+
+
+class EntryStore(Generic[E]):
+    """Entries by name, in the order in which they were given. ``kind``: what the arrays are, for messages and states.
+
+    Between ``begin()`` and ``keep_step()`` or ``drop_step()`` it copies each entry before its first change.
+    """
+
+    def __init__(self, kind: str, entries: Iterable[E]) -> None:
+        self.kind = kind
+        self._by_name: dict[str, E] = {}
+        for entry in entries:
+            if entry.values.size < 1:
+                raise ValueError(f"sizes[{entry.name!r}]=0: a parameter with a {kind} needs at least one element")
+            self._by_name[entry.name] = entry
+        self._open = False
+        self._before: dict[str, E] = {}  # what the open step has changed, as it was
+        self._copies: dict[str, Floats] = {}  # memory for that, kept from step to step
+
+    def __getitem__(self, name: str) -> E:
+        try:
+            return self._by_name[name]
+        except KeyError:
+            raise ValueError(f"parameter {name!r} has no {self.kind}: name it when the compressor is made") from None
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._by_name
+
+    def __iter__(self) -> Iterator[E]:
+        return iter(self._by_name.values())
+
+    def __len__(self) -> int:
+        return len(self._by_name)
+
+    def begin(self) -> None:
+        """Opens a step that can be undone. Costs a copy of each array that the step changes."""
+        self.drop_step()
+        self._open = True
+
+    def about_to_change(self, entry: E) -> None:
+        """To be called before ``entry`` changes; copies it if a step is open that has not changed it yet."""
+        if self._open and entry.name not in self._before:
+            if entry.name not in self._copies:
+                self._copies[entry.name] = np.empty_like(entry.values)
+            np.copyto(self._copies[entry.name], entry.values)
+            self._before[entry.name] = dataclasses.replace(entry, values=self._copies[entry.name])
+
+    def keep_step(self) -> None:
+        """Closes the open step, if there is one; it cannot be undone any more."""
+        self._open = False
+        self._before.clear()
+
+    def drop_step(self) -> None:
+        """Undoes the open step, if there is one: all is bitwise as it was at ``begin()``."""
+        for before in self._before.values():
+            entry = self._by_name[before.name]
+            np.copyto(entry.values, before.values)
+            for one in dataclasses.fields(before):
+                if one.name not in ("name", "values"):
+                    setattr(entry, one.name, getattr(before, one.name))
+        self.keep_step()
+
+    def settled(self) -> list[E]:
+        """All entries; of an open step they say nothing: they are as at ``begin()``. Not copies."""
+        return [self._before.get(entry.name, entry) for entry in self]
+
+    def fitting(self, given: Mapping[str, Any], where: str) -> dict[str, Floats]:
+        """The arrays in ``given``, a mapping of a state at ``where``, if it fits this store.
+
+        Raises ``ValueError`` naming the parameters that are missing, unknown, of another size, or damaged.
+        """
+        missing = [name for name in self._by_name if name not in given]
+        unknown = [name for name in given if name not in self._by_name]
+        if missing or unknown:
+            raise ValueError(
+                f"state has no {self.kind} for {_listed(missing)}, and one too many for {_listed(unknown)}: load it "
+                "into the same model with the same small_tensor_elements"
+            )
+        arrays = {name: self._array_of(name, entry, f"{where}[{name!r}]") for name, entry in given.items()}
+        for entry in self:
+            array, place = arrays[entry.name], f"{where}[{entry.name!r}][{self.kind!r}]"
+            if array.shape != entry.values.shape or array.dtype != np.float32:
+                raise ValueError(
+                    f"{place} is {array.dtype} of shape {array.shape}, but the parameter needs float32 of shape "
+                    f"{entry.values.shape}: load it into the model that it was saved from"
+                )
+            if not np.isfinite(array).all():
+                raise ValueError(
+                    f"{place} holds NaN or infinity, which no {self.kind} does: the state is damaged, load an earlier "
+                    "one"
+                )
+        return arrays
+
+    def _array_of(self, name: str, entry: object, where: str) -> npt.NDArray[Any]:
+        if not isinstance(entry, Mapping) or self.kind not in entry:
+            raise ValueError(f"{where} must have a {self.kind}: it must come from state_dict()")
+        unit = entry.get("unit", 1.0)
+        if not isinstance(unit, float) or not 0 < unit < math.inf:
+            raise ValueError(f"{where}['unit'] is {unit!r}: it must be a float above 0")
+        try:
+            return np.asarray(entry[self.kind])
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"{where}[{self.kind!r}] is no float32 array: {error}") from error
+
+    def take_over(self, arrays: Mapping[str, Floats], given: Mapping[str, Any]) -> None:
+        """Fills in what ``fitting`` has found, with its units, and closes an open step."""
+        self.keep_step()
+        for entry in self:
+            entry.values[:] = arrays[entry.name]
+            entry.unit = given[entry.name].get("unit", 1.0)
+            entry.peak = math.inf
+
+
+def all_zero(x: Floats) -> bool:
+    """True if a gradient has nothing in it: its parameter took no part in this step."""
+    return x[0] == 0 and not any(x[start : start + _LOOK].any() for start in range(0, x.size, _LOOK))
+
+
+_LOOK = 1 << 14  # entries per look for a value that is not zero
+
+
+def _listed(names: list[str]) -> str:
+    if not names:
+        return "no parameter"
+    return ", ".join(map(repr, names[:5])) + (f" and {len(names) - 5} more" if len(names) > 5 else "")

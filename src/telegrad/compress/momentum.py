@@ -1,0 +1,118 @@
+"""Momentum correction: velocities are accumulated before the selection, on each rank from its own gradients.
+
+A residual of plain gradients gives an entry that waited long all its momentum at once, as if it were a single step's.
+So each rank has a velocity u = m·u + g, the residual takes up u, and the optimiser itself runs without momentum. Since
+velocities add up over ranks, a dense sum of them is ordinary momentum: small tensors and dense steps go the same way.
+Sources: RedSync, Algorithm 4 (its Nesterov branch mended), after Deep Gradient Compression, §3.
+"""
+
+from __future__ import annotations
+
+import math
+import numbers
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from telegrad.compress.entries import SAFE, Entry, EntryStore, Floats, all_zero
+
+
+@dataclass(slots=True)
+class Velocity(Entry):
+    """The momentum of one parameter on this rank."""
+
+
+class Momentum(EntryStore[Velocity]):
+    """The velocities of all parameters, compressed or not, all zero at first.
+
+    ``sizes``: elements of each parameter. ``momentum``: m in (0, 1). ``nesterov``: u = m·(u + g) and u + g is passed
+    on, else u = m·u + g and u. ``masking``: what is sent leaves the velocity too, so that a stale direction is not
+    repeated. Raises ``ValueError`` or ``TypeError`` for bad arguments.
+    """
+
+    def __init__(
+        self, sizes: Mapping[str, int], momentum: float, *, nesterov: bool = False, masking: bool = True
+    ) -> None:
+        self._momentum = check_momentum(momentum)
+        self._nesterov = nesterov
+        self._masking = masking
+        super().__init__(
+            "velocity", (Velocity(name, np.zeros(size, np.float32), peak=0.0) for name, size in sizes.items())
+        )
+
+    def may_overflow(self, name: str, gradient: Floats) -> bool:
+        """False where a finite ``gradient`` leaves velocity and contribution far below the largest float32."""
+        return not self[name].peak + _norm(gradient) < SAFE
+
+    def contribution(self, name: str, gradient: Floats, unit: float) -> Floats:
+        """What ``apply`` would return, as a new array; changes nothing. It may hold infinities."""
+        entry, m = self[name], np.float32(self._momentum)
+        with np.errstate(over="ignore", invalid="ignore"):
+            velocity = entry.values * np.float32(entry.unit / unit)
+            if self._nesterov:
+                return gradient + m * (velocity + gradient)
+            return m * velocity + gradient
+
+    def apply(self, name: str, gradient: Floats, unit: float) -> Floats:
+        """Moves the velocity by a finite ``gradient`` in ``unit``, and returns what goes into the residual or the sum.
+
+        That is the velocity's own memory, only to be read, or ``gradient``, overwritten. A gradient of nothing but
+        zeros means that the parameter took no part: the velocity rests, and the zeros are returned. Where the velocity
+        would overflow it becomes zero; look for that first, with ``contribution``.
+        """
+        if all_zero(gradient):
+            return gradient
+        entry = self[name]
+        self.about_to_change(entry)
+        if entry.unit != unit:
+            entry.rescale(unit)
+        m, velocity, norm = self._momentum, entry.values, _norm(gradient)
+        huge = not entry.peak + norm < SAFE
+        with np.errstate(over="ignore", invalid="ignore"):
+            if self._nesterov:
+                velocity += gradient
+                velocity *= np.float32(m)
+                gradient += velocity
+            else:
+                velocity *= np.float32(m)
+                velocity += gradient
+        if huge:
+            result = gradient if self._nesterov else velocity.copy()
+            velocity[~np.isfinite(velocity)] = 0
+            entry.peak = float(np.abs(velocity).max())
+            return result
+        entry.peak = m * entry.peak + norm
+        return gradient if self._nesterov else velocity
+
+    def state_dict(self) -> dict[str, Any]:
+        """A copy: per parameter its velocity (float32, flat, in memory order) and unit; as at ``begin()``."""
+        return {entry.name: {"velocity": entry.values.copy(), "unit": entry.unit} for entry in self.settled()}
+
+    def clear(self, name: str, where: npt.NDArray[np.uint32]) -> None:
+        """Those entries were sent: with ``masking`` they have no velocity any more."""
+        if self._masking:
+            self.forget(name, where)
+
+    def forget(self, name: str, where: npt.NDArray[np.uint32]) -> None:
+        """Those entries have no velocity any more."""
+        entry = self[name]
+        self.about_to_change(entry)
+        entry.values[where] = 0
+
+
+def _norm(x: Floats) -> float:
+    """The Euclidean norm, a bound of every magnitude; infinite where float32 cannot tell."""
+    with np.errstate(over="ignore"):
+        return math.sqrt(float(np.dot(x, x)))
+
+
+def check_momentum(momentum: float) -> float:
+    """``momentum`` as a float if it is in (0, 1); else ``TypeError`` or ``ValueError``."""
+    if isinstance(momentum, bool) or not isinstance(momentum, numbers.Real):
+        raise TypeError(f"momentum={momentum!r} must be a number in (0, 1), as 0.9")
+    if not 0 < momentum < 1:
+        raise ValueError(f"momentum={momentum} must be in (0, 1): as 0.9; leave it out for none")
+    return float(momentum)

@@ -1,0 +1,84 @@
+"""How each tensor of a model is sent: a policy looks at its name, size and place and says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+from telegrad.compress.residual import check_density
+from telegrad.compress.selection import Selection
+from telegrad.compress.selections import selection_named
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """What a policy may know of a parameter."""
+
+    name: str
+    elements: int
+    dimensions: int
+    is_output: bool  # of the layer whose outputs are the model's
+
+
+@dataclass(frozen=True, slots=True)
+class Treatment:
+    """``selection=None``: summed densely. ``density``: the share of entries that is sent, in (0, 1]."""
+
+    selection: Selection | None
+    density: float = 1.0
+
+    def __post_init__(self) -> None:
+        check_density(self.density)
+
+    @property
+    def same_sign(self) -> bool:
+        """Whether all entries of a call have one sign: then they go as their mean."""
+        return getattr(self.selection, "same_sign", False)
+
+
+Policy = Callable[[Tensor], Treatment]
+"""Called once for each parameter, the same on all ranks."""
+
+
+@dataclass(frozen=True)
+class BySize:
+    """Small tensors densely, middle and large ones each by a selection of their own. Source: RedSync, §5.
+
+    ``small_elements``: tensors of at most so many are summed densely. ``large_elements``: tensors of more than so many
+    are large; ``None``: none is. ``middle`` and ``large``: selections or their names. ``density``: of all that are not
+    small. ``same_sign``: selections given by name take entries of one sign at a time, but not of the output layer.
+    ``dense``: names of parameters that are summed densely whatever their size.
+    """
+
+    density: float = 0.01
+    small_elements: int = 2048
+    middle: str | Selection = "reused"
+    large_elements: int | None = None
+    large: str | Selection = "reused"
+    interval: int | None = None
+    same_sign: bool = False
+    dense: tuple[str, ...] = ()
+
+    def __call__(self, tensor: Tensor) -> Treatment:
+        """The treatment of ``tensor``."""
+        if tensor.elements <= self.small_elements or tensor.name in self.dense:
+            return Treatment(None)
+        is_large = self.large_elements is not None and tensor.elements > self.large_elements
+        given = self.large if is_large else self.middle
+        if not isinstance(given, str):
+            return Treatment(given, self.density)
+        selection = selection_named(given, self.interval, same_sign=self.same_sign and not tensor.is_output)
+        return Treatment(selection, self.density)
+
+
+def treatments(policy: Policy, tensors: Iterable[Tensor]) -> Mapping[str, Treatment]:
+    """What ``policy`` says of each. Raises ``TypeError`` where it says something else than a Treatment."""
+    said = {}
+    for tensor in tensors:
+        treatment = policy(tensor)
+        if not isinstance(treatment, Treatment):
+            raise TypeError(
+                f"policy says {treatment!r} of parameter {tensor.name!r}: it must return a telegrad.train.Treatment"
+            )
+        said[tensor.name] = treatment
+    return said

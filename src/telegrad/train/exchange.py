@@ -1,0 +1,154 @@
+"""How a bucket travels: at most one dense sum, one sparse sum, and a gathering for each tensor whose entries have one
+sign."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from telegrad import _core
+from telegrad.comm import Communicator, Work
+from telegrad.comm.stream_wire import formats_named
+from telegrad.compress import Compressor, Part
+from telegrad.ops.nonfinite.naive import as_float32
+from telegrad.stream import SparseStream
+from telegrad.train import nonfinite
+from telegrad.train.bucket import Bits, BucketLayout, rounded_to_bf16, tensor_of
+
+Floats = npt.NDArray[np.float32]
+Entries = tuple[npt.NDArray[np.uint32], Floats]
+
+
+@dataclass(slots=True)
+class Sending:
+    """A bucket under way. When all ``works`` are over, ``write`` completes its buffer, and ``keep``, called if
+    the step is kept, gives the residuals what rounding has lost. ``nnz``: entries that left sparsely."""
+
+    works: list[Work]
+    nnz: int = 0
+    writes: list[Callable[[], None]] = field(default_factory=list)
+    keep: Callable[[], None] | None = None
+
+    def write(self) -> None:
+        """Puts into the buffer what the sparse sum did not write."""
+        for one in self.writes:
+            one()
+
+
+class Exchange:
+    """Sends buckets. ``wire``: how messages hold the entries of sparse sums, as for ``all_reduce``."""
+
+    def __init__(self, comm: Communicator, compressor: Compressor, wire: str) -> None:
+        self._comm = comm
+        self._compressor = compressor
+        self._wire = wire
+        self._rounds = formats_named(wire, "f32", packs=False)[1] != _core.ValueEncoding.native
+
+    def send_densely(self, bits: Bits) -> Sending:
+        """The average of everything, in place."""
+        return Sending([self._comm.all_reduce(tensor_of(bits), "avg", async_op=True)])
+
+    def send(self, layout: BucketLayout, bits: Bits, *, sound: bool) -> Sending:
+        """Dense members densely, all others compressed. ``sound``: no NaN, no infinity, nothing overflows."""
+        sending = Sending([])
+        if layout.dense_runs:
+            self._send_dense_members(layout, bits, sending)
+        if sound:
+            flat, scratch = as_float32(bits), layout.scratch()
+            entries = self._select(layout.signed, flat, scratch)
+            used = entries[0].size
+            gathered = []
+            for part in layout.one_signed:
+                own = self._select((part,), flat, (scratch[0][used:], scratch[1][used:]))
+                used += own[0].size
+                gathered.append(own)
+        else:
+            everything = nonfinite.compress_around(self._compressor, layout, bits)
+            gathered = [_inside(part, everything) for part in layout.one_signed]
+            entries = _outside(layout.one_signed, everything)
+        errors = layout.error_scratch() if self._rounds or layout.one_signed else None
+        if layout.signed:
+            self._send_signed(layout, bits, entries, errors if self._rounds else None, sending)
+        for part, own in zip(layout.one_signed, gathered, strict=True):
+            self._gather(part, bits, own, errors, sending)
+        if errors is not None:
+
+            def keep() -> None:
+                self._compressor.keep_all(layout.parts, errors)
+                errors.fill(0)
+
+            sending.keep = keep
+        return sending
+
+    def _select(self, parts: tuple[Part, ...], flat: Floats, scratch: Entries) -> Entries:
+        count = self._compressor.compress(parts, flat, *scratch)
+        return scratch[0][:count], scratch[1][:count]
+
+    def _send_dense_members(self, layout: BucketLayout, bits: Bits, sending: Sending) -> None:
+        dense = np.concatenate([bits[run] for run in layout.dense_runs])
+        sending.works.append(self._comm.all_reduce(tensor_of(dense), "avg", async_op=True))
+
+        def write() -> None:
+            start = 0
+            for run in layout.dense_runs:
+                size = run.stop - run.start
+                bits[run] = dense[start : start + size]
+                start += size
+
+        sending.writes.append(write)
+
+    def _send_signed(
+        self, layout: BucketLayout, bits: Bits, entries: Entries, errors: Floats | None, sending: Sending
+    ) -> None:
+        indices, values = entries
+        sending.nnz += indices.size
+        encoded: Bits = values
+        if bits.dtype != np.float32:
+            encoded = rounded_to_bf16(values)
+            with np.errstate(invalid="ignore"):  # what is infinite is sent so: nothing of it is lost
+                lost = np.where(np.isfinite(as_float32(encoded)), values - as_float32(encoded), np.float32(0))
+            self._compressor.keep(layout.parts, indices, lost)
+        stream = SparseStream.trusted(indices, encoded, bits.size, of_torch=True)
+        work = self._comm.all_reduce_into(
+            stream,
+            tensor_of(bits),
+            "avg",
+            async_op=True,
+            wire=self._wire,
+            error=errors,
+        )
+        assert work is not None
+        sending.works.append(work)
+
+    def _gather(self, part: Part, bits: Bits, entries: Entries, errors: Floats | None, sending: Sending) -> None:
+        """RedSync's exchange: every rank gets every rank's indices and mean, so nothing is rounded twice."""
+        indices, values = entries
+        sending.nnz += indices.size
+        stream = SparseStream.trusted(indices, values, bits.size)
+        work = self._comm.all_gather(stream, async_op=True, wire="mean", error=errors)
+        sending.works.append(work)
+        where = slice(part.offset, part.offset + part.entry.values.size)
+
+        def write() -> None:
+            total = np.zeros(where.stop - where.start, np.float32)
+            for one in work.result():
+                total[one.raw_indices - np.uint32(where.start)] += one.raw_values
+            total /= np.float32(self._comm.world_size)
+            bits[where] = total if bits.dtype == np.float32 else rounded_to_bf16(total)
+
+        sending.writes.append(write)
+
+
+def _inside(part: Part, entries: Entries) -> Entries:
+    first, last = np.searchsorted(entries[0], np.array([part.offset, part.offset + part.entry.values.size], np.uint32))
+    return entries[0][first:last], entries[1][first:last]
+
+
+def _outside(parts: tuple[Part, ...], entries: Entries) -> Entries:
+    keep = np.ones(entries[0].size, bool)
+    for part in parts:
+        keep &= (entries[0] < part.offset) | (entries[0] >= part.offset + part.entry.values.size)
+    return entries[0][keep], entries[1][keep]

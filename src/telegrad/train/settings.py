@@ -1,0 +1,93 @@
+"""From DDPState's options to a compressor."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+
+from telegrad.compress import BySize, Compressor, Policy, Tensor
+from telegrad.compress.treatment import treatments
+from telegrad.train.arguments import checked_count
+
+
+def policy_of(
+    policy: Policy | None,
+    *,
+    density: float,
+    selection: str,
+    interval: int,
+    small_tensor_elements: int,
+    large_tensor_elements: int | None,
+    large_selection: str,
+    same_sign: bool,
+) -> Policy:
+    """``policy``, or one made of the simple options, which are checked in any case."""
+    if large_tensor_elements is not None:
+        large_tensor_elements = checked_count(large_tensor_elements, "large_tensor_elements")
+    made = BySize(
+        density=density,
+        small_elements=checked_count(small_tensor_elements, "small_tensor_elements"),
+        middle=selection,
+        large_elements=large_tensor_elements,
+        large=large_selection,
+        interval=interval,
+        same_sign=same_sign,
+    )
+    if policy is None:
+        return made
+    if not callable(policy):
+        raise TypeError(f"policy is a {type(policy).__name__}: give a BySize, or a function from Tensor to Treatment")
+    if made != BySize():
+        raise ValueError(
+            "policy says how each tensor is sent: leave density, selection and what belongs to them to it, and out here"
+        )
+    return policy
+
+
+def compressor_of(
+    parameters: Mapping[str, torch.nn.Parameter],
+    policy: Policy,
+    output: Iterable[str] | None,
+    *,
+    feedback: str,
+    density: float,
+) -> Compressor:
+    """A compressor of those ``parameters`` that ``policy`` does not leave dense."""
+    outputs = _outputs(parameters, output)
+    sizes = {name: parameter.numel() for name, parameter in parameters.items() if parameter.numel()}
+    tensors = (Tensor(name, size, parameters[name].dim(), name in outputs) for name, size in sizes.items())
+    chosen = {name: one for name, one in treatments(policy, tensors).items() if one.selection is not None}
+    return Compressor(
+        {name: sizes[name] for name in chosen},
+        density=density,
+        densities={name: one.density for name, one in chosen.items()},
+        selections={name: one.selection for name, one in chosen.items() if one.selection is not None},
+        feedback=feedback,
+    )
+
+
+def _outputs(parameters: Mapping[str, torch.nn.Parameter], output: Iterable[str] | None) -> set[str]:
+    if output is None:
+        weights = [name for name, parameter in parameters.items() if parameter.dim() > 1]
+        return set(weights[-1:])
+    if isinstance(output, str):
+        raise TypeError(f"output={output!r} must be a list of names: output=[{output!r}]")
+    names = set(output)
+    unknown = sorted(names - parameters.keys())
+    if unknown and parameters:
+        raise ValueError(f"output names {unknown[0]!r}, which named_parameters does not have: use its names")
+    return names
+
+
+def tensors_of(state: Mapping[str, Any]) -> dict[str, Any]:
+    """A compressor's state with torch tensors for its arrays, which share their memory."""
+    arrays = {"parameters": "residual", "velocities": "velocity"}
+    wrapped = dict(state)
+    for group, kind in arrays.items():
+        if group in state:
+            wrapped[group] = {
+                name: {**entry, kind: torch.from_numpy(entry[kind])} for name, entry in state[group].items()
+            }
+    return wrapped

@@ -1,0 +1,162 @@
+"""Figures of each compressed tensor in each step, for files and TensorBoard. Off unless ``DDPState`` is given one."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Protocol, Self
+
+from telegrad.compress import Observation
+from telegrad.train.arguments import checked_count
+from telegrad.train.bucket import Bits, Member
+
+FORMAT, VERSION = "telegrad-telemetry", 1
+
+
+@dataclass(slots=True)
+class StepRecord:
+    """One backward pass of one rank. ``bytes_sent``: by its communicator, since it joined."""
+
+    step: int
+    rank: int
+    world_size: int
+    tensors: list[Observation] = field(default_factory=list)
+    elements: int = 0  # of all buckets
+    dense_elements: int = 0  # of these, not compressed
+    element_bytes: int = 4
+    dropped: bool = False
+    bytes_sent: int = 0
+    unix_s: float = 0.0
+
+    def add(self, bits: Bits, dense: tuple[Member, ...]) -> None:
+        """A bucket, and which of its members are summed densely."""
+        self.elements += bits.size
+        self.dense_elements += sum(member.size for member in dense)
+        self.element_bytes = bits.itemsize
+
+    def close(self, *, dropped: bool, bytes_sent: int) -> None:
+        """The pass is over, on this rank."""
+        self.dropped, self.bytes_sent, self.unix_s = dropped, bytes_sent, time.time()
+
+
+class Telemetry(Protocol):
+    """Where records go. Only every ``every``-th step is observed."""
+
+    every: int
+
+    def write(self, record: StepRecord) -> None:
+        """Called once for an observed step, on any thread, never by two at once; must be short."""
+
+
+class JsonLines:
+    """Appends to a file, one JSON object a line: first ``{"kind": "run", …}``, then one ``"step"`` for each step.
+
+    ``path``: a file that exists goes on. ``every``: observes steps 0, every, 2·every, …. A step holds
+    ``"tensors"``: lists in the order of ``"columns"`` in the ``"run"`` line; norms are of unscaled gradients. Draw it
+    with ``telegrad report FILE``. Raises ``OSError`` where it cannot be opened.
+    """
+
+    COLUMNS = (*Observation._fields,)
+
+    def __init__(self, path: str | Path, *, every: int = 1) -> None:
+        self.every = checked_every(every)
+        self._file = Path(path).open("a", encoding="utf-8")  # noqa: SIM115 (it stays open)
+        self._begun = False
+
+    def write(self, record: StepRecord) -> None:
+        """One line, flushed: a job that is killed leaves whole steps."""
+        if not self._begun:
+            self._line(
+                {
+                    "kind": "run",
+                    "format": FORMAT,
+                    "version": VERSION,
+                    "rank": record.rank,
+                    "world_size": record.world_size,
+                    "columns": self.COLUMNS,
+                }
+            )
+            self._begun = True
+        self._line(
+            {
+                "kind": "step",
+                "step": record.step,
+                "unix_s": record.unix_s,
+                "dropped": record.dropped,
+                "elements": record.elements,
+                "dense_elements": record.dense_elements,
+                "element_bytes": record.element_bytes,
+                "bytes_sent": record.bytes_sent,
+                "tensors": [[_json_number(value) for value in one] for one in record.tensors],
+            }
+        )
+        self._file.flush()
+
+    def _line(self, value: dict[str, Any]) -> None:
+        self._file.write(json.dumps(value, allow_nan=False, separators=(",", ":")) + "\n")
+
+    def close(self) -> None:
+        """Closes the file."""
+        self._file.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class TensorBoard:
+    """Writes scalars for TensorBoard: ``telegrad/<figure>/<tensor>`` for each tensor, and ``telegrad/bytes_sent``.
+
+    ``writer``: a ``torch.utils.tensorboard.SummaryWriter``, or the folder for a new one, which needs the package
+    ``tensorboard``; without that ``ImportError`` is raised.
+    """
+
+    def __init__(self, writer: Any, *, every: int = 10) -> None:
+        self.every = checked_every(every)
+        if isinstance(writer, (str, Path)):
+            try:
+                from torch.utils.tensorboard import SummaryWriter
+            except ImportError as error:
+                raise ImportError(
+                    "telegrad.train.TensorBoard needs tensorboard: pip install tensorboard, or use JsonLines"
+                ) from error
+            writer = SummaryWriter(str(writer))
+        self._writer = writer
+
+    def write(self, record: StepRecord) -> None:
+        """All scalars of one step."""
+        for one in record.tensors:
+            for figure, value in figures_of(one).items():
+                if value is not None and math.isfinite(value):
+                    self._writer.add_scalar(f"telegrad/{figure}/{one.name}", value, record.step)
+        self._writer.add_scalar("telegrad/bytes_sent", record.bytes_sent, record.step)
+        self._writer.add_scalar("telegrad/dropped", int(record.dropped), record.step)
+
+
+def figures_of(one: Observation) -> dict[str, float | None]:
+    """What is shown of a tensor; ``None``: there is no such figure."""
+    return {
+        "selected_to_k": one.selected / one.k,
+        "compression": one.elements / one.selected if one.selected else None,
+        "residual_to_gradient": one.residual_norm / one.gradient_norm if one.gradient_norm else None,
+        "threshold": one.threshold,
+    }
+
+
+def checked_every(every: int) -> int:
+    """``every`` if it is at least 1; else ``TypeError`` or ``ValueError``."""
+    if checked_count(every, "every") < 1:
+        raise ValueError(f"every={every} must be at least 1: 1 observes every step")
+    return int(every)
+
+
+def _json_number(value: Any) -> Any:
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,81 @@
+"""What 1 in a gradient is worth in this step: the optimiser's learning rates and the scale of the loss."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import torch
+
+
+class Units:
+    """Asked at the first bucket of each backward pass.
+
+    ``parameters``: by name. ``optimizer``: whose learning rates count, or ``None``. ``scaler``: torch's GradScaler by
+    which the loss is multiplied, or ``None``.
+    """
+
+    def __init__(
+        self,
+        parameters: Mapping[str, torch.nn.Parameter],
+        optimizer: torch.optim.Optimizer | None,
+        scaler: torch.amp.GradScaler | None,
+    ) -> None:
+        if optimizer is not None and not isinstance(optimizer, torch.optim.Optimizer):
+            raise TypeError(f"optimizer is a {type(optimizer).__name__}: give the torch.optim.Optimizer that will step")
+        if scaler is not None and not isinstance(scaler, torch.amp.GradScaler):
+            raise TypeError(f"scaler is a {type(scaler).__name__}: give the torch.amp.GradScaler that scales the loss")
+        self._names = {id(parameter): name for name, parameter in parameters.items()}
+        self._optimizer = optimizer
+        self._scaler = scaler
+
+    def gradient_unit(self) -> float:
+        """1 / scale. Raises ``ValueError`` for a scale that is no number above 0."""
+        if self._scaler is None:
+            return 1.0
+        scale = float(self._scaler.get_scale())
+        if not 0 < scale < math.inf:
+            raise ValueError(f"scaler has the scale {scale}: it must be above 0 and finite; make a new GradScaler")
+        return 1 / scale
+
+    def step_sizes(self) -> dict[str, float]:
+        """Learning rates by parameter, those of the optimiser's groups at this moment.
+
+        Raises ``ValueError`` for a parameter that the optimiser does not have, and for a rate that is below 0 or not
+        finite.
+        """
+        assert self._optimizer is not None
+        found = {}
+        for group in self._optimizer.param_groups:
+            rate = float(group["lr"])
+            if not 0 <= rate < math.inf:
+                raise ValueError(f"optimizer has the learning rate {rate}: it must be at least 0 and finite")
+            for parameter in group["params"]:
+                if (name := self._names.get(id(parameter))) is not None:
+                    found[name] = rate
+        missing = [name for name in self._names.values() if name not in found]
+        if missing:
+            raise ValueError(
+                f"optimizer does not have parameter {missing[0]!r}: give DDPState the optimizer that steps all of "
+                "named_parameters, or freeze what it leaves out before"
+            )
+        return found
+
+
+def check_without_momentum(optimizer: torch.optim.Optimizer | None) -> None:
+    """Raises ``ValueError`` unless it is an optimiser without momentum of its own, as momentum correction needs it."""
+    if optimizer is None:
+        raise ValueError(
+            "momentum needs optimizer=: an SGD with momentum=0, since the hook applies the momentum itself"
+        )
+    for group in optimizer.param_groups:
+        if group.get("momentum"):
+            raise ValueError(
+                f"optimizer has momentum={group['momentum']} of its own, which would be applied twice: make it with "
+                "momentum=0 and leave momentum= to DDPState"
+            )
+        if "betas" in group or "beta2_decay" in group:
+            raise ValueError(
+                f"optimizer is {type(optimizer).__name__}, which has moments of its own: momentum= is for SGD, "
+                "leave it out"
+            )

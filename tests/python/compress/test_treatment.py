@@ -1,0 +1,68 @@
+"""Policies: which tensor is sent how, and the densities of a warm-up."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from telegrad.compress import BySize, ExactTopK, ReusedThreshold, Tensor, Treatment, WarmUp
+from telegrad.compress.treatment import treatments
+
+TENSORS = [
+    Tensor("embedding", 500_000, 2, False),
+    Tensor("hidden", 40_000, 2, False),
+    Tensor("bias", 200, 1, False),
+    Tensor("head", 500_001, 2, True),
+]
+
+
+def test_by_size() -> None:
+    policy = BySize(density=0.1, small_elements=200, middle="topk", large_elements=500_000, interval=3, dense=("head",))
+    assert treatments(policy, TENSORS) == {
+        "embedding": Treatment(ExactTopK(), 0.1),
+        "hidden": Treatment(ExactTopK(), 0.1),
+        "bias": Treatment(None),
+        "head": Treatment(None),
+    }
+    assert BySize(large_elements=40_000, interval=5)(TENSORS[0]) == Treatment(ReusedThreshold(5), 0.01)
+
+
+def test_a_selection_may_be_given_itself() -> None:
+    policy = BySize(middle=ExactTopK(), large_elements=100_000, large=ReusedThreshold(2, 0.5))
+    assert [policy(tensor).selection for tensor in TENSORS[:3]] == [ReusedThreshold(2, 0.5), ExactTopK(), None]
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "message"),
+    [
+        (lambda: BySize(middle="best")(TENSORS[0]), ValueError, "selection='best' does not exist"),
+        (lambda: BySize(density=2)(TENSORS[0]), ValueError, "density=2 must be in"),
+        (lambda: Treatment(None, -1), ValueError, "density=-1 must be in"),
+        (
+            lambda: treatments(lambda tensor: "dense", TENSORS),  # type: ignore[arg-type, return-value]
+            TypeError,
+            "policy says 'dense' of parameter 'embedding': it must return a telegrad.train.Treatment",
+        ),
+        (lambda: WarmUp(5, "slow"), ValueError, "warmup='slow' does not exist: use one of dense, falling"),
+    ],
+)
+def test_bad_arguments(make: Any, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        make()
+
+
+def test_a_dense_warm_up() -> None:
+    warm_up = WarmUp(3)
+    assert [warm_up.is_dense(step) for step in range(5)] == [True, True, True, False, False]
+    assert not any(warm_up.least_density(step) for step in range(5))
+
+
+def test_a_falling_density() -> None:
+    warm_up = WarmUp(10, "falling")
+    densities = [warm_up.least_density(step) for step in range(12)]
+    assert densities == [*np.repeat([0.25, 0.0625, 0.0156, 0.004, 0.001], 2), 0, 0]
+    assert not any(warm_up.is_dense(step) for step in range(12))
+    assert [WarmUp(2, "falling").least_density(step) for step in range(3)] == [0.25, 0.0156, 0]
+    assert WarmUp(0, "falling").least_density(0) == 0

@@ -1,0 +1,148 @@
+"""Encoded values on the wire, and entries of one sign: what rounding loses waits in the residuals."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from handmade_buckets import LARGE, ONE, REBUILT, SHAPES, Trainer, gradients_of, plain_sgd
+from one_signed import OneSignedTopK
+
+from telegrad import Communicator
+from telegrad.compress import ExactTopK, Tensor, Treatment
+
+OnRanks = Callable[..., list[Any]]
+
+
+def one_signed(tensor: Tensor) -> Treatment:
+    """The embedding by the mean of one sign at a time, the output layer with its values, the others densely."""
+    selections = {"embedding": OneSignedTopK(), "hidden": ExactTopK()}
+    return Treatment(selections.get(tensor.name), 0.05)
+
+
+LOSSY: list[dict[str, Any]] = [
+    {"wire": "packed-bf16"},
+    {"wire": "f16", "selection": "topk"},
+    {"wire": "int8"},
+    {"wire": "qsgd8"},
+    {"wire": "raw-qsgd4", "selection": "topk"},
+    {"density": 0.01, "policy": one_signed},
+    {"density": 0.01, "policy": one_signed, "wire": "int8"},
+    {"wire": "int8", "momentum": 0.5, "masking": False, "optimizer": plain_sgd},
+    {"wire": "int8", "nonfinite": "skip"},
+    {"density": 0.01, "policy": one_signed, "nonfinite": "skip"},
+]
+
+
+def _simple(options: dict[str, Any]) -> dict[str, Any]:
+    return {"small_tensor_elements": 2048, **options} if "policy" in options else options
+
+
+@pytest.mark.parametrize("options", LOSSY, ids=str)
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_nothing_is_lost_in_two_hundred_steps(on_ranks: OnRanks, ranks: int, options: dict[str, Any]) -> None:
+    steps = 200
+
+    def run(comm: Communicator) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+        trainer = Trainer(comm, **_simple(options))
+        applied = {name: np.zeros(int(np.prod(shape))) for name, shape in SHAPES.items()}
+        for step in range(steps):
+            for name, values in trainer.step(gradients_of(comm.rank, step), ONE if step == 0 else REBUILT).items():
+                applied[name] += values
+        return applied, {name: trainer.waiting(name) for name in LARGE}
+
+    outcomes = on_ranks(ranks, run)
+    weights = np.ones(steps)  # what momentum makes of a gradient by the end
+    if "momentum" in options:
+        weights = (1 - options["momentum"] ** np.arange(steps, 0, -1)) / (1 - options["momentum"])
+    for name in LARGE:
+        given = sum(
+            weights[step] * gradients_of(rank, step)[name].astype(np.float64)
+            for rank in range(ranks)
+            for step in range(steps)
+        )
+        waiting = sum(residuals[name] for _, residuals in outcomes)
+        np.testing.assert_allclose(outcomes[0][0][name] * ranks + waiting, given, atol=0.5)
+        assert np.abs(outcomes[0][0][name]).sum() > 0
+        for applied, _ in outcomes:
+            np.testing.assert_array_equal(applied[name], outcomes[0][0][name])
+
+
+def test_entries_of_one_sign_arrive_as_their_mean(on_ranks: OnRanks) -> None:
+    """Every rank's own mean, once: RedSync's exchange."""
+
+    def run(comm: Communicator) -> tuple[np.ndarray, np.ndarray]:
+        trainer = Trainer(comm, small_tensor_elements=2048, density=0.01, policy=one_signed)
+        return trainer.step(gradients_of(comm.rank, 0), ONE)["embedding"], trainer.residual("embedding")
+
+    outcomes, expected = on_ranks(2, run), np.zeros(1200)
+    for rank, (_, residual) in enumerate(outcomes):
+        gradient = gradients_of(rank, 0)["embedding"]
+        chosen = np.argsort(-gradient, kind="stable")[:60]
+        mean = gradient[chosen].mean()
+        expected[chosen] += mean / 2
+        np.testing.assert_allclose(residual[chosen], gradient[chosen] - mean, atol=1e-4)
+    np.testing.assert_allclose(outcomes[0][0], expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_signs_alternate_and_ranks_agree(on_ranks: OnRanks, dtype: torch.dtype) -> None:
+    def run(comm: Communicator) -> list[np.ndarray]:
+        trainer = Trainer(comm, dtype, small_tensor_elements=2048, density=0.01, policy=one_signed)
+        return [trainer.step(gradients_of(comm.rank, step), REBUILT)["embedding"] for step in range(6)]
+
+    one, two = on_ranks(2, run)
+    for step, (a, b) in enumerate(zip(one, two, strict=True)):
+        np.testing.assert_array_equal(a, b)
+        assert a.any()
+        assert (a >= 0).all() if step % 2 == 0 else (a <= 0).all()
+
+
+@pytest.mark.parametrize(
+    ("options", "dtype"),
+    [
+        ({"wire": "auto"}, torch.bfloat16),
+        ({"wire": "int8"}, torch.float32),
+        ({"density": 0.01, "policy": one_signed}, torch.float32),
+        ({"density": 0.01, "policy": one_signed}, torch.bfloat16),
+    ],
+    ids=str,
+)
+def test_nan_is_sent_and_leaves_no_trace(on_ranks: OnRanks, options: dict[str, Any], dtype: torch.dtype) -> None:
+    def run(comm: Communicator) -> None:
+        trainer = Trainer(comm, dtype, nonfinite="send", **_simple(options))
+        for step in range(6):
+            gradients = gradients_of(comm.rank, step)
+            if step == 3 and comm.rank == 1:
+                gradients["embedding"][5] = np.nan
+            result = trainer.step(gradients, REBUILT)
+            assert np.isnan(result["embedding"][5]) == (step == 3)
+            assert all(np.isfinite(trainer.residual(name)).all() for name in LARGE)
+            assert np.isfinite(result["hidden"]).all()
+
+    on_ranks(2, run)
+
+
+def test_a_failed_step_leaves_the_state_before_it(on_ranks: OnRanks) -> None:
+    """What rounding lost in a step that is dropped does not come back."""
+
+    def run(comm: Communicator) -> None:
+        trainer = Trainer(comm, wire="int8", nonfinite="skip")
+        reference = Trainer(comm, wire="int8")
+        for step in range(5):
+            gradients = gradients_of(comm.rank, step)
+            if step % 2:
+                bad = gradients_of(comm.rank, step)
+                bad["scale"][0] = np.nan
+                trainer.step(bad, [["embedding", "hidden", "norm", "bias"], ["scale"]])
+                assert trainer.state.skipped
+            expected = reference.step(gradients, REBUILT)
+            for name, values in trainer.step(gradients, REBUILT).items():
+                np.testing.assert_array_equal(values, expected[name])
+            for name in LARGE:
+                np.testing.assert_array_equal(trainer.residual(name), reference.residual(name))
+
+    on_ranks(2, run)
