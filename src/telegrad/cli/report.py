@@ -1,4 +1,4 @@
-"""``telegrad report``: the hang reports of all ranks, merged into one verdict."""
+"""``telegrad report``: the hang reports of all ranks, merged into one verdict; or a training's telemetry, drawn."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import typer
 from rich.console import Console
 
 from telegrad.cli.outputs import check_folder_of
+from telegrad.cli.report_run import report_run
 from telegrad.report import flight_recorder
 from telegrad.report.hang import Verdict, told_seconds, verdicts
 from telegrad.report.hang_files import default_folder, find
@@ -25,16 +26,20 @@ def report(
     folders: Annotated[
         list[Path] | None,
         typer.Argument(
-            metavar="[FOLDER]...",
+            metavar="[FOLDER]... | RUN.jsonl",
             help="Where the reports lie; several for ranks of several hosts. Default: TELEGRAD_REPORT_DIR, else "
-            "telegrad-reports-<uid> in the folder for temporary files.",
+            "telegrad-reports-<uid> in the folder for temporary files. Or the file of a training's telemetry.",
             show_default=False,
         ),
     ] = None,
     as_json_text: Annotated[bool, typer.Option("--json", help="Print the verdict as JSON, and nothing else.")] = False,
     plot_file: Annotated[
         Path | None,
-        typer.Option("--plot", dir_okay=False, help="Draw the last operations of each rank into this PNG file."),
+        typer.Option(
+            "--plot",
+            dir_okay=False,
+            help="Draw the last operations of each rank into this PNG file; or the telemetry (default: RUN.png).",
+        ),
     ] = None,
     flight_recorder_folder: Annotated[
         Path | None,
@@ -54,6 +59,10 @@ def report(
     Each rank of telegrad writes a report when an operation runs into its time limit, and when its process gets SIGUSR1
     ([bold]kill -USR1 PID[/]). This command reads the reports of all ranks and tells the culprit.
 
+    Given a file of [bold]telegrad.train.JsonLines[/] it shows a training's telemetry instead: of each tensor the
+    selected entries, the compression, the residual's norm beside the gradient's and the threshold, as a table and a
+    picture.
+
     Exit status: 0 where nothing is stuck, 1 where something is, 2 where there is nothing to read.
     """
     console = Console(soft_wrap=True, highlight=False)
@@ -61,6 +70,11 @@ def report(
         console.width = max(console.width, _WIDTH_OF_FILES)
     errors = Console(stderr=True, soft_wrap=True, highlight=False)
     places = folders or [default_folder()]
+    if any(place.is_file() for place in places):
+        if len(places) > 1:
+            raise typer.BadParameter(f"a file of telemetry goes alone: leave out all but {places[0]}")
+        report_run(console, errors, places[0], plot_file, as_json_text)
+        return
     check_folder_of(plot_file, "--plot")
     try:
         found = find(places)

@@ -1,5 +1,17 @@
-"""Training with torch: the hook for DistributedDataParallel. Needs torch."""
+"""Training with torch: the hook for DistributedDataParallel, and what belongs to it. Needs torch."""
 
+from telegrad.compress import BySize, Tensor, Treatment
 from telegrad.train.ddp import DDPState, ddp_hook
+from telegrad.train.telemetry import JsonLines, StepRecord, Telemetry, TensorBoard
 
-__all__ = ["DDPState", "ddp_hook"]
+__all__ = [
+    "BySize",
+    "DDPState",
+    "JsonLines",
+    "StepRecord",
+    "Telemetry",
+    "Tensor",
+    "TensorBoard",
+    "Treatment",
+    "ddp_hook",
+]

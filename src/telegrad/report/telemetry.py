@@ -1,0 +1,243 @@
+"""What ``telegrad.train.JsonLines`` has written of a training, read back and summed up. Needs rich."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import statistics
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+
+FORMAT, VERSION = "telegrad-telemetry", 1
+_LATE = 0.1  # the share of steps, at the end, over which late figures are taken
+
+
+@dataclass(frozen=True, slots=True)
+class TensorStep:
+    """One tensor in one step; ``None``: there was no such figure."""
+
+    name: str
+    elements: int
+    k: int
+    selected: int
+    gradient_norm: float | None
+    residual_norm: float | None
+    threshold: float | None
+
+    @property
+    def selected_to_k(self) -> float:
+        """1 where exactly k entries were sent."""
+        return self.selected / self.k
+
+    @property
+    def compression(self) -> float | None:
+        """Elements for each entry that was sent."""
+        return self.elements / self.selected if self.selected else None
+
+    @property
+    def residual_to_gradient(self) -> float | None:
+        """How many steps' gradients wait, by their norms."""
+        if self.residual_norm is None or not self.gradient_norm:
+            return None
+        return self.residual_norm / self.gradient_norm
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One observed step. ``bytes_sent``: by this rank until then."""
+
+    step: int
+    dropped: bool
+    elements: int
+    dense_elements: int
+    element_bytes: int
+    bytes_sent: int
+    tensors: tuple[TensorStep, ...]
+
+
+@dataclass(slots=True)
+class Run:
+    """One rank of a training, with its steps in order; of a step that was run twice, the later one."""
+
+    rank: int
+    world_size: int
+    steps: list[Step] = field(default_factory=list)
+
+    @property
+    def names(self) -> list[str]:
+        """Tensors, the largest first."""
+        sizes = {one.name: one.elements for step in self.steps for one in step.tensors}
+        return sorted(sizes, key=lambda name: -sizes[name])
+
+    def of(self, name: str) -> list[tuple[int, TensorStep]]:
+        """One tensor's figures by step."""
+        return [(step.step, one) for step in self.steps for one in step.tensors if one.name == name]
+
+    @property
+    def bytes_per_step(self) -> float | None:
+        """Sent by this rank, between the first and the last observed step; ``None``: too few steps to say."""
+        spans = [(a, b) for a, b in itertools.pairwise(self.steps) if b.bytes_sent >= a.bytes_sent and b.step > a.step]
+        steps = sum(b.step - a.step for a, b in spans)
+        return sum(b.bytes_sent - a.bytes_sent for a, b in spans) / steps if steps else None
+
+    @property
+    def ring_bytes_per_step(self) -> float:
+        """What a rank of a dense ring would send: 2 (P - 1) / P times the gradient's bytes."""
+        share = 2 * (self.world_size - 1) / self.world_size
+        return share * statistics.fmean(step.elements * step.element_bytes for step in self.steps)
+
+
+def read(path: Path) -> Run:
+    """The run in ``path``. A last line that was cut off, as by a kill, is left out.
+
+    Raises ``OSError`` where it cannot be read, and ``ValueError`` naming the line that is no telemetry.
+    """
+    run: Run | None = None
+    steps: dict[int, Step] = {}
+    columns: Sequence[str] = ()
+    lines = path.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True)
+    for number, line in enumerate(lines, 1):
+        if number == len(lines) and not line.endswith("\n"):
+            break
+        try:
+            said = json.loads(line)
+            if said["kind"] == "run":
+                if said["format"] != FORMAT or said["version"] != VERSION:
+                    raise ValueError(f"format {said['format']!r}, version {said['version']!r}")
+                if run is not None and (run.rank, run.world_size) != (said["rank"], said["world_size"]):
+                    raise ValueError(f"rank {said['rank']} of {said['world_size']} in the file of rank {run.rank}")
+                run, columns = run or Run(int(said["rank"]), int(said["world_size"])), said["columns"]
+            elif run is not None:
+                step = _step_of(said, columns)
+                steps[step.step] = step
+            else:
+                raise ValueError("no run")
+        except (KeyError, TypeError, ValueError) as error:
+            raise ValueError(
+                f"{path}, line {number}: {error}: it must be a file of telegrad.train.JsonLines, one for each rank"
+            ) from error
+    if run is None or not steps:
+        raise ValueError(f"{path} holds no step: it must be a file of telegrad.train.JsonLines")
+    run.steps = [steps[number] for number in sorted(steps)]
+    return run
+
+
+def _step_of(said: dict[str, Any], columns: Sequence[str]) -> Step:
+    return Step(
+        step=int(said["step"]),
+        dropped=bool(said["dropped"]),
+        elements=int(said["elements"]),
+        dense_elements=int(said["dense_elements"]),
+        element_bytes=int(said["element_bytes"]),
+        bytes_sent=int(said["bytes_sent"]),
+        tensors=tuple(TensorStep(**dict(zip(columns, one, strict=True))) for one in said["tensors"]),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """One tensor over all observed steps; ``late``: over the last tenth of them."""
+
+    name: str
+    elements: int
+    k: int
+    selected_to_k: float
+    selected_to_k_least: float
+    selected_to_k_most: float
+    compression: float | None
+    late_residual_to_gradient: float | None
+    late_threshold: float | None
+
+
+def summaries(run: Run) -> list[Summary]:
+    """Of each tensor, the largest first."""
+    return [_summary(name, [one for _, one in run.of(name)]) for name in run.names]
+
+
+def _summary(name: str, steps: Sequence[TensorStep]) -> Summary:
+    late = steps[-max(1, round(_LATE * len(steps))) :]
+    selected = sum(one.selected for one in steps)
+    return Summary(
+        name=name,
+        elements=steps[-1].elements,
+        k=steps[-1].k,
+        selected_to_k=statistics.fmean(one.selected_to_k for one in steps),
+        selected_to_k_least=min(one.selected_to_k for one in steps),
+        selected_to_k_most=max(one.selected_to_k for one in steps),
+        compression=sum(one.elements for one in steps) / selected if selected else None,
+        late_residual_to_gradient=_median(one.residual_to_gradient for one in late),
+        late_threshold=_median(one.threshold for one in late),
+    )
+
+
+def title_of(run: Run) -> str:
+    """The run in one line."""
+    dropped = sum(step.dropped for step in run.steps)
+    parts = [
+        f"rank {run.rank} of {run.world_size}",
+        f"{len(run.steps)} steps observed, to step {run.steps[-1].step}",
+        *([f"{dropped} of them dropped"] if dropped else []),
+    ]
+    if (sent := run.bytes_per_step) is not None:
+        ratio = f" (1/{run.ring_bytes_per_step / sent:.1f} of a dense ring's)" if sent else ""
+        parts.append(f"{sent / 1e6:.3g} MB sent per step{ratio}")
+    return " · ".join(parts)
+
+
+def table_of(run: Run) -> Table:
+    """A row per tensor."""
+    table = Table(title=title_of(run), title_justify="left", header_style="bold")
+    table.add_column("tensor", overflow="fold")
+    for name in ("elements", "k", "selected/k", "least … most", "compression", "residual/gradient", "threshold"):
+        table.add_column(name, justify="right")
+    for one in summaries(run):
+        table.add_row(
+            one.name,
+            f"{one.elements:,}",
+            f"{one.k:,}",
+            f"{one.selected_to_k:.2f}",
+            f"{one.selected_to_k_least:.2f} … {one.selected_to_k_most:.2f}",
+            _shown(one.compression, "{:.0f}x"),
+            _shown(one.late_residual_to_gradient, "{:.2f}"),
+            _shown(one.late_threshold, "{:.3g}"),
+        )
+    return table
+
+
+def as_json(run: Run) -> dict[str, Any]:
+    """The table's figures."""
+    return {
+        "rank": run.rank,
+        "world_size": run.world_size,
+        "steps": len(run.steps),
+        "dropped": sum(step.dropped for step in run.steps),
+        "bytes_sent_per_step": run.bytes_per_step,
+        "ring_bytes_per_step": run.ring_bytes_per_step,
+        "tensors": [
+            {name: getattr(one, name) for name in Summary.__dataclass_fields__}  # slots: no vars()
+            for one in summaries(run)
+        ],
+    }
+
+
+def _shown(value: float | None, text: str) -> str:
+    return "–" if value is None else text.format(value)
+
+
+def _median(values: Iterator[float | None]) -> float | None:
+    known = [value for value in values if value is not None and math.isfinite(value)]
+    return statistics.median(known) if known else None
+
+
+FIGURES: dict[str, Callable[[TensorStep], float | None]] = {
+    "selected / k": lambda one: one.selected_to_k,
+    "compression (elements / selected)": lambda one: one.compression,
+    "residual norm / gradient norm": lambda one: one.residual_to_gradient,
+    "threshold": lambda one: one.threshold,
+}
+"""What is drawn, each in a panel."""

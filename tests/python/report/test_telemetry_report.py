@@ -1,0 +1,137 @@
+"""``telegrad report run.jsonl``: a training's telemetry, written by the hook and read back."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("typer")
+pytest.importorskip("rich")
+pytest.importorskip("matplotlib")
+
+import typer
+from typer.testing import CliRunner, Result
+
+from telegrad.cli.report import report
+from telegrad.compress import Observation
+from telegrad.report.telemetry import read, summaries
+from telegrad.train import JsonLines, StepRecord
+
+Run = Callable[..., Result]
+
+
+@pytest.fixture
+def run() -> Run:
+    app = typer.Typer()
+    app.command()(report)
+    return lambda *arguments: CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    """Twenty steps: k = 100 of 10,000, of which 90, 110, 90, … are sent; a smaller tensor has no figures at first."""
+    path = tmp_path / "run.jsonl"
+    with JsonLines(path, every=2) as telemetry:
+        for number in range(20):
+            sent = 90 if number % 2 == 0 else 110
+            tensors = [Observation("large", 10_000, 100, sent, 2.0, 1.0 + number, 0.5)]
+            if number >= 2:
+                tensors.append(Observation("small.weight", 3000, 30, 0, 0.0, 0.0, None))
+            record = StepRecord(2 * number, 1, 4, tensors, 14_000, 1000, 4)
+            record.close(dropped=number == 7, bytes_sent=5000 + 3000 * number)
+            telemetry.write(record)
+    return path
+
+
+def test_what_is_read_is_what_was_written(file: Path) -> None:
+    run = read(file)
+    assert (run.rank, run.world_size, len(run.steps)) == (1, 4, 20)
+    assert run.names == ["large", "small.weight"]
+    assert run.bytes_per_step == 1500
+    assert run.ring_bytes_per_step == 1.5 * 14_000 * 4
+    large, small = summaries(run)
+    assert (large.k, large.selected_to_k, large.selected_to_k_least, large.selected_to_k_most) == (100, 1.0, 0.9, 1.1)
+    assert large.compression == 100
+    assert (large.late_residual_to_gradient, large.late_threshold) == (19.5 / 2, 0.5)
+    assert (small.compression, small.late_residual_to_gradient, small.late_threshold) == (None, None, None)
+
+
+def test_a_step_that_was_run_again_counts_once_and_a_cut_line_not_at_all(file: Path) -> None:
+    lines = file.read_text().splitlines(keepends=True)
+    again = json.loads(lines[4])
+    again["dropped"] = True
+    file.write_text("".join([*lines, lines[0], json.dumps(again) + "\n", lines[5][:30]]))
+    run = read(file)
+    assert len(run.steps) == 20
+    assert [step.step for step in run.steps if step.dropped] == [6, 14]
+
+
+def test_the_table(run: Run, file: Path) -> None:
+    result = run(file)
+    assert result.exit_code == 0
+    assert "rank 1 of 4 · 20 steps observed, to step 38 · 1 of them dropped · 0.0015 MB sent per step" in result.output
+    (row,) = [line for line in result.output.splitlines() if "large" in line]
+    for figure in ("10,000", "100", "1.00", "0.90 … 1.10", "100x", "9.75", "0.5"):
+        assert figure in row
+    assert "small.weight" in result.output
+
+
+def test_the_picture_lies_beside_the_file(run: Run, file: Path, tmp_path: Path) -> None:
+    assert str(tmp_path / "run.png") in run(file).output
+    assert (tmp_path / "run.png").read_bytes().startswith(b"\x89PNG")
+    other = tmp_path / "other.png"
+    assert str(other) in run(file, "--plot", other).output
+    assert other.read_bytes() == (tmp_path / "run.png").read_bytes()
+
+
+def test_json(run: Run, file: Path) -> None:
+    said, _ = json.JSONDecoder().raw_decode(run(file, "--json").stdout)
+    assert (said["steps"], said["dropped"], said["bytes_sent_per_step"]) == (20, 1, 1500)
+    assert said["tensors"][0]["name"] == "large"
+    assert said["tensors"][1]["compression"] is None
+
+
+def test_many_tensors_are_drawn(run: Run, tmp_path: Path) -> None:
+    with JsonLines(tmp_path / "many.jsonl") as telemetry:
+        for step in range(3):
+            tensors = [Observation(f"layer {i}", 10 + i, 1, 1 + i % 2, 1.0, 0.0, i / 10) for i in range(30)]
+            telemetry.write(StepRecord(step, 0, 2, tensors, 1000, 0, 2))
+    assert run(tmp_path / "many.jsonl").exit_code == 0
+    assert (tmp_path / "many.png").stat().st_size > 10_000
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "holds no step: it must be a file of telegrad.train.JsonLines"),
+        ("hello\n", r"line 1: .*it must be a file of telegrad.train.JsonLines"),
+        ('{"kind": "run", "format": "other", "version": 1}\n', "line 1: format 'other', version 1"),
+        ('{"kind": "step"}\n', "line 1: no run"),
+        ("[]\n", "line 1"),
+    ],
+)
+def test_what_is_no_telemetry(run: Run, tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / "run.jsonl"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=message):
+        read(path)
+    result = run(path)
+    assert result.exit_code == 2
+    assert "JsonLines" in result.output
+    assert not (tmp_path / "run.png").exists()
+
+
+def test_files_of_two_ranks_are_not_mixed(file: Path) -> None:
+    lines = file.read_text().splitlines(keepends=True)
+    file.write_text("".join([*lines, lines[0].replace('"rank":1', '"rank":2')]))
+    with pytest.raises(ValueError, match="line 22: rank 2 of 4 in the file of rank 1"):
+        read(file)
+
+
+def test_bad_arguments(run: Run, file: Path, tmp_path: Path) -> None:
+    assert "a file of telemetry goes alone" in run(file, tmp_path).output
+    assert "--plot" in run(file, "--plot", tmp_path / "nowhere" / "run.png").output

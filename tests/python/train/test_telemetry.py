@@ -1,0 +1,183 @@
+"""Figures of each tensor and step: what is observed, and what JsonLines and TensorBoard make of it."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from handmade_buckets import LARGE, REBUILT, SHAPES, Trainer, gradients_of
+
+from telegrad import Communicator
+from telegrad.train import JsonLines, StepRecord, TensorBoard
+
+OnRanks = Callable[..., list[Any]]
+
+
+class Collected:
+    """Keeps the records."""
+
+    def __init__(self, every: int = 1) -> None:
+        self.every, self.records = every, list[StepRecord]()
+
+    def write(self, record: StepRecord) -> None:
+        self.records.append(record)
+
+
+@pytest.mark.parametrize("selection", ["topk", "reused"])
+def test_figures_are_those_of_the_step(on_ranks: OnRanks, selection: str) -> None:
+    def run(comm: Communicator) -> None:
+        collected = Collected()
+        trainer = Trainer(comm, selection=selection, telemetry=collected)
+        sent = 0
+        for step in range(5):
+            gradients = gradients_of(comm.rank, step)
+            before = trainer.state.stats.selected
+            trainer.step(gradients, REBUILT)
+            record = collected.records[step]
+            assert (record.step, record.rank, record.world_size) == (step, comm.rank, 2)
+            assert (record.elements, record.dense_elements, record.element_bytes) == (2226, 26, 4)
+            assert not record.dropped
+            assert record.bytes_sent > sent
+            sent = record.bytes_sent
+            assert {one.name for one in record.tensors} == set(LARGE)
+            assert sum(one.selected for one in record.tensors) == trainer.state.stats.selected - before
+            for one in record.tensors:
+                size = int(np.prod(SHAPES[one.name]))
+                assert (one.elements, one.k) == (size, round(0.05 * size))
+                assert one.gradient_norm == pytest.approx(np.linalg.norm(gradients[one.name]), rel=1e-5)
+                assert one.residual_norm == pytest.approx(np.linalg.norm(trainer.residual(one.name)), rel=1e-5)
+                entry = trainer.memory()["parameters"][one.name]
+                assert one.threshold == entry["threshold"]
+
+    on_ranks(2, run)
+
+
+def test_only_some_steps_are_observed(on_ranks: OnRanks) -> None:
+    def run(comm: Communicator) -> None:
+        collected = Collected(every=3)
+        trainer = Trainer(comm, telemetry=collected, warmup_steps=3)
+        for step in range(8):
+            trainer.step(gradients_of(comm.rank, step), REBUILT)
+        assert [record.step for record in collected.records] == [0, 3, 6]
+        assert [len(record.tensors) for record in collected.records] == [0, 2, 2]
+        assert collected.records[0].dense_elements == collected.records[0].elements
+
+    on_ranks(2, run)
+
+
+def test_a_dropped_step_is_said_to_be_dropped(on_ranks: OnRanks) -> None:
+    def run(comm: Communicator) -> None:
+        collected = Collected()
+        trainer = Trainer(comm, telemetry=collected, nonfinite="skip")
+        for step in range(4):
+            gradients = gradients_of(comm.rank, step)
+            if step == 2 and comm.rank == 1:
+                gradients["scale"][0] = np.nan
+            trainer.step(gradients, REBUILT)
+        assert [(record.step, record.dropped) for record in collected.records] == [
+            (0, False),
+            (1, False),
+            (2, True),
+            (2, False),
+        ]
+
+    on_ranks(2, run)
+
+
+def test_norms_are_of_unscaled_gradients(on_ranks: OnRanks) -> None:
+    def run(comm: Communicator) -> None:
+        plain, scaled = Collected(), Collected()
+        scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+        one = Trainer(comm, telemetry=plain)
+        two = Trainer(comm, telemetry=scaled, scaler=scaler, nonfinite="skip")
+        for step in range(3):
+            gradients = gradients_of(comm.rank, step)
+            one.step(gradients, REBUILT)
+            two.step({name: values * np.float32(1024) for name, values in gradients.items()}, REBUILT)
+        assert [record.tensors for record in plain.records] == [record.tensors for record in scaled.records]
+
+    on_ranks(1, run)
+
+
+def test_json_lines(on_ranks: OnRanks, tmp_path: Path) -> None:
+    path = tmp_path / "run.jsonl"
+
+    def run(comm: Communicator) -> None:
+        for first in (0, 4):  # the second run goes on in the same file
+            with JsonLines(path, every=2) as telemetry:
+                trainer = Trainer(comm, telemetry=telemetry, selection="topk")
+                for step in range(first, first + 4):
+                    trainer.step(gradients_of(comm.rank, step), REBUILT)
+
+    on_ranks(1, run)
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [line["kind"] for line in lines] == ["run", "step", "step"] * 2
+    row = dict(zip(lines[0]["columns"], lines[1]["tensors"][0], strict=True))
+    assert (row["name"], row["elements"], row["k"], row["selected"]) == ("hidden", 1000, 50, 50)
+    assert [line["step"] for line in lines if line["kind"] == "step"] == [0, 2, 0, 2]
+
+
+def test_what_is_not_finite_is_null(tmp_path: Path) -> None:
+    from telegrad.compress import Observation
+
+    with JsonLines(tmp_path / "run.jsonl") as telemetry:
+        record = StepRecord(3, 0, 1, [Observation("w", 9, 1, 0, float("inf"), float("nan"), None)])
+        telemetry.write(record)
+    last = json.loads((tmp_path / "run.jsonl").read_text().splitlines()[-1])
+    assert last["tensors"] == [["w", 9, 1, 0, None, None, None]]
+
+
+class Writer:
+    """What TensorBoard's SummaryWriter is to us."""
+
+    def __init__(self) -> None:
+        self.scalars: dict[tuple[str, int], float] = {}
+
+    def add_scalar(self, tag: str, value: float, step: int) -> None:
+        self.scalars[tag, step] = value
+
+
+def test_tensorboard(on_ranks: OnRanks) -> None:
+    writer, collected = Writer(), Collected()
+
+    def run(comm: Communicator) -> None:
+        for telemetry in (TensorBoard(writer, every=1), collected):
+            trainer = Trainer(comm, telemetry=telemetry, selection="topk")
+            for step in range(3):
+                trainer.step(gradients_of(comm.rank, step), REBUILT)
+
+    on_ranks(1, run)
+    for record in collected.records:
+        for one in record.tensors:
+            assert writer.scalars[f"telegrad/selected_to_k/{one.name}", record.step] == 1
+            assert writer.scalars[f"telegrad/compression/{one.name}", record.step] == 20
+            assert writer.scalars[f"telegrad/threshold/{one.name}", record.step] == one.threshold
+            ratio = writer.scalars[f"telegrad/residual_to_gradient/{one.name}", record.step]
+            assert ratio == pytest.approx(one.residual_norm / one.gradient_norm)
+        assert writer.scalars["telegrad/dropped", record.step] == 0
+        assert ("telegrad/bytes_sent", record.step) in writer.scalars
+
+
+def test_without_tensorboard(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    with pytest.raises(ImportError, match="needs tensorboard: pip install tensorboard, or use JsonLines"):
+        TensorBoard(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("every", "error", "message"),
+    [(0, ValueError, "every=0 must be at least 1"), (1.5, TypeError, "every=1.5 must be an int")],
+)
+def test_bad_arguments(tmp_path: Path, every: Any, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        JsonLines(tmp_path / "run.jsonl", every=every)
+    with pytest.raises(error, match=message):
+        TensorBoard(Writer(), every=every)
+    with pytest.raises(OSError, match="No such file"):
+        JsonLines(tmp_path / "nowhere" / "run.jsonl")
