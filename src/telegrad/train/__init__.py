@@ -1,17 +1,22 @@
 """Training with torch: the hook for DistributedDataParallel, and what belongs to it. Needs torch."""
 
 from telegrad.compress import BySize, Tensor, Treatment
+from telegrad.train.checkpoint import RankState, load_resharded
 from telegrad.train.ddp import DDPState, ddp_hook
+from telegrad.train.resharding import reshard
 from telegrad.train.telemetry import JsonLines, StepRecord, Telemetry, TensorBoard
 
 __all__ = [
     "BySize",
     "DDPState",
     "JsonLines",
+    "RankState",
     "StepRecord",
     "Telemetry",
     "Tensor",
     "TensorBoard",
     "Treatment",
     "ddp_hook",
+    "load_resharded",
+    "reshard",
 ]

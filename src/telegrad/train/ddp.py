@@ -201,13 +201,20 @@ class DDPState:
         if self._agreed is not None and self._agreed.closed:
             self._agreed.leave()
         state = tensors_of(self._compressor.state_dict())
-        return {"version": _VERSION, "step": self._step, "config": dict(self._config), "compressor": state}
+        return {
+            "version": _VERSION,
+            "rank": self._comm.rank,
+            "world_size": self._comm.world_size,
+            "step": self._step,
+            "config": dict(self._config),
+            "compressor": state,
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Takes over what ``state_dict()`` of the same model and rank gave, or ``reshard`` made of all ranks' ones.
 
         Options stay as they are here; with another density the thresholds are evaluated anew. Raises ``ValueError``
-        naming missing, unknown or misshapen parameters; then nothing is changed.
+        naming missing, unknown or misshapen parameters, and for the state of another rank; then nothing is changed.
         """
         if not isinstance(state, Mapping):
             raise ValueError(f"state is a {type(state).__name__}: it must come from DDPState.state_dict()")
@@ -215,6 +222,12 @@ class DDPState:
             raise ValueError(
                 f"state has version {state.get('version')!r} and keys {sorted(map(str, state))}: it must come from "
                 f"DDPState.state_dict() of version {_VERSION}"
+            )
+        here = self._comm.rank, self._comm.world_size
+        if (state.get("rank", here[0]), state.get("world_size", here[1])) != here:
+            raise ValueError(
+                f"state is of rank {state['rank']} of {state['world_size']}, but this is rank {here[0]} of {here[1]}: "
+                "load each rank's own; telegrad.train.reshard makes those of another number of ranks"
             )
         step = checked_count(state["step"], "state['step']")
         self._leave_step()

@@ -374,13 +374,13 @@ SCENARIOS: list[Callable[[Communicator], None]] = [
 ]
 
 
-def run_all(init_method: str) -> None:
-    """Prints one line for each scenario: its name and ``ok``, or the error. A failed one leaves the others alone."""
+def run_all(init_method: str, scenarios: list[Callable[[Communicator], None]] = SCENARIOS) -> None:
+    """Prints one line for each scenario: its name and ``ok``, or the error. A failed one ends the program."""
     torch.set_num_threads(1)
     dist.init_process_group(
         "gloo", init_method=init_method, rank=int(os.environ["RANK"]), world_size=int(os.environ["WORLD_SIZE"])
     )
-    for scenario in SCENARIOS:
+    for scenario in scenarios:
         with contextlib.closing(Communicator.from_torch()) as comm:
             try:
                 scenario(comm)

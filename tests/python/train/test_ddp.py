@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
+import ddp_methods_program
 import ddp_program
 import pytest
 
@@ -22,7 +25,7 @@ def _environment() -> dict[str, str]:
 
 def _ranks(function: str, folder: Path, lines: list[list[str]], **options: object) -> Ranks:
     return Ranks(
-        f"ddp_program:{function}",
+        function,
         RANKS,
         arguments=[f"file://{folder / 'store'}"],
         environment=_environment(),
@@ -32,11 +35,26 @@ def _ranks(function: str, folder: Path, lines: list[list[str]], **options: objec
     )
 
 
+SCENARIOS = {
+    "ddp_program": [scenario.__name__ for scenario in ddp_program.SCENARIOS],
+    "ddp_methods_program": [scenario.__name__ for scenario in ddp_methods_program.SCENARIOS],
+}
+
+
 @pytest.fixture(scope="module")
-def reports(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, str]]:
-    """What each rank said of each scenario. All run in one start of two processes: importing torch is slow."""
+def reports(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], list[dict[str, str]]]:
+    """What each rank said of each scenario of a program, which is run once: importing torch is slow."""
+
+    @functools.cache
+    def report(program: str) -> list[dict[str, str]]:
+        return _run(program, tmp_path_factory.mktemp("job"))
+
+    return report
+
+
+def _run(program: str, folder: Path) -> list[dict[str, str]]:
     lines: list[list[str]] = [[] for _ in range(RANKS)]
-    with _ranks("run_all", tmp_path_factory.mktemp("job"), lines, timeout_s=240) as ranks:
+    with _ranks(f"{program}:run_all", folder, lines, timeout_s=240) as ranks:
         try:
             ranks.wait()
         except Exception as error:
@@ -46,15 +64,17 @@ def reports(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, str]]:
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("scenario", [scenario.__name__ for scenario in ddp_program.SCENARIOS])
-def test_two_ranks(reports: list[dict[str, str]], scenario: str) -> None:
-    said = [report.get(scenario, f"was not reached: {report.get('-')}") for report in reports]
+@pytest.mark.parametrize(
+    ("program", "scenario"), [(program, name) for program, names in SCENARIOS.items() for name in names]
+)
+def test_two_ranks(reports: Callable[[str], list[dict[str, str]]], program: str, scenario: str) -> None:
+    said = [report.get(scenario, f"was not reached: {report.get('-')}") for report in reports(program)]
     assert said == ["ok"] * RANKS
 
 
 def test_a_dead_rank_is_reported(tmp_path: Path) -> None:
     lines: list[list[str]] = [[] for _ in range(RANKS)]
-    with _ranks("die", tmp_path, lines, timeout_s=100) as ranks:
+    with _ranks("ddp_program:die", tmp_path, lines, timeout_s=100) as ranks:
         exits = ranks.wait(until_all=True)
     assert [(exit.rank, exit.returncode) for exit in exits] == [(0, 0), (1, 9)]
     assert lines[0] == ["PeerFailed True 1"]

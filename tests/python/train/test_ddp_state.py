@@ -163,7 +163,7 @@ def test_a_state_of_the_first_version_is_still_loaded(local: Local) -> None:
     state.load_state_dict(saved)
     after = state.state_dict()
     assert after["version"] == 1
-    assert after.keys() == saved.keys()
+    assert after.keys() >= saved.keys()
     assert (after["step"], after["compressor"]["parameters"]["0.weight"]["threshold"]) == (5, 0.5)
     assert torch.equal(after["compressor"]["parameters"]["2.weight"]["residual"], residual)
     assert not state.skipped

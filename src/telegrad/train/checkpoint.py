@@ -1,0 +1,72 @@
+"""Residuals in checkpoints of torch.distributed.checkpoint (DCP).
+
+DCP takes tensors of the same name on several ranks for copies and writes one of them. Residuals are no copies, so each
+rank's go under its own name.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from torch.distributed.checkpoint.state_dict_loader import load
+
+from telegrad.train.ddp import DDPState
+from telegrad.train.resharding import reshard
+
+
+class RankState:
+    """A DDPState as DCP's ``Stateful``: ``dcp.save({"model": …, "telegrad": RankState(state)})`` on all ranks.
+
+    ``dcp.load`` of the same dictionary restores it on as many ranks; for another number see ``load_resharded``.
+    """
+
+    def __init__(self, state: DDPState) -> None:
+        self._state = state
+
+    def state_dict(self) -> dict[str, Any]:
+        """The DDPState's, under this rank's name."""
+        return {_name_of(self._state.comm.rank): self._state.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Hands this rank's part to the DDPState. Raises ``ValueError`` for what does not fit it."""
+        self._state.load_state_dict(state[_name_of(self._state.comm.rank)])
+
+
+def load_resharded(
+    state: DDPState, checkpoint_id: str | os.PathLike[str], *, key: str = "telegrad", keep: str = "sum"
+) -> None:
+    """Restores ``state`` from a checkpoint of any number of ranks, as ``reshard`` divides it; on all ranks.
+
+    ``checkpoint_id``: the folder that ``dcp.save`` was given. ``key``: what the RankState was called there. Reads every
+    rank's residuals. Raises ``ValueError`` where it holds no RankState of that name, and as ``reshard`` and
+    ``load_state_dict`` do.
+    """
+    reader = FileSystemReader(checkpoint_id)
+    metadata = reader.read_metadata()
+    paths = {name: path for name, path in (metadata.planner_data or {}).items() if path and path[0] == key}
+    if not paths:
+        raise ValueError(f"{checkpoint_id} holds nothing under {key!r}: name what dcp.save was given as RankState")
+    flat: dict[str, Any] = {}
+    for name in paths:
+        kept = metadata.state_dict_metadata[name]
+        if isinstance(kept, TensorStorageMetadata):
+            flat[name] = torch.empty(kept.size, dtype=kept.properties.dtype)
+        else:
+            flat[name] = None
+    load(flat, storage_reader=reader, no_dist=True)
+    ranks: dict[str, Any] = {}
+    for name, path in paths.items():
+        place = ranks
+        for step in path[1:-1]:
+            place = place.setdefault(step, {})
+        place[path[-1]] = flat[name]
+    made = reshard(ranks.values(), state.comm.world_size, keep=keep)
+    state.load_state_dict(made[state.comm.rank])
+
+
+def _name_of(rank: int) -> str:
+    return f"rank {rank}"

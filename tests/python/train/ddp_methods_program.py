@@ -1,0 +1,256 @@
+"""What the ranks of test_ddp.py do with residual methods, optimisers and checkpoints: as in ddp_program."""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from ddp_program import Net, assert_equal, data
+from ddp_program import run_all as run_scenarios
+from one_signed import OneSignedTopK
+from torch.nn.parallel import DistributedDataParallel
+
+import telegrad
+from telegrad import Communicator, DDPState
+from telegrad.compress import ExactTopK
+from telegrad.train import RankState, Tensor, Treatment, load_resharded
+
+Parameters = Iterable[torch.nn.Parameter]
+SGD = torch.optim.SGD
+
+
+def with_momentum(parameters: Parameters) -> torch.optim.Optimizer:
+    """Of its own, as error feedback without momentum correction leaves it."""
+    return SGD(parameters, 0.02, momentum=0.5)
+
+
+class Job:
+    """DDP with or without (``hook=False``) telegrad; ``optimizer`` makes one of parameters."""
+
+    def __init__(
+        self,
+        comm: Communicator,
+        optimizer: Callable[[Parameters], torch.optim.Optimizer],
+        *,
+        hook: bool = True,
+        prepare: Callable[[Net], Any] = lambda model: None,
+        **options: Any,
+    ) -> None:
+        torch.manual_seed(0)
+        self.comm, self.model = comm, Net()
+        prepare(self.model)
+        self.ddp = DistributedDataParallel(self.model, bucket_cap_mb=1)
+        self.optimizer = optimizer(parameter for parameter in self.model.parameters() if parameter.requires_grad)
+        self.scaler = options.get("scaler")
+        self.poison = False
+        if hook:
+            self.state = DDPState(comm, self.ddp.named_parameters(), optimizer=self.optimizer, **options)
+            self.ddp.register_comm_hook(self.state, telegrad.ddp_hook)
+
+    def backward(self, step: int) -> float:
+        x, y = data(step, self.comm.rank)
+        if self.poison:
+            x = x * float("inf")
+        with torch.autocast("cpu", torch.bfloat16, enabled=self.scaler is not None):
+            loss = torch.nn.functional.mse_loss(self.ddp(x).float(), y)
+        (loss if self.scaler is None else self.scaler.scale(loss)).backward()
+        return loss.item()
+
+    def step(self, step: int) -> float:
+        self.optimizer.zero_grad()
+        loss = self.backward(step)
+        if self.scaler is None:
+            self.optimizer.step()
+        else:
+            self.scaler.step(self.optimizer)
+            self.scaler.update()
+        return loss
+
+    def run(self, first: int, last: int) -> list[float]:
+        return [self.step(step) for step in range(first, last)]
+
+    def flat(self) -> torch.Tensor:
+        return torch.cat([parameter.detach().reshape(-1) for parameter in self.model.parameters()])
+
+    def learns(self, steps: int = 30) -> None:
+        """Trains; the loss falls, and the ranks' models stay the same."""
+        self.has_learnt(self.run(0, steps))
+
+    def has_learnt(self, losses: list[float]) -> None:
+        assert sum(losses[-5:]) < 0.7 * sum(losses[:5]), losses
+        for other in self.comm.all_gather(self.flat()):
+            assert_equal(other, self.flat())
+
+
+def momentum_is_that_of_sgd(comm: Communicator) -> None:
+    for nesterov in (False, True):
+        plain = Job(comm, lambda p, nesterov=nesterov: SGD(p, 0.02, momentum=0.9, nesterov=nesterov), hook=False)  # type: ignore[misc]
+        cases: list[dict[str, Any]] = [{"mode": "dense"}, {"density": 1.0, "masking": False}, {"warmup_steps": 9}]
+        jobs = [Job(comm, lambda p: SGD(p, 0.02), momentum=0.9, nesterov=nesterov, **case) for case in cases]
+        losses = plain.run(0, 8)
+        for job in jobs:
+            np.testing.assert_allclose(job.run(0, 8), losses, rtol=1e-4)
+            torch.testing.assert_close(job.flat(), plain.flat(), rtol=1e-3, atol=1e-5)
+
+
+def momentum_correction_learns(comm: Communicator) -> None:
+    for options in ({}, {"nesterov": True}, {"masking": False}, {"selection": "topk", "wire": "packed-bf16"}):
+        Job(comm, lambda p: SGD(p, 0.005), momentum=0.8, density=0.05, **options).learns()
+
+
+def adam_learns(comm: Communicator) -> None:
+    for kind in (torch.optim.Adam, torch.optim.AdamW):
+        plain = Job(comm, lambda p, kind=kind: kind(p, 0.002), hook=False)  # type: ignore[misc]
+        full = Job(comm, lambda p, kind=kind: kind(p, 0.002), density=1.0)  # type: ignore[misc]
+        assert plain.run(0, 5) == full.run(0, 5)
+        assert_equal(plain.flat(), full.flat())
+        Job(comm, lambda p, kind=kind: kind(p, 0.002), density=0.02).learns()  # type: ignore[misc]
+
+
+def parameter_groups_and_a_falling_rate(comm: Communicator) -> None:
+    def optimizer(parameters: Parameters) -> torch.optim.Optimizer:
+        first, *others = parameters
+        return SGD([{"params": [first], "lr": 0.03}, {"params": others}], lr=0.02, momentum=0.5)
+
+    plain = Job(comm, optimizer, hook=False)
+    full = Job(comm, optimizer, density=1.0, feedback="steps")
+    sparse = Job(comm, optimizer, density=0.05, feedback="steps")
+    schedules = [torch.optim.lr_scheduler.CosineAnnealingLR(job.optimizer, 30) for job in (plain, full, sparse)]
+    losses = []
+    for step in range(30):
+        if step < 10:
+            assert plain.step(step) == full.step(step)
+        losses.append(sparse.step(step))
+        for schedule in schedules:
+            schedule.step()
+    assert_equal(plain.flat(), full.flat())
+    sparse.has_learnt(losses)
+    rates = {entry["unit"] for entry in sparse.state.state_dict()["compressor"]["parameters"].values()}
+    assert len(rates) == 2
+
+
+def gradient_scaler(comm: Communicator) -> None:
+    """bfloat16 autocast, float32 gradients; a rank's infinite step is skipped by all, and the scale falls on all."""
+    for options in ({"density": 0.05}, {"mode": "dense"}, {"density": 0.05, "momentum": 0.5, "clip_norm": 5.0}):
+        scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=4)
+        make = (lambda p: SGD(p, 0.02)) if "momentum" in options else with_momentum
+        job = Job(comm, make, scaler=scaler, nonfinite="skip", **options)
+        job.run(0, 3)
+        before, memory, scale = job.flat(), repr(job.state.state_dict()), scaler.get_scale()
+        job.poison = comm.rank == 1
+        job.step(3)
+        job.poison = False
+        assert job.state.skipped
+        assert_equal(job.flat(), before)
+        assert repr(job.state.state_dict()) == memory
+        assert scaler.get_scale() == scale / 2
+        job.learns(40)
+        assert scaler.get_scale() > scale
+
+
+def local_clipping(comm: Communicator) -> None:
+    loose = Job(comm, lambda p: SGD(p, 0.02), clip_norm=1e6, density=0.05)
+    plain = Job(comm, lambda p: SGD(p, 0.02), density=0.05)
+    assert loose.run(0, 5) == plain.run(0, 5)
+    assert_equal(loose.flat(), plain.flat())
+    tight = Job(comm, lambda p: SGD(p, 0.2), clip_norm=0.5, density=0.05)
+    tight.learns()
+    assert tight.state.stats.clipped_steps > 5
+
+
+def wires_learn(comm: Communicator) -> None:
+    for wire in ("int8", "qsgd8", "packed-qsgd4", "f16"):
+        Job(comm, with_momentum, density=0.05, wire=wire).learns()
+
+
+def one_signed_layers_learn(comm: Communicator) -> None:
+    def policy(tensor: Tensor) -> Treatment:
+        if tensor.elements <= 2048:
+            return Treatment(None)
+        return Treatment(ExactTopK() if tensor.is_output else OneSignedTopK(), 0.05)
+
+    job = Job(comm, with_momentum, policy=policy)
+    job.learns(40)
+
+
+def shared_and_frozen_parameters(comm: Communicator) -> None:
+    def prepare(model: Net) -> None:
+        model.branch.weight = model.middle.weight
+        model.norm.requires_grad_(False)
+
+    for options in ({"momentum": 0.9, "masking": False}, {"feedback": "steps"}):
+        momentum = float(options.get("momentum", 0.0))
+        plain = Job(comm, lambda p, m=momentum: SGD(p, 0.02, momentum=m), hook=False, prepare=prepare)  # type: ignore[misc]
+        full = Job(comm, lambda p: SGD(p, 0.02), density=1.0, prepare=prepare, **options)
+        np.testing.assert_allclose(full.run(0, 6), plain.run(0, 6), rtol=1e-5)
+        Job(comm, with_momentum, density=0.05, prepare=prepare, feedback="steps").learns()
+
+
+def accumulation_with_momentum(comm: Communicator) -> None:
+    """The velocity moves once for each synchronised pass."""
+    plain = Job(comm, lambda p: SGD(p, 0.02, momentum=0.9), hook=False)
+    dense = Job(comm, lambda p: SGD(p, 0.02), mode="dense", momentum=0.9)
+    for job in (plain, dense):
+        for step in range(4):
+            job.optimizer.zero_grad()
+            for part in range(3):
+                with job.ddp.no_sync() if part < 2 else contextlib.nullcontext():
+                    job.backward(3 * step + part)
+            job.optimizer.step()
+    torch.testing.assert_close(dense.flat(), plain.flat(), rtol=1e-3, atol=1e-5)
+
+
+def distributed_checkpoint(comm: Communicator) -> None:
+    """Two ranks save; two go on bitwise, and one alone finds the sum of both."""
+    folders: list[Any] = [tempfile.mkdtemp()]
+    dist.broadcast_object_list(folders)
+    options: dict[str, Any] = {"density": 0.05, "momentum": 0.8}
+    first = Job(comm, lambda p: SGD(p, 0.01), **options)
+    first.run(0, 5)
+    saved = {"model": first.model.state_dict(), "telegrad": RankState(first.state)}
+    dcp.save(saved, checkpoint_id=folders[0])
+    second = Job(comm, lambda p: SGD(p, 0.01), **options)
+    loaded = {"model": second.model.state_dict(), "telegrad": RankState(second.state)}
+    dcp.load(loaded, checkpoint_id=folders[0])
+    second.model.load_state_dict(loaded["model"])
+    assert repr(second.state.state_dict()) == repr(first.state.state_dict())
+
+    with contextlib.closing(Communicator.local(1)[0]) as own:
+        named = list(first.ddp.named_parameters())
+        alone = DDPState(own, named, optimizer=first.optimizer, **options)
+        load_resharded(alone, folders[0])
+        found = alone.state_dict()["compressor"]
+    for group, kind in (("parameters", "residual"), ("velocities", "velocity")):
+        for name, entry in first.state.state_dict()["compressor"][group].items():
+            total = entry[kind].double()
+            comm.all_reduce(total)
+            torch.testing.assert_close(found[group][name][kind].double(), total, rtol=1e-5, atol=1e-7)
+            assert total.any()
+    assert first.run(5, 12) == second.run(5, 12)
+    assert_equal(first.flat(), second.flat())
+
+
+SCENARIOS: list[Callable[[Communicator], None]] = [
+    momentum_is_that_of_sgd,
+    momentum_correction_learns,
+    adam_learns,
+    parameter_groups_and_a_falling_rate,
+    gradient_scaler,
+    local_clipping,
+    wires_learn,
+    one_signed_layers_learn,
+    shared_and_frozen_parameters,
+    accumulation_with_momentum,
+    distributed_checkpoint,
+]
+
+
+def run_all(init_method: str) -> None:
+    """As in ddp_program."""
+    run_scenarios(init_method, SCENARIOS)
