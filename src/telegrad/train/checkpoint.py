@@ -10,9 +10,6 @@ import os
 from typing import Any
 
 import torch
-from torch.distributed.checkpoint.filesystem import FileSystemReader
-from torch.distributed.checkpoint.metadata import TensorStorageMetadata
-from torch.distributed.checkpoint.state_dict_loader import load
 
 from telegrad.train.ddp import DDPState
 from telegrad.train.resharding import reshard
@@ -45,6 +42,11 @@ def load_resharded(
     rank's residuals. Raises ``ValueError`` where it holds no RankState of that name, and as ``reshard`` and
     ``load_state_dict`` do.
     """
+    # It takes seconds to import, and who trains without it need not wait.
+    from torch.distributed.checkpoint.filesystem import FileSystemReader
+    from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+    from torch.distributed.checkpoint.state_dict_loader import load
+
     reader = FileSystemReader(checkpoint_id)
     metadata = reader.read_metadata()
     paths = {name: path for name, path in (metadata.planner_data or {}).items() if path and path[0] == key}
