@@ -59,6 +59,16 @@ class BySize:
     same_sign: bool = False
     dense: tuple[str, ...] = ()
 
+    @classmethod
+    def redsync(cls, density: float = 0.001, *, same_sign: bool = False) -> BySize:
+        """The paper's choice: dense up to 128 KB (of float32), trimmed top-k up to 4 MB, threshold search above.
+
+        The search is repeated every five calls, but in every one with ``same_sign``, which cannot reuse thresholds. The
+        paper tells middle from large layers by their kind; 4 MB is ours.
+        """
+        large = "search" if same_sign else "sampled"
+        return cls(density, 1 << 15, "trimmed", 1 << 20, large, same_sign=same_sign)
+
     def __call__(self, tensor: Tensor) -> Treatment:
         """The treatment of ``tensor``."""
         if tensor.elements <= self.small_elements or tensor.name in self.dense:

@@ -37,11 +37,12 @@ class DDPState:
     process group that DDP was given (``None``: the whole job), which must have the ranks of ``comm``. All options are
     the same on all ranks. [docs/training.md](docs/training.md) says what each is good for.
 
-    *What is sent.* ``density``: the share of each compressed parameter's entries. ``selection``: ``"reused"`` or
-    ``"topk"``; ``interval``: calls from one exact threshold to the next (reused). Parameters of at most
-    ``small_tensor_elements`` stay dense; those of more than ``large_tensor_elements`` take ``large_selection``.
-    ``same_sign``: entries of one sign at a time, which go as their mean, but not those of ``output``, the names of
-    the output layer's parameters (``None``: the last one that has two dimensions or more). ``policy``: says all this
+    *What is sent.* ``density``: the share of each compressed parameter's entries. ``selection``: a name in
+    ``telegrad.compress.SELECTIONS``; ``interval``: calls from one exact threshold to the next, of those that reuse it
+    (``None``: their own). Parameters of at most ``small_tensor_elements`` stay dense; those of more than
+    ``large_tensor_elements`` take ``large_selection``. ``same_sign``: entries of one sign at a time, which go as their
+    mean, but not those of ``output``, the names of the output layer's parameters (``None``: the last one that has two
+    dimensions or more). ``policy``: says all this
     of each parameter instead; see ``BySize``. ``wire``: how messages hold entries, as for ``Communicator.all_reduce``
     (``"packed-bf16"``, ``"qsgd4"``, …); what rounding loses stays in the residual. ``warmup_steps`` at first are dense,
     or, with ``warmup="falling"``, go from 25 % down to 0.1 % or the density.
@@ -88,7 +89,7 @@ class DDPState:
         mode: str = "sparse",
         density: float = 0.01,
         selection: str = "reused",
-        interval: int = 8,
+        interval: int | None = None,
         small_tensor_elements: int = 2048,
         large_tensor_elements: int | None = None,
         large_selection: str = "reused",
@@ -151,7 +152,7 @@ class DDPState:
             "mode": mode,
             "density": float(density),
             "selection": selection,
-            "interval": int(interval),
+            "interval": None if interval is None else int(interval),
             "small_tensor_elements": int(small_tensor_elements),
             "large_tensor_elements": None if large_tensor_elements is None else int(large_tensor_elements),
             "large_selection": large_selection,

@@ -17,7 +17,7 @@ def policy_of(
     *,
     density: float,
     selection: str,
-    interval: int,
+    interval: int | None,
     small_tensor_elements: int,
     large_tensor_elements: int | None,
     large_selection: str,

@@ -7,7 +7,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from telegrad.compress import BySize, ExactTopK, ReusedThreshold, Tensor, Treatment, WarmUp
+from telegrad.compress import (
+    BySize,
+    ExactTopK,
+    ReusedThreshold,
+    SampledThreshold,
+    Tensor,
+    ThresholdSearch,
+    Treatment,
+    TrimmedTopK,
+    WarmUp,
+)
 from telegrad.compress.treatment import treatments
 
 TENSORS = [
@@ -34,10 +44,30 @@ def test_a_selection_may_be_given_itself() -> None:
     assert [policy(tensor).selection for tensor in TENSORS[:3]] == [ReusedThreshold(2, 0.5), ExactTopK(), None]
 
 
+def test_redsync() -> None:
+    sizes = {"norm": 32768, "convolution": 32769, "embedding": 1 << 21, "head": 1 << 22}
+    tensors = [Tensor(name, size, 2, name == "head") for name, size in sizes.items()]
+    plain, one_signed = BySize.redsync(), BySize.redsync(0.01, same_sign=True)
+    assert [plain(tensor) for tensor in tensors] == [
+        Treatment(None),
+        Treatment(TrimmedTopK(), 0.001),
+        Treatment(SampledThreshold(), 0.001),
+        Treatment(SampledThreshold(), 0.001),
+    ]
+    assert [one_signed(tensor) for tensor in tensors] == [
+        Treatment(None),
+        Treatment(TrimmedTopK(same_sign=True), 0.01),
+        Treatment(ThresholdSearch(same_sign=True), 0.01),
+        Treatment(ThresholdSearch(), 0.01),
+    ]
+    assert [one_signed(tensor).same_sign for tensor in tensors] == [False, True, True, False]
+
+
 @pytest.mark.parametrize(
     ("make", "error", "message"),
     [
         (lambda: BySize(middle="best")(TENSORS[0]), ValueError, "selection='best' does not exist"),
+        (lambda: BySize(middle="reused", same_sign=True)(TENSORS[0]), ValueError, "same_sign=True does not fit sel"),
         (lambda: BySize(density=2)(TENSORS[0]), ValueError, "density=2 must be in"),
         (lambda: Treatment(None, -1), ValueError, "density=-1 must be in"),
         (

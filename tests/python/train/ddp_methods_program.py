@@ -13,7 +13,6 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from ddp_program import Net, assert_equal, data
 from ddp_program import run_all as run_scenarios
-from one_signed import OneSignedTopK
 from torch.nn.parallel import DistributedDataParallel
 
 import telegrad
@@ -173,7 +172,7 @@ def one_signed_layers_learn(comm: Communicator) -> None:
     def policy(tensor: Tensor) -> Treatment:
         if tensor.elements <= 2048:
             return Treatment(None)
-        return Treatment(ExactTopK() if tensor.is_output else OneSignedTopK(), 0.05)
+        return Treatment(ExactTopK() if tensor.is_output else ExactTopK(same_sign=True), 0.05)
 
     job = Job(comm, with_momentum, policy=policy)
     job.learns(40)

@@ -113,7 +113,7 @@ def test_state_dict_is_safe_to_load_and_has_all_options(local: Local) -> None:
         "mode": "sparse",
         "density": 0.1,
         "selection": "reused",
-        "interval": 8,
+        "interval": None,
         "small_tensor_elements": 2048,
         "large_tensor_elements": None,
         "large_selection": "reused",

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 from handmade_buckets import LARGE, ONE, REBUILT, SHAPES, Trainer, gradients_of, plain_sgd
-from one_signed import OneSignedTopK
 
 from telegrad import Communicator
 from telegrad.compress import ExactTopK, Tensor, Treatment
@@ -19,11 +18,13 @@ OnRanks = Callable[..., list[Any]]
 
 def one_signed(tensor: Tensor) -> Treatment:
     """The embedding by the mean of one sign at a time, the output layer with its values, the others densely."""
-    selections = {"embedding": OneSignedTopK(), "hidden": ExactTopK()}
+    selections = {"embedding": ExactTopK(same_sign=True), "hidden": ExactTopK()}
     return Treatment(selections.get(tensor.name), 0.05)
 
 
 LOSSY: list[dict[str, Any]] = [
+    {"same_sign": True, "selection": "trimmed"},
+    {"same_sign": True, "selection": "search", "output": ["embedding"]},
     {"wire": "packed-bf16"},
     {"wire": "f16", "selection": "topk"},
     {"wire": "int8"},
@@ -86,6 +87,18 @@ def test_entries_of_one_sign_arrive_as_their_mean(on_ranks: OnRanks) -> None:
         expected[chosen] += mean / 2
         np.testing.assert_allclose(residual[chosen], gradient[chosen] - mean, atol=1e-4)
     np.testing.assert_allclose(outcomes[0][0], expected, rtol=1e-6)
+
+
+def test_the_output_layer_keeps_its_values(on_ranks: OnRanks) -> None:
+    """The last matrix, unless it is named; all others have one sign at a time."""
+
+    def run(comm: Communicator, output: list[str] | None) -> list[set[str]]:
+        trainer = Trainer(comm, same_sign=True, selection="topk", output=output)
+        steps = [trainer.step(gradients_of(comm.rank, step), REBUILT) for step in range(4)]
+        return [{name for name in LARGE if step[name].min() < 0 < step[name].max()} for step in steps]
+
+    assert on_ranks(2, lambda comm: run(comm, None)) == [[{"hidden"}] * 4] * 2
+    assert on_ranks(2, lambda comm: run(comm, ["embedding", "bias"])) == [[{"embedding"}] * 4] * 2
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
