@@ -1,0 +1,41 @@
+"""docs/training.md names the options that there are, with their defaults."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from pathlib import Path
+
+import telegrad.train
+from telegrad import DDPState
+from telegrad.compress import SELECTIONS
+
+TEXT = (Path(__file__).resolve().parents[3] / "docs" / "training.md").read_text()
+
+
+def _shown(default: object) -> str:
+    if isinstance(default, str):
+        return f'"{default}"'
+    return f"{default:g}" if type(default) in (int, float) else str(default)
+
+
+def test_options_and_defaults() -> None:
+    parameters = dict(list(inspect.signature(DDPState).parameters.items())[2:])
+    named: set[str] = set()
+    for cells in re.findall(r"^\| (`.*?) \| (.*?) \| .*\|$", TEXT.split("## ")[0], flags=re.MULTILINE):
+        names = re.findall(r"`(\w+)`", cells[0])
+        named |= set(names)
+        defaults = [one.strip("`").replace(",", "") for one in re.split(r", ", cells[1])]
+        for name, default in zip(names, defaults, strict=False):
+            assert default == _shown(parameters[name].default), name
+    assert named == set(parameters)
+
+
+def test_names_exist() -> None:
+    for name in re.findall(r"telegrad\.train\.(\w+)", TEXT):
+        assert hasattr(telegrad.train, name), name
+    for name in re.findall(r'For ((?:`"\w+"`(?:, )?)+)\.', TEXT)[0].replace("`", "").replace('"', "").split(", "):
+        assert "same_sign" in inspect.signature(SELECTIONS[name]).parameters
+    for option in re.findall(r"`(\w+)=", TEXT):
+        known = {*inspect.signature(DDPState).parameters, "weight_decay", "keep", "output"}
+        assert option in known, option
