@@ -34,7 +34,9 @@ def test_options_and_defaults() -> None:
 def test_names_exist() -> None:
     for name in re.findall(r"telegrad\.train\.(\w+)", TEXT):
         assert hasattr(telegrad.train, name), name
-    for name in re.findall(r'For ((?:`"\w+"`(?:, )?)+)\.', TEXT)[0].replace("`", "").replace('"', "").split(", "):
+    for name in (
+        re.findall(r'For ((?:`"\w+"`,?\s*)+)\.', TEXT)[0].replace("`", "").replace('"', "").replace(",", " ").split()
+    ):
         assert "same_sign" in inspect.signature(SELECTIONS[name]).parameters
     for option in re.findall(r"`(\w+)=", TEXT):
         known = {*inspect.signature(DDPState).parameters, "weight_decay", "keep", "output"}
