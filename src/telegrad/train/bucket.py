@@ -62,9 +62,11 @@ class BucketLayout:
         return self.indices, self.values
 
     def error_scratch(self) -> npt.NDArray[np.float32]:
-        """Zeros, to which the network adds what rounding loses while the outcome is open. Leave zeros behind."""
+        """Zeros, to which the network adds what rounding loses while the outcome is open."""
         if self.errors is None or self._in_use():
             self.errors = np.zeros(self.elements, np.float32)
+        else:
+            self.errors.fill(0)  # now, not when they are used: those of a dropped step are not
         return self.errors
 
     def _in_use(self) -> bool:

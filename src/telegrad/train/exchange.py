@@ -3,6 +3,7 @@ sign."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -75,12 +76,7 @@ class Exchange:
         for part, own in zip(layout.one_signed, gathered, strict=True):
             self._gather(part, bits, own, errors, sending)
         if errors is not None:
-
-            def keep() -> None:
-                self._compressor.keep_all(layout.parts, errors)
-                errors.fill(0)
-
-            sending.keep = keep
+            sending.keep = functools.partial(self._compressor.keep_all, layout.parts, errors)
         return sending
 
     def _select(self, parts: tuple[Part, ...], flat: Floats, scratch: Entries) -> Entries:
