@@ -62,10 +62,34 @@ void select_tail(const Pass& pass, std::size_t first, std::size_t& count, Gather
   }
 }
 
+// What is gathered, in lanes, so that the compiler can vectorise it.
+struct Lanes {
+  std::array<double, 16> sums{};
+  std::array<std::int32_t, 16> highest{}, largest{};
+  std::size_t above_zero = 0;
+};
+
+void gather_block(Lanes& lanes, const float* sums, const std::int32_t* keys) {
+  std::int32_t above_zero = 0;
+  for (std::size_t begin = 0; begin < kBlock; begin += 16) {
+    float clamped[16];
+    for (std::size_t j = 0; j < 16; ++j) {  // max(key, 0), which the compiler would make a branch
+      clamped[j] = std::bit_cast<float>(keys[begin + j] & ~(keys[begin + j] >> 31));
+    }
+    for (std::size_t j = 0; j < 16; ++j) lanes.sums[j] += static_cast<double>(clamped[j]);
+    for (std::size_t j = 0; j < 16; ++j) lanes.highest[j] = std::max(lanes.highest[j], keys[begin + j]);
+    for (std::size_t j = 0; j < 16; ++j) {
+      lanes.largest[j] = std::max(lanes.largest[j], std::bit_cast<std::int32_t>(sums[begin + j]) & kHighestKey);
+    }
+  }
+  for (std::size_t j = 0; j < kBlock; ++j) above_zero += keys[j] > 0 ? 1 : 0;
+  lanes.above_zero += static_cast<std::size_t>(above_zero);
+}
+
 template <bool adds, bool gathers>
 std::size_t select_portable(const Pass& given, Gathered* gathered) {
   const Pass pass = given;  // a copy that the stores below cannot alias
-  Gathered found;
+  Lanes lanes;
   std::size_t count = 0;
   std::size_t i = 0;
   for (; i + kBlock <= pass.size; i += kBlock) {
@@ -80,9 +104,7 @@ std::size_t select_portable(const Pass& given, Gathered* gathered) {
     std::uint32_t any = 0;
     for (std::size_t j = 0; j < kBlock; ++j) keys[j] = pass.key(sum[j]);
     for (std::size_t j = 0; j < kBlock; ++j) any |= keys[j] >= pass.bound ? 1U : 0U;
-    if constexpr (gathers) {
-      for (std::size_t j = 0; j < kBlock; ++j) gather(found, pass.key, sum[j], j);
-    }
+    if constexpr (gathers) gather_block(lanes, sum, keys);
     if (any == 0) continue;
     if (count + kBlock > pass.capacity) {
       for (std::size_t j = 0; j < kBlock; ++j) {
@@ -98,8 +120,13 @@ std::size_t select_portable(const Pass& given, Gathered* gathered) {
       count += 1U - below;
     }
   }
-  select_tail<adds, gathers>(pass, i, count, &found);
-  if constexpr (gathers) *gathered = found;
+  if constexpr (gathers) {
+    gathered->sums = lanes.sums;
+    gathered->above_zero = lanes.above_zero;
+    gathered->highest_key = *std::max_element(lanes.highest.begin(), lanes.highest.end());
+    gathered->largest = static_cast<std::uint32_t>(*std::max_element(lanes.largest.begin(), lanes.largest.end()));
+  }
+  select_tail<adds, gathers>(pass, i, count, gathered);
   return count;
 }
 

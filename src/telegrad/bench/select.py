@@ -116,17 +116,20 @@ class _Arrays:
         self._k = k
 
     def sample(self, name: str) -> tuple[float, int | None]:
-        """Seconds of one call of this contender, and of a method how many entries it selects."""
+        """Seconds of one call of this contender, and of a method how many entries it selects.
+
+        They are the thread's own: what else runs on this machine takes caches and bandwidth from it, but not its time.
+        """
         np.copyto(self._residual, self._before)
         if name in self._policies:
             policy, entry = self._policies[name], self._entries[name]
-            begin = time.perf_counter()
+            begin = time.thread_time()
             count = policy.select(entry, self._gradient, self._indices, self._values, 0)
-            return time.perf_counter() - begin, count
+            return time.thread_time() - begin, count
         work = {_COPIES[0]: self._copy_by_numpy, _COPIES[1]: self._copy_by_torch, PEER: self._select_by_torch}[name]
-        begin = time.perf_counter()
+        begin = time.thread_time()
         work()
-        return time.perf_counter() - begin, None
+        return time.thread_time() - begin, None
 
     def _copy_by_numpy(self) -> None:
         np.copyto(self._copy, self._gradient)
