@@ -12,15 +12,21 @@
 #include <ctime>
 #include <functional>
 #include <random>
+#include <span>
 #include <string>
 #include <vector>
 
+#include "base/buffer.hpp"
 #include "kernels/buckets.hpp"
 #include "kernels/dispatch.hpp"
 #include "kernels/normal.hpp"
 #include "kernels/random_subset.hpp"
 #include "kernels/ranked.hpp"
 #include "kernels/select.hpp"
+
+#ifdef TELEGRAD_KERNELS_X86
+#include <immintrin.h>
+#endif
 
 namespace {
 
@@ -46,6 +52,19 @@ double median(std::vector<double> samples) {
   return samples[samples.size() / 2];
 }
 
+#ifdef TELEGRAD_KERNELS_X86
+// memcpy may read the lines that it overwrites; this does not.
+TELEGRAD_AVX512 void stream_avx512(const float* from, float* to, std::size_t size) {
+  for (std::size_t i = 0; i + 16 <= size; i += 16) _mm512_stream_ps(to + i, _mm512_loadu_ps(from + i));
+  _mm_sfence();
+}
+#endif
+
+// On huge pages, as long arrays of numpy are.
+std::span<float> floats(std::vector<Array<float>>& owners, std::size_t size) {
+  return owners.emplace_back(size).span();
+}
+
 }  // namespace
 
 int main(int count, char** arguments) {
@@ -55,13 +74,15 @@ int main(int count, char** arguments) {
   const std::size_t k = std::max<std::size_t>(1, static_cast<std::size_t>(share * static_cast<double>(n)));
   std::mt19937 random(1);
   std::normal_distribution<float> normal;
-  std::vector<float> before(n), gradient(n), residual(n), copied(n), values(2 * k + 64);
+  std::vector<Array<float>> owners;
+  const std::span<float> before = floats(owners, n), gradient = floats(owners, n), residual = floats(owners, n),
+                         copied = floats(owners, n), values = floats(owners, 2 * k + 64);
   for (float& value : before) value = normal(random);
   for (float& value : gradient) value = normal(random);
   std::vector<std::uint32_t> indices(2 * k + 64);
   const EntriesOut<float> out{indices, values};
   const EntriesOut<float> just_k{out.indices.first(k), out.values.first(k)};
-  residual = before;
+  std::copy(before.begin(), before.end(), residual.begin());
   const float threshold = kernels::accumulate_topk(residual, gradient, k, Side::both, 0, out).threshold;
   const std::int32_t bound = kernels::key_of_threshold(threshold, Side::both);
   const std::size_t per_bucket = std::max<std::size_t>(1, k * 512 / n), rest = n % 512;
@@ -86,10 +107,19 @@ int main(int count, char** arguments) {
     std::memcpy(copied.data(), gradient.data(), n * sizeof(float));
     return std::size_t{0};
   };
+#ifdef TELEGRAD_KERNELS_X86
+  const auto streaming_copy = [&] {
+    stream_avx512(gradient.data(), copied.data(), n);
+    return std::size_t{0};
+  };
+#endif
   for (const auto level : {kernels::SimdLevel::portable, kernels::SimdLevel::avx2, kernels::SimdLevel::avx512}) {
     if (level > kernels::best_simd_level()) continue;
     const kernels::ScopedSimdLevel forced(level);
     std::vector<Contender> contenders{{"copy", copy}};
+#ifdef TELEGRAD_KERNELS_X86
+    if (level == kernels::SimdLevel::avx512) contenders.push_back({"streaming copy", streaming_copy});
+#endif
     for (const auto& [name, call] : kernels_by_name) contenders.push_back({name, call});
     for (int round = 0; round < rounds; ++round) {
       for (Contender& contender : contenders) {

@@ -79,10 +79,11 @@ def run(plan: SelectPlan, on_sample: Callable[[str], None] = lambda _: None) -> 
     """
     bench = _Arrays(plan)
     outcome = Outcome({name: [] for name in plan.contenders}, {name: [] for name in plan.methods})
+    order = np.random.default_rng(0)
     begin = time.perf_counter()
     with _one_thread():
         for number in range(plan.samples + 1):
-            for name in plan.contenders:
+            for name in order.permutation(plan.contenders).tolist():  # nobody always finds the caches of the same other
                 seconds, count = bench.sample(name)
                 if number == 0:
                     continue

@@ -41,8 +41,8 @@ def select(
     Each adds a gradient to a residual, chooses entries of the sums, packs their indices and values and clears them in
     the residual. [bold]torch.topk and residual[/] does the same with torch: add, topk of the magnitudes, gather, clear.
     [bold]bound[/] is how long the bytes that must move take at the bandwidth of a copy of as many elements in the same
-    run; below a few million elements they lie in a cache and Python's call counts. Times are the thread's own. CPU only: there are no GPU kernels
-    yet, and a GPU is not looked for.
+    run; below a few million elements they lie in a cache and Python's call counts. Times are the thread's own. CPU
+    only: there are no GPU kernels yet, and a GPU is not looked for.
     """
     console = table_console()
     chosen = tuple(among(methods, tuple(METHODS), "--methods"))
