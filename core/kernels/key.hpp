@@ -35,8 +35,8 @@ struct KeyBits {
 
 /// The key at which `threshold` selects. A threshold <= 0 selects all of the side.
 constexpr std::int32_t key_of_threshold(float threshold, Side side) {
-  if (threshold <= 0.0F) return lowest_key(side);
-  return std::max(lowest_key(side), std::bit_cast<std::int32_t>(threshold) & kHighestKey);
+  // By bits: where denormals count as zero, one compared with 0 would select everything.
+  return std::max(lowest_key(side), std::bit_cast<std::int32_t>(threshold));
 }
 
 }  // namespace telegrad::kernels

@@ -5,6 +5,7 @@
 
 #include "kernel_samples.hpp"
 #include "kernels/cut.hpp"
+#include "kernels/select.hpp"
 #include "testing.hpp"
 
 namespace {
@@ -130,6 +131,26 @@ TEST("selections by rank are exact where the sample sees only the largest, or no
     expect_reference(low_seen, Floats(), k);
   }
 }
+
+#ifdef TELEGRAD_KERNELS_X86
+TEST("denormals are ranked like all numbers, also where arithmetic flushes them to zero") {
+  constexpr unsigned kFlushToZero = 0x8000, kDenormalsAreZero = 0x0040;
+  Floats residual(100, 0.0F);
+  for (std::size_t i = 0; i < 20; ++i) residual[3 * i] = static_cast<float>(i + 1) * 1.5e-45F;
+  const unsigned before = __builtin_ia32_stmxcsr();
+  samples::at_every_level([&] {
+    Floats left = residual, values(40);
+    std::vector<std::uint32_t> indices(40);
+    __builtin_ia32_ldmxcsr(before | kFlushToZero | kDenormalsAreZero);
+    const Chosen chosen = kernels::accumulate_topk(left, {}, 4, Side::both, 0, {indices, values});
+    const std::size_t more = kernels::accumulate_select(left, {}, kernels::key_of_threshold(residual[30], Side::both),
+                                                        Side::both, 0, {indices, values});
+    __builtin_ia32_ldmxcsr(before);
+    EXPECT_EQ(chosen.count, 4);
+    EXPECT(indices[0] == 30 && more == 6);  // of the 20, all from the eleventh on but the last four
+  });
+}
+#endif
 
 TEST("a search selects k to 2k of a smooth distribution, with a threshold between them") {
   std::mt19937 random(8);
