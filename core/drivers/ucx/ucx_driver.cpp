@@ -7,7 +7,6 @@
 
 #include <algorithm>
 #include <array>
-#include <bit>
 #include <cerrno>
 #include <chrono>
 #include <cstdlib>
@@ -18,6 +17,7 @@
 #include "drivers/ucx/control_wire.hpp"
 #include "drivers/ucx/process_identity.hpp"
 #include "drivers/ucx/transports.hpp"
+#include "drivers/ucx/ucx_worker.hpp"
 
 namespace telegrad {
 namespace {
@@ -39,12 +39,9 @@ struct Setting {
 };
 constexpr std::array kSettings{Setting{"RNDV_THRESH", "intra:128k,inter:auto"}, Setting{"TCP_TX_SEG_SIZE", "64k"}};
 
-void check_ucx(ucs_status_t status, Rank rank, const std::string& call) {
-  if (status == UCS_OK) return;
-  throw TransportError({.kind = FailureKind::transport,
-                        .rank = rank,
-                        .operation = "join",
-                        .reason = "UCX's " + call + " failed: " + ucs_status_string(status)});
+bool watch_descriptor(int epoll, int descriptor, std::uint64_t data) {
+  epoll_event event{.events = EPOLLIN, .data = {.u64 = data}};
+  return ::epoll_ctl(epoll, EPOLL_CTL_ADD, descriptor, &event) == 0;
 }
 
 // UCX_TLS as UCX has it from wherever it reads its configuration.
@@ -115,58 +112,7 @@ struct UcxDriver::Worker {
     broken->driver->peer_broke(broken->rank, ucs_status_string(status));
   }
 
-  /// Makes `worker`, which gives messages of kind `id` to `callback`; returns what becomes readable when it is armed.
-  int open(ucp_worker_h& worker, unsigned id, ucp_am_recv_callback_t callback, UcxDriver* driver) const {
-    ucp_worker_params_t worker_params{};
-    worker_params.field_mask = UCP_WORKER_PARAM_FIELD_THREAD_MODE;
-    worker_params.thread_mode = UCS_THREAD_MODE_SERIALIZED;
-    check_ucx(ucp_worker_create(context, &worker_params, &worker), driver->rank(), "ucp_worker_create");
-    ucp_am_handler_param_t param{};
-    param.field_mask = UCP_AM_HANDLER_PARAM_FIELD_ID | UCP_AM_HANDLER_PARAM_FIELD_CB | UCP_AM_HANDLER_PARAM_FIELD_ARG |
-                       UCP_AM_HANDLER_PARAM_FIELD_FLAGS;
-    param.id = id;
-    param.flags = UCP_AM_FLAG_WHOLE_MSG;
-    param.cb = callback;
-    param.arg = driver;
-    check_ucx(ucp_worker_set_am_recv_handler(worker, &param), driver->rank(), "ucp_worker_set_am_recv_handler");
-    int descriptor = -1;
-    check_ucx(ucp_worker_get_efd(worker, &descriptor), driver->rank(), "ucp_worker_get_efd");
-    return descriptor;
-  }
-
-  // Its length in front.
-  static void append_address(ucp_worker_h worker, Rank rank, std::vector<std::byte>& bytes) {
-    ucp_address_t* address = nullptr;
-    std::size_t length = 0;
-    check_ucx(ucp_worker_get_address(worker, &address, &length), rank, "ucp_worker_get_address");
-    const auto prefix = std::bit_cast<std::array<std::byte, sizeof(std::uint32_t)>>(static_cast<std::uint32_t>(length));
-    bytes.insert(bytes.end(), prefix.begin(), prefix.end());
-    const auto* const first = reinterpret_cast<const std::byte*>(address);
-    bytes.insert(bytes.end(), first, first + length);
-    ucp_worker_release_address(worker, address);
-  }
-
-  // Empty: damaged.
-  static ConstBytes take_address(ConstBytes& bytes) {
-    std::uint32_t length = 0;
-    if (bytes.size() < sizeof length) return {};
-    std::memcpy(&length, bytes.data(), sizeof length);
-    bytes = bytes.subspan(sizeof length);
-    if (length > bytes.size()) return {};
-    const ConstBytes address = bytes.first(length);
-    bytes = bytes.subspan(length);
-    return address;
-  }
 };
-
-namespace {
-
-bool watch_descriptor(int epoll, int descriptor, std::uint64_t data) {
-  epoll_event event{.events = EPOLLIN, .data = {.u64 = data}};
-  return ::epoll_ctl(epoll, EPOLL_CTL_ADD, descriptor, &event) == 0;
-}
-
-}  // namespace
 
 UcxDriver::UcxDriver(Rank rank, Rank size, const UcxOptions& options)
     : rank_(rank), size_(size), worker_(std::make_unique<Worker>()) {
@@ -199,8 +145,8 @@ void UcxDriver::open(const UcxOptions& options) {
   params.estimated_num_eps = std::size_t{2} * size_;
   check_ucx(ucp_init(&params, config, &worker_->context), rank_, "ucp_init");
 
-  const int data = worker_->open(worker_->data, kDataId, &Worker::on_data, this);
-  const int control = worker_->open(worker_->control, kControlId, &Worker::on_control, this);
+  const int data = open_worker(worker_->context, rank_, worker_->data, kDataId, &Worker::on_data, this);
+  const int control = open_worker(worker_->context, rank_, worker_->control, kControlId, &Worker::on_control, this);
   descriptor_ = ::epoll_create1(EPOLL_CLOEXEC);
   if (descriptor_ < 0 || !watch_descriptor(descriptor_, data, 0) || !watch_descriptor(descriptor_, control, 0)) {
     throw TransportError(
@@ -216,7 +162,7 @@ std::vector<std::byte> UcxDriver::address() const {
   std::vector<std::byte> bytes;
   ProcessIdentity::of_this_process().append_to(bytes);
   bytes.push_back(static_cast<std::byte>(allows_memory_));
-  for (const ucp_worker_h worker : {worker_->data, worker_->control}) Worker::append_address(worker, rank_, bytes);
+  for (const ucp_worker_h worker : {worker_->data, worker_->control}) append_address(worker, rank_, bytes);
   return bytes;
 }
 
@@ -234,8 +180,8 @@ void UcxDriver::connect(std::span<const std::vector<std::byte>> addresses) {
     const auto identity = ProcessIdentity::take_from(address);
     const bool peer_allows_memory = !address.empty() && address.front() != std::byte{};
     if (!address.empty()) address = address.subspan(1);
-    const ConstBytes data_address = Worker::take_address(address);
-    const ConstBytes control_address = Worker::take_address(address);
+    const ConstBytes data_address = take_address(address);
+    const ConstBytes control_address = take_address(address);
     if (!identity || data_address.empty() || control_address.empty()) {
       throw TransportError({.rank = rank_,
                             .peer = rank,
@@ -442,17 +388,6 @@ void UcxDriver::discard(const Arrival& arrival) {
   if (incoming->rendezvous || incoming->persistent) ucp_am_data_release(worker_->data, incoming->data);
   recycle(incoming);
 }
-
-namespace {
-
-unsigned progressed(ucp_worker_h worker) {
-  constexpr unsigned kTurnMost = 32;
-  unsigned events = 0;
-  while (events < kTurnMost && ucp_worker_progress(worker) != 0) ++events;
-  return events;
-}
-
-}  // namespace
 
 bool UcxDriver::progress() {
   unsigned events = progressed(worker_->data);
