@@ -51,6 +51,7 @@ MAY_IMPORT = {
     "sim": {*LIBRARY, "plan"},
     "bench": {*LIBRARY, "plan", "train", "linear", "sim", "launch", "calibration"},
     "demo": {*LIBRARY, "plan", "train", "linear", "sim", "launch", "bench"},
+    "accuracy": {*LIBRARY, "train", "launch", "demo"},
     "doctor": {*LIBRARY, "launch", "bench"},
     "report": {
         "errors",
@@ -60,12 +61,33 @@ MAY_IMPORT = {
         "calibration",
         "bench",
         "demo",
+        "accuracy",
         "doctor",
     },  # shows what these have found
-    "cli": {*LIBRARY, "plan", "train", "linear", "sim", "report", "launch", "calibration", "bench", "demo", "doctor"},
+    "cli": {
+        *LIBRARY,
+        "plan",
+        "train",
+        "linear",
+        "sim",
+        "report",
+        "launch",
+        "calibration",
+        "bench",
+        "demo",
+        "accuracy",
+        "doctor",
+    },
     "__main__": {"cli"},
 }
-MAY_IMPORT_TORCH = {"train", "linear", "bench", "demo", "cli"}  # others only inside functions, or not at all
+MAY_IMPORT_TORCH = {
+    "train",
+    "linear",
+    "bench",
+    "demo",
+    "accuracy",
+    "cli",
+}  # others only inside functions, or not at all
 NEVER_IMPORTS_TORCH = {"plan", "compress", "ops", "errors", "stream"}
 
 MOST_LINES = 500

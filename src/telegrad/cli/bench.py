@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import typer
 
+from telegrad.cli.bench_accuracy import accuracy
 from telegrad.cli.bench_allreduce import allreduce
 from telegrad.cli.bench_checks import checks
 from telegrad.cli.bench_errors import errors
@@ -15,5 +16,5 @@ from telegrad.cli.bench_simulator import simulator
 from telegrad.cli.bench_sparse import sparse
 
 app = typer.Typer(help="Measure telegrad on this machine, beside a peer in the same run.", no_args_is_help=True)
-for command in (allreduce, sparse, select, nonblocking, checks, faults, errors, predictions, simulator):
+for command in (allreduce, sparse, select, nonblocking, checks, faults, errors, predictions, simulator, accuracy):
     app.command()(command)

@@ -4,6 +4,7 @@ the remedy."""
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -47,6 +48,15 @@ def networks_of(names: list[str]) -> list[str]:
     except ValueError as error:
         raise typer.BadParameter(str(error), param_hint="--network") from error
     return names
+
+
+def names_among(text: str, allowed: Sequence[str], option: str) -> list[str]:
+    """The names in ``a,b``, all ``allowed``, each once. Raises ``BadParameter``."""
+    found = [one.strip() for one in text.split(",")]
+    for one in found:
+        if one not in allowed:
+            raise typer.BadParameter(f"{one!r} does not exist: use {', '.join(allowed)}", param_hint=option)
+    return list(dict.fromkeys(found))
 
 
 def byte_sizes(text: str) -> tuple[int, ...]:

@@ -1,0 +1,83 @@
+"""One process that plays all ranks gives bitwise what a job of as many processes with DDP gives, and sends as much."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from fashion_files import write_fashion, write_sources
+
+from telegrad.accuracy.methods import METHODS
+from telegrad.accuracy.problems import open_problem
+from telegrad.accuracy.runs import Run
+from telegrad.accuracy.training import Training
+from telegrad.demo.text import Corpus
+from telegrad.launch import SINGLE_THREADED, Ranks
+
+RANKS = 4  # with two, any order of summation gives the same bits
+STEPS = 12  # a reused threshold is evaluated anew at the ninth
+
+RUNS = [
+    *(Run("vgg", name, 0.01 if one.sparse else 1.0, 0, STEPS, 8, RANKS) for name, one in METHODS.items()),
+    Run("gpt", "reused", 0.05, 1, 2, 4, RANKS),
+    Run("lstm", "topk", 0.05, 1, 2, 4, RANKS),
+]
+
+
+@pytest.fixture(scope="module")
+def places(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    folder = tmp_path_factory.mktemp("data")
+    data, texts = write_fashion(folder / "fashion"), folder / "texts"
+    texts.mkdir()
+    Corpus.prepare(texts, write_sources(folder / "library"))
+    return data, texts
+
+
+@pytest.fixture(scope="module")
+def said(places: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, dict[str, Any]]]:
+    """What each rank of the real job said of each run. One start of the processes: importing torch is slow."""
+    lines: list[list[dict[str, Any]]] = [[] for _ in range(RANKS)]
+    store = tmp_path_factory.mktemp("job") / "store"
+    with Ranks(
+        "real_job_program:train_all",
+        RANKS,
+        timeout_s=100,
+        arguments=[f"file://{store}", json.dumps([dataclasses.asdict(run) for run in RUNS]), *map(str, places)],
+        environment={
+            **SINGLE_THREADED,
+            "UCX_TLS": "tcp,self",  # a network: over shared memory, streams are not packed
+            "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path]),
+        },
+        environment_of=lambda rank: {"RANK": str(rank), "WORLD_SIZE": str(RANKS)},
+        on_line=lambda rank, line: lines[rank].append(json.loads(line)),
+    ) as ranks:
+        ranks.wait()
+    return [{line["run"]: line for line in of_rank} for of_rank in lines]
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    """As in each rank: a sum that two threads share is rounded differently."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("run", RUNS, ids=lambda run: f"{run.task}-{run.method}")
+def test_bits_and_bytes_are_those_of_a_real_job(
+    run: Run, said: list[dict[str, dict[str, Any]]], places: tuple[Path, Path], tmp_path: Path
+) -> None:
+    with Training(run, open_problem(run.task, *places), tmp_path / "saved.npz") as training:
+        training.go_on()
+        result = training.result()
+    assert {line[run.name]["weights_crc32"] for line in said} == {result["weights_crc32"]}
+    sent = [line[run.name]["sent_bytes"] for line in said]
+    assert result["points"][-1]["sent_bytes"] == sum(sent) / RANKS > 0

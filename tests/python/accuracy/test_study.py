@@ -1,0 +1,93 @@
+"""Which runs a study has, and what they are called."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import pytest
+
+from telegrad.accuracy.methods import DEFAULT, DENSE, METHODS
+from telegrad.accuracy.runs import Run
+from telegrad.accuracy.study import Study, in_order
+from telegrad.accuracy.tasks import TASKS
+
+RUN = Run("vgg", "topk", 0.01, 0, 300, 64, 4)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"steps": 0}, "steps=0 must be at least 1"),
+        ({"batch": 0}, "batch=0"),
+        ({"ranks": -1}, "ranks=-1"),
+        ({"evaluations": 0}, "evaluations=0"),
+        ({"batch": 66}, "batch=66 must be a multiple of ranks=4"),
+        ({"task": "vg"}, "task='vg' does not exist: use one of vgg, "),
+        ({"method": "x"}, "method='x' does not exist: use one of dense, "),
+        ({"size": "huge"}, "size='huge' does not exist: use one of small, large"),
+        ({"density": 0.0}, "density=0.0 must be above 0"),
+        ({"density": 1.5}, "density=1.5"),
+        ({"seed": -1}, "seed=-1 must not be negative"),
+    ],
+)
+def test_runs_that_cannot_be_are_refused(changes: dict[str, object], said: str) -> None:
+    with pytest.raises(ValueError) as caught:
+        dataclasses.replace(RUN, **changes)
+    assert said in str(caught.value)
+
+
+def test_a_name_says_what_differs() -> None:
+    others = [
+        dataclasses.replace(RUN, **change)
+        for change in ({"seed": 1}, {"density": 0.001}, {"steps": 301}, {"evaluations": 3}, {"device": "cuda"})
+    ]
+    assert len({run.name for run in [RUN, *others]}) == 6
+    assert RUN.name.startswith("vgg-topk-1%-b64-p4-seed0-")
+    assert Run.from_dict(json.loads(RUN.to_json())).name == RUN.name
+
+
+def test_evaluations_are_even_and_end_with_the_last_step() -> None:
+    assert sorted(RUN.evaluation_steps()) == list(range(25, 301, 25))
+    assert sorted(dataclasses.replace(RUN, steps=5).evaluation_steps()) == [1, 2, 3, 4, 5]
+
+
+def test_dense_and_the_default_have_all_seeds_and_others_one() -> None:
+    runs = Study(seeds=3).parts()["methods"]
+    assert len(runs) == len(set(runs))
+    for name, task in TASKS.items():
+        for method in METHODS.values():
+            found = [run for run in runs if (run.task, run.method) == (name, method.name)]
+            if not method.fits(task):
+                assert found == []
+                continue
+            densities = (0.01, 0.001) if method.sparse else (1.0,)
+            seeds = range(3) if method.name in (DENSE, DEFAULT) else range(1)
+            assert {(run.density, run.seed) for run in found} == {(d, s) for d in densities for s in seeds}
+            assert {(run.batch, run.steps, run.ranks) for run in found} == {(task.batch, 3000, 4)}
+
+
+def test_sweeps() -> None:
+    parts = Study(("gpt",), densities=(0.01,), steps=1000).parts()
+    batch, ranks = parts["batch"], parts["ranks"]
+    assert {(run.task, run.ranks, run.steps) for run in batch} == {("vgg", 4, 250)}
+    assert [run.batch for run in batch if run.method == DENSE] == [128, 256, 512, 1024, 2048]
+    assert [run.batch for run in batch if run.method == DEFAULT] == [128, 256, 512, 1024, 2048]
+    assert [(run.method, run.ranks, run.batch, run.steps) for run in ranks] == [
+        (DEFAULT, count, 16 * count, 100) for count in (2, 4, 8, 16, 32)
+    ]
+    assert set(Study(sweeps=()).parts()) == {"methods"}
+    assert Study(methods=("topk",)).parts()["ranks"] == []
+
+
+def test_an_early_end_leaves_the_most() -> None:
+    parts = Study(seeds=2).parts()
+    runs = in_order(parts)
+    assert len(runs) == len(set(runs)) == sum(map(len, parts.values()))
+    first = runs[: len(TASKS) * 3]
+    assert {(run.task, run.method, run.density, run.seed) for run in first} == {
+        (task, method, density, 0)
+        for task in TASKS
+        for method, density in ((DENSE, 1.0), (DEFAULT, 0.01), (DEFAULT, 0.001))
+    }
+    assert all(run.seed == 1 for run in runs[-len(first) :])
