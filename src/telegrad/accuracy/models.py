@@ -56,18 +56,20 @@ class ResidualBlock(nn.Module):
 
 
 class ResNetLike(nn.Module):
-    """``blocks`` residual blocks at each of three widths, no wide layer at the end. Shapes as for ``VggLike``."""
+    """``blocks`` residual blocks at each of ``stages`` widths, each twice the last, and no wide layer. Shapes as for
+    ``VggLike``.
+    """
 
-    def __init__(self, width: int, blocks: int) -> None:
+    def __init__(self, width: int, stages: int, blocks: int) -> None:
         super().__init__()
-        layers: list[nn.Module] = [_convolution(1, width, stride=2)]
-        for stage in range(3):
+        layers: list[nn.Module] = [_convolution(1, width, stride=2), nn.MaxPool2d(2)]
+        for stage in range(stages):
             out = width << stage
             for block in range(blocks):
                 changes = stage > 0 and block == 0
                 layers.append(ResidualBlock(out // 2 if changes else out, out, stride=2 if changes else 1))
         self.features = nn.Sequential(*layers)
-        self.head = nn.Linear(4 * width, CLASSES)
+        self.head = nn.Linear(width << stages - 1, CLASSES)
 
     def forward(self, images: Tensor) -> Tensor:
         logits: Tensor = self.head(self.features(images).mean((2, 3)))

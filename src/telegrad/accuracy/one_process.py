@@ -10,7 +10,7 @@ gradients into one bucket (``tests/python/accuracy/test_real_job.py``), in a fra
 from __future__ import annotations
 
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Self
 
 import numpy as np
@@ -24,14 +24,14 @@ from telegrad.train import DDPState
 class _Bucket:
     """What DDPState asks of DDP's GradBucket."""
 
-    def __init__(self, parameters: Sequence[nn.Parameter], buffer: Tensor) -> None:
-        self._parameters, self._buffer = list(parameters), buffer
+    def __init__(self, parameters: list[nn.Parameter], gradients: list[Tensor], buffer: Tensor) -> None:
+        self._parameters, self._gradients, self._buffer = parameters, gradients, buffer
 
     def parameters(self) -> list[nn.Parameter]:
         return self._parameters
 
     def gradients(self) -> list[Tensor]:
-        return _views(self._buffer, self._parameters)
+        return self._gradients
 
     def buffer(self) -> Tensor:
         return self._buffer
@@ -64,6 +64,7 @@ class OneProcess:
         ]
         self._elements = sum(one.numel() for one in self._parameters.values())
         self._buffers = [torch.empty(self._elements) for _ in range(ranks)]
+        self._lay_out()
         self.comms = Communicator.local(ranks)
         self.states = [DDPState(comm, self._parameters.items(), **options) for comm in self.comms]
         self._before: dict[str, Any] = {"sent_bytes": [0] * ranks, "wanted": 0, "selected": 0}  # of a killed job
@@ -84,7 +85,7 @@ class OneProcess:
 
     def take(self, rank: int) -> None:
         """Keeps the gradients as ``rank``'s. A parameter without one took no part: zeros, as in DDP."""
-        for parameter, place in zip(self._in_order(), _views(self._buffers[rank], self._in_order()), strict=True):
+        for parameter, place in zip(self._in_order, self._places[rank], strict=True):
             if parameter.grad is None:
                 place.zero_()
             else:
@@ -92,16 +93,15 @@ class OneProcess:
 
     def average(self) -> None:
         """One step's exchange. Raises what DDPState raises, and ``RuntimeError`` if the ranks disagree by a bit."""
-        parameters = self._in_order()
         futures = [
-            state.reduce(_Bucket(parameters, buffer))  # type: ignore[arg-type]
-            for state, buffer in zip(self.states, self._buffers, strict=True)
+            state.reduce(_Bucket(self._in_order, places, buffer))  # type: ignore[arg-type]
+            for state, places, buffer in zip(self.states, self._places, self._buffers, strict=True)
         ]
         averages: list[Tensor] = [future.wait() for future in futures]
         for rank, average in enumerate(averages):
             if not torch.equal(average.view(torch.int32), averages[0].view(torch.int32)):
                 raise RuntimeError(f"ranks 0 and {rank} hold different averages: a fault of the library, report it")
-        for parameter, gradient in zip(parameters, _views(averages[0], parameters), strict=True):
+        for parameter, gradient in zip(self._in_order, self._places[0], strict=True):  # the averages are in place
             parameter.grad = gradient.to(parameter.device)
         if self._compressed:
             filled = sum(int(torch.count_nonzero(one.grad)) for one in self._compressed if one.grad is not None)
@@ -148,14 +148,15 @@ class OneProcess:
         self._arrived = []
         for listener in self._listeners:
             listener.remove()
+        self._lay_out()
 
-    def _in_order(self) -> list[nn.Parameter]:
-        return [self._parameters[name] for name in self._order]
-
-
-def _views(flat: Tensor, parameters: Sequence[nn.Parameter]) -> list[Tensor]:
-    pieces = torch.split(flat, [parameter.numel() for parameter in parameters])
-    return [piece.view(parameter.shape) for piece, parameter in zip(pieces, parameters, strict=True)]
+    def _lay_out(self) -> None:
+        self._in_order = [self._parameters[name] for name in self._order]
+        sizes = [parameter.numel() for parameter in self._in_order]
+        self._places = [
+            [piece.view(one.shape) for piece, one in zip(torch.split(buffer, sizes), self._in_order, strict=True)]
+            for buffer in self._buffers
+        ]
 
 
 def checksum(model: nn.Module) -> int:

@@ -57,7 +57,7 @@ class Problem(ABC):
         task = self.task
         if task.optimizer == "adamw":
             return torch.optim.AdamW(
-                model.parameters(), lr=task.learning_rate, betas=task.betas, weight_decay=task.weight_decay
+                model.parameters(), lr=task.learning_rate, weight_decay=task.weight_decay, fused=True
             )
         return torch.optim.SGD(
             model.parameters(),
@@ -158,7 +158,7 @@ def _model(task: Task, size: Mapping[str, int]) -> nn.Module:
         case "vgg":
             return VggLike(size["width"], size["hidden"])
         case "resnet":
-            return ResNetLike(size["width"], size["blocks"])
+            return ResNetLike(size["width"], size["stages"], size["blocks"])
         case "lstm":
             return LstmLanguageModel(VOCABULARY, size["code"], size["width"])
     assert task.model == "gpt", task.model

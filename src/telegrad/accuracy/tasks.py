@@ -19,7 +19,7 @@ _RAMP = 0.03
 class Task:
     """``data``: ``"fashion"`` (judged by top-1 accuracy in percent) or ``"text"`` (by the mean cross-entropy per byte,
     in nats). ``model``: a name of ``problems``, with the dimensions of each size. ``batch``: samples per step, of all
-    ranks. ``context``: bytes in a window of text. ``momentum``: 0 for plain SGD; Adam's betas for AdamW.
+    ranks. ``context``: bytes in a window of text. ``momentum``: of SGD.
     """
 
     name: str
@@ -32,7 +32,6 @@ class Task:
     learning_rate: float
     context: int = 0
     momentum: float = 0.0
-    betas: tuple[float, float] = (0.9, 0.999)
     weight_decay: float = 0.0
 
     @property
@@ -49,7 +48,7 @@ class Task:
 _IMAGES = "Fashion-MNIST"
 _SOURCES = "bytes of Python sources"
 _VGG = {"small": {"width": 16, "hidden": 256}, "large": {"width": 64, "hidden": 2048}}
-_RESNET = {"small": {"width": 16, "blocks": 1}, "large": {"width": 64, "blocks": 3}}
+_RESNET = {"small": {"width": 24, "stages": 3, "blocks": 1}, "large": {"width": 64, "stages": 3, "blocks": 3}}
 _LSTM = {"small": {"code": 32, "width": 96}, "large": {"code": 256, "width": 1024}}
 _GPT = {
     "small": {"width": 64, "layers": 2, "heads": 2},
@@ -72,7 +71,6 @@ TASKS = {
             "adamw",
             2e-3,
             context=32,
-            betas=(0.9, 0.99),
             weight_decay=0.1,
         ),
         Task(

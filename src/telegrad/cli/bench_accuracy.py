@@ -21,7 +21,7 @@ from telegrad.accuracy.tasks import SIZES, TASKS
 from telegrad.bench.machine import describe_machine, machine_text
 from telegrad.cli.console import table_console
 from telegrad.cli.interrupts import ended_by_interrupt
-from telegrad.cli.options import densities_of, names_among
+from telegrad.cli.options import among, densities_of
 from telegrad.cli.outputs import check_writable, write_result
 from telegrad.launch import RankFailed, RanksTimedOut
 from telegrad.report.accuracy import StudyProgress, sweep_table, tables_of
@@ -112,15 +112,15 @@ def accuracy(
     """
     console = table_console()
     study = Study(
-        tuple(names_among(tasks, tuple(TASKS), "--task")),
-        tuple(names_among(methods, tuple(METHODS), "--methods")),
+        tuple(among(tasks, tuple(TASKS), "--task")),
+        tuple(among(methods, tuple(METHODS), "--methods")),
         tuple(sorted(densities_of(density, "--density"), reverse=True)),
         seeds,
         steps,
         ranks,
         batch,
-        () if sweep == "none" else tuple(names_among(sweep, SWEEPS, "--sweep")),
-        names_among(size, SIZES, "--size")[0],
+        () if sweep == "none" else tuple(among(sweep, SWEEPS, "--sweep")),
+        among(size, SIZES, "--size")[0],
         device,
     )
     if importlib.util.find_spec("torch") is None:

@@ -181,6 +181,7 @@ def test_a_run_that_somebody_has_is_left_to_them(
         assert not place.result_of(run).exists()
     worker.do(run, place)
     kinds = [json.loads(line)["kind"] for line in capsys.readouterr().out.splitlines()]
-    assert kinds == ["begin", "end"] or kinds == ["begin", "step", "end"]
+    assert (kinds[0], kinds[-1]) == ("begin", "end")
+    assert set(kinds[1:-1]) <= {"step"}  # as often as it takes seconds
     assert json.loads(place.result_of(run).read_text())["run"] == json.loads(run.to_json())
     assert sorted(path.suffix for path in tmp_path.iterdir()) == [".json"]
