@@ -14,30 +14,50 @@ DENSE, DEFAULT = "dense", "reused"
 
 @dataclass(frozen=True)
 class Method:
-    """``options``: arguments of DDPState beside ``density``. ``for_momentum``: only for tasks whose optimiser has
-    momentum, which this method takes over: the optimiser runs without.
+    """``options``: arguments of DDPState. ``cold``: without the task's warm-up; only for tasks that have one.
+    ``for_momentum``: it has the momentum in its residuals, so that the optimiser runs without; only for tasks with
+    momentum, which have no other methods but dense training and the default. ``with_optimizer``: DDPState is given the
+    optimiser.
     """
 
     name: str
     about: str
     options: Mapping[str, Any] = field(default_factory=dict)
+    cold: bool = False
     for_momentum: bool = False
+    with_optimizer: bool = False
 
     def fits(self, task: Task) -> bool:
-        """Whether ``task`` has the optimiser that it is for."""
-        return not self.for_momentum or task.momentum > 0
+        """Whether it is for the optimiser that ``task`` has."""
+        if self.cold and not task.warmup:
+            return False
+        return self.name in (DENSE, DEFAULT) or self.for_momentum == (task.momentum > 0)
 
     @property
     def sparse(self) -> bool:
         """Whether a density means anything to it."""
         return self.options.get("mode") != "dense"
 
+    def arguments(self, task: Task, *, density: float, steps: int, optimizer: Any) -> dict[str, Any]:
+        """Of DDPState, for a run of so many steps."""
+        found = dict(self.options)
+        if self.sparse:
+            found["density"] = density
+            if task.warmup and not self.cold:
+                found["warmup_steps"] = max(1, round(task.warmup * steps))
+        if self.for_momentum:
+            found["momentum"] = task.momentum
+        if self.with_optimizer or self.for_momentum:
+            found["optimizer"] = optimizer
+        return found
+
 
 METHODS = {
     method.name: method
     for method in (
         Method(DENSE, "plain averaging", {"mode": "dense"}),
-        Method(DEFAULT, "threshold, exact at every 8th call and reused in between", {"selection": "reused"}),
+        Method(DEFAULT, "a threshold, exact at every 8th call and corrected in between", {"selection": "reused"}),
         Method("topk", "exact top-k at every call", {"selection": "topk"}),
+        Method("cold", "as `reused`, without the dense steps at first", {"selection": "reused"}, cold=True),
     )
 }

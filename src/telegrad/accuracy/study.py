@@ -21,13 +21,13 @@ _STEPS_SHARE = {BATCH: 4, RANKS: 10}  # their steps cost as many times more
 class Study:
     """``seeds``: how many for dense training and the default method; the others have the first. ``batch``: samples per
     step instead of each task's own. ``sweeps``: of one CNN, dense and by the default method: ``"batch"``: samples per
-    step from 128 to 2,048, a quarter of the steps each; ``"ranks"``: 2 to 32 of them, each with as many samples as
-    otherwise, a tenth of the steps.
+    step from 128 to 2,048, at the smallest density, a quarter of the steps each; ``"ranks"``: 2 to 32 of them, each
+    with as many samples as otherwise, a tenth of the steps.
     """
 
     tasks: tuple[str, ...] = tuple(TASKS)
     methods: tuple[str, ...] = tuple(METHODS)
-    densities: tuple[float, ...] = (0.01, 0.001)
+    densities: tuple[float, ...] = (0.01, 0.001)  # descending
     seeds: int = 3
     steps: int = 3000
     ranks: int = 4
@@ -62,7 +62,7 @@ class Study:
             self._run(_SWEPT_TASK, method, density, 0, steps=steps, batch=batch, ranks=ranks)
             for batch, ranks in places
             for method in methods
-            for density in self._densities(method)
+            for density in self._densities(method)[-1 if sweep == BATCH else 0 :]
         ]
 
     def _densities(self, method: str) -> tuple[float, ...]:

@@ -19,7 +19,8 @@ _RAMP = 0.03
 class Task:
     """``data``: ``"fashion"`` (judged by top-1 accuracy in percent) or ``"text"`` (by the mean cross-entropy per byte,
     in nats). ``model``: a name of ``problems``, with the dimensions of each size. ``batch``: samples per step, of all
-    ranks. ``context``: bytes in a window of text. ``momentum``: of SGD.
+    ranks. ``context``: bytes in a window of text. ``momentum``: of SGD. ``warmup``: the share of the steps that are
+    dense at first with sparse methods too.
     """
 
     name: str
@@ -32,6 +33,7 @@ class Task:
     learning_rate: float
     context: int = 0
     momentum: float = 0.0
+    warmup: float = 0.0
     weight_decay: float = 0.0
 
     @property
@@ -69,8 +71,9 @@ TASKS = {
             _GPT,
             16,
             "adamw",
-            2e-3,
+            5e-3,
             context=32,
+            warmup=0.05,  # Adam's second moments, taken from rare large entries, hold later steps back
             weight_decay=0.1,
         ),
         Task(

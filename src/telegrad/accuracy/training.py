@@ -33,9 +33,9 @@ class Training:
         self._run, self._problem, self._saved = run, problem, saved
         torch.manual_seed(run.seed)
         self.model = problem.model(run.size, run.device)
-        options = {**method.options, **({"density": run.density} if method.sparse else {})}
+        self._optimizer = problem.optimizer(self.model, momentum=not method.for_momentum)
+        options = method.arguments(task, density=run.density, steps=run.steps, optimizer=self._optimizer)
         self._ranks = OneProcess(self.model, run.ranks, options)
-        self._optimizer = problem.optimizer(self.model)
         self._task = task
         self.step = 0
         self.points: list[dict[str, float]] = []

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from pathlib import Path
 
 import pytest
 
-from telegrad.accuracy.methods import DEFAULT, DENSE, METHODS
+from telegrad.accuracy.methods import DEFAULT, DENSE, METHODS, Method
 from telegrad.accuracy.runs import Run
 from telegrad.accuracy.study import Study, in_order
 from telegrad.accuracy.tasks import TASKS
@@ -73,6 +74,9 @@ def test_sweeps() -> None:
     assert {(run.task, run.ranks, run.steps) for run in batch} == {("vgg", 4, 250)}
     assert [run.batch for run in batch if run.method == DENSE] == [128, 256, 512, 1024, 2048]
     assert [run.batch for run in batch if run.method == DEFAULT] == [128, 256, 512, 1024, 2048]
+    both = Study().parts()
+    assert {run.density for run in both["batch"] if run.method == DEFAULT} == {0.001}
+    assert {run.density for run in both["ranks"]} == {0.01, 0.001}
     assert [(run.method, run.ranks, run.batch, run.steps) for run in ranks] == [
         (DEFAULT, count, 16 * count, 100) for count in (2, 4, 8, 16, 32)
     ]
@@ -91,3 +95,38 @@ def test_an_early_end_leaves_the_most() -> None:
         for method, density in ((DENSE, 1.0), (DEFAULT, 0.01), (DEFAULT, 0.001))
     }
     assert all(run.seed == 1 for run in runs[-len(first) :])
+
+
+@pytest.mark.parametrize("method", METHODS.values(), ids=lambda method: method.name)
+def test_the_document_has_every_method(method: Method) -> None:
+    document = (Path(__file__).resolve().parents[3] / "docs" / "accuracy.md").read_text()
+    assert f"\n| `{method.name}` | {method.about} |\n" in document
+
+
+def test_the_document_has_every_task() -> None:
+    document = (Path(__file__).resolve().parents[3] / "docs" / "accuracy.md").read_text()
+    assert all(f"\n| `{name}` | " in document for name in TASKS)
+
+
+def test_what_a_method_tells_ddp_state() -> None:
+    def told(method: Method, task: str = "vgg") -> dict[str, object]:
+        return method.arguments(TASKS[task], density=0.02, steps=300, optimizer="the optimizer")
+
+    assert told(METHODS[DENSE]) == {"mode": "dense"}
+    assert told(METHODS[DEFAULT]) == {"selection": "reused", "density": 0.02}
+    assert told(METHODS[DEFAULT], "gpt") == {"selection": "reused", "density": 0.02, "warmup_steps": 15}
+    assert told(METHODS[DENSE], "gpt") == {"mode": "dense"}
+    assert told(Method("a", "", cold=True), "gpt") == {"density": 0.02}
+    assert Method("a", "", cold=True).fits(TASKS["gpt"])
+    assert not Method("a", "", cold=True).fits(TASKS["vgg"])
+    assert told(Method("a", "", {"x": 1}, with_optimizer=True)) == {
+        "x": 1,
+        "density": 0.02,
+        "optimizer": "the optimizer",
+    }
+    own = Method("a", "", for_momentum=True)
+    assert told(own, "vgg-momentum") == {"density": 0.02, "momentum": 0.9, "optimizer": "the optimizer"}
+    assert own.fits(TASKS["vgg-momentum"])
+    assert not own.fits(TASKS["vgg"])
+    assert not METHODS["topk"].fits(TASKS["vgg-momentum"])
+    assert all(METHODS[name].fits(task) for name in (DENSE, DEFAULT) for task in TASKS.values())
