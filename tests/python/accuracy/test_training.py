@@ -17,7 +17,7 @@ from telegrad.accuracy.methods import METHODS
 from telegrad.accuracy.one_process import OneProcess
 from telegrad.accuracy.problems import Problem, open_problem
 from telegrad.accuracy.runs import Run
-from telegrad.accuracy.tasks import TASKS
+from telegrad.accuracy.tasks import SIZES, TASKS
 from telegrad.accuracy.training import Training
 from telegrad.demo.text import Corpus
 
@@ -198,6 +198,20 @@ def test_a_parameter_without_a_gradient_takes_no_part() -> None:
             ranks.average()
             assert torch.count_nonzero(model["used"].weight.grad) > 0
             assert torch.count_nonzero(model["unused"].weight.grad) == 0
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("task", TASKS.values(), ids=lambda task: task.name)
+def test_models_of_all_sizes(task: tasks.Task, size: str, places: tuple[Path, Path]) -> None:
+    problem = open_problem(task.name, *places)
+    with torch.device("meta"):  # shapes without memory
+        model = problem.model(size, "meta")
+        inputs = torch.zeros(3, 1, 28, 28) if task.data == "fashion" else torch.zeros(3, task.context, dtype=torch.long)
+        logits = model(inputs)
+    assert logits.shape == ((3, 10) if task.data == "fashion" else (3, task.context, 256))
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    assert parameters < 200_000 if size == "small" else parameters > 2_000_000
+    assert not dict(model.named_buffers()), "a rank's buffers would depend on its samples"
 
 
 @pytest.mark.parametrize("task", TASKS.values(), ids=lambda task: task.name)
