@@ -8,35 +8,40 @@ from typing import Any
 
 from telegrad.accuracy.tasks import Task
 
-DENSE, DEFAULT = "dense", "reused"
-"""What all are compared with, and what DDPState does without further arguments: these two get all seeds."""
+DENSE = "dense"
+"""What all are compared with."""
+
+_DEFAULT, _DEFAULT_WITH_MOMENTUM = "reused", "momentum"
 
 
 @dataclass(frozen=True)
 class Method:
-    """``options``: arguments of DDPState. ``cold``: without the task's warm-up; only for tasks that have one.
-    ``for_momentum``: it has the momentum in its residuals, so that the optimiser runs without; only for tasks with
-    momentum, which have no other methods but dense training and the default. ``with_optimizer``: DDPState is given the
-    optimiser.
+    """``options``: arguments of DDPState. ``needs``: what a task must have for it: ``"sgd"`` or ``"momentum"`` (the
+    method has it in its residuals, and the optimiser runs without), whose optimiser DDPState is given, or ``"warmup"``.
+    ``cold``: without the task's warm-up.
     """
 
     name: str
     about: str
     options: Mapping[str, Any] = field(default_factory=dict)
+    needs: str | None = None
     cold: bool = False
-    for_momentum: bool = False
-    with_optimizer: bool = False
 
     def fits(self, task: Task) -> bool:
-        """Whether it is for the optimiser that ``task`` has."""
-        if self.cold and not task.warmup:
-            return False
-        return self.name in (DENSE, DEFAULT) or self.for_momentum == (task.momentum > 0)
+        """Whether a study of ``task`` has this method; one with momentum has few."""
+        if task.momentum:
+            return self.name in (DENSE, _DEFAULT) or self.needs == "momentum"
+        return {None: True, "sgd": task.optimizer == "sgd", "warmup": task.warmup > 0, "momentum": False}[self.needs]
 
     @property
     def sparse(self) -> bool:
         """Whether a density means anything to it."""
         return self.options.get("mode") != "dense"
+
+    @property
+    def takes_momentum(self) -> bool:
+        """Whether the optimiser must run without momentum, because the method has it."""
+        return self.needs == "momentum"
 
     def arguments(self, task: Task, *, density: float, steps: int, optimizer: Any) -> dict[str, Any]:
         """Of DDPState, for a run of so many steps."""
@@ -45,19 +50,40 @@ class Method:
             found["density"] = density
             if task.warmup and not self.cold:
                 found["warmup_steps"] = max(1, round(task.warmup * steps))
-        if self.for_momentum:
+        if self.takes_momentum:
             found["momentum"] = task.momentum
-        if self.with_optimizer or self.for_momentum:
+        if self.needs in ("sgd", "momentum"):
             found["optimizer"] = optimizer
         return found
+
+
+def default_of(task: Task) -> str:
+    """The method that DDPState's document recommends for the task's optimiser; it and dense training get all seeds."""
+    return _DEFAULT_WITH_MOMENTUM if task.momentum else _DEFAULT
 
 
 METHODS = {
     method.name: method
     for method in (
         Method(DENSE, "plain averaging", {"mode": "dense"}),
-        Method(DEFAULT, "a threshold, exact at every 8th call and corrected in between", {"selection": "reused"}),
+        Method("reused", "a threshold, exact at every 8th call and corrected in between", {"selection": "reused"}),
         Method("topk", "exact top-k at every call", {"selection": "topk"}),
-        Method("cold", "as `reused`, without the dense steps at first", {"selection": "reused"}, cold=True),
+        Method("trimmed", "trimmed top-k (RedSync, Algorithm 2, corrected)", {"selection": "trimmed"}),
+        Method("search", "threshold binary search, k to 2k entries (RedSync, Algorithm 3)", {"selection": "search"}),
+        Method("sampled", "the search at every 5th call, its threshold in between", {"selection": "sampled"}),
+        Method("buckets", "top-k of every 512 entries (SparCML)", {"selection": "buckets"}),
+        Method("gaussian", "a threshold from the fit of a normal distribution", {"selection": "gaussian"}),
+        Method("random", "random entries, a baseline", {"selection": "random"}),
+        Method(
+            "same-sign", "the search, one sign at a time, sent as its mean", {"selection": "search", "same_sign": True}
+        ),
+        Method("qsgd4", "as `reused`, values in 4 bits (QSGD)", {"selection": "reused", "wire": "qsgd4"}),
+        Method("steps", "as `reused`, residuals hold steps (SparCML, Algorithm 1)", {"feedback": "steps"}, needs="sgd"),
+        Method(
+            "falling", "as `reused`, falling density at first instead of dense steps", {"warmup": "falling"}, "warmup"
+        ),
+        Method("cold", "as `reused`, without dense steps at first", needs="warmup", cold=True),
+        Method("momentum", "as `reused`, with momentum correction and factor masking", needs="momentum"),
+        Method("unmasked", "as `momentum`, without factor masking", {"masking": False}, needs="momentum"),
     )
 }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from telegrad.accuracy.methods import DEFAULT, DENSE, METHODS
+from telegrad.accuracy.methods import DENSE, METHODS, default_of
 from telegrad.accuracy.runs import Run
 from telegrad.accuracy.tasks import TASKS
 
@@ -44,7 +44,7 @@ class Study:
             for method in self.methods
             if METHODS[method].fits(TASKS[task])
             for density in self._densities(method)
-            for seed in range(self.seeds if method in (DENSE, DEFAULT) else 1)
+            for seed in range(self.seeds if _is_reference(task, method) else 1)
         ]
         parts = {MAIN: main}
         for sweep in self.sweeps:
@@ -57,7 +57,8 @@ class Study:
         places = [(batch, self.ranks) for batch in _BATCHES] if sweep == BATCH else []
         if sweep == RANKS:
             places = [(batch // self.ranks * ranks, ranks) for ranks in _RANKS]
-        methods = [name for name in (DENSE, DEFAULT) if name in self.methods and (sweep == BATCH or name != DENSE)]
+        wanted = (DENSE, default_of(TASKS[_SWEPT_TASK])) if sweep == BATCH else (default_of(TASKS[_SWEPT_TASK]),)
+        methods = [name for name in wanted if name in self.methods]
         return [
             self._run(_SWEPT_TASK, method, density, 0, steps=steps, batch=batch, ranks=ranks)
             for batch, ranks in places
@@ -103,7 +104,11 @@ def in_order(parts: dict[str, list[Run]]) -> list[Run]:
             return 3
         if part != MAIN:
             return 2
-        return 0 if run.method in (DENSE, DEFAULT) else 1
+        return 0 if _is_reference(run.task, run.method) else 1
 
     runs = sorted(((part, run) for part, of_part in parts.items() for run in of_part), key=rank)
     return list(dict.fromkeys(run for _, run in runs))
+
+
+def _is_reference(task: str, method: str) -> bool:
+    return method in (DENSE, default_of(TASKS[task]))

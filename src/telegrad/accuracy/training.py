@@ -33,7 +33,7 @@ class Training:
         self._run, self._problem, self._saved = run, problem, saved
         torch.manual_seed(run.seed)
         self.model = problem.model(run.size, run.device)
-        self._optimizer = problem.optimizer(self.model, momentum=not method.for_momentum)
+        self._optimizer = problem.optimizer(self.model, momentum=not method.takes_momentum)
         options = method.arguments(task, density=run.density, steps=run.steps, optimizer=self._optimizer)
         self._ranks = OneProcess(self.model, run.ranks, options)
         self._task = task

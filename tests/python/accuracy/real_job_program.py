@@ -34,10 +34,11 @@ def train(run: Run, problem: Problem) -> tuple[int, int]:
     method = METHODS[run.method]
     torch.manual_seed(run.seed)
     ddp = DistributedDataParallel(problem.model("small", "cpu"), bucket_cap_mb=100)
-    optimizer = problem.optimizer(ddp, momentum=not method.for_momentum)
+    optimizer = problem.optimizer(ddp, momentum=not method.takes_momentum)
     options = method.arguments(problem.task, density=run.density, steps=run.steps, optimizer=optimizer)
     with telegrad.Communicator.from_torch() as comm:
-        state = telegrad.DDPState(comm, ddp.named_parameters(), **options)
+        named = ddp.module.named_parameters()  # random-k draws by name, and ddp's own begin with "module."
+        state = telegrad.DDPState(comm, named, **options)
         ddp.register_comm_hook(state, telegrad.ddp_hook)
         for step in range(run.steps):
             optimizer.param_groups[0]["lr"] = problem.task.learning_rate_at(step, run.steps)

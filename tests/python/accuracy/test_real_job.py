@@ -54,7 +54,7 @@ def said(places: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) ->
     with Ranks(
         "real_job_program:train_all",
         RANKS,
-        timeout_s=100,
+        timeout_s=240,
         arguments=[f"file://{store}", json.dumps([dataclasses.asdict(run) for run in RUNS]), *map(str, places)],
         environment={
             **SINGLE_THREADED,
@@ -77,6 +77,7 @@ def _one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("run", RUNS, ids=lambda run: f"{run.task}-{run.method}")
 def test_bits_and_bytes_are_those_of_a_real_job(
     run: Run, said: list[dict[str, dict[str, Any]]], places: tuple[Path, Path], tmp_path: Path

@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from telegrad.accuracy.methods import DEFAULT, DENSE, METHODS, Method
+from telegrad.accuracy.methods import DENSE, METHODS, Method, default_of
 from telegrad.accuracy.runs import Run
 from telegrad.accuracy.study import Study, in_order
 from telegrad.accuracy.tasks import TASKS
+from telegrad.compress import SELECTIONS
 
 RUN = Run("vgg", "topk", 0.01, 0, 300, 64, 4)
 
@@ -63,7 +64,7 @@ def test_dense_and_the_default_have_all_seeds_and_others_one() -> None:
                 assert found == []
                 continue
             densities = (0.01, 0.001) if method.sparse else (1.0,)
-            seeds = range(3) if method.name in (DENSE, DEFAULT) else range(1)
+            seeds = range(3) if method.name in (DENSE, default_of(task)) else range(1)
             assert {(run.density, run.seed) for run in found} == {(d, s) for d in densities for s in seeds}
             assert {(run.batch, run.steps, run.ranks) for run in found} == {(task.batch, 3000, 4)}
 
@@ -73,12 +74,12 @@ def test_sweeps() -> None:
     batch, ranks = parts["batch"], parts["ranks"]
     assert {(run.task, run.ranks, run.steps) for run in batch} == {("vgg", 4, 250)}
     assert [run.batch for run in batch if run.method == DENSE] == [128, 256, 512, 1024, 2048]
-    assert [run.batch for run in batch if run.method == DEFAULT] == [128, 256, 512, 1024, 2048]
+    assert [run.batch for run in batch if run.method == "reused"] == [128, 256, 512, 1024, 2048]
     both = Study().parts()
-    assert {run.density for run in both["batch"] if run.method == DEFAULT} == {0.001}
+    assert {run.density for run in both["batch"] if run.method == "reused"} == {0.001}
     assert {run.density for run in both["ranks"]} == {0.01, 0.001}
     assert [(run.method, run.ranks, run.batch, run.steps) for run in ranks] == [
-        (DEFAULT, count, 16 * count, 100) for count in (2, 4, 8, 16, 32)
+        ("reused", count, 16 * count, 100) for count in (2, 4, 8, 16, 32)
     ]
     assert set(Study(sweeps=()).parts()) == {"methods"}
     assert Study(methods=("topk",)).parts()["ranks"] == []
@@ -92,7 +93,7 @@ def test_an_early_end_leaves_the_most() -> None:
     assert {(run.task, run.method, run.density, run.seed) for run in first} == {
         (task, method, density, 0)
         for task in TASKS
-        for method, density in ((DENSE, 1.0), (DEFAULT, 0.01), (DEFAULT, 0.001))
+        for method, density in ((DENSE, 1.0), (default_of(TASKS[task]), 0.01), (default_of(TASKS[task]), 0.001))
     }
     assert all(run.seed == 1 for run in runs[-len(first) :])
 
@@ -112,21 +113,27 @@ def test_what_a_method_tells_ddp_state() -> None:
     def told(method: Method, task: str = "vgg") -> dict[str, object]:
         return method.arguments(TASKS[task], density=0.02, steps=300, optimizer="the optimizer")
 
-    assert told(METHODS[DENSE]) == {"mode": "dense"}
-    assert told(METHODS[DEFAULT]) == {"selection": "reused", "density": 0.02}
-    assert told(METHODS[DEFAULT], "gpt") == {"selection": "reused", "density": 0.02, "warmup_steps": 15}
-    assert told(METHODS[DENSE], "gpt") == {"mode": "dense"}
-    assert told(Method("a", "", cold=True), "gpt") == {"density": 0.02}
-    assert Method("a", "", cold=True).fits(TASKS["gpt"])
-    assert not Method("a", "", cold=True).fits(TASKS["vgg"])
-    assert told(Method("a", "", {"x": 1}, with_optimizer=True)) == {
-        "x": 1,
+    assert told(METHODS[DENSE]) == told(METHODS[DENSE], "gpt") == {"mode": "dense"}
+    assert told(METHODS["reused"]) == {"selection": "reused", "density": 0.02}
+    assert told(METHODS["reused"], "gpt") == {"selection": "reused", "density": 0.02, "warmup_steps": 15}
+    assert told(METHODS["cold"], "gpt") == {"density": 0.02}
+    assert told(METHODS["falling"], "gpt") == {"warmup": "falling", "density": 0.02, "warmup_steps": 15}
+    assert told(METHODS["steps"]) == {"feedback": "steps", "density": 0.02, "optimizer": "the optimizer"}
+    assert told(METHODS["momentum"], "vgg-momentum") == {
         "density": 0.02,
+        "momentum": 0.9,
         "optimizer": "the optimizer",
     }
-    own = Method("a", "", for_momentum=True)
-    assert told(own, "vgg-momentum") == {"density": 0.02, "momentum": 0.9, "optimizer": "the optimizer"}
-    assert own.fits(TASKS["vgg-momentum"])
-    assert not own.fits(TASKS["vgg"])
-    assert not METHODS["topk"].fits(TASKS["vgg-momentum"])
-    assert all(METHODS[name].fits(task) for name in (DENSE, DEFAULT) for task in TASKS.values())
+
+
+def test_which_methods_fit() -> None:
+    def fitting(task: str) -> set[str]:
+        return {method.name for method in METHODS.values() if method.fits(TASKS[task])}
+
+    everywhere = {name for name, method in METHODS.items() if method.needs is None}
+    assert everywhere >= {DENSE, "reused", "topk"}
+    assert fitting("vgg") == fitting("resnet") == fitting("lstm") == everywhere | {"steps"}
+    assert fitting("gpt") == everywhere | {"cold", "falling"}
+    assert fitting("vgg-momentum") == {DENSE, "reused", "momentum", "unmasked"}
+    assert {default_of(task) for task in TASKS.values()} == {"reused", "momentum"}
+    assert set(SELECTIONS) <= {method.options.get("selection") for method in METHODS.values()}
