@@ -41,7 +41,7 @@ def accuracy(
         str, typer.Option(help="What share of each large tensor's entries a rank sends; several: 0.01,0.001.")
     ] = "0.01,0.001",
     seeds: Annotated[
-        int, typer.Option(min=1, help="Of dense training and the default method; the others have one.")
+        int, typer.Option(min=1, help="Of dense training, and of the default method at the task's usual density.")
     ] = 3,
     steps: Annotated[int, typer.Option(min=1, help="Of each run; those of sweeps have fewer.")] = 3000,
     ranks: Annotated[int, typer.Option(min=1, max=256, help="Ranks of each run.")] = 4,
@@ -52,7 +52,7 @@ def accuracy(
     sweep: Annotated[
         str,
         typer.Option(
-            help="What to vary for one CNN: [bold]batch[/] (128 to 2,048 samples per step, a quarter of the steps), "
+            help="What to vary for one CNN: [bold]batch[/] (128 to 2,048 samples per step, an eighth of the steps), "
             "[bold]ranks[/] (2 to 32, a tenth of the steps), both, or [bold]none[/]."
         ),
     ] = ",".join(SWEEPS),

@@ -102,8 +102,8 @@ def test_a_plan_is_only_told(data: Path, tmp_path: Path, monkeypatch: pytest.Mon
     arguments = ("--task", "vgg", "--steps", 60, "--methods", "dense", "--batch", 60, "--sweep", "batch", "--jobs", 2)
     status, output = _run("--data", data, "--out", tmp_path, *arguments, "--plan")
     assert status == 0, output
-    seconds = 60 * 3 * 60 + 15 * (128 + 256 + 512 + 1024 + 2048)
-    assert "8 runs of 1 tasks, 255 steps" in output
+    seconds = 60 * 3 * 60 + 7 * (128 + 256 + 512 + 1024 + 2048)
+    assert "8 runs of 1 tasks, 215 steps" in output
     assert f"vgg: 8 runs, {seconds / 60:.1f} min of one core about {seconds / 120:.1f} min with 2 at a time" in output
 
 
