@@ -101,6 +101,16 @@ def test_every_rank_gets_an_equal_share(on_ranks: OnRanks) -> None:
     assert torch.equal(made[1]["compressor"]["parameters"]["hidden"]["residual"], before)  # no memory in common
 
 
+def test_ranks_may_have_residuals_in_different_units(on_ranks: OnRanks) -> None:
+    """As where one rank has not used a parameter since the loss scale changed."""
+    states = _states(on_ranks, momentum=0.9, optimizer=plain_sgd)
+    before = sums_of(states)
+    for group, kind in (("parameters", "residual"), ("velocities", "velocity")):
+        states[1]["compressor"][group]["hidden"]["unit"] = 0.25
+        states[1]["compressor"][group]["hidden"][kind] *= 4
+    assert_equal_sums(sums_of(reshard(states, 3)), before)
+
+
 def test_the_mean_may_be_kept_instead(on_ranks: OnRanks) -> None:
     states = _states(on_ranks, momentum=0.9, optimizer=plain_sgd)
     made = reshard(states, 6, keep="mean")
