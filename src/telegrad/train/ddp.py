@@ -6,6 +6,7 @@ its annotations, so this file must not postpone their evaluation.
 
 import math
 import time
+import warnings
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -363,7 +364,11 @@ class DDPState:
         record, self._record, self._compressor.observer = self._record, None, None
         if record is not None and self._telemetry is not None:
             record.close(dropped=dropped, bytes_sent=self._comm.stats()["bytes_sent"])
-            self._telemetry.write(record)
+            try:
+                self._telemetry.write(record)
+            except OSError as error:  # a full disk must not end the training
+                self._telemetry = None
+                warnings.warn(f"telemetry ends at step {record.step}: {error}", RuntimeWarning, stacklevel=2)
 
     def _failed(self, error: Exception) -> None:
         if self.failure is None:

@@ -49,7 +49,8 @@ class Telemetry(Protocol):
     every: int
 
     def write(self, record: StepRecord) -> None:
-        """Called once for an observed step, on any thread, never by two at once; must be short."""
+        """Called once for an observed step, on any thread, never by two at once; must be short. After an ``OSError``,
+        which becomes a warning, it is not called again."""
 
 
 class JsonLines:

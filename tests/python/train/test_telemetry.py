@@ -133,6 +133,29 @@ def test_what_is_not_finite_is_null(tmp_path: Path) -> None:
     assert last["tensors"] == [["w", 9, 1, 0, None, None, None]]
 
 
+@pytest.mark.parametrize("nonfinite", ["raise", "skip"])
+def test_a_full_disk_ends_the_telemetry_and_not_the_training(on_ranks: OnRanks, nonfinite: str) -> None:
+    class Full(Collected):
+        def write(self, record: StepRecord) -> None:
+            super().write(record)
+            raise OSError(28, "No space left on device")
+
+    def run(comm: Communicator) -> None:
+        full = Full(every=2)
+        trainer, reference = Trainer(comm, telemetry=full, nonfinite=nonfinite), Trainer(comm)
+        trainer.step(gradients_of(0, 0), REBUILT)
+        reference.step(gradients_of(0, 0), REBUILT)
+        for step in range(1, 5):
+            result, expected = (one.step(gradients_of(0, step), REBUILT) for one in (trainer, reference))
+            for name in SHAPES:
+                np.testing.assert_array_equal(result[name], expected[name])
+        assert len(full.records) == 1
+        assert trainer.state.failure is None
+
+    with pytest.warns(RuntimeWarning, match="telemetry ends at step 0: .*No space left on device"):
+        on_ranks(1, run)
+
+
 class Writer:
     """What TensorBoard's SummaryWriter is to us."""
 
