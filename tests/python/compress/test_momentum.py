@@ -30,12 +30,13 @@ def _sgd(gradients: list[np.ndarray], momentum: float, nesterov: bool) -> list[n
 @pytest.mark.parametrize("nesterov", [False, True])
 def test_dense_contributions_are_those_of_sgd(nesterov: bool) -> None:
     momentum = Momentum({"w": SIZE}, 0.9, nesterov=nesterov)
-    gradients = list(_gradients(40))
+    gradients = [gradient + 1 for gradient in _gradients(40)]
     for gradient, expected in zip(gradients, _sgd(gradients, 0.9, nesterov), strict=True):
         foreseen = momentum.contribution("w", gradient, 1.0)
         found = momentum.apply("w", gradient.copy(), 1.0)
         np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
         np.testing.assert_allclose(foreseen, found, rtol=1e-6, atol=1e-6)
+        assert np.abs(momentum["w"].values).max() <= momentum["w"].peak
 
 
 class Sender:

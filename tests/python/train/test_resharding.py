@@ -101,6 +101,16 @@ def test_every_rank_gets_an_equal_share(on_ranks: OnRanks) -> None:
     assert torch.equal(made[1]["compressor"]["parameters"]["hidden"]["residual"], before)  # no memory in common
 
 
+def test_the_last_share_has_what_dividing_rounds_away(on_ranks: OnRanks) -> None:
+    """So the sum is off by no more than the rounding of one share."""
+    states = _states(on_ranks, ranks=1)
+    values = np.random.default_rng(0).standard_normal(1000).astype(np.float32)
+    states[0]["compressor"]["parameters"]["hidden"]["residual"] = torch.from_numpy(values)
+    made = [state["compressor"]["parameters"]["hidden"]["residual"].double() for state in reshard(states, 13)]
+    error = np.abs(sum(share.numpy() for share in made) - values)
+    assert (error <= np.abs(made[-1].numpy()) * 2.0**-24).all()
+
+
 def test_ranks_may_have_residuals_in_different_units(on_ranks: OnRanks) -> None:
     """As where one rank has not used a parameter since the loss scale changed."""
     states = _states(on_ranks, momentum=0.9, optimizer=plain_sgd)
