@@ -24,7 +24,7 @@ from telegrad.demo.settings import ModelSize
 from telegrad.demo.text import VOCABULARY, Corpus, check_length, training_batch, validation_batches
 
 _AT_ONCE = 500
-_IMAGES_ON_THE_WAY, _WINDOWS_ON_THE_WAY, _WINDOWS_AT_THE_END = 2000, 256, 2048
+IMAGES_ON_THE_WAY, WINDOWS_ON_THE_WAY, WINDOWS_AT_THE_END = 2000, 256, 2048
 
 
 class Problem(ABC):
@@ -86,7 +86,7 @@ class Images(Problem):
         return self._tensors(self._training, chosen)
 
     def held_out(self, model: nn.Module, *, final: bool) -> dict[str, float]:
-        most = len(self._held_out.labels) if final else min(_IMAGES_ON_THE_WAY, len(self._held_out.labels))
+        most = len(self._held_out.labels) if final else min(IMAGES_ON_THE_WAY, len(self._held_out.labels))
         loss = right = 0.0
         device = next(model.parameters()).device
         with torch.no_grad():
@@ -124,7 +124,7 @@ class Text(Problem):
 
     def held_out(self, model: nn.Module, *, final: bool) -> dict[str, float]:
         device = next(model.parameters()).device
-        windows = _WINDOWS_AT_THE_END if final else _WINDOWS_ON_THE_WAY
+        windows = WINDOWS_AT_THE_END if final else WINDOWS_ON_THE_WAY
         loss = 0.0
         with torch.no_grad():
             for inputs, targets in validation_batches(

@@ -6,20 +6,16 @@ import dataclasses
 import json
 import os
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from fashion_files import write_fashion, write_sources
 
 from telegrad.accuracy.methods import METHODS, Method
 from telegrad.accuracy.problems import open_problem
 from telegrad.accuracy.runs import Run
 from telegrad.accuracy.tasks import TASKS
 from telegrad.accuracy.training import Training
-from telegrad.demo.text import Corpus
 from telegrad.launch import SINGLE_THREADED, Ranks
 
 RANKS = 4  # with two, any order of summation gives the same bits
@@ -35,15 +31,6 @@ RUNS = [
     Run("gpt", "reused", 0.05, 1, 3, 4, RANKS),  # its first step is dense
     Run("lstm", "topk", 0.05, 1, 2, 4, RANKS),
 ]
-
-
-@pytest.fixture(scope="module")
-def places(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    folder = tmp_path_factory.mktemp("data")
-    data, texts = write_fashion(folder / "fashion"), folder / "texts"
-    texts.mkdir()
-    Corpus.prepare(texts, write_sources(folder / "library"))
-    return data, texts
 
 
 @pytest.fixture(scope="module")
@@ -66,15 +53,6 @@ def said(places: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) ->
     ) as ranks:
         ranks.wait()
     return [{line["run"]: line for line in of_rank} for of_rank in lines]
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    """As in each rank: a sum that two threads share is rounded differently."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.mark.timeout(300)

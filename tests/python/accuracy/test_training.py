@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import zlib
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from fashion_files import write_fashion, write_sources
 
 from telegrad.accuracy import tasks
 from telegrad.accuracy.methods import METHODS
@@ -19,26 +17,8 @@ from telegrad.accuracy.problems import Problem, open_problem
 from telegrad.accuracy.runs import Run
 from telegrad.accuracy.tasks import SIZES, TASKS
 from telegrad.accuracy.training import Training
-from telegrad.demo.text import Corpus
 
 RANKS = 2  # any algorithm sums two vectors to the same bits
-
-
-@pytest.fixture(scope="module")
-def places(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    folder = tmp_path_factory.mktemp("data")
-    data, texts = write_fashion(folder / "fashion"), folder / "texts"
-    texts.mkdir()
-    Corpus.prepare(texts, write_sources(folder / "library"))
-    return data, texts
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def problem_of(run: Run, places: tuple[Path, Path]) -> Problem:
@@ -51,7 +31,7 @@ def first_fitting(method: str) -> str:
 
 RESUMED = [
     *(
-        Run(first_fitting(name), name, 0.02 if one.sparse else 1.0, 0, 12, 4, RANKS, 3)
+        Run(first_fitting(name), name, 0.02 if one.sparse else 1.0, 0, 9, 4, RANKS, 3)
         for name, one in METHODS.items()
         if "qsgd" not in one.options.get("wire", "")  # rounds at random, by the number of calls of a communicator
     ),
