@@ -26,7 +26,8 @@ def measured_allreduce_table(ranks: int, samples: Samples, predicted: DecisionTa
     much as a loss of 2 % at one size: noise does not fill the table.
 
     Between two sizes the choice changes where the logarithms of the times, taken as straight lines, cross. Beyond the
-    largest size it is that of ``predicted`` from where both agree. Raises ``ValueError`` without samples, for sizes
+    largest size it is that of ``predicted`` from where both agree, and from twice that size what ``predicted`` has for
+    the longest vectors: what a cache still holds there says little of them. Raises ``ValueError`` without samples, for sizes
     below 4 bytes and for algorithms that do not exist.
     """
     sizes = sorted(samples)
@@ -49,6 +50,9 @@ def measured_allreduce_table(ranks: int, samples: Samples, predicted: DecisionTa
     for later in predicted.choices:
         if later.from_bytes > sizes[-1] and predicted.algorithm(later.from_bytes - 1) == choices[-1].algorithm:
             choices.append(later)
+    longest = predicted.choices[-1]
+    if choices[-1].algorithm != longest.algorithm:
+        choices.append(Choice(max(2 * sizes[-1], longest.from_bytes), longest.algorithm))
     return DecisionTable(ranks, tuple(choices))
 
 

@@ -88,6 +88,12 @@ def test_beyond_the_measurements_the_formulas_hold_if_they_agree_so_far() -> Non
     assert measured_allreduce_table(4, samples, _PREDICTED).choices == (Choice(0, _RING),)
 
 
+def test_far_beyond_the_measurements_the_longest_vectors_go_as_the_formulas_say() -> None:
+    long = 16 << 20  # where the formulas have the ring, and a cache makes recursive doubling look good
+    samples = {size: {_DOUBLING: [size * 1e-9], _RING: [size * 1.2e-9]} for size in (1 << 20, long)}
+    assert measured_allreduce_table(4, samples, _PREDICTED).choices == (Choice(0, _DOUBLING), Choice(2 * long, _RING))
+
+
 @pytest.mark.parametrize("samples", [{}, {0: {_RING: [1.0]}}, {4: {}}, {4: {_RING: []}}])
 def test_without_samples_there_is_no_table(samples: dict[int, dict[str, list[float]]]) -> None:
     with pytest.raises(ValueError, match="give one size or more, from 4 bytes up, each with some"):
