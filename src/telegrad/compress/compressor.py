@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from telegrad.compress.entries import SAFE, all_zero
+from telegrad.compress.entries import SAFE, all_zero, norm
 from telegrad.compress.momentum import Momentum
 from telegrad.compress.residual import Residual, ResidualStore
 from telegrad.compress.selection import Selection
@@ -120,7 +120,7 @@ class Compressor:
         return count
 
     def _compress_one(self, entry: Residual, gradient: Floats, indices: Indices, values: Floats, offset: int) -> int:
-        norm = _norm(gradient) if self.observer is not None else 0.0
+        given = norm(gradient) if self.observer is not None else 0.0
         if self.momentum is not None:
             gradient = self.momentum.apply(entry.name, gradient, self.gradient_unit)
         if not self._prepare(entry):
@@ -131,8 +131,8 @@ class Compressor:
         if self.observer is not None:
             unit = self.gradient_unit
             threshold = None if entry.threshold is None else entry.threshold * unit
-            left = _norm(entry.values) * unit
-            self.observer(Observation(entry.name, entry.values.size, entry.k, count, norm * unit, left, threshold))
+            left = norm(entry.values) * unit
+            self.observer(Observation(entry.name, entry.values.size, entry.k, count, given * unit, left, threshold))
         return count
 
     def _unit_of(self, entry: Residual) -> float:
@@ -172,7 +172,7 @@ class Compressor:
             own = errors[part.offset : part.offset + entry.values.size]
             if not all_zero(own) and self._prepare(entry):
                 entry.values += own
-                entry.peak += _norm(own)
+                entry.peak += norm(own)
 
     def overflowing(self, parts: Sequence[Part], flat: Floats, limit: float = math.inf) -> Indices:
         """Where residual + gradient (with momentum: + what the velocity makes of it) would reach ``limit``, ascending.
@@ -218,8 +218,9 @@ class Compressor:
         for part, own in _by_part(parts, indices):
             entry, where = part.entry, indices[own] - np.uint32(part.offset)
             taken[own] = self._total(entry, flat[part.offset : part.offset + entry.values.size])[where]
-            self.residuals.about_to_change(entry)
-            entry.values[where] = 0
+            if self._unit_of(entry) > 0:  # else what waits is not part of the total
+                self.residuals.about_to_change(entry)
+                entry.values[where] = 0
             if self.momentum is not None:
                 self.momentum.forget(entry.name, where)
         flat[indices] = 0
@@ -281,7 +282,3 @@ def _by_part(parts: Iterable[Part], indices: Indices) -> Iterator[tuple[Part, sl
         first, last = np.searchsorted(indices, ends)
         if first < last:
             yield part, slice(int(first), int(last))
-
-
-def _norm(x: Floats) -> float:
-    return math.sqrt(float(np.dot(x, x)))

@@ -168,6 +168,12 @@ def all_zero(x: Floats) -> bool:
     return x[0] == 0 and not any(x[start : start + _LOOK].any() for start in range(0, x.size, _LOOK))
 
 
+def norm(x: Floats) -> float:
+    """The Euclidean norm, a bound of every magnitude; infinite where float32 cannot tell."""
+    with np.errstate(over="ignore"):
+        return math.sqrt(float(np.dot(x, x)))
+
+
 _LOOK = 1 << 14  # entries per look for a value that is not zero
 
 

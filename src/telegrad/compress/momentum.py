@@ -8,7 +8,6 @@ Sources: RedSync, Algorithm 4 (its Nesterov branch mended), after Deep Gradient 
 
 from __future__ import annotations
 
-import math
 import numbers
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from telegrad.compress.entries import SAFE, Entry, EntryStore, Floats, all_zero
+from telegrad.compress.entries import SAFE, Entry, EntryStore, Floats, all_zero, norm
 
 
 @dataclass(slots=True)
@@ -45,7 +44,7 @@ class Momentum(EntryStore[Velocity]):
 
     def may_overflow(self, name: str, gradient: Floats) -> bool:
         """False where a finite ``gradient`` leaves velocity and contribution far below the largest float32."""
-        return not self[name].peak + _norm(gradient) < SAFE
+        return not self[name].peak + norm(gradient) < SAFE
 
     def contribution(self, name: str, gradient: Floats, unit: float) -> Floats:
         """What ``apply`` would return, as a new array; changes nothing. It may hold infinities."""
@@ -69,8 +68,8 @@ class Momentum(EntryStore[Velocity]):
         self.about_to_change(entry)
         if entry.unit != unit:
             entry.rescale(unit)
-        m, velocity, norm = self._momentum, entry.values, _norm(gradient)
-        huge = not entry.peak + norm < SAFE
+        m, velocity, size = self._momentum, entry.values, norm(gradient)
+        huge = not entry.peak + size < SAFE
         with np.errstate(over="ignore", invalid="ignore"):
             if self._nesterov:
                 velocity += gradient
@@ -84,7 +83,7 @@ class Momentum(EntryStore[Velocity]):
             velocity[~np.isfinite(velocity)] = 0
             entry.peak = float(np.abs(velocity).max())
             return result
-        entry.peak = m * entry.peak + norm
+        entry.peak = m * entry.peak + size
         return gradient if self._nesterov else velocity
 
     def state_dict(self) -> dict[str, Any]:
@@ -101,12 +100,6 @@ class Momentum(EntryStore[Velocity]):
         entry = self[name]
         self.about_to_change(entry)
         entry.values[where] = 0
-
-
-def _norm(x: Floats) -> float:
-    """The Euclidean norm, a bound of every magnitude; infinite where float32 cannot tell."""
-    with np.errstate(over="ignore"):
-        return math.sqrt(float(np.dot(x, x)))
 
 
 def check_momentum(momentum: float) -> float:

@@ -29,6 +29,9 @@ class Treatment:
 
     def __post_init__(self) -> None:
         check_density(self.density)
+        selection = self.selection
+        if selection is not None and (isinstance(selection, type) or not hasattr(selection, "capacity")):
+            raise TypeError(f"selection={selection!r} must be an object, as selection_named('topk') makes, or None")
 
     @property
     def same_sign(self) -> bool:
@@ -68,6 +71,14 @@ class BySize:
         """
         large = "search" if same_sign else "sampled"
         return cls(density, 1 << 15, "trimmed", 1 << 20, large, same_sign=same_sign)
+
+    def __post_init__(self) -> None:
+        check_density(self.density)
+        if isinstance(self.dense, str):
+            raise TypeError(f"dense={self.dense!r} must be a tuple of names: dense=({self.dense!r},)")
+        for given in (self.middle, self.large):
+            if isinstance(given, str):
+                selection_named(given, self.interval)
 
     def __call__(self, tensor: Tensor) -> Treatment:
         """The treatment of ``tensor``."""

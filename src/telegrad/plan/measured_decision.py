@@ -27,8 +27,8 @@ def measured_allreduce_table(ranks: int, samples: Samples, predicted: DecisionTa
 
     Between two sizes the choice changes where the logarithms of the times, taken as straight lines, cross. Beyond the
     largest size it is that of ``predicted`` from where both agree, and from twice that size what ``predicted`` has for
-    the longest vectors: what a cache still holds there says little of them. Raises ``ValueError`` without samples, for sizes
-    below 4 bytes and for algorithms that do not exist.
+    the longest vectors: what a cache still holds there says little of them. Raises ``ValueError`` without samples, for
+    sizes below 4 bytes and for algorithms that do not exist.
     """
     sizes = sorted(samples)
     if (

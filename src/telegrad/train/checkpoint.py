@@ -66,6 +66,8 @@ def load_resharded(
         for step in path[1:-1]:
             place = place.setdefault(step, {})
         place[path[-1]] = flat[name]
+    for one in ranks.values():  # DCP keeps no empty dictionaries: where nothing is compressed there are no residuals
+        one.setdefault("compressor", {}).setdefault("parameters", {})
     made = reshard(ranks.values(), state.comm.world_size, keep=keep)
     state.load_state_dict(made[state.comm.rank])
 

@@ -23,7 +23,7 @@ from telegrad.train.clipping import HeldBuckets, checked_norm
 from telegrad.train.exchange import Exchange, Sending
 from telegrad.train.settings import compressor_of, policy_of, tensors_of
 from telegrad.train.stats import DDPStats
-from telegrad.train.telemetry import StepRecord, Telemetry
+from telegrad.train.telemetry import StepRecord, Telemetry, check_telemetry
 from telegrad.train.units import Units, check_without_momentum
 
 MODES = ("sparse", "dense")
@@ -54,7 +54,7 @@ class DDPState:
     applies it, to dense tensors too; ``nesterov`` as in SGD; ``masking``: what is sent loses its momentum.
     ``clip_norm``: each rank scales its gradient down to a norm of at most clip_norm / sqrt(ranks) before residuals
     take it up; communication then begins after the backward pass. ``scaler``: the GradScaler that scales the loss;
-    ``clip_norm`` is of gradients without the scale.
+    ``clip_norm`` is of gradients without the scale; a scaler that is not enabled is none.
 
     ``nonfinite``, the same on all ranks, says what happens when a gradient of a rank holds NaN or infinity, or when a
     finite one makes its residual or velocity overflow. Neither ever holds such a value.
@@ -115,6 +115,9 @@ class DDPState:
             raise TypeError(f"comm is a {type(comm).__name__}: make one with telegrad.Communicator.from_torch()")
         check_choice(mode, "mode", MODES)
         check_choice(nonfinite, "nonfinite", nonfinite_values.POLICIES)
+        check_telemetry(telemetry)
+        if isinstance(scaler, torch.amp.GradScaler) and not scaler.is_enabled():
+            scaler = None  # it scales nothing, and steps whatever comes
         self._warm_up = WarmUp(checked_count(warmup_steps, "warmup_steps"), warmup)
         self._parameters = checked_parameters(named_parameters)  # alive, so that their ids stay theirs
         self._names = {id(parameter): name for name, parameter in self._parameters.items()}
@@ -131,6 +134,8 @@ class DDPState:
         )
         large = self._parameters if mode == "sparse" else {}
         self._compressor = compressor_of(large, chosen, output, feedback=feedback, density=density)
+        if nesterov and momentum == 0:
+            raise ValueError("nesterov=True needs momentum=, as 0.9, and an optimizer without momentum of its own")
         if momentum != 0:
             check_without_momentum(optimizer)
             sizes = {name: parameter.numel() for name, parameter in self._parameters.items() if parameter.numel()}
@@ -152,11 +157,11 @@ class DDPState:
         self._config = {
             "mode": mode,
             "density": float(density),
-            "selection": selection,
+            "selection": selection if isinstance(selection, str) else repr(selection),
             "interval": None if interval is None else int(interval),
             "small_tensor_elements": int(small_tensor_elements),
             "large_tensor_elements": None if large_tensor_elements is None else int(large_tensor_elements),
-            "large_selection": large_selection,
+            "large_selection": large_selection if isinstance(large_selection, str) else repr(large_selection),
             "same_sign": bool(same_sign),
             "policy": None if policy is None else repr(policy),
             "wire": wire,

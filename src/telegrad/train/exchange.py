@@ -4,6 +4,7 @@ sign."""
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -21,6 +22,8 @@ from telegrad.train.bucket import Bits, BucketLayout, rounded_to_bf16, tensor_of
 
 Floats = npt.NDArray[np.float32]
 Entries = tuple[npt.NDArray[np.uint32], Floats]
+
+_F16_MOST = float(np.finfo(np.float16).max)
 
 
 @dataclass(slots=True)
@@ -46,7 +49,9 @@ class Exchange:
         self._comm = comm
         self._compressor = compressor
         self._wire = wire
-        self._rounds = formats_named(wire, "f32", packs=False)[1] != _core.ValueEncoding.native
+        encoding = formats_named(wire, "f32", packs=False)[1]
+        self._rounds = encoding != _core.ValueEncoding.native
+        self._most = _F16_MOST if encoding == _core.ValueEncoding.f16 else math.inf
 
     def send_densely(self, bits: Bits) -> Sending:
         """The average of everything, in place."""
@@ -107,6 +112,8 @@ class Exchange:
             with np.errstate(invalid="ignore"):  # what is infinite is sent so: nothing of it is lost
                 lost = np.where(np.isfinite(as_float32(encoded)), values - as_float32(encoded), np.float32(0))
             self._compressor.keep(layout.parts, indices, lost)
+        elif self._most < math.inf:
+            self._keep_excess(layout, indices, values)
         stream = SparseStream.trusted(indices, encoded, bits.size, of_torch=True)
         work = self._comm.all_reduce_into(
             stream,
@@ -118,6 +125,14 @@ class Exchange:
         )
         assert work is not None
         sending.works.append(work)
+
+    def _keep_excess(self, layout: BucketLayout, indices: npt.NDArray[np.uint32], values: Floats) -> None:
+        """What the wire would make infinite goes as the most that it holds; the rest waits."""
+        beyond = np.isfinite(values) & (np.abs(values) > self._most)
+        if beyond.any():
+            most = np.copysign(np.float32(self._most), values[beyond])
+            excess, values[beyond] = values[beyond] - most, most
+            self._compressor.keep(layout.parts, indices[beyond], excess)
 
     def _gather(self, part: Part, bits: Bits, entries: Entries, errors: Floats | None, sending: Sending) -> None:
         """RedSync's exchange: every rank gets every rank's indices and mean, so nothing is rounded twice."""

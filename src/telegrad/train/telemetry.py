@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Any, Protocol, Self, TextIO
 
 from telegrad.compress import Observation
 from telegrad.train.arguments import checked_count
@@ -65,7 +66,8 @@ class JsonLines:
 
     def __init__(self, path: str | Path, *, every: int = 1) -> None:
         self.every = checked_every(every)
-        self._file = Path(path).open("a", encoding="utf-8")  # noqa: SIM115 (it stays open)
+        self._file = Path(path).open("a+", encoding="utf-8")  # noqa: SIM115 (it stays open)
+        _drop_unfinished_line(self._file)
         self._begun = False
 
     def write(self, record: StepRecord) -> None:
@@ -150,6 +152,29 @@ def figures_of(one: Observation) -> dict[str, float | None]:
         "residual_to_gradient": one.residual_norm / one.gradient_norm if one.gradient_norm else None,
         "threshold": one.threshold,
     }
+
+
+def check_telemetry(telemetry: object) -> None:
+    """Raises ``TypeError`` unless it is ``None`` or records can be given to it."""
+    if telemetry is not None and not (hasattr(telemetry, "every") and callable(getattr(telemetry, "write", None))):
+        raise TypeError(
+            f"telemetry is a {type(telemetry).__name__}: give a telegrad.train.JsonLines(path) or TensorBoard(folder)"
+        )
+
+
+def _drop_unfinished_line(file: TextIO) -> None:
+    """What a job that was killed had begun to write would spoil the line that comes next."""
+    with Path(file.name).open("rb+") as raw:
+        end = raw.seek(0, os.SEEK_END)
+        while end > 0:
+            start = max(0, end - (1 << 16))
+            raw.seek(start)
+            last = raw.read(end - start).rfind(b"\n")
+            if last >= 0:
+                end = start + last + 1
+                break
+            end = start
+        raw.truncate(end)
 
 
 def checked_every(every: int) -> int:

@@ -68,14 +68,11 @@ def check_without_momentum(optimizer: torch.optim.Optimizer | None) -> None:
         raise ValueError(
             "momentum needs optimizer=: an SGD with momentum=0, since the hook applies the momentum itself"
         )
+    if not isinstance(optimizer, torch.optim.SGD):
+        raise ValueError(f"optimizer is {type(optimizer).__name__}: momentum= is for SGD with momentum=0, leave it out")
     for group in optimizer.param_groups:
         if group.get("momentum"):
             raise ValueError(
                 f"optimizer has momentum={group['momentum']} of its own, which would be applied twice: make it with "
                 "momentum=0 and leave momentum= to DDPState"
-            )
-        if "betas" in group or "beta2_decay" in group:
-            raise ValueError(
-                f"optimizer is {type(optimizer).__name__}, which has moments of its own: momentum= is for SGD, "
-                "leave it out"
             )

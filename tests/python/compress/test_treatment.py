@@ -69,7 +69,12 @@ def test_redsync() -> None:
         (lambda: BySize(middle="best")(TENSORS[0]), ValueError, "selection='best' does not exist"),
         (lambda: BySize(middle="reused", same_sign=True)(TENSORS[0]), ValueError, "same_sign=True does not fit sel"),
         (lambda: BySize(density=2)(TENSORS[0]), ValueError, "density=2 must be in"),
+        (lambda: BySize(density=2), ValueError, "density=2 must be in"),
+        (lambda: BySize(large="best"), ValueError, "selection='best' does not exist"),
+        (lambda: BySize(dense="hidden"), TypeError, r"dense='hidden' must be a tuple of names"),  # type: ignore[arg-type]
         (lambda: Treatment(None, -1), ValueError, "density=-1 must be in"),
+        (lambda: Treatment("topk", 0.1), TypeError, "selection='topk' must be an object"),  # type: ignore[arg-type]
+        (lambda: Treatment(ExactTopK, 0.1), TypeError, "must be an object"),  # type: ignore[arg-type]
         (
             lambda: treatments(lambda tensor: "dense", TENSORS),  # type: ignore[arg-type, return-value]
             TypeError,

@@ -99,3 +99,10 @@ def gradients_of(rank: int, step: int) -> dict[str, np.ndarray]:
         name: (4 * rng.integers(-60, 60, np.prod(shape))).astype(np.float32)  # sums and quarters of these are exact
         for name, shape in SHAPES.items()
     }
+
+
+def named(options: Any) -> str:
+    """A test's name for the options it is given: no addresses, which differ between processes."""
+    if not isinstance(options, dict):
+        return str(options)
+    return ", ".join(f"{name}={getattr(value, '__name__', value)}" for name, value in options.items())

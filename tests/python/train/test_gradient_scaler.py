@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from handmade_buckets import LARGE, REBUILT, SHAPES, Trainer, gradients_of, plain_sgd
+from handmade_buckets import LARGE, REBUILT, SHAPES, Trainer, gradients_of, named, plain_sgd
 
 from telegrad import Communicator
 
@@ -63,7 +63,7 @@ class ScaledTrainer:
         {"density": 0.2, "warmup": "falling", "warmup_steps": 10},
         {"mode": "dense"},
     ],
-    ids=str,
+    ids=named,
 )
 def test_a_changing_scale_changes_nothing(on_ranks: OnRanks, options: dict[str, Any], dtype: torch.dtype) -> None:
     """Bitwise what training without a scale gives: scales are powers of two. Infinite steps never were."""
@@ -125,3 +125,18 @@ def test_a_scale_that_is_none(on_ranks: OnRanks) -> None:
             trainer.trainer.step(gradients_of(0, 0), REBUILT)
 
     on_ranks(1, run)
+
+
+def test_a_scaler_that_is_not_enabled_is_none(on_ranks: OnRanks) -> None:
+    """It steps whatever comes: a dropped step's averages must be zeros."""
+
+    def run(comm: Communicator) -> bool:
+        scaler = torch.amp.GradScaler("cpu", enabled=False)
+        trainer = Trainer(comm, scaler=scaler, nonfinite="skip")
+        gradients = gradients_of(comm.rank, 0)
+        if comm.rank == 1:
+            gradients["hidden"][17] = np.inf
+        averages = trainer.step(gradients, REBUILT)
+        return trainer.state.skipped and not any(values.any() for values in averages.values())
+
+    assert on_ranks(2, run) == [True, True]

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from handmade_buckets import LARGE, ONE, REBUILT, SHAPES, Trainer, gradients_of, plain_sgd
+from handmade_buckets import LARGE, ONE, REBUILT, SHAPES, Trainer, gradients_of, named, plain_sgd
 
 from telegrad import Communicator
 from telegrad.train import RankState, load_resharded, reshard
@@ -40,7 +40,7 @@ def assert_equal_sums(one: dict[str, np.ndarray], two: dict[str, np.ndarray]) ->
         np.testing.assert_allclose(one[name], two[name], rtol=1e-6, atol=1e-4, err_msg=name)
 
 
-@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@pytest.mark.parametrize("options", OPTIONS, ids=named)
 def test_from_four_ranks_to_three_to_five(on_ranks: OnRanks, options: dict[str, Any]) -> None:
     """Trains on each; what is applied and what waits is in the end what was given."""
     states: list[dict[str, Any]] = []
@@ -175,7 +175,7 @@ def test_the_state_of_another_rank_is_refused(on_ranks: OnRanks) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
-@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@pytest.mark.parametrize("options", OPTIONS, ids=named)
 def test_a_checkpoint_of_one_process(on_ranks: OnRanks, tmp_path: Path, options: dict[str, Any]) -> None:
     """``torch.distributed.checkpoint`` without torch.distributed; with two ranks it is in ddp_program."""
 
@@ -195,5 +195,17 @@ def test_a_checkpoint_of_one_process(on_ranks: OnRanks, tmp_path: Path, options:
                 np.testing.assert_array_equal(found[name], expected[name])
         with pytest.raises(ValueError, match="holds nothing under 'residuals': name what dcp.save was given"):
             load_resharded(three.state, tmp_path, key="residuals")
+
+    on_ranks(1, run)
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+def test_a_checkpoint_of_a_state_with_nothing_compressed(on_ranks: OnRanks, tmp_path: Path) -> None:
+    def run(comm: Communicator) -> None:
+        one, two = (Trainer(comm, mode="dense") for _ in range(2))
+        one.step(gradients_of(0, 0), REBUILT)
+        dcp.save({"telegrad": RankState(one.state)}, checkpoint_id=tmp_path, no_dist=True)
+        load_resharded(two.state, tmp_path)
+        assert two.state.step == 1
 
     on_ranks(1, run)

@@ -250,7 +250,8 @@ def _adam(parameters: Iterable[torch.nn.Parameter]) -> torch.optim.Optimizer:
     [
         ({"momentum": 0.9}, ValueError, "momentum needs optimizer="),
         ({"momentum": 0.9, "optimizer": _with_momentum}, ValueError, "optimizer has momentum=0.9 of its own"),
-        ({"momentum": 0.9, "optimizer": _adam}, ValueError, "optimizer is AdamW, which has moments of its own"),
+        ({"momentum": 0.9, "optimizer": _adam}, ValueError, "optimizer is AdamW: momentum= is for SGD"),
+        ({"nesterov": True}, ValueError, "nesterov=True needs momentum="),
         ({"momentum": 1.5, "optimizer": plain_sgd}, ValueError, r"momentum=1.5 must be in \(0, 1\)"),
         ({"feedback": "steps"}, ValueError, "feedback='steps' needs optimizer="),
         ({"feedback": "errors"}, ValueError, "feedback='errors' does not exist"),

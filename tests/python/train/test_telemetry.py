@@ -204,3 +204,30 @@ def test_bad_arguments(tmp_path: Path, every: Any, error: type[Exception], messa
         TensorBoard(Writer(), every=every)
     with pytest.raises(OSError, match="No such file"):
         JsonLines(tmp_path / "nowhere" / "run.jsonl")
+
+
+@pytest.mark.parametrize("cut", ['{"kind": "st', "{", "x" * 200_000])
+def test_a_line_that_a_kill_cut_off_is_dropped(on_ranks: OnRanks, tmp_path: Path, cut: str) -> None:
+    path = tmp_path / "run.jsonl"
+
+    def run(comm: Communicator) -> None:
+        for begin in (0, 2):
+            with JsonLines(path) as lines:
+                trainer = Trainer(comm, telemetry=lines)
+                for step in (begin, begin + 1):
+                    trainer.step(gradients_of(0, step), REBUILT)
+            if begin == 0:
+                with path.open("a") as file:
+                    file.write(cut)
+
+    on_ranks(1, run)
+    kinds = [json.loads(line)["kind"] for line in path.read_text().splitlines()]
+    assert kinds == ["run", "step", "step"] * 2
+
+
+def test_telemetry_must_take_records(on_ranks: OnRanks) -> None:
+    def run(comm: Communicator) -> None:
+        with pytest.raises(TypeError, match="telemetry is a str: give a telegrad.train.JsonLines"):
+            Trainer(comm, telemetry="run.jsonl")
+
+    on_ranks(1, run)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from handmade_buckets import LARGE, ONE, REBUILT, SHAPES, Trainer, gradients_of, plain_sgd
+from handmade_buckets import LARGE, ONE, REBUILT, SHAPES, Trainer, gradients_of, named, plain_sgd
 
 from telegrad import Communicator
 from telegrad.compress import ExactTopK, Tensor, Treatment
@@ -47,7 +47,7 @@ def _simple(options: dict[str, Any]) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("ranks", "steps", "options"),
     [(2, 1000 if place < EXHAUSTIVE else 200, options) for place, options in enumerate(LOSSY)] + [(1, 200, LOSSY[0])],
-    ids=str,
+    ids=named,
 )
 def test_nothing_is_lost(on_ranks: OnRanks, ranks: int, steps: int, options: dict[str, Any]) -> None:
 
@@ -127,7 +127,7 @@ def test_signs_alternate_and_ranks_agree(on_ranks: OnRanks, dtype: torch.dtype) 
         ({"density": 0.01, "policy": one_signed}, torch.float32),
         ({"density": 0.01, "policy": one_signed}, torch.bfloat16),
     ],
-    ids=str,
+    ids=named,
 )
 def test_nan_is_sent_and_leaves_no_trace(on_ranks: OnRanks, options: dict[str, Any], dtype: torch.dtype) -> None:
     def run(comm: Communicator) -> None:
@@ -146,7 +146,7 @@ def test_nan_is_sent_and_leaves_no_trace(on_ranks: OnRanks, options: dict[str, A
     on_ranks(2, run)
 
 
-@pytest.mark.parametrize("options", [{"wire": "int8"}, {"same_sign": True, "selection": "topk"}], ids=str)
+@pytest.mark.parametrize("options", [{"wire": "int8"}, {"same_sign": True, "selection": "topk"}], ids=named)
 def test_a_dropped_step_leaves_nothing_behind(on_ranks: OnRanks, options: dict[str, Any]) -> None:
     """Neither what was sent nor what rounding lost of it: buckets before the one at fault had both."""
     buckets = [["embedding", "hidden", "norm", "bias"], ["scale"]]
@@ -167,3 +167,23 @@ def test_a_dropped_step_leaves_nothing_behind(on_ranks: OnRanks, options: dict[s
                 np.testing.assert_array_equal(trainer.residual(name), reference.residual(name))
 
     on_ranks(2, run)
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_what_f16_cannot_hold_waits(on_ranks: OnRanks, ranks: int) -> None:
+    """A finite gradient beyond the largest float16 arrives as that, and the rest of it later."""
+
+    def run(comm: Communicator) -> tuple[list[float], float]:
+        trainer = Trainer(comm, wire="f16", selection="topk")
+        arrived = []
+        for step in range(4):
+            gradients = gradients_of(comm.rank, step)
+            gradients["hidden"][:] = 0
+            gradients["hidden"][3] = -150_000.0 if step == 0 else -1.0
+            arrived.append(float(trainer.step(gradients, REBUILT)["hidden"][3]))
+        return arrived, float(trainer.residual("hidden")[3])
+
+    for arrived, waits in on_ranks(ranks, run):
+        assert arrived[0] == -65504.0
+        assert np.isfinite(arrived).all()
+        assert sum(arrived) + waits == pytest.approx(-150_003.0, rel=1e-6)  # waits: of one rank, and nearly nothing
