@@ -41,7 +41,7 @@ def test_missing_data_say_what_to_install(tmp_path: Path) -> None:
         ("a", b"\0\0\x08\3\0\0\0\1", "no IDX file"),
         ("a", idx(np.zeros((3, 2), np.uint8))[:-1], "5 bytes for an array of shape (3, 2)"),
         ("a.gz", b"no gzip", "no complete gzip file"),
-        ("a.gz", gzip.compress(idx(np.zeros(9, np.uint8)))[:-9], "no complete gzip file"),
+        ("a.gz", gzip.compress(idx(np.zeros(9, np.uint8)), mtime=0)[:-9], "no complete gzip file"),
     ],
 )
 def test_damaged_files_are_refused(tmp_path: Path, name: str, content: bytes, said: str) -> None:
