@@ -31,7 +31,7 @@ def data(places: tuple[Path, Path]) -> Path:
 
 
 def _run(*arguments: object) -> tuple[int, str]:
-    done = CliRunner().invoke(_app, list(map(str, arguments)), env={"COLUMNS": "120"})
+    done = CliRunner().invoke(_app, list(map(str, arguments)), env={"COLUMNS": "400"})
     if done.exception is not None and not isinstance(done.exception, SystemExit):
         raise done.exception
     return done.exit_code, " ".join(done.output.replace("│", " ").split())

@@ -94,8 +94,10 @@ def test_interrupt_ends_all_ranks(library: Path, tmp_path: Path, number: signal.
     environment = {**os.environ, "TMPDIR": str(tmp_path)}
     with subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
-        while "step 10:" not in (line := process.stdout.readline()):
-            assert line, "it ended by itself"
+        lines: list[str] = []
+        while not lines or "step 10:" not in lines[-1]:
+            lines.append(process.stdout.readline())
+            assert lines[-1], f"it ended by itself, after: {''.join(lines[-40:])}"
         assert len(_ranks_with(tmp_path)) == 2
         process.send_signal(number)
         rest = process.stdout.read()
