@@ -159,6 +159,12 @@ class Operation {
   std::function<nb::object()> take_result_;
 };
 
+template <class Self, class Started>
+Operation operation_of(const std::shared_ptr<Self>& self, Started started) {
+  return Operation([self](const Request& request, double slice_s) { return self->wait(request, slice_s); },
+                   std::move(started));
+}
+
 /// Begins `started` (a RequestPtr, or something with one in `.request`) on `self`, which has submit(request, blocking) and
 /// wait(request, deadline_s).
 template <class Self, class Started>
@@ -168,8 +174,7 @@ Operation begin(const std::shared_ptr<Self>& self, Started started, bool blockin
   } else {
     self->submit(started, blocking);
   }
-  return Operation([self](const Request& request, double slice_s) { return self->wait(request, slice_s); },
-                   std::move(started));
+  return operation_of(self, std::move(started));
 }
 
 /// For a caller that waits: True if that was all, which spares Python an object and a call; else as begin().
@@ -181,8 +186,7 @@ nb::object done_or_begun(const std::shared_ptr<Self>& self, RequestPtr request) 
     self->wait(*request, Engine::now_s() + kSignalSlice_s);
   }
   if (request->done() && !request->failure()) return nb::bool_(true);
-  return nb::cast(
-      Operation([self](const Request& begun, double slice_s) { return self->wait(begun, slice_s); }, std::move(request)));
+  return nb::cast(operation_of(self, std::move(request)));
 }
 
 /// What Communicator.stats() of Python shows.

@@ -9,7 +9,7 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Protocol, Self, TextIO
+from typing import Any, Protocol, Self
 
 from telegrad.compress import Observation
 from telegrad.train.arguments import checked_count
@@ -66,8 +66,9 @@ class JsonLines:
 
     def __init__(self, path: str | Path, *, every: int = 1) -> None:
         self.every = checked_every(every)
-        self._file = Path(path).open("a+", encoding="utf-8")  # noqa: SIM115 (it stays open)
-        _drop_unfinished_line(self._file)
+        if Path(path).is_file():  # a terminal or a pipe has nothing to go on from
+            _drop_unfinished_line(Path(path))
+        self._file = Path(path).open("a", encoding="utf-8")  # noqa: SIM115 (it stays open)
         self._begun = False
 
     def write(self, record: StepRecord) -> None:
@@ -162,19 +163,19 @@ def check_telemetry(telemetry: object) -> None:
         )
 
 
-def _drop_unfinished_line(file: TextIO) -> None:
+def _drop_unfinished_line(path: Path) -> None:
     """What a job that was killed had begun to write would spoil the line that comes next."""
-    with Path(file.name).open("rb+") as raw:
-        end = raw.seek(0, os.SEEK_END)
+    with path.open("rb+") as file:
+        end = file.seek(0, os.SEEK_END)
         while end > 0:
             start = max(0, end - (1 << 16))
-            raw.seek(start)
-            last = raw.read(end - start).rfind(b"\n")
+            file.seek(start)
+            last = file.read(end - start).rfind(b"\n")
             if last >= 0:
                 end = start + last + 1
                 break
             end = start
-        raw.truncate(end)
+        file.truncate(end)
 
 
 def checked_every(every: int) -> int:

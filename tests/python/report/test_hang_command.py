@@ -13,20 +13,10 @@ pytest.importorskip("typer")
 pytest.importorskip("rich")
 pytest.importorskip("matplotlib")
 
-import typer
 from hang_jobs import NOW_S, Call, Job
-from typer.testing import CliRunner, Result
-
-from telegrad.cli.report import report
+from typer.testing import Result
 
 Run = Callable[..., Result]
-
-
-@pytest.fixture
-def run() -> Run:
-    app = typer.Typer()
-    app.command()(report)
-    return lambda *arguments: CliRunner().invoke(app, [str(argument) for argument in arguments])
 
 
 @pytest.fixture

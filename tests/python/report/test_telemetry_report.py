@@ -13,22 +13,13 @@ pytest.importorskip("typer")
 pytest.importorskip("rich")
 pytest.importorskip("matplotlib")
 
-import typer
-from typer.testing import CliRunner, Result
+from typer.testing import Result
 
-from telegrad.cli.report import report
 from telegrad.compress import Observation
 from telegrad.report.telemetry import read, summaries
 from telegrad.train import JsonLines, StepRecord
 
 Run = Callable[..., Result]
-
-
-@pytest.fixture
-def run() -> Run:
-    app = typer.Typer()
-    app.command()(report)
-    return lambda *arguments: CliRunner().invoke(app, [str(argument) for argument in arguments])
 
 
 @pytest.fixture

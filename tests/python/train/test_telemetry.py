@@ -231,3 +231,8 @@ def test_telemetry_must_take_records(on_ranks: OnRanks) -> None:
             Trainer(comm, telemetry="run.jsonl")
 
     on_ranks(1, run)
+
+
+def test_a_file_that_is_none_takes_records_too() -> None:
+    with JsonLines("/dev/null") as lines:
+        lines.write(StepRecord(0, 0, 1))
