@@ -25,3 +25,11 @@ def check_share(value: object, name: str, meaning: str) -> None:
         raise TypeError(f"{name}={value!r} must be a number in (0, 1): {meaning}")
     if not 0 < float(value) < 1:
         raise ValueError(f"{name}={value} must be in (0, 1): {meaning}")
+
+
+def check_gain(value: object, name: str, meaning: str) -> None:
+    """Raises ``TypeError`` or ``ValueError`` if ``value`` is no number in [0, 1]."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        raise TypeError(f"{name}={value!r} must be a number from 0 to 1: {meaning}")
+    if not 0 <= float(value) <= 1:
+        raise ValueError(f"{name}={value} must be from 0 to 1: {meaning}")

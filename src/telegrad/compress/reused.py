@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from telegrad.compress.arguments import check_share, checked_whole
+from telegrad.compress.arguments import check_gain, check_share, checked_whole
 from telegrad.compress.residual import Residual
 from telegrad.compress.selection import Floats, Indices, noted, select_all
 from telegrad.ops.select import Chosen, cpu
@@ -24,6 +24,7 @@ class ReusedThreshold:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "interval", _checked_interval(self.interval))
+        check_gain(self.gain, "gain", "the power of count / k that corrects a threshold that is reused; 0: none")
 
     def capacity(self, entry: Residual) -> int:
         """2k, or all there are if that is less."""

@@ -62,7 +62,8 @@ class Step:
 
 @dataclass(slots=True)
 class Run:
-    """One rank of a training, with its steps in order; of a step that was run twice, the later one."""
+    """One rank of a training, with its steps in order. Where it went on from an earlier step, what had come after that
+    step is left out; of a step that was run twice, the later one counts."""
 
     rank: int
     world_size: int
@@ -100,6 +101,7 @@ def read(path: Path) -> Run:
     run: Run | None = None
     steps: dict[int, Step] = {}
     columns: Sequence[str] = ()
+    begins = False
     lines = path.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True)
     for number, line in enumerate(lines, 1):
         if number == len(lines) and not line.endswith("\n"):
@@ -112,8 +114,12 @@ def read(path: Path) -> Run:
                 if run is not None and (run.rank, run.world_size) != (said["rank"], said["world_size"]):
                     raise ValueError(f"rank {said['rank']} of {said['world_size']} in the file of rank {run.rank}")
                 run, columns = run or Run(int(said["rank"]), int(said["world_size"])), said["columns"]
+                begins = True
             elif run is not None:
                 step = _step_of(said, columns)
+                if begins:
+                    steps = {number: one for number, one in steps.items() if number < step.step}
+                    begins = False
                 steps[step.step] = step
             else:
                 raise ValueError("no run")

@@ -7,6 +7,7 @@ rank's go under its own name.
 from __future__ import annotations
 
 import os
+import warnings
 from typing import Any
 
 import torch
@@ -30,7 +31,13 @@ class RankState:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Hands this rank's part to the DDPState. Raises ``ValueError`` for what does not fit it."""
-        self._state.load_state_dict(state[_name_of(self._state.comm.rank)])
+        name = _name_of(self._state.comm.rank)
+        if name not in state:
+            raise ValueError(
+                f"the checkpoint has no {name!r}: it is of other ranks than these {self._state.comm.world_size}; "
+                "telegrad.train.load_resharded restores it on any number of them"
+            )
+        self._state.load_state_dict(state[name])
 
 
 def load_resharded(
@@ -59,7 +66,9 @@ def load_resharded(
             flat[name] = torch.empty(kept.size, dtype=kept.properties.dtype)
         else:
             flat[name] = None
-    load(flat, storage_reader=reader, no_dist=True)
+    with warnings.catch_warnings():  # torch says that no process group is used; that is what is meant
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled", category=UserWarning)
+        load(flat, storage_reader=reader, no_dist=True)
     ranks: dict[str, Any] = {}
     for name, path in paths.items():
         place = ranks

@@ -265,6 +265,8 @@ def test_bad_names_and_options() -> None:
         (lambda: TrimmedTopK(step=1), r"step=1 must be in \(0, 1\)"),
         (lambda: ThresholdSearch(tolerance=0.0), r"tolerance=0.0 must be in \(0, 1\)"),
         (lambda: SampledThreshold(tolerance=2), r"tolerance=2 must be in \(0, 1\)"),
+        (lambda: ReusedThreshold(gain=-0.1), "gain=-0.1 must be from 0 to 1: the power of count / k"),
+        (lambda: ReusedThreshold(gain=float("nan")), "gain=nan must be from 0 to 1"),
         (lambda: BucketTopK(0), "bucket_elements=0 must be at least 1"),
         (lambda: BucketTopK(8, 9), "per_bucket=9 must be at least 1 and at most 8"),
         (lambda: RandomK(-1), "seed=-1 must be at least 0"),
@@ -274,6 +276,8 @@ def test_bad_names_and_options() -> None:
             make()
     with pytest.raises(TypeError, match=r"step='0.2' must be a number in \(0, 1\)"):
         TrimmedTopK(step="0.2")  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="gain='0.1' must be a number from 0 to 1"):
+        ReusedThreshold(gain="0.1")  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="rank=1.0 must be an int"):
         RandomK(rank=1.0)  # type: ignore[arg-type]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -185,7 +186,9 @@ def test_a_checkpoint_of_one_process(on_ranks: OnRanks, tmp_path: Path, options:
             one.step(gradients_of(0, step), REBUILT)
         dcp.save({"telegrad": RankState(one.state)}, checkpoint_id=tmp_path, no_dist=True)
         dcp.load({"telegrad": RankState(two.state)}, checkpoint_id=tmp_path, no_dist=True)
-        load_resharded(three.state, tmp_path)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            load_resharded(three.state, tmp_path)
         assert repr(two.state.state_dict()) == repr(one.state.state_dict())
         assert_equal_sums(sums_of([three.state.state_dict()]), sums_of([one.state.state_dict()]))
         for step in range(5, 9):
@@ -195,6 +198,8 @@ def test_a_checkpoint_of_one_process(on_ranks: OnRanks, tmp_path: Path, options:
                 np.testing.assert_array_equal(found[name], expected[name])
         with pytest.raises(ValueError, match="holds nothing under 'residuals': name what dcp.save was given"):
             load_resharded(three.state, tmp_path, key="residuals")
+        with pytest.raises(ValueError, match="has no 'rank 0': it is of other ranks than these 1; .*load_resharded"):
+            RankState(three.state).load_state_dict({"rank 3": one.state.state_dict()})
 
     on_ranks(1, run)
 
