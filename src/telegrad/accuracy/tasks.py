@@ -89,8 +89,9 @@ TASKS = {
             _VGG,
             64,
             "sgd",
-            0.05,
+            0.03,
             momentum=0.9,
+            warmup=0.1,  # momentum of early steps that arrives late throws the weights about
         ),
     )
 }
