@@ -85,5 +85,6 @@ METHODS = {
         Method("cold", "as `reused`, without dense steps at first", needs="warmup", cold=True),
         Method("momentum", "as `reused`, with momentum correction and factor masking", needs="momentum"),
         Method("unmasked", "as `momentum`, without factor masking", {"masking": False}, needs="momentum"),
+        Method("cold-momentum", "as `momentum`, without dense steps at first", needs="momentum", cold=True),
     )
 }

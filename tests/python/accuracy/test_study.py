@@ -127,9 +127,11 @@ def test_what_a_method_tells_ddp_state() -> None:
     assert told(METHODS["steps"]) == {"feedback": "steps", "density": 0.02, "optimizer": "the optimizer"}
     assert told(METHODS["momentum"], "vgg-momentum") == {
         "density": 0.02,
+        "warmup_steps": 30,
         "momentum": 0.9,
         "optimizer": "the optimizer",
     }
+    assert "warmup_steps" not in told(METHODS["cold-momentum"], "vgg-momentum")
 
 
 def test_which_methods_fit() -> None:
@@ -140,6 +142,6 @@ def test_which_methods_fit() -> None:
     assert everywhere >= {DENSE, "reused", "topk"}
     assert fitting("vgg") == fitting("resnet") == fitting("lstm") == everywhere | {"steps"}
     assert fitting("gpt") == everywhere | {"cold", "falling"}
-    assert fitting("vgg-momentum") == {DENSE, "reused", "momentum", "unmasked"}
+    assert fitting("vgg-momentum") == {DENSE, "reused", "momentum", "unmasked", "cold-momentum"}
     assert {default_of(task) for task in TASKS.values()} == {"reused", "momentum"}
     assert set(SELECTIONS) <= {method.options.get("selection") for method in METHODS.values()}
