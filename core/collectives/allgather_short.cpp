@@ -17,7 +17,7 @@ namespace {
 using Length = std::uint32_t;
 
 std::size_t table_bytes(std::size_t messages) { return (messages * sizeof(Length) + 7) / 8 * 8; }
-std::size_t most_bytes_of(std::size_t messages) { return table_bytes(messages) + messages * kShortMessageBytes; }
+std::size_t most_bytes_of(std::size_t messages, std::size_t most) { return table_bytes(messages) + messages * most; }
 
 Buffer packed(std::span<const ConstBytes> messages) {
   std::size_t size = table_bytes(messages.size());
@@ -35,13 +35,13 @@ Buffer packed(std::span<const ConstBytes> messages) {
 }
 
 // Appends `count` messages; false if they do not fit.
-bool unpack(ConstBytes whole, std::size_t count, std::vector<ConstBytes>& messages) {
+bool unpack(ConstBytes whole, std::size_t count, std::size_t most, std::vector<ConstBytes>& messages) {
   if (whole.size() < table_bytes(count)) return false;
   ConstBytes rest = whole.subspan(table_bytes(count));
   for (std::size_t i = 0; i < count; ++i) {
     Length length = 0;
     std::memcpy(&length, whole.data() + i * sizeof length, sizeof length);
-    if (length > std::min(rest.size(), kShortMessageBytes) || length % 8 != 0) return false;
+    if (length > std::min(rest.size(), most) || length % 8 != 0) return false;
     messages.push_back(rest.first(length));
     rest = rest.subspan(length);
   }
@@ -50,13 +50,14 @@ bool unpack(ConstBytes whole, std::size_t count, std::vector<ConstBytes>& messag
 
 }  // namespace
 
-Task<ShortMessages> allgather_short(Transport& net, ConstBytes mine, const char* content) {
+Task<ShortMessages> allgather_short(Transport& net, ConstBytes mine, const char* content, Step first_step,
+                                    std::size_t most) {
   TELEGRAD_CHECK(!mine.empty() && mine.size() % 8 == 0);
   const Rank rank = net.rank();
   const Rank size = net.size();
   ShortMessages all;
-  std::vector<ConstBytes> known{mine.size() > kShortMessageBytes ? ConstBytes() : mine};  // of the ranks from this one on
-  Step step = 0;
+  std::vector<ConstBytes> known{mine.size() > most ? ConstBytes() : mine};  // of the ranks from this one on
+  Step step = first_step;
   for (Rank have = 1; have < size;) {
     const Rank more = std::min(have, size - have);
     const Rank from = (rank + have) % size;
@@ -65,11 +66,11 @@ Task<ShortMessages> allgather_short(Transport& net, ConstBytes mine, const char*
     for (Rank hops = 0; hops < more; ++hops) bytes += known[hops].size();
     co_await net.compute(bytes, [&] { leaving = packed(std::span(known).first(more)); });
     all.received.push_back(co_await exchange_any_size(net, (rank + size - have) % size, from, step, leaving.bytes(),
-                                                      most_bytes_of(more)));
-    if (!unpack(all.received.back().bytes(), more, known)) {
+                                                      most_bytes_of(more, most)));
+    if (!unpack(all.received.back().bytes(), more, most, known)) {
       co_await net.fail(from, "rank " + std::to_string(from) + " sent damaged " + content + ": their lengths do not fit");
     }
-    step += any_size_steps(net, most_bytes_of(more));
+    step += any_size_steps(net, most_bytes_of(more, most));
     have += more;
   }
   all.by_rank.resize(size);
@@ -77,11 +78,11 @@ Task<ShortMessages> allgather_short(Transport& net, ConstBytes mine, const char*
   co_return all;
 }
 
-Step short_message_steps(const Transport& net) {
+Step short_message_steps(const Transport& net, std::size_t most) {
   Step steps = 0;
   for (Rank have = 1; have < net.size();) {
     const Rank more = std::min(have, net.size() - have);
-    steps += any_size_steps(net, most_bytes_of(more));
+    steps += any_size_steps(net, most_bytes_of(more, most));
     have += more;
   }
   return steps;

@@ -23,7 +23,6 @@
 namespace telegrad {
 namespace {
 
-constexpr Step kFirstStep = 0;  // one message goes from each rank to each
 constexpr Rank kWindow = 16;  // short messages under way in one direction
 constexpr std::size_t kShortBytes = std::size_t{32} << 10;  // of a share, on average
 constexpr std::size_t kBatchBytes = Transport::kTurnBytes;  // of small pieces that are encoded or decoded in one go
@@ -74,17 +73,31 @@ struct Split {
   const SparseStream<V>& mine;
   const Partition& slices;
   const SparseReduction& how;
+  const SplitBucket& bucket;
 
-  IndexRange slice(Rank owner) const { return slice_of(slices, owner); }
+  IndexRange slice(Rank owner) const {
+    const Range part = part_of(slices[owner], bucket.buckets, bucket.number);
+    return {part.begin, part.end};
+  }
   StreamView<V> share(Rank owner) const { return mine.slice(slice(owner).begin, slice(owner).end); }
   Rank ahead(Rank distance) const { return (net.rank() + distance) % net.size(); }
   Rank behind(Rank distance) const { return (net.rank() + net.size() - distance) % net.size(); }
   std::size_t most() const { return most_bytes<V>(slices); }
 };
 
+template <class V>
+void say_received(const Split<V>& split, const std::vector<StreamView<V>>& shares) {
+  if (!split.bucket.received) return;
+  std::uint64_t entries = 0;
+  for (Rank source = 0; source < shares.size(); ++source) {
+    if (source != split.net.rank()) entries += shares[source].nnz();
+  }
+  split.bucket.received(entries);
+}
+
 struct Sending {
-  Sending(Transport& net, Rank to, Buffer share)
-      : encoded(std::move(share)), sending(net, to, kFirstStep, encoded.bytes()) {}
+  Sending(Transport& net, Rank to, Step step, Buffer share)
+      : encoded(std::move(share)), sending(net, to, step, encoded.bytes()) {}
   Buffer encoded;
   Transport::Sending sending;
 };
@@ -111,14 +124,14 @@ Task<void> send_short_shares(const Split<V>& split) {
       const Rank to = split.ahead(distance);
       ++distance;
       if (has_several_pieces(net, share.size())) {  // one among many short ones
-        co_await send_any_size(net, to, kFirstStep, share.bytes());
+        co_await send_any_size(net, to, split.bucket.first_step, share.bytes());
         continue;
       }
       if (sends.full()) {
         co_await sends.front().sending;
         sends.pop_front();
       }
-      sends.emplace_back(net, to, std::move(share));
+      sends.emplace_back(net, to, split.bucket.first_step, std::move(share));
     }
   }
   for (; !sends.empty(); sends.pop_front()) co_await sends.front().sending;
@@ -136,12 +149,12 @@ Task<KeptMessages> receive_short_shares(const Split<V>& split, ConstBytes nothin
   Rank begun = 1;
   for (Rank distance = 1; distance < size; ++distance) {
     for (; begun < size && !receives.full(); ++begun) {
-      receives.emplace_back(net, split.behind(begun), kFirstStep, first_piece);
+      receives.emplace_back(net, split.behind(begun), split.bucket.first_step, first_piece);
     }
     Buffer share = co_await receives.front();
     receives.pop_front();
     if (has_several_pieces(net, share.size())) {
-      share = co_await receive_rest(net, split.behind(distance), kFirstStep, std::move(share), most);
+      share = co_await receive_rest(net, split.behind(distance), split.bucket.first_step, std::move(share), most);
     }
     if (!same_message(share.bytes(), nothing)) shares.add(split.behind(distance), std::move(share));
   }
@@ -184,6 +197,7 @@ Task<void> sum_short_shares(const Split<V>& split, double delta, OwnedSlice<V>& 
   std::vector<StreamView<V>> views;
   views.reserve(decoded.size());
   for (const auto& one : decoded) views.push_back(one.view());
+  say_received(split, views);
   sum = co_await reduce_shares<V>(net, std::move(views), split.how.reduction, delta);
 }
 
@@ -218,6 +232,7 @@ class Rounds {
     for (Rank source = 0; source < net.size(); ++source) {
       views.push_back(source == net.rank() ? split_.share(source) : shares_[source].decoded->view());
     }
+    say_received(split_, views);
     co_return co_await reduce_shares<V>(net, std::move(views), split_.how.reduction, delta_);
   }
 
@@ -242,7 +257,7 @@ class Rounds {
   Task<void> exchange(Rank distance) {
     const Rank source = split_.behind(distance);
     shares_[source].message = co_await exchange_any_size(split_.net, split_.ahead(distance), source,
-                                                         kFirstStep, outgoing_.bytes(), split_.most());
+                                                         split_.bucket.first_step, outgoing_.bytes(), split_.most());
   }
   Task<void> work_beside(Rank distance) {
     if (distance + 1 < split_.net.size()) co_await encode_for(distance + 1);
@@ -260,15 +275,16 @@ class Rounds {
 
 template <class V>
 Task<OwnedSlice<V>> reduce_owned_slice(Transport& net, const SparseStream<V>& mine, const Partition& slices,
-                                       const SparseReduction& how) {
-  const Split<V> split{net, mine, slices, how};
+                                       const SparseReduction& how, SplitBucket bucket) {
+  TELEGRAD_CHECK(bucket.number < bucket.buckets);
+  const Split<V> split{net, mine, slices, how, bucket};
   const double delta = wire_delta<V>(split.slice(net.rank()), how.switch_factor);
   const Rank size = net.size();
   OwnedSlice<V> sum;
   if (size == 1) {
     std::vector<StreamView<V>> whole{mine.view()};
     sum = co_await reduce_shares<V>(net, std::move(whole), how.reduction, delta);
-  } else if (bytes_of(mine.view()) / size < kShortBytes) {
+  } else if (bytes_of(mine.view()) / size / bucket.buckets < kShortBytes) {
     sum = co_await overlap_rounds(split, delta);
   } else {
     Rounds<V> rounds(split, delta);
@@ -285,7 +301,7 @@ Step split_steps(const Transport& net, const Partition& slices) {
 
 #define TELEGRAD_INSTANTIATE(V)                                                                      \
   template Task<OwnedSlice<V>> reduce_owned_slice(Transport&, const SparseStream<V>&, const Partition&, \
-                                                  const SparseReduction&);                           \
+                                                  const SparseReduction&, SplitBucket);              \
   template Step split_steps<V>(const Transport&, const Partition&);
 TELEGRAD_FOR_ENTRY_VALUES(TELEGRAD_INSTANTIATE)
 TELEGRAD_INSTANTIATE(CountedF32)
