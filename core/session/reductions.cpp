@@ -46,6 +46,12 @@ Task<void> reduce_own_slice(Transport& net, SparseStream<V> mine, Partition slic
   result->emplace(co_await reduce_scatter_sparse(net, std::move(mine), std::move(slices), how));
 }
 
+template <class V>
+Task<void> sum_largest(Transport& net, SparseStream<V> mine, OkTopkSettings settings, OkTopkState state,
+                       Reduction reduction, WireFormat wire, std::shared_ptr<std::optional<OkTopkSum<V>>> result) {
+  result->emplace(co_await allreduce_oktopk(net, std::move(mine), settings, std::move(state), reduction, wire));
+}
+
 }  // namespace
 
 RequestPtr make_all_reduce(const AllreduceTable& table, const Dense& dense) {
@@ -138,10 +144,28 @@ SparseSum<V> make_reduce_scatter(SparseStream<V> stream, Partition slices, const
           result};
 }
 
+template <class V>
+TopkSum<V> make_all_reduce_topk(SparseStream<V> stream, const OkTopkSettings& settings, const OkTopkState& state,
+                                Reduction reduction, WireFormat wire) {
+  const Call call{.operation = Operation::allreduce_topk,
+                  .dtype = dtype_of<V>,
+                  .reduction = reduction,
+                  .count = stream.dimension(),
+                  .layout = state.digest(settings)};
+  auto result = std::make_shared<std::optional<OkTopkSum<V>>>();
+  auto mine = std::make_shared<SparseStream<V>>(std::move(stream));
+  return {request(call,
+                  [=](Transport& net) {
+                    return sum_largest(net, std::move(*mine), settings, state, reduction, wire, result);
+                  }),
+          result};
+}
+
 #define TELEGRAD_INSTANTIATE(V)                                                                    \
   template SparseSum<V> make_all_reduce(SparseStream<V>, const SparseReduction&);                  \
   template RequestPtr make_all_reduce_into(SparseStream<V>, std::span<V>, const SparseReduction&); \
-  template SparseSum<V> make_reduce_scatter(SparseStream<V>, Partition, const SparseReduction&);
+  template SparseSum<V> make_reduce_scatter(SparseStream<V>, Partition, const SparseReduction&);   \
+  template TopkSum<V> make_all_reduce_topk(SparseStream<V>, const OkTopkSettings&, const OkTopkState&, Reduction, WireFormat);
 TELEGRAD_FOR_ENTRY_VALUES(TELEGRAD_INSTANTIATE)
 #undef TELEGRAD_INSTANTIATE
 template SparseSum<CountedF32> make_all_reduce(SparseStream<CountedF32>, const SparseReduction&);

@@ -8,6 +8,7 @@
 
 #include "collectives/sparse_messages.hpp"
 #include "base/types.hpp"
+#include "collectives/allreduce_oktopk.hpp"
 #include "collectives/allreduce_quantised.hpp"
 #include "collectives/choice.hpp"
 #include "collectives/partition.hpp"
@@ -31,6 +32,12 @@ struct SparseSum {
   std::shared_ptr<std::optional<SparseStream<V>>> result;  // set once the request has succeeded
 };
 
+template <class V>
+struct TopkSum {
+  RequestPtr request;
+  std::shared_ptr<std::optional<OkTopkSum<V>>> result;  // set once the request has succeeded
+};
+
 /// `table` chooses the algorithm if none is named; all ranks hold the same.
 RequestPtr make_all_reduce(const AllreduceTable& table, const Dense& dense);
 /// The same of f32, in messages that hold values as `how.encoding`; `how.reduction` is not looked at, and `algorithm` must
@@ -51,5 +58,10 @@ RequestPtr make_all_reduce_into(SparseStream<V> stream, std::span<V> output, con
 /// This rank's slice of the reduction: see reduce_scatter_sparse(). `slices`: as many as there are ranks, the same on all.
 template <class V>
 SparseSum<V> make_reduce_scatter(SparseStream<V> stream, Partition slices, const SparseReduction& how);
+
+/// See allreduce_oktopk(). Ranks that differ in settings or state do not call the same.
+template <class V>
+TopkSum<V> make_all_reduce_topk(SparseStream<V> stream, const OkTopkSettings& settings, const OkTopkState& state,
+                                Reduction reduction, WireFormat wire);
 
 }  // namespace telegrad

@@ -20,6 +20,7 @@ const char* name_of(Operation operation) {
     case Operation::receive: return "recv";
     case Operation::sparse_allgather: return "sparse allgather";
     case Operation::sparse_reduce_scatter: return "sparse reduce_scatter";
+    case Operation::allreduce_topk: return "allreduce_topk";
   }
   return "unknown operation";
 }
@@ -105,7 +106,8 @@ std::string describe(const Call& call) {
   } else if (call.layout != 0) {
     char digest[16];
     std::snprintf(digest, sizeof digest, "%08x", static_cast<unsigned>(call.layout ^ call.layout >> 32));
-    text += std::string(", counts=#") + digest;  // too many to say; who differs sees it
+    text += call.operation == Operation::allreduce_topk ? ", state=#" : ", counts=#";
+    text += digest;  // too many to say; who differs sees it
   }
   if (call.wire != ValueEncoding::native) text += std::string(", wire=") + name_of(call.wire);
   return text + ")";

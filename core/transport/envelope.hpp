@@ -29,6 +29,7 @@ enum class Operation : std::uint8_t {
   receive = 12,
   sparse_allgather = 13,
   sparse_reduce_scatter = 14,
+  allreduce_topk = 15,
 };
 enum class Algorithm : std::uint8_t {
   automatic = 0,
@@ -50,7 +51,7 @@ struct Call {
   std::uint64_t count = 0;  // elements; for a sparse operation the dimension
   double switch_factor = 0;  // of a sparse operation
   // Where ranks have blocks of different lengths: a digest of the lengths. Of a sparse allreduce: 0 or kBalancedSlices.
-  // Of send and receive: the tag.
+  // Of an allreduce_topk: a digest of its settings, and of what earlier calls have left. Of send and receive: the tag.
   std::uint64_t layout = 0;
   ValueEncoding wire = ValueEncoding::native;  // of a dense reduction's values
   std::array<std::uint8_t, 7> reserved{};
