@@ -78,6 +78,7 @@ NB_MODULE(_core, module) {
   bind_selection(module);
   bind_simulation(module);
   bind_tensors(module);
+  bind_topk_state(module);
 }
 
 }  // namespace telegrad::bindings

@@ -123,6 +123,18 @@ class Operation {
       return nb::object(std::move(streams));
     };
   }
+  template <class V>
+  Operation(Wait wait, TopkSum<V> sum) : Operation(std::move(wait), std::move(sum.request)) {
+    take_result_ = [result = std::move(sum.result)] {
+      const auto& [traffic, local_most, selected, cut, exact, balanced] = (**result).report;
+      nb::object report =
+          nb::make_tuple(2 * traffic.entries_sent, 2 * traffic.entries_received, traffic.control_bytes_sent / 4,
+                         traffic.control_bytes_received / 4, local_most, selected, cut, exact, balanced);
+      nb::object largest = stream_as_arrays(std::move((**result).sum));
+      nb::object left = stream_as_arrays(std::move((**result).left));
+      return nb::object(nb::make_tuple(std::move(largest), std::move(left), std::move(report)));
+    };
+  }
 
   bool done() const { return request_->done() && (!other_ || other_->done()); }
 
@@ -139,6 +151,7 @@ class Operation {
     }
   }
 
+  /// Arrays; of all_reduce_topk a tuple of sum, rest and report.
   nb::object sparse_result() {
     if (!take_result_ || !done() || request_->failure()) {
       throw nb::value_error("no sparse result: wait for a sparse operation first, and take its result once");

@@ -11,6 +11,7 @@
 #include "bindings/allreduce_table.hpp"
 #include "bindings/operation.hpp"
 #include "bindings/tensors.hpp"
+#include "bindings/topk_state.hpp"
 #include "session/reductions.hpp"
 
 namespace telegrad::bindings {
@@ -134,7 +135,22 @@ void bind_reductions(nb::class_<Self>& type) {
             });
           },
           nb::arg("indices"), nb::arg("values"), nb::arg("nnz"), nb::arg("n"), nb::arg("counts").none(),
-          nb::arg("dtype"), nb::arg("how"), blocking);
+          nb::arg("dtype"), nb::arg("how"), blocking)
+      .def(
+          "all_reduce_topk",
+          [](const Pointer& self, std::uintptr_t indices, std::uintptr_t values, std::size_t nnz, std::uint64_t n,
+             DType dtype, Reduction reduction, IndexFormat format, TopkState& state, bool caller_waits) {
+            if (state.in_use()) throw nb::value_error("the state is in use");
+            return on_entry_type(dtype, [&]<class V>(V) {
+              const auto sum = make_all_reduce_topk(stream_of<V>(indices, values, nnz, n), state.settings(), state.state(),
+                                                    reduction, {.indices = format});
+              Operation begun = begin(self, sum, caller_waits);
+              state.follow(sum);
+              return begun;
+            });
+          },
+          nb::arg("indices"), nb::arg("values"), nb::arg("nnz"), nb::arg("n"), nb::arg("dtype"), nb::arg("reduction"),
+          nb::arg("format"), nb::arg("state"), blocking);
 }
 
 }  // namespace telegrad::bindings

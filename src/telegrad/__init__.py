@@ -17,7 +17,7 @@ except ImportError:
 else:
     from telegrad import errors
     from telegrad.calibration import calibrate
-    from telegrad.comm import Communicator, ReduceOp, Work
+    from telegrad.comm import Communicator, OkTopkState, ReduceOp, Work
     from telegrad.errors import (
         MismatchedCall,
         NonFiniteGradient,
@@ -37,6 +37,7 @@ __all__ = [
     "DDPState",
     "MismatchedCall",
     "NonFiniteGradient",
+    "OkTopkState",
     "PeerFailed",
     "ReduceOp",
     "RendezvousError",

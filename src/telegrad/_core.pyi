@@ -87,6 +87,15 @@ class SparseReduction:
         balanced: bool = False,  # slices
     ) -> None: ...
 
+class TopkState:
+    def __init__(
+        self, k: int, boundaries_every: int, threshold_every: int, balance_factor: float, as_published: bool
+    ) -> None: ...
+    @property
+    def in_use(self) -> bool: ...
+    def get(self) -> tuple[int, float, list[int]]: ...
+    def set(self, calls: int, threshold: float, lengths: list[int]) -> None: ...
+
 class HostBuffer:
     def __init__(self, pointer: int, elements: int, nbytes: int, dtype: DType) -> None: ...
     @property
@@ -106,6 +115,13 @@ class Request:
     def sparse_result(
         self,
     ) -> tuple[npt.NDArray[np.uint32] | None, npt.NDArray[np.float32] | npt.NDArray[np.uint16]]: ...
+    def topk_result(
+        self,
+    ) -> tuple[
+        tuple[npt.NDArray[np.uint32], npt.NDArray[Any]],
+        tuple[npt.NDArray[np.uint32], npt.NDArray[Any]],
+        tuple[int, int, int, int, int, int, bool, bool, bool],
+    ]: ...
     def sparse_results(
         self,
     ) -> list[tuple[npt.NDArray[np.uint32] | None, npt.NDArray[np.float32] | npt.NDArray[np.uint16]]]: ...
@@ -219,6 +235,19 @@ class Communicator:
         counts: list[int] | None,
         dtype: DType,
         how: SparseReduction,
+        blocking: bool = False,
+    ) -> Request: ...
+    # Its topk_result(): (indices, values) of the sum, the same of the rest, and the fields of a TopkReport.
+    def all_reduce_topk(
+        self,
+        indices: int,
+        values: int,
+        nnz: int,
+        n: int,
+        dtype: DType,
+        reduction: Reduction,
+        format: IndexFormat,
+        state: TopkState,
         blocking: bool = False,
     ) -> Request: ...
     def all_gather_sparse(

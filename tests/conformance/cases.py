@@ -296,7 +296,7 @@ class Started:
             case "barrier":
                 self._work = communicator.barrier(async_op=not blocking)
                 self._read = lambda: np.empty(0, np.uint8)
-            case "sparse_all_gather" | "sparse_reduce_scatter" | "sparse_reduce_scatter_v":
+            case streaming if streaming.startswith("sparse_"):
                 from stream_cases import begin_streams
 
                 self._work, self._read = begin_streams(case, communicator, blocking=blocking)

@@ -31,6 +31,8 @@ FAMILIES += [
     "sparse_all_gather",
     "sparse_reduce_scatter",
     "sparse_reduce_scatter_v",
+    "sparse_topk",
+    "sparse_topk_stale",
     "all_gather",
     "broadcast",
     "barrier",

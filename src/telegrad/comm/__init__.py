@@ -2,6 +2,7 @@
 
 from telegrad.comm.communicator import Communicator
 from telegrad.comm.reduction import ReduceOp
+from telegrad.comm.topk import OkTopkState, TopkReport, TopkSum
 from telegrad.comm.work import Work
 
-__all__ = ["Communicator", "ReduceOp", "Work"]
+__all__ = ["Communicator", "OkTopkState", "ReduceOp", "TopkReport", "TopkSum", "Work"]

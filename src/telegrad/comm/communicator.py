@@ -16,12 +16,13 @@ from telegrad.comm.reduction import DENSE_ALGORITHMS, algorithm_of
 from telegrad.comm.reductions import Reductions
 from telegrad.comm.rendezvous import Exchange, check_interface, find_peers
 from telegrad.comm.reports import report_folder, report_on_signal
+from telegrad.comm.topk import TopkReductions
 from telegrad.comm.tuning import AUTO, TuningAgreement, checked_tuning, network_costs
 from telegrad.comm.work import check_timeout
 from telegrad.plan import Place, Tuning
 
 
-class Communicator(Reductions, Moves, PointToPoint):
+class Communicator(Reductions, TopkReductions, Moves, PointToPoint):
     """One rank's membership in a group of ranks. Made by ``from_torch()`` or ``local()``.
 
     All ranks call the same operations in the same order, but for ``send``, ``recv`` and ``sendrecv``, which concern two
