@@ -78,6 +78,7 @@ METHODS = {
             "same-sign", "the search, one sign at a time, sent as its mean", {"selection": "search", "same_sign": True}
         ),
         Method("qsgd4", "as `reused`, values in 4 bits (QSGD)", {"selection": "reused", "wire": "qsgd4"}),
+        Method("oktopk", "as `reused`, the sum keeps about k entries (Ok-Topk)", {"collective": "oktopk"}),
         Method("steps", "as `reused`, residuals hold steps (SparCML, Algorithm 1)", {"feedback": "steps"}, needs="sgd"),
         Method(
             "falling", "as `reused`, falling density at first instead of dense steps", {"warmup": "falling"}, "warmup"

@@ -46,12 +46,12 @@ class AgreedStep:
         return self._verdict is not None
 
     def outcome(
-        self, works: list[Work], finish: Callable[[bool], torch.Tensor], keep: Callable[[], None] | None = None
+        self, works: list[Work], finish: Callable[[bool], torch.Tensor], keep: Callable[[], None]
     ) -> torch.futures.Future[torch.Tensor]:
         """A future of ``finish(dropped)`` for one bucket, which takes these ``works``; ``keep`` runs before the verdict
         is known to anybody, unless the pass is dropped."""
         self._works += works
-        self._keeps += [keep] if keep is not None else []
+        self._keeps.append(keep)
 
         def conclude(_: torch.futures.Future[None]) -> torch.Tensor:
             if self._error is not None:

@@ -45,8 +45,11 @@ class DDPState:
     mean, but not those of ``output``, the names of the output layer's parameters (``None``: the last one that has two
     dimensions or more). ``policy``: says all this
     of each parameter instead; see ``BySize``. ``wire``: how messages hold entries, as for ``Communicator.all_reduce``
-    (``"packed-bf16"``, ``"qsgd4"``, …); what rounding loses stays in the residual. ``warmup_steps`` at first are dense,
-    or, with ``warmup="falling"``, go from 25 % down to 0.1 % or the density.
+    (``"packed-bf16"``, ``"qsgd4"``, …); what rounding loses stays in the residual. ``collective``: how the ranks'
+    entries meet. ``"allreduce"``: all are summed; ``"oktopk"``: of each bucket's sum about as many are kept as a rank
+    selects, and the others wait in the residuals, so that no rank's words grow with the number of ranks;
+    ``"allgather"``: every rank gets every rank's. ``warmup_steps`` at first are dense, or, with ``warmup="falling"``,
+    go from 25 % down to 0.1 % or the density.
 
     *What residuals hold.* ``feedback``: ``"gradients"``, or ``"steps"``: gradients times the learning rate of their
     day, so that a falling rate does not hold back what waits, nor a rising one blow it up; for SGD, with
@@ -98,6 +101,7 @@ class DDPState:
         output: Iterable[str] | None = None,
         policy: Policy | None = None,
         wire: str = "auto",
+        collective: str = "allreduce",
         warmup_steps: int = 0,
         warmup: str = "dense",
         feedback: str = "gradients",
@@ -148,7 +152,8 @@ class DDPState:
             )
         self._units = Units(self._parameters, optimizer, scaler)
         self._clip_norm = checked_norm(clip_norm)
-        self._exchange = Exchange(comm, self._compressor, wire)
+        self.stats = DDPStats()
+        self._exchange = Exchange(comm, self._compressor, wire, collective, self.stats)
         self._comm = comm
         self._group = group
         self._nonfinite = nonfinite
@@ -165,6 +170,7 @@ class DDPState:
             "same_sign": bool(same_sign),
             "policy": None if policy is None else repr(policy),
             "wire": wire,
+            "collective": collective,
             "warmup_steps": int(warmup_steps),
             "warmup": warmup,
             "feedback": feedback,
@@ -181,7 +187,6 @@ class DDPState:
         self._agreed: AgreedStep | None = None  # the last step, or the one that is under way
         self._skipped = False
         self._record: StepRecord | None = None  # of the step that is under way, if it is recorded
-        self.stats = DDPStats()
         self.failure: Exception | None = None
 
     @property
@@ -239,6 +244,8 @@ class DDPState:
         step = checked_count(state["step"], "state['step']")
         self._leave_step()
         self._compressor.load_state_dict(state["compressor"], least_density=self._warm_up.least_density(step))
+        for layout in self._layouts.values():
+            layout.topk = None  # thresholds of sums are of the steps that are left behind
         self._step, self._skipped = step, False
 
     def reduce(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
@@ -339,8 +346,7 @@ class DDPState:
             return tensor_of(bits)
 
         def finish_and_keep() -> torch.Tensor:
-            if sending.keep is not None:
-                sending.keep()
+            sending.keep()
             return finish()
 
         if self._agreed is not None:

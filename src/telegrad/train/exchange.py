@@ -1,5 +1,5 @@
-"""How a bucket travels: at most one dense sum, one sparse sum, and a gathering for each tensor whose entries have one
-sign."""
+"""How a bucket travels: at most one dense sum, one sparse exchange, and a gathering for each tensor whose entries have
+one sign."""
 
 from __future__ import annotations
 
@@ -12,16 +12,22 @@ import numpy as np
 import numpy.typing as npt
 
 from telegrad import _core
-from telegrad.comm import Communicator, Work
+from telegrad.comm import Communicator, OkTopkState, Work
 from telegrad.comm.stream_wire import formats_named
 from telegrad.compress import Compressor, Part
 from telegrad.ops.nonfinite.naive import as_float32
 from telegrad.stream import SparseStream
 from telegrad.train import nonfinite
+from telegrad.train.arguments import check_choice
 from telegrad.train.bucket import Bits, BucketLayout, rounded_to_bf16, tensor_of
+from telegrad.train.stats import DDPStats
 
 Floats = npt.NDArray[np.float32]
 Entries = tuple[npt.NDArray[np.uint32], Floats]
+
+COLLECTIVES = ("allreduce", "oktopk", "allgather")
+"""How the ranks' entries meet: summed, all of them (SparCML); summed, of which all ranks together keep about as many as
+each selects (Ok-Topk); or gathered by every rank, which adds them itself (TopkA, the simplest)."""
 
 _F16_MOST = float(np.finfo(np.float16).max)
 
@@ -29,28 +35,45 @@ _F16_MOST = float(np.finfo(np.float16).max)
 @dataclass(slots=True)
 class Sending:
     """A bucket under way. When all ``works`` are over, ``write`` completes its buffer, and ``keep``, called if
-    the step is kept, gives the residuals what rounding has lost. ``nnz``: entries that left sparsely."""
+    the step is kept, gives the residuals what rounding has lost and what the sum has not kept. ``nnz``: entries that
+    left sparsely."""
 
     works: list[Work]
     nnz: int = 0
     writes: list[Callable[[], None]] = field(default_factory=list)
-    keep: Callable[[], None] | None = None
+    keeps: list[Callable[[], None]] = field(default_factory=list)
 
     def write(self) -> None:
-        """Puts into the buffer what the sparse sum did not write."""
+        """Puts into the buffer what the network did not write."""
         for one in self.writes:
+            one()
+
+    def keep(self) -> None:
+        for one in self.keeps:
             one()
 
 
 class Exchange:
-    """Sends buckets. ``wire``: how messages hold the entries of sparse sums, as for ``all_reduce``."""
+    """Sends buckets. ``wire``: how messages hold the entries, as for ``all_reduce``. ``collective``: see
+    ``COLLECTIVES``. ``stats`` are kept up to date. Raises ``ValueError`` for a collective that does not exist, and
+    where it cannot have that ``wire``.
+    """
 
-    def __init__(self, comm: Communicator, compressor: Compressor, wire: str) -> None:
+    def __init__(self, comm: Communicator, compressor: Compressor, wire: str, collective: str, stats: DDPStats) -> None:
+        check_choice(collective, "collective", COLLECTIVES)
         self._comm = comm
         self._compressor = compressor
         self._wire = wire
+        self._stats = stats
         encoding = formats_named(wire, "f32", packs=False)[1]
         self._rounds = encoding != _core.ValueEncoding.native
+        if self._rounds and collective == "oktopk":
+            raise ValueError(f"wire={wire!r} rounds values, which collective='oktopk' does not: use wire='auto'")
+        self._exchange_entries = {
+            "allreduce": self._sum,
+            "oktopk": self._sum_and_cut,
+            "allgather": self._gather_all,
+        }[collective]
         self._most = _F16_MOST if encoding == _core.ValueEncoding.f16 else math.inf
 
     def send_densely(self, bits: Bits) -> Sending:
@@ -77,11 +100,13 @@ class Exchange:
             entries = _outside(layout.one_signed, everything)
         errors = layout.error_scratch() if self._rounds or layout.one_signed else None
         if layout.signed:
-            self._send_signed(layout, bits, entries, errors if self._rounds else None, sending)
+            stream = self._stream_of(layout, bits, entries)
+            sending.nnz += entries[0].size
+            self._exchange_entries(layout, bits, stream, errors if self._rounds else None, sending)
         for part, own in zip(layout.one_signed, gathered, strict=True):
             self._gather(part, bits, own, errors, sending)
         if errors is not None:
-            sending.keep = functools.partial(self._compressor.keep_all, layout.parts, errors)
+            sending.keeps.append(functools.partial(self._compressor.keep_all, layout.parts, errors))
         return sending
 
     def _select(self, parts: tuple[Part, ...], flat: Floats, scratch: Entries) -> Entries:
@@ -101,11 +126,9 @@ class Exchange:
 
         sending.writes.append(write)
 
-    def _send_signed(
-        self, layout: BucketLayout, bits: Bits, entries: Entries, errors: Floats | None, sending: Sending
-    ) -> None:
+    def _stream_of(self, layout: BucketLayout, bits: Bits, entries: Entries) -> SparseStream:
+        """The entries as they leave; what that changes goes back into the residuals."""
         indices, values = entries
-        sending.nnz += indices.size
         encoded: Bits = values
         if bits.dtype != np.float32:
             encoded = rounded_to_bf16(values)
@@ -114,7 +137,11 @@ class Exchange:
             self._compressor.keep(layout.parts, indices, lost)
         elif self._most < math.inf:
             self._keep_excess(layout, indices, values)
-        stream = SparseStream.trusted(indices, encoded, bits.size, of_torch=True)
+        return SparseStream.trusted(indices, encoded, bits.size, of_torch=True)
+
+    def _sum(
+        self, layout: BucketLayout, bits: Bits, stream: SparseStream, errors: Floats | None, sending: Sending
+    ) -> None:
         work = self._comm.all_reduce_into(
             stream,
             tensor_of(bits),
@@ -125,6 +152,55 @@ class Exchange:
         )
         assert work is not None
         sending.works.append(work)
+
+    def _sum_and_cut(
+        self, layout: BucketLayout, bits: Bits, stream: SparseStream, errors: Floats | None, sending: Sending
+    ) -> None:
+        k = sum(part.entry.k for part in layout.signed)
+        if layout.topk is None or layout.topk.k != k:
+            layout.topk = OkTopkState(k)
+        work = self._comm.all_reduce_topk(stream, layout.topk, "avg", wire=self._wire, async_op=True)
+        sending.works.append(work)
+        bits.fill(0)
+
+        def write() -> None:
+            total, _, report = work.result()
+            bits[total.raw_indices] = total.raw_values
+            self._stats.kept += report.selected
+            self._stats.words_sent += report.words_sent
+            self._stats.words_received += report.words_received
+
+        def keep() -> None:
+            left = work.result().left
+            values = as_float32(left.raw_values)
+            finite = np.isfinite(values)  # of what is not, all ranks know from the sum
+            self._compressor.keep(layout.parts, left.raw_indices[finite], values[finite])
+
+        sending.writes.append(write)
+        sending.keeps.append(keep)
+
+    def _gather_all(
+        self, layout: BucketLayout, bits: Bits, stream: SparseStream, errors: Floats | None, sending: Sending
+    ) -> None:
+        work = self._comm.all_gather(stream, async_op=True, wire=self._wire, error=errors)
+        sending.works.append(work)
+        bits.fill(0)
+
+        def write() -> None:
+            total = self._average_of(work.result(), slice(0, bits.size))
+            for part in layout.signed:
+                where = slice(part.offset, part.offset + part.entry.values.size)
+                bits[where] = total[where] if bits.dtype == np.float32 else rounded_to_bf16(total[where])
+
+        sending.writes.append(write)
+
+    def _average_of(self, streams: list[SparseStream], where: slice) -> Floats:
+        """Of all ranks' entries, which all lie in that range; added in the order of ranks."""
+        total = np.zeros(where.stop - where.start, np.float32)
+        for one in streams:
+            total[one.raw_indices - np.uint32(where.start)] += as_float32(one.raw_values)
+        total /= np.float32(self._comm.world_size)
+        return total
 
     def _keep_excess(self, layout: BucketLayout, indices: npt.NDArray[np.uint32], values: Floats) -> None:
         """What the wire would make infinite goes as the most that it holds; the rest waits."""
@@ -144,10 +220,7 @@ class Exchange:
         where = slice(part.offset, part.offset + part.entry.values.size)
 
         def write() -> None:
-            total = np.zeros(where.stop - where.start, np.float32)
-            for one in work.result():
-                total[one.raw_indices - np.uint32(where.start)] += one.raw_values
-            total /= np.float32(self._comm.world_size)
+            total = self._average_of(work.result(), where)
             bits[where] = total if bits.dtype == np.float32 else rounded_to_bf16(total)
 
         sending.writes.append(write)

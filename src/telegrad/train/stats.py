@@ -14,6 +14,9 @@ class DDPStats:
     dense_elements: int = 0  # reduced densely
     wanted: int = 0  # entries at exactly the density (the sum of k)
     selected: int = 0  # entries that were sent sparsely
+    kept: int = 0  # entries that the sums have kept (collective="oktopk")
+    words_sent: int = 0  # by these sums: an index is a word, a value is one; counts are none
+    words_received: int = 0
     nonfinite_buckets: int = 0  # had NaN or infinity in them here, or made a residual overflow
     clipped_steps: int = 0  # in which this rank scaled its gradient down (clip_norm)
     skipped_steps: int = 0  # dropped on all ranks (nonfinite="skip")

@@ -35,13 +35,15 @@ class Plan:
             "selection": draw.choice(able if same_sign else list(SELECTIONS)),
             "same_sign": same_sign,
             "density": draw.choice([0.01, 0.05, 0.3, 1.0]),
-            "wire": draw.choice(["auto", "packed", "raw-bf16", "int8", "qsgd8"]),
+            "collective": draw.choice(["allreduce", "oktopk", "allgather"]),
             "feedback": draw.choice(["gradients", "steps"]),
             "warmup_steps": draw.choice([0, 0, 4]),
             "warmup": draw.choice(["dense", "falling"]),
             "small_tensor_elements": draw.choice([0, 16, 1000]),
             "optimizer": _sgd,
         }
+        lossless = self.options["collective"] == "oktopk"
+        self.options["wire"] = draw.choice(["auto", "packed"] if lossless else ["raw", "raw-bf16", "int8", "qsgd8"])
         if self.momentum:
             self.options |= {"momentum": self.momentum, "nesterov": self.nesterov, "masking": False}
         self.scaled = draw.random() < 0.4

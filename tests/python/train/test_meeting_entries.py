@@ -1,0 +1,164 @@
+"""``collective=``: how the ranks' entries meet, and what goes back into the residuals."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from handmade_buckets import LARGE, ONE, REBUILT, SHAPES, Trainer, gradients_of, named, plain_sgd
+
+from telegrad import Communicator, DDPState, NonFiniteGradient
+
+OnRanks = Callable[..., list[Any]]
+STEPS = 100  # thresholds are found anew at every 32nd, slices cut at every 64th
+
+
+def _largest(x: np.ndarray, k: int) -> np.ndarray:
+    """``x`` with all but its k largest magnitudes zero; what ties with the least of them stays."""
+    return np.where(np.abs(x) >= np.sort(np.abs(x))[-k], x, 0)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
+def test_the_first_sum_has_the_largest_of_the_largest(on_ranks: OnRanks, ranks: int) -> None:
+    def run(comm: Communicator) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+        trainer = Trainer(comm, selection="topk", collective="oktopk")
+        averages = trainer.step(gradients_of(comm.rank, 0), REBUILT)
+        return averages, {name: trainer.waiting(name) for name in LARGE}
+
+    outcomes = on_ranks(ranks, run)
+    for name in LARGE:
+        k = round(0.05 * np.prod(SHAPES[name]))
+        gradients = [gradients_of(rank, 0)[name] for rank in range(ranks)]
+        selected = []
+        for gradient in gradients:
+            order = np.argsort(-np.abs(gradient), kind="stable")[:k]
+            selected.append(np.zeros_like(gradient))
+            selected[-1][order] = gradient[order]
+        kept = _largest(np.sum(selected, axis=0), k)
+        for (averages, waiting), gradient, own in zip(outcomes, gradients, selected, strict=True):
+            np.testing.assert_allclose(averages[name], kept / ranks, rtol=1e-6)
+            np.testing.assert_array_equal(waiting[name], np.where((own != 0) & (kept != 0), 0, gradient))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"selection": "topk", "nonfinite": "skip"},
+        {"dtype": torch.bfloat16},
+        {"momentum": 0.9, "masking": False, "optimizer": plain_sgd},
+    ],
+    ids=named,
+)
+def test_nothing_is_lost_of_what_sums_do_not_keep(on_ranks: OnRanks, options: dict[str, Any]) -> None:
+    def run(comm: Communicator) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray], int, int, int]:
+        trainer = Trainer(comm, collective="oktopk", **options)
+        applied = {name: np.zeros(int(np.prod(shape))) for name, shape in SHAPES.items()}
+        for step in range(STEPS):
+            for name, values in trainer.step(gradients_of(comm.rank, step), ONE if step == 0 else REBUILT).items():
+                applied[name] += values
+        stats = trainer.state.stats
+        return (
+            applied,
+            {name: trainer.waiting(name) for name in LARGE},
+            stats.kept,
+            stats.wanted,
+            max(stats.words_sent, stats.words_received),
+        )
+
+    ranks = 3
+    outcomes = on_ranks(ranks, run)
+    weights = np.ones(STEPS)
+    if "momentum" in options:
+        weights = (1 - options["momentum"] ** np.arange(STEPS, 0, -1)) / (1 - options["momentum"])
+    for name in LARGE:
+        given = sum(
+            weights[step] * gradients_of(rank, step)[name].astype(np.float64)
+            for rank in range(ranks)
+            for step in range(STEPS)
+        )
+        waiting = sum(outcome[1][name] for outcome in outcomes)
+        applied = outcomes[0][0][name] * ranks
+        scale = np.abs(given).max() if options.get("dtype") else 1.0  # averages are bfloat16s
+        np.testing.assert_allclose(applied + waiting, given, atol=0.5 * scale)
+        for outcome in outcomes:
+            np.testing.assert_array_equal(outcome[0][name], outcomes[0][0][name])
+    kept, wanted = outcomes[0][2:4]
+    assert 0.75 <= kept / wanted <= 1.25
+    for outcome in outcomes:
+        assert 0 < outcome[4] <= 6 * 2 * wanted + 2 * ranks * STEPS * 2  # a rank selects at most 2k
+
+
+@pytest.mark.parametrize("options", [{}, {"selection": "topk", "wire": "raw"}, {"dtype": torch.bfloat16}], ids=named)
+def test_gathered_entries_add_up_to_the_sum(on_ranks: OnRanks, options: dict[str, Any]) -> None:
+    def run(comm: Communicator, collective: str) -> list[dict[str, np.ndarray]]:
+        trainer = Trainer(comm, collective=collective, **options)
+        return [trainer.step(gradients_of(comm.rank, step), REBUILT) for step in range(5)]
+
+    summed, gathered = (on_ranks(3, functools.partial(run, collective=one)) for one in ("allreduce", "allgather"))
+    for mine, theirs in zip(summed, gathered, strict=True):
+        for expected, found in zip(mine, theirs, strict=True):
+            for name in SHAPES:
+                np.testing.assert_allclose(found[name], expected[name], rtol=2**-7 if options.get("dtype") else 1e-6)
+                np.testing.assert_array_equal(found[name] != 0, expected[name] != 0)
+
+
+def test_a_gradient_of_nan_is_sent_and_spoils_no_residual(on_ranks: OnRanks) -> None:
+    def run(comm: Communicator) -> None:
+        trainer = Trainer(comm, collective="oktopk", nonfinite="send")
+        gradients = gradients_of(comm.rank, 0)
+        if comm.rank == 1:
+            gradients["hidden"][:500] = np.nan  # ten times as many as are sent
+        assert np.isnan(trainer.step(gradients, REBUILT)["hidden"]).any()
+        for name in LARGE:
+            assert np.isfinite(trainer.waiting(name)).all()
+
+    on_ranks(2, run)
+
+
+def test_a_state_that_is_loaded_finds_thresholds_anew_on_all_ranks(on_ranks: OnRanks) -> None:
+    def run(comm: Communicator) -> dict[str, np.ndarray]:
+        trainer, other = (Trainer(comm, collective="oktopk") for _ in range(2))
+        for step in range(3):
+            trainer.step(gradients_of(comm.rank, step), REBUILT)
+        saved = trainer.state.state_dict()
+        assert saved["config"]["collective"] == "oktopk"
+        other.state.load_state_dict(saved)
+        trainer.state.load_state_dict(saved)
+        gradients = gradients_of(comm.rank, 3)
+        expected, found = (one.step(gradients, REBUILT) for one in (trainer, other))
+        for name in SHAPES:
+            np.testing.assert_array_equal(found[name], expected[name])
+        return found
+
+    one, two = on_ranks(2, run)
+    for name in SHAPES:
+        np.testing.assert_array_equal(one[name], two[name])
+
+
+def test_bad_collectives(on_ranks: OnRanks) -> None:
+    def run(comm: Communicator) -> None:
+        parameters = [("weight", torch.nn.Parameter(torch.zeros(10)))]
+        with pytest.raises(
+            ValueError, match="collective='ring' does not exist: use one of allreduce, oktopk, allgather"
+        ):
+            DDPState(comm, parameters, collective="ring")
+        with pytest.raises(ValueError, match="wire='packed-bf16' rounds values, which collective='oktopk' does not"):
+            DDPState(comm, parameters, collective="oktopk", wire="packed-bf16")
+
+    on_ranks(1, run)
+
+
+def test_a_gradient_of_nan_is_refused_as_ever(on_ranks: OnRanks) -> None:
+    def run(comm: Communicator) -> None:
+        trainer = Trainer(comm, collective="oktopk")
+        gradients = gradients_of(0, 0)
+        gradients["hidden"][3] = np.nan
+        with pytest.raises(NonFiniteGradient):
+            trainer.step(gradients, REBUILT)
+
+    on_ranks(1, run)
