@@ -282,7 +282,8 @@ Task<OwnedSlice<V>> reduce_owned_slice(Transport& net, const SparseStream<V>& mi
   const Rank size = net.size();
   OwnedSlice<V> sum;
   if (size == 1) {
-    std::vector<StreamView<V>> whole{mine.view()};
+    std::vector<StreamView<V>> whole{split.share(0)};
+    say_received(split, whole);
     sum = co_await reduce_shares<V>(net, std::move(whole), how.reduction, delta);
   } else if (bytes_of(mine.view()) / size / bucket.buckets < kShortBytes) {
     sum = co_await overlap_rounds(split, delta);

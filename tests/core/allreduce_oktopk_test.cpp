@@ -317,7 +317,7 @@ TEST("very unlike shares are made alike before they are gathered") {
 TEST("long shares go in buckets") {
   constexpr std::uint64_t kN = 3'000'000;
   for (const World world : kWorlds) {
-    for (const Rank size : {2U, 3U, 5U}) {
+    for (const Rank size : {1U, 2U, 3U, 5U}) {
       Random random(size);
       std::vector<Input<float>> inputs;
       for (Rank rank = 0; rank < size; ++rank) inputs.push_back(normal<float>(kN, rank == 1 ? 0.01 : 0.1, random));
