@@ -58,6 +58,7 @@ class OkTopk {
   OkTopk(Transport& net, SparseStream<V> mine, const OkTopkSettings& settings, OkTopkState state, Reduction reduction,
          WireFormat wire)
       : net_(net), mine_(std::move(mine)), settings_(settings), state_(std::move(state)) {
+    TELEGRAD_CHECK(!SizeOnly::active());  // what is sent depends on values
     TELEGRAD_CHECK(!mine_.is_dense() && settings.k > 0 && wire.values == ValueEncoding::native);
     TELEGRAD_CHECK(reduction == Reduction::sum || reduction == Reduction::avg);
     how_.reduction = reduction;

@@ -60,6 +60,7 @@ struct OkTopkSum {
 /// there are fewer. In between it keeps what reaches the last call's threshold, gently corrected; where that would be more
 /// than a quarter off k, the threshold is found anew at once. `state` is that which the last call on all ranks has left, or
 /// a new one. V is float, double, bf16 or f16; `reduction` sum or avg, `wire` of native values (both CHECKed).
+/// Not where messages carry their size only (CHECKed).
 template <class V>
 Task<OkTopkSum<V>> allreduce_oktopk(Transport& net, SparseStream<V> mine, OkTopkSettings settings, OkTopkState state,
                                     Reduction reduction, WireFormat wire);

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <functional>
+#include <limits>
 #include <map>
 #include <memory>
 #include <numeric>
@@ -14,7 +15,12 @@
 #include <vector>
 
 #include "base/random.hpp"
+#include "collectives/allgather_bruck.hpp"
+#include "collectives/allgather_short.hpp"
+#include "collectives/any_size.hpp"
 #include "collectives/global_threshold.hpp"
+#include "collectives/pooled_slices.hpp"
+#include "collectives/sparse_split.hpp"
 #include "session/reductions.hpp"
 #include "sparse_samples.hpp"
 #include "world.hpp"
@@ -465,6 +471,61 @@ TEST("no rank is through before all have called") {
       });
       EXPECT(ended.stuck);
       for (const auto& result : results) EXPECT(!result->has_value());
+    }
+  }
+}
+
+enum class Lie { counts, bytes, order };
+
+// What a damaged rank does, the second of two. It tells the truth until sums are gathered: which then is a share of a stream
+// of which the first rank has both entries that count.
+Task<void> lie(Transport& net, Lie what, SparseStream<float> mine, std::uint64_t k) {
+  SparseTraffic traffic;
+  const PooledSlices cut = co_await pooled_slices(net, mine.indices(), mine.dimension(), traffic, 0);
+  SparseReduction how;
+  how.switch_factor = std::numeric_limits<double>::infinity();
+  SplitBucket whole;
+  whole.first_step = kSliceSteps;
+  const OwnedSlice<float> owned = co_await reduce_owned_slice(net, mine, cut.slices, how, whole);
+  Step step = kSliceSteps + split_steps<float>(net, cut.slices);
+  co_await global_threshold_key<float>(net, owned.values.span(), k, traffic, step);
+  step += kThresholdSteps;
+  const std::uint64_t counts[2] = {what == Lie::counts ? 3U : 0U, 2};
+  const Buffer all(2 * sizeof counts);
+  co_await allgather_bruck(net, std::as_bytes(std::span(counts)), all.bytes(), Partition(all.size(), 2), step);
+  if (what == Lie::counts) co_return;
+  step += 32;  // the gathered counts'
+  const std::size_t most = sizeof(StreamHeader) + sizeof(std::uint32_t) + sizeof(float) + 16;
+  const Buffer share = co_await receive_any_size(net, 0, step, most);
+  step += any_size_steps(net, most);
+  Buffer damaged(most);
+  std::memset(damaged.data(), 0, most);
+  if (what == Lie::order) {
+    const std::uint32_t low = 0;
+    const float value = 1.0F;
+    damaged = encode(StreamView<float>{slice_of(cut.slices, 0), false, std::span(&low, 1), std::span(&value, 1)});
+  }
+  co_await allgather_short(net, damaged.bytes(), "sums", step, most);
+}
+
+TEST("a rank whose counts or sums are damaged ends the operation on all ranks, and is named") {
+  const Input<float> mine{.indices = {1, 3, 60, 70}, .values = {5.0F, 6.0F, 0.5F, 0.25F}};
+  const OkTopkSettings settings{.k = 2, .balance_factor = 1.5};
+  const std::pair<Lie, const char*> kLies[] = {{Lie::counts, "rank 1 says that it keeps 3 of 2 sums, in a slice of"},
+                                               {Lie::bytes, "rank 1 sent damaged sums"},
+                                               {Lie::order, "its indices do not follow those of the rank before"}};
+  for (const World world : kWorlds) {
+    for (const auto& [what, reason] : kLies) {
+      const Ended ended = run_ranks(world, 2, [&](Rank rank) {
+        const RequestPtr request = make_all_reduce_topk(mine.stream(100), settings, {}, Reduction::sum, {}).request;
+        if (rank == 0) return request;
+        return std::make_shared<Request>(request->call(), [&, what = what](Transport& net) {
+          return lie(net, what, mine.stream(100), settings.k);
+        });
+      });
+      REQUIRE(ended.requests[0]->failure().has_value());
+      EXPECT(ended.requests[0]->failure()->reason.find(reason) != std::string::npos);
+      EXPECT_EQ(ended.requests[0]->failure()->peer, 1U);
     }
   }
 }
