@@ -9,8 +9,9 @@ namespace {
 
 constexpr std::size_t kKindsMost = 4096;  // beyond: begun anew, so that a program with ever new lengths needs no memory
 
-SparseSumShape with_usual_indices(SparseSumShape shape, bool shares_memory) {
+SparseSumShape with_usual_formats(SparseSumShape shape, bool shares_memory) {
   shape.indices = shares_memory ? IndexFormat::none : IndexFormat::packed;
+  shape.packs_values = !shares_memory;
   return shape;
 }
 
@@ -40,7 +41,7 @@ void SparseChoice::saw_overlap(const Kind& kind, double overlap) {
 SparseDecision::SparseDecision(const SparseChoice& choice, const SparseSumShape& shape, SparseChoice::Kind kind,
                                bool shares_memory)
     : own_shape_(shape),
-      common_shape_(with_usual_indices(shape, shares_memory)),
+      common_shape_(with_usual_formats(shape, shares_memory)),
       costs_(choice.costs().value_or(costs_unmeasured(shares_memory))),
       dense_algorithm_(dense_algorithm_of(choice, shape)),
       overlap_(choice.overlap(kind)) {}

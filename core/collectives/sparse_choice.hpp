@@ -64,7 +64,7 @@ class SparseDecision {
   SparseVerdict cheapest(const SparseCosts& costs, const SumGrowth& members, unsigned round, double entries) const;
 
   SparseSumShape own_shape_;
-  SparseSumShape common_shape_;  // ranks may wish for different formats of indices
+  SparseSumShape common_shape_;  // ranks may wish for different formats
   NetworkCosts costs_;
   Algorithm dense_algorithm_;
   double overlap_;

@@ -4,7 +4,6 @@
 #include <bit>
 #include <cmath>
 
-#include "kernels/pack_indices.hpp"
 #include "sparse/stream.hpp"
 #include "transport/transport.hpp"
 
@@ -40,10 +39,8 @@ double SparseCosts::delta(std::uint64_t range) const {
 double SparseCosts::message_bytes(std::uint64_t range, double entries) const {
   const bool dense = entries > delta(range);
   const auto held = dense ? range : std::min(range, static_cast<std::uint64_t>(entries));
-  const bool packs = !dense && shape_.indices == IndexFormat::packed;
-  const std::size_t packed = packs ? kernels::packed_size_expected(range, held) : 0;
-  return static_cast<double>(
-      encoded_size(stream_header({0, range}, dense, held, shape_.dtype, {.indices = shape_.indices}, packed)));
+  const WireFormat format{.indices = shape_.indices, .packs_values = shape_.packs_values};
+  return static_cast<double>(encoded_size(expected_header({0, range}, dense, held, shape_.dtype, format)));
 }
 
 double SparseCosts::memory_bytes(std::uint64_t range, double entries) const {

@@ -23,12 +23,13 @@ struct NetworkCosts {
 /// Where nothing was measured: over the memory of one host, and over a network of 10 Gbit/s.
 NetworkCosts costs_unmeasured(bool shares_memory);
 
-/// A sum over `ranks` ranks of streams of `dtype`, whose messages wish for `indices`.
+/// A sum over `ranks` ranks of streams of `dtype`, whose messages wish for `indices`, and their values packed or not.
 struct SparseSumShape {
   Rank ranks = 1;
   std::uint64_t dimension = 0;
   DType dtype = DType::f32;
   IndexFormat indices = IndexFormat::none;
+  bool packs_values = false;
   double switch_factor = 1.0;
 };
 

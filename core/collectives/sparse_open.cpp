@@ -63,6 +63,7 @@ OpenSum<V>::OpenSum(Transport& net, SparseStream<V> mine, const SparseReduction&
                  .dimension = mine_.dimension(),
                  .dtype = dtype_of<V>,
                  .indices = how.wire.indices,
+                 .packs_values = how.wire.packs_values,
                  .switch_factor = how.switch_factor},
                 kind_, net.shares_memory()),
       doubling_(net, mine_, how, kOpenSteps, &decision_) {}

@@ -2,7 +2,7 @@
 // too.
 //
 // The first 16 bytes say what is done with the rest: a whole message as it is, or one whose header is right and leads
-// straight to the decoder of one index format.
+// straight to the decoder of one index format or of packed values.
 
 #include <algorithm>
 #include <bit>
@@ -47,9 +47,11 @@ void check_sound(const StreamView<V>& view) {
     TELEGRAD_CHECK(view.indices[i] < view.range.end);
   }
   for (const IndexFormat indices : {IndexFormat::none, IndexFormat::raw32, IndexFormat::packed}) {
-    const Buffer again = encode(view, {.indices = indices});
-    const auto read = decode<V>(again.bytes(), view.range);
-    TELEGRAD_CHECK(read.ok() && same(read.view(), view));
+    for (const bool packs_values : {false, true}) {
+      const Buffer again = encode(view, {.indices = indices, .packs_values = packs_values});
+      const auto read = decode<V>(again.bytes(), view.range);
+      TELEGRAD_CHECK(read.ok() && same(read.view(), view));
+    }
   }
 }
 
@@ -68,6 +70,15 @@ bool read_at_every_level(ConstBytes message, IndexRange range) {
   return accepted;
 }
 
+bool read_as(DType dtype, ConstBytes message, IndexRange range) {
+  switch (dtype) {
+    case DType::f64: return read_at_every_level<double>(message, range);
+    case DType::bf16: return read_at_every_level<bf16>(message, range);
+    case DType::f16: return read_at_every_level<f16>(message, range);
+    default: return read_at_every_level<float>(message, range);
+  }
+}
+
 }  // namespace
 
 bool read_sparse_message(ConstBytes input) {
@@ -80,29 +91,33 @@ bool read_sparse_message(ConstBytes input) {
   constexpr DType kDTypes[] = {DType::f32, DType::f64, DType::bf16, DType::f16};
   const DType dtype = kDTypes[recipe.dtype % 4];
 
-  std::size_t size = rest.size();
-  StreamHeader header;
-  if (recipe.mode % 4 != 0) {
-    const auto nnz = std::min<std::uint64_t>(recipe.nnz, std::min<std::uint64_t>(range.size(), 8192));
-    header = {.dtype = dtype,
-              .index_format = static_cast<IndexFormat>(recipe.mode % 4),
-              .begin = static_cast<std::uint32_t>(range.begin),
-              .end = static_cast<std::uint32_t>(range.end),
-              .index_bytes = rest.size(),
-              .nnz = static_cast<std::uint32_t>(nnz)};
-    size = sizeof header + (rest.size() + 7) / 8 * 8 + (size_of(dtype) * static_cast<std::size_t>(nnz) + 7) / 8 * 8;
+  const unsigned mode = recipe.mode % 5;
+  if (mode == 0) {
+    Message message(rest.size());
+    if (!rest.empty()) std::memcpy(message.bytes().data(), rest.data(), rest.size());
+    return read_as(dtype, message.bytes(), range);
   }
-  Message message(size);
+  const auto padded = [](std::size_t bytes) { return (bytes + 7) / 8 * 8; };
+  const auto nnz = std::min<std::uint64_t>(recipe.nnz, std::min<std::uint64_t>(range.size(), 8192));
+  const bool of_values = mode == 4;
+  StreamHeader header{.dtype = dtype,
+                      .index_format = of_values ? IndexFormat::raw32 : static_cast<IndexFormat>(mode),
+                      .begin = static_cast<std::uint32_t>(range.begin),
+                      .end = static_cast<std::uint32_t>(range.end),
+                      .index_bytes = of_values ? 4 * nnz : rest.size(),
+                      .nnz = static_cast<std::uint32_t>(nnz)};
+  if (of_values) header.packed_value_words = static_cast<std::uint32_t>(padded(rest.size()) / 8);
+  const std::size_t values = sizeof header + padded(static_cast<std::size_t>(header.index_bytes));
+  Message message(values + padded(of_values ? rest.size() : size_of(dtype) * static_cast<std::size_t>(nnz)));
   const Bytes bytes = message.bytes();
-  const std::size_t skipped = size == rest.size() ? 0 : sizeof header;
-  if (skipped != 0) std::memcpy(bytes.data(), &header, sizeof header);
-  if (!rest.empty()) std::memcpy(bytes.data() + skipped, rest.data(), rest.size());
-  switch (recipe.dtype % 4) {
-    case 0: return read_at_every_level<float>(bytes, range);
-    case 1: return read_at_every_level<double>(bytes, range);
-    case 2: return read_at_every_level<bf16>(bytes, range);
-    default: return read_at_every_level<f16>(bytes, range);
+  std::memcpy(bytes.data(), &header, sizeof header);
+  for (std::uint32_t i = 0; of_values && i < nnz; ++i) {
+    const auto index = static_cast<std::uint32_t>(range.begin + i);
+    std::memcpy(bytes.data() + sizeof header + 4 * i, &index, sizeof index);
   }
+  const std::size_t at = of_values ? values : sizeof header;
+  if (!rest.empty()) std::memcpy(bytes.data() + at, rest.data(), rest.size());
+  return read_as(dtype, bytes, range);
 }
 
 }  // namespace telegrad::fuzz

@@ -8,7 +8,7 @@
 namespace telegrad::fuzz {
 
 struct Recipe {
-  std::uint8_t mode = 0;    // modulo 4: 0 a whole message, else the index section of that IndexFormat
+  std::uint8_t mode = 0;    // modulo 5: 0 a whole message, 4 packed values, else the index section of that IndexFormat
   std::uint8_t dtype = 0;   // modulo 4: f32, f64, bf16, f16
   std::uint16_t nnz = 0;    // of a section, at most 8,192
   std::uint32_t begin = 0;

@@ -111,7 +111,6 @@ TELEGRAD_AVX512 bool read_avx512(ValuePlanes<const std::byte> planes, ValueBlock
     const auto join = [&](__m256i exponent_bytes, __m256i head_bytes) TELEGRAD_AVX512 {
       const __m512i exponent = _mm512_slli_epi16(_mm512_maskz_cvtepu8_epi16(kAll, exponent_bytes), 7);
       const __m512i head = _mm512_maskz_cvtepu8_epi16(kAll, head_bytes);
-
       const __m512i sign = _mm512_and_si512(_mm512_slli_epi16(head, 8), _mm512_set1_epi16(static_cast<short>(0x8000)));
       const __m512i fraction = _mm512_and_si512(head, _mm512_set1_epi16(0x7f));
       return _mm512_or_si512(exponent, _mm512_or_si512(sign, fraction));

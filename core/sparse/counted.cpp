@@ -8,7 +8,6 @@
 
 #include "base/check.hpp"
 #include "base/random.hpp"
-#include "kernels/pack_indices.hpp"
 
 namespace telegrad {
 namespace {
@@ -52,8 +51,7 @@ EntryCounts united(std::span<const View> pieces) {
 }
 
 StreamHeader counted_header(const View& view, WireFormat format) {
-  const std::size_t packed = view.dense ? 0 : kernels::packed_size_expected(view.range.size(), view.nnz());
-  return stream_header(view.range, view.dense, view.nnz(), DType::f32, format, packed);
+  return expected_header(view.range, view.dense, view.nnz(), DType::f32, format);
 }
 
 }  // namespace

@@ -94,7 +94,8 @@ template <>
 SparseStream<CountedF32> sparse_stream(std::uint64_t dimension, OwnedSlice<CountedF32> slice, Reduction reduction);
 
 /// The real message's length; packed indices are taken to be evenly spread, which random ones differ from by less than
-/// 1 % where there are thousands.
+/// 1 % where there are thousands, and packed values to be the largest of gradients: see
+/// expected_header().
 template <>
 std::size_t encoded_size(const StreamView<CountedF32>& view, WireFormat format);
 /// A message of that length, and its header; what follows in the head are the counts.

@@ -2,10 +2,12 @@
 
 #include <algorithm>
 #include <cstring>
+#include <utility>
 
 #include "kernels/encode_values.hpp"
 #include "kernels/pack_indices.hpp"
 #include "kernels/scan.hpp"
+#include "sparse/value_section.hpp"
 
 namespace telegrad {
 namespace {
@@ -27,11 +29,6 @@ std::uint64_t fixed_index_bytes(IndexFormat format, std::uint64_t range_size, st
   return 0;
 }
 
-std::uint64_t value_bytes(const StreamHeader& header) {
-  if (header.value_encoding == ValueEncoding::native) return std::uint64_t{size_of(header.dtype)} * header.nnz;
-  return kernels::encoded_bytes(header.value_encoding, header.nnz);
-}
-
 // Where the sections of a message begin. Sizes are those of counts below 2^32: no sum here overflows.
 struct Layout {
   std::uint64_t indices = sizeof(StreamHeader);
@@ -43,14 +40,25 @@ struct Layout {
         end(values + padded(value_bytes(header))) {}
 };
 
+// A message before it is written.
 template <class V>
-StreamHeader header_of(const StreamView<V>& view, WireFormat format) {
+struct Draft {
+  StreamHeader header;
+  ValueDraft<V> values;
+};
+
+template <class V>
+Draft<V> draft_of(const StreamView<V>& view, WireFormat format, std::span<V> error) {
+  TELEGRAD_CHECK(error.empty() || error.size() == view.nnz());
   if constexpr (std::is_same_v<V, float>) {
     if (!view.dense && !kernels::encodes(format.values, view.values)) format.values = ValueEncoding::native;
   }
-  const bool packs = !view.dense && format.indices == IndexFormat::packed;
-  const std::uint64_t packed_bytes = packs ? kernels::packed_size(view.indices) : 0;
-  return stream_header(view.range, view.dense, view.nnz(), dtype_of<V>, format, packed_bytes);
+  PackedBytes packed;
+  if (!view.dense && format.indices == IndexFormat::packed) packed.indices = kernels::packed_size(view.indices);
+  StreamHeader header = stream_header(view.range, view.dense, view.nnz(), dtype_of<V>, format, packed);
+  ValueDraft<V> values(view.values, header, format.packs_values, error);
+  choose_packing(header, values.packed_bytes());
+  return {header, std::move(values)};
 }
 
 // Writes a section and zeroes its padding.
@@ -118,7 +126,7 @@ std::string header_error(const StreamHeader& header, DType dtype, IndexRange exp
       (!sparse && header.value_encoding == ValueEncoding::mean)) {
     return "value encoding is " + text(static_cast<std::uint64_t>(header.value_encoding)) + ", unknown for its dtype";
   }
-  if (header.reserved != 0) return "its reserved bytes are " + text(header.reserved) + ", expected 0";
+  if (std::string error = value_bytes_error(header); !error.empty()) return error;
   return index_bytes_error(header, expected.size());
 }
 
@@ -137,19 +145,11 @@ bool widen(ConstBytes section, IndexRange range, std::span<std::uint32_t> indice
   return at == indices.size();
 }
 
-// Both read what a message holds, wherever it lies there, into arrays of as many elements; they return what is wrong
-// with it, or nothing.
-template <class V>
-std::string read_values(ConstBytes message, const StreamHeader& header, std::span<V> values) {
-  const ConstBytes section = message.subspan(Layout(header).values, value_bytes(header));
-  if constexpr (std::is_same_v<V, float>) {
-    if (kernels::decode_values(header.value_encoding, section, values)) return {};
-    return "its values are not encoded as they should be";
-  } else {
-    if (!section.empty()) std::memcpy(values.data(), section.data(), section.size());
-    return {};
-  }
+ConstBytes values_of(ConstBytes message, const StreamHeader& header) {
+  return message.subspan(Layout(header).values, value_bytes(header));
 }
+
+// Like read_values(): what is wrong with the indices, or nothing.
 std::string read_indices(ConstBytes message, const StreamHeader& header, IndexRange range,
                          std::span<std::uint32_t> indices) {
   const ConstBytes section = message.subspan(Layout(header).indices, header.index_bytes);
@@ -177,24 +177,8 @@ std::string index_error(const StreamHeader& header, IndexRange expected, std::sp
 }
 
 template <class V>
-void put_values(std::span<const V> values, ValueEncoding encoding, const kernels::QuantisationKey& key, Bytes section,
-                std::span<V> error) {
-  if constexpr (std::is_same_v<V, float>) {
-    if (encoding != ValueEncoding::native) {
-      const std::size_t bytes = kernels::encoded_bytes(encoding, values.size());
-      kernels::encode_values(encoding, key, 0, values, section.first(bytes), error);
-      put(section, bytes, section.size(), {});
-      return;
-    }
-  }
-  TELEGRAD_CHECK(encoding == ValueEncoding::native);
-  put(section, 0, section.size(), std::as_bytes(values));
-  std::ranges::fill(error, V(0.0F));
-}
-
-template <class V>
-void write_message(const StreamView<V>& view, const StreamHeader& header, Bytes out, const WireFormat& format,
-                   std::span<V> error) {
+void write_message(const StreamView<V>& view, const Draft<V>& draft, Bytes out, const WireFormat& format) {
+  const StreamHeader& header = draft.header;
   const Layout layout(header);
   TELEGRAD_CHECK(out.size() == layout.end && reinterpret_cast<std::uintptr_t>(out.data()) % 8 == 0);
   TELEGRAD_CHECK(view.dense ? view.nnz() == view.range.size() : view.indices.size() == view.nnz());
@@ -209,8 +193,7 @@ void write_message(const StreamView<V>& view, const StreamHeader& header, Bytes 
       break;
   }
   put(section, header.index_bytes, section.size(), {});
-  TELEGRAD_CHECK(error.empty() || error.size() == view.nnz());
-  put_values(view.values, header.value_encoding, format.key, out.subspan(layout.values), error);
+  draft.values.write(header, format.key, out.subspan(layout.values));
 }
 
 }  // namespace
@@ -231,25 +214,33 @@ IndexFormat smaller_index_format(std::uint64_t range_size, std::uint64_t nnz) {
 }
 
 StreamHeader stream_header(IndexRange range, bool dense, std::uint64_t nnz, DType dtype, WireFormat format,
-                           std::uint64_t packed_bytes) {
+                           PackedBytes packed) {
   StreamHeader header{.kind = dense ? StreamKind::dense : StreamKind::sparse,
                       .dtype = dtype,
                       .value_encoding = format.values,
                       .begin = static_cast<std::uint32_t>(range.begin),
                       .end = static_cast<std::uint32_t>(range.end),
                       .nnz = static_cast<std::uint32_t>(nnz)};
-  if (dense) {
-    if (format.values == ValueEncoding::mean) header.value_encoding = ValueEncoding::native;
-    return header;
-  }
+  if (dense && format.values == ValueEncoding::mean) header.value_encoding = ValueEncoding::native;
+  if (format.packs_values) choose_packing(header, packed.values);
+  if (dense) return header;
   const bool raw = format.indices == IndexFormat::raw32;
   header.index_format = raw ? IndexFormat::raw32 : smaller_index_format(range.size(), nnz);
   header.index_bytes = fixed_index_bytes(header.index_format, range.size(), nnz);
-  if (format.indices == IndexFormat::packed && padded(packed_bytes) < padded(header.index_bytes)) {
+  if (format.indices == IndexFormat::packed && padded(packed.indices) < padded(header.index_bytes)) {
     header.index_format = IndexFormat::packed;
-    header.index_bytes = packed_bytes;
+    header.index_bytes = packed.indices;
   }
   return header;
+}
+
+StreamHeader expected_header(IndexRange range, bool dense, std::uint64_t nnz, DType dtype, WireFormat format) {
+  PackedBytes packed;
+  if (!dense) {
+    if (format.indices == IndexFormat::packed) packed.indices = kernels::packed_size_expected(range.size(), nnz);
+    packed.values = packed_value_bytes_expected(stream_header(range, dense, nnz, dtype, {.values = format.values}));
+  }
+  return stream_header(range, dense, nnz, dtype, format, packed);
 }
 
 std::size_t encoded_size(const StreamHeader& header) { return static_cast<std::size_t>(Layout(header).end); }
@@ -272,19 +263,19 @@ std::string read_header(ConstBytes message, DType dtype, IndexRange expected, St
 
 template <class V>
 std::size_t encoded_size(const StreamView<V>& view, WireFormat format) {
-  return encoded_size(header_of(view, format));
+  return encoded_size(draft_of(view, format, std::span<V>()).header);
 }
 
 template <class V>
 void encode_into(const StreamView<V>& view, Bytes out, WireFormat format, std::span<V> error) {
-  write_message(view, header_of(view, format), out, format, error);
+  write_message(view, draft_of(view, format, error), out, format);
 }
 
 template <class V>
 Buffer encode(const StreamView<V>& view, WireFormat format, std::span<V> error) {
-  const StreamHeader header = header_of(view, format);
-  Buffer out(encoded_size(header));
-  write_message(view, header, out.bytes(), format, error);
+  const Draft<V> draft = draft_of(view, format, error);
+  Buffer out(encoded_size(draft.header));
+  write_message(view, draft, out.bytes(), format);
   return out;
 }
 
@@ -299,11 +290,11 @@ Decoded<V> decode(ConstBytes bytes, IndexRange expected) {
   StreamView<V> view{.range = expected, .dense = header.kind == StreamKind::dense, .indices = {}, .values = {}};
 
   Array<V> values;
-  if (header.value_encoding == ValueEncoding::native) {
+  if (header.value_encoding == ValueEncoding::native && header.packed_value_words == 0) {
     view.values = {reinterpret_cast<const V*>(bytes.data() + layout.values), nnz};
   } else {
     values = Array<V>(nnz);
-    if (const std::string error = read_values(bytes, header, values.span()); !error.empty()) return damaged(error);
+    if (const std::string error = read_values(values_of(bytes, header), header, values.span()); !error.empty()) return damaged(error);
     view.values = values.span();
   }
   if (view.dense) return {view, {}, std::move(values)};
@@ -329,7 +320,7 @@ std::string decode_into(ConstBytes bytes, IndexRange expected, std::span<std::ui
   if (error.empty() && (header.kind == StreamKind::dense || header.nnz != indices.size())) {
     error = "it does not hold the " + text(indices.size()) + " entries that were announced";
   }
-  if (error.empty()) error = read_values(bytes, header, values);
+  if (error.empty()) error = read_values(values_of(bytes, header), header, values);
   if (error.empty()) error = read_indices(bytes, header, expected, indices);
   if (error.empty()) error = index_error(header, expected, indices);
   return error.empty() ? error : kDamaged + error;

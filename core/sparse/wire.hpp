@@ -8,10 +8,11 @@
 //              then the low 16 bits of every index counted from the range's beginning
 //   packed     as kernels/pack_indices.hpp says: near the entropy
 //
-// Values of f32 as they are, or encoded as kernels/encode_values.hpp says.
+// Values as they are, or, of f32, encoded as kernels/encode_values.hpp says; as they are or as bf16 they can be packed on top
+// of that, as kernels/pack_values.hpp says.
 //
-// raw32 and blocked16 cost next to nothing to make and read, packed about a nanosecond an entry each way. Whatever is
-// wished for, no message is longer than with raw32.
+// raw32 and blocked16 cost next to nothing to make and read, packed about a nanosecond an entry each way, packed values as
+// much. Whatever is wished for, no message is longer than with raw32 and values that are not packed.
 //
 // Decoding trusts nothing: it checks everything before use, reads nothing outside the bytes, and never throws on them.
 
@@ -38,14 +39,17 @@ const char* name_of(IndexFormat format);
 /// but for indices of which one of the two others takes as few bytes.
 /// Values of f32 can be sent in fewer bytes, with a rounding error; `key` is of those that are rounded at random. A mean is
 /// one of entries that are all of one sign: where they are not, or densely, values are sent as they are.
+/// `packs_values`: f32 and bf16, also f32 sent as bf16, are packed, which loses nothing, where that saves a sixteenth of
+/// their bytes. Others are left as they are.
 struct WireFormat {
   IndexFormat indices = IndexFormat::none;
   ValueEncoding values = ValueEncoding::native;
   kernels::QuantisationKey key{};
+  bool packs_values = false;
 };
 
 inline constexpr std::uint32_t kStreamMagic = 0x534754U;  // "TGS"; the fourth byte is the version
-inline constexpr std::uint32_t kStreamVersion = 2;
+inline constexpr std::uint32_t kStreamVersion = 3;
 
 struct StreamHeader {
   std::uint32_t magic = kStreamMagic | kStreamVersion << 24;
@@ -57,17 +61,26 @@ struct StreamHeader {
   std::uint32_t end = 0;
   std::uint64_t index_bytes = 0;  // of the index section, without padding
   std::uint32_t nnz = 0;
-  std::uint32_t reserved = 0;  // zero
+  std::uint32_t packed_value_words = 0;  // of the value section, in 8 bytes; 0: values are not packed
 };
 static_assert(sizeof(StreamHeader) == 32);
 
 /// The smaller of raw32 and blocked16 for `nnz` entries in a range of `range_size` indices.
 IndexFormat smaller_index_format(std::uint64_t range_size, std::uint64_t nnz);
 
+/// What indices and values take packed; 0: they are not.
+struct PackedBytes {
+  std::uint64_t indices = 0;
+  std::uint64_t values = 0;
+};
+
 /// How `nnz` entries in `range`, or the whole range densely, are encoded; encoded_size() of it is the whole message's.
-/// `packed_bytes` is what the indices take packed; nobody looks at it unless `format` wishes that.
+/// Nobody looks at `packed` unless `format` wishes that.
 StreamHeader stream_header(IndexRange range, bool dense, std::uint64_t nnz, DType dtype, WireFormat format = {},
-                           std::uint64_t packed_bytes = 0);
+                           PackedBytes packed = {});
+/// The same where only their number is known: packed indices are taken to be evenly spread, packed values to be the largest
+/// of gradients; densely values are taken not to be packed.
+StreamHeader expected_header(IndexRange range, bool dense, std::uint64_t nnz, DType dtype, WireFormat format = {});
 std::size_t encoded_size(const StreamHeader& header);
 
 /// What a message says of itself, unchecked; what is too short for a header says that it is an empty stream.
@@ -77,7 +90,8 @@ StreamHeader claimed_header(ConstBytes message);
 /// message's address or its length, or nothing. Looks at no section.
 std::string read_header(ConstBytes message, DType dtype, IndexRange expected, StreamHeader& header);
 
-/// The bytes that encode() makes of this view; always a multiple of 8. O(1), but for packed indices: reads them once.
+/// The bytes that encode() makes of this view; always a multiple of 8. O(1), but for packed indices and values: reads them
+/// once.
 template <class V>
 std::size_t encoded_size(const StreamView<V>& view, WireFormat format = {});
 
@@ -102,7 +116,7 @@ class Decoded {
   explicit operator bool() const { return ok(); }
   /// Why the bytes are no stream of that range; empty if they are.
   const std::string& error() const { return error_; }
-  /// CHECKs ok(). Native values (and raw32 indices) lie in the received bytes, others in this object: the view is valid
+  /// CHECKs ok(). Native values that are not packed (and raw32 indices) lie in the received bytes, others in this object: the view is valid
   /// while both live. Moving this object keeps it valid.
   const StreamView<V>& view() const {
     TELEGRAD_CHECK(ok());

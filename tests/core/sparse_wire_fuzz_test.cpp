@@ -1,10 +1,12 @@
 // The fuzzer's entry point without a fuzzer: messages of all formats, whole and as sections, undamaged and damaged.
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 
 #include "fuzz/sparse_wire.hpp"
 #include "kernel_samples.hpp"
 #include "kernels/pack_indices.hpp"
+#include "kernels/pack_values.hpp"
 #include "sparse/wire.hpp"
 #include "testing.hpp"
 
@@ -39,12 +41,33 @@ std::vector<std::uint32_t> any_indices(std::mt19937& random, std::uint64_t begin
   return indices;
 }
 
+// Some octaves and what is special among them: every width of a code, and escapes.
+std::vector<float> any_values(std::mt19937& random, std::size_t count) {
+  std::vector<float> values = samples::awkward_values<float>(random, count);
+  const unsigned octaves = 1U << random() % 6;
+  for (std::size_t i = 0; i < count; ++i) {
+    if (random() % 16 == 0) continue;
+    values[i] = std::ldexp(1.0F + static_cast<float>(random() % 1000) / 1000, static_cast<int>(random() % octaves));
+  }
+  return values;
+}
+
 Input undamaged(std::mt19937& random) {
   fuzz::Recipe recipe;
   recipe.begin = random() % 2 == 0 ? 0 : static_cast<std::uint32_t>(random());
   recipe.range_size = static_cast<std::uint32_t>(random() % 60'000);
   const std::uint64_t end = std::min<std::uint64_t>(std::uint64_t{recipe.begin} + recipe.range_size, kDimensionMost);
   const auto indices = any_indices(random, recipe.begin, end);
+  if (random() % 4 == 0 && indices.size() >= 128) {
+    const std::vector<float> values = any_values(random, indices.size());
+    const ConstBytes bytes = std::as_bytes(std::span(values));
+    const kernels::ValuePlan plan = kernels::plan_values(DType::f32, bytes);
+    std::vector<std::byte> packed(plan.bytes);
+    kernels::pack_values(DType::f32, plan, bytes, packed);
+    recipe.mode = 4;
+    recipe.nnz = static_cast<std::uint16_t>(indices.size());
+    return input_of(recipe, packed);
+  }
   std::vector<std::byte> packed(kernels::packed_size_most(indices.size()));
   packed.resize(kernels::pack_indices(indices, packed));
   if (packed.size() < 4 * indices.size() && random() % 2 == 0) {  // no message packs what is shorter raw
@@ -53,9 +76,12 @@ Input undamaged(std::mt19937& random) {
     recipe.nnz = static_cast<std::uint16_t>(indices.size());
     return input_of(recipe, packed);
   }
-  const auto stream = SparseStream<float>::sparse(end, indices, samples::awkward_values<float>(random, indices.size()));
+  const auto stream = SparseStream<float>::sparse(end, indices, any_values(random, indices.size()));
   const auto wish = static_cast<IndexFormat>(random() % 4);
-  return input_of(recipe, encode(stream.slice(recipe.begin, end), {.indices = wish}).bytes());
+  const WireFormat format{.indices = wish,
+                          .values = random() % 4 == 0 ? ValueEncoding::bf16 : ValueEncoding::native,
+                          .packs_values = random() % 2 == 0};
+  return input_of(recipe, encode(stream.slice(recipe.begin, end), format).bytes());
 }
 
 TEST("undamaged inputs are accepted, damaged ones refused or sound, at every level") {

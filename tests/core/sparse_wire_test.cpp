@@ -32,6 +32,7 @@ StreamHeader header_of(ConstBytes bytes) {
 }
 
 constexpr WireFormat kPacked{.indices = IndexFormat::packed};
+constexpr WireFormat kAllPacked{.indices = IndexFormat::packed, .packs_values = true};
 constexpr WireFormat kRaw{.indices = IndexFormat::raw32};
 
 template <class V>
@@ -51,7 +52,7 @@ void expect_round_trip(const StreamView<V>& view, WireFormat format) {
 
 template <class V>
 void expect_round_trip(const StreamView<V>& view) {
-  for (const WireFormat format : {WireFormat{}, kRaw, kPacked}) expect_round_trip(view, format);
+  for (const WireFormat format : {WireFormat{}, kRaw, kPacked, kAllPacked}) expect_round_trip(view, format);
 }
 
 TEST("a stream comes back bit by bit, whole and in slices, at every level") {
@@ -174,9 +175,8 @@ TEST("each kind of damage has its own error") {
   expect_error(raw.view(), "nnz is 100001", [&](StreamHeader& h, Bytes) { h.nnz = 100'001; });
   expect_error(raw.view(), "nnz is 4294967295", [&](StreamHeader& h, Bytes) { h.nnz = ~std::uint32_t{0}; });
   expect_error(dense.view(), "nnz is 99", [&](StreamHeader& h, Bytes) { h.nnz = 99; });
-  expect_error(raw.view(), "version is 1, expected 2", [&](StreamHeader& h, Bytes) { h.magic ^= 3U << 24; });
+  expect_error(raw.view(), "version is 2, expected 3", [&](StreamHeader& h, Bytes) { h.magic ^= 1U << 24; });
   expect_error(raw.view(), "value encoding is 9", [&](StreamHeader& h, Bytes) { h.value_encoding = ValueEncoding{9}; });
-  expect_error(raw.view(), "reserved bytes are 1", [&](StreamHeader& h, Bytes) { h.reserved = 1; });
   expect_error(raw.view(), "5 indices cannot take 16 bytes", [&](StreamHeader& h, Bytes) { h.nnz = 5; });
   expect_error(raw.view(), "4 indices cannot take 20 bytes", [&](StreamHeader& h, Bytes) { h.index_bytes = 20; });
   expect_error(blocked.view(), "7 indices cannot take 21 bytes", [&](StreamHeader& h, Bytes) { --h.index_bytes; });
@@ -266,7 +266,8 @@ TEST("damaged and truncated messages are refused or sound, never worse") {
     const std::uint64_t end = begin + random() % 70'000;
     auto stream = random_stream<float>(random, end, begin, end, random() % 2 == 0 ? 0.0005 : 0.01);
     if (random() % 8 == 0) stream.to_dense();
-    const Buffer bytes = encode(stream.slice(begin, end), random() % 2 == 0 ? kPacked : WireFormat{});
+    constexpr WireFormat kFormats[] = {{}, kPacked, kAllPacked};
+    const Buffer bytes = encode(stream.slice(begin, end), kFormats[random() % 3]);
     const int changes = 1 + static_cast<int>(random() % 4);
     for (int change = 0; change < changes; ++change) {
       // Half of the damage goes into header and counts, where it matters most.
@@ -291,6 +292,7 @@ TEST("random bytes behind a right header are refused or sound") {
     header.end = header.begin + static_cast<std::uint32_t>(random() % 200'000);
     header.nnz = static_cast<std::uint32_t>(random() % 64);
     header.index_bytes = random() % 256;
+    header.packed_value_words = random() % 2 == 0 ? 0 : static_cast<std::uint32_t>(random() % 64);
     std::vector<std::byte> bytes(sizeof header + 8 * (random() % 80));
     for (std::byte& byte : bytes) byte = static_cast<std::byte>(random() % 3 == 0 ? random() : 0);
     std::memcpy(bytes.data(), &header, sizeof header);
