@@ -1,7 +1,7 @@
 // Packed indices: bits per index beside the entropy bound, and the speed of packing and unpacking at every level of
 // this CPU, in one thread, beside a copy of the raw indices. Rounds of all levels alternate; the fastest of each is
 // printed. `size` is what packed_size() takes, which an encoder calls before it packs. Then whole messages with values
-// in f32, at the best level: encode() includes taking memory for them.
+// in f32, packed or not, at the best level: encode() includes taking memory for them.
 //
 //   pack_indices [entries, 2^20 without]
 
@@ -133,19 +133,34 @@ void measure(const Set& set) {
 }
 
 void measure_messages(const Set& set) {
-  constexpr std::array kFormats{IndexFormat::raw32, IndexFormat::blocked16, IndexFormat::packed};
-  constexpr const char* kNames[] = {"raw32", "blocked16", "packed"};
-  const std::vector<float> values(set.indices.size(), 1.0F);
+  struct Format {
+    const char* name;
+    WireFormat wire;
+  };
+  constexpr std::array kFormats{
+      Format{"raw32", {.indices = IndexFormat::raw32}},
+      Format{"blocked16", {.indices = IndexFormat::blocked16}},
+      Format{"packed", {.indices = IndexFormat::packed}},
+      Format{"packed, values too", {.indices = IndexFormat::packed, .packs_values = true}},
+      Format{"packed, bf16", {.indices = IndexFormat::packed, .values = ValueEncoding::bf16}},
+      Format{"packed, bf16 too",
+             {.indices = IndexFormat::packed, .values = ValueEncoding::bf16, .packs_values = true}},
+  };
+  Random random(10);
+  std::vector<float> values;  // of a Pareto distribution, as the largest of gradients are
+  for (std::size_t i = 0; i < set.indices.size(); ++i) {
+    values.push_back(static_cast<float>(1e-3 * std::pow(1 - random.uniform(), -1.0 / 3)));
+  }
   const auto stream = SparseStream<float>::sparse(std::uint64_t{set.indices.back()} + 1, set.indices, values);
   const auto entries = static_cast<double>(set.indices.size());
-  std::array<double, 3> encode_s, decode_s, bytes;
+  std::array<double, kFormats.size()> encode_s, decode_s, bytes;
   encode_s.fill(std::numeric_limits<double>::infinity());
   decode_s.fill(std::numeric_limits<double>::infinity());
   for (int round = 0; round < kRounds; ++round) {
     for (std::size_t format = 0; format < kFormats.size(); ++format) {
       Buffer message;
       encode_s[format] = std::min(encode_s[format], seconds([&] {
-        message = encode(stream.view(), {.indices = kFormats[format]});
+        message = encode(stream.view(), kFormats[format].wire);
       }));
       decode_s[format] = std::min(decode_s[format], seconds([&] {
         TELEGRAD_CHECK(decode<float>(message.bytes(), stream.view().range).ok());
@@ -157,8 +172,8 @@ void measure_messages(const Set& set) {
   for (std::size_t format = 0; format < kFormats.size(); ++format) {
     const double encode_ns = encode_s[format] * 1e9 / entries;
     const double decode_ns = decode_s[format] * 1e9 / entries;
-    std::printf("    %-9s %5.2f bytes an entry   encode %6.2f ns %6.2f G/s   decode %6.2f ns %6.2f G/s\n",
-                kNames[format], bytes[format] / entries, encode_ns, 1 / encode_ns, decode_ns, 1 / decode_ns);
+    std::printf("    %-18s %5.2f bytes an entry   encode %6.2f ns %6.2f G/s   decode %6.2f ns %6.2f G/s\n",
+                kFormats[format].name, bytes[format] / entries, encode_ns, 1 / encode_ns, decode_ns, 1 / decode_ns);
   }
 }
 

@@ -73,7 +73,7 @@ nb::dict as_dict(const Workload& workload, Measurement found) {
 nb::dict measure_workload(const std::string& operation, const std::string& algorithm, Rank ranks, std::uint64_t bytes,
                           std::uint64_t nnz, double overlap, double switch_factor, IndexFormat indices,
                           ValueEncoding values, Rank root, bool payloads, std::uint64_t seed, std::uint32_t calls,
-                          const std::map<std::string, double>& costs, bool links, bool timeline) {
+                          const std::map<std::string, double>& costs, bool links, bool timeline, bool packs_values) {
   Workload workload{.operation = operation_named(operation),
                     .algorithm = algorithm_named(algorithm),
                     .ranks = ranks,
@@ -81,7 +81,7 @@ nb::dict measure_workload(const std::string& operation, const std::string& algor
                     .nnz = nnz,
                     .overlap = overlap,
                     .switch_factor = switch_factor,
-                    .wire = {.indices = indices, .values = values, .key = {.seed = seed}},
+                    .wire = {.indices = indices, .values = values, .key = {.seed = seed}, .packs_values = packs_values},
                     .root = root,
                     .payloads = payloads,
                     .seed = seed,
@@ -104,7 +104,7 @@ void bind_measure(nb::module_& module) {
              nb::arg("bytes"), nb::arg("nnz") = 0, nb::arg("overlap") = 0.0, nb::arg("switch_factor") = 1.0,
              nb::arg("indices") = IndexFormat::none, nb::arg("values") = ValueEncoding::native, nb::arg("root") = 0,
              nb::arg("payloads") = false, nb::arg("seed") = 0, nb::arg("calls") = 1, nb::arg("costs") = nb::dict(),
-             nb::arg("links") = false, nb::arg("timeline") = false);
+             nb::arg("links") = false, nb::arg("timeline") = false, nb::arg("packs_values") = false);
 }
 
 }  // namespace telegrad::bindings

@@ -30,8 +30,10 @@ void bind_sparse_reduction(nb::module_& module) {
   module.def(
       "sparse_sum_costs",
       [](Rank ranks, std::uint64_t n, double entries, double overlap, DType dtype, IndexFormat indices,
-         const NetworkCosts& network) {
-        const SparseCosts costs({.ranks = ranks, .dimension = n, .dtype = dtype, .indices = indices}, network);
+         bool packs_values, const NetworkCosts& network) {
+        const SparseSumShape shape{
+            .ranks = ranks, .dimension = n, .dtype = dtype, .indices = indices, .packs_values = packs_values};
+        const SparseCosts costs(shape, network);
         const SumGrowth growth(n, entries, overlap);
         nb::dict seconds;
         seconds["recursive_doubling"] = costs.doubling_s(growth.of_sums(ranks / costs.members()), 0);
@@ -43,24 +45,24 @@ void bind_sparse_reduction(nb::module_& module) {
         return seconds;
       },
       nb::arg("ranks"), nb::arg("n"), nb::arg("entries"), nb::arg("overlap"), nb::arg("dtype"), nb::arg("indices"),
-      nb::arg("network"));
+      nb::arg("packs_values"), nb::arg("network"));
   nb::class_<SparseReduction>(module, "SparseReduction")
       .def(
           "__init__",
           [](SparseReduction* self, Reduction reduction, Algorithm algorithm, double switch_factor, IndexFormat indices,
              ValueEncoding values, std::uint64_t seed, std::uint32_t call, std::uintptr_t residual,
-             std::size_t elements, bool balanced) {
+             std::size_t elements, bool balanced, bool packs_values) {
             new (self) SparseReduction{
                 .reduction = reduction,
                 .switch_factor = switch_factor,
                 .algorithm = algorithm,
-                .wire = {.indices = indices, .values = values, .key = {.seed = seed, .call = call}},
+                .wire = {.indices = indices, .values = values, .key = {.seed = seed, .call = call}, .packs_values = packs_values},
                 .residual = residual == 0 ? std::span<float>() : memory<float>(residual, elements),
                 .slices = balanced ? Slices::balanced : Slices::equal};
           },
           nb::arg("reduction"), nb::arg("algorithm"), nb::arg("switch_factor"), nb::arg("indices") = IndexFormat::none,
           nb::arg("values") = ValueEncoding::native, nb::arg("seed") = 0, nb::arg("call") = 0, nb::arg("residual") = 0,
-          nb::arg("elements") = 0, nb::arg("balanced") = false);
+          nb::arg("elements") = 0, nb::arg("balanced") = false, nb::arg("packs_values") = false);
 }
 
 }  // namespace telegrad::bindings

@@ -107,7 +107,7 @@ void validate_wire(const Workload& workload) {
   const WireFormat& wire = workload.wire;
   const bool sparse = workload.operation == Operation::sparse_allreduce;
   const bool rounds = wire.values != ValueEncoding::native;
-  require(sparse || (wire.indices == IndexFormat::none && !rounds), "wire",
+  require(sparse || (wire.indices == IndexFormat::none && !rounds && !wire.packs_values), "wire",
           std::string(name_of(wire.indices)) + " indices and " + name_of(wire.values) + " values",
           "only a sparse_allreduce has formats of entries, give 'none' and 'native'");
   require(!rounds || workload.algorithm != Algorithm::recursive_doubling, "values", name_of(wire.values),

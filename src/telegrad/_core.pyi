@@ -69,6 +69,7 @@ def sparse_sum_costs(
     overlap: float,
     dtype: DType,
     indices: IndexFormat,
+    packs_values: bool,
     network: NetworkCosts,
 ) -> dict[str, float]: ...
 
@@ -85,6 +86,7 @@ class SparseReduction:
         residual: int = 0,  # float32, `elements` of them; 0: none
         elements: int = 0,
         balanced: bool = False,  # slices
+        packs_values: bool = False,
     ) -> None: ...
 
 class TopkState:
@@ -353,6 +355,7 @@ def measure(
     costs: dict[str, float] = ...,
     links: bool = False,
     timeline: bool = False,
+    packs_values: bool = False,
 ) -> dict[str, Any]: ...
 def explore(first_seed: int, seeds: int, first_ranks: int, last_ranks: int, only: str = "") -> str: ...
 def replay(seed: int, first_ranks: int, last_ranks: int) -> tuple[str, int, str]: ...

@@ -46,7 +46,8 @@ std::vector<Result<V>> gathered(World world, const std::vector<SparseStream<V>>&
 
 template <class V>
 void check(World world, const std::vector<SparseStream<V>>& inputs, std::uint64_t seed) {
-  const SparseReduction how{.wire = {.indices = kFormats[seed % std::size(kFormats)]}};
+  const SparseReduction how{.wire = {.indices = kFormats[seed % std::size(kFormats)],
+                                      .packs_values = seed / 3 % 2 == 0}};
   const auto results = gathered(world, inputs, how, seed);
   for (const auto& result : results) {
     REQUIRE(result->has_value() && (*result)->size() == inputs.size());

@@ -86,7 +86,8 @@ void check(World world, const std::vector<Input<V>>& inputs, std::uint64_t n, Re
     const SparseReduction how{.reduction = reduction,
                               .switch_factor = factor,
                               .algorithm = kAlgorithms[way],
-                              .wire = {.indices = kFormats[(seed + way) % std::size(kFormats)]}};
+                              .wire = {.indices = kFormats[(seed + way) % std::size(kFormats)],
+                                       .packs_values = seed / 3 % 2 == 0}};
     check_way(world, inputs, n, how, expected, seed);
   }
 }

@@ -183,6 +183,21 @@ TEST("messages are as long as real ones, and read back what was written") {
   }
 }
 
+TEST("packed values make messages shorter by what the exponents of selected gradients save, but not dense ones") {
+  const View many{{0, 1'000'000}, false, {.own = 10'000}};
+  const auto saved = [](const View& view, ValueEncoding values) {
+    const std::size_t as_is = encoded_size(view, {.values = values});
+    const Buffer packed = encode(view, {.values = values, .packs_values = true});
+    EXPECT_EQ(decode<CountedF32>(packed.bytes(), view.range).view().nnz(), view.nnz());
+    return static_cast<double>(as_is - packed.size()) / static_cast<double>(view.nnz());
+  };
+  EXPECT_NEAR(saved(many, ValueEncoding::native), 5.9 / 8, 0.02);
+  EXPECT_NEAR(saved(many, ValueEncoding::bf16), 5.9 / 8, 0.02);
+  EXPECT_EQ(saved(many, ValueEncoding::int8), 0.0);
+  EXPECT_EQ(saved(many, ValueEncoding::mean), 0.0);
+  EXPECT_EQ(saved({{0, 1000}, true, {}}, ValueEncoding::native), 0.0);
+}
+
 TEST("messages with packed indices are as long as real ones of random indices, within 1 %") {
   Random random(6);
   constexpr WireFormat kPacked{.indices = IndexFormat::packed};

@@ -321,6 +321,7 @@ TEST("arguments that make no sense are refused by name, with their value and a r
   rounded.algorithm = Algorithm::recursive_doubling;
   refused(rounded, "values is bf16: ");
   refused(with([](Workload& w) { w.wire.indices = IndexFormat::packed; }), "wire is packed indices and native values: ");
+  refused(with([](Workload& w) { w.wire.packs_values = true; }), "wire is none indices and native values: ");
   Workload dense_only = sparse(2, 100, 1);
   dense_only.algorithm = Algorithm::rabenseifner;
   refused(dense_only, "algorithm is 'rabenseifner': ");

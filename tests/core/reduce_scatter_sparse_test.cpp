@@ -43,7 +43,7 @@ void check(World world, const std::vector<Input<V>>& inputs, std::uint64_t n, co
   const auto size = static_cast<Rank>(inputs.size());
   const SparseReduction how{.reduction = reduction,
                             .switch_factor = factor,
-                            .wire = {.indices = kFormats[seed % std::size(kFormats)]}};
+                            .wire = {.indices = kFormats[seed % std::size(kFormats)], .packs_values = seed / 3 % 2 == 0}};
   std::vector<Result<V>> results;
   const Ended ended = run_ranks(
       world, size,

@@ -74,7 +74,8 @@ void check(const std::vector<Input>& inputs, std::uint64_t n, const Choices& cho
   std::vector<std::shared_ptr<std::optional<SparseStream<float>>>> results;
   const auto how = [&](Rank rank) {
     return SparseReduction{.algorithm = Algorithm::automatic,
-                           .wire = {.indices = rank % 2 == 0 ? IndexFormat::packed : IndexFormat::raw32},
+                           .wire = {.indices = rank % 2 == 0 ? IndexFormat::packed : IndexFormat::raw32,
+                                    .packs_values = rank % 3 == 0},
                            .choice = choices[rank]};
   };
   const Ended ended = run_ranks(

@@ -313,7 +313,7 @@ class Play {
     const SparseReduction how{.reduction = call.reduction,
                               .switch_factor = call.switch_factor,
                               .algorithm = call.algorithm,
-                              .wire = {.indices = call.indices},
+                              .wire = {.indices = call.indices, .packs_values = call.indices == IndexFormat::packed},
                               .slices = call.slices,
                               .choice = choice_of(call)};
     if (call.operation == Operation::sparse_allgather) {

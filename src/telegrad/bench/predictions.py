@@ -96,7 +96,7 @@ def predict(one: Measurement, ranks: int, costs: Mapping[str, float], calls: int
     slowest rank in ``calls`` calls one after another, after one that does not count unless they are few. Raises
     ``ValueError`` for what is no collective."""
 
-    indices, values = formats_named(one.wire or "blocked", "f32", packs=False)
+    formats = formats_named(one.wire or "blocked", "f32", packs=False)
 
     def finish_s(count: int) -> npt.NDArray[np.float64]:
         outcome = _core.measure(
@@ -105,8 +105,7 @@ def predict(one: Measurement, ranks: int, costs: Mapping[str, float], calls: int
             ranks,
             one.bytes,
             nnz=one.nnz or 0,
-            indices=indices,
-            values=values,
+            **formats._asdict(),
             calls=count,
             costs=dict(costs),
         )

@@ -10,17 +10,16 @@ from dataclasses import dataclass, field
 from telegrad.bench.job import peers_store, run_job
 from telegrad.bench.networks import payload_bytes_per_s
 from telegrad.bench.plan import Timing
-from telegrad.bench.sparse_plan import SparsePlan, entropy_bits
+from telegrad.bench.sparse_plan import BY_ALGORITHM, SparsePlan, entropy_bits, value_bits
 
 Row = dict[str, object]
 
 _TARGET = "telegrad.bench.sparse_ranks:main"
-_VALUE_BYTES = {"bf16": 2.0, "int8": 1 + 4 / 256}
 
 BOUND = (
     "What a rank must receive, at the rate of its link: of a dense sum 2(P-1)/P*n values; of a sparse one the K-k "
-    "entries of the sum that it does not have, each with its value and H(K/n)/(K/n) bits of index; null where links "
-    "have no rate"
+    "entries of the sum that it does not have, each with its value (packed: with the entropy of its exponent) and "
+    "H(K/n)/(K/n) bits of index; null where links have no rate"
 )
 """What ``bound_s`` means in result files."""
 
@@ -65,8 +64,10 @@ def bound_bytes(plan: SparsePlan, name: str, result_nnz: int) -> float:
     """What a rank must receive at least, see ``BOUND``."""
     if name.endswith("-dense") and not name.endswith("-to-dense"):
         return 2 * (plan.ranks - 1) / plan.ranks * plan.n * 4
-    value_bytes = next((size for part, size in _VALUE_BYTES.items() if part in name), 4.0)
-    return (result_nnz - plan.nnz) * (value_bytes + entropy_bits(result_nnz / plan.n) / 8)
+    encoding = next((part for part in ("bf16", "int8") if part in name), "f32")
+    packed = "packed" in name or name.removeprefix("telegrad-") in BY_ALGORITHM
+    bits = value_bits(encoding, packed=packed) + entropy_bits(result_nnz / plan.n)
+    return (result_nnz - plan.nnz) * bits / 8
 
 
 def rows_of(plan: SparsePlan, outcome: Outcome, missing: Mapping[str, str] | None = None) -> list[Row]:

@@ -14,9 +14,12 @@ import numpy.typing as npt
 PATTERNS = ("uniform", "clustered", "identical")
 _RUN = 64  # consecutive indices of a cluster
 _RANDOM_SEED = 1_000_003
+_PARETO_EXPONENT = 3
+_LARGEST = 64.0
+_VALUE_BITS = {"f32": 32.0, "bf16": 16.0, "int8": 8 + 32 / 256}
 
 DENSE = ("gloo-dense", "mpich-dense", "telegrad-dense")
-WIRES = ("raw-f32", "packed-f32", "packed-bf16", "packed-int8")
+WIRES = ("raw-f32", "indices-f32", "packed-f32", "indices-bf16", "packed-bf16", "packed-int8")
 TO_DENSE = ("raw-f32", "packed-f32", "packed-bf16")
 BY_ALGORITHM = ("split_allgather", "recursive_doubling", "ring", "split_dense_allgather")
 NAMES = (
@@ -94,6 +97,26 @@ def indices_of(plan: SparsePlan, rank: int) -> npt.NDArray[np.uint32]:
     runs = math.ceil(plan.nnz / _RUN)
     starts = np.sort(draw.choice(max(plan.n // _RUN, runs), runs, replace=False, shuffle=False)) * _RUN
     return (starts[:, None] + np.arange(_RUN, dtype=np.uint32)).reshape(-1)[: plan.nnz].astype(np.uint32)
+
+
+def values_of(plan: SparsePlan, rank: int) -> npt.NDArray[np.float32]:
+    """Like gradients of which the largest were selected: of a Pareto distribution with exponent 3, of both signs, up to
+    64 times the least magnitude. They have 7 significant bits, so that sums are the same in any order."""
+    draw = np.random.default_rng((rank, _RANDOM_SEED))
+    magnitude = np.minimum((1 - draw.random(plan.nnz)) ** (-1 / _PARETO_EXPONENT), _LARGEST)
+    fraction, exponent = np.frexp(magnitude)
+    rounded = np.ldexp(np.floor(fraction * 128) / 128, exponent)
+    return np.asarray(rounded * draw.choice([-1, 1], plan.nnz), np.float32)
+
+
+def value_bits(encoding: str, *, packed: bool) -> float:
+    """Bits of a value of ``values_of``; packed, of its exponent only what it tells: octave after octave gets rarer by
+    the same factor."""
+    bits = _VALUE_BITS[encoding]
+    if not packed or encoding not in ("f32", "bf16"):
+        return bits
+    stays = 1 - 2.0**-_PARETO_EXPONENT
+    return bits - 8 + entropy_bits(stays)
 
 
 def entropy_bits(density: float) -> float:

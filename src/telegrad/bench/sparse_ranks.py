@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from telegrad import Communicator, SparseStream
 from telegrad.bench.peers import Peer, start_peers
-from telegrad.bench.sparse_plan import BY_ALGORITHM, SparsePlan, indices_of
+from telegrad.bench.sparse_plan import BY_ALGORITHM, SparsePlan, indices_of, values_of
 from telegrad.calibration import calibrate
 from telegrad.calibration.pairs import timed_sample
 from telegrad.launch import join
@@ -25,8 +25,8 @@ Vector = npt.NDArray[np.float32]
 _TIMEOUT_S = 300.0
 _JOIN_TIMEOUT_S = 120.0
 _FEWEST_SAMPLES = 3
-_TOLERANCE = {"int8": 0.02}
-"""Of what is rounded, relative to the largest sum; small whole numbers survive the other formats."""
+_TOLERANCE = {"int8": 0.02, "bf16": 2**-7}
+"""Of what is rounded, relative to the largest sum; the others are exact."""
 
 
 class _Contender(NamedTuple):
@@ -54,7 +54,7 @@ def _measure(plan: SparsePlan, communicator: Communicator, peers: dict[str, Peer
     contenders = _contenders(plan, communicator, peers)
     expected = np.zeros(plan.n, np.float32)
     for rank in range(plan.ranks):
-        expected[indices_of(plan, rank)] += 1
+        expected[indices_of(plan, rank)] += values_of(plan, rank)
     _say(communicator, result_nnz=int(np.count_nonzero(expected)))
     calls: dict[str, int] = {}
     left_s = plan.seconds
@@ -91,20 +91,20 @@ def _count_wrong(communicator: Communicator, one: _Contender, expected: Vector) 
         return None
     off = np.abs(one.dense_result() - expected)
     tolerance = next((share for part, share in _TOLERANCE.items() if part in one.name), 0.0)
-    wrong = int(np.count_nonzero(off > tolerance * expected.max()))
+    wrong = int(np.count_nonzero(off > tolerance * np.abs(expected).max()))
     return int(communicator.all_gather(np.array([wrong])).sum())
 
 
 def _contenders(plan: SparsePlan, communicator: Communicator, peers: dict[str, Peer]) -> list[_Contender]:
     indices = indices_of(plan, communicator.rank)
-    stream = SparseStream(indices, np.ones(indices.size, np.float32), plan.n)
+    stream = SparseStream(indices, values_of(plan, communicator.rank), plan.n)
     dense = np.zeros(plan.n if any(name.endswith("dense") for name in plan.names) else 0, np.float32)
     made = []
     for name in plan.names:
         library, _, what = name.partition("-")
         if library != "telegrad":
             if library in peers:
-                made.append(_of_peer(name, peers[library], dense, indices, plan.n))
+                made.append(_of_peer(name, peers[library], dense, stream))
         elif what == "dense":
             made.append(_Contender(name, lambda: communicator.all_reduce(dense), True, None))
         elif what.endswith("-to-dense"):
@@ -115,14 +115,15 @@ def _contenders(plan: SparsePlan, communicator: Communicator, peers: dict[str, P
     return made
 
 
-def _of_peer(name: str, peer: Peer, dense: Vector, indices: npt.NDArray[np.uint32], n: int) -> _Contender:
+def _of_peer(name: str, peer: Peer, dense: Vector, stream: SparseStream) -> _Contender:
     if name.endswith("-dense"):
         return _Contender(name, lambda: peer.all_reduce(dense), False, None)
     import torch
     import torch.distributed as dist
 
-    where = torch.from_numpy(indices.astype(np.int64))[None]
-    mine = torch.sparse_coo_tensor(where, torch.ones(indices.size), (n,), is_coalesced=True, check_invariants=False)
+    where = torch.from_numpy(stream.indices.astype(np.int64))[None]
+    values = torch.from_numpy(stream.values)
+    mine = torch.sparse_coo_tensor(where, values, (stream.n,), is_coalesced=True, check_invariants=False)
     last: list[Any] = []
 
     def call() -> None:

@@ -13,9 +13,9 @@ from telegrad.comm.stream_wire import formats_named
 WireOption = Annotated[
     str,
     typer.Option(
-        help="How messages hold entries: [bold]raw[/], [bold]blocked[/] or [bold]packed[/] indices, and values as they "
-        "are or as bf16, f16, int8, qsgd8, qsgd4, qsgd2 or their mean: [bold]packed-bf16[/]. [bold]auto[/]: as a "
-        "communicator does that is calibrated on this network."
+        help="How messages hold entries: [bold]raw[/] or [bold]blocked[/] indices, [bold]packed[/] indices and values "
+        "or packed [bold]indices[/] alone, and values as they are or as bf16, f16, int8, qsgd8, qsgd4, qsgd2 or their "
+        "mean: [bold]packed-bf16[/]. [bold]auto[/]: as a communicator does that is calibrated on this network."
     ),
 ]
 
@@ -24,7 +24,7 @@ def sparse_algorithms(chosen: Sequence[str], wire: str, *, all_of_them: bool) ->
     """``chosen``, and of ``all_of_them`` only those that ``wire`` is for: recursive doubling takes no rounded values.
     Raises ``BadParameter``."""
     try:
-        _, encoding = formats_named(wire, "f32", packs=False)
+        encoding = formats_named(wire, "f32", packs=False).values
     except (TypeError, ValueError) as error:
         raise typer.BadParameter(str(error), param_hint="--wire") from error
     if encoding == _core.ValueEncoding.native:

@@ -68,13 +68,14 @@ class Reductions(StreamReductions):
         need, and ``"qsgd2"``, whose errors are larger than most values, does not bear. After a failure ``error`` is of
         no use.
 
-        ``wire`` of a sparse ``x``: ``"raw"``, ``"blocked"`` (16 bits) or ``"packed"`` indices (near their entropy), one
-        of the names above for its values (``"f32"``: as they are), or both, as in ``"packed-bf16"``; what rounding lost
-        is then *added* to ``error``, of ``n`` float32, so that it may be the residual. ``"mean"``: every message whose
-        values are all of one sign holds their mean alone (RedSync, same-sign quantization; NaN if one is NaN or
-        infinite), others hold them as they are. ``None`` and ``"auto"`` lose nothing, and pack indices where the
-        network is slow enough for that. Ranks that give COO tensors give the same shape: only the number of elements is
-        compared.
+        ``wire`` of a sparse ``x``: ``"raw"`` or ``"blocked"`` (16 bits) indices, ``"packed"`` indices and values
+        (indices near their entropy, the exponents of float32 and bfloat16 in few bits, without loss) or packed
+        ``"indices"`` alone; one of the names above for how its values are rounded (``"f32"``: not at all), or both, as
+        in ``"packed-bf16"``; what rounding lost is then *added* to ``error``, of ``n`` float32, so that it may be the
+        residual. ``"mean"``: every message whose values are all of one sign holds their mean alone (RedSync, same-sign
+        quantization; NaN if one is NaN or infinite), others hold them as they are. ``None`` and ``"auto"`` lose
+        nothing, and pack where the network is slow enough for that. Ranks that give COO tensors give the same shape:
+        only the number of elements is compared.
         """
         sparse = None if type(x) is np.ndarray else sparse_input(x)  # an array, as most are, takes the short way
         if (wire is not None or error is not None) and sparse is None:

@@ -98,7 +98,8 @@ class StreamReductions(Member):
         slices: str = "equal",
     ) -> _core.SparseReduction:
         core, reduction = self._usable(), sparse_reduction_of(op)
-        indices, encoding = formats_of(wire, stream, shares_memory=core.shares_memory, tuning=self._tuning)
+        formats = formats_of(wire, stream, shares_memory=core.shares_memory, tuning=self._tuning)
+        encoding = formats.values
         balanced = _balanced(slices, algorithm)
         chosen, lost = algorithm_of(algorithm, SPARSE_ALGORITHMS), error_into(error, stream, out)
         if encoding != _core.ValueEncoding.native:
@@ -114,13 +115,14 @@ class StreamReductions(Member):
             reduction,
             chosen,
             _checked_factor(switch_factor),
-            indices,
+            formats.indices,
             encoding,
             checked_seed(seed),
             0 if encoding == _core.ValueEncoding.native else self._next_encoded_call(),
             lost,
             stream.n,
             balanced,
+            formats.packs_values,
         )
 
     def _next_encoded_call(self) -> int:

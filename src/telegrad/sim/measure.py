@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from telegrad import _core
-from telegrad.comm.stream_wire import formats_named, name_of_formats, packing_pays
+from telegrad.comm.stream_wire import Formats, formats_named, name_of_formats, packing_pays
 from telegrad.plan import Cost, Costs, cost, fastest_allreduce
 from telegrad.plan.cost_moves import broadcast_pieces
 from telegrad.plan.network import ceil_log2
@@ -71,7 +71,7 @@ class Point:
         except TypeError as error:
             raise ValueError(str(error)) from error
 
-    def _formats(self) -> tuple[_core.IndexFormat, _core.ValueEncoding]:
+    def _formats(self) -> Formats:
         return formats_named(self.wire, "f32", packs=packing_pays(self.network.costs.beta_s_per_byte))
 
     @property
@@ -79,13 +79,12 @@ class Point:
         """Those of indices and values on the wire, as the core takes them; none where the operation is dense."""
         if self.operation != "sparse_allreduce":
             return {}
-        indices, values = self._formats()
-        return {"indices": indices, "values": values}
+        return self._formats()._asdict()
 
     @property
     def wire_format(self) -> str:
         """``wire`` with both parts named, such as ``packed-f32``; "" where the operation is dense."""
-        return name_of_formats(*self._formats(), "f32") if self.operation == "sparse_allreduce" else ""
+        return name_of_formats(self._formats(), "f32") if self.operation == "sparse_allreduce" else ""
 
     @property
     def chosen(self) -> str:

@@ -11,8 +11,8 @@ def sparse_sum_costs(point: Point) -> dict[str, float]:
     which makes the vectors dense and sums them by the fastest dense algorithm.
 
     With as many entries of the sum as are to be expected of independent indices, but for ``point.overlap``, and on a
-    network of one level; values are not encoded. Raises ``ValueError`` for points of other operations. Source: SparCML
-    §5.3.
+    network of one level; values are packed or as they are, not rounded. Raises ``ValueError`` for points of other
+    operations. Source: SparCML §5.3.
     """
     if point.operation != "sparse_allreduce":
         raise ValueError(f"{point.operation} has no entries: give a point of a sparse_allreduce")
@@ -24,6 +24,7 @@ def sparse_sum_costs(point: Point) -> dict[str, float]:
         point.overlap,
         _core.DType.f32,
         point.formats["indices"],
+        point.formats["packs_values"],
         _core.NetworkCosts(
             costs.alpha_s, costs.beta_s_per_byte, costs.beta_exchange_s_per_byte, costs.gamma_s_per_byte
         ),

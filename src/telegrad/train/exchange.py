@@ -65,7 +65,7 @@ class Exchange:
         self._compressor = compressor
         self._wire = wire
         self._stats = stats
-        encoding = formats_named(wire, "f32", packs=False)[1]
+        encoding = formats_named(wire, "f32", packs=False).values
         self._rounds = encoding != _core.ValueEncoding.native
         if self._rounds and collective == "oktopk":
             raise ValueError(f"wire={wire!r} rounds values, which collective='oktopk' does not: use wire='auto'")

@@ -116,12 +116,13 @@ def test_wire_formats_of_sparse_sums(tmp_path: Path) -> None:
     file = tmp_path / "rows.json"
     common = ("sparse-allreduce", "--ranks", "8", "--bytes", "4MiB", "--density", "0.01", "--json", str(file))
     sent = {}
-    for wire in ("raw", "blocked", "packed", "packed-bf16", "qsgd2", "auto"):
+    for wire in ("raw", "blocked", "indices", "packed", "indices-bf16", "packed-bf16", "qsgd2", "auto"):
         status, output = simulate(*common, "--network", "1gbit", "--wire", wire)
         assert status == 0, output
         (row,) = rows_of(file)
         sent[wire], named = row["bytes_per_rank"], row["wire"]
-    assert sent["raw"] > sent["blocked"] > sent["packed"] == sent["auto"] > sent["packed-bf16"] > sent["qsgd2"]
+    assert sent["raw"] > sent["blocked"] > sent["indices"] > sent["packed"] == sent["auto"]
+    assert sent["auto"] > sent["indices-bf16"] > sent["packed-bf16"] > sent["qsgd2"]
     assert named == "packed-f32"  # a slow network: packing pays
     assert "sparse allreduce, packed-f32: virtual time" in output
     assert simulate(*common, "--network", "100gbit")[0] == 0
