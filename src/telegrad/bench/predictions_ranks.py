@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from telegrad import Communicator, SparseStream
+from telegrad.bench.gradient_values import largest_of_gradients
 from telegrad.bench.predictions_plan import OF_BLOCKS, Measurement, PredictionPlan, measurements_of
 from telegrad.calibration.pairs import Call, Pairs, calls_of_sample, open_pairs, sample, timed_sample
 from telegrad.calibration.probes import KINDS, Probe
@@ -113,7 +114,7 @@ def _stream_of(one: Measurement, rank: int) -> SparseStream:
     length = one.bytes // 4
     drawn = np.random.default_rng(rank).choice(length, one.nnz, replace=False, shuffle=False)
     indices = np.sort(drawn).astype(np.uint32)
-    return SparseStream(indices, np.ones(indices.size, np.float32), length)
+    return SparseStream(indices, largest_of_gradients(indices.size, rank), length)
 
 
 def _count_wrong(one: Measurement, communicator: Communicator, vector: npt.NDArray[np.float32]) -> int:
@@ -129,7 +130,8 @@ def _count_wrong(one: Measurement, communicator: Communicator, vector: npt.NDArr
     elif one.operation == "sparse_allreduce":
         expected = np.zeros(x.size, np.float32)
         for other in range(ranks):
-            expected[_stream_of(one, other).indices] += 1
+            theirs = _stream_of(one, other)
+            expected[theirs.indices] += theirs.values
         total = communicator.all_reduce(_stream_of(one, rank), algorithm=one.algorithm, wire=one.wire)
         expected[total.indices] -= total.values
         wrong = int(np.count_nonzero(expected))

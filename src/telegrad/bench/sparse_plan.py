@@ -11,11 +11,11 @@ from typing import Self
 import numpy as np
 import numpy.typing as npt
 
+from telegrad.bench.gradient_values import exponent_bits
+
 PATTERNS = ("uniform", "clustered", "identical")
 _RUN = 64  # consecutive indices of a cluster
 _RANDOM_SEED = 1_000_003
-_PARETO_EXPONENT = 3
-_LARGEST = 64.0
 _VALUE_BITS = {"f32": 32.0, "bf16": 16.0, "int8": 8 + 32 / 256}
 
 DENSE = ("gloo-dense", "mpich-dense", "telegrad-dense")
@@ -99,24 +99,10 @@ def indices_of(plan: SparsePlan, rank: int) -> npt.NDArray[np.uint32]:
     return (starts[:, None] + np.arange(_RUN, dtype=np.uint32)).reshape(-1)[: plan.nnz].astype(np.uint32)
 
 
-def values_of(plan: SparsePlan, rank: int) -> npt.NDArray[np.float32]:
-    """Like gradients of which the largest were selected: of a Pareto distribution with exponent 3, of both signs, up to
-    64 times the least magnitude. They have 7 significant bits, so that sums are the same in any order."""
-    draw = np.random.default_rng((rank, _RANDOM_SEED))
-    magnitude = np.minimum((1 - draw.random(plan.nnz)) ** (-1 / _PARETO_EXPONENT), _LARGEST)
-    fraction, exponent = np.frexp(magnitude)
-    rounded = np.ldexp(np.floor(fraction * 128) / 128, exponent)
-    return np.asarray(rounded * draw.choice([-1, 1], plan.nnz), np.float32)
-
-
 def value_bits(encoding: str, *, packed: bool) -> float:
-    """Bits of a value of ``values_of``; packed, of its exponent only what it tells: octave after octave gets rarer by
-    the same factor."""
+    """Bits of a value as ``largest_of_gradients`` draws them; packed, with the entropy of its exponent."""
     bits = _VALUE_BITS[encoding]
-    if not packed or encoding not in ("f32", "bf16"):
-        return bits
-    stays = 1 - 2.0**-_PARETO_EXPONENT
-    return bits - 8 + entropy_bits(stays)
+    return bits - 8 + exponent_bits() if packed and encoding in ("f32", "bf16") else bits
 
 
 def entropy_bits(density: float) -> float:

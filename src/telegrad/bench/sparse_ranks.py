@@ -14,8 +14,9 @@ import numpy as np
 import numpy.typing as npt
 
 from telegrad import Communicator, SparseStream
+from telegrad.bench.gradient_values import largest_of_gradients
 from telegrad.bench.peers import Peer, start_peers
-from telegrad.bench.sparse_plan import BY_ALGORITHM, SparsePlan, indices_of, values_of
+from telegrad.bench.sparse_plan import BY_ALGORITHM, SparsePlan, indices_of
 from telegrad.calibration import calibrate
 from telegrad.calibration.pairs import timed_sample
 from telegrad.launch import join
@@ -54,7 +55,7 @@ def _measure(plan: SparsePlan, communicator: Communicator, peers: dict[str, Peer
     contenders = _contenders(plan, communicator, peers)
     expected = np.zeros(plan.n, np.float32)
     for rank in range(plan.ranks):
-        expected[indices_of(plan, rank)] += values_of(plan, rank)
+        expected[indices_of(plan, rank)] += largest_of_gradients(plan.nnz, rank)
     _say(communicator, result_nnz=int(np.count_nonzero(expected)))
     calls: dict[str, int] = {}
     left_s = plan.seconds
@@ -97,7 +98,7 @@ def _count_wrong(communicator: Communicator, one: _Contender, expected: Vector) 
 
 def _contenders(plan: SparsePlan, communicator: Communicator, peers: dict[str, Peer]) -> list[_Contender]:
     indices = indices_of(plan, communicator.rank)
-    stream = SparseStream(indices, values_of(plan, communicator.rank), plan.n)
+    stream = SparseStream(indices, largest_of_gradients(indices.size, communicator.rank), plan.n)
     dense = np.zeros(plan.n if any(name.endswith("dense") for name in plan.names) else 0, np.float32)
     made = []
     for name in plan.names:
