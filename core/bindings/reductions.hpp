@@ -139,18 +139,19 @@ void bind_reductions(nb::class_<Self>& type) {
       .def(
           "all_reduce_topk",
           [](const Pointer& self, std::uintptr_t indices, std::uintptr_t values, std::size_t nnz, std::uint64_t n,
-             DType dtype, Reduction reduction, IndexFormat format, TopkState& state, bool caller_waits) {
+             DType dtype, Reduction reduction, IndexFormat format, bool packs_values, TopkState& state,
+             bool caller_waits) {
             if (state.in_use()) throw nb::value_error("the state is in use");
             return on_entry_type(dtype, [&]<class V>(V) {
               const auto sum = make_all_reduce_topk(stream_of<V>(indices, values, nnz, n), state.settings(), state.state(),
-                                                    reduction, {.indices = format});
+                                                    reduction, {.indices = format, .packs_values = packs_values});
               Operation begun = begin(self, sum, caller_waits);
               state.follow(sum);
               return begun;
             });
           },
           nb::arg("indices"), nb::arg("values"), nb::arg("nnz"), nb::arg("n"), nb::arg("dtype"), nb::arg("reduction"),
-          nb::arg("format"), nb::arg("state"), blocking);
+          nb::arg("format"), nb::arg("packs_values"), nb::arg("state"), blocking);
 }
 
 }  // namespace telegrad::bindings

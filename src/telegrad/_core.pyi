@@ -249,6 +249,7 @@ class Communicator:
         dtype: DType,
         reduction: Reduction,
         format: IndexFormat,
+        packs_values: bool,
         state: TopkState,
         blocking: bool = False,
     ) -> Request: ...

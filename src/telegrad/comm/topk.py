@@ -150,7 +150,7 @@ class TopkReductions(StreamReductions):
 
         ``x``: SparseStream or ``torch.sparse_coo`` tensor of float32, float64, float16 or bfloat16: what this rank has
         selected of its own, any number of entries, of ``n`` elements on all ranks. ``op``: ``"sum"`` or ``"avg"``.
-        ``wire``: the format of indices, ``"raw"``, ``"blocked"`` or ``"packed"``; values go as they are.
+        ``wire``: a format that loses nothing, ``"raw"``, ``"blocked"``, ``"packed"`` or ``"indices"``; see ``all_reduce``.
 
         Returns a TopkSum; with ``async_op=True`` a Work whose result is one. At the first call and every
         ``state.threshold_every``-th its sum is exactly the top k of the sum of streams, formed in the order of ranks;
@@ -174,8 +174,8 @@ class TopkReductions(StreamReductions):
         core, stream, reduction = self._usable(), given.stream, sparse_reduction_of(op)
         if reduction not in (_core.Reduction.sum, _core.Reduction.avg):
             raise ValueError(f"op={reduction.name!r} is not supported by all_reduce_topk: use 'sum' or 'avg'")
-        formats, encoding = formats_of(wire, stream, shares_memory=core.shares_memory, tuning=self._tuning)
-        if encoding != _core.ValueEncoding.native:
+        formats = formats_of(wire, stream, shares_memory=core.shares_memory, tuning=self._tuning)
+        if formats.values != _core.ValueEncoding.native:
             raise ValueError(f"wire={wire!r} rounds values, which all_reduce_topk does not: use 'packed'")
         state._check_idle("call again")
         indices, values = stream.raw_indices, stream.raw_values
@@ -186,7 +186,8 @@ class TopkReductions(StreamReductions):
             stream.n,
             DTYPES[stream.dtype],
             reduction,
-            formats,
+            formats.indices,
+            formats.packs_values,
             state._core,
             not async_op,
         )
