@@ -18,6 +18,7 @@ SLICES = "sparse/slices.cpp"
 WIRE = "sparse/wire.cpp"
 COUNTS = "collectives/counts.cpp"
 ASSEMBLY = "sparse/assembly.cpp"
+PACKED_VALUES = "kernels/pack_values.cpp"
 
 SPARSE_MUTANTS = (
     mutant(
@@ -220,5 +221,11 @@ SPARSE_MUTANTS = (
         WIRE,
         "view.range.begin + (block + 1) * kBlock);",
         "view.range.begin + (block + 1) * kBlock + (block > 0 ? 1 : 0));",
+    ),
+    mutant(
+        "sparse: blocks of packed values begin one value too early",
+        PACKED_VALUES,
+        "std::byte* const to = values.data() + begin * size_of(dtype);",
+        "std::byte* const to = values.data() + (begin - (begin > 0 ? 1 : 0)) * size_of(dtype);",
     ),
 )
