@@ -89,6 +89,7 @@ MAY_IMPORT_TORCH = {
     "cli",
 }  # others only inside functions, or not at all
 NEVER_IMPORTS_TORCH = {"plan", "compress", "ops", "errors", "stream"}
+GPU_KERNELS = "triton"  # folders of ops that work on torch tensors: others import them inside functions only
 
 MOST_LINES = 500
 
@@ -137,16 +138,20 @@ def imported(tree: ast.Module) -> Iterator[tuple[str, bool]]:
             yield from ((alias.name, runs) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"line {node.lineno}: write the whole name instead of a relative import"
-            if node.module == "telegrad":
-                yield from ((f"telegrad.{alias.name}", runs) for alias in node.names)
+            if str(node.module).partition(".")[0] == "telegrad":
+                yield from ((f"{node.module}.{alias.name}", runs) for alias in node.names)
             else:
                 yield str(node.module), runs
 
 
-def python_faults(room: str, source: str, public: set[str]) -> list[str]:
+def python_faults(room: str, source: str, public: set[str], *, of_gpu: bool = False) -> list[str]:
     faults = []
     for name, runs in imported(ast.parse(source)):
         parts = name.split(".")
+        if of_gpu and parts[0] == "torch":
+            continue
+        if parts[0] == "telegrad" and GPU_KERNELS in parts and runs and not of_gpu:
+            faults.append(f"{room} must not import {name} when it is loaded")
         if parts[0] == "telegrad":
             target = parts[1] if len(parts) > 1 else "__init__"
             if target in public or target == "__init__":
@@ -191,7 +196,8 @@ def test_core_includes_point_down(path: Path) -> None:
 def test_python_imports_point_down(path: Path) -> None:
     room = room_of(path)
     assert room in MAY_IMPORT, f"{room} is a new room: give it its place in MAY_IMPORT and in docs/design.md"
-    assert python_faults(room, path.read_text(), PUBLIC) == []
+    of_gpu = room == "ops" and GPU_KERNELS in path.relative_to(PACKAGE).parts
+    assert python_faults(room, path.read_text(), PUBLIC, of_gpu=of_gpu) == []
 
 
 @pytest.mark.parametrize("path", cpp_sources(), ids=lambda path: str(path.relative_to(ROOT)))
@@ -235,6 +241,9 @@ def test_the_reader_of_includes(folder: str, text: str, faulty: bool) -> None:
         ("compress", "import telegrad.comm.work as work", True),
         ("compress", "from telegrad.ops.select import cpu", False),
         ("compress", "def f():\n    import torch", True),
+        ("compress", "from telegrad.ops.select import triton", True),
+        ("ops", "def f():\n    from telegrad.ops.select import triton", False),
+        ("ops", "import torch", True),
         ("comm", "import torch", True),
         ("comm", "def f():\n    import torch.distributed", False),
         ("comm", "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import torch", False),

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from telegrad.compress.arguments import checked_whole
 from telegrad.compress.residual import Residual
 from telegrad.compress.selection import Floats, Indices, noted, select_all
-from telegrad.ops.select import cpu
 
 
 @dataclass(frozen=True)
@@ -34,18 +33,18 @@ class BucketTopK:
     def capacity(self, entry: Residual) -> int:
         """What all buckets send together."""
         bucket, per_bucket, of_last = self._shares(entry)
-        return entry.values.size // bucket * per_bucket + of_last
+        return entry.size // bucket * per_bucket + of_last
 
     def select(self, entry: Residual, gradient: Floats, indices: Indices, values: Floats, offset: int) -> int:
         """See ``Selection``."""
-        chosen = cpu.accumulate_buckets(entry.values, gradient, *self._shares(entry), indices, values, offset)
+        chosen = entry.kernels.accumulate_buckets(entry.values, gradient, *self._shares(entry), indices, values, offset)
         noted(entry, chosen)
         entry.threshold = None  # each bucket has its own
         return chosen.count
 
     def _shares(self, entry: Residual) -> tuple[int, int, int]:
         """Size of a bucket, entries sent of each, and of the shorter one at the end (0: there is none)."""
-        size, bucket = entry.values.size, min(self.bucket_elements, entry.values.size)
+        size, bucket = entry.size, min(self.bucket_elements, entry.size)
         k, of = (entry.k, size) if self.per_bucket is None else (self.per_bucket, self.bucket_elements)
 
         def share(elements: int) -> int:
@@ -66,24 +65,24 @@ class GaussianThreshold:
 
     def capacity(self, entry: Residual) -> int:
         """2k, or all there are if that is less."""
-        return min(2 * entry.k, entry.values.size)
+        return min(2 * entry.k, entry.size)
 
     def select(self, entry: Residual, gradient: Floats, indices: Indices, values: Floats, offset: int) -> int:
         """See ``Selection``."""
-        size = entry.values.size
+        size = entry.size
         if entry.k == size:
             return select_all(entry, gradient, indices, values, offset)
-        mean, deviation = cpu.accumulate_normal(entry.values, gradient)
+        mean, deviation = entry.kernels.accumulate_normal(entry.values, gradient)
         threshold = abs(mean) + statistics.NormalDist().inv_cdf(1 - entry.k / (2 * size)) * deviation
         if math.isfinite(threshold):
             most = self.capacity(entry)
             indices, values = indices[:most], values[:most]
-            count = cpu.accumulate_select(entry.values, None, threshold, indices, values, offset)
+            count = entry.kernels.accumulate_select(entry.values, None, threshold, indices, values, offset)
             if count <= most:
                 entry.threshold = entry.peak = threshold
                 return count
-            cpu.put_back(entry.values, indices, values, offset)
-        return noted(entry, cpu.accumulate_topk(entry.values, None, entry.k, indices, values, offset))
+            entry.kernels.put_back(entry.values, indices, values, offset)
+        return noted(entry, entry.kernels.accumulate_topk(entry.values, None, entry.k, indices, values, offset))
 
 
 @dataclass(frozen=True)
@@ -109,7 +108,7 @@ class RandomK:
         """See ``Selection``."""
         draw = (self.seed, entry.calls % 2**32, self.rank, zlib.crc32(entry.name.encode()))
         entry.calls += 1
-        chosen = cpu.accumulate_random(entry.values, gradient, entry.k, draw, indices, values, offset)
+        chosen = entry.kernels.accumulate_random(entry.values, gradient, entry.k, draw, indices, values, offset)
         noted(entry, chosen)
         entry.threshold = None
         return chosen.count

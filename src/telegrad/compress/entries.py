@@ -33,6 +33,11 @@ class Entry:
     peak: float = field(default=math.inf, kw_only=True)
     """No magnitude is larger; infinite: nobody has looked. Whoever adds to ``values`` raises it."""
 
+    @property
+    def size(self) -> int:
+        """How many elements the parameter has."""
+        return len(self.values)
+
     def rescale(self, unit: float) -> None:
         """Says the same in another unit (above 0). What float32 cannot hold then becomes its largest number."""
         ratio = min(self.unit / unit, 1e300)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from telegrad.compress.arguments import check_share
 from telegrad.compress.residual import Residual
 from telegrad.compress.selection import Floats, Indices, noted, select_all
-from telegrad.ops.select import Sign, cpu
+from telegrad.ops.select import Sign
 
 
 @dataclass(frozen=True)
@@ -26,10 +26,12 @@ class ExactTopK:
 
     def select(self, entry: Residual, gradient: Floats, indices: Indices, values: Floats, offset: int) -> int:
         """See ``Selection``."""
-        if entry.k == entry.values.size and not self.same_sign:
+        if entry.k == entry.size and not self.same_sign:
             return select_all(entry, gradient, indices, values, offset)
         sign = _next_sign(entry, self.same_sign)
-        return noted(entry, cpu.accumulate_topk(entry.values, gradient, entry.k, indices, values, offset, sign))
+        return noted(
+            entry, entry.kernels.accumulate_topk(entry.values, gradient, entry.k, indices, values, offset, sign)
+        )
 
 
 @dataclass(frozen=True)
@@ -52,10 +54,12 @@ class TrimmedTopK:
 
     def select(self, entry: Residual, gradient: Floats, indices: Indices, values: Floats, offset: int) -> int:
         """See ``Selection``."""
-        if entry.k == entry.values.size and not self.same_sign:
+        if entry.k == entry.size and not self.same_sign:
             return select_all(entry, gradient, indices, values, offset)
         sign = _next_sign(entry, self.same_sign)
-        chosen = cpu.accumulate_trimmed(entry.values, gradient, entry.k, self.step, indices, values, offset, sign)
+        chosen = entry.kernels.accumulate_trimmed(
+            entry.values, gradient, entry.k, self.step, indices, values, offset, sign
+        )
         return noted(entry, chosen)
 
 
@@ -76,14 +80,16 @@ class ThresholdSearch:
 
     def capacity(self, entry: Residual) -> int:
         """2k, or all there are if that is less."""
-        return min(2 * entry.k, entry.values.size)
+        return min(2 * entry.k, entry.size)
 
     def select(self, entry: Residual, gradient: Floats, indices: Indices, values: Floats, offset: int) -> int:
         """See ``Selection``."""
-        if entry.k == entry.values.size and not self.same_sign:
+        if entry.k == entry.size and not self.same_sign:
             return select_all(entry, gradient, indices, values, offset)
         sign = _next_sign(entry, self.same_sign)
-        chosen = cpu.accumulate_search(entry.values, gradient, entry.k, self.tolerance, indices, values, offset, sign)
+        chosen = entry.kernels.accumulate_search(
+            entry.values, gradient, entry.k, self.tolerance, indices, values, offset, sign
+        )
         return noted(entry, chosen)
 
 

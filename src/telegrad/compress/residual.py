@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from telegrad.compress.entries import Entry, EntryStore
+from telegrad.ops.select import Kernels, kernels_of
 
 
 @dataclass(slots=True)
@@ -20,6 +21,11 @@ class Residual(Entry):
     k: int
     threshold: float | None = None  # of the last call; None: evaluate it exactly
     calls: int = 0  # since the threshold was last evaluated exactly
+
+    @property
+    def kernels(self) -> Kernels:
+        """The selections that run where the residual lies."""
+        return kernels_of(self.values)
 
     def rescale(self, unit: float) -> None:
         """As ``Entry.rescale``; the threshold follows."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from telegrad.compress.arguments import check_gain, check_share, checked_whole
 from telegrad.compress.residual import Residual
 from telegrad.compress.selection import Floats, Indices, noted, select_all
-from telegrad.ops.select import Chosen, cpu
+from telegrad.ops.select import TINY, Chosen
 
 
 @dataclass(frozen=True)
@@ -28,20 +28,20 @@ class ReusedThreshold:
 
     def capacity(self, entry: Residual) -> int:
         """2k, or all there are if that is less."""
-        return min(2 * entry.k, entry.values.size)
+        return min(2 * entry.k, entry.size)
 
     def select(self, entry: Residual, gradient: Floats, indices: Indices, values: Floats, offset: int) -> int:
         """See ``Selection``."""
-        if entry.k == entry.values.size:
+        if entry.k == entry.size:
             return select_all(entry, gradient, indices, values, offset)
         added: Floats | None = gradient
         if entry.threshold is not None and entry.calls < self.interval:
             count = _reuse(entry, gradient, (entry.k + 1) // 2, indices, values, offset)
             if count is not None:
-                entry.threshold = max(entry.threshold * (count / entry.k) ** self.gain, cpu.TINY)
+                entry.threshold = max(entry.threshold * (count / entry.k) ** self.gain, TINY)
                 return count
             added = None
-        return _anew(entry, cpu.accumulate_topk(entry.values, added, entry.k, indices, values, offset))
+        return _anew(entry, entry.kernels.accumulate_topk(entry.values, added, entry.k, indices, values, offset))
 
 
 @dataclass(frozen=True)
@@ -61,11 +61,11 @@ class SampledThreshold:
 
     def capacity(self, entry: Residual) -> int:
         """2k, or all there are if that is less."""
-        return min(2 * entry.k, entry.values.size)
+        return min(2 * entry.k, entry.size)
 
     def select(self, entry: Residual, gradient: Floats, indices: Indices, values: Floats, offset: int) -> int:
         """See ``Selection``."""
-        if entry.k == entry.values.size:
+        if entry.k == entry.size:
             return select_all(entry, gradient, indices, values, offset)
         added: Floats | None = gradient
         if entry.threshold is not None and entry.calls < self.interval:
@@ -73,29 +73,29 @@ class SampledThreshold:
             if count is not None:
                 return count
             added = None
-        chosen = cpu.accumulate_search(entry.values, added, entry.k, self.tolerance, indices, values, offset)
+        chosen = entry.kernels.accumulate_search(entry.values, added, entry.k, self.tolerance, indices, values, offset)
         return _anew(entry, chosen)
 
 
 def _reuse(entry: Residual, gradient: Floats, least: int, indices: Indices, values: Floats, offset: int) -> int | None:
     """The fused pass with the entry's threshold. ``None``: not ``least`` to 2k reach it, and all stay."""
     assert entry.threshold is not None
-    most = min(2 * entry.k, entry.values.size)
+    most = min(2 * entry.k, entry.size)
     indices, values = indices[:most], values[:most]
-    count = cpu.accumulate_select(entry.values, gradient, entry.threshold, indices, values, offset)
+    count = entry.kernels.accumulate_select(entry.values, gradient, entry.threshold, indices, values, offset)
     if least <= count <= most:
         entry.peak = entry.threshold
         entry.calls += 1
         return count
     moved = min(count, most)
-    cpu.put_back(entry.values, indices[:moved], values[:moved], offset)
+    entry.kernels.put_back(entry.values, indices[:moved], values[:moved], offset)
     return None
 
 
 def _anew(entry: Residual, chosen: Chosen) -> int:
     count = noted(entry, chosen)
     if entry.threshold is not None:  # not below the smallest normal number: zeros would be sent
-        entry.threshold = max(entry.threshold, cpu.TINY)
+        entry.threshold = max(entry.threshold, TINY)
     entry.calls = 1
     return count
 

@@ -8,14 +8,13 @@ from __future__ import annotations
 import math
 from typing import Protocol
 
-import numpy as np
-import numpy.typing as npt
-
 from telegrad.compress.residual import Residual
-from telegrad.ops.select import Chosen
+from telegrad.ops.select import Array, Chosen
 
-Floats = npt.NDArray[np.float32]
-Indices = npt.NDArray[np.uint32]
+Floats = Array
+"""float32, of one dimension: a numpy array, or a torch tensor on a GPU; as ``entry.values``, and on the same GPU."""
+Indices = Array
+"""uint32, of the same kind."""
 
 
 class Selection(Protocol):
@@ -43,9 +42,6 @@ def noted(entry: Residual, chosen: Chosen) -> int:
 
 def select_all(entry: Residual, gradient: Floats, indices: Indices, values: Floats, offset: int) -> int:
     """At density 1 nothing is chosen and nothing stays."""
-    size = entry.values.size
-    indices[:size] = np.arange(offset, offset + size, dtype=np.uint32)
-    np.add(entry.values, gradient, out=values[:size])
-    entry.values.fill(0)
+    entry.kernels.accumulate_all(entry.values, gradient, indices, values, offset)
     entry.peak = 0.0
-    return size
+    return entry.size

@@ -2,15 +2,26 @@
 
 Entries are ranked by their magnitude, as the bits of a float32 order it: a NaN is larger than infinity, so that it is
 chosen first rather than hiding in a residual for ever. Among equal ones the lowest index is first.
+
+``cpu`` does it for numpy arrays, ``triton`` for torch tensors on a GPU, and ``naive`` is the oracle of both.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sized
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal, Protocol
+
+import numpy as np
 
 Sign = Literal[0, 1, -1]
 """Which entries can be chosen: 0: all; 1: positive ones only; -1: negative ones only. A zero is neither."""
+
+Array = Any
+"""A numpy array, or a torch tensor on a GPU."""
+
+TINY = float(np.finfo(np.float32).tiny)
+"""Smallest normal float32. A threshold that is reused is never below it: with flush-to-zero everything would pass."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,3 +31,115 @@ class Chosen:
     count: int  # entries moved
     threshold: float  # the lowest magnitude that was looked for
     peak: float  # no magnitude that stays in the residual is larger
+
+
+class Kernels(Protocol):
+    """The selections for arrays of one kind. What each promises is said in ``cpu``."""
+
+    def accumulate_all(self, residual: Array, gradient: Array, indices: Array, values: Array, offset: int) -> None: ...
+
+    def accumulate_select(
+        self,
+        residual: Array,
+        gradient: Array | None,
+        threshold: float,
+        indices: Array,
+        values: Array,
+        offset: int,
+        sign: Sign = 0,
+    ) -> int: ...
+
+    def accumulate_topk(
+        self,
+        residual: Array,
+        gradient: Array | None,
+        k: int,
+        indices: Array,
+        values: Array,
+        offset: int,
+        sign: Sign = 0,
+    ) -> Chosen: ...
+
+    def accumulate_trimmed(
+        self,
+        residual: Array,
+        gradient: Array | None,
+        k: int,
+        step: float,
+        indices: Array,
+        values: Array,
+        offset: int,
+        sign: Sign = 0,
+    ) -> Chosen: ...
+
+    def accumulate_search(
+        self,
+        residual: Array,
+        gradient: Array | None,
+        k: int,
+        tolerance: float,
+        indices: Array,
+        values: Array,
+        offset: int,
+        sign: Sign = 0,
+    ) -> Chosen: ...
+
+    def accumulate_buckets(
+        self,
+        residual: Array,
+        gradient: Array | None,
+        bucket: int,
+        per_bucket: int,
+        of_last: int,
+        indices: Array,
+        values: Array,
+        offset: int,
+    ) -> Chosen: ...
+
+    def accumulate_random(
+        self,
+        residual: Array,
+        gradient: Array | None,
+        k: int,
+        draw: tuple[int, int, int, int],
+        indices: Array,
+        values: Array,
+        offset: int,
+    ) -> Chosen: ...
+
+    def accumulate_normal(self, residual: Array, gradient: Array | None) -> tuple[float, float]: ...
+
+    def put_back(self, residual: Array, indices: Array, values: Array, offset: int) -> None: ...
+
+
+def kernels_of(residual: Array) -> Kernels:
+    """The selections for arrays such as ``residual``: by where it lies.
+
+    Raises ``ModuleNotFoundError`` for a tensor on a GPU where Triton is not installed, and ``ValueError`` for a torch
+    tensor elsewhere.
+    """
+    if isinstance(residual, np.ndarray):
+        from telegrad.ops.select import cpu
+
+        return cpu
+    try:
+        import triton as compiler
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(
+            f"residual is a tensor on {residual.device}, and selection there needs Triton: pip install telegrad[gpu]"
+        ) from error
+    if residual.device.type == "cpu" and not compiler.knobs.runtime.interpret:
+        raise ValueError(
+            "residual is a torch tensor on the CPU: give the kernels for the CPU its memory, residual.numpy(), or run "
+            "those for GPUs in Triton's interpreter, with TRITON_INTERPRET=1"
+        )
+    from telegrad.ops.select import triton
+
+    return triton
+
+
+def check_room(indices: Sized, values: Sized, count: int) -> None:
+    """Raises ``ValueError`` where the outputs hold fewer than ``count`` entries."""
+    room = min(len(indices), len(values))
+    if room < count:
+        raise ValueError(f"indices and values hold {room} entries, but up to {count} are to be moved: make them longer")

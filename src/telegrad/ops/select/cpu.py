@@ -13,18 +13,23 @@ import numpy as np
 import numpy.typing as npt
 
 from telegrad import _core
-from telegrad.ops.select import Chosen, Sign
+from telegrad.ops.select import Chosen, Sign, check_room
 
 Floats = npt.NDArray[np.float32]
 Indices = npt.NDArray[np.uint32]
-
-TINY = float(np.finfo(np.float32).tiny)
-"""Smallest normal float32. A threshold that is reused is never below it: with flush-to-zero everything would pass."""
 
 
 def accumulate(residual: Floats, gradient: Floats) -> None:
     """``residual += gradient``."""
     _core.accumulate(_address(residual), _address(gradient), residual.size)
+
+
+def accumulate_all(residual: Floats, gradient: Floats, indices: Indices, values: Floats, offset: int) -> None:
+    """Moves every entry."""
+    size = residual.size
+    indices[:size] = np.arange(offset, offset + size, dtype=np.uint32)
+    np.add(residual, gradient, out=values[:size])
+    residual.fill(0)
 
 
 def accumulate_select(
@@ -49,7 +54,7 @@ def accumulate_topk(
     residual: Floats, gradient: Floats | None, k: int, indices: Indices, values: Floats, offset: int, sign: Sign = 0
 ) -> Chosen:
     """Moves exactly the ``k`` (1 to all) entries of largest magnitude; of one sign, all of it if there are fewer."""
-    _check_room(indices, values, k)
+    check_room(indices, values, k)
     arrays = _inputs(residual, gradient)
     return Chosen(*_core.accumulate_topk(*arrays, k, sign, _address(indices), _address(values), offset))
 
@@ -69,7 +74,7 @@ def accumulate_trimmed(
     The ratio is the first of 1 - step, 1 - 2 step, … 0 that ``k`` entries reach. Source: RedSync, Algorithm 2,
     corrected.
     """
-    _check_room(indices, values, k)
+    check_room(indices, values, k)
     arrays = _inputs(residual, gradient)
     return Chosen(*_core.accumulate_trimmed(*arrays, k, step, sign, _address(indices), _address(values), offset))
 
@@ -89,7 +94,7 @@ def accumulate_search(
     It is found by bisection. Where that ends without one, at an interval of ``tolerance``, as among ties: exactly
     the entries of ``accumulate_topk``. Source: RedSync, Algorithm 3, corrected.
     """
-    _check_room(indices, values, min(2 * k, residual.size))
+    check_room(indices, values, min(2 * k, residual.size))
     arrays = _inputs(residual, gradient)
     return Chosen(*_core.accumulate_search(*arrays, k, tolerance, sign, _address(indices), _address(values), offset))
 
@@ -105,7 +110,7 @@ def accumulate_buckets(
     offset: int,
 ) -> Chosen:
     """Moves the ``per_bucket`` largest of every ``bucket`` consecutive entries, and the ``of_last`` of what is left."""
-    _check_room(indices, values, residual.size // bucket * per_bucket + of_last)
+    check_room(indices, values, residual.size // bucket * per_bucket + of_last)
     arrays = _inputs(residual, gradient)
     return Chosen(
         *_core.accumulate_buckets(*arrays, bucket, per_bucket, of_last, _address(indices), _address(values), offset)
@@ -122,7 +127,7 @@ def accumulate_random(
     offset: int,
 ) -> Chosen:
     """Moves ``k`` random entries, the same ones for the same ``draw``: seed (64 bits), call, rank, stream (32 bits)."""
-    _check_room(indices, values, k)
+    check_room(indices, values, k)
     arrays = _inputs(residual, gradient)
     return Chosen(*_core.accumulate_random(*arrays, k, *draw, _address(indices), _address(values), offset))
 
@@ -139,14 +144,6 @@ def put_back(residual: Floats, indices: Indices, values: Floats, offset: int) ->
 
 def _inputs(residual: Floats, gradient: Floats | None) -> tuple[int, int, int]:
     return _address(residual), 0 if gradient is None else _address(gradient), residual.size
-
-
-def _check_room(indices: Indices, values: Floats, count: int) -> None:
-    if indices.size < count or values.size < count:
-        raise ValueError(
-            f"indices and values hold {min(indices.size, values.size)} entries, but up to {count} are to be moved: "
-            "make them longer"
-        )
 
 
 def _address(x: npt.NDArray[Any]) -> int:

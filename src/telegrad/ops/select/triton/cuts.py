@@ -1,0 +1,207 @@
+"""Triton kernels that rank: the key of the k-th largest entry by its digits, and the move of all that it cuts off.
+
+A key has 31 bits. Its digits, of 11, 10 and 10 bits from the top, are found one after the other: a histogram of the
+entries that agree in the digits so far says which one the k-th largest has next. What is ranked, the source, is a
+residual, or the few entries that a fused pass has taken out of it; its length lies on the device, so that the CPU need
+not wait for it.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def narrowed(counted, digits, rank, WIDTH: tl.constexpr):
+    """The next digit of the key of that rank, behind those so far, and its rank among the entries that have it too."""
+    digit = tl.arange(0, 1 << WIDTH)
+    at_least = tl.sum(counted) - tl.cumsum(counted, 0) + counted
+    found = tl.sum((at_least >= rank).to(tl.int32)) - 1  # -1: there are fewer than that
+    above = tl.sum(tl.where(digit == found + 1, at_least, 0))
+    return tl.where(found < 0, -1, (digits << WIDTH) | found), rank - above
+
+
+@triton.jit(do_not_specialize=["k"])
+def find_kth_of_few(
+    values,
+    length,
+    k,
+    found,
+    FLIP: tl.constexpr,
+    MASK: tl.constexpr,
+    LOWEST: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """All three digits, of entries that one program holds in registers. Reads 4 bytes of every entry."""
+    where = tl.arange(0, BLOCK)
+    inside = where < tl.load(length)
+    key = (tl.load(values + where, mask=inside, other=0.0).to(tl.int32, bitcast=True) ^ FLIP) & MASK
+    member = inside & (key >= LOWEST)
+    digits, rank = narrowed(tl.histogram((key >> 20) & 0x7FF, 2048, mask=member), 0, k, 11)
+    member = member & ((key >> 20) == digits)
+    digits, rank = narrowed(tl.histogram((key >> 10) & 0x3FF, 1024, mask=member), digits, rank, 10)
+    member = member & ((key >> 10) == digits)
+    digits, rank = narrowed(tl.histogram(key & 0x3FF, 1024, mask=member), digits, rank, 10)
+    tl.store(found, digits.to(tl.int64))
+    tl.store(found + 1, rank.to(tl.int64))
+
+
+@triton.jit
+def count_digits(
+    values,
+    length,  # int64
+    found,  # two int64: the k-th largest key's digits so far (-1: there are fewer), its rank among the entries left
+    histogram,  # int64[BINS], zeros
+    FLIP: tl.constexpr,
+    MASK: tl.constexpr,
+    LOWEST: tl.constexpr,
+    SHIFT: tl.constexpr,
+    WIDTH: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """How many entries have each next digit. Reads 4 bytes of every entry."""
+    bins: tl.constexpr = 1 << WIDTH
+    size = tl.load(length)
+    digits = tl.load(found)
+    counted = tl.zeros([bins], tl.int32)
+    step = tl.num_programs(0).to(tl.int64) * BLOCK
+    for start in range(tl.program_id(0).to(tl.int64) * BLOCK, size, step):
+        where = start + tl.arange(0, BLOCK)
+        inside = where < size
+        bits = tl.load(values + where, mask=inside, other=0.0).to(tl.int32, bitcast=True)
+        key = (bits ^ FLIP) & MASK
+        member = inside & (key >= LOWEST) & ((key >> (SHIFT + WIDTH)) == digits)
+        counted += tl.histogram((key >> SHIFT) & (bins - 1), bins, mask=member)
+    tl.atomic_add(histogram + tl.arange(0, bins), counted.to(tl.int64), mask=counted > 0)
+
+
+@triton.jit
+def find_digit(histogram, found, WIDTH: tl.constexpr):
+    """The next digit of the k-th largest key, by one program."""
+    counted = tl.load(histogram + tl.arange(0, 1 << WIDTH))
+    digits, rank = narrowed(counted, tl.load(found), tl.load(found + 1), WIDTH)
+    tl.store(found, digits)
+    tl.store(found + 1, rank)
+
+
+@triton.jit
+def count_cut(
+    values,
+    length,  # int64
+    cut,  # int64: all entries of greater keys are cut off, and so many of those whose key this is
+    greater,  # of every block
+    equal,
+    FLIP: tl.constexpr,
+    MASK: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """How many entries of every block have a greater key than the cut's, and how many that one."""
+    block = tl.program_id(0)
+    where = block.to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    inside = where < tl.load(length)
+    key = (tl.load(values + where, mask=inside, other=0.0).to(tl.int32, bitcast=True) ^ FLIP) & MASK
+    last = tl.load(cut)
+    tl.store(greater + block, tl.sum((inside & (key > last)).to(tl.int32)))
+    tl.store(equal + block, tl.sum((inside & (key == last)).to(tl.int32)))
+
+
+@triton.jit(do_not_specialize=["room", "offset"])
+def move_cut(
+    residual,
+    positions,  # of the source's entries in the residual, uint32
+    values,
+    length,
+    cut,
+    greater_ends,  # int64, of every block: such entries of it and of those before
+    equal_ends,
+    room,
+    indices,
+    moved,
+    offset,
+    FLIP: tl.constexpr,
+    MASK: tl.constexpr,
+    LISTED: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Writes, in order, the first ``room`` entries that the cut cuts off.
+
+    LISTED: the source has left the residual already, and what is not cut off is put back. Otherwise ``values`` is the
+    residual, and what is cut off becomes zero.
+    """
+    block = tl.program_id(0)
+    where = block.to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    inside = where < tl.load(length)
+    x = tl.load(values + where, mask=inside, other=0.0)
+    key = (x.to(tl.int32, bitcast=True) ^ FLIP) & MASK
+    last = tl.load(cut)
+    ties = tl.load(cut + 1)
+    greater = inside & (key > last)
+    equal = inside & (key == last)
+    ones = equal.to(tl.int32)
+    greater_before = tl.load(greater_ends + block) - tl.sum(greater.to(tl.int32))
+    equal_before = tl.load(equal_ends + block) - tl.sum(ones)
+    chosen = greater | (equal & (equal_before + tl.cumsum(ones, 0) <= ties))
+    flags = chosen.to(tl.int32)
+    place = greater_before + tl.minimum(equal_before, ties) + tl.cumsum(flags, 0) - flags
+    chosen = chosen & (place < room)
+    if LISTED:
+        position = tl.load(positions + where, mask=inside, other=0).to(tl.int64)
+        tl.store(residual + position, x, mask=inside & (~chosen))
+    else:
+        position = where
+        tl.store(residual + where, tl.zeros_like(x), mask=chosen)
+    tl.store(indices + place, position + offset, mask=chosen)
+    tl.store(moved + place, x, mask=chosen)
+
+
+@triton.jit(do_not_specialize=["per_bucket", "of_last", "offset"])
+def bucket_pass(
+    residual,
+    gradient,
+    size,
+    bucket,
+    per_bucket,
+    of_last,
+    indices,
+    values,
+    peaks,  # of every program: the highest key that stays
+    offset,
+    ADD: tl.constexpr,
+    ROWS: tl.constexpr,
+    WIDTH: tl.constexpr,  # a power of two, at least `bucket`
+):
+    """residual += gradient; the largest entries of every bucket leave. A program has ROWS buckets, in registers.
+
+    Reads 8 and writes 4 bytes of every element (without a gradient: reads 4), and writes 8 of every chosen entry.
+    """
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
+    column = tl.arange(0, WIDTH)[None, :]
+    where = row * bucket + column
+    inside = (column < bucket) & (where < size)
+    x = tl.load(residual + where, mask=inside, other=0.0)
+    if ADD:
+        x += tl.load(gradient + where, mask=inside, other=0.0)
+    key = tl.where(inside, x.to(tl.int32, bitcast=True) & 0x7FFFFFFF, -1)
+    whole = size // bucket
+    k = tl.where(row < whole, per_bucket, tl.where(row == whole, of_last, 0))
+    cut = tl.zeros([ROWS, 1], tl.int32)  # the highest key that k entries have at least, bit by bit from the top
+    bit = tl.full([ROWS, 1], 1 << 30, tl.int32)
+    for _ in range(31):
+        probe = cut | bit
+        enough = tl.sum((key >= probe).to(tl.int32), axis=1, keep_dims=True) >= k
+        cut = tl.where(enough, probe, cut)
+        bit = bit >> 1
+    greater = key > cut
+    ones = (key == cut).to(tl.int32)
+    ties = k - tl.sum(greater.to(tl.int32), axis=1, keep_dims=True)
+    chosen = greater | ((ones > 0) & (tl.cumsum(ones, 1) <= ties))
+    flags = chosen.to(tl.int32)
+    place = row * per_bucket + tl.cumsum(flags, 1) - flags
+    tl.store(indices + place, where + offset, mask=chosen)
+    tl.store(values + place, x, mask=chosen)
+    if ADD:
+        tl.store(residual + where, tl.where(chosen, 0.0, x), mask=inside)
+    else:
+        tl.store(residual + where, tl.zeros_like(x), mask=chosen)
+    tl.store(peaks + tl.program_id(0), tl.max(tl.where(k > 0, cut, 0)))

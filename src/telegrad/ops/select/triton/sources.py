@@ -1,0 +1,235 @@
+"""Launches the kernels: fused passes, and the sources that a selection by rank looks at.
+
+Nothing here waits for the GPU, except where it says so: counts and keys stay on the device until ``told`` asks for all
+of them at once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from telegrad.ops.select import Sign
+from telegrad.ops.select.triton import cuts, passes
+
+BLOCK = 4096
+"""Entries of one program. Every program adds once to a common counter: with fewer entries those additions count."""
+
+_PROGRAMS = 512  # of a histogram: more of them than a GPU runs at once add no speed, but each adds all its bins
+_DIGITS = ((11, 20), (10, 10), (10, 0))  # bits of each, and those below
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """Which entries can be chosen, as kernels take it: (bits ^ flip) & mask is the key, ``lowest`` the first to do."""
+
+    flip: int
+    mask: int
+    lowest: int
+
+    @property
+    def is_both(self) -> bool:
+        """Whether entries of both signs can be chosen."""
+        return self.lowest == 0
+
+
+_SIDES = {0: Side(0, 0x7FFFFFFF, 0), 1: Side(0, -1, 1), -1: Side(-0x80000000, -1, 1)}
+
+
+def side_of(sign: Sign) -> Side:
+    """The side of that sign."""
+    return _SIDES[sign]
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """Where chosen entries go: uint32 (position + ``offset``) and float32."""
+
+    indices: torch.Tensor
+    values: torch.Tensor
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class Moments:
+    """What sums are like, before any is cleared, on the device. Each has one element."""
+
+    total: torch.Tensor  # of the side's magnitudes, float64; its bits are the same in every run on one kind of GPU
+    count: torch.Tensor  # how many entries those are, int64
+    top: torch.Tensor  # the side's highest key, int64
+    largest: torch.Tensor  # the highest key of both sides, int64
+
+
+def launch(kernel: Any, programs: int, x: torch.Tensor, *arguments: Any, **options: Any) -> None:
+    """Runs ``programs`` of ``kernel``, whose first argument is ``x``, on the device of that."""
+    with torch.cuda.device_of(x):  # type: ignore[no-untyped-call]
+        kernel[(programs,)](x, *arguments, **options, num_warps=8)
+
+
+def launch_over(entries: int, kernel: Any, x: torch.Tensor, *arguments: Any, **options: Any) -> None:
+    """Runs a program of ``kernel`` for every block of so many entries."""
+    launch(kernel, blocks_of(entries), x, *arguments, **options, BLOCK=BLOCK)
+
+
+def blocks_of(entries: int) -> int:
+    """Programs for so many entries."""
+    return -(-entries // BLOCK)
+
+
+def numbers_on(x: torch.Tensor, *values: int) -> torch.Tensor:
+    """These int64 on the device of ``x``. Filled there: a copy from the CPU's memory would wait for the GPU."""
+    numbers = torch.empty(len(values), dtype=torch.int64, device=x.device)
+    for place, value in zip(numbers, values, strict=True):
+        place.fill_(value)
+    return numbers
+
+
+def told(*numbers: torch.Tensor) -> list[int]:
+    """All of these int64 tensors in a row. Waits for the GPU."""
+    return [int(number) for number in torch.cat(numbers).tolist()]
+
+
+class FusedPass:
+    """residual += gradient, on its way packing and clearing what reaches ``bound`` (a key, int64, one element).
+
+    ``bound=None``: nothing is packed. ``room``: the most entries that can be; ``reached`` is how many there are.
+    ``moments``: whether to take them.
+    """
+
+    def __init__(
+        self,
+        residual: torch.Tensor,
+        gradient: torch.Tensor | None,
+        side: Side,
+        *,
+        bound: torch.Tensor | None = None,
+        room: int = 0,
+        moments: bool = False,
+    ) -> None:
+        size = residual.numel()
+        blocks = blocks_of(size)
+
+        def per_block(dtype: torch.dtype, wanted: bool) -> torch.Tensor:
+            return torch.empty(blocks if wanted else 1, dtype=dtype, device=residual.device)
+
+        select = bound is not None
+        self._residual, self._room = residual, room
+        self.reached = numbers_on(residual, 0)
+        self._indices = torch.empty(room, dtype=torch.uint32, device=residual.device)
+        self._values = torch.empty(room, dtype=torch.float32, device=residual.device)
+        self._starts, self._counts = per_block(torch.int64, select), per_block(torch.int32, select)
+        sums, sides = per_block(torch.float64, moments), per_block(torch.int32, moments)
+        tops, largest = per_block(torch.int32, moments), per_block(torch.int32, moments)
+        launch_over(
+            size,
+            passes.fused_pass,
+            residual,
+            residual if gradient is None else gradient,
+            size,
+            self.reached if bound is None else bound,
+            room,
+            *(self._indices, self._values, self.reached, self._starts, self._counts),
+            *(sums, sides, tops, largest),
+            FLIP=side.flip,
+            MASK=side.mask,
+            ADD=gradient is not None,
+            SELECT=select,
+            MOMENTS=moments,
+        )
+        self.moments: Moments | None = None
+        if moments:
+            count = numbers_on(residual, size) if side.is_both else sides.sum().reshape(1)
+            self.moments = Moments(sums.sum().reshape(1), count, _highest(tops), _highest(largest))
+
+    def order(self, usable: torch.Tensor, out: Output) -> None:
+        """Copies what was packed into ``out``, ascending. ``usable``: int64, one element; 0: does nothing."""
+        ends = self._counts.cumsum(0)
+        packed = (self._indices, self._values, self._starts, self._counts)
+        launch_over(
+            self._residual.numel(), passes.order_blocks, *packed, ends, usable, out.indices, out.values, out.offset
+        )
+
+    def restore(self) -> None:
+        """What was packed is in the residual again."""
+        packed = (self._indices, self._values, self._starts, self._counts)
+        launch_over(self._residual.numel(), passes.restore_blocks, self._residual, self._room, *packed)
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """What is ranked: a residual, or entries that have left it (``positions``), ascending.
+
+    ``length``: how many they are, int64, one element, at most ``values.numel()``.
+    """
+
+    residual: torch.Tensor
+    values: torch.Tensor
+    length: torch.Tensor
+    side: Side
+    positions: torch.Tensor | None = None
+
+    @classmethod
+    def whole(cls, residual: torch.Tensor, side: Side) -> Source:
+        """All of a residual."""
+        return cls(residual, residual, numbers_on(residual, residual.numel()), side)
+
+    def kth(self, k: int) -> torch.Tensor:
+        """The k-th largest key, and its rank among those that equal it: two int64; (-1, …): there are fewer than k.
+
+        Reads 4 bytes of every entry three times; of no more than a block's, once.
+        """
+        blocks, side = blocks_of(self.values.numel()), self.side
+        keys: dict[str, Any] = {"FLIP": side.flip, "MASK": side.mask, "LOWEST": side.lowest}
+        if blocks == 1:
+            found = torch.empty(2, dtype=torch.int64, device=self.values.device)
+            launch_over(1, cuts.find_kth_of_few, self.values, self.length, k, found, **keys)
+            return found
+        found = numbers_on(self.values, 0, k)
+        histograms = torch.zeros(len(_DIGITS), 1 << 11, dtype=torch.int64, device=self.values.device)
+        programs = min(blocks, _PROGRAMS)
+        for (width, shift), histogram in zip(_DIGITS, histograms, strict=True):
+            launch(
+                cuts.count_digits,
+                programs,
+                *(self.values, self.length, found, histogram),
+                **keys,
+                SHIFT=shift,
+                WIDTH=width,
+                BLOCK=BLOCK,
+            )
+            launch(cuts.find_digit, 1, histogram, found, WIDTH=width)
+        return found
+
+    def move(self, cut: torch.Tensor, out: Output) -> torch.Tensor:
+        """Moves, in order, all entries whose key is greater than ``cut[0]``, and the first ``cut[1]`` that equal it.
+
+        As many as ``out`` holds; returns how many there are, int64, one element. Reads 4 bytes of every entry twice.
+        """
+        most, side = self.values.numel(), self.side
+        greater, equal = torch.empty(2, blocks_of(most), dtype=torch.int32, device=self.values.device)
+        sides: dict[str, Any] = {"FLIP": side.flip, "MASK": side.mask}
+        launch_over(most, cuts.count_cut, self.values, self.length, cut, greater, equal, **sides)
+        greater_ends, equal_ends = greater.cumsum(0), equal.cumsum(0)
+        launch_over(
+            most,
+            cuts.move_cut,
+            self.residual,
+            out.indices if self.positions is None else self.positions,
+            *(self.values, self.length, cut, greater_ends, equal_ends),
+            *(out.indices.numel(), out.indices, out.values, out.offset),
+            LISTED=self.positions is not None,
+            **sides,
+        )
+        moved: torch.Tensor = greater_ends[-1:] + torch.minimum(equal_ends[-1:], cut[1:])
+        return moved
+
+
+def cut_of(found: torch.Tensor) -> torch.Tensor:
+    """The cut behind the k-th largest key, as ``Source.kth`` has found it; behind all of them where there are fewer."""
+    return torch.where(found[:1] < 0, torch.zeros_like(found), found)
+
+
+def _highest(keys: torch.Tensor) -> torch.Tensor:
+    return keys.max().to(torch.int64).clamp(min=0).reshape(1)

@@ -1,0 +1,48 @@
+"""The selection kernels are compiled for GPUs of two makers, which need not be there."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch", reason="GPU kernels work on torch tensors")
+pytest.importorskip("triton", reason="GPU kernels are compiled, or interpreted, by Triton")
+
+PROGRAM = Path(__file__).with_name("compile_kernels_program.py")
+
+
+def _compiled(*target: str, cache: Path) -> list[dict[str, Any]]:
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    done = subprocess.run(
+        [sys.executable, str(PROGRAM), *target],
+        capture_output=True,
+        text=True,
+        timeout=600,
+        env=environment | {"TRITON_CACHE_DIR": str(cache)},
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = json.loads(done.stdout)
+    assert found["left_out"] == []
+    return found["rows"]  # type: ignore[no-any-return]
+
+
+@pytest.mark.timeout(600)
+def test_for_cuda(tmp_path: Path) -> None:
+    rows = _compiled("cuda", "90", "32", cache=tmp_path)
+    assert not any(row["flushes_denormals"] for row in rows)
+    fused = [row for row in rows if row["kernel"] == "fused_pass"]
+    for row in fused:
+        # 4096 entries by 256 threads, four at once: each loads 4 vectors of the residual, 4 of the gradient, no more.
+        assert (row["vector_loads"], row["vector_stores"]) == (8, 4)
+    assert len(fused) == 2
+
+
+@pytest.mark.timeout(600)
+def test_for_hip(tmp_path: Path) -> None:
+    assert all(row["bytes"] > 1000 for row in _compiled("hip", "gfx942", "64", cache=tmp_path))
