@@ -1,4 +1,4 @@
-"""Times selections on one thread of this processor, beside torch.topk and one memory copy, interleaved."""
+"""Times selections beside torch.topk and one memory copy, interleaved: on one thread of this processor, or on a GPU."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import contextlib
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -29,28 +30,32 @@ METHODS: Mapping[str, str] = {
 
 BOUND = (
     "The bytes that must move (12 of every element: its gradient and residual read, its residual written; 8 of every "
-    "selected entry: its index and value), at the bandwidth of the faster of numpy's and torch's copy of as many "
-    "elements, 8 bytes of each, in the same run"
+    "selected entry: its index and value), at the bandwidth of the faster of numpy's and torch's copy (on a GPU: "
+    "torch's) of as many elements, 8 bytes of each, in the same run"
 )
 """What ``bound_s`` means in result files."""
 
 PEER = "torch.topk"
 """As a contender: residual += gradient, torch.topk of the magnitudes, gather, clear."""
 
-_COPIES = ("copy, numpy", "copy, torch")
-_SETTLING_STEPS = 4  # of error feedback, before anything is timed: what is left by then looks like a residual
+GPU_COPY = "copy, torch"
+DEVICES = ("cpu", "cuda")
+_COPIES = {"cpu": ("copy, numpy", "copy, torch"), "cuda": (GPU_COPY,)}
+SETTLING_STEPS = 4
+"""Of error feedback, before anything is timed: what is left by then looks like a residual."""
 
 
 @dataclass(frozen=True)
 class SelectPlan:
-    """One length and density. A contender is measured in ``samples`` samples, fewer (but three) where all of them
-    together would take longer than about ``seconds``."""
+    """One length and density, on ``device``: ``"cpu"`` or ``"cuda"``. A contender is measured in ``samples`` samples,
+    fewer (but three) where all of them together would take longer than about ``seconds``."""
 
     elements: int
     density: float
     methods: tuple[str, ...] = tuple(METHODS)
     samples: int = 25
     seconds: float = 10.0
+    device: str = "cpu"
 
     @property
     def k(self) -> int:
@@ -60,7 +65,7 @@ class SelectPlan:
     @property
     def contenders(self) -> tuple[str, ...]:
         """All that is timed."""
-        return (*_COPIES, PEER, *self.methods)
+        return (*_COPIES[self.device], PEER, *self.methods)
 
 
 @dataclass
@@ -77,7 +82,7 @@ def run(plan: SelectPlan, on_sample: Callable[[str], None] = lambda _: None) -> 
     Every sample begins with the same residual and gradient. A method keeps its threshold from one to the next, so that
     a median is of calls that reuse it. Of the first sample, which touches memory for the first time, nothing is kept.
     """
-    bench = _Arrays(plan)
+    bench = _contenders(plan)
     outcome = Outcome({name: [] for name in plan.contenders}, {name: [] for name in plan.methods})
     order = np.random.default_rng(0)
     begin = time.perf_counter()
@@ -96,6 +101,18 @@ def run(plan: SelectPlan, on_sample: Callable[[str], None] = lambda _: None) -> 
     return outcome
 
 
+class _Contenders(Protocol):
+    def sample(self, name: str) -> tuple[float, int | None]: ...
+
+
+def _contenders(plan: SelectPlan) -> _Contenders:
+    if plan.device == "cpu":
+        return _Arrays(plan)
+    from telegrad.bench.select_gpu import Tensors
+
+    return Tensors(plan)
+
+
 class _Arrays:
     """What all contenders work on."""
 
@@ -108,7 +125,7 @@ class _Arrays:
         self._entries = entries
         room = max([k, *(policy.capacity(entries[name]) for name, policy in self._policies.items())])
         self._indices, self._values = np.zeros(room, np.uint32), np.zeros(room, np.float32)
-        for _ in range(_SETTLING_STEPS):
+        for _ in range(SETTLING_STEPS):
             gradient = rng.standard_normal(plan.elements, np.float32)
             exact.select(entries[PEER], gradient, self._indices, self._values, 0)
         self._gradient = rng.standard_normal(plan.elements, np.float32)
@@ -127,7 +144,8 @@ class _Arrays:
             begin = time.thread_time()
             count = policy.select(entry, self._gradient, self._indices, self._values, 0)
             return time.thread_time() - begin, count
-        work = {_COPIES[0]: self._copy_by_numpy, _COPIES[1]: self._copy_by_torch, PEER: self._select_by_torch}[name]
+        by_numpy, by_torch = _COPIES["cpu"]
+        work = {by_numpy: self._copy_by_numpy, by_torch: self._copy_by_torch, PEER: self._select_by_torch}[name]
         begin = time.thread_time()
         work()
         return time.thread_time() - begin, None
@@ -159,7 +177,7 @@ def _one_thread() -> Iterator[None]:
 
 def rows_of(plan: SelectPlan, outcome: Outcome) -> list[Row]:
     """A row for each method."""
-    copy_s = min(Timing.of(outcome.times[name]).median_s for name in _COPIES)
+    copy_s = min(Timing.of(outcome.times[name]).median_s for name in _COPIES[plan.device])
     peer_s = Timing.of(outcome.times[PEER]).median_s
     rows: list[Row] = []
     for name in plan.methods:
@@ -179,7 +197,8 @@ def rows_of(plan: SelectPlan, outcome: Outcome) -> list[Row]:
                 "p90_s": timing.p90_s,
                 "mean_s": sum(outcome.times[name]) / len(outcome.times[name]),
                 "samples": len(outcome.times[name]),
-                "threads": 1,
+                "device": plan.device,
+                "threads": 1 if plan.device == "cpu" else None,
                 "torch_topk_median_s": peer_s,
                 "times_faster_than_torch_topk": peer_s / timing.median_s,
                 "copy_s": copy_s,

@@ -1,4 +1,4 @@
-"""``telegrad bench select``: ways to choose what is sent, beside torch.topk and a memory copy."""
+"""``telegrad bench select``: ways to choose what is sent, beside torch.topk and a memory copy, on a CPU or a GPU."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import typer
 from rich.progress import TextColumn
 
 from telegrad.bench.machine import describe_machine, machine_text
-from telegrad.bench.select import BOUND, METHODS, Row, SelectPlan, rows_of, run
+from telegrad.bench.select import BOUND, DEVICES, METHODS, Row, SelectPlan, rows_of, run
+from telegrad.bench.select_gpu import gpu_name
 from telegrad.cli.console import table_console
 from telegrad.cli.interrupts import ended_by_interrupt
 from telegrad.cli.options import RowsFile, among, counts_of, densities_of
@@ -30,30 +31,37 @@ def select(
     ] = "0.001,0.01,0.05",
     methods: Annotated[str, typer.Option(help="Which to measure, separated by commas.")] = ",".join(METHODS),
     samples: Annotated[int, typer.Option(min=3, help="Samples of each contender (fewer where one takes long).")] = 25,
+    device: Annotated[str, typer.Option(help="Where to measure: cpu or cuda.")] = "cpu",
     seconds: Annotated[float, typer.Option(min=0.1, help="About how long to measure, of each combination.")] = 10.0,
     json_file: RowsFile = None,
     plot_file: Annotated[
         Path | None, typer.Option("--plot", dir_okay=False, help="Draw the times into this PNG file.")
     ] = None,
 ) -> None:
-    """Time the ways to choose what is sent, beside torch.topk and a memory copy: interleaved, on one thread each.
+    """Time the ways to choose what is sent, beside torch.topk and a memory copy: interleaved, on one thread or a GPU.
 
     Each adds a gradient to a residual, chooses entries of the sums, packs their indices and values and clears them in
     the residual. [bold]torch.topk and residual[/] does the same with torch: add, topk of the magnitudes, gather, clear.
     [bold]bound[/] is how long the bytes that must move take at the bandwidth of a copy of as many elements in the same
-    run; below a few million elements they lie in a cache and Python's call counts. Times are the thread's own. CPU
-    only: there are no GPU kernels yet, and a GPU is not looked for.
+    run; below a few million elements they lie in a cache and Python's call counts. Times are the thread's own; with
+    [bold]--device cuda[/] they are between events of the GPU. The kernels for GPUs are Triton's; they serve ROCm too.
     """
     console = table_console()
+    if device not in DEVICES:
+        raise typer.BadParameter(f"{device!r} does not exist: use {' or '.join(DEVICES)}", param_hint="--device")
+    gpu = gpu_name() if device == "cuda" else None
+    if device == "cuda" and gpu is None:
+        console.print("no GPU: torch sees none here, and nothing was measured")
+        raise typer.Exit(1)
     chosen = tuple(among(methods, tuple(METHODS), "--methods"))
     lengths = counts_of(elements, 1, _MOST, "--elements")
     plans = [
-        SelectPlan(length, share, chosen, samples, seconds)
+        SelectPlan(length, share, chosen, samples, seconds, device)
         for length, share in itertools.product(lengths, densities_of(density, "--density"))
     ]
     check_folder_of(json_file, "--json")
     check_folder_of(plot_file, "--plot")
-    machine = describe_machine()
+    machine = describe_machine() | ({} if gpu is None else {"gpu": gpu})
     rows: list[Row] = []
     try:
         with ended_by_interrupt(console, "interrupted"), counting(console, TextColumn("{task.fields[latest]}")) as bar:
@@ -70,7 +78,7 @@ def select(
     finally:
         if json_file is not None and rows:
             write_result(console, json_file, {"rows": rows, "bound_s": BOUND, "machine": machine})
-    console.print(machine_text(machine), style="dim")
+    console.print(machine_text(machine) + ("" if gpu is None else f"; {gpu}"), style="dim")
     if plot_file is not None:
-        plot(rows, "selection on one thread", plot_file)
+        plot(rows, f"selection on {gpu or 'one thread'}", plot_file)
         console.print(f"plot: {plot_file}")

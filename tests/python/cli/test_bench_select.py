@@ -12,6 +12,7 @@ import typer
 from typer.testing import CliRunner
 
 from telegrad.bench.select import METHODS, PEER, Outcome, SelectPlan, rows_of, run
+from telegrad.bench.select_gpu import Tensors, gpu_name
 from telegrad.cli import bench_select
 from telegrad.compress import SELECTIONS
 from telegrad.report.select import panels_of
@@ -105,9 +106,59 @@ def test_all_contenders_begin_with_the_same_sums() -> None:
     assert len(set(outcome.counts["threshold-search"])) == 1
 
 
+def test_all_contenders_on_tensors_select_what_they_promise() -> None:
+    """On a GPU where there is one; else in Triton's interpreter, with a clock that stands for the device's."""
+    kernels = pytest.importorskip("triton_selection")
+    plan = SelectPlan(3000, 0.01, device="cuda")
+    timed: list[object] = []
+
+    def counted(work: Callable[[], object]) -> float:
+        timed.append(work())
+        return 0.5
+
+    bench = Tensors(plan, kernels.DEVICE, counted)
+    outcomes = {name: bench.sample(name) for name in plan.contenders}
+    assert len(timed) == len(plan.contenders)
+    assert {seconds for seconds, _ in outcomes.values()} == {0.5}
+    assert {name for name, (_, count) in outcomes.items() if count is None} == {PEER, "copy, torch"}
+    counts = {name: count for name, (_, count) in outcomes.items()}
+    assert counts["exact"] == counts["trimmed"] == counts["random"] == counts["reused-threshold"] == 30
+    assert 30 <= counts["threshold-search"] <= 60
+    left = []
+    for name in ("exact", PEER):
+        bench.sample(name)
+        left.append(bench._residual.cpu().clone())
+    assert torch.equal(*left)
+
+
+def test_rows_of_a_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(bench_select, "run", _ideal)
+    monkeypatch.setattr(bench_select, "gpu_name", lambda: "A Fast GPU")
+    found = tmp_path / "rows.json"
+    status, output = _run("--device", "cuda", "--elements", "16Ki", "--methods", "exact", "--json", str(found))
+    assert status == 0, output
+    assert "A Fast GPU" in output
+    result = json.loads(found.read_text())
+    assert result["machine"]["gpu"] == "A Fast GPU"
+    assert [(row["device"], row["threads"]) for row in result["rows"]] == [("cuda", None)] * 3
+
+
+def test_without_a_gpu_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert gpu_name() is None
+    assert _run("--device", "cuda") == (1, "no GPU: torch sees none here, and nothing was measured")
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_small_run_on_a_gpu() -> None:
+    outcome = run(SelectPlan(1 << 16, 0.01, samples=3, device="cuda"))
+    assert all(0 < seconds for times in outcome.times.values() for seconds in times)
+
+
 @pytest.mark.parametrize(
     ("option", "value", "message"),
     [
+        ("--device", "tpu", "'tpu' does not exist: use cpu or cuda"),
         ("--elements", "0", "'0' is no number from 1 to"),
         ("--elements", "64Mi..1Ki", "'1Ki' is no number from 67108864 to"),
         ("--density", "2", "'2' is no part of 1"),
