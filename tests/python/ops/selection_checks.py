@@ -97,7 +97,8 @@ def check_search(kernels: Any, x: np.ndarray, share: float, seed: int, sign: Sig
 
 
 def check_buckets(kernels: Any, x: np.ndarray, bucket: int, share: int, seed: int) -> None:
-    per_bucket, of_last = min(share, bucket), min(share, x.size % bucket)
+    per_bucket, rest = min(share, bucket), x.size % bucket
+    of_last = 1 + seed % min(share, rest) if rest else 0
     count = x.size // bucket * per_bucket + of_last
     arguments = (gradient_of(x, seed), bucket, per_bucket, of_last)
     assert expect_the_same(kernels, "accumulate_buckets", x, count, *arguments).count == count

@@ -13,7 +13,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import selection_checks as checks
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import HealthCheck, Phase, example, given, settings
 from triton_selection import DEVICE, OnArrays, kernels, tensor_of, torch
 
 from telegrad.ops.select import Chosen, Sign, cpu, kernels_of
@@ -22,7 +22,12 @@ from telegrad.ops.select.triton import ranked, sources, subset
 GPU = OnArrays()
 BLOCK = sources.BLOCK
 
-examined = settings(max_examples=10, suppress_health_check=list(HealthCheck), deadline=None)
+examined = settings(  # a smaller failing example would take the interpreter minutes to find
+    max_examples=10,
+    phases=[phase for phase in Phase if phase not in (Phase.shrink, Phase.explain)],
+    suppress_health_check=list(HealthCheck),
+    deadline=None,
+)
 
 
 def _turn_blocks_round(patch: pytest.MonkeyPatch) -> None:
@@ -156,7 +161,8 @@ def test_a_sample_that_misleads_changes_nothing(bound: int, sign: Sign, monkeypa
     assert len(said) == 2
 
 
-def test_of_one_sign_all_there_are_though_the_sample_has_none() -> None:
+def test_of_one_sign_all_there_are_though_the_sample_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ranked.Candidates, "rank_all", None)  # it is enough that the pass took out these two
     x = -np.ones(sources.BLOCK * 8, np.float32)
     x[[5, 20_000]] = 1, 2
     assert checks.expect_the_same(GPU, "accumulate_topk", x, 100, None, 100, sign=1).count == 2

@@ -183,8 +183,7 @@ def bucket_pass(
     if ADD:
         x += tl.load(gradient + where, mask=inside, other=0.0)
     key = tl.where(inside, x.to(tl.int32, bitcast=True) & 0x7FFFFFFF, -1)
-    whole = size // bucket
-    k = tl.where(row < whole, per_bucket, tl.where(row == whole, of_last, 0))
+    k = tl.where(row < size // bucket, per_bucket, of_last)  # behind the last row there is nothing to choose
     cut = tl.zeros([ROWS, 1], tl.int32)  # the highest key that k entries have at least, bit by bit from the top
     bit = tl.full([ROWS, 1], 1 << 30, tl.int32)
     for _ in range(31):
