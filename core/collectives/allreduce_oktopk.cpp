@@ -270,15 +270,23 @@ class OkTopk {
   // This rank's entries at other indices than those, which ascend.
   SparseStream<V> entries_without(std::span<const std::uint32_t> taken) const {
     const std::span<const std::uint32_t> indices = mine_.indices();
+    const std::span<const V> values = mine_.values();
     Array<std::uint32_t> left_indices(indices.size());
     Array<V> left_values(indices.size());
     std::size_t count = 0;
-    auto at = taken.begin();
-    for (std::size_t i = 0; i < indices.size(); ++i) {
-      while (at != taken.end() && *at < indices[i]) ++at;
-      if (at != taken.end() && *at == indices[i]) continue;
+    std::size_t i = 0;
+    for (std::size_t j = 0; i < indices.size() && j < taken.size();) {  // without a branch that cannot be foreseen
+      const std::uint32_t own = indices[i];
+      const std::uint32_t other = taken[j];
+      left_indices[count] = own;
+      left_values[count] = values[i];
+      count += own < other ? 1 : 0;
+      i += own <= other ? 1 : 0;
+      j += other <= own ? 1 : 0;
+    }
+    for (; i < indices.size(); ++i, ++count) {
       left_indices[count] = indices[i];
-      left_values[count++] = mine_.values()[i];
+      left_values[count] = values[i];
     }
     left_indices.truncate(count);
     left_values.truncate(count);
