@@ -1,0 +1,131 @@
+// Calls of allreduce_oktopk, and what must hold of each.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "base/random.hpp"
+#include "collectives/global_threshold.hpp"
+#include "session/reductions.hpp"
+#include "sparse_samples.hpp"
+#include "testing.hpp"
+#include "world.hpp"
+
+namespace telegrad {
+
+inline constexpr World kWorlds[] = {World::simulated, World::local};
+
+template <class V>
+using Results = std::vector<OkTopkSum<V>>;
+
+template <class V>
+Results<V> call(World world, const std::vector<Input<V>>& inputs, std::uint64_t n, const OkTopkSettings& settings,
+                const OkTopkState& state, Reduction reduction = Reduction::sum, IndexFormat indices = IndexFormat::none,
+                std::uint64_t seed = 0) {
+  std::vector<std::shared_ptr<std::optional<OkTopkSum<V>>>> results;
+  const Ended ended = run_ranks(
+      world, static_cast<Rank>(inputs.size()),
+      [&](Rank rank) {
+        auto sum = make_all_reduce_topk(inputs[rank].stream(n), settings, state, reduction, {.indices = indices});
+        results.push_back(sum.result);
+        return sum.request;
+      },
+      seed);
+  REQUIRE(ended.all_succeeded());
+  Results<V> all;
+  for (auto& result : results) all.push_back(std::move(**result));
+  return all;
+}
+
+// By index: the sum in the order of ranks.
+template <class V>
+std::map<std::uint32_t, V> sum_of(const std::vector<Input<V>>& inputs, Reduction reduction) {
+  std::map<std::uint32_t, V> sums;
+  for (const auto& input : inputs) {
+    for (std::size_t i = 0; i < input.indices.size(); ++i) {
+      const auto [at, is_new] = sums.try_emplace(input.indices[i], input.values[i]);
+      if (!is_new) at->second = kernels::plus(at->second, input.values[i]);
+    }
+  }
+  if (reduction == Reduction::avg) {
+    const auto factor = static_cast<kernels::Factor<V>>(1.0 / static_cast<double>(inputs.size()));
+    for (auto& [index, value] : sums) value = kernels::times(value, factor);
+  }
+  return sums;
+}
+
+// The k largest, and what equals the least of them.
+template <class V>
+Input<V> largest(const std::map<std::uint32_t, V>& sums, std::uint64_t k) {
+  std::vector<std::uint64_t> keys;
+  for (const auto& [index, value] : sums) keys.push_back(magnitude_key(value));
+  std::ranges::sort(keys, std::greater<>());
+  const std::uint64_t least = keys.size() < k ? 0 : keys[k - 1];
+  Input<V> kept;
+  for (const auto& [index, value] : sums) {
+    if (magnitude_key(value) < least) continue;
+    kept.indices.push_back(index);
+    kept.values.push_back(value);
+  }
+  return kept;
+}
+
+// What holds in every call: ranks agree, and every entry of a rank is either taken or handed back.
+template <class V>
+void check_call(const std::vector<Input<V>>& inputs, std::uint64_t n, const OkTopkSettings& settings, Reduction reduction,
+                const Results<V>& results) {
+  const auto sums = sum_of(inputs, reduction);
+  std::uint64_t local_most = 0;
+  for (const auto& input : inputs) local_most = std::max(local_most, static_cast<std::uint64_t>(input.indices.size()));
+  std::uint64_t sent = 0;
+  std::uint64_t received = 0;
+  for (std::size_t rank = 0; rank < results.size(); ++rank) {
+    const auto& [sum, left, state, report] = results[rank];
+    EXPECT(!sum.is_dense());
+    EXPECT_EQ(sum.dimension(), n);
+    EXPECT(same_bits(sum, results[0].sum));
+    EXPECT_EQ(state.digest(settings), results[0].state.digest(settings));
+    EXPECT_EQ(report.local_most, local_most);
+    EXPECT_EQ(report.selected, sum.nnz());
+    EXPECT_EQ(report.exact, results[0].report.exact);
+    const std::uint64_t most = std::max(local_most, report.selected);
+    EXPECT(report.words_most() <= 6 * most + 2 * results.size());
+    sent += report.traffic.entries_sent;
+    received += report.traffic.entries_received;
+    Input<V> back;
+    for (std::size_t i = 0; i < inputs[rank].indices.size(); ++i) {
+      if (std::ranges::binary_search(sum.indices(), inputs[rank].indices[i])) continue;
+      back.indices.push_back(inputs[rank].indices[i]);
+      back.values.push_back(inputs[rank].values[i]);
+    }
+    EXPECT(same_bits(left, back.stream(n)));
+  }
+  EXPECT_EQ(sent, received);
+  for (std::size_t i = 0; i < results[0].sum.nnz(); ++i) {
+    const auto at = sums.find(results[0].sum.indices()[i]);
+    REQUIRE(at != sums.end());
+    EXPECT(std::memcmp(&at->second, &results[0].sum.values()[i], sizeof(V)) == 0);
+  }
+  if (results[0].report.exact) EXPECT(same_bits(results[0].sum, largest(sums, settings.k).stream(n)));
+}
+
+// As uniform(), of values that are sums of many.
+template <class V>
+Input<V> normal(std::uint64_t n, double density, Random& random) {
+  Input<V> input = uniform<V>(n, density, random);
+  for (V& value : input.values) {
+    double sum = -4.0;
+    for (int i = 0; i < 8; ++i) sum += random.uniform();
+    value = static_cast<V>(static_cast<float>(sum));
+  }
+  return input;
+}
+
+}  // namespace telegrad

@@ -1,0 +1,179 @@
+// The words that Ok-Topk moves: within the bound for every input and call; as published they are not.
+#include "testing.hpp"
+
+#include <algorithm>
+#include <functional>
+#include <numeric>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "oktopk_calls.hpp"
+
+namespace {
+
+using namespace telegrad;
+
+// What ranks select in call number `time`.
+using Pattern = std::function<std::vector<std::uint32_t>(Rank rank, Rank size, int time, std::uint64_t n, Random& random)>;
+
+std::vector<std::uint32_t> within(std::uint64_t begin, std::uint64_t end, std::size_t count, Random& random) {
+  std::vector<std::uint32_t> indices;
+  for (std::size_t i = 0; i < count; ++i) indices.push_back(static_cast<std::uint32_t>(begin + random.below(end - begin)));
+  std::ranges::sort(indices);
+  const auto repeated = std::ranges::unique(indices);
+  indices.erase(repeated.begin(), repeated.end());
+  return indices;
+}
+
+constexpr std::size_t kK = 300;
+
+const std::pair<const char*, Pattern> kPatterns[] = {
+    {"uniform", [](Rank, Rank, int, std::uint64_t n, Random& random) { return within(0, n, kK, random); }},
+    {"one slice", [](Rank, Rank size, int, std::uint64_t n, Random& random) { return within(0, n / size, kK, random); }},
+    {"one rank clustered elsewhere",
+     [](Rank rank, Rank, int, std::uint64_t n, Random& random) {
+       return rank == 0 ? within(n - n / 50, n, kK, random) : within(0, n / 50, kK, random);
+     }},
+    {"gone stale",
+     [](Rank, Rank size, int time, std::uint64_t n, Random& random) {
+       const std::uint64_t at = static_cast<std::uint64_t>(time) % size;
+       return within(n * at / size, n * (at + 1) / size, kK, random);
+     }},
+    {"identical",
+     [](Rank, Rank, int time, std::uint64_t n, Random&) {
+       Random same(static_cast<std::uint64_t>(time));
+       return within(0, n / 3, kK, same);
+     }},
+    {"disjoint",
+     [](Rank rank, Rank size, int, std::uint64_t n, Random& random) {
+       return within(n * rank / size, n * (rank + 1) / size, kK, random);
+     }},
+    {"one entry for all",
+     [](Rank, Rank, int, std::uint64_t n, Random&) {
+       return std::vector<std::uint32_t>{static_cast<std::uint32_t>(n - 1)};
+     }},
+    {"a solid run",
+     [](Rank, Rank, int, std::uint64_t n, Random&) {
+       std::vector<std::uint32_t> indices(kK);
+       std::iota(indices.begin(), indices.end(), static_cast<std::uint32_t>(n / 2));
+       return indices;
+     }},
+    {"very unequal",
+     [](Rank rank, Rank size, int, std::uint64_t n, Random& random) {
+       return within(0, n, rank == size / 2 ? kK : rank % 3, random);
+     }},
+    {"nobody", [](Rank, Rank, int, std::uint64_t, Random&) { return std::vector<std::uint32_t>(); }},
+};
+
+std::vector<Input<float>> inputs_of(const Pattern& pattern, Rank size, int time, std::uint64_t n, std::uint64_t seed) {
+  std::vector<Input<float>> inputs(size);
+  Random random(seed + static_cast<std::uint64_t>(time));
+  for (Rank rank = 0; rank < size; ++rank) {
+    inputs[rank].indices = pattern(rank, size, time, n, random);
+    for (std::size_t i = 0; i < inputs[rank].indices.size(); ++i) {
+      // Large ones lie together, so that shares of the sum are unlike.
+      const float scale = inputs[rank].indices[i] < n / 100 ? 8.0F : 1.0F;
+      inputs[rank].values.push_back(scale * static_cast<float>(random.uniform() - 0.4));
+    }
+  }
+  return inputs;
+}
+
+void check_pattern(const Pattern& pattern, Rank size, int calls, const OkTopkSettings& settings) {
+  constexpr std::uint64_t kN = 1'000'000;
+  OkTopkState state;
+  for (int time = 0; time < calls; ++time) {
+    const auto inputs = inputs_of(pattern, size, time, kN, size);
+    const auto results = call(World::simulated, inputs, kN, settings, state);
+    check_call(inputs, kN, settings, Reduction::sum, results);
+    state = results[0].state;
+    EXPECT_EQ(state.calls, static_cast<std::uint64_t>(time) + 1);
+  }
+}
+
+TEST("no rank moves more words than the bound says, in any call, whatever the ranks hold") {
+  for (const Rank size : {1U, 2U, 3U, 4U, 7U, 8U, 16U, 31U, 64U}) {
+    for (const auto& [name, pattern] : kPatterns) {
+      for (const std::uint64_t k : {kK / 10, kK}) {
+        check_pattern(pattern, size, 5, {.k = k, .boundaries_every = 4, .threshold_every = 3});
+      }
+    }
+  }
+}
+
+TEST("of many ranks too") {
+  for (const auto& [name, pattern] : kPatterns) {
+    if (std::string(name) != "nobody") check_pattern(pattern, 128, 2, {.k = kK});
+  }
+  check_pattern(kPatterns[3].second, 256, 2, {.k = kK});
+  check_pattern(kPatterns[2].second, 1024, 1, {.k = kK});
+}
+
+TEST("slices are cut when it is time, and when they would bring an owner too much; not otherwise") {
+  constexpr std::uint64_t kN = 1'000'000;
+  const OkTopkSettings settings{.k = kK, .boundaries_every = 4};
+  const auto cuts_of = [&](const Pattern& pattern) {
+    std::string cuts;
+    OkTopkState state;
+    for (int time = 0; time < 6; ++time) {
+      const auto results = call(World::local, inputs_of(pattern, 8, time, kN, 1), kN, settings, state);
+      cuts += results[0].report.cut ? 'x' : '.';
+      state = results[0].state;
+    }
+    return cuts;
+  };
+  EXPECT_EQ(cuts_of(kPatterns[3].second), std::string("xxxxxx"));  // everything in the next slice, every time
+  EXPECT_EQ(cuts_of(kPatterns[7].second), std::string("x...x."));  // always the same
+}
+
+TEST("very unlike shares are made alike before they are gathered") {
+  constexpr std::uint64_t kN = 100'000;
+  for (const Rank size : {2U, 3U, 8U, 16U}) {
+    for (const bool is_unlike : {false, true}) {
+      std::vector<Input<float>> inputs(size);
+      for (Rank rank = 0; rank < size; ++rank) {  // each slice has as many entries; large ones lie in one, or all over
+        for (std::uint32_t i = 0; i < 4000; ++i) {
+          inputs[rank].indices.push_back(i * 25);
+          const bool is_large = is_unlike ? i < 100 : i % 40 == 0;
+          inputs[rank].values.push_back(is_large ? 100.0F + static_cast<float>(i) : 0.001F * static_cast<float>(i));
+        }
+      }
+      for (const double factor : {1.5, 4.0}) {
+        const OkTopkSettings settings{.k = 100, .balance_factor = factor};
+        const auto results = call(World::local, inputs, kN, settings, {});
+        check_call(inputs, kN, settings, Reduction::sum, results);
+        EXPECT_EQ(results[0].report.balanced, is_unlike && (size > 4 || (factor < 2.0)));
+      }
+    }
+  }
+}
+
+TEST("as published, boundaries that have become stale and sums gathered in one place break the bound") {
+  constexpr std::uint64_t kN = 1'000'000;
+  const auto excess = [&](const Pattern& pattern, bool as_published) {
+    const OkTopkSettings settings{.k = kK, .as_published = as_published};
+    OkTopkState state;
+    double worst = 0.0;
+    for (int time = 0; time < 3; ++time) {
+      const auto inputs = inputs_of(pattern, 16, time, kN, 16);
+      const auto results = call(World::local, inputs, kN, settings, state);
+      if (!as_published) check_call(inputs, kN, settings, Reduction::sum, results);
+      for (const auto& [sum, left, next, report] : results) {
+        EXPECT(same_bits(sum, results[0].sum));
+        std::uint64_t most = report.selected;
+        for (const auto& input : inputs) most = std::max(most, static_cast<std::uint64_t>(input.indices.size()));
+        worst = std::max(worst, static_cast<double>(report.words_most()) / static_cast<double>(6 * most + 2 * 16));
+      }
+      if (as_published && time == 0) EXPECT(same_bits(results[0].sum, largest(sum_of(inputs, Reduction::sum), kK).stream(kN)));
+      state = results[0].state;
+    }
+    return worst;
+  };
+  for (const std::size_t i : {0U, 2U, 3U, 5U}) {
+    EXPECT(excess(kPatterns[i].second, true) > 1.2);
+    EXPECT(excess(kPatterns[i].second, false) <= 1.0);
+  }
+}
+
+}  // namespace
