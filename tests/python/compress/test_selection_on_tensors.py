@@ -50,8 +50,8 @@ def test_tensors_and_arrays_of_whole_numbers_give_the_same_bits(
     rng = np.random.default_rng(len(name))
     array = Residual(name, np.zeros(300, np.float32), k)
     tensor = Residual(name, torch.zeros(300, device=DEVICE), k)
-    for step in range(4 if k < 300 else 1):
-        gradient = rng.integers(-50, 50, 300).astype(np.float32) * (1, 1, 8, 1)[step]  # whose sums are exact
+    for step in range(3 if k < 300 else 1):
+        gradient = rng.integers(-50, 50, 300).astype(np.float32) * (1, 1, 8)[step]  # whose sums are exact
         expected = _on_arrays(policy, array, gradient, 70)
         found = _on_tensors(policy, tensor, gradient, 70)
         np.testing.assert_array_equal(found[0], expected[0])

@@ -23,7 +23,7 @@ GPU = OnArrays()
 BLOCK = sources.BLOCK
 
 examined = settings(  # a smaller failing example would take the interpreter minutes to find
-    max_examples=10,
+    max_examples=8,
     phases=[phase for phase in Phase if phase not in (Phase.shrink, Phase.explain)],
     suppress_health_check=list(HealthCheck),
     deadline=None,
