@@ -150,7 +150,7 @@ class TopkReductions(StreamReductions):
 
         ``x``: SparseStream or ``torch.sparse_coo`` tensor of float32, float64, float16 or bfloat16: what this rank has
         selected of its own, any number of entries, of ``n`` elements on all ranks. ``op``: ``"sum"`` or ``"avg"``.
-        ``wire``: a format that loses nothing, ``"raw"``, ``"blocked"``, ``"packed"`` or ``"indices"``; see ``all_reduce``.
+        ``wire``: a format that loses nothing: ``"raw"``, ``"blocked"``, ``"packed"`` or ``"indices"``.
 
         Returns a TopkSum; with ``async_op=True`` a Work whose result is one. At the first call and every
         ``state.threshold_every``-th its sum is exactly the top k of the sum of streams, formed in the order of ranks;
