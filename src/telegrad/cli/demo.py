@@ -20,7 +20,7 @@ from telegrad.bench.netlab import NetlabError, parse_rate, why_unavailable
 from telegrad.cli.interrupts import sigterm_as_interrupt
 from telegrad.demo.job import LOOPBACK, Place, open_place, train
 from telegrad.demo.results import RunResult, as_json
-from telegrad.demo.settings import RUNS, ModelSize, Settings
+from telegrad.demo.settings import RUNS, SCHEMES, ModelSize, Settings
 from telegrad.demo.text import Corpus, check_length
 from telegrad.launch import RankFailed, RanksTimedOut
 from telegrad.report.training import TrainingProgress, table_of
@@ -38,6 +38,13 @@ def demo(
         float,
         typer.Option(help="Share of each large tensor's gradient entries that the sparse run sends in a step."),
     ] = 0.01,
+    scheme: Annotated[
+        str,
+        typer.Option(
+            help="How the sparse run's entries meet: [bold]allreduce[/]: all are summed; [bold]oktopk[/]: of a sum "
+            "about as many are kept as each rank sends; [bold]allgather[/]: every rank gets every rank's."
+        ),
+    ] = SCHEMES[0],
     network: Annotated[
         str | None,
         typer.Option(
@@ -112,6 +119,7 @@ def demo(
                 seed=seed,
                 batch=batch,
                 density=density,
+                scheme=scheme,
                 warmup_steps=warmup_steps,
                 validations=min(validations, steps),
                 bucket_mb=bucket_mb,

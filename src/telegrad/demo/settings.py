@@ -11,6 +11,9 @@ from typing import Self
 RUNS = ("ddp-gloo", "telegrad-dense", "telegrad-sparse")
 """Plain DistributedDataParallel over Gloo; the same with our hook, dense; with our hook, sparse."""
 
+SCHEMES = ("allreduce", "oktopk", "allgather")
+"""How the sparse run's entries meet: DDPState's ``collective``. Here too, so that the command need not import torch."""
+
 
 @dataclass(frozen=True)
 class ModelSize:
@@ -31,9 +34,10 @@ class Settings:
     """One run.
 
     ``interface``: whose byte counters are read (``eth0``, or ``lo`` for all ranks together). ``corpus``: the folder
-    with the text. ``warmup_steps``: dense steps before the first sparse one. ``validations``: how often the held-out
-    loss is taken, evenly over the run. ``optimizer``'s figures are those at which plain DDP does best in so short a
-    run; beta1 is low because error feedback delivers an entry's gradients in one piece, which is momentum enough.
+    with the text. ``scheme``: see ``SCHEMES``. ``warmup_steps``: dense steps before the first sparse one.
+    ``validations``: how often the held-out loss is taken, evenly over the run. ``optimizer``'s figures are those at
+    which plain DDP does best in so short a run; beta1 is low because error feedback delivers an entry's gradients in
+    one piece, which is momentum enough.
     """
 
     run: str
@@ -43,6 +47,7 @@ class Settings:
     seed: int = 0
     batch: int = 1
     density: float = 0.01
+    scheme: str = SCHEMES[0]
     warmup_steps: int = 0
     validations: int = 8
     validation_windows: int = 192
@@ -58,6 +63,8 @@ class Settings:
     def __post_init__(self) -> None:
         if self.run not in RUNS:
             raise ValueError(f"run={self.run!r} does not exist: use one of {', '.join(RUNS)}")
+        if self.scheme not in SCHEMES:
+            raise ValueError(f"scheme={self.scheme!r} does not exist: use one of {', '.join(SCHEMES)}")
         for name in ("steps", "batch", "validations", "validation_windows"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)} must be at least 1")

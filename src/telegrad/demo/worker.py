@@ -98,6 +98,7 @@ class _Trainer:
             ddp.named_parameters(),
             mode=self.settings.run.removeprefix("telegrad-"),
             density=self.settings.density,
+            collective=self.settings.scheme,
             warmup_steps=self.settings.warmup_steps,
         )
         ddp.register_comm_hook(self.state, telegrad.ddp_hook)

@@ -70,6 +70,16 @@ def test_three_runs(library: Path, tmp_path: Path) -> None:
     assert ddp["bytes_per_rank_step"] > 0.95 * gradient_bytes
 
 
+@pytest.mark.parametrize("scheme", ["oktopk", "allgather"])
+def test_another_scheme(library: Path, tmp_path: Path, scheme: str) -> None:
+    options = ["--runs", "telegrad-sparse", "--scheme", scheme, "--steps", "3", "--validations", "1"]
+    done = _demo(*options, "--text", str(library), "--json", str(tmp_path / "figures.json"), cwd=tmp_path)
+    assert done.returncode == 0, done.stderr + done.stdout
+    (sparse,) = json.loads((tmp_path / "figures.json").read_text())["runs"]
+    assert sparse["ranks_agree"] is True
+    assert sparse["bytes_per_rank_step"] < 4 * sparse["parameters"] / 4
+
+
 def test_a_rank_that_fails_ends_the_run(library: Path, tmp_path: Path) -> None:
     Corpus.prepare(tmp_path, library)
     size = ModelSize(width=64, layers=1, heads=1, context=16)
@@ -126,6 +136,7 @@ def _ranks_with(folder: Path) -> list[int]:
         (["--runs", "ddp-nccl"], "'ddp-nccl' does not exist"),
         (["--runs", "ddp-gloo,ddp-gloo"], "names a run twice"),
         (["--network", "fast"], "write a number and kbit, mbit or gbit"),
+        (["--scheme", "ring"], "scheme='ring' does not exist: use one of allreduce, oktopk"),
         (["--density", "0"], "density=0.0 must be above 0"),
         (["--learning-rate", "nan"], "learning_rate=nan must be a finite number above 0"),
         (["--bucket-mb", "0"], "bucket_mb=0.0 must be a finite number above 0"),

@@ -10,7 +10,8 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from telegrad.demo.model import ByteGPT, learning_rate_at, loss_of, optimizer_of  # noqa: E402
-from telegrad.demo.settings import ModelSize, Settings  # noqa: E402
+from telegrad.demo.settings import SCHEMES, ModelSize, Settings  # noqa: E402
+from telegrad.train.exchange import COLLECTIVES  # noqa: E402
 
 _TINY = ModelSize(width=64, layers=2, heads=2, context=16)
 _SETTINGS = Settings(run="ddp-gloo", corpus="/nowhere", steps=50, interface="lo", validations=7, model=_TINY)
@@ -69,6 +70,10 @@ def test_settings_survive_the_way_to_a_rank() -> None:
     assert Settings.from_json(_SETTINGS.to_json()) == _SETTINGS
 
 
+def test_schemes_are_collectives() -> None:
+    assert SCHEMES == COLLECTIVES
+
+
 def test_the_last_step_is_validated() -> None:
     assert _SETTINGS.validation_steps() == {7, 14, 21, 29, 36, 43, 50}
     assert dataclasses.replace(_SETTINGS, steps=2).validation_steps() == {1, 2}
@@ -78,6 +83,7 @@ def test_the_last_step_is_validated() -> None:
     ("change", "message"),
     [
         ({"run": "ddp-nccl"}, "run='ddp-nccl' does not exist: use one of ddp-gloo"),
+        ({"scheme": "ring"}, "scheme='ring' does not exist: use one of allreduce, oktopk, allgather"),
         ({"steps": 0}, "steps=0 must be at least 1"),
         ({"warmup_steps": -1}, "warmup_steps=-1 must not be negative"),
         ({"density": 0.0}, "density=0.0 must be above 0"),
