@@ -33,7 +33,8 @@ Results<V> call(World world, const std::vector<Input<V>>& inputs, std::uint64_t 
   const Ended ended = run_ranks(
       world, static_cast<Rank>(inputs.size()),
       [&](Rank rank) {
-        auto sum = make_all_reduce_topk(inputs[rank].stream(n), settings, state, reduction, {.indices = indices});
+        auto sum = make_all_reduce_topk(inputs[rank].stream(n), settings, state, reduction, 
+                                        {.indices = indices, .packs_values = indices == IndexFormat::packed});
         results.push_back(sum.result);
         return sum.request;
       },

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import itertools
 from pathlib import Path
 from typing import Annotated
@@ -53,6 +54,8 @@ def select(
     if device == "cuda" and gpu is None:
         console.print("no GPU: torch sees none here, and nothing was measured")
         raise typer.Exit(1)
+    if device == "cuda" and importlib.util.find_spec("triton") is None:
+        raise typer.BadParameter("triton is not installed: pip install 'telegrad[gpu]'", param_hint="--device")
     chosen = tuple(among(methods, tuple(METHODS), "--methods"))
     lengths = counts_of(elements, 1, _MOST, "--elements")
     plans = [

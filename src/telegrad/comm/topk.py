@@ -16,7 +16,6 @@ from telegrad.stream import SparseStream
 
 _COUNT_MOST = 2**63 - 1
 _DIMENSION_MOST = 2**32 - 1
-_SETTINGS = ("k", "boundaries_every", "threshold_every", "balance_factor", "as_published")
 
 
 class TopkReport(NamedTuple):
@@ -28,7 +27,7 @@ class TopkReport(NamedTuple):
     """Counts, in words of 4 bytes: neither indices nor values."""
     control_words_received: int
     local_most: int
-    """The largest number of entries that a rank has given."""
+    """The largest number of entries that a rank has given; with ``as_published``, of this rank in most calls."""
     selected: int
     """How many entries the sum has."""
     cut: bool
@@ -78,14 +77,19 @@ class OkTopkState:
             raise ValueError(f"balance_factor={balance_factor} must be 1 or more: no largest share is below the mean")
         if not isinstance(as_published, bool):
             raise TypeError(f"as_published={as_published!r} must be True or False")
-        self.k = _checked_count(k, "k")
-        self.boundaries_every = _checked_count(boundaries_every, "boundaries_every")
-        self.threshold_every = _checked_count(threshold_every, "threshold_every")
-        self.balance_factor = float(balance_factor)
-        self.as_published = as_published
-        self._core = _core.TopkState(
-            self.k, self.boundaries_every, self.threshold_every, self.balance_factor, as_published
-        )
+        self._settings: dict[str, Any] = {
+            "k": _checked_count(k, "k"),
+            "boundaries_every": _checked_count(boundaries_every, "boundaries_every"),
+            "threshold_every": _checked_count(threshold_every, "threshold_every"),
+            "balance_factor": float(balance_factor),
+            "as_published": as_published,
+        }
+        self._core = _core.TopkState(*self._settings.values())
+
+    @property
+    def k(self) -> int:
+        """How many entries the sum is to keep. It does not change: make another state for another k."""
+        return int(self._settings["k"])
 
     @property
     def calls(self) -> int:
@@ -104,8 +108,7 @@ class OkTopkState:
         """
         self._check_idle("save it")
         calls, threshold, slices = self._core.get()
-        settings = {name: getattr(self, name) for name in _SETTINGS}
-        return {**settings, "calls": calls, "threshold": threshold, "slices": slices}
+        return {**self._settings, "calls": calls, "threshold": threshold, "slices": slices}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Takes a ``state_dict()`` over, on all ranks; nothing is changed if it does not fit.
@@ -114,22 +117,24 @@ class OkTopkState:
         ``ValueError`` for what is no state, and while a call that uses this one is under way.
         """
         self._check_idle("load it")
-        missing = [name for name in (*_SETTINGS, "calls", "threshold", "slices") if name not in state]
+        if not isinstance(state, Mapping):
+            raise ValueError(f"state is a {type(state).__name__}: it must come from state_dict()")
+        missing = [name for name in (*self._settings, "calls", "threshold", "slices") if name not in state]
         if missing:
             raise ValueError(f"state has no {missing[0]!r}: it must come from state_dict()")
         calls, threshold, slices = state["calls"], state["threshold"], state["slices"]
         if not _is_count(calls):
             raise ValueError(f"state['calls'] is {calls!r}: it must be an int of 0 or more")
-        if not isinstance(threshold, float) or not threshold >= 0:
+        if not isinstance(threshold, float) or threshold < 0:  # NaN where k sums were NaN
             raise ValueError(f"state['threshold'] is {threshold!r}: it must be a float of 0 or more")
         if not _are_lengths(slices):
             raise ValueError("state['slices'] must be a list of ints of 0 or more: the lengths of slices")
-        if any(state[name] != getattr(self, name) for name in _SETTINGS):
+        if any(state[name] != value for name, value in self._settings.items()):
             calls, threshold, slices = 0, 0.0, []
         self._core.set(calls, threshold, list(slices))
 
     def __repr__(self) -> str:
-        settings = ", ".join(f"{name}={getattr(self, name)!r}" for name in _SETTINGS)
+        settings = ", ".join(f"{name}={value!r}" for name, value in self._settings.items())
         return f"OkTopkState({settings}, calls={self.calls})"
 
     def _check_idle(self, wish: str) -> None:
@@ -150,7 +155,8 @@ class TopkReductions(StreamReductions):
 
         ``x``: SparseStream or ``torch.sparse_coo`` tensor of float32, float64, float16 or bfloat16: what this rank has
         selected of its own, any number of entries, of ``n`` elements on all ranks. ``op``: ``"sum"`` or ``"avg"``.
-        ``wire``: a format that loses nothing: ``"raw"``, ``"blocked"``, ``"packed"`` or ``"indices"``.
+        ``wire``: a format that loses nothing: ``"raw"``, ``"blocked"``, ``"packed"``, ``"indices"``, or by default
+        ``"auto"``, which packs unless all ranks share a host's memory.
 
         Returns a TopkSum; with ``async_op=True`` a Work whose result is one. At the first call and every
         ``state.threshold_every``-th its sum is exactly the top k of the sum of streams, formed in the order of ranks;
@@ -160,7 +166,8 @@ class TopkReductions(StreamReductions):
         ``(2P + O(log P))`` messages.
 
         Raises ``TypeError`` or ``ValueError`` for arguments that do not fit, and for a state in use by a call that is
-        not over, before anything is sent; after a ``TransportError`` the state is as before the call. Source: Ok-Topk
+        not over, before anything is sent; ``MismatchedCall`` where the ranks' states differ: load one rank's
+        ``state.state_dict()`` on all. After a ``TransportError`` the state is as before the call. Source: Ok-Topk
         (Li, Hoefler, PPoPP 2022, §3.1), with pooled boundaries and radix selection in place of the paper's.
         """
         given = sparse_input(x)

@@ -4,6 +4,7 @@ DDP calls the hook with each bucket when its gradients are ready, in the same or
 its annotations, so this file must not postpone their evaluation.
 """
 
+import contextlib
 import math
 import time
 import warnings
@@ -46,8 +47,8 @@ class DDPState:
     dimensions or more). ``policy``: says all this
     of each parameter instead; see ``BySize``. ``wire``: how messages hold entries, as for ``Communicator.all_reduce``
     (``"packed-bf16"``, ``"qsgd4"``, …); what rounding loses stays in the residual. ``collective``: how the ranks'
-    entries meet. ``"allreduce"``: all are summed; ``"oktopk"``: of each bucket's sum about as many are kept as a rank
-    selects, and the others wait in the residuals, so that no rank's words grow with the number of ranks;
+    entries meet. ``"allreduce"``: all are summed; ``"oktopk"``: of each bucket's sum about as many are kept as
+    ``density`` says, and the others wait in the residuals, so that no rank's words grow with the number of ranks;
     ``"allgather"``: every rank gets every rank's. ``warmup_steps`` at first are dense, or, with ``warmup="falling"``,
     go from 25 % down to 0.1 % or the density.
 
@@ -205,7 +206,8 @@ class DDPState:
         return self._comm
 
     def state_dict(self) -> dict[str, Any]:
-        """A copy of all that training needs to go on bitwise (but for the random choices of a QSGD ``wire``).
+        """A copy of all that training needs to go on bitwise, but for the random choices of a QSGD ``wire`` and, with
+        ``collective="oktopk"``, for the thresholds of sums, which are found anew.
 
         Residuals and velocities (flat float32 tensors), their units, thresholds and calls by parameter, the step, and
         the options. See the class for what it says after a failed step.
@@ -364,6 +366,10 @@ class DDPState:
         if self._agreed is not None:
             self._agreed.leave(error)
             self._agreed = None
+        for layout in self._layouts.values():  # a pass that was broken off: its operations still use residuals
+            if layout.outcome is not None and not layout.outcome.done():
+                with contextlib.suppress(Exception):
+                    layout.outcome.wait()
 
     def _settled(self, dropped: bool) -> None:
         self._skipped = dropped

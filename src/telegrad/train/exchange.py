@@ -156,9 +156,8 @@ class Exchange:
     def _sum_and_cut(
         self, layout: BucketLayout, bits: Bits, stream: SparseStream, errors: Floats | None, sending: Sending
     ) -> None:
-        k = sum(part.entry.k for part in layout.signed)
-        if layout.topk is None or layout.topk.k != k:
-            layout.topk = OkTopkState(k)
+        if layout.topk is None:
+            layout.topk = OkTopkState(sum(part.entry.k for part in layout.signed))
         work = self._comm.all_reduce_topk(stream, layout.topk, "avg", wire=self._wire, async_op=True)
         sending.works.append(work)
         bits.fill(0)

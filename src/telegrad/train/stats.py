@@ -14,7 +14,7 @@ class DDPStats:
     dense_elements: int = 0  # reduced densely
     wanted: int = 0  # entries at exactly the density (the sum of k)
     selected: int = 0  # entries that were sent sparsely
-    kept: int = 0  # entries that the sums have kept (collective="oktopk")
+    kept: int = 0  # entries that the sums have kept (collective="oktopk"; this and words without dropped steps)
     words_sent: int = 0  # by these sums: an index is a word, a value is one; counts are none
     words_received: int = 0
     nonfinite_buckets: int = 0  # had NaN or infinity in them here, or made a residual overflow

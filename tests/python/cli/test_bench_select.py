@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -147,6 +148,15 @@ def test_without_a_gpu_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert gpu_name() is None
     assert _run("--device", "cuda") == (1, "no GPU: torch sees none here, and nothing was measured")
+
+
+def test_without_triton_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("telegrad.cli.bench_select.gpu_name", lambda: "A Fast GPU")
+    found = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "triton" else found(name))
+    status, output = _run("--device", "cuda")
+    assert status == 2
+    assert "pip install 'telegrad[gpu]'" in output
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from typing import Any
 
@@ -68,6 +69,48 @@ def test_the_largest_of_the_sum_and_what_has_no_part_in_it(
         assert report.words_sent > 0
         assert report.control_words_sent > 0
     assert sum(r.report.words_sent for r in results) == sum(r.report.words_received for r in results)
+
+
+def test_packed_values_take_fewer_bytes_and_keep_every_bit() -> None:
+    n, entries = 200_000, 20_000
+    found: dict[str, list[TopkSum]] = {}
+    sent: dict[str, int] = {}
+    for wire in ("indices", "packed"):
+        with contextlib.ExitStack() as stack:
+            comms = [stack.enter_context(comm) for comm in Communicator.local(SIZE)]
+            inputs = []
+            for rank in range(SIZE):
+                draw = np.random.default_rng(rank)
+                indices = np.sort(draw.choice(n, entries, replace=False)).astype(np.uint32)
+                inputs.append(SparseStream(indices, draw.normal(size=entries).astype(np.float32), n))
+            found[wire] = called(comms, inputs, [OkTopkState(entries) for _ in comms], wire=wire)
+            sent[wire] = sum(comm.stats()["bytes_sent"] for comm in comms)
+    assert sent["packed"] < 0.95 * sent["indices"]
+    for packed, plain in zip(found["packed"], found["indices"], strict=True):
+        for mine, theirs in ((packed.sum, plain.sum), (packed.left, plain.left)):
+            np.testing.assert_array_equal(mine.indices, theirs.indices)
+            np.testing.assert_array_equal(mine.values.view(np.uint32), theirs.values.view(np.uint32))
+
+
+def test_a_state_after_sums_of_nan_is_saved_and_recovers(ranks: list[Communicator]) -> None:
+    inputs = [SparseStream(one.indices, np.full_like(one.values, np.nan), N) for one in streams()]
+    kept, loaded = states(), states()
+    called(ranks, inputs, kept)
+    for state, other in zip(kept, loaded, strict=True):
+        other.load_state_dict(state.state_dict())
+    results = called(ranks, streams(1), loaded)
+    np.testing.assert_array_equal(results[0].sum.to_dense(), topk(streams(1), K))
+
+
+@pytest.mark.parametrize("state", [None, 5, [("k", 1)]])
+def test_what_is_no_mapping_is_not_loaded(state: Any) -> None:
+    with pytest.raises(ValueError, match="it must come from state_dict"):
+        OkTopkState(K).load_state_dict(state)
+
+
+def test_settings_do_not_change() -> None:
+    with pytest.raises(AttributeError):
+        OkTopkState(K).k = 7  # type: ignore[misc]
 
 
 @pytest.mark.parametrize("dtype", [np.float64, np.float16])
@@ -150,7 +193,7 @@ def test_a_state_of_other_settings_starts_anew() -> None:
         ({"k": None}, "state has no 'k'"),
         ({"calls": -1}, "state['calls'] is -1"),
         ({"calls": True}, "state['calls'] is True"),
-        ({"threshold": float("nan")}, "state['threshold'] is nan"),
+        ({"threshold": -0.5}, "state['threshold'] is -0.5"),
         ({"threshold": 1}, "state['threshold'] is 1"),
         ({"slices": "12"}, "state['slices'] must be a list"),
         ({"slices": [3, -1]}, "state['slices'] must be a list"),

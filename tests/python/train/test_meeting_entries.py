@@ -83,8 +83,8 @@ def test_nothing_is_lost_of_what_sums_do_not_keep(on_ranks: OnRanks, options: di
         )
         waiting = sum(outcome[1][name] for outcome in outcomes)
         applied = outcomes[0][0][name] * ranks
-        scale = np.abs(given).max() if options.get("dtype") else 1.0  # averages are bfloat16s
-        np.testing.assert_allclose(applied + waiting, given, atol=0.5 * scale)
+        # Averages are bfloat16s there: of at most 400, a hundred times.
+        np.testing.assert_allclose(applied + waiting, given, atol=64 if options.get("dtype") else 0.5)
         for outcome in outcomes:
             np.testing.assert_array_equal(outcome[0][name], outcomes[0][0][name])
     kept, wanted = outcomes[0][2:4]
@@ -138,6 +138,24 @@ def test_a_state_that_is_loaded_finds_thresholds_anew_on_all_ranks(on_ranks: OnR
     one, two = on_ranks(2, run)
     for name in SHAPES:
         np.testing.assert_array_equal(one[name], two[name])
+
+
+@pytest.mark.parametrize("collective", ["allreduce", "oktopk", "allgather"])
+def test_a_pass_that_was_broken_off_is_waited_for(on_ranks: OnRanks, collective: str) -> None:
+    """As when a rank's loss raises between two buckets and the loop goes on with the next batch: on all ranks."""
+
+    def run(comm: Communicator) -> dict[str, np.ndarray]:
+        trainer = Trainer(comm, collective=collective, density=0.3)
+        for step in range(10):
+            gradients = gradients_of(comm.rank, step)
+            trainer.start(gradients, REBUILT[0], 0, False)
+            averages = trainer.step(gradients, REBUILT)
+        return averages
+
+    outcomes = on_ranks(3, run)
+    for averages in outcomes:
+        for name in SHAPES:
+            np.testing.assert_array_equal(averages[name], outcomes[0][name])
 
 
 def test_bad_collectives(on_ranks: OnRanks) -> None:
