@@ -56,7 +56,10 @@ void bind_sparse_reduction(nb::module_& module) {
                 .reduction = reduction,
                 .switch_factor = switch_factor,
                 .algorithm = algorithm,
-                .wire = {.indices = indices, .values = values, .key = {.seed = seed, .call = call}, .packs_values = packs_values},
+                .wire = {.indices = indices,
+                         .values = values,
+                         .key = {.seed = seed, .call = call},
+                         .packs_values = packs_values},
                 .residual = residual == 0 ? std::span<float>() : memory<float>(residual, elements),
                 .slices = balanced ? Slices::balanced : Slices::equal};
           },

@@ -10,7 +10,8 @@
 
 namespace telegrad {
 
-/// What is longer is not sent along, unless the caller says otherwise. For some α/γ of 30 KB saving messages is worth copying everything once more.
+/// What is longer is not sent along, unless the caller says otherwise. For some α/γ of 30 KB saving messages is worth
+/// copying everything once more.
 inline constexpr std::size_t kShortMessageBytes = std::size_t{32} << 10;
 
 /// All ranks' messages, by rank; an empty one is longer than `most`, and not there. They lie in `received`, at

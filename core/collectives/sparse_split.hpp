@@ -22,9 +22,9 @@ struct SplitBucket {
 };
 
 /// This rank's slice of the sum (or mean) of all ranks' streams, of `slices` of their index range, the same on all ranks.
-/// Every rank sends every other its entries there: with k entries per rank, spread evenly over the slices, k(P−1)/P each way. Dense where that is shorter on the wire (see
-/// switch_entries()). Its entries are added in the order of ranks. Of one bucket that part
-/// of the slice. Uses split_steps() steps from `bucket.first_step` on.
+/// Every rank sends every other its entries there: with k entries per rank, spread evenly over the slices, k(P−1)/P each
+/// way. Dense where that is shorter on the wire (see switch_entries()). Its entries are added in the order of ranks. Of one
+/// bucket that part of the slice. Uses split_steps() steps from `bucket.first_step` on.
 template <class V>
 Task<OwnedSlice<V>> reduce_owned_slice(Transport& net, const SparseStream<V>& mine, const Partition& slices,
                                        const SparseReduction& how, SplitBucket bucket = {});

@@ -294,7 +294,8 @@ Decoded<V> decode(ConstBytes bytes, IndexRange expected) {
     view.values = {reinterpret_cast<const V*>(bytes.data() + layout.values), nnz};
   } else {
     values = Array<V>(nnz);
-    if (const std::string error = read_values(values_of(bytes, header), header, values.span()); !error.empty()) return damaged(error);
+    const std::string error = read_values(values_of(bytes, header), header, values.span());
+    if (!error.empty()) return damaged(error);
     view.values = values.span();
   }
   if (view.dense) return {view, {}, std::move(values)};

@@ -116,8 +116,8 @@ class Decoded {
   explicit operator bool() const { return ok(); }
   /// Why the bytes are no stream of that range; empty if they are.
   const std::string& error() const { return error_; }
-  /// CHECKs ok(). Native values that are not packed (and raw32 indices) lie in the received bytes, others in this object: the view is valid
-  /// while both live. Moving this object keeps it valid.
+  /// CHECKs ok(). Native values that are not packed (and raw32 indices) lie in the received bytes, others in this object:
+  /// the view is valid while both live. Moving this object keeps it valid.
   const StreamView<V>& view() const {
     TELEGRAD_CHECK(ok());
     return view_;
