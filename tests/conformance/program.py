@@ -27,11 +27,13 @@ class Outcome(TypedDict):
     ended_s: float
 
 
-def run(communicators: Sequence[Communicator]) -> Iterator[Outcome]:
-    """All ranks of the job in one process, or the one rank that this process is."""
+def run(communicators: Sequence[Communicator], *, one_in: int = 1) -> Iterator[Outcome]:
+    """All ranks of the job in one process, or the one rank that this process is. ``one_in``: of so many groups, one."""
     size, size_here = communicators[0].world_size, len(communicators)
     oracle = Oracle(size)
     for number, group in enumerate(groups(size)):
+        if number % one_in != 0:
+            continue
         if group.staggered and len(communicators) == 1:
             time.sleep(0.002 * (communicators[0].rank * 5 % size))
         random = np.random.default_rng(number)

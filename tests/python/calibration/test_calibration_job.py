@@ -17,7 +17,7 @@ import pytest
 
 import telegrad
 from telegrad import Communicator, Tuning
-from telegrad.calibration import Calibration, calibration, measure, sweep
+from telegrad.calibration import Calibration, calibration, keeping, measure, sweep
 from telegrad.calibration.calibration import to_data
 from telegrad.calibration.probes import ADDED_BYTES
 from telegrad.comm.tuning_cache import file_of
@@ -36,6 +36,7 @@ def _small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sweep, "_SAMPLE_S", 1e-4)
     monkeypatch.setattr(calibration, "grid", lambda _crossings: [4, 1024, 1 << 18])
     monkeypatch.setattr(os, "getloadavg", lambda: (0.0, 0.0, 0.0))
+    monkeypatch.setattr(keeping, "_MOST_STEPS", 1000)  # so short samples are noise
 
 
 def _on_ucx_ranks(size: int, function: Callable[[Communicator], Any]) -> list[Any]:

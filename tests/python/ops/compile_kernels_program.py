@@ -1,6 +1,6 @@
-"""Compiles every selection kernel for GPUs that need not be there; prints what the code is like, as JSON.
+"""Compiles selection kernels for GPUs that need not be there; prints what the code is like, as JSON.
 
-python compile_kernels_program.py BACKEND ARCHITECTURE WARP, as cuda 90 32 or hip gfx942 64
+python compile_kernels_program.py BACKEND ARCHITECTURE WARP [KERNEL], as cuda 90 32 fused_pass or hip gfx942 64
 """
 
 from __future__ import annotations
@@ -81,9 +81,10 @@ def compiled(kernel: JITFunction, constants: dict[str, Any], target: GPUTarget) 
 
 
 if __name__ == "__main__":
-    backend, architecture, warp = sys.argv[1:]
+    backend, architecture, warp, *only = sys.argv[1:]
     target = GPUTarget(backend, int(architecture) if architecture.isdigit() else architecture, int(warp))
-    rows = [compiled(kernel, constants, target) for kernel, constants in CASES]
+    cases = [case for case in CASES if not only or case[0].__name__ in only]
+    rows = [compiled(kernel, constants, target) for kernel, constants in cases]
     found = {
         name for module in (passes, cuts, draws) for name, one in vars(module).items() if hasattr(one, "arg_names")
     }

@@ -28,16 +28,21 @@ def _compiled(*target: str, cache: Path) -> list[dict[str, Any]]:
     )
     assert done.returncode == 0, done.stderr[-3000:]
     found = json.loads(done.stdout)
-    assert found["left_out"] == []
+    assert found["left_out"] == [] or len(target) > 3
     return found["rows"]  # type: ignore[no-any-return]
 
 
+@pytest.mark.slow  # more than a minute; the passes before the last one are those that HIP's go through
 @pytest.mark.timeout(600)
-def test_for_cuda(tmp_path: Path) -> None:
-    rows = _compiled("cuda", "90", "32", cache=tmp_path)
-    assert not any(row["flushes_denormals"] for row in rows)
-    fused = [row for row in rows if row["kernel"] == "fused_pass"]
+def test_all_for_cuda(tmp_path: Path) -> None:
+    assert not any(row["flushes_denormals"] for row in _compiled("cuda", "90", "32", cache=tmp_path))
+
+
+@pytest.mark.timeout(600)
+def test_the_fused_pass_for_cuda(tmp_path: Path) -> None:
+    fused = _compiled("cuda", "90", "32", "fused_pass", cache=tmp_path)
     for row in fused:
+        assert not row["flushes_denormals"]
         # 4096 entries by 256 threads, four at once: each loads 4 vectors of the residual, 4 of the gradient, no more.
         assert row["vector_loads"] <= 8
         assert row["vector_stores"] <= 4
@@ -45,5 +50,5 @@ def test_for_cuda(tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(600)
-def test_for_hip(tmp_path: Path) -> None:
+def test_all_for_hip(tmp_path: Path) -> None:
     assert all(row["bytes"] > 1000 for row in _compiled("hip", "gfx942", "64", cache=tmp_path))
