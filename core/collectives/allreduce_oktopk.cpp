@@ -18,6 +18,7 @@
 #include <bit>
 #include <functional>
 #include <limits>
+#include <numeric>
 #include <string>
 #include <utility>
 
@@ -177,12 +178,7 @@ class OkTopk {
   Task<void> settle_threshold() {
     if (!is_due(settings_.threshold_every)) {
       co_await keep_from(magnitude_key(static_cast<V>(static_cast<kernels::Factor<V>>(state_.threshold))));
-      report_.selected = 0;
-      std::uint64_t held = 0;
-      for (Rank rank = 0; rank < net_.size(); ++rank) {
-        report_.selected += kept_counts_[rank];
-        held += held_counts_[rank];
-      }
+      const std::uint64_t held = std::accumulate(held_counts_.begin(), held_counts_.end(), std::uint64_t{0});
       if (settings_.as_published || is_near(report_.selected, held, settings_.k)) co_return;
     }
     report_.exact = true;
@@ -190,8 +186,6 @@ class OkTopk {
     using Bits = typename kernels::Format<V>::Bits;
     state_.threshold = static_cast<double>(static_cast<kernels::Factor<V>>(std::bit_cast<V>(static_cast<Bits>(key))));
     co_await keep_from(key);
-    report_.selected = 0;
-    for (const std::uint64_t count : kept_counts_) report_.selected += count;
   }
 
   Task<std::uint64_t> find_threshold() {
@@ -232,6 +226,7 @@ class OkTopk {
       }
     });
     co_await exchange_counts(count);
+    report_.selected = std::accumulate(kept_counts_.begin(), kept_counts_.end(), std::uint64_t{0});
   }
 
   // How many entries each rank keeps, and how many it holds.
