@@ -7,7 +7,6 @@
 
 #include <algorithm>
 #include <array>
-#include <chrono>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
@@ -20,6 +19,7 @@
 #include "kernels/dispatch.hpp"
 #include "kernels/pack_indices.hpp"
 #include "sparse/wire.hpp"
+#include "stopwatch.hpp"
 
 namespace {
 
@@ -73,13 +73,6 @@ Set crowds(std::size_t entries) {
     }
   }
   return {"crowds of 1,000, d = 1 %", std::move(indices), 0};
-}
-
-template <class Work>
-double seconds(Work work) {
-  const auto begin = std::chrono::steady_clock::now();
-  work();
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
 }
 
 struct Fastest {

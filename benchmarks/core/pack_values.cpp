@@ -5,7 +5,6 @@
 //   pack_values [values, 2^20 without]
 
 #include <algorithm>
-#include <chrono>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
@@ -18,6 +17,7 @@
 #include "base/types.hpp"
 #include "kernels/dispatch.hpp"
 #include "kernels/pack_values.hpp"
+#include "stopwatch.hpp"
 
 namespace {
 
@@ -66,13 +66,6 @@ Set noise(std::size_t count) {
     std::memcpy(&one, &word, sizeof one);
   }
   return set;
-}
-
-template <class Work>
-double seconds(Work work) {
-  const auto begin = std::chrono::steady_clock::now();
-  work();
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
 }
 
 struct Fastest {

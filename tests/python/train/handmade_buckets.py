@@ -101,6 +101,17 @@ def gradients_of(rank: int, step: int) -> dict[str, np.ndarray]:
     }
 
 
+def given(name: str, ranks: int, steps: int, momentum: float = 0.0) -> np.ndarray:
+    """What a parameter's gradients of all ranks and steps come to by the end, with what momentum makes of each."""
+    weights = (1 - momentum ** np.arange(steps, 0, -1)) / (1 - momentum)
+    gradients = (
+        weights[step] * gradients_of(rank, step)[name].astype(np.float64)
+        for rank in range(ranks)
+        for step in range(steps)
+    )
+    return np.sum(list(gradients), axis=0)
+
+
 def named(options: Any) -> str:
     """A test's name for the options it is given: no addresses, which differ between processes."""
     if not isinstance(options, dict):

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from handmade_buckets import LARGE, ONE, REBUILT, SHAPES, Trainer, gradients_of, named, plain_sgd
+from handmade_buckets import LARGE, ONE, REBUILT, SHAPES, Trainer, given, gradients_of, named, plain_sgd
 
 from telegrad import Communicator, DDPState, NonFiniteGradient
 
@@ -72,19 +72,12 @@ def test_nothing_is_lost_of_what_sums_do_not_keep(on_ranks: OnRanks, options: di
 
     ranks = 3
     outcomes = on_ranks(ranks, run)
-    weights = np.ones(STEPS)
-    if "momentum" in options:
-        weights = (1 - options["momentum"] ** np.arange(STEPS, 0, -1)) / (1 - options["momentum"])
     for name in LARGE:
-        given = sum(
-            weights[step] * gradients_of(rank, step)[name].astype(np.float64)
-            for rank in range(ranks)
-            for step in range(STEPS)
-        )
         waiting = sum(outcome[1][name] for outcome in outcomes)
         applied = outcomes[0][0][name] * ranks
         # Averages are bfloat16s there: of at most 400, a hundred times.
-        np.testing.assert_allclose(applied + waiting, given, atol=64 if options.get("dtype") else 0.5)
+        expected = given(name, ranks, STEPS, options.get("momentum", 0.0))
+        np.testing.assert_allclose(applied + waiting, expected, atol=64 if options.get("dtype") else 0.5)
         for outcome in outcomes:
             np.testing.assert_array_equal(outcome[0][name], outcomes[0][0][name])
     kept, wanted = outcomes[0][2:4]

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from handmade_buckets import LARGE, ONE, REBUILT, SHAPES, Trainer, gradients_of, named, plain_sgd
+from handmade_buckets import LARGE, ONE, REBUILT, SHAPES, Trainer, given, gradients_of, named, plain_sgd
 
 from telegrad import Communicator
 from telegrad.compress import ExactTopK, Tensor, Treatment
@@ -60,17 +60,10 @@ def test_nothing_is_lost(on_ranks: OnRanks, ranks: int, steps: int, options: dic
         return applied, {name: trainer.waiting(name) for name in LARGE}
 
     outcomes = on_ranks(ranks, run)
-    weights = np.ones(steps)  # what momentum makes of a gradient by the end
-    if "momentum" in options:
-        weights = (1 - options["momentum"] ** np.arange(steps, 0, -1)) / (1 - options["momentum"])
     for name in LARGE:
-        given = sum(
-            weights[step] * gradients_of(rank, step)[name].astype(np.float64)
-            for rank in range(ranks)
-            for step in range(steps)
-        )
         waiting = sum(residuals[name] for _, residuals in outcomes)
-        np.testing.assert_allclose(outcomes[0][0][name] * ranks + waiting, given, atol=0.5)
+        expected = given(name, ranks, steps, options.get("momentum", 0.0))
+        np.testing.assert_allclose(outcomes[0][0][name] * ranks + waiting, expected, atol=0.5)
         assert np.abs(outcomes[0][0][name]).sum() > 0
         for applied, _ in outcomes:
             np.testing.assert_array_equal(applied[name], outcomes[0][0][name])
