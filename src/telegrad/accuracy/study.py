@@ -19,10 +19,12 @@ _STEPS_SHARE = {BATCH: 8, RANKS: 10}  # their steps cost as many times more
 
 @dataclass(frozen=True)
 class Study:
-    """``seeds``: how many for dense training, and for the default method at the density at which the task is judged;
-    the others have the first. ``batch``: samples per step instead of each task's own. ``sweeps``: of one CNN, dense and
-    by the default method: ``"batch"``: samples per step from 128 to 2,048, at the smallest density, an eighth of the
-    steps each; ``"ranks"``: 2 to 32 of them, each with as many samples as otherwise, a tenth of the steps.
+    """``densities``: of the default method; the others have the one at which the task is judged, or all of these where
+    that is not among them. ``seeds``: how many for dense training, and for the default method at the density at which
+    the task is judged; the others have the first. ``batch``: samples per step instead of each task's own. ``sweeps``:
+    of one CNN, dense and by the default method: ``"batch"``: samples per step from 128 to 2,048, at the smallest
+    density, an eighth of the steps each; ``"ranks"``: 2 to 32 of them, each with as many samples as otherwise, a tenth
+    of the steps.
     """
 
     tasks: tuple[str, ...] = tuple(TASKS)
@@ -44,6 +46,7 @@ class Study:
             for method in self.methods
             if METHODS[method].fits(TASKS[task])
             for density in self._densities(method)
+            if self._is_judged(TASKS[task], method, density) or _is_reference(task, method)
             for seed in range(self._seeds(TASKS[task], method, density))
         ]
         parts = {MAIN: main}
@@ -68,8 +71,10 @@ class Study:
 
     def _seeds(self, task: Task, method: str, density: float) -> int:
         """All for what is judged: the default method at one density, and dense training beside it."""
-        judged = method == DENSE or density == task.judged_at or task.judged_at not in self.densities
-        return self.seeds if _is_reference(task.name, method) and judged else 1
+        return self.seeds if _is_reference(task.name, method) and self._is_judged(task, method, density) else 1
+
+    def _is_judged(self, task: Task, method: str, density: float) -> bool:
+        return method == DENSE or density == task.judged_at or task.judged_at not in self.densities
 
     def _densities(self, method: str) -> tuple[float, ...]:
         return self.densities if METHODS[method].sparse else (1.0,)

@@ -38,7 +38,11 @@ def accuracy(
         str, typer.Option(help="How gradients go; several, separated by commas: " + ", ".join(METHODS) + ".")
     ] = ",".join(METHODS),
     density: Annotated[
-        str, typer.Option(help="What share of each large tensor's entries a rank sends; several: 0.01,0.001.")
+        str,
+        typer.Option(
+            help="What share of each large tensor's entries a rank sends; several: 0.01,0.001. Of the default method;"
+            " the others have the one at which the task is judged, if it is among them."
+        ),
     ] = "0.01,0.001",
     seeds: Annotated[
         int, typer.Option(min=1, help="Of dense training, and of the default method at the task's usual density.")

@@ -63,12 +63,17 @@ def test_what_is_judged_has_all_seeds_and_the_others_one() -> None:
             if not method.fits(task):
                 assert found == []
                 continue
-            densities = (0.01, 0.001) if method.sparse else (1.0,)
-            for density in densities:
+            reference = method.name in (DENSE, default_of(task))
+            for density in (0.01, 0.001) if method.sparse else (1.0,):
                 judged = density == (0.001 if task.judged_by == "accuracy" else 0.01) or method.name == DENSE
-                seeds = 3 if judged and method.name in (DENSE, default_of(task)) else 1
+                seeds = (3 if judged else 1) if reference else int(judged)
                 assert sorted(run.seed for run in found if run.density == density) == list(range(seeds))
             assert {(run.batch, run.steps, run.ranks) for run in found} == {(task.batch, 3000, 4)}
+
+
+def test_all_methods_have_the_densities_that_are_given_where_no_judged_one_is_among_them() -> None:
+    runs = Study(("vgg",), ("topk",), densities=(0.05, 0.02), sweeps=()).parts()["methods"]
+    assert [(run.density, run.seed) for run in runs] == [(0.05, 0), (0.02, 0)]
 
 
 def test_sweeps() -> None:
