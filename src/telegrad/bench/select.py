@@ -43,6 +43,8 @@ DEVICES = ("cpu", "cuda")
 _COPIES = {"cpu": ("copy, numpy", "copy, torch"), "cuda": (GPU_COPY,)}
 SETTLING_STEPS = 4
 """Of error feedback, before anything is timed: what is left by then looks like a residual."""
+GRADIENTS = 3
+"""That take turns, so that a reused threshold meets other entries than those from which it was found."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +81,8 @@ class Outcome:
 def run(plan: SelectPlan, on_sample: Callable[[str], None] = lambda _: None) -> Outcome:
     """Measures all that ``plan`` asks for; ``on_sample`` is called after each sample.
 
-    Every sample begins with the same residual and gradient. A method keeps its threshold from one to the next, so that
+    Every sample begins with the same residual and has the next of ``GRADIENTS`` gradients, the same for all contenders.
+    A method keeps its threshold from one to the next, so that
     a median is of calls that reuse it. Of the first sample, which touches memory for the first time, nothing is kept.
     """
     bench = _contenders(plan)
@@ -89,7 +92,7 @@ def run(plan: SelectPlan, on_sample: Callable[[str], None] = lambda _: None) -> 
     with _one_thread():
         for number in range(plan.samples + 1):
             for name in order.permutation(plan.contenders).tolist():  # nobody always finds the caches of the same other
-                seconds, count = bench.sample(name)
+                seconds, count = bench.sample(name, number)
                 if number == 0:
                     continue
                 outcome.times[name].append(seconds)
@@ -102,7 +105,7 @@ def run(plan: SelectPlan, on_sample: Callable[[str], None] = lambda _: None) -> 
 
 
 class _Contenders(Protocol):
-    def sample(self, name: str) -> tuple[float, int | None]: ...
+    def sample(self, name: str, number: int) -> tuple[float, int | None]: ...
 
 
 def _contenders(plan: SelectPlan) -> _Contenders:
@@ -128,16 +131,18 @@ class _Arrays:
         for _ in range(SETTLING_STEPS):
             gradient = rng.standard_normal(plan.elements, np.float32)
             exact.select(entries[PEER], gradient, self._indices, self._values, 0)
-        self._gradient = rng.standard_normal(plan.elements, np.float32)
+        self._gradients = [rng.standard_normal(plan.elements, np.float32) for _ in range(GRADIENTS)]
+        self._gradient = self._gradients[0]
         self._before = self._residual.copy()
         self._copy = np.zeros_like(self._residual)
         self._k = k
 
-    def sample(self, name: str) -> tuple[float, int | None]:
-        """Seconds of one call of this contender, and of a method how many entries it selects.
+    def sample(self, name: str, number: int) -> tuple[float, int | None]:
+        """Seconds of one call of this contender in that round, and of a method how many entries it selects.
 
         They are the thread's own: what else runs on this machine takes caches and bandwidth from it, but not its time.
         """
+        self._gradient = self._gradients[number % GRADIENTS]
         np.copyto(self._residual, self._before)
         if name in self._policies:
             policy, entry = self._policies[name], self._entries[name]

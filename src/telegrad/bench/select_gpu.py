@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import torch
 
-from telegrad.bench.select import GPU_COPY, METHODS, PEER, SETTLING_STEPS, SelectPlan
+from telegrad.bench.select import GPU_COPY, GRADIENTS, METHODS, PEER, SETTLING_STEPS, SelectPlan
 from telegrad.compress import Residual, Selection, selection_named
 
 
@@ -46,11 +46,13 @@ class Tensors:
         for _ in range(SETTLING_STEPS):
             gradient = torch.randn(plan.elements, device=device, generator=generator)
             exact.select(self._entries[PEER], gradient, self._indices, self._values, 0)
-        self._gradient = torch.randn(plan.elements, device=device, generator=generator)
+        self._gradients = [torch.randn(plan.elements, device=device, generator=generator) for _ in range(GRADIENTS)]
+        self._gradient = self._gradients[0]
         self._before, self._copy = self._residual.clone(), torch.empty_like(self._residual)
 
-    def sample(self, name: str) -> tuple[float, int | None]:
-        """Seconds of one call of this contender, and of a method how many entries it selects."""
+    def sample(self, name: str, number: int) -> tuple[float, int | None]:
+        """Seconds of one call of this contender in that round, and of a method how many entries it selects."""
+        self._gradient = self._gradients[number % GRADIENTS]
         self._residual.copy_(self._before)
         if name in self._policies:
             counts: list[int] = []

@@ -25,7 +25,7 @@ from telegrad.train.exchange import Exchange, Sending
 from telegrad.train.settings import compressor_of, policy_of, tensors_of
 from telegrad.train.stats import DDPStats
 from telegrad.train.telemetry import StepRecord, Telemetry, check_telemetry
-from telegrad.train.units import Units, check_without_momentum
+from telegrad.train.units import Units, check_moves_by_rates, check_without_momentum
 
 MODES = ("sparse", "dense")
 _VERSION = 1
@@ -145,8 +145,8 @@ class DDPState:
             check_without_momentum(optimizer)
             sizes = {name: parameter.numel() for name, parameter in self._parameters.items() if parameter.numel()}
             self._compressor.momentum = Momentum(sizes, momentum, nesterov=nesterov, masking=masking)
-        if feedback == "steps" and optimizer is None:
-            raise ValueError("feedback='steps' needs optimizer=: residuals hold gradients times its learning rates")
+        if feedback == "steps":
+            check_moves_by_rates(optimizer)
         if scaler is not None and nonfinite == "raise":
             raise ValueError(
                 "nonfinite='raise' does not fit scaler=, which finds its scale by overflows: use nonfinite='skip'"

@@ -62,6 +62,18 @@ class Units:
         return found
 
 
+def check_moves_by_rates(optimizer: torch.optim.Optimizer | None) -> None:
+    """Raises ``ValueError`` unless it is an SGD, with or without momentum: what it makes of a gradient is in proportion
+    to its learning rate, so residuals may hold the product of both."""
+    if optimizer is None:
+        raise ValueError("feedback='steps' needs optimizer=: residuals hold gradients times its learning rates")
+    if not isinstance(optimizer, torch.optim.SGD):
+        raise ValueError(
+            f"optimizer is {type(optimizer).__name__}: feedback='steps' is for SGD, whose steps are gradients times "
+            "its learning rates; use feedback='gradients'"
+        )
+
+
 def check_without_momentum(optimizer: torch.optim.Optimizer | None) -> None:
     """Raises ``ValueError`` unless it is an optimiser without momentum of its own, as momentum correction needs it."""
     if optimizer is None:

@@ -254,6 +254,7 @@ def _adam(parameters: Iterable[torch.nn.Parameter]) -> torch.optim.Optimizer:
         ({"nesterov": True}, ValueError, "nesterov=True needs momentum="),
         ({"momentum": 1.5, "optimizer": plain_sgd}, ValueError, r"momentum=1.5 must be in \(0, 1\)"),
         ({"feedback": "steps"}, ValueError, "feedback='steps' needs optimizer="),
+        ({"feedback": "steps", "optimizer": _adam}, ValueError, "optimizer is AdamW: feedback='steps' is for SGD"),
         ({"feedback": "errors"}, ValueError, "feedback='errors' does not exist"),
         ({"optimizer": 3}, TypeError, "optimizer is a int: give the torch.optim.Optimizer"),
         ({"scaler": 3, "nonfinite": "skip"}, TypeError, "scaler is a int: give the torch.amp.GradScaler"),
