@@ -1,0 +1,203 @@
+"""Which gradients travel together: cuts of a backward pass into groups, each of which is one message to the collective.
+
+Tensors are numbered in the order in which the backward pass makes their gradients. A group can leave when its last
+gradient is there, and groups leave one after another, so what a cut costs follows from the sizes, the times of the
+backward pass and what a group costs. All plans of one profile and one cost can be compared. Does not know how a group
+is sent, nor how anything was measured.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from itertools import accumulate, pairwise
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from telegrad.plan.merge_plan import MergePlan
+
+GroupCost = Callable[[int], float]
+"""Seconds from the start of a group of so many bytes to its end."""
+
+DDP_CAP_MB, DDP_FIRST_MB = 25.0, 1.0
+"""PyTorch's DistributedDataParallel: ``bucket_cap_mb``, and what its first bucket has."""
+
+_MIB = 1 << 20
+
+
+def wfbp(sizes: Sequence[int], backward_times: Sequence[float], *, cost: GroupCost) -> MergePlan:
+    """Each tensor by itself (wait-free backpropagation). Arguments and errors as for ``optimal``."""
+    return of_cuts("wfbp", sizes, backward_times, range(1, len(sizes) + 1), cost=cost)
+
+
+def single(sizes: Sequence[int], backward_times: Sequence[float], *, cost: GroupCost) -> MergePlan:
+    """All in one message, after the backward pass (SyncEASGD). Arguments and errors as for ``optimal``."""
+    return of_cuts("single", sizes, backward_times, [len(sizes)] if len(sizes) else [], cost=cost)
+
+
+def fixed(
+    sizes: Sequence[int],
+    backward_times: Sequence[float],
+    *,
+    cost: GroupCost,
+    cap_mb: float = DDP_CAP_MB,
+    first_mb: float = DDP_FIRST_MB,
+) -> MergePlan:
+    """Groups that end with the tensor by which they have ``cap_mb`` MiB or more, the first one ``first_mb``, as in
+    DistributedDataParallel. Other arguments and errors as for ``optimal``; ``ValueError`` for a cap below 0."""
+    for name, cap in (("cap_mb", cap_mb), ("first_mb", first_mb)):
+        if not cap >= 0:
+            raise ValueError(f"{name}={cap} must be 0 or more MiB: 0 sends each tensor by itself")
+    stops, held, cap = [], 0, first_mb
+    for position, size in enumerate(sizes):
+        held += size
+        if held >= cap * _MIB or position == len(sizes) - 1:
+            stops.append(position + 1)
+            held, cap = 0, cap_mb
+    return of_cuts("fixed", sizes, backward_times, stops, cost=cost)
+
+
+def greedy(sizes: Sequence[int], backward_times: Sequence[float], *, cost: GroupCost) -> MergePlan:
+    """MG-WFBP: a tensor waits for the next one if that is there before what is saved by sending both together has
+    passed. Shi, Chu, Li, "MG-WFBP: Merging gradients wisely for efficient communication", TPDS 2021, Algorithm 1.
+
+    The saving is the latency where ``cost`` is a + b·bytes, as in the paper. It looks one tensor ahead, so it is not
+    the best cut, whatever the paper's Theorem 1 says. Arguments and errors as for ``optimal``.
+    """
+    ready = _ready(sizes, backward_times)
+    stops, held, free = [], 0, 0.0
+    for position, size in enumerate(sizes):
+        held += size
+        start = max(free, ready[position])
+        if position + 1 < len(sizes):
+            following = sizes[position + 1]
+            saved = _of(cost, held) + _of(cost, following) - _of(cost, held + following)
+            if ready[position + 1] < start + saved:
+                continue
+        stops.append(position + 1)
+        free, held = start + _of(cost, held), 0
+    return of_cuts("greedy", sizes, backward_times, stops, cost=cost)
+
+
+def optimal(
+    sizes: Sequence[int],
+    backward_times: Sequence[float],
+    *,
+    cost: GroupCost,
+    delay: GroupCost | None = None,
+) -> MergePlan:
+    """The cut by which the last group ends first; of several such cuts, always the same one.
+
+    ``sizes``: bytes of each gradient, ``backward_times``: seconds that the backward pass takes for it after the one
+    before, both in backward order. ``cost``: of a group, any function of its bytes. ``delay``: by how much a group
+    holds the backward pass up when its last gradient is there (compression on the same processor); counted in the plan.
+
+    Exact: F(i) = min over j < i of max(F(j), R(i)) + cost(j+1..i), R(i) being when gradient i is there; with ``delay``
+    the same over all pairs of (F, delay so far) of which none is worse in both. L²/2 calls of ``cost`` for L tensors.
+    Raises ``ValueError`` for lists of different lengths, and where a size, time or cost is negative or not finite.
+    """
+    ready = _ready(sizes, backward_times)
+    prefix = [0, *accumulate(sizes)]
+    stops = _stops(prefix, ready, cost) if delay is None else _delayed_stops(prefix, ready, cost, delay)
+    return of_cuts("optimal", sizes, backward_times, stops, cost=cost, delay=delay)
+
+
+def of_cuts(
+    scheme: str,
+    sizes: Sequence[int],
+    backward_times: Sequence[float],
+    stops: Iterable[int],
+    *,
+    cost: GroupCost,
+    delay: GroupCost | None = None,
+) -> MergePlan:
+    """The plan whose groups end before these positions, the last of them ``len(sizes)``; other arguments and errors as
+    for ``optimal``."""
+    _ready(sizes, backward_times)
+    edges = [0, *stops]
+    if any(a >= b for a, b in pairwise(edges)) or edges[-1] != len(sizes):
+        raise ValueError(f"stops={edges[1:]} must rise from above 0 to len(sizes)={len(sizes)}")
+    held = [sum(sizes[a:b]) for a, b in pairwise(edges)]
+    return MergePlan(
+        scheme,
+        tuple(map(int, sizes)),
+        tuple(map(float, backward_times)),
+        tuple(tuple(range(a, b)) for a, b in pairwise(edges)),
+        tuple(_of(cost, size) for size in held),
+        tuple(0.0 if delay is None else _of(delay, size, "delay") for size in held),
+    )
+
+
+def _stops(prefix: list[int], ready: list[float], cost: GroupCost) -> list[int]:
+    count = len(ready)
+    finish: npt.NDArray[np.float64] = np.zeros(count + 1)
+    last = [0] * (count + 1)
+    for stop in range(1, count + 1):
+        whole = prefix[stop]
+        costs = np.array([cost(whole - before) for before in prefix[:stop]], np.float64)
+        if not (np.isfinite(costs).all() and (costs >= 0).all()):
+            for before in prefix[:stop]:
+                _of(cost, whole - before)
+        ends = np.maximum(finish[:stop], ready[stop - 1]) + costs
+        last[stop] = int(ends.argmin())
+        finish[stop] = ends[last[stop]]
+    return _followed(count, lambda stop: last[stop])
+
+
+def _delayed_stops(prefix: list[int], ready: list[float], cost: GroupCost, delay: GroupCost) -> list[int]:
+    # Of each prefix: (end of its last group, delay so far, where its last group begins, which one there).
+    best: list[list[tuple[float, float, int, int]]] = [[(0.0, 0.0, 0, 0)]]
+    for stop in range(1, len(ready) + 1):
+        found = []
+        for start in range(stop):
+            size = prefix[stop] - prefix[start]
+            taken, held_up = _of(cost, size), _of(delay, size, "delay")
+            for which, (end, late, _, _) in enumerate(best[start]):
+                total = late + held_up
+                found.append((max(end, ready[stop - 1] + total) + taken, total, start, which))
+        kept: list[tuple[float, float, int, int]] = []
+        for one in sorted(found):
+            if not kept or one[1] < kept[-1][1]:
+                kept.append(one)
+        best.append(kept)
+    which = 0
+
+    def begin(stop: int) -> int:
+        nonlocal which
+        _, _, start, which = best[stop][which]
+        return start
+
+    return _followed(len(ready), begin)
+
+
+def _followed(count: int, begin: Callable[[int], int]) -> list[int]:
+    """Where groups end, from where the one that ends there begins."""
+    stops = []
+    stop = count
+    while stop:
+        stops.append(stop)
+        stop = begin(stop)
+    return stops[::-1]
+
+
+def _ready(sizes: Sequence[int], backward_times: Sequence[float]) -> list[float]:
+    """When each gradient is there, from the start of the backward pass."""
+    if len(sizes) != len(backward_times):
+        raise ValueError(f"sizes has {len(sizes)} tensors and backward_times {len(backward_times)}: give one of each")
+    for name, values in (("sizes", sizes), ("backward_times", backward_times)):
+        for position, value in enumerate(values):
+            _check(f"{name}[{position}]", value)
+    return list(accumulate(map(float, backward_times)))
+
+
+def _of(cost: GroupCost, size: int, name: str = "cost") -> float:
+    seconds = float(cost(size))
+    _check(f"{name}({size})", seconds)
+    return seconds
+
+
+def _check(what: str, value: Any) -> None:
+    if not 0 <= value < math.inf:
+        raise ValueError(f"{what} is {value}: it must be finite and 0 or more")
