@@ -1,0 +1,105 @@
+"""A training step of one rank, without communication: how long its forward pass takes, and its backward pass for each
+gradient. Recorded from a model, or reckoned from an architecture."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any, Self
+
+from telegrad.plan.architectures import Architecture
+
+_FORMAT, _VERSION = "telegrad-trace", 1
+_BACKWARD_SHARE = 2 / 3
+
+
+@dataclass(frozen=True)
+class Trace:
+    """``names``, ``sizes`` (bytes) and ``backward_times`` (seconds after the gradient before): in backward order, that
+    in which gradients come. ``forward_s``: from the start of the step to that of the backward pass. ``about``: where
+    it comes from, in words.
+
+    Raises ``ValueError`` for lists of different lengths and for what is negative or not finite.
+    """
+
+    names: tuple[str, ...]
+    sizes: tuple[int, ...]
+    backward_times: tuple[float, ...]
+    forward_s: float
+    about: str = ""
+
+    def __post_init__(self) -> None:
+        if not len(self.names) == len(self.sizes) == len(self.backward_times):
+            raise ValueError(
+                f"{len(self.names)} names, {len(self.sizes)} sizes and {len(self.backward_times)} backward_times: give "
+                "one of each for every gradient"
+            )
+        for name, size, seconds in zip(self.names, self.sizes, self.backward_times, strict=True):
+            if not (0 <= size < math.inf and 0 <= seconds < math.inf):
+                raise ValueError(f"gradient {name!r} has {size} bytes and {seconds} s: both must be finite, 0 or more")
+        if not 0 <= self.forward_s < math.inf:
+            raise ValueError(f"forward_s={self.forward_s} must be finite, 0 or more")
+
+    @property
+    def backward_s(self) -> float:
+        """Of the whole backward pass."""
+        return list(accumulate(self.backward_times))[-1] if self.backward_times else 0.0
+
+    @property
+    def compute_s(self) -> float:
+        """Of a step without communication."""
+        return self.forward_s + self.backward_s
+
+    @property
+    def bytes(self) -> int:
+        """Of all gradients."""
+        return sum(self.sizes)
+
+    @classmethod
+    def of_architecture(cls, model: Architecture, compute_s: float, *, element_bytes: int = 4) -> Self:
+        """A model of the step: ``compute_s`` seconds, a third of them forward, the rest divided among the gradients as
+        the multiplications with their parameters are.
+
+        Raises ``ValueError`` for a time that is not above 0 and finite.
+        """
+        if not 0 < compute_s < math.inf:
+            raise ValueError(f"compute_s={compute_s} must be above 0 and finite: the seconds of a step on one rank")
+        backward = [*reversed(model.parameters)]
+        per_mac = compute_s * _BACKWARD_SHARE / model.macs
+        return cls(
+            tuple(one.name for one in backward),
+            tuple(one.elements * element_bytes for one in backward),
+            tuple(one.macs * per_mac for one in backward),
+            compute_s * (1 - _BACKWARD_SHARE),
+            f"{model.name}, a step of {compute_s * 1e3:g} ms divided by multiplications",
+        )
+
+    def to_json(self) -> str:
+        """What ``from_json`` reads: the same trace, bit for bit."""
+        return json.dumps(
+            {
+                "format": _FORMAT,
+                "version": _VERSION,
+                "about": self.about,
+                "forward_s": self.forward_s,
+                "gradients": [*zip(self.names, self.sizes, self.backward_times, strict=True)],
+            }
+        )
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        """Raises ``ValueError`` for what is no trace."""
+        found: Any = json.loads(text)
+        if not isinstance(found, dict) or found.get("format") != _FORMAT:
+            raise ValueError(f"this is no trace: it must come from Trace.to_json() ({_FORMAT!r})")
+        if found.get("version") != _VERSION:
+            raise ValueError(f"this trace has version {found.get('version')!r}: this telegrad reads {_VERSION}")
+        try:
+            rows = [(str(name), int(size), float(seconds)) for name, size, seconds in found["gradients"]]
+            forward_s, about = float(found["forward_s"]), str(found["about"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise ValueError(f"this trace is damaged ({error!r}): it must come from Trace.to_json()") from error
+        names, sizes, times = zip(*rows, strict=True) if rows else ((), (), ())
+        return cls(names, sizes, times, forward_s, about)
