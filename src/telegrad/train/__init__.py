@@ -3,6 +3,7 @@
 from telegrad.compress import BySize, Tensor, Treatment
 from telegrad.train.checkpoint import RankState, load_resharded
 from telegrad.train.ddp import DDPState, ddp_hook
+from telegrad.train.profile import StepProfile
 from telegrad.train.resharding import reshard
 from telegrad.train.telemetry import JsonLines, StepRecord, Telemetry, TensorBoard
 
@@ -11,6 +12,7 @@ __all__ = [
     "DDPState",
     "JsonLines",
     "RankState",
+    "StepProfile",
     "StepRecord",
     "Telemetry",
     "Tensor",

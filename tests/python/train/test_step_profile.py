@@ -1,0 +1,232 @@
+"""StepProfile: times of a live model, by a clock that the model itself moves."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from telegrad.comm import Communicator
+from telegrad.plan.trace import Trace
+from telegrad.train import StepProfile
+
+
+class HandClock:
+    """Stands still until it is told."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def mark(self) -> float:
+        return self.now
+
+    def between_s(self, before: float, after: float) -> float:
+        return after - before
+
+
+class Slow(torch.autograd.Function):
+    """The identity; its backward pass takes ``seconds`` of the clock."""
+
+    @staticmethod
+    def forward(context: Any, x: Tensor, clock: HandClock, seconds: Callable[[], float]) -> Tensor:
+        context.clock, context.seconds = clock, seconds
+        return x.clone()
+
+    @staticmethod
+    def backward(context: Any, gradient: Tensor) -> Any:  # type: ignore[override]
+        context.clock.now += context.seconds()
+        return gradient, None, None
+
+
+class Model(nn.Module):
+    """Three layers, of which each takes a time that the test says; one parameter is frozen and one is never used."""
+
+    def __init__(self, clock: HandClock, seconds: dict[str, float], forward_s: float = 2.0) -> None:
+        super().__init__()
+        self.first, self.second, self.third = (nn.Linear(3, 3, bias=False) for _ in range(3))
+        self.frozen = nn.Parameter(torch.ones(3), requires_grad=False)
+        self.unused = nn.Parameter(torch.ones(5))
+        self.clock, self.seconds, self.forward_s = clock, seconds, forward_s
+
+    def forward(self, x: Tensor, wrap: Callable[[Tensor], Any] = lambda x: x) -> Any:
+        for name in ("first", "second", "third"):
+            weight = Slow.apply(getattr(self, name).weight, self.clock, lambda name=name: self.seconds[name])  # type: ignore[no-untyped-call]
+            x = nn.functional.linear(x, weight) * self.frozen
+        self.clock.now += self.forward_s
+        return wrap(x)
+
+
+SECONDS = {"first": 1.0, "second": 0.25, "third": 0.5}
+
+
+def train(model: Model, steps: int, **forward: Any) -> None:
+    for _ in range(steps):
+        out = model(torch.ones(2, 3), **forward)
+        while not isinstance(out, Tensor):
+            out = out["out"] if isinstance(out, dict) else out[0]
+        model.clock.now += 4.0  # the loss
+        out.sum().backward()
+        model.clock.now += 100.0  # the optimiser
+
+
+def profiled(steps: int = 5, **forward: Any) -> Trace:
+    clock = HandClock()
+    model = Model(clock, SECONDS)
+    with StepProfile(model, clock=clock) as profile:
+        train(model, steps, **forward)
+    return profile.trace()
+
+
+def test_times_are_those_of_the_model() -> None:
+    trace = profiled()
+    assert trace.names == ("third.weight", "second.weight", "first.weight")
+    assert trace.sizes == (36, 36, 36)
+    assert trace.backward_times == (0.5, 0.25, 1.0)
+    assert trace.forward_s == 6.0
+    assert trace.about == "Model, the median of 3 steps"
+
+
+@pytest.mark.parametrize(
+    "wrap", [lambda x: (x, 3), lambda x: [[x]], lambda x: {"out": (x, "text")}], ids=["tuple", "nested", "dictionary"]
+)
+def test_the_backward_pass_begins_at_the_outputs_wherever_they_are(wrap: Callable[[Tensor], Any]) -> None:
+    assert profiled(wrap=wrap) == profiled()
+
+
+def test_medians_forget_what_is_rare() -> None:
+    clock = HandClock()
+    model = Model(clock, dict(SECONDS))
+    with StepProfile(model, skip=1, clock=clock) as profile:
+        for step in range(8):
+            model.seconds["second"] = 50.0 if step in (0, 3, 6) else 0.25
+            train(model, 1)
+    assert profile.samples == 7
+    assert profile.trace().backward_times == (0.5, 0.25, 1.0)
+
+
+def test_only_passes_that_train_count() -> None:
+    clock = HandClock()
+    model = Model(clock, SECONDS)
+    with StepProfile(model, skip=0, clock=clock) as profile:
+        train(model, 1)
+        with torch.no_grad():
+            model(torch.ones(2, 3))
+        out = model(torch.ones(2, 3)) + model(torch.ones(2, 3))  # both before one backward pass
+        out.sum().backward()
+        assert profile.samples == 2
+    train(model, 3)  # outside of the with statement
+    assert profile.samples == 2
+    assert profile.trace().forward_s == (6.0 + 4.0) / 2
+
+
+def test_training_is_the_same_with_and_without() -> None:
+    def weights(watch: bool) -> list[Tensor]:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.3), nn.Linear(8, 2))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        profile = StepProfile(model, skip=0)
+        if watch:
+            profile.__enter__()
+        for _ in range(5):
+            optimizer.zero_grad()
+            model(torch.randn(6, 4)).square().mean().backward()
+            optimizer.step()
+        if watch:
+            profile.__exit__(None, None, None)
+            trace = profile.trace()
+            assert set(trace.names) == {"0.weight", "0.bias", "2.weight", "2.bias"}
+            assert trace.compute_s > 0
+            assert not model._forward_hooks
+            assert not model._forward_pre_hooks
+        return [*model.parameters()]
+
+    assert all(map(torch.equal, weights(True), weights(False)))
+
+
+def test_a_profile_that_is_forgotten_stops() -> None:
+    clock = HandClock()
+    model = Model(clock, SECONDS)
+    with StepProfile(model, clock=clock) as profile:
+        train(model, 210)
+    assert profile.samples == 200
+
+
+def test_all_ranks_get_the_trace_of_the_slowest() -> None:
+    comms = Communicator.local(3)
+    traces: list[Trace | None] = [None] * 3
+
+    def run(rank: int) -> None:
+        clock = HandClock()
+        model = Model(clock, {**SECONDS, "second": 0.25 + (rank == 1)})
+        with comms[rank] as comm, StepProfile(model, clock=clock) as profile:
+            train(model, 3)
+            traces[rank] = profile.trace(comm)
+
+    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert traces[0] == traces[1] == traces[2]
+    assert traces[0] is not None
+    assert traces[0].backward_times == (0.5, 1.25, 1.0)
+
+
+@pytest.mark.parametrize("steps", [[0, 3], [3, 2]], ids=["the first rank", "only skipped ones"])
+def test_a_rank_without_samples_is_told_on_all(steps: list[int]) -> None:
+    comms = Communicator.local(2)
+    errors: list[str] = []
+
+    def run(rank: int) -> None:
+        clock = HandClock()
+        model = Model(clock, SECONDS)
+        with comms[rank] as comm, StepProfile(model, clock=clock) as profile:
+            train(model, steps[rank])
+            with pytest.raises(RuntimeError, match="train for more"):
+                profile.trace(comm)
+            errors.append("raised")
+
+    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert errors == ["raised"] * 2
+
+
+def test_models_of_other_sizes_are_refused() -> None:
+    comms = Communicator.local(2)
+    said: list[str] = []
+
+    def run(rank: int) -> None:
+        model = nn.Sequential(*(nn.Linear(2, 2) for _ in range(rank + 1)))
+        with comms[rank] as comm, StepProfile(model, skip=0) as profile:
+            model(torch.ones(1, 2)).sum().backward()
+            with pytest.raises(ValueError, match=r"have \[2, 4\] parameters") as caught:
+                profile.trace(comm)
+            said.append(str(caught.value))
+
+    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert len(said) == 2
+
+
+def test_misuse_is_refused() -> None:
+    with pytest.raises(TypeError, match="model is a int: give the torch"):
+        StepProfile(3)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="nothing to profile"):
+        StepProfile(nn.Linear(2, 2).requires_grad_(False))
+    with pytest.raises(ValueError, match="skip=-1"):
+        StepProfile(nn.Linear(2, 2), skip=-1)
+    profile = StepProfile(nn.Linear(2, 2))
+    with pytest.raises(RuntimeError, match="0 steps were watched, and 2 are left out"):
+        profile.trace()
+    with profile, pytest.raises(RuntimeError, match="in use already"):
+        profile.__enter__()
