@@ -30,7 +30,7 @@ else:
     from telegrad.stream import SparseStream
 
 if TYPE_CHECKING:
-    from telegrad.train import DDPState, ddp_hook
+    from telegrad.train import DDPState, Synchronizer, ddp_hook
 
 __all__ = [
     "Communicator",
@@ -42,6 +42,7 @@ __all__ = [
     "ReduceOp",
     "RendezvousError",
     "SparseStream",
+    "Synchronizer",
     "TimeoutExpired",
     "TransportError",
     "Tuning",
@@ -51,7 +52,7 @@ __all__ = [
     "errors",
 ]
 
-_NEEDS_TORCH = {"DDPState", "ddp_hook"}
+_NEEDS_TORCH = {"DDPState", "Synchronizer", "ddp_hook"}
 
 
 def __getattr__(name: str) -> Any:

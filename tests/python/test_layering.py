@@ -46,7 +46,7 @@ MAY_IMPORT = {
     "plan": {"errors"},
     "calibration": {*BASICS, "comm", "launch", "plan"},
     "launch": {"errors", "comm", "plan"},
-    "train": {*LIBRARY, "plan"},
+    "train": {*LIBRARY, "plan", "calibration"},
     "linear": {*LIBRARY, "plan"},
     "sim": {*LIBRARY, "plan"},
     "bench": {*LIBRARY, "plan", "train", "linear", "sim", "launch", "calibration"},

@@ -5,6 +5,7 @@ from telegrad.train.checkpoint import RankState, load_resharded
 from telegrad.train.ddp import DDPState, ddp_hook
 from telegrad.train.profile import StepProfile
 from telegrad.train.resharding import reshard
+from telegrad.train.synchronizer import Synchronizer
 from telegrad.train.telemetry import JsonLines, StepRecord, Telemetry, TensorBoard
 
 __all__ = [
@@ -14,6 +15,7 @@ __all__ = [
     "RankState",
     "StepProfile",
     "StepRecord",
+    "Synchronizer",
     "Telemetry",
     "Tensor",
     "TensorBoard",

@@ -235,6 +235,38 @@ def distributed_checkpoint(comm: Communicator) -> None:
     assert_equal(first.flat(), second.flat())
 
 
+def the_synchronizer_trains_as_ddp_does(comm: Communicator) -> None:
+    """Unused, shared and frozen parameters, accumulation and clipping; the plan changes on the way."""
+
+    def prepare(model: Net) -> None:
+        model.branch.weight = model.middle.weight
+        model.norm.requires_grad_(False)
+
+    def steps(model: torch.nn.Module, no_sync: Callable[[], Any], clip: Callable[[], Any]) -> torch.Tensor:
+        optimizer = SGD([one for one in model.parameters() if one.requires_grad], 0.02, momentum=0.9)
+        for step in range(100):
+            optimizer.zero_grad()
+            for part in range(1 + step % 2):
+                with no_sync() if part < step % 2 else contextlib.nullcontext():
+                    x, y = data(2 * step + part, comm.rank)
+                    takes_branch = step % 3 > 0 or comm.rank == 1
+                    torch.nn.functional.mse_loss(model(x, step % 5 > 0 and takes_branch), y).backward()
+            clip()
+            optimizer.step()
+        return torch.cat([one.detach().reshape(-1) for one in model.parameters()])
+
+    models = []
+    for _ in range(2):
+        torch.manual_seed(0)
+        models.append(Net())
+        prepare(models[-1])
+    ddp = DistributedDataParallel(models[0], bucket_cap_mb=1, find_unused_parameters=True)
+    sync = telegrad.Synchronizer(models[1], comm, clip_norm=0.5)
+    by_ddp = steps(ddp, ddp.no_sync, lambda: torch.nn.utils.clip_grad_norm_(ddp.parameters(), 0.5))
+    torch.testing.assert_close(steps(models[1], sync.no_sync, lambda: None), by_ddp, rtol=1e-3, atol=1e-5)
+    assert sync.plan is not None
+
+
 SCENARIOS: list[Callable[[Communicator], None]] = [
     momentum_is_that_of_sgd,
     momentum_correction_learns,
@@ -247,6 +279,7 @@ SCENARIOS: list[Callable[[Communicator], None]] = [
     shared_and_frozen_parameters,
     accumulation_with_momentum,
     distributed_checkpoint,
+    the_synchronizer_trains_as_ddp_does,
 ]
 
 

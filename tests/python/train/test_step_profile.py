@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +12,8 @@ from torch import Tensor, nn
 from telegrad.comm import Communicator
 from telegrad.plan.trace import Trace
 from telegrad.train import StepProfile
+
+OnRanks = Callable[..., list[Any]]
 
 
 class HandClock:
@@ -155,67 +156,41 @@ def test_a_profile_that_is_forgotten_stops() -> None:
     assert profile.samples == 200
 
 
-def test_all_ranks_get_the_trace_of_the_slowest() -> None:
-    comms = Communicator.local(3)
-    traces: list[Trace | None] = [None] * 3
-
-    def run(rank: int) -> None:
+def test_all_ranks_get_the_trace_of_the_slowest(on_ranks: OnRanks) -> None:
+    def run(comm: Communicator) -> Trace:
         clock = HandClock()
-        model = Model(clock, {**SECONDS, "second": 0.25 + (rank == 1)})
-        with comms[rank] as comm, StepProfile(model, clock=clock) as profile:
+        model = Model(clock, {**SECONDS, "second": 0.25 + (comm.rank == 1)})
+        with StepProfile(model, clock=clock) as profile:
             train(model, 3)
-            traces[rank] = profile.trace(comm)
+            return profile.trace(comm)
 
-    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
+    traces = on_ranks(3, run)
     assert traces[0] == traces[1] == traces[2]
-    assert traces[0] is not None
     assert traces[0].backward_times == (0.5, 1.25, 1.0)
 
 
 @pytest.mark.parametrize("steps", [[0, 3], [3, 2]], ids=["the first rank", "only skipped ones"])
-def test_a_rank_without_samples_is_told_on_all(steps: list[int]) -> None:
-    comms = Communicator.local(2)
-    errors: list[str] = []
-
-    def run(rank: int) -> None:
+def test_a_rank_without_samples_is_told_on_all(on_ranks: OnRanks, steps: list[int]) -> None:
+    def run(comm: Communicator) -> None:
         clock = HandClock()
         model = Model(clock, SECONDS)
-        with comms[rank] as comm, StepProfile(model, clock=clock) as profile:
-            train(model, steps[rank])
+        with StepProfile(model, clock=clock) as profile:
+            train(model, steps[comm.rank])
             with pytest.raises(RuntimeError, match="train for more"):
                 profile.trace(comm)
-            errors.append("raised")
 
-    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    assert errors == ["raised"] * 2
+    on_ranks(2, run)
 
 
-def test_models_of_other_sizes_are_refused() -> None:
-    comms = Communicator.local(2)
-    said: list[str] = []
-
-    def run(rank: int) -> None:
-        model = nn.Sequential(*(nn.Linear(2, 2) for _ in range(rank + 1)))
-        with comms[rank] as comm, StepProfile(model, skip=0) as profile:
+def test_models_of_other_sizes_are_refused(on_ranks: OnRanks) -> None:
+    def run(comm: Communicator) -> None:
+        model = nn.Sequential(*(nn.Linear(2, 2) for _ in range(comm.rank + 1)))
+        with StepProfile(model, skip=0) as profile:
             model(torch.ones(1, 2)).sum().backward()
-            with pytest.raises(ValueError, match=r"have \[2, 4\] parameters") as caught:
+            with pytest.raises(ValueError, match=r"have \[2, 4\] parameters"):
                 profile.trace(comm)
-            said.append(str(caught.value))
 
-    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    assert len(said) == 2
+    on_ranks(2, run)
 
 
 def test_misuse_is_refused() -> None:
