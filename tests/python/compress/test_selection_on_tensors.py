@@ -1,4 +1,4 @@
-"""Selection policies on torch tensors: what they do on numpy arrays; counts as promised on 1,000 awkward tensors.
+"""Selection policies on torch tensors: what they do on numpy arrays; counts as promised on awkward tensors.
 
 On a GPU where there is one, else in Triton's interpreter.
 """
@@ -22,7 +22,7 @@ from telegrad.compress import (
 )
 from telegrad.ops.select.triton import sources
 
-TENSORS = 1000
+TENSORS = 400 if DEVICE == "cpu" else 1000  # the interpreter is slow
 
 
 def _on_tensors(policy: Selection, entry: Residual, gradient: np.ndarray, offset: int) -> tuple[np.ndarray, np.ndarray]:
@@ -65,8 +65,8 @@ POLICIES: tuple[Selection, ...] = (*[ExactTopK()] * 7, ThresholdSearch(), Reused
 
 
 @pytest.mark.parametrize("part", range(len(POLICIES)), ids=lambda part: f"{part} {type(POLICIES[part]).__name__}")
-def test_counts_of_1000_tensors(part: int) -> None:
-    """Promises of docs/selection.md, each on 100 of the tensors that test_selection_counts draws."""
+def test_counts_of_awkward_tensors(part: int) -> None:
+    """Promises of docs/selection.md, each on some of the tensors that test_selection_counts draws."""
     policy = POLICIES[part]
     reaches_2k = isinstance(policy, ThresholdSearch | SampledThreshold)
     for number in range(part, TENSORS, len(POLICIES)):
