@@ -123,13 +123,13 @@ class Operation {
       return nb::object(std::move(streams));
     };
   }
-  template <class V>
-  Operation(Wait wait, TopkSum<V> sum) : Operation(std::move(wait), std::move(sum.request)) {
+  template <class V, class State>
+  Operation(Wait wait, TopkSum<V, State> sum) : Operation(std::move(wait), std::move(sum.request)) {
     take_result_ = [result = std::move(sum.result)] {
-      const auto& [traffic, local_most, selected, cut, exact, balanced] = (**result).report;
+      const auto& [traffic, local_most, selected, overflow, cut, exact, balanced] = (**result).report;
       nb::object report =
           nb::make_tuple(2 * traffic.entries_sent, 2 * traffic.entries_received, traffic.control_bytes_sent / 4,
-                         traffic.control_bytes_received / 4, local_most, selected, cut, exact, balanced);
+                         traffic.control_bytes_received / 4, local_most, selected, overflow, cut, exact, balanced);
       nb::object largest = stream_as_arrays(std::move((**result).sum));
       nb::object left = stream_as_arrays(std::move((**result).left));
       return nb::object(nb::make_tuple(std::move(largest), std::move(left), std::move(report)));

@@ -3,12 +3,12 @@
 namespace telegrad::bindings {
 
 void bind_topk_state(nb::module_& module) {
-  nb::class_<TopkState>(module, "TopkState")
+  nb::class_<KeptOkTopk>(module, "OkTopkState")
       .def(
           "__init__",
-          [](TopkState* self, std::uint64_t k, std::uint64_t boundaries_every, std::uint64_t threshold_every,
+          [](KeptOkTopk* self, std::uint64_t k, std::uint64_t boundaries_every, std::uint64_t threshold_every,
              double balance_factor, bool as_published) {
-            new (self) TopkState({.k = k,
+            new (self) KeptOkTopk({.k = k,
                                   .boundaries_every = boundaries_every,
                                   .threshold_every = threshold_every,
                                   .balance_factor = balance_factor,
@@ -17,18 +17,22 @@ void bind_topk_state(nb::module_& module) {
           },
           nb::arg("k"), nb::arg("boundaries_every"), nb::arg("threshold_every"), nb::arg("balance_factor"),
           nb::arg("as_published"))
-      .def_prop_ro("in_use", &TopkState::in_use)
+      .def_prop_ro("in_use", &KeptOkTopk::in_use)
       .def("get",
-           [](TopkState& self) {
+           [](KeptOkTopk& self) {
              const OkTopkState& state = self.state();
              return nb::make_tuple(state.calls, state.threshold, state.lengths);
            })
       .def(
           "set",
-          [](TopkState& self, std::uint64_t calls, double threshold, std::vector<std::uint64_t> lengths) {
+          [](KeptOkTopk& self, std::uint64_t calls, double threshold, std::vector<std::uint64_t> lengths) {
             self.load({.calls = calls, .threshold = threshold, .lengths = std::move(lengths)});
           },
           nb::arg("calls"), nb::arg("threshold"), nb::arg("lengths"));
+  nb::class_<KeptGTopk>(module, "GTopkState")
+      .def(
+          "__init__", [](KeptGTopk* self, std::uint64_t k) { new (self) KeptGTopk({.k = k}, {}); }, nb::arg("k"))
+      .def_prop_ro("in_use", &KeptGTopk::in_use);
 }
 
 }  // namespace telegrad::bindings

@@ -7,20 +7,20 @@
 #include <utility>
 
 #include "bindings/binding.hpp"
-#include "collectives/allreduce_oktopk.hpp"
 #include "session/reductions.hpp"
 
 namespace telegrad::bindings {
 
 /// Settings, and the state that the last call has left: one call at a time. Used with the interpreter's lock held.
-class TopkState {
+template <class Settings, class State>
+class KeptTopkState {
  public:
-  TopkState(const OkTopkSettings& settings, OkTopkState state) : settings_(settings), state_(std::move(state)) {}
+  KeptTopkState(const Settings& settings, State state) : settings_(settings), state_(std::move(state)) {}
 
-  const OkTopkSettings& settings() const { return settings_; }
+  const Settings& settings() const { return settings_; }
   bool in_use() const { return last_ && !last_->done(); }
   /// What the next call begins with: after a call that failed, what that one began with.
-  const OkTopkState& state() {
+  const State& state() {
     if (last_ && last_->done()) {
       if (!last_->failure()) state_ = next_();
       forget();
@@ -28,11 +28,11 @@ class TopkState {
     return state_;
   }
   template <class V>
-  void follow(const TopkSum<V>& begun) {
+  void follow(const TopkSum<V, State>& begun) {
     last_ = begun.request;
     next_ = [result = begun.result] { return (**result).state; };
   }
-  void load(OkTopkState state) {
+  void load(State state) {
     forget();
     state_ = std::move(state);
   }
@@ -43,10 +43,13 @@ class TopkState {
     next_ = nullptr;
   }
 
-  OkTopkSettings settings_;
-  OkTopkState state_;
+  Settings settings_;
+  State state_;
   RequestPtr last_;
-  std::function<OkTopkState()> next_;
+  std::function<State()> next_;
 };
+
+using KeptOkTopk = KeptTopkState<OkTopkSettings, OkTopkState>;
+using KeptGTopk = KeptTopkState<GTopkSettings, GTopkState>;
 
 }  // namespace telegrad::bindings

@@ -31,6 +31,7 @@
 #include "collectives/pooled_slices.hpp"
 #include "collectives/sparse_messages.hpp"
 #include "collectives/sparse_split.hpp"
+#include "sparse/entry_sets.hpp"
 #include "transport/milestone.hpp"
 
 namespace telegrad {
@@ -74,7 +75,9 @@ class OkTopk {
     co_await settle_threshold();
     SparseStream<V> sum = co_await gather();
     SparseStream<V> left;
-    co_await decide(net_, bytes_of(sum.view()) + bytes_of(mine_.view()), [&] { left = entries_without(sum.indices()); });
+    co_await decide(net_, bytes_of(sum.view()) + bytes_of(mine_.view()), [&] {
+      left = sparse_stream(mine_.dimension(), entries_without(mine_.view(), sum.indices()), how_.reduction);
+    });
     state_.threshold = settings_.as_published ? state_.threshold
                                               : corrected(state_.threshold, report_.selected, settings_.k);
     ++state_.calls;
@@ -263,32 +266,6 @@ class OkTopk {
     return {.wire = how_.wire, .balance_factor = settings_.balance_factor, .always_doubles = settings_.as_published};
   }
 
-  // This rank's entries at other indices than those, which ascend.
-  SparseStream<V> entries_without(std::span<const std::uint32_t> taken) const {
-    const std::span<const std::uint32_t> indices = mine_.indices();
-    const std::span<const V> values = mine_.values();
-    Array<std::uint32_t> left_indices(indices.size());
-    Array<V> left_values(indices.size());
-    std::size_t count = 0;
-    std::size_t i = 0;
-    for (std::size_t j = 0; i < indices.size() && j < taken.size();) {  // without a branch that cannot be foreseen
-      const std::uint32_t own = indices[i];
-      const std::uint32_t other = taken[j];
-      left_indices[count] = own;
-      left_values[count] = values[i];
-      count += own < other ? 1 : 0;
-      i += own <= other ? 1 : 0;
-      j += other <= own ? 1 : 0;
-    }
-    for (; i < indices.size(); ++i, ++count) {
-      left_indices[count] = indices[i];
-      left_values[count] = values[i];
-    }
-    left_indices.truncate(count);
-    left_values.truncate(count);
-    return SparseStream<V>::adopt_sparse(mine_.dimension(), std::move(left_indices), std::move(left_values));
-  }
-
   Step take_steps(Step steps) { return std::exchange(next_step_, next_step_ + steps); }
 
   Transport& net_;
@@ -301,7 +278,7 @@ class OkTopk {
   OwnedSlice<V> kept_;
   std::vector<std::uint64_t> kept_counts_;  // by rank
   std::vector<std::uint64_t> held_counts_;
-  OkTopkReport report_;
+  TopkReport report_;
   Step next_step_ = 0;
 };
 
@@ -320,8 +297,6 @@ std::uint64_t OkTopkState::digest(const OkTopkSettings& settings) const {
   for (const std::uint64_t length : lengths) add(length);
   return digest;
 }
-
-std::uint64_t OkTopkReport::words_most() const { return 2 * std::max(traffic.entries_sent, traffic.entries_received); }
 
 template <class V>
 Task<OkTopkSum<V>> allreduce_oktopk(Transport& net, SparseStream<V> mine, OkTopkSettings settings, OkTopkState state,

@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "base/types.hpp"
-#include "collectives/sparse_traffic.hpp"
+#include "collectives/topk_result.hpp"
 #include "sparse/stream.hpp"
 #include "sparse/wire.hpp"
 #include "transport/transport.hpp"
@@ -32,25 +32,8 @@ struct OkTopkState {
   std::uint64_t digest(const OkTopkSettings& settings) const;
 };
 
-struct OkTopkReport {
-  SparseTraffic traffic{};
-  std::uint64_t local_most = 0;  // the largest number of entries that a rank has given
-  std::uint64_t selected = 0;    // how many entries the sum keeps
-  bool cut = false;              // slices were cut in this call,
-  bool exact = false;            // and the threshold was found: the sum has the k largest, and what equals the least of them
-  bool balanced = false;         // shares were made alike before they were gathered
-
-  /// An index is a word, a value is one.
-  std::uint64_t words_most() const;
-};
-
 template <class V>
-struct OkTopkSum {
-  SparseStream<V> sum;
-  SparseStream<V> left;  // those of this rank's entries that have no part in the sum: for its residual
-  OkTopkState state;     // for the next call
-  OkTopkReport report;
-};
+using OkTopkSum = TopkResult<V, OkTopkState>;
 
 /// Top-k of the sum (or mean) of all ranks' streams: Topk(Σ mine), the same bits on every rank, each sum formed in the order
 /// of ranks. `mine`: sparse (CHECKed), what this rank has selected of its own, any number of entries. With k' the largest

@@ -1,24 +1,15 @@
 #pragma once
-// The k-th largest magnitude of values that lie on several ranks, without moving them. By its bits a NaN is larger than
-// infinity: it is selected, as in local selection (kernels/key.hpp).
+// The k-th largest magnitude of values that lie on several ranks, without moving them.
 
-#include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <span>
 
 #include "collectives/sparse_traffic.hpp"
-#include "kernels/arithmetic.hpp"
+#include "sparse/largest.hpp"
 #include "transport/transport.hpp"
 
 namespace telegrad {
-
-/// The bits of |value|: they order like the magnitudes.
-template <class V>
-std::uint64_t magnitude_key(V value) {
-  using Bits = typename kernels::Format<V>::Bits;
-  return static_cast<std::uint64_t>(static_cast<Bits>(std::bit_cast<Bits>(value) & kernels::Format<V>::kMagnitude));
-}
 
 /// The key of the k-th largest magnitude of all ranks' values together, k >= 1, the same on all ranks; 0, the least key,
 /// if there are fewer. V is float, double, bf16 or f16. Uses kThresholdSteps steps from `first_step` on.

@@ -46,10 +46,40 @@ Task<void> reduce_own_slice(Transport& net, SparseStream<V> mine, Partition slic
   result->emplace(co_await reduce_scatter_sparse(net, std::move(mine), std::move(slices), how));
 }
 
+// What a rank calls with state and settings of this kind.
 template <class V>
-Task<void> sum_largest(Transport& net, SparseStream<V> mine, OkTopkSettings settings, OkTopkState state,
-                       Reduction reduction, WireFormat wire, std::shared_ptr<std::optional<OkTopkSum<V>>> result) {
-  result->emplace(co_await allreduce_oktopk(net, std::move(mine), settings, std::move(state), reduction, wire));
+Task<OkTopkSum<V>> allreduce_topk(Transport& net, SparseStream<V> mine, OkTopkSettings settings, OkTopkState state,
+                                  Reduction reduction, WireFormat wire) {
+  return allreduce_oktopk(net, std::move(mine), settings, std::move(state), reduction, wire);
+}
+template <class V>
+Task<GTopkSum<V>> allreduce_topk(Transport& net, SparseStream<V> mine, GTopkSettings settings, GTopkState state,
+                                 Reduction reduction, WireFormat wire) {
+  return allreduce_gtopk(net, std::move(mine), settings, state, reduction, wire);
+}
+
+template <class V, class Settings, class State>
+Task<void> sum_largest(Transport& net, SparseStream<V> mine, Settings settings, State state, Reduction reduction,
+                       WireFormat wire, std::shared_ptr<std::optional<TopkResult<V, State>>> result) {
+  result->emplace(co_await allreduce_topk(net, std::move(mine), settings, std::move(state), reduction, wire));
+}
+
+template <class V, class Settings, class State>
+TopkSum<V, State> topk_sum(Algorithm algorithm, SparseStream<V> stream, const Settings& settings, const State& state,
+                           Reduction reduction, WireFormat wire) {
+  const Call call{.operation = Operation::allreduce_topk,
+                  .dtype = dtype_of<V>,
+                  .reduction = reduction,
+                  .algorithm = algorithm,
+                  .count = stream.dimension(),
+                  .layout = state.digest(settings)};
+  auto result = std::make_shared<std::optional<TopkResult<V, State>>>();
+  auto mine = std::make_shared<SparseStream<V>>(std::move(stream));
+  return {request(call,
+                  [=](Transport& net) {
+                    return sum_largest(net, std::move(*mine), settings, state, reduction, wire, result);
+                  }),
+          result};
 }
 
 }  // namespace
@@ -145,29 +175,28 @@ SparseSum<V> make_reduce_scatter(SparseStream<V> stream, Partition slices, const
 }
 
 template <class V>
-TopkSum<V> make_all_reduce_topk(SparseStream<V> stream, const OkTopkSettings& settings, const OkTopkState& state,
-                                Reduction reduction, WireFormat wire) {
-  const Call call{.operation = Operation::allreduce_topk,
-                  .dtype = dtype_of<V>,
-                  .reduction = reduction,
-                  .count = stream.dimension(),
-                  .layout = state.digest(settings)};
-  auto result = std::make_shared<std::optional<OkTopkSum<V>>>();
-  auto mine = std::make_shared<SparseStream<V>>(std::move(stream));
-  return {request(call,
-                  [=](Transport& net) {
-                    return sum_largest(net, std::move(*mine), settings, state, reduction, wire, result);
-                  }),
-          result};
+TopkSum<V, OkTopkState> make_all_reduce_topk(SparseStream<V> stream, const OkTopkSettings& settings,
+                                             const OkTopkState& state, Reduction reduction, WireFormat wire) {
+  return topk_sum(Algorithm::oktopk, std::move(stream), settings, state, reduction, wire);
+}
+template <class V>
+TopkSum<V, GTopkState> make_all_reduce_topk(SparseStream<V> stream, const GTopkSettings& settings,
+                                            const GTopkState& state, Reduction reduction, WireFormat wire) {
+  return topk_sum(Algorithm::gtopk, std::move(stream), settings, state, reduction, wire);
 }
 
+#define TELEGRAD_INSTANTIATE_TOPK(V, Kind)                                                                     \
+  template TopkSum<V, Kind##State> make_all_reduce_topk(SparseStream<V>, const Kind##Settings&, const Kind##State&, \
+                                                        Reduction, WireFormat);
 #define TELEGRAD_INSTANTIATE(V)                                                                    \
   template SparseSum<V> make_all_reduce(SparseStream<V>, const SparseReduction&);                  \
   template RequestPtr make_all_reduce_into(SparseStream<V>, std::span<V>, const SparseReduction&); \
   template SparseSum<V> make_reduce_scatter(SparseStream<V>, Partition, const SparseReduction&);   \
-  template TopkSum<V> make_all_reduce_topk(SparseStream<V>, const OkTopkSettings&, const OkTopkState&, Reduction, WireFormat);
+  TELEGRAD_INSTANTIATE_TOPK(V, OkTopk)                                                             \
+  TELEGRAD_INSTANTIATE_TOPK(V, GTopk)
 TELEGRAD_FOR_ENTRY_VALUES(TELEGRAD_INSTANTIATE)
 #undef TELEGRAD_INSTANTIATE
+#undef TELEGRAD_INSTANTIATE_TOPK
 template SparseSum<CountedF32> make_all_reduce(SparseStream<CountedF32>, const SparseReduction&);
 template SparseSum<CountedF32> make_reduce_scatter(SparseStream<CountedF32>, Partition, const SparseReduction&);
 

@@ -8,10 +8,12 @@
 
 #include "collectives/sparse_messages.hpp"
 #include "base/types.hpp"
+#include "collectives/allreduce_gtopk.hpp"
 #include "collectives/allreduce_oktopk.hpp"
 #include "collectives/allreduce_quantised.hpp"
 #include "collectives/choice.hpp"
 #include "collectives/partition.hpp"
+#include "collectives/topk_result.hpp"
 #include "session/request.hpp"
 #include "sparse/stream.hpp"
 
@@ -32,10 +34,10 @@ struct SparseSum {
   std::shared_ptr<std::optional<SparseStream<V>>> result;  // set once the request has succeeded
 };
 
-template <class V>
+template <class V, class State>
 struct TopkSum {
   RequestPtr request;
-  std::shared_ptr<std::optional<OkTopkSum<V>>> result;  // set once the request has succeeded
+  std::shared_ptr<std::optional<TopkResult<V, State>>> result;  // set once the request has succeeded
 };
 
 /// `table` chooses the algorithm if none is named; all ranks hold the same.
@@ -59,9 +61,12 @@ RequestPtr make_all_reduce_into(SparseStream<V> stream, std::span<V> output, con
 template <class V>
 SparseSum<V> make_reduce_scatter(SparseStream<V> stream, Partition slices, const SparseReduction& how);
 
-/// See allreduce_oktopk(). Ranks that differ in settings or state do not call the same.
+/// See allreduce_oktopk() and its rivals. Ranks that differ in algorithm, settings or state do not call the same.
 template <class V>
-TopkSum<V> make_all_reduce_topk(SparseStream<V> stream, const OkTopkSettings& settings, const OkTopkState& state,
-                                Reduction reduction, WireFormat wire);
+TopkSum<V, OkTopkState> make_all_reduce_topk(SparseStream<V> stream, const OkTopkSettings& settings,
+                                             const OkTopkState& state, Reduction reduction, WireFormat wire);
+template <class V>
+TopkSum<V, GTopkState> make_all_reduce_topk(SparseStream<V> stream, const GTopkSettings& settings,
+                                            const GTopkState& state, Reduction reduction, WireFormat wire);
 
 }  // namespace telegrad

@@ -34,6 +34,9 @@ const char* name_of(Algorithm algorithm) {
     case Algorithm::direct: return "direct";
     case Algorithm::rabenseifner: return "rabenseifner";
     case Algorithm::split_dense_allgather: return "split_dense_allgather";
+    case Algorithm::oktopk: return "oktopk";
+    case Algorithm::gtopk: return "gtopk";
+    case Algorithm::bounded: return "bounded";
   }
   return "unknown";
 }

@@ -11,7 +11,7 @@
 
 namespace telegrad {
 
-inline constexpr std::uint32_t kWireVersion = 7;
+inline constexpr std::uint32_t kWireVersion = 8;
 
 // Part of the wire format: append, never renumber.
 enum class Operation : std::uint8_t {
@@ -39,6 +39,9 @@ enum class Algorithm : std::uint8_t {
   direct = 4,
   rabenseifner = 5,
   split_dense_allgather = 6,
+  oktopk = 7,  // these are of an allreduce_topk
+  gtopk = 8,
+  bounded = 9,
 };
 
 /// What a rank called: two ranks that meet in one operation must agree on all of it.

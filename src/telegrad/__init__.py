@@ -17,7 +17,7 @@ except ImportError:
 else:
     from telegrad import errors
     from telegrad.calibration import calibrate
-    from telegrad.comm import Communicator, OkTopkState, ReduceOp, Work
+    from telegrad.comm import Communicator, GTopkState, OkTopkState, ReduceOp, Work
     from telegrad.errors import (
         MismatchedCall,
         NonFiniteGradient,
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Communicator",
     "DDPState",
+    "GTopkState",
     "MismatchedCall",
     "NonFiniteGradient",
     "OkTopkState",

@@ -89,7 +89,7 @@ class SparseReduction:
         packs_values: bool = False,
     ) -> None: ...
 
-class TopkState:
+class OkTopkState:
     def __init__(
         self, k: int, boundaries_every: int, threshold_every: int, balance_factor: float, as_published: bool
     ) -> None: ...
@@ -97,6 +97,11 @@ class TopkState:
     def in_use(self) -> bool: ...
     def get(self) -> tuple[int, float, list[int]]: ...
     def set(self, calls: int, threshold: float, lengths: list[int]) -> None: ...
+
+class GTopkState:
+    def __init__(self, k: int) -> None: ...
+    @property
+    def in_use(self) -> bool: ...
 
 class HostBuffer:
     def __init__(self, pointer: int, elements: int, nbytes: int, dtype: DType) -> None: ...
@@ -122,7 +127,7 @@ class Request:
     ) -> tuple[
         tuple[npt.NDArray[np.uint32], npt.NDArray[Any]],
         tuple[npt.NDArray[np.uint32], npt.NDArray[Any]],
-        tuple[int, int, int, int, int, int, bool, bool, bool],
+        tuple[int, int, int, int, int, int, int, bool, bool, bool],
     ]: ...
     def sparse_results(
         self,
@@ -250,7 +255,7 @@ class Communicator:
         reduction: Reduction,
         format: IndexFormat,
         packs_values: bool,
-        state: TopkState,
+        state: OkTopkState | GTopkState,
         blocking: bool = False,
     ) -> Request: ...
     def all_gather_sparse(

@@ -1,4 +1,4 @@
-// Calls of allreduce_oktopk, and what must hold of each.
+// What must hold of every call of allreduce_oktopk.
 #pragma once
 
 #include <algorithm>
@@ -6,44 +6,19 @@
 #include <cstring>
 #include <functional>
 #include <map>
-#include <memory>
-#include <optional>
 #include <utility>
 #include <vector>
 
 #include "base/random.hpp"
 #include "collectives/global_threshold.hpp"
-#include "session/reductions.hpp"
 #include "sparse_samples.hpp"
 #include "testing.hpp"
-#include "world.hpp"
+#include "topk_calls.hpp"
 
 namespace telegrad {
 
-inline constexpr World kWorlds[] = {World::simulated, World::local};
-
 template <class V>
 using Results = std::vector<OkTopkSum<V>>;
-
-template <class V>
-Results<V> call(World world, const std::vector<Input<V>>& inputs, std::uint64_t n, const OkTopkSettings& settings,
-                const OkTopkState& state, Reduction reduction = Reduction::sum, IndexFormat indices = IndexFormat::none,
-                std::uint64_t seed = 0) {
-  std::vector<std::shared_ptr<std::optional<OkTopkSum<V>>>> results;
-  const Ended ended = run_ranks(
-      world, static_cast<Rank>(inputs.size()),
-      [&](Rank rank) {
-        auto sum = make_all_reduce_topk(inputs[rank].stream(n), settings, state, reduction, 
-                                        {.indices = indices, .packs_values = indices == IndexFormat::packed});
-        results.push_back(sum.result);
-        return sum.request;
-      },
-      seed);
-  REQUIRE(ended.all_succeeded());
-  Results<V> all;
-  for (auto& result : results) all.push_back(std::move(**result));
-  return all;
-}
 
 // By index: the sum in the order of ranks.
 template <class V>

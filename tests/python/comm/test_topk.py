@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import copy
+import pickle
 import re
 from typing import Any
 
@@ -272,3 +274,30 @@ def test_ranks_of_other_settings_or_another_past_get_an_error() -> None:
         assert kept[0].calls == 0  # as before the call
         for rank in ranks:
             rank.close()
+
+
+@pytest.mark.parametrize(
+    "again",
+    [copy.copy, copy.deepcopy, lambda state: pickle.loads(pickle.dumps(state))],
+    ids=["copy", "deepcopy", "pickle"],
+)
+def test_a_copy_of_a_state_goes_on_where_that_one_was(ranks: list[Communicator], again: Any) -> None:
+    kept = states(boundaries_every=5)
+    called(ranks, streams(), kept)
+    copied = [again(state) for state in kept]
+    assert copied[0].state_dict() == kept[0].state_dict()
+    right, found = (called(ranks, streams(1), some)[0] for some in (kept, copied))
+    assert found.report == right.report
+    np.testing.assert_array_equal(found.sum.to_dense(), right.sum.to_dense())
+    called(ranks, streams(2), copied)
+    assert (kept[0].calls, copied[0].calls) == (2, 3)  # they have nothing in common
+
+
+def test_a_state_in_use_is_not_copied(ranks: list[Communicator]) -> None:
+    inputs, kept = streams(), states()
+    works = [ranks[0].all_reduce_topk(inputs[0], kept[0], async_op=True)]
+    with pytest.raises(ValueError, match="before you save it"):
+        copy.deepcopy(kept[0])
+    works += [r.all_reduce_topk(x, s, async_op=True) for r, x, s in zip(ranks[1:], inputs[1:], kept[1:], strict=True)]
+    for work in works:
+        work.wait()
