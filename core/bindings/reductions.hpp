@@ -159,6 +159,7 @@ void bind_reductions(nb::class_<Self>& type) {
           nb::arg("dtype"), nb::arg("how"), blocking);
   bind_all_reduce_topk<KeptOkTopk>(type);
   bind_all_reduce_topk<KeptGTopk>(type);
+  bind_all_reduce_topk<KeptBoundedTopk>(type);
 }
 
 }  // namespace telegrad::bindings

@@ -1,34 +1,54 @@
 #include "bindings/topk_state.hpp"
 
 namespace telegrad::bindings {
+namespace {
+
+// What the last call has left, of those that leave slices and a threshold.
+template <class Kept>
+void bind_past(nb::class_<Kept>& type) {
+  type.def("get",
+           [](Kept& self) {
+             const auto& state = self.state();
+             return nb::make_tuple(state.calls, state.threshold, state.lengths);
+           })
+      .def(
+          "set",
+          [](Kept& self, std::uint64_t calls, double threshold, std::vector<std::uint64_t> lengths) {
+            self.load({.calls = calls, .threshold = threshold, .lengths = std::move(lengths)});
+          },
+          nb::arg("calls"), nb::arg("threshold"), nb::arg("lengths"));
+}
+
+}  // namespace
 
 void bind_topk_state(nb::module_& module) {
-  nb::class_<KeptOkTopk>(module, "OkTopkState")
+  nb::class_<KeptOkTopk> oktopk(module, "OkTopkState");
+  oktopk
       .def(
           "__init__",
           [](KeptOkTopk* self, std::uint64_t k, std::uint64_t boundaries_every, std::uint64_t threshold_every,
              double balance_factor, bool as_published) {
             new (self) KeptOkTopk({.k = k,
-                                  .boundaries_every = boundaries_every,
-                                  .threshold_every = threshold_every,
-                                  .balance_factor = balance_factor,
-                                  .as_published = as_published},
-                                 {});
+                                   .boundaries_every = boundaries_every,
+                                   .threshold_every = threshold_every,
+                                   .balance_factor = balance_factor,
+                                   .as_published = as_published},
+                                  {});
           },
           nb::arg("k"), nb::arg("boundaries_every"), nb::arg("threshold_every"), nb::arg("balance_factor"),
           nb::arg("as_published"))
-      .def_prop_ro("in_use", &KeptOkTopk::in_use)
-      .def("get",
-           [](KeptOkTopk& self) {
-             const OkTopkState& state = self.state();
-             return nb::make_tuple(state.calls, state.threshold, state.lengths);
-           })
+      .def_prop_ro("in_use", &KeptOkTopk::in_use);
+  bind_past(oktopk);
+  nb::class_<KeptBoundedTopk> bounded(module, "BoundedTopkState");
+  bounded
       .def(
-          "set",
-          [](KeptOkTopk& self, std::uint64_t calls, double threshold, std::vector<std::uint64_t> lengths) {
-            self.load({.calls = calls, .threshold = threshold, .lengths = std::move(lengths)});
+          "__init__",
+          [](KeptBoundedTopk* self, std::uint64_t k, double slack, std::uint64_t boundaries_every) {
+            new (self) KeptBoundedTopk({.k = k, .slack = slack, .boundaries_every = boundaries_every}, {});
           },
-          nb::arg("calls"), nb::arg("threshold"), nb::arg("lengths"));
+          nb::arg("k"), nb::arg("slack"), nb::arg("boundaries_every"))
+      .def_prop_ro("in_use", &KeptBoundedTopk::in_use);
+  bind_past(bounded);
   nb::class_<KeptGTopk>(module, "GTopkState")
       .def(
           "__init__", [](KeptGTopk* self, std::uint64_t k) { new (self) KeptGTopk({.k = k}, {}); }, nb::arg("k"))

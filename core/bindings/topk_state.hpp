@@ -51,5 +51,6 @@ class KeptTopkState {
 
 using KeptOkTopk = KeptTopkState<OkTopkSettings, OkTopkState>;
 using KeptGTopk = KeptTopkState<GTopkSettings, GTopkState>;
+using KeptBoundedTopk = KeptTopkState<BoundedTopkSettings, BoundedTopkState>;
 
 }  // namespace telegrad::bindings

@@ -28,7 +28,7 @@ constexpr std::size_t kUnderWayLeast = 2;
 constexpr std::size_t kUnderWayBytes = std::size_t{512} << 10;  // about, where that are enough messages
 constexpr Step kBarrierSteps = 32;                              // those of the exchange come after them
 constexpr std::size_t kOverlapBytesMost = std::size_t{32} << 10;  // of blocks whose rounds overlap
-constexpr std::size_t kPiecesMost = std::size_t{1} << 14;         // about, of all blocks together
+constexpr std::size_t kPiecesMost = kExchangeBlocksSteps;         // about, of all blocks together
 
 // From so many ranks on, and up to so many bytes in a block, copying blocks at every step is cheaper than P−1 messages.
 constexpr Rank kBruckRanksLeast = 16;
@@ -45,6 +45,7 @@ struct Exchange {
   Bytes output;
   Partition sent;
   Partition received;
+  Step first_step;
 
   ConstBytes leaving(Rank to) const { return input.subspan(sent[to].begin, sent[to].size()); }
   Bytes coming(Rank from) const { return output.subspan(received[from].begin, received[from].size()); }
@@ -61,7 +62,7 @@ Task<void> send_all(Exchange& exchange) {
       sends.pop_front();
     }
     const Rank to = (net.rank() + ahead) % net.size();
-    sends.emplace_back(net, to, kBarrierSteps, exchange.leaving(to));
+    sends.emplace_back(net, to, exchange.first_step, exchange.leaving(to));
   }
   for (; !sends.empty(); sends.pop_front()) co_await sends.front();
 }
@@ -77,7 +78,7 @@ Task<void> receive_all(Exchange& exchange) {
       receives.pop_front();
     }
     const Rank from = (net.rank() + net.size() - before) % net.size();
-    receives.emplace_back(net, from, kBarrierSteps, exchange.coming(from));
+    receives.emplace_back(net, from, exchange.first_step, exchange.coming(from));
   }
   for (; !receives.empty(); receives.pop_front()) co_await receives.front();
 }
@@ -107,14 +108,7 @@ Task<void> run_round(Exchange& exchange, Rank ahead) {
   const ConstBytes leaving = exchange.leaving(to);
   const Bytes coming = exchange.coming(from);
   const std::size_t pieces = std::min(pieces_of(net, leaving.size()), std::max(kPiecesMost / net.size(), std::size_t{1}));
-  PieceExchange round(net, pieces, [&](PieceExchange& messages, std::size_t piece) {
-    const Range part = part_of({0, leaving.size()}, pieces, piece);
-    const Step step = kBarrierSteps + static_cast<Step>(piece);
-    messages.receive(from, step, coming.subspan(part.begin, part.size()));
-    messages.send(to, step, leaving.subspan(part.begin, part.size()));
-  });
-  for (std::size_t piece = 0; piece < pieces; ++piece) co_await round.take();
-  co_await round.finish();
+  return exchange_in_pieces(net, to, leaving, from, coming, pieces, exchange.first_step);
 }
 
 Task<void> run_rounds(Exchange& exchange) {
@@ -122,7 +116,7 @@ Task<void> run_rounds(Exchange& exchange) {
 }
 
 Task<void> exchange_in_rounds(Transport& net, ConstBytes input, Bytes output, Partition blocks) {
-  Exchange exchange{net, input, output, blocks, blocks};
+  Exchange exchange{net, input, output, blocks, blocks, kBarrierSteps};
   if (net.size() == 2) {  // the messages tell
     co_await run_rounds(exchange);
     co_await copy_own(exchange);
@@ -136,7 +130,7 @@ Task<void> exchange_in_rounds(Transport& net, ConstBytes input, Bytes output, Pa
 }
 
 Task<void> exchange_directly(Transport& net, ConstBytes input, Bytes output, Partition sent, Partition received) {
-  Exchange exchange{net, input, output, std::move(sent), std::move(received)};
+  Exchange exchange{net, input, output, std::move(sent), std::move(received), kBarrierSteps};
   std::vector<Task<void>> both;
   both.push_back(receive_when_all_have_called(exchange));
   both.push_back(send_all(exchange));
@@ -144,6 +138,21 @@ Task<void> exchange_directly(Transport& net, ConstBytes input, Bytes output, Par
 }
 
 }  // namespace
+
+Task<void> exchange_blocks(Transport& net, ConstBytes input, Bytes output, Step first_step) {
+  const Rank size = net.size();
+  TELEGRAD_CHECK(input.size() == output.size() && input.size() % size == 0);
+  const Partition blocks(input.size(), size);
+  Exchange exchange{net, input, output, blocks, blocks, first_step};
+  if (input.size() > size * kOverlapBytesMost) {
+    co_await run_rounds(exchange);
+    co_return;
+  }
+  std::vector<Task<void>> both;
+  both.push_back(receive_all(exchange));
+  both.push_back(send_all(exchange));
+  co_await when_all(std::move(both));
+}
 
 Task<void> all_to_all(Transport& net, ConstBytes input, Bytes output) {
   const Rank size = net.size();

@@ -14,4 +14,9 @@ Task<void> all_to_all(Transport& net, ConstBytes input, Bytes output);
 /// as its receiver says ends the operation.
 Task<void> all_to_all_v(Transport& net, ConstBytes input, Bytes output, Partition sent, Partition received);
 
+/// all_to_all() of blocks into scratch, where no block of this rank's own is looked at, and nobody needs to have heard from
+/// all ranks: an equally long one to each other rank. Uses kExchangeBlocksSteps steps from `first_step` on.
+Task<void> exchange_blocks(Transport& net, ConstBytes input, Bytes output, Step first_step);
+inline constexpr Step kExchangeBlocksSteps = Step{1} << 14;
+
 }  // namespace telegrad

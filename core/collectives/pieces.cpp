@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "base/check.hpp"
+#include "collectives/blocks.hpp"
 
 namespace telegrad {
 
@@ -36,6 +37,19 @@ Task<void> PieceExchange::take() {
 Task<void> PieceExchange::finish() {
   TELEGRAD_CHECK(of_piece_.empty() && begun_ == pieces_);
   for (auto& one : sending_) co_await one;
+}
+
+Task<void> exchange_in_pieces(Transport& net, Rank to, ConstBytes leaving, Rank from, Bytes coming, std::size_t pieces,
+                              Step first_step) {
+  TELEGRAD_CHECK(leaving.size() == coming.size());
+  PieceExchange exchange(net, pieces, [&](PieceExchange& messages, std::size_t piece) {
+    const Range part = part_of({0, leaving.size()}, pieces, piece);
+    const Step step = first_step + static_cast<Step>(piece);
+    messages.receive(from, step, coming.subspan(part.begin, part.size()));
+    messages.send(to, step, leaving.subspan(part.begin, part.size()));
+  });
+  for (std::size_t piece = 0; piece < pieces; ++piece) co_await exchange.take();
+  co_await exchange.finish();
 }
 
 }  // namespace telegrad

@@ -56,4 +56,9 @@ class PieceExchange {
   std::deque<std::uint8_t> of_piece_;  // how many messages each of those under way receives
 };
 
+/// `leaving` to one rank, while `coming`, which is as long, comes from another; in so many pieces, which both of them know.
+/// Uses as many steps from `first_step` on.
+Task<void> exchange_in_pieces(Transport& net, Rank to, ConstBytes leaving, Rank from, Bytes coming, std::size_t pieces,
+                              Step first_step);
+
 }  // namespace telegrad

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <numeric>
 #include <vector>
 
 #include "base/check.hpp"
@@ -30,21 +31,32 @@ struct Cut {
 
 class Cutting {
  public:
-  Cutting(std::span<const std::uint32_t> indices, std::uint64_t dimension, Rank ranks)
-      : indices_(indices), ranks_(ranks), cuts_(ranks - 1, {{0, static_cast<std::size_t>(dimension)}}) {}
+  /// `is_fixed`: as many ranges, bins and levels as can be needed, whatever the counts.
+  Cutting(std::span<const std::uint32_t> indices, std::uint64_t dimension, Rank ranks, bool is_fixed)
+      : indices_(indices),
+        ranks_(ranks),
+        is_fixed_(is_fixed),
+        longest_(dimension),
+        cuts_(ranks - 1, {{0, static_cast<std::size_t>(dimension)}}) {}
 
   // The ranges to be looked into, each in `bins` bins; false if there is none.
   bool next_level() {
+    const bool is_first = ranges_.empty();
     ranges_.clear();
+    range_of_cut_.clear();
     for (const Cut& cut : cuts_) {
       const bool repeated = !ranges_.empty() && ranges_.back().begin == cut.within.begin;
-      if (cut.within.size() > 0 && !repeated) ranges_.push_back(cut.within);
+      const bool has_own = is_fixed_ ? !is_first || ranges_.empty() : cut.within.size() > 0 && !repeated;
+      if (has_own) ranges_.push_back(cut.within);
+      range_of_cut_.push_back(ranges_.size() - 1);
     }
-    if (ranges_.empty()) return false;
+    if (is_fixed_ ? longest_ <= 1 : ranges_.empty()) return false;
     const std::size_t bins = std::max(kBinsLeast, std::size_t{4} * ranks_);
     bins_ = std::max<std::size_t>(4, std::bit_floor(bins / ranges_.size()));
+    longest_ = (longest_ - 1) / bins_ + 1;
     return true;
   }
+  std::size_t counts() const { return ranges_.size() * bins_; }
 
   // What this rank has in each bin.
   std::vector<std::uint64_t> histogram() const {
@@ -63,17 +75,15 @@ class Cutting {
 
   // What all have in each bin: every cut moves into one of them.
   void refine(std::span<const std::uint64_t> counts, std::uint64_t total) {
-    std::size_t at = 0;  // which of the ranges
     for (Rank i = 0; i < cuts_.size(); ++i) {
       Cut& cut = cuts_[i];
       if (cut.within.size() == 0) continue;
-      while (ranges_[at].begin != cut.within.begin) ++at;
       const std::uint64_t wanted = share_of(total, ranks_, i + 1);
-      const auto found = counts.subspan(at * bins_, bins_);
+      const auto found = counts.subspan(range_of_cut_[i] * bins_, bins_);
       std::size_t bin = 0;
       while (bin + 1 < bins_ && cut.before + found[bin] < wanted) cut.before += found[bin++];
-      cut.within = part_of(ranges_[at], bins_, bin);
-      if (found[bin] <= ranks_ || cut.within.size() <= 1) cut.within.begin = cut.within.end;
+      cut.within = part_of(ranges_[range_of_cut_[i]], bins_, bin);
+      if ((!is_fixed_ && found[bin] <= ranks_) || cut.within.size() <= 1) cut.within.begin = cut.within.end;
     }
   }
 
@@ -92,8 +102,11 @@ class Cutting {
  private:
   const std::span<const std::uint32_t> indices_;
   const Rank ranks_;
+  const bool is_fixed_;
+  std::uint64_t longest_;  // range that there may be
   std::vector<Cut> cuts_;
   std::vector<Range> ranges_;  // ascending
+  std::vector<std::size_t> range_of_cut_;
   std::size_t bins_ = 0;
 };
 
@@ -104,7 +117,7 @@ Task<PooledSlices> pooled_slices(Transport& net, std::span<const std::uint32_t> 
   const Rank size = net.size();
   PooledSlices result{Partition(static_cast<std::size_t>(dimension), size), indices.size(), indices.size()};
   if (size == 1 || dimension == 0) co_return result;
-  Cutting cutting(indices, dimension, size);
+  Cutting cutting(indices, dimension, size, false);
   std::vector<std::uint64_t> counts;
   Step step = first_step;
   for (bool first = true; cutting.next_level(); first = false, step += kCountSteps) {
@@ -122,6 +135,30 @@ Task<PooledSlices> pooled_slices(Transport& net, std::span<const std::uint32_t> 
   }
   TELEGRAD_CHECK(step - first_step <= kSliceSteps);
   result.slices = Partition(std::span<const std::uint64_t>(cutting.lengths(dimension)));
+  co_return result;
+}
+
+Task<PooledSlices> pooled_slices_in_fixed_rounds(Transport& net, std::span<const std::uint32_t> indices,
+                                                 std::uint64_t dimension, SparseTraffic& traffic, Step first_step) {
+  const Rank size = net.size();
+  PooledSlices result{Partition(static_cast<std::size_t>(dimension), size), indices.size(), 0};
+  if (size == 1 || dimension == 0) co_return result;
+  Cutting cutting(indices, dimension, size, true);
+  std::vector<std::uint64_t> counts;
+  Step step = first_step;
+  for (bool first = true; cutting.next_level(); first = false, step += kCountSteps) {
+    co_await net.compute(0, [&] { counts = cutting.histogram(); });
+    counts.resize(cutting.counts());
+    co_await allreduce_counts(net, counts, 0, traffic, step);
+    co_await net.compute(0, [&] {
+      if (first) result.total = std::accumulate(counts.begin(), counts.end(), std::uint64_t{0});
+      cutting.refine(counts, result.total);
+    });
+  }
+  TELEGRAD_CHECK(step - first_step <= kSliceSteps);
+  co_await net.compute(0, [&] {
+    if (result.total > 0) result.slices = Partition(std::span<const std::uint64_t>(cutting.lengths(dimension)));
+  });
   co_return result;
 }
 

@@ -57,6 +57,11 @@ Task<GTopkSum<V>> allreduce_topk(Transport& net, SparseStream<V> mine, GTopkSett
                                  Reduction reduction, WireFormat wire) {
   return allreduce_gtopk(net, std::move(mine), settings, state, reduction, wire);
 }
+template <class V>
+Task<BoundedTopkSum<V>> allreduce_topk(Transport& net, SparseStream<V> mine, BoundedTopkSettings settings,
+                                       BoundedTopkState state, Reduction reduction, WireFormat wire) {
+  return allreduce_bounded_topk(net, std::move(mine), settings, std::move(state), reduction, wire);
+}
 
 template <class V, class Settings, class State>
 Task<void> sum_largest(Transport& net, SparseStream<V> mine, Settings settings, State state, Reduction reduction,
@@ -184,6 +189,11 @@ TopkSum<V, GTopkState> make_all_reduce_topk(SparseStream<V> stream, const GTopkS
                                             const GTopkState& state, Reduction reduction, WireFormat wire) {
   return topk_sum(Algorithm::gtopk, std::move(stream), settings, state, reduction, wire);
 }
+template <class V>
+TopkSum<V, BoundedTopkState> make_all_reduce_topk(SparseStream<V> stream, const BoundedTopkSettings& settings,
+                                                  const BoundedTopkState& state, Reduction reduction, WireFormat wire) {
+  return topk_sum(Algorithm::bounded, std::move(stream), settings, state, reduction, wire);
+}
 
 #define TELEGRAD_INSTANTIATE_TOPK(V, Kind)                                                                     \
   template TopkSum<V, Kind##State> make_all_reduce_topk(SparseStream<V>, const Kind##Settings&, const Kind##State&, \
@@ -193,7 +203,8 @@ TopkSum<V, GTopkState> make_all_reduce_topk(SparseStream<V> stream, const GTopkS
   template RequestPtr make_all_reduce_into(SparseStream<V>, std::span<V>, const SparseReduction&); \
   template SparseSum<V> make_reduce_scatter(SparseStream<V>, Partition, const SparseReduction&);   \
   TELEGRAD_INSTANTIATE_TOPK(V, OkTopk)                                                             \
-  TELEGRAD_INSTANTIATE_TOPK(V, GTopk)
+  TELEGRAD_INSTANTIATE_TOPK(V, GTopk)                                                              \
+  TELEGRAD_INSTANTIATE_TOPK(V, BoundedTopk)
 TELEGRAD_FOR_ENTRY_VALUES(TELEGRAD_INSTANTIATE)
 #undef TELEGRAD_INSTANTIATE
 #undef TELEGRAD_INSTANTIATE_TOPK

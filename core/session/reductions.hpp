@@ -8,6 +8,7 @@
 
 #include "collectives/sparse_messages.hpp"
 #include "base/types.hpp"
+#include "collectives/allreduce_bounded_topk.hpp"
 #include "collectives/allreduce_gtopk.hpp"
 #include "collectives/allreduce_oktopk.hpp"
 #include "collectives/allreduce_quantised.hpp"
@@ -68,5 +69,8 @@ TopkSum<V, OkTopkState> make_all_reduce_topk(SparseStream<V> stream, const OkTop
 template <class V>
 TopkSum<V, GTopkState> make_all_reduce_topk(SparseStream<V> stream, const GTopkSettings& settings,
                                             const GTopkState& state, Reduction reduction, WireFormat wire);
+template <class V>
+TopkSum<V, BoundedTopkState> make_all_reduce_topk(SparseStream<V> stream, const BoundedTopkSettings& settings,
+                                                  const BoundedTopkState& state, Reduction reduction, WireFormat wire);
 
 }  // namespace telegrad

@@ -17,7 +17,7 @@ except ImportError:
 else:
     from telegrad import errors
     from telegrad.calibration import calibrate
-    from telegrad.comm import Communicator, GTopkState, OkTopkState, ReduceOp, Work
+    from telegrad.comm import BoundedTopkState, Communicator, GTopkState, OkTopkState, ReduceOp, Work
     from telegrad.errors import (
         MismatchedCall,
         NonFiniteGradient,
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from telegrad.train import DDPState, Synchronizer, ddp_hook
 
 __all__ = [
+    "BoundedTopkState",
     "Communicator",
     "DDPState",
     "GTopkState",

@@ -6,22 +6,37 @@ the rank got in its place.
 
 from __future__ import annotations
 
+import functools
+import math
 from collections.abc import Callable
 
 import numpy as np
 import numpy.typing as npt
 from cases import MOST_OF_ALL, PATTERNS, Array, Case, Group, dense_bits, from_bf16, input_stream
 
-from telegrad import Communicator, OkTopkState, SparseStream, Work
+from telegrad import BoundedTopkState, Communicator, GTopkState, OkTopkState, SparseStream, Work
 from telegrad.comm import TopkSum
+from telegrad.comm.topk_state import TopkState
+from topk_references import Entries, by_bounded_messages, by_tree
 
-GATHER, SCATTER, SCATTER_V, TOPK, TOPK_STALE = OPERATIONS = (
+GATHER, SCATTER, SCATTER_V, TOPK, TOPK_STALE, GTOPK, BOUNDED, BOUNDED_STALE = OPERATIONS = (
     "sparse_all_gather",
     "sparse_reduce_scatter",
     "sparse_reduce_scatter_v",
     "sparse_topk",
     "sparse_topk_stale",  # with slices and a threshold that fit other entries
+    "sparse_gtopk",
+    "sparse_bounded_topk",
+    "sparse_bounded_topk_stale",
 )
+
+TOPK_OF: dict[str, Callable[[int], TopkState]] = {
+    TOPK: OkTopkState,
+    TOPK_STALE: OkTopkState,
+    GTOPK: GTopkState,
+    BOUNDED: BoundedTopkState,
+    BOUNDED_STALE: BoundedTopkState,
+}
 
 
 def stream_groups(size: int) -> list[Group]:
@@ -54,8 +69,9 @@ def begin_streams(case: Case, communicator: Communicator, *, blocking: bool) -> 
     stream = input_stream(case, rank, size)
     if case.operation == GATHER:
         begun = communicator.all_gather(stream, async_op=not blocking)
-    elif case.operation in (TOPK, TOPK_STALE):
-        begun = communicator.all_reduce_topk(stream, _state(case, size), async_op=not blocking)
+    elif case.operation in TOPK_OF:
+        state = _state(case, size)
+        begun = communicator.all_reduce_topk(stream, state, async_op=not blocking)
     else:
         counts = _counts(case, size)
         begun = communicator.reduce_scatter(stream, counts=counts, async_op=not blocking)
@@ -66,24 +82,30 @@ def begin_streams(case: Case, communicator: Communicator, *, blocking: bool) -> 
             return np.stack([_values(one) for one in found])
         if case.operation in (TOPK, TOPK_STALE):
             return _whole_of_largest(case, found, stream, size)
+        if case.operation in TOPK_OF:
+            return _whole_of_rival(case, found, state, rank, size)
         return _whole(case, found, rank, size)
 
     return None if blocking else begun, outcome
 
 
-def _state(case: Case, size: int) -> OkTopkState:
-    state = OkTopkState(max(1, case.count // 50))
-    if case.operation == TOPK_STALE:
+def _state(case: Case, size: int) -> TopkState:
+    state = TOPK_OF[case.operation](_k(case))
+    if case.operation in (TOPK_STALE, BOUNDED_STALE):
         slices = [case.count // size + (r < case.count % size) for r in range(size)]
         state.load_state_dict({**state.state_dict(), "calls": 1, "threshold": 0.0, "slices": slices})
     return state
+
+
+def _k(case: Case) -> int:
+    return max(1, case.count // 50)
 
 
 def _whole_of_largest(case: Case, found: TopkSum, stream: SparseStream, size: int) -> Array:
     inputs = [input_stream(case, other, size) for other in range(size)]
     whole: npt.NDArray[np.float64] = np.sum([_values(one) for one in inputs], axis=0)
     held = np.unique(np.concatenate([one.raw_indices for one in inputs]))
-    k = max(1, case.count // 50)
+    k = _k(case)
     least = np.sort(np.abs(whole[held]))[-k] if held.size >= k else 0.0
     right = held[np.abs(whole[held]) >= least]
     near = case.operation == TOPK_STALE and k <= held.size <= k + k // 4  # the threshold may stay, and keeps all
@@ -97,6 +119,45 @@ def _whole_of_largest(case: Case, found: TopkSum, stream: SparseStream, size: in
     kept = found.sum.raw_indices
     whole[kept] = _values(found.sum)[kept]
     return whole
+
+
+def _whole_of_rival(case: Case, found: TopkSum, state: TopkState, rank: int, size: int) -> Array:
+    if isinstance(state, BoundedTopkState):
+        past = state.state_dict()
+        capacity = min(case.count, math.ceil(past["slack"] * state.k / size))
+        kept, left = _by_bounded_messages(case, size, capacity, tuple(past["slices"]), past["threshold"])
+        words = 4 * capacity * (size - 1)
+    else:
+        kept, left = _by_tree(case, size)
+        words = 2 * min(state.k, case.count) * (size - 1).bit_length()
+    if _entries(found.sum) != kept or _entries(found.left) != left[rank]:
+        raise AssertionError(f"{case}: other entries are kept or left than by the algorithm in one place")
+    if max(found.report.words_sent, found.report.words_received) > words:
+        raise AssertionError(f"{case}: more words than the bound says: {found.report}")
+    # The sum may hold a part of what all have given at an index: it has been judged.
+    whole: Array = np.sum([_values(input_stream(case, other, size)) for other in range(size)], axis=0)
+    return whole
+
+
+@functools.lru_cache(maxsize=4)  # for the ranks of one process
+def _by_tree(case: Case, size: int) -> tuple[Entries, list[Entries]]:
+    return by_tree(_given(case, size), _k(case))
+
+
+@functools.lru_cache(maxsize=4)
+def _by_bounded_messages(
+    case: Case, size: int, capacity: int, slices: tuple[int, ...], threshold: float
+) -> tuple[Entries, list[Entries]]:
+    kept, left, _ = by_bounded_messages(_given(case, size), capacity, slices, threshold)
+    return kept, left
+
+
+def _given(case: Case, size: int) -> list[Entries]:
+    return [_entries(input_stream(case, rank, size)) for rank in range(size)]
+
+
+def _entries(stream: SparseStream) -> Entries:
+    return dict(zip(stream.raw_indices.tolist(), _values(stream)[stream.raw_indices].tolist(), strict=True))
 
 
 def _whole(case: Case, found: SparseStream, rank: int, size: int) -> Array:

@@ -17,6 +17,7 @@
 #include "collectives/pooled_slices.hpp"
 #include "collectives/sparse_split.hpp"
 #include "oktopk_calls.hpp"
+#include "topk_training.hpp"
 
 namespace {
 
@@ -84,47 +85,6 @@ TEST("long shares go in buckets") {
   }
 }
 
-// Training without a model: residuals grow by gradients, whole numbers so that sums are exact, and give what reaches a
-// threshold of their own.
-struct Training {
-  explicit Training(Rank size) : residuals(size, std::vector<float>(kN)), thresholds(size) {}
-
-  std::vector<Input<float>> select(int time, std::uint64_t k, Random& random) {
-    std::vector<Input<float>> inputs(residuals.size());
-    for (std::size_t rank = 0; rank < residuals.size(); ++rank) {
-      std::vector<float>& residual = residuals[rank];
-      for (std::size_t i = 0; i < kN; ++i) {  // the variance differs from place to place, and changes slowly
-        const double width = 40.0 + 30.0 * std::sin(static_cast<double>(i) / 2000.0 + time / 100.0);
-        double noise = -6.0;
-        for (int j = 0; j < 12; ++j) noise += random.uniform();
-        residual[i] += static_cast<float>(std::round(width * noise));
-      }
-      if (time % 8 == 0) {
-        std::vector<float> sizes;
-        for (const float value : residual) sizes.push_back(std::abs(value));
-        std::ranges::nth_element(sizes, sizes.begin() + static_cast<std::ptrdiff_t>(k), std::greater<>());
-        thresholds[rank] = sizes[k];
-      }
-      for (std::uint32_t i = 0; i < kN; ++i) {
-        if (std::abs(residual[i]) < thresholds[rank]) continue;
-        inputs[rank].indices.push_back(i);
-        inputs[rank].values.push_back(std::exchange(residual[i], 0.0F));
-      }
-    }
-    return inputs;
-  }
-
-  double total(std::size_t i) const {
-    double total = 0.0;
-    for (const auto& residual : residuals) total += residual[i];
-    return total;
-  }
-
-  static constexpr std::size_t kN = 6000;
-  std::vector<std::vector<float>> residuals;
-  std::vector<float> thresholds;
-};
-
 TEST("what ranks hold and what the sums have taken is all there ever was, and sums keep about k") {
   for (const Rank size : {1U, 3U, 4U, 8U}) {
     constexpr std::uint64_t kKept = 120;
@@ -137,22 +97,10 @@ TEST("what ranks hold and what the sums have taken is all there ever was, and su
     constexpr int kCalls = 50;
     for (int time = 0; time < kCalls; ++time) {
       const auto inputs = training.select(time, kKept, random);
-      std::vector<double> before(Training::kN);
-      for (std::size_t i = 0; i < Training::kN; ++i) before[i] = training.total(i);
-      for (const auto& input : inputs) {
-        for (std::size_t i = 0; i < input.indices.size(); ++i) before[input.indices[i]] += input.values[i];
-      }
+      const std::vector<double> before = training.totals(inputs);
       const auto results = call(World::local, inputs, Training::kN, settings, state);
       check_call(inputs, Training::kN, settings, Reduction::sum, results);
-      for (Rank rank = 0; rank < size; ++rank) {
-        const SparseStream<float>& left = results[rank].left;
-        for (std::size_t i = 0; i < left.nnz(); ++i) training.residuals[rank][left.indices()[i]] += left.values()[i];
-      }
-      std::vector<float> taken(Training::kN);
-      results[0].sum.write_dense(taken);
-      bool is_whole = true;
-      for (std::size_t i = 0; i < Training::kN; ++i) is_whole &= training.total(i) + taken[i] == before[i];
-      EXPECT(is_whole);
+      EXPECT(training.give_back(results, before));
       state = results[0].state;
       const double relative = static_cast<double>(results[0].report.selected) / kKept - 1.0;
       EXPECT(relative <= 0.25);

@@ -18,6 +18,7 @@ inline constexpr World kWorlds[] = {World::simulated, World::local};
 
 OkTopkState state_of(const OkTopkSettings&);
 GTopkState state_of(const GTopkSettings&);
+BoundedTopkState state_of(const BoundedTopkSettings&);
 template <class Settings>
 using StateOf = decltype(state_of(std::declval<Settings>()));
 

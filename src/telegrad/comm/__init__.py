@@ -3,7 +3,7 @@
 from telegrad.comm.communicator import Communicator
 from telegrad.comm.reduction import ReduceOp
 from telegrad.comm.topk import TopkReport, TopkSum
-from telegrad.comm.topk_state import GTopkState, OkTopkState
+from telegrad.comm.topk_state import BoundedTopkState, GTopkState, OkTopkState
 from telegrad.comm.work import Work
 
-__all__ = ["Communicator", "GTopkState", "OkTopkState", "ReduceOp", "TopkReport", "TopkSum", "Work"]
+__all__ = ["BoundedTopkState", "Communicator", "GTopkState", "OkTopkState", "ReduceOp", "TopkReport", "TopkSum", "Work"]

@@ -73,6 +73,16 @@ def name_of_formats(formats: Formats, dtype: str) -> str:
     return f"{name}-{dtype if formats.values == _core.ValueEncoding.native else formats.values.name}"
 
 
+def check_block_wire(wire: object, owner: str) -> None:
+    """Raises ``ValueError``, saying whose messages they are, unless ``wire`` leaves indices and values as they are: for
+    blocks of fixed sizes."""
+    if _parts_of(wire)[0] not in (None, "raw"):
+        raise ValueError(
+            f"wire={wire!r} makes messages whose sizes depend on the entries, but those of {owner} are fixed: use "
+            "'auto' or 'raw'"
+        )
+
+
 def _parts_of(wire: object) -> tuple[str | None, str | None]:
     """The names of the layout and of the values' encoding; ``None``: not named."""
     if wire is None or wire == _AUTO:

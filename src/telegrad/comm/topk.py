@@ -8,9 +8,9 @@ from telegrad import _core
 from telegrad.comm.reduction import sparse_reduction_of
 from telegrad.comm.stream_input import sparse_input
 from telegrad.comm.stream_reductions import DTYPES, StreamReductions
-from telegrad.comm.stream_wire import formats_of
+from telegrad.comm.stream_wire import Formats, check_block_wire, formats_of
 from telegrad.comm.tensors import address
-from telegrad.comm.topk_state import TopkState
+from telegrad.comm.topk_state import BoundedTopkState, TopkState
 from telegrad.stream import SparseStream
 
 
@@ -67,9 +67,15 @@ class TopkReductions(StreamReductions):
           ``6k' + 2P`` words, counts apart, in ``(2P + O(log P))`` messages.
         - ``GTopkState``: what a tree of sums keeps that are cut to k where two meet; at most k. No rank sends or
           receives more than ``2k`` words at each of ``ceil(log2 P)`` levels, in as many messages.
+        - ``BoundedTopkState``: about k, near those that are the largest. A rank sends each other one at most ``C =
+          ceil(slack k / P)`` of its entries, the largest of that one's slice; and of a slice at most C sums are kept.
+          Every call has ``4 C (P - 1)`` words each way, however many there are, in messages whose number and sizes
+          depend on the settings, ``n``, the dtype and the number of the call alone. Where ranks' entries lie in
+          different places, most of a rank's may not fit: see ``overflow``.
 
         ``op``: ``"sum"`` or ``"avg"``. ``wire``: a format that loses nothing: ``"raw"``, ``"blocked"``, ``"packed"``,
-        ``"indices"``, or by default ``"auto"``, which packs unless all ranks share a host's memory.
+        ``"indices"``, or by default ``"auto"``, which packs unless all ranks share a host's memory; a BoundedTopkState
+        has raw entries always.
 
         Returns a TopkSum; with ``async_op=True`` a Work whose result is one. The sum (``P`` times the mean) and all
         ranks' ``left`` together are what was given, but for rounding.
@@ -88,7 +94,8 @@ class TopkReductions(StreamReductions):
             )
         if not isinstance(state, TopkState):
             raise TypeError(
-                f"state={state!r} must be an OkTopkState or a GTopkState: make one for all calls that follow each other"
+                f"state={state!r} must be an OkTopkState, a GTopkState or a BoundedTopkState: make one for all calls "
+                "that follow each other"
             )
         core, stream, reduction = self._usable(), given.stream, sparse_reduction_of(op)
         if reduction not in (_core.Reduction.sum, _core.Reduction.avg):
@@ -96,6 +103,9 @@ class TopkReductions(StreamReductions):
         formats = formats_of(wire, stream, shares_memory=core.shares_memory, tuning=self._tuning)
         if formats.values != _core.ValueEncoding.native:
             raise ValueError(f"wire={wire!r} rounds values, which all_reduce_topk does not: use 'packed'")
+        if isinstance(state, BoundedTopkState):
+            check_block_wire(wire, "a BoundedTopkState")
+            formats = Formats(_core.IndexFormat.raw32, formats.values, packs_values=False)
         state._check_idle("call again")
         indices, values = stream.raw_indices, stream.raw_values
         request = core.all_reduce_topk(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -15,7 +16,7 @@ _DIMENSION_MOST = 2**32 - 1
 class TopkState:
     """What states of all kinds have. They are pickled and copied as ``state_dict()`` is: not while in use."""
 
-    _core: core.OkTopkState | core.GTopkState
+    _core: core.OkTopkState | core.GTopkState | core.BoundedTopkState
 
     def __init__(self, **settings: Any) -> None:
         self._settings = settings
@@ -81,7 +82,7 @@ def _restored(kind: Callable[..., TopkState], settings: dict[str, Any], past: di
 class _ReusedThreshold(TopkState):
     """Slices and a threshold, which are reused."""
 
-    _core: core.OkTopkState
+    _core: core.OkTopkState | core.BoundedTopkState
 
     @property
     def calls(self) -> int:
@@ -90,7 +91,7 @@ class _ReusedThreshold(TopkState):
 
     @property
     def threshold(self) -> float:
-        """The magnitude from which the next call would keep entries of the sum."""
+        """The magnitude from which the next call would keep entries of the sum; BoundedTopkState: the last one has."""
         return self._core.get()[1]
 
     def _past(self) -> dict[str, Any]:
@@ -163,6 +164,33 @@ class GTopkState(TopkState):
     def __init__(self, k: int) -> None:
         super().__init__(k=_checked_count(k, "k"))
         self._core = core.GTopkState(**self._settings)
+
+
+class BoundedTopkState(_ReusedThreshold):
+    """Ok-Topk's steps in messages of fixed sizes: no rank tells another how much there is.
+
+    ``k``: how many entries the sum is to keep, at least 1. ``slack``: a message has room for ``ceil(slack k / P)``
+    entries; more room costs words in every call, less leaves entries over, which come back. At least 1.
+    ``boundaries_every``: after so many calls slices are cut anew.
+
+    All ranks use states that were made alike and have seen the same calls, one call at a time; one that differs is a
+    ``MismatchedCall``. Raises ``TypeError`` or ``ValueError`` for bad arguments. Source: ours, after Ok-Topk (Li,
+    Hoefler, PPoPP 2022) and the capacity factor of expert layers (Lepikhin et al., GShard, 2020, §3.2).
+    """
+
+    def __init__(self, k: int, *, slack: float = 1.5, boundaries_every: int = 64) -> None:
+        if isinstance(slack, bool) or not isinstance(slack, (int, float)):
+            raise TypeError(f"slack={slack!r} must be a number")
+        if not 1 <= slack < math.inf:
+            raise ValueError(
+                f"slack={slack} must be a finite number of 1 or more: with less there is no room for k entries"
+            )
+        super().__init__(
+            k=_checked_count(k, "k"),
+            slack=float(slack),
+            boundaries_every=_checked_count(boundaries_every, "boundaries_every"),
+        )
+        self._core = core.BoundedTopkState(**self._settings)
 
 
 def _checked_count(value: Any, argument: str) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import re
 from typing import Any
 
@@ -13,45 +14,15 @@ from hypothesis import strategies as st
 
 from telegrad import Communicator, GTopkState, MismatchedCall, OkTopkState, SparseStream
 from telegrad.comm import TopkSum
-
-Sparse = dict[int, float]
-
-
-def add(to: Sparse, entries: Sparse) -> None:
-    for index, value in entries.items():
-        to[index] = to.get(index, 0.0) + value
+from topk_references import Entries, added, by_tree
 
 
-def cut(entries: Sparse, k: int) -> tuple[Sparse, Sparse]:
-    """The k largest, ties to the lowest index; and the others."""
-    order = sorted(entries, key=lambda index: (-abs(entries[index]), index))
-    return {index: entries[index] for index in order[:k]}, {index: entries[index] for index in order[k:]}
-
-
-def tree(given: list[Sparse], k: int) -> tuple[Sparse, list[Sparse]]:
-    """The result and what each rank gets back, in one place."""
-    sums, dropped = map(list, zip(*(cut(one, k) for one in given), strict=True))
-    distance = 1
-    while distance < len(given):
-        for rank in range(0, len(given) - distance, 2 * distance):
-            whole = dict(sums[rank])
-            add(whole, sums[rank + distance])
-            sums[rank], more = cut(whole, k)
-            add(dropped[rank], more)
-        distance *= 2
-    left = []
-    for own, rest in zip(given, dropped, strict=True):
-        left.append({index: value for index, value in own.items() if index not in sums[0]})
-        left[-1].update((index, value) for index, value in rest.items() if index in sums[0])
-    return sums[0], left
-
-
-def stream(entries: Sparse, n: int) -> SparseStream:
+def stream(entries: Entries, n: int) -> SparseStream:
     indices = np.array(sorted(entries), np.uint32)
     return SparseStream(indices, np.array([entries[int(index)] for index in indices], np.float32), n)
 
 
-def entries_of(found: SparseStream) -> Sparse:
+def entries_of(found: SparseStream) -> Entries:
     return dict(zip(found.indices.tolist(), found.values.tolist(), strict=True))
 
 
@@ -68,7 +39,7 @@ def comms(request: pytest.FixtureRequest) -> Any:
         yield [stack.enter_context(comm) for comm in Communicator.local(request.param)]
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(data=st.data())
 def test_what_a_tree_keeps_and_that_nothing_is_lost(comms: list[Communicator], data: st.DataObject) -> None:
     n = data.draw(st.integers(1, 12))
@@ -77,9 +48,8 @@ def test_what_a_tree_keeps_and_that_nothing_is_lost(comms: list[Communicator], d
     held = [data.draw(of_rank) for _ in comms]
     wire = data.draw(st.sampled_from(["raw", "blocked", "packed"]))
     results = called(comms, [stream(one, n) for one in held], k, wire=wire)
-    kept, left = tree(held, k)
-    together: Sparse = dict.fromkeys(range(n), 0.0)
-    add(together, entries_of(results[0].sum))
+    kept, left = by_tree(held, k)
+    together = entries_of(results[0].sum)
     for found, expected, own in zip(results, left, held, strict=True):
         assert entries_of(found.sum) == kept
         assert entries_of(found.left) == expected
@@ -87,10 +57,8 @@ def test_what_a_tree_keeps_and_that_nothing_is_lost(comms: list[Communicator], d
         assert (report.selected, report.local_most) == (len(kept), len(own))
         assert report.overflow == max(0, len(own) - k)
         assert max(report.words_sent, report.words_received) <= 2 * k * (len(comms) - 1).bit_length()
-        add(together, expected)
-    for one in held:
-        add(together, {index: -value for index, value in one.items()})
-    assert set(together.values()) == {0.0}
+        together = added(together, expected)
+    assert together == functools.reduce(added, held)
 
 
 @pytest.mark.parametrize("dtype", [np.float64, np.float16])
