@@ -22,19 +22,18 @@ void bind_all_reduce_topk(nb::class_<Self>& type) {
   type.def(
       "all_reduce_topk",
       [](const std::shared_ptr<Self>& self, std::uintptr_t indices, std::uintptr_t values, std::size_t nnz,
-         std::uint64_t n, DType dtype, Reduction reduction, IndexFormat format, bool packs_values, Kept& state,
-         bool caller_waits) {
+         std::uint64_t n, DType dtype, const SparseReduction& how, Kept& state, bool caller_waits) {
         if (state.in_use()) throw nb::value_error("the state is in use");
         return on_entry_type(dtype, [&]<class V>(V) {
           const auto sum = make_all_reduce_topk(stream_of<V>(indices, values, nnz, n), state.settings(), state.state(),
-                                                reduction, {.indices = format, .packs_values = packs_values});
+                                                how.reduction, how.wire, how.residual);
           Operation begun = begin(self, sum, caller_waits);
           state.follow(sum);
           return begun;
         });
       },
-      nb::arg("indices"), nb::arg("values"), nb::arg("nnz"), nb::arg("n"), nb::arg("dtype"), nb::arg("reduction"),
-      nb::arg("format"), nb::arg("packs_values"), nb::arg("state"), nb::arg("blocking") = false);
+      nb::arg("indices"), nb::arg("values"), nb::arg("nnz"), nb::arg("n"), nb::arg("dtype"), nb::arg("how"),
+      nb::arg("state"), nb::arg("blocking") = false);
 }
 
 /// `Self`: see begin(); it also has rank(), size(), allreduce_table(), sparse_choice() and use(table, costs).

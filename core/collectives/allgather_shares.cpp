@@ -33,7 +33,7 @@ class Gathering {
   Gathering(Transport& net, OwnedSlice<V> mine, const Partition& slices, std::vector<std::uint64_t> counts,
             const ShareGathering& how, SparseTraffic& traffic)
       : net_(net), mine_(std::move(mine)), slices_(slices), counts_(std::move(counts)), how_(how), traffic_(traffic) {
-    TELEGRAD_CHECK(how.wire.values == ValueEncoding::native && !mine_.dense);
+    TELEGRAD_CHECK(!mine_.dense);
     TELEGRAD_CHECK(counts_.size() == net.size() && counts_[net.rank()] == mine_.values.size());
     for (Rank rank = 0; rank < net.size(); ++rank) ranges_.push_back(slice_of(slices, rank));
     begins_ = begins_of(counts_);
@@ -72,7 +72,11 @@ class Gathering {
     values_ = Array<V>(all().size());
     const std::size_t most = most_bytes_of<V>(std::ranges::max(counts_));
     Buffer encoded;
-    co_await decide(net_, bytes_of(mine_.view()), [&] { encoded = encode(mine_.view(), how_.wire); });
+    SparseReduction keeping;
+    keeping.wire = how_.wire;
+    keeping.residual = how_.residual;
+    co_await decide(net_, bytes_of(mine_.view()),
+                    [&] { encoded = encode_keeping_error(mine_.view(), keeping, how_.weight); });
     if (how_.always_doubles || (most <= kShortMessageBytes && doubling_is_bounded())) {
       co_await gather_by_doubling(encoded.bytes(), most, step);
     } else {
@@ -109,6 +113,8 @@ class Gathering {
 
   Task<void> send_others(Step step) {
     const Range own = held(net_.rank());
+    WireFormat whole = how_.wire;
+    whole.values = ValueEncoding::native;
     for (Rank to = 0; to < net_.size(); ++to) {
       const Range part = common(own, part_of(all(), net_.size(), to));
       if (to == net_.rank() || part.size() == 0) continue;
@@ -116,7 +122,7 @@ class Gathering {
       const StreamView<V> view{mine_.range, false, mine_.indices.span().subspan(first, part.size()),
                                mine_.values.span().subspan(first, part.size())};
       Buffer encoded;
-      co_await decide(net_, bytes_of(view), [&] { encoded = encode(view, how_.wire); });
+      co_await decide(net_, bytes_of(view), [&] { encoded = encode(view, whole); });
       co_await send_any_size(net_, to, step, encoded.bytes());
       traffic_.entries_sent += part.size();
     }

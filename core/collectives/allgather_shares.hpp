@@ -15,9 +15,13 @@ namespace telegrad {
 
 /// How shares of which all ranks know how many entries they have are gathered; the same on all ranks.
 struct ShareGathering {
-  WireFormat wire{};            // of native values (CHECKed)
+  WireFormat wire{};
   double balance_factor = 4.0;  // a largest share of more than this times the mean: shares are made alike first
   bool always_doubles = false;  // the messages of recursive doubling whatever the shares, as Ok-Topk's paper has it
+  /// As in SparseReduction; `weight`: how much of it is added. Values are rounded once, by who gathers them: every rank
+  /// decodes the same bytes, that one too.
+  std::span<float> residual{};
+  float weight = 1.0F;
 };
 
 /// Every rank's share of a stream, the same on every rank; `mine` are sparse entries of this rank's slice, and `counts` says

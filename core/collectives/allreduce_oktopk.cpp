@@ -59,13 +59,15 @@ template <class V>
 class OkTopk {
  public:
   OkTopk(Transport& net, SparseStream<V> mine, const OkTopkSettings& settings, OkTopkState state, Reduction reduction,
-         WireFormat wire)
+         WireFormat wire, std::span<float> residual)
       : net_(net), mine_(std::move(mine)), settings_(settings), state_(std::move(state)) {
     TELEGRAD_CHECK(!SizeOnly::active());  // what is sent depends on values
-    TELEGRAD_CHECK(!mine_.is_dense() && settings.k > 0 && wire.values == ValueEncoding::native);
+    TELEGRAD_CHECK(!mine_.is_dense() && settings.k > 0);
+    TELEGRAD_CHECK(residual.empty() || residual.size() == mine_.dimension());
     TELEGRAD_CHECK(reduction == Reduction::sum || reduction == Reduction::avg);
     how_.reduction = reduction;
     how_.wire = wire;
+    how_.residual = residual;
     how_.switch_factor = std::numeric_limits<double>::infinity();
   }
 
@@ -77,6 +79,7 @@ class OkTopk {
     SparseStream<V> left;
     co_await decide(net_, bytes_of(sum.view()) + bytes_of(mine_.view()), [&] {
       left = sparse_stream(mine_.dimension(), entries_without(mine_.view(), sum.indices()), how_.reduction);
+      keep_errors(left.indices());
     });
     state_.threshold = settings_.as_published ? state_.threshold
                                               : corrected(state_.threshold, report_.selected, settings_.k);
@@ -136,6 +139,10 @@ class OkTopk {
     const std::size_t buckets = agreed ? std::clamp<std::size_t>(share / kBucketBytes, 1, kBucketsMost) : 1;
     const Step steps = split_steps<V>(net_, slices_);
     const Step first_step = take_steps(static_cast<Step>(buckets) * steps);
+    if (how_.wire.values != ValueEncoding::native && !how_.residual.empty()) {
+      errors_ = Array<float>(mine_.nnz());
+      std::ranges::fill(errors_, 0.0F);
+    }
     std::vector<OwnedSlice<V>> sums(buckets);
     Milestone received(net_.ready());  // how many buckets have come
     std::vector<Task<void>> lanes;
@@ -170,6 +177,7 @@ class OkTopk {
       part.first_step = first_step + static_cast<Step>(bucket) * steps;
       part.number = bucket;
       part.buckets = sums.size();
+      part.errors = errors_.span();
       part.received = [this, &received, bucket](std::uint64_t entries) {
         report_.traffic.entries_received += entries;
         received.reach(bucket + 1);
@@ -202,6 +210,7 @@ class OkTopk {
     bool balanced = false;
     ShareGathering how = gathering();
     how.balance_factor = std::numeric_limits<double>::infinity();
+    how.wire.values = ValueEncoding::native;  // they are only looked at
     const SparseStream<V> sum = co_await allgather_shares(net_, std::move(all), slices_, held_counts_, how, report_.traffic,
                                                           balanced, take_steps(kManySteps));
     std::vector<std::uint64_t> keys;
@@ -263,7 +272,25 @@ class OkTopk {
                             report_.balanced, next_step_);
   }
   ShareGathering gathering() const {
-    return {.wire = how_.wire, .balance_factor = settings_.balance_factor, .always_doubles = settings_.as_published};
+    return {.wire = how_.wire,
+            .balance_factor = settings_.balance_factor,
+            .always_doubles = settings_.as_published,
+            .residual = how_.residual,
+            .weight = how_.reduction == Reduction::avg ? static_cast<float>(net_.size()) : 1.0F};
+  }
+
+  // Of this rank's entries that the sum has: those that it has not are handed back as they were. Both ascend.
+  void keep_errors(std::span<const std::uint32_t> left) {
+    if (errors_.empty()) return;
+    const std::span<const std::uint32_t> indices = mine_.indices();
+    std::size_t next = 0;
+    for (std::size_t i = 0; i < indices.size(); ++i) {
+      if (next < left.size() && left[next] == indices[i]) {
+        ++next;
+      } else {
+        how_.residual[indices[i]] += errors_[i];
+      }
+    }
   }
 
   Step take_steps(Step steps) { return std::exchange(next_step_, next_step_ + steps); }
@@ -274,6 +301,7 @@ class OkTopk {
   OkTopkState state_;
   SparseReduction how_;
   Partition slices_{0, 0};
+  Array<float> errors_;  // of what has been sent, if they are kept
   OwnedSlice<V> owned_;  // sums
   OwnedSlice<V> kept_;
   std::vector<std::uint64_t> kept_counts_;  // by rank
@@ -300,14 +328,14 @@ std::uint64_t OkTopkState::digest(const OkTopkSettings& settings) const {
 
 template <class V>
 Task<OkTopkSum<V>> allreduce_oktopk(Transport& net, SparseStream<V> mine, OkTopkSettings settings, OkTopkState state,
-                                    Reduction reduction, WireFormat wire) {
-  OkTopk<V> oktopk(net, std::move(mine), settings, std::move(state), reduction, wire);
+                                    Reduction reduction, WireFormat wire, std::span<float> residual) {
+  OkTopk<V> oktopk(net, std::move(mine), settings, std::move(state), reduction, wire, residual);
   co_return co_await oktopk.run();
 }
 
 #define TELEGRAD_INSTANTIATE(V)                                                                                    \
   template Task<OkTopkSum<V>> allreduce_oktopk(Transport&, SparseStream<V>, OkTopkSettings, OkTopkState, Reduction, \
-                                               WireFormat);
+                                               WireFormat, std::span<float>);
 TELEGRAD_FOR_ENTRY_VALUES(TELEGRAD_INSTANTIATE)
 #undef TELEGRAD_INSTANTIATE
 

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "base/types.hpp"
@@ -42,10 +43,14 @@ using OkTopkSum = TopkResult<V, OkTopkState>;
 /// At first and every τ' calls the sum keeps its k largest magnitudes, and all that equal the least of these; zeros if
 /// there are fewer. In between it keeps what reaches the last call's threshold, gently corrected; where that would be more
 /// than a quarter off k, the threshold is found anew at once. `state` is that which the last call on all ranks has left, or
-/// a new one. V is float, double, bf16 or f16; `reduction` sum or avg, `wire` of native values (both CHECKed).
+/// a new one. V is float, double, bf16 or f16; `reduction` sum or avg (CHECKed).
+/// Where `wire` rounds, entries are rounded on their way to their owner, and those that the sum keeps when they are gathered:
+/// it is the top k of sums of rounded values. `residual`: empty, or of one element per index, to which what rounding loses on
+/// this rank is added; `left` has what is not in the sum as it was given. Over all ranks the sum (of a mean, as often as
+/// there are ranks), `left` and what was added are what was given.
 /// Not where messages carry their size only (CHECKed).
 template <class V>
 Task<OkTopkSum<V>> allreduce_oktopk(Transport& net, SparseStream<V> mine, OkTopkSettings settings, OkTopkState state,
-                                    Reduction reduction, WireFormat wire);
+                                    Reduction reduction, WireFormat wire, std::span<float> residual = {});
 
 }  // namespace telegrad

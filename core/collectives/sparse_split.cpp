@@ -11,6 +11,7 @@
 #include <cstring>
 #include <limits>
 #include <optional>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -80,6 +81,16 @@ struct Split {
     return {part.begin, part.end};
   }
   StreamView<V> share(Rank owner) const { return mine.slice(slice(owner).begin, slice(owner).end); }
+  Buffer encoded(const StreamView<V>& share) const {
+    if constexpr (std::is_same_v<V, float>) {
+      if (!bucket.errors.empty()) {
+        TELEGRAD_CHECK(!goes_dense(share, how));
+        const auto first = static_cast<std::size_t>(share.indices.data() - mine.indices().data());
+        return encode(share, how.wire, bucket.errors.subspan(first, share.nnz()));
+      }
+    }
+    return encode_share(share, how);
+  }
   Rank ahead(Rank distance) const { return (net.rank() + distance) % net.size(); }
   Rank behind(Rank distance) const { return (net.rank() + net.size() - distance) % net.size(); }
   std::size_t most() const { return most_bytes<V>(slices); }
@@ -118,7 +129,7 @@ Task<void> send_short_shares(const Split<V>& split) {
       bytes += bytes_of(batch.back());
     }
     co_await decide(net, bytes, [&] {
-      for (const auto& share : batch) encoded.push_back(encode_share(share, split.how));
+      for (const auto& share : batch) encoded.push_back(split.encoded(share));
     });
     for (Buffer& share : encoded) {
       const Rank to = split.ahead(distance);
@@ -244,7 +255,7 @@ class Rounds {
 
   Task<void> encode_for(Rank distance) {
     const StreamView<V> share = split_.share(split_.ahead(distance));
-    co_await decide(split_.net, bytes_of(share), [&] { next_ = encode_share(share, split_.how); });
+    co_await decide(split_.net, bytes_of(share), [&] { next_ = split_.encoded(share); });
   }
   Task<void> decode_from(Rank distance) {
     const Rank source = split_.behind(distance);

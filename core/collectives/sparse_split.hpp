@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <span>
 
 #include "base/types.hpp"
 #include "collectives/sparse_messages.hpp"
@@ -19,6 +20,9 @@ struct SplitBucket {
   std::size_t buckets = 1;  // of a slice, all alike in length
   /// If given: called once all messages have come, before they are reduced, with the number of entries that they hold.
   std::function<void(std::uint64_t entries)> received = nullptr;
+  /// If given, of one element per entry of `mine`, whose shares must then not go dense (CHECKed): becomes what rounding on
+  /// the wire loses; what is not sent keeps what it has.
+  std::span<float> errors{};
 };
 
 /// This rank's slice of the sum (or mean) of all ranks' streams, of `slices` of their index range, the same on all ranks.

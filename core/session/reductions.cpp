@@ -49,40 +49,44 @@ Task<void> reduce_own_slice(Transport& net, SparseStream<V> mine, Partition slic
 // What a rank calls with state and settings of this kind.
 template <class V>
 Task<OkTopkSum<V>> allreduce_topk(Transport& net, SparseStream<V> mine, OkTopkSettings settings, OkTopkState state,
-                                  Reduction reduction, WireFormat wire) {
-  return allreduce_oktopk(net, std::move(mine), settings, std::move(state), reduction, wire);
+                                  Reduction reduction, WireFormat wire, std::span<float> residual) {
+  wire.key.rank = net.rank();
+  return allreduce_oktopk(net, std::move(mine), settings, std::move(state), reduction, wire, residual);
 }
 template <class V>
 Task<GTopkSum<V>> allreduce_topk(Transport& net, SparseStream<V> mine, GTopkSettings settings, GTopkState state,
-                                 Reduction reduction, WireFormat wire) {
+                                 Reduction reduction, WireFormat wire, std::span<float>) {
   return allreduce_gtopk(net, std::move(mine), settings, state, reduction, wire);
 }
 template <class V>
 Task<BoundedTopkSum<V>> allreduce_topk(Transport& net, SparseStream<V> mine, BoundedTopkSettings settings,
-                                       BoundedTopkState state, Reduction reduction, WireFormat wire) {
+                                       BoundedTopkState state, Reduction reduction, WireFormat wire,
+                                       std::span<float>) {
   return allreduce_bounded_topk(net, std::move(mine), settings, std::move(state), reduction, wire);
 }
 
 template <class V, class Settings, class State>
 Task<void> sum_largest(Transport& net, SparseStream<V> mine, Settings settings, State state, Reduction reduction,
-                       WireFormat wire, std::shared_ptr<std::optional<TopkResult<V, State>>> result) {
-  result->emplace(co_await allreduce_topk(net, std::move(mine), settings, std::move(state), reduction, wire));
+                       WireFormat wire, std::span<float> residual,
+                       std::shared_ptr<std::optional<TopkResult<V, State>>> result) {
+  result->emplace(co_await allreduce_topk(net, std::move(mine), settings, std::move(state), reduction, wire, residual));
 }
 
 template <class V, class Settings, class State>
 TopkSum<V, State> topk_sum(Algorithm algorithm, SparseStream<V> stream, const Settings& settings, const State& state,
-                           Reduction reduction, WireFormat wire) {
+                           Reduction reduction, WireFormat wire, std::span<float> residual) {
   const Call call{.operation = Operation::allreduce_topk,
                   .dtype = dtype_of<V>,
                   .reduction = reduction,
                   .algorithm = algorithm,
                   .count = stream.dimension(),
-                  .layout = state.digest(settings)};
+                  .layout = state.digest(settings),
+                  .wire = wire.values};
   auto result = std::make_shared<std::optional<TopkResult<V, State>>>();
   auto mine = std::make_shared<SparseStream<V>>(std::move(stream));
   return {request(call,
                   [=](Transport& net) {
-                    return sum_largest(net, std::move(*mine), settings, state, reduction, wire, result);
+                    return sum_largest(net, std::move(*mine), settings, state, reduction, wire, residual, result);
                   }),
           result};
 }
@@ -181,23 +185,23 @@ SparseSum<V> make_reduce_scatter(SparseStream<V> stream, Partition slices, const
 
 template <class V>
 TopkSum<V, OkTopkState> make_all_reduce_topk(SparseStream<V> stream, const OkTopkSettings& settings,
-                                             const OkTopkState& state, Reduction reduction, WireFormat wire) {
-  return topk_sum(Algorithm::oktopk, std::move(stream), settings, state, reduction, wire);
+                                             const OkTopkState& state, Reduction reduction, WireFormat wire, std::span<float> residual) {
+  return topk_sum(Algorithm::oktopk, std::move(stream), settings, state, reduction, wire, residual);
 }
 template <class V>
 TopkSum<V, GTopkState> make_all_reduce_topk(SparseStream<V> stream, const GTopkSettings& settings,
-                                            const GTopkState& state, Reduction reduction, WireFormat wire) {
-  return topk_sum(Algorithm::gtopk, std::move(stream), settings, state, reduction, wire);
+                                            const GTopkState& state, Reduction reduction, WireFormat wire, std::span<float> residual) {
+  return topk_sum(Algorithm::gtopk, std::move(stream), settings, state, reduction, wire, residual);
 }
 template <class V>
 TopkSum<V, BoundedTopkState> make_all_reduce_topk(SparseStream<V> stream, const BoundedTopkSettings& settings,
-                                                  const BoundedTopkState& state, Reduction reduction, WireFormat wire) {
-  return topk_sum(Algorithm::bounded, std::move(stream), settings, state, reduction, wire);
+                                                  const BoundedTopkState& state, Reduction reduction, WireFormat wire, std::span<float> residual) {
+  return topk_sum(Algorithm::bounded, std::move(stream), settings, state, reduction, wire, residual);
 }
 
 #define TELEGRAD_INSTANTIATE_TOPK(V, Kind)                                                                     \
   template TopkSum<V, Kind##State> make_all_reduce_topk(SparseStream<V>, const Kind##Settings&, const Kind##State&, \
-                                                        Reduction, WireFormat);
+                                                        Reduction, WireFormat, std::span<float>);
 #define TELEGRAD_INSTANTIATE(V)                                                                    \
   template SparseSum<V> make_all_reduce(SparseStream<V>, const SparseReduction&);                  \
   template RequestPtr make_all_reduce_into(SparseStream<V>, std::span<V>, const SparseReduction&); \

@@ -259,9 +259,7 @@ class Communicator:
         nnz: int,
         n: int,
         dtype: DType,
-        reduction: Reduction,
-        format: IndexFormat,
-        packs_values: bool,
+        how: SparseReduction,
         state: OkTopkState | GTopkState | BoundedTopkState,
         blocking: bool = False,
     ) -> Request: ...

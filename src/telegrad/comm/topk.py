@@ -8,9 +8,9 @@ from telegrad import _core
 from telegrad.comm.reduction import sparse_reduction_of
 from telegrad.comm.stream_input import sparse_input
 from telegrad.comm.stream_reductions import DTYPES, StreamReductions
-from telegrad.comm.stream_wire import Formats, check_block_wire, formats_of
+from telegrad.comm.stream_wire import check_block_wire, formats_named
 from telegrad.comm.tensors import address
-from telegrad.comm.topk_state import BoundedTopkState, TopkState
+from telegrad.comm.topk_state import BoundedTopkState, OkTopkState, TopkState
 from telegrad.stream import SparseStream
 
 
@@ -53,7 +53,15 @@ class TopkReductions(StreamReductions):
     """The operation that keeps a part of a sum."""
 
     def all_reduce_topk(
-        self, x: Any, state: TopkState, op: Any = "sum", *, wire: str | None = None, async_op: bool = False
+        self,
+        x: Any,
+        state: TopkState,
+        op: Any = "sum",
+        *,
+        wire: str | None = None,
+        error: Any = None,
+        seed: int = 0,
+        async_op: bool = False,
     ) -> Any:
         """About the ``state.k`` largest entries of the sum of all ranks' streams; the same bits on every rank.
 
@@ -73,12 +81,13 @@ class TopkReductions(StreamReductions):
           depend on the settings, ``n``, the dtype and the number of the call alone. Where ranks' entries lie in
           different places, most of a rank's may not fit: see ``overflow``.
 
-        ``op``: ``"sum"`` or ``"avg"``. ``wire``: a format that loses nothing: ``"raw"``, ``"blocked"``, ``"packed"``,
-        ``"indices"``, or by default ``"auto"``, which packs unless all ranks share a host's memory; a BoundedTopkState
-        has raw entries always.
+        ``op``: ``"sum"`` or ``"avg"``. ``wire``, ``error`` and ``seed`` as for a sparse ``all_reduce``; by default
+        nothing is rounded. A BoundedTopkState has raw entries always, and only an OkTopkState has formats that round:
+        entries are rounded on their way to the rank that sums them, and those that the sum keeps once more, so that
+        thresholds are of sums of rounded entries. ``error`` is given only what the kept entries lose.
 
-        Returns a TopkSum; with ``async_op=True`` a Work whose result is one. The sum (``P`` times the mean) and all
-        ranks' ``left`` together are what was given, but for rounding.
+        Returns a TopkSum; with ``async_op=True`` a Work whose result is one. The sum (``P`` times the mean), all ranks'
+        ``left`` and what was added to ``error`` together are what was given, but for the rounding of additions.
 
         Raises ``TypeError`` or ``ValueError`` for arguments that do not fit, and for a state in use by a call that is
         not over, before anything is sent; ``MismatchedCall`` where the ranks' states differ in kind, settings or past:
@@ -100,13 +109,14 @@ class TopkReductions(StreamReductions):
         core, stream, reduction = self._usable(), given.stream, sparse_reduction_of(op)
         if reduction not in (_core.Reduction.sum, _core.Reduction.avg):
             raise ValueError(f"op={reduction.name!r} is not supported by all_reduce_topk: use 'sum' or 'avg'")
-        formats = formats_of(wire, stream, shares_memory=core.shares_memory, tuning=self._tuning)
-        if formats.values != _core.ValueEncoding.native:
-            raise ValueError(f"wire={wire!r} rounds values, which all_reduce_topk does not: use 'packed'")
+        if not isinstance(state, OkTopkState):
+            if formats_named(wire, stream.dtype, packs=False).values != _core.ValueEncoding.native:
+                raise ValueError(f"wire={wire!r} rounds values, which a {type(state).__name__} does not: use 'packed'")
         if isinstance(state, BoundedTopkState):
             check_block_wire(wire, "a BoundedTopkState")
-            formats = Formats(_core.IndexFormat.raw32, formats.values, packs_values=False)
+            wire = "raw"
         state._check_idle("call again")
+        how = self._sparse_reduction(stream, op, "auto", 1.0, wire, error, seed)
         indices, values = stream.raw_indices, stream.raw_values
         request = core.all_reduce_topk(
             address(indices),
@@ -114,9 +124,7 @@ class TopkReductions(StreamReductions):
             indices.size,
             stream.n,
             DTYPES[stream.dtype],
-            reduction,
-            formats.indices,
-            formats.packs_values,
+            how,
             state._core,
             not async_op,
         )
@@ -129,4 +137,4 @@ class TopkReductions(StreamReductions):
 
             return TopkSum(stream_of(total), stream_of(left), TopkReport(*report))
 
-        return self._stream_work(request, "all_reduce_topk", (indices, values), finish, async_op)
+        return self._stream_work(request, "all_reduce_topk", (indices, values, error), finish, async_op)

@@ -55,8 +55,7 @@ class Sending:
 
 class Exchange:
     """Sends buckets. ``wire``: how messages hold the entries, as for ``all_reduce``. ``collective``: see
-    ``COLLECTIVES``. ``stats`` are kept up to date. Raises ``ValueError`` for a collective that does not exist, and
-    where it cannot have that ``wire``.
+    ``COLLECTIVES``. ``stats`` are kept up to date. Raises ``ValueError`` where one of both does not exist.
     """
 
     def __init__(self, comm: Communicator, compressor: Compressor, wire: str, collective: str, stats: DDPStats) -> None:
@@ -67,8 +66,6 @@ class Exchange:
         self._stats = stats
         encoding = formats_named(wire, "f32", packs=False).values
         self._rounds = encoding != _core.ValueEncoding.native
-        if self._rounds and collective == "oktopk":
-            raise ValueError(f"wire={wire!r} rounds values, which collective='oktopk' does not: use wire='auto'")
         self._exchange_entries = {
             "allreduce": self._sum,
             "oktopk": self._sum_and_cut,
@@ -158,7 +155,7 @@ class Exchange:
     ) -> None:
         if layout.topk is None:
             layout.topk = OkTopkState(sum(part.entry.k for part in layout.signed))
-        work = self._comm.all_reduce_topk(stream, layout.topk, "avg", wire=self._wire, async_op=True)
+        work = self._comm.all_reduce_topk(stream, layout.topk, "avg", wire=self._wire, error=errors, async_op=True)
         sending.works.append(work)
         bits.fill(0)
 

@@ -73,6 +73,46 @@ def test_the_largest_of_the_sum_and_what_has_no_part_in_it(
     assert sum(r.report.words_sent for r in results) == sum(r.report.words_received for r in results)
 
 
+@pytest.mark.parametrize("op", ["sum", "avg"])
+@pytest.mark.parametrize("wire", ["bf16", "f16", "packed-bf16", "int8", "raw-qsgd8", "qsgd4", "mean"])
+def test_what_rounding_loses_is_added_to_error(ranks: list[Communicator], wire: str, op: str) -> None:
+    kept = states(threshold_every=2)
+    for call in range(3):
+        inputs = streams(call)
+        if wire == "mean":
+            inputs = [SparseStream(one.indices, np.abs(one.values), N) for one in inputs]
+        errors = [np.full(N, 0.25, np.float32) for _ in ranks]
+        works = [
+            rank.all_reduce_topk(x, state, op, wire=wire, error=error, seed=3, async_op=True)
+            for rank, x, state, error in zip(ranks, inputs, kept, errors, strict=True)
+        ]
+        results = [work.result() for work in works]
+        for total, _, _ in results:
+            np.testing.assert_array_equal(total.indices, results[0].sum.indices)
+            np.testing.assert_array_equal(total.values, results[0].sum.values)
+        given = sum(x.to_dense().astype(np.float64) for x in inputs)
+        found = results[0].sum.to_dense().astype(np.float64) * (SIZE if op == "avg" else 1)
+        found += sum(
+            result.left.to_dense().astype(np.float64) + error - 0.25
+            for result, error in zip(results, errors, strict=True)
+        )
+        np.testing.assert_allclose(found, given, atol=1e-5)
+        assert any((error != 0.25).any() for error in errors)
+        outside = np.setdiff1d(np.arange(N), results[0].sum.indices)
+        assert all((error[outside] == 0.25).all() for error in errors)  # what is left is left as it was
+
+
+def test_bfloat16_streams_go_as_they_are(ranks: list[Communicator]) -> None:
+    torch = pytest.importorskip("torch")
+    inputs = [
+        SparseStream(one.indices, torch.from_numpy(one.values).bfloat16(), N)  # the wire of a model of that type
+        for one in streams()
+    ]
+    plain, named = (called(ranks, inputs, states(), wire=wire) for wire in (None, "bf16"))
+    for one, other in zip(plain, named, strict=True):
+        assert torch.equal(one.sum.values, other.sum.values)
+
+
 def test_packed_values_take_fewer_bytes_and_keep_every_bit() -> None:
     n, entries = 200_000, 20_000
     found: dict[str, list[TopkSum]] = {}
@@ -238,8 +278,10 @@ def test_what_is_refused_before_anything_is_sent(ranks: list[Communicator]) -> N
         comm.all_reduce_topk(x, 5)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="op='max' is not supported by all_reduce_topk"):
         comm.all_reduce_topk(x, state, "max")
-    with pytest.raises(ValueError, match="wire='packed-bf16' rounds values"):
-        comm.all_reduce_topk(x, state, wire="packed-bf16")
+    with pytest.raises(TypeError, match="wire='packed-bf16' does not fit a stream of f16"):
+        comm.all_reduce_topk(streams(dtype=np.float16)[0], state, wire="packed-bf16")
+    with pytest.raises(ValueError, match="error has 5 elements but the stream has n=20000"):
+        comm.all_reduce_topk(x, state, wire="bf16", error=np.zeros(5, np.float32))
     with pytest.raises(ValueError, match="wire='zip' does not exist"):
         comm.all_reduce_topk(x, state, wire="zip")
     assert comm.stats()["messages_sent"] == before

@@ -42,8 +42,7 @@ class Plan:
             "small_tensor_elements": draw.choice([0, 16, 1000]),
             "optimizer": _sgd,
         }
-        lossless = self.options["collective"] == "oktopk"
-        self.options["wire"] = draw.choice(["auto", "packed"] if lossless else ["raw", "raw-bf16", "int8", "qsgd8"])
+        self.options["wire"] = draw.choice(["raw", "raw-bf16", "int8", "qsgd8"])
         if self.momentum:
             self.options |= {"momentum": self.momentum, "nesterov": self.nesterov, "masking": False}
         self.scaled = draw.random() < 0.4

@@ -51,6 +51,11 @@ def test_the_first_sum_has_the_largest_of_the_largest(on_ranks: OnRanks, ranks: 
         {"selection": "topk", "nonfinite": "skip"},
         {"dtype": torch.bfloat16},
         {"momentum": 0.9, "masking": False, "optimizer": plain_sgd},
+        {"wire": "packed-bf16"},
+        {"wire": "f16", "selection": "topk"},
+        {"wire": "int8", "nonfinite": "skip"},
+        {"wire": "raw-qsgd8"},
+        {"wire": "bf16", "dtype": torch.bfloat16},
     ],
     ids=named,
 )
@@ -158,8 +163,8 @@ def test_bad_collectives(on_ranks: OnRanks) -> None:
             ValueError, match="collective='ring' does not exist: use one of allreduce, oktopk, allgather"
         ):
             DDPState(comm, parameters, collective="ring")
-        with pytest.raises(ValueError, match="wire='packed-bf16' rounds values, which collective='oktopk' does not"):
-            DDPState(comm, parameters, collective="oktopk", wire="packed-bf16")
+        with pytest.raises(ValueError, match="wire='zip' does not exist"):
+            DDPState(comm, parameters, collective="oktopk", wire="zip")
 
     on_ranks(1, run)
 
