@@ -213,6 +213,7 @@ double switch_entries(std::uint64_t n, std::size_t value_bytes, std::size_t inde
     throw std::invalid_argument("switch factor is " + std::to_string(factor) +
                                 ": it must not be negative; 1 switches where both forms take the same bytes");
   }
+  if (n == 0) return 0.0;  // also where the factor is infinite, so that nothing goes dense
   const auto value = static_cast<double>(value_bytes);
   return factor * static_cast<double>(n) * value / (static_cast<double>(index_bytes) + value);
 }

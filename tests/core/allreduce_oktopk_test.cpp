@@ -71,6 +71,21 @@ TEST("every dtype, sum and mean, and every format of indices; ties are all kept"
   run(f16{});
 }
 
+TEST("as published, also where some slices have no index") {
+  for (const World world : kWorlds) {
+    for (const std::uint64_t n : {0UL, 1UL, 3UL, 40UL}) {
+      Random random(n);
+      std::vector<Input<float>> inputs;
+      for (Rank rank = 0; rank < 5; ++rank) inputs.push_back(normal<float>(n, 0.6, random));
+      const OkTopkSettings settings{.k = 4, .as_published = true};
+      const auto results = call(world, inputs, n, settings, {});
+      for (const auto& result : results) {
+        EXPECT(same_bits(result.sum, largest(sum_of(inputs, Reduction::sum), 4).stream(n)));
+      }
+    }
+  }
+}
+
 TEST("long shares go in buckets") {
   constexpr std::uint64_t kN = 3'000'000;
   for (const World world : kWorlds) {

@@ -245,6 +245,20 @@ TEST("a narrow cluster that is full does not make the whole sum dense") {
   EXPECT(std::ranges::equal((**results[0]).indices(), inputs[0].indices));
 }
 
+TEST("a slice without an index does not make the whole sum dense") {
+  std::vector<Input<float>> inputs(4);
+  for (auto& input : inputs) input = {.indices = {7}, .values = {1.0F}};
+  std::vector<std::shared_ptr<std::optional<SparseStream<float>>>> results;
+  const Ended ended = run_ranks(World::simulated, 4, [&](Rank rank) {
+    auto sum = make_all_reduce(inputs[rank].stream(10), SparseReduction{.slices = Slices::balanced});
+    results.push_back(sum.result);
+    return sum.request;
+  });
+  EXPECT(ended.all_succeeded());
+  EXPECT(!(**results[0]).is_dense());
+  EXPECT_EQ((**results[0]).nnz(), 1);
+}
+
 TEST("ranks of other slices do not agree") {
   const auto call_of = [](Slices slices) {
     return make_all_reduce(SparseStream<float>(100), SparseReduction{.slices = slices}).request->call();

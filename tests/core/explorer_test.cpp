@@ -9,6 +9,7 @@
 #include <map>
 #include <set>
 #include <string>
+#include <utility>
 
 #include "simulation/explorer/exploration.hpp"
 #include "simulation/explorer/values.hpp"
@@ -150,6 +151,58 @@ TEST("the judge sees one wrong bit in any result") {
   }
 }
 
+TEST("the judge sees every lie about a sum of which a part is kept") {
+  int forged = 0;
+  for (std::uint64_t seed = 0; forged < 12; ++seed) {
+    const Program program = calm(Operation::allreduce_topk, seed);
+    seed = program.seed;
+    Seen seen = play(program);
+    REQUIRE(judge(program, seen).findings.empty());
+    SeenCall& call = seen.ranks[program.size - 1].calls[0];
+    SeenTopk& topk = *call.topk;
+    if (call.indices.size() < 2 || topk.left_indices.empty() || program.calls[0][0].rounded) continue;
+    ++forged;
+    const auto lies = [&](const std::string& part) { EXPECT(found(judge(program, seen), Sort::wrong_result, part)); };
+    const SeenCall truth = call;
+    call.values[size_of(program.calls[0][0].dtype) - 1] ^= std::byte{0x40};
+    lies("its entry at ");
+    call = truth;
+    call.values.resize(call.values.size() - size_of(program.calls[0][0].dtype));
+    call.indices.pop_back();
+    lies("");
+    call = truth;
+    topk.left_values[0] ^= std::byte{1};
+    lies("what is handed back");
+    call = truth;
+    topk.report.selected += 1;
+    lies("its report counts");
+    call = truth;
+    topk.report.local_most = 0;
+    lies("its report says that no rank has more than 0");
+    call = truth;
+    topk.after.threshold += 1.0;
+    lies("not the sum and the state that rank 0 has");
+    call = truth;
+    topk.after.calls += 1;
+    lies("its state counts");
+    call = truth;
+    topk.after.lengths.pop_back();
+    lies("slices of another vector");
+    call = truth;
+    topk.report.cut = false;
+    lies("its slices were not cut anew");
+    call = truth;
+    topk.report.traffic.entries_sent = 1U << 30;
+    if (!program.topk.as_published) lies("words, more than");
+    call = truth;
+    call.topk.reset();
+    lies("without a result");
+    call = truth;
+    call.failure = Failure{.kind = FailureKind::timeout, .rank = program.size - 1, .reason = "late"};
+    lies("failed, and has a result");
+  }
+}
+
 // A program without trouble whose first call is of `operation` and adds rounded floats of `dtype` densely.
 Program rounding(Operation operation, DType dtype, std::uint64_t seed) {
   return find_program(
@@ -278,11 +331,14 @@ TEST("streams of all values and reductions, unequal blocks and messages are draw
   std::set<Algorithm> balanced;
   std::set<std::uint32_t> tags;
   int crossing = 0;  // messages of one tag between the same two ranks, which may be under way at once
+  int after_another = 0;  // calls that begin with a state
   for (std::uint64_t seed = 0; seed < 3000; ++seed) {
     const Program program = draw(seed, kFirst, kLast);
     std::set<std::pair<Rank, std::uint32_t>> ways;
+    bool is_first = true;
     for (const PlannedCall& call : program.calls[0]) {
       if (call.is_sparse()) streams[call.operation].insert({call.dtype, call.reduction});
+      after_another += call.operation == Operation::allreduce_topk && !std::exchange(is_first, false) ? 1 : 0;
       if (call.slices == Slices::balanced) balanced.insert(call.algorithm);
       if (call.uneven) uneven.insert(call.operation);
       if (!call.is_exchange()) continue;
@@ -294,6 +350,8 @@ TEST("streams of all values and reductions, unequal blocks and messages are draw
   EXPECT_EQ(streams[Operation::sparse_allreduce].size(), 4 * 6);
   EXPECT_EQ(streams[Operation::sparse_reduce_scatter].size(), 4 * 6);
   EXPECT_EQ(streams[Operation::sparse_allgather].size(), 4);
+  EXPECT_EQ(streams[Operation::allreduce_topk].size(), 4 * 2);
+  EXPECT(after_another > 50);
   EXPECT_EQ(uneven.size(), 6);
   EXPECT_EQ(balanced.size(), 4);
   EXPECT_EQ(tags.size(), 3);

@@ -110,6 +110,7 @@ TEST("misuse is refused with the place and the value") {
 
 TEST("the switch comes where both forms take the same bytes") {
   EXPECT_EQ(switch_entries(1000, 4, 4), 500.0);
+  EXPECT_EQ(switch_entries(0, 4, 4, std::numeric_limits<double>::infinity()), 0.0);
   EXPECT_EQ(switch_entries(900, 4, 2), 600.0);
   EXPECT_EQ(switch_entries(900, 2, 4, 0.5), 150.0);
 }

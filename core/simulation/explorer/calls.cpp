@@ -15,7 +15,7 @@ constexpr std::array kOperations{Operation::allreduce, Operation::allreduce,    
                                  Operation::allreduce, Operation::sparse_allreduce, Operation::sparse_allreduce,
                                  Operation::allgather, Operation::broadcast,        Operation::barrier,
                                  Operation::reduce,    Operation::reduce_scatter,   Operation::sparse_allgather,
-                                 Operation::sparse_reduce_scatter,
+                                 Operation::sparse_reduce_scatter, Operation::allreduce_topk, Operation::allreduce_topk,
                                  Operation::gather,    Operation::scatter,          Operation::all_to_all,
                                  Operation::send,      Operation::send};
 constexpr std::array kRooted{Operation::broadcast, Operation::reduce, Operation::gather, Operation::scatter};
@@ -83,6 +83,10 @@ void draw_sparse(Chance& chance, PlannedCall& call) {
     call.reduction = Reduction::none;
     call.rounded = false;  // nothing is added up
     return;
+  }
+  if (call.operation == Operation::allreduce_topk) {
+    call.rounded = call.rounded && call.dtype != DType::f64;
+    return;  // a sum or a mean, as it is
   }
   call.reduction = chance.pick(kStreamReductions);
   call.rounded = call.rounded && call.dtype != DType::f64 &&  // in which what is drawn adds up exactly
@@ -162,6 +166,7 @@ bool PlannedCall::agrees(const PlannedCall& other, Rank size) const {
     case Operation::all_to_all: return uneven == other.uneven && partition(size).digest() == other.partition(size).digest();
     case Operation::send: return root == other.root && tag == other.tag;
     case Operation::reduce: return reduction == other.reduction && root == other.root;
+    case Operation::allreduce_topk: return reduction == other.reduction;  // and states, which follow from calls
     case Operation::reduce_scatter:
     case Operation::sparse_reduce_scatter:
       return reduction == other.reduction && switch_factor == other.switch_factor &&
@@ -300,6 +305,10 @@ Effort sparse_effort_of(const PlannedCall& call, double ranks, double rounds) {
   const double pieces = whole / 6e4;
   if (call.operation == Operation::sparse_allgather) return {rounds + ranks * (1.0 + pieces), 2.0 * ranks * whole};
   if (call.operation == Operation::sparse_reduce_scatter) return {ranks + pieces, whole};
+  if (call.operation == Operation::allreduce_topk) {  // counts of slices, of histograms and for two thresholds
+    const double sums_of_counts = (rounds + 2.0) * 24.0;
+    return {4.0 * ranks + 4.0 * pieces + sums_of_counts, (rounds + 4.0) * whole + sums_of_counts * (8e3 + 32.0 * ranks)};
+  }
   if (call.slices == Slices::balanced) {
     const double samples = ranks * (8.0 + 4.0 * static_cast<double>(samples_per_rank(static_cast<Rank>(ranks))));
     return {2.0 * ranks + 2.0 * pieces + rounds, 2.0 * whole + samples};
@@ -329,6 +338,7 @@ Effort effort_of(const PlannedCall& call, Rank size) {
     }
     case Operation::sparse_allreduce:
     case Operation::sparse_allgather:
+    case Operation::allreduce_topk:
     case Operation::sparse_reduce_scatter: return sparse_effort_of(call, ranks, rounds);
     // Long blocks and vectors go in pieces.
     case Operation::allgather: return {ranks * (1.0 + bytes / (call.uneven ? 6e4 : 256e3)) + rounds, ranks * bytes};

@@ -105,12 +105,14 @@ class Judge {
     std::optional<Expected> expected;
     std::optional<bool> dense;
     first_rounded_.reset();
+    first_topk_.reset();
     for (Rank rank = 0; rank < program_.size; ++rank) {
       if (calls[rank] == nullptr) continue;
       const PlannedCall& plan = *planned[rank];
       const SeenCall& call = *calls[rank];
       verdict_.calls += call.called ? 1 : 0;
       look_at_input(rank, index, plan, call);
+      if (call.failure && call.topk) find(Sort::wrong_result, name_of_call(rank, index) + ": failed, and has a result");
       if (plan.is_exchange()) {
         if (call.succeeded()) look_at_message(rank, index, *planned[rank], calls);
         continue;
@@ -178,6 +180,10 @@ class Judge {
   void look_at_result(Rank rank, std::size_t index, const PlannedCall& plan, const SeenCall& call,
                       const Expected& expected) {
     ++verdict_.results;
+    if (plan.operation == Operation::allreduce_topk) {
+      look_at_topk(rank, index, plan, call, expected);
+      return;
+    }
     const bool stream = plan.is_sparse() && call.output.empty() && plan.count != 0;
     if (stream && !call.dense_result) {
       find(Sort::wrong_result, name_of_call(rank, index) + ": succeeded without a result");
@@ -206,6 +212,21 @@ class Judge {
     } else {
       compare(rank, index, plan, written_densely(plan, call), expected);
     }
+  }
+
+  void look_at_topk(Rank rank, std::size_t index, const PlannedCall& plan, const SeenCall& call,
+                    const Expected& expected) {
+    std::string fault = "succeeded without a result";
+    if (call.topk) fault = fault_of_topk(program_, plan, rank, *call.topk, {call.indices, call.values}, expected);
+    if (fault.empty() && first_topk_) {
+      const SeenCall& first = seen_.ranks[*first_topk_].calls[index];
+      const auto digest_of = [this](const SeenCall& one) { return one.topk->after.digest(program_.topk); };
+      if (call.indices != first.indices || call.values != first.values || digest_of(call) != digest_of(first)) {
+        fault = "not the sum and the state that rank " + std::to_string(*first_topk_) + " has";
+      }
+    }
+    if (!fault.empty()) find(Sort::wrong_result, name_of_call(rank, index) + ": " + fault);
+    if (!first_topk_ && call.topk) first_topk_ = rank;
   }
 
   // Where it went dense on its way, entries are missing whose reduction is what stands where nobody has one.
@@ -415,6 +436,7 @@ class Judge {
   const Blame blame_;
   Verdict verdict_;
   bool failed_ = false;
+  std::optional<Rank> first_topk_;  // of one operation: who has kept a part of its sum
   std::optional<std::pair<Rank, std::vector<std::byte>>> first_rounded_;  // of one operation: who had it, densely
 };
 

@@ -33,7 +33,8 @@ SparseStream<V> stream_of(const PlannedCall& call, const Contribution& share) {
     indices.push_back(i);
     put(values.emplace_back(), share.value(i));
   }
-  if (share.dense()) return SparseStream<V>::dense(values);
+  const bool can_be_dense = call.operation != Operation::allreduce_topk;
+  if (share.dense() && can_be_dense) return SparseStream<V>::dense(values);
   return SparseStream<V>::sparse(call.count, indices, values);
 }
 
@@ -68,6 +69,23 @@ ReadResult reader(std::shared_ptr<std::optional<std::vector<SparseStream<V>>>> r
       seen.values.insert(seen.values.end(), bytes.begin(), bytes.end());
       first += stream.dimension();
     }
+  };
+}
+
+template <class V>
+ReadResult reader(std::shared_ptr<std::optional<OkTopkSum<V>>> result, OkTopkState before) {
+  return [result = std::move(result), before = std::move(before)](SeenCall& seen) {
+    if (!*result) return;
+    const OkTopkSum<V>& kept = **result;
+    seen.indices.assign(kept.sum.indices().begin(), kept.sum.indices().end());
+    const auto values = std::as_bytes(kept.sum.values());
+    seen.values.assign(values.begin(), values.end());
+    const auto left = std::as_bytes(kept.left.values());
+    seen.topk = SeenTopk{.left_indices = {kept.left.indices().begin(), kept.left.indices().end()},
+                         .left_values = {left.begin(), left.end()},
+                         .report = kept.report,
+                         .before = before,
+                         .after = kept.state};
   };
 }
 
@@ -107,6 +125,8 @@ class Play {
     std::size_t next = 0;       // call
     std::size_t in_flight = 0;
     bool stopped = false;       // calls nothing more
+    OkTopkState topk{};         // what the last call that had one has left
+    bool state_in_use = false;
   };
 
   // Calls what the rank may have in flight.
@@ -114,6 +134,9 @@ class Play {
     Caller& caller = ranks_[rank];
     const auto& calls = program_.calls[rank];
     while (!caller.stopped && caller.next < calls.size() && caller.in_flight < program_.window[rank]) {
+      const bool uses_state = calls[caller.next].operation == Operation::allreduce_topk;
+      if (uses_state && caller.state_in_use) return;  // one call at a time
+      caller.state_in_use = caller.state_in_use || uses_state;
       const std::size_t index = caller.next++;
       ++caller.in_flight;
       const double at_s = simulation_.now_s() + program_.think_s[rank] * caller.chance.between(0.0, 1.0);
@@ -137,6 +160,11 @@ class Play {
     call.failure = caller.requests[index]->failure();
     if (send && !call.failure) call.failure = send->failure();
     --caller.in_flight;
+    if (program_.calls[rank][index].operation == Operation::allreduce_topk) {
+      caller.readers[index](call);
+      caller.state_in_use = false;
+      if (call.topk && !call.failure) caller.topk = call.topk->after;
+    }
     if (call.failure && !program_.persists) caller.stopped = true;
     go_on(rank);
     const bool through = !caller.stopped && caller.next == caller.requests.size() && caller.in_flight == 0;
@@ -186,7 +214,7 @@ class Play {
     SeenCall& seen = seen_.ranks[rank].calls[index];
     const Contribution share(call, rank, program_.size);
     if (call.is_exchange()) return make_exchange(call, share, seen, rank, index);
-    const RequestPtr inner = call.is_sparse() ? make_sparse(call, share, seen, ranks_[rank].readers[index])
+    const RequestPtr inner = call.is_sparse() ? make_sparse(call, share, seen, ranks_[rank], index)
                                               : make_dense(call, share, seen, rank);
     seen.before = seen.memory;
     return noting_begin(inner, seen);
@@ -298,17 +326,20 @@ class Play {
     return choice;
   }
 
-  RequestPtr make_sparse(const PlannedCall& call, const Contribution& share, SeenCall& seen, ReadResult& read) {
+  RequestPtr make_sparse(const PlannedCall& call, const Contribution& share, SeenCall& seen, Caller& caller,
+                         std::size_t index) {
     switch (call.dtype) {
-      case DType::f64: return make_sparse_of<double>(call, share, seen, read);
-      case DType::bf16: return make_sparse_of<bf16>(call, share, seen, read);
-      case DType::f16: return make_sparse_of<f16>(call, share, seen, read);
-      default: return make_sparse_of<float>(call, share, seen, read);
+      case DType::f64: return make_sparse_of<double>(call, share, seen, caller, index);
+      case DType::bf16: return make_sparse_of<bf16>(call, share, seen, caller, index);
+      case DType::f16: return make_sparse_of<f16>(call, share, seen, caller, index);
+      default: return make_sparse_of<float>(call, share, seen, caller, index);
     }
   }
 
   template <class V>
-  RequestPtr make_sparse_of(const PlannedCall& call, const Contribution& share, SeenCall& seen, ReadResult& read) {
+  RequestPtr make_sparse_of(const PlannedCall& call, const Contribution& share, SeenCall& seen, Caller& caller,
+                            std::size_t index) {
+    ReadResult& read = caller.readers[index];
     SparseStream<V> mine = stream_of<V>(call, share);
     const SparseReduction how{.reduction = call.reduction,
                               .switch_factor = call.switch_factor,
@@ -316,6 +347,11 @@ class Play {
                               .wire = {.indices = call.indices, .packs_values = call.indices == IndexFormat::packed},
                               .slices = call.slices,
                               .choice = choice_of(call)};
+    if (call.operation == Operation::allreduce_topk) {
+      TopkSum<V> kept = make_all_reduce_topk(std::move(mine), program_.topk, caller.topk, call.reduction, how.wire);
+      read = reader<V>(std::move(kept.result), caller.topk);
+      return kept.request;
+    }
     if (call.operation == Operation::sparse_allgather) {
       GatheredStreams<V> gathered = make_all_gather(std::move(mine), how);
       read = reader<V>(std::move(gathered.result));
@@ -348,7 +384,7 @@ class Play {
       seen.verdict = simulation_.session(rank).failure();
       seen.failing = simulation_.session(rank).failing();
       for (std::size_t i = 0; i < seen.calls.size(); ++i) {
-        if (seen.calls[i].succeeded() && ranks_[rank].readers[i]) ranks_[rank].readers[i](seen.calls[i]);
+        if (seen.calls[i].succeeded() && ranks_[rank].readers[i] && !seen.calls[i].topk) ranks_[rank].readers[i](seen.calls[i]);
       }
     }
   }

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "simulation/explorer/program.hpp"
+#include "simulation/explorer/topk.hpp"
 #include "transport/failure.hpp"
 
 namespace telegrad::explorer {
@@ -27,6 +28,7 @@ struct SeenCall {
   std::optional<bool> dense_result{};    // of a sparse result in a stream of its own; its content is in the next two
   std::vector<std::uint32_t> indices{};
   std::vector<std::byte> values{};
+  std::optional<SeenTopk> topk{};        // of a call that keeps a part of a sum, if it has a result
 
   bool succeeded() const { return done && !failure; }
   const std::vector<std::byte>& result() const { return in_place ? memory : output; }

@@ -111,6 +111,16 @@ SessionOptions draw_session(Chance& chance, Trouble trouble, double net_s, doubl
   return session;
 }
 
+// Both periods are short: every call may cut, find a threshold, do both or neither.
+OkTopkSettings draw_topk(Chance& chance) {
+  constexpr std::array kBalanceFactors{1.0, 1.5, 4.0};
+  return {.k = static_cast<std::uint64_t>(chance.magnitude(1.0, 3000.0)),
+          .boundaries_every = chance.integer<std::uint64_t>(1, 4),
+          .threshold_every = chance.integer<std::uint64_t>(1, 4),
+          .balance_factor = chance.pick(kBalanceFactors),
+          .as_published = chance.happens(0.2)};
+}
+
 std::vector<Rank> draw_odd(Chance& chance, Rank size) {
   std::vector<Rank> all(size);
   for (Rank rank = 0; rank < size; ++rank) all[rank] = rank;
@@ -200,6 +210,7 @@ Program draw(std::uint64_t seed, Rank first_ranks, Rank last_ranks) {
   program.size = first_ranks + static_cast<Rank>(span * std::pow(chance.between(0.0, 1.0), 3.0));
   program.costs = draw_costs(chance, program.size);
   program.culprit = chance.integer<Rank>(0, program.size - 1);
+  program.topk = draw_topk(chance);
 
   std::size_t at = 0;
   const std::vector<PlannedCall> usual = draw_calls(chance, program.trouble, program.size, at);

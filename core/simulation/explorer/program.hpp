@@ -8,6 +8,7 @@
 #include <string_view>
 #include <vector>
 
+#include "collectives/allreduce_oktopk.hpp"
 #include "collectives/partition.hpp"
 #include "collectives/ring.hpp"
 #include "collectives/sparse_messages.hpp"
@@ -59,7 +60,7 @@ struct PlannedCall {
   std::size_t bytes() const { return count * size_of(dtype); }
   bool is_sparse() const {
     return operation == Operation::sparse_allreduce || operation == Operation::sparse_allgather ||
-           operation == Operation::sparse_reduce_scatter;
+           operation == Operation::sparse_reduce_scatter || operation == Operation::allreduce_topk;
   }
   /// True if it moves blocks, one for each rank or pair of ranks.
   bool has_blocks() const {
@@ -91,6 +92,7 @@ struct Program {
   Rank size = 0;
   SimCosts costs{};
   SessionOptions session{};
+  OkTopkSettings topk{};  // of all calls that keep a part of a sum: a rank's follow each other with one state
   std::vector<std::vector<PlannedCall>> calls{};  // by rank, in order
   std::vector<std::uint32_t> window{};            // by rank: how many of its calls are in flight at once
   std::vector<double> think_s{};                  // by rank: between one call's end and the next call, at most

@@ -52,7 +52,8 @@ std::string describe(const PlannedCall& call) {
   if (call.operation == Operation::allreduce) append(text, ", %s", name_of(call.algorithm));
   if (call.operation == Operation::sparse_allreduce) append(text, ", %s", name_of(call.algorithm));
   if (call.is_sparse()) {
-    if (call.reduction != Reduction::none) append(text, ", switch_factor %g", call.switch_factor);
+    const bool switches = call.reduction != Reduction::none && call.operation != Operation::allreduce_topk;
+    if (switches) append(text, ", switch_factor %g", call.switch_factor);
     if (call.slices == Slices::balanced) append(text, ", balanced slices");
     if (call.indices != IndexFormat::none) append(text, ", indices %s", name_of(call.indices));
   }
@@ -79,6 +80,11 @@ std::string describe(const Program& program) {
   append(text, "\ntimeout %.4g s, liveness %.4g s, heartbeat %.4g s, agreement %.4g s, dispute %.4g s, probe %.4g s",
          session.timeout_s, session.liveness_timeout_s.value_or(0.0), session.heartbeat_s, session.agreement_s,
          session.dispute_s, session.probe_s);
+  const OkTopkSettings& topk = program.topk;
+  append(text, "\nkept of a sum %llu, boundaries every %llu, thresholds every %llu calls, balance factor %g%s",
+         static_cast<unsigned long long>(topk.k), static_cast<unsigned long long>(topk.boundaries_every),
+         static_cast<unsigned long long>(topk.threshold_every), topk.balance_factor,
+         topk.as_published ? ", as published" : "");
   append(text, "\nranks%s go on calling after a failure, and%s say goodbye when they are through",
          program.persists ? "" : " do not", program.parts ? "" : " do not");
   for (Rank rank = 0; rank < program.size; ++rank) {

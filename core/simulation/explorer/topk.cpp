@@ -1,0 +1,108 @@
+#include "simulation/explorer/topk.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <functional>
+#include <limits>
+#include <numeric>
+
+namespace telegrad::explorer {
+namespace {
+
+std::string fault_of_state(const Program& program, const PlannedCall& call, const SeenTopk& seen) {
+  const OkTopkState& after = seen.after;
+  if (after.calls != seen.before.calls + 1) return "its state counts " + std::to_string(after.calls) + " calls";
+  const std::uint64_t length = std::accumulate(after.lengths.begin(), after.lengths.end(), std::uint64_t{0});
+  if (after.lengths.size() != program.size || length != call.count) return "its state has slices of another vector";
+  if (!(after.threshold >= 0.0)) return "its state has the threshold " + std::to_string(after.threshold);
+  return {};
+}
+
+std::string fault_of_report(const Program& program, const SeenTopk& seen, std::size_t kept, std::size_t held) {
+  const OkTopkReport& report = seen.report;
+  const OkTopkSettings& settings = program.topk;
+  if (report.selected != kept) return "its report counts " + std::to_string(report.selected) + " entries";
+  if (!report.exact && seen.before.calls % settings.threshold_every == 0) return "its threshold was not found anew";
+  if (!report.cut && seen.before.calls % settings.boundaries_every == 0) return "its slices were not cut anew";
+  if (report.exact && kept < std::min<std::size_t>(held, settings.k)) return "it keeps too few";
+  if (settings.as_published) return {};
+  const std::uint64_t quarter = settings.k / 4;
+  const bool near = kept <= settings.k + quarter && (kept >= settings.k - quarter || kept == held);
+  if (!report.exact && !near) return "it keeps " + std::to_string(kept) + " by an old threshold";
+  const std::uint64_t most = 6 * std::max(report.local_most, report.selected) + 2 * program.size;
+  if (report.words_most() > most) {
+    return "it moved " + std::to_string(report.words_most()) + " words, more than " + std::to_string(most);
+  }
+  return {};
+}
+
+// A rank keeps what reaches a threshold: where sums are exact, nothing that it does not keep is as large; and at an exact
+// one it keeps the k largest and no more than what equals the least of them.
+std::string fault_of_selection(const Program& program, const PlannedCall& call, const SeenTopk& seen, SeenEntries sum,
+                               const Expected& expected) {
+  const std::size_t element = size_of(call.dtype);
+  std::vector<double> sizes;
+  double least_kept = std::numeric_limits<double>::infinity();
+  double most_dropped = -1.0;
+  std::size_t next = 0;
+  for (const std::uint32_t index : expected.indices) {
+    const double size = std::abs(value_at(call.dtype, expected.dense.data() + index * element));
+    sizes.push_back(size);
+    if (next < sum.indices.size() && sum.indices[next] == index) {
+      least_kept = std::min(least_kept, size);
+      ++next;
+    } else {
+      most_dropped = std::max(most_dropped, size);
+    }
+  }
+  if (most_dropped >= least_kept) return "it keeps an entry that is not larger than one that it does not keep";
+  if (!seen.report.exact) return {};
+  double wanted = 0.0;
+  if (sizes.size() >= program.topk.k) {
+    const auto at = sizes.begin() + static_cast<std::ptrdiff_t>(program.topk.k - 1);
+    std::ranges::nth_element(sizes, at, std::greater<>());
+    wanted = *at;
+  }
+  const auto right = static_cast<std::size_t>(std::ranges::count_if(sizes, [&](double size) { return size >= wanted; }));
+  if (sum.indices.size() == right) return {};
+  return "it keeps " + std::to_string(sum.indices.size()) + " entries instead of " + std::to_string(right);
+}
+
+}  // namespace
+
+std::string fault_of_topk(const Program& program, const PlannedCall& call, Rank rank, const SeenTopk& seen,
+                          SeenEntries sum, const Expected& expected) {
+  const std::size_t element = size_of(call.dtype);
+  if (!std::ranges::includes(expected.indices, sum.indices) || sum.values.size() != sum.indices.size() * element) {
+    return "it has an entry where no rank has one";
+  }
+  const bool is_exact = expected.errors_most.empty();
+  for (std::size_t i = 0; i < sum.indices.size(); ++i) {
+    const std::byte* const found = sum.values.data() + i * element;
+    const std::size_t at = sum.indices[i];
+    const bool right = is_exact ? std::memcmp(found, expected.dense.data() + at * element, element) == 0
+                                : std::abs(value_at(call.dtype, found) - expected.sums[at]) <= expected.errors_most[at];
+    if (!right) return "its entry at " + std::to_string(at) + " is " + std::to_string(value_at(call.dtype, found));
+  }
+  const Contribution share(call, rank, program.size);
+  std::vector<std::uint32_t> left;
+  std::vector<std::byte> left_values;
+  std::uint64_t given = 0;
+  for (std::uint32_t i = 0; i < call.count; ++i) {
+    if (!share.has(i)) continue;
+    ++given;
+    if (std::ranges::binary_search(sum.indices, i)) continue;
+    left.push_back(i);
+    left_values.resize(left_values.size() + element);
+    (void)put_value(call.dtype, left_values.data() + left_values.size() - element, share.value(i));
+  }
+  if (left != seen.left_indices || left_values != seen.left_values) return "what is handed back is not what it does not keep";
+  if (seen.report.local_most < given) return "its report says that no rank has more than " + std::to_string(seen.report.local_most);
+  std::string fault = fault_of_state(program, call, seen);
+  if (fault.empty()) fault = fault_of_report(program, seen, sum.indices.size(), expected.indices.size());
+  if (fault.empty() && is_exact) fault = fault_of_selection(program, call, seen, sum, expected);
+  return fault;
+}
+
+}  // namespace telegrad::explorer
