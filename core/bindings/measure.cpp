@@ -64,7 +64,9 @@ nb::dict as_dict(const Workload& workload, Measurement found) {
   result["bytes_sent"] = as_array(std::move(found.bytes_sent));
   result["bytes_received"] = as_array(std::move(found.bytes_received));
   result["events"] = found.events;
-  if (workload.operation == Operation::sparse_allreduce) result["result_nnz"] = found.result_nnz;
+  result["result_nnz"] = found.result_nnz;
+  result["words_sent"] = as_array(std::move(found.words_sent));
+  result["words_received"] = as_array(std::move(found.words_received));
   if (workload.links) result["links"] = as_dict(found.links);
   if (workload.timeline) result["timeline"] = as_dict(found.timeline);
   return result;
@@ -73,13 +75,15 @@ nb::dict as_dict(const Workload& workload, Measurement found) {
 nb::dict measure_workload(const std::string& operation, const std::string& algorithm, Rank ranks, std::uint64_t bytes,
                           std::uint64_t nnz, double overlap, double switch_factor, IndexFormat indices,
                           ValueEncoding values, Rank root, bool payloads, std::uint64_t seed, std::uint32_t calls,
-                          const std::map<std::string, double>& costs, bool links, bool timeline, bool packs_values) {
+                          const std::map<std::string, double>& costs, bool links, bool timeline, bool packs_values,
+                          std::uint64_t keep) {
   Workload workload{.operation = operation_named(operation),
                     .algorithm = algorithm_named(algorithm),
                     .ranks = ranks,
                     .bytes = bytes,
                     .nnz = nnz,
                     .overlap = overlap,
+                    .keep = keep,
                     .switch_factor = switch_factor,
                     .wire = {.indices = indices, .values = values, .key = {.seed = seed}, .packs_values = packs_values},
                     .root = root,
@@ -104,7 +108,8 @@ void bind_measure(nb::module_& module) {
              nb::arg("bytes"), nb::arg("nnz") = 0, nb::arg("overlap") = 0.0, nb::arg("switch_factor") = 1.0,
              nb::arg("indices") = IndexFormat::none, nb::arg("values") = ValueEncoding::native, nb::arg("root") = 0,
              nb::arg("payloads") = false, nb::arg("seed") = 0, nb::arg("calls") = 1, nb::arg("costs") = nb::dict(),
-             nb::arg("links") = false, nb::arg("timeline") = false, nb::arg("packs_values") = false);
+             nb::arg("links") = false, nb::arg("timeline") = false, nb::arg("packs_values") = false,
+             nb::arg("keep") = 0);
 }
 
 }  // namespace telegrad::bindings

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -11,22 +12,13 @@
 
 #include "session/moves.hpp"
 #include "session/reductions.hpp"
+#include "simulation/measured_ranks.hpp"
 #include "simulation/simulation.hpp"
 #include "simulation/workload.hpp"
 #include "sparse/counted.hpp"
 
 namespace telegrad {
 namespace {
-
-// The ranks' memory and requests.
-class Ranks {
- public:
-  virtual ~Ranks() = default;
-  virtual RequestPtr request(Rank rank) = 0;
-  virtual std::uint64_t result_nnz() const { return 0; }
-  // The first rank whose result is wrong.
-  virtual std::optional<Rank> wrong() const { return std::nullopt; }
-};
 
 // Of a reduce_scatter.
 Partition blocks_of(const Workload& workload) { return {workload.bytes / sizeof(float), workload.ranks}; }
@@ -75,7 +67,7 @@ bool same_bits(std::span<const float> a, std::span<const float> b) {
 // All ranks share the heads of an input and an output that nobody reads or writes. What they claim overlaps; but blocks are
 // floats, and the output lies at an odd address: so no block of it begins where one of the input does, which would look
 // as if it were in place.
-class DenseSizes final : public Ranks {
+class DenseSizes final : public MeasuredRanks {
  public:
   explicit DenseSizes(const Workload& workload) : workload_(workload) {}
 
@@ -90,7 +82,7 @@ class DenseSizes final : public Ranks {
   alignas(float) std::array<std::byte, 1 + Buffer::kHeadBytes> output_{};
 };
 
-class DenseValues final : public Ranks {
+class DenseValues final : public MeasuredRanks {
  public:
   explicit DenseValues(const Workload& workload) : workload_(workload), outputs_(workload.ranks) {
     for (Rank rank = 0; rank < workload.ranks; ++rank) inputs_.push_back(values_of(rank));
@@ -175,7 +167,7 @@ std::vector<SparseReduction> sparse_reductions(const Workload& workload) {
   return reductions;
 }
 
-class SparseSizes final : public Ranks {
+class SparseSizes final : public MeasuredRanks {
  public:
   explicit SparseSizes(const Workload& workload) : workload_(workload), reductions_(sparse_reductions(workload)) {}
 
@@ -195,7 +187,7 @@ class SparseSizes final : public Ranks {
   std::vector<SparseSum<CountedF32>> sums_;
 };
 
-class SparseValues final : public Ranks {
+class SparseValues final : public MeasuredRanks {
  public:
   explicit SparseValues(const Workload& workload) : workload_(workload), expected_(workload.bytes / sizeof(float)) {}
 
@@ -237,7 +229,8 @@ class SparseValues final : public Ranks {
   std::vector<SparseSum<float>> sums_;
 };
 
-std::unique_ptr<Ranks> ranks_of(const Workload& workload) {
+std::unique_ptr<MeasuredRanks> ranks_of(const Workload& workload) {
+  if (measures_streams(workload.operation)) return measured_streams(workload);
   const bool sparse = workload.operation == Operation::sparse_allreduce;
   if (sparse && workload.payloads) return std::make_unique<SparseValues>(workload);
   if (sparse) return std::make_unique<SparseSizes>(workload);
@@ -274,13 +267,28 @@ NetworkCosts costs_of(const SimCosts& costs) {
 
 Measurement measure(const Workload& workload) {
   validate(workload);
-  const std::unique_ptr<Ranks> ranks = ranks_of(workload);  // outlives the sessions, which may hold its memory
+  const std::unique_ptr<MeasuredRanks> ranks = ranks_of(workload);  // outlives the sessions, which may hold its memory
   Simulation simulation(workload.ranks,
                         {.costs = workload.costs, .seed = workload.seed, .size_only = !workload.payloads});
   if (workload.links) simulation.network().keep_links();
   if (workload.timeline) simulation.network().keep_timeline();
   std::vector<RequestPtr> requests;
+  // Calls that follow each other with a state are made one by one.
+  const std::function<void(Rank, std::uint32_t)> call = [&](Rank rank, std::uint32_t left) {
+    const RequestPtr request = ranks->request(rank);
+    requests.push_back(request);
+    if (left > 1) {
+      request->when_done([&call, rank, left, last = request.get()] {
+        if (!last->failure()) call(rank, left - 1);
+      });
+    }
+    simulation.begin(rank, request, simulation.now_s());
+  };
   for (Rank rank = 0; rank < workload.ranks; ++rank) {
+    if (workload.operation == Operation::allreduce_topk) {
+      call(rank, workload.calls);
+      continue;
+    }
     requests.push_back(ranks->request(rank));
     simulation.begin(rank, requests.back());
     for (std::uint32_t call = 1; call < workload.calls; ++call) {
@@ -304,6 +312,10 @@ Measurement measure(const Workload& workload) {
   }
   Measurement found = measurement_of(workload, simulation);
   found.result_nnz = ranks->result_nnz();
+  for (const SparseTraffic& traffic : ranks->traffic()) {
+    found.words_sent.push_back(2 * traffic.entries_sent);
+    found.words_received.push_back(2 * traffic.entries_received);
+  }
   return found;
 }
 

@@ -24,14 +24,16 @@ struct Workload {
   std::uint64_t bytes = 0;
   std::uint64_t nnz = 0;  // sparse: entries of each rank
   double overlap = 0.0;   // sparse: their share at indices common to all; the rest is independent, uniform
+  std::uint64_t keep = 0;  // allreduce_topk: how many entries the sum is to keep; 0: as many as a rank has
   double switch_factor = 1.0;
   /// Sparse: of messages. With values that are rounded, and payloads, results must be right within what rounding may do.
   WireFormat wire{};
   Rank root = 0;
-  /// Real values: small integers by seed, and every rank's result is checked.
+  /// Real values: small integers by seed (of an allreduce_topk numbers of many magnitudes), and every rank's result is
+  /// checked.
   bool payloads = false;
   std::uint64_t seed = 0;
-  std::uint32_t calls = 1;  // a rank begins the next one as its last one ends; more than one without payloads only
+  std::uint32_t calls = 1;  // a rank begins the next one as its last one ends; more than one without payloads, or of allreduce_topk
   SimCosts costs{};
   bool links = false;
   bool timeline = false;
@@ -47,6 +49,8 @@ struct Measurement {
   std::vector<std::uint64_t> bytes_received;
   std::uint64_t events = 0;
   std::uint64_t result_nnz = 0;       // sparse: entries of rank 0's result, the dimension where that is dense
+  std::vector<std::uint64_t> words_sent;      // allreduce_topk, its last call: an index and a value are a word each
+  std::vector<std::uint64_t> words_received;
   std::vector<SimLinkCounts> links;   // if asked for
   std::vector<SimActivity> timeline;  // if asked for
 };

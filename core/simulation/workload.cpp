@@ -7,6 +7,7 @@
 #include <string>
 
 #include "base/random.hpp"
+#include "simulation/measured_ranks.hpp"
 #include "sparse/stream.hpp"
 
 namespace telegrad {
@@ -44,6 +45,9 @@ constexpr OperationName kOperations[] = {
     {"barrier", Operation::barrier},     {"reduce", Operation::reduce},
     {"gather", Operation::gather},       {"reduce_scatter", Operation::reduce_scatter},
     {"scatter", Operation::scatter},     {"all_to_all", Operation::all_to_all},
+    {"sparse_allgather", Operation::sparse_allgather},
+    {"sparse_reduce_scatter", Operation::sparse_reduce_scatter},
+    {"allreduce_topk", Operation::allreduce_topk},
 };
 constexpr Algorithm kAlgorithms[] = {Algorithm::ring, Algorithm::recursive_doubling, Algorithm::split_allgather,
                                      Algorithm::split_dense_allgather,
@@ -103,13 +107,19 @@ double rounding_of(ValueEncoding encoding) {
   return 0.0;
 }
 
+bool has_entries(const Workload& workload) {
+  return workload.operation == Operation::sparse_allreduce || measures_streams(workload.operation);
+}
+
 void validate_wire(const Workload& workload) {
   const WireFormat& wire = workload.wire;
-  const bool sparse = workload.operation == Operation::sparse_allreduce;
+  const bool sparse = has_entries(workload);
   const bool rounds = wire.values != ValueEncoding::native;
   require(sparse || (wire.indices == IndexFormat::none && !rounds && !wire.packs_values), "wire",
           std::string(name_of(wire.indices)) + " indices and " + name_of(wire.values) + " values",
-          "only a sparse_allreduce has formats of entries, give 'none' and 'native'");
+          "only sparse operations have formats of entries, give 'none' and 'native'");
+  require(!rounds || workload.operation == Operation::sparse_allreduce, "values", name_of(wire.values),
+          "only a sparse_allreduce is measured with values that are rounded, give 'native'");
   require(!rounds || workload.algorithm != Algorithm::recursive_doubling, "values", name_of(wire.values),
           "recursive_doubling takes no values that are rounded, give 'native' or another algorithm");
 }
@@ -190,10 +200,14 @@ void validate(const Workload& workload) {
           "it must be a multiple of 4, as elements are f32");
   validate_algorithm(workload);
   validate_wire(workload);
-  const bool sparse = workload.operation == Operation::sparse_allreduce;
+  const bool sparse = has_entries(workload);
   const std::uint64_t elements = workload.bytes / sizeof(float);
   require(sparse || workload.nnz == 0, "nnz", std::to_string(workload.nnz),
-          "only a sparse_allreduce has entries, give 0");
+          "only sparse operations have entries, give 0");
+  require(workload.operation == Operation::allreduce_topk || workload.keep == 0, "keep", std::to_string(workload.keep),
+          "only an allreduce_topk keeps a part of a sum, give 0");
+  require(!measures_streams(workload.operation) || workload.payloads, "payloads", "False",
+          "this operation is measured with real entries, give payloads=True");
   if (sparse) {
     require(elements <= kDimensionMost, "bytes", std::to_string(workload.bytes),
             "a sparse vector has at most " + std::to_string(kDimensionMost) + " elements, of 4 bytes each");
@@ -208,7 +222,7 @@ void validate(const Workload& workload) {
   require(workload.root < workload.ranks, "root", std::to_string(workload.root),
           "it must be a rank, below " + std::to_string(workload.ranks));
   require(workload.calls >= 1, "calls", "0", "give at least 1");
-  require(workload.calls == 1 || !workload.payloads, "calls", std::to_string(workload.calls),
+  require(workload.calls == 1 || !workload.payloads || workload.operation == Operation::allreduce_topk, "calls", std::to_string(workload.calls),
           "one call after another goes without payloads only, give payloads=False or calls=1");
   validate_costs(workload.costs);
 }

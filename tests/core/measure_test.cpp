@@ -223,6 +223,41 @@ TEST("counted messages have the lengths of real ones in every format, and real s
   }
 }
 
+TEST("what sends real entries only: results are right, and what comes is what was sent") {
+  for (const Operation operation :
+       {Operation::sparse_allgather, Operation::sparse_reduce_scatter, Operation::allreduce_topk}) {
+    for (const Rank ranks : {1U, 2U, 5U, 16U}) {
+      for (const std::uint64_t nnz : {0UL, 40UL, 6000UL}) {
+        Workload workload = sparse(ranks, 20'000, nnz, 0.3);
+        workload.operation = operation;
+        workload.algorithm = Algorithm::automatic;
+        workload.payloads = true;
+        workload.wire = {.indices = IndexFormat::packed, .packs_values = true};
+        const Measurement found = measure(workload);
+        EXPECT_EQ(total(found.bytes_sent), total(found.bytes_received));
+        EXPECT_EQ(total(found.words_sent), total(found.words_received));
+        if (operation == Operation::sparse_allgather) EXPECT_EQ(found.result_nnz, nnz * ranks);
+      }
+    }
+  }
+}
+
+TEST("kept sums: as many as wanted of magnitudes that hardly tie, and later calls reuse what the first has found") {
+  Workload workload = sparse(8, 100'000, 1000);
+  workload.operation = Operation::allreduce_topk;
+  workload.algorithm = Algorithm::automatic;
+  workload.payloads = true;
+  workload.keep = 700;
+  const Measurement once = measure(workload);
+  EXPECT_EQ(once.result_nnz, 700);
+  EXPECT_EQ(once.words_sent.size(), 8);
+  workload.calls = 3;
+  const Measurement thrice = measure(workload);
+  EXPECT(thrice.result_nnz > 525 && thrice.result_nnz < 875);
+  EXPECT(thrice.finish_s < 2.5 * once.finish_s);
+  EXPECT_EQ(measure(workload).finish_s, thrice.finish_s);
+}
+
 TEST("sums of counted entries become dense where real ones do") {
   constexpr std::uint64_t kDimension = 200'000;
   constexpr Rank kRanks = 8;
@@ -325,6 +360,16 @@ TEST("arguments that make no sense are refused by name, with their value and a r
   Workload dense_only = sparse(2, 100, 1);
   dense_only.algorithm = Algorithm::rabenseifner;
   refused(dense_only, "algorithm is 'rabenseifner': ");
+  Workload streams = sparse(2, 100, 1);
+  streams.algorithm = Algorithm::automatic;
+  streams.keep = 5;
+  refused(streams, "keep is 5: ");
+  streams.operation = Operation::allreduce_topk;
+  refused(streams, "payloads is False: ");
+  streams.payloads = true;
+  EXPECT_EQ(error_of([&] { measure(streams); }), "");
+  streams.wire.values = ValueEncoding::bf16;
+  refused(streams, "values is bf16: ");
 }
 
 TEST("names of operations, algorithms and costs") {

@@ -29,7 +29,7 @@ from telegrad.report.simulation import (
     table_of,
 )
 from telegrad.sim.critical_path import Stretch, critical_path, shares
-from telegrad.sim.measure import Measurement, Point
+from telegrad.sim.measure import SPARSE, Measurement, Point
 from telegrad.sim.networks import Network
 from telegrad.sim.sweep import measure_apart, sweep
 from telegrad.sim.timeline import write_trace
@@ -51,6 +51,8 @@ class Asked:
     density: float = 0.0
     overlap: float = 0.0
     wire: str = "auto"
+    keep: int = 0
+    calls: int = 1
 
     def points(self, ranks: Sequence[int], sizes: Sequence[int], network: Network, settings: Settings) -> list[Point]:
         return [
@@ -65,6 +67,8 @@ class Asked:
                 wire=self.wire,
                 payloads=settings.payloads,
                 seed=settings.seed,
+                keep=self.keep,
+                calls=self.calls,
             )
             for count in ranks
             for size in sizes
@@ -134,7 +138,7 @@ def _doubling_up_to(most: int) -> list[int]:
 
 def _plot_sizes(asked: Asked) -> Sequence[int]:
     # Of a sparse vector the smallest have no entries to speak of.
-    return _PLOT_SIZES[3:] if asked.operation == "sparse_allreduce" else _PLOT_SIZES
+    return _PLOT_SIZES[3:] if asked.operation in SPARSE else _PLOT_SIZES
 
 
 def _check_single(points: Sequence[Point], settings: Settings) -> None:

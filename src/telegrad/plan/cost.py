@@ -1,7 +1,8 @@
-"""What each dense collective takes on the α-β-γ network, as a closed form. docs/simulation.md describes the network.
+"""What each collective takes on the α-β-γ network, as a closed form. docs/simulation.md describes the network.
 
 The forms are those of the algorithms in core/collectives, and tests hold them against the simulator. Those of the
-collectives that reduce are in cost_reductions.py, those of the others in cost_moves.py.
+collectives that reduce are in cost_reductions.py, those of the others in cost_moves.py, and those on streams, which are
+less exact, in cost_sparse.py.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from telegrad.plan.cost_reductions import (
     reduce,
     reduce_scatter,
 )
+from telegrad.plan.cost_sparse import TopkCost, allgather_sparse, allreduce_topk, reduce_scatter_sparse
 from telegrad.plan.network import ELEMENT_BYTES, Cost, Costs
 from telegrad.plan.recurrences import CARD_BYTES
 
@@ -25,16 +27,20 @@ __all__ = [
     "RING_MESSAGE_BYTES",
     "Cost",
     "Costs",
+    "TopkCost",
     "all_to_all",
     "allgather",
+    "allgather_sparse",
     "allreduce",
     "allreduce_rabenseifner",
     "allreduce_recursive_doubling",
     "allreduce_ring",
+    "allreduce_topk",
     "barrier",
     "broadcast",
     "gather",
     "reduce",
     "reduce_scatter",
+    "reduce_scatter_sparse",
     "scatter",
 ]

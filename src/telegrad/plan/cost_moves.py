@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 
 from telegrad.plan.network import Cost, Costs, ceil_div, ceil_log2, check, copying
-from telegrad.plan.recurrences import CARD_BYTES, pieces_s
+from telegrad.plan.recurrences import CARD_BYTES, pieces_s, stream_s
 
 # What core/collectives does; tests compare with it.
 SHORT_BYTES = 32 << 10  # kShortBytes of allgather.cpp
@@ -54,12 +54,12 @@ def allgather(ranks: int, size: int, costs: Costs) -> Cost:
     work_s = size * costs.gamma_s_per_byte
     if ranks == 2:
         port_s = piece * costs.pair_s_per_byte(piece * under_way)
-        time_s = max(_stream_s(pieces, under_way, costs.alpha_s, port_s), costs.alpha_s + port_s + work_s)
+        time_s = max(stream_s(pieces, under_way, costs.alpha_s, port_s), costs.alpha_s + port_s + work_s)
         return Cost(time_s, pieces, size)
     port_s = piece * costs.beta_s_per_byte
     left = (ranks - 1) * pieces - under_way
     time_s = _heard_s(rounds, costs.alpha_s, under_way * port_s)
-    time_s += max(_stream_s(left, under_way, costs.alpha_s, port_s), work_s)
+    time_s += max(stream_s(left, under_way, costs.alpha_s, port_s), work_s)
     return Cost(time_s, (ranks - 1) * pieces + rounds, (ranks - 1) * size)
 
 
@@ -123,8 +123,8 @@ def scatter(ranks: int, size: int, costs: Costs) -> Cost:
                 done_s = max(done_s, ready_s[child])
             last_s = max(last_s, done_s)
         return Cost(last_s, len(_children(0, ranks)), (ranks - 1) * size)
-    time_s = _stream_s(ranks - 1, ROOT_UNDER_WAY, alpha_s, port_s)
-    last_posted_s = _stream_s(ranks - 1 - ROOT_UNDER_WAY, ROOT_UNDER_WAY, alpha_s, port_s)
+    time_s = stream_s(ranks - 1, ROOT_UNDER_WAY, alpha_s, port_s)
+    last_posted_s = stream_s(ranks - 1 - ROOT_UNDER_WAY, ROOT_UNDER_WAY, alpha_s, port_s)
     return Cost(max(time_s, last_posted_s + work_s), ranks - 1, (ranks - 1) * size)
 
 
@@ -173,7 +173,7 @@ def all_to_all(ranks: int, size: int, costs: Costs) -> Cost:
     port_s, under_way = size * costs.beta_s_per_byte, EXCHANGE_UNDER_WAY
     first = min(under_way, ranks - 1)
     time_s = _heard_s(rounds, alpha_s, first * port_s)
-    time_s += max(_stream_s(ranks - 1 - first, under_way, alpha_s, port_s), work_s)
+    time_s += max(stream_s(ranks - 1 - first, under_way, alpha_s, port_s), work_s)
     if ranks % 2 == 0:  # half way round two ranks send to each other
         time_s += size * (costs.pair_s_per_byte(size) - costs.beta_s_per_byte)
     return Cost(time_s, ranks - 1 + rounds, (ranks - 1) * size)
@@ -201,7 +201,7 @@ def broadcast(ranks: int, size: int, costs: Costs) -> Cost:
     pieces = broadcast_pieces(ranks, size)
     if pieces > 1:
         piece_s = ceil_div(size, pieces) * costs.beta_s_per_byte
-        time_s = _stream_s(pieces, CHAIN_UNDER_WAY, costs.alpha_s, piece_s)
+        time_s = stream_s(pieces, CHAIN_UNDER_WAY, costs.alpha_s, piece_s)
         return Cost(time_s + (ranks - 2) * (costs.alpha_s + piece_s), pieces, size)
     rounds = ceil_log2(ranks)
     port_s = size * costs.beta_s_per_byte
@@ -225,15 +225,6 @@ def barrier(ranks: int, costs: Costs) -> Cost:
     check(ranks, 0)
     rounds = ceil_log2(ranks)
     return Cost(rounds * costs.alpha_s, rounds, 0)
-
-
-def _stream_s(messages: int, under_way: int, alpha_s: float, port_s: float) -> float:
-    """From the first of equal messages to the last one's end: the next leaves as soon as the port is free and the one
-    ``under_way`` before has arrived."""
-    if messages <= 0:
-        return 0.0
-    full, rest = divmod(messages - 1, under_way)
-    return full * max(under_way * port_s, alpha_s + port_s) + rest * port_s + alpha_s + port_s
 
 
 def _heard_s(rounds: int, alpha_s: float, busy_s: float) -> float:

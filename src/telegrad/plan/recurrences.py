@@ -74,6 +74,15 @@ def folded_rounds_s(
     return float(ready_s[:folded].max())
 
 
+def stream_s(messages: int, under_way: int, alpha_s: float, port_s: float) -> float:
+    """From the first of equal messages to the last one's end: the next leaves as soon as the port is free and the one
+    ``under_way`` before has arrived."""
+    if messages <= 0:
+        return 0.0
+    full, rest = divmod(messages - 1, under_way)
+    return full * max(under_way * port_s, alpha_s + port_s) + rest * port_s + alpha_s + port_s
+
+
 @lru_cache(maxsize=4096)
 def pieces_s(
     pieces: int, alpha_s: float, port_s: float, exchange_s: float, work_s: float = 0.0, copy_s: float = 0.0

@@ -12,7 +12,7 @@ from rich.table import Table
 
 from telegrad.bench.plan import text_of
 from telegrad.sim.critical_path import KINDS, Stretch, shares
-from telegrad.sim.measure import Measurement, closed_form
+from telegrad.sim.measure import SPARSE, Measurement, closed_form
 
 Row = dict[str, Any]
 _STRETCHES_SHOWN = 16
@@ -36,14 +36,21 @@ def row_of(found: Measurement) -> Row:
         "bytes_sent": int(found.bytes_sent.sum()),
         "events": found.events,
         "seed": point.seed,
-        "payloads": point.payloads,
+        "payloads": point.payloads or point.has_entries,
     }
-    if point.operation == "sparse_allreduce":
+    if point.operation in SPARSE:
         row |= {
             "nnz": point.nnz,
             "overlap": point.overlap,
             "wire": point.wire_format,
             "result_nnz": found.result_nnz,
+        }
+    if found.words_sent is not None and found.words_received is not None:
+        row |= {
+            "keep": point.keep or point.nnz,
+            "calls": point.calls,
+            "words": int(max(found.words_sent.max(), found.words_received.max())),
+            "words_most": 6 * max(point.nnz, found.result_nnz or 0) + 2 * point.ranks,
         }
     return row
 
@@ -53,6 +60,7 @@ def table_of(rows: Sequence[Row], title: str) -> Table:
     has_size = any(row["bytes"] for row in rows)
     has_form = any(row["closed_form_s"] is not None for row in rows)
     is_sparse = any("nnz" in row for row in rows)
+    has_words = any("words" in row for row in rows)
     has_auto = any(row["algorithm"] == "auto" for row in rows)
     table = Table(title=title, title_justify="left", header_style="bold", box=SIMPLE_HEAD, padding=0)
     table.caption = "messages, sent: of the rank that sends most"
@@ -60,6 +68,7 @@ def table_of(rows: Sequence[Row], title: str) -> Table:
     for name in ("ranks", *_if(has_size, "size"), "algorithm", *_if(has_auto, "auto"), "time", "ratio"):
         table.add_column(name, justify="left" if name in ("algorithm", "auto") else "right", no_wrap=True)
     names = (*_if(has_form, "closed form"), "messages", *_if(has_size, "sent"), *_if(is_sparse, "entries of the sum"))
+    names += ("words", "at most") if has_words else ()
     for name in names:
         table.add_column(name, justify="right")
 
@@ -81,6 +90,7 @@ def table_of(rows: Sequence[Row], title: str) -> Table:
         cells += [_ratio(row["time_s"], fastest[previous]), *_if(has_form, duration(row["closed_form_s"]))]
         cells += [f"{row['messages_per_rank']:,}", *_if(has_size, text_of(row["bytes_per_rank"]))]
         cells += _if(is_sparse, f"{row.get('result_nnz') or 0:,}")
+        cells += [f"{row['words']:,}", f"{row['words_most']:,}"] if has_words else []
         table.add_row(*cells, style="bold" if row["time_s"] == fastest[previous] else None)
     return table
 

@@ -32,7 +32,12 @@ ALGORITHMS = {
     "reduce": ("by_length",),
     "reduce_scatter": ("by_length",),
     "barrier": ("dissemination",),
+    "sparse_allgather": ("by_length",),
+    "sparse_reduce_scatter": ("split",),
+    "allreduce_topk": ("oktopk",),
 }
+SPARSE = ("sparse_allreduce", "sparse_allgather", "sparse_reduce_scatter", "allreduce_topk")
+"""Operations on streams. All but the first have real entries, which it may have."""
 _UNNAMED = {*ALGORITHMS} - {"allreduce", "sparse_allreduce"}
 
 
@@ -44,8 +49,10 @@ class Point:
     ``size``: bytes of one rank's vector (allgather, gather, scatter, all_to_all: of one block; sparse: 4 times the
     dimension), ``nnz``: a sparse vector's entries, ``overlap``: the share of them that all ranks have in common,
     ``wire``: how messages hold them, as for ``Communicator.all_reduce``; ``auto``: as a communicator takes it that is
-    calibrated on this network. ``payloads``: real values, and the result is checked; without, only sizes travel. Raises
-    ``ValueError`` for an operation, algorithm or wire that does not exist.
+    calibrated on this network. ``keep``: how many entries an allreduce_topk keeps of the sum, 0 as many as a rank has;
+    ``calls`` of it follow each other with one state, each with entries of its own. ``payloads``: real values, and the
+    result is checked; without, only sizes travel, but where all that is sent depends on entries. Raises ``ValueError``
+    for an operation, algorithm or wire that does not exist.
     """
 
     operation: str
@@ -59,6 +66,8 @@ class Point:
     root: int = 0
     payloads: bool = False
     seed: int = 0
+    keep: int = 0
+    calls: int = 1
 
     def __post_init__(self) -> None:
         if self.operation not in ALGORITHMS:
@@ -77,14 +86,19 @@ class Point:
     @property
     def formats(self) -> dict[str, Any]:
         """Those of indices and values on the wire, as the core takes them; none where the operation is dense."""
-        if self.operation != "sparse_allreduce":
+        if self.operation not in SPARSE:
             return {}
         return self._formats()._asdict()
 
     @property
     def wire_format(self) -> str:
         """``wire`` with both parts named, such as ``packed-f32``; "" where the operation is dense."""
-        return name_of_formats(self._formats(), "f32") if self.operation == "sparse_allreduce" else ""
+        return name_of_formats(self._formats(), "f32") if self.operation in SPARSE else ""
+
+    @property
+    def has_entries(self) -> bool:
+        """Real ones, whatever ``payloads`` says."""
+        return self.operation in SPARSE[1:]
 
     @property
     def chosen(self) -> str:
@@ -146,7 +160,9 @@ class Measurement:
     bytes_sent: Counts
     bytes_received: Counts
     events: int
-    result_nnz: int | None = None  # sparse: entries of the sum
+    result_nnz: int | None = None  # sparse: entries of the sum, or of what rank 0 has gathered
+    words_sent: Counts | None = None  # allreduce_topk, its last call: an index and a value are a word each
+    words_received: Counts | None = None
     links: Links | None = None
     activities: Activities | None = None
 
@@ -167,8 +183,10 @@ def measure(point: Point, *, links: bool = False, timeline: bool = False) -> Mea
         overlap=point.overlap,
         **point.formats,
         root=point.root,
-        payloads=point.payloads,
+        payloads=point.payloads or point.has_entries,
         seed=point.seed,
+        keep=point.keep,
+        calls=point.calls,
         costs=point.network.fields_of_core(),
         links=links,
         timeline=timeline,
@@ -183,7 +201,9 @@ def measure(point: Point, *, links: bool = False, timeline: bool = False) -> Mea
         bytes_sent=found["bytes_sent"],
         bytes_received=found["bytes_received"],
         events=found["events"],
-        result_nnz=found["result_nnz"] if point.operation == "sparse_allreduce" else None,
+        result_nnz=found["result_nnz"] if point.operation in SPARSE else None,
+        words_sent=found["words_sent"] if point.operation == "allreduce_topk" else None,
+        words_received=found["words_received"] if point.operation == "allreduce_topk" else None,
         links=_links(found["links"]) if links else None,
         activities=Activities(**found["timeline"]) if timeline else None,
     )
@@ -192,8 +212,9 @@ def measure(point: Point, *, links: bool = False, timeline: bool = False) -> Mea
 def closed_form(point: Point) -> Cost | None:
     """What theory says, where it has a formula that holds: dense operations on a network with one level and without
     noise. No formula follows messages of several steps that wait for one port: that is where there is no latency, and
-    where an exchange costs much more than a message one way (``_NOT_ALIKE``: more at all)."""
-    if point.operation == "sparse_allreduce" or not point.network.is_plain:
+    where an exchange costs much more than a message one way (``_NOT_ALIKE``: more at all). Of streams none knows how
+    many entries meet: see ``sparse_sum_costs`` and ``plan.cost``."""
+    if point.operation in SPARSE or not point.network.is_plain:
         return None
     costs = point.network.costs
     most = 1.0 if point.operation in _NOT_ALIKE else _EXCHANGE_MOST
@@ -221,7 +242,21 @@ def _form_of(point: Point) -> Cost:
         return cost.allreduce(point.chosen, point.ranks, point.size, costs)
     if point.operation == "barrier":
         return cost.barrier(point.ranks, costs)
+    if point.operation in SPARSE:
+        return _sparse_form_of(point)
     return _FORMS[point.operation](point.ranks, point.size, costs)
+
+
+def _sparse_form_of(point: Point) -> Cost:
+    ranks, dimension, costs = point.ranks, point.size // 4, point.network.costs
+    packed = point._formats().indices == _core.IndexFormat.packed
+    if point.operation == "allreduce_topk":
+        keep = point.keep or max(1, point.nnz)
+        return cost.allreduce_topk(
+            ranks, dimension, point.nnz, keep, costs, slices="cut", finds_threshold=True, packed=packed
+        )
+    form = cost.allgather_sparse if point.operation == "sparse_allgather" else cost.reduce_scatter_sparse
+    return form(ranks, dimension, point.nnz, costs, packed=packed)
 
 
 def _links(found: dict[str, Any]) -> Links:

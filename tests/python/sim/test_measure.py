@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from telegrad.plan import Costs
-from telegrad.sim.measure import ALGORITHMS, Point, closed_form, measure
+from telegrad.sim.measure import ALGORITHMS, SPARSE, Point, closed_form, measure
 from telegrad.sim.networks import Network
 
 COSTS = Costs(alpha_s=10e-6, beta_s_per_byte=1e-9, gamma_s_per_byte=1e-10)
@@ -20,7 +20,7 @@ EVERY = [(operation, algorithm) for operation, names in ALGORITHMS.items() for a
 
 def point(operation: str, algorithm: str, network: Network = PLAIN, **more: int) -> Point:
     fields: dict[str, int] = {"ranks": 6, "size": 0 if operation == "barrier" else 24_000}
-    if operation == "sparse_allreduce":
+    if operation in SPARSE:
         fields["nnz"] = 60
     return Point(operation, algorithm, network=network, **{**fields, **more})  # type: ignore[arg-type]
 
@@ -87,7 +87,7 @@ def test_auto_is_the_fastest_by_the_closed_forms() -> None:
 def test_the_closed_form_of_a_point() -> None:
     for operation, algorithm in EVERY:
         form = closed_form(point(operation, algorithm))
-        if operation == "sparse_allreduce":
+        if operation in SPARSE:
             assert form is None
         else:
             assert form is not None
@@ -105,7 +105,7 @@ def test_a_closed_form_holds_or_is_not_given(alpha_s: float, exchange: float) ->
             if (form := closed_form(one)) is not None:
                 given.add(operation)
                 assert form.time_s == pytest.approx(measure(one).finish_s, rel=0.01), one
-    everything = {operation for operation, _ in EVERY} - {"sparse_allreduce"}
+    everything = {operation for operation, _ in EVERY} - {*SPARSE}
     if alpha_s == 0 or exchange > 2:
         assert given == set()
     else:
