@@ -66,12 +66,15 @@ SparseSum<V> make_reduce_scatter(SparseStream<V> stream, Partition slices, const
 /// Only Ok-Topk has a `residual`, and a wire that rounds.
 template <class V>
 TopkSum<V, OkTopkState> make_all_reduce_topk(SparseStream<V> stream, const OkTopkSettings& settings,
-                                             const OkTopkState& state, Reduction reduction, WireFormat wire, std::span<float> residual = {});
+                                             const OkTopkState& state, Reduction reduction, WireFormat wire,
+                                             std::span<float> residual = {});
 template <class V>
 TopkSum<V, GTopkState> make_all_reduce_topk(SparseStream<V> stream, const GTopkSettings& settings,
-                                            const GTopkState& state, Reduction reduction, WireFormat wire, std::span<float> residual = {});
+                                            const GTopkState& state, Reduction reduction, WireFormat wire,
+                                            std::span<float> residual = {});
 template <class V>
 TopkSum<V, BoundedTopkState> make_all_reduce_topk(SparseStream<V> stream, const BoundedTopkSettings& settings,
-                                                  const BoundedTopkState& state, Reduction reduction, WireFormat wire, std::span<float> residual = {});
+                                                  const BoundedTopkState& state, Reduction reduction, WireFormat wire,
+                                                  std::span<float> residual = {});
 
 }  // namespace telegrad
