@@ -348,7 +348,7 @@ class Play {
                               .slices = call.slices,
                               .choice = choice_of(call)};
     if (call.operation == Operation::allreduce_topk) {
-      TopkSum<V> kept = make_all_reduce_topk(std::move(mine), program_.topk, caller.topk, call.reduction, how.wire);
+      TopkSum<V, OkTopkState> kept = make_all_reduce_topk(std::move(mine), program_.topk, caller.topk, call.reduction, how.wire);
       read = reader<V>(std::move(kept.result), caller.topk);
       return kept.request;
     }

@@ -20,7 +20,7 @@ std::string fault_of_state(const Program& program, const PlannedCall& call, cons
 }
 
 std::string fault_of_report(const Program& program, const SeenTopk& seen, std::size_t kept, std::size_t held) {
-  const OkTopkReport& report = seen.report;
+  const TopkReport& report = seen.report;
   const OkTopkSettings& settings = program.topk;
   if (report.selected != kept) return "its report counts " + std::to_string(report.selected) + " entries";
   if (!report.exact && seen.before.calls % settings.threshold_every == 0) return "its threshold was not found anew";

@@ -15,7 +15,7 @@ namespace telegrad::explorer {
 struct SeenTopk {
   std::vector<std::uint32_t> left_indices{};
   std::vector<std::byte> left_values{};
-  OkTopkReport report{};
+  TopkReport report{};
   OkTopkState before{};
   OkTopkState after{};
 };

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import time
 from collections.abc import Callable
 
@@ -27,10 +28,16 @@ def measured_group_cost(comm: Communicator, *, most_bytes: int) -> Callable[[int
     comm.all_reduce(times, "max")
     times = np.maximum.accumulate(times)  # noise must not make a longer sum the cheaper one
 
+    seconds: list[float] = times.tolist()
+
     def cost(size: int) -> float:
-        if size > sizes[-1]:
-            return float(times[-1]) * size / sizes[-1]
-        return float(np.interp(size, sizes, times))
+        after = bisect.bisect_left(sizes, size)
+        if after == len(sizes):
+            return seconds[-1] * size / sizes[-1]
+        if after == 0:
+            return seconds[0]
+        share = (size - sizes[after - 1]) / (sizes[after] - sizes[after - 1])
+        return seconds[after - 1] + share * (seconds[after] - seconds[after - 1])
 
     return cost
 

@@ -194,14 +194,15 @@ def _bert_base() -> Parameters:
 
 
 def _gpt2_small() -> Parameters:
-    """Radford et al., 2019, on sequences of 1,024 tokens. The output layer is the embedding, whose gradient is whole
-    only at the end of the backward pass; its work is counted there."""
+    """Radford et al., 2019, on sequences of 1,024 tokens. The output layer has the weights of the embedding, whose
+    gradient is whole only at the end of the backward pass; its work, which comes first there, has no elements."""
     width, vocabulary = 768, 50257
-    yield Parameter("embedding.word", vocabulary * width, vocabulary * width * _GPT_POSITIONS)
+    yield Parameter("embedding.word", vocabulary * width)
     yield Parameter("embedding.position", 1024 * width)
     for layer in range(12):
         yield from _transformer(f"layer{layer}", width, _GPT_POSITIONS, fused=True)
     yield from _norm("norm", width)
+    yield Parameter("output", 0, vocabulary * width * _GPT_POSITIONS)
 
 
 def _lstm() -> Parameters:

@@ -14,7 +14,7 @@ from telegrad.plan.network import Costs
 
 @dataclass(frozen=True)
 class LinearCost:
-    """``startup_s`` + ``s_per_byte`` · bytes; nothing for no bytes among one rank."""
+    """``startup_s`` + ``s_per_byte`` · bytes. Makers of these raise ``ValueError`` for less than one rank."""
 
     startup_s: float
     s_per_byte: float
@@ -25,7 +25,7 @@ class LinearCost:
 
 def ring(ranks: int, costs: Costs) -> LinearCost:
     """2(P−1)α and 2(P−1)/P·β + (P−1)/P·γ a byte. MG-WFBP, Table 2."""
-    return LinearCost(2 * (ranks - 1) * costs.alpha_s, (ranks - 1) / ranks * _there_and_back(costs))
+    return LinearCost(2 * (_checked(ranks) - 1) * costs.alpha_s, _others(ranks) * _there_and_back(costs))
 
 
 def recursive_doubling(ranks: int, costs: Costs) -> LinearCost:
@@ -35,7 +35,7 @@ def recursive_doubling(ranks: int, costs: Costs) -> LinearCost:
 
 def halving_doubling(ranks: int, costs: Costs) -> LinearCost:
     """2·log2 P·α and the ring's time of a byte. MG-WFBP, Table 2."""
-    return LinearCost(2 * _log2(ranks) * costs.alpha_s, (ranks - 1) / ranks * _there_and_back(costs))
+    return LinearCost(2 * _log2(ranks) * costs.alpha_s, _others(ranks) * _there_and_back(costs))
 
 
 def binary_tree(ranks: int, costs: Costs) -> LinearCost:
@@ -60,7 +60,7 @@ def double_binary_trees_published(ranks: int, costs: Costs) -> LinearCost:
 def parameter_server(ranks: int, costs: Costs) -> LinearCost:
     """All push their gradients to one server and pull the sum: 2α and P·(2β + γ) a byte, through its one port.
     MG-WFBP, §4.3."""
-    return LinearCost(2 * costs.alpha_s, ranks * _there_and_back(costs))
+    return LinearCost(2 * costs.alpha_s, _checked(ranks) * _there_and_back(costs))
 
 
 COLLECTIVES: dict[str, Callable[[int, Costs], LinearCost]] = {
@@ -106,4 +106,15 @@ def _there_and_back(costs: Costs) -> float:
 
 
 def _log2(ranks: int) -> float:
-    return math.log2(ranks)
+    return math.log2(_checked(ranks))
+
+
+def _others(ranks: int) -> float:
+    """Which share of a vector the other ranks own."""
+    return (_checked(ranks) - 1) / ranks
+
+
+def _checked(ranks: int) -> int:
+    if ranks < 1:
+        raise ValueError(f"ranks={ranks} must be at least 1")
+    return ranks

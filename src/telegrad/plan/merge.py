@@ -43,10 +43,13 @@ def fixed(
     *,
     cost: GroupCost,
     cap_mb: float = DDP_CAP_MB,
-    first_mb: float = DDP_FIRST_MB,
+    first_mb: float | None = None,
 ) -> MergePlan:
-    """Groups that end with the tensor by which they have ``cap_mb`` MiB or more, the first one ``first_mb``, as in
-    DistributedDataParallel. Other arguments and errors as for ``optimal``; ``ValueError`` for a cap below 0."""
+    """Groups that end with the tensor by which they have ``cap_mb`` MiB or more, the first one ``first_mb`` (``None``:
+    1 where ``cap_mb`` is 25, else ``cap_mb``), as in DistributedDataParallel. Other arguments and errors as for
+    ``optimal``; ``ValueError`` for a cap below 0."""
+    if first_mb is None:
+        first_mb = DDP_FIRST_MB if cap_mb == DDP_CAP_MB else cap_mb
     for name, cap in (("cap_mb", cap_mb), ("first_mb", first_mb)):
         if not cap >= 0:
             raise ValueError(f"{name}={cap} must be 0 or more MiB: 0 sends each tensor by itself")
@@ -63,8 +66,8 @@ def greedy(sizes: Sequence[int], backward_times: Sequence[float], *, cost: Group
     """MG-WFBP: a tensor waits for the next one if that is there before what is saved by sending both together has
     passed. Shi, Chu, Li, "MG-WFBP: Merging gradients wisely for efficient communication", TPDS 2021, Algorithm 1.
 
-    The saving is the latency where ``cost`` is a + b·bytes, as in the paper. It looks one tensor ahead, so it is not
-    the best cut, whatever the paper's Theorem 1 says. Arguments and errors as for ``optimal``.
+    The saving is the latency where ``cost`` is a + b·bytes, as in the paper, but for rounding. It looks one tensor
+    ahead, so it is not the best cut, whatever the paper's Theorem 1 says. Arguments and errors as for ``optimal``.
     """
     ready = _ready(sizes, backward_times)
     stops, held, free = [], 0, 0.0
@@ -189,6 +192,9 @@ def _ready(sizes: Sequence[int], backward_times: Sequence[float]) -> list[float]
     for name, values in (("sizes", sizes), ("backward_times", backward_times)):
         for position, value in enumerate(values):
             _check(f"{name}[{position}]", value)
+    for position, size in enumerate(sizes):
+        if size != int(size):
+            raise ValueError(f"sizes[{position}] is {size}: it must be whole bytes")
     return list(accumulate(map(float, backward_times)))
 
 

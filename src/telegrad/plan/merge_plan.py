@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -40,6 +42,9 @@ class MergePlan:
     delays: tuple[float, ...]
 
     def __post_init__(self) -> None:
+        numbers = (*self.sizes, *self.backward_times, *self.costs, *self.delays)
+        if not all(isinstance(one, (int, float)) and 0 <= one < math.inf for one in numbers):
+            raise ValueError("sizes, backward_times, costs and delays must be finite numbers, 0 or more")
         if len(self.sizes) != len(self.backward_times):
             raise ValueError(f"{len(self.sizes)} sizes and {len(self.backward_times)} backward_times: give one of each")
         if not all(self.groups) or [one for group in self.groups for one in group] != list(range(len(self.sizes))):
@@ -102,14 +107,12 @@ class MergePlan:
         fields = ("scheme", "sizes", "backward_times", "groups", "costs", "delays")
         if missing := [name for name in fields if name not in found]:
             raise ValueError(f"this merge plan has no {missing[0]!r}: it must come from MergePlan.to_json()")
-        return cls(
-            found["scheme"],
-            tuple(found["sizes"]),
-            tuple(found["backward_times"]),
-            _groups(found["groups"]),
-            tuple(found["costs"]),
-            tuple(found["delays"]),
-        )
+        try:
+            sizes, lengths = (tuple(map(operator.index, found[name])) for name in ("sizes", "groups"))
+            times, costs, delays = (tuple(map(float, found[name])) for name in ("backward_times", "costs", "delays"))
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"this merge plan is damaged ({error}): it must come from MergePlan.to_json()") from error
+        return cls(str(found["scheme"]), sizes, times, _groups(lengths), costs, delays)
 
     def __str__(self) -> str:
         """The groups and their timeline: ``.`` waiting for the network, ``#`` on it, ``|`` the end of the backward

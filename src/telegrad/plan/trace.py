@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import math
+import operator
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any, Self
@@ -97,7 +98,7 @@ class Trace:
         if found.get("version") != _VERSION:
             raise ValueError(f"this trace has version {found.get('version')!r}: this telegrad reads {_VERSION}")
         try:
-            rows = [(str(name), int(size), float(seconds)) for name, size, seconds in found["gradients"]]
+            rows = [(str(name), operator.index(size), float(seconds)) for name, size, seconds in found["gradients"]]
             forward_s, about = float(found["forward_s"]), str(found["about"])
         except (KeyError, TypeError, ValueError) as error:
             raise ValueError(f"this trace is damaged ({error!r}): it must come from Trace.to_json()") from error

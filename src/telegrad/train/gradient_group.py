@@ -10,31 +10,41 @@ from torch import Tensor, nn
 
 from telegrad.comm import Communicator, Work
 
+PASS_NUMBERS = 251
+"""Passes are counted modulo this: a number that every float holds exactly, and so its average."""
+
 
 @dataclass(slots=True)
 class _Flat:
-    """The gradients of one dtype, and after them one number for each: 1 where this rank has that gradient."""
+    """The gradients of one dtype; after them one number for each, 1 where this rank has that gradient; and last the
+    number of the pass."""
 
     parameters: list[nn.Parameter]
     buffer: Tensor
 
+    @property
+    def flags(self) -> Tensor:
+        return self.buffer[-len(self.parameters) - 1 : -1]
+
 
 class GradientGroup:
-    """``parameters``: in the order in which their gradients come; on the CPU, dense. While ``lend`` has made a
-    gradient a view of this group's memory, the backward pass adds to it in place.
+    """``parameters``: in the order in which their gradients come; on the CPU, dense. A gradient that has come is a view
+    of this group's memory, laid out as its parameter.
     """
 
     def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
         self.parameters = [*parameters]
         self._flats: list[_Flat] = []
         self._views: dict[int, Tensor] = {}
-        self._lent: set[int] = set()  # gradients that were None, and that nothing has come to since
         for dtype in dict.fromkeys(one.dtype for one in self.parameters):
             members = [one for one in self.parameters if one.dtype == dtype]
-            sizes = [one.numel() for one in members]
-            buffer = torch.zeros(sum(sizes) + len(members), dtype=dtype)
-            for one, values in zip(members, torch.split(buffer[: sum(sizes)], sizes), strict=True):
-                self._views[id(one)] = values.view(one.shape)
+            buffer = torch.zeros(sum(one.numel() for one in members) + len(members) + 1, dtype=dtype)
+            start = 0
+            for one in members:
+                # Fused optimisers walk through a parameter and its gradient side by side, in the order of memory.
+                strides = torch.empty_like(one, device="meta").stride()
+                self._views[id(one)] = torch.as_strided(buffer, one.size(), strides, start)
+                start += one.numel()
             self._flats.append(_Flat(members, buffer))
 
     @property
@@ -42,60 +52,9 @@ class GradientGroup:
         """Of the gradients."""
         return sum(one.numel() * one.element_size() for one in self.parameters)
 
-    def lend(self) -> None:
-        """Before a pass: gradients that are None, or that lie elsewhere, become views."""
-        for one in self.parameters:
-            if one.grad is None:
-                view = self._views[id(one)]
-                one.grad = view.zero_()
-                self._lent.add(id(one))
-            else:
-                self._take(one)
-
-    def arrived(self, parameter: nn.Parameter) -> None:
-        """The pass has added to this gradient, or made a new one. Raises ``TypeError`` for one that is sparse."""
-        self._take(parameter)
-        self._lent.discard(id(parameter))
-
-    def launch(self, comm: Communicator, present: set[int]) -> list[Work]:
-        """Begins to average; ``present``: the ids of the parameters whose gradients this rank has. Those of the others
-        count as zero unless they hold something."""
-        for one in self.parameters:
-            if one.grad is None:
-                self._views[id(one)].zero_()
-            else:
-                self._take(one)
-        works = []
-        for flat in self._flats:
-            flags = [float(id(one) in present) for one in flat.parameters]
-            flat.buffer[-len(flags) :] = torch.tensor(flags, dtype=flat.buffer.dtype)
-            work = comm.all_reduce(flat.buffer, "avg", async_op=True)
-            assert work is not None
-            works.append(work)
-        return works
-
-    def finish(self) -> None:
-        """After the works: every parameter that some rank has a gradient for gets the average. One that no rank has a
-        gradient for keeps what it had before the pass, ``None`` too."""
-        for flat in self._flats:
-            flags = flat.buffer[-len(flat.parameters) :].tolist()
-            for one, flag in zip(flat.parameters, flags, strict=True):
-                if flag != 0:
-                    one.grad = self._views[id(one)]
-                elif id(one) in self._lent:
-                    one.grad = None
-        self._lent.clear()
-
-    def give_back(self) -> None:
-        """Gradients that were lent and not filled are None again, and the others have memory of their own."""
-        for one in self.parameters:
-            if id(one) in self._lent:
-                one.grad = None
-            elif one.grad is not None:
-                one.grad = one.grad.clone()
-        self._lent.clear()
-
-    def _take(self, parameter: nn.Parameter) -> None:
+    def take(self, parameter: nn.Parameter) -> None:
+        """Makes the gradient that this parameter has a view. Raises ``TypeError`` for one that is sparse, and
+        ``RuntimeError`` for one that can be differentiated itself."""
         gradient, view = parameter.grad, self._views[id(parameter)]
         assert gradient is not None
         if gradient is view:
@@ -105,6 +64,47 @@ class GradientGroup:
                 f"a gradient of shape {tuple(gradient.shape)} is sparse: make its layer with sparse=False, or sum it "
                 "with Communicator.all_reduce"
             )
+        if gradient.requires_grad:
+            raise RuntimeError(
+                "backward(create_graph=True) makes gradients that a Synchronizer cannot hold: use "
+                "torch.autograd.grad(…, create_graph=True) for what is differentiated twice"
+            )
         if gradient.data_ptr() != view.data_ptr() or gradient.stride() != view.stride():
             view.copy_(gradient)
         parameter.grad = view
+
+    def launch(self, comm: Communicator, present: set[int], number: int) -> list[Work]:
+        """Begins to average. ``present``: the ids of the parameters whose gradients this rank has; those of the others
+        count as zero unless they hold something. ``number``: of the pass, modulo ``PASS_NUMBERS``."""
+        for one in self.parameters:
+            if one.grad is None:
+                self._views[id(one)].zero_()
+            else:
+                self.take(one)
+        works = []
+        for flat in self._flats:
+            flags = [float(id(one) in present) for one in flat.parameters]
+            flat.flags.copy_(torch.tensor(flags))
+            flat.buffer[-1] = number
+            work = comm.all_reduce(flat.buffer, "avg", async_op=True)
+            assert work is not None
+            works.append(work)
+        return works
+
+    def is_of(self, number: int) -> bool:
+        """After the works: whether all ranks were in this pass."""
+        return all(flat.buffer[-1].item() == number for flat in self._flats)
+
+    def finish(self) -> None:
+        """After the works: every parameter that some rank has a gradient for gets the average. One that no rank has a
+        gradient for keeps what it had, ``None`` too."""
+        for flat in self._flats:
+            for one, flag in zip(flat.parameters, flat.flags.tolist(), strict=True):
+                if flag != 0:
+                    one.grad = self._views[id(one)]
+
+    def give_back(self) -> None:
+        """Gradients have memory of their own."""
+        for one in self.parameters:
+            if one.grad is not None:
+                one.grad = one.grad.clone()

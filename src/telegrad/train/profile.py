@@ -88,6 +88,7 @@ class StepProfile:
         self._passes: list[_Pass] = []
         self._open: _Pass | None = None
         self._handles: list[Any] = []
+        self._output_handles: list[Any] = []
 
     def __enter__(self) -> Self:
         if self._handles:
@@ -139,7 +140,7 @@ class StepProfile:
             tuple(sizes[position] for position in order),
             tuple(times.tolist()),
             forward_s,
-            f"{type(self._model).__name__}, the median of {self.samples} steps",
+            f"{type(self._model).__name__}, medians",
         )
 
     def _begin(self) -> None:
@@ -154,7 +155,7 @@ class StepProfile:
     def _watch(self, outputs: Any) -> None:
         for tensor in _tensors_in(outputs):
             if tensor.requires_grad and self._open is not None:
-                tensor.register_hook(lambda _: self._turn())  # type: ignore[no-untyped-call]
+                self._output_handles.append(tensor.register_hook(lambda _: self._turn()))  # type: ignore[no-untyped-call]
 
     def _turn(self) -> None:
         if self._open is not None and self._open.backward is None:
@@ -166,6 +167,9 @@ class StepProfile:
             self._open.arrivals[position] = self._clock.mark()
 
     def _close(self) -> None:
+        for handle in self._output_handles:
+            handle.remove()
+        self._output_handles = []
         if self._open is not None and self._open.arrivals:
             self._passes.append(self._open)
         self._open = None

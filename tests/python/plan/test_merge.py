@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Callable
 from itertools import accumulate, combinations
+from typing import Any
 
 import numpy as np
 import pytest
@@ -189,6 +190,13 @@ def test_a_plan_survives_json_and_can_be_compared() -> None:
         ({"groups": [3, 0]}, "groups must hold"),
         ({"costs": [1.0, 1.0]}, "1 groups, 2 costs and 1 delays"),
         ({"sizes": [1, 2]}, "2 sizes and 3 backward_times"),
+        ({"sizes": 5}, "damaged"),
+        ({"sizes": [1, -2, 3]}, "must be finite numbers, 0 or more"),
+        ({"groups": ["a"]}, "damaged"),
+        ({"groups": [1.0, 2.0]}, "damaged"),
+        ({"costs": ["x"]}, "damaged"),
+        ({"costs": [-1.0]}, "must be finite numbers, 0 or more"),
+        ({"backward_times": [None, 1, 1]}, "damaged"),
     ],
 )
 def test_what_is_no_plan_is_refused(change: dict[str, object], said: str) -> None:
@@ -218,11 +226,12 @@ def test_a_plan_is_drawn_in_text() -> None:
     [
         ([1], [], "sizes has 1 tensors and backward_times 0"),
         ([1, -1], [1.0, 1.0], r"sizes\[1\] is -1"),
+        ([1.5], [1.0], r"sizes\[0\] is 1.5: it must be whole bytes"),
         ([1], [math.nan], r"backward_times\[0\] is nan"),
         ([1], [math.inf], r"backward_times\[0\] is inf"),
     ],
 )
-def test_what_cannot_be_planned_is_refused(sizes: list[int], times: list[float], said: str) -> None:
+def test_what_cannot_be_planned_is_refused(sizes: list[Any], times: list[float], said: str) -> None:
     for scheme in (*SCHEMES, merge.optimal):
         with pytest.raises(ValueError, match=said):
             scheme(sizes, times, cost=linear(1.0, 1.0))

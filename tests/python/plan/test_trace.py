@@ -30,7 +30,7 @@ KNOWN = {
     "alexnet": (61_100_840, 16, 0.714),
     "googlenet": (13_378_280, 128, 1.59),
     "bert-base": (109_482_240, 199, 48.3),
-    "gpt2-small": (124_439_808, 148, 145.8),
+    "gpt2-small": (124_439_808, 149, 145.8),
     "lstm": (66_034_000, 11, 1.785),
 }
 
@@ -86,6 +86,8 @@ def test_a_trace_survives_json() -> None:
         ({"gradients": None}, "damaged"),
         ({"gradients": [["a", 1]]}, "damaged"),
         ({"gradients": [["a", "x", 1.0]]}, "damaged"),
+        ({"gradients": [["a", 1.5, 1.0]]}, "damaged"),
+        ({"gradients": [["a", 1, float("inf")]]}, "gradient 'a' has 1 bytes and inf s"),
         ({"gradients": [["a", -1, 1.0]]}, "gradient 'a' has -1 bytes"),
         ({"forward_s": -1.0}, "forward_s=-1.0 must be"),
         ({"forward_s": None}, "damaged"),
@@ -109,6 +111,13 @@ def test_the_ring_is_the_closed_form_of_a_short_vector(ranks: int) -> None:
     costs = Costs(1e-5, 1e-9, gamma_s_per_byte=1e-10)
     size = 4 * 840
     assert ring(ranks, costs)(size) == pytest.approx(allreduce_ring(ranks, size, costs).time_s)
+
+
+@pytest.mark.parametrize("name", COLLECTIVES)
+def test_no_ranks_are_refused(name: str) -> None:
+    for ranks in (0, -1):
+        with pytest.raises(ValueError, match=f"ranks={ranks} must be at least 1"):
+            COLLECTIVES[name](ranks, K80)
 
 
 def test_one_rank_alone_sends_nothing() -> None:

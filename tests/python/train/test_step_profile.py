@@ -88,7 +88,7 @@ def test_times_are_those_of_the_model() -> None:
     assert trace.sizes == (36, 36, 36)
     assert trace.backward_times == (0.5, 0.25, 1.0)
     assert trace.forward_s == 6.0
-    assert trace.about == "Model, the median of 3 steps"
+    assert trace.about == "Model, medians"
 
 
 @pytest.mark.parametrize(

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import copy
+import pickle
 import threading
+import warnings
 from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 import telegrad
 from telegrad import Communicator, Synchronizer, TransportError
@@ -106,24 +109,6 @@ def test_training_is_that_of_one_process_with_all_data(on_ranks: OnRanks, ranks:
     assert all(torch.equal(a, b) for other in results for a, b in zip(results[0], other, strict=True))
 
 
-def test_steps_of_the_optimizer_wait_where_it_is_given(on_ranks: OnRanks) -> None:
-    expected = reference(2, 5)
-
-    def run(comm: Communicator) -> None:
-        model = model_of(0)
-        optimizer = sgd(model)
-        sync = Synchronizer(model, comm, plan="wfbp", optimizer=optimizer)
-        for step in range(5):
-            optimizer.zero_grad()
-            loss_of(model, step, comm.rank).backward()  # type: ignore[no-untyped-call]
-            if step == 2:
-                sync.wait()
-            optimizer.step()
-        assert_same(model, expected)
-
-    on_ranks(2, run)
-
-
 def test_gradients_are_views_of_flat_memory_and_own_theirs_after_close(on_ranks: OnRanks) -> None:
     def run(comm: Communicator) -> None:
         model = model_of(0)
@@ -140,6 +125,7 @@ def test_gradients_are_views_of_flat_memory_and_own_theirs_after_close(on_ranks:
         total = own[0].clone()
         comm.all_reduce(total)
         assert not torch.equal(total, own[0] * comm.world_size)  # nobody averages any more
+        Synchronizer(model, comm, plan="single").close()
 
     on_ranks(2, run)
 
@@ -238,15 +224,6 @@ def test_gradients_of_two_dtypes_and_zero_grad_between_forward_and_backward(on_r
 
 
 def test_a_pass_that_was_broken_off_is_forgotten(on_ranks: OnRanks) -> None:
-    class Broken(torch.autograd.Function):
-        @staticmethod
-        def forward(context: Any, x: Tensor) -> Tensor:
-            return x.clone()
-
-        @staticmethod
-        def backward(context: Any, gradient: Tensor) -> Tensor:  # type: ignore[override]
-            raise ArithmeticError("half way")
-
     expected = reference(2, 1)
 
     def run(comm: Communicator) -> None:
@@ -263,21 +240,210 @@ def test_a_pass_that_was_broken_off_is_forgotten(on_ranks: OnRanks) -> None:
     on_ranks(2, run)
 
 
-def test_a_rank_that_dies_ends_the_backward_pass_of_the_others(local: Callable[..., list[Communicator]]) -> None:
+def test_an_exception_on_one_rank_only_is_told_on_all(on_ranks: OnRanks) -> None:
     def run(comm: Communicator) -> str:
+        model = nn.Sequential(nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False))
+        Synchronizer(model, comm, plan="wfbp")
+        middle = model[0](data(0, comm.rank))
+        if comm.rank == 0:
+            with pytest.raises(ArithmeticError):
+                model[1](Broken.apply(middle)).sum().backward()  # type: ignore[no-untyped-call]
+        said = []
+        for step in range(2):
+            model.zero_grad()
+            try:
+                model(data(step, comm.rank)).sum().backward()
+            except TransportError as error:
+                said.append(str(error))
+        return said[0]
+
+    assert any("an exception has ended a pass on some ranks only" in said for said in on_ranks(2, run, timeout_s=20))
+
+
+class Broken(torch.autograd.Function):
+    """The identity, whose backward pass fails."""
+
+    @staticmethod
+    def forward(context: Any, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(context: Any, gradient: Tensor) -> Tensor:  # type: ignore[override]
+        raise ArithmeticError("half way")
+
+
+def test_passes_that_no_forward_hook_sees_are_averaged_too(on_ranks: OnRanks) -> None:
+    """After one that was broken off, and with a model whose ``forward`` is not called."""
+    expected = reference(2, 4)
+
+    def run(comm: Communicator) -> None:
+        model = model_of(0)
+        optimizer = sgd(model)
+        sync = Synchronizer(model, comm, warmup_steps=3)
+        with pytest.raises(ArithmeticError):
+            model.tail(Broken.apply(model.body(data(5, 0)))).sum().backward()  # type: ignore[no-untyped-call]
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            for step in range(4):
+                optimizer.zero_grad()
+                Net.forward(model, data(step, comm.rank)).square().mean().backward()  # type: ignore[no-untyped-call]
+                optimizer.step()
+        assert comm.rank > 0 or any("groups stay as they are" in str(one.message) for one in caught)
+        assert sync.plan is None
+        assert_same(model, expected)
+
+    on_ranks(2, run)
+
+
+def test_fused_optimizers_and_parameters_of_other_layouts(on_ranks: OnRanks) -> None:
+    def transposed() -> nn.Module:
+        model = nn.Module()
+        model.weight = nn.Parameter(torch.arange(12.0).view(3, 4).t() / 10)
+        model.kernel = nn.Parameter(
+            (torch.arange(2.0 * 3 * 2 * 2) / 20).view(2, 3, 2, 2).to(memory_format=torch.channels_last)
+        )
+        return model
+
+    def loss(model: Any, rank: int) -> Tensor:
+        x = torch.arange(3.0 * 4).view(3, 4) / (3 + rank)
+        image = torch.arange(3.0 * 4 * 4).view(1, 3, 4, 4) / (20 + rank)
+        return (x @ model.weight).square().sum() + nn.functional.conv2d(image, model.kernel).square().sum()
+
+    alone = transposed()
+    adam = torch.optim.Adam(alone.parameters(), lr=0.1)
+    for _ in range(4):
+        adam.zero_grad()
+        for rank in range(2):
+            (loss(alone, rank) / 2).backward()  # type: ignore[no-untyped-call]
+        adam.step()
+
+    def run(comm: Communicator) -> None:
+        model = transposed()
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.1, fused=True)
+        Synchronizer(model, comm, plan="single")
+        for _ in range(4):
+            optimizer.zero_grad()
+            loss(model, comm.rank).backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+        assert_same(model, alone)
+
+    on_ranks(2, run)
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_checkpoints(on_ranks: OnRanks, reentrant: bool) -> None:
+    """A reentrant one is a backward pass inside of another: what has left before goes once more."""
+    expected = reference(2, 3)
+
+    def run(comm: Communicator) -> None:
+        model = model_of(0)
+        optimizer = sgd(model)
+        Synchronizer(model, comm, plan="wfbp")
+        for step in range(3):
+            optimizer.zero_grad()
+            x = checkpoint(model.body, data(step, comm.rank).requires_grad_(), use_reentrant=reentrant)
+            x = checkpoint(lambda x: model.body(torch.tanh(x)), x, use_reentrant=reentrant)
+            model.tail(x * model.frozen * model.scale).square().mean().backward()
+            optimizer.step()
+        assert_same(model, expected)
+
+    on_ranks(2, run)
+
+
+def test_two_on_one_communicator(on_ranks: OnRanks) -> None:
+    """In one backward pass, one rank of which leaves a parameter out."""
+    first, second = reference(2, 1), reference(2, 1)
+
+    def run(comm: Communicator) -> None:
+        models = [model_of(0), model_of(0)]
+        optimizers = [sgd(one) for one in models]
+        syncs = [Synchronizer(one, comm, plan="wfbp") for one in models]
+        loss = loss_of(models[0], 0, comm.rank) + loss_of(models[1], 0, comm.rank)
+        loss.backward()  # type: ignore[no-untyped-call]
+        for optimizer in optimizers:
+            optimizer.step()
+        assert_same(models[0], first)
+        assert_same(models[1], second)
+        for sync in syncs:
+            sync.close()
+
+    on_ranks(2, run)
+
+
+def test_gradients_that_do_not_come_stay_none(on_ranks: OnRanks) -> None:
+    def run(comm: Communicator) -> None:
+        model = model_of(0)
+        sync = Synchronizer(model, comm, plan="wfbp")
+        torch.autograd.grad(loss_of(model, 0, comm.rank), [model.body.weight])
+        model(data(1, comm.rank))
+        assert all(one.grad is None for one in model.parameters())
+        with sync.no_sync():
+            loss_of(model, 0, comm.rank, scaled=False).backward()  # type: ignore[no-untyped-call]
+        assert model.scale.grad is None
+        model.frozen.requires_grad_(True)
+        with pytest.raises(RuntimeError, match="a parameter was unfrozen after its Synchronizer was made"):
+            loss_of(model, 0, comm.rank).backward()  # type: ignore[no-untyped-call]
+
+    on_ranks(2, run)
+
+
+def test_a_copy_of_the_model_is_its_own(on_ranks: OnRanks) -> None:
+    def run(comm: Communicator) -> None:
         model = model_of(0)
         Synchronizer(model, comm, plan="wfbp")
+        twin = copy.deepcopy(model)
+        if comm.rank == 0:  # nobody waits for the other ranks
+            loss_of(twin, 0, comm.rank).backward()  # type: ignore[no-untyped-call]
+        assert pickle.loads(pickle.dumps(model.state_dict())).keys() == model.state_dict().keys()
+        loss_of(model, 0, comm.rank).backward()  # type: ignore[no-untyped-call]
+
+    on_ranks(2, run)
+
+
+@pytest.mark.parametrize(
+    ("of_rank", "what"),
+    [
+        (lambda rank: {"plan": [NAMED, NAMED[::-1]][rank]}, "plan"),
+        (lambda rank: {"plan": ["wfbp", "single"][rank]}, "plan"),
+        (lambda rank: {"warmup_steps": 5 + rank}, "warmup_steps"),
+        (lambda rank: {"clip_norm": 1.0 + rank}, "clip_norm"),
+    ],
+    ids=["groups in another order", "plan", "warmup_steps", "clip_norm"],
+)
+def test_ranks_that_differ_are_told_on_all(
+    on_ranks: OnRanks, of_rank: Callable[[int], dict[str, Any]], what: str
+) -> None:
+    def run(comm: Communicator) -> None:
+        with pytest.raises(ValueError, match=f"{what} of rank 1 and rank 0 differ: give all ranks the same"):
+            Synchronizer(model_of(0), comm, **of_rank(comm.rank))
+
+    on_ranks(2, run)
+
+
+def test_models_that_differ_are_told_on_all(on_ranks: OnRanks) -> None:
+    def run(comm: Communicator) -> None:
+        model = model_of(0)
         if comm.rank == 1:
-            comm.abort("out of memory")
+            model.scale.requires_grad_(False)
+        with pytest.raises(ValueError, match="parameters that require a gradient of rank 1 and rank 0 differ"):
+            Synchronizer(model, comm, plan="wfbp")
+
+    on_ranks(2, run)
+
+
+def test_a_rank_that_fails_ends_the_backward_pass_of_the_others(on_ranks: OnRanks) -> None:
+    def run(comm: Communicator) -> str:
+        model = model_of(0)
+        sync = Synchronizer(model, comm, plan="wfbp")
+        if comm.rank == 1:
+            sync._comm.abort("out of memory")
             return ""
         loss = loss_of(model, 0, comm.rank)
         with pytest.raises(TransportError) as caught:
             loss.backward()  # type: ignore[no-untyped-call]
         return str(caught.value)
 
-    with ThreadPoolExecutor(2) as pool:
-        said = [one.result(60) for one in [pool.submit(run, comm) for comm in local(2)]]
-    assert "out of memory" in said[0]
+    assert "out of memory" in on_ranks(2, run)[0]
 
 
 def _misuses() -> Iterable[tuple[Callable[[Communicator], Any], type[Exception], str]]:
@@ -286,17 +452,20 @@ def _misuses() -> Iterable[tuple[Callable[[Communicator], Any], type[Exception],
 
     yield (lambda comm: Synchronizer(3, comm)), TypeError, "model is a int"  # type: ignore[arg-type]
     yield (lambda _: Synchronizer(model_of(0), 3)), TypeError, "comm is a int"  # type: ignore[arg-type]
-    yield of(TypeError, "optimizer is a int", optimizer=3)
     yield of(ValueError, "plan='best' does not exist: use one of auto, optimal, greedy", plan="best")
     yield of(ValueError, "warmup_steps=2 must be at least 3", warmup_steps=2)
     yield of(ValueError, "clip_norm=0 must be above 0", clip_norm=0)
     yield of(ValueError, "plan names 'x', which is no parameter", plan=[["x"]])
-    yield of(ValueError, "must be lists of names", plan=["tail.weight"])
-    yield of(ValueError, "must be lists of names", plan=[[]])
+    yield of(ValueError, "must be a name or lists of names", plan=["tail.weight"])
+    yield of(ValueError, "must be a name or lists of names", plan=[[]])
     yield of(ValueError, "plan names a parameter twice", plan=[["scale", "scale"]])
     yield of(ValueError, "plan leaves 'scale' out", plan=[["body.weight", "tail.weight", "tail.bias"]])
     frozen = nn.Linear(2, 2).requires_grad_(False)
     yield (lambda comm: Synchronizer(frozen, comm)), ValueError, "nothing to synchronise"
+    strange = nn.Linear(2, 2)
+    strange.register_buffer("sparse", torch.eye(2).to_sparse())
+    yield (lambda comm: Synchronizer(strange, comm)), ValueError, "buffer 'sparse' is torch.sparse_coo on cpu"
+    yield of(ValueError, "plan=3 must be a name or lists", plan=3)
     elsewhere = nn.Linear(2, 2, device="meta")
     yield (lambda comm: Synchronizer(elsewhere, comm)), ValueError, "parameter 'weight' is torch.float32 on meta"
 
@@ -309,11 +478,27 @@ def test_misuse_is_refused(
         make(local(1)[0])
 
 
+def test_a_model_has_one(local: Callable[..., list[Communicator]]) -> None:
+    model, comm = model_of(0), local(1)[0]
+    first = Synchronizer(model, comm, plan="single")
+    with pytest.raises(ValueError, match=r"has a Synchronizer already: close\(\) that one first"):
+        Synchronizer(model, comm)
+    first.close()
+    Synchronizer(model, comm)
+
+
+def test_gradients_with_a_graph_are_refused(local: Callable[..., list[Communicator]]) -> None:
+    model = model_of(0)
+    Synchronizer(model, local(1)[0], plan="single")
+    loss = loss_of(model, 0, 0)
+    with pytest.raises(RuntimeError, match="create_graph"):
+        loss.backward(create_graph=True)  # type: ignore[no-untyped-call]
+
+
 def test_sparse_gradients_are_refused(local: Callable[..., list[Communicator]]) -> None:
     model = nn.Embedding(5, 3, sparse=True)
     Synchronizer(model, local(1)[0], plan="single")
     out = model(torch.tensor([1, 2])).sum()
-    model.zero_grad()
     with pytest.raises(TypeError, match=r"a gradient of shape \(5, 3\) is sparse: make its layer with sparse=False"):
         out.backward()
 
