@@ -79,6 +79,14 @@ METHODS = {
         ),
         Method("qsgd4", "as `reused`, values in 4 bits (QSGD)", {"selection": "reused", "wire": "qsgd4"}),
         Method("oktopk", "as `reused`, the sum keeps about k entries (Ok-Topk)", {"collective": "oktopk"}),
+        Method("gtopk", "as `reused`, the sum keeps k entries by a tree (gTopk)", {"collective": "gtopk"}),
+        Method("bounded", "as `oktopk`, in messages of fixed sizes", {"collective": "bounded"}),
+        Method("topka", "as `topk`, entries are gathered (TopkA)", {"selection": "topk", "collective": "allgather"}),
+        Method(
+            "gaussiank",
+            "as `gaussian`, entries are gathered (Gaussiank)",
+            {"selection": "gaussian", "collective": "allgather"},
+        ),
         Method("steps", "as `reused`, residuals hold steps (SparCML, Algorithm 1)", {"feedback": "steps"}, needs="sgd"),
         Method(
             "falling", "as `reused`, falling density at first instead of dense steps", {"warmup": "falling"}, "warmup"

@@ -42,9 +42,11 @@ def demo(
         str,
         typer.Option(
             help="How the sparse run's entries meet: [bold]allreduce[/]: all are summed; [bold]oktopk[/]: of a sum "
-            "about as many are kept as each rank sends; [bold]allgather[/]: every rank gets every rank's."
+            "about as many are kept as each rank sends; [bold]gtopk[/]: the same by a tree; [bold]bounded[/]: the same "
+            "in messages of fixed sizes; [bold]allgather[/]: every rank gets every rank's. Ok-Topk's rivals: "
+            "[bold]topka[/], [bold]topkdsa[/], [bold]gaussiank[/]."
         ),
-    ] = SCHEMES[0],
+    ] = next(iter(SCHEMES)),
     network: Annotated[
         str | None,
         typer.Option(

@@ -5,14 +5,20 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Self
+from typing import Any, Self
 
 RUNS = ("ddp-gloo", "telegrad-dense", "telegrad-sparse")
 """Plain DistributedDataParallel over Gloo; the same with our hook, dense; with our hook, sparse."""
 
-SCHEMES = ("allreduce", "oktopk", "allgather")
-"""How the sparse run's entries meet: DDPState's ``collective``. Here too, so that the command need not import torch."""
+SCHEMES: Mapping[str, Mapping[str, Any]] = {
+    **{name: {"collective": name} for name in ("allreduce", "oktopk", "gtopk", "bounded", "allgather")},
+    "topka": {"selection": "topk", "collective": "allgather"},
+    "topkdsa": {"selection": "topk", "collective": "allreduce"},
+    "gaussiank": {"selection": "gaussian", "collective": "allgather"},
+}
+"""How the sparse run's entries meet, as options of DDPState: its collectives, and what Ok-Topk is compared with."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +53,7 @@ class Settings:
     seed: int = 0
     batch: int = 1
     density: float = 0.01
-    scheme: str = SCHEMES[0]
+    scheme: str = "allreduce"
     warmup_steps: int = 0
     validations: int = 8
     validation_windows: int = 192

@@ -26,7 +26,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from telegrad.demo.model import ByteGPT, learning_rate_at, loss_of, optimizer_of
-from telegrad.demo.settings import Settings
+from telegrad.demo.settings import SCHEMES, Settings
 from telegrad.demo.text import Corpus, training_batch, validation_batches
 
 
@@ -98,8 +98,8 @@ class _Trainer:
             ddp.named_parameters(),
             mode=self.settings.run.removeprefix("telegrad-"),
             density=self.settings.density,
-            collective=self.settings.scheme,
             warmup_steps=self.settings.warmup_steps,
+            **SCHEMES[self.settings.scheme],
         )
         ddp.register_comm_hook(self.state, telegrad.ddp_hook)
 

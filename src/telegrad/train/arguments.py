@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 import numpy as np
 import torch
 
+from telegrad import _core
 from telegrad.comm.stream_wire import formats_named
 from telegrad.train.bucket import check_dtype
 
@@ -50,16 +51,22 @@ def checked_parameters(named: Iterable[tuple[str, torch.nn.Parameter]]) -> dict[
     return parameters
 
 
-def check_dtypes_of_wire(wire: str, parameters: Mapping[str, torch.nn.Parameter]) -> None:
-    """Raises ``ValueError`` for a wire that does not exist, ``TypeError`` for one that a gradient cannot take."""
+def encoding_of_wire(wire: str, parameters: Mapping[str, torch.nn.Parameter]) -> _core.ValueEncoding:
+    """How ``wire`` holds the values of gradients: native if it rounds none of them.
+
+    Raises ``ValueError`` for a wire that does not exist, ``TypeError`` for one that a gradient cannot take.
+    """
+    encodings = set()
     for name, parameter in parameters.items():
+        dtype = "f32" if parameter.dtype == torch.float32 else "bf16"
         try:
-            formats_named(wire, "f32" if parameter.dtype == torch.float32 else "bf16", packs=False)
+            encodings.add(formats_named(wire, dtype, packs=False).values)
         except TypeError as error:
             raise TypeError(
                 f"wire={wire!r} does not fit parameter {name!r} of {parameter.dtype}: only float32 gradients can be "
                 "encoded; use 'auto'"
             ) from error
+    return next((one for one in encodings if one != _core.ValueEncoding.native), _core.ValueEncoding.native)
 
 
 def check_choice(value: str, argument: str, choices: tuple[str, ...]) -> None:

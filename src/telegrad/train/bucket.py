@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from telegrad.comm import OkTopkState
+from telegrad.comm.topk_state import TopkState
 from telegrad.compress import Compressor, Part
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ class BucketLayout:
     indices: npt.NDArray[np.uint32]
     values: npt.NDArray[np.float32]
     errors: npt.NDArray[np.float32] | None = None
-    topk: OkTopkState | None = None  # of the sums that keep a part
+    topk: TopkState | None = None  # of the sums that keep a part
     outcome: torch.futures.Future[torch.Tensor] | None = None
 
     @property

@@ -18,7 +18,7 @@ from telegrad.comm.work import future_of_all
 from telegrad.compress import Momentum, Policy, WarmUp
 from telegrad.train import nonfinite as nonfinite_values
 from telegrad.train.agreement import AgreedStep
-from telegrad.train.arguments import check_choice, check_dtypes_of_wire, checked_count, checked_parameters
+from telegrad.train.arguments import check_choice, checked_count, checked_parameters, encoding_of_wire
 from telegrad.train.bucket import Bits, BucketLayout, GradBucket, bits_of, fill, is_current, layout_of, tensor_of
 from telegrad.train.clipping import HeldBuckets, checked_norm
 from telegrad.train.exchange import Exchange, Sending
@@ -49,6 +49,7 @@ class DDPState:
     (``"packed-bf16"``, ``"qsgd4"``, …); what rounding loses stays in the residual. ``collective``: how the ranks'
     entries meet. ``"allreduce"``: all are summed; ``"oktopk"``: of each bucket's sum about as many are kept as
     ``density`` says, and the others wait in the residuals, so that no rank's words grow with the number of ranks;
+    ``"gtopk"``: the same by a tree of sums that are cut; ``"bounded"``: the same in messages of fixed sizes;
     ``"allgather"``: every rank gets every rank's. ``warmup_steps`` at first are dense, or, with ``warmup="falling"``,
     go from 25 % down to 0.1 % or the density.
 
@@ -126,7 +127,7 @@ class DDPState:
         self._warm_up = WarmUp(checked_count(warmup_steps, "warmup_steps"), warmup)
         self._parameters = checked_parameters(named_parameters)  # alive, so that their ids stay theirs
         self._names = {id(parameter): name for name, parameter in self._parameters.items()}
-        check_dtypes_of_wire(wire, self._parameters)
+        encoding = encoding_of_wire(wire, self._parameters)
         chosen = policy_of(
             policy,
             density=density,
@@ -154,7 +155,7 @@ class DDPState:
         self._units = Units(self._parameters, optimizer, scaler)
         self._clip_norm = checked_norm(clip_norm)
         self.stats = DDPStats()
-        self._exchange = Exchange(comm, self._compressor, wire, collective, self.stats)
+        self._exchange = Exchange(comm, self._compressor, wire, encoding, collective, self.stats)
         self._comm = comm
         self._group = group
         self._nonfinite = nonfinite
@@ -207,7 +208,7 @@ class DDPState:
 
     def state_dict(self) -> dict[str, Any]:
         """A copy of all that training needs to go on bitwise, but for the random choices of a QSGD ``wire`` and, with
-        ``collective="oktopk"``, for the thresholds of sums, which are found anew.
+        ``collective="oktopk"`` or ``"bounded"``, for slices and the thresholds of sums, which are found anew.
 
         Residuals and velocities (flat float32 tensors), their units, thresholds and calls by parameter, the step, and
         the options. See the class for what it says after a failed step.

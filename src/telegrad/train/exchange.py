@@ -12,8 +12,9 @@ import numpy as np
 import numpy.typing as npt
 
 from telegrad import _core
-from telegrad.comm import Communicator, OkTopkState, Work
-from telegrad.comm.stream_wire import formats_named
+from telegrad.comm import BoundedTopkState, Communicator, GTopkState, OkTopkState, Work
+from telegrad.comm.stream_wire import check_block_wire
+from telegrad.comm.topk_state import TopkState
 from telegrad.compress import Compressor, Part
 from telegrad.ops.nonfinite.naive import as_float32
 from telegrad.stream import SparseStream
@@ -25,9 +26,16 @@ from telegrad.train.stats import DDPStats
 Floats = npt.NDArray[np.float32]
 Entries = tuple[npt.NDArray[np.uint32], Floats]
 
-COLLECTIVES = ("allreduce", "oktopk", "allgather")
+COLLECTIVES = ("allreduce", "oktopk", "gtopk", "bounded", "allgather")
 """How the ranks' entries meet: summed, all of them (SparCML); summed, of which all ranks together keep about as many as
-each selects (Ok-Topk); or gathered by every rank, which adds them itself (TopkA, the simplest)."""
+each selects (Ok-Topk; gTopk; bounded, in messages of fixed sizes); or gathered by every rank, which adds them itself
+(TopkA, the simplest)."""
+
+_TOPK_STATES: dict[str, Callable[[int], TopkState]] = {
+    "oktopk": OkTopkState,
+    "gtopk": GTopkState,
+    "bounded": BoundedTopkState,
+}
 
 _F16_MOST = float(np.finfo(np.float16).max)
 
@@ -54,23 +62,34 @@ class Sending:
 
 
 class Exchange:
-    """Sends buckets. ``wire``: how messages hold the entries, as for ``all_reduce``. ``collective``: see
-    ``COLLECTIVES``. ``stats`` are kept up to date. Raises ``ValueError`` where one of both does not exist.
+    """Sends buckets. ``wire``: how messages hold the entries, as for ``all_reduce``; ``encoding``: of the values of
+    gradients there. ``collective``: see ``COLLECTIVES``. ``stats`` are kept up to date. Raises ``ValueError`` for a
+    collective that does not exist, and where it cannot have that ``wire``.
     """
 
-    def __init__(self, comm: Communicator, compressor: Compressor, wire: str, collective: str, stats: DDPStats) -> None:
+    def __init__(
+        self,
+        comm: Communicator,
+        compressor: Compressor,
+        wire: str,
+        encoding: _core.ValueEncoding,
+        collective: str,
+        stats: DDPStats,
+    ) -> None:
         check_choice(collective, "collective", COLLECTIVES)
         self._comm = comm
         self._compressor = compressor
         self._wire = wire
         self._stats = stats
-        encoding = formats_named(wire, "f32", packs=False).values
         self._rounds = encoding != _core.ValueEncoding.native
-        self._exchange_entries = {
-            "allreduce": self._sum,
-            "oktopk": self._sum_and_cut,
-            "allgather": self._gather_all,
-        }[collective]
+        self._topk_state = _TOPK_STATES.get(collective)
+        if self._rounds and collective in ("gtopk", "bounded"):
+            raise ValueError(f"wire={wire!r} rounds values, which collective={collective!r} does not: use wire='auto'")
+        if collective == "bounded":
+            check_block_wire(wire, f"collective={collective!r}")
+        self._exchange_entries = {"allreduce": self._sum, "allgather": self._gather_all}.get(
+            collective, self._sum_and_cut
+        )
         self._most = _F16_MOST if encoding == _core.ValueEncoding.f16 else math.inf
 
     def send_densely(self, bits: Bits) -> Sending:
@@ -154,7 +173,8 @@ class Exchange:
         self, layout: BucketLayout, bits: Bits, stream: SparseStream, errors: Floats | None, sending: Sending
     ) -> None:
         if layout.topk is None:
-            layout.topk = OkTopkState(sum(part.entry.k for part in layout.signed))
+            assert self._topk_state is not None
+            layout.topk = self._topk_state(sum(part.entry.k for part in layout.signed))
         work = self._comm.all_reduce_topk(stream, layout.topk, "avg", wire=self._wire, error=errors, async_op=True)
         sending.works.append(work)
         bits.fill(0)
@@ -163,6 +183,7 @@ class Exchange:
             total, _, report = work.result()
             bits[total.raw_indices] = total.raw_values
             self._stats.kept += report.selected
+            self._stats.overflow += report.overflow
             self._stats.words_sent += report.words_sent
             self._stats.words_received += report.words_received
 

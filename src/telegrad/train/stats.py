@@ -14,8 +14,10 @@ class DDPStats:
     dense_elements: int = 0  # reduced densely
     wanted: int = 0  # entries at exactly the density (the sum of k)
     selected: int = 0  # entries that were sent sparsely
-    kept: int = 0  # entries that the sums have kept (collective="oktopk"; this and words without dropped steps)
-    words_sent: int = 0  # by these sums: an index is a word, a value is one; counts are none
+    # Of collectives whose sums keep a part ("oktopk", "gtopk", "bounded"), without dropped steps:
+    kept: int = 0  # entries that the sums have kept
+    overflow: int = 0  # of this rank's selected entries, those that did not fit into messages; they wait
+    words_sent: int = 0  # an index is a word, a value is one; counts are none
     words_received: int = 0
     nonfinite_buckets: int = 0  # had NaN or infinity in them here, or made a residual overflow
     clipped_steps: int = 0  # in which this rank scaled its gradient down (clip_norm)

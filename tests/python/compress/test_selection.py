@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import statistics
+
 import numpy as np
 import pytest
 
@@ -219,6 +221,23 @@ def test_a_gaussian_threshold_finds_k_where_values_are_normal_and_never_more_tha
     many = np.ones(1000)
     many[::2] = -1
     assert _call(GaussianThreshold(), entry, many)[0].size <= 20
+
+
+def test_a_gaussian_threshold_is_lowered_until_three_quarters_of_k_reach_it() -> None:
+    rng = np.random.default_rng(5)
+    entry, lowered = _entry(20_000, 200), 0
+    for _ in range(12):  # what is left has lost its tail, of which the fit knows nothing
+        gradient = rng.standard_normal(20_000).astype(np.float32)
+        total = entry.values + gradient
+        fitted = abs(total.mean()) + statistics.NormalDist().inv_cdf(1 - 200 / 40_000) * total.std()
+        indices, _ = _call(GaussianThreshold(), entry, gradient)
+        assert 150 <= indices.size <= 400
+        assert entry.threshold is not None
+        times = np.log(entry.threshold / fitted) / np.log(0.9)
+        assert times == pytest.approx(round(times), abs=1e-3)
+        assert round(times) == 0 or (np.abs(total) >= entry.threshold / 0.9001).sum() < 150
+        lowered += round(times)
+    assert lowered > 0
 
 
 @pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])

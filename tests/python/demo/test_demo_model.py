@@ -9,6 +9,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from telegrad.compress import SELECTIONS  # noqa: E402
 from telegrad.demo.model import ByteGPT, learning_rate_at, loss_of, optimizer_of  # noqa: E402
 from telegrad.demo.settings import SCHEMES, ModelSize, Settings  # noqa: E402
 from telegrad.train.exchange import COLLECTIVES  # noqa: E402
@@ -70,8 +71,12 @@ def test_settings_survive_the_way_to_a_rank() -> None:
     assert Settings.from_json(_SETTINGS.to_json()) == _SETTINGS
 
 
-def test_schemes_are_collectives() -> None:
-    assert SCHEMES == COLLECTIVES
+def test_every_collective_is_a_scheme_and_every_scheme_an_option() -> None:
+    for name in COLLECTIVES:
+        assert SCHEMES[name] == {"collective": name}
+    for options in SCHEMES.values():
+        assert options["collective"] in COLLECTIVES
+        assert options.get("selection", "topk") in SELECTIONS
 
 
 def test_the_last_step_is_validated() -> None:
@@ -83,7 +88,7 @@ def test_the_last_step_is_validated() -> None:
     ("change", "message"),
     [
         ({"run": "ddp-nccl"}, "run='ddp-nccl' does not exist: use one of ddp-gloo"),
-        ({"scheme": "ring"}, "scheme='ring' does not exist: use one of allreduce, oktopk, allgather"),
+        ({"scheme": "ring"}, "scheme='ring' does not exist: use one of allreduce, oktopk, gtopk"),
         ({"steps": 0}, "steps=0 must be at least 1"),
         ({"warmup_steps": -1}, "warmup_steps=-1 must not be negative"),
         ({"density": 0.0}, "density=0.0 must be above 0"),

@@ -13,6 +13,7 @@ from handmade_buckets import LARGE, ONE, REBUILT, SHAPES, Trainer, gradients_of
 
 from telegrad import Communicator
 from telegrad.compress import SELECTIONS
+from telegrad.train.exchange import COLLECTIVES
 
 OnRanks = Callable[..., list[Any]]
 RANKS, STEPS = 3, 25
@@ -35,14 +36,16 @@ class Plan:
             "selection": draw.choice(able if same_sign else list(SELECTIONS)),
             "same_sign": same_sign,
             "density": draw.choice([0.01, 0.05, 0.3, 1.0]),
-            "collective": draw.choice(["allreduce", "oktopk", "allgather"]),
+            "collective": draw.choice(COLLECTIVES),
             "feedback": draw.choice(["gradients", "steps"]),
             "warmup_steps": draw.choice([0, 0, 4]),
             "warmup": draw.choice(["dense", "falling"]),
             "small_tensor_elements": draw.choice([0, 16, 1000]),
             "optimizer": _sgd,
         }
-        self.options["wire"] = draw.choice(["raw", "raw-bf16", "int8", "qsgd8"])
+        wires = {"gtopk": ["raw", "packed"], "bounded": ["auto", "raw"]}
+        others = ["raw", "raw-bf16", "int8", "qsgd8"]
+        self.options["wire"] = draw.choice(wires.get(self.options["collective"], others))
         if self.momentum:
             self.options |= {"momentum": self.momentum, "nesterov": self.nesterov, "masking": False}
         self.scaled = draw.random() < 0.4

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +13,8 @@ import torch
 from handmade_buckets import LARGE, ONE, REBUILT, SHAPES, Trainer, given, gradients_of, named, plain_sgd
 
 from telegrad import Communicator, DDPState, NonFiniteGradient
+from telegrad.train.exchange import COLLECTIVES
+from telegrad.train.stats import DDPStats
 
 OnRanks = Callable[..., list[Any]]
 STEPS = 100  # thresholds are found anew at every 32nd, slices cut at every 64th
@@ -44,36 +47,43 @@ def test_the_first_sum_has_the_largest_of_the_largest(on_ranks: OnRanks, ranks: 
             np.testing.assert_array_equal(waiting[name], np.where((own != 0) & (kept != 0), 0, gradient))
 
 
+def words_most(collective: str, ranks: int, selected: int, wanted: int) -> float:
+    """That a rank sends or receives in all sums of so many entries, at most."""
+    sums = 2 * STEPS  # of two buckets
+    if collective == "gtopk":
+        return 2 * wanted * math.ceil(math.log2(ranks))
+    if collective == "bounded":
+        return 4 * (1.5 * wanted / ranks + sums) * (ranks - 1)
+    return 6 * max(selected, 1.25 * wanted) + 2 * ranks * sums
+
+
 @pytest.mark.parametrize(
     "options",
     [
-        {},
-        {"selection": "topk", "nonfinite": "skip"},
-        {"dtype": torch.bfloat16},
-        {"momentum": 0.9, "masking": False, "optimizer": plain_sgd},
-        {"wire": "packed-bf16"},
-        {"wire": "f16", "selection": "topk"},
-        {"wire": "int8", "nonfinite": "skip"},
-        {"wire": "raw-qsgd8"},
-        {"wire": "bf16", "dtype": torch.bfloat16},
+        {"collective": "oktopk"},
+        {"collective": "oktopk", "selection": "topk", "nonfinite": "skip"},
+        {"collective": "oktopk", "dtype": torch.bfloat16},
+        {"collective": "oktopk", "momentum": 0.9, "masking": False, "optimizer": plain_sgd},
+        {"collective": "gtopk"},
+        {"collective": "gtopk", "dtype": torch.bfloat16, "wire": "bf16", "selection": "topk"},
+        {"collective": "bounded"},
+        {"collective": "bounded", "momentum": 0.9, "masking": False, "optimizer": plain_sgd, "nonfinite": "skip"},
+        {"collective": "oktopk", "wire": "packed-bf16"},
+        {"collective": "oktopk", "wire": "f16", "selection": "topk"},
+        {"collective": "oktopk", "wire": "int8", "nonfinite": "skip"},
+        {"collective": "oktopk", "wire": "raw-qsgd8"},
+        {"collective": "oktopk", "wire": "bf16", "dtype": torch.bfloat16},
     ],
     ids=named,
 )
 def test_nothing_is_lost_of_what_sums_do_not_keep(on_ranks: OnRanks, options: dict[str, Any]) -> None:
-    def run(comm: Communicator) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray], int, int, int]:
-        trainer = Trainer(comm, collective="oktopk", **options)
+    def run(comm: Communicator) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray], DDPStats]:
+        trainer = Trainer(comm, **options)
         applied = {name: np.zeros(int(np.prod(shape))) for name, shape in SHAPES.items()}
         for step in range(STEPS):
             for name, values in trainer.step(gradients_of(comm.rank, step), ONE if step == 0 else REBUILT).items():
                 applied[name] += values
-        stats = trainer.state.stats
-        return (
-            applied,
-            {name: trainer.waiting(name) for name in LARGE},
-            stats.kept,
-            stats.wanted,
-            max(stats.words_sent, stats.words_received),
-        )
+        return applied, {name: trainer.waiting(name) for name in LARGE}, trainer.state.stats
 
     ranks = 3
     outcomes = on_ranks(ranks, run)
@@ -85,10 +95,11 @@ def test_nothing_is_lost_of_what_sums_do_not_keep(on_ranks: OnRanks, options: di
         np.testing.assert_allclose(applied + waiting, expected, atol=64 if options.get("dtype") else 0.5)
         for outcome in outcomes:
             np.testing.assert_array_equal(outcome[0][name], outcomes[0][0][name])
-    kept, wanted = outcomes[0][2:4]
-    assert 0.75 <= kept / wanted <= 1.25
-    for outcome in outcomes:
-        assert 0 < outcome[4] <= 6 * 2 * wanted + 2 * ranks * STEPS * 2  # a rank selects at most 2k
+    selected = max(outcome[2].selected for outcome in outcomes)
+    for _, _, stats in outcomes:
+        assert 0.75 <= stats.kept / stats.wanted <= 1.25
+        most = words_most(options["collective"], ranks, selected, stats.wanted)
+        assert 0 < max(stats.words_sent, stats.words_received) <= most
 
 
 @pytest.mark.parametrize("options", [{}, {"selection": "topk", "wire": "raw"}, {"dtype": torch.bfloat16}], ids=named)
@@ -118,13 +129,14 @@ def test_a_gradient_of_nan_is_sent_and_spoils_no_residual(on_ranks: OnRanks) -> 
     on_ranks(2, run)
 
 
-def test_a_state_that_is_loaded_finds_thresholds_anew_on_all_ranks(on_ranks: OnRanks) -> None:
+@pytest.mark.parametrize("collective", ["oktopk", "gtopk", "bounded"])
+def test_a_state_that_is_loaded_finds_thresholds_anew_on_all_ranks(on_ranks: OnRanks, collective: str) -> None:
     def run(comm: Communicator) -> dict[str, np.ndarray]:
-        trainer, other = (Trainer(comm, collective="oktopk") for _ in range(2))
+        trainer, other = (Trainer(comm, collective=collective) for _ in range(2))
         for step in range(3):
             trainer.step(gradients_of(comm.rank, step), REBUILT)
         saved = trainer.state.state_dict()
-        assert saved["config"]["collective"] == "oktopk"
+        assert saved["config"]["collective"] == collective
         other.state.load_state_dict(saved)
         trainer.state.load_state_dict(saved)
         gradients = gradients_of(comm.rank, 3)
@@ -138,7 +150,7 @@ def test_a_state_that_is_loaded_finds_thresholds_anew_on_all_ranks(on_ranks: OnR
         np.testing.assert_array_equal(one[name], two[name])
 
 
-@pytest.mark.parametrize("collective", ["allreduce", "oktopk", "allgather"])
+@pytest.mark.parametrize("collective", COLLECTIVES)
 def test_a_pass_that_was_broken_off_is_waited_for(on_ranks: OnRanks, collective: str) -> None:
     """As when a rank's loss raises between two buckets and the loop goes on with the next batch: on all ranks."""
 
@@ -160,11 +172,16 @@ def test_bad_collectives(on_ranks: OnRanks) -> None:
     def run(comm: Communicator) -> None:
         parameters = [("weight", torch.nn.Parameter(torch.zeros(10)))]
         with pytest.raises(
-            ValueError, match="collective='ring' does not exist: use one of allreduce, oktopk, allgather"
+            ValueError,
+            match="collective='ring' does not exist: use one of allreduce, oktopk, gtopk, bounded",
         ):
             DDPState(comm, parameters, collective="ring")
         with pytest.raises(ValueError, match="wire='zip' does not exist"):
             DDPState(comm, parameters, collective="oktopk", wire="zip")
+        with pytest.raises(ValueError, match="wire='bf16' rounds values, which collective='gtopk' does not"):
+            DDPState(comm, parameters, collective="gtopk", wire="bf16")
+        with pytest.raises(ValueError, match="wire='packed' makes messages whose sizes depend on the entries"):
+            DDPState(comm, parameters, collective="bounded", wire="packed")
 
     on_ranks(1, run)
 
