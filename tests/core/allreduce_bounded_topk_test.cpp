@@ -26,22 +26,6 @@ namespace {
 
 using namespace telegrad;
 
-template <class V>
-using Sparse = std::map<std::uint32_t, V>;
-
-template <class V>
-Sparse<V> map_of(const SparseStream<V>& stream) {
-  Sparse<V> map;
-  for (std::size_t i = 0; i < stream.nnz(); ++i) map[stream.indices()[i]] = stream.values()[i];
-  return map;
-}
-template <class V>
-bool same(const Sparse<V>& a, const Sparse<V>& b) {
-  return std::ranges::equal(a, b, [](const auto& x, const auto& y) {
-    return x.first == y.first && std::memcmp(&x.second, &y.second, sizeof(V)) == 0;
-  });
-}
-
 // Of `entries`, the `most` largest that reach the key; ties to the lowest index.
 template <class V>
 Sparse<V> largest_of(const Sparse<V>& entries, std::uint64_t most, std::uint64_t key) {
@@ -120,8 +104,7 @@ TEST("what fits, sums and stays: every world, P, length, density and k, in calls
       for (const std::uint64_t n : {0UL, 1UL, 63UL, 2000UL}) {
         for (const double density : {0.02, 1.0}) {
           for (const std::uint64_t k : {1UL, 30UL, 5000UL}) {
-            if (size > 17 && (world == World::local || density == 1.0)) continue;
-            if (size > 8 && world == World::local && n < 2000) continue;
+            if (size > 8 && (world == World::local || density == 1.0)) continue;
             Random random(size * 1000 + n + k);
             const BoundedTopkSettings settings{.k = k, .slack = 1.0 + 0.25 * static_cast<double>(k % 4), .boundaries_every = 2};
             BoundedTopkState state;
@@ -170,11 +153,11 @@ TEST("every dtype, sum and mean") {
 
 TEST("whatever ranks hold, also with boundaries that have become stale") {
   constexpr std::uint64_t kN = 100'000;
-  for (const Rank size : {2U, 3U, 7U, 16U, 33U, 64U}) {
+  for (const Rank size : {2U, 3U, 7U, 33U, 64U}) {
     for (const auto& [name, pattern] : kPatterns) {
-      const BoundedTopkSettings settings{.k = kK, .boundaries_every = 3};
+      const BoundedTopkSettings settings{.k = kK, .boundaries_every = 2};
       BoundedTopkState state;
-      for (int time = 0; time < 4; ++time) {
+      for (int time = 0; time < 3; ++time) {
         const auto inputs = inputs_of(pattern, size, time, kN, size);
         const auto results = call(World::simulated, inputs, kN, settings, state);
         check_call(inputs, kN, settings, state, Reduction::sum, results);
@@ -186,12 +169,12 @@ TEST("whatever ranks hold, also with boundaries that have become stale") {
 }
 
 TEST("long blocks go in pieces, and round a ring") {
-  constexpr std::uint64_t kN = 3'000'000;
+  constexpr std::uint64_t kN = 500'000;
   for (const World world : kWorlds) {
     Random random(5);
     std::vector<Input<float>> inputs;
-    for (Rank rank = 0; rank < 3; ++rank) inputs.push_back(uniform<float>(kN, 0.1, random));
-    const BoundedTopkSettings settings{.k = 200'000};
+    for (Rank rank = 0; rank < 3; ++rank) inputs.push_back(uniform<float>(kN, 0.4, random));
+    const BoundedTopkSettings settings{.k = 150'000};
     const auto results = call(world, inputs, kN, settings, {}, Reduction::sum, IndexFormat::none, 1);
     check_call(inputs, kN, settings, {}, Reduction::sum, results);
   }

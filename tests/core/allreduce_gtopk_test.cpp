@@ -21,24 +21,9 @@ namespace {
 using namespace telegrad;
 
 template <class V>
-using Sparse = std::map<std::uint32_t, V>;
-
-template <class V>
-Sparse<V> map_of(const SparseStream<V>& stream) {
-  Sparse<V> map;
-  for (std::size_t i = 0; i < stream.nnz(); ++i) map[stream.indices()[i]] = stream.values()[i];
-  return map;
-}
-template <class V>
 void add(Sparse<V>& to, std::uint32_t index, V value) {
   const auto [at, is_new] = to.try_emplace(index, value);
   if (!is_new) at->second = kernels::plus(at->second, value);
-}
-template <class V>
-bool same(const Sparse<V>& a, const Sparse<V>& b) {
-  return std::ranges::equal(a, b, [](const auto& x, const auto& y) {
-    return x.first == y.first && std::memcmp(&x.second, &y.second, sizeof(V)) == 0;
-  });
 }
 
 // The k largest stay in `sum`, the others go to `dropped`.
@@ -121,7 +106,7 @@ TEST("gTopk is the tree of its paper: every world, P, length, density and k; and
       for (const std::uint64_t n : {0UL, 1UL, 63UL, 2000UL}) {
         for (const double density : {0.02, 1.0}) {
           for (const std::uint64_t k : {1UL, 30UL, 5000UL}) {
-            if (size > 17 && (world == World::local || density == 1.0)) continue;
+            if (size > 8 && (world == World::local || density == 1.0)) continue;
             Random random(size * 1000 + n + k);
             std::vector<Input<float>> inputs;
             for (Rank rank = 0; rank < size; ++rank) inputs.push_back(uniform<float>(n, density, random));
@@ -169,7 +154,7 @@ TEST("every dtype, sum and mean, and every format of indices") {
 
 TEST("whatever ranks hold; and what the merges of one subtree drop and another brings is not lost") {
   constexpr std::uint64_t kN = 100'000;
-  for (const Rank size : {2U, 3U, 7U, 16U, 33U, 64U}) {
+  for (const Rank size : {2U, 3U, 7U, 33U, 64U}) {
     for (const auto& [name, pattern] : kPatterns) {
       const auto inputs = inputs_of(pattern, size, 1, kN, size);
       for (const std::uint64_t k : {kK / 10, kK}) {
@@ -190,13 +175,13 @@ TEST("whatever ranks hold; and what the merges of one subtree drop and another b
 }
 
 TEST("long messages go in pieces") {
-  constexpr std::uint64_t kN = 3'000'000;
+  constexpr std::uint64_t kN = 500'000;
   for (const World world : kWorlds) {
     Random random(5);
     std::vector<Input<float>> inputs;
-    for (Rank rank = 0; rank < 3; ++rank) inputs.push_back(uniform<float>(kN, 0.1, random));
-    const auto results = call(world, inputs, kN, GTopkSettings{.k = 250'000}, {}, Reduction::sum, IndexFormat::packed, 1);
-    check_call(inputs, kN, 250'000, Reduction::sum, results);
+    for (Rank rank = 0; rank < 3; ++rank) inputs.push_back(uniform<float>(kN, 0.4, random));
+    const auto results = call(world, inputs, kN, GTopkSettings{.k = 170'000}, {}, Reduction::sum, IndexFormat::packed, 1);
+    check_call(inputs, kN, 170'000, Reduction::sum, results);
     EXPECT_EQ(lost_most(inputs, kN, Reduction::sum, results), 0.0);
   }
 }

@@ -1,9 +1,14 @@
 // Calls of the allreduces that keep a part of the sum: which one follows from the settings.
 #pragma once
 
+#include <algorithm>
+#include <cmath>
 #include <cstdint>
+#include <cstring>
+#include <map>
 #include <memory>
 #include <optional>
+#include <span>
 #include <utility>
 #include <vector>
 
@@ -43,6 +48,23 @@ std::vector<TopkResult<V, StateOf<Settings>>> call(World world, const std::vecto
   return all;
 }
 
+// Entries as a reference implementation has them.
+template <class V>
+using Sparse = std::map<std::uint32_t, V>;
+
+template <class V>
+Sparse<V> map_of(const SparseStream<V>& stream) {
+  Sparse<V> map;
+  for (std::size_t i = 0; i < stream.nnz(); ++i) map[stream.indices()[i]] = stream.values()[i];
+  return map;
+}
+template <class V>
+bool same(const Sparse<V>& a, const Sparse<V>& b) {
+  return std::ranges::equal(a, b, [](const auto& x, const auto& y) {
+    return x.first == y.first && std::memcmp(&x.second, &y.second, sizeof(V)) == 0;
+  });
+}
+
 // The dense sum over ranks of what is in the inputs, minus what is in the result and in all that is left: zero everywhere
 // where sums are exact.
 template <class V, class State>
@@ -51,7 +73,9 @@ double lost_most(const std::vector<Input<V>>& inputs, std::uint64_t n, Reduction
   std::vector<double> lost(n);
   const double times = reduction == Reduction::avg ? static_cast<double>(inputs.size()) : 1.0;
   const auto add = [&](std::span<const std::uint32_t> indices, std::span<const V> values, double factor) {
-    for (std::size_t i = 0; i < indices.size(); ++i) lost[indices[i]] += factor * static_cast<double>(static_cast<kernels::Factor<V>>(values[i]));
+    for (std::size_t i = 0; i < indices.size(); ++i) {
+      lost[indices[i]] += factor * static_cast<double>(static_cast<kernels::Factor<V>>(values[i]));
+    }
   };
   for (const auto& input : inputs) add(input.indices, input.values, 1.0);
   for (const auto& result : results) add(result.left.indices(), result.left.values(), -1.0);
