@@ -96,7 +96,7 @@ def predict(one: Measurement, ranks: int, costs: Mapping[str, float], calls: int
     slowest rank in ``calls`` calls one after another, after one that does not count unless they are few. Raises
     ``ValueError`` for what is no collective."""
 
-    formats = formats_named(one.wire or "blocked", "f32", packs=False)
+    formats = formats_named(one.wire or "blocked", "f32")
 
     def finish_s(count: int) -> npt.NDArray[np.float64]:
         outcome = _core.measure(

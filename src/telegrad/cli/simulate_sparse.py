@@ -24,7 +24,7 @@ def sparse_algorithms(chosen: Sequence[str], wire: str, *, all_of_them: bool) ->
     """``chosen``, and of ``all_of_them`` only those that ``wire`` is for: recursive doubling takes no rounded values.
     Raises ``BadParameter``."""
     try:
-        encoding = formats_named(wire, "f32", packs=False).values
+        encoding = formats_named(wire, "f32").values
     except (TypeError, ValueError) as error:
         raise typer.BadParameter(str(error), param_hint="--wire") from error
     if encoding == _core.ValueEncoding.native:

@@ -93,7 +93,7 @@ def _run(
     if not 0 <= overlap <= 1:
         raise typer.BadParameter(f"{overlap:g} is no share: use a number from 0 to 1", param_hint="--overlap")
     try:
-        encoding = formats_named(wire, "f32", packs=False).values
+        encoding = formats_named(wire, "f32").values
     except (TypeError, ValueError) as error:
         raise typer.BadParameter(str(error), param_hint="--wire") from error
     if encoding != _core.ValueEncoding.native:

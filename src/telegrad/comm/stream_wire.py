@@ -6,6 +6,7 @@ encodings of values are part of what ranks compare.
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 from telegrad import _core
@@ -25,9 +26,15 @@ _LAYOUTS = {  # of indices, and whether values are packed
     "indices": (_core.IndexFormat.packed, False),  # packed, and they alone
 }
 _NATIVE = ("f32", "f64", "f16", "bf16")
-_PACKING_PAYS_S_PER_BYTE = 2.5e-9
-"""At so slow a network packing indices costs what it saves: some 2 ns an entry for packing and unpacking, 0.9 bytes
-saved. Packing values, 0.7 bytes saved for 1.5 ns, does so there as well."""
+_PACKED_INDEX_S, _PACKED_VALUE_S = 2e-9, 1.5e-9
+"""An entry's share of packing and unpacking."""
+_PACKED_INDEX_BITS = 2.0
+"""Beyond log2 of 1/density, about; the entropy of uniform indices is 1.44 beyond it."""
+_PACKED_VALUE_SAVES_BYTES = 0.7
+"""Of a float32 or bfloat16 gradient."""
+_UNMEASURED_S_PER_BYTE = 8.5e-9
+"""Of a network that nobody has calibrated: 1 Gbit/s. Packing loses less on a fast one than it gains on a slow one."""
+_BLOCK = 65_536
 
 
 class Formats(NamedTuple):
@@ -41,19 +48,33 @@ class Formats(NamedTuple):
 def formats_of(wire: object, stream: SparseStream, *, shares_memory: bool, tuning: Tuning | None) -> Formats:
     """What ``wire`` stands for. Raises ``ValueError`` for a name that does not exist, ``TypeError`` for one that the
     stream's values do not have."""
-    packs = not shares_memory if tuning is None else packing_pays(tuning.costs.beta_s_per_byte)
-    return formats_named(wire, stream.dtype, packs=packs)
+    beta_s_per_byte = 0.0 if shares_memory else _UNMEASURED_S_PER_BYTE
+    if tuning is not None:
+        beta_s_per_byte = tuning.costs.beta_s_per_byte
+    density = stream.nnz / stream.n if stream.n else 0.0
+    return formats_named(wire, stream.dtype, layout=layout_that_pays(beta_s_per_byte, density, stream.dtype))
 
 
-def packing_pays(beta_s_per_byte: float) -> bool:
-    """Whether ``wire="auto"`` packs entries where a byte on the network takes so many seconds."""
-    return beta_s_per_byte > _PACKING_PAYS_S_PER_BYTE
+def layout_that_pays(beta_s_per_byte: float, density: float, dtype: str = "f32") -> str:
+    """What ``wire="auto"`` takes where a byte on the network takes so many seconds, and a stream has entries at this
+    share of its indices: ``"blocked"``, ``"indices"`` or ``"packed"``, by the bytes that each saves (of indices the
+    more, the denser they are, down to 1.44 bits and what the format adds) and the time that packing takes."""
+    if density <= 0:
+        return "blocked"
+    packed_bytes = (math.log2(1 / min(density, 1.0)) + _PACKED_INDEX_BITS) / 8
+    blocked_bytes = min(4.0, 2 + 4 / (_BLOCK * density))
+    of_indices_s = max(0.0, blocked_bytes - packed_bytes) * beta_s_per_byte - _PACKED_INDEX_S
+    of_values_s = 0.0
+    if dtype in ("f32", "bf16"):
+        of_values_s = _PACKED_VALUE_SAVES_BYTES * beta_s_per_byte - _PACKED_VALUE_S
+    gains_s = {"blocked": 0.0, "indices": of_indices_s, "packed": of_indices_s + of_values_s}
+    return max(gains_s, key=gains_s.__getitem__)
 
 
-def formats_named(wire: object, dtype: str, *, packs: bool) -> Formats:
+def formats_named(wire: object, dtype: str, *, layout: str = "blocked") -> Formats:
     """What ``wire`` stands for where values are of ``dtype`` (as ``SparseStream.dtype`` says it) and entries, unless it
-    names their layout, are packed or not. Raises as ``formats_of`` does."""
-    layout, values = _parts_of(wire)
+    names their layout, have this one. Raises as ``formats_of`` does."""
+    named, values = _parts_of(wire)
     if values is None or values == dtype:
         encoding = _core.ValueEncoding.native
     elif dtype != "f32" or values not in ENCODINGS:
@@ -63,7 +84,7 @@ def formats_named(wire: object, dtype: str, *, packs: bool) -> Formats:
         )
     else:
         encoding = getattr(_core.ValueEncoding, values)
-    indices, packs_values = _LAYOUTS[layout or ("packed" if packs else "blocked")]
+    indices, packs_values = _LAYOUTS[named or layout]
     return Formats(indices, encoding, packs_values)
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from telegrad import _core
-from telegrad.comm.stream_wire import Formats, formats_named, name_of_formats, packing_pays
+from telegrad.comm.stream_wire import Formats, formats_named, layout_that_pays, name_of_formats
 from telegrad.plan import Cost, Costs, cost, fastest_allreduce
 from telegrad.plan.cost_moves import broadcast_pieces
 from telegrad.plan.network import ceil_log2
@@ -81,7 +81,8 @@ class Point:
             raise ValueError(str(error)) from error
 
     def _formats(self) -> Formats:
-        return formats_named(self.wire, "f32", packs=packing_pays(self.network.costs.beta_s_per_byte))
+        density = self.nnz / (self.size // 4) if self.size >= 4 else 0.0
+        return formats_named(self.wire, "f32", layout=layout_that_pays(self.network.costs.beta_s_per_byte, density))
 
     @property
     def formats(self) -> dict[str, Any]:

@@ -60,7 +60,7 @@ def encoding_of_wire(wire: str, parameters: Mapping[str, torch.nn.Parameter]) ->
     for name, parameter in parameters.items():
         dtype = "f32" if parameter.dtype == torch.float32 else "bf16"
         try:
-            encodings.add(formats_named(wire, dtype, packs=False).values)
+            encodings.add(formats_named(wire, dtype).values)
         except TypeError as error:
             raise TypeError(
                 f"wire={wire!r} does not fit parameter {name!r} of {parameter.dtype}: only float32 gradients can be "

@@ -12,7 +12,7 @@ from local_ranks import SIZE
 
 from telegrad import Communicator, SparseStream, _core
 from telegrad.comm.encoded import WIRES
-from telegrad.comm.stream_wire import formats_named, formats_of, name_of_formats
+from telegrad.comm.stream_wire import formats_named, formats_of, layout_that_pays, name_of_formats
 from telegrad.plan import Costs, Tuning
 
 N = 200_000
@@ -184,11 +184,33 @@ def test_entries_are_packed_where_the_network_is_slow(ranks: list[Communicator])
     assert formats_of("indices", stream, shares_memory=False, tuning=None) == (packed, native, False)
 
 
+@pytest.mark.parametrize(
+    ("beta_s_per_byte", "density", "layout"),
+    [
+        (8.5e-9, 0.01, "packed"),  # 1 Gbit/s
+        (8.5e-9, 0.9, "packed"),
+        (8.5e-9, 1e-6, "packed"),  # of indices there is little to save, of values as much as ever
+        (2.0e-9, 0.01, "blocked"),
+        (2.0e-9, 0.2, "indices"),  # values save too little, dense indices enough
+        (0.85e-9, 0.2, "blocked"),  # 10 Gbit/s
+        (8.5e-9, 0.0, "blocked"),  # an empty stream
+        (0.0, 0.5, "blocked"),
+    ],
+)
+def test_auto_packs_where_what_it_saves_takes_longer(beta_s_per_byte: float, density: float, layout: str) -> None:
+    assert layout_that_pays(beta_s_per_byte, density) == layout
+
+
+def test_auto_does_not_pack_values_that_cannot_be() -> None:
+    assert layout_that_pays(8.5e-9, 0.01, "f64") == "indices"
+    assert layout_that_pays(2e-9, 1e-3, "f64") == "blocked"
+
+
 @pytest.mark.parametrize("layout", ["raw", "blocked", "packed", "indices"])
 @pytest.mark.parametrize("values", ["f32", "bf16", "mean"])
 def test_formats_are_named_as_they_are_asked_for(layout: str, values: str) -> None:
     name = f"{layout}-{values}"
-    assert name_of_formats(formats_named(name, "f32", packs=False), "f32") == name
+    assert name_of_formats(formats_named(name, "f32"), "f32") == name
 
 
 def test_what_is_refused(ranks: list[Communicator]) -> None:
