@@ -6,6 +6,7 @@ from mutant import Mutant
 from mutant import mutant as _mutant
 from mutants_moves import MOVES_MUTANTS
 from mutants_sparse import SPARSE_MUTANTS
+from mutants_topk import TOPK_MUTANTS
 
 RING = "collectives/ring.cpp"
 PASSING = "collectives/allreduce_ring.cpp"
@@ -388,4 +389,4 @@ _SESSION = (
     ),
 )
 
-MUTANTS = _COLLECTIVES + MOVES_MUTANTS + SPARSE_MUTANTS + _LARGE + _SESSION
+MUTANTS = _COLLECTIVES + MOVES_MUTANTS + SPARSE_MUTANTS + TOPK_MUTANTS + _LARGE + _SESSION

@@ -113,7 +113,7 @@ SessionOptions draw_session(Chance& chance, Trouble trouble, double net_s, doubl
 
 // Both periods are short: every call may cut, find a threshold, do both or neither.
 OkTopkSettings draw_topk(Chance& chance) {
-  constexpr std::array kBalanceFactors{1.0, 1.5, 4.0};
+  constexpr std::array kBalanceFactors{1.0, 1.5, 4.0, 1e6};
   return {.k = static_cast<std::uint64_t>(chance.magnitude(1.0, 3000.0)),
           .boundaries_every = chance.integer<std::uint64_t>(1, 4),
           .threshold_every = chance.integer<std::uint64_t>(1, 4),

@@ -140,6 +140,12 @@ Contribution::Contribution(const PlannedCall& call, Rank rank, Rank size) {
   const std::uint64_t own = random.below(8);
   density_ = kDensities[(own < 2 ? random.next() : density) % kDensities.size()];
   dense_ = own == 2;
+  if (call.operation != Operation::allreduce_topk) return;
+  constexpr std::array kCrowds{Crowd::none, Crowd::entries, Crowd::values};
+  crowd_ = kCrowds[common.below(kCrowds.size())];
+  const std::size_t length = call.count / (2 + common.below(30)) + 1;
+  crowd_begin_ = common.below(call.count + 1);
+  crowd_end_ = crowd_begin_ + length;
 }
 
 Expected expected_sum(const PlannedCall& call, Rank size, const std::vector<const PlannedCall*>& by_rank) {

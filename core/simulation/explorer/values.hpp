@@ -25,16 +25,25 @@ class Contribution {
     const std::uint64_t random = mix(values_ + i);
     if (rounded_) return rounded_value(random);
     if (factors_) return factor(random);
+    if (crowd_ == Crowd::values && !is_in_crowd(i)) return static_cast<float>(random % 3) - 1.0F;
     return static_cast<float>(static_cast<int>(random % (2 * bound_ + 1)) - static_cast<int>(bound_));
   }
   std::byte byte(std::size_t i) const { return static_cast<std::byte>(mix(values_ + i)); }
   /// Sparse: the stream is given densely, entries or not.
   bool dense() const { return dense_; }
-  bool has(std::size_t i) const { return dense_ || static_cast<double>(mix(entries_ + i) >> 11) * 0x1p-53 < density_; }
+  bool has(std::size_t i) const {
+    if (crowd_ == Crowd::entries && !is_in_crowd(i)) return false;
+    return dense_ || static_cast<double>(mix(entries_ + i) >> 11) * 0x1p-53 < density_;
+  }
   /// The result goes where the input is (or: is written densely, where it is a sparse one).
   bool in_place() const { return in_place_; }
 
  private:
+  // Of a sum of which a part is kept: all entries, or all that are large, may lie in one place, in every call another. So
+  // what the last call has left (slices, a threshold) may not fit at all.
+  enum class Crowd : std::uint8_t { none, entries, values };
+  bool is_in_crowd(std::size_t i) const { return i >= crowd_begin_ && i < crowd_end_; }
+
   // Any sign and mantissa that the type holds, and one of some exponents; never 0.
   float rounded_value(std::uint64_t random) const {
     const auto exponent = static_cast<std::uint32_t>(127 - binades_ / 2 + (random >> 32) % binades_);
@@ -58,6 +67,9 @@ class Contribution {
   double density_ = 0.0;
   bool dense_ = false;
   bool in_place_;
+  Crowd crowd_ = Crowd::none;
+  std::size_t crowd_begin_ = 0;
+  std::size_t crowd_end_ = 0;
 };
 
 /// Where a dense result has no entry of any rank.

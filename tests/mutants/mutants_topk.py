@@ -1,0 +1,103 @@
+"""Bugs planted into Ok-Topk and its steps, and into values that are packed."""
+
+from __future__ import annotations
+
+from mutant import mutant
+
+OKTOPK = "collectives/allreduce_oktopk.cpp"
+SLICES = "collectives/pooled_slices.cpp"
+THRESHOLD = "collectives/global_threshold.cpp"
+SHARES = "collectives/allgather_shares.cpp"
+COUNTS = "collectives/allreduce_counts.cpp"
+SPLIT = "collectives/sparse_split.cpp"
+PACKED_VALUES = "kernels/pack_values.cpp"
+
+TOPK_MUTANTS = (
+    mutant(
+        "topk: hands back what the sum has, too",
+        OKTOPK,
+        "count += own < other ? 1 : 0;",
+        "count += own <= other ? 1 : 0;",
+    ),
+    mutant(
+        "topk: what lies behind the sum's last entry is lost",
+        OKTOPK,
+        "for (; i < indices.size(); ++i, ++count) {",
+        "for (; i < indices.size() && taken.empty(); ++i, ++count) {",
+    ),
+    mutant(
+        "topk: keeps only what is above the threshold",
+        OKTOPK,
+        "count += magnitude_key(value) >= key ? 1 : 0;",
+        "count += magnitude_key(value) > key || key == 0 ? 1 : 0;",
+    ),
+    mutant(
+        "topk: an old threshold serves however many it keeps",
+        OKTOPK,
+        "if (settings_.as_published || is_near(",
+        "if (held > 0 || is_near(",
+    ),
+    mutant(
+        "topk: corrects its threshold by what this rank alone keeps",
+        OKTOPK,
+        ": corrected(state_.threshold, report_.selected, settings_.k);",
+        ": corrected(state_.threshold, kept_counts_[net_.rank()] * net_.size(), settings_.k);",
+    ),
+    mutant(
+        "topk: old slices serve whatever they bring their owners",
+        OKTOPK,
+        "if (std::ranges::max(received) > report_.local_most + size) co_await cut_slices();",
+        "",
+    ),
+    mutant(
+        "topk: two ranks cut slices differently",
+        SLICES,
+        "const std::uint64_t wanted = share_of(total, ranks_, i + 1);",
+        "const std::uint64_t wanted = share_of(total + (indices_.size() > 64 ? 9 : 0), ranks_, i + 1);",
+    ),
+    mutant(
+        "topk: the threshold's last byte is not looked at",
+        THRESHOLD,
+        "for (std::size_t byte = 0; byte < sizeof(V); ++byte) {\n    const std::size_t shift",
+        "for (std::size_t byte = 0; byte < sizeof(V); ++byte) {\n"
+        "    if (byte + 1 == sizeof(V)) {\n      prefix = prefix << 8;\n      break;\n    }\n"
+        "    const std::size_t shift",
+    ),
+    mutant(
+        "topk: one more than wanted reach the threshold",
+        THRESHOLD,
+        "for (; bucket > 0 && counts[bucket] < wanted; --bucket)",
+        "for (; bucket > 0 && counts[bucket] <= wanted; --bucket)",
+    ),
+    mutant(
+        "topk: shares made alike are placed where their sender's begin",
+        SHARES,
+        "const std::size_t first = part.begin - own.begin;",
+        "const std::size_t first = own.begin - own.begin;",
+    ),
+    mutant(
+        "topk: of several buckets the first is added twice, the last never",
+        SPLIT,
+        "const Range part = part_of(slices[owner], bucket.buckets, bucket.number);",
+        "const Range part = part_of(slices[owner], bucket.buckets, "
+        "bucket.number + 1 < bucket.buckets ? bucket.number : 0);",
+    ),
+    mutant(
+        "packed values: of a block that is not packed the last value is lost",
+        PACKED_VALUES,
+        "std::memcpy(payload, from, held * size_of(dtype));",
+        "std::memcpy(payload, from, (held - 1) * size_of(dtype));",
+    ),
+    mutant(
+        "packed values: an exponent that nothing in the sample had has the code of another",
+        PACKED_VALUES,
+        "block.escapes = static_cast<std::uint16_t>(count_escapes(dtype, values, count, block));",
+        "block.escapes = 0;",
+    ),
+    mutant(
+        "counts: what a rank beyond a power of two has is not added",
+        COUNTS,
+        "co_await net.compute(mine.size(), add);\n  }\n  const Rank self",
+        "co_await net.compute(mine.size(), [] {});\n  }\n  const Rank self",
+    ),
+)
