@@ -1,0 +1,66 @@
+// What the explorer's judge says of sums of which a part is kept.
+#include "testing.hpp"
+
+#include <string>
+
+#include "explorer_programs.hpp"
+#include "simulation/explorer/play.hpp"
+
+namespace {
+
+using namespace telegrad;
+using namespace telegrad::explorer;
+
+TEST("the judge sees every lie about a sum of which a part is kept") {
+  int forged = 0;
+  for (std::uint64_t seed = 0; forged < 12; ++seed) {
+    const Program program = calm(Operation::allreduce_topk, seed);
+    seed = program.seed;
+    Seen seen = play(program);
+    REQUIRE(judge(program, seen).findings.empty());
+    SeenCall& call = seen.ranks[program.size - 1].calls[0];
+    SeenTopk& topk = *call.topk;
+    if (call.indices.size() < 2 || topk.left_indices.empty() || program.calls[0][0].rounded) continue;
+    ++forged;
+    const auto lies = [&](const std::string& part) { EXPECT(found(judge(program, seen), Sort::wrong_result, part)); };
+    const SeenCall truth = call;
+    call.values[size_of(program.calls[0][0].dtype) - 1] ^= std::byte{0x40};
+    lies("its entry at ");
+    call = truth;
+    call.values.resize(call.values.size() - size_of(program.calls[0][0].dtype));
+    call.indices.pop_back();
+    lies("");
+    call = truth;
+    topk.left_values[0] ^= std::byte{1};
+    lies("what is handed back");
+    call = truth;
+    topk.report.selected += 1;
+    lies("its report counts");
+    call = truth;
+    topk.report.local_most = 0;
+    lies("its report says that no rank has more than 0");
+    call = truth;
+    topk.after.threshold += 1.0;
+    lies("not the sum and the state that rank 0 has");
+    call = truth;
+    topk.after.calls += 1;
+    lies("its state counts");
+    call = truth;
+    topk.after.lengths.pop_back();
+    lies("slices of another vector");
+    call = truth;
+    topk.report.cut = false;
+    lies("its slices were not cut anew");
+    call = truth;
+    topk.report.traffic.entries_sent = 1U << 30;
+    if (!program.topk.as_published) lies("words, more than");
+    call = truth;
+    call.topk.reset();
+    lies("without a result");
+    call = truth;
+    call.failure = Failure{.kind = FailureKind::timeout, .rank = program.size - 1, .reason = "late"};
+    lies("failed, and has a result");
+  }
+}
+
+}  // namespace
