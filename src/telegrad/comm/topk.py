@@ -109,7 +109,7 @@ class TopkReductions(StreamReductions):
         core, stream, reduction = self._usable(), given.stream, sparse_reduction_of(op)
         if reduction not in (_core.Reduction.sum, _core.Reduction.avg):
             raise ValueError(f"op={reduction.name!r} is not supported by all_reduce_topk: use 'sum' or 'avg'")
-        rounds = formats_named(wire, stream.dtype, packs=False).values != _core.ValueEncoding.native
+        rounds = formats_named(wire, stream.dtype).values != _core.ValueEncoding.native
         if rounds and not isinstance(state, OkTopkState):
             raise ValueError(f"wire={wire!r} rounds values, which a {type(state).__name__} does not: use 'packed'")
         if isinstance(state, BoundedTopkState):
