@@ -14,7 +14,20 @@ from telegrad.cli.bench_predictions import predictions
 from telegrad.cli.bench_select import select
 from telegrad.cli.bench_simulator import simulator
 from telegrad.cli.bench_sparse import sparse
+from telegrad.cli.bench_topk import topk_allreduce
 
 app = typer.Typer(help="Measure telegrad on this machine, beside a peer in the same run.", no_args_is_help=True)
-for command in (allreduce, sparse, select, nonblocking, checks, faults, errors, predictions, simulator, accuracy):
+for command in (
+    allreduce,
+    sparse,
+    topk_allreduce,
+    select,
+    nonblocking,
+    checks,
+    faults,
+    errors,
+    predictions,
+    simulator,
+    accuracy,
+):
     app.command()(command)

@@ -1,0 +1,1 @@
+"""``telegrad bench topk-allreduce``: schemes that sum what ranks have selected, simulated and measured."""

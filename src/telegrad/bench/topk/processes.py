@@ -1,0 +1,120 @@
+"""All parts of a simulation, over all cores. Each part is simulated by itself, so how many processes there are changes
+no result."""
+
+from __future__ import annotations
+
+import multiprocessing
+import signal
+from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from dataclasses import dataclass
+from pathlib import Path
+
+from telegrad.accuracy.recording import Recording
+from telegrad.bench.topk.simulated import Part, Row, SimulatedPlan, simulate
+from telegrad.bench.topk.weak_scaling import MODELS, Model, weak_scaling
+
+_recording: Recording | None = None  # of a process that was started here
+
+
+@dataclass(frozen=True)
+class Simulated:
+    """``rows``: of calls, by gradients, ranks, scheme and call; ``weak_scaling``: by model, ranks and scheme."""
+
+    rows: list[Row]
+    weak_scaling: list[Row]
+
+
+def tasks_of(plan: SimulatedPlan, weak_ranks: Sequence[int]) -> list[Part | Model]:
+    """What ``simulate_all`` does, the longest first."""
+    return [*(reversed(MODELS) if weak_ranks else ()), *plan.parts()]
+
+
+def simulate_all(
+    plan: SimulatedPlan,
+    weak_ranks: Sequence[int],
+    recording: Recording,
+    file: Path,
+    *,
+    processes: int,
+    on_done: Callable[[str], None] = lambda about: None,
+) -> Simulated:
+    """``file``: where ``recording`` is saved, for the processes; with one, nothing is read from it. ``weak_ranks``: of
+    the paper's models (none: not at all). ``on_done`` is called with what is over. Raises ``ValueError`` for less than
+    one process, and what a simulation raises; then, and on Ctrl-C, the other processes are ended."""
+    if processes < 1:
+        raise ValueError(f"processes={processes} must be at least 1")
+    tasks = tasks_of(plan, weak_ranks)
+    found: dict[Part | Model, list[Row]] = {}
+
+    def keep(task: Part | Model, rows: list[Row]) -> None:
+        found[task] = rows
+        on_done(about(task))
+
+    if processes == 1:
+        for task in tasks:
+            keep(task, _rows(plan, tuple(weak_ranks), task, recording))
+    else:
+        _in_processes(plan, tuple(weak_ranks), tasks, file, min(processes, len(tasks)), keep)
+    places = {name: place for place, name in enumerate(plan.schemes)}
+    gradients = {name: place for place, name in enumerate(dict.fromkeys(part.gradients for part in plan.parts()))}
+    rows = [row for task, of_task in found.items() if isinstance(task, Part) for row in of_task]
+    rows.sort(
+        key=lambda row: (
+            gradients.get(str(row["gradients"]), 0) * 10**9
+            + int(str(row["ranks"])) * 10**4
+            + places[str(row["scheme"])] * 100
+            + int(str(row["call"]))
+        )
+    )
+    return Simulated(rows, [row for model in MODELS if model in found for row in found[model]])
+
+
+def about(task: Part | Model) -> str:
+    """What it is, in a few words."""
+    return task.about if isinstance(task, Part) else f"weak scaling, {task.name}"
+
+
+def _rows(plan: SimulatedPlan, weak_ranks: tuple[int, ...], task: Part | Model, recording: Recording) -> list[Row]:
+    if isinstance(task, Part):
+        return simulate(plan, task, recording)
+    return weak_scaling(task, weak_ranks, plan.schemes, recording, plan.network)
+
+
+def _in_processes(
+    plan: SimulatedPlan,
+    weak_ranks: tuple[int, ...],
+    tasks: Sequence[Part | Model],
+    file: Path,
+    processes: int,
+    keep: Callable[[Part | Model, list[Row]], None],
+) -> None:
+    context = multiprocessing.get_context("spawn")
+    pool = ProcessPoolExecutor(processes, mp_context=context, initializer=_begin, initargs=(file,))
+    try:
+        waiting: dict[Future[list[Row]], Part | Model] = {
+            pool.submit(_in_process, plan, weak_ranks, task): task for task in tasks
+        }
+        while waiting:
+            done, _ = wait(waiting, return_when=FIRST_COMPLETED)
+            for future in done:
+                keep(waiting.pop(future), future.result())
+    except BaseException:
+        workers = list((pool._processes or {}).values())
+        pool.shutdown(wait=False, cancel_futures=True)
+        for worker in workers:
+            worker.terminate()
+        raise
+    pool.shutdown()
+
+
+def _begin(file: Path) -> None:
+    """A terminal sends Ctrl-C to all processes; the first ends the others."""
+    global _recording
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _recording = Recording.load(file)
+
+
+def _in_process(plan: SimulatedPlan, weak_ranks: tuple[int, ...], task: Part | Model) -> list[Row]:
+    assert _recording is not None
+    return _rows(plan, weak_ranks, task, _recording)
