@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import itertools
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -39,6 +40,7 @@ _WEAK_RANKS = (16, 32, 64, 128, 256)
 _FEWEST_GRADIENTS = 64
 _TRAINING_RANKS = 8
 _XI_EVERY = 10
+_LSTM_PARAMETERS = 27_569_568
 
 
 def topk_allreduce(
@@ -81,6 +83,14 @@ def topk_allreduce(
         int, typer.Option(min=1, help="Calls one after the other, with residuals (simulated, beyond 256 ranks: 2).")
     ] = 4,
     patterns: Annotated[str, typer.Option(help=f"Simulated: {', '.join(PATTERNS)}, several, all or none.")] = "all",
+    parameters: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            help="Simulated: of the model that recorded gradients stand for, which are that much smaller: a byte costs "
+            "as many times more. 0: of themselves. Default: the paper's LSTM.",
+        ),
+    ] = _LSTM_PARAMETERS,
     weak: Annotated[
         bool, typer.Option("--weak-scaling/--no-weak-scaling", help="Simulated: iterations of the paper's models.")
     ] = True,
@@ -141,7 +151,8 @@ def topk_allreduce(
             plan = SimulatedPlan(
                 tuple(counts), _only(densities), calls, chosen, _patterns(patterns), _virtual(network or "aries")
             )
-            result = _simulate(console, plan, recorder, Path(folder), _WEAK_RANKS if weak else (), training, xi, jobs)
+            weak_ranks = _WEAK_RANKS if weak else ()
+            result = _simulate(console, plan, parameters, recorder, Path(folder), weak_ranks, training, xi, jobs)
         else:
             networks = networks_of([one.strip() for one in (network or "tcp,1gbit").split(",")])
             file = recorder.file(max(counts[-1], _FEWEST_GRADIENTS), Path(folder))
@@ -242,6 +253,7 @@ class _Recorder:
 def _simulate(
     console: Console,
     plan: SimulatedPlan,
+    parameters: int,
     recorder: _Recorder,
     folder: Path,
     weak_ranks: tuple[int, ...],
@@ -253,6 +265,7 @@ def _simulate(
     count = max(*plan.ranks, *weak_ranks, _FEWEST_GRADIENTS)
     file = recorder.file(count, folder)
     recording = Recording.load(file)
+    plan = replace(plan, factor=max(1.0, parameters / recording.elements))
     with counting(console, TextColumn("{task.fields[latest]}")) as bar:
         shown = bar.add_task("simulating", total=len(tasks_of(plan, weak_ranks)), latest="")
         found = simulate_all(
@@ -276,7 +289,7 @@ def _simulate(
         },
     }
     k = found.rows[0]["k"]
-    about = f"{recorder.about}: n = {recording.elements:,}, k = {k:,}"
+    about = f"{recorder.about}: n = {recording.elements:,}, k = {k:,}, a byte costs {plan.factor:.1f} times as much"
     recorded = [row for row in found.rows if row["gradients"] == RECORDED]
     console.print(tables.words_table(recorded, f"{about}: words, the most of any rank and call, in k"))
     console.print(tables.times_table(recorded, "time of the last call (virtual)"))

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from telegrad.accuracy.recording import Recording
-from telegrad.bench.topk.simulated import Part, Row, SimulatedPlan, simulate
+from telegrad.bench.topk.simulated import RECORDED, Part, Row, SimulatedPlan, simulate
 from telegrad.bench.topk.weak_scaling import MODELS, Model, weak_scaling
 
 _recording: Recording | None = None  # of a process that was started here
@@ -57,11 +57,11 @@ def simulate_all(
     else:
         _in_processes(plan, tuple(weak_ranks), tasks, file, min(processes, len(tasks)), keep)
     places = {name: place for place, name in enumerate(plan.schemes)}
-    gradients = {name: place for place, name in enumerate(dict.fromkeys(part.gradients for part in plan.parts()))}
+    gradients = {name: place for place, name in enumerate((RECORDED, *plan.patterns))}
     rows = [row for task, of_task in found.items() if isinstance(task, Part) for row in of_task]
     rows.sort(
         key=lambda row: (
-            gradients.get(str(row["gradients"]), 0) * 10**9
+            gradients[str(row["gradients"])] * 10**9
             + int(str(row["ranks"])) * 10**4
             + places[str(row["scheme"])] * 100
             + int(str(row["call"]))

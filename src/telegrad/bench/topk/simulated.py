@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from telegrad.accuracy.recording import Recording
 from telegrad.bench.topk.streams import SelectingRank, pattern_stream, streams_of, wanted
@@ -39,7 +39,8 @@ SELECTION_S_PER_BYTE = 2e-12
 @dataclass(frozen=True)
 class SimulatedPlan:
     """``calls``: of each scheme among up to 256 ranks; among more, two at most, and the last one only where a call
-    leaves nothing to the next. ``patterns``: names of ``PATTERNS``."""
+    leaves nothing to the next. ``patterns``: names of ``PATTERNS``. ``factor``: how many times larger the model is that
+    recorded gradients stand for: a byte costs as many times more."""
 
     ranks: tuple[int, ...]
     density: float
@@ -47,6 +48,7 @@ class SimulatedPlan:
     schemes: tuple[str, ...]
     patterns: tuple[str, ...]
     network: Network = ARIES
+    factor: float = 1.0
 
     def calls_among(self, ranks: int) -> int:
         return self.calls if ranks <= _FEW_RANKS else min(self.calls, _CALLS_OF_MANY)
@@ -61,7 +63,7 @@ class SimulatedPlan:
         for name in self.schemes:
             if name in sums:
                 continue
-            most = _PUBLISHED_MOST if name == PUBLISHED else max(self.ranks)
+            most = min(max(self.ranks), _PUBLISHED_MOST) if name == PUBLISHED else max(self.ranks)
             found += [Part(RECORDED, (name,), (ranks,)) for ranks in self.ranks if ranks <= most]
             most = min(most, _PATTERN_PUBLISHED_MOST) if name == PUBLISHED else most
             if name in PATTERN_SCHEMES:
@@ -106,7 +108,8 @@ def simulate(plan: SimulatedPlan, part: Part, recording: Recording) -> list[Row]
         for ranks in part.ranks:
             found: Iterator[tuple[int, Called]]
             if part.gradients == RECORDED:
-                scheme = entry.make(ranks, recording.elements, wanted(recording, plan.density), plan.network)
+                k, network = wanted(recording, plan.density), scaled(plan.network, plan.factor)
+                scheme = entry.make(ranks, recording.elements, k, network)
                 calls = plan.calls_among(ranks)
                 found = (
                     _with_feedback(scheme, entry.selection, recording, plan.density, calls)
@@ -118,8 +121,23 @@ def simulate(plan: SimulatedPlan, part: Part, recording: Recording) -> list[Row]
                 calls = _PATTERN_CALLS if ranks <= _FEW_RANKS else 1 + (part.gradients == "gone-stale")
                 found = _on_pattern(scheme, part.gradients, calls)
             selection = entry.selection if name != "dense" else None
-            rows += [_row(part.gradients, name, scheme, call, one, selection) for call, one in found]
+            factor = plan.factor if part.gradients == RECORDED else 1.0
+            rows += [_row(part.gradients, name, scheme, call, one, selection, factor) for call, one in found]
     return rows
+
+
+def scaled(network: Network, factor: float) -> Network:
+    """A byte costs ``factor`` times as much."""
+    costs = network.costs
+    return replace(
+        network,
+        costs=replace(
+            costs,
+            beta_s_per_byte=costs.beta_s_per_byte * factor,
+            beta_exchange_s_per_byte=costs.beta_exchange_s_per_byte * factor,
+            gamma_s_per_byte=costs.gamma_s_per_byte * factor,
+        ),
+    )
 
 
 def _as_selected(scheme: Scheme, selected: Sequence[Sequence[SparseStream]]) -> Iterator[tuple[int, Called]]:
@@ -148,9 +166,11 @@ def _on_pattern(scheme: Scheme, pattern: str, calls: int) -> Iterator[tuple[int,
         yield call, scheme.call(streams, split=call == calls - 1 and scheme.ranks <= _FEW_RANKS)
 
 
-def _row(gradients: str, name: str, scheme: Scheme, call: int, found: Called, selection: str | None) -> Row:
+def _row(
+    gradients: str, name: str, scheme: Scheme, call: int, found: Called, selection: str | None, factor: float
+) -> Row:
     ranks, k_of_call = scheme.ranks, max(found.given, found.kept)
-    selection_s = selection_seconds(scheme.n, selection)
+    selection_s = selection_seconds(scheme.n * factor, selection)
     communication_s = found.communication_s
     return {
         "gradients": gradients,
@@ -158,6 +178,7 @@ def _row(gradients: str, name: str, scheme: Scheme, call: int, found: Called, se
         "ranks": ranks,
         "n": scheme.n,
         "k": scheme.k,
+        "factor": factor,
         "call": call,
         "selected": found.given,
         "kept": found.kept,
@@ -177,7 +198,7 @@ def _row(gradients: str, name: str, scheme: Scheme, call: int, found: Called, se
     }
 
 
-def selection_seconds(n: int, selection: str | None) -> float:
+def selection_seconds(n: float, selection: str | None) -> float:
     """An assumption, see ``SELECTION_BYTES``. ``None``: nothing is selected."""
     return 0.0 if selection is None else n * SELECTION_BYTES[selection] * SELECTION_S_PER_BYTE
 
@@ -186,6 +207,8 @@ ABOUT = {
     "words_max": "largest over ranks of max(sent, received): an index is a word, a value is one; counts and headers "
     "are none",
     "bound_words": "6k' + 2P, k' the larger of selected and kept; it binds oktopk",
+    "factor": "n and k are those of the model that the gradients stand for, divided by it; beta and gamma are "
+    "multiplied by it, and so headers and counts weigh as many times more",
     "selected": "largest number of entries that a rank gives",
     "kept": "entries of the result",
     "time_s": "virtual: selection_s + communication_s + reduction_s, the slowest rank's",

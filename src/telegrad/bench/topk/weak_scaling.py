@@ -5,10 +5,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from telegrad.accuracy.recording import Recording
-from telegrad.bench.topk.simulated import ARIES, PUBLISHED, Row, selection_seconds
+from telegrad.bench.topk.simulated import ARIES, PUBLISHED, Row, scaled, selection_seconds
 from telegrad.bench.topk.streams import side_by_side
 from telegrad.sim.networks import Network
 from telegrad.sim.topk import SCHEMES, Dense
@@ -16,7 +16,7 @@ from telegrad.stream import SparseStream
 
 DENSE, OVERLAPPED = "dense", "dense-overlapped"
 
-_CALLS = 3
+_CALLS = 2
 _THRESHOLD_EVERY = 32  # τ′: one call in so many is like the first
 _FACTOR = 64  # about; as many recorded gradients are put side by side as it takes
 _DENSE_FACTOR = 64  # dense sums are of sizes only, and need not be scaled down as far
@@ -52,7 +52,7 @@ ABOUT = (
     "Network and selection as for the other rows. Recorded gradients side by side, n/factor elements in all, of which "
     "density is selected, with residuals; what a sum does not keep does not go back into them. Beta and gamma times "
     "factor; headers and counts, which do not shrink, weigh factor times as much. time_s: of the call, one "
-    f"in {_THRESHOLD_EVERY} like the first, the others like the mean of the next two. compute_s: floating-point "
+    f"in {_THRESHOLD_EVERY} like the first, the others like the second. compute_s: floating-point "
     "operations of the mini-batch at 4.65 Tflop/s, half the peak of a P100 (VGG-16: 0.627 Gflop forward an image; "
     "LSTM: 200 time steps, BERT: 128 tokens a sample, 6 flop a parameter each). iteration_s: compute_s + selection_s + "
     "time_s; dense-overlapped: buckets of 25 MB are summed one after the other as the backward pass, two thirds of "
@@ -81,20 +81,6 @@ def weak_scaling(
     return rows
 
 
-def scaled(network: Network, factor: float) -> Network:
-    """A byte costs ``factor`` times as much."""
-    costs = network.costs
-    return replace(
-        network,
-        costs=replace(
-            costs,
-            beta_s_per_byte=costs.beta_s_per_byte * factor,
-            beta_exchange_s_per_byte=costs.beta_exchange_s_per_byte * factor,
-            gamma_s_per_byte=costs.gamma_s_per_byte * factor,
-        ),
-    )
-
-
 def _dense_rows(model: Model, ranks: int, network: Network) -> list[Row]:
     def seconds(elements: float) -> float:
         n = max(1, round(elements / _DENSE_FACTOR))
@@ -120,8 +106,7 @@ def _sparse_row(
     factor = model.parameters / n
     scheme = SCHEMES[name].make(ranks, n, max(1, round(model.density * n)), scaled(network, factor))
     calls = [scheme.call(streams[:ranks]) for streams in selected]
-    later_s = sum(one.time_s for one in calls[1:]) / (_CALLS - 1)
-    time_s = (calls[0].time_s + (_THRESHOLD_EVERY - 1) * later_s) / _THRESHOLD_EVERY
+    time_s = (calls[0].time_s + (_THRESHOLD_EVERY - 1) * calls[1].time_s) / _THRESHOLD_EVERY
     selection_s = selection_seconds(model.parameters, SCHEMES[name].selection)
     iteration_s = model.compute_s + selection_s + time_s
     return _row(model, name, ranks, factor, time_s, selection_s, iteration_s, calls[-1].payloads)
