@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import functools
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from telegrad.comm import OkTopkState
+from telegrad.comm import GTopkState, OkTopkState
+from telegrad.comm.topk import TopkSum
+from telegrad.comm.topk_state import TopkState
 from telegrad.plan import fastest_allreduce
 from telegrad.sim.measure import Point, measure
 from telegrad.sim.networks import Network
@@ -164,18 +165,18 @@ class TopkDSA(Scheme):
         return measure(point).finish_s
 
 
-class OkTopk(Scheme):
-    """Ok-Topk as the library has it, or ``as_published``; real entries in every call."""
+class KeepingLargest(Scheme):
+    """Sums of which about k entries are kept, by the algorithm that the states name; real entries in every call."""
 
     leaves = True
-    as_published = False
 
-    def __init__(self, ranks: int, n: int, k: int, network: Network) -> None:
+    def __init__(self, ranks: int, n: int, k: int, network: Network, state: Callable[[int], TopkState]) -> None:
         super().__init__(ranks, n, k, network)
+        self._state = state
         self._states = self._new_states()
 
-    def _new_states(self) -> list[OkTopkState]:
-        return [OkTopkState(self.k, as_published=self.as_published) for _ in range(self.ranks)]
+    def _new_states(self) -> list[TopkState]:
+        return [self._state(self.k) for _ in range(self.ranks)]
 
     def call(self, streams: Streams, *, split: bool = False) -> Called:
         rest = None
@@ -198,7 +199,7 @@ class OkTopk(Scheme):
             sums[0].sum,
         )
 
-    def _run(self, streams: Streams, states: list[OkTopkState], network: Network) -> tuple[list[Any], float]:
+    def _run(self, streams: Streams, states: list[TopkState], network: Network) -> tuple[list[TopkSum], float]:
         world = _world(self.ranks, network)
         try:
             works = [
@@ -212,28 +213,40 @@ class OkTopk(Scheme):
             world.close()
 
 
-class OkTopkAsPublished(OkTopk):
-    """As the paper has it: boundaries averaged and kept, all sums gathered for the threshold, shares doubled."""
-
-    as_published = True
-
-
 @dataclass(frozen=True)
 class SchemeEntry:
-    """``make(ranks, n, k, network)``. ``selection``: how ranks choose what they give (``telegrad.compress``)."""
+    """``summing``: of schemes whose result has all entries; ``state``: of those that keep about k, what all_reduce_topk
+    is called with. ``selection``: how ranks choose what they give (``telegrad.compress``)."""
 
     about: str
-    make: type[Scheme]
+    summing: type[Scheme] | None = None
+    state: Callable[[int], TopkState] | None = None
     selection: str = "reused"
+
+    @property
+    def leaves(self) -> bool:
+        """Parts of what ranks give may belong back into their residuals."""
+        return self.state is not None
+
+    def make(self, ranks: int, n: int, k: int, network: Network) -> Scheme:
+        """The scheme, before its first call."""
+        if self.state is not None:
+            return KeepingLargest(ranks, n, k, network, self.state)
+        assert self.summing is not None
+        return self.summing(ranks, n, k, network)
 
 
 SCHEMES = {
     "dense": SchemeEntry("dense allreduce", Dense),
     "topka": SchemeEntry("allgather of entries (TopkA)", TopkA),
     "topkdsa": SchemeEntry("split and allgather, dense where shorter (TopkDSA)", TopkDSA),
-    "gaussiank": SchemeEntry("normal fit for the threshold, allgather of entries (Gaussiank)", TopkA, "gaussian"),
-    "oktopk": SchemeEntry("Ok-Topk with pooled boundaries and counts", OkTopk),
-    "oktopk-published": SchemeEntry("Ok-Topk as published", OkTopkAsPublished),
+    "gtopk": SchemeEntry("a tree of sums of at most k entries (gTopk)", state=GTopkState),
+    "gaussiank": SchemeEntry("normal fit for the threshold, allgather of entries (Gaussiank)", TopkA, None, "gaussian"),
+    "oktopk": SchemeEntry("Ok-Topk with pooled boundaries and counts", state=OkTopkState),
+    "oktopk-published": SchemeEntry(
+        "Ok-Topk as published: boundaries averaged and kept, all sums gathered for the threshold, shares doubled",
+        state=functools.partial(OkTopkState, as_published=True),
+    ),
 }
 """By name: what can be compared."""
 

@@ -11,7 +11,7 @@ from telegrad import SparseStream
 from telegrad.plan import Costs
 from telegrad.sim import World
 from telegrad.sim.networks import Network
-from telegrad.sim.topk import SCHEMES, Dense, OkTopk, TopkA, TopkDSA, least_words, most_words, overlap_of, paper_words
+from telegrad.sim.topk import SCHEMES, Dense, TopkA, TopkDSA, least_words, most_words, overlap_of, paper_words
 
 NETWORK = Network(Costs(alpha_s=1e-6, beta_s_per_byte=1e-9, gamma_s_per_byte=1e-9))
 N, K = 10_000, 100
@@ -61,7 +61,7 @@ def test_gathering_moves_all_entries_of_all_others() -> None:
 
 
 def test_ok_topk_keeps_the_largest_sums_and_hands_back_the_rest() -> None:
-    scheme = OkTopk(8, N, K, NETWORK)
+    scheme = SCHEMES["oktopk"].make(8, N, K, NETWORK)
     for call in range(3):
         streams = _streams(8, call)
         found = scheme.call(streams, split=True)
@@ -80,6 +80,18 @@ def test_ok_topk_keeps_the_largest_sums_and_hands_back_the_rest() -> None:
             assert left.nnz + np.isin(mine.indices, kept).sum() == mine.nnz
         assert found.communication_s is not None
         assert 0 < found.communication_s < found.time_s
+
+
+def test_gtopk_keeps_k_entries_and_loses_nothing() -> None:
+    scheme = SCHEMES["gtopk"].make(8, N, K, NETWORK)
+    streams = _streams(8)
+    found = scheme.call(streams)
+    assert found.kept == K
+    assert found.words_max <= 4 * K * 3
+    assert found.left is not None
+    assert found.result is not None
+    whole = _sum([found.result, *found.left])
+    assert np.allclose(whole, _sum(streams), atol=1e-5)
 
 
 def test_what_of_the_time_is_communication_is_the_time_where_reduction_costs_nothing() -> None:

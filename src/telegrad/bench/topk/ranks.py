@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from telegrad import Communicator, OkTopkState, SparseStream
+from telegrad import Communicator, SparseStream
 from telegrad.accuracy.recording import Recording
 from telegrad.bench.topk.plan import MeasuredPlan
 from telegrad.bench.topk.streams import SelectingRank, streams_of_rank
@@ -41,8 +41,10 @@ class Contender:
         self.name = name
         self._communicator = communicator
         self._n = n
+        self.left = SparseStream(np.zeros(0, np.uint32), np.zeros(0, np.float32), n)  # of the last call
         self.words = (0, 0)  # sent and received by the last call; (0, 0) where the scheme does not count them
-        self._state = OkTopkState(k, as_published=name == "oktopk-published") if name.startswith("oktopk") else None
+        state = SCHEMES[name].state
+        self._state = None if state is None else state(k)
         self._dense = np.zeros(n if name == "dense" else 0, np.float32)
 
     def call(self, stream: SparseStream) -> Vector | SparseStream:
@@ -53,6 +55,7 @@ class Contender:
         if self._state is not None:
             found = self._communicator.all_reduce_topk(stream, self._state)
             self.words = found.report.words_sent, found.report.words_received
+            self.left = found.left
             total: SparseStream = found.sum
             return total
         if self.name == "topkdsa":
@@ -93,7 +96,7 @@ def _measure(plan: MeasuredPlan, communicator: Communicator, recording: Recordin
         sent = communicator.stats()["bytes_sent"]
         result = one.call(stream)
         sent = communicator.stats()["bytes_sent"] - sent
-        wrong = _is_wrong(one.name, result, communicator.all_gather(stream), k)
+        wrong = _is_wrong(one.name, result, communicator.all_gather(stream), communicator.all_gather(one.left), k)
         most = communicator.all_gather(np.array([int(wrong), max(one.words), sent], np.int64)).reshape(-1, 3)
         counted = int(most[:, 1].max()) or None
         _say(
@@ -120,8 +123,15 @@ def _measure(plan: MeasuredPlan, communicator: Communicator, recording: Recordin
     _say_apart(plan, communicator, recording, {name: own[-1] for name, own in streams.items()})
 
 
-def _is_wrong(name: str, result: Vector | SparseStream, streams: Sequence[SparseStream], k: int) -> bool:
-    """Of a first call: of Ok-Topk exactly the largest sums, of others all of them."""
+def _is_wrong(
+    name: str,
+    result: Vector | SparseStream,
+    streams: Sequence[SparseStream],
+    left: Sequence[SparseStream],
+    k: int,
+) -> bool:
+    """Of a first call: of Ok-Topk exactly the largest sums, of gTopk at most k entries that with all ``left`` are all
+    sums, of others all sums."""
     n = streams[0].n
     expected = added(streams, n)
     tolerance = _TOLERANCE * float(np.abs(expected).max())
@@ -133,13 +143,15 @@ def _is_wrong(name: str, result: Vector | SparseStream, streams: Sequence[Sparse
     found[result.raw_indices] = result.raw_values
     if name == "topkdsa":
         return bool(np.abs(found - expected).max() > tolerance)
+    if name == "gtopk":
+        return result.nnz > k or bool(np.abs(found + added(left, n) - expected).max() > tolerance)
     kept = np.zeros(n, np.bool_)
     kept[result.raw_indices] = True
-    left = np.abs(expected[~kept]).max(initial=0.0)
+    least = np.abs(expected[~kept]).max(initial=0.0)
     enough = result.nnz >= min(k, int(np.count_nonzero(expected)))
     return not enough or bool(
         np.abs(found - expected)[kept].max(initial=0.0) > tolerance
-        or np.abs(found[kept]).min(initial=np.inf) < left - tolerance
+        or np.abs(found[kept]).min(initial=np.inf) < least - tolerance
     )
 
 

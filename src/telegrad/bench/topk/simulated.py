@@ -55,7 +55,7 @@ class SimulatedPlan:
 
     def parts(self) -> list[Part]:
         """What can be simulated by itself, the longest first."""
-        sums = [name for name in self.schemes if not SCHEMES[name].make.leaves]
+        sums = [name for name in self.schemes if not SCHEMES[name].leaves]
         alike: dict[str, list[str]] = {}
         for name in sums:
             alike.setdefault(SCHEMES[name].selection, []).append(name)
@@ -97,7 +97,7 @@ def simulate(plan: SimulatedPlan, part: Part, recording: Recording) -> list[Row]
     rows: list[Row] = []
     for name in part.schemes:
         entry = SCHEMES[name]
-        if part.gradients == RECORDED and not entry.make.leaves and entry.selection not in selected:
+        if part.gradients == RECORDED and not entry.leaves and entry.selection not in selected:
             selected[entry.selection] = streams_of(
                 recording,
                 plan.density,
