@@ -49,7 +49,8 @@ class TensorStep:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One observed step. ``bytes_sent``: by this rank until then."""
+    """One observed step. ``bytes_sent``, ``words_sent`` and ``words_received``: by this rank until then; words are
+    counted by sums that keep a part (Ok-Topk)."""
 
     step: int
     dropped: bool
@@ -58,6 +59,9 @@ class Step:
     element_bytes: int
     bytes_sent: int
     tensors: tuple[TensorStep, ...]
+    kept: int = 0
+    words_sent: int = 0
+    words_received: int = 0
 
 
 @dataclass(slots=True)
@@ -82,9 +86,39 @@ class Run:
     @property
     def bytes_per_step(self) -> float | None:
         """Sent by this rank, between the first and the last observed step; ``None``: too few steps to say."""
-        spans = [(a, b) for a, b in itertools.pairwise(self.steps) if b.bytes_sent >= a.bytes_sent and b.step > a.step]
+        return self._per_step(lambda step: step.bytes_sent)
+
+    @property
+    def words_per_step(self) -> float | None:
+        """Sent or received by this rank, whichever is more; ``None``: too few steps to say, or nothing counts words."""
+        sent, received = self._per_step(lambda step: step.words_sent), self._per_step(lambda step: step.words_received)
+        return max(sent, received) if sent is not None and received is not None and max(sent, received) else None
+
+    @property
+    def kept_to_k(self) -> float | None:
+        """What sums have kept per step, of k; ``None`` where there are no words."""
+        kept = self._per_step(lambda step: step.kept)
+        return None if kept is None or self.words_per_step is None else kept / self.wanted
+
+    @property
+    def wanted(self) -> float:
+        """k of all tensors together, per step."""
+        return statistics.fmean(sum(one.k for one in step.tensors) for step in self.steps)
+
+    @property
+    def least_words_per_step(self) -> float:
+        """2k(P-1)/P: what any rank must move for k entries of a sum (Ok-Topk, Theorem 3.1)."""
+        return 2 * self.wanted * (self.world_size - 1) / self.world_size
+
+    @property
+    def paper_words_per_step(self) -> float:
+        """6k(P-1)/P: what Ok-Topk's paper says that a rank moves at most."""
+        return 3 * self.least_words_per_step
+
+    def _per_step(self, total: Callable[[Step], int]) -> float | None:
+        spans = [(a, b) for a, b in itertools.pairwise(self.steps) if total(b) >= total(a) and b.step > a.step]
         steps = sum(b.step - a.step for a, b in spans)
-        return sum(b.bytes_sent - a.bytes_sent for a, b in spans) / steps if steps else None
+        return sum(total(b) - total(a) for a, b in spans) / steps if steps else None
 
     @property
     def ring_bytes_per_step(self) -> float:
@@ -142,6 +176,9 @@ def _step_of(said: dict[str, Any], columns: Sequence[str]) -> Step:
         element_bytes=int(said["element_bytes"]),
         bytes_sent=int(said["bytes_sent"]),
         tensors=tuple(TensorStep(**dict(zip(columns, one, strict=True))) for one in said["tensors"]),
+        kept=int(said.get("kept", 0)),
+        words_sent=int(said.get("words_sent", 0)),
+        words_received=int(said.get("words_received", 0)),
     )
 
 
@@ -192,6 +229,10 @@ def title_of(run: Run) -> str:
     if (sent := run.bytes_per_step) is not None:
         ratio = f" (1/{run.ring_bytes_per_step / sent:.1f} of a dense ring's)" if sent else ""
         parts.append(f"{sent / 1e6:.3g} MB sent per step{ratio}")
+    if (words := run.words_per_step) is not None and run.wanted:
+        least, paper = run.least_words_per_step / run.wanted, run.paper_words_per_step / run.wanted
+        bounds = f"2k(P-1)/P is {least:.2f} k, 6k(P-1)/P {paper:.2f} k"
+        parts.append(f"{words / run.wanted:.2f} k words moved per step ({bounds}), {run.kept_to_k:.2f} k entries kept")
     return " · ".join(parts)
 
 
@@ -224,6 +265,10 @@ def as_json(run: Run) -> dict[str, Any]:
         "dropped": sum(step.dropped for step in run.steps),
         "bytes_sent_per_step": run.bytes_per_step,
         "ring_bytes_per_step": run.ring_bytes_per_step,
+        "words_per_step": run.words_per_step,
+        "least_words_per_step": run.least_words_per_step,
+        "paper_words_per_step": run.paper_words_per_step,
+        "kept_to_k": run.kept_to_k,
         "tensors": [
             {name: getattr(one, name) for name in Summary.__dataclass_fields__}  # slots: no vars()
             for one in summaries(run)

@@ -381,7 +381,7 @@ class DDPState:
     def _write_record(self, *, dropped: bool) -> None:
         record, self._record, self._compressor.observer = self._record, None, None
         if record is not None and self._telemetry is not None:
-            record.close(dropped=dropped, bytes_sent=self._comm.stats()["bytes_sent"])
+            record.close(dropped=dropped, bytes_sent=self._comm.stats()["bytes_sent"], stats=self.stats)
             try:
                 self._telemetry.write(record)
             except OSError as error:  # a full disk must not end the training

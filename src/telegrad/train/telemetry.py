@@ -14,13 +14,15 @@ from typing import Any, Protocol, Self
 from telegrad.compress import Observation
 from telegrad.train.arguments import checked_count
 from telegrad.train.bucket import Bits, Member
+from telegrad.train.stats import DDPStats
 
 FORMAT, VERSION = "telegrad-telemetry", 1
 
 
 @dataclass(slots=True)
 class StepRecord:
-    """One backward pass of one rank. ``bytes_sent``: by its communicator, since it joined."""
+    """One backward pass of one rank. ``bytes_sent``: by its communicator, since it joined. ``kept``, ``words_sent`` and
+    ``words_received``: as in ``DDPStats``, of sums that were over by then (the last bucket's may not be)."""
 
     step: int
     rank: int
@@ -31,6 +33,9 @@ class StepRecord:
     element_bytes: int = 4
     dropped: bool = False
     bytes_sent: int = 0
+    kept: int = 0
+    words_sent: int = 0
+    words_received: int = 0
     unix_s: float = 0.0
 
     def add(self, bits: Bits, dense: tuple[Member, ...]) -> None:
@@ -39,9 +44,10 @@ class StepRecord:
         self.dense_elements += sum(member.size for member in dense)
         self.element_bytes = bits.itemsize
 
-    def close(self, *, dropped: bool, bytes_sent: int) -> None:
+    def close(self, *, dropped: bool, bytes_sent: int, stats: DDPStats) -> None:
         """The pass is over, on this rank."""
         self.dropped, self.bytes_sent, self.unix_s = dropped, bytes_sent, time.time()
+        self.kept, self.words_sent, self.words_received = stats.kept, stats.words_sent, stats.words_received
 
 
 class Telemetry(Protocol):
@@ -95,6 +101,9 @@ class JsonLines:
                 "dense_elements": record.dense_elements,
                 "element_bytes": record.element_bytes,
                 "bytes_sent": record.bytes_sent,
+                "kept": record.kept,
+                "words_sent": record.words_sent,
+                "words_received": record.words_received,
                 "tensors": [[_json_number(value) for value in one] for one in record.tensors],
             }
         )
@@ -117,7 +126,8 @@ class JsonLines:
 
 
 class TensorBoard:
-    """Writes scalars for TensorBoard: ``telegrad/<figure>/<tensor>`` for each tensor, and ``telegrad/bytes_sent``.
+    """Writes scalars for TensorBoard: ``telegrad/<figure>/<tensor>`` for each tensor, and ``telegrad/bytes_sent``,
+    ``kept``, ``words_sent`` and ``words_received``.
 
     ``writer``: a ``torch.utils.tensorboard.SummaryWriter``, or the folder for a new one, which needs the package
     ``tensorboard``; without that ``ImportError`` is raised.
@@ -141,7 +151,8 @@ class TensorBoard:
             for figure, value in figures_of(one).items():
                 if value is not None and math.isfinite(value):
                     self._writer.add_scalar(f"telegrad/{figure}/{one.name}", value, record.step)
-        self._writer.add_scalar("telegrad/bytes_sent", record.bytes_sent, record.step)
+        for total in ("bytes_sent", "kept", "words_sent", "words_received"):
+            self._writer.add_scalar(f"telegrad/{total}", getattr(record, total), record.step)
         self._writer.add_scalar("telegrad/dropped", int(record.dropped), record.step)
 
 

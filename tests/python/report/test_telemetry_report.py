@@ -18,14 +18,19 @@ from typer.testing import Result
 from telegrad.compress import Observation
 from telegrad.report.telemetry import read, summaries
 from telegrad.train import JsonLines, StepRecord
+from telegrad.train.stats import DDPStats
 
 Run = Callable[..., Result]
 
 
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
-    """Twenty steps: k = 100 of 10,000, of which 90, 110, 90, … are sent; a smaller tensor has no figures at first."""
-    path = tmp_path / "run.jsonl"
+    return _written(tmp_path / "run.jsonl")
+
+
+def _written(path: Path, *, words: bool = False) -> Path:
+    """Twenty steps: k = 100 of 10,000, of which 90, 110, 90, … are sent; a smaller tensor has no figures at first.
+    ``words``: as of Ok-Topk."""
     with JsonLines(path, every=2) as telemetry:
         for number in range(20):
             sent = 90 if number % 2 == 0 else 110
@@ -33,9 +38,36 @@ def file(tmp_path: Path) -> Path:
             if number >= 2:
                 tensors.append(Observation("small.weight", 3000, 30, 0, 0.0, 0.0, None))
             record = StepRecord(2 * number, 1, 4, tensors, 14_000, 1000, 4)
-            record.close(dropped=number == 7, bytes_sent=5000 + 3000 * number)
+            stats = (
+                DDPStats(kept=260 * number, words_sent=800 * number, words_received=1040 * number)
+                if words
+                else DDPStats()
+            )
+            record.close(dropped=number == 7, bytes_sent=5000 + 3000 * number, stats=stats)
             telemetry.write(record)
     return path
+
+
+def test_words_are_shown_beside_what_is_needed_and_what_the_paper_promises(run: Run, tmp_path: Path) -> None:
+    result = run(_written(tmp_path / "words.jsonl", words=True), "--json")
+    said, _ = json.JSONDecoder().raw_decode(result.stdout)
+    wanted = (2 * 100 + 18 * 130) / 20
+    assert said["words_per_step"] == 520
+    assert said["least_words_per_step"] == pytest.approx(1.5 * wanted)
+    assert said["paper_words_per_step"] == pytest.approx(4.5 * wanted)
+    assert said["kept_to_k"] == pytest.approx(130 / wanted)
+    shown = " ".join(run(tmp_path / "words.jsonl").output.split())
+    assert "4.09 k words moved per step (2k(P-1)/P is 1.50 k, 6k(P-1)/P 4.50 k), 1.02 k entries kept" in shown
+
+
+def test_nothing_is_said_of_words_where_nothing_counts_them(run: Run, file: Path) -> None:
+    assert read(file).words_per_step is None
+    assert "words moved" not in run(file).output
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    for line in lines[1:]:
+        del line["kept"], line["words_sent"], line["words_received"]
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))  # of an earlier version
+    assert read(file).words_per_step is None
 
 
 def test_what_is_read_is_what_was_written(file: Path) -> None:

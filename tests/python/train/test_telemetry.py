@@ -29,6 +29,22 @@ class Collected:
         self.records.append(record)
 
 
+def test_words_of_ok_topk_are_those_of_the_steps_that_are_over(on_ranks: OnRanks) -> None:
+    def run(comm: Communicator) -> None:
+        collected = Collected()
+        trainer = Trainer(comm, collective="oktopk", telemetry=collected)
+        for step in range(3):
+            before = trainer.state.stats.words_sent, trainer.state.stats.words_received, trainer.state.stats.kept
+            trainer.step(gradients_of(comm.rank, step), REBUILT)
+            record, stats = collected.records[step], trainer.state.stats
+            now = stats.words_sent, stats.words_received, stats.kept
+            said = record.words_sent, record.words_received, record.kept
+            assert all(low <= one <= high for low, one, high in zip(before, said, now, strict=True))
+            assert all(low < high for low, high in zip(before, now, strict=True))
+
+    on_ranks(2, run)
+
+
 @pytest.mark.parametrize("selection", ["topk", "reused"])
 def test_figures_are_those_of_the_step(on_ranks: OnRanks, selection: str) -> None:
     def run(comm: Communicator) -> None:
