@@ -28,14 +28,14 @@ def last_calls(rows: Sequence[Row]) -> list[Row]:
 
 
 def words_table(rows: Sequence[Row], title: str) -> Table:
-    """By ranks and scheme: the most words of any call, in k; beside 2k(P-1)/P and 6k(P-1)/P."""
-    table = _table(title, ["ranks", "at least", *names_of(rows), "paper's bound", "oktopk of 6k'+2P"])
+    """By ranks and scheme: the most words of any call, in k; and both bounds. ``of 6k'+2P``: of oktopk."""
+    table = _table(title, ["ranks", "2k(P-1)/P", *names_of(rows), "6k(P-1)/P", "of 6k'+2P"])
     for ranks, there in _by_ranks(rows).items():
         k = there[0]["k"]
         cells = [f"{ranks:,}", f"{there[0]['least_words'] / k:.2f}"]
         for name in names_of(rows):
             most = max((row["words_max"] for row in there if row["scheme"] == name), default=None)
-            cells.append("–" if most is None else f"{most / k:.2f}")
+            cells.append("–" if most is None else _in_k(most / k))
         shares = [row["of_bound"] for row in there if row["scheme"] == "oktopk"]
         cells += [f"{there[0]['paper_words'] / k:.2f}", f"{max(shares):.2f}" if shares else "–"]
         table.add_row(*cells)
@@ -158,6 +158,10 @@ def _times(by_ranks: Mapping[int, Sequence[Row]], names: Sequence[str], figure: 
     return table
 
 
+def _in_k(words: float) -> str:
+    return f"{words:.2f}" if words < 100 else f"{words:,.0f}"
+
+
 def _by_ranks(rows: Sequence[Row]) -> dict[int, list[Row]]:
     found: dict[int, list[Row]] = {}
     for row in rows:
@@ -168,5 +172,8 @@ def _by_ranks(rows: Sequence[Row]) -> dict[int, list[Row]]:
 def _table(title: str, columns: Sequence[str]) -> Table:
     table = Table(title=title, title_justify="left", header_style="bold")
     for place, name in enumerate(columns):
-        table.add_column(name, justify="right" if place else "left", no_wrap=True)
+        heading = (
+            name.replace("-", "-\u200b") if name.startswith(("oktopk-", "dense-")) else name
+        )  # may be broken there
+        table.add_column(heading, justify="right" if place else "left", no_wrap=True)
     return table

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from telegrad.comm import GTopkState, OkTopkState
+from telegrad.comm import BoundedTopkState, GTopkState, OkTopkState
 from telegrad.comm.topk import TopkSum
 from telegrad.comm.topk_state import TopkState
 from telegrad.plan import fastest_allreduce
@@ -243,6 +243,7 @@ SCHEMES = {
     "gtopk": SchemeEntry("a tree of sums of at most k entries (gTopk)", state=GTopkState),
     "gaussiank": SchemeEntry("normal fit for the threshold, allgather of entries (Gaussiank)", TopkA, None, "gaussian"),
     "oktopk": SchemeEntry("Ok-Topk with pooled boundaries and counts", state=OkTopkState),
+    "oktopk-bounded": SchemeEntry("Ok-Topk in messages of fixed sizes", state=BoundedTopkState),
     "oktopk-published": SchemeEntry(
         "Ok-Topk as published: boundaries averaged and kept, all sums gathered for the threshold, shares doubled",
         state=functools.partial(OkTopkState, as_published=True),

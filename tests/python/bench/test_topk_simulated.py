@@ -48,7 +48,7 @@ def test_every_scheme_has_a_row_for_each_number_of_ranks_and_call() -> None:
 
 def test_many_ranks_have_fewer_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(simulated, "_FEW_RANKS", 4)
-    monkeypatch.setattr(simulated, "_PUBLISHED_MOST", 4)
+    monkeypatch.setattr(simulated, "_MOST_RANKS", {"oktopk-published": 4})
     found = simulate_all(PLAN, (), recording(), Path("none"), processes=1)
     calls: dict[tuple[object, object], list[object]] = {}
     for row in found.rows:

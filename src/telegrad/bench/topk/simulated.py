@@ -17,11 +17,12 @@ Row = dict[str, object]
 RECORDED = "recorded"
 _FEW_RANKS = 256  # above them a call takes seconds: fewer calls
 _CALLS_OF_MANY = 2
-_PUBLISHED_MOST = 256  # ranks: who gathers all sums holds so many times all entries
 _PATTERN_N, _PATTERN_K = 1_000_000, 300
 _PATTERN_CALLS = 3
 _PATTERN_PUBLISHED_MOST = 64
 PUBLISHED = "oktopk-published"
+# Ranks. As published all sums are gathered, so many times; bounded messages go to all, also where they are empty.
+_MOST_RANKS = {PUBLISHED: 256, "oktopk-bounded": 512}
 PATTERN_RANKS = (2, 8, 64, 256, 1024)
 PATTERN_SCHEMES = ("oktopk", PUBLISHED)
 
@@ -63,7 +64,7 @@ class SimulatedPlan:
         for name in self.schemes:
             if name in sums:
                 continue
-            most = min(max(self.ranks), _PUBLISHED_MOST) if name == PUBLISHED else max(self.ranks)
+            most = min(max(self.ranks), _MOST_RANKS.get(name, max(self.ranks)))
             found += [Part(RECORDED, (name,), (ranks,)) for ranks in self.ranks if ranks <= most]
             most = min(most, _PATTERN_PUBLISHED_MOST) if name == PUBLISHED else most
             if name in PATTERN_SCHEMES:
