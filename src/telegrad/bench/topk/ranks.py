@@ -23,7 +23,7 @@ from telegrad.bench.topk.plan import MeasuredPlan
 from telegrad.bench.topk.streams import SelectingRank, streams_of_rank
 from telegrad.calibration import calibrate
 from telegrad.launch import join
-from telegrad.sim.topk import SCHEMES
+from telegrad.sim.topk import SCHEMES, TopkA
 
 Vector = npt.NDArray[np.float32]
 
@@ -159,22 +159,26 @@ def _is_wrong(
 def _say_apart(
     plan: MeasuredPlan, communicator: Communicator, recording: Recording, streams: dict[str, SparseStream]
 ) -> None:
-    """Selection, of the slowest rank, and the additions of a scheme, done by numpy after all calls."""
+    """Selection and the additions of a scheme, done by numpy after all calls; of the slowest rank. What is alike in
+    several schemes is timed once."""
+    n = next(iter(streams.values())).n
+    selecting = {name: _selection_s(plan, recording, communicator.rank, name) for name in streams}
+    cleared_s = _median_s(lambda: np.zeros(n, np.float32))
+    a, b = np.zeros(n, np.float32), np.ones(n, np.float32)
+    own = next(iter(streams.values()))
+    adding = {
+        "dense": _median_s(lambda: np.add(a, b, out=a)) * (plan.ranks - 1) / plan.ranks,
+        "own": _median_s(lambda: added([own], n)) - cleared_s,  # an owner adds about as many entries as it gives
+    }
     found: dict[str, tuple[float, float]] = {}
     for name in plan.schemes:
-        stream = streams[SCHEMES[name].selection]
-        share = (plan.ranks - 1) / plan.ranks
-        if name == "dense":
-            a, b = np.zeros(int(stream.n * share), np.float32), np.ones(int(stream.n * share), np.float32)
-            own = 0.0, _median_s(lambda a=a, b=b: np.add(a, b, out=a))  # type: ignore[misc]
-        else:
-            all_of_them = [stream] * plan.ranks if name in ("topka", "gaussiank") else [stream]
-            own = (
-                _selection_s(plan, recording, communicator.rank, SCHEMES[name].selection),
-                _median_s(lambda s=all_of_them, n=stream.n: added(s, n))  # type: ignore[misc]
-                - _median_s(lambda n=stream.n: np.zeros(n, np.float32)),  # type: ignore[misc]
-            )
-        slowest = communicator.all_gather(np.array(own)).reshape(-1, 2).max(axis=0)
+        entry = SCHEMES[name]
+        if entry.summing is TopkA:
+            all_of_them = [streams[entry.selection]] * plan.ranks
+            adding[name] = _median_s(lambda given=all_of_them: added(given, n)) - cleared_s  # type: ignore[misc]
+        reduction_s = adding.get(name, adding["own"])
+        mine = np.array([0.0 if name == "dense" else selecting[entry.selection], reduction_s])
+        slowest = communicator.all_gather(mine).reshape(-1, 2).max(axis=0)
         found[name] = float(slowest[0]), max(0.0, float(slowest[1]))
     _say(communicator, apart=found)
 
