@@ -52,6 +52,7 @@ MAY_IMPORT = {
     "bench": {*LIBRARY, "plan", "train", "linear", "sim", "launch", "calibration"},
     "demo": {*LIBRARY, "plan", "train", "linear", "sim", "launch", "bench"},
     "accuracy": {*LIBRARY, "train", "launch", "demo"},
+    "schemes": {*LIBRARY, "plan", "sim", "launch", "calibration", "bench", "accuracy"},
     "doctor": {*LIBRARY, "launch", "bench"},
     "report": {
         "errors",
@@ -76,6 +77,7 @@ MAY_IMPORT = {
         "bench",
         "demo",
         "accuracy",
+        "schemes",
         "doctor",
     },
     "__main__": {"cli"},
@@ -86,6 +88,7 @@ MAY_IMPORT_TORCH = {
     "bench",
     "demo",
     "accuracy",
+    "schemes",
     "cli",
 }  # others only inside functions, or not at all
 NEVER_IMPORTS_TORCH = {"plan", "compress", "ops", "errors", "stream"}

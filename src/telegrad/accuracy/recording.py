@@ -64,7 +64,7 @@ class Recording:
     def load(cls, path: Path) -> Self:
         """What ``save`` wrote. Raises ``ValueError`` for another file, ``OSError`` where it cannot be read."""
         try:
-            found: Any = np.load(path, allow_pickle=False)
+            found: Any = np.load(path)
             if str(found["format"]) != _FORMAT:
                 raise ValueError(str(found["format"]))
             return cls(

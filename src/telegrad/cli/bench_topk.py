@@ -17,11 +17,6 @@ from telegrad.accuracy.fashion import DataMissing
 from telegrad.accuracy.recording import Recording
 from telegrad.accuracy.tasks import TASKS
 from telegrad.bench.machine import describe_machine, machine_text
-from telegrad.bench.topk import measured, simulated, weak_scaling
-from telegrad.bench.topk.plan import MeasuredPlan
-from telegrad.bench.topk.processes import simulate_all, tasks_of
-from telegrad.bench.topk.simulated import ARIES, RECORDED, SimulatedPlan
-from telegrad.bench.topk.streams import PATTERNS
 from telegrad.cli.console import table_console
 from telegrad.cli.interrupts import ended_by_interrupt
 from telegrad.cli.options import CalibratesFirst, JobTimeout, among, count_of, densities_of, networks_of
@@ -30,6 +25,11 @@ from telegrad.cli.progress import counting
 from telegrad.launch import LaunchError
 from telegrad.report import topk as tables
 from telegrad.report.topk_plot import plot
+from telegrad.schemes import measured, simulated, weak_scaling
+from telegrad.schemes.plan import MeasuredPlan
+from telegrad.schemes.processes import simulate_all, tasks_of
+from telegrad.schemes.simulated import ARIES, RECORDED, SimulatedPlan
+from telegrad.schemes.streams import PATTERNS
 from telegrad.sim.networks import Network, network_of
 from telegrad.sim.sweep import cores
 from telegrad.sim.topk import SCHEMES
@@ -308,7 +308,7 @@ def _simulate(
 def _train(
     console: Console, recorder: _Recorder, folder: Path, density: float, steps: int, xi: bool, result: dict[str, Any]
 ) -> None:
-    from telegrad.bench.topk.training import averages, train
+    from telegrad.schemes.training import averages, train
 
     problem = recorder.problem(folder)
     with counting(console) as bar:

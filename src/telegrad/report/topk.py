@@ -172,8 +172,6 @@ def _by_ranks(rows: Sequence[Row]) -> dict[int, list[Row]]:
 def _table(title: str, columns: Sequence[str]) -> Table:
     table = Table(title=title, title_justify="left", header_style="bold")
     for place, name in enumerate(columns):
-        heading = (
-            name.replace("-", "-\u200b") if name.startswith(("oktopk-", "dense-")) else name
-        )  # may be broken there
+        heading = name.replace("-", "-\n") if name.startswith(("oktopk-", "dense-")) else name
         table.add_column(heading, justify="right" if place else "left", no_wrap=True)
     return table

@@ -13,12 +13,12 @@ import typer
 from typer.testing import CliRunner
 
 from telegrad.accuracy.recording import Recorder
-from telegrad.bench.topk import measured, simulated
-from telegrad.bench.topk.measured import Outcome, rows_of
-from telegrad.bench.topk.plan import MeasuredPlan
 from telegrad.cli import bench_topk
 from telegrad.launch import LaunchError
 from telegrad.report.topk_plot import panels_of
+from telegrad.schemes import measured, simulated
+from telegrad.schemes.measured import Outcome, rows_of
+from telegrad.schemes.plan import MeasuredPlan
 from telegrad.sim.topk import SCHEMES
 
 _app = typer.Typer()
@@ -87,7 +87,7 @@ def test_a_simulation_from_training_to_the_picture(
 
 def test_weak_scaling_is_shown_for_each_model(gradients: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bench_topk, "_WEAK_RANKS", (2, 4))
-    monkeypatch.setattr("telegrad.bench.topk.weak_scaling._FACTOR", 1e5)
+    monkeypatch.setattr("telegrad.schemes.weak_scaling._FACTOR", 1e5)
     options = ["--simulate", "--ranks", "2", "--training", "0", "--jobs", "1", "--patterns", "none"]
     options += ["--gradients", str(gradients), "--schemes", "dense,oktopk", "--plot", str(tmp_path / "drawn")]
     status, said = _run(*options)

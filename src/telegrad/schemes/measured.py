@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 
 from telegrad.bench.job import run_job
 from telegrad.bench.plan import Timing
-from telegrad.bench.topk.plan import MeasuredPlan
-from telegrad.bench.topk.simulated import Row
+from telegrad.schemes.plan import MeasuredPlan
+from telegrad.schemes.simulated import Row
 
-_TARGET = "telegrad.bench.topk.ranks:main"
+_TARGET = "telegrad.schemes.ranks:main"
 
 ABOUT = {
     "median_s": "of one call, the slowest rank's, without selection; messages as calibrated for the network",

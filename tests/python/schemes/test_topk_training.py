@@ -9,11 +9,23 @@ import torch
 
 from telegrad.accuracy.problems import open_problem
 from telegrad.accuracy.runs import Run
-from telegrad.bench.topk.training import averages, train
+from telegrad.demo.text import Corpus
+from telegrad.schemes.training import averages, train
 
 
-def test_each_step_says_how_near_to_k_its_counts_are_and_what_moved(places: tuple[Path, Path]) -> None:
-    rows = train(open_problem("lstm", *places), ranks=2, steps=4, density=0.02, xi_every=2)
+@pytest.fixture
+def texts(tmp_path: Path) -> Path:
+    sources, texts = tmp_path / "sources", tmp_path / "texts"
+    sources.mkdir()
+    texts.mkdir()
+    for i in range(60):
+        (sources / f"module{i}.py").write_text(f"def function{i}(argument):\n    return argument + {i}\n" * 20)
+    Corpus.prepare(texts, sources)
+    return texts
+
+
+def test_each_step_says_how_near_to_k_its_counts_are_and_what_moved(texts: Path) -> None:
+    rows = train(open_problem("lstm", None, texts), ranks=2, steps=4, density=0.02, xi_every=2)
     assert [row["step"] for row in rows] == [0, 1, 2, 3]
     assert [("xi" in row) for row in rows] == [True, False, True, False]
     first = rows[0]  # thresholds are exact
@@ -30,10 +42,10 @@ def test_each_step_says_how_near_to_k_its_counts_are_and_what_moved(places: tupl
 
 
 def test_xi_is_the_distance_to_the_largest_sums_of_what_all_ranks_hold(
-    places: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+    texts: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of ranks with the same samples: what differs then is that each parameter's entries are selected apart."""
-    problem = open_problem("lstm", *places)
+    problem = open_problem("lstm", None, texts)
     batch = problem.batch
     monkeypatch.setattr(problem, "batch", lambda run, step, rank: batch(run, step, 0))
     row = train(problem, ranks=2, steps=1, density=0.02, xi_every=1)[0]

@@ -19,10 +19,10 @@ import numpy.typing as npt
 
 from telegrad import Communicator, SparseStream
 from telegrad.accuracy.recording import Recording
-from telegrad.bench.topk.plan import MeasuredPlan
-from telegrad.bench.topk.streams import SelectingRank, streams_of_rank
 from telegrad.calibration import calibrate
 from telegrad.launch import join
+from telegrad.schemes.plan import MeasuredPlan
+from telegrad.schemes.streams import SelectingRank, streams_of_rank
 from telegrad.sim.topk import SCHEMES, TopkA
 
 Vector = npt.NDArray[np.float32]

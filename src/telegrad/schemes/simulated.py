@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from telegrad.accuracy.recording import Recording
-from telegrad.bench.topk.streams import SelectingRank, pattern_stream, streams_of, wanted
 from telegrad.plan import Costs
+from telegrad.schemes.streams import SelectingRank, pattern_stream, streams_of, wanted
 from telegrad.sim.networks import Network
 from telegrad.sim.topk import SCHEMES, Called, Scheme, least_words, most_words, paper_words
 from telegrad.stream import SparseStream

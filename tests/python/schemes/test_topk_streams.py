@@ -7,8 +7,8 @@ import pytest
 from topk_recordings import recording
 
 from telegrad import SparseStream
-from telegrad.bench.topk import streams
-from telegrad.bench.topk.streams import PATTERNS, SelectingRank, pattern_stream, streams_of, streams_of_rank, wanted
+from telegrad.schemes import streams
+from telegrad.schemes.streams import PATTERNS, SelectingRank, pattern_stream, streams_of, streams_of_rank, wanted
 
 
 def test_what_is_not_selected_or_not_kept_comes_again() -> None:

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from topk_recordings import recording
 
-from telegrad.bench.topk import simulated
-from telegrad.bench.topk.processes import simulate_all, tasks_of
-from telegrad.bench.topk.simulated import ARIES, RECORDED, Part, SimulatedPlan, scaled, selection_seconds, simulate
-from telegrad.bench.topk.weak_scaling import Model, weak_scaling
+from telegrad.schemes import simulated
+from telegrad.schemes.processes import simulate_all, tasks_of
+from telegrad.schemes.simulated import ARIES, RECORDED, Part, SimulatedPlan, scaled, selection_seconds, simulate
+from telegrad.schemes.weak_scaling import Model, weak_scaling
 from telegrad.sim.topk import SCHEMES
 
 PLAN = SimulatedPlan((2, 8), 0.02, 3, tuple(SCHEMES), ("gone-stale", "disjoint"))

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from telegrad.accuracy.recording import Recording
-from telegrad.bench.topk.simulated import ARIES, PUBLISHED, Row, scaled, selection_seconds
-from telegrad.bench.topk.streams import side_by_side
+from telegrad.schemes.simulated import ARIES, PUBLISHED, Row, scaled, selection_seconds
+from telegrad.schemes.streams import side_by_side
 from telegrad.sim.networks import Network
 from telegrad.sim.topk import SCHEMES, Dense
 from telegrad.stream import SparseStream

@@ -13,7 +13,7 @@ import torch
 from telegrad.accuracy.one_process import OneProcess
 from telegrad.accuracy.problems import Problem
 from telegrad.accuracy.runs import Run
-from telegrad.bench.topk.simulated import Row
+from telegrad.schemes.simulated import Row
 from telegrad.sim.topk import least_words, most_words, paper_words
 
 Floats = npt.NDArray[np.float64]

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from telegrad.accuracy.recording import Recording
-from telegrad.bench.topk.simulated import RECORDED, Part, Row, SimulatedPlan, simulate
-from telegrad.bench.topk.weak_scaling import MODELS, Model, weak_scaling
+from telegrad.schemes.simulated import RECORDED, Part, Row, SimulatedPlan, simulate
+from telegrad.schemes.weak_scaling import MODELS, Model, weak_scaling
 
 _recording: Recording | None = None  # of a process that was started here
 
