@@ -144,7 +144,7 @@ class Keeping final : public MeasuredRanks {
       for (Rank rank = 0; rank < workload_.ranks; ++rank) inputs.push_back(input(rank, call));
       const Stream kept = expected(inputs, **calls_[0][call].result);
       for (Rank rank = 0; rank < workload_.ranks; ++rank) {
-        const OkTopkSum<float, OkTopkState>& result = **calls_[rank][call].result;
+        const OkTopkSum<float>& result = **calls_[rank][call].result;
         if (!same_entries(kept.indices(), kept.values(), result.sum)) return rank;
         if (!is_rest(inputs[rank], kept, result.left)) return rank;
         const std::uint64_t most = std::max(result.report.local_most, result.report.selected);
@@ -162,7 +162,7 @@ class Keeping final : public MeasuredRanks {
   }
 
   // All that reaches the k-th largest; or, where an old threshold was used, the least that was kept.
-  Stream expected(const std::vector<Stream>& inputs, const OkTopkSum<float, OkTopkState>& found) const {
+  Stream expected(const std::vector<Stream>& inputs, const OkTopkSum<float>& found) const {
     const Sum sum(inputs, workload_.bytes / sizeof(float));
     std::vector<std::uint64_t> keys;
     for (std::size_t at = 0; found.report.exact && at < sum.values.size(); ++at) {

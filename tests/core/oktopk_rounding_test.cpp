@@ -201,7 +201,9 @@ TEST("as published: the threshold is of the sums themselves") {
 TEST("ranks that round otherwise do not call the same") {
   const auto wire_of = [](ValueEncoding values) {
     const WireFormat wire{.values = values};
-    return make_all_reduce_topk(SparseStream<float>(100), {.k = 5}, {}, Reduction::sum, wire).request->call().wire;
+    return make_all_reduce_topk(SparseStream<float>(100), OkTopkSettings{.k = 5}, OkTopkState{}, Reduction::sum, wire)
+        .request->call()
+        .wire;
   };
   EXPECT(wire_of(ValueEncoding::bf16) != wire_of(ValueEncoding::native));
   EXPECT(wire_of(ValueEncoding::bf16) != wire_of(ValueEncoding::int8));

@@ -103,6 +103,10 @@ class GradientGroup:
                 if flag != 0:
                     one.grad = self._views[id(one)]
 
+    def holds(self, present: set[int]) -> bool:
+        """Whether none of these gradients has been set to ``None`` since it came."""
+        return all(one.grad is not None for one in self.parameters if id(one) in present)
+
     def give_back(self) -> None:
         """Gradients have memory of their own."""
         for one in self.parameters:

@@ -57,8 +57,9 @@ class Synchronizer:
     norm, all together; with a GradScaler leave it out and call ``scaler.unscale_`` and ``clip_grad_norm_`` after
     ``backward()``.
 
-    All arguments are the same on all ranks (``ValueError`` on all of them otherwise). Where an exception ends the
-    backward pass of some ranks only, the next pass fails with MismatchedCall. A NaN or an infinity in a gradient
+    All arguments are the same on all ranks (``ValueError`` on all of them otherwise). After an
+    exception in a backward pass set gradients to ``None``, as ``zero_grad()`` does; where it ended the pass of some
+    ranks only, the next pass fails with MismatchedCall. A NaN or an infinity in a gradient
     arrives on all ranks. A TransportError comes out of ``backward()``; the gradients of that pass are lost. The model
     holds the Synchronizer until ``close()``; a copy of the model has none. Raises ``TypeError`` and ``ValueError`` for
     bad arguments. Source: Shi, Chu, Li, MG-WFBP, TPDS 2021, Algorithm 2, with the exact plan of telegrad.plan.merge.
@@ -211,16 +212,19 @@ class Synchronizer:
 
     def _drop(self) -> None:
         """Another pass begins before one is over: an exception has ended that one, or a reentrant checkpoint has begun
-        this one inside of it. What was launched ends before its memory is used again, and counts."""
+        this one inside of it. What was launched ends before its memory is used again. It counts, unless gradients have
+        been set to ``None`` since."""
         if self._graph_task is None:
             return
         self._graph_task = None
         works, self._works = self._works, []
+        launched = self._groups[: len(works)]
         with contextlib.suppress(TransportError):  # the next launch says it again
-            for group, of_group in zip(self._groups, works, strict=False):
-                for work in of_group:
-                    work.wait()
-                group.finish()
+            for work in (one for of_group in works for one in of_group):
+                work.wait()
+            if all(group.holds(self._present) for group in launched):
+                for group in launched:
+                    group.finish()
         self._present.clear()
         self._passes += 1
 
