@@ -5,79 +5,18 @@ from __future__ import annotations
 import contextlib
 import copy
 import pickle
-import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from synchronised_net import NAMED, Broken, Net, OnRanks, assert_same, data, loss_of, model_of, reference, sgd
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-import telegrad
 from telegrad import Communicator, Synchronizer, TransportError
 
-OnRanks = Callable[..., list[Any]]
-NAMED = [["tail.weight", "tail.bias"], ["scale"], ["body.weight"]]
 PLANS: list[Any] = ["auto", "greedy", "fixed", "wfbp", "single", NAMED]
-
-_SEEDING = threading.Lock()  # torch has one generator, and ranks are threads
-
-
-class Net(nn.Module):
-    """``scale`` is used by some passes only; ``spare`` by none; one layer is used twice; one parameter is frozen."""
-
-    def __init__(self, *, spare: bool = False) -> None:
-        super().__init__()
-        self.body = nn.Linear(4, 4, bias=False)
-        self.tail = nn.Linear(4, 2)
-        self.scale = nn.Parameter(torch.ones(4))
-        self.frozen = nn.Parameter(torch.full((4,), 0.5), requires_grad=False)
-        if spare:
-            self.spare = nn.Parameter(torch.ones(7))
-
-    def forward(self, x: Tensor, *, scaled: bool = True) -> Tensor:
-        x = self.body(torch.tanh(self.body(x))) * self.frozen
-        return self.tail(x * self.scale if scaled else x)  # type: ignore[no-any-return]
-
-
-def data(step: int, rank: int) -> Tensor:
-    return torch.randn(3, 4, generator=torch.Generator().manual_seed(1000 * rank + step))
-
-
-def model_of(seed: int, **options: Any) -> Net:
-    with _SEEDING:
-        torch.manual_seed(seed)
-        return Net(**options)
-
-
-def loss_of(model: Net, step: int, rank: int, **options: Any) -> Tensor:
-    return model(data(step, rank), **options).square().mean()  # type: ignore[no-any-return]
-
-
-def sgd(model: nn.Module) -> torch.optim.Optimizer:
-    return torch.optim.SGD([one for one in model.parameters() if one.requires_grad], lr=0.1, momentum=0.9)
-
-
-def reference(
-    ranks: int, steps: int, loss: Callable[[Net, int, int], Tensor] = loss_of, clip: float | None = None
-) -> Net:
-    """One process that has the gradients of all ranks, one after another."""
-    model = model_of(0)
-    optimizer = sgd(model)
-    for step in range(steps):
-        optimizer.zero_grad()
-        for rank in range(ranks):
-            (loss(model, step, rank) / ranks).backward()  # type: ignore[no-untyped-call]
-        if clip is not None:
-            nn.utils.clip_grad_norm_(model.parameters(), clip)
-        optimizer.step()
-    return model
-
-
-def assert_same(model: nn.Module, expected: nn.Module) -> None:
-    for (name, one), other in zip(model.named_parameters(), expected.parameters(), strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6, msg=lambda text, name=name: f"{name}: {text}")
 
 
 @pytest.mark.parametrize("plan", PLANS, ids=lambda plan: plan if isinstance(plan, str) else "named")
@@ -259,18 +198,6 @@ def test_an_exception_on_one_rank_only_is_told_on_all(on_ranks: OnRanks) -> None
     assert any("an exception has ended a pass on some ranks only" in said for said in on_ranks(2, run, timeout_s=20))
 
 
-class Broken(torch.autograd.Function):
-    """The identity, whose backward pass fails."""
-
-    @staticmethod
-    def forward(context: Any, x: Tensor) -> Tensor:
-        return x.clone()
-
-    @staticmethod
-    def backward(context: Any, gradient: Tensor) -> Tensor:  # type: ignore[override]
-        raise ArithmeticError("half way")
-
-
 def test_passes_that_no_forward_hook_sees_are_averaged_too(on_ranks: OnRanks) -> None:
     """After one that was broken off, and with a model whose ``forward`` is not called."""
     expected = reference(2, 4)
@@ -406,37 +333,6 @@ def test_a_copy_of_the_model_is_its_own(on_ranks: OnRanks) -> None:
     on_ranks(2, run)
 
 
-@pytest.mark.parametrize(
-    ("of_rank", "what"),
-    [
-        (lambda rank: {"plan": [NAMED, NAMED[::-1]][rank]}, "plan"),
-        (lambda rank: {"plan": ["wfbp", "single"][rank]}, "plan"),
-        (lambda rank: {"warmup_steps": 5 + rank}, "warmup_steps"),
-        (lambda rank: {"clip_norm": 1.0 + rank}, "clip_norm"),
-    ],
-    ids=["groups in another order", "plan", "warmup_steps", "clip_norm"],
-)
-def test_ranks_that_differ_are_told_on_all(
-    on_ranks: OnRanks, of_rank: Callable[[int], dict[str, Any]], what: str
-) -> None:
-    def run(comm: Communicator) -> None:
-        with pytest.raises(ValueError, match=f"{what} of rank 1 and rank 0 differ: give all ranks the same"):
-            Synchronizer(model_of(0), comm, **of_rank(comm.rank))
-
-    on_ranks(2, run)
-
-
-def test_models_that_differ_are_told_on_all(on_ranks: OnRanks) -> None:
-    def run(comm: Communicator) -> None:
-        model = model_of(0)
-        if comm.rank == 1:
-            model.scale.requires_grad_(False)
-        with pytest.raises(ValueError, match="parameters that require a gradient of rank 1 and rank 0 differ"):
-            Synchronizer(model, comm, plan="wfbp")
-
-    on_ranks(2, run)
-
-
 def test_a_rank_that_fails_ends_the_backward_pass_of_the_others(on_ranks: OnRanks) -> None:
     def run(comm: Communicator) -> str:
         model = model_of(0)
@@ -450,64 +346,3 @@ def test_a_rank_that_fails_ends_the_backward_pass_of_the_others(on_ranks: OnRank
         return str(caught.value)
 
     assert "out of memory" in on_ranks(2, run)[0]
-
-
-def _misuses() -> Iterable[tuple[Callable[[Communicator], Any], type[Exception], str]]:
-    def of(error: type[Exception], said: str, **options: Any) -> tuple[Any, type[Exception], str]:
-        return (lambda comm: Synchronizer(model_of(0), comm, **options)), error, said
-
-    yield (lambda comm: Synchronizer(3, comm)), TypeError, "model is a int"  # type: ignore[arg-type]
-    yield (lambda _: Synchronizer(model_of(0), 3)), TypeError, "comm is a int"  # type: ignore[arg-type]
-    yield of(ValueError, "plan='best' does not exist: use one of auto, optimal, greedy", plan="best")
-    yield of(ValueError, "warmup_steps=2 must be at least 3", warmup_steps=2)
-    yield of(ValueError, "clip_norm=0 must be above 0", clip_norm=0)
-    yield of(ValueError, "plan names 'x', which is no parameter", plan=[["x"]])
-    yield of(ValueError, "must be a name or lists of names", plan=["tail.weight"])
-    yield of(ValueError, "must be a name or lists of names", plan=[[]])
-    yield of(ValueError, "plan names a parameter twice", plan=[["scale", "scale"]])
-    yield of(ValueError, "plan leaves 'scale' out", plan=[["body.weight", "tail.weight", "tail.bias"]])
-    frozen = nn.Linear(2, 2).requires_grad_(False)
-    yield (lambda comm: Synchronizer(frozen, comm)), ValueError, "nothing to synchronise"
-    strange = nn.Linear(2, 2)
-    strange.register_buffer("sparse", torch.eye(2).to_sparse())
-    yield (lambda comm: Synchronizer(strange, comm)), ValueError, "buffer 'sparse' is torch.sparse_coo on cpu"
-    yield of(ValueError, "plan=3 must be a name or lists", plan=3)
-    elsewhere = nn.Linear(2, 2, device="meta")
-    yield (lambda comm: Synchronizer(elsewhere, comm)), ValueError, "parameter 'weight' is torch.float32 on meta"
-
-
-@pytest.mark.parametrize(("make", "error", "said"), [*_misuses()], ids=[said for _, _, said in _misuses()])
-def test_misuse_is_refused(
-    local: Callable[..., list[Communicator]], make: Callable[[Communicator], Any], error: type[Exception], said: str
-) -> None:
-    with pytest.raises(error, match=said):
-        make(local(1)[0])
-
-
-def test_a_model_has_one(local: Callable[..., list[Communicator]]) -> None:
-    model, comm = model_of(0), local(1)[0]
-    first = Synchronizer(model, comm, plan="single")
-    with pytest.raises(ValueError, match=r"has a Synchronizer already: close\(\) that one first"):
-        Synchronizer(model, comm)
-    first.close()
-    Synchronizer(model, comm)
-
-
-def test_gradients_with_a_graph_are_refused(local: Callable[..., list[Communicator]]) -> None:
-    model = model_of(0)
-    Synchronizer(model, local(1)[0], plan="single")
-    loss = loss_of(model, 0, 0)
-    with pytest.raises(RuntimeError, match="create_graph"):
-        loss.backward(create_graph=True)  # type: ignore[no-untyped-call]
-
-
-def test_sparse_gradients_are_refused(local: Callable[..., list[Communicator]]) -> None:
-    model = nn.Embedding(5, 3, sparse=True)
-    Synchronizer(model, local(1)[0], plan="single")
-    out = model(torch.tensor([1, 2])).sum()
-    with pytest.raises(TypeError, match=r"a gradient of shape \(5, 3\) is sparse: make its layer with sparse=False"):
-        out.backward()
-
-
-def test_it_is_part_of_the_package() -> None:
-    assert telegrad.Synchronizer is Synchronizer

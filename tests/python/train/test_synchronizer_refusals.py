@@ -1,0 +1,106 @@
+"""What a Synchronizer refuses: misuse, and ranks that differ."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import pytest
+import torch
+from synchronised_net import NAMED, OnRanks, loss_of, model_of
+from torch import nn
+
+import telegrad
+from telegrad import Communicator, Synchronizer
+
+
+@pytest.mark.parametrize(
+    ("of_rank", "what"),
+    [
+        (lambda rank: {"plan": [NAMED, NAMED[::-1]][rank]}, "plan"),
+        (lambda rank: {"plan": ["wfbp", "single"][rank]}, "plan"),
+        (lambda rank: {"warmup_steps": 5 + rank}, "warmup_steps"),
+        (lambda rank: {"clip_norm": 1.0 + rank}, "clip_norm"),
+    ],
+    ids=["groups in another order", "plan", "warmup_steps", "clip_norm"],
+)
+def test_ranks_that_differ_are_told_on_all(
+    on_ranks: OnRanks, of_rank: Callable[[int], dict[str, Any]], what: str
+) -> None:
+    def run(comm: Communicator) -> None:
+        with pytest.raises(ValueError, match=f"{what} of rank 1 and rank 0 differ: give all ranks the same"):
+            Synchronizer(model_of(0), comm, **of_rank(comm.rank))
+
+    on_ranks(2, run)
+
+
+def test_models_that_differ_are_told_on_all(on_ranks: OnRanks) -> None:
+    def run(comm: Communicator) -> None:
+        model = model_of(0)
+        if comm.rank == 1:
+            model.scale.requires_grad_(False)
+        with pytest.raises(ValueError, match="parameters that require a gradient of rank 1 and rank 0 differ"):
+            Synchronizer(model, comm, plan="wfbp")
+
+    on_ranks(2, run)
+
+
+def _misuses() -> Iterable[tuple[Callable[[Communicator], Any], type[Exception], str]]:
+    def of(error: type[Exception], said: str, **options: Any) -> tuple[Any, type[Exception], str]:
+        return (lambda comm: Synchronizer(model_of(0), comm, **options)), error, said
+
+    yield (lambda comm: Synchronizer(3, comm)), TypeError, "model is a int"  # type: ignore[arg-type]
+    yield (lambda _: Synchronizer(model_of(0), 3)), TypeError, "comm is a int"  # type: ignore[arg-type]
+    yield of(ValueError, "plan='best' does not exist: use one of auto, optimal, greedy", plan="best")
+    yield of(ValueError, "warmup_steps=2 must be at least 3", warmup_steps=2)
+    yield of(ValueError, "clip_norm=0 must be above 0", clip_norm=0)
+    yield of(ValueError, "plan names 'x', which is no parameter", plan=[["x"]])
+    yield of(ValueError, "must be a name or lists of names", plan=["tail.weight"])
+    yield of(ValueError, "must be a name or lists of names", plan=[[]])
+    yield of(ValueError, "plan names a parameter twice", plan=[["scale", "scale"]])
+    yield of(ValueError, "plan leaves 'scale' out", plan=[["body.weight", "tail.weight", "tail.bias"]])
+    frozen = nn.Linear(2, 2).requires_grad_(False)
+    yield (lambda comm: Synchronizer(frozen, comm)), ValueError, "nothing to synchronise"
+    strange = nn.Linear(2, 2)
+    strange.register_buffer("sparse", torch.eye(2).to_sparse())
+    yield (lambda comm: Synchronizer(strange, comm)), ValueError, "buffer 'sparse' is torch.sparse_coo on cpu"
+    yield of(ValueError, "plan=3 must be a name or lists", plan=3)
+    elsewhere = nn.Linear(2, 2, device="meta")
+    yield (lambda comm: Synchronizer(elsewhere, comm)), ValueError, "parameter 'weight' is torch.float32 on meta"
+
+
+@pytest.mark.parametrize(("make", "error", "said"), [*_misuses()], ids=[said for _, _, said in _misuses()])
+def test_misuse_is_refused(
+    local: Callable[..., list[Communicator]], make: Callable[[Communicator], Any], error: type[Exception], said: str
+) -> None:
+    with pytest.raises(error, match=said):
+        make(local(1)[0])
+
+
+def test_a_model_has_one(local: Callable[..., list[Communicator]]) -> None:
+    model, comm = model_of(0), local(1)[0]
+    first = Synchronizer(model, comm, plan="single")
+    with pytest.raises(ValueError, match=r"has a Synchronizer already: close\(\) that one first"):
+        Synchronizer(model, comm)
+    first.close()
+    Synchronizer(model, comm)
+
+
+def test_gradients_with_a_graph_are_refused(local: Callable[..., list[Communicator]]) -> None:
+    model = model_of(0)
+    Synchronizer(model, local(1)[0], plan="single")
+    loss = loss_of(model, 0, 0)
+    with pytest.raises(RuntimeError, match="create_graph"):
+        loss.backward(create_graph=True)  # type: ignore[no-untyped-call]
+
+
+def test_sparse_gradients_are_refused(local: Callable[..., list[Communicator]]) -> None:
+    model = nn.Embedding(5, 3, sparse=True)
+    Synchronizer(model, local(1)[0], plan="single")
+    out = model(torch.tensor([1, 2])).sum()
+    with pytest.raises(TypeError, match=r"a gradient of shape \(5, 3\) is sparse: make its layer with sparse=False"):
+        out.backward()
+
+
+def test_it_is_part_of_the_package() -> None:
+    assert telegrad.Synchronizer is Synchronizer
