@@ -81,8 +81,8 @@ MOVES_MUTANTS = (
     mutant(
         "all-to-all: blocks come out where they were for others",
         ALL_TO_ALL,
-        "receives.emplace_back(net, from, kBarrierSteps, exchange.coming(from));",
-        "receives.emplace_back(net, from, kBarrierSteps, exchange.coming((from + 1) % net.size()));",
+        "receives.emplace_back(net, from, exchange.first_step, exchange.coming(from));",
+        "receives.emplace_back(net, from, exchange.first_step, exchange.coming((from + 1) % net.size()));",
     ),
     mutant(
         "all-to-all: long blocks are taken before all are heard",
@@ -91,8 +91,8 @@ MOVES_MUTANTS = (
         "  std::vector<Task<void>> both;\n  both.push_back(run_rounds(exchange));",
     ),
     mutant(
-        "all-to-all: every piece of a long block comes out where the first one belongs",
-        ALL_TO_ALL,
+        "pieces: every piece of a long block comes out where the first one belongs",
+        PIECES,
         "coming.subspan(part.begin, part.size())",
         "coming.subspan(0, part.size())",
     ),

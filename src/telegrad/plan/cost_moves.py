@@ -30,7 +30,7 @@ BRUCK_RANKS = 16  # kBruckRanksLeast of all_to_all.cpp
 BRUCK_BYTES = 512  # kBruckBytesMost
 EXCHANGE_UNDER_WAY = 16  # kUnderWayMost
 OVERLAP_BYTES = 32 << 10  # kOverlapBytesMost
-EXCHANGE_PIECES = 1 << 14  # kPiecesMost
+EXCHANGE_PIECES = 1 << 14  # kExchangeBlocksSteps
 
 
 def allgather(ranks: int, size: int, costs: Costs) -> Cost:

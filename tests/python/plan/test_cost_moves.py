@@ -154,7 +154,7 @@ CONSTANTS = {
     "BRUCK_RANKS": ("all_to_all.cpp", "kBruckRanksLeast"),
     "BRUCK_BYTES": ("all_to_all.cpp", "kBruckBytesMost"),
     "EXCHANGE_UNDER_WAY": ("all_to_all.cpp", "kUnderWayMost"),
-    "EXCHANGE_PIECES": ("all_to_all.cpp", "kPiecesMost"),
+    "EXCHANGE_PIECES": ("all_to_all.hpp", "kExchangeBlocksSteps"),
     "OVERLAP_BYTES": ("all_to_all.cpp", "kOverlapBytesMost"),
 }
 
@@ -163,7 +163,7 @@ CONSTANTS = {
 def test_the_core_has_the_same_constants(name: str) -> None:
     file, constant = CONSTANTS.get(name, (name, "kUnderWay"))
     text = (COLLECTIVES / file).read_text()
-    found = re.search(rf"{constant} = (?:std::size_t\{{)?([\d'.]+)\}}?(?: << (\d+))?;", text)
+    found = re.search(rf"{constant} = (?:[\w:]+\{{)?([\d'.]+)\}}?(?: << (\d+))?;", text)
     assert found is not None
     value = float(found[1].replace("'", "")) * 2 ** int(found[2] or 0)
     assert value == getattr(cost_moves, name if name in CONSTANTS else "ROOT_UNDER_WAY")
