@@ -9,21 +9,22 @@ SLICES = "collectives/pooled_slices.cpp"
 THRESHOLD = "collectives/global_threshold.cpp"
 SHARES = "collectives/allgather_shares.cpp"
 COUNTS = "collectives/allreduce_counts.cpp"
+ENTRY_SETS = "sparse/entry_sets.cpp"
 SPLIT = "collectives/sparse_split.cpp"
 PACKED_VALUES = "kernels/pack_values.cpp"
 
 TOPK_MUTANTS = (
     mutant(
         "topk: hands back what the sum has, too",
-        OKTOPK,
+        ENTRY_SETS,
         "count += own < other ? 1 : 0;",
         "count += own <= other ? 1 : 0;",
     ),
     mutant(
         "topk: what lies behind the sum's last entry is lost",
-        OKTOPK,
-        "for (; i < indices.size(); ++i, ++count) {",
-        "for (; i < indices.size() && taken.empty(); ++i, ++count) {",
+        ENTRY_SETS,
+        "  truncate(left, count + nnz - i);",
+        "  truncate(left, indices.empty() ? nnz : count);",
     ),
     mutant(
         "topk: keeps only what is above the threshold",
