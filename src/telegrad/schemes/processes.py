@@ -3,16 +3,15 @@ no result."""
 
 from __future__ import annotations
 
-import multiprocessing
-import signal
+import functools
 from collections.abc import Callable, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
 
 from telegrad.accuracy.recording import Recording
 from telegrad.schemes.simulated import RECORDED, Part, Row, SimulatedPlan, simulate
 from telegrad.schemes.weak_scaling import MODELS, Model, weak_scaling
+from telegrad.sim.process_pool import call_in_processes
 
 _recording: Recording | None = None  # of a process that was started here
 
@@ -55,7 +54,8 @@ def simulate_all(
         for task in tasks:
             keep(task, _rows(plan, tuple(weak_ranks), task, recording))
     else:
-        _in_processes(plan, tuple(weak_ranks), tasks, file, min(processes, len(tasks)), keep)
+        work = functools.partial(_in_process, plan, tuple(weak_ranks))
+        call_in_processes(work, tasks, min(processes, len(tasks)), keep, prepare=functools.partial(_load, file))
     places = {name: place for place, name in enumerate(plan.schemes)}
     gradients = {name: place for place, name in enumerate((RECORDED, *plan.patterns))}
     rows = [row for task, of_task in found.items() if isinstance(task, Part) for row in of_task]
@@ -81,37 +81,8 @@ def _rows(plan: SimulatedPlan, weak_ranks: tuple[int, ...], task: Part | Model, 
     return weak_scaling(task, weak_ranks, plan.schemes, recording, plan.network)
 
 
-def _in_processes(
-    plan: SimulatedPlan,
-    weak_ranks: tuple[int, ...],
-    tasks: Sequence[Part | Model],
-    file: Path,
-    processes: int,
-    keep: Callable[[Part | Model, list[Row]], None],
-) -> None:
-    context = multiprocessing.get_context("spawn")
-    pool = ProcessPoolExecutor(processes, mp_context=context, initializer=_begin, initargs=(file,))
-    try:
-        waiting: dict[Future[list[Row]], Part | Model] = {
-            pool.submit(_in_process, plan, weak_ranks, task): task for task in tasks
-        }
-        while waiting:
-            done, _ = wait(waiting, return_when=FIRST_COMPLETED)
-            for future in done:
-                keep(waiting.pop(future), future.result())
-    except BaseException:
-        workers = list((pool._processes or {}).values())
-        pool.shutdown(wait=False, cancel_futures=True)
-        for worker in workers:
-            worker.terminate()
-        raise
-    pool.shutdown()
-
-
-def _begin(file: Path) -> None:
-    """A terminal sends Ctrl-C to all processes; the first ends the others."""
+def _load(file: Path) -> None:
     global _recording
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
     _recording = Recording.load(file)
 
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import multiprocessing
+import functools
 import os
-import signal
 from collections.abc import Callable, Sequence
-from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from dataclasses import replace
 
 from telegrad.sim.measure import Measurement, Point, measure
+from telegrad.sim.process_pool import call_in_processes
 
 # What stays below both takes about a second at most.
 _LONG_EVENTS = 2_000_000
@@ -46,7 +45,7 @@ def sweep(
         for point in longest_first:
             keep(measure(point))
     else:
-        _in_processes(longest_first, processes, keep)
+        call_in_processes(measure, longest_first, processes, lambda _, found: keep(found))
     return [results[index] for index in range(len(points))]
 
 
@@ -55,7 +54,8 @@ def measure_apart(point: Point, *, links: bool = False, timeline: bool = False) 
     if not _is_long(point):
         return measure(point, links=links, timeline=timeline)
     found: list[Measurement] = []
-    _in_processes([point], 1, found.append, links=links, timeline=timeline)
+    work = functools.partial(measure, links=links, timeline=timeline)
+    call_in_processes(work, [point], 1, lambda _, measured: found.append(measured))
     return found[0]
 
 
@@ -63,30 +63,6 @@ def _is_long(point: Point) -> bool:
     """The core does not hear Ctrl-C until it has its result."""
     events = point.messages * _EVENTS_PER_MESSAGE
     return events > _LONG_EVENTS or (point.payloads and point.ranks * point.size > _LONG_BYTES)
-
-
-def _in_processes(points: Sequence[Point], processes: int, keep: Callable[[Measurement], None], **wanted: bool) -> None:
-    context = multiprocessing.get_context("spawn")
-    pool = ProcessPoolExecutor(processes, mp_context=context, initializer=_leave_ctrl_c_to_the_first)
-    try:
-        waiting = {pool.submit(measure, point, **wanted) for point in points}
-        while waiting:
-            done, waiting = wait(waiting, return_when=FIRST_COMPLETED)
-            for future in done:
-                keep(future.result())
-    except BaseException:
-        # A point may take minutes more, and nobody wants its result.
-        workers = list((pool._processes or {}).values())
-        pool.shutdown(wait=False, cancel_futures=True)
-        for worker in workers:
-            worker.terminate()
-        raise
-    pool.shutdown()
-
-
-def _leave_ctrl_c_to_the_first() -> None:
-    """A terminal sends Ctrl-C to all processes; the first ends the others."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def cores() -> int:
