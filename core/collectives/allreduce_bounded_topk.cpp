@@ -77,8 +77,8 @@ void write_marks(std::span<const V> sums, std::size_t capacity, std::span<V> mar
   for (std::size_t mark = 0; mark < places.size(); ++mark) marks[mark] = value_of<V>(keys[places[mark]]);
 }
 
-// The magnitude that k of all sums reach, by all owners' marks, which are sorted; 0 where there are not so many. In that order the i-th mark,
-// from 1, is reached by about i − 1/2 times the sums that a mark stands for.
+// The magnitude that k of all sums reach, by all owners' marks, which are sorted; 0 where there are not so many. In that
+// order the i-th mark, from 1, is reached by about i − 1/2 times the sums that a mark stands for.
 template <class V>
 double threshold_of(std::span<V> marks, double sums_per_mark, std::uint64_t k) {
   const double wanted = static_cast<double>(k) / sums_per_mark + 0.5;

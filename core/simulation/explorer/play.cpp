@@ -348,7 +348,8 @@ class Play {
                               .slices = call.slices,
                               .choice = choice_of(call)};
     if (call.operation == Operation::allreduce_topk) {
-      TopkSum<V, OkTopkState> kept = make_all_reduce_topk(std::move(mine), program_.topk, caller.topk, call.reduction, how.wire);
+      TopkSum<V, OkTopkState> kept =
+          make_all_reduce_topk(std::move(mine), program_.topk, caller.topk, call.reduction, how.wire);
       read = reader<V>(std::move(kept.result), caller.topk);
       return kept.request;
     }
@@ -384,7 +385,9 @@ class Play {
       seen.verdict = simulation_.session(rank).failure();
       seen.failing = simulation_.session(rank).failing();
       for (std::size_t i = 0; i < seen.calls.size(); ++i) {
-        if (seen.calls[i].succeeded() && ranks_[rank].readers[i] && !seen.calls[i].topk) ranks_[rank].readers[i](seen.calls[i]);
+        SeenCall& call = seen.calls[i];
+        const ReadResult& read = ranks_[rank].readers[i];
+        if (call.succeeded() && read && !call.topk) read(call);
       }
     }
   }

@@ -21,7 +21,7 @@ from telegrad.accuracy.tasks import SIZES, TASKS
 from telegrad.bench.machine import describe_machine, machine_text
 from telegrad.cli.console import table_console
 from telegrad.cli.interrupts import ended_by_interrupt
-from telegrad.cli.options import among, densities_of
+from telegrad.cli.options import TextFolder, among, densities_of
 from telegrad.cli.outputs import check_writable, write_result
 from telegrad.launch import RankFailed, RanksTimedOut
 from telegrad.report.accuracy import StudyProgress, sweep_table, tables_of
@@ -75,15 +75,7 @@ def accuracy(
             show_default=False,
         ),
     ] = None,
-    text: Annotated[
-        Path | None,
-        typer.Option(
-            exists=True,
-            file_okay=False,
-            help="Train language models on the *.py files in this folder instead of Python's standard library.",
-            show_default=False,
-        ),
-    ] = None,
+    text: TextFolder = None,
     out: Annotated[
         Path,
         typer.Option(

@@ -19,7 +19,7 @@ from telegrad.accuracy.tasks import TASKS
 from telegrad.bench.machine import describe_machine, machine_text
 from telegrad.cli.console import table_console
 from telegrad.cli.interrupts import ended_by_interrupt
-from telegrad.cli.options import CalibratesFirst, JobTimeout, among, count_of, densities_of, networks_of
+from telegrad.cli.options import CalibratesFirst, JobTimeout, TextFolder, among, count_of, densities_of, networks_of
 from telegrad.cli.outputs import check_writable, write_result
 from telegrad.cli.progress import counting
 from telegrad.launch import LaunchError
@@ -111,15 +111,7 @@ def topk_allreduce(
     data: Annotated[
         Path | None, typer.Option(file_okay=False, help="The folder of Fashion-MNIST.", show_default=False)
     ] = None,
-    text: Annotated[
-        Path | None,
-        typer.Option(
-            exists=True,
-            file_okay=False,
-            help="Train language models on the *.py files in this folder instead of Python's standard library.",
-            show_default=False,
-        ),
-    ] = None,
+    text: TextFolder = None,
     json_file: Annotated[
         Path | None, typer.Option("--json", dir_okay=False, help="Write all rows and the machine here.")
     ] = None,

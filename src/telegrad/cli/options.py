@@ -26,6 +26,15 @@ CalibratesFirst = Annotated[
         "the automatic choice is what a calibration has kept, or the built-in one.",
     ),
 ]
+TextFolder = Annotated[
+    Path | None,
+    typer.Option(
+        exists=True,
+        file_okay=False,
+        help="Train language models on the *.py files in this folder instead of Python's standard library.",
+        show_default=False,
+    ),
+]
 JobTimeout = Annotated[float, typer.Option(min=1, help="Seconds after which a job is given up.")]
 
 

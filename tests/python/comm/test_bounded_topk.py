@@ -12,14 +12,14 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from local_ranks import SIZE
+from topk_streams import N, streams
 
 from telegrad import BoundedTopkState, Communicator, MismatchedCall, OkTopkState, SparseStream
 from telegrad.comm import TopkSum
 from topk_references import Entries, by_bounded_messages
 
-N = 20_000
 K = 150
-SIZE = 3
 
 
 def stream(entries: Entries, n: int) -> SparseStream:
@@ -29,15 +29,6 @@ def stream(entries: Entries, n: int) -> SparseStream:
 
 def entries_of(found: SparseStream) -> Entries:
     return dict(zip(found.indices.tolist(), found.values.tolist(), strict=True))
-
-
-def draws(call: int = 0, entries: int = 200, dtype: Any = np.float32) -> list[SparseStream]:
-    made = []
-    for rank in range(SIZE):
-        draw = np.random.default_rng([rank, call])
-        indices = np.sort(draw.choice(N, entries, replace=False)).astype(np.uint32)
-        made.append(SparseStream(indices, draw.normal(size=entries).astype(dtype), N))
-    return made
 
 
 def called(
@@ -85,11 +76,11 @@ def test_what_fits_is_summed_and_nothing_is_lost(comms: list[Communicator], data
 def test_counts_follow_k_and_messages_follow_nothing(ranks: list[Communicator]) -> None:
     """Whatever is given, also nothing at all: as many messages, of as many bytes."""
     states = [BoundedTopkState(K, boundaries_every=100) for _ in ranks]
-    called(ranks, draws(0), states)
+    called(ranks, streams(0), states)
     selected, sent = [], set()
     for call in range(1, 9):
         before = [comm.stats() for comm in ranks]
-        inputs = draws(call, entries=200 if call < 7 else 0 if call == 7 else N)
+        inputs = streams(call, entries=200 if call < 7 else 0 if call == 7 else N)
         results = called(ranks, inputs, states)
         for comm, earlier in zip(ranks, before, strict=True):
             after = comm.stats()
@@ -105,7 +96,7 @@ def test_counts_follow_k_and_messages_follow_nothing(ranks: list[Communicator]) 
 
 @pytest.mark.parametrize("dtype", [np.float64, np.float16])
 def test_other_dtypes_and_the_mean(ranks: list[Communicator], dtype: type[np.floating[Any]]) -> None:
-    inputs = draws(dtype=dtype)
+    inputs = streams(dtype=dtype)
     states = [BoundedTopkState(1000, slack=3) for _ in ranks]
     for total, left, report in called(ranks, inputs, states, op="avg", wire="raw"):
         assert total.dtype == left.dtype == {np.float64: "f64", np.float16: "f16"}[dtype]
@@ -116,7 +107,7 @@ def test_other_dtypes_and_the_mean(ranks: list[Communicator], dtype: type[np.flo
 
 def test_coo_tensors_come_back_as_such(ranks: list[Communicator]) -> None:
     torch = pytest.importorskip("torch")
-    shaped = [x.to_coo((N // 10, 10), 2) for x in draws()]
+    shaped = [x.to_coo((N // 10, 10), 2) for x in streams()]
     for total, left, _ in called(ranks, shaped, [BoundedTopkState(K) for _ in ranks]):
         assert total.shape == left.shape == (N // 10, 10)
         assert total.layout == torch.sparse_coo
@@ -124,15 +115,15 @@ def test_coo_tensors_come_back_as_such(ranks: list[Communicator]) -> None:
 
 def test_a_saved_state_goes_on_where_it_was(ranks: list[Communicator]) -> None:
     kept = [BoundedTopkState(K) for _ in ranks]
-    called(ranks, draws(0), kept)
+    called(ranks, streams(0), kept)
     saved = kept[0].state_dict()
     assert (saved["k"], saved["slack"], saved["boundaries_every"], saved["calls"]) == (K, 1.5, 64, 1)
     loaded, copied = [BoundedTopkState(K) for _ in ranks], [copy.deepcopy(state) for state in kept]
     for state in loaded:
         state.load_state_dict(saved)
-    right = called(ranks, draws(1), kept)[0]
+    right = called(ranks, streams(1), kept)[0]
     for states in (loaded, copied):
-        found = called(ranks, draws(1), states)[0]
+        found = called(ranks, streams(1), states)[0]
         assert found.report == right.report
         assert not found.report.cut
         np.testing.assert_array_equal(found.sum.to_dense(), right.sum.to_dense())
@@ -166,13 +157,13 @@ def test_wires_whose_sizes_depend_on_entries_are_refused(ranks: list[Communicato
     with pytest.raises(
         ValueError, match=f"wire='{wire}' makes messages whose sizes depend on the entries, but those of a B"
     ):
-        ranks[0].all_reduce_topk(draws()[0], BoundedTopkState(K), wire=wire)
+        ranks[0].all_reduce_topk(streams()[0], BoundedTopkState(K), wire=wire)
 
 
 def test_ranks_of_another_slack_or_kind_get_an_error() -> None:
     for other in (BoundedTopkState(K, slack=2), OkTopkState(K)):
         ranks = Communicator.local(2)
-        inputs = draws()
+        inputs = streams()
         states = (BoundedTopkState(K), other)
         works = [
             rank.all_reduce_topk(inputs[0], state, async_op=True) for rank, state in zip(ranks, states, strict=True)

@@ -12,22 +12,13 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 from local_ranks import SIZE
+from topk_streams import N, streams
 
 from telegrad import Communicator, MismatchedCall, OkTopkState, SparseStream
 from telegrad.comm import TopkSum
 
-N = 20_000
 K = 150
 Floats = npt.NDArray[np.float32]
-
-
-def streams(call: int = 0, entries: int = 200, dtype: Any = np.float32) -> list[SparseStream]:
-    made = []
-    for rank in range(SIZE):
-        draw = np.random.default_rng([rank, call])
-        indices = np.sort(draw.choice(N, entries, replace=False)).astype(np.uint32)
-        made.append(SparseStream(indices, draw.normal(size=entries).astype(dtype), N))
-    return made
 
 
 def states(**settings: Any) -> list[OkTopkState]:
