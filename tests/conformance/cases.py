@@ -216,14 +216,18 @@ def _drawn(rank: int, count: int, dtype_name: str, values: str) -> Array:
 
 def sparse_indices(case: Case, rank: int, size: int) -> npt.NDArray[np.uint32]:
     """Where rank ``rank`` of ``size`` has entries."""
-    n = case.count
+    return _drawn_indices(case.pattern, case.count, rank, size)
+
+
+@functools.lru_cache(maxsize=512)
+def _drawn_indices(pattern: str, n: int, rank: int, size: int) -> npt.NDArray[np.uint32]:
     random = np.random.default_rng([rank, n, 1])
     everywhere = np.arange(n, dtype=np.uint32)
 
     def some(share: float, among: npt.NDArray[np.uint32] = everywhere) -> npt.NDArray[np.uint32]:
         return np.sort(random.choice(among, int(share * among.size), replace=False))
 
-    match case.pattern:
+    match pattern:
         case "unequal":
             return some(0.2 * rank / size)
         case "one_rank":
@@ -419,6 +423,7 @@ class Oracle:
         x = x if case.values == "wide" else x.astype(np.float64)
         if not case.operation.startswith("sparse"):
             return x
-        return np.where(
-            np.isin(np.arange(case.count), sparse_indices(case, rank, self.size)), x, _NEUTRAL.get(case.reduction, 0.0)
-        )
+        whole = np.full(case.count, _NEUTRAL.get(case.reduction, 0.0))
+        held = sparse_indices(case, rank, self.size)
+        whole[held] = x[held]
+        return whole

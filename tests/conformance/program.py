@@ -10,6 +10,7 @@ from typing import TypedDict
 
 import numpy as np
 from cases import Oracle, Started, groups
+from cases_moves import DIFFERS_BY_RANK
 
 from telegrad import Communicator
 from telegrad.launch import join
@@ -51,7 +52,10 @@ def run(communicators: Sequence[Communicator], *, one_in: int = 1) -> Iterator[O
             for index in order:
                 bits = started[index].outcome()
                 ended_s = time.monotonic()
-                fault = oracle.fault(group.cases[index], bits, rank)
+                case = group.cases[index]
+                # Where all ranks must hold the same bits, which their digests show, one of them is judged.
+                judged = case.operation in DIFFERS_BY_RANK or rank == (number + index) % size
+                fault = oracle.fault(case, bits, rank) if judged else ""
                 digest = zlib.crc32(np.ascontiguousarray(bits).tobytes())
                 yield {
                     "rank": rank,

@@ -114,9 +114,8 @@ def _k(case: Case) -> int:
 
 
 def _whole_of_largest(case: Case, found: TopkSum, stream: SparseStream, size: int) -> Array:
-    inputs = [input_stream(case, other, size) for other in range(size)]
-    whole: npt.NDArray[np.float64] = np.sum([_values(one) for one in inputs], axis=0)
-    held = np.unique(np.concatenate([one.raw_indices for one in inputs]))
+    whole, held = _sum_of_all(case, size)
+    whole = whole.copy()
     k = _k(case)
     least = np.sort(np.abs(whole[held]))[-k] if held.size >= k else 0.0
     right = held[np.abs(whole[held]) >= least]
@@ -147,11 +146,21 @@ def _whole_of_rival(case: Case, found: TopkSum, state: TopkState, rank: int, siz
     if max(found.report.words_sent, found.report.words_received) > words:
         raise AssertionError(f"{case}: more words than the bound says: {found.report}")
     # The sum may hold a part of what all have given at an index: it has been judged.
-    whole: Array = np.sum([_values(input_stream(case, other, size)) for other in range(size)], axis=0)
-    return whole
+    return _sum_of_all(case, size)[0]
 
 
 @functools.lru_cache(maxsize=4)  # for the ranks of one process
+def _sum_of_all(case: Case, size: int) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.int64]]:
+    """The dense sum of what all ranks give, and where at least one of them has an entry."""
+    whole, is_held = np.zeros(case.count), np.zeros(case.count, np.bool_)
+    for rank in range(size):
+        stream = input_stream(case, rank, size)
+        whole += _values(stream)
+        is_held[stream.raw_indices] = True
+    return whole, np.flatnonzero(is_held)
+
+
+@functools.lru_cache(maxsize=4)
 def _by_tree(case: Case, size: int) -> tuple[Entries, list[Entries]]:
     return by_tree(_given(case, size), _k(case))
 
@@ -178,7 +187,7 @@ def _whole(case: Case, found: SparseStream, rank: int, size: int) -> Array:
     end = begin + counts[rank]
     if found.nnz and not begin <= int(found.raw_indices[0]) <= int(found.raw_indices[-1]) < end:
         raise AssertionError(f"{case}: rank {rank} has entries outside of its slice [{begin}, {end})")
-    whole: npt.NDArray[np.float64] = np.sum([_values(input_stream(case, other, size)) for other in range(size)], axis=0)
+    whole = _sum_of_all(case, size)[0].copy()
     whole[begin:end] = _values(found)[begin:end]
     return whole
 

@@ -1,4 +1,4 @@
-"""A way to send a group of gradients: dense or compressed, by which algorithm, in which format. Does not know what for."""
+"""A way to send a group of gradients: dense or compressed, by which algorithm, in which format."""
 
 from __future__ import annotations
 

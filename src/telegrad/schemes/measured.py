@@ -15,8 +15,8 @@ _TARGET = "telegrad.schemes.ranks:main"
 
 ABOUT = {
     "median_s": "of one call, the slowest rank's, without selection; messages as calibrated for the network",
-    "selection_s": "measured apart: the median call on one recorded gradient, times the number of gradients side by "
-    "side, the slowest rank's",
+    "selection_s": "measured apart, one rank at a time: the median call on one recorded gradient, times the number of "
+    "gradients side by side, the slowest rank's",
     "reduction_s": "measured apart: the scheme's additions by numpy; inside a call the engine may overlap them with "
     "messages",
     "communication_s": "median_s less reduction_s",

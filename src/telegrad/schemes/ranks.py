@@ -159,10 +159,22 @@ def _is_wrong(
 def _say_apart(
     plan: MeasuredPlan, communicator: Communicator, recording: Recording, streams: dict[str, SparseStream]
 ) -> None:
-    """Selection and the additions of a scheme, done by numpy after all calls; of the slowest rank. What is alike in
-    several schemes is timed once."""
+    """Selection and the additions of a scheme, done by numpy after all calls; of the slowest rank."""
+    mine: dict[str, tuple[float, float]] = {}
+    for rank in range(plan.ranks):  # one rank at a time: processes that share a core would time each other
+        communicator.barrier()
+        if rank == communicator.rank:
+            mine = _apart(plan, rank, recording, streams)
+    slowest = communicator.all_gather(np.array([*mine.values()])).reshape(plan.ranks, -1, 2).max(axis=0)
+    _say(communicator, apart={name: (float(one[0]), float(one[1])) for name, one in zip(mine, slowest, strict=True)})
+
+
+def _apart(
+    plan: MeasuredPlan, rank: int, recording: Recording, streams: dict[str, SparseStream]
+) -> dict[str, tuple[float, float]]:
+    """Of each scheme, seconds of this rank's selection and additions. What is alike in several is timed once."""
     n = next(iter(streams.values())).n
-    selecting = {name: _selection_s(plan, recording, communicator.rank, name) for name in streams}
+    selecting = {name: _selection_s(plan, recording, rank, name) for name in streams}
     cleared_s = _median_s(lambda: np.zeros(n, np.float32))
     a, b = np.zeros(n, np.float32), np.ones(n, np.float32)
     own = next(iter(streams.values()))
@@ -177,10 +189,8 @@ def _say_apart(
             all_of_them = [streams[entry.selection]] * plan.ranks
             adding[name] = _median_s(lambda given=all_of_them: added(given, n)) - cleared_s  # type: ignore[misc]
         reduction_s = adding.get(name, adding["own"])
-        mine = np.array([0.0 if name == "dense" else selecting[entry.selection], reduction_s])
-        slowest = communicator.all_gather(mine).reshape(-1, 2).max(axis=0)
-        found[name] = float(slowest[0]), max(0.0, float(slowest[1]))
-    _say(communicator, apart=found)
+        found[name] = 0.0 if name == "dense" else selecting[entry.selection], max(0.0, reduction_s)
+    return found
 
 
 def _selection_s(plan: MeasuredPlan, recording: Recording, rank: int, selection: str) -> float:
