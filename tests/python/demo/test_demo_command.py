@@ -70,9 +70,8 @@ def test_three_runs(library: Path, tmp_path: Path) -> None:
     assert ddp["bytes_per_rank_step"] > 0.95 * gradient_bytes
 
 
-@pytest.mark.parametrize("scheme", ["bounded", "gaussiank"])
-def test_another_scheme(library: Path, tmp_path: Path, scheme: str) -> None:
-    options = ["--runs", "telegrad-sparse", "--scheme", scheme, "--steps", "3", "--validations", "1"]
+def test_another_scheme(library: Path, tmp_path: Path) -> None:
+    options = ["--runs", "telegrad-sparse", "--scheme", "gaussiank", "--steps", "3", "--validations", "1"]
     done = _demo(*options, "--text", str(library), "--json", str(tmp_path / "figures.json"), cwd=tmp_path)
     assert done.returncode == 0, done.stderr + done.stdout
     (sparse,) = json.loads((tmp_path / "figures.json").read_text())["runs"]
@@ -98,8 +97,7 @@ def test_the_command_shows_a_dead_ranks_last_words(library: Path, tmp_path: Path
     assert "Traceback" not in done.stderr
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_interrupt_ends_all_ranks(library: Path, tmp_path: Path, number: signal.Signals) -> None:
+def test_an_interrupt_ends_all_ranks(library: Path, tmp_path: Path) -> None:
     command = [*_COMMAND, *_TINY, "--steps", "1000000", "--validations", "100000", "--text", str(library)]
     environment = {**os.environ, "TMPDIR": str(tmp_path)}
     with subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True) as process:
@@ -109,7 +107,7 @@ def test_interrupt_ends_all_ranks(library: Path, tmp_path: Path, number: signal.
             lines.append(process.stdout.readline())
             assert lines[-1], f"it ended by itself, after: {''.join(lines[-40:])}"
         assert len(_ranks_with(tmp_path)) == 2
-        process.send_signal(number)
+        process.send_signal(signal.SIGINT)
         rest = process.stdout.read()
     assert process.returncode == 130
     assert "interrupted; all ranks are stopped" in rest
