@@ -47,7 +47,7 @@ def message_bytes(range_: int, entries: float, *, packed: bool = False) -> int:
     return HEADER_BYTES + _padded(indices) + _padded(ELEMENT_BYTES * count)
 
 
-def entries_of_sum(ranks: int, dimension: int, entries: float) -> float:
+def entries_of_sum(ranks: float, dimension: int, entries: float) -> float:
     """K, how many of so many independent streams together may be expected: n(1 − (1 − k/n)^P). SparCML §5.3."""
     if dimension == 0:
         return 0.0

@@ -1,0 +1,123 @@
+"""Ranks, the network between them, and what a dense sum takes there by each collective that has a formula."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from telegrad.plan import linear_cost
+from telegrad.plan.cost_reductions import ALLREDUCES, allreduce
+from telegrad.plan.network import ELEMENT_BYTES, Costs, ceil_div
+from telegrad.plan.way import GroupCost
+
+NODE = Costs(0.5e-6, 4e-11, gamma_s_per_byte=1e-10)
+"""Within a node where nothing else is given: 25 GB/s, an assumption."""
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """``costs``: of the network between nodes; the ``ranks_per_node`` ranks of one share its link. ``within``: inside.
+
+    Raises ``ValueError`` for less than one rank, and for ranks that do not fill their nodes.
+    """
+
+    ranks: int
+    costs: Costs
+    ranks_per_node: int = 1
+    within: Costs = NODE
+
+    def __post_init__(self) -> None:
+        if self.ranks < 1:
+            raise ValueError(f"ranks={self.ranks} must be at least 1")
+        if self.ranks_per_node < 1 or self.ranks % self.ranks_per_node:
+            raise ValueError(
+                f"ranks_per_node={self.ranks_per_node} does not divide ranks={self.ranks}: give a number from 1 up "
+                "that does, so that all nodes are alike"
+            )
+
+    @property
+    def nodes(self) -> int:
+        return self.ranks // self.ranks_per_node
+
+    @property
+    def ring_costs(self) -> Costs:
+        """Of a ring through all ranks in order: each node's link has one message each way."""
+        return self.costs if self.nodes > 1 else self.within
+
+    @property
+    def shared_costs(self) -> Costs:
+        """Of any other pattern: all ranks of a node send through its link at once."""
+        if self.nodes == 1:
+            return self.within
+        share = self.ranks_per_node
+        costs = self.costs
+        return replace(
+            costs,
+            beta_s_per_byte=costs.beta_s_per_byte * share,
+            beta_exchange_s_per_byte=costs.beta_exchange_s_per_byte * share,
+        )
+
+
+_RINGS = ("ring",)
+_CHEAPEST_OF = ("ring", "recursive-doubling", "halving-doubling", "double-binary-trees")
+_OWN = {f"telegrad-{name.replace('_', '-')}": name for name in ALLREDUCES}
+COLLECTIVES = (
+    *linear_cost.COLLECTIVES,
+    "cheapest",
+    "two-level",
+    "two-level-trees",
+    *_OWN,
+    "telegrad",
+)
+"""How dense vectors may be summed: the literature's formulas; ``cheapest``: of its ring, doublings and trees the
+fastest for each group; ``two-level``: rings within nodes and between them, or trees between; this library's own
+algorithms, and ``telegrad``: the fastest of them for each group."""
+
+
+def sum_cost(cluster: Cluster, collective: str) -> GroupCost:
+    """Seconds by bytes of a dense sum among the ranks. Raises ``ValueError`` for a name that is not in
+    ``COLLECTIVES``."""
+    if collective not in COLLECTIVES:
+        raise ValueError(f"collective={collective!r} is not known: use one of {', '.join(COLLECTIVES)}")
+    if cluster.ranks == 1:
+        return _free
+    if collective in linear_cost.COLLECTIVES:
+        return linear_cost.COLLECTIVES[collective](cluster.ranks, _costs_for(cluster, collective))
+    if collective == "cheapest":
+        return _fastest([sum_cost(cluster, name) for name in _CHEAPEST_OF])
+    if collective in ("two-level", "two-level-trees"):
+        between = "ring" if collective == "two-level" else "double-binary-trees"
+        return linear_cost.two_level(cluster.nodes, cluster.ranks_per_node, cluster.costs, cluster.within, between)
+    if collective == "telegrad":
+        return _fastest([sum_cost(cluster, name) for name in _OWN])
+    return _own(_OWN[collective], cluster.ranks, _costs_for(cluster, _OWN[collective]))
+
+
+def chosen_collective(cluster: Cluster, collective: str, size: int) -> str:
+    """Which one ``cheapest`` or ``telegrad`` takes for so many bytes; any other is itself."""
+    among = {"cheapest": _CHEAPEST_OF, "telegrad": tuple(_OWN)}.get(collective)
+    if among is None or cluster.ranks == 1:
+        return collective
+    return min(among, key=lambda name: sum_cost(cluster, name)(size))
+
+
+def _free(size: int) -> float:
+    return 0.0
+
+
+def _costs_for(cluster: Cluster, collective: str) -> Costs:
+    return cluster.ring_costs if collective in _RINGS else cluster.shared_costs
+
+
+def _fastest(costs: list[Callable[[int], float]]) -> GroupCost:
+    return lambda size: min(cost(size) for cost in costs)
+
+
+@functools.lru_cache(maxsize=512)
+def _own(name: str, ranks: int, costs: Costs) -> GroupCost:
+    @functools.lru_cache(maxsize=1 << 16)
+    def seconds(size: int) -> float:
+        return allreduce(name, ranks, ceil_div(size, ELEMENT_BYTES) * ELEMENT_BYTES, costs).time_s
+
+    return seconds

@@ -1,0 +1,261 @@
+"""Ways to send a group of gradients on a cluster, from closed forms: dense, sparse, quantised.
+
+Sparse ways are for random indices: how far a sum fills in is expected, not known. A gradient of n float32 elements has
+n·4 bytes; each rank selects k = density · n of them, or 1.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from telegrad.plan.cluster import Cluster, sum_cost
+from telegrad.plan.cost_moves import all_to_all, allgather
+from telegrad.plan.cost_sparse import (
+    HEADER_BYTES,
+    TURN_BYTES,
+    allgather_sparse,
+    allreduce_topk,
+    entries_of_sum,
+    message_bytes,
+    reduce_scatter_sparse,
+)
+from telegrad.plan.device import EXACT_BYTES, REUSED_BYTES, Device
+from telegrad.plan.network import ELEMENT_BYTES, Costs, ceil_div
+from telegrad.plan.way import GroupCost, Way
+
+BUCKET = 1024  # values of QSGD that have one scale
+SLICES_EVERY, THRESHOLD_EVERY = 64, 32  # calls of Ok-Topk, τ and τ′
+_ENTRY_BYTES = 8  # in memory
+_COUNTED_RANKS_MOST, _COUNTED_SLICE_BYTES = 64, 1 << 20  # of core/collectives/sparse_cost.cpp
+_PACKS_FROM_S_PER_BYTE = 2.2e-9  # where wire="auto" packs at 1 %, docs/algorithms.md
+
+
+def _free(size: int) -> float:
+    return 0.0
+
+
+@dataclass(frozen=True)
+class PhasedWay(Way):
+    """A way whose ``cost`` tells apart what the processor does at its end. ``delay`` is selection; ``decompress``:
+    seconds of the cost in which what has come is added to the gradients, when the backward pass is over."""
+
+    decompress: GroupCost = _free
+
+
+def dense(cluster: Cluster, collective: str = "telegrad") -> PhasedWay:
+    """All of the gradient. Raises ``ValueError`` for a collective that does not exist."""
+    return PhasedWay("dense", sum_cost(cluster, collective))
+
+
+def sparse(cluster: Cluster, device: Device, density: float) -> PhasedWay:
+    """The sum of what all ranks have selected, as this library forms it: owners sum slices, which go round as entries
+    or, filled in, as they are; or recursive doubling; or a dense sum. The shortest. SparCML, §5.3."""
+    _check_density(density)
+    costs, ranks = cluster.shared_costs, cluster.ranks
+    packed = costs.beta_s_per_byte >= _PACKS_FROM_S_PER_BYTE
+    dense_s = sum_cost(cluster, "telegrad")
+
+    def seconds(n: int, k: int) -> float:
+        if ranks == 1:
+            return 0.0
+        slice_, owned = ceil_div(n, ranks), entries_of_sum(ranks, n, k) / ranks
+        split_s = reduce_scatter_sparse(ranks, n, k, costs, packed=packed).time_s
+        entries_s = _gather_s(ranks, slice_, _bytes(slice_, owned, packed), _ENTRY_BYTES * owned, costs)
+        all_s = _gather_s(ranks, slice_, slice_ * ELEMENT_BYTES, 2 * slice_ * ELEMENT_BYTES, cluster.ring_costs)
+        made_dense_s = n * ELEMENT_BYTES * costs.gamma_s_per_byte + dense_s(n * ELEMENT_BYTES)
+        return min(split_s + min(entries_s, all_s), _doubling_s(ranks, n, k, costs, packed), made_dense_s)
+
+    return _selected("sparse", device, density, seconds, lambda n, k: device.scatter_s(entries_of_sum(ranks, n, k)))
+
+
+def ok_topk(cluster: Cluster, device: Device, density: float) -> PhasedWay:
+    """The k largest of the sum: what a rank sends does not grow with the number of ranks. Mean of 64 calls, of which
+    one cuts slices and two find the threshold. Li, Hoefler, PPoPP 2022."""
+    _check_density(density)
+    costs, ranks = cluster.shared_costs, cluster.ranks
+    packed = costs.beta_s_per_byte >= _PACKS_FROM_S_PER_BYTE
+
+    def call(n: int, k: int, *, cut: bool, finds: bool) -> float:
+        slices: Literal["reused", "cut"] = "cut" if cut else "reused"
+        found = allreduce_topk(ranks, n, k, k, costs, slices=slices, finds_threshold=finds, packed=packed)
+        return found.time_s
+
+    def seconds(n: int, k: int) -> float:
+        if ranks == 1:
+            return 0.0
+        plain_s = call(n, k, cut=False, finds=False)
+        finding_s = call(n, k, cut=False, finds=True) - plain_s
+        cutting_s = call(n, k, cut=True, finds=False) - plain_s
+        return plain_s + finding_s / THRESHOLD_EVERY + max(0.0, cutting_s) / SLICES_EVERY
+
+    return _selected("oktopk", device, density, seconds, lambda n, k: device.scatter_s(k))
+
+
+def gathered(cluster: Cluster, device: Device, density: float) -> PhasedWay:
+    """Every rank gets every rank's entries, by this library's allgather, and adds them: k(P − 1) entries."""
+    _check_density(density)
+    costs, ranks = cluster.shared_costs, cluster.ranks
+
+    def seconds(n: int, k: int) -> float:
+        return allgather_sparse(ranks, n, k, costs).time_s if ranks > 1 else 0.0
+
+    return _selected("allgather", device, density, seconds, lambda n, k: device.scatter_s(ranks * k, messages=ranks))
+
+
+def rgc(
+    cluster: Cluster,
+    device: Device,
+    density: float,
+    *,
+    quantised: bool = False,
+    element_bytes: float = EXACT_BYTES,
+    kernels: int = 10,
+) -> PhasedWay:
+    """RedSync: T_select + log2 P·α + (P−1)·k·(c + v)·β + P·k·γ1. RedSync, §2.4, as ALGORITHMS has it mended.
+
+    ``element_bytes`` of memory traffic and ``kernels`` are those of its selection. ``quantised``: entries of one sign
+    and one mean, so that v = 0. Each of the P messages is added by a kernel of its own.
+    """
+    _check_density(density)
+    costs, ranks = cluster.shared_costs, cluster.ranks
+    entry = 4 if quantised else 8
+
+    def seconds(n: int, k: int) -> float:
+        return math.log2(ranks) * costs.alpha_s + (ranks - 1) * k * entry * costs.beta_s_per_byte
+
+    return _selected(
+        "rgc-quantised" if quantised else "rgc",
+        device,
+        density,
+        seconds,
+        lambda n, k: device.scatter_s(ranks * k, messages=ranks),
+        element_bytes=element_bytes,
+        kernels=kernels,
+    )
+
+
+def qsgd(cluster: Cluster, bits: int) -> PhasedWay:
+    """Values in so many bits, a scale for each 1,024: each slice's shares to its owner, the encoded sum to all, as this
+    library's encoded allreduce does it. Encoding and decoding take γ of the network. Alistarh et al., NeurIPS 2017.
+
+    Raises ``ValueError`` for other than 2, 4 or 8 bits.
+    """
+    if bits not in (2, 4, 8):
+        raise ValueError(f"bits={bits} must be 2, 4 or 8")
+    ranks, gamma = cluster.ranks, cluster.costs.gamma_s_per_byte
+
+    @functools.lru_cache(maxsize=1 << 16)
+    def seconds(size: int) -> float:
+        if ranks == 1:
+            return 0.0
+        values = ceil_div(size // ELEMENT_BYTES, ranks)
+        buckets = ceil_div(values, BUCKET) * BUCKET  # slices are of whole ones
+        share = ceil_div(buckets * bits // 8 + buckets // BUCKET * ELEMENT_BYTES, ELEMENT_BYTES) * ELEMENT_BYTES
+        moved_s = all_to_all(ranks, share, cluster.shared_costs).time_s
+        moved_s += allgather(ranks, share, cluster.ring_costs).time_s
+        return moved_s + 3 * size * gamma  # what is sent is encoded, shares and the sum are decoded
+
+    return PhasedWay(f"qsgd{bits}", seconds)
+
+
+def fill_in(ranks: int, elements: int, density: float) -> float:
+    """Which share of the sum's entries is there, for random indices."""
+    _check_density(density)
+    return entries_of_sum(ranks, elements, _entries(elements, density)) / elements if elements else 0.0
+
+
+SCHEMES = ("dense", "sparse", "oktopk", "allgather", "rgc", "rgc-quantised", "qsgd8", "qsgd4", "qsgd2")
+"""What ``way_of`` knows by name."""
+
+
+def way_of(scheme: str, cluster: Cluster, device: Device, *, density: float, collective: str = "telegrad") -> PhasedWay:
+    """By the name of a scheme; ``collective`` is that of dense sums. Raises ``ValueError`` for unknown names and for a
+    density that is no share."""
+    makers: dict[str, Callable[[], PhasedWay]] = {
+        "dense": lambda: dense(cluster, collective),
+        "sparse": lambda: sparse(cluster, device, density),
+        "oktopk": lambda: ok_topk(cluster, device, density),
+        "allgather": lambda: gathered(cluster, device, density),
+        "rgc": lambda: rgc(cluster, device, density),
+        "rgc-quantised": lambda: rgc(cluster, device, density, quantised=True),
+        **{f"qsgd{bits}": functools.partial(qsgd, cluster, bits) for bits in (2, 4, 8)},
+    }
+    if scheme not in makers:
+        raise ValueError(f"scheme={scheme!r} is not known: use one of {', '.join(SCHEMES)}")
+    return makers[scheme]()
+
+
+def _selected(
+    name: str,
+    device: Device,
+    density: float,
+    moves_s: Callable[[int, int], float],
+    adds_s: Callable[[int, int], float],
+    *,
+    element_bytes: float = REUSED_BYTES,
+    kernels: int = 2,
+) -> PhasedWay:
+    """``moves_s`` and ``adds_s`` of a gradient's elements and of how many of them are selected."""
+
+    def decompress(size: int) -> float:
+        n = size // ELEMENT_BYTES
+        return adds_s(n, _entries(n, density)) if n else 0.0
+
+    @functools.lru_cache(maxsize=1 << 16)
+    def cost(size: int) -> float:
+        n = size // ELEMENT_BYTES
+        return moves_s(n, _entries(n, density)) + decompress(size) if n else 0.0
+
+    def delay(size: int) -> float:
+        return device.select_s(size, element_bytes=element_bytes, kernels=kernels) if size else 0.0
+
+    return PhasedWay(name, cost, delay, decompress)
+
+
+def _gather_s(ranks: int, slice_: int, slice_bytes: float, memory_bytes: float, costs: Costs) -> float:
+    """Slices go round a ring, and are decoded while others come where ranks have told each other how long they are,
+    else at the end. As core/collectives/sparse_cost.cpp reckons."""
+    gamma = costs.gamma_s_per_byte
+    sent_s, decode_s = costs.alpha_s + slice_bytes * costs.beta_s_per_byte, slice_bytes * gamma
+    counted = ranks <= _COUNTED_RANKS_MOST and slice_ * _ENTRY_BYTES >= _COUNTED_SLICE_BYTES
+    if counted and slice_bytes >= TURN_BYTES:
+        return memory_bytes * gamma + sent_s + (ranks - 2) * max(sent_s, decode_s) + 2 * decode_s
+    return memory_bytes * gamma + (ranks - 1) * sent_s + ranks * decode_s
+
+
+def _doubling_s(ranks: int, n: int, k: int, costs: Costs, packed: bool) -> float:
+    """Recursive doubling of entries that fill in; ranks beyond a power of two fold before and hear the sum after. As
+    core/collectives/sparse_cost.cpp reckons: a message is encoded, sent, decoded and added to as much that is held."""
+    rounds = ranks.bit_length() - 1
+    folded = ranks != 1 << rounds
+    members = [(1 << power) * (ranks / (1 << rounds)) for power in range(rounds)]
+
+    def message_s(streams: float, added: int) -> float:
+        entries = entries_of_sum(streams, n, k)
+        size, held = _bytes(n, entries, packed), min(_ENTRY_BYTES * entries, n * ELEMENT_BYTES)
+        work_s = ((1 + added) * held + size) * costs.gamma_s_per_byte
+        return costs.alpha_s + size * costs.pair_s_per_byte(round(size)) + work_s
+
+    time_s = sum(message_s(one, 2) for one in members)
+    if folded:
+        time_s += message_s(1, 2) + message_s(ranks, 1)
+    sum_bytes = min(_ENTRY_BYTES * entries_of_sum(ranks, n, k), n * ELEMENT_BYTES)
+    return time_s + sum_bytes * costs.gamma_s_per_byte
+
+
+def _bytes(range_: int, entries: float, packed: bool) -> float:
+    """Of a message that holds entries, or all values where that is shorter."""
+    return min(message_bytes(range_, entries, packed=packed), HEADER_BYTES + range_ * ELEMENT_BYTES)
+
+
+def _entries(elements: int, density: float) -> int:
+    return min(elements, max(1, round(density * elements)))
+
+
+def _check_density(density: float) -> None:
+    if not 0 < density <= 1:
+        raise ValueError(f"density={density} is no share: use a number above 0, up to 1")

@@ -1,0 +1,175 @@
+"""The timeline of one training step: forward and backward pass, and what each group of gradients does meanwhile.
+
+A group's gradients are ready; it is selected, which holds the backward pass up; it begins when the network is free, and
+arrives; what came is decompressed when the backward pass is over, as both are the same processor's. All ranks are
+alike but for stragglers, for whom everybody waits. Does not know where a way's costs come from.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import numpy as np
+
+from telegrad.plan.sending import PhasedWay
+from telegrad.plan.trace import Trace
+from telegrad.plan.way import Way
+
+
+@dataclass(frozen=True)
+class Group:
+    """``tensors``: positions in backward order, ascending; they need not be neighbours."""
+
+    tensors: tuple[int, ...]
+    way: Way
+
+
+class GroupTimes(NamedTuple):
+    """Of one group, in seconds from the start of the step: its last gradient is there; it is selected; it begins on the
+    network; it has arrived; it is summed on all ranks and in its place."""
+
+    way: str
+    size: int
+    ready_s: float
+    selected_s: float
+    start_s: float
+    arrived_s: float
+    finish_s: float
+
+
+@dataclass(frozen=True)
+class Step:
+    """``compute_s`` is the step of one rank without communication or stragglers, ``forward_s`` and ``backward_s`` those
+    of the slowest rank, without compression. ``groups``: as they leave."""
+
+    compute_s: float
+    forward_s: float
+    backward_s: float
+    groups: tuple[GroupTimes, ...]
+    step_s: float
+
+    @property
+    def exposed_s(self) -> float:
+        """By how much the step is longer than forward and backward pass of the slowest rank."""
+        return max(0.0, self.step_s - self.forward_s - self.backward_s)
+
+    @property
+    def efficiency(self) -> float:
+        """Steps a second, as a share of those without communication and stragglers."""
+        return self.compute_s / self.step_s if self.step_s > 0 else 1.0
+
+    @property
+    def select_s(self) -> float:
+        return sum(one.selected_s - one.ready_s for one in self.groups)
+
+    @property
+    def communicate_s(self) -> float:
+        """Of all groups, hidden or not."""
+        return sum(one.arrived_s - one.start_s for one in self.groups)
+
+    decompress_s: float = 0.0
+
+
+def simulate(trace: Trace, groups: Sequence[Group], *, overlap: bool = True, slowdown: float = 1.0) -> Step:
+    """The step whose gradients travel in these groups.
+
+    ``overlap``: communication goes on beside the backward pass; without, groups are selected and leave when it is over,
+    the next one being selected while one is under way. ``slowdown``: of the slowest rank, whose processor takes so many
+    times as long. Raises ``ValueError`` for groups that do not hold each gradient once, and for a slowdown below 1.
+    """
+    if not 1 <= slowdown < math.inf:
+        raise ValueError(f"slowdown={slowdown} must be 1 (no straggler) or more, and finite")
+    if sorted(one for group in groups for one in group.tensors) != list(range(len(trace.sizes))):
+        raise ValueError(f"groups must hold each of the positions 0 to {len(trace.sizes) - 1} once")
+    return _Costed(trace, groups).step(overlap=overlap, slowdown=slowdown)
+
+
+@dataclass(frozen=True)
+class Stragglers:
+    """How many times as long as typical the slowest rank's processor takes: ``factor`` always, and beside it the
+    largest of as many lognormal draws as there are ranks, exp(``sigma``·z), z normal; ``draws`` steps by ``seed``.
+
+    Raises ``ValueError`` for a factor below 1, a sigma below 0, and for no draws.
+    """
+
+    factor: float = 1.0
+    sigma: float = 0.0
+    seed: int = 0
+    draws: int = 200
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.factor < math.inf:
+            raise ValueError(f"factor={self.factor} must be 1 (no straggler) or more, and finite")
+        if not 0 <= self.sigma < math.inf:
+            raise ValueError(f"sigma={self.sigma} must be 0 (no noise) or more, and finite")
+        if self.draws < 1:
+            raise ValueError(f"draws={self.draws} must be at least 1")
+
+    def slowdowns(self, ranks: int) -> list[float]:
+        """Of the slowest of so many ranks, one for each step; at least 1."""
+        if self.sigma == 0:
+            return [self.factor]
+        normal = np.random.default_rng(self.seed).standard_normal((self.draws, ranks))
+        slowest = np.exp(self.sigma * normal.max(axis=1))
+        return [max(1.0, self.factor, float(one)) for one in slowest]
+
+
+NONE = Stragglers()
+
+
+def expected(
+    trace: Trace, groups: Sequence[Group], ranks: int, *, overlap: bool = True, stragglers: Stragglers = NONE
+) -> Step:
+    """The step of median slowdown, with the mean of all steps as ``step_s``. Errors as for ``simulate``."""
+    slowdowns = sorted(stragglers.slowdowns(ranks))
+    typical = simulate(trace, groups, overlap=overlap, slowdown=slowdowns[len(slowdowns) // 2])
+    if len(slowdowns) == 1:
+        return typical
+    costed = _Costed(trace, groups)
+    mean_s = math.fsum(costed.step(overlap=overlap, slowdown=one).step_s for one in slowdowns) / len(slowdowns)
+    return replace(typical, step_s=mean_s)
+
+
+class _Costed:
+    """Groups in the order in which they are ready, each with what its way takes."""
+
+    def __init__(self, trace: Trace, groups: Sequence[Group]) -> None:
+        self._trace = trace
+        self._costs: list[tuple[int, str, int, float, float, float]] = []
+        for group in sorted(groups, key=lambda one: one.tensors[-1]):
+            size = sum(trace.sizes[one] for one in group.tensors)
+            way = group.way
+            decompress_s = way.decompress(size) if isinstance(way, PhasedWay) else 0.0
+            move_s = way.cost(size) - decompress_s
+            self._costs.append((group.tensors[-1], way.name, size, way.delay(size), move_s, decompress_s))
+
+    def step(self, *, overlap: bool, slowdown: float) -> Step:
+        trace, costs = self._trace, self._costs
+        forward_s = trace.forward_s * slowdown
+        backward_s = sum(trace.backward_times) * slowdown
+        processor_s, done = forward_s, 0
+        if not overlap:
+            processor_s, done = forward_s + backward_s, len(trace.sizes)
+        ready: list[tuple[float, float]] = []
+        for last, _, _, delay_s, _, _ in costs:
+            while done <= last:
+                processor_s += trace.backward_times[done] * slowdown
+                done += 1
+            ready.append((processor_s, processor_s + delay_s * slowdown))
+            processor_s += delay_s * slowdown
+        for one in trace.backward_times[done:]:
+            processor_s += one * slowdown
+        network_s, decompress_s, times = 0.0, 0.0, []
+        for (_, name, size, _, move_s, unpack_s), (ready_s, selected_s) in zip(costs, ready, strict=True):
+            start_s = max(network_s, selected_s)
+            network_s = start_s + move_s
+            finish_s = network_s
+            if unpack_s > 0:
+                processor_s = finish_s = max(processor_s, network_s) + unpack_s * slowdown
+                decompress_s += unpack_s * slowdown
+            times.append(GroupTimes(name, size, ready_s, selected_s, start_s, network_s, finish_s))
+        end_s = max([processor_s, *(one.finish_s for one in times)])
+        return Step(trace.compute_s, forward_s, backward_s, tuple(times), end_s, decompress_s)
