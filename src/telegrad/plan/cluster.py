@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -17,15 +18,18 @@ NODE = Costs(0.5e-6, 4e-11, gamma_s_per_byte=1e-10)
 
 @dataclass(frozen=True)
 class Cluster:
-    """``costs``: of the network between nodes; the ``ranks_per_node`` ranks of one share its link. ``within``: inside.
+    """``costs``: of the network between nodes, ``within``: inside of one. A node's link carries what the ports of its
+    ``ranks_per_node`` ranks can, over ``oversubscription``: with as much as ranks, what one port can.
 
-    Raises ``ValueError`` for less than one rank, and for ranks that do not fill their nodes.
+    Raises ``ValueError`` for less than one rank, for ranks that do not fill their nodes, and for an oversubscription
+    below 1.
     """
 
     ranks: int
     costs: Costs
     ranks_per_node: int = 1
     within: Costs = NODE
+    oversubscription: float = 1.0
 
     def __post_init__(self) -> None:
         if self.ranks < 1:
@@ -35,6 +39,8 @@ class Cluster:
                 f"ranks_per_node={self.ranks_per_node} does not divide ranks={self.ranks}: give a number from 1 up "
                 "that does, so that all nodes are alike"
             )
+        if not 1 <= self.oversubscription < math.inf:
+            raise ValueError(f"oversubscription={self.oversubscription} must be 1 (none) or more, and finite")
 
     @property
     def nodes(self) -> int:
@@ -42,20 +48,27 @@ class Cluster:
 
     @property
     def ring_costs(self) -> Costs:
-        """Of a ring through all ranks in order: each node's link has one message each way."""
-        return self.costs if self.nodes > 1 else self.within
+        """Of a ring through all ranks in order: a node's link has one message each way."""
+        return self._of_link(max(1.0, self.oversubscription / self.ranks_per_node))
 
     @property
     def shared_costs(self) -> Costs:
         """Of any other pattern: all ranks of a node send through its link at once."""
-        if self.nodes == 1:
+        return self._of_link(self.oversubscription)
+
+    @property
+    def link_costs(self) -> Costs:
+        """Of a node that sends and receives as one."""
+        return self._of_link(self.oversubscription / self.ranks_per_node)
+
+    def _of_link(self, factor: float) -> Costs:
+        if self.nodes == 1 and self.ranks_per_node > 1:
             return self.within
-        share = self.ranks_per_node
         costs = self.costs
         return replace(
             costs,
-            beta_s_per_byte=costs.beta_s_per_byte * share,
-            beta_exchange_s_per_byte=costs.beta_exchange_s_per_byte * share,
+            beta_s_per_byte=costs.beta_s_per_byte * factor,
+            beta_exchange_s_per_byte=costs.beta_exchange_s_per_byte * factor,
         )
 
 
@@ -88,7 +101,7 @@ def sum_cost(cluster: Cluster, collective: str) -> GroupCost:
         return _fastest([sum_cost(cluster, name) for name in _CHEAPEST_OF])
     if collective in ("two-level", "two-level-trees"):
         between = "ring" if collective == "two-level" else "double-binary-trees"
-        return linear_cost.two_level(cluster.nodes, cluster.ranks_per_node, cluster.costs, cluster.within, between)
+        return linear_cost.two_level(cluster.nodes, cluster.ranks_per_node, cluster.link_costs, cluster.within, between)
     if collective == "telegrad":
         return _fastest([sum_cost(cluster, name) for name in _OWN])
     return _own(_OWN[collective], cluster.ranks, _costs_for(cluster, _OWN[collective]))

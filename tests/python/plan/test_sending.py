@@ -119,6 +119,8 @@ def test_what_does_not_exist_is_refused() -> None:
     for per_node in (0, 3):
         with pytest.raises(ValueError, match=f"ranks_per_node={per_node} does not divide ranks=4"):
             Cluster(4, K80, per_node)
+    with pytest.raises(ValueError, match="oversubscription=0.5 must be 1"):
+        Cluster(4, K80, 2, oversubscription=0.5)
 
 
 @pytest.mark.parametrize(
@@ -161,8 +163,12 @@ def test_own_forms_are_plan_cost_s() -> None:
 
 
 def test_ranks_of_a_node_share_its_link() -> None:
-    cluster = Cluster(32, K80, 8)
+    cluster = Cluster(32, K80, 8, oversubscription=8)
     size = 16 << 20
+    assert sum_cost(Cluster(32, K80, 8), "halving-doubling")(size) == sum_cost(Cluster(32, K80), "halving-doubling")(
+        size
+    )
+    assert sum_cost(Cluster(32, K80, 8, oversubscription=16), "ring")(size) > 1.5 * ring(32, K80)(size)
     assert cluster.nodes == 4
     assert sum_cost(cluster, "ring")(size) == ring(32, K80)(size)  # one message each way passes it
     assert sum_cost(cluster, "halving-doubling")(size) > 4 * sum_cost(Cluster(32, K80), "halving-doubling")(size)
