@@ -12,6 +12,7 @@ from telegrad.cli.simulate_settings import Settings, shared, sizes_of
 from telegrad.cli.simulate_sparse import WireOption, sparse_algorithms
 from telegrad.cli.simulate_sparse_sweep import sparse_sweep
 from telegrad.cli.simulate_streams import allreduce_topk, sparse_allgather, sparse_reduce_scatter
+from telegrad.cli.simulate_training_step import training_step
 from telegrad.sim.measure import ALGORITHMS
 
 app = typer.Typer(
@@ -181,6 +182,7 @@ app.command(name="sparse-allgather")(sparse_allgather)
 app.command(name="sparse-reduce-scatter")(sparse_reduce_scatter)
 app.command(name="allreduce-topk")(allreduce_topk)
 app.command(name="sparse-sweep")(sparse_sweep)
+app.command(name="training-step")(training_step)
 app.command()(faults)
 
 

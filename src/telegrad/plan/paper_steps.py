@@ -123,7 +123,9 @@ def _aluminum(figure: str, collectives: Sequence[str], overlaps: Sequence[bool])
                 for overlap in overlaps:
                     step = simulate(trace, planned(trace, "wfbp", way), overlap=overlap)
                     row = _row(figure, "resnet50", count, step, plan="wfbp", collective=collective, overlap=overlap)
-                    yield row | {"scaling": scaling, "samples": samples}
+                    alone_s = SIERRA_FIXED_S + samples * count * SIERRA_SAMPLE_S  # with the whole mini-batch
+                    more = {"speedup": alone_s / step.step_s} if scaling == "strong" else {}
+                    yield row | more | {"scaling": scaling, "samples": samples}
 
 
 def without_classifier() -> Architecture:
@@ -159,7 +161,7 @@ def redsync_5() -> Iterator[Row]:
                 way = redsync_way(cluster, PIZ_DAINT_DEVICE, sampled=model == "lstm", quantised=quantised)
                 steps[way.name] = simulate(trace, redsync_groups(trace, way, baseline), overlap=overlap)
             for scheme, step in steps.items():
-                row = _row("redsync-5", model, count, step, plan="fixed" if scheme == "dense" else "large alone")
+                row = _row("redsync-5", model, count, step, plan="fixed" if scheme == "dense" else "by size")
                 yield row | {"scheme": scheme, "collective": "halving-doubling", "overlap": overlap}
 
 

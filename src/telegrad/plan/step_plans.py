@@ -1,7 +1,8 @@
 """Groups for a step, by the name of a plan: cuts of ``telegrad.plan.merge``, all groups sent in one way.
 
-Closed forms may take a millisecond for a size, and the optimum asks for ten thousand sizes; so it is looked for with
-costs that are interpolated, and selection with fewer places to cut. What a step takes is reckoned without either.
+Closed forms may take a millisecond for a size, and plans ask for up to ten thousand sizes; so they are looked for with
+costs that are interpolated, and with selection the optimum has fewer places to cut. What a step takes is reckoned
+without either.
 """
 
 from __future__ import annotations
@@ -40,14 +41,15 @@ def planned(trace: Trace, plan: str, way: Way) -> list[Group]:
     if plan not in PLANS:
         raise ValueError(f"plan={plan!r} is not known: use one of {', '.join(PLANS)}")
     if plan in _MERGED:
-        return _groups(_MERGED[plan](trace.sizes, trace.backward_times, cost=way.cost), way)
+        cost = _quick(way.cost) if plan == "greedy" else way.cost
+        return _groups(_MERGED[plan](trace.sizes, trace.backward_times, cost=cost), way)
     found = [_optimal(trace, way), *(planned(trace, name, way) for name in _MERGED)]
     return min(found, key=lambda groups: simulate(trace, groups).step_s)
 
 
 def _optimal(trace: Trace, way: Way) -> list[Group]:
     sizes, times = trace.sizes, trace.backward_times
-    cost = way.cost if isinstance(way.cost, LinearCost) else interpolated(way.cost)
+    cost = _quick(way.cost)
     if not any(map(way.delay, sizes)):
         return _groups(merge.optimal(sizes, times, cost=cost), way)
     ends = _units(sizes)
@@ -60,6 +62,11 @@ def _optimal(trace: Trace, way: Way) -> list[Group]:
 
 def _groups(plan: MergePlan, way: Way) -> list[Group]:
     return [Group(tensors, way) for tensors in plan.groups]
+
+
+@functools.lru_cache(maxsize=64)
+def _quick(cost: GroupCost) -> GroupCost:
+    return cost if isinstance(cost, LinearCost) else interpolated(cost)
 
 
 def interpolated(cost: GroupCost) -> GroupCost:

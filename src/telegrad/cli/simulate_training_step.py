@@ -1,0 +1,219 @@
+"""``telegrad simulate training-step``: whole steps from closed forms, among more and more ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from telegrad.cli.console import table_console
+from telegrad.cli.interrupts import ended_by_interrupt
+from telegrad.cli.options import names_among
+from telegrad.cli.outputs import check_writable, written
+from telegrad.cli.simulate_run import failures_said, write_json
+from telegrad.cli.simulate_settings import Settings, shared_but
+from telegrad.cli.workload_options import (
+    ComputeOption,
+    DeviceOption,
+    ModelOption,
+    SamplesOption,
+    TraceOption,
+    chosen_device,
+    chosen_workload,
+)
+from telegrad.plan.cluster import COLLECTIVES, Cluster
+from telegrad.plan.paper_steps import FIGURES, FREE_NUMBERS, rows_of
+from telegrad.plan.sending import SCHEMES
+from telegrad.plan.step import Stragglers
+from telegrad.plan.step_plans import PLANS
+from telegrad.plan.step_sweep import StepSweep
+from telegrad.report.training_step import Row, plot, table_of
+from telegrad.sim.networks import Network
+
+_STEP, _LATE = "How gradients are sent", "Stragglers"
+
+
+@shared_but(
+    "jitter",
+    "compute_noise",
+    "start_noise",
+    "payloads",
+    "jobs",
+    "critical_path",
+    "timeline",
+    "links",
+    ranks="2..4096",
+    network="10gbit",
+)
+def training_step(
+    model: ModelOption = "resnet50",
+    trace: TraceOption = None,
+    samples: SamplesOption = None,
+    global_samples: Annotated[
+        float | None,
+        typer.Option(
+            help="Strong scaling: the mini-batch of all ranks together. Default: each rank has its own.",
+            rich_help_panel="What a step computes",
+            show_default=False,
+        ),
+    ] = None,
+    device: DeviceOption = "v100",
+    compute_ms: ComputeOption = None,
+    fixed_ms: Annotated[
+        float,
+        typer.Option(
+            help="Milliseconds of a step that do not shrink with the mini-batch: small ones are inefficient.",
+            rich_help_panel="What a step computes",
+        ),
+    ] = 0.0,
+    scheme: Annotated[
+        str, typer.Option(help=f"{', '.join(SCHEMES)}, several with commas, or all.", rich_help_panel=_STEP)
+    ] = "dense,sparse,oktopk",
+    plan: Annotated[
+        str,
+        typer.Option(
+            help=f"How gradients are merged: {', '.join(PLANS)}, several with commas, or all.", rich_help_panel=_STEP
+        ),
+    ] = "fixed",
+    collective: Annotated[
+        str,
+        typer.Option(help=f"Of dense sums: {', '.join(COLLECTIVES)}; several with commas.", rich_help_panel=_STEP),
+    ] = "telegrad",
+    density: Annotated[
+        float, typer.Option(help="Share of entries that each rank selects.", rich_help_panel=_STEP)
+    ] = 0.01,
+    overlap: Annotated[
+        bool, typer.Option(help="Communicate beside the backward pass, or after it.", rich_help_panel=_STEP)
+    ] = True,
+    straggler_factor: Annotated[
+        float, typer.Option(help="One rank takes always so many times as long.", rich_help_panel=_LATE)
+    ] = 1.0,
+    straggler_sigma: Annotated[
+        float,
+        typer.Option(
+            help="Each rank's step is exp(this · z) times as long, z normal: means of 200 steps.", rich_help_panel=_LATE
+        ),
+    ] = 0.0,
+    figure: Annotated[
+        str | None,
+        typer.Option(
+            help=f"Instead of all that: a paper's figure, {', '.join(FIGURES)}, or all. docs/training-step.md says "
+            "what is fitted.",
+            show_default=False,
+        ),
+    ] = None,
+    *,
+    settings: Settings,
+) -> None:
+    """Predict a training step: compute, select, send, decompress, overlapped as data-parallel training does it.
+
+    Closed forms, not the collectives themselves: thousands of ranks take seconds. [bold]telegrad[/] is the fastest of
+    this library's algorithms for each group by the closed forms that the simulator is held against. Sparse sums fill in
+    as random indices do. [bold]--ranks-per-node[/] ranks share a node; [bold]two-level[/] sums inside of it first.
+
+    [bold]Example:[/] telegrad simulate training-step --model vgg16 --ranks 2..4096 --plan fixed,optimal --plot
+    """
+    console = table_console()
+    settings.check_outputs()
+    check_writable(settings.json_file, "--json")
+    drawn = settings.drawn_into("training_step")
+    about: dict[str, Any]
+    if figure is not None:
+        names = list(FIGURES) if figure == "all" else names_among(figure, (*FIGURES, "all"), "--figure")
+        work: Callable[[], list[Row]] = lambda: [row for name in names for row in rows_of(name)]  # noqa: E731
+        title = f"training steps: {', '.join(names)}"
+        families = {name.split("-")[0] for name in names}
+        numbers = [one for one in FREE_NUMBERS if one.figures.split("-")[0] in families]
+        about = {"free_numbers": [vars(one) for one in numbers]}
+        said = [f"{one.figures}: {one.what}: {one.value} ({one.source})" for one in numbers]
+    else:
+        network, ranks = settings.made_network(), settings.all_ranks()
+        chosen = chosen_device(device)
+        workload = chosen_workload(model, trace, samples, chosen, compute_ms, fixed_ms)
+        if global_samples is not None and not 0 < global_samples < float("inf"):
+            raise typer.BadParameter(
+                f"{global_samples:g} is no mini-batch: use a number above 0", param_hint="--global-samples"
+            )
+        if not 0 < density <= 1:
+            raise typer.BadParameter(f"{density:g} is no share: use a number above 0, up to 1", param_hint="--density")
+        sweep = StepSweep(
+            workload,
+            _clusters(network, ranks),
+            chosen,
+            ranks,
+            _names(scheme, SCHEMES, "--scheme"),
+            _names(plan, PLANS, "--plan"),
+            _names(collective, COLLECTIVES, "--collective"),
+            density,
+            global_samples,
+            overlap,
+            _stragglers(straggler_factor, straggler_sigma, settings.seed),
+        )
+        work = lambda: list(sweep.rows())  # noqa: E731
+        title = f"training steps of {workload.model}, {settings.network}"
+        computing = f"{workload.trace.about}; selection: {chosen.about}"
+        about = {
+            "workload": workload.trace.about,
+            "device": chosen.about,
+            "density": density,
+            "network": {"name": settings.network, "about": network.about, **network.fields_of_core()},
+        }
+        said = [network.about, computing]
+    with ended_by_interrupt(console, "interrupted: nothing was written"), failures_said(console):
+        rows = work()
+        console.print(table_of(rows, title))
+        for line in said:
+            console.print(line, style="dim", highlight=False, markup=False)
+        if settings.json_file is not None:
+            write_json(console, settings.json_file, {"rows": rows, **about})
+            console.print(f"rows: {settings.json_file}", highlight=False)
+        if drawn is not None:
+            _draw(console, rows, title, drawn)
+
+
+def _draw(console: Any, rows: list[Row], title: str, path: Path) -> None:
+    with written(console, path):
+        plot(rows, title, path)
+    console.print(f"plot: {path}", highlight=False)
+
+
+def _names(text: str, known: Any, option: str) -> list[str]:
+    found = names_among(text, (*known, "all"), option)
+    return list(known) if "all" in found else found
+
+
+def _clusters(network: Network, ranks: list[int]) -> Callable[[int], Cluster]:
+    per_node = max(1, network.ranks_per_node)
+    for count in ranks:
+        if count > per_node and count % per_node:
+            raise typer.BadParameter(
+                f"{per_node} ranks a node do not make {count} ranks: use a divisor, so that nodes are alike",
+                param_hint="--ranks-per-node",
+            )
+    within = replace(
+        network.costs,
+        alpha_s=network.node_alpha_s,
+        beta_s_per_byte=network.node_beta_s_per_byte,
+        beta_exchange_s_per_byte=0.0,
+    )
+
+    def cluster(count: int) -> Cluster:
+        if per_node == 1:
+            return Cluster(count, network.costs)
+        return Cluster(count, network.costs, min(per_node, count), within, network.oversubscription)
+
+    return cluster
+
+
+def _stragglers(factor: float, sigma: float, seed: int) -> Stragglers:
+    try:
+        Stragglers(factor=factor)
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="--straggler-factor") from error
+    try:
+        return Stragglers(factor, sigma, seed)
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="--straggler-sigma") from error

@@ -1,0 +1,170 @@
+"""``telegrad simulate training-step``: what it simulates, prints, writes and draws, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from telegrad.cli.simulate import app
+from telegrad.plan.paper_steps import FIGURES, rows_of
+from telegrad.plan.sending import SCHEMES
+from telegrad.plan.step_plans import PLANS
+from telegrad.plan.trace import Trace
+from telegrad.report.training_step import PHASES, phases_of, varying_of
+
+
+def step(*arguments: str, columns: int = 120) -> tuple[int, str]:
+    done = CliRunner().invoke(app, ["training-step", *arguments], env={"COLUMNS": str(columns), "TERM": "dumb"})
+    if done.exception is not None and not isinstance(done.exception, SystemExit):
+        raise done.exception
+    return done.exit_code, done.output
+
+
+def written(*arguments: str, file: Path) -> dict[str, Any]:
+    status, output = step(*arguments, "--json", str(file))
+    assert status == 0, output
+    return dict(json.loads(file.read_text()))
+
+
+def test_a_sweep_to_4096_ranks(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    drawn = tmp_path / "drawn.svg"
+    found = written("--plot-file", str(drawn), file=tmp_path / "rows.json")
+    assert {(row["ranks"], row["scheme"]) for row in found["rows"]} == {
+        (1 << power, scheme) for power in range(1, 13) for scheme in ("dense", "sparse", "oktopk")
+    }
+    assert found["network"]["name"] == "10gbit"
+    assert "Tesla V100: half of its peak" in found["device"]
+    picture = drawn.read_text()
+    for label in ("resnet50", "dense", "oktopk", *PHASES):
+        assert label in picture
+
+
+def test_the_table_names_what_differs(tmp_path: Path) -> None:
+    status, output = step("--ranks", "4,8", "--model", "vgg16", "--scheme", "dense", "--plan", "all")
+    assert status == 0
+    assert "training steps of vgg16, 10gbit" in output
+    assert "α 20 µs" in output
+    assert "half of its peak" in output
+    for plan in PLANS:
+        assert plan in output
+    assert "collective" not in output  # all rows have the same
+    assert "select" not in output.split("exposed:")[0]
+
+
+def test_all_schemes_and_collectives(tmp_path: Path) -> None:
+    found = written("--ranks", "4", "--scheme", "all", "--collective", "ring,telegrad", file=tmp_path / "rows.json")
+    pairs = [(row["scheme"], row["collective"]) for row in found["rows"]]
+    assert pairs == [("dense", "ring"), ("dense", "telegrad"), *((scheme, "–") for scheme in SCHEMES[1:])]
+
+
+def test_strong_scaling_with_inefficient_small_batches(tmp_path: Path) -> None:
+    options = ("--ranks", "8..256", "--global-samples", "256", "--fixed-ms", "4", "--scheme", "dense")
+    found = written(*options, file=tmp_path / "rows.json")
+    assert [row["samples"] for row in found["rows"]] == [32, 16, 8, 4, 2, 1]
+    first, last = found["rows"][0], found["rows"][-1]
+    assert last["compute_s"] - 0.004 == pytest.approx((first["compute_s"] - 0.004) / 32)
+
+
+def test_a_recorded_profile(tmp_path: Path) -> None:
+    trace = tmp_path / "mine.json"
+    trace.write_text(Trace(("b", "a"), (4 << 20, 8 << 20), (0.01, 0.02), 0.015, "by hand").to_json())
+    found = written("--trace", str(trace), "--ranks", "4", file=tmp_path / "rows.json")
+    assert found["workload"] == "by hand"
+    assert {(row["model"], row["samples"]) for row in found["rows"]} == {("mine", 1)}
+    assert found["rows"][0]["compute_s"] == pytest.approx(0.045)
+    halved = written("--trace", str(trace), "--ranks", "4", "--compute-ms", "22.5", file=tmp_path / "rows.json")
+    assert halved["rows"][0]["compute_s"] == pytest.approx(0.0225)
+
+
+def test_nodes_overlap_and_stragglers_change_the_step(tmp_path: Path) -> None:
+    common = ("--ranks", "16", "--scheme", "dense", "--collective", "two-level")
+
+    def step_s(*more: str) -> float:
+        return float(written(*common, *more, file=tmp_path / "rows.json")["rows"][0]["step_s"])
+
+    flat, nodes = step_s(), step_s("--ranks-per-node", "4")
+    shared = step_s("--ranks-per-node", "4", "--oversubscription", "4")
+    assert nodes < shared < flat * 1.05
+    assert step_s("--no-overlap") > flat
+    assert step_s("--straggler-factor", "1.5") > flat
+    late = step_s("--straggler-sigma", "0.1", "--seed", "3")
+    assert late == step_s("--straggler-sigma", "0.1", "--seed", "3")
+    assert late != step_s("--straggler-sigma", "0.1", "--seed", "4")
+
+
+@pytest.mark.parametrize("figure", FIGURES)
+def test_a_paper_s_figure(figure: str, tmp_path: Path) -> None:
+    found = written("--figure", figure, file=tmp_path / "rows.json")
+    assert found["rows"] == rows_of(figure)
+    assert found["free_numbers"]
+    _, output = step("--figure", figure)
+    for one in found["free_numbers"]:
+        assert one["what"] in output.replace("\n", " ")
+
+
+def test_phases_add_up_to_the_step() -> None:
+    for figure in FIGURES:
+        for row in rows_of(figure):
+            phases = phases_of(row)
+            assert sum(phases.values()) == pytest.approx(row["step_s"])
+            assert min(phases.values()) >= 0
+
+
+def test_which_columns_tell_rows_apart() -> None:
+    assert varying_of(rows_of("redsync-5")) == ["scheme"]  # overlap and plan follow from model and scheme
+    assert varying_of(rows_of("mg-wfbp-11")) == ["collective", "plan"]
+    assert varying_of(rows_of("aluminum-8")) == ["collective", "overlap"]
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--model", "resnet"), "--model: 'resnet' is not known: use one of resnet50, "),
+        (("--device", "tpu"), "--device: device 'tpu' is not known: use one of k80, "),
+        (("--scheme", "topk"), "--scheme: 'topk' does not exist: use dense, sparse, "),
+        (("--plan", "best"), "--plan: 'best' does not exist: use fixed, wfbp, single, greedy, optimal, all"),
+        (("--collective", "star"), "--collective: 'star' does not exist: use ring, "),
+        (("--figure", "redsync-7"), "--figure: 'redsync-7' does not exist: use mg-wfbp-10, "),
+        (("--density", "0"), "--density: 0 is no share: use a number above 0, up to 1"),
+        (("--samples", "0"), "--samples: 0 is no mini-batch: use a number above 0"),
+        (("--global-samples", "-1"), "--global-samples: -1 is no mini-batch"),
+        (("--compute-ms", "0"), "--compute-ms: 0 is no time: use milliseconds above 0"),
+        (("--fixed-ms", "-1"), "--fixed-ms: -1 is no time: use milliseconds, 0 or more"),
+        (("--compute-ms", "5", "--fixed-ms", "6"), "--fixed-ms: fixed_s=0.006 must be from 0 to 0.005"),
+        (("--straggler-factor", "0.5"), "--straggler-factor: factor=0.5 must be 1 (no straggler) or more"),
+        (("--straggler-sigma", "-1"), "--straggler-sigma: sigma=-1.0 must be 0 (no noise) or more"),
+        (("--network", "fast"), "--network: network 'fast' is not known"),
+        (("--ranks", "10000"), "--ranks: 10000 ranks cannot be simulated"),
+        (("--ranks", "6", "--ranks-per-node", "4"), "--ranks-per-node: 4 ranks a node do not make 6 ranks"),
+    ],
+)
+def test_bad_options_are_named_with_a_remedy(options: tuple[str, ...], said: str) -> None:
+    status, output = step(*options, columns=1000)
+    assert status == 2
+    assert said in output
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [("3", "this is no trace"), ("{", "cannot read"), (Trace((), (), (), 1.0).to_json(), "has no gradients")],
+    ids=["number", "damaged", "empty"],
+)
+def test_a_file_that_is_no_profile_is_refused(text: str, said: str, tmp_path: Path) -> None:
+    path = tmp_path / "bad.json"
+    path.write_text(text)
+    status, output = step("--trace", str(path), columns=1000)
+    assert status == 2
+    assert "--trace: " in output
+    assert said in output
+
+
+def test_files_that_cannot_be_written_are_said_first(tmp_path: Path) -> None:
+    status, output = step("--json", str(tmp_path / "none" / "rows.json"), columns=1000)
+    assert status == 2
+    assert "does not exist: make it first" in output
+    assert "training steps" not in output
