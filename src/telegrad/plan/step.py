@@ -29,7 +29,8 @@ class Group:
 
 class GroupTimes(NamedTuple):
     """Of one group, in seconds from the start of the step: its last gradient is there; it is selected; it begins on the
-    network; it has arrived; it is summed on all ranks and in its place."""
+    network; it has arrived; it is summed on all ranks and in its place, of which the last ``decompress_s`` were the
+    processor's."""
 
     way: str
     size: int
@@ -38,6 +39,7 @@ class GroupTimes(NamedTuple):
     start_s: float
     arrived_s: float
     finish_s: float
+    decompress_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -70,7 +72,9 @@ class Step:
         """Of all groups, hidden or not."""
         return sum(one.arrived_s - one.start_s for one in self.groups)
 
-    decompress_s: float = 0.0
+    @property
+    def decompress_s(self) -> float:
+        return sum(one.decompress_s for one in self.groups)
 
 
 def simulate(trace: Trace, groups: Sequence[Group], *, overlap: bool = True, slowdown: float = 1.0) -> Step:
@@ -162,14 +166,13 @@ class _Costed:
             processor_s += delay_s * slowdown
         for one in trace.backward_times[done:]:
             processor_s += one * slowdown
-        network_s, decompress_s, times = 0.0, 0.0, []
+        network_s, times = 0.0, []
         for (_, name, size, _, move_s, unpack_s), (ready_s, selected_s) in zip(costs, ready, strict=True):
             start_s = max(network_s, selected_s)
             network_s = start_s + move_s
             finish_s = network_s
             if unpack_s > 0:
                 processor_s = finish_s = max(processor_s, network_s) + unpack_s * slowdown
-                decompress_s += unpack_s * slowdown
-            times.append(GroupTimes(name, size, ready_s, selected_s, start_s, network_s, finish_s))
+            times.append(GroupTimes(name, size, ready_s, selected_s, start_s, network_s, finish_s, unpack_s * slowdown))
         end_s = max([processor_s, *(one.finish_s for one in times)])
-        return Step(trace.compute_s, forward_s, backward_s, tuple(times), end_s, decompress_s)
+        return Step(trace.compute_s, forward_s, backward_s, tuple(times), end_s)

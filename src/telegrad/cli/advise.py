@@ -1,0 +1,115 @@
+"""``telegrad advise``: whether to compress, how to merge, and the line of code for it, before there is a cluster."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.panel import Panel
+from rich.syntax import Syntax
+
+from telegrad.cli.console import table_console
+from telegrad.cli.interrupts import ended_by_interrupt
+from telegrad.cli.outputs import check_writable, written
+from telegrad.cli.simulate_run import write_json
+from telegrad.cli.workload_options import (
+    ComputeOption,
+    DeviceOption,
+    ModelOption,
+    SamplesOption,
+    TraceOption,
+    chosen_device,
+    chosen_workload,
+)
+from telegrad.plan import advice
+from telegrad.plan.cluster import Cluster
+from telegrad.report.advice import for_json, plot, table_of
+from telegrad.sim.networks import NAMED, network_of, with_costs
+
+_MOST_RANKS = 8192
+_NETWORK = "The network"
+
+
+def advise(
+    model: ModelOption = "resnet50",
+    trace: TraceOption = None,
+    nodes: Annotated[int, typer.Option(min=1, help="Machines.", rich_help_panel=_NETWORK)] = 16,
+    gpus_per_node: Annotated[
+        int, typer.Option(min=1, help="Ranks of each, which share its link.", rich_help_panel=_NETWORK)
+    ] = 1,
+    network: Annotated[
+        str,
+        typer.Option(
+            help=f"A node's link: {', '.join(NAMED)} or any other rate such as 2.5gbit, with costs that the "
+            "output states.",
+            rich_help_panel=_NETWORK,
+        ),
+    ] = "10gbit",
+    alpha: Annotated[
+        float | None,
+        typer.Option(help="α: seconds of latency of a message.", rich_help_panel=_NETWORK, show_default=False),
+    ] = None,
+    beta: Annotated[
+        float | None,
+        typer.Option(help="β: seconds of a byte in a node's link.", rich_help_panel=_NETWORK, show_default=False),
+    ] = None,
+    density: Annotated[float, typer.Option(help="Share of entries that a rank would select.")] = 0.01,
+    samples: SamplesOption = None,
+    device: DeviceOption = "v100",
+    compute_ms: ComputeOption = None,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", dir_okay=False, help="Write all predictions and timelines here.")
+    ] = None,
+    plot_file: Annotated[
+        Path | None, typer.Option(dir_okay=False, help="Draw the timelines of all schemes into this file.")
+    ] = None,
+) -> None:
+    """Say whether compression pays for this model on this network, and which line of code to use.
+
+    Every scheme's training step is predicted from closed forms: computation, selection, network, overlap. It may well
+    say that you should not compress.
+
+    [bold]Example:[/] telegrad advise --model vgg16 --nodes 16 --network 1gbit --plot-file vgg16.png
+    """
+    console = table_console()
+    check_writable(json_file, "--json")
+    check_writable(plot_file, "--plot-file")
+    ranks = nodes * gpus_per_node
+    if not 2 <= ranks <= _MOST_RANKS:
+        raise typer.BadParameter(
+            f"{nodes:,} nodes of {gpus_per_node:,} are {ranks:,} ranks: use 2 to {_MOST_RANKS:,}", param_hint="--nodes"
+        )
+    if not 0 < density <= 1:
+        raise typer.BadParameter(f"{density:g} is no share: use a number above 0, up to 1", param_hint="--density")
+    try:
+        costs = network_of(network)
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="--network") from error
+    for option, name, value in (("--alpha", "alpha_s", alpha), ("--beta", "beta_s_per_byte", beta)):
+        try:
+            costs = with_costs(costs, **{name: value})
+        except ValueError as error:
+            raise typer.BadParameter(str(error), param_hint=option) from error
+    chosen = chosen_device(device)
+    workload = chosen_workload(model, trace, samples, chosen, compute_ms)
+    cluster = Cluster(ranks, costs.costs, gpus_per_node, oversubscription=float(gpus_per_node))
+    with ended_by_interrupt(console, "interrupted: nothing was written"):
+        found = advice.advise(workload, cluster, chosen, density=density)
+        console.print(table_of(found))
+        text = "\n".join(["", *(f"• {one}" for one in found.reasons), "", *(f"Mind: {one}" for one in found.cautions)])
+        panel = f"[bold]{found.verdict}[/]{text}"
+        console.print(Panel(panel, title="advice", title_align="left"), highlight=False)
+        console.print(Syntax(found.line, "python", background_color="default", word_wrap=True))
+        said = [f"network: {costs.about}", f"computation: {workload.trace.about or workload.model}"]
+        said.append(f"selection and unpacking: {chosen.about}")
+        for one in said:
+            console.print(one, style="dim", highlight=False, markup=False)
+        if json_file is not None:
+            write_json(console, json_file, {**for_json(found), "network": costs.about, "device": chosen.about})
+            console.print(f"predictions: {json_file}", highlight=False)
+        if plot_file is not None:
+            title = f"{workload.model}, {ranks:,} ranks, {network}: {found.verdict.partition(':')[0].lower()}"
+            with written(console, plot_file):
+                plot(found, title, plot_file)
+            console.print(f"plot: {plot_file}", highlight=False)
