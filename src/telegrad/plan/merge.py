@@ -8,18 +8,16 @@ is sent, nor how anything was measured.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable, Sequence
+import dataclasses
+from collections.abc import Iterable, Sequence
 from itertools import accumulate, pairwise
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from telegrad.plan.joint import search
 from telegrad.plan.merge_plan import MergePlan
-
-GroupCost = Callable[[int], float]
-"""Seconds from the start of a group of so many bytes to its end."""
+from telegrad.plan.way import GroupCost, Way, check_amount, no_delay, seconds_of
 
 DDP_CAP_MB, DDP_FIRST_MB = 25.0, 1.0
 """PyTorch's DistributedDataParallel: ``bucket_cap_mb``, and what its first bucket has."""
@@ -76,11 +74,11 @@ def greedy(sizes: Sequence[int], backward_times: Sequence[float], *, cost: Group
         start = max(free, ready[position])
         if position + 1 < len(sizes):
             following = sizes[position + 1]
-            saved = _of(cost, held) + _of(cost, following) - _of(cost, held + following)
+            saved = seconds_of(cost, held) + seconds_of(cost, following) - seconds_of(cost, held + following)
             if ready[position + 1] < start + saved:
                 continue
         stops.append(position + 1)
-        free, held = start + _of(cost, held), 0
+        free, held = start + seconds_of(cost, held), 0
     return of_cuts("greedy", sizes, backward_times, stops, cost=cost)
 
 
@@ -98,13 +96,34 @@ def optimal(
     holds the backward pass up when its last gradient is there (compression on the same processor); counted in the plan.
 
     Exact: F(i) = min over j < i of max(F(j), R(i)) + cost(j+1..i), R(i) being when gradient i is there; with ``delay``
-    the same over all pairs of (F, delay so far) of which none is worse in both. L²/2 calls of ``cost`` for L tensors.
+    as ``joint`` has it. L²/2 calls of ``cost`` for L tensors.
     Raises ``ValueError`` for lists of different lengths, and where a size, time or cost is negative or not finite.
     """
     ready = _ready(sizes, backward_times)
     prefix = [0, *accumulate(sizes)]
-    stops = _stops(prefix, ready, cost) if delay is None else _delayed_stops(prefix, ready, cost, delay)
+    if delay is None:
+        stops = _stops(prefix, ready, cost)
+    else:
+        stops = [stop for stop, _ in search(prefix, ready, [Way("", cost, delay)])]
     return of_cuts("optimal", sizes, backward_times, stops, cost=cost, delay=delay)
+
+
+def joint(sizes: Sequence[int], backward_times: Sequence[float], *, ways: Sequence[Way]) -> MergePlan:
+    """The cut, and the way in which each group goes, by which the last group ends first; of several such plans, always
+    the same one.
+
+    The same recurrence over all pairs of (end of the last group, delay so far) of which none is better in both, without
+    those that cannot lead to a better plan than a quick search has found. Exact where so no more than 20,000 / L pairs
+    of any prefix of the L tensors are left; where there are more, those with the least lower bounds are kept, and the
+    plan is at least no later than ``optimal`` with any one of the ``ways``. L²/2 calls of each way's cost and delay,
+    and 8 L² bytes for each way. Arguments and errors otherwise as for ``optimal``; ``ValueError`` where there is no
+    way, and where two have one name.
+    """
+    if not ways or len({way.name for way in ways}) < len(ways):
+        raise ValueError(f"ways={[way.name for way in ways]} must be one or more, each with a name of its own")
+    ready = _ready(sizes, backward_times)
+    found = search([0, *accumulate(sizes)], ready, ways)
+    return of_ways("joint", sizes, backward_times, [stop for stop, _ in found], [ways[number] for _, number in found])
 
 
 def of_cuts(
@@ -118,18 +137,30 @@ def of_cuts(
 ) -> MergePlan:
     """The plan whose groups end before these positions, the last of them ``len(sizes)``; other arguments and errors as
     for ``optimal``."""
+    stops = [*stops]
+    plan = of_ways(scheme, sizes, backward_times, stops, [Way("", cost, delay or no_delay)] * len(stops))
+    return dataclasses.replace(plan, ways=())
+
+
+def of_ways(
+    scheme: str, sizes: Sequence[int], backward_times: Sequence[float], stops: Iterable[int], ways: Sequence[Way]
+) -> MergePlan:
+    """As ``of_cuts``, with the way of each group. ``ValueError`` also unless there is one for each."""
     _ready(sizes, backward_times)
     edges = [0, *stops]
     if any(a >= b for a, b in pairwise(edges)) or edges[-1] != len(sizes):
         raise ValueError(f"stops={edges[1:]} must rise from above 0 to len(sizes)={len(sizes)}")
-    held = [sum(sizes[a:b]) for a, b in pairwise(edges)]
+    if len(ways) != len(edges) - 1:
+        raise ValueError(f"ways has {len(ways)} entries for {len(edges) - 1} groups: give one of each")
+    held = [(sum(sizes[a:b]), way) for (a, b), way in zip(pairwise(edges), ways, strict=True)]
     return MergePlan(
         scheme,
         tuple(map(int, sizes)),
         tuple(map(float, backward_times)),
         tuple(tuple(range(a, b)) for a, b in pairwise(edges)),
-        tuple(_of(cost, size) for size in held),
-        tuple(0.0 if delay is None else _of(delay, size, "delay") for size in held),
+        tuple(seconds_of(way.cost, size, f"{way.name} cost".strip()) for size, way in held),
+        tuple(seconds_of(way.delay, size, f"{way.name} delay".strip()) for size, way in held),
+        tuple(way.name for way in ways),
     )
 
 
@@ -142,46 +173,13 @@ def _stops(prefix: list[int], ready: list[float], cost: GroupCost) -> list[int]:
         costs = np.array([cost(whole - before) for before in prefix[:stop]], np.float64)
         if not (np.isfinite(costs).all() and (costs >= 0).all()):
             for before in prefix[:stop]:
-                _of(cost, whole - before)
+                seconds_of(cost, whole - before)
         ends = np.maximum(finish[:stop], ready[stop - 1]) + costs
         last[stop] = int(ends.argmin())
         finish[stop] = ends[last[stop]]
-    return _followed(count, lambda stop: last[stop])
-
-
-def _delayed_stops(prefix: list[int], ready: list[float], cost: GroupCost, delay: GroupCost) -> list[int]:
-    # Of each prefix: (end of its last group, delay so far, where its last group begins, which one there).
-    best: list[list[tuple[float, float, int, int]]] = [[(0.0, 0.0, 0, 0)]]
-    for stop in range(1, len(ready) + 1):
-        found = []
-        for start in range(stop):
-            size = prefix[stop] - prefix[start]
-            taken, held_up = _of(cost, size), _of(delay, size, "delay")
-            for which, (end, late, _, _) in enumerate(best[start]):
-                total = late + held_up
-                found.append((max(end, ready[stop - 1] + total) + taken, total, start, which))
-        kept: list[tuple[float, float, int, int]] = []
-        for one in sorted(found):
-            if not kept or one[1] < kept[-1][1]:
-                kept.append(one)
-        best.append(kept)
-    which = 0
-
-    def begin(stop: int) -> int:
-        nonlocal which
-        _, _, start, which = best[stop][which]
-        return start
-
-    return _followed(len(ready), begin)
-
-
-def _followed(count: int, begin: Callable[[int], int]) -> list[int]:
-    """Where groups end, from where the one that ends there begins."""
-    stops = []
-    stop = count
-    while stop:
-        stops.append(stop)
-        stop = begin(stop)
+    stops = [count] if count else []
+    while stops and last[stops[-1]]:
+        stops.append(last[stops[-1]])
     return stops[::-1]
 
 
@@ -191,19 +189,8 @@ def _ready(sizes: Sequence[int], backward_times: Sequence[float]) -> list[float]
         raise ValueError(f"sizes has {len(sizes)} tensors and backward_times {len(backward_times)}: give one of each")
     for name, values in (("sizes", sizes), ("backward_times", backward_times)):
         for position, value in enumerate(values):
-            _check(f"{name}[{position}]", value)
+            check_amount(f"{name}[{position}]", value)
     for position, size in enumerate(sizes):
         if size != int(size):
             raise ValueError(f"sizes[{position}] is {size}: it must be whole bytes")
     return list(accumulate(map(float, backward_times)))
-
-
-def _of(cost: GroupCost, size: int, name: str = "cost") -> float:
-    seconds = float(cost(size))
-    _check(f"{name}({size})", seconds)
-    return seconds
-
-
-def _check(what: str, value: Any) -> None:
-    if not 0 <= value < math.inf:
-        raise ValueError(f"{what} is {value}: it must be finite and 0 or more")

@@ -11,7 +11,7 @@ from functools import cached_property
 from itertools import accumulate
 from typing import NamedTuple, Self
 
-_FORMAT, _VERSION = "telegrad-merge-plan", 1
+_FORMAT, _VERSION = "telegrad-merge-plan", 2
 _BAR = 48
 
 
@@ -29,7 +29,8 @@ class Slot(NamedTuple):
 class MergePlan:
     """``scheme``: how the cut was found. ``sizes``: bytes of each gradient, and ``backward_times``: seconds that the
     backward pass takes for it, in backward order. ``groups``: the positions in each group, which follow each other.
-    ``costs``: seconds of each group, and ``delays``: by which it holds the backward pass up.
+    ``costs``: seconds of each group, and ``delays``: by which it holds the backward pass up. ``ways``: the name of the
+    way in which each group goes; empty where all go in one that has no name.
 
     Compares and hashes by what it holds. Raises ``ValueError`` for groups that do not cut the tensors.
     """
@@ -40,6 +41,7 @@ class MergePlan:
     groups: tuple[tuple[int, ...], ...]
     costs: tuple[float, ...]
     delays: tuple[float, ...]
+    ways: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         numbers = (*self.sizes, *self.backward_times, *self.costs, *self.delays)
@@ -51,6 +53,8 @@ class MergePlan:
             raise ValueError(f"groups must hold the positions 0 to {len(self.sizes) - 1} in order, at least one each")
         if not len(self.groups) == len(self.costs) == len(self.delays):
             raise ValueError(f"{len(self.groups)} groups, {len(self.costs)} costs and {len(self.delays)} delays")
+        if self.ways and len(self.ways) != len(self.groups):
+            raise ValueError(f"{len(self.groups)} groups and {len(self.ways)} ways: give one for each group, or none")
 
     @cached_property
     def timeline(self) -> tuple[Slot, ...]:
@@ -93,6 +97,7 @@ class MergePlan:
                 "groups": [len(group) for group in self.groups],
                 "costs": self.costs,
                 "delays": self.delays,
+                "ways": self.ways,
             }
         )
 
@@ -104,15 +109,16 @@ class MergePlan:
             raise ValueError(f"this is no merge plan: it must come from MergePlan.to_json() ({_FORMAT!r})")
         if found.get("version") != _VERSION:
             raise ValueError(f"this merge plan has version {found.get('version')!r}: this telegrad reads {_VERSION}")
-        fields = ("scheme", "sizes", "backward_times", "groups", "costs", "delays")
+        fields = ("scheme", "sizes", "backward_times", "groups", "costs", "delays", "ways")
         if missing := [name for name in fields if name not in found]:
             raise ValueError(f"this merge plan has no {missing[0]!r}: it must come from MergePlan.to_json()")
         try:
             sizes, lengths = (tuple(map(operator.index, found[name])) for name in ("sizes", "groups"))
             times, costs, delays = (tuple(map(float, found[name])) for name in ("backward_times", "costs", "delays"))
+            ways = tuple(_name(one) for one in found["ways"])
         except (TypeError, ValueError) as error:
             raise ValueError(f"this merge plan is damaged ({error}): it must come from MergePlan.to_json()") from error
-        return cls(str(found["scheme"]), sizes, times, _groups(lengths), costs, delays)
+        return cls(str(found["scheme"]), sizes, times, _groups(lengths), costs, delays, ways)
 
     def __str__(self) -> str:
         """The groups and their timeline: ``.`` waiting for the network, ``#`` on it, ``|`` the end of the backward
@@ -124,7 +130,10 @@ class MergePlan:
         ]
         if not self.groups:
             return lines[0]
-        lines.append(f"{'group':>5} {'tensors':>11} {'KiB':>10} {'ready':>10} {'start':>10} {'finish':>10}")
+        widest = max(map(len, ("way", *self.ways))) + 1 if self.ways else 0
+        ways = ("way", *self.ways) if self.ways else ("",) * (len(self.groups) + 1)
+        heads = f"{'KiB':>10} {'ready':>10} {'start':>10} {'finish':>10}"
+        lines.append(f"{'group':>5} {'tensors':>11} {ways[0]:<{widest}}{heads}")
         scale = (_BAR - 1) / self.finish_s if self.finish_s > 0 else 0.0
         for number, (group, slot) in enumerate(zip(self.groups, self.timeline, strict=True)):
             bar = [" "] * _BAR
@@ -136,8 +145,8 @@ class MergePlan:
                 bar[end] = "|"
             tensors = f"{group[0]}-{group[-1]}" if len(group) > 1 else str(group[0])
             lines.append(
-                f"{number:>5} {tensors:>11} {slot.size / 1024:>10.1f} {_ms(slot.ready_s):>10} "
-                f"{_ms(slot.start_s):>10} {_ms(slot.finish_s):>10} {''.join(bar).rstrip()}"
+                f"{number:>5} {tensors:>11} {ways[number + 1]:<{widest}}{slot.size / 1024:>10.1f} "
+                f"{_ms(slot.ready_s):>10} {_ms(slot.start_s):>10} {_ms(slot.finish_s):>10} {''.join(bar).rstrip()}"
             )
         return "\n".join(lines)
 
@@ -145,6 +154,12 @@ class MergePlan:
 def _groups(lengths: Sequence[int]) -> tuple[tuple[int, ...], ...]:
     ends = list(accumulate(lengths))
     return tuple(tuple(range(end - length, end)) for end, length in zip(ends, lengths, strict=True))
+
+
+def _name(value: object) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{value!r} is no name")
+    return value
 
 
 def _ms(seconds: float) -> str:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 GroupCost = Callable[[int], float]
 """Seconds by the bytes of a group's dense gradients."""
 
 
-def _nothing(size: int) -> float:
+def no_delay(size: int) -> float:
+    """Of a group that is sent as it is."""
     return 0.0
 
 
@@ -21,4 +24,17 @@ class Way:
 
     name: str
     cost: GroupCost
-    delay: GroupCost = _nothing
+    delay: GroupCost = no_delay
+
+
+def seconds_of(cost: GroupCost, size: int, name: str = "cost") -> float:
+    """``cost(size)``. Raises ``ValueError``, with ``name``, for what is no time."""
+    seconds = float(cost(size))
+    check_amount(f"{name}({size})", seconds)
+    return seconds
+
+
+def check_amount(what: str, value: Any) -> None:
+    """Raises ``ValueError`` unless ``value`` is finite and 0 or more."""
+    if not 0 <= value < math.inf:
+        raise ValueError(f"{what} is {value}: it must be finite and 0 or more")

@@ -184,7 +184,7 @@ def test_a_plan_survives_json_and_can_be_compared() -> None:
     ("change", "said"),
     [
         ({"format": "x"}, "no merge plan"),
-        ({"version": 9}, "version 9: this telegrad reads 1"),
+        ({"version": 9}, "version 9: this telegrad reads 2"),
         ({"groups": None}, "no 'groups'"),
         ({"groups": [1, 1]}, "groups must hold the positions 0 to 2"),
         ({"groups": [3, 0]}, "groups must hold"),
@@ -195,6 +195,8 @@ def test_a_plan_survives_json_and_can_be_compared() -> None:
         ({"groups": ["a"]}, "damaged"),
         ({"groups": [1.0, 2.0]}, "damaged"),
         ({"costs": ["x"]}, "damaged"),
+        ({"ways": [1]}, "damaged"),
+        ({"ways": ["dense", "dense"]}, "1 groups and 2 ways"),
         ({"costs": [-1.0]}, "must be finite numbers, 0 or more"),
         ({"backward_times": [None, 1, 1]}, "damaged"),
     ],
