@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from telegrad.plan.way import Way, no_delay, seconds_of
+from telegrad.plan.way import Way, no_delay
 
 Floats = npt.NDArray[np.float64]
 Integers = npt.NDArray[np.int64]
@@ -42,15 +42,18 @@ class _Found(NamedTuple):
     exact: bool
 
 
-def search(prefix: Sequence[int], ready: Sequence[float], ways: Sequence[Way]) -> list[tuple[int, int]]:
+def search(
+    prefix: Sequence[int], ready: Sequence[float], ways: Sequence[Way], dense: Sequence[int] | None = None
+) -> list[tuple[int, int]]:
     """Where groups end, and which of the ``ways`` each takes; of several such plans, always the same one.
 
-    ``prefix``: bytes of the first 0, 1, … tensors; ``ready``: when each gradient is there. L²/2 calls of each way's
+    ``prefix``: bytes of the first 0, 1, … tensors, and ``dense`` those that no way compresses (``None``: none);
+    ``ready``: when each gradient is there. L²/2 calls of each way's
     cost and delay, and as many numbers of memory.
     """
     if not ready:
         return []
-    table = [_costs_of(prefix, stop, ways) for stop in range(1, len(ready) + 1)]
+    table = [_costs_of(prefix, dense, stop, ways) for stop in range(1, len(ready) + 1)]
     best = _best([_usable(costs) for costs in table], ready)
     if not best.exact:  # then at least no worse than with any one way
         for way in range(len(ways) if len(ways) > 1 else 0):
@@ -72,17 +75,25 @@ def _best(table: Sequence[_Costs], ready: Sequence[float]) -> _Found:
     return min(thorough, quick, key=lambda found: found.end)._replace(exact=thorough.exact)
 
 
-def _costs_of(prefix: Sequence[int], stop: int, ways: Sequence[Way]) -> _Costs:
+def _costs_of(prefix: Sequence[int], dense: Sequence[int] | None, stop: int, ways: Sequence[Way]) -> _Costs:
     sizes = [prefix[stop] - before for before in prefix[:stop]]
+    held = [0] * stop if dense is None else [dense[stop] - before for before in dense[:stop]]
     costs = _Costs(np.zeros((len(ways), stop)), np.zeros((len(ways), stop)))
     for number, way in enumerate(ways):
-        for rows, seconds, name in ((costs.cost, way.cost, "cost"), (costs.delay, way.delay, "delay")):
-            if seconds is no_delay:
-                continue
-            rows[number] = [seconds(size) for size in sizes]
-            if not (np.isfinite(rows[number]).all() and (rows[number] >= 0).all()):
-                for size in sizes:
-                    seconds_of(seconds, size, f"{way.name} {name}".strip())
+        cost, delay, beside = way.cost, way.delay, way.beside
+        if beside is None:
+            taken = sizes
+            costs.cost[number] = [cost(size) for size in sizes]
+        else:
+            taken = [size - apart for size, apart in zip(sizes, held, strict=True)]
+            pairs = zip(taken, held, strict=True)
+            costs.cost[number] = [beside(apart) + (cost(size) if size else 0.0) for size, apart in pairs]
+        if delay is not no_delay:
+            costs.delay[number] = [delay(size) if size else 0.0 for size in taken]
+        for row, checked in ((costs.cost[number], way.cost_of), (costs.delay[number], way.delay_of)):
+            if not (np.isfinite(row).all() and (row >= 0).all()):
+                for size, apart in zip(sizes, held, strict=True):
+                    checked(size, apart)
     return costs
 
 

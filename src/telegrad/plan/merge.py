@@ -108,9 +108,16 @@ def optimal(
     return of_cuts("optimal", sizes, backward_times, stops, cost=cost, delay=delay)
 
 
-def joint(sizes: Sequence[int], backward_times: Sequence[float], *, ways: Sequence[Way]) -> MergePlan:
+def joint(
+    sizes: Sequence[int],
+    backward_times: Sequence[float],
+    *,
+    ways: Sequence[Way],
+    dense: Sequence[int] | None = None,
+) -> MergePlan:
     """The cut, and the way in which each group goes, by which the last group ends first; of several such plans, always
-    the same one.
+    the same one. ``dense``: of each gradient, the bytes that no way compresses, for ways that send them ``beside``
+    (``None``: none).
 
     The same recurrence over all pairs of (end of the last group, delay so far) of which none is better in both, without
     those that cannot lead to a better plan than a quick search has found. Exact where so no more than 20,000 / L pairs
@@ -122,8 +129,10 @@ def joint(sizes: Sequence[int], backward_times: Sequence[float], *, ways: Sequen
     if not ways or len({way.name for way in ways}) < len(ways):
         raise ValueError(f"ways={[way.name for way in ways]} must be one or more, each with a name of its own")
     ready = _ready(sizes, backward_times)
-    found = search([0, *accumulate(sizes)], ready, ways)
-    return of_ways("joint", sizes, backward_times, [stop for stop, _ in found], [ways[number] for _, number in found])
+    dense = _checked_dense(sizes, dense)
+    found = search([0, *accumulate(sizes)], ready, ways, [0, *accumulate(dense)])
+    stops, taken = [stop for stop, _ in found], [ways[number] for _, number in found]
+    return of_ways("joint", sizes, backward_times, stops, taken, dense=dense)
 
 
 def of_cuts(
@@ -143,23 +152,31 @@ def of_cuts(
 
 
 def of_ways(
-    scheme: str, sizes: Sequence[int], backward_times: Sequence[float], stops: Iterable[int], ways: Sequence[Way]
+    scheme: str,
+    sizes: Sequence[int],
+    backward_times: Sequence[float],
+    stops: Iterable[int],
+    ways: Sequence[Way],
+    *,
+    dense: Sequence[int] | None = None,
 ) -> MergePlan:
-    """As ``of_cuts``, with the way of each group. ``ValueError`` also unless there is one for each."""
+    """As ``of_cuts``, with the way of each group, and ``dense`` as for ``joint``. ``ValueError`` also unless there is a
+    way for each."""
     _ready(sizes, backward_times)
+    dense = _checked_dense(sizes, dense)
     edges = [0, *stops]
     if any(a >= b for a, b in pairwise(edges)) or edges[-1] != len(sizes):
         raise ValueError(f"stops={edges[1:]} must rise from above 0 to len(sizes)={len(sizes)}")
     if len(ways) != len(edges) - 1:
         raise ValueError(f"ways has {len(ways)} entries for {len(edges) - 1} groups: give one of each")
-    held = [(sum(sizes[a:b]), way) for (a, b), way in zip(pairwise(edges), ways, strict=True)]
+    held = [(way, sum(sizes[a:b]), sum(dense[a:b])) for (a, b), way in zip(pairwise(edges), ways, strict=True)]
     return MergePlan(
         scheme,
         tuple(map(int, sizes)),
         tuple(map(float, backward_times)),
         tuple(tuple(range(a, b)) for a, b in pairwise(edges)),
-        tuple(seconds_of(way.cost, size, f"{way.name} cost".strip()) for size, way in held),
-        tuple(seconds_of(way.delay, size, f"{way.name} delay".strip()) for size, way in held),
+        tuple(way.cost_of(*amounts) for way, *amounts in held),
+        tuple(way.delay_of(*amounts) for way, *amounts in held),
         tuple(way.name for way in ways),
     )
 
@@ -194,3 +211,11 @@ def _ready(sizes: Sequence[int], backward_times: Sequence[float]) -> list[float]
         if size != int(size):
             raise ValueError(f"sizes[{position}] is {size}: it must be whole bytes")
     return list(accumulate(map(float, backward_times)))
+
+
+def _checked_dense(sizes: Sequence[int], dense: Sequence[int] | None) -> Sequence[int]:
+    if dense is None:
+        return [0] * len(sizes)
+    if len(dense) != len(sizes) or not all(0 <= held <= size for held, size in zip(dense, sizes, strict=True)):
+        raise ValueError(f"dense={[*dense]} must have a number for each of the {len(sizes)} sizes, and none above it")
+    return dense

@@ -20,11 +20,28 @@ def no_delay(size: int) -> float:
 class Way:
     """``name``: the field's terms, such as ``"dense"``, ``"sparse"``, ``"qsgd4"``. ``cost``: seconds from when a group
     may leave to when its sum is there, on all ranks. ``delay``: seconds by which it holds the backward pass up before
-    it leaves, such as for selection on the same processor."""
+    it leaves, such as for selection on the same processor. ``beside``: seconds of those bytes of a group that go
+    densely beside what this way takes, none of them too; ``None``: it takes all."""
 
     name: str
     cost: GroupCost
     delay: GroupCost = no_delay
+    beside: GroupCost | None = None
+
+    def cost_of(self, size: int, dense: int = 0) -> float:
+        """Seconds of a group of ``size`` bytes, ``dense`` of which are of gradients that no way compresses. Raises
+        ``ValueError`` for what is no time."""
+        if self.beside is None:
+            return seconds_of(self.cost, size, f"{self.name} cost".strip())
+        beside_s = seconds_of(self.beside, dense, f"{self.name} beside".strip())
+        return beside_s + (seconds_of(self.cost, size - dense, f"{self.name} cost".strip()) if size > dense else 0.0)
+
+    def delay_of(self, size: int, dense: int = 0) -> float:
+        """As ``cost_of``, of the delay."""
+        taken = size if self.beside is None else size - dense
+        if self.delay is no_delay or not taken:
+            return 0.0
+        return seconds_of(self.delay, taken, f"{self.name} delay".strip())
 
 
 def seconds_of(cost: GroupCost, size: int, name: str = "cost") -> float:

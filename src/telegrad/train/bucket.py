@@ -1,12 +1,12 @@
-"""What lies where in a DDP bucket, and its memory as arrays.
+"""What lies where in a bucket, and its memory as arrays.
 
-A bucket is one flat buffer with the gradients of some parameters. DDP may rebuild its buckets, so a layout is only as
-old as the list of parameters that it was made from.
+A bucket is one flat buffer with the gradients of some parameters: DDP's, or that of a group of a Synchronizer. DDP may
+rebuild its buckets, so a layout is only as old as the list of parameters that it was made from.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -36,7 +36,7 @@ class Member(NamedTuple):
 
 @dataclass(slots=True)
 class BucketLayout:
-    """The members of one bucket: those that are compressed, and the runs of dense ones between them."""
+    """The members of one bucket: those that are compressed, and the runs of what is dense between them."""
 
     identity: tuple[int, ...]
     elements: int
@@ -93,18 +93,26 @@ def layout_of(bucket: GradBucket, names: Mapping[int, str], compressor: Compress
             )
         offset = (gradient.data_ptr() - buffer.data_ptr()) // buffer.element_size() if gradient.numel() else 0
         members.append(Member(name, offset, gradient.numel()))
-    members.sort(key=lambda member: (member.offset, member.size))
+    return layout_of_members(members, buffer.numel(), compressor, identity=identity_of(bucket))
+
+
+def layout_of_members(
+    members: Iterable[Member], elements: int, compressor: Compressor, *, identity: tuple[int, ...] = (), tail: int = 0
+) -> BucketLayout:
+    """Of a buffer of so many ``elements``, the last ``tail`` of which belong to no member and travel with the dense
+    ones."""
+    members = sorted(members, key=lambda member: (member.offset, member.size))
     dense = tuple(member for member in members if member.name not in compressor.residuals)
     parts = tuple(compressor.part(one.name, one.offset) for one in members if one.name in compressor.residuals)
     capacity = compressor.capacity(parts)
     return BucketLayout(
-        identity=identity_of(bucket),
-        elements=buffer.numel(),
+        identity=identity,
+        elements=elements,
         members=tuple(members),
         parts=parts,
         one_signed=tuple(part for part in parts if compressor.one_signed(part)),
         dense=dense,
-        dense_runs=tuple(_runs_of(dense)),
+        dense_runs=tuple(_runs_of((*dense, Member("", elements - tail, tail)))),
         wanted=_wanted(parts),
         indices=np.empty(capacity, np.uint32),
         values=np.empty(capacity, np.float32),
@@ -113,7 +121,12 @@ def layout_of(bucket: GradBucket, names: Mapping[int, str], compressor: Compress
 
 def is_current(layout: BucketLayout | None, bucket: GradBucket) -> bool:
     """False where DDP has rebuilt the bucket since, or a density has changed."""
-    return layout is not None and layout.identity == identity_of(bucket) and layout.wanted == _wanted(layout.parts)
+    return layout is not None and layout.identity == identity_of(bucket) and has_current_density(layout)
+
+
+def has_current_density(layout: BucketLayout) -> bool:
+    """False where its memory for entries is of another density."""
+    return layout.wanted == _wanted(layout.parts)
 
 
 def _wanted(parts: tuple[Part, ...]) -> int:

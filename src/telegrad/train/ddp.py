@@ -15,20 +15,20 @@ import torch
 
 from telegrad.comm import Communicator
 from telegrad.comm.work import future_of_all
-from telegrad.compress import Momentum, Policy, WarmUp
+from telegrad.compress import Policy, WarmUp
 from telegrad.train import nonfinite as nonfinite_values
 from telegrad.train.agreement import AgreedStep
 from telegrad.train.arguments import check_choice, checked_count, checked_parameters, encoding_of_wire
 from telegrad.train.bucket import Bits, BucketLayout, GradBucket, bits_of, fill, is_current, layout_of, tensor_of
 from telegrad.train.clipping import HeldBuckets, checked_norm
 from telegrad.train.exchange import Exchange, Sending
-from telegrad.train.settings import compressor_of, policy_of, tensors_of
+from telegrad.train.rank_state import checked_step, state_of
+from telegrad.train.settings import compressor_of, correct_momentum, policy_of
 from telegrad.train.stats import DDPStats
 from telegrad.train.telemetry import StepRecord, Telemetry, check_telemetry
-from telegrad.train.units import Units, check_moves_by_rates, check_without_momentum
+from telegrad.train.units import Units, check_moves_by_rates
 
 MODES = ("sparse", "dense")
-_VERSION = 1
 
 
 class DDPState:
@@ -140,12 +140,9 @@ class DDPState:
         )
         large = self._parameters if mode == "sparse" else {}
         self._compressor = compressor_of(large, chosen, output, feedback=feedback, density=density)
-        if nesterov and momentum == 0:
-            raise ValueError("nesterov=True needs momentum=, as 0.9, and an optimizer without momentum of its own")
-        if momentum != 0:
-            check_without_momentum(optimizer)
-            sizes = {name: parameter.numel() for name, parameter in self._parameters.items() if parameter.numel()}
-            self._compressor.momentum = Momentum(sizes, momentum, nesterov=nesterov, masking=masking)
+        correct_momentum(
+            self._compressor, self._parameters, optimizer, momentum=momentum, nesterov=nesterov, masking=masking
+        )
         if feedback == "steps":
             check_moves_by_rates(optimizer)
         if scaler is not None and nonfinite == "raise":
@@ -215,15 +212,7 @@ class DDPState:
         """
         if self._agreed is not None and self._agreed.closed:
             self._agreed.leave()
-        state = tensors_of(self._compressor.state_dict())
-        return {
-            "version": _VERSION,
-            "rank": self._comm.rank,
-            "world_size": self._comm.world_size,
-            "step": self._step,
-            "config": dict(self._config),
-            "compressor": state,
-        }
+        return state_of(self._comm, self._step, self._config, self._compressor)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Takes over what ``state_dict()`` of the same model and rank gave, or ``reshard`` made of all ranks' ones.
@@ -231,20 +220,7 @@ class DDPState:
         Options stay as they are here; with another density the thresholds are evaluated anew. Raises ``ValueError``
         naming missing, unknown or misshapen parameters, and for the state of another rank; then nothing is changed.
         """
-        if not isinstance(state, Mapping):
-            raise ValueError(f"state is a {type(state).__name__}: it must come from DDPState.state_dict()")
-        if state.get("version") != _VERSION or "compressor" not in state or "step" not in state:
-            raise ValueError(
-                f"state has version {state.get('version')!r} and keys {sorted(map(str, state))}: it must come from "
-                f"DDPState.state_dict() of version {_VERSION}"
-            )
-        here = self._comm.rank, self._comm.world_size
-        if (state.get("rank", here[0]), state.get("world_size", here[1])) != here:
-            raise ValueError(
-                f"state is of rank {state['rank']} of {state['world_size']}, but this is rank {here[0]} of {here[1]}: "
-                "load each rank's own; telegrad.train.reshard makes those of another number of ranks"
-            )
-        step = checked_count(state["step"], "state['step']")
+        step = checked_step(state, self._comm, "DDPState")
         self._leave_step()
         self._compressor.load_state_dict(state["compressor"], least_density=self._warm_up.least_density(step))
         for layout in self._layouts.values():

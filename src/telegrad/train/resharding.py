@@ -66,7 +66,7 @@ def _in_order(states: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     given = list(states)
     for state in given:
         if not isinstance(state, Mapping) or not {"rank", "world_size", "step", "compressor"} <= state.keys():
-            raise TypeError("states must be what DDPState.state_dict() gave on each rank")
+            raise TypeError("states must be what DDPState.state_dict() or Synchronizer.state_dict() gave on each rank")
     if not given:
         raise ValueError("states is empty: give those of all ranks")
     given.sort(key=lambda state: int(state["rank"]))

@@ -1,15 +1,15 @@
-"""From DDPState's options to a compressor."""
+"""From the options of DDPState and Synchronizer to a compressor."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
 
 import torch
 
-from telegrad.compress import BySize, Compressor, Policy, Tensor
+from telegrad.compress import BySize, Compressor, Momentum, Policy, Tensor
 from telegrad.compress.treatment import treatments
 from telegrad.train.arguments import checked_count
+from telegrad.train.units import check_without_momentum
 
 
 def policy_of(
@@ -68,6 +68,24 @@ def compressor_of(
     )
 
 
+def correct_momentum(
+    compressor: Compressor,
+    parameters: Mapping[str, torch.nn.Parameter],
+    optimizer: torch.optim.Optimizer | None,
+    *,
+    momentum: float,
+    nesterov: bool,
+    masking: bool,
+) -> None:
+    """Gives the compressor velocities of all ``parameters``, if there is a momentum."""
+    if nesterov and momentum == 0:
+        raise ValueError("nesterov=True needs momentum=, as 0.9, and an optimizer without momentum of its own")
+    if momentum != 0:
+        check_without_momentum(optimizer)
+        sizes = {name: parameter.numel() for name, parameter in parameters.items() if parameter.numel()}
+        compressor.momentum = Momentum(sizes, momentum, nesterov=nesterov, masking=masking)
+
+
 def _outputs(parameters: Mapping[str, torch.nn.Parameter], output: Iterable[str] | None) -> set[str]:
     if output is None:
         weights = [name for name, parameter in parameters.items() if parameter.dim() > 1]
@@ -79,15 +97,3 @@ def _outputs(parameters: Mapping[str, torch.nn.Parameter], output: Iterable[str]
     if unknown and parameters:
         raise ValueError(f"output names {unknown[0]!r}, which named_parameters does not have: use its names")
     return names
-
-
-def tensors_of(state: Mapping[str, Any]) -> dict[str, Any]:
-    """A compressor's state with torch tensors for its arrays, which share their memory."""
-    arrays = {"parameters": "residual", "velocities": "velocity"}
-    wrapped = dict(state)
-    for group, kind in arrays.items():
-        if group in state:
-            wrapped[group] = {
-                name: {**entry, kind: torch.from_numpy(entry[kind])} for name, entry in state[group].items()
-            }
-    return wrapped

@@ -56,8 +56,8 @@ class Units:
         missing = [name for name in self._names.values() if name not in found]
         if missing:
             raise ValueError(
-                f"optimizer does not have parameter {missing[0]!r}: give DDPState the optimizer that steps all of "
-                "named_parameters, or freeze what it leaves out before"
+                f"optimizer does not have parameter {missing[0]!r}: give the optimizer that steps all parameters "
+                "that are averaged, or freeze what it leaves out before"
             )
         return found
 
@@ -86,5 +86,5 @@ def check_without_momentum(optimizer: torch.optim.Optimizer | None) -> None:
         if group.get("momentum"):
             raise ValueError(
                 f"optimizer has momentum={group['momentum']} of its own, which would be applied twice: make it with "
-                "momentum=0 and leave momentum= to DDPState"
+                "momentum=0, since momentum= takes its place"
             )

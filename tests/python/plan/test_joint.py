@@ -90,7 +90,7 @@ def test_bounds_are_below_every_plan() -> None:
     for _ in range(200):
         sizes, times, ways = drawn(rng, 8)
         prefix, ready = [0, *accumulate(sizes)], list(accumulate(times))
-        table = [joint._costs_of(prefix, stop, ways) for stop in range(1, len(sizes) + 1)]
+        table = [joint._costs_of(prefix, None, stop, ways) for stop in range(1, len(sizes) + 1)]
         bounds = joint._bounds(table, ready[-1])
         count = len(sizes)
         stops = [*np.flatnonzero(rng.random(count - 1) < 0.5) + 1, count]
@@ -130,6 +130,22 @@ def test_a_thousand_tensors_and_three_ways() -> None:
     assert all(plan.finish_s <= alone(sizes, times, way).finish_s for way in ways)
 
 
+def test_what_no_way_compresses_goes_beside() -> None:
+    rng = np.random.default_rng(4)
+    for _ in range(100):
+        sizes, times, (first, *others) = drawn(rng, 5)
+        dense = [int(rng.integers(size + 1)) if rng.random() < 0.7 else size for size in sizes]
+        ways = [first, *(dataclasses.replace(one, beside=lambda size: 0.1 + 0.01 * size) for one in others)]
+        best = merge.joint(sizes, times, ways=ways, dense=dense)
+        for _ in range(30):
+            stops = [*np.flatnonzero(rng.random(len(sizes) - 1) < 0.5) + 1, len(sizes)]
+            taken = [ways[int(rng.integers(len(ways)))] for _ in stops]
+            assert best.finish_s <= merge.of_ways("any", sizes, times, stops, taken, dense=dense).finish_s
+    way = Way("sparse", lambda size: 1.0 + size, lambda size: 2.0 + size, beside=lambda size: 4.0 + size)
+    plan = merge.of_ways("by hand", [8, 8, 8], [1.0] * 3, [1, 2, 3], [way] * 3, dense=[0, 3, 8])
+    assert (plan.costs, plan.delays) == ((13.0, 13.0, 12.0), (10.0, 7.0, 0.0))
+
+
 def test_what_does_not_pay_is_left_dense() -> None:
     """Selection takes longer than the network would have."""
     ways = [Way("dense", lambda size: 1e-5 + 1e-10 * size), Way("sparse", lambda _: 2e-5, lambda size: 1e-9 * size)]
@@ -166,7 +182,12 @@ def test_bad_ways_are_refused() -> None:
         merge.of_ways("by hand", [1, 2], [1.0, 1.0], [1, 2], network()[:1])
     with pytest.raises(ValueError, match="2 groups and 1 ways: give one for each group, or none"):
         MergePlan("by hand", (1, 2), (1.0, 1.0), ((0,), (1,)), (1.0, 1.0), (0.0, 0.0), ("dense",))
+    for dense in ([0], [0, 3], [-1, 0]):
+        with pytest.raises(ValueError, match="must have a number for each of the 2 sizes, and none above it"):
+            merge.joint([1, 2], [1.0, 1.0], ways=network(), dense=dense)
     for bad in (-1.0, math.nan, math.inf):
+        with pytest.raises(ValueError, match=r"odd beside\(0\) is "):
+            merge.joint([1], [1.0], ways=[Way("odd", lambda _: 1.0, beside=lambda _, bad=bad: bad)])
         with pytest.raises(ValueError, match=r"odd cost\(\d+\) is "):
             merge.joint([1, 2], [1.0, 1.0], ways=[network()[0], Way("odd", lambda _, bad=bad: bad)])
         with pytest.raises(ValueError, match=r"odd delay\(\d+\) is "):
