@@ -4,31 +4,62 @@ from __future__ import annotations
 
 import bisect
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
+import numpy.typing as npt
 
 from telegrad.comm import Communicator
+from telegrad.plan.way import GroupCost, Way
 
 _LEAST_BYTES, _GROWTH = 1 << 10, 8
 _REPEATS = 5
 
+Start = Callable[[], Callable[[], None]]
+"""Begins a sum; what it returns waits for the end and takes the result over."""
 
-def measured_group_cost(comm: Communicator, *, most_bytes: int) -> Callable[[int], float]:
+
+def measured_group_cost(comm: Communicator, *, most_bytes: int) -> GroupCost:
     """Seconds by bytes, the same function on all ranks: float32 sums of 1 KiB, 8 KiB, … and ``most_bytes`` are timed;
     of each the median, of the slowest rank; what lies between is interpolated, and what lies beyond has the last
     length's time of a byte. Called on all ranks, alike. Raises ``ValueError`` for ``most_bytes`` below 1.
     """
+
+    def dense(elements: int) -> Start:
+        vector = np.zeros(elements, np.float32)
+
+        def finish() -> None:
+            comm.all_reduce(vector)
+
+        return lambda: finish
+
+    return measured_way(comm, "dense", dense, most_bytes=most_bytes).cost
+
+
+def measured_way(
+    comm: Communicator,
+    name: str,
+    of_length: Callable[[int], Start],
+    *,
+    most_bytes: int,
+    beside: GroupCost | None = None,
+) -> Way:
+    """A way whose delay is what ``of_length(elements)()`` takes, and whose cost what the function that this returns
+    takes, timed and interpolated as by ``measured_group_cost``. Called on all ranks, alike; errors as there."""
     if most_bytes < 1:
         raise ValueError(f"most_bytes={most_bytes} must be at least 1")
     sizes = [_LEAST_BYTES]
     while sizes[-1] < most_bytes:
         sizes.append(min(sizes[-1] * _GROWTH, max(most_bytes, sizes[-1] + 4)))
-    times = np.array([_median_s(comm, size // 4) for size in sizes])
+    times = np.array([_medians_s(comm, of_length(size // 4)) for size in sizes])
     comm.all_reduce(times, "max")
-    times = np.maximum.accumulate(times)  # noise must not make a longer sum the cheaper one
+    delay, cost = (_interpolated(sizes, times[:, column]) for column in range(2))
+    return Way(name, cost, delay, beside)
 
-    seconds: list[float] = times.tolist()
+
+def _interpolated(sizes: Sequence[int], times: npt.NDArray[np.float64]) -> GroupCost:
+    # Noise must not make a longer sum the cheaper one.
+    seconds: list[float] = np.maximum.accumulate(times).tolist()
 
     def cost(size: int) -> float:
         after = bisect.bisect_left(sizes, size)
@@ -42,12 +73,15 @@ def measured_group_cost(comm: Communicator, *, most_bytes: int) -> Callable[[int
     return cost
 
 
-def _median_s(comm: Communicator, elements: int) -> float:
-    vector = np.zeros(elements, np.float32)
+def _medians_s(comm: Communicator, start: Start) -> tuple[float, float]:
+    """Of beginning, and of the rest."""
     found = []
     for _ in range(_REPEATS + 1):
         comm.barrier()
         begin = time.perf_counter()
-        comm.all_reduce(vector)
-        found.append(time.perf_counter() - begin)
-    return float(np.median(found[1:]))  # the first one touches memory for the first time
+        finish = start()
+        begun = time.perf_counter()
+        finish()
+        found.append((begun - begin, time.perf_counter() - begun))
+    of_starts, of_rests = np.median(found[1:], axis=0)  # the first one touches memory for the first time
+    return float(of_starts), float(of_rests)

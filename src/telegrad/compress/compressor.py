@@ -226,6 +226,23 @@ class Compressor:
         flat[indices] = 0
         return taken
 
+    def release(self, part: Part, flat: Floats) -> None:
+        """Adds what waits to the gradient in ``flat``, which is summed densely: nothing waits then.
+
+        Where the gradient is NaN or infinite the residual stays as it is, and so does all of it where the gradient is
+        nothing but zeros, or the step's unit 0.
+        """
+        entry = part.entry
+        gradient = flat[part.offset : part.offset + entry.values.size]
+        if entry.peak == 0 or all_zero(gradient) or not self._prepare(entry):
+            return
+        finite = np.isfinite(gradient)
+        with np.errstate(over="ignore"):
+            gradient[finite] += entry.values[finite]
+        entry.values[finite] = 0
+        entry.peak = float(np.abs(entry.values).max())
+        entry.threshold, entry.calls = None, 0  # of a residual that was there before
+
     def begin(self) -> None:
         """Opens a step that can be undone: see ``keep_step`` and ``drop_step``. Costs a copy of what it changes."""
         for store in self._stores():

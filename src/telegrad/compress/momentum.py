@@ -42,6 +42,10 @@ class Momentum(EntryStore[Velocity]):
             "velocity", (Velocity(name, np.zeros(size, np.float32), peak=0.0) for name, size in sizes.items())
         )
 
+    def anew(self, sizes: Mapping[str, int]) -> Momentum:
+        """The same for other parameters, all zero."""
+        return Momentum(sizes, self._momentum, nesterov=self._nesterov, masking=self._masking)
+
     def may_overflow(self, name: str, gradient: Floats) -> bool:
         """False where a finite ``gradient`` leaves velocity and contribution far below the largest float32."""
         return not self[name].peak + norm(gradient) < SAFE

@@ -8,29 +8,45 @@ from __future__ import annotations
 
 import os
 import warnings
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, Protocol
 
 import torch
 
-from telegrad.train.ddp import DDPState
+from telegrad.comm import Communicator
 from telegrad.train.resharding import reshard
 
 
+class Resumable(Protocol):
+    """A DDPState or a Synchronizer."""
+
+    @property
+    def comm(self) -> Communicator:
+        """Of the ranks that the state is of."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """What this rank has not sent yet."""
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Takes it over."""
+
+
 class RankState:
-    """A DDPState as DCP's ``Stateful``: ``dcp.save({"model": …, "telegrad": RankState(state)})`` on all ranks.
+    """A DDPState, or a Synchronizer that compresses, as DCP's ``Stateful``: ``dcp.save({"model": …, "telegrad":
+    RankState(state)})`` on all ranks.
 
     ``dcp.load`` of the same dictionary restores it on as many ranks; for another number see ``load_resharded``.
     """
 
-    def __init__(self, state: DDPState) -> None:
+    def __init__(self, state: Resumable) -> None:
         self._state = state
 
     def state_dict(self) -> dict[str, Any]:
-        """The DDPState's, under this rank's name."""
+        """Its state, under this rank's name."""
         return {_name_of(self._state.comm.rank): self._state.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Hands this rank's part to the DDPState. Raises ``ValueError`` for what does not fit it."""
+        """Hands this rank's part on. Raises ``ValueError`` for what does not fit it."""
         name = _name_of(self._state.comm.rank)
         if name not in state:
             raise ValueError(
@@ -41,7 +57,7 @@ class RankState:
 
 
 def load_resharded(
-    state: DDPState, checkpoint_id: str | os.PathLike[str], *, key: str = "telegrad", keep: str = "sum"
+    state: Resumable, checkpoint_id: str | os.PathLike[str], *, key: str = "telegrad", keep: str = "sum"
 ) -> None:
     """Restores ``state`` from a checkpoint of any number of ranks, as ``reshard`` divides it; on all ranks.
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import numbers
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import numpy as np
 import numpy.typing as npt
@@ -76,6 +76,15 @@ def checked_norm(clip_norm: float | None) -> float | None:
     if not 0 < clip_norm < math.inf:
         raise ValueError(f"clip_norm={clip_norm} must be above 0 and finite; None clips nothing")
     return float(clip_norm)
+
+
+def clip_own(parameters: Iterable[torch.nn.Parameter], most: float) -> None:
+    """Scales the gradients of these parameters down to a norm of ``most``, all together; not where theirs is not
+    finite."""
+    held = [one for one in parameters if one.grad is not None]
+    norm = torch.nn.utils.get_total_norm([one.grad for one in held if one.grad is not None])
+    if math.isfinite(norm):
+        torch.nn.utils.clip_grads_with_norm_(held, most, norm)
 
 
 def _squares(x: npt.NDArray[np.float32]) -> float:

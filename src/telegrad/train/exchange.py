@@ -96,6 +96,20 @@ class Exchange:
         """The average of everything, in place."""
         return Sending([self._comm.all_reduce(tensor_of(bits), "avg", async_op=True)])
 
+    def send_with_what_waits(self, layout: BucketLayout, bits: Bits) -> Sending:
+        """As ``send_densely``, with the residuals of the compressed members, which are zero then but for what rounding
+        to bfloat16 loses."""
+        flat = as_float32(bits)
+        for part in layout.parts:
+            self._compressor.release(part, flat)
+        if flat is not bits:
+            rounded = rounded_to_bf16(flat)
+            with np.errstate(invalid="ignore"):
+                lost = np.where(np.isfinite(as_float32(rounded)), flat - as_float32(rounded), np.float32(0))
+            self._compressor.keep_all(layout.parts, lost)
+            bits[:] = rounded
+        return self.send_densely(bits)
+
     def send(self, layout: BucketLayout, bits: Bits, *, sound: bool) -> Sending:
         """Dense members densely, all others compressed. ``sound``: no NaN, no infinity, nothing overflows."""
         sending = Sending([])

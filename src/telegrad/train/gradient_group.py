@@ -15,7 +15,7 @@ PASS_NUMBERS = 251
 
 
 @dataclass(slots=True)
-class _Flat:
+class Flat:
     """The gradients of one dtype; after them one number for each, 1 where this rank has that gradient; and last the
     number of the pass."""
 
@@ -34,7 +34,7 @@ class GradientGroup:
 
     def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
         self.parameters = [*parameters]
-        self._flats: list[_Flat] = []
+        self._flats: list[Flat] = []
         self._views: dict[int, Tensor] = {}
         for dtype in dict.fromkeys(one.dtype for one in self.parameters):
             members = [one for one in self.parameters if one.dtype == dtype]
@@ -45,7 +45,7 @@ class GradientGroup:
                 strides = torch.empty_like(one, device="meta").stride()
                 self._views[id(one)] = torch.as_strided(buffer, one.size(), strides, start)
                 start += one.numel()
-            self._flats.append(_Flat(members, buffer))
+            self._flats.append(Flat(members, buffer))
 
     def take(self, parameter: nn.Parameter) -> None:
         """Makes the gradient that this parameter has a view. Raises ``TypeError`` for one that is sparse, and
@@ -81,10 +81,17 @@ class GradientGroup:
             flags = [float(id(one) in present) for one in flat.parameters]
             flat.flags.copy_(torch.tensor(flags))
             flat.buffer[-1] = number
-            work = comm.all_reduce(flat.buffer, "avg", async_op=True)
-            assert work is not None
-            works.append(work)
+            works += self._begin(flat, comm, present)
         return works
+
+    def _begin(self, flat: Flat, comm: Communicator, present: set[int]) -> list[Work]:
+        """The sums of one dtype."""
+        work = comm.all_reduce(flat.buffer, "avg", async_op=True)
+        assert work is not None
+        return [work]
+
+    def receive(self) -> None:
+        """After the works, before anything else: the averages are in the group's memory."""
 
     def is_of(self, number: int) -> bool:
         """After the works: whether all ranks were in this pass."""

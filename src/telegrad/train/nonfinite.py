@@ -63,11 +63,16 @@ def _overflow(what: str, total: str, name: str, count: int, size: int, bits: Bit
     )
 
 
-def error_of(fault: Fault, rank: int, step: int) -> NonFiniteGradient:
+_REMEDY = (
+    "lower the learning rate or clip, or choose nonfinite='skip' (all ranks drop such a step) or 'send' (the optimiser "
+    "sees it)"
+)
+
+
+def error_of(fault: Fault, rank: int, step: int, *, remedy: str = _REMEDY) -> NonFiniteGradient:
     """The error for the policy ``"raise"``."""
     return NonFiniteGradient(
-        f"rank {rank}, step {step}: {fault.text}: lower the learning rate or clip, or choose nonfinite='skip' (all "
-        "ranks drop such a step) or 'send' (the optimiser sees it)",
+        f"rank {rank}, step {step}: {fault.text}: {remedy}",
         rank=rank,
         parameter=fault.parameter,
     )

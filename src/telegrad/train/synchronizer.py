@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
+import math
 import warnings
 import weakref
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Unpack
 
 import numpy as np
 import torch
@@ -19,10 +21,15 @@ from telegrad.errors import MismatchedCall, TransportError
 from telegrad.plan import merge
 from telegrad.plan.merge_plan import MergePlan
 from telegrad.plan.trace import Trace
+from telegrad.plan.way import Way
 from telegrad.train.arguments import check_choice, checked_count
-from telegrad.train.clipping import checked_norm
+from telegrad.train.clipping import checked_norm, clip_own
+from telegrad.train.compressed_group import CompressedGroup
+from telegrad.train.compression import Compression, CompressionOptions, check_options
 from telegrad.train.gradient_group import PASS_NUMBERS, GradientGroup
+from telegrad.train.measured_ways import measured_ways
 from telegrad.train.profile import StepProfile
+from telegrad.train.stats import DDPStats
 
 PLANS: dict[str, Callable[..., MergePlan]] = {
     "auto": merge.optimal,
@@ -73,6 +80,8 @@ class Synchronizer:
         plan: str | Sequence[Sequence[str]] = "auto",
         clip_norm: float | None = None,
         warmup_steps: int = 10,
+        compression: str | None = None,
+        **options: Unpack[CompressionOptions],
     ) -> None:
         if not isinstance(model, nn.Module) or isinstance(model, nn.parallel.DistributedDataParallel):
             raise TypeError(f"model is a {type(model).__name__}: give a torch.nn.Module that DDP does not wrap")
@@ -87,6 +96,11 @@ class Synchronizer:
         self._clip_norm = checked_norm(clip_norm)
         self._warmup_steps = warmup_steps
         self._scheme = plan if isinstance(plan, str) else None
+        check_options(options, compression)
+        self._compression = None
+        if compression is not None:
+            self._compression = Compression(compression, comm, self._parameters, options)
+            _check_fits(plan, compression)
         groups = self._first_groups(plan if plan not in _TIMED else "fixed")
         owner = _synchronised.get(id(model))
         if owner is not None and owner() is model:
@@ -96,6 +110,8 @@ class Synchronizer:
         own = comm.split(0, comm.rank)  # sums are paired by their order, which nobody else's calls must change
         assert own is not None
         self._model, self._comm = model, own
+        if self._compression is not None:
+            self._compression.move_to(own)
         self._passes = 0
         self._synchronises = True
         self._present: set[int] = set()  # whose gradients have come since the last average
@@ -103,7 +119,7 @@ class Synchronizer:
         self._works: list[list[Work]] = []
         self._graph_task: int | None = None  # autograd's number of the pass that is under way
         self._plan: MergePlan | None = None
-        self._set_groups(groups)
+        self._set_groups(groups, [compression == "topk"] * len(groups))
         for tensor in (*model.parameters(), *model.buffers()):
             _copy_from_rank_0(tensor.detach(), self._comm)
         self._profile = StepProfile(model) if plan in _TIMED else None
@@ -125,6 +141,35 @@ class Synchronizer:
     def plan(self) -> MergePlan | None:
         """What was planned from measured times, with the timeline that it predicts; ``None`` before that."""
         return self._plan
+
+    @property
+    def comm(self) -> Communicator:
+        """Of the same ranks as the one that it was made with; its own."""
+        return self._comm
+
+    @property
+    def stats(self) -> DDPStats | None:
+        """Counters of what was compressed, of this rank; ``None`` without compression."""
+        return None if self._compression is None else self._compression.stats
+
+    def state_dict(self) -> dict[str, Any]:
+        """A copy of what this rank has not sent yet, by parameter, with the step and the options: what ``reshard`` and
+        ``RankState`` take. Of the plan it says nothing. Raises ``ValueError`` without compression."""
+        return self._compressed().state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Takes over what ``state_dict()`` of the same model and rank gave, or ``reshard`` made of all ranks' ones.
+        Options stay as they are here. Raises ``ValueError`` as ``DDPState.load_state_dict``, and without compression;
+        then nothing is changed."""
+        compression = self._compressed()
+        self._drop()
+        compression.load_state_dict(state)
+        self._set_groups(self.groups, self._sparse)  # thresholds of sums are of the steps that are left behind
+
+    def _compressed(self) -> Compression:
+        if self._compression is None:
+            raise ValueError("this Synchronizer compresses nothing, so nothing waits: it has no state")
+        return self._compression
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -160,10 +205,14 @@ class Synchronizer:
             self._missing = [{id(one) for one in group.parameters} for group in self._groups]
             # How autograd lets DistributedDataParallel know that a pass is over.
             torch.autograd.Variable._execution_engine.queue_callback(self._end)
+            if self._compression is not None:
+                self._compression.open_pass()
         self._groups[number].take(parameter)
         self._present.add(id(parameter))
         if not self._synchronises:
             return
+        if self._compression is not None and self._clip_norm is not None:
+            return  # a rank's own gradient is clipped, all of it, before any of it leaves
         self._missing[number].discard(id(parameter))
         while len(self._works) < len(self._groups) and not self._missing[len(self._works)]:
             self._launch()
@@ -183,6 +232,8 @@ class Synchronizer:
                     "a parameter was unfrozen after its Synchronizer was made, which does not average it: close() the "
                     "Synchronizer and make another one"
                 )
+        if self._compression is not None and self._clip_norm is not None:
+            clip_own(self._parameters.values(), self._clip_norm / math.sqrt(self._comm.world_size))
         while len(self._works) < len(self._groups):
             self._launch()
         works, self._works, self._graph_task = self._works, [], None
@@ -191,13 +242,16 @@ class Synchronizer:
             for group, of_group in zip(self._groups, works, strict=True):
                 for work in of_group:
                     work.wait()
+                group.receive()
                 if not group.is_of(number):
                     self._tell_apart()
             for group in self._groups:
                 group.finish()
         finally:
             self._present.clear()
-        if self._clip_norm is not None:
+        if self._compression is not None:
+            self._compression.close_pass()
+        elif self._clip_norm is not None:
             nn.utils.clip_grad_norm_(self._parameters.values(), self._clip_norm)
         if self._profile is not None and self._passes >= self._warmup_steps:
             self._make_plan(self._profile)
@@ -222,6 +276,8 @@ class Synchronizer:
         with contextlib.suppress(TransportError):  # the next launch says it again
             for work in (one for of_group in works for one in of_group):
                 work.wait()
+            for group in launched:
+                group.receive()
             if all(group.holds(self._present) for group in launched):
                 for group in launched:
                     group.finish()
@@ -240,14 +296,26 @@ class Synchronizer:
         except RuntimeError as error:  # on all ranks
             warnings.warn(f"groups stay as they are, because no times were taken ({error})", RuntimeWarning, 2)
             return
-        cost = measured_group_cost(self._comm, most_bytes=max(trace.bytes, 1))
-        plan = PLANS[self._scheme or "auto"](trace.sizes, trace.backward_times, cost=cost)
-        is_last = np.zeros(len(trace.sizes), np.int64)
-        is_last[[group[-1] for group in plan.groups]] = 1
-        self._comm.broadcast(is_last, 0)  # traces and costs are equal, but processors may round them differently
-        stops = (np.flatnonzero(is_last) + 1).tolist()
-        self._plan = merge.of_cuts(plan.scheme, trace.sizes, trace.backward_times, stops, cost=cost)
-        self._set_groups(self._with_the_unused(trace, self._plan))
+        most_bytes, compression = max(trace.bytes, 1), self._compression
+        if compression is None:
+            ways = [Way("dense", measured_group_cost(self._comm, most_bytes=most_bytes))]
+            found = PLANS[self._scheme or "auto"](trace.sizes, trace.backward_times, cost=ways[0].cost)
+            dense = None
+        else:
+            ways = measured_ways(compression, self._comm, most_bytes=most_bytes)
+            sizes = zip(trace.names, trace.sizes, strict=True)
+            dense = [0 if compression.compresses(name) else size for name, size in sizes]
+            found = merge.joint(trace.sizes, trace.backward_times, ways=ways, dense=dense)
+        ends = np.zeros(len(trace.sizes), np.int64)  # 0: no group ends there; else its way's number, from 1 on
+        numbers = {way.name: number for number, way in enumerate(ways, 1)}
+        for number, group in enumerate(found.groups):
+            ends[group[-1]] = numbers[found.ways[number]] if found.ways else 1
+        self._comm.broadcast(ends, 0)  # traces and costs are equal, but processors may round them differently
+        stops = np.flatnonzero(ends)
+        taken = [ways[number - 1] for number in ends[stops]]
+        plan = merge.of_ways(found.scheme, trace.sizes, trace.backward_times, (stops + 1).tolist(), taken, dense=dense)
+        self._plan = plan if compression is not None else dataclasses.replace(plan, ways=())
+        self._set_groups(self._with_the_unused(trace, self._plan), [way.name == "sparse" for way in taken])
 
     def _with_the_unused(self, trace: Trace, plan: MergePlan) -> list[list[str]]:
         """The plan's groups, the last of which also has what no pass has used so far."""
@@ -263,11 +331,19 @@ class Synchronizer:
         cut = PLANS[plan](sizes, [0.0] * len(sizes), cost=lambda _: 0.0)
         return [[names[position] for position in group] for group in cut.groups]
 
-    def _set_groups(self, groups: Sequence[Sequence[str]]) -> None:
+    def _set_groups(self, groups: Sequence[Sequence[str]], sparse: Sequence[bool]) -> None:
+        """``sparse``: of each group, whether compression may compress it."""
         for group in self._groups:
             group.give_back()
-        self._groups = [GradientGroup([self._parameters[name] for name in names]) for names in groups]
+        self._sparse = [*sparse]
+        self._groups = [self._group_of_names(names, one) for names, one in zip(groups, sparse, strict=True)]
         self._group_of = {id(one): number for number, group in enumerate(self._groups) for one in group.parameters}
+
+    def _group_of_names(self, names: Sequence[str], sparse: bool) -> GradientGroup:
+        parameters = [self._parameters[name] for name in names]
+        if self._compression is None:
+            return GradientGroup(parameters)
+        return CompressedGroup(parameters, self._compression, sparse=sparse)
 
     def _checked_names(self, groups: Any) -> list[list[str]]:
         is_list = isinstance(groups, Sequence) and all(
@@ -293,6 +369,8 @@ class Synchronizer:
             "plan": json.dumps([self._scheme, groups]),
             "warmup_steps": str(self._warmup_steps),
             "clip_norm": str(self._clip_norm),
+            "compression": str(None),
+            **({} if self._compression is None else self._compression.description()),
         }
 
 
@@ -310,6 +388,15 @@ def _trained_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
         if buffer.device.type != "cpu" or buffer.layout != torch.strided:
             raise ValueError(f"buffer {name!r} is {buffer.layout} on {buffer.device}: it must be dense, on the CPU")
     return parameters
+
+
+def _check_fits(plan: Any, compression: str) -> None:
+    if plan == "greedy":
+        raise ValueError("plan='greedy' looks at one cost, and compression has several: use plan='auto'")
+    if compression == "auto" and plan not in _TIMED:
+        raise ValueError(
+            f"compression='auto' is decided with the plan, and plan={plan!r} is not timed: use plan='auto'"
+        )
 
 
 def _check_alike(comm: Communicator, own: dict[str, str]) -> None:

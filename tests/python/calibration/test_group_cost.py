@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -9,7 +10,8 @@ import numpy as np
 import pytest
 
 from telegrad import Communicator
-from telegrad.calibration.group_cost import measured_group_cost
+from telegrad.calibration import group_cost
+from telegrad.calibration.group_cost import Start, measured_group_cost, measured_way
 
 
 @pytest.mark.parametrize("most_bytes", [1, 5000, 1 << 20])
@@ -26,6 +28,46 @@ def test_costs_rise_and_are_the_same_on_all_ranks(on_ranks: Callable[..., list[A
     assert (np.diff(first) >= 0).all()
     if most_bytes <= 1024:
         assert first[-1] == pytest.approx(first[2] * (1 << 14))
+
+
+def test_a_way_has_the_slowest_ranks_median_of_both_parts(
+    on_ranks: Callable[..., list[Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a clock that tests move: beginning takes 1 s an element on rank 0 and 2 on rank 1, the rest 30 s; the first
+    of each length takes longer."""
+
+    class Clock(threading.local):
+        now = 0.0
+
+        def perf_counter(self) -> float:
+            return self.now
+
+    clock = Clock()
+    monkeypatch.setattr(group_cost, "time", clock)
+
+    def run(comm: Communicator) -> list[float]:
+        def of_length(elements: int) -> Start:
+            calls = 0
+
+            def finish() -> None:
+                clock.now += 30.0
+
+            def start() -> Callable[[], None]:
+                nonlocal calls
+                calls += 1
+                clock.now += elements * (1.0 + comm.rank) + (1000.0 if calls == 1 else 0.0)
+                return finish
+
+            return start
+
+        way = measured_way(comm, "sparse", of_length, most_bytes=1 << 13, beside=lambda _: 5.0)
+        assert way.name == "sparse"
+        sizes = (0, 1 << 10, 3 << 10, 1 << 13, 1 << 14)
+        return [*map(way.delay, sizes), *map(way.cost, sizes), way.cost_of(1 << 13, 1 << 13)]
+
+    first, second = on_ranks(2, run)
+    assert first == second
+    assert first == [512, 512, 1536, 4096, 8192, 30, 30, 30, 30, 60, 5]
 
 
 def test_nothing_is_no_length(on_ranks: Callable[..., list[Any]]) -> None:

@@ -1,0 +1,96 @@
+"""Gradients that travel together, those of large parameters as their largest entries with error feedback."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from torch import nn
+
+from telegrad.comm import Communicator, Work
+from telegrad.compress import Part
+from telegrad.ops.nonfinite.naive import as_float32
+from telegrad.train.bucket import Bits, BucketLayout, Member, bits_of, has_current_density, layout_of_members
+from telegrad.train.compression import Compression
+from telegrad.train.exchange import Sending
+from telegrad.train.gradient_group import Flat, GradientGroup
+
+
+class _Held(NamedTuple):
+    """An average that a parameter still has from an earlier pass, and that no gradient of this one has joined."""
+
+    flat: Flat
+    number: int  # of its flag
+    part: Part
+    bits: Bits  # in the group's memory
+    values: Bits
+
+
+class CompressedGroup(GradientGroup):
+    """As a GradientGroup. ``sparse``: parameters that ``compression`` compresses are; else all are sent densely, with
+    what waits of them. Flags, the number of the pass, and parameters that are not compressed always go densely.
+    """
+
+    def __init__(self, parameters: Sequence[nn.Parameter], compression: Compression, *, sparse: bool) -> None:
+        super().__init__(parameters)
+        self.sparse = sparse
+        self._compression = compression
+        self._layouts: dict[int, BucketLayout] = {}
+        self._sendings: list[Sending] = []
+        self._held: list[_Held] = []
+
+    def launch(self, comm: Communicator, present: set[int], number: int) -> list[Work]:
+        """As a GradientGroup's. Raises ``NonFiniteGradient`` as ``Compression.start``."""
+        self._sendings, self._held = [], []
+        return super().launch(comm, present, number)
+
+    def _begin(self, flat: Flat, comm: Communicator, present: set[int]) -> list[Work]:
+        bits = bits_of(flat.buffer, self._compression.names[id(flat.parameters[0])])
+        layout = self._layout_of(flat)
+        self._set_aside(flat, layout, bits, present)
+        sending = self._compression.start(layout, bits, sparse=self.sparse)
+        self._sendings.append(sending)
+        return sending.works
+
+    def receive(self) -> None:
+        """After the works: what the network did not write is written, and what it lost goes back to the residuals."""
+        sendings, self._sendings = self._sendings, []
+        for sending in sendings:
+            sending.keep()
+            sending.write()
+
+    def finish(self) -> None:
+        """As a GradientGroup's."""
+        super().finish()
+        held, self._held = self._held, []
+        for one in held:
+            if one.flat.flags[one.number] == 0:
+                one.bits[:] = one.values
+            else:  # others have sent theirs: this rank's share follows
+                values = np.nan_to_num(as_float32(one.values), posinf=0, neginf=0)
+                self._compression.compressor.keep_all((Part(one.part.entry, 0),), values)
+
+    def _set_aside(self, flat: Flat, layout: BucketLayout, bits: Bits, present: set[int]) -> None:
+        """What is compressed, or sent with what waits, cannot be had back if no rank has a gradient for it."""
+        parts = {part.entry.name: part for part in layout.parts}
+        for number, one in enumerate(flat.parameters):
+            part = parts.get(self._compression.names[id(one)])
+            if part is None or id(one) in present:
+                continue
+            own = bits[part.offset : part.offset + part.entry.values.size]
+            if own.any():
+                self._held.append(_Held(flat, number, part, own, own.copy()))
+                own[:] = 0
+
+    def _layout_of(self, flat: Flat) -> BucketLayout:
+        layout = self._layouts.get(id(flat))
+        if layout is None or not has_current_density(layout):
+            members = [
+                Member(self._compression.names[id(one)], int(self._views[id(one)].storage_offset()), one.numel())
+                for one in flat.parameters
+            ]
+            tail = len(flat.parameters) + 1
+            layout = layout_of_members(members, flat.buffer.numel(), self._compression.compressor, tail=tail)
+            self._layouts[id(flat)] = layout
+        return layout

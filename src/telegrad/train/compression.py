@@ -1,0 +1,210 @@
+"""What a Synchronizer compresses, and what waits: the options that it shares with DDPState, and the step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, TypedDict
+
+import numpy as np
+import torch
+from torch import nn
+
+from telegrad.comm import Communicator
+from telegrad.compress import Policy, WarmUp
+from telegrad.train import nonfinite as nonfinite_values
+from telegrad.train.arguments import check_choice, checked_count, encoding_of_wire
+from telegrad.train.bucket import Bits, BucketLayout, check_dtype
+from telegrad.train.exchange import Exchange, Sending
+from telegrad.train.rank_state import checked_step, state_of
+from telegrad.train.settings import compressor_of, correct_momentum, policy_of
+from telegrad.train.stats import DDPStats
+from telegrad.train.units import Units, check_moves_by_rates
+
+KINDS = ("topk", "auto")
+NONFINITE = ("raise", "send")
+_REMEDY = "lower the learning rate or clip, or choose nonfinite='send' (the optimiser sees it)"
+
+
+class CompressionOptions(TypedDict, total=False):
+    """As for DDPState; ``compression_warmup_steps`` and ``compression_warmup`` are its ``warmup_steps`` and
+    ``warmup``, ``nonfinite`` is ``"raise"`` or ``"send"``."""
+
+    density: float
+    selection: str
+    interval: int | None
+    small_tensor_elements: int
+    large_tensor_elements: int | None
+    large_selection: str
+    same_sign: bool
+    output: Iterable[str] | None
+    policy: Policy | None
+    wire: str
+    collective: str
+    compression_warmup_steps: int
+    compression_warmup: str
+    feedback: str
+    optimizer: torch.optim.Optimizer | None
+    momentum: float
+    nesterov: bool
+    masking: bool
+    nonfinite: str
+
+
+_DEFAULTS: CompressionOptions = {
+    "density": 0.01,
+    "selection": "reused",
+    "interval": None,
+    "small_tensor_elements": 2048,
+    "large_tensor_elements": None,
+    "large_selection": "reused",
+    "same_sign": False,
+    "output": None,
+    "policy": None,
+    "wire": "auto",
+    "collective": "allreduce",
+    "compression_warmup_steps": 0,
+    "compression_warmup": "dense",
+    "feedback": "gradients",
+    "optimizer": None,
+    "momentum": 0.0,
+    "nesterov": False,
+    "masking": True,
+    "nonfinite": "raise",
+}
+
+
+def check_options(options: Mapping[str, Any], compression: str | None) -> None:
+    """Raises ``TypeError`` for an option that does not exist, ``ValueError`` for one without ``compression``."""
+    for name, value in options.items():
+        if name not in _DEFAULTS:
+            raise TypeError(f"Synchronizer has no argument {name!r}: its options are those of CompressionOptions")
+        if compression is None:
+            raise ValueError(f"{name}={value!r} is an option of compression: give compression='topk' or 'auto' too")
+
+
+class Compression:
+    """``kind``: ``"topk"``, all of the parameters that the policy does not leave dense are sent sparsely; ``"auto"``:
+    where the plan finds it cheaper. ``parameters``: by name; float32 or bfloat16. ``options``: see
+    ``CompressionOptions``. ``comm``: where sums are made, until ``move_to`` names another one.
+
+    Raises ``TypeError`` and ``ValueError`` for bad arguments.
+    """
+
+    def __init__(
+        self, kind: str, comm: Communicator, parameters: Mapping[str, nn.Parameter], options: CompressionOptions
+    ) -> None:
+        check_choice(kind, "compression", KINDS)
+        given: CompressionOptions = {**_DEFAULTS, **options}
+        check_choice(given["nonfinite"], "nonfinite", NONFINITE)
+        for name, one in parameters.items():
+            check_dtype(one.dtype, name)
+        self.kind = kind
+        self.names = {id(one): name for name, one in parameters.items()}
+        steps = checked_count(given["compression_warmup_steps"], "compression_warmup_steps")
+        self._warm_up = WarmUp(steps, given["compression_warmup"])
+        policy = policy_of(
+            given["policy"],
+            density=given["density"],
+            selection=given["selection"],
+            interval=given["interval"],
+            small_tensor_elements=given["small_tensor_elements"],
+            large_tensor_elements=given["large_tensor_elements"],
+            large_selection=given["large_selection"],
+            same_sign=given["same_sign"],
+        )
+        feedback, optimizer = given["feedback"], given["optimizer"]
+        density = given["density"]
+        self.compressor = compressor_of(parameters, policy, given["output"], feedback=feedback, density=density)
+        correct_momentum(
+            self.compressor,
+            parameters,
+            optimizer,
+            momentum=given["momentum"],
+            nesterov=given["nesterov"],
+            masking=given["masking"],
+        )
+        if feedback == "steps":
+            check_moves_by_rates(optimizer)
+        self._units = Units(parameters, optimizer, None)
+        self.stats = DDPStats()
+        self.wire, self.collective = given["wire"], given["collective"]
+        self.encoding = encoding_of_wire(self.wire, parameters)
+        self._nonfinite = given["nonfinite"]
+        self.step = 0
+        kept = [name for name in _DEFAULTS if name not in ("policy", "output", "optimizer")]
+        self._config = {"compression": kind, **{name: _plain(given[name]) for name in kept}}  # type: ignore[literal-required]
+        self._entries = {one.name: one.k for one in self.compressor.residuals}
+        self.move_to(comm)
+
+    def move_to(self, comm: Communicator) -> None:
+        """Sums are made there from now on."""
+        self._comm = comm
+        self._exchange = Exchange(comm, self.compressor, self.wire, self.encoding, self.collective, self.stats)
+
+    @property
+    def density(self) -> float:
+        """Of all parameters that may be sent sparsely together, without the warm-up; 0 where there are none."""
+        elements = sum(one.values.size for one in self.compressor.residuals)
+        return sum(self._entries.values()) / elements if elements else 0.0
+
+    def compresses(self, name: str) -> bool:
+        """Whether this parameter may be sent sparsely."""
+        return name in self.compressor.residuals
+
+    def description(self) -> dict[str, str]:
+        """What all ranks must have alike."""
+        residuals = self.compressor.residuals
+        chosen = {one.name: (one.k, type(self.compressor.policy_of(one)).__name__) for one in residuals}
+        return {**{name: str(value) for name, value in self._config.items()}, "what is compressed": str(chosen)}
+
+    def open_pass(self) -> None:
+        """A backward pass begins. Raises ``ValueError`` as ``Units.step_sizes``."""
+        rates = self._units.step_sizes() if self.compressor.feedback == "steps" else None
+        self.compressor.set_units(1.0, rates)
+        self.compressor.residuals.raise_density(self._warm_up.least_density(self.step))
+
+    def close_pass(self) -> None:
+        """All averages of the pass are there."""
+        self.step += 1
+
+    def start(self, layout: BucketLayout, bits: Bits, *, sparse: bool) -> Sending:
+        """Begins to average a group's memory: ``sparse``, its parts compressed; else all of it, with what waits.
+
+        Raises ``NonFiniteGradient`` if that is the policy, and ends the communicator, so that no rank waits for this.
+        """
+        sparse = sparse and bool(layout.parts) and not self._warm_up.is_dense(self.step)
+        fault = nonfinite_values.find_fault(self.compressor, layout, bits, bool(layout.parts))
+        self.stats.buckets += 1
+        self.stats.elements += sum(one.size for one in layout.members)
+        if fault is not None:
+            self.stats.nonfinite_buckets += 1
+            if self._nonfinite == "raise":
+                error = nonfinite_values.error_of(fault, self._comm.rank, self.step, remedy=_REMEDY)
+                self._comm.abort(f"{type(error).__name__}: {error}")
+                raise error
+        dense = layout.dense if sparse else layout.members
+        nonfinite_values.correct_around(self.compressor, bits, dense)
+        self.stats.dense_elements += sum(one.size for one in dense)
+        if not sparse:
+            return self._exchange.send_with_what_waits(layout, bits)
+        sending = self._exchange.send(layout, bits, sound=fault is None)
+        self.stats.wanted += layout.wanted
+        self.stats.selected += sending.nnz
+        return sending
+
+    def state_dict(self) -> dict[str, Any]:
+        """See ``Synchronizer.state_dict``."""
+        return state_of(self._comm, self.step, self._config, self.compressor)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """See ``Synchronizer.load_state_dict``."""
+        step = checked_step(state, self._comm, "Synchronizer")
+        self.compressor.load_state_dict(state["compressor"], least_density=self._warm_up.least_density(step))
+        self.step = step
+
+
+def _plain(value: object) -> object:
+    """What a checkpoint may hold."""
+    if isinstance(value, np.generic):
+        return value.item()
+    return value if value is None or isinstance(value, (bool, int, float, str)) else type(value).__name__

@@ -1,0 +1,66 @@
+"""What it takes to send a group densely or sparsely, measured on a live communicator: the ways of a joint plan."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from telegrad.calibration.group_cost import measured_group_cost, measured_way
+from telegrad.comm import Communicator
+from telegrad.compress import Compressor, Momentum
+from telegrad.plan.way import Way
+from telegrad.train.bucket import Member, layout_of_members
+from telegrad.train.compression import Compression
+from telegrad.train.exchange import Exchange
+from telegrad.train.stats import DDPStats
+
+_NAME = "probe"
+
+
+def measured_ways(compression: Compression, comm: Communicator, *, most_bytes: int) -> list[Way]:
+    """``"sparse"``, and before it ``"dense"`` where ``compression`` may choose; the same on all ranks but for rounding.
+
+    Sparse ones are of random float32 gradients in one tensor, at the density that all compressed parameters have
+    together and with the selection of the largest; their delay is what selection takes on this rank's thread. Called on
+    all ranks, alike, after the plans' ``warmup_steps``. Raises ``ValueError`` for ``most_bytes`` below 1.
+    """
+    dense = measured_group_cost(comm, most_bytes=most_bytes)
+    ways = [Way("dense", dense)] if compression.kind == "auto" or not len(compression.compressor.residuals) else []
+    if len(compression.compressor.residuals):
+        ways.append(measured_way(comm, "sparse", _probe_of(compression, comm), most_bytes=most_bytes, beside=dense))
+    return ways
+
+
+def _probe_of(compression: Compression, comm: Communicator) -> Callable[[int], Callable[[], Callable[[], None]]]:
+    largest = max(compression.compressor.residuals, key=lambda one: one.values.size)
+    selection = compression.compressor.policy_of(largest)
+    given = compression.compressor.momentum
+
+    def of_length(elements: int) -> Callable[[], Callable[[], None]]:
+        momentum: Momentum | None = None if given is None else given.anew({_NAME: elements})
+        compressor = Compressor(
+            {_NAME: elements}, density=compression.density, selections={_NAME: selection}, momentum=momentum
+        )
+        exchange = Exchange(
+            comm, compressor, compression.wire, compression.encoding, compression.collective, DDPStats()
+        )
+        layout = layout_of_members([Member(_NAME, 0, elements)], elements, compressor)
+        gradient = np.random.default_rng(comm.rank).standard_normal(elements, np.float32)  # ranks' entries differ
+        bits = np.empty_like(gradient)
+
+        def start() -> Callable[[], None]:
+            bits[:] = gradient
+            sending = exchange.send(layout, bits, sound=True)
+
+            def finish() -> None:
+                for work in sending.works:
+                    work.wait()
+                sending.keep()
+                sending.write()
+
+            return finish
+
+        return start
+
+    return of_length

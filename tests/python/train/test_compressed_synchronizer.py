@@ -1,0 +1,414 @@
+"""A Synchronizer that compresses: what is sent and what waits is what was given, whatever the plan does."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from given_gradients import LARGE, SHAPES, Rank, given, gradients_of, total
+from handmade_buckets import named
+from synchronised_net import OnRanks
+from torch import Tensor
+
+from telegrad import Communicator, TransportError
+from telegrad.errors import NonFiniteGradient
+from telegrad.plan.way import Way
+from telegrad.train import BySize, RankState, load_resharded, reshard, synchronizer
+from telegrad.train.measured_ways import measured_ways
+
+STEPS = 9
+NAMED = [["hidden", "bias"], ["embedding", "norm"]]
+
+
+def sgd(parameters: Any) -> torch.optim.Optimizer:
+    return torch.optim.SGD([*parameters], lr=0.5)
+
+
+def assert_nothing_lost(
+    results: list[tuple[list[dict[str, Tensor]], dict[str, Tensor]]], steps: int, atol: float
+) -> None:
+    """``results``: of each rank the averages of all steps, and what waits."""
+    ranks, expected = len(results), given(len(results), steps)
+    sent, waiting = total(results[0][0]), total([waits for _, waits in results])
+    for name in SHAPES:
+        whole = ranks * sent[name] + waiting.get(name, 0.0)
+        torch.testing.assert_close(whole, expected[name], rtol=0, atol=atol, msg=lambda text, name=name: name + text)
+    for other, _ in results[1:]:
+        for mine, theirs in zip(results[0][0], other, strict=True):
+            assert all(torch.equal(mine[name], theirs[name]) for name in SHAPES)
+
+
+@pytest.mark.parametrize(
+    ("options", "atol"),
+    [
+        ({}, 0.0),
+        ({"plan": NAMED, "selection": "topk"}, 0.0),
+        ({"plan": "wfbp", "collective": "allgather"}, 0.0),
+        ({"plan": "single", "collective": "oktopk"}, 0.0),
+        ({"plan": "fixed", "collective": "bounded"}, 0.0),
+        ({"plan": "fixed", "collective": "gtopk", "wire": "raw"}, 0.0),
+        ({"wire": "int8"}, 0.5),
+        ({"plan": "wfbp", "same_sign": True, "selection": "topk"}, 0.5),
+        ({"compression_warmup_steps": 5}, 0.0),
+        ({"compression_warmup_steps": 5, "compression_warmup": "falling", "selection": "topk"}, 0.0),
+        ({"compression": "auto"}, 0.0),
+        ({"policy": BySize(0.1, 16, "trimmed", dense=("hidden",))}, 0.0),
+    ],
+    ids=named,
+)
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_nothing_is_lost(on_ranks: OnRanks, ranks: int, options: dict[str, Any], atol: float) -> None:
+    """``plan="auto"``, the default, plans after the fourth pass."""
+
+    def run(comm: Communicator) -> tuple[list[dict[str, Tensor]], dict[str, Tensor]]:
+        rank = Rank(comm, warmup_steps=4, **options)
+        averages = [rank.step(gradients_of(comm.rank, step)) for step in range(STEPS)]
+        assert (rank.sync.plan is None) == ("plan" in options)
+        if options.get("compression") != "auto":
+            assert rank.sync.stats is not None
+            assert rank.sync.stats.selected > 0
+            compressed = set(LARGE) - ({"hidden"} if "policy" in options else set())
+            assert set(rank.waiting()) == compressed
+            assert any(one.any() for one in rank.waiting().values())
+        return averages, rank.waiting()
+
+    assert_nothing_lost(on_ranks(ranks, run), STEPS, atol * ranks * STEPS)
+
+
+def sparse_where_large(*_: object, **__: object) -> list[Way]:
+    """Only ``embedding``, alone, is of a length for which it pays."""
+    return [
+        Way("dense", lambda size: 1.0 + size),
+        Way("sparse", lambda size: 4300.0 if size <= 4800 else 1e5, lambda size: 1e-6, beside=lambda size: 1.0 + size),
+    ]
+
+
+def test_ways_follow_from_the_plan(on_ranks: OnRanks, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(synchronizer, "measured_ways", sparse_where_large)
+
+    def run(comm: Communicator) -> tuple[list[dict[str, Tensor]], dict[str, Tensor]]:
+        rank = Rank(comm, compression="auto", warmup_steps=3)
+        averages = [rank.step(gradients_of(comm.rank, step)) for step in range(3)]
+        assert rank.sync.stats is not None
+        assert rank.sync.stats.selected == 0  # what is not planned yet goes densely
+        plan = rank.sync.plan
+        assert plan is not None
+        sparse = [names for names, way in zip(rank.sync.groups, plan.ways, strict=True) if way == "sparse"]
+        assert [name for names in sparse for name in names if name in LARGE] == ["embedding"]
+        averages += [rank.step(gradients_of(comm.rank, step)) for step in range(3, STEPS)]
+        waiting = rank.waiting()
+        assert waiting["embedding"].any()
+        assert not waiting["hidden"].any()
+        return averages, waiting
+
+    assert_nothing_lost(on_ranks(2, run), STEPS, 0.0)
+
+
+def test_what_waits_survives_other_groups_and_leaves_with_a_dense_one(on_ranks: OnRanks) -> None:
+    def run(comm: Communicator) -> tuple[list[dict[str, Tensor]], dict[str, Tensor]]:
+        rank = Rank(comm, plan="single", selection="topk")
+        averages = [rank.step(gradients_of(comm.rank, step)) for step in range(3)]
+        before = rank.waiting()
+        rank.sync._set_groups(NAMED, [True, True])
+        assert all(torch.equal(before[name], one) for name, one in rank.waiting().items())
+        averages += [rank.step(gradients_of(comm.rank, step)) for step in range(3, 6)]
+        assert rank.waiting()["hidden"].any()
+        rank.sync._set_groups(NAMED, [False, True])
+        averages += [rank.step(gradients_of(comm.rank, step)) for step in range(6, STEPS)]
+        assert not rank.waiting()["hidden"].any()
+        assert rank.waiting()["embedding"].any()
+        return averages, rank.waiting()
+
+    assert_nothing_lost(on_ranks(2, run), STEPS, 0.0)
+
+
+def test_at_a_density_of_one_it_is_dense(on_ranks: OnRanks) -> None:
+    def run(comm: Communicator) -> None:
+        sparse, dense = Rank(comm, density=1.0, warmup_steps=3), Rank(comm, compression=None, plan="fixed")
+        for step in range(5):
+            gradients = {name: one / 7 for name, one in gradients_of(comm.rank, step).items()}
+            averages, expected = sparse.step(gradients), dense.step(gradients)
+            for name in SHAPES:
+                torch.testing.assert_close(averages[name], expected[name], rtol=1e-6, atol=1e-5)
+
+    on_ranks(3, run)
+
+
+def test_bfloat16(on_ranks: OnRanks) -> None:
+    """What rounding a rank's own part loses waits; the averages are rounded, too, which nobody keeps."""
+
+    def run(comm: Communicator) -> None:
+        rank = Rank(comm, torch.bfloat16, plan="single", selection="topk")
+        applied = {name: torch.zeros(shape, dtype=torch.float64) for name, shape in SHAPES.items()}
+        gradients = {name: (one / 12).to(torch.bfloat16) for name, one in gradients_of(0, 0).items()}
+        for step in range(6):
+            if step == 4:
+                rank.sync._set_groups([[*SHAPES]], [False])
+            for name, one in rank.step(gradients).items():
+                applied[name] += one.double()
+        for name, one in rank.waiting().items():
+            torch.testing.assert_close(applied[name] + one, 6 * gradients[name].double(), rtol=0.01, atol=1.0)
+
+    on_ranks(2, run)
+
+
+def test_momentum_correction_is_sgd_with_momentum(on_ranks: OnRanks) -> None:
+    """At a density of 1 without masking; densely at first, then planned."""
+    model = torch.nn.ParameterDict({name: torch.zeros(shape) for name, shape in SHAPES.items()})
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9)
+    for step in range(6):
+        for name, one in model.items():
+            one.grad = (gradients_of(0, step)[name] + gradients_of(1, step)[name]) / 2
+        optimizer.step()
+
+    def run(comm: Communicator) -> None:
+        options: dict[str, Any] = {"optimizer": sgd, "momentum": 0.9, "masking": False, "compression_warmup_steps": 2}
+        rank = Rank(comm, density=1.0, warmup_steps=3, **options)
+        own = sgd(rank.model.parameters())
+        for step in range(6):
+            rank.step(gradients_of(comm.rank, step))
+            own.step()
+        for name, one in rank.model.named_parameters():
+            torch.testing.assert_close(one.detach(), model[name].detach(), rtol=1e-5, atol=1e-2)
+        assert set(rank.sync.state_dict()["compressor"]["velocities"]) == set(SHAPES)
+
+    on_ranks(2, run)
+
+
+def test_residuals_of_steps(on_ranks: OnRanks) -> None:
+    """The learning rate falls while entries wait: they keep the one of their day."""
+
+    def run(comm: Communicator) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        rank = Rank(comm, plan="single", feedback="steps", optimizer=sgd, selection="topk")
+        optimizer = rank.sync._compression._units._optimizer  # type: ignore[union-attr]
+        assert optimizer is not None
+        moved = []
+        for step in range(6):
+            optimizer.param_groups[0]["lr"] = rate = 0.5**step
+            moved.append({name: rate * one for name, one in rank.step(gradients_of(comm.rank, step)).items()})
+        return total(moved), rank.waiting()
+
+    results = on_ranks(2, run)
+    for name in LARGE:
+        expected = sum(0.5**step * gradients_of(rank, step)[name].double() for rank in range(2) for step in range(6))
+        torch.testing.assert_close(
+            2 * results[0][0][name] + total([w for _, w in results])[name], expected, atol=1e-2, rtol=0
+        )
+
+
+def test_a_state_goes_on_bitwise(on_ranks: OnRanks) -> None:
+    for options in ({"selection": "topk"}, {"momentum": 0.9, "optimizer": sgd}, {"selection": "sampled"}):
+
+        def run(comm: Communicator, options: dict[str, Any] = options) -> None:
+            first = Rank(comm, plan=NAMED, **options)
+            for step in range(4):
+                first.step(gradients_of(comm.rank, step))
+            state = first.sync.state_dict()
+            assert state["step"] == 4
+            second = Rank(comm, plan=NAMED, **options)
+            second.sync.load_state_dict(state)
+            for step in range(4, 7):
+                averages = [one.step(gradients_of(comm.rank, step)) for one in (first, second)]
+                assert all(torch.equal(averages[0][name], averages[1][name]) for name in SHAPES)
+            assert str(first.sync.state_dict()) == str(second.sync.state_dict())
+            assert all(torch.equal(one, second.waiting()[name]) for name, one in first.waiting().items())
+
+        on_ranks(2, run)
+
+
+def test_other_numbers_of_ranks(on_ranks: OnRanks, tmp_path: Path) -> None:
+    def train(comm: Communicator) -> tuple[list[dict[str, Tensor]], dict[str, Any]]:
+        rank = Rank(comm, plan=NAMED)
+        averages = [rank.step(gradients_of(comm.rank, step)) for step in range(4)]
+        return averages, rank.sync.state_dict()
+
+    results = on_ranks(2, train)
+    states = reshard([state for _, state in results], 3)
+
+    def go_on(comm: Communicator) -> dict[str, Tensor]:
+        rank = Rank(comm, plan="wfbp")
+        with pytest.raises(ValueError, match="state is of rank 0 of 2, but this is rank"):
+            rank.sync.load_state_dict(results[0][1])
+        rank.sync.load_state_dict(states[comm.rank])
+        assert rank.sync.state_dict()["step"] == 4
+        return rank.waiting()
+
+    waiting = total(on_ranks(3, go_on))
+    for name in LARGE:
+        whole = 2 * total(results[0][0])[name] + waiting[name]
+        torch.testing.assert_close(whole, given(2, 4)[name], rtol=0, atol=1e-2)
+
+    def saved(comm: Communicator) -> None:
+        rank = Rank(comm, plan=NAMED)
+        rank.step(gradients_of(comm.rank, 0))
+        dcp.save({"telegrad": RankState(rank.sync)}, checkpoint_id=tmp_path, no_dist=True)
+        other = Rank(comm, plan=NAMED)
+        load_resharded(other.sync, tmp_path)
+        assert all(torch.equal(one, other.waiting()[name]) for name, one in rank.waiting().items())
+
+    on_ranks(1, saved)
+
+
+def test_what_some_or_no_ranks_use(on_ranks: OnRanks) -> None:
+    """``hidden`` is used by rank 0 only in step 1, and then by nobody."""
+    without = ("embedding", "norm", "bias")
+
+    def run(comm: Communicator) -> tuple[list[dict[str, Tensor]], dict[str, Tensor]]:
+        rank = Rank(comm, plan="single")
+        averages = [rank.step(gradients_of(comm.rank, 0))]
+        before = rank.waiting()["hidden"]
+        averages.append(rank.step(gradients_of(comm.rank, 1, tuple(SHAPES) if comm.rank == 0 else without)))
+        waiting = rank.waiting()
+        assert torch.equal(before, waiting["hidden"]) == (comm.rank == 1)
+        assert "hidden" not in rank.step(gradients_of(comm.rank, 2, without))
+        rank.model.hidden.grad = averages[0]["hidden"].clone()
+        rank.model(gradients_of(comm.rank, 3, without)).backward()  # type: ignore[no-untyped-call]
+        assert torch.equal(rank.averages()["hidden"], averages[0]["hidden"])  # keeps what it had
+        assert torch.equal(waiting["hidden"], rank.waiting()["hidden"])
+        return averages, waiting
+
+    results = on_ranks(2, run)
+    of_hidden = [gradients_of(0, 0), gradients_of(1, 0), gradients_of(0, 1)]
+    whole = 2 * total(results[0][0])["hidden"] + total([waits for _, waits in results])["hidden"]
+    assert torch.equal(whole, total(of_hidden)["hidden"])
+
+
+def test_an_average_that_one_rank_still_holds_follows(on_ranks: OnRanks) -> None:
+    """Rank 1 has not set its gradient to zero, and does not use the parameter in this pass."""
+    held = torch.full(SHAPES["hidden"], 12.0)
+
+    def run(comm: Communicator) -> tuple[Tensor, Tensor]:
+        rank = Rank(comm, plan="wfbp", selection="topk")
+        names = tuple(SHAPES) if comm.rank == 0 else ("embedding", "norm", "bias")
+        if comm.rank == 1:
+            rank.model.hidden.grad = held.clone()
+        rank.model(gradients_of(comm.rank, 0, names)).backward()
+        return rank.averages()["hidden"].double(), rank.waiting()["hidden"]
+
+    (average, first), (_, second) = on_ranks(2, run)
+    assert torch.equal(second, held.double())
+    assert torch.equal(2 * average + first, gradients_of(0, 0)["hidden"].double())
+
+
+def test_accumulation(on_ranks: OnRanks) -> None:
+    def run(comm: Communicator) -> tuple[list[dict[str, Tensor]], dict[str, Tensor]]:
+        rank = Rank(comm, warmup_steps=3)
+        averages = []
+        for step in range(0, 12, 3):
+            rank.model.zero_grad()
+            for part in range(3):
+                with rank.sync.no_sync() if part < 2 else contextlib.nullcontext():
+                    rank.model(gradients_of(comm.rank, step + part)).backward()
+            averages.append(rank.averages())
+        assert rank.sync.state_dict()["step"] == 4
+        return averages, rank.waiting()
+
+    assert_nothing_lost(on_ranks(2, run), 12, 0.0)
+
+
+@pytest.mark.parametrize("compression", ["topk", "auto"])
+def test_each_rank_clips_its_own_gradient(on_ranks: OnRanks, compression: str) -> None:
+    norms = [float(torch.cat([one.flatten() for one in gradients_of(rank, 0).values()]).norm()) for rank in range(2)]
+    most = 0.9 * min(norms)
+    factors = [most / norm for norm in norms]
+
+    def run(comm: Communicator) -> None:
+        rank = Rank(comm, compression=compression, density=1.0, clip_norm=most * math.sqrt(2))
+        averages = rank.step(gradients_of(comm.rank, 0))
+        for name in SHAPES:
+            expected = sum(factor * gradients_of(which, 0)[name] for which, factor in enumerate(factors)) / 2
+            torch.testing.assert_close(averages[name], expected, rtol=1e-4, atol=1e-2)
+        averages = rank.step({name: one / 1000 for name, one in gradients_of(comm.rank, 1).items()})
+        expected = (gradients_of(0, 1)["bias"] + gradients_of(1, 1)["bias"]) / 2000
+        torch.testing.assert_close(averages["bias"], expected)  # not scaled up
+
+    on_ranks(2, run)
+
+
+def test_nan_is_told_on_all_ranks(on_ranks: OnRanks) -> None:
+    def run(comm: Communicator) -> str:
+        rank = Rank(comm, plan="single")
+        rank.step(gradients_of(comm.rank, 0))
+        comm.barrier()  # who tells the others ends what they still wait for, too
+        gradients = gradients_of(comm.rank, 1)
+        if comm.rank == 1:
+            gradients["hidden"][3, 4] = math.nan
+        before = rank.waiting()
+        with pytest.raises(NonFiniteGradient if comm.rank == 1 else TransportError) as caught:
+            rank.step(gradients)
+        if comm.rank == 1:
+            assert all(torch.equal(before[name], one) for name, one in rank.waiting().items())
+        return str(caught.value)
+
+    for said in on_ranks(2, run):
+        assert "1 of 1000 entries in the gradient of 'hidden' are NaN or infinite" in said
+        assert "choose nonfinite='send'" in said
+
+
+@pytest.mark.parametrize("sparse", [True, False])
+def test_nan_is_sent(on_ranks: OnRanks, sparse: bool) -> None:
+    def run(comm: Communicator) -> None:
+        rank = Rank(comm, plan="single", nonfinite="send")
+        rank.step(gradients_of(comm.rank, 0))
+        rank.sync._set_groups([[*SHAPES]], [sparse])
+        gradients = gradients_of(comm.rank, 1)
+        if comm.rank == 1:
+            gradients["hidden"][3, 4] = math.nan
+        before = rank.waiting()["hidden"][3, 4]
+        averages = rank.step(gradients)
+        assert averages["hidden"].isnan().sum() == 1
+        assert averages["hidden"][3, 4].isnan()
+        waiting = rank.waiting()["hidden"]
+        assert waiting.isfinite().all()
+        if comm.rank == 1:
+            assert waiting[3, 4] == before
+
+    on_ranks(2, run)
+
+
+def test_a_pass_without_compressed_parameters(on_ranks: OnRanks) -> None:
+    def run(comm: Communicator) -> None:
+        rank = Rank(comm, small_tensor_elements=10_000, warmup_steps=3)
+        for step in range(5):
+            averages = rank.step(gradients_of(comm.rank, step))
+            expected = (gradients_of(0, step)["hidden"] + gradients_of(1, step)["hidden"]) / 2
+            assert torch.equal(averages["hidden"], expected)
+        assert rank.sync.plan is not None
+        assert {*rank.sync.plan.ways} == {"dense"}
+        assert rank.sync.state_dict()["compressor"]["parameters"] == {}
+
+    on_ranks(2, run)
+
+
+@pytest.mark.parametrize(
+    ("options", "names"),
+    [
+        ({"compression": "auto"}, ["dense", "sparse"]),
+        ({"compression": "topk", "collective": "oktopk", "wire": "raw"}, ["sparse"]),
+        ({"momentum": 0.9, "optimizer": sgd, "selection": "topk"}, ["sparse"]),
+        ({"small_tensor_elements": 10_000}, ["dense"]),
+    ],
+    ids=["auto", "topk", "momentum", "nothing to compress"],
+)
+def test_ways_are_timed_alike_on_all_ranks(on_ranks: OnRanks, options: dict[str, Any], names: list[str]) -> None:
+    sizes = (0, 1 << 10, 5000, 1 << 16, 1 << 20)
+
+    def run(comm: Communicator) -> list[list[float]]:
+        rank = Rank(comm, **options)
+        compression = rank.sync._compression
+        assert compression is not None
+        before = rank.sync.state_dict()
+        ways = measured_ways(compression, comm, most_bytes=1 << 18)
+        assert str(rank.sync.state_dict()) == str(before)
+        assert [way.name for way in ways] == names
+        assert all(way.cost(size) > 0 for way in ways for size in sizes)
+        assert all((way.delay(1 << 16) > 0) == (way.name == "sparse") == (way.beside is not None) for way in ways)
+        return [[*map(way.cost, sizes), *map(way.delay, sizes)] for way in ways]
+
+    first, second = on_ranks(2, run)
+    assert first == second
