@@ -64,10 +64,19 @@ class Synchronizer:
     norm, all together; with a GradScaler leave it out and call ``scaler.unscale_`` and ``clip_grad_norm_`` after
     ``backward()``.
 
+    ``compression``: ``"topk"``: parameters that the policy does not leave dense are sent as their largest entries, and
+    what is not sent waits in a residual of that parameter on that rank; ``"auto"``: each group goes so, or densely with
+    what waits, as the plan of ``telegrad.plan.merge.joint`` finds it cheaper, and densely until there is one.
+    ``options``: those of DDPState, see ``CompressionOptions``. ``clip_norm`` is local then, as DDPState's: each rank
+    scales its own gradient down to clip_norm / sqrt(ranks) before any of it leaves, which is after the backward pass.
+    ``nonfinite="raise"`` (the default with compression): NonFiniteGradient on the rank that has a NaN or an infinity,
+    TransportError on the others; ``"send"``: it arrives on all ranks. Gradients are float32 or bfloat16 then.
+
     All arguments are the same on all ranks (``ValueError`` on all of them otherwise). After an
     exception in a backward pass set gradients to ``None``, as ``zero_grad()`` does; where it ended the pass of some
     ranks only, the next pass fails with MismatchedCall. A NaN or an infinity in a gradient
-    arrives on all ranks. A TransportError comes out of ``backward()``; the gradients of that pass are lost. The model
+    arrives on all ranks. A TransportError comes out of ``backward()``; the gradients of that pass are lost, and with
+    compression what waited and was sent in it: go on from a ``state_dict()`` of before. The model
     holds the Synchronizer until ``close()``; a copy of the model has none. Raises ``TypeError`` and ``ValueError`` for
     bad arguments. Source: Shi, Chu, Li, MG-WFBP, TPDS 2021, Algorithm 2, with the exact plan of telegrad.plan.merge.
     """
