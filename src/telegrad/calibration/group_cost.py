@@ -15,8 +15,8 @@ from telegrad.plan.way import GroupCost, Way
 _LEAST_BYTES, _GROWTH = 1 << 10, 8
 _REPEATS = 5
 
-Start = Callable[[], Callable[[], None]]
-"""Begins a sum; what it returns waits for the end and takes the result over."""
+Prepare = Callable[[], Callable[[], Callable[[], None]]]
+"""Makes a sum ready; what it returns begins it; and what that returns waits for the end and takes the result over."""
 
 
 def measured_group_cost(comm: Communicator, *, most_bytes: int) -> GroupCost:
@@ -25,13 +25,13 @@ def measured_group_cost(comm: Communicator, *, most_bytes: int) -> GroupCost:
     length's time of a byte. Called on all ranks, alike. Raises ``ValueError`` for ``most_bytes`` below 1.
     """
 
-    def dense(elements: int) -> Start:
+    def dense(elements: int) -> Prepare:
         vector = np.zeros(elements, np.float32)
 
         def finish() -> None:
             comm.all_reduce(vector)
 
-        return lambda: finish
+        return lambda: lambda: finish
 
     return measured_way(comm, "dense", dense, most_bytes=most_bytes).cost
 
@@ -39,13 +39,13 @@ def measured_group_cost(comm: Communicator, *, most_bytes: int) -> GroupCost:
 def measured_way(
     comm: Communicator,
     name: str,
-    of_length: Callable[[int], Start],
+    of_length: Callable[[int], Prepare],
     *,
     most_bytes: int,
     beside: GroupCost | None = None,
 ) -> Way:
-    """A way whose delay is what ``of_length(elements)()`` takes, and whose cost what the function that this returns
-    takes, timed and interpolated as by ``measured_group_cost``. Called on all ranks, alike; errors as there."""
+    """A way whose delay is what beginning a sum of so many elements takes, and whose cost what the rest of it takes,
+    timed and interpolated as by ``measured_group_cost``. Called on all ranks, alike; errors as there."""
     if most_bytes < 1:
         raise ValueError(f"most_bytes={most_bytes} must be at least 1")
     sizes = [_LEAST_BYTES]
@@ -73,10 +73,11 @@ def _interpolated(sizes: Sequence[int], times: npt.NDArray[np.float64]) -> Group
     return cost
 
 
-def _medians_s(comm: Communicator, start: Start) -> tuple[float, float]:
+def _medians_s(comm: Communicator, prepare: Prepare) -> tuple[float, float]:
     """Of beginning, and of the rest."""
     found = []
     for _ in range(_REPEATS + 1):
+        start = prepare()
         comm.barrier()
         begin = time.perf_counter()
         finish = start()

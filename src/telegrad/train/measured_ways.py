@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from telegrad.calibration.group_cost import measured_group_cost, measured_way
+from telegrad.calibration.group_cost import Prepare, measured_group_cost, measured_way
 from telegrad.comm import Communicator
 from telegrad.compress import Compressor, Momentum
 from telegrad.plan.way import Way
@@ -16,6 +16,8 @@ from telegrad.train.exchange import Exchange
 from telegrad.train.stats import DDPStats
 
 _NAME = "probe"
+_GRADIENTS, _SETTLING = 64, 8
+"""How many gradients are drawn, and how many are compressed before the first is sent: residuals begin empty."""
 
 
 def measured_ways(compression: Compression, comm: Communicator, *, most_bytes: int) -> list[Way]:
@@ -32,12 +34,12 @@ def measured_ways(compression: Compression, comm: Communicator, *, most_bytes: i
     return ways
 
 
-def _probe_of(compression: Compression, comm: Communicator) -> Callable[[int], Callable[[], Callable[[], None]]]:
+def _probe_of(compression: Compression, comm: Communicator) -> Callable[[int], Prepare]:
     largest = max(compression.compressor.residuals, key=lambda one: one.values.size)
     selection = compression.compressor.policy_of(largest)
     given = compression.compressor.momentum
 
-    def of_length(elements: int) -> Callable[[], Callable[[], None]]:
+    def of_length(elements: int) -> Prepare:
         momentum: Momentum | None = None if given is None else given.anew({_NAME: elements})
         compressor = Compressor(
             {_NAME: elements}, density=compression.density, selections={_NAME: selection}, momentum=momentum
@@ -46,11 +48,19 @@ def _probe_of(compression: Compression, comm: Communicator) -> Callable[[int], C
             comm, compressor, compression.wire, compression.encoding, compression.collective, DDPStats()
         )
         layout = layout_of_members([Member(_NAME, 0, elements)], elements, compressor)
-        gradient = np.random.default_rng(comm.rank).standard_normal(elements, np.float32)  # ranks' entries differ
-        bits = np.empty_like(gradient)
+        drawn = np.random.default_rng(comm.rank).standard_normal(elements + _GRADIENTS, np.float32)  # ranks' differ
+        bits = np.empty(elements, np.float32)
+        calls = 0
+
+        def prepare() -> Callable[[], Callable[[], None]]:
+            # Another gradient in each call: one that repeats itself makes thresholds useless that are kept from call
+            # to call.
+            nonlocal calls
+            bits[:] = drawn[calls % _GRADIENTS :][:elements]
+            calls += 1
+            return start
 
         def start() -> Callable[[], None]:
-            bits[:] = gradient
             sending = exchange.send(layout, bits, sound=True)
 
             def finish() -> None:
@@ -61,6 +71,9 @@ def _probe_of(compression: Compression, comm: Communicator) -> Callable[[int], C
 
             return finish
 
-        return start
+        for _ in range(_SETTLING):
+            prepare()
+            compressor.compress(layout.parts, bits, *layout.scratch())
+        return prepare
 
     return of_length

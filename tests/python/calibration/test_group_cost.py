@@ -11,7 +11,7 @@ import pytest
 
 from telegrad import Communicator
 from telegrad.calibration import group_cost
-from telegrad.calibration.group_cost import Start, measured_group_cost, measured_way
+from telegrad.calibration.group_cost import Prepare, measured_group_cost, measured_way
 
 
 @pytest.mark.parametrize("most_bytes", [1, 5000, 1 << 20])
@@ -34,7 +34,7 @@ def test_a_way_has_the_slowest_ranks_median_of_both_parts(
     on_ranks: Callable[..., list[Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With a clock that tests move: beginning takes 1 s an element on rank 0 and 2 on rank 1, the rest 30 s; the first
-    of each length takes longer."""
+    of each length takes longer, and making ready does not count."""
 
     class Clock(threading.local):
         now = 0.0
@@ -46,7 +46,7 @@ def test_a_way_has_the_slowest_ranks_median_of_both_parts(
     monkeypatch.setattr(group_cost, "time", clock)
 
     def run(comm: Communicator) -> list[float]:
-        def of_length(elements: int) -> Start:
+        def of_length(elements: int) -> Prepare:
             calls = 0
 
             def finish() -> None:
@@ -58,7 +58,11 @@ def test_a_way_has_the_slowest_ranks_median_of_both_parts(
                 clock.now += elements * (1.0 + comm.rank) + (1000.0 if calls == 1 else 0.0)
                 return finish
 
-            return start
+            def prepare() -> Callable[[], Callable[[], None]]:
+                clock.now += 7000.0
+                return start
+
+            return prepare
 
         way = measured_way(comm, "sparse", of_length, most_bytes=1 << 13, beside=lambda _: 5.0)
         assert way.name == "sparse"
