@@ -11,11 +11,11 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 from given_gradients import LARGE, SHAPES, Rank, given, gradients_of, total
-from handmade_buckets import named
-from synchronised_net import OnRanks
+from handmade_buckets import Bucket, named
+from synchronised_net import Broken, OnRanks
 from torch import Tensor
 
-from telegrad import Communicator, TransportError
+from telegrad import Communicator, DDPState, TransportError, ddp_hook
 from telegrad.errors import NonFiniteGradient
 from telegrad.plan.way import Way
 from telegrad.train import BySize, RankState, load_resharded, reshard, synchronizer
@@ -383,6 +383,80 @@ def test_a_pass_without_compressed_parameters(on_ranks: OnRanks) -> None:
         assert rank.sync.state_dict()["compressor"]["parameters"] == {}
 
     on_ranks(2, run)
+
+
+def test_averages_are_those_of_a_ddp_state(on_ranks: OnRanks) -> None:
+    """The same bits, with one bucket for all."""
+    options: dict[str, Any] = {"density": 0.05, "small_tensor_elements": 16, "momentum": 0.9, "wire": "raw-bf16"}
+
+    def run(comm: Communicator) -> None:
+        rank = Rank(comm, plan=[[*SHAPES]], optimizer=sgd, **options)
+        parameters = dict(rank.model.named_parameters())
+        state = DDPState(comm, parameters.items(), optimizer=sgd(parameters.values()), **options)
+        for step in range(5):
+            gradients = gradients_of(comm.rank, step)
+            buffer = torch.cat([gradients[name].flatten() for name in SHAPES])
+            bucket = Bucket([*parameters.values()], buffer, 0, True)
+            expected = ddp_hook(state, bucket).wait().split([one.numel() for one in parameters.values()])  # type: ignore[arg-type]
+            averages = rank.step(gradients)
+            for name, one in zip(SHAPES, expected, strict=True):
+                assert torch.equal(averages[name].flatten(), one)
+        ours, theirs = rank.sync.state_dict()["compressor"], state.state_dict()["compressor"]
+        for group, kind in (("parameters", "residual"), ("velocities", "velocity")):
+            assert ours[group].keys() == theirs[group].keys()
+            assert all(torch.equal(one[kind], theirs[group][name][kind]) for name, one in ours[group].items())
+        assert rank.sync.stats is not None
+        assert rank.sync.stats.selected == state.stats.selected
+        assert rank.sync.stats.elements == state.stats.elements
+
+    on_ranks(2, run)
+
+
+def test_what_waits_is_worth_its_own_learning_rate_in_a_dense_sum_too(on_ranks: OnRanks) -> None:
+    def run(comm: Communicator) -> tuple[Tensor, Tensor]:
+        parameters: list[torch.optim.Optimizer] = []
+
+        def made(of: Any) -> torch.optim.Optimizer:
+            parameters.append(sgd(of))
+            return parameters[-1]
+
+        rank = Rank(comm, plan="single", feedback="steps", optimizer=made, selection="topk")
+        moved = torch.zeros(SHAPES["hidden"], dtype=torch.float64)
+        for step, rate in enumerate((0.5, 0.25, 0.125, 0.0, 0.0625)):
+            parameters[0].param_groups[0]["lr"] = rate
+            if step == 2:
+                rank.sync._set_groups([[*SHAPES]], [False])
+            moved += rate * rank.step(gradients_of(comm.rank, step))["hidden"].double()
+        return moved, rank.waiting()["hidden"]
+
+    results = on_ranks(2, run)
+    expected = sum(
+        rate * gradients_of(rank, step)["hidden"].double()
+        for rank in range(2)
+        for step, rate in enumerate((0.5, 0.25, 0.125, 0.0, 0.0625))
+    )
+    assert not any(waits.any() for _, waits in results)
+    assert torch.equal(2 * results[0][0], expected)
+
+
+def test_after_a_pass_that_was_broken_off(on_ranks: OnRanks) -> None:
+    """What it sent is lost with it; then ranks agree again, and nothing more is."""
+
+    def run(comm: Communicator) -> tuple[list[dict[str, Tensor]], dict[str, Tensor]]:
+        rank = Rank(comm, plan=[["bias"], ["norm"], ["hidden"], ["embedding"]])
+        gradients = gradients_of(comm.rank, 7)
+        loss = rank.model({name: gradients[name] for name in ("bias", "norm")})
+        broken = Broken.apply(rank.model.embedding).sum() + rank.model.hidden.sum()  # type: ignore[no-untyped-call]
+        with pytest.raises(ArithmeticError):
+            (loss + broken).backward()
+        rank.model.zero_grad()
+        before = rank.waiting()
+        assert not before["embedding"].any()
+        averages = [rank.step(gradients_of(comm.rank, step)) for step in range(3)]
+        waiting = rank.waiting()
+        return averages, {name: one - before[name] for name, one in waiting.items()}
+
+    assert_nothing_lost(on_ranks(2, run), 3, 0.0)
 
 
 @pytest.mark.parametrize(
