@@ -115,7 +115,10 @@ def plot(advice: Advice, title: str, path: Path) -> None:
     longest_s = min(ordered[-1].step.step_s, _LONGEST * ordered[0].step.step_s)
     figure, axes = pyplot.subplots(figsize=(11, 0.75 * len(ordered) + 1.6), layout="constrained")
     for place, one in enumerate(ordered):
-        for lane, what, start_s, for_s in segments_of(one.step):
+        for lane, what, start_s, length_s in segments_of(one.step):
+            for_s = min(length_s, longest_s - start_s)
+            if for_s <= 0:
+                continue
             bottom = place - 0.38 if lane == "processor" else place
             axes.broken_barh(
                 [(start_s * 1e3, for_s * 1e3)],
@@ -127,7 +130,7 @@ def plot(advice: Advice, title: str, path: Path) -> None:
         cut = one.step.step_s > longest_s
         axes.text(
             min(one.step.step_s, longest_s) * 1e3,
-            place,
+            place - 0.2,
             f" {duration(one.step.step_s)}" + (" →" if cut else ""),
             va="center",
             fontsize=8,

@@ -1,0 +1,121 @@
+"""``telegrad advise``: what it prints, writes and draws, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from telegrad.cli.advise import advise
+from telegrad.plan.architectures import ARCHITECTURES
+from telegrad.plan.trace import Trace
+
+app = typer.Typer()
+app.command()(advise)
+
+
+def advice(*arguments: str, columns: int = 120) -> tuple[int, str]:
+    done = CliRunner().invoke(app, [*arguments], env={"COLUMNS": str(columns), "TERM": "dumb"})
+    if done.exception is not None and not isinstance(done.exception, SystemExit):
+        raise done.exception
+    return done.exit_code, done.output
+
+
+def written(*arguments: str, file: Path) -> dict[str, Any]:
+    status, output = advice(*arguments, "--json", str(file))
+    assert status == 0, output
+    return dict(json.loads(file.read_text()))
+
+
+def words(output: str) -> str:
+    return re.sub(r"[\s│]+", " ", output)
+
+
+def test_resnet_on_a_fast_network() -> None:
+    status, output = advice("--model", "resnet50", "--nodes", "16", "--network", "100gbit")
+    assert status == 0
+    assert "Do not compress: it would cost you 0.93 % (topk at 0.01)." in words(output)
+    assert "sync = telegrad.Synchronizer(model, comm)" in output
+    assert "assumes RDMA, α 2 µs" in words(output)
+    assert "Tesla V100: half of its peak of 15.7 Tflop/s" in words(output)
+    assert "divided by multiplications" in words(output)
+
+
+def test_vgg_on_a_slow_network(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    drawn = tmp_path / "vgg.svg"
+    options = ("--model", "vgg16", "--network", "1gbit", "--density", "0.001")
+    status, output = advice(*options, "--plot-file", str(drawn))
+    assert status == 0
+    assert "Compress: " in words(output)
+    assert "Compare accuracy with a dense run first" in words(output)
+    assert "telegrad.DDPState(comm, ddp.named_parameters(), density=0.001" in words(output)
+    assert "vgg16, 16 ranks, 1gbit: compress" in drawn.read_text()
+
+
+@pytest.mark.parametrize("model", ARCHITECTURES)
+def test_every_known_model(model: str, tmp_path: Path) -> None:
+    found = written("--model", model, "--nodes", "4", file=tmp_path / "advice.json")
+    assert found["model"] == model
+    assert {"ddp", "optimal", "topk", "oktopk", "qsgd8"} <= {row["scheme"] for row in found["rows"]}
+    assert found["recommended"] in {row["scheme"] for row in found["rows"]}
+
+
+def test_a_recorded_profile(tmp_path: Path) -> None:
+    path = tmp_path / "mine.json"
+    path.write_text(Trace(("b", "a"), (40 << 20, 80 << 20), (0.01, 0.02), 0.015, "by hand").to_json())
+    found = written("--trace", str(path), "--nodes", "8", file=tmp_path / "advice.json")
+    assert (found["model"], found["workload"], found["samples"]) == ("mine", "by hand", 1)
+    assert found["rows"][0]["compute_s"] == pytest.approx(0.045)
+    slower = written("--trace", str(path), "--nodes", "8", "--compute-ms", "90", file=tmp_path / "advice.json")
+    assert slower["rows"][0]["compute_s"] == pytest.approx(0.09)
+
+
+def test_gpus_share_their_node_s_link(tmp_path: Path) -> None:
+    def sparse_s(*options: str) -> float:
+        found = written("--model", "vgg16", *options, file=tmp_path / "advice.json")
+        assert found["ranks"] == 16
+        return float(next(row["communicate_s"] for row in found["rows"] if row["scheme"] == "topk"))
+
+    assert sparse_s("--nodes", "4", "--gpus-per-node", "4") > 2 * sparse_s("--nodes", "16")
+
+
+def test_own_costs_and_times(tmp_path: Path) -> None:
+    def dense_s(*options: str) -> float:
+        return float(written(*options, file=tmp_path / "advice.json")["rows"][0]["step_s"])
+
+    assert dense_s("--beta", "8e-9") > dense_s()
+    assert dense_s("--alpha", "1e-3") > dense_s()
+    assert dense_s("--compute-ms", "1000") > 1.0
+    assert dense_s("--device", "k80") > dense_s("--device", "a100")
+    assert dense_s("--samples", "256") > 2 * dense_s()
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--model", "resnet"), "--model: 'resnet' is not known: use one of resnet50, "),
+        (("--nodes", "1"), "--nodes: 1 nodes of 1 are 1 ranks: use 2 to 8,192"),
+        (("--nodes", "9000"), "--nodes: 9,000 nodes of 1 are 9,000 ranks"),
+        (("--nodes", "0"), "--nodes"),
+        (("--gpus-per-node", "0"), "--gpus-per-node"),
+        (("--network", "ether"), "--network: network 'ether' is not known: use 1gbit, "),
+        (("--alpha", "-1"), "--alpha: alpha_s=-1.0 is no cost"),
+        (("--beta", "inf"), "--beta: beta_s_per_byte=inf is no cost"),
+        (("--density", "2"), "--density: 2 is no share: use a number above 0, up to 1"),
+        (("--device", "tpu"), "--device: device 'tpu' is not known"),
+        (("--samples", "-4"), "--samples: -4 is no mini-batch"),
+        (("--compute-ms", "nan"), "--compute-ms: nan is no time"),
+        (("--trace", "/nowhere.json"), "--trace"),
+        (("--json", "/nowhere/advice.json"), "--json: the folder /nowhere does not exist: make it first"),
+    ],
+)
+def test_bad_options_are_named_with_a_remedy(options: tuple[str, ...], said: str) -> None:
+    status, output = advice(*options, columns=1000)
+    assert status == 2
+    assert said in output.replace("'--", "--").replace("Invalid value for ", "")
