@@ -166,17 +166,19 @@ def advise(
         raise ValueError(f"density={density} is no share: use a number above 0, up to 1")
     found = tuple(_predicted(scheme, workload, cluster, device, density, stragglers) for scheme in schemes)
     plain = _best([one for one in found if not one.scheme.compresses and one.scheme.is_hooked])
-    small = _best([one for one in found if one.scheme.compresses and one.scheme.is_hooked])
-    gain = plain.step.step_s / small.step.step_s - 1
-    recommended = small if gain >= WORTH else plain
+    hooked = [one for one in found if one.scheme.compresses and one.scheme.is_hooked]
+    small = _best(hooked)
+    fastest = min(hooked, key=lambda one: one.step.step_s)
+    compress = plain.step.step_s >= (1 + WORTH) * fastest.step.step_s
+    recommended, other = (small, small) if compress else (plain, fastest)
     return Advice(
         workload,
         cluster,
         density,
         found,
         recommended,
-        _verdict(plain, small, density),
-        tuple(_reasons(workload, cluster, density, found, plain, small)),
+        _verdict(plain, other, density, compress=compress),
+        tuple(_reasons(workload, cluster, density, found, plain, other)),
         tuple(_cautions(recommended, found)),
     )
 
@@ -200,10 +202,10 @@ def _best(predictions: Sequence[Prediction]) -> Prediction:
     return next(one for one in predictions if one.step.step_s <= shortest_s * (1 + _NEAR))
 
 
-def _verdict(plain: Prediction, small: Prediction, density: float) -> str:
+def _verdict(plain: Prediction, small: Prediction, density: float, *, compress: bool) -> str:
     times = plain.step.step_s / small.step.step_s
     which = f"{small.scheme.name} at {density:.3g}"
-    if times >= 1 + WORTH:
+    if compress:
         return (
             f"Compress: {which} makes a step {times:.2f} times as fast as the best dense scheme, {plain.scheme.name}."
         )

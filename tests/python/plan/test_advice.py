@@ -44,6 +44,8 @@ def test_the_cost_of_compressing_is_that_of_the_best_way_to() -> None:
     name = found.verdict.split("(")[1].split(" at")[0]
     assert cost == pytest.approx(found.of(name).step.step_s / found.recommended.step.step_s - 1, rel=0.01)
     assert found.of(name).step.select_s > 0
+    compressed = [one.step.step_s for one in found.predictions if one.scheme.compresses and one.scheme.is_hooked]
+    assert found.of(name).step.step_s == min(compressed)
 
 
 @pytest.mark.parametrize("model", ["vgg16", "alexnet", "bert-base", "gpt2-small", "lstm"])

@@ -3,11 +3,32 @@
 from __future__ import annotations
 
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from telegrad.plan.paper_steps import FIGURES, FREE_NUMBERS, Row, rows_of, sierra_cost, without_classifier
+from telegrad.plan.device import EXACT_BYTES
+from telegrad.plan.linear_cost import PAPER_NETWORKS
+from telegrad.plan.network import Costs
+from telegrad.plan.paper_steps import (
+    FIGURES,
+    FREE_NUMBERS,
+    FUSION_BYTES,
+    FUSION_S,
+    HOST,
+    HOST_FIXED_S,
+    MG_WFBP_COMPUTE_S,
+    PIZ_DAINT,
+    SEARCH_BYTES,
+    SIERRA,
+    SIERRA_FIXED_S,
+    SIERRA_SAMPLE_S,
+    Row,
+    rows_of,
+    sierra_cost,
+    without_classifier,
+)
 
 
 @cache
@@ -227,3 +248,30 @@ def test_the_quantised_lstm_is_slower_up_to_16_ranks_and_faster_beyond() -> None
     ahead = [ranks for ranks in RANKS if mean[ranks]["step_s"] < plain[ranks]["step_s"]]
     assert ahead == [32, 64, 128]
     assert mean[8]["select_s"] > 1.5 * plain[8]["select_s"]
+
+
+def test_the_document_has_every_free_number() -> None:
+    text = (Path(__file__).resolve().parents[3] / "docs" / "training-step.md").read_text()
+    for one in FREE_NUMBERS:
+        assert f"| {one.figures} | {one.what} | {one.value} | {one.source} |" in text
+    for name in FIGURES:
+        assert f"`{name}`" in text or f"--figure {name}`" in text
+
+
+def test_free_numbers_are_those_that_are_used() -> None:
+    stated = {one.what: one.value for one in FREE_NUMBERS}
+    assert stated["step of one K80: ResNet-50, GoogleNet"] == "{resnet50} s, {googlenet} s".format(**MG_WFBP_COMPUTE_S)
+    assert stated["step of a V100, b samples"] == f"{SIERRA_FIXED_S * 1e3:g} ms + b · {SIERRA_SAMPLE_S * 1e3:g} ms"
+    assert stated["ring: α, β"] == said(SIERRA)
+    host = stated["host transfer: fixed, α, β a round of recursive doubling"]
+    assert host == f"{HOST_FIXED_S * 1e6:g} µs, {said(HOST)}"
+    assert stated["α, β of Piz Daint through Horovod"] == said(PIZ_DAINT)
+    k80 = PAPER_NETWORKS["k80-10gbe"]
+    assert stated["α, β of K80/10GbE"] == f"{k80.alpha_s * 1e6:.3g} µs, {k80.beta_s_per_byte * 1e9:.3g} ns/B"
+    assert stated["Horovod's fusion"] == f"{FUSION_S * 1e3:g} ms, {FUSION_BYTES >> 20} MiB"
+    assert stated["traffic of trimmed top-k"].startswith(f"{EXACT_BYTES} bytes")
+    assert stated["traffic of a threshold search"].startswith(f"{SEARCH_BYTES} bytes")
+
+
+def said(costs: Costs) -> str:
+    return f"{costs.alpha_s * 1e6:g} µs, {costs.beta_s_per_byte * 1e9:g} ns/B"
