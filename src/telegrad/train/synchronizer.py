@@ -22,7 +22,10 @@ from telegrad.plan.trace import Trace
 from telegrad.train.arguments import check_choice, checked_count
 from telegrad.train.clipping import checked_norm
 from telegrad.train.gradient_group import PASS_NUMBERS, GradientGroup
+from telegrad.train.measured_timeline import MeasuredTimeline
 from telegrad.train.profile import StepProfile
+from telegrad.train.step_report import StepReport, slowest_of
+from telegrad.train.texts import all_gather_text
 
 PLANS: dict[str, Callable[..., MergePlan]] = {
     "auto": merge.optimal,
@@ -87,7 +90,8 @@ class Synchronizer:
         self._clip_norm = checked_norm(clip_norm)
         self._warmup_steps = warmup_steps
         self._scheme = plan if isinstance(plan, str) else None
-        groups = self._first_groups(plan if plan not in _TIMED else "fixed")
+        self._first_scheme = "fixed" if plan in _TIMED else str(plan)
+        groups = self._first_groups("fixed" if plan in _TIMED else plan)
         owner = _synchronised.get(id(model))
         if owner is not None and owner() is model:
             raise ValueError("model has a Synchronizer already: close() that one first")
@@ -126,6 +130,21 @@ class Synchronizer:
         """What was planned from measured times, with the timeline that it predicts; ``None`` before that."""
         return self._plan
 
+    def report(self, *, slowest: bool = False) -> StepReport:
+        """What the last backward passes took beside what was predicted: ``print()`` it, or call its ``to_json()`` or
+        ``to_html(path)``. Of this rank, which asks nobody; ``slowest``: of the rank whose step takes longest, the same
+        on all ranks, and called on all of them between two passes."""
+        own = StepReport.of(
+            self._plan.scheme if self._plan else "named" if self._scheme is None else self._first_scheme,
+            self.groups,
+            self._timeline.medians(),
+            self._plan,
+            rank=self._comm.rank,
+            ranks=self._comm.world_size,
+            waits_for=self._warmup_steps if self._profile is not None else None,
+        )
+        return slowest_of(self._comm, own) if slowest else own
+
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
         """Backward passes inside add up on each rank; the next one outside averages all of them. The same on all
@@ -158,6 +177,7 @@ class Synchronizer:
             self._drop()
             self._graph_task = task
             self._missing = [{id(one) for one in group.parameters} for group in self._groups]
+            self._timeline.begin()
             # How autograd lets DistributedDataParallel know that a pass is over.
             torch.autograd.Variable._execution_engine.queue_callback(self._end)
         self._groups[number].take(parameter)
@@ -165,18 +185,22 @@ class Synchronizer:
         if not self._synchronises:
             return
         self._missing[number].discard(id(parameter))
+        if not self._missing[number]:
+            self._timeline.ready(number)
         while len(self._works) < len(self._groups) and not self._missing[len(self._works)]:
             self._launch()
 
     def _launch(self) -> None:
         """The next group: all ranks launch them in the same order, whatever order gradients come in."""
         group = self._groups[len(self._works)]
+        self._timeline.launched()
         self._works.append(group.launch(self._comm, self._present, self._passes % PASS_NUMBERS))
 
     def _end(self) -> None:
         """The pass is over: launches what had to wait for gradients that did not come, and waits for all."""
         if torch._C._current_graph_task_id() != self._graph_task:
             return  # of a pass that was dropped
+        self._timeline.backward_over()
         for one in self._frozen:
             if one.requires_grad:
                 raise RuntimeError(
@@ -195,6 +219,7 @@ class Synchronizer:
                     self._tell_apart()
             for group in self._groups:
                 group.finish()
+            self._timeline.close([_end_of(of_group) for of_group in works])
         finally:
             self._present.clear()
         if self._clip_norm is not None:
@@ -268,6 +293,8 @@ class Synchronizer:
             group.give_back()
         self._groups = [GradientGroup([self._parameters[name] for name in names]) for names in groups]
         self._group_of = {id(one): number for number, group in enumerate(self._groups) for one in group.parameters}
+        before_first_s = self._plan.backward_times[0] if self._plan is not None else 0.0
+        self._timeline = MeasuredTimeline([group.bytes for group in self._groups], before_first_s)
 
     def _checked_names(self, groups: Any) -> list[list[str]]:
         is_list = isinstance(groups, Sequence) and all(
@@ -296,6 +323,11 @@ class Synchronizer:
         }
 
 
+def _end_of(works: Sequence[Work]) -> float:
+    """When the last one of a group was over, by the clock of ``time.perf_counter()``."""
+    return max(span[1] for work in works if (span := work.span_s()) is not None)
+
+
 def _trained_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
     parameters = {name: one for name, one in model.named_parameters() if one.requires_grad}
     if not parameters:
@@ -314,11 +346,7 @@ def _trained_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
 
 def _check_alike(comm: Communicator, own: dict[str, str]) -> None:
     """Raises ``ValueError`` on all ranks, naming what differs from rank 0's."""
-    text = np.frombuffer(json.dumps(own).encode(), np.uint8)
-    lengths = comm.all_gather(np.array([text.size], np.int64)).ravel().tolist()
-    texts = comm.all_gather(text, counts=lengths)
-    ends = np.cumsum(lengths)
-    told = [json.loads(bytes(texts[end - length : end])) for end, length in zip(ends, lengths, strict=True)]
+    told = [json.loads(text) for text in all_gather_text(comm, json.dumps(own))]
     for rank, theirs in enumerate(told):
         for name, value in told[0].items():
             if theirs[name] != value:
