@@ -13,10 +13,11 @@ import numpy as np
 import torch
 from torch import nn
 
+from telegrad.calibration.computing import group_cost_while_computing
 from telegrad.calibration.group_cost import measured_group_cost
 from telegrad.comm import Communicator, Work
 from telegrad.errors import MismatchedCall, TransportError
-from telegrad.plan import merge
+from telegrad.plan import merge, shared_processor
 from telegrad.plan.merge_plan import MergePlan
 from telegrad.plan.trace import Trace
 from telegrad.train.arguments import check_choice, checked_count
@@ -107,6 +108,7 @@ class Synchronizer:
         self._works: list[list[Work]] = []
         self._graph_task: int | None = None  # autograd's number of the pass that is under way
         self._plan: MergePlan | None = None
+        self._trace: Trace | None = None
         self._set_groups(groups)
         for tensor in (*model.parameters(), *model.buffers()):
             _copy_from_rank_0(tensor.detach(), self._comm)
@@ -129,6 +131,11 @@ class Synchronizer:
     def plan(self) -> MergePlan | None:
         """What was planned from measured times, with the timeline that it predicts; ``None`` before that."""
         return self._plan
+
+    @property
+    def trace(self) -> Trace | None:
+        """The times of a step that ``plan`` was made from, of the slowest rank; ``None`` before that."""
+        return self._trace
 
     def report(self, *, slowest: bool = False) -> StepReport:
         """What the last backward passes took beside what was predicted: ``print()`` it, or call its ``to_json()`` or
@@ -265,13 +272,21 @@ class Synchronizer:
         except RuntimeError as error:  # on all ranks
             warnings.warn(f"groups stay as they are, because no times were taken ({error})", RuntimeWarning, 2)
             return
-        cost = measured_group_cost(self._comm, most_bytes=max(trace.bytes, 1))
-        plan = PLANS[self._scheme or "auto"](trace.sizes, trace.backward_times, cost=cost)
+        most_bytes = max(trace.bytes, 1)
+        idle = measured_group_cost(self._comm, most_bytes=most_bytes)
+        busy = group_cost_while_computing(self._comm, most_bytes=most_bytes)
+        if self._scheme == "greedy":
+            plan = merge.greedy(trace.sizes, trace.backward_times, cost=idle)
+        else:
+            plan = shared_processor.optimal(trace.sizes, trace.backward_times, idle=idle, busy=busy)
         is_last = np.zeros(len(trace.sizes), np.int64)
         is_last[[group[-1] for group in plan.groups]] = 1
         self._comm.broadcast(is_last, 0)  # traces and costs are equal, but processors may round them differently
         stops = (np.flatnonzero(is_last) + 1).tolist()
-        self._plan = merge.of_cuts(plan.scheme, trace.sizes, trace.backward_times, stops, cost=cost)
+        self._trace = trace
+        self._plan = shared_processor.planned(
+            plan.scheme, trace.sizes, trace.backward_times, stops, idle=idle, busy=busy
+        )
         self._set_groups(self._with_the_unused(trace, self._plan))
 
     def _with_the_unused(self, trace: Trace, plan: MergePlan) -> list[list[str]]:
