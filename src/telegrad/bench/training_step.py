@@ -97,7 +97,7 @@ class _Contender:
                 ddp.register_comm_hook(state, ddp_hook)
             self._called = ddp
         else:
-            self._sync = Synchronizer(model, communicator, plan=way, warmup_steps=plan.warmup - 1)
+            self._sync = Synchronizer(model, communicator, plan=way, warmup_steps=plan.warmup // 2, replan_factor=None)
         self._optimizer = torch.optim.SGD(model.parameters(), lr=_RATE)
         self.times = _Times()
 

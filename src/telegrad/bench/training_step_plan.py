@@ -19,7 +19,8 @@ SLOWER_SHARE, PREDICTED_SHARE = 0.05, 0.15
 @dataclass(frozen=True)
 class TrainingStepPlan:
     """``rounds`` times each way trains ``steps`` steps and one more that is left out, in another order each time,
-    after ``warmup`` steps of each, from which plans are made. ``store``: a path at which Gloo's processes meet."""
+    after ``warmup`` steps of each and one, in which plans are made, and made once more. ``store``: a path at which
+    Gloo's processes meet."""
 
     network: str
     ranks: int
@@ -27,7 +28,7 @@ class TrainingStepPlan:
     ways: tuple[str, ...] = WAYS
     rounds: int = 8
     steps: int = 3
-    warmup: int = 12
+    warmup: int = 19
     calibrates: bool = True
     store: str = ""
 

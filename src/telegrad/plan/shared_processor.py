@@ -5,6 +5,7 @@ measured."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import accumulate, pairwise
 
 import numpy as np
@@ -63,7 +64,7 @@ def planned(
         alone = float(idle(size))
         free = float(_ends(np.array(start), np.array(alone), np.array(max(busy(size), alone)), over_s))
         costs.append(free - start)
-    return MergePlan(scheme, plan.sizes, plan.backward_times, plan.groups, tuple(costs), plan.delays)
+    return replace(plan, costs=tuple(costs))
 
 
 def _checked(

@@ -64,14 +64,13 @@ class _Pass:
 class MeasuredTimeline:
     """Of groups that stay as they are; a few looks at the clock in each pass.
 
-    ``sizes``: bytes of each group. ``before_first_s``: what a backward pass takes until its first gradient, which is
-    the first thing that is seen of it. ``clock``: that of the ends that ``close`` is given.
+    ``sizes``: bytes of each group. ``clock``: that of the ends that ``close`` is given. ``before_first_s``: what a
+    backward pass takes until its first gradient, which is the first thing that is seen of it; 0 until it is set.
     """
 
-    def __init__(
-        self, sizes: Sequence[int], before_first_s: float = 0.0, clock: Callable[[], float] = time.perf_counter
-    ) -> None:
-        self._sizes, self._before_first_s, self._clock = tuple(sizes), before_first_s, clock
+    def __init__(self, sizes: Sequence[int], clock: Callable[[], float] = time.perf_counter) -> None:
+        self._sizes, self._clock = tuple(sizes), clock
+        self.before_first_s = 0.0
         self._kept: deque[_Pass] = deque(maxlen=WINDOW)
         self._to_skip = _NOT_TYPICAL
         self._open: _Pass | None = None
@@ -122,16 +121,20 @@ class MeasuredTimeline:
         """Over how many passes ``medians()`` would be."""
         return len(self._kept)
 
-    def forget(self) -> None:
-        """What comes is measured anew; the first passes count."""
-        self._kept.clear()
+    def totals(self, last: int) -> tuple[float, float] | None:
+        """Medians over the last so many passes: ``backward_s`` and ``network_s``, as ``medians()`` has them."""
+        kept = [*self._kept][-last:]
+        if not kept:
+            return None
+        backward_s = statistics.median(one.backward_over - one.first for one in kept)
+        return self.before_first_s + backward_s, statistics.median(map(_network_s, kept))
 
     def medians(self) -> MeasuredPass | None:
         """``None`` until a pass has been measured: the first two are left out."""
         kept = [*self._kept]
         if not kept:
             return None
-        lead = self._before_first_s
+        lead = self.before_first_s
 
         def middle(of: Callable[[_Pass], float]) -> float:
             return statistics.median(of(one) for one in kept)

@@ -18,6 +18,7 @@ from telegrad.calibration.group_cost import measured_group_cost
 from telegrad.comm import Communicator, Work
 from telegrad.errors import MismatchedCall, TransportError
 from telegrad.plan import merge, shared_processor
+from telegrad.plan.merge import GroupCost
 from telegrad.plan.merge_plan import MergePlan
 from telegrad.plan.trace import Trace
 from telegrad.train.arguments import check_choice, checked_count
@@ -25,6 +26,7 @@ from telegrad.train.clipping import checked_norm
 from telegrad.train.gradient_group import PASS_NUMBERS, GradientGroup
 from telegrad.train.measured_timeline import MeasuredTimeline
 from telegrad.train.profile import StepProfile
+from telegrad.train.replanning import LOOK_EVERY, Replanning, agreed_times, checked_factor
 from telegrad.train.step_report import StepReport, slowest_of
 from telegrad.train.texts import all_gather_text
 
@@ -39,6 +41,7 @@ PLANS: dict[str, Callable[..., MergePlan]] = {
 """By name; see telegrad.plan.merge."""
 
 _TIMED = ("auto", "optimal", "greedy")
+_NOT_WORTH_A_CHANGE = 0.05  # by which other groups must be ahead of those that there are; times are not better known
 _DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 _synchronised: dict[int, weakref.ref[nn.Module]] = {}  # models that have a Synchronizer, by id
@@ -54,10 +57,13 @@ class Synchronizer:
     keeps the gradient that it had, ``None`` too; but each rank's pass must give a gradient to one parameter at least.
 
     ``plan``: ``"auto"`` or ``"optimal"``: the cut by which the last sum ends first, ``"greedy"``: MG-WFBP's; both are
-    made at the end of pass ``warmup_steps``, from the times of these passes (of the slowest rank) and from sums that
-    are timed then; until then groups are as for ``"fixed"``: DDP's sizes, in the opposite order of
-    ``model.parameters()``. ``"wfbp"``: each gradient alone, ``"single"``: all together. Or lists of names of
-    parameters, the groups in the order in which they leave. ``clip_norm``: averaged gradients are scaled down to this
+    made at the end of pass ``warmup_steps``, from the times of these passes (a gradient counts when the last rank has
+    it) and from sums that are timed then, alone and while all ranks compute; as many passes in these groups later they
+    are planned once more, for what sums take from the computation. Until the first plan groups are as for ``"fixed"``:
+    DDP's sizes, in the opposite order of ``model.parameters()``. With ``"auto"`` all of this is done again when
+    measured times leave the prediction by more than ``replan_factor`` (``None``: never), as telegrad.train.replanning
+    says. ``"wfbp"``: each gradient alone, ``"single"``: all together. Or lists of names of parameters, the groups in
+    the order in which they leave. ``clip_norm``: averaged gradients are scaled down to this
     norm, all together; with a GradScaler leave it out and call ``scaler.unscale_`` and ``clip_grad_norm_`` after
     ``backward()``.
 
@@ -77,6 +83,7 @@ class Synchronizer:
         plan: str | Sequence[Sequence[str]] = "auto",
         clip_norm: float | None = None,
         warmup_steps: int = 10,
+        replan_factor: float | None = 1.5,
     ) -> None:
         if not isinstance(model, nn.Module) or isinstance(model, nn.parallel.DistributedDataParallel):
             raise TypeError(f"model is a {type(model).__name__}: give a torch.nn.Module that DDP does not wrap")
@@ -90,6 +97,7 @@ class Synchronizer:
         self._frozen = [one for one in model.parameters() if not one.requires_grad]
         self._clip_norm = checked_norm(clip_norm)
         self._warmup_steps = warmup_steps
+        self._replan_factor = checked_factor(replan_factor)
         self._scheme = plan if isinstance(plan, str) else None
         self._first_scheme = "fixed" if plan in _TIMED else str(plan)
         groups = self._first_groups("fixed" if plan in _TIMED else plan)
@@ -109,12 +117,15 @@ class Synchronizer:
         self._graph_task: int | None = None  # autograd's number of the pass that is under way
         self._plan: MergePlan | None = None
         self._trace: Trace | None = None
+        self._costs: tuple[GroupCost, GroupCost] | None = None  # of sums alone and beside computation, for this plan
+        self._replans = 0
         self._set_groups(groups)
         for tensor in (*model.parameters(), *model.buffers()):
             _copy_from_rank_0(tensor.detach(), self._comm)
-        self._profile = StepProfile(model) if plan in _TIMED else None
-        if self._profile is not None:
-            self._profile.__enter__()
+        self._profile: StepProfile | None = None
+        if plan in _TIMED:
+            self._begin_profile()
+        self._replanning = Replanning(replan_factor) if plan == "auto" and replan_factor is not None else None
         self._handles: list[Any] = [
             one.register_post_accumulate_grad_hook(self._arrive)  # type: ignore[no-untyped-call]
             for one in self._parameters.values()
@@ -137,6 +148,11 @@ class Synchronizer:
         """The times of a step that ``plan`` was made from, of the slowest rank; ``None`` before that."""
         return self._trace
 
+    @property
+    def replans(self) -> int:
+        """How often measured times have left the prediction so far that there was another plan."""
+        return self._replans
+
     def report(self, *, slowest: bool = False) -> StepReport:
         """What the last backward passes took beside what was predicted: ``print()`` it, or call its ``to_json()`` or
         ``to_html(path)``. Of this rank, which asks nobody; ``slowest``: of the rank whose step takes longest, the same
@@ -148,7 +164,7 @@ class Synchronizer:
             self._plan,
             rank=self._comm.rank,
             ranks=self._comm.world_size,
-            waits_for=self._warmup_steps if self._profile is not None else None,
+            waits_for=self._plan_at if self._profile is not None else None,
         )
         return slowest_of(self._comm, own) if slowest else own
 
@@ -231,8 +247,14 @@ class Synchronizer:
             self._present.clear()
         if self._clip_norm is not None:
             nn.utils.clip_grad_norm_(self._parameters.values(), self._clip_norm)
-        if self._profile is not None and self._passes >= self._warmup_steps:
-            self._make_plan(self._profile)
+        if self._profile is not None:
+            if self._passes >= self._plan_at:
+                self._make_plan(self._profile)
+        elif self._replanning is not None and (self._passes - self._planned_at) % LOOK_EVERY == 0:
+            measured = agreed_times(self._comm, self._timeline.totals(LOOK_EVERY))
+            if measured is not None and self._replanning.look(measured):
+                self._replans, self._costs = self._replans + 1, None
+                self._begin_profile()
 
     def _tell_apart(self) -> None:
         text = (
@@ -260,6 +282,11 @@ class Synchronizer:
         self._present.clear()
         self._passes += 1
 
+    def _begin_profile(self) -> None:
+        self._plan_at = self._passes + self._warmup_steps
+        self._profile = StepProfile(self._model)
+        self._profile.__enter__()
+
     def _end_profile(self) -> None:
         if self._profile is not None:
             self._profile.__exit__(None, None, None)
@@ -271,23 +298,44 @@ class Synchronizer:
             trace = profile.trace(self._comm)
         except RuntimeError as error:  # on all ranks
             warnings.warn(f"groups stay as they are, because no times were taken ({error})", RuntimeWarning, 2)
+            self._replanning = None
             return
-        most_bytes = max(trace.bytes, 1)
-        idle = measured_group_cost(self._comm, most_bytes=most_bytes)
-        busy = group_cost_while_computing(self._comm, most_bytes=most_bytes)
+        earlier, refines = self._trace, self._costs is not None
+        if self._costs is None:
+            most_bytes = max(trace.bytes, 1)
+            idle = measured_group_cost(self._comm, most_bytes=most_bytes)
+            self._costs = idle, group_cost_while_computing(self._comm, most_bytes=most_bytes)
+        if refines and earlier is not None and {*earlier.names} == {*trace.names}:
+            trace = trace.in_order(earlier.names)
+        self._trace, self._plan = trace, self._planned(trace, *self._costs)
+        groups = self._with_the_unused(trace, self._plan)
+        if groups != self.groups:
+            self._set_groups(groups)
+        self._timeline.before_first_s = trace.backward_times[0]
+        self._planned_at = self._passes
+        if not refines:
+            self._begin_profile()  # in these groups, whose sums hold other gradients up than those before
+        elif self._replanning is not None:
+            self._replanning.planned(self._plan)
+
+    def _planned(self, trace: Trace, idle: GroupCost, busy: GroupCost) -> MergePlan:
+        """As rank 0 has it: traces and costs are equal, but processors may round them differently."""
+
+        def of(scheme: str, stops: Sequence[int]) -> MergePlan:
+            return shared_processor.planned(scheme, trace.sizes, trace.backward_times, stops, idle=idle, busy=busy)
+
         if self._scheme == "greedy":
-            plan = merge.greedy(trace.sizes, trace.backward_times, cost=idle)
+            plan = of("greedy", _stops(merge.greedy(trace.sizes, trace.backward_times, cost=idle)))
         else:
             plan = shared_processor.optimal(trace.sizes, trace.backward_times, idle=idle, busy=busy)
+        if self._plan is not None and self.groups == self._with_the_unused(trace, self._plan):
+            kept = of(plan.scheme, _stops(self._plan))
+            if kept.finish_s <= plan.finish_s * (1 + _NOT_WORTH_A_CHANGE):
+                plan = kept
         is_last = np.zeros(len(trace.sizes), np.int64)
-        is_last[[group[-1] for group in plan.groups]] = 1
-        self._comm.broadcast(is_last, 0)  # traces and costs are equal, but processors may round them differently
-        stops = (np.flatnonzero(is_last) + 1).tolist()
-        self._trace = trace
-        self._plan = shared_processor.planned(
-            plan.scheme, trace.sizes, trace.backward_times, stops, idle=idle, busy=busy
-        )
-        self._set_groups(self._with_the_unused(trace, self._plan))
+        is_last[[stop - 1 for stop in _stops(plan)]] = 1
+        self._comm.broadcast(is_last, 0)
+        return of(plan.scheme, (np.flatnonzero(is_last) + 1).tolist())
 
     def _with_the_unused(self, trace: Trace, plan: MergePlan) -> list[list[str]]:
         """The plan's groups, the last of which also has what no pass has used so far."""
@@ -308,8 +356,7 @@ class Synchronizer:
             group.give_back()
         self._groups = [GradientGroup([self._parameters[name] for name in names]) for names in groups]
         self._group_of = {id(one): number for number, group in enumerate(self._groups) for one in group.parameters}
-        before_first_s = self._plan.backward_times[0] if self._plan is not None else 0.0
-        self._timeline = MeasuredTimeline([group.bytes for group in self._groups], before_first_s)
+        self._timeline = MeasuredTimeline([group.bytes for group in self._groups])
 
     def _checked_names(self, groups: Any) -> list[list[str]]:
         is_list = isinstance(groups, Sequence) and all(
@@ -335,7 +382,12 @@ class Synchronizer:
             "plan": json.dumps([self._scheme, groups]),
             "warmup_steps": str(self._warmup_steps),
             "clip_norm": str(self._clip_norm),
+            "replan_factor": str(self._replan_factor),
         }
+
+
+def _stops(plan: MergePlan) -> list[int]:
+    return [group[-1] + 1 for group in plan.groups]
 
 
 def _end_of(works: Sequence[Work]) -> float:
