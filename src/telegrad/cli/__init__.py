@@ -32,6 +32,7 @@ COMMANDS = (
     Command("bench", "telegrad.cli.bench", "app", needs=("matplotlib:plot_file",)),
     Command("calibrate", "telegrad.cli.calibrate", "calibrate", needs=("matplotlib:plot_file",)),
     Command("simulate", "telegrad.cli.simulate", "app", needs=("matplotlib:plot_file",)),
+    Command("profile", "telegrad.cli.profile", "profile", needs=("matplotlib:plot_file",)),
     Command("demo", "telegrad.cli.demo", "demo", needs=("matplotlib",), extra="demo"),
 )
 
