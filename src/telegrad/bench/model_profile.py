@@ -1,4 +1,4 @@
-"""The times of a model that a function makes: what ``telegrad profile`` runs. Nothing is sent."""
+"""The times of a model that a function makes: what ``telegrad profile`` runs. It sends nothing."""
 
 from __future__ import annotations
 

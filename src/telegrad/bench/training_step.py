@@ -1,7 +1,7 @@
 """The ranks' side of ``telegrad bench training-step``: the same training by several ways to average gradients, in turn.
 
-A step's time is that of the slowest rank, from ``zero_grad()`` to the end of the optimiser's step. All ways train on
-the same data from the same weights, so that their weights at the end tell whether they averaged.
+A sample is the mean step of one turn on the slowest rank, ``zero_grad()`` and the optimiser's step with it. All ways
+train on the same data from the same weights, so that their weights at the end tell whether they averaged.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def main(plan_json: str) -> None:
 
 @dataclass
 class _Times:
-    """Of the slowest rank, by step: all of it, and what comes after the backward pass."""
+    """Of the slowest rank, by turn, of a step: all of it, and what comes after the backward pass."""
 
     step_s: list[float] = field(default_factory=list)
     after_s: list[float] = field(default_factory=list)
@@ -103,19 +103,21 @@ class _Contender:
 
     def train(self, steps: int) -> None:
         """``steps`` steps and one before them, whose time does not count."""
-        own = np.empty((2, steps + 1))
+        after_s, begin = 0.0, 0.0
         self._comm.barrier()
         for number in range(steps + 1):
-            begin = time.perf_counter()
+            if number == 1:
+                after_s, begin = 0.0, time.perf_counter()
             self._optimizer.zero_grad()
             self._called(self._input).square().mean().backward()
             averaged = time.perf_counter()
             self._optimizer.step()
-            end = time.perf_counter()
-            own[:, number] = end - begin, end - averaged
-        slowest = self._comm.all_gather(own).reshape(-1, *own.shape).max(axis=0)
-        self.times.step_s += slowest[0, 1:].tolist()
-        self.times.after_s += slowest[1, 1:].tolist()
+            after_s += time.perf_counter() - averaged
+        own = np.array([time.perf_counter() - begin, after_s]) / steps
+        # Not step by step: a rank that begins one early waits longer in it for the others, and is no slower for that.
+        self._comm.all_reduce(own, "max")
+        self.times.step_s.append(float(own[0]))
+        self.times.after_s.append(float(own[1]))
 
     def weights(self) -> torch.Tensor:
         return torch.cat([one.detach().ravel() for one in self._model.parameters()])

@@ -27,7 +27,7 @@ class TrainingStepPlan:
     model: str
     ways: tuple[str, ...] = WAYS
     rounds: int = 8
-    steps: int = 3
+    steps: int = 4
     warmup: int = 19
     calibrates: bool = True
     store: str = ""

@@ -35,7 +35,7 @@ def training_step(
     ] = ",".join(_MODELS),
     ways: Annotated[str, typer.Option(help="How gradients are averaged, separated by commas.")] = ",".join(WAYS),
     rounds: Annotated[int, typer.Option(min=1, help="How often each way takes its turn.")] = 8,
-    steps: Annotated[int, typer.Option(min=1, help="Steps of a turn, and one before them that does not count.")] = 3,
+    steps: Annotated[int, typer.Option(min=1, help="Steps of a turn, and one before them that does not count.")] = 4,
     calibrates: CalibratesFirst = True,
     json_file: RowsFile = None,
     plot_file: Annotated[
@@ -46,7 +46,7 @@ def training_step(
     """Time training steps: DDP over Gloo and over telegrad, and Synchronizers with each of their plans, in turn.
 
     All ways train the same model on the same data in the same processes, a few steps each, in another order each time.
-    A step is that of the slowest rank, from zero_grad() to the end of the optimiser's step; medians.
+    Times are medians over turns of the mean step, of the slowest rank, with zero_grad() and the optimiser.
     [bold]predicted[/]: forward pass as profiled, the plan's time line, and the optimiser as measured. Ranks have one
     thread each; where there are more ranks than cores, they share those, and all steps are longer.
 
