@@ -145,7 +145,7 @@ class Synchronizer:
 
     @property
     def trace(self) -> Trace | None:
-        """The times of a step that ``plan`` was made from, of the slowest rank; ``None`` before that."""
+        """The times of a step that ``plan`` was made from, of all ranks; ``None`` before that."""
         return self._trace
 
     @property
@@ -328,7 +328,7 @@ class Synchronizer:
             plan = of("greedy", _stops(merge.greedy(trace.sizes, trace.backward_times, cost=idle)))
         else:
             plan = shared_processor.optimal(trace.sizes, trace.backward_times, idle=idle, busy=busy)
-        if self._plan is not None and self.groups == self._with_the_unused(trace, self._plan):
+        if self._plan is not None and self._trace is not None and self._trace.names == trace.names:
             kept = of(plan.scheme, _stops(self._plan))
             if kept.finish_s <= plan.finish_s * (1 + _NOT_WORTH_A_CHANGE):
                 plan = kept
@@ -392,7 +392,7 @@ def _stops(plan: MergePlan) -> list[int]:
 
 def _end_of(works: Sequence[Work]) -> float:
     """When the last one of a group was over, by the clock of ``time.perf_counter()``."""
-    return max(span[1] for work in works if (span := work.span_s()) is not None)
+    return max((span[1] for work in works if (span := work.span_s()) is not None), default=0.0)
 
 
 def _trained_parameters(model: nn.Module) -> dict[str, nn.Parameter]:

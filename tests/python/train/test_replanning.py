@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from synchronised_net import OnRanks, assert_same, loss_of, model_of, reference, sgd
+from synchronised_net import Net, OnRanks, assert_same, loss_of, model_of, reference, sgd
 from torch import Tensor
 
 from telegrad import Communicator, Synchronizer
@@ -163,6 +163,31 @@ def test_averages_stay_right_across_another_plan(on_ranks: OnRanks, monkeypatch:
     assert len(asked[0]) == 2
     assert first[0] == second[0]
     assert all(map(torch.equal, first[1], second[1]))
+
+
+def test_what_is_no_longer_used_when_there_is_another_plan(on_ranks: OnRanks, monkeypatch: pytest.MonkeyPatch) -> None:
+    def loss(model: Net, step: int, rank: int) -> Tensor:
+        return loss_of(model, step, rank, scaled=step < 9)
+
+    scripted(monkeypatch, [slow_to_begin, slow_when_long], [(1.0, 1.0)])
+    expected = reference(2, 20, loss)
+
+    def run(comm: Communicator) -> None:
+        model = model_of(0)
+        optimizer = sgd(model)
+        sync = Synchronizer(model, comm, warmup_steps=3)
+        for step in range(20):
+            optimizer.zero_grad()
+            loss(model, step, comm.rank).backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+        assert_same(model, expected)
+        assert sync.replans == 1
+        assert sync.trace is not None
+        assert len(sync.trace.names) == 3
+        assert len(sync.groups) == 3
+        assert sync.groups[-1][-1] == "scale"
+
+    on_ranks(2, run)
 
 
 def test_times_as_predicted_change_nothing(on_ranks: OnRanks, monkeypatch: pytest.MonkeyPatch) -> None:
