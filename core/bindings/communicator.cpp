@@ -156,6 +156,7 @@ void bind_communicator(nb::module_& module) {
   nb::class_<Operation>(module, "Request")
       .def("wait", &Operation::wait, nb::arg("timeout_s") = nb::none())
       .def("done", [](const Operation& self) { return self.done(); })
+      .def("span_s", &Operation::span_s)
       .def("sparse_result", &Operation::sparse_result)
       .def("topk_result", &Operation::sparse_result)
       .def("sparse_results", &Operation::sparse_result);  // of an operation that has one by rank

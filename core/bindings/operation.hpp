@@ -4,6 +4,7 @@
 
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
 
 #include <algorithm>
@@ -141,6 +142,21 @@ class Operation {
   bool wait(std::optional<double> timeout_s) const {
     const double deadline_s = timeout_s ? Engine::now_s() + *timeout_s : std::numeric_limits<double>::infinity();
     return wait_for(*request_, deadline_s) && (!other_ || wait_for(*other_, deadline_s));
+  }
+
+  /// When it began and when it ended; empty unless it has succeeded.
+  std::optional<std::pair<double, double>> span_s() const {
+    if (!done()) return std::nullopt;
+    std::optional<std::pair<double, double>> span;
+    for (const RequestPtr& one : {request_, other_}) {
+      if (!one) continue;
+      if (!one->begun() || !one->ended_s()) return std::nullopt;
+      const double begun_s = one->begun()->when_s;
+      const double ended_s = *one->ended_s();
+      span = span ? std::pair{std::min(span->first, begun_s), std::max(span->second, ended_s)}
+                  : std::pair{begun_s, ended_s};
+    }
+    return span;
   }
 
   void watch(CompletionQueue& queue, std::uint64_t token) const {

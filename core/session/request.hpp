@@ -39,6 +39,10 @@ class Request {
   void note_begun(Begun begun) { begun_ = begun; }
   /// Only once done(); empty if it never had a number.
   const std::optional<Begun>& begun() const { return begun_; }
+  /// For the engine's side, before finish(), when the operation has succeeded: by the clock of Begun.
+  void note_ended(double when_s) { ended_s_ = when_s; }
+  /// Only once done(); empty if it failed.
+  const std::optional<double>& ended_s() const { return ended_s_; }
   /// For the engine's side: runs on its thread once the request is over, before anybody can see done().
   void finish(std::optional<Failure> failure) {
     failure_ = std::move(failure);
@@ -68,6 +72,7 @@ class Request {
   Call call_;
   Body body_;
   std::optional<Begun> begun_;
+  std::optional<double> ended_s_;
   std::mutex mutex_;
   std::vector<std::function<void()>> callbacks_;  // mutex_
   std::optional<Failure> failure_;

@@ -130,6 +130,7 @@ void Session::finish_jobs() {
       history_.ended(over->sequence(), OperationState::completed, now_s_);
       ++completed_;
     }
+    over->request().note_ended(now_s_);
     over->request().finish(std::nullopt);
     if (over->call().operation == Operation::receive) fail_if_nothing_comes(over->call().root);
   }

@@ -100,13 +100,16 @@ TEST("messages are matched by sender, operation and step, in whatever order they
     co_await net.receive(1, 7, a.bytes());
     co_await later;
   });
-  rank.session.begin(first, 0.0);
+  rank.session.begin(first, 1.5);
   rank.driver.arrive(2, 0, 9, 5);
   rank.turns();
   EXPECT(!first->done());
+  rank.session.on_time(4.0);
   rank.driver.arrive(1, 0, 7, 5);
   rank.turns();
   EXPECT(first->done() && !first->failure());
+  EXPECT_EQ(first->begun()->when_s, 1.5);
+  EXPECT_EQ(first->ended_s().value(), 4.0);
   EXPECT_EQ(static_cast<int>(a.data()[4]), 8);
   EXPECT_EQ(static_cast<int>(b.data()[0]), 10);
   EXPECT_EQ(rank.session.counters().messages_received, 2);

@@ -33,6 +33,7 @@ COMMANDS = (
     Command("calibrate", "telegrad.cli.calibrate", "calibrate", needs=("matplotlib:plot_file",)),
     Command("simulate", "telegrad.cli.simulate", "app", needs=("matplotlib:plot_file",)),
     Command("advise", "telegrad.cli.advise", "advise", needs=("matplotlib:plot_file",)),
+    Command("profile", "telegrad.cli.profile", "profile", needs=("matplotlib:plot_file",)),
     Command("demo", "telegrad.cli.demo", "demo", needs=("matplotlib",), extra="demo"),
 )
 

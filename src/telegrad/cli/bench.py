@@ -15,6 +15,7 @@ from telegrad.cli.bench_select import select
 from telegrad.cli.bench_simulator import simulator
 from telegrad.cli.bench_sparse import sparse
 from telegrad.cli.bench_topk import topk_allreduce
+from telegrad.cli.bench_training_step import training_step
 
 app = typer.Typer(help="Measure telegrad on this machine, beside a peer in the same run.", no_args_is_help=True)
 for command in (
@@ -29,5 +30,6 @@ for command in (
     predictions,
     simulator,
     accuracy,
+    training_step,
 ):
     app.command()(command)

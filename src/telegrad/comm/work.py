@@ -58,6 +58,12 @@ class Work:
         """True once the operation is over, also when it failed."""
         return self._request.done()
 
+    def span_s(self) -> tuple[float, float] | None:
+        """When this rank's part of it began and when that was over, in seconds of ``time.perf_counter()``; ``None``
+        unless it has succeeded. As exact as the engine's looks at the clock, one in every turn. Of simulated
+        communicators, whose operations take no such time, it means nothing."""
+        return self._request.span_s()
+
     def result(self) -> Any:
         """Waits and returns the result: the tensor that was written, the gathered tensor, or the new sparse stream."""
         self.wait()

@@ -6,7 +6,8 @@ from __future__ import annotations
 import json
 import math
 import operator
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any, Self
 
@@ -57,6 +58,23 @@ class Trace:
     def bytes(self) -> int:
         """Of all gradients."""
         return sum(self.sizes)
+
+    def in_order(self, names: Sequence[str]) -> Self:
+        """The same gradients, which count in this order: each is there when those before it are there too.
+
+        Raises ``ValueError`` unless ``names`` are those of this trace."""
+        if sorted(names) != sorted(self.names):
+            raise ValueError("names must be those of the trace, each once, in another order")
+        places = {name: place for place, name in enumerate(self.names)}
+        there = [*accumulate(self.backward_times)]
+        order = [places[name] for name in names]
+        times, last_s = [], 0.0
+        for place in order:
+            times.append(max(there[place] - last_s, 0.0))
+            last_s = max(last_s, there[place])
+        return replace(
+            self, names=tuple(names), sizes=tuple(self.sizes[place] for place in order), backward_times=tuple(times)
+        )
 
     @classmethod
     def of_architecture(cls, model: Architecture, compute_s: float, *, element_bytes: int = 4) -> Self:

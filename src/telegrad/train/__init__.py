@@ -5,6 +5,7 @@ from telegrad.train.checkpoint import RankState, load_resharded
 from telegrad.train.ddp import DDPState, ddp_hook
 from telegrad.train.profile import StepProfile
 from telegrad.train.resharding import reshard
+from telegrad.train.step_report import StepReport
 from telegrad.train.synchronizer import Synchronizer
 from telegrad.train.telemetry import JsonLines, StepRecord, Telemetry, TensorBoard
 
@@ -15,6 +16,7 @@ __all__ = [
     "RankState",
     "StepProfile",
     "StepRecord",
+    "StepReport",
     "Synchronizer",
     "Telemetry",
     "Tensor",

@@ -47,6 +47,11 @@ class GradientGroup:
                 start += one.numel()
             self._flats.append(Flat(members, buffer))
 
+    @property
+    def bytes(self) -> int:
+        """Of the gradients."""
+        return sum(one.numel() * one.element_size() for one in self.parameters)
+
     def take(self, parameter: nn.Parameter) -> None:
         """Makes the gradient that this parameter has a view. Raises ``TypeError`` for one that is sparse, and
         ``RuntimeError`` for one that can be differentiated itself."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,6 +9,7 @@ from types import TracebackType
 from typing import Any, Protocol, Self
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
@@ -39,6 +39,20 @@ class WallClock:
 
     def between_s(self, before: float, after: float) -> float:
         return after - before
+
+
+class PausedClock(WallClock):
+    """A wall clock without the seconds that it is told to leave out."""
+
+    def __init__(self) -> None:
+        self._left_out_s = 0.0
+
+    def mark(self) -> float:
+        return super().mark() - self._left_out_s
+
+    def leave_out(self, seconds: float) -> None:
+        """Have just passed, and are not the model's."""
+        self._left_out_s += seconds
 
 
 class DeviceClock:
@@ -117,16 +131,15 @@ class StepProfile:
         return max(0, len(self._passes) + bool(self._open and self._open.arrivals) - self._skip)
 
     def trace(self, comm: Communicator | None = None) -> Trace:
-        """The medians. With ``comm``, called on all of its ranks: that of the rank whose step takes longest (the lowest
-        of several), the same on all ranks.
+        """The medians. With ``comm``, called on all of its ranks, the same on all: in every pass each gradient counts
+        when the last rank has it, as a sum must wait for that; passes are those that all ranks have, the last ones.
 
         Raises ``RuntimeError`` where no sample was taken, on any rank. With ``comm`` ``ValueError`` where another
         rank's model has another number of parameters.
         """
         self._close()
-        forward_s, arrivals = self._medians()
-        if comm is not None:
-            forward_s, arrivals = _of_the_slowest(comm, forward_s, arrivals)
+        moments = self._moments()
+        forward_s, arrivals = _medians(moments if comm is None else _of_all(comm, moments))
         if forward_s < 0:
             raise RuntimeError(
                 f"{len(self._passes)} steps were watched, and {self._skip} are left out: train for more inside of "
@@ -174,31 +187,40 @@ class StepProfile:
             self._passes.append(self._open)
         self._open = None
 
-    def _medians(self) -> tuple[float, list[float]]:
-        """Of the forward pass, and of each gradient from the start of the backward pass; below 0: never seen."""
+    def _moments(self) -> npt.NDArray[np.float64]:
+        """By pass: from the start of the forward pass to that of the backward pass, and to each gradient; below 0:
+        it did not come."""
         kept = self._passes[self._skip :]
-        if not kept:
-            return _NEVER, [_NEVER] * len(self._parameters)
-        between = self._clock.between_s
-        forward_s = statistics.median(between(one.forward, one.backward) for one in kept)
-        seen = [
-            [between(one.backward, one.arrivals[position]) for one in kept if position in one.arrivals]
-            for position in range(len(self._parameters))
-        ]
-        return forward_s, [statistics.median(times) if times else _NEVER for times in seen]
+        moments = np.full((len(kept), 1 + len(self._parameters)), _NEVER)
+        for row, one in zip(moments, kept, strict=True):
+            row[0] = self._clock.between_s(one.forward, one.backward)
+            for position, arrival in one.arrivals.items():
+                row[1 + position] = row[0] + self._clock.between_s(one.backward, arrival)
+        return moments
 
 
-def _of_the_slowest(comm: Communicator, forward_s: float, arrivals: Sequence[float]) -> tuple[float, list[float]]:
-    """Of all ranks' medians, those of the rank whose step is longest; of no rank where one has none."""
-    own = np.array([forward_s, *arrivals])
-    counts = comm.all_gather(np.array([len(arrivals)], np.int64)).ravel().tolist()
-    if len({*counts}) > 1:
+def _medians(moments: npt.NDArray[np.float64]) -> tuple[float, list[float]]:
+    """Of the forward pass, and of each gradient from the start of the backward pass; below 0: never seen."""
+    if not len(moments):
+        return _NEVER, [_NEVER] * (moments.shape[1] - 1)
+    forward = moments[:, 0]
+    arrivals = []
+    for times in moments[:, 1:].T:
+        came = times >= 0
+        arrivals.append(float(np.median((times - forward)[came])) if came.any() else _NEVER)
+    return float(np.median(forward)), arrivals
+
+
+def _of_all(comm: Communicator, own: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """The passes that all ranks have, the last ones: of each moment that of the rank that comes last."""
+    shapes = comm.all_gather(np.array([own.shape], np.int64)).reshape(-1, 2)
+    if len({*shapes[:, 1].tolist()}) > 1:
+        counts = (shapes[:, 1] - 1).tolist()
         raise ValueError(f"the ranks' models have {counts} parameters: give all ranks the same model")
-    whole = comm.all_gather(own)
-    if (whole[:, 0] < 0).any():
-        return _NEVER, [_NEVER] * len(arrivals)
-    slowest = whole[int((whole[:, 0] + whole[:, 1:].max(axis=1)).argmax())]
-    return float(slowest[0]), slowest[1:].tolist()
+    passes = int(shapes[:, 0].min())
+    if not passes:
+        return own[:0]
+    return comm.all_gather(own[len(own) - passes :]).reshape(comm.world_size, passes, -1).max(axis=0)  # type: ignore[no-any-return]
 
 
 def _tensors_in(outputs: Any) -> Iterator[Tensor]:

@@ -3,46 +3,39 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import json
 import math
+import time
 import warnings
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Unpack
 
-import numpy as np
 import torch
 from torch import nn
 
-from telegrad.calibration.group_cost import measured_group_cost
 from telegrad.comm import Communicator, Work
 from telegrad.errors import MismatchedCall, TransportError
-from telegrad.plan import merge
 from telegrad.plan.merge_plan import MergePlan
 from telegrad.plan.trace import Trace
-from telegrad.plan.way import Way
 from telegrad.train.arguments import check_choice, checked_count
 from telegrad.train.clipping import checked_norm, clip_own
 from telegrad.train.compressed_group import CompressedGroup
 from telegrad.train.compression import Compression, CompressionOptions, check_options
 from telegrad.train.gradient_group import PASS_NUMBERS, GradientGroup
-from telegrad.train.measured_ways import measured_ways
-from telegrad.train.profile import StepProfile
+from telegrad.train.group_planning import PLANS, TIMED, GroupPlanner
+from telegrad.train.measured_timeline import MeasuredTimeline
+from telegrad.train.profile import PausedClock, StepProfile
+from telegrad.train.replanning import LOOK_EVERY, Replanning, agreed_times, checked_factor
 from telegrad.train.stats import DDPStats
-
-PLANS: dict[str, Callable[..., MergePlan]] = {
-    "auto": merge.optimal,
-    "optimal": merge.optimal,
-    "greedy": merge.greedy,
-    "fixed": merge.fixed,
-    "wfbp": merge.wfbp,
-    "single": merge.single,
-}
-"""By name; see telegrad.plan.merge."""
-
-_TIMED = ("auto", "optimal", "greedy")
-_DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+from telegrad.train.step_report import StepReport, slowest_of
+from telegrad.train.synchronised_model import (
+    check_alike,
+    check_fits,
+    checked_groups,
+    copy_from_rank_0,
+    trained_parameters,
+)
 
 _synchronised: dict[int, weakref.ref[nn.Module]] = {}  # models that have a Synchronizer, by id
 
@@ -57,10 +50,13 @@ class Synchronizer:
     keeps the gradient that it had, ``None`` too; but each rank's pass must give a gradient to one parameter at least.
 
     ``plan``: ``"auto"`` or ``"optimal"``: the cut by which the last sum ends first, ``"greedy"``: MG-WFBP's; both are
-    made at the end of pass ``warmup_steps``, from the times of these passes (of the slowest rank) and from sums that
-    are timed then; until then groups are as for ``"fixed"``: DDP's sizes, in the opposite order of
-    ``model.parameters()``. ``"wfbp"``: each gradient alone, ``"single"``: all together. Or lists of names of
-    parameters, the groups in the order in which they leave. ``clip_norm``: averaged gradients are scaled down to this
+    made at the end of pass ``warmup_steps``, from the times of these passes (a gradient counts when the last rank has
+    it) and from sums that are timed then, alone and while all ranks compute; as many passes in these groups later they
+    are planned once more, for what sums take from the computation. Until the first plan groups are as for ``"fixed"``:
+    DDP's sizes, in the opposite order of ``model.parameters()``. With ``"auto"`` all of this is done again when
+    measured times leave the prediction by more than ``replan_factor`` (``None``: never), as telegrad.train.replanning
+    says. ``"wfbp"``: each gradient alone, ``"single"``: all together. Or lists of names of parameters, the groups in
+    the order in which they leave. ``clip_norm``: averaged gradients are scaled down to this
     norm, all together; with a GradScaler leave it out and call ``scaler.unscale_`` and ``clip_grad_norm_`` after
     ``backward()``.
 
@@ -89,6 +85,7 @@ class Synchronizer:
         plan: str | Sequence[Sequence[str]] = "auto",
         clip_norm: float | None = None,
         warmup_steps: int = 10,
+        replan_factor: float | None = 1.5,
         compression: str | None = None,
         **options: Unpack[CompressionOptions],
     ) -> None:
@@ -100,22 +97,24 @@ class Synchronizer:
             check_choice(plan, "plan", tuple(PLANS))
         if checked_count(warmup_steps, "warmup_steps") < 3:
             raise ValueError(f"warmup_steps={warmup_steps} must be at least 3: the first two passes are not typical")
-        self._parameters = _trained_parameters(model)
+        self._parameters = trained_parameters(model)
         self._frozen = [one for one in model.parameters() if not one.requires_grad]
         self._clip_norm = checked_norm(clip_norm)
         self._warmup_steps = warmup_steps
+        self._replan_factor = checked_factor(replan_factor)
         self._scheme = plan if isinstance(plan, str) else None
         check_options(options, compression)
         self._compression = None
         if compression is not None:
             self._compression = Compression(compression, comm, self._parameters, options)
-            _check_fits(plan, compression)
-        groups = self._first_groups(plan if plan not in _TIMED else "fixed")
+            check_fits(plan, compression)
+        self._first_scheme = "fixed" if plan in TIMED else str(plan)
+        groups = self._first_groups("fixed" if plan in TIMED else plan)
         owner = _synchronised.get(id(model))
         if owner is not None and owner() is model:
             raise ValueError("model has a Synchronizer already: close() that one first")
 
-        _check_alike(comm, self._description(groups))
+        check_alike(comm, self._description(groups))
         own = comm.split(0, comm.rank)  # sums are paired by their order, which nobody else's calls must change
         assert own is not None
         self._model, self._comm = model, own
@@ -128,12 +127,17 @@ class Synchronizer:
         self._works: list[list[Work]] = []
         self._graph_task: int | None = None  # autograd's number of the pass that is under way
         self._plan: MergePlan | None = None
+        self._planner = GroupPlanner(self._scheme, self._compression) if self._scheme in TIMED else None
+        self._trace: Trace | None = None
+        self._replans = 0
         self._set_groups(groups, [compression == "topk"] * len(groups))
         for tensor in (*model.parameters(), *model.buffers()):
-            _copy_from_rank_0(tensor.detach(), self._comm)
-        self._profile = StepProfile(model) if plan in _TIMED else None
-        if self._profile is not None:
-            self._profile.__enter__()
+            copy_from_rank_0(tensor.detach(), self._comm)
+        self._profile: StepProfile | None = None
+        self._profile_clock = PausedClock()
+        if plan in TIMED:
+            self._begin_profile()
+        self._replanning = Replanning(replan_factor) if plan == "auto" and replan_factor is not None else None
         self._handles: list[Any] = [
             one.register_post_accumulate_grad_hook(self._arrive)  # type: ignore[no-untyped-call]
             for one in self._parameters.values()
@@ -180,6 +184,31 @@ class Synchronizer:
             raise ValueError("this Synchronizer compresses nothing, so nothing waits: it has no state")
         return self._compression
 
+    @property
+    def trace(self) -> Trace | None:
+        """The times of a step that ``plan`` was made from, of all ranks; ``None`` before that."""
+        return self._trace
+
+    @property
+    def replans(self) -> int:
+        """How often measured times have left the prediction so far that there was another plan."""
+        return self._replans
+
+    def report(self, *, slowest: bool = False) -> StepReport:
+        """What the last backward passes took beside what was predicted: ``print()`` it, or call its ``to_json()`` or
+        ``to_html(path)``. Of this rank, which asks nobody; ``slowest``: of the rank whose step takes longest, the same
+        on all ranks, and called on all of them between two passes."""
+        own = StepReport.of(
+            self._plan.scheme if self._plan else "named" if self._scheme is None else self._first_scheme,
+            self.groups,
+            self._timeline.medians(),
+            self._plan,
+            rank=self._comm.rank,
+            ranks=self._comm.world_size,
+            waits_for=self._plan_at if self._profile is not None else None,
+        )
+        return slowest_of(self._comm, own) if slowest else own
+
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
         """Backward passes inside add up on each rank; the next one outside averages all of them. The same on all
@@ -212,6 +241,7 @@ class Synchronizer:
             self._drop()
             self._graph_task = task
             self._missing = [{id(one) for one in group.parameters} for group in self._groups]
+            self._timeline.begin()
             # How autograd lets DistributedDataParallel know that a pass is over.
             torch.autograd.Variable._execution_engine.queue_callback(self._end)
             if self._compression is not None:
@@ -223,18 +253,25 @@ class Synchronizer:
         if self._compression is not None and self._clip_norm is not None:
             return  # a rank's own gradient is clipped, all of it, before any of it leaves
         self._missing[number].discard(id(parameter))
+        if not self._missing[number]:
+            self._timeline.ready(number)
         while len(self._works) < len(self._groups) and not self._missing[len(self._works)]:
             self._launch()
 
     def _launch(self) -> None:
         """The next group: all ranks launch them in the same order, whatever order gradients come in."""
         group = self._groups[len(self._works)]
+        self._timeline.launched()
+        begin_s = time.perf_counter()
         self._works.append(group.launch(self._comm, self._present, self._passes % PASS_NUMBERS))
+        if self._compression is not None:
+            self._profile_clock.leave_out(time.perf_counter() - begin_s)  # selection, which plans count by itself
 
     def _end(self) -> None:
         """The pass is over: launches what had to wait for gradients that did not come, and waits for all."""
         if torch._C._current_graph_task_id() != self._graph_task:
             return  # of a pass that was dropped
+        self._timeline.backward_over()
         for one in self._frozen:
             if one.requires_grad:
                 raise RuntimeError(
@@ -256,14 +293,23 @@ class Synchronizer:
                     self._tell_apart()
             for group in self._groups:
                 group.finish()
+            self._timeline.close([_end_of(of_group) for of_group in works])
         finally:
             self._present.clear()
         if self._compression is not None:
             self._compression.close_pass()
         elif self._clip_norm is not None:
             nn.utils.clip_grad_norm_(self._parameters.values(), self._clip_norm)
-        if self._profile is not None and self._passes >= self._warmup_steps:
-            self._make_plan(self._profile)
+        if self._profile is not None:
+            if self._passes >= self._plan_at:
+                self._make_plan(self._profile)
+        elif self._replanning is not None and (self._passes - self._planned_at) % LOOK_EVERY == 0:
+            measured = agreed_times(self._comm, self._timeline.totals(LOOK_EVERY))
+            if measured is not None and self._replanning.look(measured):
+                self._replans += 1
+                assert self._planner is not None
+                self._planner.forget()
+                self._begin_profile()
 
     def _tell_apart(self) -> None:
         text = (
@@ -293,6 +339,11 @@ class Synchronizer:
         self._present.clear()
         self._passes += 1
 
+    def _begin_profile(self) -> None:
+        self._plan_at = self._passes + self._warmup_steps
+        self._profile = StepProfile(self._model, clock=self._profile_clock)
+        self._profile.__enter__()
+
     def _end_profile(self) -> None:
         if self._profile is not None:
             self._profile.__exit__(None, None, None)
@@ -304,27 +355,27 @@ class Synchronizer:
             trace = profile.trace(self._comm)
         except RuntimeError as error:  # on all ranks
             warnings.warn(f"groups stay as they are, because no times were taken ({error})", RuntimeWarning, 2)
+            self._replanning = None
             return
-        most_bytes, compression = max(trace.bytes, 1), self._compression
-        if compression is None:
-            ways = [Way("dense", measured_group_cost(self._comm, most_bytes=most_bytes))]
-            found = PLANS[self._scheme or "auto"](trace.sizes, trace.backward_times, cost=ways[0].cost)
-            dense = None
-        else:
-            ways = measured_ways(compression, self._comm, most_bytes=most_bytes)
-            sizes = zip(trace.names, trace.sizes, strict=True)
-            dense = [0 if compression.compresses(name) else size for name, size in sizes]
-            found = merge.joint(trace.sizes, trace.backward_times, ways=ways, dense=dense)
-        ends = np.zeros(len(trace.sizes), np.int64)  # 0: no group ends there; else its way's number, from 1 on
-        numbers = {way.name: number for number, way in enumerate(ways, 1)}
-        for number, group in enumerate(found.groups):
-            ends[group[-1]] = numbers[found.ways[number]] if found.ways else 1
-        self._comm.broadcast(ends, 0)  # traces and costs are equal, but processors may round them differently
-        stops = np.flatnonzero(ends)
-        taken = [ways[number - 1] for number in ends[stops]]
-        plan = merge.of_ways(found.scheme, trace.sizes, trace.backward_times, (stops + 1).tolist(), taken, dense=dense)
-        self._plan = plan if compression is not None else dataclasses.replace(plan, ways=())
-        self._set_groups(self._with_the_unused(trace, self._plan), [way.name == "sparse" for way in taken])
+        planner = self._planner
+        assert planner is not None
+        earlier, refines = self._trace, planner.has_costs
+        if not refines:
+            planner.measure(self._comm, most_bytes=max(trace.bytes, 1))
+        elif earlier is not None and {*earlier.names} == {*trace.names}:
+            trace = trace.in_order(earlier.names)
+        kept = self._plan if earlier is not None and earlier.names == trace.names else None
+        self._trace, self._plan = trace, planner.plan(trace, self._comm, kept=kept)
+        groups = self._with_the_unused(trace, self._plan)
+        sparse = [way == "sparse" for way in self._plan.ways] or [False] * len(groups)
+        if (groups, sparse) != (self.groups, self._sparse):
+            self._set_groups(groups, sparse)
+        self._timeline.before_first_s = trace.backward_times[0]
+        self._planned_at = self._passes
+        if not refines:
+            self._begin_profile()  # in these groups, whose sums hold other gradients up than those before
+        elif self._replanning is not None:
+            self._replanning.planned(self._plan)
 
     def _with_the_unused(self, trace: Trace, plan: MergePlan) -> list[list[str]]:
         """The plan's groups, the last of which also has what no pass has used so far."""
@@ -334,7 +385,7 @@ class Synchronizer:
 
     def _first_groups(self, plan: str | Sequence[Sequence[str]]) -> list[list[str]]:
         if not isinstance(plan, str):
-            return self._checked_names(plan)
+            return checked_groups(plan, self._parameters)
         names = [*reversed(self._parameters)]
         sizes = [self._parameters[name].numel() * self._parameters[name].element_size() for name in names]
         cut = PLANS[plan](sizes, [0.0] * len(sizes), cost=lambda _: 0.0)
@@ -347,28 +398,13 @@ class Synchronizer:
         self._sparse = [*sparse]
         self._groups = [self._group_of_names(names, one) for names, one in zip(groups, sparse, strict=True)]
         self._group_of = {id(one): number for number, group in enumerate(self._groups) for one in group.parameters}
+        self._timeline = MeasuredTimeline([group.bytes for group in self._groups])
 
     def _group_of_names(self, names: Sequence[str], sparse: bool) -> GradientGroup:
         parameters = [self._parameters[name] for name in names]
         if self._compression is None:
             return GradientGroup(parameters)
         return CompressedGroup(parameters, self._compression, sparse=sparse)
-
-    def _checked_names(self, groups: Any) -> list[list[str]]:
-        is_list = isinstance(groups, Sequence) and all(
-            isinstance(group, Sequence) and not isinstance(group, str) and group for group in groups
-        )
-        if not is_list:
-            raise ValueError(f"plan={groups!r} must be a name or lists of names of parameters, none of them empty")
-        named = [name for group in groups for name in group]
-        for name in named:
-            if name not in self._parameters:
-                raise ValueError(f"plan names {name!r}, which is no parameter of model that requires a gradient")
-        if len(set(named)) < len(named):
-            raise ValueError("plan names a parameter twice: each gradient travels once")
-        if missing := [name for name in self._parameters if name not in set(named)]:
-            raise ValueError(f"plan leaves {missing[0]!r} out: every parameter that requires a gradient must be in it")
-        return [[*group] for group in groups]
 
     def _description(self, groups: list[list[str]]) -> dict[str, str]:
         """What all ranks must have alike."""
@@ -378,51 +414,12 @@ class Synchronizer:
             "plan": json.dumps([self._scheme, groups]),
             "warmup_steps": str(self._warmup_steps),
             "clip_norm": str(self._clip_norm),
+            "replan_factor": str(self._replan_factor),
             "compression": str(None),
             **({} if self._compression is None else self._compression.description()),
         }
 
 
-def _trained_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
-    parameters = {name: one for name, one in model.named_parameters() if one.requires_grad}
-    if not parameters:
-        raise ValueError("model has no parameter that requires a gradient: there is nothing to synchronise")
-    for name, one in parameters.items():
-        if one.device.type != "cpu" or one.dtype not in _DTYPES:
-            raise ValueError(
-                f"parameter {name!r} is {one.dtype} on {one.device}: it must be of float32, float64, bfloat16 or "
-                "float16, on the CPU; use DistributedDataParallel for others"
-            )
-    for name, buffer in model.named_buffers():
-        if buffer.device.type != "cpu" or buffer.layout != torch.strided:
-            raise ValueError(f"buffer {name!r} is {buffer.layout} on {buffer.device}: it must be dense, on the CPU")
-    return parameters
-
-
-def _check_fits(plan: Any, compression: str) -> None:
-    if plan == "greedy":
-        raise ValueError("plan='greedy' looks at one cost, and compression has several: use plan='auto'")
-    if compression == "auto" and plan not in _TIMED:
-        raise ValueError(
-            f"compression='auto' is decided with the plan, and plan={plan!r} is not timed: use plan='auto'"
-        )
-
-
-def _check_alike(comm: Communicator, own: dict[str, str]) -> None:
-    """Raises ``ValueError`` on all ranks, naming what differs from rank 0's."""
-    text = np.frombuffer(json.dumps(own).encode(), np.uint8)
-    lengths = comm.all_gather(np.array([text.size], np.int64)).ravel().tolist()
-    texts = comm.all_gather(text, counts=lengths)
-    ends = np.cumsum(lengths)
-    told = [json.loads(bytes(texts[end - length : end])) for end, length in zip(ends, lengths, strict=True)]
-    for rank, theirs in enumerate(told):
-        for name, value in told[0].items():
-            if theirs[name] != value:
-                raise ValueError(f"{name} of rank {rank} and rank 0 differ: give all ranks the same")
-
-
-def _copy_from_rank_0(tensor: torch.Tensor, comm: Communicator) -> None:
-    whole = tensor.contiguous()
-    comm.broadcast(whole, 0)
-    if whole.data_ptr() != tensor.data_ptr():
-        tensor.copy_(whole)
+def _end_of(works: Sequence[Work]) -> float:
+    """When the last one of a group was over, by the clock of ``time.perf_counter()``."""
+    return max((span[1] for work in works if (span := work.span_s()) is not None), default=0.0)

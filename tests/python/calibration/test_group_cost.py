@@ -11,15 +11,24 @@ import pytest
 
 from telegrad import Communicator
 from telegrad.calibration import group_cost
+from telegrad.calibration.computing import group_cost_while_computing
 from telegrad.calibration.group_cost import Prepare, measured_group_cost, measured_way
 
+Measure = Callable[..., Callable[[int], float]]
+_MEASURES = pytest.mark.parametrize(
+    "measure", [measured_group_cost, group_cost_while_computing], ids=["alone", "while computing"]
+)
 
+
+@_MEASURES
 @pytest.mark.parametrize("most_bytes", [1, 5000, 1 << 20])
-def test_costs_rise_and_are_the_same_on_all_ranks(on_ranks: Callable[..., list[Any]], most_bytes: int) -> None:
+def test_costs_rise_and_are_the_same_on_all_ranks(
+    on_ranks: Callable[..., list[Any]], most_bytes: int, measure: Measure
+) -> None:
     sizes = [0, 4, 1024, 3000, 5000, 1 << 19, 1 << 20, 1 << 24]
 
     def run(comm: Communicator) -> list[float]:
-        cost = measured_group_cost(comm, most_bytes=most_bytes)
+        cost = measure(comm, most_bytes=most_bytes)
         return [cost(size) for size in sizes]
 
     first, second = on_ranks(2, run)
@@ -74,9 +83,10 @@ def test_a_way_has_the_slowest_ranks_median_of_both_parts(
     assert first == [512, 512, 1536, 4096, 8192, 30, 30, 30, 30, 60, 5]
 
 
-def test_nothing_is_no_length(on_ranks: Callable[..., list[Any]]) -> None:
+@_MEASURES
+def test_nothing_is_no_length(on_ranks: Callable[..., list[Any]], measure: Measure) -> None:
     def run(comm: Communicator) -> None:
         with pytest.raises(ValueError, match="most_bytes=0 must be at least 1"):
-            measured_group_cost(comm, most_bytes=0)
+            measure(comm, most_bytes=0)
 
     on_ranks(1, run)

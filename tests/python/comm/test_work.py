@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -147,3 +148,24 @@ def test_future_of_all(local: Local) -> None:
     with pytest.raises(RuntimeError, match="PeerFailed: .*no more"):
         future.wait()
     assert isinstance(errors[0], TransportError)
+
+
+def test_the_span_is_of_the_clock_that_the_caller_reads(local: Local) -> None:
+    one, two = local(2)
+    before = time.perf_counter()
+    work = one.all_reduce(_ones(), async_op=True)
+    assert work.span_s() is None
+    two.all_reduce(_ones())
+    work.wait()
+    span = work.span_s()
+    assert span is not None
+    assert before - 1.0 < span[0] <= span[1] <= time.perf_counter()  # the engine's last look may lie before the call
+
+
+def test_a_failed_operation_has_no_span(local: Local) -> None:
+    one, two = local(2)
+    work = one.all_reduce(_ones(), async_op=True)
+    two.abort("no more")
+    with pytest.raises(TransportError):
+        work.wait()
+    assert work.span_s() is None

@@ -186,3 +186,16 @@ def test_with_trees_wfbp_is_ahead_of_one_message() -> None:
             for name in ("double-binary-trees", "double-binary-trees-published"):
                 found = speed_ups(trace, COLLECTIVES[name](ranks, K80))
                 assert found["single"] < found["wfbp"] <= found["optimal"]
+
+
+def test_a_trace_in_another_order() -> None:
+    """A gradient that now stands behind a later one counts when that is there."""
+    trace = Trace(("a", "b", "c", "d"), (1, 2, 3, 4), (1.0, 2.0, 3.0, 4.0), 0.5, "by hand")
+    other = trace.in_order(["a", "c", "b", "d"])
+    assert (other.names, other.sizes) == (("a", "c", "b", "d"), (1, 3, 2, 4))
+    assert other.backward_times == (1.0, 5.0, 0.0, 4.0)
+    assert (other.forward_s, other.about) == (0.5, "by hand")
+    assert trace.in_order(trace.names) == trace
+    for names in (["a", "b", "c"], ["a", "b", "c", "c"]):
+        with pytest.raises(ValueError, match="names must be those of the trace"):
+            trace.in_order(names)

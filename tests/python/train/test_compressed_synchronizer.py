@@ -18,7 +18,7 @@ from torch import Tensor
 from telegrad import Communicator, DDPState, TransportError, ddp_hook
 from telegrad.errors import NonFiniteGradient
 from telegrad.plan.way import Way
-from telegrad.train import BySize, RankState, load_resharded, reshard, synchronizer
+from telegrad.train import BySize, RankState, group_planning, load_resharded, reshard
 from telegrad.train.measured_ways import measured_ways
 
 STEPS = 9
@@ -89,7 +89,7 @@ def sparse_where_large(*_: object, **__: object) -> list[Way]:
 
 
 def test_ways_follow_from_the_plan(on_ranks: OnRanks, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(synchronizer, "measured_ways", sparse_where_large)
+    monkeypatch.setattr(group_planning, "measured_ways", sparse_where_large)
 
     def run(comm: Communicator) -> tuple[list[dict[str, Tensor]], dict[str, Tensor]]:
         rank = Rank(comm, compression="auto", warmup_steps=3)

@@ -21,8 +21,9 @@ from telegrad import Communicator, Synchronizer
         (lambda rank: {"plan": ["wfbp", "single"][rank]}, "plan"),
         (lambda rank: {"warmup_steps": 5 + rank}, "warmup_steps"),
         (lambda rank: {"clip_norm": 1.0 + rank}, "clip_norm"),
+        (lambda rank: {"replan_factor": 2.0 + rank}, "replan_factor"),
     ],
-    ids=["groups in another order", "plan", "warmup_steps", "clip_norm"],
+    ids=["groups in another order", "plan", "warmup_steps", "clip_norm", "replan_factor"],
 )
 def test_ranks_that_differ_are_told_on_all(
     on_ranks: OnRanks, of_rank: Callable[[int], dict[str, Any]], what: str
@@ -54,6 +55,8 @@ def _misuses() -> Iterable[tuple[Callable[[Communicator], Any], type[Exception],
     yield of(ValueError, "plan='best' does not exist: use one of auto, optimal, greedy", plan="best")
     yield of(ValueError, "warmup_steps=2 must be at least 3", warmup_steps=2)
     yield of(ValueError, "clip_norm=0 must be above 0", clip_norm=0)
+    yield of(ValueError, "replan_factor=1 must be above 1", replan_factor=1)
+    yield of(TypeError, "replan_factor='2' must be a number, or None", replan_factor="2")
     yield of(ValueError, "plan names 'x', which is no parameter", plan=[["x"]])
     yield of(ValueError, "must be a name or lists of names", plan=["tail.weight"])
     yield of(ValueError, "must be a name or lists of names", plan=[[]])

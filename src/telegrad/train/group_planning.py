@@ -1,0 +1,129 @@
+"""How a Synchronizer cuts its gradients into groups: from the times of a step and from sums that are timed on the live
+communicator, the same on all ranks. Does not know when to plan."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import numpy as np
+
+from telegrad.calibration.computing import group_cost_while_computing
+from telegrad.calibration.group_cost import measured_group_cost
+from telegrad.comm import Communicator
+from telegrad.plan import merge, shared_processor
+from telegrad.plan.merge_plan import MergePlan
+from telegrad.plan.trace import Trace
+from telegrad.train.compression import Compression
+from telegrad.train.measured_ways import measured_ways
+
+PLANS: dict[str, Callable[..., MergePlan]] = {
+    "auto": merge.optimal,
+    "optimal": merge.optimal,
+    "greedy": merge.greedy,
+    "fixed": merge.fixed,
+    "wfbp": merge.wfbp,
+    "single": merge.single,
+}
+"""By name; see telegrad.plan.merge."""
+
+TIMED = ("auto", "optimal", "greedy")
+"""Those that need the times of the model."""
+
+_NOT_WORTH_A_CHANGE = 0.05  # by which other groups must be ahead of those that there are; times are not better known
+
+
+class _Costs(Protocol):
+    """Of sums, as they were timed. Ways of groups are numbers from 1 on."""
+
+    def best(self, trace: Trace) -> MergePlan: ...
+
+    def plan_of(self, scheme: str, trace: Trace, stops: Sequence[int], ways: Sequence[int]) -> MergePlan: ...
+
+    def ways_of(self, plan: MergePlan) -> list[int]: ...
+
+
+class GroupPlanner:
+    """``scheme``: one of ``TIMED``. ``compression``: of the gradients, if any. All ranks call all methods, alike."""
+
+    def __init__(self, scheme: str, compression: Compression | None) -> None:
+        self._scheme, self._compression = scheme, compression
+        self._costs: _Costs | None = None
+
+    @property
+    def has_costs(self) -> bool:
+        """Whether sums have been timed."""
+        return self._costs is not None
+
+    def measure(self, comm: Communicator, *, most_bytes: int) -> None:
+        """Times sums of up to so many bytes. Raises ``ValueError`` for ``most_bytes`` below 1."""
+        if self._compression is None:
+            self._costs = _DenseCosts(self._scheme, comm, most_bytes)
+        else:
+            self._costs = _WayCosts(self._compression, comm, most_bytes)
+
+    def forget(self) -> None:
+        """Sums must be timed anew."""
+        self._costs = None
+
+    def plan(self, trace: Trace, comm: Communicator, *, kept: MergePlan | None) -> MergePlan:
+        """As rank 0 has it: traces and costs are equal, but processors may round them differently. ``kept``: the plan
+        of the same gradients that there is, which stays unless another one is well ahead."""
+        assert self._costs is not None
+        plan = self._costs.best(trace)
+        if kept is not None:
+            again = self._costs.plan_of(plan.scheme, trace, _stops(kept), self._costs.ways_of(kept))
+            if again.finish_s <= plan.finish_s * (1 + _NOT_WORTH_A_CHANGE):
+                plan = again
+        ends = np.zeros(len(trace.sizes), np.int64)  # 0: no group ends there; else its way
+        ends[[stop - 1 for stop in _stops(plan)]] = self._costs.ways_of(plan)
+        comm.broadcast(ends, 0)
+        last = np.flatnonzero(ends)
+        return self._costs.plan_of(plan.scheme, trace, (last + 1).tolist(), ends[last].tolist())
+
+
+class _DenseCosts:
+    def __init__(self, scheme: str, comm: Communicator, most_bytes: int) -> None:
+        self._scheme = scheme
+        self._idle = measured_group_cost(comm, most_bytes=most_bytes)
+        self._busy = group_cost_while_computing(comm, most_bytes=most_bytes)
+
+    def best(self, trace: Trace) -> MergePlan:
+        if self._scheme == "greedy":
+            cut = merge.greedy(trace.sizes, trace.backward_times, cost=self._idle)
+            return self.plan_of("greedy", trace, _stops(cut), self.ways_of(cut))
+        return shared_processor.optimal(trace.sizes, trace.backward_times, idle=self._idle, busy=self._busy)
+
+    def plan_of(self, scheme: str, trace: Trace, stops: Sequence[int], ways: Sequence[int]) -> MergePlan:
+        return shared_processor.planned(
+            scheme, trace.sizes, trace.backward_times, stops, idle=self._idle, busy=self._busy
+        )
+
+    def ways_of(self, plan: MergePlan) -> list[int]:
+        return [1] * len(plan.groups)
+
+
+class _WayCosts:
+    def __init__(self, compression: Compression, comm: Communicator, most_bytes: int) -> None:
+        self._compression = compression
+        self._ways = measured_ways(compression, comm, most_bytes=most_bytes)
+
+    def best(self, trace: Trace) -> MergePlan:
+        return merge.joint(trace.sizes, trace.backward_times, ways=self._ways, dense=self._dense(trace))
+
+    def plan_of(self, scheme: str, trace: Trace, stops: Sequence[int], ways: Sequence[int]) -> MergePlan:
+        taken = [self._ways[number - 1] for number in ways]
+        return merge.of_ways(scheme, trace.sizes, trace.backward_times, stops, taken, dense=self._dense(trace))
+
+    def ways_of(self, plan: MergePlan) -> list[int]:
+        numbers = {way.name: number for number, way in enumerate(self._ways, 1)}
+        return [numbers[name] for name in plan.ways]
+
+    def _dense(self, trace: Trace) -> list[int]:
+        """Bytes of each gradient that no way compresses."""
+        sizes = zip(trace.names, trace.sizes, strict=True)
+        return [0 if self._compression.compresses(name) else size for name, size in sizes]
+
+
+def _stops(plan: MergePlan) -> list[int]:
+    return [group[-1] + 1 for group in plan.groups]

@@ -1,0 +1,78 @@
+"""What a Synchronizer asks of a model, and of all ranks, before it begins."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from telegrad.comm import Communicator
+from telegrad.train.group_planning import TIMED
+from telegrad.train.texts import all_gather_text
+
+_DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+
+
+def trained_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
+    """By name. Raises ``ValueError`` where there are none, and for what a Synchronizer cannot hold."""
+    parameters = {name: one for name, one in model.named_parameters() if one.requires_grad}
+    if not parameters:
+        raise ValueError("model has no parameter that requires a gradient: there is nothing to synchronise")
+    for name, one in parameters.items():
+        if one.device.type != "cpu" or one.dtype not in _DTYPES:
+            raise ValueError(
+                f"parameter {name!r} is {one.dtype} on {one.device}: it must be of float32, float64, bfloat16 or "
+                "float16, on the CPU; use DistributedDataParallel for others"
+            )
+    for name, buffer in model.named_buffers():
+        if buffer.device.type != "cpu" or buffer.layout != torch.strided:
+            raise ValueError(f"buffer {name!r} is {buffer.layout} on {buffer.device}: it must be dense, on the CPU")
+    return parameters
+
+
+def check_fits(plan: Any, compression: str) -> None:
+    """Raises ``ValueError`` for a plan that does not go with that compression."""
+    if plan == "greedy":
+        raise ValueError("plan='greedy' looks at one cost, and compression has several: use plan='auto'")
+    if compression == "auto" and plan not in TIMED:
+        raise ValueError(
+            f"compression='auto' is decided with the plan, and plan={plan!r} is not timed: use plan='auto'"
+        )
+
+
+def check_alike(comm: Communicator, own: dict[str, str]) -> None:
+    """Raises ``ValueError`` on all ranks, naming what differs from rank 0's."""
+    told = [json.loads(text) for text in all_gather_text(comm, json.dumps(own))]
+    for rank, theirs in enumerate(told):
+        for name, value in told[0].items():
+            if theirs[name] != value:
+                raise ValueError(f"{name} of rank {rank} and rank 0 differ: give all ranks the same")
+
+
+def copy_from_rank_0(tensor: torch.Tensor, comm: Communicator) -> None:
+    """In place, whatever its strides."""
+    whole = tensor.contiguous()
+    comm.broadcast(whole, 0)
+    if whole.data_ptr() != tensor.data_ptr():
+        tensor.copy_(whole)
+
+
+def checked_groups(groups: Any, parameters: Mapping[str, nn.Parameter]) -> list[list[str]]:
+    """``groups`` as lists of names, each of ``parameters`` once. Raises ``ValueError`` otherwise."""
+    is_list = isinstance(groups, Sequence) and all(
+        isinstance(group, Sequence) and not isinstance(group, str) and group for group in groups
+    )
+    if not is_list:
+        raise ValueError(f"plan={groups!r} must be a name or lists of names of parameters, none of them empty")
+    named = [name for group in groups for name in group]
+    for name in named:
+        if name not in parameters:
+            raise ValueError(f"plan names {name!r}, which is no parameter of model that requires a gradient")
+    if len(set(named)) < len(named):
+        raise ValueError("plan names a parameter twice: each gradient travels once")
+    if missing := [name for name in parameters if name not in set(named)]:
+        raise ValueError(f"plan leaves {missing[0]!r} out: every parameter that requires a gradient must be in it")
+    return [[*group] for group in groups]

@@ -1,0 +1,16 @@
+"""Texts of all ranks, on all ranks."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from telegrad.comm import Communicator
+
+
+def all_gather_text(comm: Communicator, own: str) -> list[str]:
+    """By rank; they may differ in length. Called on all ranks."""
+    text = np.frombuffer(own.encode(), np.uint8)
+    lengths = comm.all_gather(np.array([text.size], np.int64)).ravel().tolist()
+    texts = comm.all_gather(text, counts=lengths)
+    ends = np.cumsum(lengths)
+    return [bytes(texts[end - length : end]).decode() for end, length in zip(ends, lengths, strict=True)]
