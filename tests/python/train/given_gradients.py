@@ -13,6 +13,11 @@ from telegrad import Communicator, Synchronizer
 
 SHAPES = {"embedding": (30, 40), "norm": (16,), "hidden": (20, 50), "bias": (7,)}
 LARGE = ("embedding", "hidden")
+NAMED = [["hidden", "bias"], ["embedding", "norm"]]
+
+
+def sgd(parameters: Any) -> torch.optim.Optimizer:
+    return torch.optim.SGD([*parameters], lr=0.5)
 
 
 class Given(nn.Module):
