@@ -127,7 +127,7 @@ def test_a_thousand_tensors_and_three_ways() -> None:
     ways = network()
     plan = merge.joint(sizes, times, ways=[Way(one.name, counted(one.cost), counted(one.delay)) for one in ways])
     assert calls <= 3 * 1000 * 1001 + 2 * len(plan.groups)
-    assert all(plan.finish_s <= alone(sizes, times, way).finish_s for way in ways)
+    assert plan.finish_s < 0.9 * merge.optimal(sizes, times, cost=ways[0].cost).finish_s
 
 
 def test_what_no_way_compresses_goes_beside() -> None:
