@@ -68,7 +68,7 @@ def table_of(rows: Sequence[Row], title: str) -> Table:
             table.add_section()
         previous = here
         best_s = min(other["step_s"] for other in rows if _where(other) == here)
-        cells = [str(row[key]) for key in several]
+        cells = [str(row.get(key, "–")) for key in several]
         cells += [f"{row['ranks']:,}", *(name_of(row, [key]) for key in varying), str(row["groups"])]
         cells += [duration(row[key]) for key in ("step_s", "exposed_s", "communicate_s")]
         cells += [duration(row[key]) for key in ("select_s", "decompress_s")] if compresses else []

@@ -107,6 +107,14 @@ def test_a_paper_s_figure(figure: str, tmp_path: Path) -> None:
         assert one["what"] in output.replace("\n", " ")
 
 
+def test_all_figures_in_one_table_and_picture(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    drawn = tmp_path / "all.png"
+    found = written("--figure", "all", "--plot-file", str(drawn), file=tmp_path / "rows.json")
+    assert {row["figure"] for row in found["rows"]} == set(FIGURES)
+    assert drawn.stat().st_size > 10_000
+
+
 def test_phases_add_up_to_the_step() -> None:
     for figure in FIGURES:
         for row in rows_of(figure):
