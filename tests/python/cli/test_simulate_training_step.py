@@ -157,6 +157,14 @@ def test_bad_options_are_named_with_a_remedy(options: tuple[str, ...], said: str
     assert said in output
 
 
+def test_a_fixed_part_beyond_a_recorded_step_is_refused(tmp_path: Path) -> None:
+    trace = tmp_path / "mine.json"
+    trace.write_text(Trace(("a",), (4 << 20,), (0.01,), 0.005).to_json())
+    status, output = step("--trace", str(trace), "--fixed-ms", "20", columns=1000)
+    assert status == 2
+    assert "--fixed-ms: fixed_s=0.02 must be from 0 to 0.015" in output
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [("3", "this is no trace"), ("{", "cannot read"), (Trace((), (), (), 1.0).to_json(), "has no gradients")],
