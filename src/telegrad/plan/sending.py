@@ -115,7 +115,7 @@ def rgc(
     element_bytes: float = EXACT_BYTES,
     kernels: int = 10,
 ) -> PhasedWay:
-    """RedSync: T_select + log2 P·α + (P−1)·k·(c + v)·β + P·k·γ1. RedSync, §2.4, as ALGORITHMS has it mended.
+    """RedSync: T_select + log2 P·α + (P−1)·k·(c + v)·β + P·k·γ1. RedSync, §2.4, with k entries of c + v bytes.
 
     ``element_bytes`` of memory traffic and ``kernels`` are those of its selection. ``quantised``: entries of one sign
     and one mean, so that v = 0. Each of the P messages is added by a kernel of its own.
