@@ -22,6 +22,7 @@ std::span<T> memory(std::uintptr_t address, std::size_t count) {
 void bind_communicator(nb::module_& module);
 void bind_explorer(nb::module_& module);
 void bind_kernels(nb::module_& module);
+void bind_linear(nb::module_& module);
 void bind_measure(nb::module_& module);
 void bind_selection(nb::module_& module);
 void bind_simulation(nb::module_& module);

@@ -73,6 +73,7 @@ NB_MODULE(_core, module) {
   bind_sparse_reduction(module);
   bind_communicator(module);
   bind_kernels(module);
+  bind_linear(module);
   bind_explorer(module);
   bind_measure(module);
   bind_selection(module);

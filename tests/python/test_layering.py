@@ -23,10 +23,12 @@ MAY_INCLUDE = {
     "session": {"base", "kernels", "sparse", "transport", "collectives"},
     "progress": {"base", "kernels", "sparse", "transport", "collectives", "session"},
     "drivers": {"base", "transport"},
-    "fuzz": {"base", "kernels", "sparse"},
+    "linear": {"base"},
+    "fuzz": {"base", "kernels", "sparse", "linear"},
     "simulation": {"base", "kernels", "sparse", "transport", "collectives", "session", "drivers"},
     "bindings": {
         *("base", "kernels", "sparse", "transport", "collectives", "session", "progress", "drivers", "simulation"),
+        "linear",
     },
 }
 FOREIGN = {"ucp", "ucs", "uct", "ucm", "mpi.h", "Python.h", "nanobind", "torch", "cuda", "cuda_runtime.h"}

@@ -1,0 +1,146 @@
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include <string_view>
+#include <tuple>
+#include <vector>
+
+#include "bindings/binding.hpp"
+#include "linear/gradient.hpp"
+#include "linear/libsvm.hpp"
+
+namespace telegrad::bindings {
+namespace {
+
+using namespace linear;
+
+std::string_view text_at(std::uintptr_t address, std::size_t size) {
+  return {reinterpret_cast<const char*>(address), size};
+}
+
+nb::list damaged_of(const ParsedRows& found) {
+  nb::list lines;
+  for (const DamagedLine& one : found.first_damaged) {
+    lines.append(nb::make_tuple(one.line, one.damage, nb::bytes(one.token.data(), one.token.size())));
+  }
+  return lines;
+}
+
+}  // namespace
+
+void bind_linear(nb::module_& module) {
+  const nb::call_guard<nb::gil_scoped_release> unlocked;
+  nb::enum_<Damage>(module, "Damage")
+      .value("bad_label", Damage::bad_label)
+      .value("bad_index", Damage::bad_index)
+      .value("bad_value", Damage::bad_value)
+      .value("not_finite", Damage::not_finite)
+      .value("below_base", Damage::below_base)
+      .value("not_rising", Damage::not_rising)
+      .value("beyond_32_bits", Damage::beyond_32_bits)
+      .value("beyond_features", Damage::beyond_features)
+      .value("query_id", Damage::query_id);
+  nb::class_<ParsedRows>(module, "ParsedRows")
+      .def_ro("rows", &ParsedRows::rows)
+      .def_ro("entries", &ParsedRows::entries)
+      .def_ro("lines", &ParsedRows::lines)
+      .def_ro("features", &ParsedRows::features)
+      .def_ro("damaged", &ParsedRows::damaged)
+      .def_ro("complete", &ParsedRows::complete)
+      .def_prop_ro("first_damaged", &damaged_of);
+  module.def(
+      "whole_lines",
+      [](std::uintptr_t text, std::size_t size, std::size_t begin, std::size_t end) {
+        const TextRange range = whole_lines(text_at(text, size), begin, end);
+        return std::tuple(range.begin, range.end);
+      },
+      nb::arg("text"), nb::arg("size"), nb::arg("begin"), nb::arg("end"), unlocked);
+  module.def(
+      "libsvm_bounds",
+      [](std::uintptr_t text, std::size_t size) {
+        const RowBounds bounds = bounds_of(text_at(text, size));
+        return std::tuple(bounds.rows, bounds.entries);
+      },
+      nb::arg("text"), nb::arg("size"), unlocked);
+  // Arrays that Python keeps alive, by their addresses, and how long they are.
+  nb::class_<RowsOut>(module, "RowsOut")
+      .def(
+          "__init__",
+          [](RowsOut* self, std::uintptr_t offsets, std::uintptr_t indices, std::uintptr_t values,
+             std::uintptr_t labels, std::uintptr_t starts, std::size_t rows, std::size_t entries) {
+            new (self) RowsOut{memory<std::uint64_t>(offsets, rows + 1), memory<std::uint32_t>(indices, entries),
+                               memory<float>(values, entries), memory<float>(labels, rows),
+                               memory<std::uint64_t>(starts, rows)};
+          },
+          nb::arg("offsets"), nb::arg("indices"), nb::arg("values"), nb::arg("labels"), nb::arg("starts"),
+          nb::arg("rows"), nb::arg("entries"));
+  nb::class_<RowsView>(module, "RowsView")
+      .def(
+          "__init__",
+          [](RowsView* self, std::uintptr_t offsets, std::uintptr_t indices, std::uintptr_t values, std::size_t rows,
+             std::size_t entries) {
+            new (self) RowsView{memory<const std::uint64_t>(offsets, rows + 1),
+                                memory<const std::uint32_t>(indices, entries), memory<const float>(values, entries)};
+          },
+          nb::arg("offsets"), nb::arg("indices"), nb::arg("values"), nb::arg("rows"), nb::arg("entries"));
+  nb::class_<ModelView>(module, "ModelView")
+      .def(
+          "__init__",
+          [](ModelView* self, std::uintptr_t weights, std::size_t features, double scale, double bias) {
+            new (self) ModelView{memory<const float>(weights, features), scale, bias};
+          },
+          nb::arg("weights"), nb::arg("features"), nb::arg("scale"), nb::arg("bias"));
+  module.def(
+      "parse_libsvm",
+      [](std::uintptr_t text, std::size_t size, std::uint32_t index_base, std::uint64_t features, bool strict,
+         const RowsOut& out) {
+        return parse_libsvm(text_at(text, size), {.index_base = index_base, .features = features, .strict = strict},
+                            out);
+      },
+      nb::arg("text"), nb::arg("size"), nb::arg("index_base"), nb::arg("features"), nb::arg("strict"), nb::arg("out"),
+      unlocked);
+
+  nb::enum_<Loss>(module, "Loss")
+      .value("logistic", Loss::logistic)
+      .value("hinge", Loss::hinge)
+      .value("squared_hinge", Loss::squared_hinge)
+      .value("squared_error", Loss::squared_error);
+  module.def(
+      "score_rows",
+      [](const RowsView& rows, std::size_t first, const ModelView& model, std::uintptr_t scores, std::size_t count) {
+        score_rows(rows, first, model, memory<float>(scores, count));
+      },
+      nb::arg("rows"), nb::arg("first"), nb::arg("model"), nb::arg("scores"), nb::arg("count"), unlocked);
+  module.def(
+      "subtract",
+      [](std::uintptr_t weights, std::size_t features, std::uintptr_t indices, std::size_t count,
+         std::uintptr_t values, double factor) {
+        const std::size_t entries = indices == 0 ? features : count;
+        subtract(memory<float>(weights, features), memory<const std::uint32_t>(indices, indices == 0 ? 0 : count),
+                 memory<const float>(values, entries), factor);
+      },
+      nb::arg("weights"), nb::arg("features"), nb::arg("indices"), nb::arg("count"), nb::arg("values"),
+      nb::arg("factor"), unlocked);
+  nb::class_<BatchGradient>(module, "BatchGradient")
+      .def(nb::init<std::size_t>(), nb::arg("features"))
+      .def(
+          "add",
+          [](BatchGradient& gradient, const RowsView& rows, std::uintptr_t targets, std::uintptr_t chosen,
+             std::size_t count, const ModelView& model, Loss loss) {
+            const BatchGradient::Sums sums =
+                gradient.add(rows, memory<const float>(targets, rows.offsets.size() - 1),
+                             memory<const std::uint64_t>(chosen, count), model, loss);
+            return std::tuple(sums.loss, sums.slope);
+          },
+          nb::arg("rows"), nb::arg("targets"), nb::arg("chosen"), nb::arg("count"), nb::arg("model"), nb::arg("loss"),
+          unlocked)
+      .def_prop_ro("entries", &BatchGradient::entries)
+      .def(
+          "take",
+          [](BatchGradient& gradient, std::uintptr_t indices, std::uintptr_t values, std::size_t count) {
+            gradient.take(memory<std::uint32_t>(indices, count), memory<float>(values, count));
+          },
+          nb::arg("indices"), nb::arg("values"), nb::arg("count"), unlocked);
+}
+
+}  // namespace telegrad::bindings

@@ -1,0 +1,33 @@
+#pragma once
+// Losses of a row: of its score (w·x + bias) and its target, which is −1 or +1 but for the squared error.
+
+#include <cmath>
+#include <cstdint>
+
+namespace telegrad::linear {
+
+enum class Loss : std::uint8_t { logistic, hinge, squared_hinge, squared_error };
+
+struct LossAt {
+  double value = 0;
+  double slope = 0;  // by the score; of the hinge's kink 0
+};
+
+inline LossAt loss_at(Loss loss, double score, double target) {
+  const double margin = score * target;
+  switch (loss) {
+    case Loss::logistic: {
+      // exp of what is not positive: neither overflows nor loses the small ones
+      const double small = std::exp(-std::abs(margin));
+      const double value = std::log1p(small) + (margin < 0 ? -margin : 0);
+      return {value, -target * (margin < 0 ? 1 : small) / (1 + small)};
+    }
+    case Loss::hinge: return margin < 1 ? LossAt{1 - margin, -target} : LossAt{};
+    case Loss::squared_hinge:
+      return margin < 1 ? LossAt{(1 - margin) * (1 - margin), -2 * target * (1 - margin)} : LossAt{};
+    case Loss::squared_error: return {(score - target) * (score - target) / 2, score - target};
+  }
+  return {};
+}
+
+}  // namespace telegrad::linear
