@@ -1,0 +1,229 @@
+"""LIBSVM text as rows: each rank reads its own range of bytes, plain or compressed.
+
+Ranges are moved to line borders: a line belongs to the range in which its first byte lies, so none is lost or doubled.
+This module must not know of training.
+"""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import operator
+import os
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, cast
+
+import numpy as np
+
+from telegrad import _core
+from telegrad.linear.cache import cached, keep
+from telegrad.linear.rows import MOST_FEATURES, Rows, joined
+
+_BLOCK_BYTES = 16 << 20  # of decompressed text at a time
+COMPRESSED = (".gz", ".bz2", ".zst")
+
+_REASONS = {
+    "bad_label": "{!r} is no label: a line begins with one finite number",
+    "bad_index": "{!r} is no index:value pair, whose index is a whole number",
+    "bad_value": "{!r} has no value: it must be a finite decimal number",
+    "not_finite": "{!r} is more than float32 can hold",
+    "below_base": "{!r}: indices begin with 1; use index_base=0 if the file's first feature is 0",
+    "not_rising": "{!r}: indices must rise within a line, and occur once",
+    "beyond_32_bits": "{!r}: indices must be below 2**32 - 1; hash them",
+    "beyond_features": "{!r} is beyond the {features} features that are declared: declare more, or none",
+    "query_id": "{!r}: ranking data (qid) is not supported: remove these tokens",
+}
+
+
+@dataclass(frozen=True)
+class LibsvmFormat:
+    """How a text is to be read. Raises ``ValueError`` and ``TypeError`` for what cannot be."""
+
+    features: int | None = None
+    index_base: int = 1
+    strict: bool = True
+
+    def __post_init__(self) -> None:
+        if self.index_base not in (0, 1):
+            raise ValueError(f"index_base={self.index_base!r} must be 0 or 1: what the first feature is called")
+        if self.features is not None and not 1 <= operator.index(self.features) <= MOST_FEATURES:
+            raise ValueError(
+                f"features={self.features} must be from 1 to {MOST_FEATURES}, or None for as many as occur"
+            )
+
+
+def read_libsvm(
+    path: str | os.PathLike[str],
+    *,
+    features: int | None = None,
+    index_base: int = 1,
+    strict: bool = True,
+    rank: int = 0,
+    world_size: int = 1,
+    cache: bool = False,
+) -> Rows:
+    """The rows of this rank's share of a LIBSVM file: ``label index:value index:value …``, one a line.
+
+    Of ``world_size`` equal ranges of the text's bytes, ``rank``'s is read: from a plain file directly; a ``.gz``,
+    ``.bz2`` or ``.zst`` (needs ``zstandard``) file is decompressed up to there, once before to learn its length if
+    there are several ranks. Blank lines and ``# comments`` are passed over. ``features``: how many are declared, else
+    ``n_features`` is one more than the largest index in this share. ``index_base``: 1 or 0, the file's first feature.
+
+    ``cache``: keeps the rows in a binary file beside ``path``, and maps it into memory the next time, until the file,
+    or how it is to be read, has changed. One of the whole file serves every rank. Where it cannot be written, nothing
+    is kept.
+
+    Raises ``ValueError`` with the line number (of the whole file, from 1) for a damaged line: a label, an index or a
+    value that is none or not finite, indices that do not rise, ``qid``; with ``strict=False`` such lines are left out
+    and counted in ``Rows.damaged``. An index beyond ``features`` always is an error, as is a damaged archive. Raises
+    ``OSError`` for a file that cannot be read.
+    """
+    how = LibsvmFormat(features, index_base, strict)
+    if not 0 <= rank < world_size:
+        raise ValueError(f"rank={rank} must be from 0 to world_size - 1, which is {world_size - 1}")
+    file = Path(path)
+    state = file.stat()
+    settings = {"features": features, "index_base": index_base, "strict": strict}
+    if cache and (found := cached(file, state, settings, rank, world_size)) is not None:
+        return found
+    if file.suffix in COMPRESSED:
+        rows, text_bytes = _read_compressed(file, how, rank, world_size)
+    else:
+        rows, text_bytes = _read_plain(file, how, rank, world_size)
+    if cache:
+        keep(rows, file, state, settings, rank, world_size, text_bytes)
+    return rows
+
+
+def _read_plain(file: Path, how: LibsvmFormat, rank: int, world_size: int) -> tuple[Rows, int]:
+    size = file.stat().st_size
+    # An empty file cannot be mapped.
+    text = np.memmap(file, np.uint8, mode="r") if size else np.empty(0, np.uint8)
+    begin, end = _core.whole_lines(text.ctypes.data, size, size * rank // world_size, size * (rank + 1) // world_size)
+
+    def lines_before() -> int:
+        return sum(
+            int(np.count_nonzero(text[at : min(at + _BLOCK_BYTES, begin)] == ord("\n")))
+            for at in range(0, begin, _BLOCK_BYTES)
+        )
+
+    rows, _ = _parse(text[begin:end], how, begin, file, lines_before)
+    return rows, size
+
+
+def _read_compressed(file: Path, how: LibsvmFormat, rank: int, world_size: int) -> tuple[Rows, int]:
+    """Also the length of the text, or 0 where that is not known."""
+    begin, end = 0, 2**63
+    if world_size > 1:
+        size = sum(len(block) for block in _decompressed(file))
+        begin, end = size * rank // world_size, size * (rank + 1) // world_size
+    parts: list[Rows] = []
+    at = lines = 0
+    for block in _line_blocks(file):
+        if at >= end:
+            break
+        text = np.frombuffer(block, np.uint8)
+        first, last = _core.whole_lines(
+            text.ctypes.data, text.size, max(0, begin - at), max(0, min(end - at, text.size))
+        )
+        lines += block.count(b"\n", 0, first)
+        if first < last:
+            part, read = _parse(text[first:last], how, at + first, file, lambda before=lines: before)
+            parts.append(part)
+            lines += read
+        at += text.size
+    n_features = max((part.n_features for part in parts), default=how.features or 0)
+    return joined(parts, n_features), size if world_size > 1 else at
+
+
+def _line_blocks(file: Path) -> Iterator[bytes]:
+    """The text in blocks of whole lines; the last line may lack its end."""
+    rest = b""
+    for block in _decompressed(file):
+        cut = block.rfind(b"\n") + 1
+        if cut:
+            yield rest + block[:cut]
+            rest = block[cut:]
+        else:
+            rest += block
+    if rest:
+        yield rest
+
+
+def _decompressed(file: Path) -> Iterator[bytes]:
+    if file.suffix == ".zst":
+        yield from _decompressed_zstd(file)
+        return
+    try:
+        with cast(IO[bytes], gzip.open(file) if file.suffix == ".gz" else bz2.open(file)) as stream:
+            while block := stream.read(_BLOCK_BYTES):
+                yield block
+    except (EOFError, zlib.error) as error:
+        raise ValueError(f"{file} is damaged: {error}") from error
+    except OSError as error:
+        if error.errno is not None:
+            raise
+        raise ValueError(f"{file} is damaged: {error}") from error  # not the system's, but of the data
+
+
+def _decompressed_zstd(file: Path) -> Iterator[bytes]:
+    try:
+        import zstandard
+    except ModuleNotFoundError as error:
+        raise ImportError(f"{file} needs zstandard: pip install 'telegrad[linear]', or decompress it") from error
+    frame: Any = None
+    with file.open("rb") as stream:
+        while data := stream.read(_BLOCK_BYTES // 8):
+            while data:
+                frame = frame or zstandard.ZstdDecompressor().decompressobj()
+                try:
+                    yield frame.decompress(data)
+                except zstandard.ZstdError as error:
+                    raise ValueError(f"{file} is damaged: {error}") from error
+                data = frame.unused_data if frame.eof else b""
+                frame = None if frame.eof else frame
+    if frame is not None:
+        raise ValueError(f"{file} is damaged: it ends within a frame")
+
+
+def _parse(text: Any, how: LibsvmFormat, start: int, file: Path, lines_before: Any) -> tuple[Rows, int]:
+    """The rows of whole lines that begin at byte ``start`` of the text, and how many lines there are."""
+    most_rows, most_entries = _core.libsvm_bounds(text.ctypes.data, text.size)
+    offsets, starts = np.empty(most_rows + 1, np.uint64), np.empty(most_rows, np.uint64)
+    labels, values = np.empty(most_rows, np.float32), np.empty(most_entries, np.float32)
+    indices = np.empty(most_entries, np.uint32)
+    out = _core.RowsOut(
+        offsets.ctypes.data,
+        indices.ctypes.data,
+        values.ctypes.data,
+        labels.ctypes.data,
+        starts.ctypes.data,
+        most_rows,
+        most_entries,
+    )
+    features = MOST_FEATURES if how.features is None else how.features
+    found = _core.parse_libsvm(text.ctypes.data, text.size, how.index_base, features, how.strict, out)
+    said: tuple[str, ...] = ()
+    if found.first_damaged:
+        before = lines_before() + 1
+        said = tuple(
+            f"{file}, line {before + line}: "
+            + _REASONS[damage.name].format(token.decode(errors="replace"), features=features)
+            for line, damage, token in found.first_damaged
+        )
+    if not found.complete:
+        raise ValueError(said[-1] + ("" if not how.strict else "; strict=False leaves out damaged lines"))
+    rows = Rows(
+        offsets[: found.rows + 1],
+        indices[: found.entries],
+        values[: found.entries],
+        labels[: found.rows],
+        how.features or found.features,
+        starts[: found.rows] + np.uint64(start),
+        found.damaged,
+        said,
+    )
+    return rows, found.lines

@@ -1,0 +1,143 @@
+"""Rows of sparse data with their labels, in compressed form. This module must not know of files or training."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from telegrad import _core
+
+MOST_FEATURES = 2**32 - 1
+
+U64 = npt.NDArray[np.uint64]
+U32 = npt.NDArray[np.uint32]
+F32 = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """Row ``r`` has the entries ``offsets[r]`` to ``offsets[r + 1]`` of ``indices`` and ``values``.
+
+    ``offsets``: uint64, one more than there are rows, from 0; ``indices``: uint32, rising within a row, below
+    ``n_features``; ``values`` and ``labels``: float32. ``starts``: uint64, of each row the first byte of its line in
+    the text that it was read from, or ``None``. ``damaged``: lines that were left out, and ``first_damaged`` what is
+    wrong with some of them. Raises ``TypeError`` for other dtypes, ``ValueError`` for arrays that do not fit together.
+    """
+
+    offsets: U64
+    indices: U32
+    values: F32
+    labels: F32
+    n_features: int
+    starts: U64 | None = None
+    damaged: int = 0
+    first_damaged: tuple[str, ...] = field(default=())
+
+    def __post_init__(self) -> None:
+        wanted = {"offsets": np.uint64, "indices": np.uint32, "values": np.float32, "labels": np.float32}
+        for name, dtype in wanted.items():
+            array = getattr(self, name)
+            if not isinstance(array, np.ndarray) or array.dtype != dtype or array.ndim != 1:
+                found = f"{array.ndim}-D {array.dtype}" if isinstance(array, np.ndarray) else type(array).__name__
+                raise TypeError(f"{name} is {found}: it must be a 1-D array of {np.dtype(dtype)}")
+            if not array.flags.c_contiguous:
+                raise ValueError(f"{name} is not contiguous: use numpy.ascontiguousarray()")
+        if not 0 <= self.n_features <= MOST_FEATURES:
+            raise ValueError(f"n_features={self.n_features} must be from 0 to {MOST_FEATURES}")
+        if self.indices.size != self.values.size:
+            raise ValueError(f"indices has {self.indices.size} elements but values {self.values.size}: give as many")
+        if self.offsets.size != self.labels.size + 1:
+            raise ValueError(
+                f"offsets has {self.offsets.size} elements but labels {self.labels.size}: it must have one more"
+            )
+        if (
+            self.offsets[0] != 0
+            or self.offsets[-1] != self.indices.size
+            or (self.offsets[1:] < self.offsets[:-1]).any()
+        ):
+            raise ValueError(f"offsets must rise from 0 to {self.indices.size}, the number of entries")
+        if self.indices.size and self.indices.max() >= self.n_features:
+            raise ValueError(f"indices has {self.indices.max()}, which is not below n_features={self.n_features}")
+
+    def __len__(self) -> int:
+        return self.labels.size
+
+    @property
+    def nnz(self) -> int:
+        """How many entries there are."""
+        return self.indices.size
+
+    def part(self, first: int, last: int) -> Rows:
+        """Rows ``first`` to ``last``, without the latter; entries and labels are shared."""
+        begin, end = int(self.offsets[first]), int(self.offsets[last])
+        return Rows(
+            self.offsets[first : last + 1] - self.offsets[first],
+            self.indices[begin:end],
+            self.values[begin:end],
+            self.labels[first:last],
+            self.n_features,
+            None if self.starts is None else self.starts[first:last],
+        )
+
+    def view(self) -> _core.RowsView:
+        """As the core takes them; keep the rows alive as long as it is used."""
+        offsets, indices, values = (array.ctypes.data for array in (self.offsets, self.indices, self.values))
+        return _core.RowsView(offsets, indices, values, len(self), self.nnz)
+
+    @classmethod
+    def from_csr(cls, matrix: Any, labels: Any) -> Rows:
+        """The rows of a scipy CSR matrix or array, in float32, with as many ``labels``.
+
+        Columns out of order are sorted and repeated ones added up, in a copy. Raises ``TypeError`` for another format,
+        ``ValueError`` for other numbers of labels and for numbers that are not finite in float32.
+        """
+        if getattr(matrix, "format", None) != "csr" or len(matrix.shape) != 2:
+            raise TypeError(f"matrix is a {type(matrix).__name__}: it must be a 2-D scipy CSR matrix; use .tocsr()")
+        if not matrix.has_canonical_format:
+            matrix = matrix.copy()
+            matrix.sum_duplicates()
+        targets = np.ascontiguousarray(labels, np.float32).reshape(-1)
+        if targets.size != matrix.shape[0]:
+            raise ValueError(f"labels has {targets.size} elements but matrix {matrix.shape[0]} rows: give one each")
+        with np.errstate(over="ignore"):
+            values = np.ascontiguousarray(matrix.data, np.float32)
+        for name, array in (("matrix", values), ("labels", targets)):
+            if not np.isfinite(array).all():
+                raise ValueError(f"{name} has NaN, infinity or what float32 cannot hold: remove or scale these")
+        if matrix.shape[1] > MOST_FEATURES:
+            raise ValueError(f"matrix has {matrix.shape[1]} columns: at most {MOST_FEATURES} are possible; hash them")
+        offsets = matrix.indptr.astype(np.uint64)
+        return cls(offsets, matrix.indices.astype(np.uint32), values, targets, int(matrix.shape[1]))
+
+    def to_csr(self) -> Any:
+        """A ``scipy.sparse.csr_array`` of shape ``(rows, n_features)``. Raises ``ImportError`` without scipy."""
+        try:
+            from scipy.sparse import csr_array
+        except ModuleNotFoundError as error:
+            raise ImportError("a CSR matrix needs scipy: pip install scipy") from error
+        wide = max(self.n_features, self.nnz) > np.iinfo(np.int32).max
+        dtype = np.int64 if wide else np.int32
+        parts = (self.values.copy(), self.indices.astype(dtype), self.offsets.astype(dtype))
+        return csr_array(parts, shape=(len(self), self.n_features))
+
+
+def joined(parts: list[Rows], n_features: int) -> Rows:
+    """All rows of ``parts``, one part after the other; no rows if there are none."""
+    if len(parts) == 1:
+        return parts[0]
+    bases = np.cumsum([0, *(part.nnz for part in parts)], dtype=np.uint64)
+    offsets = [part.offsets[1:] + base for part, base in zip(parts, bases[:-1], strict=True)]
+    starts = [part.starts for part in parts if part.starts is not None]
+    return Rows(
+        np.concatenate([np.zeros(1, np.uint64), *offsets]),
+        np.concatenate([np.empty(0, np.uint32), *(part.indices for part in parts)]),
+        np.concatenate([np.empty(0, np.float32), *(part.values for part in parts)]),
+        np.concatenate([np.empty(0, np.float32), *(part.labels for part in parts)]),
+        n_features,
+        np.concatenate([np.empty(0, np.uint64), *starts]) if len(starts) == len(parts) else None,
+        sum(part.damaged for part in parts),
+        tuple(text for part in parts for text in part.first_damaged)[:8],
+    )

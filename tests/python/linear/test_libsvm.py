@@ -1,0 +1,179 @@
+"""Files of LIBSVM text, plain and compressed, whole and in ranges of every border."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from telegrad.linear import Rows, data, read_libsvm
+
+TEXT = b"+1 1:0.5 3:-2 9:1e-3\n\n-1\r\n# said\n0 2:.5 7:5. # and 8:9\r\n   \t\n\t1.5e0  4:+3\t11:0 \n-1 2:1\n+1 12:0.25"
+LINES = [line.split(b"#")[0].split() for line in TEXT.splitlines()]
+EXPECTED = [
+    (float(words[0]), [(int(i) - 1, float(v)) for i, v in (word.split(b":") for word in words[1:])])
+    for words in LINES
+    if words
+]
+
+
+def listed(rows: Rows) -> list[tuple[float, list[tuple[int, float]]]]:
+    found = []
+    for row in range(len(rows)):
+        at = slice(int(rows.offsets[row]), int(rows.offsets[row + 1]))
+        entries = list(zip(rows.indices[at].tolist(), rows.values[at].tolist(), strict=True))
+        found.append((float(rows.labels[row]), entries))
+    return found
+
+
+def as_float32(rows: list[tuple[float, list[tuple[int, float]]]]) -> list[tuple[float, list[tuple[int, float]]]]:
+    return [(float(np.float32(label)), [(i, float(np.float32(v))) for i, v in entries]) for label, entries in rows]
+
+
+def written(folder: Path, text: bytes, suffix: str = "") -> Path:
+    path = folder / f"data.svm{suffix}"
+    match suffix:
+        case ".gz":
+            path.write_bytes(gzip.compress(text))
+        case ".bz2":
+            path.write_bytes(bz2.compress(text))
+        case ".zst":
+            zstandard = pytest.importorskip("zstandard")
+            middle = len(text) // 2  # two frames, one after the other
+            path.write_bytes(b"".join(zstandard.compress(part) for part in (text[:middle], text[middle:])))
+        case _:
+            path.write_bytes(text)
+    return path
+
+
+@pytest.fixture(params=["", ".gz", ".bz2", ".zst"], ids=["plain", "gz", "bz2", "zst"])
+def suffix(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 4, 5])
+def test_ranks_divide_the_lines_whatever_their_lengths(
+    tmp_path: Path, suffix: str, world_size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(data, "_BLOCK_BYTES", 24)  # shorter and longer than lines
+    for shift in range(13 if suffix else len(TEXT)):  # so every border lies everywhere
+        text = b"#" + b"-" * shift + b"\n" + TEXT
+        path = written(tmp_path, text, suffix)
+        parts = [read_libsvm(path, rank=rank, world_size=world_size) for rank in range(world_size)]
+        assert [row for part in parts for row in listed(part)] == as_float32(EXPECTED)
+        starts = [int(start) for part in parts if part.starts is not None for start in part.starts]
+        assert [text[start:].split()[0] for start in starts] == [words[0] for words in LINES if words]
+
+
+def test_more_ranks_than_lines(tmp_path: Path, suffix: str) -> None:
+    path = written(tmp_path, b"1 1:1\n-1 2:1\n", suffix)
+    parts = [read_libsvm(path, rank=rank, world_size=7) for rank in range(7)]
+    assert [len(part) for part in parts].count(0) == 5
+    assert sum(len(part) for part in parts) == 2
+
+
+def test_no_lines_at_all(tmp_path: Path, suffix: str) -> None:
+    path = written(tmp_path, b"", suffix)
+    assert len(read_libsvm(path)) == 0
+    assert len(read_libsvm(path, rank=1, world_size=2, features=5)) == 0
+    assert read_libsvm(path, features=5).n_features == 5
+
+
+def test_features_are_those_declared_or_those_that_occur(tmp_path: Path) -> None:
+    path = written(tmp_path, b"1 0:1 4:1\n")
+    assert read_libsvm(path, index_base=0).n_features == 5
+    assert read_libsvm(path, index_base=0, features=9).n_features == 9
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("yes 1:1", "'yes' is no label"),
+        ("1 a:1", "'a:1' is no index:value pair"),
+        ("1 1:", "'1:' has no value"),
+        ("1 1:1e99", "'1:1e99' is more than float32 can hold"),
+        ("1 0:1", "'0:1': indices begin with 1; use index_base=0"),
+        ("1 2:1 1:1", "'1:1': indices must rise"),
+        ("1 5000000000:1", "'5000000000:1': indices must be below 2"),
+        ("1 12:1", "'12:1' is beyond the 11 features that are declared"),
+        ("1 qid:3 1:1", "'qid:3': ranking data"),
+    ],
+)
+@pytest.mark.parametrize("world_size", [1, 3])
+def test_a_damaged_line_is_named(tmp_path: Path, suffix: str, line: str, said: str, world_size: int) -> None:
+    path = written(tmp_path, f"1 1:1\n\n1 2:1\n{line}\n-1 3:1\n".encode(), suffix)
+    raised = []
+    for rank in range(world_size):
+        try:
+            read_libsvm(path, features=11, rank=rank, world_size=world_size)
+        except ValueError as error:
+            raised.append(str(error))
+    assert len(raised) == 1
+    assert f"{path}, line 4: {said}" in raised[0]
+
+
+def test_damaged_lines_are_counted_where_they_are_left_out(tmp_path: Path, suffix: str) -> None:
+    path = written(tmp_path, b"1 1:1\nx\n1 1:y\n-1 2:1", suffix)
+    with pytest.raises(ValueError, match="line 2: .*strict=False leaves out damaged lines"):
+        read_libsvm(path)
+    rows = read_libsvm(path, strict=False)
+    assert (len(rows), rows.damaged) == (2, 2)
+    assert [text.partition(": ")[0] for text in rows.first_damaged] == [f"{path}, line 2", f"{path}, line 3"]
+
+
+def test_more_features_than_declared_are_an_error_also_where_damage_is_left_out(tmp_path: Path) -> None:
+    path = written(tmp_path, b"x\n1 3:1\n")
+    with pytest.raises(ValueError, match=r"line 2: '3:1' is beyond the 2 features that are declared"):
+        read_libsvm(path, features=2, strict=False)
+
+
+@pytest.mark.parametrize("suffix", [".gz", ".bz2", ".zst"])
+@pytest.mark.parametrize("damage", ["cut", "noise"])
+def test_a_damaged_archive_is_an_error(tmp_path: Path, suffix: str, damage: str) -> None:
+    path = written(tmp_path, b"1 1:1\n" * 1000, suffix)
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-3] if damage == "cut" else b"noise" + whole)
+    with pytest.raises(ValueError, match="data.svm.* is damaged"):
+        read_libsvm(path)
+
+
+def test_a_zst_file_says_what_it_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import sys
+
+    path = tmp_path / "data.svm.zst"
+    path.write_bytes(b"")
+    monkeypatch.setitem(sys.modules, "zstandard", None)
+    with pytest.raises(ImportError, match=r"data.svm.zst needs zstandard: pip install 'telegrad\[linear\]'"):
+        read_libsvm(path)
+
+
+@pytest.mark.parametrize("name", ["data.svm", "data.svm.gz"])
+def test_a_file_that_is_not_there(tmp_path: Path, name: str) -> None:
+    with pytest.raises(FileNotFoundError):
+        read_libsvm(tmp_path / name)
+
+
+def test_a_folder_that_is_named_like_an_archive(tmp_path: Path) -> None:
+    (tmp_path / "data.gz").mkdir()
+    with pytest.raises(IsADirectoryError):
+        read_libsvm(tmp_path / "data.gz")
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"index_base": 2}, "index_base=2 must be 0 or 1"),
+        ({"features": 0}, "features=0 must be from 1"),
+        ({"features": 2**32}, "features=4294967296 must be from 1"),
+        ({"rank": 2, "world_size": 2}, "rank=2 must be from 0 to world_size - 1, which is 1"),
+        ({"rank": -1}, "rank=-1 must be"),
+    ],
+)
+def test_wrong_arguments_are_refused(tmp_path: Path, options: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(said)):
+        read_libsvm(written(tmp_path, TEXT), **options)
