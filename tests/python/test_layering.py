@@ -49,7 +49,7 @@ MAY_IMPORT = {
     "calibration": {*BASICS, "comm", "launch", "plan"},
     "launch": {"errors", "comm", "plan"},
     "train": {*LIBRARY, "plan", "calibration"},
-    "linear": {*LIBRARY, "plan"},
+    "linear": {*LIBRARY, "plan", "launch"},
     "sim": {*LIBRARY, "plan"},
     "bench": {*LIBRARY, "plan", "train", "linear", "sim", "launch", "calibration"},
     "demo": {*LIBRARY, "plan", "train", "linear", "sim", "launch", "bench"},

@@ -1,0 +1,45 @@
+"""How a linear model is trained. Which rows a step sees depends on these alone, not on the number of ranks."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from telegrad.linear.losses import is_classification
+
+
+@dataclass(frozen=True)
+class TrainingSettings:
+    """``loss``: see ``LOSSES``. ``l2``: λ in mean loss + λ/2·|w|²; the bias is not regularised.
+
+    ``batch``: rows of all ranks together in a step. ``learning_rate``: of the first step, or ``None`` for 1 / (the
+    loss's largest curvature · (mean squared length of rows + 1)); step t has ``learning_rate / (1 + decay·t)``, from
+    t = 0. ``held_out``: the share of rows that are not trained on. Raises ``ValueError`` for what cannot be.
+    """
+
+    loss: str = "logistic"
+    l2: float = 1e-6
+    epochs: int = 10
+    batch: int = 1000
+    learning_rate: float | None = None
+    decay: float = 0.0
+    bias: bool = True
+    held_out: float = 0.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        is_classification(self.loss)
+        for name in ("epochs", "batch"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
+        for name in ("l2", "decay", "seed"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise ValueError(f"{name}={getattr(self, name)} must be a finite number, 0 or more")
+        if self.learning_rate is not None and not 0 < self.learning_rate < math.inf:
+            raise ValueError(f"learning_rate={self.learning_rate} must be a finite number above 0, or None")
+        if not 0 <= self.held_out < 1:
+            raise ValueError(f"held_out={self.held_out} must be from 0 to below 1: a share of the rows")
+
+    def rate_at(self, step: int, first: float) -> float:
+        """Step's learning rate where the first is ``first``."""
+        return first / (1 + self.decay * step)

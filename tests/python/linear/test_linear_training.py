@@ -1,0 +1,251 @@
+"""Training: the optimum that others find, the same steps for every number of ranks, and what is refused."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import re
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy import sparse
+
+from telegrad import Communicator
+from telegrad.linear import LOSSES, LinearModel, Rows, Trained, TrainingSettings, objective, train
+from telegrad.linear.losses import area_under_curve, losses_of
+from telegrad.linear.shares import Share
+
+FEATURES, COUNT, L2 = 60, 600, 0.01
+
+
+def data(*, numbers: bool = False, seed: int = 1) -> tuple[Any, Any]:
+    random = np.random.default_rng(seed)
+    matrix = sparse.random(COUNT, FEATURES, 0.1, format="csr", random_state=seed)
+    scores = matrix @ random.normal(size=FEATURES) + 0.3 * random.normal(size=COUNT) + 0.2
+    return matrix, scores if numbers else np.where(scores > 0, 1, -1)
+
+
+def train_among(rows: Rows, world_size: int, settings: TrainingSettings) -> list[Trained]:
+    comms = Communicator.local(world_size, timeout_s=60)
+    borders = [len(rows) * rank // world_size for rank in range(world_size + 1)]
+
+    def one(rank: int) -> Trained:
+        with comms[rank]:
+            return train(rows.part(borders[rank], borders[rank + 1]), settings, comms[rank])
+
+    with ThreadPoolExecutor(world_size) as pool:
+        return list(pool.map(one, range(world_size)))
+
+
+def reference(loss: str, matrix: Any, labels: Any) -> LinearModel:
+    """Of scikit-learn, which calls our mean loss + λ/2·|w|² by other constants."""
+    from sklearn.linear_model import LogisticRegression, Ridge
+    from sklearn.svm import LinearSVC
+
+    strength = 1 / (L2 * COUNT)
+    found: Any
+    match loss:
+        case "logistic":
+            found = LogisticRegression(C=strength, tol=1e-10, max_iter=10_000)
+        case "squared_error":
+            found = Ridge(alpha=L2 * COUNT, tol=1e-10)
+        case "hinge":
+            found = LinearSVC(loss="hinge", C=strength, tol=1e-8, max_iter=1_000_000, fit_intercept=False)
+        case _:
+            found = LinearSVC(C=strength, tol=1e-10, max_iter=100_000, dual=False, fit_intercept=False)
+    found.fit(matrix, labels)
+    bias = float(np.ravel(found.intercept_)[0])
+    return LinearModel(np.ravel(found.coef_).astype(np.float32), bias, loss)
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_the_optimum_is_scikit_learn_s(loss: str) -> None:
+    matrix, labels = data(numbers=loss == "squared_error")
+    rows = Rows.from_csr(matrix, labels)
+    with_bias = loss in ("logistic", "squared_error")  # LinearSVC regularises its bias
+    settings = TrainingSettings(loss=loss, l2=L2, epochs=150, batch=50, decay=0.005, bias=with_bias, learning_rate=1)
+    best = objective(reference(loss, matrix, labels), rows, L2)
+    found = objective(train(rows, settings).model, rows, L2)
+    assert best * (1 - 1e-6) <= found <= best * (1 + 1e-3)
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_ranks_take_the_steps_of_one(loss: str) -> None:
+    rows = Rows.from_csr(*data(numbers=loss == "squared_error"))
+    settings = TrainingSettings(loss=loss, l2=L2, epochs=3, batch=64, decay=0.1, held_out=0.2)
+    alone = train(rows, settings)
+    for world_size in (1, 2, 4):
+        every = train_among(rows, world_size, settings)
+        for one in every:
+            assert one.model.weights.tobytes() == every[0].model.weights.tobytes()
+            assert one.model.bias == every[0].model.bias
+            assert one.rows == COUNT
+            for name in ("loss", "held_out_loss", "accuracy", "auc"):
+                values = [[getattr(report, name) for report in run.epochs] for run in (one, alone)]
+                assert values[0] == pytest.approx(values[1], rel=1e-4, nan_ok=True)
+        assert np.abs(every[0].model.weights - alone.model.weights).max() < 1e-5
+        assert every[0].model.bias == pytest.approx(alone.model.bias, abs=1e-5)
+
+
+def test_ranks_without_rows_take_part() -> None:
+    rows = Rows.from_csr(*data()).part(0, 2)
+    settings = TrainingSettings(epochs=2, batch=1)
+    found = train_among(rows, 4, settings)
+    assert np.allclose(found[3].model.weights, train(rows, settings).model.weights, atol=1e-6)
+
+
+def test_a_sum_that_fills_in_is_applied_like_a_sparse_one() -> None:
+    matrix = sparse.csr_matrix(np.random.default_rng(3).normal(size=(64, 40)))
+    rows = Rows.from_csr(matrix, np.sign(matrix[:, [0]].toarray().ravel()))
+    settings = TrainingSettings(epochs=3, batch=16, l2=L2)
+    assert np.allclose(train_among(rows, 4, settings)[0].model.weights, train(rows, settings).model.weights, atol=1e-5)
+
+
+def test_weights_shrink_alike_however_small_their_scale() -> None:
+    rows = Rows.from_csr(*data())
+    settings = TrainingSettings(l2=5.0, learning_rate=1.0, epochs=2, batch=20)  # a scale of 6^-60
+    weights, bias = np.zeros(FEATURES), 0.0
+    matrix, targets = rows.to_csr().astype(np.float64), rows.labels.astype(np.float64)
+    for epoch in range(2):
+        for chosen, size in Share(0, COUNT, COUNT, held_out=0, seed=0).batches(epoch, 20):
+            part, signs = matrix[chosen.astype(np.int64)], targets[chosen.astype(np.int64)]
+            slopes = -signs / (1 + np.exp(signs * (part @ weights + bias)))
+            weights = (weights - part.T @ slopes / size) / 6
+            bias -= slopes.sum() / size
+    found = train(rows, settings).model
+    assert np.allclose(found.weights, weights, atol=1e-6)
+    assert found.bias == pytest.approx(bias, abs=1e-5)
+
+
+@pytest.mark.parametrize("labels", [(0, 1), (-1, 1)], ids=["0-1", "signs"])
+def test_labels_of_two_classes(labels: tuple[int, int]) -> None:
+    matrix, signs = data()
+    rows = Rows.from_csr(matrix, np.where(signs > 0, labels[1], labels[0]))
+    settings = TrainingSettings(epochs=20, batch=50)
+    model = train(rows, settings).model
+    assert np.array_equal(model.weights, train(Rows.from_csr(matrix, signs), settings).model.weights)
+    assert set(model.predict(rows).tolist()) == {-1.0, 1.0}
+
+
+@pytest.mark.parametrize("others", [[2], [-1, 0], [0.5]], ids=["three", "both", "numbers"])
+def test_labels_that_are_not_two_classes_are_refused_on_every_rank(others: list[float]) -> None:
+    matrix, labels = data()
+    labels = np.where(labels > 0, 1, others[0]).astype(float)
+    labels[-1] = others[-1]  # on the last rank alone
+    rows = Rows.from_csr(matrix, labels)
+    comms = Communicator.local(2, timeout_s=60)
+
+    def one(rank: int) -> str:
+        with comms[rank], pytest.raises(ValueError, match="labels are not two classes for loss='hinge'") as raised:
+            train(rows.part(rank * 300, rank * 300 + 300), TrainingSettings(loss="hinge"), comms[rank])
+        return str(raised.value)
+
+    with ThreadPoolExecutor(2) as pool:
+        assert len(set(pool.map(one, range(2)))) == 1
+
+
+def test_nothing_to_train_on() -> None:
+    rows = Rows.from_csr(*data())
+    with pytest.raises(ValueError, match="of 0 rows none is left to train on"):
+        train(rows.part(0, 0))
+    with pytest.raises(ValueError, match="of 1 rows none is left to train on"):
+        train(rows.part(0, 1), TrainingSettings(held_out=0.9))
+
+
+def test_as_many_features_as_indices_but_no_room_for_the_bias() -> None:
+    rows = Rows(*(np.zeros(1, np.uint64), np.empty(0, np.uint32)), *[np.empty(0, np.float32)] * 2, 2**32 - 2)
+    with pytest.raises(ValueError, match="n_features=4294967294 is more than 4294967293: hash them"):
+        train(rows)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"loss": "squared"}, "loss='squared' does not exist: use one of logistic, hinge"),
+        ({"epochs": 0}, "epochs=0 must be at least 1"),
+        ({"batch": 0}, "batch=0 must be at least 1"),
+        ({"l2": -1.0}, "l2=-1.0 must be a finite number, 0 or more"),
+        ({"decay": math.inf}, "decay=inf must be a finite number"),
+        ({"learning_rate": 0.0}, "learning_rate=0.0 must be a finite number above 0, or None"),
+        ({"held_out": 1.0}, "held_out=1.0 must be from 0 to below 1"),
+    ],
+    ids=lambda one: next(iter(one)) if isinstance(one, dict) else "",
+)
+def test_settings_that_cannot_be(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(said)):
+        TrainingSettings(**options)
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 5])
+def test_batches_and_held_out_rows_are_the_same_for_every_number_of_ranks(world_size: int) -> None:
+    total, size = 103, 10
+    borders = [0, *sorted(np.random.default_rng(world_size).integers(0, total + 1, world_size - 1).tolist()), total]
+    shares = [Share(first, last - first, total, held_out=0.1, seed=5) for first, last in itertools.pairwise(borders)]
+    alone = Share(0, total, total, held_out=0.1, seed=5)
+    held_out = [int(row) + first for share, first in zip(shares, borders, strict=False) for row in share.held_out]
+    assert sorted(held_out) == alone.held_out.tolist()
+    assert len(held_out) == 10
+    for epoch in range(2):
+        seen = []
+        batches = [list(share.batches(epoch, size)) for share in shares]
+        for step, (rows, count) in enumerate(alone.batches(epoch, size)):
+            of_ranks = [int(row) + first for b, first in zip(batches, borders, strict=False) for row in b[step][0]]
+            assert sorted(of_ranks) == sorted(rows.tolist())
+            assert {b[step][1] for b in batches} == {count} == {len(of_ranks)}
+            seen += of_ranks
+        assert sorted(seen + held_out) == list(range(total))
+
+
+def test_losses_as_they_are_defined() -> None:
+    scores, targets = [2.0, -1.0, 0.5], [1, 1, -1]
+    assert losses_of("hinge", scores, targets).tolist() == [0, 2, 1.5]
+    assert losses_of("squared_hinge", scores, targets).tolist() == [0, 4, 2.25]
+    assert losses_of("squared_error", scores, targets).tolist() == [0.5, 2, 1.125]
+    assert losses_of("logistic", scores, targets) == pytest.approx(
+        [math.log1p(math.exp(-2)), math.log1p(math.exp(1)), math.log1p(math.exp(0.5))]
+    )
+
+
+def test_the_area_under_the_curve_is_scikit_learn_s() -> None:
+    from sklearn.metrics import roc_auc_score
+
+    random = np.random.default_rng(8)
+    scores, targets = random.integers(0, 20, 500) / 7, np.where(random.random(500) < 0.3, 1, -1)
+    assert area_under_curve(scores, targets) == pytest.approx(roc_auc_score(targets, scores))
+    assert math.isnan(area_under_curve([1, 2], [1, 1]))
+
+
+def test_a_model_s_file(tmp_path: Path) -> None:
+    rows = Rows.from_csr(*data())
+    model = train(rows, TrainingSettings(epochs=1)).model
+    model.save(tmp_path / "model.npz")
+    again = LinearModel.load(tmp_path / "model.npz")
+    assert (again.bias, again.loss) == (model.bias, model.loss)
+    assert np.array_equal(again.scores(rows), model.scores(rows))
+
+
+@pytest.mark.parametrize("content", ["text", "other arrays", "objects", "indices"])
+def test_a_file_that_is_no_model(tmp_path: Path, content: str) -> None:
+    path = tmp_path / "model.npz"
+    match content:
+        case "text":
+            path.write_text("no")
+        case "other arrays":
+            np.savez(path, x=np.ones(2))
+        case "objects":
+            np.savez(path, indices=np.array([{}], object))
+        case "indices":
+            LinearModel(np.ones(3, np.float32), 0.0, "hinge").save(path)
+            with np.load(path) as file:
+                np.savez(path, **{**file, "n_features": np.uint64(2)})
+    with pytest.raises(ValueError, match="model.npz is no model of telegrad linear train"):
+        LinearModel.load(path)
+
+
+def test_features_that_a_model_does_not_know_have_no_weight() -> None:
+    model = LinearModel(np.array([1, 2], np.float32), 0.5, "hinge")
+    matrix = sparse.csr_matrix(np.array([[1.0, 1.0, 7.0], [0, 0, -3.0]]))
+    assert model.scores(Rows.from_csr(matrix, [1, -1])).tolist() == [3.5, 0.5]
