@@ -34,6 +34,7 @@ COMMANDS = (
     Command("simulate", "telegrad.cli.simulate", "app", needs=("matplotlib:plot_file",)),
     Command("advise", "telegrad.cli.advise", "advise", needs=("matplotlib:plot_file",)),
     Command("profile", "telegrad.cli.profile", "profile", needs=("matplotlib:plot_file",)),
+    Command("linear", "telegrad.cli.linear", "app"),
     Command("demo", "telegrad.cli.demo", "demo", needs=("matplotlib",), extra="demo"),
 )
 

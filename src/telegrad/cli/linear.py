@@ -1,0 +1,256 @@
+"""``telegrad linear``: linear models on LIBSVM files, trained among ranks."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+import numpy as np
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+from telegrad.bench.machine import describe_machine
+from telegrad.bench.netlab import NetlabError
+from telegrad.bench.networks import open_network
+from telegrad.cli.console import table_console
+from telegrad.cli.interrupts import ended_by_interrupt
+from telegrad.cli.options import networks_of
+from telegrad.cli.outputs import check_writable, write_result, written
+from telegrad.launch import SINGLE_THREADED, LaunchError, Ranks
+from telegrad.linear import LOSSES, LinearModel, TrainingSettings, read_libsvm
+from telegrad.linear.data import LibsvmFormat
+from telegrad.linear.job import Job, is_rank_of_another_launcher, join_other_launcher
+from telegrad.linear.job import run as run_rank
+from telegrad.linear.losses import area_under_curve, is_classification, losses_of, signed
+from telegrad.report.linear import table_of
+
+app = typer.Typer(
+    help="Linear models on sparse data: logistic regression, support vector machines, ridge regression.",
+    no_args_is_help=True,
+)
+
+_Data = Annotated[
+    Path,
+    typer.Argument(exists=True, dir_okay=False, help="A LIBSVM file: label index:value …; also .gz, .bz2, .zst."),
+]
+_Features = Annotated[
+    int | None, typer.Option(help="How many there are; more are an error. Default: as many as occur.")
+]
+_IndexBase = Annotated[int, typer.Option(min=0, max=1, help="What the file calls its first feature.")]
+_Strict = Annotated[
+    bool, typer.Option("--strict/--skip-damaged", help="Stop at a damaged line, or leave such lines out.")
+]
+_Cache = Annotated[bool, typer.Option(help="Keep the rows in a binary file beside DATA, for the next time.")]
+
+
+@app.command("train")
+def train_command(
+    data: _Data,
+    loss: Annotated[str, typer.Option(help=f"One of {', '.join(LOSSES)}.")] = "logistic",
+    ranks: Annotated[int, typer.Option(min=1, max=256, help="Processes to start on this machine.")] = 4,
+    model: Annotated[Path, typer.Option(dir_okay=False, help="Where the model goes (npz).")] = Path("model.npz"),
+    l2: Annotated[float, typer.Option(help="λ of mean loss + λ/2·|w|².")] = 1e-6,
+    epochs: Annotated[int, typer.Option(help="Passes over the data.")] = 10,
+    batch: Annotated[int, typer.Option(help="Rows of all ranks together in a step.")] = 4000,
+    learning_rate: Annotated[
+        float | None, typer.Option(help="Of the first step. Default: by the rows' lengths.", show_default=False)
+    ] = None,
+    decay: Annotated[float, typer.Option(help="Step t has the learning rate / (1 + decay·t).")] = 0.0,
+    bias: Annotated[bool, typer.Option(help="Whether there is one; it is not regularised.")] = True,
+    held_out: Annotated[float, typer.Option(help="The share of rows to judge the model by.")] = 0.1,
+    seed: Annotated[int, typer.Option(help="Of who is held out, and of the order of rows.")] = 0,
+    features: _Features = None,
+    index_base: _IndexBase = 1,
+    strict: _Strict = True,
+    cache: _Cache = True,
+    network: Annotated[
+        str,
+        typer.Option(
+            help="Over what ranks talk: [bold]shm[/] (shared memory), [bold]tcp[/] (loopback), or a rate such as "
+            "[bold]1gbit[/] (one network namespace per rank; needs root)."
+        ),
+    ] = "shm",
+    json_file: Annotated[
+        Path | None, typer.Option("--json", dir_okay=False, help="Write all figures and the machine here.")
+    ] = None,
+    timeout: Annotated[float, typer.Option(min=1, help="Seconds after which the job is given up.")] = 86_400.0,
+) -> None:
+    """Train a linear model by mini-batch SGD, whose sparse gradients ranks sum without loss.
+
+    Each rank reads its own lines of [bold]DATA[/]. The result does not depend on the number of ranks, but for rounding.
+    Labels are -1 and 1 or 0 and 1; numbers for [bold]squared_error[/]. [bold]compute[/] and [bold]communication[/] are
+    rank 0's, the latter with its waiting for others. Under torchrun or mpiexec their ranks train, and --ranks and
+    --network have no effect. docs/linear.md says more.
+    """
+    console = table_console()
+    try:
+        settings = TrainingSettings(
+            loss=loss,
+            l2=l2,
+            epochs=epochs,
+            batch=batch,
+            learning_rate=learning_rate,
+            decay=decay,
+            bias=bias,
+            held_out=held_out,
+            seed=seed,
+        )
+        job = Job(
+            str(data.resolve()), str(model.resolve()), LibsvmFormat(features, index_base, strict), settings, cache
+        )
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+    networks_of([network])
+    check_writable(model, "--model")
+    check_writable(json_file, "--json")
+    if is_rank_of_another_launcher():
+        said = _as_one_rank(console, job)
+    else:
+        with ended_by_interrupt(console, "interrupted; no model is written"):
+            said = _as_launcher(console, job, ranks, network, timeout)
+    if said is None:
+        return
+    about, end = said["rows"], said["end"]
+    title = f"{loss}, {about['rows']:,} rows of {about['nnz'] / max(about['rows'], 1):,.1f} entries, "
+    title += f"{about['features']:,} features, {about['ranks']} ranks, batches of {batch:,}"
+    console.print(table_of(said["epochs"], title))
+    console.print(f"read in {about['read_s']:.2f} s; objective on all rows {end['objective']:.6g}", highlight=False)
+    if about["damaged"]:
+        console.print(f"{about['damaged']} damaged lines are left out", style="yellow", highlight=False)
+        for text in about["first_damaged"]:
+            console.print(text, style="yellow", highlight=False, markup=False, soft_wrap=True)
+    console.print(f"model: {model}", highlight=False, soft_wrap=True)
+    if json_file is not None:
+        figures = {"data": data.name, "loss": loss, "batch": batch, **about, "epochs": said["epochs"], **end}
+        with written(console, json_file):
+            write_result(console, json_file, {**_without_nan(figures), "machine": describe_machine()}, what="figures")
+
+
+@app.command("predict")
+def predict_command(
+    data: _Data,
+    model: Annotated[Path, typer.Option(exists=True, dir_okay=False, help="A model of telegrad linear train.")],
+    out: Annotated[
+        Path | None, typer.Option(dir_okay=False, help="Write a prediction for each row here, one a line.")
+    ] = None,
+    scores: Annotated[bool, typer.Option("--scores", help="Write scores instead of classes.")] = False,
+    features: _Features = None,
+    index_base: _IndexBase = 1,
+    strict: _Strict = True,
+    cache: _Cache = True,
+) -> None:
+    """Predict with a trained model, and say how well that fits the file's labels.
+
+    Features that the model does not know have no weight.
+    """
+    console = Console()
+    check_writable(out, "--out")
+    try:
+        found = LinearModel.load(model)
+        rows = read_libsvm(data, features=features, index_base=index_base, strict=strict, cache=cache)
+    except (ValueError, ImportError) as error:
+        _fail(console, str(error))
+    values = found.scores(rows)
+    predictions = values if scores else found.predict(rows)
+    if out is not None:
+        with written(console, out):
+            np.savetxt(out, predictions, fmt="%.9g" if scores or not is_classification(found.loss) else "%d")
+        console.print(f"predictions: {out}", highlight=False, soft_wrap=True)
+    text = f"{len(rows):,} rows"
+    if rows.damaged:
+        text += f", {rows.damaged} damaged lines left out"
+    if len(rows):
+        targets = signed(rows.labels) if is_classification(found.loss) else rows.labels
+        text += f"; mean loss {losses_of(found.loss, values, targets).mean():.5f}"
+        if is_classification(found.loss):
+            right, area = ((values > 0) == (targets > 0)).mean(), area_under_curve(values, targets)
+            text += f", accuracy {100 * right:.2f} %" + ("" if math.isnan(area) else f", AUC {area:.4f}")
+    console.print(text, highlight=False)
+
+
+class _Shown:
+    """What rank 0 has said so far, and a bar that shows it."""
+
+    def __init__(self, bar: Progress) -> None:
+        self.said: dict[str, Any] = {"epochs": []}
+        self.error: str | None = None
+        self._bar = bar
+        self._task = bar.add_task("reading", total=1.0, what="")
+
+    def take(self, message: dict[str, Any]) -> None:
+        kind = message.pop("kind")
+        if kind == "epoch":
+            self.said["epochs"].append(message)
+            held_out = message["held_out_loss"]
+            judged = "" if math.isnan(held_out) else f", held-out {held_out:.5f}"
+            self._bar.update(self._task, what=f"epoch {message['epoch']}: loss {message['loss']:.5f}{judged}")
+        elif kind == "step":
+            self._bar.update(self._task, description="training", completed=message["done"])
+        elif kind == "error":
+            self.error = self.error or message["said"]
+        else:
+            self.said[kind] = message
+
+
+@contextmanager
+def _bar(console: Console) -> Iterator[_Shown]:
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TextColumn("{task.fields[what]}"))
+    with Progress(*columns, console=console, transient=True) as bar:
+        yield _Shown(bar)
+
+
+def _as_launcher(console: Console, job: Job, ranks: int, network: str, timeout_s: float) -> dict[str, Any]:
+    shown = None
+    try:
+        with _bar(console) as shown, open_network(network, ranks) as opened:
+
+            def take(rank: int, line: str) -> None:
+                if line.startswith('{"kind"'):
+                    shown.take(json.loads(line))
+
+            with Ranks(
+                "telegrad.linear.job:main",
+                ranks,
+                timeout_s=timeout_s,
+                arguments=[job.to_json()],
+                environment={**SINGLE_THREADED, **opened.environment},
+                prefix_of=opened.prefix_of,
+                on_line=take,
+            ) as started:
+                started.wait()
+        return shown.said
+    except (LaunchError, NetlabError) as error:
+        _fail(console, shown.error if shown is not None and shown.error else str(error))
+
+
+def _as_one_rank(console: Console, job: Job) -> dict[str, Any] | None:
+    """What is to be shown, on rank 0."""
+    try:
+        with join_other_launcher() as comm:
+            if comm.rank:
+                run_rank(job, comm, lambda message: None)
+                return None
+            with _bar(console) as shown:
+                run_rank(job, comm, shown.take)
+                return shown.said
+    except (ValueError, OSError, ImportError) as error:
+        _fail(console, str(error))
+
+
+def _fail(console: Console, said: str) -> NoReturn:
+    console.print(said, style="red", highlight=False, markup=False, soft_wrap=True)
+    raise typer.Exit(1)
+
+
+def _without_nan(value: Any) -> Any:
+    """``value`` with ``None`` for NaN, which JSON has not."""
+    if isinstance(value, dict):
+        return {name: _without_nan(one) for name, one in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_without_nan(one) for one in value]
+    return None if isinstance(value, float) and math.isnan(value) else value

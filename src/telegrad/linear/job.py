@@ -1,0 +1,119 @@
+"""What each rank of ``telegrad linear train`` does, and how it finds the others.
+
+That is under telegrad's own launcher, torchrun or mpiexec. Rank 0 says how it goes, in messages:
+``{"kind": "rows" | "step" | "epoch" | "end", …}``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from typing import Any, Self
+
+import numpy as np
+
+from telegrad import Communicator
+from telegrad.launch import join
+from telegrad.launch.joining import RANK
+from telegrad.linear.data import LibsvmFormat, read_libsvm
+from telegrad.linear.settings import TrainingSettings
+from telegrad.linear.training import EpochReport, objective, train
+
+_STEP_MESSAGE_S = 0.1
+_MPI_RANKS = ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK")
+
+Say = Callable[[dict[str, Any]], None]
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """``data``: a LIBSVM file that all ranks can read, ``model``: where rank 0 writes the model."""
+
+    data: str
+    model: str
+    format: LibsvmFormat
+    settings: TrainingSettings
+    cache: bool
+
+    def to_json(self) -> str:
+        return json.dumps(dataclasses.asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        fields = json.loads(text)
+        form, settings = LibsvmFormat(**fields.pop("format")), TrainingSettings(**fields.pop("settings"))
+        return cls(**fields, format=form, settings=settings)
+
+
+def main(job_json: str) -> None:
+    """What telegrad's launcher calls in each rank's process. Rank 0 prints its messages; a rank whose lines or labels
+    are wrong prints ``{"kind": "error", "said"}`` and ends with status 1."""
+    with join() as comm:
+
+        def say(message: dict[str, Any]) -> None:
+            print(json.dumps(message), flush=True)
+
+        try:
+            run(Job.from_json(job_json), comm, say if comm.rank == 0 else lambda message: None)
+        except (ValueError, OSError, ImportError) as error:
+            say({"kind": "error", "said": str(error)})
+            sys.exit(1)
+
+
+def is_rank_of_another_launcher() -> bool:
+    """Has torchrun or mpiexec started this process as one of several ranks?"""
+    if RANK in os.environ:
+        return False
+    return {"RANK", "WORLD_SIZE", "MASTER_ADDR"} <= os.environ.keys() or any(name in os.environ for name in _MPI_RANKS)
+
+
+def join_other_launcher() -> Communicator:
+    """A communicator of the ranks of torchrun or mpiexec. Raises ``ImportError`` without torch or mpi4py."""
+    if "MASTER_ADDR" in os.environ:
+        return Communicator.from_torch()
+    try:
+        from mpi4py import MPI
+    except ModuleNotFoundError as error:
+        raise ImportError("ranks under mpiexec need mpi4py: pip install 'telegrad[bench]'") from error
+    world = MPI.COMM_WORLD
+    return Communicator.from_exchange(world.rank, world.size, world.allgather)
+
+
+def run(job: Job, comm: Communicator, say: Say) -> None:
+    """Reads this rank's lines, trains, and writes the model on rank 0. ``say`` gets the messages."""
+    began_s = time.perf_counter()
+    rows = read_libsvm(
+        job.data,
+        **dataclasses.asdict(job.format),
+        rank=comm.rank,
+        world_size=comm.world_size,
+        cache=job.cache,
+    )
+    read_s = time.perf_counter() - began_s
+    every = comm.all_gather(np.array([len(rows), rows.nnz, rows.damaged, rows.n_features], np.int64))
+    count, entries, damaged, _ = every.sum(0).tolist()
+    about = {"rows": count, "nnz": entries, "damaged": damaged, "features": int(every[:, 3].max())}
+    say({"kind": "rows", **about, "first_damaged": rows.first_damaged, "read_s": read_s, "ranks": comm.world_size})
+
+    epochs = said_s = 0.0
+
+    def on_step(step: int, steps: int) -> None:
+        nonlocal said_s
+        if (now_s := time.perf_counter()) - said_s > _STEP_MESSAGE_S:
+            said_s = now_s
+            say({"kind": "step", "done": (epochs + step / steps) / job.settings.epochs})
+
+    def on_epoch(report: EpochReport) -> None:
+        nonlocal epochs
+        epochs += 1
+        say({"kind": "epoch", **dataclasses.asdict(report)})
+
+    trained = train(rows, job.settings, comm, on_epoch=on_epoch, on_step=on_step)
+    reached = objective(trained.model, rows, job.settings.l2, comm)
+    if comm.rank == 0:
+        trained.model.save(job.model)
+    say({"kind": "end", "objective": reached, "bias": trained.model.bias})

@@ -1,0 +1,152 @@
+"""``telegrad linear``: training among real ranks, what is said of damage, and predictions."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from telegrad.cli import make_app
+from telegrad.linear import LinearModel, TrainingSettings, read_libsvm, train
+
+SETTINGS = ("--batch", "50", "--epochs", "4", "--l2", "0.001", "--held-out", "0.2")
+
+
+def run(*arguments: str) -> tuple[int, str]:
+    done = CliRunner().invoke(make_app(), ["linear", *arguments], env={"COLUMNS": "200"})
+    return done.exit_code, " ".join(done.output.split())
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    random = np.random.default_rng(4)
+    weights = random.normal(size=80)
+    lines = []
+    for _ in range(300):
+        chosen = np.sort(random.choice(80, 8, replace=False))
+        label = 1 if weights[chosen].sum() + 0.2 * random.normal() > 0 else 0
+        lines.append(f"{label} " + " ".join(f"{index + 1}:1" for index in chosen))
+    found = tmp_path / "data.svm"
+    found.write_text("\n".join(lines))
+    return found
+
+
+def trained(path: Path, model: Path, *more: str) -> tuple[int, str]:
+    return run("train", str(path), "--model", str(model), *SETTINGS, *more)
+
+
+def test_ranks_train_the_model_of_one_and_predict_with_it(path: Path, tmp_path: Path) -> None:
+    model, figures = tmp_path / "model.npz", tmp_path / "figures.json"
+    status, said = trained(path, model, "--ranks", "3", "--json", str(figures))
+    assert status == 0, said
+    assert "logistic, 300 rows of 8.0 entries, 80 features, 3 ranks, batches of 50" in said
+    rows = read_libsvm(path)
+    alone = train(rows, TrainingSettings(batch=50, epochs=4, l2=0.001, held_out=0.2))
+    found = LinearModel.load(model)
+    assert np.allclose(found.weights, alone.model.weights, atol=1e-6)
+    written: dict[str, Any] = json.loads(figures.read_text())
+    assert [one["held_out_loss"] for one in written["epochs"]] == pytest.approx(
+        [one.held_out_loss for one in alone.epochs], rel=1e-5
+    )
+    assert all(one["comm_s"] > 0 and one["compute_s"] > 0 for one in written["epochs"])
+    assert sorted(one.name for one in tmp_path.glob("*.rows")) == [f"data.svm.{rank}of3.rows" for rank in range(3)]
+
+    out = tmp_path / "predictions.txt"
+    status, said = run("predict", str(path), "--model", str(model), "--out", str(out))
+    assert status == 0, said
+    assert np.array_equal(np.loadtxt(out), found.predict(rows))
+    right = np.mean((np.loadtxt(out) > 0) == (rows.labels > 0))
+    assert "300 rows; mean loss" in said
+    assert f"accuracy {100 * right:.2f} %, AUC 0." in said
+    run("predict", str(path), "--model", str(model), "--out", str(out), "--scores")
+    assert np.allclose(np.loadtxt(out), found.scores(rows))
+
+
+def test_numbers_have_neither_accuracy_nor_auc(path: Path, tmp_path: Path) -> None:
+    figures = tmp_path / "figures.json"
+    status, said = trained(
+        path, tmp_path / "m.npz", "--ranks", "1", "--loss", "squared_error", "--json", str(figures), "--no-cache"
+    )
+    assert status == 0, said
+    assert "AUC" not in said
+    assert json.loads(figures.read_text())["epochs"][0]["auc"] is None
+    assert not list(tmp_path.glob("*.rows"))
+    status, said = run("predict", str(path), "--model", str(tmp_path / "m.npz"))
+    assert status == 0
+    assert "accuracy" not in said
+
+
+def test_a_damaged_line_ends_the_job_or_is_left_out(path: Path, tmp_path: Path) -> None:
+    path.write_text(path.read_text() + "\n1 7:x\n")
+    status, said = trained(path, tmp_path / "m.npz", "--ranks", "2")
+    assert status == 1
+    assert "data.svm, line 301: '7:x' has no value" in said
+    assert not (tmp_path / "m.npz").exists()
+    status, said = trained(path, tmp_path / "m.npz", "--ranks", "2", "--skip-damaged")
+    assert status == 0
+    assert "1 damaged lines are left out" in said
+    status, said = run("predict", str(path), "--model", str(tmp_path / "m.npz"))
+    assert status == 1
+    assert "line 301" in said
+    status, said = run("predict", str(path), "--model", str(tmp_path / "m.npz"), "--skip-damaged")
+    assert "300 rows, 1 damaged lines left out" in said
+
+
+def test_labels_that_are_no_classes(path: Path, tmp_path: Path) -> None:
+    path.write_text("3 1:1\n1 1:1\n")
+    status, said = trained(path, tmp_path / "m.npz", "--ranks", "2")
+    assert status == 1
+    assert "labels are not two classes" in said
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--loss", "squared"), "loss='squared' does not exist"),
+        (("--batch", "0"), "batch=0 must be at least 1"),
+        (("--features", "0"), "features=0 must be from 1"),
+        (("--network", "token-ring"), "network 'token-ring' is not known"),
+        (("--json", "/nowhere/x.json"), "the folder /nowhere does not exist"),
+    ],
+    ids=["loss", "batch", "features", "network", "json"],
+)
+def test_wrong_options_are_said_before_the_work(
+    path: Path, tmp_path: Path, options: tuple[str, ...], said: str
+) -> None:
+    status, output = run("train", str(path), "--model", str(tmp_path / "m.npz"), *options)
+    assert status == 2
+    assert said in output.replace("│ ", "").replace(" │", "")
+
+
+def test_a_file_that_is_no_model(path: Path) -> None:
+    status, said = run("predict", str(path), "--model", str(path))
+    assert status == 1
+    assert "is no model of telegrad linear train" in said
+
+
+@pytest.mark.parametrize("launcher", ["torchrun", "mpiexec"])
+def test_under_other_launchers_their_ranks_train(path: Path, tmp_path: Path, launcher: str) -> None:
+    model = tmp_path / "model.npz"
+    start = {
+        "torchrun": [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--no-python"],
+        "mpiexec": [str(Path(sys.executable).with_name("mpiexec")), "-n", "2"],
+    }[launcher]
+    command = [str(Path(sys.executable).with_name("telegrad")), "linear", "train", str(path), "--model", str(model)]
+    done = subprocess.run(
+        [*start, *command, *SETTINGS],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("2 ranks, batches of 50") == 1
+    alone = train(read_libsvm(path), TrainingSettings(batch=50, epochs=4, l2=0.001, held_out=0.2))
+    assert np.allclose(LinearModel.load(model).weights, alone.model.weights, atol=1e-6)
