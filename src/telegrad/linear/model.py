@@ -56,7 +56,7 @@ class LinearModel:
     def load(cls, path: str | os.PathLike[str]) -> LinearModel:
         """What ``save()`` has written. Raises ``ValueError`` for any other file, ``OSError`` without one."""
         try:
-            with np.load(path, allow_pickle=False) as file:
+            with np.load(path) as file:
                 indices, values, size, bias, loss = (file[name] for name in _FIELDS)
             weights = np.zeros(int(size), np.float32)
             weights[indices] = values
