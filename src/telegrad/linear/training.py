@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -53,11 +54,22 @@ class Trained:
     """Of all ranks, held-out ones included."""
 
 
+class Aggregation(Protocol):
+    """How ranks' gradients meet, where it is not by ``comm.all_reduce`` of sparse streams: for comparisons."""
+
+    def prepare(self, gradient: SparseStream) -> Any:
+        """Counts as computing."""
+
+    def sum(self, prepared: Any) -> SparseStream:
+        """Counts as communication."""
+
+
 def train(
     rows: Rows,
     settings: TrainingSettings | None = None,
     comm: Communicator | None = None,
     *,
+    aggregation: Aggregation | None = None,
     on_epoch: Callable[[EpochReport], None] = lambda report: None,
     on_step: Callable[[int, int], None] = lambda step, steps: None,
 ) -> Trained:
@@ -68,7 +80,7 @@ def train(
     after each. The result depends on the number of ranks by rounding only. Raises ``ValueError`` on every rank for
     labels that are not two classes, and where there is no row to train on or too many features.
     """
-    return _Trainer(rows, settings or TrainingSettings(), comm).run(on_epoch, on_step)
+    return _Trainer(rows, settings or TrainingSettings(), comm, aggregation).run(on_epoch, on_step)
 
 
 def objective(model: LinearModel, rows: Rows, l2: float, comm: Communicator | None = None) -> float:
@@ -81,8 +93,23 @@ def objective(model: LinearModel, rows: Rows, l2: float, comm: Communicator | No
     return float(sums[0] / sums[1] + l2 / 2 * (weights @ weights))
 
 
+class _SparseSum:
+    def __init__(self, comm: Communicator | None) -> None:
+        self._comm = comm
+
+    def prepare(self, gradient: SparseStream) -> SparseStream:
+        return gradient
+
+    def sum(self, prepared: SparseStream) -> SparseStream:
+        total: SparseStream = prepared if self._comm is None else self._comm.all_reduce(prepared)
+        return total
+
+
 class _Trainer:
-    def __init__(self, rows: Rows, settings: TrainingSettings, comm: Communicator | None) -> None:
+    def __init__(
+        self, rows: Rows, settings: TrainingSettings, comm: Communicator | None, aggregation: Aggregation | None
+    ) -> None:
+        self.aggregation = aggregation or _SparseSum(comm)
         self.rows, self.settings, self.comm = rows, settings, comm
         self.rank, self.world_size = (comm.rank, comm.world_size) if comm else (0, 1)
         self.is_classification = is_classification(settings.loss)
@@ -130,8 +157,9 @@ class _Trainer:
             for step, (chosen, size) in enumerate(self.share.batches(epoch, self.settings.batch)):
                 began_s = time.perf_counter()
                 stream = self._gradient_of(chosen)
+                prepared = self.aggregation.prepare(stream)
                 summing_s = time.perf_counter()
-                total = stream if self.comm is None else self.comm.all_reduce(stream)
+                total = self.aggregation.sum(prepared)
                 summed_s = time.perf_counter()
                 loss += self._update(total, size, self.settings.rate_at(epoch * steps + step, self.first_rate))
                 compute_s += summing_s - began_s + time.perf_counter() - summed_s
