@@ -9,6 +9,7 @@ from telegrad.cli.bench_allreduce import allreduce
 from telegrad.cli.bench_checks import checks
 from telegrad.cli.bench_errors import errors
 from telegrad.cli.bench_faults import faults
+from telegrad.cli.bench_linear import linear
 from telegrad.cli.bench_nonblocking import nonblocking
 from telegrad.cli.bench_predictions import predictions
 from telegrad.cli.bench_select import select
@@ -22,6 +23,7 @@ for command in (
     allreduce,
     sparse,
     topk_allreduce,
+    linear,
     select,
     nonblocking,
     checks,
