@@ -150,3 +150,12 @@ def test_under_other_launchers_their_ranks_train(path: Path, tmp_path: Path, lau
     assert done.stdout.count("2 ranks, batches of 50") == 1
     alone = train(read_libsvm(path), TrainingSettings(batch=50, epochs=4, l2=0.001, held_out=0.2))
     assert np.allclose(LinearModel.load(model).weights, alone.model.weights, atol=1e-6)
+
+
+def test_a_rank_of_mpiexec_says_what_it_needs(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "mpi4py", None)
+    monkeypatch.delenv("MASTER_ADDR", raising=False)
+    monkeypatch.setenv("PMI_RANK", "0")
+    status, said = trained(path, tmp_path / "m.npz")
+    assert status == 1
+    assert "ranks under mpiexec need mpi4py: pip install 'telegrad[bench]'" in said
