@@ -267,6 +267,43 @@ def the_synchronizer_trains_as_ddp_does(comm: Communicator) -> None:
     assert sync.plan is not None
 
 
+def a_synchronizer_that_compresses_loses_nothing(comm: Communicator) -> None:
+    """Over plans from measured times; what arrived and what waits is what all ranks gave, and weights stay equal."""
+    for compression in ("topk", "auto"):
+        torch.manual_seed(0)
+        model = Net()
+        totals: list[dict[str, torch.Tensor]] = [
+            {name: torch.zeros(one.shape, dtype=torch.float64) for name, one in model.named_parameters()}
+            for _ in range(2)
+        ]
+        given, accounted = totals
+        for name, one in model.named_parameters():  # before the Synchronizer's, so of what this rank gives
+            one.register_post_accumulate_grad_hook(lambda one, name=name: given[name].add_(one.grad.double()))
+        options: dict[str, Any] = {"density": 0.05, "small_tensor_elements": 16}
+        sync = telegrad.Synchronizer(model, comm, compression=compression, warmup_steps=4, **options)
+        optimizer = SGD(model.parameters(), 0.02)
+        for step in range(20):
+            optimizer.zero_grad()
+            x, y = data(step, comm.rank)
+            torch.nn.functional.mse_loss(model(x, True), y).backward()
+            for name, one in model.named_parameters():
+                accounted[name] += one.grad.double()  # on each rank the average
+            optimizer.step()
+        assert sync.plan is not None
+        assert sync.stats is not None
+        assert sync.stats.selected > 0 or compression == "auto"
+        for name, entry in sync.state_dict()["compressor"]["parameters"].items():
+            accounted[name] += entry["residual"].double().view_as(accounted[name]) * entry["unit"]
+        for name, total in given.items():
+            comm.all_reduce(total)
+            comm.all_reduce(accounted[name])
+            torch.testing.assert_close(accounted[name], total, rtol=1e-4, atol=1e-6)
+        weights = torch.cat([one.detach().reshape(-1) for one in model.parameters()])
+        every = comm.all_gather(weights)
+        assert (every == every[0]).all()
+        sync.close()
+
+
 SCENARIOS: list[Callable[[Communicator], None]] = [
     momentum_is_that_of_sgd,
     momentum_correction_learns,
@@ -280,6 +317,7 @@ SCENARIOS: list[Callable[[Communicator], None]] = [
     accumulation_with_momentum,
     distributed_checkpoint,
     the_synchronizer_trains_as_ddp_does,
+    a_synchronizer_that_compresses_loses_nothing,
 ]
 
 
