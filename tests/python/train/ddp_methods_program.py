@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import tempfile
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -277,8 +278,12 @@ def a_synchronizer_that_compresses_loses_nothing(comm: Communicator) -> None:
             for _ in range(2)
         ]
         given, accounted = totals
+
+        def note(name: str, given: dict[str, torch.Tensor], one: torch.Tensor) -> None:
+            given[name] += one.grad.double()
+
         for name, one in model.named_parameters():  # before the Synchronizer's, so of what this rank gives
-            one.register_post_accumulate_grad_hook(lambda one, name=name: given[name].add_(one.grad.double()))
+            one.register_post_accumulate_grad_hook(functools.partial(note, name, given))
         options: dict[str, Any] = {"density": 0.05, "small_tensor_elements": 16}
         sync = telegrad.Synchronizer(model, comm, compression=compression, warmup_steps=4, **options)
         optimizer = SGD(model.parameters(), 0.02)
