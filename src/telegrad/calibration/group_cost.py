@@ -46,18 +46,25 @@ def measured_way(
 ) -> Way:
     """A way whose delay is what beginning a sum of so many elements takes, and whose cost what the rest of it takes,
     timed and interpolated as by ``measured_group_cost``. Called on all ranks, alike; errors as there."""
+    sizes = timed_sizes(most_bytes)
+    times = np.array([_medians_s(comm, of_length(size // 4)) for size in sizes])
+    comm.all_reduce(times, "max")
+    delay, cost = (interpolated(sizes, times[:, column]) for column in range(2))
+    return Way(name, cost, delay, beside)
+
+
+def timed_sizes(most_bytes: int) -> list[int]:
+    """1 KiB, 8 KiB, … and ``most_bytes``. Raises ``ValueError`` for ``most_bytes`` below 1."""
     if most_bytes < 1:
         raise ValueError(f"most_bytes={most_bytes} must be at least 1")
     sizes = [_LEAST_BYTES]
     while sizes[-1] < most_bytes:
         sizes.append(min(sizes[-1] * _GROWTH, max(most_bytes, sizes[-1] + 4)))
-    times = np.array([_medians_s(comm, of_length(size // 4)) for size in sizes])
-    comm.all_reduce(times, "max")
-    delay, cost = (_interpolated(sizes, times[:, column]) for column in range(2))
-    return Way(name, cost, delay, beside)
+    return sizes
 
 
-def _interpolated(sizes: Sequence[int], times: npt.NDArray[np.float64]) -> GroupCost:
+def interpolated(sizes: Sequence[int], times: npt.NDArray[np.float64]) -> GroupCost:
+    """``times``: seconds of each size. What lies beyond has the last size's time of a byte."""
     # Noise must not make a longer sum the cheaper one.
     seconds: list[float] = np.maximum.accumulate(times).tolist()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 from telegrad.comm import Communicator
 from telegrad.plan.trace import Trace
 from telegrad.train import StepProfile
+from telegrad.train.profile import PausedClock
 
 OnRanks = Callable[..., list[Any]]
 
@@ -211,3 +213,14 @@ def test_misuse_is_refused() -> None:
         profile.trace()
     with profile, pytest.raises(RuntimeError, match="in use already"):
         profile.__enter__()
+
+
+def test_a_paused_clock_leaves_out_what_it_is_told_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    moments = iter([10.0, 13.0, 14.0])
+    monkeypatch.setattr(time, "perf_counter", lambda: next(moments))
+    clock = PausedClock()
+    before = clock.mark()
+    clock.leave_out(2.5)
+    after = clock.mark()
+    assert clock.between_s(before, after) == 0.5
+    assert clock.between_s(after, clock.mark()) == 1.0
