@@ -108,6 +108,8 @@ def train_command(
     networks_of([network])
     check_writable(model, "--model")
     check_writable(json_file, "--json")
+    _check_apart(model, "--model", data)
+    _check_apart(json_file, "--json", data, model)
     if is_rank_of_another_launcher():
         said = _as_one_rank(console, job)
     else:
@@ -124,6 +126,12 @@ def train_command(
         console.print(f"{about['damaged']} damaged lines are left out", style="yellow", highlight=False)
         for text in about["first_damaged"]:
             console.print(text, style="yellow", highlight=False, markup=False, soft_wrap=True)
+    if not math.isfinite(end["objective"]):
+        console.print(
+            "the training has diverged: the model is of no use; try a lower --learning-rate",
+            style="red",
+            highlight=False,
+        )
     console.print(f"model: {model}", highlight=False, soft_wrap=True)
     if json_file is not None:
         figures = {"data": data.name, "loss": loss, "batch": batch, **about, "epochs": said["epochs"], **end}
@@ -146,10 +154,12 @@ def predict_command(
 ) -> None:
     """Predict with a trained model, and say how well that fits the file's labels.
 
-    Features that the model does not know have no weight.
+    Features that the model does not know have no weight. Classes are written as -1 and 1, whichever labels the model
+    was trained with.
     """
     console = Console()
     check_writable(out, "--out")
+    _check_apart(out, "--out", data, model)
     try:
         found = LinearModel.load(model)
         rows = read_libsvm(data, features=features, index_base=index_base, strict=strict, cache=cache)
@@ -164,7 +174,10 @@ def predict_command(
     text = f"{len(rows):,} rows"
     if rows.damaged:
         text += f", {rows.damaged} damaged lines left out"
-    if len(rows):
+    are_classes = {*np.unique(rows.labels).tolist()} <= {-1.0, 1.0} or {*np.unique(rows.labels).tolist()} <= {0.0, 1.0}
+    if is_classification(found.loss) and not are_classes:
+        text += "; labels are neither -1 and 1 nor 0 and 1: nothing to compare with"
+    elif len(rows):
         targets = signed(rows.labels) if is_classification(found.loss) else rows.labels
         text += f"; mean loss {losses_of(found.loss, values, targets).mean():.5f}"
         if is_classification(found.loss):
@@ -242,15 +255,23 @@ def _as_one_rank(console: Console, job: Job) -> dict[str, Any] | None:
         _fail(console, str(error))
 
 
+def _check_apart(path: Path | None, option: str, *others: Path) -> None:
+    """Raises ``BadParameter`` if writing ``path`` would destroy one of the ``others``, or a cache of rows."""
+    if path is None:
+        return
+    if any(path.resolve() == one.resolve() for one in others) or path.suffix == ".rows":
+        raise typer.BadParameter(f"{path} is read by this command: name another file", param_hint=option)
+
+
 def _fail(console: Console, said: str) -> NoReturn:
     console.print(said, style="red", highlight=False, markup=False, soft_wrap=True)
     raise typer.Exit(1)
 
 
 def _without_nan(value: Any) -> Any:
-    """``value`` with ``None`` for NaN, which JSON has not."""
+    """``value`` with ``None`` for NaN and infinities, which JSON has not."""
     if isinstance(value, dict):
         return {name: _without_nan(one) for name, one in value.items()}
     if isinstance(value, (list, tuple)):
         return [_without_nan(one) for one in value]
-    return None if isinstance(value, float) and math.isnan(value) else value
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -215,7 +215,8 @@ def _parse(text: Any, how: LibsvmFormat, start: int, file: Path, lines_before: A
             for line, damage, token in found.first_damaged
         )
     if not found.complete:
-        raise ValueError(said[-1] + ("" if not how.strict else "; strict=False leaves out damaged lines"))
+        may_be_left_out = how.strict and found.first_damaged[-1][1].name != "beyond_features"
+        raise ValueError(said[-1] + ("; strict=False leaves out damaged lines" if may_be_left_out else ""))
     rows = Rows(
         offsets[: found.rows + 1],
         indices[: found.entries],

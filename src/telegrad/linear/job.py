@@ -68,12 +68,16 @@ def is_rank_of_another_launcher() -> bool:
     """Has torchrun or mpiexec started this process as one of several ranks?"""
     if RANK in os.environ:
         return False
-    return {"RANK", "WORLD_SIZE", "MASTER_ADDR"} <= os.environ.keys() or any(name in os.environ for name in _MPI_RANKS)
+    return _has_torchrun() or any(name in os.environ for name in _MPI_RANKS)
+
+
+def _has_torchrun() -> bool:
+    return os.environ.keys() >= {"RANK", "WORLD_SIZE", "MASTER_ADDR"}
 
 
 def join_other_launcher() -> Communicator:
     """A communicator of the ranks of torchrun or mpiexec. Raises ``ImportError`` without torch or mpi4py."""
-    if "MASTER_ADDR" in os.environ:
+    if _has_torchrun():
         return Communicator.from_torch()
     try:
         from mpi4py import MPI

@@ -87,8 +87,7 @@ class CompressedGroup(GradientGroup):
         layout = self._layouts.get(id(flat))
         if layout is None or not has_current_density(layout):
             members = [
-                Member(self._compression.names[id(one)], int(self._views[id(one)].storage_offset()), one.numel())
-                for one in flat.parameters
+                Member(self._compression.names[id(one)], flat.starts[id(one)], one.numel()) for one in flat.parameters
             ]
             tail = len(flat.parameters) + 1
             layout = layout_of_members(members, flat.buffer.numel(), self._compression.compressor, tail=tail)

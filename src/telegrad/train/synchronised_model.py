@@ -43,11 +43,18 @@ def check_fits(plan: Any, compression: str) -> None:
         )
 
 
-def check_alike(comm: Communicator, own: dict[str, str]) -> None:
-    """Raises ``ValueError`` on all ranks, naming what differs from rank 0's."""
-    told = [json.loads(text) for text in all_gather_text(comm, json.dumps(own))]
-    for rank, theirs in enumerate(told):
-        for name, value in told[0].items():
+def check_alike(comm: Communicator, own: dict[str, str], error: ValueError | TypeError | None) -> None:
+    """``error``: what is wrong with this rank's arguments, which is raised; where that is another rank's, and where
+    ranks' ``own`` differ, ``ValueError`` on all of them, naming what."""
+    said = None if error is None else str(error)
+    told = [json.loads(text) for text in all_gather_text(comm, json.dumps([said, own]))]
+    if error is not None:
+        raise error
+    for rank, (wrong, _) in enumerate(told):
+        if wrong is not None:
+            raise ValueError(f"on rank {rank}: {wrong}")
+    for rank, (_, theirs) in enumerate(told):
+        for name, value in told[0][1].items():
             if theirs[name] != value:
                 raise ValueError(f"{name} of rank {rank} and rank 0 differ: give all ranks the same")
 

@@ -93,28 +93,15 @@ class Synchronizer:
             raise TypeError(f"model is a {type(model).__name__}: give a torch.nn.Module that DDP does not wrap")
         if not isinstance(comm, Communicator):
             raise TypeError(f"comm is a {type(comm).__name__}: make one with telegrad.Communicator.from_torch()")
-        if isinstance(plan, str):
-            check_choice(plan, "plan", tuple(PLANS))
-        if checked_count(warmup_steps, "warmup_steps") < 3:
-            raise ValueError(f"warmup_steps={warmup_steps} must be at least 3: the first two passes are not typical")
-        self._parameters = trained_parameters(model)
-        self._frozen = [one for one in model.parameters() if not one.requires_grad]
-        self._clip_norm = checked_norm(clip_norm)
-        self._warmup_steps = warmup_steps
-        self._replan_factor = checked_factor(replan_factor)
-        self._scheme = plan if isinstance(plan, str) else None
-        check_options(options, compression)
-        self._compression = None
-        if compression is not None:
-            self._compression = Compression(compression, comm, self._parameters, options)
-            check_fits(plan, compression)
-        self._first_scheme = "fixed" if plan in TIMED else str(plan)
-        groups = self._first_groups("fixed" if plan in TIMED else plan)
-        owner = _synchronised.get(id(model))
-        if owner is not None and owner() is model:
-            raise ValueError("model has a Synchronizer already: close() that one first")
-
-        check_alike(comm, self._description(groups))
+        error: ValueError | TypeError | None = None
+        try:
+            groups = self._take_arguments(
+                model, comm, plan, clip_norm, warmup_steps, replan_factor, compression, options
+            )
+            description = self._description(groups)
+        except (ValueError, TypeError) as found:
+            error, description = found, {}
+        check_alike(comm, description, error)
         own = comm.split(0, comm.rank)  # sums are paired by their order, which nobody else's calls must change
         assert own is not None
         self._model, self._comm = model, own
@@ -143,6 +130,40 @@ class Synchronizer:
             for one in self._parameters.values()
         ]
         _synchronised[id(model)] = weakref.ref(model)
+
+    def _take_arguments(
+        self,
+        model: nn.Module,
+        comm: Communicator,
+        plan: str | Sequence[Sequence[str]],
+        clip_norm: float | None,
+        warmup_steps: int,
+        replan_factor: float | None,
+        compression: str | None,
+        options: CompressionOptions,
+    ) -> list[list[str]]:
+        """The first groups. Raises ``ValueError`` and ``TypeError`` for what is wrong on this rank."""
+        if isinstance(plan, str):
+            check_choice(plan, "plan", tuple(PLANS))
+        if checked_count(warmup_steps, "warmup_steps") < 3:
+            raise ValueError(f"warmup_steps={warmup_steps} must be at least 3: the first two passes are not typical")
+        self._parameters = trained_parameters(model)
+        self._frozen = [one for one in model.parameters() if not one.requires_grad]
+        self._clip_norm = checked_norm(clip_norm)
+        self._warmup_steps = warmup_steps
+        self._replan_factor = checked_factor(replan_factor)
+        self._scheme = plan if isinstance(plan, str) else None
+        check_options(options, compression)
+        self._compression = None
+        if compression is not None:
+            self._compression = Compression(compression, comm, self._parameters, options)
+            check_fits(plan, compression)
+        self._first_scheme = "fixed" if plan in TIMED else str(plan)
+        groups = self._first_groups("fixed" if plan in TIMED else plan)
+        owner = _synchronised.get(id(model))
+        if owner is not None and owner() is model:
+            raise ValueError("model has a Synchronizer already: close() that one first")
+        return groups
 
     @property
     def groups(self) -> list[list[str]]:
@@ -177,7 +198,9 @@ class Synchronizer:
         compression = self._compressed()
         self._drop()
         compression.load_state_dict(state)
+        before_first_s = self._timeline.before_first_s
         self._set_groups(self.groups, self._sparse)  # thresholds of sums are of the steps that are left behind
+        self._timeline.before_first_s = before_first_s
 
     def _compressed(self) -> Compression:
         if self._compression is None:
@@ -279,7 +302,8 @@ class Synchronizer:
                     "Synchronizer and make another one"
                 )
         if self._compression is not None and self._clip_norm is not None:
-            clip_own(self._parameters.values(), self._clip_norm / math.sqrt(self._comm.world_size))
+            came = [one for one in self._parameters.values() if id(one) in self._present]
+            clip_own(came, self._clip_norm / math.sqrt(self._comm.world_size))
         while len(self._works) < len(self._groups):
             self._launch()
         works, self._works, self._graph_task = self._works, [], None
@@ -289,7 +313,7 @@ class Synchronizer:
                 for work in of_group:
                     work.wait()
                 group.receive()
-                if not group.is_of(number):
+                if not group.is_of(number, self._comm.world_size):
                     self._tell_apart()
             for group in self._groups:
                 group.finish()

@@ -11,6 +11,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from telegrad.cli import make_app
 from telegrad.cli.advise import advise
 from telegrad.plan.architectures import ARCHITECTURES
 from telegrad.plan.trace import Trace
@@ -119,3 +120,9 @@ def test_bad_options_are_named_with_a_remedy(options: tuple[str, ...], said: str
     status, output = advice(*options, columns=1000)
     assert status == 2
     assert said in output.replace("'--", "--").replace("Invalid value for ", "")
+
+
+def test_a_picture_of_no_known_format_is_refused_before_the_work(tmp_path: Path) -> None:
+    done = CliRunner().invoke(make_app(), ["advise", "--nodes", "2", "--plot-file", str(tmp_path / "x.foo")])
+    assert done.exit_code == 2
+    assert ".foo is no format of pictures" in " ".join(done.output.replace("│", " ").split())

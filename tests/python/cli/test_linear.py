@@ -159,3 +159,37 @@ def test_a_rank_of_mpiexec_says_what_it_needs(path: Path, tmp_path: Path, monkey
     status, said = trained(path, tmp_path / "m.npz")
     assert status == 1
     assert "ranks under mpiexec need mpi4py: pip install 'telegrad[bench]'" in said
+
+
+@pytest.mark.parametrize("option", ["--model", "--json"])
+def test_what_is_read_is_not_written(path: Path, tmp_path: Path, option: str) -> None:
+    before = path.read_bytes()
+    own = [] if option == "--model" else ["--model", str(tmp_path / "m.npz")]
+    status, said = run("train", str(path), *own, option, str(path), "--ranks", "1")
+    assert status == 2
+    assert "is read by this command" in said
+    trained(path, tmp_path / "m.npz", "--ranks", "1")
+    for out in (path, tmp_path / "m.npz", tmp_path / "data.svm.0of1.rows"):
+        status, said = run("predict", str(path), "--model", str(tmp_path / "m.npz"), "--out", str(out))
+        assert status == 2
+        assert "is read by this command" in said
+    assert path.read_bytes() == before
+
+
+def test_a_training_that_diverges_is_said(path: Path, tmp_path: Path) -> None:
+    figures = tmp_path / "figures.json"
+    more = ("--ranks", "1", "--loss", "squared_error", "--learning-rate", "1e30", "--json", str(figures))
+    status, said = trained(path, tmp_path / "m.npz", *more)
+    assert status == 0
+    assert "the training has diverged" in said
+    assert json.loads(figures.read_text())["objective"] is None
+
+
+def test_labels_that_a_model_cannot_be_judged_by(path: Path, tmp_path: Path) -> None:
+    trained(path, tmp_path / "m.npz", "--ranks", "1")
+    other = tmp_path / "other.svm"
+    other.write_text("7 1:1\n1 2:1\n")
+    status, said = run("predict", str(other), "--model", str(tmp_path / "m.npz"))
+    assert status == 0
+    assert "2 rows; labels are neither -1 and 1 nor 0 and 1" in said
+    assert "accuracy" not in said

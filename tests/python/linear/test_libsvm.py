@@ -130,6 +130,9 @@ def test_more_features_than_declared_are_an_error_also_where_damage_is_left_out(
     path = written(tmp_path, b"x\n1 3:1\n")
     with pytest.raises(ValueError, match=r"line 2: '3:1' is beyond the 2 features that are declared"):
         read_libsvm(path, features=2, strict=False)
+    path = written(tmp_path, b"1 3:1\n")
+    with pytest.raises(ValueError, match=r"declared: declare more, or none$"):
+        read_libsvm(path, features=2)
 
 
 @pytest.mark.parametrize("suffix", [".gz", ".bz2", ".zst"])
