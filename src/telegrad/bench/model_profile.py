@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import inspect
+import math
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -54,7 +55,12 @@ def make(factory: Callable[..., Any], batch: int | None) -> tuple[nn.Module, Los
         parameters = inspect.signature(factory).parameters
         if "batch" not in parameters and not any(one.kind is one.VAR_KEYWORD for one in parameters.values()):
             raise FactoryError("the function takes no argument batch: leave --batch out, or give it one")
-    made: Any = factory() if batch is None else factory(batch=batch)
+    given = {} if batch is None else {"batch": batch}
+    try:
+        inspect.signature(factory).bind(**given)
+    except TypeError as error:
+        raise FactoryError(f"the function cannot be called so ({error}): give its arguments defaults") from error
+    made: Any = factory(**given)
     is_pair = isinstance(made, tuple) and len(made) == 2
     if not is_pair or not isinstance(made[0], nn.Module) or not callable(made[1]):
         raise FactoryError(
@@ -69,8 +75,12 @@ def profile(
     model: nn.Module, loss: Loss, *, steps: int, skip: int, on_step: Callable[[], None] = lambda: None
 ) -> Trace:
     """The medians over ``steps`` steps of training with SGD, after ``skip`` that are left out; ``on_step`` is called
-    after each of them. Raises ``FactoryError`` where ``loss`` gives no scalar that depends on the model."""
-    optimizer = torch.optim.SGD([one for one in model.parameters() if one.requires_grad], lr=_RATE)
+    after each of them. Raises ``FactoryError`` where there is nothing to train, and where ``loss`` gives no finite
+    scalar that depends on the model, or does not call it."""
+    trained = [one for one in model.parameters() if one.requires_grad]
+    if not trained:
+        raise FactoryError("the model has no parameter that requires a gradient: there is nothing to profile")
+    optimizer = torch.optim.SGD(trained, lr=_RATE)
     with StepProfile(model, skip=skip) as watched:
         for _ in range(skip + steps):
             optimizer.zero_grad()
@@ -79,9 +89,13 @@ def profile(
                 raise FactoryError(
                     f"the loss is {_told(value)}: it must be one number, a tensor that the model's parameters lead to"
                 )
+            if not math.isfinite(value.item()):
+                raise FactoryError(f"the loss is {value.item()}: give the model other inputs, or other weights")
             value.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
             on_step()
+    if not watched.samples:
+        raise FactoryError("the loss does not call the model itself: write loss(model) such that it calls model(x)")
     return watched.trace()
 
 

@@ -25,10 +25,9 @@ class LinearModel:
 
     def scores(self, rows: Rows) -> F32:
         """``weights · row + bias`` of each row, float32. Features that the model does not know have no weight."""
-        weights = self.weights
+        weights = np.ascontiguousarray(self.weights, np.float32)
         if rows.n_features > weights.size:
-            weights = np.concatenate([weights, np.zeros(rows.n_features - weights.size, np.float32)])
-        weights = np.ascontiguousarray(weights, np.float32)
+            rows = rows.first_features(weights.size)
         scores = np.empty(len(rows), np.float32)
         model = _core.ModelView(weights.ctypes.data, weights.size, 1.0, self.bias)
         _core.score_rows(rows.view(), 0, model, scores.ctypes.data, scores.size)

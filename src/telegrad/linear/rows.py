@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -69,6 +69,18 @@ class Rows:
     def nnz(self) -> int:
         """How many entries there are."""
         return self.indices.size
+
+    def first_features(self, count: int) -> Rows:
+        """All rows, without the entries of later features than the first ``count``."""
+        keep = self.indices < count
+        before = np.concatenate([np.zeros(1, np.uint64), np.cumsum(keep, dtype=np.uint64)])
+        return replace(
+            self,
+            offsets=before[self.offsets.astype(np.int64)],
+            indices=self.indices[keep],
+            values=self.values[keep],
+            n_features=count,
+        )
 
     def part(self, first: int, last: int) -> Rows:
         """Rows ``first`` to ``last``, without the latter; entries and labels are shared."""

@@ -108,8 +108,11 @@ class StepProfile:
         if self._handles:
             raise RuntimeError("this StepProfile is in use already: leave its with statement first")
         self._handles = [
-            self._model.register_forward_pre_hook(lambda *_: self._begin()),
-            self._model.register_forward_hook(lambda _module, _inputs, outputs: self._watch(outputs)),
+            # A copy of the model has copies of these hooks, and is not watched.
+            self._model.register_forward_pre_hook(lambda module, _: self._begin() if module is self._model else None),
+            self._model.register_forward_hook(
+                lambda module, _, outputs: self._watch(outputs) if module is self._model else None
+            ),
             *(
                 one.register_post_accumulate_grad_hook(lambda _, position=position: self._arrive(position))
                 for position, one in enumerate(self._parameters.values())
@@ -142,8 +145,8 @@ class StepProfile:
         forward_s, arrivals = _medians(moments if comm is None else _of_all(comm, moments))
         if forward_s < 0:
             raise RuntimeError(
-                f"{len(self._passes)} steps were watched, and {self._skip} are left out: train for more inside of "
-                "StepProfile's with statement"
+                f"{len(self._passes)} passes of the model's forward() were watched, and {self._skip} are left out: "
+                "more are needed"
             )
         names, sizes = [*self._parameters], [one.numel() * one.element_size() for one in self._parameters.values()]
         order = sorted((position for position, at in enumerate(arrivals) if at >= 0), key=lambda p: (arrivals[p], -p))

@@ -37,7 +37,7 @@ from telegrad.train.synchronised_model import (
     trained_parameters,
 )
 
-_synchronised: dict[int, weakref.ref[nn.Module]] = {}  # models that have a Synchronizer, by id
+_synchronised: dict[int, weakref.ref[nn.Parameter]] = {}  # parameters that have a Synchronizer, by id
 
 
 class Synchronizer:
@@ -129,7 +129,7 @@ class Synchronizer:
             one.register_post_accumulate_grad_hook(self._arrive)  # type: ignore[no-untyped-call]
             for one in self._parameters.values()
         ]
-        _synchronised[id(model)] = weakref.ref(model)
+        _synchronised.update({id(one): weakref.ref(one) for one in self._parameters.values()})
 
     def _take_arguments(
         self,
@@ -160,9 +160,10 @@ class Synchronizer:
             check_fits(plan, compression)
         self._first_scheme = "fixed" if plan in TIMED else str(plan)
         groups = self._first_groups("fixed" if plan in TIMED else plan)
-        owner = _synchronised.get(id(model))
-        if owner is not None and owner() is model:
-            raise ValueError("model has a Synchronizer already: close() that one first")
+        for name, one in self._parameters.items():
+            held = _synchronised.get(id(one))
+            if held is not None and held() is one:
+                raise ValueError(f"parameter {name!r} has a Synchronizer already: close() that one first")
         return groups
 
     @property
@@ -214,7 +215,7 @@ class Synchronizer:
 
     @property
     def replans(self) -> int:
-        """How often measured times have left the prediction so far that there was another plan."""
+        """How often measured times have left the prediction so far that another plan was to be made."""
         return self._replans
 
     def report(self, *, slowest: bool = False) -> StepReport:
@@ -254,7 +255,8 @@ class Synchronizer:
         for group in self._groups:
             group.give_back()
         self._comm.close()
-        _synchronised.pop(id(self._model), None)
+        for one in self._parameters.values():
+            _synchronised.pop(id(one), None)
 
     def _arrive(self, parameter: torch.Tensor) -> None:
         assert isinstance(parameter, nn.Parameter)
@@ -337,8 +339,8 @@ class Synchronizer:
 
     def _tell_apart(self) -> None:
         text = (
-            f"rank {self._comm.rank} is in backward pass {self._passes - 1}, and another rank is not: an exception has "
-            "ended a pass on some ranks only; end the job on all ranks and go on from a checkpoint"
+            f"rank {self._comm.rank} is in backward pass {self._passes - 1}, and another rank is not: such as where an "
+            "exception has ended a pass on some ranks only; end the job on all ranks and go on from a checkpoint"
         )
         self._comm.abort(text)
         raise MismatchedCall(text, rank=self._comm.rank, operation="all_reduce")

@@ -47,6 +47,18 @@ def no_gradient():
 def no_tensor():
     return nn.Linear(2, 2), lambda model: 3.0
 
+def needs(width):
+    return make_model()
+
+def frozen():
+    return nn.Linear(2, 2).requires_grad_(False), lambda model: model(torch.ones(3, 2)).sum()
+
+def not_called():
+    return nn.Linear(2, 2), lambda model: model.weight.sum() + model.bias.sum()
+
+def not_finite():
+    return nn.Linear(2, 2), lambda model: model(torch.ones(3, 2)).sum() * float("nan")
+
 constant = 3
 """
 
@@ -105,6 +117,10 @@ def test_the_batch_is_passed_on_only_where_it_is_given(folder: Path) -> None:
         ("profiled_models:no_scalar", [], "the loss is a tensor of shape (3, 2)"),
         ("profiled_models:no_gradient", [], "of shape () without a gradient"),
         ("profiled_models:no_tensor", [], "the loss is a float"),
+        ("profiled_models:needs", [], "cannot be called so (missing a required argument: 'width')"),
+        ("profiled_models:frozen", [], "no parameter that requires a gradient"),
+        ("profiled_models:not_called", [], "the loss does not call the model itself"),
+        ("profiled_models:not_finite", [], "the loss is nan"),
         ("demo:small", ["--json", "/nowhere/x.json"], "does not exist"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",

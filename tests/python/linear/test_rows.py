@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy import sparse
 
-from telegrad.linear import Rows
+from telegrad.linear import LinearModel, Rows
 
 GOOD: dict[str, Any] = {
     "offsets": np.array([0, 2, 2, 3], np.uint64),
@@ -85,3 +85,16 @@ def test_a_matrix_without_scipy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "scipy.sparse", None)
     with pytest.raises(ImportError, match="a CSR matrix needs scipy: pip install scipy"):
         Rows(**GOOD).to_csr()
+
+
+def test_rows_of_the_first_features() -> None:
+    rows = Rows(**GOOD).first_features(3)
+    assert rows.offsets.tolist() == [0, 1, 1, 2]
+    assert (rows.indices.tolist(), rows.values.tolist(), rows.n_features) == ([0, 2], [1, 3], 3)
+
+
+def test_features_that_a_model_does_not_know_have_no_weight_and_need_no_memory() -> None:
+    model = LinearModel(np.array([2, 0, 5], np.float32), 0.5, "logistic")
+    huge = np.array([0, 4_000_000_000, 2], np.uint32)
+    rows = Rows(**{**GOOD, "indices": huge, "n_features": 4_000_000_001})
+    assert model.scores(rows).tolist() == [2.5, 0.5, 15.5]

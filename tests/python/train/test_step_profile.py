@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import time
 from collections.abc import Callable
 from typing import Any
@@ -184,7 +185,7 @@ def test_a_rank_without_samples_is_told_on_all(on_ranks: OnRanks, steps: list[in
         model = Model(clock, SECONDS)
         with StepProfile(model, clock=clock) as profile:
             train(model, steps[comm.rank])
-            with pytest.raises(RuntimeError, match="train for more"):
+            with pytest.raises(RuntimeError, match="more are needed"):
                 profile.trace(comm)
 
     on_ranks(2, run)
@@ -209,7 +210,7 @@ def test_misuse_is_refused() -> None:
     with pytest.raises(ValueError, match="skip=-1"):
         StepProfile(nn.Linear(2, 2), skip=-1)
     profile = StepProfile(nn.Linear(2, 2))
-    with pytest.raises(RuntimeError, match="0 steps were watched, and 2 are left out"):
+    with pytest.raises(RuntimeError, match=r"0 passes of the model's forward\(\) were watched, and 2 are left out"):
         profile.trace()
     with profile, pytest.raises(RuntimeError, match="in use already"):
         profile.__enter__()
@@ -224,3 +225,13 @@ def test_a_paused_clock_leaves_out_what_it_is_told_to(monkeypatch: pytest.Monkey
     after = clock.mark()
     assert clock.between_s(before, after) == 0.5
     assert clock.between_s(after, clock.mark()) == 1.0
+
+
+def test_a_copy_of_the_model_is_not_watched() -> None:
+    model = nn.Linear(3, 2)
+    with StepProfile(model, skip=0) as profile:
+        model(torch.ones(1, 3)).sum().backward()
+        twin = copy.deepcopy(model)
+        for _ in range(3):
+            twin(torch.ones(1, 3)).sum().backward()
+        assert profile.samples == 1

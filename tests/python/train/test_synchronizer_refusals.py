@@ -85,6 +85,10 @@ def test_a_model_has_one(local: Callable[..., list[Communicator]]) -> None:
     first = Synchronizer(model, comm, plan="single")
     with pytest.raises(ValueError, match=r"has a Synchronizer already: close\(\) that one first"):
         Synchronizer(model, comm)
+    with pytest.raises(
+        ValueError, match=r"parameter .* has a Synchronizer already"
+    ):  # a part, or what has it as a part
+        Synchronizer(nn.ModuleList([model]), comm)
     first.close()
     Synchronizer(model, comm)
 
