@@ -50,7 +50,7 @@ def measured_way(
     times = np.array([_medians_s(comm, of_length(size // 4)) for size in sizes])
     comm.all_reduce(times, "max")
     delay, cost = (interpolated(sizes, times[:, column]) for column in range(2))
-    return Way(name, cost, delay, beside)
+    return Way(name, cost, delay, beside=beside)
 
 
 def timed_sizes(most_bytes: int) -> list[int]:

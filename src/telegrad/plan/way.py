@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 GroupCost = Callable[[int], float]
@@ -26,7 +26,7 @@ class Way:
     name: str
     cost: GroupCost
     delay: GroupCost = no_delay
-    beside: GroupCost | None = None
+    beside: GroupCost | None = field(default=None, kw_only=True)
 
     def cost_of(self, size: int, dense: int = 0) -> float:
         """Seconds of a group of ``size`` bytes, ``dense`` of which are of gradients that no way compresses. Raises
