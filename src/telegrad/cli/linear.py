@@ -26,7 +26,7 @@ from telegrad.linear import LOSSES, LinearModel, TrainingSettings, read_libsvm
 from telegrad.linear.data import LibsvmFormat
 from telegrad.linear.job import Job, is_rank_of_another_launcher, join_other_launcher
 from telegrad.linear.job import run as run_rank
-from telegrad.linear.losses import area_under_curve, is_classification, losses_of, signed
+from telegrad.linear.losses import are_classes, area_under_curve, is_classification, label_counts, losses_of, signed
 from telegrad.report.linear import table_of
 
 app = typer.Typer(
@@ -174,8 +174,7 @@ def predict_command(
     text = f"{len(rows):,} rows"
     if rows.damaged:
         text += f", {rows.damaged} damaged lines left out"
-    are_classes = {*np.unique(rows.labels).tolist()} <= {-1.0, 1.0} or {*np.unique(rows.labels).tolist()} <= {0.0, 1.0}
-    if is_classification(found.loss) and not are_classes:
+    if is_classification(found.loss) and not are_classes(len(rows), *label_counts(rows.labels)):
         text += "; labels are neither -1 and 1 nor 0 and 1: nothing to compare with"
     elif len(rows):
         targets = signed(rows.labels) if is_classification(found.loss) else rows.labels

@@ -32,6 +32,17 @@ def losses_of(loss: str, scores: npt.ArrayLike, targets: npt.ArrayLike) -> F64:
     return np.asarray(short if loss == "hinge" else short**2)
 
 
+def label_counts(labels: F32) -> tuple[int, int, int]:
+    """How many are -1, 0 and 1."""
+    minus, zero, plus = (int(np.count_nonzero(labels == one)) for one in (-1, 0, 1))
+    return minus, zero, plus
+
+
+def are_classes(rows: int, minus: int, zero: int, plus: int) -> bool:
+    """Are the labels of so many rows, of which ``label_counts`` are these, 0 or -1 and 1?"""
+    return minus + zero + plus == rows and not (minus and zero)
+
+
 def signed(labels: F32) -> F32:
     """Labels of two classes, 0 or -1 and 1, as -1 and 1."""
     return np.where(labels > 0, np.float32(1), np.float32(-1))

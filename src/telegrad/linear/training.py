@@ -15,7 +15,16 @@ from typing import Any, Protocol
 import numpy as np
 
 from telegrad import Communicator, SparseStream, _core
-from telegrad.linear.losses import CURVATURE, F32, area_under_curve, is_classification, losses_of, signed
+from telegrad.linear.losses import (
+    CURVATURE,
+    F32,
+    are_classes,
+    area_under_curve,
+    is_classification,
+    label_counts,
+    losses_of,
+    signed,
+)
 from telegrad.linear.model import LinearModel
 from telegrad.linear.rows import MOST_FEATURES, Rows
 from telegrad.linear.settings import TrainingSettings
@@ -131,7 +140,7 @@ class _Trainer:
     def _agree(self) -> tuple[int, np.ndarray[tuple[int], np.dtype[np.int64]], float]:
         """The number of features, every rank's rows, and the sum of the squares of all values."""
         labels = self.rows.labels
-        kinds = [np.count_nonzero(labels == one) for one in (-1, 0, 1)]
+        kinds = label_counts(labels)
         own = np.array([self.rows.n_features, len(labels), *kinds], np.int64)
         every = own[None] if self.comm is None else self.comm.all_gather(own)
         squares = np.array([np.einsum("i,i->", self.rows.values, self.rows.values, dtype=np.float64)])
@@ -139,7 +148,7 @@ class _Trainer:
             self.comm.all_reduce(squares)
         features, counts = int(every[:, 0].max()), every[:, 1]
         minus, zero, plus = every[:, 2:].sum(0)
-        if self.is_classification and (minus + zero + plus != counts.sum() or (minus and zero)):
+        if self.is_classification and not are_classes(counts.sum(), minus, zero, plus):
             raise ValueError(
                 f"labels are not two classes for loss={self.settings.loss!r}: they must be -1 and 1 or 0 and 1; of "
                 f"{counts.sum()} rows {minus} have -1, {zero} have 0, {plus} have 1; or use 'squared_error'"

@@ -103,11 +103,8 @@ class Exchange:
         for part in layout.parts:
             self._compressor.release(part, flat)
         if flat is not bits:
-            rounded = rounded_to_bf16(flat)
-            with np.errstate(invalid="ignore"):
-                lost = np.where(np.isfinite(as_float32(rounded)), flat - as_float32(rounded), np.float32(0))
+            bits[:], lost = _rounded(flat)
             self._compressor.keep_all(layout.parts, lost)
-            bits[:] = rounded
         return self.send_densely(bits)
 
     def send(self, layout: BucketLayout, bits: Bits, *, sound: bool) -> Sending:
@@ -161,9 +158,7 @@ class Exchange:
         indices, values = entries
         encoded: Bits = values
         if bits.dtype != np.float32:
-            encoded = rounded_to_bf16(values)
-            with np.errstate(invalid="ignore"):  # what is infinite is sent so: nothing of it is lost
-                lost = np.where(np.isfinite(as_float32(encoded)), values - as_float32(encoded), np.float32(0))
+            encoded, lost = _rounded(values)
             self._compressor.keep(layout.parts, indices, lost)
         elif self._most < math.inf:
             self._keep_excess(layout, indices, values)
@@ -255,6 +250,14 @@ class Exchange:
             bits[where] = total if bits.dtype == np.float32 else rounded_to_bf16(total)
 
         sending.writes.append(write)
+
+
+def _rounded(values: Floats) -> tuple[Bits, Floats]:
+    """As bfloat16, and what that loses."""
+    encoded = rounded_to_bf16(values)
+    with np.errstate(invalid="ignore"):  # what is infinite is sent so: nothing of it is lost
+        lost = np.where(np.isfinite(as_float32(encoded)), values - as_float32(encoded), np.float32(0))
+    return encoded, lost
 
 
 def _inside(part: Part, entries: Entries) -> Entries:

@@ -43,6 +43,7 @@ class GradientGroup:
         self._flats: list[Flat] = []
         self._flat_of: dict[int, Flat] = {}
         self._views: dict[int, Tensor] = {}
+        self._places: dict[int, int] = {}  # of views, as addresses
         self._strides: dict[int, tuple[int, ...]] = {}  # of parameters, when their views were made
         for dtype in dict.fromkeys(one.dtype for one in self.parameters):
             members = [one for one in self.parameters if one.dtype == dtype]
@@ -65,7 +66,8 @@ class GradientGroup:
         strides = torch.empty_like(parameter, device="meta").stride()
         flat = self._flat_of[id(parameter)]
         view = torch.as_strided(flat.buffer, parameter.size(), strides, flat.starts[id(parameter)])
-        self._views[id(parameter)], self._strides[id(parameter)] = view, parameter.stride()
+        self._views[id(parameter)], self._places[id(parameter)] = view, view.data_ptr()
+        self._strides[id(parameter)] = parameter.stride()
         return view
 
     def _view(self, parameter: nn.Parameter) -> Tensor:
@@ -78,18 +80,18 @@ class GradientGroup:
                 f"of shape {tuple(view.shape)} when its Synchronizer was made: close() that one, and make another one "
                 "after the model has changed"
             )
-        here = flat.buffer.data_ptr() + flat.starts[id(parameter)] * flat.buffer.element_size()
-        is_here = view.dtype == parameter.dtype and (view.data_ptr() == here or not view.numel())
+        is_here = view.data_ptr() == self._places[id(parameter)] and view.dtype == parameter.dtype
         return view if is_here and self._strides[id(parameter)] == parameter.stride() else self._make_view(parameter)
 
     def take(self, parameter: nn.Parameter) -> None:
         """Makes the gradient that this parameter has a view. Raises ``TypeError`` for one that is sparse, and
         ``RuntimeError`` for one that can be differentiated itself, and for a parameter of another dtype or shape than
         it had."""
-        gradient, view = parameter.grad, self._view(parameter)
+        gradient, view = parameter.grad, self._views[id(parameter)]
         assert gradient is not None
-        if gradient is view:
-            return
+        if gradient is view and view.data_ptr() == self._places[id(parameter)] and view.dtype == parameter.dtype:
+            return  # as at every launch: looking closer costs a pass with many gradients a millisecond
+        view = self._view(parameter)
         if gradient.layout != torch.strided:
             raise TypeError(
                 f"a gradient of shape {tuple(gradient.shape)} is sparse: make its layer with sparse=False, or sum it "

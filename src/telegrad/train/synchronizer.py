@@ -199,9 +199,7 @@ class Synchronizer:
         compression = self._compressed()
         self._drop()
         compression.load_state_dict(state)
-        before_first_s = self._timeline.before_first_s
         self._set_groups(self.groups, self._sparse)  # thresholds of sums are of the steps that are left behind
-        self._timeline.before_first_s = before_first_s
 
     def _compressed(self) -> Compression:
         if self._compression is None:
@@ -425,6 +423,8 @@ class Synchronizer:
         self._groups = [self._group_of_names(names, one) for names, one in zip(groups, sparse, strict=True)]
         self._group_of = {id(one): number for number, group in enumerate(self._groups) for one in group.parameters}
         self._timeline = MeasuredTimeline([group.bytes for group in self._groups])
+        if self._trace is not None:
+            self._timeline.before_first_s = self._trace.backward_times[0]
 
     def _group_of_names(self, names: Sequence[str], sparse: bool) -> GradientGroup:
         parameters = [self._parameters[name] for name in names]
