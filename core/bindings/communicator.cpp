@@ -157,6 +157,7 @@ void bind_communicator(nb::module_& module) {
       .def("wait", &Operation::wait, nb::arg("timeout_s") = nb::none())
       .def("done", [](const Operation& self) { return self.done(); })
       .def("span_s", &Operation::span_s)
+      .def("source", &Operation::source)
       .def("sparse_result", &Operation::sparse_result)
       .def("topk_result", &Operation::sparse_result)
       .def("sparse_results", &Operation::sparse_result);  // of an operation that has one by rank

@@ -159,6 +159,9 @@ class Operation {
     return span;
   }
 
+  /// Whose message a receive got; empty unless it has succeeded.
+  std::optional<Rank> source() const { return done() ? request_->source() : std::nullopt; }
+
   void watch(CompletionQueue& queue, std::uint64_t token) const {
     if (!other_) {
       queue.watch(*request_, token);

@@ -20,11 +20,12 @@ void bind_point_to_point(nb::class_<Self>& type) {
           nb::arg("data"), nb::arg("bytes"), nb::arg("dtype"), nb::arg("to"), nb::arg("tag"), blocking)
       .def(
           "recv",
-          [](const Pointer& self, std::uintptr_t data, std::size_t bytes, DType dtype, Rank source, Step tag,
-             bool caller_waits) {
-            return begin(self, make_receive(dtype, memory<std::byte>(data, bytes), source, tag), caller_waits);
+          [](const Pointer& self, std::uintptr_t data, std::size_t bytes, DType dtype, std::optional<Rank> source,
+             Step tag, bool caller_waits) {
+            return begin(self, make_receive(dtype, memory<std::byte>(data, bytes), source.value_or(kNoRank), tag),
+                         caller_waits);
           },
-          nb::arg("data"), nb::arg("bytes"), nb::arg("dtype"), nb::arg("source"), nb::arg("tag"), blocking)
+          nb::arg("data"), nb::arg("bytes"), nb::arg("dtype"), nb::arg("source").none(), nb::arg("tag"), blocking)
       .def(
           "sendrecv",
           [](const Pointer& self, std::uintptr_t data, std::size_t bytes, DType dtype, Rank to, std::uintptr_t into,

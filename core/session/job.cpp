@@ -26,7 +26,7 @@ void Session::Job::start_send(Rank to, Step step, ConstBytes bytes, Pending& pen
 
 void Session::Job::start_receive(Rank from, Step step, Bytes into, Pending& pending) {
   if (is_message()) {
-    if (!frozen()) session_.post_receive({.call = call_, .into = into, .pending = &pending});
+    if (!frozen()) session_.post_receive({.call = call_, .into = into, .pending = &pending, .source = &call_.root});
     return;
   }
   post(from, step, Posted{.into = into, .any = nullptr, .most_bytes = into.size(), .pending = &pending});
@@ -99,8 +99,13 @@ void Session::Job::discard_unexpected() {
 }
 
 std::vector<Rank> Session::Job::waits_for() const {
-  if (call_.operation == Operation::receive) return {call_.root};
   std::set<Rank> ranks;
+  if (call_.operation == Operation::receive) {
+    if (call_.root != kNoRank) return {call_.root};
+    for (Rank peer = 0; peer < size(); ++peer) {
+      if (peer != rank()) ranks.insert(peer);
+    }
+  }
   posted_.for_each([&](Rank source, const Posted&) { ranks.insert(source); });
   return {ranks.begin(), ranks.end()};
 }

@@ -14,7 +14,7 @@ inline constexpr Step kTagsMost = Step{1} << 31;
 /// Done once `data` may change, which may be before it is received.
 RequestPtr make_send(DType dtype, ConstBytes data, Rank to, Step tag);
 /// Messages of one source and tag are received in the order in which they were sent. Both sides must agree on dtype and
-/// length.
+/// length. `source`: kNoRank takes the message of this tag that came first, whoever sent it; Request::source() tells.
 RequestPtr make_receive(DType dtype, Bytes into, Rank source, Step tag);
 
 }  // namespace telegrad

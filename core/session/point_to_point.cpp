@@ -24,32 +24,47 @@ std::optional<PointToPoint::Met> PointToPoint::next(Rank source) {
 }
 
 std::optional<PointToPoint::Met> PointToPoint::match(const Arrival& arrival) {
-  const auto found = queues_.try_emplace({arrival.envelope.source, arrival.envelope.step}).first;
-  Queues& queues = found->second;
-  if (queues.receives.empty()) {
-    queues.arrivals.push(arrival);
+  const Step tag = arrival.envelope.step;
+  Place chosen = queues_.end();
+  for (const Rank from : {arrival.envelope.source, kNoRank}) {
+    const auto found = queues_.find({from, tag});
+    if (found == queues_.end() || found->second.receives.empty()) continue;
+    const auto older = [&] { return found->second.receives.front().number < chosen->second.receives.front().number; };
+    if (chosen == queues_.end() || older()) chosen = found;
+  }
+  if (chosen == queues_.end()) {
+    queues_[{arrival.envelope.source, tag}].arrivals.push({arrival, numbered_++});
     return std::nullopt;
   }
-  Met met{arrival, queues.receives.pop()};
-  if (queues.empty()) queues_.erase(found);
+  Met met{arrival, chosen->second.receives.pop().value};
+  drop_if_empty(chosen);
   return met;
 }
 
 std::optional<Arrival> PointToPoint::post(const Receive& receive) {
-  const auto found = queues_.try_emplace({receive.call.root, static_cast<Step>(receive.call.layout)}).first;
-  Queues& queues = found->second;
-  if (queues.arrivals.empty()) {
-    queues.receives.push(receive);
+  const Key key{receive.call.root, static_cast<Step>(receive.call.layout)};
+  const Place found = key.first == kNoRank ? first_come(key.second) : queues_.find(key);
+  if (found == queues_.end() || found->second.arrivals.empty()) {
+    queues_[key].receives.push({receive, numbered_++});
     return std::nullopt;
   }
-  const Arrival arrival = queues.arrivals.pop();
-  if (queues.empty()) queues_.erase(found);
+  const Arrival arrival = found->second.arrivals.pop().value;
+  drop_if_empty(found);
   return arrival;
+}
+
+PointToPoint::Place PointToPoint::first_come(Step step) {
+  Place first = queues_.end();
+  for (auto at = queues_.begin(); at != queues_.end(); ++at) {
+    if (at->first.second != step || at->second.arrivals.empty()) continue;
+    if (first == queues_.end() || at->second.arrivals.front().number < first->second.arrivals.front().number) first = at;
+  }
+  return first;
 }
 
 const PointToPoint::Receive* PointToPoint::waiting_for(Rank source) const {
   for (auto at = queues_.lower_bound({source, 0}); at != queues_.end() && at->first.first == source; ++at) {
-    if (!at->second.receives.empty()) return &at->second.receives.front();
+    if (!at->second.receives.empty()) return &at->second.receives.front().value;
   }
   return nullptr;
 }
@@ -66,7 +81,7 @@ const Arrival* PointToPoint::unclaimed(Rank source) const {
   const Arrival* oldest = nullptr;
   for (auto at = queues_.lower_bound({source, 0}); at != queues_.end() && at->first.first == source; ++at) {
     if (at->second.arrivals.empty()) continue;
-    const Arrival& first = at->second.arrivals.front();
+    const Arrival& first = at->second.arrivals.front().value;
     if (oldest == nullptr || first.envelope.sequence - oldest->envelope.sequence > (std::uint32_t{1} << 31)) {
       oldest = &first;
     }

@@ -1,7 +1,7 @@
 #pragma once
 // The messages that one rank sends another outside the operations that all ranks call. They are numbered per pair of
 // ranks, brought back into that order on arrival, since a network may let one overtake another, and matched in it with
-// the receives of their tag. What a failure is, this must not know.
+// the receives of their tag, of those that fit with the one that was called first. What a failure is, this must not know.
 
 #include <cstddef>
 #include <cstdint>
@@ -19,9 +19,10 @@ namespace telegrad {
 class PointToPoint {
  public:
   struct Receive {
-    Call call{};
+    Call call{};  // its root is whose message it takes, or kNoRank: anybody's
     Bytes into{};
     Pending* pending = nullptr;
+    Rank* source = nullptr;  // is told whose message it got
   };
   struct Met {
     Arrival arrival{};
@@ -39,10 +40,10 @@ class PointToPoint {
   Taken take(const Arrival& arrival);
   /// The next message of `source` that a receive waits for; those before it are kept for receives to come.
   std::optional<Met> next(Rank source);
-  /// The message for `receive`, if it has come; otherwise the receive waits.
+  /// The message for `receive`, if it has come, of several ranks' the one that came first; otherwise the receive waits.
   std::optional<Arrival> post(const Receive& receive);
 
-  /// A receive that waits for a message of `source`: that of the lowest tag, the oldest.
+  /// A receive that waits for a message of `source`, or with kNoRank of anybody: that of the lowest tag, the oldest.
   const Receive* waiting_for(Rank source) const;
   /// How many there are.
   std::size_t count_waiting_for(Rank source) const;
@@ -52,7 +53,7 @@ class PointToPoint {
   template <class Discard>
   void discard_unclaimed(Discard discard) {
     for (auto at = queues_.begin(); at != queues_.end();) {
-      while (!at->second.arrivals.empty()) discard(at->second.arrivals.pop());
+      while (!at->second.arrivals.empty()) discard(at->second.arrivals.pop().value);
       at = at->second.empty() ? queues_.erase(at) : std::next(at);
     }
   }
@@ -87,9 +88,14 @@ class PointToPoint {
     std::vector<Value> values_;
     std::size_t first_ = 0;  // those before it are gone
   };
+  template <class Value>
+  struct Numbered {
+    Value value{};
+    std::uint64_t number = 0;  // in the order in which they came, or were called
+  };
   struct Queues {  // of one source and tag; one of them is empty
-    Queue<Arrival> arrivals;
-    Queue<Receive> receives;
+    Queue<Numbered<Arrival>> arrivals;
+    Queue<Numbered<Receive>> receives;
     bool empty() const { return arrivals.empty() && receives.empty(); }
   };
   struct Pair {
@@ -98,8 +104,14 @@ class PointToPoint {
     std::unordered_map<std::uint32_t, Arrival> ahead{};  // by number: those before them are still on their way
   };
   using Key = std::pair<Rank, Step>;  // source and tag
+  using Place = std::map<Key, Queues>::iterator;
 
   std::optional<Met> match(const Arrival& arrival);
+  /// The queues of `step` whose first message came before all others'; the end if none has one.
+  Place first_come(Step step);
+  void drop_if_empty(Place at) {
+    if (at->second.empty()) queues_.erase(at);
+  }
   const Pair& pair(Rank peer) const {
     static const Pair nothing_yet;
     const auto found = pairs_.find(peer);
@@ -108,6 +120,7 @@ class PointToPoint {
 
   std::unordered_map<Rank, Pair> pairs_;  // with those that it has had to do with
   std::map<Key, Queues> queues_;  // none is empty
+  std::uint64_t numbered_ = 0;
 };
 
 }  // namespace telegrad

@@ -73,7 +73,7 @@ std::string operation_json(const SessionReport::Operation& operation, double now
 std::string message_json(const SessionReport::Message& message, double now_s) {
   const Call& call = message.call;
   return "{\"call\": " + quoted(describe(call)) + ", \"operation\": " + quoted(name_of(call.operation)) +
-         ", \"peer\": " + std::to_string(call.root) + ", \"message_tag\": " + std::to_string(call.layout) +
+         ", \"peer\": " + rank_or_null(call.root) + ", \"message_tag\": " + std::to_string(call.layout) +
          ", \"before\": " + std::to_string(message.before) + ", \"state\": " + quoted(name_of(message.state)) +
          ", \"called_s_ago\": " + number(now_s - message.called_s) + "}";
 }

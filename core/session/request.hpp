@@ -43,6 +43,10 @@ class Request {
   void note_ended(double when_s) { ended_s_ = when_s; }
   /// Only once done(); empty if it failed.
   const std::optional<double>& ended_s() const { return ended_s_; }
+  /// For the engine's side, before finish(): whose message a receive got.
+  void note_source(Rank source) { source_ = source; }
+  /// Only once done(); empty if it failed, or is no receive.
+  const std::optional<Rank>& source() const { return source_; }
   /// For the engine's side: runs on its thread once the request is over, before anybody can see done().
   void finish(std::optional<Failure> failure) {
     failure_ = std::move(failure);
@@ -73,6 +77,7 @@ class Request {
   Body body_;
   std::optional<Begun> begun_;
   std::optional<double> ended_s_;
+  std::optional<Rank> source_;
   std::mutex mutex_;
   std::vector<std::function<void()>> callbacks_;  // mutex_
   std::optional<Failure> failure_;

@@ -131,8 +131,9 @@ void Session::finish_jobs() {
       ++completed_;
     }
     over->request().note_ended(now_s_);
+    if (over->call().operation == Operation::receive) over->request().note_source(over->call().root);
     over->request().finish(std::nullopt);
-    if (over->call().operation == Operation::receive) fail_if_nothing_comes(over->call().root);
+    if (const Call& call = over->call(); call.operation == Operation::receive) fail_if_nothing_comes(call.root);
   }
 }
 

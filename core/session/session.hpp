@@ -148,6 +148,8 @@ class Session final : public EventSink {
   void post_receive(const PointToPoint::Receive& posted);
   void receive(const Arrival& arrival, const PointToPoint::Receive& posted);
   void fail_if_nothing_comes(Rank source);
+  bool sends_no_more(Rank source) const;
+  void fail_if_nobody_sends();
   std::string mistagged(Rank source) const;
   void discard_unclaimed();
   void discard_messages();

@@ -8,7 +8,8 @@ namespace telegrad {
 
 void Session::begin_message(RequestPtr request, double now_s) {
   const Call call = request->call();
-  TELEGRAD_CHECK(call.root < size() && call.root != rank());
+  const bool of_anybody = call.operation == Operation::receive && call.root == kNoRank;
+  TELEGRAD_CHECK(of_anybody || (call.root < size() && call.root != rank()));
   counters_.operations += 1;
   if (all_frozen_) {
     refused_.emplace_back(next_sequence_, std::move(request));
@@ -25,7 +26,11 @@ void Session::begin_message(RequestPtr request, double now_s) {
     return;
   }
   start(job);
-  fail_if_nothing_comes(call.root);
+  if (of_anybody) {
+    fail_if_nobody_sends();
+  } else {
+    fail_if_nothing_comes(call.root);
+  }
 }
 
 void Session::take_message(const Arrival& arrival) {
@@ -52,6 +57,7 @@ void Session::post_receive(const PointToPoint::Receive& posted) {
 
 void Session::receive(const Arrival& arrival, const PointToPoint::Receive& posted) {
   const Envelope& envelope = arrival.envelope;
+  *posted.source = envelope.source;
   const auto refuse_it = [&](FailureKind kind, Rank culprit, std::string reason) {
     driver_.discard(arrival);
     fail({.kind = kind,
@@ -90,10 +96,12 @@ void Session::receive(const Arrival& arrival, const PointToPoint::Receive& poste
 
 // Its goodbye tells how many messages it has sent here, and may have overtaken them.
 void Session::fail_if_nothing_comes(Rank source) {
-  const Peer& peer = peers_[source];
-  if (all_frozen_ || !peer.said_goodbye || precedes(point_to_point_.come_from(source), peer.messages)) return;
+  if (all_frozen_ || !sends_no_more(source)) return;
   const PointToPoint::Receive* const waiting = point_to_point_.waiting_for(source);
-  if (waiting == nullptr) return;
+  if (waiting == nullptr) {
+    fail_if_nobody_sends();
+    return;
+  }
   const auto receives = std::ranges::count_if(jobs_, [&](const auto& entry) {
     const Call& call = entry.second->call();
     return call.operation == Operation::receive && call.root == source;
@@ -107,6 +115,32 @@ void Session::fail_if_nothing_comes(Rank source) {
         .tag = static_cast<std::uint32_t>(waiting->call.layout),
         .reason = "rank " + std::to_string(source) + " closed its communicator without sending what rank " +
                   std::to_string(rank()) + " waits for in " + describe(waiting->call) + mistagged(source)});
+}
+
+bool Session::sends_no_more(Rank source) const {
+  return peers_[source].said_goodbye && !precedes(point_to_point_.come_from(source), peers_[source].messages);
+}
+
+// A receive from anybody waits for as long as there is somebody.
+void Session::fail_if_nobody_sends() {
+  const PointToPoint::Receive* const waiting = point_to_point_.waiting_for(kNoRank);
+  if (all_frozen_ || waiting == nullptr) return;
+  for (Rank peer = 0; peer < size(); ++peer) {
+    if (peer != rank() && !sends_no_more(peer)) return;
+  }
+  const bool comes = std::ranges::any_of(jobs_, [](const auto& entry) {
+    const Call& call = entry.second->call();
+    return call.operation == Operation::receive && call.root != kNoRank;
+  });
+  if (comes) return;  // first what is on its way
+  fail({.kind = FailureKind::peer_failed,
+        .rank = rank(),
+        .peer = rank() == 0 ? Rank{1} : Rank{0},  // one of them all
+        .operation = describe(waiting->call),
+        .sequence = next_sequence_,
+        .tag = static_cast<std::uint32_t>(waiting->call.layout),
+        .reason = "all other ranks closed their communicators without sending what rank " + std::to_string(rank()) +
+                  " waits for in " + describe(waiting->call)});
 }
 
 // A message that nobody receives, while a receive waits, has most likely got another tag by mistake.

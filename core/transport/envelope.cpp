@@ -93,7 +93,7 @@ std::string describe(const Call& call) {
   if (is_point_to_point(call)) {
     return std::string(name_of(call.operation)) + "(count=" + std::to_string(call.count) + ", dtype=" +
            name_of(call.dtype) + (call.operation == Operation::send ? ", to=" : ", source=") +
-           std::to_string(call.root) + ", tag=" + std::to_string(call.layout) + ")";
+           (call.root == kNoRank ? "any" : std::to_string(call.root)) + ", tag=" + std::to_string(call.layout) + ")";
   }
   std::string text = std::string(name_of(call.operation)) + "(count=" + std::to_string(call.count) +
                      ", dtype=" + name_of(call.dtype) + ", reduction=" + name_of(call.reduction) +

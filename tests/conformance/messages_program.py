@@ -29,7 +29,7 @@ def _content(source: int, to: int, number: int) -> npt.NDArray[np.float32]:
 def exchange(communicators: Sequence[Communicator], *, sends_first: bool) -> Iterator[str]:
     """Every rank sends every other all of COUNTS, with a barrier of all in flight; what came wrongly."""
     size = communicators[0].world_size
-    works: list[Work | None] = []
+    works: list[Work | int | None] = []
     received: list[tuple[str, npt.NDArray[np.float32], npt.NDArray[np.float32]]] = []
 
     def send(comm: Communicator) -> None:
@@ -53,7 +53,7 @@ def exchange(communicators: Sequence[Communicator], *, sends_first: bool) -> Ite
             step(comm)
         works.extend(comm.barrier(async_op=True) for comm in communicators)
     for work in works:
-        assert work is not None
+        assert isinstance(work, Work)
         work.wait()
     for name, x, right in received:
         if not np.array_equal(x, right):
@@ -70,11 +70,39 @@ def round_the_ring(comm: Communicator) -> Iterator[str]:
             yield f"sendrecv of {count} on rank {comm.rank} gave something else"
 
 
+def from_anybody(communicators: Sequence[Communicator]) -> Iterator[str]:
+    """Every rank sends every other a message, and takes those for it from whoever comes."""
+    size = communicators[0].world_size
+    sends: list[Work | None] = []
+    received: dict[int, list[tuple[Work, npt.NDArray[np.float32]]]] = {comm.rank: [] for comm in communicators}
+    for comm in communicators:
+        others = [peer for peer in range(size) if peer != comm.rank]
+        for _ in others:
+            x = np.full(COUNTS[2], np.nan, np.float32)
+            work = comm.recv(x, tag=17, async_op=True)
+            assert isinstance(work, Work)
+            received[comm.rank].append((work, x))
+        sends += [comm.send(_content(comm.rank, to, 2), to, tag=17, async_op=True) for to in others]
+    for rank, taken in received.items():
+        for work, x in taken:
+            work.wait()
+            source = work.source()
+            if source is None or not np.array_equal(x, _content(source, rank, 2)):
+                yield f"rank {rank} took something else than what rank {source} has sent"
+        if {work.source() for work, _ in taken} != {peer for peer in range(size) if peer != rank}:
+            yield f"rank {rank} has not taken one message of every other rank"
+    for send in sends:
+        assert send is not None
+        send.wait()
+
+
 def exchange_main() -> None:
     with join(timeout_s=60.0) as comm:
         for sends_first in (True, False, True):
             for fault in exchange([comm], sends_first=sends_first):
                 print(json.dumps({"fault": fault}))
+        for fault in from_anybody([comm]):
+            print(json.dumps({"fault": fault}))
         if comm.world_size > 1:
             for fault in round_the_ring(comm):
                 print(json.dumps({"fault": fault}))

@@ -46,6 +46,7 @@ def _said(function: str, size: int, transports: str = "all") -> dict[int, list[d
 def test_messages_of_one_process(size: int) -> None:
     communicators = Communicator.local(size, timeout_s=60.0)
     faults = [fault for first in (True, False) for fault in messages_program.exchange(communicators, sends_first=first)]
+    faults += messages_program.from_anybody(communicators)
     for communicator in communicators:
         communicator.close()
     assert faults == []
@@ -57,6 +58,7 @@ def test_messages_in_virtual_time(size: int) -> None:
         communicators = sim.World(size, seed=seed, jitter=20.0).communicators
         for first in (True, False):
             assert list(messages_program.exchange(communicators, sends_first=first)) == []
+        assert list(messages_program.from_anybody(communicators)) == []
 
 
 @_needs_ucx

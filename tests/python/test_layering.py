@@ -50,6 +50,7 @@ MAY_IMPORT = {
     "launch": {"errors", "comm", "plan"},
     "train": {*LIBRARY, "plan", "calibration"},
     "linear": {*LIBRARY, "plan", "launch"},
+    "torch_backend": {*LIBRARY},
     "sim": {*LIBRARY, "plan"},
     "bench": {*LIBRARY, "plan", "train", "linear", "sim", "launch", "calibration"},
     "demo": {*LIBRARY, "plan", "train", "linear", "sim", "launch", "bench"},
@@ -87,6 +88,7 @@ MAY_IMPORT = {
 MAY_IMPORT_TORCH = {
     "train",
     "linear",
+    "torch_backend",
     "bench",
     "demo",
     "accuracy",

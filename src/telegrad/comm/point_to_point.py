@@ -35,19 +35,22 @@ class PointToPoint(Member):
         self._block(request, x)
         return None
 
-    def recv(self, x: Any, source: int, *, tag: int = 0, async_op: bool = False) -> Work | None:
+    def recv(self, x: Any, source: int | None = None, *, tag: int = 0, async_op: bool = False) -> Work | int | None:
         """Overwrites ``x`` with what rank ``source`` sends with ``tag``: the oldest message not yet received.
 
-        ``x``: as in ``send``, of the sender's dtype and number of elements. With ``async_op=True`` a Work is returned,
-        whose ``result()`` is ``x``.
+        ``x``: as in ``send``, of the sender's dtype and number of elements. ``source=None``: of any rank's messages the
+        one that came first; once all other ranks have closed without sending one, ``PeerFailed`` is raised. Returns the
+        sender's rank; with ``async_op=True`` a Work, whose ``result()`` is ``x`` and whose ``source()`` that rank.
         """
         core, buffer = self._usable(), movable(x, "x")
-        source = self._peer(source, "source")
-        request = core.recv(buffer.pointer, buffer.nbytes, buffer.dtype, source, _tag(tag), not async_op)
+        peer = None if source is None else self._peer(source, "source")
+        if peer is None and self.world_size == 1:
+            raise ValueError("source=None, but there is no other rank to receive from")
+        request = core.recv(buffer.pointer, buffer.nbytes, buffer.dtype, peer, _tag(tag), not async_op)
         if async_op:
             return self._work(request, "recv", x, lambda _: x)
         self._block(request, x)
-        return None
+        return request.source()
 
     def sendrecv(self, x: Any, to: int, out: Any, source: int, *, tag: int = 0, async_op: bool = False) -> Work | None:
         """Sends ``x`` to rank ``to`` and receives ``out`` from rank ``source`` at once, both with ``tag``; over when

@@ -64,6 +64,10 @@ class Work:
         communicators, whose operations take no such time, it means nothing."""
         return self._request.span_s()
 
+    def source(self) -> int | None:
+        """Whose message a ``recv`` got; ``None`` until it is over, and of every other operation."""
+        return self._request.source()
+
     def result(self) -> Any:
         """Waits and returns the result: the tensor that was written, the gathered tensor, or the new sparse stream."""
         self.wait()

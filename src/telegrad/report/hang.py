@@ -322,7 +322,7 @@ class _Judge:
 
     def _judge_messages(self) -> tuple[str, list[int], str]:
         """No operation of all ranks is stuck: only those between two."""
-        roots, circles = ends_of_messages(self._messages)
+        roots, circles = ends_of_messages(self._messages, len(self._lanes))
         self._waiting = list(self._messages)
         for rank in self._messages:
             self._detail_messages(rank)

@@ -56,11 +56,12 @@ class Operation:
 
 @dataclass(frozen=True)
 class Message:
-    """A send or receive that was not over: with whom, and the operation that its rank called next (``before``)."""
+    """A send or receive that was not over: with whom (``None``: whoever sends), and the operation that its rank called
+    next (``before``)."""
 
     call: str
     operation: str
-    peer: int
+    peer: int | None
     message_tag: int
     before: int
     state: str
@@ -245,7 +246,7 @@ def _message(fields: _Fields, size: int) -> Message:
     return Message(
         call=fields.text("call"),
         operation=fields.one_of("operation", ("send", "recv")),
-        peer=fields.integer("peer", 0, size - 1),
+        peer=fields.optional("peer", lambda name: fields.integer(name, 0, size - 1)),
         message_tag=fields.integer("message_tag", 0, _MOST_COUNT),
         before=fields.integer("before", 0, _MOST_COUNT),
         state=fields.one_of("state", _STATES),

@@ -23,7 +23,7 @@ def test_a_message_arrives_blocking_numpy(on_ranks: OnRanks, count: int) -> None
         if comm.rank == 2:
             assert comm.send(x, 0, tag=5) is None
         elif comm.rank == 0:
-            assert comm.recv(x, 2, tag=5) is None
+            assert comm.recv(x, 2, tag=5) == 2
         comm.barrier()
         return x
 
@@ -47,6 +47,28 @@ def test_torch_async_and_order_within_a_tag(local: Local) -> None:
     for work in works:
         assert work is not None
         work.wait()
+
+
+def test_a_receive_from_any_rank_tells_the_sender(on_ranks: OnRanks) -> None:
+    def run(comm: Communicator) -> list[tuple[int, float]]:
+        if comm.rank > 0:
+            comm.send(np.full(4, float(comm.rank)), 0, tag=2)
+            return []
+        got = []
+        for _ in range(2):
+            x = np.zeros(4)
+            got.append((comm.recv(x, tag=2), float(x[3])))
+        x = np.zeros(4)
+        work = comm.recv(x, None, tag=2, async_op=True)
+        work.wait()
+        return [*got, (work.source(), float(x[0]))]
+
+    assert sorted(on_ranks(4, run)[0]) == [(1, 1.0), (2, 2.0), (3, 3.0)]
+
+
+def test_any_rank_of_one_is_none(local: Local) -> None:
+    with pytest.raises(ValueError, match="source=None, but there is no other rank to receive from"):
+        local(1)[0].recv(np.zeros(3))
 
 
 def test_sendrecv_round_a_ring(on_ranks: OnRanks) -> None:

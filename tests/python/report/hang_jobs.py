@@ -110,13 +110,13 @@ class Job:
         file["completed"] += state == "completed"
         file["operations"] = file["operations"][-64:]
 
-    def message(self, rank: int, operation: str, peer: int, tag: int = 0, ago_s: float = 31.0) -> None:
+    def message(self, rank: int, operation: str, peer: int | None, tag: int = 0, ago_s: float = 31.0) -> None:
         """The rank's next send or receive, which is not over."""
         other = "to" if operation == "send" else "source"
         file = self.files[rank]
         file.setdefault("messages", []).append(
             {
-                "call": f"{operation}(count=5, dtype=f32, {other}={peer}, tag={tag})",
+                "call": f"{operation}(count=5, dtype=f32, {other}={'any' if peer is None else peer}, tag={tag})",
                 "operation": operation,
                 "peer": peer,
                 "message_tag": tag,

@@ -29,6 +29,16 @@ def test_a_receive_of_what_nobody_sends_is_followed_to_who_waits_for_nobody() ->
     assert "for rank 2, which has not received it" in found.details[1]
 
 
+def test_who_takes_anybodys_message_waits_for_all() -> None:
+    job = Job(3, before=3)
+    job.message(0, "recv", None, tag=7)
+    found = verdict(job.reports())
+    assert (found.kind, found.culprits) == ("not_called", [1, 2])
+    assert found.details[0].startswith(
+        "rank 0 waits in recv(count=5, dtype=f32, source=any, tag=7) for any rank, none of which has sent it"
+    )
+
+
 def test_ranks_that_receive_from_each_other_are_a_circle() -> None:
     job = Job(3, before=3)
     job.message(0, "recv", 2)

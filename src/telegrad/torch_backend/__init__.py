@@ -1,0 +1,32 @@
+"""``import telegrad.torch_backend`` makes ``telegrad`` a backend of torch.distributed, for CPU tensors.
+
+``init_process_group("telegrad")`` or ``init_process_group("cpu:telegrad")``; then DistributedDataParallel and the
+collectives of ``torch.distributed`` run over telegrad, sub-groups by ``new_group`` too. docs/torch-backend.md says what
+is not supported.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+try:
+    import torch.distributed as dist
+except ImportError as error:
+    raise ImportError("telegrad.torch_backend needs torch: pip install 'telegrad[torch]'") from error
+
+from telegrad.torch_backend.process_group import ProcessGroup
+
+NAME = "telegrad"
+
+__all__ = ["NAME", "ProcessGroup"]
+
+
+def _create(options: Any, backend_options: Any) -> ProcessGroup:
+    """What torch calls for each group of which this process is a member."""
+    if backend_options is not None:
+        raise TypeError(f"pg_options={backend_options!r}: the backend {NAME!r} has no options, leave it out")
+    return ProcessGroup.join(options.store, options.group_rank, options.group_size, options.timeout)
+
+
+if NAME not in dist.Backend.backend_list:
+    dist.Backend.register_backend(NAME, _create, extended_api=True, devices=["cpu"])

@@ -1,0 +1,93 @@
+"""What torch.distributed gets for an operation that has begun: telegrad's operations, and what is left to do once they
+are over."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from telegrad.comm.work import Work, future_of_all
+
+
+class GroupWork(dist.Work):
+    """Over when all ``operations`` are and ``finish``, which runs once, has given ``tensors`` their contents."""
+
+    def __init__(
+        self, operations: Sequence[Work], tensors: list[torch.Tensor], finish: Callable[[], None] | None
+    ) -> None:
+        super().__init__()
+        self.operations, self.tensors, self._finish = operations, tensors, finish
+        self._lock = threading.Lock()
+        self._error: Exception | None = None
+
+    def wait(self, timeout: timedelta = timedelta(0)) -> bool:
+        """Blocks until it is over. ``timeout``: 0 leaves it to the group's own. Raises ``TransportError``, which names
+        rank, peer and operation, and ``TimeoutExpired``, after which it may be waited for again."""
+        seconds = timeout.total_seconds()
+        for work in self.operations:
+            try:
+                work.wait(seconds if seconds > 0 else None)
+            except Exception as error:
+                self._error = error
+                raise
+        self._conclude()
+        return True
+
+    def synchronize(self) -> None:
+        self.wait()
+
+    def is_completed(self) -> bool:
+        """True once its operations are over, also when they failed. The tensors hold the result after ``wait``."""
+        return all(work.is_completed() for work in self.operations)
+
+    def is_success(self) -> bool:
+        return self.is_completed() and self.exception() is None
+
+    def exception(self) -> Exception | None:
+        """What it failed with, as far as it is over."""
+        if self._error is None and self.is_completed():
+            for work in self.operations:
+                try:
+                    work.wait()
+                except Exception as error:
+                    self._error = error
+                    break
+        return self._error
+
+    def _source_rank(self) -> int:
+        """Of a receive: the sender's rank in the group."""
+        source = self.operations[0].source()
+        return -1 if source is None else source
+
+    source_rank = _source_rank
+
+    def result(self) -> list[torch.Tensor]:
+        self.wait()
+        return self.tensors
+
+    def get_future(self) -> torch.futures.Future[Any]:
+        """Of the list of the caller's tensors."""
+        if not self.operations:
+            future: torch.futures.Future[Any] = torch.futures.Future()
+            self._conclude()
+            future.set_result(self.tensors)
+            return future
+        return future_of_all(self.operations, self._concluded, self._failed)
+
+    def _concluded(self) -> list[torch.Tensor]:
+        self._conclude()
+        return self.tensors
+
+    def _failed(self, error: Exception) -> None:
+        self._error = error
+
+    def _conclude(self) -> None:
+        with self._lock:
+            finish, self._finish = self._finish, None
+            if finish is not None:
+                finish()

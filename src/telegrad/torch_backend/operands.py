@@ -1,0 +1,90 @@
+"""From tensors as torch programs give them to tensors that a Communicator takes, and back: of any dtype, and not
+contiguous."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import reduce
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+_SUMMED = (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int32, torch.int64)
+_WIDER = {
+    **dict.fromkeys((torch.int8, torch.uint8, torch.int16, torch.bool), torch.int32),
+    **dict.fromkeys((torch.float8_e4m3fn, torch.float8_e5m2), torch.float32),
+}
+
+Merge = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+
+BITWISE: dict[str, Merge] = {
+    "BAND": torch.bitwise_and,
+    "BOR": torch.bitwise_or,
+    "BXOR": torch.bitwise_xor,
+}
+"""Reductions that a Communicator does not have."""
+
+
+@dataclass(frozen=True)
+class Operand:
+    """``held``: contiguous memory with ``tensor``'s elements, ``tensor``'s own where it can be."""
+
+    tensor: torch.Tensor
+    held: torch.Tensor
+
+    def give_back(self) -> None:
+        """Gives ``tensor`` what ``held`` has now."""
+        if self.held.data_ptr() != self.tensor.data_ptr() or self.held.dtype != self.tensor.dtype:
+            self.tensor.copy_(self.held.view(self.tensor.shape))
+
+
+def moved(tensor: torch.Tensor) -> Operand:
+    """For what moves elements without looking at them. Raises ``TypeError`` for tensors that are not on the CPU, or
+    not dense."""
+    _check(tensor)
+    plain = tensor.detach()
+    return Operand(tensor.detach(), plain.contiguous())
+
+
+def reduced(tensor: torch.Tensor, op: Any) -> Operand:
+    """For sums and the like: narrow integers in 32 bits, booleans as 0 and 1, complex numbers (sum and average) as two
+    floats, eight-bit floats in float32. Raises ``TypeError`` for what cannot be reduced."""
+    _check(tensor)
+    plain = tensor.detach()
+    if plain.is_complex():
+        if name_of(op) not in ("SUM", "AVG"):
+            raise TypeError(f"op={op} of {tensor.dtype}: complex numbers have sums and averages only")
+        plain = torch.view_as_real(plain)
+    if plain.dtype in _WIDER:
+        return Operand(plain, plain.to(_WIDER[plain.dtype]).contiguous())
+    if plain.dtype not in _SUMMED:
+        raise TypeError(f"tensors of {tensor.dtype} cannot be reduced: use {', '.join(map(str, _SUMMED))}")
+    return Operand(plain, plain.contiguous())
+
+
+def name_of(op: Any) -> str:
+    """``SUM``, ``AVG``, … of torch's ``ReduceOp``, whichever of its types it has. Raises ``ValueError`` for those that
+    have a factor of their own."""
+    if op == dist.ReduceOp.PREMUL_SUM:
+        raise ValueError("op=PREMUL_SUM is not supported: multiply the tensor, then use ReduceOp.SUM")
+    names = ("SUM", "AVG", "PRODUCT", "MIN", "MAX", *BITWISE)
+    return next(name for name in names if op == getattr(dist.ReduceOp, name))
+
+
+def merged(blocks: Sequence[torch.Tensor], op: Any) -> torch.Tensor:
+    """A bitwise reduction of all ranks' tensors."""
+    return reduce(BITWISE[name_of(op)], blocks)
+
+
+def _check(tensor: torch.Tensor) -> None:
+    if tensor.device.type != "cpu":
+        raise TypeError(
+            f"a tensor on {tensor.device}: the backend 'telegrad' is for CPU tensors; use tensor.cpu(), or a group "
+            "with another backend for that device"
+        )
+    if tensor.layout != torch.strided:
+        raise TypeError(
+            f"a tensor of layout {tensor.layout}: give a dense one; all_reduce takes sparse_coo tensors too"
+        )

@@ -1,0 +1,377 @@
+"""ProcessGroup: what torch.distributed calls, as operations of a Communicator.
+
+torch calls all but ``send`` and ``recv`` on every rank in the same order. The methods' names and arguments are torch's
+own; it calls some by their C++ names from DistributedDataParallel and its functional collectives.
+"""
+
+# torch's stubs know more forms of these methods than torch calls.
+# mypy: disable-error-code="override, assignment"
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from telegrad.comm import Communicator
+from telegrad.comm.rendezvous import StoreExchange
+from telegrad.comm.work import Work
+from telegrad.errors import TimeoutExpired
+from telegrad.torch_backend.group_work import GroupWork
+from telegrad.torch_backend.operands import BITWISE, merged, moved, name_of, reduced
+
+Tensors = list[torch.Tensor]
+
+_OPS = {"SUM": "sum", "AVG": "avg", "PRODUCT": "prod", "MIN": "min", "MAX": "max"}
+
+
+class ProcessGroup(dist.ProcessGroup):
+    """A group of torch's whose operations ``communicator`` performs. torch makes it: ``init_process_group("telegrad")``
+    and ``new_group(backend="telegrad")``.
+
+    Operations begin at once and run in the background; ``async_op=True`` gives a Work whose ``wait()`` fills the
+    tensors. What fails raises ``TransportError`` in ``wait()``, inside DDP a ``RuntimeError`` with its message.
+    """
+
+    def __init__(self, communicator: Communicator) -> None:
+        super().__init__(communicator.rank, communicator.world_size)  # type: ignore[call-arg]  # the form for subclasses
+        self.communicator = communicator
+        self._name = self._description = ""
+
+    @classmethod
+    def join(cls, store: Any, rank: int, size: int, timeout: timedelta) -> ProcessGroup:
+        """The ranks of a group find each other by its store; ``timeout`` bounds that and each of its operations."""
+        seconds = timeout.total_seconds()
+        exchange = StoreExchange(store, rank, size, seconds)
+        return cls(Communicator.from_exchange(rank, size, exchange, timeout_s=seconds))
+
+    def getBackendName(self) -> str:  # noqa: N802 (torch's name)
+        return "telegrad"
+
+    # torch's own keep names in C++ backends, of which this group has none.
+
+    def _set_group_name(self, name: str) -> None:
+        self._name = name
+
+    def _set_group_desc(self, description: str) -> None:
+        self._description = description
+
+    @property
+    def group_name(self) -> str:
+        """As torch has named it: functional collectives find the group by it."""
+        return self._name
+
+    @property
+    def group_desc(self) -> str:
+        return self._description
+
+    def shutdown(self) -> None:
+        """Closes the communicator: what ``destroy_process_group`` calls."""
+        self.communicator.close()
+
+    def abort(self) -> None:
+        self.communicator.abort("the process group was aborted")
+
+    # Reductions
+
+    def allreduce(self, tensors: Tensors, opts: Any) -> GroupWork:
+        (tensor,) = tensors
+        if tensor.layout == torch.sparse_coo:
+            return self._allreduce_sparse(tensor, opts)
+        return self._all_reduced(tensors, opts)
+
+    def allreduce_coalesced(self, tensors: Tensors, opts: Any) -> GroupWork:
+        return self._all_reduced(tensors, opts)
+
+    def reduce(self, tensors: Tensors, opts: Any) -> GroupWork:
+        (tensor,) = tensors
+        root: int = opts.rootRank
+        if name_of(opts.reduceOp) in BITWISE:
+            copy = tensor.detach().clone()
+            return self._all_reduced([copy], opts, lambda: tensor.copy_(copy) if root == self.rank() else None)
+        operand = reduced(tensor, opts.reduceOp)
+        work = self.communicator.reduce(operand.held, root, _OPS[name_of(opts.reduceOp)], async_op=True)
+        return GroupWork([_work(work)], tensors, operand.give_back if root == self.rank() else None)
+
+    def reduce_scatter(self, output_tensors: Tensors, input_tensors: list[Tensors], opts: Any) -> GroupWork:
+        (out,), (blocks,) = output_tensors, input_tensors
+        self._check_blocks(blocks, "input_list")
+        if blocks[self.rank()].numel() != out.numel():
+            raise ValueError(
+                f"output has {out.numel()} elements, but input_list[{self.rank()}] has {blocks[self.rank()].numel()}: "
+                "give both the same"
+            )
+        return self._reduce_scattered(out, _joined(blocks), [block.numel() for block in blocks], opts)
+
+    def reduce_scatter_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any) -> GroupWork:
+        if input.numel() != output.numel() * self.size():
+            raise ValueError(
+                f"input has {input.numel()} elements, but output has {output.numel()} on each of {self.size()} ranks: "
+                f"input must have {output.numel() * self.size()}"
+            )
+        return self._reduce_scattered(output, input, [output.numel()] * self.size(), opts)
+
+    def reduce_scatter_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any) -> GroupWork:
+        return _all_of([self.reduce_scatter_single(out, x, opts) for out, x in zip(outputs, inputs, strict=True)])
+
+    # Moves
+
+    def broadcast(self, tensors: Tensors, opts: Any) -> GroupWork:
+        (tensor,) = tensors
+        operand = moved(tensor)
+        work = self.communicator.broadcast(operand.held, opts.rootRank, async_op=True)
+        return GroupWork([_work(work)], tensors, operand.give_back)
+
+    def allgather(self, output_tensors: list[Tensors], input_tensors: Tensors, opts: Any = None) -> GroupWork:
+        (blocks,), (tensor,) = output_tensors, input_tensors
+        self._check_blocks(blocks, "tensor_list")
+        gathered = _room_for(blocks)
+        counts = [block.numel() for block in blocks]
+        work = self.communicator.all_gather(_flat(tensor), out=gathered, counts=counts, async_op=True)
+        return GroupWork([_work(work)], blocks, lambda: _deal(gathered, blocks))
+
+    def allgather_coalesced(self, output_lists: list[Tensors], inputs: Tensors, opts: Any = None) -> GroupWork:
+        """``output_lists``: by rank, then by tensor."""
+        by_tensor = [[of_rank[i] for of_rank in output_lists] for i in range(len(inputs))]
+        return _all_of([self.allgather([blocks], [x]) for blocks, x in zip(by_tensor, inputs, strict=True)])
+
+    def all_gather_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> GroupWork:
+        if output.numel() != input.numel() * self.size() or output.dtype != input.dtype:
+            raise ValueError(
+                f"output has {output.numel()} elements of {output.dtype}, but input has {input.numel()} of "
+                f"{input.dtype} on each of {self.size()} ranks: output must have {input.numel() * self.size()}"
+            )
+        operand = moved(output)
+        out = operand.held.view(self.size(), -1) if output.numel() else operand.held.new_empty(self.size(), 0)
+        work = self.communicator.all_gather(_flat(input), out=out, async_op=True)
+        return GroupWork([_work(work)], [output], operand.give_back)
+
+    def all_gather_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> GroupWork:
+        return _all_of([self.all_gather_single(out, x) for out, x in zip(outputs, inputs, strict=True)])
+
+    def gather(self, output_tensors: list[Tensors], input_tensors: Tensors, opts: Any) -> GroupWork:
+        (tensor,), root = input_tensors, opts.rootRank
+        if self.rank() != root:
+            return GroupWork([_work(self.communicator.gather(_flat(tensor), root, async_op=True))], [], None)
+        (blocks,) = output_tensors
+        self._check_blocks(blocks, "gather_list", like=tensor)
+        gathered = tensor.new_empty(self.size(), tensor.numel())
+        work = self.communicator.gather(_flat(tensor), root, out=gathered, async_op=True)
+        return GroupWork([_work(work)], blocks, lambda: _deal(gathered.view(-1), blocks))
+
+    def scatter(self, output_tensors: Tensors, input_tensors: list[Tensors], opts: Any) -> GroupWork:
+        (out,), root = output_tensors, opts.rootRank
+        operand = moved(out)
+        blocks = None
+        if self.rank() == root:
+            (given,) = input_tensors
+            self._check_blocks(given, "scatter_list", like=out)
+            blocks = _joined(given).view(self.size(), -1) if out.numel() else out.new_empty(self.size(), 0)
+        work = self.communicator.scatter(blocks, operand.held.view(-1), root, async_op=True)
+        return GroupWork([_work(work)], output_tensors, operand.give_back)
+
+    def alltoall(self, output_tensors: Tensors, input_tensors: Tensors, opts: Any = None) -> GroupWork:
+        for name, blocks in (("output_tensor_list", output_tensors), ("input_tensor_list", input_tensors)):
+            self._check_blocks(blocks, name)
+        received = _room_for(output_tensors)
+        work = self.communicator.all_to_all(
+            _joined(input_tensors),
+            out=received,
+            send_counts=[block.numel() for block in input_tensors],
+            receive_counts=[block.numel() for block in output_tensors],
+            async_op=True,
+        )
+        return GroupWork([_work(work)], output_tensors, lambda: _deal(received, output_tensors))
+
+    def all_to_all_single(
+        self,
+        output: torch.Tensor,
+        input: torch.Tensor,
+        output_split_sizes: Sequence[int],
+        input_split_sizes: Sequence[int],
+        opts: Any = None,
+    ) -> GroupWork:
+        """Split sizes count rows; none: as many for each rank."""
+        operand = moved(output)
+        work = self.communicator.all_to_all(
+            _flat(input),
+            out=operand.held.view(-1),
+            send_counts=self._elements(input, input_split_sizes, "input"),
+            receive_counts=self._elements(output, output_split_sizes, "output"),
+            async_op=True,
+        )
+        return GroupWork([_work(work)], [output], operand.give_back)
+
+    def barrier(self, opts: Any = None) -> GroupWork:
+        return GroupWork([_work(self.communicator.barrier(async_op=True))], [], None)
+
+    def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
+        """A barrier that says who has not come, within ``timeout``; then the group is of no more use. torch's function
+        of this name asks for Gloo: call the group's. ``wait_all_ranks`` is of no account: all of them are named."""
+        work = self.barrier()
+        try:
+            work.wait(timedelta(0) if timeout is None else timeout)
+        except TimeoutExpired as error:
+            absent = self._absent()
+            text = (
+                f"monitored_barrier on rank {self.rank()} timed out after {timeout}: rank "
+                f"{', '.join(map(str, absent)) or 'unknown'} has not called it, as far as this rank has heard"
+            )
+            self.communicator.abort(text)
+            peer = absent[0] if absent else None
+            raise TimeoutExpired(text, rank=self.rank(), peer=peer, operation="monitored_barrier") from error
+
+    def _absent(self) -> list[int]:
+        """The ranks that have called fewer operations than this one, as their heartbeats say."""
+        report = self.communicator.report()
+        return [peer["rank"] for peer in report["peers"] if (peer["called"] or 0) < report["called"]]
+
+    # Between two ranks
+
+    def send(self, tensors: Tensors, dst_rank: int, tag: int) -> GroupWork:
+        (tensor,) = tensors
+        work = self.communicator.send(moved(tensor).held, dst_rank, tag=tag, async_op=True)
+        return GroupWork([_work(work)], tensors, None)
+
+    def recv(self, tensors: Tensors, src_rank: int, tag: int) -> GroupWork:
+        (tensor,) = tensors
+        operand = moved(tensor)
+        work = self.communicator.recv(operand.held, src_rank, tag=tag, async_op=True)
+        return GroupWork([_work(work)], tensors, operand.give_back)
+
+    def recv_anysource(self, tensors: Tensors, tag: int) -> GroupWork:
+        (tensor,) = tensors
+        operand = moved(tensor)
+        work = self.communicator.recv(operand.held, None, tag=tag, async_op=True)
+        return GroupWork([_work(work)], tensors, operand.give_back)
+
+    # Names of torch before 2.13
+
+    _allgather_base = all_gather_single
+    _reduce_scatter_base = reduce_scatter_single
+    alltoall_base = all_to_all_single
+    allgather_into_tensor_coalesced = all_gather_single_coalesced
+    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
+
+    def _all_reduced(self, tensors: Tensors, opts: Any, then: Callable[[], object] = lambda: None) -> GroupWork:
+        """Tensors of one dtype are summed as one: each message has its price."""
+        op = name_of(opts.reduceOp)
+        if op in BITWISE:
+            return self._merged(tensors, opts.reduceOp, then)
+        operands = [reduced(tensor, opts.reduceOp) for tensor in tensors]
+        works, parts = [], []
+        for dtype in dict.fromkeys(operand.held.dtype for operand in operands):
+            alike = [operand for operand in operands if operand.held.dtype == dtype]
+            whole = alike[0].held if len(alike) == 1 else _joined([operand.held for operand in alike])
+            works.append(_work(self.communicator.all_reduce(whole, _OPS[op], async_op=True)))
+            parts.append((whole, alike))
+
+        def finish() -> None:
+            for whole, alike in parts:
+                if len(alike) > 1:
+                    _deal(whole, [operand.held for operand in alike])
+                for operand in alike:
+                    operand.give_back()
+            then()
+
+        return GroupWork(works, tensors, finish)
+
+    def _merged(self, tensors: Tensors, op: Any, then: Callable[[], object]) -> GroupWork:
+        gathered = [torch.empty(self.size(), *x.shape, dtype=x.dtype) for x in tensors]
+        works = [
+            _work(self.communicator.all_gather(moved(x).held, out=out, async_op=True))
+            for x, out in zip(tensors, gathered, strict=True)
+        ]
+
+        def finish() -> None:
+            for tensor, blocks in zip(tensors, gathered, strict=True):
+                tensor.detach().copy_(merged(list(blocks), op))
+            then()
+
+        return GroupWork(works, tensors, finish)
+
+    def _allreduce_sparse(self, tensor: torch.Tensor, opts: Any) -> GroupWork:
+        work: Work = self.communicator.all_reduce(tensor.detach(), _OPS[name_of(opts.reduceOp)], async_op=True)
+
+        def finish() -> None:
+            with torch.no_grad():  # what detach() gives of a sparse tensor has entries of its own
+                tensor.copy_(work.result())
+
+        return GroupWork([work], [tensor], finish)
+
+    def _reduce_scattered(self, out: torch.Tensor, x: torch.Tensor, counts: list[int], opts: Any) -> GroupWork:
+        if name_of(opts.reduceOp) in BITWISE:
+            whole = x.detach().clone().view(-1)
+            first = sum(counts[: self.rank()])
+            own = whole[first : first + counts[self.rank()]]
+            return self._all_reduced([whole], opts, lambda: out.detach().copy_(own.view(out.shape)))
+        source, target = reduced(x, opts.reduceOp), reduced(out, opts.reduceOp)
+        scale = source.held.numel() // max(x.numel(), 1)  # two floats for a complex number
+        work = self.communicator.reduce_scatter(
+            source.held.view(-1),
+            _OPS[name_of(opts.reduceOp)],
+            out=target.held.view(-1),
+            counts=[count * scale for count in counts],
+            async_op=True,
+        )
+        return GroupWork([_work(work)], [out], target.give_back)
+
+    def _check_blocks(self, blocks: Tensors, name: str, like: torch.Tensor | None = None) -> None:
+        if len(blocks) != self.size():
+            raise ValueError(f"{name} has {len(blocks)} tensors, but the group {self.size()} ranks: give one for each")
+        for rank, block in enumerate(blocks):
+            if like is not None and (block.shape != like.shape or block.dtype != like.dtype):
+                raise ValueError(
+                    f"{name}[{rank}] has {block.dtype} of shape {tuple(block.shape)}, but the tensor has {like.dtype} "
+                    f"of {tuple(like.shape)}: give all the same"
+                )
+
+    def _elements(self, x: torch.Tensor, split_sizes: Sequence[int], name: str) -> list[int]:
+        rows = x.shape[0] if x.dim() else 0
+        if not split_sizes:
+            if rows % self.size():
+                raise ValueError(
+                    f"{name} has {rows} rows, which {self.size()} ranks cannot share evenly: give {name}_split_sizes"
+                )
+            return [x.numel() // self.size()] * self.size()
+        if len(split_sizes) != self.size() or sum(split_sizes) != rows:
+            raise ValueError(
+                f"{name}_split_sizes={list(split_sizes)} must be {self.size()} numbers of rows whose sum is {name}'s "
+                f"{rows}"
+            )
+        return [size * (x.numel() // max(rows, 1)) for size in split_sizes]
+
+
+def _work(work: Any) -> Work:
+    assert isinstance(work, Work)  # async_op=True
+    return work
+
+
+def _all_of(works: Sequence[GroupWork]) -> GroupWork:
+    def finish() -> None:
+        for work in works:
+            work.wait()
+
+    begun = [one for work in works for one in work.operations]
+    return GroupWork(begun, [tensor for work in works for tensor in work.tensors], finish)
+
+
+def _flat(tensor: torch.Tensor) -> torch.Tensor:
+    return moved(tensor).held.view(-1)
+
+
+def _joined(blocks: Tensors) -> torch.Tensor:
+    return torch.cat([_flat(block) for block in blocks])
+
+
+def _room_for(blocks: Tensors) -> torch.Tensor:
+    return torch.empty(sum(block.numel() for block in blocks), dtype=blocks[0].dtype)
+
+
+def _deal(whole: torch.Tensor, blocks: Tensors) -> None:
+    """Gives each of ``blocks`` its elements of ``whole``, one after the other."""
+    for block, part in zip(blocks, torch.split(whole, [block.numel() for block in blocks]), strict=True):
+        block.detach().copy_(part.view(block.shape))

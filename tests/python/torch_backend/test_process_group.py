@@ -1,0 +1,165 @@
+"""What the torch backend does beyond what Gloo does, what it refuses, and how it fails; on ranks of this process."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from datetime import timedelta
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from telegrad import Communicator, PeerFailed, TimeoutExpired
+from telegrad.torch_backend import NAME, ProcessGroup, _create
+
+SUM = SimpleNamespace(reduceOp=dist.ReduceOp.SUM, rootRank=0)
+
+
+@pytest.fixture
+def groups() -> Iterator[list[ProcessGroup]]:
+    made = [ProcessGroup(communicator) for communicator in Communicator.local(3, timeout_s=30.0)]
+    yield made
+    for group in made:
+        group.shutdown()
+
+
+def both(groups: list[ProcessGroup], begin: Any) -> list[Any]:
+    works = [begin(rank, group) for rank, group in enumerate(groups)]
+    for work in works:
+        work.wait()
+    return works
+
+
+def test_it_is_registered_for_cpu_tensors() -> None:
+    assert NAME in dist.Backend.backend_list
+    assert dist.Backend.backend_capability[NAME] == ["cpu"]
+    group = ProcessGroup(Communicator.local(1)[0])
+    assert (group.rank(), group.size(), group.getBackendName()) == (0, 1, "telegrad")
+    group._set_group_name("name")
+    group._set_group_desc("description")
+    assert (group.group_name, group.group_desc) == ("name", "description")
+    group.shutdown()
+    with pytest.raises(ValueError, match="closed"):
+        group.barrier()
+
+
+def test_tensors_that_are_not_contiguous_are_written_where_they_are(groups: list[ProcessGroup]) -> None:
+    whole = [torch.zeros(4, 5) for _ in groups]
+    for rank, x in enumerate(whole):
+        x[:, 2] = float(rank)
+    both(groups, lambda rank, group: group.allreduce([whole[rank][:, 2]], SUM))
+    assert all(x[:, 2].tolist() == [3.0] * 4 and x.sum() == 12.0 for x in whole)
+    both(groups, lambda rank, group: group.broadcast([whole[rank].t()[0]], SimpleNamespace(rootRank=1)))
+    out = [torch.zeros(3, 4) for _ in groups]
+    both(groups, lambda rank, group: group.all_gather_single(out[rank], whole[rank][:, 2].clone()))
+    assert all((x == 3.0).all() for x in out)
+
+
+def test_parameters_are_reduced_in_place_though_they_require_gradients(groups: list[ProcessGroup]) -> None:
+    parameters = [torch.nn.Parameter(torch.ones(3)) for _ in groups]
+    both(groups, lambda rank, group: group.allreduce([parameters[rank]], SUM))
+    assert all(x.tolist() == [3.0] * 3 for x in parameters)
+
+
+def test_unequal_blocks_are_gathered_by_their_shapes(groups: list[ProcessGroup]) -> None:
+    blocks = [[torch.empty(rank + 1) for rank in range(3)] for _ in groups]
+    both(groups, lambda rank, group: group.allgather([blocks[rank]], [torch.full((rank + 1,), float(rank))]))
+    for listed in blocks:
+        assert [x.tolist() for x in listed] == [[0.0], [1.0, 1.0], [2.0, 2.0, 2.0]]
+
+
+def test_a_future_holds_the_tensors(groups: list[ProcessGroup]) -> None:
+    tensors = [torch.ones(2) for _ in groups]
+    works = [group.allreduce([tensors[rank]], SUM) for rank, group in enumerate(groups)]
+    futures = [work.get_future() for work in works]
+    for future, tensor in zip(futures, tensors, strict=True):
+        assert future.wait()[0] is tensor
+        assert tensor.tolist() == [3.0, 3.0]
+    assert all(work.is_completed() and work.is_success() and work.exception() is None for work in works)
+    assert works[0].result()[0] is tensors[0]
+    works[0].synchronize()
+    nothing = [group.allreduce_coalesced([], SUM) for group in groups]
+    assert [work.get_future().wait() for work in nothing] == [[], [], []]
+
+
+def test_what_cannot_be_is_refused_before_anything_is_sent(groups: list[ProcessGroup]) -> None:
+    group, x = groups[0], torch.ones(3)
+    meta = torch.ones(3, device="meta")
+    with pytest.raises(TypeError, match="a tensor on meta: the backend 'telegrad' is for CPU tensors"):
+        group.allreduce([meta], SUM)
+    with pytest.raises(TypeError, match="a tensor of layout torch.sparse_coo: give a dense one"):
+        group.broadcast([x.to_sparse()], SUM)
+    with pytest.raises(TypeError, match="complex numbers have sums and averages only"):
+        group.allreduce([x + 1j], SimpleNamespace(reduceOp=dist.ReduceOp.MAX))
+    with pytest.raises(TypeError, match="tensors of torch.uint32 cannot be reduced: use torch.float32"):
+        group.allreduce([x.to(torch.uint32)], SUM)
+    with pytest.raises(ValueError, match="op=PREMUL_SUM is not supported"):
+        group.allreduce([x], SimpleNamespace(reduceOp=dist.ReduceOp.PREMUL_SUM))
+    with pytest.raises(ValueError, match="tensor_list has 1 tensors, but the group 3 ranks"):
+        group.allgather([[x]], [x])
+    with pytest.raises(ValueError, match=r"gather_list\[1\] has torch.float32 of shape \(2,\), but the tensor has"):
+        group.gather([[x, x[:2], x]], [x], SUM)
+    with pytest.raises(ValueError, match="output has 3 elements of torch.float32, but input has 3 .* must have 9"):
+        group.all_gather_single(torch.empty(3), x)
+    with pytest.raises(ValueError, match="input has 3 elements, but output has 3 on each of 3 ranks"):
+        group.reduce_scatter_single(torch.empty(3), x, SUM)
+    with pytest.raises(ValueError, match=r"output has 2 elements, but input_list\[0\] has 3"):
+        group.reduce_scatter([torch.empty(2)], [[x, x, x]], SUM)
+    with pytest.raises(ValueError, match="input has 4 rows, which 3 ranks cannot share evenly: give input_split_sizes"):
+        group.all_to_all_single(torch.empty(3), torch.empty(4), [], [])
+    with pytest.raises(ValueError, match=r"input_split_sizes=\[1, 1, 3\] must be 3 numbers of rows whose sum is"):
+        group.all_to_all_single(torch.empty(3), torch.empty(4), [], [1, 1, 3])
+    with pytest.raises(TypeError, match="pg_options=1: the backend 'telegrad' has no options"):
+        _create(None, 1)
+    both(groups, lambda rank, group: group.barrier())  # nothing of it has gone
+
+
+def test_who_does_not_come_to_a_monitored_barrier_is_named(groups: list[ProcessGroup]) -> None:
+    both(groups, lambda rank, group: group.barrier())
+    works = [threading.Thread(target=_ignoring, args=(groups[1].monitored_barrier,))]
+    works[0].start()
+    with pytest.raises(TimeoutExpired, match="monitored_barrier on rank 0 timed out after 0:00:02.*: rank 2 has not"):
+        groups[0].monitored_barrier(timedelta(seconds=2))
+    works[0].join()
+
+
+def test_a_monitored_barrier_that_all_reach(groups: list[ProcessGroup]) -> None:
+    threads = [threading.Thread(target=group.monitored_barrier) for group in groups[1:]]
+    for thread in threads:
+        thread.start()
+    groups[0].monitored_barrier(timedelta(seconds=20))
+    for thread in threads:
+        thread.join()
+
+
+def _ignoring(call: Any) -> None:
+    try:
+        call()
+    except Exception as error:
+        del error
+
+
+def test_an_error_reaches_wait_the_future_and_exception(groups: list[ProcessGroup]) -> None:
+    x = torch.ones(3)
+    work = groups[0].allreduce([x], SUM)
+    with pytest.raises(TimeoutExpired):
+        work.wait(timedelta(milliseconds=50))
+    groups[2].shutdown()  # closes without having called it
+    with pytest.raises(PeerFailed) as caught:
+        work.wait()
+    assert caught.value.peer == 2
+    assert x.tolist() == [1.0, 1.0, 1.0]
+    assert isinstance(work.exception(), PeerFailed)
+    assert not work.is_success()
+    with pytest.raises(Exception, match="PeerFailed"):
+        groups[1].allreduce([x], SUM).get_future().wait()
+
+
+def test_abort_ends_the_others_operations(groups: list[ProcessGroup]) -> None:
+    work = groups[0].barrier()
+    groups[1].abort()
+    with pytest.raises(Exception, match="the process group was aborted"):
+        work.wait()
