@@ -2,7 +2,7 @@
 SHELL := bash
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test lint build bench gpu clean sanitize test-core test-python
+.PHONY: help demo test lint build wheel bench gpu clean sanitize test-core test-python
 
 PYTHON ?= python3
 T ?=
@@ -37,6 +37,12 @@ gpu: build  ## test the GPU kernels on this machine's GPU and measure them (ARGS
 
 build: $(venv)/built  ## compile the core and install telegrad into .venv, editable
 
+wheel: $(venv)/built  ## build dist/telegrad-….whl, which carries its UCX and installs where no compiler is
+	@rm -rf dist
+	@$(tools) $(venv)/bin/python -m pip wheel -qq --disable-pip-version-check --no-build-isolation --no-deps \
+	  --config-settings=build-dir=build/py --config-settings=cmake.define.TELEGRAD_BUILT="$(CURDIR)/build/core" -w dist .
+	@ls dist/*.whl
+
 ifeq ($(T),)
 test: test-core lint test-python  ## C++ tests, lint, Python tests; T=tests/…/file.py::name or T=tests/core/file.cpp: one
 else ifneq ($(filter tests/core/%,$(T)),)
@@ -70,7 +76,7 @@ endef
 ccache := $(if $(shell command -v ccache),-DCMAKE_CXX_COMPILER_LAUNCHER=ccache)
 
 clean:  ## remove what was built; .venv stays
-	rm -rf build .pytest_cache .mypy_cache .ruff_cache .hypothesis $(venv)/built
+	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis $(venv)/built
 	find src tests -name __pycache__ -prune -exec rm -rf {} +
 
 test-core: werror := -DTELEGRAD_WERROR=ON
