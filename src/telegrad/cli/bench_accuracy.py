@@ -47,6 +47,9 @@ def accuracy(
     seeds: Annotated[
         int, typer.Option(min=1, help="Of dense training, and of the default method at the task's usual density.")
     ] = 3,
+    all_seeds: Annotated[
+        bool, typer.Option("--all-seeds", help="Give the other methods all --seeds too, at the task's usual density.")
+    ] = False,
     steps: Annotated[int, typer.Option(min=1, help="Of each run; those of sweeps have fewer.")] = 3000,
     ranks: Annotated[int, typer.Option(min=1, max=256, help="Ranks of each run.")] = 4,
     batch: Annotated[
@@ -112,6 +115,7 @@ def accuracy(
         tuple(among(methods, tuple(METHODS), "--methods")),
         tuple(sorted(densities_of(density, "--density"), reverse=True)),
         seeds,
+        all_seeds,
         steps,
         ranks,
         batch,
