@@ -107,19 +107,22 @@ class Exchange:
         sending = Sending([])
         if layout.dense_runs:
             self._send_dense_members(layout, bits, sending)
+        comes_back = self.topk_states is not None  # some of what is summed: its velocity stays
         if sound:
             flat, scratch = as_float32(bits), layout.scratch()
-            entries = self._select(layout.signed, flat, scratch)
+            entries = self._select(layout.signed, flat, scratch, mask=not comes_back)
             used = entries[0].size
             gathered = []
             for part in layout.one_signed:
-                own = self._select((part,), flat, (scratch[0][used:], scratch[1][used:]))
+                own = self._select((part,), flat, (scratch[0][used:], scratch[1][used:]), mask=True)
                 used += own[0].size
                 gathered.append(own)
         else:
-            everything = nonfinite.compress_around(self._compressor, layout, bits)
+            everything = nonfinite.compress_around(self._compressor, layout, bits, mask=not comes_back)
             gathered = [_inside(part, everything) for part in layout.one_signed]
             entries = _outside(layout.one_signed, everything)
+            for part, own in zip(layout.one_signed, gathered if comes_back else (), strict=False):
+                self._compressor.mask((part,), own[0])
         errors = layout.error_scratch() if self._rounds or layout.one_signed else None
         if layout.signed:
             stream = self._stream_of(layout, bits, entries)
@@ -131,8 +134,8 @@ class Exchange:
             sending.keeps.append(functools.partial(self._compressor.keep_all, layout.parts, errors))
         return sending
 
-    def _select(self, parts: tuple[Part, ...], flat: Floats, scratch: Entries) -> Entries:
-        count = self._compressor.compress(parts, flat, *scratch)
+    def _select(self, parts: tuple[Part, ...], flat: Floats, scratch: Entries, *, mask: bool) -> Entries:
+        count = self._compressor.compress(parts, flat, *scratch, mask=mask)
         return scratch[0][:count], scratch[1][:count]
 
     def _send_dense_members(self, layout: BucketLayout, bits: Bits, sending: Sending) -> None:
@@ -196,6 +199,9 @@ class Exchange:
             values = as_float32(left.raw_values)
             finite = np.isfinite(values)  # of what is not, all ranks know from the sum
             self._compressor.keep(layout.parts, left.raw_indices[finite], values[finite])
+            if self._compressor.masks:
+                own = stream.raw_indices
+                self._compressor.mask(layout.parts, own[~np.isin(own, left.raw_indices, assume_unique=True)])
 
         sending.writes.append(write)
         sending.keeps.append(keep)
