@@ -77,12 +77,6 @@ TOPK_MUTANTS = (
         "const std::size_t first = own.begin - own.begin;",
     ),
     mutant(
-        "topk: shares go by doubling however unlike",
-        SHARES,
-        "(most <= kShortMessageBytes && doubling_is_bounded())",
-        "most <= kShortMessageBytes",
-    ),
-    mutant(
         "topk: of several buckets the first is added twice, the last never",
         SPLIT,
         "const Range part = part_of(slices[owner], bucket.buckets, bucket.number);",
