@@ -38,7 +38,8 @@ def allreduce_topk(
     """Sum sparse vectors and keep the largest entries (Ok-Topk): time, messages, and words against the bound.
 
     Ranks have real entries of many magnitudes, others at each call, and every result is checked (where a wire rounds,
-    within what that may do): so thousands of ranks take memory. [bold]words[/] are of the last call and the rank that moves most: an index is one and a value is one.
+    within what that may do): so thousands of ranks take memory. [bold]words[/] are of the last call and the rank that
+    moves most: an index is one and a value is one.
 
     [bold]Example:[/] telegrad simulate allreduce-topk --ranks 2..256 --bytes 4MiB --calls 2 --network 1gbit
     """
