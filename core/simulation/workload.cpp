@@ -92,21 +92,6 @@ void validate_algorithm(const Workload& workload) {
   }
 }
 
-// How far an encoded value may be from what it decodes to, as a part of the largest magnitude encoded with it.
-double rounding_of(ValueEncoding encoding) {
-  switch (encoding) {
-    case ValueEncoding::native: return 0.0;
-    case ValueEncoding::bf16: return 0x1p-8;
-    case ValueEncoding::f16: return 0x1p-11;
-    case ValueEncoding::int8: return 1.0 / 127;
-    case ValueEncoding::qsgd8: return 1.0 / 127;
-    case ValueEncoding::qsgd4: return 1.0 / 7;
-    case ValueEncoding::qsgd2:
-    case ValueEncoding::mean: return 1.0;
-  }
-  return 0.0;
-}
-
 bool has_entries(const Workload& workload) {
   return workload.operation == Operation::sparse_allreduce || measures_streams(workload.operation);
 }
@@ -118,8 +103,9 @@ void validate_wire(const Workload& workload) {
   require(sparse || (wire.indices == IndexFormat::none && !rounds && !wire.packs_values), "wire",
           std::string(name_of(wire.indices)) + " indices and " + name_of(wire.values) + " values",
           "only sparse operations have formats of entries, give 'none' and 'native'");
-  require(!rounds || workload.operation == Operation::sparse_allreduce, "values", name_of(wire.values),
-          "only a sparse_allreduce is measured with values that are rounded, give 'native'");
+  const bool sums = workload.operation == Operation::sparse_allreduce || workload.operation == Operation::allreduce_topk;
+  require(!rounds || sums, "values", name_of(wire.values),
+          "only sums of whole vectors are measured with values that are rounded, give 'native'");
   require(!rounds || workload.algorithm != Algorithm::recursive_doubling, "values", name_of(wire.values),
           "recursive_doubling takes no values that are rounded, give 'native' or another algorithm");
 }
@@ -234,6 +220,20 @@ std::uint64_t common_entries(const Workload& workload) {
 float value_of(const Workload& workload, Rank rank, std::uint64_t i) {
   const std::uint64_t word = mix(mix(workload.seed + 1) + (std::uint64_t{rank} << 40) + i);
   return static_cast<float>(word % kValues) - static_cast<float>(kLargest);
+}
+
+double rounding_of(ValueEncoding encoding) {
+  switch (encoding) {
+    case ValueEncoding::native: return 0.0;
+    case ValueEncoding::bf16: return 0x1p-8;
+    case ValueEncoding::f16: return 0x1p-11;
+    case ValueEncoding::int8: return 1.0 / 127;
+    case ValueEncoding::qsgd8: return 1.0 / 127;
+    case ValueEncoding::qsgd4: return 1.0 / 7;
+    case ValueEncoding::qsgd2:
+    case ValueEncoding::mean: return 1.0;
+  }
+  return 0.0;
 }
 
 double rounding_most(const Workload& workload) {

@@ -1,6 +1,8 @@
 // What the explorer's judge says of sums of which a part is kept.
 #include "testing.hpp"
 
+#include <cstring>
+#include <set>
 #include <string>
 
 #include "explorer_programs.hpp"
@@ -60,6 +62,30 @@ TEST("the judge sees every lie about a sum of which a part is kept") {
     call = truth;
     call.failure = Failure{.kind = FailureKind::timeout, .rank = program.size - 1, .reason = "late"};
     lies("failed, and has a result");
+  }
+}
+
+TEST("kept sums are drawn with every wire that rounds, and the judge sees what rounding cannot have done") {
+  std::set<ValueEncoding> drawn;
+  int forged = 0;
+  for (std::uint64_t seed = 0; drawn.size() < 5 || forged < 5; ++seed) {
+    REQUIRE(seed < 100'000);
+    const Program program = calm(Operation::allreduce_topk, seed);
+    seed = program.seed;
+    const ValueEncoding values = program.calls[0][0].wire_values();
+    if (values == ValueEncoding::native) continue;
+    EXPECT(describe(program.calls[0][0]).find(std::string(", values ") + name_of(values)) != std::string::npos);
+    Seen seen = play(program);
+    REQUIRE(judge(program, seen).findings.empty());
+    drawn.insert(values);
+    SeenCall& call = seen.ranks[program.size - 1].calls[0];
+    if (call.indices.empty()) continue;
+    ++forged;
+    float first = 0.0F;
+    std::memcpy(&first, call.values.data(), sizeof first);
+    first = (first + 1.0F) * 1e6F;
+    std::memcpy(call.values.data(), &first, sizeof first);
+    EXPECT(found(judge(program, seen), Sort::wrong_result, "its entry at "));
   }
 }
 

@@ -258,6 +258,29 @@ TEST("kept sums: as many as wanted of magnitudes that hardly tie, and later call
   EXPECT_EQ(measure(workload).finish_s, thrice.finish_s);
 }
 
+TEST("kept sums whose entries are rounded: right within what that may do, the same words, fewer bytes") {
+  Workload workload = sparse(6, 50'000, 900, 0.2);
+  workload.operation = Operation::allreduce_topk;
+  workload.algorithm = Algorithm::automatic;
+  workload.payloads = true;
+  workload.calls = 2;
+  workload.wire = {.indices = IndexFormat::raw32};
+  const Measurement exact = measure(workload);
+  std::uint64_t last = total(exact.bytes_sent);
+  for (const ValueEncoding encoding : {ValueEncoding::bf16, ValueEncoding::qsgd8, ValueEncoding::qsgd4}) {
+    workload.wire.values = encoding;
+    const Measurement found = measure(workload);
+    EXPECT(total(found.bytes_sent) < last);
+    EXPECT(found.finish_s < exact.finish_s);
+    EXPECT(total(found.words_sent) > total(exact.words_sent) / 2);
+    last = total(found.bytes_sent);
+  }
+  for (const ValueEncoding encoding : {ValueEncoding::f16, ValueEncoding::int8}) {
+    workload.wire.values = encoding;
+    EXPECT(total(measure(workload).bytes_sent) < total(exact.bytes_sent));
+  }
+}
+
 TEST("sums of counted entries become dense where real ones do") {
   constexpr std::uint64_t kDimension = 200'000;
   constexpr Rank kRanks = 8;
@@ -369,6 +392,8 @@ TEST("arguments that make no sense are refused by name, with their value and a r
   streams.payloads = true;
   EXPECT_EQ(error_of([&] { measure(streams); }), "");
   streams.wire.values = ValueEncoding::bf16;
+  EXPECT_EQ(error_of([&] { measure(streams); }), "");
+  streams.operation = Operation::sparse_reduce_scatter;
   refused(streams, "values is bf16: ");
 }
 

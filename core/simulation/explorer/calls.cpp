@@ -75,6 +75,19 @@ bool may_exchange(Trouble trouble, Rank size) {
   return size > 1 && !is_mismatch(trouble) && !is_damage(trouble) && trouble != Trouble::freeze;
 }
 
+// From the call's own seed: other draws stay what they are.
+ValueEncoding wire_values_of(const PlannedCall& call, Rank size) {
+  constexpr std::array kRounding{ValueEncoding::bf16, ValueEncoding::int8, ValueEncoding::qsgd8, ValueEncoding::qsgd4,
+                                 ValueEncoding::f16};
+  if (call.operation != Operation::allreduce_topk || call.dtype != DType::f32) return ValueEncoding::native;
+  Chance own(mix(call.seed));
+  if (!own.happens(0.3)) return ValueEncoding::native;
+  const ValueEncoding drawn = own.pick(kRounding);
+  // Sums of what is drawn must not become infinite.
+  const bool fits = !call.rounded && size <= 65;
+  return drawn == ValueEncoding::f16 && !fits ? ValueEncoding::bf16 : drawn;
+}
+
 // What only sparse calls have.
 void draw_sparse(Chance& chance, PlannedCall& call) {
   call.dtype = chance.pick(kStreamValues);
@@ -201,6 +214,7 @@ PlannedCall draw_call(Chance& chance, Operation operation, Rank size, Extent ext
   call.rounded = chance.happens(kRoundedShare) && size <= kRoundedRanksMost;
   if (call.is_sparse()) {
     draw_sparse(chance, call);
+    call.values = wire_values_of(call, size);
     return call;
   }
   if (operation == Operation::reduce) call.root = chance.integer<Rank>(0, size - 1);

@@ -344,7 +344,9 @@ class Play {
     const SparseReduction how{.reduction = call.reduction,
                               .switch_factor = call.switch_factor,
                               .algorithm = call.algorithm,
-                              .wire = {.indices = call.indices, .packs_values = call.indices == IndexFormat::packed},
+                              .wire = {.indices = call.indices,
+                                       .values = call.wire_values(),
+                                       .packs_values = call.indices == IndexFormat::packed},
                               .slices = call.slices,
                               .choice = choice_of(call)};
     if (call.operation == Operation::allreduce_topk) {

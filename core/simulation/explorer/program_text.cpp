@@ -56,6 +56,7 @@ std::string describe(const PlannedCall& call) {
     if (switches) append(text, ", switch_factor %g", call.switch_factor);
     if (call.slices == Slices::balanced) append(text, ", balanced slices");
     if (call.indices != IndexFormat::none) append(text, ", indices %s", name_of(call.indices));
+    if (call.wire_values() != ValueEncoding::native) append(text, ", values %s", name_of(call.wire_values()));
   }
   if (call.uneven) append(text, ", blocks of unlike lengths");
   if (call.tuning) append(text, ", messages of %zu bytes, %zu lanes", call.tuning->message_bytes, call.tuning->lanes);

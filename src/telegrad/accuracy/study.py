@@ -31,6 +31,7 @@ class Study:
     methods: tuple[str, ...] = tuple(METHODS)
     densities: tuple[float, ...] = (0.01, 0.001)  # descending
     seeds: int = 3
+    all_seeds: bool = False
     steps: int = 3000
     ranks: int = 4
     batch: int | None = None
@@ -71,7 +72,8 @@ class Study:
 
     def _seeds(self, task: Task, method: str, density: float) -> int:
         """All for what is judged: the default method at one density, and dense training beside it."""
-        return self.seeds if _is_reference(task.name, method) and self._is_judged(task, method, density) else 1
+        many = self.all_seeds or _is_reference(task.name, method)
+        return self.seeds if many and self._is_judged(task, method, density) else 1
 
     def _is_judged(self, task: Task, method: str, density: float) -> bool:
         return method == DENSE or density == task.judged_at or task.judged_at not in self.densities
@@ -105,13 +107,13 @@ class Study:
 
 def in_order(parts: dict[str, list[Run]]) -> list[Run]:
     """All runs, such that an early end leaves the most: the first seed of dense training and of the default method,
-    then the other methods, the sweeps, the other seeds.
+    then the other methods, the sweeps, the other seeds, one after the other.
     """
 
     def rank(item: tuple[str, Run]) -> int:
         part, run = item
         if run.seed > 0:
-            return 3
+            return 2 + run.seed
         if part != MAIN:
             return 2
         return 0 if _is_reference(run.task, run.method) else 1

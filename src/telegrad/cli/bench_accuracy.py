@@ -26,6 +26,7 @@ from telegrad.cli.outputs import check_writable, write_result
 from telegrad.launch import RankFailed, RanksTimedOut
 from telegrad.report.accuracy import StudyProgress, sweep_table, tables_of
 from telegrad.report.accuracy_plot import plot
+from telegrad.report.time_to_accuracy import plot_over_time, read_iterations, timed, times_table
 
 _LAST_LINES = 15
 
@@ -47,6 +48,9 @@ def accuracy(
     seeds: Annotated[
         int, typer.Option(min=1, help="Of dense training, and of the default method at the task's usual density.")
     ] = 3,
+    all_seeds: Annotated[
+        bool, typer.Option("--all-seeds", help="Give the other methods all --seeds too, at the task's usual density.")
+    ] = False,
     steps: Annotated[int, typer.Option(min=1, help="Of each run; those of sweeps have fewer.")] = 3000,
     ranks: Annotated[int, typer.Option(min=1, max=256, help="Ranks of each run.")] = 4,
     batch: Annotated[
@@ -95,6 +99,20 @@ def accuracy(
     plot_file: Annotated[
         Path | None, typer.Option("--plot", dir_okay=False, help="Draw all curves into this PNG file.")
     ] = None,
+    iterations_file: Annotated[
+        Path | None,
+        typer.Option(
+            "--iterations",
+            dir_okay=False,
+            exists=True,
+            help="What telegrad bench topk-allreduce --simulate --json FILE has written: also say how long the runs of "
+            "its schemes take with iterations as long as those of its weak scaling.",
+        ),
+    ] = None,
+    time_plot_file: Annotated[
+        Path | None,
+        typer.Option("--time-plot", dir_okay=False, help="With --iterations: draw curves over time into this file."),
+    ] = None,
     timeout: Annotated[float, typer.Option(min=1, help="Seconds after which it is given up.")] = 86400.0,
 ) -> None:
     """Train the same models with dense and with compressed gradients, on the same data in the same order, and compare
@@ -112,6 +130,7 @@ def accuracy(
         tuple(among(methods, tuple(METHODS), "--methods")),
         tuple(sorted(densities_of(density, "--density"), reverse=True)),
         seeds,
+        all_seeds,
         steps,
         ranks,
         batch,
@@ -123,6 +142,10 @@ def accuracy(
         raise typer.BadParameter("torch is not installed: pip install 'telegrad[demo]'")
     check_writable(json_file, "--json")
     check_writable(plot_file, "--plot")
+    check_writable(time_plot_file, "--time-plot")
+    if time_plot_file is not None and iterations_file is None:
+        raise typer.BadParameter("needs --iterations FILE: how long an iteration takes", param_hint="--time-plot")
+    iterations = _iterations_in(iterations_file)
     place = Place(out / "runs", out / "text", data)
     jobs = jobs or len(os.sched_getaffinity(0))
     with ended_by_interrupt(console, f"interrupted; the same command goes on from what {out} has"):
@@ -147,7 +170,7 @@ def accuracy(
         except RanksTimedOut as error:
             console.print(str(error), markup=False, highlight=False, soft_wrap=True)
             raise typer.Exit(1) from error
-    _show(console, found, json_file, plot_file)
+    _show(console, found, iterations, json_file, plot_file, time_plot_file)
 
 
 def _say_plan(console: Console, place: Place, runs: Sequence[Run], jobs: int) -> None:
@@ -176,19 +199,46 @@ def _minutes(seconds: float) -> str:
     return f"{seconds / 60:.1f} min"
 
 
-def _show(console: Console, found: dict[str, list[Result]], json_file: Path | None, plot_file: Path | None) -> None:
+def _iterations_in(file: Path | None) -> list[Row]:
+    try:
+        return [] if file is None else read_iterations(file)
+    except (OSError, ValueError) as error:
+        raise typer.BadParameter(str(error), param_hint="--iterations") from error
+
+
+def _show(
+    console: Console,
+    found: dict[str, list[Result]],
+    iterations: list[Row],
+    json_file: Path | None,
+    plot_file: Path | None,
+    time_plot_file: Path | None,
+) -> None:
     rows: dict[str, list[Row]] = {part: rows_of(of_part) for part, of_part in found.items()}
     for table in tables_of(rows[MAIN]):
         console.print(table)
     for part, of_part in rows.items():
         if part != MAIN and of_part:
             console.print(sweep_table(of_part, part))
+    times = timed(rows[MAIN], iterations)
+    if times:
+        console.print(times_table(times))
     machine = describe_machine()
     console.print(machine_text(machine), style="dim")
     if json_file is not None:
         labelled = [{"part": part, **row} for part, of_part in rows.items() for row in of_part]
         runs = [{"part": part, **result} for part, of_part in found.items() for result in of_part]
-        write_result(console, json_file, {"rows": labelled, "runs": runs, "machine": machine})
+        write_result(
+            console,
+            json_file,
+            {"rows": labelled, "runs": runs, **({"times": times} if times else {}), "machine": machine},
+        )
     if plot_file is not None:
         plot(found, "held-out figures, dense and compressed", plot_file)
         console.print(f"plot: {plot_file}")
+    if time_plot_file is not None:
+        if not times:
+            console.print("[red]no picture over time: no method of these runs is a scheme of --iterations[/]")
+            raise typer.Exit(1)
+        plot_over_time(found[MAIN], times, sorted({row["ranks"] for row in times})[:2], time_plot_file)
+        console.print(f"plot over time: {time_plot_file}")

@@ -25,7 +25,7 @@ from telegrad.cli.progress import counting
 from telegrad.launch import LaunchError
 from telegrad.report import topk as tables
 from telegrad.report.topk_plot import plot
-from telegrad.schemes import measured, simulated, weak_scaling
+from telegrad.schemes import balancing, measured, simulated, weak_scaling
 from telegrad.schemes.plan import MeasuredPlan
 from telegrad.schemes.processes import simulate_all, tasks_of
 from telegrad.schemes.simulated import ARIES, RECORDED, SimulatedPlan
@@ -94,6 +94,9 @@ def topk_allreduce(
     weak: Annotated[
         bool, typer.Option("--weak-scaling/--no-weak-scaling", help="Simulated: iterations of the paper's models.")
     ] = True,
+    balances: Annotated[
+        bool, typer.Option("--balancing/--no-balancing", help="Simulated: what Ok-Topk's balancing spares.")
+    ] = True,
     training: Annotated[
         int, typer.Option(min=0, help="Simulated: steps of a training run with Ok-Topk among 8 ranks; 0: none.")
     ] = 200,
@@ -144,7 +147,9 @@ def topk_allreduce(
                 tuple(counts), _only(densities), calls, chosen, _patterns(patterns), _virtual(network or "aries")
             )
             weak_ranks = _WEAK_RANKS if weak else ()
-            result = _simulate(console, plan, parameters, recorder, Path(folder), weak_ranks, training, xi, jobs)
+            result = _simulate(
+                console, plan, parameters, recorder, Path(folder), weak_ranks, balances, training, xi, jobs
+            )
         else:
             networks = networks_of([one.strip() for one in (network or "tcp,1gbit").split(",")])
             file = recorder.file(max(counts[-1], _FEWEST_GRADIENTS), Path(folder))
@@ -249,28 +254,32 @@ def _simulate(
     recorder: _Recorder,
     folder: Path,
     weak_ranks: tuple[int, ...],
+    balances: bool,
     training: int,
     xi: bool,
     jobs: int | None,
 ) -> dict[str, Any]:
     weak_ranks = weak_ranks if any(name != "dense" for name in plan.schemes) else ()
+    balanced_ranks = balancing.RANKS if balances and "oktopk" in plan.schemes else ()
     count = max(*plan.ranks, *weak_ranks, _FEWEST_GRADIENTS)
     file = recorder.file(count, folder)
     recording = Recording.load(file)
     plan = replace(plan, factor=max(1.0, parameters / recording.elements))
     with counting(console, TextColumn("{task.fields[latest]}")) as bar:
-        shown = bar.add_task("simulating", total=len(tasks_of(plan, weak_ranks)), latest="")
+        shown = bar.add_task("simulating", total=len(tasks_of(plan, weak_ranks, balanced_ranks)), latest="")
         found = simulate_all(
             plan,
             weak_ranks,
             recording,
             file,
             processes=jobs or cores(),
+            balanced_ranks=balanced_ranks,
             on_done=lambda about: bar.update(shown, advance=1, latest=about),
         )
     result: dict[str, Any] = {
         "rows": found.rows,
         "weak_scaling": found.weak_scaling,
+        "balancing": found.balancing,
         "about": {
             **simulated.ABOUT,
             "network": plan.network.about,
@@ -278,6 +287,7 @@ def _simulate(
             "equal weights; density of each parameter is selected with a threshold that is reused, with residuals",
             "patterns": {name: PATTERNS[name][0] for name in plan.patterns},
             "weak_scaling": weak_scaling.ABOUT,
+            "balancing": balancing.ABOUT,
         },
     }
     k = found.rows[0]["k"]
@@ -291,6 +301,8 @@ def _simulate(
         console.print(tables.patterns_table(others, "words on patterns, the most of any call, of 6k'+2P"))
     for table in tables.weak_scaling_tables(found.weak_scaling):
         console.print(table)
+    if found.balancing:
+        console.print(tables.balancing_table(found.balancing))
     if training:
         _train(console, recorder, folder, plan.density, training, xi, result)
     console.print(plan.network.about, style="dim", highlight=False)

@@ -37,8 +37,9 @@ def allreduce_topk(
 ) -> None:
     """Sum sparse vectors and keep the largest entries (Ok-Topk): time, messages, and words against the bound.
 
-    Ranks have real entries of many magnitudes, others at each call, and every result is checked: so thousands of ranks
-    take memory. [bold]words[/] are of the last call and the rank that moves most: an index is one and a value is one.
+    Ranks have real entries of many magnitudes, others at each call, and every result is checked (where a wire rounds,
+    within what that may do): so thousands of ranks take memory. [bold]words[/] are of the last call and the rank that
+    moves most: an index is one and a value is one.
 
     [bold]Example:[/] telegrad simulate allreduce-topk --ranks 2..256 --bytes 4MiB --calls 2 --network 1gbit
     """
@@ -96,7 +97,7 @@ def _run(
         encoding = formats_named(wire, "f32").values
     except (TypeError, ValueError) as error:
         raise typer.BadParameter(str(error), param_hint="--wire") from error
-    if encoding != _core.ValueEncoding.native:
+    if encoding != _core.ValueEncoding.native and operation != "allreduce_topk":
         raise typer.BadParameter(
             f"{wire!r} rounds values, and results could not be checked: use one that does not", param_hint="--wire"
         )

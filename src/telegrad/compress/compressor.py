@@ -102,31 +102,36 @@ class Compressor:
         """The most entries that ``compress`` can return for ``parts``."""
         return sum(self.policy_of(part.entry).capacity(part.entry) for part in parts)
 
-    def compress(self, parts: Sequence[Part], flat: Floats, indices: Indices, values: Floats) -> int:
+    def compress(
+        self, parts: Sequence[Part], flat: Floats, indices: Indices, values: Floats, *, mask: bool = True
+    ) -> int:
         """Selects from the gradients that lie in ``flat``; returns the number of entries.
 
         ``flat``: float32, the whole index space, free of NaN and infinity, and nothing in it is ``overflowing``; with
         Nesterov momentum it is overwritten. ``parts`` are ordered by offset; ``indices`` and ``values`` hold
         ``capacity(parts)``. What is not selected stays in the residuals. A gradient of nothing but zeros means that
         the parameter took no part in this step: its residual stays as it is and nothing is sent for it, because the
-        result might not be applied.
+        result might not be applied. ``mask=False``: with momentum, what is selected keeps its velocity until ``mask``
+        is called with what has really left.
         """
         count = 0
         for part in parts:
             entry, offset = part.entry, part.offset
             gradient = flat[offset : offset + entry.values.size]
             if not all_zero(gradient):
-                count += self._compress_one(entry, gradient, indices[count:], values[count:], offset)
+                count += self._compress_one(entry, gradient, indices[count:], values[count:], offset, mask)
         return count
 
-    def _compress_one(self, entry: Residual, gradient: Floats, indices: Indices, values: Floats, offset: int) -> int:
+    def _compress_one(
+        self, entry: Residual, gradient: Floats, indices: Indices, values: Floats, offset: int, mask: bool
+    ) -> int:
         given = norm(gradient) if self.observer is not None else 0.0
         if self.momentum is not None:
             gradient = self.momentum.apply(entry.name, gradient, self.gradient_unit)
         if not self._prepare(entry):
             return 0
         count = self.policy_of(entry).select(entry, gradient, indices, values, offset)
-        if self.momentum is not None:
+        if mask and self.momentum is not None:
             self.momentum.clear(entry.name, indices[:count] - np.uint32(offset))
         if self.observer is not None:
             unit = self.gradient_unit
@@ -134,6 +139,17 @@ class Compressor:
             left = norm(entry.values) * unit
             self.observer(Observation(entry.name, entry.values.size, entry.k, count, given * unit, left, threshold))
         return count
+
+    @property
+    def masks(self) -> bool:
+        """Whether velocities are forgotten where entries leave."""
+        return self.momentum is not None and self.momentum.masking
+
+    def mask(self, parts: Sequence[Part], indices: Indices) -> None:
+        """Those entries have left after ``compress(…, mask=False)``. ``indices`` as in ``keep``."""
+        if self.momentum is not None:
+            for part, own in _by_part(parts, indices):
+                self.momentum.clear(part.entry.name, indices[own] - np.uint32(part.offset))
 
     def _unit_of(self, entry: Residual) -> float:
         return self.gradient_unit * self._step_sizes.get(entry.name, 1.0)

@@ -37,14 +37,14 @@ class Momentum(EntryStore[Velocity]):
     ) -> None:
         self._momentum = check_momentum(momentum)
         self._nesterov = nesterov
-        self._masking = masking
+        self.masking = masking
         super().__init__(
             "velocity", (Velocity(name, np.zeros(size, np.float32), peak=0.0) for name, size in sizes.items())
         )
 
     def anew(self, sizes: Mapping[str, int]) -> Momentum:
         """The same for other parameters, all zero."""
-        return Momentum(sizes, self._momentum, nesterov=self._nesterov, masking=self._masking)
+        return Momentum(sizes, self._momentum, nesterov=self._nesterov, masking=self.masking)
 
     def may_overflow(self, name: str, gradient: Floats) -> bool:
         """False where a finite ``gradient`` leaves velocity and contribution far below the largest float32."""
@@ -96,7 +96,7 @@ class Momentum(EntryStore[Velocity]):
 
     def clear(self, name: str, where: npt.NDArray[np.uint32]) -> None:
         """Those entries were sent: with ``masking`` they have no velocity any more."""
-        if self._masking:
+        if self.masking:
             self.forget(name, where)
 
     def forget(self, name: str, where: npt.NDArray[np.uint32]) -> None:

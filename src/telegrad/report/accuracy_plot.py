@@ -91,6 +91,26 @@ def _draw_task(task: str, results: Sequence[Result], over_steps: Any, over_bytes
         over_bytes.legend(fontsize=7)
 
 
+def draw_curves(task: str, results: Sequence[Result], panel: Any, step_s: Mapping[tuple[str, float], float]) -> None:
+    """One task's runs over time: ``step_s`` has the seconds of a step by method and density; others are left out."""
+    judged_by = TASKS[task].judged_by
+    late: list[float] = []
+    groups = {(alike[0]["run"]["method"], alike[0]["run"]["density"]): alike for alike in grouped(results).values()}
+    for place, (key, seconds) in enumerate(step_s.items()):
+        curve = curve_of(groups.get(key, ()), "step", judged_by)
+        if not curve:
+            continue
+        label = key[0] + (f" {key[1] * 100:g} %" if key[1] < 1 else "")
+        panel.plot([x * seconds for x, *_ in curve], [y for _, y, *_ in curve], label=label, color=f"C{place % 10}")
+        late += [y for x, y, *_ in curve if x > _SEEN_AFTER * curve[-1][0]]
+    if late:
+        margin = 0.05 * (max(late) - min(late)) or 1.0
+        panel.set_ylim(min(late) - margin, max(late) + margin)
+        panel.legend(fontsize=7)
+    panel.set(ylabel=_ACROSS[judged_by], xscale="log")
+    panel.grid(visible=True, alpha=0.3)
+
+
 def _draw_batches(results: Sequence[Result], panel: Any) -> None:
     """The last figure against the batch."""
     lines: dict[str, list[tuple[int, float]]] = {}

@@ -97,6 +97,34 @@ def weak_scaling_tables(rows: Sequence[Row]) -> list[Table]:
     return tables
 
 
+def balancing_table(rows: Sequence[Row]) -> Table:
+    """By ranks and slices: reduction with its share of cutting, and gathering with and without shares made alike."""
+    table = _table(
+        "what balancing spares (virtual time)",
+        ["ranks", "slices", "reduction", "to even", "words/k", "gathering", "balanced", "spared", "by default"],
+    )
+    for ranks, there in _by_ranks(rows).items():
+        even_s = reduction_s(there[0])
+        for row in there:
+            table.add_row(
+                f"{ranks:,}",
+                row["slices"],
+                duration(reduction_s(row)),
+                f"{even_s / reduction_s(row):.2f}x",
+                f"{row['words_max'] / row['k']:.2f}",
+                duration(row["gather_s"]),
+                duration(row["balanced_gather_s"]),
+                f"{row['gather_s'] / row['balanced_gather_s']:.2f}x",
+                "balanced" if row["triggered"] else "as it is",
+            )
+    return table
+
+
+def reduction_s(row: Row) -> float:
+    """Of a row of balancing: split and reduce, with its share of the call that cuts."""
+    return float(row["reduce_s"] + row["cut_s"] / row["cut_every"])
+
+
 def training_table(rows: Sequence[Row], averages: Row, title: str) -> Table:
     """Ten stretches of a training run, and all of it."""
     has_xi = any("xi" in row for row in rows)

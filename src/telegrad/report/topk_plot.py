@@ -1,6 +1,6 @@
 """``telegrad bench topk-allreduce`` as a picture, after the figures of Ok-Topk's paper: words against ranks with both
 bounds, time and what it is made of, how far results fill in, selected entries over training (its Figure 6), ξ (Figure
-5), weak scaling (Figures 8, 10 and 12). Needs matplotlib."""
+5), balancing (Figure 7), weak scaling (Figures 8, 10 and 12). Needs matplotlib."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from telegrad.report.topk import last_calls, names_of
+from telegrad.report.topk import last_calls, names_of, reduction_s
 
 Row = Mapping[str, Any]
 Draw = Callable[[Any], None]
@@ -60,6 +60,9 @@ def panels_of(result: Mapping[str, Any]) -> dict[str, Draw]:
     for model in dict.fromkeys(row["model"] for row in weak):
         rows = [row for row in weak if row["model"] == model]
         panels[f"weak scaling, {model}"] = lambda panel, rows=rows: _draw_weak(panel, rows)  # type: ignore[misc]
+    if balancing := result.get("balancing"):
+        panels["split and reduce (virtual)"] = lambda panel: _draw_reductions(panel, balancing)
+        panels["gathering the sum (virtual)"] = lambda panel: _draw_gatherings(panel, balancing)
     measured: Sequence[Row] = result.get("measured", ())
     for key in dict.fromkeys((row["network"], row["ranks"], row["density"]) for row in measured):
         rows = [row for row in measured if (row["network"], row["ranks"], row["density"]) == key]
@@ -150,6 +153,35 @@ def _draw_weak(panel: Any, rows: Sequence[Row]) -> None:
     panel.axhline(rows[0]["compute_s"], color="black", linestyle=":", label="computation alone")
     panel.set(yscale="log", xlabel="ranks", ylabel="seconds of an iteration (virtual)")
     _count_axis(panel, ranks)
+
+
+def _draw_reductions(panel: Any, rows: Sequence[Row]) -> None:
+    bars = {f"{name} slices": [one for one in rows if one["slices"] == name] for name in _slices_of(rows)}
+    _draw_bars(panel, {name: [(one["ranks"], reduction_s(one)) for one in own] for name, own in bars.items()})
+
+
+def _draw_gatherings(panel: Any, rows: Sequence[Row]) -> None:
+    bars: dict[str, list[tuple[int, float]]] = {}
+    for name in _slices_of(rows):
+        own = [one for one in rows if one["slices"] == name]
+        bars[f"{name} slices, as they are"] = [(one["ranks"], one["gather_s"]) for one in own]
+        bars[f"{name} slices, balanced first"] = [(one["ranks"], one["balanced_gather_s"]) for one in own]
+    _draw_bars(panel, bars)
+
+
+def _slices_of(rows: Sequence[Row]) -> list[str]:
+    return list(dict.fromkeys(row["slices"] for row in rows))
+
+
+def _draw_bars(panel: Any, bars: Mapping[str, Sequence[tuple[int, float]]]) -> None:
+    """Side by side, by number of ranks."""
+    ranks = sorted({count for points in bars.values() for count, _ in points})
+    width = 0.85 / len(bars)
+    for place, (label, points) in enumerate(bars.items()):
+        at = [ranks.index(count) + (place - (len(bars) - 1) / 2) * width for count, _ in points]
+        panel.bar(at, [seconds for _, seconds in points], width, label=label, color=f"C{place}")
+    panel.set_xticks(range(len(ranks)), [f"{one:,}" for one in ranks])
+    panel.set(xlabel="ranks", ylabel="seconds")
 
 
 def _draw_measured(panel: Any, rows: Sequence[Row]) -> None:

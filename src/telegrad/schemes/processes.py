@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from telegrad.accuracy.recording import Recording
+from telegrad.schemes.balancing import Balancing, balancing_rows
 from telegrad.schemes.simulated import RECORDED, Part, Row, SimulatedPlan, simulate
 from telegrad.schemes.weak_scaling import MODELS, Model, weak_scaling
 from telegrad.sim.process_pool import call_in_processes
@@ -18,15 +19,20 @@ _recording: Recording | None = None  # of a process that was started here
 
 @dataclass(frozen=True)
 class Simulated:
-    """``rows``: of calls, by gradients, ranks, scheme and call; ``weak_scaling``: by model, ranks and scheme."""
+    """``rows``: of calls, by gradients, ranks, scheme and call; ``weak_scaling``: by model, ranks and scheme;
+    ``balancing``: by ranks and slices."""
 
     rows: list[Row]
     weak_scaling: list[Row]
+    balancing: list[Row]
 
 
-def tasks_of(plan: SimulatedPlan, weak_ranks: Sequence[int]) -> list[Part | Model]:
+Work = Part | Model | Balancing
+
+
+def tasks_of(plan: SimulatedPlan, weak_ranks: Sequence[int], balanced_ranks: Sequence[int] = ()) -> list[Work]:
     """What ``simulate_all`` does, the longest first."""
-    return [*(reversed(MODELS) if weak_ranks else ()), *plan.parts()]
+    return [*(reversed(MODELS) if weak_ranks else ()), *plan.parts(), *map(Balancing, balanced_ranks)]
 
 
 def simulate_all(
@@ -36,17 +42,19 @@ def simulate_all(
     file: Path,
     *,
     processes: int,
+    balanced_ranks: Sequence[int] = (),
     on_done: Callable[[str], None] = lambda about: None,
 ) -> Simulated:
     """``file``: where ``recording`` is saved, for the processes; with one, nothing is read from it. ``weak_ranks``: of
-    the paper's models (none: not at all). ``on_done`` is called with what is over. Raises ``ValueError`` for less than
-    one process, and what a simulation raises; then, and on Ctrl-C, the other processes are ended."""
+    the paper's models (none: not at all); ``balanced_ranks``: of what balancing spares. ``on_done`` is called with what
+    is over. Raises ``ValueError`` for less than one process, and what a simulation raises; then, and on Ctrl-C, the
+    other processes are ended."""
     if processes < 1:
         raise ValueError(f"processes={processes} must be at least 1")
-    tasks = tasks_of(plan, weak_ranks)
-    found: dict[Part | Model, list[Row]] = {}
+    tasks = tasks_of(plan, weak_ranks, balanced_ranks)
+    found: dict[Work, list[Row]] = {}
 
-    def keep(task: Part | Model, rows: list[Row]) -> None:
+    def keep(task: Work, rows: list[Row]) -> None:
         found[task] = rows
         on_done(about(task))
 
@@ -67,17 +75,23 @@ def simulate_all(
             + int(str(row["call"]))
         )
     )
-    return Simulated(rows, [row for model in MODELS if model in found for row in found[model]])
+    return Simulated(
+        rows,
+        [row for model in MODELS if model in found for row in found[model]],
+        [row for ranks in balanced_ranks for row in found[Balancing(ranks)]],
+    )
 
 
-def about(task: Part | Model) -> str:
+def about(task: Work) -> str:
     """What it is, in a few words."""
-    return task.about if isinstance(task, Part) else f"weak scaling, {task.name}"
+    return f"weak scaling, {task.name}" if isinstance(task, Model) else task.about
 
 
-def _rows(plan: SimulatedPlan, weak_ranks: tuple[int, ...], task: Part | Model, recording: Recording) -> list[Row]:
+def _rows(plan: SimulatedPlan, weak_ranks: tuple[int, ...], task: Work, recording: Recording) -> list[Row]:
     if isinstance(task, Part):
         return simulate(plan, task, recording)
+    if isinstance(task, Balancing):
+        return balancing_rows(task.ranks, recording, plan.network)
     return weak_scaling(task, weak_ranks, plan.schemes, recording, plan.network)
 
 
@@ -86,6 +100,6 @@ def _load(file: Path) -> None:
     _recording = Recording.load(file)
 
 
-def _in_process(plan: SimulatedPlan, weak_ranks: tuple[int, ...], task: Part | Model) -> list[Row]:
+def _in_process(plan: SimulatedPlan, weak_ranks: tuple[int, ...], task: Work) -> list[Row]:
     assert _recording is not None
     return _rows(plan, weak_ranks, task, _recording)

@@ -184,8 +184,8 @@ class KeepingLargest(Scheme):
             states = self._new_states()
             for state, own in zip(states, self._states, strict=True):
                 state.load_state_dict(own.state_dict())
-            rest = self._run(streams, states, self._without_reduction)[1]
-        sums, time_s = self._run(streams, self._states, self.network)
+            rest = self.sums(streams, states, self._without_reduction)[1]
+        sums, time_s = self.sums(streams, self._states, self.network)
         reports = [one.report for one in sums]
         return Called(
             np.array([one.words_sent for one in reports], np.int64),
@@ -199,7 +199,8 @@ class KeepingLargest(Scheme):
             sums[0].sum,
         )
 
-    def _run(self, streams: Streams, states: list[TopkState], network: Network) -> tuple[list[TopkSum], float]:
+    def sums(self, streams: Streams, states: Sequence[TopkState], network: Network) -> tuple[list[TopkSum], float]:
+        """Of one call that begins with ``states``, one per rank, by rank; and its seconds."""
         world = _world(self.ranks, network)
         try:
             works = [

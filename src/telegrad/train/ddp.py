@@ -204,15 +204,21 @@ class DDPState:
         return self._comm
 
     def state_dict(self) -> dict[str, Any]:
-        """A copy of all that training needs to go on bitwise, but for the random choices of a QSGD ``wire`` and, with
-        ``collective="oktopk"`` or ``"bounded"``, for slices and the thresholds of sums, which are found anew.
+        """A copy of all that training needs to go on bitwise, but for the random choices of a QSGD ``wire``.
 
-        Residuals and velocities (flat float32 tensors), their units, thresholds and calls by parameter, the step, and
-        the options. See the class for what it says after a failed step.
+        Residuals and velocities (flat float32 tensors), their units, thresholds and calls by parameter, the step, the
+        options; and of ``collective="oktopk"`` and ``"bounded"`` thresholds of sums and slices, by the parameters of a
+        bucket. These fit where buckets hold the same parameters as when it was saved, and slices where they have the
+        same places; else they are found anew. DDP's first pass has its own buckets: with ``"oktopk"`` one bucket
+        (a large ``bucket_cap_mb``) makes training go on bitwise; with ``"bounded"``, or a ``wire`` that rounds, only
+        buckets in the same order do.
+        Raises ``ValueError`` while such a sum is under way. See the class for what it says after a failed step.
         """
         if self._agreed is not None and self._agreed.closed:
             self._agreed.leave()
-        return state_of(self._comm, self._step, self._config, self._compressor)
+        state = state_of(self._comm, self._step, self._config, self._compressor)
+        sums = self._exchange.topk_states
+        return {**state, "sums": () if sums is None else sums.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Takes over what ``state_dict()`` of the same model and rank gave, or ``reshard`` made of all ranks' ones.
@@ -222,9 +228,13 @@ class DDPState:
         """
         step = checked_step(state, self._comm, "DDPState")
         self._leave_step()
+        sums = self._exchange.topk_states
+        fitting = {} if sums is None else sums.fitting(state.get("sums", ()))
         self._compressor.load_state_dict(state["compressor"], least_density=self._warm_up.least_density(step))
+        if sums is not None:
+            sums.load(fitting)
         for layout in self._layouts.values():
-            layout.topk = None  # thresholds of sums are of the steps that are left behind
+            layout.topk = None  # of the steps that are left behind
         self._step, self._skipped = step, False
 
     def reduce(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:

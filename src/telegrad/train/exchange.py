@@ -12,9 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from telegrad import _core
-from telegrad.comm import BoundedTopkState, Communicator, GTopkState, OkTopkState, Work
+from telegrad.comm import Communicator, Work
 from telegrad.comm.stream_wire import check_block_wire
-from telegrad.comm.topk_state import TopkState
 from telegrad.compress import Compressor, Part
 from telegrad.ops.nonfinite.naive import as_float32
 from telegrad.stream import SparseStream
@@ -22,6 +21,7 @@ from telegrad.train import nonfinite
 from telegrad.train.arguments import check_choice
 from telegrad.train.bucket import Bits, BucketLayout, rounded_to_bf16, tensor_of
 from telegrad.train.stats import DDPStats
+from telegrad.train.topk_states import STATES, TopkStates
 
 Floats = npt.NDArray[np.float32]
 Entries = tuple[npt.NDArray[np.uint32], Floats]
@@ -30,12 +30,6 @@ COLLECTIVES = ("allreduce", "oktopk", "gtopk", "bounded", "allgather")
 """How the ranks' entries meet: summed, all of them (SparCML); summed, of which all ranks together keep about as many as
 each selects (Ok-Topk; gTopk; bounded, in messages of fixed sizes); or gathered by every rank, which adds them itself
 (TopkA, the simplest)."""
-
-_TOPK_STATES: dict[str, Callable[[int], TopkState]] = {
-    "oktopk": OkTopkState,
-    "gtopk": GTopkState,
-    "bounded": BoundedTopkState,
-}
 
 _F16_MOST = float(np.finfo(np.float16).max)
 
@@ -64,7 +58,8 @@ class Sending:
 class Exchange:
     """Sends buckets. ``wire``: how messages hold the entries, as for ``all_reduce``; ``encoding``: of the values of
     gradients there. ``collective``: see ``COLLECTIVES``. ``stats`` are kept up to date. Raises ``ValueError`` for a
-    collective that does not exist, and where it cannot have that ``wire``.
+    collective that does not exist, and where it cannot have that ``wire``. ``topk_states``: of layouts that have none
+    yet, where sums keep a part.
     """
 
     def __init__(
@@ -82,7 +77,7 @@ class Exchange:
         self._wire = wire
         self._stats = stats
         self._rounds = encoding != _core.ValueEncoding.native
-        self._topk_state = _TOPK_STATES.get(collective)
+        self.topk_states = TopkStates(collective) if collective in STATES else None
         if self._rounds and collective in ("gtopk", "bounded"):
             raise ValueError(f"wire={wire!r} rounds values, which collective={collective!r} does not: use wire='auto'")
         if collective == "bounded":
@@ -112,19 +107,22 @@ class Exchange:
         sending = Sending([])
         if layout.dense_runs:
             self._send_dense_members(layout, bits, sending)
+        comes_back = self.topk_states is not None  # some of what is summed: its velocity stays
         if sound:
             flat, scratch = as_float32(bits), layout.scratch()
-            entries = self._select(layout.signed, flat, scratch)
+            entries = self._select(layout.signed, flat, scratch, mask=not comes_back)
             used = entries[0].size
             gathered = []
             for part in layout.one_signed:
-                own = self._select((part,), flat, (scratch[0][used:], scratch[1][used:]))
+                own = self._select((part,), flat, (scratch[0][used:], scratch[1][used:]), mask=True)
                 used += own[0].size
                 gathered.append(own)
         else:
-            everything = nonfinite.compress_around(self._compressor, layout, bits)
+            everything = nonfinite.compress_around(self._compressor, layout, bits, mask=not comes_back)
             gathered = [_inside(part, everything) for part in layout.one_signed]
             entries = _outside(layout.one_signed, everything)
+            for part, own in zip(layout.one_signed, gathered if comes_back else (), strict=False):
+                self._compressor.mask((part,), own[0])
         errors = layout.error_scratch() if self._rounds or layout.one_signed else None
         if layout.signed:
             stream = self._stream_of(layout, bits, entries)
@@ -136,8 +134,8 @@ class Exchange:
             sending.keeps.append(functools.partial(self._compressor.keep_all, layout.parts, errors))
         return sending
 
-    def _select(self, parts: tuple[Part, ...], flat: Floats, scratch: Entries) -> Entries:
-        count = self._compressor.compress(parts, flat, *scratch)
+    def _select(self, parts: tuple[Part, ...], flat: Floats, scratch: Entries, *, mask: bool) -> Entries:
+        count = self._compressor.compress(parts, flat, *scratch, mask=mask)
         return scratch[0][:count], scratch[1][:count]
 
     def _send_dense_members(self, layout: BucketLayout, bits: Bits, sending: Sending) -> None:
@@ -182,8 +180,8 @@ class Exchange:
         self, layout: BucketLayout, bits: Bits, stream: SparseStream, errors: Floats | None, sending: Sending
     ) -> None:
         if layout.topk is None:
-            assert self._topk_state is not None
-            layout.topk = self._topk_state(sum(part.entry.k for part in layout.signed))
+            assert self.topk_states is not None
+            layout.topk = self.topk_states.of(layout.signed)
         work = self._comm.all_reduce_topk(stream, layout.topk, "avg", wire=self._wire, error=errors, async_op=True)
         sending.works.append(work)
         bits.fill(0)
@@ -201,6 +199,9 @@ class Exchange:
             values = as_float32(left.raw_values)
             finite = np.isfinite(values)  # of what is not, all ranks know from the sum
             self._compressor.keep(layout.parts, left.raw_indices[finite], values[finite])
+            if self._compressor.masks:
+                own = stream.raw_indices
+                self._compressor.mask(layout.parts, own[~np.isin(own, left.raw_indices, assume_unique=True)])
 
         sending.writes.append(write)
         sending.keeps.append(keep)

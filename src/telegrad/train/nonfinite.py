@@ -79,12 +79,13 @@ def error_of(fault: Fault, rank: int, step: int, *, remedy: str = _REMEDY) -> No
 
 
 def compress_around(
-    compressor: Compressor, layout: BucketLayout, bits: Bits
+    compressor: Compressor, layout: BucketLayout, bits: Bits, *, mask: bool = True
 ) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.float32]]:
     """Compresses the bucket and sends along what is not finite; no residual holds such a value afterwards.
 
     A gradient's NaN or infinity goes as it is and leaves the residual alone; where residual + gradient overflows, the
-    infinity goes and the residual is zero. ``bits`` may be overwritten. Returns ascending indices, and values.
+    infinity goes and the residual is zero. ``bits`` may be overwritten. ``mask``: see ``Compressor.compress``. Returns
+    ascending indices, and values.
     """
     flat = as_float32(bits)
     inside = np.zeros(flat.size, bool)
@@ -96,7 +97,7 @@ def compress_around(
     overflowing = np.setdiff1d(compressor.overflowing(layout.parts, flat, _limit(bits)), faulty)
     overflowing_values = np.copysign(np.float32(np.inf), compressor.take(layout.parts, flat, overflowing))
     indices, values = layout.scratch()
-    count = compressor.compress(layout.parts, flat, indices, values)
+    count = compressor.compress(layout.parts, flat, indices, values, mask=mask)
     indices, values = indices[:count], values[:count]
     replaced = np.isin(indices, np.concatenate([faulty, overflowing]))
     compressor.keep(layout.parts, indices[replaced], values[replaced])

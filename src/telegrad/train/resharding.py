@@ -21,8 +21,8 @@ def reshard(states: Iterable[Mapping[str, Any]], world_size: int, *, keep: str =
     Every new rank gets an equal share of the sum of all residuals, and of all velocities; the last one also what
     dividing rounds away, so the sum over ranks stays what it was, to the rounding of float32. ``keep="mean"`` keeps
     their mean instead: since the hook averages, what waits then moves the model as far as it would have with the old
-    number of ranks. Thresholds are evaluated anew. Raises ``ValueError`` where a rank is missing or given twice, and
-    for states of different steps, models or options; ``TypeError`` for what is no state.
+    number of ranks. Thresholds are evaluated anew, those of sums too. Raises ``ValueError`` where a rank is missing or
+    given twice, and for states of different steps, models or options; ``TypeError`` for what is no state.
     """
     world_size = checked_count(world_size, "world_size")
     if world_size < 1:
@@ -32,7 +32,7 @@ def reshard(states: Iterable[Mapping[str, Any]], world_size: int, *, keep: str =
     first = given[0]
     factor = 1.0 if keep == "sum" else world_size / len(given)
     made: list[dict[str, Any]] = [
-        {**first, "rank": rank, "world_size": world_size, "compressor": dict(first["compressor"])}
+        {**first, "rank": rank, "world_size": world_size, "compressor": dict(first["compressor"]), "sums": ()}
         for rank in range(world_size)
     ]
     for group, kind in _GROUPS.items():

@@ -75,6 +75,20 @@ def test_a_small_study_and_that_it_goes_on(
     again = json.loads(rows.read_text())
     assert [row["values"] for row in again["rows"]] == [row["values"] for row in found["rows"]]
 
+    iterations = tmp_path / "iterations.json"
+    one = {"model": "LSTM", "scheme": "topkdsa", "ranks": 16, "density": 0.02, "iteration_s": 0.5}
+    iterations.write_text(json.dumps({"weak_scaling": [one]}))
+    over_time = ("--sweep", "none", "--iterations", iterations, "--json", rows, "--time-plot", tmp_path / "times.png")
+    status, output = _run(*common, *over_time)
+    assert status == 0, output
+    assert "all steps, each an iteration of the paper's model (virtual time)" in output
+    assert [(row["task"], row["run_s"]) for row in json.loads(rows.read_text())["times"]] == [("lstm", 1.0)]
+    assert (tmp_path / "times.png").stat().st_size > 5_000
+    iterations.write_text(json.dumps({"weak_scaling": [{**one, "scheme": "oktopk"}]}))
+    status, output = _run(*common, *over_time)
+    assert status == 1
+    assert "no method of these runs is a scheme of --iterations" in output
+
     status, output = _run(*common, "--sweep", "none", "--data", library)
     assert status == 2
     assert "has no train-images-idx3-ubyte" in output
@@ -145,6 +159,8 @@ def test_how_it_ends_early(
         (("--density", "2"), "'2' is no part of 1"),
         (("--batch", "30"), "batch=30 must be a multiple of ranks=4"),
         (("--json", "/nowhere/rows.json"), "/nowhere does not exist"),
+        (("--time-plot", "times.png"), "needs --iterations FILE: how long an iteration takes"),
+        (("--iterations", __file__), "has no rows of weak scaling: write one with telegrad bench topk-allreduce"),
     ],
 )
 def test_wrong_arguments_are_named(arguments: tuple[str, str], said: str, data: Path, tmp_path: Path) -> None:

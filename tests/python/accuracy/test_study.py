@@ -71,6 +71,15 @@ def test_what_is_judged_has_all_seeds_and_the_others_one() -> None:
             assert {(run.batch, run.steps, run.ranks) for run in found} == {(task.batch, 3000, 4)}
 
 
+def test_all_methods_have_all_seeds_where_that_is_asked_one_seed_after_the_other() -> None:
+    parts = Study(("vgg", "lstm"), (DENSE, "reused", "oktopk"), seeds=3, all_seeds=True, sweeps=()).parts()
+    of_oktopk = [(run.task, run.density, run.seed) for run in parts["methods"] if run.method == "oktopk"]
+    assert of_oktopk == [("vgg", 0.001, seed) for seed in range(3)] + [("lstm", 0.01, seed) for seed in range(3)]
+    assert sum(run.method == "reused" and run.seed > 0 for run in parts["methods"]) == 4
+    seeds = [run.seed for run in in_order(parts)]
+    assert seeds == sorted(seeds)
+
+
 def test_all_methods_have_the_densities_that_are_given_where_no_judged_one_is_among_them() -> None:
     runs = Study(("vgg",), ("topk",), densities=(0.05, 0.02), sweeps=()).parts()["methods"]
     assert [(run.density, run.seed) for run in runs] == [(0.05, 0), (0.02, 0)]

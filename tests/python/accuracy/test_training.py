@@ -34,7 +34,6 @@ RESUMED = [
         Run(first_fitting(name), name, 0.02 if one.sparse else 1.0, 0, 9, 4, RANKS, 3)
         for name, one in METHODS.items()
         if "qsgd" not in one.options.get("wire", "")  # rounds at random, by the number of calls of a communicator
-        and one.options.get("collective") != "bounded"  # cuts slices anew, and what fits depends on them
     ),
     Run("gpt", "reused", 0.02, 0, 6, 2, RANKS, 3),
     Run("lstm", "topk", 0.02, 3, 6, 2, RANKS, 3),

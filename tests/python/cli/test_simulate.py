@@ -220,7 +220,7 @@ def test_costs_nodes_noise_and_payloads_reach_the_simulator(tmp_path: Path) -> N
         ("allreduce-topk", "--calls", "0", "'--calls'"),
         ("sparse-allgather", "--overlap", "1.5", "1.5 is no share: use a number from 0 to 1"),
         ("sparse-reduce-scatter", "--wire", "zip", "wire='zip' does not exist for sparse streams"),
-        ("allreduce-topk", "--wire", "bf16", "'bf16' rounds values, and results could not be checked"),
+        ("sparse-allgather", "--wire", "bf16", "'bf16' rounds values, and results could not be checked"),
         ("allreduce", "--json", "/nowhere/rows.json", "the folder /nowhere does not exist"),
         ("allreduce", "--plot-file", "/nowhere/plot.png", "the folder /nowhere does not exist"),
         ("allreduce", "--timeline", "trace.json", "these are 3: give one --ranks, one --bytes, one --algorithm"),

@@ -129,27 +129,6 @@ def test_a_gradient_of_nan_is_sent_and_spoils_no_residual(on_ranks: OnRanks) -> 
     on_ranks(2, run)
 
 
-@pytest.mark.parametrize("collective", ["oktopk", "gtopk", "bounded"])
-def test_a_state_that_is_loaded_finds_thresholds_anew_on_all_ranks(on_ranks: OnRanks, collective: str) -> None:
-    def run(comm: Communicator) -> dict[str, np.ndarray]:
-        trainer, other = (Trainer(comm, collective=collective) for _ in range(2))
-        for step in range(3):
-            trainer.step(gradients_of(comm.rank, step), REBUILT)
-        saved = trainer.state.state_dict()
-        assert saved["config"]["collective"] == collective
-        other.state.load_state_dict(saved)
-        trainer.state.load_state_dict(saved)
-        gradients = gradients_of(comm.rank, 3)
-        expected, found = (one.step(gradients, REBUILT) for one in (trainer, other))
-        for name in SHAPES:
-            np.testing.assert_array_equal(found[name], expected[name])
-        return found
-
-    one, two = on_ranks(2, run)
-    for name in SHAPES:
-        np.testing.assert_array_equal(one[name], two[name])
-
-
 @pytest.mark.parametrize("collective", COLLECTIVES)
 def test_a_pass_that_was_broken_off_is_waited_for(on_ranks: OnRanks, collective: str) -> None:
     """As when a rank's loss raises between two buckets and the loop goes on with the next batch: on all ranks."""
