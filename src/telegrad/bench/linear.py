@@ -118,7 +118,7 @@ def run(plan: LinearPlan, *, timeout_s: float, on_row: Callable[[Row], None] = l
             return
         row = json.loads(line)
         in_epoch = shape.rows / (plan.rows * plan.ranks)
-        about = {"op": "linear", "data": plan.data, "synthetic": True, "exponent": shape.exponent}
+        about = {"op": "linear", "data": plan.data, "synthetic": True, "exponent": shape.popularity.exponent}
         scaled = {"epoch_s": row["step_s"] * in_epoch, "comm_s": row["step_comm_s"] * in_epoch}
         place = {"network": plan.network, "ranks": plan.ranks, "rows_a_step": plan.rows * plan.ranks}
         found.append({**about, **place, "scaled_to_rows": shape.rows, **scaled, **row})
