@@ -30,7 +30,7 @@ def stdlib_sources(folder: str | os.PathLike[str] | None = None) -> tuple[list[b
 def stdlib_pieces(
     piece: int, folder: str | os.PathLike[str] | None = None
 ) -> tuple[list[bytes], npt.NDArray[np.float32]]:
-    """All sources in pieces of ``piece`` bytes, the last of a file shorter, in a fixed random order, and their labels: 1
+    """All sources in pieces of ``piece`` bytes, a file's last one shorter, in a fixed random order, and their labels: 1
     where the file is of the package that has the most bytes, else -1."""
     texts, packages = stdlib_sources(folder)
     names, which = np.unique(packages, return_inverse=True)

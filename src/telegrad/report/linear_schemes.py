@@ -1,0 +1,101 @@
+"""How ``telegrad bench linear`` looks: a line for each scheme, and bars of where a step's time goes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich import box
+from rich.table import Table
+
+from telegrad.report.durations import duration
+
+Row = Mapping[str, Any]
+
+_REFERENCE = "gloo-dense"
+
+
+def schemes_table(rows: Sequence[Row], title: str) -> Table:
+    """The rows of ``telegrad bench linear`` of one data set; ratios are to Gloo's dense sum, or the first scheme."""
+    table = Table(title=title, title_justify="left", header_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
+    reference = reference_of(rows)
+    columns: dict[str, Callable[[Row], str]] = {
+        "a step": lambda row: duration(row["step_s"]),
+        "its\ncomm.": lambda row: duration(row["step_comm_s"]),
+        "epoch": lambda row: duration(row["epoch_s"]),
+        "its\ncomm. ": lambda row: duration(row["comm_s"]),
+        "epoch\nfaster": lambda row: f"{reference['epoch_s'] / row['epoch_s']:.1f}x",
+        "comm.\nfaster": lambda row: f"{reference['comm_s'] / row['comm_s']:.1f}x",
+        "MB\nreceived": lambda row: _megabytes(row["received_bytes"]),
+        "MB\nbound": lambda row: _megabytes(row["bound_bytes"]),
+        "bound\nby": bound_by,
+        "objective": lambda row: f"{row['objective']:.5f}",
+    }
+    table.add_column("scheme", no_wrap=True)
+    for name in columns:
+        table.add_column(name, justify="right", no_wrap=True)
+    for row in rows:
+        table.add_row(row["scheme"], *(cell(row) for cell in columns.values()))
+    return table
+
+
+def about_data(row: Row) -> str:
+    """What is known of the columns of a row's data."""
+    made = (
+        f"made-up rows, exponent {row['exponent']:.3f}; {row['non_empty_columns']:,} non-empty columns expected in "
+        f"{row['scaled_to_rows']:,} rows, in these steps {row['columns_expected']:,}"
+        if row["synthetic"]
+        else f"{row['scaled_to_rows']:,} rows with {row['non_empty_columns']:,} non-empty columns"
+    )
+    steps = f"{row['steps']} steps of {row['rows_a_step']:,} rows met {row['columns_met']:,}"
+    return f"{row['data']}: {made}; {steps} of {row['features']:,} ({row['entries_a_rank']:,.0f} a rank and step)"
+
+
+def bound_by(row: Row) -> str:
+    """What most of a step's time goes to."""
+    return "comm." if row["step_comm_s"] > row["step_s"] / 2 else "compute"
+
+
+def reference_of(rows: Sequence[Row]) -> Row:
+    """The row, of one data set, that ratios are to."""
+    return next((row for row in rows if row["scheme"] == _REFERENCE), rows[0])
+
+
+def plot(rows: Sequence[Row], title: str, path: Path) -> None:
+    """A panel for each data set: a step's time by scheme, in communication and computation. The format is that of the
+    path's suffix; PNG without one."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    sets = by_data(rows)
+    figure, grid = pyplot.subplots(1, len(sets), figsize=(6.5 * len(sets), 4), layout="constrained", squeeze=False)
+    figure.suptitle(title)
+    for axes, alike in zip(grid.flat, sets, strict=True):
+        names = [row["scheme"] for row in alike]
+        comm = [row["step_comm_s"] for row in alike]
+        rest = [row["step_s"] - row["step_comm_s"] for row in alike]
+        axes.barh(names, comm, label="communication", color="C0")
+        bars = axes.barh(names, rest, left=comm, label="computation", color="C1")
+        first = reference_of(alike)["step_s"]
+        axes.bar_label(bars, [f" {duration(row['step_s'])}, {first / row['step_s']:.1f}x" for row in alike], fontsize=8)
+        axes.invert_yaxis()
+        axes.margins(x=0.3)
+        axes.set(xlabel="seconds a step", title=alike[0]["data"])
+        axes.legend(fontsize=8, loc="lower right")
+    figure.savefig(path, dpi=130, format=None if path.suffix else "png")
+    pyplot.close(figure)
+
+
+def by_data(rows: Sequence[Row]) -> list[list[Row]]:
+    """The rows of each data set, in the order of the first ones."""
+    found: dict[str, list[Row]] = {}
+    for row in rows:
+        found.setdefault(row["data"], []).append(row)
+    return list(found.values())
+
+
+def _megabytes(count: float | None) -> str:
+    return "" if count is None else f"{count / 1e6:.2f}"
