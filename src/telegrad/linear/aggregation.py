@@ -27,8 +27,8 @@ class Aggregation(Protocol):
 
 
 class SumInFlight(Protocol):
-    def wait(self) -> Any:
-        """The sum, a ``SparseStream``."""
+    def result(self) -> Any:
+        """Waits for the sum, a ``SparseStream``."""
 
 
 @runtime_checkable
@@ -63,7 +63,7 @@ class _Arrived:
     def __init__(self, stream: SparseStream) -> None:
         self._stream = stream
 
-    def wait(self) -> SparseStream:
+    def result(self) -> SparseStream:
         return self._stream
 
 

@@ -104,7 +104,7 @@ class MiniBatches:
 
     def _arrive(self, found: Pass, sent: _Sent) -> None:
         began_s = time.perf_counter()
-        total: SparseStream = sent.sum.wait()
+        total: SparseStream = sent.sum.result()
         waited_s = time.perf_counter()
         self._update(found, total, sent.rows, sent.rate)
         found.comm_s += waited_s - began_s
