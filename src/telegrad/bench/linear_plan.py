@@ -8,18 +8,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
+from telegrad.bench.peers import PEERS
 from telegrad.linear.synthetic import SHAPES
 
 TEXT = "stdlib"
 DATA = (*SHAPES, TEXT)
 _BY_ALGORITHM = ("split_allgather", "recursive_doubling")
-SCHEMES = (
+SGD_SCHEMES = (
     "gloo-dense",
     "mpich-dense",
     "telegrad-dense",
     "telegrad-sparse",
     *(f"telegrad-{name}" for name in _BY_ALGORITHM),
 )
+CD_SCHEMES = ("cd-dense", "cd-sparse")
+"""Coordinate descent, whose changes ranks gather as whole slices of the model or as entries."""
+SCHEMES = (*SGD_SCHEMES, *CD_SCHEMES)
 
 
 @dataclass(frozen=True)
@@ -56,8 +60,9 @@ class LinearPlan:
 
     @property
     def peers(self) -> tuple[str, ...]:
-        names = (scheme.removesuffix("-dense") for scheme in self.schemes)
-        return tuple(name for name in names if not name.startswith("telegrad"))
+        dense = (scheme for scheme in self.schemes if scheme.endswith("-dense"))
+        names = (scheme.removesuffix("-dense") for scheme in dense)
+        return tuple(name for name in names if name in PEERS)
 
     def to_json(self) -> str:
         return json.dumps(dataclasses.asdict(self))
@@ -68,7 +73,13 @@ class LinearPlan:
         return cls(**{**fields, "schemes": tuple(fields["schemes"])})
 
 
+def default_schemes(data: str) -> tuple[str, ...]:
+    """All, but coordinate descent with URL's shape alone, as in the paper: a pass has a step for each 100 columns of a
+    rank, and a dense one moves the whole model."""
+    return SCHEMES if data == "url" else SGD_SCHEMES
+
+
 def algorithm_of(scheme: str) -> str | None:
-    """Of a sparse sum; ``None`` for a dense scheme."""
+    """Of a sparse sum of gradients; ``None`` for a dense scheme."""
     kind = scheme.partition("-")[2]
     return None if kind == "dense" else "auto" if kind == "sparse" else kind

@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 
 from telegrad.bench.linear import BOUND, Row, run
-from telegrad.bench.linear_plan import DATA, SCHEMES, LinearPlan
+from telegrad.bench.linear_plan import DATA, SCHEMES, SGD_SCHEMES, LinearPlan, default_schemes
 from telegrad.bench.machine import describe_machine, machine_text
 from telegrad.bench.peers import why_missing
 from telegrad.cli.console import say_without, table_console
@@ -18,7 +18,7 @@ from telegrad.cli.options import CalibratesFirst, JobTimeout, RowsFile, names_am
 from telegrad.cli.outputs import check_writable, write_result, written
 from telegrad.cli.progress import counting
 from telegrad.launch import LaunchError
-from telegrad.report.linear_schemes import about_data, by_data, plot, schemes_table
+from telegrad.report.linear_schemes import about_data, by_data, plot, schemes_table, title_of
 
 
 def linear(
@@ -31,7 +31,13 @@ def linear(
             "Several with commas."
         ),
     ] = ",".join(DATA),
-    schemes: Annotated[str, typer.Option(help="How gradients are summed.")] = ",".join(SCHEMES),
+    schemes: Annotated[
+        str | None,
+        typer.Option(
+            show_default=False,
+            help=f"What to compare: {', '.join(SCHEMES)} (by default all, but coordinate descent on url alone).",
+        ),
+    ] = None,
     rows: Annotated[int, typer.Option(min=1, help="Rows of each rank in a step, or as many as there are.")] = 1000,
     steps: Annotated[int, typer.Option(min=1, help="Steps of a pass; the second pass counts.")] = 3,
     columns: Annotated[
@@ -45,28 +51,30 @@ def linear(
     ] = None,
     timeout: JobTimeout = 600.0,
 ) -> None:
-    """Train logistic regression by SGD with dense and with sparse sums of the gradients.
+    """Train logistic regression by SGD with dense and with sparse sums of the gradients, and by coordinate descent with
+    dense and with sparse allgathers (cd-dense, cd-sparse).
 
-    All schemes take the same steps. [bold]epoch[/] and [bold]comm.[/] are scaled from the measured steps to as many
-    rows as the data set has; ratios are to [bold]gloo-dense[/]. [bold]received[/]: bytes in a step, of the rank that
-    received most; the [bold]bound[/] beside it is what a rank must receive at least. [bold]telegrad-sparse[/] is the
-    automatic choice, [bold]telegrad-ALGORITHM[/] that one.
+    All schemes of one kind take the same steps. [bold]epoch[/] and its [bold]comm.[/] are scaled from the measured
+    steps to as many rows as the data set has; ratios are to [bold]gloo-dense[/] or [bold]cd-dense[/]. [bold]MB
+    received[/]: in a step, by the rank that received most; the [bold]bound[/] beside it is what a rank must receive
+    at least. [bold]telegrad-sparse[/] is the automatic choice, [bold]telegrad-ALGORITHM[/] that one.
     """
     console = table_console()
     networks_of([network])
-    names = names_among(schemes, SCHEMES, "--schemes")
+    named = None if schemes is None else tuple(names_among(schemes, SCHEMES, "--schemes"))
+    wanted = SGD_SCHEMES if named is None else named
     missing = {
-        peer: why for peer in ("gloo", "mpich") if f"{peer}-dense" in names and (why := why_missing(peer)) is not None
+        peer: why for peer in ("gloo", "mpich") if f"{peer}-dense" in wanted and (why := why_missing(peer)) is not None
     }
     say_without(console, missing)
-    names = [name for name in names if name.removesuffix("-dense") not in missing]
-    try:
-        plans = [
-            LinearPlan(one.strip(), network, ranks, tuple(names), rows, steps, columns, calibrate)
-            for one in dict.fromkeys(data.split(","))
-        ]
-    except ValueError as error:
-        raise typer.BadParameter(str(error), param_hint="--columns" if "columns" in str(error) else "--data") from error
+    plans = []
+    for one in dict.fromkeys(part.strip() for part in data.split(",")):
+        names = tuple(name for name in named or default_schemes(one) if name.removesuffix("-dense") not in missing)
+        try:
+            plans.append(LinearPlan(one, network, ranks, names, rows, steps, columns, calibrate))
+        except ValueError as error:
+            hint = "--columns" if "columns" in str(error) else "--data"
+            raise typer.BadParameter(str(error), param_hint=hint) from error
     check_writable(json_file, "--json")
     check_writable(plot_file, "--plot")
     found: list[Row] = []
@@ -77,9 +85,9 @@ def linear(
             except (LaunchError, RuntimeError) as error:
                 console.print(f"{plan.name}, {network}: {error}", style="red", highlight=False, markup=False)
                 raise typer.Exit(1) from error
-    title = f"logistic regression by SGD, {ranks} ranks over {network}"
+    title = f"logistic regression, {ranks} ranks over {network}"
     for alike in by_data(found):
-        console.print(schemes_table(alike, f"{alike[0]['data']}: {title}"))
+        console.print(schemes_table(alike, f"{title_of(alike[0])}: {title}"))
         console.print(about_data(alike[0]), style="dim", highlight=False, markup=False)
     machine = describe_machine()
     console.print(machine_text(machine), style="dim")

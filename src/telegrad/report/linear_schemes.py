@@ -13,11 +13,12 @@ from telegrad.report.durations import duration
 
 Row = Mapping[str, Any]
 
-_REFERENCE = "gloo-dense"
+_REFERENCES = ("gloo-dense", "cd-dense")
 
 
 def schemes_table(rows: Sequence[Row], title: str) -> Table:
-    """The rows of ``telegrad bench linear`` of one data set; ratios are to Gloo's dense sum, or the first scheme."""
+    """The rows of ``telegrad bench linear`` of one data set and optimiser; ratios are to Gloo's dense sum, the
+    dense allgather of coordinate descent, or the first scheme."""
     table = Table(title=title, title_justify="left", header_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
     reference = reference_of(rows)
     columns: dict[str, Callable[[Row], str]] = {
@@ -44,12 +45,12 @@ def about_data(row: Row) -> str:
     """What is known of the columns of a row's data."""
     made = (
         f"made-up rows, exponent {row['exponent']:.3f}; {row['non_empty_columns']:,} non-empty columns expected in "
-        f"{row['scaled_to_rows']:,} rows, in these steps {row['columns_expected']:,}"
+        f"{row['scaled_to_rows']:,} rows, {row['columns_expected']:,} in those of the steps"
         if row["synthetic"]
         else f"{row['scaled_to_rows']:,} rows with {row['non_empty_columns']:,} non-empty columns"
     )
-    steps = f"{row['steps']} steps of {row['rows_a_step']:,} rows met {row['columns_met']:,}"
-    return f"{row['data']}: {made}; {steps} of {row['features']:,} ({row['entries_a_rank']:,.0f} a rank and step)"
+    met = f"{row['columns_met']:,} of {row['features']:,} met"
+    return f"{made}; {met}; {row['steps']} steps, {row['entries_a_rank']:,.0f} entries of a rank in each"
 
 
 def bound_by(row: Row) -> str:
@@ -58,13 +59,13 @@ def bound_by(row: Row) -> str:
 
 
 def reference_of(rows: Sequence[Row]) -> Row:
-    """The row, of one data set, that ratios are to."""
-    return next((row for row in rows if row["scheme"] == _REFERENCE), rows[0])
+    """The row, of one data set and optimiser, that ratios are to."""
+    return next((row for row in rows if row["scheme"] in _REFERENCES), rows[0])
 
 
 def plot(rows: Sequence[Row], title: str, path: Path) -> None:
-    """A panel for each data set: a step's time by scheme, in communication and computation. The format is that of the
-    path's suffix; PNG without one."""
+    """A panel for each data set and optimiser: a step's time by scheme, in communication and computation. The format is
+    that of the path's suffix; PNG without one."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -83,18 +84,23 @@ def plot(rows: Sequence[Row], title: str, path: Path) -> None:
         axes.bar_label(bars, [f" {duration(row['step_s'])}, {first / row['step_s']:.1f}x" for row in alike], fontsize=8)
         axes.invert_yaxis()
         axes.margins(x=0.3)
-        axes.set(xlabel="seconds a step", title=alike[0]["data"])
+        axes.set(xlabel="seconds a step", title=title_of(alike[0]))
         axes.legend(fontsize=8, loc="lower right")
     figure.savefig(path, dpi=130, format=None if path.suffix else "png")
     pyplot.close(figure)
 
 
 def by_data(rows: Sequence[Row]) -> list[list[Row]]:
-    """The rows of each data set, in the order of the first ones."""
-    found: dict[str, list[Row]] = {}
+    """The rows of each data set and optimiser, in the order of the first ones."""
+    found: dict[tuple[str, str], list[Row]] = {}
     for row in rows:
-        found.setdefault(row["data"], []).append(row)
+        found.setdefault((row["data"], row["optimizer"]), []).append(row)
     return list(found.values())
+
+
+def title_of(row: Row) -> str:
+    """Of the table that a row is in."""
+    return f"{row['data']}, {row['optimizer'].replace('_', ' ')}"
 
 
 def _megabytes(count: float | None) -> str:

@@ -12,10 +12,10 @@ import pytest
 from typer.testing import CliRunner
 
 from telegrad import SparseStream
-from telegrad.bench.linear import DenseSum, SparseSum
-from telegrad.bench.linear_plan import LinearPlan, algorithm_of
+from telegrad.bench.linear_plan import SCHEMES, SGD_SCHEMES, LinearPlan, algorithm_of, default_schemes
+from telegrad.bench.linear_ranks import AlgorithmSum, DenseSum
 from telegrad.cli import make_app
-from telegrad.report.linear_schemes import about_data, bound_by, reference_of, schemes_table
+from telegrad.report.linear_schemes import about_data, bound_by, by_data, reference_of, schemes_table
 
 
 def run(*arguments: str) -> tuple[int, str]:
@@ -37,7 +37,7 @@ def test_plans_that_cannot_be(fields: dict[str, Any], said: str) -> None:
     good: dict[str, Any] = {"data": "url", "network": "shm", "ranks": 2, "schemes": ("telegrad-sparse",)}
     with pytest.raises(ValueError, match=re.escape(said)):
         LinearPlan(**{**good, **fields})
-    plan = LinearPlan(**{**good, "schemes": ("mpich-dense", "gloo-dense", "telegrad-dense", "telegrad-sparse")})
+    plan = LinearPlan(**{**good, "schemes": ("mpich-dense", "gloo-dense", "telegrad-dense", "cd-dense")})
     assert LinearPlan.from_json(plan.to_json()) == plan
     assert plan.peers == ("mpich", "gloo")
 
@@ -45,6 +45,8 @@ def test_plans_that_cannot_be(fields: dict[str, Any], said: str) -> None:
 def test_schemes_and_their_algorithms() -> None:
     schemes = ("gloo-dense", "telegrad-dense", "telegrad-sparse", "telegrad-split_allgather")
     assert [algorithm_of(scheme) for scheme in schemes] == [None, None, "auto", "split_allgather"]
+    assert default_schemes("url") == SCHEMES
+    assert default_schemes("webspam") == SGD_SCHEMES
 
 
 def test_a_dense_sum_forgets_the_gradient_before() -> None:
@@ -66,7 +68,7 @@ def test_a_sparse_sum_counts_the_entries_of_its_sums() -> None:
             self.asked = algorithm
             return x
 
-    sums = SparseSum(comm := Comm(), "ring")  # type: ignore[arg-type]
+    sums = AlgorithmSum(comm := Comm(), "ring")  # type: ignore[arg-type]
     gradient = SparseStream(np.array([1, 4], np.uint32), np.array([1, 2], np.float32), 5)
     assert sums.sum(sums.prepare(gradient)) is gradient
     assert comm.asked == "ring"
@@ -102,6 +104,23 @@ def test_every_scheme_takes_the_same_steps(tmp_path: Path) -> None:
     assert sparse["entries_a_rank"] < sparse["entries_of_sum"] < 2 * sparse["entries_a_rank"]
 
 
+def test_coordinate_descent_moves_the_same_coordinates(tmp_path: Path) -> None:
+    file = tmp_path / "rows.json"
+    status, said = run(
+        *("--ranks", "2", "--data", "url", "--rows", "8", "--steps", "2", "--json", str(file)),
+        *("--schemes", "cd-dense,cd-sparse", "--no-calibrate"),
+    )
+    assert status == 0, said
+    assert "url, coordinate descent" in said
+    dense, sparse = json.loads(file.read_text())["rows"]
+    assert dense["objective"] == pytest.approx(sparse["objective"], rel=1e-6)
+    assert dense["rows_a_step"] == 16
+    assert dense["steps"] == sparse["steps"] < dense["columns_met"] / 200
+    assert 4 * 3_231_961 / 2 == dense["bound_bytes"] <= dense["received_bytes"]
+    assert sparse["bound_bytes"] < sparse["received_bytes"] < dense["received_bytes"] / 100
+    assert 0 < dense["comm_s"] < dense["epoch_s"]
+
+
 def test_more_columns_make_a_flatter_law(tmp_path: Path) -> None:
     file = tmp_path / "rows.json"
     status, said = run(
@@ -122,7 +141,7 @@ def test_files_are_used_when_they_are_given(tmp_path: Path) -> None:
         *("--schemes", "telegrad-dense,telegrad-sparse", "--no-calibrate"),
     )
     assert status == 0, said
-    assert "50 rows with 58 non-empty columns" in said
+    assert "50 rows with 58 non-empty columns; 48 of 69 met; 2 steps" in said
     for row in json.loads(file.read_text())["rows"]:
         assert row["data"] == "data.svm"
         assert row["scaled_to_rows"] == 50
@@ -142,7 +161,7 @@ def test_a_file_with_too_few_rows(tmp_path: Path) -> None:
 
 def row(**fields: Any) -> dict[str, Any]:
     times = {"step_s": 1.0, "step_comm_s": 0.8, "epoch_s": 10.0, "comm_s": 8.0}
-    about = {"data": "url", "objective": 0.5, "received_bytes": None, "bound_bytes": 2e6}
+    about = {"data": "url", "objective": 0.5, "received_bytes": None, "bound_bytes": 2e6, "optimizer": "sgd"}
     return {"scheme": "mpich-dense", **times, **about, **fields}
 
 
@@ -151,6 +170,8 @@ def test_ratios_are_to_gloo_where_it_ran() -> None:
     assert reference_of([row(), gloo]) is gloo
     assert reference_of([row(), sparse])["scheme"] == "mpich-dense"
     assert [bound_by(one) for one in (gloo, sparse)] == ["comm.", "compute"]
+    descent = row(scheme="cd-sparse", optimizer="coordinate_descent")
+    assert by_data([gloo, sparse, descent]) == [[gloo, sparse], [descent]]
     table = schemes_table([row(), gloo, sparse], "title")
     cells = {str(column.header): list(column.cells) for column in table.columns}
     assert cells["epoch\nfaster"] == ["1.0x", "1.0x", "2.0x"]
@@ -159,9 +180,9 @@ def test_ratios_are_to_gloo_where_it_ran() -> None:
 
 
 def test_what_is_said_of_real_data() -> None:
-    counts = {"scaled_to_rows": 900, "non_empty_columns": 70, "steps": 2, "rows_a_step": 100, "columns_met": 60}
-    said = about_data(row(synthetic=False, features=80, entries_a_rank=12.4, **counts))
-    assert said == "url: 900 rows with 70 non-empty columns; 2 steps of 100 rows met 60 of 80 (12 a rank and step)"
+    counts = {"scaled_to_rows": 900, "non_empty_columns": 70, "steps": 2, "columns_met": 60, "features": 80}
+    said = about_data(row(synthetic=False, entries_a_rank=12.4, **counts))
+    assert said == "900 rows with 70 non-empty columns; 60 of 80 met; 2 steps, 12 entries of a rank in each"
 
 
 @pytest.mark.parametrize(

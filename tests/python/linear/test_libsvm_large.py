@@ -44,7 +44,7 @@ def write(path: Path) -> int:
 
 
 def share(path: Path, rank: int) -> tuple[npt.NDArray[np.float32], int, int, bool, float]:
-    """The labels, the entries, the sum of their 1-based indices, whether the values fit, and the processor's seconds."""
+    """The labels, the entries, the sum of their 1-based indices, whether the values fit, and the seconds computing."""
     before_s = time.process_time()
     rows = read_libsvm(path, rank=rank, world_size=_RANKS)
     took_s = time.process_time() - before_s
@@ -72,6 +72,5 @@ def test_four_processes_read_every_line_of_a_gigabyte_once(tmp_path: Path) -> No
     assert sum(one[1] for one in found) == int(times @ counts)
     assert sum(one[2] for one in found) == int(times @ sums)
     assert all(one[3] for one in found)
-    print(
-        f"{lines:,} lines, {int(times @ counts):,} entries; ranks' processors took {[round(one[4], 2) for one in found]} s"
-    )
+    computing_s = [round(one[4], 2) for one in found]
+    print(f"{lines:,} lines, {int(times @ counts):,} entries; seconds of each rank's processor: {computing_s}")
