@@ -23,10 +23,10 @@ Row = dict[str, Any]
 
 def run(plan: LinearPlan, *, timeout_s: float, on_row: Callable[[Row], None] = lambda _: None) -> list[Row]:
     """A row for each scheme that could run. ``step_s`` and ``step_comm_s``: of a step, of the slowest rank and of the
-    rank that waited least; ``epoch_s`` and ``comm_s``: the same for as many rows (of coordinate descent, communication
-    for as many columns) as the data have, scaled from ``steps``. ``received_bytes``: in a step, of the rank that
-    received most, ``None`` for peers; ``bound_bytes``: see ``BOUND``. Raises ``RankFailed``, ``RanksTimedOut`` and
-    ``NetlabError``."""
+    rank that waited least for others; ``epoch_s`` and ``comm_s``: the same for as many rows (of coordinate descent,
+    communication for as many columns) as the data have, scaled from ``steps``. ``received_bytes``: in a step, of the
+    rank that received most, ``None`` for peers; ``bound_bytes``: see ``BOUND``. Raises ``RankFailed``,
+    ``RanksTimedOut`` and ``NetlabError``."""
     found: list[Row] = []
 
     def take(rank: int, line: str) -> None:

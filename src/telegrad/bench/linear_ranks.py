@@ -8,6 +8,7 @@ many steps.
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -22,7 +23,7 @@ from telegrad.bench.sparse_plan import entropy_bits
 from telegrad.calibration import calibrate
 from telegrad.launch import join
 from telegrad.linear import EpochReport, Rows, Trained, TrainingSettings, objective, train
-from telegrad.linear.aggregation import Aggregation, DenseGather, SparseGather
+from telegrad.linear.aggregation import DenseGather, SparseGather
 
 _TIMEOUT_S, _JOIN_TIMEOUT_S = 300.0, 120.0
 _L2 = 1e-6
@@ -32,11 +33,12 @@ Vector = npt.NDArray[np.float32]
 
 
 class DenseSum:
-    """Gradients as dense vectors, which ``all_reduce`` sums in place."""
+    """Gradients as dense vectors, which ``all_reduce`` sums in place. ``seconds``: of each sum so far."""
 
     def __init__(self, n: int, all_reduce: Callable[[Vector], object]) -> None:
         self._vector = np.zeros(n, np.float32)
         self._all_reduce = all_reduce
+        self.seconds: list[float] = []
 
     def prepare(self, gradient: SparseStream) -> Vector:
         self._vector[:] = 0
@@ -44,39 +46,43 @@ class DenseSum:
         return self._vector
 
     def sum(self, prepared: Vector) -> SparseStream:
+        began_s = time.perf_counter()
         self._all_reduce(prepared)
+        self.seconds.append(time.perf_counter() - began_s)
         return SparseStream.trusted(None, prepared, prepared.size)
 
 
 class AlgorithmSum:
-    """Gradients as they are, summed by one algorithm. ``entries``: of all sums so far."""
+    """Gradients as they are, summed by one algorithm. ``seconds`` and ``entries``: of each sum so far."""
 
     def __init__(self, comm: Communicator, algorithm: str) -> None:
         self._comm, self._algorithm = comm, algorithm
-        self.entries = 0
+        self.seconds: list[float] = []
+        self.entries: list[int] = []
 
     def prepare(self, gradient: SparseStream) -> SparseStream:
         return gradient
 
     def sum(self, prepared: SparseStream) -> SparseStream:
+        began_s = time.perf_counter()
         total: SparseStream = self._comm.all_reduce(prepared, algorithm=self._algorithm)
-        self.entries += total.nnz
+        self.seconds.append(time.perf_counter() - began_s)
+        self.entries.append(total.nnz)
         return total
 
 
-class _SecondPass:
-    """What the second pass adds to counters."""
+class _Received:
+    """The bytes that this rank receives in the second pass."""
 
-    def __init__(self, *counters: Callable[[], float]) -> None:
-        self._counters = counters
-        self._before: list[float] = []
+    def __init__(self, comm: Communicator) -> None:
+        self._comm, self._before = comm, 0
 
     def on_epoch(self, report: EpochReport) -> None:
         if report.epoch == 1:
-            self._before = [counter() for counter in self._counters]
+            self._before = self._comm.stats()["bytes_received"]
 
-    def counted(self) -> list[float]:
-        return [counter() - before for counter, before in zip(self._counters, self._before, strict=True)]
+    def bytes(self) -> int:
+        return self._comm.stats()["bytes_received"] - self._before
 
 
 def main(plan_json: str) -> None:
@@ -117,15 +123,14 @@ def _gradients(
     """SGD, whose gradients are summed densely by ``all_reduce``, or by a sparse ``algorithm``."""
     batch = min(plan.rows, len(rows)) * plan.ranks
     sparse = None if algorithm is None else AlgorithmSum(comm, algorithm)
-    aggregation: Aggregation = sparse or DenseSum(rows.n_features + 2, all_reduce)
-    second = _SecondPass(lambda: comm.stats()["bytes_received"], lambda: sparse.entries if sparse else 0)
+    aggregation = sparse or DenseSum(rows.n_features + 2, all_reduce)
+    received = _Received(comm)
     comm.barrier()
     settings = TrainingSettings(l2=_L2, epochs=2, batch=batch)
-    trained = train(rows, settings, comm, aggregation=aggregation, on_epoch=second.on_epoch)
-    received, summed = second.counted()
-    row = _times(comm, trained, received if counts else None)
+    trained = train(rows, settings, comm, aggregation=aggregation, on_epoch=received.on_epoch)
+    row = _times(comm, trained, aggregation.seconds, received.bytes() if counts else None)
     n, in_epoch = rows.n_features + 2, about["scaled_to_rows"] / batch
-    total = summed / row["steps"] if sparse else None
+    total = float(np.mean(sparse.entries[-row["steps"] :])) if sparse else None
     return {
         "optimizer": "sgd",
         "rows_a_step": batch,
@@ -146,11 +151,11 @@ def _descent(plan: LinearPlan, comm: Communicator, rows: Rows, about: About, *, 
     rows = rows.part(0, min(plan.rows, len(rows)))
     columns, n = columns_of(rows, comm), rows.n_features
     settings = TrainingSettings(l2=_L2, epochs=2, optimizer="coordinate_descent")
-    second = _SecondPass(lambda: comm.stats()["bytes_received"])
+    received = _Received(comm)
     comm.barrier()
     gathering = DenseGather(comm) if dense else SparseGather(comm)
-    trained = train(rows, settings, comm, aggregation=gathering, on_epoch=second.on_epoch)
-    row = _times(comm, trained, *second.counted())
+    trained = train(rows, settings, comm, aggregation=gathering, on_epoch=received.on_epoch)
+    row = _times(comm, trained, None, received.bytes())
     comm_s = row["steps"] * row["step_comm_s"] * about["non_empty_columns"] / columns
     compute_s = row["steps"] * (row["step_s"] - row["step_comm_s"]) * about["scaled_to_rows"] / (len(rows) * plan.ranks)
     others = settings.coordinates * (plan.ranks - 1)
@@ -168,15 +173,19 @@ def _descent(plan: LinearPlan, comm: Communicator, rows: Rows, about: About, *, 
     }
 
 
-def _times(comm: Communicator, trained: Trained, received: float | None) -> Row:
-    """Of the second pass, of all ranks: the slowest one's step, and the communication of the one that waited least."""
+def _times(comm: Communicator, trained: Trained, sums_s: list[float] | None, received: int | None) -> Row:
+    """Of a step of the second pass: the slowest rank's time, and the communication of the rank that waited least for
+    others in each step (without ``sums_s``, each sum's seconds: in all of them)."""
     last = trained.epochs[-1]
-    own = [last.compute_s + last.comm_s, last.comm_s, last.entries, received or 0]
-    every = comm.all_gather(np.array(own, np.float64) / last.steps)
+    own = np.array([last.compute_s + last.comm_s, last.comm_s, last.entries, received or 0], np.float64) / last.steps
+    every = comm.all_gather(own)
+    comm_s = every[:, 1].min()
+    if sums_s is not None:
+        comm_s = comm.all_gather(np.array(sums_s[-last.steps :], np.float64)).min(0).mean()
     return {
         "steps": last.steps,
         "step_s": float(every[:, 0].max()),
-        "step_comm_s": float(every[:, 1].min()),
+        "step_comm_s": float(comm_s),
         "entries_a_rank": float(every[:, 2].mean()),
         "received_bytes": None if received is None else float(every[:, 3].max()),
     }

@@ -88,7 +88,7 @@ def linear(
     title = f"logistic regression, {ranks} ranks over {network}"
     for alike in by_data(found):
         console.print(schemes_table(alike, f"{title_of(alike[0])}: {title}"))
-        console.print(about_data(alike[0]), style="dim", highlight=False, markup=False)
+        console.print(about_data(alike), style="dim", highlight=False, markup=False)
     machine = describe_machine()
     console.print(machine_text(machine), style="dim")
     if json_file is not None:

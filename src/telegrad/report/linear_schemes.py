@@ -25,13 +25,11 @@ def schemes_table(rows: Sequence[Row], title: str) -> Table:
         "a step": lambda row: duration(row["step_s"]),
         "its\ncomm.": lambda row: duration(row["step_comm_s"]),
         "epoch": lambda row: duration(row["epoch_s"]),
-        "its\ncomm. ": lambda row: duration(row["comm_s"]),
         "epoch\nfaster": lambda row: f"{reference['epoch_s'] / row['epoch_s']:.1f}x",
         "comm.\nfaster": lambda row: f"{reference['comm_s'] / row['comm_s']:.1f}x",
         "MB\nreceived": lambda row: _megabytes(row["received_bytes"]),
         "MB\nbound": lambda row: _megabytes(row["bound_bytes"]),
         "bound\nby": bound_by,
-        "objective": lambda row: f"{row['objective']:.5f}",
     }
     table.add_column("scheme", no_wrap=True)
     for name in columns:
@@ -41,8 +39,9 @@ def schemes_table(rows: Sequence[Row], title: str) -> Table:
     return table
 
 
-def about_data(row: Row) -> str:
-    """What is known of the columns of a row's data."""
+def about_data(rows: Sequence[Row]) -> str:
+    """What is known of the columns of the rows' data, and what all schemes have reached."""
+    row = rows[0]
     made = (
         f"made-up rows, exponent {row['exponent']:.3f}; {row['non_empty_columns']:,} non-empty columns expected in "
         f"{row['scaled_to_rows']:,} rows, {row['columns_expected']:,} in those of the steps"
@@ -50,7 +49,10 @@ def about_data(row: Row) -> str:
         else f"{row['scaled_to_rows']:,} rows with {row['non_empty_columns']:,} non-empty columns"
     )
     met = f"{row['columns_met']:,} of {row['features']:,} met"
-    return f"{made}; {met}; {row['steps']} steps, {row['entries_a_rank']:,.0f} entries of a rank in each"
+    steps = f"{row['steps']} steps, {row['entries_a_rank']:,.0f} entries of a rank in each"
+    reached = [f"{one['objective']:.6f}" for one in rows]
+    said = reached[0] if len(set(reached)) == 1 else f"{min(reached)} to {max(reached)}"
+    return f"{made}; {met}; {steps}; objective {said}"
 
 
 def bound_by(row: Row) -> str:

@@ -73,7 +73,8 @@ def test_a_sparse_sum_counts_the_entries_of_its_sums() -> None:
     assert sums.sum(sums.prepare(gradient)) is gradient
     assert comm.asked == "ring"
     sums.sum(gradient)
-    assert sums.entries == 4
+    assert sums.entries == [2, 2]
+    assert len(sums.seconds) == 2
 
 
 def test_every_scheme_takes_the_same_steps(tmp_path: Path) -> None:
@@ -181,8 +182,10 @@ def test_ratios_are_to_gloo_where_it_ran() -> None:
 
 def test_what_is_said_of_real_data() -> None:
     counts = {"scaled_to_rows": 900, "non_empty_columns": 70, "steps": 2, "columns_met": 60, "features": 80}
-    said = about_data(row(synthetic=False, entries_a_rank=12.4, **counts))
-    assert said == "900 rows with 70 non-empty columns; 60 of 80 met; 2 steps, 12 entries of a rank in each"
+    rows = [row(synthetic=False, entries_a_rank=12.4, **counts), row(objective=0.50001)]
+    known = "900 rows with 70 non-empty columns; 60 of 80 met; 2 steps, 12 entries of a rank in each; objective "
+    assert about_data(rows[:1]) == known + "0.500000"
+    assert about_data(rows) == known + "0.500000 to 0.500010"
 
 
 @pytest.mark.parametrize(
