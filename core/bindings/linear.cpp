@@ -11,6 +11,7 @@
 #include "linear/descent.hpp"
 #include "linear/gradient.hpp"
 #include "linear/libsvm.hpp"
+#include "linear/numbering.hpp"
 
 namespace telegrad::bindings {
 namespace {
@@ -114,6 +115,26 @@ void bind_linear(nb::module_& module) {
         score_rows(rows, first, model, memory<float>(scores, count));
       },
       nb::arg("rows"), nb::arg("first"), nb::arg("model"), nb::arg("scores"), nb::arg("count"), unlocked);
+  nb::class_<Numbering>(module, "Numbering")
+      .def(
+          "__init__",
+          [](Numbering* self, std::uintptr_t indices, std::size_t count, std::size_t features) {
+            new (self) Numbering(memory<const std::uint32_t>(indices, count), features);
+          },
+          nb::arg("indices"), nb::arg("count"), nb::arg("features"), unlocked)
+      .def_prop_ro("size", &Numbering::size)
+      .def(
+          "write_features",
+          [](const Numbering& numbering, std::uintptr_t out) {
+            numbering.write_features(memory<std::uint32_t>(out, numbering.size()));
+          },
+          nb::arg("out"), unlocked)
+      .def(
+          "renumber",
+          [](const Numbering& numbering, std::uintptr_t indices, std::uintptr_t out, std::size_t count) {
+            numbering.renumber(memory<const std::uint32_t>(indices, count), memory<std::uint32_t>(out, count));
+          },
+          nb::arg("indices"), nb::arg("out"), nb::arg("count"), unlocked);
   nb::class_<Team>(module, "Team")
       .def(nb::init<std::size_t>(), nb::arg("threads"), unlocked)
       .def_prop_ro("size", &Team::size);
@@ -156,8 +177,17 @@ void bind_linear(nb::module_& module) {
           },
           nb::arg("indices"), nb::arg("sums"), nb::arg("count"), nb::arg("slope"), nb::arg("rate"), nb::arg("rows"),
           unlocked)
-      .def("step_by", nb::overload_cast<BatchGradient&, double, double, double>(&Descent::step), nb::arg("gradient"),
-           nb::arg("slope"), nb::arg("rate"), nb::arg("rows"), unlocked)
+      .def(
+          "step_alone",
+          [](Descent& descent, BatchGradient& gradient, const RowsView& rows, std::uintptr_t targets,
+             std::uintptr_t chosen, std::size_t count, Loss loss, double rate) {
+            const Descent::Alone done =
+                descent.step_alone(gradient, rows, memory<const float>(targets, rows.offsets.size() - 1),
+                                   memory<const std::uint64_t>(chosen, count), loss, rate);
+            return std::tuple(done.loss, done.entries);
+          },
+          nb::arg("gradient"), nb::arg("rows"), nb::arg("targets"), nb::arg("chosen"), nb::arg("count"),
+          nb::arg("loss"), nb::arg("rate"), unlocked)
       .def(
           "write_weights",
           [](const Descent& descent, std::uintptr_t out, std::size_t count) {

@@ -10,6 +10,7 @@
 #include <span>
 #include <vector>
 
+#include "linear/large.hpp"
 #include "linear/loss.hpp"
 #include "linear/model.hpp"
 #include "linear/team.hpp"
@@ -35,10 +36,10 @@ class Columns {
  private:
   std::size_t rows_;
   Team& team_;
-  std::vector<std::uint64_t> offsets_;
-  std::vector<std::uint32_t> row_of_;
-  std::vector<float> values_;
-  std::vector<std::uint32_t> in_block_;  // n_r, 0 between calls
+  LargeVector<std::uint64_t> offsets_;
+  LargeVector<std::uint32_t> row_of_;
+  LargeVector<float> values_;
+  LargeVector<std::uint32_t> in_block_;  // n_r, 0 between calls
 };
 
 struct LossSums {

@@ -1,6 +1,8 @@
 #include "linear/descent.hpp"
 
-#include <limits>
+#include <algorithm>
+
+#include "base/check.hpp"
 
 namespace telegrad::linear {
 namespace {
@@ -66,6 +68,20 @@ std::size_t Descent::step(BatchGradient& gradient, double slope, double rate, do
   const std::size_t touched = by_rule(rate, rows, [&](const auto& visit) { return gradient.drain(visit); });
   finish_step(slope, rate, rows);
   return touched;
+}
+
+Descent::Alone Descent::step_alone(BatchGradient& gradient, const RowsView& rows, std::span<const float> targets,
+                                   std::span<const std::uint64_t> chosen, Loss loss, double rate) {
+  const auto count = static_cast<double>(chosen.size());
+  if (rule_ == Rule::adagrad || !last_.empty()) {
+    const BatchGradient::Sums sums = gradient.add(rows, targets, chosen, view(), loss);
+    return {sums.loss, step(gradient, sums.slope, rate, count)};
+  }
+  const BatchGradient::Sums sums = gradient.find_slopes(rows, targets, chosen, view(), loss);
+  const auto factor = static_cast<float>(rate / (count * scale_));
+  const std::size_t entries = gradient.subtract_entries(rows, chosen, weights_, factor);
+  finish_step(sums.slope, rate, count);
+  return {sums.loss, entries};
 }
 
 void Descent::finish_step(double slope, double rate, double rows) {

@@ -17,15 +17,6 @@ constexpr std::size_t kSampledRows = 64, kSampledEntries = 32;
 
 constexpr std::size_t words_for(std::size_t bits) { return (bits + kBits - 1) / kBits; }
 
-// Rows come in random order, which no hardware foresees.
-void prefetch_row(const RowsView& rows, std::size_t row) {
-  constexpr std::uint64_t kLine = 64 / sizeof(float);
-  for (std::uint64_t i = rows.offsets[row], end = rows.offsets[row + 1]; i < end; i += kLine) {
-    __builtin_prefetch(rows.indices.data() + i);
-    __builtin_prefetch(rows.values.data() + i);
-  }
-}
-
 // Calls visit(base + position) for every bit of `word`, rising.
 template <class Visit>
 void for_each_bit(std::uint64_t word, std::size_t base, Visit&& visit) {
@@ -35,37 +26,40 @@ void for_each_bit(std::uint64_t word, std::size_t base, Visit&& visit) {
 }  // namespace
 
 BatchGradient::BatchGradient(std::size_t features, Team& team)
-    : team_(team),
-      sums_(features),
+    : features_(features),
+      team_(team),
       touched_(words_for(features)),
       words_(words_for(words_for(features))),
       parts_(team.size()) {}
 
 BatchGradient::Sums BatchGradient::add(const RowsView& rows, std::span<const float> targets,
                                        std::span<const std::uint64_t> chosen, const ModelView& model, Loss loss) {
+  sums_.resize(features_);
   divide(rows, chosen);
   if (team_.size() == 1) return add_alone(rows, targets, chosen, model, loss);
+  const Sums total = find_slopes(rows, targets, chosen, model, loss);
+  team_.run([&](std::size_t own) {
+    for (std::size_t i = 0; i < chosen.size(); ++i) {
+      if (slopes_[i].slope == 0) continue;
+      const auto [begin, end] = own_entries(parts_[own], rows, chosen[i]);
+      add_entries(parts_[own], rows, begin, end, static_cast<float>(slopes_[i].slope));
+    }
+  });
+  return total;
+}
+
+BatchGradient::Sums BatchGradient::find_slopes(const RowsView& rows, std::span<const float> targets,
+                                               std::span<const std::uint64_t> chosen, const ModelView& model,
+                                               Loss loss) {
   slopes_.resize(chosen.size());
   std::atomic<std::size_t> next{0};
   team_.run([&](std::size_t) {
     for (std::size_t first; (first = next.fetch_add(kRowsAtOnce)) < chosen.size();) {
       for (std::size_t i = first; i < std::min(first + kRowsAtOnce, chosen.size()); ++i) {
-        if (i + kRowsAhead < chosen.size()) prefetch_row(rows, chosen[i + kRowsAhead]);
+        fetch_ahead(rows, chosen, i, model.weights.data());
         const LossAt found = loss_at(loss, score_of(rows, chosen[i], model), targets[chosen[i]]);
         slopes_[i] = {found.value, found.slope};
       }
-    }
-  });
-  team_.run([&](std::size_t own) {
-    Part& part = parts_[own];
-    const std::uint32_t* const indices = rows.indices.data();
-    for (std::size_t i = 0; i < chosen.size(); ++i) {
-      if (slopes_[i].slope == 0) continue;
-      const std::uint64_t begin = rows.offsets[chosen[i]], end = rows.offsets[chosen[i] + 1];
-      const auto* const from = std::lower_bound(indices + begin, indices + end, part.begin);
-      const auto* const to = std::lower_bound(from, indices + end, part.end);
-      add_entries(part, rows, static_cast<std::uint64_t>(from - indices), static_cast<std::uint64_t>(to - indices),
-                  static_cast<float>(slopes_[i].slope));
     }
   });
   Sums total;
@@ -76,12 +70,63 @@ BatchGradient::Sums BatchGradient::add(const RowsView& rows, std::span<const flo
   return total;
 }
 
+std::size_t BatchGradient::subtract_entries(const RowsView& rows, std::span<const std::uint64_t> chosen,
+                                            std::span<float> weights, float factor) {
+  divide(rows, chosen);
+  team_.run([&](std::size_t own) {
+    for (std::size_t i = 0; i < chosen.size(); ++i) {
+      const auto slope = static_cast<float>(slopes_[i].slope);
+      fetch_ahead(rows, chosen, i, weights.data());
+      if (slope == 0) continue;
+      const auto [begin, end] = own_entries(parts_[own], rows, chosen[i]);
+      for (std::uint64_t entry = begin; entry < end; ++entry) {
+        weights[rows.indices[entry]] -= factor * (slope * rows.values[entry]);
+      }
+    }
+  });
+  divided_ = false;
+  std::size_t count = 0;
+  for (std::size_t i = 0; i < chosen.size(); ++i) {
+    if (slopes_[i].slope != 0) count += rows.offsets[chosen[i] + 1] - rows.offsets[chosen[i]];
+  }
+  return count;
+}
+
+// Rows come in random order, which no hardware foresees.
+void BatchGradient::fetch_ahead(const RowsView& rows, std::span<const std::uint64_t> chosen, std::size_t i,
+                                const float* array) {
+  constexpr std::uint64_t kLine = 64 / sizeof(float);
+  if (i + kRowsAhead < chosen.size()) {
+    const std::uint64_t row = chosen[i + kRowsAhead];
+    for (std::uint64_t entry = rows.offsets[row]; entry < rows.offsets[row + 1]; entry += kLine) {
+      __builtin_prefetch(rows.indices.data() + entry);
+      __builtin_prefetch(rows.values.data() + entry);
+    }
+  }
+  if (i + 1 < chosen.size()) {
+    const std::uint64_t row = chosen[i + 1];
+    for (std::uint64_t entry = rows.offsets[row]; entry < rows.offsets[row + 1]; ++entry) {
+      __builtin_prefetch(array + rows.indices[entry], 1);
+    }
+  }
+}
+
+std::pair<std::uint64_t, std::uint64_t> BatchGradient::own_entries(const Part& part, const RowsView& rows,
+                                                                   std::uint64_t row) {
+  const std::uint32_t* const indices = rows.indices.data();
+  const std::uint32_t *begin = indices + rows.offsets[row], *end = indices + rows.offsets[row + 1];
+  if (begin == end) return {0, 0};
+  if (*begin < part.begin) begin = std::lower_bound(begin, end, part.begin);
+  if (begin != end && *(end - 1) >= part.end) end = std::lower_bound(begin, end, part.end);
+  return {static_cast<std::uint64_t>(begin - indices), static_cast<std::uint64_t>(end - indices)};
+}
+
 BatchGradient::Sums BatchGradient::add_alone(const RowsView& rows, std::span<const float> targets,
                                              std::span<const std::uint64_t> chosen, const ModelView& model,
                                              Loss loss) {
   Sums total;
   for (std::size_t i = 0; i < chosen.size(); ++i) {
-    if (i + kRowsAhead < chosen.size()) prefetch_row(rows, chosen[i + kRowsAhead]);
+    fetch_ahead(rows, chosen, i, model.weights.data());
     const std::uint64_t row = chosen[i], begin = rows.offsets[row], end = rows.offsets[row + 1];
     for (std::uint64_t entry = begin; entry < end; ++entry) {
       __builtin_prefetch(sums_.data() + rows.indices[entry], 1);

@@ -7,8 +7,10 @@
 
 #include <cstdint>
 #include <span>
+#include <utility>
 #include <vector>
 
+#include "linear/large.hpp"
 #include "linear/loss.hpp"
 #include "linear/model.hpp"
 #include "linear/team.hpp"
@@ -40,7 +42,16 @@ class BatchGradient {
   template <class Visit>
   std::size_t drain(const Visit& visit);
 
-  std::size_t features() const { return sums_.size(); }
+  /// The slopes of `chosen` rows, for one subtract_entries() of the same rows: what add() needs no sums for.
+  Sums find_slopes(const RowsView& rows, std::span<const float> targets, std::span<const std::uint64_t> chosen,
+                   const ModelView& model, Loss loss);
+
+  /// weights[index] -= factor · slope · value for every entry of these rows, but for rows without a slope; a feature's
+  /// entries in the order of rows, by one thread. Returns how many entries that were.
+  std::size_t subtract_entries(const RowsView& rows, std::span<const std::uint64_t> chosen, std::span<float> weights,
+                               float factor);
+
+  std::size_t features() const { return features_; }
 
  private:
   // Features that one thread sums. Borders are multiples of 4,096, so that threads' bits are in words of their own.
@@ -59,8 +70,15 @@ class BatchGradient {
   Sums add_alone(const RowsView& rows, std::span<const float> targets, std::span<const std::uint64_t> chosen,
                  const ModelView& model, Loss loss);
 
+  // Fetches what is needed soon of the rows behind number i, and the elements of `array` at the next one's features.
+  static void fetch_ahead(const RowsView& rows, std::span<const std::uint64_t> chosen, std::size_t i,
+                          const float* array);
+  // The entries of row `row` that are `part`'s: [first, second).
+  static std::pair<std::uint64_t, std::uint64_t> own_entries(const Part& part, const RowsView& rows, std::uint64_t row);
+
+  std::size_t features_;
   Team& team_;
-  std::vector<float> sums_;
+  LargeVector<float> sums_;             // made for the first add()
   std::vector<std::uint64_t> touched_;  // a bit for each feature
   std::vector<std::uint64_t> words_;    // a bit for each word of touched_ that is not 0
   std::vector<Part> parts_;             // one for each thread

@@ -3,8 +3,10 @@
 
 #include <cmath>
 #include <random>
+#include <set>
 #include <vector>
 
+#include "linear/numbering.hpp"
 #include "linear_sample.hpp"
 #include "testing.hpp"
 
@@ -80,6 +82,22 @@ TEST("derivatives of a block, its move, and a bound that holds for all of it at 
       EXPECT(scores == alone);
     }
   }
+}
+
+TEST("features that occur are numbered in their order") {
+  for (const std::size_t features : {1UL, 63UL, 64UL, 65UL, 1000UL}) {
+    std::mt19937 random(static_cast<unsigned>(features));
+    std::vector<std::uint32_t> indices(features / 3 + 1);
+    for (auto& index : indices) index = static_cast<std::uint32_t>(random() % features);
+    const Numbering numbering(indices, features);
+    std::vector<std::uint32_t> occurring(numbering.size()), numbers(indices.size());
+    numbering.write_features(occurring);
+    numbering.renumber(indices, numbers);
+    const std::set<std::uint32_t> expected(indices.begin(), indices.end());
+    EXPECT(occurring == std::vector<std::uint32_t>(expected.begin(), expected.end()));
+    for (std::size_t i = 0; i < indices.size(); ++i) EXPECT_EQ(occurring[numbers[i]], indices[i]);
+  }
+  EXPECT_EQ(Numbering({}, 0).size(), 0);
 }
 
 TEST("columns begin where they should, also those of no entry and of no rows") {

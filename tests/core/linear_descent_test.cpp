@@ -148,6 +148,37 @@ TEST("a batch's gradient steps as the same sums do, without a bias where none is
   }
 }
 
+TEST("a rank alone steps by its rows, with the same bits however many threads it has") {
+  const Sample sample(30'000, 200, 6, 100);
+  std::vector<std::uint64_t> chosen;
+  for (std::uint64_t row = 0; row < 200; row += 3) chosen.push_back(row);
+  const auto count = static_cast<double>(chosen.size());
+  for (const Rule rule : {Rule::sgd, Rule::adagrad}) {
+    for (const double l1 : {0.0, 0.001}) {
+      std::vector<float> alone(30'000);
+      for (const std::size_t threads : {1UL, 2UL, 5UL}) {
+        Team team(threads);
+        BatchGradient gradient(30'000, team), own(30'000, team);
+        Descent expected(30'000, rule, {l1, 0.1}, true, team), descent(30'000, rule, {l1, 0.1}, true, team);
+        for (int step = 0; step < 4; ++step) {
+          const auto totals = gradient.add(sample.view(), sample.targets, chosen, expected.view(), Loss::hinge);
+          expected.step(gradient, totals.slope, 0.3, count);
+          const auto done = descent.step_alone(own, sample.view(), sample.targets, chosen, Loss::hinge, 0.3);
+          EXPECT_NEAR(done.loss, totals.loss, 1e-3);
+          EXPECT(done.entries > 0);
+        }
+        std::vector<float> one(30'000), other(30'000);
+        expected.write_weights(one);
+        descent.write_weights(other);
+        for (std::size_t i = 0; i < one.size(); ++i) EXPECT_NEAR(one[i], other[i], 1e-5);
+        EXPECT_NEAR(descent.bias(), expected.bias(), 1e-6);
+        if (threads == 1) alone = other;
+        EXPECT(other == alone);
+      }
+    }
+  }
+}
+
 TEST("a flow can be cut anywhere, ends at 0, and keeps what is no number") {
   for (const double l1 : {0.0, 0.3}) {
     for (const double l2 : {0.0, 1e-9, 0.7}) {

@@ -65,7 +65,7 @@ class CoordinateDescent:
         return found
 
     def model(self) -> LinearModel:
-        return LinearModel(self._weights.copy(), self._bias, self._problem.settings.loss)
+        return self._problem.model(self._weights.copy(), self._bias)
 
     def _coordinates(self) -> tuple[U32, int]:
         """The features that some row has, and how many entries all rows have."""

@@ -13,8 +13,11 @@ from telegrad.linear.settings import TrainingSettings
 _GIB = 2**30
 
 
-def bytes_needed(features: int, nnz: int, settings: TrainingSettings) -> int:
-    """What a rank with ``nnz`` entries takes beside its rows."""
+def bytes_needed(features: int, nnz: int, settings: TrainingSettings, *, alone: bool = False) -> int:
+    """What a rank with ``nnz`` entries takes beside its rows. ``alone``: it has places for features that occur."""
+    if alone:
+        # a bit and a half for every feature, in the end its weight; and places instead of indices
+        return features * 4 + nnz * 4 + bytes_needed(min(features, nnz), nnz, settings)
     owes = settings.l1 > 0 or (settings.optimizer == "adagrad" and settings.l2 > 0)
     match settings.optimizer:
         case "coordinate_descent":
@@ -26,10 +29,12 @@ def bytes_needed(features: int, nnz: int, settings: TrainingSettings) -> int:
     return features * (each + 4)  # and at the end the model
 
 
-def check_memory(features: int, nnz: int, settings: TrainingSettings, comm: Communicator | None) -> None:
+def check_memory(
+    features: int, nnz: int, settings: TrainingSettings, comm: Communicator | None, *, alone: bool
+) -> None:
     """Raises ``ValueError`` on every rank if the ranks of some machine need more than it has free."""
     place = zlib.crc32(platform.node().encode())
-    own = np.array([place, bytes_needed(features, nnz, settings), available_bytes()], np.int64)
+    own = np.array([place, bytes_needed(features, nnz, settings, alone=alone), available_bytes()], np.int64)
     every = own[None] if comm is None else comm.all_gather(own)
     for one in np.unique(every[:, 0]):
         ranks = every[every[:, 0] == one]

@@ -54,7 +54,7 @@ class MiniBatches:
         for step, (chosen, rows) in enumerate(self._problem.share.batches(number, settings.batch)):
             rate = settings.rate_at(number * self.steps + step, self._problem.first_rate)
             if self._direct:
-                self._step_alone(found, chosen, rows, rate)
+                self._step_alone(found, chosen, rate)
             elif settings.overlap:
                 sent = self._step_overlapped(found, chosen, rows, rate, sent)
             else:
@@ -68,14 +68,18 @@ class MiniBatches:
     def model(self) -> LinearModel:
         weights = np.empty(self._problem.features, np.float32)
         self._descent.write_weights(weights.ctypes.data, weights.size)
-        return LinearModel(weights, self._descent.bias, self._problem.settings.loss)
+        return self._problem.model(weights, self._descent.bias)
 
-    def _step_alone(self, found: Pass, chosen: npt.NDArray[np.uint64], rows: int, rate: float) -> None:
-        """The bits of ``_step`` without the sorting that others need."""
+    def _step_alone(self, found: Pass, chosen: npt.NDArray[np.uint64], rate: float) -> None:
+        """``_step`` to rounding, without the sorting that others need."""
         began_s = time.perf_counter()
-        loss, slope = self._add(chosen)
-        found.entries += self._descent.step_by(self._gradient, float(np.float32(slope)), rate, rows)
-        found.loss += float(np.float32(loss))
+        problem = self._problem
+        targets, rows = problem.targets.ctypes.data, chosen.ctypes.data
+        loss, entries = self._descent.step_alone(
+            self._gradient, problem.view, targets, rows, chosen.size, problem.loss, rate
+        )
+        found.loss += loss
+        found.entries += entries
         found.compute_s += time.perf_counter() - began_s
 
     def _step(self, found: Pass, chosen: npt.NDArray[np.uint64], rows: int, rate: float) -> None:

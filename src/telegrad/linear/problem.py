@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from telegrad import Communicator, _core
@@ -17,7 +19,7 @@ from telegrad.linear.losses import (
 )
 from telegrad.linear.memory import check_memory
 from telegrad.linear.model import LinearModel
-from telegrad.linear.rows import MOST_FEATURES, Rows
+from telegrad.linear.rows import MOST_FEATURES, U32, Rows
 from telegrad.linear.settings import TrainingSettings
 from telegrad.linear.shares import Share
 
@@ -28,9 +30,14 @@ _ADAGRAD_RATE = 0.1
 
 class Problem:
     """One rank's rows and what it knows of the others'. Raises ``ValueError`` on every rank for labels that are not two
-    classes, and where there is no row to train on, too many features or too little memory."""
+    classes, and where there is no row to train on, too many features or too little memory.
 
-    def __init__(self, rows: Rows, settings: TrainingSettings, comm: Communicator | None) -> None:
+    ``alone``: nobody else's sums or changes come, so that features without entries need no place: then the others are
+    numbered anew, and what is read at random fits better into caches. ``features`` is how many there are then, and
+    ``model`` knows where they belong.
+    """
+
+    def __init__(self, rows: Rows, settings: TrainingSettings, comm: Communicator | None, *, alone: bool) -> None:
         self.rows, self.settings, self.comm = rows, settings, comm
         self.rank, self.world_size = (comm.rank, comm.world_size) if comm else (0, 1)
         self.is_classification = is_classification(settings.loss)
@@ -40,10 +47,17 @@ class Problem:
         self.share = Share(first, len(rows), self.total, held_out=settings.held_out, seed=settings.seed)
         if self.share.trained_total == 0:
             raise ValueError(f"of {self.total} rows none is left to train on: give more, or a smaller held_out")
-        check_memory(self.features, rows.nnz, settings, comm)
+        check_memory(self.features, rows.nnz, settings, comm, alone=alone)
         self.targets: F32 = signed(rows.labels) if self.is_classification else np.ascontiguousarray(rows.labels)
         self.first_rate = settings.learning_rate or self._default_rate(squares / max(self.total, 1))
-        self.view = rows.view()
+        self._all_features = self.features
+        self._used: U32 | None = None
+        numbered = rows
+        if alone:
+            self._used, numbered = _numbered_anew(rows)
+            self.features = self._used.size
+        self._numbered = numbered  # whose memory the view is of
+        self.view = numbered.view()
         self.loss = getattr(_core.Loss, settings.loss)
         self.team = _core.Team(settings.threads)
 
@@ -73,6 +87,14 @@ class Problem:
             raise ValueError(f"n_features={features} is more than {MOST_FEATURES - EXTRA}: hash them")
         return features, counts, float(squares[0])
 
+    def model(self, weights: F32, bias: float) -> LinearModel:
+        """Of weights of ``features``, in an array that may become the model's."""
+        if self._used is not None:
+            every = np.zeros(self._all_features, np.float32)
+            every[self._used] = weights
+            weights = every
+        return LinearModel(weights, bias, self.settings.loss)
+
     def on_held_out(self, model: LinearModel) -> tuple[float, float, float]:
         """Mean loss, accuracy and area under the curve."""
         nan = float("nan")
@@ -85,3 +107,12 @@ class Problem:
         if not self.is_classification:
             return loss, nan, nan
         return loss, float(((scores > 0) == (targets > 0)).mean()), area_under_curve(scores, targets)
+
+
+def _numbered_anew(rows: Rows) -> tuple[U32, Rows]:
+    """The features that occur, rising, and the rows with their places in it instead."""
+    numbering = _core.Numbering(rows.indices.ctypes.data, rows.nnz, rows.n_features)
+    used, places = np.empty(numbering.size, np.uint32), np.empty(rows.nnz, np.uint32)
+    numbering.write_features(used.ctypes.data)
+    numbering.renumber(rows.indices.ctypes.data, places.ctypes.data, rows.nnz)
+    return used, replace(rows, indices=places, n_features=used.size)

@@ -22,11 +22,13 @@ from telegrad.linear.settings import TrainingSettings
 
 @dataclass(frozen=True)
 class EpochReport:
-    """One pass over the data. ``loss``: mean over the epoch's rows, each at its own step; with coordinate descent at
-    its end. ``compute_s`` and ``comm_s``: this rank's seconds in gradients and updates, and in sums, waiting for slower
-    ranks included; where these overlap, only what was waited for. ``entries``: that this rank has sent, over all
-    steps. The rest is of held-out rows of all ranks, NaN where there are none: mean loss, share of right classes, area
-    under the ROC curve; of the squared error ``accuracy`` and ``auc`` are NaN.
+    """One pass over the data.
+
+    ``loss``: mean over the epoch's rows, each at its own step; with coordinate descent at its end. ``compute_s`` and
+    ``comm_s``: this rank's seconds in gradients and updates, and in sums, waiting for slower ranks included; where
+    these overlap, only what was waited for. ``entries``: that this rank has sent, over all steps; without others, that
+    it has added up. The rest is of held-out rows of all ranks, NaN where there are none: mean loss, share of right
+    classes, area under the ROC curve; of the squared error ``accuracy`` and ``auc`` are NaN.
     """
 
     epoch: int
@@ -69,7 +71,7 @@ def train(
     features or too little memory; ``TypeError`` for an ``aggregation`` that is not for these settings.
     """
     settings = settings or TrainingSettings()
-    problem = Problem(rows, settings, comm)
+    problem = Problem(rows, settings, comm, alone=aggregation is None and (comm is None or comm.world_size == 1))
     optimizer: Optimizer
     if settings.optimizer == "coordinate_descent":
         optimizer = CoordinateDescent(problem, cast(Any, aggregation))

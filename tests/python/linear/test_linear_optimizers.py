@@ -121,14 +121,15 @@ def test_ranks_and_threads_take_the_steps_of_one(optimizer: str, l1: float) -> N
         assert every[0].model.bias == pytest.approx(alone.model.bias, abs=1e-5)
 
 
-@pytest.mark.parametrize("optimizer", ["sgd", "adagrad"])
-def test_one_rank_without_streams_has_the_bits_of_one_with_them(optimizer: str) -> None:
+@pytest.mark.parametrize(("optimizer", "l1"), [("sgd", 0.0), ("sgd", 0.002), ("adagrad", 0.0), ("adagrad", 0.002)])
+def test_one_rank_without_streams_trains_as_one_with_them(optimizer: str, l1: float) -> None:
     rows = rows_of("logistic")
-    settings = TrainingSettings(optimizer=optimizer, l2=L2, l1=0.002, epochs=3, batch=37)
-    streamed = train(rows, settings, aggregation=SparseSum(None)).model
-    model = train(rows, settings).model
-    assert model.weights.tobytes() == streamed.weights.tobytes()
-    assert model.bias == streamed.bias
+    settings = TrainingSettings(optimizer=optimizer, l2=L2, l1=l1, epochs=3, batch=37)
+    streamed, alone = train(rows, settings, aggregation=SparseSum(None)), train(rows, settings)
+    assert np.abs(alone.model.weights - streamed.model.weights).max() < 1e-6
+    assert alone.model.bias == pytest.approx(streamed.model.bias, abs=1e-6)
+    among_one = train_among(rows, 1, settings)[0].model
+    assert among_one.weights.tobytes() == alone.model.weights.tobytes()
 
 
 def delayed(rows: Rows, settings: TrainingSettings) -> tuple[Any, float]:
@@ -270,9 +271,11 @@ def test_memory_is_judged_before_it_is_taken(monkeypatch: pytest.MonkeyPatch) ->
     rows = Rows(
         *(np.zeros(2, np.uint64), np.empty(0, np.uint32)), *[np.empty(0, np.float32)] * 1, np.ones(1, np.float32), 2**31
     )
-    monkeypatch.setattr(memory, "available_bytes", lambda: 10 * 2**30)
-    with pytest.raises(ValueError, match=r"n_features=2147483648: 1 ranks of one machine need 24\.0 GiB beside their"):
+    monkeypatch.setattr(memory, "available_bytes", lambda: 8 * 2**30 - 1)
+    with pytest.raises(ValueError, match=r"n_features=2147483648: 1 ranks of one machine need 8\.0 GiB beside their"):
         train(rows)
+    with pytest.raises(ValueError, match=r"1 ranks of one machine need 24\.0 GiB beside their rows"):
+        train(rows, aggregation=SparseSum(None))
     wanted = {"sgd": 12, "adagrad": 20, "coordinate_descent": 12}
     for optimizer, each in wanted.items():
         assert memory.bytes_needed(1000, 0, TrainingSettings(optimizer=optimizer)) == 1000 * each
