@@ -82,18 +82,6 @@ class Rows:
             n_features=count,
         )
 
-    def compacted(self) -> tuple[Rows, U32]:
-        """The same rows over the features that they have alone, in the order that these have, and which ones these are.
-
-        A batch of rows then takes its weights from few pages of memory instead of from all features'.
-        """
-        have = np.zeros(self.n_features, np.bool_)
-        have[self.indices] = True
-        columns = np.flatnonzero(have).astype(np.uint32)
-        place = np.empty(self.n_features, np.uint32)
-        place[columns] = np.arange(columns.size, dtype=np.uint32)
-        return replace(self, indices=place[self.indices], n_features=columns.size), columns
-
     def part(self, first: int, last: int) -> Rows:
         """Rows ``first`` to ``last``, without the latter; entries and labels are shared."""
         begin, end = int(self.offsets[first]), int(self.offsets[last])

@@ -98,16 +98,3 @@ def test_features_that_a_model_does_not_know_have_no_weight_and_need_no_memory()
     huge = np.array([0, 4_000_000_000, 2], np.uint32)
     rows = Rows(**{**GOOD, "indices": huge, "n_features": 4_000_000_001})
     assert model.scores(rows).tolist() == [2.5, 0.5, 15.5]
-
-
-def test_compacted_rows_have_their_own_features_alone() -> None:
-    rows = Rows.from_csr(
-        sparse.csr_array(np.array([[0, 1, 0, 0, 2], [0, 0, 0, 0, 0], [3, 4, 0, 0, 0]], np.float32)), [1, -1, 1]
-    )
-    small, columns = rows.compacted()
-    assert columns.tolist() == [0, 1, 4]
-    assert small.n_features == 3
-    assert columns[small.indices].tolist() == rows.indices.tolist()
-    assert small.to_csr().toarray().tolist() == [[0, 1, 2], [0, 0, 0], [3, 4, 0]]
-    assert small.labels is rows.labels
-    assert Rows.from_csr(sparse.csr_array((2, 5), dtype=np.float32), [1, 1]).compacted()[1].size == 0
