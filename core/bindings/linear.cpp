@@ -1,13 +1,17 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
 #include <string_view>
 #include <tuple>
 #include <vector>
 
 #include "bindings/binding.hpp"
+#include "linear/columns.hpp"
+#include "linear/descent.hpp"
 #include "linear/gradient.hpp"
 #include "linear/libsvm.hpp"
+#include "linear/numbering.hpp"
 
 namespace telegrad::bindings {
 namespace {
@@ -111,18 +115,31 @@ void bind_linear(nb::module_& module) {
         score_rows(rows, first, model, memory<float>(scores, count));
       },
       nb::arg("rows"), nb::arg("first"), nb::arg("model"), nb::arg("scores"), nb::arg("count"), unlocked);
-  module.def(
-      "subtract",
-      [](std::uintptr_t weights, std::size_t features, std::uintptr_t indices, std::size_t count,
-         std::uintptr_t values, double factor) {
-        const std::size_t entries = indices == 0 ? features : count;
-        subtract(memory<float>(weights, features), memory<const std::uint32_t>(indices, indices == 0 ? 0 : count),
-                 memory<const float>(values, entries), factor);
-      },
-      nb::arg("weights"), nb::arg("features"), nb::arg("indices"), nb::arg("count"), nb::arg("values"),
-      nb::arg("factor"), unlocked);
+  nb::class_<Numbering>(module, "Numbering")
+      .def(
+          "__init__",
+          [](Numbering* self, std::uintptr_t indices, std::size_t count, std::size_t features) {
+            new (self) Numbering(memory<const std::uint32_t>(indices, count), features);
+          },
+          nb::arg("indices"), nb::arg("count"), nb::arg("features"), unlocked)
+      .def_prop_ro("size", &Numbering::size)
+      .def(
+          "write_features",
+          [](const Numbering& numbering, std::uintptr_t out) {
+            numbering.write_features(memory<std::uint32_t>(out, numbering.size()));
+          },
+          nb::arg("out"), unlocked)
+      .def(
+          "renumber",
+          [](const Numbering& numbering, std::uintptr_t indices, std::uintptr_t out, std::size_t count) {
+            numbering.renumber(memory<const std::uint32_t>(indices, count), memory<std::uint32_t>(out, count));
+          },
+          nb::arg("indices"), nb::arg("out"), nb::arg("count"), unlocked);
+  nb::class_<Team>(module, "Team")
+      .def(nb::init<std::size_t>(), nb::arg("threads"), unlocked)
+      .def_prop_ro("size", &Team::size);
   nb::class_<BatchGradient>(module, "BatchGradient")
-      .def(nb::init<std::size_t>(), nb::arg("features"))
+      .def(nb::init<std::size_t, Team&>(), nb::arg("features"), nb::arg("team"), nb::keep_alive<1, 3>())
       .def(
           "add",
           [](BatchGradient& gradient, const RowsView& rows, std::uintptr_t targets, std::uintptr_t chosen,
@@ -134,13 +151,89 @@ void bind_linear(nb::module_& module) {
           },
           nb::arg("rows"), nb::arg("targets"), nb::arg("chosen"), nb::arg("count"), nb::arg("model"), nb::arg("loss"),
           unlocked)
-      .def_prop_ro("entries", &BatchGradient::entries)
+      .def("collect", &BatchGradient::collect, unlocked)
       .def(
           "take",
           [](BatchGradient& gradient, std::uintptr_t indices, std::uintptr_t values, std::size_t count) {
             gradient.take(memory<std::uint32_t>(indices, count), memory<float>(values, count));
           },
           nb::arg("indices"), nb::arg("values"), nb::arg("count"), unlocked);
+  nb::enum_<Rule>(module, "Rule").value("sgd", Rule::sgd).value("adagrad", Rule::adagrad);
+  nb::class_<Descent>(module, "Descent")
+      .def(
+          "__init__",
+          [](Descent* self, std::size_t features, Rule rule, double l1, double l2, bool with_bias, Team& team) {
+            new (self) Descent(features, rule, {.l1 = l1, .l2 = l2}, with_bias, team);
+          },
+          nb::arg("features"), nb::arg("rule"), nb::arg("l1"), nb::arg("l2"), nb::arg("with_bias"), nb::arg("team"),
+          nb::keep_alive<1, 7>())
+      .def("view", &Descent::view, nb::keep_alive<0, 1>())
+      .def(
+          "step",
+          [](Descent& descent, std::uintptr_t indices, std::uintptr_t sums, std::size_t count, double slope,
+             double rate, double rows) {
+            descent.step(memory<const std::uint32_t>(indices, indices == 0 ? 0 : count),
+                         memory<const float>(sums, count), slope, rate, rows);
+          },
+          nb::arg("indices"), nb::arg("sums"), nb::arg("count"), nb::arg("slope"), nb::arg("rate"), nb::arg("rows"),
+          unlocked)
+      .def(
+          "step_alone",
+          [](Descent& descent, BatchGradient& gradient, const RowsView& rows, std::uintptr_t targets,
+             std::uintptr_t chosen, std::size_t count, Loss loss, double rate) {
+            const Descent::Alone done =
+                descent.step_alone(gradient, rows, memory<const float>(targets, rows.offsets.size() - 1),
+                                   memory<const std::uint64_t>(chosen, count), loss, rate);
+            return std::tuple(done.loss, done.entries);
+          },
+          nb::arg("gradient"), nb::arg("rows"), nb::arg("targets"), nb::arg("chosen"), nb::arg("count"),
+          nb::arg("loss"), nb::arg("rate"), unlocked)
+      .def(
+          "write_weights",
+          [](const Descent& descent, std::uintptr_t out, std::size_t count) {
+            descent.write_weights(memory<float>(out, count));
+          },
+          nb::arg("out"), nb::arg("count"), unlocked)
+      .def_prop_ro("bias", &Descent::bias);
+  nb::class_<Columns>(module, "Columns")
+      .def(
+          "__init__",
+          [](Columns* self, const RowsView& rows, std::uintptr_t chosen, std::size_t count, std::size_t features,
+             Team& team) { new (self) Columns(rows, memory<const std::uint64_t>(chosen, count), features, team); },
+          nb::arg("rows"), nb::arg("chosen"), nb::arg("count"), nb::arg("features"), nb::arg("team"),
+          nb::keep_alive<1, 6>(), unlocked)
+      .def(
+          "write_offsets",
+          [](const Columns& columns, std::uintptr_t out) {
+            std::ranges::copy(columns.offsets(), reinterpret_cast<std::uint64_t*>(out));
+          },
+          nb::arg("out"), unlocked)
+      .def(
+          "derivatives",
+          [](Columns& columns, std::uintptr_t block, std::size_t count, std::uintptr_t scores, std::uintptr_t targets,
+             std::size_t rows, double bias, Loss loss, std::uintptr_t slopes, std::uintptr_t curvatures) {
+            columns.derivatives(memory<const std::uint32_t>(block, count), memory<const double>(scores, rows),
+                                memory<const float>(targets, rows), bias, loss, memory<double>(slopes, count),
+                                memory<double>(curvatures, count));
+          },
+          nb::arg("block"), nb::arg("count"), nb::arg("scores"), nb::arg("targets"), nb::arg("rows"), nb::arg("bias"),
+          nb::arg("loss"), nb::arg("slopes"), nb::arg("curvatures"), unlocked)
+      .def(
+          "move",
+          [](Columns& columns, std::uintptr_t block, std::uintptr_t changes, std::size_t count, std::uintptr_t scores,
+             std::size_t rows) {
+            columns.move(memory<const std::uint32_t>(block, count), memory<const float>(changes, count),
+                         memory<double>(scores, rows));
+          },
+          nb::arg("block"), nb::arg("changes"), nb::arg("count"), nb::arg("scores"), nb::arg("rows"), unlocked);
+  module.def(
+      "sum_losses",
+      [](std::uintptr_t scores, std::uintptr_t targets, std::size_t rows, double bias, Loss loss) {
+        const LossSums sums =
+            sum_losses(memory<const double>(scores, rows), memory<const float>(targets, rows), bias, loss);
+        return std::tuple(sums.loss, sums.slope);
+      },
+      nb::arg("scores"), nb::arg("targets"), nb::arg("rows"), nb::arg("bias"), nb::arg("loss"), unlocked);
 }
 
 }  // namespace telegrad::bindings

@@ -30,4 +30,11 @@ inline LossAt loss_at(Loss loss, double score, double target) {
   return {};
 }
 
+/// loss_at(…).slope alone, to the bit.
+inline double slope_at(Loss loss, double score, double target) {
+  if (loss != Loss::logistic) return loss_at(loss, score, target).slope;
+  const double margin = score * target, small = std::exp(-std::abs(margin));
+  return -target * (margin < 0 ? 1 : small) / (1 + small);
+}
+
 }  // namespace telegrad::linear

@@ -8,6 +8,7 @@
 #include <random>
 #include <vector>
 
+#include "linear_sample.hpp"
 #include "testing.hpp"
 
 namespace {
@@ -28,6 +29,14 @@ TEST("a loss's slope is what it grows by") {
   }
 }
 
+TEST("a slope alone has the bits of a loss's slope") {
+  for (const Loss loss : kLosses) {
+    for (double score = -50; score < 50; score += 0.37) {
+      EXPECT_EQ(slope_at(loss, score, -1), loss_at(loss, score, -1).slope);
+    }
+  }
+}
+
 TEST("losses of known scores, however large") {
   EXPECT_NEAR(loss_at(Loss::logistic, 0, 1).value, std::log(2.0), 1e-15);
   EXPECT_EQ(loss_at(Loss::logistic, -5000, 1).value, 5000.0);
@@ -40,37 +49,12 @@ TEST("losses of known scores, however large") {
   EXPECT_EQ(loss_at(Loss::squared_error, 3, 1).value, 2.0);
 }
 
-struct Sample {
-  std::vector<std::uint64_t> offsets{0};
-  std::vector<std::uint32_t> indices;
-  std::vector<float> values, targets, weights;
-
-  Sample(std::size_t features, std::size_t rows, unsigned seed) : weights(features) {
-    std::mt19937 random(seed);
-    const auto number = [&] { return static_cast<float>(static_cast<int>(random() % 2001) - 1000) / 500; };
-    std::generate(weights.begin(), weights.end(), number);
-    for (std::size_t row = 0; row < rows; ++row) {
-      std::map<std::uint32_t, float> entries;
-      for (std::size_t entry = features == 0 ? 0 : random() % 12; entry > 0; --entry) {
-        entries[static_cast<std::uint32_t>(random() % features)] = number();
-      }
-      for (const auto& [index, value] : entries) {
-        indices.push_back(index);
-        values.push_back(value);
-      }
-      offsets.push_back(indices.size());
-      targets.push_back(random() % 2 == 0 ? -1.0F : 1.0F);
-    }
-  }
-
-  RowsView view() const { return {offsets, indices, values}; }
-};
-
 TEST("the gradient of a batch is the sum of its rows', sorted, and forgotten once taken") {
   for (const std::size_t features : {1UL, 63UL, 64UL, 65UL, 4096UL, 4097UL, 300'000UL}) {
     const Sample sample(features, 60, static_cast<unsigned>(features));
     const ModelView model{sample.weights, 0.75, -0.125};
-    BatchGradient gradient(features);
+    Team alone(1);
+    BatchGradient gradient(features, alone);
     for (const Loss loss : kLosses) {
       std::vector<std::uint64_t> chosen;
       for (std::uint64_t row = 0; row < 60; row += loss == Loss::hinge ? 3 : 2) chosen.push_back(row);
@@ -92,7 +76,7 @@ TEST("the gradient of a batch is the sum of its rows', sorted, and forgotten onc
       const auto sums = gradient.add(sample.view(), sample.targets, chosen, model, loss);
       EXPECT_EQ(sums.loss, loss_sum);
       EXPECT_EQ(sums.slope, slope_sum);
-      REQUIRE(gradient.entries() == expected.size());
+      REQUIRE(gradient.collect() == expected.size());
       std::vector<std::uint32_t> indices(expected.size());
       std::vector<float> values(expected.size());
       gradient.take(indices, values);
@@ -101,34 +85,85 @@ TEST("the gradient of a batch is the sum of its rows', sorted, and forgotten onc
         EXPECT_EQ(indices[i], index);
         EXPECT_NEAR(static_cast<double>(values[i++]), value, 1e-4);
       }
-      EXPECT_EQ(gradient.entries(), 0);
+      EXPECT_EQ(gradient.collect(), 0);
     }
   }
 }
 
 TEST("a batch of no rows, and rows of no entries") {
   const Sample sample(0, 3, 1);
-  BatchGradient gradient(0);
+  Team team(2);
+  BatchGradient gradient(0, team);
   const std::vector<std::uint64_t> all{0, 1, 2};
   EXPECT_EQ(gradient.add(sample.view(), sample.targets, {}, {sample.weights}, Loss::logistic).loss, 0.0);
   EXPECT_NEAR(gradient.add(sample.view(), sample.targets, all, {sample.weights}, Loss::logistic).loss,
               3 * std::log(2.0), 1e-12);
   gradient.take({}, {});
-  EXPECT_EQ(gradient.entries(), 0);
+  EXPECT_EQ(gradient.collect(), 0);
 }
 
-TEST("scores of consecutive rows, and what an update subtracts") {
+TEST("no bit depends on how many threads there are") {
+  for (const std::size_t features : {1UL, 4095UL, 4097UL, 20'000UL, 300'000UL}) {
+    const Sample sample(features, 400, static_cast<unsigned>(features), 200);
+    const ModelView model{sample.weights, 0.75, -0.125};
+    std::vector<std::uint64_t> chosen;
+    for (std::uint64_t row = 0; row < 400; ++row) chosen.push_back(row * 7 % 400);
+    Team alone(1);
+    BatchGradient expected(features, alone);
+    for (const Loss loss : kLosses) {
+      const auto sums = expected.add(sample.view(), sample.targets, chosen, model, loss);
+      std::vector<std::uint32_t> indices(expected.collect());
+      std::vector<float> values(indices.size());
+      expected.take(indices, values);
+      for (const std::size_t threads : {2UL, 3UL, 7UL}) {
+        Team team(threads);
+        BatchGradient gradient(features, team);
+        for (int time = 0; time < 2; ++time) {
+          const std::span all(chosen);
+          const auto first = gradient.add(sample.view(), sample.targets, all.first(250), model, loss);
+          const auto second = gradient.add(sample.view(), sample.targets, all.subspan(250), model, loss);
+          EXPECT_NEAR(first.loss + second.loss, sums.loss, 1e-9 * sums.loss);
+          if (time == 0) {
+            REQUIRE(gradient.collect() == indices.size());
+            std::vector<std::uint32_t> found(indices.size());
+            std::vector<float> found_values(indices.size());
+            gradient.take(found, found_values);
+            EXPECT(found == indices);
+            EXPECT(found_values == values);
+          } else {
+            std::vector<float> drained(features);
+            EXPECT(gradient.drain([&](std::size_t index, float sum) { drained[index] += sum; }) >= indices.size());
+            std::vector<float> wanted(features);
+            for (std::size_t i = 0; i < indices.size(); ++i) wanted[indices[i]] = values[i];
+            EXPECT(drained == wanted);
+          }
+        }
+        const auto again = gradient.add(sample.view(), sample.targets, chosen, model, loss);
+        EXPECT_EQ(again.loss, sums.loss);
+        EXPECT_EQ(again.slope, sums.slope);
+      }
+    }
+  }
+}
+
+TEST("scores of consecutive rows") {
   const Sample sample(50, 9, 3);
   const ModelView model{sample.weights, 2, 1};
   std::vector<float> scores(5);
   score_rows(sample.view(), 3, model, scores);
   for (std::size_t i = 0; i < 5; ++i) EXPECT_EQ(scores[i], static_cast<float>(score_of(sample.view(), 3 + i, model)));
+}
 
-  std::vector<float> weights{1, 2, 3, 4};
-  subtract(weights, std::vector<std::uint32_t>{1, 3}, std::vector<float>{2, -2}, 0.5);
-  EXPECT(weights == (std::vector<float>{1, 1, 3, 5}));
-  subtract(weights, {}, std::vector<float>{1, 1, 1, 1}, 2);
-  EXPECT(weights == (std::vector<float>{-1, -1, 1, 3}));
+TEST("every part of a team's work is done once, time after time") {
+  for (const std::size_t threads : {1UL, 2UL, 5UL}) {
+    Team team(threads);
+    EXPECT_EQ(team.size(), threads);
+    std::vector<int> done(threads);
+    for (int time = 1; time <= 200; ++time) {
+      team.run([&](std::size_t part) { ++done[part]; });
+      EXPECT(done == std::vector<int>(threads, time));
+    }
+  }
 }
 
 }  // namespace

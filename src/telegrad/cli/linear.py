@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 from collections.abc import Iterator
@@ -19,6 +20,17 @@ from telegrad.bench.netlab import NetlabError
 from telegrad.bench.networks import open_network
 from telegrad.cli.console import table_console
 from telegrad.cli.interrupts import ended_by_interrupt
+from telegrad.cli.linear_options import (
+    L1,
+    L2,
+    Batch,
+    Coordinates,
+    LearningRate,
+    Optimizer,
+    Overlap,
+    Threads,
+    in_options,
+)
 from telegrad.cli.options import networks_of
 from telegrad.cli.outputs import check_writable, write_result, written
 from telegrad.launch import SINGLE_THREADED, LaunchError, Ranks
@@ -54,16 +66,19 @@ def train_command(
     loss: Annotated[str, typer.Option(help=f"One of {', '.join(LOSSES)}.")] = "logistic",
     ranks: Annotated[int, typer.Option(min=1, max=256, help="Processes to start on this machine.")] = 4,
     model: Annotated[Path, typer.Option(dir_okay=False, help="Where the model goes (npz).")] = Path("model.npz"),
-    l2: Annotated[float, typer.Option(help="λ of mean loss + λ/2·|w|².")] = 1e-6,
+    optimizer: Optimizer = "sgd",
+    l2: L2 = 1e-6,
+    l1: L1 = 0.0,
     epochs: Annotated[int, typer.Option(help="Passes over the data.")] = 10,
-    batch: Annotated[int, typer.Option(help="Rows of all ranks together in a step.")] = 4000,
-    learning_rate: Annotated[
-        float | None, typer.Option(help="Of the first step. Default: by the rows' lengths.", show_default=False)
-    ] = None,
+    batch: Batch = 4000,
+    learning_rate: LearningRate = None,
     decay: Annotated[float, typer.Option(help="Step t has the learning rate / (1 + decay·t).")] = 0.0,
     bias: Annotated[bool, typer.Option(help="Whether there is one; it is not regularised.")] = True,
     held_out: Annotated[float, typer.Option(help="The share of rows to judge the model by.")] = 0.1,
     seed: Annotated[int, typer.Option(help="Of who is held out, and of the order of rows.")] = 0,
+    coordinates: Coordinates = 100,
+    overlap: Overlap = False,
+    threads: Threads = 1,
     features: _Features = None,
     index_base: _IndexBase = 1,
     strict: _Strict = True,
@@ -80,9 +95,10 @@ def train_command(
     ] = None,
     timeout: Annotated[float, typer.Option(min=1, help="Seconds after which the job is given up.")] = 86_400.0,
 ) -> None:
-    """Train a linear model by mini-batch SGD, whose sparse gradients ranks sum without loss.
+    """Train a linear model among ranks, which sum their sparse gradients without loss.
 
-    Each rank reads its own lines of [bold]DATA[/]. The result does not depend on the number of ranks, but for rounding.
+    Each rank reads its own lines of [bold]DATA[/]. The result does not depend on the number of ranks, but for rounding
+    (with coordinate descent if ranks times --coordinates stays the same).
     Labels are -1 and 1 or 0 and 1; numbers for [bold]squared_error[/]. [bold]compute[/] and [bold]communication[/] are
     rank 0's, the latter with its waiting for others. Under torchrun or mpiexec their ranks train, and --ranks and
     --network have no effect. docs/linear.md says more.
@@ -99,12 +115,17 @@ def train_command(
             bias=bias,
             held_out=held_out,
             seed=seed,
+            optimizer=optimizer,
+            l1=l1,
+            overlap=overlap,
+            coordinates=coordinates,
+            threads=threads,
         )
         job = Job(
             str(data.resolve()), str(model.resolve()), LibsvmFormat(features, index_base, strict), settings, cache
         )
     except ValueError as error:
-        raise typer.BadParameter(str(error)) from error
+        raise typer.BadParameter(in_options(str(error))) from error
     networks_of([network])
     check_writable(model, "--model")
     check_writable(json_file, "--json")
@@ -119,7 +140,7 @@ def train_command(
         return
     about, end = said["rows"], said["end"]
     title = f"{loss}, {about['rows']:,} rows of {about['nnz'] / max(about['rows'], 1):,.1f} entries, "
-    title += f"{about['features']:,} features, {about['ranks']} ranks, batches of {batch:,}"
+    title += f"{about['features']:,} features, {about['ranks']} ranks, {_steps_of(settings)}"
     console.print(table_of(said["epochs"], title))
     console.print(f"read in {about['read_s']:.2f} s; objective on all rows {end['objective']:.6g}", highlight=False)
     if about["damaged"]:
@@ -134,7 +155,8 @@ def train_command(
         )
     console.print(f"model: {model}", highlight=False, soft_wrap=True)
     if json_file is not None:
-        figures = {"data": data.name, "loss": loss, "batch": batch, **about, "epochs": said["epochs"], **end}
+        asked = {name: value for name, value in dataclasses.asdict(settings).items() if name != "epochs"}
+        figures = {"data": data.name, **asked, **about, "epochs": said["epochs"], **end}
         with written(console, json_file):
             write_result(console, json_file, {**_without_nan(figures), "machine": describe_machine()}, what="figures")
 
@@ -183,6 +205,13 @@ def predict_command(
             right, area = ((values > 0) == (targets > 0)).mean(), area_under_curve(values, targets)
             text += f", accuracy {100 * right:.2f} %" + ("" if math.isnan(area) else f", AUC {area:.4f}")
     console.print(text, highlight=False)
+
+
+def _steps_of(settings: TrainingSettings) -> str:
+    if settings.optimizer == "coordinate_descent":
+        return f"{settings.coordinates:,} coordinates a rank and step"
+    text = f"batches of {settings.batch:,}" + (", overlapped" if settings.overlap else "")
+    return text if settings.optimizer == "sgd" else f"{text}, {settings.optimizer}"
 
 
 class _Shown:
@@ -263,7 +292,7 @@ def _check_apart(path: Path | None, option: str, *others: Path) -> None:
 
 
 def _fail(console: Console, said: str) -> NoReturn:
-    console.print(said, style="red", highlight=False, markup=False, soft_wrap=True)
+    console.print(in_options(said), style="red", highlight=False, markup=False, soft_wrap=True)
     raise typer.Exit(1)
 
 

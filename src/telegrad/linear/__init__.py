@@ -1,8 +1,11 @@
 """Linear models on sparse data: rows from LIBSVM files, training among ranks that sum sparse gradients."""
 
+from typing import TYPE_CHECKING, Any
+
 from telegrad.linear.data import read_libsvm
 from telegrad.linear.losses import LOSSES
 from telegrad.linear.model import LinearModel
+from telegrad.linear.ngrams import hashed_ngrams
 from telegrad.linear.rows import Rows
 from telegrad.linear.settings import TrainingSettings
 from telegrad.linear.training import EpochReport, Trained, objective, train
@@ -14,7 +17,23 @@ __all__ = [
     "Rows",
     "Trained",
     "TrainingSettings",
+    "hashed_ngrams",
     "objective",
     "read_libsvm",
     "train",
 ]
+
+if TYPE_CHECKING:
+    from telegrad.linear.estimators import LinearSVC as LinearSVC
+    from telegrad.linear.estimators import LogisticRegression as LogisticRegression
+    from telegrad.linear.estimators import Ridge as Ridge
+
+_ESTIMATORS = ("LinearSVC", "LogisticRegression", "Ridge")  # not in __all__: they need scikit-learn
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _ESTIMATORS:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from telegrad.linear import estimators
+
+    return getattr(estimators, name)

@@ -2,6 +2,7 @@
 
 A header, whose JSON says what the file was made of and where its arrays lie, then the arrays. It is used only if the
 text has the size and time that it had, and is to be read alike; it is written beside its place and then moved there.
+Of one text, only the shares of the last number of ranks that wrote some are kept, so that they do not pile up.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import stat
 import sys
 import tempfile
@@ -62,7 +64,8 @@ def keep(
     world_size: int,
     text_bytes: int,
 ) -> None:
-    """Writes this share's rows for later; does nothing where that cannot be."""
+    """Writes this share's rows for later; does nothing where that cannot be. Rank 0 removes the shares of other numbers
+    of ranks; who has these mapped keeps them."""
     assert rows.starts is not None
     at = _HEADER_BYTES
     places = {}
@@ -97,6 +100,16 @@ def keep(
         except BaseException:
             os.unlink(name)
             raise
+        if rank == 0:
+            for other in _shares_of(file):
+                if not other.name.endswith(f"of{world_size}.rows"):
+                    other.unlink(missing_ok=True)
+
+
+def _shares_of(file: Path) -> list[Path]:
+    """All caches of this text."""
+    share = re.compile(re.escape(file.name) + r"\.\d+of\d+\.rows")
+    return [path for path in file.parent.iterdir() if share.fullmatch(path.name)]
 
 
 def _made_of(state: os.stat_result, settings: Mapping[str, object]) -> dict[str, Any]:

@@ -117,7 +117,7 @@ def run(job: Job, comm: Communicator, say: Say) -> None:
         say({"kind": "epoch", **dataclasses.asdict(report)})
 
     trained = train(rows, job.settings, comm, on_epoch=on_epoch, on_step=on_step)
-    reached = objective(trained.model, rows, job.settings.l2, comm)
+    reached = objective(trained.model, rows, job.settings.l2, comm, job.settings.l1)
     if comm.rank == 0:
         trained.model.save(job.model)
     say({"kind": "end", "objective": reached, "bias": trained.model.bias})

@@ -6,8 +6,8 @@ import numpy as np
 import numpy.typing as npt
 
 LOSSES = ("logistic", "hinge", "squared_hinge", "squared_error")
-CURVATURE = {"logistic": 0.25, "hinge": 1.0, "squared_hinge": 2.0, "squared_error": 1.0}
-"""The largest second derivative by the score; of the hinge, which has none, what serves for a first learning rate."""
+CURVATURE_BOUND = {"logistic": 0.25, "squared_hinge": 2.0, "squared_error": 1.0}
+"""The largest second derivative by the score. The hinge has none."""
 
 F64 = npt.NDArray[np.float64]
 F32 = npt.NDArray[np.float32]

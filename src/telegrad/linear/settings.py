@@ -5,16 +5,23 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from telegrad.linear.losses import is_classification
+from telegrad.linear.losses import CURVATURE_BOUND, is_classification
+
+OPTIMIZERS = ("sgd", "adagrad", "coordinate_descent")
 
 
 @dataclass(frozen=True)
 class TrainingSettings:
-    """``loss``: see ``LOSSES``. ``l2``: λ in mean loss + λ/2·|w|²; the bias is not regularised.
+    """``loss``: see ``LOSSES``. ``l2``, ``l1``: of mean loss + l2/2·|w|² + l1·Σ|w_i|; the bias is not regularised.
+
+    ``optimizer``: see ``OPTIMIZERS``; coordinate descent is for smooth losses.
 
     ``batch``: rows of all ranks together in a step. ``learning_rate``: of the first step, or ``None`` for 1 / (the
-    loss's largest curvature · (mean squared length of rows + 1)); step t has ``learning_rate / (1 + decay·t)``, from
-    t = 0. ``held_out``: the share of rows that are not trained on. Raises ``ValueError`` for what cannot be.
+    loss's largest curvature · (mean squared length of rows + 1)), with AdaGrad 0.1; step t has ``learning_rate / (1 +
+    decay·t)``, from t = 0. ``held_out``: the share of rows that are not trained on. ``overlap``: a step's sum travels
+    while the next gradient is computed, by weights that lack it. ``coordinates``: that each rank moves in a step of
+    coordinate descent, for which ``batch`` and ``decay`` mean nothing. ``threads``: of each rank; no result depends
+    on them. Raises ``ValueError`` for what cannot be.
     """
 
     loss: str = "logistic"
@@ -26,19 +33,39 @@ class TrainingSettings:
     bias: bool = True
     held_out: float = 0.0
     seed: int = 0
+    optimizer: str = "sgd"
+    l1: float = 0.0
+    overlap: bool = False
+    coordinates: int = 100
+    threads: int = 1
 
     def __post_init__(self) -> None:
         is_classification(self.loss)
-        for name in ("epochs", "batch"):
+        for name in ("epochs", "batch", "coordinates", "threads"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
-        for name in ("l2", "decay", "seed"):
+        for name in ("l2", "l1", "decay", "seed"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise ValueError(f"{name}={getattr(self, name)} must be a finite number, 0 or more")
         if self.learning_rate is not None and not 0 < self.learning_rate < math.inf:
             raise ValueError(f"learning_rate={self.learning_rate} must be a finite number above 0, or None")
         if not 0 <= self.held_out < 1:
             raise ValueError(f"held_out={self.held_out} must be from 0 to below 1: a share of the rows")
+        if self.optimizer not in OPTIMIZERS:
+            raise ValueError(f"optimizer={self.optimizer!r} does not exist: use one of {', '.join(OPTIMIZERS)}")
+        if self.optimizer == "coordinate_descent":
+            if self.loss not in CURVATURE_BOUND:
+                raise ValueError(
+                    f"loss={self.loss!r} has a kink, where coordinate descent gets stuck: use 'squared_hinge', or "
+                    "optimizer='sgd'"
+                )
+            if self.learning_rate is not None:
+                raise ValueError(
+                    f"learning_rate={self.learning_rate} is not for optimizer='coordinate_descent', whose steps follow "
+                    "from the data: leave it out"
+                )
+            if self.overlap:
+                raise ValueError("overlap=True is not for optimizer='coordinate_descent': use 'sgd' or 'adagrad'")
 
     def rate_at(self, step: int, first: float) -> float:
         """Step's learning rate where the first is ``first``."""

@@ -28,7 +28,8 @@ class Share:
         own = trained[first : first + count]
         self.trained_total = int(trained.sum())
         self._numbers = numbers[first : first + count][own]
-        self._trained = np.flatnonzero(own).astype(np.uint64)
+        self.trained: U64 = np.flatnonzero(own).astype(np.uint64)
+        """This rank's rows that are trained on, from its first as 0."""
         self.held_out: U64 = np.flatnonzero(~own).astype(np.uint64)
         """This rank's rows that are held out, from its first as 0."""
 
@@ -36,7 +37,7 @@ class Share:
         """This rank's rows of each batch, from its first as 0, and how many rows the batch has among all ranks."""
         place = np.random.default_rng([self._seed, _EPOCH, epoch]).permutation(self.trained_total)[self._numbers]
         order = np.argsort(place)
-        rows, steps = self._trained[order], -(-self.trained_total // size)
+        rows, steps = self.trained[order], -(-self.trained_total // size)
         borders = np.searchsorted(place[order], np.arange(steps + 1) * size)
         for step in range(steps):
             yield rows[borders[step] : borders[step + 1]], min(size, self.trained_total - step * size)

@@ -36,36 +36,3 @@ def table_of(epochs: Sequence[Mapping[str, Any]], title: str) -> Table:
 
 def _or_blank(value: float, text: str) -> str:
     return "" if math.isnan(value) else text.format(value)
-
-
-def schemes_table(rows: Sequence[Mapping[str, Any]], title: str) -> Table:
-    """The rows of ``telegrad bench linear``; ratios are to the first scheme of the same data."""
-    table = Table(title=title, title_justify="left", header_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
-    for name in ("data", "scheme"):
-        table.add_column(name, no_wrap=True)
-    for name in (
-        "a step",
-        "its comm.",
-        "epoch",
-        "comm.",
-        "epoch\nfaster",
-        "comm.\nfaster",
-        "entries\na rank",
-        "objective",
-    ):
-        table.add_column(name, justify="right", no_wrap=True)
-    firsts: dict[str, Mapping[str, Any]] = {}
-    for row in rows:
-        if row["data"] not in firsts and firsts:
-            table.add_section()
-        first = firsts.setdefault(row["data"], row)
-        table.add_row(
-            row["data"] if row is first else "",
-            row["scheme"],
-            *(duration(row[name]) for name in ("step_s", "step_comm_s", "epoch_s", "comm_s")),
-            f"{first['epoch_s'] / row['epoch_s']:.1f}x",
-            f"{first['comm_s'] / row['comm_s']:.1f}x",
-            f"{row['entries_a_rank']:,.0f}",
-            f"{row['objective']:.6f}",
-        )
-    return table

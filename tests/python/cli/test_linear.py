@@ -14,7 +14,7 @@ import pytest
 from typer.testing import CliRunner
 
 from telegrad.cli import make_app
-from telegrad.linear import LinearModel, TrainingSettings, read_libsvm, train
+from telegrad.linear import LinearModel, TrainingSettings, objective, read_libsvm, train
 
 SETTINGS = ("--batch", "50", "--epochs", "4", "--l2", "0.001", "--held-out", "0.2")
 
@@ -88,6 +88,7 @@ def test_a_damaged_line_ends_the_job_or_is_left_out(path: Path, tmp_path: Path) 
     status, said = trained(path, tmp_path / "m.npz", "--ranks", "2")
     assert status == 1
     assert "data.svm, line 301: '7:x' has no value" in said
+    assert "--skip-damaged leaves out damaged lines" in said
     assert not (tmp_path / "m.npz").exists()
     status, said = trained(path, tmp_path / "m.npz", "--ranks", "2", "--skip-damaged")
     assert status == 0
@@ -103,19 +104,38 @@ def test_labels_that_are_no_classes(path: Path, tmp_path: Path) -> None:
     path.write_text("3 1:1\n1 1:1\n")
     status, said = trained(path, tmp_path / "m.npz", "--ranks", "2")
     assert status == 1
-    assert "labels are not two classes" in said
+    assert "labels are not two classes for --loss logistic" in said
+    path.write_text("1 1:1\n")
+    status, said = trained(path, tmp_path / "m.npz", "--ranks", "1", "--held-out", "0.9")
+    assert status == 1
+    assert "give more, or a smaller --held-out" in said
+    status, said = trained(path, tmp_path / "m.npz", "--ranks", "1", "--features", "4294967295")
+    assert status == 1
+    assert "--features 4294967295 is more than 4294967293" in said
 
 
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (("--loss", "squared"), "loss='squared' does not exist"),
-        (("--batch", "0"), "batch=0 must be at least 1"),
-        (("--features", "0"), "features=0 must be from 1"),
+        (("--loss", "squared"), "--loss squared does not exist"),
+        (("--batch", "0"), "--batch 0 must be at least 1"),
+        (("--features", "0"), "--features 0 must be from 1 to 4294967295, or left out for as many as occur"),
+        (("--l2", "-1"), "--l2 -1.0 must be a finite number, 0 or more"),
+        (("--learning-rate", "0"), "--learning-rate 0.0 must be a finite number above 0, or left out"),
+        (("--held-out", "1"), "--held-out 1.0 must be from 0 to below 1"),
+        (
+            ("--optimizer", "coordinate_descent", "--loss", "hinge"),
+            "--loss hinge has a kink, where coordinate descent gets stuck: use 'squared_hinge', or --optimizer sgd",
+        ),
+        (("--optimizer", "coordinate_descent", "--overlap"), "--overlap is not for --optimizer coordinate_descent"),
+        (("--optimizer", "adam"), "--optimizer adam does not exist: use one of sgd, adagrad, coordinate_descent"),
         (("--network", "token-ring"), "network 'token-ring' is not known"),
         (("--json", "/nowhere/x.json"), "the folder /nowhere does not exist"),
     ],
-    ids=["loss", "batch", "features", "network", "json"],
+    ids=[
+        *("loss", "batch", "features", "l2", "learning-rate", "held-out", "kink", "overlap", "optimizer"),
+        *("network", "json"),
+    ],
 )
 def test_wrong_options_are_said_before_the_work(
     path: Path, tmp_path: Path, options: tuple[str, ...], said: str
@@ -193,3 +213,29 @@ def test_labels_that_a_model_cannot_be_judged_by(path: Path, tmp_path: Path) -> 
     assert status == 0
     assert "2 rows; labels are neither -1 and 1 nor 0 and 1" in said
     assert "accuracy" not in said
+
+
+@pytest.mark.parametrize(
+    ("options", "own", "title"),
+    [
+        (("--optimizer", "adagrad", "--threads", "2"), {"optimizer": "adagrad"}, "batches of 50, adagrad"),
+        (("--overlap", "--l1", "0.002"), {"overlap": True, "l1": 0.002}, "batches of 50, overlapped"),
+        (
+            ("--optimizer", "coordinate_descent", "--coordinates", "6", "--l1", "0.002"),
+            {"optimizer": "coordinate_descent", "coordinates": 12, "l1": 0.002},
+            "6 coordinates a rank and step",
+        ),
+    ],
+    ids=["adagrad", "overlap", "coordinates"],
+)
+def test_optimisers(path: Path, tmp_path: Path, options: tuple[str, ...], own: dict[str, Any], title: str) -> None:
+    model, figures = tmp_path / "m.npz", tmp_path / "figures.json"
+    status, said = trained(path, model, "--ranks", "2", *options, "--json", str(figures))
+    assert status == 0, said
+    assert f"2 ranks, {title}" in said
+    rows = read_libsvm(path)
+    alone = train(rows, TrainingSettings(batch=50, epochs=4, l2=0.001, held_out=0.2, **own)).model
+    assert np.allclose(LinearModel.load(model).weights, alone.weights, atol=1e-5)
+    written: dict[str, Any] = json.loads(figures.read_text())
+    assert written["objective"] == pytest.approx(objective(alone, rows, 0.001, l1=own.get("l1", 0.0)), rel=1e-5)
+    assert written["optimizer"] == own.get("optimizer", "sgd")

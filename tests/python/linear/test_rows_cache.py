@@ -131,3 +131,21 @@ def test_nothing_is_kept_without_being_asked_or_where_that_cannot_be(
     monkeypatch.setattr("telegrad.linear.cache.os.replace", refuse)
     assert len(read(path)) == 41
     assert [one.name for one in path.parent.iterdir()] == ["data.svm"]
+
+
+def test_shares_of_other_numbers_of_ranks_are_removed(path: Path) -> None:
+    others = [
+        path.with_name(name) for name in ("data.svm.backup.0of3.rows", "data.svm.0of3.rows.txt", "data.svm2.0of3.rows")
+    ]
+    for other in others:
+        other.write_bytes(b"of somebody else")
+    for world_size in (3, 2):
+        for rank in range(world_size):
+            read(path, rank=rank, world_size=world_size)
+    found = {one.name for one in path.parent.iterdir()} - {path.name} - {other.name for other in others}
+    assert found == {"data.svm.0of2.rows", "data.svm.1of2.rows"}
+    assert all(other.exists() for other in others)
+    mapped = read(path, rank=1, world_size=2)
+    read(path)
+    assert {one.name for one in path.parent.iterdir()} & found == set()
+    assert mapped.labels.sum() > 0

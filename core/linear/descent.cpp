@@ -1,0 +1,121 @@
+#include "linear/descent.hpp"
+
+#include <algorithm>
+
+#include "base/check.hpp"
+
+namespace telegrad::linear {
+namespace {
+
+// Below it the weights themselves are shrunk, before f32 loses what they are divided by.
+constexpr double kSmallestScale = 1e-4;
+
+}  // namespace
+
+Descent::Descent(std::size_t features, Rule rule, Penalty penalty, bool with_bias, Team& team)
+    : rule_(rule), penalty_(penalty), with_bias_(with_bias), team_(team), weights_(features) {
+  if (rule == Rule::adagrad) squares_.resize(features);
+  const bool owes = penalty.l1 > 0 || (rule == Rule::adagrad && penalty.l2 > 0);
+  if (!owes) return;
+  last_.resize(features);
+  clock_.push_back(0);
+}
+
+ModelView Descent::view() const {
+  return {weights_, scale_, bias_, last_.empty() ? nullptr : &owed_};
+}
+
+// Calls act(visit) with what a step does to one weight: visit(index, sum).
+template <class Do>
+auto Descent::by_rule(double rate, double rows, const Do& act) {
+  const auto now = static_cast<std::uint32_t>(clock_.empty() ? 0 : clock_.size() - 1);
+  float* const weights = weights_.data();
+  if (rule_ == Rule::sgd) {
+    const auto factor = static_cast<float>(rate / (rows * scale_));
+    if (last_.empty()) return act([=](std::size_t index, float sum) { weights[index] -= factor * sum; });
+    return act([=, this](std::size_t index, float sum) {
+      if (sum == 0) return;
+      weights[index] = owed_.settled(weights[index], index) - factor * sum;
+      last_[index] = now;
+    });
+  }
+  return act([=, this](std::size_t index, float sum) {
+    if (sum == 0) return;
+    const double gradient = static_cast<double>(sum) / rows;
+    const float before = last_.empty() ? weights[index] : owed_.settled(weights[index], index);
+    squares_[index] = static_cast<float>(static_cast<double>(squares_[index]) + gradient * gradient);
+    weights[index] = static_cast<float>(static_cast<double>(before) - rate / Owed::root(squares_[index]) * gradient);
+    if (!last_.empty()) last_[index] = now;
+  });
+}
+
+void Descent::step(std::span<const std::uint32_t> indices, std::span<const float> sums, double slope, double rate,
+                   double rows) {
+  by_rule(rate, rows, [&](const auto& visit) {
+    team_.run([&](std::size_t part) {
+      const std::size_t begin = sums.size() * part / team_.size(), end = sums.size() * (part + 1) / team_.size();
+      if (indices.empty()) {
+        for (std::size_t i = begin; i < end; ++i) visit(i, sums[i]);
+      } else {
+        for (std::size_t i = begin; i < end; ++i) visit(indices[i], sums[i]);
+      }
+    });
+  });
+  finish_step(slope, rate, rows);
+}
+
+std::size_t Descent::step(BatchGradient& gradient, double slope, double rate, double rows) {
+  const std::size_t touched = by_rule(rate, rows, [&](const auto& visit) { return gradient.drain(visit); });
+  finish_step(slope, rate, rows);
+  return touched;
+}
+
+Descent::Alone Descent::step_alone(BatchGradient& gradient, const RowsView& rows, std::span<const float> targets,
+                                   std::span<const std::uint64_t> chosen, Loss loss, double rate) {
+  const auto count = static_cast<double>(chosen.size());
+  if (rule_ == Rule::adagrad || !last_.empty()) {
+    const BatchGradient::Sums sums = gradient.add(rows, targets, chosen, view(), loss);
+    return {sums.loss, step(gradient, sums.slope, rate, count)};
+  }
+  const BatchGradient::Sums sums = gradient.find_slopes(rows, targets, chosen, view(), loss);
+  const auto factor = static_cast<float>(rate / (count * scale_));
+  const std::size_t entries = gradient.subtract_entries(rows, chosen, weights_, factor);
+  finish_step(sums.slope, rate, count);
+  return {sums.loss, entries};
+}
+
+void Descent::finish_step(double slope, double rate, double rows) {
+  if (with_bias_) {
+    const double gradient = slope / rows;
+    bias_squares_ += gradient * gradient;
+    const double own = rule_ == Rule::sgd ? rate : rate / (std::sqrt(bias_squares_) + 1e-10);
+    bias_ -= own * gradient;
+  }
+  if (!last_.empty()) {
+    clock_.push_back(clock_.back() + rate / scale_);
+    owed_ = {last_, clock_, clock_.back(), squares_, penalty_.l1, rule_ == Rule::sgd ? 0 : penalty_.l2};
+  }
+  if (rule_ == Rule::sgd) {
+    scale_ /= 1 + rate * penalty_.l2;
+    if (scale_ < kSmallestScale) fold_scale();
+  }
+}
+
+void Descent::fold_scale() {
+  write_weights(weights_);
+  scale_ = 1;
+  if (last_.empty()) return;
+  std::fill(last_.begin(), last_.end(), 0);
+  clock_.assign(1, 0);
+  owed_.clock = clock_;
+  owed_.now = 0;
+}
+
+void Descent::write_weights(std::span<float> out) const {
+  const auto scale = static_cast<float>(scale_);
+  for (std::size_t i = 0; i < weights_.size(); ++i) {
+    out[i] = (last_.empty() ? weights_[i] : owed_.settled(weights_[i], i)) * scale;
+  }
+}
+
+}  // namespace telegrad::linear

@@ -1,0 +1,33 @@
+#include "linear/numbering.hpp"
+
+#include <bit>
+
+namespace telegrad::linear {
+
+Numbering::Numbering(std::span<const std::uint32_t> indices, std::size_t features)
+    : occurs_((features + 63) / 64), before_(occurs_.size()) {
+  for (const std::uint32_t index : indices) occurs_[index / 64] |= std::uint64_t{1} << index % 64;
+  for (std::size_t word = 0; word < occurs_.size(); ++word) {
+    before_[word] = static_cast<std::uint32_t>(size_);
+    size_ += static_cast<std::size_t>(std::popcount(occurs_[word]));
+  }
+}
+
+void Numbering::write_features(std::span<std::uint32_t> out) const {
+  std::size_t count = 0;
+  for (std::size_t word = 0; word < occurs_.size(); ++word) {
+    for (std::uint64_t bits = occurs_[word]; bits != 0; bits &= bits - 1) {
+      out[count++] = static_cast<std::uint32_t>(word * 64 + static_cast<std::size_t>(std::countr_zero(bits)));
+    }
+  }
+}
+
+void Numbering::renumber(std::span<const std::uint32_t> indices, std::span<std::uint32_t> out) const {
+  for (std::size_t i = 0; i < indices.size(); ++i) {
+    const std::uint32_t word = indices[i] / 64;
+    const std::uint64_t below = occurs_[word] & ((std::uint64_t{1} << indices[i] % 64) - 1);
+    out[i] = before_[word] + static_cast<std::uint32_t>(std::popcount(below));
+  }
+}
+
+}  // namespace telegrad::linear

@@ -1,0 +1,52 @@
+#include "linear/team.hpp"
+
+#include "base/check.hpp"
+
+namespace telegrad::linear {
+
+Team::Team(std::size_t threads) {
+  TELEGRAD_CHECK(threads >= 1);
+  for (std::size_t part = 1; part < threads; ++part) helpers_.emplace_back([this, part] { help(part); });
+}
+
+Team::~Team() {
+  {
+    const std::lock_guard lock(mutex_);
+    ends_ = true;
+  }
+  begun_.notify_all();
+  for (std::thread& helper : helpers_) helper.join();
+}
+
+void Team::run(const std::function<void(std::size_t)>& work) {
+  if (helpers_.empty()) {
+    work(0);
+    return;
+  }
+  {
+    const std::lock_guard lock(mutex_);
+    work_ = &work;
+    working_ = helpers_.size();
+    ++round_;
+  }
+  begun_.notify_all();
+  work(0);
+  std::unique_lock lock(mutex_);
+  done_.wait(lock, [this] { return working_ == 0; });
+}
+
+void Team::help(std::size_t part) {
+  std::unique_lock lock(mutex_);
+  for (std::uint64_t seen = 0;;) {
+    begun_.wait(lock, [&] { return ends_ || round_ != seen; });
+    if (ends_) return;
+    seen = round_;
+    const auto& work = *work_;
+    lock.unlock();
+    work(part);
+    lock.lock();
+    if (--working_ == 0) done_.notify_one();
+  }
+}
+
+}  // namespace telegrad::linear

@@ -1,0 +1,76 @@
+"""Options of ``telegrad linear train`` that say how a model is improved, and what Python says in their names."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from typing import Annotated
+
+import typer
+
+from telegrad.linear import TrainingSettings
+from telegrad.linear.data import LibsvmFormat
+from telegrad.linear.settings import OPTIMIZERS
+
+Optimizer = Annotated[
+    str,
+    typer.Option(
+        help=f"One of {', '.join(OPTIMIZERS)}. [bold]adagrad[/] gives rare features longer steps, and often needs "
+        "fewer epochs; [bold]coordinate_descent[/] (smooth losses only) moves a few weights in each step as far as is "
+        "safe, and needs no learning rate, but twice the memory for the rows."
+    ),
+]
+L2 = Annotated[float, typer.Option("--l2", help="λ of mean loss + λ/2·|w|²: pulls all weights towards 0.")]
+L1 = Annotated[
+    float, typer.Option("--l1", help="λ of λ·Σ|w_i|, also in the objective: makes weights of no use exactly 0.")
+]
+Batch = Annotated[
+    int,
+    typer.Option(
+        help="Rows of all ranks together in a step; larger ones need fewer sums, but more epochs. Not for coordinate "
+        "descent."
+    ),
+]
+LearningRate = Annotated[
+    float | None,
+    typer.Option(
+        help="Of the first step. Default: of sgd what the rows' lengths make safe, often ten times too small; of "
+        "adagrad 0.1.",
+        show_default=False,
+    ),
+]
+Coordinates = Annotated[
+    int, typer.Option(help="Weights that each rank moves in a step of coordinate descent; an epoch moves all once.")
+]
+Overlap = Annotated[
+    bool,
+    typer.Option(
+        "--overlap",
+        help="Compute the next gradient while ranks' sum travels: faster where the network is slow; each gradient then "
+        "lacks the step before.",
+    ),
+]
+Threads = Annotated[
+    int, typer.Option(help="Of each rank. Ranks times threads should not exceed the cores; no result depends on them.")
+]
+
+_FIELDS = {field.name for one in (TrainingSettings, LibsvmFormat) for field in dataclasses.fields(one)}
+_OF_PYTHON = {
+    "overlap=True": "--overlap",
+    "strict=False": "--skip-damaged",
+    ", or None": ", or left out",
+}
+
+
+def in_options(said: str) -> str:
+    """What an error says of Python's arguments, as it is to be said of this command's options."""
+    for python, option in _OF_PYTHON.items():
+        said = said.replace(python, option)
+    said = said.replace("n_features=", "features=")
+    said = re.sub(
+        rf"\b({'|'.join(_FIELDS)})=('[^']*'|[^\s,:;]+)",
+        lambda found: f"--{found[1].replace('_', '-')} {found[2].strip(chr(39))}",
+        said,
+    )
+    words = "|".join(name for name in _FIELDS if "_" in name)
+    return re.sub(rf"\b({words})\b", lambda found: f"--{found[1].replace('_', '-')}", said)

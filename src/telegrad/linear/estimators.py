@@ -1,0 +1,264 @@
+"""Linear models as scikit-learn's estimators, fitted by one rank or by all ranks of a communicator.
+
+Needs scikit-learn, which ``telegrad.linear`` imports only when one of these is asked for.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from telegrad import Communicator
+from telegrad.linear.losses import F32
+from telegrad.linear.rows import Rows
+from telegrad.linear.settings import TrainingSettings
+from telegrad.linear.training import train
+
+try:
+    from scipy import sparse
+    from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin, clone
+    from sklearn.utils import check_random_state
+    from sklearn.utils.extmath import safe_sparse_dot
+    from sklearn.utils.multiclass import check_classification_targets
+    from sklearn.utils.validation import check_is_fitted, validate_data
+except ModuleNotFoundError as error:
+    raise ImportError("estimators need scikit-learn: pip install 'telegrad[estimators]'") from error
+
+F64 = npt.NDArray[np.float64]
+
+
+class _Linear(BaseEstimator):
+    """What all have in common. Subclasses have the arguments."""
+
+    comm: Communicator | None
+    random_state: Any
+    max_iter: int
+    batch: int
+    learning_rate: float | None
+    decay: float
+    fit_intercept: bool
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.sparse = True
+        return tags
+
+    def __sklearn_clone__(self) -> Self:
+        arguments = self.get_params(deep=False)  # a communicator is shared, not copied
+        return type(self)(**{k: v if k == "comm" else clone(v, safe=False) for k, v in arguments.items()})
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "comm": None}  # it ends with its process
+
+    def _agree(self, own: dict[str, Any], failed: Exception | None) -> list[dict[str, Any]]:
+        """What every rank says, JSON, of its data. Raises on every rank what is wrong on any."""
+        if self.comm is None:
+            every = [own]
+        else:
+            text = np.frombuffer(json.dumps({**own, "error": failed and str(failed)}).encode(), np.uint8)
+            sizes = self.comm.all_gather(np.array([text.size], np.int64))[:, 0].tolist()
+            joined = self.comm.all_gather(text.copy(), counts=sizes).tobytes()
+            ends = np.cumsum(sizes).tolist()
+            every = [json.loads(joined[end - size : end]) for size, end in zip(sizes, ends, strict=True)]
+        if failed is not None:
+            raise failed
+        for rank, said in enumerate(every):
+            if said.get("error"):
+                raise ValueError(f"rank {rank}: {said['error']}")
+        features = [said["features"] for said in every]
+        if len(set(features)) > 1:
+            raise ValueError(f"X has {features} features by rank: give all ranks as many")
+        return every
+
+    def _weights(self, rows: Rows, loss: str, l2: float) -> tuple[F32, float]:
+        """Those of one model, and its bias."""
+        seed = int(check_random_state(self.random_state).randint(np.iinfo(np.int32).max))
+        if self.comm is not None:
+            seed = int(self.comm.all_gather(np.array([seed], np.int64))[0, 0])
+        settings = TrainingSettings(
+            loss=loss,
+            l2=l2,
+            epochs=self.max_iter,
+            batch=self.batch,
+            learning_rate=self.learning_rate,
+            decay=self.decay,
+            bias=self.fit_intercept,
+            seed=seed,
+        )
+        model = train(rows, settings, self.comm).model
+        if not (np.isfinite(model.weights).all() and np.isfinite(model.bias)):
+            raise ValueError(f"learning_rate={self.learning_rate} diverges: use a smaller one, or None")
+        return model.weights, model.bias
+
+    def _scores(self, X: Any) -> F64:  # noqa: N803
+        check_is_fitted(self)
+        X = validate_data(self, X, accept_sparse="csr", reset=False)  # noqa: N806
+        return np.asarray(safe_sparse_dot(X, self.coef_.T, dense_output=True) + self.intercept_)
+
+
+def _rows_of(X: Any, labels: Any) -> Rows:  # noqa: N803
+    return Rows.from_csr(sparse.csr_array(X), labels)
+
+
+class _Classifier(ClassifierMixin, _Linear):
+    """``C``: λ is 1/(C·rows). Classes are one against the rest."""
+
+    C: float
+
+    def _loss(self) -> str:
+        raise NotImplementedError
+
+    def fit(self, X: Any, y: Any) -> Self:  # noqa: N803
+        """``X``: (rows, features), dense or sparse; ``y``: the class of each. With ``comm`` all ranks call it, each
+        with its own rows; a class may be missing on some. Raises ``ValueError``, on every rank, for what scikit-learn
+        refuses, fewer than two classes, ``C`` that is not above 0, and settings that cannot be or diverge."""
+        failed: Exception | None = None
+        own: dict[str, Any] = {}
+        try:
+            if not self.C > 0:
+                raise ValueError(f"C={self.C} must be above 0")
+            loss = self._loss()
+            X, y = validate_data(self, X, y, accept_sparse="csr", dtype=np.float32)  # noqa: N806
+            check_classification_targets(y)
+            own = {"rows": X.shape[0], "features": X.shape[1], "classes": np.unique(y).tolist()}
+        except (ValueError, TypeError) as error:
+            failed = error
+        every = self._agree(own, failed)
+        self.classes_ = np.array(sorted({one for said in every for one in said["classes"]}))
+        if self.classes_.size < 2:
+            raise ValueError(f"y has 1 class, {self.classes_.tolist()[0]!r}: at least two are needed")
+        l2 = 1 / (self.C * sum(said["rows"] for said in every))
+        rows = _rows_of(X, np.zeros(X.shape[0]))
+        ones = self.classes_[1:] if self.classes_.size == 2 else self.classes_
+        models = []
+        for one in ones:
+            labels = np.where(y == one, np.float32(1), np.float32(-1))
+            own_rows = Rows(rows.offsets, rows.indices, rows.values, labels, rows.n_features)
+            models.append(self._weights(own_rows, loss, l2))
+        self.coef_ = np.stack([weights for weights, _ in models])
+        self.intercept_ = np.array([bias for _, bias in models])
+        self.n_iter_ = self.max_iter
+        return self
+
+    def decision_function(self, X: Any) -> F64:  # noqa: N803
+        """The score of each row, (rows,) for two classes, else (rows, classes)."""
+        scores = self._scores(X)
+        return scores[:, 0] if self.classes_.size == 2 else scores
+
+    def predict(self, X: Any) -> npt.NDArray[Any]:  # noqa: N803
+        """The class of each row."""
+        scores = self.decision_function(X)
+        return np.asarray(self.classes_[(scores > 0).astype(int) if scores.ndim == 1 else scores.argmax(axis=1)])
+
+
+class LogisticRegression(_Classifier):
+    """Logistic regression by mini-batch SGD, whose sparse gradients are summed over the ranks of ``comm``.
+
+    Minimised is mean log(1 + exp(-y·score)) + |w|²/(2·C·rows), as by scikit-learn's of the same name; the intercept is
+    not regularised. ``max_iter``: epochs. ``batch``, ``learning_rate``, ``decay``: see ``TrainingSettings``; without
+    ``learning_rate`` it is safe and often slow. ``comm``: a Communicator, whose ranks all call ``fit`` with their own
+    rows, or ``None``. It is shared by clones, and not pickled.
+    """
+
+    def __init__(
+        self,
+        *,
+        C: float = 1.0,  # noqa: N803
+        fit_intercept: bool = True,
+        max_iter: int = 100,
+        batch: int = 100,
+        learning_rate: float | None = None,
+        decay: float = 0.0,
+        random_state: Any = None,
+        comm: Communicator | None = None,
+    ) -> None:
+        self.C, self.fit_intercept, self.max_iter, self.batch = C, fit_intercept, max_iter, batch
+        self.learning_rate, self.decay, self.random_state, self.comm = learning_rate, decay, random_state, comm
+
+    def _loss(self) -> str:
+        return "logistic"
+
+    def predict_proba(self, X: Any) -> F64:  # noqa: N803
+        """(rows, classes). Of more than two classes each one's own probability, divided by their sum."""
+        scores = self.decision_function(X)
+        chance = np.exp(-np.logaddexp(0, -scores))
+        if chance.ndim == 1:
+            return np.stack([np.exp(-np.logaddexp(0, scores)), chance], axis=1)
+        total = chance.sum(axis=1, keepdims=True)
+        even = np.full_like(chance, 1 / chance.shape[1])
+        return np.asarray(np.divide(chance, total, out=even, where=total > 0))
+
+    def predict_log_proba(self, X: Any) -> F64:  # noqa: N803
+        """The logarithm of ``predict_proba``."""
+        with np.errstate(divide="ignore"):
+            return np.asarray(np.log(self.predict_proba(X)))
+
+
+class LinearSVC(_Classifier):
+    """A linear support vector machine, ``loss`` ``"squared_hinge"`` or ``"hinge"``; all else as LogisticRegression."""
+
+    def __init__(
+        self,
+        *,
+        loss: str = "squared_hinge",
+        C: float = 1.0,  # noqa: N803
+        fit_intercept: bool = True,
+        max_iter: int = 100,
+        batch: int = 100,
+        learning_rate: float | None = None,
+        decay: float = 0.0,
+        random_state: Any = None,
+        comm: Communicator | None = None,
+    ) -> None:
+        self.loss, self.C, self.fit_intercept, self.max_iter, self.batch = loss, C, fit_intercept, max_iter, batch
+        self.learning_rate, self.decay, self.random_state, self.comm = learning_rate, decay, random_state, comm
+
+    def _loss(self) -> str:
+        if self.loss not in ("hinge", "squared_hinge"):
+            raise ValueError(f"loss={self.loss!r} must be 'hinge' or 'squared_hinge'")
+        return self.loss
+
+
+class Ridge(RegressorMixin, _Linear):
+    """Least squares with ``alpha``·|w|², as scikit-learn's of the same name; all else as LogisticRegression."""
+
+    def __init__(
+        self,
+        *,
+        alpha: float = 1.0,
+        fit_intercept: bool = True,
+        max_iter: int = 100,
+        batch: int = 100,
+        learning_rate: float | None = None,
+        decay: float = 0.0,
+        random_state: Any = None,
+        comm: Communicator | None = None,
+    ) -> None:
+        self.alpha, self.fit_intercept, self.max_iter, self.batch = alpha, fit_intercept, max_iter, batch
+        self.learning_rate, self.decay, self.random_state, self.comm = learning_rate, decay, random_state, comm
+
+    def fit(self, X: Any, y: Any) -> Self:  # noqa: N803
+        """``X``: (rows, features), dense or sparse; ``y``: a number for each row. With ``comm`` all ranks call it,
+        each with its own rows. Raises ``ValueError``, on every rank, for what scikit-learn refuses, a negative
+        ``alpha``, and settings that cannot be or diverge."""
+        failed: Exception | None = None
+        own: dict[str, Any] = {}
+        try:
+            if not self.alpha >= 0:
+                raise ValueError(f"alpha={self.alpha} must be 0 or more")
+            X, y = validate_data(self, X, y, accept_sparse="csr", dtype=np.float32, y_numeric=True)  # noqa: N806
+            own = {"rows": X.shape[0], "features": X.shape[1]}
+        except (ValueError, TypeError) as error:
+            failed = error
+        every = self._agree(own, failed)
+        l2 = self.alpha / sum(said["rows"] for said in every)
+        self.coef_, self.intercept_ = self._weights(_rows_of(X, y), "squared_error", l2)
+        self.n_iter_ = self.max_iter
+        return self
+
+    def predict(self, X: Any) -> F64:  # noqa: N803
+        """The number of each row."""
+        return self._scores(X)

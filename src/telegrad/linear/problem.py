@@ -1,0 +1,118 @@
+"""What all ranks agree on before they train: features, targets, who is held out, what memory it takes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from telegrad import Communicator, _core
+from telegrad.linear.losses import (
+    CURVATURE_BOUND,
+    F32,
+    are_classes,
+    area_under_curve,
+    is_classification,
+    label_counts,
+    losses_of,
+    signed,
+)
+from telegrad.linear.memory import check_memory
+from telegrad.linear.model import LinearModel
+from telegrad.linear.rows import MOST_FEATURES, U32, Rows
+from telegrad.linear.settings import TrainingSettings
+from telegrad.linear.shares import Share
+
+EXTRA = 2  # behind the features in a gradient: the bias and the loss
+
+_ADAGRAD_RATE = 0.1
+
+
+class Problem:
+    """One rank's rows and what it knows of the others'. Raises ``ValueError`` on every rank for labels that are not two
+    classes, and where there is no row to train on, too many features or too little memory.
+
+    ``alone``: nobody else's sums or changes come, so that features without entries need no place: then the others are
+    numbered anew, and what is read at random fits better into caches. ``features`` is how many there are then, and
+    ``model`` knows where they belong.
+    """
+
+    def __init__(self, rows: Rows, settings: TrainingSettings, comm: Communicator | None, *, alone: bool) -> None:
+        self.rows, self.settings, self.comm = rows, settings, comm
+        self.rank, self.world_size = (comm.rank, comm.world_size) if comm else (0, 1)
+        self.is_classification = is_classification(settings.loss)
+        self.features, counts, squares = self._agree()
+        self.total = int(counts.sum())
+        first = int(counts[: self.rank].sum())
+        self.share = Share(first, len(rows), self.total, held_out=settings.held_out, seed=settings.seed)
+        if self.share.trained_total == 0:
+            raise ValueError(f"of {self.total} rows none is left to train on: give more, or a smaller held_out")
+        check_memory(self.features, rows.nnz, settings, comm, alone=alone)
+        self.targets: F32 = signed(rows.labels) if self.is_classification else np.ascontiguousarray(rows.labels)
+        self.first_rate = settings.learning_rate or self._default_rate(squares / max(self.total, 1))
+        self._all_features = self.features
+        self._used: U32 | None = None
+        numbered = rows
+        if alone:
+            self._used, numbered = _numbered_anew(rows)
+            self.features = self._used.size
+        self._numbered = numbered  # whose memory the view is of
+        self.view = numbered.view()
+        self.loss = getattr(_core.Loss, settings.loss)
+        self.team = _core.Team(settings.threads)
+
+    def _default_rate(self, mean_squared_length: float) -> float:
+        if self.settings.optimizer == "adagrad":
+            return _ADAGRAD_RATE
+        # the hinge has no curvature; 1 serves for a first learning rate
+        return 1 / (CURVATURE_BOUND.get(self.settings.loss, 1.0) * (mean_squared_length + 1))
+
+    def _agree(self) -> tuple[int, np.ndarray[tuple[int], np.dtype[np.int64]], float]:
+        """The number of features, every rank's rows, and the sum of the squares of all values."""
+        labels = self.rows.labels
+        kinds = label_counts(labels)
+        own = np.array([self.rows.n_features, len(labels), *kinds], np.int64)
+        every = own[None] if self.comm is None else self.comm.all_gather(own)
+        squares = np.array([np.einsum("i,i->", self.rows.values, self.rows.values, dtype=np.float64)])
+        if self.comm is not None:
+            self.comm.all_reduce(squares)
+        features, counts = int(every[:, 0].max()), every[:, 1]
+        minus, zero, plus = every[:, 2:].sum(0)
+        if self.is_classification and not are_classes(counts.sum(), minus, zero, plus):
+            raise ValueError(
+                f"labels are not two classes for loss={self.settings.loss!r}: they must be -1 and 1 or 0 and 1; of "
+                f"{counts.sum()} rows {minus} have -1, {zero} have 0, {plus} have 1; or use 'squared_error'"
+            )
+        if features + EXTRA > MOST_FEATURES:
+            raise ValueError(f"n_features={features} is more than {MOST_FEATURES - EXTRA}: hash them")
+        return features, counts, float(squares[0])
+
+    def model(self, weights: F32, bias: float) -> LinearModel:
+        """Of weights of ``features``, in an array that may become the model's."""
+        if self._used is not None:
+            every = np.zeros(self._all_features, np.float32)
+            every[self._used] = weights
+            weights = every
+        return LinearModel(weights, bias, self.settings.loss)
+
+    def on_held_out(self, model: LinearModel) -> tuple[float, float, float]:
+        """Mean loss, accuracy and area under the curve."""
+        nan = float("nan")
+        rows = self.share.held_out.astype(np.int64)
+        scores, targets = model.scores(self.rows)[rows], self.targets[rows]
+        if self.comm is not None:
+            lengths = self.comm.all_gather(np.array([rows.size], np.int64))[:, 0].tolist()
+            scores, targets = (self.comm.all_gather(one, counts=lengths) for one in (scores, targets))
+        loss = float(losses_of(self.settings.loss, scores, targets).mean())
+        if not self.is_classification:
+            return loss, nan, nan
+        return loss, float(((scores > 0) == (targets > 0)).mean()), area_under_curve(scores, targets)
+
+
+def _numbered_anew(rows: Rows) -> tuple[U32, Rows]:
+    """The features that occur, rising, and the rows with their places in it instead."""
+    numbering = _core.Numbering(rows.indices.ctypes.data, rows.nnz, rows.n_features)
+    used, places = np.empty(numbering.size, np.uint32), np.empty(rows.nnz, np.uint32)
+    numbering.write_features(used.ctypes.data)
+    numbering.renumber(rows.indices.ctypes.data, places.ctypes.data, rows.nnz)
+    return used, replace(rows, indices=places, n_features=used.size)

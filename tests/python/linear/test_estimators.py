@@ -1,0 +1,178 @@
+"""scikit-learn's view of the linear models: its checks, its optimum, one rank or several."""
+
+from __future__ import annotations
+
+import itertools
+import pickle
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pytest
+import sklearn.linear_model
+import sklearn.svm
+from scipy import sparse
+from sklearn.base import clone
+from sklearn.datasets import make_classification
+from sklearn.utils.estimator_checks import check_estimator
+
+from telegrad import Communicator
+from telegrad.linear import LinearSVC, LogisticRegression, Ridge
+
+ESTIMATORS: dict[str, Callable[..., Any]] = {"logistic": LogisticRegression, "svc": LinearSVC, "ridge": Ridge}
+
+
+@pytest.mark.parametrize("name", ESTIMATORS)
+def test_scikit_learn_s_checks(name: str) -> None:
+    """Two may be skipped where pandas and SCIPY_ARRAY_API are missing."""
+    found = check_estimator(ESTIMATORS[name](), on_fail=None, on_skip=None)
+    assert len(found) > 45
+    assert [(one["check_name"], one["exception"]) for one in found if one["status"] in ("failed", "xfail")] == []
+    skipped = {one["check_name"] for one in found if one["status"] == "skipped"}
+    assert skipped <= {
+        "check_array_api_input",
+        "check_classifier_data_not_an_array",
+        "check_regressor_data_not_an_array",
+    }
+
+
+def data(classes: int = 2) -> tuple[Any, Any]:
+    x, y = make_classification(400, 20, n_informative=8, n_classes=classes, class_sep=0.7, flip_y=0.1, random_state=3)
+    return sparse.csr_array(np.where(np.abs(x) > 0.3, x, 0).astype(np.float32)), y
+
+
+def loss_of(coefficients: Any, intercept: Any, x: Any, y: Any, c: float) -> float:
+    scores = x @ np.ravel(coefficients) + intercept
+    mean = np.logaddexp(0, -np.where(y == 1, 1, -1) * scores).mean()
+    return float(mean + (np.ravel(coefficients) ** 2).sum() / (2 * c * len(y)))
+
+
+def test_its_optimum_is_that_of_scikit_learn_s() -> None:
+    x, y = data()
+    settings: dict[str, Any] = {"max_iter": 200, "batch": 50, "learning_rate": 0.5, "decay": 0.01, "random_state": 0}
+    own = LogisticRegression(C=0.5, **settings).fit(x, y)
+    other = sklearn.linear_model.LogisticRegression(C=0.5, tol=1e-9, max_iter=1000).fit(x, y)
+    best, found = (loss_of(one.coef_, one.intercept_, x, y, 0.5) for one in (other, own))
+    assert best * (1 - 1e-6) <= found <= best * (1 + 1e-3)
+    assert np.abs(own.predict_proba(x) - other.predict_proba(x)).max() < 0.02
+    assert own.predict_log_proba(x) == pytest.approx(np.log(own.predict_proba(x)))
+
+
+def test_ridge_and_machines() -> None:
+    x, y = data()
+    settings: dict[str, Any] = {"max_iter": 300, "batch": 50, "learning_rate": 0.05, "decay": 0.01, "random_state": 0}
+    number = x @ np.arange(20.0) + 3 + 5 * np.random.default_rng(0).standard_normal(400)
+    own, other = (
+        Ridge(alpha=2.0, **settings).fit(x, number),
+        sklearn.linear_model.Ridge(alpha=2.0, tol=1e-12).fit(x, number),
+    )
+    best, found = (((one.predict(x) - number) ** 2).sum() + 2 * (one.coef_**2).sum() for one in (other, own))
+    assert best * (1 - 1e-5) <= found <= best * (1 + 1e-3)
+    for loss in ("hinge", "squared_hinge"):
+        wanted = sklearn.svm.LinearSVC(loss=loss, C=0.05, max_iter=20_000).fit(x, y).score(x, y)
+        assert LinearSVC(loss=loss, C=0.05, **settings).fit(x, y).score(x, y) > wanted - 0.02
+
+
+def test_several_classes_are_one_against_the_rest() -> None:
+    x, y = data(3)
+    names = np.array(["low", "middle", "high"])[y]
+    own = LogisticRegression(max_iter=50, learning_rate=0.3, decay=0.01, random_state=0).fit(x, names)
+    assert own.classes_.tolist() == ["high", "low", "middle"]
+    assert own.coef_.shape == (3, 20)
+    assert own.predict_proba(x).sum(axis=1) == pytest.approx(1)
+    alone = LogisticRegression(max_iter=50, learning_rate=0.3, decay=0.01, random_state=0).fit(x, names == "low")
+    assert np.array_equal(own.coef_[1], alone.coef_[0])
+    assert (own.predict(x) == names).mean() > 0.55
+
+
+def among(parts: list[tuple[Any, Any]], make: Callable[[Communicator], Any]) -> list[Any]:
+    """What each rank's ``fit`` gives or raises."""
+    comms = Communicator.local(len(parts), timeout_s=60)
+
+    def one(rank: int) -> Any:
+        with comms[rank]:
+            try:
+                return make(comms[rank]).fit(*parts[rank])
+            except ValueError as error:
+                return str(error)
+
+    with ThreadPoolExecutor(len(parts)) as pool:
+        return list(pool.map(one, range(len(parts))))
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_all_ranks_fit_one_model(world_size: int) -> None:
+    x, y = data(3)
+    order = np.argsort(y, kind="stable")  # some ranks lack a class
+    x, y = x[order], np.array(["a", "bb", "c"])[y[order]]
+    settings: dict[str, Any] = {"max_iter": 5, "learning_rate": 0.1, "random_state": 1}
+    borders = [400 * rank // world_size for rank in range(world_size + 1)]
+    parts = [(x[a:b], y[a:b]) for a, b in itertools.pairwise(borders)]
+    fitted = among(parts, lambda comm: LogisticRegression(comm=comm, **settings))
+    alone = LogisticRegression(**settings).fit(x, y)
+    for one in fitted:
+        assert one.classes_.tolist() == ["a", "bb", "c"]
+        assert np.array_equal(one.coef_, fitted[0].coef_)
+        assert one.coef_ == pytest.approx(alone.coef_, abs=1e-5)
+    # Without a number, all ranks take the first one's.
+    fitted = among(parts, lambda comm: LogisticRegression(comm=comm, max_iter=2))
+    assert all(np.array_equal(one.coef_, fitted[0].coef_) for one in fitted)
+
+
+def test_what_is_wrong_on_one_rank_is_raised_on_all() -> None:
+    x, y = data()
+    good, bad = (x, y), (x, np.where(y, np.nan, 0.5))
+    said = among([good, bad], lambda comm: LogisticRegression(comm=comm, max_iter=1))
+    assert said[0].startswith("rank 1: ")
+    assert "NaN" in said[1]
+    said = among([good, (x[:, :7], y)], lambda comm: Ridge(comm=comm, max_iter=1))
+    assert said == ["X has [20, 7] features by rank: give all ranks as many"] * 2
+    said = among([(x, np.ones(400)), (x, np.ones(400))], lambda comm: LinearSVC(comm=comm))
+    assert said == ["y has 1 class, 1.0: at least two are needed"] * 2
+
+
+@pytest.mark.parametrize(
+    ("estimator", "said"),
+    [
+        (LogisticRegression(C=0), "C=0 must be above 0"),
+        (LinearSVC(loss="log"), "loss='log' must be 'hinge' or 'squared_hinge'"),
+        (Ridge(alpha=-1), "alpha=-1 must be 0 or more"),
+        (Ridge(learning_rate=1e6), "learning_rate=1000000.0 diverges"),
+        (LogisticRegression(max_iter=0), "epochs=0 must be at least 1"),
+    ],
+    ids=["C", "loss", "alpha", "diverges", "max_iter"],
+)
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_arguments_that_cannot_be(estimator: Any, said: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(said)):
+        estimator.fit(*data())
+
+
+def test_clones_share_a_communicator_and_pickles_have_none() -> None:
+    (comm,) = Communicator.local(1)
+    with comm:
+        own = LogisticRegression(C=3.0, comm=comm, max_iter=2)
+        assert clone(own).comm is comm
+        assert clone(own).C == 3.0
+        x, y = data()
+        again = pickle.loads(pickle.dumps(own.fit(x, y)))
+        assert again.comm is None
+        assert own.comm is comm
+        assert np.array_equal(again.predict(x), own.predict(x))
+
+
+def test_the_package_does_not_import_scikit_learn() -> None:
+    code = (
+        "import sys; sys.modules['sklearn'] = None; import telegrad.linear as linear\n"
+        "try: linear.LogisticRegression\n"
+        "except ImportError as error: print(error)\n"
+        "try: linear.Nothing\n"
+        "except AttributeError as error: print(error)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "estimators need scikit-learn: pip install 'telegrad[estimators]'" in done.stdout
+    assert "has no attribute 'Nothing'" in done.stdout
