@@ -10,6 +10,9 @@ namespace {
 // Below it the weights themselves are shrunk, before f32 loses what they are divided by.
 constexpr double kSmallestScale = 1e-4;
 
+// AdaGrad's divisor of the learning rate is far above what keeps it from 0 after any step.
+double pace_of(double squares) { return 1 / (std::sqrt(squares) + 1e-10); }
+
 }  // namespace
 
 Descent::Descent(std::size_t features, Rule rule, Penalty penalty, bool with_bias, Team& team)
@@ -18,6 +21,7 @@ Descent::Descent(std::size_t features, Rule rule, Penalty penalty, bool with_bia
   const bool owes = penalty.l1 > 0 || (rule == Rule::adagrad && penalty.l2 > 0);
   if (!owes) return;
   last_.resize(features);
+  if (rule == Rule::adagrad) paces_.resize(features);
   clock_.push_back(0);
 }
 
@@ -44,8 +48,11 @@ auto Descent::by_rule(double rate, double rows, const Do& act) {
     const double gradient = static_cast<double>(sum) / rows;
     const float before = last_.empty() ? weights[index] : owed_.settled(weights[index], index);
     squares_[index] = static_cast<float>(static_cast<double>(squares_[index]) + gradient * gradient);
-    weights[index] = static_cast<float>(static_cast<double>(before) - rate / Owed::root(squares_[index]) * gradient);
-    if (!last_.empty()) last_[index] = now;
+    const double pace = pace_of(static_cast<double>(squares_[index]));
+    weights[index] = static_cast<float>(static_cast<double>(before) - rate * pace * gradient);
+    if (last_.empty()) return;
+    paces_[index] = static_cast<float>(pace);
+    last_[index] = now;
   });
 }
 
@@ -88,12 +95,12 @@ void Descent::finish_step(double slope, double rate, double rows) {
   if (with_bias_) {
     const double gradient = slope / rows;
     bias_squares_ += gradient * gradient;
-    const double own = rule_ == Rule::sgd ? rate : rate / (std::sqrt(bias_squares_) + 1e-10);
+    const double own = rule_ == Rule::sgd ? rate : rate * pace_of(bias_squares_);
     bias_ -= own * gradient;
   }
   if (!last_.empty()) {
     clock_.push_back(clock_.back() + rate / scale_);
-    owed_ = {last_, clock_, clock_.back(), squares_, penalty_.l1, rule_ == Rule::sgd ? 0 : penalty_.l2};
+    owed_ = {last_, clock_, clock_.back(), paces_, penalty_.l1, rule_ == Rule::sgd ? 0 : penalty_.l2};
   }
   if (rule_ == Rule::sgd) {
     scale_ /= 1 + rate * penalty_.l2;

@@ -71,6 +71,7 @@ class Descent {
   LargeVector<float> weights_;
   double scale_ = 1, bias_ = 0, bias_squares_ = 0;
   LargeVector<float> squares_;       // AdaGrad's sums of squared gradients
+  LargeVector<float> paces_;         // their roots' reciprocals, if weights owe
   LargeVector<std::uint32_t> last_;  // if weights owe: see Owed
   std::vector<double> clock_;
   Owed owed_;

@@ -17,14 +17,14 @@ struct RowsView {
 
 /// std::expm1 to 1e-13 of itself, in less time where there is little to do, as nearly always.
 inline double expm1_of(double x) {
-  return std::abs(x) < 1e-3 ? x * (1 + x / 2 * (1 + x / 3 * (1 + x / 4 * (1 + x / 5)))) : std::expm1(x);
+  return std::abs(x) < 1e-3 ? x * (1 + x * (1. / 2 + x * (1. / 6 + x * (1. / 24 + x * (1. / 120))))) : std::expm1(x);
 }
 
 /// A weight under the penalty l1·|w| + l2/2·w² alone, after `time` of its gradient flow. Any division of the time
 /// gives the same, so that many steps cost one.
 inline double flow(double weight, double time, double l1, double l2) {
   const double size = std::abs(weight);
-  const double kept = l2 == 0 ? size - l1 * time : size + (size + l1 / l2) * expm1_of(-l2 * time);
+  const double kept = l2 == 0 ? size - l1 * time : size + (size + (l1 == 0 ? 0 : l1 / l2)) * expm1_of(-l2 * time);
   return kept <= 0 ? 0 : std::copysign(kept, weight);  // a NaN stays one
 }
 
@@ -33,19 +33,16 @@ struct Owed {
   std::span<const std::uint32_t> last;  // the step after which each weight owes
   std::span<const double> clock;        // the time at which each step began
   double now = 0;
-  std::span<const float> squares;  // AdaGrad's: a weight's time is divided by their root; none: by 1
+  std::span<const float> paces;  // AdaGrad's: by which a weight's time goes; none: 1
   double l1 = 0, l2 = 0;
 
   float settled(float weight, std::size_t index) const {
     if (weight == 0) return 0;
     double time = now - clock[last[index]];
     if (time == 0) return weight;
-    if (!squares.empty()) time /= root(squares[index]);
+    if (!paces.empty()) time *= static_cast<double>(paces[index]);
     return static_cast<float>(flow(static_cast<double>(weight), time, l1, l2));
   }
-
-  // Not 0 for a feature without gradients, and far below the root of what any step adds.
-  static double root(float squares) { return std::sqrt(static_cast<double>(squares)) + 1e-10; }
 };
 
 /// Its weights are scale · weights, less what they owe. So shrinking all of them (L2) costs one multiplication.

@@ -60,7 +60,7 @@ class CoordinateDescent:
             self._move(found, np.sort(self._moved[order[step * size : (step + 1) * size]]))
             on_step(step + 1, self.steps)
         began_s = time.perf_counter()
-        found.loss = self._summed(self._own_sums())[0] / problem.share.trained_total
+        found.loss = float(self._summed(self._own_sums())[0]) / problem.share.trained_total
         found.compute_s += time.perf_counter() - began_s
         return found
 
