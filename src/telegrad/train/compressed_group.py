@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from typing import NamedTuple
 
 import numpy as np
@@ -40,12 +40,12 @@ class CompressedGroup(GradientGroup):
         self._sendings: list[Sending] = []
         self._held: list[_Held] = []
 
-    def launch(self, comm: Communicator, present: set[int], number: int) -> list[Work]:
+    def launch(self, comm: Communicator, earlier: set[int], number: int) -> list[Work]:
         """As a GradientGroup's. Raises ``NonFiniteGradient`` as ``Compression.start``."""
         self._sendings, self._held = [], []
-        return super().launch(comm, present, number)
+        return super().launch(comm, earlier, number)
 
-    def _begin(self, flat: Flat, comm: Communicator, present: set[int]) -> list[Work]:
+    def _begin(self, flat: Flat, comm: Communicator, present: Set[int]) -> list[Work]:
         bits = bits_of(flat.buffer, self._compression.names[id(flat.parameters[0])])
         layout = self._layout_of(flat)
         self._set_aside(flat, layout, bits, present)
@@ -71,7 +71,7 @@ class CompressedGroup(GradientGroup):
                 values = np.nan_to_num(as_float32(one.values), posinf=0, neginf=0)
                 self._compression.compressor.keep_all((Part(one.part.entry, 0),), values)
 
-    def _set_aside(self, flat: Flat, layout: BucketLayout, bits: Bits, present: set[int]) -> None:
+    def _set_aside(self, flat: Flat, layout: BucketLayout, bits: Bits, present: Set[int]) -> None:
         """What is compressed, or sent with what waits, cannot be had back if no rank has a gradient for it."""
         parts = {part.entry.name: part for part in layout.parts}
         for number, one in enumerate(flat.parameters):

@@ -8,7 +8,7 @@ import math
 import time
 import warnings
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Unpack
 
 import torch
@@ -22,7 +22,7 @@ from telegrad.train.arguments import check_choice, checked_count
 from telegrad.train.clipping import checked_norm, clip_own
 from telegrad.train.compressed_group import CompressedGroup
 from telegrad.train.compression import Compression, CompressionOptions, check_options
-from telegrad.train.gradient_group import PASS_NUMBERS, GradientGroup
+from telegrad.train.gradient_group import PASS_NUMBERS, GradientGroup, Run
 from telegrad.train.group_planning import PLANS, TIMED, GroupPlanner
 from telegrad.train.measured_timeline import MeasuredTimeline
 from telegrad.train.profile import PausedClock, StepProfile
@@ -109,8 +109,9 @@ class Synchronizer:
             self._compression.move_to(own)
         self._passes = 0
         self._synchronises = True
-        self._present: set[int] = set()  # whose gradients have come since the last average
+        self._earlier: set[int] = set()  # whose gradients have come in passes that were not averaged
         self._groups: list[GradientGroup] = []
+        self._handles: list[Any] = []
         self._works: list[list[Work]] = []
         self._graph_task: int | None = None  # autograd's number of the pass that is under way
         self._plan: MergePlan | None = None
@@ -125,10 +126,6 @@ class Synchronizer:
         if plan in TIMED:
             self._begin_profile()
         self._replanning = Replanning(replan_factor) if plan == "auto" and replan_factor is not None else None
-        self._handles: list[Any] = [
-            one.register_post_accumulate_grad_hook(self._arrive)  # type: ignore[no-untyped-call]
-            for one in self._parameters.values()
-        ]
         _synchronised.update({id(one): weakref.ref(one) for one in self._parameters.values()})
 
     def _take_arguments(
@@ -256,29 +253,45 @@ class Synchronizer:
         for one in self._parameters.values():
             _synchronised.pop(id(one), None)
 
-    def _arrive(self, parameter: torch.Tensor) -> None:
-        assert isinstance(parameter, nn.Parameter)
-        number = self._group_of[id(parameter)]
-        task = torch._C._current_graph_task_id()
-        if self._synchronises and task != self._graph_task:
-            self._drop()
-            self._graph_task = task
-            self._missing = [{id(one) for one in group.parameters} for group in self._groups]
-            self._timeline.begin()
-            # How autograd lets DistributedDataParallel know that a pass is over.
-            torch.autograd.Variable._execution_engine.queue_callback(self._end)
-            if self._compression is not None:
-                self._compression.open_pass()
-        self._groups[number].take(parameter)
-        self._present.add(id(parameter))
-        if not self._synchronises:
-            return
-        if self._compression is not None and self._clip_norm is not None:
+    def _hook_of(self, number: int, run: Run, position: int) -> Callable[[torch.Tensor], None]:
+        """What is called when that gradient has come. Models have hundreds: as little as can be is done for each."""
+        task_id = torch._C._current_graph_task_id
+        name = id(run.parameters[position])
+
+        def arrive(_: torch.Tensor) -> None:
+            if task_id() != self._graph_task:
+                if not self._synchronises:
+                    self._earlier.add(name)
+                    return
+                self._open_pass()
+            if run.came[position]:
+                return
+            run.came[position] = 1
+            run.left -= 1
+            if not run.left:
+                self._take(number, run)
+
+        return arrive
+
+    def _open_pass(self) -> None:
+        self._drop()
+        self._graph_task = torch._C._current_graph_task_id()
+        for group in self._groups:
+            group.open_pass()
+        self._timeline.begin()
+        # How autograd lets DistributedDataParallel know that a pass is over.
+        torch.autograd.Variable._execution_engine.queue_callback(self._end)
+        if self._compression is not None:
+            self._compression.open_pass()
+
+    def _take(self, number: int, run: Run) -> None:
+        """All gradients of a run have come."""
+        group = self._groups[number]
+        group.take_run(run)
+        if not group.is_whole or (self._compression is not None and self._clip_norm is not None):
             return  # a rank's own gradient is clipped, all of it, before any of it leaves
-        self._missing[number].discard(id(parameter))
-        if not self._missing[number]:
-            self._timeline.ready(number)
-        while len(self._works) < len(self._groups) and not self._missing[len(self._works)]:
+        self._timeline.ready(number)
+        while len(self._works) < len(self._groups) and self._groups[len(self._works)].is_whole:
             self._launch()
 
     def _launch(self) -> None:
@@ -286,7 +299,7 @@ class Synchronizer:
         group = self._groups[len(self._works)]
         self._timeline.launched()
         begin_s = time.perf_counter()
-        self._works.append(group.launch(self._comm, self._present, self._passes % PASS_NUMBERS))
+        self._works.append(group.launch(self._comm, self._earlier, self._passes % PASS_NUMBERS))
         if self._compression is not None:
             self._profile_clock.leave_out(time.perf_counter() - begin_s)  # selection, which plans count by itself
 
@@ -302,7 +315,8 @@ class Synchronizer:
                     "Synchronizer and make another one"
                 )
         if self._compression is not None and self._clip_norm is not None:
-            came = [one for one in self._parameters.values() if id(one) in self._present]
+            present = self._earlier.union(*(group.came() for group in self._groups))
+            came = [one for one in self._parameters.values() if id(one) in present]
             clip_own(came, self._clip_norm / math.sqrt(self._comm.world_size))
         while len(self._works) < len(self._groups):
             self._launch()
@@ -319,7 +333,7 @@ class Synchronizer:
                 group.finish()
             self._timeline.close([_end_of(of_group) for of_group in works])
         finally:
-            self._present.clear()
+            self._earlier.clear()
         if self._compression is not None:
             self._compression.close_pass()
         elif self._clip_norm is not None:
@@ -357,10 +371,10 @@ class Synchronizer:
                 work.wait()
             for group in launched:
                 group.receive()
-            if all(group.holds(self._present) for group in launched):
+            if all(group.holds(self._earlier) for group in launched):
                 for group in launched:
                     group.finish()
-        self._present.clear()
+        self._earlier.clear()
         self._passes += 1
 
     def _begin_profile(self) -> None:
@@ -417,11 +431,18 @@ class Synchronizer:
 
     def _set_groups(self, groups: Sequence[Sequence[str]], sparse: Sequence[bool]) -> None:
         """``sparse``: of each group, whether compression may compress it."""
+        for handle in self._handles:
+            handle.remove()
         for group in self._groups:
             group.give_back()
         self._sparse = [*sparse]
         self._groups = [self._group_of_names(names, one) for names, one in zip(groups, sparse, strict=True)]
-        self._group_of = {id(one): number for number, group in enumerate(self._groups) for one in group.parameters}
+        self._handles = [
+            one.register_post_accumulate_grad_hook(self._hook_of(number, run, position))  # type: ignore[no-untyped-call]
+            for number, group in enumerate(self._groups)
+            for run in group.runs
+            for position, one in enumerate(run.parameters)
+        ]
         self._timeline = MeasuredTimeline([group.bytes for group in self._groups])
         if self._trace is not None:
             self._timeline.before_first_s = self._trace.backward_times[0]
