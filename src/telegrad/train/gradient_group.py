@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Set
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass
 from itertools import accumulate
+from operator import is_
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +18,8 @@ and so their averages, are exact."""
 
 _EXACT_RANKS = {torch.bfloat16: 1 << 8, torch.float16: 1 << 11, torch.float32: 1 << 24, torch.float64: 1 << 53}
 """With more ranks nothing follows from the average of the passes' numbers."""
+
+_gradient_of: Callable[[nn.Parameter], Tensor | None] = vars(torch._C.TensorBase)["grad"].__get__  # quick with map
 
 _RUN_BYTES = 1 << 18
 """Gradients are taken together up to so many: few calls for small ones, and what is copied is still in a cache."""
@@ -43,54 +46,56 @@ class Flat:
 
 class Run:
     """Neighbours in a group's memory, whose gradients become views when the last of them has come. ``came``: by
-    position, 1 for a gradient of this pass; ``left``: how many have not come. ``views``: see ``set_views``."""
+    position, 1 for a gradient of this pass, always the same object; ``left``: how many have not come. ``views``: see
+    ``set_views``."""
 
-    __slots__ = ("_described", "_places", "_views", "came", "left", "parameters")
+    __slots__ = ("_places", "_views", "came", "left", "parameters")
 
     def __init__(self, parameters: Sequence[nn.Parameter], views: Sequence[Tensor]) -> None:
         self.parameters = [*parameters]
+        self.came = bytearray(len(self.parameters))
         self.set_views(views)
         self.open_pass()
 
     def open_pass(self) -> None:
         """No gradient has come."""
-        self.came, self.left = bytearray(len(self.parameters)), len(self.parameters)
+        self.left = len(self.parameters)
+        self.came[:] = bytes(self.left)
 
     def set_views(self, views: Sequence[Tensor]) -> None:
         """What gradients become, of the group's memory."""
         self._views = [*views]
-        self._places = [one.data_ptr() for one in views]
-        self._described = self._describe()
+        self._places = self._addresses()
 
-    def _describe(self) -> list[tuple[torch.dtype, int, tuple[int, ...]]]:
-        return [(one.dtype, one.numel(), one.stride()) for one in self.parameters]
+    def _addresses(self) -> list[int]:
+        return [one.data_ptr() for one in (*self._views, *self.parameters)]
 
     def take(self) -> bool:
-        """Makes the gradients views; ``False``, and does nothing, where one of them, or its parameter, must be looked
-        at by itself."""
-        if [one.data_ptr() for one in self._views] != self._places or self._describe() != self._described:
+        """Makes the gradients views; ``False``, and does nothing, where each must be looked at by itself: where it, or
+        its parameter, may be of another kind than it was, or some are views already."""
+        if torch.is_grad_enabled() or self._addresses() != self._places:
             return False
-        fresh, views, parameters = [], [], []
-        for parameter, view in zip(self.parameters, self._views, strict=True):
-            gradient = parameter.grad
-            if gradient is view:
-                continue
-            if gradient is None or gradient.requires_grad or gradient.layout is not torch.strided:
-                return False
-            fresh.append(gradient)
-            views.append(view)
-            parameters.append(parameter)
-        if fresh:
-            torch._foreach_copy_(views, fresh)
-            for parameter, view in zip(parameters, views, strict=True):
-                parameter.grad = view
+        views, gradients = self._views, self._gradients()
+        if all(map(is_, gradients, views)):
+            return True
+        if any(map(is_, gradients, views)):
+            return False
+        try:
+            torch._foreach_copy_(views, gradients)  # type: ignore[arg-type]
+        except (RuntimeError, TypeError):  # not all are dense, or there: who looks at each of them says which
+            return False
+        for parameter, view in zip(self.parameters, views, strict=True):
+            parameter.grad = view
         return True
 
     def put(self) -> None:
         """Gradients are the views, whatever they were."""
-        for parameter, view in zip(self.parameters, self._views, strict=True):
-            if parameter.grad is not view:
+        if not all(map(is_, self._gradients(), self._views)):
+            for parameter, view in zip(self.parameters, self._views, strict=True):
                 parameter.grad = view
+
+    def _gradients(self) -> list[Tensor | None]:
+        return [*map(_gradient_of, self.parameters)]
 
 
 class GradientGroup:

@@ -256,7 +256,7 @@ class Synchronizer:
     def _hook_of(self, number: int, run: Run, position: int) -> Callable[[torch.Tensor], None]:
         """What is called when that gradient has come. Models have hundreds: as little as can be is done for each."""
         task_id = torch._C._current_graph_task_id
-        name = id(run.parameters[position])
+        name, came = id(run.parameters[position]), run.came
 
         def arrive(_: torch.Tensor) -> None:
             if task_id() != self._graph_task:
@@ -264,11 +264,11 @@ class Synchronizer:
                     self._earlier.add(name)
                     return
                 self._open_pass()
-            if run.came[position]:
+            if came[position]:
                 return
-            run.came[position] = 1
-            run.left -= 1
-            if not run.left:
+            came[position] = 1
+            run.left = left = run.left - 1
+            if not left:
                 self._take(number, run)
 
         return arrive
