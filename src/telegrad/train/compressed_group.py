@@ -28,13 +28,13 @@ class _Held(NamedTuple):
 
 
 class CompressedGroup(GradientGroup):
-    """As a GradientGroup. ``sparse``: parameters that ``compression`` compresses are; else all are sent densely, with
-    what waits of them. Flags, the number of the pass, and parameters that are not compressed always go densely.
+    """As a GradientGroup. ``way``: how parameters that ``compression`` compresses are sent, see ``Compression.start``.
+    Flags, the number of the pass, and parameters that are not compressed always go densely.
     """
 
-    def __init__(self, parameters: Sequence[nn.Parameter], compression: Compression, *, sparse: bool) -> None:
+    def __init__(self, parameters: Sequence[nn.Parameter], compression: Compression, *, way: str) -> None:
         super().__init__(parameters)
-        self.sparse = sparse
+        self.way = way
         self._compression = compression
         self._layouts: dict[int, BucketLayout] = {}
         self._sendings: list[Sending] = []
@@ -49,7 +49,7 @@ class CompressedGroup(GradientGroup):
         bits = bits_of(flat.buffer, self._compression.names[id(flat.parameters[0])])
         layout = self._layout_of(flat)
         self._set_aside(flat, layout, bits, present)
-        sending = self._compression.start(layout, bits, sparse=self.sparse)
+        sending = self._compression.start(layout, bits, way=self.way)
         self._sendings.append(sending)
         return sending.works
 

@@ -1,4 +1,4 @@
-"""What it takes to send a group densely or sparsely, measured on a live communicator: the ways of a joint plan."""
+"""What it takes to send a group in each way, measured on a live communicator: the ways of a joint plan."""
 
 from __future__ import annotations
 
@@ -21,20 +21,23 @@ _GRADIENTS, _SETTLING = 64, 8
 
 
 def measured_ways(compression: Compression, comm: Communicator, *, most_bytes: int) -> list[Way]:
-    """``"sparse"``, and before it ``"dense"`` where ``compression`` may choose; the same on all ranks but for rounding.
+    """Those of ``compression.ways``; the same on all ranks but for rounding.
 
-    Sparse ones are of random float32 gradients in one tensor, at the density that all compressed parameters have
-    together and with the selection of the largest; their delay is what selection takes on this rank's thread. Called on
-    all ranks, alike, after the plans' ``warmup_steps``. Raises ``ValueError`` for ``most_bytes`` below 1.
+    Those that compress are of random float32 gradients in one tensor, and their delay is what that takes on this rank's
+    thread; sparse ones are at the density that all compressed parameters have together, with the selection of the
+    largest. Called on all ranks, alike, after the plans' ``warmup_steps``. Raises ``ValueError`` for ``most_bytes``
+    below 1.
     """
     dense = measured_group_cost(comm, most_bytes=most_bytes)
-    ways = [Way("dense", dense)] if compression.kind == "auto" or not len(compression.compressor.residuals) else []
-    if len(compression.compressor.residuals):
-        ways.append(measured_way(comm, "sparse", _probe_of(compression, comm), most_bytes=most_bytes, beside=dense))
-    return ways
+    return [
+        Way(name, dense)
+        if name == "dense"
+        else measured_way(comm, name, _probe_of(compression, comm, name), most_bytes=most_bytes, beside=dense)
+        for name in compression.ways
+    ]
 
 
-def _probe_of(compression: Compression, comm: Communicator) -> Callable[[int], Prepare]:
+def _probe_of(compression: Compression, comm: Communicator, way: str) -> Callable[[int], Prepare]:
     largest = max(compression.compressor.residuals, key=lambda one: one.values.size)
     selection = compression.compressor.policy_of(largest)
     given = compression.compressor.momentum
@@ -61,7 +64,10 @@ def _probe_of(compression: Compression, comm: Communicator) -> Callable[[int], P
             return start
 
         def start() -> Callable[[], None]:
-            sending = exchange.send(layout, bits, sound=True)
+            if way == "sparse":
+                sending = exchange.send(layout, bits, sound=True)
+            else:
+                sending = exchange.send_quantised(layout, bits, way)
 
             def finish() -> None:
                 for work in sending.works:

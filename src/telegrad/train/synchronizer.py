@@ -61,8 +61,10 @@ class Synchronizer:
     ``backward()``.
 
     ``compression``: ``"topk"``: parameters that the policy does not leave dense are sent as their largest entries, and
-    what is not sent waits in a residual of that parameter on that rank; ``"auto"``: each group goes so, or densely with
-    what waits, as the plan of ``telegrad.plan.merge.joint`` finds it cheaper, and densely until there is one.
+    what is not sent waits in a residual of that parameter on that rank; ``"quantised"``: all of their values go,
+    rounded to the wire that ``quantised`` names, and what rounding loses waits; ``"auto"``: each group goes in the
+    cheapest of these ways, or densely with what waits, by the plan of ``telegrad.plan.merge.joint``, and densely until
+    there is one; quantised only if ``quantised`` allows it.
     ``options``: those of DDPState, see ``CompressionOptions``. ``clip_norm`` is local then, as DDPState's: each rank
     scales its own gradient down to clip_norm / sqrt(ranks) before any of it leaves, which is after the backward pass.
     ``nonfinite="raise"`` (the default with compression): NonFiniteGradient on the rank that has a NaN or an infinity,
@@ -118,7 +120,8 @@ class Synchronizer:
         self._planner = GroupPlanner(self._scheme, self._compression) if self._scheme in TIMED else None
         self._trace: Trace | None = None
         self._replans = 0
-        self._set_groups(groups, [compression == "topk"] * len(groups))
+        first = "dense" if self._compression is None else self._compression.ways[0]
+        self._set_groups(groups, [first] * len(groups))
         for tensor in (*model.parameters(), *model.buffers()):
             copy_from_rank_0(tensor.detach(), self._comm)
         self._profile: StepProfile | None = None
@@ -196,7 +199,7 @@ class Synchronizer:
         compression = self._compressed()
         self._drop()
         compression.load_state_dict(state)
-        self._set_groups(self.groups, self._sparse)  # thresholds of sums are of the steps that are left behind
+        self._set_groups(self.groups, self._ways)  # thresholds of sums are of the steps that are left behind
 
     def _compressed(self) -> Compression:
         if self._compression is None:
@@ -405,9 +408,9 @@ class Synchronizer:
         kept = self._plan if earlier is not None and earlier.names == trace.names else None
         self._trace, self._plan = trace, planner.plan(trace, self._comm, kept=kept)
         groups = self._with_the_unused(trace, self._plan)
-        sparse = [way == "sparse" for way in self._plan.ways] or [False] * len(groups)
-        if (groups, sparse) != (self.groups, self._sparse):
-            self._set_groups(groups, sparse)
+        ways = [*self._plan.ways] or ["dense"] * len(groups)
+        if (groups, ways) != (self.groups, self._ways):
+            self._set_groups(groups, ways)
         self._timeline.before_first_s = trace.backward_times[0]
         self._planned_at = self._passes
         if not refines:
@@ -429,14 +432,14 @@ class Synchronizer:
         cut = PLANS[plan](sizes, [0.0] * len(sizes), cost=lambda _: 0.0)
         return [[names[position] for position in group] for group in cut.groups]
 
-    def _set_groups(self, groups: Sequence[Sequence[str]], sparse: Sequence[bool]) -> None:
-        """``sparse``: of each group, whether compression may compress it."""
+    def _set_groups(self, groups: Sequence[Sequence[str]], ways: Sequence[str]) -> None:
+        """``ways``: how each group goes, see ``Compression.ways``."""
         for handle in self._handles:
             handle.remove()
         for group in self._groups:
             group.give_back()
-        self._sparse = [*sparse]
-        self._groups = [self._group_of_names(names, one) for names, one in zip(groups, sparse, strict=True)]
+        self._ways = [*ways]
+        self._groups = [self._group_of_names(names, one) for names, one in zip(groups, ways, strict=True)]
         self._handles = [
             one.register_post_accumulate_grad_hook(self._hook_of(number, run, position))  # type: ignore[no-untyped-call]
             for number, group in enumerate(self._groups)
@@ -447,11 +450,11 @@ class Synchronizer:
         if self._trace is not None:
             self._timeline.before_first_s = self._trace.backward_times[0]
 
-    def _group_of_names(self, names: Sequence[str], sparse: bool) -> GradientGroup:
+    def _group_of_names(self, names: Sequence[str], way: str) -> GradientGroup:
         parameters = [self._parameters[name] for name in names]
         if self._compression is None:
             return GradientGroup(parameters)
-        return CompressedGroup(parameters, self._compression, sparse=sparse)
+        return CompressedGroup(parameters, self._compression, way=way)
 
     def _description(self, groups: list[list[str]]) -> dict[str, str]:
         """What all ranks must have alike."""
