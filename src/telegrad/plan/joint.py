@@ -156,7 +156,7 @@ def _swept(table: Sequence[_Costs], ready: Sequence[float], bounds: Floats, most
         end, late, before, which = (np.concatenate(parts) for parts in zip(*found, strict=True))
         # The next gradient comes no sooner than that: until then it does not matter when the network was free.
         free = np.maximum(end, ready[stop] + late) if stop < count else end
-        kept = _undominated(free, late)
+        kept = undominated(free, late)
         if kept.size > wide:
             exact = False
             least = (_WEIGHTS * end[kept] + (1 - _WEIGHTS) * late[kept] + bounds[:, stop : stop + 1]).max(axis=0)
@@ -187,7 +187,7 @@ def _least_after(table: Sequence[_Costs], bounds: Floats) -> Floats:
     return least
 
 
-def _undominated(free: Floats, late: Floats) -> Integers:
+def undominated(free: Floats, late: Floats) -> Integers:
     """Of all pairs those of which no other is better in one and no worse in the other; of equal ones the first."""
     candidates = np.arange(free.size)
     for of in (free, late, free + late):  # most are dominated by one of these: only the others are worth sorting

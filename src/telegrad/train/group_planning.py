@@ -12,7 +12,7 @@ from torch import nn
 from telegrad.calibration.computing import group_cost_while_computing
 from telegrad.calibration.group_cost import measured_group_cost
 from telegrad.comm import Communicator
-from telegrad.plan import merge, shared_processor
+from telegrad.plan import merge, shared_processor, shared_ways
 from telegrad.plan.merge_plan import MergePlan
 from telegrad.plan.trace import Trace
 from telegrad.train.compression import Compression
@@ -129,11 +129,11 @@ class _WayCosts:
         self._ways = measured_ways(compression, comm, most_bytes=most_bytes)
 
     def best(self, trace: Trace) -> MergePlan:
-        return merge.joint(trace.sizes, trace.backward_times, ways=self._ways, dense=self._dense(trace))
+        return shared_ways.joint(trace.sizes, trace.backward_times, ways=self._ways, dense=self._dense(trace))
 
     def plan_of(self, scheme: str, trace: Trace, stops: Sequence[int], ways: Sequence[int]) -> MergePlan:
         taken = [self._ways[number - 1] for number in ways]
-        return merge.of_ways(scheme, trace.sizes, trace.backward_times, stops, taken, dense=self._dense(trace))
+        return shared_ways.planned(scheme, trace.sizes, trace.backward_times, stops, taken, dense=self._dense(trace))
 
     def ways_of(self, plan: MergePlan) -> list[int]:
         numbers = {way.name: number for number, way in enumerate(self._ways, 1)}

@@ -443,6 +443,8 @@ def test_ways_are_timed_alike_on_all_ranks(on_ranks: OnRanks, options: dict[str,
         assert str(rank.sync.state_dict()) == str(before)
         assert [way.name for way in ways] == names
         assert all(way.cost(size) > 0 for way in ways for size in sizes)
+        assert all(way.busy is not None and way.busy(1 << 16) > 0 for way in ways)
+        assert all((way.busy_beside is None) == (way.name == "dense") for way in ways)
         assert all((way.delay(1 << 16) > 0) == (way.name != "dense") == (way.beside is not None) for way in ways)
         return [[*map(way.cost, sizes), *map(way.delay, sizes)] for way in ways]
 
