@@ -53,7 +53,7 @@ def search(
     """
     if not ready:
         return []
-    table = [_costs_of(prefix, dense, stop, ways) for stop in range(1, len(ready) + 1)]
+    table = [costs_of(prefix, dense, stop, ways) for stop in range(1, len(ready) + 1)]
     best = _best([_usable(costs) for costs in table], ready)
     if not best.exact:  # then at least no worse than with any one way
         for way in range(len(ways) if len(ways) > 1 else 0):
@@ -75,7 +75,8 @@ def _best(table: Sequence[_Costs], ready: Sequence[float]) -> _Found:
     return min(thorough, quick, key=lambda found: found.end)._replace(exact=thorough.exact)
 
 
-def _costs_of(prefix: Sequence[int], dense: Sequence[int] | None, stop: int, ways: Sequence[Way]) -> _Costs:
+def costs_of(prefix: Sequence[int], dense: Sequence[int] | None, stop: int, ways: Sequence[Way]) -> _Costs:
+    """Of the groups that end before tensor ``stop``. Raises ``ValueError`` as ``Way.cost_of``."""
     sizes = [prefix[stop] - before for before in prefix[:stop]]
     held = [0] * stop if dense is None else [dense[stop] - before for before in dense[:stop]]
     costs = _Costs(np.zeros((len(ways), stop)), np.zeros((len(ways), stop)))

@@ -13,14 +13,15 @@ import numpy as np
 import numpy.typing as npt
 
 from telegrad.plan import merge
-from telegrad.plan.joint import undominated
+from telegrad.plan.joint import costs_of, undominated
 from telegrad.plan.merge_plan import MergePlan
 from telegrad.plan.shared_processor import ends_of
 from telegrad.plan.way import Way
 
 Floats = npt.NDArray[np.float64]
 
-_BOUNDS = 8  # of the total delay that are tried, besides 0 and those of plans that were found
+_BOUNDS, _LEAST_BOUNDS, _TENSORS = 8, 3, 2_000
+"""Of the total delay so many are tried, besides 0 and those of plans that were found; fewer with many tensors."""
 _WIDE, _MOST = 64, 6_000
 """Pairs that are kept: of each prefix, and of all prefixes together."""
 _SLACK = 1 + 1e-9
@@ -63,7 +64,8 @@ def joint(
     whole = max(way.delay_of(sum(sizes), sum(dense or ())) for way in ways)
     most = 1.25 * max(whole, *(sum(one.delays) for one in (best, plain)))
     tried: set[float] = set()
-    bounds = [most * part / _BOUNDS for part in range(_BOUNDS + 1)]
+    parts = max(_LEAST_BOUNDS, min(_BOUNDS, _TENSORS // len(sizes)))
+    bounds = [most * part / parts for part in range(parts + 1)]
     while bounds:
         bound = bounds.pop()
         if bound in tried:
@@ -105,13 +107,13 @@ def planned(
 
 def _table(sizes: Sequence[int], dense: Sequence[int] | None, ways: Sequence[Way]) -> list[_Costs]:
     prefix, apart = [0, *accumulate(sizes)], [0, *accumulate(dense or [0] * len(sizes))]
+    slow = [
+        Way(f"{way.name} busy", way.busy or way.cost, beside=way.busy_beside or way.beside) for way in ways
+    ]  # without delays, which are those of ``ways``
     table = []
     for stop in range(1, len(prefix)):
-        held = [(prefix[stop] - prefix[begin], apart[stop] - apart[begin]) for begin in range(stop)]
-        idle = np.array([[way.cost_of(*one) for one in held] for way in ways])
-        busy = np.array([[way.busy_of(*one) for one in held] for way in ways])
-        delay = np.array([[way.delay_of(*one) for one in held] for way in ways])
-        table.append(_Costs(idle, np.maximum(busy, idle), delay))
+        idle, delay = costs_of(prefix, apart, stop, ways)
+        table.append(_Costs(idle, np.maximum(costs_of(prefix, apart, stop, slow).cost, idle), delay))
     return table
 
 
