@@ -4,10 +4,11 @@ a rank that has something to pass on may have to wait until it is its turn."""
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 import numpy as np
 
-from telegrad.calibration.group_cost import interpolated, timed_sizes
+from telegrad.calibration.group_cost import Begun, interpolated, timed_sizes
 from telegrad.comm import Communicator
 from telegrad.plan.way import GroupCost
 
@@ -19,26 +20,39 @@ _MATRIX = 48  # a multiplication takes about 10 µs, without threads
 
 def group_cost_while_computing(comm: Communicator, *, most_bytes: int) -> GroupCost:
     """As ``measured_group_cost``, of sums during which every rank's main thread multiplies small matrices."""
+
+    def dense(elements: int) -> Callable[[], Callable[[], Begun]]:
+        vector = np.zeros(elements, np.float32)
+        return lambda: lambda: Begun([comm.all_reduce(vector, async_op=True)], lambda: None)
+
+    return way_cost_while_computing(comm, dense, most_bytes=most_bytes)
+
+
+def way_cost_while_computing(
+    comm: Communicator, of_length: Callable[[int], Callable[[], Callable[[], Begun]]], *, most_bytes: int
+) -> GroupCost:
+    """The cost of ``measured_way``, of sums during which every rank's main thread multiplies small matrices."""
     sizes = timed_sizes(most_bytes)
-    times = np.array([_median_s(comm, size // 4) for size in sizes])
+    times = np.array([_median_s(comm, of_length(size // 4)) for size in sizes])
     comm.all_reduce(times, "max")
     return interpolated(sizes, times)
 
 
-def _median_s(comm: Communicator, elements: int) -> float:
-    vector = np.zeros(elements, np.float32)
+def _median_s(comm: Communicator, prepare: Callable[[], Callable[[], Begun]]) -> float:
     left, right = np.ones((2, _MATRIX, _MATRIX), np.float32)
     product = np.empty_like(left)
 
     def sums(count: int) -> float:
         comm.barrier()
-        begin = time.perf_counter()
+        total_s = 0.0
         for _ in range(count):
-            work = comm.all_reduce(vector, async_op=True)
-            while not work.is_completed():
+            begun = prepare()()
+            begin = time.perf_counter()
+            while not all(work.is_completed() for work in begun.works):
                 np.matmul(left, right, out=product)
-            work.wait()
-        return (time.perf_counter() - begin) / count
+            begun()
+            total_s += time.perf_counter() - begin
+        return total_s / count
 
     first_s = np.array([sums(1)])
     comm.all_reduce(first_s, "max")  # so that all ranks make as many sums

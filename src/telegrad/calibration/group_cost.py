@@ -5,11 +5,12 @@ from __future__ import annotations
 import bisect
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-from telegrad.comm import Communicator
+from telegrad.comm import Communicator, Work
 from telegrad.plan.way import GroupCost, Way
 
 _LEAST_BYTES, _GROWTH = 1 << 10, 8
@@ -17,6 +18,19 @@ _REPEATS = 5
 
 Prepare = Callable[[], Callable[[], Callable[[], None]]]
 """Makes a sum ready; what it returns begins it; and what that returns waits for the end and takes the result over."""
+
+
+@dataclass(frozen=True)
+class Begun:
+    """A sum under way: what it waits for, and what takes its result over."""
+
+    works: Sequence[Work]
+    conclude: Callable[[], None]
+
+    def __call__(self) -> None:
+        for work in self.works:
+            work.wait()
+        self.conclude()
 
 
 def measured_group_cost(comm: Communicator, *, most_bytes: int) -> GroupCost:

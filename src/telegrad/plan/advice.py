@@ -25,7 +25,7 @@ _DENSE_FROM = 2 / 3  # δ of SparCML §5.1 with 16-bit indices: 4 bytes of a val
 @dataclass(frozen=True)
 class Scheme:
     """``ways``: one or more ways to send a group, of which each group takes the cheapest by bytes. ``line``: of code.
-    ``is_hooked``: DDP or a Synchronizer does it by that line; otherwise it is the call to make for every gradient."""
+    ``selects``: it sends entries at a density, and not all of them."""
 
     name: str
     about: str
@@ -33,11 +33,15 @@ class Scheme:
     plan: str
     line: Callable[[float], str]
     compresses: bool = False
-    is_hooked: bool = True
+    selects: bool = True
 
 
 def _state(options: str) -> str:
     return f"ddp.register_comm_hook(telegrad.DDPState(comm, ddp.named_parameters(), {options}), telegrad.ddp_hook)"
+
+
+def _synchronizer(options: str) -> str:
+    return f"sync = telegrad.Synchronizer(model, comm, {options})  # instead of DDP"
 
 
 def _dense(cluster: Cluster, device: Device, density: float) -> list[Way]:
@@ -72,7 +76,7 @@ SCHEMES = (
         "selected entries, all summed",
         lambda cluster, device, density: [sparse(cluster, device, density)],
         "fixed",
-        lambda density: _state(f"density={density:g}"),
+        lambda density: _synchronizer(f'plan="fixed", compression="topk", density={density:g}'),
         compresses=True,
     ),
     Scheme(
@@ -80,7 +84,7 @@ SCHEMES = (
         "selected entries, gathered",
         lambda cluster, device, density: [gathered(cluster, device, density)],
         "fixed",
-        lambda density: _state(f'density={density:g}, collective="allgather"'),
+        lambda density: _synchronizer(f'plan="fixed", compression="topk", density={density:g}, collective="allgather"'),
         compresses=True,
     ),
     Scheme(
@@ -88,7 +92,7 @@ SCHEMES = (
         "selected, and again of the sum",
         lambda cluster, device, density: [ok_topk(cluster, device, density)],
         "fixed",
-        lambda density: _state(f'density={density:g}, collective="oktopk"'),
+        lambda density: _synchronizer(f'plan="fixed", compression="topk", density={density:g}, collective="oktopk"'),
         compresses=True,
     ),
     Scheme(
@@ -96,18 +100,18 @@ SCHEMES = (
         "all values, in 8 bits",
         lambda cluster, device, density: [qsgd(cluster, 8)],
         "fixed",
-        lambda density: 'comm.all_reduce(gradient, "avg", wire="qsgd8")  # every gradient, instead of DDP',
+        lambda density: _synchronizer('plan="fixed", compression="quantised", quantised="qsgd8"'),
         compresses=True,
-        is_hooked=False,
+        selects=False,
     ),
     Scheme(
         "qsgd4",
         "all values, in 4 bits",
         lambda cluster, device, density: [qsgd(cluster, 4)],
         "fixed",
-        lambda density: 'comm.all_reduce(gradient, "avg", wire="qsgd4")  # every gradient, instead of DDP',
+        lambda density: _synchronizer('plan="fixed", compression="quantised", quantised="qsgd4"'),
         compresses=True,
-        is_hooked=False,
+        selects=False,
     ),
 )
 
@@ -165,10 +169,10 @@ def advise(
     if not 0 < density <= 1:
         raise ValueError(f"density={density} is no share: use a number above 0, up to 1")
     found = tuple(_predicted(scheme, workload, cluster, device, density, stragglers) for scheme in schemes)
-    plain = _best([one for one in found if not one.scheme.compresses and one.scheme.is_hooked])
-    hooked = [one for one in found if one.scheme.compresses and one.scheme.is_hooked]
-    small = _best(hooked)
-    fastest = min(hooked, key=lambda one: one.step.step_s)
+    plain = _best([one for one in found if not one.scheme.compresses])
+    lossy = [one for one in found if one.scheme.compresses]
+    small = _best(lossy)
+    fastest = min(lossy, key=lambda one: one.step.step_s)
     compress = plain.step.step_s >= (1 + WORTH) * fastest.step.step_s
     recommended, other = (small, small) if compress else (plain, fastest)
     return Advice(
@@ -179,7 +183,7 @@ def advise(
         recommended,
         _verdict(plain, other, density, compress=compress),
         tuple(_reasons(workload, cluster, density, found, plain, other)),
-        tuple(_cautions(recommended, found)),
+        tuple(_cautions(recommended)),
     )
 
 
@@ -197,14 +201,14 @@ def _predicted(
 def _best(predictions: Sequence[Prediction]) -> Prediction:
     """The first of those that are within 1 % of the shortest step."""
     if not predictions:
-        raise ValueError("schemes must have one that is dense and one that compresses, of those that DDP can do")
+        raise ValueError("schemes must have one that is dense and one that compresses")
     shortest_s = min(one.step.step_s for one in predictions)
     return next(one for one in predictions if one.step.step_s <= shortest_s * (1 + _NEAR))
 
 
 def _verdict(plain: Prediction, small: Prediction, density: float, *, compress: bool) -> str:
     times = plain.step.step_s / small.step.step_s
-    which = f"{small.scheme.name} at {density:.3g}"
+    which = f"{small.scheme.name} at {density:.3g}" if small.scheme.selects else small.scheme.name
     if compress:
         return (
             f"Compress: {which} makes a step {times:.2f} times as fast as the best dense scheme, {plain.scheme.name}."
@@ -260,21 +264,12 @@ def _reasons(
     return reasons
 
 
-def _cautions(recommended: Prediction, found: Sequence[Prediction]) -> list[str]:
+def _cautions(recommended: Prediction) -> list[str]:
     said = []
     if recommended.scheme.compresses:
         said.append(
             "Compression changes what is trained: what is not sent waits in residuals. Compare accuracy with a dense "
             "run first (docs/accuracy.md), and mind momentum (docs/training.md)."
-        )
-    faster = [
-        one for one in found if not one.scheme.is_hooked and one.step.step_s < recommended.step.step_s * (1 - WORTH)
-    ]
-    if faster:
-        best = min(faster, key=lambda one: one.step.step_s)
-        said.append(
-            f"{best.scheme.name} would be faster still ({_ms(best.step.step_s)}), but no hook does it: call "
-            "all_reduce yourself."
         )
     said.append(
         "DDPState and Synchronizer take gradients on the CPU today: for GPUs this is what to expect of the network, "

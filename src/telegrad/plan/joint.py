@@ -53,7 +53,7 @@ def search(
     """
     if not ready:
         return []
-    table = [_costs_of(prefix, dense, stop, ways) for stop in range(1, len(ready) + 1)]
+    table = [costs_of(prefix, dense, stop, ways) for stop in range(1, len(ready) + 1)]
     best = _best([_usable(costs) for costs in table], ready)
     if not best.exact:  # then at least no worse than with any one way
         for way in range(len(ways) if len(ways) > 1 else 0):
@@ -75,7 +75,8 @@ def _best(table: Sequence[_Costs], ready: Sequence[float]) -> _Found:
     return min(thorough, quick, key=lambda found: found.end)._replace(exact=thorough.exact)
 
 
-def _costs_of(prefix: Sequence[int], dense: Sequence[int] | None, stop: int, ways: Sequence[Way]) -> _Costs:
+def costs_of(prefix: Sequence[int], dense: Sequence[int] | None, stop: int, ways: Sequence[Way]) -> _Costs:
+    """Of the groups that end before tensor ``stop``. Raises ``ValueError`` as ``Way.cost_of``."""
     sizes = [prefix[stop] - before for before in prefix[:stop]]
     held = [0] * stop if dense is None else [dense[stop] - before for before in dense[:stop]]
     costs = _Costs(np.zeros((len(ways), stop)), np.zeros((len(ways), stop)))
@@ -156,7 +157,7 @@ def _swept(table: Sequence[_Costs], ready: Sequence[float], bounds: Floats, most
         end, late, before, which = (np.concatenate(parts) for parts in zip(*found, strict=True))
         # The next gradient comes no sooner than that: until then it does not matter when the network was free.
         free = np.maximum(end, ready[stop] + late) if stop < count else end
-        kept = _undominated(free, late)
+        kept = undominated(free, late)
         if kept.size > wide:
             exact = False
             least = (_WEIGHTS * end[kept] + (1 - _WEIGHTS) * late[kept] + bounds[:, stop : stop + 1]).max(axis=0)
@@ -187,7 +188,7 @@ def _least_after(table: Sequence[_Costs], bounds: Floats) -> Floats:
     return least
 
 
-def _undominated(free: Floats, late: Floats) -> Integers:
+def undominated(free: Floats, late: Floats) -> Integers:
     """Of all pairs those of which no other is better in one and no worse in the other; of equal ones the first."""
     candidates = np.arange(free.size)
     for of in (free, late, free + late):  # most are dominated by one of these: only the others are worth sorting

@@ -33,7 +33,7 @@ def optimal(sizes: Sequence[int], backward_times: Sequence[float], *, idle: Grou
         held = [prefix[stop] - before for before in prefix[:stop]]
         alone = np.array([idle(size) for size in held])
         beside = np.maximum([busy(size) for size in held], alone)
-        ends = _ends(np.maximum(finish[:stop], ready[stop - 1]), alone, beside, over_s)
+        ends = ends_of(np.maximum(finish[:stop], ready[stop - 1]), alone, beside, over_s)
         last[stop] = int(ends.argmin())
         finish[stop] = ends[last[stop]]
     stops = []
@@ -63,7 +63,7 @@ def planned(
         size = prefix[stop] - prefix[begin]
         start = max(free, ready[stop - 1])
         alone = float(idle(size))
-        free = float(_ends(np.array(start), np.array(alone), np.array(max(busy(size), alone)), over_s))
+        free = float(ends_of(np.array(start), np.array(alone), np.array(max(busy(size), alone)), over_s))
         costs.append(free - start)
     return replace(plan, costs=tuple(costs))
 
@@ -77,7 +77,7 @@ def _checked(
     return list(accumulate(map(float, backward_times))), [0, *accumulate(sizes)]
 
 
-def _ends(start: np.ndarray, alone: np.ndarray, beside: np.ndarray, over_s: float) -> np.ndarray:
+def ends_of(start: np.ndarray, alone: np.ndarray, beside: np.ndarray, over_s: float) -> np.ndarray:
     """When groups end that begin at ``start`` and take ``alone`` seconds after ``over_s``, and ``beside`` before it."""
     before = np.clip(over_s - start, 0.0, beside)
     left = 1.0 - np.divide(before, beside, out=np.zeros_like(beside), where=beside > 0)

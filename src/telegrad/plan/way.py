@@ -21,20 +21,30 @@ class Way:
     """``name``: the field's terms, such as ``"dense"``, ``"sparse"``, ``"qsgd4"``. ``cost``: seconds from when a group
     may leave to when its sum is there, on all ranks. ``delay``: seconds by which it holds the backward pass up before
     it leaves, such as for selection on the same processor. ``beside``: seconds of those bytes of a group that go
-    densely beside what this way takes, none of them too; ``None``: it takes all."""
+    densely beside what this way takes, none of them too; ``None``: it takes all. ``busy``, ``busy_beside``: the same
+    while the backward pass goes on, where that shares processors with the network; ``None``: no longer than else."""
 
     name: str
     cost: GroupCost
     delay: GroupCost = no_delay
     beside: GroupCost | None = field(default=None, kw_only=True)
+    busy: GroupCost | None = field(default=None, kw_only=True)
+    busy_beside: GroupCost | None = field(default=None, kw_only=True)
 
     def cost_of(self, size: int, dense: int = 0) -> float:
         """Seconds of a group of ``size`` bytes, ``dense`` of which are of gradients that no way compresses. Raises
         ``ValueError`` for what is no time."""
-        if self.beside is None:
-            return seconds_of(self.cost, size, f"{self.name} cost".strip())
-        beside_s = seconds_of(self.beside, dense, f"{self.name} beside".strip())
-        return beside_s + (seconds_of(self.cost, size - dense, f"{self.name} cost".strip()) if size > dense else 0.0)
+        return self._of(self.cost, self.beside, size, dense, "")
+
+    def busy_of(self, size: int, dense: int = 0) -> float:
+        """As ``cost_of``, while the backward pass goes on."""
+        return self._of(self.busy or self.cost, self.busy_beside or self.beside, size, dense, "busy ")
+
+    def _of(self, cost: GroupCost, beside: GroupCost | None, size: int, dense: int, when: str) -> float:
+        if beside is None:
+            return seconds_of(cost, size, f"{self.name} {when}cost".strip())
+        beside_s = seconds_of(beside, dense, f"{self.name} {when}beside".strip())
+        return beside_s + (seconds_of(cost, size - dense, f"{self.name} {when}cost".strip()) if size > dense else 0.0)
 
     def delay_of(self, size: int, dense: int = 0) -> float:
         """As ``cost_of``, of the delay."""

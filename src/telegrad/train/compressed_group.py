@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from typing import NamedTuple
 
 import numpy as np
@@ -28,28 +28,28 @@ class _Held(NamedTuple):
 
 
 class CompressedGroup(GradientGroup):
-    """As a GradientGroup. ``sparse``: parameters that ``compression`` compresses are; else all are sent densely, with
-    what waits of them. Flags, the number of the pass, and parameters that are not compressed always go densely.
+    """As a GradientGroup. ``way``: how parameters that ``compression`` compresses are sent, see ``Compression.start``.
+    Flags, the number of the pass, and parameters that are not compressed always go densely.
     """
 
-    def __init__(self, parameters: Sequence[nn.Parameter], compression: Compression, *, sparse: bool) -> None:
+    def __init__(self, parameters: Sequence[nn.Parameter], compression: Compression, *, way: str) -> None:
         super().__init__(parameters)
-        self.sparse = sparse
+        self.way = way
         self._compression = compression
         self._layouts: dict[int, BucketLayout] = {}
         self._sendings: list[Sending] = []
         self._held: list[_Held] = []
 
-    def launch(self, comm: Communicator, present: set[int], number: int) -> list[Work]:
+    def launch(self, comm: Communicator, earlier: set[int], number: int) -> list[Work]:
         """As a GradientGroup's. Raises ``NonFiniteGradient`` as ``Compression.start``."""
         self._sendings, self._held = [], []
-        return super().launch(comm, present, number)
+        return super().launch(comm, earlier, number)
 
-    def _begin(self, flat: Flat, comm: Communicator, present: set[int]) -> list[Work]:
+    def _begin(self, flat: Flat, comm: Communicator, present: Set[int]) -> list[Work]:
         bits = bits_of(flat.buffer, self._compression.names[id(flat.parameters[0])])
         layout = self._layout_of(flat)
         self._set_aside(flat, layout, bits, present)
-        sending = self._compression.start(layout, bits, sparse=self.sparse)
+        sending = self._compression.start(layout, bits, way=self.way)
         self._sendings.append(sending)
         return sending.works
 
@@ -71,7 +71,7 @@ class CompressedGroup(GradientGroup):
                 values = np.nan_to_num(as_float32(one.values), posinf=0, neginf=0)
                 self._compression.compressor.keep_all((Part(one.part.entry, 0),), values)
 
-    def _set_aside(self, flat: Flat, layout: BucketLayout, bits: Bits, present: set[int]) -> None:
+    def _set_aside(self, flat: Flat, layout: BucketLayout, bits: Bits, present: Set[int]) -> None:
         """What is compressed, or sent with what waits, cannot be had back if no rank has a gradient for it."""
         parts = {part.entry.name: part for part in layout.parts}
         for number, one in enumerate(flat.parameters):

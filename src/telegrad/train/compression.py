@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypedDict
 
 import numpy as np
@@ -20,14 +20,17 @@ from telegrad.train.settings import compressor_of, correct_momentum, policy_of
 from telegrad.train.stats import DDPStats
 from telegrad.train.units import Units, check_moves_by_rates
 
-KINDS = ("topk", "auto")
+KINDS = ("topk", "quantised", "auto")
+QUANTISED = ("bf16", "int8", "qsgd8", "qsgd4")
+"""Wires of dense sums whose rounding errors error feedback bears, and in which no finite float32 overflows."""
 NONFINITE = ("raise", "send")
 _REMEDY = "lower the learning rate or clip, or choose nonfinite='send' (the optimiser sees it)"
 
 
 class CompressionOptions(TypedDict, total=False):
     """As for DDPState; ``compression_warmup_steps`` and ``compression_warmup`` are its ``warmup_steps`` and
-    ``warmup``, ``nonfinite`` is ``"raise"`` or ``"send"``."""
+    ``warmup``, ``nonfinite`` is ``"raise"`` or ``"send"``. ``quantised``: wires in which all values of a group may go,
+    of ``QUANTISED``; what rounding loses waits. One name or several, none with ``compression="topk"``."""
 
     density: float
     selection: str
@@ -39,6 +42,7 @@ class CompressionOptions(TypedDict, total=False):
     output: Iterable[str] | None
     policy: Policy | None
     wire: str
+    quantised: str | Sequence[str]
     collective: str
     compression_warmup_steps: int
     compression_warmup: str
@@ -61,6 +65,7 @@ _DEFAULTS: CompressionOptions = {
     "output": None,
     "policy": None,
     "wire": "auto",
+    "quantised": (),
     "collective": "allreduce",
     "compression_warmup_steps": 0,
     "compression_warmup": "dense",
@@ -83,9 +88,10 @@ def check_options(options: Mapping[str, Any], compression: str | None) -> None:
 
 
 class Compression:
-    """``kind``: ``"topk"``, all of the parameters that the policy does not leave dense are sent sparsely; ``"auto"``:
-    where the plan finds it cheaper. ``parameters``: by name; float32 or bfloat16. ``options``: see
-    ``CompressionOptions``. ``comm``: where sums are made, until ``move_to`` names another one.
+    """``kind``: ``"topk"``, all of the parameters that the policy does not leave dense are sent sparsely;
+    ``"quantised"``: all of their values in a wire of ``quantised``; ``"auto"``: what the plan finds cheapest.
+    ``parameters``: by name; float32 or bfloat16. ``options``: see ``CompressionOptions``. ``comm``: where sums are
+    made, until ``move_to`` names another one.
 
     Raises ``TypeError`` and ``ValueError`` for bad arguments.
     """
@@ -128,6 +134,7 @@ class Compression:
         self._units = Units(parameters, optimizer, None)
         self.stats = DDPStats()
         self.wire, self.collective = given["wire"], given["collective"]
+        self.quantised = _checked_wires(given["quantised"], kind, parameters)
         self.encoding = encoding_of_wire(self.wire, parameters)
         self._nonfinite = given["nonfinite"]
         self.step = 0
@@ -140,6 +147,15 @@ class Compression:
         """Sums are made there from now on."""
         self._comm = comm
         self._exchange = Exchange(comm, self.compressor, self.wire, self.encoding, self.collective, self.stats)
+
+    @property
+    def ways(self) -> tuple[str, ...]:
+        """In which a group may go: ``"dense"``, ``"sparse"``, or a wire."""
+        if not len(self.compressor.residuals):
+            return ("dense",)
+        return {"topk": ("sparse",), "quantised": self.quantised, "auto": ("dense", "sparse", *self.quantised)}[
+            self.kind
+        ]
 
     @property
     def density(self) -> float:
@@ -167,12 +183,14 @@ class Compression:
         """All averages of the pass are there."""
         self.step += 1
 
-    def start(self, layout: BucketLayout, bits: Bits, *, sparse: bool) -> Sending:
-        """Begins to average a group's memory: ``sparse``, its parts compressed; else all of it, with what waits.
+    def start(self, layout: BucketLayout, bits: Bits, *, way: str) -> Sending:
+        """Begins to average a group's memory: ``"sparse"``, its parts compressed; ``"dense"``, all of it, with what
+        waits; or so with its parts in that wire.
 
         Raises ``NonFiniteGradient`` if that is the policy, and ends the communicator, so that no rank waits for this.
         """
-        sparse = sparse and bool(layout.parts) and not self._warm_up.is_dense(self.step)
+        compresses = bool(layout.parts) and not self._warm_up.is_dense(self.step)
+        sparse, quantised = compresses and way == "sparse", compresses and way in QUANTISED
         fault = nonfinite_values.find_fault(self.compressor, layout, bits, bool(layout.parts))
         self.stats.buckets += 1
         self.stats.elements += sum(one.size for one in layout.members)
@@ -184,7 +202,9 @@ class Compression:
                 raise error
         dense = layout.dense if sparse else layout.members
         nonfinite_values.correct_around(self.compressor, bits, dense)
-        self.stats.dense_elements += sum(one.size for one in dense)
+        self.stats.dense_elements += sum(one.size for one in (layout.dense if quantised else dense))
+        if quantised:
+            return self._exchange.send_quantised(layout, bits, way)
         if not sparse:
             return self._exchange.send_with_what_waits(layout, bits)
         sending = self._exchange.send(layout, bits, sound=fault is None)
@@ -203,8 +223,27 @@ class Compression:
         self.step = step
 
 
+def _checked_wires(given: str | Sequence[str], kind: str, parameters: Mapping[str, nn.Parameter]) -> tuple[str, ...]:
+    """Raises ``TypeError`` and ``ValueError`` for what is no wire of dense sums, or does not go with the rest."""
+    wires = (given,) if isinstance(given, str) else tuple(given)
+    for one in wires:
+        check_choice(one, "quantised", QUANTISED)
+    if len({*wires}) < len(wires):
+        raise ValueError(f"quantised={given!r} names a wire twice")
+    if kind == "topk" and wires:
+        raise ValueError(f"quantised={given!r} is not used with compression='topk': give 'quantised' or 'auto'")
+    if kind == "quantised" and not wires:
+        raise ValueError(f"compression='quantised' needs quantised=, one or more of {', '.join(QUANTISED)}")
+    for name, parameter in parameters.items():
+        if wires and parameter.dtype != torch.float32:
+            raise TypeError(f"quantised={given!r} is for float32 gradients, and that of {name!r} is {parameter.dtype}")
+    return wires
+
+
 def _plain(value: object) -> object:
     """What a checkpoint may hold."""
     if isinstance(value, np.generic):
         return value.item()
+    if isinstance(value, (tuple, list)):
+        return ",".join(map(str, value))
     return value if value is None or isinstance(value, (bool, int, float, str)) else type(value).__name__

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -134,6 +134,33 @@ class Exchange:
             sending.keeps.append(functools.partial(self._compressor.keep_all, layout.parts, errors))
         return sending
 
+    def send_quantised(self, layout: BucketLayout, bits: Bits, wire: str) -> Sending:
+        """Compressed members with their residuals, all values in that ``wire`` of dense sums; what that loses waits.
+        Dense members as they are. ``bits`` are float32."""
+        sending = Sending([])
+        if layout.dense_runs:
+            self._send_dense_members(layout, bits, sending)
+        for part in layout.parts:
+            self._compressor.release(part, bits)
+        runs = [slice(part.offset, part.offset + part.entry.values.size) for part in layout.parts]
+        values = np.concatenate([bits[run] for run in runs])
+        lost = np.empty_like(values)
+        sending.works.append(self._comm.all_reduce(values, "avg", wire=wire, error=lost, async_op=True))
+
+        def write() -> None:
+            for run, own in _pieces(runs, values):
+                bits[run] = own
+
+        def keep() -> None:
+            errors = layout.error_scratch()
+            for run, own in _pieces(runs, np.nan_to_num(lost, copy=False, posinf=0, neginf=0)):
+                errors[run] = own
+            self._compressor.keep_all(layout.parts, errors)
+
+        sending.writes.append(write)
+        sending.keeps.append(keep)
+        return sending
+
     def _select(self, parts: tuple[Part, ...], flat: Floats, scratch: Entries, *, mask: bool) -> Entries:
         count = self._compressor.compress(parts, flat, *scratch, mask=mask)
         return scratch[0][:count], scratch[1][:count]
@@ -143,11 +170,8 @@ class Exchange:
         sending.works.append(self._comm.all_reduce(tensor_of(dense), "avg", async_op=True))
 
         def write() -> None:
-            start = 0
-            for run in layout.dense_runs:
-                size = run.stop - run.start
-                bits[run] = dense[start : start + size]
-                start += size
+            for run, own in _pieces(layout.dense_runs, dense):
+                bits[run] = own
 
         sending.writes.append(write)
 
@@ -251,6 +275,15 @@ class Exchange:
             bits[where] = total if bits.dtype == np.float32 else rounded_to_bf16(total)
 
         sending.writes.append(write)
+
+
+def _pieces(runs: Sequence[slice], values: Floats) -> Iterator[tuple[slice, Floats]]:
+    """What of ``values``, which are those of ``runs`` one after another, belongs to each."""
+    start = 0
+    for run in runs:
+        size = run.stop - run.start
+        yield run, values[start : start + size]
+        start += size
 
 
 def _rounded(values: Floats) -> tuple[Bits, Floats]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass
 from itertools import accumulate
+from operator import is_
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +19,11 @@ and so their averages, are exact."""
 _EXACT_RANKS = {torch.bfloat16: 1 << 8, torch.float16: 1 << 11, torch.float32: 1 << 24, torch.float64: 1 << 53}
 """With more ranks nothing follows from the average of the passes' numbers."""
 
+_gradient_of: Callable[[nn.Parameter], Tensor | None] = vars(torch._C.TensorBase)["grad"].__get__  # quick with map
+
+_RUN_BYTES = 1 << 18
+"""Gradients are taken together up to so many: few calls for small ones, and what is copied is still in a cache."""
+
 
 @dataclass(slots=True)
 class Flat:
@@ -27,19 +33,80 @@ class Flat:
     parameters: list[nn.Parameter]
     buffer: Tensor
     starts: dict[int, int]  # of each parameter's gradient, by its id, in elements
+    tails: list[Tensor]  # by the number of the pass: what follows the gradients if all are there
 
     @property
     def flags(self) -> Tensor:
         return self.buffer[-len(self.parameters) - 1 : -1]
 
+    @property
+    def tail(self) -> Tensor:
+        return self.buffer[-len(self.parameters) - 1 :]
+
+
+class Run:
+    """Neighbours in a group's memory, whose gradients become views when the last of them has come. ``came``: by
+    position, 1 for a gradient of this pass, always the same object; ``left``: how many have not come. ``views``: see
+    ``set_views``."""
+
+    __slots__ = ("_places", "_views", "came", "left", "parameters")
+
+    def __init__(self, parameters: Sequence[nn.Parameter], views: Sequence[Tensor]) -> None:
+        self.parameters = [*parameters]
+        self.came = bytearray(len(self.parameters))
+        self.set_views(views)
+        self.open_pass()
+
+    def open_pass(self) -> None:
+        """No gradient has come."""
+        self.left = len(self.parameters)
+        self.came[:] = bytes(self.left)
+
+    def set_views(self, views: Sequence[Tensor]) -> None:
+        """What gradients become, of the group's memory."""
+        self._views = [*views]
+        self._places = self._addresses()
+
+    def _addresses(self) -> list[int]:
+        return [one.data_ptr() for one in (*self._views, *self.parameters)]
+
+    def take(self) -> bool:
+        """Makes the gradients views; ``False``, and does nothing, where each must be looked at by itself: where it, or
+        its parameter, may be of another kind than it was, or some are views already."""
+        if torch.is_grad_enabled() or self._addresses() != self._places:
+            return False
+        views, gradients = self._views, self._gradients()
+        if all(map(is_, gradients, views)):
+            return True
+        if any(map(is_, gradients, views)):
+            return False
+        try:
+            torch._foreach_copy_(views, gradients)  # type: ignore[arg-type]
+        except (RuntimeError, TypeError):  # not all are dense, or there: who looks at each of them says which
+            return False
+        for parameter, view in zip(self.parameters, views, strict=True):
+            parameter.grad = view
+        return True
+
+    def put(self) -> None:
+        """Gradients are the views, whatever they were."""
+        if not all(map(is_, self._gradients(), self._views)):
+            for parameter, view in zip(self.parameters, self._views, strict=True):
+                parameter.grad = view
+
+    def _gradients(self) -> list[Tensor | None]:
+        return [*map(_gradient_of, self.parameters)]
+
 
 class GradientGroup:
-    """``parameters``: in the order in which their gradients come; on the CPU, dense. A gradient that has come is a view
-    of this group's memory, laid out as its parameter.
+    """``parameters``: in the order in which their gradients come; on the CPU, dense. A gradient that has been taken is
+    a view of this group's memory, laid out as its parameter. ``runs``: the parameters, by what is taken at once.
     """
 
     def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
         self.parameters = [*parameters]
+        self.runs: list[Run] = []
+        self._ids = frozenset(map(id, self.parameters))
         self._flats: list[Flat] = []
         self._flat_of: dict[int, Flat] = {}
         self._views: dict[int, Tensor] = {}
@@ -47,19 +114,38 @@ class GradientGroup:
         self._strides: dict[int, tuple[int, ...]] = {}  # of parameters, when their views were made
         for dtype in dict.fromkeys(one.dtype for one in self.parameters):
             members = [one for one in self.parameters if one.dtype == dtype]
-            buffer = torch.zeros(sum(one.numel() for one in members) + len(members) + 1, dtype=dtype)
+            count = len(members)
+            buffer = torch.zeros(sum(one.numel() for one in members) + count + 1, dtype=dtype)
             ends = [*accumulate(one.numel() for one in members)]
             starts = {id(one): end - one.numel() for one, end in zip(members, ends, strict=True)}
-            flat = Flat(members, buffer, starts)
+            tails = [torch.tensor([1.0] * count + [2.0**number], dtype=dtype) for number in range(PASS_NUMBERS)]
+            flat = Flat(members, buffer, starts, tails)
             self._flats.append(flat)
             for one in members:
                 self._flat_of[id(one)] = flat
                 self._make_view(one)
+            self.runs += [Run(run, [self._views[id(one)] for one in run]) for run in _runs(members)]
+        self._runs_left = len(self.runs)
 
     @property
     def bytes(self) -> int:
         """Of the gradients."""
         return sum(one.numel() * one.element_size() for one in self.parameters)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all gradients have been taken in this pass."""
+        return not self._runs_left
+
+    def open_pass(self) -> None:
+        """No gradient has come."""
+        self._runs_left = len(self.runs)
+        for run in self.runs:
+            run.open_pass()
+
+    def came(self) -> set[int]:
+        """The ids of the parameters whose gradients have come in this pass."""
+        return {id(one) for run in self.runs for one, came in zip(run.parameters, run.came, strict=True) if came}
 
     def _make_view(self, parameter: nn.Parameter) -> Tensor:
         # Fused optimisers walk through a parameter and its gradient side by side, in the order of memory.
@@ -83,15 +169,27 @@ class GradientGroup:
         is_here = view.data_ptr() == self._places[id(parameter)] and view.dtype == parameter.dtype
         return view if is_here and self._strides[id(parameter)] == parameter.stride() else self._make_view(parameter)
 
-    def take(self, parameter: nn.Parameter) -> None:
+    def take_run(self, run: Run) -> None:
+        """All gradients of this run have come. Errors as of ``_take``."""
+        if not run.take():
+            self._take_all(run.parameters)
+            run.set_views([self._views[id(one)] for one in run.parameters])
+        self._runs_left -= 1
+
+    def _take_all(self, parameters: Sequence[nn.Parameter]) -> None:
+        for one in parameters:
+            if one.grad is None:
+                self._view(one).zero_()
+            else:
+                self._take(one, one.grad)
+
+    def _take(self, parameter: nn.Parameter, gradient: Tensor) -> None:
         """Makes the gradient that this parameter has a view. Raises ``TypeError`` for one that is sparse, and
         ``RuntimeError`` for one that can be differentiated itself, and for a parameter of another dtype or shape than
         it had."""
-        gradient, view = parameter.grad, self._views[id(parameter)]
-        assert gradient is not None
-        if gradient is view and view.data_ptr() == self._places[id(parameter)] and view.dtype == parameter.dtype:
-            return  # as at every launch: looking closer costs a pass with many gradients a millisecond
         view = self._view(parameter)
+        if gradient is view:
+            return
         if gradient.layout != torch.strided:
             raise TypeError(
                 f"a gradient of shape {tuple(gradient.shape)} is sparse: make its layer with sparse=False, or sum it "
@@ -106,23 +204,25 @@ class GradientGroup:
             view.copy_(gradient)
         parameter.grad = view
 
-    def launch(self, comm: Communicator, present: set[int], number: int) -> list[Work]:
-        """Begins to average. ``present``: the ids of the parameters whose gradients this rank has; those of the others
-        count as zero unless they hold something. ``number``: of the pass, modulo ``PASS_NUMBERS``."""
-        for one in self.parameters:
-            if one.grad is None:
-                self._view(one).zero_()
-            else:
-                self.take(one)
+    def launch(self, comm: Communicator, earlier: set[int], number: int) -> list[Work]:
+        """Begins to average. ``earlier``: the ids of the parameters whose gradients came in passes before this one and
+        were not averaged; those that have not come at all count as zero unless they hold something. ``number``: of the
+        pass, modulo ``PASS_NUMBERS``. Errors as of ``_take``."""
+        present: Set[int] = self._ids
+        if not self.is_whole:
+            self._take_all(self.parameters)
+            for run in self.runs:
+                run.set_views([self._views[id(one)] for one in run.parameters])
+            present = self.came() | earlier
         works = []
         for flat in self._flats:
-            flags = [float(id(one) in present) for one in flat.parameters]
-            flat.flags.copy_(torch.tensor(flags))
-            flat.buffer[-1] = 2.0**number
+            flat.tail.copy_(flat.tails[number])
+            if not self.is_whole:
+                flat.flags.copy_(torch.tensor([float(id(one) in present) for one in flat.parameters]))
             works += self._begin(flat, comm, present)
         return works
 
-    def _begin(self, flat: Flat, comm: Communicator, present: set[int]) -> list[Work]:
+    def _begin(self, flat: Flat, comm: Communicator, present: Set[int]) -> list[Work]:
         """The sums of one dtype."""
         work = comm.all_reduce(flat.buffer, "avg", async_op=True)
         assert work is not None
@@ -140,13 +240,18 @@ class GradientGroup:
     def finish(self) -> None:
         """After the works: every parameter that some rank has a gradient for gets the average. One that no rank has a
         gradient for keeps what it had, ``None`` too."""
+        if self.is_whole:
+            for run in self.runs:
+                run.put()
+            return
         for flat in self._flats:
             for one, flag in zip(flat.parameters, flat.flags.tolist(), strict=True):
                 if flag != 0:
                     one.grad = self._views[id(one)]
 
-    def holds(self, present: set[int]) -> bool:
+    def holds(self, earlier: set[int]) -> bool:
         """Whether none of these gradients has been set to ``None`` since it came."""
+        present = self.came() | earlier
         return all(one.grad is not None for one in self.parameters if id(one) in present)
 
     def give_back(self) -> None:
@@ -154,3 +259,17 @@ class GradientGroup:
         for one in self.parameters:
             if one.grad is not None:
                 one.grad = one.grad.clone()
+
+
+def _runs(parameters: Sequence[nn.Parameter]) -> list[list[nn.Parameter]]:
+    """Neighbours, together no larger than ``_RUN_BYTES`` where that can be."""
+    found: list[list[nn.Parameter]] = []
+    held = _RUN_BYTES
+    for one in parameters:
+        size = one.numel() * one.element_size()
+        if held + size > _RUN_BYTES:
+            found.append([])
+            held = 0
+        found[-1].append(one)
+        held += size
+    return found

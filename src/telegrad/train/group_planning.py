@@ -3,15 +3,16 @@ communicator, the same on all ranks. Does not know when to plan."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Protocol
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Protocol
 
 import numpy as np
+from torch import nn
 
 from telegrad.calibration.computing import group_cost_while_computing
 from telegrad.calibration.group_cost import measured_group_cost
 from telegrad.comm import Communicator
-from telegrad.plan import merge, shared_processor
+from telegrad.plan import merge, shared_processor, shared_ways
 from telegrad.plan.merge_plan import MergePlan
 from telegrad.plan.trace import Trace
 from telegrad.train.compression import Compression
@@ -82,6 +83,25 @@ class GroupPlanner:
         return self._costs.plan_of(plan.scheme, trace, (last + 1).tolist(), ends[last].tolist())
 
 
+def first_groups(plan: str | Sequence[Sequence[str]], parameters: Mapping[str, nn.Parameter]) -> list[list[str]]:
+    """Those of a plan that needs no times, of parameters in the opposite order, or the named ones. ``ValueError``
+    where these are no groups of all ``parameters``."""
+    if not isinstance(plan, str):
+        return checked_groups(plan, parameters)
+    names = [*reversed([*parameters])]
+    sizes = [parameters[name].numel() * parameters[name].element_size() for name in names]
+    cut = PLANS[plan](sizes, [0.0] * len(sizes), cost=lambda _: 0.0)
+    return [[names[position] for position in group] for group in cut.groups]
+
+
+def names_of(plan: MergePlan, trace: Trace, parameters: Iterable[str]) -> list[list[str]]:
+    """The plan's groups, the last of which also has what no pass has used so far."""
+    groups = [[trace.names[position] for position in group] for group in plan.groups]
+    used = {*trace.names}
+    groups[-1] += [name for name in parameters if name not in used]
+    return groups
+
+
 class _DenseCosts:
     def __init__(self, scheme: str, comm: Communicator, most_bytes: int) -> None:
         self._scheme = scheme
@@ -109,11 +129,11 @@ class _WayCosts:
         self._ways = measured_ways(compression, comm, most_bytes=most_bytes)
 
     def best(self, trace: Trace) -> MergePlan:
-        return merge.joint(trace.sizes, trace.backward_times, ways=self._ways, dense=self._dense(trace))
+        return shared_ways.joint(trace.sizes, trace.backward_times, ways=self._ways, dense=self._dense(trace))
 
     def plan_of(self, scheme: str, trace: Trace, stops: Sequence[int], ways: Sequence[int]) -> MergePlan:
         taken = [self._ways[number - 1] for number in ways]
-        return merge.of_ways(scheme, trace.sizes, trace.backward_times, stops, taken, dense=self._dense(trace))
+        return shared_ways.planned(scheme, trace.sizes, trace.backward_times, stops, taken, dense=self._dense(trace))
 
     def ways_of(self, plan: MergePlan) -> list[int]:
         numbers = {way.name: number for number, way in enumerate(self._ways, 1)}
@@ -127,3 +147,21 @@ class _WayCosts:
 
 def _stops(plan: MergePlan) -> list[int]:
     return [group[-1] + 1 for group in plan.groups]
+
+
+def checked_groups(groups: Any, parameters: Mapping[str, nn.Parameter]) -> list[list[str]]:
+    """``groups`` as lists of names, each of ``parameters`` once. Raises ``ValueError`` otherwise."""
+    is_list = isinstance(groups, Sequence) and all(
+        isinstance(group, Sequence) and not isinstance(group, str) and group for group in groups
+    )
+    if not is_list:
+        raise ValueError(f"plan={groups!r} must be a name or lists of names of parameters, none of them empty")
+    named = [name for group in groups for name in group]
+    for name in named:
+        if name not in parameters:
+            raise ValueError(f"plan names {name!r}, which is no parameter of model that requires a gradient")
+    if len(set(named)) < len(named):
+        raise ValueError("plan names a parameter twice: each gradient travels once")
+    if missing := [name for name in parameters if name not in set(named)]:
+        raise ValueError(f"plan leaves {missing[0]!r} out: every parameter that requires a gradient must be in it")
+    return [[*group] for group in groups]

@@ -9,6 +9,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from telegrad.comm import Work
+
 WINDOW = 50
 """Medians are over so many passes, the last ones."""
 
@@ -101,12 +103,13 @@ class MeasuredTimeline:
         if self._open is not None:
             self._open.backward_over = self._clock()
 
-    def close(self, ended: Sequence[float]) -> None:
-        """The pass is over; ``ended``: when the sum of each group was."""
+    def close(self, ended: Sequence[float], *, elsewhere_s: float = 0.0) -> None:
+        """The pass is over; ``ended``: when the sum of each group was. ``elsewhere_s``: seconds since the end of the
+        backward pass in which the program went on and did not wait for sums."""
         one, self._open = self._open, None
         if one is None:
             return
-        one.over = self._clock()
+        one.over = self._clock() - elsewhere_s
         one.ended = [max(pair) for pair in zip(ended, one.launched, strict=True)]
         if self._last_over is not None:
             one.step_s = one.over - self._last_over
@@ -166,3 +169,8 @@ def _network_s(one: _Pass) -> float:
         total += max(0.0, ended - max(launched, free))
         free = max(free, ended)
     return total
+
+
+def end_of(works: Sequence[Work]) -> float:
+    """When the last one of a group was over, by the clock of ``time.perf_counter()``."""
+    return max((span[1] for work in works if (span := work.span_s()) is not None), default=0.0)

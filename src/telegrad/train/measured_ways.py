@@ -1,12 +1,14 @@
-"""What it takes to send a group densely or sparsely, measured on a live communicator: the ways of a joint plan."""
+"""What it takes to send a group in each way, measured on a live communicator: the ways of a joint plan."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 
-from telegrad.calibration.group_cost import Prepare, measured_group_cost, measured_way
+from telegrad.calibration.computing import group_cost_while_computing, way_cost_while_computing
+from telegrad.calibration.group_cost import Begun, measured_group_cost, measured_way
 from telegrad.comm import Communicator
 from telegrad.compress import Compressor, Momentum
 from telegrad.plan.way import Way
@@ -15,31 +17,41 @@ from telegrad.train.compression import Compression
 from telegrad.train.exchange import Exchange
 from telegrad.train.stats import DDPStats
 
+_Prepare = Callable[[], Callable[[], Begun]]
+
 _NAME = "probe"
 _GRADIENTS, _SETTLING = 64, 8
 """How many gradients are drawn, and how many are compressed before the first is sent: residuals begin empty."""
 
 
 def measured_ways(compression: Compression, comm: Communicator, *, most_bytes: int) -> list[Way]:
-    """``"sparse"``, and before it ``"dense"`` where ``compression`` may choose; the same on all ranks but for rounding.
+    """Those of ``compression.ways``; the same on all ranks but for rounding.
 
-    Sparse ones are of random float32 gradients in one tensor, at the density that all compressed parameters have
-    together and with the selection of the largest; their delay is what selection takes on this rank's thread. Called on
-    all ranks, alike, after the plans' ``warmup_steps``. Raises ``ValueError`` for ``most_bytes`` below 1.
+    Those that compress are of random float32 gradients in one tensor, and their delay is what that takes on this rank's
+    thread; sparse ones are at the density that all compressed parameters have together, with the selection of the
+    largest. Called on all ranks, alike, after the plans' ``warmup_steps``. Raises ``ValueError`` for ``most_bytes``
+    below 1.
     """
     dense = measured_group_cost(comm, most_bytes=most_bytes)
-    ways = [Way("dense", dense)] if compression.kind == "auto" or not len(compression.compressor.residuals) else []
-    if len(compression.compressor.residuals):
-        ways.append(measured_way(comm, "sparse", _probe_of(compression, comm), most_bytes=most_bytes, beside=dense))
+    busy = group_cost_while_computing(comm, most_bytes=most_bytes)
+    ways = []
+    for name in compression.ways:
+        if name == "dense":
+            ways.append(Way(name, dense, busy=busy))
+            continue
+        probe = _probe_of(compression, comm, name)
+        alone = measured_way(comm, name, probe, most_bytes=most_bytes, beside=dense)
+        of_busy = way_cost_while_computing(comm, probe, most_bytes=most_bytes)
+        ways.append(replace(alone, busy=of_busy, busy_beside=busy))
     return ways
 
 
-def _probe_of(compression: Compression, comm: Communicator) -> Callable[[int], Prepare]:
+def _probe_of(compression: Compression, comm: Communicator, way: str) -> Callable[[int], _Prepare]:
     largest = max(compression.compressor.residuals, key=lambda one: one.values.size)
     selection = compression.compressor.policy_of(largest)
     given = compression.compressor.momentum
 
-    def of_length(elements: int) -> Prepare:
+    def of_length(elements: int) -> _Prepare:
         momentum: Momentum | None = None if given is None else given.anew({_NAME: elements})
         compressor = Compressor(
             {_NAME: elements}, density=compression.density, selections={_NAME: selection}, momentum=momentum
@@ -52,7 +64,7 @@ def _probe_of(compression: Compression, comm: Communicator) -> Callable[[int], P
         bits = np.empty(elements, np.float32)
         calls = 0
 
-        def prepare() -> Callable[[], Callable[[], None]]:
+        def prepare() -> Callable[[], Begun]:
             # Another gradient in each call: one that repeats itself makes thresholds useless that are kept from call
             # to call.
             nonlocal calls
@@ -60,16 +72,17 @@ def _probe_of(compression: Compression, comm: Communicator) -> Callable[[int], P
             calls += 1
             return start
 
-        def start() -> Callable[[], None]:
-            sending = exchange.send(layout, bits, sound=True)
+        def start() -> Begun:
+            if way == "sparse":
+                sending = exchange.send(layout, bits, sound=True)
+            else:
+                sending = exchange.send_quantised(layout, bits, way)
 
-            def finish() -> None:
-                for work in sending.works:
-                    work.wait()
+            def conclude() -> None:
                 sending.keep()
                 sending.write()
 
-            return finish
+            return Begun(sending.works, conclude)
 
         for _ in range(_SETTLING):
             prepare()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -65,21 +64,3 @@ def copy_from_rank_0(tensor: torch.Tensor, comm: Communicator) -> None:
     comm.broadcast(whole, 0)
     if whole.data_ptr() != tensor.data_ptr():
         tensor.copy_(whole)
-
-
-def checked_groups(groups: Any, parameters: Mapping[str, nn.Parameter]) -> list[list[str]]:
-    """``groups`` as lists of names, each of ``parameters`` once. Raises ``ValueError`` otherwise."""
-    is_list = isinstance(groups, Sequence) and all(
-        isinstance(group, Sequence) and not isinstance(group, str) and group for group in groups
-    )
-    if not is_list:
-        raise ValueError(f"plan={groups!r} must be a name or lists of names of parameters, none of them empty")
-    named = [name for group in groups for name in group]
-    for name in named:
-        if name not in parameters:
-            raise ValueError(f"plan names {name!r}, which is no parameter of model that requires a gradient")
-    if len(set(named)) < len(named):
-        raise ValueError("plan names a parameter twice: each gradient travels once")
-    if missing := [name for name in parameters if name not in set(named)]:
-        raise ValueError(f"plan leaves {missing[0]!r} out: every parameter that requires a gradient must be in it")
-    return [[*group] for group in groups]

@@ -8,7 +8,7 @@ import math
 import time
 import warnings
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Unpack
 
 import torch
@@ -22,9 +22,10 @@ from telegrad.train.arguments import check_choice, checked_count
 from telegrad.train.clipping import checked_norm, clip_own
 from telegrad.train.compressed_group import CompressedGroup
 from telegrad.train.compression import Compression, CompressionOptions, check_options
-from telegrad.train.gradient_group import PASS_NUMBERS, GradientGroup
-from telegrad.train.group_planning import PLANS, TIMED, GroupPlanner
-from telegrad.train.measured_timeline import MeasuredTimeline
+from telegrad.train.gradient_group import PASS_NUMBERS, GradientGroup, Run
+from telegrad.train.group_planning import PLANS, TIMED, GroupPlanner, first_groups, names_of
+from telegrad.train.measured_timeline import MeasuredTimeline, end_of
+from telegrad.train.optimizer_step import HiddenGradients, PendingPass, StepWait, checked_optimizers
 from telegrad.train.profile import PausedClock, StepProfile
 from telegrad.train.replanning import LOOK_EVERY, Replanning, agreed_times, checked_factor
 from telegrad.train.stats import DDPStats
@@ -32,7 +33,6 @@ from telegrad.train.step_report import StepReport, slowest_of
 from telegrad.train.synchronised_model import (
     check_alike,
     check_fits,
-    checked_groups,
     copy_from_rank_0,
     trained_parameters,
 )
@@ -61,12 +61,18 @@ class Synchronizer:
     ``backward()``.
 
     ``compression``: ``"topk"``: parameters that the policy does not leave dense are sent as their largest entries, and
-    what is not sent waits in a residual of that parameter on that rank; ``"auto"``: each group goes so, or densely with
-    what waits, as the plan of ``telegrad.plan.merge.joint`` finds it cheaper, and densely until there is one.
+    what is not sent waits in a residual of that parameter on that rank; ``"quantised"``: all of their values go,
+    rounded to the wire that ``quantised`` names, and what rounding loses waits; ``"auto"``: each group goes in the
+    cheapest of these ways, or densely with what waits, by the plan of ``telegrad.plan.merge.joint``, and densely until
+    there is one; quantised only if ``quantised`` allows it.
     ``options``: those of DDPState, see ``CompressionOptions``. ``clip_norm`` is local then, as DDPState's: each rank
     scales its own gradient down to clip_norm / sqrt(ranks) before any of it leaves, which is after the backward pass.
     ``nonfinite="raise"`` (the default with compression): NonFiniteGradient on the rank that has a NaN or an infinity,
     TransportError on the others; ``"send"``: it arrives on all ranks. Gradients are float32 or bfloat16 then.
+
+    ``wait_in``: one or more optimisers whose ``step()`` waits for the averages, instead of ``backward()``: sums go on
+    beside whatever is between. Until then each gradient is NaN and cannot be written to: call ``wait()`` before you
+    look at them, or clip them, or use a GradScaler.
 
     All arguments are the same on all ranks (``ValueError`` on all of them otherwise). After an
     exception in a backward pass set gradients to ``None``, as ``zero_grad()`` does; where it ended the pass of some
@@ -87,6 +93,7 @@ class Synchronizer:
         warmup_steps: int = 10,
         replan_factor: float | None = 1.5,
         compression: str | None = None,
+        wait_in: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None = None,
         **options: Unpack[CompressionOptions],
     ) -> None:
         if not isinstance(model, nn.Module) or isinstance(model, nn.parallel.DistributedDataParallel):
@@ -98,6 +105,8 @@ class Synchronizer:
             groups = self._take_arguments(
                 model, comm, plan, clip_norm, warmup_steps, replan_factor, compression, options
             )
+            optimizers = checked_optimizers(wait_in)
+            self._waits_in_step = bool(optimizers)
             description = self._description(groups)
         except (ValueError, TypeError) as found:
             error, description = found, {}
@@ -108,16 +117,20 @@ class Synchronizer:
         if self._compression is not None:
             self._compression.move_to(own)
         self._passes = 0
+        self._step_wait: StepWait | None = None
+        self._pending: PendingPass | None = None
         self._synchronises = True
-        self._present: set[int] = set()  # whose gradients have come since the last average
+        self._earlier: set[int] = set()  # whose gradients have come in passes that were not averaged
         self._groups: list[GradientGroup] = []
+        self._handles: list[Any] = []
         self._works: list[list[Work]] = []
         self._graph_task: int | None = None  # autograd's number of the pass that is under way
         self._plan: MergePlan | None = None
         self._planner = GroupPlanner(self._scheme, self._compression) if self._scheme in TIMED else None
         self._trace: Trace | None = None
         self._replans = 0
-        self._set_groups(groups, [compression == "topk"] * len(groups))
+        first = "dense" if self._compression is None else self._compression.ways[0]
+        self._set_groups(groups, [first] * len(groups))
         for tensor in (*model.parameters(), *model.buffers()):
             copy_from_rank_0(tensor.detach(), self._comm)
         self._profile: StepProfile | None = None
@@ -125,10 +138,8 @@ class Synchronizer:
         if plan in TIMED:
             self._begin_profile()
         self._replanning = Replanning(replan_factor) if plan == "auto" and replan_factor is not None else None
-        self._handles: list[Any] = [
-            one.register_post_accumulate_grad_hook(self._arrive)  # type: ignore[no-untyped-call]
-            for one in self._parameters.values()
-        ]
+        if optimizers:
+            self._step_wait = StepWait(optimizers, model, self.wait)
         _synchronised.update({id(one): weakref.ref(one) for one in self._parameters.values()})
 
     def _take_arguments(
@@ -159,7 +170,7 @@ class Synchronizer:
             self._compression = Compression(compression, comm, self._parameters, options)
             check_fits(plan, compression)
         self._first_scheme = "fixed" if plan in TIMED else str(plan)
-        groups = self._first_groups("fixed" if plan in TIMED else plan)
+        groups = first_groups("fixed" if plan in TIMED else plan, self._parameters)
         for name, one in self._parameters.items():
             held = _synchronised.get(id(one))
             if held is not None and held() is one:
@@ -190,16 +201,19 @@ class Synchronizer:
     def state_dict(self) -> dict[str, Any]:
         """A copy of what this rank has not sent yet, by parameter, with the step and the options: what ``reshard`` and
         ``RankState`` take. Of the plan it says nothing. Raises ``ValueError`` without compression."""
-        return self._compressed().state_dict()
+        compression = self._compressed()
+        self.wait()
+        return compression.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Takes over what ``state_dict()`` of the same model and rank gave, or ``reshard`` made of all ranks' ones.
         Options stay as they are here. Raises ``ValueError`` as ``DDPState.load_state_dict``, and without compression;
         then nothing is changed."""
         compression = self._compressed()
+        self.wait()
         self._drop()
         compression.load_state_dict(state)
-        self._set_groups(self.groups, self._sparse)  # thresholds of sums are of the steps that are left behind
+        self._set_groups(self.groups, self._ways)  # thresholds of sums are of the steps that are left behind
 
     def _compressed(self) -> Compression:
         if self._compression is None:
@@ -241,10 +255,24 @@ class Synchronizer:
         finally:
             self._synchronises = before
 
+    def wait(self) -> None:
+        """With ``wait_in``, after a backward pass: gradients are the averages when this returns, as they are without
+        it when ``backward()`` does. Errors are those of ``backward()``. Otherwise it does nothing."""
+        if self._pending is None:
+            return
+        pending, self._pending = self._pending, None
+        restore = pending.hidden.put_back()
+        self._receive(pending.works, pending.number, elsewhere_s=time.perf_counter() - pending.since)
+        restore()
+
     def close(self) -> None:
         """Lets go of the model, whose gradients have memory of their own again. Called twice it does nothing."""
         if not self._handles:
             return
+        with contextlib.suppress(TransportError):
+            self.wait()
+        if self._step_wait is not None:
+            self._step_wait.close()
         handles, self._handles = self._handles, []
         for handle in handles:
             handle.remove()
@@ -256,29 +284,47 @@ class Synchronizer:
         for one in self._parameters.values():
             _synchronised.pop(id(one), None)
 
-    def _arrive(self, parameter: torch.Tensor) -> None:
-        assert isinstance(parameter, nn.Parameter)
-        number = self._group_of[id(parameter)]
-        task = torch._C._current_graph_task_id()
-        if self._synchronises and task != self._graph_task:
-            self._drop()
-            self._graph_task = task
-            self._missing = [{id(one) for one in group.parameters} for group in self._groups]
-            self._timeline.begin()
-            # How autograd lets DistributedDataParallel know that a pass is over.
-            torch.autograd.Variable._execution_engine.queue_callback(self._end)
-            if self._compression is not None:
-                self._compression.open_pass()
-        self._groups[number].take(parameter)
-        self._present.add(id(parameter))
-        if not self._synchronises:
-            return
-        if self._compression is not None and self._clip_norm is not None:
+    def _hook_of(self, number: int, run: Run, position: int) -> Callable[[torch.Tensor], None]:
+        """What is called when that gradient has come. Models have hundreds: as little as can be is done for each."""
+        task_id = torch._C._current_graph_task_id
+        name, came = id(run.parameters[position]), run.came
+
+        def arrive(_: torch.Tensor) -> None:
+            if task_id() != self._graph_task:
+                if not self._synchronises:
+                    self.wait()
+                    self._earlier.add(name)
+                    return
+                self._open_pass()
+            if came[position]:
+                return
+            came[position] = 1
+            run.left = left = run.left - 1
+            if not left:
+                self._take(number, run)
+
+        return arrive
+
+    def _open_pass(self) -> None:
+        self.wait()
+        self._drop()
+        self._graph_task = torch._C._current_graph_task_id()
+        for group in self._groups:
+            group.open_pass()
+        self._timeline.begin()
+        # How autograd lets DistributedDataParallel know that a pass is over.
+        torch.autograd.Variable._execution_engine.queue_callback(self._end)
+        if self._compression is not None:
+            self._compression.open_pass()
+
+    def _take(self, number: int, run: Run) -> None:
+        """All gradients of a run have come."""
+        group = self._groups[number]
+        group.take_run(run)
+        if not group.is_whole or (self._compression is not None and self._clip_norm is not None):
             return  # a rank's own gradient is clipped, all of it, before any of it leaves
-        self._missing[number].discard(id(parameter))
-        if not self._missing[number]:
-            self._timeline.ready(number)
-        while len(self._works) < len(self._groups) and not self._missing[len(self._works)]:
+        self._timeline.ready(number)
+        while len(self._works) < len(self._groups) and self._groups[len(self._works)].is_whole:
             self._launch()
 
     def _launch(self) -> None:
@@ -286,12 +332,13 @@ class Synchronizer:
         group = self._groups[len(self._works)]
         self._timeline.launched()
         begin_s = time.perf_counter()
-        self._works.append(group.launch(self._comm, self._present, self._passes % PASS_NUMBERS))
+        self._works.append(group.launch(self._comm, self._earlier, self._passes % PASS_NUMBERS))
         if self._compression is not None:
             self._profile_clock.leave_out(time.perf_counter() - begin_s)  # selection, which plans count by itself
 
     def _end(self) -> None:
-        """The pass is over: launches what had to wait for gradients that did not come, and waits for all."""
+        """The pass is over: launches what had to wait for gradients that did not come, and waits for all, unless the
+        optimiser does."""
         if torch._C._current_graph_task_id() != self._graph_task:
             return  # of a pass that was dropped
         self._timeline.backward_over()
@@ -302,12 +349,21 @@ class Synchronizer:
                     "Synchronizer and make another one"
                 )
         if self._compression is not None and self._clip_norm is not None:
-            came = [one for one in self._parameters.values() if id(one) in self._present]
+            present = self._earlier.union(*(group.came() for group in self._groups))
+            came = [one for one in self._parameters.values() if id(one) in present]
             clip_own(came, self._clip_norm / math.sqrt(self._comm.world_size))
         while len(self._works) < len(self._groups):
             self._launch()
         works, self._works, self._graph_task = self._works, [], None
         number, self._passes = self._passes % PASS_NUMBERS, self._passes + 1
+        if self._step_wait is None or self._step_wait.is_inside:
+            self._receive(works, number)
+        else:
+            hidden = HiddenGradients(self._parameters.values())
+            self._pending = PendingPass(works, number, hidden, time.perf_counter())
+
+    def _receive(self, works: Sequence[Sequence[Work]], number: int, *, elsewhere_s: float = 0.0) -> None:
+        """Waits, and all that follows from the averages of pass ``number``."""
         try:
             for group, of_group in zip(self._groups, works, strict=True):
                 for work in of_group:
@@ -317,9 +373,9 @@ class Synchronizer:
                     self._tell_apart()
             for group in self._groups:
                 group.finish()
-            self._timeline.close([_end_of(of_group) for of_group in works])
+            self._timeline.close([end_of(of_group) for of_group in works], elsewhere_s=elsewhere_s)
         finally:
-            self._present.clear()
+            self._earlier.clear()
         if self._compression is not None:
             self._compression.close_pass()
         elif self._clip_norm is not None:
@@ -357,10 +413,10 @@ class Synchronizer:
                 work.wait()
             for group in launched:
                 group.receive()
-            if all(group.holds(self._present) for group in launched):
+            if all(group.holds(self._earlier) for group in launched):
                 for group in launched:
                     group.finish()
-        self._present.clear()
+        self._earlier.clear()
         self._passes += 1
 
     def _begin_profile(self) -> None:
@@ -390,10 +446,10 @@ class Synchronizer:
             trace = trace.in_order(earlier.names)
         kept = self._plan if earlier is not None and earlier.names == trace.names else None
         self._trace, self._plan = trace, planner.plan(trace, self._comm, kept=kept)
-        groups = self._with_the_unused(trace, self._plan)
-        sparse = [way == "sparse" for way in self._plan.ways] or [False] * len(groups)
-        if (groups, sparse) != (self.groups, self._sparse):
-            self._set_groups(groups, sparse)
+        groups = names_of(self._plan, trace, self._parameters)
+        ways = [*self._plan.ways] or ["dense"] * len(groups)
+        if (groups, ways) != (self.groups, self._ways):
+            self._set_groups(groups, ways)
         self._timeline.before_first_s = trace.backward_times[0]
         self._planned_at = self._passes
         if not refines:
@@ -401,36 +457,29 @@ class Synchronizer:
         elif self._replanning is not None:
             self._replanning.planned(self._plan)
 
-    def _with_the_unused(self, trace: Trace, plan: MergePlan) -> list[list[str]]:
-        """The plan's groups, the last of which also has what no pass has used so far."""
-        groups = [[trace.names[position] for position in group] for group in plan.groups]
-        groups[-1] += [name for name in self._parameters if name not in set(trace.names)]
-        return groups
-
-    def _first_groups(self, plan: str | Sequence[Sequence[str]]) -> list[list[str]]:
-        if not isinstance(plan, str):
-            return checked_groups(plan, self._parameters)
-        names = [*reversed(self._parameters)]
-        sizes = [self._parameters[name].numel() * self._parameters[name].element_size() for name in names]
-        cut = PLANS[plan](sizes, [0.0] * len(sizes), cost=lambda _: 0.0)
-        return [[names[position] for position in group] for group in cut.groups]
-
-    def _set_groups(self, groups: Sequence[Sequence[str]], sparse: Sequence[bool]) -> None:
-        """``sparse``: of each group, whether compression may compress it."""
+    def _set_groups(self, groups: Sequence[Sequence[str]], ways: Sequence[str]) -> None:
+        """``ways``: how each group goes, see ``Compression.ways``."""
+        for handle in self._handles:
+            handle.remove()
         for group in self._groups:
             group.give_back()
-        self._sparse = [*sparse]
-        self._groups = [self._group_of_names(names, one) for names, one in zip(groups, sparse, strict=True)]
-        self._group_of = {id(one): number for number, group in enumerate(self._groups) for one in group.parameters}
+        self._ways = [*ways]
+        self._groups = [self._group_of_names(names, one) for names, one in zip(groups, ways, strict=True)]
+        self._handles = [
+            one.register_post_accumulate_grad_hook(self._hook_of(number, run, position))  # type: ignore[no-untyped-call]
+            for number, group in enumerate(self._groups)
+            for run in group.runs
+            for position, one in enumerate(run.parameters)
+        ]
         self._timeline = MeasuredTimeline([group.bytes for group in self._groups])
         if self._trace is not None:
             self._timeline.before_first_s = self._trace.backward_times[0]
 
-    def _group_of_names(self, names: Sequence[str], sparse: bool) -> GradientGroup:
+    def _group_of_names(self, names: Sequence[str], way: str) -> GradientGroup:
         parameters = [self._parameters[name] for name in names]
         if self._compression is None:
             return GradientGroup(parameters)
-        return CompressedGroup(parameters, self._compression, sparse=sparse)
+        return CompressedGroup(parameters, self._compression, way=way)
 
     def _description(self, groups: list[list[str]]) -> dict[str, str]:
         """What all ranks must have alike."""
@@ -441,11 +490,7 @@ class Synchronizer:
             "warmup_steps": str(self._warmup_steps),
             "clip_norm": str(self._clip_norm),
             "replan_factor": str(self._replan_factor),
+            "wait_in": str(self._waits_in_step),
             "compression": str(None),
             **({} if self._compression is None else self._compression.description()),
         }
-
-
-def _end_of(works: Sequence[Work]) -> float:
-    """When the last one of a group was over, by the clock of ``time.perf_counter()``."""
-    return max((span[1] for work in works if (span := work.span_s()) is not None), default=0.0)

@@ -55,7 +55,7 @@ def test_vgg_on_a_slow_network(tmp_path: Path) -> None:
     assert status == 0
     assert "Compress: " in words(output)
     assert "Compare accuracy with a dense run first" in words(output)
-    assert "telegrad.DDPState(comm, ddp.named_parameters(), density=0.001" in words(output)
+    assert 'telegrad.Synchronizer(model, comm, plan="fixed", compression="topk", density=0.001' in words(output)
     assert "vgg16, 16 ranks, 1gbit: compress" in drawn.read_text()
 
 

@@ -90,7 +90,7 @@ def test_bounds_are_below_every_plan() -> None:
     for _ in range(200):
         sizes, times, ways = drawn(rng, 8)
         prefix, ready = [0, *accumulate(sizes)], list(accumulate(times))
-        table = [joint._costs_of(prefix, None, stop, ways) for stop in range(1, len(sizes) + 1)]
+        table = [joint.costs_of(prefix, None, stop, ways) for stop in range(1, len(sizes) + 1)]
         bounds = joint._bounds(table, ready[-1])
         count = len(sizes)
         stops = [*np.flatnonzero(rng.random(count - 1) < 0.5) + 1, count]

@@ -32,7 +32,7 @@ def of_one(parameters: Any) -> torch.optim.Optimizer:
 @pytest.mark.parametrize(
     ("options", "error", "said"),
     [
-        ({"compression": "best"}, ValueError, "compression='best' does not exist: use one of topk, auto"),
+        ({"compression": "best"}, ValueError, "compression='best' does not exist: use one of topk, quantised, auto"),
         (
             {"compression": None, "density": 0.1},
             ValueError,

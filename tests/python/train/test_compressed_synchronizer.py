@@ -50,6 +50,7 @@ def assert_nothing_lost(
         ({"compression_warmup_steps": 5}, 0.0),
         ({"compression_warmup_steps": 5, "compression_warmup": "falling", "selection": "topk"}, 0.0),
         ({"compression": "auto"}, 0.0),
+        ({"compression": "auto", "quantised": ("bf16", "int8")}, 0.5),
         ({"policy": BySize(0.1, 16, "trimmed", dense=("hidden",))}, 0.0),
     ],
     ids=named,
@@ -107,11 +108,11 @@ def test_what_waits_survives_other_groups_and_leaves_with_a_dense_one(on_ranks: 
         rank = Rank(comm, plan="single", selection="topk")
         averages = [rank.step(gradients_of(comm.rank, step)) for step in range(3)]
         before = rank.waiting()
-        rank.sync._set_groups(NAMED, [True, True])
+        rank.sync._set_groups(NAMED, ["sparse", "sparse"])
         assert all(torch.equal(before[name], one) for name, one in rank.waiting().items())
         averages += [rank.step(gradients_of(comm.rank, step)) for step in range(3, 6)]
         assert rank.waiting()["hidden"].any()
-        rank.sync._set_groups(NAMED, [False, True])
+        rank.sync._set_groups(NAMED, ["dense", "sparse"])
         averages += [rank.step(gradients_of(comm.rank, step)) for step in range(6, STEPS)]
         assert not rank.waiting()["hidden"].any()
         assert rank.waiting()["embedding"].any()
@@ -141,7 +142,7 @@ def test_bfloat16(on_ranks: OnRanks) -> None:
         gradients = {name: (one / 12 + 64).to(torch.bfloat16) for name, one in gradients_of(0, 0).items()}
         for step in range(6):
             if step == 4:
-                rank.sync._set_groups([[*SHAPES]], [False])
+                rank.sync._set_groups([[*SHAPES]], ["dense"])
             for name, one in rank.step(gradients).items():
                 applied[name] += one.double()
         for name, one in rank.waiting().items():
@@ -309,12 +310,12 @@ def test_nan_is_told_on_all_ranks(on_ranks: OnRanks) -> None:
         assert "choose nonfinite='send'" in said
 
 
-@pytest.mark.parametrize("sparse", [True, False])
-def test_nan_is_sent(on_ranks: OnRanks, sparse: bool) -> None:
+@pytest.mark.parametrize("way", ["sparse", "dense"])
+def test_nan_is_sent(on_ranks: OnRanks, way: str) -> None:
     def run(comm: Communicator) -> None:
         rank = Rank(comm, plan="single", nonfinite="send")
         rank.step(gradients_of(comm.rank, 0))
-        rank.sync._set_groups([[*SHAPES]], [sparse])
+        rank.sync._set_groups([[*SHAPES]], [way])
         gradients = gradients_of(comm.rank, 1)
         if comm.rank == 1:
             gradients["hidden"][3, 4] = math.nan
@@ -384,7 +385,7 @@ def test_what_waits_is_worth_its_own_learning_rate_in_a_dense_sum_too(on_ranks: 
         for step, rate in enumerate((0.5, 0.25, 0.125, 0.0, 0.0625)):
             parameters[0].param_groups[0]["lr"] = rate
             if step == 2:
-                rank.sync._set_groups([[*SHAPES]], [False])
+                rank.sync._set_groups([[*SHAPES]], ["dense"])
             moved += rate * rank.step(gradients_of(comm.rank, step))["hidden"].double()
         return moved, rank.waiting()["hidden"]
 
@@ -422,11 +423,13 @@ def test_after_a_pass_that_was_broken_off(on_ranks: OnRanks) -> None:
     ("options", "names"),
     [
         ({"compression": "auto"}, ["dense", "sparse"]),
+        ({"compression": "auto", "quantised": "qsgd8"}, ["dense", "sparse", "qsgd8"]),
+        ({"compression": "quantised", "quantised": ["int8", "bf16"]}, ["int8", "bf16"]),
         ({"compression": "topk", "collective": "oktopk", "wire": "raw"}, ["sparse"]),
         ({"momentum": 0.9, "optimizer": sgd, "selection": "topk"}, ["sparse"]),
         ({"small_tensor_elements": 10_000}, ["dense"]),
     ],
-    ids=["auto", "topk", "momentum", "nothing to compress"],
+    ids=["auto", "auto-qsgd8", "quantised", "topk", "momentum", "nothing to compress"],
 )
 def test_ways_are_timed_alike_on_all_ranks(on_ranks: OnRanks, options: dict[str, Any], names: list[str]) -> None:
     sizes = (0, 1 << 10, 5000, 1 << 16, 1 << 20)
@@ -440,7 +443,9 @@ def test_ways_are_timed_alike_on_all_ranks(on_ranks: OnRanks, options: dict[str,
         assert str(rank.sync.state_dict()) == str(before)
         assert [way.name for way in ways] == names
         assert all(way.cost(size) > 0 for way in ways for size in sizes)
-        assert all((way.delay(1 << 16) > 0) == (way.name == "sparse") == (way.beside is not None) for way in ways)
+        assert all(way.busy is not None and way.busy(1 << 16) > 0 for way in ways)
+        assert all((way.busy_beside is None) == (way.name == "dense") for way in ways)
+        assert all((way.delay(1 << 16) > 0) == (way.name != "dense") == (way.beside is not None) for way in ways)
         return [[*map(way.cost, sizes), *map(way.delay, sizes)] for way in ways]
 
     first, second = on_ranks(2, run)

@@ -118,3 +118,27 @@ def test_clipping_leaves_what_did_not_come_as_it_is(on_ranks: OnRanks) -> None:
 
     first, second = on_ranks(2, run)
     assert first == second
+
+
+@pytest.mark.parametrize("kept", [0, 1, 3])
+def test_neighbours_of_which_some_have_gradients_already(on_ranks: OnRanks, kept: int) -> None:
+    """Small gradients are taken together, whether they add to an average or begin anew."""
+
+    def run(comm: Communicator) -> list[list[float]]:
+        torch.manual_seed(0)
+        model = nn.ParameterList([nn.Parameter(torch.randn(2, 3)) for _ in range(3)])
+        Synchronizer(model, comm, plan="single")
+
+        def pass_() -> None:
+            sum((number + 1) * (comm.rank + 1) * one.sum() for number, one in enumerate(model)).backward()
+
+        pass_()
+        for number, one in enumerate(model):
+            if number >= kept:
+                one.grad = None
+        pass_()
+        return [one.grad.flatten().tolist() for one in model if one.grad is not None]
+
+    first, second = on_ranks(2, run)
+    # An average of ranks 0 and 1 is 1.5; what was there counts once more.
+    assert first == second == [[(number + 1) * (3.0 if number < kept else 1.5)] * 6 for number in range(3)]

@@ -1,0 +1,101 @@
+"""Averages that a step of an optimiser waits for, instead of the backward pass: what stands in for gradients until
+then, and the hooks. Does not know how averages are made."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from telegrad.comm import Work
+
+
+class PendingPass(NamedTuple):
+    """A backward pass whose averages nobody has waited for: the ``works`` of each group, its ``number``, and when it
+    ended, by ``time.perf_counter()``."""
+
+    works: list[list[Work]]
+    number: int
+    hidden: HiddenGradients
+    since: float
+
+
+class StepWait:
+    """Calls ``wait`` before each step of one of the ``optimizers``, and before a forward pass of ``model`` with
+    gradients, as a second backward pass may follow it."""
+
+    def __init__(self, optimizers: Sequence[torch.optim.Optimizer], model: nn.Module, wait: Callable[[], None]) -> None:
+        self._wait = wait
+        self._steps = 0
+        self._handles: list[Any] = [
+            model.register_forward_pre_hook(
+                lambda module, _: wait() if module is model and torch.is_grad_enabled() else None
+            )
+        ]
+        for one in optimizers:
+            self._handles += [one.register_step_pre_hook(self._before), one.register_step_post_hook(self._after)]
+
+    @property
+    def is_inside(self) -> bool:
+        """Whether a step is being made: a backward pass in its closure must end with the averages."""
+        return self._steps > 0
+
+    def close(self) -> None:
+        """Removes the hooks."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+
+    def _before(self, *_: object) -> None:
+        self._wait()
+        self._steps = 1
+
+    def _after(self, *_: object) -> None:
+        self._steps = 0
+
+
+class HiddenGradients:
+    """The gradients of ``parameters`` until ``put_back``; meanwhile each parameter has one of nothing but NaN, which
+    torch does not write to: what uses it too early does not go unnoticed."""
+
+    def __init__(self, parameters: Iterable[nn.Parameter]) -> None:
+        self._nan: dict[torch.dtype, Tensor] = {}
+        self._held: list[tuple[nn.Parameter, Tensor | None, Tensor]] = []
+        for one in parameters:
+            if one.dtype not in self._nan:
+                self._nan[one.dtype] = torch.full((1,), math.nan, dtype=one.dtype)
+            shown = self._nan[one.dtype].expand(one.shape)
+            self._held.append((one, one.grad, shown))
+            one.grad = shown
+
+    def put_back(self) -> Callable[[], None]:
+        """The gradients are there again. What this returns is to be called when they are averages: it gives those
+        that were set to something else meanwhile what they were set to, such as ``None`` or zeros by ``zero_grad()``.
+        """
+        changed = [(one, one.grad) for one, _, shown in self._held if one.grad is not shown]
+        zeroed = {dtype for dtype, nan in self._nan.items() if not nan.isnan().item()}
+        for one, gradient, _ in self._held:
+            one.grad = gradient
+
+        others = {id(one) for one, _ in changed}
+
+        def restore() -> None:
+            for one, gradient in changed:
+                one.grad = gradient
+            for one, _, _ in self._held:
+                if one.dtype in zeroed and one.grad is not None and id(one) not in others:
+                    one.grad.zero_()
+
+        return restore
+
+
+def checked_optimizers(given: Any) -> tuple[torch.optim.Optimizer, ...]:
+    """None, one or several. Raises ``TypeError`` for what is no optimiser."""
+    found = () if given is None else (given,) if not isinstance(given, (list, tuple)) else tuple(given)
+    for one in found:
+        if not isinstance(one, torch.optim.Optimizer):
+            raise TypeError(f"wait_in has a {type(one).__name__}: give the torch.optim.Optimizer whose step() waits")
+    return found
