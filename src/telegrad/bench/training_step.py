@@ -21,7 +21,7 @@ from telegrad import Communicator
 from telegrad.bench.job import peers_store, run_job
 from telegrad.bench.plan import Timing
 from telegrad.bench.training_models import MODELS
-from telegrad.bench.training_step_plan import Row, TrainingStepPlan
+from telegrad.bench.training_step_plan import PLANNING_BLOCKS, Row, TrainingStepPlan
 from telegrad.calibration import calibrate
 from telegrad.launch import join
 from telegrad.train import DDPState, Synchronizer, ddp_hook
@@ -97,7 +97,9 @@ class _Contender:
                 ddp.register_comm_hook(state, ddp_hook)
             self._called = ddp
         else:
-            self._sync = Synchronizer(model, communicator, plan=way, warmup_steps=plan.warmup // 2, replan_factor=None)
+            self._sync = Synchronizer(
+                model, communicator, plan=way, warmup_steps=plan.warmup // PLANNING_BLOCKS, replan_factor=None
+            )
         self._optimizer = torch.optim.SGD(model.parameters(), lr=_RATE)
         self.times = _Times()
 

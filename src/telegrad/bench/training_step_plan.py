@@ -12,6 +12,9 @@ Row = dict[str, Any]
 WAYS = ("ddp-gloo", "ddp-telegrad", "wfbp", "single", "fixed", "greedy", "auto")
 """DistributedDataParallel with its own buckets, over Gloo and with telegrad's dense hook; and Synchronizers by plan."""
 
+PLANNING_BLOCKS = 6
+"""``warmup_steps`` passes that "auto" takes until it keeps a plan: two before it plans, up to four that are tried."""
+
 SLOWER_SHARE, PREDICTED_SHARE = 0.05, 0.15
 """What ``auto`` may be slower than the best of the others, and what its prediction may be off."""
 
@@ -19,8 +22,8 @@ SLOWER_SHARE, PREDICTED_SHARE = 0.05, 0.15
 @dataclass(frozen=True)
 class TrainingStepPlan:
     """``rounds`` times each way trains ``steps`` steps and one more that is left out, in another order each time,
-    after ``warmup`` steps of each and one, in which plans are made, and made once more. ``store``: a path at which
-    Gloo's processes meet."""
+    after ``warmup`` steps of each and one, in which plans are made, made once more and tried. ``store``: a path at
+    which Gloo's processes meet."""
 
     network: str
     ranks: int
@@ -28,7 +31,7 @@ class TrainingStepPlan:
     ways: tuple[str, ...] = WAYS
     rounds: int = 8
     steps: int = 4
-    warmup: int = 19
+    warmup: int = 59
     calibrates: bool = True
     store: str = ""
 

@@ -23,7 +23,9 @@ def bytes_needed(features: int, nnz: int, settings: TrainingSettings, *, alone: 
         case "coordinate_descent":
             return features * (4 + 8) + nnz * 8  # weights, beginnings of columns; rows and values by column
         case "adagrad":
-            each = 4 + 4 + 4 + (8 if owes else 0)  # weights, sums of a batch and of squares; pace and step of last touch
+            each = (
+                4 + 4 + 4 + (8 if owes else 0)
+            )  # weights, sums of a batch and of squares; pace and step of last touch
         case _:
             each = 4 + 4 + (4 if owes else 0)
     return features * (each + 4)  # and at the end the model

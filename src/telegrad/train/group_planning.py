@@ -31,6 +31,8 @@ PLANS: dict[str, Callable[..., MergePlan]] = {
 TIMED = ("auto", "optimal", "greedy")
 """Those that need the times of the model."""
 
+_RIVALS = (merge.single, merge.fixed, merge.greedy)
+
 _NOT_WORTH_A_CHANGE = 0.05  # by which other groups must be ahead of those that there are; times are not better known
 
 
@@ -42,6 +44,10 @@ class _Costs(Protocol):
     def plan_of(self, scheme: str, trace: Trace, stops: Sequence[int], ways: Sequence[int]) -> MergePlan: ...
 
     def ways_of(self, plan: MergePlan) -> list[int]: ...
+
+    def rivals(self, trace: Trace) -> list[MergePlan]:
+        """Plans of simple rules, as many on all ranks."""
+        ...
 
 
 class GroupPlanner:
@@ -76,6 +82,21 @@ class GroupPlanner:
             again = self._costs.plan_of(plan.scheme, trace, _stops(kept), self._costs.ways_of(kept))
             if again.finish_s <= plan.finish_s * (1 + _NOT_WORTH_A_CHANGE):
                 plan = again
+        return self._as_rank_0(plan, trace, comm)
+
+    def rivals(self, plan: MergePlan, trace: Trace, comm: Communicator) -> list[MergePlan]:
+        """Plans of other groups of the same gradients, which measured steps may prefer to ``plan``; none with
+        compression."""
+        assert self._costs is not None
+        found = [plan]
+        for cut in self._costs.rivals(trace):
+            rival = self._as_rank_0(cut, trace, comm)
+            if all(rival.groups != one.groups for one in found):
+                found.append(rival)
+        return found[1:]
+
+    def _as_rank_0(self, plan: MergePlan, trace: Trace, comm: Communicator) -> MergePlan:
+        assert self._costs is not None
         ends = np.zeros(len(trace.sizes), np.int64)  # 0: no group ends there; else its way
         ends[[stop - 1 for stop in _stops(plan)]] = self._costs.ways_of(plan)
         comm.broadcast(ends, 0)
@@ -122,6 +143,10 @@ class _DenseCosts:
     def ways_of(self, plan: MergePlan) -> list[int]:
         return [1] * len(plan.groups)
 
+    def rivals(self, trace: Trace) -> list[MergePlan]:
+        cuts = (rule(trace.sizes, trace.backward_times, cost=self._idle) for rule in _RIVALS)
+        return [self.plan_of(cut.scheme, trace, _stops(cut), self.ways_of(cut)) for cut in cuts]
+
 
 class _WayCosts:
     def __init__(self, compression: Compression, comm: Communicator, most_bytes: int) -> None:
@@ -138,6 +163,9 @@ class _WayCosts:
     def ways_of(self, plan: MergePlan) -> list[int]:
         numbers = {way.name: number for number, way in enumerate(self._ways, 1)}
         return [numbers[name] for name in plan.ways]
+
+    def rivals(self, trace: Trace) -> list[MergePlan]:
+        return []
 
     def _dense(self, trace: Trace) -> list[int]:
         """Bytes of each gradient that no way compresses."""

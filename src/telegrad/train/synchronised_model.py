@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import json
+import weakref
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
 from torch import nn
 
 from telegrad.comm import Communicator
+from telegrad.errors import MismatchedCall
+from telegrad.train.compression import Compression
 from telegrad.train.group_planning import TIMED
 from telegrad.train.texts import all_gather_text
+
+_synchronised: dict[int, weakref.ref[nn.Parameter]] = {}  # parameters that have a Synchronizer, by id
 
 _DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
@@ -40,6 +46,57 @@ def check_fits(plan: Any, compression: str) -> None:
         raise ValueError(
             f"compression='auto' is decided with the plan, and plan={plan!r} is not timed: use plan='auto'"
         )
+
+
+def check_free(parameters: Mapping[str, nn.Parameter]) -> None:
+    """Raises ``ValueError`` for a parameter that has a Synchronizer."""
+    for name, one in parameters.items():
+        held = _synchronised.get(id(one))
+        if held is not None and held() is one:
+            raise ValueError(f"parameter {name!r} has a Synchronizer already: close() that one first")
+
+
+def check_still_frozen(frozen: Iterable[nn.Parameter]) -> None:
+    """Raises ``RuntimeError`` for a parameter that requires a gradient now."""
+    if any(one.requires_grad for one in frozen):
+        raise RuntimeError(
+            "a parameter was unfrozen after its Synchronizer was made, which does not average it: close() the "
+            "Synchronizer and make another one"
+        )
+
+
+def ranks_apart(comm: Communicator, number: int) -> MismatchedCall:
+    """What is raised where another rank is not in backward pass ``number``; it hears of it."""
+    text = (
+        f"rank {comm.rank} is in backward pass {number}, and another rank is not: such as where an exception has ended "
+        "a pass on some ranks only; end the job on all ranks and go on from a checkpoint"
+    )
+    comm.abort(text)
+    return MismatchedCall(text, rank=comm.rank, operation="all_reduce")
+
+
+def claim(parameters: Iterable[nn.Parameter]) -> None:
+    """They have a Synchronizer now."""
+    _synchronised.update({id(one): weakref.ref(one) for one in parameters})
+
+
+def release(parameters: Iterable[nn.Parameter]) -> None:
+    """They have none any more."""
+    for one in parameters:
+        _synchronised.pop(id(one), None)
+
+
+def described(
+    parameters: Mapping[str, nn.Parameter], compression: Compression | None, **arguments: object
+) -> dict[str, str]:
+    """What all ranks must have alike, by the name that ``check_alike`` gives it."""
+    shapes = {name: (str(one.dtype), tuple(one.shape)) for name, one in parameters.items()}
+    return {
+        "parameters that require a gradient": json.dumps(shapes),
+        **{name: str(value) for name, value in arguments.items()},
+        "compression": str(None),
+        **({} if compression is None else compression.description()),
+    }
 
 
 def check_alike(comm: Communicator, own: dict[str, str], error: ValueError | TypeError | None) -> None:

@@ -7,7 +7,6 @@ import json
 import math
 import time
 import warnings
-import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Unpack
 
@@ -15,7 +14,7 @@ import torch
 from torch import nn
 
 from telegrad.comm import Communicator, Work
-from telegrad.errors import MismatchedCall, TransportError
+from telegrad.errors import TransportError
 from telegrad.plan.merge_plan import MergePlan
 from telegrad.plan.trace import Trace
 from telegrad.train.arguments import check_choice, checked_count
@@ -33,11 +32,16 @@ from telegrad.train.step_report import StepReport, slowest_of
 from telegrad.train.synchronised_model import (
     check_alike,
     check_fits,
+    check_free,
+    check_still_frozen,
+    claim,
     copy_from_rank_0,
+    described,
+    ranks_apart,
+    release,
     trained_parameters,
 )
-
-_synchronised: dict[int, weakref.ref[nn.Parameter]] = {}  # parameters that have a Synchronizer, by id
+from telegrad.train.trial import Trial, agreed_step_s
 
 
 class Synchronizer:
@@ -53,7 +57,9 @@ class Synchronizer:
     made at the end of pass ``warmup_steps``, from the times of these passes (a gradient counts when the last rank has
     it) and from sums that are timed then, alone and while all ranks compute; as many passes in these groups later they
     are planned once more, for what sums take from the computation. Until the first plan groups are as for ``"fixed"``:
-    DDP's sizes, in the opposite order of ``model.parameters()``. With ``"auto"`` all of this is done again when
+    DDP's sizes, in the opposite order of ``model.parameters()``. With ``"auto"``, without compression, ``"single"``,
+    ``"fixed"`` and ``"greedy"`` are then tried for ``warmup_steps`` passes each, and one of them is kept if its steps
+    are faster by more than 2 %. With ``"auto"`` all of this is done again when
     measured times leave the prediction by more than ``replan_factor`` (``None``: never), as telegrad.train.replanning
     says. ``"wfbp"``: each gradient alone, ``"single"``: all together. Or lists of names of parameters, the groups in
     the order in which they leave. ``clip_norm``: averaged gradients are scaled down to this
@@ -107,7 +113,15 @@ class Synchronizer:
             )
             optimizers = checked_optimizers(wait_in)
             self._waits_in_step = bool(optimizers)
-            description = self._description(groups)
+            description = described(
+                self._parameters,
+                self._compression,
+                plan=json.dumps([self._scheme, groups]),
+                warmup_steps=warmup_steps,
+                clip_norm=self._clip_norm,
+                replan_factor=self._replan_factor,
+                wait_in=self._waits_in_step,
+            )
         except (ValueError, TypeError) as found:
             error, description = found, {}
         check_alike(comm, description, error)
@@ -129,6 +143,7 @@ class Synchronizer:
         self._planner = GroupPlanner(self._scheme, self._compression) if self._scheme in TIMED else None
         self._trace: Trace | None = None
         self._replans = 0
+        self._trial: Trial | None = None
         first = "dense" if self._compression is None else self._compression.ways[0]
         self._set_groups(groups, [first] * len(groups))
         for tensor in (*model.parameters(), *model.buffers()):
@@ -140,7 +155,7 @@ class Synchronizer:
         self._replanning = Replanning(replan_factor) if plan == "auto" and replan_factor is not None else None
         if optimizers:
             self._step_wait = StepWait(optimizers, model, self.wait)
-        _synchronised.update({id(one): weakref.ref(one) for one in self._parameters.values()})
+        claim(self._parameters.values())
 
     def _take_arguments(
         self,
@@ -171,10 +186,7 @@ class Synchronizer:
             check_fits(plan, compression)
         self._first_scheme = "fixed" if plan in TIMED else str(plan)
         groups = first_groups("fixed" if plan in TIMED else plan, self._parameters)
-        for name, one in self._parameters.items():
-            held = _synchronised.get(id(one))
-            if held is not None and held() is one:
-                raise ValueError(f"parameter {name!r} has a Synchronizer already: close() that one first")
+        check_free(self._parameters)
         return groups
 
     @property
@@ -281,8 +293,7 @@ class Synchronizer:
         for group in self._groups:
             group.give_back()
         self._comm.close()
-        for one in self._parameters.values():
-            _synchronised.pop(id(one), None)
+        release(self._parameters.values())
 
     def _hook_of(self, number: int, run: Run, position: int) -> Callable[[torch.Tensor], None]:
         """What is called when that gradient has come. Models have hundreds: as little as can be is done for each."""
@@ -342,12 +353,7 @@ class Synchronizer:
         if torch._C._current_graph_task_id() != self._graph_task:
             return  # of a pass that was dropped
         self._timeline.backward_over()
-        for one in self._frozen:
-            if one.requires_grad:
-                raise RuntimeError(
-                    "a parameter was unfrozen after its Synchronizer was made, which does not average it: close() the "
-                    "Synchronizer and make another one"
-                )
+        check_still_frozen(self._frozen)
         if self._compression is not None and self._clip_norm is not None:
             present = self._earlier.union(*(group.came() for group in self._groups))
             came = [one for one in self._parameters.values() if id(one) in present]
@@ -370,7 +376,7 @@ class Synchronizer:
                     work.wait()
                 group.receive()
                 if not group.is_of(number, self._comm.world_size):
-                    self._tell_apart()
+                    raise ranks_apart(self._comm, self._passes - 1)
             for group in self._groups:
                 group.finish()
             self._timeline.close([end_of(of_group) for of_group in works], elsewhere_s=elsewhere_s)
@@ -383,6 +389,10 @@ class Synchronizer:
         if self._profile is not None:
             if self._passes >= self._plan_at:
                 self._make_plan(self._profile)
+        elif self._trial is not None:
+            if self._passes - self._planned_at >= self._warmup_steps:
+                self._trial.note(agreed_step_s(self._comm, self._timeline))
+                self._try_plan(self._trial)
         elif self._replanning is not None and (self._passes - self._planned_at) % LOOK_EVERY == 0:
             measured = agreed_times(self._comm, self._timeline.totals(LOOK_EVERY))
             if measured is not None and self._replanning.look(measured):
@@ -390,14 +400,6 @@ class Synchronizer:
                 assert self._planner is not None
                 self._planner.forget()
                 self._begin_profile()
-
-    def _tell_apart(self) -> None:
-        text = (
-            f"rank {self._comm.rank} is in backward pass {self._passes - 1}, and another rank is not: such as where an "
-            "exception has ended a pass on some ranks only; end the job on all ranks and go on from a checkpoint"
-        )
-        self._comm.abort(text)
-        raise MismatchedCall(text, rank=self._comm.rank, operation="all_reduce")
 
     def _drop(self) -> None:
         """Another pass begins before one is over: an exception has ended that one, or a reentrant checkpoint has begun
@@ -445,17 +447,30 @@ class Synchronizer:
         elif earlier is not None and {*earlier.names} == {*trace.names}:
             trace = trace.in_order(earlier.names)
         kept = self._plan if earlier is not None and earlier.names == trace.names else None
-        self._trace, self._plan = trace, planner.plan(trace, self._comm, kept=kept)
-        groups = names_of(self._plan, trace, self._parameters)
-        ways = [*self._plan.ways] or ["dense"] * len(groups)
+        self._trace, plan = trace, planner.plan(trace, self._comm, kept=kept)
+        if not refines:
+            self._adopt(plan)
+            self._begin_profile()  # in these groups, whose sums hold other gradients up than those before
+            return
+        rivals = planner.rivals(plan, trace, self._comm) if self._scheme == "auto" else []
+        self._try_plan(Trial([plan, *rivals]))
+
+    def _try_plan(self, trial: Trial) -> None:
+        self._trial = None if trial.is_over else trial
+        self._adopt(trial.plan)
+        if trial.is_over and self._replanning is not None:
+            self._replanning.planned(trial.plan)
+
+    def _adopt(self, plan: MergePlan) -> None:
+        trace = self._trace
+        assert trace is not None
+        self._plan = plan
+        groups = names_of(plan, trace, self._parameters)
+        ways = [*plan.ways] or ["dense"] * len(groups)
         if (groups, ways) != (self.groups, self._ways):
             self._set_groups(groups, ways)
         self._timeline.before_first_s = trace.backward_times[0]
         self._planned_at = self._passes
-        if not refines:
-            self._begin_profile()  # in these groups, whose sums hold other gradients up than those before
-        elif self._replanning is not None:
-            self._replanning.planned(self._plan)
 
     def _set_groups(self, groups: Sequence[Sequence[str]], ways: Sequence[str]) -> None:
         """``ways``: how each group goes, see ``Compression.ways``."""
@@ -480,17 +495,3 @@ class Synchronizer:
         if self._compression is None:
             return GradientGroup(parameters)
         return CompressedGroup(parameters, self._compression, way=way)
-
-    def _description(self, groups: list[list[str]]) -> dict[str, str]:
-        """What all ranks must have alike."""
-        shapes = {name: (str(one.dtype), tuple(one.shape)) for name, one in self._parameters.items()}
-        return {
-            "parameters that require a gradient": json.dumps(shapes),
-            "plan": json.dumps([self._scheme, groups]),
-            "warmup_steps": str(self._warmup_steps),
-            "clip_norm": str(self._clip_norm),
-            "replan_factor": str(self._replan_factor),
-            "wait_in": str(self._waits_in_step),
-            "compression": str(None),
-            **({} if self._compression is None else self._compression.description()),
-        }

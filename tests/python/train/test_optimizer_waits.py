@@ -30,7 +30,7 @@ def test_training_is_that_of_one_process(on_ranks: OnRanks, plan: str, clip: flo
             optimizer.step()
         assert_same(model, expected)
         assert (sync.plan is not None) == (plan == "auto")
-        assert sync.report().passes > 0
+        assert plan == "auto" or sync.report().passes > 0  # "auto" has just begun to try other groups
         sync.close()
 
     on_ranks(2, run)

@@ -121,6 +121,7 @@ def scripted(monkeypatch: pytest.MonkeyPatch, costs: list[Cost], times: list[tup
     monkeypatch.setattr(group_planning, "measured_group_cost", measure)
     monkeypatch.setattr(group_planning, "group_cost_while_computing", lambda *_, **__: lambda _: 0.0)
     monkeypatch.setattr(synchronizer, "LOOK_EVERY", 2)
+    monkeypatch.setattr(group_planning.GroupPlanner, "rivals", lambda *_: [])
     monkeypatch.setattr(MeasuredTimeline, "totals", totals)
     return asked
 
