@@ -205,7 +205,12 @@ void bind_linear(nb::module_& module) {
             own.follow(memory<const std::uint32_t>(indices, indices == 0 ? 0 : count));
           },
           nb::arg("indices"), nb::arg("count"), unlocked)
-      .def("view", &OwnWeights::view, nb::keep_alive<0, 1>())
+      .def(
+          "view",
+          [](OwnWeights& own, const RowsView& rows, std::uintptr_t chosen, std::size_t count) {
+            return own.view(rows, memory<const std::uint64_t>(chosen, count));
+          },
+          nb::arg("rows"), nb::arg("chosen"), nb::arg("count"), nb::keep_alive<0, 1>(), unlocked)
       .def(
           "to_features",
           [](const OwnWeights& own, std::uintptr_t places, std::size_t count) {

@@ -50,13 +50,27 @@ void OwnWeights::copy_all() {
   });
 }
 
-ModelView OwnWeights::view() {
+ModelView OwnWeights::view(const RowsView& rows, std::span<const std::uint64_t> chosen) {
   const ModelView all = descent_.view();
   if (all.owed == nullptr) return {weights_, all.scale, all.bias};
   owed_ = *all.owed;
   owed_.last = last_;
   owed_.paces = paces_;
-  return {weights_, all.scale, all.bias, &owed_};
+  std::uint64_t entries = 0;
+  for (const std::uint64_t row : chosen) entries += rows.offsets[row + 1] - rows.offsets[row];
+  if (entries < weights_.size()) return {weights_, all.scale, all.bias, &owed_};
+  find_worths();
+  return {worths_, all.scale, all.bias};
+}
+
+void OwnWeights::find_worths() {
+  worths_.resize(weights_.size());
+  team_.run([&](std::size_t part) {
+    const std::size_t end = worths_.size() * (part + 1) / team_.size();
+    for (std::size_t i = worths_.size() * part / team_.size(); i < end; ++i) {
+      worths_[i] = owed_.settled(weights_[i], i);
+    }
+  });
 }
 
 void OwnWeights::to_features(std::span<std::uint32_t> places) const {

@@ -26,7 +26,8 @@ def bytes_needed(features: int, nnz: int, settings: TrainingSettings, *, alone: 
         # weights, sums of squares, and at the end the model; sums of a batch
         needed = weighted * (4 + (4 if adagrad else 0) + paid + 4) + occurring * 4
         if not alone:
-            needed += occurring * (4 + paid + 4) + nnz * 4  # copies; what occurs; places instead of indices
+            # copies, and what they are worth then; what occurs; places instead of indices
+            needed += occurring * (4 + paid + (4 if owes else 0) + 4) + nnz * 4
     # in the end every feature's weight, and places instead of indices; the numbering's bit and a half are left out
     return needed + (features * 4 + nnz * 4 if alone else 0)
 

@@ -123,7 +123,7 @@ class MiniBatches:
     def _add(self, chosen: npt.NDArray[np.uint64]) -> tuple[float, float]:
         problem = self._problem
         targets, rows = problem.targets.ctypes.data, chosen.ctypes.data
-        weights = (self._own or self._descent).view()
+        weights = self._own.view(problem.view, rows, chosen.size) if self._own else self._descent.view()
         return self._gradient.add(problem.view, targets, rows, chosen.size, weights, problem.loss)
 
     def _prepared(self, found: Pass, chosen: npt.NDArray[np.uint64]) -> Any:

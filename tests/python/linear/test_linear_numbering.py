@@ -113,7 +113,7 @@ def test_steps_have_the_bits_of_steps_over_all_features(
 
 @pytest.mark.parametrize(
     ("optimizer", "way"),
-    [*itertools.product(["sgd", "adagrad"], ["threads", "overlap", "held out", "dense"]), ("sgd", "scale")],
+    [*itertools.product(["sgd", "adagrad"], ["threads", "overlap", "held out", "dense", "whole"]), ("sgd", "scale")],
 )
 def test_ways_to_train_have_the_bits_of_steps_over_all_features(optimizer: str, way: str) -> None:
     options: dict[str, Any] = {
@@ -121,6 +121,7 @@ def test_ways_to_train_have_the_bits_of_steps_over_all_features(optimizer: str, 
         "overlap": {"overlap": True},
         "held out": {"held_out": 0.3},
         "dense": {},
+        "whole": {"batch": 2 * COUNT, "epochs": 9},  # of more entries than a rank has features
         "scale": {"l2": 5.0, "learning_rate": 1.0, "l1": 1e-4},  # so small that weights are written anew
     }[way]
     settings = replace(TrainingSettings(optimizer=optimizer, l2=0.01, l1=0.001, epochs=3, batch=40), **options)
