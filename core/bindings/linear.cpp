@@ -12,6 +12,7 @@
 #include "linear/gradient.hpp"
 #include "linear/libsvm.hpp"
 #include "linear/numbering.hpp"
+#include "linear/own_weights.hpp"
 
 namespace telegrad::bindings {
 namespace {
@@ -195,6 +196,27 @@ void bind_linear(nb::module_& module) {
           },
           nb::arg("out"), nb::arg("count"), unlocked)
       .def_prop_ro("bias", &Descent::bias);
+  nb::class_<OwnWeights>(module, "OwnWeights")
+      .def(nb::init<const Descent&, const Numbering&, Team&>(), nb::arg("descent"), nb::arg("numbering"),
+           nb::arg("team"), nb::keep_alive<1, 2>(), nb::keep_alive<1, 3>(), nb::keep_alive<1, 4>(), unlocked)
+      .def(
+          "follow",
+          [](OwnWeights& own, std::uintptr_t indices, std::size_t count) {
+            own.follow(memory<const std::uint32_t>(indices, indices == 0 ? 0 : count));
+          },
+          nb::arg("indices"), nb::arg("count"), unlocked)
+      .def(
+          "view",
+          [](OwnWeights& own, const RowsView& rows, std::uintptr_t chosen, std::size_t count) {
+            return own.view(rows, memory<const std::uint64_t>(chosen, count));
+          },
+          nb::arg("rows"), nb::arg("chosen"), nb::arg("count"), nb::keep_alive<0, 1>(), unlocked)
+      .def(
+          "to_features",
+          [](const OwnWeights& own, std::uintptr_t places, std::size_t count) {
+            own.to_features(memory<std::uint32_t>(places, count));
+          },
+          nb::arg("places"), nb::arg("count"), unlocked);
   nb::class_<Columns>(module, "Columns")
       .def(
           "__init__",

@@ -110,6 +110,7 @@ void Descent::finish_step(double slope, double rate, double rows) {
 
 void Descent::fold_scale() {
   write_weights(weights_);
+  ++rewrites_;
   scale_ = 1;
   if (last_.empty()) return;
   std::fill(last_.begin(), last_.end(), 0);

@@ -56,6 +56,14 @@ class Descent {
 
   double bias() const { return bias_; }
 
+  Rule rule() const { return rule_; }
+
+  /// Whether weights owe a penalty until they are touched.
+  bool owes() const { return !last_.empty(); }
+
+  /// How often a step has written all weights anew, touched or not.
+  std::size_t rewrites() const { return rewrites_; }
+
  private:
   template <class Visit>
   void for_each(std::span<const std::uint32_t> indices, std::span<const float> sums, const Visit& visit);
@@ -70,6 +78,7 @@ class Descent {
   Team& team_;
   LargeVector<float> weights_;
   double scale_ = 1, bias_ = 0, bias_squares_ = 0;
+  std::size_t rewrites_ = 0;
   LargeVector<float> squares_;       // AdaGrad's sums of squared gradients
   LargeVector<float> paces_;         // their roots' reciprocals, if weights owe
   LargeVector<std::uint32_t> last_;  // if weights owe: see Owed

@@ -23,11 +23,7 @@ void Numbering::write_features(std::span<std::uint32_t> out) const {
 }
 
 void Numbering::renumber(std::span<const std::uint32_t> indices, std::span<std::uint32_t> out) const {
-  for (std::size_t i = 0; i < indices.size(); ++i) {
-    const std::uint32_t word = indices[i] / 64;
-    const std::uint64_t below = occurs_[word] & ((std::uint64_t{1} << indices[i] % 64) - 1);
-    out[i] = before_[word] + static_cast<std::uint32_t>(std::popcount(below));
-  }
+  for (std::size_t i = 0; i < indices.size(); ++i) out[i] = place_of(indices[i]);
 }
 
 }  // namespace telegrad::linear

@@ -14,21 +14,22 @@ _GIB = 2**30
 
 
 def bytes_needed(features: int, nnz: int, settings: TrainingSettings, *, alone: bool = False) -> int:
-    """What a rank with ``nnz`` entries takes beside its rows. ``alone``: it has places for features that occur."""
-    if alone:
-        # a bit and a half for every feature, in the end its weight; and places instead of indices
-        return features * 4 + nnz * 4 + bytes_needed(min(features, nnz), nnz, settings)
-    owes = settings.l1 > 0 or (settings.optimizer == "adagrad" and settings.l2 > 0)
-    match settings.optimizer:
-        case "coordinate_descent":
-            return features * (4 + 8) + nnz * 8  # weights, beginnings of columns; rows and values by column
-        case "adagrad":
-            each = (
-                4 + 4 + 4 + (8 if owes else 0)
-            )  # weights, sums of a batch and of squares; pace and step of last touch
-        case _:
-            each = 4 + 4 + (4 if owes else 0)
-    return features * (each + 4)  # and at the end the model
+    """What a rank with ``nnz`` entries takes beside its rows. ``alone``: only features that occur have a weight."""
+    occurring = min(features, nnz)
+    weighted = occurring if alone else features
+    adagrad = settings.optimizer == "adagrad"
+    owes = settings.l1 > 0 or (adagrad and settings.l2 > 0)
+    paid = (8 if adagrad else 4) if owes else 0  # the step of the last touch, and AdaGrad's pace then
+    if settings.optimizer == "coordinate_descent":
+        needed = weighted * (4 + 8) + nnz * 8  # weights, beginnings of columns; rows and values by column
+    else:
+        # weights, sums of squares, and at the end the model; sums of a batch
+        needed = weighted * (4 + (4 if adagrad else 0) + paid + 4) + occurring * 4
+        if not alone:
+            # copies, and what they are worth then; what occurs; places instead of indices
+            needed += occurring * (4 + paid + (4 if owes else 0) + 4) + nnz * 4
+    # in the end every feature's weight, and places instead of indices; the numbering's bit and a half are left out
+    return needed + (features * 4 + nnz * 4 if alone else 0)
 
 
 def check_memory(

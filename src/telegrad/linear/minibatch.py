@@ -3,6 +3,9 @@
 
 A rank's gradient has, behind the features, the bias's and the loss, so that one sum serves all. What a step does to
 weights, and what it leaves for later, is the core's (``core/linear/descent.hpp``).
+
+All ranks hold all weights. What a rank looks up at random are copies of those that its own rows have, and sums of
+these: see ``core/linear/own_weights.hpp``.
 """
 
 from __future__ import annotations
@@ -43,9 +46,12 @@ class MiniBatches:
         self._problem = problem
         self._direct = aggregation is None and problem.world_size == 1 and not settings.overlap
         self._aggregation = aggregation or SparseSum(problem.comm)
-        self._gradient = _core.BatchGradient(problem.features, problem.team)
+        self._gradient = _core.BatchGradient(problem.places, problem.team)
         rule = _core.Rule.adagrad if settings.optimizer == "adagrad" else _core.Rule.sgd
         self._descent = _core.Descent(problem.features, rule, settings.l1, settings.l2, settings.bias, problem.team)
+        self._own: _core.OwnWeights | None = None
+        if problem.numbering is not None:
+            self._own = _core.OwnWeights(self._descent, problem.numbering, problem.team)
         self.steps = -(-problem.share.trained_total // settings.batch)
 
     def epoch(self, number: int, on_step: Callable[[int, int], None]) -> Pass:
@@ -117,7 +123,8 @@ class MiniBatches:
     def _add(self, chosen: npt.NDArray[np.uint64]) -> tuple[float, float]:
         problem = self._problem
         targets, rows = problem.targets.ctypes.data, chosen.ctypes.data
-        return self._gradient.add(problem.view, targets, rows, chosen.size, self._descent.view(), problem.loss)
+        weights = self._own.view(problem.view, rows, chosen.size) if self._own else self._descent.view()
+        return self._gradient.add(problem.view, targets, rows, chosen.size, weights, problem.loss)
 
     def _prepared(self, found: Pass, chosen: npt.NDArray[np.uint64]) -> Any:
         """The sum over this rank's rows of the batch."""
@@ -125,6 +132,8 @@ class MiniBatches:
         features, count = self._problem.features, self._gradient.collect()
         indices, values = np.empty(count + EXTRA, np.uint32), np.empty(count + EXTRA, np.float32)
         self._gradient.take(indices.ctypes.data, values.ctypes.data, count)
+        if self._own is not None:
+            self._own.to_features(indices.ctypes.data, count)
         indices[count:] = features, features + 1
         values[count:] = slope, loss
         found.entries += count + EXTRA
@@ -135,5 +144,8 @@ class MiniBatches:
         indices, values = total.memory(0.0)
         slope, loss = values[-2:]  # behind all features, also where the sum is held densely
         at = 0 if indices is None else indices.ctypes.data
-        self._descent.step(at, values.ctypes.data, values.size - EXTRA, float(slope), rate, rows)
+        count = values.size - EXTRA
+        self._descent.step(at, values.ctypes.data, count, float(slope), rate, rows)
+        if self._own is not None:
+            self._own.follow(at, count)
         found.loss += float(loss)

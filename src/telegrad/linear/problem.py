@@ -32,9 +32,10 @@ class Problem:
     """One rank's rows and what it knows of the others'. Raises ``ValueError`` on every rank for labels that are not two
     classes, and where there is no row to train on, too many features or too little memory.
 
-    ``alone``: nobody else's sums or changes come, so that features without entries need no place: then the others are
-    numbered anew, and what is read at random fits better into caches. ``features`` is how many there are then, and
-    ``model`` knows where they belong.
+    Features that this rank's rows have are numbered anew, rising, so that what is read at random fits better into
+    caches: ``view`` has the numbers, from 0 to ``places``, instead. ``alone``: nobody else's sums or changes come, so
+    that no other feature needs a weight: then places are all the ``features`` there are, and ``model`` knows where they
+    belong. Otherwise ``numbering`` tells; coordinate descent among ranks, whose blocks are of features, has none.
     """
 
     def __init__(self, rows: Rows, settings: TrainingSettings, comm: Communicator | None, *, alone: bool) -> None:
@@ -52,12 +53,20 @@ class Problem:
         self.first_rate = settings.learning_rate or self._default_rate(squares / max(self.total, 1))
         self._all_features = self.features
         self._used: U32 | None = None
-        numbered = rows
-        if alone:
-            self._used, numbered = _numbered_anew(rows)
-            self.features = self._used.size
-        self._numbered = numbered  # whose memory the view is of
-        self.view = numbered.view()
+        self.numbering: _core.Numbering | None = None
+        self._numbered = rows  # whose memory the view is of
+        if alone or settings.optimizer != "coordinate_descent":
+            # others' sums may have features behind the last of these rows
+            numbering = _core.Numbering(rows.indices.ctypes.data, rows.nnz, self.features)
+            self._numbered = _in_places(rows, numbering)
+            if alone:
+                self._used = np.empty(numbering.size, np.uint32)
+                numbering.write_features(self._used.ctypes.data)
+                self.features = numbering.size
+            else:
+                self.numbering = numbering
+        self.places = self._numbered.n_features
+        self.view = self._numbered.view()
         self.loss = getattr(_core.Loss, settings.loss)
         self.team = _core.Team(settings.threads)
 
@@ -109,10 +118,7 @@ class Problem:
         return loss, float(((scores > 0) == (targets > 0)).mean()), area_under_curve(scores, targets)
 
 
-def _numbered_anew(rows: Rows) -> tuple[U32, Rows]:
-    """The features that occur, rising, and the rows with their places in it instead."""
-    numbering = _core.Numbering(rows.indices.ctypes.data, rows.nnz, rows.n_features)
-    used, places = np.empty(numbering.size, np.uint32), np.empty(rows.nnz, np.uint32)
-    numbering.write_features(used.ctypes.data)
+def _in_places(rows: Rows, numbering: _core.Numbering) -> Rows:
+    places = np.empty(rows.nnz, np.uint32)
     numbering.renumber(rows.indices.ctypes.data, places.ctypes.data, rows.nnz)
-    return used, replace(rows, indices=places, n_features=used.size)
+    return replace(rows, indices=places, n_features=numbering.size)

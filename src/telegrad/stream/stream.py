@@ -139,7 +139,7 @@ class SparseStream:
     @property
     def dtype(self) -> str:
         """``"f32"``, ``"f64"``, ``"bf16"`` or ``"f16"``."""
-        return NAMES[self._bits.dtype.name]
+        return NAMES[self._bits.dtype]
 
     @property
     def of_torch(self) -> bool:

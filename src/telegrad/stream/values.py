@@ -12,10 +12,13 @@ from telegrad import _core
 
 Bits = npt.NDArray[Any]
 
-NAMES = {"float32": "f32", "float64": "f64", "float16": "f16", "uint16": "bf16"}
-"""What the bits' numpy dtype stands for."""
+NAMES = {
+    np.dtype(name): short
+    for name, short in (("float32", "f32"), ("float64", "f64"), ("float16", "f16"), ("uint16", "bf16"))
+}
+"""What the bits' numpy dtype stands for; not by its name, which numpy makes anew in microseconds each time."""
 
-_DTYPES = {name: getattr(_core.DType, short) for name, short in NAMES.items()}
+_DTYPES = {dtype: getattr(_core.DType, short) for dtype, short in NAMES.items()}
 # Of a dense vector's elements, at first: memory costs nothing before it is touched.
 _ROOM_SHARE, _ROOM_LEAST = 4, 1 << 16
 
@@ -70,7 +73,7 @@ def as_bits(value: float, dtype: np.dtype[Any]) -> Any:
 def entries_of_dense(bits: Bits, absent: float, most: int) -> tuple[npt.NDArray[np.uint32], Bits] | None:
     """Where ``bits`` are not ``absent`` (0 stands for both zeros), and what stands there; ``None`` where these are more
     than ``most`` entries. One pass, or two where more than a quarter are entries."""
-    dtype, room = _DTYPES[bits.dtype.name], max(bits.size // _ROOM_SHARE, min(bits.size, _ROOM_LEAST))
+    dtype, room = _DTYPES[bits.dtype], max(bits.size // _ROOM_SHARE, min(bits.size, _ROOM_LEAST))
     while True:
         indices, values = np.empty(room, np.uint32), np.empty(room, bits.dtype)
         count = _core.compact(bits.ctypes.data, bits.size, dtype, absent, indices.ctypes.data, values.ctypes.data, room)

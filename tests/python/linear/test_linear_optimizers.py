@@ -274,9 +274,9 @@ def test_memory_is_judged_before_it_is_taken(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(memory, "available_bytes", lambda: 8 * 2**30 - 1)
     with pytest.raises(ValueError, match=r"n_features=2147483648: 1 ranks of one machine need 8\.0 GiB beside their"):
         train(rows)
-    with pytest.raises(ValueError, match=r"1 ranks of one machine need 24\.0 GiB beside their rows"):
+    with pytest.raises(ValueError, match=r"1 ranks of one machine need 16\.0 GiB beside their rows"):
         train(rows, aggregation=SparseSum(None))
-    wanted = {"sgd": 12, "adagrad": 24, "coordinate_descent": 12}
+    wanted = {"sgd": 8, "adagrad": 20, "coordinate_descent": 12}
     for optimizer, each in wanted.items():
         assert memory.bytes_needed(1000, 0, TrainingSettings(optimizer=optimizer)) == 1000 * each
     monkeypatch.setattr(memory, "available_bytes", lambda: 5000)
