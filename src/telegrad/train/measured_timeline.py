@@ -9,6 +9,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from telegrad.comm import Work
 
 WINDOW = 50
@@ -131,6 +133,12 @@ class MeasuredTimeline:
             return None
         backward_s = statistics.median(one.backward_over - one.first for one in kept)
         return self.before_first_s + backward_s, statistics.median(map(_network_s, kept))
+
+    def undisturbed_step_s(self) -> float | None:
+        """Seconds from the end of one pass to that of the next: the lower quartile, as what disturbs a step makes it
+        longer only. ``None`` where fewer than two passes followed each other."""
+        steps = [one.step_s for one in self._kept if one.step_s is not None]
+        return float(np.quantile(steps, 0.25)) if steps else None
 
     def medians(self) -> MeasuredPass | None:
         """``None`` until a pass has been measured: the first two are left out."""

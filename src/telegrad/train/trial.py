@@ -44,10 +44,8 @@ class Trial:
 
 
 def agreed_step_s(comm: Communicator, timeline: MeasuredTimeline) -> float:
-    """Seconds from the end of one pass to that of the next, a median over passes, of the slowest rank. 0 where a rank
-    has none. Called on all ranks."""
-    measured = timeline.medians()
-    own_s = 0.0 if measured is None else measured.step_s
-    found = np.array([own_s, float(own_s == 0.0)])
+    """``MeasuredTimeline.undisturbed_step_s()`` of the slowest rank; 0 where a rank has none. Called on all ranks."""
+    own_s = timeline.undisturbed_step_s()
+    found = np.array([own_s or 0.0, float(own_s is None)])
     comm.all_reduce(found, "max")
     return 0.0 if found[1] else float(found[0])
