@@ -6,10 +6,17 @@ namespace telegrad::linear {
 
 Team::Team(std::size_t threads) {
   TELEGRAD_CHECK(threads >= 1);
-  for (std::size_t part = 1; part < threads; ++part) helpers_.emplace_back([this, part] { help(part); });
+  try {
+    for (std::size_t part = 1; part < threads; ++part) helpers_.emplace_back([this, part] { help(part); });
+  } catch (...) {  // the system has no more
+    end();
+    throw;
+  }
 }
 
-Team::~Team() {
+Team::~Team() { end(); }
+
+void Team::end() {
   {
     const std::lock_guard lock(mutex_);
     ends_ = true;

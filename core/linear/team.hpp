@@ -12,6 +12,7 @@ namespace telegrad::linear {
 
 class Team {
  public:
+  /// Throws std::system_error if the system has not so many threads.
   explicit Team(std::size_t threads);
   ~Team();
   Team(const Team&) = delete;
@@ -25,6 +26,7 @@ class Team {
 
  private:
   void help(std::size_t part);
+  void end();
 
   std::mutex mutex_;
   std::condition_variable begun_, done_;

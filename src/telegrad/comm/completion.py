@@ -40,11 +40,16 @@ class CompletionThread:
         self._waiting[token] = (request, call)
         self._queue.watch(request, token)
 
+    @property
+    def is_current(self) -> bool:
+        """Whether this thread is it."""
+        return threading.current_thread() is self._thread
+
     def close(self) -> None:
         """Ends the thread after what is over by now has been called."""
         self._closing = True
         self._queue.close()
-        if threading.current_thread() is not self._thread:
+        if not self.is_current:
             self._thread.join(timeout=10.0)
 
     def abandon(self) -> None:

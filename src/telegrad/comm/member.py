@@ -39,6 +39,9 @@ class Stats(TypedDict):
     not wait."""
 
 
+_CROWDED = 64  # operations whose tensors are held, before those behind the first are looked at
+
+
 class Member:
     """What all operations of a Communicator share, and its end."""
 
@@ -49,6 +52,7 @@ class Member:
         self._over = False  # it has failed: what is called from now on never reaches the network
         self._lock = threading.Lock()
         self._in_flight: deque[tuple[_core.Request, Any]] = deque()  # with the tensors that the network may touch
+        self._crowded = _CROWDED
         self._trace_path = start_trace(core)
         lifetime.opened(self)
 
@@ -136,6 +140,11 @@ class Member:
                     self._over = True
                     break
                 flying.popleft()
+            if len(flying) >= self._crowded and not self._over:  # one that is long under way is before all others
+                self._over = any(one.done() and not _succeeded(one) for one, _ in flying)
+                if not self._over:
+                    self._in_flight = flying = deque(entry for entry in flying if not entry[0].done())
+                self._crowded = 2 * len(flying) + _CROWDED
             flying.append((request, held))
 
     def _usable(self) -> _core.Communicator:

@@ -6,6 +6,7 @@ Needs scikit-learn, which ``telegrad.linear`` imports only when one of these is 
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any, Self
 
 import numpy as np
@@ -68,30 +69,41 @@ class _Linear(BaseEstimator):
         for rank, said in enumerate(every):
             if said.get("error"):
                 raise ValueError(f"rank {rank}: {said['error']}")
+        for name, value in every[0]["settings"].items():
+            for rank, said in enumerate(every):
+                if said["settings"][name] != value:
+                    other = said["settings"][name]
+                    raise ValueError(f"{name} is {other} on rank {rank} and {value} on rank 0: give all ranks the same")
         features = [said["features"] for said in every]
         if len(set(features)) > 1:
             raise ValueError(f"X has {features} features by rank: give all ranks as many")
         return every
 
-    def _weights(self, rows: Rows, loss: str, l2: float) -> tuple[F32, float]:
-        """Those of one model, and its bias."""
-        seed = int(check_random_state(self.random_state).randint(np.iinfo(np.int32).max))
-        if self.comm is not None:
-            seed = int(self.comm.all_gather(np.array([seed], np.int64))[0, 0])
-        settings = TrainingSettings(
+    def _settings(self, loss: str) -> TrainingSettings:
+        """Of this rank, but for the penalty. Raises ``ValueError`` and ``TypeError`` for what cannot be."""
+        if not isinstance(self.max_iter, (int, np.integer)) or self.max_iter < 1:
+            raise ValueError(f"max_iter={self.max_iter!r} must be an int of at least 1")
+        return TrainingSettings(
             loss=loss,
-            l2=l2,
             epochs=self.max_iter,
             batch=self.batch,
             learning_rate=self.learning_rate,
             decay=self.decay,
             bias=self.fit_intercept,
-            seed=seed,
+            seed=int(check_random_state(self.random_state).randint(np.iinfo(np.int32).max)),
         )
+
+    def _weights(self, rows: Rows, settings: TrainingSettings) -> tuple[F32, float]:
+        """Those of one model, and its bias."""
         model = train(rows, settings, self.comm).model
         if not (np.isfinite(model.weights).all() and np.isfinite(model.bias)):
             raise ValueError(f"learning_rate={self.learning_rate} diverges: use a smaller one, or None")
         return model.weights, model.bias
+
+    def _told(self) -> dict[str, str]:
+        """What all ranks must have alike: of ``random_state`` rank 0's counts."""
+        given = self.get_params(deep=False)
+        return {name: repr(value) for name, value in given.items() if name not in ("comm", "random_state")}
 
     def _scores(self, X: Any) -> F64:  # noqa: N803
         check_is_fitted(self)
@@ -120,10 +132,11 @@ class _Classifier(ClassifierMixin, _Linear):
         try:
             if not self.C > 0:
                 raise ValueError(f"C={self.C} must be above 0")
-            loss = self._loss()
+            settings = self._settings(self._loss())
             X, y = validate_data(self, X, y, accept_sparse="csr", dtype=np.float32)  # noqa: N806
             check_classification_targets(y)
             own = {"rows": X.shape[0], "features": X.shape[1], "classes": np.unique(y).tolist()}
+            own |= {"settings": self._told(), "seed": settings.seed}
         except (ValueError, TypeError) as error:
             failed = error
         every = self._agree(own, failed)
@@ -131,13 +144,14 @@ class _Classifier(ClassifierMixin, _Linear):
         if self.classes_.size < 2:
             raise ValueError(f"y has 1 class, {self.classes_.tolist()[0]!r}: at least two are needed")
         l2 = 1 / (self.C * sum(said["rows"] for said in every))
+        settings = replace(settings, l2=l2, seed=every[0]["seed"])
         rows = _rows_of(X, np.zeros(X.shape[0]))
         ones = self.classes_[1:] if self.classes_.size == 2 else self.classes_
         models = []
         for one in ones:
             labels = np.where(y == one, np.float32(1), np.float32(-1))
             own_rows = Rows(rows.offsets, rows.indices, rows.values, labels, rows.n_features)
-            models.append(self._weights(own_rows, loss, l2))
+            models.append(self._weights(own_rows, settings))
         self.coef_ = np.stack([weights for weights, _ in models])
         self.intercept_ = np.array([bias for _, bias in models])
         self.n_iter_ = self.max_iter
@@ -198,7 +212,8 @@ class LogisticRegression(_Classifier):
 
 
 class LinearSVC(_Classifier):
-    """A linear support vector machine, ``loss`` ``"squared_hinge"`` or ``"hinge"``; all else as LogisticRegression."""
+    """A linear support vector machine, ``loss`` ``"squared_hinge"`` or ``"hinge"``; all else as LogisticRegression. It does
+    not regularise the intercept, which scikit-learn's does."""
 
     def __init__(
         self,
@@ -249,13 +264,14 @@ class Ridge(RegressorMixin, _Linear):
         try:
             if not self.alpha >= 0:
                 raise ValueError(f"alpha={self.alpha} must be 0 or more")
+            settings = self._settings("squared_error")
             X, y = validate_data(self, X, y, accept_sparse="csr", dtype=np.float32, y_numeric=True)  # noqa: N806
-            own = {"rows": X.shape[0], "features": X.shape[1]}
+            own = {"rows": X.shape[0], "features": X.shape[1], "settings": self._told(), "seed": settings.seed}
         except (ValueError, TypeError) as error:
             failed = error
         every = self._agree(own, failed)
-        l2 = self.alpha / sum(said["rows"] for said in every)
-        self.coef_, self.intercept_ = self._weights(_rows_of(X, y), "squared_error", l2)
+        settings = replace(settings, l2=self.alpha / sum(said["rows"] for said in every), seed=every[0]["seed"])
+        self.coef_, self.intercept_ = self._weights(_rows_of(X, y), settings)
         self.n_iter_ = self.max_iter
         return self
 

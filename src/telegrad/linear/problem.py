@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import zlib
+from dataclasses import fields, replace
+from typing import Any
 
 import numpy as np
 
@@ -80,13 +82,15 @@ class Problem:
         """The number of features, every rank's rows, and the sum of the squares of all values."""
         labels = self.rows.labels
         kinds = label_counts(labels)
-        own = np.array([self.rows.n_features, len(labels), *kinds], np.int64)
+        told = _digests(self.settings)
+        own = np.array([self.rows.n_features, len(labels), *kinds, *told.values()], np.int64)
         every = own[None] if self.comm is None else self.comm.all_gather(own)
+        self._check_alike([*told], every[:, 2 + len(kinds) :])
         squares = np.array([np.einsum("i,i->", self.rows.values, self.rows.values, dtype=np.float64)])
         if self.comm is not None:
             self.comm.all_reduce(squares)
         features, counts = int(every[:, 0].max()), every[:, 1]
-        minus, zero, plus = every[:, 2:].sum(0)
+        minus, zero, plus = every[:, 2 : 2 + len(kinds)].sum(0)
         if self.is_classification and not are_classes(counts.sum(), minus, zero, plus):
             raise ValueError(
                 f"labels are not two classes for loss={self.settings.loss!r}: they must be -1 and 1 or 0 and 1; of "
@@ -95,6 +99,13 @@ class Problem:
         if features + EXTRA > MOST_FEATURES:
             raise ValueError(f"n_features={features} is more than {MOST_FEATURES - EXTRA}: hash them")
         return features, counts, float(squares[0])
+
+    def _check_alike(self, names: list[str], digests: np.ndarray[Any, np.dtype[np.int64]]) -> None:
+        for rank, column in zip(*np.nonzero(digests != digests[0]), strict=True):
+            raise ValueError(
+                f"settings.{names[column]} of rank {rank} is another than that of rank 0 (here it is "
+                f"{getattr(self.settings, names[column])!r}): give all ranks the same"
+            )
 
     def model(self, weights: F32, bias: float) -> LinearModel:
         """Of weights of ``features``, in an array that may become the model's."""
@@ -122,3 +133,9 @@ def _in_places(rows: Rows, numbering: _core.Numbering) -> Rows:
     places = np.empty(rows.nnz, np.uint32)
     numbering.renumber(rows.indices.ctypes.data, places.ctypes.data, rows.nnz)
     return replace(rows, indices=places, n_features=numbering.size)
+
+
+def _digests(settings: TrainingSettings) -> dict[str, int]:
+    """Of what all ranks must have alike, which is all but the threads."""
+    names = [one.name for one in fields(settings) if one.name != "threads"]
+    return {name: zlib.crc32(repr(getattr(settings, name)).encode()) for name in names}

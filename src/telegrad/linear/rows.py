@@ -59,6 +59,12 @@ class Rows:
             or (self.offsets[1:] < self.offsets[:-1]).any()
         ):
             raise ValueError(f"offsets must rise from 0 to {self.indices.size}, the number of entries")
+        falls = self.indices[1:] <= self.indices[:-1]
+        starts = self.offsets[1:-1]
+        falls[starts[(starts > 0) & (starts < self.indices.size)].astype(np.int64) - 1] = False  # another row begins
+        if falls.any():
+            row = int(np.searchsorted(self.offsets, np.argmax(falls) + 1, side="right")) - 1
+            raise ValueError(f"indices do not rise in row {row}: sort them and add up equal ones, as from_csr() does")
         if self.indices.size and self.indices.max() >= self.n_features:
             raise ValueError(f"indices has {self.indices.max()}, which is not below n_features={self.n_features}")
 

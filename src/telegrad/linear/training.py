@@ -67,8 +67,9 @@ def train(
     features is the largest of all ranks. ``on_epoch`` and ``on_step(steps of the epoch so far, of all)`` are called
     after each. The result depends on the number of ranks by rounding only; with coordinate descent if all ranks
     together move as many coordinates in a step. ``aggregation`` is a ``Gathering`` for coordinate descent. Raises
-    ``ValueError`` on every rank for labels that are not two classes, and where there is no row to train on, too many
-    features or too little memory; ``TypeError`` for an ``aggregation`` that is not for these settings.
+    ``ValueError`` on every rank for settings that differ (but ``threads`` may), labels that are not two classes, and
+    where there is no row to train on, too many features or too little memory; ``TypeError`` for an ``aggregation``
+    that is not for these settings.
     """
     settings = settings or TrainingSettings()
     problem = Problem(rows, settings, comm, alone=aggregation is None and (comm is None or comm.world_size == 1))

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from telegrad.comm.completion import completion_thread
 from telegrad.comm.work import Work, future_of_all
 
 
@@ -33,7 +34,8 @@ class GroupWork(dist.Work):
             try:
                 work.wait(seconds if seconds > 0 else None)
             except Exception as error:
-                self._error = error
+                if work.is_completed():  # else it may be waited for again
+                    self._error = error
                 raise
         self._conclude()
         return True
@@ -61,7 +63,7 @@ class GroupWork(dist.Work):
 
     def _source_rank(self) -> int:
         """Of a receive: the sender's rank in the group."""
-        source = self.operations[0].source()
+        source = self.operations[0].source() if self.operations else None
         return -1 if source is None else source
 
     source_rank = _source_rank
@@ -71,10 +73,11 @@ class GroupWork(dist.Work):
         return self.tensors
 
     def get_future(self) -> torch.futures.Future[Any]:
-        """Of the list of the caller's tensors."""
-        if not self.operations:
+        """Of the list of the caller's tensors. Asked for in a callback of another future, it is over when this returns:
+        the thread that runs callbacks would have to complete it."""
+        if not self.operations or completion_thread().is_current:
             future: torch.futures.Future[Any] = torch.futures.Future()
-            self._conclude()
+            self.wait()
             future.set_result(self.tensors)
             return future
         return future_of_all(self.operations, self._concluded, self._failed)
@@ -88,6 +91,12 @@ class GroupWork(dist.Work):
 
     def _conclude(self) -> None:
         with self._lock:
+            if self._error is not None:
+                raise self._error
             finish, self._finish = self._finish, None
-            if finish is not None:
-                finish()
+            try:
+                if finish is not None:
+                    finish()
+            except Exception as error:
+                self._error = error
+                raise

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore
 
 from telegrad.comm import Communicator
 from telegrad.comm.rendezvous import StoreExchange
@@ -45,7 +46,10 @@ class ProcessGroup(dist.ProcessGroup):
     def join(cls, store: Any, rank: int, size: int, timeout: timedelta) -> ProcessGroup:
         """The ranks of a group find each other by its store; ``timeout`` bounds that and each of its operations."""
         seconds = timeout.total_seconds()
-        exchange = StoreExchange(store, rank, size, seconds)
+        # A group that was destroyed and made again may have the same store.
+        time_number = store.add(f"telegrad/joined/{rank}", 1)
+        own_store = PrefixStore(f"telegrad/{time_number}", store)
+        exchange = StoreExchange(own_store, rank, size, seconds)
         return cls(Communicator.from_exchange(rank, size, exchange, timeout_s=seconds))
 
     def getBackendName(self) -> str:  # noqa: N802 (torch's name)
@@ -112,6 +116,8 @@ class ProcessGroup(dist.ProcessGroup):
                 f"input has {input.numel()} elements, but output has {output.numel()} on each of {self.size()} ranks: "
                 f"input must have {output.numel() * self.size()}"
             )
+        if output.untyped_storage().data_ptr() == input.untyped_storage().data_ptr():
+            input = input.clone()  # output may be a part of it
         return self._reduce_scattered(output, input, [output.numel()] * self.size(), opts)
 
     def reduce_scatter_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any) -> GroupWork:
@@ -280,6 +286,9 @@ class ProcessGroup(dist.ProcessGroup):
         return GroupWork(works, tensors, finish)
 
     def _merged(self, tensors: Tensors, op: Any, then: Callable[[], object]) -> GroupWork:
+        for x in tensors:
+            if x.is_floating_point() or x.is_complex():
+                raise TypeError(f"op={name_of(op)} of {x.dtype}: bitwise reductions are of integers and booleans")
         gathered = [torch.empty(self.size(), *x.shape, dtype=x.dtype) for x in tensors]
         works = [
             _work(self.communicator.all_gather(moved(x).held, out=out, async_op=True))
@@ -294,7 +303,9 @@ class ProcessGroup(dist.ProcessGroup):
         return GroupWork(works, tensors, finish)
 
     def _allreduce_sparse(self, tensor: torch.Tensor, opts: Any) -> GroupWork:
-        work: Work = self.communicator.all_reduce(tensor.detach(), _OPS[name_of(opts.reduceOp)], async_op=True)
+        if (op := name_of(opts.reduceOp)) in BITWISE:
+            raise TypeError(f"op={op} of a sparse tensor is not supported: use SUM, AVG, PRODUCT, MIN or MAX")
+        work: Work = self.communicator.all_reduce(tensor.detach(), _OPS[op], async_op=True)
 
         def finish() -> None:
             with torch.no_grad():  # what detach() gives of a sparse tensor has entries of its own
@@ -322,6 +333,10 @@ class ProcessGroup(dist.ProcessGroup):
     def _check_blocks(self, blocks: Tensors, name: str, like: torch.Tensor | None = None) -> None:
         if len(blocks) != self.size():
             raise ValueError(f"{name} has {len(blocks)} tensors, but the group {self.size()} ranks: give one for each")
+        if len({block.dtype for block in blocks}) > 1:
+            raise ValueError(
+                f"{name} has tensors of {', '.join(sorted({str(x.dtype) for x in blocks}))}: give one dtype"
+            )
         for rank, block in enumerate(blocks):
             if like is not None and (block.shape != like.shape or block.dtype != like.dtype):
                 raise ValueError(

@@ -67,10 +67,10 @@ class DDPState:
     - ``"raise"``: NonFiniteGradient on that rank, naming rank, step and parameter, and TransportError with its text
       on the others. The bucket at fault has changed nothing.
     - ``"skip"``: all ranks drop the whole step: all averages are zero (infinite with ``scaler``, which then skips the
-      step and lowers its scale by itself), and all of ``state_dict()`` is bitwise as if the step had never been. No
-      rank raises. Without a scaler write ``if not state.skipped: optimizer.step()``: a gradient of zeros still moves
-      an optimiser with momentum or weight decay. Costs one sum of a single number per step, and memory for a copy of
-      residuals and velocities.
+      step and lowers its scale by itself), and all of ``state_dict()`` but ``"sums"``, whose calls were made, is
+      bitwise as if the step had never been. No rank raises. Without a scaler write ``if not state.skipped:
+      optimizer.step()``: a gradient of zeros still moves an optimiser with momentum or weight decay. Costs one sum of
+      a single number per step, and memory for a copy of residuals and velocities.
     - ``"send"``: the optimisers of all ranks see it; an overflow arrives as infinity.
 
     Only what a rank contributes is looked at: finite gradients whose sum over the ranks overflows give infinity.

@@ -58,38 +58,37 @@ class StepWait:
 
 
 class HiddenGradients:
-    """The gradients of ``parameters`` until ``put_back``; meanwhile each parameter has one of nothing but NaN, which
-    torch does not write to: what uses it too early does not go unnoticed."""
+    """The gradients of ``parameters`` until ``put_back``; meanwhile each parameter has one of nothing but NaN, all of
+    one element, to which torch writes a single value or nothing: what uses it too early does not go unnoticed."""
 
     def __init__(self, parameters: Iterable[nn.Parameter]) -> None:
-        self._nan: dict[torch.dtype, Tensor] = {}
         self._held: list[tuple[nn.Parameter, Tensor | None, Tensor]] = []
         for one in parameters:
-            if one.dtype not in self._nan:
-                self._nan[one.dtype] = torch.full((1,), math.nan, dtype=one.dtype)
-            shown = self._nan[one.dtype].expand(one.shape)
+            shown = torch.full((), math.nan, dtype=one.dtype).expand(one.shape)
             self._held.append((one, one.grad, shown))
             one.grad = shown
 
     def put_back(self) -> Callable[[], None]:
         """The gradients are there again. What this returns is to be called when they are averages: it gives those
-        that were set to something else meanwhile what they were set to, such as ``None`` or zeros by ``zero_grad()``.
+        that were set to something else meanwhile what they were set to, such as ``None``, or zeros by ``zero_grad()``.
         """
         changed = [(one, one.grad) for one, _, shown in self._held if one.grad is not shown]
-        zeroed = {dtype for dtype, nan in self._nan.items() if not nan.isnan().item()}
+        filled = [(one, shown) for one, _, shown in self._held if one.grad is shown and _was_written(shown)]
         for one, gradient, _ in self._held:
             one.grad = gradient
-
-        others = {id(one) for one, _ in changed}
 
         def restore() -> None:
             for one, gradient in changed:
                 one.grad = gradient
-            for one, _, _ in self._held:
-                if one.dtype in zeroed and one.grad is not None and id(one) not in others:
-                    one.grad.zero_()
+            for one, shown in filled:
+                if one.grad is not None:
+                    one.grad.copy_(shown)
 
         return restore
+
+
+def _was_written(shown: Tensor) -> bool:
+    return shown.numel() > 0 and not math.isnan(shown.as_strided((), ()).item())
 
 
 def checked_optimizers(given: Any) -> tuple[torch.optim.Optimizer, ...]:

@@ -77,8 +77,8 @@ class Synchronizer:
     TransportError on the others; ``"send"``: it arrives on all ranks. Gradients are float32 or bfloat16 then.
 
     ``wait_in``: one or more optimisers whose ``step()`` waits for the averages, instead of ``backward()``: sums go on
-    beside whatever is between. Until then each gradient is NaN and cannot be written to: call ``wait()`` before you
-    look at them, or clip them, or use a GradScaler.
+    beside whatever is between. Until then each gradient is NaN: call ``wait()``, on all ranks, before you look at them,
+    or clip them, or use a GradScaler. Pre-hooks of a step that are older than the Synchronizer see NaN.
 
     All arguments are the same on all ranks (``ValueError`` on all of them otherwise). After an
     exception in a backward pass set gradients to ``None``, as ``zero_grad()`` does; where it ended the pass of some
@@ -225,7 +225,7 @@ class Synchronizer:
         self.wait()
         self._drop()
         compression.load_state_dict(state)
-        self._set_groups(self.groups, self._ways)  # thresholds of sums are of the steps that are left behind
+        self._set_groups(self.groups, self._ways)
 
     def _compressed(self) -> Compression:
         if self._compression is None:
@@ -269,7 +269,8 @@ class Synchronizer:
 
     def wait(self) -> None:
         """With ``wait_in``, after a backward pass: gradients are the averages when this returns, as they are without
-        it when ``backward()`` does. Errors are those of ``backward()``. Otherwise it does nothing."""
+        it when ``backward()`` does. Called on all ranks, as what follows a pass may be a plan, which all ranks make
+        together. Errors are those of ``backward()``. Otherwise it does nothing."""
         if self._pending is None:
             return
         pending, self._pending = self._pending, None

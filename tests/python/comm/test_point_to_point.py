@@ -177,3 +177,16 @@ def test_numpy_integers_name_ranks_and_tags(on_ranks: OnRanks) -> None:
         return float(x[0])
 
     assert on_ranks(2, run) == [0.0, 0.0]
+
+
+def test_a_receive_that_waits_long_does_not_hold_what_is_over(local: Callable[..., list[Communicator]]) -> None:
+    one, other = local(2)
+    late = np.zeros(4)
+    waits = one.recv(late, 1, tag=5, async_op=True)
+    for number in range(400):
+        for work in [comm.all_reduce(np.full(4, float(number)), async_op=True) for comm in (one, other)]:
+            work.wait()
+    assert len(one._in_flight) <= 130
+    other.send(np.ones(4), 0, tag=5)
+    waits.wait()
+    assert late.tolist() == [1.0] * 4

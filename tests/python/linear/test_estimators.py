@@ -131,6 +131,10 @@ def test_what_is_wrong_on_one_rank_is_raised_on_all() -> None:
     assert "NaN" in said[1]
     said = among([good, (x[:, :7], y)], lambda comm: Ridge(comm=comm, max_iter=1))
     assert said == ["X has [20, 7] features by rank: give all ranks as many"] * 2
+    said = among([good, good], lambda comm: LogisticRegression(comm=comm, C=1.0 + comm.rank, max_iter=1))
+    assert said == ["C is 2.0 on rank 1 and 1.0 on rank 0: give all ranks the same"] * 2
+    said = among([good, good], lambda comm: Ridge(comm=comm, batch=comm.rank, max_iter=1))
+    assert said == ["batch=0 must be at least 1", "rank 0: batch=0 must be at least 1"]
     said = among([(x, np.ones(400)), (x, np.ones(400))], lambda comm: LinearSVC(comm=comm))
     assert said == ["y has 1 class, 1.0: at least two are needed"] * 2
 
@@ -142,7 +146,7 @@ def test_what_is_wrong_on_one_rank_is_raised_on_all() -> None:
         (LinearSVC(loss="log"), "loss='log' must be 'hinge' or 'squared_hinge'"),
         (Ridge(alpha=-1), "alpha=-1 must be 0 or more"),
         (Ridge(learning_rate=1e6), "learning_rate=1000000.0 diverges"),
-        (LogisticRegression(max_iter=0), "epochs=0 must be at least 1"),
+        (LogisticRegression(max_iter=0), "max_iter=0 must be an int of at least 1"),
     ],
     ids=["C", "loss", "alpha", "diverges", "max_iter"],
 )

@@ -249,3 +249,23 @@ def test_features_that_a_model_does_not_know_have_no_weight() -> None:
     model = LinearModel(np.array([1, 2], np.float32), 0.5, "hinge")
     matrix = sparse.csr_matrix(np.array([[1.0, 1.0, 7.0], [0, 0, -3.0]]))
     assert model.scores(Rows.from_csr(matrix, [1, -1])).tolist() == [3.5, 0.5]
+
+
+@pytest.mark.parametrize(
+    ("changes", "name"),
+    [({"l2": 1e-3}, "l2"), ({"epochs": 3}, "epochs"), ({"loss": "hinge"}, "loss"), ({"seed": 1}, "seed")],
+)
+def test_settings_that_differ_among_ranks_are_refused_on_all(changes: dict[str, object], name: str) -> None:
+    communicators = Communicator.local(2, timeout_s=30.0)
+
+    def run(comm: Communicator) -> str:
+        settings = TrainingSettings(**{"epochs": 2, "threads": 1 + comm.rank, **(changes if comm.rank else {})})  # type: ignore[arg-type]
+        rows = Rows.from_csr(sparse.csr_array(np.eye(4, dtype=np.float32)), np.array([1, -1, 1, -1], np.float32))
+        with pytest.raises(ValueError, match=f"settings.{name} of rank 1 is another than that of rank 0") as caught:
+            train(rows, settings, comm)
+        return str(caught.value)
+
+    with ThreadPoolExecutor(2) as pool:
+        assert len(list(pool.map(run, communicators))) == 2
+    for communicator in communicators:
+        communicator.close()

@@ -31,6 +31,8 @@ GOOD: dict[str, Any] = {
         ("labels", np.ones(4, np.float32), ValueError, "offsets has 4 elements but labels 4"),
         ("offsets", np.array([0, 3, 2, 3], np.uint64), ValueError, "offsets must rise from 0 to 3"),
         ("offsets", np.array([0, 2, 2, 4], np.uint64), ValueError, "offsets must rise from 0 to 3"),
+        ("offsets", np.array([0, 0, 0, 3], np.uint64), ValueError, "indices do not rise in row 2: sort them"),
+        ("indices", np.array([4, 4, 2], np.uint32), ValueError, "indices do not rise in row 0"),
     ],
 )
 def test_arrays_that_do_not_fit_are_refused(name: str, value: Any, error: type[Exception], said: str) -> None:

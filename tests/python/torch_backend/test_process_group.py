@@ -112,6 +112,12 @@ def test_what_cannot_be_is_refused_before_anything_is_sent(groups: list[ProcessG
         group.all_to_all_single(torch.empty(3), torch.empty(4), [], [])
     with pytest.raises(ValueError, match=r"input_split_sizes=\[1, 1, 3\] must be 3 numbers of rows whose sum is"):
         group.all_to_all_single(torch.empty(3), torch.empty(4), [], [1, 1, 3])
+    with pytest.raises(TypeError, match="op=BAND of torch.float32: bitwise reductions are of integers and booleans"):
+        group.allreduce([x], SimpleNamespace(reduceOp=dist.ReduceOp.BAND))
+    with pytest.raises(TypeError, match="op=BAND of a sparse tensor is not supported"):
+        group.allreduce([x.to_sparse()], SimpleNamespace(reduceOp=dist.ReduceOp.BAND))
+    with pytest.raises(ValueError, match="tensor_list has tensors of torch.float32, torch.int64: give one dtype"):
+        group.allgather([[x, x, x.long()]], [x])
     with pytest.raises(TypeError, match="pg_options=1: the backend 'telegrad' has no options"):
         _create(None, 1)
     both(groups, lambda rank, group: group.barrier())  # nothing of it has gone
@@ -140,6 +146,77 @@ def _ignoring(call: Any) -> None:
         call()
     except Exception as error:
         del error
+
+
+def test_a_future_may_be_waited_for_in_a_callback_of_another(groups: list[ProcessGroup]) -> None:
+    tensors = [torch.ones(2) for _ in groups]
+
+    def again(rank: int, group: ProcessGroup) -> Any:
+        def sum_once_more(first: Any) -> float:
+            found = group.allreduce([first.value()[0]], SUM).get_future().wait()
+            return float(found[0][0])
+
+        return sum_once_more
+
+    chained = groups[0].allreduce([tensors[0]], SUM).get_future().then(again(0, groups[0]))
+    both(groups[1:], lambda rank, group: group.allreduce([tensors[1 + rank]], SUM))
+    both(groups[1:], lambda rank, group: group.allreduce([tensors[1 + rank]], SUM))
+    assert chained.wait() == 9.0
+
+
+def test_an_error_while_tensors_are_filled_stays(groups: list[ProcessGroup]) -> None:
+    works = [group.all_gather_single(torch.empty(3), torch.ones(1)) for group in groups]
+    works[0]._finish = lambda: 1 / 0  # type: ignore[assignment]
+    for _ in range(2):
+        with pytest.raises(ZeroDivisionError):
+            works[0].wait()
+    assert isinstance(works[0].exception(), ZeroDivisionError)
+    assert not works[0].is_success()
+    for work in works[1:]:
+        work.wait()
+
+
+def test_a_timeout_of_wait_does_not_stick(groups: list[ProcessGroup]) -> None:
+    work = groups[0].barrier()
+    with pytest.raises(TimeoutExpired):
+        work.wait(timedelta(milliseconds=20))
+    for group in groups[1:]:
+        group.barrier()
+    assert work.wait()
+    assert work.is_success()
+    assert work._source_rank() == -1
+    assert groups[0].allreduce_coalesced([], SUM)._source_rank() == -1
+
+
+def test_output_may_be_a_part_of_what_is_scattered(groups: list[ProcessGroup]) -> None:
+    given = [torch.arange(6.0) for _ in groups]
+    both(
+        groups, lambda rank, group: group.reduce_scatter_single(given[rank][2 * rank : 2 * rank + 2], given[rank], SUM)
+    )
+    assert torch.cat([x[2 * rank : 2 * rank + 2] for rank, x in enumerate(given)]).tolist() == [0, 3, 6, 9, 12, 15]
+
+
+def test_a_group_may_be_destroyed_and_made_again_with_the_same_store() -> None:
+    store = dist.HashStore()
+    for number in (1.0, 2.0):
+        made: list[ProcessGroup | None] = [None, None]
+
+        def join(rank: int, made: list[ProcessGroup | None] = made) -> None:
+            made[rank] = ProcessGroup.join(store, rank, 2, timedelta(seconds=20))
+
+        threads = [threading.Thread(target=join, args=(rank,)) for rank in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        group, other = made
+        assert group is not None
+        assert other is not None
+        tensors = [torch.full((2,), number), torch.full((2,), number)]
+        both([group, other], lambda rank, one, tensors=tensors: one.allreduce([tensors[rank]], SUM))
+        assert tensors[0].tolist() == [2 * number] * 2
+        group.shutdown()
+        other.shutdown()
 
 
 def test_an_error_reaches_wait_the_future_and_exception(groups: list[ProcessGroup]) -> None:
