@@ -212,8 +212,8 @@ class LogisticRegression(_Classifier):
 
 
 class LinearSVC(_Classifier):
-    """A linear support vector machine, ``loss`` ``"squared_hinge"`` or ``"hinge"``; all else as LogisticRegression. It does
-    not regularise the intercept, which scikit-learn's does."""
+    """A linear support vector machine, ``loss`` ``"squared_hinge"`` or ``"hinge"``; all else as LogisticRegression. The
+    intercept is not regularised, which scikit-learn's is."""
 
     def __init__(
         self,
