@@ -189,24 +189,31 @@ class Keeping final : public MeasuredRanks {
   bool is_right_but_for_rounding(const std::vector<Stream>& inputs, const OkTopkSum<float>& found) const {
     const Sum sum(inputs, workload_.bytes / sizeof(float));
     double largest = 0.0;
+    std::vector<double> magnitudes(sum.values.size());
     for (const Stream& input : inputs) {
-      for (const float value : input.values()) largest = std::max(largest, std::abs(static_cast<double>(value)));
+      for (std::size_t i = 0; i < input.nnz(); ++i) {
+        const double size = std::abs(static_cast<double>(input.values()[i]));
+        magnitudes[input.indices()[i]] += size;
+        largest = std::max(largest, size);
+      }
     }
     const double part = rounding_of(workload_.wire.values) + 0x1p-20;  // of additions
-    const double given = largest * workload_.ranks;
-    const double off_most = part * given + part * (given + part * given);
-    double least_kept = std::numeric_limits<double>::infinity();
+    const auto off_most = [&](std::size_t at) {
+      const double given = has_own_scale(workload_.wire.values) ? magnitudes[at] : largest * workload_.ranks;
+      return part * given + part * (given + part * given);
+    };
+    double least_kept = std::numeric_limits<double>::infinity();  // what it may have been before it was rounded
     for (std::size_t i = 0; i < found.sum.nnz(); ++i) {
       const std::uint32_t at = found.sum.indices()[i];
       const double value = found.sum.values()[i];
-      if (!sum.there[at] || !(std::abs(value - sum.values[at]) <= off_most)) return false;
-      least_kept = std::min(least_kept, std::abs(value));
+      if (!sum.there[at] || !(std::abs(value - sum.values[at]) <= off_most(at))) return false;
+      least_kept = std::min(least_kept, std::abs(value) + off_most(at));
     }
     const auto held = static_cast<std::uint64_t>(std::ranges::count(sum.there, true));
     if (found.report.exact && found.sum.nnz() < std::min<std::uint64_t>(held, settings_.k)) return false;
     for (std::size_t at = 0; at < sum.values.size(); ++at) {
       if (!sum.there[at] || std::ranges::binary_search(found.sum.indices(), static_cast<std::uint32_t>(at))) continue;
-      if (std::abs(static_cast<double>(sum.values[at])) > least_kept + 2 * off_most) return false;
+      if (std::abs(static_cast<double>(sum.values[at])) > least_kept + off_most(at)) return false;
     }
     return true;
   }

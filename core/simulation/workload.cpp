@@ -236,6 +236,10 @@ double rounding_of(ValueEncoding encoding) {
   return 0.0;
 }
 
+bool has_own_scale(ValueEncoding encoding) {
+  return encoding == ValueEncoding::bf16 || encoding == ValueEncoding::f16;
+}
+
 double rounding_most(const Workload& workload) {
   // Every message may round what it holds, by this part of the largest of it.
   const double part = rounding_of(workload.wire.values);

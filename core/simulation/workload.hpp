@@ -17,6 +17,8 @@ std::uint64_t common_entries(const Workload& workload);
 float value_of(const Workload& workload, Rank rank, std::uint64_t i);
 /// How far an encoded value may be from what it decodes to, as a part of the largest magnitude encoded with it.
 double rounding_of(ValueEncoding encoding);
+/// Whether each value is rounded by itself; otherwise those of a block or a message share a scale.
+bool has_own_scale(ValueEncoding encoding);
 /// By how much an element of a sparse sum of such values may be off: 0 where values are sent as they are.
 double rounding_most(const Workload& workload);
 /// nnz ascending indices.

@@ -6,6 +6,8 @@
 #include <cstring>
 #include <limits>
 
+#include "simulation/workload.hpp"
+
 namespace telegrad::explorer {
 namespace {
 
@@ -148,27 +150,6 @@ Contribution::Contribution(const PlannedCall& call, Rank rank, Rank size) {
   crowd_end_ = crowd_begin_ + length;
 }
 
-namespace {
-
-// Of one encoded value, as a part of the largest that shares its scale. An entry is encoded on its way to its owner, and the
-// sum once more.
-double encoding_error_most(ValueEncoding encoding) {
-  switch (encoding) {
-    case ValueEncoding::bf16: return 0x1p-8;
-    case ValueEncoding::f16: return 0x1p-11;
-    case ValueEncoding::int8:
-    case ValueEncoding::qsgd8: return 1.0 / 127;
-    case ValueEncoding::qsgd4: return 1.0 / 7;
-    default: return encoding == ValueEncoding::native ? 0.0 : 1.0;
-  }
-}
-
-bool has_own_scale(ValueEncoding encoding) {
-  return encoding == ValueEncoding::bf16 || encoding == ValueEncoding::f16;
-}
-
-}  // namespace
-
 Expected expected_sum(const PlannedCall& call, Rank size, const std::vector<const PlannedCall*>& by_rank) {
   const bool sparse = call.is_sparse();
   const bool encoded = call.wire_values() != ValueEncoding::native;
@@ -199,7 +180,7 @@ Expected expected_sum(const PlannedCall& call, Rank size, const std::vector<cons
     const double mean = call.reduction == Reduction::avg ? 1.0 / static_cast<double>(size) : 1.0;
     // The sums of doubles are rounded too, a billion times less.
     const double error = relative_error_most(call.dtype, size) * (1.0 + 1e-6) * mean;
-    const double encoding = encoding_error_most(call.wire_values());
+    const double encoding = rounding_of(call.wire_values());  // on the way to the owner, and of the sum once more
     for (double& sum : sums) sum *= mean;
     for (double& magnitude : magnitudes) {
       const double scale = has_own_scale(call.wire_values()) ? magnitude : largest * static_cast<double>(size);

@@ -73,4 +73,5 @@ def in_options(said: str) -> str:
         said,
     )
     words = "|".join(name for name in _FIELDS if "_" in name)
-    return re.sub(rf"\b({words})\b", lambda found: f"--{found[1].replace('_', '-')}", said)
+    # not as a part of a file's name
+    return re.sub(rf"(?<![\w/.-])({words})(?![\w/]|\.\w)", lambda found: f"--{found[1].replace('_', '-')}", said)

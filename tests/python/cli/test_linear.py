@@ -14,6 +14,7 @@ import pytest
 from typer.testing import CliRunner
 
 from telegrad.cli import make_app
+from telegrad.cli.linear_options import in_options
 from telegrad.linear import LinearModel, TrainingSettings, objective, read_libsvm, train
 
 SETTINGS = ("--batch", "50", "--epochs", "4", "--l2", "0.001", "--held-out", "0.2")
@@ -239,3 +240,8 @@ def test_optimisers(path: Path, tmp_path: Path, options: tuple[str, ...], own: d
     written: dict[str, Any] = json.loads(figures.read_text())
     assert written["objective"] == pytest.approx(objective(alone, rows, 0.001, l1=own.get("l1", 0.0)), rel=1e-5)
     assert written["optimizer"] == own.get("optimizer", "sgd")
+
+
+def test_errors_name_options_and_leave_file_names_alone() -> None:
+    said = in_options("/data/held_out.svm: held_out=0.5 is too much; give a smaller held_out")
+    assert said == "/data/held_out.svm: --held-out 0.5 is too much; give a smaller --held-out"
