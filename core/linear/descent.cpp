@@ -10,6 +10,8 @@ namespace {
 // Below it the weights themselves are shrunk, before f32 loses what they are divided by.
 constexpr double kSmallestScale = 1e-4;
 
+constexpr std::size_t kAhead = 24;  // entries before their weight is needed, it is fetched
+
 // AdaGrad's divisor of the learning rate is far above what keeps it from 0 after any step.
 double pace_of(double squares) { return 1 / (std::sqrt(squares) + 1e-10); }
 
@@ -64,7 +66,10 @@ void Descent::step(std::span<const std::uint32_t> indices, std::span<const float
       if (indices.empty()) {
         for (std::size_t i = begin; i < end; ++i) visit(i, sums[i]);
       } else {
-        for (std::size_t i = begin; i < end; ++i) visit(indices[i], sums[i]);
+        for (std::size_t i = begin; i < end; ++i) {
+          if (i + kAhead < end) __builtin_prefetch(&weights_[indices[i + kAhead]], 1);
+          visit(indices[i], sums[i]);
+        }
       }
     });
   });

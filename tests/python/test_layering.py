@@ -265,3 +265,9 @@ def test_the_reader_of_includes(folder: str, text: str, faulty: bool) -> None:
 )
 def test_the_reader_of_imports(room: str, source: str, faulty: bool) -> None:
     assert bool(python_faults(room, source, PUBLIC)) is faulty
+
+
+def test_no_two_test_files_have_one_name() -> None:
+    """pytest imports them by their names alone."""
+    names = [path.name for path in ROOT.glob("tests/**/test_*.py")]
+    assert sorted(names) == sorted(set(names))

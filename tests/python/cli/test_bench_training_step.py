@@ -161,7 +161,7 @@ def test_the_models_are_what_their_names_say(name: str, tensors: int, smallest: 
 def test_a_small_job() -> None:
     """Ways average alike, and the plan of measured times predicts."""
     ways = ("ddp-gloo", "ddp-telegrad", "wfbp", "auto")
-    plan = TrainingStepPlan("shm", 2, "mixed", ways, rounds=1, steps=1, warmup=7, calibrates=False)
+    plan = TrainingStepPlan("shm", 2, "mixed", ways, rounds=1, steps=1, warmup=23, calibrates=False)
     blocks: list[str] = []
     rows = job.run(plan, timeout_s=120, on_block=blocks.append)
     assert [row["way"] for row in rows] == [*ways]
