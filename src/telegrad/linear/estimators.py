@@ -6,6 +6,8 @@ Needs scikit-learn, which ``telegrad.linear`` imports only when one of these is 
 from __future__ import annotations
 
 import json
+from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Self
 
@@ -13,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from telegrad import Communicator
+from telegrad.comm.texts import all_gather_text
 from telegrad.linear.losses import F32
 from telegrad.linear.rows import Rows
 from telegrad.linear.settings import TrainingSettings
@@ -29,6 +32,7 @@ except ModuleNotFoundError as error:
     raise ImportError("estimators need scikit-learn: pip install 'telegrad[estimators]'") from error
 
 F64 = npt.NDArray[np.float64]
+_Checked = tuple[Any, Any, TrainingSettings]
 
 
 class _Linear(BaseEstimator):
@@ -54,16 +58,22 @@ class _Linear(BaseEstimator):
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "comm": None}  # it ends with its process
 
-    def _agree(self, own: dict[str, Any], failed: Exception | None) -> list[dict[str, Any]]:
-        """What every rank says, JSON, of its data. Raises on every rank what is wrong on any."""
-        if self.comm is None:
-            every = [own]
-        else:
-            text = np.frombuffer(json.dumps({**own, "error": failed and str(failed)}).encode(), np.uint8)
-            sizes = self.comm.all_gather(np.array([text.size], np.int64))[:, 0].tolist()
-            joined = self.comm.all_gather(text.copy(), counts=sizes).tobytes()
-            ends = np.cumsum(sizes).tolist()
-            every = [json.loads(joined[end - size : end]) for size, end in zip(sizes, ends, strict=True)]
+    def _agree(self, look: Callable[[], tuple[_Checked, dict[str, Any]]]) -> tuple[_Checked, list[dict[str, Any]]]:
+        """This rank's rows, targets and settings, and what every rank says, JSON, of its own, as ``look`` finds them.
+        Raises on every rank what is wrong on any."""
+        failed: Exception | None = None
+        own: dict[str, Any] = {}
+        try:
+            checked, said_of_data = look()
+            X, _, settings = checked  # noqa: N806
+            own = {"rows": X.shape[0], "features": X.shape[1], "seed": settings.seed, **said_of_data}
+            own["settings"] = self._told()
+        except (ValueError, TypeError) as error:
+            failed = error
+        every = [own]
+        if self.comm is not None:
+            text = json.dumps({**own, "error": failed and str(failed)})
+            every = [json.loads(one) for one in all_gather_text(self.comm, text)]
         if failed is not None:
             raise failed
         for rank, said in enumerate(every):
@@ -77,7 +87,7 @@ class _Linear(BaseEstimator):
         features = [said["features"] for said in every]
         if len(set(features)) > 1:
             raise ValueError(f"X has {features} features by rank: give all ranks as many")
-        return every
+        return checked, every
 
     def _settings(self, loss: str) -> TrainingSettings:
         """Of this rank, but for the penalty. Raises ``ValueError`` and ``TypeError`` for what cannot be."""
@@ -115,31 +125,29 @@ def _rows_of(X: Any, labels: Any) -> Rows:  # noqa: N803
     return Rows.from_csr(sparse.csr_array(X), labels)
 
 
-class _Classifier(ClassifierMixin, _Linear):
+class _Classifier(ClassifierMixin, _Linear, ABC):
     """``C``: λ is 1/(C·rows). Classes are one against the rest."""
 
     C: float
 
+    @abstractmethod
     def _loss(self) -> str:
-        raise NotImplementedError
+        """Its name. Raises ``ValueError`` for one that cannot be."""
 
     def fit(self, X: Any, y: Any) -> Self:  # noqa: N803
         """``X``: (rows, features), dense or sparse; ``y``: the class of each. With ``comm`` all ranks call it, each
         with its own rows; a class may be missing on some. Raises ``ValueError``, on every rank, for what scikit-learn
         refuses, fewer than two classes, ``C`` that is not above 0, and settings that cannot be or diverge."""
-        failed: Exception | None = None
-        own: dict[str, Any] = {}
-        try:
+
+        def look() -> tuple[_Checked, dict[str, Any]]:
             if not self.C > 0:
                 raise ValueError(f"C={self.C} must be above 0")
             settings = self._settings(self._loss())
-            X, y = validate_data(self, X, y, accept_sparse="csr", dtype=np.float32)  # noqa: N806
-            check_classification_targets(y)
-            own = {"rows": X.shape[0], "features": X.shape[1], "classes": np.unique(y).tolist()}
-            own |= {"settings": self._told(), "seed": settings.seed}
-        except (ValueError, TypeError) as error:
-            failed = error
-        every = self._agree(own, failed)
+            rows, classes = validate_data(self, X, y, accept_sparse="csr", dtype=np.float32)
+            check_classification_targets(classes)
+            return (rows, classes, settings), {"classes": np.unique(classes).tolist()}
+
+        (X, y, settings), every = self._agree(look)  # noqa: N806
         self.classes_ = np.array(sorted({one for said in every for one in said["classes"]}))
         if self.classes_.size < 2:
             raise ValueError(f"y has 1 class, {self.classes_.tolist()[0]!r}: at least two are needed")
@@ -150,8 +158,7 @@ class _Classifier(ClassifierMixin, _Linear):
         models = []
         for one in ones:
             labels = np.where(y == one, np.float32(1), np.float32(-1))
-            own_rows = Rows(rows.offsets, rows.indices, rows.values, labels, rows.n_features)
-            models.append(self._weights(own_rows, settings))
+            models.append(self._weights(replace(rows, labels=labels), settings))
         self.coef_ = np.stack([weights for weights, _ in models])
         self.intercept_ = np.array([bias for _, bias in models])
         self.n_iter_ = self.max_iter
@@ -259,17 +266,15 @@ class Ridge(RegressorMixin, _Linear):
         """``X``: (rows, features), dense or sparse; ``y``: a number for each row. With ``comm`` all ranks call it,
         each with its own rows. Raises ``ValueError``, on every rank, for what scikit-learn refuses, a negative
         ``alpha``, and settings that cannot be or diverge."""
-        failed: Exception | None = None
-        own: dict[str, Any] = {}
-        try:
+
+        def look() -> tuple[_Checked, dict[str, Any]]:
             if not self.alpha >= 0:
                 raise ValueError(f"alpha={self.alpha} must be 0 or more")
             settings = self._settings("squared_error")
-            X, y = validate_data(self, X, y, accept_sparse="csr", dtype=np.float32, y_numeric=True)  # noqa: N806
-            own = {"rows": X.shape[0], "features": X.shape[1], "settings": self._told(), "seed": settings.seed}
-        except (ValueError, TypeError) as error:
-            failed = error
-        every = self._agree(own, failed)
+            rows, numbers = validate_data(self, X, y, accept_sparse="csr", dtype=np.float32, y_numeric=True)
+            return (rows, numbers, settings), {}
+
+        (X, y, settings), every = self._agree(look)  # noqa: N806
         settings = replace(settings, l2=self.alpha / sum(said["rows"] for said in every), seed=every[0]["seed"])
         self.coef_, self.intercept_ = self._weights(_rows_of(X, y), settings)
         self.n_iter_ = self.max_iter

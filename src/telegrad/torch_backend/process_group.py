@@ -151,7 +151,7 @@ class ProcessGroup(dist.ProcessGroup):
                 f"{input.dtype} on each of {self.size()} ranks: output must have {input.numel() * self.size()}"
             )
         operand = moved(output)
-        out = operand.held.view(self.size(), -1) if output.numel() else operand.held.new_empty(self.size(), 0)
+        out = operand.held.view(self.size(), input.numel())
         work = self.communicator.all_gather(_flat(input), out=out, async_op=True)
         return GroupWork([_work(work)], [output], operand.give_back)
 
@@ -175,7 +175,7 @@ class ProcessGroup(dist.ProcessGroup):
         if self.rank() == root:
             (given,) = input_tensors
             self._check_blocks(given, "scatter_list", like=out)
-            blocks = _joined(given).view(self.size(), -1) if out.numel() else out.new_empty(self.size(), 0)
+            blocks = _joined(given).view(self.size(), out.numel())
         work = self.communicator.scatter(blocks, operand.held.view(-1), root, async_op=True)
         return GroupWork([_work(work)], output_tensors, operand.give_back)
 

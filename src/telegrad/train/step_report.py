@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any, Self
 
 from telegrad.comm import Communicator
+from telegrad.comm.texts import all_gather_text
 from telegrad.plan.merge_plan import MergePlan
 from telegrad.train.measured_timeline import MeasuredPass
-from telegrad.train.texts import all_gather_text
 
 _FORMAT, _VERSION = "telegrad-step-report", 1
 _BAR = 40

@@ -11,10 +11,10 @@ import torch
 from torch import nn
 
 from telegrad.comm import Communicator
+from telegrad.comm.texts import all_gather_text
 from telegrad.errors import MismatchedCall
 from telegrad.train.compression import Compression
 from telegrad.train.group_planning import TIMED
-from telegrad.train.texts import all_gather_text
 
 _synchronised: dict[int, weakref.ref[nn.Parameter]] = {}  # parameters that have a Synchronizer, by id
 
