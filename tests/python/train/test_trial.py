@@ -11,7 +11,7 @@ from synchronised_net import assert_same, loss_of, model_of, reference, sgd
 
 from telegrad import Communicator, Synchronizer
 from telegrad.plan import merge
-from telegrad.train import group_planning, synchronizer
+from telegrad.train import group_planning, step_planning
 from telegrad.train.measured_timeline import MeasuredTimeline
 from telegrad.train.trial import Trial, agreed_step_s
 
@@ -69,7 +69,7 @@ def test_a_synchronizer_tries_simple_plans_and_keeps_the_fastest(
     monkeypatch.setattr(group_planning, "group_cost_while_computing", lambda *_, **__: lambda _: 0.0)
     monkeypatch.setattr(group_planning, "_RIVALS", (merge.single, halves))
     monkeypatch.setattr(
-        synchronizer, "agreed_step_s", lambda _, timeline: 1.0 if len(timeline._sizes) == fastest else 2.0
+        step_planning, "agreed_step_s", lambda _, timeline: 1.0 if len(timeline._sizes) == fastest else 2.0
     )
     steps = 20
     expected = reference(2, steps)
