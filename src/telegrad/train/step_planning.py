@@ -13,7 +13,7 @@ from telegrad.plan.merge_plan import MergePlan
 from telegrad.plan.trace import Trace
 from telegrad.train.compression import Compression
 from telegrad.train.group_planning import GroupPlanner, names_of
-from telegrad.train.measured_timeline import MeasuredTimeline
+from telegrad.train.measured_timeline import NOT_TYPICAL, MeasuredTimeline
 from telegrad.train.profile import PausedClock, StepProfile
 from telegrad.train.replanning import LOOK_EVERY, Replanning, agreed_times
 from telegrad.train.trial import Trial, agreed_step_s
@@ -41,6 +41,7 @@ class StepPlanning:
         self.replans = 0
         self._model, self._comm, self._scheme = model, comm, scheme
         self._warmup_steps = warmup_steps
+        self._turn_passes = NOT_TYPICAL + max(1, (warmup_steps - NOT_TYPICAL) // 2)
         self._planner = GroupPlanner(scheme, compression)
         self._replanning = Replanning(replan_factor) if scheme == "auto" and replan_factor is not None else None
         self._trial: Trial | None = None
@@ -53,6 +54,11 @@ class StepPlanning:
         """At the end of which pass there will be a plan; ``None`` unless times are taken now."""
         return self._plan_at if self._profile is not None else None
 
+    @property
+    def is_settled(self) -> bool:
+        """Whether neither times are taken nor plans are tried now."""
+        return self._profile is None and self._trial is None
+
     def close(self) -> None:
         """Takes no more times."""
         if self._profile is not None:
@@ -63,12 +69,12 @@ class StepPlanning:
         """The plan whose groups are to be used from now on, after so many ``passes`` of which ``timeline`` has the
         last; ``None``: as before. Warns with ``RuntimeWarning`` where no times could be taken."""
         if self._profile is not None:
-            return self._planned(passes) if passes >= self._plan_at else None
+            return self._planned(passes, timeline) if passes >= self._plan_at else None
         if self._trial is not None:
-            if passes - self._planned_at < self._warmup_steps:
+            if passes - self._planned_at < self._turn_passes:
                 return None
             self._trial.note(agreed_step_s(self._comm, timeline))
-            return self._tried(self._trial, passes)
+            return self._tried(self._trial, passes, timeline)
         if self._replanning is not None and (passes - self._planned_at) % LOOK_EVERY == 0:
             measured = agreed_times(self._comm, timeline.totals(LOOK_EVERY))
             if measured is not None and self._replanning.look(measured):
@@ -87,7 +93,7 @@ class StepPlanning:
         self._profile = StepProfile(self._model, clock=self.clock)
         self._profile.__enter__()
 
-    def _planned(self, passes: int) -> MergePlan | None:
+    def _planned(self, passes: int, timeline: MeasuredTimeline) -> MergePlan | None:
         profile = self._profile
         assert profile is not None
         self.close()
@@ -108,10 +114,12 @@ class StepPlanning:
             self._begin_profile(passes)  # in these groups, whose sums hold other gradients up than those before
             return self._adopted(plan, passes)
         rivals = self._planner.rivals(plan, trace, self._comm) if self._scheme == "auto" else []
-        return self._tried(Trial([plan, *rivals]), passes)
+        return self._tried(Trial([plan, *rivals]), passes, timeline)
 
-    def _tried(self, trial: Trial, passes: int) -> MergePlan:
+    def _tried(self, trial: Trial, passes: int, timeline: MeasuredTimeline) -> MergePlan:
         self._trial = None if trial.is_over else trial
+        if self._trial is not None:
+            timeline.restart()  # where two turns of the same groups follow each other
         if trial.is_over and self._replanning is not None:
             self._replanning.planned(trial.plan)
         return self._adopted(trial.plan, passes)

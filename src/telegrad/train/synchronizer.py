@@ -239,6 +239,12 @@ class Synchronizer:
         """How often measured times have left the prediction so far that another plan was to be made."""
         return 0 if self._planning is None else self._planning.replans
 
+    @property
+    def is_settled(self) -> bool:
+        """Whether groups stay as they are, until times leave the prediction: no times are taken, and no plans tried.
+        The same on all ranks."""
+        return self._planning is None or self._planning.is_settled
+
     def report(self, *, slowest: bool = False) -> StepReport:
         """What the last backward passes took beside what was predicted: ``print()`` it, or call its ``to_json()`` or
         ``to_html(path)``. Of this rank, which asks nobody; ``slowest``: of the rank whose step takes longest, the same
