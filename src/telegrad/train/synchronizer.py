@@ -55,11 +55,11 @@ class Synchronizer:
     made at the end of pass ``warmup_steps``, from the times of these passes (a gradient counts when the last rank has
     it) and from sums that are timed then, alone and while all ranks compute; as many passes in these groups later they
     are planned once more, for what sums take from the computation. Until the first plan groups are as for ``"fixed"``:
-    DDP's sizes, in the opposite order of ``model.parameters()``. With ``"auto"``, without compression, ``"single"``,
-    ``"fixed"`` and ``"greedy"`` are then tried for ``warmup_steps`` passes each, and one of them is kept if its steps
-    are faster by more than 2 %. With ``"auto"`` all of this is done again when
-    measured times leave the prediction by more than ``replan_factor`` (``None``: never), as telegrad.train.replanning
-    says. ``"wfbp"``: each gradient alone, ``"single"``: all together. Or lists of names of parameters, the groups in
+    DDP's sizes, in the opposite order of ``model.parameters()``. With ``"auto"``, without compression, the groups
+    of ``"single"``, ``"fixed"``, ``"greedy"`` and of two and four even parts are then tried in short turns beside it,
+    as telegrad.train.trial says, and others are kept if their steps are faster by more than 1 %. With ``"auto"`` all of
+    this is done again when measured times leave the prediction by more than ``replan_factor`` (``None``: never), as
+    telegrad.train.replanning says. ``"wfbp"``: each gradient alone, ``"single"``: all together. Or lists of names of parameters, the groups in
     the order in which they leave. ``clip_norm``: averaged gradients are scaled down to this
     norm, all together; with a GradScaler leave it out and call ``scaler.unscale_`` and ``clip_grad_norm_`` after
     ``backward()``.
@@ -208,8 +208,10 @@ class Synchronizer:
         return None if self._compression is None else self._compression.stats
 
     def state_dict(self) -> dict[str, Any]:
-        """A copy of what this rank has not sent yet, by parameter, with the step and the options: what ``reshard`` and
-        ``RankState`` take. Of the plan it says nothing. Raises ``ValueError`` without compression."""
+        """A copy of what this rank has not sent yet, by parameter, with the step and the options, and of sums that keep
+        a part what they leave to the next step: what ``reshard`` and ``RankState`` take. Of the plan it says nothing:
+        training goes on bitwise with a ``plan`` that gives the same groups, such as the ``groups`` of then, but for the
+        random choices of a QSGD wire. Raises ``ValueError`` without compression."""
         compression = self._compressed()
         self.wait()
         return compression.state_dict()
