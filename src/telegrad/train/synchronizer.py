@@ -59,8 +59,8 @@ class Synchronizer:
     of ``"single"``, ``"fixed"``, ``"greedy"`` and of two and four even parts are then tried in short turns beside it,
     as telegrad.train.trial says, and others are kept if their steps are faster by more than 1 %. With ``"auto"`` all of
     this is done again when measured times leave the prediction by more than ``replan_factor`` (``None``: never), as
-    telegrad.train.replanning says. ``"wfbp"``: each gradient alone, ``"single"``: all together. Or lists of names of parameters, the groups in
-    the order in which they leave. ``clip_norm``: averaged gradients are scaled down to this
+    telegrad.train.replanning says. ``"wfbp"``: each gradient alone, ``"single"``: all together. Or lists of names of
+    parameters, the groups in the order in which they leave. ``clip_norm``: averaged gradients are scaled down to this
     norm, all together; with a GradScaler leave it out and call ``scaler.unscale_`` and ``clip_grad_norm_`` after
     ``backward()``.
 
