@@ -24,7 +24,7 @@ from telegrad.train.gradient_group import PASS_NUMBERS, GradientGroup, Run
 from telegrad.train.group_planning import PLANS, TIMED, first_groups
 from telegrad.train.measured_timeline import MeasuredTimeline, end_of
 from telegrad.train.optimizer_step import HiddenGradients, PendingPass, StepWait, checked_optimizers
-from telegrad.train.replanning import checked_factor
+from telegrad.train.replanning import LOOK_EVERY, checked_factor
 from telegrad.train.stats import DDPStats
 from telegrad.train.step_planning import StepPlanning
 from telegrad.train.step_report import StepReport, slowest_of
@@ -32,6 +32,7 @@ from telegrad.train.synchronised_model import (
     check_alike,
     check_fits,
     check_free,
+    check_same_parameters,
     check_still_frozen,
     claim,
     copy_from_rank_0,
@@ -361,6 +362,9 @@ class Synchronizer:
             return  # of a pass that was dropped
         self._timeline.backward_over()
         check_still_frozen(self._frozen)
+        # It walks through the model, which takes as long as tens of hooks: not in every pass.
+        if self._passes % LOOK_EVERY == 0 or not all(group.is_whole for group in self._groups):
+            check_same_parameters(self._model, self._parameters.values())
         if self._compression is not None and self._clip_norm is not None:
             present = self._earlier.union(*(group.came() for group in self._groups))
             came = [one for one in self._parameters.values() if id(one) in present]
