@@ -33,7 +33,7 @@ class TrainingStepPlan:
     ranks: int
     model: str
     ways: tuple[str, ...] = WAYS
-    rounds: int = 10
+    rounds: int = 8
     steps: int = 8
     warmup: int = 10
     calibrates: bool = True

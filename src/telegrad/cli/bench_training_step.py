@@ -34,7 +34,7 @@ def training_step(
         str, typer.Option(help="small: many small gradients; large: a few large ones; mixed: both.")
     ] = ",".join(_MODELS),
     ways: Annotated[str, typer.Option(help="How gradients are averaged, separated by commas.")] = ",".join(WAYS),
-    rounds: Annotated[int, typer.Option(min=1, help="How often each way takes its turn.")] = 10,
+    rounds: Annotated[int, typer.Option(min=1, help="How often each way takes its turn.")] = 8,
     steps: Annotated[int, typer.Option(min=1, help="Steps of a turn, and two before them that do not count.")] = 8,
     calibrates: CalibratesFirst = True,
     json_file: RowsFile = None,

@@ -101,7 +101,7 @@ def test_turns_of_one_round_are_compared() -> None:
 def test_a_plan_travels_as_json() -> None:
     plan = TrainingStepPlan("shm", 2, "small", ("single", "auto"), store="/x")
     assert TrainingStepPlan.from_json(plan.to_json()) == plan
-    assert plan.blocks == 2 * 11
+    assert plan.blocks == 2 * 9
 
 
 def test_it_prints_writes_and_draws(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
