@@ -115,6 +115,8 @@ def test_it_prints_writes_and_draws(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     found = json.loads(to_json.read_text())
     assert [row["way"] for row in found["rows"]] == [*WAYS] * 2
     assert [one["model"] for one in found["verdicts"]] == ["small", "mixed"]
+    assert found["verdicts"][0]["error"] == 0
+    assert len(found["rows"][0]["turns_s"]) == 9
     assert found["machine"]["cores"] >= 1
     assert to_plot.read_bytes().startswith(b"\x89PNG")
 
