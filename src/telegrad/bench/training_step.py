@@ -1,11 +1,13 @@
 """The ranks' side of ``telegrad bench training-step``: the same training by several ways to average gradients, in turn.
 
-A sample is the mean step of one turn on the slowest rank, ``zero_grad()`` and the optimiser's step with it. All ways
-train on the same data from the same weights, so that their weights at the end tell whether they averaged.
+A sample is the mean step of one turn on the slowest rank, ``zero_grad()`` and the optimiser's step with it. Turns of
+one round are compared with each other, as a machine is slower in some rounds than in others. All ways train on the same
+data from the same weights, so that their weights at the end tell whether they averaged.
 """
 
 from __future__ import annotations
 
+import copy
 import json
 import time
 from collections.abc import Callable
@@ -21,7 +23,7 @@ from telegrad import Communicator
 from telegrad.bench.job import peers_store, run_job
 from telegrad.bench.plan import Timing
 from telegrad.bench.training_models import MODELS
-from telegrad.bench.training_step_plan import PLANNING_BLOCKS, Row, TrainingStepPlan
+from telegrad.bench.training_step_plan import LEFT_OUT, Row, TrainingStepPlan
 from telegrad.calibration import calibrate
 from telegrad.launch import join
 from telegrad.train import DDPState, Synchronizer, ddp_hook
@@ -97,18 +99,25 @@ class _Contender:
                 ddp.register_comm_hook(state, ddp_hook)
             self._called = ddp
         else:
-            self._sync = Synchronizer(
-                model, communicator, plan=way, warmup_steps=plan.warmup // PLANNING_BLOCKS, replan_factor=None
-            )
+            self._sync = Synchronizer(model, communicator, plan=way, warmup_steps=plan.warmup, replan_factor=None)
         self._optimizer = torch.optim.SGD(model.parameters(), lr=_RATE)
         self.times = _Times()
 
+    def warm_up(self, steps: int) -> None:
+        """``steps`` steps, and as many more as plans take to be made and tried; the model is as it was then."""
+        before = copy.deepcopy(self._model.state_dict())
+        self.train(steps)
+        while self._sync is not None and not self._sync.is_settled:
+            self.train(steps)
+        self._model.load_state_dict(before)
+        self.times = _Times()
+
     def train(self, steps: int) -> None:
-        """``steps`` steps and one before them, whose time does not count."""
+        """``steps`` steps, and before them ``LEFT_OUT``, whose time does not count."""
         after_s, begin = 0.0, 0.0
         self._comm.barrier()
-        for number in range(steps + 1):
-            if number == 1:
+        for number in range(LEFT_OUT + steps):
+            if number == LEFT_OUT:
                 after_s, begin = 0.0, time.perf_counter()
             self._optimizer.zero_grad()
             self._called(self._input).square().mean().backward()
@@ -138,6 +147,7 @@ class _Contender:
             "min_s": timing.min_s,
             "p90_s": timing.p90_s,
             "samples": len(self.times.step_s),
+            "turns_s": self.times.step_s,
             "apart": float((self.weights() - reference).abs().max() / reference.abs().max()),
             "groups": None,
             "exposed_s": None,
@@ -165,11 +175,11 @@ class _Contender:
 
 def _measure(plan: TrainingStepPlan, communicator: Communicator, contenders: list[_Contender]) -> None:
     for contender in contenders:
-        contender.train(plan.warmup)
-        contender.times = _Times()
+        contender.warm_up(plan.warmup)
         _say(communicator, contender.way)
     for number in range(plan.rounds):
-        for index in np.random.default_rng(number).permutation(len(contenders)):  # as on all ranks
+        order = np.random.default_rng(number // 2).permutation(len(contenders))  # as on all ranks
+        for index in order[::-1] if number % 2 else order:
             contenders[index].train(plan.steps)
             _say(communicator, contenders[index].way)
 

@@ -7,31 +7,35 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Self
 
+import numpy as np
+
 Row = dict[str, Any]
 
 WAYS = ("ddp-gloo", "ddp-telegrad", "wfbp", "single", "fixed", "greedy", "auto")
 """DistributedDataParallel with its own buckets, over Gloo and with telegrad's dense hook; and Synchronizers by plan."""
 
-PLANNING_BLOCKS = 6
-"""``warmup_steps`` passes that "auto" takes until it keeps a plan: two before it plans, up to four that are tried."""
+LEFT_OUT = 2
+"""First steps of a turn: other ways have used the caches, and ranks may begin one early."""
 
 SLOWER_SHARE, PREDICTED_SHARE = 0.05, 0.15
 """What ``auto`` may be slower than the best of the others, and what its prediction may be off."""
 
+_OF_A_MEDIAN = 1.25 * 1.4826  # standard error of a median, by the median absolute deviation over √n
+
 
 @dataclass(frozen=True)
 class TrainingStepPlan:
-    """``rounds`` times each way trains ``steps`` steps and one more that is left out, in another order each time,
-    after ``warmup`` steps of each and one, in which plans are made, made once more and tried. ``store``: a path at
-    which Gloo's processes meet."""
+    """``rounds`` times each way trains ``steps`` steps after ``LEFT_OUT``, in orders of which every second one is the
+    one before it backwards, after ``warmup`` steps of each and as many more as its plans take to be made and tried,
+    which have these ``warmup_steps``. ``store``: a path at which Gloo's processes meet."""
 
     network: str
     ranks: int
     model: str
     ways: tuple[str, ...] = WAYS
     rounds: int = 8
-    steps: int = 4
-    warmup: int = 59
+    steps: int = 8
+    warmup: int = 10
     calibrates: bool = True
     store: str = ""
 
@@ -51,12 +55,14 @@ class TrainingStepPlan:
 
 @dataclass(frozen=True)
 class Verdict:
-    """Of one model. ``ratio``: of auto's median step to that of ``best``, the fastest of the other ways. ``off``: of
-    auto's predicted step from its measured one, as a part of this; ``None`` where it made no plan."""
+    """Of one model. ``ratio``: of auto's step to that of ``best``, the other way for which it is largest: the median
+    over rounds, and ``error`` its standard error. ``off``: of auto's predicted step from its measured one, as a part of
+    this; ``None`` where it made no plan."""
 
     model: str
     best: str
     ratio: float
+    error: float
     off: float | None
 
     @property
@@ -76,13 +82,17 @@ def verdicts_of(rows: Sequence[Mapping[str, Any]]) -> list[Verdict]:
         auto = times.pop("auto", None)
         if auto is None or not times:
             continue
-        best = min(times, key=lambda way: float(times[way]["median_s"]))
+        ratios = {way: np.array(auto["turns_s"]) / np.array(row["turns_s"]) for way, row in times.items()}
+        best = max(ratios, key=lambda way: float(np.median(ratios[way])))
+        ratio = float(np.median(ratios[best]))
+        spread = float(np.median(np.abs(ratios[best] - ratio)))
         predicted_s = auto["predicted_s"]
         found.append(
             Verdict(
                 model,
                 best,
-                auto["median_s"] / times[best]["median_s"],
+                ratio,
+                _OF_A_MEDIAN * spread / len(auto["turns_s"]) ** 0.5,
                 None if predicted_s is None else predicted_s / auto["median_s"] - 1,
             )
         )

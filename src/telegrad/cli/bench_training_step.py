@@ -35,7 +35,7 @@ def training_step(
     ] = ",".join(_MODELS),
     ways: Annotated[str, typer.Option(help="How gradients are averaged, separated by commas.")] = ",".join(WAYS),
     rounds: Annotated[int, typer.Option(min=1, help="How often each way takes its turn.")] = 8,
-    steps: Annotated[int, typer.Option(min=1, help="Steps of a turn, and one before them that does not count.")] = 4,
+    steps: Annotated[int, typer.Option(min=1, help="Steps of a turn, and two before them that do not count.")] = 8,
     calibrates: CalibratesFirst = True,
     json_file: RowsFile = None,
     plot_file: Annotated[
@@ -45,13 +45,14 @@ def training_step(
 ) -> None:
     """Time training steps: DDP over Gloo and over telegrad, and Synchronizers with each of their plans, in turn.
 
-    All ways train the same model on the same data in the same processes, a few steps each, in another order each time.
+    All ways train the same model on the same data in the same processes, a few steps each, in several orders.
     Times are medians over turns of the mean step, of the slowest rank, with zero_grad() and the optimiser.
     [bold]predicted[/]: forward pass as profiled, the plan's time line, and the optimiser as measured. Ranks have one
     thread each; where there are more ranks than cores, they share those, and all steps are longer.
 
-    Judged: [bold]auto[/] is no more than 5 % slower than the best of the others, and its prediction within 15 %. Exit
-    status 1 where sums were wrong; a miss of what is judged is said, and is no error.
+    Judged: [bold]auto[/] is no more than 5 % slower than the best of the others, by the median over rounds of the ratio
+    of their turns (± its standard error), and its prediction within 15 %. Exit status 1 where sums were wrong; a miss
+    of what is judged is said, and is no error.
     """
     console = table_console()
     check_writable(json_file, "--json")
@@ -82,7 +83,7 @@ def training_step(
     console.print(machine_text(machine), style="dim")
     if json_file is not None:
         verdicts = [
-            {"model": one.model, "best": one.best, "ratio": one.ratio, "prediction_off": one.off}
+            {"model": one.model, "best": one.best, "ratio": one.ratio, "error": one.error, "prediction_off": one.off}
             for one in verdicts_of(rows)
         ]
         write_result(console, json_file, {"rows": rows, "verdicts": verdicts, "machine": machine})

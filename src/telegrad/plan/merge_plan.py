@@ -125,8 +125,8 @@ class MergePlan:
         pass."""
         lines = [
             f"{self.scheme}: {len(self.sizes)} tensors in {_counted(len(self.groups), 'group')}, backward pass "
-            f"{_ms(self.backward_s)}, all summed after {_ms(self.finish_s)}, {_ms(self.exposed_s)} of communication "
-            "exposed"
+            f"{in_ms(self.backward_s, 3)}, all summed after {in_ms(self.finish_s, 3)}, {in_ms(self.exposed_s, 3)} of "
+            "communication exposed"
         ]
         if not self.groups:
             return lines[0]
@@ -146,7 +146,8 @@ class MergePlan:
             tensors = f"{group[0]}-{group[-1]}" if len(group) > 1 else str(group[0])
             lines.append(
                 f"{number:>5} {tensors:>11} {ways[number + 1]:<{widest}}{slot.size / 1024:>10.1f} "
-                f"{_ms(slot.ready_s):>10} {_ms(slot.start_s):>10} {_ms(slot.finish_s):>10} {''.join(bar).rstrip()}"
+                f"{in_ms(slot.ready_s, 3):>10} {in_ms(slot.start_s, 3):>10} {in_ms(slot.finish_s, 3):>10} "
+                f"{''.join(bar).rstrip()}"
             )
         return "\n".join(lines)
 
@@ -162,8 +163,9 @@ def _name(value: object) -> str:
     return value
 
 
-def _ms(seconds: float) -> str:
-    return f"{seconds * 1e3:.3f} ms"
+def in_ms(seconds: float, decimals: int = 2) -> str:
+    """``12.34 ms``."""
+    return f"{seconds * 1e3:.{decimals}f} ms"
 
 
 def _counted(count: int, noun: str) -> str:

@@ -12,7 +12,7 @@ import numpy as np
 
 from telegrad.plan.merge import of_cuts
 from telegrad.plan.merge_plan import MergePlan
-from telegrad.plan.way import GroupCost
+from telegrad.plan.way import GroupCost, seconds_of
 
 
 def optimal(sizes: Sequence[int], backward_times: Sequence[float], *, idle: GroupCost, busy: GroupCost) -> MergePlan:
@@ -31,8 +31,8 @@ def optimal(sizes: Sequence[int], backward_times: Sequence[float], *, idle: Grou
     finish, last = np.zeros(count + 1), [0] * (count + 1)
     for stop in range(1, count + 1):
         held = [prefix[stop] - before for before in prefix[:stop]]
-        alone = np.array([idle(size) for size in held])
-        beside = np.maximum([busy(size) for size in held], alone)
+        alone = _costs(idle, held)
+        beside = np.maximum(_costs(busy, held), alone)
         ends = ends_of(np.maximum(finish[:stop], ready[stop - 1]), alone, beside, over_s)
         last[stop] = int(ends.argmin())
         finish[stop] = ends[last[stop]]
@@ -41,7 +41,7 @@ def optimal(sizes: Sequence[int], backward_times: Sequence[float], *, idle: Grou
     while stop:
         stops.append(stop)
         stop = last[stop]
-    return planned("optimal", sizes, backward_times, stops[::-1], idle=idle, busy=busy)
+    return _planned("optimal", sizes, backward_times, stops[::-1], idle, busy)
 
 
 def planned(
@@ -55,7 +55,19 @@ def planned(
 ) -> MergePlan:
     """The plan whose groups end before these positions; other arguments and errors as for ``optimal``, and
     ``ValueError`` for stops that do not rise to ``len(sizes)``."""
-    ready, prefix = _checked(sizes, backward_times, idle, busy)
+    _checked(sizes, backward_times, idle, busy)
+    return _planned(scheme, sizes, backward_times, stops, idle, busy)
+
+
+def _planned(
+    scheme: str,
+    sizes: Sequence[int],
+    backward_times: Sequence[float],
+    stops: Sequence[int],
+    idle: GroupCost,
+    busy: GroupCost,
+) -> MergePlan:
+    ready, prefix = _moments(sizes, backward_times)
     plan = of_cuts(scheme, sizes, backward_times, stops, cost=idle)
     over_s = ready[-1] if ready else 0.0
     costs, free = [], 0.0
@@ -63,7 +75,8 @@ def planned(
         size = prefix[stop] - prefix[begin]
         start = max(free, ready[stop - 1])
         alone = float(idle(size))
-        free = float(ends_of(np.array(start), np.array(alone), np.array(max(busy(size), alone)), over_s))
+        beside = max(seconds_of(busy, size), alone)
+        free = float(ends_of(np.array(start), np.array(alone), np.array(beside), over_s))
         costs.append(free - start)
     return replace(plan, costs=tuple(costs))
 
@@ -74,7 +87,20 @@ def _checked(
     """When each gradient is there, and how many bytes are there before it; ``of_cuts`` checks the arguments."""
     for cost in (idle, busy):
         of_cuts("wfbp", sizes, backward_times, range(1, len(sizes) + 1), cost=cost)
+    return _moments(sizes, backward_times)
+
+
+def _moments(sizes: Sequence[int], backward_times: Sequence[float]) -> tuple[list[float], list[int]]:
     return list(accumulate(map(float, backward_times))), [0, *accumulate(sizes)]
+
+
+def _costs(cost: GroupCost, sizes: Sequence[int]) -> np.ndarray:
+    """Raises ``ValueError`` for what is no time."""
+    costs = np.array([cost(size) for size in sizes])
+    if not (np.isfinite(costs).all() and (costs >= 0).all()):
+        for size in sizes:
+            seconds_of(cost, size)
+    return costs
 
 
 def ends_of(start: np.ndarray, alone: np.ndarray, beside: np.ndarray, over_s: float) -> np.ndarray:

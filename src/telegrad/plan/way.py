@@ -22,7 +22,8 @@ class Way:
     may leave to when its sum is there, on all ranks. ``delay``: seconds by which it holds the backward pass up before
     it leaves, such as for selection on the same processor. ``beside``: seconds of those bytes of a group that go
     densely beside what this way takes, none of them too; ``None``: it takes all. ``busy``, ``busy_beside``: the same
-    while the backward pass goes on, where that shares processors with the network; ``None``: no longer than else."""
+    while the backward pass goes on, where that shares processors with the network; ``None``: no longer than else. All
+    seconds are finite and 0 or more, of every group of a model: a way that cannot send some has a large cost there."""
 
     name: str
     cost: GroupCost

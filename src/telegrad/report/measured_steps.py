@@ -16,7 +16,7 @@ Row = Mapping[str, Any]
 
 
 def table_of(rows: Sequence[Row], title: str) -> Table:
-    """One line for each way; ratios are to the fastest."""
+    """One line for each way; ratios are of medians, to the fastest."""
     table = Table(title=title, title_justify="left", header_style="bold")
     table.add_column("", no_wrap=True)
     for name in ("step", "p90", "ratio", "groups", "backward", "exposed", "predicted", "off"):
@@ -51,7 +51,7 @@ def lines_of(rows: Sequence[Row]) -> list[str]:
     lines = []
     for verdict in verdicts_of(rows):
         speed = "no slower than" if verdict.is_as_fast else "SLOWER than"
-        ratio = f"{verdict.ratio:.2f} of it, {1 + SLOWER_SHARE:.2f} allowed"
+        ratio = f"{verdict.ratio:.2f} ± {verdict.error:.2f} of it, {1 + SLOWER_SHARE:.2f} allowed"
         said = f"{verdict.model}: auto is {speed} {verdict.best} ({ratio})"
         if verdict.off is None:
             said += "; it made no plan"

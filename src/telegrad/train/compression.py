@@ -214,12 +214,18 @@ class Compression:
 
     def state_dict(self) -> dict[str, Any]:
         """See ``Synchronizer.state_dict``."""
-        return state_of(self._comm, self.step, self._config, self.compressor)
+        sums = self._exchange.topk_states
+        state = state_of(self._comm, self.step, self._config, self.compressor)
+        return {**state, "sums": () if sums is None else sums.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """See ``Synchronizer.load_state_dict``."""
         step = checked_step(state, self._comm, "Synchronizer")
+        sums = self._exchange.topk_states
+        fitting = {} if sums is None else sums.fitting(state.get("sums", ()))
         self.compressor.load_state_dict(state["compressor"], least_density=self._warm_up.least_density(step))
+        if sums is not None:
+            sums.load(fitting)
         self.step = step
 
 

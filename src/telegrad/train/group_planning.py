@@ -3,18 +3,20 @@ communicator, the same on all ranks. Does not know when to plan."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
-import numpy as np
 from torch import nn
 
 from telegrad.calibration.computing import group_cost_while_computing
 from telegrad.calibration.group_cost import measured_group_cost
 from telegrad.comm import Communicator
+from telegrad.comm.texts import all_gather_text
 from telegrad.plan import merge, shared_processor, shared_ways
 from telegrad.plan.merge_plan import MergePlan
 from telegrad.plan.trace import Trace
+from telegrad.plan.way import GroupCost
 from telegrad.train.compression import Compression
 from telegrad.train.measured_ways import measured_ways
 
@@ -31,7 +33,19 @@ PLANS: dict[str, Callable[..., MergePlan]] = {
 TIMED = ("auto", "optimal", "greedy")
 """Those that need the times of the model."""
 
-_RIVALS = (merge.single, merge.fixed, merge.greedy)
+_PARTS = (2, 4)
+
+
+def _even(parts: int) -> Callable[..., MergePlan]:
+    """A plan of about so many groups of even sizes."""
+
+    def cut(sizes: Sequence[int], backward_times: Sequence[float], *, cost: GroupCost) -> MergePlan:
+        return merge.fixed(sizes, backward_times, cost=cost, cap_mb=sum(sizes) / parts / 2**20)
+
+    return cut
+
+
+_RIVALS = (merge.single, merge.fixed, merge.greedy, *map(_even, _PARTS))
 
 _NOT_WORTH_A_CHANGE = 0.05  # by which other groups must be ahead of those that there are; times are not better known
 
@@ -46,7 +60,7 @@ class _Costs(Protocol):
     def ways_of(self, plan: MergePlan) -> list[int]: ...
 
     def rivals(self, trace: Trace) -> list[MergePlan]:
-        """Plans of simple rules, as many on all ranks."""
+        """Plans of simple rules."""
         ...
 
 
@@ -74,34 +88,52 @@ class GroupPlanner:
         self._costs = None
 
     def plan(self, trace: Trace, comm: Communicator, *, kept: MergePlan | None) -> MergePlan:
-        """As rank 0 has it: traces and costs are equal, but processors may round them differently. ``kept``: the plan
-        of the same gradients that there is, which stays unless another one is well ahead."""
-        assert self._costs is not None
-        plan = self._costs.best(trace)
-        if kept is not None:
-            again = self._costs.plan_of(plan.scheme, trace, _stops(kept), self._costs.ways_of(kept))
-            if again.finish_s <= plan.finish_s * (1 + _NOT_WORTH_A_CHANGE):
-                plan = again
-        return self._as_rank_0(plan, trace, comm)
+        """Made on rank 0, for all: plans of large models take seconds, and processors may round differently. ``kept``:
+        the plan of the same gradients that there is, which stays unless another one is well ahead. What goes wrong
+        on rank 0 is raised there, and as ``RuntimeError`` on the others."""
+        costs = self._costs
+        assert costs is not None
+
+        def make() -> list[MergePlan]:
+            plan = costs.best(trace)
+            if kept is not None:
+                again = costs.plan_of(plan.scheme, trace, _stops(kept), costs.ways_of(kept))
+                if again.finish_s <= plan.finish_s * (1 + _NOT_WORTH_A_CHANGE):
+                    plan = again
+            return [plan]
+
+        return self._from_rank_0(make, trace, comm)[0]
 
     def rivals(self, plan: MergePlan, trace: Trace, comm: Communicator) -> list[MergePlan]:
         """Plans of other groups of the same gradients, which measured steps may prefer to ``plan``; none with
-        compression."""
-        assert self._costs is not None
-        found = [plan]
-        for cut in self._costs.rivals(trace):
-            rival = self._as_rank_0(cut, trace, comm)
-            if all(rival.groups != one.groups for one in found):
-                found.append(rival)
-        return found[1:]
+        compression. Errors as for ``plan``."""
+        costs = self._costs
+        assert costs is not None
 
-    def _as_rank_0(self, plan: MergePlan, trace: Trace, comm: Communicator) -> MergePlan:
-        assert self._costs is not None
-        ends = np.zeros(len(trace.sizes), np.int64)  # 0: no group ends there; else its way
-        ends[[stop - 1 for stop in _stops(plan)]] = self._costs.ways_of(plan)
-        comm.broadcast(ends, 0)
-        last = np.flatnonzero(ends)
-        return self._costs.plan_of(plan.scheme, trace, (last + 1).tolist(), ends[last].tolist())
+        def make() -> list[MergePlan]:
+            found = {plan.groups: plan}
+            for rival in costs.rivals(trace):
+                found.setdefault(rival.groups, rival)
+            return [*found.values()][1:]
+
+        return self._from_rank_0(make, trace, comm)
+
+    def _from_rank_0(self, make: Callable[[], list[MergePlan]], trace: Trace, comm: Communicator) -> list[MergePlan]:
+        costs = self._costs
+        assert costs is not None
+        made, error, told = [], None, ""
+        if comm.rank == 0:
+            try:
+                made = make()
+                told = json.dumps({"plans": [[one.scheme, _stops(one), costs.ways_of(one)] for one in made]})
+            except Exception as found:  # whatever it is, the others must not wait for a plan
+                error, told = found, json.dumps({"error": f"{type(found).__name__}: {found}"})
+        said = json.loads(all_gather_text(comm, told)[0])
+        if error is not None:
+            raise error
+        if "error" in said:
+            raise RuntimeError(f"rank 0 could not plan: {said['error']}")
+        return made or [costs.plan_of(scheme, trace, stops, ways) for scheme, stops, ways in said["plans"]]
 
 
 def first_groups(plan: str | Sequence[Sequence[str]], parameters: Mapping[str, nn.Parameter]) -> list[list[str]]:

@@ -9,14 +9,13 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-import numpy as np
-
 from telegrad.comm import Work
 
 WINDOW = 50
 """Medians are over so many passes, the last ones."""
 
-_NOT_TYPICAL = 2  # memory is touched for the first time
+NOT_TYPICAL = 2
+"""The first passes are left out: memory is touched for the first time."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +75,7 @@ class MeasuredTimeline:
         self._sizes, self._clock = tuple(sizes), clock
         self.before_first_s = 0.0
         self._kept: deque[_Pass] = deque(maxlen=WINDOW)
-        self._to_skip = _NOT_TYPICAL
+        self._to_skip = NOT_TYPICAL
         self._open: _Pass | None = None
         self._last_over: float | None = None
 
@@ -134,11 +133,17 @@ class MeasuredTimeline:
         backward_s = statistics.median(one.backward_over - one.first for one in kept)
         return self.before_first_s + backward_s, statistics.median(map(_network_s, kept))
 
-    def undisturbed_step_s(self) -> float | None:
-        """Seconds from the end of one pass to that of the next: the lower quartile, as what disturbs a step makes it
-        longer only. ``None`` where fewer than two passes followed each other."""
+    def mean_step_s(self) -> float | None:
+        """Seconds from the end of one pass to that of the next, on average: where ranks share processors a rank that
+        was early in one step waits in the next, so single steps say less. ``None`` where no two passes followed each
+        other."""
         steps = [one.step_s for one in self._kept if one.step_s is not None]
-        return float(np.quantile(steps, 0.25)) if steps else None
+        return statistics.fmean(steps) if steps else None
+
+    def restart(self) -> None:
+        """What was measured is forgotten, and the next two passes are left out as the first two were."""
+        self._kept.clear()
+        self._to_skip, self._last_over, self._open = NOT_TYPICAL, None, None
 
     def medians(self) -> MeasuredPass | None:
         """``None`` until a pass has been measured: the first two are left out."""

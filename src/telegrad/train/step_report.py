@@ -10,7 +10,7 @@ from typing import Any, Self
 
 from telegrad.comm import Communicator
 from telegrad.comm.texts import all_gather_text
-from telegrad.plan.merge_plan import MergePlan
+from telegrad.plan.merge_plan import MergePlan, in_ms
 from telegrad.train.measured_timeline import MeasuredPass
 
 _FORMAT, _VERSION = "telegrad-step-report", 1
@@ -137,13 +137,13 @@ class StepReport:
         said = f"{share:.0%} of the backward pass waits for the network"
         if self.network_s > self.backward_s:
             return (
-                f"{said}: sums take longer than the gradients ({_ms(self.network_s)} and {_ms(self.backward_s)}), so "
-                "that no cut into groups hides them; fewer bytes (compression, gradients accumulated over several "
+                f"{said}: sums take longer than the gradients ({in_ms(self.network_s)} and {in_ms(self.backward_s)}), "
+                "so that no cut into groups hides them; fewer bytes (compression, gradients accumulated over several "
                 "passes) or a faster network would."
             )
         last = self.groups[-1]
         return (
-            f"{said}: sums take {_ms(self.network_s)}, the gradients {_ms(self.backward_s)}; the last group has "
+            f"{said}: sums take {in_ms(self.network_s)}, the gradients {in_ms(self.backward_s)}; the last group has "
             f"{_kib(last.size)} and leaves with the last gradient, so that all of it is seen."
         )
 
@@ -258,11 +258,7 @@ def _bar(group: GroupReport, backward_s: float, scale: float) -> str:
 
 
 def _row(what: str, seconds: float, predicted: float | None) -> str:
-    return f"{what:<26} {_ms(seconds):>12} {'-' if predicted is None else _ms(predicted):>12}"
-
-
-def _ms(seconds: float) -> str:
-    return f"{seconds * 1e3:.2f} ms"
+    return f"{what:<26} {in_ms(seconds):>12} {'-' if predicted is None else in_ms(predicted):>12}"
 
 
 def _kib(size: int) -> str:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from html import escape
 from typing import TYPE_CHECKING
 
+from telegrad.plan.merge_plan import in_ms
+
 if TYPE_CHECKING:
     from telegrad.train.step_report import GroupReport, StepReport
 
@@ -41,7 +43,8 @@ def _numbers(report: StepReport) -> str:
         ("step", report.step_s, None),
     )
     cells = "".join(
-        f"<tr><td>{what}</td><td>{_ms(seconds)}</td><td>{_ms(predicted)}</td></tr>" for what, seconds, predicted in rows
+        f"<tr><td>{what}</td><td>{_number(seconds)}</td><td>{_number(predicted)}</td></tr>"
+        for what, seconds, predicted in rows
     )
     return f"<table><tr><th>ms</th><th>measured</th><th>predicted</th></tr>{cells}</table>"
 
@@ -77,7 +80,7 @@ def _picture(report: StepReport) -> str:
     parts.append(f"<line class='end' x1='{end}' y1='{_TOP - 6}' x2='{end}' y2='{bottom}'/>")
     parts.append(f"<text x='{end}' y='{_TOP - 10}' text-anchor='middle'>end of the backward pass</text>")
     parts.append(f"<text x='{_LEFT}' y='{height - 8}'>0</text>")
-    parts.append(f"<text x='{_WIDTH - 5}' y='{height - 8}' text-anchor='end'>{_ms(longest_s)} ms</text></svg>")
+    parts.append(f"<text x='{_WIDTH - 5}' y='{height - 8}' text-anchor='end'>{in_ms(longest_s)}</text></svg>")
     legend = "<p>Blue: sums, as measured; grey: waiting to leave; orange: as predicted.</p>"
     return "".join(parts) + legend
 
@@ -85,9 +88,9 @@ def _picture(report: StepReport) -> str:
 def _groups(report: StepReport) -> str:
     rows = "".join(
         f"<tr><td>{number}: {escape(_span_of(group))}</td><td>{group.size:,}</td>"
-        f"<td>{_ms(group.ready_s)}</td><td>{_ms(group.predicted_ready_s)}</td>"
-        f"<td>{_ms(group.launched_s)}</td><td>{_ms(group.predicted_start_s)}</td>"
-        f"<td>{_ms(group.finish_s)}</td><td>{_ms(group.predicted_finish_s)}</td></tr>"
+        f"<td>{_number(group.ready_s)}</td><td>{_number(group.predicted_ready_s)}</td>"
+        f"<td>{_number(group.launched_s)}</td><td>{_number(group.predicted_start_s)}</td>"
+        f"<td>{_number(group.finish_s)}</td><td>{_number(group.predicted_finish_s)}</td></tr>"
         for number, group in enumerate(report.groups)
     )
     heads = "".join(f"<th>{one}</th>" for one in ("ready", "predicted", "leaves", "predicted", "summed", "predicted"))
@@ -95,12 +98,13 @@ def _groups(report: StepReport) -> str:
 
 
 def _told(group: GroupReport) -> str:
-    return f"{_span_of(group)}: leaves after {_ms(group.launched_s)} ms, summed after {_ms(group.finish_s)} ms"
+    return f"{_span_of(group)}: leaves after {in_ms(group.launched_s)}, summed after {in_ms(group.finish_s)}"
 
 
 def _span_of(group: GroupReport) -> str:
     return group.names[0] if len(group.names) == 1 else f"{group.names[0]} … {group.names[-1]} ({len(group.names)})"
 
 
-def _ms(seconds: float | None) -> str:
-    return "–" if seconds is None else f"{seconds * 1e3:.2f}"
+def _number(seconds: float | None) -> str:
+    """Of milliseconds, under a heading that says so."""
+    return "–" if seconds is None else in_ms(seconds).removesuffix(" ms")

@@ -65,6 +65,17 @@ def check_still_frozen(frozen: Iterable[nn.Parameter]) -> None:
         )
 
 
+def check_same_parameters(model: nn.Module, held: Iterable[nn.Parameter]) -> None:
+    """Raises ``RuntimeError`` for a parameter of ``model`` that is trained and is none of those ``held``."""
+    known = {id(one) for one in held}
+    for name, one in model.named_parameters():
+        if one.requires_grad and id(one) not in known:
+            raise RuntimeError(
+                f"parameter {name!r} was added or replaced after its Synchronizer was made, which does not average it: "
+                "close() the Synchronizer and make another one"
+            )
+
+
 def ranks_apart(comm: Communicator, number: int) -> MismatchedCall:
     """What is raised where another rank is not in backward pass ``number``; it hears of it."""
     text = (

@@ -6,7 +6,6 @@ import contextlib
 import json
 import math
 import time
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Unpack
 
@@ -22,17 +21,18 @@ from telegrad.train.clipping import checked_norm, clip_own
 from telegrad.train.compressed_group import CompressedGroup
 from telegrad.train.compression import Compression, CompressionOptions, check_options
 from telegrad.train.gradient_group import PASS_NUMBERS, GradientGroup, Run
-from telegrad.train.group_planning import PLANS, TIMED, GroupPlanner, first_groups, names_of
+from telegrad.train.group_planning import PLANS, TIMED, first_groups
 from telegrad.train.measured_timeline import MeasuredTimeline, end_of
 from telegrad.train.optimizer_step import HiddenGradients, PendingPass, StepWait, checked_optimizers
-from telegrad.train.profile import PausedClock, StepProfile
-from telegrad.train.replanning import LOOK_EVERY, Replanning, agreed_times, checked_factor
+from telegrad.train.replanning import LOOK_EVERY, checked_factor
 from telegrad.train.stats import DDPStats
+from telegrad.train.step_planning import StepPlanning
 from telegrad.train.step_report import StepReport, slowest_of
 from telegrad.train.synchronised_model import (
     check_alike,
     check_fits,
     check_free,
+    check_same_parameters,
     check_still_frozen,
     claim,
     copy_from_rank_0,
@@ -41,7 +41,6 @@ from telegrad.train.synchronised_model import (
     release,
     trained_parameters,
 )
-from telegrad.train.trial import Trial, agreed_step_s
 
 
 class Synchronizer:
@@ -57,12 +56,12 @@ class Synchronizer:
     made at the end of pass ``warmup_steps``, from the times of these passes (a gradient counts when the last rank has
     it) and from sums that are timed then, alone and while all ranks compute; as many passes in these groups later they
     are planned once more, for what sums take from the computation. Until the first plan groups are as for ``"fixed"``:
-    DDP's sizes, in the opposite order of ``model.parameters()``. With ``"auto"``, without compression, ``"single"``,
-    ``"fixed"`` and ``"greedy"`` are then tried for ``warmup_steps`` passes each, and one of them is kept if its steps
-    are faster by more than 2 %. With ``"auto"`` all of this is done again when
-    measured times leave the prediction by more than ``replan_factor`` (``None``: never), as telegrad.train.replanning
-    says. ``"wfbp"``: each gradient alone, ``"single"``: all together. Or lists of names of parameters, the groups in
-    the order in which they leave. ``clip_norm``: averaged gradients are scaled down to this
+    DDP's sizes, in the opposite order of ``model.parameters()``. With ``"auto"``, without compression, the groups
+    of ``"single"``, ``"fixed"``, ``"greedy"`` and of two and four even parts are then tried in short turns beside it,
+    as telegrad.train.trial says, and others are kept if their steps are faster by more than 1 %. With ``"auto"`` all of
+    this is done again when measured times leave the prediction by more than ``replan_factor`` (``None``: never), as
+    telegrad.train.replanning says. ``"wfbp"``: each gradient alone, ``"single"``: all together. Or lists of names of
+    parameters, the groups in the order in which they leave. ``clip_norm``: averaged gradients are scaled down to this
     norm, all together; with a GradScaler leave it out and call ``scaler.unscale_`` and ``clip_grad_norm_`` after
     ``backward()``.
 
@@ -139,20 +138,20 @@ class Synchronizer:
         self._handles: list[Any] = []
         self._works: list[list[Work]] = []
         self._graph_task: int | None = None  # autograd's number of the pass that is under way
-        self._plan: MergePlan | None = None
-        self._planner = GroupPlanner(self._scheme, self._compression) if self._scheme in TIMED else None
-        self._trace: Trace | None = None
-        self._replans = 0
-        self._trial: Trial | None = None
+        self._planning: StepPlanning | None = None
         first = "dense" if self._compression is None else self._compression.ways[0]
         self._set_groups(groups, [first] * len(groups))
         for tensor in (*model.parameters(), *model.buffers()):
             copy_from_rank_0(tensor.detach(), self._comm)
-        self._profile: StepProfile | None = None
-        self._profile_clock = PausedClock()
-        if plan in TIMED:
-            self._begin_profile()
-        self._replanning = Replanning(replan_factor) if plan == "auto" and replan_factor is not None else None
+        if self._scheme in TIMED:
+            self._planning = StepPlanning(
+                model,
+                own,
+                self._scheme,
+                warmup_steps=warmup_steps,
+                replan_factor=replan_factor,
+                compression=self._compression,
+            )
         if optimizers:
             self._step_wait = StepWait(optimizers, model, self.wait)
         claim(self._parameters.values())
@@ -176,7 +175,6 @@ class Synchronizer:
         self._parameters = trained_parameters(model)
         self._frozen = [one for one in model.parameters() if not one.requires_grad]
         self._clip_norm = checked_norm(clip_norm)
-        self._warmup_steps = warmup_steps
         self._replan_factor = checked_factor(replan_factor)
         self._scheme = plan if isinstance(plan, str) else None
         check_options(options, compression)
@@ -198,7 +196,7 @@ class Synchronizer:
     @property
     def plan(self) -> MergePlan | None:
         """What was planned from measured times, with the timeline that it predicts; ``None`` before that."""
-        return self._plan
+        return None if self._planning is None else self._planning.plan
 
     @property
     def comm(self) -> Communicator:
@@ -211,8 +209,10 @@ class Synchronizer:
         return None if self._compression is None else self._compression.stats
 
     def state_dict(self) -> dict[str, Any]:
-        """A copy of what this rank has not sent yet, by parameter, with the step and the options: what ``reshard`` and
-        ``RankState`` take. Of the plan it says nothing. Raises ``ValueError`` without compression."""
+        """A copy of what this rank has not sent yet, by parameter, with the step and the options, and of sums that keep
+        a part what they leave to the next step: what ``reshard`` and ``RankState`` take. Of the plan it says nothing:
+        training goes on bitwise with a ``plan`` that gives the same groups, such as the ``groups`` of then, but for the
+        random choices of a QSGD wire. Raises ``ValueError`` without compression."""
         compression = self._compressed()
         self.wait()
         return compression.state_dict()
@@ -235,25 +235,31 @@ class Synchronizer:
     @property
     def trace(self) -> Trace | None:
         """The times of a step that ``plan`` was made from, of all ranks; ``None`` before that."""
-        return self._trace
+        return None if self._planning is None else self._planning.trace
 
     @property
     def replans(self) -> int:
         """How often measured times have left the prediction so far that another plan was to be made."""
-        return self._replans
+        return 0 if self._planning is None else self._planning.replans
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether groups stay as they are, until times leave the prediction: no times are taken, and no plans tried.
+        The same on all ranks."""
+        return self._planning is None or self._planning.is_settled
 
     def report(self, *, slowest: bool = False) -> StepReport:
         """What the last backward passes took beside what was predicted: ``print()`` it, or call its ``to_json()`` or
         ``to_html(path)``. Of this rank, which asks nobody; ``slowest``: of the rank whose step takes longest, the same
         on all ranks, and called on all of them between two passes."""
         own = StepReport.of(
-            self._plan.scheme if self._plan else "named" if self._scheme is None else self._first_scheme,
+            self.plan.scheme if self.plan else "named" if self._scheme is None else self._first_scheme,
             self.groups,
             self._timeline.medians(),
-            self._plan,
+            self.plan,
             rank=self._comm.rank,
             ranks=self._comm.world_size,
-            waits_for=self._plan_at if self._profile is not None else None,
+            waits_for=None if self._planning is None else self._planning.waits_for,
         )
         return slowest_of(self._comm, own) if slowest else own
 
@@ -289,7 +295,8 @@ class Synchronizer:
         handles, self._handles = self._handles, []
         for handle in handles:
             handle.remove()
-        self._end_profile()
+        if self._planning is not None:
+            self._planning.close()
         self._drop()
         for group in self._groups:
             group.give_back()
@@ -345,8 +352,8 @@ class Synchronizer:
         self._timeline.launched()
         begin_s = time.perf_counter()
         self._works.append(group.launch(self._comm, self._earlier, self._passes % PASS_NUMBERS))
-        if self._compression is not None:
-            self._profile_clock.leave_out(time.perf_counter() - begin_s)  # selection, which plans count by itself
+        if self._compression is not None and self._planning is not None:
+            self._planning.clock.leave_out(time.perf_counter() - begin_s)  # selection, which plans count by itself
 
     def _end(self) -> None:
         """The pass is over: launches what had to wait for gradients that did not come, and waits for all, unless the
@@ -355,6 +362,9 @@ class Synchronizer:
             return  # of a pass that was dropped
         self._timeline.backward_over()
         check_still_frozen(self._frozen)
+        # It walks through the model, which takes as long as tens of hooks: not in every pass.
+        if self._passes % LOOK_EVERY == 0 or not all(group.is_whole for group in self._groups):
+            check_same_parameters(self._model, self._parameters.values())
         if self._compression is not None and self._clip_norm is not None:
             present = self._earlier.union(*(group.came() for group in self._groups))
             came = [one for one in self._parameters.values() if id(one) in present]
@@ -387,20 +397,9 @@ class Synchronizer:
             self._compression.close_pass()
         elif self._clip_norm is not None:
             nn.utils.clip_grad_norm_(self._parameters.values(), self._clip_norm)
-        if self._profile is not None:
-            if self._passes >= self._plan_at:
-                self._make_plan(self._profile)
-        elif self._trial is not None:
-            if self._passes - self._planned_at >= self._warmup_steps:
-                self._trial.note(agreed_step_s(self._comm, self._timeline))
-                self._try_plan(self._trial)
-        elif self._replanning is not None and (self._passes - self._planned_at) % LOOK_EVERY == 0:
-            measured = agreed_times(self._comm, self._timeline.totals(LOOK_EVERY))
-            if measured is not None and self._replanning.look(measured):
-                self._replans += 1
-                assert self._planner is not None
-                self._planner.forget()
-                self._begin_profile()
+        plan = None if self._planning is None else self._planning.after(self._passes, self._timeline)
+        if plan is not None:
+            self._adopt(plan)
 
     def _drop(self) -> None:
         """Another pass begins before one is over: an exception has ended that one, or a reentrant checkpoint has begun
@@ -422,56 +421,13 @@ class Synchronizer:
         self._earlier.clear()
         self._passes += 1
 
-    def _begin_profile(self) -> None:
-        self._plan_at = self._passes + self._warmup_steps
-        self._profile = StepProfile(self._model, clock=self._profile_clock)
-        self._profile.__enter__()
-
-    def _end_profile(self) -> None:
-        if self._profile is not None:
-            self._profile.__exit__(None, None, None)
-            self._profile = None
-
-    def _make_plan(self, profile: StepProfile) -> None:
-        self._end_profile()
-        try:
-            trace = profile.trace(self._comm)
-        except RuntimeError as error:  # on all ranks
-            warnings.warn(f"groups stay as they are, because no times were taken ({error})", RuntimeWarning, 2)
-            self._replanning = None
-            return
-        planner = self._planner
-        assert planner is not None
-        earlier, refines = self._trace, planner.has_costs
-        if not refines:
-            planner.measure(self._comm, most_bytes=max(trace.bytes, 1))
-        elif earlier is not None and {*earlier.names} == {*trace.names}:
-            trace = trace.in_order(earlier.names)
-        kept = self._plan if earlier is not None and earlier.names == trace.names else None
-        self._trace, plan = trace, planner.plan(trace, self._comm, kept=kept)
-        if not refines:
-            self._adopt(plan)
-            self._begin_profile()  # in these groups, whose sums hold other gradients up than those before
-            return
-        rivals = planner.rivals(plan, trace, self._comm) if self._scheme == "auto" else []
-        self._try_plan(Trial([plan, *rivals]))
-
-    def _try_plan(self, trial: Trial) -> None:
-        self._trial = None if trial.is_over else trial
-        self._adopt(trial.plan)
-        if trial.is_over and self._replanning is not None:
-            self._replanning.planned(trial.plan)
-
     def _adopt(self, plan: MergePlan) -> None:
-        trace = self._trace
-        assert trace is not None
-        self._plan = plan
-        groups = names_of(plan, trace, self._parameters)
+        assert self._planning is not None
+        groups = self._planning.groups_of(plan, self._parameters)
         ways = [*plan.ways] or ["dense"] * len(groups)
         if (groups, ways) != (self.groups, self._ways):
             self._set_groups(groups, ways)
-        self._timeline.before_first_s = trace.backward_times[0]
-        self._planned_at = self._passes
+        self._say_what_is_before()
 
     def _set_groups(self, groups: Sequence[Sequence[str]], ways: Sequence[str]) -> None:
         """``ways``: how each group goes, see ``Compression.ways``."""
@@ -488,8 +444,11 @@ class Synchronizer:
             for position, one in enumerate(run.parameters)
         ]
         self._timeline = MeasuredTimeline([group.bytes for group in self._groups])
-        if self._trace is not None:
-            self._timeline.before_first_s = self._trace.backward_times[0]
+        self._say_what_is_before()
+
+    def _say_what_is_before(self) -> None:
+        if self.trace is not None:
+            self._timeline.before_first_s = self.trace.backward_times[0]
 
     def _group_of_names(self, names: Sequence[str], way: str) -> GradientGroup:
         parameters = [self._parameters[name] for name in names]

@@ -39,6 +39,7 @@ def _row(model: str, way: str, median_s: float, predicted_s: float | None = None
         "tensors": 3,
         "bytes": 4096,
         "samples": 9,
+        "turns_s": [median_s] * 9,
         "median_s": median_s,
         "min_s": median_s,
         "p90_s": median_s * 1.2,
@@ -75,12 +76,26 @@ def test_what_is_judged() -> None:
     assert (one.model, one.best) == ("a", "wfbp")
     assert one.ratio == pytest.approx(1.05)
     assert one.off == pytest.approx(0.12 / 0.105 - 1)
-    assert not Verdict("a", "wfbp", 1.06, None).is_as_fast
-    assert not Verdict("a", "wfbp", 1.06, None).is_predicted
-    assert Verdict("a", "wfbp", 1.04, -0.14).is_as_fast
-    assert Verdict("a", "wfbp", 1.04, -0.14).is_predicted
-    assert not Verdict("a", "wfbp", 1.04, -0.16).is_predicted
+    assert one.error == 0
+    assert not Verdict("a", "wfbp", 1.06, 0.01, None).is_as_fast
+    assert not Verdict("a", "wfbp", 1.06, 0.01, None).is_predicted
+    assert Verdict("a", "wfbp", 1.04, 0.01, -0.14).is_as_fast
+    assert Verdict("a", "wfbp", 1.04, 0.01, -0.14).is_predicted
+    assert not Verdict("a", "wfbp", 1.04, 0.01, -0.16).is_predicted
     assert verdicts_of([_row("a", "single", 0.2)]) == []
+
+
+def test_turns_of_one_round_are_compared() -> None:
+    """A machine that is slow in some rounds, others for each way, has medians that mislead."""
+    auto, other = _row("a", "auto", 0.2, 0.2), _row("a", "single", 0.11)
+    auto["turns_s"], other["turns_s"] = [0.1, 0.2, 0.2, 0.1, 0.2], [0.11, 0.22, 0.22, 0.11, 0.11]
+    (one,) = verdicts_of([auto, other])
+    assert one.ratio == pytest.approx(1 / 1.1)
+    assert one.error == 0
+    auto["turns_s"] = [0.11, 0.22, 0.22 * 1.1, 0.11 * 0.9, 0.11]
+    (one,) = verdicts_of([auto, other])
+    assert one.ratio == pytest.approx(1.0)
+    assert 0 <= one.error < 0.1
 
 
 def test_a_plan_travels_as_json() -> None:
@@ -95,11 +110,13 @@ def test_it_prints_writes_and_draws(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     status, said = _run("--models", "small,mixed", "--json", str(to_json), "--plot-file", str(to_plot))
     assert status == 0
     assert "small: 3 gradients, 4 KiB; 4 ranks, 1gbit" in said
-    assert "small: auto is no slower than ddp-telegrad (1.02 of it, 1.05 allowed)" in said
+    assert "small: auto is no slower than ddp-telegrad (1.02 ± 0.00 of it, 1.05 allowed)" in said
     assert "its prediction is off by -10%, within 15%" in said
     found = json.loads(to_json.read_text())
     assert [row["way"] for row in found["rows"]] == [*WAYS] * 2
     assert [one["model"] for one in found["verdicts"]] == ["small", "mixed"]
+    assert found["verdicts"][0]["error"] == 0
+    assert len(found["rows"][0]["turns_s"]) == 9
     assert found["machine"]["cores"] >= 1
     assert to_plot.read_bytes().startswith(b"\x89PNG")
 
@@ -111,7 +128,7 @@ def test_a_miss_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(job, "run", run)
     status, said = _run("--models", "large")
     assert status == 0
-    assert "large: auto is SLOWER than single (2.00 of it" in said
+    assert "large: auto is SLOWER than single (2.00 ± 0.00 of it" in said
     assert "off by -50%, OUTSIDE of 15%" in said
     monkeypatch.setattr(job, "run", lambda plan, **_: [_row(plan.model, "single", 0.05), _row(plan.model, "auto", 0.1)])
     assert "it made no plan" in _run("--models", "large")[1]
@@ -161,14 +178,14 @@ def test_the_models_are_what_their_names_say(name: str, tensors: int, smallest: 
 def test_a_small_job() -> None:
     """Ways average alike, and the plan of measured times predicts."""
     ways = ("ddp-gloo", "ddp-telegrad", "wfbp", "auto")
-    plan = TrainingStepPlan("shm", 2, "mixed", ways, rounds=1, steps=1, warmup=23, calibrates=False)
+    plan = TrainingStepPlan("shm", 2, "mixed", ways, rounds=1, steps=1, warmup=4, calibrates=False)
     blocks: list[str] = []
     rows = job.run(plan, timeout_s=120, on_block=blocks.append)
     assert [row["way"] for row in rows] == [*ways]
     assert sorted(blocks) == sorted([*ways] * 2)
     for row in rows:
         assert row["apart"] < 1e-4
-        assert row["samples"] == 1
+        assert row["samples"] == len(row["turns_s"]) == 1
         assert row["median_s"] > 0
         assert (row["predicted_s"] is not None) == (row["way"] == "auto")
         assert (row["groups"] is None) == row["way"].startswith("ddp")

@@ -112,6 +112,17 @@ def test_misuse_is_refused(change: dict[str, object], said: str) -> None:
             planned("x", stops=[2], **{**arguments, **change})  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("strange", [float("inf"), float("nan"), -1.0], ids=str)
+@pytest.mark.parametrize("name", ["idle", "busy"])
+def test_a_cost_of_larger_groups_that_is_no_time_is_refused(name: str, strange: float) -> None:
+    costs: dict[str, Callable[[int], float]] = {"idle": lambda _: 1.0, "busy": lambda _: 1.0}
+    costs[name] = lambda size: strange if size > 2 else 1.0
+    with pytest.raises(ValueError, match=r"cost\(3\) is .*: it must be finite and 0 or more"):
+        optimal([1, 2], [1.0, 1.0], **costs)
+    with pytest.raises(ValueError, match=r"cost\(3\) is .*: it must be finite and 0 or more"):
+        planned("x", [1, 2], [1.0, 1.0], [2], **costs)
+
+
 def test_stops_must_cut() -> None:
     with pytest.raises(ValueError, match="must rise"):
         planned("x", [1, 2], [1.0, 1.0], [1], idle=lambda _: 1.0, busy=lambda _: 1.0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from itertools import accumulate
+from typing import Any
 
 import numpy as np
 import pytest
@@ -136,3 +137,16 @@ def test_a_model_of_many_tensors() -> None:
     ways = drawn(rng)[2]
     plan = shared_ways.joint(sizes, times, ways=ways)
     assert sum(map(len, plan.groups)) == 150
+
+
+@pytest.mark.parametrize("strange", [math.inf, math.nan, -1.0], ids=str)
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [("cost", "odd cost"), ("busy", "odd busy cost"), ("delay", "odd delay")],
+    ids=["cost", "busy", "delay"],
+)
+def test_seconds_of_larger_groups_that_are_no_time_are_refused(name: str, said: str, strange: float) -> None:
+    odd: dict[str, Any] = {"cost": lambda _: 1.0, "busy": lambda _: 1.0, "delay": lambda _: 0.0}
+    odd[name] = lambda size: strange if size > 2 else 1.0
+    with pytest.raises(ValueError, match=rf"{said}\(3\) is .*: it must be finite and 0 or more"):
+        shared_ways.joint([1, 2], [1.0, 1.0], ways=[Way("odd", **odd), Way("even", lambda _: 2.0)])

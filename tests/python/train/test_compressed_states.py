@@ -24,7 +24,15 @@ def layouts_of(rank: Rank) -> list[BucketLayout]:
 
 
 def test_a_state_goes_on_bitwise(on_ranks: OnRanks) -> None:
-    for options in ({"selection": "topk"}, {"momentum": 0.9, "optimizer": sgd}, {"selection": "sampled"}):
+    for options in (
+        {"selection": "topk"},
+        {"momentum": 0.9, "optimizer": sgd},
+        {"selection": "sampled"},
+        {"collective": "oktopk"},
+        {"collective": "oktopk", "wire": "int8"},
+        {"collective": "gtopk"},
+        {"collective": "bounded"},
+    ):
 
         def run(comm: Communicator, options: dict[str, Any] = options) -> None:
             first = Rank(comm, plan=NAMED, **options)
@@ -44,7 +52,7 @@ def test_a_state_goes_on_bitwise(on_ranks: OnRanks) -> None:
 
 
 def test_a_state_of_an_earlier_step_is_the_same_in_a_new_one(on_ranks: OnRanks) -> None:
-    """Thresholds of sums, which no state holds, are not those of the steps that are left behind."""
+    """Thresholds of sums are those of the state, not of the steps that are left behind."""
 
     def run(comm: Communicator) -> None:
         first, second = (Rank(comm, plan=NAMED, collective="oktopk") for _ in range(2))
@@ -62,6 +70,42 @@ def test_a_state_of_an_earlier_step_is_the_same_in_a_new_one(on_ranks: OnRanks) 
             assert all(torch.equal(averages[0][name], averages[1][name]) for name in SHAPES)
 
     on_ranks(2, run)
+
+
+def test_sums_of_other_groups_are_found_anew(on_ranks: OnRanks) -> None:
+    def run(comm: Communicator) -> None:
+        first, second = Rank(comm, plan=NAMED, collective="oktopk"), Rank(comm, plan="single", collective="oktopk")
+        for step in range(3):
+            first.step(gradients_of(comm.rank, step))
+        state = first.sync.state_dict()
+        assert [one["calls"] for one in state["sums"]] == [3] * len(state["sums"])
+        assert {name for one in state["sums"] for name, _ in one["places"]} == {*LARGE}
+        second.sync.load_state_dict(state)
+        second.step(gradients_of(comm.rank, 3))
+        (of_all,) = second.sync.state_dict()["sums"]
+        assert {name for name, _ in of_all["places"]} == {*LARGE}
+        assert of_all["calls"] == 1
+        as_before = Rank(comm, plan=first.sync.groups, collective="oktopk")
+        as_before.sync.load_state_dict(state)
+        for step in range(3, 6):
+            averages = [one.step(gradients_of(comm.rank, step)) for one in (first, as_before)]
+            assert all(torch.equal(averages[0][name], averages[1][name]) for name in SHAPES)
+
+    on_ranks(2, run)
+
+
+def test_damaged_sums_change_nothing(on_ranks: OnRanks) -> None:
+    def run(comm: Communicator) -> None:
+        rank = Rank(comm, plan=NAMED, collective="oktopk")
+        rank.step(gradients_of(comm.rank, 0))
+        saved = rank.sync.state_dict()
+        rank.step(gradients_of(comm.rank, 1))
+        before = str(rank.sync.state_dict())
+        with pytest.raises(ValueError, match=r"state\['sums'\]\[0\] has no places of parameters"):
+            rank.sync.load_state_dict({**saved, "sums": [{}]})
+        assert str(rank.sync.state_dict()) == before
+
+    on_ranks(1, run)
 
 
 def test_other_numbers_of_ranks(on_ranks: OnRanks, tmp_path: Path) -> None:

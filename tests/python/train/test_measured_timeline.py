@@ -147,3 +147,21 @@ def test_a_synchronizer_measures_every_pass(on_ranks: OnRanks) -> None:
         assert sync._timeline.passes == 3
 
     on_ranks(2, run)
+
+
+def test_the_mean_step_is_of_passes_since_the_restart() -> None:
+    timeline, hand = warmed_up([1])
+    assert timeline.mean_step_s() is None
+    for pause in (1.0, 2.0, 6.0):
+        hand.now += pause
+        one_pass(timeline, hand, [1.0], [3.0])
+    assert timeline.mean_step_s() == pytest.approx(6.0)
+    timeline.restart()
+    for pause in (100.0, 200.0):
+        hand.now += pause
+        one_pass(timeline, hand, [1.0], [3.0])
+        assert timeline.mean_step_s() is None
+    hand.now += 4.0
+    one_pass(timeline, hand, [1.0], [3.0])
+    assert timeline.mean_step_s() == pytest.approx(7.0)
+    assert timeline.passes == 1

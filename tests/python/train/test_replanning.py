@@ -14,7 +14,7 @@ from torch import Tensor
 
 from telegrad import Communicator, Synchronizer
 from telegrad.plan import merge
-from telegrad.train import group_planning, synchronizer
+from telegrad.train import group_planning, step_planning
 from telegrad.train.measured_timeline import MeasuredTimeline
 from telegrad.train.replanning import Replanning, Times, agreed_times, departure
 
@@ -120,7 +120,7 @@ def scripted(monkeypatch: pytest.MonkeyPatch, costs: list[Cost], times: list[tup
 
     monkeypatch.setattr(group_planning, "measured_group_cost", measure)
     monkeypatch.setattr(group_planning, "group_cost_while_computing", lambda *_, **__: lambda _: 0.0)
-    monkeypatch.setattr(synchronizer, "LOOK_EVERY", 2)
+    monkeypatch.setattr(step_planning, "LOOK_EVERY", 2)
     monkeypatch.setattr(group_planning.GroupPlanner, "rivals", lambda *_: [])
     monkeypatch.setattr(MeasuredTimeline, "totals", totals)
     return asked

@@ -93,6 +93,41 @@ def test_a_model_has_one(local: Callable[..., list[Communicator]]) -> None:
     Synchronizer(model, comm)
 
 
+def test_a_layer_that_was_replaced_is_refused_at_once(on_ranks: OnRanks) -> None:
+    def run(comm: Communicator) -> None:
+        model = model_of(0)
+        sync = Synchronizer(model, comm, plan="wfbp")
+        loss_of(model, 0, comm.rank).backward()  # type: ignore[no-untyped-call]
+        loss_of(model, 1, comm.rank, scaled=False).backward()  # type: ignore[no-untyped-call]
+        model.tail = nn.Linear(4, 2)
+        said = "parameter 'tail.weight' was added or replaced after its Synchronizer was made"
+        loss = loss_of(model, 2, comm.rank)
+        with pytest.raises(RuntimeError, match=said):
+            loss.backward()  # type: ignore[no-untyped-call]
+        sync.close()
+        Synchronizer(model, comm, plan="wfbp")
+        loss_of(model, 2, comm.rank).backward()  # type: ignore[no-untyped-call]
+
+    on_ranks(2, run)
+
+
+def test_a_layer_that_was_added_is_refused_soon(on_ranks: OnRanks) -> None:
+    def run(comm: Communicator) -> int:
+        model = nn.Sequential(nn.Linear(4, 4))
+        Synchronizer(model, comm, plan="wfbp")
+        model(torch.ones(2, 4)).sum().backward()
+        model.append(nn.Linear(4, 4))
+        for step in range(20):
+            loss = model(torch.ones(2, 4)).sum()
+            if step < 19:
+                loss.backward()
+        with pytest.raises(RuntimeError, match=r"parameter '1.weight' was added or replaced"):
+            loss.backward()
+        return 20
+
+    assert on_ranks(2, run) == [20, 20]
+
+
 def test_gradients_with_a_graph_are_refused(local: Callable[..., list[Communicator]]) -> None:
     model = model_of(0)
     Synchronizer(model, local(1)[0], plan="single")

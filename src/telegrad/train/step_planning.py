@@ -1,0 +1,129 @@
+"""What a Synchronizer plans while it trains: after which passes times are taken, a plan is made, made once more, tried
+against others and, when measured times leave it, made anew. Does not know how groups are sent."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable
+
+from torch import nn
+
+from telegrad.comm import Communicator
+from telegrad.plan.merge_plan import MergePlan
+from telegrad.plan.trace import Trace
+from telegrad.train.compression import Compression
+from telegrad.train.group_planning import GroupPlanner, names_of
+from telegrad.train.measured_timeline import NOT_TYPICAL, MeasuredTimeline
+from telegrad.train.profile import PausedClock, StepProfile
+from telegrad.train.replanning import LOOK_EVERY, Replanning, agreed_times
+from telegrad.train.trial import Trial, agreed_step_s
+
+
+class StepPlanning:
+    """Of a ``model`` whose passes ``comm`` averages. ``scheme``: one of ``group_planning.TIMED``. ``warmup_steps``,
+    ``replan_factor``, ``compression``: as the Synchronizer's. Called on all ranks, alike; the hooks that take times
+    stay on ``model`` until there is a plan, or until ``close()``.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        comm: Communicator,
+        scheme: str,
+        *,
+        warmup_steps: int,
+        replan_factor: float | None,
+        compression: Compression | None,
+    ) -> None:
+        self.clock = PausedClock()
+        self.plan: MergePlan | None = None
+        self.trace: Trace | None = None
+        self.replans = 0
+        self._model, self._comm, self._scheme = model, comm, scheme
+        self._warmup_steps = warmup_steps
+        self._turn_passes = NOT_TYPICAL + max(1, (warmup_steps - NOT_TYPICAL) // 2)
+        self._planner = GroupPlanner(scheme, compression)
+        self._replanning = Replanning(replan_factor) if scheme == "auto" and replan_factor is not None else None
+        self._trial: Trial | None = None
+        self._profile: StepProfile | None = None
+        self._plan_at = self._planned_at = 0
+        self._begin_profile(0)
+
+    @property
+    def waits_for(self) -> int | None:
+        """At the end of which pass there will be a plan; ``None`` unless times are taken now."""
+        return self._plan_at if self._profile is not None else None
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether neither times are taken nor plans are tried now."""
+        return self._profile is None and self._trial is None
+
+    def close(self) -> None:
+        """Takes no more times."""
+        if self._profile is not None:
+            self._profile.__exit__(None, None, None)
+            self._profile = None
+
+    def after(self, passes: int, timeline: MeasuredTimeline) -> MergePlan | None:
+        """The plan whose groups are to be used from now on, after so many ``passes`` of which ``timeline`` has the
+        last; ``None``: as before. Warns with ``RuntimeWarning`` where no times could be taken."""
+        if self._profile is not None:
+            return self._planned(passes, timeline) if passes >= self._plan_at else None
+        if self._trial is not None:
+            if passes - self._planned_at < self._turn_passes:
+                return None
+            self._trial.note(agreed_step_s(self._comm, timeline))
+            return self._tried(self._trial, passes, timeline)
+        if self._replanning is not None and (passes - self._planned_at) % LOOK_EVERY == 0:
+            measured = agreed_times(self._comm, timeline.totals(LOOK_EVERY))
+            if measured is not None and self._replanning.look(measured):
+                self.replans += 1
+                self._planner.forget()
+                self._begin_profile(passes)
+        return None
+
+    def groups_of(self, plan: MergePlan, parameters: Iterable[str]) -> list[list[str]]:
+        """The names in each of its groups; what no pass has used so far is in the last one."""
+        assert self.trace is not None
+        return names_of(plan, self.trace, parameters)
+
+    def _begin_profile(self, passes: int) -> None:
+        self._plan_at = passes + self._warmup_steps
+        self._profile = StepProfile(self._model, clock=self.clock)
+        self._profile.__enter__()
+
+    def _planned(self, passes: int, timeline: MeasuredTimeline) -> MergePlan | None:
+        profile = self._profile
+        assert profile is not None
+        self.close()
+        try:
+            trace = profile.trace(self._comm)
+        except RuntimeError as error:  # on all ranks
+            warnings.warn(f"groups stay as they are, because no times were taken ({error})", RuntimeWarning, 2)
+            self._replanning = None
+            return None
+        earlier, refines = self.trace, self._planner.has_costs
+        if not refines:
+            self._planner.measure(self._comm, most_bytes=max(trace.bytes, 1))
+        elif earlier is not None and {*earlier.names} == {*trace.names}:
+            trace = trace.in_order(earlier.names)
+        kept = self.plan if earlier is not None and earlier.names == trace.names else None
+        self.trace, plan = trace, self._planner.plan(trace, self._comm, kept=kept)
+        if not refines:
+            self._begin_profile(passes)  # in these groups, whose sums hold other gradients up than those before
+            return self._adopted(plan, passes)
+        rivals = self._planner.rivals(plan, trace, self._comm) if self._scheme == "auto" else []
+        return self._tried(Trial([plan, *rivals]), passes, timeline)
+
+    def _tried(self, trial: Trial, passes: int, timeline: MeasuredTimeline) -> MergePlan:
+        self._trial = None if trial.is_over else trial
+        if self._trial is not None:
+            timeline.restart()  # where two turns of the same groups follow each other
+        if trial.is_over and self._replanning is not None:
+            self._replanning.planned(trial.plan)
+        return self._adopted(trial.plan, passes)
+
+    def _adopted(self, plan: MergePlan, passes: int) -> MergePlan:
+        self.plan, self._planned_at = plan, passes
+        return plan
