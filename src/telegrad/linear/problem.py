@@ -35,7 +35,7 @@ class Problem:
     classes, and where there is no row to train on, too many features or too little memory.
 
     Features that this rank's rows have are numbered anew, rising, so that what is read at random fits better into
-    caches: ``view`` has the numbers, from 0 to ``places``, instead. ``alone``: nobody else's sums or changes come, so
+    caches: ``view`` has the numbers, from 0, instead. ``alone``: nobody else's sums or changes come, so
     that no other feature needs a weight: then places are all the ``features`` there are, and ``model`` knows where they
     belong. Otherwise ``numbering`` tells; coordinate descent among ranks, whose blocks are of features, has none.
     """
@@ -67,7 +67,6 @@ class Problem:
                 self.features = numbering.size
             else:
                 self.numbering = numbering
-        self.places = self._numbered.n_features
         self.view = self._numbered.view()
         self.loss = getattr(_core.Loss, settings.loss)
         self.team = _core.Team(settings.threads)
