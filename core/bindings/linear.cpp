@@ -12,7 +12,7 @@
 #include "linear/gradient.hpp"
 #include "linear/libsvm.hpp"
 #include "linear/numbering.hpp"
-#include "linear/own_weights.hpp"
+#include "linear/rank_gradient.hpp"
 
 namespace telegrad::bindings {
 namespace {
@@ -140,35 +140,17 @@ void bind_linear(nb::module_& module) {
       .def(nb::init<std::size_t>(), nb::arg("threads"), unlocked)
       .def_prop_ro("size", &Team::size);
   nb::class_<BatchGradient>(module, "BatchGradient")
-      .def(nb::init<std::size_t, Team&>(), nb::arg("features"), nb::arg("team"), nb::keep_alive<1, 3>())
-      .def(
-          "add",
-          [](BatchGradient& gradient, const RowsView& rows, std::uintptr_t targets, std::uintptr_t chosen,
-             std::size_t count, const ModelView& model, Loss loss) {
-            const BatchGradient::Sums sums =
-                gradient.add(rows, memory<const float>(targets, rows.offsets.size() - 1),
-                             memory<const std::uint64_t>(chosen, count), model, loss);
-            return std::tuple(sums.loss, sums.slope);
-          },
-          nb::arg("rows"), nb::arg("targets"), nb::arg("chosen"), nb::arg("count"), nb::arg("model"), nb::arg("loss"),
-          unlocked)
-      .def("collect", &BatchGradient::collect, unlocked)
-      .def(
-          "take",
-          [](BatchGradient& gradient, std::uintptr_t indices, std::uintptr_t values, std::size_t count) {
-            gradient.take(memory<std::uint32_t>(indices, count), memory<float>(values, count));
-          },
-          nb::arg("indices"), nb::arg("values"), nb::arg("count"), unlocked);
+      .def(nb::init<std::size_t, Team&>(), nb::arg("features"), nb::arg("team"), nb::keep_alive<1, 3>());
   nb::enum_<Rule>(module, "Rule").value("sgd", Rule::sgd).value("adagrad", Rule::adagrad);
   nb::class_<Descent>(module, "Descent")
       .def(
           "__init__",
-          [](Descent* self, std::size_t features, Rule rule, double l1, double l2, bool with_bias, Team& team) {
-            new (self) Descent(features, rule, {.l1 = l1, .l2 = l2}, with_bias, team);
+          [](Descent* self, std::size_t features, Rule rule, double l1, double l2, bool with_bias, Team& team,
+             const Numbering* numbering) {
+            new (self) Descent(features, rule, {.l1 = l1, .l2 = l2}, with_bias, team, numbering);
           },
           nb::arg("features"), nb::arg("rule"), nb::arg("l1"), nb::arg("l2"), nb::arg("with_bias"), nb::arg("team"),
-          nb::keep_alive<1, 7>())
-      .def("view", &Descent::view, nb::keep_alive<0, 1>())
+          nb::arg("numbering").none(), nb::keep_alive<1, 7>(), nb::keep_alive<1, 8>())
       .def(
           "step",
           [](Descent& descent, std::uintptr_t indices, std::uintptr_t sums, std::size_t count, double slope,
@@ -196,27 +178,23 @@ void bind_linear(nb::module_& module) {
           },
           nb::arg("out"), nb::arg("count"), unlocked)
       .def_prop_ro("bias", &Descent::bias);
-  nb::class_<OwnWeights>(module, "OwnWeights")
-      .def(nb::init<const Descent&, const Numbering&, Team&>(), nb::arg("descent"), nb::arg("numbering"),
+  nb::class_<RankGradient>(module, "RankGradient")
+      .def(nb::init<const Descent&, const Numbering*, Team&>(), nb::arg("descent"), nb::arg("numbering").none(),
            nb::arg("team"), nb::keep_alive<1, 2>(), nb::keep_alive<1, 3>(), nb::keep_alive<1, 4>(), unlocked)
       .def(
-          "follow",
-          [](OwnWeights& own, std::uintptr_t indices, std::size_t count) {
-            own.follow(memory<const std::uint32_t>(indices, indices == 0 ? 0 : count));
+          "find",
+          [](RankGradient& gradient, const RowsView& rows, std::uintptr_t targets, std::uintptr_t chosen,
+             std::size_t count, Loss loss) {
+            return gradient.find(rows, memory<const float>(targets, rows.offsets.size() - 1),
+                                 memory<const std::uint64_t>(chosen, count), loss);
           },
-          nb::arg("indices"), nb::arg("count"), unlocked)
+          nb::arg("rows"), nb::arg("targets"), nb::arg("chosen"), nb::arg("count"), nb::arg("loss"), unlocked)
       .def(
-          "view",
-          [](OwnWeights& own, const RowsView& rows, std::uintptr_t chosen, std::size_t count) {
-            return own.view(rows, memory<const std::uint64_t>(chosen, count));
+          "take",
+          [](RankGradient& gradient, std::uintptr_t indices, std::uintptr_t values, std::size_t count) {
+            gradient.take(memory<std::uint32_t>(indices, count), memory<float>(values, count));
           },
-          nb::arg("rows"), nb::arg("chosen"), nb::arg("count"), nb::keep_alive<0, 1>(), unlocked)
-      .def(
-          "to_features",
-          [](const OwnWeights& own, std::uintptr_t places, std::size_t count) {
-            own.to_features(memory<std::uint32_t>(places, count));
-          },
-          nb::arg("places"), nb::arg("count"), unlocked);
+          nb::arg("indices"), nb::arg("values"), nb::arg("count"), unlocked);
   nb::class_<Columns>(module, "Columns")
       .def(
           "__init__",

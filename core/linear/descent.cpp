@@ -1,6 +1,7 @@
 #include "linear/descent.hpp"
 
 #include <algorithm>
+#include <array>
 
 #include "base/check.hpp"
 
@@ -10,15 +11,21 @@ namespace {
 // Below it the weights themselves are shrunk, before f32 loses what they are divided by.
 constexpr double kSmallestScale = 1e-4;
 
-constexpr std::size_t kAhead = 24;  // entries before their weight is needed, it is fetched
+constexpr std::size_t kAhead = 32;  // entries before their weight is needed, it is fetched
 
 // AdaGrad's divisor of the learning rate is far above what keeps it from 0 after any step.
 double pace_of(double squares) { return 1 / (std::sqrt(squares) + 1e-10); }
 
 }  // namespace
 
-Descent::Descent(std::size_t features, Rule rule, Penalty penalty, bool with_bias, Team& team)
-    : rule_(rule), penalty_(penalty), with_bias_(with_bias), team_(team), weights_(features) {
+Descent::Descent(std::size_t features, Rule rule, Penalty penalty, bool with_bias, Team& team,
+                 const Numbering* numbering)
+    : rule_(rule),
+      penalty_(penalty),
+      with_bias_(with_bias),
+      team_(team),
+      numbering_(numbering),
+      weights_(features) {
   if (rule == Rule::adagrad) squares_.resize(features);
   const bool owes = penalty.l1 > 0 || (rule == Rule::adagrad && penalty.l2 > 0);
   if (!owes) return;
@@ -63,17 +70,28 @@ void Descent::step(std::span<const std::uint32_t> indices, std::span<const float
   by_rule(rate, rows, [&](const auto& visit) {
     team_.run([&](std::size_t part) {
       const std::size_t begin = sums.size() * part / team_.size(), end = sums.size() * (part + 1) / team_.size();
-      if (indices.empty()) {
-        for (std::size_t i = begin; i < end; ++i) visit(i, sums[i]);
-      } else {
-        for (std::size_t i = begin; i < end; ++i) {
-          if (i + kAhead < end) __builtin_prefetch(&weights_[indices[i + kAhead]], 1);
-          visit(indices[i], sums[i]);
-        }
+      std::array<std::uint32_t, kAhead> places;
+      const auto prepare = [&](std::size_t i) {
+        places[i % kAhead] = place_of(indices.empty() ? static_cast<std::uint32_t>(i) : indices[i]);
+        fetch(places[i % kAhead]);
+      };
+      for (std::size_t i = begin; i < std::min(begin + kAhead, end); ++i) prepare(i);
+      for (std::size_t i = begin; i < end; ++i) {
+        const std::uint32_t place = places[i % kAhead];
+        if (i + kAhead < end) prepare(i + kAhead);
+        visit(place, sums[i]);
       }
     });
   });
   finish_step(slope, rate, rows);
+}
+
+void Descent::fetch(std::size_t place) const {
+  __builtin_prefetch(weights_.data() + place, 1);
+  if (!squares_.empty()) __builtin_prefetch(squares_.data() + place, 1);
+  if (last_.empty()) return;
+  __builtin_prefetch(last_.data() + place, 1);
+  if (!paces_.empty()) __builtin_prefetch(paces_.data() + place, 1);
 }
 
 std::size_t Descent::step(BatchGradient& gradient, double slope, double rate, double rows) {
@@ -114,8 +132,7 @@ void Descent::finish_step(double slope, double rate, double rows) {
 }
 
 void Descent::fold_scale() {
-  write_weights(weights_);
-  ++rewrites_;
+  for (std::size_t place = 0; place < weights_.size(); ++place) weights_[place] = worth_at(place);
   scale_ = 1;
   if (last_.empty()) return;
   std::fill(last_.begin(), last_.end(), 0);
@@ -125,10 +142,7 @@ void Descent::fold_scale() {
 }
 
 void Descent::write_weights(std::span<float> out) const {
-  const auto scale = static_cast<float>(scale_);
-  for (std::size_t i = 0; i < weights_.size(); ++i) {
-    out[i] = (last_.empty() ? weights_[i] : owed_.settled(weights_[i], i)) * scale;
-  }
+  for (std::size_t i = 0; i < weights_.size(); ++i) out[i] = worth_at(place_of(static_cast<std::uint32_t>(i)));
 }
 
 }  // namespace telegrad::linear

@@ -6,6 +6,9 @@
 // penalties: Tsuruoka, Tsujii and Ananiadou 2009; here for a prox.)
 // AdaGrad (Duchi, Hazan and Singer 2011, diagonal): G += g², w ← flow(w − η/√G·g) for the time η/√G of its own, see
 // flow() in model.hpp; what a weight owes is again one flow.
+//
+// With a numbering, weights lie in its places: those whose features a rank's own rows have are next to one another, which
+// its gradients look up at random; of all features' weights hardly any would be in a cache. No bit depends on it.
 
 #include <cstdint>
 #include <span>
@@ -14,6 +17,7 @@
 #include "linear/gradient.hpp"
 #include "linear/large.hpp"
 #include "linear/model.hpp"
+#include "linear/numbering.hpp"
 #include "linear/team.hpp"
 
 namespace telegrad::linear {
@@ -26,10 +30,11 @@ struct Penalty {
 
 class Descent {
  public:
-  /// `team` outlives it.
-  Descent(std::size_t features, Rule rule, Penalty penalty, bool with_bias, Team& team);
+  /// `team` and `numbering`, of as many features if there is one, outlive it.
+  Descent(std::size_t features, Rule rule, Penalty penalty, bool with_bias, Team& team,
+          const Numbering* numbering = nullptr);
 
-  /// Good until the next step.
+  /// By places. Good until the next step.
   ModelView view() const;
 
   /// A step at the learning rate `rate`, by the sums over `rows` rows: of features `indices`, which are distinct, or of
@@ -37,7 +42,8 @@ class Descent {
   void step(std::span<const std::uint32_t> indices, std::span<const float> sums, double slope, double rate,
             double rows);
 
-  /// The same by what `gradient` has, which is then 0; its bits are the same. Returns BatchGradient::drain()'s number.
+  /// The same by what `gradient` has of places, which is then 0; its bits are the same. Returns BatchGradient::drain()'s
+  /// number.
   std::size_t step(BatchGradient& gradient, double slope, double rate, double rows);
 
   struct Alone {
@@ -51,22 +57,22 @@ class Descent {
   Alone step_alone(BatchGradient& gradient, const RowsView& rows, std::span<const float> targets,
                    std::span<const std::uint64_t> chosen, Loss loss, double rate);
 
-  /// The weights with all that they owe.
+  /// The weights with all that they owe, by features.
   void write_weights(std::span<float> out) const;
+
+  std::size_t features() const { return weights_.size(); }
 
   double bias() const { return bias_; }
 
-  Rule rule() const { return rule_; }
-
-  /// Whether weights owe a penalty until they are touched.
-  bool owes() const { return !last_.empty(); }
-
-  /// How often a step has written all weights anew, touched or not.
-  std::size_t rewrites() const { return rewrites_; }
-
  private:
-  template <class Visit>
-  void for_each(std::span<const std::uint32_t> indices, std::span<const float> sums, const Visit& visit);
+  std::uint32_t place_of(std::uint32_t feature) const {
+    return numbering_ == nullptr ? feature : numbering_->place_of(feature);
+  }
+  float worth_at(std::size_t place) const {
+    return (last_.empty() ? weights_[place] : owed_.settled(weights_[place], place)) * static_cast<float>(scale_);
+  }
+  // Inlined always, as GCC drops calls of functions that do nothing but fetch.
+  [[gnu::always_inline]] inline void fetch(std::size_t place) const;
   template <class Do>
   auto by_rule(double rate, double rows, const Do& act);
   void finish_step(double slope, double rate, double rows);
@@ -76,9 +82,9 @@ class Descent {
   Penalty penalty_;
   bool with_bias_;
   Team& team_;
+  const Numbering* numbering_;
   LargeVector<float> weights_;
   double scale_ = 1, bias_ = 0, bias_squares_ = 0;
-  std::size_t rewrites_ = 0;
   LargeVector<float> squares_;       // AdaGrad's sums of squared gradients
   LargeVector<float> paces_;         // their roots' reciprocals, if weights owe
   LargeVector<std::uint32_t> last_;  // if weights owe: see Owed

@@ -11,7 +11,7 @@ namespace {
 
 constexpr std::size_t kBits = 64;
 constexpr std::size_t kBlock = kBits * kBits;  // features of one word of words_
-constexpr std::size_t kRowsAhead = 2;
+constexpr std::size_t kRowsAhead = 4, kNumbersAhead = 2;  // of rows, and of what is looked up by their indices
 constexpr std::size_t kRowsAtOnce = 16;
 constexpr std::size_t kSampledRows = 64, kSampledEntries = 32;
 
@@ -31,6 +31,25 @@ BatchGradient::BatchGradient(std::size_t features, Team& team)
       touched_(words_for(features)),
       words_(words_for(words_for(features))),
       parts_(team.size()) {}
+
+// Rows come in random order, which no hardware foresees.
+inline void BatchGradient::fetch_ahead(const RowsView& rows, std::span<const std::uint64_t> chosen, std::size_t i,
+                                const float* array) {
+  constexpr std::uint64_t kLine = 64 / sizeof(float);
+  if (i + kRowsAhead < chosen.size()) {
+    const std::uint64_t row = chosen[i + kRowsAhead];
+    for (std::uint64_t entry = rows.offsets[row]; entry < rows.offsets[row + 1]; entry += kLine) {
+      __builtin_prefetch(rows.indices.data() + entry);
+      __builtin_prefetch(rows.values.data() + entry);
+    }
+  }
+  if (i + kNumbersAhead < chosen.size()) {
+    const std::uint64_t row = chosen[i + kNumbersAhead];
+    for (std::uint64_t entry = rows.offsets[row]; entry < rows.offsets[row + 1]; ++entry) {
+      __builtin_prefetch(array + rows.indices[entry], 1);
+    }
+  }
+}
 
 BatchGradient::Sums BatchGradient::add(const RowsView& rows, std::span<const float> targets,
                                        std::span<const std::uint64_t> chosen, const ModelView& model, Loss loss) {
@@ -55,11 +74,20 @@ BatchGradient::Sums BatchGradient::find_slopes(const RowsView& rows, std::span<c
   std::atomic<std::size_t> next{0};
   team_.run([&](std::size_t) {
     for (std::size_t first; (first = next.fetch_add(kRowsAtOnce)) < chosen.size();) {
-      for (std::size_t i = first; i < std::min(first + kRowsAtOnce, chosen.size()); ++i) {
+      const auto found = [&](std::size_t i, double score) {
+        const LossAt at = loss_at(loss, score, targets[chosen[i]]);
+        slopes_[i] = {at.value, at.slope};
+      };
+      const std::size_t end = std::min(first + kRowsAtOnce, chosen.size());
+      std::size_t i = first;
+      for (; i + 1 < end; i += 2) {
         fetch_ahead(rows, chosen, i, model.weights.data());
-        const LossAt found = loss_at(loss, score_of(rows, chosen[i], model), targets[chosen[i]]);
-        slopes_[i] = {found.value, found.slope};
+        fetch_ahead(rows, chosen, i + 1, model.weights.data());
+        const auto [one, other] = scores_of(rows, chosen[i], chosen[i + 1], model);
+        found(i, one);
+        found(i + 1, other);
       }
+      if (i < end) found(i, score_of(rows, chosen[i], model));
     }
   });
   Sums total;
@@ -92,25 +120,6 @@ std::size_t BatchGradient::subtract_entries(const RowsView& rows, std::span<cons
   return count;
 }
 
-// Rows come in random order, which no hardware foresees.
-void BatchGradient::fetch_ahead(const RowsView& rows, std::span<const std::uint64_t> chosen, std::size_t i,
-                                const float* array) {
-  constexpr std::uint64_t kLine = 64 / sizeof(float);
-  if (i + kRowsAhead < chosen.size()) {
-    const std::uint64_t row = chosen[i + kRowsAhead];
-    for (std::uint64_t entry = rows.offsets[row]; entry < rows.offsets[row + 1]; entry += kLine) {
-      __builtin_prefetch(rows.indices.data() + entry);
-      __builtin_prefetch(rows.values.data() + entry);
-    }
-  }
-  if (i + 1 < chosen.size()) {
-    const std::uint64_t row = chosen[i + 1];
-    for (std::uint64_t entry = rows.offsets[row]; entry < rows.offsets[row + 1]; ++entry) {
-      __builtin_prefetch(array + rows.indices[entry], 1);
-    }
-  }
-}
-
 std::pair<std::uint64_t, std::uint64_t> BatchGradient::own_entries(const Part& part, const RowsView& rows,
                                                                    std::uint64_t row) {
   const std::uint32_t* const indices = rows.indices.data();
@@ -125,17 +134,29 @@ BatchGradient::Sums BatchGradient::add_alone(const RowsView& rows, std::span<con
                                              std::span<const std::uint64_t> chosen, const ModelView& model,
                                              Loss loss) {
   Sums total;
-  for (std::size_t i = 0; i < chosen.size(); ++i) {
-    fetch_ahead(rows, chosen, i, model.weights.data());
-    const std::uint64_t row = chosen[i], begin = rows.offsets[row], end = rows.offsets[row + 1];
-    for (std::uint64_t entry = begin; entry < end; ++entry) {
+  const auto fetch_sums = [&](std::uint64_t row) {
+    for (std::uint64_t entry = rows.offsets[row]; entry < rows.offsets[row + 1]; ++entry) {
       __builtin_prefetch(sums_.data() + rows.indices[entry], 1);
     }
-    const LossAt found = loss_at(loss, score_of(rows, row, model), targets[row]);
+  };
+  const auto add_row = [&](std::uint64_t row, double score) {
+    const LossAt found = loss_at(loss, score, targets[row]);
     total.loss += found.value;
     total.slope += found.slope;
-    if (found.slope != 0) add_entries(parts_[0], rows, begin, end, static_cast<float>(found.slope));
+    if (found.slope == 0) return;
+    add_entries(parts_[0], rows, rows.offsets[row], rows.offsets[row + 1], static_cast<float>(found.slope));
+  };
+  std::size_t i = 0;
+  for (; i + 1 < chosen.size(); i += 2) {
+    fetch_ahead(rows, chosen, i, model.weights.data());
+    fetch_ahead(rows, chosen, i + 1, model.weights.data());
+    fetch_sums(chosen[i]);
+    fetch_sums(chosen[i + 1]);
+    const auto [one, other] = scores_of(rows, chosen[i], chosen[i + 1], model);
+    add_row(chosen[i], one);
+    add_row(chosen[i + 1], other);
   }
+  if (i < chosen.size()) add_row(chosen[i], score_of(rows, chosen[i], model));
   return total;
 }
 

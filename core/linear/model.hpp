@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstdint>
 #include <span>
+#include <utility>
 #include <vector>
 
 namespace telegrad::linear {
@@ -55,6 +56,9 @@ struct ModelView {
 
 /// scale · (weights · row) + bias, summed in f64 in the order of the entries.
 double score_of(const RowsView& rows, std::size_t row, const ModelView& model);
+
+/// score_of() two rows, to the bit, in less time: the terms of one wait for those of the other no more.
+std::pair<double, double> scores_of(const RowsView& rows, std::size_t one, std::size_t other, const ModelView& model);
 
 /// The scores of rows `first`, `first` + 1, …, as many as `scores` has room for.
 void score_rows(const RowsView& rows, std::size_t first, const ModelView& model, std::span<float> scores);

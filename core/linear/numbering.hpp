@@ -1,8 +1,7 @@
 #pragma once
-// The features that occur in some rows, numbered from 0 in their order: a bit for each feature, and a count for each word
-// of bits, which fit into caches where a number for each feature would not.
+// The features that occur in some rows, numbered from 0 in their order, and behind them all others in theirs: a bit for
+// each feature, and a count for each word of bits, which fit into caches where a number for each feature would not.
 
-#include <bit>
 #include <cstdint>
 #include <span>
 #include <vector>
@@ -19,22 +18,34 @@ class Numbering {
   /// The features that occur, rising, size() of them.
   void write_features(std::span<std::uint32_t> out) const;
 
-  /// Of an index below `features`.
-  bool contains(std::uint32_t index) const { return (occurs_[index / 64] >> index % 64 & 1) != 0; }
-
-  /// Its number. It is among those that this was made of.
+  /// The number of an index below `features`: below size() if it occurs.
   std::uint32_t place_of(std::uint32_t index) const {
-    const std::uint64_t below = occurs_[index / 64] & ((std::uint64_t{1} << index % 64) - 1);
-    return before_[index / 64] + static_cast<std::uint32_t>(std::popcount(below));
+    const Word& word = words_[index / 64];
+    const std::uint32_t smaller = word.before + ones_of(word.occurs & ((std::uint64_t{1} << index % 64) - 1));
+    // without a branch, as nobody foresees which features occur
+    const std::uint32_t lacks = (static_cast<std::uint32_t>(word.occurs >> index % 64) & 1) - 1;
+    return smaller + (lacks & (static_cast<std::uint32_t>(size_) + index - 2 * smaller));
   }
 
-  /// Each index's number. Indices are among those that it was made of.
+  /// Each index's number.
   void renumber(std::span<const std::uint32_t> indices, std::span<std::uint32_t> out) const;
 
  private:
+  struct Word {
+    std::uint64_t occurs = 0;
+    std::uint32_t before = 0;  // how many occur before this word's features
+  };
+
+  // std::popcount, which is a call where the compiler may not take for granted that there is an instruction.
+  static std::uint32_t ones_of(std::uint64_t bits) {
+    bits -= bits >> 1 & 0x5555555555555555;
+    bits = (bits & 0x3333333333333333) + (bits >> 2 & 0x3333333333333333);
+    bits = (bits + (bits >> 4)) & 0x0f0f0f0f0f0f0f0f;
+    return static_cast<std::uint32_t>(bits * 0x0101010101010101 >> 56);
+  }
+
   std::size_t size_ = 0;
-  std::vector<std::uint64_t> occurs_;
-  std::vector<std::uint32_t> before_;  // how many occur before each word's features
+  std::vector<Word> words_;
 };
 
 }  // namespace telegrad::linear

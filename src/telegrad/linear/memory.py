@@ -11,33 +11,58 @@ from telegrad import Communicator
 from telegrad.linear.settings import TrainingSettings
 
 _GIB = 2**30
+_DRAWN = (
+    8 + 1
+)  # of each of all ranks' rows, in ``Share``: its place in a random order or its number; whether it is trained on
+_EPOCH_ROW = 5 * 8  # of each own row: its numbers, and in an epoch its place, its order and where it comes
 
 
-def bytes_needed(features: int, nnz: int, settings: TrainingSettings, *, alone: bool = False) -> int:
-    """What a rank with ``nnz`` entries takes beside its rows. ``alone``: only features that occur have a weight."""
+def bytes_needed(
+    features: int, nnz: int, settings: TrainingSettings, *, rows: int = 0, total: int = 0, alone: bool = False
+) -> int:
+    """What a rank with ``rows`` of ``total`` rows and ``nnz`` entries takes at most beside its rows. ``alone``: only
+    features that occur have a weight."""
+    # all ranks' rows in the order of an epoch, or, before anything else is held, who is held out
+    held = rows * 4 + nnz * 4 * alone + _held(features, nnz, settings, rows, total, alone=alone)
+    return max(held, total * _DRAWN)
+
+
+def _held(features: int, nnz: int, settings: TrainingSettings, rows: int, total: int, *, alone: bool) -> int:
     occurring = min(features, nnz)
     weighted = occurring if alone else features
     adagrad = settings.optimizer == "adagrad"
     owes = settings.l1 > 0 or (adagrad and settings.l2 > 0)
     paid = (8 if adagrad else 4) if owes else 0  # the step of the last touch, and AdaGrad's pace then
     if settings.optimizer == "coordinate_descent":
-        needed = weighted * (4 + 8) + nnz * 8  # weights, beginnings of columns; rows and values by column
+        # weights, beginnings of columns; rows and values by column; of rows numbers twice, scores, targets, counts
+        needed = weighted * (4 + 8) + nnz * 8 + rows * (8 + 8 + 8 + 4 + 4)
+        # at first which columns there are; then these, in the order of a pass, and at the end the model
+        needed += max(weighted * (8 + 1) + occurring * 8, weighted * (4 + 8 + 4))
     else:
+        needed = total * 8 + rows * _EPOCH_ROW
         # weights, sums of squares, and at the end the model; sums of a batch
-        needed = weighted * (4 + (4 if adagrad else 0) + paid + 4) + occurring * 4
+        needed += weighted * (4 + (4 if adagrad else 0) + paid + 4) + occurring * 4
         if not alone:
-            # copies, and what they are worth then; what occurs; places instead of indices
-            needed += occurring * (4 + paid + (4 if owes else 0) + 4) + nnz * 4
-    # in the end every feature's weight, and places instead of indices; the numbering's bit and a half are left out
-    return needed + (features * 4 + nnz * 4 if alone else 0)
+            # what weights are worth then; what occurs; places instead of indices
+            needed += occurring * ((4 if owes else 0) + 4) + nnz * 4
+    # in the end every feature's weight, and which ones occur; the numbering's two bits are left out
+    return needed + (features * 4 + occurring * 4 if alone else 0)
 
 
 def check_memory(
-    features: int, nnz: int, settings: TrainingSettings, comm: Communicator | None, *, alone: bool
+    features: int,
+    nnz: int,
+    settings: TrainingSettings,
+    comm: Communicator | None,
+    *,
+    rows: int,
+    total: int,
+    alone: bool,
 ) -> None:
     """Raises ``ValueError`` on every rank if the ranks of some machine need more than it has free."""
     place = zlib.crc32(platform.node().encode())
-    own = np.array([place, bytes_needed(features, nnz, settings, alone=alone), available_bytes()], np.int64)
+    needed = bytes_needed(features, nnz, settings, rows=rows, total=total, alone=alone)
+    own = np.array([place, needed, available_bytes()], np.int64)
     every = own[None] if comm is None else comm.all_gather(own)
     for one in np.unique(every[:, 0]):
         ranks = every[every[:, 0] == one]

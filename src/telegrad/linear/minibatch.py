@@ -1,11 +1,9 @@
 """Mini-batch descent, SGD or AdaGrad, among ranks that sum their sparse gradients without loss. Source: SparCML §7 and
 §8.2 (MPI-OPT).
 
-A rank's gradient has, behind the features, the bias's and the loss, so that one sum serves all. What a step does to
-weights, and what it leaves for later, is the core's (``core/linear/descent.hpp``).
-
-All ranks hold all weights. What a rank looks up at random are copies of those that its own rows have, and sums of
-these: see ``core/linear/own_weights.hpp``.
+All ranks hold all weights. What a step does to them, and what it leaves for later, is the core's
+(``core/linear/descent.hpp``), and so is a rank's gradient (``core/linear/rank_gradient.hpp``), which has, behind the
+features, the bias's and the loss.
 """
 
 from __future__ import annotations
@@ -46,12 +44,13 @@ class MiniBatches:
         self._problem = problem
         self._direct = aggregation is None and problem.world_size == 1 and not settings.overlap
         self._aggregation = aggregation or SparseSum(problem.comm)
-        self._gradient = _core.BatchGradient(problem.places, problem.team)
         rule = _core.Rule.adagrad if settings.optimizer == "adagrad" else _core.Rule.sgd
-        self._descent = _core.Descent(problem.features, rule, settings.l1, settings.l2, settings.bias, problem.team)
-        self._own: _core.OwnWeights | None = None
-        if problem.numbering is not None:
-            self._own = _core.OwnWeights(self._descent, problem.numbering, problem.team)
+        penalty, team, numbering = (settings.l1, settings.l2), problem.team, problem.numbering
+        self._descent = _core.Descent(problem.features, rule, *penalty, settings.bias, team, numbering)
+        if self._direct:
+            self._sums = _core.BatchGradient(problem.features, team)
+        else:
+            self._gradient = _core.RankGradient(self._descent, numbering, team)
         self.steps = -(-problem.share.trained_total // settings.batch)
 
     def epoch(self, number: int, on_step: Callable[[int, int], None]) -> Pass:
@@ -82,7 +81,7 @@ class MiniBatches:
         problem = self._problem
         targets, rows = problem.targets.ctypes.data, chosen.ctypes.data
         loss, entries = self._descent.step_alone(
-            self._gradient, problem.view, targets, rows, chosen.size, problem.loss, rate
+            self._sums, problem.view, targets, rows, chosen.size, problem.loss, rate
         )
         found.loss += loss
         found.entries += entries
@@ -120,24 +119,15 @@ class MiniBatches:
         found.comm_s += waited_s - began_s
         found.compute_s += time.perf_counter() - waited_s
 
-    def _add(self, chosen: npt.NDArray[np.uint64]) -> tuple[float, float]:
-        problem = self._problem
-        targets, rows = problem.targets.ctypes.data, chosen.ctypes.data
-        weights = self._own.view(problem.view, rows, chosen.size) if self._own else self._descent.view()
-        return self._gradient.add(problem.view, targets, rows, chosen.size, weights, problem.loss)
-
     def _prepared(self, found: Pass, chosen: npt.NDArray[np.uint64]) -> Any:
         """The sum over this rank's rows of the batch."""
-        loss, slope = self._add(chosen)
-        features, count = self._problem.features, self._gradient.collect()
-        indices, values = np.empty(count + EXTRA, np.uint32), np.empty(count + EXTRA, np.float32)
+        problem = self._problem
+        targets, rows = problem.targets.ctypes.data, chosen.ctypes.data
+        count = self._gradient.find(problem.view, targets, rows, chosen.size, problem.loss)
+        indices, values = np.empty(count, np.uint32), np.empty(count, np.float32)
         self._gradient.take(indices.ctypes.data, values.ctypes.data, count)
-        if self._own is not None:
-            self._own.to_features(indices.ctypes.data, count)
-        indices[count:] = features, features + 1
-        values[count:] = slope, loss
-        found.entries += count + EXTRA
-        return self._aggregation.prepare(SparseStream.trusted(indices, values, features + EXTRA))
+        found.entries += count
+        return self._aggregation.prepare(SparseStream.trusted(indices, values, problem.features + EXTRA))
 
     def _update(self, found: Pass, total: SparseStream, rows: int, rate: float) -> None:
         """One step by the sum of ``rows`` rows' gradients."""
@@ -146,6 +136,4 @@ class MiniBatches:
         at = 0 if indices is None else indices.ctypes.data
         count = values.size - EXTRA
         self._descent.step(at, values.ctypes.data, count, float(slope), rate, rows)
-        if self._own is not None:
-            self._own.follow(at, count)
         found.loss += float(loss)

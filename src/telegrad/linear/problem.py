@@ -35,9 +35,9 @@ class Problem:
     classes, and where there is no row to train on, too many features or too little memory.
 
     Features that this rank's rows have are numbered anew, rising, so that what is read at random fits better into
-    caches: ``view`` has the numbers, from 0 to ``places``, instead. ``alone``: nobody else's sums or changes come, so
-    that no other feature needs a weight: then places are all the ``features`` there are, and ``model`` knows where they
-    belong. Otherwise ``numbering`` tells; coordinate descent among ranks, whose blocks are of features, has none.
+    caches: ``view`` has the numbers, from 0, instead. ``alone``: nobody else's sums or changes come, so that no other
+    feature needs a weight: then these are all the ``features`` there are, and ``model`` knows where they belong.
+    Otherwise ``numbering`` tells; coordinate descent among ranks, whose blocks are of features, has none.
     """
 
     def __init__(self, rows: Rows, settings: TrainingSettings, comm: Communicator | None, *, alone: bool) -> None:
@@ -47,10 +47,12 @@ class Problem:
         self.features, counts, squares = self._agree()
         self.total = int(counts.sum())
         first = int(counts[: self.rank].sum())
+        check_memory(
+            self.features, rows.nnz, settings, comm, rows=int(counts[self.rank]), total=self.total, alone=alone
+        )
         self.share = Share(first, len(rows), self.total, held_out=settings.held_out, seed=settings.seed)
         if self.share.trained_total == 0:
             raise ValueError(f"of {self.total} rows none is left to train on: give more, or a smaller held_out")
-        check_memory(self.features, rows.nnz, settings, comm, alone=alone)
         self.targets: F32 = signed(rows.labels) if self.is_classification else np.ascontiguousarray(rows.labels)
         self.first_rate = settings.learning_rate or self._default_rate(squares / max(self.total, 1))
         self._all_features = self.features
@@ -67,7 +69,6 @@ class Problem:
                 self.features = numbering.size
             else:
                 self.numbering = numbering
-        self.places = self._numbered.n_features
         self.view = self._numbered.view()
         self.loss = getattr(_core.Loss, settings.loss)
         self.team = _core.Team(settings.threads)

@@ -24,10 +24,11 @@ class Share:
         trained = np.ones(total, np.bool_)
         drawn = np.random.default_rng([seed, _HELD_OUT]).permutation(total)
         trained[drawn[: round(held_out * total)]] = False
-        numbers = np.cumsum(trained) - 1  # among those that are trained on
+        del drawn  # of all ranks' rows, as the next one
+        numbers = np.cumsum(trained)  # among those that are trained on, from 1
         own = trained[first : first + count]
         self.trained_total = int(trained.sum())
-        self._numbers = numbers[first : first + count][own]
+        self._numbers = numbers[first : first + count][own] - 1
         self.trained: U64 = np.flatnonzero(own).astype(np.uint64)
         """This rank's rows that are trained on, from its first as 0."""
         self.held_out: U64 = np.flatnonzero(~own).astype(np.uint64)

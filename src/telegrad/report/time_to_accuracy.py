@@ -64,8 +64,9 @@ def timed(rows: Sequence[Row], iterations: Sequence[Mapping[str, Any]]) -> list[
 
 
 def plot_over_time(results: Sequence[Result], times: Sequence[Row], ranks: Sequence[int], path: Path) -> None:
-    """A row of panels for each task, one for each number of ``ranks``; curves are means over seeds. ``times``: what
-    ``timed`` gave. Needs matplotlib. PNG unless the path's suffix says otherwise."""
+    """A row of panels for each task, one for each number of ``ranks``, empty where no iteration of the task's model is
+    among so many; curves are means over seeds. ``times``: what ``timed`` gave. Needs matplotlib. PNG unless the path's
+    suffix says otherwise."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -79,6 +80,9 @@ def plot_over_time(results: Sequence[Result], times: Sequence[Row], ranks: Seque
     for task, panels in zip(tasks, grid, strict=True):
         for count, panel in zip(ranks, panels, strict=True):
             here = [row for row in times if (row["task"], row["ranks"]) == (task, count)]
+            if not here:
+                panel.set_axis_off()
+                continue
             seconds = {(row["method"], row["density"]): row["iteration_s"] for row in here}
             draw_curves(task, [one for one in results if one["run"]["task"] == task], panel, seconds)
             panel.set(

@@ -58,6 +58,17 @@ def test_curves_are_drawn_over_time(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     ]
 
 
+def test_numbers_of_ranks_without_iterations_have_an_empty_panel(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from matplotlib.figure import Figure
+
+    drawn: list[Figure] = []
+    monkeypatch.setattr(Figure, "savefig", lambda self, *_, **__: drawn.append(self))
+    plot_over_time([_result("dense", 1.0, (50.0, 90.0))], timed(ROWS, ITERATIONS), (16, 64), tmp_path / "times.png")
+    assert [(panel.axison, len(panel.lines)) for panel in drawn[0].axes] == [(True, 1), (False, 0)]
+
+
 @pytest.mark.parametrize("text", ["no json", "{}", '{"weak_scaling": []}', '{"weak_scaling": [{"model": "x"}]}', "[]"])
 def test_files_without_iterations_are_refused(text: str, tmp_path: Path) -> None:
     file = tmp_path / "rows.json"

@@ -49,19 +49,17 @@ def over_all_features(rank: int, comm: Communicator, settings: TrainingSettings)
     rows = rows_of(rank, settings.loss)
     problem = Problem(rows, settings, comm, alone=False)
     view, features, targets = rows.view(), problem.features, problem.targets.ctypes.data
-    gradient = _core.BatchGradient(features, problem.team)
     rule = getattr(_core.Rule, settings.optimizer)
-    descent = _core.Descent(features, rule, settings.l1, settings.l2, settings.bias, problem.team)
+    descent = _core.Descent(features, rule, settings.l1, settings.l2, settings.bias, problem.team, None)
+    gradient = _core.RankGradient(descent, None, problem.team)
     steps = -(-problem.share.trained_total // settings.batch)
     for epoch in range(settings.epochs):
         late: list[tuple[SparseStream, int, float]] = []
         for step, (chosen, count) in enumerate(problem.share.batches(epoch, settings.batch)):
             rate = settings.rate_at(epoch * steps + step, problem.first_rate)
-            loss, slope = gradient.add(view, targets, chosen.ctypes.data, chosen.size, descent.view(), problem.loss)
-            size = gradient.collect()
-            indices, values = np.empty(size + 2, np.uint32), np.empty(size + 2, np.float32)
+            size = gradient.find(view, targets, chosen.ctypes.data, chosen.size, problem.loss)
+            indices, values = np.empty(size, np.uint32), np.empty(size, np.float32)
             gradient.take(indices.ctypes.data, values.ctypes.data, size)
-            indices[size:], values[size:] = (features, features + 1), (slope, loss)
             late.append((comm.all_reduce(SparseStream.trusted(indices, values, features + 2)), count, rate))
             if len(late) > settings.overlap:
                 apply(descent, *late.pop(0))

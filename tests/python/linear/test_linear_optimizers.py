@@ -276,7 +276,7 @@ def test_memory_is_judged_before_it_is_taken(monkeypatch: pytest.MonkeyPatch) ->
         train(rows)
     with pytest.raises(ValueError, match=r"1 ranks of one machine need 16\.0 GiB beside their rows"):
         train(rows, aggregation=SparseSum(None))
-    wanted = {"sgd": 8, "adagrad": 20, "coordinate_descent": 12}
+    wanted = {"sgd": 8, "adagrad": 20, "coordinate_descent": 28}
     for optimizer, each in wanted.items():
         assert memory.bytes_needed(1000, 0, TrainingSettings(optimizer=optimizer)) == 1000 * each
     monkeypatch.setattr(memory, "available_bytes", lambda: 5000)
