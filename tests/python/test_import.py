@@ -6,6 +6,7 @@ import os
 import pickle
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -62,13 +63,35 @@ seen = []
 class Spy:
     def find_spec(self, name, path=None, target=None):
         if name == "telegrad._core":
-            seen.append((os.environ.get("UCX_HANDLE_ERRORS"), os.environ.get("UCX_LOG_LEVEL")))
+            names = ("UCX_HANDLE_ERRORS", "UCX_LOG_LEVEL", "UCX_MEM_MMAP_HOOK_MODE")
+            seen.append(tuple(os.environ.get(name) for name in names))
 sys.meta_path.insert(0, Spy())
 import telegrad
 print(seen, {name: value for name, value in os.environ.items() if name.startswith("UCX_")})
 """
-    assert _run(program) == "[('none', 'fatal')] {}"
-    assert _run(program, UCX_LOG_LEVEL="warn") == "[('none', 'warn')] {'UCX_LOG_LEVEL': 'warn'}"
+    hooks = "none" if any((Path(folder) / "_ucx").is_dir() for folder in telegrad.__path__) else None
+    assert _run(program) == f"[('none', 'fatal', {hooks!r})] {{}}"
+    asked = {"UCX_LOG_LEVEL": "warn", "UCX_MEM_MMAP_HOOK_MODE": "bistro"}
+    assert _run(program, **asked) == f"[('none', 'warn', 'bistro')] {asked}"
+
+
+def test_the_systems_ucx_keeps_its_memory_hooks(tmp_path: Path) -> None:
+    """Its RDMA transports need them; only a package with a UCX of its own goes without."""
+    for bundled in (False, True):
+        if bundled:
+            (tmp_path / "_ucx").mkdir()
+        program = f"""
+import importlib.util, os, sys, types
+package = types.ModuleType("telegrad")
+package.__path__ = [{str(tmp_path)!r}]
+sys.modules["telegrad"] = package
+spec = importlib.util.spec_from_file_location("telegrad._native", {telegrad._native.__file__!r})
+native = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(native)
+with native._environment_for_loading():
+    print(os.environ.get("UCX_MEM_MMAP_HOOK_MODE"))
+"""
+        assert _run(program) == ("none" if bundled else "None")
 
 
 def _text_without_core(raised: str) -> str:

@@ -4,78 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
 from typing import Protocol
 
 import numpy as np
 import torch
 
-from telegrad.bench.plan import Timing
+from telegrad.bench.select_plan import COPIES, GRADIENTS, METHODS, PEER, SETTLING_STEPS, Outcome, SelectPlan
 from telegrad.compress import Residual, Selection, selection_named
-
-Row = dict[str, object]
-
-METHODS: Mapping[str, str] = {
-    "reused-threshold": "reused",
-    "exact": "topk",
-    "trimmed": "trimmed",
-    "threshold-search": "search",
-    "sampled-threshold": "sampled",
-    "bucket-topk": "buckets",
-    "gaussian": "gaussian",
-    "random": "random",
-}
-"""What is measured, and its name as ``selection=``."""
-
-BOUND = (
-    "The bytes that must move (12 of every element: its gradient and residual read, its residual written; 8 of every "
-    "selected entry: its index and value), at the bandwidth of the faster of numpy's and torch's copy (on a GPU: "
-    "torch's) of as many elements, 8 bytes of each, in the same run"
-)
-"""What ``bound_s`` means in result files."""
-
-PEER = "torch.topk"
-"""As a contender: residual += gradient, torch.topk of the magnitudes, gather, clear."""
-
-GPU_COPY = "copy, torch"
-DEVICES = ("cpu", "cuda")
-_COPIES = {"cpu": ("copy, numpy", "copy, torch"), "cuda": (GPU_COPY,)}
-SETTLING_STEPS = 4
-"""Of error feedback, before anything is timed: what is left by then looks like a residual."""
-GRADIENTS = 3
-"""That take turns, so that a reused threshold meets other entries than those from which it was found."""
-
-
-@dataclass(frozen=True)
-class SelectPlan:
-    """One length and density, on ``device``: ``"cpu"`` or ``"cuda"``. A contender is measured in ``samples`` samples,
-    fewer (but three) where all of them together would take longer than about ``seconds``."""
-
-    elements: int
-    density: float
-    methods: tuple[str, ...] = tuple(METHODS)
-    samples: int = 25
-    seconds: float = 10.0
-    device: str = "cpu"
-
-    @property
-    def k(self) -> int:
-        """As ResidualStore has it."""
-        return max(1, round(self.density * self.elements))
-
-    @property
-    def contenders(self) -> tuple[str, ...]:
-        """All that is timed."""
-        return (*_COPIES[self.device], PEER, *self.methods)
-
-
-@dataclass
-class Outcome:
-    """By contender: seconds per call, and by method the entries selected in each call."""
-
-    times: dict[str, list[float]] = field(default_factory=dict)
-    counts: dict[str, list[int]] = field(default_factory=dict)
 
 
 def run(plan: SelectPlan, on_sample: Callable[[str], None] = lambda _: None) -> Outcome:
@@ -149,7 +85,7 @@ class _Arrays:
             begin = time.thread_time()
             count = policy.select(entry, self._gradient, self._indices, self._values, 0)
             return time.thread_time() - begin, count
-        by_numpy, by_torch = _COPIES["cpu"]
+        by_numpy, by_torch = COPIES["cpu"]
         work = {by_numpy: self._copy_by_numpy, by_torch: self._copy_by_torch, PEER: self._select_by_torch}[name]
         begin = time.thread_time()
         work()
@@ -178,42 +114,3 @@ def _one_thread() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
-
-
-def rows_of(plan: SelectPlan, outcome: Outcome) -> list[Row]:
-    """A row for each method."""
-    copy_s = min(Timing.of(outcome.times[name]).median_s for name in _COPIES[plan.device])
-    peer_s = Timing.of(outcome.times[PEER]).median_s
-    rows: list[Row] = []
-    for name in plan.methods:
-        timing, counts = Timing.of(outcome.times[name]), sorted(outcome.counts[name])
-        selected = counts[len(counts) // 2]
-        bound_s = bound_bytes(plan.elements, selected) * copy_s / (8 * plan.elements)
-        rows.append(
-            {
-                "method": name,
-                "name": METHODS[name],
-                "elements": plan.elements,
-                "density": plan.density,
-                "k": plan.k,
-                "selected": selected,
-                "median_s": timing.median_s,
-                "min_s": timing.min_s,
-                "p90_s": timing.p90_s,
-                "mean_s": sum(outcome.times[name]) / len(outcome.times[name]),
-                "samples": len(outcome.times[name]),
-                "device": plan.device,
-                "threads": 1 if plan.device == "cpu" else None,
-                "torch_topk_median_s": peer_s,
-                "times_faster_than_torch_topk": peer_s / timing.median_s,
-                "copy_s": copy_s,
-                "bound_s": bound_s,
-                "of_bound": bound_s / timing.median_s,
-            }
-        )
-    return rows
-
-
-def bound_bytes(elements: int, selected: int) -> int:
-    """The least that must move, see ``BOUND``."""
-    return 12 * elements + 8 * selected

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import torch
 
-from telegrad.bench.select import GPU_COPY, GRADIENTS, METHODS, PEER, SETTLING_STEPS, SelectPlan
+from telegrad.bench.select_plan import GPU_COPY, GRADIENTS, METHODS, PEER, SETTLING_STEPS, SelectPlan
 from telegrad.compress import Residual, Selection, selection_named
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import importlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,17 +40,18 @@ COMMANDS = (
 
 
 def main() -> None:
-    """The entry point. Commands are imported here, so that ``import telegrad.cli`` needs no extra."""
+    """The entry point. Commands are imported here, so that ``import telegrad.cli`` needs no extra: only the one that is
+    called, as all of them take longer to import than many take to run."""
     try:
         import rich as _rich  # noqa: F401
         import typer as _typer  # noqa: F401
     except ModuleNotFoundError as error:
         sys.exit(f"telegrad's commands need {error.name}: pip install 'telegrad[cli]'")
-    make_app()()
+    make_app([command for command in COMMANDS if [command.name] == sys.argv[1:2]] or COMMANDS)()
 
 
-def make_app() -> Any:
-    """The Typer app with all commands. One that cannot be imported here says why when it is called."""
+def make_app(commands: Sequence[Command] = COMMANDS) -> Any:
+    """The Typer app with these commands. One that cannot be imported here says why when it is called."""
     import typer
 
     app = typer.Typer(
@@ -60,7 +61,8 @@ def make_app() -> Any:
         pretty_exceptions_enable=False,
         add_completion=False,
     )
-    for command in COMMANDS:
+    app.callback()(_nothing)  # else Typer takes an app of one command for that command
+    for command in commands:
         try:
             found = getattr(importlib.import_module(command.module), command.function)
         except ImportError as error:  # without the compiled core the doctor must still come
@@ -74,6 +76,10 @@ def make_app() -> Any:
         else:
             app.command(command.name)(_checked(command, found))
     return app
+
+
+def _nothing() -> None:
+    pass
 
 
 _ANY_ARGUMENTS = {"ignore_unknown_options": True, "allow_extra_args": True}

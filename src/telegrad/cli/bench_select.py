@@ -11,8 +11,7 @@ import typer
 from rich.progress import TextColumn
 
 from telegrad.bench.machine import describe_machine, machine_text
-from telegrad.bench.select import BOUND, DEVICES, METHODS, Row, SelectPlan, rows_of, run
-from telegrad.bench.select_gpu import gpu_name
+from telegrad.bench.select_plan import BOUND, DEVICES, METHODS, Row, SelectPlan, rows_of
 from telegrad.cli.console import table_console
 from telegrad.cli.interrupts import ended_by_interrupt
 from telegrad.cli.options import RowsFile, among, counts_of, densities_of
@@ -50,6 +49,9 @@ def select(
     console = table_console()
     if device not in DEVICES:
         raise typer.BadParameter(f"{device!r} does not exist: use {' or '.join(DEVICES)}", param_hint="--device")
+    from telegrad.bench.select import run
+    from telegrad.bench.select_gpu import gpu_name
+
     gpu = gpu_name() if device == "cuda" else None
     if device == "cuda" and gpu is None:
         console.print("no GPU: torch sees none here, and nothing was measured")

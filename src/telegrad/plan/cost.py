@@ -14,6 +14,7 @@ from telegrad.plan.cost_reductions import (
     allreduce_rabenseifner,
     allreduce_recursive_doubling,
     allreduce_ring,
+    allreduce_s,
     reduce,
     reduce_scatter,
 )
@@ -35,6 +36,7 @@ __all__ = [
     "allreduce_rabenseifner",
     "allreduce_recursive_doubling",
     "allreduce_ring",
+    "allreduce_s",
     "allreduce_topk",
     "barrier",
     "broadcast",

@@ -27,6 +27,14 @@ def allreduce(algorithm: str, ranks: int, size: int, costs: Costs) -> Cost:
     return ALLREDUCES[algorithm](ranks, size, costs)
 
 
+def allreduce_s(algorithm: str, ranks: int, size: int, costs: Costs) -> float:
+    """``allreduce(…).time_s``, but without the messages, which take longer to count than all the rest. Raises as it."""
+    if algorithm != "rabenseifner" or ranks == 1:
+        return allreduce(algorithm, ranks, size, costs).time_s
+    check(ranks, size)
+    return _rabenseifner_s(ranks, size // ELEMENT_BYTES, costs)
+
+
 def allreduce_ring(ranks: int, size: int, costs: Costs) -> Cost:
     """2(P−1)(α + n/P·β) + (P−1)/P·nγ for one segment. Patarasuk, Yuan, J. Parallel and Distributed Computing 69(2),
     2009, §4.
@@ -117,15 +125,20 @@ def allreduce_rabenseifner(ranks: int, size: int, costs: Costs) -> Cost:
     if ranks == 1:
         return copying(size, costs)
     elements = size // ELEMENT_BYTES
-    time_s = halving_s(ranks, elements, costs)
     messages, sent = _halving_messages(ranks, elements), elements - _arc(ranks, elements, 1)
     for reach, distance in _halving_rounds(ranks):
         blocks = reach - distance
-        time_s += _round_s(ranks, elements, blocks, costs, works=False, exchanges=2 * distance == ranks)
         messages = messages + _messages(ranks, elements, np.arange(ranks), blocks)
         sent += _arc(ranks, elements, blocks)
-    time_s = _or_by_element(time_s, ranks, elements, costs, gathers=True)
-    return Cost(time_s, int(messages.max()), sent * ELEMENT_BYTES)
+    return Cost(_rabenseifner_s(ranks, elements, costs), int(messages.max()), sent * ELEMENT_BYTES)
+
+
+def _rabenseifner_s(ranks: int, elements: int, costs: Costs) -> float:
+    time_s = halving_s(ranks, elements, costs)
+    for reach, distance in _halving_rounds(ranks):
+        exchanges = 2 * distance == ranks
+        time_s += _round_s(ranks, elements, reach - distance, costs, works=False, exchanges=exchanges)
+    return _or_by_element(time_s, ranks, elements, costs, gathers=True)
 
 
 def halving_s(ranks: int, elements: int, costs: Costs) -> float:

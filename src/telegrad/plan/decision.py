@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Self
 
-from telegrad.plan.cost_reductions import RING_MESSAGE_BYTES, allreduce
+from telegrad.plan.cost_reductions import RING_MESSAGE_BYTES, allreduce_s
 from telegrad.plan.network import ELEMENT_BYTES, Costs
 
 # Where they take equally long, the first is chosen: it sends fewer messages.
@@ -25,7 +25,7 @@ def fastest_allreduce(ranks: int, size: int, costs: Costs) -> str:
 
     Raises ``ValueError`` for less than one rank and for sizes that are no whole number of 4-byte floats.
     """
-    return min(ALLREDUCE_ALGORITHMS, key=lambda name: allreduce(name, ranks, size, costs).time_s)
+    return min(ALLREDUCE_ALGORITHMS, key=lambda name: allreduce_s(name, ranks, size, costs))
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,7 @@ def allreduce_table(ranks: int, costs: Costs, *, tolerance: float = 0.01) -> Dec
         raise ValueError(f"tolerance={tolerance} must be 0 or more: the share by which a choice may be slower")
 
     def times_of(size: int) -> dict[str, float]:
-        return {name: allreduce(name, ranks, size, costs).time_s for name in ALLREDUCE_ALGORITHMS}
+        return {name: allreduce_s(name, ranks, size, costs) for name in ALLREDUCE_ALGORITHMS}
 
     def still_good(name: str, size: int) -> bool:
         times_s = times_of(size)

@@ -52,10 +52,11 @@ def least_of_all_cuts(sizes: list[int], times: list[float], costs: np.ndarray) -
     return float(free.min())
 
 
-def test_optimal_is_the_best_of_all_cuts() -> None:
+@pytest.mark.parametrize("draws", [2000, pytest.param(10_000, marks=pytest.mark.slow)])
+def test_optimal_is_the_best_of_all_cuts(draws: int) -> None:
     rng = np.random.default_rng(0)
     behind = dict.fromkeys(("wfbp", "single", "fixed", "greedy"), 0)
-    for _ in range(10_000):
+    for _ in range(draws):
         sizes, times, costs = drawn(rng, 12)
         cost = costs.tolist().__getitem__
         best = merge.optimal(sizes, times, cost=cost)
@@ -64,7 +65,7 @@ def test_optimal_is_the_best_of_all_cuts() -> None:
             plan = scheme(sizes, times, cost=cost)
             assert best.finish_s <= plan.finish_s
             behind[plan.scheme] += best.finish_s < plan.finish_s
-    assert min(behind.values()) > 1000  # greedy too: Theorem 1 of the paper does not hold
+    assert min(behind.values()) > draws // 10  # greedy too: Theorem 1 of the paper does not hold
 
 
 def test_a_timeline_is_what_groups_do_one_after_another() -> None:

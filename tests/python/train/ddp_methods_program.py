@@ -12,6 +12,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from ddp_program import SCENARIOS as SCENARIOS_OF_HOOKS
 from ddp_program import Net, assert_equal, data
 from ddp_program import run_all as run_scenarios
 from torch.nn.parallel import DistributedDataParallel
@@ -327,5 +328,5 @@ SCENARIOS: list[Callable[[Communicator], None]] = [
 
 
 def run_all(init_method: str) -> None:
-    """As in ddp_program."""
-    run_scenarios(init_method, SCENARIOS)
+    """Those of ddp_program, and then these."""
+    run_scenarios(init_method, [*SCENARIOS_OF_HOOKS, *SCENARIOS])

@@ -374,7 +374,7 @@ SCENARIOS: list[Callable[[Communicator], None]] = [
 ]
 
 
-def run_all(init_method: str, scenarios: list[Callable[[Communicator], None]] = SCENARIOS) -> None:
+def run_all(init_method: str, scenarios: list[Callable[[Communicator], None]]) -> None:
     """Prints one line for each scenario: its name and ``ok``, or the error. A failed one ends the program."""
     torch.set_num_threads(1)
     dist.init_process_group(

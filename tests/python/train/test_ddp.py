@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import ddp_methods_program
@@ -42,19 +40,11 @@ SCENARIOS = {
 
 
 @pytest.fixture(scope="module")
-def reports(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], list[dict[str, str]]]:
-    """What each rank said of each scenario of a program, which is run once: importing torch is slow."""
-
-    @functools.cache
-    def report(program: str) -> list[dict[str, str]]:
-        return _run(program, tmp_path_factory.mktemp("job"))
-
-    return report
-
-
-def _run(program: str, folder: Path) -> list[dict[str, str]]:
+def reports(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, str]]:
+    """What each rank said of each scenario. One job runs those of both programs: importing torch is slow."""
     lines: list[list[str]] = [[] for _ in range(RANKS)]
-    with _ranks(f"{program}:run_all", folder, lines, timeout_s=240) as ranks:
+    folder = tmp_path_factory.mktemp("job")
+    with _ranks("ddp_methods_program:run_all", folder, lines, timeout_s=360) as ranks:
         try:
             ranks.wait()
         except Exception as error:
@@ -63,12 +53,12 @@ def _run(program: str, folder: Path) -> list[dict[str, str]]:
     return [dict(line.split(" ", 1) for line in said) for said in lines]
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(400)
 @pytest.mark.parametrize(
     ("program", "scenario"), [(program, name) for program, names in SCENARIOS.items() for name in names]
 )
-def test_two_ranks(reports: Callable[[str], list[dict[str, str]]], program: str, scenario: str) -> None:
-    said = [report.get(scenario, f"was not reached: {report.get('-')}") for report in reports(program)]
+def test_two_ranks(reports: list[dict[str, str]], program: str, scenario: str) -> None:
+    said = [report.get(scenario, f"was not reached: {report.get('-')}") for report in reports]
     assert said == ["ok"] * RANKS
 
 

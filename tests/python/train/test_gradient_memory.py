@@ -25,9 +25,10 @@ def _pass(model: nn.Module, rank: int, dtype: torch.dtype = torch.float32) -> li
     return [one.grad.double().sum().item() for one in model.parameters() if one.grad is not None]
 
 
+@pytest.mark.parametrize("passes", [60, pytest.param(300, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 @pytest.mark.parametrize("ranks", [3, 5, 7])
-def test_long_runs_among_any_number_of_ranks(on_ranks: OnRanks, ranks: int, dtype: torch.dtype) -> None:
+def test_long_runs_among_any_number_of_ranks(on_ranks: OnRanks, ranks: int, dtype: torch.dtype, passes: int) -> None:
     """The average of a pass's number is that number, in few bits too."""
 
     def run(comm: Communicator) -> None:
@@ -35,7 +36,7 @@ def test_long_runs_among_any_number_of_ranks(on_ranks: OnRanks, ranks: int, dtyp
         model = nn.ParameterList([parameter])
         with torch.no_grad():
             sync = Synchronizer(model, comm, plan="single")
-        for _ in range(300):
+        for _ in range(passes):
             parameter.grad = None
             (parameter * 2).sum().backward()
         assert parameter.grad is not None

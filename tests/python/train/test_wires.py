@@ -22,7 +22,7 @@ def one_signed(tensor: Tensor) -> Treatment:
     return Treatment(selections.get(tensor.name), 0.05)
 
 
-EXHAUSTIVE = 4  # of these, the first, go on for a thousand steps
+EXHAUSTIVE = 4  # of these, the first, also go on for a thousand steps, which is slow
 LOSSY: list[dict[str, Any]] = [
     {"same_sign": True, "selection": "trimmed"},
     {"wire": "int8", "selection": "topk"},
@@ -46,7 +46,11 @@ def _simple(options: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.mark.parametrize(
     ("ranks", "steps", "options"),
-    [(2, 1000 if place < EXHAUSTIVE else 200, options) for place, options in enumerate(LOSSY)] + [(1, 200, LOSSY[0])],
+    [
+        *((2, 200, options) for options in LOSSY),
+        (1, 200, LOSSY[0]),
+        *(pytest.param(2, 1000, options, marks=pytest.mark.slow) for options in LOSSY[:EXHAUSTIVE]),
+    ],
     ids=named,
 )
 def test_nothing_is_lost(on_ranks: OnRanks, ranks: int, steps: int, options: dict[str, Any]) -> None:
