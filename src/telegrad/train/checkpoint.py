@@ -1,4 +1,4 @@
-"""Residuals in checkpoints of torch.distributed.checkpoint (DCP).
+"""Residuals in checkpoints: of torch.distributed.checkpoint (DCP), and of trainers whose rank 0 writes all.
 
 DCP takes tensors of the same name on several ranks for copies and writes one of them. Residuals are no copies, so each
 rank's go under its own name.
@@ -6,15 +6,17 @@ rank's go under its own name.
 
 from __future__ import annotations
 
+import json
 import os
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Protocol
 
 import torch
 
 from telegrad.comm import Communicator
-from telegrad.train.resharding import reshard
+from telegrad.comm.texts import all_gather_text
+from telegrad.train.resharding import GROUPS, reshard
 
 
 class Resumable(Protocol):
@@ -54,6 +56,63 @@ class RankState:
                 "telegrad.train.load_resharded restores it on any number of them"
             )
         self._state.load_state_dict(state[name])
+
+
+class GatheredState:
+    """A DDPState, or a Synchronizer that compresses, for checkpoints that rank 0 alone writes and all ranks read, as
+    those of Accelerate and Lightning: ``accelerator.register_for_checkpointing(GatheredState(state))``.
+
+    Rank 0 needs memory for the residuals of all ranks while it saves, every rank while it loads: with many ranks and
+    large models use ``RankState``.
+    """
+
+    def __init__(self, state: Resumable) -> None:
+        self._state = state
+
+    def state_dict(self) -> dict[str, Any]:
+        """What all ranks have not sent yet, on rank 0; nothing on the others. Called on all ranks."""
+        comm, own = self._state.comm, self._state.state_dict()
+        flat = torch.cat([torch.zeros(0), *_take_tensors(own)])
+        texts = all_gather_text(comm, json.dumps(own))
+        rows = comm.gather(flat, 0)
+        if comm.rank != 0:
+            return {}
+        return {"ranks": [_with_tensors(json.loads(text), row) for text, row in zip(texts, rows, strict=True)]}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Takes over this rank's part of what rank 0 has saved, or its share (``reshard``) if there were more ranks or
+        fewer. Raises ``ValueError`` for what is no such state, or does not fit."""
+        ranks = state.get("ranks") if isinstance(state, Mapping) else None
+        if not isinstance(ranks, list) or not ranks:
+            raise ValueError("state has no 'ranks': it must be what GatheredState.state_dict() gave on rank 0")
+        comm = self._state.comm
+        as_many = len(ranks) == comm.world_size
+        self._state.load_state_dict((ranks if as_many else reshard(ranks, comm.world_size))[comm.rank])
+
+
+def _take_tensors(state: dict[str, Any]) -> list[torch.Tensor]:
+    """The residuals and velocities of a state, which has their lengths instead of them from now on."""
+    tensors = []
+    for entry, kind in _entries_of(state):
+        tensors.append(entry[kind])
+        entry[kind] = entry[kind].numel()
+    return tensors
+
+
+def _with_tensors(state: dict[str, Any], flat: torch.Tensor) -> dict[str, Any]:
+    """The same state with pieces of ``flat`` for the lengths."""
+    entries = list(_entries_of(state))
+    pieces = torch.split(flat, [entry[kind] for entry, kind in entries])
+    for (entry, kind), piece in zip(entries, pieces, strict=True):
+        entry[kind] = piece
+    return state
+
+
+def _entries_of(state: dict[str, Any]) -> Iterator[tuple[dict[str, Any], str]]:
+    """What a state holds of each parameter, and the name of the tensor there."""
+    for group, kind in GROUPS.items():
+        for entry in state["compressor"].get(group, {}).values():
+            yield entry, kind
 
 
 def load_resharded(
