@@ -4,6 +4,7 @@ from telegrad.compress import BySize, Tensor, Treatment
 from telegrad.train.checkpoint import GatheredState, RankState, load_resharded
 from telegrad.train.ddp import DDPState, ddp_hook
 from telegrad.train.profile import StepProfile
+from telegrad.train.replicas import ReplicaSynchronizer
 from telegrad.train.resharding import reshard
 from telegrad.train.step_report import StepReport
 from telegrad.train.synchronizer import Synchronizer
@@ -15,6 +16,7 @@ __all__ = [
     "GatheredState",
     "JsonLines",
     "RankState",
+    "ReplicaSynchronizer",
     "StepProfile",
     "StepRecord",
     "StepReport",

@@ -34,8 +34,8 @@ class Resumable(Protocol):
 
 
 class RankState:
-    """A DDPState, or a Synchronizer that compresses, as DCP's ``Stateful``: ``dcp.save({"model": …, "telegrad":
-    RankState(state)})`` on all ranks.
+    """A DDPState, a Synchronizer that compresses, or a ReplicaSynchronizer, as DCP's ``Stateful``:
+    ``dcp.save({"model": …, "telegrad": RankState(state)})`` on all ranks.
 
     ``dcp.load`` of the same dictionary restores it on as many ranks; for another number see ``load_resharded``.
     """
@@ -45,11 +45,11 @@ class RankState:
 
     def state_dict(self) -> dict[str, Any]:
         """Its state, under this rank's name."""
-        return {_name_of(self._state.comm.rank): self._state.state_dict()}
+        return {_name_of(self._state): self._state.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Hands this rank's part on. Raises ``ValueError`` for what does not fit it."""
-        name = _name_of(self._state.comm.rank)
+        name = _name_of(self._state)
         if name not in state:
             raise ValueError(
                 f"the checkpoint has no {name!r}: it is of other ranks than these {self._state.comm.world_size}; "
@@ -131,9 +131,17 @@ def load_resharded(
 
     reader = FileSystemReader(checkpoint_id)
     metadata = reader.read_metadata()
-    paths = {name: path for name, path in (metadata.planner_data or {}).items() if path and path[0] == key}
+    shard = _shard_of(state)
+    paths = {
+        name: path
+        for name, path in (metadata.planner_data or {}).items()
+        if path and path[0] == key and str(path[1]).startswith(f"{shard}rank ")
+    }
     if not paths:
-        raise ValueError(f"{checkpoint_id} holds nothing under {key!r}: name what dcp.save was given as RankState")
+        raise ValueError(
+            f"{checkpoint_id} holds nothing{shard and ' of '}{shard.removesuffix(', ')} under {key!r}: name what "
+            "dcp.save was given as RankState"
+        )
     flat: dict[str, Any] = {}
     for name in paths:
         kept = metadata.state_dict_metadata[name]
@@ -156,5 +164,11 @@ def load_resharded(
     state.load_state_dict(made[state.comm.rank])
 
 
-def _name_of(rank: int) -> str:
-    return f"rank {rank}"
+def _name_of(state: Resumable) -> str:
+    return f"{_shard_of(state)}rank {state.comm.rank}"
+
+
+def _shard_of(state: Resumable) -> str:
+    """Replicas of different shards have the same ranks."""
+    shard = getattr(state, "shard", None)  # a ReplicaSynchronizer has one
+    return "" if shard is None else f"shard {shard[0]} of {shard[1]}, "
