@@ -1,6 +1,6 @@
 """Accelerate over telegrad: the three lines that are added.
 
-Run: pip install 'telegrad[accelerate]'; accelerate launch --cpu --num_processes 2 examples/accelerate_ddp.py
+Run: pip install 'telegrad[accelerate]'; torchrun --nproc-per-node 2 examples/accelerate_ddp.py
 """
 
 import torch
