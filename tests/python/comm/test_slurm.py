@@ -24,9 +24,13 @@ STEP = {
 }
 
 SRUN = r"""#!/bin/bash
-# Two nodes, both this machine. Its options are Slurm's, which are checked elsewhere.
-while [[ $1 == --* ]]; do shift; done
-export SLURM_NTASKS=$((2 * SLURM_NTASKS_PER_NODE)) SLURM_STEP_ID=0
+# Nodes, two unless it is told, are all this machine.
+nodes=2
+while [[ $1 == --* ]]; do
+  [[ $1 == --nodes=* ]] && nodes=${1#*=}
+  shift
+done
+export SLURM_NTASKS=$((nodes * SLURM_NTASKS_PER_NODE)) SLURM_STEP_ID=0
 pids=()
 for ((rank = 0; rank < SLURM_NTASKS; rank++)); do
   SLURM_PROCID=$rank SLURM_LOCALID=$((rank % SLURM_NTASKS_PER_NODE)) "$@" &
@@ -38,6 +42,12 @@ exit $status
 """
 SCONTROL = r"""#!/bin/bash
 [ "$*" = "show hostnames cluster[1-2]" ] && printf 'localhost\nlocalhost\n'
+"""
+# The second node, which is localhost by another name, is lost when it has failed once.
+SINFO = r"""#!/bin/bash
+[[ "$*" == *"--nodes=cluster[1-2]"* ]] || exit 1
+echo localhost
+[ -e "$LOST" ] || printf 'localhost.\nlocalhost.\n'
 """
 PROGRAM = """
 import os, sys
@@ -121,27 +131,55 @@ def test_srun_without_torchrun() -> None:
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.name)
 def test_a_script_starts_all_ranks(script: Path, tmp_path: Path) -> None:
+    said = _said(script, tmp_path, PROGRAM, ["an argument"])
+    assert said == [f"{rank} 4 {rank % 2} 4 an argument" for rank in range(4)]
+
+
+FAILING = (
+    PROGRAM
+    + """
+if os.environ["WORLD_SIZE"] == "4":
+    if os.environ["RANK"] == "3":
+        open(os.environ["LOST"], "w").close()
+        os._exit(1)
+    import time
+    time.sleep(60)  # until torchrun ends this one too
+"""
+)
+
+
+def test_a_lost_node(tmp_path: Path) -> None:
+    (script,) = (one for one in SCRIPTS if one.stem == "elastic")
+    said = _said(script, tmp_path, FAILING, [])
+    of_four = [f"{rank} 4 {rank % 2} 4" for rank in range(4)]
+    assert said == sorted([*of_four, *(f"{rank} 2 {rank} 4" for rank in range(2))])
+
+
+def _said(script: Path, tmp_path: Path, program_text: str, arguments: list[str]) -> list[str]:
+    """What the ranks print, in alphabetical order."""
     text = script.read_text()
     asked = dict(re.findall(r"^#SBATCH --([\w-]+)=(\S+)$", text, re.MULTILINE))
     after = text[text.index("\nset -e") :]
     assert "#SBATCH" not in after, "sbatch reads no option behind the first command"
     folder = tmp_path / "bin"
     folder.mkdir()
-    for name, body in {"srun": SRUN, "scontrol": SCONTROL}.items():
+    for name, body in {"srun": SRUN, "scontrol": SCONTROL, "sinfo": SINFO}.items():
         (folder / name).write_text(body)
         (folder / name).chmod(0o755)
-    (program := tmp_path / "program.py").write_text(PROGRAM)
+    (program := tmp_path / "program.py").write_text(program_text)
     environment = {
         **{name: value for name, value in os.environ.items() if not name.startswith(("SLURM_", "OMP_"))},
         "PATH": os.pathsep.join([str(folder), str(Path(sys.executable).parent), os.environ["PATH"]]),
         "SLURM_JOB_ID": str(os.getpid() + 1 + SCRIPTS.index(script)),  # a port of this run's own
         "SLURM_JOB_NODELIST": "cluster[1-2]",
         "SLURM_NNODES": "2",
+        "LOST": str(tmp_path / "lost"),
+        "SECONDS_TO_NOTICE": "0",
         "SLURM_NTASKS_PER_NODE": asked["ntasks-per-node"],
         "SLURM_CPUS_PER_TASK": asked["cpus-per-task"],
     }
     done = subprocess.run(
-        ["bash", str(script), str(program), "an argument"],
+        ["bash", str(script), str(program), *arguments],
         env=environment,
         capture_output=True,
         text=True,
@@ -149,5 +187,4 @@ def test_a_script_starts_all_ranks(script: Path, tmp_path: Path) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    said = sorted(done.stdout.splitlines())
-    assert said == [f"{rank} 4 {rank % 2} 4 an argument" for rank in range(4)]
+    return sorted(done.stdout.splitlines())
