@@ -30,7 +30,7 @@ else:
     from telegrad.stream import SparseStream
 
 if TYPE_CHECKING:
-    from telegrad.train import DDPState, Synchronizer, ddp_hook
+    from telegrad.train import DDPState, ReplicaSynchronizer, Synchronizer, ddp_hook
 
 __all__ = [
     "BoundedTopkState",
@@ -43,6 +43,7 @@ __all__ = [
     "PeerFailed",
     "ReduceOp",
     "RendezvousError",
+    "ReplicaSynchronizer",
     "SparseStream",
     "Synchronizer",
     "TimeoutExpired",
@@ -54,7 +55,7 @@ __all__ = [
     "errors",
 ]
 
-_NEEDS_TORCH = {"DDPState", "Synchronizer", "ddp_hook"}
+_NEEDS_TORCH = {"DDPState", "ReplicaSynchronizer", "Synchronizer", "ddp_hook"}
 
 
 def __getattr__(name: str) -> Any:

@@ -49,6 +49,7 @@ MAY_IMPORT = {
     "calibration": {*BASICS, "comm", "launch", "plan"},
     "launch": {"errors", "comm", "plan"},
     "train": {*LIBRARY, "plan", "calibration"},
+    "lightning": {"comm", "train"},
     "linear": {*LIBRARY, "plan", "launch"},
     "torch_backend": {*LIBRARY},
     "sim": {*LIBRARY, "plan"},
@@ -87,6 +88,7 @@ MAY_IMPORT = {
 }
 MAY_IMPORT_TORCH = {
     "train",
+    "lightning",
     "linear",
     "torch_backend",
     "bench",

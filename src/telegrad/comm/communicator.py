@@ -53,7 +53,8 @@ class Communicator(Reductions, TopkReductions, Moves, PointToPoint):
     ) -> Communicator:
         """Joins the ranks of a torch process group (``None``: the whole job), which all call this.
 
-        Works inside ``torchrun``, whether or not ``torch.distributed`` is initialised, on any number of nodes.
+        Works inside ``torchrun`` and ``srun``, whether or not ``torch.distributed`` is initialised, on any number of
+        nodes. In a process of srun it sets RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT, unless they are.
         ``timeout_s`` bounds each operation; ``liveness_timeout_s``, the same on all ranks, says after how long a silent
         process is dead (``None``: never, for debuggers); ``interface`` names the network interface; ``join_timeout_s``
         bounds the wait for peers. ``tuning`` chooses the algorithms of calls that name none: ``"auto"``, what

@@ -1,4 +1,5 @@
-"""How the processes of a job find each other: through torch's store, which torchrun or init_process_group provides.
+"""How the processes of a job find each other: through torch's store, which torchrun or init_process_group provides, or
+rank 0 of a Slurm step.
 
 Peers exchange opaque addresses here, once, when a communicator is made. This module must not know what is in them.
 """
@@ -14,6 +15,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
+from telegrad.comm.slurm import variables_of_step
 from telegrad.errors import RendezvousError
 
 Exchange = Callable[[bytes], list[bytes]]
@@ -21,8 +23,8 @@ Exchange = Callable[[bytes], list[bytes]]
 
 _ENVIRONMENT = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _HOW_TO_START = (
-    "start the job with `torchrun --nproc-per-node N script.py`, or call torch.distributed.init_process_group() "
-    "before, or use Communicator.local(n) for ranks inside one process"
+    "start the job with `torchrun --nproc-per-node N script.py` or, under Slurm, with srun, or call "
+    "torch.distributed.init_process_group() before, or use Communicator.local(n) for ranks inside one process"
 )
 # Kept while the process lives: rank 0 serves it on MASTER_PORT, and a later init_process_group() joins the same server.
 # Were it dropped, that call could reach the old server on its way out, and wait for ever.
@@ -139,6 +141,9 @@ class StoreExchange:
 def _store_from_environment(join_timeout_s: float) -> tuple[Any, int, int]:
     from torch.distributed.rendezvous import rendezvous
 
+    if not os.environ.get("RANK"):
+        for name, value in variables_of_step(os.environ).items():
+            os.environ.setdefault(name, value)  # here, so that a later init_process_group() finds the same job
     missing = [name for name in _ENVIRONMENT if not os.environ.get(name)]
     if missing:
         raise RendezvousError(

@@ -1,9 +1,10 @@
 """Training with torch: the hook for DistributedDataParallel, and what belongs to it. Needs torch."""
 
 from telegrad.compress import BySize, Tensor, Treatment
-from telegrad.train.checkpoint import RankState, load_resharded
+from telegrad.train.checkpoint import GatheredState, RankState, load_resharded
 from telegrad.train.ddp import DDPState, ddp_hook
 from telegrad.train.profile import StepProfile
+from telegrad.train.replicas import ReplicaSynchronizer
 from telegrad.train.resharding import reshard
 from telegrad.train.step_report import StepReport
 from telegrad.train.synchronizer import Synchronizer
@@ -12,8 +13,10 @@ from telegrad.train.telemetry import JsonLines, StepRecord, Telemetry, TensorBoa
 __all__ = [
     "BySize",
     "DDPState",
+    "GatheredState",
     "JsonLines",
     "RankState",
+    "ReplicaSynchronizer",
     "StepProfile",
     "StepRecord",
     "StepReport",

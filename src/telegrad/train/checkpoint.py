@@ -1,4 +1,4 @@
-"""Residuals in checkpoints of torch.distributed.checkpoint (DCP).
+"""Residuals in checkpoints: of torch.distributed.checkpoint (DCP), and of trainers whose rank 0 writes all.
 
 DCP takes tensors of the same name on several ranks for copies and writes one of them. Residuals are no copies, so each
 rank's go under its own name.
@@ -6,15 +6,17 @@ rank's go under its own name.
 
 from __future__ import annotations
 
+import json
 import os
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Protocol
 
 import torch
 
 from telegrad.comm import Communicator
-from telegrad.train.resharding import reshard
+from telegrad.comm.texts import all_gather_text
+from telegrad.train.resharding import GROUPS, reshard
 
 
 class Resumable(Protocol):
@@ -32,8 +34,8 @@ class Resumable(Protocol):
 
 
 class RankState:
-    """A DDPState, or a Synchronizer that compresses, as DCP's ``Stateful``: ``dcp.save({"model": …, "telegrad":
-    RankState(state)})`` on all ranks.
+    """A DDPState, a Synchronizer that compresses, or a ReplicaSynchronizer, as DCP's ``Stateful``:
+    ``dcp.save({"model": …, "telegrad": RankState(state)})`` on all ranks.
 
     ``dcp.load`` of the same dictionary restores it on as many ranks; for another number see ``load_resharded``.
     """
@@ -43,17 +45,74 @@ class RankState:
 
     def state_dict(self) -> dict[str, Any]:
         """Its state, under this rank's name."""
-        return {_name_of(self._state.comm.rank): self._state.state_dict()}
+        return {_name_of(self._state): self._state.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Hands this rank's part on. Raises ``ValueError`` for what does not fit it."""
-        name = _name_of(self._state.comm.rank)
+        name = _name_of(self._state)
         if name not in state:
             raise ValueError(
                 f"the checkpoint has no {name!r}: it is of other ranks than these {self._state.comm.world_size}; "
                 "telegrad.train.load_resharded restores it on any number of them"
             )
         self._state.load_state_dict(state[name])
+
+
+class GatheredState:
+    """A DDPState, or a Synchronizer that compresses, for checkpoints that rank 0 alone writes and all ranks read, as
+    those of Accelerate and Lightning: ``accelerator.register_for_checkpointing(GatheredState(state))``.
+
+    Rank 0 needs memory for the residuals of all ranks while it saves, every rank while it loads: with many ranks and
+    large models use ``RankState``.
+    """
+
+    def __init__(self, state: Resumable) -> None:
+        self._state = state
+
+    def state_dict(self) -> dict[str, Any]:
+        """What all ranks have not sent yet, on rank 0; nothing on the others. Called on all ranks."""
+        comm, own = self._state.comm, self._state.state_dict()
+        flat = torch.cat([torch.zeros(0), *_take_tensors(own)])
+        texts = all_gather_text(comm, json.dumps(own))
+        rows = comm.gather(flat, 0)
+        if comm.rank != 0:
+            return {}
+        return {"ranks": [_with_tensors(json.loads(text), row) for text, row in zip(texts, rows, strict=True)]}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Takes over this rank's part of what rank 0 has saved, or its share (``reshard``) if there were more ranks or
+        fewer. Raises ``ValueError`` for what is no such state, or does not fit."""
+        ranks = state.get("ranks") if isinstance(state, Mapping) else None
+        if not isinstance(ranks, list) or not ranks:
+            raise ValueError("state has no 'ranks': it must be what GatheredState.state_dict() gave on rank 0")
+        comm = self._state.comm
+        as_many = len(ranks) == comm.world_size
+        self._state.load_state_dict((ranks if as_many else reshard(ranks, comm.world_size))[comm.rank])
+
+
+def _take_tensors(state: dict[str, Any]) -> list[torch.Tensor]:
+    """The residuals and velocities of a state, which has their lengths instead of them from now on."""
+    tensors = []
+    for entry, kind in _entries_of(state):
+        tensors.append(entry[kind])
+        entry[kind] = entry[kind].numel()
+    return tensors
+
+
+def _with_tensors(state: dict[str, Any], flat: torch.Tensor) -> dict[str, Any]:
+    """The same state with pieces of ``flat`` for the lengths."""
+    entries = list(_entries_of(state))
+    pieces = torch.split(flat, [entry[kind] for entry, kind in entries])
+    for (entry, kind), piece in zip(entries, pieces, strict=True):
+        entry[kind] = piece
+    return state
+
+
+def _entries_of(state: dict[str, Any]) -> Iterator[tuple[dict[str, Any], str]]:
+    """What a state holds of each parameter, and the name of the tensor there."""
+    for group, kind in GROUPS.items():
+        for entry in state["compressor"].get(group, {}).values():
+            yield entry, kind
 
 
 def load_resharded(
@@ -72,9 +131,17 @@ def load_resharded(
 
     reader = FileSystemReader(checkpoint_id)
     metadata = reader.read_metadata()
-    paths = {name: path for name, path in (metadata.planner_data or {}).items() if path and path[0] == key}
+    shard = _shard_of(state)
+    paths = {
+        name: path
+        for name, path in (metadata.planner_data or {}).items()
+        if path and path[0] == key and str(path[1]).startswith(f"{shard}rank ")
+    }
     if not paths:
-        raise ValueError(f"{checkpoint_id} holds nothing under {key!r}: name what dcp.save was given as RankState")
+        raise ValueError(
+            f"{checkpoint_id} holds nothing{shard and ' of '}{shard.removesuffix(', ')} under {key!r}: name what "
+            "dcp.save was given as RankState"
+        )
     flat: dict[str, Any] = {}
     for name in paths:
         kept = metadata.state_dict_metadata[name]
@@ -97,5 +164,11 @@ def load_resharded(
     state.load_state_dict(made[state.comm.rank])
 
 
-def _name_of(rank: int) -> str:
-    return f"rank {rank}"
+def _name_of(state: Resumable) -> str:
+    return f"{_shard_of(state)}rank {state.comm.rank}"
+
+
+def _shard_of(state: Resumable) -> str:
+    """Replicas of different shards have the same ranks."""
+    shard = getattr(state, "shard", None)  # a ReplicaSynchronizer has one
+    return "" if shard is None else f"shard {shard[0]} of {shard[1]}, "

@@ -12,7 +12,8 @@ import torch
 from telegrad.train.arguments import check_choice, checked_count
 
 KEEPS = ("sum", "mean")
-_GROUPS = {"parameters": "residual", "velocities": "velocity"}
+GROUPS = {"parameters": "residual", "velocities": "velocity"}
+"""Where a compressor's state has tensors, and what they are called there."""
 
 
 def reshard(states: Iterable[Mapping[str, Any]], world_size: int, *, keep: str = "sum") -> list[dict[str, Any]]:
@@ -35,7 +36,7 @@ def reshard(states: Iterable[Mapping[str, Any]], world_size: int, *, keep: str =
         {**first, "rank": rank, "world_size": world_size, "compressor": dict(first["compressor"]), "sums": ()}
         for rank in range(world_size)
     ]
-    for group, kind in _GROUPS.items():
+    for group, kind in GROUPS.items():
         if group not in first["compressor"]:
             continue
         for one in made:
@@ -94,7 +95,7 @@ def _shape_of(state: Mapping[str, Any]) -> Any:
     compressor = state["compressor"]
     sizes = {
         group: {name: len(entry[kind]) for name, entry in compressor[group].items()}
-        for group, kind in _GROUPS.items()
+        for group, kind in GROUPS.items()
         if group in compressor
     }
     return compressor.get("feedback", "gradients"), sizes

@@ -1,0 +1,190 @@
+"""Jobs that Slurm starts: what telegrad reads of its variables, and the scripts of examples/slurm with a Slurm that
+starts its tasks here."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from telegrad.comm.slurm import first_host, variables_of_step
+
+SCRIPTS = sorted((Path(__file__).parents[3] / "examples" / "slurm").glob("*.sbatch"))
+STEP = {
+    "SLURM_PROCID": "3",
+    "SLURM_STEP_NUM_TASKS": "8",
+    "SLURM_STEP_NODELIST": "node[07-08]",
+    "SLURM_JOB_ID": "1234",
+    "SLURM_STEP_ID": "2",
+    "SLURM_LOCALID": "1",
+}
+
+SRUN = r"""#!/bin/bash
+# Nodes, two unless it is told, are all this machine.
+nodes=2
+while [[ $1 == --* ]]; do
+  [[ $1 == --nodes=* ]] && nodes=${1#*=}
+  shift
+done
+export SLURM_NTASKS=$((nodes * SLURM_NTASKS_PER_NODE)) SLURM_STEP_ID=0
+pids=()
+for ((rank = 0; rank < SLURM_NTASKS; rank++)); do
+  SLURM_PROCID=$rank SLURM_LOCALID=$((rank % SLURM_NTASKS_PER_NODE)) "$@" &
+  pids+=($!)
+done
+status=0
+for pid in "${pids[@]}"; do wait "$pid" || status=1; done
+exit $status
+"""
+SCONTROL = r"""#!/bin/bash
+[ "$*" = "show hostnames cluster[1-2]" ] && printf 'localhost\nlocalhost\n'
+"""
+# The second node, which is localhost by another name, is lost when it has failed once.
+SINFO = r"""#!/bin/bash
+[[ "$*" == *"--nodes=cluster[1-2]"* ]] || exit 1
+echo localhost
+[ -e "$LOST" ] || printf 'localhost.\nlocalhost.\n'
+"""
+PROGRAM = """
+import os, sys
+names = "RANK", "WORLD_SIZE", "LOCAL_RANK", "OMP_NUM_THREADS"
+assert os.environ["MASTER_ADDR"] and int(os.environ["MASTER_PORT"])
+sys.stdout.write(" ".join([*(os.environ[name] for name in names), *sys.argv[1:]]) + "\\n")  # a line in one piece
+"""
+
+
+def test_a_step_says_all_that_torch_asks() -> None:
+    found = variables_of_step(STEP)
+    port = int(found.pop("MASTER_PORT"))
+    assert found == {"RANK": "3", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "MASTER_ADDR": "node07"}
+    assert 15000 <= port < 31000
+    others = [{**STEP, "SLURM_STEP_ID": "3"}, {**STEP, "SLURM_JOB_ID": "1235"}]
+    assert len({variables_of_step(one)["MASTER_PORT"] for one in others} | {str(port)}) == 3
+    assert variables_of_step({**STEP, "SLURM_PROCID": "5"})["MASTER_PORT"] == str(port)
+
+
+@pytest.mark.parametrize("missing", ["SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_STEP_NODELIST", "SLURM_JOB_ID"])
+def test_no_step_says_nothing(missing: str) -> None:
+    batch_script = {**STEP, "SLURM_NTASKS": "8", "SLURM_JOB_NODELIST": "node[07-08]"}
+    del batch_script[missing]
+    assert variables_of_step(batch_script) == {}
+
+
+@pytest.mark.parametrize(
+    ("nodes", "first"),
+    [
+        ("node1", "node1"),
+        ("node1,node2", "node1"),
+        ("gpu[007-009,12],login", "gpu007"),
+        ("gpu[12,007-009]", "gpu12"),
+        ("rack[0-1]node[3-4].cluster,x", "rack0node3.cluster"),
+        ("a,b[1-2]", "a"),
+        ("n[5]", "n5"),
+    ],
+)
+def test_the_first_of_a_list_of_hosts(nodes: str, first: str) -> None:
+    assert first_host(nodes) == first
+
+
+JOINING = """
+import os
+import numpy as np
+import telegrad
+assert "RANK" not in os.environ
+with telegrad.Communicator.from_torch() as comm:
+    x = np.full(10, comm.rank + 1, np.float32)
+    comm.all_reduce(x)
+    assert (comm.world_size, set(x.tolist())) == (2, {3.0})
+    import torch.distributed as dist
+    dist.init_process_group("gloo")  # beside it, by the same variables
+    assert dist.get_rank() == comm.rank == int(os.environ["SLURM_PROCID"])
+    dist.destroy_process_group()
+"""
+
+
+def test_srun_without_torchrun() -> None:
+    own = {name: value for name, value in os.environ.items() if not name.startswith("SLURM_")}
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
+        own.pop(name, None)
+    job = str(os.getpid())  # a port of this test's own
+    step = {"SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_NODELIST": "localhost", "SLURM_JOB_ID": job, "SLURM_STEP_ID": "0"}
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", JOINING],
+            env={**own, **step, "SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank), "OMP_NUM_THREADS": "1"},
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    try:
+        said = [rank.communicate(timeout=100)[1] for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+    assert [rank.returncode for rank in ranks] == [0, 0], said
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.name)
+def test_a_script_starts_all_ranks(script: Path, tmp_path: Path) -> None:
+    said = _said(script, tmp_path, PROGRAM, ["an argument"])
+    assert said == [f"{rank} 4 {rank % 2} 4 an argument" for rank in range(4)]
+
+
+FAILING = (
+    PROGRAM
+    + """
+if os.environ["WORLD_SIZE"] == "4":
+    if os.environ["RANK"] == "3":
+        open(os.environ["LOST"], "w").close()
+        os._exit(1)
+    import time
+    time.sleep(60)  # until torchrun ends this one too
+"""
+)
+
+
+def test_a_lost_node(tmp_path: Path) -> None:
+    (script,) = (one for one in SCRIPTS if one.stem == "elastic")
+    said = _said(script, tmp_path, FAILING, [])
+    of_four = [f"{rank} 4 {rank % 2} 4" for rank in range(4)]
+    assert said == sorted([*of_four, *(f"{rank} 2 {rank} 4" for rank in range(2))])
+
+
+def _said(script: Path, tmp_path: Path, program_text: str, arguments: list[str]) -> list[str]:
+    """What the ranks print, in alphabetical order."""
+    text = script.read_text()
+    asked = dict(re.findall(r"^#SBATCH --([\w-]+)=(\S+)$", text, re.MULTILINE))
+    after = text[text.index("\nset -e") :]
+    assert "#SBATCH" not in after, "sbatch reads no option behind the first command"
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    for name, body in {"srun": SRUN, "scontrol": SCONTROL, "sinfo": SINFO}.items():
+        (folder / name).write_text(body)
+        (folder / name).chmod(0o755)
+    (program := tmp_path / "program.py").write_text(program_text)
+    environment = {
+        **{name: value for name, value in os.environ.items() if not name.startswith(("SLURM_", "OMP_"))},
+        "PATH": os.pathsep.join([str(folder), str(Path(sys.executable).parent), os.environ["PATH"]]),
+        "SLURM_JOB_ID": str(os.getpid() + 1 + SCRIPTS.index(script)),  # a port of this run's own
+        "SLURM_JOB_NODELIST": "cluster[1-2]",
+        "SLURM_NNODES": "2",
+        "LOST": str(tmp_path / "lost"),
+        "SECONDS_TO_NOTICE": "0",
+        "SLURM_NTASKS_PER_NODE": asked["ntasks-per-node"],
+        "SLURM_CPUS_PER_TASK": asked["cpus-per-task"],
+    }
+    done = subprocess.run(
+        ["bash", str(script), str(program), *arguments],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=110,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return sorted(done.stdout.splitlines())
