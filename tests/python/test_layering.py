@@ -23,12 +23,15 @@ MAY_INCLUDE = {
     "session": {"base", "kernels", "sparse", "transport", "collectives"},
     "progress": {"base", "kernels", "sparse", "transport", "collectives", "session"},
     "drivers": {"base", "transport"},
+    "joining": {
+        *("base", "kernels", "sparse", "transport", "collectives", "session", "progress", "drivers"),
+    },
     "linear": {"base"},
     "fuzz": {"base", "kernels", "sparse", "linear"},
     "simulation": {"base", "kernels", "sparse", "transport", "collectives", "session", "drivers"},
     "bindings": {
         *("base", "kernels", "sparse", "transport", "collectives", "session", "progress", "drivers", "simulation"),
-        "linear",
+        *("linear", "joining"),
     },
 }
 FOREIGN = {"ucp", "ucs", "uct", "ucm", "mpi.h", "Python.h", "nanobind", "torch", "cuda", "cuda_runtime.h"}
