@@ -103,12 +103,23 @@ def join_core(
 ) -> _core.Communicator:
     """The core's communicator of ranks that are processes, over the driver that ``options`` name. Raises
     ``TransportError`` and ``ValueError``."""
-    limits = (options.timeout_s, options.liveness_timeout_s)
-    about = {"group": group, "parent_ranks": parent_ranks}
+    timeout_s, liveness_timeout_s = options.timeout_s, options.liveness_timeout_s
     if options.make_driver is not None:
         driver = options.make_driver(rank, size)
-        return _core.Communicator.over(driver, exchange, *limits, report_folder, **about)
-    return _core.Communicator.ucx(rank, size, exchange, *limits, options.interface, report_folder, **about)
+        return _core.Communicator.over(
+            driver, exchange, timeout_s, liveness_timeout_s, report_folder, group=group, parent_ranks=parent_ranks
+        )
+    return _core.Communicator.ucx(
+        rank,
+        size,
+        exchange,
+        timeout_s,
+        liveness_timeout_s,
+        options.interface,
+        report_folder,
+        group=group,
+        parent_ranks=parent_ranks,
+    )
 
 
 def connect(group: Group | None, gather: Gather, options: Options, report_folder: str) -> Joined | None:
