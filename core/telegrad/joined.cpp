@@ -1,0 +1,79 @@
+#include "telegrad/joined.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <stdexcept>
+#include <string>
+
+#include "progress/communicator.hpp"
+
+namespace telegrad::api::detail {
+namespace {
+
+constexpr double kJoinMost_s = 60.0;
+
+void check_seconds(const char* name, double seconds) {
+  if (seconds > 0 && std::isfinite(seconds)) return;
+  throw std::invalid_argument(std::string(name) + "=" + std::to_string(seconds) + " must be positive and finite");
+}
+
+}  // namespace
+
+void raise(const Failure& failure) {
+  api::TransportError::Facts facts{.rank = failure.rank, .host = failure.host, .operation = failure.operation};
+  if (failure.peer != kNoRank) facts.peer = failure.peer;
+  if (!failure.operation.empty()) facts.tag = failure.tag.value_or(failure.sequence);
+  const std::string message = failure.message();
+  switch (failure.kind) {
+    case FailureKind::peer_failed: throw PeerFailed(message, std::move(facts));
+    case FailureKind::timeout: throw TimeoutExpired(message, std::move(facts));
+    case FailureKind::mismatched_call: throw MismatchedCall(message, std::move(facts));
+    case FailureKind::transport: break;
+  }
+  throw api::TransportError(message, std::move(facts));
+}
+
+void check(const Options& options) {
+  check_seconds("timeout_s", options.timeout_s);
+  if (options.liveness_timeout_s) check_seconds("liveness_timeout_s", *options.liveness_timeout_s);
+}
+
+void check_rank(const char* name, Rank rank, Rank size) {
+  if (rank < size) return;
+  throw std::invalid_argument(std::string(name) + "=" + std::to_string(rank) + " is no rank of " +
+                              std::to_string(size) + ": use one below");
+}
+
+std::shared_ptr<Joined> make(std::unique_ptr<Driver> driver, std::uint32_t epoch, const Options& options) {
+  return translated([&] {
+    CommunicatorOptions own;
+    own.session.epoch = epoch;
+    own.session.timeout_s = options.timeout_s;
+    own.session.liveness_timeout_s = options.liveness_timeout_s;
+    own.report_folder = options.report_folder;
+    auto joined = std::make_shared<Joined>();
+    joined->core = std::make_shared<telegrad::Communicator>(Engine::shared(), std::move(driver), own);
+    return joined;
+  });
+}
+
+void greet(Joined& joined) { joined.core->join(); }
+
+void await_join(Joined& joined, const Options& options) {
+  telegrad::Communicator& core = *joined.core;
+  const double join_s = std::min(options.timeout_s, kJoinMost_s);
+  const double deadline_s = Engine::now_s() + join_s;
+  try {
+    translated([&] {
+      while (!core.await_join(deadline_s)) {  // a signal ends it early
+        if (Engine::now_s() >= deadline_s) core.give_up_join(join_s);
+      }
+    });
+  } catch (...) {
+    core.abort("rank " + std::to_string(core.rank()) + " did not join");  // the others need not wait
+    core.close();
+    throw;
+  }
+}
+
+}  // namespace telegrad::api::detail
