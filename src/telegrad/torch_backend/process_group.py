@@ -112,6 +112,7 @@ class ProcessGroup(dist.ProcessGroup):
             return self._allreduce_sparse(tensor, opts)
         return self._all_reduced(tensors, opts)
 
+    @with_short_form(short_forms.allreduce)
     def allreduce_coalesced(self, tensors: Tensors, opts: Any) -> GroupWork:
         return self._all_reduced(tensors, opts)
 
@@ -137,6 +138,7 @@ class ProcessGroup(dist.ProcessGroup):
             )
         return self._reduce_scattered(out, _joined(blocks), [block.numel() for block in blocks], opts)
 
+    @with_short_form(short_forms.reduce_scatter_single, outputTensor="output", inputTensor="input")
     def reduce_scatter_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any) -> GroupWork:
         if input.numel() != output.numel() * self.size():
             raise ValueError(
@@ -147,6 +149,7 @@ class ProcessGroup(dist.ProcessGroup):
             input = input.clone()  # output may be a part of it
         return self._reduce_scattered(output, input, [output.numel()] * self.size(), opts)
 
+    @with_short_form(short_forms.reduce_scatter_single, outputs="output", inputs="input")
     def reduce_scatter_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any) -> GroupWork:
         return _all_of([self.reduce_scatter_single(out, x, opts) for out, x in zip(outputs, inputs, strict=True)])
 

@@ -88,6 +88,10 @@ def reduce_scatter(output: Any, input: Any, op: Any = _SUM) -> tuple[Any, ...]:
     return _listed(output), _nested(input), _options(op)
 
 
+def reduce_scatter_single(output: Any, input: Any) -> tuple[Any, ...]:
+    return output, input, _options()
+
+
 def all_to_all_single(
     output: Any, input: Any, output_split_sizes: Sequence[int] = (), input_split_sizes: Sequence[int] = ()
 ) -> tuple[Any, ...]:

@@ -260,11 +260,14 @@ def short_forms() -> Any:
     group.scatter(part, [of_rank(2) + i for i in range(size)] if dist.get_rank() == 0 else [], 0).wait()
     summed = torch.zeros(2)
     group.reduce_scatter(summed, [of_rank(2) + i for i in range(size)]).wait()
+    group.allreduce_coalesced([z]).wait()
+    own = torch.zeros(2)
+    group._reduce_scatter_base(own, torch.cat([of_rank(2)] * size)).wait()
     dealt = torch.zeros(size)
     group.alltoall_base(dealt, of_rank(size), [], []).wait()
     group.barrier(timeout=timedelta(seconds=60)).wait()
     group.barrier().wait()
-    return [x, y, z, reduced if dist.get_rank() == 1 else 0, blocks, gathered, part, summed, dealt]
+    return [x, y, z, reduced if dist.get_rank() == 1 else 0, blocks, gathered, part, summed, own, dealt]
 
 
 PROGRAMS: dict[str, Callable[[], Any]] = {
