@@ -1,4 +1,4 @@
-# What a C++ program finds with find_package(telegrad [COMPONENTS ucx]): libraries, the headers <telegrad/…>, and a
+# What a C++ program finds with find_package(telegrad [COMPONENTS ucx mpi]): libraries, the headers <telegrad/…>, and a
 # package that looks for what they need. Each component is a set of targets of its own.
 include(GNUInstallDirs)
 include(CMakePackageConfigHelpers)
@@ -20,6 +20,13 @@ if(TARGET telegrad_ucx)
   set_target_properties(telegrad_ucx_api PROPERTIES EXPORT_NAME ucx_api)
   telegrad_component(ucx telegrad_ucx telegrad_ucx_api)
   set(telegrad_ucx_found_in "${ucx_DIR}")
+endif()
+
+if(TARGET telegrad_mpi)
+  list(APPEND public_headers mpi)
+  # A program's own find_package(MPI) says where MPI is, and which: the one that telegrad was built with.
+  set_target_properties(telegrad_mpi PROPERTIES EXPORT_NAME mpi)
+  telegrad_component(mpi telegrad_mpi)
 endif()
 
 list(TRANSFORM public_headers PREPEND "${CMAKE_CURRENT_SOURCE_DIR}/telegrad/")

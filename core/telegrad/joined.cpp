@@ -44,13 +44,18 @@ void check_rank(const char* name, Rank rank, Rank size) {
                               std::to_string(size) + ": use one below");
 }
 
+CommunicatorOptions own_options(const Options& options) {
+  CommunicatorOptions own;
+  own.session.timeout_s = options.timeout_s;
+  own.session.liveness_timeout_s = options.liveness_timeout_s;
+  own.report_folder = options.report_folder;
+  return own;
+}
+
 std::shared_ptr<Joined> make(std::unique_ptr<Driver> driver, std::uint32_t epoch, const Options& options) {
   return translated([&] {
-    CommunicatorOptions own;
+    CommunicatorOptions own = own_options(options);
     own.session.epoch = epoch;
-    own.session.timeout_s = options.timeout_s;
-    own.session.liveness_timeout_s = options.liveness_timeout_s;
-    own.report_folder = options.report_folder;
     auto joined = std::make_shared<Joined>();
     joined->core = std::make_shared<telegrad::Communicator>(Engine::shared(), std::move(driver), own);
     return joined;

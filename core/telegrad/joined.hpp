@@ -15,6 +15,7 @@
 
 namespace telegrad {
 class Communicator;
+struct CommunicatorOptions;
 }
 
 namespace telegrad::api::detail {
@@ -48,6 +49,7 @@ auto translated(Body body) {
 
 /// Throws std::invalid_argument.
 void check(const Options& options);
+CommunicatorOptions own_options(const Options& options);
 /// `epoch`: the same on all ranks, and another for every group. Every rank of the process is made before any greets its
 /// peers, and has greeted before any waits in await_join(), which closes if that fails. They throw TransportError.
 std::shared_ptr<Joined> make(std::unique_ptr<Driver> driver, std::uint32_t epoch, const Options& options);

@@ -105,7 +105,9 @@ def prefix(tmp_path_factory: pytest.TempPathFactory) -> Path:
     if not (BUILT / "CMakeCache.txt").is_file():
         pytest.skip("build/core is not there (make build makes it)")
     folder = tmp_path_factory.mktemp("prefix")
-    run(tool("cmake"), "--build", BUILT, "--target", "telegrad", "telegrad_ucx")
+    known = run(tool("cmake"), "--build", BUILT, "--target", "help")
+    targets = [name for name in ("telegrad", "telegrad_ucx", "telegrad_mpi") if f"{name}:" in known]
+    run(tool("cmake"), "--build", BUILT, "--target", *targets)
     run(tool("cmake"), "--install", BUILT, "--prefix", folder)
     return folder
 
@@ -132,6 +134,18 @@ def test_headers_are_below_one_folder_and_need_nothing_else(prefix: Path, tmp_pa
 def test_threads_sum_sparse_vectors(examples: Path) -> None:
     found = run(examples / "local", "3", timeout=60)
     assert found.splitlines() == ["7: 3", "1000: 0.5", "1001: 0.5", "1002: 0.5"]
+
+
+@pytest.mark.timeout(600)
+def test_ranks_of_an_mpi_job_sum_sparse_vectors(examples: Path) -> None:
+    if not (examples / "sum_over_mpi").is_file():
+        pytest.skip("build/core has no MPI driver (pip install mpich, then make)")
+    found = run(tool("mpiexec"), "-n", "4", examples / "sum_over_mpi", timeout=120)
+    assert found.splitlines() == ["7: 4", "1000: 0.5", "1001: 0.5", "1002: 0.5", "1003: 0.5"]
+
+
+def test_the_mpi_example_is_short() -> None:
+    assert len((REPOSITORY / "examples" / "cpp" / "sum_over_mpi.cpp").read_text().splitlines()) < 40
 
 
 @pytest.mark.timeout(600)
