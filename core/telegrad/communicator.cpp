@@ -60,6 +60,7 @@ void check_peer(const char* name, Rank peer, Rank own, Rank size) {
   if (peer == own) throw std::invalid_argument(std::string(name) + "=" + std::to_string(peer) + " is this rank itself");
 }
 
+constexpr double kJoinMost_s = 60.0;
 constexpr const char* kAllBlocks = "the blocks of all ranks";
 constexpr const char* kOwnBlock = "this rank's block";
 
@@ -68,17 +69,27 @@ constexpr const char* kOwnBlock = "this rank's block";
 std::vector<Communicator> Communicator::local(Rank size, const Options& options) {
   if (size == 0) throw std::invalid_argument("size=0 must be at least 1: the number of ranks");
   detail::check(options);
-  Options own = options;
-  own.liveness_timeout_s = std::nullopt;  // one engine runs all ranks: none can fall silent without the others
-  const std::uint32_t epoch = std::random_device{}();
-  const auto network = std::make_shared<LocalNetwork>(size);
-  std::vector<Communicator> all;
-  for (Rank rank = 0; rank < size; ++rank) {
-    all.emplace_back(detail::make(std::make_unique<LocalDriver>(network, rank), epoch, own));
-  }
-  for (const Communicator& one : all) detail::greet(*one.joined_);
-  for (const Communicator& one : all) detail::await_join(*one.joined_, own);
-  return all;
+  CommunicatorOptions own = detail::own_options(options);
+  own.session.liveness_timeout_s = std::nullopt;  // one engine runs all ranks: none can fall silent without the others
+  own.session.epoch = std::random_device{}();
+  return detail::translated([&] {
+    const auto network = std::make_shared<LocalNetwork>(size);
+    const auto engine = Engine::shared();
+    std::vector<Communicator> all;
+    for (Rank rank = 0; rank < size; ++rank) {
+      auto joined = std::make_shared<detail::Joined>();
+      joined->core = std::make_shared<telegrad::Communicator>(engine, std::make_unique<LocalDriver>(network, rank), own);
+      all.emplace_back(std::move(joined));
+    }
+    for (const Communicator& one : all) one.joined_->core->join();
+    for (const Communicator& one : all) {
+      const double deadline_s = Engine::now_s() + kJoinMost_s;
+      while (!one.joined_->core->await_join(deadline_s)) {  // a signal ends it early
+        if (Engine::now_s() >= deadline_s) one.joined_->core->give_up_join(kJoinMost_s);
+      }
+    }
+    return all;
+  });
 }
 
 Communicator::~Communicator() {

@@ -1,6 +1,5 @@
 #include "telegrad/joined.hpp"
 
-#include <algorithm>
 #include <cmath>
 #include <stdexcept>
 #include <string>
@@ -9,8 +8,6 @@
 
 namespace telegrad::api::detail {
 namespace {
-
-constexpr double kJoinMost_s = 60.0;
 
 void check_seconds(const char* name, double seconds) {
   if (seconds > 0 && std::isfinite(seconds)) return;
@@ -50,35 +47,6 @@ CommunicatorOptions own_options(const Options& options) {
   own.session.liveness_timeout_s = options.liveness_timeout_s;
   own.report_folder = options.report_folder;
   return own;
-}
-
-std::shared_ptr<Joined> make(std::unique_ptr<Driver> driver, std::uint32_t epoch, const Options& options) {
-  return translated([&] {
-    CommunicatorOptions own = own_options(options);
-    own.session.epoch = epoch;
-    auto joined = std::make_shared<Joined>();
-    joined->core = std::make_shared<telegrad::Communicator>(Engine::shared(), std::move(driver), own);
-    return joined;
-  });
-}
-
-void greet(Joined& joined) { joined.core->join(); }
-
-void await_join(Joined& joined, const Options& options) {
-  telegrad::Communicator& core = *joined.core;
-  const double join_s = std::min(options.timeout_s, kJoinMost_s);
-  const double deadline_s = Engine::now_s() + join_s;
-  try {
-    translated([&] {
-      while (!core.await_join(deadline_s)) {  // a signal ends it early
-        if (Engine::now_s() >= deadline_s) core.give_up_join(join_s);
-      }
-    });
-  } catch (...) {
-    core.abort("rank " + std::to_string(core.rank()) + " did not join");  // the others need not wait
-    core.close();
-    throw;
-  }
 }
 
 }  // namespace telegrad::api::detail

@@ -11,7 +11,7 @@
 #include "sparse/stream.hpp"
 #include "telegrad/communicator.hpp"
 #include "telegrad/errors.hpp"
-#include "transport/driver.hpp"
+#include "transport/failure.hpp"
 
 namespace telegrad {
 class Communicator;
@@ -49,13 +49,8 @@ auto translated(Body body) {
 
 /// Throws std::invalid_argument.
 void check(const Options& options);
+/// As the library's own; of no epoch yet.
 CommunicatorOptions own_options(const Options& options);
-/// `epoch`: the same on all ranks, and another for every group. Every rank of the process is made before any greets its
-/// peers, and has greeted before any waits in await_join(), which closes if that fails. They throw TransportError.
-std::shared_ptr<Joined> make(std::unique_ptr<Driver> driver, std::uint32_t epoch, const Options& options);
-void greet(Joined& joined);
-void await_join(Joined& joined, const Options& options);
-
 /// Throws std::invalid_argument, naming what was given, unless `size` ranks have such a one.
 void check_rank(const char* name, Rank rank, Rank size);
 

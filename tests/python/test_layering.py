@@ -23,6 +23,9 @@ MAY_INCLUDE = {
     "session": {"base", "kernels", "sparse", "transport", "collectives"},
     "progress": {"base", "kernels", "sparse", "transport", "collectives", "session"},
     "drivers": {"base", "transport"},
+    "joining": {
+        *("base", "kernels", "sparse", "transport", "collectives", "session", "progress", "drivers"),
+    },
     "telegrad": {
         *("base", "kernels", "sparse", "transport", "collectives", "session", "progress", "drivers", "joining"),
     },
@@ -31,7 +34,7 @@ MAY_INCLUDE = {
     "simulation": {"base", "kernels", "sparse", "transport", "collectives", "session", "drivers"},
     "bindings": {
         *("base", "kernels", "sparse", "transport", "collectives", "session", "progress", "drivers", "simulation"),
-        "linear",
+        *("linear", "joining"),
     },
 }
 FOREIGN = {"ucp", "ucs", "uct", "ucm", "mpi.h", "Python.h", "nanobind", "torch", "cuda", "cuda_runtime.h"}
