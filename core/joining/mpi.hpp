@@ -1,5 +1,5 @@
 #pragma once
-// Communicators of C++ programs that have MPI: telegrad::mpi::join(MPI_COMM_WORLD). Link with telegrad::mpi.
+// From an MPI communicator to a Communicator of its ranks: what telegrad/mpi.hpp offers to C++ programs.
 
 #include <memory>
 
