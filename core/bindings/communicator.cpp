@@ -5,16 +5,17 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
-#include <algorithm>
-#include <cstring>
 #include <limits>
+#include <memory>
 #include <random>
 
+#include "bindings/driver_capsule.hpp"
 #include "bindings/moves.hpp"
 #include "bindings/point_to_point.hpp"
 #include "bindings/reductions.hpp"
 #include "drivers/local/local_driver.hpp"
 #include "drivers/ucx/ucx_driver.hpp"
+#include "joining/join.hpp"
 #include "progress/report_signal.hpp"
 
 namespace telegrad::bindings {
@@ -52,68 +53,67 @@ std::vector<CommunicatorPtr> make_local(Rank size, double timeout_s, const std::
   return all;
 }
 
-CommunicatorPtr join_ucx(Rank rank, Rank size, const nb::callable& exchange, double timeout_s,
-                         std::optional<double> liveness_timeout_s, const std::optional<std::string>& interface,
-                         const std::string& report_folder, bool checks, const std::shared_ptr<const Group>& group) {
-  auto driver = std::make_unique<UcxDriver>(rank, size, UcxOptions{.interface = interface.value_or("")});
-  const std::vector<std::byte> address = driver->address();
-  std::uint32_t epoch = std::random_device{}();
-  std::vector<std::byte> mine(sizeof epoch + address.size());
-  std::memcpy(mine.data(), &epoch, sizeof epoch);
-  std::ranges::copy(address, mine.begin() + sizeof epoch);
-
-  const nb::object answer = exchange(nb::bytes(mine.data(), mine.size()));
-  std::vector<std::vector<std::byte>> addresses;
-  for (const nb::handle item : answer) {
-    const auto blob = nb::cast<nb::bytes>(item);
-    if (blob.size() <= sizeof epoch) throw nb::value_error("exchange returned a blob that is no address");
-    if (addresses.empty()) std::memcpy(&epoch, blob.c_str(), sizeof epoch);
-    const auto* const first = reinterpret_cast<const std::byte*>(blob.c_str());
-    addresses.emplace_back(first + sizeof epoch, first + blob.size());
-  }
-  if (addresses.size() != size) {
-    throw nb::value_error(("exchange returned " + std::to_string(addresses.size()) + " addresses for size=" +
-                           std::to_string(size) + " ranks")
-                              .c_str());
-  }
-  driver->connect(addresses);
-  CommunicatorOptions options{
-      .session = {.epoch = epoch, .timeout_s = timeout_s, .liveness_timeout_s = liveness_timeout_s, .group = group},
-      .report_folder = report_folder};
-  if (!checks) {
-    constexpr double kNever_s = std::numeric_limits<double>::infinity();
-    options.session.heartbeat_s = kNever_s;
-    options.session.probe_s = kNever_s;
-  }
-  auto communicator = std::make_shared<Communicator>(Engine::shared(), std::move(driver), options);
-  communicator->join();
-  const double join_s = std::min(timeout_s, kJoinMost_s);
-  try {
-    if (!with_signals(Engine::now_s() + join_s,
-                      [&](double slice_s) { return communicator->await_join(slice_s); })) {
-      communicator->give_up_join(join_s);
+// Without the interpreter's lock, but while Python is asked.
+CommunicatorPtr join_over(std::unique_ptr<AddressedDriver> driver, const nb::callable& exchange,
+                          CommunicatorOptions options) {
+  const Exchange swap = [&](ConstBytes mine) {
+    const nb::gil_scoped_acquire locked;
+    const nb::object answer = exchange(nb::bytes(mine.data(), mine.size()));
+    std::vector<std::vector<std::byte>> all;
+    for (const nb::handle item : answer) {
+      const auto blob = nb::cast<nb::bytes>(item);
+      const auto* const first = reinterpret_cast<const std::byte*>(blob.c_str());
+      all.emplace_back(first, first + blob.size());
     }
-  } catch (...) {  // Ctrl-C too: the others need not wait, and closing takes a moment
-    const nb::gil_scoped_release unlocked;
-    communicator->abort("rank " + std::to_string(rank) + " did not join");
-    communicator->close();
-    throw;
-  }
-  return communicator;
+    return all;
+  };
+  const Waiting waiting = [](double deadline_s, const std::function<bool(double)>& attempt) {
+    const nb::gil_scoped_acquire locked;
+    return with_signals(deadline_s, attempt);
+  };
+  const nb::gil_scoped_release unlocked;
+  return join(std::move(driver), std::move(options), swap, waiting);
+}
+
+CommunicatorOptions options_of(double timeout_s, std::optional<double> liveness_timeout_s,
+                               const std::string& report_folder, const std::string& group_name,
+                               std::vector<Rank> parent_ranks) {
+  return {.session = {.timeout_s = timeout_s,
+                      .liveness_timeout_s = liveness_timeout_s,
+                      .group = group_named(group_name, std::move(parent_ranks))},
+          .report_folder = report_folder};
 }
 
 CommunicatorPtr make_ucx(Rank rank, Rank size, const nb::callable& exchange, double timeout_s,
                          std::optional<double> liveness_timeout_s, const std::optional<std::string>& interface,
                          const std::string& report_folder, bool checks, const std::string& group_name,
                          std::vector<Rank> parent_ranks) {
-  const auto group = group_named(group_name, std::move(parent_ranks));
+  CommunicatorOptions options =
+      options_of(timeout_s, liveness_timeout_s, report_folder, group_name, std::move(parent_ranks));
+  if (!checks) {
+    constexpr double kNever_s = std::numeric_limits<double>::infinity();
+    options.session.heartbeat_s = kNever_s;
+    options.session.probe_s = kNever_s;
+  }
+  std::unique_ptr<AddressedDriver> driver;
   try {
-    return join_ucx(rank, size, exchange, timeout_s, liveness_timeout_s, interface, report_folder, checks, group);
-  } catch (const TransportError& error) {  // also of the driver, which knows of no groups
+    driver = std::make_unique<UcxDriver>(rank, size, UcxOptions{.interface = interface.value_or("")});
+  } catch (const TransportError& error) {
     Failure failure = error.failure();
-    failure.group = group;
+    failure.group = options.session.group;
     throw TransportError(std::move(failure));
   }
+  return join_over(std::move(driver), exchange, std::move(options));
+}
+
+// `driver`: a capsule of another extension module, which holds a driver until it is joined.
+CommunicatorPtr make_over(const nb::capsule& driver, const nb::callable& exchange, double timeout_s,
+                          std::optional<double> liveness_timeout_s, const std::string& report_folder,
+                          const std::string& group_name, std::vector<Rank> parent_ranks) {
+  auto& held = *static_cast<std::unique_ptr<AddressedDriver>*>(driver.data(kDriverCapsule));
+  if (!held) throw nb::value_error("this driver is joined already: make another");
+  return join_over(std::move(held), exchange,
+                   options_of(timeout_s, liveness_timeout_s, report_folder, group_name, std::move(parent_ranks)));
 }
 
 nb::dict counters_of(Communicator& self) {
@@ -181,6 +181,9 @@ void bind_communicator(nb::module_& module) {
       .def_static("ucx", &make_ucx, nb::arg("rank"), nb::arg("size"), nb::arg("exchange"), nb::arg("timeout_s"),
                   nb::arg("liveness_timeout_s").none(), nb::arg("interface").none(), nb::arg("report_folder") = "",
                   nb::arg("checks") = true, nb::arg("group") = "", nb::arg("parent_ranks") = std::vector<Rank>{})
+      .def_static("over", &make_over, nb::arg("driver"), nb::arg("exchange"), nb::arg("timeout_s"),
+                  nb::arg("liveness_timeout_s").none(), nb::arg("report_folder") = "", nb::arg("group") = "",
+                  nb::arg("parent_ranks") = std::vector<Rank>{})
       .def_prop_ro("rank", &Communicator::rank)
       .def_prop_ro("size", &Communicator::size)
       .def_prop_ro("driver", &Communicator::driver_name)

@@ -3,7 +3,9 @@
 // operation is, and never resumes a coroutine: it completes Pendings and reports to its EventSink.
 // All calls come from whoever holds the engine's baton, one at a time; only wake() may come from any thread.
 
+#include <cstddef>
 #include <cstdint>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -93,6 +95,15 @@ class Driver {
   virtual void shut_down() = 0;
   /// True if what was sent still arrives after shut_down(), so that a rank may leave before its peers do.
   virtual bool delivers_after_shut_down() const { return false; }
+};
+
+/// A driver whose ranks are processes: they learn each other's addresses, in whatever way, before a session uses it.
+class AddressedDriver : public Driver {
+ public:
+  /// The bytes by which peers know and reach this rank.
+  virtual std::vector<std::byte> address() const = 0;
+  /// `addresses[r]` is rank r's address(); once. Throws TransportError.
+  virtual void connect(std::span<const std::vector<std::byte>> addresses) = 0;
 };
 
 }  // namespace telegrad

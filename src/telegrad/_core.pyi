@@ -168,6 +168,16 @@ class Communicator:
         group: str = "",
         parent_ranks: Sequence[int] = (),
     ) -> Communicator: ...
+    @staticmethod
+    def over(
+        driver: object,  # what telegrad._mpi.make_driver() returns
+        exchange: Callable[[bytes], list[bytes]],
+        timeout_s: float,
+        liveness_timeout_s: float | None,
+        report_folder: str = "",
+        group: str = "",
+        parent_ranks: Sequence[int] = (),
+    ) -> Communicator: ...
     @property
     def rank(self) -> int: ...
     @property

@@ -14,9 +14,10 @@ import time
 from collections.abc import Callable
 
 import numpy as np
+from joined import join
 
 from telegrad import Communicator, SparseStream, errors
-from telegrad.launch import join, rank_and_size
+from telegrad.launch import rank_and_size
 from telegrad.launch.joining import exchange
 
 
@@ -84,7 +85,7 @@ def idle_then_reduce() -> None:
 
 def call_differently(what: str) -> None:
     """Rank 1 calls something else than the others. A slow rank may hear of it in the first barrier already."""
-    communicator = join(timeout_s=30.0, join_timeout_s=30.0)
+    communicator = join(timeout_s=30.0)
     odd = communicator.rank == 1
     x = np.ones(1000 + odd if what == "count" else 1000, np.float32)
     try:

@@ -12,10 +12,10 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import numpy.typing as npt
 import program
+from joined import join
 
 from telegrad import Communicator, Work
 from telegrad.errors import TransportError
-from telegrad.launch import join
 
 COUNTS = (0, 1, 1000, 70_001, 3)  # f32: within and beyond what networks copy at once; the last one overtakes
 TAGS = (5, 0, 5, 0, 5)

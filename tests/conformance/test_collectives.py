@@ -1,7 +1,7 @@
 """One suite for every driver: all cases of cases.py, results compared with numpy's and their bits across ranks.
 
-``ucx``: processes of our own launcher, started once for each number of ranks. ``local``: ranks of this process.
-``sim``: the same in virtual time.
+``ucx``: processes of our own launcher, started once for each number of ranks; ``mpi``: of mpiexec. ``local``: ranks of
+this process. ``sim``: the same in virtual time.
 """
 
 from __future__ import annotations
@@ -9,7 +9,9 @@ from __future__ import annotations
 import functools
 import json
 import os
+import subprocess
 import sys
+import tempfile
 import time
 from collections import defaultdict
 from pathlib import Path
@@ -18,11 +20,19 @@ import program
 import pytest
 from cases import SIZES, groups
 from cases_moves import BLOCK_OPERATIONS, DIFFERS_BY_RANK
+from joined import MPI_MISSING
 
 from telegrad import Communicator, _core
 from telegrad.launch import Ranks
 
-DRIVERS = ["local", "ucx", "sim"]
+MPI_SIZES = (2, 3, 4, 8)  # what differs between drivers shows in few numbers of ranks
+# Processes are many for few cores: of numbers that are no powers of two UCX has 3 and 5, the other drivers these too.
+_SLOW = {("ucx", 7), ("ucx", 13)}
+JOBS = [
+    pytest.param(driver, size, marks=[pytest.mark.slow] if (driver, size) in _SLOW else [])
+    for driver, sizes in (("local", SIZES), ("ucx", SIZES), ("sim", SIZES), ("mpi", MPI_SIZES))
+    for size in sizes
+]
 FAMILIES = ["ring", "recursive_doubling", "rabenseifner", "auto", "reduce", "reduce_scatter", "reduce_scatter_v"]
 FAMILIES += [
     "all_reduce_out",
@@ -74,10 +84,24 @@ def _sim(size: int) -> list[program.Outcome]:
     return list(program.run(sim.World(size, seed=size).communicators))
 
 
+def _mpi(size: int) -> list[program.Outcome]:
+    mpiexec = Path(sys.executable).with_name("mpiexec")
+    script = Path(__file__).with_name("mpi_program.py")
+    with tempfile.TemporaryDirectory() as folder:
+        subprocess.run(
+            [mpiexec, "-n", str(size), sys.executable, script, folder],
+            env={**os.environ, **_ENVIRONMENT},
+            timeout=_TIMEOUT_S,
+            check=True,
+        )
+        texts = [file.read_text() for file in Path(folder).iterdir()]
+    return [json.loads(line) for text in texts for line in text.splitlines()]
+
+
 @functools.cache
 def _outcomes_or_error(driver: str, size: int) -> list[program.Outcome] | Exception:
     try:
-        return {"local": _local, "ucx": _ucx, "sim": _sim}[driver](size)
+        return {"local": _local, "ucx": _ucx, "sim": _sim, "mpi": _mpi}[driver](size)
     except Exception as error:
         return error
 
@@ -90,21 +114,14 @@ def outcomes_of(driver: str, size: int) -> list[program.Outcome]:
     return found
 
 
-# Processes are many for few cores: of numbers that are no powers of two UCX has 3 and 5, the other drivers these too.
-_SLOW = {("ucx", 7), ("ucx", 13)}
-_JOBS = [
-    pytest.param(driver, size, marks=[pytest.mark.slow] if (driver, size) in _SLOW else [])
-    for driver in DRIVERS
-    for size in SIZES
-]
-
-
 @pytest.mark.timeout(_TIMEOUT_S + 20)
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize(("driver", "size"), _JOBS)
+@pytest.mark.parametrize(("driver", "size"), JOBS)
 def test_collectives(driver: str, size: int, family: str) -> None:
     if driver == "ucx" and not hasattr(_core.Communicator, "ucx"):
         pytest.skip("built without UCX")
+    if driver == "mpi" and MPI_MISSING:
+        pytest.skip(MPI_MISSING)
     asked = groups(size)
     found = [outcome for outcome in outcomes_of(driver, size) if asked[outcome["group"]].family == family]
     by_case: dict[tuple[int, int], list[program.Outcome]] = defaultdict(list)
@@ -120,7 +137,7 @@ def test_collectives(driver: str, size: int, family: str) -> None:
         if case.operation not in DIFFERS_BY_RANK and len({result["digest"] for result in results}) != 1:
             faults.append(f"{case}: ranks hold different bits")
         came, left = (f(r[k] for r in results) for f, k in ((max, "began_s"), (min, "ended_s")))
-        if driver == "ucx" and case.operation == "barrier" and came > left:
+        if driver in ("ucx", "mpi") and case.operation == "barrier" and came > left:
             faults.append(f"{case}: a rank left before another came")
     assert not faults, "\n".join(faults[:20])
 

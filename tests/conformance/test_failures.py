@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from joined import DRIVER, MPI_MISSING, is_over_mpi
 
 from telegrad import _core
 from telegrad.launch import RankExit, Ranks
@@ -27,6 +28,30 @@ pytestmark = [
 _ENVIRONMENT = {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *filter(None, sys.path)])}
 
 Facts = dict[int, list[dict[str, Any]]]
+
+_JOINS_BY_ADDRESS = "it is about addresses that are exchanged before the ranks join; MPI's ranks have joined already"
+_NOT_OVER_MPI = {
+    "test_nothing_is_left_after_a_failure": "MPI's own shared memory and descriptors come and go as it likes",
+    "test_a_rank_that_dies_before_the_others_join_is_named": _JOINS_BY_ADDRESS,
+    "test_ctrl_c_ends_joining": _JOINS_BY_ADDRESS,
+}
+
+
+@pytest.fixture(params=["ucx", "mpi"], autouse=True)
+def _driver(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every test runs over each driver. MPI's ranks are started by our launcher too: mpiexec ends all when one dies."""
+    monkeypatch.setenv(DRIVER, request.param)
+    if request.param == "ucx":
+        return
+    arguments = request.node.callspec.params
+    if MPI_MISSING:
+        pytest.skip(MPI_MISSING)
+    if reason := _NOT_OVER_MPI.get(request.node.originalname):
+        pytest.skip(reason)
+    if arguments.get("transports", "all") != "all":
+        pytest.skip("which network MPI takes is its own business")
+    if arguments.get("size", 3) != 3:
+        pytest.skip("one number of ranks is enough to see the driver's part")
 
 
 def _run(
@@ -51,10 +76,11 @@ def _run(
         arguments=arguments,
         environment={
             **_ENVIRONMENT,
-            "UCX_TLS": transports,
+            **({} if is_over_mpi() else {"UCX_TLS": transports}),
             **({"TELEGRAD_REPORT_DIR": str(reports)} if reports else {}),
         },
         on_line=take,
+        mpich=is_over_mpi(),
     ) as ranks:
         while once_ready is not None and sum("ready" in said for rank in facts for said in facts[rank][:1]) < size:
             assert len(ranks.running()) == size, "a rank ended before all were ready"

@@ -14,6 +14,7 @@ import program
 import pytest
 from cases import groups
 from cases_moves import DIFFERS_BY_RANK
+from joined import DRIVER, MPI_MISSING
 from messages_program import ONE_IN
 
 from telegrad import Communicator, _core, sim
@@ -21,6 +22,7 @@ from telegrad.launch import Ranks
 
 _ENVIRONMENT = {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *filter(None, sys.path)])}
 _needs_ucx = pytest.mark.skipif(not hasattr(_core.Communicator, "ucx"), reason="built without UCX")
+_OVER_MPI = pytest.param("mpi", marks=pytest.mark.skipif(bool(MPI_MISSING), reason=MPI_MISSING))
 pytestmark = pytest.mark.timeout(240)
 
 
@@ -35,8 +37,9 @@ def _said(function: str, size: int, transports: str = "all") -> dict[int, list[d
         f"messages_program:{function}",
         size,
         timeout_s=200.0,
-        environment={**_ENVIRONMENT, "UCX_TLS": transports},
+        environment={**_ENVIRONMENT, **({DRIVER: "mpi"} if transports == "mpi" else {"UCX_TLS": transports})},
         on_line=take,
+        mpich=transports == "mpi",
     ) as ranks:
         ranks.wait(until_all=True)
     return said
@@ -62,7 +65,7 @@ def test_messages_in_virtual_time(size: int) -> None:
 
 
 @_needs_ucx
-@pytest.mark.parametrize("transports", ["all", "tcp"])
+@pytest.mark.parametrize("transports", ["all", "tcp", _OVER_MPI])
 @pytest.mark.parametrize("size", [2, 3, 5])
 def test_messages_of_processes(size: int, transports: str) -> None:
     said = _said("exchange_main", size, transports)
@@ -92,8 +95,9 @@ def _look_at(found: list[tuple[int, program.Outcome]]) -> None:
 
 
 @_needs_ucx
-def test_collectives_in_groups_of_processes() -> None:
-    said = _said("groups_main", len(messages_program.COLORS))
+@pytest.mark.parametrize("transports", ["all", _OVER_MPI])
+def test_collectives_in_groups_of_processes(transports: str) -> None:
+    said = _said("groups_main", len(messages_program.COLORS), transports)
     _look_at([(one.pop("color"), program.Outcome(**one)) for lines in said.values() for one in lines])  # type: ignore[typeddict-item]
 
 
@@ -105,8 +109,9 @@ def test_collectives_in_groups_of_threads() -> None:
 
 
 @_needs_ucx
-def test_what_a_closed_peer_has_sent_is_received_and_what_it_has_not_fails_at_once() -> None:
-    said = _said("leave_without_sending", 3)
+@pytest.mark.parametrize("transports", ["all", _OVER_MPI])
+def test_what_a_closed_peer_has_sent_is_received_and_what_it_has_not_fails_at_once(transports: str) -> None:
+    said = _said("leave_without_sending", 3, transports)
     right, *failures = [*said[0], *said[2]]
     assert right == {"right": True}
     assert len(failures) == 2
@@ -116,8 +121,9 @@ def test_what_a_closed_peer_has_sent_is_received_and_what_it_has_not_fails_at_on
 
 
 @_needs_ucx
-def test_a_death_ends_the_group_and_its_parent() -> None:
-    said = _said("die_in_a_group", 3)
+@pytest.mark.parametrize("transports", ["all", _OVER_MPI])
+def test_a_death_ends_the_group_and_its_parent(transports: str) -> None:
+    said = _said("die_in_a_group", 3, transports)
     assert [(one["error"], one["peer"]) for one in said[0]] == [("PeerFailed", 1)]
     assert [(one["error"], one["peer"]) for one in said[2]] == [("PeerFailed", 0), ("PeerFailed", 1)]
     in_group, in_parent = said[2]
@@ -127,6 +133,7 @@ def test_a_death_ends_the_group_and_its_parent() -> None:
 
 
 @_needs_ucx
-def test_a_failure_in_a_group_leaves_its_parent_usable() -> None:
-    said = _said("fail_in_a_group_only", 2)
+@pytest.mark.parametrize("transports", ["all", _OVER_MPI])
+def test_a_failure_in_a_group_leaves_its_parent_usable(transports: str) -> None:
+    said = _said("fail_in_a_group_only", 2, transports)
     assert said == {rank: [{"error": "MismatchedCall", "peer": 1}, {"right": True}] for rank in range(2)}

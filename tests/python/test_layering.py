@@ -23,16 +23,23 @@ MAY_INCLUDE = {
     "session": {"base", "kernels", "sparse", "transport", "collectives"},
     "progress": {"base", "kernels", "sparse", "transport", "collectives", "session"},
     "drivers": {"base", "transport"},
+    "joining": {
+        *("base", "kernels", "sparse", "transport", "collectives", "session", "progress", "drivers"),
+    },
+    "telegrad": {
+        *("base", "kernels", "sparse", "transport", "collectives", "session", "progress", "drivers", "joining"),
+    },
     "linear": {"base"},
     "fuzz": {"base", "kernels", "sparse", "linear"},
     "simulation": {"base", "kernels", "sparse", "transport", "collectives", "session", "drivers"},
     "bindings": {
         *("base", "kernels", "sparse", "transport", "collectives", "session", "progress", "drivers", "simulation"),
-        "linear",
+        *("linear", "joining"),
     },
 }
 FOREIGN = {"ucp", "ucs", "uct", "ucm", "mpi.h", "Python.h", "nanobind", "torch", "cuda", "cuda_runtime.h"}
 MAY_INCLUDE_FOREIGN = {"drivers": {"ucp", "ucs", "uct", "ucm", "mpi.h"}, "bindings": {"nanobind", "Python.h"}}
+MAY_INCLUDE_FOREIGN["telegrad"] = {"mpi.h"}  # what joins the ranks of an MPI communicator
 
 # Names are folders of the package, modules beside them, or the compiled core.
 BASICS = {"errors", "stream", "_core"}
@@ -199,6 +206,17 @@ def test_core_includes_point_down(path: Path) -> None:
     folder = path.relative_to(CORE).parts[0]
     assert folder in MAY_INCLUDE, f"core/{folder} is a new room: give it its place in MAY_INCLUDE and in docs/design.md"
     assert cpp_faults(folder, path.read_text()) == []
+
+
+def installed_headers() -> set[str]:
+    (names,) = re.findall(r"set\(public_headers ([^)]*)\)", (CORE / "cmake" / "install.cmake").read_text())
+    return {f"telegrad/{name}.hpp" for name in [*names.split(), "ucx", "mpi"]} | {"base/types.hpp"}
+
+
+@pytest.mark.parametrize("name", sorted(installed_headers()))
+def test_installed_headers_include_each_other_only(name: str) -> None:
+    own = {one for one in includes((CORE / name).read_text()) if "/" in one}
+    assert own <= installed_headers()
 
 
 @pytest.mark.parametrize("path", python_sources(), ids=lambda path: str(path.relative_to(ROOT)))

@@ -103,6 +103,16 @@ def test_the_extension_finds_only_the_bundled_ucx(user: Path) -> None:
 
 
 @pytest.mark.timeout(600)
+def test_the_mpi_driver_takes_the_mpi_that_is_loaded_already(user: Path) -> None:
+    extensions = list(package_of(user).glob("_mpi.*.so"))
+    if not extensions:
+        pytest.skip("built without MPI")
+    dynamic = run("readelf", "-d", extensions[0])
+    assert re.search(r"NEEDED.*libmpi", dynamic)
+    assert not re.search(r"RPATH|RUNPATH", dynamic)
+
+
+@pytest.mark.timeout(600)
 def test_the_bundled_ucx_has_symbols_of_its_own(user: Path) -> None:
     libraries = package_of(user) / "_ucx" / "lib"
     for library in [*libraries.glob("*.so.*"), *libraries.glob("ucx/*.so.*")]:
@@ -191,6 +201,29 @@ def test_a_build_without_ucx_says_what_to_install(user: Path, tmp_path: Path) ->
 def test_the_core_says_which_ucx_it_looked_for(options: list[str], expected: list[str], tmp_path: Path) -> None:
     message = fails(cmake(), "-S", REPOSITORY / "core", "-B", tmp_path, *options)
     assert all(part in message for part in expected), message
+
+
+@pytest.mark.parametrize(
+    ("wanted", "expected"),
+    [
+        ("maybe", "TELEGRAD_MPI='maybe' is not one of auto, on, off"),
+        ("on", "TELEGRAD_MPI=on, but CMake finds no MPI: pip install mpich"),
+    ],
+)
+def test_the_core_says_what_the_mpi_driver_needs(wanted: str, expected: str, tmp_path: Path) -> None:
+    absent = "-DCMAKE_DISABLE_FIND_PACKAGE_MPI=ON"
+    message = fails(cmake(), "-S", REPOSITORY / "core", "-B", tmp_path, f"-DTELEGRAD_MPI={wanted}", absent)
+    assert expected in message
+
+
+@pytest.mark.parametrize(
+    "options", [["-DTELEGRAD_MPI=off"], ["-DCMAKE_DISABLE_FIND_PACKAGE_MPI=ON"]], ids=["off", "no MPI"]
+)
+def test_the_core_is_built_without_mpi_too(options: list[str], tmp_path: Path) -> None:
+    tools = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    said = run(cmake(), "-S", REPOSITORY / "core", "-B", tmp_path, "-G", "Ninja", *options, **tools)
+    assert ("No MPI found: the mpi driver is not built" in said) == ("DISABLE" in options[0])
+    assert "drivers/mpi" not in (tmp_path / "build.ninja").read_text()
 
 
 def test_a_build_folder_of_the_core_that_is_none_is_refused(tmp_path: Path) -> None:

@@ -14,8 +14,8 @@
 #include <utility>
 
 #include "base/check.hpp"
-#include "drivers/ucx/control_wire.hpp"
-#include "drivers/ucx/process_identity.hpp"
+#include "drivers/processes/control_wire.hpp"
+#include "drivers/processes/process_identity.hpp"
 #include "drivers/ucx/transports.hpp"
 #include "drivers/ucx/ucx_worker.hpp"
 
@@ -80,7 +80,6 @@ struct UcxDriver::Worker {
     ucp_ep_h data = nullptr;
     ucp_ep_h control = nullptr;
     bool broken = false;
-    int watch = -1;
     PeerIdentity identity{};
   };
 
@@ -192,9 +191,7 @@ void UcxDriver::connect(std::span<const std::vector<std::byte>> addresses) {
     peer.identity = {identity->host, identity->pid};
     shares_memory_ = shares_memory_ && peer_allows_memory && identity->machine == self.machine &&
                      identity->pid_namespace == self.pid_namespace;
-    const ProcessIdentity::Watch watch = identity->watch();
-    peer.watch = watch.descriptor;
-    if (watch.has_ended) {
+    if (!deaths_.add(rank, *identity)) {
       dead_.push_back(rank);
       peer.broken = true;  // and has no endpoints
       continue;
@@ -226,36 +223,16 @@ PeerIdentity UcxDriver::identity(Rank rank) const {
   return rank < worker_->peers.size() ? worker_->peers[rank].identity : PeerIdentity{};
 }
 
-// Without these descriptors a death is still noticed, by the connection that breaks or falls silent.
 void UcxDriver::watch_processes() {
   worker_->peers[rank_].identity = [] {
     const auto self = ProcessIdentity::of_this_process();
     return PeerIdentity{self.host, self.pid};
   }();
-  const bool any = std::ranges::any_of(worker_->peers, [](const auto& peer) { return peer.watch >= 0; });
-  if (!any) return;
-  deaths_ = ::epoll_create1(EPOLL_CLOEXEC);
-  if (deaths_ < 0 || !watch_descriptor(descriptor_, deaths_, 0)) {
+  if (deaths_.descriptor() >= 0 && !watch_descriptor(descriptor_, deaths_.descriptor(), 0)) {
     throw TransportError({.rank = rank_,
                           .operation = "join",
                           .reason = std::string("cannot watch the ranks of this machine: ") + std::strerror(errno)});
   }
-  for (Worker::Peer& peer : worker_->peers) {
-    if (peer.watch >= 0) watch_descriptor(deaths_, peer.watch, peer.rank);
-  }
-}
-
-bool UcxDriver::find_deaths() {
-  if (deaths_ < 0) return false;
-  std::array<epoll_event, 16> events{};
-  const int found = ::epoll_wait(deaths_, events.data(), static_cast<int>(events.size()), 0);
-  for (int i = 0; i < found; ++i) {
-    Worker::Peer& peer = worker_->peers[events[static_cast<std::size_t>(i)].data.u64];
-    ::epoll_ctl(deaths_, EPOLL_CTL_DEL, peer.watch, nullptr);  // a forked child may hold a copy
-    ::close(std::exchange(peer.watch, -1));
-    dead_.push_back(peer.rank);
-  }
-  return found > 0;
 }
 
 void UcxDriver::send(Rank to, const Envelope& envelope, ConstBytes bytes, Pending& pending) {
@@ -414,7 +391,7 @@ bool UcxDriver::arm() {
     turns_without_control_ = kControlTurns;
     return false;
   }
-  return ucp_worker_arm(worker_->data) == UCS_OK && !find_deaths();
+  return ucp_worker_arm(worker_->data) == UCS_OK && !deaths_.find_ended(dead_);
 }
 
 double UcxDriver::now_s() const {
@@ -429,7 +406,6 @@ void UcxDriver::shut_down() {
   if (open) {
     std::vector<void*> closing;
     for (Worker::Peer& peer : worker_->peers) {
-      if (peer.watch >= 0) ::close(std::exchange(peer.watch, -1));
       for (const ucp_ep_h endpoint : {peer.data, peer.control}) {
         const bool force = peer.broken && endpoint == peer.control;
         if (endpoint == nullptr || (peer.broken && !force)) continue;
@@ -450,9 +426,8 @@ void UcxDriver::shut_down() {
       });
     }
   }
-  for (int* const descriptor : {&deaths_, &descriptor_}) {
-    if (*descriptor >= 0) ::close(std::exchange(*descriptor, -1));
-  }
+  deaths_.close();
+  if (descriptor_ >= 0) ::close(std::exchange(descriptor_, -1));
   for (ucp_worker_h* const worker : {&worker_->data, &worker_->control}) {
     if (*worker != nullptr) ucp_worker_destroy(std::exchange(*worker, nullptr));
   }

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "base/buffer.hpp"
+#include "drivers/processes/process_watch.hpp"
 #include "transport/driver.hpp"
 
 namespace telegrad {
@@ -21,16 +22,16 @@ struct UcxOptions {
   std::string interface;
 };
 
-class UcxDriver final : public Driver {
+class UcxDriver final : public AddressedDriver {
  public:
   /// Opens UCX; throws TransportError saying what UCX said.
   UcxDriver(Rank rank, Rank size, const UcxOptions& options);
   ~UcxDriver() override;
 
-  /// The bytes by which peers know this process and reach its workers.
-  std::vector<std::byte> address() const;
-  /// Makes the endpoints; `addresses[r]` is rank r's address().
-  void connect(std::span<const std::vector<std::byte>> addresses);
+  /// Which process this is, and how to reach its workers.
+  std::vector<std::byte> address() const override;
+  /// Makes the endpoints.
+  void connect(std::span<const std::vector<std::byte>> addresses) override;
   static std::string version();
 
   Rank rank() const override { return rank_; }
@@ -61,15 +62,14 @@ class UcxDriver final : public Driver {
   void peer_broke(Rank peer, std::string reason) { broken_.emplace_back(peer, std::move(reason)); }
   void open(const UcxOptions& options);
   void watch_processes();
-  bool find_deaths();
 
   Rank rank_;
   Rank size_;
   EventSink* sink_ = nullptr;
   bool allows_memory_ = false;  // UCX may use it here
   bool shares_memory_ = false;
-  int descriptor_ = -1;  // over both workers' and deaths_
-  int deaths_ = -1;      // readable when a process of this machine has ended
+  int descriptor_ = -1;  // over both workers' and that of deaths_
+  ProcessWatch deaths_;
   bool control_armed_ = false;  // nothing has been done with it since
   unsigned turns_without_control_ = 0;
   std::unique_ptr<Worker> worker_;

@@ -9,8 +9,9 @@ from typing import Any
 
 from telegrad import _core
 from telegrad.comm.engine_core import bind_engine
-from telegrad.comm.groups import Options, checked_color, checked_key, connect, group_of, share
+from telegrad.comm.groups import Options, checked_color, checked_key, connect, group_of, join_core, share
 from telegrad.comm.moves import Moves
+from telegrad.comm.mpi import find_mpi_peers
 from telegrad.comm.point_to_point import PointToPoint
 from telegrad.comm.reduction import DENSE_ALGORITHMS, algorithm_of
 from telegrad.comm.reductions import Reductions
@@ -23,7 +24,7 @@ from telegrad.plan import Place, Tuning
 
 
 class Communicator(Reductions, TopkReductions, Moves, PointToPoint):
-    """One rank's membership in a group of ranks. Made by ``from_torch()`` or ``local()``.
+    """One rank's membership in a group of ranks. Made by ``from_torch()``, ``from_mpi()`` or ``local()``.
 
     All ranks call the same operations in the same order, but for ``send``, ``recv`` and ``sendrecv``, which concern two
     ranks only. Each operation checks its arguments before anything is sent (``TypeError``, ``ValueError``) and raises
@@ -109,15 +110,52 @@ class Communicator(Reductions, TopkReductions, Moves, PointToPoint):
                 "this telegrad was built without UCX (TELEGRAD_UCX=none), so it reaches no other process: install "
                 "it again with `pip install .` (bundles UCX) or `pip install . -C cmake.define.TELEGRAD_UCX=system`"
             )
-        agreement = TuningAgreement(rank, size, exchange, checked_tuning(tuning, size), interface)
+        return cls._join(rank, size, exchange, tuning, Options(timeout_s, liveness_timeout_s, interface))
+
+    @classmethod
+    def from_mpi(
+        cls,
+        comm: Any,
+        *,
+        driver: str = "mpi",
+        timeout_s: float = 1800.0,
+        liveness_timeout_s: float | None = 8.0,
+        interface: str | None = None,
+        join_timeout_s: float = 300.0,
+        tuning: Tuning | str | None = AUTO,
+    ) -> Communicator:
+        """Joins the ranks of an intracommunicator of mpi4py, such as ``MPI.COMM_WORLD``; they all call this.
+
+        ``driver="mpi"`` sends everything over MPI, on a duplicate of ``comm``: for machines whose fabric only MPI
+        reaches. It needs ``MPI.THREAD_MULTIPLE``, which mpi4py asks for by default, and the MPI that telegrad was built
+        with. ``driver="ucx"`` uses MPI only to find the peers, and is faster where it works. ``interface`` is for
+        ``"ucx"``; the other arguments are those of ``from_torch``. Close the communicator before ``MPI.Finalize()``.
+        Raises ``TypeError`` or ``ValueError`` for bad arguments, ``ImportError`` where the mpi driver is absent or of
+        another MPI, ``RendezvousError`` where MPI is not running, ``TransportError`` below ``THREAD_MULTIPLE`` and if a
+        peer fails or does not come. docs/mpi.md.
+        """
+        _check_options(timeout_s, liveness_timeout_s, interface)
+        check_timeout(join_timeout_s, "join_timeout_s")
+        checked_tuning(tuning)
+        if driver == "mpi" and interface is not None:
+            raise ValueError(
+                f"interface={interface!r} is for driver='ucx': MPI chooses its network by its own settings"
+            )
+        peers = find_mpi_peers(comm, driver=driver, join_timeout_s=join_timeout_s)
+        options = Options(timeout_s, liveness_timeout_s, interface, make_driver=peers.make_driver)
+        return cls._join(peers.rank, peers.size, peers.exchange, tuning, options)
+
+    @classmethod
+    def _join(
+        cls, rank: int, size: int, exchange: Exchange, tuning: Tuning | str | None, options: Options
+    ) -> Communicator:
+        agreement = TuningAgreement(
+            rank, size, exchange, checked_tuning(tuning, size), options.interface, options.driver
+        )
         bind_engine()
         report_on_signal()
-        communicator = cls(
-            _core.Communicator.ucx(
-                rank, size, agreement.swap, timeout_s, liveness_timeout_s, interface, report_folder()
-            ),
-            Options(timeout_s, liveness_timeout_s, interface, tuning=None if agreement.is_built_in else AUTO),
-        )
+        core = join_core(rank, size, agreement.swap, options, report_folder())
+        communicator = cls(core, replace(options, tuning=None if agreement.is_built_in else AUTO))
         communicator._place = agreement.place
         communicator.use(agreement.tuning)
         return communicator

@@ -13,6 +13,8 @@ import numpy.typing as npt
 
 from telegrad import _core
 from telegrad.comm.arguments import checked_integer
+from telegrad.comm.mpi import MakeDriver
+from telegrad.comm.rendezvous import Exchange
 from telegrad.comm.tuning import AUTO, TuningAgreement
 from telegrad.errors import TransportError
 from telegrad.plan import Place, Tuning
@@ -33,6 +35,13 @@ class Options:
     """What errors call the communicator itself; empty: it was not split from another."""
     tuning: Tuning | str | None = AUTO
     """What its sub-communicators ask for as they join: ``"auto"``, or ``None`` where the job asked for none."""
+    make_driver: MakeDriver | None = None
+    """Of communicators over MPI; ``None``: over UCX."""
+
+    @property
+    def driver(self) -> str:
+        """Over what the ranks are joined."""
+        return "ucx" if self.make_driver is None else "mpi"
 
 
 @dataclass(frozen=True)
@@ -83,6 +92,36 @@ class Joined:
     tuning: Tuning | None = None
 
 
+def join_core(
+    rank: int,
+    size: int,
+    exchange: Exchange,
+    options: Options,
+    report_folder: str,
+    group: str = "",
+    parent_ranks: Sequence[int] = (),
+) -> _core.Communicator:
+    """The core's communicator of ranks that are processes, over the driver that ``options`` name. Raises
+    ``TransportError`` and ``ValueError``."""
+    timeout_s, liveness_timeout_s = options.timeout_s, options.liveness_timeout_s
+    if options.make_driver is not None:
+        driver = options.make_driver(rank, size)
+        return _core.Communicator.over(
+            driver, exchange, timeout_s, liveness_timeout_s, report_folder, group=group, parent_ranks=parent_ranks
+        )
+    return _core.Communicator.ucx(
+        rank,
+        size,
+        exchange,
+        timeout_s,
+        liveness_timeout_s,
+        options.interface,
+        report_folder,
+        group=group,
+        parent_ranks=parent_ranks,
+    )
+
+
 def connect(group: Group | None, gather: Gather, options: Options, report_folder: str) -> Joined | None:
     """Connects the members of each group over the network. All ranks take part, also those without a group: the
     addresses go over the communicator that they share. Raises ``TransportError`` on all members if one of them fails.
@@ -103,18 +142,11 @@ def connect(group: Group | None, gather: Gather, options: Options, report_folder
     if group is None:
         swap(b"")
         return None
-    agreement = TuningAgreement(group.rank, len(group.members), swap, options.tuning, options.interface)
+    rank, size = group.rank, len(group.members)
+    agreement = TuningAgreement(rank, size, swap, options.tuning, options.interface, options.driver)
     try:
-        core = _core.Communicator.ucx(
-            group.rank,
-            len(group.members),
-            agreement.swap,
-            options.timeout_s,
-            options.liveness_timeout_s,
-            options.interface,
-            report_folder,
-            group=group.name_in(options.group),
-            parent_ranks=group.members,
+        core = join_core(
+            rank, size, agreement.swap, options, report_folder, group.name_in(options.group), group.members
         )
     except BaseException:
         if not swapped:  # the others wait for an address, and are to hear that there is none

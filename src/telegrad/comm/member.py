@@ -68,7 +68,7 @@ class Member:
 
     @property
     def driver(self) -> str:
-        """The network in use: ``"ucx"`` or ``"local"``."""
+        """The network in use: ``"ucx"``, ``"mpi"`` or ``"local"``."""
         return self._core.driver
 
     def stats(self) -> Stats:

@@ -70,11 +70,18 @@ class TuningAgreement:
     ``tuning`` (``None``: the built-in choice) are known."""
 
     def __init__(
-        self, rank: int, size: int, exchange: Exchange, tuning: Tuning | str | None, interface: str | None
+        self,
+        rank: int,
+        size: int,
+        exchange: Exchange,
+        tuning: Tuning | str | None,
+        interface: str | None,
+        driver: str = "ucx",
     ) -> None:
         self._size = size
         self._exchange = exchange
         self._interface = interface
+        self._driver = driver
         host = socket.gethostname()
         offers: list[Tuning] = []
         if isinstance(tuning, Tuning):
@@ -118,7 +125,7 @@ class TuningAgreement:
             )
 
     def _place_on(self, hosts: tuple[tuple[str, int], ...]) -> Place:
-        return Place("ucx", hosts, self._interface, _network_environment())
+        return Place(self._driver, hosts, self._interface, _network_environment())
 
 
 def _network_environment() -> tuple[tuple[str, str], ...]:

@@ -40,7 +40,14 @@ _MPI = """
 import mpi4py
 mpi4py.rc.initialize = False
 from mpi4py import MPI
-print(json.dumps({"mpi4py": mpi4py.__version__, "library": MPI.Get_library_version()}))
+driver = error = None
+try:
+    from telegrad import _mpi
+    driver = _mpi.library_version()
+except ImportError as failure:
+    error = None if "cannot import name" in str(failure) else str(failure)
+library = MPI.Get_library_version()
+print(json.dumps({"mpi4py": mpi4py.__version__, "library": library, "driver": driver, "error": error}))
 """
 _PROBE_S = 8.0
 TORCH_S = 45.0  # a cold file system takes its time
@@ -167,7 +174,7 @@ def gpus() -> list[str]:
 
 
 def mpi() -> list[Finding]:
-    """mpi4py, and which MPI it found. telegrad needs none."""
+    """mpi4py, which MPI it found, and whether telegrad's mpi driver is for that. telegrad needs none."""
     if not is_installed("mpi4py"):
         return [Finding("mpi", "note", "no mpi4py: telegrad needs none (jobs start by torchrun)")]
     try:
@@ -182,7 +189,20 @@ def mpi() -> list[Finding]:
             )
         ]
     library = re.sub(r"\s+(Version:\s+)?", " ", re.split(r"[,\n\0]", facts["library"])[0])
-    return [Finding("mpi", "ok", f"mpi4py {facts['mpi4py']} over {library}; telegrad lives beside it")]
+    found = f"mpi4py {facts['mpi4py']} over {library}"
+    if facts["driver"] == facts["library"]:
+        return [Finding("mpi", "ok", f"{found}; Communicator.from_mpi() works over it")]
+    if facts["driver"] is None and facts["error"] is None:
+        return [Finding("mpi", "ok", f"{found}; telegrad was built without the mpi driver: from_mpi(driver='ucx')")]
+    why = facts["error"] or f"it was built for {facts['driver'].splitlines()[0].strip()}"
+    return [
+        Finding(
+            "mpi",
+            "note",
+            f"{found}; telegrad's mpi driver is not for it ({why})",
+            "from_mpi(driver='ucx'), or build telegrad with this MPI's mpicxx in PATH: docs/mpi.md",
+        )
+    ]
 
 
 def extras() -> list[Finding]:

@@ -14,18 +14,21 @@ try:
 except ImportError as error:
     raise ImportError("telegrad.torch_backend needs torch: pip install 'telegrad[torch]'") from error
 
+from telegrad.torch_backend.options import Options
 from telegrad.torch_backend.process_group import ProcessGroup
 
 NAME = "telegrad"
 
-__all__ = ["NAME", "ProcessGroup"]
+__all__ = ["NAME", "Options", "ProcessGroup"]
 
 
 def _create(options: Any, backend_options: Any) -> ProcessGroup:
     """What torch calls for each group of which this process is a member."""
-    if backend_options is not None:
-        raise TypeError(f"pg_options={backend_options!r}: the backend {NAME!r} has no options, leave it out")
-    return ProcessGroup.join(options.store, options.group_rank, options.group_size, options.timeout)
+    if not (backend_options is None or isinstance(backend_options, Options)):
+        raise TypeError(
+            f"pg_options={backend_options!r}: give telegrad.torch_backend.Options(...) to the backend {NAME!r}"
+        )
+    return ProcessGroup.join(options.store, options.group_rank, options.group_size, options.timeout, backend_options)
 
 
 if NAME not in dist.Backend.backend_list:

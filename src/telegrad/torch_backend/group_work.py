@@ -23,13 +23,15 @@ class GroupWork(dist.Work):
     ) -> None:
         super().__init__()
         self.operations, self.tensors, self._finish = operations, tensors, finish
+        self.most = timedelta(0)
         self._lock = threading.Lock()
         self._error: Exception | None = None
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
-        """Blocks until it is over. ``timeout``: 0 leaves it to the group's own. Raises ``TransportError``, which names
-        rank, peer and operation, and ``TimeoutExpired``, after which it may be waited for again."""
-        seconds = timeout.total_seconds()
+        """Blocks until it is over. ``timeout``: 0 leaves it to ``most``, and where that is 0 to the group's own. Raises
+        ``TransportError``, which names rank, peer and operation, and ``TimeoutExpired``, after which it may be waited
+        for again."""
+        seconds = (timeout or self.most).total_seconds()
         for work in self.operations:
             try:
                 work.wait(seconds if seconds > 0 else None)

@@ -54,9 +54,11 @@ def reduced(tensor: torch.Tensor, op: Any) -> Operand:
     _check(tensor)
     plain = tensor.detach()
     if plain.is_complex():
-        if name_of(op) not in ("SUM", "AVG"):
+        if name_of(op) not in ("SUM", "AVG", "PREMUL_SUM"):
             raise TypeError(f"op={op} of {tensor.dtype}: complex numbers have sums and averages only")
         plain = torch.view_as_real(plain)
+    if name_of(op) == "PREMUL_SUM":
+        return _multiplied(plain, op)
     if plain.dtype in _WIDER:
         return Operand(plain, plain.to(_WIDER[plain.dtype]).contiguous())
     if plain.dtype not in _SUMMED:
@@ -64,12 +66,20 @@ def reduced(tensor: torch.Tensor, op: Any) -> Operand:
     return Operand(plain, plain.contiguous())
 
 
+def _multiplied(plain: torch.Tensor, op: Any) -> Operand:
+    """What each rank adds of a sum with a factor of its own (``PREMUL_SUM``)."""
+    if not plain.is_floating_point():
+        raise TypeError(f"op=PREMUL_SUM of {plain.dtype}: its factor is for floats and complex numbers")
+    state = op.__getstate__() if hasattr(op, "__getstate__") else None
+    if not (isinstance(state, tuple) and len(state) == 2):
+        raise ValueError("op=PREMUL_SUM has no factor: make one with torch.distributed._make_nccl_premul_sum(factor)")
+    held = plain.to(_WIDER.get(plain.dtype, plain.dtype))
+    return Operand(plain, (held * state[1]).to(held.dtype).contiguous())
+
+
 def name_of(op: Any) -> str:
-    """``SUM``, ``AVG``, … of torch's ``ReduceOp``, whichever of its types it has. Raises ``ValueError`` for those that
-    have a factor of their own."""
-    if op == dist.ReduceOp.PREMUL_SUM:
-        raise ValueError("op=PREMUL_SUM is not supported: multiply the tensor, then use ReduceOp.SUM")
-    names = ("SUM", "AVG", "PRODUCT", "MIN", "MAX", *BITWISE)
+    """``SUM``, ``AVG``, … of torch's ``ReduceOp``, whichever of its types it has."""
+    names = ("SUM", "AVG", "PRODUCT", "MIN", "MAX", "PREMUL_SUM", *BITWISE)
     return next(name for name in names if op == getattr(dist.ReduceOp, name))
 
 

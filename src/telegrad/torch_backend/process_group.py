@@ -21,12 +21,15 @@ from telegrad.comm import Communicator
 from telegrad.comm.rendezvous import StoreExchange
 from telegrad.comm.work import Work
 from telegrad.errors import TimeoutExpired
+from telegrad.torch_backend import short_forms
 from telegrad.torch_backend.group_work import GroupWork
 from telegrad.torch_backend.operands import BITWISE, merged, moved, name_of, reduced
+from telegrad.torch_backend.options import Options
+from telegrad.torch_backend.short_forms import with_short_form
 
 Tensors = list[torch.Tensor]
 
-_OPS = {"SUM": "sum", "AVG": "avg", "PRODUCT": "prod", "MIN": "min", "MAX": "max"}
+_OPS = {"SUM": "sum", "PREMUL_SUM": "sum", "AVG": "avg", "PRODUCT": "prod", "MIN": "min", "MAX": "max"}
 
 
 class ProcessGroup(dist.ProcessGroup):
@@ -43,14 +46,25 @@ class ProcessGroup(dist.ProcessGroup):
         self._name = self._description = ""
 
     @classmethod
-    def join(cls, store: Any, rank: int, size: int, timeout: timedelta) -> ProcessGroup:
+    def join(cls, store: Any, rank: int, size: int, timeout: timedelta, options: Options | None = None) -> ProcessGroup:
         """The ranks of a group find each other by its store; ``timeout`` bounds that and each of its operations."""
+        options = Options() if options is None else options
         seconds = timeout.total_seconds()
         # A group that was destroyed and made again may have the same store.
         time_number = store.add(f"telegrad/joined/{rank}", 1)
         own_store = PrefixStore(f"telegrad/{time_number}", store)
         exchange = StoreExchange(own_store, rank, size, seconds)
-        return cls(Communicator.from_exchange(rank, size, exchange, timeout_s=seconds))
+        return cls(
+            Communicator.from_exchange(
+                rank,
+                size,
+                exchange,
+                timeout_s=seconds,
+                liveness_timeout_s=options.liveness_timeout_s,
+                interface=options.interface,
+                tuning=options.tuning,
+            )
+        )
 
     def getBackendName(self) -> str:  # noqa: N802 (torch's name)
         return "telegrad"
@@ -62,6 +76,16 @@ class ProcessGroup(dist.ProcessGroup):
 
     def _set_group_desc(self, description: str) -> None:
         self._description = description
+
+    @property
+    def _device_types(self) -> list[torch.device]:
+        """Asked by what needs a group for CPU tensors, as ``torch.distributed.checkpoint.async_save``."""
+        return [torch.device("cpu")]
+
+    def _get_backend(self, device: torch.device) -> ProcessGroup:
+        if device.type != "cpu":
+            raise ValueError(f"device={device}: the backend 'telegrad' is for CPU tensors; make another group")
+        return self
 
     @property
     def group_name(self) -> str:
@@ -81,15 +105,18 @@ class ProcessGroup(dist.ProcessGroup):
 
     # Reductions
 
+    @with_short_form(short_forms.allreduce, tensor="tensors")
     def allreduce(self, tensors: Tensors, opts: Any) -> GroupWork:
         (tensor,) = tensors
         if tensor.layout == torch.sparse_coo:
             return self._allreduce_sparse(tensor, opts)
         return self._all_reduced(tensors, opts)
 
+    @with_short_form(short_forms.allreduce)
     def allreduce_coalesced(self, tensors: Tensors, opts: Any) -> GroupWork:
         return self._all_reduced(tensors, opts)
 
+    @with_short_form(short_forms.reduce, tensors="tensor")
     def reduce(self, tensors: Tensors, opts: Any) -> GroupWork:
         (tensor,) = tensors
         root: int = opts.rootRank
@@ -100,6 +127,7 @@ class ProcessGroup(dist.ProcessGroup):
         work = self.communicator.reduce(operand.held, root, _OPS[name_of(opts.reduceOp)], async_op=True)
         return GroupWork([_work(work)], tensors, operand.give_back if root == self.rank() else None)
 
+    @with_short_form(short_forms.reduce_scatter, output_tensors="output", input_tensors="input")
     def reduce_scatter(self, output_tensors: Tensors, input_tensors: list[Tensors], opts: Any) -> GroupWork:
         (out,), (blocks,) = output_tensors, input_tensors
         self._check_blocks(blocks, "input_list")
@@ -110,6 +138,7 @@ class ProcessGroup(dist.ProcessGroup):
             )
         return self._reduce_scattered(out, _joined(blocks), [block.numel() for block in blocks], opts)
 
+    @with_short_form(short_forms.reduce_scatter_single, outputTensor="output", inputTensor="input")
     def reduce_scatter_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any) -> GroupWork:
         if input.numel() != output.numel() * self.size():
             raise ValueError(
@@ -120,17 +149,20 @@ class ProcessGroup(dist.ProcessGroup):
             input = input.clone()  # output may be a part of it
         return self._reduce_scattered(output, input, [output.numel()] * self.size(), opts)
 
+    @with_short_form(short_forms.reduce_scatter_single, outputs="output", inputs="input")
     def reduce_scatter_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any) -> GroupWork:
         return _all_of([self.reduce_scatter_single(out, x, opts) for out, x in zip(outputs, inputs, strict=True)])
 
     # Moves
 
+    @with_short_form(short_forms.broadcast, tensors="tensor")
     def broadcast(self, tensors: Tensors, opts: Any) -> GroupWork:
         (tensor,) = tensors
         operand = moved(tensor)
         work = self.communicator.broadcast(operand.held, opts.rootRank, async_op=True)
         return GroupWork([_work(work)], tensors, operand.give_back)
 
+    @with_short_form(short_forms.allgather, input_tensors="input_tensor")
     def allgather(self, output_tensors: list[Tensors], input_tensors: Tensors, opts: Any = None) -> GroupWork:
         (blocks,), (tensor,) = output_tensors, input_tensors
         self._check_blocks(blocks, "tensor_list")
@@ -158,6 +190,7 @@ class ProcessGroup(dist.ProcessGroup):
     def all_gather_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> GroupWork:
         return _all_of([self.all_gather_single(out, x) for out, x in zip(outputs, inputs, strict=True)])
 
+    @with_short_form(short_forms.gather, input_tensors="input_tensor")
     def gather(self, output_tensors: list[Tensors], input_tensors: Tensors, opts: Any) -> GroupWork:
         (tensor,), root = input_tensors, opts.rootRank
         if self.rank() != root:
@@ -168,6 +201,7 @@ class ProcessGroup(dist.ProcessGroup):
         work = self.communicator.gather(_flat(tensor), root, out=gathered, async_op=True)
         return GroupWork([_work(work)], blocks, lambda: _deal(gathered.view(-1), blocks))
 
+    @with_short_form(short_forms.scatter, output_tensors="output_tensor")
     def scatter(self, output_tensors: Tensors, input_tensors: list[Tensors], opts: Any) -> GroupWork:
         (out,), root = output_tensors, opts.rootRank
         operand = moved(out)
@@ -192,6 +226,7 @@ class ProcessGroup(dist.ProcessGroup):
         )
         return GroupWork([_work(work)], output_tensors, lambda: _deal(received, output_tensors))
 
+    @with_short_form(short_forms.all_to_all_single)
     def all_to_all_single(
         self,
         output: torch.Tensor,
@@ -211,6 +246,7 @@ class ProcessGroup(dist.ProcessGroup):
         )
         return GroupWork([_work(work)], [output], operand.give_back)
 
+    @with_short_form(short_forms.barrier)
     def barrier(self, opts: Any = None) -> GroupWork:
         return GroupWork([_work(self.communicator.barrier(async_op=True))], [], None)
 
@@ -303,7 +339,7 @@ class ProcessGroup(dist.ProcessGroup):
         return GroupWork(works, tensors, finish)
 
     def _allreduce_sparse(self, tensor: torch.Tensor, opts: Any) -> GroupWork:
-        if (op := name_of(opts.reduceOp)) in BITWISE:
+        if (op := name_of(opts.reduceOp)) in (*BITWISE, "PREMUL_SUM"):
             raise TypeError(f"op={op} of a sparse tensor is not supported: use SUM, AVG, PRODUCT, MIN or MAX")
         work: Work = self.communicator.all_reduce(tensor.detach(), _OPS[op], async_op=True)
 

@@ -102,10 +102,18 @@ def test_torch_absent_broken_and_without_its_parts(monkeypatch: pytest.MonkeyPat
 
 def test_mpi_is_never_needed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(installation, "is_installed", lambda name: True)
-    _answer(monkeypatch, {"mpi4py": "4.1", "library": "MPICH Version:      5.0.2\nMPICH Release date: today\0"})
-    assert "mpi4py 4.1 over MPICH 5.0.2;" in _only(installation.mpi()).text
-    _answer(monkeypatch, {"mpi4py": "4.1", "library": "Open MPI v5.0.1, package: Open MPI"})
-    assert "over Open MPI v5.0.1;" in _only(installation.mpi()).text
+    mpich = "MPICH Version:      5.0.2\nMPICH Release date: today\0"
+    facts = {"mpi4py": "4.1", "library": mpich, "driver": None, "error": None}
+    _answer(monkeypatch, facts)
+    assert "mpi4py 4.1 over MPICH 5.0.2; telegrad was built without" in _only(installation.mpi()).text
+    _answer(monkeypatch, {**facts, "driver": mpich})
+    assert "from_mpi() works over it" in _only(installation.mpi()).text
+    _answer(monkeypatch, {**facts, "library": "Open MPI v5.0.1, package: Open MPI", "driver": mpich})
+    other = _only(installation.mpi())
+    assert (other.status, "over Open MPI v5.0.1;" in other.text) == ("note", True)
+    assert "it was built for MPICH" in other.text
+    _answer(monkeypatch, {**facts, "error": "libmpi.so.12: cannot open shared object file"})
+    assert "libmpi.so.12" in _only(installation.mpi()).text
     _answer(monkeypatch, "RuntimeError: cannot load MPI library")
     assert _only(installation.mpi()).status == "note"
     monkeypatch.setattr(installation, "is_installed", lambda name: False)

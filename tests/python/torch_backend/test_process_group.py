@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from telegrad import Communicator, PeerFailed, TimeoutExpired
-from telegrad.torch_backend import NAME, ProcessGroup, _create
+from telegrad.torch_backend import NAME, Options, ProcessGroup, _create
 
 SUM = SimpleNamespace(reduceOp=dist.ReduceOp.SUM, rootRank=0)
 
@@ -96,8 +96,15 @@ def test_what_cannot_be_is_refused_before_anything_is_sent(groups: list[ProcessG
         group.allreduce([x + 1j], SimpleNamespace(reduceOp=dist.ReduceOp.MAX))
     with pytest.raises(TypeError, match="tensors of torch.uint32 cannot be reduced: use torch.float32"):
         group.allreduce([x.to(torch.uint32)], SUM)
-    with pytest.raises(ValueError, match="op=PREMUL_SUM is not supported"):
+    with pytest.raises(ValueError, match="op=PREMUL_SUM has no factor: make one with"):
         group.allreduce([x], SimpleNamespace(reduceOp=dist.ReduceOp.PREMUL_SUM))
+    twice = SimpleNamespace(reduceOp=dist._make_nccl_premul_sum(2.0))
+    with pytest.raises(TypeError, match=r"op=PREMUL_SUM of torch.int32: its factor is for floats"):
+        group.allreduce([x.int()], twice)
+    with pytest.raises(TypeError, match="op=PREMUL_SUM of a sparse tensor is not supported"):
+        group.allreduce([x.to_sparse()], twice)
+    with pytest.raises(ValueError, match="device=cuda: the backend 'telegrad' is for CPU tensors"):
+        group._get_backend(torch.device("cuda"))
     with pytest.raises(ValueError, match="tensor_list has 1 tensors, but the group 3 ranks"):
         group.allgather([[x]], [x])
     with pytest.raises(ValueError, match=r"gather_list\[1\] has torch.float32 of shape \(2,\), but the tensor has"):
@@ -118,9 +125,55 @@ def test_what_cannot_be_is_refused_before_anything_is_sent(groups: list[ProcessG
         group.allreduce([x.to_sparse()], SimpleNamespace(reduceOp=dist.ReduceOp.BAND))
     with pytest.raises(ValueError, match="tensor_list has tensors of torch.float32, torch.int64: give one dtype"):
         group.allgather([[x, x, x.long()]], [x])
-    with pytest.raises(TypeError, match="pg_options=1: the backend 'telegrad' has no options"):
+    with pytest.raises(TypeError, match=r"pg_options=1: give telegrad.torch_backend.Options\(...\)"):
         _create(None, 1)
     both(groups, lambda rank, group: group.barrier())  # nothing of it has gone
+
+
+def test_sums_with_a_factor_of_each_rank(groups: list[ProcessGroup]) -> None:
+    def of(rank: int) -> SimpleNamespace:
+        factor = torch.tensor([2.0]) if rank == 0 else float(rank)
+        return SimpleNamespace(reduceOp=dist._make_nccl_premul_sum(factor), rootRank=1)
+
+    tensors = [torch.ones(3, dtype=torch.float64) for _ in groups]
+    both(groups, lambda rank, group: group.allreduce([tensors[rank]], of(rank)))
+    assert [x.tolist() for x in tensors] == [[5.0] * 3] * 3
+    both(groups, lambda rank, group: group.reduce([tensors[rank]], of(rank)))
+    assert [x.tolist() for x in tensors] == [[5.0] * 3, [25.0] * 3, [5.0] * 3]
+    complex_ones = [torch.ones(3, dtype=torch.complex64) for _ in groups]
+    parts = [torch.zeros(1, dtype=torch.complex64) for _ in groups]
+    both(groups, lambda rank, group: group.reduce_scatter_single(parts[rank], complex_ones[rank], of(rank)))
+    assert [x.tolist() for x in parts] == [[5 + 0j]] * 3
+    narrow = [torch.ones(2, dtype=torch.bfloat16) for _ in groups]
+    both(groups, lambda rank, group: group.allreduce([narrow[rank]], of(rank)))
+    assert all(x.tolist() == [5.0, 5.0] for x in narrow)
+
+
+def test_the_time_out_of_a_short_form_bounds_wait(groups: list[ProcessGroup]) -> None:
+    work = groups[0].barrier(timeout=timedelta(milliseconds=20))
+    with pytest.raises(TimeoutExpired, match="still running after timeout_s=0.02"):
+        work.wait()
+    for group in groups[1:]:
+        group.barrier(None)
+    assert work.wait(timedelta(seconds=20))
+
+
+def test_options_reach_the_communicator() -> None:
+    options = Options(liveness_timeout_s=3.0, interface="lo", tuning=None)
+    dist.init_process_group("telegrad", store=dist.HashStore(), rank=0, world_size=1, pg_options=options)
+    try:
+        group = dist.group.WORLD
+        assert isinstance(group, ProcessGroup)
+        assert group.communicator._options.liveness_timeout_s == 3.0
+        assert group.communicator._options.interface == "lo"
+        assert group.communicator._options.tuning is None
+        again = dist.new_group([0], pg_options=Options(liveness_timeout_s=None))
+        assert again.communicator._options.liveness_timeout_s is None
+        assert dist.new_group([0]).communicator._options.liveness_timeout_s == 8.0
+        with pytest.raises(ValueError, match="liveness_timeout_s"):
+            dist.new_group([0], pg_options=Options(liveness_timeout_s=-1.0))
+    finally:
+        dist.destroy_process_group()
 
 
 def test_who_does_not_come_to_a_monitored_barrier_is_named(groups: list[ProcessGroup]) -> None:

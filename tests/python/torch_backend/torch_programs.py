@@ -6,6 +6,8 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import shutil
+import tempfile
 import warnings
 from collections.abc import Callable
 from datetime import timedelta
@@ -14,6 +16,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
+import torch.distributed.checkpoint as checkpoint
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -222,6 +225,51 @@ def sharding() -> Any:
     return [parameter.grad.full_tensor() for parameter in model.parameters()]
 
 
+def asynchronous_checkpoint() -> Any:
+    """Saved in the background, on a group of its own, while the default group goes on."""
+    folder = [tempfile.mkdtemp() if dist.get_rank() == 0 else ""]
+    dist.broadcast_object_list(folder)
+    state = {"weights": of_rank(4, rank=0), "step": 7}
+    saved = checkpoint.async_save(state, checkpoint_id=folder[0], process_group=dist.new_group())
+    x = of_rank(5)
+    dist.all_reduce(x)
+    saved.result()
+    loaded = {"weights": torch.zeros(4), "step": 0}
+    checkpoint.load(loaded, checkpoint_id=folder[0])
+    dist.barrier()
+    if dist.get_rank() == 0:
+        shutil.rmtree(folder[0])
+    return [x, loaded["weights"], loaded["step"]]
+
+
+def short_forms() -> Any:
+    """A group's own methods, without lists and options."""
+    group, size = dist.group.WORLD, dist.get_world_size()
+    x, y, z, part = of_rank(3), of_rank(4), of_rank(2), torch.zeros(2)
+    blocks = [torch.zeros(3) for _ in range(size)]
+    group.allreduce(x).wait()
+    group.allreduce(y, dist.ReduceOp.MAX, timedelta(seconds=60)).wait()
+    group.allreduce([z], op=dist.ReduceOp.MIN).wait()
+    group.broadcast(y, 1).wait()
+    group.broadcast(tensor=z, root=0).wait()
+    reduced = of_rank(3)
+    group.reduce(reduced, 1, op=dist.ReduceOp.SUM).wait()
+    group.allgather(blocks, of_rank(3)).wait()
+    gathered = [torch.zeros(2) for _ in range(size)] if dist.get_rank() == 1 else []
+    group.gather(gathered, of_rank(2), 1).wait()
+    group.scatter(part, [of_rank(2) + i for i in range(size)] if dist.get_rank() == 0 else [], 0).wait()
+    summed = torch.zeros(2)
+    group.reduce_scatter(summed, [of_rank(2) + i for i in range(size)]).wait()
+    group.allreduce_coalesced([z]).wait()
+    own = torch.zeros(2)
+    group._reduce_scatter_base(own, torch.cat([of_rank(2)] * size)).wait()
+    dealt = torch.zeros(size)
+    group.alltoall_base(dealt, of_rank(size), [], []).wait()
+    group.barrier(timeout=timedelta(seconds=60)).wait()
+    group.barrier().wait()
+    return [x, y, z, reduced if dist.get_rank() == 1 else 0, blocks, gathered, part, summed, own, dealt]
+
+
 PROGRAMS: dict[str, Callable[[], Any]] = {
     program.__name__: program
     for program in (
@@ -236,6 +284,8 @@ PROGRAMS: dict[str, Callable[[], Any]] = {
         training,
         uneven_inputs,
         sharding,
+        asynchronous_checkpoint,
+        short_forms,
     )
 }
 

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "base/random.hpp"
-#include "drivers/ucx/control_wire.hpp"
+#include "drivers/processes/control_wire.hpp"
 
 namespace {
 

@@ -1,4 +1,4 @@
-#include "drivers/ucx/process_identity.hpp"
+#include "drivers/processes/process_identity.hpp"
 
 #include <sys/stat.h>
 #include <sys/syscall.h>

@@ -1,5 +1,5 @@
 #pragma once
-// A control message as bytes: a header of fixed size, then its calls, then its reason. It must not know of UCX.
+// A control message as bytes: a header of fixed size, then its calls, then its reason. It must not know which network carries it.
 
 #include <cstdint>
 #include <optional>

@@ -1,4 +1,4 @@
-#include "drivers/ucx/control_wire.hpp"
+#include "drivers/processes/control_wire.hpp"
 
 #include <cstring>
 

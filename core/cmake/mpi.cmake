@@ -1,0 +1,37 @@
+# Defines telegrad::mpi_api, what drivers/mpi compiles and links against, from TELEGRAD_MPI = auto | on | off; without MPI
+# auto says so and leaves it undefined. Before an MPI of the system comes the one of the Python environment in PATH or,
+# in a build of the Python package, of its interpreter (pip install mpich).
+set(TELEGRAD_MPI auto CACHE STRING "Build the mpi driver: auto (if there is an MPI), on, off")
+set_property(CACHE TELEGRAD_MPI PROPERTY STRINGS auto on off)
+if(NOT TELEGRAD_MPI MATCHES "^(auto|on|off|ON|OFF)$")
+  message(FATAL_ERROR "TELEGRAD_MPI='${TELEGRAD_MPI}' is not one of auto, on, off.")
+endif()
+string(TOLOWER "${TELEGRAD_MPI}" wanted)
+if(wanted STREQUAL off)
+  return()
+endif()
+
+if(Python_EXECUTABLE AND NOT MPI_CXX_COMPILER)
+  get_filename_component(python_folder "${Python_EXECUTABLE}" DIRECTORY)
+  find_program(telegrad_mpicxx mpicxx PATHS "${python_folder}" NO_DEFAULT_PATH)
+  if(telegrad_mpicxx)
+    set(MPI_CXX_COMPILER "${telegrad_mpicxx}" CACHE FILEPATH "The MPI whose driver is built")
+  endif()
+endif()
+set(MPI_CXX_SKIP_MPICXX ON)
+find_package(MPI 3.0 QUIET COMPONENTS CXX)
+if(NOT MPI_CXX_FOUND)
+  set(remedy "pip install mpich, or load your cluster's MPI module (mpicxx must be in PATH), and build again")
+  if(wanted STREQUAL on)
+    message(FATAL_ERROR "TELEGRAD_MPI=on, but CMake finds no MPI: ${remedy}.")
+  endif()
+  message(STATUS "No MPI found: the mpi driver is not built. For Communicator.from_mpi: ${remedy}.")
+  return()
+endif()
+
+# Without the compiler wrapper's own link options: where the library lies is the program's business.
+add_library(telegrad_mpi_api INTERFACE)
+add_library(telegrad::mpi_api ALIAS telegrad_mpi_api)
+target_include_directories(telegrad_mpi_api SYSTEM INTERFACE ${MPI_CXX_INCLUDE_DIRS})
+target_compile_definitions(telegrad_mpi_api INTERFACE MPICH_SKIP_MPICXX OMPI_SKIP_MPICXX)
+target_link_libraries(telegrad_mpi_api INTERFACE ${MPI_CXX_LIBRARIES})

@@ -1,0 +1,500 @@
+#include "drivers/mpi/mpi_driver.hpp"
+
+#include <sys/epoll.h>
+#include <sys/timerfd.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <cstring>
+#include <utility>
+
+#include "base/check.hpp"
+#include "drivers/processes/control_wire.hpp"
+#include "drivers/processes/process_identity.hpp"
+
+namespace telegrad {
+namespace {
+
+// Above it a message goes apart from its announcement, which costs a message and saves two copies.
+constexpr std::size_t kShortMost = std::size_t{16} << 10;
+constexpr std::size_t kPieceMost = std::size_t{1} << 30;  // MPI counts with an int
+constexpr double kShutDownMost_s = 0.25;                  // a peer that has gone first never answers
+constexpr int kTurnMost = 32;                             // messages
+
+// The nap is this part of the time waited so far, which bounds how late a message is found; the longest keeps an idle
+// rank below 1 % of a core.
+constexpr double kNapPart = 0.125;
+constexpr double kNapLeast_s = 20e-6;
+constexpr double kNapMost_s = 10e-3;
+
+enum class Kind : std::uint32_t { data = 0x74676d01, announcement = 0x74676d02, control = 0x74676d03 };
+struct Head {
+  Kind kind;
+  std::int32_t ticket;  // of an announcement
+};
+constexpr std::size_t kControlMost =
+    sizeof(Head) + sizeof(ControlHeader) + Control::kCallsMost * sizeof(Call) + Control::kReasonMost;
+constexpr std::size_t kMessageMost = std::max(sizeof(Head) + sizeof(Envelope) + kShortMost, kControlMost);
+
+struct Place {  // what connect() needs of a rank, beside its process
+  std::int32_t network_rank;
+  std::int32_t proposed_tag;
+};
+
+Buffer message_of(Kind kind, int ticket, ConstBytes header, ConstBytes payload) {
+  const Head head{kind, ticket};
+  Buffer message(sizeof head + header.size() + payload.size());
+  std::byte* at = message.data();
+  std::memcpy(at, &head, sizeof head);
+  std::memcpy(at += sizeof head, header.data(), header.size());
+  if (!payload.empty()) std::memcpy(at + header.size(), payload.data(), payload.size());
+  return message;
+}
+
+template <class T>
+ConstBytes bytes_of(const T& value) {
+  return {reinterpret_cast<const std::byte*>(&value), sizeof value};
+}
+
+template <class Function>
+void for_pieces(std::size_t size, Function function) {
+  for (std::size_t at = 0; at < size; at += kPieceMost) function(at, std::min(kPieceMost, size - at));
+}
+
+// Buffers that MPI has not given back when their driver ends: it may still read or write them.
+void keep_for_ever(Buffer buffer) {
+  static auto* const kept = new std::vector<Buffer>;
+  static auto* const mutex = new std::mutex;
+  const std::scoped_lock lock(*mutex);
+  kept->push_back(std::move(buffer));
+}
+
+}  // namespace
+
+struct MpiDriver::Transfer {
+  enum class What : std::uint8_t { sends_message, sends_payload, receives_message, receives_payload, drops_payload };
+  What what = What::sends_message;
+  Rank peer = 0;
+  Pending* pending = nullptr;  // of a payload that somebody waits for
+  std::size_t length = 0;      // of that payload
+  std::size_t pieces_left = 1;
+  Buffer buffer{};  // what the driver itself sends or receives
+
+  bool receives() const { return what >= What::receives_message; }
+};
+
+struct MpiDriver::Incoming {
+  Rank source = 0;
+  bool live = false;
+  bool announced = false;  // the payload is still at the sender
+  int ticket = 0;
+  std::size_t length = 0;
+  Buffer message{};  // the payload is its end
+};
+
+MpiDriver::MpiDriver(std::shared_ptr<MpiNetwork> network, Rank rank, Rank size)
+    : network_(std::move(network)), rank_(rank), size_(size) {
+  nap_ = ::timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK);
+  descriptor_ = ::epoll_create1(EPOLL_CLOEXEC);
+  epoll_event event{.events = EPOLLIN, .data = {.u64 = 0}};
+  if (nap_ < 0 || descriptor_ < 0 || ::epoll_ctl(descriptor_, EPOLL_CTL_ADD, nap_, &event) != 0) {
+    const std::string reason = std::string("cannot make a timer: ") + std::strerror(errno);
+    for (const int descriptor : {nap_, descriptor_}) {
+      if (descriptor >= 0) ::close(descriptor);
+    }
+    throw TransportError({.rank = rank_, .operation = "join", .reason = reason});
+  }
+  network_->add(this, [this] { let_go(); });
+}
+
+MpiDriver::~MpiDriver() { shut_down(); }
+
+std::vector<std::byte> MpiDriver::address() const {
+  std::vector<std::byte> bytes;
+  ProcessIdentity::of_this_process().append_to(bytes);
+  const Place place{static_cast<std::int32_t>(network_->rank()), network_->proposed_tag()};
+  const ConstBytes fixed = bytes_of(place);
+  bytes.insert(bytes.end(), fixed.begin(), fixed.end());
+  return bytes;
+}
+
+void MpiDriver::connect(std::span<const std::vector<std::byte>> addresses) {
+  TELEGRAD_CHECK(addresses.size() == size_);
+  const ProcessIdentity self = ProcessIdentity::of_this_process();
+  peers_.resize(size_);
+  ranks_.assign(network_->size(), kNoRank);
+  shares_memory_ = true;
+  int tag = 0;
+  for (Rank rank = 0; rank < size_; ++rank) {
+    std::span<const std::byte> address = addresses[rank];
+    const auto identity = ProcessIdentity::take_from(address);
+    Place place{-1, -1};
+    if (identity && address.size() == sizeof place) std::memcpy(&place, address.data(), sizeof place);
+    const auto there = static_cast<std::size_t>(place.network_rank);
+    if (place.network_rank < 0 || there >= ranks_.size() || ranks_[there] != kNoRank || place.proposed_tag < 0) {
+      throw TransportError({.kind = FailureKind::transport,
+                            .rank = rank_,
+                            .peer = rank,
+                            .operation = "join",
+                            .reason = "the address of rank " + std::to_string(rank) +
+                                      " is damaged; install the same telegrad on all hosts"});
+    }
+    ranks_[there] = rank;
+    peers_[rank] = {.network_rank = place.network_rank, .identity = {identity->host, identity->pid}};
+    tag = std::max(tag, place.proposed_tag);
+    shares_memory_ =
+        shares_memory_ && identity->machine == self.machine && identity->pid_namespace == self.pid_namespace;
+    if (rank != rank_ && !deaths_.add(rank, *identity)) dead_.push_back(rank);
+  }
+  network_->take_tag(tag);
+  tag_ = tag;
+  if (deaths_.descriptor() >= 0) {
+    epoll_event event{.events = EPOLLIN, .data = {.u64 = 1}};
+    ::epoll_ctl(descriptor_, EPOLL_CTL_ADD, deaths_.descriptor(), &event);  // else they are found after a nap
+  }
+  active_s_ = now_s();
+}
+
+PeerIdentity MpiDriver::identity(Rank rank) const {
+  return rank < peers_.size() ? peers_[rank].identity : PeerIdentity{};
+}
+
+Rank MpiDriver::rank_of(int network_rank) const {
+  const auto at = static_cast<std::size_t>(network_rank);
+  return at < ranks_.size() ? ranks_[at] : kNoRank;
+}
+
+MpiDriver::Incoming* MpiDriver::make_incoming() {
+  if (idle_incoming_.empty()) return incoming_.emplace_back(std::make_unique<Incoming>()).get();
+  Incoming* const incoming = idle_incoming_.back();
+  idle_incoming_.pop_back();
+  return incoming;
+}
+
+void MpiDriver::recycle(Incoming* incoming) {
+  *incoming = Incoming{};
+  idle_incoming_.push_back(incoming);
+}
+
+void MpiDriver::send(Rank to, const Envelope& envelope, ConstBytes bytes, Pending& pending) {
+  const std::scoped_lock lock(network_->gate());
+  active_s_ = now_s();
+  if (!open_ || network_->finalised() || peers_[to].dead) return;
+  if (bytes.size() <= kShortMost) {
+    post(to, message_of(Kind::data, 0, bytes_of(envelope), bytes));
+    pending.complete(0);
+    return;
+  }
+  const int ticket = network_->next_ticket();
+  post(to, message_of(Kind::announcement, ticket, bytes_of(envelope), {}));
+  send_payload(to, ticket, bytes, pending);
+}
+
+void MpiDriver::send_control(Rank to, const Control& control) {
+  const std::scoped_lock lock(network_->gate());
+  if (!open_ || network_->finalised() || peers_[to].dead) return;
+  const std::string payload = payload_of(control);
+  post(to, message_of(Kind::control, 0, bytes_of(header_of(control)),
+                      {reinterpret_cast<const std::byte*>(payload.data()), payload.size()}));
+}
+
+void MpiDriver::post(Rank to, Buffer message) {
+  MPI_Request request = MPI_REQUEST_NULL;
+  const int code = MPI_Isend(message.data(), static_cast<int>(message.size()), MPI_BYTE, peers_[to].network_rank, tag_,
+                             network_->comm(), &request);
+  if (code != MPI_SUCCESS) {
+    peer_broke(to, "sending failed: " + describe_mpi(code));
+    return;
+  }
+  int done = 0;
+  if (MPI_Test(&request, &done, MPI_STATUS_IGNORE) == MPI_SUCCESS && done != 0) return;
+  requests_.push_back(request);
+  actives_.push_back({std::make_shared<Transfer>(Transfer{.peer = to, .buffer = std::move(message)}), 0});
+}
+
+void MpiDriver::send_payload(Rank to, int ticket, ConstBytes bytes, Pending& pending) {
+  const auto transfer = std::make_shared<Transfer>(Transfer{
+      .what = Transfer::What::sends_payload, .peer = to, .pending = &pending, .length = bytes.size(), .pieces_left = 0});
+  for_pieces(bytes.size(), [&](std::size_t at, std::size_t length) {
+    MPI_Request request = MPI_REQUEST_NULL;
+    const int code = MPI_Isend(bytes.data() + at, static_cast<int>(length), MPI_BYTE, peers_[to].network_rank, ticket,
+                               network_->comm(), &request);
+    if (code != MPI_SUCCESS) {
+      peer_broke(to, "sending failed: " + describe_mpi(code));
+      return;
+    }
+    ++transfer->pieces_left;
+    requests_.push_back(request);
+    actives_.push_back({transfer, length});
+  });
+}
+
+void MpiDriver::receive_payload(const Incoming& incoming, Bytes into, const std::shared_ptr<Transfer>& transfer) {
+  transfer->peer = incoming.source;
+  transfer->length = into.size();
+  transfer->pieces_left = 0;
+  for_pieces(into.size(), [&](std::size_t at, std::size_t length) {
+    MPI_Request request = MPI_REQUEST_NULL;
+    const int code = MPI_Irecv(into.data() + at, static_cast<int>(length), MPI_BYTE,
+                               peers_[incoming.source].network_rank, incoming.ticket, network_->comm(), &request);
+    if (code != MPI_SUCCESS) {
+      peer_broke(incoming.source, "receiving failed: " + describe_mpi(code));
+      return;
+    }
+    ++transfer->pieces_left;
+    requests_.push_back(request);
+    actives_.push_back({transfer, length});
+  });
+}
+
+// A payload that nobody wants is received all the same: its sender waits for that.
+void MpiDriver::drop_payload(const Incoming& incoming) {
+  const auto transfer =
+      std::make_shared<Transfer>(Transfer{.what = Transfer::What::drops_payload, .buffer = Buffer(incoming.length)});
+  receive_payload(incoming, transfer->buffer.bytes(), transfer);
+}
+
+void MpiDriver::accept(const Arrival& arrival, Bytes into, Pending& pending) {
+  const std::scoped_lock lock(network_->gate());
+  auto* const incoming = static_cast<Incoming*>(arrival.handle);
+  TELEGRAD_CHECK(into.size() == incoming->length);
+  if (!incoming->announced) {
+    const std::byte* const payload = incoming->message.data() + (incoming->message.size() - incoming->length);
+    if (!into.empty()) std::memcpy(into.data(), payload, into.size());
+    pending.complete(into.size());
+  } else if (open_ && !network_->finalised()) {
+    const auto transfer =
+        std::make_shared<Transfer>(Transfer{.what = Transfer::What::receives_payload, .pending = &pending});
+    receive_payload(*incoming, into, transfer);
+  }
+  recycle(incoming);
+}
+
+void MpiDriver::discard(const Arrival& arrival) {
+  const std::scoped_lock lock(network_->gate());
+  auto* const incoming = static_cast<Incoming*>(arrival.handle);
+  if (incoming->announced && open_ && !network_->finalised()) drop_payload(*incoming);
+  recycle(incoming);
+}
+
+bool MpiDriver::progress() {
+  const std::scoped_lock lock(network_->gate());
+  if (!open_) return false;
+  if (network_->finalised()) {
+    if (std::exchange(told_the_end_, true)) return false;
+    damage("MPI was finalised while this communicator was open: close it before MPI_Finalize");
+    return true;
+  }
+  bool any = finish_requests();
+  any |= look_for_messages();
+  if (!any) {
+    deaths_.find_ended(dead_);
+    for (const Rank rank : std::exchange(dead_, {})) {  // nothing of theirs is left to be read
+      peers_[rank].dead = true;
+      peer_broke(rank, "its process has ended");
+    }
+  }
+  if (broken_.empty()) return any;
+  for (const auto& [peer, reason] : std::exchange(broken_, {})) sink_->on_peer_failed(peer, reason);
+  return true;
+}
+
+// Each is matched before its length is looked at, so that no other thread of MPI's can take it in between.
+bool MpiDriver::look_for_messages() {
+  bool any = false;
+  for (int turn = 0; turn < kTurnMost; ++turn) {
+    int found = 0;
+    MPI_Message matched = MPI_MESSAGE_NULL;
+    MPI_Status status{};
+    const int code = MPI_Improbe(MPI_ANY_SOURCE, tag_, network_->comm(), &found, &matched, &status);
+    if (code != MPI_SUCCESS) {
+      damage("MPI cannot look for messages: " + describe_mpi(code));
+      return true;
+    }
+    if (found == 0) return any;
+    any = true;
+    int length = 0;
+    MPI_Get_count(&status, MPI_BYTE, &length);
+    const Rank from = rank_of(status.MPI_SOURCE);
+    const auto transfer = std::make_shared<Transfer>(Transfer{.what = Transfer::What::receives_message,
+                                                              .peer = from,
+                                                              .length = static_cast<std::size_t>(length),
+                                                              .buffer = Buffer(static_cast<std::size_t>(length))});
+    MPI_Request request = MPI_REQUEST_NULL;
+    const int received = MPI_Imrecv(transfer->buffer.data(), length, MPI_BYTE, &matched, &request);
+    if (received != MPI_SUCCESS) {
+      damage("MPI cannot receive a message: " + describe_mpi(received));
+      return true;
+    }
+    int done = 0;
+    const int tested = MPI_Test(&request, &done, &status);
+    if (tested == MPI_SUCCESS && done != 0) {
+      read(from, std::move(transfer->buffer));
+    } else {
+      requests_.push_back(request);
+      actives_.push_back({transfer, transfer->length});
+    }
+  }
+  return any;
+}
+
+void MpiDriver::read(Rank from, Buffer message) {
+  Head head{};
+  if (message.size() >= sizeof head) std::memcpy(&head, message.data(), sizeof head);
+  const bool data = head.kind == Kind::data || head.kind == Kind::announcement;
+  const bool known = data || head.kind == Kind::control;
+  if (from == kNoRank || !known || message.size() > kMessageMost) {
+    damage("a message of " + std::to_string(message.size()) +
+           " bytes that no telegrad of this version sends: install the same telegrad on all hosts");
+  } else if (data) {
+    read_data(from, std::move(message), head.kind == Kind::announcement, head.ticket);
+  } else if (sink_ != nullptr) {
+    const ConstBytes rest = message.bytes().subspan(sizeof head);
+    const std::size_t header = std::min(rest.size(), sizeof(ControlHeader));
+    const auto control = decode_control(rest.first(header), rest.subspan(header));
+    if (!control || control->source != from) {
+      damage("a control message of " + std::to_string(rest.size()) +
+             " bytes that no telegrad of this version sends: install the same telegrad on all hosts");
+    } else {
+      sink_->on_control(*control);
+    }
+  }
+}
+
+void MpiDriver::read_data(Rank from, Buffer message, bool announced, int ticket) {
+  active_s_ = now_s();
+  constexpr std::size_t kHeads = sizeof(Head) + sizeof(Envelope);
+  Arrival arrival;
+  const bool whole = message.size() >= kHeads;
+  if (whole) std::memcpy(&arrival.envelope, message.data() + sizeof(Head), sizeof(Envelope));
+  const std::uint64_t length = arrival.envelope.length;
+  const bool fits = announced ? message.size() == kHeads && length > kShortMost : message.size() - kHeads == length;
+  if (!whole || !fits || arrival.envelope.source != from) {
+    damage("a message of " + std::to_string(message.size()) + " bytes that says it has " + std::to_string(length) +
+           " from rank " + std::to_string(arrival.envelope.source));
+    return;
+  }
+  Incoming* const incoming = make_incoming();
+  *incoming = {.source = from, .live = true, .announced = announced, .ticket = ticket, .length = length,
+               .message = std::move(message)};
+  arrival.handle = incoming;
+  if (sink_ != nullptr) {
+    sink_->on_arrival(arrival);
+  } else {
+    discard(arrival);
+  }
+}
+
+void MpiDriver::damage(const std::string& reason) {
+  if (sink_ != nullptr) sink_->on_damage(reason);
+}
+
+bool MpiDriver::finish_requests() {
+  if (requests_.empty()) return false;
+  finished_.resize(requests_.size());
+  statuses_.resize(requests_.size());
+  int count = 0;
+  const int code = MPI_Testsome(static_cast<int>(requests_.size()), requests_.data(), &count, finished_.data(),
+                                statuses_.data());
+  if (count == MPI_UNDEFINED || count <= 0) return false;
+  std::vector<std::pair<Active, MPI_Status>> done;
+  for (std::size_t i = 0; i < static_cast<std::size_t>(count); ++i) {
+    MPI_Status& status = statuses_[i];
+    if (code != MPI_ERR_IN_STATUS) status.MPI_ERROR = code;
+    done.emplace_back(std::move(actives_[static_cast<std::size_t>(finished_[i])]), status);
+  }
+  std::size_t kept = 0;
+  for (std::size_t i = 0; i < requests_.size(); ++i) {
+    if (actives_[i].transfer == nullptr) continue;
+    requests_[kept] = requests_[i];
+    if (kept != i) actives_[kept] = std::move(actives_[i]);
+    ++kept;
+  }
+  requests_.resize(kept);
+  actives_.resize(kept);
+  for (const auto& [active, status] : done) finish(active, status);
+  return true;
+}
+
+void MpiDriver::finish(const Active& active, const MPI_Status& status) {
+  Transfer& transfer = *active.transfer;
+  if (status.MPI_ERROR != MPI_SUCCESS) {
+    if (transfer.peer != kNoRank) {
+      peer_broke(transfer.peer, std::string(transfer.receives() ? "receiving" : "sending") +
+                                    " failed: " + describe_mpi(status.MPI_ERROR));
+    }
+    return;
+  }
+  if (transfer.receives()) {
+    int received = 0;
+    MPI_Get_count(&status, MPI_BYTE, &received);
+    if (static_cast<std::size_t>(received) != active.expected) {
+      damage("a message of " + std::to_string(received) + " bytes that was announced with " +
+             std::to_string(active.expected));
+      return;
+    }
+  }
+  if (--transfer.pieces_left > 0) return;
+  if (transfer.what == Transfer::What::receives_message) {
+    read(transfer.peer, std::move(transfer.buffer));
+  } else if (transfer.pending != nullptr) {
+    active_s_ = now_s();
+    transfer.pending->complete(transfer.receives() ? transfer.length : 0);
+  }
+}
+
+bool MpiDriver::arm() {
+  if (!broken_.empty() || !dead_.empty() || deaths_.find_ended(dead_)) return false;
+  const double nap_s = std::clamp((now_s() - active_s_) * kNapPart, kNapLeast_s, kNapMost_s);
+  const itimerspec when{.it_interval = {}, .it_value = {.tv_sec = 0, .tv_nsec = static_cast<long>(nap_s * 1e9)}};
+  return ::timerfd_settime(nap_, 0, &when, nullptr) == 0;
+}
+
+double MpiDriver::now_s() const {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+// Our peers' payloads are taken and ours given for a moment, so that their memory and ours is free of MPI.
+void MpiDriver::drain() {
+  for (const auto& incoming : incoming_) {
+    if (incoming->live && incoming->announced) drop_payload(*incoming);
+    incoming->live = false;
+  }
+  const double deadline_s = now_s() + kShutDownMost_s;
+  while (!requests_.empty() && now_s() < deadline_s) {
+    const bool finished = finish_requests();
+    if (!look_for_messages() && !finished) MpiNetwork::nap();
+  }
+}
+
+void MpiDriver::let_go() {
+  for (std::size_t i = 0; i < requests_.size(); ++i) {
+    Transfer& transfer = *actives_[i].transfer;
+    int done = 0;
+    if (transfer.receives() && MPI_Cancel(&requests_[i]) == MPI_SUCCESS) {
+      MPI_Test(&requests_[i], &done, MPI_STATUS_IGNORE);
+    }
+    if (done != 0) continue;
+    MPI_Request_free(&requests_[i]);
+    if (transfer.buffer.size() != 0) keep_for_ever(std::move(transfer.buffer));
+  }
+  requests_.clear();
+  actives_.clear();
+}
+
+void MpiDriver::shut_down() {
+  const std::scoped_lock lock(network_->gate());
+  if (!std::exchange(open_, false)) return;
+  sink_ = nullptr;
+  network_->remove(this);
+  if (!network_->finalised()) {
+    if (tag_ >= 0) drain();
+    let_go();
+  }
+  deaths_.close();
+  for (int* const descriptor : {&nap_, &descriptor_}) ::close(std::exchange(*descriptor, -1));
+}
+
+}  // namespace telegrad

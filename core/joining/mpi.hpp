@@ -1,0 +1,16 @@
+#pragma once
+// From an MPI communicator to a Communicator of its ranks: what telegrad/mpi.hpp offers to C++ programs.
+
+#include <memory>
+
+#include "drivers/mpi/mpi_network.hpp"
+#include "progress/communicator.hpp"
+
+namespace telegrad::mpi {
+
+/// A Communicator of the ranks of `comm`, an intracommunicator; all of them call it. MPI must have been initialised with
+/// MPI_THREAD_MULTIPLE. Messages travel on a duplicate of `comm`. Close it before MPI_Finalize. The epoch in `options` is
+/// not used. Throws TransportError.
+std::shared_ptr<Communicator> join(MPI_Comm comm, CommunicatorOptions options = {});
+
+}  // namespace telegrad::mpi

@@ -1,0 +1,210 @@
+#include "telegrad/communicator.hpp"
+
+#include <algorithm>
+#include <random>
+#include <stdexcept>
+
+#include "drivers/local/local_driver.hpp"
+#include "progress/communicator.hpp"
+#include "session/messages.hpp"
+#include "session/moves.hpp"
+#include "session/reductions.hpp"
+#include "telegrad/begin.hpp"
+
+namespace telegrad::api {
+namespace {
+
+using detail::check_rank;
+
+Work begin(const std::shared_ptr<detail::Joined>& joined, RequestPtr request) {
+  return Work(detail::begun(joined, std::move(request)));
+}
+
+void check_reduction(Reduction reduction, DType dtype) {
+  if (reduction == Reduction::none) throw std::invalid_argument("reduction=none reduces nothing: use sum, avg, …");
+  if (reduction == Reduction::avg && is_integer(dtype)) {
+    throw std::invalid_argument("reduction=avg needs floats: use sum and divide");
+  }
+}
+
+void check_length(const char* name, std::size_t bytes, std::size_t wanted, const std::string& why) {
+  if (bytes == wanted) return;
+  throw std::invalid_argument(std::string(name) + " has " + std::to_string(bytes) + " bytes, but " + why + " take " +
+                              std::to_string(wanted) + ": give it as many elements");
+}
+
+// `own`: the place in `b`, of a's length, that `a` may be.
+void check_apart(ConstBytes a, ConstBytes b, const std::byte* own) {
+  if (a.empty() || b.empty() || a.data() >= b.data() + b.size() || b.data() >= a.data() + a.size()) return;
+  if (a.data() != own) throw std::invalid_argument("x and out share memory: give each its own");
+}
+
+// In bytes. `bytes`: of each block, if they are all alike.
+Partition blocks_of(const char* name, Counts counts, std::size_t bytes, std::size_t item, Rank size) {
+  if (counts.empty()) return {bytes * size, size};
+  if (counts.size() != size) {
+    throw std::invalid_argument(std::string(name) + " has " + std::to_string(counts.size()) + " numbers for " +
+                                std::to_string(size) + " ranks: give one for each");
+  }
+  std::vector<std::uint64_t> lengths(counts.begin(), counts.end());
+  for (std::uint64_t& length : lengths) length *= item;
+  return Partition(lengths);
+}
+
+void check_tag(std::uint32_t tag) {
+  if (tag >= kTagsMost) throw std::invalid_argument("tag=" + std::to_string(tag) + " must be below 2^31");
+}
+
+void check_peer(const char* name, Rank peer, Rank own, Rank size) {
+  check_rank(name, peer, size);
+  if (peer == own) throw std::invalid_argument(std::string(name) + "=" + std::to_string(peer) + " is this rank itself");
+}
+
+constexpr double kJoinMost_s = 60.0;
+constexpr const char* kAllBlocks = "the blocks of all ranks";
+constexpr const char* kOwnBlock = "this rank's block";
+
+}  // namespace
+
+std::vector<Communicator> Communicator::local(Rank size, const Options& options) {
+  if (size == 0) throw std::invalid_argument("size=0 must be at least 1: the number of ranks");
+  detail::check(options);
+  CommunicatorOptions own = detail::own_options(options);
+  own.session.liveness_timeout_s = std::nullopt;  // one engine runs all ranks: none can fall silent without the others
+  own.session.epoch = std::random_device{}();
+  return detail::translated([&] {
+    const auto network = std::make_shared<LocalNetwork>(size);
+    const auto engine = Engine::shared();
+    std::vector<Communicator> all;
+    for (Rank rank = 0; rank < size; ++rank) {
+      auto joined = std::make_shared<detail::Joined>();
+      joined->core = std::make_shared<telegrad::Communicator>(engine, std::make_unique<LocalDriver>(network, rank), own);
+      all.emplace_back(std::move(joined));
+    }
+    for (const Communicator& one : all) one.joined_->core->join();
+    for (const Communicator& one : all) {
+      const double deadline_s = Engine::now_s() + kJoinMost_s;
+      while (!one.joined_->core->await_join(deadline_s)) {  // a signal ends it early
+        if (Engine::now_s() >= deadline_s) one.joined_->core->give_up_join(kJoinMost_s);
+      }
+    }
+    return all;
+  });
+}
+
+Communicator::~Communicator() {
+  if (joined_ && !joined_->core->forked()) close();
+}
+
+Communicator& Communicator::operator=(Communicator&& other) noexcept {
+  std::swap(joined_, other.joined_);
+  return *this;
+}
+
+Rank Communicator::rank() const { return joined_->core->rank(); }
+Rank Communicator::size() const { return joined_->core->size(); }
+std::string Communicator::driver() const { return joined_->core->driver_name(); }
+void Communicator::close() { joined_->core->close(); }
+void Communicator::abort(const std::string& reason) { joined_->core->abort(reason); }
+
+Work Communicator::all_reduce_bytes(Bytes x, DType dtype, Reduction reduction, std::string_view algorithm) {
+  check_reduction(reduction, dtype);
+  const Dense dense{.input = x,
+                    .output = x,
+                    .dtype = dtype,
+                    .reduction = reduction,
+                    .algorithm = detail::algorithm_named(algorithm, detail::kDenseAlgorithms)};
+  return begin(joined_, make_all_reduce(joined_->core->allreduce_table(), dense));
+}
+
+Work Communicator::reduce_bytes(Bytes x, DType dtype, Rank root, Reduction reduction) {
+  check_reduction(reduction, dtype);
+  check_rank("root", root, size());
+  return begin(joined_, make_reduce(size(), {.input = x, .output = x, .dtype = dtype, .reduction = reduction}, root));
+}
+
+Work Communicator::reduce_scatter_bytes(ConstBytes x, Bytes out, DType dtype, Reduction reduction, Counts counts) {
+  check_reduction(reduction, dtype);
+  // Of elements here, since these are added.
+  Partition blocks = blocks_of("counts", counts, out.size() / size_of(dtype), 1, size());
+  check_length("out", out.size(), blocks[rank()].size() * size_of(dtype), kOwnBlock);
+  check_length("x", x.size(), blocks.count() * size_of(dtype), kAllBlocks);
+  check_apart(x, out, nullptr);
+  const Dense dense{.input = x, .output = out, .dtype = dtype, .reduction = reduction};
+  return begin(joined_, make_reduce_scatter(dense, std::move(blocks)));
+}
+
+Work Communicator::all_gather_bytes(ConstBytes x, Bytes out, std::size_t item, DType dtype, Counts counts) {
+  const Partition blocks = blocks_of("counts", counts, x.size(), item, size());
+  check_length("x", x.size(), blocks[rank()].size(), kOwnBlock);
+  check_length("out", out.size(), blocks.count(), kAllBlocks);
+  check_apart(x, out, out.data() + blocks.begin(rank()));
+  return begin(joined_, make_all_gather(dtype, x, out, blocks));
+}
+
+Work Communicator::gather_bytes(ConstBytes x, Bytes out, std::size_t item, DType dtype, Rank root, Counts counts) {
+  check_rank("root", root, size());
+  const Partition blocks = blocks_of("counts", counts, x.size(), item, size());
+  check_length("x", x.size(), blocks[rank()].size(), kOwnBlock);
+  if (rank() != root) return begin(joined_, make_gather(dtype, x, {}, blocks, root));
+  check_length("out", out.size(), blocks.count(), kAllBlocks);
+  check_apart(x, out, out.data() + blocks.begin(root));
+  return begin(joined_, make_gather(dtype, x, out, blocks, root));
+}
+
+Work Communicator::scatter_bytes(ConstBytes x, Bytes out, std::size_t item, DType dtype, Rank root, Counts counts) {
+  check_rank("root", root, size());
+  const Partition blocks = blocks_of("counts", counts, out.size(), item, size());
+  check_length("out", out.size(), blocks[rank()].size(), kOwnBlock);
+  if (rank() != root) return begin(joined_, make_scatter(dtype, {}, out, blocks, root));
+  check_length("x", x.size(), blocks.count(), kAllBlocks);
+  check_apart(out, x, x.data() + blocks.begin(root));
+  return begin(joined_, make_scatter(dtype, x, out, blocks, root));
+}
+
+Work Communicator::all_to_all_bytes(ConstBytes x, Bytes out, std::size_t item, DType dtype, Counts sent,
+                                    Counts received) {
+  if (sent.empty() != received.empty()) {
+    throw std::invalid_argument("give send_counts and receive_counts, or none of them for equal blocks");
+  }
+  check_apart(x, out, nullptr);
+  if (sent.empty()) {
+    check_length("out", out.size(), x.size(), "the blocks of x");
+    if (x.size() % (item * size()) != 0) {
+      throw std::invalid_argument("x has " + std::to_string(x.size() / item) + " elements, which " +
+                                  std::to_string(size()) + " ranks cannot share evenly: give counts");
+    }
+    return begin(joined_, make_all_to_all(size(), dtype, x, out));
+  }
+  const Partition leaving = blocks_of("send_counts", sent, 0, item, size());
+  const Partition coming = blocks_of("receive_counts", received, 0, item, size());
+  check_length("x", x.size(), leaving.count(), "send_counts");
+  check_length("out", out.size(), coming.count(), "receive_counts");
+  if (leaving[rank()].size() != coming[rank()].size()) {
+    throw std::invalid_argument("send_counts and receive_counts differ for rank " + std::to_string(rank()) +
+                                " itself: what it keeps has one length");
+  }
+  return begin(joined_, make_all_to_all_v(dtype, x, out, leaving, coming));
+}
+
+Work Communicator::broadcast_bytes(Bytes x, DType dtype, Rank root) {
+  check_rank("root", root, size());
+  return begin(joined_, make_broadcast(size(), dtype, x, root));
+}
+
+Work Communicator::barrier() { return begin(joined_, make_barrier()); }
+
+Work Communicator::send_bytes(ConstBytes x, DType dtype, Rank to, std::uint32_t tag) {
+  check_peer("to", to, rank(), size());
+  check_tag(tag);
+  return begin(joined_, make_send(dtype, x, to, tag));
+}
+
+Work Communicator::recv_bytes(Bytes x, DType dtype, std::optional<Rank> source, std::uint32_t tag) {
+  if (source) check_peer("source", *source, rank(), size());
+  check_tag(tag);
+  if (size() == 1) throw std::invalid_argument("there is no other rank to receive from");
+  return begin(joined_, make_receive(dtype, x, source.value_or(kNoRank), tag));
+}
+
+}  // namespace telegrad::api

@@ -1,0 +1,15 @@
+#pragma once
+// Communicators of programs that have MPI. Link telegrad::mpi.
+
+#include <mpi.h>
+
+#include "telegrad/telegrad.hpp"
+
+namespace telegrad::mpi {
+
+/// Joins the ranks of `comm`, an intracommunicator, which all call this with the same options; messages travel on a
+/// duplicate of it. MPI must have been initialised with MPI_THREAD_MULTIPLE; close the Communicator before MPI_Finalize.
+/// Throws std::invalid_argument and TransportError.
+api::Communicator join(MPI_Comm comm, const api::Options& options = {});
+
+}  // namespace telegrad::mpi

@@ -1,0 +1,46 @@
+#include "telegrad/work.hpp"
+
+#include <cmath>
+#include <limits>
+#include <stdexcept>
+#include <string>
+
+#include "progress/communicator.hpp"
+#include "telegrad/joined.hpp"
+
+namespace telegrad::api {
+namespace {
+
+bool wait_until(const detail::Begun& begun, double deadline_s) {
+  telegrad::Communicator& core = *begun.joined->core;
+  while (!core.wait(*begun.request, deadline_s)) {  // a signal ends it early
+    if (Engine::now_s() >= deadline_s) return false;
+  }
+  if (begun.request->failure()) detail::raise(*begun.request->failure());
+  return true;
+}
+
+}  // namespace
+
+void Work::wait() const { wait_until(*begun_, std::numeric_limits<double>::infinity()); }
+
+void Work::wait(double timeout_s) const {
+  if (!(timeout_s > 0)) {
+    throw std::invalid_argument("timeout_s=" + std::to_string(timeout_s) + " must be positive; without one wait() waits "
+                                "as long as the communicator's own");
+  }
+  if (wait_until(*begun_, Engine::now_s() + timeout_s)) return;
+  const telegrad::Communicator& core = *begun_->joined->core;
+  const char* const operation = name_of(begun_->request->call().operation);
+  throw TimeoutExpired("rank " + std::to_string(core.rank()) + ": " + operation + " is still running after timeout_s=" +
+                           std::to_string(timeout_s) + " s: wait longer, or end it on all ranks with abort()",
+                       {.rank = core.rank(), .operation = operation});
+}
+
+bool Work::is_completed() const { return begun_->request->done(); }
+
+std::optional<Rank> Work::source() const {
+  return is_completed() ? begun_->request->source() : std::nullopt;
+}
+
+}  // namespace telegrad::api
