@@ -57,7 +57,7 @@ MAY_IMPORT = {
     "launch": {"errors", "comm", "plan"},
     "train": {*LIBRARY, "plan", "calibration"},
     "linear": {*LIBRARY, "plan", "launch"},
-    "torch_backend": {*LIBRARY},
+    "torch_backend": {*LIBRARY, "plan"},
     "sim": {*LIBRARY, "plan"},
     "bench": {*LIBRARY, "plan", "train", "linear", "sim", "launch", "calibration"},
     "demo": {*LIBRARY, "plan", "train", "linear", "sim", "launch", "bench"},
