@@ -58,7 +58,7 @@ MAY_IMPORT = {
     "train": {*LIBRARY, "plan", "calibration"},
     "lightning": {"comm", "train"},
     "linear": {*LIBRARY, "plan", "launch"},
-    "torch_backend": {*LIBRARY},
+    "torch_backend": {*LIBRARY, "plan"},
     "sim": {*LIBRARY, "plan"},
     "bench": {*LIBRARY, "plan", "train", "linear", "sim", "launch", "calibration"},
     "demo": {*LIBRARY, "plan", "train", "linear", "sim", "launch", "bench"},
