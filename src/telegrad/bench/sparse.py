@@ -56,7 +56,14 @@ def run(plan: SparsePlan, *, timeout_s: float, on_sample: Callable[[str], None] 
                 outcome.wrong[said["name"]], outcome.wire_bytes[said["name"]] = said["wrong"], said["wire_bytes"]
 
     with peers_store() as store:
-        run_job(_TARGET, dataclasses.replace(plan, store=store), take, timeout_s=timeout_s, mpich="mpich" in plan.peers)
+        run_job(
+            _TARGET,
+            dataclasses.replace(plan, store=store),
+            take,
+            timeout_s=timeout_s,
+            mpich="mpich" in plan.peers,
+            nodes=plan.nodes,
+        )
     return outcome
 
 
@@ -87,6 +94,7 @@ def rows_of(plan: SparsePlan, outcome: Outcome, missing: Mapping[str, str] | Non
                 "name": name,
                 "network": plan.network,
                 "ranks": plan.ranks,
+                "nodes": plan.nodes,
                 "n": plan.n,
                 "density": plan.density,
                 "pattern": plan.pattern,

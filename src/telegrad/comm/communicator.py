@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -11,6 +12,7 @@ from telegrad import _core
 from telegrad.comm.engine_core import bind_engine
 from telegrad.comm.groups import Options, checked_color, checked_key, connect, group_of, share
 from telegrad.comm.moves import Moves
+from telegrad.comm.nodes import checked_node, checked_nodes, numbered
 from telegrad.comm.point_to_point import PointToPoint
 from telegrad.comm.reduction import DENSE_ALGORITHMS, algorithm_of
 from telegrad.comm.reductions import Reductions
@@ -34,6 +36,7 @@ class Communicator(Reductions, TopkReductions, Moves, PointToPoint):
     """
 
     _place: Place | None = None
+    _nodes: tuple[int, ...] = ()
 
     def __init__(self, core: _core.Communicator, options: Options | None = None) -> None:
         """For telegrad's own use: ``core`` has joined; ``options`` are what sub-communicators take over."""
@@ -50,6 +53,7 @@ class Communicator(Reductions, TopkReductions, Moves, PointToPoint):
         interface: str | None = None,
         join_timeout_s: float = 300.0,
         tuning: Tuning | str | None = AUTO,
+        node: str | int | None = None,
     ) -> Communicator:
         """Joins the ranks of a torch process group (``None``: the whole job), which all call this.
 
@@ -59,12 +63,15 @@ class Communicator(Reductions, TopkReductions, Moves, PointToPoint):
         bounds the wait for peers. ``tuning`` chooses the algorithms of calls that name none: ``"auto"``, what
         ``telegrad calibrate`` has found for these hosts and this many ranks, if anything (rank 0 looks it up);
         ``None``, the built-in choice; or a ``Tuning``. All ranks use rank 0's; naming another is a ``ValueError`` on
-        all ranks. Raises ``RendezvousError`` if no peers are found, ``TransportError`` if one fails
+        all ranks. ``node``: ranks that give the same name or number are taken to live on one node; ``None``:
+        ``TELEGRAD_NODE``, or what the machine says (ranks that can share memory are on one). Raises
+        ``RendezvousError`` if no peers are found, ``TransportError`` if one fails
         meanwhile, ``ImportError`` without torch or UCX, ``ValueError`` for bad arguments.
         """
         _check_options(timeout_s, liveness_timeout_s, interface)
         check_timeout(join_timeout_s, "join_timeout_s")
         checked_tuning(tuning)
+        checked_node(node)
         peers = find_peers(group, join_timeout_s=join_timeout_s)
         return cls.from_exchange(
             peers.rank,
@@ -74,6 +81,7 @@ class Communicator(Reductions, TopkReductions, Moves, PointToPoint):
             liveness_timeout_s=liveness_timeout_s,
             interface=interface,
             tuning=tuning,
+            node=node,
         )
 
     @classmethod
@@ -87,6 +95,7 @@ class Communicator(Reductions, TopkReductions, Moves, PointToPoint):
         liveness_timeout_s: float | None = 8.0,
         interface: str | None = None,
         tuning: Tuning | str | None = AUTO,
+        node: str | int | None = None,
     ) -> Communicator:
         """Joins ``size`` ranks that find each other by ``exchange``.
 
@@ -108,22 +117,27 @@ class Communicator(Reductions, TopkReductions, Moves, PointToPoint):
                 "this telegrad was built without UCX (TELEGRAD_UCX=none), so it reaches no other process: install "
                 "it again with `pip install .` (bundles UCX) or `pip install . -C cmake.define.TELEGRAD_UCX=system`"
             )
-        agreement = TuningAgreement(rank, size, exchange, checked_tuning(tuning, size), interface)
+        label = checked_node(node)
+        agreement = TuningAgreement(rank, size, exchange, checked_tuning(tuning, size), interface, label)
         bind_engine()
         report_on_signal()
         communicator = cls(
             _core.Communicator.ucx(
                 rank, size, agreement.swap, timeout_s, liveness_timeout_s, interface, report_folder()
             ),
-            Options(timeout_s, liveness_timeout_s, interface, tuning=None if agreement.is_built_in else AUTO),
+            Options(
+                timeout_s, liveness_timeout_s, interface, tuning=None if agreement.is_built_in else AUTO, node=label
+            ),
         )
         communicator._place = agreement.place
+        communicator._use_nodes(agreement.nodes)
         communicator.use(agreement.tuning)
         return communicator
 
     @classmethod
-    def local(cls, n: int, *, timeout_s: float = 1800.0) -> list[Communicator]:
-        """``n`` ranks inside this process: for tests, and to try things out.
+    def local(cls, n: int, *, timeout_s: float = 1800.0, nodes: Sequence[int] | None = None) -> list[Communicator]:
+        """``n`` ranks inside this process: for tests, and to try things out. ``nodes``: as if each rank lived on the
+        node of that name or number; ``None``: all on one.
 
         Use each from its own thread, or all from one thread with ``async_op=True``.
         """
@@ -132,9 +146,13 @@ class Communicator(Reductions, TopkReductions, Moves, PointToPoint):
         if n < 1:
             raise ValueError(f"n={n} must be at least 1: the number of ranks")
         check_timeout(timeout_s, "timeout_s")
+        numbers = checked_nodes(nodes, n)
         bind_engine()
         report_on_signal()
-        return [cls(core, Options(timeout_s)) for core in _core.Communicator.local(n, timeout_s, report_folder())]
+        made = [cls(core, Options(timeout_s)) for core in _core.Communicator.local(n, timeout_s, report_folder())]
+        for communicator in made:
+            communicator._use_nodes(numbers)
+        return made
 
     def split(self, color: int | None, key: int = 0) -> Communicator | None:
         """A communicator of the ranks that give the same ``color``; every rank of this one calls it, and waits.
@@ -161,6 +179,7 @@ class Communicator(Reductions, TopkReductions, Moves, PointToPoint):
             return None
         child = type(self)(joined.core, replace(self._options, group=group.name_in(self._options.group)))
         child._place = joined.place
+        child._use_nodes(numbered([self.nodes[member] for member in group.members]))
         child.use(joined.tuning or self._tuning_of_part(child))
         return child
 
@@ -168,7 +187,7 @@ class Communicator(Reductions, TopkReductions, Moves, PointToPoint):
         if self._tuning is None:
             return None
         own_process = Place(child.driver, ((socket.gethostname(), child.world_size),))
-        return self._tuning.for_part(child.place or own_process)
+        return self._tuning.for_part(child.place or own_process, one_node=len(set(child.nodes)) == 1)
 
     @property
     def tuning(self) -> Tuning | None:
@@ -179,6 +198,16 @@ class Communicator(Reductions, TopkReductions, Moves, PointToPoint):
     def place(self) -> Place | None:
         """For which jobs a tuning of this communicator holds; ``None`` for ranks of one process."""
         return self._place
+
+    @property
+    def nodes(self) -> tuple[int, ...]:
+        """By rank the number of the node that it lives on, the same on all ranks: what ``algorithm="two_level"``
+        and the choice of an algorithm go by."""
+        return self._nodes or (0,) * self.world_size
+
+    def _use_nodes(self, nodes: tuple[int, ...]) -> None:
+        self._nodes = nodes
+        self._usable().use_nodes(list(nodes))
 
     def use(self, tuning: Tuning | None) -> None:
         """Chooses algorithms by ``tuning`` from now on (``None``: the built-in choice).

@@ -33,6 +33,8 @@ class Options:
     """What errors call the communicator itself; empty: it was not split from another."""
     tuning: Tuning | str | None = AUTO
     """What its sub-communicators ask for as they join: ``"auto"``, or ``None`` where the job asked for none."""
+    node: str | None = None
+    """What this rank calls its node, if it was told."""
 
 
 @dataclass(frozen=True)
@@ -103,7 +105,7 @@ def connect(group: Group | None, gather: Gather, options: Options, report_folder
     if group is None:
         swap(b"")
         return None
-    agreement = TuningAgreement(group.rank, len(group.members), swap, options.tuning, options.interface)
+    agreement = TuningAgreement(group.rank, len(group.members), swap, options.tuning, options.interface, options.node)
     try:
         core = _core.Communicator.ucx(
             group.rank,
