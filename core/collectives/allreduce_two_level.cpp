@@ -6,8 +6,8 @@
 // mixed-precision", arXiv:1807.11205, 2018, §3.4 (hierarchical all-reduce).
 //
 // A long vector is cut into segments, each of which goes through the three phases; the phases work side by side on
-// segments that follow each other, so that what is inside hides behind what is between. Two parts of a slice are between
-// nodes at once: one begins while the other ends.
+// segments that follow each other, so that what is inside hides behind what is between. A few parts of a slice are between
+// nodes at once: some begin while others end.
 #include "collectives/allreduce_two_level.hpp"
 
 #include <algorithm>
@@ -31,8 +31,8 @@ namespace telegrad {
 namespace {
 
 constexpr std::size_t kSegmentsMost = 1024;
-constexpr std::size_t kLanesBetween = 2;
-constexpr std::size_t kAhead = 4;             // segments that a rank has begun and not ended
+constexpr std::size_t kLanesBetween = 3;
+constexpr std::size_t kAhead = 8;            // segments that a rank has begun and not ended
 constexpr Step kPhaseSteps = Step{1} << 20;  // of one phase of a segment
 
 class TwoLevel {

@@ -11,7 +11,7 @@ namespace telegrad {
 /// How a long vector is cut; the same on all ranks.
 struct TwoLevelTuning {
   /// A slice goes between nodes in parts of about so many bytes.
-  std::size_t part_bytes = std::size_t{256} << 10;
+  std::size_t part_bytes = std::size_t{512} << 10;
 };
 
 /// output = the reduction of all ranks' inputs, the same bits on every rank, which live in `nodes` (CHECKed: two levels).

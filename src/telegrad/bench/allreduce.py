@@ -228,7 +228,7 @@ def _is_outlier(contenders: list[_Contender]) -> bool:
     """Whether the automatic choice looks worse than it should: than the better peer, or than the best of our own."""
     auto = [contender for contender in contenders if contender.name == "auto"]
     peers = [contender.median_s for contender in contenders if not contender.ours]
-    others = [contender.median_s for contender in contenders if contender.ours and contender.name != "auto"]
+    others = [one.median_s for one in contenders if one.ours and one.name != "auto" and INTERLEAVED not in one.name]
     return any(
         (peers and is_slower(one.median_s, min(peers), share=0.1))
         or (others and is_slower(one.median_s, min(others), share=0.05))

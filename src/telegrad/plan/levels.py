@@ -14,7 +14,7 @@ from telegrad.plan.cost_reductions import RING_MESSAGE_BYTES, allreduce, reduce_
 from telegrad.plan.network import ELEMENT_BYTES, Cost, Costs, ceil_div, check
 
 # What core/collectives does; tests compare with it.
-PART_BYTES = 256 << 10  # TwoLevelTuning::part_bytes
+PART_BYTES = 512 << 10  # TwoLevelTuning::part_bytes
 SEGMENTS_MOST = 1024  # kSegmentsMost of allreduce_two_level.cpp
 
 
