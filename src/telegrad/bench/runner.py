@@ -78,7 +78,8 @@ def rows_of(plan: Plan, outcome: Outcome, missing: Mapping[str, str] | None = No
 
 def _row(plan: Plan, ours: Measured, peers: Mapping[str, Measured | None], absent: Mapping[str, str]) -> Row:
     benchmark = BENCHMARKS[plan.benchmark]
-    bound_bytes = benchmark.bound_bytes(plan.ranks, ours.size)
+    links = plan.nodes if plan.nodes > 1 else plan.ranks  # a node has one, whatever its ranks
+    bound_bytes = benchmark.bound_bytes(links, ours.size)
     rate = payload_bytes_per_s(plan.network)
     return {
         "op": plan.benchmark,
