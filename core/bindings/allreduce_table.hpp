@@ -7,8 +7,10 @@
 #include <nanobind/stl/vector.h>
 
 #include <cstddef>
+#include <cstdint>
 #include <optional>
 #include <stdexcept>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -18,7 +20,7 @@
 
 namespace telegrad::bindings {
 
-/// `Self` has size(), allreduce_table() and use(table, costs).
+/// `Self` has size(), allreduce_table(), use(table, costs) and use_nodes(labels).
 template <class Self>
 void bind_allreduce_table(nb::class_<Self>& type) {
   type.def(
@@ -34,6 +36,17 @@ void bind_allreduce_table(nb::class_<Self>& type) {
             }
           },
           nb::arg("choices"), nb::arg("costs").none() = nb::none())
+      .def(
+          "use_nodes",
+          [](Self& self, const std::vector<std::uint32_t>& labels) {
+            if (labels.size() != self.size()) {
+              throw nb::value_error(("there are " + std::to_string(labels.size()) + " labels for " +
+                                     std::to_string(self.size()) + " ranks: give one for each")
+                                        .c_str());
+            }
+            self.use_nodes(labels);
+          },
+          nb::arg("labels"))
       .def(
           "choose_allreduce", [](const Self& self, std::size_t bytes) { return self.allreduce_table().choose(bytes); },
           nb::arg("bytes"));

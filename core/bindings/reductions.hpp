@@ -36,7 +36,7 @@ void bind_all_reduce_topk(nb::class_<Self>& type) {
       nb::arg("state"), nb::arg("blocking") = false);
 }
 
-/// `Self`: see begin(); it also has rank(), size(), allreduce_table(), sparse_choice() and use(table, costs).
+/// `Self`: see begin(); it also has rank(), size(), allreduce_table(), nodes(), sparse_choice() and use(table, costs).
 template <class Self>
 void bind_reductions(nb::class_<Self>& type) {
   using Pointer = std::shared_ptr<Self>;
@@ -52,7 +52,8 @@ void bind_reductions(nb::class_<Self>& type) {
                                                           .output = memory<std::byte>(output, bytes),
                                                           .dtype = dtype,
                                                           .reduction = reduction,
-                                                          .algorithm = algorithm}),
+                                                          .algorithm = algorithm,
+                                                          .nodes = self->nodes()}),
                            caller_waits);
           },
           nb::arg("input"), nb::arg("output"), nb::arg("count"), nb::arg("dtype"), nb::arg("reduction"),
@@ -72,7 +73,8 @@ void bind_reductions(nb::class_<Self>& type) {
                                                   .output = memory<std::byte>(found->pointer, found->nbytes),
                                                   .dtype = found->dtype,
                                                   .reduction = reduction,
-                                                  .algorithm = algorithm});
+                                                  .algorithm = algorithm,
+                                                  .nodes = self->nodes()});
             return caller_waits ? done_or_begun(self, std::move(request))
                                 : nb::cast(begin(self, std::move(request), false));
           },
@@ -125,6 +127,7 @@ void bind_reductions(nb::class_<Self>& type) {
           [](const Pointer& self, std::uintptr_t indices, std::uintptr_t values, std::size_t nnz, std::uint64_t n,
              DType dtype, SparseReduction how, bool caller_waits) {
             how.choice = self->sparse_choice();
+            how.nodes = self->nodes();
             return on_entry_type(dtype, [&]<class V>(V) {
               return begin(self, make_all_reduce(addend_of<V>(indices, values, nnz, n, how), how), caller_waits);
             });
@@ -135,6 +138,7 @@ void bind_reductions(nb::class_<Self>& type) {
           [](const Pointer& self, std::uintptr_t indices, std::uintptr_t values, std::size_t nnz, std::uint64_t n,
              DType dtype, SparseReduction how, std::uintptr_t output, bool caller_waits) {
             how.choice = self->sparse_choice();
+            how.nodes = self->nodes();
             return on_entry_type(dtype, [&]<class V>(V) {
               SparseStream<V> stream = addend_of<V>(indices, values, nnz, n, how);
               return begin(self, make_all_reduce_into(std::move(stream), memory<V>(output, n), how), caller_waits);

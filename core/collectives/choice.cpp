@@ -29,6 +29,13 @@ Algorithm choose_allreduce(Rank size, std::size_t bytes) {
   return bytes < kRingMessageBytes * size ? Algorithm::rabenseifner : Algorithm::ring;
 }
 
+// Between two both directions carry the same whatever the algorithm, and halving's short messages do best where two send to
+// each other at once.
+Algorithm choose_between(Rank size, std::size_t bytes) {
+  const Algorithm chosen = choose_allreduce(size, bytes);
+  return size == 2 && chosen == Algorithm::ring ? Algorithm::rabenseifner : chosen;
+}
+
 AllreduceTable::AllreduceTable(Rank size, std::vector<AllreduceChoice> choices)
     : size_(size), choices_(std::move(choices)) {
   if (choices_.empty() || choices_.front().from_bytes != 0) {
@@ -43,17 +50,28 @@ AllreduceTable::AllreduceTable(Rank size, std::vector<AllreduceChoice> choices)
                                 " bytes: sort them by from_bytes, each once");
   }
   for (const AllreduceChoice& choice : choices_) {
-    if (std::ranges::find(kAllreduceAlgorithms, choice.algorithm) == kAllreduceAlgorithms.end()) {
+    const bool flat = std::ranges::find(kAllreduceAlgorithms, choice.algorithm) != kAllreduceAlgorithms.end();
+    if (!flat && choice.algorithm != Algorithm::two_level) {
       throw std::invalid_argument(std::string("the table names ") + name_of(choice.algorithm) +
                                   ", which does not sum dense vectors");
     }
   }
 }
 
+// Where nothing is known of the nodes but that there are some: long vectors gain by sending less between them, and of short
+// ones the steps count.
 Algorithm AllreduceTable::choose(std::size_t bytes) const {
-  if (choices_.empty()) return choose_allreduce(size_, bytes);
+  if (!two_levels_) return choose_flat(bytes);
+  if (choices_.empty()) return bytes > doubling_bytes_most(size_) ? Algorithm::two_level : choose_flat(bytes);
   const auto after = std::ranges::upper_bound(choices_, bytes, {}, &AllreduceChoice::from_bytes);
   return std::prev(after)->algorithm;
+}
+
+Algorithm AllreduceTable::choose_flat(std::size_t bytes) const {
+  if (choices_.empty()) return choose_allreduce(size_, bytes);
+  const auto after = std::ranges::upper_bound(choices_, bytes, {}, &AllreduceChoice::from_bytes);
+  const Algorithm algorithm = std::prev(after)->algorithm;
+  return algorithm == Algorithm::two_level ? choose_allreduce(size_, bytes) : algorithm;
 }
 
 }  // namespace telegrad

@@ -13,6 +13,7 @@
 
 #include "base/buffer.hpp"
 #include "base/types.hpp"
+#include "collectives/nodes.hpp"
 #include "collectives/partition.hpp"
 #include "collectives/sparse_choice.hpp"
 #include "kernels/scatter.hpp"
@@ -70,6 +71,8 @@ struct SparseReduction {
   Slices slices = Slices::equal;  // of algorithms that have slices
   /// For Algorithm::automatic: of the communicator, or null for a sum that is its first.
   std::shared_ptr<SparseChoice> choice{};
+  /// For Algorithm::two_level; null: nothing is known of them.
+  std::shared_ptr<const Nodes> nodes{};
 };
 
 /// Whether a message should hold it densely: that is shorter.

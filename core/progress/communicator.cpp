@@ -9,6 +9,7 @@
 #include <thread>
 #include <utility>
 
+#include "base/check.hpp"
 #include "progress/report_file.hpp"
 
 namespace telegrad {
@@ -47,6 +48,20 @@ Communicator::~Communicator() {
   // The network belongs to the parent process.
   [[maybe_unused]] const auto* const session = participant_.session.release();
   [[maybe_unused]] const auto* const driver = participant_.driver.release();
+}
+
+void Communicator::use_nodes(std::span<const std::uint32_t> labels) {
+  TELEGRAD_CHECK(labels.size() == size_);
+  bool memory = true;  // of one node's ranks, which all find the same
+  engine_->with_baton([&] {
+    for (Rank peer = 0; peer < size_; ++peer) {
+      if (peer != rank_ && labels[peer] == labels[rank_]) {
+        memory = memory && participant_.driver->shares_memory_with(peer);
+      }
+    }
+  });
+  nodes_ = std::make_shared<const Nodes>(labels, memory);
+  allreduce_table_ = allreduce_table_.on_two_levels(nodes_->two_level());
 }
 
 void Communicator::join() {

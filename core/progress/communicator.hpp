@@ -12,6 +12,7 @@
 
 #include "base/types.hpp"
 #include "collectives/choice.hpp"
+#include "collectives/nodes.hpp"
 #include "collectives/sparse_choice.hpp"
 #include "progress/engine.hpp"
 #include "progress/trace.hpp"
@@ -44,9 +45,14 @@ class Communicator {
   /// All ranks do so between the same operations, with the same table for their number, and the same costs of the
   /// network, if they were measured; nobody submits meanwhile.
   void use(AllreduceTable table, std::optional<NetworkCosts> costs = {}) {
-    sparse_choice_ = std::make_shared<SparseChoice>(table, costs);
-    allreduce_table_ = std::move(table);
+    allreduce_table_ = table.on_two_levels(nodes_ && nodes_->two_level());
+    sparse_choice_ = std::make_shared<SparseChoice>(table.on_two_levels(false), costs);
   }
+  /// Null: nothing is known of them.
+  const std::shared_ptr<const Nodes>& nodes() const { return nodes_; }
+  /// By the labels of all ranks; whoever has the same is in the same node. All ranks do so between the same operations,
+  /// with the same labels; nobody submits meanwhile. CHECKs that there is one for each rank.
+  void use_nodes(std::span<const std::uint32_t> labels);
 
   /// Greets the peers; every Communicator of the process does so before any waits in await_join().
   void join();
@@ -95,6 +101,7 @@ class Communicator {
   bool shares_memory_;
   AllreduceTable allreduce_table_;
   std::shared_ptr<SparseChoice> sparse_choice_;
+  std::shared_ptr<const Nodes> nodes_;
   std::uint32_t epoch_;
   std::string report_folder_;
   std::shared_ptr<const Group> group_;  // null: not split from another

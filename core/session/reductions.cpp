@@ -5,6 +5,7 @@
 #include "base/check.hpp"
 #include "collectives/allreduce.hpp"
 #include "collectives/allreduce_sparse.hpp"
+#include "collectives/allreduce_two_level.hpp"
 #include "collectives/reduce.hpp"
 #include "collectives/reduce_scatter.hpp"
 #include "collectives/reduce_scatter_sparse.hpp"
@@ -14,6 +15,14 @@ namespace telegrad {
 namespace {
 
 RequestPtr request(const Call& call, Request::Body body) { return std::make_shared<Request>(call, std::move(body)); }
+
+bool on_two_levels(const std::shared_ptr<const Nodes>& nodes) { return nodes != nullptr && nodes->two_level(); }
+
+// Without two levels the choice is open.
+SparseReduction on_existing_levels(SparseReduction how) {
+  if (how.algorithm == Algorithm::two_level && !on_two_levels(how.nodes)) how.algorithm = Algorithm::automatic;
+  return how;
+}
 
 void check_doubling(const SparseReduction& how) {
   TELEGRAD_CHECK(how.algorithm != Algorithm::recursive_doubling || how.wire.values == ValueEncoding::native);
@@ -28,7 +37,9 @@ Call sparse_call(const SparseStream<V>& stream, const SparseReduction& how) {
           .algorithm = how.algorithm,
           .count = stream.dimension(),
           .switch_factor = how.switch_factor,
-          .layout = how.slices == Slices::balanced ? kBalancedSlices : 0,
+          .layout = how.algorithm == Algorithm::two_level  ? how.nodes->digest()
+                    : how.slices == Slices::balanced ? kBalancedSlices
+                                                     : 0,
           .wire = how.wire.values};
 }
 
@@ -94,14 +105,18 @@ TopkSum<V, State> topk_sum(Algorithm algorithm, SparseStream<V> stream, const Se
 }  // namespace
 
 RequestPtr make_all_reduce(const AllreduceTable& table, const Dense& dense) {
-  const Algorithm algorithm =
-      dense.algorithm == Algorithm::automatic ? table.choose(dense.input.size()) : dense.algorithm;
+  Algorithm algorithm = dense.algorithm == Algorithm::automatic ? table.choose(dense.input.size()) : dense.algorithm;
+  if (algorithm == Algorithm::two_level && !on_two_levels(dense.nodes)) algorithm = table.choose_flat(dense.input.size());
   const Call call{.operation = Operation::allreduce,
                   .dtype = dense.dtype,
                   .reduction = dense.reduction,
                   .algorithm = algorithm,
-                  .count = dense.input.size() / size_of(dense.dtype)};
+                  .count = dense.input.size() / size_of(dense.dtype),
+                  .layout = algorithm == Algorithm::two_level ? dense.nodes->digest() : 0};
   return request(call, [dense, algorithm](Transport& net) {
+    if (algorithm == Algorithm::two_level) {
+      return allreduce_two_level(net, *dense.nodes, dense.dtype, dense.reduction, dense.input, dense.output);
+    }
     return allreduce(net, algorithm, dense.dtype, dense.reduction, dense.input, dense.output);
   });
 }
@@ -147,8 +162,9 @@ RequestPtr make_reduce_scatter(const Dense& dense, Partition partition) {
 }
 
 template <class V>
-SparseSum<V> make_all_reduce(SparseStream<V> stream, const SparseReduction& how) {
-  check_doubling(how);
+SparseSum<V> make_all_reduce(SparseStream<V> stream, const SparseReduction& wished) {
+  check_doubling(wished);
+  const SparseReduction how = on_existing_levels(wished);
   const Call call = sparse_call(stream, how);
   auto result = std::make_shared<std::optional<SparseStream<V>>>();
   auto mine = std::make_shared<SparseStream<V>>(std::move(stream));
@@ -156,8 +172,9 @@ SparseSum<V> make_all_reduce(SparseStream<V> stream, const SparseReduction& how)
 }
 
 template <class V>
-RequestPtr make_all_reduce_into(SparseStream<V> stream, std::span<V> output, const SparseReduction& how) {
-  check_doubling(how);
+RequestPtr make_all_reduce_into(SparseStream<V> stream, std::span<V> output, const SparseReduction& wished) {
+  check_doubling(wished);
+  const SparseReduction how = on_existing_levels(wished);
   const Call call = sparse_call(stream, how);
   auto mine = std::make_shared<SparseStream<V>>(std::move(stream));
   return request(call, [=](Transport& net) {

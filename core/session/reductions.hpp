@@ -13,6 +13,7 @@
 #include "collectives/allreduce_oktopk.hpp"
 #include "collectives/allreduce_quantised.hpp"
 #include "collectives/choice.hpp"
+#include "collectives/nodes.hpp"
 #include "collectives/partition.hpp"
 #include "collectives/topk_result.hpp"
 #include "session/request.hpp"
@@ -27,6 +28,7 @@ struct Dense {
   DType dtype = DType::f32;
   Reduction reduction = Reduction::sum;
   Algorithm algorithm = Algorithm::automatic;
+  std::shared_ptr<const Nodes> nodes{};  // of an allreduce; null: nothing is known of them
 };
 
 template <class V>
@@ -41,7 +43,8 @@ struct TopkSum {
   std::shared_ptr<std::optional<TopkResult<V, State>>> result;  // set once the request has succeeded
 };
 
-/// `table` chooses the algorithm if none is named; all ranks hold the same.
+/// `table` chooses the algorithm if none is named; all ranks hold the same. Without two levels of nodes it also chooses in
+/// place of two_level, among the others. Ranks that have other nodes do not call the same.
 RequestPtr make_all_reduce(const AllreduceTable& table, const Dense& dense);
 /// The same of f32, in messages that hold values as `how.encoding`; `how.reduction` is not looked at, and `algorithm` must
 /// be automatic. `error`: empty, or as long as the input; see allreduce_quantised.
@@ -51,7 +54,7 @@ RequestPtr make_reduce(Rank size, const Dense& dense, Rank root);
 /// `output`: this rank's block of `partition`, which is the same on all ranks.
 RequestPtr make_reduce_scatter(const Dense& dense, Partition partition);
 /// See allreduce_sparse(); `how.algorithm` may be automatic. With a rounding wire format the algorithm must not be
-/// recursive_doubling (CHECKed).
+/// recursive_doubling (CHECKed). two_level without two levels of `how.nodes` is automatic.
 template <class V>
 SparseSum<V> make_all_reduce(SparseStream<V> stream, const SparseReduction& how);
 /// The same, written densely into `output`.

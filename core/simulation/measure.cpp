@@ -44,11 +44,19 @@ std::uint64_t output_bytes(const Workload& workload, Rank rank) {
   }
 }
 
+// For many ranks they are only found where somebody asks.
+std::shared_ptr<const Nodes> levels_of(const Workload& workload) {
+  return workload.algorithm == Algorithm::two_level ? nodes_of(workload) : nullptr;
+}
+
 RequestPtr dense_request(const Workload& workload, ConstBytes input, Bytes output) {
   const Partition blocks(all_bytes(workload), workload.ranks);
   switch (workload.operation) {
     case Operation::allreduce:
-      return make_all_reduce(workload.ranks, {.input = input, .output = output, .algorithm = workload.algorithm});
+      return make_all_reduce(workload.ranks, {.input = input,
+                                              .output = output,
+                                              .algorithm = workload.algorithm,
+                                              .nodes = levels_of(workload)});
     case Operation::allgather: return make_all_gather(DType::f32, input, output, blocks);
     case Operation::gather: return make_gather(DType::f32, input, output, blocks, workload.root);
     case Operation::scatter: return make_scatter(DType::f32, input, output, blocks, workload.root);
@@ -158,7 +166,8 @@ SparseReduction sparse_reduction(const Workload& workload) {
   return {.switch_factor = workload.switch_factor,
           .algorithm = workload.algorithm,
           .wire = workload.wire,
-          .choice = std::make_shared<SparseChoice>(AllreduceTable(workload.ranks), costs_of(workload.costs))};
+          .choice = std::make_shared<SparseChoice>(AllreduceTable(workload.ranks), costs_of(workload.costs)),
+          .nodes = levels_of(workload)};
 }
 
 std::vector<SparseReduction> sparse_reductions(const Workload& workload) {

@@ -49,9 +49,12 @@ constexpr OperationName kOperations[] = {
     {"sparse_reduce_scatter", Operation::sparse_reduce_scatter},
     {"allreduce_topk", Operation::allreduce_topk},
 };
-constexpr Algorithm kAlgorithms[] = {Algorithm::ring, Algorithm::recursive_doubling, Algorithm::split_allgather,
+constexpr Algorithm kAlgorithms[] = {Algorithm::ring,
+                                     Algorithm::recursive_doubling,
+                                     Algorithm::split_allgather,
                                      Algorithm::split_dense_allgather,
-                                    Algorithm::rabenseifner};
+                                     Algorithm::rabenseifner,
+                                     Algorithm::two_level};
 
 std::string quoted(std::string_view text) {
   std::string quoted = "'";
@@ -74,17 +77,27 @@ void require(bool holds, std::string_view argument, const std::string& value, co
   if (!holds) throw std::invalid_argument(std::string(argument) + " is " + value + ": " + remedy);
 }
 
+void validate_two_level(const Workload& workload) {
+  require(nodes_of(workload)->two_level(), "algorithm", "'two_level'",
+          "it needs nodes of some of the ranks, give costs['ranks_per_node'] above 1 and below the number of ranks");
+  require(workload.operation == Operation::allreduce || workload.payloads, "payloads", "False",
+          "a sparse_allreduce by 'two_level' is measured with real entries, give payloads=True");
+}
+
 void validate_algorithm(const Workload& workload) {
   const auto is = [&](Algorithm algorithm) { return workload.algorithm == algorithm; };
   const std::string named = is(Algorithm::automatic) ? "''" : quoted(name_of(workload.algorithm));
+  const bool sums = workload.operation == Operation::allreduce || workload.operation == Operation::sparse_allreduce;
+  if (sums && is(Algorithm::two_level)) return validate_two_level(workload);
   if (workload.operation == Operation::allreduce) {
     require(is(Algorithm::ring) || is(Algorithm::recursive_doubling) || is(Algorithm::rabenseifner), "algorithm", named,
-            "an allreduce has three, give 'ring', 'recursive_doubling' or 'rabenseifner'");
+            "an allreduce has four, give 'ring', 'recursive_doubling', 'rabenseifner' or 'two_level'");
   } else if (workload.operation == Operation::sparse_allreduce) {
     require(is(Algorithm::automatic) || is(Algorithm::split_allgather) || is(Algorithm::split_dense_allgather) ||
                 is(Algorithm::recursive_doubling) || is(Algorithm::ring),
             "algorithm", named,
-            "give '', 'split_allgather', 'split_dense_allgather', 'recursive_doubling' or 'ring' for a sparse_allreduce");
+            "give '', 'split_allgather', 'split_dense_allgather', 'recursive_doubling', 'ring' or 'two_level' for a "
+            "sparse_allreduce");
   } else {
     require(is(Algorithm::automatic), "algorithm", named,
             std::string("it follows from ranks and bytes for this operation, ") + name_of(workload.operation) +
@@ -159,6 +172,13 @@ Algorithm algorithm_named(std::string_view name) {
     add_name(names, name_of(algorithm));
   }
   throw std::invalid_argument("algorithm is " + quoted(name) + ": it must be one of " + names + ", or ''");
+}
+
+std::shared_ptr<const Nodes> nodes_of(const Workload& workload) {
+  const Rank per_node = std::max<Rank>(1, workload.costs.ranks_per_node);
+  std::vector<std::uint32_t> labels;
+  for (Rank rank = 0; rank < std::max<Rank>(1, workload.ranks); ++rank) labels.push_back(rank / per_node);
+  return std::make_shared<const Nodes>(std::span<const std::uint32_t>(labels));
 }
 
 void set_cost(SimCosts& costs, std::string_view name, double value) {

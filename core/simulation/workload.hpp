@@ -2,14 +2,19 @@
 // The inputs of a measured operation: what makes sense, and what real ones hold.
 
 #include <cstdint>
+#include <memory>
 #include <vector>
 
+#include "collectives/nodes.hpp"
 #include "simulation/measure.hpp"
 
 namespace telegrad {
 
 /// Throws std::invalid_argument, naming the argument, its value and the remedy.
 void validate(const Workload& workload);
+
+/// Who lives together, by the costs' ranks per node.
+std::shared_ptr<const Nodes> nodes_of(const Workload& workload);
 
 /// Entries of each rank at indices that all have in common.
 std::uint64_t common_entries(const Workload& workload);

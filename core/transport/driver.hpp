@@ -74,6 +74,8 @@ class Driver {
   virtual PeerIdentity identity(Rank) const { return {}; }
   /// See Transport::shares_memory(); known once it is connected.
   virtual bool shares_memory() const { return false; }
+  /// The same of this rank and one other. If it holds of two pairs with a rank in common, then of the third too.
+  virtual bool shares_memory_with(Rank) const { return shares_memory(); }
   virtual void attach(EventSink& sink) = 0;
 
   virtual void send(Rank to, const Envelope& envelope, ConstBytes bytes, Pending& pending) = 0;

@@ -37,6 +37,7 @@ const char* name_of(Algorithm algorithm) {
     case Algorithm::oktopk: return "oktopk";
     case Algorithm::gtopk: return "gtopk";
     case Algorithm::bounded: return "bounded";
+    case Algorithm::two_level: return "two_level";
   }
   return "unknown";
 }
@@ -104,12 +105,13 @@ std::string describe(const Call& call) {
     std::snprintf(factor, sizeof factor, "%.10g", call.switch_factor);
     text += std::string(", switch_factor=") + factor;
   }
-  if (call.operation == Operation::sparse_allreduce) {
+  if (call.operation == Operation::sparse_allreduce && call.algorithm != Algorithm::two_level) {
     if (call.layout == kBalancedSlices) text += ", slices=balanced";
   } else if (call.layout != 0) {
     char digest[16];
     std::snprintf(digest, sizeof digest, "%08x", static_cast<unsigned>(call.layout ^ call.layout >> 32));
-    text += call.operation == Operation::allreduce_topk ? ", state=#" : ", counts=#";
+    const bool of_state = call.operation == Operation::allreduce_topk;
+    text += call.algorithm == Algorithm::two_level ? ", nodes=#" : of_state ? ", state=#" : ", counts=#";
     text += digest;  // too many to say; who differs sees it
   }
   if (call.wire != ValueEncoding::native) text += std::string(", wire=") + name_of(call.wire);

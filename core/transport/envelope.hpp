@@ -11,7 +11,7 @@
 
 namespace telegrad {
 
-inline constexpr std::uint32_t kWireVersion = 8;
+inline constexpr std::uint32_t kWireVersion = 9;
 
 // Part of the wire format: append, never renumber.
 enum class Operation : std::uint8_t {
@@ -42,6 +42,7 @@ enum class Algorithm : std::uint8_t {
   oktopk = 7,  // these are of an allreduce_topk
   gtopk = 8,
   bounded = 9,
+  two_level = 10,
 };
 
 /// What a rank called: two ranks that meet in one operation must agree on all of it.
@@ -53,7 +54,8 @@ struct Call {
   Rank root = kNoRank;      // send, receive: the other rank
   std::uint64_t count = 0;  // elements; for a sparse operation the dimension
   double switch_factor = 0;  // of a sparse operation
-  // Where ranks have blocks of different lengths: a digest of the lengths. Of a sparse allreduce: 0 or kBalancedSlices.
+  // Where ranks have blocks of different lengths: a digest of the lengths. Of Algorithm::two_level: a digest of the nodes.
+  // Of any other sparse allreduce: 0 or kBalancedSlices.
   // Of an allreduce_topk: a digest of its settings, and of what earlier calls have left. Of send and receive: the tag.
   std::uint64_t layout = 0;
   ValueEncoding wire = ValueEncoding::native;  // of a dense reduction's values

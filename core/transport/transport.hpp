@@ -179,6 +179,7 @@ class Transport {
   virtual ReadyQueue& ready() = 0;
 
  protected:
+  friend class GroupTransport;  // passes on what it is asked for
   virtual void start_send(Rank to, Step step, ConstBytes bytes, Pending& pending) = 0;
   virtual void start_receive(Rank from, Step step, Bytes into, Pending& pending) = 0;
   virtual void start_receive_any(Rank from, Step step, std::size_t most_bytes, Buffer& into, Pending& pending) = 0;

@@ -14,7 +14,13 @@ import numpy.typing as npt
 from cases_moves import BLOCK_OPERATIONS, begin_blocks, block_cases, fault_of_blocks
 
 from telegrad import Communicator, SparseStream, Work, _core
-from telegrad.comm.reduction import DENSE_ALGORITHMS, algorithm_of, reduction_of, sparse_reduction_of
+from telegrad.comm.reduction import (
+    DENSE_ALGORITHMS,
+    SPARSE_ALGORITHMS,
+    algorithm_of,
+    reduction_of,
+    sparse_reduction_of,
+)
 from telegrad.comm.tensors import address
 
 Array = npt.NDArray[Any]
@@ -96,6 +102,11 @@ def from_bf16(bits: npt.NDArray[np.uint16]) -> npt.NDArray[np.float32]:
     return (bits.astype(np.uint32) << 16).view(np.float32)
 
 
+def node_of(rank: int, size: int) -> int:
+    """Where ranks live: for ``two_level``, and for the choice of an algorithm. Most nodes have two ranks, some one."""
+    return rank % ((size + 1) // 2)
+
+
 def groups(size: int) -> list[Group]:
     """All that ``size`` ranks are asked to do, in this order."""
     small = size > MOST_OF_ALL
@@ -118,7 +129,7 @@ def _dense_cases(size: int, small: bool) -> list[tuple[str, Case]]:
     kinds = [("f32", "integers"), ("bf16", "integers")] if small else _KINDS
     cases = [
         Case("dense", count, dtype, reduction, algorithm, values)
-        for algorithm in ("ring", "recursive_doubling", "rabenseifner", "auto")
+        for algorithm in ("ring", "recursive_doubling", "rabenseifner", "two_level", "auto")
         for count in counts
         for dtype, values in kinds
         for reduction in ("sum", "avg")
@@ -127,8 +138,10 @@ def _dense_cases(size: int, small: bool) -> list[tuple[str, Case]]:
     for dtype, values, reduction in _OTHER_KINDS:
         cases.append(Case("dense", 63, dtype, reduction, "recursive_doubling", values))
         cases.append(Case("dense", 1000 if small else 4099, dtype, reduction, "ring", values))
+        cases.append(Case("dense", 1000 if small else 4099, dtype, reduction, "two_level", values))
     if not small:  # several segments, of which the last is short
         cases += [Case("dense", 131_072 * size + 17, "f32", "sum", "ring", "floats")]
+        cases += [Case("dense", 131_072 * size + 17, "f32", "sum", "two_level", "floats")]
     return [(case.algorithm, case) for case in cases]
 
 
@@ -162,7 +175,14 @@ def _sparse_cases(small: bool) -> list[tuple[str, Case]]:
                 for p in ("uniform", "one_slice", "crowded")
                 for dtype in ("f32", "bf16")
             ]
-    return [("sparse", case) for case in cases]
+    by_levels = [
+        Case(operation, count, dtype, reduction, "two_level", "floats", pattern)
+        for operation in ("sparse", "sparse_into")
+        for count in ((0, 1, 1000) if small else (0, 1, 7, 1000, 200_003))
+        for dtype, reduction in (("f32", "avg"), ("bf16", "sum"), ("f64", "min"), ("f16", "max_abs"))
+        for pattern in ("uniform", "one_slice", "full")
+    ]
+    return [("sparse", case) for case in cases] + [("sparse_two_level", case) for case in by_levels]
 
 
 def _moving_cases(size: int, small: bool) -> list[tuple[str, Case]]:
@@ -280,8 +300,9 @@ class Started:
                 stream = input_stream(case, rank, size)
                 out = np.full(case.count, np.nan, _COMPUTED_AS[case.dtype]) if case.dtype != "bf16" else None
                 if out is not None:
+                    options = {"algorithm": case.algorithm, "switch_factor": case.switch_factor}
                     self._work = communicator.all_reduce_into(
-                        stream, out, case.reduction, switch_factor=case.switch_factor, async_op=not blocking
+                        stream, out, case.reduction, async_op=not blocking, **options
                     )
                     self._read = lambda: out
                 else:
@@ -335,7 +356,9 @@ def _into_bf16(communicator: Communicator, stream: SparseStream, out: Array, cas
         stream.nnz,
         stream.n,
         _core.DType.bf16,
-        _core.SparseReduction(sparse_reduction_of(case.reduction), _core.Algorithm.auto, case.switch_factor),
+        _core.SparseReduction(
+            sparse_reduction_of(case.reduction), algorithm_of(case.algorithm, SPARSE_ALGORITHMS), case.switch_factor
+        ),
         address(out),
     )
     return Work(request, "all_reduce_into", communicator.rank, lambda _: stream)  # which keeps it alive

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import program
 import pytest
-from cases import SIZES, groups
+from cases import SIZES, groups, node_of
 from cases_moves import BLOCK_OPERATIONS, DIFFERS_BY_RANK
 from joined import MPI_MISSING
 
@@ -33,11 +33,21 @@ JOBS = [
     for driver, sizes in (("local", SIZES), ("ucx", SIZES), ("sim", SIZES), ("mpi", MPI_SIZES))
     for size in sizes
 ]
-FAMILIES = ["ring", "recursive_doubling", "rabenseifner", "auto", "reduce", "reduce_scatter", "reduce_scatter_v"]
+FAMILIES = [
+    "ring",
+    "recursive_doubling",
+    "rabenseifner",
+    "two_level",
+    "auto",
+    "reduce",
+    "reduce_scatter",
+    "reduce_scatter_v",
+]
 FAMILIES += [
     "all_reduce_out",
     "encoded",
     "sparse",
+    "sparse_two_level",
     "sparse_all_gather",
     "sparse_reduce_scatter",
     "sparse_reduce_scatter_v",
@@ -57,7 +67,8 @@ _TIMEOUT_S = 100.0
 
 
 def _local(size: int) -> list[program.Outcome]:
-    communicators = Communicator.local(size, timeout_s=60.0)
+    nodes = [sum(divmod(rank, 3)) % max(1, size // 2) for rank in range(size)]  # some of many ranks, some of few
+    communicators = Communicator.local(size, timeout_s=60.0, nodes=nodes)
     try:
         return list(program.run(communicators))
     finally:
@@ -72,6 +83,7 @@ def _ucx(size: int) -> list[program.Outcome]:
         size,
         timeout_s=_TIMEOUT_S,
         environment=_ENVIRONMENT,
+        environment_of=lambda rank: {"TELEGRAD_NODE": f"node{node_of(rank, size)}"},
         on_line=lambda _, line: outcomes.append(json.loads(line)),
     ) as ranks:
         ranks.wait()
@@ -81,7 +93,7 @@ def _ucx(size: int) -> list[program.Outcome]:
 def _sim(size: int) -> list[program.Outcome]:
     from telegrad import sim
 
-    return list(program.run(sim.World(size, seed=size).communicators))
+    return list(program.run(sim.World(size, seed=size, nodes=[2 * rank // size for rank in range(size)]).communicators))
 
 
 def _mpi(size: int) -> list[program.Outcome]:

@@ -78,4 +78,23 @@ TEST("all ranks take what the table they were given says") {
   }
 }
 
+TEST("two_level is chosen where ranks live on two levels, and nowhere else") {
+  const AllreduceTable built_in(8);
+  EXPECT(built_in.choose(16 << 20) == Algorithm::ring);
+  EXPECT(built_in.on_two_levels(true).choose(16 << 20) == Algorithm::two_level);
+  EXPECT(built_in.on_two_levels(true).choose(64) == Algorithm::recursive_doubling);
+  EXPECT(built_in.on_two_levels(true).choose_flat(16 << 20) == Algorithm::ring);
+  const AllreduceTable measured(8, {{0, Algorithm::rabenseifner}, {1000, Algorithm::two_level}});
+  EXPECT(measured.on_two_levels(true).choose(999) == Algorithm::rabenseifner);
+  EXPECT(measured.on_two_levels(true).choose(1000) == Algorithm::two_level);
+  EXPECT(measured.choose(16 << 20) == Algorithm::ring);
+  EXPECT(measured.on_two_levels(true).on_two_levels(false).choose(1000) == choose_allreduce(8, 1000));
+}
+
+TEST("owners of a slice sum it as others do, but for two that only exchange") {
+  EXPECT(choose_between(2, 64) == Algorithm::recursive_doubling);
+  EXPECT(choose_between(2, 16 << 20) == Algorithm::rabenseifner);
+  EXPECT(choose_between(4, 16 << 20) == Algorithm::ring);
+}
+
 }  // namespace

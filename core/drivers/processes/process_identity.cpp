@@ -20,6 +20,7 @@ constexpr std::size_t kHostMost = 255;
 struct Fixed {
   std::uint64_t machine;
   std::uint64_t pid_namespace;
+  std::uint64_t ipc_namespace;
   std::uint64_t start_ticks;
   std::uint32_t pid;
   std::uint32_t host_length;
@@ -38,6 +39,12 @@ std::uint64_t start_ticks_of(std::uint32_t pid) {
   return std::strtoull(field.c_str(), nullptr, 10);
 }
 
+// Of this process, of that kind; 0: not to be had.
+std::uint64_t namespace_of(const char* kind) {
+  struct stat status {};
+  return ::stat((std::string("/proc/self/ns/") + kind).c_str(), &status) == 0 ? status.st_ino : 0;
+}
+
 }  // namespace
 
 ProcessIdentity ProcessIdentity::of_this_process() {
@@ -45,8 +52,8 @@ ProcessIdentity ProcessIdentity::of_this_process() {
   std::string boot;
   std::getline(std::ifstream("/proc/sys/kernel/random/boot_id") >> std::ws, boot);
   self.machine = boot.empty() ? 0 : std::hash<std::string>{}(boot);
-  struct stat status {};
-  if (::stat("/proc/self/ns/pid", &status) == 0) self.pid_namespace = status.st_ino;
+  self.pid_namespace = namespace_of("pid");
+  self.ipc_namespace = namespace_of("ipc");
   self.pid = static_cast<std::uint32_t>(::getpid());
   self.start_ticks = start_ticks_of(self.pid);
   std::array<char, kHostMost + 1> name{};
@@ -55,7 +62,7 @@ ProcessIdentity ProcessIdentity::of_this_process() {
 }
 
 void ProcessIdentity::append_to(std::vector<std::byte>& bytes) const {
-  const Fixed fixed{machine, pid_namespace, start_ticks, pid, static_cast<std::uint32_t>(host.size())};
+  const Fixed fixed{machine, pid_namespace, ipc_namespace, start_ticks, pid, static_cast<std::uint32_t>(host.size())};
   const auto* const first = reinterpret_cast<const std::byte*>(&fixed);
   bytes.insert(bytes.end(), first, first + sizeof fixed);
   const auto* const name = reinterpret_cast<const std::byte*>(host.data());
@@ -68,7 +75,8 @@ std::optional<ProcessIdentity> ProcessIdentity::take_from(std::span<const std::b
   std::memcpy(&fixed, bytes.data(), sizeof fixed);
   const auto rest = bytes.subspan(sizeof fixed);
   if (fixed.host_length > kHostMost || rest.size() < fixed.host_length) return std::nullopt;
-  ProcessIdentity identity{fixed.machine, fixed.pid_namespace, fixed.start_ticks, fixed.pid, {}};
+  ProcessIdentity identity{fixed.machine,     fixed.pid_namespace, fixed.ipc_namespace,
+                           fixed.start_ticks, fixed.pid,           {}};
   identity.host.assign(reinterpret_cast<const char*>(rest.data()), fixed.host_length);
   // It goes into messages for people.
   std::ranges::replace_if(identity.host, [](char c) { return c < 0x21 || c > 0x7e; }, '?');

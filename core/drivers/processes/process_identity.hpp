@@ -14,11 +14,17 @@ namespace telegrad {
 struct ProcessIdentity {
   std::uint64_t machine = 0;        // of this boot; equal on one machine only
   std::uint64_t pid_namespace = 0;  // process ids mean something within one
+  std::uint64_t ipc_namespace = 0;  // shared memory reaches no further
   std::uint64_t start_ticks = 0;    // since boot: tells a process from a later one with the same id
   std::uint32_t pid = 0;
   std::string host;
 
   static ProcessIdentity of_this_process();
+
+  /// Messages between the two may go through memory, if both allow it.
+  bool shares_memory_with(const ProcessIdentity& other) const {
+    return machine == other.machine && pid_namespace == other.pid_namespace && ipc_namespace == other.ipc_namespace;
+  }
 
   void append_to(std::vector<std::byte>& bytes) const;
   /// Reads what append_to() wrote and removes it from `bytes`; nullopt if that is not there.

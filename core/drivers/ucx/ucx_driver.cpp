@@ -81,6 +81,7 @@ struct UcxDriver::Worker {
     ucp_ep_h control = nullptr;
     bool broken = false;
     PeerIdentity identity{};
+    bool shares_memory = false;
   };
 
   ucp_context_h context = nullptr;
@@ -189,8 +190,8 @@ void UcxDriver::connect(std::span<const std::vector<std::byte>> addresses) {
                                       " is damaged; install the same telegrad on all hosts"});
     }
     peer.identity = {identity->host, identity->pid};
-    shares_memory_ = shares_memory_ && peer_allows_memory && identity->machine == self.machine &&
-                     identity->pid_namespace == self.pid_namespace;
+    peer.shares_memory = allows_memory_ && peer_allows_memory && identity->shares_memory_with(self);
+    shares_memory_ = shares_memory_ && peer.shares_memory;
     if (!deaths_.add(rank, *identity)) {
       dead_.push_back(rank);
       peer.broken = true;  // and has no endpoints
@@ -217,6 +218,10 @@ void UcxDriver::connect(std::span<const std::vector<std::byte>> addresses) {
     create(worker_->control, control_address, peer.control);
   }
   watch_processes();
+}
+
+bool UcxDriver::shares_memory_with(Rank rank) const {
+  return rank == rank_ ? allows_memory_ : worker_->peers[rank].shares_memory;
 }
 
 PeerIdentity UcxDriver::identity(Rank rank) const {

@@ -39,6 +39,7 @@ class UcxDriver final : public AddressedDriver {
   const char* name() const override { return "ucx"; }
   PeerIdentity identity(Rank rank) const override;
   bool shares_memory() const override { return shares_memory_; }
+  bool shares_memory_with(Rank rank) const override;
   void attach(EventSink& sink) override { sink_ = &sink; }
 
   void send(Rank to, const Envelope& envelope, ConstBytes bytes, Pending& pending) override;

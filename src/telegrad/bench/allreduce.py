@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from telegrad import Communicator, _core
 from telegrad.bench.peers import Peer, say_missing, start_peers
-from telegrad.bench.plan import Measured, Plan, Timing, is_slower, text_of
+from telegrad.bench.plan import INTERLEAVED, Measured, Plan, Timing, is_slower, text_of
 from telegrad.calibration import calibrate
 from telegrad.launch import join, rank_and_size
 from telegrad.launch.joining import exchange
@@ -43,6 +43,7 @@ class _Contender:
     name: str
     call: Callable[[Vector], object]
     ours: bool
+    communicator: Communicator | None = None  # which counts its bytes; None: nobody does
     calls: int = 1
     first_s: float = 0.0
     spent_s: float = 0.0  # in all its calls
@@ -63,8 +64,13 @@ def main(plan_json: str) -> None:
     with _joined(plan) as communicator:
         if plan.calibrates and communicator.world_size > 1:
             calibrate(communicator, keep=False)
+        orders = {"": communicator}
+        if plan.interleaved:
+            orders[INTERLEAVED] = interleaved(communicator)
+            if plan.calibrates:
+                calibrate(orders[INTERLEAVED], keep=False)
         peers = start_peers(plan, communicator)
-        _measure_all(plan, communicator, peers)
+        _measure_all(plan, orders, peers)
         for peer in peers:
             communicator.barrier()
             peer.close()
@@ -79,7 +85,17 @@ def _joined(plan: Plan) -> Communicator:
     return Communicator(core)
 
 
-def _measure_all(plan: Plan, communicator: Communicator, peers: Iterable[Peer]) -> None:
+def interleaved(communicator: Communicator) -> Communicator:
+    """The same ranks, dealt out to the nodes in turn."""
+    nodes = communicator.nodes
+    place = nodes[: communicator.rank].count(nodes[communicator.rank])
+    dealt = communicator.split(0, key=place)  # of equal places the nodes' order counts
+    assert dealt is not None
+    return dealt
+
+
+def _measure_all(plan: Plan, orders: Mapping[str, Communicator], peers: Iterable[Peer]) -> None:
+    communicator = orders[""]
     vector = np.zeros(max(plan.sizes) // 4, np.float32)
     begin = time.monotonic()
 
@@ -89,10 +105,10 @@ def _measure_all(plan: Plan, communicator: Communicator, peers: Iterable[Peer]) 
         return float(communicator.all_gather(np.array([mine]))[0, 0])
 
     done: dict[int, list[_Contender]] = {}
-    compared = len(plan.algorithms) + len(plan.peers) > 1
+    compared = len(plan.contenders) + len(plan.peers) > 1
     first_pass_s = plan.seconds * (1 - _AGAIN_SHARE if compared else 1)
     for number, size in enumerate(sorted(plan.sizes, reverse=True)):
-        contenders = done[size] = _contenders(plan, communicator, peers)
+        contenders = done[size] = _contenders(plan, orders, peers)
         x = vector[: size // 4]
         for contender in contenders:
             _verify(communicator, contender, x)
@@ -116,12 +132,13 @@ def _measure_all(plan: Plan, communicator: Communicator, peers: Iterable[Peer]) 
         _report(communicator, contenders, size, again=True)
 
 
-def _contenders(plan: Plan, communicator: Communicator, peers: Iterable[Peer]) -> list[_Contender]:
-    def ours(algorithm: str) -> _Contender:
-        return _Contender(algorithm, lambda x: communicator.all_reduce(x, algorithm=algorithm), True)
+def _contenders(plan: Plan, orders: Mapping[str, Communicator], peers: Iterable[Peer]) -> list[_Contender]:
+    def ours(order: str, algorithm: str) -> _Contender:
+        chosen = orders[order]
+        return _Contender(algorithm + order, lambda x: chosen.all_reduce(x, algorithm=algorithm), True, chosen)
 
     return [
-        *(ours(algorithm) for algorithm in plan.algorithms),
+        *(ours(order, algorithm) for order in orders for algorithm in plan.algorithms),
         *(_Contender(peer.name, peer.all_reduce, False) for peer in peers),
     ]
 
@@ -150,16 +167,20 @@ def _verify(communicator: Communicator, contender: _Contender, x: Vector) -> Non
     whole = np.arange(x.size, dtype=np.int64) % 1009
     x[:] = whole + communicator.rank
     communicator.barrier()
-    sent = communicator.stats()["bytes_sent"]
+    sent = _bytes_sent(contender)
     begin = time.perf_counter()
     contender.call(x)
     contender.first_s = time.perf_counter() - begin
-    sent = communicator.stats()["bytes_sent"] - sent
+    sent = _bytes_sent(contender) - sent
     wrong = int(np.count_nonzero(x != (whole * ranks + ranks * (ranks - 1) // 2).astype(np.float32)))
     gathered = communicator.all_gather(np.array([wrong, sent, contender.first_s]))
     contender.wrong = int(gathered[:, 0].sum())
     contender.first_s = contender.spent_s = float(gathered[:, 2].max())
     contender.wire_bytes = float(gathered[:, 1].max()) if contender.ours else None
+
+
+def _bytes_sent(contender: _Contender) -> int:
+    return contender.communicator.stats()["bytes_sent"] if contender.communicator else 0
 
 
 def _choose_calls(plan: Plan, communicator: Communicator, contender: _Contender, x: Vector) -> float:
@@ -207,7 +228,7 @@ def _is_outlier(contenders: list[_Contender]) -> bool:
     """Whether the automatic choice looks worse than it should: than the better peer, or than the best of our own."""
     auto = [contender for contender in contenders if contender.name == "auto"]
     peers = [contender.median_s for contender in contenders if not contender.ours]
-    others = [contender.median_s for contender in contenders if contender.ours and contender.name != "auto"]
+    others = [one.median_s for one in contenders if one.ours and one.name != "auto" and INTERLEAVED not in one.name]
     return any(
         (peers and is_slower(one.median_s, min(peers), share=0.1))
         or (others and is_slower(one.median_s, min(others), share=0.05))

@@ -25,12 +25,19 @@ class JobPlan(Protocol):
 
 
 def run_job(
-    target: str, plan: JobPlan, on_line: Callable[[int, str], None], *, timeout_s: float, mpich: bool = False
+    target: str,
+    plan: JobPlan,
+    on_line: Callable[[int, str], None],
+    *,
+    timeout_s: float,
+    mpich: bool = False,
+    nodes: int = 1,
 ) -> None:
     """Runs ``target`` (``module:function``, ``plan`` as JSON) on every rank; ``on_line(rank, line)`` gets what they
-    print. ``mpich``: they call MPI. Raises ``RankFailed``, ``RanksTimedOut`` and ``NetlabError``."""
+    print. ``mpich``: they call MPI; ``nodes``: on how many they live. Raises ``RankFailed``, ``RanksTimedOut``
+    and ``NetlabError``."""
     with (
-        open_network(plan.network, plan.ranks) as network,
+        open_network(plan.network, plan.ranks, nodes) as network,
         Ranks(
             target,
             plan.ranks,

@@ -16,6 +16,7 @@ import shutil
 import signal
 import subprocess
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from types import TracebackType
 from typing import NamedTuple, Self
@@ -29,6 +30,7 @@ _RATE = re.compile(r"([1-9]\d*(?:\.\d+)?)([kmg]?)bit")
 _FACTOR = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9}
 _NAME = re.compile(r"tg(\d+)x\d+(?:hub|n\d+)")
 _MOST_RANKS = 250
+_KEEPER_MOST_S = 5.0
 _serial = itertools.count()
 
 
@@ -81,6 +83,7 @@ class Netlab:
         self._mtu = mtu
         self._prefix = f"tg{os.getpid()}x{next(_serial)}"
         self._created = False
+        self._keepers: list[subprocess.Popen[bytes]] = []
 
     @property
     def hub(self) -> str:
@@ -100,7 +103,40 @@ class Netlab:
 
     def prefix_of(self, rank: int) -> Sequence[str]:
         """What to put before a command so that it runs as ``rank``; it replaces itself by the command."""
+        memory = ["nsenter", f"--ipc=/proc/{self._keepers[rank].pid}/ns/ipc"] if self._keepers else []
+        return [*self._network_of(rank), *memory]
+
+    def _network_of(self, rank: int) -> list[str]:
         return ["ip", "netns", "exec", self.namespace_of(rank)]
+
+    def open_memory(self) -> None:
+        """From now on the programs of one namespace share memory with each other and with nobody else: each gets an IPC
+        namespace beside that of its network. Raises ``NetlabError`` where that is refused."""
+        for rank in range(self.ranks):
+            command = [*self._network_of(rank), "unshare", "--ipc", "cat"]  # which ends with this process
+            keeper = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+            self._keepers.append(keeper)
+            deadline = time.monotonic() + _KEEPER_MOST_S
+            while _ipc_of(keeper.pid) in (None, _ipc_of(os.getpid())):
+                if keeper.poll() is not None or time.monotonic() > deadline:
+                    raise NetlabError(
+                        f"`{' '.join(command)}` made no IPC namespace: the process needs the capability to make one "
+                        "(root, not in an unprivileged container) and util-linux"
+                    )
+                time.sleep(0.01)
+
+    def _close_memory(self) -> None:
+        for keeper in self._keepers:
+            assert keeper.stdin is not None
+            keeper.stdin.close()
+            keeper.wait()
+        self._keepers.clear()
 
     def counters(self) -> list[LinkBytes]:
         """The byte counters of all ranks' links, by rank, as the bridge's side has counted them."""
@@ -153,6 +189,7 @@ class Netlab:
         if not self._created:
             return
         with _uninterrupted():
+            self._close_memory()
             for name in _namespaces():
                 if name == self.hub or name.startswith(f"{self._prefix}n"):
                     _delete(name)
@@ -166,6 +203,12 @@ class Netlab:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.destroy()
+
+
+def _ipc_of(pid: int) -> str | None:
+    with contextlib.suppress(OSError):
+        return os.readlink(f"/proc/{pid}/ns/ipc")
+    return None
 
 
 def remove_stale() -> list[str]:

@@ -12,6 +12,8 @@ from telegrad.bench.netlab import INTERFACE, Netlab, parse_rate
 
 _TCP_ONLY = {"UCX_TLS": "tcp,self", "MPIR_CVAR_NOLOCAL": "1"}  # MPICH has a shared memory of its own besides UCX's
 
+_WITHIN_NODES = {"UCX_TLS": "posix,sysv,cma,tcp,self", "MPIR_CVAR_NOLOCAL": "1"}
+
 # Of each frame of 1,514 bytes, as tc counts it, TCP's user gets 1,448: 1,500 without the headers of IP and TCP (20 and
 # 20 + 12 for time stamps).
 _TCP_SHARE = 1448 / 1514
@@ -55,16 +57,36 @@ def payload_bytes_per_s(name: str) -> float | None:
     return None if rate is None else rate * _TCP_SHARE
 
 
-@contextmanager
-def open_network(name: str, ranks: int) -> Iterator[Network]:
-    """``shm``: what UCX takes on one machine; ``tcp``: sockets over loopback; a rate such as ``1gbit``: one network
-    namespace per rank, links shaped by tc (needs root). Raises ``ValueError`` for other names, ``NetlabError`` if the
-    namespaces cannot be made."""
+def node_of(rank: int, ranks: int, nodes: int) -> int:
+    """Where ``rank`` runs: neighbours together, and nodes as alike as can be."""
+    return rank * nodes // ranks
+
+
+def check_nodes(name: str, ranks: int, nodes: int) -> None:
+    """Raises ``ValueError`` unless ``ranks`` on that network can be put on so many nodes."""
     check_network(name)
+    if not 1 <= nodes <= ranks:
+        raise ValueError(f"nodes={nodes} must be between 1 and ranks={ranks}: every node has a rank")
+    if nodes > 1 and name in ("shm", "tcp"):
+        raise ValueError(f"network {name!r} has no nodes: give a rate such as 1gbit, or nodes=1")
+
+
+@contextmanager
+def open_network(name: str, ranks: int, nodes: int = 1) -> Iterator[Network]:
+    """``shm``: what UCX takes on one machine; ``tcp``: sockets over loopback; a rate such as ``1gbit``: one network
+    namespace per rank, links shaped by tc (needs root); with more than one of ``nodes``, one per node, whose ranks
+    share its link and memory. Raises ``ValueError`` for other names and nodes, ``NetlabError`` if the namespaces cannot
+    be made."""
+    check_nodes(name, ranks, nodes)
     if name == "shm":
         yield Network(name, {"GLOO_SOCKET_IFNAME": "lo"})
     elif name == "tcp":
         yield Network(name, {**_TCP_ONLY, "GLOO_SOCKET_IFNAME": "lo"})
+    elif nodes > 1:
+        environment = {**_WITHIN_NODES, "GLOO_SOCKET_IFNAME": INTERFACE, "TELEGRAD_NETWORK": f"netlab {name}"}
+        with Netlab(nodes, name) as laboratory:
+            laboratory.open_memory()
+            yield Network(name, environment, lambda rank: laboratory.prefix_of(node_of(rank, ranks, nodes)))
     else:
         # No transport but TCP: shared memory would go round the namespaces.
         # Named, since a host's name does not tell one laboratory's tuning from another's.

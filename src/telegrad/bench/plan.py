@@ -11,6 +11,10 @@ from typing import Any, Self
 _UNITS = {"": 1, "b": 1, "k": 1 << 10, "kib": 1 << 10, "m": 1 << 20, "mib": 1 << 20, "g": 1 << 30, "gib": 1 << 30}
 
 
+INTERLEAVED = ", interleaved"
+"""Behind an algorithm's name: among ranks whose neighbours live on other nodes."""
+
+
 @dataclass(frozen=True)
 class Plan:
     """``sizes`` in bytes. A contender is measured in ``samples`` samples of at least ``sample_s`` seconds each, fewer
@@ -27,7 +31,14 @@ class Plan:
     seconds: float = 120.0
     calibrates: bool = False  # first of all, so that the automatic choice knows this network
     watched: bool = True  # with heartbeats and all that looks after peers
+    nodes: int = 1  # on which the ranks live, neighbours together
+    interleaved: bool = False  # every algorithm also in an order in which neighbours live apart
     store: str = ""  # a path at which Gloo's processes meet
+
+    @property
+    def contenders(self) -> tuple[str, ...]:
+        """Ours."""
+        return (*self.algorithms, *(f"{name}{INTERLEAVED}" for name in self.algorithms if self.interleaved))
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))

@@ -55,12 +55,13 @@ def report_of(plan: Plan, on_line: Callable[[int, str], None], *, timeout_s: flo
             on_line,
             timeout_s=timeout_s,
             mpich="mpich" in plan.peers,
+            nodes=plan.nodes,
         )
 
 
 def count_of(plan: Plan) -> int:
     """How many results ``run`` will see, without those that come again."""
-    return len(plan.sizes) * (len(plan.algorithms) + len(plan.peers))
+    return len(plan.sizes) * (len(plan.contenders) + len(plan.peers))
 
 
 def rows_of(plan: Plan, outcome: Outcome, missing: Mapping[str, str] | None = None) -> list[Row]:
@@ -77,7 +78,8 @@ def rows_of(plan: Plan, outcome: Outcome, missing: Mapping[str, str] | None = No
 
 def _row(plan: Plan, ours: Measured, peers: Mapping[str, Measured | None], absent: Mapping[str, str]) -> Row:
     benchmark = BENCHMARKS[plan.benchmark]
-    bound_bytes = benchmark.bound_bytes(plan.ranks, ours.size)
+    links = plan.nodes if plan.nodes > 1 else plan.ranks  # a node has one, whatever its ranks
+    bound_bytes = benchmark.bound_bytes(links, ours.size)
     rate = payload_bytes_per_s(plan.network)
     return {
         "op": plan.benchmark,
@@ -85,6 +87,7 @@ def _row(plan: Plan, ours: Measured, peers: Mapping[str, Measured | None], absen
         "driver": ours.driver,
         "network": plan.network,
         "ranks": plan.ranks,
+        "nodes": plan.nodes,
         "bytes": ours.size,
         "median_s": ours.timing.median_s,
         "min_s": ours.timing.min_s,

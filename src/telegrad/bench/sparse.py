@@ -19,7 +19,7 @@ _TARGET = "telegrad.bench.sparse_ranks:main"
 BOUND = (
     "What a rank must receive, at the rate of its link: of a dense sum 2(P-1)/P*n values; of a sparse one the K-k "
     "entries of the sum that it does not have, each with its value (packed: with the entropy of its exponent) and "
-    "H(K/n)/(K/n) bits of index; null where links have no rate"
+    "H(K/n)/(K/n) bits of index; null where links have no rate, or ranks share them"
 )
 """What ``bound_s`` means in result files."""
 
@@ -56,7 +56,14 @@ def run(plan: SparsePlan, *, timeout_s: float, on_sample: Callable[[str], None] 
                 outcome.wrong[said["name"]], outcome.wire_bytes[said["name"]] = said["wrong"], said["wire_bytes"]
 
     with peers_store() as store:
-        run_job(_TARGET, dataclasses.replace(plan, store=store), take, timeout_s=timeout_s, mpich="mpich" in plan.peers)
+        run_job(
+            _TARGET,
+            dataclasses.replace(plan, store=store),
+            take,
+            timeout_s=timeout_s,
+            mpich="mpich" in plan.peers,
+            nodes=plan.nodes,
+        )
     return outcome
 
 
@@ -87,6 +94,7 @@ def rows_of(plan: SparsePlan, outcome: Outcome, missing: Mapping[str, str] | Non
                 "name": name,
                 "network": plan.network,
                 "ranks": plan.ranks,
+                "nodes": plan.nodes,
                 "n": plan.n,
                 "density": plan.density,
                 "pattern": plan.pattern,
@@ -98,7 +106,7 @@ def rows_of(plan: SparsePlan, outcome: Outcome, missing: Mapping[str, str] | Non
                 "samples": len(outcome.times.get(name, [])),
                 "wire_bytes": outcome.wire_bytes.get(name),
                 "bound_bytes": least,
-                "bound_s": least / rate if rate else None,
+                "bound_s": least / rate if rate and plan.nodes == 1 else None,
                 "wrong": outcome.wrong.get(name),
                 **{
                     f"times_faster_than_{peer.replace('-', '_')}": medians[peer] / timing.median_s

@@ -21,7 +21,7 @@ _VALUE_BITS = {"f32": 32.0, "bf16": 16.0, "int8": 8 + 32 / 256}
 DENSE = ("gloo-dense", "mpich-dense", "telegrad-dense")
 WIRES = ("raw-f32", "indices-f32", "packed-f32", "indices-bf16", "packed-bf16", "packed-int8")
 TO_DENSE = ("raw-f32", "packed-f32", "packed-bf16")
-BY_ALGORITHM = ("split_allgather", "recursive_doubling", "ring", "split_dense_allgather")
+BY_ALGORITHM = ("split_allgather", "recursive_doubling", "ring", "split_dense_allgather", "two_level")
 NAMES = (
     *DENSE,
     "gloo-coo",
@@ -55,6 +55,7 @@ class SparsePlan:
     sample_s: float = 0.05
     seconds: float = 60.0
     calibrates: bool = False  # first of all, so that the automatic choice knows this network
+    nodes: int = 1  # on which the ranks live, neighbours together
     store: str = ""  # a path at which Gloo's processes meet
 
     @property

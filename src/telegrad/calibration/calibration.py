@@ -19,8 +19,10 @@ from telegrad.calibration.pairs import calls_of_sample, open_pairs, timed_sample
 from telegrad.calibration.probes import Probe, probes
 from telegrad.calibration.sweep import Samples, Sweep, grid
 from telegrad.comm import Communicator
-from telegrad.plan import Place, Tuning, allreduce_table, measured_allreduce_table
+from telegrad.plan import Costs, Place, Tuning, allreduce_table, measured_allreduce_table
 from telegrad.plan.cost import CARD_BYTES
+from telegrad.plan.decision import ALLREDUCE_ALGORITHMS, TABLE_ALGORITHMS
+from telegrad.plan.levels import Levels
 
 _ONE_WAY_BYTES = tuple(1 << power for power in (15, 17, 18, 20, 22))
 # Short ones say what a message costs beyond its bytes; in longer ones the core would exchange several at once.
@@ -38,7 +40,8 @@ Progress = Callable[[float, str], None]
 
 @dataclass(frozen=True)
 class Calibration:
-    """What a calibration has found: the ``tuning``, the ``fit`` behind its costs, and what both come from, in seconds:
+    """What a calibration has found: the ``tuning``, the ``fit`` behind its costs (where
+    ranks live on two levels, those between nodes), and what both come from, in seconds:
     ``probe_medians``, and all ``samples`` of the algorithms. ``doubts``: why it may be noise, if anything says so."""
 
     tuning: Tuning
@@ -98,13 +101,25 @@ def measure(
     """The same, but nothing is changed or kept."""
     place = _checked_place(communicator, seconds)
     doubts = _agree(communicator, seconds)
-    medians = _measure_probes(
-        communicator, _PROBES_SHARE * seconds, lambda part, what: on_progress(_PROBES_SHARE * part, what)
-    )
-    fit = fit_costs(medians, communicator.world_size)
+    within: Costs | None = None
+    levels = ("within", "between") if place.nodes else ("flat",)
+    share = _PROBES_SHARE / len(levels)
+    for number, level in enumerate(levels):
+
+        def on_probe(part: float, what: str, number: int = number, level: str = level) -> None:
+            on_progress(share * (number + part), what if level == "flat" else f"{what} {level} nodes")
+
+        medians = _measure_probes(communicator, level, share * seconds, on_probe)
+        fit = fit_costs(medians, communicator.world_size)
+        within = fit.plain_costs() if level == "within" else within
     costs = fit.plain_costs()
-    predicted = allreduce_table(communicator.world_size, costs)
-    sweep = Sweep(communicator, lambda part, what: on_progress(_PROBES_SHARE + (1 - _PROBES_SHARE) * part, what))
+    on_levels = Levels(place.nodes, within) if within else None
+    predicted = allreduce_table(communicator.world_size, costs, levels=on_levels)
+    sweep = Sweep(
+        communicator,
+        lambda part, what: on_progress(_PROBES_SHARE + (1 - _PROBES_SHARE) * part, what),
+        TABLE_ALGORITHMS if on_levels else ALLREDUCE_ALGORITHMS,
+    )
     sweep.run(grid(choice.from_bytes for choice in predicted.choices[1:]), (1 - _PROBES_SHARE) * seconds)
     tuning = Tuning(
         place=place,
@@ -113,6 +128,7 @@ def measure(
         measured_at=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         telegrad_version=_version(),
         residual=fit.residual(medians),
+        within=within,
     )
     on_progress(1.0, "done")
     agreed = _of_rank_0(communicator, tuning)
@@ -155,11 +171,13 @@ def _agree(communicator: Communicator, seconds: float) -> tuple[str, ...]:
     return doubts_about_load([(load, int(cores)) for _, load, cores in told])
 
 
-def _measure_probes(communicator: Communicator, budget_s: float, on_progress: Progress) -> dict[Probe, float]:
+def _measure_probes(
+    communicator: Communicator, level: str, budget_s: float, on_progress: Progress
+) -> dict[Probe, float]:
     """All take their first sample, then all their second, each time in another order."""
     todo = probes(_ONE_WAY_BYTES, _EXCHANGE_BYTES)
     vector = np.zeros(max(probe.bytes for probe in todo) // 4, np.float32)
-    with open_pairs(communicator, timeout_s=60.0) as pairs:
+    with open_pairs(communicator, timeout_s=60.0, level=level) as pairs:
         calls = [pairs.call_of(probe, communicator, vector) for probe in todo]
         firsts = [timed_sample(communicator, call, 1) for call in calls]  # which warm up, too
         counts = [calls_of_sample(first.per_call_s, _SAMPLE_S) for first in firsts]

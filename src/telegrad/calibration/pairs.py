@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -29,8 +29,8 @@ _SLICE_ELEMENTS = 64 << 10  # of a reduction, as the core cuts it (256 KiB)
 
 
 class Pairs:
-    """This rank's communicators with its neighbour and, where the ranks can be divided by four, with another one. The
-    last of an odd number of ranks has neither, and only waits for the others."""
+    """This rank's communicators with its partner and, where all ranks have two, with another one. Who has none, as the
+    last of an odd number of ranks, only waits for the others."""
 
     def __init__(self, near: Communicator | None, far: Communicator | None) -> None:
         self._near, self._far = near, far
@@ -54,29 +54,80 @@ class Pairs:
         return lambda: next(turns).all_reduce(x, algorithm="recursive_doubling")
 
 
+Partners = Callable[[int], int | None]
+"""Of a rank the one with whom it is a pair, or nobody."""
+
+
+def neighbours(distance: int, size: int) -> Partners:
+    """Whose number differs in the bit ``distance``."""
+
+    def partner(rank: int) -> int | None:
+        return other if (other := rank ^ distance) < size else None
+
+    return partner
+
+
+def within_nodes(distance: int, nodes: Sequence[int]) -> Partners:
+    """Whose place among the ranks of its node does."""
+    return _by_place(distance, nodes, inside=True)
+
+
+def between_nodes(distance: int, nodes: Sequence[int]) -> Partners:
+    """Who has the same place in the node whose number does: every rank of a node at once, as in a sum by two levels."""
+    return _by_place(distance, nodes, inside=False)
+
+
+def _by_place(distance: int, nodes: Sequence[int], *, inside: bool) -> Partners:
+    members: dict[int, list[int]] = {}
+    for rank, node in enumerate(nodes):
+        members.setdefault(node, []).append(rank)
+
+    def partner(rank: int) -> int | None:
+        node, place = nodes[rank], members[nodes[rank]].index(rank)
+        found = members[node] if inside else members.get(node ^ distance, [])
+        at = place ^ distance if inside else place
+        return found[at] if at < len(found) else None
+
+    return partner
+
+
+def partners_of(communicator: Communicator, level: str) -> list[Partners]:
+    """Near ones and, where all ranks have them, far ones. ``level``: ``flat``, ``within`` or ``between``."""
+    nodes, size = communicator.nodes, communicator.world_size
+    if level == "flat":
+        both = [neighbours(distance, size) for distance in (1, 2)]
+    elif level == "within":
+        both = [within_nodes(distance, nodes) for distance in (1, 2)]
+    elif level == "between":
+        both = [between_nodes(distance, nodes) for distance in (1, 2)]
+    else:
+        raise ValueError(f"level={level!r} is none: use flat, within or between")
+    everybody = all(of(rank) is not None for of in both for rank in range(size))
+    return both if everybody else both[:1]
+
+
 @contextlib.contextmanager
-def open_pairs(communicator: Communicator, *, timeout_s: float) -> Iterator[Pairs]:
-    """All ranks call this."""
+def open_pairs(communicator: Communicator, *, timeout_s: float, level: str = "flat") -> Iterator[Pairs]:
+    """All ranks call this. ``level`` as for ``partners_of``."""
     with contextlib.ExitStack() as stack:
-        made = [_pair_of(communicator, 1, timeout_s)]
-        if communicator.world_size % 4 == 0:
-            made.append(_pair_of(communicator, 2, timeout_s))
+        made = [_pair_of(communicator, partners, timeout_s) for partners in partners_of(communicator, level)]
         opened = [None if one is None else stack.enter_context(one) for one in made]
         yield Pairs(opened[0], opened[1] if len(opened) > 1 else None)
 
 
-def _pair_of(communicator: Communicator, distance: int, timeout_s: float) -> Communicator | None:
-    """Of this rank and the one whose number differs in the bit ``distance``; None if there is no such rank."""
-    pair = sorted((communicator.rank, communicator.rank ^ distance))
+def _pair_of(communicator: Communicator, partners: Partners, timeout_s: float) -> Communicator | None:
+    """None if this rank has no partner."""
+    partner = partners(communicator.rank)
+    pair = [] if partner is None else sorted((communicator.rank, partner))
 
     def exchange(mine: bytes) -> list[bytes]:
         lengths = communicator.all_gather(np.array([len(mine)], np.int64))[:, 0]
         padded = np.zeros(max(1, int(lengths.max())), np.uint8)
         padded[: len(mine)] = np.frombuffer(mine, np.uint8)
         everybodys = communicator.all_gather(padded)
-        return [everybodys[one, : lengths[one]].tobytes() for one in pair if one < communicator.world_size]
+        return [everybodys[one, : lengths[one]].tobytes() for one in pair]
 
-    if pair[1] >= communicator.world_size:
+    if not pair:
         exchange(b"")
         return None
     interface = communicator.place.interface if communicator.place else None

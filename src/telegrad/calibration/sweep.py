@@ -15,6 +15,7 @@ import numpy as np
 from telegrad.calibration.pairs import Vector, timed_sample
 from telegrad.comm import Communicator
 from telegrad.plan import ALLREDUCE_ALGORITHMS
+from telegrad.plan.decision import TABLE_ALGORITHMS
 
 Samples = dict[int, dict[str, list[float]]]
 """Seconds per call by size in bytes and algorithm."""
@@ -43,8 +44,14 @@ def grid(crossings: Iterable[int]) -> list[int]:
 class Sweep:
     """``samples`` holds what was measured so far; ``on_progress`` is told a fraction of the whole and what is next."""
 
-    def __init__(self, communicator: Communicator, on_progress: Callable[[float, str], None]) -> None:
+    def __init__(
+        self,
+        communicator: Communicator,
+        on_progress: Callable[[float, str], None],
+        algorithms: Sequence[str] = ALLREDUCE_ALGORITHMS,
+    ) -> None:
         self._communicator = communicator
+        self._algorithms = algorithms
         self._on_progress = on_progress
         self._spent_s = 0.0
         self._round = 0
@@ -67,7 +74,7 @@ class Sweep:
         neighbours of which one favours another algorithm. The first size is measured in any case."""
         first_s = _FIRST_SHARE * budget_s
         for number, size in enumerate(sizes):
-            names = contenders(size, self._minima())
+            names = contenders(size, self._minima(), self._algorithms)
             if self._spent_s + _FIRST_ROUNDS * self._guess_s(size, names) > first_s:
                 break
             self._on_progress(0.7 * number / len(sizes), f"all_reduce of {size} bytes")
@@ -118,11 +125,13 @@ class Sweep:
             self._spent_s += taken.spent_s
 
 
-def contenders(size: int, times_s: dict[int, dict[str, float]]) -> list[str]:
+def contenders(
+    size: int, times_s: dict[int, dict[str, float]], algorithms: Sequence[str] = ALLREDUCE_ALGORITHMS
+) -> list[str]:
     """The algorithms that could be good at ``size`` after what shorter vectors took: a longer one takes no less time,
     and the best at most as many times longer as it has more bytes."""
     found = []
-    for name in ALLREDUCE_ALGORITHMS:
+    for name in algorithms:
         known = [shorter for shorter in times_s if shorter <= size and name in times_s[shorter]]
         if known:
             last = max(known)
@@ -146,5 +155,5 @@ def close_calls(medians: dict[int, dict[str, float]]) -> list[tuple[int, list[st
         bests = [min(medians[size], key=medians[size].__getitem__) for size in (below, above)]
         between = round(math.sqrt(below * above) / 4) * 4
         if bests[0] != bests[1] and above >= 1.5 * below and between not in medians:
-            found.append((between, sorted({*medians[below], *medians[above]}, key=ALLREDUCE_ALGORITHMS.index)))
+            found.append((between, sorted({*medians[below], *medians[above]}, key=TABLE_ALGORITHMS.index)))
     return found

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.progress import TextColumn
 
 from telegrad.bench.machine import describe_machine, machine_text
-from telegrad.bench.networks import BOUND_FORMULA
+from telegrad.bench.networks import BOUND_FORMULA, check_nodes
 from telegrad.bench.peers import PEERS, why_missing
 from telegrad.bench.plan import Measured, Plan, text_of
 from telegrad.bench.registry import BENCHMARKS
@@ -40,12 +40,33 @@ def allreduce(
             "a rate such as [bold]1gbit[/] (one network namespace per rank, links shaped by tc; needs root)."
         ),
     ] = "shm,tcp,1gbit",
+    nodes: Annotated[
+        int,
+        typer.Option(
+            min=1,
+            help="On how many nodes the ranks live, neighbours together (only with a rate): ranks of one share a link "
+            "and memory.",
+        ),
+    ] = 1,
+    interleaved: Annotated[
+        bool,
+        typer.Option(
+            "--interleaved/--no-interleaved",
+            help="Of more than one node: measure each algorithm also among the same ranks, dealt out to the nodes in "
+            "turn.",
+        ),
+    ] = True,
     sizes: Annotated[
         str, typer.Option(help="Lengths of the vector, from 4 bytes up, separated by commas: 4,64KiB,16MiB.")
     ] = _SIZES,
-    algorithms: Annotated[str, typer.Option(help="Which of ours to measure, separated by commas.")] = ",".join(
-        _BENCHMARK.algorithms
-    ),
+    algorithms: Annotated[
+        str | None,
+        typer.Option(
+            show_default=False,
+            help=f"Which of ours to measure, separated by commas: {', '.join(_BENCHMARK.algorithms)} (all, by default; "
+            "two_level of more than one node).",
+        ),
+    ] = None,
     peers: Annotated[
         str,
         typer.Option(
@@ -77,7 +98,7 @@ def allreduce(
     looks worse than it should are measured again at the end of a network's run, all contenders in turn.
     """
     console = table_console()
-    networks, sizes_in_bytes, chosen = _checked(network, sizes, algorithms)
+    networks, sizes_in_bytes, chosen = _checked(network, ranks, nodes, sizes, algorithms)
     named = [] if peers == "none" else [name.strip() for name in peers.split(",")]
     check_folder_of(json_file, "--json")
     check_folder_of(plot_file, "--plot")
@@ -102,6 +123,8 @@ def allreduce(
                 samples=samples,
                 seconds=seconds,
                 calibrates=calibrates and "auto" in chosen,
+                nodes=nodes,
+                interleaved=interleaved and nodes > 1,
             )
             try:
                 outcome = _run_with_progress(console, plan, timeout)
@@ -112,7 +135,7 @@ def allreduce(
             found = rows_of(plan, outcome, missing)
             summary = summary_of(found)
             summaries.append(asdict(summary))
-            console.print(table_of(found, f"all_reduce, {ranks} ranks, {name}"))
+            console.print(table_of(found, _title(ranks, nodes, name)))
             for line in lines_of(summary):
                 console.print(line, highlight=False)
             rows += found
@@ -127,18 +150,31 @@ def allreduce(
         }
         write_result(console, json_file, result)
     if plot_file is not None:
-        plot(rows, f"all_reduce, {ranks} ranks", plot_file)
+        plot(rows, _title(ranks, nodes), plot_file)
         console.print(f"plot: {plot_file}")
     if wrong := sum(int(str(row["wrong"])) for row in rows):
         console.print(f"[red]{wrong} values are wrong[/]")
         raise typer.Exit(1)
 
 
-def _checked(network: str, sizes: str, algorithms: str) -> tuple[list[str], tuple[int, ...], tuple[str, ...]]:
+def _title(ranks: int, nodes: int, network: str = "") -> str:
+    on = f" on {nodes} nodes" if nodes > 1 else ""
+    return f"all_reduce, {ranks} ranks{on}" + (f", {network}" if network else "")
+
+
+def _checked(
+    network: str, ranks: int, nodes: int, sizes: str, algorithms: str | None
+) -> tuple[list[str], tuple[int, ...], tuple[str, ...]]:
     networks = networks_of([name.strip() for name in network.split(",")])
+    for name in networks:
+        try:
+            check_nodes(name, ranks, nodes)
+        except ValueError as error:
+            raise typer.BadParameter(str(error), param_hint="--nodes") from error
     sizes_in_bytes = byte_sizes(sizes)
-    chosen = tuple(name.strip() for name in algorithms.split(","))
     known = _BENCHMARK.algorithms
+    usual = ",".join(name for name in known if nodes > 1 or name != "two_level")
+    chosen = tuple(name.strip() for name in (usual if algorithms is None else algorithms).split(","))
     for name in chosen:
         if name not in known:
             raise typer.BadParameter(f"{name!r} does not exist: use {', '.join(known)}", param_hint="--algorithms")

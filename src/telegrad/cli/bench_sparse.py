@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.progress import TextColumn
 
 from telegrad.bench.machine import describe_machine, machine_text
+from telegrad.bench.networks import check_nodes
 from telegrad.bench.peers import why_missing
 from telegrad.bench.plan import text_of
 from telegrad.bench.sparse import BOUND, Outcome, Row, rows_of, run
@@ -24,6 +25,7 @@ from telegrad.launch import LaunchError
 from telegrad.report.sparse import plot, table_of
 
 _LONGEST = (1 << 32) - 1
+_USUAL = [name for name in NAMES if name != "telegrad-two_level"]
 
 
 def sparse(
@@ -55,15 +57,18 @@ def sparse(
             "itself."
         ),
     ] = None,
+    nodes: Annotated[
+        int, typer.Option(min=1, help="On how many nodes the ranks live, neighbours together (only with a rate).")
+    ] = 1,
     names: Annotated[
         str,
         typer.Option(
             "--names",
             show_default=False,
-            help=f"Whom to measure, separated by commas: {', '.join(NAMES)} (all, by default). telegrad-WIRE is the "
-            "automatic choice, -to-dense writes into a dense vector.",
+            help=f"Whom to measure, separated by commas: {', '.join(NAMES)} (all but telegrad-two_level, by default). "
+            "telegrad-WIRE is the automatic choice, -to-dense writes into a dense vector.",
         ),
-    ] = ",".join(NAMES),
+    ] = ",".join(_USUAL),
     samples: Annotated[int, typer.Option(min=3, help="Samples of each contender (fewer where one takes long).")] = 9,
     seconds: Annotated[float, typer.Option(min=0.1, help="About how long to measure, of each combination.")] = 60.0,
     calibrates: CalibratesFirst = True,
@@ -82,7 +87,7 @@ def sparse(
     [bold]to …[/]: how many times faster than that. The default is the micro-benchmark of SparCML (SC 2019, §8.1).
     """
     console = table_console()
-    plans = _checked(ranks, network, n, density, pattern, names, samples, seconds, calibrates)
+    plans = _checked(ranks, network, nodes, n, density, pattern, names, samples, seconds, calibrates)
     plans = swept(plans, among(sweep, tuple(SWEEPS), "--sweep") if sweep is not None else [])
     check_folder_of(json_file, "--json")
     check_folder_of(plot_file, "--plot")
@@ -128,6 +133,7 @@ def _title(plan: SparsePlan, outcome: Outcome) -> str:
 def _checked(
     ranks: str,
     network: str,
+    nodes: int,
     n: str,
     density: str,
     pattern: str,
@@ -139,15 +145,24 @@ def _checked(
     networks = networks_of([one.strip() for one in network.split(",")])
     patterns = among(pattern, PATTERNS, "--pattern")
     chosen = among(names, NAMES, "--names")
-    combinations = itertools.product(
-        networks,
-        [count_of(one, 2, 256, "--ranks") for one in ranks.split(",")],
-        [count_of(one, 1, _LONGEST, "--n") for one in n.split(",")],
-        densities_of(density, "--density"),
-        patterns,
+    combinations = list(
+        itertools.product(
+            networks,
+            [count_of(one, 2, 256, "--ranks") for one in ranks.split(",")],
+            [count_of(one, 1, _LONGEST, "--n") for one in n.split(",")],
+            densities_of(density, "--density"),
+            patterns,
+        )
     )
+    for name, size, *_ in combinations:
+        try:
+            check_nodes(name, size, nodes)
+        except ValueError as error:
+            raise typer.BadParameter(str(error), param_hint="--nodes") from error
     return [
-        SparsePlan(*combination, names=tuple(chosen), samples=samples, seconds=seconds, calibrates=calibrates)
+        SparsePlan(
+            *combination, names=tuple(chosen), samples=samples, seconds=seconds, calibrates=calibrates, nodes=nodes
+        )
         for combination in combinations
     ]
 

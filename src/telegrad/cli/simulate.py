@@ -33,8 +33,8 @@ def allreduce(
     algorithm: Annotated[
         str,
         typer.Option(
-            help="ring, recursive_doubling, rabenseifner, auto (the fastest by the closed forms), several with commas, "
-            "or all."
+            help="ring, recursive_doubling, rabenseifner, two_level (with --ranks-per-node), auto (the fastest by the "
+            "closed forms), several with commas, or all."
         ),
     ] = "all",
     *,
@@ -49,7 +49,7 @@ def allreduce(
 
     [bold]Example:[/] telegrad simulate allreduce --ranks 2048 --bytes 8KiB --network 100gbit --plot
     """
-    run(Asked("allreduce", _algorithms(algorithm, "allreduce"), sizes_of(bytes_)), settings)
+    run(Asked("allreduce", _algorithms(algorithm, "allreduce", settings), sizes_of(bytes_)), settings)
 
 
 @app.command(name="sparse-allreduce")
@@ -86,7 +86,8 @@ def sparse_allreduce(
         raise typer.BadParameter(f"{density:g} is no share: use a number above 0 and up to 1", param_hint="--density")
     if not 0 <= overlap <= 1:
         raise typer.BadParameter(f"{overlap:g} is no share: use a number from 0 to 1", param_hint="--overlap")
-    chosen = sparse_algorithms(_algorithms(algorithm, "sparse_allreduce"), wire, all_of_them="all" in algorithm)
+    named = _algorithms(algorithm, "sparse_allreduce", settings)
+    chosen = sparse_algorithms(named, wire, all_of_them="all" in algorithm)
     run(Asked("sparse_allreduce", chosen, sizes_of(bytes_), density, overlap, wire), settings)
 
 
@@ -186,10 +187,14 @@ app.command(name="training-step")(training_step)
 app.command()(faults)
 
 
-def _algorithms(text: str, operation: str) -> tuple[str, ...]:
-    known = (*ALGORITHMS[operation], "auto")
+def _algorithms(text: str, operation: str, settings: Settings) -> tuple[str, ...]:
+    levelled = settings.ranks_per_node > 1 and (operation == "allreduce" or settings.payloads)
+    known = (*ALGORITHMS[operation], *(["two_level"] if levelled else []), "auto")
     chosen = tuple(dict.fromkeys(name.strip() for name in text.split(",")))
     for name in chosen:
         if name not in (*known, "all"):
-            raise typer.BadParameter(f"{name!r} does not exist: use {', '.join(known)}, all", param_hint="--algorithm")
+            raise typer.BadParameter(
+                f"{name!r} does not exist: use {', '.join(known)}, all (two_level: with --ranks-per-node)",
+                param_hint="--algorithm",
+            )
     return known if "all" in chosen else chosen

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,6 +13,7 @@ from telegrad.comm.engine_core import bind_engine
 from telegrad.comm.groups import Options, checked_color, checked_key, connect, group_of, join_core, share
 from telegrad.comm.moves import Moves
 from telegrad.comm.mpi import find_mpi_peers
+from telegrad.comm.nodes import checked_node, checked_nodes, numbered
 from telegrad.comm.point_to_point import PointToPoint
 from telegrad.comm.reduction import DENSE_ALGORITHMS, algorithm_of
 from telegrad.comm.reductions import Reductions
@@ -35,6 +37,7 @@ class Communicator(Reductions, TopkReductions, Moves, PointToPoint):
     """
 
     _place: Place | None = None
+    _nodes: tuple[int, ...] = ()
 
     def __init__(self, core: _core.Communicator, options: Options | None = None) -> None:
         """For telegrad's own use: ``core`` has joined; ``options`` are what sub-communicators take over."""
@@ -51,6 +54,7 @@ class Communicator(Reductions, TopkReductions, Moves, PointToPoint):
         interface: str | None = None,
         join_timeout_s: float = 300.0,
         tuning: Tuning | str | None = AUTO,
+        node: str | int | None = None,
     ) -> Communicator:
         """Joins the ranks of a torch process group (``None``: the whole job), which all call this.
 
@@ -61,12 +65,15 @@ class Communicator(Reductions, TopkReductions, Moves, PointToPoint):
         bounds the wait for peers. ``tuning`` chooses the algorithms of calls that name none: ``"auto"``, what
         ``telegrad calibrate`` has found for these hosts and this many ranks, if anything (rank 0 looks it up);
         ``None``, the built-in choice; or a ``Tuning``. All ranks use rank 0's; naming another is a ``ValueError`` on
-        all ranks. Raises ``RendezvousError`` if no peers are found, ``TransportError`` if one fails
+        all ranks. ``node``: ranks that give the same name or number are taken to live on one node; ``None``:
+        ``TELEGRAD_NODE``, or what the machine says (ranks that can share memory are on one). Raises
+        ``RendezvousError`` if no peers are found, ``TransportError`` if one fails
         meanwhile, ``ImportError`` without torch or UCX, ``ValueError`` for bad arguments.
         """
         _check_options(timeout_s, liveness_timeout_s, interface)
         check_timeout(join_timeout_s, "join_timeout_s")
         checked_tuning(tuning)
+        checked_node(node)
         peers = find_peers(group, join_timeout_s=join_timeout_s)
         return cls.from_exchange(
             peers.rank,
@@ -76,6 +83,7 @@ class Communicator(Reductions, TopkReductions, Moves, PointToPoint):
             liveness_timeout_s=liveness_timeout_s,
             interface=interface,
             tuning=tuning,
+            node=node,
         )
 
     @classmethod
@@ -89,6 +97,7 @@ class Communicator(Reductions, TopkReductions, Moves, PointToPoint):
         liveness_timeout_s: float | None = 8.0,
         interface: str | None = None,
         tuning: Tuning | str | None = AUTO,
+        node: str | int | None = None,
     ) -> Communicator:
         """Joins ``size`` ranks that find each other by ``exchange``.
 
@@ -110,7 +119,8 @@ class Communicator(Reductions, TopkReductions, Moves, PointToPoint):
                 "this telegrad was built without UCX (TELEGRAD_UCX=none), so it reaches no other process: install "
                 "it again with `pip install .` (bundles UCX) or `pip install . -C cmake.define.TELEGRAD_UCX=system`"
             )
-        return cls._join(rank, size, exchange, tuning, Options(timeout_s, liveness_timeout_s, interface))
+        options = Options(timeout_s, liveness_timeout_s, interface, node=checked_node(node))
+        return cls._join(rank, size, exchange, tuning, options)
 
     @classmethod
     def from_mpi(
@@ -123,6 +133,7 @@ class Communicator(Reductions, TopkReductions, Moves, PointToPoint):
         interface: str | None = None,
         join_timeout_s: float = 300.0,
         tuning: Tuning | str | None = AUTO,
+        node: str | int | None = None,
     ) -> Communicator:
         """Joins the ranks of an intracommunicator of mpi4py, such as ``MPI.COMM_WORLD``; they all call this.
 
@@ -137,12 +148,13 @@ class Communicator(Reductions, TopkReductions, Moves, PointToPoint):
         _check_options(timeout_s, liveness_timeout_s, interface)
         check_timeout(join_timeout_s, "join_timeout_s")
         checked_tuning(tuning)
+        label = checked_node(node)
         if driver == "mpi" and interface is not None:
             raise ValueError(
                 f"interface={interface!r} is for driver='ucx': MPI chooses its network by its own settings"
             )
         peers = find_mpi_peers(comm, driver=driver, join_timeout_s=join_timeout_s)
-        options = Options(timeout_s, liveness_timeout_s, interface, make_driver=peers.make_driver)
+        options = Options(timeout_s, liveness_timeout_s, interface, node=label, make_driver=peers.make_driver)
         return cls._join(peers.rank, peers.size, peers.exchange, tuning, options)
 
     @classmethod
@@ -150,19 +162,21 @@ class Communicator(Reductions, TopkReductions, Moves, PointToPoint):
         cls, rank: int, size: int, exchange: Exchange, tuning: Tuning | str | None, options: Options
     ) -> Communicator:
         agreement = TuningAgreement(
-            rank, size, exchange, checked_tuning(tuning, size), options.interface, options.driver
+            rank, size, exchange, checked_tuning(tuning, size), options.interface, options.driver, options.node
         )
         bind_engine()
         report_on_signal()
         core = join_core(rank, size, agreement.swap, options, report_folder())
         communicator = cls(core, replace(options, tuning=None if agreement.is_built_in else AUTO))
         communicator._place = agreement.place
+        communicator._use_nodes(agreement.nodes)
         communicator.use(agreement.tuning)
         return communicator
 
     @classmethod
-    def local(cls, n: int, *, timeout_s: float = 1800.0) -> list[Communicator]:
-        """``n`` ranks inside this process: for tests, and to try things out.
+    def local(cls, n: int, *, timeout_s: float = 1800.0, nodes: Sequence[int] | None = None) -> list[Communicator]:
+        """``n`` ranks inside this process: for tests, and to try things out. ``nodes``: as if each rank lived on the
+        node of that name or number; ``None``: all on one.
 
         Use each from its own thread, or all from one thread with ``async_op=True``.
         """
@@ -171,9 +185,13 @@ class Communicator(Reductions, TopkReductions, Moves, PointToPoint):
         if n < 1:
             raise ValueError(f"n={n} must be at least 1: the number of ranks")
         check_timeout(timeout_s, "timeout_s")
+        numbers = checked_nodes(nodes, n)
         bind_engine()
         report_on_signal()
-        return [cls(core, Options(timeout_s)) for core in _core.Communicator.local(n, timeout_s, report_folder())]
+        made = [cls(core, Options(timeout_s)) for core in _core.Communicator.local(n, timeout_s, report_folder())]
+        for communicator in made:
+            communicator._use_nodes(numbers)
+        return made
 
     def split(self, color: int | None, key: int = 0) -> Communicator | None:
         """A communicator of the ranks that give the same ``color``; every rank of this one calls it, and waits.
@@ -200,6 +218,7 @@ class Communicator(Reductions, TopkReductions, Moves, PointToPoint):
             return None
         child = type(self)(joined.core, replace(self._options, group=group.name_in(self._options.group)))
         child._place = joined.place
+        child._use_nodes(numbered([self.nodes[member] for member in group.members]))
         child.use(joined.tuning or self._tuning_of_part(child))
         return child
 
@@ -207,7 +226,7 @@ class Communicator(Reductions, TopkReductions, Moves, PointToPoint):
         if self._tuning is None:
             return None
         own_process = Place(child.driver, ((socket.gethostname(), child.world_size),))
-        return self._tuning.for_part(child.place or own_process)
+        return self._tuning.for_part(child.place or own_process, one_node=len(set(child.nodes)) == 1)
 
     @property
     def tuning(self) -> Tuning | None:
@@ -218,6 +237,16 @@ class Communicator(Reductions, TopkReductions, Moves, PointToPoint):
     def place(self) -> Place | None:
         """For which jobs a tuning of this communicator holds; ``None`` for ranks of one process."""
         return self._place
+
+    @property
+    def nodes(self) -> tuple[int, ...]:
+        """By rank the number of the node that it lives on, the same on all ranks: what ``algorithm="two_level"``
+        and the choice of an algorithm go by."""
+        return self._nodes or (0,) * self.world_size
+
+    def _use_nodes(self, nodes: tuple[int, ...]) -> None:
+        self._nodes = nodes
+        self._usable().use_nodes(list(nodes))
 
     def use(self, tuning: Tuning | None) -> None:
         """Chooses algorithms by ``tuning`` from now on (``None``: the built-in choice).

@@ -35,6 +35,8 @@ class Options:
     """What errors call the communicator itself; empty: it was not split from another."""
     tuning: Tuning | str | None = AUTO
     """What its sub-communicators ask for as they join: ``"auto"``, or ``None`` where the job asked for none."""
+    node: str | None = None
+    """What this rank calls its node, if it was told."""
     make_driver: MakeDriver | None = None
     """Of communicators over MPI; ``None``: over UCX."""
 
@@ -143,7 +145,7 @@ def connect(group: Group | None, gather: Gather, options: Options, report_folder
         swap(b"")
         return None
     rank, size = group.rank, len(group.members)
-    agreement = TuningAgreement(rank, size, swap, options.tuning, options.interface, options.driver)
+    agreement = TuningAgreement(rank, size, swap, options.tuning, options.interface, options.driver, options.node)
     try:
         core = join_core(
             rank, size, agreement.swap, options, report_folder, group.name_in(options.group), group.members

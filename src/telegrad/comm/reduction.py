@@ -7,8 +7,8 @@ from enum import StrEnum
 
 from telegrad import _core
 
-DENSE_ALGORITHMS = ("auto", "ring", "recursive_doubling", "rabenseifner")
-SPARSE_ALGORITHMS = ("auto", "split_allgather", "split_dense_allgather", "recursive_doubling", "ring")
+DENSE_ALGORITHMS = ("auto", "ring", "recursive_doubling", "rabenseifner", "two_level")
+SPARSE_ALGORITHMS = ("auto", "split_allgather", "split_dense_allgather", "recursive_doubling", "ring", "two_level")
 
 
 class ReduceOp(StrEnum):

@@ -52,11 +52,12 @@ class Reductions(StreamReductions):
         for ``"prod"``, -infinity for ``"max"``, else 0); see ``SparseStream.absent``. 16-bit floats are added and
         multiplied in float32 and rounded after each step, also before an average is divided. ``algorithm``:
         ``"auto"``, dense ``"ring"``, ``"recursive_doubling"`` or ``"rabenseifner"``, sparse ``"split_allgather"``,
-        ``"split_dense_allgather"``, ``"recursive_doubling"`` or ``"ring"``.
+        ``"split_dense_allgather"``, ``"recursive_doubling"`` or ``"ring"``, or of both ``"two_level"``: inside of each
+        node (see ``nodes``), between them, inside; where all ranks are on one, or each is alone, it is ``"auto"``.
         ``switch_factor``: a sparse sum is held densely once it has more than this times the number of entries at which
         both take the same bytes. ``slices`` of the index range, which ranks sum: ``"equal"``, or ``"balanced"`` with
         about as many entries of all ranks together, for entries that cluster: a short message more, from which all
-        ranks cut alike (not ``"recursive_doubling"``).
+        ranks cut alike (not ``"recursive_doubling"``, not ``"two_level"``).
 
         ``wire`` of a dense float32 ``x``: how messages hold its values, to be summed or averaged in float32: as
         ``"bf16"``, ``"f16"``, ``"int8"`` (a scale for 256 values each), or by QSGD as ``"qsgd8"``, ``"qsgd4"``,

@@ -192,8 +192,9 @@ class StreamReductions(Member):
 def _balanced(slices: object, algorithm: str) -> bool:
     if not isinstance(slices, str) or slices not in SLICES:
         raise ValueError(f"slices={slices!r} does not exist: use one of {', '.join(SLICES)}")
-    if slices == "balanced" and algorithm == "recursive_doubling":
-        raise ValueError("slices='balanced' is not for algorithm='recursive_doubling', which has none: use another")
+    if slices == "balanced" and algorithm in ("recursive_doubling", "two_level"):
+        why = "which has none" if algorithm == "recursive_doubling" else "whose slices are its nodes'"
+        raise ValueError(f"slices='balanced' is not for algorithm={algorithm!r}, {why}: use another")
     return slices == "balanced"
 
 

@@ -15,6 +15,7 @@ from typing import Any
 
 from telegrad import _core
 from telegrad.comm import tuning_cache
+from telegrad.comm.nodes import label_of, numbered, two_levels
 from telegrad.comm.rendezvous import Exchange
 from telegrad.plan import Costs, Place, Tuning
 from telegrad.plan.tuning import NETWORK_VARIABLES
@@ -53,21 +54,23 @@ def network_costs(costs: Costs) -> _core.NetworkCosts:
 
 @dataclass(frozen=True)
 class _Word:
-    """What a rank says: its host, what it wants (``"auto"``, ``"built-in"`` or a tuning's digest), and the tunings that
-    it knows of; those of rank 0 count."""
+    """What a rank says: its host, its node's label, what it wants (``"auto"``, ``"built-in"`` or a tuning's digest),
+    and the tunings that it knows of; those of rank 0 count."""
 
     host: str
+    node: str
     wants: str
     offers: list[str]
 
     def pack(self) -> bytes:
-        text = json.dumps({"host": self.host, "wants": self.wants, "offers": self.offers}).encode()
+        text = json.dumps({"host": self.host, "node": self.node, "wants": self.wants, "offers": self.offers}).encode()
         return len(text).to_bytes(_LENGTH_BYTES, "little") + text
 
 
 class TuningAgreement:
-    """One rank's part in it: ``swap`` is the exchange that the network's driver calls, once; then ``place`` and
-    ``tuning`` (``None``: the built-in choice) are known."""
+    """One rank's part in it: ``swap`` is the exchange that the network's driver calls, once; then ``place``,
+    ``tuning`` (``None``: the built-in choice) are known, and ``nodes``: of each rank the number of its node. ``node``:
+    what this rank calls its own, see ``label_of``."""
 
     def __init__(
         self,
@@ -77,6 +80,7 @@ class TuningAgreement:
         tuning: Tuning | str | None,
         interface: str | None,
         driver: str = "ucx",
+        node: str | None = None,
     ) -> None:
         self._size = size
         self._exchange = exchange
@@ -90,8 +94,9 @@ class TuningAgreement:
             wants = AUTO if tuning == AUTO else _BUILT_IN
         if rank == 0 and wants == AUTO:
             offers = tuning_cache.candidates(self._place_on(((host, size),)))
-        self._word = _Word(host, wants, [offer.to_json() for offer in offers] if rank == 0 else [])
+        self._word = _Word(host, label_of(node), wants, [offer.to_json() for offer in offers] if rank == 0 else [])
         self.place: Place | None = None
+        self.nodes: tuple[int, ...] = ()
         self.tuning: Tuning | None = None
         self.is_built_in = False  # rank 0 asked for no tuning
 
@@ -108,12 +113,14 @@ class TuningAgreement:
         return addresses
 
     def _agree(self, words: Sequence[_Word]) -> None:
-        self.place = self._place_on(tuple(sorted(Counter(word.host for word in words).items())))
+        self.nodes = numbered([word.node for word in words])
+        hosts = tuple(sorted(Counter(word.host for word in words).items()))
+        self.place = self._place_on(hosts, self.nodes if two_levels(self.nodes) else ())
         offers = [Tuning.from_json(text) for text in words[0].offers]
         for offer in offers:
             checked_tuning(offer, self._size)
         if words[0].wants == AUTO:
-            offers = [offer for offer in offers if offer.place.hosts == self.place.hosts]
+            offers = [offer for offer in offers if offer.place.is_alike(self.place)]
         self.tuning = offers[0] if offers else None
         self.is_built_in = words[0].wants == _BUILT_IN
         agreed = self.tuning.digest if self.tuning else _BUILT_IN
@@ -124,8 +131,8 @@ class TuningAgreement:
                 "the same, or leave tuning='auto' on all but rank 0"
             )
 
-    def _place_on(self, hosts: tuple[tuple[str, int], ...]) -> Place:
-        return Place(self._driver, hosts, self._interface, _network_environment())
+    def _place_on(self, hosts: tuple[tuple[str, int], ...], nodes: tuple[int, ...] = ()) -> Place:
+        return Place(self._driver, hosts, self._interface, _network_environment(), nodes)
 
 
 def _network_environment() -> tuple[tuple[str, str], ...]:
@@ -136,7 +143,9 @@ def _unpacked(blob: bytes, rank: int) -> tuple[_Word, bytes]:
     try:
         end = _LENGTH_BYTES + int.from_bytes(blob[:_LENGTH_BYTES], "little")
         found = json.loads(blob[_LENGTH_BYTES:end])
-        word = _Word(str(found["host"]), str(found["wants"]), [str(offer) for offer in found["offers"]])
+        word = _Word(
+            str(found["host"]), str(found["node"]), str(found["wants"]), [str(offer) for offer in found["offers"]]
+        )
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(
             f"exchange returned a blob that is no address of rank {rank}: it must return what each rank gave it, by "

@@ -24,7 +24,7 @@ def cache_folder() -> Path:
 
 def file_of(place: Place) -> Path:
     """Where the tuning of ``place`` is kept."""
-    hosts = _digest(*(f"{name}={count}" for name, count in place.hosts))
+    hosts = _digest(*(f"{name}={count}" for name, count in place.hosts), *map(str, place.nodes))
     return cache_folder() / f"{_beginning_of(place)}-{hosts}.json"
 
 

@@ -10,22 +10,37 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from telegrad.plan.cost_reductions import RING_MESSAGE_BYTES, allreduce_s
+from telegrad.plan.levels import PART_BYTES, Levels, allreduce_on_levels
 from telegrad.plan.network import ELEMENT_BYTES, Costs
 
 # Where they take equally long, the first is chosen: it sends fewer messages.
 ALLREDUCE_ALGORITHMS = ("recursive_doubling", "rabenseifner", "ring")
+TWO_LEVEL = "two_level"
+"""Where ranks live on nodes, it is one more."""
+TABLE_ALGORITHMS = (*ALLREDUCE_ALGORITHMS, TWO_LEVEL)
 
 MOST_BYTES = 1 << 30
 LONGEST_BYTES = (1 << 63) - 1
 _STEPS_PER_DOUBLING = 4
 
 
-def fastest_allreduce(ranks: int, size: int, costs: Costs) -> str:
-    """The algorithm that sums ``size`` bytes over ``ranks`` ranks in the least time.
+def fastest_allreduce(ranks: int, size: int, costs: Costs, levels: Levels | None = None) -> str:
+    """The algorithm that sums ``size`` bytes over ``ranks`` ranks in the least time. With ``levels`` also
+    ``two_level``, and ``costs`` are those between nodes.
 
-    Raises ``ValueError`` for less than one rank and for sizes that are no whole number of 4-byte floats.
+    Raises ``ValueError`` for less than one rank, for sizes that are no whole number of 4-byte floats, and for levels of
+    another number of ranks.
     """
-    return min(ALLREDUCE_ALGORITHMS, key=lambda name: allreduce_s(name, ranks, size, costs))
+    times_s = _times_of(ranks, size, costs, levels)
+    return min(times_s, key=times_s.__getitem__)
+
+
+def _times_of(ranks: int, size: int, costs: Costs, levels: Levels | None) -> dict[str, float]:
+    if levels is None:
+        return {name: allreduce_s(name, ranks, size, costs) for name in ALLREDUCE_ALGORITHMS}
+    if len(levels.nodes) != ranks:
+        raise ValueError(f"levels are of {len(levels.nodes)} ranks, not of ranks={ranks}: give every rank a node")
+    return {name: allreduce_on_levels(name, levels, size, costs).time_s for name in TABLE_ALGORITHMS}
 
 
 @dataclass(frozen=True)
@@ -55,8 +70,8 @@ class DecisionTable:
         if begins[-1] > LONGEST_BYTES:
             raise ValueError(f"a choice begins at {begins[-1]} bytes: no vector is longer than {LONGEST_BYTES}")
         for choice in self.choices:
-            if choice.algorithm not in ALLREDUCE_ALGORITHMS:
-                known = ", ".join(ALLREDUCE_ALGORITHMS)
+            if choice.algorithm not in TABLE_ALGORITHMS:
+                known = ", ".join(TABLE_ALGORITHMS)
                 raise ValueError(f"algorithm {choice.algorithm!r} does not exist: use {known}")
 
     def algorithm(self, size: int) -> str:
@@ -97,8 +112,10 @@ class DecisionTable:
         return "\n".join(lines)
 
 
-def allreduce_table(ranks: int, costs: Costs, *, tolerance: float = 0.01) -> DecisionTable:
-    """The choice for every size up to ``MOST_BYTES``, and beyond as there.
+def allreduce_table(
+    ranks: int, costs: Costs, *, tolerance: float = 0.01, levels: Levels | None = None
+) -> DecisionTable:
+    """The choice for every size up to ``MOST_BYTES``, and beyond as there; ``levels`` as for ``fastest_allreduce``.
 
     An algorithm is kept while it takes at most ``tolerance`` longer than the fastest, so that near ties do not fill the
     table. Raises ``ValueError`` for less than one rank, or for a ``tolerance`` below 0.
@@ -106,16 +123,13 @@ def allreduce_table(ranks: int, costs: Costs, *, tolerance: float = 0.01) -> Dec
     if not tolerance >= 0:
         raise ValueError(f"tolerance={tolerance} must be 0 or more: the share by which a choice may be slower")
 
-    def times_of(size: int) -> dict[str, float]:
-        return {name: allreduce_s(name, ranks, size, costs) for name in ALLREDUCE_ALGORITHMS}
-
     def still_good(name: str, size: int) -> bool:
-        times_s = times_of(size)
+        times_s = _times_of(ranks, size, costs, levels)
         return times_s[name] <= (1 + tolerance) * min(times_s.values())
 
-    choices = [Choice(0, fastest_allreduce(ranks, 0, costs))]
+    choices = [Choice(0, fastest_allreduce(ranks, 0, costs, levels))]
     good_at = 0
-    for size in _probes(ranks):
+    for size in _probes(ranks, levels):
         while not still_good(choices[-1].algorithm, size):
             least, most = good_at // ELEMENT_BYTES, size // ELEMENT_BYTES  # good at least, not at most
             while most - least > 1:
@@ -125,21 +139,22 @@ def allreduce_table(ranks: int, costs: Costs, *, tolerance: float = 0.01) -> Dec
                 else:
                     most = middle
             good_at = most * ELEMENT_BYTES
-            choices.append(Choice(good_at, fastest_allreduce(ranks, good_at, costs)))
+            choices.append(Choice(good_at, fastest_allreduce(ranks, good_at, costs, levels)))
         good_at = size
     return DecisionTable(ranks, tuple(choices))
 
 
-def _probes(ranks: int) -> Iterator[int]:
-    """Ascending sizes, close enough that the times hardly cross twice in between: the ring's time jumps where another
-    segment begins."""
-    segment = RING_MESSAGE_BYTES * ranks
+def _probes(ranks: int, levels: Levels | None) -> Iterator[int]:
+    """Ascending sizes, close enough that the times hardly cross twice in between: the ring's and two_level's times jump
+    where another segment begins."""
+    lengths = [RING_MESSAGE_BYTES * ranks, *([PART_BYTES * levels.slices] if levels else [])]
     probes = set()
     size, factor = float(ELEMENT_BYTES), 2 ** (1 / _STEPS_PER_DOUBLING)
     while size < MOST_BYTES:
         probes.add(int(size) // ELEMENT_BYTES * ELEMENT_BYTES)
         size *= factor
-    for segments in range(1, min(16, MOST_BYTES // segment) + 1):
-        probes |= {segments * segment, segments * segment + ELEMENT_BYTES}
+    for segment in lengths:
+        for segments in range(1, min(16, MOST_BYTES // segment) + 1):
+            probes |= {segments * segment, segments * segment + ELEMENT_BYTES}
     probes.add(MOST_BYTES)
     yield from sorted(probes)

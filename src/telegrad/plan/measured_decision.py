@@ -8,7 +8,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 
 from telegrad.plan.cost import ELEMENT_BYTES
-from telegrad.plan.decision import ALLREDUCE_ALGORITHMS, Choice, DecisionTable
+from telegrad.plan.decision import TABLE_ALGORITHMS, Choice, DecisionTable
 
 MOST_SLOWER = 0.05
 MOST_SLOWER_S = 2e-6
@@ -40,8 +40,8 @@ def measured_allreduce_table(ranks: int, samples: Samples, predicted: DecisionTa
             f"samples of sizes {sizes}: give one size or more, from {ELEMENT_BYTES} bytes up, each with some"
         )
     for name in {name for size in sizes for name in samples[size]}:
-        if name not in ALLREDUCE_ALGORITHMS:
-            raise ValueError(f"algorithm {name!r} does not exist: use {', '.join(ALLREDUCE_ALGORITHMS)}")
+        if name not in TABLE_ALGORITHMS:
+            raise ValueError(f"algorithm {name!r} does not exist: use {', '.join(TABLE_ALGORITHMS)}")
     chosen = _least_loss([_losses(samples[size]) for size in sizes])
     choices = [Choice(0, chosen[0])]
     for (below, before), (above, after) in itertools.pairwise(zip(sizes, chosen, strict=True)):
@@ -58,7 +58,7 @@ def measured_allreduce_table(ranks: int, samples: Samples, predicted: DecisionTa
 
 def _losses(samples: Mapping[str, Sequence[float]]) -> dict[str, float]:
     """How much slower than the best, as a logarithm, of those that are good enough."""
-    medians = {name: statistics.median(samples[name]) for name in ALLREDUCE_ALGORITHMS if name in samples}
+    medians = {name: statistics.median(samples[name]) for name in TABLE_ALGORITHMS if name in samples}
     best = min(medians, key=medians.__getitem__)
     losses = {}
     for name, median_s in medians.items():

@@ -13,6 +13,7 @@ from typing import Any, Self
 
 from telegrad.plan.cost import Costs
 from telegrad.plan.decision import DecisionTable, allreduce_table
+from telegrad.plan.levels import Levels
 
 FORMAT = "telegrad tuning"
 FORMAT_VERSION = 1
@@ -27,16 +28,23 @@ class Place:
     """Where a job runs, as far as it matters for the time of its messages: jobs with equal places share a tuning.
 
     ``hosts``: names with the number of ranks on each, sorted; ``interface``: the network interface that was asked for;
-    ``environment``: names and values of those of ``NETWORK_VARIABLES`` that are set, sorted. Raises ``ValueError`` for
-    hosts without ranks, named twice or not sorted.
+    ``environment``: names and values of those of ``NETWORK_VARIABLES`` that are set, sorted;
+    ``nodes``: by rank the number of the node that it lives on, where ranks live on two levels, else empty. Raises
+    ``ValueError`` for hosts without ranks, named twice or not sorted, and for nodes that are not two levels of as many
+    ranks.
     """
 
     driver: str
     hosts: tuple[tuple[str, int], ...]
     interface: str | None = None
     environment: tuple[tuple[str, str], ...] = ()
+    nodes: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
+        if self.nodes and (len(self.nodes) != self.ranks or not 1 < len(set(self.nodes)) < len(self.nodes)):
+            raise ValueError(
+                f"nodes={self.nodes} must be the node of each of {self.ranks} ranks, two on one, two apart"
+            )
         names = [name for name, _ in self.hosts]
         if not names or names != sorted(set(names)) or any(count < 1 for _, count in self.hosts):
             raise ValueError(f"hosts={self.hosts} must be sorted names, each once, with 1 rank or more")
@@ -46,9 +54,15 @@ class Place:
         """On all hosts together."""
         return sum(count for _, count in self.hosts)
 
+    def is_alike(self, other: Self) -> bool:
+        """Whether the same ranks are on the same hosts and nodes."""
+        return (self.hosts, self.nodes) == (other.hosts, other.nodes)
+
     def __str__(self) -> str:
         hosts = [name for name, _ in self.hosts]
         where = hosts[0] if len(hosts) == 1 else f"{len(hosts)} hosts ({hosts[0]}, …)"
+        if self.nodes:
+            where += f" ({len(set(self.nodes))} nodes)"
         more = [f"interface {self.interface}"] if self.interface else []
         more += [f"{name}={value}" for name, value in self.environment]
         return ", ".join([f"{self.ranks} ranks on {where}", f"driver {self.driver}", *more])
@@ -56,7 +70,8 @@ class Place:
 
 @dataclass(frozen=True)
 class Tuning:
-    """``costs`` and the ``allreduce`` table of one ``place``.
+    """``costs`` and the ``allreduce`` table of one ``place``. Where ranks live on two levels ``costs`` are those
+    between nodes, and ``within`` those inside of one.
 
     ``measured_at``: date and time, UTC, ISO 8601; ``telegrad_version``: of the library that measured;
     ``residual``: how far the costs are from what they were fitted to, as the median of |fitted / measured − 1|. Raises
@@ -69,6 +84,7 @@ class Tuning:
     measured_at: str
     telegrad_version: str
     residual: float
+    within: Costs | None = None
 
     def __post_init__(self) -> None:
         if self.allreduce.ranks != self.place.ranks:
@@ -81,10 +97,17 @@ class Tuning:
         """Of the jobs that this tuning is for."""
         return self.place.ranks
 
-    def for_part(self, place: Place) -> Self:
+    def for_part(self, place: Place, *, one_node: bool = False) -> Self:
         """What is expected of ``place``, where some of these ranks are: the same costs, and the table that the closed
-        forms make of them for its number of ranks."""
-        return replace(self, place=place, allreduce=allreduce_table(place.ranks, self.costs))
+        forms make of them for its number of ranks. ``one_node``: all of it is on one, so that its costs are those
+        within, if they are known."""
+        if self.within is None or not (place.nodes or one_node):
+            return replace(self, place=place, allreduce=allreduce_table(place.ranks, self.costs), within=None)
+        if one_node:
+            costs = self.within
+            return replace(self, place=place, costs=costs, allreduce=allreduce_table(place.ranks, costs), within=None)
+        levels = Levels(place.nodes, self.within)
+        return replace(self, place=place, allreduce=allreduce_table(place.ranks, self.costs, levels=levels))
 
     @property
     def digest(self) -> str:
@@ -102,12 +125,14 @@ class Tuning:
                     "hosts": dict(self.place.hosts),
                     "interface": self.place.interface,
                     "environment": dict(self.place.environment),
+                    "nodes": list(self.place.nodes),
                 },
                 "costs": asdict(self.costs),
                 "allreduce": self.allreduce.to_data(),
                 "measured_at": self.measured_at,
                 "telegrad_version": self.telegrad_version,
                 "residual": self.residual,
+                "within": None if self.within is None else asdict(self.within),
             },
             indent=1,
             allow_nan=False,
@@ -147,13 +172,19 @@ class Tuning:
                 tuple(sorted((str(name), int(count)) for name, count in place["hosts"].items())),
                 None if place["interface"] is None else str(place["interface"]),
                 tuple(sorted((str(name), str(value)) for name, value in place["environment"].items())),
+                tuple(int(node) for node in place.get("nodes", ())),
             ),
-            Costs(**{name: float(cost) for name, cost in found["costs"].items()}),
+            _costs_from(found["costs"]),
             DecisionTable.from_data(found["allreduce"]),
             str(found["measured_at"]),
             str(found["telegrad_version"]),
             float(found["residual"]),
+            None if found.get("within") is None else _costs_from(found["within"]),
         )
 
     def __str__(self) -> str:
         return f"{self.place}; measured {self.measured_at}\n{self.allreduce}"
+
+
+def _costs_from(found: dict[str, Any]) -> Costs:
+    return Costs(**{name: float(cost) for name, cost in found.items()})

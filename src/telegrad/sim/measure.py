@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,8 @@ from telegrad import _core
 from telegrad.comm.stream_wire import Formats, formats_named, layout_that_pays, name_of_formats
 from telegrad.plan import Cost, Costs, cost, fastest_allreduce
 from telegrad.plan.cost_moves import broadcast_pieces
+from telegrad.plan.decision import TWO_LEVEL
+from telegrad.plan.levels import Levels, allreduce_on_levels
 from telegrad.plan.network import ceil_log2
 from telegrad.sim.networks import Network
 
@@ -38,6 +40,8 @@ ALGORITHMS = {
 }
 SPARSE = ("sparse_allreduce", "sparse_allgather", "sparse_reduce_scatter", "allreduce_topk")
 """Operations on streams. All but the first have real entries, which it may have."""
+LEVELLED = ("allreduce", "sparse_allreduce")
+"""Operations that may also go by ``two_level``, where the network has nodes; the sparse one with ``payloads``."""
 _UNNAMED = {*ALGORITHMS} - {"allreduce", "sparse_allreduce"}
 
 
@@ -72,7 +76,7 @@ class Point:
     def __post_init__(self) -> None:
         if self.operation not in ALGORITHMS:
             raise ValueError(f"operation {self.operation!r} does not exist: use {', '.join(ALGORITHMS)}")
-        known = (*ALGORITHMS[self.operation], "auto")
+        known = (*ALGORITHMS[self.operation], *([TWO_LEVEL] if self.operation in LEVELLED else []), "auto")
         if self.algorithm not in known:
             raise ValueError(f"{self.operation} has no algorithm {self.algorithm!r}: use {', '.join(known)}")
         try:
@@ -107,20 +111,35 @@ class Point:
         if self.algorithm != "auto":
             return self.algorithm
         if self.operation == "allreduce":
-            return fastest_allreduce(self.ranks, self.size, self.network.costs)
+            return fastest_allreduce(self.ranks, self.size, *costs_on_levels(self.network, self.ranks))
         return "auto" if self.operation == "sparse_allreduce" else ALGORITHMS[self.operation][0]
 
     @property
     def messages(self) -> int:
         """About how many messages all ranks send."""
         if self.operation == "sparse_allreduce":
-            doubles = self.chosen == "recursive_doubling"
+            doubles = self.chosen in ("recursive_doubling", TWO_LEVEL)
             return self.ranks * (ceil_log2(self.ranks) if doubles else 2 * (self.ranks - 1))
         if self.operation == "broadcast":
             return (self.ranks - 1) * broadcast_pieces(self.ranks, self.size)
         if self.operation in ("gather", "scatter"):
             return self.ranks - 1
         return _form_of(self).messages_per_rank * self.ranks
+
+
+def costs_on_levels(network: Network, ranks: int) -> tuple[Costs, Levels | None]:
+    """The costs between nodes while all ranks of one share its uplink, and the nodes; of one level, the plain costs."""
+    per_node = network.ranks_per_node
+    if not 1 < per_node < ranks:
+        return network.costs, None
+    share, costs = network.oversubscription, network.costs
+    between = replace(
+        costs,
+        beta_s_per_byte=costs.beta_s_per_byte * share,
+        beta_exchange_s_per_byte=costs.beta_exchange_s_per_byte * share,
+    )
+    within = Costs(network.node_alpha_s, network.node_beta_s_per_byte, gamma_s_per_byte=costs.gamma_s_per_byte)
+    return between, Levels(tuple(rank // per_node for rank in range(ranks)), within)
 
 
 @dataclass(frozen=True)
@@ -240,6 +259,9 @@ _FORMS: dict[str, Callable[[int, int, Costs], Cost]] = {
 def _form_of(point: Point) -> Cost:
     costs = point.network.costs
     if point.operation == "allreduce":
+        costs, levels = costs_on_levels(point.network, point.ranks)
+        if levels is not None:
+            return allreduce_on_levels(point.chosen, levels, point.size, costs)
         return cost.allreduce(point.chosen, point.ranks, point.size, costs)
     if point.operation == "barrier":
         return cost.barrier(point.ranks, costs)

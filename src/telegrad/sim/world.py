@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from telegrad import _core
 from telegrad.comm import Communicator
+from telegrad.comm.nodes import checked_nodes
 
 
 class World:
@@ -17,8 +18,9 @@ class World:
     operation on all ranks with ``async_op=True``, then wait; virtual time passes while you wait.
 
     ``alpha_s``: latency of a message; ``beta_s_per_byte``: time of a byte in a port; ``gamma_s_per_byte``: time of a
-    byte in the processor; ``jitter``: a message's latency is α·(1 + jitter·u), u drawn from [0, 1) by ``seed``. Raises
-    ``ValueError`` for a size below 1 or a negative cost.
+    byte in the processor; ``jitter``: a message's latency is α·(1 + jitter·u), u drawn from [0, 1) by ``seed``;
+    ``nodes``: what ranks know of where they live, as in ``Communicator.local``: messages cost the same. Raises
+    ``ValueError`` for a size below 1, a negative cost, or nodes of another number of ranks.
     """
 
     def __init__(
@@ -30,9 +32,11 @@ class World:
         gamma_s_per_byte: float = 0.0,
         jitter: float = 0.0,
         seed: int = 0,
+        nodes: Sequence[int] | None = None,
     ) -> None:
         if size < 1:
             raise ValueError(f"size={size} must be at least 1: the number of ranks")
+        numbers = checked_nodes(nodes, size)
         costs = {
             "alpha_s": alpha_s,
             "beta_s_per_byte": beta_s_per_byte,
@@ -44,6 +48,8 @@ class World:
                 raise ValueError(f"{name}={cost} must not be negative: virtual time only goes forward")
         self._core = _core.Simulation.make(size, **costs, seed=seed)
         self.communicators = [Communicator(self._core.communicator(rank)) for rank in range(size)]
+        for communicator in self.communicators:
+            communicator._use_nodes(numbers)
 
     @property
     def now_s(self) -> float:

@@ -60,6 +60,7 @@ def test_a_row_has_the_peers_time_and_the_bound_beside_ours() -> None:
         "driver": "ucx",
         "network": "shm",
         "ranks": 4,
+        "nodes": 1,
         "bytes": 1024,
         "median_s": 1e-3,
         "min_s": 1e-3,

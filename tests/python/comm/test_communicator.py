@@ -32,7 +32,7 @@ def _stream(rank: int, n: int = 1000, nnz: int = 30) -> SparseStream:
 
 
 @pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("algorithm", ["auto", "ring", "recursive_doubling", "rabenseifner"])
+@pytest.mark.parametrize("algorithm", ["auto", "ring", "recursive_doubling", "rabenseifner", "two_level"])
 def test_dense_numpy(on_ranks: OnRanks, size: int, algorithm: str) -> None:
     def run(comm: Communicator) -> tuple[np.ndarray, np.ndarray]:
         total, mean = _vector(comm.rank).reshape(10, 100), _vector(comm.rank)

@@ -137,3 +137,16 @@ def test_thousands_of_ranks() -> None:
     found = measure(Point("allreduce", "rabenseifner", 2048, 1 << 31, Network(Costs(1e-6, 1e-9))))
     assert found.finish_s == pytest.approx(2 * (11 * 1e-6 + 2047 / 2048 * (1 << 31) * 1e-9))
     assert found.bytes_sent.sum() == 2 * 2047 << 31
+
+
+def test_two_levels_need_nodes_and_the_sparse_ones_entries() -> None:
+    plain, nodes = Network(Costs(1e-6, 1e-9)), Network(Costs(1e-6, 1e-9), ranks_per_node=2)
+    with pytest.raises(ValueError, match="'two_level': it needs nodes of some of the ranks"):
+        measure(Point("allreduce", "two_level", 4, 64, plain))
+    with pytest.raises(ValueError, match="'two_level' is measured with real entries"):
+        measure(Point("sparse_allreduce", "two_level", 4, 64, nodes, nnz=2))
+    found = measure(Point("sparse_allreduce", "two_level", 4, 1 << 12, nodes, nnz=100, payloads=True))
+    assert found.result_nnz is not None
+    assert found.result_nnz > 100
+    with pytest.raises(ValueError, match="barrier has no algorithm 'two_level'"):
+        Point("barrier", "two_level", 4, 0, nodes)

@@ -1,0 +1,44 @@
+#pragma once
+// The second half of a sparse allreduce over owned slices: each owner's slice, encoded once, goes to all, and everybody, the
+// owner too, decodes the same bytes. How owners came to their slices, this must not know.
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+#include "base/buffer.hpp"
+#include "base/types.hpp"
+#include "collectives/partition.hpp"
+#include "collectives/sparse_messages.hpp"
+#include "sparse/slices.hpp"
+#include "sparse/stream.hpp"
+#include "transport/transport.hpp"
+
+namespace telegrad {
+
+/// A rank's slice as it is sent. `slices`: all ranks', which cover the index range.
+struct EncodedSlice {
+  Partition slices;
+  Buffer encoded{};
+  std::uint64_t count = 0;  // of entries, or kDenseSlice
+  std::size_t most_bytes = 0;
+  Step first_step = 0;  // of the messages that gather
+};
+inline constexpr std::uint64_t kDenseSlice = ~std::uint64_t{0};
+
+/// `result.slices` is set; becomes the rest but first_step. A slice goes dense first where `how` finds that shorter.
+/// `weight`: how much an error of what is encoded counts.
+template <class V>
+Task<void> encode_slice(Transport& net, OwnedSlice<V> owned, const SparseReduction& how, float weight,
+                        EncodedSlice& result);
+
+/// All ranks' slices as one stream: dense where one of them is, or where it holds more than δ entries in memory.
+template <class V>
+Task<SparseStream<V>> allgather_slices(Transport& net, EncodedSlice owned, const SparseReduction& how);
+
+/// The same, written into `output`. `entries`: about how many there are is added to it.
+template <class V>
+Task<void> allgather_slices_into(Transport& net, EncodedSlice owned, const SparseReduction& how, std::span<V> output,
+                                 double& entries);
+
+}  // namespace telegrad

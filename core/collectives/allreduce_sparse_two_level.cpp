@@ -1,0 +1,148 @@
+// Two-level sparse allreduce: a sparse reduce-scatter inside every node (sparse_split.hpp), a sparse allreduce of each slice
+// among its owners, one in each node, and an allgather of the slices inside (allgather_slices.hpp). What ranks of a node have
+// in common crosses the network once. Renggli et al., "SparCML", SC 2019, §5.3, for the parts.
+#include "collectives/allreduce_sparse_two_level.hpp"
+
+#include <limits>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "base/check.hpp"
+#include "collectives/allgather_slices.hpp"
+#include "collectives/allreduce_sparse.hpp"
+#include "collectives/sparse_split.hpp"
+#include "transport/group_transport.hpp"
+
+namespace telegrad {
+namespace {
+
+constexpr Step kPhaseSteps = Step{1} << 30;
+
+void move_indices(std::span<std::uint32_t> indices, std::uint32_t by) {
+  for (std::uint32_t& index : indices) index += by;  // modulo 2^32: also to the left
+}
+
+template <class V>
+class TwoLevelSum {
+ public:
+  TwoLevelSum(Transport& net, const SparseReduction& how)
+      : net_(net),
+        nodes_(*how.nodes),
+        how_(how),
+        node_(nodes_.node_of(net.rank())),
+        place_(nodes_.place_of(net.rank())) {}
+
+  GroupTransport inside(Step phase) const {
+    return {net_, nodes_.members(node_), place_, nodes_.inside_shares_memory(), phase * kPhaseSteps, kPhaseSteps};
+  }
+
+  // This rank's slice of the sum as it is to be gathered inside.
+  Task<void> reduce(SparseStream<V> mine, EncodedSlice& result) {
+    OwnedSlice<V> slice;
+    {
+      GroupTransport group = inside(0);
+      const SparseReduction summing = how_inside(how_.reduction == Reduction::avg ? Reduction::sum : how_.reduction);
+      slice = co_await reduce_owned_slice(group, mine, result.slices, summing);
+    }
+    mine = SparseStream<V>();
+    if (place_ < nodes_.slices()) co_await sum_between(slice);
+    if (how_.reduction == Reduction::avg) co_await divide_by_ranks(net_, slice);
+
+    const SparseReduction gathering = how_inside(how_.reduction);
+    co_await encode_slice(net_, std::move(slice), gathering, 1.0F, result);
+  }
+
+  EncodedSlice slices_of(std::uint64_t dimension) const {
+    const auto lengths = nodes_.lengths(node_, static_cast<std::size_t>(dimension));
+    return {.slices = Partition(std::span<const std::uint64_t>(lengths))};
+  }
+
+ private:
+  // Memory is faster than packing, and rounding would gain nothing. Owners of one slice hand it on alike, so that all ranks
+  // hold the sum in the same form: what goes dense was decided between nodes.
+  SparseReduction how_inside(Reduction reduction) const {
+    SparseReduction how = how_;
+    how.reduction = reduction;
+    how.residual = {};
+    how.wire.values = ValueEncoding::native;
+    if (nodes_.inside_shares_memory()) {
+      how.wire.indices = IndexFormat::none;
+      how.wire.packs_values = false;
+    }
+    return how;
+  }
+
+  // Indices are counted from the slice's begin there, so that owners share its range evenly.
+  Task<void> sum_between(OwnedSlice<V>& slice) {
+    GroupTransport group(net_, nodes_.owners(place_), node_, false, 0, std::numeric_limits<Step>::max());
+    SparseReduction summing = how_;
+    summing.algorithm = Algorithm::automatic;
+    if (how_.reduction == Reduction::avg) summing.reduction = Reduction::sum;
+    const IndexRange range = slice.range;
+    if (!summing.residual.empty()) summing.residual = summing.residual.subspan(range.begin, range.size());
+    SparseStream<V> stream;
+    if (slice.dense) {
+      stream = SparseStream<V>::adopt_dense(std::move(slice.values));
+    } else {
+      move_indices(slice.indices.span(), 0U - static_cast<std::uint32_t>(range.begin));
+      stream = SparseStream<V>::adopt_sparse(range.size(), std::move(slice.indices), std::move(slice.values));
+    }
+    stream = co_await allreduce_sparse(group, std::move(stream), summing);
+    slice.dense = stream.is_dense();
+    slice.indices = stream.take_indices();
+    slice.values = stream.take_values();
+    if (!slice.dense) move_indices(slice.indices.span(), static_cast<std::uint32_t>(range.begin));
+  }
+
+  Transport& net_;
+  const Nodes& nodes_;
+  const SparseReduction& how_;
+  const Rank node_;
+  const Rank place_;
+};
+
+template <class V>
+void check(const Transport& net, const SparseReduction& how) {
+  constexpr bool kCounted = std::is_same_v<V, CountedF32>;
+  TELEGRAD_CHECK(!kCounted && how.nodes != nullptr && how.nodes->ranks() == net.size() && how.nodes->two_level() &&
+                 how.slices == Slices::equal);
+}
+
+}  // namespace
+
+template <class V>
+Task<SparseStream<V>> allreduce_sparse_two_level(Transport& net, SparseStream<V> mine, const SparseReduction& how) {
+  check<V>(net, how);
+  SparseStream<V> whole;
+  if constexpr (!std::is_same_v<V, CountedF32>) {
+    TwoLevelSum<V> sum(net, how);
+    EncodedSlice slice = sum.slices_of(mine.dimension());
+    co_await sum.reduce(std::move(mine), slice);
+    GroupTransport group = sum.inside(1);
+    whole = co_await allgather_slices<V>(group, std::move(slice), how);
+  }
+  co_return whole;
+}
+
+template <class V>
+Task<void> allreduce_sparse_two_level_into(Transport& net, SparseStream<V> mine, const SparseReduction& how,
+                                           std::span<V> output) {
+  check<V>(net, how);
+  TwoLevelSum<V> sum(net, how);
+  EncodedSlice slice = sum.slices_of(mine.dimension());
+  co_await sum.reduce(std::move(mine), slice);
+  GroupTransport group = sum.inside(1);
+  double entries = 0.0;
+  co_await allgather_slices_into(group, std::move(slice), how, output, entries);
+}
+
+#define TELEGRAD_INSTANTIATE(V)                                                                                    \
+  template Task<SparseStream<V>> allreduce_sparse_two_level(Transport&, SparseStream<V>, const SparseReduction&); \
+  template Task<void> allreduce_sparse_two_level_into(Transport&, SparseStream<V>, const SparseReduction&, std::span<V>);
+TELEGRAD_FOR_ENTRY_VALUES(TELEGRAD_INSTANTIATE)
+#undef TELEGRAD_INSTANTIATE
+template Task<SparseStream<CountedF32>> allreduce_sparse_two_level(Transport&, SparseStream<CountedF32>,
+                                                                   const SparseReduction&);
+
+}  // namespace telegrad

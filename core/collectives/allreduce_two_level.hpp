@@ -1,0 +1,25 @@
+#pragma once
+
+#include <cstddef>
+
+#include "base/types.hpp"
+#include "collectives/nodes.hpp"
+#include "transport/transport.hpp"
+
+namespace telegrad {
+
+/// How a long vector is cut; the same on all ranks.
+struct TwoLevelTuning {
+  /// A slice goes between nodes in parts of about so many bytes.
+  std::size_t part_bytes = std::size_t{512} << 10;
+};
+
+/// output = the reduction of all ranks' inputs, the same bits on every rank, which live in `nodes` (CHECKed: two levels).
+/// `input` and `output` have the same length on all ranks; they are the same memory or do not overlap. With S slices and
+/// N nodes, an owner sends and receives about 2(N−1)/N·n/S bytes between nodes, by recursive doubling n/S·log2 N; a rank
+/// of a node of R ranks 2(R−1)/R·n inside. Holds scratch of n/S and what the phases take. `output` is written only where
+/// this rank has heard, directly or through others, from every other.
+Task<void> allreduce_two_level(Transport& net, const Nodes& nodes, DType dtype, Reduction reduction, ConstBytes input,
+                               Bytes output, TwoLevelTuning tuning = {});
+
+}  // namespace telegrad

@@ -1,0 +1,65 @@
+"""Which ranks live together on one node: each says a label, and who says the same shares one."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+NODE_VARIABLE = "TELEGRAD_NODE"
+"""Of the environment: this process's node, where the argument ``node`` does not say it."""
+
+_NAMESPACES = ("pid", "ipc")  # beyond them memory is not shared
+
+
+def checked_node(node: Any) -> str | None:
+    """``node`` as ranks compare it. Raises ``TypeError`` and ``ValueError``."""
+    if node is None:
+        return None
+    if isinstance(node, bool) or not isinstance(node, str | int):
+        raise TypeError(f"node={node!r} must be a str or an int that ranks of one node have in common, or None")
+    if node == "":
+        raise ValueError("node='' names no node: give ranks of one node the same name or number, or None")
+    return str(node)
+
+
+def label_of(node: str | None) -> str:
+    """What this process says: ``node``, else ``TELEGRAD_NODE``, else which machine and namespaces it is in."""
+    return node or os.environ.get(NODE_VARIABLE) or _own_label()
+
+
+def numbered(labels: Sequence[object]) -> tuple[int, ...]:
+    """Of each rank the number of its node; nodes count from 0 in the order of their first ranks."""
+    numbers: dict[object, int] = {}
+    return tuple(numbers.setdefault(label, len(numbers)) for label in labels)
+
+
+def checked_nodes(nodes: Any, size: int) -> tuple[int, ...]:
+    """The same of nodes that one caller gives for all ``size`` ranks (``None``: all on one). Raises ``TypeError`` and
+    ``ValueError``."""
+    if nodes is None:
+        return (0,) * size
+    if isinstance(nodes, str) or not isinstance(nodes, Sequence):
+        raise TypeError(f"nodes={nodes!r} must be a sequence: of each rank, which node it is on")
+    if len(nodes) != size:
+        raise ValueError(f"nodes={tuple(nodes)} names {len(nodes)} ranks' nodes: there are {size} ranks, give one each")
+    labels = [checked_node(node) for node in nodes]
+    if None in labels:
+        raise TypeError(f"nodes={tuple(nodes)} has None: give every rank's node, or none at all")
+    return numbered(labels)
+
+
+def two_levels(nodes: Sequence[int]) -> bool:
+    """Whether there is something to gain from knowing them: ranks are neither all together nor all alone."""
+    return 1 < len(set(nodes)) < len(nodes)
+
+
+def _own_label() -> str:
+    try:
+        machine = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        spaces = [str(os.stat(f"/proc/self/ns/{name}").st_ino) for name in _NAMESPACES]
+    except OSError:
+        return socket.gethostname()
+    return "/".join([machine, *spaces])
