@@ -11,8 +11,8 @@ from telegrad.comm.reduction import DENSE_ALGORITHMS
 @dataclass(frozen=True)
 class Benchmark:
     """``target`` runs on every rank (``module:function``, with a Plan as JSON); ``bound_bytes(ranks, bytes)`` is the
-    least that a rank (or, of so many nodes, a node) must send, whatever the algorithm; ``bus_factor(ranks)`` turns bytes
-    per second of the vector into those of a link, as nccl-tests do."""
+    least that a rank (or, of so many nodes, a node) must send, whatever the algorithm; ``bus_factor(ranks)`` turns
+    bytes per second of the vector into those of a link, as nccl-tests do."""
 
     name: str
     target: str
