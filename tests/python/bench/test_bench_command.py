@@ -133,7 +133,7 @@ def test_a_run_that_takes_too_long_is_ended_and_told() -> None:
     [
         ("--network", "wifi", "use shm, tcp, or a rate"),
         ("--sizes", "6", "use a multiple of 4 bytes"),
-        ("--algorithms", "magic", f"use {', '.join(_DENSE)}"),
+        ("--algorithms", "magic", f"use {', '.join(BENCHMARKS['allreduce'].algorithms)}"),
         ("--peers", "nccl", "use gloo, mpich or none"),
         ("--json", "/nowhere/rows.json", "the folder /nowhere does not exist"),
         ("--ranks", "0", "'--ranks'"),
