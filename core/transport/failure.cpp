@@ -26,8 +26,11 @@ Rank Failure::in_parent(Rank of_group) const {
 }
 
 std::string Failure::message() const {
-  std::string text = "rank " + std::to_string(rank) + ": ";
-  if (!operation.empty()) text += operation + (tag ? ": " : " (operation " + std::to_string(sequence) + "): ");
+  const bool joined = rank != kNoRank;  // before that nothing has a number
+  std::string text = joined ? "rank " + std::to_string(rank) + ": " : "";
+  if (!operation.empty()) {
+    text += operation + (tag || !joined ? ": " : " (operation " + std::to_string(sequence) + "): ");
+  }
   text += reason;
   if (peer != kNoRank) {
     text += " [peer: rank " + std::to_string(peer);

@@ -8,12 +8,14 @@ group.
 from __future__ import annotations
 
 import sys
+import warnings
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from torch.nn.parallel import DistributedDataParallel
 
 from telegrad.comm import Communicator
+from telegrad.errors import TransportError
 from telegrad.train import DDPState, GatheredState, ddp_hook
 
 if TYPE_CHECKING:
@@ -82,12 +84,19 @@ class GradientExchange(Callback):
             self._state.comm.abort(f"{type(exception).__name__}: {exception}")
 
     def state_dict(self) -> dict[str, Any]:
-        """For Lightning's checkpoint."""
-        return {} if self._state is None else GatheredState(self._state).state_dict()
+        """For Lightning's checkpoint; empty, with a ``RuntimeWarning``, where ranks cannot be gathered any more: a
+        checkpoint that is written because of an exception has the weights all the same."""
+        if self._state is None:
+            return {}
+        try:
+            return GatheredState(self._state).state_dict()
+        except TransportError as error:
+            warnings.warn(f"this checkpoint lacks the gradients that were not sent yet ({error})", RuntimeWarning, 2)
+            return {}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Lightning calls it before there is a state."""
-        self._loaded = state_dict
+        self._loaded = state_dict or None
 
     def _close(self) -> None:
         if self._state is not None:

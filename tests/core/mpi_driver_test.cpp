@@ -106,8 +106,8 @@ TEST("a payload that its receiver does not want any more does not stay in its se
 TEST("bytes that no telegrad sends end the communicator, and are received nowhere else") {
   MPI_Comm comm = MPI_COMM_NULL;
   MPI_Comm_dup(MPI_COMM_WORLD, &comm);
-  const auto network = MpiNetwork::of(comm);
-  const int tag = network->proposed_tag();  // that of the next driver
+  const auto network = MpiNetwork::of(comm, MpiNetwork::nap);
+  const int tag = network->take_tag() + 1;  // that of the next driver
   const auto communicator = mpi::join(comm, {.session = {.timeout_s = 20.0}});
   constexpr std::size_t kLong = 100'000;
   const std::vector<std::byte> garbage(rank_in_world() == 1 ? kLong : 12, std::byte{0x5a});
@@ -124,9 +124,9 @@ TEST("bytes that no telegrad sends end the communicator, and are received nowher
 }
 
 TEST("damaged addresses are refused") {
-  const auto network = MpiNetwork::of(MPI_COMM_WORLD);
+  const auto network = MpiNetwork::of(MPI_COMM_WORLD, MpiNetwork::nap);
   MpiDriver driver(network, network->rank(), network->size());
-  auto addresses = network->exchange(driver.address());
+  auto addresses = network->exchange(driver.address(), MpiNetwork::nap);
   addresses[1].pop_back();
   try {
     driver.connect(addresses);

@@ -264,8 +264,8 @@ _SESSION = (
     _mutant(
         "call: the count is not told",
         REDUCTIONS,
-        ".algorithm = algorithm,\n                  .count = dense.input.size() / size_of(dense.dtype)}",
-        ".algorithm = algorithm}",
+        ".algorithm = algorithm,\n                  .count = dense.input.size() / size_of(dense.dtype),",
+        ".algorithm = algorithm,",
     ),
     _mutant(
         "call: the reduction is not told",

@@ -3,7 +3,6 @@
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 
-#include <chrono>
 #include <cstdint>
 #include <cstring>
 #include <memory>
@@ -22,19 +21,12 @@ namespace nb = nanobind;
 
 // Other ranks are waited for without the interpreter's lock; Ctrl-C and the time limit end it.
 MpiNetwork::Patience patience_until(double timeout_s) {
-  const auto deadline = std::chrono::steady_clock::now() + std::chrono::duration<double>(timeout_s);
-  return [timeout_s, deadline] {
+  return [until = MpiNetwork::patience(timeout_s)] {
     {
       const nb::gil_scoped_release unlocked;
-      MpiNetwork::nap();
+      until();
     }
     if (PyErr_CheckSignals() != 0) throw nb::python_error();
-    if (std::chrono::steady_clock::now() < deadline) return;
-    throw TransportError({.kind = FailureKind::timeout,
-                          .operation = "join",
-                          .reason = "not all ranks of the MPI communicator came within " +
-                                    std::to_string(static_cast<int>(timeout_s)) +
-                                    " s: every one of them must call from_mpi()"});
   };
 }
 

@@ -40,7 +40,7 @@ constexpr std::size_t kMessageMost = std::max(sizeof(Head) + sizeof(Envelope) + 
 
 struct Place {  // what connect() needs of a rank, beside its process
   std::int32_t network_rank;
-  std::int32_t proposed_tag;
+  std::int32_t tag;
 };
 
 Buffer message_of(Kind kind, int ticket, ConstBytes header, ConstBytes payload) {
@@ -95,7 +95,7 @@ struct MpiDriver::Incoming {
 };
 
 MpiDriver::MpiDriver(std::shared_ptr<MpiNetwork> network, Rank rank, Rank size)
-    : network_(std::move(network)), rank_(rank), size_(size) {
+    : network_(std::move(network)), rank_(rank), size_(size), tag_(network_->take_tag()) {
   nap_ = ::timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK);
   descriptor_ = ::epoll_create1(EPOLL_CLOEXEC);
   epoll_event event{.events = EPOLLIN, .data = {.u64 = 0}};
@@ -114,7 +114,7 @@ MpiDriver::~MpiDriver() { shut_down(); }
 std::vector<std::byte> MpiDriver::address() const {
   std::vector<std::byte> bytes;
   ProcessIdentity::of_this_process().append_to(bytes);
-  const Place place{static_cast<std::int32_t>(network_->rank()), network_->proposed_tag()};
+  const Place place{static_cast<std::int32_t>(network_->rank()), tag_};
   const ConstBytes fixed = bytes_of(place);
   bytes.insert(bytes.end(), fixed.begin(), fixed.end());
   return bytes;
@@ -126,14 +126,13 @@ void MpiDriver::connect(std::span<const std::vector<std::byte>> addresses) {
   peers_.resize(size_);
   ranks_.assign(network_->size(), kNoRank);
   shares_memory_ = true;
-  int tag = 0;
   for (Rank rank = 0; rank < size_; ++rank) {
     std::span<const std::byte> address = addresses[rank];
     const auto identity = ProcessIdentity::take_from(address);
     Place place{-1, -1};
     if (identity && address.size() == sizeof place) std::memcpy(&place, address.data(), sizeof place);
     const auto there = static_cast<std::size_t>(place.network_rank);
-    if (place.network_rank < 0 || there >= ranks_.size() || ranks_[there] != kNoRank || place.proposed_tag < 0) {
+    if (place.network_rank < 0 || there >= ranks_.size() || ranks_[there] != kNoRank || place.tag < 0) {
       throw TransportError({.kind = FailureKind::transport,
                             .rank = rank_,
                             .peer = rank,
@@ -142,14 +141,13 @@ void MpiDriver::connect(std::span<const std::vector<std::byte>> addresses) {
                                       " is damaged; install the same telegrad on all hosts"});
     }
     ranks_[there] = rank;
-    peers_[rank] = {.network_rank = place.network_rank, .identity = {identity->host, identity->pid}};
-    tag = std::max(tag, place.proposed_tag);
-    shares_memory_ =
-        shares_memory_ && identity->machine == self.machine && identity->pid_namespace == self.pid_namespace;
+    peers_[rank] = {.network_rank = place.network_rank,
+                    .tag = place.tag,
+                    .shares_memory = identity->shares_memory_with(self),
+                    .identity = {identity->host, identity->pid}};
+    shares_memory_ = shares_memory_ && peers_[rank].shares_memory;
     if (rank != rank_ && !deaths_.add(rank, *identity)) dead_.push_back(rank);
   }
-  network_->take_tag(tag);
-  tag_ = tag;
   if (deaths_.descriptor() >= 0) {
     epoll_event event{.events = EPOLLIN, .data = {.u64 = 1}};
     ::epoll_ctl(descriptor_, EPOLL_CTL_ADD, deaths_.descriptor(), &event);  // else they are found after a nap
@@ -202,7 +200,7 @@ void MpiDriver::send_control(Rank to, const Control& control) {
 
 void MpiDriver::post(Rank to, Buffer message) {
   MPI_Request request = MPI_REQUEST_NULL;
-  const int code = MPI_Isend(message.data(), static_cast<int>(message.size()), MPI_BYTE, peers_[to].network_rank, tag_,
+  const int code = MPI_Isend(message.data(), static_cast<int>(message.size()), MPI_BYTE, peers_[to].network_rank, peers_[to].tag,
                              network_->comm(), &request);
   if (code != MPI_SUCCESS) {
     peer_broke(to, "sending failed: " + describe_mpi(code));
@@ -490,7 +488,7 @@ void MpiDriver::shut_down() {
   sink_ = nullptr;
   network_->remove(this);
   if (!network_->finalised()) {
-    if (tag_ >= 0) drain();
+    if (!peers_.empty()) drain();
     let_go();
   }
   deaths_.close();

@@ -32,6 +32,7 @@ class MpiDriver final : public AddressedDriver {
   const char* name() const override { return "mpi"; }
   PeerIdentity identity(Rank rank) const override;
   bool shares_memory() const override { return shares_memory_; }
+  bool shares_memory_with(Rank rank) const override { return peers_[rank].shares_memory; }
   void attach(EventSink& sink) override { sink_ = &sink; }
 
   void send(Rank to, const Envelope& envelope, ConstBytes bytes, Pending& pending) override;
@@ -49,7 +50,9 @@ class MpiDriver final : public AddressedDriver {
  private:
   struct Peer {
     int network_rank = 0;
+    int tag = 0;  // of what is sent there
     bool dead = false;
+    bool shares_memory = false;
     PeerIdentity identity{};
   };
   struct Transfer;  // bytes that MPI has not finished with
@@ -79,7 +82,7 @@ class MpiDriver final : public AddressedDriver {
   std::shared_ptr<MpiNetwork> network_;
   Rank rank_;
   Rank size_;
-  int tag_ = -1;
+  int tag_;  // of what is sent here
   EventSink* sink_ = nullptr;
   bool shares_memory_ = false;
   bool open_ = true;

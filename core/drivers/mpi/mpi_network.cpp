@@ -4,6 +4,8 @@
 #include <array>
 #include <chrono>
 #include <cstdint>
+#include <cstdio>
+#include <stdexcept>
 #include <thread>
 #include <utility>
 
@@ -42,6 +44,18 @@ void check_usable() {
     refuse(std::string("MPI runs with ") + name_of_level(level) +
            ", but telegrad's thread calls it beside the program's own: initialise it with MPI_THREAD_MULTIPLE (C and "
            "C++: MPI_Init_thread; mpi4py does so unless mpi4py.rc.thread_level or rc.threads says otherwise)");
+  }
+}
+
+void check_kind(MPI_Comm comm) {
+  if (comm == MPI_COMM_NULL) {
+    throw std::invalid_argument("comm is MPI_COMM_NULL: this process is in no group; join on the members only");
+  }
+  int inter = 0;
+  check_mpi(MPI_Comm_test_inter(comm, &inter), kNoRank, "MPI_Comm_test_inter");
+  if (inter != 0) {
+    throw std::invalid_argument(
+        "comm is an inter-communicator: merge its two groups (MPI_Intercomm_merge), or give one of them");
   }
 }
 
@@ -98,6 +112,20 @@ void check_mpi(int code, Rank rank, const char* call) {
 
 void MpiNetwork::nap() { std::this_thread::sleep_for(std::chrono::microseconds(200)); }
 
+MpiNetwork::Patience MpiNetwork::patience(double timeout_s) {
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::duration<double>(timeout_s);
+  return [timeout_s, deadline] {
+    nap();
+    if (std::chrono::steady_clock::now() < deadline) return;
+    std::array<char, 32> limit{};
+    std::snprintf(limit.data(), limit.size(), "%g", timeout_s);
+    throw TransportError({.kind = FailureKind::timeout,
+                          .operation = "join",
+                          .reason = std::string("not all ranks of the MPI communicator came within ") + limit.data() +
+                                    " s: every one of them must join. It cannot be joined again: give a duplicate of it"});
+  };
+}
+
 std::string MpiNetwork::library_version() {
   std::array<char, MPI_MAX_LIBRARY_VERSION_STRING> text{};
   int length = 0;
@@ -120,6 +148,7 @@ int mpi_finalises(MPI_Comm, int, void*, void*) {
 
 std::shared_ptr<MpiNetwork> MpiNetwork::of(MPI_Comm comm, const Patience& patience) {
   check_usable();
+  check_kind(comm);
   const int key = network_key();
   void* attribute = nullptr;
   int found = 0;
@@ -150,9 +179,6 @@ std::shared_ptr<MpiNetwork> MpiNetwork::of(MPI_Comm comm, const Patience& patien
 // The duplicate is left to MPI_Finalize: a message to a driver that closed first may still be on its way, and a later
 // communicator could be given the same context.
 void MpiNetwork::open(MPI_Comm comm, const Patience& patience) {
-  int inter = 0;
-  check_mpi(MPI_Comm_test_inter(comm, &inter), kNoRank, "MPI_Comm_test_inter");
-  if (inter != 0) refuse("this is an inter-communicator: merge its two groups (MPI_Intercomm_merge), or give one of them");
   MPI_Request request = MPI_REQUEST_NULL;
   auto made = std::make_unique<MPI_Comm>(MPI_COMM_NULL);  // who gives up leaves it to MPI
   check_mpi(MPI_Comm_idup(comm, made.get(), &request), kNoRank, "MPI_Comm_idup");
@@ -216,12 +242,14 @@ std::vector<std::vector<std::byte>> MpiNetwork::exchange(ConstBytes mine, const 
   return result;
 }
 
-void MpiNetwork::take_tag(int tag) {
+int MpiNetwork::take_tag() {
+  const int tag = next_tag_.fetch_add(1);
   if (tag >= tags_) {
+    next_tag_ = tags_;
     refuse("this MPI communicator has carried " + std::to_string(tags_) +
            " communicators of telegrad, for which its tags suffice: give a duplicate of it");
   }
-  next_tag_ = std::max(next_tag_.load(), tag + 1);
+  return tag;
 }
 
 int MpiNetwork::next_ticket() {

@@ -24,13 +24,15 @@ class MpiNetwork {
 
   /// The network of `comm`, an intracommunicator; all its ranks call this in the same order as their other collectives
   /// on it. It is made once for each communicator. Throws TransportError where MPI is not initialised, below
-  /// MPI_THREAD_MULTIPLE, or fails.
-  static std::shared_ptr<MpiNetwork> of(MPI_Comm comm, const Patience& patience = nap);
+  /// MPI_THREAD_MULTIPLE, or fails, and std::invalid_argument for another kind of communicator.
+  static std::shared_ptr<MpiNetwork> of(MPI_Comm comm, const Patience& patience);
   ~MpiNetwork() = default;
   MpiNetwork(const MpiNetwork&) = delete;
   MpiNetwork& operator=(const MpiNetwork&) = delete;
 
   static void nap();
+  /// Naps, and throws TransportError once `timeout_s` are over.
+  static Patience patience(double timeout_s);
   static std::string library_version();
 
   Rank rank() const { return rank_; }
@@ -38,13 +40,11 @@ class MpiNetwork {
   MPI_Comm comm() const { return comm_; }
 
   /// Every rank's bytes, by rank; all ranks call it at once. Throws TransportError.
-  std::vector<std::vector<std::byte>> exchange(ConstBytes mine, const Patience& patience = nap);
+  std::vector<std::vector<std::byte>> exchange(ConstBytes mine, const Patience& patience);
 
-  /// A driver's messages carry its tag, the largest that one of its ranks has proposed: so no two drivers with a pair of
-  /// ranks in common have the same.
-  int proposed_tag() const { return next_tag_; }
-  /// Throws TransportError when all have been used.
-  void take_tag(int tag);
+  /// Of messages to a driver of this process: no other here has the same, whatever other ranks give theirs at the same
+  /// time. Throws TransportError when all have been used.
+  int take_tag();
   /// Of a payload that travels apart from its announcement: none of this process that is under way has the same.
   int next_ticket();
 

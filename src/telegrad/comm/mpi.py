@@ -6,6 +6,7 @@ Neither mpi4py nor an MPI library is needed until somebody hands such a communic
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 import time
 from collections.abc import Callable
@@ -17,6 +18,17 @@ from telegrad.errors import RendezvousError
 
 DRIVERS = ("mpi", "ucx")
 _POLL_S = 2e-4
+_left_to_mpi: list[object] = []  # memory of exchanges that were given up, into which MPI may still write
+_forked = False  # from a process that ran MPI
+
+
+def _note_fork() -> None:
+    global _forked
+    mpi: Any = sys.modules.get("mpi4py.MPI")
+    _forked = _forked or (mpi is not None and mpi.Is_initialized())
+
+
+os.register_at_fork(after_in_child=_note_fork)
 _BUILD = (
     "install it again from its repository where mpicxx of that MPI is in PATH: "
     "`pip install . -C cmake.define.TELEGRAD_MPI=on` (for MPICH, `pip install mpich` has mpicxx)"
@@ -74,6 +86,12 @@ def checked_intracommunicator(comm: Any) -> Any:
     mpi: Any = sys.modules.get("mpi4py.MPI")
     if mpi is None or not isinstance(comm, mpi.Comm):
         raise TypeError(f"comm={comm!r} is no communicator of mpi4py: give one, such as MPI.COMM_WORLD")
+    if _forked:
+        raise RendezvousError(
+            "this process was forked from one that runs MPI, and MPI works in that one only: start child processes "
+            "with the 'spawn' method, or let mpiexec start all ranks",
+            operation="rendezvous",
+        )
     if not mpi.Is_initialized() or mpi.Is_finalized():
         state = "finalised" if mpi.Is_finalized() else "not initialised"
         raise RendezvousError(
@@ -135,26 +153,30 @@ class MpiExchange:
 
     def __call__(self, blob: bytes) -> list[bytes]:
         """Every rank's ``blob``, by rank. Raises ``RendezvousError`` if not all ranks come in time."""
+        own_length = memoryview(bytearray(len(blob).to_bytes(8, sys.byteorder))).cast("q")
         lengths = memoryview(bytearray(8 * self._comm.size)).cast("q")
-        self._wait(
-            self._comm.Iallgather(memoryview(bytearray(len(blob).to_bytes(8, sys.byteorder))).cast("q"), lengths)
-        )
+        self._wait(self._comm.Iallgather(own_length, lengths), own_length, lengths)
         every = bytearray(sum(lengths))
-        self._wait(self._comm.Iallgatherv([blob, self._mpi.BYTE], [every, list(lengths), self._mpi.BYTE]))
+        counts = list(lengths)
+        self._wait(self._comm.Iallgatherv([blob, self._mpi.BYTE], [every, counts, self._mpi.BYTE]), blob, every, counts)
         blobs, at = [], 0
         for length in lengths:
             blobs.append(bytes(every[at : at + length]))
             at += length
         return blobs
 
-    def _wait(self, request: Any) -> None:
+    def _wait(self, request: Any, *memory: object) -> None:
         deadline = time.monotonic() + self._timeout_s
-        while not request.Test():
-            if time.monotonic() > deadline:
-                raise RendezvousError(
-                    f"not all ranks of the MPI communicator came within {self._timeout_s:g} s: every one of them must "
-                    "call from_mpi()",
-                    rank=self._comm.rank,
-                    operation="rendezvous",
-                )
-            time.sleep(_POLL_S)
+        try:
+            while not request.Test():
+                if time.monotonic() > deadline:
+                    raise RendezvousError(
+                        f"not all ranks of the MPI communicator came within {self._timeout_s:g} s: every one of them "
+                        "must call from_mpi(). It cannot be joined again: give a duplicate of it (comm.Dup())",
+                        rank=self._comm.rank,
+                        operation="rendezvous",
+                    )
+                time.sleep(_POLL_S)
+        except BaseException:
+            _left_to_mpi.append((request, memory))
+            raise

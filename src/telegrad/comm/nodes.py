@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 NODE_VARIABLE = "TELEGRAD_NODE"
 """Of the environment: this process's node, where the argument ``node`` does not say it."""
 
@@ -41,6 +43,8 @@ def checked_nodes(nodes: Any, size: int) -> tuple[int, ...]:
     ``ValueError``."""
     if nodes is None:
         return (0,) * size
+    if isinstance(nodes, np.ndarray):
+        nodes = nodes.tolist()
     if isinstance(nodes, str) or not isinstance(nodes, Sequence):
         raise TypeError(f"nodes={nodes!r} must be a sequence: of each rank, which node it is on")
     if len(nodes) != size:

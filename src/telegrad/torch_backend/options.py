@@ -15,3 +15,7 @@ class Options:
     liveness_timeout_s: float | None = 8.0
     interface: str | None = None
     tuning: Tuning | str | None = "auto"
+
+    @property
+    def _timeout(self) -> None:
+        """torch's device meshes ask for it (``backend_override``): their groups have the default."""

@@ -67,6 +67,8 @@ class GatheredState:
     """
 
     def __init__(self, state: Resumable) -> None:
+        if hasattr(state, "shard"):
+            raise TypeError(f"state is a {type(state).__name__}, whose shards rank 0 cannot gather: save a RankState")
         self._state = state
 
     def state_dict(self) -> dict[str, Any]:

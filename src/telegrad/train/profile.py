@@ -145,8 +145,9 @@ class StepProfile:
         forward_s, arrivals = _medians(moments if comm is None else _of_all(comm, moments))
         if forward_s < 0:
             raise RuntimeError(
-                f"{len(self._passes)} passes of the model's forward() were watched, and {self._skip} are left out: "
-                "more are needed"
+                f"{len(self._passes)} passes of the model's forward() were watched"
+                f"{'' if comm is None else ' on this rank'}, and {self._skip} are left out: more are needed"
+                f"{'' if comm is None else ', on every rank'}; call the model itself, not its forward()"
             )
         names, sizes = [*self._parameters], [one.numel() * one.element_size() for one in self._parameters.values()]
         order = sorted((position for position, at in enumerate(arrivals) if at >= 0), key=lambda p: (arrivals[p], -p))

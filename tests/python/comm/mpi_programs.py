@@ -75,7 +75,7 @@ def refusals() -> None:
         if world.rank == 0:
             raises(
                 error,
-                "must call from_mpi()",
+                "came within 0.5 s",
                 lambda duplicate=duplicate, driver=driver: Communicator.from_mpi(
                     duplicate, driver=driver, join_timeout_s=0.5
                 ),
@@ -84,6 +84,53 @@ def refusals() -> None:
     print("right" if world.rank == 0 else "", end="", flush=True)
     world.Barrier()
     MPI.COMM_WORLD.Abort(0)  # collectives of which one rank has given up are under way
+
+
+def threads() -> None:
+    """Two communicators over one of MPI's are split at the same time, and each part hears its own messages only."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    from mpi4py import MPI
+
+    from telegrad import Communicator
+
+    rounds = 12
+    parents = [Communicator.from_mpi(MPI.COMM_WORLD, timeout_s=30.0) for _ in range(2)]
+
+    def split(parent: int) -> None:
+        for number in range(rounds):
+            part = parents[parent].split(0)
+            assert part is not None
+            x = np.array([100 * parent + number], np.int64)
+            part.all_reduce(x)
+            assert x[0] == part.world_size * (100 * parent + number)
+            part.close()
+
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(split, range(2)))
+    for parent in parents:
+        parent.close()
+    print("right" if MPI.COMM_WORLD.rank == 0 else "", end="")
+
+
+def forked() -> None:
+    """MPI works in the process that began it."""
+    import os
+
+    from mpi4py import MPI
+
+    from telegrad import Communicator, errors
+
+    child = os.fork()
+    if child == 0:
+        try:
+            part = "was forked from one that runs MPI"
+            raises(errors.RendezvousError, part, lambda: Communicator.from_mpi(MPI.COMM_WORLD))
+        except BaseException:
+            os._exit(1)
+        os._exit(0)
+    status = os.waitpid(child, 0)[1]
+    print("right" if status == 0 else "wrong", end="")
 
 
 def thread_level() -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from telegrad.comm import mpi
+from telegrad.errors import RendezvousError
 
 _MISSING = [name for name in ("mpi4py", "telegrad._mpi") if importlib.util.find_spec(name) is None]
 needs_mpi = pytest.mark.skipif(bool(_MISSING), reason=f"not installed: {', '.join(_MISSING)}")
@@ -35,9 +36,28 @@ def test_sums_and_groups_over_both_drivers_in_both_orders_of_import(first: str) 
 
 
 @needs_mpi
-@pytest.mark.parametrize(("size", "program"), [(2, "refusals"), (1, "thread_level"), (2, "finalise")])
+@pytest.mark.parametrize(("size", "program"), [(2, "refusals"), (1, "thread_level"), (2, "finalise"), (1, "forked")])
 def test_what_it_refuses(size: int, program: str) -> None:
     assert mpiexec(size, program) == "right"
+
+
+@needs_mpi
+def test_parts_that_are_made_at_the_same_time_have_messages_of_their_own() -> None:
+    assert mpiexec(2, "threads") == "right"
+
+
+def test_memory_of_an_exchange_that_is_given_up_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[Any] = []
+
+    def begin(mine: Any, every: Any) -> SimpleNamespace:
+        given.extend([mine, every])
+        return SimpleNamespace(Test=lambda: False)
+
+    monkeypatch.setattr(mpi, "_left_to_mpi", left := [])
+    comm = SimpleNamespace(rank=0, size=2, Iallgather=begin)
+    with pytest.raises(RendezvousError, match=r"came within 0.01 s.*comm.Dup"):
+        mpi.MpiExchange(comm, None, 0.01)(b"address")
+    assert [one is other for one, other in zip(left[0][1], given, strict=True)] == [True, True]
 
 
 @needs_mpi

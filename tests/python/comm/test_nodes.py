@@ -88,7 +88,7 @@ def test_nodes_of_all_ranks_are_checked() -> None:
 
 
 def test_all_ranks_come_to_the_same_nodes() -> None:
-    agreements = [TuningAgreement(rank, 3, list, None, None, name) for rank, name in enumerate(("b", "a", "b"))]
+    agreements = [TuningAgreement(rank, 3, list, None, None, node=name) for rank, name in enumerate(("b", "a", "b"))]
     words = [agreement._word.pack() + bytes([rank]) for rank, agreement in enumerate(agreements)]
     for agreement in agreements:
         agreement._exchange = lambda _: words

@@ -170,6 +170,12 @@ def test_options_reach_the_communicator() -> None:
         again = dist.new_group([0], pg_options=Options(liveness_timeout_s=None))
         assert again.communicator._options.liveness_timeout_s is None
         assert dist.new_group([0]).communicator._options.liveness_timeout_s == 8.0
+        named = {"a": ("telegrad", Options(liveness_timeout_s=4.0))}
+        mesh = dist.init_device_mesh("cpu", (1,), mesh_dim_names=("a",), backend_override=named)
+        assert mesh.get_group("a").communicator._options.liveness_timeout_s in (
+            3.0,
+            4.0,
+        )  # of one dimension: the world's
         with pytest.raises(ValueError, match="liveness_timeout_s"):
             dist.new_group([0], pg_options=Options(liveness_timeout_s=-1.0))
     finally:

@@ -108,6 +108,10 @@ def lightning_refusals(comm: Communicator) -> None:
         exchange.on_exception(None, None, ValueError("a cause"))  # type: ignore[arg-type]
     with pytest.raises(telegrad.TransportError, match="ValueError: a cause"):
         exchange._state.comm.barrier()
+    with pytest.warns(RuntimeWarning, match=r"lacks the gradients.*ValueError: a cause"):  # saved on an exception
+        assert exchange.state_dict() == {}
+    exchange.load_state_dict({})
+    assert exchange._loaded is None
 
 
 def comm_text(comm: Communicator, own: str) -> str:

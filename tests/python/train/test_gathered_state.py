@@ -87,3 +87,9 @@ def test_what_is_no_such_state(local: Callable[..., list[Communicator]], state: 
     trainer = Trainer(local(1)[0])
     with pytest.raises(ValueError, match="state has no 'ranks'"):
         GatheredState(trainer.state).load_state_dict(state)
+
+
+def test_shards_of_a_replica_are_not_gathered_to_rank_0() -> None:
+    state: Any = type("ReplicaSynchronizer", (), {"shard": (0, 2)})()
+    with pytest.raises(TypeError, match=r"state is a ReplicaSynchronizer.*save a RankState"):
+        GatheredState(state)

@@ -210,7 +210,7 @@ def test_misuse_is_refused() -> None:
     with pytest.raises(ValueError, match="skip=-1"):
         StepProfile(nn.Linear(2, 2), skip=-1)
     profile = StepProfile(nn.Linear(2, 2))
-    with pytest.raises(RuntimeError, match=r"0 passes of the model's forward\(\) were watched, and 2 are left out"):
+    with pytest.raises(RuntimeError, match=r"0 passes of the model's forward\(\) were watched.* and 2 are left out"):
         profile.trace()
     with profile, pytest.raises(RuntimeError, match="in use already"):
         profile.__enter__()
