@@ -56,7 +56,7 @@ MAY_IMPORT = {
     "calibration": {*BASICS, "comm", "launch", "plan"},
     "launch": {"errors", "comm", "plan"},
     "train": {*LIBRARY, "plan", "calibration"},
-    "lightning": {"comm", "train"},
+    "lightning": {"comm", "errors", "train"},
     "linear": {*LIBRARY, "plan", "launch"},
     "torch_backend": {*LIBRARY, "plan"},
     "sim": {*LIBRARY, "plan"},
