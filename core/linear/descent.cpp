@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 
 #include "base/check.hpp"
 
@@ -12,6 +13,21 @@ namespace {
 constexpr double kSmallestScale = 1e-4;
 
 constexpr std::size_t kAhead = 32;  // entries before their weight is needed, it is fetched
+
+// Calls visit(i) where sums[i] is not 0. Of most dense sums most are 0: whole blocks are passed over.
+template <class Visit>
+void visit_dense(std::span<const float> sums, std::size_t begin, std::size_t end, const Visit& visit) {
+  constexpr std::size_t kBlock = 64;
+  for (std::size_t first = begin; first < end; first += kBlock) {
+    const std::size_t last = std::min(first + kBlock, end);
+    std::uint32_t any = 0;
+    for (std::size_t i = first; i < last; ++i) any |= std::bit_cast<std::uint32_t>(sums[i]);
+    if (any == 0) continue;
+    for (std::size_t i = first; i < last; ++i) {
+      if (sums[i] != 0) visit(i);
+    }
+  }
+}
 
 // AdaGrad's divisor of the learning rate is far above what keeps it from 0 after any step.
 double pace_of(double squares) { return 1 / (std::sqrt(squares) + 1e-10); }
@@ -70,9 +86,13 @@ void Descent::step(std::span<const std::uint32_t> indices, std::span<const float
   by_rule(rate, rows, [&](const auto& visit) {
     team_.run([&](std::size_t part) {
       const std::size_t begin = sums.size() * part / team_.size(), end = sums.size() * (part + 1) / team_.size();
-      std::array<std::uint32_t, kAhead> places;
+      if (indices.empty()) {
+        visit_dense(sums, begin, end, [&](std::size_t i) { visit(place_of(static_cast<std::uint32_t>(i)), sums[i]); });
+        return;
+      }
+      std::array<std::uint32_t, kAhead> places{};
       const auto prepare = [&](std::size_t i) {
-        places[i % kAhead] = place_of(indices.empty() ? static_cast<std::uint32_t>(i) : indices[i]);
+        places[i % kAhead] = place_of(indices[i]);
         fetch(places[i % kAhead]);
       };
       for (std::size_t i = begin; i < std::min(begin + kAhead, end); ++i) prepare(i);
