@@ -70,10 +70,9 @@ class BatchGradient {
   Sums add_alone(const RowsView& rows, std::span<const float> targets, std::span<const std::uint64_t> chosen,
                  const ModelView& model, Loss loss);
 
-  // Fetches what is needed soon of the rows behind number i, and the elements of `array` at the next one's features. Inlined
-  // always, as GCC drops calls of functions that do nothing but fetch.
+  // Fetches a row some rows behind number i. Inlined always, as GCC drops calls of functions that do nothing but fetch.
   [[gnu::always_inline]] static inline void fetch_ahead(const RowsView& rows, std::span<const std::uint64_t> chosen,
-                                                        std::size_t i, const float* array);
+                                                        std::size_t i);
   // The entries of row `row` that are `part`'s: [first, second).
   static std::pair<std::uint64_t, std::uint64_t> own_entries(const Part& part, const RowsView& rows, std::uint64_t row);
 
