@@ -35,13 +35,13 @@ class SimulatedCommunicator {
   const AllreduceTable& allreduce_table() const { return allreduce_table_; }
   const std::shared_ptr<SparseChoice>& sparse_choice() const { return sparse_choice_; }
   void use(AllreduceTable table, std::optional<NetworkCosts> costs) {
-    sparse_choice_ = std::make_shared<SparseChoice>(table.on_two_levels(false), costs.value_or(ranks_->costs));
     allreduce_table_ = table.on_two_levels(nodes_ && nodes_->two_level());
+    sparse_choice_ = std::make_shared<SparseChoice>(allreduce_table_, costs.value_or(ranks_->costs));
   }
   const std::shared_ptr<const Nodes>& nodes() const { return nodes_; }
   void use_nodes(std::span<const std::uint32_t> labels) {
     nodes_ = std::make_shared<const Nodes>(labels);
-    allreduce_table_ = allreduce_table_.on_two_levels(nodes_->two_level());
+    use(allreduce_table_, sparse_choice_->costs());
   }
 
   void submit(const RequestPtr& request, bool) {

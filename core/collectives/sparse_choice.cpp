@@ -18,7 +18,7 @@ SparseSumShape with_usual_formats(SparseSumShape shape, bool shares_memory) {
 // By the table; where costs are known but no table comes with them, by these.
 Algorithm dense_algorithm_of(const SparseChoice& choice, const SparseSumShape& shape) {
   if (!choice.costs() || !choice.dense().choices().empty()) {
-    return choice.dense().choose(static_cast<std::size_t>(shape.dimension) * size_of(shape.dtype));
+    return choice.dense().choose_flat(static_cast<std::size_t>(shape.dimension) * size_of(shape.dtype));
   }
   const SparseCosts costs(shape, *choice.costs());
   return *std::ranges::min_element(kAllreduceAlgorithms, {}, [&](Algorithm one) { return costs.dense_s(one); });

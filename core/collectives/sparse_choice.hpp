@@ -27,6 +27,11 @@ class SparseChoice {
       : dense_(std::move(dense)), costs_(costs) {}
 
   const AllreduceTable& dense() const { return dense_; }
+  /// Whether streams of so many elements are to be summed on two levels, as dense vectors of that length are: fewer entries
+  /// leave a node then, however many there are.
+  bool on_two_levels(std::uint64_t dimension, DType dtype) const {
+    return dense_.choose(static_cast<std::size_t>(dimension) * size_of(dtype)) == Algorithm::two_level;
+  }
   const std::optional<NetworkCosts>& costs() const { return costs_; }
 
   /// Sums that are taken to be alike.

@@ -61,7 +61,7 @@ void Communicator::use_nodes(std::span<const std::uint32_t> labels) {
     }
   });
   nodes_ = std::make_shared<const Nodes>(labels, memory);
-  allreduce_table_ = allreduce_table_.on_two_levels(nodes_->two_level());
+  use(allreduce_table_, sparse_choice_->costs());
 }
 
 void Communicator::join() {

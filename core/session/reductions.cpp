@@ -1,5 +1,6 @@
 #include "session/reductions.hpp"
 
+#include <type_traits>
 #include <utility>
 
 #include "base/check.hpp"
@@ -18,9 +19,15 @@ RequestPtr request(const Call& call, Request::Body body) { return std::make_shar
 
 bool on_two_levels(const std::shared_ptr<const Nodes>& nodes) { return nodes != nullptr && nodes->two_level(); }
 
-// Without two levels the choice is open.
-SparseReduction on_existing_levels(SparseReduction how) {
-  if (how.algorithm == Algorithm::two_level && !on_two_levels(how.nodes)) how.algorithm = Algorithm::automatic;
+// Without two levels the choice is open; with them it is made here, from what all ranks know.
+template <class V>
+SparseReduction on_existing_levels(SparseReduction how, std::uint64_t dimension) {
+  const bool levels = on_two_levels(how.nodes);
+  if (how.algorithm == Algorithm::two_level && !levels) how.algorithm = Algorithm::automatic;
+  const bool is_open = how.algorithm == Algorithm::automatic && how.slices == Slices::equal && how.choice;
+  if (is_open && levels && !std::is_same_v<V, CountedF32> && how.choice->on_two_levels(dimension, dtype_of<V>)) {
+    how.algorithm = Algorithm::two_level;
+  }
   return how;
 }
 
@@ -164,7 +171,7 @@ RequestPtr make_reduce_scatter(const Dense& dense, Partition partition) {
 template <class V>
 SparseSum<V> make_all_reduce(SparseStream<V> stream, const SparseReduction& wished) {
   check_doubling(wished);
-  const SparseReduction how = on_existing_levels(wished);
+  const SparseReduction how = on_existing_levels<V>(wished, stream.dimension());
   const Call call = sparse_call(stream, how);
   auto result = std::make_shared<std::optional<SparseStream<V>>>();
   auto mine = std::make_shared<SparseStream<V>>(std::move(stream));
@@ -174,7 +181,7 @@ SparseSum<V> make_all_reduce(SparseStream<V> stream, const SparseReduction& wish
 template <class V>
 RequestPtr make_all_reduce_into(SparseStream<V> stream, std::span<V> output, const SparseReduction& wished) {
   check_doubling(wished);
-  const SparseReduction how = on_existing_levels(wished);
+  const SparseReduction how = on_existing_levels<V>(wished, stream.dimension());
   const Call call = sparse_call(stream, how);
   auto mine = std::make_shared<SparseStream<V>>(std::move(stream));
   return request(call, [=](Transport& net) {

@@ -337,4 +337,30 @@ TEST("without two levels a sparse two_level is automatic") {
   EXPECT_EQ(call.layout, how.nodes->digest());
 }
 
+TEST("an open sum of streams goes on two levels where a dense one of that length does") {
+  constexpr std::uint64_t kLong = 1 << 20;
+  const Labels labels{0, 0, 1, 1};
+  const auto algorithm_of = [&](const AllreduceTable& table, std::uint64_t dimension, Slices slices, Labels ranks) {
+    SparseReduction how;
+    how.algorithm = Algorithm::automatic;
+    how.slices = slices;
+    how.nodes = nodes_of(ranks, true);
+    how.choice = std::make_shared<SparseChoice>(table);
+    std::vector<double> output(dimension);
+    const auto call = make_all_reduce(SparseStream<float>(dimension), how).request->call();
+    const auto into = make_all_reduce_into(SparseStream<double>(dimension), std::span(output), how)->call();
+    EXPECT(call.algorithm == into.algorithm);
+    EXPECT_EQ(call.layout, into.layout);
+    return call.algorithm;
+  };
+  const AllreduceTable levels = AllreduceTable(4).on_two_levels(true);
+  EXPECT(algorithm_of(levels, kLong, Slices::equal, labels) == Algorithm::two_level);
+  EXPECT(algorithm_of(levels, 16, Slices::equal, labels) == Algorithm::automatic);
+  EXPECT(algorithm_of(levels, kLong, Slices::balanced, labels) == Algorithm::automatic);
+  EXPECT(algorithm_of(levels, kLong, Slices::equal, {0, 0, 0, 0}) == Algorithm::automatic);
+  EXPECT(algorithm_of(AllreduceTable(4), kLong, Slices::equal, labels) == Algorithm::automatic);
+  const AllreduceTable ring(4, {{0, Algorithm::ring}});
+  EXPECT(algorithm_of(ring.on_two_levels(true), kLong, Slices::equal, labels) == Algorithm::automatic);
+}
+
 }  // namespace

@@ -6,6 +6,7 @@
 
 #include "collectives/balanced_slices.hpp"
 #include "collectives/choice.hpp"
+#include "collectives/nodes.hpp"
 #include "simulation/explorer/values.hpp"
 
 namespace telegrad::explorer {
@@ -63,8 +64,9 @@ std::optional<LaneTuning> tuning_of(const PlannedCall& call, Rank size) {
   Chance chance(mix(call.count) + mix(static_cast<std::uint64_t>(call.dtype) * 4 +
                                       static_cast<std::uint64_t>(call.reduction)));
   if (call.bytes() == 0 || chance.happens(0.5)) return std::nullopt;
-  const std::size_t segments = chance.integer<std::size_t>(1, 6);
-  const std::size_t parts = call.resolved(size) == Algorithm::ring ? size : 1;
+  const bool levels = call.algorithm == Algorithm::two_level;
+  const std::size_t segments = chance.integer<std::size_t>(1, levels ? 12 : 6);
+  const std::size_t parts = levels ? Nodes(call.nodes).slices() : call.resolved(size) == Algorithm::ring ? size : 1;
   return LaneTuning{.message_bytes = std::max<std::size_t>(1, call.bytes() / (segments * parts)),
                     .lanes = chance.integer<std::size_t>(1, 3)};
 }
@@ -86,6 +88,28 @@ ValueEncoding wire_values_of(const PlannedCall& call, Rank size) {
   // Sums of what is drawn must not become infinite.
   const bool fits = !call.rounded && size <= 65;
   return drawn == ValueEncoding::f16 && !fits ? ValueEncoding::bf16 : drawn;
+}
+
+// Two at least, one of which has two ranks at least, or none; also from the call's own seed.
+std::vector<std::uint32_t> nodes_of(const PlannedCall& call, Rank size) {
+  Chance own(mix(call.seed + 1));
+  if (size < 3 || call.slices != Slices::equal || !own.happens(0.5)) return {};
+  const Rank nodes = own.integer<Rank>(2, size - 1);
+  const bool neighbours = own.happens(0.4), dealt = own.happens(0.4);
+  std::vector<std::uint32_t> labels(size);
+  for (Rank rank = 0; rank < size; ++rank) {
+    labels[rank] = neighbours ? rank * nodes / size : dealt ? rank % nodes : own.integer<Rank>(0, nodes - 1);
+  }
+  return Nodes(labels).two_level() ? labels : std::vector<std::uint32_t>{};
+}
+
+// What is open goes on two levels where there are some.
+void put_on_nodes(PlannedCall& call, Rank size) {
+  if (call.algorithm != Algorithm::automatic) return;
+  call.nodes = nodes_of(call, size);
+  if (call.nodes.empty()) return;
+  call.algorithm = Algorithm::two_level;
+  call.tuning = tuning_of(call, size);
 }
 
 // What only sparse calls have.
@@ -168,10 +192,11 @@ Partition PlannedCall::blocks_received(Rank size, Rank rank) const {
 bool PlannedCall::agrees(const PlannedCall& other, Rank size) const {
   if (operation != other.operation || dtype != other.dtype || count != other.count) return false;
   switch (operation) {
-    case Operation::allreduce: return reduction == other.reduction && resolved(size) == other.resolved(size);
+    case Operation::allreduce:
+      return reduction == other.reduction && resolved(size) == other.resolved(size) && nodes == other.nodes;
     case Operation::sparse_allreduce:
       return reduction == other.reduction && switch_factor == other.switch_factor && algorithm == other.algorithm &&
-             slices == other.slices;
+             slices == other.slices && nodes == other.nodes;
     case Operation::broadcast: return root == other.root;
     case Operation::gather:
     case Operation::scatter: return root == other.root && partition(size).digest() == other.partition(size).digest();
@@ -252,11 +277,15 @@ std::vector<PlannedCall> draw_calls(Chance& chance, Trouble trouble, Rank size, 
     PlannedCall& call = calls.back();
     if (call.operation == Operation::all_to_all && is_mismatch(trouble)) call.uneven = false;
     // Ranks may come to a dense sum, whose payload nobody could notice noise in.
+    const bool reduces = operation == Operation::allreduce || operation == Operation::sparse_allreduce;
     if (everywhere && operation == Operation::sparse_allreduce && call.algorithm == Algorithm::automatic) {
       call.algorithm = Algorithm::split_allgather;
+    } else if (reduces && !everywhere) {
+      put_on_nodes(call, size);
     }
   }
   if (trouble == Trouble::algorithm) {
+    calls[at].nodes.clear();
     calls[at].algorithm = chance.happens(0.5) ? Algorithm::ring : Algorithm::recursive_doubling;
     calls[at].tuning.reset();
   }
@@ -328,6 +357,9 @@ Effort sparse_effort_of(const PlannedCall& call, double ranks, double rounds) {
     return {2.0 * ranks + 2.0 * pieces + rounds, 2.0 * whole + samples};
   }
   if (call.algorithm == Algorithm::recursive_doubling) return {(rounds + 2.0) * (1.0 + pieces), (rounds + 2.0) * whole};
+  if (call.algorithm == Algorithm::two_level) {  // inside, automatic between, inside
+    return {(rounds + 4.0) * (1.0 + pieces) + 4.0 * ranks + 4.0 * pieces, (rounds + 8.0) * whole};
+  }
   if (call.algorithm == Algorithm::automatic) {  // perhaps one after the other
     return {(rounds + 2.0) * (1.0 + pieces) + 2.0 * ranks + 2.0 * pieces, (rounds + 5.0) * whole};
   }
@@ -343,6 +375,11 @@ Effort effort_of(const PlannedCall& call, Rank size) {
                                              : call.bytes());
   switch (call.operation) {
     case Operation::allreduce: {
+      if (call.algorithm == Algorithm::two_level) {
+        const double segments =
+            1.0 + (call.tuning ? bytes / static_cast<double>(call.tuning->message_bytes * Nodes(call.nodes).slices()) : 0.0);
+        return {segments * (3.0 * ranks + 6.0 * rounds) + bytes / 5e4, (rounds + 6.0) * bytes};
+      }
       if (call.resolved(size) == Algorithm::rabenseifner) return {rounds * (2.0 + bytes / 2e5), 3.0 * bytes};
       const bool ring = call.resolved(size) == Algorithm::ring;
       const double whole = bytes / (ring ? ranks : 1.0);

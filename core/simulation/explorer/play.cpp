@@ -6,6 +6,7 @@
 
 #include "collectives/allreduce_recursive_doubling.hpp"
 #include "collectives/allreduce_ring.hpp"
+#include "collectives/allreduce_two_level.hpp"
 #include "session/messages.hpp"
 #include "session/moves.hpp"
 #include "session/reductions.hpp"
@@ -268,8 +269,15 @@ class Play {
         if (!seen.in_place) seen.output.assign(bytes, kPoison);
         const Bytes output = seen.in_place ? seen.memory : seen.output;
         const RequestPtr request =
-            make_all_reduce(size, {seen.memory, output, call.dtype, call.reduction, call.algorithm});
+            make_all_reduce(size, {seen.memory, output, call.dtype, call.reduction, call.algorithm, nodes_of(call)});
         if (!call.tuning) return request;
+        if (call.algorithm == Algorithm::two_level) {
+          const auto nodes = nodes_of(call);
+          return std::make_shared<Request>(request->call(), [&call, &seen, output, nodes](Transport& net) {
+            const TwoLevelTuning tuning{.part_bytes = call.tuning->message_bytes};
+            return allreduce_two_level(net, *nodes, call.dtype, call.reduction, seen.memory, output, tuning);
+          });
+        }
         const bool ring = request->call().algorithm == Algorithm::ring;
         return std::make_shared<Request>(request->call(), [&call, &seen, output, ring](Transport& net) {
           const auto run = ring ? allreduce_ring : allreduce_recursive_doubling;
@@ -326,6 +334,11 @@ class Play {
     return choice;
   }
 
+  static std::shared_ptr<const Nodes> nodes_of(const PlannedCall& call) {
+    if (call.nodes.empty()) return nullptr;
+    return std::make_shared<const Nodes>(std::span(call.nodes), call.seed % 2 == 0);
+  }
+
   RequestPtr make_sparse(const PlannedCall& call, const Contribution& share, SeenCall& seen, Caller& caller,
                          std::size_t index) {
     switch (call.dtype) {
@@ -348,7 +361,8 @@ class Play {
                                        .values = call.wire_values(),
                                        .packs_values = call.indices == IndexFormat::packed},
                               .slices = call.slices,
-                              .choice = choice_of(call)};
+                              .choice = choice_of(call),
+                              .nodes = nodes_of(call)};
     if (call.operation == Operation::allreduce_topk) {
       TopkSum<V, OkTopkState> kept =
           make_all_reduce_topk(std::move(mine), program_.topk, caller.topk, call.reduction, how.wire);

@@ -55,6 +55,7 @@ struct PlannedCall {
   Slices slices = Slices::equal;  // of a sparse allreduce
   bool uneven = false;   // of a reduce_scatter and of what moves blocks: they differ in length
   std::uint32_t tag = 0;  // of messages
+  std::vector<std::uint32_t> nodes{};  // of an allreduce on two levels: each rank's node; empty where none are known
   std::optional<LaneTuning> tuning{};  // of what goes in lanes: so that short vectors have several segments too
   std::uint64_t seed = 0;
 

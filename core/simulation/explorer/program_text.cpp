@@ -58,6 +58,8 @@ std::string describe(const PlannedCall& call) {
     if (call.indices != IndexFormat::none) append(text, ", indices %s", name_of(call.indices));
     if (call.wire_values() != ValueEncoding::native) append(text, ", values %s", name_of(call.wire_values()));
   }
+  if (!call.nodes.empty()) append(text, ", nodes");
+  for (const std::uint32_t node : call.nodes) append(text, " %u", node);
   if (call.uneven) append(text, ", blocks of unlike lengths");
   if (call.tuning) append(text, ", messages of %zu bytes, %zu lanes", call.tuning->message_bytes, call.tuning->lanes);
   return text + ")";

@@ -50,9 +50,7 @@ def run(lab: Netlab, ranks_per_node: int, report: Path, size: int) -> dict[str, 
 
 @pytest.mark.skipif(netlab.why_unavailable() is not None, reason=str(netlab.why_unavailable()))
 @pytest.mark.timeout(200)
-@pytest.mark.parametrize(
-    ("ranks_per_node", "size"), [(2, 1 << 20), pytest.param(4, 4 << 20, marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize(("ranks_per_node", "size"), [(2, 1 << 20), pytest.param(4, 4 << 20, marks=pytest.mark.slow)])
 def test_ranks_of_a_container_are_a_node(tmp_path: Path, ranks_per_node: int, size: int) -> None:
     """``size``: elements of the vector."""
     with Netlab(NODES, "1gbit") as lab:

@@ -1,4 +1,4 @@
-"""A rank of torchrun that sums on two levels and, as rank 0, writes what it found as JSON into the file that is named."""
+"""A rank of torchrun that sums on two levels; rank 0 writes what it found as JSON into the file that is named."""
 
 from __future__ import annotations
 
