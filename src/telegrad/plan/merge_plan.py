@@ -6,7 +6,7 @@ import json
 import math
 import operator
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
 from typing import NamedTuple, Self
@@ -84,15 +84,6 @@ class MergePlan:
     def exposed_s(self) -> float:
         """What the communication adds to the backward pass."""
         return max(0.0, self.finish_s - sum(self.backward_times))
-
-    def stretched(self, *, backward: float, network: float) -> Self:
-        """The same groups, with a backward pass so many times as long, and costs so many times as high."""
-        return replace(
-            self,
-            backward_times=tuple(one * backward for one in self.backward_times),
-            delays=tuple(one * backward for one in self.delays),
-            costs=tuple(one * network for one in self.costs),
-        )
 
     def to_json(self) -> str:
         """What ``from_json`` reads: the same plan, bit for bit."""

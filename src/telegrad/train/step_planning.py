@@ -73,8 +73,7 @@ class StepPlanning:
         if self._trial is not None:
             if passes - self._planned_at < self._turn_passes:
                 return None
-            times = agreed_times(self._comm, timeline.totals(self._turn_passes))
-            self._trial.note(agreed_step_s(self._comm, timeline), times)
+            self._trial.note(agreed_step_s(self._comm, timeline))
             return self._tried(self._trial, passes, timeline)
         if self._replanning is not None and (passes - self._planned_at) % LOOK_EVERY == 0:
             measured = agreed_times(self._comm, timeline.totals(LOOK_EVERY))

@@ -11,7 +11,6 @@ import numpy.typing as npt
 from telegrad.comm import Communicator
 from telegrad.plan.merge_plan import MergePlan
 from telegrad.train.measured_timeline import MeasuredTimeline
-from telegrad.train.replanning import Times
 
 ROUNDS = 12
 """In each, every plan that is left takes one turn."""
@@ -37,7 +36,6 @@ class Trial:
         self._round: list[float] = []
         self._log_s = np.zeros((0, len(self._plans)))  # by round and plan, of rounds in which all were measured
         self._rounds_over = 0
-        self._times: list[list[Times]] = [[] for _ in self._plans]
 
     @property
     def is_over(self) -> bool:
@@ -46,17 +44,12 @@ class Trial:
 
     @property
     def plan(self) -> MergePlan:
-        """The one to be tried now; once it is over, the one to keep, whose prediction is then what its turns took."""
-        if not self.is_over:
-            return self._plans[self._order()[self._turn]]
-        best = self._best()
-        return _as_measured(self._plans[best], self._times[best])
+        """The one to be tried now; once it is over, the one to keep."""
+        return self._plans[self._best() if self.is_over else self._order()[self._turn]]
 
-    def note(self, step_s: float, times: Times | None) -> None:
-        """Of this turn of ``plan``, the same on all ranks: mean seconds of a step, 0 where none was measured (the round
-        is not counted then), and medians over its passes."""
-        if times is not None:
-            self._times[self._order()[self._turn]].append(times)
+    def note(self, step_s: float) -> None:
+        """Mean seconds of a step of this turn of ``plan``, the same number on all ranks; 0 where none was measured:
+        the round is not counted then."""
         self._round.append(step_s)
         self._turn += 1
         if self._turn < len(self._left):
@@ -111,17 +104,6 @@ class Trial:
         if 0 in self._left and self._behind(0, fastest)[0] <= _NOT_WORTH_A_CHANGE:
             return 0
         return fastest
-
-
-def _as_measured(plan: MergePlan, turns: Sequence[Times]) -> MergePlan:
-    """``plan`` with its pass and its sums as long as in the median turn: gradients were timed in other groups."""
-    expected = Times.of_plan(plan)
-    if not turns or not expected.backward_s or not expected.network_s:
-        return plan
-    return plan.stretched(
-        backward=float(np.median([one.backward_s for one in turns])) / expected.backward_s,
-        network=float(np.median([one.network_s for one in turns])) / expected.network_s,
-    )
 
 
 def agreed_step_s(comm: Communicator, timeline: MeasuredTimeline) -> float:

@@ -16,7 +16,6 @@ from telegrad import Communicator, Synchronizer
 from telegrad.plan import merge
 from telegrad.train import group_planning, step_planning
 from telegrad.train.measured_timeline import MeasuredTimeline
-from telegrad.train.replanning import Times
 from telegrad.train.trial import Trial, agreed_step_s
 
 OnRanks = Callable[..., list[Any]]
@@ -29,7 +28,7 @@ def tried(trial: Trial, step_s: Callable[[int], float]) -> list[int]:
     turns = []
     while not trial.is_over:
         turns.append(PLANS.index(trial.plan))
-        trial.note(step_s(turns[-1]), None)
+        trial.note(step_s(turns[-1]))
     return turns
 
 
@@ -121,16 +120,6 @@ def test_one_plan_alone_is_kept_at_once() -> None:
     trial = Trial(PLANS[:1])
     assert trial.is_over
     assert trial.plan is PLANS[0]
-
-
-def test_the_kept_plan_predicts_what_its_turns_took() -> None:
-    """3 s backward and as many in the sums were planned of each; turns of the last plan took 2 s and 0.9 s."""
-    trial = Trial(PLANS)
-    while not trial.is_over:
-        is_last = PLANS.index(trial.plan) == 2
-        trial.note(0.9 if is_last else 1.0, Times(2.0, 0.9) if is_last else Times(7.0, 7.0))
-    assert trial.plan.groups == PLANS[2].groups
-    assert (trial.plan.backward_s, sum(trial.plan.costs)) == pytest.approx((2.0, 0.9))
 
 
 def test_ranks_agree_on_the_slowest_of_them(on_ranks: OnRanks) -> None:
