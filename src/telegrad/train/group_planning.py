@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 
 from torch import nn
@@ -40,7 +41,8 @@ def _even(parts: int) -> Callable[..., MergePlan]:
     """A plan of about so many groups of even sizes."""
 
     def cut(sizes: Sequence[int], backward_times: Sequence[float], *, cost: GroupCost) -> MergePlan:
-        return merge.fixed(sizes, backward_times, cost=cost, cap_mb=sum(sizes) / parts / 2**20)
+        plan = merge.fixed(sizes, backward_times, cost=cost, cap_mb=sum(sizes) / parts / 2**20)
+        return replace(plan, scheme="even")
 
     return cut
 
@@ -97,12 +99,20 @@ class GroupPlanner:
         def make() -> list[MergePlan]:
             plan = costs.best(trace)
             if kept is not None:
-                again = costs.plan_of(plan.scheme, trace, _stops(kept), costs.ways_of(kept))
+                again = costs.plan_of(kept.scheme, trace, _stops(kept), costs.ways_of(kept))
                 if again.finish_s <= plan.finish_s * (1 + _NOT_WORTH_A_CHANGE):
                     plan = again
             return [plan]
 
         return self._from_rank_0(make, trace, comm)[0]
+
+    def again(self, plan: MergePlan, trace: Trace, comm: Communicator) -> MergePlan:
+        """The same groups with the times of ``trace``, which has the same gradients. Errors as for ``plan``."""
+        costs = self._costs
+        assert costs is not None
+        return self._from_rank_0(
+            lambda: [costs.plan_of(plan.scheme, trace, _stops(plan), costs.ways_of(plan))], trace, comm
+        )[0]
 
     def rivals(self, plan: MergePlan, trace: Trace, comm: Communicator) -> list[MergePlan]:
         """Plans of other groups of the same gradients, which measured steps may prefer to ``plan``; none with

@@ -4,7 +4,7 @@ then, and the hooks. Does not know how averages are made."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -91,10 +91,17 @@ def _was_written(shown: Tensor) -> bool:
     return shown.numel() > 0 and not math.isnan(shown.as_strided((), ()).item())
 
 
-def checked_optimizers(given: Any) -> tuple[torch.optim.Optimizer, ...]:
-    """None, one or several. Raises ``TypeError`` for what is no optimiser."""
+def checked_optimizers(given: Any, parameters: Mapping[str, nn.Parameter]) -> tuple[torch.optim.Optimizer, ...]:
+    """None, one or several. Raises ``TypeError`` for what is no optimiser, and ``ValueError`` where one of the
+    ``parameters`` is in none of them: whoever trains it would not wait, and take NaN for its gradient."""
     found = () if given is None else (given,) if not isinstance(given, (list, tuple)) else tuple(given)
     for one in found:
         if not isinstance(one, torch.optim.Optimizer):
             raise TypeError(f"wait_in has a {type(one).__name__}: give the torch.optim.Optimizer whose step() waits")
+    trained = {id(one) for optimizer in found for group in optimizer.param_groups for one in group["params"]}
+    if found and (left := [name for name, one in parameters.items() if id(one) not in trained]):
+        raise ValueError(
+            f"wait_in has no optimizer that trains {left[0]!r}, of model: give all that do (a parameter that none trains: "
+            "requires_grad_(False))"
+        )
     return found

@@ -1,5 +1,5 @@
 """What a Synchronizer plans while it trains: after which passes times are taken, a plan is made, made once more, tried
-against others and, when measured times leave it, made anew. Does not know how groups are sent."""
+against others, timed in its own groups and, when measured times leave it, made anew. Does not know how groups are sent."""
 
 from __future__ import annotations
 
@@ -47,6 +47,8 @@ class StepPlanning:
         self._trial: Trial | None = None
         self._profile: StepProfile | None = None
         self._plan_at = self._planned_at = 0
+        self._timed_in: MergePlan | None = None  # whose groups the passes had that ``trace`` is of
+        self._has_groups = False  # the profile is of the groups that are kept
         self._begin_profile(0)
 
     @property
@@ -90,6 +92,7 @@ class StepPlanning:
 
     def _begin_profile(self, passes: int) -> None:
         self._plan_at = passes + self._warmup_steps
+        self._timed_in = self.plan
         self._profile = StepProfile(self._model, clock=self.clock)
         self._profile.__enter__()
 
@@ -100,6 +103,8 @@ class StepPlanning:
         try:
             trace = profile.trace(self._comm)
         except RuntimeError as error:  # on all ranks
+            if self._has_groups:
+                return self._settled(passes)
             warnings.warn(f"groups stay as they are, because no times were taken ({error})", RuntimeWarning, 2)
             self._replanning = None
             return None
@@ -108,11 +113,14 @@ class StepPlanning:
             self._planner.measure(self._comm, most_bytes=max(trace.bytes, 1))
         elif earlier is not None and {*earlier.names} == {*trace.names}:
             trace = trace.in_order(earlier.names)
+        if self._has_groups:
+            return self._timed_again(trace, passes)
         kept = self.plan if earlier is not None and earlier.names == trace.names else None
         self.trace, plan = trace, self._planner.plan(trace, self._comm, kept=kept)
         if not refines:
+            self._adopted(plan, passes)
             self._begin_profile(passes)  # in these groups, whose sums hold other gradients up than those before
-            return self._adopted(plan, passes)
+            return plan
         rivals = self._planner.rivals(plan, trace, self._comm) if self._scheme == "auto" else []
         return self._tried(Trial([plan, *rivals]), passes, timeline)
 
@@ -120,9 +128,29 @@ class StepPlanning:
         self._trial = None if trial.is_over else trial
         if self._trial is not None:
             timeline.restart()  # where two turns of the same groups follow each other
-        if trial.is_over and self._replanning is not None:
-            self._replanning.planned(trial.plan)
-        return self._adopted(trial.plan, passes)
+        plan = self._adopted(trial.plan, passes)
+        if not trial.is_over:
+            return plan
+        if self._timed_in is not None and self._timed_in.groups == plan.groups:
+            return self._settled(passes)
+        self._has_groups = True  # how long gradients take hangs on the groups that leave beside them
+        self._begin_profile(passes)
+        return plan
+
+    def _timed_again(self, trace: Trace, passes: int) -> MergePlan:
+        assert self.plan is not None and self.trace is not None
+        if trace.names == self.trace.names:
+            self.trace = trace
+            self._adopted(self._planner.again(self.plan, trace, self._comm), passes)
+        return self._settled(passes)
+
+    def _settled(self, passes: int) -> MergePlan:
+        """The plan that is kept, from now on with these times."""
+        assert self.plan is not None
+        self._has_groups = False
+        if self._replanning is not None:
+            self._replanning.planned(self.plan)
+        return self._adopted(self.plan, passes)
 
     def _adopted(self, plan: MergePlan, passes: int) -> MergePlan:
         self.plan, self._planned_at = plan, passes

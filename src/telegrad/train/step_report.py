@@ -98,7 +98,7 @@ class StepReport:
             measured.network_s if measured else 0.0,
             measured.step_s if measured else 0.0,
             plan.backward_s if plan else None,
-            plan.exposed_s if plan else None,
+            max(0.0, plan.finish_s - plan.backward_s) if plan else None,  # as measured: after what held the pass up
             sum(plan.costs) if plan else None,
             waits_for,
         )

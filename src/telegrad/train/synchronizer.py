@@ -75,8 +75,8 @@ class Synchronizer:
     ``nonfinite="raise"`` (the default with compression): NonFiniteGradient on the rank that has a NaN or an infinity,
     TransportError on the others; ``"send"``: it arrives on all ranks. Gradients are float32 or bfloat16 then.
 
-    ``wait_in``: one or more optimisers whose ``step()`` waits for the averages, instead of ``backward()``: sums go on
-    beside whatever is between. Until then each gradient is NaN: call ``wait()``, on all ranks, before you look at them,
+    ``wait_in``: all optimisers of the model, whose ``step()`` waits for the averages, instead of ``backward()``: sums
+    go on beside whatever is between. Until then each gradient is NaN: call ``wait()``, on all ranks, before you look at them,
     or clip them, or use a GradScaler. Pre-hooks of a step that are older than the Synchronizer see NaN.
 
     All arguments are the same on all ranks (``ValueError`` on all of them otherwise). After an
@@ -110,7 +110,7 @@ class Synchronizer:
             groups = self._take_arguments(
                 model, comm, plan, clip_norm, warmup_steps, replan_factor, compression, options
             )
-            optimizers = checked_optimizers(wait_in)
+            optimizers = checked_optimizers(wait_in, self._parameters)
             self._waits_in_step = bool(optimizers)
             description = described(
                 self._parameters,
@@ -234,7 +234,8 @@ class Synchronizer:
 
     @property
     def trace(self) -> Trace | None:
-        """The times of a step that ``plan`` was made from, of all ranks; ``None`` before that."""
+        """The times of a step that ``plan`` predicts from, of all ranks: taken in its own groups, once it is kept.
+        ``None`` before there is a plan."""
         return None if self._planning is None else self._planning.trace
 
     @property

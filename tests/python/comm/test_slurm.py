@@ -143,7 +143,9 @@ if os.environ["WORLD_SIZE"] == "4":
         open(os.environ["LOST"], "w").close()
         os._exit(1)
     import time
-    time.sleep(60)  # until torchrun ends this one too
+    while not os.path.exists(os.environ["LOST"]):
+        time.sleep(0.05)
+    sys.exit(1)  # as with telegrad's PeerFailed; a torchrun that has the store would wait for the lost one
 """
 )
 

@@ -49,10 +49,13 @@ def given(ranks: int, steps: int) -> dict[str, Tensor]:
 
 
 class Rank:
-    """One rank's model and Synchronizer."""
+    """One rank's model and Synchronizer; ``waits``: in steps of ``trains``."""
 
-    def __init__(self, comm: Communicator, dtype: torch.dtype = torch.float32, **options: Any) -> None:
+    def __init__(
+        self, comm: Communicator, dtype: torch.dtype = torch.float32, *, waits: bool = False, **options: Any
+    ) -> None:
         self.comm, self.model = comm, Given(dtype)
+        self.trains = sgd(self.model.parameters())
         if callable(make_optimizer := options.get("optimizer")):
             options["optimizer"] = make_optimizer(self.model.parameters())
         if options.get("compression", "topk") is None:
@@ -62,7 +65,7 @@ class Rank:
             if "policy" not in options:
                 own |= {"density": 0.05, "small_tensor_elements": 16}
         options = {**own, **options}
-        self.sync = Synchronizer(self.model, comm, **options)
+        self.sync = Synchronizer(self.model, comm, wait_in=self.trains if waits else None, **options)
 
     def step(self, gradients: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The averages, as copies."""

@@ -97,13 +97,11 @@ def test_with_compression(on_ranks: OnRanks) -> None:
     def run(comm: Communicator) -> None:
         found = []
         for deferred in (True, False):
-            holder = nn.Linear(1, 1)
-            optimizer = torch.optim.SGD(holder.parameters(), lr=0.1)
-            rank = Rank(comm, plan="single", wait_in=optimizer if deferred else None)
+            rank = Rank(comm, plan="single", waits=deferred)
             for step in range(4):
                 rank.step(gradients_of(comm.rank, step))
                 if step == 2:
-                    optimizer.step()  # whatever it trains
+                    rank.trains.step()
             found.append((rank.waiting(), rank.averages()))
             rank.sync.close()
         for with_it, without in zip(*found, strict=True):
@@ -154,6 +152,9 @@ def test_refused(on_ranks: OnRanks) -> None:
         model = model_of(0)
         with pytest.raises(TypeError, match="wait_in has a Net: give the torch.optim.Optimizer"):
             Synchronizer(model, comm, wait_in=[sgd(model), model])  # type: ignore[list-item]
+        some = torch.optim.SGD([*model.parameters()][1:], lr=0.1)
+        with pytest.raises(ValueError, match="wait_in has no optimizer that trains 'scale', of model: give all"):
+            Synchronizer(model, comm, wait_in=some)
         with pytest.raises(ValueError, match="wait_in of rank 1 and rank 0 differ"):
             Synchronizer(model, comm, wait_in=None if comm.rank else sgd(model))
 

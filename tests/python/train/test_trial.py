@@ -16,6 +16,7 @@ from telegrad import Communicator, Synchronizer
 from telegrad.plan import merge
 from telegrad.train import group_planning, step_planning
 from telegrad.train.measured_timeline import MeasuredTimeline
+from telegrad.train.replanning import Replanning
 from telegrad.train.trial import Trial, agreed_step_s
 
 OnRanks = Callable[..., list[Any]]
@@ -174,6 +175,50 @@ def test_a_synchronizer_tries_simple_plans_and_keeps_the_fastest(
     first, second = on_ranks(2, run)
     assert first == second
     assert first == [1, 1, *[4] * 6, *[1] * 3, *[2] * 6, *[1] * 3, *[4] * 3, *[groups] * 3]
+
+
+@pytest.mark.parametrize(("fastest", "timed"), [(4, 0), (1, 1)], ids=["timed before", "timed once more"])
+def test_what_is_kept_is_predicted_from_times_in_its_own_groups(
+    on_ranks: OnRanks, monkeypatch: pytest.MonkeyPatch, fastest: int, timed: int
+) -> None:
+    """``timed``: how often times are taken after the trial. Times before it are of passes with four groups."""
+    monkeypatch.setattr(group_planning, "measured_group_cost", lambda *_, **__: lambda size: (1e3 * size) ** 2)
+    monkeypatch.setattr(group_planning, "group_cost_while_computing", lambda *_, **__: lambda _: 0.0)
+    monkeypatch.setattr(group_planning, "_RIVALS", (merge.single,))
+    monkeypatch.setattr(
+        step_planning, "agreed_step_s", lambda _, timeline: 1.0 if len(timeline._sizes) == fastest else 2.0
+    )
+    planned: list[int] = []
+    monkeypatch.setattr(Replanning, "planned", lambda _, plan: planned.append(len(plan.groups)))
+
+    def run(comm: Communicator) -> list[tuple[bool, int]]:
+        model = model_of(0)
+        sync = Synchronizer(model, comm, warmup_steps=3)
+        seen, traces = [], []
+        for step in range(24):
+            model.zero_grad()
+            loss_of(model, step, comm.rank).backward()  # type: ignore[no-untyped-call]
+            seen.append((sync.is_settled, len(sync.groups)))
+            if sync.trace not in traces:
+                traces.append(sync.trace)
+        assert sync.plan is not None
+        assert sync.trace is not None
+        assert sync.plan.backward_times == sync.trace.backward_times
+        assert len([one for one in traces if one is not None]) == 2 + timed
+        return seen
+
+    first, second = on_ranks(2, run)
+    assert first == second
+    trial_over = 6 + 3 * 4
+    settles = trial_over + 3 * timed - 1
+    assert first == [
+        *[(False, 1)] * 2,
+        *[(False, 4)] * 6,
+        *[(False, 1)] * 6,
+        *[(False, 4)] * 3,
+        *[(at >= settles, fastest) for at in range(trial_over - 1, 24)],
+    ]
+    assert planned == [fastest] * 2
 
 
 def halves(sizes: Any, backward_times: Any, *, cost: Any) -> Any:
