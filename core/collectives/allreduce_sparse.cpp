@@ -64,6 +64,33 @@ Task<void> sum_by_slices_into(Transport& net, SparseStream<V> mine, const Sparse
   co_await allgather_slices_into(net, std::move(owned), how, output, entries);
 }
 
+SparseReduction on_levels(SparseReduction how) {
+  how.algorithm = Algorithm::two_level;
+  return how;
+}
+
+// Of many entries.
+template <class V>
+Task<void> sum_many(Transport& net, SparseStream<V> mine, const SparseReduction& how, SparseStream<V>& sum) {
+  if (!knows_levels(how)) {
+    co_await sum_by_slices(net, std::move(mine), how, sum);
+    co_return;
+  }
+  const SparseReduction there = on_levels(how);
+  sum = co_await allreduce_sparse_two_level(net, std::move(mine), there);
+}
+
+template <class V>
+Task<void> sum_many_into(Transport& net, SparseStream<V> mine, const SparseReduction& how, std::span<V> output,
+                         double& entries) {
+  if (!knows_levels(how)) {
+    co_await sum_by_slices_into(net, std::move(mine), how, output, entries);
+    co_return;
+  }
+  const SparseReduction there = on_levels(how);
+  co_await allreduce_sparse_two_level_into(net, std::move(mine), there, output, entries);
+}
+
 template <class V>
 Task<OwnedSlice<V>> sum_by_doubling(Transport& net, const SparseStream<V>& mine, const SparseReduction& how) {
   SparseDoubling<V> doubling(net, mine, how, 0, nullptr);
@@ -90,7 +117,7 @@ Task<SparseStream<V>> allreduce_sparse(Transport& net, SparseStream<V> mine, Spa
     co_return co_await stream_of<V>(net, co_await sum_by_doubling(net, mine, how), how);
   }
   if (!is_open(net, how)) {
-    co_await sum_by_slices(net, std::move(mine), how, sum);
+    co_await sum_many(net, std::move(mine), how, sum);
     co_return sum;
   }
   OpenSum<V> open(net, std::move(mine), how);
@@ -99,7 +126,7 @@ Task<SparseStream<V>> allreduce_sparse(Transport& net, SparseStream<V> mine, Spa
   if (verdict == SparseVerdict::go_on) co_return co_await stream_of<V>(net, open.take_sum(), how);
   std::vector<Task<void>> both;
   both.push_back(open.doubling().hear_others());
-  both.push_back(sum_by_slices(net, open.take_mine(), how, sum));
+  both.push_back(sum_many(net, open.take_mine(), how, sum));
   co_await when_all(std::move(both));
   open.saw(entries_in(sum.view(), how.reduction));
   co_return sum;
@@ -108,11 +135,11 @@ Task<SparseStream<V>> allreduce_sparse(Transport& net, SparseStream<V> mine, Spa
 template <class V>
 Task<void> allreduce_sparse_into(Transport& net, SparseStream<V> mine, SparseReduction how, std::span<V> output) {
   TELEGRAD_CHECK(output.size() == mine.dimension());
+  double entries = 0.0;
   if (how.algorithm == Algorithm::two_level) {
-    co_await allreduce_sparse_two_level_into(net, std::move(mine), how, output);
+    co_await allreduce_sparse_two_level_into(net, std::move(mine), how, output, entries);
     co_return;
   }
-  double entries = 0.0;
   OwnedSlice<V> sum;
   if (is_open(net, how)) {
     OpenSum<V> open(net, std::move(mine), how);
@@ -121,7 +148,7 @@ Task<void> allreduce_sparse_into(Transport& net, SparseStream<V> mine, SparseRed
     if (verdict == SparseVerdict::split) {
       std::vector<Task<void>> both;
       both.push_back(open.doubling().hear_others());
-      both.push_back(sum_by_slices_into(net, open.take_mine(), how, output, entries));
+      both.push_back(sum_many_into(net, open.take_mine(), how, output, entries));
       co_await when_all(std::move(both));
       open.saw(entries);
     }
@@ -130,7 +157,7 @@ Task<void> allreduce_sparse_into(Transport& net, SparseStream<V> mine, SparseRed
   } else if (how.algorithm == Algorithm::recursive_doubling) {
     sum = co_await sum_by_doubling(net, mine, how);
   } else {
-    co_await sum_by_slices_into(net, std::move(mine), how, output, entries);
+    co_await sum_many_into(net, std::move(mine), how, output, entries);
     co_return;
   }
   const StreamView<V> view = sum.view();

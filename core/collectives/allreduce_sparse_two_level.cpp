@@ -78,6 +78,7 @@ class TwoLevelSum {
     GroupTransport group(net_, nodes_.owners(place_), node_, false, 0, std::numeric_limits<Step>::max());
     SparseReduction summing = how_;
     summing.algorithm = Algorithm::automatic;
+    summing.nodes = nullptr;
     if (how_.reduction == Reduction::avg) summing.reduction = Reduction::sum;
     const IndexRange range = slice.range;
     if (!summing.residual.empty()) summing.residual = summing.residual.subspan(range.begin, range.size());
@@ -127,19 +128,19 @@ Task<SparseStream<V>> allreduce_sparse_two_level(Transport& net, SparseStream<V>
 
 template <class V>
 Task<void> allreduce_sparse_two_level_into(Transport& net, SparseStream<V> mine, const SparseReduction& how,
-                                           std::span<V> output) {
+                                           std::span<V> output, double& entries) {
   check<V>(net, how);
   TwoLevelSum<V> sum(net, how);
   EncodedSlice slice = sum.slices_of(mine.dimension());
   co_await sum.reduce(std::move(mine), slice);
   GroupTransport group = sum.inside(1);
-  double entries = 0.0;
   co_await allgather_slices_into(group, std::move(slice), how, output, entries);
 }
 
 #define TELEGRAD_INSTANTIATE(V)                                                                                    \
   template Task<SparseStream<V>> allreduce_sparse_two_level(Transport&, SparseStream<V>, const SparseReduction&); \
-  template Task<void> allreduce_sparse_two_level_into(Transport&, SparseStream<V>, const SparseReduction&, std::span<V>);
+  template Task<void> allreduce_sparse_two_level_into(Transport&, SparseStream<V>, const SparseReduction&,         \
+                                                     std::span<V>, double&);
 TELEGRAD_FOR_ENTRY_VALUES(TELEGRAD_INSTANTIATE)
 #undef TELEGRAD_INSTANTIATE
 template Task<SparseStream<CountedF32>> allreduce_sparse_two_level(Transport&, SparseStream<CountedF32>,

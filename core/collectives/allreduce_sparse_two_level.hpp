@@ -18,9 +18,9 @@ template <class V>
 Task<SparseStream<V>> allreduce_sparse_two_level(Transport& net, SparseStream<V> mine, const SparseReduction& how);
 
 /// The same, written into `output`, which has as many elements as the dimension. It is written only once this rank has
-/// heard, directly or through others, from every other.
+/// heard, directly or through others, from every other. `entries`: becomes about how many the sum has.
 template <class V>
 Task<void> allreduce_sparse_two_level_into(Transport& net, SparseStream<V> mine, const SparseReduction& how,
-                                           std::span<V> output);
+                                           std::span<V> output, double& entries);
 
 }  // namespace telegrad

@@ -39,21 +39,37 @@ void SparseChoice::saw_overlap(const Kind& kind, double overlap) {
 }
 
 SparseDecision::SparseDecision(const SparseChoice& choice, const SparseSumShape& shape, SparseChoice::Kind kind,
-                               bool shares_memory)
+                               bool shares_memory, const Nodes* nodes)
     : own_shape_(shape),
       common_shape_(with_usual_formats(shape, shares_memory)),
       costs_(choice.costs().value_or(costs_unmeasured(shares_memory))),
       dense_algorithm_(dense_algorithm_of(choice, shape)),
-      overlap_(choice.overlap(kind)) {}
+      overlap_(choice.overlap(kind)),
+      nodes_(nodes) {}
+
+// Of a slice between nodes, whose ranks have been summed inside; and for the messages inside, of which little is known,
+// as much latency as between nodes.
+double SparseDecision::two_level_s(const SumGrowth& members, double sum_entries) const {
+  const double slices = nodes_->slices();
+  SparseSumShape between = common_shape_;
+  between.ranks = nodes_->count();
+  between.dimension = (between.dimension + nodes_->slices() - 1) / nodes_->slices();
+  const Rank together = (nodes_->ranks() + nodes_->count() - 1) / nodes_->count();
+  const auto doublings = static_cast<unsigned>(std::bit_width(together)) - 1;
+  const double entries = members.entries_doubled(doublings);
+  return SparseCosts(between, costs_).split_s(entries / slices, sum_entries / slices) + 2.0 * doublings * costs_.alpha_s;
+}
 
 SparseVerdict SparseDecision::cheapest(const SparseCosts& costs, const SumGrowth& members, unsigned round,
                                  double entries) const {
   const double sum_entries = members.entries_doubled(costs.rounds());
   const double folds = std::has_single_bit(common_shape_.ranks) ? 0.0 : 2.0;
   const double left = costs.rounds() - round + folds;
+  const double doubling_s = costs.doubling_s(members, round);
+  if (nodes_ != nullptr) return doubling_s <= two_level_s(members, sum_entries) ? SparseVerdict::go_on : SparseVerdict::split;
   const double split_s = costs.split_s(entries, sum_entries);
   const double dense_s = costs.dense_s(dense_algorithm_) + left * costs_.alpha_s;  // all must hear that all want it
-  if (costs.doubling_s(members, round) <= std::min(split_s, dense_s)) return SparseVerdict::go_on;
+  if (doubling_s <= std::min(split_s, dense_s)) return SparseVerdict::go_on;
   return dense_s < split_s ? SparseVerdict::dense : SparseVerdict::split;
 }
 

@@ -10,6 +10,7 @@
 
 #include "base/types.hpp"
 #include "collectives/choice.hpp"
+#include "collectives/nodes.hpp"
 #include "collectives/sparse_cost.hpp"
 #include "collectives/sparse_growth.hpp"
 
@@ -27,8 +28,8 @@ class SparseChoice {
       : dense_(std::move(dense)), costs_(costs) {}
 
   const AllreduceTable& dense() const { return dense_; }
-  /// Whether streams of so many elements are to be summed on two levels, as dense vectors of that length are: fewer entries
-  /// leave a node then, however many there are.
+  /// Whether streams of so many elements, if they are not for recursive doubling, are to be summed on two levels, as dense
+  /// vectors of that length are.
   bool on_two_levels(std::uint64_t dimension, DType dtype) const {
     return dense_.choose(static_cast<std::size_t>(dimension) * size_of(dtype)) == Algorithm::two_level;
   }
@@ -55,7 +56,9 @@ class SparseChoice {
 /// The choice for one sum.
 class SparseDecision {
  public:
-  SparseDecision(const SparseChoice& choice, const SparseSumShape& shape, SparseChoice::Kind kind, bool shares_memory);
+  /// `nodes`: where what is not for doubling goes on two levels, otherwise null. Outlives it.
+  SparseDecision(const SparseChoice& choice, const SparseSumShape& shape, SparseChoice::Kind kind, bool shares_memory,
+                 const Nodes* nodes = nullptr);
 
   /// Of one rank that knows its own entries. Others may decide otherwise.
   SparseVerdict alone(double entries) const;
@@ -67,12 +70,14 @@ class SparseDecision {
 
  private:
   SparseVerdict cheapest(const SparseCosts& costs, const SumGrowth& members, unsigned round, double entries) const;
+  double two_level_s(const SumGrowth& members, double sum_entries) const;
 
   SparseSumShape own_shape_;
   SparseSumShape common_shape_;  // ranks may wish for different formats
   NetworkCosts costs_;
   Algorithm dense_algorithm_;
   double overlap_;
+  const Nodes* nodes_;
 };
 
 }  // namespace telegrad

@@ -71,7 +71,7 @@ struct SparseReduction {
   Slices slices = Slices::equal;  // of algorithms that have slices
   /// For Algorithm::automatic: of the communicator, or null for a sum that is its first.
   std::shared_ptr<SparseChoice> choice{};
-  /// For Algorithm::two_level; null: nothing is known of them.
+  /// For Algorithm::two_level, and for Algorithm::automatic that may come to it; null: nothing is known of them.
   std::shared_ptr<const Nodes> nodes{};
 };
 

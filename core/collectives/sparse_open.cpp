@@ -14,6 +14,7 @@ namespace telegrad {
 namespace {
 
 constexpr Step kOpenSteps = Step{1} << 31;
+constexpr Step kOpenAboveLevels = Step{3} << 30;  // what goes on two levels is open once more, between nodes
 
 }  // namespace
 
@@ -65,8 +66,8 @@ OpenSum<V>::OpenSum(Transport& net, SparseStream<V> mine, const SparseReduction&
                  .indices = how.wire.indices,
                  .packs_values = how.wire.packs_values,
                  .switch_factor = how.switch_factor},
-                kind_, net.shares_memory()),
-      doubling_(net, mine_, how, kOpenSteps, &decision_) {}
+                kind_, net.shares_memory(), knows_levels(how) ? how.nodes.get() : nullptr),
+      doubling_(net, mine_, how, knows_levels(how) ? kOpenAboveLevels : kOpenSteps, &decision_) {}
 
 template <class V>
 OwnedSlice<V> OpenSum<V>::take_sum() {

@@ -18,6 +18,11 @@ inline bool is_open(const Transport& net, const SparseReduction& how) {
   return how.algorithm == Algorithm::automatic && net.size() > 1 && how.wire.values == ValueEncoding::native;
 }
 
+/// Whether what is not for doubling goes on two levels, and not by slices of all ranks.
+inline bool knows_levels(const SparseReduction& how) {
+  return how.algorithm == Algorithm::automatic && how.nodes != nullptr;
+}
+
 /// A sum whose caller leaves the algorithm open (is_open()). Its messages have steps that no named algorithm comes to.
 template <class V>
 class OpenSum {

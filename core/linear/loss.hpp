@@ -11,7 +11,7 @@ enum class Loss : std::uint8_t { logistic, hinge, squared_hinge, squared_error }
 struct LossAt {
   double value = 0;
   double slope = 0;  // by the score; of the hinge's kink 0
-};
+};  // both are NaN where the score is, so that a training that has diverged does not look like one without errors
 
 inline LossAt loss_at(Loss loss, double score, double target) {
   const double margin = score * target;
@@ -22,9 +22,12 @@ inline LossAt loss_at(Loss loss, double score, double target) {
       const double value = std::log1p(small) + (margin < 0 ? -margin : 0);
       return {value, -target * (margin < 0 ? 1 : small) / (1 + small)};
     }
-    case Loss::hinge: return margin < 1 ? LossAt{1 - margin, -target} : LossAt{};
+    case Loss::hinge:
+      if (margin >= 1) return {};
+      return {1 - margin, std::isnan(margin) ? margin : -target};
     case Loss::squared_hinge:
-      return margin < 1 ? LossAt{(1 - margin) * (1 - margin), -2 * target * (1 - margin)} : LossAt{};
+      if (margin >= 1) return {};
+      return {(1 - margin) * (1 - margin), -2 * target * (1 - margin)};
     case Loss::squared_error: return {(score - target) * (score - target) / 2, score - target};
   }
   return {};

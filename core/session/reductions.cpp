@@ -19,15 +19,14 @@ RequestPtr request(const Call& call, Request::Body body) { return std::make_shar
 
 bool on_two_levels(const std::shared_ptr<const Nodes>& nodes) { return nodes != nullptr && nodes->two_level(); }
 
-// Without two levels the choice is open; with them it is made here, from what all ranks know.
+// Without two levels the choice is open, and where it is, nodes are told to it only if they count.
 template <class V>
 SparseReduction on_existing_levels(SparseReduction how, std::uint64_t dimension) {
-  const bool levels = on_two_levels(how.nodes);
-  if (how.algorithm == Algorithm::two_level && !levels) how.algorithm = Algorithm::automatic;
-  const bool is_open = how.algorithm == Algorithm::automatic && how.slices == Slices::equal && how.choice;
-  if (is_open && levels && !std::is_same_v<V, CountedF32> && how.choice->on_two_levels(dimension, dtype_of<V>)) {
-    how.algorithm = Algorithm::two_level;
-  }
+  if (!on_two_levels(how.nodes)) how.nodes = nullptr;
+  if (how.algorithm == Algorithm::two_level && !how.nodes) how.algorithm = Algorithm::automatic;
+  const bool may_take_them = how.algorithm == Algorithm::automatic && how.slices == Slices::equal && how.choice &&
+                             !std::is_same_v<V, CountedF32> && how.choice->on_two_levels(dimension, dtype_of<V>);
+  if (how.algorithm != Algorithm::two_level && !may_take_them) how.nodes = nullptr;
   return how;
 }
 
@@ -44,7 +43,7 @@ Call sparse_call(const SparseStream<V>& stream, const SparseReduction& how) {
           .algorithm = how.algorithm,
           .count = stream.dimension(),
           .switch_factor = how.switch_factor,
-          .layout = how.algorithm == Algorithm::two_level  ? how.nodes->digest()
+          .layout = how.nodes                        ? how.nodes->digest()
                     : how.slices == Slices::balanced ? kBalancedSlices
                                                      : 0,
           .wire = how.wire.values};

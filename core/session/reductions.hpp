@@ -54,8 +54,8 @@ RequestPtr make_reduce(Rank size, const Dense& dense, Rank root);
 /// `output`: this rank's block of `partition`, which is the same on all ranks.
 RequestPtr make_reduce_scatter(const Dense& dense, Partition partition);
 /// See allreduce_sparse(); `how.algorithm` may be automatic. With a rounding wire format the algorithm must not be
-/// recursive_doubling (CHECKed). two_level without two levels of `how.nodes` is automatic, and automatic with them is
-/// two_level where `how.choice` says so: whose ranks have other nodes do not call the same.
+/// recursive_doubling (CHECKed). two_level without two levels of `how.nodes` is automatic. Where `how.nodes` count, which
+/// `how.choice` says of automatic, ranks that have other nodes do not call the same.
 template <class V>
 SparseSum<V> make_all_reduce(SparseStream<V> stream, const SparseReduction& how);
 /// The same, written densely into `output`.

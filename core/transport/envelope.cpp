@@ -105,13 +105,15 @@ std::string describe(const Call& call) {
     std::snprintf(factor, sizeof factor, "%.10g", call.switch_factor);
     text += std::string(", switch_factor=") + factor;
   }
-  if (call.operation == Operation::sparse_allreduce && call.algorithm != Algorithm::two_level) {
-    if (call.layout == kBalancedSlices) text += ", slices=balanced";
+  const bool of_streams = call.operation == Operation::sparse_allreduce;
+  if (of_streams && call.layout == kBalancedSlices) {
+    text += ", slices=balanced";
   } else if (call.layout != 0) {
     char digest[16];
     std::snprintf(digest, sizeof digest, "%08x", static_cast<unsigned>(call.layout ^ call.layout >> 32));
+    const bool of_nodes = of_streams || call.algorithm == Algorithm::two_level;
     const bool of_state = call.operation == Operation::allreduce_topk;
-    text += call.algorithm == Algorithm::two_level ? ", nodes=#" : of_state ? ", state=#" : ", counts=#";
+    text += of_nodes ? ", nodes=#" : of_state ? ", state=#" : ", counts=#";
     text += digest;  // too many to say; who differs sees it
   }
   if (call.wire != ValueEncoding::native) text += std::string(", wire=") + name_of(call.wire);

@@ -54,8 +54,8 @@ struct Call {
   Rank root = kNoRank;      // send, receive: the other rank
   std::uint64_t count = 0;  // elements; for a sparse operation the dimension
   double switch_factor = 0;  // of a sparse operation
-  // Where ranks have blocks of different lengths: a digest of the lengths. Of Algorithm::two_level: a digest of the nodes.
-  // Of any other sparse allreduce: 0 or kBalancedSlices.
+  // Where ranks have blocks of different lengths: a digest of the lengths. Of an allreduce in which nodes count: a digest of
+  // the nodes. Of any other sparse allreduce: 0 or kBalancedSlices.
   // Of an allreduce_topk: a digest of its settings, and of what earlier calls have left. Of send and receive: the tag.
   std::uint64_t layout = 0;
   ValueEncoding wire = ValueEncoding::native;  // of a dense reduction's values

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <map>
 #include <numeric>
 #include <random>
@@ -47,6 +48,17 @@ TEST("losses of known scores, however large") {
   EXPECT_EQ(loss_at(Loss::hinge, 1, 1).slope, 0.0);
   EXPECT_EQ(loss_at(Loss::squared_hinge, -1, 1).value, 4.0);
   EXPECT_EQ(loss_at(Loss::squared_error, 3, 1).value, 2.0);
+}
+
+TEST("a score that is no number has neither loss nor slope that are") {
+  const double nan = std::numeric_limits<double>::quiet_NaN();
+  for (const Loss loss : kLosses) {
+    for (const double target : {-1.0, 1.0}) {
+      EXPECT(std::isnan(loss_at(loss, nan, target).value));
+      EXPECT(std::isnan(loss_at(loss, nan, target).slope));
+      EXPECT(std::isnan(slope_at(loss, nan, target)));
+    }
+  }
 }
 
 TEST("the gradient of a batch is the sum of its rows', sorted, and forgotten once taken") {

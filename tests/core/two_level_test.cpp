@@ -251,10 +251,11 @@ SparseStream<V> stream_of(Rank rank, std::uint64_t dimension, double density, st
 
 template <class V>
 void check_sparse(World world, const Labels& labels, std::uint64_t dimension, double density, Reduction reduction,
-                  bool into, SparseReduction how, double tolerance = 0.0) {
+                  bool into, SparseReduction how, double tolerance = 0.0,
+                  Algorithm algorithm = Algorithm::two_level) {
   const auto size = static_cast<Rank>(labels.size());
   how.reduction = reduction;
-  how.algorithm = Algorithm::two_level;
+  how.algorithm = algorithm;
   how.nodes = nodes_of(labels, size % 2 == 0);
   std::vector<double> sum(dimension, 0.0);
   std::vector<int> ranks_with(dimension, 0);
@@ -337,10 +338,10 @@ TEST("without two levels a sparse two_level is automatic") {
   EXPECT_EQ(call.layout, how.nodes->digest());
 }
 
-TEST("an open sum of streams goes on two levels where a dense one of that length does") {
+TEST("an open sum of streams may go on two levels where a dense one of that length does") {
   constexpr std::uint64_t kLong = 1 << 20;
   const Labels labels{0, 0, 1, 1};
-  const auto algorithm_of = [&](const AllreduceTable& table, std::uint64_t dimension, Slices slices, Labels ranks) {
+  const auto knows_nodes = [&](const AllreduceTable& table, std::uint64_t dimension, Slices slices, Labels ranks) {
     SparseReduction how;
     how.algorithm = Algorithm::automatic;
     how.slices = slices;
@@ -349,18 +350,39 @@ TEST("an open sum of streams goes on two levels where a dense one of that length
     std::vector<double> output(dimension);
     const auto call = make_all_reduce(SparseStream<float>(dimension), how).request->call();
     const auto into = make_all_reduce_into(SparseStream<double>(dimension), std::span(output), how)->call();
-    EXPECT(call.algorithm == into.algorithm);
+    EXPECT(call.algorithm == Algorithm::automatic && into.algorithm == Algorithm::automatic);
     EXPECT_EQ(call.layout, into.layout);
-    return call.algorithm;
+    return call.layout == how.nodes->digest();
   };
   const AllreduceTable levels = AllreduceTable(4).on_two_levels(true);
-  EXPECT(algorithm_of(levels, kLong, Slices::equal, labels) == Algorithm::two_level);
-  EXPECT(algorithm_of(levels, 16, Slices::equal, labels) == Algorithm::automatic);
-  EXPECT(algorithm_of(levels, kLong, Slices::balanced, labels) == Algorithm::automatic);
-  EXPECT(algorithm_of(levels, kLong, Slices::equal, {0, 0, 0, 0}) == Algorithm::automatic);
-  EXPECT(algorithm_of(AllreduceTable(4), kLong, Slices::equal, labels) == Algorithm::automatic);
+  EXPECT(knows_nodes(levels, kLong, Slices::equal, labels));
+  EXPECT(!knows_nodes(levels, 16, Slices::equal, labels));
+  EXPECT(!knows_nodes(levels, kLong, Slices::balanced, labels));
+  EXPECT(!knows_nodes(levels, kLong, Slices::equal, {0, 0, 0, 0}));
+  EXPECT(!knows_nodes(AllreduceTable(4), kLong, Slices::equal, labels));
   const AllreduceTable ring(4, {{0, Algorithm::ring}});
-  EXPECT(algorithm_of(ring.on_two_levels(true), kLong, Slices::equal, labels) == Algorithm::automatic);
+  EXPECT(!knows_nodes(ring.on_two_levels(true), kLong, Slices::equal, labels));
+}
+
+TEST("open sums on nodes are exact, whatever they come to: few entries and many, streams and dense") {
+  const auto choice_of = [](const Labels& labels) {
+    const AllreduceTable table(static_cast<Rank>(labels.size()), {{0, Algorithm::two_level}});
+    return std::make_shared<SparseChoice>(table.on_two_levels(true));
+  };
+  for (const World world : kWorlds) {
+    for (const Labels& labels : partitions()) {
+      for (const double density : {0.0, 0.001, 0.3, 1.0}) {
+        SparseReduction how;
+        how.choice = choice_of(labels);
+        check_sparse<float>(world, labels, 20'000, density, Reduction::sum, density == 0.3, how, 0.0,
+                            Algorithm::automatic);
+      }
+    }
+    SparseReduction rounding;
+    rounding.wire.values = ValueEncoding::bf16;
+    rounding.choice = choice_of(dealt(6, 3));
+    check_sparse<float>(world, dealt(6, 3), 1000, 0.1, Reduction::avg, true, rounding, 0.02, Algorithm::automatic);
+  }
 }
 
 }  // namespace

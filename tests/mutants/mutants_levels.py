@@ -69,4 +69,10 @@ LEVELS_MUTANTS = (
         "owners.push_back(node[slice]);",
         "owners.push_back(node[&node == &members_.back() ? slices_ - 1 - slice : slice]);",
     ),
+    _mutant(
+        "nodes: an open sum between them has the steps of the one of all ranks",
+        "collectives/sparse_open.cpp",
+        "knows_levels(how) ? kOpenAboveLevels : kOpenSteps",
+        "kOpenSteps",
+    ),
 )

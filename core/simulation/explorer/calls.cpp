@@ -103,11 +103,11 @@ std::vector<std::uint32_t> nodes_of(const PlannedCall& call, Rank size) {
   return Nodes(labels).two_level() ? labels : std::vector<std::uint32_t>{};
 }
 
-// What is open goes on two levels where there are some.
+// What is open may go on two levels where there are some: of streams whether it does stays open in half the calls.
 void put_on_nodes(PlannedCall& call, Rank size) {
   if (call.algorithm != Algorithm::automatic) return;
   call.nodes = nodes_of(call, size);
-  if (call.nodes.empty()) return;
+  if (call.nodes.empty() || (call.is_sparse() && call.seed % 2 == 0)) return;
   call.algorithm = Algorithm::two_level;
   call.tuning = tuning_of(call, size);
 }
@@ -357,8 +357,8 @@ Effort sparse_effort_of(const PlannedCall& call, double ranks, double rounds) {
     return {2.0 * ranks + 2.0 * pieces + rounds, 2.0 * whole + samples};
   }
   if (call.algorithm == Algorithm::recursive_doubling) return {(rounds + 2.0) * (1.0 + pieces), (rounds + 2.0) * whole};
-  if (call.algorithm == Algorithm::two_level) {  // inside, automatic between, inside
-    return {(rounds + 4.0) * (1.0 + pieces) + 4.0 * ranks + 4.0 * pieces, (rounds + 8.0) * whole};
+  if (!call.nodes.empty()) {  // perhaps doubling, and then inside, automatic between, inside
+    return {2.0 * (rounds + 3.0) * (1.0 + pieces) + 4.0 * ranks + 4.0 * pieces, (2.0 * rounds + 10.0) * whole};
   }
   if (call.algorithm == Algorithm::automatic) {  // perhaps one after the other
     return {(rounds + 2.0) * (1.0 + pieces) + 2.0 * ranks + 2.0 * pieces, (rounds + 5.0) * whole};

@@ -326,8 +326,11 @@ class Play {
     Chance chance(mix(call.count) + static_cast<std::uint64_t>(call.reduction));
     const double byte_s = chance.magnitude(1e-5, 10.0);
     const double work_s = chance.happens(0.5) ? 0.0 : byte_s * chance.magnitude(0.01, 100.0);
+    const AllreduceTable table = call.nodes.empty()
+                                     ? AllreduceTable(program_.size)
+                                     : AllreduceTable(program_.size, {{0, Algorithm::two_level}}).on_two_levels(true);
     auto choice = std::make_shared<SparseChoice>(
-        AllreduceTable(program_.size),
+        table,
         NetworkCosts{.alpha_s = 1.0, .beta_s_per_byte = byte_s, .gamma_s_per_byte = work_s});
     Chance own(call.seed);
     choice->saw_overlap({call.count, call.dtype, call.reduction}, own.happens(0.5) ? 0.0 : 1.0);
@@ -336,7 +339,7 @@ class Play {
 
   static std::shared_ptr<const Nodes> nodes_of(const PlannedCall& call) {
     if (call.nodes.empty()) return nullptr;
-    return std::make_shared<const Nodes>(std::span(call.nodes), call.seed % 2 == 0);
+    return std::make_shared<const Nodes>(std::span(call.nodes), call.seed % 4 < 2);
   }
 
   RequestPtr make_sparse(const PlannedCall& call, const Contribution& share, SeenCall& seen, Caller& caller,

@@ -9,6 +9,7 @@ from typing import Any
 
 from telegrad.bench.job import peers_store, run_job
 from telegrad.bench.linear_plan import LinearPlan
+from telegrad.launch import LaunchError
 
 BOUND = (
     "What a rank must receive in a step: of a dense sum 2(P-1)/P*n values of 4 bytes; of a sparse one the K-k entries "
@@ -26,10 +27,13 @@ def run(plan: LinearPlan, *, timeout_s: float, on_row: Callable[[Row], None] = l
     rank that waited least for others; ``epoch_s`` and ``comm_s``: the same for as many rows (of coordinate descent,
     communication for as many columns) as the data have, scaled from ``steps``. ``received_bytes``: in a step, of the
     rank that received most, ``None`` for peers; ``bound_bytes``: see ``BOUND``. Raises ``RankFailed``,
-    ``RanksTimedOut`` and ``NetlabError``."""
+    ``RanksTimedOut`` and ``NetlabError``, and ``ValueError`` for data that ranks cannot read or train on."""
     found: list[Row] = []
+    errors: list[str] = []
 
     def take(rank: int, line: str) -> None:
+        if line.startswith('{"error"'):
+            errors.append(json.loads(line)["error"])
         if rank or not line.startswith('{"scheme"'):
             return
         place = {"op": "linear", "data": plan.name, "network": plan.network, "ranks": plan.ranks}
@@ -38,5 +42,10 @@ def run(plan: LinearPlan, *, timeout_s: float, on_row: Callable[[Row], None] = l
 
     with peers_store() as store:
         own = dataclasses.replace(plan, store=store)
-        run_job("telegrad.bench.linear_ranks:main", own, take, timeout_s=timeout_s, mpich="mpich" in plan.peers)
+        try:
+            run_job("telegrad.bench.linear_ranks:main", own, take, timeout_s=timeout_s, mpich="mpich" in plan.peers)
+        except LaunchError as error:
+            if errors:  # a rank has said what is wrong
+                raise ValueError(errors[0]) from error
+            raise
     return found

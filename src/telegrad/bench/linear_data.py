@@ -10,6 +10,7 @@ import numpy as np
 from telegrad import Communicator, SparseStream
 from telegrad.bench.linear_plan import TEXT, LinearPlan
 from telegrad.linear import Rows, hashed_ngrams, read_libsvm
+from telegrad.linear.losses import are_classes, label_counts
 from telegrad.linear.stdlib_task import stdlib_pieces
 from telegrad.linear.synthetic import SHAPES, synthetic_rows
 
@@ -22,7 +23,8 @@ def rows_of(plan: LinearPlan, comm: Communicator) -> tuple[Rows, About]:
     """This rank's rows, ``plan.rows`` for each step if there are so many, and what is said of the data in results.
 
     ``scaled_to_rows``: in an epoch. ``non_empty_columns``: of all these rows, expected where they are made up and
-    counted where they are real. ``columns_met``: of those in the steps. All ranks have as many rows.
+    counted where they are real. ``columns_met``: of those in the steps. All ranks have as many rows. Raises
+    ``ValueError``, ``OSError`` and ``ImportError`` for a file that cannot be read, or whose labels are not two classes.
     """
     want = plan.rows * plan.steps
     if plan.data in SHAPES:
@@ -35,7 +37,9 @@ def rows_of(plan: LinearPlan, comm: Communicator) -> tuple[Rows, About]:
         about |= {"scaled_to_rows": shape.rows, "columns_expected": round(law.columns(want * comm.world_size))}
     else:
         rows = _text_rows(comm) if plan.data == TEXT else read_libsvm(plan.data, rank=comm.rank, world_size=plan.ranks)
-        every = comm.all_gather(np.array([len(rows), rows.n_features], np.int64))
+        every = comm.all_gather(np.array([len(rows), rows.n_features, *label_counts(rows.labels)], np.int64))
+        if not are_classes(*every[:, [0, 2, 3, 4]].sum(0).tolist()):
+            raise ValueError(f"{plan.data}: labels are not two classes: they must be -1 and 1 or 0 and 1")
         rows = dataclasses.replace(rows, n_features=int(every[:, 1].max()))
         about = {"synthetic": False, "scaled_to_rows": int(every[:, 0].sum())}
         about["non_empty_columns"] = columns_of(rows, comm)

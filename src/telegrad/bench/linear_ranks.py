@@ -8,6 +8,7 @@ many steps.
 from __future__ import annotations
 
 import json
+import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -86,12 +87,17 @@ class _Received:
 
 
 def main(plan_json: str) -> None:
-    """One rank. Rank 0 prints a row as JSON for each scheme."""
+    """One rank. Rank 0 prints a row as JSON for each scheme; a rank whose data are wrong prints ``{"error"}`` and ends
+    with status 1."""
     plan = LinearPlan.from_json(plan_json)
     with join(timeout_s=_TIMEOUT_S, join_timeout_s=_JOIN_TIMEOUT_S) as comm:
         if plan.calibrates:
             calibrate(comm, keep=False)
-        rows, about = rows_of(plan, comm)
+        try:
+            rows, about = rows_of(plan, comm)
+        except (ValueError, OSError, ImportError) as error:
+            print(json.dumps({"error": str(error)}), flush=True)
+            sys.exit(1)
         peers = start_peers(plan, comm)
         sums: dict[str, Callable[[Vector], object]] = {p.name: p.all_reduce for p in peers}
         sums["telegrad"] = comm.all_reduce

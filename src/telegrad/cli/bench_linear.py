@@ -82,8 +82,9 @@ def linear(
         for plan in plans:
             try:
                 found += _run_with_progress(console, plan, timeout)
-            except (LaunchError, RuntimeError) as error:
-                console.print(f"{plan.name}, {network}: {error}", style="red", highlight=False, markup=False)
+            except (LaunchError, RuntimeError, ValueError) as error:
+                said = _in_its_options(str(error))
+                console.print(f"{plan.name}, {network}: {said}", style="red", highlight=False, markup=False)
                 raise typer.Exit(1) from error
     title = f"logistic regression, {ranks} ranks over {network}"
     for alike in by_data(found):
@@ -98,6 +99,19 @@ def linear(
         with written(console, plot_file):
             plot(found, title, plot_file)
         console.print(f"plot: {plot_file}")
+
+
+# what reading says of Python's arguments, which this command has no options for
+_NOT_OPTIONS = {
+    "; strict=False leaves out damaged lines": "; remove the line from the file that --data names",
+    "; use index_base=0 if the file's first feature is 0": ", in every file that --data names",
+}
+
+
+def _in_its_options(said: str) -> str:
+    for python, here in _NOT_OPTIONS.items():
+        said = said.replace(python, here)
+    return said
 
 
 def _run_with_progress(console: Console, plan: LinearPlan, timeout_s: float) -> list[Row]:

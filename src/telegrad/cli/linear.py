@@ -147,18 +147,22 @@ def train_command(
         console.print(f"{about['damaged']} damaged lines are left out", style="yellow", highlight=False)
         for text in about["first_damaged"]:
             console.print(text, style="yellow", highlight=False, markup=False, soft_wrap=True)
-    if not math.isfinite(end["objective"]):
+    if is_classification(loss) and about["positive"] in (0, about["rows"]):
+        only = "1" if about["positive"] else "-1 or 0"
         console.print(
-            "the training has diverged: the model is of no use; try a lower --learning-rate",
-            style="red",
-            highlight=False,
+            f"all labels are {only}: a model of one class tells nothing apart", style="yellow", highlight=False
         )
-    console.print(f"model: {model}", highlight=False, soft_wrap=True)
+    if end["diverged"]:
+        console.print(_divergence(settings, end), style="red", highlight=False, soft_wrap=True)
+    else:
+        console.print(f"model: {model}", highlight=False, soft_wrap=True)
     if json_file is not None:
         asked = {name: value for name, value in dataclasses.asdict(settings).items() if name != "epochs"}
         figures = {"data": data.name, **asked, **about, "epochs": said["epochs"], **end}
         with written(console, json_file):
             write_result(console, json_file, {**_without_nan(figures), "machine": describe_machine()}, what="figures")
+    if end["diverged"]:
+        raise typer.Exit(1)
 
 
 @app.command("predict")
@@ -214,6 +218,16 @@ def _steps_of(settings: TrainingSettings) -> str:
     return text if settings.optimizer == "sgd" else f"{text}, {settings.optimizer}"
 
 
+def _divergence(settings: TrainingSettings, end: dict[str, Any]) -> str:
+    remedy = "scale the features"
+    if settings.learning_rate is not None:
+        remedy = f"try a lower --learning-rate than {settings.learning_rate:g}, or none"
+    elif settings.optimizer == "adagrad":
+        remedy = "try a lower --learning-rate than 0.1"
+    reached = f"objective {end['objective']:.6g}, with no weights {end['objective_at_zero']:.6g}"
+    return f"the training has diverged ({reached}), so no model is written: {remedy}"
+
+
 class _Shown:
     """What rank 0 has said so far, and a bar that shows it."""
 
@@ -228,14 +242,18 @@ class _Shown:
         if kind == "epoch":
             self.said["epochs"].append(message)
             held_out = message["held_out_loss"]
-            judged = "" if math.isnan(held_out) else f", held-out {held_out:.5f}"
-            self._bar.update(self._task, what=f"epoch {message['epoch']}: loss {message['loss']:.5f}{judged}")
+            judged = "" if math.isnan(held_out) else f", held-out {_loss_text(held_out)}"
+            self._bar.update(self._task, what=f"epoch {message['epoch']}: loss {_loss_text(message['loss'])}{judged}")
         elif kind == "step":
             self._bar.update(self._task, description="training", completed=message["done"])
         elif kind == "error":
             self.error = self.error or message["said"]
         else:
             self.said[kind] = message
+
+
+def _loss_text(loss: float) -> str:
+    return f"{loss:.5f}" if abs(loss) < 1e5 else f"{loss:.4g}"
 
 
 @contextmanager

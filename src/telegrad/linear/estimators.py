@@ -6,6 +6,7 @@ Needs scikit-learn, which ``telegrad.linear`` imports only when one of these is 
 from __future__ import annotations
 
 import json
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import replace
@@ -24,6 +25,7 @@ from telegrad.linear.training import train
 try:
     from scipy import sparse
     from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin, clone
+    from sklearn.exceptions import ConvergenceWarning
     from sklearn.utils import check_random_state
     from sklearn.utils.extmath import safe_sparse_dot
     from sklearn.utils.multiclass import check_classification_targets
@@ -33,6 +35,9 @@ except ModuleNotFoundError as error:
 
 F64 = npt.NDArray[np.float64]
 _Checked = tuple[Any, Any, TrainingSettings]
+
+_CONVERGED = 1e-4
+_WINDOW = 10  # epochs whose mean is compared
 
 
 class _Linear(BaseEstimator):
@@ -68,11 +73,12 @@ class _Linear(BaseEstimator):
             X, _, settings = checked  # noqa: N806
             own = {"rows": X.shape[0], "features": X.shape[1], "seed": settings.seed, **said_of_data}
             own["settings"] = self._told()
-        except (ValueError, TypeError) as error:
+            text = json.dumps(own) if self.comm is not None else ""
+        except Exception as error:  # whatever it is: the others wait for what this rank says
             failed = error
+            text = json.dumps({"error": str(error) or type(error).__name__})
         every = [own]
         if self.comm is not None:
-            text = json.dumps({**own, "error": failed and str(failed)})
             every = [json.loads(one) for one in all_gather_text(self.comm, text)]
         if failed is not None:
             raise failed
@@ -103,12 +109,27 @@ class _Linear(BaseEstimator):
             seed=int(check_random_state(self.random_state).randint(np.iinfo(np.int32).max)),
         )
 
-    def _weights(self, rows: Rows, settings: TrainingSettings) -> tuple[F32, float]:
-        """Those of one model, and its bias."""
-        model = train(rows, settings, self.comm).model
-        if not (np.isfinite(model.weights).all() and np.isfinite(model.bias)):
+    def _weights(self, rows: Rows, settings: TrainingSettings) -> tuple[F32, float, float]:
+        """Those of one model, its bias, and by what part its loss still fell in the end."""
+        trained = train(rows, settings, self.comm)
+        if trained.diverged and self.learning_rate is None:
+            raise ValueError(
+                "the training diverges with learning_rate=None, which is safe but for rounding: scale X and y"
+            )
+        if trained.diverged:
             raise ValueError(f"learning_rate={self.learning_rate} diverges: use a smaller one, or None")
-        return model.weights, model.bias
+        fall = _last_fall([trained.loss_at_zero, *(report.loss for report in trained.epochs)])
+        return trained.model.weights, trained.model.bias, fall
+
+    def _warn_of(self, fall: float) -> None:
+        """Called by ``fit``, whose caller the warning names."""
+        if fall > _CONVERGED:
+            warnings.warn(
+                f"max_iter={self.max_iter} ended the training while an epoch's loss still fell by {100 * fall:.2g} % "
+                f"an epoch, which is more than {100 * _CONVERGED:g} %: give more, a larger learning_rate, or scale X",
+                ConvergenceWarning,
+                stacklevel=3,
+            )
 
     def _told(self) -> dict[str, str]:
         """What all ranks must have alike: of ``random_state`` rank 0's counts."""
@@ -119,6 +140,17 @@ class _Linear(BaseEstimator):
         check_is_fitted(self)
         X = validate_data(self, X, accept_sparse="csr", reset=False)  # noqa: N806
         return np.asarray(safe_sparse_dot(X, self.coef_.T, dense_output=True) + self.intercept_)
+
+
+def _last_fall(losses: list[float]) -> float:
+    """By what part the loss has fallen in an epoch in the end, where ``losses`` are that at the zero weights and those
+    of all epochs: the mean of the last 10 epochs (or of half of all losses) against that of as many before. 0 unless
+    that is more than three times what by chance it could be, as batches in random order make losses uneven."""
+    window = min(_WINDOW, len(losses) // 2)
+    before, after = losses[-2 * window : -window], losses[-window:]
+    fall = np.mean(before) - np.mean(after)
+    chance = np.sqrt((np.var(before, ddof=1) + np.var(after, ddof=1)) / window) if window > 1 else 0.0
+    return float(fall / np.mean(before)) / window if fall > 3 * chance else 0.0
 
 
 def _rows_of(X: Any, labels: Any) -> Rows:  # noqa: N803
@@ -159,9 +191,10 @@ class _Classifier(ClassifierMixin, _Linear, ABC):
         for one in ones:
             labels = np.where(y == one, np.float32(1), np.float32(-1))
             models.append(self._weights(replace(rows, labels=labels), settings))
-        self.coef_ = np.stack([weights for weights, _ in models])
-        self.intercept_ = np.array([bias for _, bias in models])
+        self.coef_ = np.stack([weights for weights, _, _ in models])
+        self.intercept_ = np.array([bias for _, bias, _ in models])
         self.n_iter_ = self.max_iter
+        self._warn_of(max(fall for _, _, fall in models))
         return self
 
     def decision_function(self, X: Any) -> F64:  # noqa: N803
@@ -180,8 +213,13 @@ class LogisticRegression(_Classifier):
 
     Minimised is mean log(1 + exp(-y·score)) + |w|²/(2·C·rows), as by scikit-learn's of the same name; the intercept is
     not regularised. ``max_iter``: epochs. ``batch``, ``learning_rate``, ``decay``: see ``TrainingSettings``; without
-    ``learning_rate`` it is safe and often slow. ``comm``: a Communicator, whose ranks all call ``fit`` with their own
-    rows, or ``None``. It is shared by clones, and not pickled.
+    ``learning_rate`` no batch makes it diverge, and it is often slow. ``comm``: a Communicator, whose ranks all call
+    ``fit`` with their own rows, or ``None``. It is shared by clones, and not pickled. With several ranks a search such
+    as ``GridSearchCV`` cannot work, as each rank scores its own folds and may choose other arguments than the rest.
+
+    ``fit`` warns (``ConvergenceWarning``) if ``max_iter`` ended it while the loss still fell by more than 0.01 % an
+    epoch: the mean over an epoch's rows, each at its own step, and over the last 10 epochs, against the 10 before, if
+    the difference is more than chance.
     """
 
     def __init__(
@@ -272,12 +310,17 @@ class Ridge(RegressorMixin, _Linear):
                 raise ValueError(f"alpha={self.alpha} must be 0 or more")
             settings = self._settings("squared_error")
             rows, numbers = validate_data(self, X, y, accept_sparse="csr", dtype=np.float32, y_numeric=True)
+            with np.errstate(over="ignore"):
+                numbers = numbers.astype(np.float32)
+            if not np.isfinite(numbers).all():
+                raise ValueError("y has numbers that float32 cannot hold: scale or remove them")
             return (rows, numbers, settings), {}
 
         (X, y, settings), every = self._agree(look)  # noqa: N806
         settings = replace(settings, l2=self.alpha / sum(said["rows"] for said in every), seed=every[0]["seed"])
-        self.coef_, self.intercept_ = self._weights(_rows_of(X, y), settings)
+        self.coef_, self.intercept_, fall = self._weights(_rows_of(X, y), settings)
         self.n_iter_ = self.max_iter
+        self._warn_of(fall)
         return self
 
     def predict(self, X: Any) -> F64:  # noqa: N803

@@ -17,13 +17,16 @@ from typing import Any, Self
 import numpy as np
 
 from telegrad import Communicator
+from telegrad.comm.texts import all_gather_text
 from telegrad.launch import join
 from telegrad.launch.joining import RANK
 from telegrad.linear.data import LibsvmFormat, read_libsvm
+from telegrad.linear.losses import label_counts
 from telegrad.linear.settings import TrainingSettings
 from telegrad.linear.training import EpochReport, objective, train
 
 _STEP_MESSAGE_S = 0.1
+_MOST_DAMAGED = 8  # lines that are named
 _MPI_RANKS = ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK")
 
 Say = Callable[[dict[str, Any]], None]
@@ -87,7 +90,8 @@ def join_other_launcher() -> Communicator:
 
 
 def run(job: Job, comm: Communicator, say: Say) -> None:
-    """Reads this rank's lines, trains, and writes the model on rank 0. ``say`` gets the messages."""
+    """Reads this rank's lines, trains, and writes the model on rank 0 if it has not diverged. ``say`` gets the
+    messages."""
     began_s = time.perf_counter()
     rows = read_libsvm(
         job.data,
@@ -97,10 +101,14 @@ def run(job: Job, comm: Communicator, say: Say) -> None:
         cache=job.cache,
     )
     read_s = time.perf_counter() - began_s
-    every = comm.all_gather(np.array([len(rows), rows.nnz, rows.damaged, rows.n_features], np.int64))
-    count, entries, damaged, _ = every.sum(0).tolist()
-    about = {"rows": count, "nnz": entries, "damaged": damaged, "features": int(every[:, 3].max())}
-    say({"kind": "rows", **about, "first_damaged": rows.first_damaged, "read_s": read_s, "ranks": comm.world_size})
+    positive = label_counts(rows.labels)[2]
+    every = comm.all_gather(np.array([len(rows), rows.nnz, rows.damaged, positive, rows.n_features], np.int64))
+    count, entries, damaged, positive, _ = every.sum(0).tolist()
+    about = {"rows": count, "nnz": entries, "damaged": damaged, "features": int(every[:, 4].max())}
+    # ranks have the file's lines in their own order
+    lines = [line for said in all_gather_text(comm, json.dumps(rows.first_damaged)) for line in json.loads(said)]
+    about |= {"positive": positive, "first_damaged": lines[:_MOST_DAMAGED]}
+    say({"kind": "rows", **about, "read_s": read_s, "ranks": comm.world_size})
 
     epochs = said_s = 0.0
 
@@ -117,6 +125,7 @@ def run(job: Job, comm: Communicator, say: Say) -> None:
 
     trained = train(rows, job.settings, comm, on_epoch=on_epoch, on_step=on_step)
     reached = objective(trained.model, rows, job.settings.l2, comm, job.settings.l1)
-    if comm.rank == 0:
+    if comm.rank == 0 and not trained.diverged:
         trained.model.save(job.model)
-    say({"kind": "end", "objective": reached, "bias": trained.model.bias})
+    end = {"objective": reached, "objective_at_zero": trained.loss_at_zero, "bias": trained.model.bias}
+    say({"kind": "end", **end, "diverged": trained.diverged})

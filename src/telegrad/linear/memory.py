@@ -69,7 +69,7 @@ def check_memory(
         needed, free = int(ranks[:, 1].sum()), int(ranks[:, 2].min())
         if 0 <= free < needed:
             raise ValueError(
-                f"n_features={features}: {len(ranks)} ranks of one machine need {needed / _GIB:.1f} GiB beside their "
+                f"{features} features: {len(ranks)} ranks of one machine need {needed / _GIB:.1f} GiB beside their "
                 f"rows, of which {free / _GIB:.1f} are free: hash features into fewer, or use fewer ranks"
             )
 

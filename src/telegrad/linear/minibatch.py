@@ -57,7 +57,7 @@ class MiniBatches:
         """One pass over the rows, in the order of epoch ``number``, from 0."""
         settings, found, sent = self._problem.settings, Pass(self.steps), None
         for step, (chosen, rows) in enumerate(self._problem.share.batches(number, settings.batch)):
-            rate = settings.rate_at(number * self.steps + step, self._problem.first_rate)
+            rate = self._problem.rate_at(number * self.steps + step, rows)
             if self._direct:
                 self._step_alone(found, chosen, rate)
             elif settings.overlap:
@@ -132,8 +132,15 @@ class MiniBatches:
     def _update(self, found: Pass, total: SparseStream, rows: int, rate: float) -> None:
         """One step by the sum of ``rows`` rows' gradients."""
         indices, values = total.memory(0.0)
-        slope, loss = values[-2:]  # behind all features, also where the sum is held densely
-        at = 0 if indices is None else indices.ctypes.data
-        count = values.size - EXTRA
-        self._descent.step(at, values.ctypes.data, count, float(slope), rate, rows)
-        found.loss += float(loss)
+        features, extra = self._problem.features, np.zeros(EXTRA)
+        if indices is None:
+            at, count = 0, features
+            extra[:] = values[features:]
+        else:
+            # behind all features, but sums of others' making may leave out what is 0
+            behind = np.flatnonzero(indices[-EXTRA:] >= features) + max(indices.size - EXTRA, 0)
+            at, count = indices.ctypes.data, indices.size - behind.size
+            extra[indices[behind].astype(np.int64) - features] = values[behind]
+        slope, loss = extra.tolist()
+        self._descent.step(at, values.ctypes.data, count, slope, rate, rows)
+        found.loss += loss

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import zlib
 from dataclasses import fields, replace
 from typing import Any
@@ -12,6 +13,7 @@ from telegrad import Communicator, _core
 from telegrad.linear.losses import (
     CURVATURE_BOUND,
     F32,
+    F64,
     are_classes,
     area_under_curve,
     is_classification,
@@ -21,7 +23,7 @@ from telegrad.linear.losses import (
 )
 from telegrad.linear.memory import check_memory
 from telegrad.linear.model import LinearModel
-from telegrad.linear.rows import MOST_FEATURES, U32, Rows
+from telegrad.linear.rows import MOST_FEATURES, U32, Rows, squared_lengths
 from telegrad.linear.settings import TrainingSettings
 from telegrad.linear.shares import Share
 
@@ -32,7 +34,9 @@ _ADAGRAD_RATE = 0.1
 
 class Problem:
     """One rank's rows and what it knows of the others'. Raises ``ValueError`` on every rank for labels that are not two
-    classes, and where there is no row to train on, too many features or too little memory.
+    classes, and where there is no row to train on, too many features or threads, or too little memory.
+
+    ``loss_at_zero``: the objective where all weights are 0.
 
     Features that this rank's rows have are numbered anew, rising, so that what is read at random fits better into
     caches: ``view`` has the numbers, from 0, instead. ``alone``: nobody else's sums or changes come, so that no other
@@ -44,7 +48,7 @@ class Problem:
         self.rows, self.settings, self.comm = rows, settings, comm
         self.rank, self.world_size = (comm.rank, comm.world_size) if comm else (0, 1)
         self.is_classification = is_classification(settings.loss)
-        self.features, counts, squares = self._agree()
+        self.features, counts = self._agree()
         self.total = int(counts.sum())
         first = int(counts[: self.rank].sum())
         check_memory(
@@ -54,7 +58,12 @@ class Problem:
         if self.share.trained_total == 0:
             raise ValueError(f"of {self.total} rows none is left to train on: give more, or a smaller held_out")
         self.targets: F32 = signed(rows.labels) if self.is_classification else np.ascontiguousarray(rows.labels)
-        self.first_rate = settings.learning_rate or self._default_rate(squares / max(self.total, 1))
+        self.loss_at_zero = self._loss_at_zero()
+        self.first_rate = settings.learning_rate or self._default_rate()
+        # A safe rate is one of whole batches: the rows of a shorter last one weigh more in its mean.
+        self._whole_batch = 0
+        if settings.optimizer == "sgd" and settings.learning_rate is None:
+            self._whole_batch = self._most_rows_of_a_step()
         self._all_features = self.features
         self._used: U32 | None = None
         self.numbering: _core.Numbering | None = None
@@ -71,25 +80,70 @@ class Problem:
                 self.numbering = numbering
         self.view = self._numbered.view()
         self.loss = getattr(_core.Loss, settings.loss)
-        self.team = _core.Team(settings.threads)
+        self.team = self._start_team()
 
-    def _default_rate(self, mean_squared_length: float) -> float:
+    def rate_at(self, step: int, rows: int) -> float:
+        """The learning rate of ``step``, counted from 0 over all epochs, in which all ranks have ``rows``."""
+        rate = self.settings.rate_at(step, self.first_rate)
+        return rate * rows / self._whole_batch if self._whole_batch else rate
+
+    def _most_rows_of_a_step(self) -> int:
+        return min(self.settings.batch, self.share.trained_total)
+
+    def _default_rate(self) -> float:
+        """Of SGD 1/L, or 1/(2L) where gradients come a step late; L bounds the curvature of every batch's mean loss.
+
+        The curvature of a row's loss is at most κ·(|x|² + 1), with the bias's 1; of a mean at most the mean of these,
+        which no batch has above that of as many longest rows. A step of at most 1/L makes no two models differ more
+        than before, whichever batches come; nor does the penalties' proximal step, whatever they are. With a delay of
+        one step an error along a curvature c follows z² = z - ηc, whose complex roots have |z|² = ηc: at η = 1/L it
+        need not fall, and of batches that differ some orders make it grow; at half of that it falls along every c above
+        0, and no order of batches is known that makes it grow, though that is not proven.
+        """
         if self.settings.optimizer == "adagrad":
             return _ADAGRAD_RATE
+        if self.settings.optimizer == "coordinate_descent":
+            return 0.0  # has none
         # the hinge has no curvature; 1 serves for a first learning rate
-        return 1 / (CURVATURE_BOUND.get(self.settings.loss, 1.0) * (mean_squared_length + 1))
+        curvature = CURVATURE_BOUND.get(self.settings.loss, 1.0) * (self._longest_mean() + 1)
+        return 1 / ((2 if self.settings.overlap else 1) * curvature)
 
-    def _agree(self) -> tuple[int, np.ndarray[tuple[int], np.dtype[np.int64]], float]:
-        """The number of features, every rank's rows, and the sum of the squares of all values."""
+    def _longest_mean(self) -> float:
+        """The mean squared length of as many longest rows of all ranks as a step has; the same bits for all P."""
+        count = self._most_rows_of_a_step()
+        longest: F64 = np.sort(squared_lengths(self.rows))[::-1][:count]
+        if self.comm is not None:
+            sizes = self.comm.all_gather(np.array([longest.size], np.int64))[:, 0].tolist()
+            every = self.comm.all_gather(np.ascontiguousarray(longest), counts=sizes)
+            longest = np.sort(every)[::-1][:count]
+        return float(np.add.accumulate(longest)[-1]) / count
+
+    def _loss_at_zero(self) -> float:
+        """Mean loss of all ranks' rows where all weights are 0, hence also the objective."""
+        own = np.array([losses_of(self.settings.loss, np.zeros(len(self.rows)), self.targets).sum()])
+        if self.comm is not None:
+            self.comm.all_reduce(own)
+        return float(own[0]) / self.total
+
+    def _start_team(self) -> _core.Team:
+        team: _core.Team | None = None
+        with contextlib.suppress(RuntimeError):
+            team = _core.Team(self.settings.threads)
+        own = np.array([0 if team else self.settings.threads], np.int64)
+        every = own[None] if self.comm is None else self.comm.all_gather(own)
+        for rank in np.flatnonzero(every[:, 0]):
+            raise ValueError(f"threads={every[rank, 0]} of rank {rank} are more than its system can start: use fewer")
+        assert team is not None
+        return team
+
+    def _agree(self) -> tuple[int, np.ndarray[tuple[int], np.dtype[np.int64]]]:
+        """The number of features, and every rank's rows."""
         labels = self.rows.labels
         kinds = label_counts(labels)
         told = _digests(self.settings)
         own = np.array([self.rows.n_features, len(labels), *kinds, *told.values()], np.int64)
         every = own[None] if self.comm is None else self.comm.all_gather(own)
         self._check_alike([*told], every[:, 2 + len(kinds) :])
-        squares = np.array([np.einsum("i,i->", self.rows.values, self.rows.values, dtype=np.float64)])
-        if self.comm is not None:
-            self.comm.all_reduce(squares)
         features, counts = int(every[:, 0].max()), every[:, 1]
         minus, zero, plus = every[:, 2 : 2 + len(kinds)].sum(0)
         if self.is_classification and not are_classes(counts.sum(), minus, zero, plus):
@@ -98,8 +152,8 @@ class Problem:
                 f"{counts.sum()} rows {minus} have -1, {zero} have 0, {plus} have 1; or use 'squared_error'"
             )
         if features + EXTRA > MOST_FEATURES:
-            raise ValueError(f"n_features={features} is more than {MOST_FEATURES - EXTRA}: hash them")
-        return features, counts, float(squares[0])
+            raise ValueError(f"{features} features are more than {MOST_FEATURES - EXTRA}: hash them")
+        return features, counts
 
     def _check_alike(self, names: list[str], digests: np.ndarray[Any, np.dtype[np.int64]]) -> None:
         for rank, column in zip(*np.nonzero(digests != digests[0]), strict=True):

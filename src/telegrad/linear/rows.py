@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -11,6 +12,7 @@ import numpy.typing as npt
 from telegrad import _core
 
 MOST_FEATURES = 2**32 - 1
+_BLOCK_ENTRIES = 1 << 18  # at a time, so that their squares take little memory
 
 U64 = npt.NDArray[np.uint64]
 U32 = npt.NDArray[np.uint32]
@@ -140,6 +142,19 @@ class Rows:
         dtype = np.int64 if wide else np.int32
         parts = (self.values.copy(), self.indices.astype(dtype), self.offsets.astype(dtype))
         return csr_array(parts, shape=(len(self), self.n_features))
+
+
+def squared_lengths(rows: Rows) -> npt.NDArray[np.float64]:
+    """Of each row the sum of its values' squares, (rows,), float64; the same bits whichever other rows there are."""
+    found = np.zeros(len(rows))
+    filled = np.flatnonzero(rows.offsets[1:] > rows.offsets[:-1])  # others have no entry to begin at
+    starts = rows.offsets[filled].astype(np.int64)
+    borders = np.searchsorted(starts, np.arange(0, rows.nnz, _BLOCK_ENTRIES)).tolist()
+    for first, last in itertools.pairwise(dict.fromkeys([*borders, filled.size])):
+        begin, end = starts[first], starts[last] if last < filled.size else rows.nnz
+        squares = rows.values[begin:end].astype(np.float64) ** 2
+        found[filled[first:last]] = np.add.reduceat(squares, starts[first:last] - begin)
+    return found
 
 
 def joined(parts: list[Rows], n_features: int) -> Rows:

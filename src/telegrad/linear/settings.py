@@ -9,6 +9,8 @@ from telegrad.linear.losses import CURVATURE_BOUND, is_classification
 
 OPTIMIZERS = ("sgd", "adagrad", "coordinate_descent")
 
+_MOST_THREADS = 1024  # so that a slip takes none from the machine's other processes
+
 
 @dataclass(frozen=True)
 class TrainingSettings:
@@ -16,12 +18,14 @@ class TrainingSettings:
 
     ``optimizer``: see ``OPTIMIZERS``; coordinate descent is for smooth losses.
 
-    ``batch``: rows of all ranks together in a step. ``learning_rate``: of the first step, or ``None`` for 1 / (the
-    loss's largest curvature · (mean squared length of rows + 1)), with AdaGrad 0.1; step t has ``learning_rate / (1 +
-    decay·t)``, from t = 0. ``held_out``: the share of rows that are not trained on. ``overlap``: a step's sum travels
-    while the next gradient is computed, by weights that lack it. ``coordinates``: that each rank moves in a step of
-    coordinate descent, for which ``batch`` and ``decay`` mean nothing. ``threads``: of each rank; no result depends
-    on them. Raises ``ValueError`` for what cannot be.
+    ``batch``: rows of all ranks together in a step. ``learning_rate``: of the first step; step t has ``learning_rate /
+    (1 + decay·t)``, from t = 0. ``None`` is 0.1 with AdaGrad, and with SGD 1 / (the loss's largest curvature · (mean
+    squared length of the ``batch`` longest rows + 1)), which no batch makes diverge, half of that with ``overlap``; a
+    shorter last batch then has as much less as it has fewer rows. ``held_out``: the share of rows that are not trained
+    on. ``overlap``: a step's sum travels while the next gradient is computed, by weights that lack it.
+    ``coordinates``: that each rank moves in a step of coordinate descent, for which ``batch`` and ``decay`` mean
+    nothing. ``threads``: of each rank, at most 1024; no result depends on them. Raises ``ValueError`` for what cannot
+    be.
     """
 
     loss: str = "logistic"
@@ -44,6 +48,8 @@ class TrainingSettings:
         for name in ("epochs", "batch", "coordinates", "threads"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
+        if self.threads > _MOST_THREADS:
+            raise ValueError(f"threads={self.threads} must be at most {_MOST_THREADS}: more than cores are of no use")
         for name in ("l2", "l1", "decay", "seed"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise ValueError(f"{name}={getattr(self, name)} must be a finite number, 0 or more")

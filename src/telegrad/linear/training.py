@@ -19,6 +19,8 @@ from telegrad.linear.problem import Problem
 from telegrad.linear.rows import Rows
 from telegrad.linear.settings import TrainingSettings
 
+_FAR = 10  # times the loss of a model that knows nothing
+
 
 @dataclass(frozen=True)
 class EpochReport:
@@ -51,6 +53,18 @@ class Trained:
     rows: int
     """Of all ranks, held-out ones included."""
 
+    loss_at_zero: float
+    """The objective where all weights are 0: mean loss of all rows."""
+
+    @property
+    def diverged(self) -> bool:
+        """Is something of the model or of the last epoch's loss not finite, or that loss more than ten times
+        ``loss_at_zero``? The same on every rank."""
+        last = self.epochs[-1].loss
+        if not (np.isfinite(last) and np.isfinite(self.model.bias) and np.isfinite(self.model.weights).all()):
+            return True
+        return last > _FAR * self.loss_at_zero
+
 
 def train(
     rows: Rows,
@@ -68,8 +82,8 @@ def train(
     after each. The result depends on the number of ranks by rounding only; with coordinate descent if all ranks
     together move as many coordinates in a step. ``aggregation`` is a ``Gathering`` for coordinate descent. Raises
     ``ValueError`` on every rank for settings that differ (but ``threads`` may), labels that are not two classes, and
-    where there is no row to train on, too many features or too little memory; ``TypeError`` for an ``aggregation``
-    that is not for these settings.
+    where there is no row to train on, too many features or threads, or too little memory; ``TypeError`` for an
+    ``aggregation`` that is not for these settings.
     """
     settings = settings or TrainingSettings()
     problem = Problem(rows, settings, comm, alone=aggregation is None and (comm is None or comm.world_size == 1))
@@ -86,7 +100,7 @@ def train(
         report = EpochReport(epoch + 1, found.steps, found.loss, found.compute_s, found.comm_s, found.entries, *judged)
         reports.append(report)
         on_epoch(report)
-    return Trained(optimizer.model(), reports, problem.total)
+    return Trained(optimizer.model(), reports, problem.total, problem.loss_at_zero)
 
 
 def objective(model: LinearModel, rows: Rows, l2: float, comm: Communicator | None = None, l1: float = 0.0) -> float:

@@ -101,7 +101,7 @@ def checked_optimizers(given: Any, parameters: Mapping[str, nn.Parameter]) -> tu
     trained = {id(one) for optimizer in found for group in optimizer.param_groups for one in group["params"]}
     if found and (left := [name for name, one in parameters.items() if id(one) not in trained]):
         raise ValueError(
-            f"wait_in has no optimizer that trains {left[0]!r}, of model: give all that do (a parameter that none trains: "
-            "requires_grad_(False))"
+            f"wait_in has no optimizer that trains {left[0]!r}, of model: give all that do (a parameter that none "
+            "trains: requires_grad_(False))"
         )
     return found

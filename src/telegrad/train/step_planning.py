@@ -1,5 +1,6 @@
 """What a Synchronizer plans while it trains: after which passes times are taken, a plan is made, made once more, tried
-against others, timed in its own groups and, when measured times leave it, made anew. Does not know how groups are sent."""
+against others, timed in its own groups and, when measured times leave it, made anew. Does not know how groups are
+sent."""
 
 from __future__ import annotations
 
@@ -138,7 +139,8 @@ class StepPlanning:
         return plan
 
     def _timed_again(self, trace: Trace, passes: int) -> MergePlan:
-        assert self.plan is not None and self.trace is not None
+        assert self.plan is not None
+        assert self.trace is not None
         if trace.names == self.trace.names:
             self.trace = trace
             self._adopted(self._planner.again(self.plan, trace, self._comm), passes)

@@ -76,8 +76,8 @@ class Synchronizer:
     TransportError on the others; ``"send"``: it arrives on all ranks. Gradients are float32 or bfloat16 then.
 
     ``wait_in``: all optimisers of the model, whose ``step()`` waits for the averages, instead of ``backward()``: sums
-    go on beside whatever is between. Until then each gradient is NaN: call ``wait()``, on all ranks, before you look at them,
-    or clip them, or use a GradScaler. Pre-hooks of a step that are older than the Synchronizer see NaN.
+    go on beside whatever is between. Until then each gradient is NaN: call ``wait()``, on all ranks, before you look at
+    them, or clip them, or use a GradScaler. Pre-hooks of a step that are older than the Synchronizer see NaN.
 
     All arguments are the same on all ranks (``ValueError`` on all of them otherwise). After an
     exception in a backward pass set gradients to ``None``, as ``zero_grad()`` does; where it ended the pass of some

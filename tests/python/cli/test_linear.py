@@ -14,6 +14,7 @@ import pytest
 from typer.testing import CliRunner
 
 from telegrad.cli import make_app
+from telegrad.cli.linear import _divergence, _loss_text
 from telegrad.cli.linear_options import in_options
 from telegrad.linear import LinearModel, TrainingSettings, objective, read_libsvm, train
 
@@ -94,6 +95,11 @@ def test_a_damaged_line_ends_the_job_or_is_left_out(path: Path, tmp_path: Path) 
     status, said = trained(path, tmp_path / "m.npz", "--ranks", "2", "--skip-damaged")
     assert status == 0
     assert "1 damaged lines are left out" in said
+    assert "data.svm, line 301: '7:x' has no value" in said  # of the last rank
+    path.write_text("1 6:y\n" + path.read_text())
+    _, said = trained(path, tmp_path / "m.npz", "--ranks", "3", "--skip-damaged")
+    assert said.index("line 1: '6:y' has no value") < said.index("line 302: '7:x' has no value")
+    path.write_text(path.read_text().removeprefix("1 6:y\n"))
     status, said = run("predict", str(path), "--model", str(tmp_path / "m.npz"))
     assert status == 1
     assert "line 301" in said
@@ -112,7 +118,8 @@ def test_labels_that_are_no_classes(path: Path, tmp_path: Path) -> None:
     assert "give more, or a smaller --held-out" in said
     status, said = trained(path, tmp_path / "m.npz", "--ranks", "1", "--features", "4294967295")
     assert status == 1
-    assert "--features 4294967295 is more than 4294967293" in said
+    assert "4294967295 features are more than 4294967293: hash them" in said
+    assert "--features" not in said
 
 
 @pytest.mark.parametrize(
@@ -124,6 +131,7 @@ def test_labels_that_are_no_classes(path: Path, tmp_path: Path) -> None:
         (("--l2", "-1"), "--l2 -1.0 must be a finite number, 0 or more"),
         (("--learning-rate", "0"), "--learning-rate 0.0 must be a finite number above 0, or left out"),
         (("--held-out", "1"), "--held-out 1.0 must be from 0 to below 1"),
+        (("--threads", "1025"), "--threads 1025 must be at most 1024"),
         (
             ("--optimizer", "coordinate_descent", "--loss", "hinge"),
             "--loss hinge has a kink, where coordinate descent gets stuck: use 'squared_hinge', or --optimizer sgd",
@@ -134,7 +142,7 @@ def test_labels_that_are_no_classes(path: Path, tmp_path: Path) -> None:
         (("--json", "/nowhere/x.json"), "the folder /nowhere does not exist"),
     ],
     ids=[
-        *("loss", "batch", "features", "l2", "learning-rate", "held-out", "kink", "overlap", "optimizer"),
+        *("loss", "batch", "features", "l2", "learning-rate", "held-out", "threads", "kink", "overlap", "optimizer"),
         *("network", "json"),
     ],
 )
@@ -201,9 +209,44 @@ def test_a_training_that_diverges_is_said(path: Path, tmp_path: Path) -> None:
     figures = tmp_path / "figures.json"
     more = ("--ranks", "1", "--loss", "squared_error", "--learning-rate", "1e30", "--json", str(figures))
     status, said = trained(path, tmp_path / "m.npz", *more)
+    assert status == 1
+    assert "the training has diverged (objective nan, with no weights 0." in said
+    assert "no model is written: try a lower --learning-rate than 1e+30, or none" in said
+    assert not (tmp_path / "m.npz").exists()
+    written = json.loads(figures.read_text())
+    assert (written["objective"], written["diverged"]) == (None, True)
+
+
+def test_a_training_that_diverges_to_finite_numbers_is_said(path: Path, tmp_path: Path) -> None:
+    figures = tmp_path / "figures.json"
+    more = ("--loss", "squared_error", "--learning-rate", "3", "--json", str(figures))
+    status, said = trained(path, tmp_path / "m.npz", "--ranks", "2", *more)
+    assert status == 1
+    assert "so no model is written: try a lower --learning-rate than 3, or none" in said
+    assert not (tmp_path / "m.npz").exists()
+    written = json.loads(figures.read_text())
+    assert 10 * written["objective_at_zero"] < written["objective"] < 1e30
+    said = _divergence(TrainingSettings(optimizer="adagrad"), {"objective": 7.0, "objective_at_zero": 0.5})
+    assert said.endswith(
+        "(objective 7, with no weights 0.5), so no model is written: try a lower --learning-rate than 0.1"
+    )
+    said = _divergence(TrainingSettings(), {"objective": 7.0, "objective_at_zero": 0.5})
+    assert said.endswith("so no model is written: scale the features")
+
+
+@pytest.mark.parametrize(("label", "only"), [("1", "1"), ("0", "-1 or 0")], ids=["ones", "zeros"])
+def test_one_class_alone_is_warned_of(path: Path, tmp_path: Path, label: str, only: str) -> None:
+    lines = [line for line in path.read_text().splitlines() if line.startswith(label)]
+    path.write_text("\n".join(lines))
+    status, said = trained(path, tmp_path / "m.npz", "--ranks", "2")
     assert status == 0
-    assert "the training has diverged" in said
-    assert json.loads(figures.read_text())["objective"] is None
+    assert f"all labels are {only}: a model of one class tells nothing apart" in said
+    _, said = trained(path, tmp_path / "m.npz", "--ranks", "2", "--loss", "squared_error")
+    assert "all labels" not in said
+
+
+def test_large_losses_are_short_in_the_bar() -> None:
+    assert [_loss_text(loss) for loss in (0.69314718, 99999.0, 1.23456e12)] == ["0.69315", "99999.00000", "1.235e+12"]
 
 
 def test_labels_that_a_model_cannot_be_judged_by(path: Path, tmp_path: Path) -> None:

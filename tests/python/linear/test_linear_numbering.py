@@ -56,7 +56,7 @@ def over_all_features(rank: int, comm: Communicator, settings: TrainingSettings)
     for epoch in range(settings.epochs):
         late: list[tuple[SparseStream, int, float]] = []
         for step, (chosen, count) in enumerate(problem.share.batches(epoch, settings.batch)):
-            rate = settings.rate_at(epoch * steps + step, problem.first_rate)
+            rate = problem.rate_at(epoch * steps + step, count)
             size = gradient.find(view, targets, chosen.ctypes.data, chosen.size, problem.loss)
             indices, values = np.empty(size, np.uint32), np.empty(size, np.float32)
             gradient.take(indices.ctypes.data, values.ctypes.data, size)
