@@ -76,6 +76,12 @@ class Trace:
             self, names=tuple(names), sizes=tuple(self.sizes[place] for place in order), backward_times=tuple(times)
         )
 
+    def all_at_once(self) -> Self:
+        """The same gradients, none of which may leave before the backward pass is over."""
+        if not self.sizes:
+            return self
+        return replace(self, backward_times=(self.backward_s, *[0.0] * (len(self.sizes) - 1)))
+
     @classmethod
     def of_architecture(cls, model: Architecture, compute_s: float, *, element_bytes: int = 4) -> Self:
         """A model of the step: ``compute_s`` seconds, a third of them forward, the rest divided among the gradients as

@@ -22,7 +22,8 @@ from telegrad.train.trial import Trial, agreed_step_s
 
 class StepPlanning:
     """Of a ``model`` whose passes ``comm`` averages. ``scheme``: one of ``group_planning.TIMED``. ``warmup_steps``,
-    ``replan_factor``, ``compression``: as the Synchronizer's. Called on all ranks, alike; the hooks that take times
+    ``replan_factor``, ``compression``: as the Synchronizer's. ``leaves_at_end``: no gradient is sent before the
+    backward pass is over. Called on all ranks, alike; the hooks that take times
     stay on ``model`` until there is a plan, or until ``close()``.
     """
 
@@ -35,6 +36,7 @@ class StepPlanning:
         warmup_steps: int,
         replan_factor: float | None,
         compression: Compression | None,
+        leaves_at_end: bool = False,
     ) -> None:
         self.clock = PausedClock()
         self.plan: MergePlan | None = None
@@ -44,6 +46,7 @@ class StepPlanning:
         self._warmup_steps = warmup_steps
         self._turn_passes = NOT_TYPICAL + max(1, (warmup_steps - NOT_TYPICAL) // 2)
         self._planner = GroupPlanner(scheme, compression)
+        self._leaves_at_end = leaves_at_end
         self._replanning = Replanning(replan_factor) if scheme == "auto" and replan_factor is not None else None
         self._trial: Trial | None = None
         self._profile: StepProfile | None = None
@@ -117,12 +120,13 @@ class StepPlanning:
         if self._has_groups:
             return self._timed_again(trace, passes)
         kept = self.plan if earlier is not None and earlier.names == trace.names else None
-        self.trace, plan = trace, self._planner.plan(trace, self._comm, kept=kept)
+        self.trace, sent = trace, self._as_sent(trace)
+        plan = self._planner.plan(sent, self._comm, kept=kept)
         if not refines:
             self._adopted(plan, passes)
             self._begin_profile(passes)  # in these groups, whose sums hold other gradients up than those before
             return plan
-        rivals = self._planner.rivals(plan, trace, self._comm) if self._scheme == "auto" else []
+        rivals = self._planner.rivals(plan, sent, self._comm) if self._scheme == "auto" else []
         return self._tried(Trial([plan, *rivals]), passes, timeline)
 
     def _tried(self, trial: Trial, passes: int, timeline: MeasuredTimeline) -> MergePlan:
@@ -143,8 +147,11 @@ class StepPlanning:
         assert self.trace is not None
         if trace.names == self.trace.names:
             self.trace = trace
-            self._adopted(self._planner.again(self.plan, trace, self._comm), passes)
+            self._adopted(self._planner.again(self.plan, self._as_sent(trace), self._comm), passes)
         return self._settled(passes)
+
+    def _as_sent(self, trace: Trace) -> Trace:
+        return trace.all_at_once() if self._leaves_at_end else trace
 
     def _settled(self, passes: int) -> MergePlan:
         """The plan that is kept, from now on with these times."""

@@ -129,6 +129,10 @@ class Synchronizer:
         self._model, self._comm = model, own
         if self._compression is not None:
             self._compression.move_to(own)
+        # A rank's own gradient is clipped, all of it, before any of it leaves.
+        self._own_norm: float | None = None
+        if self._compression is not None and self._clip_norm is not None:
+            self._own_norm = self._clip_norm / math.sqrt(own.world_size)
         self._passes = 0
         self._step_wait: StepWait | None = None
         self._pending: PendingPass | None = None
@@ -151,6 +155,7 @@ class Synchronizer:
                 warmup_steps=warmup_steps,
                 replan_factor=replan_factor,
                 compression=self._compression,
+                leaves_at_end=self._own_norm is not None,
             )
         if optimizers:
             self._step_wait = StepWait(optimizers, model, self.wait)
@@ -341,8 +346,8 @@ class Synchronizer:
         """All gradients of a run have come."""
         group = self._groups[number]
         group.take_run(run)
-        if not group.is_whole or (self._compression is not None and self._clip_norm is not None):
-            return  # a rank's own gradient is clipped, all of it, before any of it leaves
+        if not group.is_whole or self._own_norm is not None:
+            return
         self._timeline.ready(number)
         while len(self._works) < len(self._groups) and self._groups[len(self._works)].is_whole:
             self._launch()
@@ -366,10 +371,10 @@ class Synchronizer:
         # It walks through the model, which takes as long as tens of hooks: not in every pass.
         if self._passes % LOOK_EVERY == 0 or not all(group.is_whole for group in self._groups):
             check_same_parameters(self._model, self._parameters.values())
-        if self._compression is not None and self._clip_norm is not None:
+        if self._own_norm is not None:
             present = self._earlier.union(*(group.came() for group in self._groups))
             came = [one for one in self._parameters.values() if id(one) in present]
-            clip_own(came, self._clip_norm / math.sqrt(self._comm.world_size))
+            clip_own(came, self._own_norm)
         while len(self._works) < len(self._groups):
             self._launch()
         works, self._works, self._graph_task = self._works, [], None

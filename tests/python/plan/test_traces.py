@@ -196,6 +196,9 @@ def test_a_trace_in_another_order() -> None:
     assert other.backward_times == (1.0, 5.0, 0.0, 4.0)
     assert (other.forward_s, other.about) == (0.5, "by hand")
     assert trace.in_order(trace.names) == trace
+    at_once = trace.all_at_once()
+    assert at_once.backward_times == (trace.backward_s, 0.0, 0.0, 0.0)
+    assert (at_once.names, at_once.sizes, at_once.forward_s) == (trace.names, trace.sizes, trace.forward_s)
     for names in (["a", "b", "c"], ["a", "b", "c", "c"]):
         with pytest.raises(ValueError, match="names must be those of the trace"):
             trace.in_order(names)

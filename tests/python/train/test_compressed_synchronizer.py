@@ -290,6 +290,22 @@ def test_each_rank_clips_its_own_gradient(on_ranks: OnRanks, compression: str) -
     on_ranks(2, run)
 
 
+@pytest.mark.parametrize("clip_norm", [None, 1.0])
+def test_plans_know_that_what_is_clipped_leaves_at_the_end(on_ranks: OnRanks, clip_norm: float | None) -> None:
+    def run(comm: Communicator) -> None:
+        rank = Rank(comm, warmup_steps=3, clip_norm=clip_norm, replan_factor=None)
+        for step in range(12):
+            rank.step(gradients_of(comm.rank, step))
+        plan, trace = rank.sync.plan, rank.sync.trace
+        assert plan is not None
+        assert trace is not None
+        at_end = trace.all_at_once().backward_times
+        assert trace.backward_times != at_end
+        assert plan.backward_times == (trace.backward_times if clip_norm is None else at_end)
+
+    on_ranks(2, run)
+
+
 def test_nan_is_told_on_all_ranks(on_ranks: OnRanks) -> None:
     def run(comm: Communicator) -> str:
         rank = Rank(comm, plan="single")
