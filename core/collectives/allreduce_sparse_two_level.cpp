@@ -3,6 +3,7 @@
 // in common crosses the network once. Renggli et al., "SparCML", SC 2019, §5.3, for the parts.
 #include "collectives/allreduce_sparse_two_level.hpp"
 
+#include <algorithm>
 #include <limits>
 #include <type_traits>
 #include <utility>
@@ -46,8 +47,12 @@ class TwoLevelSum {
       slice = co_await reduce_owned_slice(group, mine, result.slices, summing);
     }
     mine = SparseStream<V>();
+    // What is rounded between nodes is a mean already: sums might be too large for it.
+    const bool averages = how_.reduction == Reduction::avg;
+    const bool rounds = how_.wire.values != ValueEncoding::native;
+    if (averages && rounds) co_await divide_by_ranks(net_, slice);
     if (place_ < nodes_.slices()) co_await sum_between(slice);
-    if (how_.reduction == Reduction::avg) co_await divide_by_ranks(net_, slice);
+    if (averages && !rounds) co_await divide_by_ranks(net_, slice);
 
     const SparseReduction gathering = how_inside(how_.reduction);
     co_await encode_slice(net_, std::move(slice), gathering, 1.0F, result);
@@ -81,7 +86,15 @@ class TwoLevelSum {
     summing.nodes = nullptr;
     if (how_.reduction == Reduction::avg) summing.reduction = Reduction::sum;
     const IndexRange range = slice.range;
-    if (!summing.residual.empty()) summing.residual = summing.residual.subspan(range.begin, range.size());
+    const std::span<float> residual =
+        how_.residual.empty() ? how_.residual : how_.residual.subspan(range.begin, range.size());
+    Array<float> lost;  // of a mean, which counts as often as there are ranks
+    summing.residual = residual;
+    if (how_.reduction == Reduction::avg && !residual.empty()) {
+      lost = Array<float>(residual.size());
+      std::ranges::fill(lost, 0.0F);
+      summing.residual = lost.span();
+    }
     SparseStream<V> stream;
     if (slice.dense) {
       stream = SparseStream<V>::adopt_dense(std::move(slice.values));
@@ -90,6 +103,7 @@ class TwoLevelSum {
       stream = SparseStream<V>::adopt_sparse(range.size(), std::move(slice.indices), std::move(slice.values));
     }
     stream = co_await allreduce_sparse(group, std::move(stream), summing);
+    for (std::size_t i = 0; i < lost.size(); ++i) residual[i] += static_cast<float>(net_.size()) * lost[i];
     slice.dense = stream.is_dense();
     slice.indices = stream.take_indices();
     slice.values = stream.take_values();

@@ -366,7 +366,8 @@ class Synchronizer:
         optimiser does."""
         if torch._C._current_graph_task_id() != self._graph_task:
             return  # of a pass that was dropped
-        self._timeline.backward_over()
+        if self._own_norm is None:
+            self._timeline.backward_over()
         check_still_frozen(self._frozen)
         # It walks through the model, which takes as long as tens of hooks: not in every pass.
         if self._passes % LOOK_EVERY == 0 or not all(group.is_whole for group in self._groups):
@@ -377,6 +378,8 @@ class Synchronizer:
             clip_own(came, self._own_norm)
         while len(self._works) < len(self._groups):
             self._launch()
+        if self._own_norm is not None:  # clipping and selection hold it up, as plans count them
+            self._timeline.backward_over()
         works, self._works, self._graph_task = self._works, [], None
         number, self._passes = self._passes % PASS_NUMBERS, self._passes + 1
         if self._step_wait is None or self._step_wait.is_inside:

@@ -121,6 +121,31 @@ def test_two_level_sums_dense_and_sparse(nodes: tuple[int, ...]) -> None:
         one.close()
 
 
+@pytest.mark.parametrize("algorithm", ["two_level", "auto"])
+@pytest.mark.parametrize("wire", ["packed-f16", "packed-bf16", "packed-int8"])
+def test_means_that_are_rounded_between_nodes(algorithm: str, wire: str) -> None:
+    """Sums would be too large for 16 bits; what rounding loses is handed back, of a mean by all ranks together."""
+    n = 1 << 18
+    communicators = Communicator.local(P, nodes=(0, 0, 1, 1))
+    indices = np.arange(0, n, 4096, dtype=np.uint32)
+    drawn = np.random.default_rng(2).uniform(20_000.0, 40_000.0, (P, indices.size)).astype(np.float32)
+
+    def call(one: Communicator) -> tuple[Any, Any]:
+        error = np.zeros(n, np.float32)
+        stream = SparseStream(indices, drawn[one.rank], n)
+        return one.all_reduce(stream, "avg", algorithm=algorithm, wire=wire, error=error).to_dense(), error
+
+    found = in_threads(communicators, call)
+    errors = np.sum([error for _, error in found], axis=0, dtype=np.float64)
+    for mean, _ in found:
+        np.testing.assert_array_equal(mean, found[0][0])
+        np.testing.assert_allclose(mean[indices], drawn.mean(0), rtol=0.05)
+    assert np.abs(errors).max() > 0.0
+    np.testing.assert_allclose(P * found[0][0][indices] + errors[indices], drawn.sum(0, dtype=np.float64), rtol=1e-5)
+    for one in communicators:
+        one.close()
+
+
 def test_the_choice_knows_of_nodes() -> None:
     together, apart = Communicator.local(P), Communicator.local(P, nodes=(0, 0, 1, 1))
     long = 16 << 20

@@ -6,6 +6,8 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
@@ -23,28 +25,37 @@ def run(lab: Netlab, ranks_per_node: int, report: Path, size: int) -> dict[str, 
     environment = {key: value for key, value in os.environ.items() if not key.startswith(("TELEGRAD_", "UCX_"))}
     environment |= {"PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
     rendezvous = [f"--nnodes={NODES}", f"--nproc-per-node={ranks_per_node}", "--rdzv-backend=static"]
-    nodes = [
-        subprocess.Popen(
-            [
-                *lab.prefix_of(node),
-                *("unshare", "--ipc", "--pid", "--fork", "--kill-child", "--mount-proc"),
-                *(sys.executable, "-m", "torch.distributed.run", *rendezvous, f"--node-rank={node}"),
-                *(f"--master-addr={lab.address_of(0)}", "--master-port=29511", str(PROGRAM), str(report), str(size)),
-            ],
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for node in range(NODES)
-    ]
-    try:
-        for node in nodes:
-            said, _ = node.communicate(timeout=150)
-            assert node.returncode == 0, said
-    finally:
-        for node in nodes:
-            node.kill()
+    with tempfile.TemporaryFile() as said:
+        nodes = [
+            subprocess.Popen(
+                [
+                    *lab.prefix_of(node),
+                    *("unshare", "--ipc", "--pid", "--fork", "--kill-child", "--mount-proc"),
+                    *(sys.executable, "-m", "torch.distributed.run", *rendezvous, f"--node-rank={node}"),
+                    *(
+                        f"--master-addr={lab.address_of(0)}",
+                        "--master-port=29511",
+                        str(PROGRAM),
+                        str(report),
+                        str(size),
+                    ),
+                ],
+                env=environment,
+                stdout=said,
+                stderr=subprocess.STDOUT,
+            )
+            for node in range(NODES)
+        ]
+        try:
+            deadline = time.monotonic() + 150
+            for node in nodes:
+                node.wait(max(0.0, deadline - time.monotonic()))
+            said.seek(0)
+            assert [node.returncode for node in nodes] == [0] * NODES, said.read().decode()
+        finally:
+            for node in nodes:
+                node.kill()
+                node.wait()
     return json.loads(report.read_text())
 
 
