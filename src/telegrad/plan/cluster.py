@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 
 from telegrad.plan import linear_cost
 from telegrad.plan.cost_reductions import ALLREDUCES, allreduce
+from telegrad.plan.levels import Levels, allreduce_two_level
 from telegrad.plan.network import ELEMENT_BYTES, Costs, ceil_div
 from telegrad.plan.way import GroupCost
 
@@ -47,6 +48,11 @@ class Cluster:
         return self.ranks // self.ranks_per_node
 
     @property
+    def has_levels(self) -> bool:
+        """Whether some ranks share a node, and some do not."""
+        return 1 < self.nodes < self.ranks
+
+    @property
     def ring_costs(self) -> Costs:
         """Of a ring through all ranks in order: a node's link has one message each way."""
         return self._of_link(max(1.0, self.oversubscription / self.ranks_per_node))
@@ -75,17 +81,20 @@ class Cluster:
 _RINGS = ("ring",)
 _CHEAPEST_OF = ("ring", "recursive-doubling", "halving-doubling", "double-binary-trees")
 _OWN = {f"telegrad-{name.replace('_', '-')}": name for name in ALLREDUCES}
+_ON_LEVELS = "telegrad-two-level"
 COLLECTIVES = (
     *linear_cost.COLLECTIVES,
     "cheapest",
     "two-level",
     "two-level-trees",
     *_OWN,
+    _ON_LEVELS,
     "telegrad",
 )
 """How dense vectors may be summed: the literature's formulas; ``cheapest``: of its ring, doublings and trees the
 fastest for each group; ``two-level``: rings within nodes and between them, or trees between; this library's own
-algorithms, and ``telegrad``: the fastest of them for each group."""
+algorithms, and ``telegrad``: the fastest of them for each group. Where ranks have no nodes in common, or all are on
+one, ``telegrad-two-level`` is ``telegrad``, as in the library."""
 
 
 def sum_cost(cluster: Cluster, collective: str) -> GroupCost:
@@ -102,17 +111,23 @@ def sum_cost(cluster: Cluster, collective: str) -> GroupCost:
     if collective in ("two-level", "two-level-trees"):
         between = "ring" if collective == "two-level" else "double-binary-trees"
         return linear_cost.two_level(cluster.nodes, cluster.ranks_per_node, cluster.link_costs, cluster.within, between)
-    if collective == "telegrad":
-        return _fastest([sum_cost(cluster, name) for name in _OWN])
+    if collective == _ON_LEVELS and cluster.has_levels:
+        return _on_levels(cluster)
+    if collective in ("telegrad", _ON_LEVELS):
+        return _fastest([sum_cost(cluster, name) for name in _own_of(cluster)])
     return _own(_OWN[collective], cluster.ranks, _costs_for(cluster, _OWN[collective]))
 
 
 def chosen_collective(cluster: Cluster, collective: str, size: int) -> str:
     """Which one ``cheapest`` or ``telegrad`` takes for so many bytes; any other is itself."""
-    among = {"cheapest": _CHEAPEST_OF, "telegrad": tuple(_OWN)}.get(collective)
+    among = {"cheapest": _CHEAPEST_OF, "telegrad": _own_of(cluster)}.get(collective)
     if among is None or cluster.ranks == 1:
         return collective
     return min(among, key=lambda name: sum_cost(cluster, name)(size))
+
+
+def _own_of(cluster: Cluster) -> tuple[str, ...]:
+    return (*_OWN, _ON_LEVELS) if cluster.has_levels else tuple(_OWN)
 
 
 def _free(size: int) -> float:
@@ -132,5 +147,16 @@ def _own(name: str, ranks: int, costs: Costs) -> GroupCost:
     @functools.lru_cache(maxsize=1 << 16)
     def seconds(size: int) -> float:
         return allreduce(name, ranks, ceil_div(size, ELEMENT_BYTES) * ELEMENT_BYTES, costs).time_s
+
+    return seconds
+
+
+@functools.lru_cache(maxsize=64)
+def _on_levels(cluster: Cluster) -> GroupCost:
+    levels = Levels(tuple(rank // cluster.ranks_per_node for rank in range(cluster.ranks)), cluster.within)
+
+    @functools.lru_cache(maxsize=1 << 16)
+    def seconds(size: int) -> float:
+        return allreduce_two_level(levels, ceil_div(size, ELEMENT_BYTES) * ELEMENT_BYTES, cluster.shared_costs).time_s
 
     return seconds

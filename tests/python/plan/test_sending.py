@@ -10,6 +10,7 @@ from telegrad.plan.architectures import architecture
 from telegrad.plan.cluster import COLLECTIVES, NODE, Cluster, chosen_collective, sum_cost
 from telegrad.plan.cost import allreduce_ring
 from telegrad.plan.device import DEVICES, SAMPLES, Device, device_of
+from telegrad.plan.levels import Levels, allreduce_two_level
 from telegrad.plan.linear_cost import PAPER_NETWORKS, ring, two_level
 from telegrad.plan.network import Costs
 from telegrad.plan.sending import SCHEMES, fill_in, gathered, ok_topk, qsgd, rgc, sparse, way_of
@@ -154,6 +155,21 @@ def test_the_cheapest_is_no_dearer_than_those_it_chooses_from() -> None:
             assert sum_cost(cluster, chosen)(size) == min(times.values())
             assert times[chosen_collective(cluster, chosen, size)] == min(times.values())
     assert chosen_collective(cluster, "ring", 4) == "ring"
+
+
+def test_two_levels_are_one_of_its_own_where_there_are_some() -> None:
+    costs = network_of("10gbit").costs
+    cluster = Cluster(16, costs, ranks_per_node=4, oversubscription=4.0)
+    levels = Levels(tuple(rank // 4 for rank in range(16)), cluster.within)
+    for size in (4, 1 << 16, 1 << 24):
+        found = sum_cost(cluster, "telegrad-two-level")(size)
+        assert found == allreduce_two_level(levels, size, cluster.shared_costs).time_s
+        flat = [sum_cost(cluster, f"telegrad-{name}")(size) for name in ("ring", "rabenseifner", "recursive-doubling")]
+        assert sum_cost(cluster, "telegrad")(size) == min(found, *flat)
+    assert chosen_collective(cluster, "telegrad", 1 << 24) == "telegrad-two-level"
+    for plain in (Cluster(16, costs), Cluster(16, costs, ranks_per_node=16)):
+        assert sum_cost(plain, "telegrad-two-level")(1 << 24) == sum_cost(plain, "telegrad")(1 << 24)
+        assert chosen_collective(plain, "telegrad", 1 << 24) != "telegrad-two-level"
 
 
 def test_own_forms_are_plan_cost_s() -> None:
