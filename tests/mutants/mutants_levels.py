@@ -54,7 +54,7 @@ LEVELS_MUTANTS = (
     _mutant(
         "two-level streams: an average is not divided",
         SPARSE,
-        "    if (how_.reduction == Reduction::avg) co_await divide_by_ranks(net_, slice);\n",
+        "    if (averages && !rounds) co_await divide_by_ranks(net_, slice);\n",
         "",
     ),
     _mutant(
