@@ -64,11 +64,6 @@ Task<void> sum_by_slices_into(Transport& net, SparseStream<V> mine, const Sparse
   co_await allgather_slices_into(net, std::move(owned), how, output, entries);
 }
 
-SparseReduction on_levels(SparseReduction how) {
-  how.algorithm = Algorithm::two_level;
-  return how;
-}
-
 // Of many entries.
 template <class V>
 Task<void> sum_many(Transport& net, SparseStream<V> mine, const SparseReduction& how, SparseStream<V>& sum) {
@@ -76,8 +71,7 @@ Task<void> sum_many(Transport& net, SparseStream<V> mine, const SparseReduction&
     co_await sum_by_slices(net, std::move(mine), how, sum);
     co_return;
   }
-  const SparseReduction there = on_levels(how);
-  sum = co_await allreduce_sparse_two_level(net, std::move(mine), there);
+  sum = co_await allreduce_sparse_two_level(net, std::move(mine), how);
 }
 
 template <class V>
@@ -87,8 +81,7 @@ Task<void> sum_many_into(Transport& net, SparseStream<V> mine, const SparseReduc
     co_await sum_by_slices_into(net, std::move(mine), how, output, entries);
     co_return;
   }
-  const SparseReduction there = on_levels(how);
-  co_await allreduce_sparse_two_level_into(net, std::move(mine), there, output, entries);
+  co_await allreduce_sparse_two_level_into(net, std::move(mine), how, output, entries);
 }
 
 template <class V>

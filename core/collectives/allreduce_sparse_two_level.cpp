@@ -47,12 +47,9 @@ class TwoLevelSum {
       slice = co_await reduce_owned_slice(group, mine, result.slices, summing);
     }
     mine = SparseStream<V>();
-    // What is rounded between nodes is a mean already: sums might be too large for it.
-    const bool averages = how_.reduction == Reduction::avg;
-    const bool rounds = how_.wire.values != ValueEncoding::native;
-    if (averages && rounds) co_await divide_by_ranks(net_, slice);
+    if (rounds_means()) co_await divide_by_ranks(net_, slice);
     if (place_ < nodes_.slices()) co_await sum_between(slice);
-    if (averages && !rounds) co_await divide_by_ranks(net_, slice);
+    if (how_.reduction == Reduction::avg && !rounds_means()) co_await divide_by_ranks(net_, slice);
 
     const SparseReduction gathering = how_inside(how_.reduction);
     co_await encode_slice(net_, std::move(slice), gathering, 1.0F, result);
@@ -64,10 +61,16 @@ class TwoLevelSum {
   }
 
  private:
+  // What is rounded between nodes is a mean already: sums might be too large for it.
+  bool rounds_means() const {
+    return how_.reduction == Reduction::avg && how_.wire.values != ValueEncoding::native;
+  }
+
   // Memory is faster than packing, and rounding would gain nothing. Owners of one slice hand it on alike, so that all ranks
   // hold the sum in the same form: what goes dense was decided between nodes.
   SparseReduction how_inside(Reduction reduction) const {
     SparseReduction how = how_;
+    how.algorithm = Algorithm::two_level;
     how.reduction = reduction;
     how.residual = {};
     how.wire.values = ValueEncoding::native;
@@ -90,7 +93,7 @@ class TwoLevelSum {
         how_.residual.empty() ? how_.residual : how_.residual.subspan(range.begin, range.size());
     Array<float> lost;  // of a mean, which counts as often as there are ranks
     summing.residual = residual;
-    if (how_.reduction == Reduction::avg && !residual.empty()) {
+    if (rounds_means() && !residual.empty()) {
       lost = Array<float>(residual.size());
       std::ranges::fill(lost, 0.0F);
       summing.residual = lost.span();
@@ -103,7 +106,9 @@ class TwoLevelSum {
       stream = SparseStream<V>::adopt_sparse(range.size(), std::move(slice.indices), std::move(slice.values));
     }
     stream = co_await allreduce_sparse(group, std::move(stream), summing);
-    for (std::size_t i = 0; i < lost.size(); ++i) residual[i] += static_cast<float>(net_.size()) * lost[i];
+    co_await decide(net_, lost.size() * sizeof(float), [&] {
+      for (std::size_t i = 0; i < lost.size(); ++i) residual[i] += static_cast<float>(net_.size()) * lost[i];
+    });
     slice.dense = stream.is_dense();
     slice.indices = stream.take_indices();
     slice.values = stream.take_values();

@@ -54,7 +54,7 @@ LEVELS_MUTANTS = (
     _mutant(
         "two-level streams: an average is not divided",
         SPARSE,
-        "    if (averages && !rounds) co_await divide_by_ranks(net_, slice);\n",
+        "    if (how_.reduction == Reduction::avg && !rounds_means()) co_await divide_by_ranks(net_, slice);\n",
         "",
     ),
     _mutant(

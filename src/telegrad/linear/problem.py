@@ -31,6 +31,8 @@ EXTRA = 2  # behind the features in a gradient: the bias and the loss
 
 _ADAGRAD_RATE = 0.1
 
+I64 = np.ndarray[tuple[int], np.dtype[np.int64]]
+
 
 class Problem:
     """One rank's rows and what it knows of the others'. Raises ``ValueError`` on every rank for labels that are not two
@@ -59,7 +61,7 @@ class Problem:
             raise ValueError(f"of {self.total} rows none is left to train on: give more, or a smaller held_out")
         self.targets: F32 = signed(rows.labels) if self.is_classification else np.ascontiguousarray(rows.labels)
         self.loss_at_zero = self._loss_at_zero()
-        self.first_rate = settings.learning_rate or self._default_rate()
+        self.first_rate = settings.learning_rate or self._default_rate(counts)
         # A safe rate is one of whole batches: the rows of a shorter last one weigh more in its mean.
         self._whole_batch = 0
         if settings.optimizer == "sgd" and settings.learning_rate is None:
@@ -90,7 +92,7 @@ class Problem:
     def _most_rows_of_a_step(self) -> int:
         return min(self.settings.batch, self.share.trained_total)
 
-    def _default_rate(self) -> float:
+    def _default_rate(self, counts: I64) -> float:
         """Of SGD 1/L, or 1/(2L) where gradients come a step late; L bounds the curvature of every batch's mean loss.
 
         The curvature of a row's loss is at most κ·(|x|² + 1), with the bias's 1; of a mean at most the mean of these,
@@ -105,15 +107,16 @@ class Problem:
         if self.settings.optimizer == "coordinate_descent":
             return 0.0  # has none
         # the hinge has no curvature; 1 serves for a first learning rate
-        curvature = CURVATURE_BOUND.get(self.settings.loss, 1.0) * (self._longest_mean() + 1)
+        curvature = CURVATURE_BOUND.get(self.settings.loss, 1.0) * (self._longest_mean(counts) + 1)
         return 1 / ((2 if self.settings.overlap else 1) * curvature)
 
-    def _longest_mean(self) -> float:
-        """The mean squared length of as many longest rows of all ranks as a step has; the same bits for all P."""
+    def _longest_mean(self, counts: I64) -> float:
+        """The mean squared length of as many longest rows of all ranks as a step has; the same bits for all P.
+        ``counts``: every rank's rows."""
         count = self._most_rows_of_a_step()
         longest: F64 = np.sort(squared_lengths(self.rows))[::-1][:count]
         if self.comm is not None:
-            sizes = self.comm.all_gather(np.array([longest.size], np.int64))[:, 0].tolist()
+            sizes = np.minimum(counts, count).tolist()
             every = self.comm.all_gather(np.ascontiguousarray(longest), counts=sizes)
             longest = np.sort(every)[::-1][:count]
         return float(np.add.accumulate(longest)[-1]) / count
@@ -136,7 +139,7 @@ class Problem:
         assert team is not None
         return team
 
-    def _agree(self) -> tuple[int, np.ndarray[tuple[int], np.dtype[np.int64]]]:
+    def _agree(self) -> tuple[int, I64]:
         """The number of features, and every rank's rows."""
         labels = self.rows.labels
         kinds = label_counts(labels)

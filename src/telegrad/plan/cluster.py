@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from telegrad.plan import linear_cost
 from telegrad.plan.cost_reductions import ALLREDUCES, allreduce
 from telegrad.plan.levels import Levels, allreduce_two_level
-from telegrad.plan.network import ELEMENT_BYTES, Costs, ceil_div
+from telegrad.plan.network import ELEMENT_BYTES, Cost, Costs, ceil_div
 from telegrad.plan.way import GroupCost
 
 NODE = Costs(0.5e-6, 4e-11, gamma_s_per_byte=1e-10)
@@ -144,19 +144,20 @@ def _fastest(costs: list[Callable[[int], float]]) -> GroupCost:
 
 @functools.lru_cache(maxsize=512)
 def _own(name: str, ranks: int, costs: Costs) -> GroupCost:
-    @functools.lru_cache(maxsize=1 << 16)
-    def seconds(size: int) -> float:
-        return allreduce(name, ranks, ceil_div(size, ELEMENT_BYTES) * ELEMENT_BYTES, costs).time_s
-
-    return seconds
+    return _of_elements(lambda size: allreduce(name, ranks, size, costs))
 
 
 @functools.lru_cache(maxsize=64)
 def _on_levels(cluster: Cluster) -> GroupCost:
     levels = Levels(tuple(rank // cluster.ranks_per_node for rank in range(cluster.ranks)), cluster.within)
+    return _of_elements(lambda size: allreduce_two_level(levels, size, cluster.shared_costs))
+
+
+def _of_elements(cost: Callable[[int], Cost]) -> GroupCost:
+    """Its seconds, kept, of as many bytes as whole elements have."""
 
     @functools.lru_cache(maxsize=1 << 16)
     def seconds(size: int) -> float:
-        return allreduce_two_level(levels, ceil_div(size, ELEMENT_BYTES) * ELEMENT_BYTES, cluster.shared_costs).time_s
+        return cost(ceil_div(size, ELEMENT_BYTES) * ELEMENT_BYTES).time_s
 
     return seconds

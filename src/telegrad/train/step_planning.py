@@ -23,8 +23,8 @@ from telegrad.train.trial import Trial, agreed_step_s
 class StepPlanning:
     """Of a ``model`` whose passes ``comm`` averages. ``scheme``: one of ``group_planning.TIMED``. ``warmup_steps``,
     ``replan_factor``, ``compression``: as the Synchronizer's. ``leaves_at_end``: no gradient is sent before the
-    backward pass is over. Called on all ranks, alike; the hooks that take times
-    stay on ``model`` until there is a plan, or until ``close()``.
+    backward pass is over. Called on all ranks, alike; the hooks that take times stay on ``model`` until they are
+    known, or until ``close()``.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class StepPlanning:
         self._profile: StepProfile | None = None
         self._plan_at = self._planned_at = 0
         self._timed_in: MergePlan | None = None  # whose groups the passes had that ``trace`` is of
-        self._has_groups = False  # the profile is of the groups that are kept
+        self._is_of_kept = False  # the profile is of the groups that are kept
         self._begin_profile(0)
 
     @property
@@ -107,7 +107,7 @@ class StepPlanning:
         try:
             trace = profile.trace(self._comm)
         except RuntimeError as error:  # on all ranks
-            if self._has_groups:
+            if self._is_of_kept:
                 return self._settled(passes)
             warnings.warn(f"groups stay as they are, because no times were taken ({error})", RuntimeWarning, 2)
             self._replanning = None
@@ -117,7 +117,7 @@ class StepPlanning:
             self._planner.measure(self._comm, most_bytes=max(trace.bytes, 1))
         elif earlier is not None and {*earlier.names} == {*trace.names}:
             trace = trace.in_order(earlier.names)
-        if self._has_groups:
+        if self._is_of_kept:
             return self._timed_again(trace, passes)
         kept = self.plan if earlier is not None and earlier.names == trace.names else None
         self.trace, sent = trace, self._as_sent(trace)
@@ -138,7 +138,7 @@ class StepPlanning:
             return plan
         if self._timed_in is not None and self._timed_in.groups == plan.groups:
             return self._settled(passes)
-        self._has_groups = True  # how long gradients take hangs on the groups that leave beside them
+        self._is_of_kept = True  # how long gradients take hangs on the groups that leave beside them
         self._begin_profile(passes)
         return plan
 
@@ -146,8 +146,7 @@ class StepPlanning:
         assert self.plan is not None
         assert self.trace is not None
         if trace.names == self.trace.names:
-            self.trace = trace
-            self._adopted(self._planner.again(self.plan, self._as_sent(trace), self._comm), passes)
+            self.trace, self.plan = trace, self._planner.again(self.plan, self._as_sent(trace), self._comm)
         return self._settled(passes)
 
     def _as_sent(self, trace: Trace) -> Trace:
@@ -156,7 +155,7 @@ class StepPlanning:
     def _settled(self, passes: int) -> MergePlan:
         """The plan that is kept, from now on with these times."""
         assert self.plan is not None
-        self._has_groups = False
+        self._is_of_kept = False
         if self._replanning is not None:
             self._replanning.planned(self.plan)
         return self._adopted(self.plan, passes)
