@@ -283,16 +283,21 @@ void Engine::sleep_as_thread() {
   hush(thread_event_);
 }
 
-// False if the request was done, or the deadline passed, while somebody else held the baton.
-bool Engine::take_baton(Claim claim, const Request* request, double deadline_s) {
+// False if the condition was met, or the deadline passed, while somebody else held the baton.
+bool Engine::take_baton(Claim claim, Condition* condition, double deadline_s) {
   std::unique_lock lock(mutex_);
   ++callers_;
-  const auto done = [&] { return request != nullptr && request->done(); };
+  const auto done = [&] { return condition != nullptr && condition->met; };
   const auto must_wait = [&] { return driving_ || (claim == Claim::wait && actions_ > 0); };
+  if (condition != nullptr && must_wait()) {
+    conditions_.push_back(condition);
+    conditions_fresh_ = true;
+  }
   while (must_wait() && !done() && now_s() < deadline_s) {
     if (caller_asleep_) ring(caller_event_);  // to run what we have submitted, or to hand over
     baton_free_.wait_for(lock, std::chrono::milliseconds(milliseconds_until(deadline_s, 60.0)));
   }
+  if (condition != nullptr) std::erase(conditions_, condition);
   if (must_wait() || done()) {
     --callers_;
     lock.unlock();
@@ -301,6 +306,7 @@ bool Engine::take_baton(Claim claim, const Request* request, double deadline_s) 
   }
   driving_ = true;
   caller_drives_ = true;
+  conditions_fresh_ = !conditions_.empty();  // an action may have met them
   lock.unlock();
   watch(false);
   return true;
@@ -365,12 +371,21 @@ void Engine::with_baton(const std::function<void()>& action) {
 bool Engine::wait(const Request& request, double deadline_s) {
   note_wait();
   if (request.done()) return true;
-  if (!take_baton(Claim::wait, &request, deadline_s)) return request.done();
-  return drive([&] { return request.done(); }, deadline_s);
+  return wait_until([&] { return request.done(); }, deadline_s);
 }
 
 bool Engine::wait_until(const std::function<bool()>& over, double deadline_s) {
-  return take_baton(Claim::wait, nullptr, deadline_s) && drive(over, deadline_s);
+  Condition condition{&over};
+  return take_baton(Claim::wait, &condition, deadline_s) ? drive(over, deadline_s) : condition.met;
+}
+
+void Engine::tell_others() {
+  {
+    const std::scoped_lock lock(mutex_);
+    conditions_fresh_ = false;
+    for (Condition* const condition : conditions_) condition->met = condition->met || (*condition->over)();
+  }
+  baton_free_.notify_all();
 }
 
 bool Engine::drive(const std::function<bool()>& over, double deadline_s) {
@@ -381,13 +396,14 @@ bool Engine::drive(const std::function<bool()>& over, double deadline_s) {
     const bool active = turn(now);
     is_over = over();
     if (is_over || now >= deadline_s || actions_ > 0) break;
-    if (active) {
-      idle_since_s = now_s();
-      if (callers_ > 1) baton_free_.notify_all();  // others may wait for what has just been done
+    if (active || conditions_fresh_) {
+      if (active) idle_since_s = now_s();
+      if (callers_ > 1) tell_others();
     } else if (now - idle_since_s < kCallerPatience_s) {
       ::sched_yield();
-    } else if (arm() && sleep_as_caller(std::min(deadline_s, next_deadline_s()))) {
-      break;
+    } else if (arm()) {
+      if (callers_ > 1) tell_others();  // of what time alone has ended
+      if (sleep_as_caller(std::min(deadline_s, next_deadline_s()))) break;
     }
   }
   release_baton();
@@ -403,7 +419,7 @@ bool Engine::sleep_as_caller(double deadline_s) {
   }
   caller_asleep_ = true;
   bool interrupted = false;
-  if (commands_.load() == nullptr && actions_ == 0) {
+  if (commands_.load() == nullptr && actions_ == 0 && !conditions_fresh_) {
     const int result = ::poll(descriptors.data(), descriptors.size(), milliseconds_until(deadline_s, 60.0));
     interrupted = result < 0 && errno == EINTR;
   }

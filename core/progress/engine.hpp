@@ -45,7 +45,7 @@ class Engine {
 
   /// Makes progress until the request is done or the deadline; true if done. A signal may end it early with false.
   bool wait(const Request& request, double deadline_s);
-  /// The same for any condition that is asked with the baton held.
+  /// The same for any condition that is asked with the baton held, by whichever thread holds it: it must throw nothing.
   bool wait_until(const std::function<bool()>& over, double deadline_s);
   /// Runs `action` with the baton held.
   void with_baton(const std::function<void()>& action);
@@ -64,12 +64,19 @@ class Engine {
     Command* next = nullptr;
   };
   enum class Claim : std::uint8_t { action, wait };
+  // What a caller waits for while another thread holds the baton, which finds out for it: the other may well wait for
+  // what this caller will do next.
+  struct Condition {
+    const std::function<bool()>* over;
+    bool met = false;
+  };
 
   void run_on_core(int core);
   void thread_main();
-  bool take_baton(Claim claim, const Request* request, double deadline_s);
+  bool take_baton(Claim claim, Condition* condition, double deadline_s);
   void release_baton();
   bool drive(const std::function<bool()>& over, double deadline_s);
+  void tell_others();
   bool turn(double now_s);
   bool run_commands(double now_s);
   bool arm();
@@ -89,6 +96,8 @@ class Engine {
   bool driving_ = false;   // mutex_: somebody holds the baton
   bool left_behind_ = false;     // mutex_: by a caller, for the thread to go on with
   std::uint64_t turns_taken_ = 0;  // mutex_: by callers
+  std::vector<Condition*> conditions_;  // mutex_
+  std::atomic<bool> conditions_fresh_ = false;  // there are some that nobody has asked yet
   double last_release_s_ = 0.0;  // baton
   bool watching_ = false;  // baton: drivers' descriptors are in epoll_
   std::atomic<int> callers_ = 0;

@@ -121,6 +121,43 @@ TEST("a wait that runs out of time can be repeated") {
   EXPECT_EQ(data[0][9], 2.0F);
 }
 
+TEST("a thread learns that it need not wait while another one waits for what it does next") {
+  auto all = make_local(2);
+  std::vector<std::vector<float>> data(2, std::vector<float>(10, 1.0F));
+  const auto first = sum(*all[0], data[0], true);
+  std::thread other([&] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));  // the first thread most likely holds the baton by now
+    EXPECT(Engine::shared()->wait_until([] { return true; }, Engine::now_s() + 20.0));
+    finish(*all[1], sum(*all[1], data[1], true));
+  });
+  finish(*all[0], first);
+  other.join();
+  EXPECT_EQ(data[0][0], 2.0F);
+}
+
+TEST("ranks that join in threads of one process, each summing as soon as it may") {
+  for (int round = 0; round < 100; ++round) {
+    const auto network = std::make_shared<LocalNetwork>(3);
+    std::vector<std::unique_ptr<LocalDriver>> drivers;
+    for (Rank rank = 0; rank < 3; ++rank) drivers.push_back(std::make_unique<LocalDriver>(network, rank));
+    std::vector<std::thread> threads;
+    for (Rank rank = 0; rank < 3; ++rank) {
+      threads.emplace_back([&, rank] {
+        Communicator communicator(Engine::shared(), std::move(drivers[rank]), {});
+        communicator.join();
+        const double deadline_s = Engine::now_s() + 60.0;
+        bool joined = false;
+        while (!joined && Engine::now_s() < deadline_s) joined = communicator.await_join(deadline_s);
+        EXPECT(joined);
+        std::vector<float> data(10, 1.0F);
+        finish(communicator, sum(communicator, data, true));
+        EXPECT_EQ(data[9], 3.0F);
+      });
+    }
+    for (auto& thread : threads) thread.join();
+  }
+}
+
 TEST("a wait ends at its deadline also where the network cannot be waited for") {
   struct NeverArmed final : LocalDriver {
     using LocalDriver::LocalDriver;
