@@ -398,7 +398,7 @@ bool Engine::drive(const std::function<bool()>& over, double deadline_s) {
     if (is_over || now >= deadline_s || actions_ > 0) break;
     if (active || conditions_fresh_) {
       if (active) idle_since_s = now_s();
-      if (callers_ > 1) tell_others();
+      if (callers_ > 1 || conditions_fresh_) tell_others();  // those who came late may have left again
     } else if (now - idle_since_s < kCallerPatience_s) {
       ::sched_yield();
     } else if (arm()) {

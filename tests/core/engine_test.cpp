@@ -3,6 +3,7 @@
 
 #include <sched.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -133,6 +134,28 @@ TEST("a thread learns that it need not wait while another one waits for what it 
   finish(*all[0], first);
   other.join();
   EXPECT_EQ(data[0][0], 2.0F);
+}
+
+TEST("a thread that gives up waiting does not keep the one busy that goes on") {
+  auto all = make_local(2);
+  std::vector<std::vector<float>> data(2, std::vector<float>(10, 1.0F));
+  const auto first = sum(*all[0], data[0], true);
+  long used_ms = 0;
+  std::thread waiting([&] {
+    timespec begin{}, end{};
+    ::clock_gettime(CLOCK_THREAD_CPUTIME_ID, &begin);
+    finish(*all[0], first);
+    ::clock_gettime(CLOCK_THREAD_CPUTIME_ID, &end);
+    used_ms = (end.tv_sec - begin.tv_sec) * 1000 + (end.tv_nsec - begin.tv_nsec) / 1'000'000;
+  });
+  std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  for (int round = 0; round < 50; ++round) {
+    EXPECT(!Engine::shared()->wait_until([] { return false; }, Engine::now_s()));
+  }
+  std::this_thread::sleep_for(std::chrono::seconds(2));
+  finish(*all[1], sum(*all[1], data[1], true));
+  waiting.join();
+  EXPECT(used_ms < 500);  // of the 2 s
 }
 
 TEST("ranks that join in threads of one process, each summing as soon as it may") {
