@@ -25,6 +25,7 @@ void bind_kernels(nb::module_& module);
 void bind_linear(nb::module_& module);
 void bind_measure(nb::module_& module);
 void bind_selection(nb::module_& module);
+void bind_short_way(nb::module_& module);
 void bind_simulation(nb::module_& module);
 void bind_sparse_reduction(nb::module_& module);
 void bind_tensors(nb::module_& module);

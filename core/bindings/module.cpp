@@ -43,6 +43,7 @@ NB_MODULE(_core, module) {
   bind_explorer(module);
   bind_measure(module);
   bind_selection(module);
+  bind_short_way(module);
   bind_simulation(module);
   bind_tensors(module);
   bind_topk_state(module);

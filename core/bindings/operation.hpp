@@ -209,16 +209,16 @@ Operation begin(const std::shared_ptr<Self>& self, Started started, bool blockin
   return operation_of(self, std::move(started));
 }
 
-/// For a caller that waits: True if that was all, which spares Python an object and a call; else as begin().
+/// Begins `request` for a caller that waits, and waits a moment: true if that was all, which spares Python an object and
+/// a call.
 template <class Self>
-nb::object done_or_begun(const std::shared_ptr<Self>& self, RequestPtr request) {
-  self->submit(request, true);
+bool is_done(Self& self, const RequestPtr& request) {
+  self.submit(request, true);
   {
     const nb::gil_scoped_release unlocked;
-    self->wait(*request, Engine::now_s() + kSignalSlice_s);
+    self.wait(*request, Engine::now_s() + kSignalSlice_s);
   }
-  if (request->done() && !request->failure()) return nb::bool_(true);
-  return nb::cast(operation_of(self, std::move(request)));
+  return request->done() && !request->failure();
 }
 
 /// What Communicator.stats() of Python shows.

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "bindings/allreduce_table.hpp"
+#include "bindings/dense_array.hpp"
 #include "bindings/operation.hpp"
 #include "bindings/tensors.hpp"
 #include "bindings/topk_state.hpp"
@@ -59,26 +60,13 @@ void bind_reductions(nb::class_<Self>& type) {
           nb::arg("input"), nb::arg("output"), nb::arg("count"), nb::arg("dtype"), nb::arg("reduction"),
           nb::arg("algorithm"), blocking)
       .def(
-          // All of a small sum's way in one step: True once it is done, for a caller that waits; None for an array that
-          // cannot be summed as it is; else the operation, which may have failed.
-          "all_reduce_array",
-          [](const Pointer& self, nb::handle array, Reduction reduction, Algorithm algorithm,
-             bool caller_waits) -> nb::object {
-            const auto found = buffer_of(array, true);
-            if (!found || !is_reducible(found->dtype) || (reduction == Reduction::avg && is_integer(found->dtype))) {
-              return nb::none();
-            }
-            RequestPtr request = make_all_reduce(self->allreduce_table(),
-                                                 {.input = memory<const std::byte>(found->pointer, found->nbytes),
-                                                  .output = memory<std::byte>(found->pointer, found->nbytes),
-                                                  .dtype = found->dtype,
-                                                  .reduction = reduction,
-                                                  .algorithm = algorithm,
-                                                  .nodes = self->nodes()});
-            return caller_waits ? done_or_begun(self, std::move(request))
-                                : nb::cast(begin(self, std::move(request), false));
-          },
-          nb::arg("array"), nb::arg("reduction"), nb::arg("algorithm"), blocking)
+          // A sum in place that nobody waits for yet; None for what cannot be summed as it is.
+          "begin_all_reduce",
+          [](const Pointer& self, nb::handle array, nb::handle op, nb::handle algorithm) -> std::optional<Operation> {
+            RequestPtr request = request_for_array(*self, array, op, algorithm);
+            if (request == nullptr) return std::nullopt;
+            return begin(self, std::move(request), false);
+          })
       .def(
           "all_reduce_quantised",
           [](const Pointer& self, std::uintptr_t input, std::uintptr_t output, std::uintptr_t error, std::size_t count,

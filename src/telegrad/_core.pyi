@@ -4,7 +4,7 @@ alive.
 
 from collections.abc import Callable, Sequence
 from enum import Enum
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -124,6 +124,11 @@ class HostBuffer:
     @property
     def dtype(self) -> DType: ...
 
+class ShortAllReduce:
+    def __init__(self, method: Callable[..., Any]) -> None: ...
+    def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
+    def __get__(self, instance: object, owner: type | None = None) -> Callable[..., Any]: ...
+
 def buffer_of(owner: npt.NDArray[Any], writable: bool) -> HostBuffer | None: ...
 
 class Request:
@@ -202,9 +207,7 @@ class Communicator:
         algorithm: Algorithm,
         blocking: bool = False,
     ) -> Request: ...
-    def all_reduce_array(
-        self, array: object, reduction: Reduction, algorithm: Algorithm, blocking: bool = False
-    ) -> Request | Literal[True] | None: ...
+    def begin_all_reduce(self, array: object, op: object, algorithm: object, /) -> Request | None: ...
     def all_reduce_quantised(
         self,
         input: int,

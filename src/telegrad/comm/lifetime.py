@@ -46,6 +46,7 @@ def _forget_after_fork() -> None:
     process = os.getpid()
     for communicator in _open.values():
         never_destroy(communicator._core)
+        communicator._live = None
     _open.clear()
 
 

@@ -48,6 +48,7 @@ class Member:
     def __init__(self, core: _core.Communicator) -> None:
         self._core = core
         self._process = lifetime.process
+        self._live: _core.Communicator | None = core  # until close(), and not in a forked child
         self._closed = False
         self._over = False  # it has failed: what is called from now on never reaches the network
         self._lock = threading.Lock()
@@ -80,8 +81,8 @@ class Member:
         """Ends all operations on all ranks with a ``TransportError`` that says ``reason``. ``close()`` is left to
         do.
         """
-        if not self._closed and self._process == lifetime.process:
-            self._core.abort(reason)
+        if self._live is not None:
+            self._live.abort(reason)
 
     def close(self) -> None:
         """Leaves the group; operations still running fail.
@@ -92,8 +93,9 @@ class Member:
             if self._closed:
                 return
             self._closed = True
-        if self._process != lifetime.process:
+        if self._live is None:  # it belongs to the process that forked this one
             return
+        self._live = None
         lifetime.closed(self)
         self._core.close()
         self._in_flight.clear()  # the network touches nothing any more
@@ -148,14 +150,14 @@ class Member:
             flying.append((request, held))
 
     def _usable(self) -> _core.Communicator:
+        if self._live is not None:
+            return self._live
         if self._process != lifetime.process:
             raise ValueError(
                 f"this Communicator belongs to process {self._process}, which forked this one: make a new one here, "
                 "or start child processes with the 'spawn' method"
             )
-        if self._closed:
-            raise ValueError(f"this Communicator (rank {self._core.rank}) is closed: make a new one")
-        return self._core
+        raise ValueError(f"this Communicator (rank {self._core.rank}) is closed: make a new one")
 
 
 def _succeeded(request: _core.Request) -> bool:

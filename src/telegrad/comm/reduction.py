@@ -35,11 +35,6 @@ _ALGORITHMS: dict[str, _core.Algorithm] = {
     name: getattr(_core.Algorithm, name) for name in {*DENSE_ALGORITHMS, *SPARSE_ALGORITHMS}
 }
 
-NAMED_DENSE = {
-    (op, algorithm): (_REDUCTIONS[op], _ALGORITHMS[algorithm]) for op in _REDUCTIONS for algorithm in DENSE_ALGORITHMS
-}
-"""What the names of a dense reduction and of its algorithm stand for; without a check that they fit a dtype."""
-
 
 def reduction_of(op: object, dtype: _core.DType) -> _core.Reduction:
     """The reduction of dense elements of ``dtype`` that a ReduceOp, its name, or torch's ReduceOp stands for.

@@ -2,30 +2,35 @@
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar, cast
 
 import numpy as np
 
+from telegrad import _core
 from telegrad.comm.arguments import checked_root
 from telegrad.comm.blocks import checked_counts
 from telegrad.comm.encoded import check_encodable, checked_seed, encoding_of, error_of
-from telegrad.comm.reduction import (
-    DENSE_ALGORITHMS,
-    NAMED_DENSE,
-    algorithm_of,
-    reduction_of,
-)
+from telegrad.comm.reduction import DENSE_ALGORITHMS, algorithm_of, reduction_of
 from telegrad.comm.stream_input import StreamInput, sparse_input
 from telegrad.comm.stream_reductions import StreamReductions
 from telegrad.comm.tensors import HostBuffer, empty_like, overlap, reducible
 from telegrad.comm.work import Work
 
+Method = TypeVar("Method", bound=Callable[..., Any])
+
+
+def with_short_way(method: Method) -> Method:
+    """``all_reduce`` in Python costs more than a small sum: the core takes the plainest calls itself."""
+    return cast(Method, functools.update_wrapper(_core.ShortAllReduce(method), method))
+
 
 class Reductions(StreamReductions):
     """Operations in which ranks' elements are combined."""
 
+    @with_short_way
     def all_reduce(
         self,
         x: Any,
@@ -78,22 +83,15 @@ class Reductions(StreamReductions):
         nothing, and pack where the network is slow enough for that. Ranks that give COO tensors give the same shape:
         only the number of elements is compared.
         """
-        sparse = None if type(x) is np.ndarray else sparse_input(x)  # an array, as most are, takes the short way
+        if async_op and type(x) is np.ndarray and out is None and wire is None and error is None:
+            begun = self._usable().begin_all_reduce(x, op, algorithm)
+            if begun is not None:
+                return self._work(begun, "all_reduce", x, lambda _: x)
+        sparse = sparse_input(x)
         if (wire is not None or error is not None) and sparse is None:
             if wire is None:
                 raise ValueError("error takes what wire= loses: name a wire, or leave error out")
             return self._reduce_encoded(x, op, out, algorithm, async_op, wire, error, seed)
-        named_both = isinstance(op, str) and isinstance(algorithm, str)
-        if named_both and type(x) is np.ndarray and out is None:
-            named = NAMED_DENSE.get((op, algorithm))
-            begun = named and self._usable().all_reduce_array(x, *named, not async_op)
-            if begun is True:
-                return None
-            if begun:
-                if async_op:
-                    return self._work(begun, "all_reduce", x, lambda _: x)
-                self._block(begun, x)
-                return None
         if sparse is not None:
             if out is not None:
                 raise TypeError("out is for a dense x: a sparse sum is a new one, or dense with all_reduce_into()")
