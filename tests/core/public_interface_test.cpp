@@ -83,6 +83,13 @@ TEST("dense reductions") {
   });
 }
 
+TEST("a stream that was moved from is still one") {
+  SparseStream<float> stream(10, {2, 3}, {1.0F, 2.0F});
+  const SparseStream<float> other = std::move(stream);
+  EXPECT_EQ(other.n(), 10);
+  EXPECT_EQ(stream.n(), 10);
+}
+
 TEST("moves of any type") {
   struct Pair {
     std::uint16_t a;
