@@ -62,8 +62,8 @@ void bind_reductions(nb::class_<Self>& type) {
       .def(
           // A sum in place that nobody waits for yet; None for what cannot be summed as it is.
           "begin_all_reduce",
-          [](const Pointer& self, nb::handle array, nb::handle op, nb::handle algorithm) -> std::optional<Operation> {
-            RequestPtr request = request_for_array(*self, array, op, algorithm);
+          [](const Pointer& self, nb::handle x, nb::handle op, nb::handle algorithm) -> std::optional<Operation> {
+            RequestPtr request = request_for_array(*self, x, op, algorithm);
             if (request == nullptr) return std::nullopt;
             return begin(self, std::move(request), false);
           })

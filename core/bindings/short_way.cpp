@@ -1,6 +1,6 @@
 // ShortAllReduce(method): Communicator.all_reduce as it is called most, which is most of what a small sum costs where it
-// is called as a Python function. `all_reduce(x)`, `(x, op)`, `(x, op=…, algorithm=…)` of a numpy array that can be summed
-// as it is go straight to the engine; every other call is the method's, which knows all arguments and all errors.
+// is called as a Python function. `all_reduce(x)`, `(x, op)`, `(x, op=…, algorithm=…)` of an array or a tensor that can be
+// summed as it is go straight to the engine; every other call is the method's, which knows all arguments and all errors.
 #include <nanobind/stl/shared_ptr.h>
 #include <structmember.h>
 
@@ -25,7 +25,6 @@ struct ShortAllReduce {
   PyObject* dictionary;
 };
 
-PyTypeObject* array_type = nullptr;
 PyTypeObject* communicator_type = nullptr;
 PyObject* live_name = nullptr;
 PyObject* block_name = nullptr;
@@ -34,14 +33,14 @@ PyObject* algorithm_name = nullptr;
 
 struct Arguments {
   nb::handle self;
-  nb::handle array;
+  nb::handle x;
   nb::handle op;         // null: not given
   nb::handle algorithm;  // null: not given
 };
 
 // Names of arguments are interned wherever a call is written down; others are the method's to understand.
 std::optional<Arguments> arguments_of(PyObject* const* given, std::size_t count, PyObject* names) {
-  if (count < 2 || count > 3 || Py_TYPE(given[1]) != array_type) return std::nullopt;
+  if (count < 2 || count > 3) return std::nullopt;
   Arguments arguments{given[0], given[1], count == 3 ? given[2] : nullptr, {}};
   const Py_ssize_t named = names == nullptr ? 0 : PyTuple_GET_SIZE(names);
   for (Py_ssize_t i = 0; i < named; ++i) {
@@ -61,12 +60,12 @@ nb::object summed(const Arguments& arguments) {
   if (!held.is_valid()) throw nb::python_error();
   if (Py_TYPE(held.ptr()) != communicator_type) return {};
   auto& communicator = *nb::inst_ptr<Communicator>(held);
-  RequestPtr request = request_for_array(communicator, arguments.array, arguments.op, arguments.algorithm);
+  RequestPtr request = request_for_array(communicator, arguments.x, arguments.op, arguments.algorithm);
   if (request == nullptr) return {};
   if (is_done(communicator, request)) return nb::none();
-  // It takes long, or has failed: the array is kept meanwhile, and errors are known, where the method's are.
+  // It takes long, or has failed: what is summed is kept meanwhile, and errors are known, where the method's are.
   const nb::object begun = nb::cast(operation_of(nb::cast<std::shared_ptr<Communicator>>(held), std::move(request)));
-  return nb::steal(PyObject_CallMethodObjArgs(arguments.self.ptr(), block_name, begun.ptr(), arguments.array.ptr(), nullptr));
+  return nb::steal(PyObject_CallMethodObjArgs(arguments.self.ptr(), block_name, begun.ptr(), arguments.x.ptr(), nullptr));
 }
 
 PyObject* call(PyObject* callable, PyObject* const* given, std::size_t flags, PyObject* names) {
@@ -165,8 +164,6 @@ void bind_short_way(nb::module_& module) {
   block_name = interned("_block");
   op_name = interned("op");
   algorithm_name = interned("algorithm");
-  nb::object array = nb::module_::import_("numpy").attr("ndarray");
-  array_type = reinterpret_cast<PyTypeObject*>(array.release().ptr());
   communicator_type = reinterpret_cast<PyTypeObject*>(nb::type<Communicator>().inc_ref().ptr());
   const auto type = nb::steal(PyType_FromSpec(&spec));
   if (!type.is_valid()) throw nb::python_error();

@@ -31,6 +31,11 @@ std::optional<DType> dtype_of_format(std::string_view format, std::size_t elemen
 
 }  // namespace
 
+bool is_array(nb::handle x) {
+  static const nb::handle array = nb::object(nb::module_::import_("numpy").attr("ndarray")).release();  // for ever
+  return x.type().is(array);
+}
+
 std::optional<HostBuffer> buffer_of(nb::handle owner, bool writable) {
   Py_buffer view;
   const int flags = PyBUF_C_CONTIGUOUS | PyBUF_FORMAT | (writable ? PyBUF_WRITABLE : 0);

@@ -18,6 +18,8 @@ struct HostBuffer {
   DType dtype;
 };
 
+bool is_array(nb::handle x);  // a numpy.ndarray itself, no subclass
+
 /// None for what cannot be used as it is: the caller finds out why, and says so.
 std::optional<HostBuffer> buffer_of(nb::handle owner, bool writable);
 

@@ -7,8 +7,6 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar, cast
 
-import numpy as np
-
 from telegrad import _core
 from telegrad.comm.arguments import checked_root
 from telegrad.comm.blocks import checked_counts
@@ -83,7 +81,7 @@ class Reductions(StreamReductions):
         nothing, and pack where the network is slow enough for that. Ranks that give COO tensors give the same shape:
         only the number of elements is compared.
         """
-        if async_op and type(x) is np.ndarray and out is None and wire is None and error is None:
+        if async_op and out is None and wire is None and error is None:
             begun = self._usable().begin_all_reduce(x, op, algorithm)
             if begun is not None:
                 return self._work(begun, "all_reduce", x, lambda _: x)

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import telegrad
 from telegrad import Communicator, _core
@@ -89,6 +90,68 @@ def test_what_cannot_be_summed_gets_the_methods_error(
 ) -> None:
     with pytest.raises(error, match=match):
         local(1)[0].all_reduce(*arguments, **named)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16", "int32", "int64"])
+@pytest.mark.parametrize("shape", [(), (0,), (5,), (2, 3)])
+def test_tensors_take_it_too(on_ranks: OnRanks, dtype: str, shape: tuple[int, ...]) -> None:
+    def sum_it(communicator: Communicator) -> list[torch.Tensor]:
+        x = torch.full(shape, communicator.rank + 1, dtype=getattr(torch, dtype))
+        begun = x.clone()
+        assert communicator.all_reduce(x) is None
+        assert communicator.all_reduce(begun, async_op=True).result() is begun
+        return [x, begun]
+
+    for found in (tensor for both in on_ranks(3, sum_it) for tensor in both):
+        assert torch.equal(found, torch.full(shape, 6, dtype=getattr(torch, dtype)))
+
+
+def test_parameters_and_views_take_it_too(on_ranks: OnRanks) -> None:
+    def sum_it(communicator: Communicator) -> tuple[Any, Any]:
+        parameter = torch.nn.Parameter(torch.ones(4))
+        rows = torch.ones(3, 4)
+        communicator.all_reduce(parameter)
+        communicator.all_reduce(rows[1])
+        return parameter.detach(), rows.sum(1)
+
+    for parameter, rows in on_ranks(2, sum_it):
+        assert torch.equal(parameter, torch.full((4,), 2.0))
+        assert torch.equal(rows, torch.tensor([4.0, 8.0, 4.0]))
+
+
+@pytest.mark.parametrize(
+    ("x", "error", "match"),
+    [
+        (torch.ones(4, 4)[:, 1], ValueError, "not contiguous"),
+        (torch.ones(3, dtype=torch.int8), TypeError, "dtype torch.int8"),
+        (torch.ones(3, dtype=torch.complex64), TypeError, "dtype torch.complex64"),
+        (torch.ones(1, dtype=torch.complex64).conj().imag, ValueError, "lazy negative view"),
+        (torch.ones(3, device="meta"), TypeError, "is on meta"),
+    ],
+    ids=["strided", "int8", "complex", "negative", "meta"],
+)
+def test_what_a_tensor_may_not_be(
+    local: Callable[..., list[Communicator]], x: torch.Tensor, error: type[Exception], match: str
+) -> None:
+    communicator = local(1)[0]
+    for blocking in (True, False):
+        with pytest.raises(error, match=match):
+            communicator.all_reduce(x, async_op=not blocking)
+    with pytest.raises(error, match=match):
+        communicator.all_reduce(x)
+
+
+def test_a_tensors_subclass_is_the_methods(on_ranks: OnRanks) -> None:
+    class Own(torch.Tensor):
+        pass
+
+    def sum_it(communicator: Communicator) -> torch.Tensor:
+        x = torch.ones(3).as_subclass(Own)
+        communicator.all_reduce(x)
+        return x.as_subclass(torch.Tensor)
+
+    for found in on_ranks(2, sum_it):
+        assert torch.equal(found, torch.full((3,), 2.0))
 
 
 def test_a_read_only_array_is_refused(local: Callable[..., list[Communicator]]) -> None:
