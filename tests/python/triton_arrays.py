@@ -1,4 +1,4 @@
-"""The GPU's selections for tests: as if they worked on numpy arrays, so that they can stand where the CPU's stand.
+"""The GPU's kernels for tests: as if they worked on numpy arrays, so that they can stand where the CPU's stand.
 
 They run on the GPU, if there is one that torch sees, else in Triton's interpreter.
 """
@@ -18,8 +18,6 @@ import triton  # noqa: E402
 
 if not triton.knobs.runtime.interpret and not torch.cuda.is_available():
     pytest.skip("there is a GPU, but this torch does not see it: set TRITON_INTERPRET=1", allow_module_level=True)
-
-from telegrad.ops.select import triton as kernels  # noqa: E402
 
 DEVICE = "cpu" if triton.knobs.runtime.interpret else "cuda"
 
@@ -50,23 +48,48 @@ if DEVICE == "cpu":
     _patch_the_language_once()
 
 
+def turn_blocks_round(patch: pytest.MonkeyPatch) -> None:
+    """The interpreter runs the last block first: on a GPU they run in no order at all."""
+    if DEVICE != "cpu":
+        return
+    from triton.runtime.interpreter import interpreter_builder as builder
+
+    place = builder.set_grid_idx
+    patch.setattr(builder, "set_grid_idx", lambda x, y, z: place(builder.grid_dim[0] - 1 - x, y, z))
+
+
 def tensor_of(array: np.ndarray) -> Any:
-    """A copy on the device."""
-    return torch.from_numpy(array.copy()).to(DEVICE)
+    """A copy on the device; numpy has no bfloat16: it is uint16 there."""
+    tensor = torch.from_numpy(array.copy())
+    return (tensor.view(torch.bfloat16) if array.dtype == np.uint16 else tensor).to(DEVICE)
+
+
+def array_of(tensor: Any) -> np.ndarray:
+    """The other way."""
+    host = tensor.cpu()
+    return (host.view(torch.uint16) if host.dtype == torch.bfloat16 else host).numpy()  # type: ignore[no-any-return]
 
 
 class OnArrays:
-    """``name(*arguments)`` calls that selection with tensors in place of arrays, and copies back what it writes."""
+    """``name(*arguments)`` calls that function with tensors in place of arrays, and copies back what it writes."""
+
+    def __init__(self, kernels: Any) -> None:
+        self._kernels = kernels
 
     def __getattr__(self, name: str) -> Any:
-        function = getattr(kernels, name)
+        function = getattr(self._kernels, name)
 
         def call(*arguments: Any) -> Any:
-            pairs = [(one, tensor_of(one)) if isinstance(one, np.ndarray) else (None, one) for one in arguments]
-            result = function(*(given for _, given in pairs))
-            for array, tensor in pairs:
-                if array is not None:
-                    array[:] = tensor.cpu().numpy()
+            tensors: dict[int, tuple[np.ndarray, Any]] = {}  # one array given twice is one tensor
+
+            def given(one: Any) -> Any:
+                if isinstance(one, np.ndarray):
+                    return tensors.setdefault(id(one), (one, tensor_of(one)))[1]
+                return [given(part) for part in one] if isinstance(one, list) else one
+
+            result = function(*map(given, arguments))
+            for array, tensor in tensors.values():
+                array[:] = array_of(tensor)
             return result
 
         return call
