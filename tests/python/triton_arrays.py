@@ -20,6 +20,8 @@ if not triton.knobs.runtime.interpret and not torch.cuda.is_available():
     pytest.skip("there is a GPU, but this torch does not see it: set TRITON_INTERPRET=1", allow_module_level=True)
 
 DEVICE = "cpu" if triton.knobs.runtime.interpret else "cuda"
+SMALL_BLOCK = 64 if DEVICE == "cpu" else 256
+"""Elements of a program in tests: on a GPU as many as threads, each of which then has one of its own."""
 
 
 def _patch_the_language_once() -> None:

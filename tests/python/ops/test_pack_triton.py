@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pack_checks as checks
 import pytest
-from triton_arrays import DEVICE, OnArrays, array_of, tensor_of, torch, turn_blocks_round
+from triton_arrays import DEVICE, SMALL_BLOCK, OnArrays, array_of, tensor_of, torch, turn_blocks_round
 
 from telegrad.ops.pack import kernels_of, pack_bits, pack_indices, packed_indices_most, unpack_bits, unpack_indices
 from telegrad.ops.pack import triton as kernels
@@ -16,12 +16,12 @@ pytestmark = pytest.mark.usefixtures("in_small_blocks")
 
 @pytest.fixture
 def in_small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernels, "BLOCK", 64)
+    monkeypatch.setattr(kernels, "BLOCK", SMALL_BLOCK)
     monkeypatch.setattr(kernels, "_TILE", 256)
     turn_blocks_round(monkeypatch)
 
 
-@pytest.mark.parametrize("count", [0, 1, 65, 200])
+@pytest.mark.parametrize("count", [0, 1, 65, 300])
 @pytest.mark.parametrize("width", checks.WIDTHS)
 def test_bits(width: int, count: int) -> None:
     checks.check_bits(GPU, width, count)
