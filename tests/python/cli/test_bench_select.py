@@ -109,7 +109,7 @@ def test_all_contenders_begin_with_the_same_sums() -> None:
 
 def test_all_contenders_on_tensors_select_what_they_promise() -> None:
     """On a GPU where there is one; else in Triton's interpreter, with a clock that stands for the device's."""
-    kernels = pytest.importorskip("triton_selection")
+    kernels = pytest.importorskip("triton_arrays")
     plan = SelectPlan(3000, 0.01, device="cuda")
     timed: list[object] = []
 

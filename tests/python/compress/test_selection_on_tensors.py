@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from selection_promises import EVERY, check_move, check_ties, tensor
-from triton_selection import DEVICE, tensor_of, torch
+from triton_arrays import DEVICE, tensor_of, torch
 
 from telegrad.compress import (
     SELECTIONS,

@@ -1,4 +1,4 @@
-"""Compiles selection kernels for GPUs that need not be there; prints what the code is like, as JSON.
+"""Compiles kernels for GPUs that need not be there; prints what the code is like, as JSON.
 
 python compile_kernels_program.py BACKEND ARCHITECTURE WARP [KERNEL], as cuda 90 32 fused_pass or hip gfx942 64
 """
@@ -14,7 +14,11 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, compile
 from triton.runtime import JITFunction
 
+from telegrad.ops.pack.triton import bits, blocks
+from telegrad.ops.quantise.triton import buckets, rounding
+from telegrad.ops.scatter.triton import entries
 from telegrad.ops.select.triton import cuts, draws, passes
+from telegrad.ops.triton import floats
 
 BLOCK = {"BLOCK": 4096}
 BOTH = {"FLIP": 0, "MASK": 0x7FFFFFFF}
@@ -36,7 +40,46 @@ CASES: list[tuple[JITFunction, dict[str, Any]]] = [
     (cuts.bucket_pass, {"ADD": True, "ROWS": 4, "WIDTH": 512}),
     (draws.draw_positions, BLOCK),
 ]
-CALLED_BY_KERNELS = {"narrowed"}
+QSGD = {"UNIT": 1.0, "ROWS": 2, "BUCKET": 1024}
+INT8 = {"UNIT": 1 / 127, "ROWS": 8, "BUCKET": 256, "BITS": 8}
+ENCODED = {"out": "*u8", "encoded": "*u8", "packed": "*u8", "error": "*fp32", "first": "i64"}
+HALVES = {"out": "*i16", "encoded": "*i16", "error": "*fp32"}
+BLOCKS = {"packed": "*u8", "words": "*i32", "missing": "*u32", "present": "*u32"}
+# Those with types of their own where a name says another thing than in a selection.
+OTHER_CASES: list[tuple[JITFunction, dict[str, Any], dict[str, str]]] = [
+    (
+        entries.scatter_entries,
+        {"HOW": 1, "KIND": 0, "BLOCK": 1024},
+        {"dense": "*fp32", "base": "i64", "indices": "*i64"},
+    ),
+    (entries.scatter_entries, {"HOW": 1, "KIND": 1, "BLOCK": 1024}, {"dense": "*i16", "base": "i64", "values": "*i16"}),
+    (entries.scatter_entries, {"HOW": 0, "KIND": 2, "BLOCK": 1024}, {"dense": "*i16", "base": "i64", "values": "*i16"}),
+    (entries.scatter_entries, {"HOW": 2, "KIND": 0, "BLOCK": 1024}, {"dense": "*fp32", "base": "i64"}),
+    (entries.count_faults, {"BLOCK": 1024}, {"base": "i64"}),
+    (buckets.quantise_buckets, {**QSGD, "BITS": 4, "STOCHASTIC": True, "ERROR": True}, ENCODED),
+    (buckets.quantise_buckets, {**QSGD, "BITS": 2, "STOCHASTIC": True, "ERROR": False}, ENCODED),
+    (buckets.quantise_buckets, {**INT8, "STOCHASTIC": False, "ERROR": True}, ENCODED),
+    (buckets.dequantise_buckets, {**QSGD, "BITS": 2}, ENCODED),
+    (buckets.dequantise_buckets, INT8, ENCODED),
+    (rounding.narrow_values, {"KIND": 1, "ERROR": True, "BLOCK": 1024}, HALVES),
+    (rounding.narrow_values, {"KIND": 2, "ERROR": True, "BLOCK": 1024}, HALVES),
+    (rounding.widen_values, {"KIND": 2, "BLOCK": 1024}, HALVES),
+    (rounding.tally_values, {"BLOCK": 1024}, {"seen": "*i32"}),
+    (rounding.lose_mean, {"BLOCK": 1024}, {"mean": "*fp32", "error": "*fp32"}),
+    (bits.pack_numbers, {"WIDTH": 5, "BLOCK": 1024}, {"numbers": "*u32", "out": "*u8", "bytes_": "i32"}),
+    (bits.unpack_numbers, {"WIDTH": 13, "BLOCK": 1024}, {"packed": "*u8", "numbers": "*u32"}),
+    (blocks.write_blocks, {}, {**BLOCKS, "indices": "*i64", "counts": "*i64"}),
+    (blocks.find_blocks, {}, {**BLOCKS, "length": "i32", "wanted": "i32"}),
+    (blocks.read_blocks, {"TILE": 1024}, BLOCKS),
+    (blocks.read_runs, {}, BLOCKS),
+]
+CALLED_BY_KERNELS = {
+    "narrowed",
+    *("canonical", "rounded", "widened", "lost"),
+    *("draw_words", "level_of"),
+    *("put_field", "load_field", "put_sequence", "read_sequence", "bit_length", "best_width"),
+}
+MODULES = (passes, cuts, draws, floats, entries, buckets, rounding, bits, blocks)
 
 FLOATS = {"residual", "gradient", "values", "to_values", "moved"}
 INDICES = {"indices", "to_indices", "positions"}
@@ -64,30 +107,32 @@ def type_of(kernel: JITFunction, name: str) -> str:
     return "*i64"
 
 
-def compiled(kernel: JITFunction, constants: dict[str, Any], target: GPUTarget) -> dict[str, Any]:
+def compiled(
+    kernel: JITFunction, constants: dict[str, Any], types: dict[str, str], target: GPUTarget
+) -> dict[str, Any]:
     names = kernel.arg_names
-    signature = {name: "constexpr" if name in constants else type_of(kernel, name) for name in names}
+    signature = {name: "constexpr" if name in constants else types.get(name) or type_of(kernel, name) for name in names}
     aligned = {(i,): [["tt.divisibility", 16]] for i, name in enumerate(names) if name in WHOLE_VECTORS}
     source = ASTSource(kernel, signature, {(names.index(name),): value for name, value in constants.items()}, aligned)
-    text = compile(source, target=target, options={"num_warps": 8}).asm
+    text = compile(source, target=target, options={"num_warps": 8, "enable_fp_fusion": False}).asm
     ptx = text.get("ptx", "")
     return {
         "kernel": kernel.__name__,
         "bytes": len(text["cubin" if target.backend == "cuda" else "hsaco"]),
         "vector_loads": len(re.findall(r"ld\.global\.v4", ptx)),
         "vector_stores": len(re.findall(r"st\.global\.v4", ptx)),
-        "flushes_denormals": ".ftz" in ptx,
+        "flushes_denormals": ".ftz" in ptx or "denorm_mode_32 3" not in text.get("amdgcn", "denorm_mode_32 3"),
+        "fuses": "fma.rn" in ptx,
+        "approximates": ".approx" in ptx or "div.full" in ptx,
     }
 
 
 if __name__ == "__main__":
     backend, architecture, warp, *only = sys.argv[1:]
     target = GPUTarget(backend, int(architecture) if architecture.isdigit() else architecture, int(warp))
-    cases = [case for case in CASES if not only or case[0].__name__ in only]
-    rows = [compiled(kernel, constants, target) for kernel, constants in cases]
-    found = {
-        name for module in (passes, cuts, draws) for name, one in vars(module).items() if hasattr(one, "arg_names")
-    }
+    cases = [(*case, {}) for case in CASES] + OTHER_CASES
+    rows = [compiled(*case, target) for case in cases if not only or case[0].__name__ in only]
+    found = {name for module in MODULES for name, one in vars(module).items() if hasattr(one, "arg_names")}
     json.dump(
         {"rows": rows, "left_out": sorted(found - CALLED_BY_KERNELS - {row["kernel"] for row in rows})}, sys.stdout
     )

@@ -1,4 +1,4 @@
-"""The selection kernels are compiled for GPUs of two makers, which need not be there."""
+"""The kernels are compiled for GPUs of two makers, which need not be there."""
 
 from __future__ import annotations
 
@@ -35,20 +35,24 @@ def _compiled(*target: str, cache: Path) -> list[dict[str, Any]]:
 @pytest.mark.slow  # more than a minute; the passes before the last one are those that HIP's go through
 @pytest.mark.timeout(600)
 def test_all_for_cuda(tmp_path: Path) -> None:
-    assert not any(row["flushes_denormals"] for row in _compiled("cuda", "90", "32", cache=tmp_path))
+    for row in _compiled("cuda", "90", "32", cache=tmp_path):
+        assert [row["flushes_denormals"], row["fuses"], row["approximates"]] == [False] * 3, row["kernel"]
 
 
 @pytest.mark.timeout(600)
-def test_the_fused_pass_for_cuda(tmp_path: Path) -> None:
-    fused = _compiled("cuda", "90", "32", "fused_pass", cache=tmp_path)
-    for row in fused:
-        assert not row["flushes_denormals"]
+def test_the_fused_pass_and_the_quantisers_for_cuda(tmp_path: Path) -> None:
+    rows = _compiled("cuda", "90", "32", "fused_pass", "quantise_buckets", cache=tmp_path)
+    assert [row["kernel"] for row in rows] == ["fused_pass"] * 2 + ["quantise_buckets"] * 3
+    for row in rows:
+        assert [row["flushes_denormals"], row["fuses"], row["approximates"]] == [False] * 3
+    for row in rows[:2]:
         # 4096 entries by 256 threads, four at once: each loads 4 vectors of the residual, 4 of the gradient, no more.
         assert row["vector_loads"] <= 8
         assert row["vector_stores"] <= 4
-    assert len(fused) == 2
 
 
 @pytest.mark.timeout(600)
 def test_all_for_hip(tmp_path: Path) -> None:
-    assert all(row["bytes"] > 1000 for row in _compiled("hip", "gfx942", "64", cache=tmp_path))
+    for row in _compiled("hip", "gfx942", "64", cache=tmp_path):
+        assert row["bytes"] > 1000, row["kernel"]
+        assert not row["flushes_denormals"], row["kernel"]

@@ -14,12 +14,14 @@ import numpy as np
 import pytest
 import selection_checks as checks
 from hypothesis import HealthCheck, Phase, example, given, settings
-from triton_selection import DEVICE, OnArrays, kernels, tensor_of, torch
+from triton_arrays import DEVICE, OnArrays, tensor_of, torch, turn_blocks_round
 
 from telegrad.ops.select import Chosen, Sign, cpu, kernels_of
+from telegrad.ops.select import triton as kernels
 from telegrad.ops.select.triton import ranked, sources, subset
+from telegrad.ops.triton import numbers_on
 
-GPU = OnArrays()
+GPU = OnArrays(kernels)
 BLOCK = sources.BLOCK
 
 examined = settings(  # a smaller failing example would take the interpreter minutes to find
@@ -30,22 +32,13 @@ examined = settings(  # a smaller failing example would take the interpreter min
 )
 
 
-def _turn_blocks_round(patch: pytest.MonkeyPatch) -> None:
-    """On a GPU blocks run in no order at all."""
-    from triton.runtime.interpreter import interpreter_builder as builder
-
-    place = builder.set_grid_idx
-    patch.setattr(builder, "set_grid_idx", lambda x, y, z: place(builder.grid_dim[0] - 1 - x, y, z))
-
-
 @pytest.fixture(params=["one block", "blocks", "blocks and a sample"])
 def in_blocks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """As a short tensor goes, and, at a smaller scale, as a long one does."""
     if request.param == "one block":
         return
     monkeypatch.setattr(sources, "BLOCK", 32)
-    if DEVICE == "cpu":
-        _turn_blocks_round(monkeypatch)
+    turn_blocks_round(monkeypatch)
     if request.param == "blocks and a sample":
         monkeypatch.setattr(ranked, "SMALL", 16)
 
@@ -151,7 +144,7 @@ def test_a_sample_that_misleads_changes_nothing(bound: int, sign: Sign, monkeypa
 
     def misled(residual: torch.Tensor, *_: object) -> torch.Tensor:
         said.append(True)
-        return sources.numbers_on(residual, bound)
+        return numbers_on(residual, bound)
 
     monkeypatch.setattr(ranked, "_sampled_bound", misled)
     x = np.random.default_rng(0).integers(-60, 61, 3000).astype(np.float32)

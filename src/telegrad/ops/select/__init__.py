@@ -14,6 +14,8 @@ from typing import Any, Literal, Protocol
 
 import numpy as np
 
+from telegrad.ops.placement import is_on_gpu
+
 Sign = Literal[0, 1, -1]
 """Which entries can be chosen: 0: all; 1: positive ones only; -1: negative ones only. A zero is neither."""
 
@@ -115,27 +117,15 @@ class Kernels(Protocol):
 def kernels_of(residual: Array) -> Kernels:
     """The selections for arrays such as ``residual``: by where it lies.
 
-    Raises ``ModuleNotFoundError`` for a tensor on a GPU where Triton is not installed, and ``ValueError`` for a torch
-    tensor elsewhere.
+    Raises as ``placement.is_on_gpu``.
     """
-    if isinstance(residual, np.ndarray):
-        from telegrad.ops.select import cpu
+    if is_on_gpu(residual, "residual"):
+        from telegrad.ops.select import triton
 
-        return cpu
-    try:
-        import triton as compiler
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(
-            f"residual is a tensor on {residual.device}, and selection there needs Triton: pip install telegrad[gpu]"
-        ) from error
-    if residual.device.type == "cpu" and not compiler.knobs.runtime.interpret:
-        raise ValueError(
-            "residual is a torch tensor on the CPU: give the kernels for the CPU its memory, residual.numpy(), or run "
-            "those for GPUs in Triton's interpreter, with TRITON_INTERPRET=1"
-        )
-    from telegrad.ops.select import triton
+        return triton
+    from telegrad.ops.select import cpu
 
-    return triton
+    return cpu
 
 
 def check_room(indices: Sized, values: Sized, count: int) -> None:

@@ -26,12 +26,10 @@ from telegrad.ops.select.triton.sources import (
     Output,
     Source,
     blocks_of,
-    launch,
     launch_over,
-    numbers_on,
     side_of,
-    told,
 )
+from telegrad.ops.triton import launch, numbers_on, told
 
 _MOST_OF_A_BUCKET = 8192  # entries that one program holds in registers
 _LANES = 2048  # entries of smaller buckets that it takes together

@@ -15,7 +15,8 @@ import numpy as np
 import torch
 
 from telegrad.ops.select import Chosen
-from telegrad.ops.select.triton.sources import FusedPass, Moments, Output, Side, Source, cut_of, numbers_on, told
+from telegrad.ops.select.triton.sources import FusedPass, Moments, Output, Side, Source, cut_of
+from telegrad.ops.triton import numbers_on, told
 
 SMALL = 1 << 15
 """Below so many elements a sample costs more than it saves."""

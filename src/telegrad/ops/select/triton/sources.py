@@ -1,7 +1,6 @@
 """Launches the kernels: fused passes, and the sources that a selection by rank looks at.
 
-Nothing here waits for the GPU, except where it says so: counts and keys stay on the device until ``told`` asks for all
-of them at once.
+Nothing here waits for the GPU: counts and keys stay on the device until ``told`` asks for all of them at once.
 """
 
 from __future__ import annotations
@@ -13,6 +12,7 @@ import torch
 
 from telegrad.ops.select import Sign
 from telegrad.ops.select.triton import cuts, passes
+from telegrad.ops.triton import launch, numbers_on
 
 BLOCK = 4096
 """Entries of one program. Every program adds once to a common counter: with fewer entries those additions count."""
@@ -62,12 +62,6 @@ class Moments:
     largest: torch.Tensor  # the highest key of both sides, int64
 
 
-def launch(kernel: Any, programs: int, x: torch.Tensor, *arguments: Any, **options: Any) -> None:
-    """Runs ``programs`` of ``kernel``, whose first argument is ``x``, on the device of that."""
-    with torch.cuda.device_of(x):  # type: ignore[no-untyped-call]
-        kernel[(programs,)](x, *arguments, **options, num_warps=8)
-
-
 def launch_over(entries: int, kernel: Any, x: torch.Tensor, *arguments: Any, **options: Any) -> None:
     """Runs a program of ``kernel`` for every block of so many entries."""
     launch(kernel, blocks_of(entries), x, *arguments, **options, BLOCK=BLOCK)
@@ -76,19 +70,6 @@ def launch_over(entries: int, kernel: Any, x: torch.Tensor, *arguments: Any, **o
 def blocks_of(entries: int) -> int:
     """Programs for so many entries."""
     return -(-entries // BLOCK)
-
-
-def numbers_on(x: torch.Tensor, *values: int) -> torch.Tensor:
-    """These int64 on the device of ``x``. Filled there: a copy from the CPU's memory would wait for the GPU."""
-    numbers = torch.empty(len(values), dtype=torch.int64, device=x.device)
-    for place, value in zip(numbers, values, strict=True):
-        place.fill_(value)
-    return numbers
-
-
-def told(*numbers: torch.Tensor) -> list[int]:
-    """All of these int64 tensors in a row. Waits for the GPU."""
-    return [int(number) for number in torch.cat(numbers).tolist()]
 
 
 class FusedPass:

@@ -1,0 +1,29 @@
+"""Where an array lies, and so whose kernels work on it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+
+def is_on_gpu(x: Any, name: str) -> bool:
+    """Whether Triton's kernels are those for ``x``: a torch tensor on a GPU. A numpy array is none.
+
+    ``name`` is what errors call it. Raises ``ModuleNotFoundError`` for a tensor on a GPU where Triton is not installed,
+    and ``ValueError`` for a torch tensor elsewhere.
+    """
+    if isinstance(x, np.ndarray):
+        return False
+    try:
+        import triton as compiler
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(
+            f"{name} is a tensor on {x.device}, and kernels there need Triton: pip install telegrad[gpu]"
+        ) from error
+    if x.device.type == "cpu" and not compiler.knobs.runtime.interpret:
+        raise ValueError(
+            f"{name} is a torch tensor on the CPU: give the kernels for the CPU its memory, {name}.numpy(), or run "
+            "those for GPUs in Triton's interpreter, with TRITON_INTERPRET=1"
+        )
+    return True

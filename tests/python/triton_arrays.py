@@ -1,0 +1,97 @@
+"""The GPU's kernels for tests: as if they worked on numpy arrays, so that they can stand where the CPU's stand.
+
+They run on the GPU, if there is one that torch sees, else in Triton's interpreter.
+"""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch", reason="GPU kernels work on torch tensors")
+pytest.importorskip("triton", reason="GPU kernels are compiled, or interpreted, by Triton")
+
+import triton  # noqa: E402
+
+if not triton.knobs.runtime.interpret and not torch.cuda.is_available():
+    pytest.skip("there is a GPU, but this torch does not see it: set TRITON_INTERPRET=1", allow_module_level=True)
+
+DEVICE = "cpu" if triton.knobs.runtime.interpret else "cuda"
+SMALL_BLOCK = 64 if DEVICE == "cpu" else 256
+"""Elements of a program in tests: on a GPU as many as threads, each of which then has one of its own."""
+
+
+def _patch_the_language_once() -> None:
+    """The interpreter puts its own functions into triton.language for every call of a function in a kernel, and takes
+    them out again behind each kernel; that takes half of its time, and nothing is compiled in this process."""
+    from triton.runtime import interpreter
+
+    patch, patched = interpreter._patch_lang, set()
+
+    class Kept:
+        def restore(self) -> None:
+            pass
+
+    def patch_once(function: Any) -> Kept:
+        modules = {id(value) for value in function.__globals__.values() if isinstance(value, ModuleType)}
+        seen = frozenset(modules & {id(interpreter.tl), id(interpreter.tl.core)})
+        if seen not in patched:
+            patch(function)
+            patched.add(seen)
+        return Kept()
+
+    interpreter._patch_lang = patch_once
+
+
+if DEVICE == "cpu":
+    _patch_the_language_once()
+
+
+def turn_blocks_round(patch: pytest.MonkeyPatch) -> None:
+    """The interpreter runs the last block first: on a GPU they run in no order at all."""
+    if DEVICE != "cpu":
+        return
+    from triton.runtime.interpreter import interpreter_builder as builder
+
+    place = builder.set_grid_idx
+    patch.setattr(builder, "set_grid_idx", lambda x, y, z: place(builder.grid_dim[0] - 1 - x, y, z))
+
+
+def tensor_of(array: np.ndarray) -> Any:
+    """A copy on the device; numpy has no bfloat16: it is uint16 there."""
+    tensor = torch.from_numpy(array.copy())
+    return (tensor.view(torch.bfloat16) if array.dtype == np.uint16 else tensor).to(DEVICE)
+
+
+def array_of(tensor: Any) -> np.ndarray:
+    """The other way."""
+    host = tensor.cpu()
+    return (host.view(torch.uint16) if host.dtype == torch.bfloat16 else host).numpy()  # type: ignore[no-any-return]
+
+
+class OnArrays:
+    """``name(*arguments)`` calls that function with tensors in place of arrays, and copies back what it writes."""
+
+    def __init__(self, kernels: Any) -> None:
+        self._kernels = kernels
+
+    def __getattr__(self, name: str) -> Any:
+        function = getattr(self._kernels, name)
+
+        def call(*arguments: Any) -> Any:
+            tensors: dict[int, tuple[np.ndarray, Any]] = {}  # one array given twice is one tensor
+
+            def given(one: Any) -> Any:
+                if isinstance(one, np.ndarray):
+                    return tensors.setdefault(id(one), (one, tensor_of(one)))[1]
+                return [given(part) for part in one] if isinstance(one, list) else one
+
+            result = function(*map(given, arguments))
+            for array, tensor in tensors.values():
+                array[:] = array_of(tensor)
+            return result
+
+        return call
