@@ -66,7 +66,8 @@ void bind_reductions(nb::class_<Self>& type) {
             RequestPtr request = request_for_array(*self, x, op, algorithm);
             if (request == nullptr) return std::nullopt;
             return begin(self, std::move(request), false);
-          })
+          },
+          nb::arg("x").none(), nb::arg("op").none(), nb::arg("algorithm").none())
       .def(
           "all_reduce_quantised",
           [](const Pointer& self, std::uintptr_t input, std::uintptr_t output, std::uintptr_t error, std::size_t count,

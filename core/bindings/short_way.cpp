@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <exception>
 #include <memory>
+#include <new>
 #include <optional>
 #include <utility>
 
@@ -23,11 +24,13 @@ struct ShortAllReduce {
   vectorcallfunc vectorcall;
   PyObject* method;
   PyObject* dictionary;
+  PyObject* weak_references;
 };
 
 PyTypeObject* communicator_type = nullptr;
 PyObject* live_name = nullptr;
 PyObject* block_name = nullptr;
+PyObject* abandoned_name = nullptr;
 PyObject* op_name = nullptr;
 PyObject* algorithm_name = nullptr;
 
@@ -63,9 +66,19 @@ nb::object summed(const Arguments& arguments) {
   RequestPtr request = request_for_array(communicator, arguments.x, arguments.op, arguments.algorithm);
   if (request == nullptr) return {};
   if (is_done(communicator, request)) return nb::none();
-  // It takes long, or has failed: what is summed is kept meanwhile, and errors are known, where the method's are.
+  // It takes long, or has failed: errors are known where the method's are. A signal may end the wait before a line of
+  // Python has run, and the network still uses what is summed: so it is kept here.
+  const auto abandoned = nb::steal(PyObject_GetAttr(arguments.self.ptr(), abandoned_name));
+  if (!abandoned.is_valid()) throw nb::python_error();
   const nb::object begun = nb::cast(operation_of(nb::cast<std::shared_ptr<Communicator>>(held), std::move(request)));
-  return nb::steal(PyObject_CallMethodObjArgs(arguments.self.ptr(), block_name, begun.ptr(), arguments.x.ptr(), nullptr));
+  const nb::object kept = nb::make_tuple(begun, arguments.x);
+  auto result =
+      nb::steal(PyObject_CallMethodObjArgs(arguments.self.ptr(), block_name, begun.ptr(), arguments.x.ptr(), nullptr));
+  if (result.is_valid()) return result;
+  nb::python_error error;
+  const nb::object known = nb::module_::import_("telegrad.errors").attr("TransportError");
+  if (!error.matches(known) && PyList_Append(abandoned.ptr(), kept.ptr()) != 0) throw nb::python_error();
+  throw error;
 }
 
 PyObject* call(PyObject* callable, PyObject* const* given, std::size_t flags, PyObject* names) {
@@ -73,11 +86,12 @@ PyObject* call(PyObject* callable, PyObject* const* given, std::size_t flags, Py
   try {
     if (const auto arguments = arguments_of(given, count, names)) {
       if (nb::object result = summed(*arguments); result.is_valid()) return result.release().ptr();
-      if (PyErr_Occurred() != nullptr) return nullptr;
     }
   } catch (nb::python_error& error) {
     error.restore();
     return nullptr;
+  } catch (const std::bad_alloc&) {
+    return PyErr_NoMemory();
   } catch (const std::exception& error) {
     PyErr_SetString(PyExc_RuntimeError, error.what());
     return nullptr;
@@ -122,10 +136,18 @@ int clear(PyObject* object) {
 void free_it(PyObject* object) {
   PyTypeObject* const type = Py_TYPE(object);
   PyObject_GC_UnTrack(object);
+  PyObject_ClearWeakRefs(object);
   clear(object);
   type->tp_free(object);
   Py_DECREF(type);
 }
+
+PyObject* text(PyObject* object) {
+  return PyUnicode_FromFormat("<short way of %R>", reinterpret_cast<ShortAllReduce*>(object)->method);
+}
+
+// Where the module has it, as functions are pickled.
+PyObject* reduce(PyObject* object, PyObject*) { return PyObject_GetAttrString(object, "__qualname__"); }
 
 template <class Function>
 PyType_Slot slot(int number, Function* function) {
@@ -138,8 +160,10 @@ void bind_short_way(nb::module_& module) {
   static PyMemberDef members[] = {
       {"__vectorcalloffset__", T_PYSSIZET, offsetof(ShortAllReduce, vectorcall), READONLY, nullptr},
       {"__dictoffset__", T_PYSSIZET, offsetof(ShortAllReduce, dictionary), READONLY, nullptr},
+      {"__weaklistoffset__", T_PYSSIZET, offsetof(ShortAllReduce, weak_references), READONLY, nullptr},
       {nullptr, 0, 0, 0, nullptr},
   };
+  static PyMethodDef methods[] = {{"__reduce__", &reduce, METH_NOARGS, nullptr}, {nullptr, nullptr, 0, nullptr}};
   static PyGetSetDef properties[] = {
       {"__dict__", &PyObject_GenericGetDict, &PyObject_GenericSetDict, nullptr, nullptr},
       {nullptr, nullptr, nullptr, nullptr, nullptr},
@@ -148,6 +172,7 @@ void bind_short_way(nb::module_& module) {
                                 slot(Py_tp_traverse, traverse), slot(Py_tp_clear, clear),
                                 slot(Py_tp_descr_get, bind),    slot(Py_tp_call, PyVectorcall_Call),
                                 {Py_tp_members, members},       {Py_tp_getset, properties},
+                                {Py_tp_methods, methods},       slot(Py_tp_repr, text),
                                 {0, nullptr}};
   static PyType_Spec spec{
       .name = "telegrad._core.ShortAllReduce",
@@ -161,6 +186,7 @@ void bind_short_way(nb::module_& module) {
     return string;
   };
   live_name = interned("_live");
+  abandoned_name = interned("_abandoned");
   block_name = interned("_block");
   op_name = interned("op");
   algorithm_name = interned("algorithm");

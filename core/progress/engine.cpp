@@ -380,12 +380,16 @@ bool Engine::wait_until(const std::function<bool()>& over, double deadline_s) {
 }
 
 void Engine::tell_others() {
+  bool anything = false;
   {
     const std::scoped_lock lock(mutex_);
     conditions_fresh_ = false;
-    for (Condition* const condition : conditions_) condition->met = condition->met || (*condition->over)();
+    for (Condition* const condition : conditions_) {
+      if (condition->met || !(*condition->over)()) continue;
+      condition->met = anything = true;
+    }
   }
-  baton_free_.notify_all();
+  if (anything) baton_free_.notify_all();
 }
 
 bool Engine::drive(const std::function<bool()>& over, double deadline_s) {

@@ -53,6 +53,7 @@ class Member:
         self._over = False  # it has failed: what is called from now on never reaches the network
         self._lock = threading.Lock()
         self._in_flight: deque[tuple[_core.Request, Any]] = deque()  # with the tensors that the network may touch
+        self._abandoned: list[Any] = []  # the same of calls that a signal ended
         self._crowded = _CROWDED
         self._trace_path = start_trace(core)
         lifetime.opened(self)
@@ -81,8 +82,9 @@ class Member:
         """Ends all operations on all ranks with a ``TransportError`` that says ``reason``. ``close()`` is left to
         do.
         """
-        if self._live is not None:
-            self._live.abort(reason)
+        core = self._live  # once: another thread may close it
+        if core is not None:
+            core.abort(reason)
 
     def close(self) -> None:
         """Leaves the group; operations still running fail.
@@ -98,7 +100,8 @@ class Member:
         self._live = None
         lifetime.closed(self)
         self._core.close()
-        self._in_flight.clear()  # the network touches nothing any more
+        self._in_flight.clear()
+        self._abandoned.clear()  # the network touches nothing any more
         if self._trace_path is not None:
             write_trace(self._trace_path, self._core)
 
@@ -150,8 +153,9 @@ class Member:
             flying.append((request, held))
 
     def _usable(self) -> _core.Communicator:
-        if self._live is not None:
-            return self._live
+        core = self._live
+        if core is not None:
+            return core
         if self._process != lifetime.process:
             raise ValueError(
                 f"this Communicator belongs to process {self._process}, which forked this one: make a new one here, "

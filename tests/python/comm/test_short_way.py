@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import inspect
+import pickle
 import pydoc
+import signal
 import time
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -76,20 +80,40 @@ def test_names_mean_what_they_mean_to_the_method(on_ranks: OnRanks, op: str, alg
         ((np.ones(3, np.int32), "avg"), {}, ValueError, "op='avg' needs a floating dtype"),
         ((np.ones(3), "mean"), {}, ValueError, "op='mean' is not supported"),
         ((np.ones(3), 3), {}, ValueError, "op=3 is not supported"),
+        ((np.ones(3), None), {}, ValueError, "op=None is not supported"),
         ((np.ones(3),), {"algorithm": "fast"}, ValueError, "algorithm='fast' does not exist"),
+        ((np.ones(3),), {"algorithm": None}, ValueError, "algorithm=None does not exist"),
         ((np.ones(3), "sum"), {"op": "sum"}, TypeError, "multiple values for argument 'op'"),
         ((np.ones(3), "sum", None), {}, TypeError, "positional arguments"),
         ((np.ones(3),), {"way": 1}, TypeError, "unexpected keyword argument 'way'"),
         ((), {}, TypeError, "missing 1 required positional argument: 'x'"),
         ((None,), {}, TypeError, "x is None"),
     ],
-    ids=["strided", "int8", "order", "avg", "op", "number", "algorithm", "twice", "three", "unknown", "none", "None"],
+    ids=[
+        "strided",
+        "int8",
+        "order",
+        "avg",
+        "op",
+        "number",
+        "no-op",
+        "algorithm",
+        "no-algorithm",
+        "twice",
+        "three",
+        "unknown",
+        "none",
+        "None",
+    ],
 )
 def test_what_cannot_be_summed_gets_the_methods_error(
     local: Callable[..., list[Communicator]], arguments: Any, named: Any, error: type[Exception], match: str
 ) -> None:
+    communicator = local(1)[0]
     with pytest.raises(error, match=match):
-        local(1)[0].all_reduce(*arguments, **named)
+        communicator.all_reduce(*arguments, **named)
+    with pytest.raises(error, match=match):
+        communicator.all_reduce(*arguments, **named, async_op=True)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16", "int32", "int64"])
@@ -188,12 +212,43 @@ def test_a_failure_is_raised_and_names_the_ranks(local: Callable[..., list[Commu
         first.all_reduce(np.ones(3))
 
 
+@pytest.mark.parametrize("after_s", [0.03, 0.25])
+def test_what_a_signal_leaves_to_the_network_is_kept_until_close(
+    local: Callable[..., list[Communicator]], after_s: float
+) -> None:
+    class Interrupted(Exception):  # noqa: N818
+        pass
+
+    def interrupt(*_: object) -> None:
+        raise Interrupted
+
+    first, _ = local(2)
+    x = np.ones(3)
+    kept = weakref.ref(x)
+    handler = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, after_s)
+        with pytest.raises(Interrupted):
+            first.all_reduce(x)
+    finally:
+        signal.signal(signal.SIGALRM, handler)
+    del x
+    gc.collect()
+    assert kept() is not None
+    first.close()
+    gc.collect()
+    assert kept() is None
+
+
 def test_it_is_described_as_the_method_is() -> None:
     described = inspect.signature(Communicator.all_reduce)
     assert list(described.parameters)[:4] == ["self", "x", "op", "out"]
     assert described.parameters["out"].kind is inspect.Parameter.KEYWORD_ONLY
     assert "every rank gets the same bits" in " ".join(pydoc.plain(pydoc.render_doc(Communicator.all_reduce)).split())
     assert Communicator.all_reduce.__qualname__ == "Reductions.all_reduce"
+    assert "Reductions.all_reduce" in repr(Communicator.all_reduce)
+    assert pickle.loads(pickle.dumps(Communicator.all_reduce)) is Communicator.all_reduce
+    assert weakref.ref(Communicator.all_reduce)() is Communicator.all_reduce
 
 
 def test_it_is_made_of_something_that_can_be_called() -> None:
