@@ -11,6 +11,8 @@ venv := .venv
 say = @printf '\n== %s\n'
 tools := PATH="$(CURDIR)/$(venv)/bin:$$PATH"
 export CMAKE_BUILD_PARALLEL_LEVEL ?= $(shell nproc)
+# Container images set it. Tests start hundreds of processes, each of which would compile our sources anew.
+unexport PYTHONDONTWRITEBYTECODE
 
 # What the extension is made of. Python sources are read from src/ directly and need no build.
 inputs := CMakeLists.txt pyproject.toml $(shell find core cmake -type f) $(shell find core cmake -type d)

@@ -29,7 +29,8 @@ TEST("the judge sees every lie about a sum of which a part is kept") {
     call.values[size_of(program.calls[0][0].dtype) - 1] ^= std::byte{0x40};
     lies("its entry at ");
     call = truth;
-    call.values.resize(call.values.size() - size_of(program.calls[0][0].dtype));
+    call.values.erase(call.values.end() - static_cast<std::ptrdiff_t>(size_of(program.calls[0][0].dtype)),
+                      call.values.end());
     call.indices.pop_back();
     lies("");
     call = truth;
