@@ -24,7 +24,7 @@ class PointToPoint(Member):
     """
 
     def send(self, x: Any, to: int, *, tag: int = 0, async_op: bool = False) -> Work | None:
-        """Sends ``x`` (torch CPU tensor or numpy array, any dtype and shape, contiguous) to rank ``to``.
+        """Sends ``x`` (torch tensor or numpy array, any dtype and shape, contiguous) to rank ``to``.
 
         Returns once ``x`` may be changed: for a large ``x`` that is once ``to`` receives it, so that two ranks that
         both send first may wait for each other (``sendrecv`` does not). That a send is over does not mean that it was
@@ -45,7 +45,8 @@ class PointToPoint(Member):
 
         ``x``: as in ``send``, of the sender's dtype and number of elements. ``source=None``: of any rank's messages the
         one that came first; once all other ranks have closed without sending one, ``PeerFailed`` is raised. Returns the
-        sender's rank; with ``async_op=True`` a Work, whose ``result()`` is ``x`` and whose ``source()`` that rank.
+        sender's rank (``None`` for an ``x`` on a device, since nobody waits); with ``async_op=True`` a Work, whose
+        ``result()`` is ``x`` and whose ``source()`` that rank.
         """
         core, buffer = self._usable(), movable(x, "x", device=True)
         peer = None if source is None else self._peer(source, "source")

@@ -11,7 +11,7 @@ import pytest
 import torch
 from fake_device import DEVICE_TYPE, FakeRuntime, FakeStream, on_fake_device
 
-from telegrad import Communicator, Work
+from telegrad import Communicator, Work, sim
 from telegrad.comm.device import runtime as runtimes
 from telegrad.comm.device import transfers
 from telegrad.comm.device.staging import Staging, staging_of
@@ -403,3 +403,18 @@ def test_what_device_calls_refuse(
 ) -> None:
     with pytest.raises(error, match=message):
         call(comms[0], on_fake_device(torch.zeros(3)))
+
+
+def test_simulated_ranks_have_no_streams(device: FakeRuntime) -> None:
+    world = sim.World(1)
+    with pytest.raises(ValueError, match=r"all_reduce\(\) of device tensors needs real time"):
+        world.communicators[0].all_reduce(on_fake_device(torch.zeros(3)))
+    world.close()
+
+
+def test_synchronize_of_a_closed_communicator() -> None:
+    (alone,) = Communicator.local(1)
+    alone.synchronize()
+    alone.close()
+    with pytest.raises(ValueError, match="is closed: make a new one"):
+        alone.synchronize()

@@ -5,6 +5,7 @@ another, and the stream, which waits for that, copies back. The host only puts t
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -45,7 +46,8 @@ class Transfers:
         self._staging = staging
         self._rank = rank
         self._internal: dict[Any, Stream] = {}  # by device: what async_op=True runs in
-        self._outstanding: deque[_core.Request] = deque()
+        self._lock = threading.Lock()
+        self._outstanding: deque[_core.Request] = deque()  # _lock
 
     def run(
         self,
@@ -84,21 +86,25 @@ class Transfers:
                 runtime.copy(stream, piece, staged)
         event = runtime.record(stream)
         self._staging.give_back(stream, event, leases, requests)
-        self._outstanding.extend(requests)
+        with self._lock:
+            self._outstanding.extend(requests)
         if not async_op:
             return None
         return DeviceWork(requests, operation, self._rank, result, device, runtime, event, tensors)
 
     def raise_failure(self) -> None:
         """Raises what an operation failed with, if that is known by now; again and again."""
-        while self._outstanding and self._outstanding[0].done():
-            self._outstanding[0].wait(0.0)  # one that failed stays the first
-            self._outstanding.popleft()
+        with self._lock:
+            while self._outstanding and self._outstanding[0].done():
+                self._outstanding[0].wait(0.0)  # one that failed stays the first
+                self._outstanding.popleft()
 
     def synchronize(self) -> None:
         """Waits until the engine is done with all operations. Raises what the first that failed did."""
         self.raise_failure()
-        for request in list(self._outstanding):
+        with self._lock:
+            outstanding = list(self._outstanding)
+        for request in outstanding:
             request.wait()
         self.raise_failure()
 
