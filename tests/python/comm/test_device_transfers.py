@@ -82,6 +82,20 @@ def test_all_reduce_gives_the_hosts_bits(
         assert torch.equal(tensors[rank].as_subclass(torch.Tensor), expected)
 
 
+def test_tensors_that_require_gradients(
+    device: FakeRuntime, comms: list[Communicator], streams: list[FakeStream]
+) -> None:
+    tensors = [on_fake_device(values(rank, 6).view(2, 3)).requires_grad_() for rank in range(RANKS)]
+    on_all(device, comms, streams, lambda comm, rank: comm.all_reduce(tensors[rank]))
+    gathered = on_all(device, comms, streams, lambda comm, rank: comm.all_gather(tensors[rank]))
+    expected = sum(values(rank, 6) for rank in range(RANKS)).view(2, 3).tolist()
+    for rank, stream in enumerate(streams):
+        stream.synchronize()
+        assert tensors[rank].tolist() == expected
+        assert gathered[rank].tolist() == [expected] * RANKS
+        assert not gathered[rank].requires_grad
+
+
 @pytest.mark.parametrize("n", [0, 1, 1000])
 def test_integers_and_out(device: FakeRuntime, comms: list[Communicator], streams: list[FakeStream], n: int) -> None:
     given = [on_fake_device(values(rank, n, torch.int64)) for rank in range(RANKS)]

@@ -116,27 +116,30 @@ class Transfers:
 
     # Into the stream first: an operation whose gate nobody opens would hold up all ranks.
     def _begin(self, stream: Stream, part: Part) -> tuple[Lease, _core.Request]:
-        runtime, lease = self._runtime, self._staging.lease(_bytes_of(part.inputs), _bytes_of(part.outputs))
+        runtime, output_bytes = self._runtime, _bytes_of(part.outputs)
+        lease = self._staging.lease(_bytes_of(part.inputs), output_bytes)
         words = lease.words
         for staged, piece in _pieces(lease.input, part.inputs):
             runtime.copy(stream, staged, piece)
         if part.inputs:
             runtime.write_value(stream, words.ready, words.value)
-        gate = _core.Gate(
-            words.ready if part.inputs else 0, words.done, words.value, lease.output_address, _bytes_of(part.outputs)
-        )
-        return lease, part.begin(lease.input_address, lease.output_address, gate)
+        output = lease.output_address
+        gate = _core.Gate(words.ready if part.inputs else 0, words.done, words.value, output, output_bytes)
+        return lease, part.begin(lease.input_address, output, gate)
 
 
 def _bytes_of(pieces: Sequence[Any]) -> int:
-    return sum(piece.numel() * piece.element_size() for piece in pieces)
+    nbytes = 0
+    for piece in pieces:
+        nbytes += piece.nbytes
+    return nbytes
 
 
 def _pieces(buffer: Any, pieces: Sequence[Any]) -> Iterator[tuple[Any, Any]]:
     """Each piece with its place in the buffer, seen as its dtype."""
     first = 0
     for piece in pieces:
-        nbytes = piece.numel() * piece.element_size()
+        nbytes = piece.nbytes
         if nbytes:
             yield buffer[first : first + nbytes].view(piece.dtype), piece
         first += nbytes
