@@ -180,8 +180,14 @@ def test_large_tensors_go_in_chunks(
     device: FakeRuntime, comms: list[Communicator], streams: list[FakeStream], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(transfers, "CHUNK_BYTES", 4096)
-    tensors = [on_fake_device(values(rank, 5000)) for rank in range(RANKS)]
+    tensors = [on_fake_device(torch.zeros(5000)) for _ in range(RANKS)]
+    held = threading.Event()
+    for rank, stream in enumerate(streams):
+        stream.put(held.wait)
+        stream.put(lambda rank=rank: tensors[rank].copy_(values(rank, 5000)))
     on_all(device, comms, streams, lambda comm, rank: comm.all_reduce(tensors[rank]))
+    assert len({id(stream) for _, stream in device.kept}) == RANKS  # copies to the host have streams of their own
+    held.set()
     for rank, expected in enumerate(host_sum("sum", 5000, torch.float32)):
         streams[rank].synchronize()
         assert torch.equal(tensors[rank].as_subclass(torch.Tensor), expected)

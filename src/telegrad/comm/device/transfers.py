@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from telegrad import _core
-from telegrad.comm.device.runtime import DeviceRuntime, Stream
+from telegrad.comm.device.runtime import DeviceRuntime, Event, Stream
 from telegrad.comm.device.staging import Lease, Staging
 from telegrad.comm.device.work import DeviceWork
 
@@ -46,6 +46,7 @@ class Transfers:
         self._staging = staging
         self._rank = rank
         self._internal: dict[Any, Stream] = {}  # by device: what async_op=True runs in
+        self._to_host: dict[Any, Stream] = {}  # by what waits for them: copies of chunks, beside those of results
         self._lock = threading.Lock()
         self._outstanding: deque[_core.Request] = deque()  # _lock
 
@@ -69,28 +70,32 @@ class Transfers:
         stream = runtime.current_stream(device)
         if async_op:
             called = runtime.record(stream)
-            stream = self._internal_stream(device)
-            runtime.wait_event(stream, called)
-            for tensor in tensors:
-                runtime.keep(tensor, stream)
+            stream = self._after(called, self._internal, device, device, tensors)
+        to_host = stream
+        if sum(1 for part in parts if part.inputs) > 1:
+            to_host = self._after(runtime.record(stream), self._to_host, stream, device, tensors)
         leases: list[Lease] = []
         requests: list[_core.Request] = []
+        copied: list[Event | None] = []
         for part in parts:
-            lease, request = self._begin(stream, part)
+            lease, request = self._begin(to_host, part)
+            copied.append(None if to_host is stream else runtime.record(to_host))
             leases.append(lease)
             requests.append(request)
             hold(request, lease)
-        for part, lease in zip(parts, leases, strict=True):
+        for part, lease, event in zip(parts, leases, copied, strict=True):
+            if event is not None:  # the words order this already, but CUDA does not know that
+                runtime.wait_event(stream, event)
             runtime.wait_value(stream, lease.words.done, lease.words.value)
             for staged, piece in _pieces(lease.output, part.outputs):
                 runtime.copy(stream, piece, staged)
-        event = runtime.record(stream)
-        self._staging.give_back(stream, event, leases, requests)
+        over = runtime.record(stream)
+        self._staging.give_back(stream, over, leases, requests)
         with self._lock:
             self._outstanding.extend(requests)
         if not async_op:
             return None
-        return DeviceWork(requests, operation, self._rank, result, device, runtime, event, tensors)
+        return DeviceWork(requests, operation, self._rank, result, device, runtime, over, tensors)
 
     def raise_failure(self) -> None:
         """Raises what an operation failed with, if that is known by now; again and again."""
@@ -108,10 +113,14 @@ class Transfers:
             request.wait()
         self.raise_failure()
 
-    def _internal_stream(self, device: Any) -> Stream:
-        stream = self._internal.get(device)
+    def _after(self, event: Event, streams: dict[Any, Stream], key: Any, device: Any, tensors: Sequence[Any]) -> Stream:
+        """One of ``streams``, which waits for the event and may use the tensors."""
+        stream = streams.get(key)
         if stream is None:
-            stream = self._internal[device] = self._runtime.new_stream(device)
+            stream = streams[key] = self._runtime.new_stream(device)
+        self._runtime.wait_event(stream, event)
+        for tensor in tensors:
+            self._runtime.keep(tensor, stream)
         return stream
 
     # Into the stream first: an operation whose gate nobody opens would hold up all ranks.
