@@ -28,10 +28,10 @@ bench: build  ## measure allreduce beside its peers (ARGS="--ranks 4 --json FILE
 	@$(venv)/bin/telegrad bench allreduce $(ARGS)
 
 # Not part of `make test`, which runs the same tests in Triton's interpreter. No GPU is no failure.
-gpu: build  ## test the GPU kernels on this machine's GPU and measure them (ARGS="--elements 64Mi --json FILE")
+gpu: build  ## test what runs on this machine's GPU, and measure its kernels (ARGS="--elements 64Mi --json FILE")
 	@if $(venv)/bin/python -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'; then \
-	  TRITON_INTERPRET=0 $(venv)/bin/python -m pytest -q tests/python/ops tests/python/cli/test_bench_select.py \
-	    tests/python/compress/test_selection_on_tensors.py && \
+	  TRITON_INTERPRET=0 $(venv)/bin/python -m pytest -q -rs tests/python/ops tests/python/cli/test_bench_select.py \
+	    tests/python/compress/test_selection_on_tensors.py tests/python/gpu && \
 	  $(venv)/bin/telegrad bench select --device cuda $(ARGS); \
 	else \
 	  echo "no GPU: torch sees none here, nothing was run. 'make test' runs the kernels in Triton's interpreter."; \

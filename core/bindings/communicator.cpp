@@ -153,6 +153,19 @@ nb::dict traced_of(const Communicator& self) {
 }  // namespace
 
 void bind_communicator(nb::module_& module) {
+  nb::class_<Gate>(module, "Gate")
+      .def(
+          "__init__",
+          [](Gate* self, std::uintptr_t ready, std::uintptr_t done, std::uint32_t value, std::uintptr_t output,
+             std::size_t output_bytes) {
+            new (self) Gate{.ready = reinterpret_cast<std::uint32_t*>(ready),
+                            .ready_value = value,
+                            .done = reinterpret_cast<std::uint32_t*>(done),
+                            .done_value = value,
+                            .output = memory<std::byte>(output, output_bytes)};
+          },
+          nb::arg("ready"), nb::arg("done"), nb::arg("value"), nb::arg("output"), nb::arg("output_bytes"));
+
   nb::class_<Operation>(module, "Request")
       .def("wait", &Operation::wait, nb::arg("timeout_s") = nb::none())
       .def("done", [](const Operation& self) { return self.done(); })

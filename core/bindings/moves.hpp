@@ -24,18 +24,19 @@ template <class Self>
 void bind_moves(nb::class_<Self>& type) {
   using Pointer = std::shared_ptr<Self>;
   const auto blocking = nb::arg("blocking") = false;
+  const auto gate = nb::arg("gate").none() = nb::none();
   const auto lengths = nb::arg("lengths").none() = nb::none();
   type.def(
           "all_gather",
           [](const Pointer& self, std::uintptr_t input, std::uintptr_t output, std::size_t bytes, DType dtype,
-             const Lengths& by_rank, bool caller_waits) {
+             const Lengths& by_rank, bool caller_waits, const Gate* gate) {
             const Partition blocks = blocks_of(self->size(), bytes, by_rank);
             return begin(self,
                          make_all_gather(dtype, memory<const std::byte>(input, bytes),
                                          memory<std::byte>(output, blocks.count()), blocks),
-                         caller_waits);
+                         caller_waits, gate);
           },
-          nb::arg("input"), nb::arg("output"), nb::arg("bytes"), nb::arg("dtype"), lengths, blocking)
+          nb::arg("input"), nb::arg("output"), nb::arg("bytes"), nb::arg("dtype"), lengths, blocking, gate)
       .def(
           "all_gather_sparse",
           [](const Pointer& self, std::uintptr_t indices, std::uintptr_t values, std::size_t nnz, std::uint64_t n,
@@ -94,11 +95,11 @@ void bind_moves(nb::class_<Self>& type) {
       .def(
           "broadcast",
           [](const Pointer& self, std::uintptr_t data, std::size_t bytes, DType dtype, Rank root,
-             bool caller_waits) {
+             bool caller_waits, const Gate* gate) {
             return begin(self, make_broadcast(self->size(), dtype, memory<std::byte>(data, bytes), root),
-                         caller_waits);
+                         caller_waits, gate);
           },
-          nb::arg("data"), nb::arg("bytes"), nb::arg("dtype"), nb::arg("root"), blocking)
+          nb::arg("data"), nb::arg("bytes"), nb::arg("dtype"), nb::arg("root"), blocking, gate)
       .def(
           "barrier",
           [](const Pointer& self, bool caller_waits) { return begin(self, make_barrier(), caller_waits); },

@@ -198,12 +198,13 @@ Operation operation_of(const std::shared_ptr<Self>& self, Started started) {
 }
 
 /// Begins `started` (a RequestPtr, or something with one in `.request`) on `self`, which has submit(request, blocking) and
-/// wait(request, deadline_s).
+/// wait(request, deadline_s). `gate`: null: it begins at once.
 template <class Self, class Started>
-Operation begin(const std::shared_ptr<Self>& self, Started started, bool blocking) {
+Operation begin(const std::shared_ptr<Self>& self, Started started, bool blocking, const Gate* gate = nullptr) {
   if constexpr (requires { started.request; }) {
     self->submit(started.request, blocking);
   } else {
+    if (gate != nullptr) started->set_gate(*gate);
     self->submit(started, blocking);
   }
   return operation_of(self, std::move(started));

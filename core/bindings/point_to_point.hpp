@@ -11,21 +11,22 @@ template <class Self>
 void bind_point_to_point(nb::class_<Self>& type) {
   using Pointer = std::shared_ptr<Self>;
   const auto blocking = nb::arg("blocking") = false;
+  const auto gate = nb::arg("gate").none() = nb::none();
   type.def(
           "send",
           [](const Pointer& self, std::uintptr_t data, std::size_t bytes, DType dtype, Rank to, Step tag,
-             bool caller_waits) {
-            return begin(self, make_send(dtype, memory<const std::byte>(data, bytes), to, tag), caller_waits);
+             bool caller_waits, const Gate* gate) {
+            return begin(self, make_send(dtype, memory<const std::byte>(data, bytes), to, tag), caller_waits, gate);
           },
-          nb::arg("data"), nb::arg("bytes"), nb::arg("dtype"), nb::arg("to"), nb::arg("tag"), blocking)
+          nb::arg("data"), nb::arg("bytes"), nb::arg("dtype"), nb::arg("to"), nb::arg("tag"), blocking, gate)
       .def(
           "recv",
           [](const Pointer& self, std::uintptr_t data, std::size_t bytes, DType dtype, std::optional<Rank> source,
-             Step tag, bool caller_waits) {
+             Step tag, bool caller_waits, const Gate* gate) {
             return begin(self, make_receive(dtype, memory<std::byte>(data, bytes), source.value_or(kNoRank), tag),
-                         caller_waits);
+                         caller_waits, gate);
           },
-          nb::arg("data"), nb::arg("bytes"), nb::arg("dtype"), nb::arg("source").none(), nb::arg("tag"), blocking)
+          nb::arg("data"), nb::arg("bytes"), nb::arg("dtype"), nb::arg("source").none(), nb::arg("tag"), blocking, gate)
       .def(
           "sendrecv",
           [](const Pointer& self, std::uintptr_t data, std::size_t bytes, DType dtype, Rank to, std::uintptr_t into,

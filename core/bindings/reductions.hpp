@@ -42,11 +42,12 @@ template <class Self>
 void bind_reductions(nb::class_<Self>& type) {
   using Pointer = std::shared_ptr<Self>;
   const auto blocking = nb::arg("blocking") = false;
+  const auto gate = nb::arg("gate").none() = nb::none();
   bind_allreduce_table(type);
   type.def(
           "all_reduce",
           [](const Pointer& self, std::uintptr_t input, std::uintptr_t output, std::size_t count, DType dtype,
-             Reduction reduction, Algorithm algorithm, bool caller_waits) {
+             Reduction reduction, Algorithm algorithm, bool caller_waits, const Gate* gate) {
             const std::size_t bytes = count * size_of(dtype);
             return begin(self,
                            make_all_reduce(self->allreduce_table(), {.input = memory<const std::byte>(input, bytes),
@@ -55,10 +56,10 @@ void bind_reductions(nb::class_<Self>& type) {
                                                           .reduction = reduction,
                                                           .algorithm = algorithm,
                                                           .nodes = self->nodes()}),
-                           caller_waits);
+                           caller_waits, gate);
           },
           nb::arg("input"), nb::arg("output"), nb::arg("count"), nb::arg("dtype"), nb::arg("reduction"),
-          nb::arg("algorithm"), blocking)
+          nb::arg("algorithm"), blocking, gate)
       .def(
           // A sum in place that nobody waits for yet; None for what cannot be summed as it is.
           "begin_all_reduce",
@@ -102,15 +103,15 @@ void bind_reductions(nb::class_<Self>& type) {
       .def(
           "reduce_scatter",
           [](const Pointer& self, std::uintptr_t input, std::uintptr_t output, const std::vector<std::uint64_t>& counts,
-             DType dtype, Reduction reduction, bool caller_waits) {
+             DType dtype, Reduction reduction, bool caller_waits, const Gate* gate) {
             Partition partition{std::span(counts)};
             const Dense dense{.input = memory<const std::byte>(input, partition.count() * size_of(dtype)),
                               .output = memory<std::byte>(output, partition[self->rank()].size() * size_of(dtype)),
                               .dtype = dtype,
                               .reduction = reduction};
-            return begin(self, make_reduce_scatter(dense, std::move(partition)), caller_waits);
+            return begin(self, make_reduce_scatter(dense, std::move(partition)), caller_waits, gate);
           },
-          nb::arg("input"), nb::arg("output"), nb::arg("counts"), nb::arg("dtype"), nb::arg("reduction"), blocking)
+          nb::arg("input"), nb::arg("output"), nb::arg("counts"), nb::arg("dtype"), nb::arg("reduction"), blocking, gate)
       .def(
           "all_reduce_sparse",
           [](const Pointer& self, std::uintptr_t indices, std::uintptr_t values, std::size_t nnz, std::uint64_t n,

@@ -11,6 +11,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <span>
 #include <system_error>
 
 #include "base/check.hpp"
@@ -37,6 +38,10 @@ constexpr double kGlanceMost_s = 80e-3;
 constexpr double kPrompt_s = 50e-6;
 constexpr int kPromptWaits = 3;
 
+// Nobody tells that a gate has opened. So who would sleep looks again, after pauses that double while none does.
+constexpr double kGatePauseLeast_s = 50e-6;
+constexpr double kGatePauseMost_s = 500e-6;
+
 void ring(int event) {
   const std::uint64_t one = 1;
   [[maybe_unused]] const auto written = ::write(event, &one, sizeof one);
@@ -50,6 +55,12 @@ void hush(int event) {
 int milliseconds_until(double deadline_s, double most_s) {
   const double left = std::clamp(deadline_s - Engine::now_s(), 0.0, most_s);
   return static_cast<int>(std::ceil(left * 1e3));
+}
+
+// For less than a second, in finer steps than milliseconds.
+int poll_briefly(std::span<pollfd> descriptors, double most_s) {
+  const timespec most{.tv_sec = 0, .tv_nsec = static_cast<long>(most_s * 1e9)};
+  return ::ppoll(descriptors.data(), descriptors.size(), &most, nullptr);
 }
 
 std::atomic<int> core_of_threads = -1;
@@ -128,13 +139,14 @@ void Engine::remove(Participant& participant) {
 void Engine::submit(Participant& participant, RequestPtr request, bool caller_waits) {
   auto* const command = new Command{&participant, std::move(request)};
   command->next = commands_.load(std::memory_order_relaxed);
+  const bool gated = command->request->gate() != nullptr;
   while (!commands_.compare_exchange_weak(command->next, command)) {
   }
   if (caller_waits) return;
-  submitted_s_ = now_s();
+  if (!gated) submitted_s_ = now_s();
   if (caller_asleep_) {
     ring(caller_event_);
-  } else if (!caller_drives_ && thread_asleep_ && !(glancing_ && prompt_waits_ >= kPromptWaits)) {
+  } else if (!caller_drives_ && thread_asleep_ && (gated || !(glancing_ && prompt_waits_ >= kPromptWaits))) {
     ring(thread_event_);
   }
 }
@@ -177,6 +189,10 @@ bool Engine::turn(double now_s) {
   }
   for (Participant* const participant : participants_) {
     participant->session->on_time(now_s);
+    if (participant->session->gates_shut() != 0 && participant->session->open_gates(now_s)) {
+      gate_pause_s_ = 0.0;
+      active = true;
+    }
     active |= participant->driver->progress();
     active |= participant->session->run_ready();
   }
@@ -210,6 +226,16 @@ double Engine::next_deadline_s() const {
   return deadline_s;
 }
 
+bool Engine::gates_are_shut() const {
+  return std::ranges::any_of(participants_, [](const auto* one) { return one->session->gates_shut() != 0; });
+}
+
+// For whoever is about to sleep, once for each time; 0: as long as it likes.
+double Engine::pause_for_gates_s() {
+  gate_pause_s_ = gates_are_shut() ? std::clamp(2.0 * gate_pause_s_, kGatePauseLeast_s, kGatePauseMost_s) : 0.0;
+  return gate_pause_s_;
+}
+
 void Engine::thread_main() {
   // Signals belong to the program's own threads.
   sigset_t all;
@@ -233,7 +259,7 @@ void Engine::thread_main() {
     driving_ = true;
     left_behind_ = false;
     lock.unlock();
-    double idle_since_s = now_s();
+    double idle_since_s = gate_pause_s_ == 0.0 ? now_s() : 0.0;  // between looks at gates there is no patience
     while (!stopping_ && callers_ == 0) {
       const double now = now_s();
       if (turn(now)) {
@@ -264,6 +290,7 @@ void Engine::glance(double most_s) {
 // Gives the baton up for the time that it sleeps: a caller may take it.
 void Engine::sleep_as_thread() {
   const double deadline_s = next_deadline_s();
+  const double pause_s = pause_for_gates_s();
   const bool asleep = !stopping_ && callers_ == 0;
   if (asleep) {
     watch(true);
@@ -276,8 +303,13 @@ void Engine::sleep_as_thread() {
   baton_free_.notify_all();
   if (!asleep) return;
   if (commands_.load() == nullptr) {
-    epoll_event event{};
-    ::epoll_wait(epoll_, &event, 1, milliseconds_until(deadline_s, 60.0));
+    if (pause_s > 0.0) {
+      pollfd any{.fd = epoll_, .events = POLLIN, .revents = 0};
+      poll_briefly({&any, 1}, pause_s);
+    } else {
+      epoll_event event{};
+      ::epoll_wait(epoll_, &event, 1, milliseconds_until(deadline_s, 60.0));
+    }
   }
   thread_asleep_ = false;
   hush(thread_event_);
@@ -336,7 +368,7 @@ void Engine::release_baton() {
       }
       // A peer that was killed while it wrote into shared memory leaves a message that never comes, and cannot be waited
       // for: the thread looks for others.
-      if (armed) {
+      if (armed && !gates_are_shut()) {
         watch(true);
       } else {
         wake = true;
@@ -424,7 +456,9 @@ bool Engine::sleep_as_caller(double deadline_s) {
   caller_asleep_ = true;
   bool interrupted = false;
   if (commands_.load() == nullptr && actions_ == 0 && !conditions_fresh_) {
-    const int result = ::poll(descriptors.data(), descriptors.size(), milliseconds_until(deadline_s, 60.0));
+    const double pause_s = pause_for_gates_s();
+    const int result = pause_s > 0.0 ? poll_briefly(descriptors, pause_s)
+                                     : ::poll(descriptors.data(), descriptors.size(), milliseconds_until(deadline_s, 60.0));
     interrupted = result < 0 && errno == EINTR;
   }
   caller_asleep_ = false;

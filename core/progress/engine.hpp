@@ -82,6 +82,8 @@ class Engine {
   bool arm();
   void watch(bool on);
   double next_deadline_s() const;
+  bool gates_are_shut() const;
+  double pause_for_gates_s();
   void glance(double most_s);
   void note_wait();
   void sleep_as_thread();
@@ -99,6 +101,7 @@ class Engine {
   std::vector<Condition*> conditions_;  // mutex_
   std::atomic<bool> conditions_fresh_ = false;  // there are some that nobody has asked yet
   double last_release_s_ = 0.0;  // baton
+  double gate_pause_s_ = 0.0;  // baton: between looks at gates, while none opens
   bool watching_ = false;  // baton: drivers' descriptors are in epoll_
   std::atomic<int> callers_ = 0;
   std::atomic<int> actions_ = 0;  // with_baton() calls that wait: they go before callers that wait for operations

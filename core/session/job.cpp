@@ -115,6 +115,7 @@ std::vector<Rank> Session::Job::sends_to() const {
 }
 
 std::string Session::Job::sends_to_text() const {
+  if (is_shut_) return "the stream that fills its memory";
   if (last_sent_to_ == kNoRank) return "itself";
   return "rank " + std::to_string(last_sent_to_) + " to take its message";
 }

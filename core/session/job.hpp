@@ -39,6 +39,16 @@ class Session::Job final : public Transport {
   /// When something is to be done because time has passed.
   double next_look_s() const { return std::min(deadline_s_, tell_at_s_); }
   Request& request() const { return *request_; }
+  /// While its gate is shut its time does not run.
+  void shut() {
+    is_shut_ = true;
+    deadline_s_ = tell_at_s_ = std::numeric_limits<double>::infinity();
+  }
+  void open(double now_s) {
+    is_shut_ = false;
+    deadline_s_ = now_s + session_.options_.timeout_s;
+    tell_at_s_ = now_s + tell_gap_s_;
+  }
 
   void start(Task<void> task) {
     task_ = std::move(task);
@@ -86,6 +96,7 @@ class Session::Job final : public Transport {
   double deadline_s_;
   double tell_gap_s_;
   double tell_at_s_;
+  bool is_shut_ = false;
   Rank last_sent_to_ = kNoRank;
   Task<void> task_;
   MessageTable<Posted> posted_;

@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "session/gate.hpp"
 #include "transport/envelope.hpp"
 #include "transport/failure.hpp"
 #include "transport/transport.hpp"
@@ -21,6 +22,11 @@ class Request {
 
   /// `body` starts the collective; what it captures (scratch, streams) lives as long as the Request.
   Request(Call call, Body body) : call_(call), body_(std::move(body)) {}
+
+  /// Before it is handed over: it begins once the gate is open, and the gate's done word is written once it is over.
+  void set_gate(const Gate& gate) { gate_ = gate; }
+  /// Null: it has none.
+  const Gate* gate() const { return gate_ ? &*gate_ : nullptr; }
 
   const Call& call() const { return call_; }
   bool done() const { return done_.load(std::memory_order_acquire); }
@@ -50,12 +56,14 @@ class Request {
   /// For the engine's side: runs on its thread once the request is over, before anybody can see done().
   void finish(std::optional<Failure> failure) {
     failure_ = std::move(failure);
+    if (gate_ && failure_) gate_->spoil();
     std::vector<std::function<void()>> callbacks;
     {
       const std::scoped_lock lock(mutex_);
       done_.store(true, std::memory_order_release);
       callbacks.swap(callbacks_);
     }
+    if (gate_) gate_->release();  // who is let go by it finds the request done
     for (const auto& callback : callbacks) callback();
   }
   /// Calls back once, at once if the request is done already, otherwise on the engine's thread: the callback must be
@@ -75,6 +83,7 @@ class Request {
  private:
   Call call_;
   Body body_;
+  std::optional<Gate> gate_;
   std::optional<Begun> begun_;
   std::optional<double> ended_s_;
   std::optional<Rank> source_;

@@ -75,7 +75,7 @@ void Session::begin(RequestPtr request, double now_s) {
       driver_.discard(arrival);
     }
   }
-  if (!frozen(sequence)) start(job);
+  if (!frozen(sequence) && !waits_at_gate(job)) start(job);
 }
 
 void Session::start(Job& job) {
@@ -158,6 +158,7 @@ void Session::release_quarantine() {
     if (request.done()) return;
     request.finish(named(closed, request.call(), sequence));
   };
+  gated_.clear();
   for (const auto& [sequence, job] : jobs_) finish(sequence, job->request());
   for (const auto& job : quarantine_) finish(job->sequence(), job->request());
   for (const auto& [sequence, request] : std::exchange(refused_, {})) finish(sequence, *request);

@@ -57,6 +57,11 @@ class Session final : public EventSink {
   /// Gives the coroutines that can go on one turn; true if there were any.
   bool run_ready();
   bool has_ready() const { return !ready_.empty(); }
+  /// How many operations wait for their gate (Request::set_gate).
+  std::size_t gates_shut() const { return gated_.size(); }
+  /// Begins those whose gate is open by now; true if there were any. Whoever runs the session looks from time to time:
+  /// nothing else tells. Their timeout_s runs from then on.
+  bool open_gates(double now_s);
   /// Heartbeats and deadlines. To be called before what has arrived is looked at: a process that was frozen must not
   /// take part in anything any more.
   void on_time(double now_s);
@@ -140,10 +145,13 @@ class Session final : public EventSink {
   bool agrees(const Job& job, Rank source, const Call& call);
   void take_announced_call(Rank source, std::uint32_t sequence, const Call& call);
   void start(Job& job);
+  bool waits_at_gate(Job& job);
+  bool may_start(const Job& job, std::size_t before) const;  // of gated_ so many were called before it
   void refuse(Request& request, std::uint32_t sequence) const;
 
   // session_messages.cpp
   void begin_message(RequestPtr request, double now_s);
+  void start_message(Job& job);
   void take_message(const Arrival& arrival);
   void post_receive(const PointToPoint::Receive& posted);
   void receive(const Arrival& arrival, const PointToPoint::Receive& posted);
@@ -207,6 +215,7 @@ class Session final : public EventSink {
   std::vector<std::unique_ptr<Job>> quarantine_;                  // failed, perhaps still in the network's hands
   std::vector<std::pair<std::uint32_t, RequestPtr>> refused_;     // begun too late, before the verdict
   std::vector<Job*> finished_;
+  std::vector<Job*> gated_;  // of jobs_, oldest first: they have not been started
   std::unordered_map<std::uint32_t, std::vector<Arrival>> early_;        // operations that this rank has not begun
   std::unordered_map<std::uint32_t, std::vector<Announced>> announced_;  // the same, of peers that wait in them
   Peers peers_;

@@ -69,6 +69,7 @@ void Session::put_away_frozen() {
     for (const Arrival& arrival : std::exchange(arrivals, {})) driver_.discard(arrival);
   }
   if (all_frozen_) discard_messages();
+  std::erase_if(gated_, [](const Job* job) { return job->frozen(); });
   for (auto job = jobs_.begin(); job != jobs_.end();) {
     if (!job->second->frozen()) {
       ++job;

@@ -5,11 +5,15 @@
 #include "session/job.hpp"
 
 namespace telegrad {
+namespace {
+
+bool is_of_anybody(const Call& call) { return call.operation == Operation::receive && call.root == kNoRank; }
+
+}  // namespace
 
 void Session::begin_message(RequestPtr request, double now_s) {
   const Call call = request->call();
-  const bool of_anybody = call.operation == Operation::receive && call.root == kNoRank;
-  TELEGRAD_CHECK(of_anybody || (call.root < size() && call.root != rank()));
+  TELEGRAD_CHECK(is_of_anybody(call) || (call.root < size() && call.root != rank()));
   counters_.operations += 1;
   if (all_frozen_) {
     refused_.emplace_back(next_sequence_, std::move(request));
@@ -19,6 +23,11 @@ void Session::begin_message(RequestPtr request, double now_s) {
   Job& job = *owned;
   wake_at(job.next_look_s());
   jobs_.emplace_back(next_sequence_, std::move(owned));
+  if (!waits_at_gate(job)) start_message(job);
+}
+
+void Session::start_message(Job& job) {
+  const Call call = job.call();
   if (call.operation == Operation::send && peers_[call.root].parted) {
     fail(failure_of(job, FailureKind::peer_failed, call.root,
                     "rank " + std::to_string(call.root) + " has closed its communicator: it cannot receive what rank " +
@@ -26,7 +35,7 @@ void Session::begin_message(RequestPtr request, double now_s) {
     return;
   }
   start(job);
-  if (of_anybody) {
+  if (is_of_anybody(call)) {
     fail_if_nobody_sends();
   } else {
     fail_if_nothing_comes(call.root);

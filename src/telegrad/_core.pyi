@@ -131,6 +131,11 @@ class ShortAllReduce:
 
 def buffer_of(owner: npt.NDArray[Any], writable: bool) -> HostBuffer | None: ...
 
+# An operation that gets one begins once the word at `ready` (0: at once) has reached `value`, and writes `value` to the
+# word at `done` when it is over; a failure fills the output with 0xFF bytes before that.
+class Gate:
+    def __init__(self, ready: int, done: int, value: int, output: int, output_bytes: int) -> None: ...
+
 class Request:
     def wait(self, timeout_s: float | None = None) -> bool: ...
     def done(self) -> bool: ...
@@ -206,6 +211,7 @@ class Communicator:
         reduction: Reduction,
         algorithm: Algorithm,
         blocking: bool = False,
+        gate: Gate | None = None,
     ) -> Request: ...
     def begin_all_reduce(self, x: object, op: object, algorithm: object) -> Request | None: ...
     def all_reduce_quantised(
@@ -238,6 +244,7 @@ class Communicator:
         dtype: DType,
         reduction: Reduction,
         blocking: bool = False,
+        gate: Gate | None = None,
     ) -> Request: ...
     def all_reduce_sparse(
         self,
@@ -301,6 +308,7 @@ class Communicator:
         dtype: DType,
         lengths: list[int] | None = None,
         blocking: bool = False,
+        gate: Gate | None = None,
     ) -> Request: ...
     def gather(
         self,
@@ -332,11 +340,29 @@ class Communicator:
         dtype: DType,
         blocking: bool = False,
     ) -> Request: ...
-    def broadcast(self, data: int, bytes: int, dtype: DType, root: int, blocking: bool = False) -> Request: ...
+    def broadcast(
+        self, data: int, bytes: int, dtype: DType, root: int, blocking: bool = False, gate: Gate | None = None
+    ) -> Request: ...
     def barrier(self, blocking: bool = False) -> Request: ...
-    def send(self, data: int, bytes: int, dtype: DType, to: int, tag: int, blocking: bool = False) -> Request: ...
+    def send(
+        self,
+        data: int,
+        bytes: int,
+        dtype: DType,
+        to: int,
+        tag: int,
+        blocking: bool = False,
+        gate: Gate | None = None,
+    ) -> Request: ...
     def recv(
-        self, data: int, bytes: int, dtype: DType, source: int | None, tag: int, blocking: bool = False
+        self,
+        data: int,
+        bytes: int,
+        dtype: DType,
+        source: int | None,
+        tag: int,
+        blocking: bool = False,
+        gate: Gate | None = None,
     ) -> Request: ...
     def sendrecv(
         self,

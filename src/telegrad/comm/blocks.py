@@ -40,14 +40,15 @@ def check_length(x: Any, argument: str, elements: int, reason: str) -> None:
         raise ValueError(f"{argument} has shape {tuple(x.shape)} but {reason}: give it shape ({elements},)")
 
 
-def result_of(out: Any, like: Any, shape: tuple[int, ...]) -> Result:
+def result_of(out: Any, like: Any, shape: tuple[int, ...], *, device: bool = False) -> Result:
     """``out`` if it has ``shape`` and the library and dtype of ``like``; a new tensor where it is None.
+    ``device``: it may be a device's.
 
     Raises ``TypeError`` or ``ValueError`` with the remedy.
     """
     if out is None:
         out = empty_like(like, shape)
-    buffer = movable(out, "out")
+    buffer = movable(out, "out", device=device)
     if is_torch_tensor(out) != is_torch_tensor(like) or out.dtype != like.dtype:
         kind = "torch" if is_torch_tensor(like) else "numpy"
         raise TypeError(f"out is a {type(out).__name__} of {out.dtype}: give a {kind} one of {like.dtype}, as x is")

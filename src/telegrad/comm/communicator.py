@@ -31,8 +31,10 @@ class Communicator(Reductions, TopkReductions, Moves, PointToPoint):
     All ranks call the same operations in the same order, but for ``send``, ``recv`` and ``sendrecv``, which concern two
     ranks only. Each operation checks its arguments before anything is sent (``TypeError``, ``ValueError``) and raises
     ``TransportError`` or a subclass when a peer or the network fails; the error names the culprit, the same on all
-    survivors, and the communicator can only be closed afterwards. Tensors are torch's (CPU) or numpy's, contiguous, and
-    not copied. An open communicator is closed at the interpreter's exit;
+    survivors, and the communicator can only be closed afterwards. Tensors are torch's or numpy's in host memory,
+    contiguous, and not copied; dense ``all_reduce``, ``broadcast``, ``reduce_scatter``, ``all_gather``, ``send``,
+    ``recv`` and ``sendrecv`` also take CUDA tensors: they return at once, and a stream waits (docs/gpu.md). An open
+    communicator is closed at the interpreter's exit;
     after ``os.fork()`` it is of no use in the child.
     """
 

@@ -13,6 +13,9 @@ from typing import Any, Self, TypedDict
 
 from telegrad import _core
 from telegrad.comm import lifetime
+from telegrad.comm.device.runtime import runtime_of
+from telegrad.comm.device.staging import staging_of
+from telegrad.comm.device.transfers import Part, Transfers
 from telegrad.comm.trace import start_trace, write_trace
 from telegrad.comm.work import Work
 from telegrad.errors import TransportError
@@ -55,6 +58,7 @@ class Member:
         self._in_flight: deque[tuple[_core.Request, Any]] = deque()  # with the tensors that the network may touch
         self._abandoned: list[Any] = []  # the same of calls that a signal ended
         self._crowded = _CROWDED
+        self._transfers: dict[str, Transfers] = {}  # by kind of device
         self._trace_path = start_trace(core)
         lifetime.opened(self)
 
@@ -77,6 +81,17 @@ class Member:
         """What this rank has done since it joined."""
         stats: Stats = self._usable().counters()
         return stats
+
+    def synchronize(self) -> None:
+        """Waits until all operations on device tensors that were called here have been communicated.
+
+        Raises what the first that failed did. It does not wait for streams: what is still to be done on the device is
+        the copy of the result. ``close()`` ends operations that are under way, so call this first, or wait for the
+        stream.
+        """
+        self._usable()
+        for transfers in self._transfers.values():
+            transfers.synchronize()
 
     def abort(self, reason: str = "aborted by its program") -> None:
         """Ends all operations on all ranks with a ``TransportError`` that says ``reason``. ``close()`` is left to
@@ -135,6 +150,20 @@ class Member:
                 self._hold(request, held)
             self._over = self._over or isinstance(error, TransportError)
             raise
+
+    def _run_on_device(
+        self, operation: str, parts: list[Part], tensors: tuple[Any, ...], result: Any, async_op: bool
+    ) -> Any:
+        """Puts it into a stream; returns ``result``, or with ``async_op`` a Work. ``tensors``: all on one device."""
+        if self.driver == "sim":
+            raise ValueError(f"{operation}() of device tensors needs real time: give simulated ranks host tensors")
+        device = tensors[0].device
+        transfers = self._transfers.get(device.type)
+        if transfers is None:
+            runtime = runtime_of(device.type)
+            transfers = self._transfers[device.type] = Transfers(runtime, staging_of(runtime), self.rank)
+        work = transfers.run(operation, device, parts, tensors, self._hold, result=result, async_op=async_op)
+        return result if work is None else work
 
     def _hold(self, request: _core.Request, held: Any) -> None:
         """Keeps tensors alive until their request succeeded; those of a failed one until close()."""

@@ -8,9 +8,10 @@ from typing import Any
 from telegrad import _core
 from telegrad.comm.arguments import checked_root
 from telegrad.comm.blocks import check_apart, check_length, checked_counts, result_of
+from telegrad.comm.device.parts import broadcast_parts, gathered_parts
 from telegrad.comm.stream_input import sparse_input
 from telegrad.comm.stream_moves import StreamMoves
-from telegrad.comm.tensors import movable
+from telegrad.comm.tensors import check_together, movable, on_device
 from telegrad.comm.work import Work
 
 _OWN_MEMORY = "give out memory of its own"
@@ -53,10 +54,22 @@ class Moves(StreamMoves):
             return self._gather_streams(sparse, wire, error, seed, async_op)
         if wire is not None or error is not None:
             raise TypeError("wire and error are for sparse streams: leave them out to gather dense tensors")
-        core, buffer = self._usable(), movable(x, "x", writable=False)
+        core, buffer = self._usable(), movable(x, "x", writable=False, device=True)
         shape, lengths = self._gathered(x, buffer.nbytes, counts)
-        result = result_of(out, x, shape)
+        result = result_of(out, x, shape, device=True)
+        check_together(x, result.tensor)
         check_apart(buffer, result.buffer, self._own(buffer.nbytes, lengths), f"{_OWN_MEMORY}, or its own block to x")
+        if on_device(x):
+            parts = gathered_parts(
+                x,
+                result.tensor,
+                lengths,
+                self.world_size,
+                lambda given, taken, nbytes, gate: core.all_gather(
+                    given, taken, nbytes, buffer.dtype, lengths, False, gate
+                ),
+            )
+            return self._run_on_device("all_gather", parts, (x, result.tensor), result.tensor, async_op)
         request = core.all_gather(
             buffer.pointer, result.buffer.pointer, buffer.nbytes, buffer.dtype, lengths, not async_op
         )
@@ -175,7 +188,15 @@ class Moves(StreamMoves):
     def broadcast(self, x: Any, root: int, *, async_op: bool = False) -> Work | None:
         """Overwrites ``x`` (same shape and dtype on all ranks) with rank ``root``'s."""
         checked_root(root, self.world_size)
-        core, buffer = self._usable(), movable(x, "x", writable=root != self.rank)
+        core, buffer = self._usable(), movable(x, "x", writable=root != self.rank, device=True)
+        if on_device(x):
+            parts = broadcast_parts(
+                x,
+                root == self.rank,
+                lambda address, nbytes, gate: core.broadcast(address, nbytes, buffer.dtype, root, False, gate),
+            )
+            work: Work | None = self._run_on_device("broadcast", parts, (x,), x if async_op else None, async_op)
+            return work
         request = core.broadcast(buffer.pointer, buffer.nbytes, buffer.dtype, root, not async_op)
         if async_op:
             return self._work(request, "broadcast", x, lambda _: x)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from telegrad import _core
 from telegrad.comm.arguments import checked_integer
+from telegrad.comm.device.transfers import Part
 from telegrad.comm.member import Member
-from telegrad.comm.tensors import movable, overlap
+from telegrad.comm.tensors import HostBuffer, check_together, movable, on_device, overlap
 from telegrad.comm.work import Work
 
 _TAGS = 1 << 31
@@ -22,13 +24,16 @@ class PointToPoint(Member):
     """
 
     def send(self, x: Any, to: int, *, tag: int = 0, async_op: bool = False) -> Work | None:
-        """Sends ``x`` (torch CPU tensor or numpy array, any dtype and shape, contiguous) to rank ``to``.
+        """Sends ``x`` (torch tensor or numpy array, any dtype and shape, contiguous) to rank ``to``.
 
         Returns once ``x`` may be changed: for a large ``x`` that is once ``to`` receives it, so that two ranks that
         both send first may wait for each other (``sendrecv`` does not). That a send is over does not mean that it was
         received. ``to``: another rank; ``tag``: an int in [0, 2³¹). With ``async_op=True`` a Work is returned.
         """
-        core, buffer = self._usable(), movable(x, "x", writable=False)
+        core, buffer = self._usable(), movable(x, "x", writable=False, device=True)
+        if on_device(x):
+            part = _sending(core, x, buffer, self._peer(to, "to"), _tag(tag))
+            return self._between_devices("send", [part], (x,), x, async_op)
         request = core.send(buffer.pointer, buffer.nbytes, buffer.dtype, self._peer(to, "to"), _tag(tag), not async_op)
         if async_op:
             return self._work(request, "send", x, lambda _: x)
@@ -40,12 +45,16 @@ class PointToPoint(Member):
 
         ``x``: as in ``send``, of the sender's dtype and number of elements. ``source=None``: of any rank's messages the
         one that came first; once all other ranks have closed without sending one, ``PeerFailed`` is raised. Returns the
-        sender's rank; with ``async_op=True`` a Work, whose ``result()`` is ``x`` and whose ``source()`` that rank.
+        sender's rank (``None`` for an ``x`` on a device, since nobody waits); with ``async_op=True`` a Work, whose
+        ``result()`` is ``x`` and whose ``source()`` that rank.
         """
-        core, buffer = self._usable(), movable(x, "x")
+        core, buffer = self._usable(), movable(x, "x", device=True)
         peer = None if source is None else self._peer(source, "source")
         if peer is None and self.world_size == 1:
             raise ValueError("source=None, but there is no other rank to receive from")
+        if on_device(x):
+            part = _receiving(core, x, buffer, peer, _tag(tag))
+            return self._between_devices("recv", [part], (x,), x, async_op)
         request = core.recv(buffer.pointer, buffer.nbytes, buffer.dtype, peer, _tag(tag), not async_op)
         if async_op:
             return self._work(request, "recv", x, lambda _: x)
@@ -57,9 +66,17 @@ class PointToPoint(Member):
         both are. ``to`` and ``source`` may be the same rank; ``x`` and ``out`` may differ in dtype and size, but must
         not share memory. With ``async_op=True`` a Work is returned, whose ``result()`` is ``out``.
         """
-        core, buffer, into = self._usable(), movable(x, "x", writable=False), movable(out, "out")
+        core = self._usable()
+        buffer, into = movable(x, "x", writable=False, device=True), movable(out, "out", device=True)
+        check_together(x, out)
         if overlap(buffer, into):
             raise ValueError("out shares memory with x: give it memory of its own")
+        if on_device(x):
+            parts = [
+                _receiving(core, out, into, self._peer(source, "source"), _tag(tag)),
+                _sending(core, x, buffer, self._peer(to, "to"), _tag(tag)),
+            ]
+            return self._between_devices("sendrecv", parts, (x, out), out, async_op)
         request = core.sendrecv(
             buffer.pointer,
             buffer.nbytes,
@@ -77,6 +94,12 @@ class PointToPoint(Member):
         self._block(request, (x, out))
         return None
 
+    def _between_devices(
+        self, operation: str, parts: list[Part], tensors: tuple[Any, ...], result: Any, async_op: bool
+    ) -> Work | None:
+        work: Work | None = self._run_on_device(operation, parts, tensors, result if async_op else None, async_op)
+        return work
+
     def _peer(self, value: Any, argument: str) -> int:
         peer = checked_integer(value, argument)
         if not 0 <= peer < self.world_size:
@@ -84,6 +107,19 @@ class PointToPoint(Member):
         if peer == self.rank:
             raise ValueError(f"{argument}={peer} is this rank itself: copy the tensor instead")
         return peer
+
+
+# In one piece each: the other side may be a host tensor, which is not cut.
+def _sending(core: _core.Communicator, x: Any, buffer: HostBuffer, to: int, tag: int) -> Part:
+    return Part(
+        [x.view(-1)], [], lambda given, _, gate: core.send(given, buffer.nbytes, buffer.dtype, to, tag, False, gate)
+    )
+
+
+def _receiving(core: _core.Communicator, x: Any, buffer: HostBuffer, source: int | None, tag: int) -> Part:
+    return Part(
+        [], [x.view(-1)], lambda _, taken, gate: core.recv(taken, buffer.nbytes, buffer.dtype, source, tag, False, gate)
+    )
 
 
 def _tag(value: Any) -> int:

@@ -10,11 +10,12 @@ from typing import Any, TypeVar, cast
 from telegrad import _core
 from telegrad.comm.arguments import checked_root
 from telegrad.comm.blocks import checked_counts
+from telegrad.comm.device.parts import element_parts, scattered_parts
 from telegrad.comm.encoded import check_encodable, checked_seed, encoding_of, error_of
 from telegrad.comm.reduction import DENSE_ALGORITHMS, algorithm_of, reduction_of
 from telegrad.comm.stream_input import StreamInput, sparse_input
 from telegrad.comm.stream_reductions import StreamReductions
-from telegrad.comm.tensors import HostBuffer, empty_like, overlap, reducible
+from telegrad.comm.tensors import HostBuffer, check_together, empty_like, on_device, overlap, reducible
 from telegrad.comm.work import Work
 
 Method = TypeVar("Method", bound=Callable[..., Any])
@@ -95,9 +96,19 @@ class Reductions(StreamReductions):
                 raise TypeError("out is for a dense x: a sparse sum is a new one, or dense with all_reduce_into()")
             how = self._sparse_reduction(sparse.stream, op, algorithm, switch_factor, wire, error, seed, slices=slices)
             return self._reduce_stream(sparse, op, how, async_op, error)
-        core, buffer = self._usable(), reducible(x, "x", writable=out is None)
+        core, buffer = self._usable(), reducible(x, "x", writable=out is None, device=True)
         into = buffer if out is None else _result_of(buffer, x, out)
         reduction, chosen = reduction_of(op, buffer.dtype), algorithm_of(algorithm, DENSE_ALGORITHMS)
+        if on_device(x):
+            target = x if out is None else out
+            parts = element_parts(
+                x,
+                target,
+                lambda given, taken, length, gate: core.all_reduce(
+                    given, taken, length, buffer.dtype, reduction, chosen, False, gate
+                ),
+            )
+            return self._run_on_device("all_reduce", parts, (x, target), target if async_op else None, async_op)
         request = core.all_reduce(
             buffer.pointer, into.pointer, buffer.elements, buffer.dtype, reduction, chosen, not async_op
         )
@@ -186,10 +197,11 @@ class Reductions(StreamReductions):
             return self._reduce_scatter_sparse(sparse, op, out, counts, async_op, switch_factor, wire, error, seed)
         if wire is not None or error is not None:
             raise TypeError("wire and error are for sparse streams: leave them out for a dense x")
-        core, buffer = self._usable(), reducible(x, "x", writable=False)
+        core, buffer = self._usable(), reducible(x, "x", writable=False, device=True)
         lengths, shape = _blocks_of(x, counts, self.world_size, self.rank)
         block = empty_like(x, shape) if out is None else out
-        into = reducible(block, "out")
+        into = reducible(block, "out", device=True)
+        check_together(x, block)
         if into.dtype != buffer.dtype:
             raise TypeError(f"out has dtype {block.dtype} but x has {x.dtype}: give both the same")
         if into.elements != lengths[self.rank]:
@@ -199,9 +211,18 @@ class Reductions(StreamReductions):
             )
         if overlap(into, buffer):
             raise ValueError("out shares memory with x: give it memory of its own")
-        request = core.reduce_scatter(
-            buffer.pointer, into.pointer, lengths, buffer.dtype, reduction_of(op, buffer.dtype), not async_op
-        )
+        reduction = reduction_of(op, buffer.dtype)
+        if on_device(x):
+            parts = scattered_parts(
+                x,
+                block,
+                lengths,
+                lambda given, taken, counted, gate: core.reduce_scatter(
+                    given, taken, counted, buffer.dtype, reduction, False, gate
+                ),
+            )
+            return self._run_on_device("reduce_scatter", parts, (x, block), block, async_op)
+        request = core.reduce_scatter(buffer.pointer, into.pointer, lengths, buffer.dtype, reduction, not async_op)
         if async_op:
             return self._work(request, "reduce_scatter", (x, block), lambda _: block)
         self._block(request, (x, block))
@@ -231,7 +252,8 @@ class Reductions(StreamReductions):
 
 def _result_of(buffer: HostBuffer, x: Any, out: Any) -> HostBuffer:
     """The memory of an ``out`` that is to take what is reduced of ``x``."""
-    into = reducible(out, "out")
+    into = reducible(out, "out", device=on_device(x))
+    check_together(x, out)
     if into.dtype != buffer.dtype:
         raise TypeError(f"out has dtype {out.dtype} but x has {x.dtype}: give both the same")
     if tuple(out.shape) != tuple(x.shape):

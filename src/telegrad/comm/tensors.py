@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from telegrad import _core
+from telegrad.comm.device.runtime import has_runtime
 from telegrad.stream import is_torch_tensor
 
 HostBuffer = _core.HostBuffer
@@ -37,8 +38,8 @@ _REDUCIBLE = ("float32", "float64", "float16", "bfloat16", "int32", "int64")
 _REDUCIBLE_DTYPES = frozenset(_DTYPES[name] for name in _REDUCIBLE)
 
 
-def reducible(x: Any, argument: str, *, writable: bool = True) -> HostBuffer:
-    """The memory of a float32, float64, float16, bfloat16, int32 or int64 tensor.
+def reducible(x: Any, argument: str, *, writable: bool = True, device: bool = False) -> HostBuffer:
+    """The memory of a float32, float64, float16, bfloat16, int32 or int64 tensor; ``device``: it may be a device's.
 
     Raises ``TypeError`` or ``ValueError`` with the remedy.
     """
@@ -50,7 +51,7 @@ def reducible(x: Any, argument: str, *, writable: bool = True) -> HostBuffer:
         name = str(x.dtype).removeprefix("torch.")
         if name not in _REDUCIBLE:
             raise TypeError(f"{argument} has dtype {x.dtype}: {_REMEDY} .to(torch.{_reducible_like(name)})")
-        _check_torch(x, argument)
+        _check_torch(x, argument, device)
         return HostBuffer(x.data_ptr(), x.numel(), x.numel() * x.element_size(), _DTYPES[name])
     _check_numpy(x, argument, writable=writable)
     if x.dtype.name not in _REDUCIBLE or not x.dtype.isnative:
@@ -72,8 +73,8 @@ def _moved_as(name: str) -> _core.DType:
     return _DTYPES.get(name, _core.DType.u8)
 
 
-def movable(x: Any, argument: str, *, writable: bool = True) -> HostBuffer:
-    """The memory of a tensor of any plain element type.
+def movable(x: Any, argument: str, *, writable: bool = True, device: bool = False) -> HostBuffer:
+    """The memory of a tensor of any plain element type; ``device``: it may be a device's.
 
     Raises ``TypeError`` or ``ValueError`` with the remedy.
     """
@@ -82,7 +83,7 @@ def movable(x: Any, argument: str, *, writable: bool = True) -> HostBuffer:
         if found is not None:
             return found
     if is_torch_tensor(x):
-        _check_torch(x, argument)
+        _check_torch(x, argument, device)
         nbytes = x.numel() * x.element_size()
         return HostBuffer(x.data_ptr(), x.numel(), nbytes, _moved_as(str(x.dtype).removeprefix("torch.")))
     _check_numpy(x, argument, writable=writable)
@@ -103,6 +104,8 @@ def overlap(one: HostBuffer, other: HostBuffer) -> bool:
 
 def empty_like(x: Any, shape: tuple[int, ...]) -> Any:
     """An uninitialised tensor of ``x``'s library and dtype."""
+    if on_device(x):
+        return x.new_empty(shape)
     if is_torch_tensor(x):
         return sys.modules["torch"].empty(shape, dtype=x.dtype)
     return np.empty(shape, x.dtype)
@@ -113,15 +116,30 @@ def address(x: np.ndarray[Any, Any]) -> int:
     return int(x.__array_interface__["data"][0])
 
 
-def _check_torch(x: Any, argument: str) -> None:
+def on_device(x: Any) -> bool:
+    """Whether it is a torch tensor whose memory is not the host's."""
+    return is_torch_tensor(x) and x.device.type != "cpu"
+
+
+def check_together(x: Any, out: Any) -> None:
+    """Raises ``TypeError`` where only one of two tensors is on a device, or each on another."""
+    places = [tensor.device if on_device(tensor) else "the host" for tensor in (x, out)]
+    if places[0] != places[1]:
+        raise TypeError(f"x is on {places[0]} but out on {places[1]}: give both in one place")
+
+
+def _check_torch(x: Any, argument: str, device: bool) -> None:
     torch = sys.modules["torch"]
     if x.layout != torch.strided:
         raise TypeError(
             f"{argument} has layout {x.layout}: give a dense tensor; COO tensors are for "
             "all_reduce(), all_gather() and reduce_scatter()"
         )
-    if x.device.type != "cpu":
-        raise TypeError(f"{argument} is on {x.device}: this version works in host memory; move it with .cpu()")
+    if x.device.type != "cpu" and not (device and has_runtime(x.device.type)):
+        raise TypeError(
+            f"{argument} is on {x.device}, and this call works in host memory: move it with .cpu() (all_reduce(), "
+            "broadcast(), reduce_scatter(), all_gather(), send(), recv() and sendrecv() of dense tensors take CUDA's)"
+        )
     if x.is_conj() or x.is_neg():  # torch keeps the unchanged values and a mark, and memory holds no mark
         view, remedy = ("conjugate", "resolve_conj") if x.is_conj() else ("negative", "resolve_neg")
         raise ValueError(f"{argument} is a lazy {view} view, whose memory holds other values: use .{remedy}()")

@@ -41,10 +41,7 @@ class Work:
         """
         if timeout_s is not None:
             check_timeout(timeout_s, "timeout_s")
-        if self._process != lifetime.process:
-            raise ValueError(
-                f"this {self._operation} belongs to process {self._process}, which forked this one: wait there"
-            )
+        self._check_process()
         if not self._request.wait(timeout_s):
             raise TimeoutExpired(
                 f"{self._operation} on rank {self._rank} is still running after timeout_s={timeout_s} s: wait "
@@ -53,6 +50,12 @@ class Work:
                 operation=self._operation,
             )
         return True
+
+    def _check_process(self) -> None:
+        if self._process != lifetime.process:
+            raise ValueError(
+                f"this {self._operation} belongs to process {self._process}, which forked this one: wait there"
+            )
 
     def is_completed(self) -> bool:
         """True once the operation is over, also when it failed."""

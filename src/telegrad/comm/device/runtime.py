@@ -1,0 +1,80 @@
+"""What operations on device tensors need of a device's runtime, and which devices have one.
+
+It must not import torch, nor know of communicators.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from typing import Any, Protocol
+
+Stream = Hashable
+"""A queue of the device. What is put into it runs in that order, and later than the call that puts it there."""
+
+Event = Any
+"""A point in a stream."""
+
+
+class DeviceRuntime(Protocol):
+    """Streams of one kind of device. Tensors are torch's; ``device`` is a tensor's. No method waits on the host."""
+
+    def current_stream(self, device: Any) -> Stream:
+        """The one that the calling thread puts its work into."""
+
+    def new_stream(self, device: Any) -> Stream:
+        """One that waits for no other one by itself."""
+
+    def pinned(self, nbytes: int) -> Any:
+        """A one-dimensional uint8 tensor in host memory that the device reaches, at its ``data_ptr()``."""
+
+    def copy(self, stream: Stream, target: Any, source: Any) -> None:
+        """Copies between two contiguous tensors of one dtype and length, one of them in pinned memory."""
+
+    def write_value(self, stream: Stream, address: int, value: int) -> None:
+        """Writes 32 bits into pinned memory, after all that the stream has written before."""
+
+    def wait_value(self, stream: Stream, address: int, value: int) -> None:
+        """The stream goes on once the 32 bits there are at least ``value``; values may wrap round."""
+
+    def record(self, stream: Stream) -> Event:
+        """The point that the stream reaches once all that is in it by now is over."""
+
+    def wait_event(self, stream: Stream, event: Event) -> None:
+        """The stream goes on once the event has passed."""
+
+    def passed(self, event: Event) -> bool:
+        """Whether the event has."""
+
+    def keep(self, tensor: Any, stream: Stream) -> None:
+        """The tensor's memory is not used for another tensor before ``stream`` has come to here."""
+
+
+_makers: dict[str, Callable[[], DeviceRuntime]] = {}
+_runtimes: dict[str, DeviceRuntime] = {}
+
+
+def register_runtime(device_type: str, make: Callable[[], DeviceRuntime]) -> None:
+    """Operations take tensors whose ``device.type`` this is; ``make`` is called for the first one."""
+    _makers[device_type] = make
+    _runtimes.pop(device_type, None)
+
+
+def has_runtime(device_type: str) -> bool:
+    """Whether tensors of such a device are taken."""
+    return device_type in _makers
+
+
+def runtime_of(device_type: str) -> DeviceRuntime:
+    """The process's runtime of a device that has one. Raises what making it does: ``ImportError``, ``TypeError``."""
+    if device_type not in _runtimes:
+        _runtimes[device_type] = _makers[device_type]()
+    return _runtimes[device_type]
+
+
+def _make_cuda() -> DeviceRuntime:
+    from telegrad.comm.device.cuda import CudaRuntime
+
+    return CudaRuntime()
+
+
+register_runtime("cuda", _make_cuda)

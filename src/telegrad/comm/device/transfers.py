@@ -1,0 +1,154 @@
+"""Transfers: one rank's operations on tensors of one kind of device, as the host-transfer algorithms of Aluminum
+(§IV-V) run them: the stream copies to pinned memory and writes a word, the engine sees it, communicates and writes
+another, and the stream, which waits for that, copies back. The host only puts this into the stream.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from telegrad import _core
+from telegrad.comm.device.runtime import DeviceRuntime, Event, Stream
+from telegrad.comm.device.staging import Lease, Staging
+from telegrad.comm.device.work import DeviceWork
+
+CHUNK_BYTES = 4 << 20
+"""Larger tensors are cut, the same on all ranks, so that a part is communicated while the next is copied. Not yet
+chosen by measurements."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """One operation of the engine: contiguous one-dimensional pieces of device tensors, and what is done with them."""
+
+    inputs: Sequence[Any]
+    outputs: Sequence[Any]
+    begin: Callable[[int, int, _core.Gate], _core.Request]
+    """With the addresses of the staged input and output, where the pieces lie one behind the other."""
+
+
+def cuts(elements: int, itemsize: int, copies: int = 1) -> Iterator[slice]:
+    """The chunks of a vector, ``copies`` of which are communicated at once; of an empty one an empty chunk."""
+    step = max(1, CHUNK_BYTES // (itemsize * copies))
+    for first in range(0, max(elements, 1), step):
+        yield slice(first, min(first + step, elements))
+
+
+class Transfers:
+    """The operations of one communicator."""
+
+    def __init__(self, runtime: DeviceRuntime, staging: Staging, rank: int) -> None:
+        self._runtime = runtime
+        self._staging = staging
+        self._rank = rank
+        self._internal: dict[Any, Stream] = {}  # by device: what async_op=True runs in
+        self._to_host: dict[Any, Stream] = {}  # by what waits for them: copies of chunks, beside those of results
+        self._lock = threading.Lock()
+        self._outstanding: deque[_core.Request] = deque()  # _lock
+
+    def run(
+        self,
+        operation: str,
+        device: Any,
+        parts: Sequence[Part],
+        tensors: Sequence[Any],
+        hold: Callable[[_core.Request, Any], None],
+        *,
+        result: Any,
+        async_op: bool,
+    ) -> DeviceWork | None:
+        """Puts an operation into the current stream, or with ``async_op`` into this communicator's own one.
+
+        ``hold`` keeps what the network may touch. Raises what an earlier one failed with.
+        """
+        self.raise_failure()
+        runtime = self._runtime
+        stream = runtime.current_stream(device)
+        if async_op:
+            called = runtime.record(stream)
+            stream = self._after(called, self._internal, device, device, tensors)
+        to_host = stream
+        if sum(1 for part in parts if part.inputs) > 1:
+            to_host = self._after(runtime.record(stream), self._to_host, stream, device, tensors)
+        leases: list[Lease] = []
+        requests: list[_core.Request] = []
+        copied: list[Event | None] = []
+        for part in parts:
+            lease, request = self._begin(to_host, part)
+            copied.append(None if to_host is stream else runtime.record(to_host))
+            leases.append(lease)
+            requests.append(request)
+            hold(request, lease)
+        for part, lease, event in zip(parts, leases, copied, strict=True):
+            if event is not None:  # the words order this already, but CUDA does not know that
+                runtime.wait_event(stream, event)
+            runtime.wait_value(stream, lease.words.done, lease.words.value)
+            for staged, piece in _pieces(lease.output, part.outputs):
+                runtime.copy(stream, piece, staged)
+        over = runtime.record(stream)
+        self._staging.give_back(stream, over, leases, requests)
+        with self._lock:
+            self._outstanding.extend(requests)
+        if not async_op:
+            return None
+        return DeviceWork(requests, operation, self._rank, result, device, runtime, over, tensors)
+
+    def raise_failure(self) -> None:
+        """Raises what an operation failed with, if that is known by now; again and again."""
+        with self._lock:
+            while self._outstanding and self._outstanding[0].done():
+                self._outstanding[0].wait(0.0)  # one that failed stays the first
+                self._outstanding.popleft()
+
+    def synchronize(self) -> None:
+        """Waits until the engine is done with all operations. Raises what the first that failed did."""
+        self.raise_failure()
+        with self._lock:
+            outstanding = list(self._outstanding)
+        for request in outstanding:
+            request.wait()
+        self.raise_failure()
+
+    def _after(self, event: Event, streams: dict[Any, Stream], key: Any, device: Any, tensors: Sequence[Any]) -> Stream:
+        """One of ``streams``, which waits for the event and may use the tensors."""
+        stream = streams.get(key)
+        if stream is None:
+            stream = streams[key] = self._runtime.new_stream(device)
+        self._runtime.wait_event(stream, event)
+        for tensor in tensors:
+            self._runtime.keep(tensor, stream)
+        return stream
+
+    # Into the stream first: an operation whose gate nobody opens would hold up all ranks.
+    def _begin(self, stream: Stream, part: Part) -> tuple[Lease, _core.Request]:
+        runtime, output_bytes = self._runtime, _bytes_of(part.outputs)
+        lease = self._staging.lease(_bytes_of(part.inputs), output_bytes)
+        words = lease.words
+        for staged, piece in _pieces(lease.input, part.inputs):
+            runtime.copy(stream, staged, piece)
+        if part.inputs:
+            runtime.write_value(stream, words.ready, words.value)
+        output = lease.output_address
+        gate = _core.Gate(words.ready if part.inputs else 0, words.done, words.value, output, output_bytes)
+        return lease, part.begin(lease.input_address, output, gate)
+
+
+def _bytes_of(pieces: Sequence[Any]) -> int:
+    nbytes = 0
+    for piece in pieces:
+        nbytes += piece.nbytes
+    return nbytes
+
+
+def _pieces(buffer: Any, pieces: Sequence[Any]) -> Iterator[tuple[Any, Any]]:
+    """Each piece with its place in the buffer, seen as its dtype."""
+    first = 0
+    for piece in pieces:
+        nbytes = piece.nbytes
+        if nbytes:
+            yield buffer[first : first + nbytes].view(piece.dtype), piece
+        first += nbytes

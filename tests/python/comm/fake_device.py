@@ -1,0 +1,127 @@
+"""A device without hardware: its streams are threads that run what is put into them in order, and its tensors are
+torch's, in host memory, of a type of their own. What a test holds back, the stream waits for, as a GPU's would.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+DEVICE_TYPE = "privateuseone"
+
+
+class FakeTensor(torch.Tensor):
+    """A tensor that says it is on the device."""
+
+    @property
+    def device(self) -> torch.device:  # type: ignore[override]
+        return torch.device(DEVICE_TYPE, 0)
+
+
+def on_fake_device(x: torch.Tensor) -> FakeTensor:
+    """A copy of ``x`` there."""
+    return x.detach().clone().as_subclass(FakeTensor)
+
+
+def _plain(x: torch.Tensor) -> torch.Tensor:
+    return x.as_subclass(torch.Tensor)
+
+
+class FakeStream:
+    def __init__(self) -> None:
+        self._actions: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def put(self, action: Callable[[], object]) -> None:
+        self._actions.put(action)
+
+    def synchronize(self, timeout_s: float = 60.0) -> None:
+        """For tests: the host waits for all that is in the stream."""
+        over = threading.Event()
+        self.put(over.set)
+        assert over.wait(timeout_s), "the stream hangs"
+
+    def stop(self) -> None:
+        self._actions.put(None)
+        self._thread.join(timeout=60.0)
+        assert not self._thread.is_alive(), "the stream hangs"
+
+    def _run(self) -> None:
+        while (action := self._actions.get()) is not None:
+            action()
+
+
+class FakeRuntime:
+    """See telegrad.comm.device.runtime.DeviceRuntime."""
+
+    def __init__(self) -> None:
+        self._local = threading.local()
+        self._streams: list[FakeStream] = []
+        self.kept: list[tuple[Any, FakeStream]] = []
+
+    @contextmanager
+    def on(self, stream: FakeStream) -> Iterator[FakeStream]:
+        """It is the current one."""
+        before = getattr(self._local, "stream", None)
+        self._local.stream = stream
+        yield stream
+        self._local.stream = before
+
+    def stop(self) -> None:
+        for stream in self._streams:
+            stream.stop()
+
+    def current_stream(self, device: Any) -> FakeStream:
+        assert device.type == DEVICE_TYPE
+        return self._local.stream
+
+    def new_stream(self, device: Any = None) -> FakeStream:
+        self._streams.append(FakeStream())
+        return self._streams[-1]
+
+    def pinned(self, nbytes: int) -> torch.Tensor:
+        return torch.full((nbytes,), 0x55, dtype=torch.uint8)  # not what anybody wants to see
+
+    def copy(self, stream: FakeStream, target: torch.Tensor, source: torch.Tensor) -> None:
+        assert target.dtype == source.dtype
+        assert target.is_contiguous()
+        assert source.is_contiguous()
+        assert isinstance(target, FakeTensor) != isinstance(source, FakeTensor)
+        stream.put(lambda: _plain(target).copy_(_plain(source)))
+
+    def write_value(self, stream: FakeStream, address: int, value: int) -> None:
+        def write() -> None:
+            ctypes.c_uint32.from_address(address).value = value
+
+        stream.put(write)
+
+    def wait_value(self, stream: FakeStream, address: int, value: int) -> None:
+        word = ctypes.c_uint32.from_address(address)
+
+        def wait() -> None:
+            while ctypes.c_int32(word.value - value).value < 0:
+                time.sleep(100e-6)
+
+        stream.put(wait)
+
+    def record(self, stream: FakeStream) -> threading.Event:
+        event = threading.Event()
+        stream.put(event.set)
+        return event
+
+    def wait_event(self, stream: FakeStream, event: threading.Event) -> None:
+        stream.put(event.wait)
+
+    def passed(self, event: threading.Event) -> bool:
+        return event.is_set()
+
+    def keep(self, tensor: Any, stream: FakeStream) -> None:
+        self.kept.append((tensor, stream))

@@ -1,0 +1,68 @@
+"""CUDA's runtime as far as it goes without a GPU: what it refuses, and what it calls."""
+
+from __future__ import annotations
+
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from telegrad.comm.device.cuda import CudaRuntime
+
+
+class FakeDriver(SimpleNamespace):
+    """Stands for cuda.bindings.driver: every function returns a tuple that begins with the result code."""
+
+    CUresult = SimpleNamespace(CUDA_SUCCESS=0)
+
+    def __init__(self, error: int = 0) -> None:
+        super().__init__(calls=[])
+        self._error = error
+
+    def _call(self, *call: Any) -> tuple[int]:
+        self.calls.append(call)
+        return (self._error,)
+
+    def cuMemHostGetDevicePointer(self, address: int, flags: int) -> tuple[int, int]:  # noqa: N802
+        self.calls.append(("pointer", address, flags))
+        return 0, address + 0x1000
+
+    def cuStreamWriteValue32(self, *arguments: int) -> tuple[int]:  # noqa: N802
+        return self._call("write", *arguments)
+
+    def cuStreamWaitValue32(self, *arguments: int) -> tuple[int]:  # noqa: N802
+        return self._call("wait", *arguments)
+
+
+def use(monkeypatch: pytest.MonkeyPatch, driver: FakeDriver) -> CudaRuntime:
+    monkeypatch.setitem(sys.modules, "cuda.bindings.driver", driver)  # type: ignore[arg-type]
+    return CudaRuntime()
+
+
+def test_cuda_bindings_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "cuda.bindings.driver", None)  # type: ignore[arg-type]
+    with pytest.raises(ImportError, match=r"pip install cuda-bindings, or move tensors with \.cpu\(\)"):
+        CudaRuntime()
+
+
+def test_rocm_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.version, "hip", "6.4")
+    with pytest.raises(TypeError, match=r"ROCm device, whose streams are not supported: move it with \.cpu\(\)"):
+        CudaRuntime()
+
+
+def test_flags_are_stream_memory_operations(monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = FakeDriver()
+    runtime = use(monkeypatch, driver)
+    stream = SimpleNamespace(cuda_stream=77)
+    runtime.write_value(stream, 0x100, 5)
+    runtime.wait_value(stream, 0x100, 6)
+    assert driver.calls == [("pointer", 0x100, 0), ("write", 77, 0x1100, 5, 0), ("wait", 77, 0x1100, 6, 0)]
+
+
+def test_a_device_that_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    runtime = use(monkeypatch, FakeDriver(error=801))
+    with pytest.raises(RuntimeError, match="cuStreamWaitValue32 failed with 801: .*use host tensors"):
+        runtime.wait_value(SimpleNamespace(cuda_stream=0), 0x100, 6)

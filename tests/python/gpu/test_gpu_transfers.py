@@ -1,0 +1,113 @@
+"""Operations on CUDA tensors, on a GPU: the ranks are this process's, each with a stream of its own."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+
+from telegrad import Communicator
+from telegrad.comm.device import transfers
+
+pytestmark = [
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA GPU"),
+    pytest.mark.skipif(importlib.util.find_spec("cuda") is None, reason="cuda-bindings is not installed"),
+]
+
+RANKS = 2
+
+
+@pytest.fixture
+def comms() -> Iterator[list[Communicator]]:
+    communicators = Communicator.local(RANKS, timeout_s=60.0)
+    yield communicators
+    for communicator in communicators:
+        communicator.close()
+
+
+@pytest.fixture
+def streams() -> list[torch.cuda.Stream]:
+    return [torch.cuda.Stream() for _ in range(RANKS)]
+
+
+def addends(n: int, dtype: torch.dtype) -> list[torch.Tensor]:
+    made = [(torch.arange(n, device="cuda") % 5 + rank).to(dtype) for rank in range(RANKS)]
+    torch.cuda.synchronize()
+    return made
+
+
+@pytest.mark.parametrize("n", [0, 1, 1000, 3 * transfers.CHUNK_BYTES // 4 + 7])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64])
+def test_gpu_all_reduce(
+    comms: list[Communicator], streams: list[torch.cuda.Stream], n: int, dtype: torch.dtype
+) -> None:
+    tensors = addends(n, dtype)
+    expected = (tensors[0] + tensors[1]).cpu()
+    for _ in range(3):
+        given = [x.clone() for x in tensors]
+        torch.cuda.synchronize()
+        for rank, comm in enumerate(comms):
+            with torch.cuda.stream(streams[rank]):
+                comm.all_reduce(given[rank])
+        for rank, stream in enumerate(streams):
+            stream.synchronize()
+            assert torch.equal(given[rank].cpu(), expected)
+
+
+def test_gpu_compute_and_non_blocking_operations_are_ordered(
+    comms: list[Communicator], streams: list[torch.cuda.Stream]
+) -> None:
+    tensors = [torch.zeros(1 << 20, device="cuda") for _ in range(RANKS)]
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        works = []
+        for rank, comm in enumerate(comms):
+            with torch.cuda.stream(streams[rank]):
+                tensors[rank].add_(rank + 1.0)
+                works.append(comm.all_reduce(tensors[rank], async_op=True))
+        for rank, work in enumerate(works):
+            with torch.cuda.stream(streams[rank]):
+                work.wait()
+                tensors[rank].mul_(2.0)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    for rank, stream in enumerate(streams):
+        stream.synchronize()
+        assert bool((tensors[rank] == 6.0).all())
+
+
+def test_gpu_moves(comms: list[Communicator], streams: list[torch.cuda.Stream]) -> None:
+    tensors = [torch.full((4, 6), float(rank), device="cuda") for rank in range(RANKS)]
+    torch.cuda.synchronize()
+    results = []
+    for rank, comm in enumerate(comms):
+        with torch.cuda.stream(streams[rank]):
+            gathered = comm.all_gather(tensors[rank])
+            block = comm.reduce_scatter(tensors[rank])
+            shifted = torch.empty_like(tensors[rank])
+            comm.sendrecv(tensors[rank], 1 - rank, shifted, 1 - rank)
+            comm.broadcast(tensors[rank], 1)
+            results.append((gathered, block, shifted))
+    for rank, stream in enumerate(streams):
+        stream.synchronize()
+        gathered, block, shifted = results[rank]
+        np.testing.assert_array_equal(gathered.cpu(), np.stack([np.full((4, 6), float(r)) for r in range(RANKS)]))
+        assert bool((block == 1.0).all())
+        assert bool((shifted == 1.0 - rank).all())
+        assert bool((tensors[rank] == 1.0).all())
+
+
+def test_gpu_failure_lets_the_stream_go_on(comms: list[Communicator], streams: list[torch.cuda.Stream]) -> None:
+    tensor = torch.ones(1000, device="cuda")
+    torch.cuda.synchronize()
+    with torch.cuda.stream(streams[0]):
+        comms[0].all_reduce(tensor)
+    comms[1].close()
+    streams[0].synchronize()
+    assert bool(torch.isnan(tensor).all())
+    with pytest.raises(Exception, match="rank 1 closed"):
+        comms[0].synchronize()
