@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from telegrad._core_linear import *  # noqa: F403 (names of a stub)
+from telegrad._core_kernels import *  # noqa: F403 (names of a stub)
+from telegrad._core_linear import *  # noqa: F403
 
 class DType(Enum):
     f32 = ...
@@ -419,86 +420,6 @@ def measure(
 ) -> dict[str, Any]: ...
 def explore(first_seed: int, seeds: int, first_ranks: int, last_ranks: int, only: str = "") -> str: ...
 def replay(seed: int, first_ranks: int, last_ranks: int) -> tuple[str, int, str]: ...
-def compact(dense: int, n: int, dtype: DType, absent: float, indices: int, values: int, capacity: int) -> int: ...
-def accumulate_select(
-    residual: int,
-    gradient: int,
-    n: int,
-    threshold: float,
-    sign: int,
-    indices: int,
-    values: int,
-    capacity: int,
-    index_offset: int,
-) -> int: ...
-def accumulate_topk(
-    residual: int, gradient: int, n: int, k: int, sign: int, indices: int, values: int, index_offset: int
-) -> tuple[int, float, float]: ...
-def accumulate_trimmed(
-    residual: int, gradient: int, n: int, k: int, step: float, sign: int, indices: int, values: int, index_offset: int
-) -> tuple[int, float, float]: ...
-def accumulate_search(
-    residual: int,
-    gradient: int,
-    n: int,
-    k: int,
-    tolerance: float,
-    sign: int,
-    indices: int,
-    values: int,
-    index_offset: int,
-) -> tuple[int, float, float]: ...
-def accumulate_buckets(
-    residual: int,
-    gradient: int,
-    n: int,
-    bucket: int,
-    per_bucket: int,
-    of_last: int,
-    indices: int,
-    values: int,
-    index_offset: int,
-) -> tuple[int, float, float]: ...
-def accumulate_random(
-    residual: int,
-    gradient: int,
-    n: int,
-    k: int,
-    seed: int,
-    call: int,
-    rank: int,
-    stream: int,
-    indices: int,
-    values: int,
-    index_offset: int,
-) -> tuple[int, float, float]: ...
-def accumulate_normal(residual: int, gradient: int, n: int) -> tuple[float, float]: ...
-def best_simd_level() -> int: ...
-def force_simd_level(level: int) -> None: ...
-def accumulate(residual: int, gradient: int, n: int) -> None: ...
-def count_nonfinite(x: int, n: int, dtype: DType) -> int: ...
-def scatter(adds: bool, dense: int, n: int, dtype: DType, indices: int, values: int, count: int, base: int) -> None: ...
-def quantise(
-    bits: int,
-    bucket: int,
-    stochastic: bool,
-    seed: int,
-    call: int,
-    rank: int,
-    first: int,
-    values: int,
-    n: int,
-    out: int,
-    error: int,
-) -> None: ...
-def dequantise(bits: int, bucket: int, stochastic: bool, encoded: int, bytes: int, values: int, n: int) -> bool: ...
-def narrow(dtype: DType, values: int, n: int, out: int, error: int) -> None: ...
-def widen(dtype: DType, encoded: int, n: int, values: int) -> None: ...
-def mean_of_one_sign(values: int, n: int, out: int, error: int) -> bool: ...
-def fill_mean(encoded: int, bytes: int, values: int, n: int) -> bool: ...
-def packed_size(indices: int, n: int) -> int: ...
-def pack_indices(indices: int, n: int, out: int, capacity: int) -> int: ...
-def unpack_indices(packed: int, bytes: int, indices: int, n: int) -> bool: ...
 def ucx_version() -> str: ...
 def set_engine_core(core: int) -> None: ...
 def report_on_signal(signal: int) -> None: ...

@@ -1,4 +1,4 @@
-"""The part of ``_core`` for linear models (``core/bindings/linear.cpp``). Only the stub is in two files."""
+"""The part of ``_core`` for linear models (``core/bindings/linear.cpp``). The stub alone is in several."""
 
 from enum import Enum
 
