@@ -331,9 +331,12 @@ bool Engine::take_baton(Claim claim, Condition* condition, double deadline_s) {
   }
   if (condition != nullptr) std::erase(conditions_, condition);
   if (must_wait() || done()) {
-    --callers_;
+    // Whoever drove last counted on us: what is left is the thread's.
+    const bool nobody_drives = --callers_ == 0 && !driving_;
+    left_behind_ |= nobody_drives;
     lock.unlock();
     baton_free_.notify_all();
+    if (nobody_drives) ring(thread_event_);
     return false;
   }
   driving_ = true;

@@ -136,6 +136,29 @@ TEST("a thread learns that it need not wait while another one waits for what it 
   EXPECT_EQ(data[0][0], 2.0F);
 }
 
+TEST("what two threads leave behind is finished, whichever of them leaves last") {
+  constexpr double kNever_s = std::numeric_limits<double>::infinity();
+  auto all = make_local(2, {.heartbeat_s = kNever_s, .probe_s = kNever_s});  // nothing else wakes the engine's thread
+  for (int round = 0; round < 300; ++round) {
+    std::vector<std::vector<float>> waited(2, std::vector<float>(10, 1.0F));
+    std::vector<std::vector<float>> left(2, std::vector<float>(1000, 1.0F));
+    std::vector<RequestPtr> unwaited(2);
+    const auto call = [&](Rank rank) {
+      const RequestPtr first = sum(*all[rank], waited[rank], true);
+      unwaited[rank] = sum(*all[rank], left[rank], true);
+      finish(*all[rank], first);
+    };
+    std::thread other([&] { call(1); });
+    call(0);
+    other.join();
+    const double deadline_s = Engine::now_s() + 20.0;
+    while (!(unwaited[0]->done() && unwaited[1]->done()) && Engine::now_s() < deadline_s) std::this_thread::yield();
+    EXPECT(unwaited[0]->done());
+    EXPECT(unwaited[1]->done());
+    if (!unwaited[0]->done() || !unwaited[1]->done()) return;
+  }
+}
+
 TEST("a thread that gives up waiting does not keep the one busy that goes on") {
   auto all = make_local(2);
   std::vector<std::vector<float>> data(2, std::vector<float>(10, 1.0F));

@@ -5,7 +5,9 @@ It keeps tensors alive while the network may touch them; which operations there 
 
 from __future__ import annotations
 
+import sys
 import threading
+import warnings
 from collections import deque
 from collections.abc import Callable
 from types import TracebackType
@@ -90,7 +92,7 @@ class Member:
         stream.
         """
         self._usable()
-        for transfers in self._transfers.values():
+        for transfers in list(self._transfers.values()):
             transfers.synchronize()
 
     def abort(self, reason: str = "aborted by its program") -> None:
@@ -104,7 +106,8 @@ class Member:
     def close(self) -> None:
         """Leaves the group; operations still running fail.
 
-        A second call does nothing. Never raises for a failed peer.
+        A second call does nothing. Never raises for a failed peer; warns (``RuntimeWarning``) if an operation on device
+        tensors has failed and no call has said so.
         """
         with self._lock:
             if self._closed:
@@ -119,6 +122,14 @@ class Member:
         self._abandoned.clear()  # the network touches nothing any more
         if self._trace_path is not None:
             write_trace(self._trace_path, self._core)
+        for transfers in self._transfers.values():
+            if (failure := transfers.untold_failure()) is not None:
+                warnings.warn(
+                    f"an operation on device tensors has failed, and its tensor holds no result: {failure}; call "
+                    "synchronize() before close() to hear of it in time",
+                    RuntimeWarning,
+                    stacklevel=2,
+                )
 
     def __enter__(self) -> Self:
         return self
@@ -158,11 +169,19 @@ class Member:
         if self.driver == "sim":
             raise ValueError(f"{operation}() of device tensors needs real time: give simulated ranks host tensors")
         device = tensors[0].device
-        transfers = self._transfers.get(device.type)
-        if transfers is None:
-            runtime = runtime_of(device.type)
-            transfers = self._transfers[device.type] = Transfers(runtime, staging_of(runtime), self.rank)
-        work = transfers.run(operation, device, parts, tensors, self._hold, result=result, async_op=async_op)
+        if any(tensor.is_inference() for tensor in tensors) and not sys.modules["torch"].is_inference_mode_enabled():
+            raise ValueError(
+                f"{operation}() was given a tensor that was made in inference mode, which nothing may write outside of "
+                "it: call it there, or give a clone"
+            )
+        with self._lock:
+            transfers = self._transfers.get(device.type)
+            if transfers is None:
+                runtime = runtime_of(device.type)
+                transfers = self._transfers[device.type] = Transfers(runtime, staging_of(runtime), self.rank)
+        work = transfers.run(
+            operation, device, parts, tensors, self._hold, self.abort, result=result, async_op=async_op
+        )
         return result if work is None else work
 
     def _hold(self, request: _core.Request, held: Any) -> None:

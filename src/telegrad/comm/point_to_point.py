@@ -6,6 +6,7 @@ from typing import Any
 
 from telegrad import _core
 from telegrad.comm.arguments import checked_integer
+from telegrad.comm.device.parts import flat
 from telegrad.comm.device.transfers import Part
 from telegrad.comm.member import Member
 from telegrad.comm.tensors import HostBuffer, check_together, movable, on_device, overlap
@@ -112,13 +113,13 @@ class PointToPoint(Member):
 # In one piece each: the other side may be a host tensor, which is not cut.
 def _sending(core: _core.Communicator, x: Any, buffer: HostBuffer, to: int, tag: int) -> Part:
     return Part(
-        [x.view(-1)], [], lambda given, _, gate: core.send(given, buffer.nbytes, buffer.dtype, to, tag, False, gate)
+        [flat(x)], [], lambda given, _, gate: core.send(given, buffer.nbytes, buffer.dtype, to, tag, False, gate)
     )
 
 
 def _receiving(core: _core.Communicator, x: Any, buffer: HostBuffer, source: int | None, tag: int) -> Part:
     return Part(
-        [], [x.view(-1)], lambda _, taken, gate: core.recv(taken, buffer.nbytes, buffer.dtype, source, tag, False, gate)
+        [], [flat(x)], lambda _, taken, gate: core.recv(taken, buffer.nbytes, buffer.dtype, source, tag, False, gate)
     )
 
 

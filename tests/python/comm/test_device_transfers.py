@@ -139,7 +139,7 @@ def test_compute_goes_on_beside_a_non_blocking_operation(
     streams[0].put(computed.set)
     assert computed.wait(60.0)  # the last rank has not called yet
     assert not works[0].is_completed()
-    assert all(stream is not streams[rank] for rank, (_, stream) in enumerate(device.kept[::2]))
+    assert not {id(stream) for _, stream in device.kept} & {id(stream) for stream in streams}
     with device.on(streams[-1]):
         works.append(comms[-1].all_reduce(tensors[-1], async_op=True))
     seen: list[list[float]] = []
@@ -438,3 +438,112 @@ def test_synchronize_of_a_closed_communicator() -> None:
     alone.close()
     with pytest.raises(ValueError, match="is closed: make a new one"):
         alone.synchronize()
+
+
+def test_messages_that_cross_wait_for_nobody(
+    device: FakeRuntime, comms: list[Communicator], streams: list[FakeStream]
+) -> None:
+    first = [on_fake_device(values(rank, 5)) for rank in range(2)]
+    taken = [on_fake_device(torch.zeros(5)) for _ in range(2)]
+
+    def call(comm: Communicator, rank: int) -> list[Any]:
+        return [
+            comm.recv(taken[rank], 1 - rank, async_op=True),
+            comm.send(first[rank], 1 - rank, async_op=True),
+        ]
+
+    for rank, works in enumerate(on_all(device, comms[:2], streams[:2], call)):
+        with device.on(streams[rank]):
+            assert all(work.wait() for work in works)
+    for rank in range(2):
+        streams[rank].synchronize()
+        assert taken[rank].tolist() == values(1 - rank, 5).tolist()
+
+
+def test_operations_in_another_order_than_the_peers_messages(
+    device: FakeRuntime, comms: list[Communicator], streams: list[FakeStream]
+) -> None:
+    tensors = [on_fake_device(values(rank, 5)) for rank in range(RANKS)]
+    message = on_fake_device(torch.zeros(5))
+
+    def call(comm: Communicator, rank: int) -> list[Any]:
+        works = [comm.recv(message, 1, async_op=True)] if rank == 0 else []
+        works.append(comm.all_reduce(tensors[rank], async_op=True))
+        if rank == 1:
+            works.append(comm.send(on_fake_device(values(7, 5)), 0, async_op=True))
+        return works
+
+    for rank, works in enumerate(on_all(device, comms, streams, call)):
+        with device.on(streams[rank]):
+            assert all(work.wait() for work in works)
+    for rank, stream in enumerate(streams):
+        stream.synchronize()
+        assert tensors[rank].tolist() == sum(values(other, 5) for other in range(RANKS)).tolist()
+    assert message.tolist() == values(7, 5).tolist()
+
+
+def test_memory_that_is_not_to_be_had_is_known_before_anything_begins(
+    device: FakeRuntime, comms: list[Communicator], streams: list[FakeStream], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transfers, "CHUNK_BYTES", 64)
+    tensors = [on_fake_device(values(rank, 100)) for rank in range(RANKS)]
+    real = device.pinned
+    asked: list[int] = []
+
+    def pinned(nbytes: int) -> torch.Tensor:
+        asked.append(nbytes)
+        if len(asked) == 6:
+            raise MemoryError("no more")
+        return real(nbytes)
+
+    with monkeypatch.context() as patched, device.on(streams[0]):
+        patched.setattr(device, "pinned", pinned)
+        with pytest.raises(MemoryError):
+            comms[0].all_reduce(tensors[0])
+    on_all(device, comms, streams, lambda comm, rank: comm.all_reduce(tensors[rank]))
+    for rank, stream in enumerate(streams):
+        stream.synchronize()
+        assert tensors[rank].tolist() == sum(values(other, 100) for other in range(RANKS)).tolist()
+
+
+def test_what_breaks_off_ends_on_all_ranks(
+    device: FakeRuntime, comms: list[Communicator], streams: list[FakeStream], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tensors = [on_fake_device(values(rank, 100)) for rank in range(RANKS)]
+
+    def wait_value(*_: Any) -> None:
+        raise RuntimeError("no such operation")
+
+    with monkeypatch.context() as patched, device.on(streams[0]):
+        patched.setattr(device, "wait_value", wait_value)
+        with pytest.raises(RuntimeError, match="no such operation"):
+            comms[0].all_reduce(tensors[0])
+
+    def hear(rank: int) -> None:
+        comms[rank].all_reduce(tensors[rank])
+        comms[rank].synchronize()
+
+    for rank in (1, 2):
+        with device.on(streams[rank]), pytest.raises(TransportError, match="all_reduce of device tensors broke off"):
+            hear(rank)
+
+
+def test_a_failure_that_nobody_heard_of_is_told_at_close(
+    device: FakeRuntime, comms: list[Communicator], streams: list[FakeStream]
+) -> None:
+    x = on_fake_device(torch.ones(3, dtype=torch.int32))
+    with device.on(streams[0]):
+        comms[0].all_reduce(x)
+    with pytest.warns(RuntimeWarning, match=r"no result: .*; call synchronize\(\) before close\(\)"):
+        comms[0].close()
+    streams[0].synchronize()
+    assert x.tolist() == [-1] * 3
+
+
+def test_tensors_of_inference_mode_stay_there(
+    device: FakeRuntime, comms: list[Communicator], streams: list[FakeStream]
+) -> None:
+    with torch.inference_mode():
+        x = on_fake_device(torch.ones(3))
+    with device.on(streams[0]), pytest.raises(ValueError, match="made in inference mode"):
+        comms[0].all_reduce(x)

@@ -15,20 +15,21 @@ _BeginBlocks = Callable[[int, int, list[int], _core.Gate], _core.Request]
 
 
 # Every view costs a microsecond or two of the caller's time, so that only those are made that are needed.
-def _flat(x: Any) -> Any:
+def flat(x: Any) -> Any:
+    """``x`` in one dimension, without its history."""
     if x.requires_grad:  # as of host tensors, autograd learns nothing of what is communicated
         x = x.detach()
     return x if x.dim() == 1 else x.view(-1)
 
 
-def _cut(flat: Any, cut: slice) -> Any:
-    return flat if cut.stop - cut.start == flat.shape[0] else flat[cut]
+def _cut(vector: Any, cut: slice) -> Any:
+    return vector if cut.stop - cut.start == vector.shape[0] else vector[cut]
 
 
 def element_parts(x: Any, out: Any, begin: _Begin) -> list[Part]:
     """For an operation that turns elements of ``x`` into those of ``out`` at the same places. Lengths: in elements."""
-    source = _flat(x)
-    target = source if out is x else _flat(out)
+    source = flat(x)
+    target = source if out is x else flat(out)
 
     def part(cut: slice) -> Part:
         length = cut.stop - cut.start
@@ -42,7 +43,7 @@ def element_parts(x: Any, out: Any, begin: _Begin) -> list[Part]:
 def scattered_parts(x: Any, block: Any, lengths: list[int], begin: _BeginBlocks) -> list[Part]:
     """For one that turns the blocks of ``x``, of ``lengths`` elements, into this rank's ``block``. Lengths: of the
     blocks of a part, in elements."""
-    source, target = _flat(x), _flat(block)
+    source, target = flat(x), flat(block)
     if len(set(lengths)) > 1:  # chunks of unequal blocks would lie differently on each rank
         return [Part([source], [target], lambda given, taken, gate: begin(given, taken, lengths, gate))]
     first = range(0, source.numel(), lengths[0]) if lengths[0] else [0] * len(lengths)
@@ -58,7 +59,7 @@ def scattered_parts(x: Any, block: Any, lengths: list[int], begin: _BeginBlocks)
 def gathered_parts(x: Any, out: Any, lengths: list[int] | None, ranks: int, begin: _Begin) -> list[Part]:
     """For one that puts all ranks' ``x`` into ``out``; ``lengths``: in bytes where they are unequal. Lengths: of this
     rank's input, in bytes."""
-    source, target, item = _flat(x), _flat(out), x.element_size()
+    source, target, item = flat(x), flat(out), x.element_size()
     if lengths is not None:
         ends = [0, *accumulate(length // item for length in lengths)]
         pieces = [target[first:last] for first, last in pairwise(ends)]
@@ -75,7 +76,7 @@ def gathered_parts(x: Any, out: Any, lengths: list[int] | None, ranks: int, begi
 
 def broadcast_parts(x: Any, is_root: bool, begin: Callable[[int, int, _core.Gate], _core.Request]) -> list[Part]:
     """For one that copies the root's ``x``; ``begin`` gets an address and a length in bytes."""
-    source, item = _flat(x), x.element_size()
+    source, item = flat(x), x.element_size()
 
     def part(cut: slice) -> Part:
         piece, nbytes = [_cut(source, cut)], (cut.stop - cut.start) * item

@@ -15,7 +15,7 @@ from telegrad import _core
 from telegrad.comm.device.runtime import DeviceRuntime, Event, Stream
 
 KEPT_BYTES = 512 << 20
-"""So much is kept for later operations; what exceeds it goes back to the system."""
+"""So much is kept for later operations; what exceeds it goes back to torch."""
 
 _SMALLEST = 4096
 _PAGE = 4096
@@ -70,6 +70,21 @@ class Staging:
         self._words: list[Words] = []
         self._pages: list[Any] = []
         self._lent: dict[Stream, deque[tuple[Event, Lease, _core.Request]]] = {}
+
+    def lease_all(self, lengths: Sequence[tuple[int, int]]) -> list[Lease]:
+        """All that an operation needs, or an error before any of it has begun."""
+        leases: list[Lease] = []
+        try:
+            for each in lengths:
+                leases.append(self.lease(*each))
+        except BaseException:
+            with self._lock:
+                for lease in leases:
+                    self._words.append(lease.words)
+                    for buffer in (lease.input, lease.output):
+                        self._keep(buffer)
+            raise
+        return leases
 
     def lease(self, input_bytes: int, output_bytes: int) -> Lease:
         """Words, and buffers of at least these lengths; ``None`` instead of an empty one."""

@@ -49,6 +49,7 @@ class Transfers:
         self._to_host: dict[Any, Stream] = {}  # by what waits for them: copies of chunks, beside those of results
         self._lock = threading.Lock()
         self._outstanding: deque[_core.Request] = deque()  # _lock
+        self._told = False  # _lock: somebody has heard of the first failure
 
     def run(
         self,
@@ -57,42 +58,51 @@ class Transfers:
         parts: Sequence[Part],
         tensors: Sequence[Any],
         hold: Callable[[_core.Request, Any], None],
+        abort: Callable[[str], None],
         *,
         result: Any,
         async_op: bool,
     ) -> DeviceWork | None:
         """Puts an operation into the current stream, or with ``async_op`` into this communicator's own one.
 
-        ``hold`` keeps what the network may touch. Raises what an earlier one failed with.
+        ``hold`` keeps what the network may touch. ``abort`` ends the communicator's operations on all ranks: called if
+        this breaks off after a part has begun, whose number the other ranks would take for another's. Raises what an
+        earlier one failed with.
         """
         self.raise_failure()
         runtime = self._runtime
         stream = runtime.current_stream(device)
+        to_host = stream
         if async_op:
+            # Inputs do not wait behind other operations' results: those may come from peers who wait for these inputs.
             called = runtime.record(stream)
             stream = self._after(called, self._internal, device, device, tensors)
-        to_host = stream
-        if sum(1 for part in parts if part.inputs) > 1:
+            to_host = self._after(called, self._to_host, stream, device, tensors)
+        elif sum(1 for part in parts if part.inputs) > 1:
             to_host = self._after(runtime.record(stream), self._to_host, stream, device, tensors)
-        leases: list[Lease] = []
+        leases = self._staging.lease_all([(_bytes_of(part.inputs), _bytes_of(part.outputs)) for part in parts])
         requests: list[_core.Request] = []
         copied: list[Event | None] = []
-        for part in parts:
-            lease, request = self._begin(to_host, part)
-            copied.append(None if to_host is stream else runtime.record(to_host))
-            leases.append(lease)
-            requests.append(request)
-            hold(request, lease)
-        for part, lease, event in zip(parts, leases, copied, strict=True):
-            if event is not None:  # the words order this already, but CUDA does not know that
-                runtime.wait_event(stream, event)
-            runtime.wait_value(stream, lease.words.done, lease.words.value)
-            for staged, piece in _pieces(lease.output, part.outputs):
-                runtime.copy(stream, piece, staged)
-        over = runtime.record(stream)
+        try:
+            for part, lease in zip(parts, leases, strict=True):
+                request = self._begin(to_host, part, lease)
+                requests.append(request)
+                with self._lock:
+                    self._outstanding.append(request)
+                hold(request, lease)
+                copied.append(None if to_host is stream else runtime.record(to_host))
+            for part, lease, event in zip(parts, leases, copied, strict=True):
+                if event is not None:  # the words order this already, but CUDA does not know that
+                    runtime.wait_event(stream, event)
+                runtime.wait_value(stream, lease.words.done, lease.words.value)
+                for staged, piece in _pieces(lease.output, part.outputs):
+                    runtime.copy(stream, piece, staged)
+            over = runtime.record(stream)
+        except BaseException as error:
+            if requests:
+                abort(f"{operation} of device tensors broke off: {type(error).__name__}: {error}")
+            raise
         self._staging.give_back(stream, over, leases, requests)
-        with self._lock:
-            self._outstanding.extend(requests)
         if not async_op:
             return None
         return DeviceWork(requests, operation, self._rank, result, device, runtime, over, tensors)
@@ -101,8 +111,22 @@ class Transfers:
         """Raises what an operation failed with, if that is known by now; again and again."""
         with self._lock:
             while self._outstanding and self._outstanding[0].done():
-                self._outstanding[0].wait(0.0)  # one that failed stays the first
+                try:
+                    self._outstanding[0].wait(0.0)  # one that failed stays the first
+                except Exception:
+                    self._told = True
+                    raise
                 self._outstanding.popleft()
+
+    def untold_failure(self) -> str | None:
+        """What an operation failed with that nobody has heard of."""
+        if self._told:
+            return None
+        try:
+            self.raise_failure()
+        except Exception as error:
+            return str(error)
+        return None
 
     def synchronize(self) -> None:
         """Waits until the engine is done with all operations. Raises what the first that failed did."""
@@ -124,17 +148,15 @@ class Transfers:
         return stream
 
     # Into the stream first: an operation whose gate nobody opens would hold up all ranks.
-    def _begin(self, stream: Stream, part: Part) -> tuple[Lease, _core.Request]:
-        runtime, output_bytes = self._runtime, _bytes_of(part.outputs)
-        lease = self._staging.lease(_bytes_of(part.inputs), output_bytes)
+    def _begin(self, stream: Stream, part: Part, lease: Lease) -> _core.Request:
         words = lease.words
         for staged, piece in _pieces(lease.input, part.inputs):
-            runtime.copy(stream, staged, piece)
+            self._runtime.copy(stream, staged, piece)
         if part.inputs:
-            runtime.write_value(stream, words.ready, words.value)
+            self._runtime.write_value(stream, words.ready, words.value)
         output = lease.output_address
-        gate = _core.Gate(words.ready if part.inputs else 0, words.done, words.value, output, output_bytes)
-        return lease, part.begin(lease.input_address, output, gate)
+        gate = _core.Gate(words.ready if part.inputs else 0, words.done, words.value, output, _bytes_of(part.outputs))
+        return part.begin(lease.input_address, output, gate)
 
 
 def _bytes_of(pieces: Sequence[Any]) -> int:

@@ -43,10 +43,10 @@ class DeviceWork(Work):
         if timeout_s is not None:
             check_timeout(timeout_s, "timeout_s")
         self._check_process()
+        self._runtime.wait_event(self._runtime.current_stream(self._device), self._event)
         for request in self._requests:
             if request.done():
                 request.wait(0.0)
-        self._runtime.wait_event(self._runtime.current_stream(self._device), self._event)
         return True
 
     def is_completed(self) -> bool:
