@@ -90,8 +90,8 @@ void await(Communicator& communicator, const RequestPtr& request) {
 }  // namespace
 
 TEST("an operation begins on all ranks once each one's gate is open") {
-  LocalRanks ranks(2);
   std::vector<Staged> staged{Staged(1.0F), Staged(2.0F)};
+  LocalRanks ranks(2);
   std::vector<RequestPtr> requests;
   for (Rank rank = 0; rank < 2; ++rank) {
     ranks.session(rank).begin(requests.emplace_back(staged[rank].sum(2)), 0.0);
@@ -115,8 +115,8 @@ TEST("an operation begins on all ranks once each one's gate is open") {
 
 TEST("gates may open in any order, and other operations go on meanwhile") {
   constexpr std::size_t kFlying = 4;
-  LocalRanks ranks(2);
   std::vector<std::vector<Staged>> staged(2);
+  LocalRanks ranks(2);
   std::vector<std::vector<RequestPtr>> requests(2);
   std::vector<std::vector<float>> data(2, std::vector<float>(3, 1.0F));
   std::vector<RequestPtr> plain;
@@ -147,8 +147,8 @@ TEST("gates may open in any order, and other operations go on meanwhile") {
 }
 
 TEST("words are used again with higher values, which may wrap round") {
-  LocalRanks ranks(1);
   Staged staged(3.0F);
+  LocalRanks ranks(1);
   staged.ready = staged.done = 0xFFFF'FFFE;
   for (const std::uint32_t value : {0xFFFF'FFFFU, 0U, 1U}) {
     const RequestPtr request = staged.sum(1, value);
@@ -163,8 +163,8 @@ TEST("words are used again with higher values, which may wrap round") {
 }
 
 TEST("a gate without a ready word is open") {
-  LocalRanks ranks(1);
   Staged staged(3.0F);
+  LocalRanks ranks(1);
   const RequestPtr request = staged.sum(1);
   Gate gate = *request->gate();
   gate.ready = nullptr;
@@ -176,8 +176,8 @@ TEST("a gate without a ready word is open") {
 }
 
 TEST("messages of one tag keep their order behind a shut gate, others overtake it") {
-  LocalRanks ranks(2);
   Staged first(1.0F);
+  LocalRanks ranks(2);
   std::vector<float> second(10, 2.0F), aside(10, 3.0F);
   std::vector<std::vector<float>> got(3, std::vector<float>(10));
   const auto send = [](const std::vector<float>& data, Step tag) {
@@ -203,8 +203,8 @@ TEST("messages of one tag keep their order behind a shut gate, others overtake i
 }
 
 TEST("a receive waits behind a shut one that may take its message") {
-  LocalRanks ranks(2);
   Staged anybody(0.0F);
+  LocalRanks ranks(2);
   std::vector<float> sent(10, 4.0F), next(10, 5.0F), got(10);
   const RequestPtr gated =
       anybody.gated(make_receive(DType::f32, std::as_writable_bytes(std::span(anybody.output)), kNoRank, 0));
@@ -246,8 +246,9 @@ TEST("time runs from the opening of the gate") {
 }
 
 TEST("a failure spoils the output, whether the gate was open or not, and releases who waits for it") {
-  LocalRanks ranks(2, {.agreement_s = 0.0});
   std::vector<Staged> staged{Staged(1.0F), Staged(2.0F), Staged(3.0F)};
+  Staged late(4.0F);
+  LocalRanks ranks(2, {.agreement_s = 0.0});
   std::vector<RequestPtr> requests;
   for (Staged& one : staged) ranks.session(0).begin(requests.emplace_back(one.sum(2)), 0.0);
   staged[0].open();
@@ -261,15 +262,14 @@ TEST("a failure spoils the output, whether the gate was open or not, and release
     EXPECT(staged[i].is_spoilt());
     EXPECT(staged[i].is_released());
   }
-  Staged late(4.0F);
   const RequestPtr refused = late.sum(2);
   ranks.session(0).begin(refused, 0.0);
   EXPECT(refused->failure() && late.is_spoilt() && late.is_released());
 }
 
 TEST("ranks that wait at shut gates in different calls find out") {
-  LocalRanks ranks(2, {.agreement_s = 0.0});
   Staged one(1.0F, 10), other(2.0F, 11);
+  LocalRanks ranks(2, {.agreement_s = 0.0});
   const RequestPtr a = one.sum(2), b = other.sum(2);
   ranks.session(0).begin(a, 0.0);
   ranks.session(1).begin(b, 0.0);
