@@ -1,6 +1,7 @@
 #include "base/types.hpp"
 #include "bindings/binding.hpp"
 #include "bindings/errors.hpp"
+#include "bindings/names.hpp"
 #include "transport/envelope.hpp"
 
 namespace telegrad::bindings {
@@ -18,10 +19,7 @@ NB_MODULE(_core, module) {
     dtype.value(name_of(static_cast<DType>(value)), static_cast<DType>(value));
   }
   nb::enum_<Reduction> reduction(module, "Reduction");
-  for (const Reduction value : {Reduction::sum, Reduction::avg, Reduction::prod, Reduction::min, Reduction::max,
-                                Reduction::max_abs}) {
-    reduction.value(name_of(value), value);
-  }
+  for (const Reduction value : kReductions) reduction.value(name_of(value), value);
   nb::enum_<ValueEncoding> encoding(module, "ValueEncoding");
   for (auto value = static_cast<std::uint8_t>(ValueEncoding::native);
        value <= static_cast<std::uint8_t>(kLastValueEncoding); ++value) {

@@ -11,14 +11,21 @@
 
 namespace telegrad::bindings {
 
+/// A Python string, one object for all that are equal; never given back.
+inline PyObject* interned(const char* name) {
+  PyObject* const string = PyUnicode_InternFromString(name);
+  if (string == nullptr) throw nb::python_error();
+  return string;
+}
+
+inline constexpr std::array kReductions{Reduction::sum, Reduction::avg, Reduction::prod,
+                                        Reduction::min, Reduction::max, Reduction::max_abs};
+
 template <class Value, std::size_t kNumber>
 class Names {
  public:
   explicit Names(const std::array<std::pair<const char*, Value>, kNumber>& named) {
-    for (std::size_t i = 0; i < kNumber; ++i) {
-      entries_[i] = {PyUnicode_InternFromString(named[i].first), named[i].second};  // never given back
-      if (entries_[i].first == nullptr) throw nb::python_error();
-    }
+    for (std::size_t i = 0; i < kNumber; ++i) entries_[i] = {interned(named[i].first), named[i].second};
   }
 
   /// Null: it is none of them, or no string.
@@ -38,9 +45,11 @@ class Names {
 };
 
 inline const auto& reduction_names() {
-  static const Names names(std::array{
-      std::pair{"sum", Reduction::sum}, std::pair{"avg", Reduction::avg}, std::pair{"prod", Reduction::prod},
-      std::pair{"min", Reduction::min}, std::pair{"max", Reduction::max}, std::pair{"max_abs", Reduction::max_abs}});
+  static const Names names([] {
+    std::array<std::pair<const char*, Reduction>, kReductions.size()> named{};
+    for (std::size_t i = 0; i < kReductions.size(); ++i) named[i] = {name_of(kReductions[i]), kReductions[i]};
+    return named;
+  }());
   return names;
 }
 

@@ -13,6 +13,7 @@
 
 #include "bindings/binding.hpp"
 #include "bindings/dense_array.hpp"
+#include "bindings/names.hpp"
 #include "bindings/operation.hpp"
 #include "progress/communicator.hpp"
 
@@ -180,11 +181,6 @@ void bind_short_way(nb::module_& module) {
       .itemsize = 0,
       .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL | Py_TPFLAGS_METHOD_DESCRIPTOR,
       .slots = slots};
-  const auto interned = [](const char* name) {
-    PyObject* const string = PyUnicode_InternFromString(name);  // never given back, like the types
-    if (string == nullptr) throw nb::python_error();
-    return string;
-  };
   live_name = interned("_live");
   abandoned_name = interned("_abandoned");
   block_name = interned("_block");

@@ -3,14 +3,10 @@
 #include <array>
 #include <utility>
 
+#include "bindings/names.hpp"
+
 namespace telegrad::bindings {
 namespace {
-
-PyObject* interned(const char* name) {
-  PyObject* const string = PyUnicode_InternFromString(name);
-  if (string == nullptr) throw nb::python_error();
-  return string;
-}
 
 // Objects of torch, and names of what is asked of tensors; never given back.
 class Torch {
