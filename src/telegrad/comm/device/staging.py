@@ -74,27 +74,32 @@ class Staging:
     def lease_all(self, lengths: Sequence[tuple[int, int]]) -> list[Lease]:
         """All that an operation needs, or an error before any of it has begun."""
         leases: list[Lease] = []
-        try:
-            for each in lengths:
-                leases.append(self.lease(*each))
-        except BaseException:
-            with self._lock:
+        with self._lock:
+            self._take_back()
+            try:
+                for each in lengths:
+                    leases.append(self._lease(*each))
+            except BaseException:
                 for lease in leases:
-                    self._words.append(lease.words)
-                    for buffer in (lease.input, lease.output):
-                        self._keep(buffer)
-            raise
+                    self._regain(lease)
+                raise
         return leases
 
     def lease(self, input_bytes: int, output_bytes: int) -> Lease:
         """Words, and buffers of at least these lengths; ``None`` instead of an empty one."""
-        with self._lock:
-            self._take_back()
-            if not self._words:
-                self._add_page()
-            words = self._words.pop()
-            words.value = (words.value + 1) & 0xFFFFFFFF
-            return Lease(words, self._buffer(input_bytes), self._buffer(output_bytes))
+        return self.lease_all([(input_bytes, output_bytes)])[0]
+
+    def _lease(self, input_bytes: int, output_bytes: int) -> Lease:
+        if not self._words:
+            self._add_page()
+        words = self._words.pop()
+        words.value = (words.value + 1) & 0xFFFFFFFF
+        return Lease(words, self._buffer(input_bytes), self._buffer(output_bytes))
+
+    def _regain(self, lease: Lease) -> None:
+        self._words.append(lease.words)
+        for buffer in (lease.input, lease.output):
+            self._keep(buffer)
 
     def give_back(
         self, stream: Stream, event: Event, leases: Sequence[Lease], requests: Sequence[_core.Request]
@@ -108,12 +113,11 @@ class Staging:
         for stream, lent in list(self._lent.items()):
             while lent and self._runtime.passed(lent[0][0]):
                 _, lease, request = lent.popleft()
-                self._words.append(lease.words)
                 if _succeeded(request):
-                    for buffer in (lease.input, lease.output):
-                        self._keep(buffer)
+                    self._regain(lease)
                 else:
-                    self.counts.dropped += 1  # the network may still use it
+                    self._words.append(lease.words)
+                    self.counts.dropped += 1  # the network may still use the buffers
             if not lent:
                 del self._lent[stream]
 
