@@ -59,12 +59,6 @@ class Sweep:
         self._calls: dict[tuple[int, str], int] = {}
         self.samples: Samples = {}
 
-    def medians(self) -> dict[int, dict[str, float]]:
-        return {
-            size: {name: statistics.median(times) for name, times in of.items()}
-            for size, of in sorted(self.samples.items())
-        }
-
     def _minima(self) -> dict[int, dict[str, float]]:
         """What is skipped must not hang on a moment in which the machine did something else."""
         return {size: {name: min(times) for name, times in of.items()} for size, of in sorted(self.samples.items())}
@@ -80,7 +74,7 @@ class Sweep:
             self._on_progress(0.7 * number / len(sizes), f"all_reduce of {size} bytes")
             for _ in range(_FIRST_ROUNDS):
                 self._measure(size, names)
-        again = close_calls(self.medians())
+        again = close_calls(self.samples)
         self._spent_s = 0.0
         for number in range(_SECOND_ROUNDS):
             order = np.random.default_rng(number).permutation(len(again))  # alike on all ranks
@@ -142,16 +136,19 @@ def contenders(
     return found
 
 
-def close_calls(medians: dict[int, dict[str, float]]) -> list[tuple[int, list[str]]]:
+def close_calls(samples: Samples) -> list[tuple[int, list[str]]]:
     """Sizes, with algorithms, of which more should be known: measured ones at which several are close, and new ones
-    half way between neighbours at which not the same is best."""
+    half way between neighbours at which not the same is best. Close is also who was as fast as the best only once:
+    where ranks share cores, most of few samples may be disturbed ones."""
     found = []
-    for size, times_s in medians.items():
+    medians = {size: {name: statistics.median(times) for name, times in of.items()} for size, of in samples.items()}
+    for size, times_s in sorted(medians.items()):
         best_s = min(times_s.values())
-        close = [name for name, time_s in times_s.items() if time_s <= max(best_s * _CLOSE, best_s + _CLOSE_S)]
+        close_s = max(best_s * _CLOSE, best_s + _CLOSE_S)
+        close = [name for name, time_s in times_s.items() if time_s <= close_s or min(samples[size][name]) <= best_s]
         if len(close) > 1:
             found.append((size, close))
-    for below, above in itertools.pairwise(medians):
+    for below, above in itertools.pairwise(sorted(medians)):
         bests = [min(medians[size], key=medians[size].__getitem__) for size in (below, above)]
         between = round(math.sqrt(below * above) / 4) * 4
         if bests[0] != bests[1] and above >= 1.5 * below and between not in medians:

@@ -39,14 +39,20 @@ def test_the_last_known_time_counts_where_an_algorithm_was_left_out() -> None:
 
 
 def test_close_sizes_and_the_middle_between_different_bests_are_looked_at_again() -> None:
-    medians = {
-        1024: {_FIRST: 1e-4, _SECOND: 1.2e-4},  # close
-        4096: {_FIRST: 1e-3, _SECOND: 2e-3},  # clear
-        16384: {_FIRST: 4e-3, _SECOND: 2e-3},  # clear, and the other way round
+    samples = {
+        1024: {_FIRST: [1e-4], _SECOND: [1.2e-4]},  # close
+        4096: {_FIRST: [1e-3], _SECOND: [2e-3]},  # clear
+        16384: {_FIRST: [4e-3], _SECOND: [2e-3]},  # clear, and the other way round
     }
-    assert close_calls(medians) == [(1024, [_FIRST, _SECOND]), (8192, [_FIRST, _SECOND])]
+    assert close_calls(samples) == [(1024, [_FIRST, _SECOND]), (8192, [_FIRST, _SECOND])]
 
 
 def test_microseconds_are_close_whatever_their_ratio() -> None:
-    assert close_calls({4: {_FIRST: 2e-6, _SECOND: 5e-6}}) == [(4, [_FIRST, _SECOND])]
-    assert close_calls({4: {_FIRST: 2e-6, _SECOND: 7e-6}}) == []
+    assert close_calls({4: {_FIRST: [2e-6], _SECOND: [5e-6]}}) == [(4, [_FIRST, _SECOND])]
+    assert close_calls({4: {_FIRST: [2e-6], _SECOND: [7e-6]}}) == []
+
+
+def test_who_was_as_fast_as_the_best_only_once_is_looked_at_again() -> None:
+    disturbed = [9e-5, 4e-5, 2.5e-4, 2e-4]
+    assert close_calls({4096: {_FIRST: disturbed, _SECOND: [5e-5] * 4}}) == [(4096, [_FIRST, _SECOND])]
+    assert close_calls({4096: {_FIRST: [1e-4, *disturbed[2:]], _SECOND: [5e-5] * 4}}) == []
