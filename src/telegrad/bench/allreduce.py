@@ -29,9 +29,11 @@ _HOPELESS = 10.0  # times as slow as the fastest: one sample says it
 _MOST_CALLS = 1000
 _LEAST_GROWTH, _MOST_GROWTH = 2.0, 8.0
 _MOST_SHARE = 1 / 3  # of the time left, for one size of many
+_LEAST_S = 0.7  # for a size, if the longer ones have left nothing
 _AGAIN_SHARE = 0.2  # of the time, for outliers
 _AGAIN_FACTOR = 2  # as many samples more
-_QUICK_S, _SLOW_S = 0.02, 0.5  # what takes longer is not tried twice before it is measured; not at all
+_QUICK_S = 0.02  # what takes longer is not tried twice before it is measured, and may be hopeless
+_SLOW_S = 0.5  # what takes longer is not tried at all
 _PEER_SHARE = 0.3  # of the time: a peer that has used up more sits out at the sizes that are left
 _PATIENCE_S = 10.0  # so much it may, in any case
 _TIMEOUT_S = 300.0
@@ -115,9 +117,9 @@ def _measure_all(plan: Plan, orders: Mapping[str, Communicator], peers: Iterable
         x.fill(0)  # a sum of zeros stays one, however often it is taken
         seconds = [_choose_calls(plan, communicator, contender, x) for contender in contenders]
         for contender, mine_s in zip(contenders, seconds, strict=True):
-            if mine_s > max(_HOPELESS * min(seconds), plan.sample_s):
+            if mine_s > max(_HOPELESS * min(seconds), plan.sample_s, _QUICK_S):
                 contender.fewest_samples, contender.times_s = 1, [mine_s]
-        share_s = left_s(first_pass_s) * max(_MOST_SHARE, 1 / (len(plan.sizes) - number))
+        share_s = max(left_s(first_pass_s) * max(_MOST_SHARE, 1 / (len(plan.sizes) - number)), _LEAST_S)
         _take_samples(communicator, contenders, x, plan.samples, share_s)
         _report(communicator, contenders, size, again=False)
         peers = _without_the_slow(plan, communicator, peers, done)

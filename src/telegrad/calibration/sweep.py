@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
-from telegrad.calibration.pairs import Vector, timed_sample
+from telegrad.calibration.pairs import Call, Vector, timed_sample
 from telegrad.comm import Communicator
 from telegrad.plan import ALLREDUCE_ALGORITHMS
 from telegrad.plan.decision import TABLE_ALGORITHMS
@@ -56,7 +56,6 @@ class Sweep:
         self._spent_s = 0.0
         self._round = 0
         self._vector: Vector = np.zeros(_MOST_BYTES // 4, np.float32)  # a sum of zeros stays one
-        self._calls: dict[tuple[int, str], int] = {}
         self.samples: Samples = {}
 
     def _minima(self) -> dict[int, dict[str, float]]:
@@ -86,6 +85,10 @@ class Sweep:
                 self._on_progress(0.7 + 0.3 * share, f"again {size} bytes")
                 self._measure(size, names)
 
+    def _call_of(self, size: int, name: str) -> Call:
+        x = self._vector[: size // 4]
+        return lambda: self._communicator.all_reduce(x, algorithm=name)
+
     def _guess_s(self, size: int, names: Iterable[str]) -> float:
         """Of a round: from the longest vector measured so far, if none of this size was."""
         if not self.samples:
@@ -101,20 +104,17 @@ class Sweep:
         self._round += 1
         for index in np.random.default_rng(self._round).permutation(len(names)):
             name = names[index]
-            x = self._vector[: size // 4]
-
-            def call(x: Vector = x, name: str = name) -> None:
-                self._communicator.all_reduce(x, algorithm=name)
-
-            count = self._calls.get((size, name))
-            if count is None:
+            call = self._call_of(size, name)
+            known = self.samples.setdefault(size, {}).setdefault(name, [])
+            if known:
+                call_s, warm = min(known), known[-1] < _LONG_CALL_S
+            else:
                 first = timed_sample(self._communicator, call, 1)
                 self._spent_s += first.spent_s
-                count = int(np.clip(_SAMPLE_S / max(first.per_call_s, 1e-7), 1, _MOST_CALLS))
-                self._calls[size, name] = count
-            known = self.samples.setdefault(size, {}).setdefault(name, [])
-            warm = count > 1 or not known or known[-1] < _LONG_CALL_S
-            taken = timed_sample(self._communicator, call, count, warm=warm)
+                call_s, warm = first.per_call_s, True
+            # From the shortest call so far: after a disturbed one a sample would be a single call for good.
+            count = int(np.clip(_SAMPLE_S / max(call_s, 1e-7), 1, _MOST_CALLS))
+            taken = timed_sample(self._communicator, call, count, warm=warm or count > 1)
             known.append(taken.per_call_s)
             self._spent_s += taken.spent_s
 
