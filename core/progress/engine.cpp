@@ -91,7 +91,7 @@ std::shared_ptr<Engine> Engine::shared() {
   return fresh;
 }
 
-Engine::Engine() : patience_(kCallerPatience_s), process_(::getpid()) {
+Engine::Engine() : process_(::getpid()) {
   epoll_ = checked(::epoll_create1(EPOLL_CLOEXEC), "epoll_create1");
   thread_event_ = checked(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK), "eventfd");
   caller_event_ = checked(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK), "eventfd");
@@ -129,10 +129,7 @@ void Engine::run_on_core(int core) {
 bool Engine::forked() const { return ::getpid() != process_; }
 
 void Engine::add(Participant& participant) {
-  with_baton([&] {
-    participants_.push_back(&participant);
-    patience_.learn_of(*participant.driver);
-  });
+  with_baton([&] { participants_.push_back(&participant); });
 }
 
 void Engine::remove(Participant& participant) {
@@ -432,16 +429,16 @@ void Engine::tell_others() {
 
 bool Engine::drive(const std::function<bool()>& over, double deadline_s) {
   bool is_over = over();
-  patience_.renew(now_s());
+  double idle_since_s = now_s();
   while (!is_over) {
     const double now = now_s();
     const bool active = turn(now);
     is_over = over();
     if (is_over || now >= deadline_s || actions_ > 0) break;
     if (active || conditions_fresh_) {
-      if (active) patience_.renew(now_s());
+      if (active) idle_since_s = now_s();
       if (callers_ > 1 || conditions_fresh_) tell_others();  // those who came late may have left again
-    } else if (patience_.is_left(now)) {
+    } else if (now - idle_since_s < kCallerPatience_s) {
       ::sched_yield();
     } else if (arm()) {
       if (callers_ > 1) tell_others();  // of what time alone has ended

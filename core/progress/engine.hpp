@@ -12,7 +12,6 @@
 #include <thread>
 #include <vector>
 
-#include "progress/patience.hpp"
 #include "session/session.hpp"
 #include "transport/driver.hpp"
 
@@ -92,7 +91,6 @@ class Engine {
   bool sleep_as_caller(double deadline_s);
 
   std::vector<Participant*> participants_;  // baton
-  Patience patience_;  // baton: of callers
   std::atomic<Command*> commands_ = nullptr;
 
   std::mutex mutex_;

@@ -90,13 +90,14 @@ class Sweep:
         return lambda: self._communicator.all_reduce(x, algorithm=name)
 
     def _guess_s(self, size: int, names: Iterable[str]) -> float:
-        """Of a round: from the longest vector measured so far, if none of this size was."""
+        """Of a round: from the longest vector measured so far, if none of this size was. From its shortest calls: a
+        disturbed one, as many times longer as this vector is, would end the sweep."""
         if not self.samples:
             return 0.0
         known = size if size in self.samples else max((s for s in self.samples if s < size), default=min(self.samples))
-        medians = {name: statistics.median(times) for name, times in self.samples[known].items()}
-        longest_s = max(medians.values())
-        calls = (max(medians.get(name, longest_s) * max(1.0, size / known), _SAMPLE_S) for name in names)
+        least = {name: min(times) for name, times in self.samples[known].items()}
+        longest_s = max(least.values())
+        calls = (max(least.get(name, longest_s) * max(1.0, size / known), _SAMPLE_S) for name in names)
         return sum(call_s * (1 if call_s > _LONG_CALL_S else 2) for call_s in calls)
 
     def _measure(self, size: int, names: Sequence[str]) -> None:
