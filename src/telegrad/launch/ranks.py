@@ -156,8 +156,6 @@ class Ranks:
             LAUNCHER: str(os.getpid()),
             **(pmi.environment_of(rank) if pmi else {}),
         }
-        # A process group, which is signalled as one, but no session of its own: each would be a scheduling group of its own
-        # (autogroups), within which alone sched_yield() yields, and ranks that outnumber cores must yield to each other.
         command = [*(self._prefix_of(rank) if self._prefix_of else ()), sys.executable, "-m", _RANK_MAIN]
         process = subprocess.Popen(
             [*command, self._target, *self._arguments],
@@ -166,6 +164,8 @@ class Ranks:
             stderr=subprocess.PIPE,
             env={**os.environ, **self._environment, **own, **about},
             pass_fds=[exchange, *([pmi.end_of(rank)] if pmi else [])],
+            # To be signalled as one. Not a session: Linux makes each a scheduling group of its own (autogroup), within
+            # which alone sched_yield() yields, and ranks that outnumber cores must yield to each other.
             process_group=0,
         )
         started = _Rank(process, os.pidfd_open(process.pid))
