@@ -1,14 +1,18 @@
 """What all tests share: no tuning that this user has calibrated chooses their algorithms, examples that Hypothesis
-draws have no time limit of their own, and GPU kernels run in Triton's interpreter where there is no GPU."""
+draws have no time limit of their own, GPU kernels run in Triton's interpreter where there is no GPU, and ranks that
+could have been forked from a process with their imports are (forked_ranks.py)."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
+
+from forked_ranks import RankServers
+from telegrad.launch import processes
 
 if not any(Path(device).exists() for device in ("/dev/nvidiactl", "/dev/kfd")):
     os.environ.setdefault("TRITON_INTERPRET", "1")  # read when triton is imported
@@ -22,3 +26,24 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TELEGRAD_CACHE", str(tmp_path_factory.mktemp("cache")))
         yield
+
+
+_servers = pytest.StashKey[RankServers]()
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    servers = session.config.stash[_servers] = RankServers()
+    processes.start = servers.start
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if servers := session.config.stash.get(_servers, None):
+        servers.close()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """How the ranks of this test start, also in the fixtures of its module that it is the first to ask for."""
+    mark = item.get_closest_marker("ranks")
+    item.config.stash[_servers].kind = mark.args[0] if mark else "numpy"
+    return (yield)

@@ -23,7 +23,7 @@ from cases_moves import BLOCK_OPERATIONS, DIFFERS_BY_RANK
 from joined import MPI_MISSING
 
 from telegrad import Communicator, _core
-from telegrad.launch import Ranks
+from telegrad.launch import SINGLE_THREADED, Ranks
 
 MPI_SIZES = (2, 3, 4, 8)  # what differs between drivers shows in few numbers of ranks
 # Processes are many for few cores: of numbers that are no powers of two UCX has 3 and 5, the other drivers these too;
@@ -63,7 +63,10 @@ FAMILIES += [
     "in_flight",
     *BLOCK_OPERATIONS,
 ]
-_ENVIRONMENT = {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *filter(None, sys.path)])}
+_ENVIRONMENT = {
+    **SINGLE_THREADED,
+    "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *filter(None, sys.path)]),
+}
 _TIMEOUT_S = 100.0
 
 

@@ -22,6 +22,7 @@ from telegrad import _core
 from telegrad.launch import RankExit, Ranks
 
 pytestmark = [
+    pytest.mark.ranks("exec"),
     pytest.mark.skipif(not hasattr(_core.Communicator, "ucx"), reason="built without UCX"),
     pytest.mark.timeout(90),
 ]

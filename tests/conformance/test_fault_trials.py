@@ -13,6 +13,7 @@ from telegrad.bench.fault_trials import DECK_SIZE, KINDS, Options
 from telegrad.report.faults import failed
 
 pytestmark = [
+    pytest.mark.ranks("exec"),
     pytest.mark.skipif(not hasattr(_core.Communicator, "ucx"), reason="built without UCX"),
     pytest.mark.timeout(400),  # hangs are told one by one before that
 ]

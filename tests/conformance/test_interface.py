@@ -14,13 +14,16 @@ from typing import Any
 import pytest
 
 from telegrad import _core
-from telegrad.launch import Ranks
+from telegrad.launch import SINGLE_THREADED, Ranks
 
 pytestmark = [
     pytest.mark.skipif(not hasattr(_core.Communicator, "ucx"), reason="built without UCX"),
     pytest.mark.timeout(60),
 ]
-_ENVIRONMENT = {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *filter(None, sys.path)])}
+_ENVIRONMENT = {
+    **SINGLE_THREADED,
+    "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *filter(None, sys.path)]),
+}
 _SIOCGIFADDR = 0x8915
 
 

@@ -18,9 +18,12 @@ from joined import DRIVER, MPI_MISSING
 from messages_program import ONE_IN
 
 from telegrad import Communicator, _core, sim
-from telegrad.launch import Ranks
+from telegrad.launch import SINGLE_THREADED, Ranks
 
-_ENVIRONMENT = {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *filter(None, sys.path)])}
+_ENVIRONMENT = {
+    **SINGLE_THREADED,
+    "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *filter(None, sys.path)]),
+}
 _needs_ucx = pytest.mark.skipif(not hasattr(_core.Communicator, "ucx"), reason="built without UCX")
 _OVER_MPI = pytest.param("mpi", marks=pytest.mark.skipif(bool(MPI_MISSING), reason=MPI_MISSING))
 pytestmark = pytest.mark.timeout(240)
@@ -121,6 +124,7 @@ def test_what_a_closed_peer_has_sent_is_received_and_what_it_has_not_fails_at_on
 
 
 @_needs_ucx
+@pytest.mark.ranks("exec")
 @pytest.mark.parametrize("transports", ["all", _OVER_MPI])
 def test_a_death_ends_the_group_and_its_parent(transports: str) -> None:
     said = _said("die_in_a_group", 3, transports)

@@ -10,7 +10,6 @@ import contextlib
 import os
 import selectors
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -19,6 +18,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Self
 
+from telegrad.launch import processes
 from telegrad.launch.exchange import ExchangeServer
 from telegrad.launch.joining import EXCHANGE, LAUNCHER, RANK, WORLD_SIZE
 from telegrad.launch.pmi import PmiServer
@@ -26,7 +26,6 @@ from telegrad.launch.pmi import PmiServer
 SINGLE_THREADED = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 """An environment for ranks that share their cores: more threads would only fight for them."""
 
-_RANK_MAIN = "telegrad.launch.rank_main"
 _KEPT_STDERR_BYTES = 32 << 10
 _LONGEST_LINE_BYTES = 1 << 20
 _TRACEBACK_S = 0.5  # for a hanging rank to say where it is
@@ -65,7 +64,7 @@ class RanksTimedOut(LaunchError):  # noqa: N818
 
 @dataclass
 class _Rank:
-    process: subprocess.Popen[bytes]
+    process: processes.Process
     pidfd: int
     line: bytearray = field(default_factory=bytearray)
     stderr: bytearray = field(default_factory=bytearray)
@@ -156,21 +155,16 @@ class Ranks:
             LAUNCHER: str(os.getpid()),
             **(pmi.environment_of(rank) if pmi else {}),
         }
-        command = [*(self._prefix_of(rank) if self._prefix_of else ()), sys.executable, "-m", _RANK_MAIN]
-        process = subprocess.Popen(
-            [*command, self._target, *self._arguments],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            env={**os.environ, **self._environment, **own, **about},
-            pass_fds=[exchange, *([pmi.end_of(rank)] if pmi else [])],
-            # To be signalled as one. Not a session: Linux makes each a scheduling group of its own (autogroup), within
-            # which alone sched_yield() yields, and ranks that outnumber cores must yield to each other.
-            process_group=0,
+        process = processes.start(
+            processes.Start(
+                target=self._target,
+                arguments=self._arguments,
+                prefix=self._prefix_of(rank) if self._prefix_of else (),
+                environment={**os.environ, **self._environment, **own, **about},
+                descriptors=[exchange, *([pmi.end_of(rank)] if pmi else [])],
+            )
         )
         started = _Rank(process, os.pidfd_open(process.pid))
-        assert process.stdout is not None
-        assert process.stderr is not None
         self._listen(process.stdout, lambda data: self._take_output(rank, data))
         self._listen(process.stderr, lambda data: self._take_error(rank, data))
         self._selector.register(started.pidfd, selectors.EVENT_READ, lambda: self._reap(rank))
@@ -236,9 +230,8 @@ class Ranks:
             self._pmi.close()
             self._pmi = None
         for started in self._ranks:
-            for stream in (started.process.stdout, started.process.stderr):
-                if stream is not None:
-                    stream.close()
+            started.process.stdout.close()
+            started.process.stderr.close()
         self._ranks.clear()
         self._selector.close()
 
@@ -291,7 +284,7 @@ class Ranks:
 
     def _has_output(self) -> bool:
         streams = [stream for rank in self._ranks for stream in (rank.process.stdout, rank.process.stderr)]
-        return any(stream is not None and stream.fileno() in self._selector.get_map() for stream in streams)
+        return any(stream.fileno() in self._selector.get_map() for stream in streams)
 
     def _reap(self, rank: int) -> None:
         started = self._ranks[rank]
@@ -302,7 +295,7 @@ class Ranks:
         self._selector.unregister(started.pidfd)
         os.close(started.pidfd)
         for stream in (started.process.stdout, started.process.stderr):  # what it said last
-            if stream is not None and stream.fileno() in self._selector.get_map():
+            if stream.fileno() in self._selector.get_map():
                 self._selector.get_key(stream.fileno()).data()
         started.exit = RankExit(rank, returncode, _text(started.stderr))
         self._exits.append(started.exit)

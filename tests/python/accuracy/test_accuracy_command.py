@@ -21,6 +21,8 @@ from telegrad.accuracy.runs import Run
 from telegrad.cli import bench_accuracy
 from telegrad.launch import RankExit, RankFailed, RanksTimedOut
 
+pytestmark = pytest.mark.ranks("torch")
+
 _app = typer.Typer()
 _app.command()(bench_accuracy.accuracy)
 

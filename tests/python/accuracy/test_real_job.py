@@ -18,6 +18,8 @@ from telegrad.accuracy.tasks import TASKS
 from telegrad.accuracy.training import Training
 from telegrad.launch import SINGLE_THREADED, Ranks
 
+pytestmark = pytest.mark.ranks("torch")
+
 RANKS = 4  # with two, any order of summation gives the same bits
 STEPS = 10  # a reused threshold is evaluated anew at the ninth
 

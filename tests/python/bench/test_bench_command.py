@@ -14,6 +14,8 @@ from telegrad import _core
 from telegrad.bench.registry import BENCHMARKS
 from telegrad.cli.bench import app
 
+pytestmark = pytest.mark.ranks("torch")
+
 _needs_ucx = pytest.mark.skipif(not hasattr(_core.Communicator, "ucx"), reason="built without UCX")
 _DENSE = tuple(name for name in BENCHMARKS["allreduce"].algorithms if name != "two_level")  # of nodes only
 _SHM = ("--network", "shm")

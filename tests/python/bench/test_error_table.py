@@ -13,6 +13,8 @@ from telegrad.bench.error_table import BEGIN, END, Row, began_s, described, inse
 from telegrad.cli.bench import app
 from telegrad.report.errors import markdown, table_of
 
+pytestmark = pytest.mark.ranks("exec")
+
 _needs_ucx = pytest.mark.skipif(not hasattr(_core.Communicator, "ucx"), reason="built without UCX")
 _MACHINE = {"torch": "2.13.0", "date": "2026-01-02T03:04:05", "cores": 2, "commit": "abc"}
 

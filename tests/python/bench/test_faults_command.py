@@ -17,6 +17,8 @@ from telegrad.bench.fault_runs import _processes_with, _unused
 from telegrad.bench.fault_trials import Options, draw
 from telegrad.cli.bench import app
 
+pytestmark = pytest.mark.ranks("exec")
+
 _needs_ucx = pytest.mark.skipif(not hasattr(_core.Communicator, "ucx"), reason="built without UCX")
 
 

@@ -12,6 +12,8 @@ import pytest
 
 from telegrad.launch import RankFailed, Ranks
 
+pytestmark = pytest.mark.ranks("exec")
+
 _ENVIRONMENT = {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])}
 
 

@@ -25,6 +25,8 @@ from telegrad.demo.text import Corpus
 from telegrad.demo.worker import sent_bytes
 from telegrad.launch import RankFailed
 
+pytestmark = pytest.mark.ranks("torch")
+
 _COMMAND = [sys.executable, "-c", "from telegrad.cli import main; main()", "demo"]
 _TINY = ["--ranks", "2", "--width", "64", "--layers", "1", "--context", "16", "--network", "loopback"]
 

@@ -12,7 +12,10 @@ from telegrad import _core
 from telegrad.doctor.selftest import KILLED, MISMATCHED, NETWORKS, Outcome, SelfTest, as_json, checks_of, run
 from telegrad.doctor.selftest_ranks import CASES
 
-pytestmark = pytest.mark.skipif(not hasattr(_core.Communicator, "ucx"), reason="built without UCX")
+pytestmark = [
+    pytest.mark.ranks("exec"),
+    pytest.mark.skipif(not hasattr(_core.Communicator, "ucx"), reason="built without UCX"),
+]
 
 
 def _environment(how: str) -> dict[str, str]:

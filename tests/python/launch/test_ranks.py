@@ -14,6 +14,8 @@ import pytest
 from telegrad.errors import RendezvousError
 from telegrad.launch import RankFailed, Ranks, RanksTimedOut, join
 
+pytestmark = pytest.mark.ranks("exec")
+
 _ENVIRONMENT = {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])}
 
 

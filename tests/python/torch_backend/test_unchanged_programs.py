@@ -11,6 +11,8 @@ import torch_programs
 
 from telegrad.launch import Ranks
 
+pytestmark = pytest.mark.ranks("torch")
+
 HERE = Path(__file__).parent
 
 

@@ -13,6 +13,8 @@ import pytest
 
 from telegrad.launch import Ranks
 
+pytestmark = pytest.mark.ranks("torch")
+
 RANKS = 2
 HERE = Path(__file__).parent
 
@@ -62,6 +64,7 @@ def test_two_ranks(reports: list[dict[str, str]], program: str, scenario: str) -
     assert said == ["ok"] * RANKS
 
 
+@pytest.mark.ranks("exec")
 def test_a_dead_rank_is_reported(tmp_path: Path) -> None:
     lines: list[list[str]] = [[] for _ in range(RANKS)]
     with _ranks("ddp_program:die", tmp_path, lines, timeout_s=100) as ranks:

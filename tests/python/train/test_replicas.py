@@ -12,6 +12,8 @@ import pytest
 
 from telegrad.launch import Ranks
 
+pytestmark = pytest.mark.ranks("torch")
+
 RANKS = 4
 SCENARIOS = ["dense_is_ddp_and_hsdp", "sparse_learns_and_resumes", "refusals"]
 

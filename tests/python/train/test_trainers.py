@@ -14,6 +14,8 @@ import pytest
 
 from telegrad.launch import Ranks
 
+pytestmark = pytest.mark.ranks("torch")
+
 RANKS = 2
 HERE = Path(__file__).parent
 EXAMPLES = HERE.parents[2] / "examples"
