@@ -59,6 +59,20 @@ class FakeStream:
             action()
 
 
+class FakeFuture(torch.futures.Future[Any]):
+    """As torch's of CUDA tensors: ``wait()`` makes the current stream wait for ``event``."""
+
+    def __init__(self, runtime: FakeRuntime) -> None:
+        super().__init__()
+        self._runtime = runtime
+        self.event = threading.Event()
+
+    def wait(self) -> Any:
+        assert self.done(), "the host would wait for ever: nobody else completes it"
+        self._runtime.wait_event(self._runtime.current_stream(torch.device(DEVICE_TYPE, 0)), self.event)
+        return super().wait()
+
+
 class FakeRuntime:
     """See telegrad.comm.device.runtime.DeviceRuntime."""
 
@@ -72,8 +86,10 @@ class FakeRuntime:
         """It is the current one."""
         before = getattr(self._local, "stream", None)
         self._local.stream = stream
-        yield stream
-        self._local.stream = before
+        try:
+            yield stream
+        finally:
+            self._local.stream = before
 
     def stop(self) -> None:
         for stream in self._streams:
@@ -125,3 +141,11 @@ class FakeRuntime:
 
     def keep(self, tensor: Any, stream: FakeStream) -> None:
         self.kept.append((tensor, stream))
+
+    def future(self, device: Any) -> FakeFuture:
+        assert device.type == DEVICE_TYPE
+        return FakeFuture(self)
+
+    def complete(self, future: FakeFuture, stream: FakeStream, value: Any) -> None:
+        future.event = self.record(stream)
+        future.set_result(value)
