@@ -139,6 +139,9 @@ class FakeRuntime:
     def passed(self, event: threading.Event) -> bool:
         return event.is_set()
 
+    def wait_on_host(self, event: threading.Event) -> None:
+        assert event.wait(60.0), "the stream hangs"
+
     def keep(self, tensor: Any, stream: FakeStream) -> None:
         self.kept.append((tensor, stream))
 

@@ -76,6 +76,9 @@ class CudaRuntime:
     def passed(self, event: Any) -> bool:
         return bool(event.query())
 
+    def wait_on_host(self, event: Any) -> None:
+        event.synchronize()
+
     def keep(self, tensor: Any, stream: Any) -> None:
         tensor.record_stream(stream)
 

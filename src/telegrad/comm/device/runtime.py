@@ -17,7 +17,7 @@ Event = Any
 
 
 class DeviceRuntime(Protocol):
-    """Streams of one kind of device. Tensors are torch's; ``device`` is a tensor's. No method waits on the host."""
+    """Streams of one kind of device. Tensors are torch's; ``device`` is a tensor's. Only ``wait_on_host`` waits."""
 
     def current_stream(self, device: Any) -> Stream:
         """The one that the calling thread puts its work into."""
@@ -45,6 +45,9 @@ class DeviceRuntime(Protocol):
 
     def passed(self, event: Event) -> bool:
         """Whether the event has."""
+
+    def wait_on_host(self, event: Event) -> None:
+        """Returns once the event has passed."""
 
     def keep(self, tensor: Any, stream: Stream) -> None:
         """The tensor's memory is not used for another tensor before ``stream`` has come to here."""
