@@ -37,14 +37,10 @@ class StreamTensor(FakeTensor):
         made.memory, made.runtime = memory, runtime
         return made
 
-    @classmethod
-    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def to(self, *args: Any, **kwargs: Any) -> Any:
         """torch itself knows no such device: what asks to be moved there is there."""
-        if func is torch.Tensor.to and torch.device(DEVICE_TYPE, 0) in args:
-            args = tuple(x for x in args if not isinstance(x, torch.device))
-            if len(args) == 1 and not kwargs:
-                return args[0]
-        return super().__torch_function__(func, types, args, kwargs or {})
+        args = tuple(x for x in args if x != torch.device(DEVICE_TYPE, 0))
+        return super().to(*args, **kwargs) if args or kwargs else self
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -52,6 +48,8 @@ class StreamTensor(FakeTensor):
         runtime = _runtime_of((args, kwargs))
         if func in _WAITING:
             raise HostWaitError(f"{func} makes the host wait for the device")
+        if kwargs.get("device") == torch.device("meta"):  # of which only the shape is asked
+            return func(*tree_map(_on_meta, args), **kwargs)
         plain_args, plain_kwargs = tree_map(_memory, (args, kwargs))
         if func is torch.ops.aten.copy_.default:
             _check_copy(args, runtime)

@@ -37,6 +37,7 @@ def _plain(x: torch.Tensor) -> torch.Tensor:
 class FakeStream:
     def __init__(self) -> None:
         self._actions: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
+        self._error: Exception | None = None  # the first one of what has run
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
@@ -48,6 +49,8 @@ class FakeStream:
         over = threading.Event()
         self.put(over.set)
         assert over.wait(timeout_s), "the stream hangs"
+        if self._error is not None:
+            raise self._error
 
     def stop(self) -> None:
         self._actions.put(None)
@@ -56,7 +59,10 @@ class FakeStream:
 
     def _run(self) -> None:
         while (action := self._actions.get()) is not None:
-            action()
+            try:
+                action()
+            except Exception as error:
+                self._error = self._error or error
 
 
 class FakeFuture(torch.futures.Future[Any]):
