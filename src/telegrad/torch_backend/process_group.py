@@ -79,6 +79,9 @@ class ProcessGroup(dist.ProcessGroup):
     def _set_group_desc(self, description: str) -> None:
         self._description = description
 
+    # torch asks them of a device's backend, as init_process_group(device_id=) does.
+    supports_splitting = supports_coalescing = supports_time_estimate = False
+
     @property
     def _device_types(self) -> list[torch.device]:
         """Asked by what needs a group for CPU tensors, as ``torch.distributed.checkpoint.async_save``."""

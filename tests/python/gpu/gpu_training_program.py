@@ -267,10 +267,12 @@ SCENARIOS: tuple[Callable[[], None], ...] = (
 def run_all(store: str) -> None:
     """Prints ``name ok``, or what went wrong, for each scenario; stops at the first that fails."""
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    bound = None
     if ON_GPU:
-        torch.cuda.set_device(0)  # of all ranks
+        bound = torch.device("cuda", 0)  # of all ranks
+        torch.cuda.set_device(bound)
     torch.set_num_threads(1)
-    dist.init_process_group("telegrad", init_method=store, rank=rank, world_size=size)
+    dist.init_process_group("telegrad", init_method=store, rank=rank, world_size=size, device_id=bound)
     for scenario in SCENARIOS:
         try:
             scenario()

@@ -184,6 +184,22 @@ def test_options_reach_the_communicator() -> None:
         dist.destroy_process_group()
 
 
+def test_a_device_may_be_bound_to_the_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = torch.device("cuda", 0)
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda *_, **__: torch.device("cuda"))
+    monkeypatch.setattr(torch.accelerator, "device_count", lambda: 1)
+    dist.init_process_group("telegrad", store=dist.HashStore(), rank=0, world_size=1, device_id=device)
+    try:
+        group = dist.group.WORLD
+        assert isinstance(group, ProcessGroup)
+        assert group._get_backend(device) is group
+        x = torch.ones(3)
+        dist.all_reduce(x)
+        assert dist.new_group([0]).size() == 1
+    finally:
+        dist.destroy_process_group()
+
+
 def test_who_does_not_come_to_a_monitored_barrier_is_named(groups: list[ProcessGroup]) -> None:
     both(groups, lambda rank, group: group.barrier())
     works = [threading.Thread(target=_ignoring, args=(groups[1].monitored_barrier,))]
