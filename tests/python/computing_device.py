@@ -31,9 +31,9 @@ class StreamTensor(FakeTensor):
     memory: torch.Tensor
     runtime: FakeRuntime
 
-    @staticmethod
-    def of(memory: torch.Tensor, runtime: FakeRuntime) -> StreamTensor:
-        made: StreamTensor = torch.Tensor._make_subclass(StreamTensor, memory)  # type: ignore[assignment]
+    @classmethod
+    def of(cls, memory: torch.Tensor, runtime: FakeRuntime) -> StreamTensor:
+        made: StreamTensor = torch.Tensor._make_subclass(cls, memory)  # type: ignore[assignment]
         made.memory, made.runtime = memory, runtime
         return made
 

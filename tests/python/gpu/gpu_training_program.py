@@ -210,12 +210,40 @@ def mixed_precision() -> None:
             scaler.update()
         assert state.step == STEPS - 1
         assert scaler.get_scale() == 2.0**15
-        for one in net.parameters():
-            least, most = one.detach().clone(), one.detach().clone()
-            dist.all_reduce(least, dist.ReduceOp.MIN)
-            dist.all_reduce(most, dist.ReduceOp.MAX)
-            assert torch.equal(least, most)
-            assert bool(least.isfinite().all())
+        assert_alike(net)
+
+
+def mixed_precision_synchronizer() -> None:
+    """Gradients of bfloat16 and a GradScaler, which clips what it has unscaled."""
+    net = model().to(torch.bfloat16)
+    scaler = torch.amp.GradScaler(DEVICE.type, init_scale=2.0**16)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    with Communicator.from_torch(timeout_s=60) as comm:
+        sync = Synchronizer(net, comm, plan="single")
+        for step in range(STEPS):
+            optimizer.zero_grad()
+            loss = net(data(step, comm.rank).to(torch.bfloat16)).float().square().mean()
+            if step == 2 and comm.rank == 0:
+                loss = loss * float("inf")
+            with not_waiting() if step >= WARM_UP else contextlib.nullcontext():
+                scaler.scale(loss).backward()
+            scaler.unscale_(optimizer)
+            nn.utils.clip_grad_norm_(net.parameters(), CLIP)
+            scaler.step(optimizer)
+            scaler.update()
+        assert scaler.get_scale() == 2.0**15
+        assert_alike(net)
+        sync.close()
+
+
+def assert_alike(net: nn.Module) -> None:
+    """On all ranks, and finite."""
+    for one in net.parameters():
+        least, most = one.detach().clone(), one.detach().clone()
+        dist.all_reduce(least, dist.ReduceOp.MIN)
+        dist.all_reduce(most, dist.ReduceOp.MAX)
+        assert torch.equal(least, most)
+        assert bool(least.isfinite().all())
 
 
 def _synchronised(**options: Any) -> nn.Module:
@@ -257,6 +285,7 @@ SCENARIOS: tuple[Callable[[], None], ...] = (
     hook_that_sends,
     dropped_steps,
     mixed_precision,
+    mixed_precision_synchronizer,
     synchronizer,
     synchronizer_that_clips,
     sharded,
