@@ -5,7 +5,6 @@ stream and runs there later, as kernels do; views are made at once. What would m
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -55,7 +54,6 @@ class StreamTensor(FakeTensor):
             _check_copy(args, runtime)
         if func.is_view:
             return tree_map(lambda x: _wrapped(x, runtime), func(*plain_args, **plain_kwargs))
-        # What torch adds up over several streams is its own business: one thread's work is in one stream.
         if func._schema.is_mutable:
             runtime.current_stream(torch.device(DEVICE_TYPE)).put(_without_gradients(func, plain_args, plain_kwargs))
             return _written(func, args, kwargs)
@@ -171,8 +169,3 @@ def wait_for(streams: Any) -> None:
     """The host waits for all of these streams."""
     for stream in streams:
         stream.synchronize()
-
-
-def event() -> threading.Event:
-    """What a test holds a stream back by: ``stream.put(event.wait)``."""
-    return threading.Event()
