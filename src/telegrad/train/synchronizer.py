@@ -315,8 +315,9 @@ class Synchronizer:
         self._drop()
         for group in self._groups:
             group.give_back()
-        with contextlib.suppress(TransportError):
-            self._comm.synchronize()
+        if self._is_on_device:
+            with contextlib.suppress(TransportError, ValueError):  # it has failed, or its owner has closed it
+                self._comm.synchronize()
         self._comm.close()
         release(self._parameters.values())
 

@@ -60,20 +60,27 @@ Each = Callable[..., list[Any]]
 
 @pytest.fixture
 def on_each(device: ComputingRuntime, comms: list[Communicator], streams: list[FakeStream]) -> Each:
-    """``on_each(function, **options)`` calls ``function(rank)`` on every Rank; returns by rank."""
+    """``on_each(function, **options)`` calls ``function(rank)`` on every Rank, and closes them; returns by rank."""
 
     def run(function: Callable[[Rank], Any], **options: Any) -> list[Any]:
         def call(number: int) -> Any:
             with device.on(streams[number]):
                 try:
-                    return function(Rank(device, comms[number], streams[number], **options))
+                    rank = Rank(device, comms[number], streams[number], **options)
+                    made.append(rank)
+                    return function(rank)
                 except BaseException as error:
                     comms[number].abort(f"the test failed: {error!r}")
                     raise
 
+        made: list[Rank] = []
         with ThreadPoolExecutor(RANKS) as pool:
             futures = [pool.submit(call, number) for number in range(RANKS)]
-            return [future.result(timeout=60) for future in futures]
+            found = [future.result(timeout=60) for future in futures]
+        for rank in made:
+            with device.on(rank.stream):
+                rank.sync.close()
+        return found
 
     return run
 
