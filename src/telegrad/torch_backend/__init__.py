@@ -1,4 +1,5 @@
-"""``import telegrad.torch_backend`` makes ``telegrad`` a backend of torch.distributed, for CPU tensors.
+"""``import telegrad.torch_backend`` makes ``telegrad`` a backend of torch.distributed, for tensors of the CPU and
+of CUDA.
 
 ``init_process_group("telegrad")`` or ``init_process_group("cpu:telegrad")``; then DistributedDataParallel and the
 collectives of ``torch.distributed`` run over telegrad, sub-groups by ``new_group`` too. docs/torch-backend.md says what
@@ -32,4 +33,4 @@ def _create(options: Any, backend_options: Any) -> ProcessGroup:
 
 
 if NAME not in dist.Backend.backend_list:
-    dist.Backend.register_backend(NAME, _create, extended_api=True, devices=["cpu"])
+    dist.Backend.register_backend(NAME, _create, extended_api=True, devices=["cpu", "cuda"])

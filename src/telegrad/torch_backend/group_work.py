@@ -19,7 +19,7 @@ class GroupWork(dist.Work):
     """Over when all ``operations`` are and ``finish``, which runs once, has given ``tensors`` their contents."""
 
     def __init__(
-        self, operations: Sequence[Work], tensors: list[torch.Tensor], finish: Callable[[], None] | None
+        self, operations: Sequence[Work], tensors: list[torch.Tensor], finish: Callable[[], object] | None
     ) -> None:
         super().__init__()
         self.operations, self.tensors, self._finish = operations, tensors, finish

@@ -11,6 +11,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from telegrad.comm.device.runtime import has_runtime
+
 _SUMMED = (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int32, torch.int64)
 _WIDER = {
     **dict.fromkeys((torch.int8, torch.uint8, torch.int16, torch.bool), torch.int32),
@@ -34,15 +36,26 @@ class Operand:
     tensor: torch.Tensor
     held: torch.Tensor
 
+    @property
+    def tensors(self) -> list[torch.Tensor]:
+        """Both."""
+        return [self.tensor, self.held]
+
+    @property
+    def finish(self) -> Callable[[], None] | None:
+        """What is left to do once ``held`` has its contents, if that is not ``tensor``'s memory."""
+        is_own = self.held.data_ptr() == self.tensor.data_ptr() and self.held.dtype == self.tensor.dtype
+        return None if is_own else self.give_back
+
     def give_back(self) -> None:
         """Gives ``tensor`` what ``held`` has now."""
-        if self.held.data_ptr() != self.tensor.data_ptr() or self.held.dtype != self.tensor.dtype:
+        if self.finish is not None:
             self.tensor.copy_(self.held.view(self.tensor.shape))
 
 
 def moved(tensor: torch.Tensor) -> Operand:
-    """For what moves elements without looking at them. Raises ``TypeError`` for tensors that are not on the CPU, or
-    not dense."""
+    """For what moves elements without looking at them. Raises ``TypeError`` for tensors of devices that have no
+    streams here, and for those that are not dense."""
     _check(tensor)
     plain = tensor.detach()
     return Operand(tensor.detach(), plain.contiguous())
@@ -89,10 +102,10 @@ def merged(blocks: Sequence[torch.Tensor], op: Any) -> torch.Tensor:
 
 
 def _check(tensor: torch.Tensor) -> None:
-    if tensor.device.type != "cpu":
+    if tensor.device.type != "cpu" and not has_runtime(tensor.device.type):
         raise TypeError(
-            f"a tensor on {tensor.device}: the backend 'telegrad' is for CPU tensors; use tensor.cpu(), or a group "
-            "with another backend for that device"
+            f"a tensor on {tensor.device}: the backend 'telegrad' is for tensors of the CPU and of CUDA; use "
+            "tensor.cpu(), or a group with another backend for that device"
         )
     if tensor.layout != torch.strided:
         raise TypeError(

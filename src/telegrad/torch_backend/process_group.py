@@ -18,10 +18,12 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore
 
 from telegrad.comm import Communicator
+from telegrad.comm.device.runtime import has_runtime
 from telegrad.comm.rendezvous import StoreExchange
 from telegrad.comm.work import Work
 from telegrad.errors import TimeoutExpired
 from telegrad.torch_backend import short_forms
+from telegrad.torch_backend.device_work import DeviceGroupWork, begun
 from telegrad.torch_backend.group_work import GroupWork
 from telegrad.torch_backend.operands import BITWISE, merged, moved, name_of, reduced
 from telegrad.torch_backend.options import Options
@@ -77,14 +79,19 @@ class ProcessGroup(dist.ProcessGroup):
     def _set_group_desc(self, description: str) -> None:
         self._description = description
 
+    # torch asks them of a device's backend, as init_process_group(device_id=) does.
+    supports_splitting = supports_coalescing = supports_time_estimate = False
+
     @property
     def _device_types(self) -> list[torch.device]:
         """Asked by what needs a group for CPU tensors, as ``torch.distributed.checkpoint.async_save``."""
-        return [torch.device("cpu")]
+        return [torch.device("cpu"), torch.device("cuda")]
 
     def _get_backend(self, device: torch.device) -> ProcessGroup:
-        if device.type != "cpu":
-            raise ValueError(f"device={device}: the backend 'telegrad' is for CPU tensors; make another group")
+        if device.type != "cpu" and not has_runtime(device.type):
+            raise ValueError(
+                f"device={device}: the backend 'telegrad' is for tensors of the CPU and of CUDA; make another group"
+            )
         return self
 
     @property
@@ -122,10 +129,11 @@ class ProcessGroup(dist.ProcessGroup):
         root: int = opts.rootRank
         if name_of(opts.reduceOp) in BITWISE:
             copy = tensor.detach().clone()
-            return self._all_reduced([copy], opts, lambda: tensor.copy_(copy) if root == self.rank() else None)
+            then = (lambda: tensor.detach().copy_(copy)) if root == self.rank() else None
+            return self._all_reduced([copy], opts, then, [tensor])
         operand = reduced(tensor, opts.reduceOp)
         work = self.communicator.reduce(operand.held, root, _OPS[name_of(opts.reduceOp)], async_op=True)
-        return GroupWork([_work(work)], tensors, operand.give_back if root == self.rank() else None)
+        return begun([work], tensors, operand.finish if root == self.rank() else None)
 
     @with_short_form(short_forms.reduce_scatter, output_tensors="output", input_tensors="input")
     def reduce_scatter(self, output_tensors: Tensors, input_tensors: list[Tensors], opts: Any) -> GroupWork:
@@ -160,7 +168,7 @@ class ProcessGroup(dist.ProcessGroup):
         (tensor,) = tensors
         operand = moved(tensor)
         work = self.communicator.broadcast(operand.held, opts.rootRank, async_op=True)
-        return GroupWork([_work(work)], tensors, operand.give_back)
+        return begun([work], tensors, operand.finish, operand.tensors)
 
     @with_short_form(short_forms.allgather, input_tensors="input_tensor")
     def allgather(self, output_tensors: list[Tensors], input_tensors: Tensors, opts: Any = None) -> GroupWork:
@@ -169,7 +177,7 @@ class ProcessGroup(dist.ProcessGroup):
         gathered = _room_for(blocks)
         counts = [block.numel() for block in blocks]
         work = self.communicator.all_gather(_flat(tensor), out=gathered, counts=counts, async_op=True)
-        return GroupWork([_work(work)], blocks, lambda: _deal(gathered, blocks))
+        return begun([work], blocks, lambda: _deal(gathered, blocks), blocks)
 
     def allgather_coalesced(self, output_lists: list[Tensors], inputs: Tensors, opts: Any = None) -> GroupWork:
         """``output_lists``: by rank, then by tensor."""
@@ -185,7 +193,7 @@ class ProcessGroup(dist.ProcessGroup):
         operand = moved(output)
         out = operand.held.view(self.size(), input.numel())
         work = self.communicator.all_gather(_flat(input), out=out, async_op=True)
-        return GroupWork([_work(work)], [output], operand.give_back)
+        return begun([work], [output], operand.finish, operand.tensors)
 
     def all_gather_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> GroupWork:
         return _all_of([self.all_gather_single(out, x) for out, x in zip(outputs, inputs, strict=True)])
@@ -194,12 +202,12 @@ class ProcessGroup(dist.ProcessGroup):
     def gather(self, output_tensors: list[Tensors], input_tensors: Tensors, opts: Any) -> GroupWork:
         (tensor,), root = input_tensors, opts.rootRank
         if self.rank() != root:
-            return GroupWork([_work(self.communicator.gather(_flat(tensor), root, async_op=True))], [], None)
+            return begun([self.communicator.gather(_flat(tensor), root, async_op=True)], [])
         (blocks,) = output_tensors
         self._check_blocks(blocks, "gather_list", like=tensor)
         gathered = tensor.new_empty(self.size(), tensor.numel())
         work = self.communicator.gather(_flat(tensor), root, out=gathered, async_op=True)
-        return GroupWork([_work(work)], blocks, lambda: _deal(gathered.view(-1), blocks))
+        return begun([work], blocks, lambda: _deal(gathered.view(-1), blocks))
 
     @with_short_form(short_forms.scatter, output_tensors="output_tensor")
     def scatter(self, output_tensors: Tensors, input_tensors: list[Tensors], opts: Any) -> GroupWork:
@@ -211,7 +219,7 @@ class ProcessGroup(dist.ProcessGroup):
             self._check_blocks(given, "scatter_list", like=out)
             blocks = _joined(given).view(self.size(), out.numel())
         work = self.communicator.scatter(blocks, operand.held.view(-1), root, async_op=True)
-        return GroupWork([_work(work)], output_tensors, operand.give_back)
+        return begun([work], output_tensors, operand.finish)
 
     def alltoall(self, output_tensors: Tensors, input_tensors: Tensors, opts: Any = None) -> GroupWork:
         for name, blocks in (("output_tensor_list", output_tensors), ("input_tensor_list", input_tensors)):
@@ -224,7 +232,7 @@ class ProcessGroup(dist.ProcessGroup):
             receive_counts=[block.numel() for block in output_tensors],
             async_op=True,
         )
-        return GroupWork([_work(work)], output_tensors, lambda: _deal(received, output_tensors))
+        return begun([work], output_tensors, lambda: _deal(received, output_tensors))
 
     @with_short_form(short_forms.all_to_all_single)
     def all_to_all_single(
@@ -244,11 +252,12 @@ class ProcessGroup(dist.ProcessGroup):
             receive_counts=self._elements(output, output_split_sizes, "output"),
             async_op=True,
         )
-        return GroupWork([_work(work)], [output], operand.give_back)
+        return begun([work], [output], operand.finish)
 
     @with_short_form(short_forms.barrier)
     def barrier(self, opts: Any = None) -> GroupWork:
-        return GroupWork([_work(self.communicator.barrier(async_op=True))], [], None)
+        """Of the ranks' hosts: what is in their streams is not waited for."""
+        return begun([self.communicator.barrier(async_op=True)], [])
 
     def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
         """A barrier that says who has not come, within ``timeout``; then the group is of no more use. torch's function
@@ -276,19 +285,19 @@ class ProcessGroup(dist.ProcessGroup):
     def send(self, tensors: Tensors, dst_rank: int, tag: int) -> GroupWork:
         (tensor,) = tensors
         work = self.communicator.send(moved(tensor).held, dst_rank, tag=tag, async_op=True)
-        return GroupWork([_work(work)], tensors, None)
+        return begun([work], tensors)
 
     def recv(self, tensors: Tensors, src_rank: int, tag: int) -> GroupWork:
         (tensor,) = tensors
         operand = moved(tensor)
         work = self.communicator.recv(operand.held, src_rank, tag=tag, async_op=True)
-        return GroupWork([_work(work)], tensors, operand.give_back)
+        return begun([work], tensors, operand.finish, operand.tensors)
 
     def recv_anysource(self, tensors: Tensors, tag: int) -> GroupWork:
         (tensor,) = tensors
         operand = moved(tensor)
         work = self.communicator.recv(operand.held, None, tag=tag, async_op=True)
-        return GroupWork([_work(work)], tensors, operand.give_back)
+        return begun([work], tensors, operand.finish, operand.tensors)
 
     # Names of torch before 2.13
 
@@ -298,17 +307,20 @@ class ProcessGroup(dist.ProcessGroup):
     allgather_into_tensor_coalesced = all_gather_single_coalesced
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
 
-    def _all_reduced(self, tensors: Tensors, opts: Any, then: Callable[[], object] = lambda: None) -> GroupWork:
-        """Tensors of one dtype are summed as one: each message has its price."""
+    def _all_reduced(
+        self, tensors: Tensors, opts: Any, then: Callable[[], object] | None = None, used: Sequence[torch.Tensor] = ()
+    ) -> GroupWork:
+        """Tensors of one dtype are summed as one: each message has its price. ``then`` is called last and uses also
+        the tensors ``used``."""
         op = name_of(opts.reduceOp)
         if op in BITWISE:
-            return self._merged(tensors, opts.reduceOp, then)
+            return self._merged(tensors, opts.reduceOp, then, used)
         operands = [reduced(tensor, opts.reduceOp) for tensor in tensors]
         works, parts = [], []
         for dtype in dict.fromkeys(operand.held.dtype for operand in operands):
             alike = [operand for operand in operands if operand.held.dtype == dtype]
             whole = alike[0].held if len(alike) == 1 else _joined([operand.held for operand in alike])
-            works.append(_work(self.communicator.all_reduce(whole, _OPS[op], async_op=True)))
+            works.append(self.communicator.all_reduce(whole, _OPS[op], async_op=True))
             parts.append((whole, alike))
 
         def finish() -> None:
@@ -317,26 +329,34 @@ class ProcessGroup(dist.ProcessGroup):
                     _deal(whole, [operand.held for operand in alike])
                 for operand in alike:
                     operand.give_back()
-            then()
+            if then is not None:
+                then()
 
-        return GroupWork(works, tensors, finish)
+        is_done = then is None and all(
+            len(alike) == 1 and alike[0].finish is None for _, alike in parts
+        )  # by the sum itself
+        touched = [x for operand in operands for x in operand.tensors]
+        return begun(works, tensors, None if is_done else finish, [*touched, *used])
 
-    def _merged(self, tensors: Tensors, op: Any, then: Callable[[], object]) -> GroupWork:
+    def _merged(
+        self, tensors: Tensors, op: Any, then: Callable[[], object] | None, used: Sequence[torch.Tensor]
+    ) -> GroupWork:
         for x in tensors:
             if x.is_floating_point() or x.is_complex():
                 raise TypeError(f"op={name_of(op)} of {x.dtype}: bitwise reductions are of integers and booleans")
-        gathered = [torch.empty(self.size(), *x.shape, dtype=x.dtype) for x in tensors]
+        gathered = [moved(x).held.new_empty(self.size(), *x.shape) for x in tensors]
         works = [
-            _work(self.communicator.all_gather(moved(x).held, out=out, async_op=True))
+            self.communicator.all_gather(moved(x).held, out=out, async_op=True)
             for x, out in zip(tensors, gathered, strict=True)
         ]
 
         def finish() -> None:
             for tensor, blocks in zip(tensors, gathered, strict=True):
                 tensor.detach().copy_(merged(list(blocks), op))
-            then()
+            if then is not None:
+                then()
 
-        return GroupWork(works, tensors, finish)
+        return begun(works, tensors, finish, [*tensors, *used])
 
     def _allreduce_sparse(self, tensor: torch.Tensor, opts: Any) -> GroupWork:
         if (op := name_of(opts.reduceOp)) in (*BITWISE, "PREMUL_SUM"):
@@ -354,7 +374,7 @@ class ProcessGroup(dist.ProcessGroup):
             whole = x.detach().clone().view(-1)
             first = sum(counts[: self.rank()])
             own = whole[first : first + counts[self.rank()]]
-            return self._all_reduced([whole], opts, lambda: out.detach().copy_(own.view(out.shape)))
+            return self._all_reduced([whole], opts, lambda: out.detach().copy_(own.view(out.shape)), [out])
         source, target = reduced(x, opts.reduceOp), reduced(out, opts.reduceOp)
         scale = source.held.numel() // max(x.numel(), 1)  # two floats for a complex number
         work = self.communicator.reduce_scatter(
@@ -364,7 +384,7 @@ class ProcessGroup(dist.ProcessGroup):
             counts=[count * scale for count in counts],
             async_op=True,
         )
-        return GroupWork([_work(work)], [out], target.give_back)
+        return begun([work], [out], target.finish, target.tensors)
 
     def _check_blocks(self, blocks: Tensors, name: str, like: torch.Tensor | None = None) -> None:
         if len(blocks) != self.size():
@@ -396,18 +416,15 @@ class ProcessGroup(dist.ProcessGroup):
         return [size * (x.numel() // max(rows, 1)) for size in split_sizes]
 
 
-def _work(work: Any) -> Work:
-    assert isinstance(work, Work)  # async_op=True
-    return work
-
-
 def _all_of(works: Sequence[GroupWork]) -> GroupWork:
     def finish() -> None:
         for work in works:
             work.wait()
 
-    begun = [one for work in works for one in work.operations]
-    return GroupWork(begun, [tensor for work in works for tensor in work.tensors], finish)
+    operations = [one for work in works for one in work.operations]
+    tensors = [tensor for work in works for tensor in work.tensors]
+    in_streams = any(isinstance(work, DeviceGroupWork) for work in works)  # which have all that is to be done
+    return begun(operations, tensors, None if in_streams else finish)
 
 
 def _flat(tensor: torch.Tensor) -> torch.Tensor:
@@ -419,7 +436,7 @@ def _joined(blocks: Tensors) -> torch.Tensor:
 
 
 def _room_for(blocks: Tensors) -> torch.Tensor:
-    return torch.empty(sum(block.numel() for block in blocks), dtype=blocks[0].dtype)
+    return moved(blocks[0]).tensor.new_empty(sum(block.numel() for block in blocks))
 
 
 def _deal(whole: torch.Tensor, blocks: Tensors) -> None:

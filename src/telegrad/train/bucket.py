@@ -80,17 +80,23 @@ def identity_of(bucket: GradBucket) -> tuple[int, ...]:
     return tuple(map(id, bucket.parameters()))
 
 
+def name_in(bucket: GradBucket, parameter: torch.Tensor, names: Mapping[int, str]) -> str:
+    """``names``: parameters' names by id. Raises ``ValueError`` for a parameter that has none."""
+    name = names.get(id(parameter))
+    if name is None:
+        raise ValueError(
+            f"bucket {bucket.index()} holds a parameter of shape {tuple(parameter.shape)} that DDPState does not "
+            "know: give DDPState all of ddp.named_parameters(), after requires_grad is set for the last time"
+        )
+    return name
+
+
 def layout_of(bucket: GradBucket, names: Mapping[int, str], compressor: Compressor) -> BucketLayout:
     """``names``: parameters' names by id. Raises ``ValueError`` for a parameter that has none."""
     buffer = bucket.buffer()
     members = []
     for parameter, gradient in zip(bucket.parameters(), bucket.gradients(), strict=True):
-        name = names.get(id(parameter))
-        if name is None:
-            raise ValueError(
-                f"bucket {bucket.index()} holds a parameter of shape {tuple(parameter.shape)} that DDPState does not "
-                "know: give DDPState all of ddp.named_parameters(), after requires_grad is set for the last time"
-            )
+        name = name_in(bucket, parameter, names)
         offset = (gradient.data_ptr() - buffer.data_ptr()) // buffer.element_size() if gradient.numel() else 0
         members.append(Member(name, offset, gradient.numel()))
     return layout_of_members(members, buffer.numel(), compressor, identity=identity_of(bucket))
@@ -146,18 +152,21 @@ def _runs_of(members: tuple[Member, ...]) -> Iterator[slice]:
 
 
 def bits_of(buffer: torch.Tensor, first_name: str) -> Bits:
-    """A buffer's memory. Raises ``TypeError``, naming a parameter, for what telegrad cannot reduce."""
+    """The memory of a buffer on the host. Raises ``TypeError``, naming a parameter, for what telegrad cannot reduce."""
+    check_reducible(buffer, first_name)
+    if buffer.dtype == torch.float32:
+        return buffer.numpy()
+    return buffer.view(torch.int16).numpy().view(np.uint16)
+
+
+def check_reducible(buffer: torch.Tensor, first_name: str) -> None:
+    """Raises ``TypeError``, naming a parameter, for gradients that are sparse or of a dtype that cannot be reduced."""
     if buffer.layout != torch.strided:
         raise TypeError(
             f"the gradient of {first_name!r} is {buffer.layout}: make it dense, e.g. "
             "torch.nn.Embedding(sparse=False); telegrad finds out by itself what is worth sending"
         )
-    if buffer.device.type != "cpu":
-        raise TypeError(f"the gradient of {first_name!r} is on {buffer.device}: this version trains on the CPU")
     check_dtype(buffer.dtype, first_name)
-    if buffer.dtype == torch.float32:
-        return buffer.numpy()
-    return buffer.view(torch.int16).numpy().view(np.uint16)
 
 
 def check_dtype(dtype: torch.dtype, name: str) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from telegrad.comm import Communicator
+from telegrad.comm.tensors import on_device
 from telegrad.comm.work import future_of_all
 from telegrad.compress import Policy, WarmUp
 from telegrad.train import nonfinite as nonfinite_values
@@ -21,6 +22,8 @@ from telegrad.train.agreement import AgreedStep
 from telegrad.train.arguments import check_choice, checked_count, checked_parameters, encoding_of_wire
 from telegrad.train.bucket import Bits, BucketLayout, GradBucket, bits_of, fill, is_current, layout_of, tensor_of
 from telegrad.train.clipping import HeldBuckets, checked_norm
+from telegrad.train.device_buckets import DeviceBuckets
+from telegrad.train.device_buckets import check_options as check_device_options
 from telegrad.train.exchange import Exchange, Sending
 from telegrad.train.rank_state import checked_step, state_of
 from telegrad.train.settings import compressor_of, correct_momentum, policy_of
@@ -82,7 +85,10 @@ class DDPState:
 
     ``telemetry``: where figures of each tensor go (``JsonLines``, ``TensorBoard``), or ``None``.
 
-    Gradients are float32 or bfloat16, on the CPU. Averages are over all ranks. Residuals belong to a rank: save each
+    Gradients are float32 or bfloat16, on the CPU; with ``mode="dense"`` on CUDA too, where the backward pass never
+    waits for the device (docs/gpu.md): ``"raise"`` then raises as soon as the host knows, in a later call or in
+    ``synchronize()``, when the optimiser may have had that NaN, and ``step`` and ``skipped`` wait for the device with
+    ``"skip"``. Averages are over all ranks. Residuals belong to a rank: save each
     rank's (``RankState`` for torch.distributed.checkpoint, ``reshard`` for another number of ranks). Raises
     ``TypeError`` and ``ValueError`` for bad arguments.
     """
@@ -179,7 +185,13 @@ class DDPState:
             "clip_norm": self._clip_norm,
             "nonfinite": nonfinite,
         }
+        if any(map(on_device, self._parameters.values())):
+            self._check_device_options()
+        self._device_buckets = DeviceBuckets(
+            comm, self._names, nonfinite, self._dropped_value, self.stats, self._settled
+        )
         self._layouts: dict[int, BucketLayout] = {}
+        self._has_device_buckets = False
         self._step = 0
         self._pass_is_open = False
         self._held: HeldBuckets | None = None  # with clip_norm: the buckets of the pass that is under way
@@ -191,11 +203,13 @@ class DDPState:
     @property
     def step(self) -> int:
         """Backward passes that were synchronised so far, without those that were dropped."""
+        self._device_buckets.settle(wait=True)
         return self._step
 
     @property
     def skipped(self) -> bool:
         """True if the last synchronised backward pass was dropped on all ranks (``nonfinite="skip"``)."""
+        self._device_buckets.settle(wait=True)
         return self._skipped
 
     @property
@@ -216,7 +230,7 @@ class DDPState:
         """
         if self._agreed is not None and self._agreed.closed:
             self._agreed.leave()
-        state = state_of(self._comm, self._step, self._config, self._compressor)
+        state = state_of(self._comm, self.step, self._config, self._compressor)
         sums = self._exchange.topk_states
         return {**state, "sums": () if sums is None else sums.state_dict()}
 
@@ -228,6 +242,7 @@ class DDPState:
         """
         step = checked_step(state, self._comm, "DDPState")
         self._leave_step()
+        self._device_buckets.forget()
         sums = self._exchange.topk_states
         fitting = {} if sums is None else sums.fitting(state.get("sums", ()))
         self._compressor.load_state_dict(state["compressor"], least_density=self._warm_up.least_density(step))
@@ -241,18 +256,47 @@ class DDPState:
         """Starts the sum of one bucket; the future gives its buffer with the average in it."""
         started_s = time.perf_counter()
         try:
-            if not self._pass_is_open or bucket.index() == 0:
-                self._open_pass()
-            outcome = self._take(bucket)
-            if bucket.is_last():
-                self._close_pass()
+            outcome = self._take_on_device(bucket) if on_device(bucket.buffer()) else self._take_on_host(bucket)
         except Exception as error:
-            # This rank leaves the step: the others must not wait for it.
-            self.failure = error
-            self._comm.abort(f"{type(error).__name__}: {error}")
-            self._leave_step(error)
+            self._leave_job(error)
             raise
         self.stats.hook_s += time.perf_counter() - started_s
+        return outcome
+
+    def synchronize(self) -> None:
+        """For gradients on a device: waits until all that was called is over there, and raises what has gone wrong in
+        it, ``TransportError`` and ``NonFiniteGradient``. Otherwise it does nothing: ``backward()`` has waited."""
+        if not self._has_device_buckets:
+            return
+        try:
+            self._comm.synchronize()
+            self._device_buckets.look(wait=True)
+        except Exception as error:
+            self._leave_job(error)
+            raise
+
+    def _leave_job(self, error: Exception) -> None:
+        """The others must not wait for this rank."""
+        self.failure = error
+        self._comm.abort(f"{type(error).__name__}: {error}")
+        self._leave_step(error)
+
+    def _take_on_device(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+        if not self._has_device_buckets:
+            self._check_device_options()
+            self._check_ranks()
+            self._has_device_buckets = True
+        return self._device_buckets.take(bucket, self._step)
+
+    def _check_device_options(self) -> None:
+        check_device_options({**self._config, "telemetry": self._telemetry})
+
+    def _take_on_host(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+        if not self._pass_is_open or bucket.index() == 0:
+            self._open_pass()
+        outcome = self._take(bucket)
+        if bucket.is_last():
+            self._close_pass()
         return outcome
 
     def _open_pass(self) -> None:

@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from telegrad.comm import Communicator, Work
 
 PASS_NUMBERS = 4
-"""Passes are counted modulo this, and the number travels as a power of two: sums of up to ``_EXACT_RANKS`` equal ones,
+"""Passes are counted modulo this, and the number travels as a power of two: sums of up to ``EXACT_RANKS`` equal ones,
 and so their averages, are exact."""
 
-_EXACT_RANKS = {torch.bfloat16: 1 << 8, torch.float16: 1 << 11, torch.float32: 1 << 24, torch.float64: 1 << 53}
+EXACT_RANKS = {torch.bfloat16: 1 << 8, torch.float16: 1 << 11, torch.float32: 1 << 24, torch.float64: 1 << 53}
 """With more ranks nothing follows from the average of the passes' numbers."""
 
 _gradient_of: Callable[[nn.Parameter], Tensor | None] = vars(torch._C.TensorBase)["grad"].__get__  # quick with map
@@ -99,8 +99,8 @@ class Run:
 
 
 class GradientGroup:
-    """``parameters``: in the order in which their gradients come; on the CPU, dense. A gradient that has been taken is
-    a view of this group's memory, laid out as its parameter. ``runs``: the parameters, by what is taken at once.
+    """``parameters``: in the order in which their gradients come; in one place, dense. A gradient that has been taken
+    is a view of this group's memory, laid out as its parameter. ``runs``: the parameters, by what is taken at once.
     """
 
     def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
@@ -115,10 +115,10 @@ class GradientGroup:
         for dtype in dict.fromkeys(one.dtype for one in self.parameters):
             members = [one for one in self.parameters if one.dtype == dtype]
             count = len(members)
-            buffer = torch.zeros(sum(one.numel() for one in members) + count + 1, dtype=dtype)
+            buffer = members[0].detach().new_zeros(sum(one.numel() for one in members) + count + 1)
             ends = [*accumulate(one.numel() for one in members)]
             starts = {id(one): end - one.numel() for one, end in zip(members, ends, strict=True)}
-            tails = [torch.tensor([1.0] * count + [2.0**number], dtype=dtype) for number in range(PASS_NUMBERS)]
+            tails = [_tail(buffer, count, 2.0**number) for number in range(PASS_NUMBERS)]
             flat = Flat(members, buffer, starts, tails)
             self._flats.append(flat)
             for one in members:
@@ -218,7 +218,8 @@ class GradientGroup:
         for flat in self._flats:
             flat.tail.copy_(flat.tails[number])
             if not self.is_whole:
-                flat.flags.copy_(torch.tensor([float(id(one) in present) for one in flat.parameters]))
+                flags = torch.tensor([float(id(one) in present) for one in flat.parameters], dtype=flat.buffer.dtype)
+                flat.flags.copy_(flags, non_blocking=True)
             works += self._begin(flat, comm, present)
         return works
 
@@ -234,7 +235,7 @@ class GradientGroup:
     def is_of(self, number: int, ranks: int) -> bool:
         """After the works: whether all ``ranks`` were in this pass, as far as can be told."""
         return all(
-            flat.buffer[-1].item() == 2.0**number for flat in self._flats if ranks <= _EXACT_RANKS[flat.buffer.dtype]
+            flat.buffer[-1].item() == 2.0**number for flat in self._flats if ranks <= EXACT_RANKS[flat.buffer.dtype]
         )
 
     def finish(self) -> None:
@@ -245,9 +246,13 @@ class GradientGroup:
                 run.put()
             return
         for flat in self._flats:
-            for one, flag in zip(flat.parameters, flat.flags.tolist(), strict=True):
+            for one, flag in zip(flat.parameters, self._flags_of(flat), strict=True):
                 if flag != 0:
                     one.grad = self._views[id(one)]
+
+    def _flags_of(self, flat: Flat) -> list[float]:
+        """After the works: by parameter, above 0 where some rank had its gradient."""
+        return flat.flags.tolist()
 
     def holds(self, earlier: set[int]) -> bool:
         """Whether none of these gradients has been set to ``None`` since it came."""
@@ -259,6 +264,13 @@ class GradientGroup:
         for one in self.parameters:
             if one.grad is not None:
                 one.grad = one.grad.clone()
+
+
+def _tail(like: Tensor, flags: int, number: float) -> Tensor:
+    """So many flags that are set, and the number of a pass."""
+    tail = like.new_ones(flags + 1)
+    tail[-1:].fill_(number)
+    return tail
 
 
 def _runs(parameters: Sequence[nn.Parameter]) -> list[list[nn.Parameter]]:

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from telegrad.comm import Communicator
+from telegrad.comm.device.runtime import has_runtime
 from telegrad.comm.texts import all_gather_text
 from telegrad.errors import MismatchedCall
 from telegrad.train.compression import Compression
@@ -27,15 +28,21 @@ def trained_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
     if not parameters:
         raise ValueError("model has no parameter that requires a gradient: there is nothing to synchronise")
     for name, one in parameters.items():
-        if one.device.type != "cpu" or one.dtype not in _DTYPES:
+        if not _is_reached(one) or one.dtype not in _DTYPES:
             raise ValueError(
                 f"parameter {name!r} is {one.dtype} on {one.device}: it must be of float32, float64, bfloat16 or "
-                "float16, on the CPU; use DistributedDataParallel for others"
+                "float16, on the CPU or on CUDA; use DistributedDataParallel for others"
             )
     for name, buffer in model.named_buffers():
-        if buffer.device.type != "cpu" or buffer.layout != torch.strided:
-            raise ValueError(f"buffer {name!r} is {buffer.layout} on {buffer.device}: it must be dense, on the CPU")
+        if not _is_reached(buffer) or buffer.layout != torch.strided:
+            raise ValueError(
+                f"buffer {name!r} is {buffer.layout} on {buffer.device}: it must be dense, on the CPU or on CUDA"
+            )
     return parameters
+
+
+def _is_reached(x: torch.Tensor) -> bool:
+    return x.device.type == "cpu" or has_runtime(x.device.type)
 
 
 def check_fits(plan: Any, compression: str) -> None:

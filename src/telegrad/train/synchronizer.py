@@ -20,6 +20,7 @@ from telegrad.train.arguments import check_choice, checked_count
 from telegrad.train.clipping import checked_norm, clip_own
 from telegrad.train.compressed_group import CompressedGroup
 from telegrad.train.compression import Compression, CompressionOptions, check_options
+from telegrad.train.device_group import DeviceGroup, check_fits_device, is_on_device
 from telegrad.train.gradient_group import PASS_NUMBERS, GradientGroup, Run
 from telegrad.train.group_planning import PLANS, TIMED, first_groups
 from telegrad.train.measured_timeline import MeasuredTimeline, end_of
@@ -48,9 +49,11 @@ class Synchronizer:
     does, in groups that it plans.
 
     ``model``: the same on all ranks but for values: rank 0's parameters and buffers are copied to all. Its parameters
-    are on the CPU. A gradient becomes a view of its group's memory; a group's sum begins when its last gradient is
-    there, in the same order on all ranks, and ``backward()`` ends when all are over. A parameter that no rank has used
-    keeps the gradient that it had, ``None`` too; but each rank's pass must give a gradient to one parameter at least.
+    are on the CPU, or all on one CUDA device: then streams wait where the text says that ``backward()`` does, and the
+    host goes on (docs/gpu.md). A gradient becomes a view of its group's memory; a group's sum begins when its last
+    gradient is there, in the same order on all ranks, and ``backward()`` ends when all are over. A parameter that no
+    rank has used keeps the gradient that it had, ``None`` too; but each rank's pass must give a gradient to one
+    parameter at least.
 
     ``plan``: ``"auto"`` or ``"optimal"``: the cut by which the last sum ends first, ``"greedy"``: MG-WFBP's; both are
     made at the end of pass ``warmup_steps``, from the times of these passes (a gradient counts when the last rank has
@@ -110,6 +113,9 @@ class Synchronizer:
             groups = self._take_arguments(
                 model, comm, plan, clip_norm, warmup_steps, replan_factor, compression, options
             )
+            self._is_on_device = is_on_device(self._parameters)
+            if self._is_on_device:
+                check_fits_device(plan, compression, wait_in)
             optimizers = checked_optimizers(wait_in, self._parameters)
             self._waits_in_step = bool(optimizers)
             description = described(
@@ -120,6 +126,7 @@ class Synchronizer:
                 clip_norm=self._clip_norm,
                 replan_factor=self._replan_factor,
                 wait_in=self._waits_in_step,
+                on_device=self._is_on_device,
             )
         except (ValueError, TypeError) as found:
             error, description = found, {}
@@ -147,7 +154,9 @@ class Synchronizer:
         self._set_groups(groups, [first] * len(groups))
         for tensor in (*model.parameters(), *model.buffers()):
             copy_from_rank_0(tensor.detach(), self._comm)
-        if self._scheme in TIMED:
+        if self._is_on_device:
+            own.synchronize()
+        elif self._scheme in TIMED:
             self._planning = StepPlanning(
                 model,
                 own,
@@ -306,6 +315,9 @@ class Synchronizer:
         self._drop()
         for group in self._groups:
             group.give_back()
+        if self._is_on_device:
+            with contextlib.suppress(TransportError, ValueError):  # it has failed, or its owner has closed it
+                self._comm.synchronize()
         self._comm.close()
         release(self._parameters.values())
 
@@ -399,7 +411,8 @@ class Synchronizer:
                     raise ranks_apart(self._comm, self._passes - 1)
             for group in self._groups:
                 group.finish()
-            self._timeline.close([end_of(of_group) for of_group in works], elsewhere_s=elsewhere_s)
+            if not self._is_on_device:  # whose times the host's clock does not tell
+                self._timeline.close([end_of(of_group) for of_group in works], elsewhere_s=elsewhere_s)
         finally:
             self._earlier.clear()
         if self._compression is not None:
@@ -462,5 +475,5 @@ class Synchronizer:
     def _group_of_names(self, names: Sequence[str], way: str) -> GradientGroup:
         parameters = [self._parameters[name] for name in names]
         if self._compression is None:
-            return GradientGroup(parameters)
+            return DeviceGroup(parameters) if self._is_on_device else GradientGroup(parameters)
         return CompressedGroup(parameters, self._compression, way=way)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
@@ -105,3 +107,32 @@ def test_other_errors_are_told_as_they_are(monkeypatch: pytest.MonkeyPatch) -> N
     runtime = use(monkeypatch, FakeDriver(error=700))
     with pytest.raises(RuntimeError, match="cuStreamWriteValue32 failed with 700$"):
         runtime.write_value(SimpleNamespace(cuda_stream=0, device_index=0), 0x100, 6)
+
+
+def test_a_future_is_completed_in_the_operations_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There torch records the event that streams wait for."""
+    runtime = use(monkeypatch, FakeDriver())
+    said: list[Any] = []
+
+    @contextmanager
+    def stream(chosen: str) -> Iterator[None]:
+        said.append(f"into {chosen}")
+        yield
+        said.append(f"out of {chosen}")
+
+    class Future:
+        def __init__(self, *, devices: list[Any]) -> None:
+            said.append(devices)
+
+        def set_result(self, value: str) -> None:
+            said.append(value)
+
+    monkeypatch.setattr(torch.cuda, "stream", stream)
+    monkeypatch.setattr(torch.futures, "Future", Future)
+    with runtime.on("one"):
+        said.append("a kernel")
+    device = torch.device("cuda", 1)
+    runtime.complete(runtime.future(device), "another", "the tensor")
+    runtime.wait_on_host(SimpleNamespace(synchronize=lambda: said.append("waited")))
+    one, another = ["into one", "a kernel", "out of one"], ["into another", "the tensor", "out of another"]
+    assert said == [*one, [device], *another, "waited"]

@@ -111,10 +111,51 @@ def test_compute_goes_on_beside_a_non_blocking_operation(
     assert all(work.is_completed() for work in works)
     spans = [work.span_s() for work in works]
     assert all(span is not None and span[0] <= span[1] for span in spans)
-    with pytest.raises(TypeError, match=r"all_reduce of device tensors has no future: call wait\(\)"):
-        works[0].get_future()
     with pytest.raises(ValueError, match="timeout_s=0 must be above 0"):
         works[0].wait(0)
+
+
+def test_a_future_is_complete_at_once_and_makes_the_stream_wait(
+    device: FakeRuntime, comms: list[Communicator], streams: list[FakeStream]
+) -> None:
+    tensors = [on_fake_device(torch.full((10,), rank + 1.0)) for rank in range(RANKS)]
+    futures = []
+    for rank in range(RANKS - 1):
+        with device.on(streams[rank]):
+            futures.append(comms[rank].all_reduce(tensors[rank], async_op=True).get_future())
+    assert all(future.done() for future in futures)  # though the last rank has not called
+    seen: list[list[float]] = []
+    with device.on(streams[0]):
+        assert futures[0].wait() is tensors[0]
+        streams[0].put(lambda: seen.append(tensors[0].tolist()))
+    assert not seen
+    with device.on(streams[-1]):
+        comms[-1].all_reduce(tensors[-1])
+    streams[0].synchronize()
+    assert seen == [[6.0] * 10]
+
+
+def test_what_is_computed_behind_an_operation_is_a_part_of_it(
+    device: FakeRuntime, comms: list[Communicator], streams: list[FakeStream]
+) -> None:
+    tensors = [on_fake_device(torch.full((10,), rank + 1.0)) for rank in range(RANKS)]
+    halves = [on_fake_device(torch.zeros(10)) for _ in range(RANKS)]
+    works = on_all(device, comms, streams, lambda comm, rank: comm.all_reduce(tensors[rank], async_op=True))
+    for rank, work in enumerate(works):
+
+        def halve(rank: int = rank) -> None:
+            with torch.no_grad():
+                stream = device.current_stream(tensors[rank].device)
+                stream.put(lambda: halves[rank].copy_(tensors[rank] / 2))
+
+        work.then(halve, [halves[rank]])
+        kept = [id(tensor) for tensor, stream in device.kept if stream is not streams[rank]]
+        assert id(halves[rank]) in kept
+        with device.on(streams[rank]):
+            work.wait()
+        assert work.communicated()
+        streams[rank].synchronize()
+        assert halves[rank].tolist() == [3.0] * 10
 
 
 def test_a_non_blocking_operation_waits_for_the_callers_stream(

@@ -33,9 +33,9 @@ def both(groups: list[ProcessGroup], begin: Any) -> list[Any]:
     return works
 
 
-def test_it_is_registered_for_cpu_tensors() -> None:
+def test_it_is_registered_for_tensors_of_the_cpu_and_of_cuda() -> None:
     assert NAME in dist.Backend.backend_list
-    assert dist.Backend.backend_capability[NAME] == ["cpu"]
+    assert dist.Backend.backend_capability[NAME] == ["cpu", "cuda"]
     group = ProcessGroup(Communicator.local(1)[0])
     assert (group.rank(), group.size(), group.getBackendName()) == (0, 1, "telegrad")
     group._set_group_name("name")
@@ -88,7 +88,9 @@ def test_a_future_holds_the_tensors(groups: list[ProcessGroup]) -> None:
 def test_what_cannot_be_is_refused_before_anything_is_sent(groups: list[ProcessGroup]) -> None:
     group, x = groups[0], torch.ones(3)
     meta = torch.ones(3, device="meta")
-    with pytest.raises(TypeError, match="a tensor on meta: the backend 'telegrad' is for CPU tensors"):
+    with pytest.raises(
+        TypeError, match="a tensor on meta: the backend 'telegrad' is for tensors of the CPU and of CUDA"
+    ):
         group.allreduce([meta], SUM)
     with pytest.raises(TypeError, match="a tensor of layout torch.sparse_coo: give a dense one"):
         group.broadcast([x.to_sparse()], SUM)
@@ -103,8 +105,8 @@ def test_what_cannot_be_is_refused_before_anything_is_sent(groups: list[ProcessG
         group.allreduce([x.int()], twice)
     with pytest.raises(TypeError, match="op=PREMUL_SUM of a sparse tensor is not supported"):
         group.allreduce([x.to_sparse()], twice)
-    with pytest.raises(ValueError, match="device=cuda: the backend 'telegrad' is for CPU tensors"):
-        group._get_backend(torch.device("cuda"))
+    with pytest.raises(ValueError, match="device=meta: the backend 'telegrad' is for tensors of the CPU and of CUDA"):
+        group._get_backend(torch.device("meta"))
     with pytest.raises(ValueError, match="tensor_list has 1 tensors, but the group 3 ranks"):
         group.allgather([[x]], [x])
     with pytest.raises(ValueError, match=r"gather_list\[1\] has torch.float32 of shape \(2,\), but the tensor has"):
@@ -178,6 +180,22 @@ def test_options_reach_the_communicator() -> None:
         )  # of one dimension: the world's
         with pytest.raises(ValueError, match="liveness_timeout_s"):
             dist.new_group([0], pg_options=Options(liveness_timeout_s=-1.0))
+    finally:
+        dist.destroy_process_group()
+
+
+def test_a_device_may_be_bound_to_the_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = torch.device("cuda", 0)
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda *_, **__: torch.device("cuda"))
+    monkeypatch.setattr(torch.accelerator, "device_count", lambda: 1)
+    dist.init_process_group("telegrad", store=dist.HashStore(), rank=0, world_size=1, device_id=device)
+    try:
+        group = dist.group.WORLD
+        assert isinstance(group, ProcessGroup)
+        assert group._get_backend(device) is group
+        x = torch.ones(3)
+        dist.all_reduce(x)
+        assert dist.new_group([0]).size() == 1
     finally:
         dist.destroy_process_group()
 

@@ -76,8 +76,22 @@ class CudaRuntime:
     def passed(self, event: Any) -> bool:
         return bool(event.query())
 
+    def wait_on_host(self, event: Any) -> None:
+        event.synchronize()
+
     def keep(self, tensor: Any, stream: Any) -> None:
         tensor.record_stream(stream)
+
+    def on(self, stream: Any) -> Any:
+        return self._torch.cuda.stream(stream)
+
+    def future(self, device: Any) -> Any:
+        return self._torch.futures.Future(devices=[device])
+
+    # torch records an event in the current stream, for which the stream of whoever waits then waits.
+    def complete(self, future: Any, stream: Any, value: Any) -> None:
+        with self._torch.cuda.stream(stream):
+            future.set_result(value)
 
     def _on_device(self, device: int, address: int) -> int:
         found = self._addresses.get((device, address))

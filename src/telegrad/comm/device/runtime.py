@@ -6,6 +6,7 @@ It must not import torch, nor know of communicators.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
+from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 Stream = Hashable
@@ -16,7 +17,7 @@ Event = Any
 
 
 class DeviceRuntime(Protocol):
-    """Streams of one kind of device. Tensors are torch's; ``device`` is a tensor's. No method waits on the host."""
+    """Streams of one kind of device. Tensors are torch's; ``device`` is a tensor's. Only ``wait_on_host`` waits."""
 
     def current_stream(self, device: Any) -> Stream:
         """The one that the calling thread puts its work into."""
@@ -45,8 +46,21 @@ class DeviceRuntime(Protocol):
     def passed(self, event: Event) -> bool:
         """Whether the event has."""
 
+    def wait_on_host(self, event: Event) -> None:
+        """Returns once the event has passed."""
+
     def keep(self, tensor: Any, stream: Stream) -> None:
         """The tensor's memory is not used for another tensor before ``stream`` has come to here."""
+
+    def on(self, stream: Stream) -> AbstractContextManager[Any]:
+        """What this thread has the device compute inside goes into that stream."""
+
+    def future(self, device: Any) -> Any:
+        """A ``torch.futures.Future`` of a tensor of the device, or of a list of them. Whoever waits for it has the
+        current stream wait for what ``complete`` says, and waits itself only for the call of that."""
+
+    def complete(self, future: Any, stream: Stream, value: Any) -> None:
+        """The future has ``value``, once the stream has come to here."""
 
 
 _makers: dict[str, Callable[[], DeviceRuntime]] = {}

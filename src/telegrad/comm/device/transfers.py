@@ -105,7 +105,7 @@ class Transfers:
         self._staging.give_back(stream, over, leases, requests)
         if not async_op:
             return None
-        return DeviceWork(requests, operation, self._rank, result, device, runtime, over, tensors)
+        return DeviceWork(requests, operation, self._rank, result, device, runtime, stream, over, tensors)
 
     def raise_failure(self) -> None:
         """Raises what an operation failed with, if that is known by now; again and again."""

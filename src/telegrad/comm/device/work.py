@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NoReturn
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 from telegrad import _core
-from telegrad.comm.device.runtime import DeviceRuntime, Event
+from telegrad.comm.device.runtime import DeviceRuntime, Event, Stream
 from telegrad.comm.work import Work, check_timeout
 
 if TYPE_CHECKING:
@@ -24,6 +24,7 @@ class DeviceWork(Work):
         result: Any,
         device: Any,
         runtime: DeviceRuntime,
+        stream: Stream,
         event: Event,
         held: Any,
     ) -> None:
@@ -31,6 +32,7 @@ class DeviceWork(Work):
         self._requests = requests
         self._device = device
         self._runtime = runtime
+        self._stream = stream
         self._event = event
         self._held = held
 
@@ -44,10 +46,31 @@ class DeviceWork(Work):
             check_timeout(timeout_s, "timeout_s")
         self._check_process()
         self._runtime.wait_event(self._runtime.current_stream(self._device), self._event)
+        self.raise_failure()
+        return True
+
+    def raise_failure(self) -> None:
+        """Raises what the operation failed with, if that is known by now."""
         for request in self._requests:
             if request.done():
                 request.wait(0.0)
+
+    def communicated(self) -> bool:
+        """Blocks the host until this rank's part of the communication is over; the result may still be copied. Raises
+        what it failed with. Whose stream never comes to the operation waits for ever."""
+        self._check_process()
+        for request in self._requests:
+            request.wait()
         return True
+
+    def then(self, compute: Callable[[], object], tensors: Sequence[Any]) -> None:
+        """Puts what ``compute`` has the device do behind the operation, as a part of it. ``tensors``: all that it
+        uses."""
+        for tensor in tensors:
+            self._runtime.keep(tensor, self._stream)
+        with self._runtime.on(self._stream):
+            compute()
+        self._event = self._runtime.record(self._stream)
 
     def is_completed(self) -> bool:
         """True once the result is on the device, also when the operation failed: then it is NaN."""
@@ -62,11 +85,18 @@ class DeviceWork(Work):
         return min(begun for begun, _ in known), max(ended for _, ended in known)
 
     def get_future(self) -> torch.futures.Future[Any]:
-        """Raises ``TypeError``: a future would be completed by the host, which does not wait here."""
-        self._refuse_future()
+        """A future of ``result()``, complete at once: ``future.wait()`` makes the current stream wait, as ``wait()``
+        does. After a failure the tensor is NaN, and the error comes from where ``wait()`` says."""
+        return self.future_of(self._finish(self._request))
 
-    def _refuse_future(self) -> NoReturn:
-        raise TypeError(
-            f"the {self._operation} of device tensors has no future: call wait(), which makes the stream wait, or use "
-            "host tensors (.cpu())"
-        )
+    def future_of(self, value: Any) -> torch.futures.Future[Any]:
+        """As ``get_future()``, of another tensor of the device or a list of them."""
+        self._check_process()
+        self.raise_failure()
+        future: torch.futures.Future[Any] = self._runtime.future(self._device)
+        self.complete(future, value)
+        return future
+
+    def complete(self, future: torch.futures.Future[Any], value: Any) -> None:
+        """Gives ``value`` to a future that the runtime has made; who waits for it waits for this operation."""
+        self._runtime.complete(future, self._stream, value)

@@ -37,6 +37,7 @@ def _plain(x: torch.Tensor) -> torch.Tensor:
 class FakeStream:
     def __init__(self) -> None:
         self._actions: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
+        self._error: Exception | None = None  # the first one of what has run
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
@@ -48,6 +49,8 @@ class FakeStream:
         over = threading.Event()
         self.put(over.set)
         assert over.wait(timeout_s), "the stream hangs"
+        if self._error is not None:
+            raise self._error
 
     def stop(self) -> None:
         self._actions.put(None)
@@ -56,7 +59,24 @@ class FakeStream:
 
     def _run(self) -> None:
         while (action := self._actions.get()) is not None:
-            action()
+            try:
+                action()
+            except Exception as error:
+                self._error = self._error or error
+
+
+class FakeFuture(torch.futures.Future[Any]):
+    """As torch's of CUDA tensors: ``wait()`` makes the current stream wait for ``event``."""
+
+    def __init__(self, runtime: FakeRuntime) -> None:
+        super().__init__()
+        self._runtime = runtime
+        self.event = threading.Event()
+
+    def wait(self) -> Any:
+        assert self.done(), "the host would wait for ever: nobody else completes it"
+        self._runtime.wait_event(self._runtime.current_stream(torch.device(DEVICE_TYPE, 0)), self.event)
+        return super().wait()
 
 
 class FakeRuntime:
@@ -72,8 +92,10 @@ class FakeRuntime:
         """It is the current one."""
         before = getattr(self._local, "stream", None)
         self._local.stream = stream
-        yield stream
-        self._local.stream = before
+        try:
+            yield stream
+        finally:
+            self._local.stream = before
 
     def stop(self) -> None:
         for stream in self._streams:
@@ -123,5 +145,16 @@ class FakeRuntime:
     def passed(self, event: threading.Event) -> bool:
         return event.is_set()
 
+    def wait_on_host(self, event: threading.Event) -> None:
+        assert event.wait(60.0), "the stream hangs"
+
     def keep(self, tensor: Any, stream: FakeStream) -> None:
         self.kept.append((tensor, stream))
+
+    def future(self, device: Any) -> FakeFuture:
+        assert device.type == DEVICE_TYPE
+        return FakeFuture(self)
+
+    def complete(self, future: FakeFuture, stream: FakeStream, value: Any) -> None:
+        future.event = self.record(stream)
+        future.set_result(value)

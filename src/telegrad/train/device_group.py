@@ -1,0 +1,79 @@
+"""Groups of gradients on a device, which a Synchronizer averages in streams, and what it can do there."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from torch import nn
+
+from telegrad.comm.device.late_read import LateRead
+from telegrad.comm.tensors import on_device
+from telegrad.train.gradient_group import EXACT_RANKS, GradientGroup
+from telegrad.train.group_planning import TIMED
+
+
+class _Late(NamedTuple):
+    """What the averages of a pass say of its number, and what they must say."""
+
+    tail: LateRead
+    expected: float
+
+
+class DeviceGroup(GradientGroup):
+    """As a GradientGroup. The host waits for the device only where a gradient of this rank has not come: whether
+    another rank has it decides what a parameter's gradient is."""
+
+    def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
+        super().__init__(parameters)
+        self._late: deque[_Late] = deque()
+
+    def is_of(self, number: int, ranks: int) -> bool:
+        """As a GradientGroup's, of this pass and those before as far as the host can see their averages by now; never
+        of a sum that failed, of which the next call says so."""
+        for flat in self._flats:
+            if ranks <= EXACT_RANKS[flat.buffer.dtype]:
+                self._late.append(_Late(LateRead(flat.buffer[-1:]), 2.0**number))
+        is_sound = True
+        while self._late and self._late[0].tail.is_known:
+            tail, expected = self._late.popleft()
+            found = float(tail.values()[0])
+            is_sound = is_sound and (found == expected or math.isnan(found))
+        return is_sound
+
+    def _flags_of(self, flat: Any) -> list[float]:
+        return [float(flag) for flag in LateRead(flat.flags).values()]
+
+
+def is_on_device(parameters: Mapping[str, nn.Parameter]) -> bool:
+    """Whether gradients are a device's. Raises ``ValueError`` unless all of the parameters are in one place."""
+    places = {one.device: name for name, one in parameters.items()}
+    if len(places) > 1:
+        (first, one), (second, other), *_ = places.items()
+        raise ValueError(
+            f"parameter {one!r} is on {first} and {other!r} on {second}: a Synchronizer takes those of one device; use "
+            "DistributedDataParallel for others"
+        )
+    return any(map(on_device, parameters.values()))
+
+
+def check_fits_device(plan: Any, compression: str | None, wait_in: Any) -> None:
+    """Raises ``TypeError`` and ``ValueError``, with the remedy, for arguments of a Synchronizer that work on the host
+    alone."""
+    if compression is not None:
+        raise TypeError(
+            f"compression={compression!r} works in host memory, and the parameters are on a device: leave it out, or "
+            "use model.cpu()"
+        )
+    if plan in TIMED and plan != "auto":
+        raise ValueError(
+            f"plan={plan!r} is made from times of the host, which does not wait for a device: use 'auto' (groups of "
+            "DDP's sizes), 'fixed', 'single', 'wfbp', or name the groups"
+        )
+    if wait_in is not None:
+        raise ValueError(
+            "wait_in is for parameters on the host: where they are on a device backward() waits for nothing; leave "
+            "it out"
+        )

@@ -1,0 +1,171 @@
+"""Tensors of the fake device that its streams compute: what torch does with one is put into the thread's current
+stream and runs there later, as kernels do; views are made at once. What would make the host wait for the device
+(``item()``, a copy to the host) raises ``HostWaitError``, as ``torch.cuda.set_sync_debug_mode("error")`` does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from fake_device import DEVICE_TYPE, FakeRuntime, FakeTensor
+from torch.utils._pytree import tree_map
+
+_WAITING = {
+    torch.ops.aten._local_scalar_dense.default,
+    torch.ops.aten.equal.default,
+    torch.ops.aten.nonzero.default,
+    torch.ops.aten.masked_select.default,
+}
+
+
+class HostWaitError(RuntimeError):
+    """The host would wait for the device."""
+
+
+class StreamTensor(FakeTensor):
+    """``memory``: the same memory as a plain tensor, for tests whose stream has come to it."""
+
+    memory: torch.Tensor
+    runtime: FakeRuntime
+
+    @classmethod
+    def of(cls, memory: torch.Tensor, runtime: FakeRuntime) -> StreamTensor:
+        made: StreamTensor = torch.Tensor._make_subclass(cls, memory)  # type: ignore[assignment]
+        made.memory, made.runtime = memory, runtime
+        return made
+
+    def to(self, *args: Any, **kwargs: Any) -> Any:
+        """torch itself knows no such device: what asks to be moved there is there."""
+        args = tuple(x for x in args if x != torch.device(DEVICE_TYPE, 0))
+        return super().to(*args, **kwargs) if args or kwargs else self
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        runtime = _runtime_of((args, kwargs))
+        if func in _WAITING:
+            raise HostWaitError(f"{func} makes the host wait for the device")
+        if kwargs.get("device") == torch.device("meta"):  # of which only the shape is asked
+            return func(*tree_map(_on_meta, args), **kwargs)
+        plain_args, plain_kwargs = tree_map(_memory, (args, kwargs))
+        if func is torch.ops.aten.copy_.default:
+            _check_copy(args, runtime)
+        if func.is_view:
+            return tree_map(lambda x: _wrapped(x, runtime), func(*plain_args, **plain_kwargs))
+        if func._schema.is_mutable:
+            runtime.current_stream(torch.device(DEVICE_TYPE)).put(_without_gradients(func, plain_args, plain_kwargs))
+            return _written(func, args, kwargs)
+        shapes = func(*tree_map(_on_meta, plain_args), **tree_map(_on_meta, plain_kwargs))
+        made = tree_map(_room_for, shapes)
+
+        def compute() -> None:
+            _without_gradients(_fill, (made, func, plain_args, plain_kwargs), {})()
+
+        runtime.current_stream(torch.device(DEVICE_TYPE)).put(compute)
+        return tree_map(lambda x: _wrapped(x, runtime), made)
+
+
+def computed_on(runtime: FakeRuntime, x: torch.Tensor) -> StreamTensor:
+    """A copy of ``x`` there."""
+    return StreamTensor.of(x.detach().clone(), runtime)
+
+
+def model_on(runtime: FakeRuntime, model: torch.nn.Module) -> torch.nn.Module:
+    """``model`` with its parameters and buffers there."""
+    for module in model.modules():
+        for name, one in list(module._parameters.items()):
+            if one is not None:
+                module._parameters[name] = torch.nn.Parameter(computed_on(runtime, one), one.requires_grad)
+        for name, buffer in list(module._buffers.items()):
+            if buffer is not None:
+                module._buffers[name] = computed_on(runtime, buffer)
+    return model
+
+
+class ComputingRuntime(FakeRuntime):
+    """A FakeRuntime whose copies know such tensors."""
+
+    def copy(self, stream: Any, target: torch.Tensor, source: torch.Tensor) -> None:
+        if isinstance(target, StreamTensor) or isinstance(source, StreamTensor):
+            assert target.dtype == source.dtype
+            assert target.is_contiguous()
+            assert source.is_contiguous()
+            to, given = _memory(target), _memory(source)
+            stream.put(lambda: to.copy_(given))
+        else:
+            super().copy(stream, target, source)
+
+
+def _memory(x: Any) -> Any:
+    return x.memory if isinstance(x, StreamTensor) else x
+
+
+def _wrapped(x: Any, runtime: FakeRuntime) -> Any:
+    return StreamTensor.of(x, runtime) if isinstance(x, torch.Tensor) else x
+
+
+def _runtime_of(arguments: Any) -> FakeRuntime:
+    found: list[FakeRuntime] = []
+    tree_map(lambda x: found.append(x.runtime) if isinstance(x, StreamTensor) else None, arguments)
+    return found[0]
+
+
+def _check_copy(args: Any, runtime: FakeRuntime) -> None:
+    target, source = args[0], args[1]
+    non_blocking = bool(args[2]) if len(args) > 2 else False
+    on_device = [isinstance(x, StreamTensor) for x in (target, source)]
+    if on_device[0] != on_device[1] and not non_blocking:
+        raise HostWaitError("a copy between host and device makes the host wait")
+
+
+def _on_meta(x: Any) -> Any:
+    if isinstance(x, torch.Tensor):
+        return torch.empty_strided(x.size(), x.stride(), dtype=x.dtype, device="meta")
+    if isinstance(x, torch.device):
+        return torch.device("meta")
+    return x
+
+
+def _room_for(x: Any) -> Any:
+    if not isinstance(x, torch.Tensor):
+        return x
+    made = torch.empty_strided(x.size(), x.stride(), dtype=x.dtype)
+    return made.fill_(float("nan")) if made.is_floating_point() else made.fill_(1)
+
+
+def _fill(made: Any, func: Any, args: Any, kwargs: Any) -> None:
+    computed = func(*args, **kwargs)
+    for target, x in zip(_flat(made), _flat(computed), strict=True):
+        target.copy_(x)
+
+
+def _flat(x: Any) -> list[torch.Tensor]:
+    if isinstance(x, torch.Tensor):
+        return [x]
+    return [one for part in x for one in _flat(part)] if isinstance(x, (list, tuple)) else []
+
+
+def _written(func: Any, args: Any, kwargs: Any) -> Any:
+    """An operation that writes in place returns what it has written."""
+    if not func._schema.returns:
+        return None
+    names = [argument.name for argument in func._schema.arguments]
+    given = {**dict(zip(names, args, strict=False)), **kwargs}
+    written = [given[one.name] for one in func._schema.arguments if one.alias_info and one.alias_info.is_write]
+    return written[0] if len(func._schema.returns) == 1 else tuple(written)
+
+
+def _without_gradients(call: Callable[..., object], args: Any, kwargs: Any) -> Callable[[], None]:
+    def run() -> None:
+        with torch.no_grad():
+            call(*args, **kwargs)
+
+    return run
+
+
+def wait_for(streams: Any) -> None:
+    """The host waits for all of these streams."""
+    for stream in streams:
+        stream.synchronize()

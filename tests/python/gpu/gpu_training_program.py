@@ -1,0 +1,312 @@
+"""What the ranks of test_gpu_training.py do: processes that share one device. Each function is one scenario; all ranks
+run the same ones in the same order. ``TELEGRAD_TEST_DEVICE`` names the device; on the CPU the scenarios hold as well,
+but for what is said of waiting.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+import telegrad
+import telegrad.torch_backend
+from telegrad import Communicator, DDPState, NonFiniteGradient, Synchronizer
+from telegrad.errors import TransportError
+
+DEVICE = torch.device(os.environ.get("TELEGRAD_TEST_DEVICE", "cuda"))
+ON_GPU = DEVICE.type == "cuda"
+STEPS = 6
+WARM_UP = 3  # DDP plans its buckets after the first pass, for which it waits
+CLIP = 0.05
+
+
+def model() -> nn.Sequential:
+    torch.manual_seed(3)
+    return nn.Sequential(nn.Linear(16, 600), nn.Tanh(), nn.Linear(600, 600), nn.Tanh(), nn.Linear(600, 3)).to(DEVICE)
+
+
+def data(step: int, rank: int) -> torch.Tensor:
+    return torch.randn(8, 16, generator=torch.Generator().manual_seed(100 * step + rank)).to(DEVICE)
+
+
+def train(net: nn.Module, stepped: nn.Module, *, may_wait: bool = False) -> None:
+    """Backward passes after the first ones must not make the host wait for the device, unless torch's own may."""
+    optimizer = torch.optim.SGD(stepped.parameters(), lr=0.1, momentum=0.9)
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        loss = net(data(step, dist.get_rank())).square().mean()
+        with contextlib.nullcontext() if may_wait or step < WARM_UP else not_waiting():
+            loss.backward()
+        optimizer.step()
+
+
+@contextlib.contextmanager
+def not_waiting() -> Iterator[None]:
+    if not ON_GPU:
+        yield
+        return
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+def expected(clip: float | None = None) -> nn.Module:
+    """One process with the data of all ranks."""
+    net = model()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        for rank in range(dist.get_world_size()):
+            (net(data(step, rank)).square().mean() / dist.get_world_size()).backward()
+        if clip is not None:
+            nn.utils.clip_grad_norm_(net.parameters(), clip)
+        optimizer.step()
+    return net
+
+
+def assert_same(net: nn.Module, other: nn.Module) -> None:
+    for one, wanted in zip(net.parameters(), other.parameters(), strict=True):
+        torch.testing.assert_close(one, wanted, rtol=1e-3, atol=1e-5)
+    dist.barrier()
+
+
+def collectives() -> None:
+    rank, size = dist.get_rank(), dist.get_world_size()
+    x = torch.full((1 << 20,), rank + 1.0, device=DEVICE)
+    work = dist.all_reduce(x, async_op=True)
+    future = work.get_future()
+    if ON_GPU:
+        assert future.done()
+    future.wait()
+    assert bool((x == size * (size + 1) / 2).all())
+    narrow = torch.full((4, 3), rank + 1, dtype=torch.uint8, device=DEVICE)
+    dist.all_reduce(narrow[:, 1])
+    assert narrow.sum().item() == 8 * (rank + 1) + 4 * size * (size + 1) // 2
+    gathered = torch.empty(2 * size, device=DEVICE)
+    dist.all_gather_into_tensor(gathered, torch.full((2,), float(rank), device=DEVICE))
+    assert gathered.tolist() == [float(r) for r in range(size) for _ in range(2)]
+    listed = [torch.empty(2, device=DEVICE) for _ in range(size)]
+    dist.all_gather(listed, torch.full((2,), float(rank), device=DEVICE))
+    assert torch.equal(torch.cat(listed), gathered)
+    part = torch.empty(3, device=DEVICE)
+    dist.reduce_scatter_tensor(part, torch.arange(3.0 * size, device=DEVICE))
+    assert part.tolist() == [size * (3.0 * rank + i) for i in range(3)]
+    got = torch.empty(5, device=DEVICE)
+    following = (rank + 1) % size
+    sent = dist.isend(torch.full((5,), float(rank), device=DEVICE), following)
+    dist.recv(got, (rank - 1) % size)
+    assert sent is not None
+    sent.wait()
+    assert got.tolist() == [float((rank - 1) % size)] * 5
+    dist.broadcast(got, 0)
+    assert got.tolist() == [float(size - 1)] * 5
+    dist.barrier()
+
+
+def ddp_without_a_hook() -> None:
+    net = model()
+    train(DistributedDataParallel(net, bucket_cap_mb=1), net)
+    assert_same(net, expected())
+
+
+def _hook(nonfinite: str, **options: Any) -> None:
+    net = model()
+    ddp = DistributedDataParallel(net, bucket_cap_mb=1)
+    with Communicator.from_torch(timeout_s=60) as comm:
+        state = DDPState(comm, ddp.named_parameters(), mode="dense", nonfinite=nonfinite, **options)
+        ddp.register_comm_hook(state, telegrad.ddp_hook)
+        train(ddp, net)
+        state.synchronize()
+        assert state.step == STEPS
+        assert not state.skipped
+        assert_same(net, expected())
+
+
+def hook_that_raises() -> None:
+    _hook("raise")
+
+
+def hook_that_skips() -> None:
+    _hook("skip")
+
+
+def hook_that_sends() -> None:
+    _hook("send")
+
+
+def _broken_on_rank_1(net: nn.Sequential) -> None:
+    if dist.get_rank() == 1:
+        net[2].bias.register_hook(lambda gradient: gradient * float("nan"))
+
+
+def dropped_steps() -> None:
+    net = model()
+    ddp = DistributedDataParallel(net, bucket_cap_mb=1)
+    with Communicator.from_torch(timeout_s=60) as comm:
+        state = DDPState(comm, ddp.named_parameters(), mode="dense", nonfinite="skip")
+        ddp.register_comm_hook(state, telegrad.ddp_hook)
+        _broken_on_rank_1(net)
+        for step in range(3):
+            ddp(data(step, comm.rank)).sum().backward()
+            assert state.skipped
+            assert all(not one.grad.any() for one in net.parameters() if one.grad is not None)
+            net.zero_grad()
+        assert state.step == 0
+        state.synchronize()
+        comm.barrier()
+
+
+def late_errors() -> None:
+    net = model()
+    ddp = DistributedDataParallel(net, bucket_cap_mb=1)
+    comm = Communicator.from_torch(timeout_s=60)
+    state = DDPState(comm, ddp.named_parameters(), mode="dense")
+    ddp.register_comm_hook(state, telegrad.ddp_hook)
+    _broken_on_rank_1(net)
+    wanted = NonFiniteGradient if comm.rank == 1 else TransportError
+
+    def fail() -> None:
+        for step in range(4):
+            ddp(data(step, comm.rank)).sum().backward()
+            state.synchronize()
+
+    with pytest.raises((RuntimeError, NonFiniteGradient, TransportError), match=r"2\.bias"):
+        fail()
+    assert isinstance(state.failure, wanted), state.failure
+    comm.close()
+    dist.barrier()
+
+
+def mixed_precision() -> None:
+    """A GradScaler, of which the hook's "skip" makes the averages of an overflowing step infinite on all ranks."""
+    net = model()
+    ddp = DistributedDataParallel(net, bucket_cap_mb=1)
+    scaler = torch.amp.GradScaler(DEVICE.type, init_scale=2.0**16)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    with Communicator.from_torch(timeout_s=60) as comm:
+        state = DDPState(comm, ddp.named_parameters(), mode="dense", nonfinite="skip", scaler=scaler)
+        ddp.register_comm_hook(state, telegrad.ddp_hook)
+        for step in range(STEPS):
+            optimizer.zero_grad()
+            with torch.autocast(DEVICE.type, dtype=torch.bfloat16):
+                loss = ddp(data(step, comm.rank)).square().mean()
+            if step == 2 and comm.rank == 0:
+                loss = loss * float("inf")
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+        assert state.step == STEPS - 1
+        assert scaler.get_scale() == 2.0**15
+        assert_alike(net)
+
+
+def mixed_precision_synchronizer() -> None:
+    """Gradients of bfloat16 and a GradScaler, which clips what it has unscaled."""
+    net = model().to(torch.bfloat16)
+    scaler = torch.amp.GradScaler(DEVICE.type, init_scale=2.0**16)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    with Communicator.from_torch(timeout_s=60) as comm:
+        sync = Synchronizer(net, comm, plan="single")
+        for step in range(STEPS):
+            optimizer.zero_grad()
+            loss = net(data(step, comm.rank).to(torch.bfloat16)).float().square().mean()
+            if step == 2 and comm.rank == 0:
+                loss = loss * float("inf")
+            with not_waiting() if step >= WARM_UP else contextlib.nullcontext():
+                scaler.scale(loss).backward()
+            scaler.unscale_(optimizer)
+            nn.utils.clip_grad_norm_(net.parameters(), CLIP)
+            scaler.step(optimizer)
+            scaler.update()
+        assert scaler.get_scale() == 2.0**15
+        assert_alike(net)
+        sync.close()
+
+
+def assert_alike(net: nn.Module) -> None:
+    """On all ranks, and finite."""
+    for one in net.parameters():
+        least, most = one.detach().clone(), one.detach().clone()
+        dist.all_reduce(least, dist.ReduceOp.MIN)
+        dist.all_reduce(most, dist.ReduceOp.MAX)
+        assert torch.equal(least, most)
+        assert bool(least.isfinite().all())
+
+
+def _synchronised(**options: Any) -> nn.Module:
+    net = model()
+    with Communicator.from_torch(timeout_s=60) as comm:
+        sync = Synchronizer(net, comm, **options)
+        train(net, net)
+        sync.close()
+    return net
+
+
+def synchronizer() -> None:
+    for plan in ("auto", "single", "wfbp") if ON_GPU else ("fixed", "single", "wfbp"):
+        assert_same(_synchronised(plan=plan), expected())
+
+
+def synchronizer_that_clips() -> None:
+    assert_same(_synchronised(plan="single", clip_norm=CLIP), expected(CLIP))
+
+
+def sharded() -> None:
+    net = model()
+    mesh = dist.init_device_mesh(DEVICE.type, (dist.get_world_size(),))
+    for layer in net:
+        fully_shard(layer, mesh=mesh)
+    fully_shard(net, mesh=mesh)
+    train(net, net, may_wait=True)
+    wanted = expected()
+    for one, other in zip(net.parameters(), wanted.parameters(), strict=True):
+        torch.testing.assert_close(one.full_tensor(), other.detach(), rtol=1e-3, atol=1e-5)  # type: ignore[attr-defined]
+    dist.barrier()
+
+
+SCENARIOS: tuple[Callable[[], None], ...] = (
+    collectives,
+    ddp_without_a_hook,
+    hook_that_raises,
+    hook_that_skips,
+    hook_that_sends,
+    dropped_steps,
+    mixed_precision,
+    mixed_precision_synchronizer,
+    synchronizer,
+    synchronizer_that_clips,
+    sharded,
+    late_errors,
+)
+
+
+def run_all(store: str) -> None:
+    """Prints ``name ok``, or what went wrong, for each scenario; stops at the first that fails."""
+    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    bound = None
+    if ON_GPU:
+        bound = torch.device("cuda", 0)  # of all ranks
+        torch.cuda.set_device(bound)
+    torch.set_num_threads(1)
+    dist.init_process_group("telegrad", init_method=store, rank=rank, world_size=size, device_id=bound)
+    for scenario in SCENARIOS:
+        try:
+            scenario()
+        except Exception:
+            print(f"{scenario.__name__} {traceback.format_exc()!r}", flush=True)
+            sys.exit(1)
+        print(f"{scenario.__name__} ok", flush=True)
+    dist.destroy_process_group()
