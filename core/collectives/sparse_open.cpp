@@ -52,6 +52,21 @@ Task<void> write_view(Transport& net, const StreamView<V>& view, std::span<V> ou
 }
 
 template <class V>
+SparseStream<V> addend_of(std::uint64_t dimension, std::span<const std::uint32_t> indices, std::span<const V> values,
+                          const SparseReduction& how) {
+  const bool has_levels = how.nodes != nullptr && how.nodes->two_level();
+  const bool chooses =
+      how.algorithm == Algorithm::automatic || (how.algorithm == Algorithm::two_level && !has_levels);
+  if (!chooses || how.wire.values != ValueEncoding::native || static_cast<double>(values.size()) <= memory_delta<V>(dimension, how.switch_factor)) {
+    return SparseStream<V>::sparse(dimension, indices, values);
+  }
+  validate_entries(dimension, indices, values.size());
+  Array<V> dense(static_cast<std::size_t>(dimension));
+  write_dense(StreamView<V>{{0, dimension}, false, indices, values}, dense.span(), how.reduction);
+  return SparseStream<V>::adopt_dense(std::move(dense));
+}
+
+template <class V>
 OpenSum<V>::OpenSum(Transport& net, SparseStream<V> mine, const SparseReduction& how)
     : net_(net),
       mine_(std::move(mine)),
@@ -132,7 +147,9 @@ void OpenSum<V>::saw(double sum_entries) {
 TELEGRAD_FOR_ENTRY_VALUES(TELEGRAD_INSTANTIATE)
 TELEGRAD_INSTANTIATE(CountedF32)
 #undef TELEGRAD_INSTANTIATE
-#define TELEGRAD_INSTANTIATE(V) \
+#define TELEGRAD_INSTANTIATE(V)                                                              \
+  template SparseStream<V> addend_of(std::uint64_t, std::span<const std::uint32_t>,         \
+                                     std::span<const V>, const SparseReduction&);           \
   template Task<void> write_view(Transport&, const StreamView<V>&, std::span<V>, Reduction);
 TELEGRAD_FOR_ENTRY_VALUES(TELEGRAD_INSTANTIATE)
 #undef TELEGRAD_INSTANTIATE
