@@ -16,6 +16,8 @@ from triton_arrays import DEVICE
 from telegrad import Communicator, DeviceEntries, SparseStream, sim
 from telegrad.comm.device.staging import staging_of
 from telegrad.errors import PeerFailed, TransportError
+from telegrad.ops.select import cpu
+from telegrad.ops.select.triton import queue_topk
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::RuntimeWarning:triton"),  # of numpy, in the interpreter
@@ -354,3 +356,34 @@ def test_an_output_that_is_an_input(device: FakeRuntime, comms: list[Communicato
     with pytest.raises(ValueError, match="out shares memory with the entries: give it memory of its own"):
         comms[0].all_reduce(entries, out=both[1:11])
     comms[0].abort("over")
+
+
+def test_from_gradient_to_sum_without_the_host(
+    device: FakeRuntime, comms: list[Communicator], streams: list[FakeStream]
+) -> None:
+    k = 40
+    rng = np.random.default_rng(5)
+    gradients = [rng.standard_normal((2, N)).astype(np.float32) for _ in range(RANKS)]
+    residuals = [torch.zeros(N) for _ in range(RANKS)]
+    entries = [staged(torch.zeros(k), torch.zeros(k), N, spare=0) for _ in range(RANKS)]
+    outs = [nowhere(N) for _ in range(RANKS)]
+    expected = [np.zeros(N, np.float32) for _ in range(RANKS)]
+    for step in range(2):
+        for rank, stream in enumerate(streams):
+            gradient, one = torch.from_numpy(gradients[rank][step]), entries[rank]
+
+            def choose(residual: torch.Tensor, gradient: torch.Tensor, indices: Any, values: Any, count: Any) -> None:
+                queue_topk(residual, gradient, k, indices, values, count, 0)
+
+            device.launch(stream, choose, residuals[rank], gradient, one.indices, one.values, one.count)
+        on_all(device, comms, streams, lambda comm, rank: comm.all_reduce(entries[rank], "avg", out=outs[rank]))
+        given = []
+        for rank in range(RANKS):
+            indices, values = np.empty(k, np.uint32), np.empty(k, np.float32)
+            cpu.accumulate_topk(expected[rank], gradients[rank][step], k, indices, values, 0)
+            given.append((torch.from_numpy(indices.astype(np.int64)), torch.from_numpy(values)))
+        sums = host_sums(given, N, "avg")
+        for rank, stream in enumerate(streams):
+            stream.synchronize()
+            assert bits(outs[rank]) == bits(sums[rank])
+            assert residuals[rank].numpy().tobytes() == expected[rank].tobytes()
