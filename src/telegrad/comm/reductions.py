@@ -82,6 +82,9 @@ class Reductions(StreamReductions):
         quantization; NaN if one is NaN or infinite), others hold them as they are. ``None`` and ``"auto"`` lose
         nothing, and pack where the network is slow enough for that. Ranks that give COO tensors give the same shape:
         only the number of elements is compared.
+
+        The sum of DeviceEntries, a sparse vector on a GPU, goes into ``out``, a dense tensor there, of which all is
+        written; their arguments are those of a sparse ``x`` but for ``error``. docs/gpu.md.
         """
         if async_op and out is None and wire is None and error is None:
             begun = self._usable().begin_all_reduce(x, op, algorithm)
