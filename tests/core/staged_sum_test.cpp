@@ -182,6 +182,26 @@ TEST("every reduction and dtype, and values that are rounded on the wire as thos
   }
 }
 
+TEST("entries beyond a slice of work, in order or not") {
+  constexpr std::uint64_t kN = 400'000;
+  for (const double density : {0.25, 0.75}) {
+    check<float>(World::local, 2, kN, density, {.algorithm = Algorithm::automatic}, 2);
+  }
+  constexpr std::uint32_t kSlice = Transport::kSliceBytes / sizeof(std::uint32_t);
+  for (const std::uint32_t at : {kSlice - 1, kSlice, kSlice + 1, 2 * kSlice, 199'999U}) {
+    Input<float> input{std::vector<std::uint32_t>(200'000), std::vector<float>(200'000, 1.0F)};
+    for (std::uint32_t i = 0; i < 200'000; ++i) input.indices[i] = 2 * i;
+    input.indices[at] = input.indices[at - 1];
+    Staged<float> staged(kN, input, 0, kN);
+    const RequestPtr request = staged.request({});
+    LocalRanks ranks(1, {.agreement_s = 0.0});
+    ranks.session(0).begin(request, 0.0);
+    ranks.run();
+    REQUIRE(request->done() && request->failure());
+    EXPECT(request->failure()->reason.find("indices[" + std::to_string(at) + "]") != std::string::npos);
+  }
+}
+
 TEST("a sum of more entries than there is room for becomes dense") {
   constexpr std::uint64_t kN = 1000;
   const auto inputs = inputs_of<float>(3, kN, 0.1, 9);
