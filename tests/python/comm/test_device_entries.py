@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -291,6 +292,32 @@ def test_memory_that_is_not_to_be_had(
     on_all(device, comms, streams, lambda comm, rank: comm.all_reduce(entries, out=out if rank == 0 else nowhere(10)))
     streams[0].synchronize()
     assert out.tolist() == [0.0] * 4 + [3.0] + [0.0] * 5
+
+
+def test_kernels_that_are_not_installed(
+    device: FakeRuntime, comms: list[Communicator], streams: list[FakeStream], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entries = staged(torch.tensor([4]), torch.ones(1), 10)
+    outs = [nowhere(10) for _ in range(RANKS)]
+    with monkeypatch.context() as patched, device.on(streams[0]):
+        patched.setitem(sys.modules, "triton", None)
+        with pytest.raises(ModuleNotFoundError, match=r"x is a tensor on privateuseone:0, .* telegrad\[gpu\]"):
+            comms[0].all_reduce(entries, out=outs[0])
+    on_all(device, comms, streams, lambda comm, rank: comm.all_reduce(entries, out=outs[rank]))
+    streams[0].synchronize()
+    assert outs[0].tolist() == [0.0] * 4 + [3.0] + [0.0] * 5
+
+
+def test_tensors_of_any_shape_that_require_gradients(
+    device: FakeRuntime, comms: list[Communicator], streams: list[FakeStream]
+) -> None:
+    values = on_fake_device(torch.tensor([2.0])).requires_grad_()
+    entries = DeviceEntries(on_fake_device(torch.tensor([4])), values, on_fake_device(torch.tensor(1)), 6)
+    outs = [on_fake_device(torch.zeros(2, 3)).requires_grad_() for _ in range(RANKS)]
+    on_all(device, comms, streams, lambda comm, rank: comm.all_reduce(entries, "prod", out=outs[rank]))
+    for rank, stream in enumerate(streams):
+        stream.synchronize()
+        assert outs[rank].tolist() == [[1.0, 1.0, 1.0], [1.0, 8.0, 1.0]]
 
 
 def test_simulated_ranks_have_no_streams(device: FakeRuntime) -> None:

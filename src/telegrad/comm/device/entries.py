@@ -31,7 +31,9 @@ class DeviceEntries:
     ``indices`` (uint32 or int64) and ``values`` (float32, float16 or bfloat16) are one-dimensional, contiguous, and
     equally long: as long as the most entries that there may be. ``count`` (int32 or int64, one element) says how many
     there are. Their indices are strictly increasing and below ``length``, which is checked once they are on the host;
-    what lies behind them does not count. Raises ``TypeError`` or ``ValueError`` for tensors that do not fit.
+    what lies behind them does not count. A sum reads them when its stream comes to it: with ``async_op=True`` leave
+    them alone until the current stream has passed its ``wait()``. Raises ``TypeError`` or ``ValueError`` for tensors
+    that do not fit.
     """
 
     indices: Any
