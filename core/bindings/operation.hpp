@@ -15,6 +15,7 @@
 #include <utility>
 
 #include "bindings/binding.hpp"
+#include "collectives/sparse_open.hpp"
 #include "progress/completion_queue.hpp"
 #include "progress/engine.hpp"
 #include "session/moves.hpp"
@@ -88,19 +89,12 @@ SparseStream<V> stream_of(std::uintptr_t indices, std::uintptr_t values, std::si
   return SparseStream<V>::sparse(n, memory<const std::uint32_t>(indices, nnz), held);
 }
 
-// For a sum: where that may be made densely, also what takes less memory so.
+// For a sum, which may hold it densely.
 template <class V>
-SparseStream<V> addend_of(std::uintptr_t indices, std::uintptr_t values, std::size_t nnz, std::uint64_t n,
+SparseStream<V> addend_at(std::uintptr_t indices, std::uintptr_t values, std::size_t nnz, std::uint64_t n,
                           const SparseReduction& how) {
-  const bool open = how.algorithm == Algorithm::automatic && how.wire.values == ValueEncoding::native;
-  if (!open || indices == 0 || static_cast<double>(nnz) <= memory_delta<V>(n, how.switch_factor)) {
-    return stream_of<V>(indices, values, nnz, n);
-  }
-  const std::span<const std::uint32_t> places = memory<const std::uint32_t>(indices, nnz);
-  validate_entries(n, places, nnz);
-  Array<V> dense(static_cast<std::size_t>(n));
-  write_dense(StreamView<V>{{0, n}, false, places, memory<const V>(values, nnz)}, dense.span(), how.reduction);
-  return SparseStream<V>::adopt_dense(std::move(dense));
+  if (indices == 0) return stream_of<V>(indices, values, nnz, n);
+  return addend_of<V>(n, memory<const std::uint32_t>(indices, nnz), memory<const V>(values, nnz), how);
 }
 
 class Operation {

@@ -119,7 +119,7 @@ void bind_reductions(nb::class_<Self>& type) {
             how.choice = self->sparse_choice();
             how.nodes = self->nodes();
             return on_entry_type(dtype, [&]<class V>(V) {
-              return begin(self, make_all_reduce(addend_of<V>(indices, values, nnz, n, how), how), caller_waits);
+              return begin(self, make_all_reduce(addend_at<V>(indices, values, nnz, n, how), how), caller_waits);
             });
           },
           nb::arg("indices"), nb::arg("values"), nb::arg("nnz"), nb::arg("n"), nb::arg("dtype"), nb::arg("how"), blocking)
@@ -130,12 +130,35 @@ void bind_reductions(nb::class_<Self>& type) {
             how.choice = self->sparse_choice();
             how.nodes = self->nodes();
             return on_entry_type(dtype, [&]<class V>(V) {
-              SparseStream<V> stream = addend_of<V>(indices, values, nnz, n, how);
+              SparseStream<V> stream = addend_at<V>(indices, values, nnz, n, how);
               return begin(self, make_all_reduce_into(std::move(stream), memory<V>(output, n), how), caller_waits);
             });
           },
           nb::arg("indices"), nb::arg("values"), nb::arg("nnz"), nb::arg("n"), nb::arg("dtype"), nb::arg("how"),
           nb::arg("output"), blocking)
+      .def(
+          // Of entries that a stream has staged once the gate is open.
+          "all_reduce_staged",
+          [](const Pointer& self, std::uintptr_t count, std::uintptr_t indices, std::uintptr_t values, std::size_t room,
+             std::uint64_t n, DType dtype, SparseReduction how, std::uintptr_t form, std::uintptr_t sum_indices,
+             std::uintptr_t sum_values, std::size_t sum_room, std::uintptr_t dense, const Gate& opened) {
+            how.choice = self->sparse_choice();
+            how.nodes = self->nodes();
+            return on_entry_type(dtype, [&]<class V>(V) {
+              const StagedEntries<V> staged{.dimension = n,
+                                            .count = reinterpret_cast<const std::int64_t*>(count),
+                                            .indices = memory<const std::uint32_t>(indices, room),
+                                            .values = memory<const V>(values, room)};
+              const StagedSum<V> sum{.form = reinterpret_cast<std::int64_t*>(form),
+                                     .indices = memory<std::uint32_t>(sum_indices, sum_room),
+                                     .values = memory<V>(sum_values, sum_room),
+                                     .dense = memory<V>(dense, n)};
+              return begin(self, make_all_reduce_staged(staged, sum, how), false, &opened);
+            });
+          },
+          nb::arg("count"), nb::arg("indices"), nb::arg("values"), nb::arg("room"), nb::arg("n"), nb::arg("dtype"),
+          nb::arg("how"), nb::arg("form"), nb::arg("sum_indices"), nb::arg("sum_values"), nb::arg("sum_room"),
+          nb::arg("dense"), nb::arg("gate"))
       .def(
           // `counts`: of each rank's slice; none: all alike.
           "reduce_scatter_sparse",

@@ -52,6 +52,25 @@ Task<void> write_view(Transport& net, const StreamView<V>& view, std::span<V> ou
 }
 
 template <class V>
+bool begins_densely(std::uint64_t dimension, std::size_t entries, const SparseReduction& how) {
+  const bool has_levels = how.nodes != nullptr && how.nodes->two_level();
+  const bool is_open =
+      how.algorithm == Algorithm::automatic || (how.algorithm == Algorithm::two_level && !has_levels);
+  return is_open && how.wire.values == ValueEncoding::native &&
+         static_cast<double>(entries) > memory_delta<V>(dimension, how.switch_factor);
+}
+
+template <class V>
+SparseStream<V> addend_of(std::uint64_t dimension, std::span<const std::uint32_t> indices, std::span<const V> values,
+                          const SparseReduction& how) {
+  if (!begins_densely<V>(dimension, values.size(), how)) return SparseStream<V>::sparse(dimension, indices, values);
+  validate_entries(dimension, indices, values.size());
+  Array<V> dense(static_cast<std::size_t>(dimension));
+  write_dense(StreamView<V>{{0, dimension}, false, indices, values}, dense.span(), how.reduction);
+  return SparseStream<V>::adopt_dense(std::move(dense));
+}
+
+template <class V>
 OpenSum<V>::OpenSum(Transport& net, SparseStream<V> mine, const SparseReduction& how)
     : net_(net),
       mine_(std::move(mine)),
@@ -132,7 +151,10 @@ void OpenSum<V>::saw(double sum_entries) {
 TELEGRAD_FOR_ENTRY_VALUES(TELEGRAD_INSTANTIATE)
 TELEGRAD_INSTANTIATE(CountedF32)
 #undef TELEGRAD_INSTANTIATE
-#define TELEGRAD_INSTANTIATE(V) \
+#define TELEGRAD_INSTANTIATE(V)                                                              \
+  template bool begins_densely<V>(std::uint64_t, std::size_t, const SparseReduction&);      \
+  template SparseStream<V> addend_of(std::uint64_t, std::span<const std::uint32_t>,         \
+                                     std::span<const V>, const SparseReduction&);           \
   template Task<void> write_view(Transport&, const StreamView<V>&, std::span<V>, Reduction);
 TELEGRAD_FOR_ENTRY_VALUES(TELEGRAD_INSTANTIATE)
 #undef TELEGRAD_INSTANTIATE

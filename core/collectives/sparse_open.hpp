@@ -23,6 +23,16 @@ inline bool knows_levels(const SparseReduction& how) {
   return how.algorithm == Algorithm::automatic && how.nodes != nullptr;
 }
 
+/// Whether a rank should hold so many entries densely before it calls: that takes less memory, and the algorithm is open,
+/// as two_level without two levels is.
+template <class V>
+bool begins_densely(std::uint64_t dimension, std::size_t entries, const SparseReduction& how);
+
+/// A rank's entries, copied, as its addend. Throws as validate_entries does.
+template <class V>
+SparseStream<V> addend_of(std::uint64_t dimension, std::span<const std::uint32_t> indices, std::span<const V> values,
+                          const SparseReduction& how);
+
 /// A sum whose caller leaves the algorithm open (is_open()). Its messages have steps that no named algorithm comes to.
 template <class V>
 class OpenSum {

@@ -36,12 +36,12 @@ void check_doubling(const SparseReduction& how) {
 
 // Formats of indices may differ: every message says which it has.
 template <class V>
-Call sparse_call(const SparseStream<V>& stream, const SparseReduction& how) {
+Call sparse_call(std::uint64_t dimension, const SparseReduction& how) {
   return {.operation = Operation::sparse_allreduce,
           .dtype = dtype_of<V>,
           .reduction = how.reduction,
           .algorithm = how.algorithm,
-          .count = stream.dimension(),
+          .count = dimension,
           .switch_factor = how.switch_factor,
           .layout = how.nodes                        ? how.nodes->digest()
                     : how.slices == Slices::balanced ? kBalancedSlices
@@ -171,7 +171,7 @@ template <class V>
 SparseSum<V> make_all_reduce(SparseStream<V> stream, const SparseReduction& wished) {
   check_doubling(wished);
   const SparseReduction how = on_existing_levels<V>(wished, stream.dimension());
-  const Call call = sparse_call(stream, how);
+  const Call call = sparse_call<V>(stream.dimension(), how);
   auto result = std::make_shared<std::optional<SparseStream<V>>>();
   auto mine = std::make_shared<SparseStream<V>>(std::move(stream));
   return {request(call, [=](Transport& net) { return sum_streams(net, std::move(*mine), how, result); }), result};
@@ -181,7 +181,7 @@ template <class V>
 RequestPtr make_all_reduce_into(SparseStream<V> stream, std::span<V> output, const SparseReduction& wished) {
   check_doubling(wished);
   const SparseReduction how = on_existing_levels<V>(wished, stream.dimension());
-  const Call call = sparse_call(stream, how);
+  const Call call = sparse_call<V>(stream.dimension(), how);
   auto mine = std::make_shared<SparseStream<V>>(std::move(stream));
   return request(call, [=](Transport& net) {
     SparseReduction here = how;
@@ -191,9 +191,18 @@ RequestPtr make_all_reduce_into(SparseStream<V> stream, std::span<V> output, con
 }
 
 template <class V>
+RequestPtr make_all_reduce_staged(const StagedEntries<V>& mine, const StagedSum<V>& sum,
+                                  const SparseReduction& wished) {
+  check_doubling(wished);
+  const SparseReduction how = on_existing_levels<V>(wished, mine.dimension);
+  return request(sparse_call<V>(mine.dimension, how),
+                 [=](Transport& net) { return allreduce_staged(net, mine, how, sum); });
+}
+
+template <class V>
 SparseSum<V> make_reduce_scatter(SparseStream<V> stream, Partition slices, const SparseReduction& how) {
   TELEGRAD_CHECK(slices.count() == stream.dimension());
-  Call call = sparse_call(stream, how);
+  Call call = sparse_call<V>(stream.dimension(), how);
   call.operation = Operation::sparse_reduce_scatter;
   call.algorithm = Algorithm::automatic;
   call.layout = slices.digest();
@@ -231,6 +240,8 @@ TopkSum<V, BoundedTopkState> make_all_reduce_topk(SparseStream<V> stream, const 
 #define TELEGRAD_INSTANTIATE(V)                                                                    \
   template SparseSum<V> make_all_reduce(SparseStream<V>, const SparseReduction&);                  \
   template RequestPtr make_all_reduce_into(SparseStream<V>, std::span<V>, const SparseReduction&); \
+  template RequestPtr make_all_reduce_staged(const StagedEntries<V>&, const StagedSum<V>&,         \
+                                             const SparseReduction&);                              \
   template SparseSum<V> make_reduce_scatter(SparseStream<V>, Partition, const SparseReduction&);   \
   TELEGRAD_INSTANTIATE_TOPK(V, OkTopk)                                                             \
   TELEGRAD_INSTANTIATE_TOPK(V, GTopk)                                                              \

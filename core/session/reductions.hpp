@@ -17,6 +17,7 @@
 #include "collectives/partition.hpp"
 #include "collectives/topk_result.hpp"
 #include "session/request.hpp"
+#include "session/staged.hpp"
 #include "sparse/stream.hpp"
 
 namespace telegrad {
@@ -61,6 +62,11 @@ SparseSum<V> make_all_reduce(SparseStream<V> stream, const SparseReduction& how)
 /// The same, written densely into `output`.
 template <class V>
 RequestPtr make_all_reduce_into(SparseStream<V> stream, std::span<V> output, const SparseReduction& how);
+
+/// The same call, of entries that lie there once the request's gate is open, to where a stream takes the sum: other ranks
+/// may call one of the two above.
+template <class V>
+RequestPtr make_all_reduce_staged(const StagedEntries<V>& mine, const StagedSum<V>& sum, const SparseReduction& how);
 
 /// This rank's slice of the reduction: see reduce_scatter_sparse(). `slices`: as many as there are ranks, the same on all.
 template <class V>

@@ -17,7 +17,7 @@ except ImportError:
 else:
     from telegrad import errors
     from telegrad.calibration import calibrate
-    from telegrad.comm import BoundedTopkState, Communicator, GTopkState, OkTopkState, ReduceOp, Work
+    from telegrad.comm import BoundedTopkState, Communicator, DeviceEntries, GTopkState, OkTopkState, ReduceOp, Work
     from telegrad.errors import (
         MismatchedCall,
         NonFiniteGradient,
@@ -36,6 +36,7 @@ __all__ = [
     "BoundedTopkState",
     "Communicator",
     "DDPState",
+    "DeviceEntries",
     "GTopkState",
     "MismatchedCall",
     "NonFiniteGradient",

@@ -268,6 +268,24 @@ class Communicator:
         output: int,
         blocking: bool = False,
     ) -> Request: ...
+    # Once the gate is open: the int64 at `count` says how many of the staged entries there are. What becomes of the sum
+    # is said at `form` (int64): how many entries it has, or -2: it is dense. A gate's failure leaves -1 there.
+    def all_reduce_staged(
+        self,
+        count: int,
+        indices: int,  # uint32
+        values: int,
+        room: int,
+        n: int,
+        dtype: DType,
+        how: SparseReduction,
+        form: int,
+        sum_indices: int,
+        sum_values: int,
+        sum_room: int,
+        dense: int,  # n values; may be the memory of the sum's entries
+        gate: Gate,
+    ) -> Request: ...
     def reduce_scatter_sparse(
         self,
         indices: int,

@@ -85,6 +85,7 @@ class FakeRuntime:
     def __init__(self) -> None:
         self._local = threading.local()
         self._streams: list[FakeStream] = []
+        self._interpreter = threading.Lock()  # Triton's has one state for all threads
         self.kept: list[tuple[Any, FakeStream]] = []
 
     @contextmanager
@@ -118,6 +119,13 @@ class FakeRuntime:
         assert source.is_contiguous()
         assert isinstance(target, FakeTensor) != isinstance(source, FakeTensor)
         stream.put(lambda: _plain(target).copy_(_plain(source)))
+
+    def launch(self, stream: FakeStream, kernels: Callable[..., None], *tensors: torch.Tensor) -> None:
+        def run() -> None:
+            with self._interpreter:
+                kernels(*map(_plain, tensors))
+
+        stream.put(run)
 
     def write_value(self, stream: FakeStream, address: int, value: int) -> None:
         def write() -> None:

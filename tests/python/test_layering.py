@@ -51,7 +51,7 @@ MAY_IMPORT = {
     "__init__": {*LIBRARY, "_native", "calibration", "plan", "train"},
     "ops": BASICS,
     "compress": {*BASICS, "ops"},
-    "comm": {*BASICS, "plan"},
+    "comm": {*BASICS, "ops", "plan"},
     "plan": {"errors"},
     "calibration": {*BASICS, "comm", "launch", "plan"},
     "launch": {"errors", "comm", "plan"},

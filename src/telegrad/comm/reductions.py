@@ -10,10 +10,11 @@ from typing import Any, TypeVar, cast
 from telegrad import _core
 from telegrad.comm.arguments import checked_root
 from telegrad.comm.blocks import checked_counts
+from telegrad.comm.device.entries import DeviceEntries
 from telegrad.comm.device.parts import element_parts, scattered_parts
 from telegrad.comm.encoded import check_encodable, checked_seed, encoding_of, error_of
 from telegrad.comm.reduction import DENSE_ALGORITHMS, algorithm_of, reduction_of
-from telegrad.comm.stream_input import StreamInput, sparse_input
+from telegrad.comm.stream_input import StreamInput, dense_for, sparse_input
 from telegrad.comm.stream_reductions import StreamReductions
 from telegrad.comm.tensors import HostBuffer, check_together, empty_like, on_device, overlap, reducible
 from telegrad.comm.work import Work
@@ -81,11 +82,18 @@ class Reductions(StreamReductions):
         quantization; NaN if one is NaN or infinite), others hold them as they are. ``None`` and ``"auto"`` lose
         nothing, and pack where the network is slow enough for that. Ranks that give COO tensors give the same shape:
         only the number of elements is compared.
+
+        The sum of DeviceEntries, a sparse vector on a GPU, goes into ``out``, a dense tensor there, of which all is
+        written; their arguments are those of a sparse ``x`` but for ``error``. docs/gpu.md.
         """
         if async_op and out is None and wire is None and error is None:
             begun = self._usable().begin_all_reduce(x, op, algorithm)
             if begun is not None:
                 return self._work(begun, "all_reduce", x, lambda _: x)
+        if isinstance(x, DeviceEntries):
+            into = dense_for(x, out, error)
+            how = self._sparse_reduction(x, op, algorithm, switch_factor, wire, None, seed, slices=slices)
+            return self._reduce_entries(x, op, how, into, async_op)
         sparse = sparse_input(x)
         if (wire is not None or error is not None) and sparse is None:
             if wire is None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
 from telegrad import _core
+from telegrad.comm.device.entries import DeviceEntries, EntriesPart, Staged
+from telegrad.comm.device.parts import flat
 from telegrad.comm.encoded import checked_seed
 from telegrad.comm.member import Member
 from telegrad.comm.reduction import SPARSE_ALGORITHMS, algorithm_of, neutral_element, sparse_reduction_of
@@ -13,6 +16,7 @@ from telegrad.comm.stream_input import StreamInput, sparse_input
 from telegrad.comm.stream_wire import error_into, formats_of, overlaps_stream
 from telegrad.comm.tensors import HostBuffer, address, reducible
 from telegrad.comm.work import Work
+from telegrad.ops.staging import kernels_of
 from telegrad.plan import Tuning
 from telegrad.stream import SparseStream
 
@@ -86,7 +90,7 @@ class StreamReductions(Member):
 
     def _sparse_reduction(
         self,
-        stream: SparseStream,
+        stream: SparseStream | DeviceEntries,
         op: Any,
         algorithm: str,
         switch_factor: float,
@@ -101,7 +105,8 @@ class StreamReductions(Member):
         formats = formats_of(wire, stream, shares_memory=core.shares_memory, tuning=self._tuning)
         encoding = formats.values
         balanced = _balanced(slices, algorithm)
-        chosen, lost = algorithm_of(algorithm, SPARSE_ALGORITHMS), error_into(error, stream, out)
+        chosen = algorithm_of(algorithm, SPARSE_ALGORITHMS)
+        lost = 0 if isinstance(stream, DeviceEntries) else error_into(error, stream, out)
         if encoding != _core.ValueEncoding.native:
             if reduction not in (_core.Reduction.sum, _core.Reduction.avg):
                 raise ValueError(
@@ -152,6 +157,22 @@ class StreamReductions(Member):
             return given.like(total)
 
         return self._stream_work(request, "all_reduce", held, finish, async_op)
+
+    def _reduce_entries(
+        self, entries: DeviceEntries, op: Any, how: _core.SparseReduction, out: Any, async_op: bool
+    ) -> Any:
+        core, absent = self._usable(), neutral_element(sparse_reduction_of(op))
+        kernels_of(out)  # what they need may be missing: that must be known before anything begins
+        dtype, n = DTYPES[entries.dtype], entries.length
+
+        def begin(staged: Staged, gate: _core.Gate) -> _core.Request:
+            mine, total = staged[:4], staged[4:]
+            return core.all_reduce_staged(*mine, n, dtype, how, *total, gate)
+
+        form = entries.count.new_empty(1, dtype=sys.modules["torch"].int64)
+        part = EntriesPart(entries, flat(out), form, absent, begin)
+        tensors = (entries.indices, entries.values, entries.count, out, form)
+        return self._run_on_device("all_reduce", [part], tensors, out, async_op)
 
     def _scatter_stream(
         self,

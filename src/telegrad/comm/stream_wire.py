@@ -7,7 +7,7 @@ encodings of values are part of what ranks compare.
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from telegrad import _core
 from telegrad.comm.encoded import WIRES
@@ -45,7 +45,21 @@ class Formats(NamedTuple):
     packs_values: bool
 
 
-def formats_of(wire: object, stream: SparseStream, *, shares_memory: bool, tuning: Tuning | None) -> Formats:
+class Shape(Protocol):
+    """What is known of entries before they are."""
+
+    @property
+    def n(self) -> int: ...
+
+    @property
+    def nnz(self) -> int:
+        """How many they are, about."""
+
+    @property
+    def dtype(self) -> str: ...
+
+
+def formats_of(wire: object, stream: Shape, *, shares_memory: bool, tuning: Tuning | None) -> Formats:
     """What ``wire`` stands for. Raises ``ValueError`` for a name that does not exist, ``TypeError`` for one that the
     stream's values do not have."""
     beta_s_per_byte = 0.0 if shares_memory else _UNMEASURED_S_PER_BYTE

@@ -83,6 +83,23 @@ def test_flags_are_stream_memory_operations(monkeypatch: pytest.MonkeyPatch) -> 
     ]
 
 
+def test_kernels_are_launched_into_the_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    runtime = use(monkeypatch, FakeDriver())
+    current: list[Any] = []
+
+    @contextmanager
+    def on(stream: Any) -> Iterator[None]:
+        current.append(stream)
+        yield
+        current.pop()
+
+    monkeypatch.setattr(torch.cuda, "stream", on)
+    launched: list[Any] = []
+    runtime.launch("a stream", lambda *tensors: launched.append((tensors, list(current))), 1, 2)
+    assert launched == [((1, 2), ["a stream"])]
+    assert current == []
+
+
 def test_every_device_is_met_in_its_own_context(monkeypatch: pytest.MonkeyPatch) -> None:
     driver = FakeDriver()
     runtime = use(monkeypatch, driver)

@@ -18,6 +18,7 @@ from telegrad.ops.pack.triton import bits, blocks
 from telegrad.ops.quantise.triton import buckets, rounding
 from telegrad.ops.scatter.triton import entries
 from telegrad.ops.select.triton import cuts, draws, passes
+from telegrad.ops.staging.triton import copies
 from telegrad.ops.triton import floats
 
 BLOCK = {"BLOCK": 4096}
@@ -44,17 +45,24 @@ QSGD = {"UNIT": 1.0, "ROWS": 2, "BUCKET": 1024}
 INT8 = {"UNIT": 1 / 127, "ROWS": 8, "BUCKET": 256, "BITS": 8}
 ENCODED = {"out": "*u8", "encoded": "*u8", "packed": "*u8", "error": "*fp32", "first": "i64"}
 HALVES = {"out": "*i16", "encoded": "*i16", "error": "*fp32"}
+WHOLE = {"HELD": False, "BLOCK": 1024}
+STAGED = {"to_count": "*i64", "to_values": "*i32"}
 BLOCKS = {"packed": "*u8", "words": "*i32", "missing": "*u32", "present": "*u32"}
 # Those with types of their own where a name says another thing than in a selection.
 OTHER_CASES: list[tuple[JITFunction, dict[str, Any], dict[str, str]]] = [
     (
         entries.scatter_entries,
-        {"HOW": 1, "KIND": 0, "BLOCK": 1024},
+        {"HOW": 1, "KIND": 0, "HELD": False, "BLOCK": 1024},
         {"dense": "*fp32", "base": "i64", "indices": "*i64"},
     ),
-    (entries.scatter_entries, {"HOW": 1, "KIND": 1, "BLOCK": 1024}, {"dense": "*i16", "base": "i64", "values": "*i16"}),
-    (entries.scatter_entries, {"HOW": 0, "KIND": 2, "BLOCK": 1024}, {"dense": "*i16", "base": "i64", "values": "*i16"}),
-    (entries.scatter_entries, {"HOW": 2, "KIND": 0, "BLOCK": 1024}, {"dense": "*fp32", "base": "i64"}),
+    (entries.scatter_entries, {"HOW": 1, "KIND": 1, **WHOLE}, {"dense": "*i16", "base": "i64", "values": "*i16"}),
+    (entries.scatter_entries, {"HOW": 0, "KIND": 2, **WHOLE}, {"dense": "*i16", "base": "i64", "values": "*i16"}),
+    (entries.scatter_entries, {"HOW": 0, "KIND": 0, **WHOLE, "HELD": True}, {"dense": "*fp32", "base": "i64"}),
+    (entries.scatter_entries, {"HOW": 2, "KIND": 0, **WHOLE}, {"dense": "*fp32", "base": "i64"}),
+    (copies.stage_entries, {"BLOCK": 1024}, {**STAGED, "indices": "*i64", "count": "*i32", "values": "*i32"}),
+    (copies.stage_entries, {"BLOCK": 1024}, {**STAGED, "count": "*i64", "values": "*i16", "to_values": "*i16"}),
+    (copies.begin_sum, {"BLOCK": 1024}, {"out": "*i32", "dense": "*i32", "absent": "i32"}),
+    (copies.begin_sum, {"BLOCK": 1024}, {"out": "*i16", "dense": "*i16", "absent": "i32"}),
     (entries.count_faults, {"BLOCK": 1024}, {"base": "i64"}),
     (buckets.quantise_buckets, {**QSGD, "BITS": 4, "STOCHASTIC": True, "ERROR": True}, ENCODED),
     (buckets.quantise_buckets, {**QSGD, "BITS": 2, "STOCHASTIC": True, "ERROR": False}, ENCODED),
@@ -79,7 +87,7 @@ CALLED_BY_KERNELS = {
     *("draw_words", "level_of"),
     *("put_field", "load_field", "put_sequence", "read_sequence", "bit_length", "best_width"),
 }
-MODULES = (passes, cuts, draws, floats, entries, buckets, rounding, bits, blocks)
+MODULES = (passes, cuts, draws, floats, entries, buckets, rounding, bits, blocks, copies)
 
 FLOATS = {"residual", "gradient", "values", "to_values", "moved"}
 INDICES = {"indices", "to_indices", "positions"}

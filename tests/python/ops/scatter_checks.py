@@ -22,7 +22,12 @@ def vector(size: int, dtype: str, seed: int) -> np.ndarray:
     return narrowed(values.astype(np.float32), np.dtype(dtype))
 
 
-def check(kernels: Any, name: str, dtype: str, count: int, index_type: type, base: int) -> None:
+HELD = (None, 0, 1, 64, 130, 2**40, -1, -2)
+
+
+def check(
+    kernels: Any, name: str, dtype: str, count: int, index_type: type, base: int, held: int | None = None
+) -> None:
     """``count`` entries of 500; what lies before and behind the written vector is not touched."""
     room = np.full(600, -1, np.dtype(f"int{8 * np.dtype(dtype).itemsize}")).view(dtype)
     room[50:550] = vector(500, dtype, count)
@@ -31,8 +36,12 @@ def check(kernels: Any, name: str, dtype: str, count: int, index_type: type, bas
     indices = (np.sort(rng.choice(500, count, replace=False)) + base).astype(index_type)
     values = vector(count, dtype, count + 2)
     given = (indices,) if name == "clear" else (indices, values)
-    getattr(kernels, name)(got[50:550], *given, base)
-    getattr(naive, name)(expected[50:550], *given, base)
+    if held is not None:  # what lies behind those that count must not be looked at
+        end = min(max(held, 0), count)
+        indices[end:], values[end:] = base + 499, np.array(-1, f"int{8 * values.itemsize}").view(dtype)
+    counted = None if held is None else np.array([held], np.int64)
+    getattr(kernels, name)(got[50:550], *given, base, counted)
+    getattr(naive, name)(expected[50:550], *given, base, counted)
     assert got.tobytes() == expected.tobytes()
 
 

@@ -18,6 +18,13 @@ def test_as_the_oracle(name: str, dtype: str, count: int, index_type: type, base
     checks.check(cpu, name, dtype, count, index_type, base)
 
 
+@pytest.mark.parametrize("held", checks.HELD)
+@pytest.mark.parametrize("name", checks.FUNCTIONS)
+def test_some_of_the_entries_count(name: str, held: int | None) -> None:
+    checks.check(cpu, name, "float32", 130, np.uint32, 0, held)
+    checks.check(cpu, name, "uint16", 130, np.int64, 7, held)
+
+
 def test_faults() -> None:
     checks.check_faults(cpu)
 

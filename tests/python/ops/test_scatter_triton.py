@@ -28,6 +28,13 @@ def test_as_the_oracle(name: str, dtype: str, count: int) -> None:
     checks.check(GPU, name, dtype, count, index_type, base)
 
 
+@pytest.mark.parametrize("held", checks.HELD)
+@pytest.mark.parametrize("name", checks.FUNCTIONS)
+def test_some_of_the_entries_count(name: str, held: int | None) -> None:
+    checks.check(GPU, name, "float32", 130, np.uint32, 0, held)
+    checks.check(GPU, name, "uint16", 130, np.int64, 7, held)
+
+
 def test_faults(monkeypatch: pytest.MonkeyPatch) -> None:
     if DEVICE == "cpu":
         monkeypatch.setattr(kernels, "BLOCK", 2)  # an index is compared with the last one of the block before

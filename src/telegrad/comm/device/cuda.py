@@ -5,6 +5,7 @@ Not yet run on a GPU.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
@@ -56,6 +57,10 @@ class CudaRuntime:
     def copy(self, stream: Any, target: Any, source: Any) -> None:
         with self._torch.cuda.stream(stream):
             target.copy_(source, non_blocking=True)
+
+    def launch(self, stream: Any, kernels: Callable[..., None], *tensors: Any) -> None:
+        with self._torch.cuda.stream(stream):
+            kernels(*tensors)
 
     def write_value(self, stream: Any, address: int, value: int) -> None:
         device = stream.device_index

@@ -7,7 +7,7 @@ from itertools import accumulate, pairwise
 from typing import Any
 
 from telegrad import _core
-from telegrad.comm.device.transfers import Part, cuts
+from telegrad.comm.device.transfers import Part, Pieces, cuts
 
 # With the addresses of input and output, how long they are, and the gate.
 _Begin = Callable[[int, int, int, _core.Gate], _core.Request]
@@ -33,7 +33,7 @@ def element_parts(x: Any, out: Any, begin: _Begin) -> list[Part]:
 
     def part(cut: slice) -> Part:
         length = cut.stop - cut.start
-        return Part(
+        return Pieces(
             [_cut(source, cut)], [_cut(target, cut)], lambda given, taken, gate: begin(given, taken, length, gate)
         )
 
@@ -45,13 +45,13 @@ def scattered_parts(x: Any, block: Any, lengths: list[int], begin: _BeginBlocks)
     blocks of a part, in elements."""
     source, target = flat(x), flat(block)
     if len(set(lengths)) > 1:  # chunks of unequal blocks would lie differently on each rank
-        return [Part([source], [target], lambda given, taken, gate: begin(given, taken, lengths, gate))]
+        return [Pieces([source], [target], lambda given, taken, gate: begin(given, taken, lengths, gate))]
     first = range(0, source.numel(), lengths[0]) if lengths[0] else [0] * len(lengths)
 
     def part(cut: slice) -> Part:
         counted = [cut.stop - cut.start] * len(lengths)
         pieces = [source[at + cut.start : at + cut.stop] for at in first]
-        return Part(pieces, [_cut(target, cut)], lambda given, taken, gate: begin(given, taken, counted, gate))
+        return Pieces(pieces, [_cut(target, cut)], lambda given, taken, gate: begin(given, taken, counted, gate))
 
     return [part(cut) for cut in cuts(lengths[0], x.element_size(), len(lengths))]
 
@@ -64,12 +64,12 @@ def gathered_parts(x: Any, out: Any, lengths: list[int] | None, ranks: int, begi
         ends = [0, *accumulate(length // item for length in lengths)]
         pieces = [target[first:last] for first, last in pairwise(ends)]
         nbytes = x.numel() * item
-        return [Part([source], pieces, lambda given, taken, gate: begin(given, taken, nbytes, gate))]
+        return [Pieces([source], pieces, lambda given, taken, gate: begin(given, taken, nbytes, gate))]
 
     def part(cut: slice) -> Part:
         pieces = [target[rank * x.numel() + cut.start : rank * x.numel() + cut.stop] for rank in range(ranks)]
         nbytes = (cut.stop - cut.start) * item
-        return Part([_cut(source, cut)], pieces, lambda given, taken, gate: begin(given, taken, nbytes, gate))
+        return Pieces([_cut(source, cut)], pieces, lambda given, taken, gate: begin(given, taken, nbytes, gate))
 
     return [part(cut) for cut in cuts(x.numel(), item, ranks)]
 
@@ -81,7 +81,7 @@ def broadcast_parts(x: Any, is_root: bool, begin: Callable[[int, int, _core.Gate
     def part(cut: slice) -> Part:
         piece, nbytes = [_cut(source, cut)], (cut.stop - cut.start) * item
         if is_root:
-            return Part(piece, [], lambda given, _, gate: begin(given, nbytes, gate))
-        return Part([], piece, lambda _, taken, gate: begin(taken, nbytes, gate))
+            return Pieces(piece, [], lambda given, _, gate: begin(given, nbytes, gate))
+        return Pieces([], piece, lambda _, taken, gate: begin(taken, nbytes, gate))
 
     return [part(cut) for cut in cuts(x.numel(), item)]

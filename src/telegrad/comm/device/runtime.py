@@ -31,6 +31,9 @@ class DeviceRuntime(Protocol):
     def copy(self, stream: Stream, target: Any, source: Any) -> None:
         """Copies between two contiguous tensors of one dtype and length, one of them in pinned memory."""
 
+    def launch(self, stream: Stream, kernels: Callable[..., None], *tensors: Any) -> None:
+        """Puts what ``kernels(*tensors)`` does into the stream; it waits for nothing. Tensors may be pinned ones."""
+
     def write_value(self, stream: Stream, address: int, value: int) -> None:
         """Writes 32 bits into pinned memory, after all that the stream has written before."""
 

@@ -9,7 +9,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from telegrad import _core
 from telegrad.comm.device.runtime import DeviceRuntime, Event, Stream
@@ -21,14 +21,65 @@ CHUNK_BYTES = 4 << 20
 chosen by measurements."""
 
 
+class Part(Protocol):
+    """One operation of the engine, and how a stream fills and takes its memory."""
+
+    @property
+    def has_input(self) -> bool:
+        """Whether it waits for the stream."""
+
+    @property
+    def input_bytes(self) -> int: ...
+
+    @property
+    def output_bytes(self) -> int: ...
+
+    @property
+    def spoilt_bytes(self) -> int:
+        """So many of the output, its first ones, become 0xFF where the operation fails."""
+
+    def stage(self, runtime: DeviceRuntime, stream: Stream, buffer: Any) -> None:
+        """Puts into the stream what fills ``buffer``, of at least ``input_bytes``; ``None``: of none."""
+
+    def begin(self, given: int, taken: int, gate: _core.Gate) -> _core.Request:
+        """Hands it to the engine, with the addresses of input and output."""
+
+    def fetch(self, runtime: DeviceRuntime, stream: Stream, buffer: Any) -> None:
+        """Puts into the stream what takes the result out of ``buffer``."""
+
+
 @dataclass(frozen=True)
-class Part:
-    """One operation of the engine: contiguous one-dimensional pieces of device tensors, and what is done with them."""
+class Pieces:
+    """A part of contiguous one-dimensional pieces of device tensors, which are copied as they are."""
 
     inputs: Sequence[Any]
     outputs: Sequence[Any]
     begin: Callable[[int, int, _core.Gate], _core.Request]
-    """With the addresses of the staged input and output, where the pieces lie one behind the other."""
+    """In both memories the pieces lie one behind the other."""
+
+    @property
+    def has_input(self) -> bool:
+        return bool(self.inputs)
+
+    @property
+    def input_bytes(self) -> int:
+        return _bytes_of(self.inputs)
+
+    @property
+    def output_bytes(self) -> int:
+        return _bytes_of(self.outputs)
+
+    @property
+    def spoilt_bytes(self) -> int:
+        return self.output_bytes
+
+    def stage(self, runtime: DeviceRuntime, stream: Stream, buffer: Any) -> None:
+        for staged, piece in _placed(buffer, self.inputs):
+            runtime.copy(stream, staged, piece)
+
+    def fetch(self, runtime: DeviceRuntime, stream: Stream, buffer: Any) -> None:
+        for staged, piece in _placed(buffer, self.outputs):
+            runtime.copy(stream, piece, staged)
 
 
 def cuts(elements: int, itemsize: int, copies: int = 1) -> Iterator[slice]:
@@ -78,9 +129,9 @@ class Transfers:
             called = runtime.record(stream)
             stream = self._after(called, self._internal, device, device, tensors)
             to_host = self._after(called, self._to_host, stream, device, tensors)
-        elif sum(1 for part in parts if part.inputs) > 1:
+        elif sum(1 for part in parts if part.has_input) > 1:
             to_host = self._after(runtime.record(stream), self._to_host, stream, device, tensors)
-        leases = self._staging.lease_all([(_bytes_of(part.inputs), _bytes_of(part.outputs)) for part in parts])
+        leases = self._staging.lease_all([(part.input_bytes, part.output_bytes) for part in parts])
         requests: list[_core.Request] = []
         copied: list[Event | None] = []
         try:
@@ -95,8 +146,7 @@ class Transfers:
                 if event is not None:  # the words order this already, but CUDA does not know that
                     runtime.wait_event(stream, event)
                 runtime.wait_value(stream, lease.words.done, lease.words.value)
-                for staged, piece in _pieces(lease.output, part.outputs):
-                    runtime.copy(stream, piece, staged)
+                part.fetch(runtime, stream, lease.output)
             over = runtime.record(stream)
         except BaseException as error:
             if requests:
@@ -150,12 +200,11 @@ class Transfers:
     # Into the stream first: an operation whose gate nobody opens would hold up all ranks.
     def _begin(self, stream: Stream, part: Part, lease: Lease) -> _core.Request:
         words = lease.words
-        for staged, piece in _pieces(lease.input, part.inputs):
-            self._runtime.copy(stream, staged, piece)
-        if part.inputs:
+        part.stage(self._runtime, stream, lease.input)
+        if part.has_input:
             self._runtime.write_value(stream, words.ready, words.value)
         output = lease.output_address
-        gate = _core.Gate(words.ready if part.inputs else 0, words.done, words.value, output, _bytes_of(part.outputs))
+        gate = _core.Gate(words.ready if part.has_input else 0, words.done, words.value, output, part.spoilt_bytes)
         return part.begin(lease.input_address, output, gate)
 
 
@@ -166,7 +215,7 @@ def _bytes_of(pieces: Sequence[Any]) -> int:
     return nbytes
 
 
-def _pieces(buffer: Any, pieces: Sequence[Any]) -> Iterator[tuple[Any, Any]]:
+def _placed(buffer: Any, pieces: Sequence[Any]) -> Iterator[tuple[Any, Any]]:
     """Each piece with its place in the buffer, seen as its dtype."""
     first = 0
     for piece in pieces:

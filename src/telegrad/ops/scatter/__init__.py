@@ -2,8 +2,9 @@
 
 ``dense``: float32, float16 or bfloat16, contiguous. ``indices``: uint32 or int64, ``values``: of the dtype of
 ``dense``; one of each for an entry; strictly increasing. ``base`` is the index of ``dense[0]``, so that a slice of a
-vector can be written. Sums are computed in float32 and rounded once; a NaN is the one quiet NaN. numpy has no
-bfloat16: there it is uint16.
+vector can be written. ``held``, int64, one element beside ``dense``: how many entries count, of those that are given;
+below 0 none, ``None``: all. So a GPU tells nobody how many it has. Sums are computed in float32 and rounded once; a NaN
+is the one quiet NaN. numpy has no bfloat16: there it is uint16.
 
 ``cpu`` does it for numpy arrays with the core's kernels, ``triton`` for torch tensors on a GPU, and ``naive`` is the
 oracle of both, bit for bit.
@@ -26,13 +27,17 @@ class Kernels(Protocol):
     def faults_of(self, runs: Sequence[Array], size: int, base: int) -> list[int]:
         """Of every run of indices, how many are not greater than the one before, or not in [base, base + size)."""
 
-    def scatter_add(self, dense: Array, indices: Array, values: Array, base: int = 0) -> None:
+    def scatter_add(
+        self, dense: Array, indices: Array, values: Array, base: int = 0, held: Array | None = None
+    ) -> None:
         """``dense[index - base] += value``."""
 
-    def scatter_set(self, dense: Array, indices: Array, values: Array, base: int = 0) -> None:
+    def scatter_set(
+        self, dense: Array, indices: Array, values: Array, base: int = 0, held: Array | None = None
+    ) -> None:
         """``dense[index - base] = value``."""
 
-    def clear(self, dense: Array, indices: Array, base: int = 0) -> None:
+    def clear(self, dense: Array, indices: Array, base: int = 0, held: Array | None = None) -> None:
         """``dense[index - base] = 0``."""
 
 

@@ -19,20 +19,24 @@ def faults_of(runs: Sequence[Vector], size: int, base: int) -> list[int]:
     return [_faults(run, size, base) for run in runs]
 
 
-def scatter_add(dense: Vector, indices: Vector, values: Vector, base: int = 0) -> None:
-    _scatter(True, dense, indices, values, base)
+def scatter_add(dense: Vector, indices: Vector, values: Vector, base: int = 0, held: Vector | None = None) -> None:
+    _scatter(True, dense, indices, values, base, held)
 
 
-def scatter_set(dense: Vector, indices: Vector, values: Vector, base: int = 0) -> None:
-    _scatter(False, dense, indices, values, base)
+def scatter_set(dense: Vector, indices: Vector, values: Vector, base: int = 0, held: Vector | None = None) -> None:
+    _scatter(False, dense, indices, values, base, held)
 
 
-def clear(dense: Vector, indices: Vector, base: int = 0) -> None:
-    dense[indices.astype(np.int64) - base] = 0
+def clear(dense: Vector, indices: Vector, base: int = 0, held: Vector | None = None) -> None:
+    dense[_first(indices, held).astype(np.int64) - base] = 0
 
 
-def _scatter(adds: bool, dense: Vector, indices: Vector, values: Vector, base: int) -> None:
-    narrow = indices.astype(np.uint32, copy=False)  # a copy of int64
+def _first(indices: Vector, held: Vector | None) -> Vector:
+    return indices if held is None else indices[: max(0, int(held[0]))]
+
+
+def _scatter(adds: bool, dense: Vector, indices: Vector, values: Vector, base: int, held: Vector | None) -> None:
+    narrow = _first(indices, held).astype(np.uint32, copy=False)  # a copy of int64
     _core.scatter(
         adds,
         _address(dense),

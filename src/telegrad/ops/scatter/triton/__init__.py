@@ -38,27 +38,50 @@ def count_in_order(run: torch.Tensor, size: int, base: int, faults: torch.Tensor
         launch(count_faults, _blocks(run), run, run.numel(), size, base, faults, BLOCK=BLOCK)
 
 
-def scatter_add(dense: torch.Tensor, indices: torch.Tensor, values: torch.Tensor, base: int = 0) -> None:
+def scatter_add(
+    dense: torch.Tensor,
+    indices: torch.Tensor,
+    values: torch.Tensor,
+    base: int = 0,
+    held: torch.Tensor | None = None,
+) -> None:
     """As ``cpu.scatter_add``. Does not wait."""
-    _scatter(dense, indices, values, base, _ADD)
+    _scatter(dense, indices, values, base, held, _ADD)
 
 
-def scatter_set(dense: torch.Tensor, indices: torch.Tensor, values: torch.Tensor, base: int = 0) -> None:
-    """As ``cpu.scatter_set``. Does not wait."""
-    _scatter(dense, indices, values, base, _SET)
+def scatter_set(
+    dense: torch.Tensor,
+    indices: torch.Tensor,
+    values: torch.Tensor,
+    base: int = 0,
+    held: torch.Tensor | None = None,
+) -> None:
+    """As ``cpu.scatter_set``. Does not wait. Entries may also lie in pinned memory."""
+    _scatter(dense, indices, values, base, held, _SET)
 
 
-def clear(dense: torch.Tensor, indices: torch.Tensor, base: int = 0) -> None:
+def clear(dense: torch.Tensor, indices: torch.Tensor, base: int = 0, held: torch.Tensor | None = None) -> None:
     """As ``cpu.clear``. Does not wait."""
-    _scatter(dense, indices, dense, base, _CLEAR)
+    _scatter(dense, indices, dense, base, held, _CLEAR)
 
 
-def _scatter(dense: torch.Tensor, indices: torch.Tensor, values: torch.Tensor, base: int, how: int) -> None:
+def _scatter(
+    dense: torch.Tensor, indices: torch.Tensor, values: torch.Tensor, base: int, held: torch.Tensor | None, how: int
+) -> None:
     count = indices.numel()
     if count == 0:
         return
-    arguments = (bits_of(dense), indices, bits_of(values), count, dense.numel(), base)
-    launch(scatter_entries, _blocks(indices), *arguments, HOW=how, KIND=KINDS[dense.dtype], BLOCK=BLOCK)
+    arguments = (
+        bits_of(dense),
+        indices,
+        bits_of(values),
+        count,
+        dense.numel(),
+        base,
+        indices if held is None else held,
+    )
+    kind = KINDS[dense.dtype]
+    launch(scatter_entries, _blocks(indices), *arguments, HOW=how, KIND=kind, HELD=held is not None, BLOCK=BLOCK)
 
 
 def _blocks(indices: torch.Tensor) -> int:

@@ -10,11 +10,23 @@ from telegrad.ops.triton.floats import canonical, rounded, widened
 
 @triton.jit(do_not_specialize=["count", "size", "base"])
 def scatter_entries(
-    dense, indices, values, count, size, base, HOW: tl.constexpr, KIND: tl.constexpr, BLOCK: tl.constexpr
+    dense,
+    indices,
+    values,
+    count,
+    size,
+    base,
+    held,  # int64: how many of the ``count`` entries there are
+    HOW: tl.constexpr,
+    KIND: tl.constexpr,
+    HELD: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):
     """dense[index - base] = value (HOW = 0), dense[index - base] + value (1) or 0 (2)."""
     lane = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = lane < count
+    if HELD:
+        inside = inside & (lane < tl.load(held))
     position = tl.load(indices + lane, mask=inside, other=0).to(tl.int64) - base
     own = inside & (position >= 0) & (position < size)
     if HOW == 0:

@@ -21,6 +21,7 @@ import torch
 
 from telegrad.ops.select import Chosen, Sign, check_room
 from telegrad.ops.select.triton import cuts, passes, ranked, subset
+from telegrad.ops.select.triton.queued import queue_select, queue_topk
 from telegrad.ops.select.triton.sources import (
     FusedPass,
     Output,
@@ -30,6 +31,21 @@ from telegrad.ops.select.triton.sources import (
     side_of,
 )
 from telegrad.ops.triton import launch, numbers_on, told
+
+__all__ = [
+    "accumulate",
+    "accumulate_all",
+    "accumulate_buckets",
+    "accumulate_normal",
+    "accumulate_random",
+    "accumulate_search",
+    "accumulate_select",
+    "accumulate_topk",
+    "accumulate_trimmed",
+    "put_back",
+    "queue_select",
+    "queue_topk",
+]
 
 _MOST_OF_A_BUCKET = 8192  # entries that one program holds in registers
 _LANES = 2048  # entries of smaller buckets that it takes together
@@ -68,10 +84,11 @@ def accumulate_select(
     key = ranked.key_of(threshold, side)
     made = FusedPass(residual, gradient, side, bound=numbers_on(residual, key), room=room)
     out = Output(indices, values, offset)
-    made.order((made.reached <= room).to(torch.int64), out)
+    usable = (made.reached <= room).to(torch.int64)
+    made.order(usable, out)
     (count,) = told(made.reached)
     if count > room:  # which ones fitted hangs on chance: the first ones shall
-        made.restore()
+        made.restore(usable)
         cut = numbers_on(residual, key - 1, 0)
         Source.whole(residual, side).move(cut, out)
     return count

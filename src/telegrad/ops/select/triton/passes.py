@@ -100,13 +100,22 @@ def order_blocks(
 
 
 @triton.jit(do_not_specialize=["room"])
-def restore_blocks(residual, room, indices, values, starts, counts, BLOCK: tl.constexpr):
+def restore_blocks(
+    residual,
+    room,
+    indices,
+    values,
+    starts,
+    counts,
+    usable,  # int64: unless it is 0 nothing is done
+    BLOCK: tl.constexpr,
+):
     """Undoes the moves of a fused pass: what it packed is in the residual again."""
     block = tl.program_id(0)
     count = tl.load(counts + block)
     start = tl.load(starts + block)
     lane = tl.arange(0, BLOCK)
-    own = (lane < count) & (start + count <= room)
+    own = (lane < count) & (start + count <= room) & (tl.load(usable) == 0)
     position = tl.load(indices + start + lane, mask=own, other=0).to(tl.int64)
     tl.store(residual + position, tl.load(values + start + lane, mask=own, other=0.0), mask=own)
 

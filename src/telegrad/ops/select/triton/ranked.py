@@ -57,10 +57,18 @@ class Candidates:
             self.source = Source(residual, values, self.usable, side, positions)
         self.moments = made.moments
 
+    def rest(self) -> Source | None:
+        """Where a sample misled, all of the residual, with everything back in it; nothing where it did not. ``None``:
+        no sample was taken. Does not wait."""
+        if self._pass is None:
+            return None
+        self._pass.restore(self.usable)
+        return Source.whole_unless(self.usable, self._residual, self._side)
+
     def rank_all(self) -> None:
         """Puts all back, to rank the whole residual instead."""
         assert self._pass is not None
-        self._pass.restore()
+        self._pass.restore(self.usable)
         self.usable, self.source = numbers_on(self._residual, 1), Source.whole(self._residual, self._side)
 
 

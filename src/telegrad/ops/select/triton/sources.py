@@ -132,10 +132,10 @@ class FusedPass:
             self._residual.numel(), passes.order_blocks, *packed, ends, usable, out.indices, out.values, out.offset
         )
 
-    def restore(self) -> None:
-        """What was packed is in the residual again."""
+    def restore(self, usable: torch.Tensor) -> None:
+        """What was packed is in the residual again. ``usable``: int64, one element; unless it is 0, does nothing."""
         packed = (self._indices, self._values, self._starts, self._counts)
-        launch_over(self._residual.numel(), passes.restore_blocks, self._residual, self._room, *packed)
+        launch_over(self._residual.numel(), passes.restore_blocks, self._residual, self._room, *packed, usable)
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,6 +155,12 @@ class Source:
     def whole(cls, residual: torch.Tensor, side: Side) -> Source:
         """All of a residual."""
         return cls(residual, residual, numbers_on(residual, residual.numel()), side)
+
+    @classmethod
+    def whole_unless(cls, usable: torch.Tensor, residual: torch.Tensor, side: Side) -> Source:
+        """All of a residual if ``usable`` (int64, one element) is 0, else nothing: its kernels then read nothing."""
+        length = torch.where(usable > 0, torch.zeros_like(usable), numbers_on(residual, residual.numel()))
+        return cls(residual, residual, length, side)
 
     def kth(self, k: int) -> torch.Tensor:
         """The k-th largest key, and its rank among those that equal it: two int64; (-1, …): there are fewer than k.

@@ -1,0 +1,118 @@
+"""Selections that nobody waits for, against the oracle of the others; without a GPU in Triton's interpreter."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import selection_checks as checks
+from hypothesis import HealthCheck, Phase, example, given, settings
+from triton_arrays import DEVICE, OnArrays, tensor_of, torch, turn_blocks_round
+
+from telegrad.ops.select import Sign
+from telegrad.ops.select import triton as kernels
+from telegrad.ops.select.triton import ranked, sources
+from telegrad.ops.triton import numbers_on
+
+GPU = OnArrays(kernels)
+examined = settings(
+    max_examples=8,
+    phases=[phase for phase in Phase if phase not in (Phase.shrink, Phase.explain)],
+    suppress_health_check=list(HealthCheck),
+    deadline=None,
+)
+
+
+@pytest.fixture(params=["one block", "blocks", "blocks and a sample"])
+def in_blocks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if request.param == "one block":
+        return
+    monkeypatch.setattr(sources, "BLOCK", 32)
+    turn_blocks_round(monkeypatch)
+    if request.param == "blocks and a sample":
+        monkeypatch.setattr(ranked, "SMALL", 16)
+
+
+in_all_ways = pytest.mark.usefixtures("in_blocks")
+
+
+@in_all_ways
+@examined
+@given(*checks.SELECT)
+@example(np.ones(200, np.float32), 1, 70, 0.25, 0)  # more than there is room for
+@example(np.tile(np.array([1, -1], np.float32), 100), 2, 64, 0.25, -1)
+@example(np.ones(200, np.float32), 1, 0, 0.25, 0)
+@example(np.ones(70, np.float32), 1, 70, 0.25, 0)
+def test_queue_select(x: np.ndarray, seed: int, capacity: int, threshold: float, sign: Sign) -> None:
+    checks.check_queued(GPU, "select", x, seed, capacity, threshold, sign)
+
+
+@in_all_ways
+@examined
+@given(*checks.TOPK)
+@example(np.array([5, 0, 0], np.float32), 0.67, 0, 0)
+@example(np.array([-1, -1, -1], np.float32), 0.6, 0, 1)
+@example(np.tile(np.array([1, -1, 0, 2, -3], np.float32), 40), 0.1, 1, 0)
+@example(np.tile(np.array([1, -1, 0, 0, -3], np.float32), 40), 0.1, 1, -1)
+def test_queue_topk(x: np.ndarray, share: float, seed: int, sign: Sign) -> None:
+    k = max(1, round(share * x.size))
+    checks.check_queued(GPU, "topk", x, seed, k, k, sign)
+
+
+@pytest.mark.parametrize("size", [sources.BLOCK - 1, sources.BLOCK, 2 * sources.BLOCK + 1, 40_000])
+def test_long_vectors(size: int) -> None:
+    x = np.random.default_rng(size).standard_normal(size).astype(np.float32)
+    for sign in (0, -1):
+        checks.check_queued(GPU, "topk", x, size, size // 50, size // 50, sign)
+    checks.check_queued(GPU, "select", x, size, size // 50, 2.0, 0)  # 4.6 % reach it, and 2 % have room
+
+
+@pytest.mark.parametrize("bound", [1, 0x7F000000], ids=["too low", "too high"])
+@pytest.mark.parametrize("sign", [0, 1, -1])
+def test_a_sample_that_misleads_changes_nothing(bound: int, sign: Sign, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sources, "BLOCK", 256)
+    monkeypatch.setattr(ranked, "SMALL", 1000)
+    said: list[bool] = []
+
+    def misled(residual: torch.Tensor, *_: object) -> torch.Tensor:
+        said.append(True)
+        return numbers_on(residual, bound)
+
+    monkeypatch.setattr(ranked, "_sampled_bound", misled)
+    x = np.random.default_rng(0).integers(-60, 61, 3000).astype(np.float32)
+    checks.check_queued(GPU, "topk", x, 1, 30, 30, sign)
+    assert len(said) == 1
+
+
+@pytest.mark.parametrize("size", [3000, 40_000])
+def test_the_host_asks_for_nothing(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    x = tensor_of(np.random.default_rng(0).standard_normal(size).astype(np.float32))
+    gradient = x.flip(0)
+    indices, values = map(tensor_of, checks.outputs(50))
+    count = tensor_of(np.zeros(1, np.int32))
+    kernels.queue_topk(x, gradient, 50, indices, values, count, 0)  # a device's first waits for the sample's numbers
+    if DEVICE == "cuda":
+        torch.cuda.set_sync_debug_mode("error")
+    else:
+
+        def asks(*_: Any, **__: Any) -> Any:
+            raise AssertionError("the host reads what the device has made")
+
+        for name in ("item", "tolist", "__bool__", "__int__", "__index__", "nonzero", "cpu", "numpy"):
+            monkeypatch.setattr(torch.Tensor, name, asks)
+    kernels.queue_topk(x, gradient, 50, indices, values, count, 0)
+    kernels.queue_select(x, None, 0.5, indices, values, count, 0)
+    monkeypatch.undo()
+    if DEVICE == "cuda":
+        torch.cuda.set_sync_debug_mode("default")
+    assert count.tolist() == [50]
+
+
+def test_outputs_that_are_too_short() -> None:
+    x, count = tensor_of(np.ones(105, np.float32)), tensor_of(np.zeros(1, np.int64))
+    indices, values = map(tensor_of, checks.outputs(10))
+    with pytest.raises(ValueError, match="hold 10 entries, but up to 11 are to be moved: make them longer"):
+        kernels.queue_topk(x, None, 11, indices, values, count, 0)
+    with pytest.raises(ValueError, match="hold 9 entries, but up to 10 are to be moved: make them longer"):
+        kernels.queue_select(x, None, 0.5, indices, values[:9], count, 0)
