@@ -9,7 +9,6 @@
 #include "collectives/sparse_split.hpp"
 
 #include <cstring>
-#include <limits>
 #include <optional>
 #include <type_traits>
 #include <utility>
@@ -29,7 +28,6 @@ namespace {
 constexpr Rank kWindow = 16;  // short messages under way in one direction
 constexpr std::size_t kShortBytes = std::size_t{32} << 10;  // of a share, on average
 constexpr std::size_t kBatchBytes = Transport::kTurnBytes;  // of small pieces that are encoded or decoded in one go
-constexpr double kNever = std::numeric_limits<double>::infinity();
 
 bool same_message(ConstBytes a, ConstBytes b) {
   return a.size() == b.size() && std::memcmp(a.data(), b.data(), SizeOnly::there(a.size())) == 0;
@@ -47,7 +45,9 @@ Task<OwnedSlice<V>> reduce_shares(Transport& net, std::vector<StreamView<V>> sha
     const std::size_t bytes = sum.advance(part_of(whole, parts, part).end);
     co_await net.compute(bytes, [] {});
   }
-  co_return sum.finish();
+  OwnedSlice<V> result = sum.finish();
+  if (result.dense) co_await net.compute(bytes_of(result.view()), [] {});  // its entries went there once more
+  co_return result;
 }
 
 template <class V>
