@@ -1,7 +1,10 @@
 #include "collectives/allgather_slices.hpp"
 
+#include <algorithm>
 #include <optional>
+#include <span>
 #include <string>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -9,6 +12,7 @@
 #include "collectives/any_size.hpp"
 #include "collectives/counts.hpp"
 #include "collectives/sparse_open.hpp"
+#include "collectives/sparse_sections.hpp"
 #include "sparse/assembly.hpp"
 
 namespace telegrad {
@@ -19,6 +23,12 @@ namespace {
 template <class V>
 bool counts_go_ahead(const Transport& net, const Partition& slices) {
   return net.size() <= 64 && most_bytes<V>(slices) >= 4 * Transport::kSliceBytes;
+}
+
+// Whether slices go from their owners to everybody, not round a ring. The same on all ranks.
+template <class V>
+bool goes_through_memory(const Transport& net, const Partition& slices) {
+  return !std::is_same_v<V, CountedF32> && net.shares_memory() && counts_go_ahead<V>(net, slices);
 }
 
 // Whether an owner is to make its slice dense. Where the choice is open, that is where it is shorter in the format of this
@@ -69,6 +79,24 @@ class Assembling {
     });
     if (!error.empty()) co_await fail(source, error);
   }
+  Task<void> place(Rank owner, ConstBytes message) {
+    const Arrived arrived{owner, message};
+    co_await place(std::span(&arrived, 1));
+  }
+  Task<void> place(Rank owner, StreamView<V> view) {
+    co_await decide(net_, bytes_of(view), [&] { whole_->place(owner, view); });
+  }
+  // What `owner` itself sends of its slice.
+  Task<void> receive(Rank owner, Step first_step, ExpectedStream expected) {
+    Buffer first = co_await net_.receive_any_size(owner, first_step, first_piece_bytes(net_, expected.most_bytes));
+    const std::optional<SlicePlace<V>> own = whole_->place_of(owner);
+    if (own && begins_sections(first.bytes())) {
+      co_await receive_sections(net_, owner, first_step, first.bytes(), expected.range, own->indices, own->values, "sums");
+      co_return;
+    }
+    const Buffer message = co_await receive_rest_of_stream(net_, owner, first_step, std::move(first), expected);
+    co_await place(owner, message.bytes());
+  }
   SparseStream<V> finish() { return whole_->finish(); }
 
  private:
@@ -81,12 +109,14 @@ class Assembling {
   std::optional<StreamAssembly<V>> whole_;
 };
 
-Step step_of_counts(const Transport& net, const EncodedSlice& owned) {
-  return owned.first_step + (net.size() - 1) * any_size_steps(net, owned.most_bytes);
+template <class V>
+Step step_of_counts(const Transport& net, const EncodedSlice<V>& owned) {
+  const Step round_a_ring = (net.size() - 1) * any_size_steps(net, owned.most_bytes);
+  return owned.first_step + std::max(round_a_ring, stream_steps(net, owned.most_bytes));
 }
 
 template <class V>
-Task<void> assemble_as_they_come(Transport& net, EncodedSlice owned, Assembling<V>& whole) {
+Task<void> assemble_as_they_come(Transport& net, EncodedSlice<V> owned, Assembling<V>& whole) {
   Counts counts(net, step_of_counts(net, owned), owned.count);
   Taking taking;
   taking.ready = [&counts] { return counts.all_known(); };
@@ -102,7 +132,7 @@ Task<void> assemble_as_they_come(Transport& net, EncodedSlice owned, Assembling<
 }
 
 template <class V>
-Task<void> assemble_at_the_end(Transport& net, EncodedSlice owned, Assembling<V>& whole) {
+Task<void> assemble_at_the_end(Transport& net, EncodedSlice<V> owned, Assembling<V>& whole) {
   const Rank size = net.size();
   const Taking nothing;
   const KeptMessages kept =
@@ -124,23 +154,114 @@ Task<void> assemble_at_the_end(Transport& net, EncodedSlice owned, Assembling<V>
   }
 }
 
+// Between ranks that share memory: every owner's slice from it to all others.
+template <class V>
+class ThroughMemory {
+ public:
+  ThroughMemory(Transport& net, const EncodedSlice<V>& owned, const SparseReduction& how)
+      : net_(net), owned_(owned), how_(how), counts_(net, step_of_counts(net, owned), owned.count) {}
+
+  Task<void> assemble(Assembling<V>& whole) {
+    std::vector<Task<void>> both = sends();
+    both.push_back(take(whole));
+    co_await when_all(std::move(both));
+    co_await counts_.finish();
+  }
+  // `entries`: about how many there are is added to it.
+  Task<void> write(std::span<V> output, double& entries) {
+    std::vector<Task<void>> all = sends();
+    for (Rank distance = 1; distance < net_.size(); ++distance) all.push_back(write(behind(distance), output, entries));
+    all.push_back(write_own(output, entries));
+    co_await when_all(std::move(all));
+    co_await counts_.finish();
+  }
+
+ private:
+  Rank behind(Rank distance) const { return (net_.rank() + net_.size() - distance) % net_.size(); }
+  ExpectedStream expected(Rank owner) const {
+    return {dtype_of<V>, slice_of(owned_.slices, owner), owned_.most_bytes};
+  }
+
+  std::vector<Task<void>> sends() {
+    std::vector<Task<void>> all;
+    for (Rank distance = 1; distance < net_.size(); ++distance) {
+      const Rank to = (net_.rank() + distance) % net_.size();
+      all.push_back(owned_.encoded.empty() ? send_in_sections(net_, to, owned_.first_step, owned_.owned.view())
+                                           : send_any_size(net_, to, owned_.first_step, owned_.encoded.bytes()));
+    }
+    return all;
+  }
+
+  Task<void> take(Assembling<V>& whole) {
+    const std::vector<std::uint64_t> counts = co_await counts_.wait();
+    co_await whole.begin(counts);
+    std::vector<Task<void>> all;
+    all.push_back(owned_.encoded.empty() ? whole.place(net_.rank(), owned_.owned.view())
+                                         : whole.place(net_.rank(), owned_.encoded.bytes()));
+    for (Rank distance = 1; distance < net_.size(); ++distance) {
+      all.push_back(whole.receive(behind(distance), owned_.first_step, expected(behind(distance))));
+    }
+    co_await when_all(std::move(all));
+  }
+
+  Task<void> write(Rank owner, std::span<V> output, double& entries) {
+    const Buffer message = co_await receive_stream(net_, owner, owned_.first_step, expected(owner));
+    co_await write_message(owner, message.bytes(), output, entries);
+  }
+  Task<void> write_own(std::span<V> output, double& entries) {
+    if (!owned_.encoded.empty()) {
+      co_await write_message(net_.rank(), owned_.encoded.bytes(), output, entries);
+      co_return;
+    }
+    const StreamView<V> view = owned_.owned.view();
+    co_await write_view(net_, view, output, how_.reduction);
+    entries += entries_in(view, how_.reduction);
+  }
+  Task<void> write_message(Rank owner, ConstBytes message, std::span<V> output, double& entries) {
+    std::optional<Decoded<V>> slice;
+    co_await decide(net_, message.size(), [&] { slice.emplace(decode<V>(message, slice_of(owned_.slices, owner))); });
+    co_await check_decoded(net_, owner, *slice, "sums");
+    const StreamView<V> view = slice->view();
+    co_await write_view(net_, view, output, how_.reduction);
+    entries += entries_in(view, how_.reduction);
+  }
+
+  Transport& net_;
+  const EncodedSlice<V>& owned_;
+  const SparseReduction& how_;
+  Counts counts_;
+};
+
 }  // namespace
 
 template <class V>
 Task<void> encode_slice(Transport& net, OwnedSlice<V> owned, const SparseReduction& how, float weight,
-                        EncodedSlice& result) {
+                        EncodedSlice<V>& result) {
   if (!owned.dense && sends_densely(owned.view(), how)) {
     const auto bytes = static_cast<std::size_t>(owned.range.size()) * sizeof(V);
     co_await decide(net, bytes, [&] { owned = dense_slice(owned.view(), how.reduction); });
   }
   result.most_bytes = most_bytes<V>(result.slices);
   result.count = owned.dense ? kDenseSlice : owned.view().nnz();
+  if constexpr (!std::is_same_v<V, CountedF32>) {
+    if (goes_through_memory<V>(net, result.slices) && goes_in_sections(net, owned.view(), how.wire)) {
+      result.owned = std::move(owned);
+      co_return;
+    }
+  }
   co_await decide(net, bytes_of(owned.view()), [&] { result.encoded = encode_keeping_error(owned.view(), how, weight); });
 }
 
 template <class V>
-Task<SparseStream<V>> allgather_slices(Transport& net, EncodedSlice owned, const SparseReduction& how) {
+Task<SparseStream<V>> allgather_slices(Transport& net, EncodedSlice<V> owned, const SparseReduction& how) {
   Assembling<V> whole(net, owned.slices, how);
+  if constexpr (!std::is_same_v<V, CountedF32>) {
+    if (goes_through_memory<V>(net, owned.slices)) {
+      ThroughMemory<V> memory(net, owned, how);
+      co_await memory.assemble(whole);
+      co_return whole.finish();
+    }
+  }
   if (counts_go_ahead<V>(net, owned.slices)) {
     co_await assemble_as_they_come(net, std::move(owned), whole);
   } else {
@@ -150,8 +271,13 @@ Task<SparseStream<V>> allgather_slices(Transport& net, EncodedSlice owned, const
 }
 
 template <class V>
-Task<void> allgather_slices_into(Transport& net, EncodedSlice owned, const SparseReduction& how, std::span<V> output,
+Task<void> allgather_slices_into(Transport& net, EncodedSlice<V> owned, const SparseReduction& how, std::span<V> output,
                                  double& entries) {
+  if (goes_through_memory<V>(net, owned.slices)) {
+    ThroughMemory<V> memory(net, owned, how);
+    co_await memory.write(output, entries);
+    co_return;
+  }
   std::optional<Counts> counts;
   if (counts_go_ahead<V>(net, owned.slices)) counts.emplace(net, step_of_counts(net, owned), owned.count);
   Taking taking;
@@ -169,10 +295,10 @@ Task<void> allgather_slices_into(Transport& net, EncodedSlice owned, const Spars
 }
 
 #define TELEGRAD_INSTANTIATE(V)                                                                                      \
-  template Task<void> encode_slice(Transport&, OwnedSlice<V>, const SparseReduction&, float, EncodedSlice&);        \
-  template Task<SparseStream<V>> allgather_slices(Transport&, EncodedSlice, const SparseReduction&);
+  template Task<void> encode_slice(Transport&, OwnedSlice<V>, const SparseReduction&, float, EncodedSlice<V>&);        \
+  template Task<SparseStream<V>> allgather_slices(Transport&, EncodedSlice<V>, const SparseReduction&);
 #define TELEGRAD_INSTANTIATE_INTO(V) \
-  template Task<void> allgather_slices_into(Transport&, EncodedSlice, const SparseReduction&, std::span<V>, double&);
+  template Task<void> allgather_slices_into(Transport&, EncodedSlice<V>, const SparseReduction&, std::span<V>, double&);
 TELEGRAD_FOR_ENTRY_VALUES(TELEGRAD_INSTANTIATE)
 TELEGRAD_INSTANTIATE(CountedF32)
 TELEGRAD_FOR_ENTRY_VALUES(TELEGRAD_INSTANTIATE_INTO)

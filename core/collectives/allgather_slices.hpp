@@ -1,6 +1,7 @@
 #pragma once
 // The second half of a sparse allreduce over owned slices: each owner's slice, encoded once, goes to all, and everybody, the
-// owner too, decodes the same bytes. How owners came to their slices, this must not know.
+// owner too, decodes the same bytes: round a ring, or, where ranks share memory, from its owner to where it is wanted. How
+// owners came to their slices, this must not know.
 
 #include <cstddef>
 #include <cstdint>
@@ -17,9 +18,11 @@
 namespace telegrad {
 
 /// A rank's slice as it is sent. `slices`: all ranks', which cover the index range.
+template <class V>
 struct EncodedSlice {
   Partition slices;
   Buffer encoded{};
+  OwnedSlice<V> owned{};  // instead of the encoding, where that would be a copy of it: see goes_in_sections()
   std::uint64_t count = 0;  // of entries, or kDenseSlice
   std::size_t most_bytes = 0;
   Step first_step = 0;  // of the messages that gather
@@ -30,15 +33,15 @@ inline constexpr std::uint64_t kDenseSlice = ~std::uint64_t{0};
 /// `weight`: how much an error of what is encoded counts.
 template <class V>
 Task<void> encode_slice(Transport& net, OwnedSlice<V> owned, const SparseReduction& how, float weight,
-                        EncodedSlice& result);
+                        EncodedSlice<V>& result);
 
 /// All ranks' slices as one stream: dense where one of them is, or where it holds more than δ entries in memory.
 template <class V>
-Task<SparseStream<V>> allgather_slices(Transport& net, EncodedSlice owned, const SparseReduction& how);
+Task<SparseStream<V>> allgather_slices(Transport& net, EncodedSlice<V> owned, const SparseReduction& how);
 
 /// The same, written into `output`. `entries`: about how many there are is added to it.
 template <class V>
-Task<void> allgather_slices_into(Transport& net, EncodedSlice owned, const SparseReduction& how, std::span<V> output,
+Task<void> allgather_slices_into(Transport& net, EncodedSlice<V> owned, const SparseReduction& how, std::span<V> output,
                                  double& entries);
 
 }  // namespace telegrad

@@ -25,14 +25,14 @@ namespace telegrad {
 namespace {
 
 template <class V>
-Task<EncodedSlice> reduce_owned(Transport& net, SparseStream<V> mine, SparseReduction how) {
+Task<EncodedSlice<V>> reduce_owned(Transport& net, SparseStream<V> mine, SparseReduction how) {
   const Rank size = net.size();
   // Between two both send the same, and the ring does it with less work.
   const bool by_ring =
       size > 1 && (how.algorithm == Algorithm::ring || (how.algorithm == Algorithm::automatic && size == 2));
   // Of a mean, an error counts as often as there are ranks that it is the mean of.
   const float weight = how.reduction == Reduction::avg ? static_cast<float>(size) : 1.0F;
-  EncodedSlice result{.slices = Partition(static_cast<std::size_t>(mine.dimension()), size)};
+  EncodedSlice<V> result{.slices = Partition(static_cast<std::size_t>(mine.dimension()), size)};
   if (how.slices == Slices::balanced && size > 1) {
     result.slices = co_await balanced_slices(net, mine);
     how.switch_factor = std::numeric_limits<double>::infinity();
@@ -52,7 +52,7 @@ Task<EncodedSlice> reduce_owned(Transport& net, SparseStream<V> mine, SparseRedu
 
 template <class V>
 Task<void> sum_by_slices(Transport& net, SparseStream<V> mine, const SparseReduction& how, SparseStream<V>& sum) {
-  EncodedSlice owned = co_await reduce_owned(net, std::move(mine), how);
+  EncodedSlice<V> owned = co_await reduce_owned(net, std::move(mine), how);
   sum = co_await allgather_slices<V>(net, std::move(owned), how);
 }
 
@@ -60,7 +60,7 @@ Task<void> sum_by_slices(Transport& net, SparseStream<V> mine, const SparseReduc
 template <class V>
 Task<void> sum_by_slices_into(Transport& net, SparseStream<V> mine, const SparseReduction& how, std::span<V> output,
                               double& entries) {
-  EncodedSlice owned = co_await reduce_owned(net, std::move(mine), how);
+  EncodedSlice<V> owned = co_await reduce_owned(net, std::move(mine), how);
   co_await allgather_slices_into(net, std::move(owned), how, output, entries);
 }
 

@@ -39,7 +39,7 @@ class TwoLevelSum {
   }
 
   // This rank's slice of the sum as it is to be gathered inside.
-  Task<void> reduce(SparseStream<V> mine, EncodedSlice& result) {
+  Task<void> reduce(SparseStream<V> mine, EncodedSlice<V>& result) {
     OwnedSlice<V> slice;
     {
       GroupTransport group = inside(0);
@@ -55,7 +55,7 @@ class TwoLevelSum {
     co_await encode_slice(net_, std::move(slice), gathering, 1.0F, result);
   }
 
-  EncodedSlice slices_of(std::uint64_t dimension) const {
+  EncodedSlice<V> slices_of(std::uint64_t dimension) const {
     const auto lengths = nodes_.lengths(node_, static_cast<std::size_t>(dimension));
     return {.slices = Partition(std::span<const std::uint64_t>(lengths))};
   }
@@ -137,7 +137,7 @@ Task<SparseStream<V>> allreduce_sparse_two_level(Transport& net, SparseStream<V>
   SparseStream<V> whole;
   if constexpr (!std::is_same_v<V, CountedF32>) {
     TwoLevelSum<V> sum(net, how);
-    EncodedSlice slice = sum.slices_of(mine.dimension());
+    EncodedSlice<V> slice = sum.slices_of(mine.dimension());
     co_await sum.reduce(std::move(mine), slice);
     GroupTransport group = sum.inside(1);
     whole = co_await allgather_slices<V>(group, std::move(slice), how);
@@ -150,7 +150,7 @@ Task<void> allreduce_sparse_two_level_into(Transport& net, SparseStream<V> mine,
                                            std::span<V> output, double& entries) {
   check<V>(net, how);
   TwoLevelSum<V> sum(net, how);
-  EncodedSlice slice = sum.slices_of(mine.dimension());
+  EncodedSlice<V> slice = sum.slices_of(mine.dimension());
   co_await sum.reduce(std::move(mine), slice);
   GroupTransport group = sum.inside(1);
   co_await allgather_slices_into(group, std::move(slice), how, output, entries);

@@ -11,7 +11,6 @@ namespace telegrad {
 namespace {
 
 // What the collectives do; tests compare with the simulator.
-constexpr auto kPartBytes = static_cast<double>(Transport::kSliceBytes);
 constexpr double kWindow = 16;                                            // of sparse_split.cpp
 constexpr double kShortBytes = double{32 << 10};                          // of sparse_split.cpp
 constexpr Rank kCountedRanksMost = 64;                                     // counts_go_ahead() of allreduce_sparse.cpp
@@ -73,16 +72,13 @@ double SparseCosts::doubling_s(const SumGrowth& members, unsigned round) const {
   return time_s + memory_bytes(n, sum_entries) * costs_.gamma_s_per_byte;
 }
 
-double SparseCosts::split_phase_s(double entries, double owned) const {
+double SparseCosts::split_phase_s(double entries) const {
   const double others = shape_.ranks - 1;
   const double share_entries = entries / shape_.ranks;
   const double port_s = message_bytes(slice(), share_entries) * costs_.beta_s_per_byte;
   const double share_work_s = memory_bytes(slice(), share_entries) * costs_.gamma_s_per_byte;
   const double decode_s = message_bytes(slice(), share_entries) * costs_.gamma_s_per_byte;
-  // Long sums are made in parts, which are then copied behind each other.
-  const bool in_parts = shape_.ranks > 2 && memory_bytes(slice(), share_entries) * shape_.ranks > kPartBytes;
-  const double reduce_s =
-      shape_.ranks * share_work_s + (in_parts ? memory_bytes(slice(), owned) * costs_.gamma_s_per_byte : 0.0);
+  const double reduce_s = shape_.ranks * share_work_s;
   if (memory_bytes(shape_.dimension, entries) / shape_.ranks < kShortBytes) {
     const double windows = std::ceil(others / kWindow);
     const double first_encoded_s = std::min(kWindow, others) * share_work_s;
@@ -107,12 +103,12 @@ double SparseCosts::gather_s(double slice_bytes, double slice_memory_bytes) cons
 
 double SparseCosts::split_s(double entries, double sum_entries) const {
   const double owned = sum_entries / shape_.ranks;
-  return split_phase_s(entries, owned) + gather_s(message_bytes(slice(), owned), memory_bytes(slice(), owned));
+  return split_phase_s(entries) + gather_s(message_bytes(slice(), owned), memory_bytes(slice(), owned));
 }
 
 double SparseCosts::split_dense_s(double entries) const {
   const auto every = static_cast<double>(slice());
-  return split_phase_s(entries, every) + gather_s(message_bytes(slice(), every), 2.0 * memory_bytes(slice(), every));
+  return split_phase_s(entries) + gather_s(message_bytes(slice(), every), 2.0 * memory_bytes(slice(), every));
 }
 
 // Thakur, Rabenseifner, Gropp, Int. J. High Performance Computing Applications 19(1), 2005, §4.5; Patarasuk, Yuan, J.

@@ -54,7 +54,7 @@ class SparseCosts {
   double message_bytes(std::uint64_t range, double entries) const;
   double memory_bytes(std::uint64_t range, double entries) const;
   double delta(std::uint64_t range) const;
-  double split_phase_s(double entries, double owned) const;
+  double split_phase_s(double entries) const;
   double gather_s(double slice_bytes, double slice_memory_bytes) const;
   std::uint64_t slice() const { return (shape_.dimension + shape_.ranks - 1) / shape_.ranks; }
   double exchange_s_per_byte() const {

@@ -3,13 +3,12 @@
 // for machine learning", SC 2019, §5.3.2 (the first half of SSAR_Split_allgather).
 //
 // Long shares go round by round: where two senders share a receiver's port, TCP loses most of it. Of many short ones a
-// few rounds overlap. The messages are the same, so that ranks need not do alike. This cannot deadlock: of the smallest
-// distance at which a message is not over, all that its sender and its receiver wait for before they begin it is of
-// smaller distances, and over.
+// few rounds overlap, and in memory all, of any length. The messages are the same, so that ranks need not do alike. This
+// cannot deadlock: of the smallest distance at which a message is not over, all that its sender and its receiver wait for
+// before they begin it is of smaller distances, and over.
 #include "collectives/sparse_split.hpp"
 
 #include <cstring>
-#include <limits>
 #include <optional>
 #include <type_traits>
 #include <utility>
@@ -19,6 +18,8 @@
 #include "collectives/any_size.hpp"
 #include "collectives/kept_messages.hpp"
 #include "collectives/sparse_messages.hpp"
+#include "collectives/sparse_sections.hpp"
+#include "sparse/slice_reduction.hpp"
 #include "transport/window.hpp"
 
 namespace telegrad {
@@ -27,7 +28,6 @@ namespace {
 constexpr Rank kWindow = 16;  // short messages under way in one direction
 constexpr std::size_t kShortBytes = std::size_t{32} << 10;  // of a share, on average
 constexpr std::size_t kBatchBytes = Transport::kTurnBytes;  // of small pieces that are encoded or decoded in one go
-constexpr double kNever = std::numeric_limits<double>::infinity();
 
 bool same_message(ConstBytes a, ConstBytes b) {
   return a.size() == b.size() && std::memcmp(a.data(), b.data(), SizeOnly::there(a.size())) == 0;
@@ -38,34 +38,16 @@ bool same_message(ConstBytes a, ConstBytes b) {
 template <class V>
 Task<OwnedSlice<V>> reduce_shares(Transport& net, std::vector<StreamView<V>> shares, Reduction reduction,
                                   double delta) {
-  std::size_t bytes = 0;
-  for (const auto& share : shares) bytes += bytes_of(share);
-  const Range whole{static_cast<std::size_t>(shares[0].range.begin), static_cast<std::size_t>(shares[0].range.end)};
-  const std::size_t parts = bytes / Transport::kSliceBytes + 1;
-
-  OwnedSlice<V> sum;
-  if (parts == 1) {
-    co_await decide(net, bytes, [&] { sum = reduce_slices<V>(shares, reduction, delta); });
-    co_return sum;
-  }
-  std::vector<OwnedSlice<V>> sums(parts);
-  std::vector<StreamView<V>> views;
-  std::vector<StreamView<V>> within;
+  SliceReduction<V> sum(std::move(shares), reduction, delta);
+  const Range whole{static_cast<std::size_t>(sum.range().begin), static_cast<std::size_t>(sum.range().end)};
+  const std::size_t parts = sum.bytes() / Transport::kSliceBytes + 1;
   for (std::size_t part = 0; part < parts; ++part) {
-    const Range range = part_of(whole, parts, part);
-    within.clear();
-    bytes = 0;
-    for (const auto& share : shares) {
-      within.push_back(share.slice({range.begin, range.end}));
-      bytes += bytes_of(within.back());
-    }
-    co_await decide(net, bytes, [&] { sums[part] = reduce_slices<V>(within, reduction, kNever); });
-    views.push_back(sums[part].view());
+    const std::size_t bytes = sum.advance(part_of(whole, parts, part).end);
+    co_await net.compute(bytes, [] {});
   }
-  bytes = 0;
-  for (const auto& view : views) bytes += bytes_of(view);
-  co_await decide(net, bytes, [&] { sum = concatenate_slices<V>(views, reduction, delta); });
-  co_return sum;
+  OwnedSlice<V> result = sum.finish();
+  if (result.dense) co_await net.compute(bytes_of(result.view()), [] {});  // its entries went there once more
+  co_return result;
 }
 
 template <class V>
@@ -94,6 +76,7 @@ struct Split {
   Rank ahead(Rank distance) const { return (net.rank() + distance) % net.size(); }
   Rank behind(Rank distance) const { return (net.rank() + net.size() - distance) % net.size(); }
   std::size_t most() const { return most_bytes<V>(slices); }
+  ExpectedStream expected() const { return {dtype_of<V>, slice(net.rank()), most()}; }
 };
 
 template <class V>
@@ -153,8 +136,7 @@ template <class V>
 Task<KeptMessages> receive_short_shares(const Split<V>& split, ConstBytes nothing) {
   Transport& net = split.net;
   const Rank size = net.size();
-  const std::size_t most = split.most();
-  const std::size_t first_piece = first_piece_bytes(net, most);
+  const std::size_t first_piece = first_piece_bytes(net, split.most());
   KeptMessages shares;
   Window<Transport::ReceivingAny, kWindow> receives;
   Rank begun = 1;
@@ -164,8 +146,9 @@ Task<KeptMessages> receive_short_shares(const Split<V>& split, ConstBytes nothin
     }
     Buffer share = co_await receives.front();
     receives.pop_front();
-    if (has_several_pieces(net, share.size())) {
-      share = co_await receive_rest(net, split.behind(distance), split.bucket.first_step, std::move(share), most);
+    if (has_several_pieces(net, share.size()) || begins_sections(share.bytes())) {
+      share = co_await receive_rest_of_stream(net, split.behind(distance), split.bucket.first_step, std::move(share),
+                                              split.expected());
     }
     if (!same_message(share.bytes(), nothing)) shares.add(split.behind(distance), std::move(share));
   }
@@ -282,6 +265,63 @@ class Rounds {
   Buffer next_;
 };
 
+// Between ranks that share memory: all messages are under way at once, and long shares are not encoded.
+template <class V>
+class AtOnce {
+ public:
+  AtOnce(const Split<V>& split, double delta) : split_(split), delta_(delta), shares_(split.net.size()) {}
+
+  Task<OwnedSlice<V>> run() {
+    const Rank size = split_.net.size();
+    std::vector<Task<void>> all;
+    for (Rank distance = 1; distance < size; ++distance) all.push_back(send(split_.ahead(distance)));
+    for (Rank distance = 1; distance < size; ++distance) all.push_back(receive(split_.behind(distance)));
+    co_await when_all(std::move(all));
+    std::vector<StreamView<V>> views;
+    for (Rank source = 0; source < size; ++source) {
+      views.push_back(source == split_.net.rank() ? split_.share(source) : shares_[source].decoded->view());
+    }
+    say_received(split_, views);
+    co_return co_await reduce_shares<V>(split_.net, std::move(views), split_.how.reduction, delta_);
+  }
+
+ private:
+  struct Share {
+    Buffer message;
+    std::optional<Decoded<V>> decoded;
+  };
+
+  Task<void> send(Rank to) {
+    Transport& net = split_.net;
+    const StreamView<V> share = split_.share(to);
+    if constexpr (!std::is_same_v<V, CountedF32>) {
+      const bool in_sections = split_.bucket.errors.empty() && !goes_dense(share, split_.how) &&
+                               goes_in_sections(net, share, split_.how.wire);
+      if (in_sections) {
+        co_await send_in_sections(net, to, split_.bucket.first_step, share);
+        co_return;
+      }
+    }
+    Buffer encoded;
+    co_await decide(net, bytes_of(share), [&] { encoded = split_.encoded(share); });
+    co_await send_any_size(net, to, split_.bucket.first_step, encoded.bytes());
+  }
+
+  Task<void> receive(Rank source) {
+    Transport& net = split_.net;
+    Share& share = shares_[source];
+    share.message = co_await receive_stream(net, source, split_.bucket.first_step, split_.expected());
+    co_await decide(net, share.message.size(), [&] {
+      share.decoded.emplace(decode<V>(share.message.bytes(), split_.expected().range));
+    });
+    co_await check_decoded(net, source, *share.decoded);
+  }
+
+  const Split<V>& split_;
+  const double delta_;
+  std::vector<Share> shares_;
+};
+
 }  // namespace
 
 template <class V>
@@ -298,6 +338,9 @@ Task<OwnedSlice<V>> reduce_owned_slice(Transport& net, const SparseStream<V>& mi
     sum = co_await reduce_shares<V>(net, std::move(whole), how.reduction, delta);
   } else if (bytes_of(mine.view()) / size / bucket.buckets < kShortBytes) {
     sum = co_await overlap_rounds(split, delta);
+  } else if (net.shares_memory()) {
+    AtOnce<V> at_once(split, delta);
+    sum = co_await at_once.run();
   } else {
     Rounds<V> rounds(split, delta);
     sum = co_await rounds.run();
@@ -308,7 +351,7 @@ Task<OwnedSlice<V>> reduce_owned_slice(Transport& net, const SparseStream<V>& mi
 
 template <class V>
 Step split_steps(const Transport& net, const Partition& slices) {
-  return any_size_steps(net, most_bytes<V>(slices));
+  return stream_steps(net, most_bytes<V>(slices));
 }
 
 #define TELEGRAD_INSTANTIATE(V)                                                                      \

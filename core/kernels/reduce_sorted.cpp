@@ -17,6 +17,7 @@
 #include "base/buffer.hpp"
 #include "base/check.hpp"
 #include "kernels/merge.hpp"
+#include "kernels/merge_runs_avx512.hpp"
 #include "kernels/operations.hpp"
 #include "kernels/pack_avx512.hpp"
 
@@ -144,25 +145,64 @@ std::size_t reduce_by_merging(Reduction reduction, std::span<const Entries<V>> i
   return merge(reduction, so_far, inputs.back(), out);
 }
 
-// Whether merging takes less time than blocks. Merging P equal inputs reads and writes (P² + P − 2)/2P entries for each
-// of theirs; blocks take the less for an entry, the more of them share a group. Times in ns per entry, measured with
-// benchmarks/core/sparse_kernels.cpp on an EPYC with AVX-512 (1.3 and 2.6: f32 merged with and without it).
+// All of them at once, see merge_runs(); portably one after the other.
 template <class V>
-bool merging_is_faster(std::span<const Entries<V>> inputs, std::size_t total) {
-  if (inputs.size() <= 3) return true;
+using MergeFunction = std::size_t(Reduction reduction, std::span<const Entries<V>> inputs, EntriesOut<V> out);
+
+#ifdef TELEGRAD_KERNELS_X86
+
+template <class V>
+std::size_t merge_avx512(Reduction reduction, std::span<const Entries<V>> inputs, EntriesOut<V> out) {
+  return on_operation(reduction, [&]<class Operation>(Operation) { return merge_runs<Operation>(inputs, out); });
+}
+
+#endif
+
+template <class V>
+constexpr Variants<MergeFunction<V>> variants_of_merging() {
+#ifdef TELEGRAD_KERNELS_X86
+  if constexpr (sizeof(V) <= 4) return {reduce_by_merging<V>, nullptr, merge_avx512<V>};
+#endif
+  return {reduce_by_merging<V>};
+}
+template <class V>
+constexpr Variants<MergeFunction<V>> kMerge = variants_of_merging<V>();
+
+struct Indices {
   std::uint32_t first = std::numeric_limits<std::uint32_t>::max();
   std::uint32_t last = 0;
+};
+template <class V>
+Indices indices_of(std::span<const Entries<V>> inputs) {
+  Indices all;
   for (const Entries<V>& entries : inputs) {
     if (entries.empty()) continue;
-    first = std::min(first, entries.indices.front());
-    last = std::max(last, entries.indices.back());
+    all.first = std::min(all.first, entries.indices.front());
+    all.last = std::max(all.last, entries.indices.back());
   }
-  if (first > last) return true;  // nothing at all
+  return all;
+}
+
+template <class V>
+bool merges_all_at_once(std::span<const Entries<V>> inputs, Indices all) {
+  if (simd_level() != SimdLevel::avx512 || sizeof(V) > 4 || inputs.size() < 3) return false;
+  const auto run_bits = static_cast<unsigned>(std::bit_width(inputs.size() - 1));
+  return run_bits < 32 && all.first <= all.last && all.last - all.first < 0xffffffffU >> run_bits;
+}
+
+// Whether merging takes less time than blocks. Merging P equal inputs one after the other reads and writes
+// (P² + P − 2)/2P entries for each of theirs. At once those go log2 P times through registers; but where more than two share
+// an index, 256 are reduced one by one. Blocks take the less for an entry, the more of them share a group. Times in ns per
+// entry, measured with benchmarks/core/sparse_kernels.cpp on an EPYC with AVX-512.
+template <class V>
+bool merging_is_faster(std::span<const Entries<V>> inputs, std::size_t total, Indices all, bool at_once) {
+  if (all.first > all.last || (!at_once && inputs.size() <= 3)) return true;  // or nothing at all
   const auto count = static_cast<double>(inputs.size());
-  const double merge_ns = simd_level() == SimdLevel::avx512 && sizeof(V) <= 4 ? 1.3 : 2.6;
-  const double in_a_group = static_cast<double>(total) / (static_cast<double>(last - first) + 1.0) * 16.0;
-  const double blocks_ns = 1.3 + 2.2 / std::sqrt(in_a_group);
-  return merge_ns * (count * count + count - 2.0) / (2.0 * count) < blocks_ns;
+  const double density = static_cast<double>(total) / (static_cast<double>(all.last - all.first) + 1.0);
+  const double blocks_ns = 1.3 + 2.2 / std::sqrt(density * 16.0);
+  if (!at_once) return 2.6 * (count * count + count - 2.0) / (2.0 * count) < blocks_ns;
+  const double crowded = 1.0 - std::exp(-32.0 * density * density);
+  return 0.7 + 0.45 * std::ceil(std::log2(count)) + 3.0 * crowded < blocks_ns;
 }
 
 template <class Operation, class V>
@@ -191,7 +231,13 @@ std::size_t reduce_sorted(Reduction reduction, std::span<const Entries<V>> input
   TELEGRAD_CHECK(out.indices.size() == out.values.size());
   std::size_t total = 0;
   for (const Entries<V>& entries : inputs) total += entries.size();
-  if (total <= out.capacity() && merging_is_faster(inputs, total)) return reduce_by_merging(reduction, inputs, out);
+  if (total <= out.capacity()) {
+    const Indices all = indices_of(inputs);
+    const bool at_once = merges_all_at_once(inputs, all);
+    if (merging_is_faster(inputs, total, all, at_once)) {
+      return at_once ? kMerge<V>(reduction, inputs, out) : reduce_by_merging(reduction, inputs, out);
+    }
+  }
   return on_operation(reduction, [&]<class Operation>(Operation) { return reduce_by_blocks<Operation>(inputs, out); });
 }
 

@@ -1,5 +1,6 @@
 #include "sparse/assembly.hpp"
 
+#include <algorithm>
 #include <utility>
 
 #include "base/check.hpp"
@@ -45,14 +46,34 @@ template <class V>
 std::string StreamAssembly<V>::place(std::size_t slice, ConstBytes message) {
   const auto& [range, dense, nnz] = slices_[slice];
   if (!dense_) {
-    const auto count = static_cast<std::size_t>(nnz);
-    return decode_into<V>(message, range, indices_.span().subspan(first_[slice], count),
-                          values_.span().subspan(first_[slice], count));
+    const SlicePlace<V> own = *place_of(slice);
+    return decode_into<V>(message, range, own.indices, own.values);
   }
   const Decoded<V> decoded = decode<V>(message, range);
-  if (!decoded.ok()) return decoded.error();
-  write_dense(decoded.view(), values_.span().subspan(range.begin, range.size()), reduction_);
-  return {};
+  if (decoded.ok()) place(slice, decoded.view());
+  return decoded.error();
+}
+
+template <class V>
+void StreamAssembly<V>::place(std::size_t slice, const StreamView<V>& view) {
+  const auto& [range, dense, nnz] = slices_[slice];
+  TELEGRAD_CHECK(view.range == range && (dense_ || (!view.dense && view.nnz() == nnz)));
+  if (dense_) {
+    write_dense(view, values_.span().subspan(range.begin, range.size()), reduction_);
+    return;
+  }
+  const SlicePlace<V> own = *place_of(slice);
+  std::ranges::copy(view.indices, own.indices.begin());
+  std::ranges::copy(view.values, own.values.begin());
+}
+
+template <class V>
+std::optional<SlicePlace<V>> StreamAssembly<V>::place_of(std::size_t slice) {
+  const auto& [range, dense, nnz] = slices_[slice];
+  if (dense_ && !dense) return std::nullopt;
+  if (dense) return SlicePlace<V>{{}, values_.span().subspan(range.begin, range.size())};
+  const auto count = static_cast<std::size_t>(nnz);
+  return SlicePlace<V>{indices_.span().subspan(first_[slice], count), values_.span().subspan(first_[slice], count)};
 }
 
 template <class V>

@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -22,6 +23,13 @@ struct SliceContent {
   std::uint64_t nnz = 0;  // range.size() where dense
 };
 
+/// Of entries in a stream; `indices` is empty where they have none.
+template <class V>
+struct SlicePlace {
+  std::span<std::uint32_t> indices;
+  std::span<V> values;
+};
+
 template <class V>
 class StreamAssembly {
  public:
@@ -31,6 +39,11 @@ class StreamAssembly {
 
   /// Decodes the slice's message. Returns what is wrong with it, or nothing. Once for each slice.
   std::string place(std::size_t slice, ConstBytes message);
+  /// The same of one that is decoded and checked, and holds what was said (CHECKed).
+  void place(std::size_t slice, const StreamView<V>& view);
+  /// Where the slice's arrays belong as they are: whoever puts them there, and checks them, does not place it. None where
+  /// the slice is sparse and the whole is not.
+  std::optional<SlicePlace<V>> place_of(std::size_t slice);
   /// Once all slices have been placed.
   SparseStream<V> finish();
 

@@ -5,6 +5,8 @@
 #include <cstring>
 #include <stdexcept>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "base/check.hpp"
 #include "base/random.hpp"
@@ -129,6 +131,19 @@ SparseStream<CountedF32> sparse_stream(std::uint64_t dimension, OwnedSlice<Count
   TELEGRAD_CHECK(slice.range.end <= dimension);
   const EntryCounts entries = slice.dense ? EntryCounts{.own = slice.range.size()} : slice.entries;
   return SparseStream<CountedF32>::sparse(dimension, entries);
+}
+
+SliceReduction<CountedF32>::SliceReduction(std::vector<View> pieces, Reduction reduction, double delta)
+    : pieces_(std::move(pieces)), reduction_(reduction), delta_(delta), done_(pieces_.at(0).range.begin) {}
+
+std::size_t SliceReduction<CountedF32>::bytes_in(IndexRange part) const {
+  std::size_t bytes = 0;
+  for (const View& piece : pieces_) bytes += bytes_of(piece.slice(part));
+  return bytes;
+}
+
+std::size_t SliceReduction<CountedF32>::advance(std::uint64_t end) {
+  return bytes_in({std::exchange(done_, end), end});
 }
 
 template <>

@@ -8,8 +8,10 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <vector>
 
 #include "base/types.hpp"
+#include "sparse/slice_reduction.hpp"
 #include "sparse/slices.hpp"
 #include "sparse/stream.hpp"
 #include "sparse/wire.hpp"
@@ -92,6 +94,25 @@ SparseStream<CountedF32> join_slices(std::span<const StreamView<CountedF32>> sli
 /// Every element of a dense slice is an entry.
 template <>
 SparseStream<CountedF32> sparse_stream(std::uint64_t dimension, OwnedSlice<CountedF32> slice, Reduction reduction);
+
+template <>
+class SliceReduction<CountedF32> {
+ public:
+  SliceReduction(std::vector<StreamView<CountedF32>> pieces, Reduction reduction, double delta);
+
+  IndexRange range() const { return pieces_[0].range; }
+  std::size_t bytes() const { return bytes_in(range()); }
+  std::size_t advance(std::uint64_t end);
+  OwnedSlice<CountedF32> finish() { return reduce_slices<CountedF32>(pieces_, reduction_, delta_); }
+
+ private:
+  std::size_t bytes_in(IndexRange part) const;
+
+  const std::vector<StreamView<CountedF32>> pieces_;
+  const Reduction reduction_;
+  const double delta_;
+  std::uint64_t done_;
+};
 
 /// The real message's length; packed indices are taken to be evenly spread, which random ones differ from by less than
 /// 1 % where there are thousands, and packed values to be the largest of gradients: see

@@ -108,11 +108,23 @@ StreamView<V> StreamView<V>::slice(IndexRange within) const {
 template <class V>
 void write_dense(const StreamView<V>& view, std::span<V> out, Reduction reduction, double factor) {
   TELEGRAD_CHECK(out.size() == view.range.size());
+  constexpr std::size_t kBlock = 8192;  // cleared and written, or copied and scaled, while in the cache
   if (!view.dense) {
-    kernels::expand(out, view.entries(), kernels::absent_element<V>(reduction), factor, view.range.begin);
+    StreamView<V> rest = view;
+    for (std::size_t begin = 0; begin < out.size(); begin += kBlock) {
+      const std::size_t count = std::min(kBlock, out.size() - begin);
+      const std::uint64_t first = view.range.begin + begin;
+      const std::size_t most = std::min(count, rest.indices.size());  // no two have one index
+      const auto end = std::lower_bound(rest.indices.begin(), rest.indices.begin() + static_cast<std::ptrdiff_t>(most),
+                                        first + count);
+      const auto taken = static_cast<std::size_t>(end - rest.indices.begin());
+      const kernels::Entries<V> entries{rest.indices.first(taken), rest.values.first(taken)};
+      kernels::expand(out.subspan(begin, count), entries, kernels::absent_element<V>(reduction), factor, first);
+      rest.indices = rest.indices.subspan(taken);
+      rest.values = rest.values.subspan(taken);
+    }
     return;
   }
-  constexpr std::size_t kBlock = 8192;  // copied and scaled while in the cache
   for (std::size_t begin = 0; begin < out.size(); begin += kBlock) {
     const std::size_t count = std::min(kBlock, out.size() - begin);
     copy(view.values.subspan(begin, count), out.subspan(begin, count));

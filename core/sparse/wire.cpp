@@ -167,13 +167,15 @@ std::string read_indices(ConstBytes message, const StreamHeader& header, IndexRa
   }
   return {};
 }
-std::string index_error(const StreamHeader& header, IndexRange expected, std::span<const std::uint32_t> indices) {
-  // Unpacking has looked at the order.
-  if (header.index_format != IndexFormat::packed && !kernels::strictly_increasing(indices)) {
-    return "its indices are not strictly increasing";
-  }
+
+std::string ends_error(IndexRange expected, std::span<const std::uint32_t> indices) {
   if (indices.empty() || (indices.front() >= expected.begin && indices.back() < expected.end)) return {};
   return "its indices go from " + text(indices.front()) + " to " + text(indices.back()) + ", outside its range";
+}
+
+std::string index_error(const StreamHeader& header, IndexRange expected, std::span<const std::uint32_t> indices) {
+  // Unpacking has looked at the order.
+  return header.index_format == IndexFormat::packed ? ends_error(expected, indices) : indices_error(expected, indices);
 }
 
 template <class V>
@@ -262,6 +264,35 @@ std::string read_header(ConstBytes message, DType dtype, IndexRange expected, St
 }
 
 template <class V>
+StreamHeader plain_header(const StreamView<V>& view) {
+  return stream_header(view.range, view.dense, view.nnz(), dtype_of<V>, {.indices = IndexFormat::raw32});
+}
+
+std::string section_header_error(ConstBytes message, DType dtype, IndexRange expected) {
+  if (message.size() != sizeof(StreamHeader)) return "it has " + text(message.size()) + " bytes, not those of a header";
+  const StreamHeader header = claimed_header(message);
+  if (std::string error = header_error(header, dtype, expected); !error.empty()) return error;
+  const bool sparse = header.kind == StreamKind::sparse;
+  const bool plain = header.index_format == (sparse ? IndexFormat::raw32 : IndexFormat::none) &&
+                     header.value_encoding == ValueEncoding::native && header.packed_value_words == 0;
+  return plain ? "" : "its sections come by themselves, but are not plain";
+}
+
+std::string indices_error(IndexRange expected, std::span<const std::uint32_t> indices) {
+  if (!kernels::strictly_increasing(indices)) return "its indices are not strictly increasing";
+  return ends_error(expected, indices);
+}
+
+MessageSections sections_of(const StreamHeader& header, Bytes message) {
+  const Layout layout(header);
+  TELEGRAD_CHECK(message.size() == layout.end);
+  put(message, 0, layout.indices, std::as_bytes(std::span(&header, 1)));
+  put(message, layout.indices + header.index_bytes, layout.values, {});
+  put(message, layout.values + value_bytes(header), layout.end, {});
+  return {message.subspan(layout.indices, header.index_bytes), message.subspan(layout.values, value_bytes(header))};
+}
+
+template <class V>
 std::size_t encoded_size(const StreamView<V>& view, WireFormat format) {
   return encoded_size(draft_of(view, format, std::span<V>()).header);
 }
@@ -328,6 +359,7 @@ std::string decode_into(ConstBytes bytes, IndexRange expected, std::span<std::ui
 }
 
 #define TELEGRAD_INSTANTIATE(V)                                              \
+  template StreamHeader plain_header(const StreamView<V>&);                  \
   template std::size_t encoded_size(const StreamView<V>&, WireFormat);       \
   template void encode_into(const StreamView<V>&, Bytes, WireFormat, std::span<V>); \
   template Buffer encode(const StreamView<V>&, WireFormat, std::span<V>);           \

@@ -90,6 +90,21 @@ StreamHeader claimed_header(ConstBytes message);
 /// message's address or its length, or nothing. Looks at no section.
 std::string read_header(ConstBytes message, DType dtype, IndexRange expected, StreamHeader& header);
 
+/// Of a message in the plain format: indices as raw32, values as they are. Its sections may then travel by themselves.
+template <class V>
+StreamHeader plain_header(const StreamView<V>& view);
+/// Reads a header that comes without its sections, which are to be plain; returns what is wrong with it, or nothing.
+std::string section_header_error(ConstBytes header, DType dtype, IndexRange expected);
+/// What is wrong with a sparse message's indices, or nothing.
+std::string indices_error(IndexRange expected, std::span<const std::uint32_t> indices);
+struct MessageSections {
+  Bytes indices;
+  Bytes values;
+};
+/// Writes the header and the padding of a plain message of encoded_size(header) bytes (CHECKed), and says where its
+/// sections go.
+MessageSections sections_of(const StreamHeader& header, Bytes message);
+
 /// The bytes that encode() makes of this view; always a multiple of 8. O(1), but for packed indices and values: reads them
 /// once.
 template <class V>

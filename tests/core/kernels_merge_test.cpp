@@ -158,6 +158,77 @@ TEST("reducing many runs has the bits of merging them one after the other") {
   }
 }
 
+// As random_run() makes them, and ones that nothing is random about: alike, one far longer than others, one behind another.
+template <class V>
+std::vector<Run<V>> long_runs(std::mt19937& random, std::size_t inputs, int pattern) {
+  constexpr std::uint64_t kRange = 1'500'000;
+  constexpr std::uint64_t kBegin = 0xffffffffU - kRange;
+  std::vector<Run<V>> runs;
+  for (std::size_t p = 0; p < inputs; ++p) {
+    const double density = pattern == 2 && p != 1 ? 1e-5 : 0.01;
+    const std::uint64_t begin = pattern == 3 ? kBegin + p * (kRange / inputs) : kBegin;
+    const std::uint64_t end = pattern == 3 ? begin + kRange / inputs : kBegin + kRange;
+    runs.push_back(random_run<V>(random, begin, end, density));
+    if (pattern == 1) {
+      runs[p].indices = runs[0].indices;
+      runs[p].values = samples::awkward_values<V>(random, runs[0].indices.size());
+    }
+  }
+  return runs;
+}
+
+TEST("reducing long runs, in several chunks, has the bits of the reference") {
+  std::mt19937 random(13);
+  const auto check = [&]<class V>(V) {
+    for (const std::size_t inputs : {2, 3, 4, 7}) {
+      for (int pattern = 0; pattern < 4; ++pattern) {
+        const std::vector<Run<V>> runs = long_runs<V>(random, inputs, pattern);
+        std::vector<Entries<V>> entries;
+        std::size_t total = 0;
+        for (const auto& run : runs) {
+          entries.push_back(run.entries());
+          total += run.indices.size();
+        }
+        for (const Reduction reduction : {Reduction::sum, Reduction::max_abs}) {
+          const auto expected =
+              pack<V>(total, [&](auto out) { return kernels::reference::reduce_sorted<V>(reduction, entries, out); });
+          EXPECT(pack<V>(total, [&](auto out) { return kernels::reduce_sorted<V>(reduction, entries, out); }) ==
+                 expected);
+        }
+      }
+    }
+  };
+  samples::at_every_level([&] {
+    check(float{});
+    check(double{});
+    check(bf16{});
+    check(f16{});
+  });
+}
+
+TEST("runs whose indices leave no room for a run's number are merged too") {
+  std::mt19937 random(14);
+  const auto few = [&](std::uint32_t last) {
+    Run<float> run = random_run<float>(random, 5, 3000, 0.1);
+    run.indices.push_back(last);
+    run.values.push_back(2.0F);
+    return run;
+  };
+  for (const std::uint32_t last : {0x3fffffffU, 0x40000003U, 0x40000004U, 0x40000005U, 0x7fffffffU, 0xffffffffU}) {
+    const std::vector<Run<float>> runs{few(last), few(last), few(last), few(last - 1)};
+    std::vector<Entries<float>> entries;
+    std::size_t total = 0;
+    for (const auto& run : runs) {
+      entries.push_back(run.entries());
+      total += run.indices.size();
+    }
+    const auto expected =
+        pack<float>(total, [&](auto out) { return kernels::reference::reduce_sorted<float>(Reduction::sum, entries, out); });
+    EXPECT(pack<float>(total, [&](auto out) { return kernels::reduce_sorted<float>(Reduction::sum, entries, out); }) ==
+           expected);
+  }
+}
+
 TEST("compacting keeps what is not absent, up to the capacity") {
   std::mt19937 random(12);
   const auto check = [&]<class V>(V, std::size_t size, Reduction reduction, bool mostly_absent) {

@@ -1,4 +1,5 @@
-// The ranks of a test, in one thread: over the virtual-time network or over the in-process one.
+// The ranks of a test, in one thread: over the virtual-time network, over the in-process one, or over that one where it
+// says that it is memory.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +15,7 @@
 
 namespace telegrad {
 
-enum class World { simulated, local };
+enum class World { simulated, local, memory };
 
 /// What rank r does; null: it never calls.
 using Make = std::function<RequestPtr(Rank)>;
@@ -33,7 +34,8 @@ struct Ended {
 /// One rank per session, each over its own driver; turns go round until nobody has anything to do.
 class LocalRanks {
  public:
-  explicit LocalRanks(Rank size, SessionOptions options = {}) : network_(std::make_shared<LocalNetwork>(size)) {
+  explicit LocalRanks(Rank size, SessionOptions options = {}, bool shares_memory = false)
+      : network_(std::make_shared<LocalNetwork>(size, shares_memory)) {
     for (Rank rank = 0; rank < size; ++rank) {
       drivers_.push_back(std::make_unique<LocalDriver>(network_, rank));
       sessions_.push_back(std::make_unique<Session>(*drivers_.back(), options));
@@ -73,7 +75,7 @@ inline Ended run_ranks(World world, Rank size, const Make& make, std::uint64_t s
     }
     ended.stuck = simulation.run().deadlock;
   } else {
-    LocalRanks ranks(size);
+    LocalRanks ranks(size, {}, world == World::memory);
     for (Rank rank = 0; rank < size; ++rank) {
       if (ended.requests[rank]) ranks.session(rank).begin(ended.requests[rank], 0.0);
     }

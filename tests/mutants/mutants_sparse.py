@@ -15,6 +15,7 @@ REDUCE_SCATTER_SPARSE = "collectives/reduce_scatter_sparse.cpp"
 BALANCED = "collectives/balanced_slices.cpp"
 ANY_SIZE = "collectives/any_size.cpp"
 SLICES = "sparse/slices.cpp"
+SLICE_REDUCTION = "sparse/slice_reduction.cpp"
 WIRE = "sparse/wire.cpp"
 COUNTS = "collectives/counts.cpp"
 ASSEMBLY = "sparse/assembly.cpp"
@@ -175,16 +176,18 @@ SPARSE_MUTANTS = (
     ),
     mutant(
         "sparse: the last of several parts of a sum is lost",
-        SPARSE,
-        "for (std::size_t part = 0; part < parts; ++part) {",
-        "for (std::size_t part = 0; part + 1 < parts; ++part) {",
+        SLICE_REDUCTION,
+        "for (const StreamView<V>& part : parts) runs.push_back(part.entries());",
+        "if (parts[0].range.end < range().end || done_ == range().begin)\n"
+        "    for (const StreamView<V>& part : parts) runs.push_back(part.entries());",
     ),
     mutant(
         "sparse: the last of several parts of a sum has one rank's share only",
-        SPARSE,
-        "reduce_slices<V>(within, reduction, kNever)",
-        "reduce_slices<V>(std::span<const StreamView<V>>(within).first(part + 1 < parts ? within.size() : 1), "
-        "reduction, kNever)",
+        SLICE_REDUCTION,
+        "for (const StreamView<V>& part : parts) runs.push_back(part.entries());",
+        "for (const StreamView<V>& part : parts)\n"
+        "    if (runs.empty() || part.range.end < range().end || done_ == range().begin)\n"
+        "      runs.push_back(part.entries());",
     ),
     mutant(
         "sparse: the result is written only as far as its first slice of work",

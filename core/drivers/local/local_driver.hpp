@@ -15,13 +15,17 @@ class LocalDriver;
 /// The n ends of an in-process network. All are driven by the same engine, so nothing here is locked.
 class LocalNetwork {
  public:
-  explicit LocalNetwork(Rank size) : drivers_(size, nullptr) {}
+  /// `shares_memory`: what Transport::shares_memory() says. Messages are the same copies then, but collectives cut them
+  /// as they do between the processes of a host.
+  explicit LocalNetwork(Rank size, bool shares_memory = false) : drivers_(size, nullptr), shares_memory_(shares_memory) {}
 
   Rank size() const { return static_cast<Rank>(drivers_.size()); }
+  bool shares_memory() const { return shares_memory_; }
 
  private:
   friend class LocalDriver;
   std::vector<LocalDriver*> drivers_;  // null: not yet made, or shut down
+  const bool shares_memory_;
 };
 
 class LocalDriver : public Driver {
@@ -33,6 +37,7 @@ class LocalDriver : public Driver {
   Rank size() const override { return network_->size(); }
   const char* name() const override { return "local"; }
   void attach(EventSink& sink) override { sink_ = &sink; }
+  bool shares_memory() const override { return network_->shares_memory(); }
 
   void send(Rank to, const Envelope& envelope, ConstBytes bytes, Pending& pending) override;
   void accept(const Arrival& arrival, Bytes into, Pending& pending) override;

@@ -1,0 +1,90 @@
+#include "sparse/slice_reduction.hpp"
+
+#include <algorithm>
+#include <span>
+#include <utility>
+
+#include "base/check.hpp"
+#include "kernels/merge.hpp"
+#include "kernels/reduce.hpp"
+#include "kernels/scatter.hpp"
+
+namespace telegrad {
+
+template <class V>
+SliceReduction<V>::SliceReduction(std::vector<StreamView<V>> pieces, Reduction reduction, double delta)
+    : pieces_(std::move(pieces)), reduction_(reduction), delta_(delta), done_(range().begin) {
+  TELEGRAD_CHECK(!pieces_.empty());
+  std::size_t total = 0;
+  bool dense = false;
+  for (const StreamView<V>& piece : pieces_) {
+    TELEGRAD_CHECK(piece.range == range());
+    dense = dense || piece.dense || static_cast<double>(piece.nnz()) > delta;
+    total += piece.nnz();
+  }
+  sum_ = {range(), dense, {}, Array<V>(dense ? static_cast<std::size_t>(range().size()) : total)};
+  if (!dense) sum_.indices = Array<std::uint32_t>(total);
+}
+
+template <class V>
+std::size_t SliceReduction<V>::bytes() const {
+  std::size_t bytes = 0;
+  for (const StreamView<V>& piece : pieces_) bytes += bytes_of(piece);
+  return bytes;
+}
+
+template <class V>
+std::size_t SliceReduction<V>::advance(std::uint64_t end) {
+  std::vector<StreamView<V>> parts;
+  std::size_t bytes = 0;
+  for (const StreamView<V>& piece : pieces_) {
+    parts.push_back(piece.slice({done_, end}));
+    bytes += bytes_of(parts.back());
+  }
+  if (sum_.dense) {
+    reduce_densely(parts);
+  } else {
+    reduce_sparsely(parts);
+  }
+  done_ = end;
+  return bytes;
+}
+
+template <class V>
+void SliceReduction<V>::reduce_densely(const std::vector<StreamView<V>>& parts) {
+  const IndexRange part = parts[0].range;
+  const std::span<V> sum = sum_.values.span().subspan(part.begin - range().begin, part.size());
+  const Bytes values = std::as_writable_bytes(sum);
+  write_dense(parts[0], sum, reduction_);
+  for (std::size_t i = 1; i < parts.size(); ++i) {
+    if (parts[i].dense) {
+      kernels::reduce_to(dtype_of<V>, reduction_, values, std::as_bytes(parts[i].values), values);
+    } else {
+      kernels::scatter_reduce(reduction_, sum, parts[i].entries(), part.begin);
+    }
+  }
+}
+
+template <class V>
+void SliceReduction<V>::reduce_sparsely(const std::vector<StreamView<V>>& parts) {
+  std::vector<kernels::Entries<V>> runs;
+  for (const StreamView<V>& part : parts) runs.push_back(part.entries());
+  const kernels::EntriesOut<V> out{sum_.indices.span().subspan(count_), sum_.values.span().subspan(count_)};
+  count_ += kernels::reduce_sorted<V>(reduction_, runs, out);
+}
+
+template <class V>
+OwnedSlice<V> SliceReduction<V>::finish() {
+  TELEGRAD_CHECK(done_ == range().end);
+  if (sum_.dense) return std::move(sum_);
+  sum_.indices.truncate(count_);
+  sum_.values.truncate(count_);
+  if (static_cast<double>(count_) <= delta_) return std::move(sum_);
+  return dense_slice(sum_.view(), reduction_);
+}
+
+#define TELEGRAD_INSTANTIATE(V) template class SliceReduction<V>;
+TELEGRAD_FOR_ENTRY_VALUES(TELEGRAD_INSTANTIATE)
+#undef TELEGRAD_INSTANTIATE
+
+}  // namespace telegrad
