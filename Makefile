@@ -94,11 +94,11 @@ test-core: $(venv)/ready
 configure_core = $(tools) cmake -S core -B build/core -G Ninja --log-level=WARNING $(werror) -DTELEGRAD_UCX=wheel \
   -Ducx_ROOT="$$($(venv)/bin/python -c 'import libucx; print(*libucx.__path__)')"
 
-# Two files at a time: many tests wait, for processes that start or for a time-out, and files share what they set up. In the
+# Three files at a time: many tests wait, for processes that start or for a time-out, and files share what they set up. In the
 # order of folders, which begins with the longest files: by number of tests, long files of few tests would come last and alone.
 test-python: $(venv)/built
 	$(say) "Python tests"
-	@$(venv)/bin/python -m pytest $(if $(T),'$(T)',-n 2 --dist loadfile --no-loadscope-reorder)
+	@$(venv)/bin/python -m pytest $(if $(T),'$(T)',-n 3 --dist loadfile --no-loadscope-reorder)
 
 $(venv)/ready: .ci/setup constraints.txt pyproject.toml
 	@PYTHON='$(PYTHON)' .ci/setup
