@@ -18,7 +18,6 @@ from telegrad.plan.recurrences import CARD_BYTES, pieces_s, stream_s
 HEADER_BYTES = 32  # StreamHeader
 SHORT_MESSAGE_BYTES = 32 << 10  # kShortMessageBytes of allgather_short.hpp
 TURN_BYTES = 32 << 10  # Transport::kTurnBytes
-PART_BYTES = 256 << 10  # Transport::kSliceBytes
 SHORT_SHARE_BYTES = 32 << 10  # kShortBytes of sparse_split.cpp
 SHARES_UNDER_WAY = 16  # kWindow of sparse_split.cpp
 BINS_LEAST = 1024  # kBinsLeast of pooled_slices.cpp
@@ -80,7 +79,7 @@ def reduce_scatter_sparse(ranks: int, dimension: int, entries: int, costs: Costs
     """
     _check(ranks, dimension, entries)
     owned = entries_of_sum(ranks, dimension, entries) / ranks
-    split = _split(ranks, dimension, entries, owned, costs, packed)
+    split = _split(ranks, dimension, entries, costs, packed)
     kept_s = owned * _ENTRY_BYTES * costs.gamma_s_per_byte
     return Cost(split.time_s + kept_s, split.messages_per_rank, split.bytes_per_rank)
 
@@ -110,7 +109,7 @@ def allreduce_topk(
     gamma = costs.gamma_s_per_byte
     found = entries_of_sum(ranks, dimension, entries)
     held, kept = found / ranks, min(keep, found) / ranks
-    split = _split(ranks, dimension, entries, held, costs, packed)
+    split = _split(ranks, dimension, entries, costs, packed)
     parts = [(split, 1.0), (_gather_shares(ranks, ceil_div(dimension, ranks), kept, costs, packed), 1.0)]
     work_s = 2 * held * ELEMENT_BYTES * gamma  # counting and taking what is kept
     if slices != "cut":
@@ -171,14 +170,12 @@ def _short_rounds(ranks: int, message: int, costs: Costs) -> Cost:
     return Cost(time_s, messages, sent)
 
 
-def _split(ranks: int, dimension: int, entries: float, owned: float, costs: Costs, packed: bool) -> Cost:
+def _split(ranks: int, dimension: int, entries: float, costs: Costs, packed: bool) -> Cost:
     gamma, others = costs.gamma_s_per_byte, ranks - 1
     share = entries / ranks
     message = message_bytes(ceil_div(dimension, ranks), share, packed=packed)
     share_s, decode_s, alpha_s = share * _ENTRY_BYTES * gamma, message * gamma, costs.alpha_s
-    # Long sums are made in parts, which are then copied behind each other.
-    in_parts = entries * _ENTRY_BYTES > PART_BYTES
-    reduce_s = ranks * share_s + (owned * _ENTRY_BYTES * gamma if in_parts else 0.0)
+    reduce_s = ranks * share_s
     sent = others * (message + _length_bytes(message))
     if ranks == 1:
         return Cost(reduce_s, 0, 0)

@@ -142,7 +142,6 @@ def test_sizes_that_make_no_sense() -> None:
         ("allgather_short.hpp", r"kShortMessageBytes = std::size_t\{32\} << 10", cost_sparse.SHORT_MESSAGE_BYTES),
         ("sparse_split.cpp", r"kShortBytes = std::size_t\{32\} << 10", cost_sparse.SHORT_SHARE_BYTES),
         ("../transport/transport.hpp", r"kTurnBytes = std::size_t\{32\} << 10", cost_sparse.TURN_BYTES),
-        ("../transport/transport.hpp", r"kSliceBytes = std::size_t\{256\} << 10", cost_sparse.PART_BYTES // 8),
     ],
 )
 def test_lengths_are_those_of_the_core(file: str, pattern: str, value: int) -> None:
