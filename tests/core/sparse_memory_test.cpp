@@ -3,7 +3,6 @@
 #include "testing.hpp"
 
 #include <algorithm>
-#include <cstring>
 #include <deque>
 #include <functional>
 #include <memory>
@@ -68,7 +67,7 @@ void check(const std::vector<SparseStream<V>>& streams, const SparseReduction& h
     }
     std::vector<V> dense(expected.size());
     sums.of(0).write_dense(dense, how.reduction);
-    EXPECT(std::memcmp(dense.data(), expected.data(), dense.size() * sizeof(V)) == 0);
+    EXPECT(std::ranges::equal(std::as_bytes(std::span(dense)), std::as_bytes(std::span(expected))));
   }
   std::vector<std::vector<V>> outputs(size, std::vector<V>(expected.size(), static_cast<V>(-77.0F)));
   const Ended ended = run_ranks(World::memory, size, [&](Rank rank) {
@@ -76,7 +75,7 @@ void check(const std::vector<SparseStream<V>>& streams, const SparseReduction& h
   });
   REQUIRE(ended.all_succeeded());
   for (const auto& output : outputs) {
-    EXPECT(std::memcmp(output.data(), expected.data(), output.size() * sizeof(V)) == 0);
+    EXPECT(std::ranges::equal(std::as_bytes(std::span(output)), std::as_bytes(std::span(expected))));
   }
 }
 

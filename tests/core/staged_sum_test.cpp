@@ -33,7 +33,7 @@ template <class V>
 struct Staged {
   Staged(std::uint64_t n, std::size_t room, std::size_t sum_room)
       : dimension(n), indices(room, 0xFFFF'FFFFU), values(room), dense(n), sum_indices(sum_room), sum_values(sum_room) {
-    std::memset(static_cast<void*>(values.data()), 0xFF, room * sizeof(V));
+    std::ranges::fill(std::as_writable_bytes(std::span(values)), std::byte{0xFF});
   }
   Staged(std::uint64_t n, const Input<V>& input, std::size_t spare, std::size_t sum_room)
       : Staged(n, input.indices.size() + spare, sum_room) {
