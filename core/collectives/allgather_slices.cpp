@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/check.hpp"
 #include "collectives/allgather_any_size.hpp"
 #include "collectives/any_size.hpp"
 #include "collectives/counts.hpp"
@@ -262,6 +263,7 @@ Task<SparseStream<V>> allgather_slices(Transport& net, EncodedSlice<V> owned, co
       co_return whole.finish();
     }
   }
+  TELEGRAD_CHECK(!owned.encoded.empty());
   if (counts_go_ahead<V>(net, owned.slices)) {
     co_await assemble_as_they_come(net, std::move(owned), whole);
   } else {
@@ -278,6 +280,7 @@ Task<void> allgather_slices_into(Transport& net, EncodedSlice<V> owned, const Sp
     co_await memory.write(output, entries);
     co_return;
   }
+  TELEGRAD_CHECK(!owned.encoded.empty());
   std::optional<Counts> counts;
   if (counts_go_ahead<V>(net, owned.slices)) counts.emplace(net, step_of_counts(net, owned), owned.count);
   Taking taking;
