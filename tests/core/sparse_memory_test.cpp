@@ -247,6 +247,28 @@ TEST("sections keep to their steps, also where pieces are long because there are
   }
 }
 
+TEST("an owner makes its slice dense where that is shorter than what it sends, which in memory has raw indices") {
+  constexpr std::uint64_t kN = 400'000;
+  Random random(6);
+  for (const auto& [density, dense_in_memory] : {std::pair{0.45, false}, std::pair{0.55, true}}) {
+    for (const bool memory : {false, true}) {
+      StillTransport net(2, memory);
+      const auto stream = stream_of<float>(kN, density, random);
+      EncodedSlice<float> slice{.slices = Partition(kN, 2)};
+      const StreamView<float> share = stream.slice(0, kN / 2);
+      OwnedSlice<float> owned{share.range, false, Array<std::uint32_t>(share.nnz()), Array<float>(share.nnz())};
+      std::ranges::copy(share.indices, owned.indices.begin());
+      std::ranges::copy(share.values, owned.values.begin());
+      const SparseReduction how{.algorithm = Algorithm::automatic};
+      Task<void> encoding = encode_slice(net, std::move(owned), how, 1.0F, slice);
+      encoding.start();
+      while (!encoding.done()) net.finish_work();
+      EXPECT_EQ(slice.count, memory && dense_in_memory ? kDenseSlice : share.nnz());
+      EXPECT_EQ(slice.encoded.empty(), memory);
+    }
+  }
+}
+
 // A rank that sends what it likes.
 using Body = std::function<Task<void>(Transport&, SparseStream<float>)>;
 
