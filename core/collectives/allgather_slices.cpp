@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/check.hpp"
 #include "collectives/allgather_any_size.hpp"
 #include "collectives/any_size.hpp"
 #include "collectives/counts.hpp"
@@ -31,15 +32,36 @@ bool goes_through_memory(const Transport& net, const Partition& slices) {
   return !std::is_same_v<V, CountedF32> && net.shares_memory() && counts_go_ahead<V>(net, slices);
 }
 
+template <class V>
+bool gathers_in_sections(const Transport& net, const Partition& slices, const StreamView<V>& owned,
+                         const SparseReduction& how) {
+  if constexpr (std::is_same_v<V, CountedF32>) {
+    return false;
+  } else {
+    return goes_through_memory<V>(net, slices) && goes_in_sections(net, owned, how.wire);
+  }
+}
+
+template <class V>
+std::size_t sent_bytes(const Transport& net, const Partition& slices, const StreamView<V>& owned,
+                       const SparseReduction& how) {
+  if constexpr (!std::is_same_v<V, CountedF32>) {
+    if (gathers_in_sections(net, slices, owned, how)) return encoded_size(plain_header(owned));
+  }
+  return encoded_size(owned, how.wire);
+}
+
 // Whether an owner is to make its slice dense. Where the choice is open, that is where it is shorter in the format of this
 // message, not in a usual one.
 template <class V>
-bool sends_densely(const StreamView<V>& owned, const SparseReduction& how) {
+bool sends_densely(const Transport& net, const Partition& slices, const StreamView<V>& owned,
+                   const SparseReduction& how) {
   if (how.algorithm == Algorithm::split_dense_allgather) return true;
   if (how.algorithm != Algorithm::automatic || how.wire.values != ValueEncoding::native) return false;
   const double dense_bytes = how.switch_factor * static_cast<double>(owned.range.size() * sizeof(V));
   const auto longest = static_cast<double>(owned.nnz() * (sizeof(std::uint32_t) + sizeof(V)));
-  return longest > dense_bytes && static_cast<double>(encoded_size(owned, how.wire)) > dense_bytes + sizeof(StreamHeader);
+  if (longest <= dense_bytes) return false;
+  return static_cast<double>(sent_bytes(net, slices, owned, how)) > dense_bytes + sizeof(StreamHeader);
 }
 
 // The stream of everybody's slices, each of which is decoded to its place: once it is known how many entries those before
@@ -237,17 +259,15 @@ class ThroughMemory {
 template <class V>
 Task<void> encode_slice(Transport& net, OwnedSlice<V> owned, const SparseReduction& how, float weight,
                         EncodedSlice<V>& result) {
-  if (!owned.dense && sends_densely(owned.view(), how)) {
+  if (!owned.dense && sends_densely(net, result.slices, owned.view(), how)) {
     const auto bytes = static_cast<std::size_t>(owned.range.size()) * sizeof(V);
     co_await decide(net, bytes, [&] { owned = dense_slice(owned.view(), how.reduction); });
   }
   result.most_bytes = most_bytes<V>(result.slices);
   result.count = owned.dense ? kDenseSlice : owned.view().nnz();
-  if constexpr (!std::is_same_v<V, CountedF32>) {
-    if (goes_through_memory<V>(net, result.slices) && goes_in_sections(net, owned.view(), how.wire)) {
-      result.owned = std::move(owned);
-      co_return;
-    }
+  if (gathers_in_sections(net, result.slices, owned.view(), how)) {
+    result.owned = std::move(owned);
+    co_return;
   }
   co_await decide(net, bytes_of(owned.view()), [&] { result.encoded = encode_keeping_error(owned.view(), how, weight); });
 }
@@ -262,6 +282,7 @@ Task<SparseStream<V>> allgather_slices(Transport& net, EncodedSlice<V> owned, co
       co_return whole.finish();
     }
   }
+  TELEGRAD_CHECK(!owned.encoded.empty());
   if (counts_go_ahead<V>(net, owned.slices)) {
     co_await assemble_as_they_come(net, std::move(owned), whole);
   } else {
@@ -278,6 +299,7 @@ Task<void> allgather_slices_into(Transport& net, EncodedSlice<V> owned, const Sp
     co_await memory.write(output, entries);
     co_return;
   }
+  TELEGRAD_CHECK(!owned.encoded.empty());
   std::optional<Counts> counts;
   if (counts_go_ahead<V>(net, owned.slices)) counts.emplace(net, step_of_counts(net, owned), owned.count);
   Taking taking;

@@ -30,7 +30,7 @@ struct EncodedSlice {
 inline constexpr std::uint64_t kDenseSlice = ~std::uint64_t{0};
 
 /// `result.slices` is set; becomes the rest but first_step. A slice goes dense first where `how` finds that shorter.
-/// `weight`: how much an error of what is encoded counts.
+/// `net`: the one that gathers. `weight`: how much an error of what is encoded counts.
 template <class V>
 Task<void> encode_slice(Transport& net, OwnedSlice<V> owned, const SparseReduction& how, float weight,
                         EncodedSlice<V>& result);

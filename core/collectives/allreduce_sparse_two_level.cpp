@@ -52,7 +52,8 @@ class TwoLevelSum {
     if (how_.reduction == Reduction::avg && !rounds_means()) co_await divide_by_ranks(net_, slice);
 
     const SparseReduction gathering = how_inside(how_.reduction);
-    co_await encode_slice(net_, std::move(slice), gathering, 1.0F, result);
+    GroupTransport group = inside(1);  // in which it is gathered: that tells how it goes
+    co_await encode_slice(group, std::move(slice), gathering, 1.0F, result);
   }
 
   EncodedSlice<V> slices_of(std::uint64_t dimension) const {

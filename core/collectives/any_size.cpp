@@ -17,10 +17,6 @@ using Length = std::uint64_t;
 // Among many ranks there are many messages anyway: each in many pieces would cost processors more than links gain.
 constexpr Rank kManyRanks = 256;
 
-std::size_t longest_piece(const Transport& net) {
-  return piece_bytes(net) * std::max<std::size_t>(1, net.size() / kManyRanks);
-}
-
 // The pieces of one message, the first few of which are under way from the beginning.
 class Outgoing {
  public:
@@ -99,6 +95,10 @@ Task<Buffer> receive_others(Transport& net, Rank from, Step step, Buffer first, 
 }
 
 }  // namespace
+
+std::size_t longest_piece(const Transport& net) {
+  return piece_bytes(net) * std::max<std::size_t>(1, net.size() / kManyRanks);
+}
 
 Step any_size_steps(const Transport& net, std::size_t most_bytes) {
   return static_cast<Step>((most_bytes + sizeof(Length)) / longest_piece(net) + 1);

@@ -11,6 +11,9 @@
 
 namespace telegrad {
 
+/// How long a piece may be; the same on all ranks.
+std::size_t longest_piece(const Transport& net);
+
 /// Steps that a message of up to `most_bytes` uses, the same on all ranks.
 Step any_size_steps(const Transport& net, std::size_t most_bytes);
 

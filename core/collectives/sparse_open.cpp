@@ -64,9 +64,11 @@ template <class V>
 SparseStream<V> addend_of(std::uint64_t dimension, std::span<const std::uint32_t> indices, std::span<const V> values,
                           const SparseReduction& how) {
   if (!begins_densely<V>(dimension, values.size(), how)) return SparseStream<V>::sparse(dimension, indices, values);
-  validate_entries(dimension, indices, values.size());
+  const Array<std::uint32_t> kept(indices.size());  // a copy: the caller's may change, even while they are checked
+  std::ranges::copy(indices, kept.begin());
+  validate_entries(dimension, kept.span(), values.size());
   Array<V> dense(static_cast<std::size_t>(dimension));
-  write_dense(StreamView<V>{{0, dimension}, false, indices, values}, dense.span(), how.reduction);
+  write_dense(StreamView<V>{{0, dimension}, false, kept.span(), values}, dense.span(), how.reduction);
   return SparseStream<V>::adopt_dense(std::move(dense));
 }
 

@@ -8,20 +8,19 @@
 #include <utility>
 
 #include "collectives/any_size.hpp"
-#include "collectives/pieces.hpp"
 #include "collectives/sparse_messages.hpp"
 
 namespace telegrad {
 namespace {
 
 constexpr std::size_t kSectionedBytesLeast = std::size_t{32} << 10;
-constexpr Step kSections = 2;
+constexpr Step kSections = 2;  // each of which may end in a piece that is not full
 
 // Sends or receives of one section, in pieces between which others have their turn.
 template <class Message, class Span>
 void begin_pieces(std::deque<Message>& messages, Transport& net, Rank peer, Step& step, Span section) {
   while (!section.empty()) {
-    const std::size_t taken = std::min(section.size(), piece_bytes(net));
+    const std::size_t taken = std::min(section.size(), longest_piece(net));
     messages.emplace_back(net, peer, step++, section.first(taken));
     section = section.subspan(taken);
   }

@@ -3,9 +3,9 @@
 // for machine learning", SC 2019, §5.3.2 (the first half of SSAR_Split_allgather).
 //
 // Long shares go round by round: where two senders share a receiver's port, TCP loses most of it. Of many short ones a
-// few rounds overlap, and in memory all, of any length. The messages are the same, so that ranks need not do alike. This
-// cannot deadlock: of the smallest distance at which a message is not over, all that its sender and its receiver wait for
-// before they begin it is of smaller distances, and over.
+// few rounds overlap, and in memory all, of any length (see AtOnce). Messages are the same, so that ranks need not do
+// alike. This cannot deadlock: of the smallest distance at which a message is not over, all that its sender and its
+// receiver wait for before they begin it is of smaller distances, and over.
 #include "collectives/sparse_split.hpp"
 
 #include <cstring>
@@ -26,6 +26,7 @@ namespace telegrad {
 namespace {
 
 constexpr Rank kWindow = 16;  // short messages under way in one direction
+constexpr std::size_t kEncodedWindow = 4;  // long shares that are encoded, between ranks that share memory
 constexpr std::size_t kShortBytes = std::size_t{32} << 10;  // of a share, on average
 constexpr std::size_t kBatchBytes = Transport::kTurnBytes;  // of small pieces that are encoded or decoded in one go
 
@@ -265,7 +266,8 @@ class Rounds {
   Buffer next_;
 };
 
-// Between ranks that share memory: all messages are under way at once, and long shares are not encoded.
+// Between ranks that share memory: all receives are under way at once, and so are the sends of shares that go in sections,
+// which are no work. Others are encoded one by one while those before them travel.
 template <class V>
 class AtOnce {
  public:
@@ -274,8 +276,19 @@ class AtOnce {
   Task<OwnedSlice<V>> run() {
     const Rank size = split_.net.size();
     std::vector<Task<void>> all;
-    for (Rank distance = 1; distance < size; ++distance) all.push_back(send(split_.ahead(distance)));
+    std::vector<Rank> others;
+    for (Rank distance = 1; distance < size; ++distance) {
+      const Rank to = split_.ahead(distance);
+      if (!in_sections(to)) {
+        others.push_back(to);
+        continue;
+      }
+      if constexpr (!std::is_same_v<V, CountedF32>) {
+        all.push_back(send_in_sections(split_.net, to, split_.bucket.first_step, split_.share(to)));
+      }
+    }
     for (Rank distance = 1; distance < size; ++distance) all.push_back(receive(split_.behind(distance)));
+    all.push_back(send_encoded(std::move(others)));
     co_await when_all(std::move(all));
     std::vector<StreamView<V>> views;
     for (Rank source = 0; source < size; ++source) {
@@ -291,20 +304,37 @@ class AtOnce {
     std::optional<Decoded<V>> decoded;
   };
 
-  Task<void> send(Rank to) {
-    Transport& net = split_.net;
-    const StreamView<V> share = split_.share(to);
-    if constexpr (!std::is_same_v<V, CountedF32>) {
-      const bool in_sections = split_.bucket.errors.empty() && !goes_dense(share, split_.how) &&
-                               goes_in_sections(net, share, split_.how.wire);
-      if (in_sections) {
-        co_await send_in_sections(net, to, split_.bucket.first_step, share);
-        co_return;
-      }
-    }
+  struct SendingShare {
+    SendingShare(Transport& net, Rank to, Step step, Buffer share)
+        : encoded(std::move(share)), sending(send_any_size(net, to, step, encoded.bytes())) {}
     Buffer encoded;
-    co_await decide(net, bytes_of(share), [&] { encoded = split_.encoded(share); });
-    co_await send_any_size(net, to, split_.bucket.first_step, encoded.bytes());
+    TaskUnderWay sending;
+  };
+
+  bool in_sections(Rank to) const {
+    if constexpr (std::is_same_v<V, CountedF32>) {
+      return false;
+    } else {
+      const StreamView<V> share = split_.share(to);
+      return split_.bucket.errors.empty() && !goes_dense(share, split_.how) &&
+             goes_in_sections(split_.net, share, split_.how.wire);
+    }
+  }
+
+  Task<void> send_encoded(std::vector<Rank> receivers) {
+    Transport& net = split_.net;
+    Window<SendingShare, kEncodedWindow> under_way;
+    for (const Rank to : receivers) {
+      const StreamView<V> share = split_.share(to);
+      Buffer encoded;
+      co_await decide(net, bytes_of(share), [&] { encoded = split_.encoded(share); });
+      if (under_way.full()) {
+        co_await under_way.front().sending;
+        under_way.pop_front();
+      }
+      under_way.emplace_back(net, to, split_.bucket.first_step, std::move(encoded));
+    }
+    for (; !under_way.empty(); under_way.pop_front()) co_await under_way.front().sending;
   }
 
   Task<void> receive(Rank source) {

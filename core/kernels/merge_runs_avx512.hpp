@@ -1,5 +1,5 @@
 #pragma once
-// Several sorted runs to one by AVX-512, for values of at most 32 bits; for reduce_sorted.cpp alone.
+// Several sorted runs to one by AVX-512, for values of at most 32 bits; for reduce_sorted.cpp (and its test) alone.
 //
 // An entry is one 64-bit key: its index, the number of its run, its value. Keys of two neighbouring runs are merged as
 // merge_avx512.hpp does it, then what comes of two neighbours, and so on; only the last pass reduces those of one index,
@@ -339,7 +339,7 @@ void take_chunk(std::vector<Entries<V>>& rest, std::vector<Entries<V>>& chunk) {
     if (entries.size() > longest->size()) longest = &entries;
   }
   chunk.assign(rest.begin(), rest.end());
-  if (total <= kChunkEntries + kChunkEntries / 2) {
+  if (total <= kChunkEntries + kChunkEntries / 2 || longest->size() == 1) {
     rest.assign(rest.size(), {});
     return;
   }

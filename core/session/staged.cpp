@@ -40,10 +40,13 @@ std::size_t held(std::int64_t count, std::size_t room) {
                               std::to_string(room) + ": select no more, or give longer tensors");
 }
 
+// The device may write it again: what is checked must be what is used.
+std::int64_t count_once(const std::int64_t* count) { return __atomic_load_n(count, __ATOMIC_ACQUIRE); }
+
 // The indices are copied before they are checked: nobody can change them then.
 template <class V>
 Task<void> read(Transport& net, const StagedEntries<V>& staged, const SparseReduction& how, SparseStream<V>& stream) {
-  const std::size_t count = held(*staged.count, staged.indices.size());
+  const std::size_t count = held(count_once(staged.count), staged.indices.size());
   const std::span<const V> staged_values = staged.values.first(count);
   Array<std::uint32_t> indices;
   co_await copy_to(net, staged.indices.first(count), indices);

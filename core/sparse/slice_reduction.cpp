@@ -13,8 +13,9 @@ namespace telegrad {
 
 template <class V>
 SliceReduction<V>::SliceReduction(std::vector<StreamView<V>> pieces, Reduction reduction, double delta)
-    : pieces_(std::move(pieces)), reduction_(reduction), delta_(delta), done_(range().begin) {
+    : pieces_(std::move(pieces)), reduction_(reduction), delta_(delta) {
   TELEGRAD_CHECK(!pieces_.empty());
+  done_ = range().begin;
   std::size_t total = 0;
   bool dense = false;
   for (const StreamView<V>& piece : pieces_) {

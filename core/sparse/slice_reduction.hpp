@@ -35,7 +35,7 @@ class SliceReduction {
   const std::vector<StreamView<V>> pieces_;
   const Reduction reduction_;
   const double delta_;
-  std::uint64_t done_;     // indices below are reduced
+  std::uint64_t done_ = 0;  // indices below are reduced
   std::size_t count_ = 0;  // entries written, unless dense
   OwnedSlice<V> sum_;
 };

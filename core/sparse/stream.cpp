@@ -140,8 +140,9 @@ SparseStream<V>::SparseStream(std::uint64_t dimension) : dimension_(dimension) {
 template <class V>
 SparseStream<V> SparseStream<V>::sparse(std::uint64_t dimension, std::span<const std::uint32_t> indices,
                                         std::span<const V> values) {
-  validate_entries(dimension, indices, values.size());
-  return adopt_sparse(dimension, copy_of(indices), copy_of(values));
+  Array<std::uint32_t> kept = copy_of(indices);  // first: the caller's may change, even while they are checked
+  validate_entries(dimension, kept.span(), values.size());
+  return adopt_sparse(dimension, std::move(kept), copy_of(values));
 }
 
 template <class V>

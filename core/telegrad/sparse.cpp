@@ -5,6 +5,7 @@
 #include <optional>
 #include <utility>
 
+#include "collectives/sparse_open.hpp"
 #include "session/moves.hpp"
 #include "session/reductions.hpp"
 #include "telegrad/begin.hpp"
@@ -71,9 +72,7 @@ telegrad::SparseStream<V> given(const SparseStream<V>& stream) {
 template <class V>
 telegrad::SparseStream<V> addend(const SparseStream<V>& stream, const SparseReduction& how) {
   telegrad::SparseStream<V> mine = given(stream);
-  const bool open = how.algorithm == Algorithm::automatic && how.wire.values == ValueEncoding::native;
-  const double most = memory_delta<V>(mine.dimension(), how.switch_factor);
-  if (open && !mine.is_dense() && static_cast<double>(mine.nnz()) > most) mine.to_dense(how.reduction);
+  if (begins_densely<V>(mine.dimension(), mine.nnz(), how)) mine.to_dense(how.reduction);
   return mine;
 }
 

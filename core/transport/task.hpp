@@ -200,6 +200,25 @@ class WhenAll {
 
 }  // namespace detail
 
+/// A task that is under way from the moment that this is made, as a message is; it must be awaited, and never moves.
+class TaskUnderWay {
+ public:
+  explicit TaskUnderWay(Task<void> task) : task_(std::move(task)) { task_.start(); }
+  TaskUnderWay(const TaskUnderWay&) = delete;
+  TaskUnderWay& operator=(const TaskUnderWay&) = delete;
+
+  struct Awaiter {
+    Task<void>* task;
+    bool await_ready() const noexcept { return task->done(); }
+    void await_suspend(std::coroutine_handle<> waiter) const noexcept { task->continue_with(waiter); }
+    void await_resume() const { task->take(); }
+  };
+  Awaiter operator co_await() noexcept { return {&task_}; }
+
+ private:
+  Task<void> task_;
+};
+
 /// Runs the tasks at once and returns when all are over; throws the first task's exception in argument order.
 inline Task<void> when_all(std::vector<Task<void>> tasks) {
   detail::WhenAll all(std::move(tasks));

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "kernel_samples.hpp"
+#include "kernels/merge_runs_avx512.hpp"
 #include "kernels/operations.hpp"
 #include "testing.hpp"
 
@@ -205,6 +206,22 @@ TEST("reducing long runs, in several chunks, has the bits of the reference") {
     check(f16{});
   });
 }
+
+#ifdef TELEGRAD_KERNELS_X86
+TEST("of more runs of one entry each than a chunk holds all are taken, and nothing behind them is read") {
+  constexpr std::size_t kRuns = 7000;
+  std::vector<std::uint32_t> indices;  // of each run, and a zero behind it, at which a cut would take nothing
+  const std::vector<float> values(kRuns, 1.0F);
+  for (std::uint32_t run = 0; run < kRuns; ++run) indices.insert(indices.end(), {1 + run % 900, 0});
+  std::vector<Entries<float>> rest, chunk;
+  for (std::size_t run = 0; run < kRuns; ++run) {
+    rest.push_back({std::span(indices).subspan(2 * run, 1), std::span(values).subspan(run, 1)});
+  }
+  kernels::take_chunk(rest, chunk);
+  EXPECT(std::ranges::all_of(chunk, [](const auto& entries) { return entries.size() == 1; }));
+  EXPECT(std::ranges::all_of(rest, [](const auto& entries) { return entries.empty(); }));
+}
+#endif
 
 TEST("runs whose indices leave no room for a run's number are merged too") {
   std::mt19937 random(14);

@@ -145,23 +145,44 @@ TEST("a sum of short slices, or of short shares, has the same bits too") {
   }
 }
 
+// On which nothing comes, and work goes on when the test says so.
+struct StillTransport final : Transport {
+  explicit StillTransport(Rank ranks, bool shares = true) : size_(ranks), shares_memory_(shares) {}
+  Rank rank() const override { return 0; }
+  Rank size() const override { return size_; }
+  bool shares_memory() const override { return shares_memory_; }
+  ReadyQueue& ready() override { return ready_; }
+  void start_send(Rank, Step step, ConstBytes, Pending&) override { sent.push_back(step); }
+  void start_receive(Rank, Step step, Bytes, Pending&) override { received.push_back(step); }
+  void start_receive_any(Rank, Step step, std::size_t, Buffer&, Pending&) override { received.push_back(step); }
+  void start_compute(std::size_t, Pending& pending) override {
+    ++turns;
+    working.push_back(&pending);
+  }
+  void start_fail(Rank, std::string) override {}
+
+  /// Ends the work under way; what waits for it goes on.
+  void finish_work() {
+    for (Pending* const one : std::exchange(working, {})) one->complete(0);
+    std::vector<std::coroutine_handle<>> going_on;
+    for (ready_.swap(going_on); !going_on.empty(); going_on.clear(), ready_.swap(going_on)) {
+      for (const auto coroutine : going_on) coroutine.resume();
+    }
+  }
+
+  std::vector<Step> sent, received;
+  std::vector<Pending*> working;
+  int turns = 0;
+
+ private:
+  const Rank size_;
+  const bool shares_memory_;
+  ReadyQueue ready_;
+};
+
 TEST("long streams of the plain format go in sections, and others in one message") {
-  struct Memory final : Transport {
-    explicit Memory(bool shares) : shares_memory_(shares) {}
-    Rank rank() const override { return 0; }
-    Rank size() const override { return 2; }
-    bool shares_memory() const override { return shares_memory_; }
-    ReadyQueue& ready() override { return ready_; }
-    void start_send(Rank, Step, ConstBytes, Pending&) override {}
-    void start_receive(Rank, Step, Bytes, Pending&) override {}
-    void start_receive_any(Rank, Step, std::size_t, Buffer&, Pending&) override {}
-    void start_compute(std::size_t, Pending&) override {}
-    void start_fail(Rank, std::string) override {}
-    const bool shares_memory_;
-    ReadyQueue ready_;
-  };
-  const Memory memory(true);
-  const Memory network(false);
+  const StillTransport memory(2);
+  const StillTransport network(2, false);
   Random random(1);
   const auto entries = stream_of<float>(20'000, 0.5, random);
   const auto few = stream_of<float>(20'000, 0.01, random);
@@ -172,6 +193,79 @@ TEST("long streams of the plain format go in sections, and others in one message
   EXPECT(!goes_in_sections(memory, entries.view(), {.indices = IndexFormat::packed}));
   EXPECT(!goes_in_sections(memory, entries.view(), {.packs_values = true}));
   EXPECT(!goes_in_sections(memory, entries.view(), {.values = ValueEncoding::bf16}));
+}
+
+TEST("shares that have to be encoded are so one at a time, and few of them wait for their receivers") {
+  constexpr Rank kSize = 12;
+  constexpr std::uint64_t kN = 400'000;
+  Random random(5);
+  const auto mine = stream_of<float>(kN, 0.3, random);
+  const Partition slices(kN, kSize);
+  for (const bool in_sections : {false, true}) {
+    StillTransport net(kSize);
+    const SparseReduction how{.wire = {.indices = in_sections ? IndexFormat::none : IndexFormat::packed}};
+    Task<OwnedSlice<float>> sum = reduce_owned_slice(net, mine, slices, how);
+    sum.start();
+    EXPECT_EQ(net.received.size(), kSize - 1U);
+    EXPECT_EQ(net.sent.size(), in_sections ? 3 * (kSize - 1U) : 0U);
+    EXPECT_EQ(net.turns, in_sections ? 0 : 1);
+    if (in_sections) continue;
+    for (std::size_t share = 1; share <= 4; ++share) {
+      net.finish_work();
+      EXPECT_EQ(net.sent.size(), share);
+      EXPECT_EQ(net.working.size(), 1U);
+    }
+    for (int more = 0; more < 3; ++more) net.finish_work();  // nothing has left
+    EXPECT_EQ(net.sent.size(), 4U);
+    EXPECT_EQ(net.turns, 5);
+  }
+}
+
+TEST("sections keep to their steps, also where pieces are long because there are many ranks") {
+  constexpr std::uint64_t kN = 1'000'000;
+  Array<std::uint32_t> indices(kN);
+  Array<float> values(kN);
+  std::iota(indices.begin(), indices.end(), 0U);
+  std::ranges::fill(values, 1.0F);
+  const auto stream = SparseStream<float>::adopt_sparse(kN, std::move(indices), std::move(values));
+  for (const Rank size : {Rank{2}, Rank{300}, Rank{512}, Rank{2000}}) {
+    StillTransport net(size);
+    constexpr Step kFirst = 70;
+    Task<void> sending = send_in_sections(net, 1, kFirst, stream.view());
+    sending.start();
+    const Step end = kFirst + stream_steps(net, most_bytes<float>(IndexRange{0, kN}));
+    EXPECT(std::ranges::all_of(net.sent, [&](Step step) { return kFirst <= step && step < end; }));
+
+    const StreamHeader header = plain_header(stream.view());
+    Buffer message(sizeof header);
+    std::ranges::copy(std::as_bytes(std::span(&header, 1)), message.bytes().begin());
+    Task<Buffer> receiving = receive_rest_of_stream(
+        net, 1, kFirst, std::move(message), {DType::f32, {0, kN}, most_bytes<float>(IndexRange{0, kN})});
+    receiving.start();
+    EXPECT(std::ranges::equal(net.received, std::span(net.sent).subspan(1)));
+  }
+}
+
+TEST("an owner makes its slice dense where that is shorter than what it sends, which in memory has raw indices") {
+  constexpr std::uint64_t kN = 400'000;
+  Random random(6);
+  for (const auto& [density, dense_in_memory] : {std::pair{0.45, false}, std::pair{0.55, true}}) {
+    for (const bool memory : {false, true}) {
+      StillTransport net(2, memory);
+      const auto stream = stream_of<float>(kN, density, random);
+      EncodedSlice<float> slice{.slices = Partition(kN, 2)};
+      const StreamView<float> share = stream.slice(0, kN / 2);
+      OwnedSlice<float> owned{share.range, false, Array<std::uint32_t>(share.nnz()), Array<float>(share.nnz())};
+      std::ranges::copy(share.indices, owned.indices.begin());
+      std::ranges::copy(share.values, owned.values.begin());
+      const SparseReduction how{.algorithm = Algorithm::automatic};
+      Task<void> encoding = encode_slice(net, std::move(owned), how, 1.0F, slice);
+      encoding.start();
+      while (!encoding.done()) net.finish_work();
+      EXPECT_EQ(slice.count, memory && dense_in_memory ? kDenseSlice : share.nnz());
+      EXPECT_EQ(slice.encoded.empty(), memory);
+    }
+  }
 }
 
 // A rank that sends what it likes.

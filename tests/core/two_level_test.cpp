@@ -256,7 +256,7 @@ void check_sparse(World world, const Labels& labels, std::uint64_t dimension, do
   const auto size = static_cast<Rank>(labels.size());
   how.reduction = reduction;
   how.algorithm = algorithm;
-  how.nodes = nodes_of(labels, size % 2 == 0);
+  if (!how.nodes) how.nodes = nodes_of(labels, size % 2 == 0);
   std::vector<double> sum(dimension, 0.0);
   std::vector<int> ranks_with(dimension, 0);
   std::vector<SparseSum<V>> sums(size);
@@ -320,6 +320,16 @@ TEST("two-level sums of values that are rounded between nodes: near, and the sam
       SparseReduction how;
       how.wire.values = ValueEncoding::bf16;
       check_sparse<float>(world, labels, 1000, 0.1, Reduction::sum, false, how, 0.02);
+    }
+  }
+}
+
+TEST("two-level sums of long slices are exact between ranks that share memory, whatever is said of their nodes") {
+  for (const bool memory : {false, true}) {
+    SparseReduction how;
+    how.nodes = nodes_of(in_blocks({3, 3}), memory);
+    for (const bool into : {false, true}) {
+      check_sparse<float>(World::memory, in_blocks({3, 3}), 1'500'000, 0.1, Reduction::sum, into, how);
     }
   }
 }
