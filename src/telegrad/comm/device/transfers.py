@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -96,7 +96,7 @@ class Transfers:
         self._runtime = runtime
         self._staging = staging
         self._rank = rank
-        self._internal: dict[Any, Stream] = {}  # by device: what async_op=True runs in
+        self._internal: dict[Any, Stream] = {}  # by device and lane: what async_op=True runs in
         self._to_host: dict[Any, Stream] = {}  # by what waits for them: copies of chunks, beside those of results
         self._lock = threading.Lock()
         self._outstanding: deque[_core.Request] = deque()  # _lock
@@ -113,8 +113,10 @@ class Transfers:
         *,
         result: Any,
         async_op: bool,
+        lane: Hashable = None,
     ) -> DeviceWork | None:
-        """Puts an operation into the current stream, or with ``async_op`` into this communicator's own one.
+        """Puts an operation into the current stream, or with ``async_op`` into one of this communicator's own: that of
+        its ``lane``, whose operations end in the order in which they are called, and wait for no other lane's.
 
         ``hold`` keeps what the network may touch. ``abort`` ends the communicator's operations on all ranks: called if
         this breaks off after a part has begun, whose number the other ranks would take for another's. Raises what an
@@ -127,7 +129,7 @@ class Transfers:
         if async_op:
             # Inputs do not wait behind other operations' results: those may come from peers who wait for these inputs.
             called = runtime.record(stream)
-            stream = self._after(called, self._internal, device, device, tensors)
+            stream = self._after(called, self._internal, (device, lane), device, tensors)
             to_host = self._after(called, self._to_host, stream, device, tensors)
         elif sum(1 for part in parts if part.has_input) > 1:
             to_host = self._after(runtime.record(stream), self._to_host, stream, device, tensors)
