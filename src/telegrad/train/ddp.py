@@ -291,7 +291,7 @@ class DDPState:
         return self._device_buckets.take(bucket, self._step)
 
     def _check_device_options(self) -> None:
-        check_device_options({**self._config, "telemetry": self._telemetry})
+        check_device_options({**self._config, "telemetry": self._telemetry}, self._parameters.values())
 
     def _take_on_host(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
         if not self._pass_is_open or bucket.index() == 0:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -130,12 +130,6 @@ class DeviceBuckets:
         """The averages of the pass stay, or become ``dropped_value``, on all ranks, or NaN where the ranks could not
         agree: in the stream, behind the sums."""
         held, faulty, self._held, self._faulty = self._held, self._faulty, [], []
-        devices = {buffer.device for buffer, _ in held}
-        if len(devices) > 1:
-            raise TypeError(
-                f"gradients are on {', '.join(sorted(map(str, devices)))}: nonfinite='skip' takes those of one device; "
-                "use 'raise' or 'send'"
-            )
         like = held[0][0]
         with torch.no_grad():
             own = torch.stack(faulty).any() if faulty else like.new_zeros((), dtype=torch.bool)
@@ -156,9 +150,9 @@ class DeviceBuckets:
         self._verdicts.append(_Verdict(reads[0], work))
 
 
-def check_options(options: Mapping[str, Any]) -> None:
-    """Raises ``TypeError``, with the remedy, for options of DDPState that work in host memory. ``options``: mode,
-    momentum, clip_norm and telemetry."""
+def check_options(options: Mapping[str, Any], parameters: Iterable[torch.nn.Parameter]) -> None:
+    """Raises ``TypeError``, with the remedy, for options of DDPState that do not fit parameters on devices.
+    ``options``: mode, momentum, clip_norm, telemetry and nonfinite."""
     if options["mode"] != "dense":
         raise TypeError(
             "gradients on a device are averaged densely, and this DDPState compresses: make it with mode='dense', or "
@@ -172,3 +166,9 @@ def check_options(options: Mapping[str, Any]) -> None:
     for name, remedy in remedies.items():
         if options[name]:
             raise TypeError(f"{name}= works on gradients in host memory, and these are on a device: {remedy}")
+    devices = {one.device for one in parameters}
+    if options["nonfinite"] == "skip" and len(devices) > 1:
+        raise TypeError(
+            f"parameters are on {', '.join(sorted(map(str, devices)))}: nonfinite='skip' takes those of one device; "
+            "use 'raise' or 'send'"
+        )

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 from computing_device import ComputingRuntime, StreamTensor, computed_on, wait_for
-from fake_device import DEVICE_TYPE, FakeStream
+from fake_device import FakeStream
 from handmade_buckets import Bucket
 
 import telegrad
@@ -274,25 +274,15 @@ def test_momentum_is_refused(make: Make) -> None:
         )
 
 
-class OnAnother(StreamTensor):
-    """Of the second device."""
-
-    @property
-    def device(self) -> torch.device:  # type: ignore[override]
-        return torch.device(DEVICE_TYPE, 1)
-
-
 def test_steps_are_dropped_on_one_device_only(make: Make) -> None:
-    ranks = make(nonfinite="skip")
-    parameters = [ranks.parameters[0]["bias"]]
-    first = Bucket(parameters, computed_on(ranks.device, torch.ones(4)), 0, False)
-    last = Bucket(parameters, OnAnother.of(torch.ones(4), ranks.device), 1, True)
-    with ranks.device.on(ranks.streams[0]):
-        telegrad.ddp_hook(ranks.states[0], first)  # type: ignore[arg-type]
-        with pytest.raises(
-            TypeError, match="gradients are on privateuseone:0, privateuseone:1: nonfinite='skip' takes"
-        ):
-            telegrad.ddp_hook(ranks.states[0], last)  # type: ignore[arg-type]
+    ranks = make()
+    parameters = {
+        "first": ranks.parameters[0]["bias"],
+        "last": torch.nn.Parameter(torch.ones(4)),
+    }
+    DDPState(ranks.comms[0], parameters.items(), mode="dense")
+    with pytest.raises(TypeError, match="parameters are on cpu, privateuseone:0: nonfinite='skip' takes"):
+        DDPState(ranks.comms[0], parameters.items(), mode="dense", nonfinite="skip")  # before any sum begins
 
 
 def test_a_model_that_was_moved_after_the_state_was_made(make: Make) -> None:
