@@ -36,7 +36,7 @@ from telegrad.train.synchronised_model import (
     check_same_parameters,
     check_still_frozen,
     claim,
-    copy_from_rank_0,
+    copy_model_from_rank_0,
     described,
     ranks_apart,
     release,
@@ -152,8 +152,7 @@ class Synchronizer:
         self._planning: StepPlanning | None = None
         first = "dense" if self._compression is None else self._compression.ways[0]
         self._set_groups(groups, [first] * len(groups))
-        for tensor in (*model.parameters(), *model.buffers()):
-            copy_from_rank_0(tensor.detach(), self._comm)
+        copy_model_from_rank_0(model, self._comm)
         if self._is_on_device:
             own.synchronize()
         elif self._scheme in TIMED:

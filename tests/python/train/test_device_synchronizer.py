@@ -18,6 +18,7 @@ from torch import nn
 
 from telegrad import Communicator, Synchronizer
 from telegrad.errors import MismatchedCall, TransportError
+from telegrad.train import synchronised_model
 
 RANKS = 3
 
@@ -232,6 +233,22 @@ def test_after_a_failure_gradients_are_nan_and_the_next_pass_raises(on_each: Eac
             rank.backward(2)
 
     on_each(backward, plan="single")
+
+
+def test_a_large_model_is_copied_in_parts(on_each: Each, monkeypatch: pytest.MonkeyPatch) -> None:
+    waits = []
+    synchronize = Communicator.synchronize
+
+    def wait(comm: Communicator) -> None:
+        waits.append(comm.rank)
+        synchronize(comm)
+
+    monkeypatch.setattr(Communicator, "synchronize", wait)
+    monkeypatch.setattr(synchronised_model, "STAGED_BYTES", 1)
+    tensors = on_each(
+        lambda rank: [waits.count(rank.comm.rank), len([*rank.model.parameters(), *rank.model.buffers()])]
+    )
+    assert all(found == count + 1 for found, count in tensors)
 
 
 def test_ranks_in_different_passes(on_each: Each) -> None:
