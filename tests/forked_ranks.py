@@ -43,6 +43,10 @@ _READ_WHEN_USED = {
 _READ_WHEN_USED_PREFIXES = ("TELEGRAD_", "TORCHELASTIC_", "PYTEST_")
 
 
+class ServerEndedError(RuntimeError):
+    """It was not asked for the rank."""
+
+
 class RankServers:
     """``start`` takes the place of telegrad.launch.processes.start; ``kind`` says what ranks import, or ``exec``."""
 
@@ -56,14 +60,20 @@ class RankServers:
         if self.kind == "exec" or asked.prefix or not self._is_for(asked.environment):
             return execute(asked)
         with self._lock:
-            key = (self.kind, int(asked.environment["TELEGRAD_RANK"]) % 2)
-            if key not in self._servers:
-                self._servers[key] = _Server(IMPORTS[self.kind], self._environment)
             try:
-                return self._servers[key].fork(asked)
-            except BaseException:  # a test's time-out too: what this server says next would be for another rank
-                self._servers.pop(key).kill()
-                raise
+                return self._fork(asked)
+            except ServerEndedError:  # before it was asked: no rank has come to be
+                return self._fork(asked)
+
+    def _fork(self, asked: Start) -> Process:
+        key = (self.kind, int(asked.environment["TELEGRAD_RANK"]) % 2)
+        if key not in self._servers:
+            self._servers[key] = _Server(IMPORTS[self.kind], self._environment)
+        try:
+            return self._servers[key].fork(asked)
+        except BaseException:  # a test's time-out too: what this server says next would be for another rank
+            self._servers.pop(key).kill()
+            raise
 
     def close(self) -> None:
         for server in self._servers.values():
@@ -123,7 +133,10 @@ class _Server:
             }
             stdout, stderr = (open(reading, "rb", buffering=0) for reading, _ in pipes)  # noqa: SIM115
             with _adopting():
-                socket.send_fds(self._connection, [json.dumps(message).encode()], list(given.values()))
+                try:
+                    socket.send_fds(self._connection, [json.dumps(message).encode()], list(given.values()))
+                except OSError as error:
+                    raise ServerEndedError(f"the server of ranks has ended: its stderr says why ({error})") from error
                 answer = self._connection.recv(32)
             if not answer:
                 raise RuntimeError("the server of ranks has ended: its stderr says why")

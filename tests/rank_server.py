@@ -88,7 +88,8 @@ def become(asked: dict[str, Any], paths: list[str]) -> None:
 
 
 def main() -> None:
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    libc = ctypes.CDLL(None)
+    libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     connection = socket.socket(fileno=int(sys.argv[1]))
     for module in sys.argv[2:]:
         importlib.import_module(module)
@@ -100,6 +101,8 @@ def main() -> None:
         raise SystemExit(f"{sys.argv[2:]} left descriptors open: {sorted(left_open)}")
     gc.collect()
     gc.freeze()  # else the first collection in each rank would copy the pages of all objects
+    # The signal is sent when the thread ends that has started this process; from here on the socket's end says it.
+    libc.prctl(_PR_SET_PDEATHSIG, 0)
     connection.send(READY)
     paths = sys.path[1:]  # without this file's folder
     asked = serve(connection)

@@ -9,7 +9,7 @@ import sys
 import threading
 import warnings
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from types import TracebackType
 from typing import Any, Self, TypedDict
 
@@ -163,9 +163,16 @@ class Member:
             raise
 
     def _run_on_device(
-        self, operation: str, parts: list[Part], tensors: tuple[Any, ...], result: Any, async_op: bool
+        self,
+        operation: str,
+        parts: list[Part],
+        tensors: tuple[Any, ...],
+        result: Any,
+        async_op: bool,
+        lane: Hashable = None,
     ) -> Any:
-        """Puts it into a stream; returns ``result``, or with ``async_op`` a Work. ``tensors``: all on one device."""
+        """Puts it into a stream; returns ``result``, or with ``async_op`` a Work. ``tensors``: all on one device.
+        ``lane``: of operations that may have to wait for one another; None is that of all ranks' ones."""
         if self.driver == "sim":
             raise ValueError(f"{operation}() of device tensors needs real time: give simulated ranks host tensors")
         device = tensors[0].device
@@ -180,7 +187,7 @@ class Member:
                 runtime = runtime_of(device.type)
                 transfers = self._transfers[device.type] = Transfers(runtime, staging_of(runtime), self.rank)
         work = transfers.run(
-            operation, device, parts, tensors, self._hold, self.abort, result=result, async_op=async_op
+            operation, device, parts, tensors, self._hold, self.abort, result=result, async_op=async_op, lane=lane
         )
         return result if work is None else work
 

@@ -34,7 +34,7 @@ class PointToPoint(Member):
         core, buffer = self._usable(), movable(x, "x", writable=False, device=True)
         if on_device(x):
             part = _sending(core, x, buffer, self._peer(to, "to"), _tag(tag))
-            return self._between_devices("send", [part], (x,), x, async_op)
+            return self._between_devices("send", [part], (x,), x, async_op, (to, None))
         request = core.send(buffer.pointer, buffer.nbytes, buffer.dtype, self._peer(to, "to"), _tag(tag), not async_op)
         if async_op:
             return self._work(request, "send", x, lambda _: x)
@@ -55,7 +55,7 @@ class PointToPoint(Member):
             raise ValueError("source=None, but there is no other rank to receive from")
         if on_device(x):
             part = _receiving(core, x, buffer, peer, _tag(tag))
-            return self._between_devices("recv", [part], (x,), x, async_op)
+            return self._between_devices("recv", [part], (x,), x, async_op, (None, source))
         request = core.recv(buffer.pointer, buffer.nbytes, buffer.dtype, peer, _tag(tag), not async_op)
         if async_op:
             return self._work(request, "recv", x, lambda _: x)
@@ -77,7 +77,7 @@ class PointToPoint(Member):
                 _receiving(core, out, into, self._peer(source, "source"), _tag(tag)),
                 _sending(core, x, buffer, self._peer(to, "to"), _tag(tag)),
             ]
-            return self._between_devices("sendrecv", parts, (x, out), out, async_op)
+            return self._between_devices("sendrecv", parts, (x, out), out, async_op, (to, source))
         request = core.sendrecv(
             buffer.pointer,
             buffer.nbytes,
@@ -95,10 +95,19 @@ class PointToPoint(Member):
         self._block(request, (x, out))
         return None
 
+    # Each peer and direction in a lane of its own: nobody knows when a peer answers, and others may wait for this rank.
     def _between_devices(
-        self, operation: str, parts: list[Part], tensors: tuple[Any, ...], result: Any, async_op: bool
+        self,
+        operation: str,
+        parts: list[Part],
+        tensors: tuple[Any, ...],
+        result: Any,
+        async_op: bool,
+        lane: tuple[int | None, int | None],
     ) -> Work | None:
-        work: Work | None = self._run_on_device(operation, parts, tensors, result if async_op else None, async_op)
+        work: Work | None = self._run_on_device(
+            operation, parts, tensors, result if async_op else None, async_op, (operation, *lane)
+        )
         return work
 
     def _peer(self, value: Any, argument: str) -> int:

@@ -87,8 +87,8 @@ class DDPState:
 
     Gradients are float32 or bfloat16, on the CPU; with ``mode="dense"`` on CUDA too, where the backward pass never
     waits for the device (docs/gpu.md): ``"raise"`` then raises as soon as the host knows, in a later call or in
-    ``synchronize()``, when the optimiser may have had that NaN, and ``step`` and ``skipped`` wait for the device with
-    ``"skip"``. Averages are over all ranks. Residuals belong to a rank: save each
+    ``synchronize()`` or ``state_dict()``, when the optimiser may have had that NaN, and ``step`` and ``skipped`` wait
+    for the device with ``"skip"``. Averages are over all ranks. Residuals belong to a rank: save each
     rank's (``RankState`` for torch.distributed.checkpoint, ``reshard`` for another number of ranks). Raises
     ``TypeError`` and ``ValueError`` for bad arguments.
     """
@@ -226,8 +226,10 @@ class DDPState:
         same places; else they are found anew. DDP's first pass has its own buckets: with ``"oktopk"`` one bucket
         (a large ``bucket_cap_mb``) makes training go on bitwise; with ``"bounded"``, or a ``wire`` that rounds, only
         buckets in the same order do.
-        Raises ``ValueError`` while such a sum is under way. See the class for what it says after a failed step.
+        Raises ``ValueError`` while such a sum is under way, and of gradients on a device, for which it waits, what
+        ``synchronize()`` does. See the class for what it says after a failed step.
         """
+        self.synchronize()
         if self._agreed is not None and self._agreed.closed:
             self._agreed.leave()
         state = state_of(self._comm, self.step, self._config, self._compressor)
@@ -289,7 +291,7 @@ class DDPState:
         return self._device_buckets.take(bucket, self._step)
 
     def _check_device_options(self) -> None:
-        check_device_options({**self._config, "telemetry": self._telemetry})
+        check_device_options({**self._config, "telemetry": self._telemetry}, self._parameters.values())
 
     def _take_on_host(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
         if not self._pass_is_open or bucket.index() == 0:

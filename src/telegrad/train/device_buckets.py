@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -31,7 +32,7 @@ class _Look(NamedTuple):
 
 
 class _Verdict(NamedTuple):
-    """On one pass: whether some rank wants it dropped, and the sum that says so."""
+    """On one pass: above 0 where some rank wants it dropped, and the sum that says so."""
 
     dropped: LateRead
     work: DeviceWork
@@ -98,12 +99,13 @@ class DeviceBuckets:
                 raise error_of(fault, self._comm.rank, step, remedy=_REMEDY)
 
     def settle(self, *, wait: bool = False) -> None:
-        """As ``look``, of the steps that are dropped or not. Raises ``TransportError``."""
+        """As ``look``, of the steps that are dropped or not. Raises ``TransportError``, again and again."""
         while self._verdicts and (wait or self._verdicts[0].dropped.is_known):
-            dropped, work = self._verdicts.popleft()
+            dropped, work = self._verdicts[0]
             found = dropped.values()
-            work.raise_failure()
-            self._settled(bool(found[0]))
+            work.communicated()  # the stream has passed it; after a failure nobody ever knows, and each call says so
+            self._verdicts.popleft()
+            self._settled(bool(found[0] > 0))
 
     def forget(self) -> None:
         """What is not yet known of earlier passes is of no account."""
@@ -125,14 +127,9 @@ class DeviceBuckets:
             self._faulty.append(faulty.any())
 
     def _agree(self) -> None:
-        """The averages of the pass stay, or become ``dropped_value``, on all ranks: in the stream, behind the sums."""
+        """The averages of the pass stay, or become ``dropped_value``, on all ranks, or NaN where the ranks could not
+        agree: in the stream, behind the sums."""
         held, faulty, self._held, self._faulty = self._held, self._faulty, [], []
-        devices = {buffer.device for buffer, _ in held}
-        if len(devices) > 1:
-            raise TypeError(
-                f"gradients are on {', '.join(sorted(map(str, devices)))}: nonfinite='skip' takes those of one device; "
-                "use 'raise' or 'send'"
-            )
         like = held[0][0]
         with torch.no_grad():
             own = torch.stack(faulty).any() if faulty else like.new_zeros((), dtype=torch.bool)
@@ -142,10 +139,10 @@ class DeviceBuckets:
 
         def drop() -> None:
             with torch.no_grad():
-                is_dropped = dropped > 0
+                is_dropped, is_unknown = dropped > 0, dropped < 0  # integers of a sum that failed are -1
                 for buffer, _ in held:
-                    buffer.masked_fill_(is_dropped, self._dropped_value)
-            reads.append(LateRead(is_dropped))
+                    buffer.masked_fill_(is_dropped, self._dropped_value).masked_fill_(is_unknown, math.nan)
+            reads.append(LateRead(dropped))
 
         work.then(drop, [dropped, *(buffer for buffer, _ in held)])
         for buffer, future in held:
@@ -153,9 +150,9 @@ class DeviceBuckets:
         self._verdicts.append(_Verdict(reads[0], work))
 
 
-def check_options(options: Mapping[str, Any]) -> None:
-    """Raises ``TypeError``, with the remedy, for options of DDPState that work in host memory. ``options``: mode,
-    momentum, clip_norm and telemetry."""
+def check_options(options: Mapping[str, Any], parameters: Iterable[torch.nn.Parameter]) -> None:
+    """Raises ``TypeError``, with the remedy, for options of DDPState that do not fit parameters on devices.
+    ``options``: mode, momentum, clip_norm, telemetry and nonfinite."""
     if options["mode"] != "dense":
         raise TypeError(
             "gradients on a device are averaged densely, and this DDPState compresses: make it with mode='dense', or "
@@ -169,3 +166,9 @@ def check_options(options: Mapping[str, Any]) -> None:
     for name, remedy in remedies.items():
         if options[name]:
             raise TypeError(f"{name}= works on gradients in host memory, and these are on a device: {remedy}")
+    devices = {one.device for one in parameters}
+    if options["nonfinite"] == "skip" and len(devices) > 1:
+        raise TypeError(
+            f"parameters are on {', '.join(sorted(map(str, devices)))}: nonfinite='skip' takes those of one device; "
+            "use 'raise' or 'send'"
+        )

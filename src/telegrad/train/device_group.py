@@ -11,15 +11,15 @@ from torch import nn
 
 from telegrad.comm.device.late_read import LateRead
 from telegrad.comm.tensors import on_device
-from telegrad.train.gradient_group import EXACT_RANKS, GradientGroup
+from telegrad.train.gradient_group import EXACT_RANKS, GradientGroup, number_of
 from telegrad.train.group_planning import TIMED
 
 
 class _Late(NamedTuple):
-    """What the averages of a pass say of its number, and what they must say."""
+    """What the averages of a pass say of its number."""
 
     tail: LateRead
-    expected: float
+    number: int
 
 
 class DeviceGroup(GradientGroup):
@@ -30,18 +30,18 @@ class DeviceGroup(GradientGroup):
         super().__init__(parameters)
         self._late: deque[_Late] = deque()
 
-    def is_of(self, number: int, ranks: int) -> bool:
-        """As a GradientGroup's, of this pass and those before as far as the host can see their averages by now; never
-        of a sum that failed, of which the next call says so."""
+    def apart(self, number: int, ranks: int) -> int | None:
+        """As a GradientGroup's, the first of this pass and those before as far as the host can see their averages by
+        now; never for a sum that failed, of which the next call says so."""
         for flat in self._flats:
             if ranks <= EXACT_RANKS[flat.buffer.dtype]:
-                self._late.append(_Late(LateRead(flat.buffer[-1:]), 2.0**number))
-        is_sound = True
+                self._late.append(_Late(LateRead(flat.buffer[-1:]), number))
         while self._late and self._late[0].tail.is_known:
-            tail, expected = self._late.popleft()
+            tail, seen = self._late.popleft()
             found = float(tail.values()[0])
-            is_sound = is_sound and (found == expected or math.isnan(found))
-        return is_sound
+            if found != number_of(seen) and not math.isnan(found):
+                return seen
+        return None
 
     def _flags_of(self, flat: Any) -> list[float]:
         return [float(flag) for flag in LateRead(flat.flags).values()]

@@ -118,7 +118,7 @@ class GradientGroup:
             buffer = members[0].detach().new_zeros(sum(one.numel() for one in members) + count + 1)
             ends = [*accumulate(one.numel() for one in members)]
             starts = {id(one): end - one.numel() for one, end in zip(members, ends, strict=True)}
-            tails = [_tail(buffer, count, 2.0**number) for number in range(PASS_NUMBERS)]
+            tails = [_tail(buffer, count, number_of(number)) for number in range(PASS_NUMBERS)]
             flat = Flat(members, buffer, starts, tails)
             self._flats.append(flat)
             for one in members:
@@ -207,7 +207,7 @@ class GradientGroup:
     def launch(self, comm: Communicator, earlier: set[int], number: int) -> list[Work]:
         """Begins to average. ``earlier``: the ids of the parameters whose gradients came in passes before this one and
         were not averaged; those that have not come at all count as zero unless they hold something. ``number``: of the
-        pass, modulo ``PASS_NUMBERS``. Errors as of ``_take``."""
+        pass. Errors as of ``_take``."""
         present: Set[int] = self._ids
         if not self.is_whole:
             self._take_all(self.parameters)
@@ -216,7 +216,7 @@ class GradientGroup:
             present = self.came() | earlier
         works = []
         for flat in self._flats:
-            flat.tail.copy_(flat.tails[number])
+            flat.tail.copy_(flat.tails[number % PASS_NUMBERS])
             if not self.is_whole:
                 flags = torch.tensor([float(id(one) in present) for one in flat.parameters], dtype=flat.buffer.dtype)
                 flat.flags.copy_(flags, non_blocking=True)
@@ -232,11 +232,11 @@ class GradientGroup:
     def receive(self) -> None:
         """After the works, before anything else: the averages are in the group's memory."""
 
-    def is_of(self, number: int, ranks: int) -> bool:
-        """After the works: whether all ``ranks`` were in this pass, as far as can be told."""
-        return all(
-            flat.buffer[-1].item() == 2.0**number for flat in self._flats if ranks <= EXACT_RANKS[flat.buffer.dtype]
-        )
+    def apart(self, number: int, ranks: int) -> int | None:
+        """After the works of pass ``number``: it, if not all ``ranks`` were in it, as far as can be told."""
+        expected = number_of(number)
+        checked = (flat.buffer[-1] for flat in self._flats if ranks <= EXACT_RANKS[flat.buffer.dtype])
+        return None if all(tail.item() == expected for tail in checked) else number
 
     def finish(self) -> None:
         """After the works: every parameter that some rank has a gradient for gets the average. One that no rank has a
@@ -264,6 +264,11 @@ class GradientGroup:
         for one in self.parameters:
             if one.grad is not None:
                 one.grad = one.grad.clone()
+
+
+def number_of(number: int) -> float:
+    """How the number of a pass travels."""
+    return 2.0 ** (number % PASS_NUMBERS)
 
 
 def _tail(like: Tensor, flags: int, number: float) -> Tensor:

@@ -19,6 +19,9 @@ from telegrad.train.group_planning import TIMED
 
 _synchronised: dict[int, weakref.ref[nn.Parameter]] = {}  # parameters that have a Synchronizer, by id
 
+STAGED_BYTES = 256 << 20
+"""Of a model on a device at most so much, and one tensor, is in pinned memory at once while it is copied."""
+
 _DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 
@@ -131,6 +134,17 @@ def check_alike(comm: Communicator, own: dict[str, str], error: ValueError | Typ
         for name, value in told[0][1].items():
             if theirs[name] != value:
                 raise ValueError(f"{name} of rank {rank} and rank 0 differ: give all ranks the same")
+
+
+def copy_model_from_rank_0(model: nn.Module, comm: Communicator) -> None:
+    """Parameters and buffers. Those on a device are copied in its stream, which may still be at it."""
+    under_way = 0
+    for tensor in (*model.parameters(), *model.buffers()):
+        copy_from_rank_0(tensor.detach(), comm)
+        under_way += tensor.nbytes
+        if under_way >= STAGED_BYTES:
+            comm.synchronize()
+            under_way = 0
 
 
 def copy_from_rank_0(tensor: torch.Tensor, comm: Communicator) -> None:

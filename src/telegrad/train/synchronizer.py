@@ -21,7 +21,7 @@ from telegrad.train.clipping import checked_norm, clip_own
 from telegrad.train.compressed_group import CompressedGroup
 from telegrad.train.compression import Compression, CompressionOptions, check_options
 from telegrad.train.device_group import DeviceGroup, check_fits_device, is_on_device
-from telegrad.train.gradient_group import PASS_NUMBERS, GradientGroup, Run
+from telegrad.train.gradient_group import GradientGroup, Run
 from telegrad.train.group_planning import PLANS, TIMED, first_groups
 from telegrad.train.measured_timeline import MeasuredTimeline, end_of
 from telegrad.train.optimizer_step import HiddenGradients, PendingPass, StepWait, checked_optimizers
@@ -36,7 +36,7 @@ from telegrad.train.synchronised_model import (
     check_same_parameters,
     check_still_frozen,
     claim,
-    copy_from_rank_0,
+    copy_model_from_rank_0,
     described,
     ranks_apart,
     release,
@@ -152,8 +152,7 @@ class Synchronizer:
         self._planning: StepPlanning | None = None
         first = "dense" if self._compression is None else self._compression.ways[0]
         self._set_groups(groups, [first] * len(groups))
-        for tensor in (*model.parameters(), *model.buffers()):
-            copy_from_rank_0(tensor.detach(), self._comm)
+        copy_model_from_rank_0(model, self._comm)
         if self._is_on_device:
             own.synchronize()
         elif self._scheme in TIMED:
@@ -369,7 +368,7 @@ class Synchronizer:
         group = self._groups[len(self._works)]
         self._timeline.launched()
         begin_s = time.perf_counter()
-        self._works.append(group.launch(self._comm, self._earlier, self._passes % PASS_NUMBERS))
+        self._works.append(group.launch(self._comm, self._earlier, self._passes))
         if self._compression is not None and self._planning is not None:
             self._planning.clock.leave_out(time.perf_counter() - begin_s)  # selection, which plans count by itself
 
@@ -393,7 +392,7 @@ class Synchronizer:
         if self._own_norm is not None:  # clipping and selection hold it up, as plans count them
             self._timeline.backward_over()
         works, self._works, self._graph_task = self._works, [], None
-        number, self._passes = self._passes % PASS_NUMBERS, self._passes + 1
+        number, self._passes = self._passes, self._passes + 1
         if self._step_wait is None or self._step_wait.is_inside:
             self._receive(works, number)
         else:
@@ -407,8 +406,9 @@ class Synchronizer:
                 for work in of_group:
                     work.wait()
                 group.receive()
-                if not group.is_of(number, self._comm.world_size):
-                    raise ranks_apart(self._comm, self._passes - 1)
+                apart = group.apart(number, self._comm.world_size)
+                if apart is not None:
+                    raise ranks_apart(self._comm, apart)
             for group in self._groups:
                 group.finish()
             if not self._is_on_device:  # whose times the host's clock does not tell

@@ -276,6 +276,28 @@ def test_a_peer_that_leaves_while_the_gate_is_shut(
         assert bool(outs[rank].isnan().all())
 
 
+@pytest.mark.parametrize("filled", [True, False])
+def test_lengths_of_powers_of_two_take_no_more(
+    device: FakeRuntime,
+    comms: list[Communicator],
+    streams: list[FakeStream],
+    monkeypatch: pytest.MonkeyPatch,
+    filled: bool,
+) -> None:
+    """Room for 1024 entries of 8 bytes, none of them spare, and a dense vector of 4096 of 4."""
+    asked: set[int] = set()
+    pinned = device.pinned
+    monkeypatch.setattr(device, "pinned", lambda nbytes: [asked.add(nbytes), pinned(nbytes)][1])
+    indices = torch.arange(0, 4096, 4)
+    entries = staged(indices, torch.ones(1024), 4096, spare=0, count=None if filled else 0)
+    outs = [nowhere(4096) for _ in comms]
+    on_all(device, comms, streams, lambda comm, rank: comm.all_reduce(entries, out=outs[rank]))
+    for stream, out in zip(streams, outs, strict=True):
+        stream.synchronize()
+        assert out.view(-1, 4).tolist() == [[float(RANKS * filled), 0.0, 0.0, 0.0]] * 1024
+    assert asked == {4096, 8192, 16384}  # 4096: the words
+
+
 def test_memory_that_is_not_to_be_had(
     device: FakeRuntime, comms: list[Communicator], streams: list[FakeStream], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -103,6 +104,28 @@ def test_it_ends_as_any_process_does(
     usual_lines, (usual_end,) = _run(function, 1, *argument)
     assert (lines, end.returncode) == (usual_lines, usual_end.returncode)
     assert end.returncode == status
+
+
+def test_a_server_outlives_the_thread_that_started_it_and_is_replaced_when_it_ends(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    servers = RankServers()
+    monkeypatch.setattr(processes, "start", servers.start)
+    servers.kind = "numpy"
+    try:
+        starter = threading.Thread(target=_run, args=("say_goodbye", 1))
+        starter.start()
+        starter.join()
+        server = servers._servers["numpy", 0]._process
+        assert [end.returncode for end in _run("say_goodbye", 1)[1]] == [0]
+        assert servers._servers["numpy", 0]._process is server
+        assert _lives(server.pid)
+        server.kill()
+        server.wait()
+        assert [end.returncode for end in _run("say_goodbye", 1)[1]] == [0]
+        assert servers._servers["numpy", 0]._process is not server
+    finally:
+        servers.close()
 
 
 def test_what_it_raises_is_shown(forked: RankServers) -> None:

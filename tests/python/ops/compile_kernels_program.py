@@ -18,6 +18,7 @@ from telegrad.ops.pack.triton import bits, blocks
 from telegrad.ops.quantise.triton import buckets, rounding
 from telegrad.ops.scatter.triton import entries
 from telegrad.ops.select.triton import cuts, draws, passes
+from telegrad.ops.staging import DENSE
 from telegrad.ops.staging.triton import copies
 from telegrad.ops.triton import floats
 
@@ -61,8 +62,8 @@ OTHER_CASES: list[tuple[JITFunction, dict[str, Any], dict[str, str]]] = [
     (entries.scatter_entries, {"HOW": 2, "KIND": 0, **WHOLE}, {"dense": "*fp32", "base": "i64"}),
     (copies.stage_entries, {"BLOCK": 1024}, {**STAGED, "indices": "*i64", "count": "*i32", "values": "*i32"}),
     (copies.stage_entries, {"BLOCK": 1024}, {**STAGED, "count": "*i64", "values": "*i16", "to_values": "*i16"}),
-    (copies.begin_sum, {"BLOCK": 1024}, {"out": "*i32", "dense": "*i32", "absent": "i32"}),
-    (copies.begin_sum, {"BLOCK": 1024}, {"out": "*i16", "dense": "*i16", "absent": "i32"}),
+    (copies.begin_sum, {"DENSE": DENSE, "BLOCK": 1024}, {"out": "*i32", "dense": "*i32", "absent": "i32"}),
+    (copies.begin_sum, {"DENSE": DENSE, "BLOCK": 1024}, {"out": "*i16", "dense": "*i16", "absent": "i32"}),
     (entries.count_faults, {"BLOCK": 1024}, {"base": "i64"}),
     (buckets.quantise_buckets, {**QSGD, "BITS": 4, "STOCHASTIC": True, "ERROR": True}, ENCODED),
     (buckets.quantise_buckets, {**QSGD, "BITS": 2, "STOCHASTIC": True, "ERROR": False}, ENCODED),

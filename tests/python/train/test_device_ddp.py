@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 from computing_device import ComputingRuntime, StreamTensor, computed_on, wait_for
-from fake_device import DEVICE_TYPE, FakeStream
+from fake_device import FakeStream
 from handmade_buckets import Bucket
 
 import telegrad
@@ -152,11 +153,12 @@ def test_raise_may_end_the_pass_itself(make: Make) -> None:
             telegrad.ddp_hook(ranks.states[0], Bucket(parameters, buffer, 1, True))  # type: ignore[arg-type]
 
 
-def test_synchronize_raises_without_another_pass(make: Make) -> None:
+@pytest.mark.parametrize("asked", ["synchronize", "state_dict"])
+def test_the_last_pass_is_heard_of_without_another(make: Make, asked: str) -> None:
     ranks = make()
     ranks.run(lambda rank: math.nan if rank == 2 else 1.0)
     with pytest.raises(NonFiniteGradient, match="rank 2, step 0: the gradient of 'weight'"):
-        ranks.states[2].synchronize()
+        getattr(ranks.states[2], asked)()
     ranks.states[0].synchronize()  # nothing was under way any more
 
 
@@ -199,6 +201,32 @@ def test_after_a_failure_averages_are_nan_and_the_next_call_raises(make: Make, n
     assert isinstance(ranks.states[0].failure, TransportError)
     with pytest.raises(TransportError, match="rank 2 closed"):
         ranks.states[0].synchronize()
+
+
+def test_where_ranks_cannot_agree_no_average_stays(make: Make) -> None:
+    """Rank 2 sums the buckets, and ends before it says whether the step is to be dropped."""
+    ranks = make(nonfinite="skip")
+    buckets = [*ranks.start(0, 1.0), *ranks.start(1, 2.0)]
+    for n in (4, 12):
+        x = computed_on(ranks.device, torch.full((n,), 3.0))
+        ranks.on(2, lambda x=x: ranks.comms[2].all_reduce(x, "avg"))
+    deadline = time.monotonic() + 60
+    while any(gradient.memory.tolist() != [2.0] * gradient.numel() for gradient, _ in buckets):
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+    ranks.comms[2].abort("ended")
+    for rank in range(2):
+        with ranks.device.on(ranks.streams[rank]):
+            for _, future in buckets:
+                future.wait()
+        ranks.streams[rank].synchronize()
+    assert all(torch.isnan(gradient.memory).all() for gradient, _ in buckets)
+    for _ in range(2):
+        for ask in (lambda: ranks.states[0].step, lambda: ranks.states[0].skipped):
+            with pytest.raises(TransportError, match="ended"):
+                ask()
+    with pytest.raises(TransportError, match="ended"):
+        ranks.states[0].state_dict()
 
 
 def test_a_pass_that_was_broken_off_leaves_nothing(make: Make) -> None:
@@ -246,25 +274,15 @@ def test_momentum_is_refused(make: Make) -> None:
         )
 
 
-class OnAnother(StreamTensor):
-    """Of the second device."""
-
-    @property
-    def device(self) -> torch.device:  # type: ignore[override]
-        return torch.device(DEVICE_TYPE, 1)
-
-
 def test_steps_are_dropped_on_one_device_only(make: Make) -> None:
-    ranks = make(nonfinite="skip")
-    parameters = [ranks.parameters[0]["bias"]]
-    first = Bucket(parameters, computed_on(ranks.device, torch.ones(4)), 0, False)
-    last = Bucket(parameters, OnAnother.of(torch.ones(4), ranks.device), 1, True)
-    with ranks.device.on(ranks.streams[0]):
-        telegrad.ddp_hook(ranks.states[0], first)  # type: ignore[arg-type]
-        with pytest.raises(
-            TypeError, match="gradients are on privateuseone:0, privateuseone:1: nonfinite='skip' takes"
-        ):
-            telegrad.ddp_hook(ranks.states[0], last)  # type: ignore[arg-type]
+    ranks = make()
+    parameters = {
+        "first": ranks.parameters[0]["bias"],
+        "last": torch.nn.Parameter(torch.ones(4)),
+    }
+    DDPState(ranks.comms[0], parameters.items(), mode="dense")
+    with pytest.raises(TypeError, match="parameters are on cpu, privateuseone:0: nonfinite='skip' takes"):
+        DDPState(ranks.comms[0], parameters.items(), mode="dense", nonfinite="skip")  # before any sum begins
 
 
 def test_a_model_that_was_moved_after_the_state_was_made(make: Make) -> None:

@@ -18,6 +18,7 @@ from torch import nn
 
 from telegrad import Communicator, Synchronizer
 from telegrad.errors import MismatchedCall, TransportError
+from telegrad.train import synchronised_model
 
 RANKS = 3
 
@@ -234,6 +235,22 @@ def test_after_a_failure_gradients_are_nan_and_the_next_pass_raises(on_each: Eac
     on_each(backward, plan="single")
 
 
+def test_a_large_model_is_copied_in_parts(on_each: Each, monkeypatch: pytest.MonkeyPatch) -> None:
+    waits = []
+    synchronize = Communicator.synchronize
+
+    def wait(comm: Communicator) -> None:
+        waits.append(comm.rank)
+        synchronize(comm)
+
+    monkeypatch.setattr(Communicator, "synchronize", wait)
+    monkeypatch.setattr(synchronised_model, "STAGED_BYTES", 1)
+    tensors = on_each(
+        lambda rank: [waits.count(rank.comm.rank), len([*rank.model.parameters(), *rank.model.buffers()])]
+    )
+    assert all(found == count + 1 for found, count in tensors)
+
+
 def test_ranks_in_different_passes(on_each: Each) -> None:
     def train(rank: Rank) -> None:
         rank.train(1)
@@ -241,12 +258,19 @@ def test_ranks_in_different_passes(on_each: Each) -> None:
             rank.sync._passes += 1  # as where an exception has ended a pass here only
 
         def go_on() -> None:
-            for _ in range(2):
-                rank.train(1)
-                rank.stream.synchronize()
+            held = threading.Event()
+            rank.stream.put(held.wait)
+            try:
+                rank.train(1)  # of which the host cannot see anything yet
+            finally:
+                held.set()
+            rank.stream.synchronize()
+            rank.train(1)
             rank.sync.comm.synchronize()
 
-        with pytest.raises((MismatchedCall, TransportError), match="is in backward pass [1-3], and another rank is"):
+        # The pass in which they were apart, whoever says so first, and not the one in which that is seen.
+        apart = "rank (0|2) is in backward pass 1,|rank 1 is in backward pass 2, and another rank is"
+        with pytest.raises((MismatchedCall, TransportError), match=apart):
             go_on()
 
     on_each(train)

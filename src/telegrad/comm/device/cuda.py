@@ -36,7 +36,7 @@ class CudaRuntime:
 
     def current_stream(self, device: Any) -> Any:
         stream = self._torch.cuda.current_stream(device)
-        with self._torch.cuda.stream(stream):
+        with self.on(stream):
             if self._torch.cuda.is_current_stream_capturing():
                 raise RuntimeError(
                     "an operation of a communicator cannot be captured in a CUDA graph, as every replay would need an "
@@ -55,11 +55,11 @@ class CudaRuntime:
         return self._torch.empty(nbytes, dtype=self._torch.uint8, device="cpu", pin_memory=True)
 
     def copy(self, stream: Any, target: Any, source: Any) -> None:
-        with self._torch.cuda.stream(stream):
+        with self.on(stream):
             target.copy_(source, non_blocking=True)
 
     def launch(self, stream: Any, kernels: Callable[..., None], *tensors: Any) -> None:
-        with self._torch.cuda.stream(stream):
+        with self.on(stream):
             kernels(*tensors)
 
     def write_value(self, stream: Any, address: int, value: int) -> None:
@@ -95,7 +95,7 @@ class CudaRuntime:
 
     # torch records an event in the current stream, for which the stream of whoever waits then waits.
     def complete(self, future: Any, stream: Any, value: Any) -> None:
-        with self._torch.cuda.stream(stream):
+        with self.on(stream):
             future.set_result(value)
 
     def _on_device(self, device: int, address: int) -> int:

@@ -14,12 +14,11 @@ from typing import Any, NamedTuple
 from telegrad import _core
 from telegrad.comm.device.parts import flat
 from telegrad.comm.device.runtime import DeviceRuntime, Stream, has_runtime
+from telegrad.comm.device.staging import NOTE_BYTES, Lease
 from telegrad.ops.staging import kernels_of
 from telegrad.stream import MAX_LENGTH, is_torch_tensor
 
 _DTYPES = {"float32": "f32", "float16": "f16", "bfloat16": "bf16"}
-_WORD = 8  # a count, or a form, as an int64
-_HEAD = 16  # what lies behind it is aligned for vectors
 _INDEX_BYTES = 4
 _COUNTS = ("int32", "int64")
 
@@ -104,8 +103,9 @@ class Staged(NamedTuple):
 class EntriesPart:
     """The sum of all ranks' entries, into a dense tensor. It is one operation of the engine, however long.
 
-    Pinned: for the input a word, and what the tensors hold, indices as 32 bits; for the sum a word and a dense vector,
-    in whose memory its entries lie where they take less.
+    Pinned: for the input what the tensors hold, indices as 32 bits; for the sum a dense vector, in whose memory its
+    entries lie where they take less. The count and the sum's form, int64 both, lie beside the words: buffers are powers
+    of two, and would often be twice as long for one more number.
     """
 
     has_input = True
@@ -127,35 +127,36 @@ class EntriesPart:
 
     @property
     def input_bytes(self) -> int:
-        return _HEAD + self._room * (_INDEX_BYTES + self._item)
+        return max(1, self._room * (_INDEX_BYTES + self._item))
 
     @property
     def output_bytes(self) -> int:
-        return _HEAD + self._entries.length * self._item
+        return max(1, self._entries.length * self._item)
 
-    @property
-    def spoilt_bytes(self) -> int:
-        return _WORD
+    def spoilt(self, lease: Lease) -> tuple[int, int]:
+        return int(lease.words.told.data_ptr()), NOTE_BYTES
 
-    def stage(self, runtime: DeviceRuntime, stream: Stream, buffer: Any) -> None:
+    def stage(self, runtime: DeviceRuntime, stream: Stream, lease: Lease) -> None:
         entries = self._entries
-        indices, values = self._sections(buffer, self._room)
+        indices, values = self._sections(lease.input, self._room)
+        count = lease.words.given.view(self._form.dtype)
         given = (entries.indices, flat(entries.values), flat(entries.count))
-        runtime.launch(stream, kernels_of(entries.values).stage, *given, self._word(buffer), indices, values)
+        runtime.launch(stream, kernels_of(entries.values).stage, *given, count, indices, values)
 
-    def begin(self, given: int, taken: int, gate: _core.Gate) -> _core.Request:
-        first, to = given + _HEAD, taken + _HEAD
+    def begin(self, lease: Lease, gate: _core.Gate) -> _core.Request:
+        counted, form = int(lease.words.given.data_ptr()), int(lease.words.told.data_ptr())
+        first, to = lease.input_address, lease.output_address
         staged = Staged(
-            *(given, first, first + self._room * _INDEX_BYTES, self._room),
-            *(taken, to, to + self._sum_room * _INDEX_BYTES, self._sum_room, to),
+            *(counted, first, first + self._room * _INDEX_BYTES, self._room),
+            *(form, to, to + self._sum_room * _INDEX_BYTES, self._sum_room, to),
         )
         return self._begin(staged, gate)
 
-    def fetch(self, runtime: DeviceRuntime, stream: Stream, buffer: Any) -> None:
+    def fetch(self, runtime: DeviceRuntime, stream: Stream, lease: Lease) -> None:
         # Kernels ask for the word in each block: it must be near.
-        runtime.copy(stream, self._form, self._word(buffer))
-        dense = buffer[_HEAD : _HEAD + self._entries.length * self._item].view(self._out.dtype)
-        indices, values = self._sections(buffer, self._sum_room)
+        runtime.copy(stream, self._form, lease.words.told.view(self._form.dtype))
+        dense = lease.output[: self._entries.length * self._item].view(self._out.dtype)
+        indices, values = self._sections(lease.output, self._sum_room)
         kernels, absent = kernels_of(self._out), self._absent
 
         def write(out: Any, form: Any, dense: Any, indices: Any, values: Any) -> None:
@@ -163,11 +164,8 @@ class EntriesPart:
 
         runtime.launch(stream, write, self._out, self._form, dense, indices, values)
 
-    def _word(self, buffer: Any) -> Any:
-        return buffer[:_WORD].view(self._form.dtype)
-
     def _sections(self, buffer: Any, room: int) -> tuple[Any, Any]:
         """So many indices, and the values behind them."""
-        middle = _HEAD + room * _INDEX_BYTES
-        indices = buffer[_HEAD:middle].view(sys.modules["torch"].uint32)
+        middle = room * _INDEX_BYTES
+        indices = buffer[:middle].view(sys.modules["torch"].uint32)
         return indices, buffer[middle : middle + room * self._item].view(self._out.dtype)

@@ -17,17 +17,23 @@ from telegrad.comm.device.runtime import DeviceRuntime, Event, Stream
 KEPT_BYTES = 512 << 20
 """So much is kept for later operations; what exceeds it goes back to torch."""
 
+NOTE_BYTES = 8
+
 _SMALLEST = 4096
 _PAGE = 4096
+_NOTE = 16  # where a line has it
 _LINE = 64  # words of a cache line of their own: two writers do not meet in one
 
 
 @dataclass
 class Words:
-    """A pair of 32-bit words: ``ready`` is the stream's to write, ``done`` the engine's. Their values count up."""
+    """A pair of 32-bit words: ``ready`` is the stream's to write, ``done`` the engine's. Their values count up. Beside
+    each lie ``NOTE_BYTES`` of the same writer's, pinned tensors of bytes, for what says what the buffers hold."""
 
     ready: int
     done: int
+    given: Any
+    told: Any
     value: int = 0
 
 
@@ -148,7 +154,9 @@ class Staging:
         page.zero_()
         self._pages.append(page)
         first = page.data_ptr()
-        self._words = [Words(first + at, first + at + _LINE) for at in range(0, _PAGE, 2 * _LINE)]
+        notes = [page[at + _NOTE : at + _NOTE + NOTE_BYTES] for at in range(0, _PAGE, _LINE)]
+        pairs = zip(range(first, first + _PAGE, 2 * _LINE), notes[::2], notes[1::2], strict=True)
+        self._words = [Words(at, at + _LINE, given, told) for at, given, told in pairs]
 
 
 _lock = threading.Lock()

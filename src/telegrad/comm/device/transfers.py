@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -34,18 +34,17 @@ class Part(Protocol):
     @property
     def output_bytes(self) -> int: ...
 
-    @property
-    def spoilt_bytes(self) -> int:
-        """So many of the output, its first ones, become 0xFF where the operation fails."""
+    def spoilt(self, lease: Lease) -> tuple[int, int]:
+        """From which address on how many bytes become 0xFF where the operation fails."""
 
-    def stage(self, runtime: DeviceRuntime, stream: Stream, buffer: Any) -> None:
-        """Puts into the stream what fills ``buffer``, of at least ``input_bytes``; ``None``: of none."""
+    def stage(self, runtime: DeviceRuntime, stream: Stream, lease: Lease) -> None:
+        """Puts into the stream what fills the lease's input."""
 
-    def begin(self, given: int, taken: int, gate: _core.Gate) -> _core.Request:
-        """Hands it to the engine, with the addresses of input and output."""
+    def begin(self, lease: Lease, gate: _core.Gate) -> _core.Request:
+        """Hands it to the engine."""
 
-    def fetch(self, runtime: DeviceRuntime, stream: Stream, buffer: Any) -> None:
-        """Puts into the stream what takes the result out of ``buffer``."""
+    def fetch(self, runtime: DeviceRuntime, stream: Stream, lease: Lease) -> None:
+        """Puts into the stream what takes the result out of the lease's output."""
 
 
 @dataclass(frozen=True)
@@ -54,8 +53,8 @@ class Pieces:
 
     inputs: Sequence[Any]
     outputs: Sequence[Any]
-    begin: Callable[[int, int, _core.Gate], _core.Request]
-    """In both memories the pieces lie one behind the other."""
+    call: Callable[[int, int, _core.Gate], _core.Request]
+    """With the addresses of input and output, where the pieces lie one behind the other."""
 
     @property
     def has_input(self) -> bool:
@@ -69,16 +68,18 @@ class Pieces:
     def output_bytes(self) -> int:
         return _bytes_of(self.outputs)
 
-    @property
-    def spoilt_bytes(self) -> int:
-        return self.output_bytes
+    def spoilt(self, lease: Lease) -> tuple[int, int]:
+        return lease.output_address, self.output_bytes
 
-    def stage(self, runtime: DeviceRuntime, stream: Stream, buffer: Any) -> None:
-        for staged, piece in _placed(buffer, self.inputs):
+    def stage(self, runtime: DeviceRuntime, stream: Stream, lease: Lease) -> None:
+        for staged, piece in _placed(lease.input, self.inputs):
             runtime.copy(stream, staged, piece)
 
-    def fetch(self, runtime: DeviceRuntime, stream: Stream, buffer: Any) -> None:
-        for staged, piece in _placed(buffer, self.outputs):
+    def begin(self, lease: Lease, gate: _core.Gate) -> _core.Request:
+        return self.call(lease.input_address, lease.output_address, gate)
+
+    def fetch(self, runtime: DeviceRuntime, stream: Stream, lease: Lease) -> None:
+        for staged, piece in _placed(lease.output, self.outputs):
             runtime.copy(stream, piece, staged)
 
 
@@ -96,7 +97,7 @@ class Transfers:
         self._runtime = runtime
         self._staging = staging
         self._rank = rank
-        self._internal: dict[Any, Stream] = {}  # by device: what async_op=True runs in
+        self._internal: dict[Any, Stream] = {}  # by device and lane: what async_op=True runs in
         self._to_host: dict[Any, Stream] = {}  # by what waits for them: copies of chunks, beside those of results
         self._lock = threading.Lock()
         self._outstanding: deque[_core.Request] = deque()  # _lock
@@ -113,8 +114,10 @@ class Transfers:
         *,
         result: Any,
         async_op: bool,
+        lane: Hashable = None,
     ) -> DeviceWork | None:
-        """Puts an operation into the current stream, or with ``async_op`` into this communicator's own one.
+        """Puts an operation into the current stream, or with ``async_op`` into one of this communicator's own: that of
+        its ``lane``, whose operations end in the order in which they are called, and wait for no other lane's.
 
         ``hold`` keeps what the network may touch. ``abort`` ends the communicator's operations on all ranks: called if
         this breaks off after a part has begun, whose number the other ranks would take for another's. Raises what an
@@ -127,7 +130,7 @@ class Transfers:
         if async_op:
             # Inputs do not wait behind other operations' results: those may come from peers who wait for these inputs.
             called = runtime.record(stream)
-            stream = self._after(called, self._internal, device, device, tensors)
+            stream = self._after(called, self._internal, (device, lane), device, tensors)
             to_host = self._after(called, self._to_host, stream, device, tensors)
         elif sum(1 for part in parts if part.has_input) > 1:
             to_host = self._after(runtime.record(stream), self._to_host, stream, device, tensors)
@@ -146,7 +149,7 @@ class Transfers:
                 if event is not None:  # the words order this already, but CUDA does not know that
                     runtime.wait_event(stream, event)
                 runtime.wait_value(stream, lease.words.done, lease.words.value)
-                part.fetch(runtime, stream, lease.output)
+                part.fetch(runtime, stream, lease)
             over = runtime.record(stream)
         except BaseException as error:
             if requests:
@@ -200,12 +203,11 @@ class Transfers:
     # Into the stream first: an operation whose gate nobody opens would hold up all ranks.
     def _begin(self, stream: Stream, part: Part, lease: Lease) -> _core.Request:
         words = lease.words
-        part.stage(self._runtime, stream, lease.input)
+        part.stage(self._runtime, stream, lease)
         if part.has_input:
             self._runtime.write_value(stream, words.ready, words.value)
-        output = lease.output_address
-        gate = _core.Gate(words.ready if part.has_input else 0, words.done, words.value, output, part.spoilt_bytes)
-        return part.begin(lease.input_address, output, gate)
+        gate = _core.Gate(words.ready if part.has_input else 0, words.done, words.value, *part.spoilt(lease))
+        return part.begin(lease, gate)
 
 
 def _bytes_of(pieces: Sequence[Any]) -> int:

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from telegrad.ops.scatter.triton import scatter_set
+from telegrad.ops.staging import DENSE
 from telegrad.ops.staging.triton.copies import begin_sum, stage_entries
 from telegrad.ops.triton import BLOCK, launch
 
@@ -43,7 +44,8 @@ def write_sum(
     size = out.numel()
     if size == 0:
         return
-    launch(begin_sum, -(-size // BLOCK), _bits(out), form, _bits(dense), size, _bits_of(absent, out.dtype), BLOCK=BLOCK)
+    given = (_bits(out), form, _bits(dense), size, _bits_of(absent, out.dtype))
+    launch(begin_sum, -(-size // BLOCK), *given, DENSE=DENSE, BLOCK=BLOCK)
     scatter_set(out, indices, values, 0, form)
 
 

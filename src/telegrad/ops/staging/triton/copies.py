@@ -21,11 +21,11 @@ def stage_entries(indices, values, count, room, to_count, to_indices, to_values,
 
 
 @triton.jit(do_not_specialize=["size", "absent"])
-def begin_sum(out, form, dense, size, absent, BLOCK: tl.constexpr):
-    """All of ``out``: ``dense`` (pinned) if form is -2, ``absent`` if entries are to come, else ones in all bits."""
+def begin_sum(out, form, dense, size, absent, DENSE: tl.constexpr, BLOCK: tl.constexpr):
+    """All of ``out``: ``dense`` (pinned) if form is DENSE, ``absent`` if entries are to come, else ones in all bits."""
     lane = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = lane < size
     shape = tl.load(form)
-    there = tl.load(dense + lane, mask=inside & (shape == -2), other=0)
+    there = tl.load(dense + lane, mask=inside & (shape == DENSE), other=0)
     without = tl.where(shape < 0, -1, absent).to(out.dtype.element_ty)
-    tl.store(out + lane, tl.where(shape == -2, there, without), mask=inside)
+    tl.store(out + lane, tl.where(shape == DENSE, there, without), mask=inside)
