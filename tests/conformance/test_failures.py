@@ -186,7 +186,7 @@ def test_a_rank_that_never_calls_is_named_after_timeout_s(tmp_path: Path) -> Non
     for rank in (0, 2):
         error = _only(facts, rank, "error")
         assert (error["error"], error["peer"]) == ("TimeoutExpired", 1), error
-        assert "timeout_s=1 s" in error["text"], error
+        assert "timeout_s=3 s" in error["text"], error
         assert "rank 1 has not called it" in error["text"], error
     verdict = _verdict(tmp_path)
     assert verdict.startswith("rank 1 ("), verdict
