@@ -9,7 +9,7 @@ share what time is left.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -34,8 +34,8 @@ _AGAIN_SHARE = 0.2  # of the time, for outliers
 _AGAIN_FACTOR = 2  # as many samples more
 _QUICK_S = 0.02  # what takes longer is not tried twice before it is measured, and may be hopeless
 _SLOW_S = 0.5  # what takes longer is not tried at all
-_PEER_SHARE = 0.3  # of the time: a peer that has used up more sits out at the sizes that are left
-_PATIENCE_S = 10.0  # so much it may, in any case
+_PATIENCE_S = 5.0  # with one call of a peer's
+_REACH = 4  # times as long as what is known
 _TIMEOUT_S = 300.0
 _JOIN_TIMEOUT_S = 120.0
 
@@ -96,7 +96,7 @@ def interleaved(communicator: Communicator) -> Communicator:
     return dealt
 
 
-def _measure_all(plan: Plan, orders: Mapping[str, Communicator], peers: Iterable[Peer]) -> None:
+def _measure_all(plan: Plan, orders: Mapping[str, Communicator], peers: Sequence[Peer]) -> None:
     communicator = orders[""]
     vector = np.zeros(max(plan.sizes) // 4, np.float32)
     begin = time.monotonic()
@@ -106,11 +106,12 @@ def _measure_all(plan: Plan, orders: Mapping[str, Communicator], peers: Iterable
         mine = max(until - (time.monotonic() - begin), 0.0)
         return float(communicator.all_gather(np.array([mine]))[0, 0])
 
+    longest = _within_reach(plan, communicator, peers, vector)
     done: dict[int, list[_Contender]] = {}
     compared = len(plan.contenders) + len(plan.peers) > 1
     first_pass_s = plan.seconds * (1 - _AGAIN_SHARE if compared else 1)
     for number, size in enumerate(sorted(plan.sizes, reverse=True)):
-        contenders = done[size] = _contenders(plan, orders, peers)
+        contenders = done[size] = _contenders(plan, orders, [one for one in peers if size <= longest[one.name]])
         x = vector[: size // 4]
         for contender in contenders:
             _verify(communicator, contender, x)
@@ -122,7 +123,6 @@ def _measure_all(plan: Plan, orders: Mapping[str, Communicator], peers: Iterable
         share_s = max(left_s(first_pass_s) * max(_MOST_SHARE, 1 / (len(plan.sizes) - number)), _LEAST_S)
         _take_samples(communicator, contenders, x, plan.samples, share_s)
         _report(communicator, contenders, size, again=False)
-        peers = _without_the_slow(plan, communicator, peers, done)
     vector.fill(0)
     outliers = [size for size in done if _is_outlier(done[size])]
     for number, size in enumerate(outliers):
@@ -145,22 +145,29 @@ def _contenders(plan: Plan, orders: Mapping[str, Communicator], peers: Iterable[
     ]
 
 
-def _without_the_slow(
-    plan: Plan, communicator: Communicator, peers: Iterable[Peer], done: Mapping[int, list[_Contender]]
-) -> list[Peer]:
-    """The peers that shall go on. With more ranks than cores one that never sleeps can take a thousand times as long as
-    the others."""
-    staying = []
+def _within_reach(plan: Plan, communicator: Communicator, peers: Iterable[Peer], vector: Vector) -> dict[str, int]:
+    """How many bytes each peer is given at most, by name: calls of ``_REACH`` times as many would take more than
+    ``_PATIENCE_S`` if time grew as length does. A call cannot be broken off, and with more ranks than cores that of a
+    peer which never sleeps can take minutes."""
+    most = max(plan.sizes)
+    longest = {}
     for peer in peers:
-        spent_s = sum(one.spent_s for contenders in done.values() for one in contenders if one.name == peer.name)
-        if spent_s <= max(_PEER_SHARE * plan.seconds, _PATIENCE_S) or len(done) == len(plan.sizes):
-            staying.append(peer)
-        elif communicator.rank == 0:
-            why = (
-                f"its calls from {text_of(min(done))} up had taken {spent_s:.0f} s of {plan.seconds:g} s for everything"
-            )
-            say_missing(peer.name, f"too slow to go on: {why}")
-    return staying
+        length = min(plan.sizes)
+        peer.all_reduce(vector[: length // 4])  # it may connect
+        while True:
+            communicator.barrier()
+            begin = time.perf_counter()
+            peer.all_reduce(vector[: length // 4])
+            took_s = float(communicator.all_gather(np.array([time.perf_counter() - begin])).max())
+            longest[peer.name] = length
+            if length == most:
+                break
+            if took_s * _REACH > _PATIENCE_S:
+                if communicator.rank == 0:
+                    say_missing(peer.name, f"too slow above {text_of(length)}, where a call took {took_s:.1f} s")
+                break
+            length = min(length * _REACH, most)
+    return longest
 
 
 def _verify(communicator: Communicator, contender: _Contender, x: Vector) -> None:
