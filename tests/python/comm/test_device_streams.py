@@ -63,3 +63,18 @@ def test_a_stream_that_something_is_still_in_is_not_given_to_another(
     for stream in before:
         stream.synchronize()
     assert {pool.take(DEVICE), pool.take(DEVICE)} == before - set(streams)
+
+
+def test_close_raises_nothing_where_a_device_is_lost(device: FakeRuntime, streams: list[FakeStream]) -> None:
+    def record(_: FakeStream) -> None:
+        raise RuntimeError("the device is lost")
+
+    (alone,) = Communicator.local(1)
+    with device.on(streams[0]):
+        alone.all_reduce(on_fake_device(values(0, 10)), async_op=True)
+    alone.synchronize()
+    before = set(device.streams)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(device, "record", record)
+        alone.close()
+    assert pool_of(device).take(DEVICE) not in before

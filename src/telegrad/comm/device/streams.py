@@ -28,7 +28,10 @@ class StreamPool:
 
     def give_back(self, device: Any, stream: Stream) -> None:
         """It is taken again once all that is in it by now is over."""
-        event = self._runtime.record(stream)
+        try:
+            event = self._runtime.record(stream)
+        except Exception:  # of a device that does nothing any more nobody takes a stream
+            return
         with self._lock:
             self._idle.setdefault(device, []).append((event, stream))
 

@@ -246,7 +246,7 @@ class Transfers:
                 lease.handed = False
                 raise
             queued.requests.append(request)
-            self._outstanding.append((request, lease))
+        self._note(leases)
         staged = None
         if to_host is not results:
             staged = runtime.record(to_host)
@@ -258,6 +258,10 @@ class Transfers:
         if staged is not None and len(leases) > 1:
             runtime.wait_event(results, staged)
         return runtime.record(results)
+
+    def _note(self, leases: Sequence[Lease]) -> None:
+        with self._lock:
+            self._outstanding.extend((lease.request, lease) for lease in leases if lease.request is not None)
 
     def _break_off(
         self,
@@ -273,7 +277,7 @@ class Transfers:
             abort(f"{operation} of device tensors broke off: {type(error).__name__}: {error}")
         if not leases:
             return
-        self._outstanding.extend((lease.request, lease) for lease in leases if lease.request is not None)
+        self._note(leases)
         streams = list(dict.fromkeys((queued.caller, queued.to_host, queued.results)))
         unknown = [lease for lease in leases if lease.handed and lease.request is None]
         if unknown:  # until close(), after which the engine has nothing
