@@ -172,10 +172,10 @@ class CudaRuntime:
         return found
 
     def _called(self, device: int, function: str, *arguments: Any) -> Any:
-        error, *values = self._answer(device, function, *arguments)
-        if error != self._success:
-            self._check(function, error)
-        return values[0] if values else None
+        answer = self._answer(device, function, *arguments)
+        if answer[0] != self._success:
+            self._check(function, answer[0])
+        return answer[1] if len(answer) > 1 else None
 
     # The default stream is 0 on every device: the driver takes it for that of the thread's current context, which may
     # be of another device, or none in a thread that has not met CUDA yet.

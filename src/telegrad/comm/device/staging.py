@@ -113,7 +113,7 @@ class Staging:
     ) -> None:
         """Words, and buffers of at least these lengths for input and output, into ``leases``: for all of ``sizes``, or,
         with ``may_wait``, for as many of the first ones as there is room for; then the host waits until there is some
-        for one. Raises ``MemoryError`` where that does not help, or is not allowed. What is in ``leases`` after any
+        for one. Raises ``MemoryError`` where that does not help, or is not allowed. What it holds after an
         error is the caller's to give back.
         """
         keys = [(_rounded(given), _rounded(taken)) for given, taken in sizes]
@@ -122,7 +122,11 @@ class Staging:
             if len(leases) == len(keys):
                 return
             if not may_wait or max(map(sum, keys)) > self.most_bytes:
-                raise MemoryError(self._refusal(keys, leases))
+                message = self._refusal(keys, leases)
+                for lease in leases:
+                    self._regain(lease)
+                leases.clear()
+                raise MemoryError(message)
         pause_s = _SHORTEST_PAUSE_S
         while not leases:
             time.sleep(pause_s)
