@@ -139,13 +139,17 @@ void Engine::remove(Participant& participant) {
 void Engine::submit(Participant& participant, RequestPtr request, bool caller_waits) {
   auto* const command = new Command{&participant, std::move(request)};
   command->next = commands_.load(std::memory_order_relaxed);
-  const bool gated = command->request->gate() != nullptr;
+  const Gate* const gate = command->request->gate();
+  const bool gated = gate != nullptr;
+  const bool is_shut = gated && !gate->is_open();
   while (!commands_.compare_exchange_weak(command->next, command)) {
   }
   if (caller_waits) return;
   if (!gated) submitted_s_ = now_s();
   if (caller_asleep_) {
     ring(caller_event_);
+  } else if (is_shut && looks_soon_) {
+    // To wake the thread costs the caller more than all else here, and it would find the gate shut.
   } else if (!caller_drives_ && thread_asleep_ && (gated || !(glancing_ && prompt_waits_ >= kPromptWaits))) {
     ring(thread_event_);
   }
@@ -294,6 +298,7 @@ void Engine::sleep_as_thread() {
   const bool asleep = !stopping_ && callers_ == 0;
   if (asleep) {
     watch(true);
+    looks_soon_ = pause_s > 0.0;
     thread_asleep_ = true;
   }
   {
@@ -311,7 +316,7 @@ void Engine::sleep_as_thread() {
       ::epoll_wait(epoll_, &event, 1, milliseconds_until(deadline_s, 60.0));
     }
   }
-  thread_asleep_ = false;
+  thread_asleep_ = looks_soon_ = false;
   hush(thread_event_);
 }
 

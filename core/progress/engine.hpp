@@ -108,6 +108,7 @@ class Engine {
   std::atomic<bool> stopping_ = false;
   std::atomic<bool> reports_wanted_ = false;
   std::atomic<bool> thread_asleep_ = false;
+  std::atomic<bool> looks_soon_ = false;  // the thread sleeps between two looks at gates, and then runs commands too
   std::atomic<bool> glancing_ = false;  // the thread is, because callers drive: it looks again soon
   std::atomic<bool> caller_drives_ = false;
   std::atomic<double> submitted_s_ = 0.0;  // what nobody waits for yet: when, last; 0: nothing

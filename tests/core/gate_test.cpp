@@ -303,6 +303,28 @@ TEST("the engine finds an open gate by itself, also when it has slept for long")
   for (Rank rank = 0; rank < 2; ++rank) EXPECT(requests[rank]->done() && !requests[rank]->failure());
 }
 
+TEST("what is called while the engine looks for another gate begins when its own has opened") {
+  auto all = make_local(2);
+  std::vector<Staged> first{Staged(1.0F), Staged(2.0F)};
+  for (Rank rank = 0; rank < 2; ++rank) all[rank]->submit(first[rank].sum(2), false);
+  for (int round = 0; round < 50; ++round) {
+    std::this_thread::sleep_for(std::chrono::microseconds(100 * round));  // the engine's pauses are of many lengths
+    std::vector<Staged> staged{Staged(3.0F), Staged(4.0F)};
+    for (Rank rank = 0; rank < 2; ++rank) all[rank]->submit(staged[rank].sum(2), false);
+    for (Staged& one : staged) one.open();
+    for (Staged& one : staged) {
+      while (!one.is_released()) std::this_thread::yield();
+      EXPECT(one.holds(7.0F));
+    }
+    for (Staged& one : first) EXPECT(!one.is_released());
+  }
+  for (Staged& one : first) one.open();
+  for (Staged& one : first) {
+    while (!one.is_released()) std::this_thread::yield();
+    EXPECT(one.holds(3.0F));
+  }
+}
+
 TEST("a program that waits for each operation at once does not keep the engine from a gate") {
   auto all = make_local(2);
   std::vector<std::vector<float>> data(2, std::vector<float>(3, 1.0F));

@@ -34,6 +34,12 @@ def _plain(x: torch.Tensor) -> torch.Tensor:
     return x.as_subclass(torch.Tensor)
 
 
+def _check_bytes(x: torch.Tensor, first: int, nbytes: int) -> None:
+    assert isinstance(x, FakeTensor)
+    assert x.is_contiguous()
+    assert 0 <= first < first + nbytes <= x.numel() * x.element_size()
+
+
 class FakeStream:
     def __init__(self) -> None:
         self._actions: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
@@ -84,7 +90,7 @@ class FakeRuntime:
 
     def __init__(self) -> None:
         self._local = threading.local()
-        self._streams: list[FakeStream] = []
+        self.streams: list[FakeStream] = []  # all that were ever made
         self._interpreter = threading.Lock()  # Triton's has one state for all threads
         self.kept: list[tuple[Any, FakeStream]] = []
 
@@ -99,7 +105,7 @@ class FakeRuntime:
             self._local.stream = before
 
     def stop(self) -> None:
-        for stream in self._streams:
+        for stream in self.streams:
             stream.stop()
 
     def current_stream(self, device: Any) -> FakeStream:
@@ -107,11 +113,25 @@ class FakeRuntime:
         return self._local.stream
 
     def new_stream(self, device: Any = None) -> FakeStream:
-        self._streams.append(FakeStream())
-        return self._streams[-1]
+        self.streams.append(FakeStream())
+        return self.streams[-1]
 
     def pinned(self, nbytes: int) -> torch.Tensor:
         return torch.full((nbytes,), 0x55, dtype=torch.uint8)  # not what anybody wants to see
+
+    def enter(self, device: Any) -> None:
+        assert device.type == DEVICE_TYPE
+
+    def leave(self) -> None:
+        pass
+
+    def copy_to_host(self, stream: FakeStream, address: int, x: torch.Tensor, first: int, nbytes: int) -> None:
+        _check_bytes(x, first, nbytes)
+        stream.put(lambda: ctypes.memmove(address, x.data_ptr() + first, nbytes))
+
+    def copy_to_device(self, stream: FakeStream, x: torch.Tensor, first: int, address: int, nbytes: int) -> None:
+        _check_bytes(x, first, nbytes)
+        stream.put(lambda: ctypes.memmove(x.data_ptr() + first, address, nbytes))
 
     def copy(self, stream: FakeStream, target: torch.Tensor, source: torch.Tensor) -> None:
         assert target.dtype == source.dtype

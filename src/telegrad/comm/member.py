@@ -17,6 +17,7 @@ from telegrad import _core
 from telegrad.comm import lifetime
 from telegrad.comm.device.runtime import runtime_of
 from telegrad.comm.device.staging import staging_of
+from telegrad.comm.device.streams import pool_of
 from telegrad.comm.device.transfers import Part, Transfers
 from telegrad.comm.trace import start_trace, write_trace
 from telegrad.comm.work import Work
@@ -122,8 +123,11 @@ class Member:
         self._abandoned.clear()  # the network touches nothing any more
         if self._trace_path is not None:
             write_trace(self._trace_path, self._core)
+        failures = [transfers.untold_failure() for transfers in self._transfers.values()]
         for transfers in self._transfers.values():
-            if (failure := transfers.untold_failure()) is not None:
+            transfers.close()
+        for failure in failures:
+            if failure is not None:
                 warnings.warn(
                     f"an operation on device tensors has failed, and its tensor holds no result: {failure}; call "
                     "synchronize() before close() to hear of it in time",
@@ -173,23 +177,35 @@ class Member:
     ) -> Any:
         """Puts it into a stream; returns ``result``, or with ``async_op`` a Work. ``tensors``: all on one device.
         ``lane``: of operations that may have to wait for one another; None is that of all ranks' ones."""
+        device = tensors[0].device
+        transfers = self._transfers.get(device.type)
+        if transfers is None:
+            transfers = self._new_transfers(operation, device.type)
+        for tensor in tensors:
+            if tensor.is_inference() and not sys.modules["torch"].is_inference_mode_enabled():
+                raise ValueError(
+                    f"{operation}() was given a tensor that was made in inference mode, which nothing may write "
+                    "outside of it: call it there, or give a clone"
+                )
+        work = transfers.run(operation, device, parts, tensors, self.abort, result=result, async_op=async_op, lane=lane)
+        return result if work is None else work
+
+    def _new_transfers(self, operation: str, device_type: str) -> Transfers:
         if self.driver == "sim":
             raise ValueError(f"{operation}() of device tensors needs real time: give simulated ranks host tensors")
-        device = tensors[0].device
-        if any(tensor.is_inference() for tensor in tensors) and not sys.modules["torch"].is_inference_mode_enabled():
-            raise ValueError(
-                f"{operation}() was given a tensor that was made in inference mode, which nothing may write outside of "
-                "it: call it there, or give a clone"
-            )
         with self._lock:
-            transfers = self._transfers.get(device.type)
-            if transfers is None:
-                runtime = runtime_of(device.type)
-                transfers = self._transfers[device.type] = Transfers(runtime, staging_of(runtime), self.rank)
-        work = transfers.run(
-            operation, device, parts, tensors, self._hold, self.abort, result=result, async_op=async_op, lane=lane
-        )
-        return result if work is None else work
+            if self._closed:  # its streams would stay
+                self._usable()
+            if device_type not in self._transfers:
+                runtime = runtime_of(device_type)
+                self._transfers[device_type] = Transfers(
+                    runtime,
+                    staging_of(runtime),
+                    pool_of(runtime),
+                    self.rank,
+                    peers_apart=self.driver != "local" or self.world_size == 1,
+                )
+            return self._transfers[device_type]
 
     def _hold(self, request: _core.Request, held: Any) -> None:
         """Keeps tensors alive until their request succeeded; those of a failed one until close()."""

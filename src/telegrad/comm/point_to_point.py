@@ -6,8 +6,8 @@ from typing import Any
 
 from telegrad import _core
 from telegrad.comm.arguments import checked_integer
-from telegrad.comm.device.parts import flat
-from telegrad.comm.device.transfers import Part, Pieces
+from telegrad.comm.device.parts import Pieces, whole
+from telegrad.comm.device.transfers import Part
 from telegrad.comm.member import Member
 from telegrad.comm.tensors import HostBuffer, check_together, movable, on_device, overlap
 from telegrad.comm.work import Work
@@ -122,13 +122,19 @@ class PointToPoint(Member):
 # In one piece each: the other side may be a host tensor, which is not cut.
 def _sending(core: _core.Communicator, x: Any, buffer: HostBuffer, to: int, tag: int) -> Part:
     return Pieces(
-        [flat(x)], [], lambda given, _, gate: core.send(given, buffer.nbytes, buffer.dtype, to, tag, False, gate)
+        [whole(x)],
+        [],
+        lambda given, _, nbytes, gate: core.send(given, nbytes, buffer.dtype, to, tag, False, gate),
+        buffer.nbytes,
     )
 
 
 def _receiving(core: _core.Communicator, x: Any, buffer: HostBuffer, source: int | None, tag: int) -> Part:
     return Pieces(
-        [], [flat(x)], lambda _, taken, gate: core.recv(taken, buffer.nbytes, buffer.dtype, source, tag, False, gate)
+        [],
+        [whole(x)],
+        lambda _, taken, nbytes, gate: core.recv(taken, nbytes, buffer.dtype, source, tag, False, gate),
+        buffer.nbytes,
     )
 
 

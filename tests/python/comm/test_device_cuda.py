@@ -11,16 +11,16 @@ from typing import Any
 import pytest
 import torch
 
-from telegrad.comm.device.cuda import CudaRuntime
+from telegrad.comm.device.cuda import CudaRuntime, CudaStream
 
 
 class FakeDriver(SimpleNamespace):
     """Stands for cuda.bindings.driver: every function returns a tuple that begins with the result code."""
 
-    CUresult = SimpleNamespace(CUDA_SUCCESS=0, CUDA_ERROR_NOT_SUPPORTED=801)
+    CUresult = SimpleNamespace(CUDA_SUCCESS=0, CUDA_ERROR_NOT_READY=600, CUDA_ERROR_NOT_SUPPORTED=801)
 
     def __init__(self, error: int = 0) -> None:
-        super().__init__(calls=[], current=[], retained=[])
+        super().__init__(calls=[], current=[], retained=[], pushed=0, events=0, capturing=0)
         self._error = error
 
     def _call(self, *call: Any) -> tuple[int]:
@@ -36,6 +36,7 @@ class FakeDriver(SimpleNamespace):
 
     def cuCtxPushCurrent(self, context: str) -> tuple[int]:  # noqa: N802
         self.current.append(context)
+        self.pushed += 1
         return (0,)
 
     def cuCtxPopCurrent(self) -> tuple[int, str]:  # noqa: N802
@@ -44,6 +45,32 @@ class FakeDriver(SimpleNamespace):
     def cuMemHostGetDevicePointer(self, address: int, flags: int) -> tuple[int, int]:  # noqa: N802
         self.calls.append((self.current[-1], "pointer", address, flags))
         return 0, address + 0x1000
+
+    def cuStreamIsCapturing(self, stream: Any) -> tuple[int, int]:  # noqa: N802
+        self.calls.append((self.current[-1], "capturing", stream))
+        return 0, self.capturing
+
+    def cuMemcpyDtoHAsync(self, *arguments: int) -> tuple[int]:  # noqa: N802
+        return self._call("to host", *arguments)
+
+    def cuMemcpyHtoDAsync(self, *arguments: int) -> tuple[int]:  # noqa: N802
+        return self._call("to device", *arguments)
+
+    def cuEventCreate(self, flags: int) -> tuple[int, str]:  # noqa: N802
+        self.events += 1
+        return 0, f"event {self.events} of {flags}"
+
+    def cuEventRecord(self, *arguments: Any) -> tuple[int]:  # noqa: N802
+        return self._call("record", *arguments)
+
+    def cuStreamWaitEvent(self, *arguments: Any) -> tuple[int]:  # noqa: N802
+        return self._call("wait for", *arguments)
+
+    def cuEventQuery(self, *arguments: Any) -> tuple[int]:  # noqa: N802
+        return self._call("query", *arguments)
+
+    def cuEventSynchronize(self, *arguments: Any) -> tuple[int]:  # noqa: N802
+        return self._call("synchronise", *arguments)
 
     def cuStreamWriteValue32(self, *arguments: int) -> tuple[int]:  # noqa: N802
         return self._call("write", *arguments)
@@ -55,6 +82,10 @@ class FakeDriver(SimpleNamespace):
 def use(monkeypatch: pytest.MonkeyPatch, driver: FakeDriver) -> CudaRuntime:
     monkeypatch.setitem(sys.modules, "cuda.bindings.driver", driver)  # type: ignore[arg-type]
     return CudaRuntime()
+
+
+def stream_of(device: int, handle: int, of_torch: Any = None) -> CudaStream:
+    return CudaStream(device, handle, f"stream {handle}", of_torch)
 
 
 def test_cuda_bindings_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -72,14 +103,14 @@ def test_rocm_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_flags_are_stream_memory_operations(monkeypatch: pytest.MonkeyPatch) -> None:
     driver = FakeDriver()
     runtime = use(monkeypatch, driver)
-    stream = SimpleNamespace(cuda_stream=77, device_index=0)
+    stream = stream_of(0, 77)
     runtime.write_value(stream, 0x100, 5)
     runtime.wait_value(stream, 0x100, 6)
     context = "context of device 0"
     assert driver.calls == [
         (context, "pointer", 0x100, 0),
-        (context, "write", 77, 0x1100, 5, 0),
-        (context, "wait", 77, 0x1100, 6, 0),
+        (context, "write", "stream 77", 0x1100, 5, 0),
+        (context, "wait", "stream 77", 0x1100, 6, 0),
     ]
 
 
@@ -95,7 +126,7 @@ def test_kernels_are_launched_into_the_stream(monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr(torch.cuda, "stream", on)
     launched: list[Any] = []
-    runtime.launch("a stream", lambda *tensors: launched.append((tensors, list(current))), 1, 2)
+    runtime.launch(stream_of(0, 77, "a stream"), lambda *tensors: launched.append((tensors, list(current))), 1, 2)
     assert launched == [((1, 2), ["a stream"])]
     assert current == []
 
@@ -104,7 +135,7 @@ def test_every_device_is_met_in_its_own_context(monkeypatch: pytest.MonkeyPatch)
     driver = FakeDriver()
     runtime = use(monkeypatch, driver)
     for device in (1, 0, 1):  # the default stream has the same number on each
-        runtime.write_value(SimpleNamespace(cuda_stream=0, device_index=device), 0x100, 5)
+        runtime.write_value(stream_of(device, 0), 0x100, 5)
     assert [call[0] for call in driver.calls if call[1] == "write"] == [
         f"context of device {device}" for device in (1, 0, 1)
     ]
@@ -116,14 +147,14 @@ def test_a_device_that_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
     driver = FakeDriver(error=801)
     runtime = use(monkeypatch, driver)
     with pytest.raises(RuntimeError, match="cuStreamWaitValue32 failed with 801: .*use host tensors"):
-        runtime.wait_value(SimpleNamespace(cuda_stream=0, device_index=0), 0x100, 6)
+        runtime.wait_value(stream_of(0, 0), 0x100, 6)
     assert driver.current == []  # also after an error
 
 
 def test_other_errors_are_told_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
     runtime = use(monkeypatch, FakeDriver(error=700))
     with pytest.raises(RuntimeError, match="cuStreamWriteValue32 failed with 700$"):
-        runtime.write_value(SimpleNamespace(cuda_stream=0, device_index=0), 0x100, 6)
+        runtime.write_value(stream_of(0, 0), 0x100, 6)
 
 
 def test_a_future_is_completed_in_the_operations_stream(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -146,10 +177,89 @@ def test_a_future_is_completed_in_the_operations_stream(monkeypatch: pytest.Monk
 
     monkeypatch.setattr(torch.cuda, "stream", stream)
     monkeypatch.setattr(torch.futures, "Future", Future)
-    with runtime.on("one"):
+    with runtime.on(stream_of(1, 5, "one")):
         said.append("a kernel")
     device = torch.device("cuda", 1)
-    runtime.complete(runtime.future(device), "another", "the tensor")
-    runtime.wait_on_host(SimpleNamespace(synchronize=lambda: said.append("waited")))
+    runtime.complete(runtime.future(device), stream_of(1, 6, "another"), "the tensor")
     one, another = ["into one", "a kernel", "out of one"], ["into another", "the tensor", "out of another"]
-    assert said == [*one, [device], *another, "waited"]
+    assert said == [*one, [device], *another]
+
+
+def test_an_operations_calls_share_one_context(monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = FakeDriver()
+    runtime = use(monkeypatch, driver)
+    x = torch.zeros(8)
+    runtime.enter(torch.device("cuda", 1))
+    runtime.copy_to_host(stream_of(1, 5), 0x100, x, 8, 16)
+    runtime.copy_to_device(stream_of(1, 5), x, 4, 0x200, 12)
+    runtime.copy_to_host(stream_of(0, 5), 0x300, x, 0, 4)  # of another device
+    runtime.leave()
+    first, other = "context of device 1", "context of device 0"
+    assert driver.calls == [
+        (first, "to host", 0x100, x.data_ptr() + 8, 16, "stream 5"),
+        (first, "to device", x.data_ptr() + 4, 0x200, 12, "stream 5"),
+        (other, "to host", 0x300, x.data_ptr(), 4, "stream 5"),
+    ]
+    assert driver.current == []
+    assert driver.pushed == 2
+
+
+def test_events_are_used_again_once_nobody_has_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = FakeDriver()
+    runtime = use(monkeypatch, driver)
+    first, second = runtime.record(stream_of(0, 5)), runtime.record(stream_of(0, 5))
+    runtime.wait_event(stream_of(0, 6), first)
+    runtime.wait_on_host(second)
+    assert runtime.passed(first)
+    del first
+    assert runtime.record(stream_of(0, 7)).driven == "event 1 of 2"
+    assert [call[1:] for call in driver.calls] == [
+        ("record", "event 1 of 2", "stream 5"),
+        ("record", "event 2 of 2", "stream 5"),
+        ("wait for", "stream 6", "event 1 of 2", 0),
+        ("synchronise", "event 2 of 2"),
+        ("query", "event 1 of 2"),
+        ("record", "event 1 of 2", "stream 7"),
+    ]
+
+
+@pytest.mark.parametrize(("error", "passed"), [(0, True), (600, False)])
+def test_whether_an_event_has_passed(monkeypatch: pytest.MonkeyPatch, error: int, passed: bool) -> None:
+    driver = FakeDriver()
+    runtime = use(monkeypatch, driver)
+    event = runtime.record(stream_of(0, 5))
+    driver._error = error
+    assert runtime.passed(event) is passed
+
+
+def test_an_event_that_cannot_be_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = FakeDriver()
+    runtime = use(monkeypatch, driver)
+    event = runtime.record(stream_of(0, 5))
+    driver._error = 700
+    with pytest.raises(RuntimeError, match="cuEventQuery failed with 700"):
+        runtime.passed(event)
+
+
+def test_the_current_stream_is_looked_up_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = FakeDriver()
+    driver.CUstream = lambda handle: f"stream {handle}"
+    runtime = use(monkeypatch, driver)
+    handles = iter([0, 77, 77])
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda _: next(handles), raising=False)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: f"torch's of {device}")
+    device = torch.device("cuda", 1)
+    default, first, again = (runtime.current_stream(device) for _ in range(3))
+    assert (default.handle, first.handle, first.driven, first.of_torch) == (0, 77, "stream 77", "torch's of cuda:1")
+    assert first is again
+    assert [call[1:] for call in driver.calls] == [("capturing", "stream 77")] * 2  # the default one never is
+
+
+def test_graphs_capture_no_operation(monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = FakeDriver()
+    driver.CUstream, driver.capturing = str, 1
+    runtime = use(monkeypatch, driver)
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda _: 77, raising=False)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda _: None)
+    with pytest.raises(RuntimeError, match="cannot be captured in a CUDA graph"):
+        runtime.current_stream(torch.device("cuda", 0))

@@ -203,7 +203,7 @@ def test_host_and_device_ranks_sum_together_again_and_again(
             streams[rank].synchronize()
             assert bits(out) == bits(expected[rank])
     counts = staging_of(device).counts
-    assert (counts.allocated, counts.reused) == (4, 8)
+    assert (counts.allocated, counts.reused) == (2, 4)
 
 
 @pytest.mark.parametrize(

@@ -1,10 +1,13 @@
-"""CUDA's streams: copies, events and pinned memory by torch, flags by the driver's stream memory operations.
+"""CUDA's streams, by the driver's calls: copies, events, and flags by its stream memory operations. Pinned memory is
+torch's.
 
-Not yet run on a GPU.
+Not yet run on a GPU. Streams are looked up and contexts pushed once for an operation: each of torch's own ways there
+costs as much as a copy.
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from importlib import import_module
 from typing import Any
@@ -12,6 +15,37 @@ from typing import Any
 _GREATER_OR_EQUAL = 0  # CU_STREAM_WAIT_VALUE_GEQ: by the sign of the difference
 _DEFAULT = 0  # CU_STREAM_WRITE_VALUE_DEFAULT: a memory barrier before the write
 _NON_BLOCKING = 1  # CU_STREAM_NON_BLOCKING: the default stream does not wait for it, nor it for that one
+_NO_TIMES = 2  # CU_EVENT_DISABLE_TIMING
+_NOT_CAPTURING = 0  # CU_STREAM_CAPTURE_STATUS_NONE
+_PLAIN_WAIT = 0  # CU_EVENT_WAIT_DEFAULT
+
+
+class CudaStream:
+    """One of the driver's. ``of_torch``: the same as torch has it."""
+
+    __slots__ = ("device", "driven", "handle", "of_torch")
+
+    def __init__(self, device: int, handle: int, driven: Any, of_torch: Any) -> None:
+        self.device, self.handle, self.driven, self.of_torch = device, handle, driven, of_torch
+
+
+class CudaEvent:
+    """One of the driver's, which is used again once nobody refers to this."""
+
+    __slots__ = ("_idle", "device", "driven")
+
+    def __init__(self, device: int, driven: Any, idle: list[Any]) -> None:
+        self.device, self.driven, self._idle = device, driven, idle
+
+    def __del__(self) -> None:
+        self._idle.append(self.driven)
+
+
+class _Entered(threading.local):
+    """The devices whose contexts this thread has pushed."""
+
+    def __init__(self) -> None:
+        self.devices: list[int] = []
 
 
 class CudaRuntime:
@@ -31,29 +65,53 @@ class CudaRuntime:
             ) from error
         self._torch: Any = torch
         self._driver: Any = driver
+        self._success = driver.CUresult.CUDA_SUCCESS
+        self._entered = _Entered()
+        self._streams: dict[tuple[int, int], CudaStream] = {}  # the callers', by device and handle
+        self._idle_events: dict[int, list[Any]] = {}  # by device
         self._addresses: dict[tuple[int, int], int] = {}  # of words: by device, and by their addresses here
         self._contexts: dict[int, Any] = {}  # the primary ones, by device
 
-    def current_stream(self, device: Any) -> Any:
-        stream = self._torch.cuda.current_stream(device)
-        with self.on(stream):
-            if self._torch.cuda.is_current_stream_capturing():
-                raise RuntimeError(
-                    "an operation of a communicator cannot be captured in a CUDA graph, as every replay would need an "
-                    "operation of its own: call it outside of the graph"
-                )
+    def enter(self, device: Any) -> None:
+        self._push(device.index)
+        self._entered.devices.append(device.index)
+
+    def leave(self) -> None:
+        self._entered.devices.pop()
+        self._pop()
+
+    def current_stream(self, device: Any) -> CudaStream:
+        index = device.index
+        handle = self._torch._C._cuda_getCurrentRawStream(index)
+        stream = self._streams.get((index, handle))
+        if stream is None:
+            of_torch = self._torch.cuda.current_stream(device)
+            stream = CudaStream(index, handle, self._driver.CUstream(handle), of_torch)
+            self._streams[index, handle] = stream
+        # The default stream, 0, cannot be captured, and must not be asked while another one is.
+        if handle and int(self._called(index, "cuStreamIsCapturing", stream.driven)) != _NOT_CAPTURING:
+            raise RuntimeError(
+                "an operation of a communicator cannot be captured in a CUDA graph, as every replay would need an "
+                "operation of its own: call it outside of the graph"
+            )
         return stream
 
     # torch's own Stream() is one of a few that all of a program shares: what waits in it would hold up others.
-    def new_stream(self, device: Any) -> Any:
-        with self._torch.cuda.device(device):
-            index = self._torch.cuda.current_device()
-        made = self._called(index, "cuStreamCreate", _NON_BLOCKING)
-        return self._torch.cuda.ExternalStream(int(made), device=device)
+    def new_stream(self, device: Any) -> CudaStream:
+        made = self._called(device.index, "cuStreamCreate", _NON_BLOCKING)
+        of_torch = self._torch.cuda.ExternalStream(int(made), device=device)
+        return CudaStream(device.index, int(made), made, of_torch)
 
     def pinned(self, nbytes: int) -> Any:
         return self._torch.empty(nbytes, dtype=self._torch.uint8, device="cpu", pin_memory=True)
 
+    def copy_to_host(self, stream: Any, address: int, x: Any, first: int, nbytes: int) -> None:
+        self._called(stream.device, "cuMemcpyDtoHAsync", address, x.data_ptr() + first, nbytes, stream.driven)
+
+    def copy_to_device(self, stream: Any, x: Any, first: int, address: int, nbytes: int) -> None:
+        self._called(stream.device, "cuMemcpyHtoDAsync", x.data_ptr() + first, address, nbytes, stream.driven)
+
+    # By torch, whose allocator of pinned memory then knows of it.
     def copy(self, stream: Any, target: Any, source: Any) -> None:
         with self.on(stream):
             target.copy_(source, non_blocking=True)
@@ -63,32 +121,40 @@ class CudaRuntime:
             kernels(*tensors)
 
     def write_value(self, stream: Any, address: int, value: int) -> None:
-        device = stream.device_index
+        device = stream.device
         place = self._on_device(device, address)
-        self._called(device, "cuStreamWriteValue32", stream.cuda_stream, place, value, _DEFAULT)
+        self._called(device, "cuStreamWriteValue32", stream.driven, place, value, _DEFAULT)
 
     def wait_value(self, stream: Any, address: int, value: int) -> None:
-        device = stream.device_index
+        device = stream.device
         place = self._on_device(device, address)
-        self._called(device, "cuStreamWaitValue32", stream.cuda_stream, place, value, _GREATER_OR_EQUAL)
+        self._called(device, "cuStreamWaitValue32", stream.driven, place, value, _GREATER_OR_EQUAL)
 
-    def record(self, stream: Any) -> Any:
-        return stream.record_event()
+    def record(self, stream: Any) -> CudaEvent:
+        idle = self._idle_events.setdefault(stream.device, [])
+        driven = idle.pop() if idle else self._called(stream.device, "cuEventCreate", _NO_TIMES)
+        event = CudaEvent(stream.device, driven, idle)
+        self._called(stream.device, "cuEventRecord", driven, stream.driven)
+        return event
 
     def wait_event(self, stream: Any, event: Any) -> None:
-        stream.wait_event(event)
+        self._called(stream.device, "cuStreamWaitEvent", stream.driven, event.driven, _PLAIN_WAIT)
 
     def passed(self, event: Any) -> bool:
-        return bool(event.query())
+        (error,) = self._answer(event.device, "cuEventQuery", event.driven)
+        if error == self._driver.CUresult.CUDA_ERROR_NOT_READY:
+            return False
+        self._check("cuEventQuery", error)
+        return True
 
     def wait_on_host(self, event: Any) -> None:
-        event.synchronize()
+        self._called(event.device, "cuEventSynchronize", event.driven)
 
     def keep(self, tensor: Any, stream: Any) -> None:
-        tensor.record_stream(stream)
+        tensor.record_stream(stream.of_torch)
 
     def on(self, stream: Any) -> Any:
-        return self._torch.cuda.stream(stream)
+        return self._torch.cuda.stream(stream.of_torch)
 
     def future(self, device: Any) -> Any:
         return self._torch.futures.Future(devices=[device])
@@ -105,24 +171,41 @@ class CudaRuntime:
             self._addresses[device, address] = found
         return found
 
+    def _called(self, device: int, function: str, *arguments: Any) -> Any:
+        answer = self._answer(device, function, *arguments)
+        if answer[0] != self._success:
+            self._check(function, answer[0])
+        return answer[1] if len(answer) > 1 else None
+
     # The default stream is 0 on every device: the driver takes it for that of the thread's current context, which may
     # be of another device, or none in a thread that has not met CUDA yet.
-    def _called(self, device: int, function: str, *arguments: Any) -> Any:
+    def _answer(self, device: int, function: str, *arguments: Any) -> Any:
+        entered = self._entered.devices
+        if entered and entered[-1] == device:
+            return getattr(self._driver, function)(*arguments)
+        self._push(device)
+        try:
+            return getattr(self._driver, function)(*arguments)
+        finally:
+            self._pop()
+
+    def _push(self, device: int) -> None:
         context = self._contexts.get(device)
         if context is None:
-            handle = self._checked("cuDeviceGet", device)
-            context = self._contexts[device] = self._checked("cuDevicePrimaryCtxRetain", handle)
-        self._checked("cuCtxPushCurrent", context)
-        try:
-            return self._checked(function, *arguments)
-        finally:
-            self._checked("cuCtxPopCurrent")
+            error, handle = self._driver.cuDeviceGet(device)
+            self._check("cuDeviceGet", error)
+            error, context = self._driver.cuDevicePrimaryCtxRetain(handle)
+            self._check("cuDevicePrimaryCtxRetain", error)
+            self._contexts[device] = context
+        self._check("cuCtxPushCurrent", self._driver.cuCtxPushCurrent(context)[0])
 
-    def _checked(self, function: str, *arguments: Any) -> Any:
-        error, *values = getattr(self._driver, function)(*arguments)
-        if error != self._driver.CUresult.CUDA_SUCCESS:
-            remedy = ""
-            if error == self._driver.CUresult.CUDA_ERROR_NOT_SUPPORTED:
-                remedy = ": this device has no stream memory operations; use host tensors (.cpu())"
-            raise RuntimeError(f"{function} failed with {error!r}{remedy}")
-        return values[0] if values else None
+    def _pop(self) -> None:
+        self._check("cuCtxPopCurrent", self._driver.cuCtxPopCurrent()[0])
+
+    def _check(self, function: str, error: Any) -> None:
+        if error == self._success:
+            return
+        remedy = ""
+        if error == self._driver.CUresult.CUDA_ERROR_NOT_SUPPORTED:
+            remedy = ": this device has no stream memory operations; use host tensors (.cpu())"
+        raise RuntimeError(f"{function} failed with {error!r}{remedy}")

@@ -20,6 +20,8 @@ from telegrad.stream import MAX_LENGTH, is_torch_tensor
 
 _DTYPES = {"float32": "f32", "float16": "f16", "bfloat16": "bf16"}
 _INDEX_BYTES = 4
+_ALIGNED = 4  # indices: 16 bytes, which is what Triton tells addresses apart by
+_FAILED = -1
 _COUNTS = ("int32", "int64")
 
 
@@ -122,16 +124,24 @@ class EntriesPart:
         self._entries, self._out, self._form, self._absent, self._begin = entries, out, form, absent, begin
         item = int(entries.values.element_size())
         self._room = entries.nnz
-        self._sum_room = entries.length * item // (_INDEX_BYTES + item)
+        self._sum_room = entries.length * item // (_INDEX_BYTES + item) // _ALIGNED * _ALIGNED
         self._item = item
 
     @property
     def input_bytes(self) -> int:
-        return max(1, self._room * (_INDEX_BYTES + self._item))
+        return max(1, _aligned(self._room) * _INDEX_BYTES + self._room * self._item)
 
     @property
     def output_bytes(self) -> int:
         return max(1, self._entries.length * self._item)
+
+    def prepare(self, runtime: DeviceRuntime, stream: Stream, lease: Lease) -> None:
+        key = (*self._compiled_for(), runtime)
+        if key in _prepared:
+            return
+        self.stage(runtime, stream, lease)
+        self._queue_sum(runtime, stream, lease, fails=True)  # no entries are read; ``out`` becomes NaN
+        _prepared.add(key)
 
     def spoilt(self, lease: Lease) -> tuple[int, int]:
         return int(lease.words.told.data_ptr()), NOTE_BYTES
@@ -147,25 +157,56 @@ class EntriesPart:
         counted, form = int(lease.words.given.data_ptr()), int(lease.words.told.data_ptr())
         first, to = lease.input_address, lease.output_address
         staged = Staged(
-            *(counted, first, first + self._room * _INDEX_BYTES, self._room),
+            *(counted, first, first + _aligned(self._room) * _INDEX_BYTES, self._room),
             *(form, to, to + self._sum_room * _INDEX_BYTES, self._sum_room, to),
         )
         return self._begin(staged, gate)
 
     def fetch(self, runtime: DeviceRuntime, stream: Stream, lease: Lease) -> None:
         # Kernels ask for the word in each block: it must be near.
-        runtime.copy(stream, self._form, lease.words.told.view(self._form.dtype))
+        runtime.copy_to_device(stream, self._form, 0, int(lease.words.told.data_ptr()), NOTE_BYTES)
+        self._queue_sum(runtime, stream, lease, fails=False)
+
+    def _queue_sum(self, runtime: DeviceRuntime, stream: Stream, lease: Lease, *, fails: bool) -> None:
+        """The kernels that write ``out`` by ``form``, or, if it ``fails``, by one that says so."""
         dense = lease.output[: self._entries.length * self._item].view(self._out.dtype)
         indices, values = self._sections(lease.output, self._sum_room)
         kernels, absent = kernels_of(self._out), self._absent
 
-        def write(out: Any, form: Any, dense: Any, indices: Any, values: Any) -> None:
+        def write_sum(out: Any, form: Any, dense: Any, indices: Any, values: Any) -> None:
+            if fails:
+                form.fill_(_FAILED)
             kernels.write_sum(out, form, dense, indices, values, absent)
 
-        runtime.launch(stream, write, self._out, self._form, dense, indices, values)
+        runtime.launch(stream, write_sum, self._out, self._form, dense, indices, values)
 
     def _sections(self, buffer: Any, room: int) -> tuple[Any, Any]:
         """So many indices, and the values behind them."""
-        middle = room * _INDEX_BYTES
-        indices = buffer[:middle].view(sys.modules["torch"].uint32)
-        return indices, buffer[middle : middle + room * self._item].view(self._out.dtype)
+        first = _aligned(room) * _INDEX_BYTES
+        indices = buffer[: room * _INDEX_BYTES].view(sys.modules["torch"].uint32)
+        return indices, buffer[first : first + room * self._item].view(self._out.dtype)
+
+    def _compiled_for(self) -> tuple[Any, ...]:
+        """What Triton compiles kernels anew for."""
+        entries = self._entries
+        given = (entries.indices, entries.values, entries.count, self._out)
+        aligned = [x.data_ptr() % 16 == 0 for x in given]
+        wide = [size >= 1 << 31 for size in (self._room, entries.length, self._sum_room)]
+        empty = (entries.length == 0, self._sum_room == 0)
+        return (
+            self._out.device,
+            entries.values.dtype,
+            entries.indices.dtype,
+            entries.count.dtype,
+            *aligned,
+            *wide,
+            *empty,
+        )
+
+
+_prepared: set[tuple[Any, ...]] = set()
+
+
+def _aligned(room: int) -> int:
+    """So many indices that what follows them is as aligned as they are: for other addresses kernels are others."""
+    return -(-room // _ALIGNED) * _ALIGNED

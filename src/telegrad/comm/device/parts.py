@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import accumulate, pairwise
 from typing import Any
 
 from telegrad import _core
-from telegrad.comm.device.transfers import Part, Pieces, cuts
+from telegrad.comm.device import transfers
+from telegrad.comm.device.runtime import DeviceRuntime, Stream
+from telegrad.comm.device.staging import Lease
+from telegrad.comm.device.transfers import Part
 
 # With the addresses of input and output, how long they are, and the gate.
-_Begin = Callable[[int, int, int, _core.Gate], _core.Request]
-_BeginBlocks = Callable[[int, int, list[int], _core.Gate], _core.Request]
+Begin = Callable[[int, int, Any, _core.Gate], _core.Request]
+
+Piece = tuple[Any, int, int]
+"""A contiguous tensor of a device, from which of its bytes on, and how many."""
 
 
-# Every view costs a microsecond or two of the caller's time, so that only those are made that are needed.
 def flat(x: Any) -> Any:
     """``x`` in one dimension, without its history."""
     if x.requires_grad:  # as of host tensors, autograd learns nothing of what is communicated
@@ -22,66 +26,111 @@ def flat(x: Any) -> Any:
     return x if x.dim() == 1 else x.view(-1)
 
 
-def _cut(vector: Any, cut: slice) -> Any:
-    return vector if cut.stop - cut.start == vector.shape[0] else vector[cut]
+class Pieces:
+    """A Part of pieces that are copied as they are. ``begin`` gets the addresses at which inputs and outputs lie, one
+    behind the other, and ``length``."""
+
+    __slots__ = ("_begin", "_inputs", "_length", "_outputs", "has_input", "input_bytes", "output_bytes")
+
+    def __init__(self, inputs: Sequence[Piece], outputs: Sequence[Piece], begin: Begin, length: Any) -> None:
+        self._inputs, self._outputs, self._begin, self._length = inputs, outputs, begin, length
+        self.has_input = len(inputs) != 0
+        self.input_bytes = _bytes_of(inputs)
+        self.output_bytes = _bytes_of(outputs)
+
+    def prepare(self, runtime: DeviceRuntime, stream: Stream, lease: Lease) -> None:
+        """Copies need no kernels."""
+
+    def spoilt(self, lease: Lease) -> tuple[int, int]:
+        return lease.output_address, self.output_bytes
+
+    def stage(self, runtime: DeviceRuntime, stream: Stream, lease: Lease) -> None:
+        address = lease.input_address
+        for x, first, nbytes in self._inputs:
+            if nbytes:
+                runtime.copy_to_host(stream, address, x, first, nbytes)
+                address += nbytes
+
+    def begin(self, lease: Lease, gate: _core.Gate) -> _core.Request:
+        return self._begin(lease.input_address, lease.output_address, self._length, gate)
+
+    def fetch(self, runtime: DeviceRuntime, stream: Stream, lease: Lease) -> None:
+        address = lease.output_address
+        for x, first, nbytes in self._outputs:
+            if nbytes:
+                runtime.copy_to_device(stream, x, first, address, nbytes)
+                address += nbytes
 
 
-def element_parts(x: Any, out: Any, begin: _Begin) -> list[Part]:
+def whole(x: Any) -> Piece:
+    """All of it."""
+    return x, 0, x.nbytes
+
+
+def element_parts(x: Any, out: Any, begin: Begin) -> list[Part]:
     """For an operation that turns elements of ``x`` into those of ``out`` at the same places. Lengths: in elements."""
-    source = flat(x)
-    target = source if out is x else flat(out)
-
-    def part(cut: slice) -> Part:
-        length = cut.stop - cut.start
-        return Pieces(
-            [_cut(source, cut)], [_cut(target, cut)], lambda given, taken, gate: begin(given, taken, length, gate)
-        )
-
-    return [part(cut) for cut in cuts(x.numel(), x.element_size())]
+    elements, item = x.numel(), x.element_size()
+    if elements * item <= transfers.CHUNK_BYTES:
+        piece = (x, 0, elements * item)
+        return [Pieces((piece,), (piece if out is x else (out, 0, elements * item),), begin, elements)]
+    return [
+        Pieces(((x, first * item, length * item),), ((out, first * item, length * item),), begin, length)
+        for first, length in _cuts(elements, item)
+    ]
 
 
-def scattered_parts(x: Any, block: Any, lengths: list[int], begin: _BeginBlocks) -> list[Part]:
+def scattered_parts(x: Any, block: Any, lengths: list[int], begin: Begin) -> list[Part]:
     """For one that turns the blocks of ``x``, of ``lengths`` elements, into this rank's ``block``. Lengths: of the
     blocks of a part, in elements."""
-    source, target = flat(x), flat(block)
     if len(set(lengths)) > 1:  # chunks of unequal blocks would lie differently on each rank
-        return [Pieces([source], [target], lambda given, taken, gate: begin(given, taken, lengths, gate))]
-    first = range(0, source.numel(), lengths[0]) if lengths[0] else [0] * len(lengths)
+        return [Pieces([whole(x)], [whole(block)], begin, lengths)]
+    ranks, item = len(lengths), x.element_size()
+    parts: list[Part] = []
+    for first, length in _cuts(lengths[0], item, ranks):
+        nbytes = length * item
+        pieces = [(x, (rank * lengths[0] + first) * item, nbytes) for rank in range(ranks)]
+        parts.append(Pieces(pieces, [(block, first * item, nbytes)], begin, [length] * ranks))
+    return parts
 
-    def part(cut: slice) -> Part:
-        counted = [cut.stop - cut.start] * len(lengths)
-        pieces = [source[at + cut.start : at + cut.stop] for at in first]
-        return Pieces(pieces, [_cut(target, cut)], lambda given, taken, gate: begin(given, taken, counted, gate))
 
-    return [part(cut) for cut in cuts(lengths[0], x.element_size(), len(lengths))]
-
-
-def gathered_parts(x: Any, out: Any, lengths: list[int] | None, ranks: int, begin: _Begin) -> list[Part]:
+def gathered_parts(x: Any, out: Any, lengths: list[int] | None, ranks: int, begin: Begin) -> list[Part]:
     """For one that puts all ranks' ``x`` into ``out``; ``lengths``: in bytes where they are unequal. Lengths: of this
     rank's input, in bytes."""
-    source, target, item = flat(x), flat(out), x.element_size()
     if lengths is not None:
-        ends = [0, *accumulate(length // item for length in lengths)]
-        pieces = [target[first:last] for first, last in pairwise(ends)]
-        nbytes = x.numel() * item
-        return [Pieces([source], pieces, lambda given, taken, gate: begin(given, taken, nbytes, gate))]
-
-    def part(cut: slice) -> Part:
-        pieces = [target[rank * x.numel() + cut.start : rank * x.numel() + cut.stop] for rank in range(ranks)]
-        nbytes = (cut.stop - cut.start) * item
-        return Pieces([_cut(source, cut)], pieces, lambda given, taken, gate: begin(given, taken, nbytes, gate))
-
-    return [part(cut) for cut in cuts(x.numel(), item, ranks)]
+        ends = [0, *accumulate(lengths)]
+        return [Pieces([whole(x)], [(out, first, last - first) for first, last in pairwise(ends)], begin, x.nbytes)]
+    item = x.element_size()
+    parts: list[Part] = []
+    for first, length in _cuts(x.numel(), item, ranks):
+        nbytes = length * item
+        pieces = [(out, rank * x.nbytes + first * item, nbytes) for rank in range(ranks)]
+        parts.append(Pieces([(x, first * item, nbytes)], pieces, begin, nbytes))
+    return parts
 
 
 def broadcast_parts(x: Any, is_root: bool, begin: Callable[[int, int, _core.Gate], _core.Request]) -> list[Part]:
     """For one that copies the root's ``x``; ``begin`` gets an address and a length in bytes."""
-    source, item = flat(x), x.element_size()
-
-    def part(cut: slice) -> Part:
-        piece, nbytes = [_cut(source, cut)], (cut.stop - cut.start) * item
+    item = x.element_size()
+    parts: list[Part] = []
+    for first, length in _cuts(x.numel(), item):
+        nbytes = length * item
+        piece = [(x, first * item, nbytes)]
         if is_root:
-            return Pieces(piece, [], lambda given, _, gate: begin(given, nbytes, gate))
-        return Pieces([], piece, lambda _, taken, gate: begin(taken, nbytes, gate))
+            parts.append(Pieces(piece, [], lambda given, _, nbytes, gate: begin(given, nbytes, gate), nbytes))
+        else:
+            parts.append(Pieces([], piece, lambda _, taken, nbytes, gate: begin(taken, nbytes, gate), nbytes))
+    return parts
 
-    return [part(cut) for cut in cuts(x.numel(), item)]
+
+def _cuts(elements: int, itemsize: int, copies: int = 1) -> list[tuple[int, int]]:
+    """The first elements and lengths of a vector's chunks, ``copies`` of which are communicated at once; of an empty
+    one an empty chunk."""
+    step = max(1, transfers.CHUNK_BYTES // (itemsize * copies))
+    return [(first, min(step, elements - first)) for first in range(0, max(elements, 1), step)]
+
+
+def _bytes_of(pieces: Sequence[Piece]) -> int:
+    nbytes = 0
+    for piece in pieces:
+        nbytes += piece[2]
+    return nbytes

@@ -19,6 +19,12 @@ Event = Any
 class DeviceRuntime(Protocol):
     """Streams of one kind of device. Tensors are torch's; ``device`` is a tensor's. Only ``wait_on_host`` waits."""
 
+    def enter(self, device: Any) -> None:
+        """What this thread calls from here to ``leave()`` is mostly about this device, and costs less then."""
+
+    def leave(self) -> None:
+        """The end of the last ``enter()``."""
+
     def current_stream(self, device: Any) -> Stream:
         """The one that the calling thread puts its work into."""
 
@@ -28,8 +34,16 @@ class DeviceRuntime(Protocol):
     def pinned(self, nbytes: int) -> Any:
         """A one-dimensional uint8 tensor in host memory that the device reaches, at its ``data_ptr()``."""
 
+    def copy_to_host(self, stream: Stream, address: int, x: Any, first: int, nbytes: int) -> None:
+        """Copies bytes of a contiguous device tensor, from ``first`` on, to pinned memory at ``address``. Both are the
+        caller's to keep until the stream has passed; of the tensor the stream itself does, if it was made on it."""
+
+    def copy_to_device(self, stream: Stream, x: Any, first: int, address: int, nbytes: int) -> None:
+        """The other way."""
+
     def copy(self, stream: Stream, target: Any, source: Any) -> None:
-        """Copies between two contiguous tensors of one dtype and length, one of them in pinned memory."""
+        """Copies between two contiguous tensors of one dtype and length, one of them in pinned memory, which stays what
+        it is until the stream has passed, also where nobody keeps it."""
 
     def launch(self, stream: Stream, kernels: Callable[..., None], *tensors: Any) -> None:
         """Puts what ``kernels(*tensors)`` does into the stream; it waits for nothing. Tensors may be pinned ones."""

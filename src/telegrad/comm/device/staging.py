@@ -1,11 +1,14 @@
 """Pinned host memory for operations on device tensors: buffers, and the words by which streams and engine meet.
 
-Both are lent to one operation and used again once its stream has passed. Nothing here waits.
+Both are lent to one operation and used again once its streams have passed and the engine is done with them. How much is
+lent at once is bounded.
 """
 
 from __future__ import annotations
 
+import os
 import threading
+import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,146 +20,244 @@ from telegrad.comm.device.runtime import DeviceRuntime, Event, Stream
 KEPT_BYTES = 512 << 20
 """So much is kept for later operations; what exceeds it goes back to torch."""
 
+PINNED_BYTES = "TELEGRAD_PINNED_BYTES"
+"""Names the most that operations which are under way may have together, in the process."""
+
+DEFAULT_PINNED_BYTES = 2 << 30
+
 NOTE_BYTES = 8
 
 _SMALLEST = 4096
 _PAGE = 4096
 _NOTE = 16  # where a line has it
 _LINE = 64  # words of a cache line of their own: two writers do not meet in one
+_SHORTEST_PAUSE_S, _LONGEST_PAUSE_S = 20e-6, 1e-3  # of a host that waits for memory
 
 
-@dataclass
 class Words:
     """A pair of 32-bit words: ``ready`` is the stream's to write, ``done`` the engine's. Their values count up. Beside
     each lie ``NOTE_BYTES`` of the same writer's, pinned tensors of bytes, for what says what the buffers hold."""
 
-    ready: int
-    done: int
-    given: Any
-    told: Any
-    value: int = 0
+    __slots__ = ("done", "given", "ready", "told", "value")
+
+    def __init__(self, ready: int, done: int, given: Any, told: Any) -> None:
+        self.ready, self.done, self.given, self.told = ready, done, given, told
+        self.value = 0
 
 
-@dataclass(frozen=True)
 class Lease:
-    """What one operation stages its input and output in, apart from each other; ``None``: it has none."""
+    """What one operation stages its input and output in, apart from each other; ``None``, at address 0: it has none."""
 
-    words: Words
-    input: Any
-    output: Any
+    __slots__ = (
+        "handed",
+        "input",
+        "input_address",
+        "is_lent",
+        "is_message",
+        "key",
+        "nbytes",
+        "output",
+        "output_address",
+        "request",
+        "words",
+    )
 
-    @property
-    def input_address(self) -> int:
-        return 0 if self.input is None else int(self.input.data_ptr())
-
-    @property
-    def output_address(self) -> int:
-        return 0 if self.output is None else int(self.output.data_ptr())
+    def __init__(self, words: Words, key: tuple[int, int], input: Any, output: Any) -> None:
+        self.words, self.key, self.nbytes = words, key, key[0] + key[1]
+        self.input, self.output = input, output
+        self.input_address = 0 if input is None else int(input.data_ptr())
+        self.output_address = 0 if output is None else int(output.data_ptr())
+        self.request: _core.Request | None = None  # of the operation that has it
+        self.handed = False  # the engine may have it, also where there is no request
+        self.is_message = False
+        self.is_lent = False
 
 
 @dataclass
 class Counts:
-    """What a Staging has done so far."""
+    """What a Staging has done so far, in leases, and what it has now."""
 
     allocated: int = 0
     reused: int = 0
     dropped: int = 0
     kept_bytes: int = 0
+    lent_bytes: int = 0
+    messages: int = 0
+    """Leases of operations that wait for one peer."""
+
+
+# Leases, and which use of theirs it is that is over: one that is given back twice counts once.
+_Lent = tuple[Event, Sequence[Lease], list[int]]
 
 
 class Staging:
     """The buffers and words of one runtime. Any thread may call."""
 
-    def __init__(self, runtime: DeviceRuntime, kept_bytes: int = KEPT_BYTES) -> None:
+    def __init__(
+        self, runtime: DeviceRuntime, kept_bytes: int = KEPT_BYTES, most_bytes: int = DEFAULT_PINNED_BYTES
+    ) -> None:
         self.counts = Counts()
+        self.most_bytes = most_bytes
         self._runtime = runtime
         self._kept_bytes = kept_bytes
         self._lock = threading.Lock()
-        self._buffers: dict[int, list[Any]] = {}  # free ones, by length
+        self._shelves: dict[tuple[int, int], list[Lease]] = {}  # free ones, by the lengths of their buffers
         self._words: list[Words] = []
         self._pages: list[Any] = []
-        self._lent: dict[Stream, deque[tuple[Event, Lease, _core.Request]]] = {}
+        self._lent: dict[Stream, deque[_Lent]] = {}
+        self._broken_off: list[tuple[Sequence[Event], _Lent, Any]] = []  # with what the streams still use
+        self._stranded: list[Any] = []  # nobody will know when streams are done with them
 
-    def lease_all(self, lengths: Sequence[tuple[int, int]]) -> list[Lease]:
-        """All that an operation needs, or an error before any of it has begun."""
-        leases: list[Lease] = []
+    def lease(
+        self, sizes: Sequence[tuple[int, int]], leases: list[Lease], *, is_message: bool = False, may_wait: bool = False
+    ) -> None:
+        """Words, and buffers of at least these lengths for input and output, into ``leases``: for all of ``sizes``, or,
+        with ``may_wait``, for as many of the first ones as there is room for; then the host waits until there is some
+        for one. Raises ``MemoryError`` where that does not help, or is not allowed. What it holds after an
+        error is the caller's to give back.
+        """
+        keys = [(_rounded(given), _rounded(taken)) for given, taken in sizes]
         with self._lock:
-            self._take_back()
-            try:
-                for each in lengths:
-                    leases.append(self._lease(*each))
-            except BaseException:
+            self._lend(keys, leases, is_message)
+            if len(leases) == len(keys):
+                return
+            if not may_wait or max(map(sum, keys)) > self.most_bytes:
+                message = self._refusal(keys, leases)
                 for lease in leases:
                     self._regain(lease)
-                raise
-        return leases
+                leases.clear()
+                raise MemoryError(message)
+        pause_s = _SHORTEST_PAUSE_S
+        while not leases:
+            time.sleep(pause_s)
+            pause_s = min(2.0 * pause_s, _LONGEST_PAUSE_S)
+            with self._lock:
+                self._lend(keys, leases, is_message)
 
-    def lease(self, input_bytes: int, output_bytes: int) -> Lease:
-        """Words, and buffers of at least these lengths; ``None`` instead of an empty one."""
-        return self.lease_all([(input_bytes, output_bytes)])[0]
-
-    def _lease(self, input_bytes: int, output_bytes: int) -> Lease:
-        if not self._words:
-            self._add_page()
-        words = self._words.pop()
-        words.value = (words.value + 1) & 0xFFFFFFFF
-        return Lease(words, self._buffer(input_bytes), self._buffer(output_bytes))
-
-    def _regain(self, lease: Lease) -> None:
-        self._words.append(lease.words)
-        for buffer in (lease.input, lease.output):
-            self._keep(buffer)
-
-    def give_back(
-        self, stream: Stream, event: Event, leases: Sequence[Lease], requests: Sequence[_core.Request]
-    ) -> None:
-        """Takes each lease back once ``event`` has passed; by then its request is done."""
+    def give_back(self, stream: Stream, event: Event, leases: Sequence[Lease]) -> None:
+        """Takes them back once ``event`` has passed; by then their requests are done."""
+        values = [lease.words.value for lease in leases]
         with self._lock:
-            lent = self._lent.setdefault(stream, deque())
-            lent.extend((event, lease, request) for lease, request in zip(leases, requests, strict=True))
+            lent = self._lent.get(stream)
+            if lent is None:
+                lent = self._lent[stream] = deque()
+            lent.append((event, leases, values))
+
+    def break_off(self, events: Sequence[Event] | None, leases: Sequence[Lease], used: Any) -> None:
+        """Takes those back that were not given back, once all ``events`` have passed and requests are done. ``used``:
+        what streams may still use until then. ``events``: ``None`` where nobody can know when: they are never used
+        again."""
+        values = [lease.words.value for lease in leases]
+        with self._lock:
+            if events is not None:
+                self._broken_off.append((events, (None, leases, values), used))
+                return
+            self._stranded.append((leases, used))
+            for lease in leases:
+                self._end(lease)
+
+    def _lend(self, keys: Sequence[tuple[int, int]], leases: list[Lease], is_message: bool) -> None:
+        if self._lent or self._broken_off:
+            self._take_back()
+        counts = self.counts
+        for key in keys:
+            nbytes = key[0] + key[1]
+            if counts.lent_bytes + nbytes > self.most_bytes:
+                break
+            free = self._shelves.get(key)
+            if free:
+                leases.append(free.pop())
+                counts.reused += 1
+                counts.kept_bytes -= nbytes
+            else:
+                leases.append(self._made(key))
+            lease = leases[-1]
+            lease.words.value = (lease.words.value + 1) & 0xFFFFFFFF
+            lease.is_lent, lease.is_message = True, is_message
+            counts.lent_bytes += nbytes
+            counts.messages += is_message
 
     def _take_back(self) -> None:
+        passed = self._runtime.passed
         for stream, lent in list(self._lent.items()):
-            while lent and self._runtime.passed(lent[0][0]):
-                _, lease, request = lent.popleft()
-                if _succeeded(request):
-                    self._regain(lease)
-                else:
-                    self._words.append(lease.words)
-                    self.counts.dropped += 1  # the network may still use the buffers
+            while lent and passed(lent[0][0]):
+                self._take(lent.popleft())
             if not lent:
                 del self._lent[stream]
+        if self._broken_off:
+            self._broken_off = [entry for entry in self._broken_off if not self._is_over(*entry)]
 
-    def _keep(self, buffer: Any) -> None:
-        if buffer is None:
-            return
-        length = buffer.numel()
-        if self.counts.kept_bytes + length > self._kept_bytes:
-            self.counts.dropped += 1
-            return
-        self.counts.kept_bytes += length
-        self._buffers.setdefault(length, []).append(buffer)
+    def _is_over(self, events: Sequence[Event], lent: _Lent, used: Any) -> bool:
+        requests = [lease.request for lease in lent[1] if lease.request is not None]
+        if not all(map(self._runtime.passed, events)) or not all(request.done() for request in requests):
+            return False
+        self._take(lent)
+        return True
 
-    def _buffer(self, nbytes: int) -> Any:
-        if nbytes == 0:
-            return None
-        length = max(_SMALLEST, 1 << (nbytes - 1).bit_length())
-        free = self._buffers.get(length)
-        if free:
-            self.counts.reused += 1
-            self.counts.kept_bytes -= length
-            return free.pop()
+    def _take(self, lent: _Lent) -> None:
+        _, leases, values = lent
+        for lease, value in zip(leases, values, strict=True):
+            if lease.is_lent and lease.words.value == value:
+                self._regain(lease)
+
+    def _regain(self, lease: Lease) -> None:
+        self._end(lease)
+        request, handed = lease.request, lease.handed
+        lease.request, lease.handed = None, False
+        counts = self.counts
+        if handed and (request is None or not _succeeded(request)):
+            self._words.append(lease.words)
+            counts.dropped += 1  # the network may still use the buffers
+            return
+        if counts.kept_bytes + lease.nbytes > self._kept_bytes and not self._make_room(lease):
+            self._words.append(lease.words)
+            counts.dropped += 1
+            return
+        counts.kept_bytes += lease.nbytes
+        self._shelves.setdefault(lease.key, []).append(lease)
+
+    def _end(self, lease: Lease) -> None:
+        if lease.is_lent:
+            lease.is_lent = False
+            self.counts.lent_bytes -= lease.nbytes
+            self.counts.messages -= lease.is_message
+
+    def _make_room(self, lease: Lease) -> bool:
+        """Drops others that are free, of lengths that are not in use any more as likely as not."""
+        counts = self.counts
+        for key, free in self._shelves.items():
+            while key != lease.key and free and counts.kept_bytes + lease.nbytes > self._kept_bytes:
+                other = free.pop()
+                self._words.append(other.words)
+                counts.kept_bytes -= other.nbytes
+                counts.dropped += 1
+        return counts.kept_bytes + lease.nbytes <= self._kept_bytes
+
+    def _made(self, key: tuple[int, int]) -> Lease:
+        buffers = [self._runtime.pinned(length) if length else None for length in key]
+        if not self._words:
+            self._add_page()
         self.counts.allocated += 1
-        return self._runtime.pinned(length)
+        return Lease(self._words.pop(), key, *buffers)
 
     def _add_page(self) -> None:
         page = self._runtime.pinned(_PAGE)
         page.zero_()
-        self._pages.append(page)
         first = page.data_ptr()
         notes = [page[at + _NOTE : at + _NOTE + NOTE_BYTES] for at in range(0, _PAGE, _LINE)]
         pairs = zip(range(first, first + _PAGE, 2 * _LINE), notes[::2], notes[1::2], strict=True)
+        self._pages.append(page)
         self._words = [Words(at, at + _LINE, given, told) for at, given, told in pairs]
+
+    def _refusal(self, keys: Sequence[tuple[int, int]], leases: Sequence[Lease]) -> str:
+        needed, counts = sum(map(sum, keys)), self.counts
+        others = counts.lent_bytes - sum(lease.nbytes for lease in leases)
+        beside = ", some of them of messages, whose peers may wait for this rank" if counts.messages else ""
+        return (
+            f"the operation needs {needed} bytes of pinned memory, {others} are under way{beside}, and "
+            f"{PINNED_BYTES}={self.most_bytes} is the most: set it higher, call synchronize() between operations, or "
+            "give smaller tensors"
+        )
 
 
 _lock = threading.Lock()
@@ -164,12 +265,28 @@ _stagings: dict[DeviceRuntime, Staging] = {}
 
 
 def staging_of(runtime: DeviceRuntime) -> Staging:
-    """The one that all communicators of this process share."""
+    """The one that all communicators of this process share. Raises ``ValueError`` for a bad TELEGRAD_PINNED_BYTES."""
     with _lock:
         staging = _stagings.get(runtime)
         if staging is None:
-            staging = _stagings[runtime] = Staging(runtime)
+            staging = _stagings[runtime] = Staging(runtime, most_bytes=_most_bytes())
         return staging
+
+
+def _most_bytes() -> int:
+    given = os.environ.get(PINNED_BYTES)
+    if given is None:
+        return DEFAULT_PINNED_BYTES
+    if not given.isdecimal() or int(given) < 2 * _SMALLEST:
+        raise ValueError(f"{PINNED_BYTES}={given!r} must be a number of bytes, {2 * _SMALLEST} or more")
+    return int(given)
+
+
+def _rounded(nbytes: int) -> int:
+    """A power of two, so that few lengths are kept."""
+    if nbytes <= _SMALLEST:
+        return _SMALLEST if nbytes else 0
+    return 1 << (nbytes - 1).bit_length()
 
 
 def _succeeded(request: _core.Request) -> bool:

@@ -7,18 +7,21 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Hashable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any, Protocol
 
 from telegrad import _core
-from telegrad.comm.device.runtime import DeviceRuntime, Event, Stream
+from telegrad.comm.device.runtime import DeviceRuntime, Stream
 from telegrad.comm.device.staging import Lease, Staging
+from telegrad.comm.device.streams import StreamPool
 from telegrad.comm.device.work import DeviceWork
+from telegrad.errors import TransportError
 
 CHUNK_BYTES = 4 << 20
 """Larger tensors are cut, the same on all ranks, so that a part is communicated while the next is copied. Not yet
 chosen by measurements."""
+
+_CROWDED = 64  # requests that are held, before those behind the first are looked at
 
 
 class Part(Protocol):
@@ -34,6 +37,10 @@ class Part(Protocol):
     @property
     def output_bytes(self) -> int: ...
 
+    def prepare(self, runtime: DeviceRuntime, stream: Stream, lease: Lease) -> None:
+        """Loads the kernels that it needs: loading one may wait for all streams of the device, and of those one may
+        wait for a peer by the time it is needed."""
+
     def spoilt(self, lease: Lease) -> tuple[int, int]:
         """From which address on how many bytes become 0xFF where the operation fails."""
 
@@ -47,60 +54,31 @@ class Part(Protocol):
         """Puts into the stream what takes the result out of the lease's output."""
 
 
-@dataclass(frozen=True)
-class Pieces:
-    """A part of contiguous one-dimensional pieces of device tensors, which are copied as they are."""
+class _Queued:
+    """An operation that is being put into streams: what it has by now, if it breaks off."""
 
-    inputs: Sequence[Any]
-    outputs: Sequence[Any]
-    call: Callable[[int, int, _core.Gate], _core.Request]
-    """With the addresses of input and output, where the pieces lie one behind the other."""
+    __slots__ = ("caller", "leases", "requests", "results", "to_host")
 
-    @property
-    def has_input(self) -> bool:
-        return bool(self.inputs)
-
-    @property
-    def input_bytes(self) -> int:
-        return _bytes_of(self.inputs)
-
-    @property
-    def output_bytes(self) -> int:
-        return _bytes_of(self.outputs)
-
-    def spoilt(self, lease: Lease) -> tuple[int, int]:
-        return lease.output_address, self.output_bytes
-
-    def stage(self, runtime: DeviceRuntime, stream: Stream, lease: Lease) -> None:
-        for staged, piece in _placed(lease.input, self.inputs):
-            runtime.copy(stream, staged, piece)
-
-    def begin(self, lease: Lease, gate: _core.Gate) -> _core.Request:
-        return self.call(lease.input_address, lease.output_address, gate)
-
-    def fetch(self, runtime: DeviceRuntime, stream: Stream, lease: Lease) -> None:
-        for staged, piece in _placed(lease.output, self.outputs):
-            runtime.copy(stream, piece, staged)
-
-
-def cuts(elements: int, itemsize: int, copies: int = 1) -> Iterator[slice]:
-    """The chunks of a vector, ``copies`` of which are communicated at once; of an empty one an empty chunk."""
-    step = max(1, CHUNK_BYTES // (itemsize * copies))
-    for first in range(0, max(elements, 1), step):
-        yield slice(first, min(first + step, elements))
+    def __init__(self, caller: Stream) -> None:
+        self.caller = self.results = self.to_host = caller
+        self.leases: list[Lease] = []  # that have not been given back
+        self.requests: list[_core.Request] = []
 
 
 class Transfers:
-    """The operations of one communicator."""
+    """The operations of one communicator. ``peers_apart``: other ranks are never called by a thread of this process."""
 
-    def __init__(self, runtime: DeviceRuntime, staging: Staging, rank: int) -> None:
-        self._runtime = runtime
-        self._staging = staging
+    def __init__(
+        self, runtime: DeviceRuntime, staging: Staging, pool: StreamPool, rank: int, *, peers_apart: bool
+    ) -> None:
+        self._runtime, self._staging, self._pool = runtime, staging, pool
         self._rank = rank
-        self._internal: dict[Any, Stream] = {}  # by device and lane: what async_op=True runs in
-        self._to_host: dict[Any, Stream] = {}  # by what waits for them: copies of chunks, beside those of results
+        self._peers_apart = peers_apart
         self._lock = threading.Lock()
-        self._outstanding: deque[_core.Request] = deque()  # _lock
+        self._streams: dict[Hashable, tuple[Any, Stream]] = {}  # with their devices
+        self._outstanding: deque[tuple[_core.Request, Lease]] = deque()  # _lock; what the network may touch
+        self._unknown: list[tuple[Sequence[Stream], list[Lease], Any]] = []  # what the engine has, or has not
+        self._crowded = _CROWDED
         self._told = False  # _lock: somebody has heard of the first failure
 
     def run(
@@ -109,7 +87,6 @@ class Transfers:
         device: Any,
         parts: Sequence[Part],
         tensors: Sequence[Any],
-        hold: Callable[[_core.Request, Any], None],
         abort: Callable[[str], None],
         *,
         result: Any,
@@ -117,59 +94,52 @@ class Transfers:
         lane: Hashable = None,
     ) -> DeviceWork | None:
         """Puts an operation into the current stream, or with ``async_op`` into one of this communicator's own: that of
-        its ``lane``, whose operations end in the order in which they are called, and wait for no other lane's.
+        its ``lane``, whose operations end in the order in which they are called, and wait for no other lane's. ``None``
+        is that of operations that all ranks call.
 
-        ``hold`` keeps what the network may touch. ``abort`` ends the communicator's operations on all ranks: called if
-        this breaks off after a part has begun, whose number the other ranks would take for another's. Raises what an
-        earlier one failed with.
+        ``abort`` ends the communicator's operations on all ranks: called if this breaks off after a part has begun,
+        whose number the other ranks would take for another's. The host waits where as much pinned memory is under way
+        as there may be, if that ends without this thread; otherwise that is a ``MemoryError``. Raises what an earlier
+        operation failed with.
         """
-        self.raise_failure()
+        if self._outstanding:
+            self.raise_failure()
         runtime = self._runtime
-        stream = runtime.current_stream(device)
-        to_host = stream
-        if async_op:
-            # Inputs do not wait behind other operations' results: those may come from peers who wait for these inputs.
-            called = runtime.record(stream)
-            stream = self._after(called, self._internal, (device, lane), device, tensors)
-            to_host = self._after(called, self._to_host, stream, device, tensors)
-        elif sum(1 for part in parts if part.has_input) > 1:
-            to_host = self._after(runtime.record(stream), self._to_host, stream, device, tensors)
-        leases = self._staging.lease_all([(part.input_bytes, part.output_bytes) for part in parts])
-        requests: list[_core.Request] = []
-        copied: list[Event | None] = []
+        runtime.enter(device)
         try:
-            for part, lease in zip(parts, leases, strict=True):
-                request = self._begin(to_host, part, lease)
-                requests.append(request)
-                with self._lock:
-                    self._outstanding.append(request)
-                hold(request, lease)
-                copied.append(None if to_host is stream else runtime.record(to_host))
-            for part, lease, event in zip(parts, leases, copied, strict=True):
-                if event is not None:  # the words order this already, but CUDA does not know that
-                    runtime.wait_event(stream, event)
-                runtime.wait_value(stream, lease.words.done, lease.words.value)
-                part.fetch(runtime, stream, lease)
-            over = runtime.record(stream)
-        except BaseException as error:
-            if requests:
-                abort(f"{operation} of device tensors broke off: {type(error).__name__}: {error}")
-            raise
-        self._staging.give_back(stream, over, leases, requests)
+            queued = _Queued(runtime.current_stream(device))
+            try:
+                if async_op:
+                    self._leave(queued, device, parts, tensors, lane)
+                elif len(parts) > 1 and sum(part.has_input for part in parts) > 1:
+                    # Inputs do not wait for results before them.
+                    queued.to_host = self._own(device, queued.caller)
+                    runtime.wait_event(queued.to_host, runtime.record(queued.caller))
+                over = self._put(queued, parts, lane)
+            except BaseException as error:
+                self._break_off(queued, tensors, operation, error, abort)
+                raise
+        finally:
+            runtime.leave()
         if not async_op:
             return None
-        return DeviceWork(requests, operation, self._rank, result, device, runtime, stream, over, tensors)
+        return DeviceWork(
+            queued.requests, operation, self._rank, result, device, runtime, queued.results, over, tensors
+        )
 
     def raise_failure(self) -> None:
         """Raises what an operation failed with, if that is known by now; again and again."""
         with self._lock:
-            while self._outstanding and self._outstanding[0].done():
-                try:
-                    self._outstanding[0].wait(0.0)  # one that failed stays the first
-                except Exception:
-                    self._told = True
-                    raise
-                self._outstanding.popleft()
+            outstanding = self._outstanding
+            while outstanding and outstanding[0][0].done():
+                self._check(outstanding[0][0])
+                outstanding.popleft()
+            if len(outstanding) >= self._crowded:  # one that is long under way is before all others
+                for request, _ in outstanding:
+                    if request.done():
+                        self._check(request)
+                self._outstanding = deque(entry for entry in outstanding if not entry[0].done())
+                self._crowded = 2 * len(self._outstanding) + _CROWDED
 
     def untold_failure(self) -> str | None:
         """What an operation failed with that nobody has heard of."""
@@ -186,42 +156,138 @@ class Transfers:
         self.raise_failure()
         with self._lock:
             outstanding = list(self._outstanding)
-        for request in outstanding:
+        for request, _ in outstanding:
             request.wait()
         self.raise_failure()
 
-    def _after(self, event: Event, streams: dict[Any, Stream], key: Any, device: Any, tensors: Sequence[Any]) -> Stream:
-        """One of ``streams``, which waits for the event and may use the tensors."""
-        stream = streams.get(key)
-        if stream is None:
-            stream = streams[key] = self._runtime.new_stream(device)
-        self._runtime.wait_event(stream, event)
-        for tensor in tensors:
-            self._runtime.keep(tensor, stream)
-        return stream
+    def close(self) -> None:
+        """Gives back what it has of the process's: for a communicator whose engine touches nothing any more."""
+        for streams, leases, tensors in self._unknown:
+            for lease in leases:
+                lease.handed = False
+            self._give_up(streams, leases, tensors)
+        with self._lock:
+            streams_held, self._streams = self._streams, {}
+            self._outstanding.clear()
+        for device, stream in streams_held.values():
+            self._pool.give_back(device, stream)
 
-    # Into the stream first: an operation whose gate nobody opens would hold up all ranks.
-    def _begin(self, stream: Stream, part: Part, lease: Lease) -> _core.Request:
-        words = lease.words
-        part.stage(self._runtime, stream, lease)
-        if part.has_input:
-            self._runtime.write_value(stream, words.ready, words.value)
-        gate = _core.Gate(words.ready if part.has_input else 0, words.done, words.value, *part.spoilt(lease))
-        return part.begin(lease, gate)
+    def _check(self, request: _core.Request) -> None:
+        try:
+            request.wait(0.0)  # one that failed stays the first
+        except Exception:
+            self._told = True
+            raise
 
+    # Inputs do not wait behind other operations' results: those may come from peers who wait for these inputs.
+    def _leave(
+        self, queued: _Queued, device: Any, parts: Sequence[Part], tensors: Sequence[Any], lane: Hashable
+    ) -> None:
+        """From the caller's stream to this communicator's own."""
+        runtime = self._runtime
+        called = runtime.record(queued.caller)
+        results = self._own(device, (lane, "results"))
+        queued.to_host = queued.results = results
+        if any(part.has_input for part in parts):
+            queued.to_host = self._own(device, (lane, "inputs"))
+            runtime.wait_event(queued.to_host, called)
+        if len(parts) > 1 or queued.to_host is results:
+            runtime.wait_event(results, called)
+        # The stream of inputs needs no more: that of results waits for it.
+        for at, tensor in enumerate(tensors):
+            if not any(tensor is other for other in tensors[:at]):
+                runtime.keep(tensor, results)
 
-def _bytes_of(pieces: Sequence[Any]) -> int:
-    nbytes = 0
-    for piece in pieces:
-        nbytes += piece.nbytes
-    return nbytes
+    def _own(self, device: Any, name: Hashable) -> Stream:
+        held = self._streams.get((device, name))
+        if held is None:
+            with self._lock:
+                held = self._streams.get((device, name))
+                if held is None:
+                    held = self._streams[device, name] = (device, self._pool.take(device))
+        return held[1]
 
+    def _put(self, queued: _Queued, parts: Sequence[Part], lane: Hashable) -> Any:
+        """The whole operation; returns the event after it."""
+        staging = self._staging
+        is_message = lane is not None
+        # Another rank that this thread calls, and a peer that may wait for what this thread does next, would wait for
+        # ever while this thread does.
+        may_wait = self._peers_apart and not is_message and staging.counts.messages == 0
+        at = 0
+        while True:
+            rest = parts[at:] if at else parts
+            sizes = [(part.input_bytes, part.output_bytes) for part in rest]
+            staging.lease(sizes, queued.leases, is_message=is_message, may_wait=may_wait)
+            may_wait = True  # for parts of this one; what has begun must go on
+            at += len(queued.leases)
+            over = self._put_some(queued, rest)
+            staging.give_back(queued.results, over, queued.leases)
+            queued.leases = []
+            if at == len(parts):
+                return over
 
-def _placed(buffer: Any, pieces: Sequence[Any]) -> Iterator[tuple[Any, Any]]:
-    """Each piece with its place in the buffer, seen as its dtype."""
-    first = 0
-    for piece in pieces:
-        nbytes = piece.nbytes
-        if nbytes:
-            yield buffer[first : first + nbytes].view(piece.dtype), piece
-        first += nbytes
+    def _put_some(self, queued: _Queued, parts: Sequence[Part]) -> Any:
+        """Those that have a lease."""
+        runtime, leases = self._runtime, queued.leases
+        to_host, results = queued.to_host, queued.results
+        parts[0].prepare(runtime, to_host, leases[0])
+        for part, lease in zip(parts, leases, strict=False):
+            words = lease.words
+            part.stage(runtime, to_host, lease)
+            # Into the stream first: an operation whose gate nobody opens would hold up all ranks.
+            if part.has_input:
+                runtime.write_value(to_host, words.ready, words.value)
+            gate = _core.Gate(words.ready if part.has_input else 0, words.done, words.value, *part.spoilt(lease))
+            lease.handed = True
+            try:
+                lease.request = request = part.begin(lease, gate)
+            except (TransportError, TypeError, ValueError):  # refused; after any other, a signal's too, nobody knows
+                lease.handed = False
+                raise
+            queued.requests.append(request)
+        self._note(leases)
+        staged = None
+        if to_host is not results:
+            staged = runtime.record(to_host)
+            if len(leases) == 1:
+                runtime.wait_event(results, staged)
+        for part, lease in zip(parts, leases, strict=False):
+            runtime.wait_value(results, lease.words.done, lease.words.value)
+            part.fetch(runtime, results, lease)
+        if staged is not None and len(leases) > 1:
+            runtime.wait_event(results, staged)
+        return runtime.record(results)
+
+    def _note(self, leases: Sequence[Lease]) -> None:
+        with self._lock:
+            self._outstanding.extend((lease.request, lease) for lease in leases if lease.request is not None)
+
+    def _break_off(
+        self,
+        queued: _Queued,
+        tensors: Sequence[Any],
+        operation: str,
+        error: BaseException,
+        abort: Callable[[str], None],
+    ) -> None:
+        """Nobody uses memory before streams and engine are done with what they have of the operation."""
+        leases = queued.leases
+        if queued.requests or any(lease.handed for lease in leases):
+            abort(f"{operation} of device tensors broke off: {type(error).__name__}: {error}")
+        if not leases:
+            return
+        self._note(leases)
+        streams = list(dict.fromkeys((queued.caller, queued.to_host, queued.results)))
+        unknown = [lease for lease in leases if lease.handed and lease.request is None]
+        if unknown:  # until close(), after which the engine has nothing
+            self._unknown.append((streams, unknown, tensors))
+        self._give_up(streams, [lease for lease in leases if lease not in unknown], tensors)
+
+    def _give_up(self, streams: Sequence[Stream], leases: list[Lease], tensors: Any) -> None:
+        try:
+            events = [self._runtime.record(stream) for stream in streams]
+        except BaseException:
+            self._staging.break_off(None, leases, tensors)
+        else:
+            self._staging.break_off(events, leases, tensors)
