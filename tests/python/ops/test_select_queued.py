@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 import selection_checks as checks
 from hypothesis import HealthCheck, Phase, example, given, settings
-from triton_arrays import DEVICE, OnArrays, tensor_of, torch, turn_blocks_round
+from triton_arrays import DEVICE, OnArrays, array_of, tensor_of, torch, turn_blocks_round
 
+from telegrad.compress import Residual, ReusedThreshold
 from telegrad.ops.select import Sign
 from telegrad.ops.select import triton as kernels
-from telegrad.ops.select.triton import ranked, sources
+from telegrad.ops.select.triton import Kept, ranked, sources
 from telegrad.ops.triton import numbers_on
 
 GPU = OnArrays(kernels)
@@ -103,10 +104,12 @@ def test_the_host_asks_for_nothing(size: int, monkeypatch: pytest.MonkeyPatch) -
             monkeypatch.setattr(torch.Tensor, name, asks)
     kernels.queue_topk(x, gradient, 50, indices, values, count, 0)
     kernels.queue_select(x, None, 0.5, indices, values, count, 0)
+    kept = Kept(numbers_on(x, 0).to(torch.float64), numbers_on(x, 0), 8, 0.1)
+    kernels.queue_reused(x, gradient, 25, kept, indices, values, count, 0, active=numbers_on(x, 1))
     monkeypatch.undo()
     if DEVICE == "cuda":
         torch.cuda.set_sync_debug_mode("default")
-    assert count.tolist() == [50]
+    assert count.tolist() == [25]
 
 
 def test_outputs_that_are_too_short() -> None:
@@ -116,3 +119,57 @@ def test_outputs_that_are_too_short() -> None:
         kernels.queue_topk(x, None, 11, indices, values, count, 0)
     with pytest.raises(ValueError, match="hold 9 entries, but up to 10 are to be moved: make them longer"):
         kernels.queue_select(x, None, 0.5, indices, values[:9], count, 0)
+
+
+@in_all_ways
+@pytest.mark.parametrize("active", [0, 1])
+@pytest.mark.parametrize("name", ["topk", "all", "reused"])
+def test_a_gradient_that_takes_no_part_changes_nothing(name: str, active: int) -> None:
+    x = np.random.default_rng(3).standard_normal(150).astype(np.float32)
+    gradient = x[::-1].copy() if active else np.full(150, np.nan, np.float32)
+    residual, indices, values = map(tensor_of, (x, *checks.outputs(150)))
+    count, takes_part = tensor_of(np.full(1, -5)), tensor_of(np.array([active]))
+    kept = Kept(tensor_of(np.array([0.5])), tensor_of(np.array([1])), 4, 0.1)
+    what: list[Any] = {"topk": [20], "all": [], "reused": [60, kept]}[name]
+    queue = getattr(kernels, f"queue_{name}")
+    queue(residual, tensor_of(gradient), *what, indices, values, count, 7, active=takes_part)
+    moved = int(count)
+    assert (moved > 0) == bool(active)
+    assert (array_of(residual).tobytes() == x.tobytes()) == (not active)
+    assert (kept.threshold.tolist() == [0.5]) == (name != "reused" or not active)
+    if active:
+        sums = x + gradient
+        chosen = array_of(indices)[:moved].astype(int) - 7
+        assert checks.bits(array_of(values)[:moved]) == checks.bits(sums[chosen])
+        sums[chosen] = 0
+        assert checks.bits(array_of(residual)) == checks.bits(sums)
+
+
+@in_all_ways
+@pytest.mark.parametrize("k", [1, 9, 60, 130])
+def test_queue_reused_is_the_policy_on_a_cpu(k: int) -> None:
+    """Thresholds that fit, that let too many or too few pass, and ties at 0."""
+    rng = np.random.default_rng(k)
+    policy = ReusedThreshold(interval=4)
+    entry = Residual("x", np.zeros(150, np.float32), k=k)
+    residual = tensor_of(entry.values)
+    kept = Kept(tensor_of(np.zeros(1)), tensor_of(np.zeros(1, np.int64)), policy.interval, policy.gain)
+    most = policy.capacity(entry)
+    reused = 0
+    for step, scale in enumerate([1, 1, 1, 1, 1, 1, 100, 100, 1e-6, 1, 0, 1, 1]):
+        gradient = (scale * rng.standard_normal(150)).astype(np.float32)
+        if step == 3:
+            gradient[:] = 2.0
+        (indices, values), (indices_, values_) = checks.outputs(most), checks.outputs(most)
+        found = policy.select(entry, gradient.copy(), indices_, values_, 7)
+        tensors = [*map(tensor_of, (indices, values))]
+        count = tensor_of(np.zeros(1, np.int64))
+        kernels.queue_reused(residual, tensor_of(gradient), k, kept, *tensors, count, 7)
+        assert int(count) == found
+        assert checks.bits(array_of(tensors[0])[:found]) == checks.bits(indices_[:found])
+        assert checks.bits(array_of(tensors[1])[:found]) == checks.bits(values_[:found])
+        assert checks.bits(array_of(residual)) == checks.bits(entry.values)
+        assert int(kept.calls) == entry.calls
+        assert float(kept.threshold) == pytest.approx(entry.threshold, rel=1e-14)
+        reused += entry.calls > 1
+    assert reused
