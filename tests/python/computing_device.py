@@ -85,7 +85,10 @@ def model_on(runtime: FakeRuntime, model: torch.nn.Module) -> torch.nn.Module:
 
 
 class ComputingRuntime(FakeRuntime):
-    """A FakeRuntime whose copies know such tensors."""
+    """A FakeRuntime whose copies and kernels know such tensors."""
+
+    def launch(self, stream: Any, kernels: Callable[..., None], *tensors: torch.Tensor) -> None:
+        super().launch(stream, _without_gradients(kernels, [*map(_memory, tensors)], {}))
 
     def copy(self, stream: Any, target: torch.Tensor, source: torch.Tensor) -> None:
         if isinstance(target, StreamTensor) or isinstance(source, StreamTensor):

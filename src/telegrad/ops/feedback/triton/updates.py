@@ -14,7 +14,7 @@ def is_finite(x):
     return (x.to(tl.int32, bitcast=True) & 0x7F800000) != 0x7F800000
 
 
-@triton.jit(do_not_specialize=["size"])
+@triton.jit
 def move_velocity(
     velocity,
     gradient,
@@ -92,7 +92,7 @@ def collect_entries(
     tl.store(to_values + last, nothing, mask=alone)
 
 
-@triton.jit(do_not_specialize=["size"])
+@triton.jit
 def clear_nonfinite(residual, size, fault, BLOCK: tl.constexpr):
     """Reads nothing unless there is a fault."""
     where = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
@@ -101,7 +101,7 @@ def clear_nonfinite(residual, size, fault, BLOCK: tl.constexpr):
     tl.store(residual + where, tl.zeros_like(x), mask=inside & (~is_finite(x)))
 
 
-@triton.jit(do_not_specialize=["size"])
+@triton.jit
 def restore_elements(x, before, size, wanted, BLOCK: tl.constexpr):
     """Reads nothing unless that is wanted."""
     where = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
