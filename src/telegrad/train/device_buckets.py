@@ -15,9 +15,9 @@ from telegrad.comm.device.runtime import has_runtime, runtime_of
 from telegrad.comm.device.work import DeviceWork
 from telegrad.compress import WarmUp
 from telegrad.train.bucket import BucketLayout, GradBucket, check_reducible, is_current, layout_of
-from telegrad.train.device_clipping import clip_together
+from telegrad.train.device_clipping import clip_tensors
 from telegrad.train.device_compression import DeviceCompression
-from telegrad.train.nonfinite import Fault, error_of
+from telegrad.train.device_faults import LateFaults
 from telegrad.train.stats import DDPStats
 
 _REMEDY = (
@@ -26,14 +26,6 @@ _REMEDY = (
 )
 
 Future = torch.futures.Future[torch.Tensor]
-
-
-class _Look(NamedTuple):
-    """At one bucket: by parameter, whether there is something in it that is not finite."""
-
-    names: list[str]
-    faulty: LateRead
-    step: int
 
 
 class _Verdict(NamedTuple):
@@ -74,7 +66,7 @@ class DeviceBuckets:
         self._most_norm, self._nonfinite, self._dropped_value = most_norm, nonfinite, dropped_value
         self._stats, self._set_units, self._settled = stats, set_units, settled
         self._layouts: dict[int, BucketLayout] = {}
-        self._looks: deque[_Look] = deque()
+        self._faults = LateFaults(comm, stats, _REMEDY)
         self._verdicts: deque[_Verdict] = deque()
         self._last_verdict: DeviceWork | None = None
         self._unstarted: list[_Held] = []  # of the pass, with a norm
@@ -112,15 +104,7 @@ class DeviceBuckets:
         and ``TransportError``."""
         self.settle(wait=wait)
         self._compression.take_counts(wait=wait)
-        while self._looks and (wait or self._looks[0].faulty.is_known):
-            names, faulty, step = self._looks.popleft()
-            if (found := faulty.values()).any():
-                self._stats.nonfinite_buckets += 1
-                name = names[int(found.nonzero()[0])]
-                text = f"the gradient of {name!r} has entries that are NaN or infinite"
-                if self._compression.remembers:
-                    text += ", or what waits of it has overflowed"
-                raise error_of(Fault(name, text), self._comm.rank, step, remedy=_REMEDY)
+        self._faults.check(wait=wait)
 
     def settle(self, *, wait: bool = False) -> None:
         """As ``look``, of the steps that are dropped or not. Raises ``TransportError``, again and again."""
@@ -138,7 +122,7 @@ class DeviceBuckets:
     def forget(self, step: int) -> None:
         """What is not yet known of earlier passes is of no account; what is remembered is the compressor's, of
         ``step``."""
-        self._looks.clear()
+        self._faults.forget()
         self._verdicts.clear()
         self._last_verdict = None
         self._compression.feedback.forget()
@@ -158,7 +142,7 @@ class DeviceBuckets:
         sparse = not self._warm_up.is_dense(self.passes)
         started = self._compression.start(layout, buffer, sparse=sparse, looks=self._nonfinite != "send")
         if started.faulty is not None and self._nonfinite == "raise":
-            self._looks.append(_Look(started.names, LateRead(started.faulty), step))
+            self._faults.add(started.names, started.faulty, step, remembered=self._compression.remembers)
         elif started.faulty is not None and self._nonfinite == "skip":
             self._faulty.append(started.faulty.any())
         return started.work
@@ -166,7 +150,7 @@ class DeviceBuckets:
     def _close_pass(self, step: int) -> None:
         unstarted, self._unstarted = self._unstarted, []
         if self._most_norm is not None:
-            clip_together([one.buffer for one in unstarted], self._most_norm)
+            clip_tensors((one.buffer for one in unstarted), self._most_norm)
         for one in unstarted:
             work = self._start(one.layout, one.buffer, step)
             if self._nonfinite == "skip":

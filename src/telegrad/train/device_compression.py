@@ -39,7 +39,7 @@ class DeviceCompression:
     messages hold entries. ``stats`` are kept up to date, ``selected`` as far as the host knows."""
 
     def __init__(self, comm: Communicator, compressor: Compressor, wire: str, stats: DDPStats) -> None:
-        self._comm, self.compressor, self._wire, self._stats = comm, compressor, wire, stats
+        self.comm, self.compressor, self._wire, self._stats = comm, compressor, wire, stats
         self.feedback = DeviceFeedback(compressor)
         self._counts: deque[LateRead] = deque()
 
@@ -48,23 +48,27 @@ class DeviceCompression:
         """Whether gradients leave something to later passes."""
         return len(self.compressor.residuals) > 0 or self.compressor.momentum is not None
 
-    def start(self, layout: BucketLayout, buffer: torch.Tensor, *, sparse: bool, looks: bool) -> Started:
+    def start(
+        self, layout: BucketLayout, buffer: torch.Tensor, *, sparse: bool, looks: bool, releases: bool = False
+    ) -> Started:
         """Begins to average ``buffer`` in place. ``sparse``: its parts are compressed; ``looks``: for faults, even
-        where nothing else needs that."""
+        where nothing else needs that; ``releases``: what is sent densely takes along what waits."""
         self._stats.buckets += 1
-        self._stats.elements += buffer.numel()
+        self._stats.elements += sum(one.size for one in layout.members)
         parts = layout.parts if sparse else ()
         dense = layout.dense if sparse else layout.members
         self._stats.dense_elements += sum(one.size for one in dense)
         with torch.no_grad():
-            if not (parts or looks or self.compressor.momentum is not None):
-                found = None
-            else:
+            waiting = [one for one in layout.parts if releases and not sparse and self.feedback.waits(one.entry)]
+            found = None
+            if parts or waiting or looks or self.compressor.momentum is not None:
                 found = _Found.of(layout.members, buffer)
             if found is not None:
                 self._correct(dense, buffer, found)
+                for part in waiting:
+                    self._release(part, buffer, found)
             if not parts:
-                work: DeviceWork = self._comm.all_reduce(buffer, "avg", async_op=True)
+                work: DeviceWork = self.comm.all_reduce(buffer, "avg", async_op=True)
             else:
                 self._stats.wanted += layout.wanted
                 assert found is not None
@@ -84,6 +88,28 @@ class DeviceCompression:
                 if one.size:
                     own = buffer[one.offset : one.offset + one.size]
                     self._move_velocity(one.name, own, own, found)
+
+    def keep(self, part: Part, values: torch.Tensor) -> None:
+        """Adds to the residual what did not leave after all; ``values``: finite, of all of the parameter."""
+        if self.compressor.unit_of(part.entry) > 0:
+            with torch.no_grad():
+                self.feedback.residual(part.entry, values).values.add_(values)
+
+    def _release(self, part: Part, buffer: torch.Tensor, found: _Found) -> None:
+        """Adds what waits to a gradient that is summed densely. Nothing waits then, but for what bfloat16 rounds off;
+        or all of it, if the gradient takes no part."""
+        if self.compressor.unit_of(part.entry) <= 0:
+            return
+        own = buffer[part.offset : part.offset + part.entry.size]
+        held = self.feedback.residual(part.entry, buffer)
+        active = found.active[found.places[part.entry.name]] > 0
+        total = own.float() + held.values
+        sent = total.to(own.dtype)
+        lost = torch.where(sent.isfinite(), total - sent.float(), torch.zeros_like(total))
+        own.copy_(torch.where(active, sent, own))
+        held.values.copy_(torch.where(active, lost, held.values))
+        held.threshold.copy_(torch.where(active, torch.zeros_like(held.threshold), held.threshold))
+        held.calls.copy_(torch.where(active, torch.zeros_like(held.calls), held.calls))
 
     def _move_velocity(self, name: str, gradient: torch.Tensor, out: torch.Tensor, found: _Found) -> None:
         momentum = self.compressor.momentum
@@ -109,8 +135,8 @@ class DeviceCompression:
         dense: torch.Tensor | None = None
         if layout.dense_runs:
             dense = torch.cat([buffer[run] for run in layout.dense_runs])
-            self._comm.all_reduce(dense, "avg", async_op=True)
-        work: DeviceWork = self._comm.all_reduce(entries, "avg", out=buffer, wire=self._wire, async_op=True)
+            self.comm.all_reduce(dense, "avg", async_op=True)
+        work: DeviceWork = self.comm.all_reduce(entries, "avg", out=buffer, wire=self._wire, async_op=True)
         if dense is not None:
             sums = dense
 

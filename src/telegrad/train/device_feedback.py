@@ -79,6 +79,10 @@ class DeviceFeedback:
         self._about_to_change(held)
         return held
 
+    def waits(self, entry: Residual) -> bool:
+        """Whether something may wait, as far as the host knows."""
+        return entry.name in self._residuals or entry.peak != 0
+
     def velocity(self, name: str, like: torch.Tensor) -> torch.Tensor | None:
         """As ``residual``; ``None`` without momentum."""
         if self._compressor.momentum is None:

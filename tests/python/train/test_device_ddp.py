@@ -148,7 +148,7 @@ def test_raise_may_end_the_pass_itself(make: Make) -> None:
         parameters = [ranks.parameters[0]["bias"]]
         buffer = computed_on(ranks.device, torch.full((4,), math.nan))
         telegrad.ddp_hook(ranks.states[0], Bucket(parameters, buffer, 0, False))  # type: ignore[arg-type]
-        assert ranks.states[0]._device_buckets._looks[0].faulty.values().any()
+        assert ranks.states[0]._device_buckets._faults._looks[0].faulty.values().any()
         with pytest.raises(NonFiniteGradient, match="rank 0, step 0: the gradient of 'bias'"):
             telegrad.ddp_hook(ranks.states[0], Bucket(parameters, buffer, 1, True))  # type: ignore[arg-type]
 
