@@ -124,7 +124,8 @@ class DeviceFeedback:
             entry = self._compressor.residuals[name]
             _read_into(entry, held)
             threshold, calls = (LateRead(one).values().item() for one in (held.threshold, held.calls))
-            entry.threshold, entry.calls = (threshold if threshold > 0 else None), calls
+            fits = held.k == entry.k
+            entry.threshold, entry.calls = (threshold if threshold > 0 and fits else None), (calls if fits else 0)
         if self._compressor.momentum is not None:
             for name, velocity in self._velocities.items():
                 _read_into(self._compressor.momentum[name], velocity)

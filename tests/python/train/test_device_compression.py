@@ -281,3 +281,24 @@ def test_a_pass_that_was_broken_off_is_undone(make: Make) -> None:
             telegrad.ddp_hook(trainer.state, bucket)  # type: ignore[arg-type]
     for trainer, state in zip(trainers, before, strict=True):
         assert_same_state(trainer.memory(), state)
+
+
+def test_passes_that_nobody_waits_for_come_in_their_order(make: Make) -> None:
+    """The second one changes nothing before the first one, which is dropped, is undone."""
+    options = {"selection": "reused", "nonfinite": "skip"}
+    kept: list[list[dict[str, Any]]] = []
+    for waits in (True, False):
+        trainers = make(**options)
+        given = [[drawn(rank, step) for step in range(3)] for rank in range(RANKS)]
+        given[1][1]["hidden"][0] = math.nan
+        if waits:
+            for step in range(3):
+                step_on_device(trainers, [of_rank[step] for of_rank in given], REBUILT)
+        else:
+            for trainer, of_rank in zip(trainers, given, strict=True):
+                for gradients in of_rank:
+                    trainer.start(gradients, REBUILT)
+        kept.append([trainer.memory() for trainer in trainers])
+        assert [trainer.state.step for trainer in trainers] == [2] * RANKS
+    for one, other in zip(*kept, strict=True):
+        assert_same_state(one, other)

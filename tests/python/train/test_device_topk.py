@@ -158,12 +158,21 @@ def test_the_hosts_bits(on_each: OnEach, on_hosts: OnEach, options: dict[str, An
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_what_waits_leaves_with_a_dense_step(on_each: OnEach, on_hosts: OnEach, dtype: torch.dtype) -> None:
-    """A state of step 0 with something in it, and a warm-up."""
+    """A state of step 0 with something in it, and a warm-up in which one rank's parameter takes no part at first."""
+
+    def idle(rank: Any) -> tuple[list[dict[str, Tensor]], dict[str, Tensor], Any]:
+        rank.sync.load_state_dict(states[rank.comm.rank])
+        gradients = gradients_of(rank.comm.rank, 3)
+        if rank.comm.rank == 1:
+            gradients["hidden"].zero_()
+        first = rank.step(gradients)
+        averages, kept, saved = train(range(4, 7))(rank)
+        return [first, *averages], kept, saved
+
     options = {"plan": "single", "selection": "topk", "dtype": dtype}
     states = [state | {"step": 0} for _, _, state in on_hosts(train(range(3)), **options)]
     options["compression_warmup_steps"] = 2
-    found = on_each(train(range(3, 7), states), **options)
-    expected = on_hosts(train(range(3, 7), states), **options)
+    found, expected = on_each(idle, **options), on_hosts(idle, **options)
     for (averages, kept, _), (wanted, waits, _) in zip(found, expected, strict=True):
         for one, other in zip(averages, wanted, strict=True):
             assert_alike(one, other)
