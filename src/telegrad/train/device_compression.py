@@ -19,7 +19,7 @@ from telegrad.compress import Compressor, Part
 from telegrad.ops.feedback import kernels_of
 from telegrad.train.bucket import BucketLayout, Member
 from telegrad.train.device_feedback import DeviceFeedback
-from telegrad.train.device_selection import check_selections, queue_selection
+from telegrad.train.device_selection import Choice, check_selections, queue_selections
 from telegrad.train.stats import DDPStats
 
 _UNBIASED = (_core.ValueEncoding.native, _core.ValueEncoding.qsgd8, _core.ValueEncoding.qsgd4)
@@ -165,8 +165,19 @@ class DeviceCompression:
             (chosen[0][start:stop], chosen[1][start:stop], counts[number : number + 1])
             for number, (start, stop) in enumerate(pairwise(starts))
         ]
-        for (part, gradient), of_part in zip(taken, outputs, strict=True):
-            self._select_one(part, gradient, found, of_part)
+        choices = [
+            Choice(
+                self.compressor.policy_of(part.entry),
+                part.entry,
+                self.feedback.residual(part.entry, buffer),
+                gradient,
+                of_part,
+                part.offset,
+                found.active[found.places[part.entry.name]],
+            )
+            for (part, gradient), of_part in zip(taken, outputs, strict=True)
+        ]
+        queue_selections(choices, *_stream_of(buffer))
         count = buffer.new_zeros(1, dtype=torch.int64)
         if taken:
             broken = found.broken.to(torch.int64)
@@ -185,18 +196,6 @@ class DeviceCompression:
         if self.compressor.momentum is not None:
             self._move_velocity(part.entry.name, own, gradient, found)
         return gradient
-
-    def _select_one(
-        self,
-        part: Part,
-        gradient: torch.Tensor,
-        found: _Found,
-        outputs: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
-    ) -> None:
-        entry = part.entry
-        held = self.feedback.residual(entry, gradient)
-        policy, active = self.compressor.policy_of(entry), found.active[found.places[entry.name]]
-        queue_selection(policy, entry, held, gradient, outputs, part.offset, active, *_stream_of(gradient))
 
     def _collect(
         self,

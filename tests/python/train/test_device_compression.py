@@ -117,6 +117,8 @@ def test_the_host_does_not_wait(make: Make) -> None:
     assert behind.wait(60.0)
     wait_for([trainer.stream for trainer in trainers])
     assert all(x.memory.isfinite().all() for of_rank in found for _, x in of_rank)
+    for trainer in trainers:
+        trainer.state.synchronize()
 
 
 @pytest.mark.parametrize("selection", ["topk", "reused"])

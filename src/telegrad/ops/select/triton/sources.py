@@ -76,7 +76,8 @@ class FusedPass:
     """residual += gradient, on its way packing and clearing what reaches ``bound`` (a key, int64, one element).
 
     ``bound=None``: nothing is packed. ``room``: the most entries that can be; ``reached`` is how many there are.
-    ``moments``: whether to take them. ``active``: int64, one element; 0: nothing is read, added or packed.
+    ``moments``: whether to take them. ``active``: int64, one element; 0: nothing is read, added or packed. ``reached``
+    may be given, an int64 zero of one element.
     """
 
     def __init__(
@@ -89,6 +90,7 @@ class FusedPass:
         room: int = 0,
         moments: bool = False,
         active: torch.Tensor | None = None,
+        reached: torch.Tensor | None = None,
     ) -> None:
         size = residual.numel()
         blocks = blocks_of(size)
@@ -98,7 +100,7 @@ class FusedPass:
 
         select = bound is not None
         self._residual, self._room = residual, room
-        self.reached = numbers_on(residual, 0)
+        self.reached = numbers_on(residual, 0) if reached is None else reached
         self._indices = torch.empty(room, dtype=torch.uint32, device=residual.device)
         self._values = torch.empty(room, dtype=torch.float32, device=residual.device)
         self._starts, self._counts = per_block(torch.int64, select), per_block(torch.int32, select)
