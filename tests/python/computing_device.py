@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from fake_device import DEVICE_TYPE, FakeRuntime, FakeTensor
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
 _WAITING = {
@@ -84,8 +85,25 @@ def model_on(runtime: FakeRuntime, model: torch.nn.Module) -> torch.nn.Module:
     return model
 
 
+class _Unwaiting(TorchDispatchMode):
+    """For kernels that torch launches on plain tensors: of a number that torch.where is given torch makes a tensor on
+    the host, and copies it."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in _WAITING or func is torch.ops.aten.scalar_tensor.default:
+            raise HostWaitError(f"{func} makes the host wait for the device")
+        return func(*args, **(kwargs or {}))
+
+
 class ComputingRuntime(FakeRuntime):
-    """A FakeRuntime whose copies know such tensors."""
+    """A FakeRuntime whose copies and kernels know such tensors."""
+
+    def launch(self, stream: Any, kernels: Callable[..., None], *tensors: torch.Tensor) -> None:
+        def run() -> None:
+            with _Unwaiting():
+                kernels(*map(_memory, tensors))
+
+        super().launch(stream, _without_gradients(run, (), {}))
 
     def copy(self, stream: Any, target: torch.Tensor, source: torch.Tensor) -> None:
         if isinstance(target, StreamTensor) or isinstance(source, StreamTensor):

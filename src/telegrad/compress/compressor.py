@@ -151,12 +151,13 @@ class Compressor:
             for part, own in _by_part(parts, indices):
                 self.momentum.clear(part.entry.name, indices[own] - np.uint32(part.offset))
 
-    def _unit_of(self, entry: Residual) -> float:
+    def unit_of(self, entry: Residual) -> float:
+        """What 1 in this residual is worth from now on; 0: nothing is taken up or sent."""
         return self.gradient_unit * self._step_sizes.get(entry.name, 1.0)
 
     def _prepare(self, entry: Residual) -> bool:
         """Makes ready for a change in the unit of this step; False if that is 0 and nothing can change."""
-        unit = self._unit_of(entry)
+        unit = self.unit_of(entry)
         if unit > 0:
             self.residuals.about_to_change(entry)
             if unit != entry.unit:
@@ -212,7 +213,7 @@ class Compressor:
         )
 
     def _one_may_overflow(self, part: Part, gradient: Floats) -> bool:
-        entry, unit = part.entry, self._unit_of(part.entry)
+        entry, unit = part.entry, self.unit_of(part.entry)
         if unit > 0 and not entry.peak * min(entry.unit / unit, SAFE) < SAFE:
             return True
         return self.momentum is not None and self.momentum.may_overflow(entry.name, gradient)
@@ -221,7 +222,7 @@ class Compressor:
         with np.errstate(over="ignore", invalid="ignore"):
             if self.momentum is not None:
                 gradient = self.momentum.contribution(entry.name, gradient, self.gradient_unit)
-            unit = self._unit_of(entry)
+            unit = self.unit_of(entry)
             if unit <= 0:
                 return gradient
             if unit == entry.unit:
@@ -234,7 +235,7 @@ class Compressor:
         for part, own in _by_part(parts, indices):
             entry, where = part.entry, indices[own] - np.uint32(part.offset)
             taken[own] = self._total(entry, flat[part.offset : part.offset + entry.values.size])[where]
-            if self._unit_of(entry) > 0:  # else what waits is not part of the total
+            if self.unit_of(entry) > 0:  # else what waits is not part of the total
                 self.residuals.about_to_change(entry)
                 entry.values[where] = 0
             if self.momentum is not None:

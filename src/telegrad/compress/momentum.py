@@ -35,8 +35,8 @@ class Momentum(EntryStore[Velocity]):
     def __init__(
         self, sizes: Mapping[str, int], momentum: float, *, nesterov: bool = False, masking: bool = True
     ) -> None:
-        self._momentum = check_momentum(momentum)
-        self._nesterov = nesterov
+        self.factor = check_momentum(momentum)
+        self.nesterov = nesterov
         self.masking = masking
         super().__init__(
             "velocity", (Velocity(name, np.zeros(size, np.float32), peak=0.0) for name, size in sizes.items())
@@ -44,7 +44,7 @@ class Momentum(EntryStore[Velocity]):
 
     def anew(self, sizes: Mapping[str, int]) -> Momentum:
         """The same for other parameters, all zero."""
-        return Momentum(sizes, self._momentum, nesterov=self._nesterov, masking=self.masking)
+        return Momentum(sizes, self.factor, nesterov=self.nesterov, masking=self.masking)
 
     def may_overflow(self, name: str, gradient: Floats) -> bool:
         """False where a finite ``gradient`` leaves velocity and contribution far below the largest float32."""
@@ -52,10 +52,10 @@ class Momentum(EntryStore[Velocity]):
 
     def contribution(self, name: str, gradient: Floats, unit: float) -> Floats:
         """What ``apply`` would return, as a new array; changes nothing. It may hold infinities."""
-        entry, m = self[name], np.float32(self._momentum)
+        entry, m = self[name], np.float32(self.factor)
         with np.errstate(over="ignore", invalid="ignore"):
             velocity = entry.values * np.float32(entry.unit / unit)
-            if self._nesterov:
+            if self.nesterov:
                 return gradient + m * (velocity + gradient)
             return m * velocity + gradient
 
@@ -72,10 +72,10 @@ class Momentum(EntryStore[Velocity]):
         self.about_to_change(entry)
         if entry.unit != unit:
             entry.rescale(unit)
-        m, velocity, size = self._momentum, entry.values, norm(gradient)
+        m, velocity, size = self.factor, entry.values, norm(gradient)
         huge = not entry.peak + size < SAFE
         with np.errstate(over="ignore", invalid="ignore"):
-            if self._nesterov:
+            if self.nesterov:
                 velocity += gradient
                 velocity *= np.float32(m)
                 gradient += velocity
@@ -83,12 +83,12 @@ class Momentum(EntryStore[Velocity]):
                 velocity *= np.float32(m)
                 velocity += gradient
         if huge:
-            result = gradient if self._nesterov else velocity.copy()
+            result = gradient if self.nesterov else velocity.copy()
             velocity[~np.isfinite(velocity)] = 0
             entry.peak = float(np.abs(velocity).max())
             return result
         entry.peak = m * entry.peak + size
-        return gradient if self._nesterov else velocity
+        return gradient if self.nesterov else velocity
 
     def state_dict(self) -> dict[str, Any]:
         """A copy: per parameter its velocity (float32, flat, in memory order) and unit; as at ``begin()``."""

@@ -24,6 +24,7 @@ from telegrad.train.bucket import Bits, BucketLayout, GradBucket, bits_of, fill,
 from telegrad.train.clipping import HeldBuckets, checked_norm
 from telegrad.train.device_buckets import DeviceBuckets
 from telegrad.train.device_buckets import check_options as check_device_options
+from telegrad.train.device_compression import DeviceCompression, check_fits_device
 from telegrad.train.exchange import Exchange, Sending
 from telegrad.train.rank_state import checked_step, state_of
 from telegrad.train.settings import compressor_of, correct_momentum, policy_of
@@ -85,12 +86,12 @@ class DDPState:
 
     ``telemetry``: where figures of each tensor go (``JsonLines``, ``TensorBoard``), or ``None``.
 
-    Gradients are float32 or bfloat16, on the CPU; with ``mode="dense"`` on CUDA too, where the backward pass never
-    waits for the device (docs/gpu.md): ``"raise"`` then raises as soon as the host knows, in a later call or in
-    ``synchronize()`` or ``state_dict()``, when the optimiser may have had that NaN, and ``step`` and ``skipped`` wait
-    for the device with ``"skip"``. Averages are over all ranks. Residuals belong to a rank: save each
-    rank's (``RankState`` for torch.distributed.checkpoint, ``reshard`` for another number of ranks). Raises
-    ``TypeError`` and ``ValueError`` for bad arguments.
+    Gradients are float32 or bfloat16, on the CPU or on CUDA, where the backward pass never waits for the device.
+    docs/gpu.md says which options work there (``TypeError`` for others): ``"raise"`` then raises as soon as the host
+    knows, in a later call or in ``synchronize()`` or ``state_dict()``, when the optimiser may have had that NaN, and
+    ``step`` and ``skipped`` wait for the device with ``"skip"``. Averages are over all ranks. Residuals belong to a
+    rank: save each rank's (``RankState`` for torch.distributed.checkpoint, ``reshard`` for another number of ranks).
+    Raises ``TypeError`` and ``ValueError`` for bad arguments.
     """
 
     def __init__(
@@ -185,10 +186,21 @@ class DDPState:
             "clip_norm": self._clip_norm,
             "nonfinite": nonfinite,
         }
+        self._wire, self._encoding, self._collective = wire, encoding, collective
+        self._scaler = scaler
         if any(map(on_device, self._parameters.values())):
             self._check_device_options()
         self._device_buckets = DeviceBuckets(
-            comm, self._names, nonfinite, self._dropped_value, self.stats, self._settled
+            comm,
+            self._names,
+            DeviceCompression(comm, self._compressor, wire, self.stats),
+            self._warm_up,
+            None if self._clip_norm is None else self._clip_norm / math.sqrt(comm.world_size),
+            nonfinite,
+            self._dropped_value,
+            self.stats,
+            self._set_units,
+            self._settled,
         )
         self._layouts: dict[int, BucketLayout] = {}
         self._has_device_buckets = False
@@ -230,6 +242,7 @@ class DDPState:
         ``synchronize()`` does. See the class for what it says after a failed step.
         """
         self.synchronize()
+        self._device_buckets.save()
         if self._agreed is not None and self._agreed.closed:
             self._agreed.leave()
         state = state_of(self._comm, self.step, self._config, self._compressor)
@@ -244,7 +257,6 @@ class DDPState:
         """
         step = checked_step(state, self._comm, "DDPState")
         self._leave_step()
-        self._device_buckets.forget()
         sums = self._exchange.topk_states
         fitting = {} if sums is None else sums.fitting(state.get("sums", ()))
         self._compressor.load_state_dict(state["compressor"], least_density=self._warm_up.least_density(step))
@@ -253,6 +265,7 @@ class DDPState:
         for layout in self._layouts.values():
             layout.topk = None  # of the steps that are left behind
         self._step, self._skipped = step, False
+        self._device_buckets.forget(step)
 
     def reduce(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
         """Starts the sum of one bucket; the future gives its buffer with the average in it."""
@@ -291,9 +304,15 @@ class DDPState:
         return self._device_buckets.take(bucket, self._step)
 
     def _check_device_options(self) -> None:
-        check_device_options({**self._config, "telemetry": self._telemetry}, self._parameters.values())
+        options = {**self._config, "telemetry": self._telemetry, "scaler": self._scaler}
+        check_device_options(options, self._parameters.values())
+        check_fits_device(self._compressor, self._wire, self._encoding, self._collective)
 
     def _take_on_host(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+        if self._has_device_buckets:  # the model has moved to the host
+            self._device_buckets.save()
+            self._device_buckets.forget(self.step)
+            self._has_device_buckets = False
         if not self._pass_is_open or bucket.index() == 0:
             self._open_pass()
         outcome = self._take(bucket)
@@ -306,8 +325,7 @@ class DDPState:
         if not self._layouts:
             self._check_ranks()
         compressor = self._compressor
-        rates = self._units.step_sizes() if compressor.feedback == "steps" else None
-        compressor.set_units(self._units.gradient_unit(), rates)
+        self._set_units()
         if self._nonfinite == "skip":
             self._agreed = AgreedStep(compressor, self._settled, self._failed)
         compressor.residuals.raise_density(self._warm_up.least_density(self._step))
@@ -317,6 +335,10 @@ class DDPState:
             self._record = StepRecord(self._step, self._comm.rank, self._comm.world_size)
             compressor.observer = self._record.tensors.append
         self._pass_is_open = True
+
+    def _set_units(self) -> None:
+        rates = self._units.step_sizes() if self._compressor.feedback == "steps" else None
+        self._compressor.set_units(self._units.gradient_unit(), rates)
 
     def _take(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
         bits = bits_of(bucket.buffer(), self._names.get(id(bucket.parameters()[0]), "unknown"))

@@ -1,4 +1,4 @@
-"""DDP's buckets on a device: averaged densely, in streams, while the host goes on. Does not know of compression."""
+"""DDP's buckets on a device: averaged in streams, while the host goes on."""
 
 from __future__ import annotations
 
@@ -13,8 +13,11 @@ from telegrad.comm import Communicator
 from telegrad.comm.device.late_read import LateRead
 from telegrad.comm.device.runtime import has_runtime, runtime_of
 from telegrad.comm.device.work import DeviceWork
-from telegrad.train.bucket import GradBucket, check_reducible, name_in
-from telegrad.train.nonfinite import Fault, error_of
+from telegrad.compress import WarmUp
+from telegrad.train.bucket import BucketLayout, GradBucket, check_reducible, is_current, layout_of
+from telegrad.train.device_clipping import clip_tensors
+from telegrad.train.device_compression import DeviceCompression
+from telegrad.train.device_faults import LateFaults
 from telegrad.train.stats import DDPStats
 
 _REMEDY = (
@@ -22,13 +25,7 @@ _REMEDY = (
     "state of before; nonfinite='skip' drops such steps on all ranks, 'send' lets the optimiser see them"
 )
 
-
-class _Look(NamedTuple):
-    """At one bucket: by parameter, whether its gradient has something in it that is not finite."""
-
-    names: list[str]
-    faulty: LateRead
-    step: int
+Future = torch.futures.Future[torch.Tensor]
 
 
 class _Verdict(NamedTuple):
@@ -38,65 +35,76 @@ class _Verdict(NamedTuple):
     work: DeviceWork
 
 
+class _Held(NamedTuple):
+    """A bucket whose future somebody has, and which is not yet what it says."""
+
+    layout: BucketLayout
+    buffer: torch.Tensor
+    future: Future
+
+
 class DeviceBuckets:
-    """``names``: parameters' names by id. ``nonfinite``: the policy. ``dropped_value``: what averages of a dropped step
-    are. ``settled`` hears of each pass in order, whether it was dropped; with ``"skip"`` once the host knows."""
+    """``names``: parameters' names by id. ``compression``: how buckets travel, by ``warm_up``. ``most_norm``: to which
+    the gradients of a pass are scaled down, all together; ``None``: never. ``nonfinite``: the policy.
+    ``dropped_value``: what averages of a dropped step are. ``set_units`` is called at each pass's first bucket.
+    ``settled`` hears of each pass in order, whether it was dropped; with ``"skip"`` once the host knows."""
 
     def __init__(
         self,
         comm: Communicator,
         names: Mapping[int, str],
+        compression: DeviceCompression,
+        warm_up: WarmUp,
+        most_norm: float | None,
         nonfinite: str,
         dropped_value: float,
         stats: DDPStats,
+        set_units: Callable[[], None],
         settled: Callable[[bool], None],
     ) -> None:
-        self._comm, self._names, self._nonfinite = comm, names, nonfinite
-        self._dropped_value, self._stats, self._settled = dropped_value, stats, settled
-        self._looks: deque[_Look] = deque()
+        self._comm, self._names, self._compression, self._warm_up = comm, names, compression, warm_up
+        self._most_norm, self._nonfinite, self._dropped_value = most_norm, nonfinite, dropped_value
+        self._stats, self._set_units, self._settled = stats, set_units, settled
+        self._layouts: dict[int, BucketLayout] = {}
+        self._faults = LateFaults(comm, stats, _REMEDY)
         self._verdicts: deque[_Verdict] = deque()
-        self._held: list[tuple[torch.Tensor, torch.futures.Future[torch.Tensor]]] = []  # of the pass, with "skip"
+        self._last_verdict: DeviceWork | None = None
+        self._unstarted: list[_Held] = []  # of the pass, with a norm
+        self._held: list[_Held] = []  # of the pass, with "skip"
         self._faulty: list[torch.Tensor] = []
+        self.passes = 0
+        """Begun so far, or loaded: by them, and not by the steps that were kept, all ranks know the warm-up."""
 
-    def take(self, bucket: GradBucket, step: int) -> torch.futures.Future[torch.Tensor]:
+    def take(self, bucket: GradBucket, step: int) -> Future:
         """Starts the sum of one bucket in a stream. The future is complete by the end of the pass's last call, and who
         waits for it makes the current stream wait. Raises what is known by now to have gone wrong in earlier calls:
         ``NonFiniteGradient``, ``TransportError``."""
         self.look()
         if bucket.index() == 0:
-            self._held, self._faulty = [], []  # of a pass that was broken off
+            self._open_pass()
         buffer = bucket.buffer()
         name = self._names.get(id(bucket.parameters()[0]), "unknown")
         check_reducible(buffer, name)
         if not has_runtime(buffer.device.type):
             raise TypeError(f"the gradient of {name!r} is on {buffer.device}: train on the CPU or on CUDA")
-        self._stats.buckets += 1
-        self._stats.elements += buffer.numel()
-        self._stats.dense_elements += buffer.numel()
-        if self._nonfinite != "send":
-            self._find_faults(bucket, step)
-        work: DeviceWork = self._comm.all_reduce(buffer, "avg", async_op=True)
-        if self._nonfinite == "skip":
-            future: torch.futures.Future[torch.Tensor] = runtime_of(buffer.device.type).future(buffer.device)
-            self._held.append((buffer, future))
-            if bucket.is_last():
-                self._agree()
-            return future
+        layout = self._layouts.get(bucket.index())
+        if layout is None or not is_current(layout, bucket):
+            layout = self._layouts[bucket.index()] = layout_of(bucket, self._names, self._compression.compressor)
+        if self._most_norm is None:
+            work = self._start(layout, buffer, step)
+            future = work.future_of(buffer) if self._nonfinite != "skip" else self._hold(layout, buffer, self._held)
+        else:
+            future = self._hold(layout, buffer, self._unstarted)
         if bucket.is_last():
-            self._settled(False)
-        return work.future_of(buffer)
+            self._close_pass(step)
+        return future
 
     def look(self, *, wait: bool = False) -> None:
         """Takes in what the host can know by now; ``wait``: all of what has been called. Raises ``NonFiniteGradient``
         and ``TransportError``."""
         self.settle(wait=wait)
-        while self._looks and (wait or self._looks[0].faulty.is_known):
-            names, faulty, step = self._looks.popleft()
-            if (found := faulty.values()).any():
-                self._stats.nonfinite_buckets += 1
-                name = names[int(found.nonzero()[0])]
-                fault = Fault(name, f"the gradient of {name!r} has entries that are NaN or infinite")
-                raise error_of(fault, self._comm.rank, step, remedy=_REMEDY)
+        self._compression.take_counts(wait=wait)
+        self._faults.check(wait=wait)
 
     def settle(self, *, wait: bool = False) -> None:
         """As ``look``, of the steps that are dropped or not. Raises ``TransportError``, again and again."""
@@ -107,30 +115,64 @@ class DeviceBuckets:
             self._verdicts.popleft()
             self._settled(bool(found[0] > 0))
 
-    def forget(self) -> None:
-        """What is not yet known of earlier passes is of no account."""
-        self._looks.clear()
-        self._verdicts.clear()
+    def save(self) -> None:
+        """Writes what is remembered into the compressor, for which the host waits."""
+        self._compression.feedback.save()
 
-    def _find_faults(self, bucket: GradBucket, step: int) -> None:
-        pairs = zip(bucket.parameters(), bucket.gradients(), strict=True)
-        filled = [(name_in(bucket, one, self._names), x) for one, x in pairs if x.numel()]
-        if not filled:
-            return
-        with torch.no_grad():
-            # The largest magnitude is NaN or infinite where an entry is, and cannot overflow as a sum can.
-            most = torch._foreach_norm([x for _, x in filled], float("inf"))
-            faulty = torch.stack([*most]).isfinite().logical_not()
-        if self._nonfinite == "raise":
-            self._looks.append(_Look([name for name, _ in filled], LateRead(faulty), step))
+    def forget(self, step: int) -> None:
+        """What is not yet known of earlier passes is of no account; what is remembered is the compressor's, of
+        ``step``."""
+        self._faults.forget()
+        self._verdicts.clear()
+        self._last_verdict = None
+        self._compression.feedback.forget()
+        self.passes = step
+
+    def _open_pass(self) -> None:
+        self._held, self._faulty, self._unstarted = [], [], []  # of a pass that was broken off
+        if self._last_verdict is not None:
+            self._last_verdict.wait()  # what it undoes is undone before it changes
+        if self._compression.remembers:
+            self._set_units()
+        self._compression.compressor.residuals.raise_density(self._warm_up.least_density(self.passes))
+        if self._nonfinite == "skip":
+            self._compression.feedback.begin()
+
+    def _start(self, layout: BucketLayout, buffer: torch.Tensor, step: int) -> DeviceWork:
+        sparse = not self._warm_up.is_dense(self.passes)
+        started = self._compression.start(layout, buffer, sparse=sparse, looks=self._nonfinite != "send")
+        if started.faulty is not None and self._nonfinite == "raise":
+            self._faults.add(started.names, started.faulty, step, remembered=self._compression.remembers)
+        elif started.faulty is not None and self._nonfinite == "skip":
+            self._faulty.append(started.faulty.any())
+        return started.work
+
+    def _close_pass(self, step: int) -> None:
+        unstarted, self._unstarted = self._unstarted, []
+        if self._most_norm is not None:
+            clip_tensors((one.buffer for one in unstarted), self._most_norm)
+        for one in unstarted:
+            work = self._start(one.layout, one.buffer, step)
+            if self._nonfinite == "skip":
+                self._held.append(one)
+            else:
+                work.complete(one.future, one.buffer)
+        self.passes += 1
+        if self._nonfinite == "skip":
+            self._agree()
         else:
-            self._faulty.append(faulty.any())
+            self._settled(False)
+
+    def _hold(self, layout: BucketLayout, buffer: torch.Tensor, held: list[_Held]) -> Future:
+        future: Future = runtime_of(buffer.device.type).future(buffer.device)
+        held.append(_Held(layout, buffer, future))
+        return future
 
     def _agree(self) -> None:
         """The averages of the pass stay, or become ``dropped_value``, on all ranks, or NaN where the ranks could not
-        agree: in the stream, behind the sums."""
+        agree: in the stream, behind the sums. What is remembered stays, or becomes what it was."""
         held, faulty, self._held, self._faulty = self._held, self._faulty, [], []
-        like = held[0][0]
+        like, feedback = held[0].buffer, self._compression.feedback
         with torch.no_grad():
             own = torch.stack(faulty).any() if faulty else like.new_zeros((), dtype=torch.bool)
             dropped = own.to(torch.int32).view(1)
@@ -140,35 +182,34 @@ class DeviceBuckets:
         def drop() -> None:
             with torch.no_grad():
                 is_dropped, is_unknown = dropped > 0, dropped < 0  # integers of a sum that failed are -1
-                for buffer, _ in held:
-                    buffer.masked_fill_(is_dropped, self._dropped_value).masked_fill_(is_unknown, math.nan)
+                for one in held:
+                    one.buffer.masked_fill_(is_dropped, self._dropped_value).masked_fill_(is_unknown, math.nan)
+                feedback.undo(dropped)
             reads.append(LateRead(dropped))
 
-        work.then(drop, [dropped, *(buffer for buffer, _ in held)])
-        for buffer, future in held:
-            work.complete(future, buffer)
+        work.then(drop, [dropped, *(one.buffer for one in held), *feedback.close_step()])
+        for one in held:
+            work.complete(one.future, one.buffer)
         self._verdicts.append(_Verdict(reads[0], work))
+        self._last_verdict = work
 
 
 def check_options(options: Mapping[str, Any], parameters: Iterable[torch.nn.Parameter]) -> None:
     """Raises ``TypeError``, with the remedy, for options of DDPState that do not fit parameters on devices.
-    ``options``: mode, momentum, clip_norm, telemetry and nonfinite."""
-    if options["mode"] != "dense":
-        raise TypeError(
-            "gradients on a device are averaged densely, and this DDPState compresses: make it with mode='dense', or "
-            "train with model.cpu()"
-        )
-    remedies = {
-        "momentum": "leave it to the optimizer",
-        "clip_norm": "use torch.nn.utils.clip_grad_norm_ after backward()",
-        "telemetry": "leave it out",
-    }
-    for name, remedy in remedies.items():
-        if options[name]:
-            raise TypeError(f"{name}= works on gradients in host memory, and these are on a device: {remedy}")
+    ``options``: mode, momentum, feedback, clip_norm, scaler, telemetry and nonfinite."""
     devices = {one.device for one in parameters}
-    if options["nonfinite"] == "skip" and len(devices) > 1:
+    remembers = options["mode"] != "dense" or bool(options["momentum"])
+    if options["telemetry"]:
+        raise TypeError("telemetry= works on gradients in host memory, and these are on a device: leave it out")
+    if options["scaler"] is not None and remembers:
         raise TypeError(
-            f"parameters are on {', '.join(sorted(map(str, devices)))}: nonfinite='skip' takes those of one device; "
-            "use 'raise' or 'send'"
+            "scaler= does not fit gradients on a device that are compressed or have momentum=, whose scale the host "
+            "would wait for: train with autocast in bfloat16, which needs no scaler, or with mode='dense'"
         )
+    alone = {"nonfinite='skip'": options["nonfinite"] == "skip", "clip_norm=": options["clip_norm"] is not None}
+    for what, given in alone.items():
+        if given and len(devices) > 1:
+            raise TypeError(
+                f"parameters are on {', '.join(sorted(map(str, devices)))}: {what} takes those of one device; "
+                "leave it out, or use nonfinite='raise' or 'send'"
+            )

@@ -59,14 +59,8 @@ def is_on_device(parameters: Mapping[str, nn.Parameter]) -> bool:
     return any(map(on_device, parameters.values()))
 
 
-def check_fits_device(plan: Any, compression: str | None, wait_in: Any) -> None:
-    """Raises ``TypeError`` and ``ValueError``, with the remedy, for arguments of a Synchronizer that work on the host
-    alone."""
-    if compression is not None:
-        raise TypeError(
-            f"compression={compression!r} works in host memory, and the parameters are on a device: leave it out, or "
-            "use model.cpu()"
-        )
+def check_fits_device(plan: Any, wait_in: Any) -> None:
+    """Raises ``ValueError``, with the remedy, for arguments of a Synchronizer that work on the host alone."""
     if plan in TIMED and plan != "auto":
         raise ValueError(
             f"plan={plan!r} is made from times of the host, which does not wait for a device: use 'auto' (groups of "

@@ -20,7 +20,9 @@ from telegrad.train.arguments import check_choice, checked_count
 from telegrad.train.clipping import checked_norm, clip_own
 from telegrad.train.compressed_group import CompressedGroup
 from telegrad.train.compression import Compression, CompressionOptions, check_options
+from telegrad.train.device_clipping import clip_together
 from telegrad.train.device_group import DeviceGroup, check_fits_device, is_on_device
+from telegrad.train.device_topk import DeviceCompressedGroup, DeviceTopk
 from telegrad.train.gradient_group import GradientGroup, Run
 from telegrad.train.group_planning import PLANS, TIMED, first_groups
 from telegrad.train.measured_timeline import MeasuredTimeline, end_of
@@ -76,7 +78,8 @@ class Synchronizer:
     ``options``: those of DDPState, see ``CompressionOptions``. ``clip_norm`` is local then, as DDPState's: each rank
     scales its own gradient down to clip_norm / sqrt(ranks) before any of it leaves, which is after the backward pass.
     ``nonfinite="raise"`` (the default with compression): NonFiniteGradient on the rank that has a NaN or an infinity,
-    TransportError on the others; ``"send"``: it arrives on all ranks. Gradients are float32 or bfloat16 then.
+    TransportError on the others; ``"send"``: it arrives on all ranks. Gradients are float32 or bfloat16 then. On a
+    CUDA device it is ``"topk"``, by what streams can do, and errors come later (docs/gpu.md).
 
     ``wait_in``: all optimisers of the model, whose ``step()`` waits for the averages, instead of ``backward()``: sums
     go on beside whatever is between. Until then each gradient is NaN: call ``wait()``, on all ranks, before you look at
@@ -113,9 +116,8 @@ class Synchronizer:
             groups = self._take_arguments(
                 model, comm, plan, clip_norm, warmup_steps, replan_factor, compression, options
             )
-            self._is_on_device = is_on_device(self._parameters)
             if self._is_on_device:
-                check_fits_device(plan, compression, wait_in)
+                check_fits_device(plan, wait_in)
             optimizers = checked_optimizers(wait_in, self._parameters)
             self._waits_in_step = bool(optimizers)
             description = described(
@@ -190,10 +192,12 @@ class Synchronizer:
         self._clip_norm = checked_norm(clip_norm)
         self._replan_factor = checked_factor(replan_factor)
         self._scheme = plan if isinstance(plan, str) else None
+        self._is_on_device = is_on_device(self._parameters)
         check_options(options, compression)
         self._compression = None
         if compression is not None:
-            self._compression = Compression(compression, comm, self._parameters, options)
+            kind = DeviceTopk if self._is_on_device else Compression
+            self._compression = kind(compression, comm, self._parameters, options)
             check_fits(plan, compression)
         self._first_scheme = "fixed" if plan in TIMED else str(plan)
         groups = first_groups("fixed" if plan in TIMED else plan, self._parameters)
@@ -386,7 +390,8 @@ class Synchronizer:
         if self._own_norm is not None:
             present = self._earlier.union(*(group.came() for group in self._groups))
             came = [one for one in self._parameters.values() if id(one) in present]
-            clip_own(came, self._own_norm)
+            clip = clip_together if self._is_on_device else clip_own
+            clip(came, self._own_norm)
         while len(self._works) < len(self._groups):
             self._launch()
         if self._own_norm is not None:  # clipping and selection hold it up, as plans count them
@@ -476,4 +481,6 @@ class Synchronizer:
         parameters = [self._parameters[name] for name in names]
         if self._compression is None:
             return DeviceGroup(parameters) if self._is_on_device else GradientGroup(parameters)
+        if isinstance(self._compression, DeviceTopk):
+            return DeviceCompressedGroup(parameters, self._compression, way=way)
         return CompressedGroup(parameters, self._compression, way=way)

@@ -147,6 +147,94 @@ def hook_that_sends() -> None:
     _hook("send")
 
 
+def compressed_hook() -> None:
+    """Entries of 360,000 elements come from a sample, those of the other layers do not."""
+    for options in ({"selection": "topk"}, {"selection": "reused", "nonfinite": "skip"}, {"wire": "qsgd8"}):
+        net = model()
+        ddp = DistributedDataParallel(net, bucket_cap_mb=1)
+        with Communicator.from_torch(timeout_s=60) as comm:
+            state = DDPState(comm, ddp.named_parameters(), density=0.05, small_tensor_elements=700, **options)
+            ddp.register_comm_hook(state, telegrad.ddp_hook)
+            train(ddp, net)
+            state.synchronize()
+            assert state.step == STEPS
+            assert not any(map(torch.equal, net.parameters(), model().parameters()))
+            assert_alike(net)
+            assert state.stats.selected > 0
+
+
+def compressed_bits() -> None:
+    """What the device averages, and what waits there, has the bits of the host's compression of the same gradients."""
+    from handmade_buckets import Bucket
+
+    shapes = {"large": (600, 600), "middle": (40, 300), "small": (50,)}
+    buckets = [["middle", "small"], ["large"]]
+    for options in (
+        {"selection": "topk"},
+        {"selection": "reused", "interval": 3},
+        {"selection": "topk", "momentum": 0.9, "nesterov": True},
+        {"selection": "topk", "dtype": torch.bfloat16, "nonfinite": "skip"},
+    ):
+        dtype = options.pop("dtype", torch.float32)
+        given = {"density": 0.02, "small_tensor_elements": 100, "wire": "packed", **options}
+        with Communicator.from_torch(timeout_s=60) as comm:
+            states, parameters = [], []
+            for device in (torch.device("cpu"), DEVICE):
+                own = {
+                    name: nn.Parameter(torch.zeros(shape, dtype=dtype, device=device)) for name, shape in shapes.items()
+                }
+                optimizer = {"optimizer": torch.optim.SGD(own.values(), lr=0.1)} if "momentum" in given else {}
+                states.append(DDPState(comm, own.items(), **given, **optimizer))
+                parameters.append(own)
+            for step in range(6):
+                generator = torch.Generator().manual_seed(100 * step + comm.rank)
+                for number, names in enumerate(buckets):
+                    sizes = [parameters[0][name].numel() for name in names]
+                    gradient = torch.randn(sum(sizes), generator=generator).pow(3).to(dtype)
+                    averages = []
+                    for state, own in zip(states, parameters, strict=True):
+                        buffer = gradient.to(own[names[0]].device, copy=True)
+                        bucket = Bucket([own[name] for name in names], buffer, number, number == len(buckets) - 1)
+                        averages.append((buffer, telegrad.ddp_hook(state, bucket)))
+                    if number == len(buckets) - 1 or given.get("nonfinite") != "skip":
+                        for _, future in averages:
+                            future.wait()
+                        assert torch.equal(averages[0][0], averages[1][0].cpu()), (options, step, names)
+            host, device_state = (state.state_dict()["compressor"] for state in states)
+            for group, kind in (("parameters", "residual"), ("velocities", "velocity")):
+                for name, entry in host.get(group, {}).items():
+                    assert torch.equal(entry[kind], device_state[group][name][kind]), (options, name)
+            states[0].load_state_dict(states[1].state_dict())
+            comm.barrier()
+
+
+def compressed_synchronizer() -> None:
+    for options in ({"selection": "topk"}, {"selection": "reused", "clip_norm": CLIP}):
+        net = _synchronised(plan="single", compression="topk", density=0.05, small_tensor_elements=700, **options)
+        assert_alike(net)
+
+
+def compressed_dropped_steps() -> None:
+    net = model()
+    ddp = DistributedDataParallel(net, bucket_cap_mb=1)
+    with Communicator.from_torch(timeout_s=60) as comm:
+        options = {"density": 0.05, "small_tensor_elements": 700, "nonfinite": "skip"}
+        state = DDPState(comm, ddp.named_parameters(), **options)
+        ddp.register_comm_hook(state, telegrad.ddp_hook)
+        for step in range(2):
+            ddp(data(step, comm.rank)).square().mean().backward()
+        before = state.state_dict()["compressor"]["parameters"]
+        _broken_on_rank_1(net)
+        ddp(data(2, comm.rank)).square().mean().backward()
+        assert state.skipped
+        assert state.step == 2
+        after = state.state_dict()["compressor"]["parameters"]
+        for name, entry in before.items():
+            assert torch.equal(entry["residual"], after[name]["residual"]), name
+            assert (entry["threshold"], entry["calls"]) == (after[name]["threshold"], after[name]["calls"])
+        comm.barrier()
+
+
 def _broken_on_rank_1(net: nn.Sequential) -> None:
     if dist.get_rank() == 1:
         net[2].bias.register_hook(lambda gradient: gradient * float("nan"))
@@ -173,6 +261,7 @@ def late_errors() -> None:
     net = model()
     ddp = DistributedDataParallel(net, bucket_cap_mb=1)
     comm = Communicator.from_torch(timeout_s=60)
+    comm.barrier()  # a rank that fails at once must not end the others' joining
     state = DDPState(comm, ddp.named_parameters(), mode="dense")
     ddp.register_comm_hook(state, telegrad.ddp_hook)
     _broken_on_rank_1(net)
@@ -284,10 +373,14 @@ SCENARIOS: tuple[Callable[[], None], ...] = (
     hook_that_skips,
     hook_that_sends,
     dropped_steps,
+    compressed_hook,
+    compressed_bits,
+    compressed_dropped_steps,
     mixed_precision,
     mixed_precision_synchronizer,
     synchronizer,
     synchronizer_that_clips,
+    compressed_synchronizer,
     sharded,
     late_errors,
 )

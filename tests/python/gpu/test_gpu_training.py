@@ -36,7 +36,7 @@ def reports(folder: Path, device: str) -> list[dict[str, str]]:
         RANKS,
         arguments=[f"file://{folder / 'store'}"],
         environment={
-            "PYTHONPATH": os.pathsep.join([str(HERE), *sys.path]),
+            "PYTHONPATH": os.pathsep.join([str(HERE), str(HERE.parent / "train"), *sys.path]),
             "OMP_NUM_THREADS": "1",
             "TELEGRAD_TEST_DEVICE": device,
         },

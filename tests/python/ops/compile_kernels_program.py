@@ -14,6 +14,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, compile
 from triton.runtime import JITFunction
 
+from telegrad.ops.feedback.triton import updates
 from telegrad.ops.pack.triton import bits, blocks
 from telegrad.ops.quantise.triton import buckets, rounding
 from telegrad.ops.scatter.triton import entries
@@ -25,10 +26,11 @@ from telegrad.ops.triton import floats
 BLOCK = {"BLOCK": 4096}
 BOTH = {"FLIP": 0, "MASK": 0x7FFFFFFF}
 NEGATIVE = {"FLIP": -0x80000000, "MASK": -1}
-PASS = {"ADD": True, "SELECT": True, "MOMENTS": False}
+PASS = {"HELD": False, "ADD": True, "SELECT": True, "MOMENTS": False}
 CASES: list[tuple[JITFunction, dict[str, Any]]] = [
     (passes.fused_pass, {**BOTH, **BLOCK, **PASS}),
     (passes.fused_pass, {**NEGATIVE, **BLOCK, **PASS, "MOMENTS": True}),
+    (passes.fused_pass, {**BOTH, **BLOCK, **PASS, "HELD": True}),
     (passes.order_blocks, BLOCK),
     (passes.restore_blocks, BLOCK),
     (passes.move_listed, BLOCK),
@@ -49,6 +51,8 @@ HALVES = {"out": "*i16", "encoded": "*i16", "error": "*fp32"}
 WHOLE = {"HELD": False, "BLOCK": 1024}
 STAGED = {"to_count": "*i64", "to_values": "*i32"}
 BLOCKS = {"packed": "*u8", "words": "*i32", "missing": "*u32", "present": "*u32"}
+FEEDBACK = {"velocity": "*fp32", "fault": "*i32", "wanted": "*i32", "before": "*fp32", "x": "*fp32", "momentum": "fp32"}
+COLLECTED = {**FEEDBACK, "count": "*i64"}
 # Those with types of their own where a name says another thing than in a selection.
 OTHER_CASES: list[tuple[JITFunction, dict[str, Any], dict[str, str]]] = [
     (
@@ -64,6 +68,20 @@ OTHER_CASES: list[tuple[JITFunction, dict[str, Any], dict[str, str]]] = [
     (copies.stage_entries, {"BLOCK": 1024}, {**STAGED, "count": "*i64", "values": "*i16", "to_values": "*i16"}),
     (copies.begin_sum, {"DENSE": DENSE, "BLOCK": 1024}, {"out": "*i32", "dense": "*i32", "absent": "i32"}),
     (copies.begin_sum, {"DENSE": DENSE, "BLOCK": 1024}, {"out": "*i16", "dense": "*i16", "absent": "i32"}),
+    (
+        updates.move_velocity,
+        {"NESTEROV": True, "KIND": 0, "OUT_KIND": 0, "BLOCK": 1024},
+        {**FEEDBACK, "out": "*fp32"},
+    ),
+    (
+        updates.move_velocity,
+        {"NESTEROV": False, "KIND": 1, "OUT_KIND": 1, "BLOCK": 1024},
+        {**FEEDBACK, "gradient": "*i16", "out": "*i16"},
+    ),
+    (updates.collect_entries, {"KIND": 0, "MASKS": True, "BLOCK": 1024}, COLLECTED),
+    (updates.collect_entries, {"KIND": 1, "MASKS": False, "BLOCK": 1024}, {**COLLECTED, "to_values": "*i16"}),
+    (updates.clear_nonfinite, {"BLOCK": 1024}, FEEDBACK),
+    (updates.restore_elements, {"BLOCK": 1024}, FEEDBACK),
     (entries.count_faults, {"BLOCK": 1024}, {"base": "i64"}),
     (buckets.quantise_buckets, {**QSGD, "BITS": 4, "STOCHASTIC": True, "ERROR": True}, ENCODED),
     (buckets.quantise_buckets, {**QSGD, "BITS": 2, "STOCHASTIC": True, "ERROR": False}, ENCODED),
@@ -84,11 +102,11 @@ OTHER_CASES: list[tuple[JITFunction, dict[str, Any], dict[str, str]]] = [
 ]
 CALLED_BY_KERNELS = {
     "narrowed",
-    *("canonical", "rounded", "widened", "lost"),
+    *("canonical", "rounded", "widened", "lost", "is_finite"),
     *("draw_words", "level_of"),
     *("put_field", "load_field", "put_sequence", "read_sequence", "bit_length", "best_width"),
 }
-MODULES = (passes, cuts, draws, floats, entries, buckets, rounding, bits, blocks, copies)
+MODULES = (passes, cuts, draws, floats, entries, buckets, rounding, bits, blocks, copies, updates)
 
 FLOATS = {"residual", "gradient", "values", "to_values", "moved"}
 INDICES = {"indices", "to_indices", "positions"}

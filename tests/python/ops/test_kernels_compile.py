@@ -42,10 +42,10 @@ def test_all_for_cuda(tmp_path: Path) -> None:
 @pytest.mark.timeout(600)
 def test_the_fused_pass_and_the_quantisers_for_cuda(tmp_path: Path) -> None:
     rows = _compiled("cuda", "90", "32", "fused_pass", "quantise_buckets", cache=tmp_path)
-    assert [row["kernel"] for row in rows] == ["fused_pass"] * 2 + ["quantise_buckets"] * 3
+    assert [row["kernel"] for row in rows] == ["fused_pass"] * 3 + ["quantise_buckets"] * 3
     for row in rows:
         assert [row["flushes_denormals"], row["fuses"], row["approximates"]] == [False] * 3
-    for row in rows[:2]:
+    for row in rows[:3]:
         # 4096 entries by 256 threads, four at once: each loads 4 vectors of the residual, 4 of the gradient, no more.
         assert row["vector_loads"] <= 8
         assert row["vector_stores"] <= 4

@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 import selection_checks as checks
 from hypothesis import HealthCheck, Phase, example, given, settings
-from triton_arrays import DEVICE, OnArrays, tensor_of, torch, turn_blocks_round
+from triton_arrays import DEVICE, OnArrays, array_of, tensor_of, torch, turn_blocks_round
 
+from telegrad.compress import Residual, ReusedThreshold
 from telegrad.ops.select import Sign
 from telegrad.ops.select import triton as kernels
-from telegrad.ops.select.triton import ranked, sources
+from telegrad.ops.select.triton import Kept, ranked, sources
 from telegrad.ops.triton import numbers_on
 
 GPU = OnArrays(kernels)
@@ -103,10 +104,13 @@ def test_the_host_asks_for_nothing(size: int, monkeypatch: pytest.MonkeyPatch) -
             monkeypatch.setattr(torch.Tensor, name, asks)
     kernels.queue_topk(x, gradient, 50, indices, values, count, 0)
     kernels.queue_select(x, None, 0.5, indices, values, count, 0)
+    limits = numbers_on(x, 25, 50, size).view(1, 3)
+    kept = Kept(numbers_on(x, 0).to(torch.float64), numbers_on(x, 0), limits, 8, 0.1)
+    kernels.queue_reused([x], [gradient], [25], kept, [indices], [values], [count], [0], [numbers_on(x, 1)])
     monkeypatch.undo()
     if DEVICE == "cuda":
         torch.cuda.set_sync_debug_mode("default")
-    assert count.tolist() == [50]
+    assert count.tolist() == [25]
 
 
 def test_outputs_that_are_too_short() -> None:
@@ -116,3 +120,63 @@ def test_outputs_that_are_too_short() -> None:
         kernels.queue_topk(x, None, 11, indices, values, count, 0)
     with pytest.raises(ValueError, match="hold 9 entries, but up to 10 are to be moved: make them longer"):
         kernels.queue_select(x, None, 0.5, indices, values[:9], count, 0)
+
+
+@in_all_ways
+@pytest.mark.parametrize("active", [0, 1])
+@pytest.mark.parametrize("name", ["topk", "all", "reused"])
+def test_a_gradient_that_takes_no_part_changes_nothing(name: str, active: int) -> None:
+    x = np.random.default_rng(3).standard_normal(150).astype(np.float32)
+    gradient = x[::-1].copy() if active else np.full(150, np.nan, np.float32)
+    residual, indices, values = map(tensor_of, (x, *checks.outputs(150)))
+    count, takes_part = tensor_of(np.full(1, -5)), tensor_of(np.array([active]))
+    kept = Kept(tensor_of(np.array([0.5])), tensor_of(np.array([1])), tensor_of(np.array([[60, 120, 150]])), 4, 0.1)
+    given = tensor_of(gradient)
+    if name == "reused":
+        kernels.queue_reused([residual], [given], [60], kept, [indices], [values], [count], [7], [takes_part])
+    else:
+        what = [20] if name == "topk" else []
+        getattr(kernels, f"queue_{name}")(residual, given, *what, indices, values, count, 7, active=takes_part)
+    moved = int(count)
+    assert (moved > 0) == bool(active)
+    assert (array_of(residual).tobytes() == x.tobytes()) == (not active)
+    assert (kept.threshold.tolist() == [0.5]) == (name != "reused" or not active)
+    if active:
+        sums = x + gradient
+        chosen = array_of(indices)[:moved].astype(int) - 7
+        assert checks.bits(array_of(values)[:moved]) == checks.bits(sums[chosen])
+        sums[chosen] = 0
+        assert checks.bits(array_of(residual)) == checks.bits(sums)
+
+
+@in_all_ways
+def test_queue_reused_is_the_policy_on_a_cpu() -> None:
+    """Thresholds that fit, that let too many or too few pass, and ties at 0; of several residuals together."""
+    rng = np.random.default_rng(5)
+    ks, size, numbers = [1, 9, 60, 130], 150, range(4)
+    policy = ReusedThreshold(interval=4)
+    entries = [Residual(str(k), np.zeros(size, np.float32), k=k) for k in ks]
+    residuals = [tensor_of(entry.values) for entry in entries]
+    limits = tensor_of(np.array([[k, min(2 * k, size), size] for k in ks]))
+    kept = Kept(tensor_of(np.zeros(4)), tensor_of(np.zeros(4, np.int64)), limits, policy.interval, policy.gain)
+    reused = 0
+    for step, scale in enumerate([1, 1, 1, 1, 1, 1, 100, 100, 1e-6, 1, 0, 1, 1]):
+        gradients = (scale * rng.standard_normal((4, size))).astype(np.float32)
+        if step == 3:
+            gradients[:] = 2.0
+        tensors = [[*map(tensor_of, checks.outputs(policy.capacity(entry)))] for entry in entries]
+        counts = [tensor_of(np.zeros(1, np.int64)) for _ in ks]
+        given = [tensor_of(one) for one in gradients]
+        indices, values = ([pair[kind] for pair in tensors] for kind in (0, 1))
+        kernels.queue_reused(residuals, given, ks, kept, indices, values, counts, [7, 8, 9, 10])
+        for number, entry in zip(numbers, entries, strict=True):
+            indices_, values_ = checks.outputs(policy.capacity(entry))
+            found = policy.select(entry, gradients[number].copy(), indices_, values_, 7 + number)
+            assert int(counts[number]) == found
+            assert checks.bits(array_of(indices[number])[:found]) == checks.bits(indices_[:found])
+            assert checks.bits(array_of(values[number])[:found]) == checks.bits(values_[:found])
+            assert checks.bits(array_of(residuals[number])) == checks.bits(entry.values)
+            assert int(kept.calls[number]) == entry.calls
+            assert float(kept.threshold[number]) == pytest.approx(entry.threshold, rel=1e-14)
+            reused += entry.calls > 1
+    assert reused > 10

@@ -148,7 +148,7 @@ def test_raise_may_end_the_pass_itself(make: Make) -> None:
         parameters = [ranks.parameters[0]["bias"]]
         buffer = computed_on(ranks.device, torch.full((4,), math.nan))
         telegrad.ddp_hook(ranks.states[0], Bucket(parameters, buffer, 0, False))  # type: ignore[arg-type]
-        assert ranks.states[0]._device_buckets._looks[0].faulty.values().any()
+        assert ranks.states[0]._device_buckets._faults._looks[0].faulty.values().any()
         with pytest.raises(NonFiniteGradient, match="rank 0, step 0: the gradient of 'bias'"):
             telegrad.ddp_hook(ranks.states[0], Bucket(parameters, buffer, 1, True))  # type: ignore[arg-type]
 
@@ -245,33 +245,37 @@ def test_a_pass_that_was_broken_off_leaves_nothing(make: Make) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"mode": "sparse"}, "this DDPState compresses: make it with mode='dense', or train with"),
-        ({"clip_norm": 1.0}, r"clip_norm= works on gradients in host memory.*clip_grad_norm_ after backward\(\)"),
+        ({"selection": "random"}, "parameter 'weight' is on a device, where RandomK.*cannot choose without waiting"),
+        ({"selection": "search"}, "use selection='topk', 'trimmed' or 'reused'"),
+        ({"selection": "topk", "same_sign": True, "output": []}, "or 'reused' without same_sign, or model.cpu"),
+        ({"collective": "oktopk"}, "collective='oktopk' works in host memory.*use 'allreduce'"),
+        ({"collective": "allgather"}, "collective='allgather' works in host memory.*use 'allreduce'"),
+        (
+            {"wire": "bf16"},
+            "wire='bf16' rounds, and what that loses of gradients on a device would be lost: use 'auto'",
+        ),
+        ({"wire": "packed-int8"}, "wire='packed-int8' rounds"),
+        ({"wire": "qsgd2"}, "wire='qsgd2' rounds.*or 'qsgd8' or 'qsgd4'"),
     ],
 )
-def test_what_works_in_host_memory_is_refused_where_parameters_are(
-    make: Make, options: dict[str, Any], message: str
-) -> None:
+def test_compression_that_streams_cannot_do_is_refused(make: Make, options: dict[str, Any], message: str) -> None:
     with pytest.raises(TypeError, match=message):
-        make(**options)
+        make(mode="sparse", small_tensor_elements=4, **options)
+    make(mode="sparse", small_tensor_elements=100)  # all of it is dense
+
+
+def test_a_scaler_is_for_dense_sums_without_momentum(make: Make) -> None:
+    scaler = torch.amp.GradScaler("cpu")
+    with pytest.raises(TypeError, match=r"scaler= does not fit gradients on a device that are compressed.*bfloat16"):
+        make(mode="sparse", nonfinite="skip", scaler=scaler)
+    make(mode="dense", nonfinite="skip", scaler=scaler)
 
 
 def test_telemetry_is_refused(make: Make, tmp_path: Path) -> None:
-    with pytest.raises(TypeError, match="telemetry= works on gradients in host memory, and these are on a device"):
+    with pytest.raises(
+        TypeError, match="telemetry= works on gradients in host memory, and these are on a device: leave"
+    ):
         make(telemetry=JsonLines(tmp_path / "steps"))
-
-
-def test_momentum_is_refused(make: Make) -> None:
-    ranks = make()
-    parameters = ranks.parameters[0]
-    with pytest.raises(TypeError, match="momentum= works on gradients in host memory.*leave it to the optimizer"):
-        DDPState(
-            ranks.comms[0],
-            parameters.items(),
-            mode="dense",
-            momentum=0.9,
-            optimizer=torch.optim.SGD(parameters.values(), lr=0.1),
-        )
 
 
 def test_steps_are_dropped_on_one_device_only(make: Make) -> None:
@@ -283,13 +287,15 @@ def test_steps_are_dropped_on_one_device_only(make: Make) -> None:
     DDPState(ranks.comms[0], parameters.items(), mode="dense")
     with pytest.raises(TypeError, match="parameters are on cpu, privateuseone:0: nonfinite='skip' takes"):
         DDPState(ranks.comms[0], parameters.items(), mode="dense", nonfinite="skip")  # before any sum begins
+    with pytest.raises(TypeError, match="parameters are on cpu, privateuseone:0: clip_norm= takes those of one device"):
+        DDPState(ranks.comms[0], parameters.items(), mode="dense", clip_norm=1.0)
 
 
 def test_a_model_that_was_moved_after_the_state_was_made(make: Make) -> None:
     ranks = make()
     host = {name: torch.nn.Parameter(torch.zeros(shape)) for name, shape in SHAPES.items()}
-    ranks.states[0] = DDPState(ranks.comms[0], host.items())
-    with pytest.raises(TypeError, match="averaged densely, and this DDPState compresses"):
+    ranks.states[0] = DDPState(ranks.comms[0], host.items(), collective="gtopk", small_tensor_elements=4)
+    with pytest.raises(TypeError, match="collective='gtopk' works in host memory"):
         ranks.start(0, 1.0)
     meta = Bucket([host["bias"]], torch.zeros(4, device="meta"), 0, True)
     state = DDPState(ranks.comms[1], host.items(), mode="dense")

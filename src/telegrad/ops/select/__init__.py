@@ -128,6 +128,18 @@ def kernels_of(residual: Array) -> Kernels:
     return cpu
 
 
+def queues_of(residual: Array) -> Any:
+    """The module of selections that nobody waits for, ``triton.queued``, for a tensor on a GPU.
+
+    Raises as ``placement.is_on_gpu``; ``TypeError`` for a numpy array.
+    """
+    if not is_on_gpu(residual, "residual"):
+        raise TypeError("residual is a numpy array, whose selections nobody queues: give a tensor on a GPU")
+    from telegrad.ops.select.triton import queued
+
+    return queued
+
+
 def check_room(indices: Sized, values: Sized, count: int) -> None:
     """Raises ``ValueError`` where the outputs hold fewer than ``count`` entries."""
     room = min(len(indices), len(values))

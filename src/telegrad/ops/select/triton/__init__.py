@@ -21,7 +21,7 @@ import torch
 
 from telegrad.ops.select import Chosen, Sign, check_room
 from telegrad.ops.select.triton import cuts, passes, ranked, subset
-from telegrad.ops.select.triton.queued import queue_select, queue_topk
+from telegrad.ops.select.triton.queued import Kept, queue_all, queue_reused, queue_select, queue_topk
 from telegrad.ops.select.triton.sources import (
     FusedPass,
     Output,
@@ -33,6 +33,7 @@ from telegrad.ops.select.triton.sources import (
 from telegrad.ops.triton import launch, numbers_on, told
 
 __all__ = [
+    "Kept",
     "accumulate",
     "accumulate_all",
     "accumulate_buckets",
@@ -43,6 +44,8 @@ __all__ = [
     "accumulate_topk",
     "accumulate_trimmed",
     "put_back",
+    "queue_all",
+    "queue_reused",
     "queue_select",
     "queue_topk",
 ]

@@ -30,8 +30,10 @@ def fused_pass(
     sides,  # how many entries those are
     tops,  # the side's highest key
     largest,  # the highest key of both sides
+    active,  # int64: if HELD, 0 where nothing is to be done
     FLIP: tl.constexpr,
     MASK: tl.constexpr,
+    HELD: tl.constexpr,
     ADD: tl.constexpr,
     SELECT: tl.constexpr,
     MOMENTS: tl.constexpr,
@@ -44,6 +46,8 @@ def fused_pass(
     block = tl.program_id(0)
     where = block.to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = where < size
+    if HELD:
+        inside = inside & (tl.load(active) > 0)
     x = tl.load(residual + where, mask=inside, other=0.0)
     if ADD:
         x += tl.load(gradient + where, mask=inside, other=0.0)

@@ -7,9 +7,12 @@ well; in all other cases their kernels find that nothing is to be done, and read
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+
 import torch
 
-from telegrad.ops.select import Sign, check_room
+from telegrad.ops.select import TINY, Sign, check_room
 from telegrad.ops.select.triton.ranked import Candidates, key_of
 from telegrad.ops.select.triton.sources import FusedPass, Output, Source, cut_of, side_of
 from telegrad.ops.triton import numbers_on
@@ -51,17 +54,134 @@ def queue_topk(
     count: torch.Tensor,
     offset: int,
     sign: Sign = 0,
+    active: torch.Tensor | None = None,
 ) -> None:
     """As ``cpu.accumulate_topk``, but ``count`` (int32 or int64, one element) becomes the number of entries moved.
 
-    That is k, or of one sign all there are. Does not wait, but for a copy of 64 KiB when a device meets its first long
-    residual.
+    That is k, or of one sign all there are. ``active``: int64, one element; if it is 0, the residual stays as it is and
+    nothing is moved. Does not wait, but for a copy of 64 KiB when a device meets its first long residual.
     """
     check_room(indices, values, k)
     out = Output(indices[:k], values[:k], offset)
-    candidates = Candidates(residual, gradient, k, side_of(sign), moments=False)
+    candidates = Candidates(residual, gradient, k, side_of(sign), moments=False, active=active)
     moved = candidates.source.move(cut_of(candidates.source.kth(k)), out)
     rest = candidates.rest()
     if rest is not None:
         moved = moved + rest.move(cut_of(rest.kth(k)), out)
     count.copy_(moved.view(count.shape))
+
+
+def queue_all(
+    residual: torch.Tensor,
+    gradient: torch.Tensor,
+    indices: torch.Tensor,
+    values: torch.Tensor,
+    count: torch.Tensor,
+    offset: int,
+    active: torch.Tensor | None = None,
+) -> None:
+    """As ``cpu.accumulate_all``, with ``count`` and ``active`` as of ``queue_topk``. Does not wait."""
+    size = residual.numel()
+    check_room(indices, values, size)
+    positions = torch.arange(offset, offset + size, dtype=torch.int64, device=residual.device)
+    indices[:size].view(torch.int32).copy_(positions)  # the bits of uint32, which torch does little with
+    torch.add(residual, gradient, out=values[:size])
+    if active is None:
+        residual.zero_()
+        count.fill_(size)
+    else:
+        residual.masked_fill_(active > 0, 0.0)
+        count.copy_(((active > 0) * size).view(count.shape))
+
+
+def queue_reused(
+    residuals: Sequence[torch.Tensor],
+    gradients: Sequence[torch.Tensor | None],
+    ks: Sequence[int],
+    kept: Kept,
+    indices: Sequence[torch.Tensor],
+    values: Sequence[torch.Tensor],
+    counts: Sequence[torch.Tensor],
+    offsets: Sequence[int],
+    active: Sequence[torch.Tensor] | None = None,
+) -> None:
+    """Of each residual all entries at or above its threshold in ``kept``, if these are k/2 to 2k; otherwise, and at
+    every ``kept.interval``-th call, as ``queue_topk``, and the threshold is the lowest magnitude moved. In between it
+    follows the count: threshold *= (count / k) ** ``kept.gain``.
+
+    One of each for every residual: ``ks`` are those of ``kept.limits``; ``indices`` and ``values`` have room for 2k
+    entries, or all there are; ``counts`` and ``active`` as of ``queue_topk``, and where the latter is 0 what is kept
+    stays, too. What is decided, is decided for all residuals at once: to launch it for each would take longer than the
+    passes over small ones. Does not wait. Source: RedSync §3.2; the entries are those of ``ReusedThreshold`` on a CPU.
+    """
+    side, numbers = side_of(0), range(len(residuals))
+    outputs = []
+    for number in numbers:
+        most = min(2 * ks[number], residuals[number].numel())
+        check_room(indices[number], values[number], most)
+        outputs.append(Output(indices[number][:most], values[number][:most], offsets[number]))
+    wanted = (kept.threshold > 0) & (kept.calls < kept.interval)
+    # A number in torch.where would be copied from the CPU, for which that waits.
+    bounds = kept.threshold.to(torch.float32).view(torch.int32).to(torch.int64).masked_fill(~wanted, _BEYOND)
+    reached = torch.zeros_like(bounds)
+    made = [
+        FusedPass(
+            residuals[number],
+            gradients[number],
+            side,
+            bound=bounds[number : number + 1],
+            room=outputs[number].indices.numel(),
+            active=None if active is None else active[number],
+            reached=reached[number : number + 1],
+        )
+        for number in numbers
+    ]
+    k, most_of_all, size = kept.limits.unbind(1)
+    enough = wanted & (2 * reached >= k) & (reached <= most_of_all)
+    usable = reached.masked_fill(~enough, 0)
+    taking = None if active is None else torch.cat([*active]) > 0
+    lengths = size.masked_fill(usable > 0 if taking is None else (usable > 0) | ~taking, 0)
+    sources = []
+    for number in numbers:
+        own = slice(number, number + 1)
+        made[number].order(usable[own], outputs[number])
+        made[number].restore(usable[own])
+        sources.append(Source(residuals[number], residuals[number], lengths[own], side))
+    found = torch.stack([source.kth(ks[number]) for number, source in enumerate(sources)])
+    cuts = found.masked_fill(found[:, :1] < 0, 0)
+    moved = torch.cat([source.move(cuts[number], outputs[number]) for number, source in enumerate(sources)])
+    torch._foreach_copy_([*counts], [*(usable + moved).split(1)])  # type: ignore[no-untyped-call]
+    kept.follow(enough, reached, cuts, taking)
+
+
+@dataclass(frozen=True)
+class Kept:
+    """What ``queue_reused`` remembers of residuals, on their device. ``threshold``: float64, at most 0 for none;
+    ``calls``: int64, since it was found; ``limits``: int64, for each residual k, the most entries that may reach the
+    threshold (2k, or its size), and its size. ``interval``, ``gain``: see ``ReusedThreshold``."""
+
+    threshold: torch.Tensor
+    calls: torch.Tensor
+    limits: torch.Tensor
+    interval: int
+    gain: float
+
+    def follow(
+        self, reused: torch.Tensor, reached: torch.Tensor, cuts: torch.Tensor, taking: torch.Tensor | None
+    ) -> None:
+        """After a call: corrected by the count where it was ``reused``, else where the cut was."""
+        ratio = reached.to(torch.float64) / self.limits[:, 0]
+        corrected = (self.threshold * ratio**self.gain).clamp(min=TINY)
+        lowest = torch.where(cuts[:, 1] > 0, cuts[:, 0], cuts[:, 0] + 1).to(torch.int32).view(torch.float32)
+        found = lowest.to(torch.float64).clamp(min=TINY).masked_fill(lowest.isfinite().logical_not(), 0.0)
+        threshold = torch.where(reused, corrected, found)
+        calls = (self.calls + 1).masked_fill(reused.logical_not(), 1)
+        if taking is not None:
+            threshold = torch.where(taking, threshold, self.threshold)
+            calls = torch.where(taking, calls, self.calls)
+        self.threshold.copy_(threshold)
+        self.calls.copy_(calls)
+
+
+_BEYOND = 1 << 31
+"""A key that no entry reaches."""

@@ -28,24 +28,34 @@ class Candidates:
     """Adds the gradient, and takes at least ``wanted`` entries out of the residual if a sample shows how.
 
     ``source`` is what to rank. ``usable``: int64, one element; 0: the sample misled, and nothing has been ranked or
-    moved; ``rank_all`` then makes the residual the source.
+    moved; ``rank_all`` then makes the residual the source. ``active``: as of a FusedPass; if it is 0, there is nothing
+    to rank.
     """
 
     def __init__(
-        self, residual: torch.Tensor, gradient: torch.Tensor | None, wanted: int, side: Side, *, moments: bool
+        self,
+        residual: torch.Tensor,
+        gradient: torch.Tensor | None,
+        wanted: int,
+        side: Side,
+        *,
+        moments: bool,
+        active: torch.Tensor | None = None,
     ) -> None:
         size = residual.numel()
         rank = _sample_rank(size, wanted)
-        self._residual, self._side = residual, side
+        self._residual, self._side, self._active = residual, side, active
         self._pass: FusedPass | None = None
         if rank is None:
-            made = FusedPass(residual, gradient, side, moments=moments)
+            made = FusedPass(residual, gradient, side, moments=moments, active=active)
             self.usable = numbers_on(residual, 1)
-            self.source = Source.whole(residual, side)
+            self.source = Source.whole(residual, side, active)
         else:
             bound = _sampled_bound(residual, gradient, side, rank)
             room = min(size, max(2 * wanted, size // 64))
-            made = self._pass = FusedPass(residual, gradient, side, bound=bound, room=room, moments=moments)
+            made = self._pass = FusedPass(
+                residual, gradient, side, bound=bound, room=room, moments=moments, active=active
+            )
             reached = made.reached
             enough = reached >= wanted
             if not side.is_both:
@@ -63,7 +73,7 @@ class Candidates:
         if self._pass is None:
             return None
         self._pass.restore(self.usable)
-        return Source.whole_unless(self.usable, self._residual, self._side)
+        return Source.whole_unless(self.usable, self._residual, self._side, self._active)
 
     def rank_all(self) -> None:
         """Puts all back, to rank the whole residual instead."""

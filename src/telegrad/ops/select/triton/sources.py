@@ -76,7 +76,8 @@ class FusedPass:
     """residual += gradient, on its way packing and clearing what reaches ``bound`` (a key, int64, one element).
 
     ``bound=None``: nothing is packed. ``room``: the most entries that can be; ``reached`` is how many there are.
-    ``moments``: whether to take them.
+    ``moments``: whether to take them. ``active``: int64, one element; 0: nothing is read, added or packed. ``reached``
+    may be given, an int64 zero of one element.
     """
 
     def __init__(
@@ -88,6 +89,8 @@ class FusedPass:
         bound: torch.Tensor | None = None,
         room: int = 0,
         moments: bool = False,
+        active: torch.Tensor | None = None,
+        reached: torch.Tensor | None = None,
     ) -> None:
         size = residual.numel()
         blocks = blocks_of(size)
@@ -97,7 +100,7 @@ class FusedPass:
 
         select = bound is not None
         self._residual, self._room = residual, room
-        self.reached = numbers_on(residual, 0)
+        self.reached = numbers_on(residual, 0) if reached is None else reached
         self._indices = torch.empty(room, dtype=torch.uint32, device=residual.device)
         self._values = torch.empty(room, dtype=torch.float32, device=residual.device)
         self._starts, self._counts = per_block(torch.int64, select), per_block(torch.int32, select)
@@ -113,8 +116,10 @@ class FusedPass:
             room,
             *(self._indices, self._values, self.reached, self._starts, self._counts),
             *(sums, sides, tops, largest),
+            self.reached if active is None else active,
             FLIP=side.flip,
             MASK=side.mask,
+            HELD=active is not None,
             ADD=gradient is not None,
             SELECT=select,
             MOMENTS=moments,
@@ -152,14 +157,20 @@ class Source:
     positions: torch.Tensor | None = None
 
     @classmethod
-    def whole(cls, residual: torch.Tensor, side: Side) -> Source:
-        """All of a residual."""
-        return cls(residual, residual, numbers_on(residual, residual.numel()), side)
+    def whole(cls, residual: torch.Tensor, side: Side, active: torch.Tensor | None = None) -> Source:
+        """All of a residual; nothing if ``active`` (int64, one element) is 0."""
+        length = numbers_on(residual, residual.numel())
+        if active is not None:
+            length = torch.where(active > 0, length, torch.zeros_like(length))
+        return cls(residual, residual, length, side)
 
     @classmethod
-    def whole_unless(cls, usable: torch.Tensor, residual: torch.Tensor, side: Side) -> Source:
-        """All of a residual if ``usable`` (int64, one element) is 0, else nothing: its kernels then read nothing."""
-        length = torch.where(usable > 0, torch.zeros_like(usable), numbers_on(residual, residual.numel()))
+    def whole_unless(
+        cls, usable: torch.Tensor, residual: torch.Tensor, side: Side, active: torch.Tensor | None = None
+    ) -> Source:
+        """As ``whole`` if ``usable`` (int64, one element) is 0, else nothing: its kernels then read nothing."""
+        whole = cls.whole(residual, side, active)
+        length = torch.where(usable > 0, torch.zeros_like(usable), whole.length)
         return cls(residual, residual, length, side)
 
     def kth(self, k: int) -> torch.Tensor:

@@ -1,0 +1,109 @@
+"""Triton kernels of error feedback. 16-bit floats are bits, as in ``ops.triton.floats``; positions are 64 bits wide."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from telegrad.ops.triton.floats import rounded, widened
+
+
+@triton.jit
+def is_finite(x):
+    """Of float32."""
+    return (x.to(tl.int32, bitcast=True) & 0x7F800000) != 0x7F800000
+
+
+@triton.jit
+def move_velocity(
+    velocity,
+    gradient,
+    out,
+    size,
+    momentum,
+    active,  # int64: 0 where nothing is to be done
+    fault,
+    NESTEROV: tl.constexpr,
+    KIND: tl.constexpr,  # of the gradient
+    OUT_KIND: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Reads 4 bytes of every element and its gradient, writes 4 and what is passed on; if not active, none."""
+    where = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    inside = (where < size) & (tl.load(active) > 0)
+    before = tl.load(velocity + where, mask=inside, other=0.0)
+    given = widened(tl.load(gradient + where, mask=inside, other=0), KIND)
+    if NESTEROV:
+        moved = (before + given) * momentum
+        passed = given + moved
+    else:
+        moved = before * momentum + given
+        passed = moved
+    tl.store(velocity + where, tl.where(is_finite(moved), moved, 0.0), mask=inside)
+    stored = rounded(passed, OUT_KIND)
+    tl.store(out + where, stored, mask=inside)
+    bad = inside & (~(is_finite(moved) & is_finite(widened(stored, OUT_KIND))))
+    tl.atomic_or(fault, 1, mask=tl.max(bad.to(tl.int32)) > 0)
+
+
+@triton.jit(do_not_specialize=["room", "offset"])
+def collect_entries(
+    indices,
+    values,
+    room,
+    count,
+    broken,
+    end,
+    residual,
+    velocity,  # if MASKS
+    to_indices,
+    to_values,
+    fault,
+    offset,
+    KIND: tl.constexpr,
+    MASKS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Reads 8 bytes of every entry that there is, and writes as many, and 4 at its place in residual or velocity."""
+    lane = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    counted = tl.load(count)
+    is_broken = tl.load(broken) > 0
+    inside = (lane < counted) & (lane < room) & (~is_broken)
+    index = tl.load(indices + lane, mask=inside, other=0)
+    x = tl.load(values + lane, mask=inside, other=0.0)
+    stored = x
+    if KIND != 0:
+        stored = rounded(x, KIND)
+    leaves = widened(stored, KIND)
+    finite = is_finite(leaves)
+    position = index.to(tl.int64) - offset
+    if KIND != 0:
+        tl.store(residual + position, x - leaves, mask=inside & finite)
+    if MASKS:
+        tl.store(velocity + position, tl.zeros_like(x), mask=inside)
+    place = tl.load(end) - counted + lane
+    tl.store(to_indices + place, index, mask=inside)
+    tl.store(to_values + place, stored, mask=inside)
+    tl.atomic_or(fault, 1, mask=tl.max((inside & (~finite)).to(tl.int32)) > 0)
+    alone = is_broken & (lane == 0)
+    last = tl.load(end) - 1 + lane
+    tl.store(to_indices + last, (tl.zeros_like(lane) + offset).to(tl.uint32), mask=alone)
+    nothing = rounded(tl.full([BLOCK], float("nan"), tl.float32), KIND)
+    tl.store(to_values + last, nothing, mask=alone)
+
+
+@triton.jit
+def clear_nonfinite(residual, size, fault, BLOCK: tl.constexpr):
+    """Reads nothing unless there is a fault."""
+    where = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    inside = (where < size) & (tl.load(fault) != 0)
+    x = tl.load(residual + where, mask=inside, other=0.0)
+    tl.store(residual + where, tl.zeros_like(x), mask=inside & (~is_finite(x)))
+
+
+@triton.jit
+def restore_elements(x, before, size, wanted, BLOCK: tl.constexpr):
+    """Reads nothing unless that is wanted."""
+    where = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    inside = (where < size) & (tl.load(wanted) > 0)
+    tl.store(x + where, tl.load(before + where, mask=inside, other=0.0), mask=inside)

@@ -1,0 +1,282 @@
+"""How a bucket on a device travels, in streams: its dense members in one dense sum, the entries of all others in one
+sparse sum. The host knows where things lie and how much there can be, and waits for nothing."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from itertools import accumulate, pairwise
+from typing import NamedTuple
+
+import torch
+
+from telegrad import _core
+from telegrad.comm import Communicator, DeviceEntries
+from telegrad.comm.device.late_read import LateRead
+from telegrad.comm.device.runtime import DeviceRuntime, Stream, runtime_of
+from telegrad.comm.device.work import DeviceWork
+from telegrad.compress import Compressor, Part
+from telegrad.ops.feedback import kernels_of
+from telegrad.train.bucket import BucketLayout, Member
+from telegrad.train.device_feedback import DeviceFeedback
+from telegrad.train.device_selection import Choice, check_selections, queue_selections
+from telegrad.train.stats import DDPStats
+
+_UNBIASED = (_core.ValueEncoding.native, _core.ValueEncoding.qsgd8, _core.ValueEncoding.qsgd4)
+
+
+class Started(NamedTuple):
+    """A bucket under way. ``names``: of its parameters; ``faulty``: for each, on the device, whether its gradient is
+    not finite, or its residual or velocity overflows; ``None``: nobody has looked."""
+
+    work: DeviceWork
+    names: list[str]
+    faulty: torch.Tensor | None
+
+
+class DeviceCompression:
+    """``compressor``: which parameters are compressed, and how; of the others a bucket is the dense sum. ``wire``: how
+    messages hold entries. ``stats`` are kept up to date, ``selected`` as far as the host knows."""
+
+    def __init__(self, comm: Communicator, compressor: Compressor, wire: str, stats: DDPStats) -> None:
+        self.comm, self.compressor, self._wire, self._stats = comm, compressor, wire, stats
+        self.feedback = DeviceFeedback(compressor)
+        self._counts: deque[LateRead] = deque()
+
+    @property
+    def remembers(self) -> bool:
+        """Whether gradients leave something to later passes."""
+        return len(self.compressor.residuals) > 0 or self.compressor.momentum is not None
+
+    def start(
+        self, layout: BucketLayout, buffer: torch.Tensor, *, sparse: bool, looks: bool, releases: bool = False
+    ) -> Started:
+        """Begins to average ``buffer`` in place. ``sparse``: its parts are compressed; ``looks``: for faults, even
+        where nothing else needs that; ``releases``: what is sent densely takes along what waits."""
+        self._stats.buckets += 1
+        self._stats.elements += sum(one.size for one in layout.members)
+        parts = layout.parts if sparse else ()
+        dense = layout.dense if sparse else layout.members
+        self._stats.dense_elements += sum(one.size for one in dense)
+        with torch.no_grad():
+            waiting = [one for one in layout.parts if releases and not sparse and self.feedback.waits(one.entry)]
+            found = None
+            if parts or waiting or looks or self.compressor.momentum is not None:
+                found = _Found.of(layout.members, buffer)
+            if found is not None:
+                self._correct(dense, buffer, found)
+                for part in waiting:
+                    self._release(part, buffer, found)
+            if not parts:
+                work: DeviceWork = self.comm.all_reduce(buffer, "avg", async_op=True)
+            else:
+                self._stats.wanted += layout.wanted
+                assert found is not None
+                work = self._send(layout, buffer, found)
+            names = [] if found is None else [*found.places]
+            return Started(work, names, None if found is None else found.broken | (found.faults != 0))
+
+    def take_counts(self, *, wait: bool) -> None:
+        """Adds to ``stats.selected`` what is known by now; ``wait``: all."""
+        while self._counts and (wait or self._counts[0].is_known):
+            self._stats.selected += int(self._counts.popleft().values()[0])
+
+    def _correct(self, members: tuple[Member, ...], buffer: torch.Tensor, found: _Found) -> None:
+        """With momentum: makes of gradients that are to be summed densely what is to be summed, in place."""
+        if self.compressor.momentum is not None:
+            for one in members:
+                if one.size:
+                    own = buffer[one.offset : one.offset + one.size]
+                    self._move_velocity(one.name, own, own, found)
+
+    def keep(self, part: Part, values: torch.Tensor) -> None:
+        """Adds to the residual what did not leave after all; ``values``: finite, of all of the parameter."""
+        if self.compressor.unit_of(part.entry) > 0:
+            with torch.no_grad():
+                self.feedback.residual(part.entry, values).values.add_(values)
+
+    def _release(self, part: Part, buffer: torch.Tensor, found: _Found) -> None:
+        """Adds what waits to a gradient that is summed densely. Nothing waits then, but for what bfloat16 rounds off;
+        or all of it, if the gradient takes no part."""
+        if self.compressor.unit_of(part.entry) <= 0:
+            return
+        own = buffer[part.offset : part.offset + part.entry.size]
+        held = self.feedback.residual(part.entry, buffer)
+        active = found.active[found.places[part.entry.name]] > 0
+        total = own.float() + held.values
+        sent = total.to(own.dtype)
+        lost = torch.where(sent.isfinite(), total - sent.float(), torch.zeros_like(total))
+        own.copy_(torch.where(active, sent, own))
+        held.values.copy_(torch.where(active, lost, held.values))
+        held.threshold.copy_(torch.where(active, torch.zeros_like(held.threshold), held.threshold))
+        held.calls.copy_(torch.where(active, torch.zeros_like(held.calls), held.calls))
+
+    def _move_velocity(self, name: str, gradient: torch.Tensor, out: torch.Tensor, found: _Found) -> None:
+        momentum = self.compressor.momentum
+        velocity = self.feedback.velocity(name, gradient)
+        assert momentum is not None
+        factor, nesterov, place = momentum.factor, momentum.nesterov, found.places[name]
+        runtime, stream = _stream_of(gradient)
+        kernels = kernels_of(gradient)
+
+        def move(
+            velocity: torch.Tensor,
+            gradient: torch.Tensor,
+            out: torch.Tensor,
+            active: torch.Tensor,
+            fault: torch.Tensor,
+        ) -> None:
+            kernels.accumulate_velocity(velocity, gradient, out, factor, active, fault, nesterov)
+
+        runtime.launch(stream, move, velocity, gradient, out, found.active[place], found.faults[place])
+
+    def _send(self, layout: BucketLayout, buffer: torch.Tensor, found: _Found) -> DeviceWork:
+        entries = self._select(layout, buffer, found)
+        dense: torch.Tensor | None = None
+        if layout.dense_runs:
+            dense = torch.cat([buffer[run] for run in layout.dense_runs])
+            self.comm.all_reduce(dense, "avg", async_op=True)
+        work: DeviceWork = self.comm.all_reduce(entries, "avg", out=buffer, wire=self._wire, async_op=True)
+        if dense is not None:
+            sums = dense
+
+            def put() -> None:
+                with torch.no_grad():
+                    start = 0
+                    for run in layout.dense_runs:
+                        size = run.stop - run.start
+                        buffer[run].copy_(sums[start : start + size])
+                        start += size
+
+            work.then(put, [sums, buffer])  # sums of one communicator come on one stream, in their order
+        return work
+
+    def _select(self, layout: BucketLayout, buffer: torch.Tensor, found: _Found) -> DeviceEntries:
+        taken: list[tuple[Part, torch.Tensor]] = []
+        for part in layout.parts:
+            gradient = self._contribution(part, buffer, found)
+            if self.compressor.unit_of(part.entry) > 0:  # else nothing is taken up, and nothing sent
+                taken.append((part, gradient))
+        starts = [0, *accumulate(self.compressor.capacity([part]) for part, _ in taken)]
+        chosen = buffer.new_empty(starts[-1], dtype=torch.uint32), buffer.new_empty(starts[-1], dtype=torch.float32)
+        leaving = buffer.new_empty(starts[-1], dtype=torch.uint32), buffer.new_empty(starts[-1])
+        counts = buffer.new_zeros(len(taken), dtype=torch.int64)
+        outputs = [
+            (chosen[0][start:stop], chosen[1][start:stop], counts[number : number + 1])
+            for number, (start, stop) in enumerate(pairwise(starts))
+        ]
+        choices = [
+            Choice(
+                self.compressor.policy_of(part.entry),
+                part.entry,
+                self.feedback.residual(part.entry, buffer),
+                gradient,
+                of_part,
+                part.offset,
+                found.active[found.places[part.entry.name]],
+            )
+            for (part, gradient), of_part in zip(taken, outputs, strict=True)
+        ]
+        queue_selections(choices, *_stream_of(buffer))
+        count = buffer.new_zeros(1, dtype=torch.int64)
+        if taken:
+            broken = found.broken.to(torch.int64)
+            ends = (counts + torch.cat([broken[found.places[part.entry.name]] for part, _ in taken])).cumsum(0)
+            for number, ((part, _), of_part) in enumerate(zip(taken, outputs, strict=True)):
+                ended = (broken[found.places[part.entry.name]], ends[number : number + 1])
+                self._collect(part, of_part, ended, leaving, found)
+            count = ends[-1:]
+        self._counts.append(LateRead(count))
+        return DeviceEntries(*leaving, count, layout.elements)
+
+    def _contribution(self, part: Part, buffer: torch.Tensor, found: _Found) -> torch.Tensor:
+        """What goes into the residual: the gradient, or what momentum makes of it, which overwrites it."""
+        own = buffer[part.offset : part.offset + part.entry.size]
+        gradient = own if own.dtype == torch.float32 else own.float()
+        if self.compressor.momentum is not None:
+            self._move_velocity(part.entry.name, own, gradient, found)
+        return gradient
+
+    def _collect(
+        self,
+        part: Part,
+        outputs: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+        ended: tuple[torch.Tensor, torch.Tensor],
+        to: tuple[torch.Tensor, torch.Tensor],
+        found: _Found,
+    ) -> None:
+        """The entries of a part behind those of the parts before; what does not leave, and what must not stay, is seen
+        to."""
+        name, offset, like = part.entry.name, part.offset, outputs[1]
+        held = self.feedback.residual(part.entry, like)
+        velocity = self.feedback.velocity(name, like) if self.compressor.masks else None
+        kernels = kernels_of(like)
+        fault = found.faults[found.places[name]]
+        runtime, stream = _stream_of(like)
+        tensors = [*outputs, *ended, *to, held.values, fault]
+
+        def collect(
+            indices: torch.Tensor,
+            values: torch.Tensor,
+            count: torch.Tensor,
+            broken: torch.Tensor,
+            end: torch.Tensor,
+            to_indices: torch.Tensor,
+            to_values: torch.Tensor,
+            residual: torch.Tensor,
+            fault: torch.Tensor,
+            velocity: torch.Tensor | None = None,
+        ) -> None:
+            kernels.collect(
+                indices, values, count, broken, end, residual, velocity, to_indices, to_values, fault, offset
+            )
+            kernels.clear_faults(residual, fault)
+
+        runtime.launch(stream, collect, *tensors, *(() if velocity is None else (velocity,)))
+
+
+class _Found:
+    """What a bucket's gradients are like, on the device. ``places``: by name, those of one element each in ``active``
+    (int64: there is something in the gradient, and all of it is finite), and in ``faults`` (int32, zeros at first).
+    ``broken``: by parameter, whether its gradient is not finite."""
+
+    def __init__(self, places: dict[str, slice], most: torch.Tensor) -> None:
+        finite = most.isfinite()
+        self.places = places
+        self.broken = finite.logical_not()
+        self.active = ((most > 0) & finite).to(torch.int64)
+        self.faults = most.new_zeros(len(places), dtype=torch.int32)
+
+    @classmethod
+    def of(cls, members: tuple[Member, ...], buffer: torch.Tensor) -> _Found | None:
+        """``None``: there is nothing in the bucket."""
+        filled = [one for one in members if one.size]
+        if not filled:
+            return None
+        gradients = [buffer[one.offset : one.offset + one.size] for one in filled]
+        # The largest magnitude is NaN or infinite where an entry is, and cannot overflow as a sum can.
+        most = torch.stack([*torch._foreach_norm(gradients, math.inf)])
+        return cls({one.name: slice(number, number + 1) for number, one in enumerate(filled)}, most)
+
+
+def check_fits_device(compressor: Compressor, wire: str, encoding: _core.ValueEncoding, collective: str) -> None:
+    """Raises ``TypeError``, with the remedy, for a compression that streams of a device cannot do. ``encoding``: what
+    ``wire`` makes of the gradients' values."""
+    if not len(compressor.residuals):
+        return
+    check_selections(compressor, compressor.residuals)
+    if collective != "allreduce":
+        raise TypeError(
+            f"collective={collective!r} works in host memory, and the gradients are on a device: use 'allreduce', or "
+            "train with model.cpu()"
+        )
+    if encoding not in _UNBIASED:
+        raise TypeError(
+            f"wire={wire!r} rounds, and what that loses of gradients on a device would be lost: use 'auto' or "
+            "'packed', or 'qsgd8' or 'qsgd4', whose errors are 0 on average"
+        )
+
+
+def _stream_of(x: torch.Tensor) -> tuple[DeviceRuntime, Stream]:
+    runtime = runtime_of(x.device.type)
+    return runtime, runtime.current_stream(x.device)

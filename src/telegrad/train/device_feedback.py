@@ -1,0 +1,187 @@
+"""What a rank remembers of gradients on a device: residuals, velocities and thresholds there. Saved and loaded through
+the Compressor of host memory, so that a state says nothing of where it was made."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from telegrad.comm.device.late_read import LateRead
+from telegrad.comm.device.runtime import runtime_of
+from telegrad.compress import Compressor, Residual
+from telegrad.compress.entries import Entry
+from telegrad.ops.feedback import kernels_of
+
+_LARGEST = float(np.finfo(np.float32).max)
+
+
+@dataclass(slots=True, eq=False)
+class Remembered:
+    """One parameter's array there: float32, flat; ``values * unit`` is what it says. ``before``: what it was when the
+    step began that may yet be undone."""
+
+    values: torch.Tensor
+    unit: float
+    before: torch.Tensor | None = None
+
+    def rescale(self, unit: float) -> None:
+        """Says the same in another unit, above 0. What float32 cannot hold becomes its largest number."""
+        if unit != self.unit:
+            self.values.mul_(min(self.unit / unit, _LARGEST)).clamp_(-_LARGEST, _LARGEST)
+            self.unit = unit
+
+
+@dataclass(slots=True, eq=False)
+class DeviceResidual(Remembered):
+    """``threshold`` (float64, 0: none) and ``calls`` (int64) of its selection, one element each, hold for ``k``.
+    ``limits``: int64, as ``ops.select``'s ``Kept`` takes them, of shape (1, 3)."""
+
+    k: int = 0
+    threshold: Any = None
+    calls: Any = None
+    limits: Any = None
+    selection_before: tuple[torch.Tensor, torch.Tensor] | None = None
+
+    def rescale(self, unit: float) -> None:
+        if unit != self.unit:
+            moved = self.threshold * min(self.unit / unit, 1e300)
+            self.threshold.copy_(torch.where(moved <= _LARGEST, moved, torch.zeros_like(moved)))
+            Remembered.rescale(self, unit)
+
+
+class DeviceFeedback:
+    """``compressor``: whose parameters, units and k these are; what it holds itself is where the device begins, and
+    what ``save`` writes. All else is put into the current stream, and the host does not wait for it."""
+
+    def __init__(self, compressor: Compressor) -> None:
+        self._compressor = compressor
+        self._residuals: dict[str, DeviceResidual] = {}
+        self._velocities: dict[str, Remembered] = {}
+        self._is_open = False
+        self._changed: list[Remembered] = []
+
+    def residual(self, entry: Residual, like: torch.Tensor) -> DeviceResidual:
+        """That of a parameter whose gradient is on the device of ``like``, about to change: in this step's unit, which
+        is above 0, and with a threshold for this step's k."""
+        held = self._residuals.get(entry.name)
+        if held is None:
+            threshold = like.new_full((1,), entry.threshold or 0.0, dtype=torch.float64)
+            calls = like.new_full((1,), entry.calls, dtype=torch.int64)
+            values = _copied(entry, like)
+            limits = like.new_zeros((1, 3), dtype=torch.int64)
+            held = DeviceResidual(values, entry.unit, k=entry.k, threshold=threshold, calls=calls, limits=limits)
+            _set_limits(held)
+            self._residuals[entry.name] = held
+        if held.k != entry.k:
+            held.k = entry.k
+            held.threshold.zero_()
+            held.calls.zero_()
+            _set_limits(held)
+        held.rescale(self._compressor.unit_of(entry))
+        self._about_to_change(held)
+        return held
+
+    def waits(self, entry: Residual) -> bool:
+        """Whether something may wait, as far as the host knows."""
+        return entry.name in self._residuals or entry.peak != 0
+
+    def velocity(self, name: str, like: torch.Tensor) -> torch.Tensor | None:
+        """As ``residual``; ``None`` without momentum."""
+        if self._compressor.momentum is None:
+            return None
+        held = self._velocities.get(name)
+        if held is None:
+            entry = self._compressor.momentum[name]
+            held = self._velocities[name] = Remembered(_copied(entry, like), entry.unit)
+        held.rescale(self._compressor.gradient_unit)
+        self._about_to_change(held)
+        return held.values
+
+    def begin(self) -> None:
+        """Opens a step that can be undone, at the cost of a copy of all that it changes. One that is open is undone."""
+        self._undo_open_step()
+        self._is_open = True
+
+    def close_step(self) -> list[torch.Tensor]:
+        """What has changed since ``begin`` may still be undone by ``undo``, which uses these tensors."""
+        self._is_open = False
+        return [tensor for one in self._changed for tensor in _tensors_of(one)]
+
+    def undo(self, wanted: torch.Tensor) -> None:
+        """If ``wanted`` (int32, one element) is above 0, all is as at ``begin``."""
+        changed, self._changed = self._changed, []
+        for one in changed:
+            runtime = runtime_of(one.values.device.type)
+            stream = runtime.current_stream(one.values.device)
+            runtime.launch(stream, kernels_of(one.values).restore, one.values, one.before, wanted)
+            if isinstance(one, DeviceResidual) and one.selection_before is not None:
+                for now, before in zip((one.threshold, one.calls), one.selection_before, strict=True):
+                    now.copy_(torch.where(wanted > 0, before, now))
+            one.before = None
+
+    def save(self) -> None:
+        """Writes all into the compressor. The host waits for the current streams; a step that is open says nothing."""
+        self._undo_open_step()
+        for name, held in self._residuals.items():
+            entry = self._compressor.residuals[name]
+            _read_into(entry, held)
+            threshold, calls = (LateRead(one).values().item() for one in (held.threshold, held.calls))
+            fits = held.k == entry.k
+            entry.threshold, entry.calls = (threshold if threshold > 0 and fits else None), (calls if fits else 0)
+        if self._compressor.momentum is not None:
+            for name, velocity in self._velocities.items():
+                _read_into(self._compressor.momentum[name], velocity)
+
+    def forget(self) -> None:
+        """The compressor's is what counts."""
+        self._residuals, self._velocities = {}, {}
+        self._is_open, self._changed = False, []
+
+    def _about_to_change(self, one: Remembered) -> None:
+        if not self._is_open or one.before is not None:
+            return
+        one.before = one.values.clone()
+        if isinstance(one, DeviceResidual):
+            one.selection_before = one.threshold.clone(), one.calls.clone()
+        self._changed.append(one)
+
+    def _undo_open_step(self) -> None:
+        if self._is_open and self._changed:
+            self.undo(self._changed[0].values.new_ones(1, dtype=torch.int32))
+        for one in self._changed:
+            one.before = None  # nobody has asked whether to undo it
+        self._is_open, self._changed = False, []
+
+
+def _set_limits(held: DeviceResidual) -> None:
+    size = held.values.numel()
+    for place, limit in zip(held.limits.view(3), (held.k, min(2 * held.k, size), size), strict=True):
+        place.fill_(limit)
+
+
+def _tensors_of(one: Remembered) -> list[torch.Tensor]:
+    assert one.before is not None
+    found = [one.values, one.before]
+    if isinstance(one, DeviceResidual) and one.selection_before is not None:
+        found += [one.threshold, one.calls, *one.selection_before]
+    return found
+
+
+def _copied(entry: Entry, like: torch.Tensor) -> torch.Tensor:
+    """The array on the device of ``like``."""
+    if entry.peak == 0:
+        return like.new_zeros(entry.size, dtype=torch.float32)
+    runtime = runtime_of(like.device.type)
+    pinned = runtime.pinned(entry.values.nbytes).view(torch.float32)
+    pinned.copy_(torch.from_numpy(entry.values))
+    made = like.new_empty(entry.size, dtype=torch.float32)
+    runtime.copy(runtime.current_stream(like.device), made, pinned)
+    return made
+
+
+def _read_into(entry: Entry, held: Remembered) -> None:
+    entry.values[:] = LateRead(held.values).values().numpy()
+    entry.unit, entry.peak = held.unit, np.inf

@@ -1,0 +1,306 @@
+"""Compressed gradients on a device: the host's bits, nothing lost, and a host that waits for nothing."""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from computing_device import ComputingRuntime, computed_on, wait_for
+from device_ranks import RANKS
+from device_trainer import DeviceTrainer, Gradients, step_on_device, step_on_host
+from fake_device import FakeStream
+from handmade_buckets import LARGE, ONE, REBUILT, SHAPES, Bucket, Trainer, gradients_of, plain_sgd
+from triton_arrays import DEVICE
+
+import telegrad
+from telegrad import Communicator
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::RuntimeWarning:triton"),  # of numpy, in the interpreter
+    pytest.mark.skipif(DEVICE != "cpu", reason="the fake device's memory is the host's: set TRITON_INTERPRET=1"),
+]
+
+Make = Callable[..., list[DeviceTrainer]]
+
+
+@pytest.fixture
+def make(device: ComputingRuntime, comms: list[Communicator], streams: list[FakeStream]) -> Make:
+    return lambda **options: [
+        DeviceTrainer(device, comm, stream, **options) for comm, stream in zip(comms, streams, strict=True)
+    ]
+
+
+@pytest.fixture
+def on_host() -> Any:
+    hosts = Communicator.local(RANKS, timeout_s=60.0)
+    yield lambda **options: [Trainer(comm, **options) for comm in hosts]
+    for comm in hosts:
+        comm.close()
+
+
+def drawn(rank: int, step: int) -> Gradients:
+    rng = np.random.default_rng([rank, step])
+    return {name: (rng.standard_normal(int(np.prod(shape))) ** 3).astype(np.float32) for name, shape in SHAPES.items()}
+
+
+def assert_same_state(device: dict[str, Any], host: dict[str, Any]) -> None:
+    """Residuals and velocities, bit for bit."""
+    for group, kind in (("parameters", "residual"), ("velocities", "velocity")):
+        assert device.get(group, {}).keys() == host.get(group, {}).keys()
+        for name, entry in host.get(group, {}).items():
+            own = device[group][name]
+            assert own[kind].dtype == torch.float32
+            assert own[kind].numpy().tobytes() == entry[kind].numpy().tobytes(), name
+            assert own["unit"] == entry["unit"]
+
+
+WAYS: list[dict[str, Any]] = [
+    {"selection": "topk"},
+    {"selection": "trimmed"},
+    {"selection": "reused", "interval": 3},
+    {"selection": "topk", "density": 1.0},
+    {"selection": "reused", "dtype": torch.bfloat16},
+    {"selection": "topk", "wire": "packed", "nonfinite": "skip"},
+    {"selection": "topk", "nonfinite": "send"},
+    {"selection": "reused", "momentum": 0.9, "optimizer": plain_sgd},
+    {"selection": "topk", "momentum": 0.9, "nesterov": True, "optimizer": plain_sgd},
+    {"selection": "topk", "momentum": 0.9, "masking": False, "optimizer": plain_sgd, "dtype": torch.bfloat16},
+    {"mode": "dense", "momentum": 0.9, "optimizer": plain_sgd},
+    {"selection": "topk", "warmup_steps": 2},
+    {"selection": "reused", "warmup_steps": 5, "warmup": "falling"},
+    {"selection": "topk", "small_tensor_elements": 10_000},
+]
+
+
+@pytest.mark.parametrize(
+    "options", WAYS, ids=lambda options: ", ".join(f"{k}={v}" for k, v in options.items() if k != "optimizer")
+)
+def test_the_hosts_bits(make: Make, on_host: Any, options: dict[str, Any]) -> None:
+    trainers, hosts = make(**options), on_host(**options)
+    for step in range(7):
+        gradients = [drawn(rank, step) for rank in range(RANKS)]
+        buckets = ONE if step == 0 else REBUILT
+        found, expected = step_on_device(trainers, gradients, buckets), step_on_host(hosts, gradients, buckets)
+        for own, other in zip(found, expected, strict=True):
+            for name, average in other.items():
+                assert own[name].tobytes() == average.tobytes(), (step, name)
+    for trainer, host in zip(trainers, hosts, strict=True):
+        assert_same_state(trainer.memory(), host.state.state_dict()["compressor"])
+        assert trainer.state.step == host.state.step == 7
+        stats, expected_stats = trainer.state.stats, host.state.stats
+        for name in ("buckets", "elements", "dense_elements", "wanted", "selected"):
+            assert getattr(stats, name) == getattr(expected_stats, name), name
+
+
+def test_the_host_does_not_wait(make: Make) -> None:
+    trainers = make(selection="reused", momentum=0.9, optimizer=plain_sgd)
+    held = threading.Event()
+    for trainer in trainers:
+        trainer.stream.put(held.wait)
+    gradients = [drawn(rank, 0) for rank in range(RANKS)]
+    first = [trainers[rank].start(gradients[rank], REBUILT) for rank in range(RANKS - 1)]
+    assert all(future.done() for of_rank in first for _, _, future in of_rank)
+    second = [trainers[rank].start(gradients[rank], REBUILT) for rank in range(RANKS - 1)]
+    found = [trainers[rank].wait(first[rank]) for rank in range(RANKS - 1)]
+    held.set()
+    behind = threading.Event()
+    trainers[0].stream.put(behind.set)
+    assert not behind.wait(0.2)  # the stream waits for the last rank
+    assert len(second) == RANKS - 1
+    for _ in range(2):
+        trainers[-1].start(gradients[-1], REBUILT)
+    assert behind.wait(60.0)
+    wait_for([trainer.stream for trainer in trainers])
+    assert all(x.memory.isfinite().all() for of_rank in found for _, x in of_rank)
+    for trainer in trainers:
+        trainer.state.synchronize()
+
+
+@pytest.mark.parametrize("selection", ["topk", "reused"])
+@pytest.mark.parametrize("nonfinite", ["raise", "skip"])
+def test_nothing_is_lost(make: Make, selection: str, nonfinite: str) -> None:
+    """Integers, whose sums and thirds' threefold are exact enough: all that came in has gone out, or waits."""
+    trainers, steps = make(selection=selection, nonfinite=nonfinite, density=0.02), 12
+    sent = {name: np.zeros(int(np.prod(shape))) for name, shape in SHAPES.items()}
+    entered = {name: np.zeros(int(np.prod(shape))) for name, shape in SHAPES.items()}
+    for step in range(steps):
+        gradients = [gradients_of(rank, step) for rank in range(RANKS)]
+        for name, average in step_on_device(trainers, gradients, REBUILT)[0].items():
+            sent[name] += np.rint(average.astype(np.float64) * RANKS)
+            entered[name] += sum(own[name].astype(np.float64) for own in gradients)
+    states = [trainer.memory()["parameters"] for trainer in trainers]
+    for name in SHAPES:
+        waits = sum(state[name]["residual"].numpy().astype(np.float64) for state in states) if name in LARGE else 0.0
+        np.testing.assert_array_equal(sent[name] + waits, entered[name])
+        assert name not in LARGE or np.any(waits)
+
+
+def test_a_parameter_that_took_no_part_keeps_what_waits(make: Make, on_host: Any) -> None:
+    options = {"selection": "topk", "momentum": 0.9, "optimizer": plain_sgd}
+    trainers, hosts = make(**options), on_host(**options)
+    for step in range(4):
+        gradients = [drawn(rank, step) for rank in range(RANKS)]
+        for own in gradients[: 2 if step == 2 else 0] if step != 3 else gradients:
+            own["hidden"][:] = 0
+            own["bias"][:] = 0
+        found, expected = step_on_device(trainers, gradients, REBUILT), step_on_host(hosts, gradients, REBUILT)
+        for name, average in expected[0].items():
+            assert found[0][name].tobytes() == average.tobytes(), (step, name)
+    assert not found[0]["hidden"].any()
+    for trainer, host in zip(trainers, hosts, strict=True):
+        assert_same_state(trainer.memory(), host.state.state_dict()["compressor"])
+
+
+@pytest.mark.parametrize("what", ["large", "small"])
+@pytest.mark.parametrize("value", [math.nan, -math.inf])
+def test_a_dropped_step_leaves_all_as_it_was(make: Make, value: float, what: str) -> None:
+    options = {"selection": "reused", "interval": 3, "nonfinite": "skip", "momentum": 0.9, "optimizer": plain_sgd}
+    trainers = make(**options)
+    before: list[Any] = []
+    for step in range(5):
+        gradients = [drawn(rank, step) for rank in range(RANKS)]
+        if step == 3:
+            gradients[1]["hidden" if what == "large" else "bias"][3] = value
+            before = [trainer.memory() for trainer in trainers]
+        found = step_on_device(trainers, gradients, REBUILT)
+        for trainer in trainers:
+            with trainer.device.on(trainer.stream):
+                assert trainer.state.skipped == (step == 3)
+        if step == 3:
+            assert not any(average.any() for own in found for average in own.values())
+            for trainer, state in zip(trainers, before, strict=True):
+                now = trainer.memory()
+                assert_same_state(now, state)
+                for name in LARGE:
+                    for key in ("threshold", "calls"):
+                        assert now["parameters"][name][key] == state["parameters"][name][key]
+    assert [trainer.state.step for trainer in trainers] == [4] * RANKS
+
+
+def test_raise_names_the_parameter_and_poisons_no_residual(make: Make) -> None:
+    trainers = make(selection="topk")
+    step_on_device(trainers, [drawn(rank, 0) for rank in range(RANKS)], REBUILT)
+    before = trainers[1].memory()["parameters"]["hidden"]["residual"].clone()
+    gradients = [drawn(rank, 1) for rank in range(RANKS)]
+    gradients[1]["hidden"][7:900] = math.nan
+    found = step_on_device(trainers, gradients, REBUILT)
+    assert np.isnan(found[0]["hidden"]).sum() == 1  # all ranks see it
+    with pytest.raises(telegrad.NonFiniteGradient, match="rank 1, step 1: the gradient of 'hidden' has") as caught:
+        trainers[1].state.synchronize()
+    assert (caught.value.rank, caught.value.parameter) == (1, "hidden")
+    with trainers[1].device.on(trainers[1].stream):
+        trainers[1].state._device_buckets.save()
+    after = trainers[1].state._compressor.residuals
+    np.testing.assert_array_equal(after["hidden"].values, before.numpy())
+    assert all(np.isfinite(entry.values).all() for entry in after)
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+@pytest.mark.parametrize("nonfinite", ["send", "skip", "raise"])
+def test_what_overflows_is_no_residual(make: Make, nonfinite: str, momentum: float) -> None:
+    """Finite gradients whose sum with what waits is infinite, in more entries than there is room for."""
+    options = {"momentum": momentum, "optimizer": plain_sgd} if momentum else {}
+    trainers = make(selection="topk", nonfinite=nonfinite, **options)
+    for step in range(2):
+        gradients = [drawn(rank, step) for rank in range(RANKS)]
+        gradients[2]["hidden"][:] = 3e38
+        gradients[2]["hidden"][::2] = -3e38
+        found = step_on_device(trainers, gradients, REBUILT)
+    if nonfinite == "skip":
+        with trainers[0].device.on(trainers[0].stream):
+            assert trainers[0].state.skipped
+        assert not found[0]["hidden"].any()
+    else:
+        assert np.isinf(found[0]["hidden"]).any()
+    if nonfinite == "raise":
+        with pytest.raises(telegrad.NonFiniteGradient, match="'hidden'.*or what waits of it has overflowed"):
+            trainers[2].state.synchronize()
+    with trainers[2].device.on(trainers[2].stream):
+        trainers[2].state._device_buckets.save()
+    compressor = trainers[2].state._compressor
+    for entry in (*compressor.residuals, *(compressor.momentum or ())):
+        assert np.isfinite(entry.values).all(), entry.name
+
+
+@pytest.mark.parametrize(
+    "options", [{"selection": "topk"}, {"mode": "dense"}, {"selection": "reused", "nonfinite": "skip"}]
+)
+def test_gradients_are_clipped_together(make: Make, on_host: Any, options: dict[str, Any]) -> None:
+    trainers, hosts = make(clip_norm=20.0, **options), on_host(clip_norm=20.0, **options)
+    for step in range(4):
+        gradients = [drawn(rank, step) for rank in range(RANKS)]
+        if step == 3:
+            for own in gradients:
+                for one in own.values():
+                    one *= np.float32(0.01)  # of a norm that nothing clips
+        found, expected = step_on_device(trainers, gradients, REBUILT), step_on_host(hosts, gradients, REBUILT)
+        for name, average in expected[0].items():
+            np.testing.assert_allclose(found[0][name], average, rtol=1e-5, atol=1e-7)
+    assert hosts[0].state.stats.clipped_steps == 3
+
+
+def test_residuals_of_steps(make: Make, on_host: Any) -> None:
+    options = {"selection": "reused", "feedback": "steps", "optimizer": plain_sgd}
+    trainers, hosts = make(**options), on_host(**options)
+    for step, rate in enumerate([0.5, 0.5, 0.1, 0.0, 3.0, 0.25]):
+        for one in (*trainers, *hosts):
+            one.state._units._optimizer.param_groups[0]["lr"] = rate
+        gradients = [drawn(rank, step) for rank in range(RANKS)]
+        found, expected = step_on_device(trainers, gradients, REBUILT), step_on_host(hosts, gradients, REBUILT)
+        for name, average in expected[0].items():
+            assert found[0][name].tobytes() == average.tobytes(), (step, name)
+    for trainer, host in zip(trainers, hosts, strict=True):
+        assert_same_state(trainer.memory(), host.state.state_dict()["compressor"])
+
+
+def test_a_wire_that_rounds_without_direction(make: Make) -> None:
+    trainers, exact = make(selection="topk", wire="qsgd8"), make(selection="topk")
+    gradients = [drawn(rank, 0) for rank in range(RANKS)]
+    found, expected = step_on_device(trainers, gradients, REBUILT), step_on_device(exact, gradients, REBUILT)
+    for name in LARGE:
+        assert found[0][name].tobytes() == found[1][name].tobytes()
+        largest = np.abs(expected[0][name]).max()
+        assert not np.array_equal(found[0][name], expected[0][name])
+        np.testing.assert_allclose(found[0][name], expected[0][name], atol=largest * RANKS / 100)
+
+
+def test_a_pass_that_was_broken_off_is_undone(make: Make) -> None:
+    trainers = make(selection="topk", nonfinite="skip")
+    step_on_device(trainers, [drawn(rank, 0) for rank in range(RANKS)], REBUILT)
+    before = [trainer.memory() for trainer in trainers]
+    for rank, trainer in enumerate(trainers):
+        gradients = drawn(rank, 1)
+        with trainer.device.on(trainer.stream):
+            names = REBUILT[0]
+            own = torch.from_numpy(np.concatenate([gradients[name] for name in names]))
+            parameters = [trainer.parameters[name] for name in names]
+            bucket = Bucket(parameters, computed_on(trainer.device, own), 0, False)
+            telegrad.ddp_hook(trainer.state, bucket)  # type: ignore[arg-type]
+    for trainer, state in zip(trainers, before, strict=True):
+        assert_same_state(trainer.memory(), state)
+
+
+def test_passes_that_nobody_waits_for_come_in_their_order(make: Make) -> None:
+    """The second one changes nothing before the first one, which is dropped, is undone."""
+    options = {"selection": "reused", "nonfinite": "skip"}
+    kept: list[list[dict[str, Any]]] = []
+    for waits in (True, False):
+        trainers = make(**options)
+        given = [[drawn(rank, step) for step in range(3)] for rank in range(RANKS)]
+        given[1][1]["hidden"][0] = math.nan
+        if waits:
+            for step in range(3):
+                step_on_device(trainers, [of_rank[step] for of_rank in given], REBUILT)
+        else:
+            for trainer, of_rank in zip(trainers, given, strict=True):
+                for gradients in of_rank:
+                    trainer.start(gradients, REBUILT)
+        kept.append([trainer.memory() for trainer in trainers])
+        assert [trainer.state.step for trainer in trainers] == [2] * RANKS
+    for one, other in zip(*kept, strict=True):
+        assert_same_state(one, other)
