@@ -2,12 +2,14 @@
 SHELL := bash
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test lint build wheel bench gpu clean sanitize test-core test-python
+.PHONY: help demo test lint build wheel bench gpu offline without-network clean sanitize test-core test-python
 
 PYTHON ?= python3
+FOR ?= python3
+OFFLINE ?=
 T ?=
 ARGS ?=
-venv := .venv
+venv := .venv$(if $(OFFLINE),-offline)
 say = @printf '\n== %s\n'
 tools := PATH="$(CURDIR)/$(venv)/bin:$$PATH"
 export CMAKE_BUILD_PARALLEL_LEVEL ?= $(shell nproc)
@@ -27,20 +29,15 @@ demo: build  ## train a language model over Gloo, telegrad dense and telegrad sp
 bench: build  ## measure allreduce beside its peers (ARGS="--ranks 4 --json FILE")
 	@$(venv)/bin/telegrad bench allreduce $(ARGS)
 
-# Not part of `make test`, which runs the same tests in Triton's interpreter. No GPU is no failure; a GPU whose tests would all
-# skip is one. Connections: on a queue that two streams share, one waits for the other (docs/gpu.md).
-gpu: build  ## test what runs on this machine's GPU, and measure its kernels (ARGS="--elements 64Mi --json FILE")
-	@if $(venv)/bin/python -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'; then \
-	  $(venv)/bin/python -c 'import torch, triton; torch.version.hip or __import__("cuda.bindings.driver")' || \
-	    { echo "error: a GPU is here, but what its tests need is not: $(venv)/bin/python -m pip install triton cuda-bindings" >&2; \
-	      exit 1; }; \
-	  export CUDA_DEVICE_MAX_CONNECTIONS=32; \
-	  TRITON_INTERPRET=0 $(venv)/bin/python -m pytest -q -rs tests/python/ops tests/python/cli/test_bench_select.py \
-	    tests/python/compress/test_selection_on_tensors.py tests/python/gpu && \
-	  $(venv)/bin/telegrad bench select --device cuda $(ARGS); \
-	else \
-	  echo "no GPU: torch sees none here, nothing was run. 'make test' runs the kernels in Triton's interpreter."; \
-	fi
+# Not part of `make test`, which runs the same tests in Triton's interpreter. No GPU is no failure.
+gpu: $(if $(OFFLINE),without-network,build)  ## tests and benchmarks on this machine's GPU (ARGS="--parts tests,overlap"; OFFLINE=.offline)
+	@$(venv)/bin/python benchmarks/gpu/run.py $(ARGS)
+
+without-network:
+	@OFFLINE='$(OFFLINE)' PYTHON='$(PYTHON)' .ci/setup
+
+offline: build  ## what `make gpu OFFLINE=.offline` needs where there is no network (FOR=python3.12: the Python there)
+	@FOR='$(FOR)' .ci/offline
 
 build: $(venv)/built  ## compile the core and install telegrad into .venv, editable
 

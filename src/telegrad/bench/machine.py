@@ -27,7 +27,8 @@ def describe_machine() -> dict[str, object]:
 
 
 def commit() -> str | None:
-    """The commit of the repository that this package is run from, with ``+`` if it was changed; None outside one."""
+    """The commit of the repository that this package is run from, with ``+`` if it was changed; outside one what
+    ``TELEGRAD_COMMIT`` says, or None."""
     here = Path(__file__).parent
 
     def git(*arguments: str) -> str | None:
@@ -38,7 +39,7 @@ def commit() -> str | None:
         return done.stdout.strip() if done.returncode == 0 else None
 
     if git("ls-files", "--error-unmatch", __file__) is None:  # installed inside somebody else's repository
-        return None
+        return os.environ.get("TELEGRAD_COMMIT")
     head = git("rev-parse", "--short=12", "HEAD")
     return head if head is None else head + ("+" if git("status", "--porcelain", "--untracked-files=no") else "")
 

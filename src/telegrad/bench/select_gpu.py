@@ -10,11 +10,6 @@ from telegrad.bench.select_plan import GPU_COPY, GRADIENTS, METHODS, PEER, SETTL
 from telegrad.compress import Residual, Selection, selection_named
 
 
-def gpu_name() -> str | None:
-    """The GPU that torch would use; ``None``: it sees none."""
-    return torch.cuda.get_device_name() if torch.cuda.is_available() else None
-
-
 def seconds_between_events(work: Callable[[], object]) -> float:
     """From the device's reaching ``work`` to its being through with it; what waits for the CPU in between counts."""
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]

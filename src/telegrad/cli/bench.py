@@ -11,12 +11,14 @@ from telegrad.cli.bench_errors import errors
 from telegrad.cli.bench_faults import faults
 from telegrad.cli.bench_linear import linear
 from telegrad.cli.bench_nonblocking import nonblocking
+from telegrad.cli.bench_overlap import overlap
 from telegrad.cli.bench_predictions import predictions
 from telegrad.cli.bench_select import select
 from telegrad.cli.bench_simulator import simulator
 from telegrad.cli.bench_sparse import sparse
 from telegrad.cli.bench_topk import topk_allreduce
 from telegrad.cli.bench_training_step import training_step
+from telegrad.cli.bench_transfers import transfers
 
 app = typer.Typer(help="Measure telegrad on this machine, beside a peer in the same run.", no_args_is_help=True)
 for command in (
@@ -26,6 +28,8 @@ for command in (
     linear,
     select,
     nonblocking,
+    transfers,
+    overlap,
     checks,
     faults,
     errors,

@@ -49,8 +49,8 @@ def select(
     console = table_console()
     if device not in DEVICES:
         raise typer.BadParameter(f"{device!r} does not exist: use {' or '.join(DEVICES)}", param_hint="--device")
+    from telegrad.bench.device import gpu_name
     from telegrad.bench.select import run
-    from telegrad.bench.select_gpu import gpu_name
 
     gpu = gpu_name() if device == "cuda" else None
     if device == "cuda" and gpu is None:

@@ -8,7 +8,7 @@ import importlib.util
 import json
 import signal
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated
 
@@ -16,13 +16,16 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
+from telegrad.bench.machine import describe_machine
 from telegrad.bench.netlab import NetlabError, parse_rate, why_unavailable
-from telegrad.cli.interrupts import sigterm_as_interrupt
-from telegrad.demo.job import LOOPBACK, Place, open_place, train
+from telegrad.cli.gpu_options import described_gpu
+from telegrad.cli.interrupts import ended_by_interrupt
+from telegrad.cli.options import among
+from telegrad.demo.job import LOOPBACK, SHARED_MEMORY, Place, open_place, train
 from telegrad.demo.results import RunResult, as_json
-from telegrad.demo.settings import RUNS, SCHEMES, ModelSize, Settings
+from telegrad.demo.settings import DEVICES, RUNS, SCHEMES, ModelSize, Settings
 from telegrad.demo.text import Corpus, check_length
-from telegrad.launch import RankFailed, RanksTimedOut
+from telegrad.launch import LaunchError, RankFailed
 from telegrad.report.training import TrainingProgress, table_of
 from telegrad.report.training_plot import plot
 
@@ -51,7 +54,8 @@ def demo(
         str | None,
         typer.Option(
             help="A rate such as [bold]1gbit[/] or [bold]100mbit[/]: one network namespace per rank, every link shaped "
-            "by tc (needs root). [bold]loopback[/]: this machine's own. Default: 1gbit as root, else loopback.",
+            "by tc (needs root). [bold]loopback[/]: this machine's own. [bold]shm[/]: loopback for Gloo, shared memory "
+            "for telegrad. Default: 1gbit as root, else loopback; on a GPU shm.",
             show_default=False,
         ),
     ] = None,
@@ -62,6 +66,7 @@ def demo(
         int, typer.Option(min=_HEAD_WIDTH, help=f"Width of the model, a multiple of {_HEAD_WIDTH}.")
     ] = 448,
     layers: Annotated[int, typer.Option(min=1, help="Transformer blocks of the model.")] = 2,
+    device: Annotated[str, typer.Option(help="Where to train: cpu, or cuda, one GPU for all ranks.")] = DEVICES[0],
     seed: Annotated[int, typer.Option(min=0, help="Of the first weights and of the order of the data.")] = 0,
     warmup_steps: Annotated[
         int, typer.Option(min=0, help="Steps that the sparse run does densely at first; their bytes count.")
@@ -92,11 +97,11 @@ def demo(
     several times for the same number of steps: by PyTorch's DDP over Gloo, by telegrad with dense and with sparse
     gradients.
 
-    All runs start with the same weights, see the same data in the same order and meet the same network.
-    [bold]held-out loss[/] is in nats per byte, on files that no run trains on. [bold]training time[/] is without
-    start-up and validation. [bold]exposed comm.[/] is the time from the moment when a step has computed its last
-    gradient until all averaged gradients are there. [bold]sent[/] is what the network interface has counted in training
-    steps, headers and dense warm-up included.
+    All runs start with the same weights, see the same data in the same order and meet the same network. [bold]held-out
+    loss[/] is in nats per byte, on files that no run trains on. [bold]training time[/] is without start-up and
+    validation. [bold]exposed comm.[/] is the time from the moment when a step has computed its last gradient until all
+    averaged gradients are there. [bold]sent[/] is what the network interface has counted in training steps, headers and
+    dense warm-up included. With [bold]--device cuda[/] a run that has no way to train there says why.
     """
     console = Console()
     names = _checked_runs(runs)
@@ -104,13 +109,14 @@ def demo(
         raise typer.BadParameter("torch is not installed: pip install 'telegrad[demo]'", param_hint="telegrad demo")
     if width % _HEAD_WIDTH:
         raise typer.BadParameter(f"{width} is not a multiple of {_HEAD_WIDTH}", param_hint="--width")
+    among(device, DEVICES, "--device")
     _check_outputs(out, json_file)
+    machine = describe_machine() if device == "cpu" else described_gpu(console)
     size = ModelSize(width=width, layers=layers, heads=width // _HEAD_WIDTH, context=context)
     with (
-        sigterm_as_interrupt(),
-        _explained_failures(console),
+        ended_by_interrupt(console, "interrupted; all ranks are stopped"),
         tempfile.TemporaryDirectory(prefix="telegrad-demo-") as folder,
-        _place(console, network, ranks) as place,
+        _place(console, network or (SHARED_MEMORY if device != "cpu" else None), ranks) as place,
     ):
         try:
             settings = Settings(
@@ -118,6 +124,8 @@ def demo(
                 corpus=folder,
                 steps=steps,
                 interface=place.interface,
+                shared_memory=place.shared_memory,
+                device=device,
                 seed=seed,
                 batch=batch,
                 density=density,
@@ -138,39 +146,88 @@ def demo(
             f"Text: {len(corpus.training) / 1e6:.1f} MB to train on, {len(corpus.held_out) / 1e6:.1f} MB held out; "
             f"{ranks} ranks; {_described(place)}"
         )
-        results = _train_all(console, names, settings, place, timeout)
-    _show(console, results, place, steps, out, json_file)
+
+        def write(results: list[RunResult], missing: Mapping[str, str]) -> None:
+            if json_file is not None:
+                figures = {
+                    **as_json(results, network=place.name, ranks=ranks, steps=steps, missing=missing),
+                    "device": device,
+                    "machine": machine,
+                }
+                json_file.write_text(json.dumps(figures, indent=1, allow_nan=False) + "\n")
+
+        training = _Training(console, names, place, timeout, write)
+        training.run(settings)
+    where = place.name if device == "cpu" else f"{place.name}, {machine['gpu']}"
+    _show(console, training, f"{ranks} ranks, {where}, {steps} steps", out, json_file)
 
 
-def _train_all(
-    console: Console, names: list[str], settings: Settings, place: Place, timeout_s: float
-) -> list[RunResult]:
-    results = []
-    with TrainingProgress(console, names, settings.steps) as progress:
-        for name in names:
-            progress.begin(name)
-            own = dataclasses.replace(settings, run=name)
-            results.append(train(own, place, timeout_s=timeout_s, on_message=progress.update))
-            progress.finish(name)
-    return results
+class _Training:
+    """The runs, one after the other. ``write(results, missing)`` is called after each: what comes later may fail."""
+
+    def __init__(
+        self,
+        console: Console,
+        names: list[str],
+        place: Place,
+        timeout_s: float,
+        write: Callable[[list[RunResult], Mapping[str, str]], None],
+    ) -> None:
+        self.results: list[RunResult] = []
+        self.missing: dict[str, str] = {}  # why a run was not done, by name
+        self.failed = False
+        self._console, self._names, self._place = console, names, place
+        self._timeout_s, self._write = timeout_s, write
+
+    def run(self, settings: Settings) -> None:
+        with TrainingProgress(self._console, self._names, settings.steps) as progress:
+            for name in self._names:
+                progress.begin(name)
+                own = dataclasses.replace(settings, run=name)
+                try:
+                    result = train(own, self._place, timeout_s=self._timeout_s, on_message=progress.update)
+                except LaunchError as error:
+                    self._fail(name, error)
+                else:
+                    progress.finish(name)
+                    self._take(name, result)
+                self._write(self.results, self.missing)
+
+    def _take(self, name: str, result: RunResult) -> None:
+        if result.refused is None:
+            self.results.append(result)
+        else:
+            self.missing[name] = result.refused
+            self._console.print(f"{name} is not possible here: {result.refused}", markup=False, soft_wrap=True)
+
+    def _fail(self, name: str, error: LaunchError) -> None:
+        self.failed = True
+        last = str(error)
+        if isinstance(error, RankFailed):
+            first = error.exits[0]
+            how = f"status {first.returncode}" if first.returncode >= 0 else signal.Signals(-first.returncode).name
+            last = "\n".join(first.stderr.rstrip().splitlines()[-_LAST_LINES:]) or "(it said nothing)"
+            self._console.print(
+                f"[red]{name}: rank {first.rank} ended with {how}; all ranks are stopped. Its last words:[/]"
+            )
+        self._console.print(last, markup=False, highlight=False, soft_wrap=True)
+        self.missing[name] = last
 
 
-def _show(
-    console: Console, results: list[RunResult], place: Place, steps: int, out: Path, json_file: Path | None
-) -> None:
-    title = f"{results[0].parameters / 1e6:.1f} M parameters, {place.ranks} ranks, {place.name}, {steps} steps"
-    console.print(table_of(results, title))
+def _show(console: Console, training: _Training, about: str, out: Path, json_file: Path | None) -> None:
+    results = training.results
+    if json_file is not None:
+        console.print(f"figures: {json_file.resolve()}", soft_wrap=True, highlight=False)
+    if results:
+        title = f"{results[0].parameters / 1e6:.1f} M parameters, {about}"
+        console.print(table_of(results, title))
+        picture = (out / "demo.png").resolve()
+        plot(results, title, picture)
+        console.print(f"plot: {picture}", soft_wrap=True, highlight=False)
     for result in results:
         if not result.ranks_agree:
             console.print(f"[red]{result.name}: the ranks' weights differ at the end[/]")
-    if json_file is not None:
-        figures = as_json(results, network=place.name, ranks=place.ranks, steps=steps)
-        json_file.write_text(json.dumps(figures, indent=1, allow_nan=False) + "\n")
-        console.print(f"figures: {json_file.resolve()}", soft_wrap=True, highlight=False)
-    picture = (out / "demo.png").resolve()
-    plot(results, title, picture)
-    console.print(f"plot: {picture}", soft_wrap=True, highlight=False)
-    if not all(result.ranks_agree for result in results):
+    if training.failed or not results or not all(result.ranks_agree for result in results):
         raise typer.Exit(1)
 
 
@@ -201,11 +258,11 @@ def _checked_runs(runs: str) -> list[str]:
 @contextlib.contextmanager
 def _place(console: Console, network: str | None, ranks: int) -> Iterator[Place]:
     """The network that was asked for; without a wish the laboratory, or loopback where there can be none."""
-    if network is not None and network != LOOPBACK:
+    if network is not None and network not in (LOOPBACK, SHARED_MEMORY):
         try:
             parse_rate(network)
         except ValueError as error:
-            raise typer.BadParameter(f"{error}, or loopback", param_hint="--network") from error
+            raise typer.BadParameter(f"{error}, or loopback or shm", param_hint="--network") from error
     with contextlib.ExitStack() as stack:
         try:
             place = stack.enter_context(open_place(network or _DEFAULT_RATE, ranks))
@@ -219,28 +276,14 @@ def _place(console: Console, network: str | None, ranks: int) -> Iterator[Place]
 
 
 def _described(place: Place) -> str:
+    if place.shared_memory:
+        return (
+            "network: loopback for Gloo, whose bytes are the interface's, of all programs, divided by "
+            f"{place.ranks}; shared memory for telegrad, which counts its own"
+        )
     if place.prefix_of is None:
         return (
             "network: loopback, as fast as it goes; bytes are the loopback interface's, of all programs on this "
             f"machine, divided by {place.ranks}"
         )
     return f"network: {place.name}, one namespace per rank; bytes are those of each rank's own interface"
-
-
-@contextlib.contextmanager
-def _explained_failures(console: Console) -> Iterator[None]:
-    try:
-        yield
-    except RankFailed as failure:
-        first = failure.exits[0]
-        how = f"status {first.returncode}" if first.returncode >= 0 else signal.Signals(-first.returncode).name
-        last = "\n".join(first.stderr.rstrip().splitlines()[-_LAST_LINES:]) or "(it said nothing)"
-        console.print(f"[red]rank {first.rank} ended with {how}; all ranks are stopped. Its last words:[/]")
-        console.print(last, markup=False, highlight=False, soft_wrap=True)
-        raise typer.Exit(1) from failure
-    except RanksTimedOut as error:
-        console.print(str(error), markup=False, highlight=False, soft_wrap=True)
-        raise typer.Exit(1) from error
-    except KeyboardInterrupt as interrupt:
-        console.print("[yellow]interrupted; all ranks are stopped[/]")
-        raise typer.Exit(130) from interrupt

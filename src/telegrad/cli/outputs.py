@@ -56,6 +56,51 @@ def write_result(console: Console, path: Path, result: Mapping[str, object], *, 
     console.print(f"{what}: {path}")
 
 
+class GrowingResult:
+    """Rows that are in their file as soon as they are known: what comes later may hang, or end the process.
+
+    ``about`` is written beside them. ``failures`` says what could not be measured, and why. Without a path it only
+    keeps them.
+    """
+
+    def __init__(self, path: Path | None, about: Mapping[str, object]) -> None:
+        self.rows: list[dict[str, Any]] = []
+        self.failures: list[dict[str, Any]] = []
+        self._path, self._about = path, about
+
+    def add(self, row: dict[str, Any]) -> None:
+        self.rows.append(row)
+        self._write()
+
+    def fail(self, failure: dict[str, Any]) -> None:
+        self.failures.append(failure)
+        self._write()
+
+    def _write(self) -> None:
+        if self._path is None:
+            return
+        text = json.dumps({"rows": self.rows, "failures": self.failures, **self._about}, indent=1, allow_nan=False)
+        partial = self._path.with_name(self._path.name + ".partial")  # whoever reads meanwhile finds a whole file
+        partial.write_text(text + "\n")
+        partial.replace(self._path)
+
+    def say_failures(self, console: Console) -> None:
+        """What could not be measured, with all that is known of why."""
+        for failure in self.failures:
+            said = ", ".join(f"{name}: {value}" for name, value in failure.items())
+            console.print(said, style="red", markup=False, highlight=False, soft_wrap=True)
+
+    def end(self, console: Console) -> None:
+        """Says where the rows are, and ends the command with status 1 if something failed or a row counts ``"wrong"``
+        values."""
+        if self._path is not None and (self.rows or self.failures):
+            console.print(f"rows: {self._path}")
+        if any(row.get("wrong") for row in self.rows):
+            console.print("[red]some values were wrong[/]")
+        if self.failures or any(row.get("wrong") for row in self.rows):
+            raise typer.Exit(1)
+
+
 def end_with_rows(console: Console, rows: Sequence[Mapping[str, Any]], json_file: Path | None) -> None:
     """Says which machine it was, writes ``rows`` and the machine into ``json_file`` if that is given, and ends the
     command with status 1 if a row counts ``"wrong"`` sums."""

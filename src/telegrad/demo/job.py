@@ -14,7 +14,10 @@ from telegrad.demo.results import RunResult
 from telegrad.demo.settings import Settings
 from telegrad.launch import SINGLE_THREADED, Ranks
 
-LOOPBACK = "loopback"
+LOOPBACK, SHARED_MEMORY = "loopback", "shm"
+
+TARGET = "telegrad.demo.worker:main"
+"""What the ranks run."""
 
 _PORT = 29500
 
@@ -28,25 +31,27 @@ class Place:
     interface: str
     master: str
     prefix_of: Callable[[int], Sequence[str]] | None = None
+    shared_memory: bool = False
 
     @property
     def environment(self) -> Mapping[str, str]:
-        """Gloo and telegrad over TCP on the same interface, and one computing thread per rank."""
-        return {
-            **SINGLE_THREADED,
-            "GLOO_SOCKET_IFNAME": self.interface,
-            "UCX_TLS": "tcp,self",
-            "UCX_NET_DEVICES": self.interface,
-        }
+        """Gloo over TCP, telegrad too, on the same interface, or over ``shared_memory``; one computing thread per
+        rank."""
+        common = {**SINGLE_THREADED, "GLOO_SOCKET_IFNAME": self.interface}
+        return common if self.shared_memory else {**common, "UCX_TLS": "tcp,self", "UCX_NET_DEVICES": self.interface}
 
 
 @contextlib.contextmanager
 def open_place(network: str, ranks: int) -> Iterator[Place]:
-    """``"loopback"``, or a rate such as ``"1gbit"``: one network namespace per rank, links shaped to it, removed
-    afterwards. Raises ``ValueError`` for other names, ``NetlabError`` where namespaces cannot be made.
+    """``"loopback"``; ``"shm"``: loopback for Gloo, shared memory for telegrad; or a rate such as ``"1gbit"``: one
+    network namespace per rank, links shaped to it, removed afterwards. Raises ``ValueError`` for other names,
+    ``NetlabError`` where namespaces cannot be made.
     """
     if network == LOOPBACK:
         yield Place(network, ranks, "lo", "127.0.0.1")
+        return
+    if network == SHARED_MEMORY:
+        yield Place(network, ranks, "lo", "127.0.0.1", shared_memory=True)
         return
     with Netlab(ranks, network) as lab:
         yield Place(network, ranks, INTERFACE, lab.address_of(0), lab.prefix_of)
@@ -82,7 +87,7 @@ def train(
 
     started_s = time.monotonic()
     with Ranks(
-        "telegrad.demo.worker:main",
+        TARGET,
         place.ranks,
         timeout_s=timeout_s,
         arguments=[settings.to_json()],

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -49,6 +49,8 @@ class RunResult:
     total_s: float = 0.0
     sent_by_rank: list[float] = field(default_factory=list)
     ranks_agree: bool | None = None
+    refused: str | None = None
+    """Why it cannot be done on the device it was asked for."""
 
     def take(self, line: str) -> str | None:
         """Reads one line of rank 0's output; returns which kind of message it was, None for other output."""
@@ -63,6 +65,8 @@ class RunResult:
             self.training_s += self.steps[-1].step_s
         elif kind == "validation":
             self.validations.append(Validation(**message))
+        elif kind == "refused":
+            self.refused = message["reason"]
         elif kind == "end":
             self.training_s = message["training_s"]
             self.sent_by_rank = message["sent_by_rank"]
@@ -114,11 +118,14 @@ def equal_wall_s(results: Sequence[RunResult]) -> float:
     return min(result.training_s for result in results)
 
 
-def as_json(results: Sequence[RunResult], *, network: str, ranks: int, steps: int) -> dict[str, Any]:
-    """What ``--json`` writes. ``wall_s`` is training time, ``total_s`` includes start-up and validation; losses are in
-    nats per byte, and None where training diverged; ``curve`` holds every validation.
+def as_json(
+    results: Sequence[RunResult], *, network: str, ranks: int, steps: int, missing: Mapping[str, str] | None = None
+) -> dict[str, Any]:
+    """What ``--json`` writes of the runs that were done; ``missing``: why others were not, by name. ``wall_s`` is
+    training time, ``total_s`` includes start-up and validation; losses are in nats per byte, and None where training
+    diverged; ``curve`` holds every validation.
     """
-    at_s = equal_wall_s(results)
+    at_s = equal_wall_s(results) if results else math.nan
     runs = [
         {
             "name": result.name,
@@ -147,7 +154,7 @@ def as_json(results: Sequence[RunResult], *, network: str, ranks: int, steps: in
         }
         for result in results
     ]
-    return {"runs": runs, "network": network, "ranks": ranks, "steps": steps}
+    return {"runs": runs, "missing": dict(missing or {}), "network": network, "ranks": ranks, "steps": steps}
 
 
 def _finite(value: float) -> float | None:

@@ -12,6 +12,8 @@ from typing import Any, Self
 RUNS = ("ddp-gloo", "telegrad-dense", "telegrad-sparse")
 """Plain DistributedDataParallel over Gloo; the same with our hook, dense; with our hook, sparse."""
 
+DEVICES = ("cpu", "cuda")
+
 SCHEMES: Mapping[str, Mapping[str, Any]] = {
     **{name: {"collective": name} for name in ("allreduce", "oktopk", "gtopk", "bounded", "allgather")},
     "topka": {"selection": "topk", "collective": "allgather"},
@@ -39,8 +41,9 @@ class ModelSize:
 class Settings:
     """One run.
 
-    ``interface``: whose byte counters are read (``eth0``, or ``lo`` for all ranks together). ``corpus``: the folder
-    with the text. ``scheme``: see ``SCHEMES``. ``warmup_steps``: dense steps before the first sparse one.
+    ``interface``: whose byte counters are read (``eth0``, or ``lo`` for all ranks together); with ``shared_memory`` a
+    communicator's own are, where there is one. ``device``: ``"cpu"``, or ``"cuda"``, one GPU for all ranks. ``corpus``:
+    the folder with the text. ``scheme``: see ``SCHEMES``. ``warmup_steps``: dense steps before the first sparse one.
     ``validations``: how often the held-out loss is taken, evenly over the run. ``optimizer``'s figures are those at
     which plain DDP does best in so short a run; beta1 is low because error feedback delivers an entry's gradients in
     one piece, which is momentum enough.
@@ -50,6 +53,8 @@ class Settings:
     corpus: str
     steps: int
     interface: str
+    shared_memory: bool = False
+    device: str = "cpu"
     seed: int = 0
     batch: int = 1
     density: float = 0.01
@@ -69,6 +74,8 @@ class Settings:
     def __post_init__(self) -> None:
         if self.run not in RUNS:
             raise ValueError(f"run={self.run!r} does not exist: use one of {', '.join(RUNS)}")
+        if self.device not in DEVICES:
+            raise ValueError(f"device={self.device!r} does not exist: use one of {', '.join(DEVICES)}")
         if self.scheme not in SCHEMES:
             raise ValueError(f"scheme={self.scheme!r} does not exist: use one of {', '.join(SCHEMES)}")
         for name in ("steps", "batch", "validations", "validation_windows"):

@@ -1,13 +1,16 @@
 """One rank's training run. The three runs differ only in the hook that DDP is given. Needs torch.
 
+On a GPU all ranks train on the same one. What DDPState refuses to do there is told as ``refused``, with its reason.
+
 Messages go to standard output, one JSON object a line; ``results`` reads them. Definitions, the same for all runs:
 
 *Step time*: from drawing the batch to the end of the optimiser's step, on rank 0. *Training time*: the sum of it,
 without validation and start-up. *Exposed communication*: from the moment when the backward pass has computed this
 rank's last gradient to the moment when ``backward()`` returns, which is when all averaged gradients are there. It is
 what a step would be shorter by if the network, and everything done for it after the last gradient, took no time;
-waiting for slower ranks is in it. *Bytes*: the increase of the interface's sent bytes over the training steps, headers
-and dense warm-up included; the first broadcast of the weights and the validation's few bytes are outside.
+waiting for slower ranks is in it. On a device both moments are points of its stream. *Bytes*: the increase of the
+interface's sent bytes over the training steps, headers and dense warm-up included; the first broadcast of the weights
+and the validation's few bytes are outside. Where telegrad's ranks meet in shared memory, its own counter of sent bytes.
 """
 
 from __future__ import annotations
@@ -16,8 +19,8 @@ import json
 import os
 import signal
 import sys
-import time
 import zlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +28,11 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
+from telegrad.bench.device import Cuda
+from telegrad.demo.clocks import DeviceClock, HostClock, StepClock
 from telegrad.demo.model import ByteGPT, learning_rate_at, loss_of, optimizer_of
 from telegrad.demo.settings import SCHEMES, Settings
-from telegrad.demo.text import Corpus, training_batch, validation_batches
+from telegrad.demo.text import Corpus, Tokens, training_batch, validation_batches
 
 
 def main(settings_json: str) -> None:
@@ -35,9 +40,12 @@ def main(settings_json: str) -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     settings = Settings.from_json(settings_json)
     torch.set_num_threads(1)
+    device = Cuda() if settings.device == "cuda" else None  # before anything else meets CUDA
     dist.init_process_group("gloo")
     try:
-        _Trainer(settings).train()
+        _Trainer(settings, lambda model: HostClock(model) if device is None else DeviceClock(model, device)).train()
+    except RefusedError as refused:
+        tell(kind="refused", reason=str(refused))
     finally:
         dist.destroy_process_group()
     # All is said and closed. Finalising the interpreter could still abort the process: one of torch's threads that asks
@@ -57,35 +65,33 @@ def sent_bytes(interface: str) -> int:
     raise ValueError(f"interface={interface!r} does not exist here: see `ip link` for those that do")
 
 
-class BackwardClock:
-    """Notes when the backward pass computes its gradients: a hook on every parameter, below and before DDP's own."""
+class RefusedError(Exception):
+    """This run cannot be done on this device."""
 
-    def __init__(self, model: torch.nn.Module) -> None:
-        self.last_s = 0.0
-        for parameter in model.parameters():
-            if parameter.requires_grad:
-                parameter.register_hook(self._note)  # type: ignore[no-untyped-call]
 
-    def _note(self, _: torch.Tensor) -> None:
-        self.last_s = time.perf_counter()
+def tell(**message: Any) -> None:
+    """Says something to whoever has started the ranks; only rank 0 is heard."""
+    if dist.get_rank() == 0:
+        print(json.dumps(message), flush=True)
 
 
 class _Trainer:
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, clock_of: Callable[[torch.nn.Module], StepClock]) -> None:
         self.settings = settings
+        self.device = torch.device(settings.device)
         self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
         self.corpus = Corpus.open(Path(settings.corpus))
         torch.manual_seed(settings.seed)
-        model = ByteGPT(settings.model)
+        model = ByteGPT(settings.model).to(self.device)
         self.parameters = sum(parameter.numel() for parameter in model.parameters())
-        self.clock = BackwardClock(model)
+        self.clock = clock_of(model)
         self.ddp = DistributedDataParallel(model, bucket_cap_mb=settings.bucket_mb, gradient_as_bucket_view=True)
         self.comm: Any = None
         self.state: Any = None
         if settings.run != "ddp-gloo":
             self._use_telegrad(self.ddp)
         self.optimizer = optimizer_of(model, settings)
-        self.sent = 0  # bytes in training steps so far
+        self.sent = 0.0  # bytes in training steps so far
         self.training_s = 0.0
 
     def _use_telegrad(self, ddp: DistributedDataParallel) -> None:
@@ -93,37 +99,42 @@ class _Trainer:
         import telegrad
 
         self.comm = telegrad.Communicator.from_torch()
-        self.state = telegrad.DDPState(
-            self.comm,
-            ddp.named_parameters(),
-            mode=self.settings.run.removeprefix("telegrad-"),
-            density=self.settings.density,
-            warmup_steps=self.settings.warmup_steps,
-            **SCHEMES[self.settings.scheme],
-        )
+        try:
+            self.state = telegrad.DDPState(
+                self.comm,
+                ddp.named_parameters(),
+                mode=self.settings.run.removeprefix("telegrad-"),
+                density=self.settings.density,
+                warmup_steps=self.settings.warmup_steps,
+                **SCHEMES[self.settings.scheme],
+            )
+        except TypeError as error:
+            self.comm.close()
+            raise RefusedError(str(error)) from error
         ddp.register_comm_hook(self.state, telegrad.ddp_hook)
 
     def train(self) -> None:
         settings = self.settings
-        self._tell(
-            "start", parameters=self.parameters, tokens=settings.batch * settings.model.context * self.world_size
-        )
+        tokens = settings.batch * settings.model.context * self.world_size
+        tell(kind="start", parameters=self.parameters, tokens=tokens)
         validations = settings.validation_steps()
         dist.barrier()
-        sent_before = sent_bytes(settings.interface)
+        sent_before = self._counted()
         for step in range(settings.steps):
             self._step(step, sent_before)
             if step + 1 in validations:
-                self.sent += sent_bytes(settings.interface) - sent_before
-                self._tell("validation", step=step + 1, loss=self._validate(), **self._totals())
+                self.sent += self._counted() - sent_before
+                tell(kind="validation", step=step + 1, loss=self._validate(), **self._totals())
                 dist.barrier()
-                sent_before = sent_bytes(settings.interface)
-        self._tell("end", **self._totals(), **self._over_ranks())
+                sent_before = self._counted()
+        if self.state is not None:
+            self.state.synchronize()
+        tell(kind="end", **self._totals(), **self._over_ranks())
         if self.comm is not None:
             self.comm.close()
 
-    def _step(self, step: int, sent_before: int) -> None:
-        started_s = time.perf_counter()
+    def _step(self, step: int, sent_before: float) -> None:
+        self.clock.begin()
         self.optimizer.param_groups[0]["lr"] = learning_rate_at(step, self.settings)
         inputs, targets = training_batch(
             self.corpus.training,
@@ -133,21 +144,18 @@ class _Trainer:
             batch=self.settings.batch,
             context=self.settings.model.context,
         )
-        loss = loss_of(self.ddp(torch.from_numpy(inputs)), torch.from_numpy(targets))
+        loss = loss_of(self.ddp(self._placed(inputs)), self._placed(targets))
         loss.backward()  # type: ignore[no-untyped-call]
-        ready_s = time.perf_counter()
+        self.clock.reduced()
         self.optimizer.step()
         self.optimizer.zero_grad()
-        ended_s = time.perf_counter()
-        self.training_s += ended_s - started_s
-        self._tell(
-            "step",
-            step=step + 1,
-            loss=loss.item(),
-            step_s=ended_s - started_s,
-            exposed_s=ready_s - self.clock.last_s,
-            sent=self._per_rank(self.sent + sent_bytes(self.settings.interface) - sent_before),
-        )
+        times = self.clock.end()
+        self.training_s += times.step_s
+        sent = self.sent + self._counted() - sent_before
+        tell(kind="step", step=step + 1, loss=loss.item(), sent=sent, **times._asdict())
+
+    def _placed(self, tokens: Tokens) -> torch.Tensor:
+        return torch.from_numpy(tokens).to(self.device)
 
     def _validate(self) -> float:
         """The mean loss on the held-out windows, each rank taking its share of them."""
@@ -162,20 +170,20 @@ class _Trainer:
                 rank=self.rank,
                 world_size=self.world_size,
             ):
-                loss = loss_of(model(torch.from_numpy(inputs)), torch.from_numpy(targets))
+                loss = loss_of(model(self._placed(inputs)), self._placed(targets))
                 total += torch.tensor([loss.item() * len(inputs), len(inputs)], dtype=torch.float64)
         dist.all_reduce(total)
         return float(total[0] / total[1])
 
     def _totals(self) -> dict[str, float]:
-        return {"training_s": self.training_s, "sent": self._per_rank(self.sent)}
+        return {"training_s": self.training_s, "sent": self.sent}
 
     def _over_ranks(self) -> dict[str, list[float]]:
         """Every rank's sent bytes, and a checksum of its weights' bytes, by which one sees that all ranks are alike."""
         weights = 0
         for parameter in self.ddp.parameters():
-            weights = zlib.crc32(parameter.detach().contiguous().numpy().data.cast("B"), weights)
-        own = torch.tensor([self._per_rank(self.sent), float(weights)], dtype=torch.float64)
+            weights = zlib.crc32(parameter.detach().cpu().contiguous().numpy().data.cast("B"), weights)
+        own = torch.tensor([self.sent, float(weights)], dtype=torch.float64)
         everybody = [torch.empty_like(own) for _ in range(self.world_size)]
         dist.all_gather(everybody, own)
         return {
@@ -183,10 +191,11 @@ class _Trainer:
             "weights_by_rank": [float(one[1]) for one in everybody],
         }
 
-    def _per_rank(self, sent: int) -> float:
-        """The loopback interface is everybody's: a rank's share of it is an average."""
-        return sent / self.world_size if self.settings.interface == "lo" else float(sent)
-
-    def _tell(self, kind: str, **fields: Any) -> None:
-        if self.rank == 0:
-            print(json.dumps({"kind": kind, **fields}), flush=True)
+    def _counted(self) -> float:
+        """Bytes that this rank has sent so far, of which only differences say something. The loopback interface is
+        everybody's: a rank's share of it is an average."""
+        settings = self.settings
+        if settings.shared_memory and self.comm is not None:
+            return float(self.comm.stats()["bytes_sent"])
+        sent = sent_bytes(settings.interface)
+        return sent / self.world_size if settings.interface == "lo" else float(sent)

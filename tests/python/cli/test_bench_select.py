@@ -12,8 +12,9 @@ import torch
 import typer
 from typer.testing import CliRunner
 
+from telegrad.bench.device import gpu_name
 from telegrad.bench.select import run
-from telegrad.bench.select_gpu import Tensors, gpu_name
+from telegrad.bench.select_gpu import Tensors
 from telegrad.bench.select_plan import GRADIENTS, METHODS, PEER, Outcome, SelectPlan, rows_of
 from telegrad.cli import bench_select
 from telegrad.compress import SELECTIONS
@@ -143,7 +144,7 @@ def test_gradients_take_turns() -> None:
 
 def test_rows_of_a_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("telegrad.bench.select.run", _ideal)
-    monkeypatch.setattr("telegrad.bench.select_gpu.gpu_name", lambda: "A Fast GPU")
+    monkeypatch.setattr("telegrad.bench.device.gpu_name", lambda: "A Fast GPU")
     found = tmp_path / "rows.json"
     status, output = _run("--device", "cuda", "--elements", "16Ki", "--methods", "exact", "--json", str(found))
     assert status == 0, output
@@ -160,7 +161,7 @@ def test_without_a_gpu_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_without_triton_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("telegrad.bench.select_gpu.gpu_name", lambda: "A Fast GPU")
+    monkeypatch.setattr("telegrad.bench.device.gpu_name", lambda: "A Fast GPU")
     found = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "triton" else found(name))
     status, output = _run("--device", "cuda")

@@ -57,7 +57,8 @@ def test_three_runs(library: Path, tmp_path: Path) -> None:
     assert f"plot: {picture}" in done.stdout
     assert picture.is_file()
     figures = json.loads(figures_file.read_text())
-    assert set(figures) == {"runs", "network", "ranks", "steps"}
+    assert set(figures) == {"runs", "missing", "network", "ranks", "steps", "device", "machine"}
+    assert (figures["missing"], figures["device"]) == ({}, "cpu")
     assert (figures["network"], figures["ranks"], figures["steps"]) == ("loopback", 2, 6)
     ddp, dense, sparse = figures["runs"]
     assert [ddp["name"], dense["name"], sparse["name"]] == ["ddp-gloo", "telegrad-dense", "telegrad-sparse"]
@@ -97,6 +98,48 @@ def test_the_command_shows_a_dead_ranks_last_words(library: Path, tmp_path: Path
     assert "all ranks are stopped. Its last words:" in done.stdout
     assert "lower the learning rate" in " ".join(done.stdout.split())
     assert "Traceback" not in done.stderr
+
+
+def test_a_run_that_fails_takes_no_other_along(library: Path, tmp_path: Path) -> None:
+    figures_file = tmp_path / "figures.json"
+    options = ["--steps", "3", "--validations", "1", "--runs", "telegrad-dense,ddp-gloo", "--learning-rate", "1e30"]
+    done = _demo(*options, "--text", str(library), "--json", str(figures_file), cwd=tmp_path)
+    figures = json.loads(figures_file.read_text())
+    assert done.returncode == 1, done.stdout
+    assert [run["name"] for run in figures["runs"]] == ["ddp-gloo"]
+    assert list(figures["missing"]) == ["telegrad-dense"]
+
+
+def test_shared_memory_counts_telegrads_own_bytes(library: Path, tmp_path: Path) -> None:
+    figures_file = tmp_path / "figures.json"
+    options = ["--network", "shm", "--steps", "4", "--validations", "1", "--runs", "ddp-gloo,telegrad-dense"]
+    done = _demo(*options, "--text", str(library), "--json", str(figures_file), cwd=tmp_path)
+    assert done.returncode == 0, done.stderr + done.stdout
+    ddp, dense = json.loads(figures_file.read_text())["runs"]
+    gradient_bytes = 4 * ddp["parameters"]
+    assert dense["bytes_per_rank_step"] == pytest.approx(gradient_bytes, rel=0.05)
+    assert ddp["bytes_per_rank_step"] > 0.95 * gradient_bytes
+
+
+def test_without_a_gpu_nothing_is_trained_on_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("telegrad.bench.device.gpu_name", lambda: None)
+    monkeypatch.chdir(tmp_path)
+    done = CliRunner().invoke(make_app(), ["demo", "--device", "cuda"])
+    assert (done.exit_code, done.output) == (1, "no GPU: torch sees none here, and nothing was measured\n")
+
+
+def test_what_a_device_refuses_is_told_with_its_reason(
+    library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(Path(__file__).parent), *sys.path]))
+    monkeypatch.setattr("telegrad.demo.job.TARGET", "refusing_rank:main")
+    Corpus.prepare(tmp_path, library)
+    size = ModelSize(width=64, layers=1, heads=1, context=16)
+    with open_place("shm", 2) as place:
+        settings = Settings(run="telegrad-sparse", corpus=str(tmp_path), steps=2, interface="lo", model=size)
+        result = train(settings, place, timeout_s=60)
+    assert result.refused == "mode='sparse': gradients on a device are not compressed"
+    assert result.steps == []
 
 
 def test_an_interrupt_ends_all_ranks(library: Path, tmp_path: Path) -> None:
@@ -142,6 +185,7 @@ def _ranks_with(folder: Path) -> list[int]:
         (["--bucket-mb", "0"], "bucket_mb=0.0 must be a finite number above 0"),
         (["--json", "/dev/null/x.json"], "cannot write to /dev/null"),
         (["--width", "65"], "65 is not a multiple of 64"),
+        (["--device", "tpu"], "'tpu' does not exist: use cpu, cuda"),
         (["--context", "100000000"], "context=100000000 needs a longer text"),
     ],
 )

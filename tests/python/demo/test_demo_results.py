@@ -47,6 +47,12 @@ def test_figures(runs: list[RunResult]) -> None:
     assert ddp.ranks_agree is True
 
 
+def test_json_of_runs_that_were_not_done() -> None:
+    figures = as_json([], network="shm", ranks=4, steps=4, missing={"telegrad-sparse": "not on a device"})
+    assert figures["runs"] == []
+    assert figures["missing"] == {"telegrad-sparse": "not on a device"}
+
+
 def test_loss_at_equal_wall_time(runs: list[RunResult]) -> None:
     assert equal_wall_s(runs) == pytest.approx(0.8)
     ddp, _, sparse = runs
@@ -60,7 +66,7 @@ def test_loss_at_equal_wall_time(runs: list[RunResult]) -> None:
 
 def test_json(runs: list[RunResult]) -> None:
     figures = json.loads(json.dumps(as_json(runs, network="1gbit", ranks=2, steps=4), allow_nan=False))
-    assert set(figures) == {"runs", "network", "ranks", "steps"}
+    assert set(figures) == {"runs", "missing", "network", "ranks", "steps"}
     assert (figures["network"], figures["ranks"], figures["steps"]) == ("1gbit", 2, 4)
     assert [run["name"] for run in figures["runs"]] == ["ddp-gloo", "telegrad-dense", "telegrad-sparse"]
     sparse = figures["runs"][2]

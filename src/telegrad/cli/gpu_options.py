@@ -1,0 +1,37 @@
+"""What the commands that measure on a GPU have in common."""
+
+from __future__ import annotations
+
+import typer
+from rich.console import Console
+
+from telegrad.bench.machine import describe_machine
+from telegrad.cli.options import count_of
+
+_MOST_RANKS = 64
+
+
+def rank_counts(text: str) -> list[int]:
+    """The numbers of ranks in ``1,2,4``. Raises ``BadParameter``."""
+    return [count_of(one, 1, _MOST_RANKS, "--ranks") for one in text.split(",")]
+
+
+def described_gpu(console: Console) -> dict[str, object]:
+    """The machine and its GPU, for result files. Ends the command with status 1 where torch sees none, 2 where what
+    communication of its tensors needs is not installed."""
+    import importlib.util
+
+    from telegrad.bench.device import ENVIRONMENT, gpu_name
+
+    gpu = gpu_name()
+    if gpu is None:
+        console.print("no GPU: torch sees none here, and nothing was measured")
+        raise typer.Exit(1)
+    try:
+        found = importlib.util.find_spec("cuda.bindings") is not None
+    except ModuleNotFoundError:
+        found = False
+    if not found:
+        console.print("cuda-bindings is not installed: pip install 'telegrad[gpu]'", markup=False)
+        raise typer.Exit(2)
+    return {**describe_machine(), "gpu": gpu, "environment": ENVIRONMENT}

@@ -1,0 +1,161 @@
+"""``make gpu``: benchmarks/gpu/run.py, which runs its parts one after the other, whatever becomes of each."""
+
+from __future__ import annotations
+
+import json
+import sys
+import tarfile
+import time
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[3]
+
+_TESTS = """
+import os
+import pytest
+
+def test_good(): pass
+def test_bad(): assert False
+@pytest.mark.skip(reason="no such device")
+def test_left_out(): pass
+def test_breaks(): os._exit(3)
+def test_after(): pass
+@pytest.fixture
+def broken(): raise RuntimeError("no set-up")
+def test_without_set_up(broken): pass
+"""
+
+
+@pytest.fixture
+def runner(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    pytest.importorskip("torch")
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks" / "gpu"))
+    sys.modules.pop("run", None)
+    import run
+
+    return run
+
+
+def _python(program: str) -> list[str]:
+    return [sys.executable, "-c", program]
+
+
+def test_a_part_that_fails_or_hangs_takes_no_other_along(
+    runner: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(runner, "_INTERRUPTED_S", 1.0)
+    monkeypatch.setattr(runner, "_LEAST_S", 0.1)
+    ignoring = (
+        "import signal, time; signal.signal(signal.SIGINT, signal.SIG_IGN); print('here', flush=True); time.sleep(60)"
+    )
+    writing = "import sys; open(sys.argv[1], 'w').write('{}')"
+    parts = {
+        "good": runner.Part(30, lambda stem: [*_python(writing), f"{stem}.json"], needs=()),
+        "bad": runner.Part(30, lambda _: _python("raise SystemExit('it broke')"), needs=()),
+        "hanging": runner.Part(2, lambda _: _python(ignoring), needs=()),
+        "wanting": runner.Part(30, lambda _: _python("pass"), needs=("no_such_package", "no.such.package")),
+        "last": runner.Part(30, lambda _: _python("pass"), needs=()),
+    }
+    archive = tmp_path / "all.tgz"
+    out = tmp_path / "results"
+    out.mkdir()
+    (out / "2026-01-01-gpu-good.json").write_text("of another day")
+    run = runner.Run(parts, 60.0, out, archive, {"gpu": "A Fast GPU"})
+    assert run.all() is False
+    run.say()
+    said = capsys.readouterr().out
+    assert "it broke" in said
+    (path,) = out.glob("*-gpu-summary.json")
+    summary = json.loads(path.read_text())
+    assert summary["machine"] == {"gpu": "A Fast GPU"}
+    found = {name: (one["status"], one["why"]) for name, one in summary["parts"].items()}
+    assert found == {
+        "good": ("passed", ""),
+        "bad": ("failed", "status 1"),
+        "hanging": ("timed out", "after 2 s"),
+        "wanting": ("skipped", "not installed: no_such_package, no.such.package"),
+        "last": ("passed", ""),
+    }
+    with tarfile.open(archive) as file:
+        names = {name.split("-gpu-")[1] for name in file.getnames()}
+        assert all(not name.startswith("2026-01-01") for name in file.getnames())
+    assert names == {"good.json", "good.log", "bad.log", "hanging.log", "last.log", "summary.json"}
+
+
+def test_what_has_no_time_left_is_skipped(runner: ModuleType, tmp_path: Path) -> None:
+    part = runner.Part(30, lambda _: _python("pass"), needs=())
+    run = runner.Run({"late": part}, 30.0, tmp_path, None, {})
+    assert run.all() is False
+    assert (run.outcomes["late"].status, run.outcomes["late"].why) == ("skipped", "no time left")
+
+
+def test_tests_go_on_behind_one_that_ends_the_process(
+    runner: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tests = tmp_path / "test_planted.py"
+    tests.write_text(_TESTS)
+    part = runner.Part(
+        90, lambda _: [str(tests), "-c", "/dev/null", "-p", "no:cacheprovider"], are_tests=True, needs=()
+    )
+    run = runner.Run({"tests": part}, 120.0, tmp_path, None, {})
+    begin = time.monotonic()
+    assert run.all() is False
+    assert time.monotonic() - begin < 100
+    run.say()
+    said = capsys.readouterr().out
+    found = run.outcomes["tests"]
+    assert found.status == "failed"
+    names = {kind: [name.split("::")[1] for name in found.tests[kind]] for kind in found.tests}
+    assert names == {
+        "passed": ["test_good", "test_after"],
+        "failed": ["test_bad", "test_without_set_up"],
+        "broken": ["test_breaks"],
+        "skipped": ["test_left_out"],
+    }
+    assert "2 passed, 2 failed, 1 broken, 1 skipped" in said
+    assert "test_left_out: Skipped: no such device" in said
+
+
+def test_tests_that_all_skip_are_a_failure(runner: ModuleType, tmp_path: Path) -> None:
+    tests = tmp_path / "test_planted.py"
+    tests.write_text("import pytest\n\n@pytest.mark.skip(reason='none')\ndef test_left_out(): pass\n")
+    part = runner.Part(
+        60, lambda _: [str(tests), "-c", "/dev/null", "-p", "no:cacheprovider"], are_tests=True, needs=()
+    )
+    run = runner.Run({"tests": part}, 90.0, tmp_path, None, {})
+    assert run.all() is False
+    assert (run.outcomes["tests"].status, run.outcomes["tests"].why) == ("failed", "no test was run")
+
+
+def test_without_a_gpu_nothing_is_run(
+    runner: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("telegrad.bench.device.gpu_name", lambda: None)
+    assert runner.main(["--out", str(tmp_path / "results")]) == 0
+    assert "no GPU: torch sees none here, nothing was run" in capsys.readouterr().out
+    assert not (tmp_path / "results").exists()
+    with pytest.raises(SystemExit):
+        runner.main(["--parts", "tests,dreams"])
+    assert "dreams do not exist: use tests, kernels, transfers" in capsys.readouterr().err
+
+
+def test_the_commands_of_all_parts_are_what_the_command_line_takes(
+    runner: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each benchmark gets as far as to look for a GPU; each folder or file of tests is there."""
+    typer_testing = pytest.importorskip("typer.testing")
+    from telegrad.cli import make_app
+
+    monkeypatch.setattr("telegrad.bench.device.gpu_name", lambda: None)
+    for name, part in runner.PARTS.items():
+        command = part.command(tmp_path / name)
+        if part.are_tests:
+            places = [argument for argument in command if argument.startswith("tests/")]
+            assert places
+            assert all((ROOT / place).exists() for place in places), name
+        else:
+            done = typer_testing.CliRunner().invoke(make_app(), command[3:])
+            assert (done.exit_code, "no GPU: torch sees none here" in done.output) == (1, True), (name, done.output)

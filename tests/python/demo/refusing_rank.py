@@ -1,0 +1,17 @@
+"""A rank of the demo on a device for which the hook has no compression."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import telegrad
+from telegrad.demo import worker
+
+
+def refuse(*_: Any, mode: str, **__: Any) -> None:
+    raise TypeError(f"mode={mode!r}: gradients on a device are not compressed")
+
+
+def main(settings_json: str) -> None:
+    telegrad.DDPState = refuse  # type: ignore[assignment, misc]
+    worker.main(settings_json)
