@@ -23,8 +23,8 @@ def pytest_runtest_logreport(report: Any) -> None:
         _write(test=report.nodeid, outcome=report.outcome, reason=reason)
 
 
-def pytest_sessionfinish(exitstatus: int) -> None:
-    if "PYTEST_XDIST_WORKER" not in os.environ:
+def pytest_sessionfinish(session: Any, exitstatus: int) -> None:
+    if not hasattr(session.config, "workerinput"):  # a worker of pytest-xdist
         _write(outcome="finished", status=int(exitstatus))
 
 

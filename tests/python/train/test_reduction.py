@@ -143,7 +143,7 @@ def test_an_unknown_parameter_fails_on_all_ranks(on_ranks: OnRanks) -> None:
     [
         (torch.zeros(1000, dtype=torch.float16), "'hidden' has dtype torch.float16: .*float32 and bfloat16"),
         (torch.zeros(1000, dtype=torch.float64), r"'hidden' has dtype torch.float64: .*model.float\(\)"),
-        (torch.zeros(1000, device="meta"), "gradients on a device are averaged densely, and this DDPState compresses"),
+        (torch.zeros(1000, device="meta"), "the gradient of 'hidden' is on meta: train on the CPU or on CUDA"),
     ],
 )
 def test_buffers_that_cannot_be_reduced(on_ranks: OnRanks, buffer: torch.Tensor, message: str) -> None:
