@@ -58,7 +58,7 @@ class Method:
 
 
 def default_of(task: Task) -> str:
-    """The method that DDPState's document recommends for the task's optimiser; it and dense training get all seeds."""
+    """The method that docs/training.md recommends for the task's optimiser; it and dense training get all seeds."""
     return _DEFAULT_WITH_MOMENTUM if task.momentum else _DEFAULT
 
 

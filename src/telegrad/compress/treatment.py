@@ -20,6 +20,11 @@ class Tensor:
     is_output: bool  # of the layer whose outputs are the model's
 
 
+def is_selection(given: object) -> bool:
+    """Whether it is an object that selects, not a class of such."""
+    return not isinstance(given, type) and hasattr(given, "capacity")
+
+
 @dataclass(frozen=True, slots=True)
 class Treatment:
     """``selection=None``: summed densely. ``density``: the share of entries that is sent, in (0, 1]."""
@@ -30,7 +35,7 @@ class Treatment:
     def __post_init__(self) -> None:
         check_density(self.density)
         selection = self.selection
-        if selection is not None and (isinstance(selection, type) or not hasattr(selection, "capacity")):
+        if selection is not None and not is_selection(selection):
             raise TypeError(f"selection={selection!r} must be an object, as selection_named('topk') makes, or None")
 
     @property
@@ -76,9 +81,27 @@ class BySize:
         check_density(self.density)
         if isinstance(self.dense, str):
             raise TypeError(f"dense={self.dense!r} must be a tuple of names: dense=({self.dense!r},)")
-        for given in (self.middle, self.large):
+        for name, count in (("small_elements", self.small_elements), ("large_elements", self.large_elements)):
+            if name == "large_elements" and count is None:
+                continue
+            if isinstance(count, bool) or not isinstance(count, int):
+                raise TypeError(f"{name}={count!r} must be an int")
+            if count < 0:
+                raise ValueError(f"{name}={count} must not be negative")
+        if not isinstance(self.same_sign, bool):
+            raise TypeError(f"same_sign={self.same_sign!r} must be True or False")
+        for name, given in (("middle", self.middle), ("large", self.large)):
             if isinstance(given, str):
                 selection_named(given, self.interval)
+            elif not is_selection(given):
+                raise TypeError(
+                    f"{name}={given!r} must be a selection or its name; dense= names what is summed densely"
+                )
+            elif self.same_sign and not getattr(given, "same_sign", False):
+                raise ValueError(
+                    f"same_sign=True is for selections that are given by name, and {name} is {given!r}: give "
+                    f"{type(given).__name__}(same_sign=True) where it has that argument"
+                )
 
     def __call__(self, tensor: Tensor) -> Treatment:
         """The treatment of ``tensor``."""

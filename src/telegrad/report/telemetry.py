@@ -49,10 +49,11 @@ class TensorStep:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One observed step. ``bytes_sent``, ``words_sent`` and ``words_received``: by this rank until then; words are
-    counted by sums that keep a part (Ok-Topk)."""
+    """One observed step, of ``world_size`` ranks. ``bytes_sent``, ``words_sent`` and ``words_received``: by this rank
+    until then; words are counted by sums that keep a part (Ok-Topk)."""
 
     step: int
+    world_size: int
     dropped: bool
     elements: int
     dense_elements: int
@@ -70,8 +71,12 @@ class Run:
     step is left out; of a step that was run twice, the later one counts."""
 
     rank: int
-    world_size: int
     steps: list[Step] = field(default_factory=list)
+
+    @property
+    def world_sizes(self) -> list[int]:
+        """Of the job, and of those that went on from it with fewer or more ranks."""
+        return [size for size, _ in itertools.groupby(step.world_size for step in self.steps)]
 
     @property
     def names(self) -> list[str]:
@@ -108,7 +113,7 @@ class Run:
     @property
     def least_words_per_step(self) -> float:
         """2k(P-1)/P: what any rank must move for k entries of a sum (Ok-Topk, Theorem 3.1)."""
-        return 2 * self.wanted * (self.world_size - 1) / self.world_size
+        return statistics.fmean(_ring_share(step) * sum(one.k for one in step.tensors) for step in self.steps)
 
     @property
     def paper_words_per_step(self) -> float:
@@ -123,8 +128,11 @@ class Run:
     @property
     def ring_bytes_per_step(self) -> float:
         """What a rank of a dense ring would send: 2 (P - 1) / P times the gradient's bytes."""
-        share = 2 * (self.world_size - 1) / self.world_size
-        return share * statistics.fmean(step.elements * step.element_bytes for step in self.steps)
+        return statistics.fmean(_ring_share(step) * step.elements * step.element_bytes for step in self.steps)
+
+
+def _ring_share(step: Step) -> float:
+    return 2 * (step.world_size - 1) / step.world_size
 
 
 def read(path: Path) -> Run:
@@ -135,6 +143,7 @@ def read(path: Path) -> Run:
     run: Run | None = None
     steps: dict[int, Step] = {}
     columns: Sequence[str] = ()
+    world_size = 0
     begins = False
     lines = path.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True)
     for number, line in enumerate(lines, 1):
@@ -145,12 +154,14 @@ def read(path: Path) -> Run:
             if said["kind"] == "run":
                 if said["format"] != FORMAT or said["version"] != VERSION:
                     raise ValueError(f"format {said['format']!r}, version {said['version']!r}")
-                if run is not None and (run.rank, run.world_size) != (said["rank"], said["world_size"]):
-                    raise ValueError(f"rank {said['rank']} of {said['world_size']} in the file of rank {run.rank}")
-                run, columns = run or Run(int(said["rank"]), int(said["world_size"])), said["columns"]
+                if run is not None and run.rank != said["rank"]:
+                    raise ValueError(f"rank {said['rank']} in the file of rank {run.rank}")
+                run, columns, world_size = run or Run(int(said["rank"])), said["columns"], int(said["world_size"])
+                if world_size < 1:
+                    raise ValueError(f"world_size {world_size}")
                 begins = True
             elif run is not None:
-                step = _step_of(said, columns)
+                step = _step_of(said, columns, world_size)
                 if begins:
                     steps = {number: one for number, one in steps.items() if number < step.step}
                     begins = False
@@ -167,9 +178,10 @@ def read(path: Path) -> Run:
     return run
 
 
-def _step_of(said: dict[str, Any], columns: Sequence[str]) -> Step:
+def _step_of(said: dict[str, Any], columns: Sequence[str], world_size: int) -> Step:
     return Step(
         step=int(said["step"]),
+        world_size=world_size,
         dropped=bool(said["dropped"]),
         elements=int(said["elements"]),
         dense_elements=int(said["dense_elements"]),
@@ -222,7 +234,7 @@ def title_of(run: Run) -> str:
     """The run in one line."""
     dropped = sum(step.dropped for step in run.steps)
     parts = [
-        f"rank {run.rank} of {run.world_size}",
+        f"rank {run.rank} of {', then '.join(map(str, run.world_sizes))}",
         f"{len(run.steps)} steps observed, to step {run.steps[-1].step}",
         *([f"{dropped} of them dropped"] if dropped else []),
     ]
@@ -260,7 +272,7 @@ def as_json(run: Run) -> dict[str, Any]:
     """The table's figures."""
     return {
         "rank": run.rank,
-        "world_size": run.world_size,
+        "world_sizes": run.world_sizes,
         "steps": len(run.steps),
         "dropped": sum(step.dropped for step in run.steps),
         "bytes_sent_per_step": run.bytes_per_step,

@@ -174,7 +174,9 @@ class Compression:
         return {**{name: str(value) for name, value in self._config.items()}, "what is compressed": str(chosen)}
 
     def open_pass(self) -> None:
-        """A backward pass begins. Raises ``ValueError`` as ``Units.step_sizes``."""
+        """A backward pass begins. Raises ``ValueError`` as ``Units.step_sizes`` and ``Units.check_momentum``."""
+        if self.compressor.momentum is not None:
+            self._units.check_momentum()
         rates = self._units.step_sizes() if self.compressor.feedback == "steps" else None
         self.compressor.set_units(1.0, rates)
         self.compressor.residuals.raise_density(self._warm_up.least_density(self.step))

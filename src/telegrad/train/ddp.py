@@ -337,6 +337,8 @@ class DDPState:
         self._pass_is_open = True
 
     def _set_units(self) -> None:
+        if self._compressor.momentum is not None:
+            self._units.check_momentum()
         rates = self._units.step_sizes() if self._compressor.feedback == "steps" else None
         self._compressor.set_units(self._units.gradient_unit(), rates)
 

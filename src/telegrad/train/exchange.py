@@ -31,7 +31,8 @@ COLLECTIVES = ("allreduce", "oktopk", "gtopk", "bounded", "allgather")
 each selects (Ok-Topk; gTopk; bounded, in messages of fixed sizes); or gathered by every rank, which adds them itself
 (TopkA, the simplest)."""
 
-_F16_MOST = float(np.finfo(np.float16).max)
+_MOST = {_core.ValueEncoding.f16: float(np.finfo(np.float16).max), _core.ValueEncoding.bf16: 2.0**128 - 2.0**120}
+"""What these encodings of a value hold at most; others hold any float32."""
 
 
 @dataclass(slots=True)
@@ -85,7 +86,7 @@ class Exchange:
         self._exchange_entries = {"allreduce": self._sum, "allgather": self._gather_all}.get(
             collective, self._sum_and_cut
         )
-        self._most = _F16_MOST if encoding == _core.ValueEncoding.f16 else math.inf
+        self._most = _MOST.get(encoding, math.inf)
 
     def send_densely(self, bits: Bits) -> Sending:
         """The average of everything, in place."""
@@ -144,6 +145,7 @@ class Exchange:
             self._compressor.release(part, bits)
         runs = [slice(part.offset, part.offset + part.entry.values.size) for part in layout.parts]
         values = np.concatenate([bits[run] for run in runs])
+        beyond, excess = _cut(values, _MOST[_core.ValueEncoding.bf16] if wire == "bf16" else math.inf)
         lost = np.empty_like(values)
         sending.works.append(self._comm.all_reduce(values, "avg", wire=wire, error=lost, async_op=True))
 
@@ -153,6 +155,7 @@ class Exchange:
 
         def keep() -> None:
             errors = layout.error_scratch()
+            lost[beyond] += excess
             for run, own in _pieces(runs, np.nan_to_num(lost, copy=False, posinf=0, neginf=0)):
                 errors[run] = own
             self._compressor.keep_all(layout.parts, errors)
@@ -255,10 +258,8 @@ class Exchange:
 
     def _keep_excess(self, layout: BucketLayout, indices: npt.NDArray[np.uint32], values: Floats) -> None:
         """What the wire would make infinite goes as the most that it holds; the rest waits."""
-        beyond = np.isfinite(values) & (np.abs(values) > self._most)
-        if beyond.any():
-            most = np.copysign(np.float32(self._most), values[beyond])
-            excess, values[beyond] = values[beyond] - most, most
+        beyond, excess = _cut(values, self._most)
+        if beyond.size:
             self._compressor.keep(layout.parts, indices[beyond], excess)
 
     def _gather(self, part: Part, bits: Bits, entries: Entries, errors: Floats | None, sending: Sending) -> None:
@@ -284,6 +285,16 @@ def _pieces(runs: Sequence[slice], values: Floats) -> Iterator[tuple[slice, Floa
         size = run.stop - run.start
         yield run, values[start : start + size]
         start += size
+
+
+def _cut(values: Floats, most: float) -> tuple[npt.NDArray[np.intp], Floats]:
+    """Makes finite values at most that large: which ones, and what that takes from them."""
+    if most == math.inf or not values.size or (values.max() <= most and values.min() >= -most):
+        return np.zeros(0, np.intp), np.zeros(0, np.float32)
+    beyond = np.flatnonzero(np.isfinite(values) & (np.abs(values) > most))
+    held = np.copysign(np.float32(most), values[beyond])
+    excess, values[beyond] = values[beyond] - held, held
+    return beyond, excess
 
 
 def _rounded(values: Floats) -> tuple[Bits, Floats]:

@@ -42,7 +42,13 @@ def reshard(states: Iterable[Mapping[str, Any]], world_size: int, *, keep: str =
         for one in made:
             one["compressor"][group] = {}
         for name, entry in first["compressor"][group].items():
-            share, last = _shares([state["compressor"][group][name] for state in given], kind, world_size, factor)
+            with np.errstate(over="ignore"):
+                share, last = _shares([state["compressor"][group][name] for state in given], kind, world_size, factor)
+            if not (np.isfinite(share).all() and np.isfinite(last).all()):
+                raise ValueError(
+                    f"the {kind} of {name!r} of all ranks is too large for float32 on {world_size} ranks: give more "
+                    "ranks, or keep='mean'"
+                )
             for one in made:
                 values = last if one["rank"] == world_size - 1 else share.copy()
                 anew = {"threshold": None, "calls": 0} if group == "parameters" else {}

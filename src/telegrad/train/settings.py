@@ -56,6 +56,8 @@ def compressor_of(
 ) -> Compressor:
     """A compressor of those ``parameters`` that ``policy`` does not leave dense."""
     outputs = _outputs(parameters, output)
+    if isinstance(policy, BySize) and parameters and (unknown := sorted(set(policy.dense) - parameters.keys())):
+        raise ValueError(f"dense names {unknown[0]!r}, which named_parameters does not have: use its names")
     sizes = {name: parameter.numel() for name, parameter in parameters.items() if parameter.numel()}
     tensors = (Tensor(name, size, parameters[name].dim(), name in outputs) for name, size in sizes.items())
     chosen = {name: one for name, one in treatments(policy, tensors).items() if one.selection is not None}
@@ -78,6 +80,11 @@ def correct_momentum(
     masking: bool,
 ) -> None:
     """Gives the compressor velocities of all ``parameters``, if there is a momentum."""
+    for name, flag in (("nesterov", nesterov), ("masking", masking)):
+        if not isinstance(flag, bool):
+            raise TypeError(f"{name}={flag!r} must be True or False")
+    if isinstance(momentum, bool) or not isinstance(momentum, (int, float)):
+        raise TypeError(f"momentum={momentum!r} must be a number of at least 0 and below 1; 0 is none")
     if nesterov and momentum == 0:
         raise ValueError("nesterov=True needs momentum=, as 0.9, and an optimizer without momentum of its own")
     if momentum != 0:
@@ -92,6 +99,8 @@ def _outputs(parameters: Mapping[str, torch.nn.Parameter], output: Iterable[str]
         return set(weights[-1:])
     if isinstance(output, str):
         raise TypeError(f"output={output!r} must be a list of names: output=[{output!r}]")
+    if not isinstance(output, Iterable):
+        raise TypeError(f"output={output!r} must be a list of names, as named_parameters gives them")
     names = set(output)
     unknown = sorted(names - parameters.keys())
     if unknown and parameters:

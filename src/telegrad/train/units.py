@@ -45,6 +45,7 @@ class Units:
         finite.
         """
         assert self._optimizer is not None
+        self._check_has_all(self._optimizer)
         found = {}
         for group in self._optimizer.param_groups:
             rate = float(group["lr"])
@@ -53,13 +54,23 @@ class Units:
             for parameter in group["params"]:
                 if (name := self._names.get(id(parameter))) is not None:
                     found[name] = rate
-        missing = [name for name in self._names.values() if name not in found]
+        return found
+
+    def check_momentum(self) -> None:
+        """Raises ``ValueError`` unless all parameters are an optimiser's that has no momentum at this moment:
+        schedulers and ``load_state_dict`` may give it one."""
+        check_without_momentum(self._optimizer)
+        assert self._optimizer is not None
+        self._check_has_all(self._optimizer)
+
+    def _check_has_all(self, optimizer: torch.optim.Optimizer) -> None:
+        stepped = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+        missing = [name for one, name in self._names.items() if one not in stepped]
         if missing:
             raise ValueError(
                 f"optimizer does not have parameter {missing[0]!r}: give the optimizer that steps all parameters "
                 "that are averaged, or freeze what it leaves out before"
             )
-        return found
 
 
 def check_moves_by_rates(optimizer: torch.optim.Optimizer | None) -> None:
@@ -86,5 +97,6 @@ def check_without_momentum(optimizer: torch.optim.Optimizer | None) -> None:
         if group.get("momentum"):
             raise ValueError(
                 f"optimizer has momentum={group['momentum']} of its own, which would be applied twice: make it with "
-                "momentum=0, since momentum= takes its place"
+                "momentum=0, since momentum= takes its place; OneCycleLR needs cycle_momentum=False, and after "
+                "load_state_dict() of one with momentum set that of its groups to 0"
             )

@@ -72,6 +72,17 @@ def test_redsync() -> None:
         (lambda: BySize(density=2), ValueError, "density=2 must be in"),
         (lambda: BySize(large="best"), ValueError, "selection='best' does not exist"),
         (lambda: BySize(dense="hidden"), TypeError, r"dense='hidden' must be a tuple of names"),  # type: ignore[arg-type]
+        (
+            lambda: BySize(middle=ExactTopK(), same_sign=True),
+            ValueError,
+            r"middle is ExactTopK\(.*: give ExactTopK\(same_sign=True\)",
+        ),
+        (lambda: BySize(same_sign="yes"), TypeError, "same_sign='yes' must be True or False"),  # type: ignore[arg-type]
+        (lambda: BySize(middle=None), TypeError, "middle=None must be a selection or its name"),  # type: ignore[arg-type]
+        (lambda: BySize(large=3), TypeError, "large=3 must be a selection or its name"),  # type: ignore[arg-type]
+        (lambda: BySize(small_elements="x"), TypeError, "small_elements='x' must be an int"),  # type: ignore[arg-type]
+        (lambda: BySize(small_elements=-1), ValueError, "small_elements=-1 must not be negative"),
+        (lambda: BySize(large_elements=-3), ValueError, "large_elements=-3 must not be negative"),
         (lambda: Treatment(None, -1), ValueError, "density=-1 must be in"),
         (lambda: Treatment("topk", 0.1), TypeError, "selection='topk' must be an object"),  # type: ignore[arg-type]
         (lambda: Treatment(ExactTopK, 0.1), TypeError, "must be an object"),  # type: ignore[arg-type]

@@ -72,7 +72,7 @@ def test_nothing_is_said_of_words_where_nothing_counts_them(run: Run, file: Path
 
 def test_what_is_read_is_what_was_written(file: Path) -> None:
     run = read(file)
-    assert (run.rank, run.world_size, len(run.steps)) == (1, 4, 20)
+    assert (run.rank, run.world_sizes, len(run.steps)) == (1, [4], 20)
     assert run.names == ["large", "small.weight"]
     assert run.bytes_per_step == 1500
     assert run.ring_bytes_per_step == 1.5 * 14_000 * 4
@@ -91,6 +91,22 @@ def test_what_a_run_that_went_on_did_again_counts_once_and_a_cut_line_not_at_all
     run = read(file)
     assert [step.step for step in run.steps] == [0, 2, 4, 6, 8]
     assert [step.step for step in run.steps if step.dropped] == [6]
+
+
+def test_a_run_that_went_on_with_fewer_ranks(run: Run, file: Path) -> None:
+    with JsonLines(file) as telemetry:
+        for number in (15, 16, 17, 18):
+            record = StepRecord(
+                2 * number, 1, 3, [Observation("large", 10_000, 100, 90, 2.0, 1.0, 0.5)], 14_000, 1000, 4
+            )
+            record.close(dropped=False, bytes_sent=3000 * number, stats=DDPStats())
+            telemetry.write(record)
+    went_on = read(file)
+    assert [step.world_size for step in went_on.steps] == [4] * 15 + [3] * 4
+    assert went_on.ring_bytes_per_step == pytest.approx((15 * 1.5 + 4 * 4 / 3) / 19 * 14_000 * 4)
+    assert "rank 1 of 4, then 3 · 19 steps observed" in run(file).output
+    said, _ = json.JSONDecoder().raw_decode(run(file, "--json").stdout)
+    assert said["world_sizes"] == [4, 3]
 
 
 def test_the_table(run: Run, file: Path) -> None:
@@ -151,7 +167,7 @@ def test_what_is_no_telemetry(run: Run, tmp_path: Path, text: str, message: str)
 def test_files_of_two_ranks_are_not_mixed(file: Path) -> None:
     lines = file.read_text().splitlines(keepends=True)
     file.write_text("".join([*lines, lines[0].replace('"rank":1', '"rank":2')]))
-    with pytest.raises(ValueError, match="line 22: rank 2 of 4 in the file of rank 1"):
+    with pytest.raises(ValueError, match="line 22: rank 2 in the file of rank 1"):
         read(file)
 
 

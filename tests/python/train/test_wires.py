@@ -22,7 +22,7 @@ def one_signed(tensor: Tensor) -> Treatment:
     return Treatment(selections.get(tensor.name), 0.05)
 
 
-EXHAUSTIVE = 4  # of these, the first, also go on for a thousand steps, which is slow
+EXHAUSTIVE = 4  # of these, the first, also go on for a thousand steps
 LOSSY: list[dict[str, Any]] = [
     {"same_sign": True, "selection": "trimmed"},
     {"wire": "int8", "selection": "topk"},
@@ -49,7 +49,7 @@ def _simple(options: dict[str, Any]) -> dict[str, Any]:
     [
         *((2, 200, options) for options in LOSSY),
         (1, 200, LOSSY[0]),
-        *(pytest.param(2, 1000, options, marks=pytest.mark.slow) for options in LOSSY[:EXHAUSTIVE]),
+        *((2, 1000, options) for options in LOSSY[:EXHAUSTIVE]),
     ],
     ids=named,
 )
