@@ -19,27 +19,31 @@ _SEEN_AFTER = 0.25  # the fall from the first values would flatten everything el
 
 
 def plot(parts: Mapping[str, Sequence[Result]], title: str, path: Path) -> None:
-    """Two panels for each task of the part ``"methods"``, two for the sweep ``"batch"``, one for each density of the
-    sweep ``"ranks"``; curves are means over seeds, shaded over their range. PNG unless the path's suffix says
-    otherwise.
+    """Two panels for each task of the part ``"methods"``, one for the sweep ``"batch"``, one for the sweep ``"ranks"``
+    and one more for each of its two smallest densities; curves are means over seeds, shaded over their range. PNG
+    unless the path's suffix says otherwise.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     tasks = list(dict.fromkeys(result["run"]["task"] for result in parts.get("methods", ())))
     swept = [name for name in ("batch", "ranks") if parts.get(name)]
-    down = len(tasks) + bool(swept)
+    densities = sorted({result["run"]["density"] for result in parts.get("ranks", ())})[:2]
+    down = len(tasks) + bool(swept) + bool(densities)
     figure = Figure(figsize=(13, 4.5 * max(1, down)), layout="constrained")
     FigureCanvasAgg(figure)
     figure.suptitle(title)
     panels = figure.subplots(max(1, down), 2, squeeze=False)
     for task, (over_steps, over_bytes) in zip(tasks, panels, strict=False):
         _draw_task(task, [one for one in parts["methods"] if one["run"]["task"] == task], over_steps, over_bytes)
-    for name, panel in zip(swept, panels[-1], strict=False):
-        (_draw_batches if name == "batch" else _draw_ranks)(parts[name], panel)
-    used = 2 * len(tasks) + len(swept)
-    for panel in panels.flat[used:]:
+    for panel in panels[len(tasks) :].flat:
         panel.set_visible(False)
+    for name, panel in zip(swept, panels[len(tasks) :].flat, strict=False):
+        panel.set_visible(True)
+        (_draw_batches if name == "batch" else _draw_ranks)(parts[name], panel)
+    for density, panel in zip(densities, panels[-1], strict=False):
+        panel.set_visible(True)
+        _draw_growth([one for one in parts["ranks"] if one["run"]["density"] == density], panel)
     figure.savefig(path, dpi=110, format=None if path.suffix else "png")
 
 
@@ -165,6 +169,33 @@ def _draw_ranks(results: Sequence[Result], panel: Any) -> None:
     panel.set(yscale="log", xlabel="ranks", ylabel="density of the reduced gradient", title=task.about)
     _counts_across(panel, [result["run"]["ranks"] for result in results])
     panel.yaxis.set_major_formatter(PercentFormatter(1.0))
+    panel.grid(visible=True, alpha=0.3)
+    panel.legend(fontsize=7)
+
+
+def _draw_growth(results: Sequence[Result], panel: Any) -> None:
+    """Density of the reduced gradient over the training, of one density of each rank (SparCML, Figure 1)."""
+    from matplotlib.ticker import PercentFormatter
+
+    for result in sorted(results, key=lambda one: one["run"]["ranks"]):
+        run = result["run"]
+        panel.plot(
+            [run["batch"] * point["step"] for point in result["points"]],
+            [point["reduced_density"] for point in result["points"]],
+            marker="o",
+            markersize=3,
+            label=f"{run['ranks']} ranks",
+        )
+    run = results[0]["run"]
+    panel.set(
+        xscale="log",
+        yscale="log",
+        xlabel="samples seen by all ranks",
+        ylabel="density of the reduced gradient",
+        title=f"{TASKS[run['task']].about}: each rank selects {run['density'] * 100:g} %",
+    )
+    panel.yaxis.set_major_formatter(PercentFormatter(1.0))
+    panel.yaxis.set_minor_formatter(PercentFormatter(1.0))
     panel.grid(visible=True, alpha=0.3)
     panel.legend(fontsize=7)
 

@@ -156,3 +156,17 @@ def test_the_picture(tmp_path: Path) -> None:
         plot(parts, "a title", tmp_path / name)
         assert (tmp_path / name).stat().st_size > 5000, name
     assert (tmp_path / "sweep").read_bytes()[1:4] == b"PNG"
+
+
+def test_the_sweep_of_ranks_is_drawn_over_ranks_and_over_the_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    figure_module = pytest.importorskip("matplotlib.figure")
+    drawn: list[Any] = []
+    monkeypatch.setattr(figure_module.Figure, "savefig", lambda figure, *_, **__: drawn.append(figure))
+    swept = [result("vgg", "reused", (0.3, 80.0 + ranks), ranks=ranks) for ranks in (2, 4)]
+    plot({"methods": [], "ranks": swept}, "a title", tmp_path / "sweep.png")
+    seen = [[line.get_label() for line in panel.lines] for panel in drawn[0].axes if panel.get_visible()]
+    assert seen == [["1 % a rank, first steps", "1 % a rank, last steps", "at random"], ["2 ranks", "4 ranks"]]
+    batch, step = swept[0]["run"]["batch"], swept[0]["points"][0]["step"]
+    assert drawn[0].axes[2].lines[0].get_xdata()[0] == batch * step
