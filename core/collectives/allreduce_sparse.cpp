@@ -115,8 +115,8 @@ Task<SparseStream<V>> allreduce_sparse(Transport& net, SparseStream<V> mine, Spa
   }
   OpenSum<V> open(net, std::move(mine), how);
   const SparseVerdict verdict = co_await open.begin();
-  if (verdict == SparseVerdict::dense) co_return co_await open.sum_densely();
   if (verdict == SparseVerdict::go_on) co_return co_await stream_of<V>(net, open.take_sum(), how);
+  if (verdict != SparseVerdict::split) co_return co_await open.sum_densely();
   std::vector<Task<void>> both;
   both.push_back(open.doubling().hear_others());
   both.push_back(sum_many(net, open.take_mine(), how, sum));
@@ -137,7 +137,7 @@ Task<void> allreduce_sparse_into(Transport& net, SparseStream<V> mine, SparseRed
   if (is_open(net, how)) {
     OpenSum<V> open(net, std::move(mine), how);
     const SparseVerdict verdict = co_await open.begin();
-    if (verdict == SparseVerdict::dense) co_await open.sum_densely_into(output);
+    if (verdict == SparseVerdict::dense || verdict == SparseVerdict::filled) co_await open.sum_densely_into(output);
     if (verdict == SparseVerdict::split) {
       std::vector<Task<void>> both;
       both.push_back(open.doubling().hear_others());
