@@ -27,9 +27,9 @@ namespace {
 template <class V>
 Task<EncodedSlice<V>> reduce_owned(Transport& net, SparseStream<V> mine, SparseReduction how) {
   const Rank size = net.size();
-  // Between two both send the same, and the ring does it with less work.
-  const bool by_ring =
-      size > 1 && (how.algorithm == Algorithm::ring || (how.algorithm == Algorithm::automatic && size == 2));
+  // Between two both send the same, and the ring does it with less work; but through memory nothing is encoded to be split.
+  const bool ring_is_better = how.algorithm == Algorithm::automatic && size == 2 && !net.shares_memory();
+  const bool by_ring = size > 1 && (how.algorithm == Algorithm::ring || ring_is_better);
   // Of a mean, an error counts as often as there are ranks that it is the mean of.
   const float weight = how.reduction == Reduction::avg ? static_cast<float>(size) : 1.0F;
   EncodedSlice<V> result{.slices = Partition(static_cast<std::size_t>(mine.dimension()), size)};

@@ -21,7 +21,6 @@ constexpr double kPiecesMost = 64;                                        // of 
 constexpr std::size_t kDensestIndexBytes = 2;                             // wire_delta() of sparse_messages.hpp
 constexpr double kFilledSliceBytesLeast = double{64 << 10};                // kSliceBytesLeast of allreduce_filled.cpp
 constexpr double kPackedEntry_s = 1e-9;                                    // of one section, each way: see wire.hpp
-constexpr double kCachedWork = 3.0;                                        // times as fast as in memory, as measured
 constexpr auto kTurnBytes = static_cast<double>(Transport::kTurnBytes);  // shorter work is done at once
 
 }  // namespace
@@ -139,8 +138,7 @@ double SparseCosts::filled_s(double entries) const {
   const double received = all_but_one * (dimension / 8.0 + (entries + dimension) * value_bytes);
   const double marked = entries * sizeof(std::uint32_t) + dimension / 8.0;
   const double reduced = (entries + dimension) * value_bytes;
-  return 2.0 * costs_.alpha_s + received * costs_.beta_s_per_byte +
-         (marked + reduced) / kCachedWork * costs_.gamma_s_per_byte;
+  return 2.0 * costs_.alpha_s + received * costs_.beta_s_per_byte + (marked + reduced) * costs_.gamma_s_per_byte;
 }
 
 // Thakur, Rabenseifner, Gropp, Int. J. High Performance Computing Applications 19(1), 2005, §4.5; Patarasuk, Yuan, J.
