@@ -50,43 +50,57 @@ TELEGRAD_AVX2 std::size_t count_avx2(const std::uint64_t* marks, std::size_t wor
 
 constexpr Variants<CountFunction> kCount{count_portable, count_avx2};
 
-// Sixteen indices at a time, as long as they lie in two neighbouring words. Every index is read once.
+TELEGRAD_AVX512 inline std::uint64_t any_of(__m512i eight) {
+  const __m256i four = _mm256_or_si256(_mm512_castsi512_si256(eight), _mm512_maskz_extracti64x4_epi64(0xff, eight, 1));
+  const __m128i two = _mm_or_si128(_mm256_castsi256_si128(four), _mm256_extracti128_si256(four, 1));
+  return static_cast<std::uint64_t>(_mm_cvtsi128_si64(_mm_or_si128(two, _mm_unpackhi_epi64(two, two))));
+}
+
+// A word of marks from `first` on, where two words hold it.
+TELEGRAD_AVX512 inline void put_marks(std::uint64_t* marks, std::size_t first, std::uint64_t word) {
+  const std::size_t within = first % kWord;
+  marks[first / kWord] |= word << within;
+  marks[first / kWord + 1] |= word >> 1 >> (kWord - 1 - within);
+}
+
+TELEGRAD_AVX512 inline std::uint32_t last_of(__m256i eight) {
+  return static_cast<std::uint32_t>(_mm_extract_epi32(_mm256_extracti128_si256(eight, 1), 3));
+}
+
+// Sixteen indices at a time, as long as all or each eight of them lie within the length of a word. Every index is read once.
 TELEGRAD_AVX512 Marked mark_avx512(const std::uint32_t* indices, std::size_t count, std::uint64_t base,
                                    std::size_t range, std::uint64_t least, std::uint64_t* marks) {
   constexpr std::size_t kAhead = 1024;  // what the cache would fetch by itself, but too late
   constexpr __mmask16 kAllButFirst = 0xfffe;
-  const std::size_t whole_words = range / kWord;
+  const std::size_t firsts_end = range < 2 * kWord ? 0 : (range / kWord - 1) * kWord;
   const __m512i from = _mm512_set1_epi32(static_cast<int>(base));
   const __m512i one = _mm512_set1_epi64(1);
-  const __m512i word = _mm512_set1_epi64(kWord);
-  const __m512i two_words = _mm512_set1_epi32(2 * kWord);
   const __m512i lane_before = _mm512_setr_epi32(0, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14);
   Marked done{0, least};
   for (; done.count + kGroup <= count; done.count += kGroup) {
     __builtin_prefetch(indices + done.count + kAhead);
     const __m512i offsets = _mm512_sub_epi32(_mm512_loadu_si512(indices + done.count), from);
-    const auto first = static_cast<std::uint32_t>(_mm_cvtsi128_si32(_mm512_castsi512_si128(offsets)));
-    const std::size_t at = first / kWord;
-    const auto word_begin = static_cast<std::uint32_t>(at * kWord);
-    const __m512i within = _mm512_sub_epi32(offsets, _mm512_set1_epi32(static_cast<int>(word_begin)));
+    const __m128i head = _mm512_castsi512_si128(offsets);
+    const std::size_t first = static_cast<std::uint32_t>(_mm_cvtsi128_si32(head));
+    const __m512i within = _mm512_sub_epi32(offsets, _mm512_maskz_broadcastd_epi32(0xffff, head));
     const __m512i before = _mm512_maskz_permutexvar_epi32(0xffff, lane_before, within);
-    const __mmask16 ascending = _mm512_mask_cmpgt_epu32_mask(kAllButFirst, within, before);
-    const __mmask16 beyond = _mm512_cmpge_epu32_mask(within, two_words);
-    if (ascending != kAllButFirst || beyond != 0 || at + 1 >= whole_words || first < done.least) break;
-    const __m512i low = _mm512_maskz_cvtepu32_epi64(0xff, _mm512_castsi512_si256(within));
+    if (_mm512_mask_cmpgt_epu32_mask(kAllButFirst, within, before) != kAllButFirst) break;
+    const __m256i lower = _mm512_castsi512_si256(within);
     const __m256i upper = _mm512_maskz_extracti64x4_epi64(0xff, within, 1);
+    const std::uint32_t last = last_of(upper);
+    if (first < done.least || first >= firsts_end) break;
+    // A shift by 64 or more leaves nothing.
+    const __m512i low = _mm512_sllv_epi64(one, _mm512_maskz_cvtepu32_epi64(0xff, lower));
     const __m512i high = _mm512_maskz_cvtepu32_epi64(0xff, upper);
-    // A shift by 64 or more leaves nothing, and so does one by less than 0.
-    const __m512i here = _mm512_or_si512(_mm512_sllv_epi64(one, low), _mm512_sllv_epi64(one, high));
-    const __m512i next = _mm512_or_si512(_mm512_sllv_epi64(one, _mm512_sub_epi64(low, word)),
-                                         _mm512_sllv_epi64(one, _mm512_sub_epi64(high, word)));
-    const __m512i both = _mm512_or_si512(_mm512_unpacklo_epi64(here, next), _mm512_unpackhi_epi64(here, next));
-    const __m256i four = _mm256_or_si256(_mm512_castsi512_si256(both), _mm512_maskz_extracti64x4_epi64(0xff, both, 1));
-    const __m128i two = _mm_or_si128(_mm256_castsi256_si128(four), _mm256_extracti128_si256(four, 1));
-    marks[at] |= static_cast<std::uint64_t>(_mm_cvtsi128_si64(two));
-    marks[at + 1] |= static_cast<std::uint64_t>(_mm_extract_epi64(two, 1));
-    const auto last = static_cast<std::uint32_t>(_mm_extract_epi32(_mm256_extracti128_si256(upper, 1), 3));
-    done.least = std::uint64_t{word_begin} + last + 1;
+    if (last < kWord) {
+      put_marks(marks, first, any_of(_mm512_or_si512(low, _mm512_sllv_epi64(one, high))));
+    } else {
+      const auto middle = static_cast<std::uint32_t>(_mm_cvtsi128_si32(_mm256_castsi256_si128(upper)));
+      if (last_of(lower) >= kWord || last - middle >= kWord || first + middle >= firsts_end) break;
+      put_marks(marks, first, any_of(low));
+      put_marks(marks, first + middle, any_of(_mm512_sllv_epi64(one, _mm512_sub_epi64(high, _mm512_set1_epi64(middle)))));
+    }
+    done.least = std::uint64_t{first} + last + 1;
   }
   return done;
 }
