@@ -113,7 +113,7 @@ Task<SparseStream<V>> allreduce_sparse(Transport& net, SparseStream<V> mine, Spa
     co_await sum_many(net, std::move(mine), how, sum);
     co_return sum;
   }
-  OpenSum<V> open(net, std::move(mine), how);
+  OpenSum<V> open(net, std::move(mine), how, false);
   const SparseVerdict verdict = co_await open.begin();
   if (verdict == SparseVerdict::go_on) co_return co_await stream_of<V>(net, open.take_sum(), how);
   if (verdict != SparseVerdict::split) co_return co_await open.sum_densely();
@@ -135,7 +135,7 @@ Task<void> allreduce_sparse_into(Transport& net, SparseStream<V> mine, SparseRed
   }
   OwnedSlice<V> sum;
   if (is_open(net, how)) {
-    OpenSum<V> open(net, std::move(mine), how);
+    OpenSum<V> open(net, std::move(mine), how, true);
     const SparseVerdict verdict = co_await open.begin();
     if (verdict == SparseVerdict::dense || verdict == SparseVerdict::filled) co_await open.sum_densely_into(output);
     if (verdict == SparseVerdict::split) {

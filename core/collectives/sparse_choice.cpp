@@ -12,6 +12,7 @@ constexpr std::size_t kKindsMost = 4096;  // beyond: begun anew, so that a progr
 SparseSumShape with_usual_formats(SparseSumShape shape, bool shares_memory) {
   shape.indices = shares_memory ? IndexFormat::none : IndexFormat::packed;
   shape.packs_values = !shares_memory;
+  shape.into_dense = false;
   return shape;
 }
 
@@ -65,9 +66,10 @@ SparseVerdict SparseDecision::cheapest(const SparseCosts& costs, const SumGrowth
   const double sum_entries = members.entries_doubled(costs.rounds());
   const double folds = std::has_single_bit(common_shape_.ranks) ? 0.0 : 2.0;
   const double left = costs.rounds() - round + folds;
-  const double doubling_s = costs.doubling_s(members, round);
-  if (nodes_ != nullptr) return doubling_s <= two_level_s(members, sum_entries) ? SparseVerdict::go_on : SparseVerdict::split;
-  const double split_s = costs.split_s(entries, sum_entries);
+  const double written_s = costs.written_s(sum_entries);
+  const double doubling_s = costs.doubling_s(members, round) + written_s;
+  if (nodes_ != nullptr) return doubling_s <= two_level_s(members, sum_entries) + written_s ? SparseVerdict::go_on : SparseVerdict::split;
+  const double split_s = costs.split_s(entries, sum_entries) + written_s;
   const bool filled = costs.sums_filled();
   const double summed_s = filled ? costs.filled_s(entries) : costs.dense_s(dense_algorithm_);
   const double dense_s = summed_s + left * costs_.alpha_s;  // all must hear that all want it

@@ -76,7 +76,7 @@ class SparseDecision {
   double two_level_s(const SumGrowth& members, double sum_entries) const;
 
   SparseSumShape own_shape_;
-  SparseSumShape common_shape_;  // ranks may wish for different formats
+  SparseSumShape common_shape_;  // ranks may wish for different formats and places of the sum
   NetworkCosts costs_;
   Algorithm dense_algorithm_;
   double overlap_;

@@ -20,6 +20,7 @@ constexpr double kPieceBytes = double{60 << 10};                          // of 
 constexpr double kPiecesMost = 64;                                        // of halving.hpp
 constexpr std::size_t kDensestIndexBytes = 2;                             // wire_delta() of sparse_messages.hpp
 constexpr double kFilledSliceBytesLeast = double{64 << 10};                // kSliceBytesLeast of allreduce_filled.cpp
+constexpr double kFilledWork = 0.75;                                       // the rest finds its bytes in the cache; measured
 constexpr double kPackedEntry_s = 1e-9;                                    // of one section, each way: see wire.hpp
 constexpr auto kTurnBytes = static_cast<double>(Transport::kTurnBytes);  // shorter work is done at once
 
@@ -138,7 +139,14 @@ double SparseCosts::filled_s(double entries) const {
   const double received = all_but_one * (dimension / 8.0 + (entries + dimension) * value_bytes);
   const double marked = entries * sizeof(std::uint32_t) + dimension / 8.0;
   const double reduced = (entries + dimension) * value_bytes;
-  return 2.0 * costs_.alpha_s + received * costs_.beta_s_per_byte + (marked + reduced) * costs_.gamma_s_per_byte;
+  return 2.0 * costs_.alpha_s + received * costs_.beta_s_per_byte +
+         kFilledWork * (marked + reduced) * costs_.gamma_s_per_byte;
+}
+
+double SparseCosts::written_s(double sum_entries) const {
+  if (!shape_.into_dense || !shape_.shares_memory) return 0.0;
+  const double bytes = static_cast<double>(shape_.dimension) * static_cast<double>(size_of(shape_.dtype));
+  return (bytes + memory_bytes(shape_.dimension, sum_entries)) * costs_.gamma_s_per_byte;
 }
 
 // Thakur, Rabenseifner, Gropp, Int. J. High Performance Computing Applications 19(1), 2005, §4.5; Patarasuk, Yuan, J.

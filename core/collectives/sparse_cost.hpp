@@ -32,6 +32,7 @@ struct SparseSumShape {
   bool packs_values = false;
   double switch_factor = 1.0;
   bool shares_memory = false;  // as Transport has it
+  bool into_dense = false;     // where the sum is to be written, if it is sparse
 };
 
 class SparseCosts {
@@ -53,6 +54,8 @@ class SparseCosts {
   /// Whether dense sums go by allreduce_filled(), and what that takes.
   bool sums_filled() const;
   double filled_s(double entries) const;
+  /// Writing a sparse sum to where a dense one would have come to lie. Between hosts that is next to nothing, and 0.
+  double written_s(double sum_entries) const;
 
  private:
   double message_bytes(std::uint64_t range, double entries) const;

@@ -90,7 +90,7 @@ SparseStream<V> addend_of(std::uint64_t dimension, std::span<const std::uint32_t
 }
 
 template <class V>
-OpenSum<V>::OpenSum(Transport& net, SparseStream<V> mine, const SparseReduction& how)
+OpenSum<V>::OpenSum(Transport& net, SparseStream<V> mine, const SparseReduction& how, bool into_dense)
     : net_(net),
       mine_(std::move(mine)),
       how_(how),
@@ -104,7 +104,8 @@ OpenSum<V>::OpenSum(Transport& net, SparseStream<V> mine, const SparseReduction&
                  .indices = how.wire.indices,
                  .packs_values = how.wire.packs_values,
                  .switch_factor = how.switch_factor,
-                 .shares_memory = net.shares_memory()},
+                 .shares_memory = net.shares_memory(),
+                 .into_dense = into_dense},
                 kind_, net.shares_memory(), knows_levels(how) ? how.nodes.get() : nullptr),
       doubling_(net, mine_, how, knows_levels(how) ? kOpenAboveLevels : kOpenSteps, &decision_) {}
 

@@ -39,7 +39,8 @@ SparseStream<V> addend_of(std::uint64_t dimension, std::span<const std::uint32_t
 template <class V>
 class OpenSum {
  public:
-  OpenSum(Transport& net, SparseStream<V> mine, const SparseReduction& how);
+  /// `into_dense`: a sparse sum is to be written into a dense vector.
+  OpenSum(Transport& net, SparseStream<V> mine, const SparseReduction& how, bool into_dense);
 
   /// go_on: take_sum() has the sum. dense, filled: sum_densely() or sum_densely_into() makes it. split: the caller does, from
   /// take_mine(), beside doubling().hear_others(), and says saw().
