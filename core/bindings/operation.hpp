@@ -89,7 +89,7 @@ SparseStream<V> stream_of(std::uintptr_t indices, std::uintptr_t values, std::si
   return SparseStream<V>::sparse(n, memory<const std::uint32_t>(indices, nnz), held);
 }
 
-// For a sum, which may hold it densely.
+// For a sum, which may hold it densely, or read its entries where they lie and check them as it does: Python keeps them too.
 template <class V>
 SparseStream<V> addend_at(std::uintptr_t indices, std::uintptr_t values, std::size_t nnz, std::uint64_t n,
                           const SparseReduction& how) {

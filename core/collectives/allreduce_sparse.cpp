@@ -27,9 +27,9 @@ namespace {
 template <class V>
 Task<EncodedSlice<V>> reduce_owned(Transport& net, SparseStream<V> mine, SparseReduction how) {
   const Rank size = net.size();
-  // Between two both send the same, and the ring does it with less work.
-  const bool by_ring =
-      size > 1 && (how.algorithm == Algorithm::ring || (how.algorithm == Algorithm::automatic && size == 2));
+  // Between two both send the same, and the ring does it with less work; but through memory nothing is encoded to be split.
+  const bool ring_is_better = how.algorithm == Algorithm::automatic && size == 2 && !net.shares_memory();
+  const bool by_ring = size > 1 && (how.algorithm == Algorithm::ring || ring_is_better);
   // Of a mean, an error counts as often as there are ranks that it is the mean of.
   const float weight = how.reduction == Reduction::avg ? static_cast<float>(size) : 1.0F;
   EncodedSlice<V> result{.slices = Partition(static_cast<std::size_t>(mine.dimension()), size)};
@@ -113,10 +113,10 @@ Task<SparseStream<V>> allreduce_sparse(Transport& net, SparseStream<V> mine, Spa
     co_await sum_many(net, std::move(mine), how, sum);
     co_return sum;
   }
-  OpenSum<V> open(net, std::move(mine), how);
+  OpenSum<V> open(net, std::move(mine), how, false);
   const SparseVerdict verdict = co_await open.begin();
-  if (verdict == SparseVerdict::dense) co_return co_await open.sum_densely();
   if (verdict == SparseVerdict::go_on) co_return co_await stream_of<V>(net, open.take_sum(), how);
+  if (verdict != SparseVerdict::split) co_return co_await open.sum_densely();
   std::vector<Task<void>> both;
   both.push_back(open.doubling().hear_others());
   both.push_back(sum_many(net, open.take_mine(), how, sum));
@@ -135,9 +135,9 @@ Task<void> allreduce_sparse_into(Transport& net, SparseStream<V> mine, SparseRed
   }
   OwnedSlice<V> sum;
   if (is_open(net, how)) {
-    OpenSum<V> open(net, std::move(mine), how);
+    OpenSum<V> open(net, std::move(mine), how, true);
     const SparseVerdict verdict = co_await open.begin();
-    if (verdict == SparseVerdict::dense) co_await open.sum_densely_into(output);
+    if (verdict == SparseVerdict::dense || verdict == SparseVerdict::filled) co_await open.sum_densely_into(output);
     if (verdict == SparseVerdict::split) {
       std::vector<Task<void>> both;
       both.push_back(open.doubling().hear_others());

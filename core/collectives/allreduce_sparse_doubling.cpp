@@ -8,7 +8,7 @@
 //
 // It begins without knowing whether it pays, and may be given up before any round. Then ranks exchange 8 bytes instead of
 // sums: the verdict. All 2^i ranks that have met come to the same one, from what they all know; two such groups that meet
-// combine theirs, and `split` outweighs `dense`, which outweighs a sum. So in the end all P ranks have the same. Who says
+// combine theirs, and `split` outweighs `filled`, this `dense`, and this a sum. So in the end all P ranks have the same. Who says
 // split knows the end already: it tells all partners to come at once and goes on, so that splitting costs no time beside.
 #include "collectives/allreduce_sparse_doubling.hpp"
 
@@ -41,8 +41,10 @@ SparseVerdict verdict_in(const Buffer& message) {
   if (message.size() != sizeof content) return SparseVerdict::go_on;
   std::memcpy(&content, message.data(), sizeof content);
   if (content.magic != kStreamMagic) return SparseVerdict::go_on;
-  if (content.verdict == static_cast<std::uint32_t>(SparseVerdict::dense)) return SparseVerdict::dense;
-  return content.verdict == static_cast<std::uint32_t>(SparseVerdict::split) ? SparseVerdict::split : SparseVerdict::go_on;
+  for (const SparseVerdict verdict : {SparseVerdict::dense, SparseVerdict::filled, SparseVerdict::split}) {
+    if (content.verdict == static_cast<std::uint32_t>(verdict)) return verdict;
+  }
+  return SparseVerdict::go_on;
 }
 
 }  // namespace
@@ -75,7 +77,7 @@ Rank SparseDoubling<V>::partner(Rank bit) const {
 
 template <class V>
 Task<SparseVerdict> SparseDoubling<V>::run() {
-  if (decision_ != nullptr) verdict_ = decision_->alone(static_cast<double>(mine_.nnz()));
+  if (decision_ != nullptr) verdict_ = decision_->alone(static_cast<double>(mine_.nnz()), mine_.is_dense());
   if (!is_member()) co_return co_await follow();
   fold_is_due_ = folded();
   if (verdict_ == SparseVerdict::split) {

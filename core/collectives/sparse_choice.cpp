@@ -12,6 +12,7 @@ constexpr std::size_t kKindsMost = 4096;  // beyond: begun anew, so that a progr
 SparseSumShape with_usual_formats(SparseSumShape shape, bool shares_memory) {
   shape.indices = shares_memory ? IndexFormat::none : IndexFormat::packed;
   shape.packs_values = !shares_memory;
+  shape.into_dense = false;
   return shape;
 }
 
@@ -65,19 +66,25 @@ SparseVerdict SparseDecision::cheapest(const SparseCosts& costs, const SumGrowth
   const double sum_entries = members.entries_doubled(costs.rounds());
   const double folds = std::has_single_bit(common_shape_.ranks) ? 0.0 : 2.0;
   const double left = costs.rounds() - round + folds;
-  const double doubling_s = costs.doubling_s(members, round);
-  if (nodes_ != nullptr) return doubling_s <= two_level_s(members, sum_entries) ? SparseVerdict::go_on : SparseVerdict::split;
-  const double split_s = costs.split_s(entries, sum_entries);
-  const double dense_s = costs.dense_s(dense_algorithm_) + left * costs_.alpha_s;  // all must hear that all want it
+  const double written_s = costs.written_s(sum_entries);
+  const double doubling_s = costs.doubling_s(members, round) + written_s;
+  if (nodes_ != nullptr) return doubling_s <= two_level_s(members, sum_entries) + written_s ? SparseVerdict::go_on : SparseVerdict::split;
+  const double split_s = costs.split_s(entries, sum_entries) + written_s;
+  const bool filled = costs.sums_filled();
+  const double summed_s = filled ? costs.filled_s(entries) : costs.dense_s(dense_algorithm_);
+  const double dense_s = summed_s + left * costs_.alpha_s;  // all must hear that all want it
   if (doubling_s <= std::min(split_s, dense_s)) return SparseVerdict::go_on;
-  return dense_s < split_s ? SparseVerdict::dense : SparseVerdict::split;
+  if (split_s <= dense_s) return SparseVerdict::split;
+  return filled ? SparseVerdict::filled : SparseVerdict::dense;
 }
 
-SparseVerdict SparseDecision::alone(double entries) const {
+SparseVerdict SparseDecision::alone(double entries, bool is_dense) const {
   const SparseCosts costs(own_shape_, costs_);
   const double ranks_a_member = own_shape_.ranks / costs.members();
   const SumGrowth growth(own_shape_.dimension, entries, overlap_);
-  return cheapest(costs, growth.of_sums(ranks_a_member), 0, entries);
+  const SparseVerdict verdict = cheapest(costs, growth.of_sums(ranks_a_member), 0, entries);
+  // Where all hold vectors, nobody has marks to make.
+  return verdict == SparseVerdict::filled && is_dense ? SparseVerdict::dense : verdict;
 }
 
 SparseVerdict SparseDecision::after(unsigned round, double half, double full) const {

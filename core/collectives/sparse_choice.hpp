@@ -16,18 +16,20 @@
 
 namespace telegrad {
 
-/// What to do with a sum that goes by recursive doubling as yet.
-enum class SparseVerdict : std::uint8_t { go_on = 0, dense = 1, split = 2 };
+/// What to do with a sum that goes by recursive doubling as yet; of two ranks' verdicts the greater one counts. dense, filled:
+/// sum vectors, as dense vectors are summed or by allreduce_filled().
+enum class SparseVerdict : std::uint8_t { go_on = 0, dense = 1, filled = 2, split = 3 };
 
 /// One for each communicator. Any thread may use it.
 class SparseChoice {
  public:
-  /// `dense`: chooses among dense algorithms. `costs`: of the network, as it was measured, if it was. Both the same on all
-  /// ranks.
-  explicit SparseChoice(AllreduceTable dense, std::optional<NetworkCosts> costs = {})
-      : dense_(std::move(dense)), costs_(costs) {}
+  /// `dense`: chooses among dense algorithms. `costs`: of the network, as it was measured, if it was. `shares_memory`: as the
+  /// communicator's ranks do (see Transport), as far as it is known. All the same on all ranks.
+  explicit SparseChoice(AllreduceTable dense, std::optional<NetworkCosts> costs = {}, bool shares_memory = false)
+      : dense_(std::move(dense)), costs_(costs), shares_memory_(shares_memory) {}
 
   const AllreduceTable& dense() const { return dense_; }
+  bool shares_memory() const { return shares_memory_; }
   /// Whether streams of so many elements, if they are not for recursive doubling, are to be summed on two levels, as dense
   /// vectors of that length are.
   bool on_two_levels(std::uint64_t dimension, DType dtype) const {
@@ -49,6 +51,7 @@ class SparseChoice {
  private:
   const AllreduceTable dense_;
   const std::optional<NetworkCosts> costs_;
+  const bool shares_memory_;
   mutable std::mutex mutex_;
   std::map<Kind, double> overlaps_;  // mutex_
 };
@@ -60,8 +63,8 @@ class SparseDecision {
   SparseDecision(const SparseChoice& choice, const SparseSumShape& shape, SparseChoice::Kind kind, bool shares_memory,
                  const Nodes* nodes = nullptr);
 
-  /// Of one rank that knows its own entries. Others may decide otherwise.
-  SparseVerdict alone(double entries) const;
+  /// Of one rank that knows its own entries, and whether it holds them densely. Others may decide otherwise.
+  SparseVerdict alone(double entries, bool is_dense) const;
   /// After `round` rounds (at least one), whose last one made sums of `full` entries out of two that had `half` on average:
   /// the same on all ranks that know these.
   SparseVerdict after(unsigned round, double half, double full) const;
@@ -73,7 +76,7 @@ class SparseDecision {
   double two_level_s(const SumGrowth& members, double sum_entries) const;
 
   SparseSumShape own_shape_;
-  SparseSumShape common_shape_;  // ranks may wish for different formats
+  SparseSumShape common_shape_;  // ranks may wish for different formats and places of the sum
   NetworkCosts costs_;
   Algorithm dense_algorithm_;
   double overlap_;

@@ -19,6 +19,9 @@ constexpr double kSegmentBytes = double{256 << 10};                       // of 
 constexpr double kPieceBytes = double{60 << 10};                          // of a halving: kCardBytes of pieces.hpp
 constexpr double kPiecesMost = 64;                                        // of halving.hpp
 constexpr std::size_t kDensestIndexBytes = 2;                             // wire_delta() of sparse_messages.hpp
+constexpr double kFilledSliceBytesLeast = double{64 << 10};                // kSliceBytesLeast of allreduce_filled.cpp
+constexpr double kFilledWork = 0.75;                                       // the rest finds its bytes in the cache; measured
+constexpr double kPackedEntry_s = 1e-9;                                    // of one section, each way: see wire.hpp
 constexpr auto kTurnBytes = static_cast<double>(Transport::kTurnBytes);  // shorter work is done at once
 
 }  // namespace
@@ -103,12 +106,47 @@ double SparseCosts::gather_s(double slice_bytes, double slice_memory_bytes) cons
 
 double SparseCosts::split_s(double entries, double sum_entries) const {
   const double owned = sum_entries / shape_.ranks;
-  return split_phase_s(entries) + gather_s(message_bytes(slice(), owned), memory_bytes(slice(), owned));
+  return split_phase_s(entries) + gather_s(message_bytes(slice(), owned), memory_bytes(slice(), owned)) +
+         packing_s(entries, sum_entries);
+}
+
+// Shares and slices are packed and read. Beside what travels between hosts that is next to nothing.
+double SparseCosts::packing_s(double entries, double sum_entries) const {
+  if (!shape_.shares_memory) return 0.0;
+  const double sections = (shape_.indices == IndexFormat::packed ? 1.0 : 0.0) + (shape_.packs_values ? 1.0 : 0.0);
+  const double all_but_one = (shape_.ranks - 1.0) / shape_.ranks;
+  const auto packed = [&](std::uint64_t range, double held) { return held > delta(range) ? 0.0 : held; };
+  return sections * kPackedEntry_s *
+         (2.0 * packed(shape_.dimension, entries) * all_but_one +
+          packed(shape_.dimension, sum_entries) * (1.0 + 1.0 / shape_.ranks));
 }
 
 double SparseCosts::split_dense_s(double entries) const {
   const auto every = static_cast<double>(slice());
   return split_phase_s(entries) + gather_s(message_bytes(slice(), every), 2.0 * memory_bytes(slice(), every));
+}
+
+bool SparseCosts::sums_filled() const {
+  const auto slice_bytes = static_cast<double>(shape_.dimension / shape_.ranks * size_of(shape_.dtype));
+  return shape_.shares_memory && shape_.ranks > 1 && slice_bytes >= kFilledSliceBytesLeast;
+}
+
+// All of it is work of processors, which copy, mark and add: nothing is beside anything else.
+double SparseCosts::filled_s(double entries) const {
+  const auto value_bytes = static_cast<double>(size_of(shape_.dtype));
+  const auto dimension = static_cast<double>(shape_.dimension);
+  const double all_but_one = (shape_.ranks - 1.0) / shape_.ranks;
+  const double received = all_but_one * (dimension / 8.0 + (entries + dimension) * value_bytes);
+  const double marked = entries * sizeof(std::uint32_t) + dimension / 8.0;
+  const double reduced = (entries + dimension) * value_bytes;
+  return 2.0 * costs_.alpha_s + received * costs_.beta_s_per_byte +
+         kFilledWork * (marked + reduced) * costs_.gamma_s_per_byte;
+}
+
+double SparseCosts::written_s(double sum_entries) const {
+  if (!shape_.into_dense || !shape_.shares_memory) return 0.0;
+  const double bytes = static_cast<double>(shape_.dimension) * static_cast<double>(size_of(shape_.dtype));
+  return (bytes + memory_bytes(shape_.dimension, sum_entries)) * costs_.gamma_s_per_byte;
 }
 
 // Thakur, Rabenseifner, Gropp, Int. J. High Performance Computing Applications 19(1), 2005, §4.5; Patarasuk, Yuan, J.

@@ -31,6 +31,8 @@ struct SparseSumShape {
   IndexFormat indices = IndexFormat::none;
   bool packs_values = false;
   double switch_factor = 1.0;
+  bool shares_memory = false;  // as Transport has it
+  bool into_dense = false;     // where the sum is to be written, if it is sparse
 };
 
 class SparseCosts {
@@ -49,12 +51,18 @@ class SparseCosts {
   double split_dense_s(double entries) const;
   /// A dense allreduce by `algorithm`, and making the stream dense before it.
   double dense_s(Algorithm algorithm) const;
+  /// Whether dense sums go by allreduce_filled(), and what that takes.
+  bool sums_filled() const;
+  double filled_s(double entries) const;
+  /// Writing a sparse sum to where a dense one would have come to lie. Between hosts that is next to nothing, and 0.
+  double written_s(double sum_entries) const;
 
  private:
   double message_bytes(std::uint64_t range, double entries) const;
   double memory_bytes(std::uint64_t range, double entries) const;
   double delta(std::uint64_t range) const;
   double split_phase_s(double entries) const;
+  double packing_s(double entries, double sum_entries) const;
   double gather_s(double slice_bytes, double slice_memory_bytes) const;
   std::uint64_t slice() const { return (shape_.dimension + shape_.ranks - 1) / shape_.ranks; }
   double exchange_s_per_byte() const {

@@ -126,6 +126,11 @@ Task<void> divide_by_ranks(Transport& net, OwnedSlice<V>& sum) {
 inline Transport::Failing fail_damaged(Transport& net, Rank source, const char* content, const std::string& error) {
   return net.fail(source, "rank " + std::to_string(source) + " sent damaged " + content + ": " + error);
 }
+/// Ends the operation: of this rank's entries among `dimension` elements, which its caller's arrays hold.
+inline Transport::Failing fail_own_indices(Transport& net, std::uint64_t dimension) {
+  return net.fail(net.rank(), "rank " + std::to_string(net.rank()) + " gave indices that are not strictly increasing below " +
+                                  std::to_string(dimension) + ": leave a stream's arrays alone while a collective runs");
+}
 /// Never done if the message is damaged.
 template <class V>
 Task<void> check_decoded(Transport& net, Rank source, const Decoded<V>& decoded, const char* content = "entries") {

@@ -6,6 +6,7 @@
 #include <type_traits>
 
 #include "collectives/allreduce.hpp"
+#include "collectives/allreduce_filled.hpp"
 #include "collectives/elements.hpp"
 #include "kernels/operations.hpp"
 #include "sparse/counted.hpp"
@@ -15,6 +16,17 @@ namespace {
 
 constexpr Step kOpenSteps = Step{1} << 31;
 constexpr Step kOpenAboveLevels = Step{3} << 30;  // what goes on two levels is open once more, between nodes
+constexpr std::uint64_t kBorrowedShare = 16;      // of the elements: fewer entries are hardly ever summed densely
+
+template <class V>
+bool leaves_choice(const SparseReduction& how) {
+  const bool has_levels = how.nodes != nullptr && how.nodes->two_level();
+  const bool is_open =
+      how.algorithm == Algorithm::automatic || (how.algorithm == Algorithm::two_level && !has_levels);
+  return is_open && how.wire.values == ValueEncoding::native;
+}
+
+bool shares_memory(const SparseReduction& how) { return how.choice != nullptr && how.choice->shares_memory(); }
 
 }  // namespace
 
@@ -53,16 +65,21 @@ Task<void> write_view(Transport& net, const StreamView<V>& view, std::span<V> ou
 
 template <class V>
 bool begins_densely(std::uint64_t dimension, std::size_t entries, const SparseReduction& how) {
-  const bool has_levels = how.nodes != nullptr && how.nodes->two_level();
-  const bool is_open =
-      how.algorithm == Algorithm::automatic || (how.algorithm == Algorithm::two_level && !has_levels);
-  return is_open && how.wire.values == ValueEncoding::native &&
+  return leaves_choice<V>(how) && !shares_memory(how) &&
          static_cast<double>(entries) > memory_delta<V>(dimension, how.switch_factor);
 }
 
 template <class V>
 SparseStream<V> addend_of(std::uint64_t dimension, std::span<const std::uint32_t> indices, std::span<const V> values,
                           const SparseReduction& how) {
+  const bool is_open = leaves_choice<V>(how);
+  const bool is_full = indices.size() == dimension && values.size() == dimension;
+  if (is_open && is_full && static_cast<double>(dimension) > memory_delta<V>(dimension, how.switch_factor)) {
+    return SparseStream<V>::borrow_dense(values);
+  }
+  if (is_open && shares_memory(how) && indices.size() == values.size() && values.size() > dimension / kBorrowedShare) {
+    return SparseStream<V>::borrow_sparse(dimension, indices, values);
+  }
   if (!begins_densely<V>(dimension, values.size(), how)) return SparseStream<V>::sparse(dimension, indices, values);
   const Array<std::uint32_t> kept(indices.size());  // a copy: the caller's may change, even while they are checked
   std::ranges::copy(indices, kept.begin());
@@ -73,7 +90,7 @@ SparseStream<V> addend_of(std::uint64_t dimension, std::span<const std::uint32_t
 }
 
 template <class V>
-OpenSum<V>::OpenSum(Transport& net, SparseStream<V> mine, const SparseReduction& how)
+OpenSum<V>::OpenSum(Transport& net, SparseStream<V> mine, const SparseReduction& how, bool into_dense)
     : net_(net),
       mine_(std::move(mine)),
       how_(how),
@@ -86,9 +103,45 @@ OpenSum<V>::OpenSum(Transport& net, SparseStream<V> mine, const SparseReduction&
                  .dtype = dtype_of<V>,
                  .indices = how.wire.indices,
                  .packs_values = how.wire.packs_values,
-                 .switch_factor = how.switch_factor},
+                 .switch_factor = how.switch_factor,
+                 .shares_memory = net.shares_memory(),
+                 .into_dense = into_dense},
                 kind_, net.shares_memory(), knows_levels(how) ? how.nodes.get() : nullptr),
       doubling_(net, mine_, how, knows_levels(how) ? kOpenAboveLevels : kOpenSteps, &decision_) {}
+
+template <class V>
+Task<SparseVerdict> OpenSum<V>::begin() {
+  if (borrows_entries() && decision_.alone(entries_, false) != SparseVerdict::filled) co_await own_entries();
+  verdict_ = co_await doubling_.run();
+  if (borrows_entries() && verdict_ != SparseVerdict::filled) co_await own_entries();
+  co_return verdict_;
+}
+
+template <class V>
+bool OpenSum<V>::borrows_entries() const {
+  if constexpr (std::is_same_v<V, CountedF32>) {
+    return false;
+  } else {
+    return mine_.is_borrowed() && !mine_.is_dense();
+  }
+}
+
+// Copied first: what is checked must be what is used.
+template <class V>
+Task<void> OpenSum<V>::own_entries() {
+  if constexpr (!std::is_same_v<V, CountedF32>) {
+    const StreamView<V> claimed = mine_.view();
+    Array<std::uint32_t> indices(claimed.nnz());
+    Array<V> values(claimed.nnz());
+    co_await copy(net_, std::as_bytes(claimed.indices), std::as_writable_bytes(indices.span()));
+    co_await copy(net_, std::as_bytes(claimed.values), std::as_writable_bytes(values.span()));
+    bool valid = false;
+    co_await decide(net_, claimed.indices.size_bytes(),
+                    [&] { valid = indices_error(claimed.range, indices.span()).empty(); });
+    if (!valid) co_await fail_own_indices(net_, claimed.range.end);
+    mine_ = SparseStream<V>::adopt_sparse(claimed.range.end, std::move(indices), std::move(values));
+  }
+}
 
 template <class V>
 OwnedSlice<V> OpenSum<V>::take_sum() {
@@ -104,7 +157,7 @@ Task<SparseStream<V>> OpenSum<V>::sum_densely() {
     co_await sum_densely_into(values.span());
     co_return SparseStream<V>::dense(mine_.dimension());
   } else {
-    if (mine_.is_dense() && !mine_.is_borrowed()) {
+    if (mine_.is_dense() && !mine_.is_borrowed() && verdict_ == SparseVerdict::dense) {
       const Bytes values = std::as_writable_bytes(mine_.own_values());
       co_await sum_elements(values, values);
       co_return std::move(mine_);
@@ -122,10 +175,17 @@ Task<void> OpenSum<V>::sum_densely_into(std::span<V> output) {
   ConstBytes addend = sum;
   if constexpr (std::is_same_v<V, CountedF32>) {
     co_await decide(net_, output.size_bytes(), [] {});
-  } else if (mine.dense) {
-    addend = std::as_bytes(mine.values);
   } else {
-    co_await write_view(net_, mine, output, how_.reduction);
+    if (verdict_ == SparseVerdict::filled) {
+      co_await allreduce_filled(net_, mine, how_.reduction, output);
+      saw_in(output);
+      co_return;
+    }
+    if (mine.dense) {
+      addend = std::as_bytes(mine.values);
+    } else {
+      co_await write_view(net_, mine, output, how_.reduction);
+    }
   }
   co_await sum_elements(addend, sum);
 }
@@ -133,11 +193,15 @@ Task<void> OpenSum<V>::sum_densely_into(std::span<V> output) {
 template <class V>
 Task<void> OpenSum<V>::sum_elements(ConstBytes addend, Bytes sum) {
   co_await allreduce(net_, decision_.dense_algorithm(), dtype_of<V>, how_.reduction, addend, sum);
-  const std::span<const V> values(reinterpret_cast<const V*>(sum.data()), sum.size() / sizeof(V));
+  saw_in({reinterpret_cast<const V*>(sum.data()), sum.size() / sizeof(V)});
+}
+
+template <class V>
+void OpenSum<V>::saw_in(std::span<const V> sum) {
   if constexpr (std::is_same_v<V, CountedF32>) {
-    saw(static_cast<double>(values.size()));
+    saw(static_cast<double>(sum.size()));
   } else {
-    saw(entries_in<V>({{0, kind_.dimension}, true, {}, values}, how_.reduction));
+    saw(entries_in<V>({{0, kind_.dimension}, true, {}, sum}, how_.reduction));
   }
 }
 

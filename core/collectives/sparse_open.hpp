@@ -28,7 +28,9 @@ inline bool knows_levels(const SparseReduction& how) {
 template <class V>
 bool begins_densely(std::uint64_t dimension, std::size_t entries, const SparseReduction& how);
 
-/// A rank's entries, copied, as its addend. Throws as validate_entries does.
+/// A rank's entries as its addend: copied, and checked as validate_entries does, which throws. Where a sum may read and
+/// check them where they lie they are borrowed instead, and must stay as they are until it is over; so are the values of
+/// all elements, whose indices can only be one.
 template <class V>
 SparseStream<V> addend_of(std::uint64_t dimension, std::span<const std::uint32_t> indices, std::span<const V> values,
                           const SparseReduction& how);
@@ -37,11 +39,12 @@ SparseStream<V> addend_of(std::uint64_t dimension, std::span<const std::uint32_t
 template <class V>
 class OpenSum {
  public:
-  OpenSum(Transport& net, SparseStream<V> mine, const SparseReduction& how);
+  /// `into_dense`: a sparse sum is to be written into a dense vector.
+  OpenSum(Transport& net, SparseStream<V> mine, const SparseReduction& how, bool into_dense);
 
-  /// go_on: take_sum() has the sum. dense: sum_densely() or sum_densely_into() makes it. split: the caller does, from
+  /// go_on: take_sum() has the sum. dense, filled: sum_densely() or sum_densely_into() makes it. split: the caller does, from
   /// take_mine(), beside doubling().hear_others(), and says saw().
-  Task<SparseVerdict> begin() { return doubling_.run(); }
+  Task<SparseVerdict> begin();
   SparseDoubling<V>& doubling() { return doubling_; }
   OwnedSlice<V> take_sum();
   SparseStream<V> take_mine() { return std::move(mine_); }
@@ -52,7 +55,10 @@ class OpenSum {
   void saw(double sum_entries);
 
  private:
+  bool borrows_entries() const;
+  Task<void> own_entries();
   Task<void> sum_elements(ConstBytes addend, Bytes sum);
+  void saw_in(std::span<const V> sum);
 
   Transport& net_;
   SparseStream<V> mine_;
@@ -62,6 +68,7 @@ class OpenSum {
   const std::shared_ptr<SparseChoice> choice_;
   const SparseDecision decision_;
   SparseDoubling<V> doubling_;
+  SparseVerdict verdict_ = SparseVerdict::go_on;
 };
 
 /// About how many entries a sum has: in what is dense, as many of a few elements here and there as are not absent.

@@ -160,7 +160,18 @@ SparseStream<V> SparseStream<V>::borrow_dense(std::span<const V> values) {
 }
 
 template <class V>
+SparseStream<V> SparseStream<V>::borrow_sparse(std::uint64_t dimension, std::span<const std::uint32_t> indices,
+                                               std::span<const V> values) {
+  TELEGRAD_CHECK(indices.size() == values.size());
+  SparseStream stream(dimension);
+  stream.borrowed_ = values;
+  stream.borrowed_indices_ = indices;
+  return stream;
+}
+
+template <class V>
 std::span<V> SparseStream<V>::own_values() {
+  TELEGRAD_CHECK(dense_ || !is_borrowed());
   if (is_borrowed()) values_ = copy_of(std::exchange(borrowed_, {}));
   return values_.span();
 }

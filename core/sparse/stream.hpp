@@ -64,6 +64,9 @@ class SparseStream {
   static SparseStream dense(std::span<const V> values);
   /// Dense, without a copy until something is to change it: `values` must outlive the stream and stay as they are.
   static SparseStream borrow_dense(std::span<const V> values);
+  /// Entries as somebody claims them: nobody has checked the indices, which may change. For whoever checks what it reads.
+  static SparseStream borrow_sparse(std::uint64_t dimension, std::span<const std::uint32_t> indices,
+                                    std::span<const V> values);
   /// Take arrays that the caller has built in order: only lengths and the ends are CHECKed.
   static SparseStream adopt_sparse(std::uint64_t dimension, Array<std::uint32_t> indices, Array<V> values);
   static SparseStream adopt_dense(Array<V> values);
@@ -75,9 +78,9 @@ class SparseStream {
   /// Entries held: the dimension where dense.
   std::size_t nnz() const { return values().size(); }
   bool is_borrowed() const { return !borrowed_.empty(); }
-  std::span<const std::uint32_t> indices() const { return indices_.span(); }
+  std::span<const std::uint32_t> indices() const { return is_borrowed() ? borrowed_indices_ : indices_.span(); }
   std::span<const V> values() const { return is_borrowed() ? borrowed_ : values_.span(); }
-  /// To be changed: what was borrowed is copied.
+  /// To be changed: what was borrowed, densely (CHECKed), is copied.
   std::span<V> own_values();
 
   /// Valid until the stream is changed, moved from or destroyed.
@@ -104,7 +107,8 @@ class SparseStream {
   bool dense_ = false;
   Array<std::uint32_t> indices_;
   Array<V> values_;
-  std::span<const V> borrowed_;  // in place of values_; only what is dense
+  std::span<const V> borrowed_;  // in place of values_
+  std::span<const std::uint32_t> borrowed_indices_;  // in place of indices_, where that is sparse
 };
 
 /// The number of entries δ beyond which a stream of `n` elements is better dense: factor * n * v / (c + v), with v

@@ -253,6 +253,32 @@ TEST("what earlier sums had in common changes the choice") {
   EXPECT(second_s < 1.02 * best_s);
 }
 
+// As measured on a host of two cores: see docs/algorithms.md.
+TEST("between ranks that share memory what has filled in goes densely, sooner if the result is dense, and vectors as vectors") {
+  constexpr std::uint64_t kN = std::uint64_t{4} << 20;
+  constexpr NetworkCosts kMeasured{
+      .alpha_s = 9e-6, .beta_s_per_byte = 7.5e-11, .beta_exchange_s_per_byte = 1.9e-10, .gamma_s_per_byte = 9.2e-11};
+  for (const auto& costs : {std::optional<NetworkCosts>(), std::optional(kMeasured)}) {
+    const SparseChoice choice(AllreduceTable(4), costs, true);
+    const auto verdict = [&](double density, bool is_dense, bool into_dense, bool shares_memory = true) {
+      const SparseSumShape shape{
+          .ranks = 4, .dimension = kN, .shares_memory = shares_memory, .into_dense = into_dense};
+      const SparseDecision decision(choice, shape, {kN, DType::f32, Reduction::sum}, shares_memory);
+      return decision.alone(density * static_cast<double>(kN), is_dense);
+    };
+    EXPECT(verdict(0.01, false, false) == SparseVerdict::split);
+    EXPECT(verdict(0.01, false, true) == SparseVerdict::split);
+    EXPECT(verdict(0.05, false, false) == SparseVerdict::split);
+    EXPECT(verdict(0.07, false, true) == SparseVerdict::filled);
+    for (const double density : {0.2, 0.6, 1.0}) {
+      EXPECT(verdict(density, false, false) == SparseVerdict::filled);
+      EXPECT(verdict(density, false, true) == SparseVerdict::filled);
+      EXPECT(verdict(density, false, true, false) != SparseVerdict::filled);
+    }
+    EXPECT(verdict(1.0, true, false) == SparseVerdict::dense);
+  }
+}
+
 TEST("how sums grow, and back") {
   constexpr std::uint64_t kN = 1'000'000;
   EXPECT(std::abs(SumGrowth(kN, 10'000, 0.0).entries(8) - 1e6 * (1.0 - std::pow(0.99, 8.0))) < 1e-3);

@@ -1,0 +1,249 @@
+// Sums of filled vectors between ranks that share memory: the dense sum, the same bits everywhere, and safe from what is
+// damaged.
+#include "testing.hpp"
+
+#include <algorithm>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <numeric>
+#include <optional>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "collectives/allreduce_filled.hpp"
+#include "collectives/sparse_open.hpp"
+#include "kernels/marks.hpp"
+#include "session/reductions.hpp"
+#include "sparse_samples.hpp"
+#include "world.hpp"
+
+namespace {
+
+using namespace telegrad;
+
+constexpr std::uint64_t kN = 400'003;  // several blocks in a slice of two, and a last one that is no whole word
+constexpr Reduction kReductions[] = {Reduction::sum, Reduction::avg, Reduction::prod,
+                                     Reduction::min, Reduction::max, Reduction::max_abs};
+
+template <class V>
+std::vector<std::vector<V>> sums_of(const std::vector<SparseStream<V>>& streams, Reduction reduction) {
+  const auto n = static_cast<std::size_t>(streams[0].dimension());
+  std::vector<std::vector<V>> outputs(streams.size(), std::vector<V>(n, static_cast<V>(-77.0F)));
+  const Ended ended = run_ranks(World::memory, static_cast<Rank>(streams.size()), [&](Rank rank) {
+    return std::make_shared<Request>(Call{.operation = Operation::sparse_allreduce}, [&, rank](Transport& net) {
+      return allreduce_filled(net, streams[rank].view(), reduction, std::span(outputs[rank]));
+    });
+  });
+  REQUIRE(ended.all_succeeded());
+  return outputs;
+}
+
+template <class V>
+void check(const std::vector<Input<V>>& inputs, std::uint64_t n, Reduction reduction, Rank dense_rank = ~Rank{0}) {
+  std::vector<SparseStream<V>> streams;
+  for (const Input<V>& input : inputs) streams.push_back(input.stream(n));
+  if (dense_rank < streams.size()) streams[dense_rank].to_dense(reduction);
+  const auto outputs = sums_of(streams, reduction);
+  EXPECT(as_floats(std::span<const V>(outputs[0])) == dense_result(inputs, n, reduction));
+  for (const auto& output : outputs) {
+    EXPECT(std::ranges::equal(std::as_bytes(std::span(output)), std::as_bytes(std::span(outputs[0]))));
+  }
+}
+
+template <class V>
+std::vector<Input<V>> inputs_of(Rank size, double density, std::uint64_t n = kN) {
+  Random random(size + 17);
+  std::vector<Input<V>> inputs;
+  for (Rank rank = 0; rank < size; ++rank) inputs.push_back(uniform<V>(n, density, random));
+  return inputs;
+}
+
+TEST("the sum is the dense one for any number of ranks, and densities alike and unlike") {
+  for (const Rank size : {Rank{2}, Rank{3}, Rank{4}, Rank{5}, Rank{8}}) {
+    for (const double density : {0.0, 0.01, 0.6, 1.0}) check(inputs_of<float>(size, density), kN, Reduction::sum);
+    auto unlike = inputs_of<float>(size, 0.5);
+    unlike[0] = {};
+    unlike[1] = {};
+    for (std::uint32_t i = 0; i < 5000; ++i) {  // all in one block, at its end
+      unlike[1].indices.push_back(static_cast<std::uint32_t>(kN) - 5000 + i);
+      unlike[1].values.push_back(2.0F);
+    }
+    check(unlike, kN, Reduction::sum);
+    check(unlike, kN, Reduction::sum, size - 1);
+    check(unlike, kN, Reduction::max, 0);
+  }
+}
+
+TEST("every reduction and dtype") {
+  for (const Reduction reduction : kReductions) {
+    check(inputs_of<float>(3, 0.6), kN, reduction);
+    check(inputs_of<float>(2, 0.3), kN, reduction, 1);
+    check(inputs_of<double>(3, 0.6), kN, reduction);
+    if (reduction != Reduction::prod) check(inputs_of<bf16>(4, 0.6, 700'001), 700'001, reduction);
+    if (reduction != Reduction::prod) check(inputs_of<f16>(4, 0.6, 700'001), 700'001, reduction);
+  }
+}
+
+TEST("awkward values have the bits that streams have when they are made dense and added in the order of ranks") {
+  constexpr std::uint64_t kShort = 80'000;
+  std::mt19937 random(8);
+  for (const Reduction reduction : kReductions) {
+    std::vector<SparseStream<float>> streams;
+    for (int rank = 0; rank < 4; ++rank) {
+      const auto indices = samples::random_indices(random, 0, kShort, 0.5);
+      streams.push_back(SparseStream<float>::sparse(kShort, indices, samples::awkward_values<float>(random, indices.size())));
+    }
+    std::vector<StreamView<float>> views;
+    for (const auto& stream : streams) views.push_back(stream.view());
+    OwnedSlice<float> expected = reduce_slices<float>(views, reduction, 0.0);
+    if (reduction == Reduction::avg) scale(expected, 0.25);
+    for (const auto& output : sums_of(streams, reduction)) {
+      EXPECT(std::ranges::equal(std::as_bytes(std::span(output)), std::as_bytes(expected.values.span())));
+    }
+  }
+}
+
+TEST("only long vectors between ranks that share memory are summed so") {
+  struct Still final : Transport {
+    Still(Rank ranks, bool shares) : size_(ranks), shares_(shares) {}
+    Rank rank() const override { return 0; }
+    Rank size() const override { return size_; }
+    bool shares_memory() const override { return shares_; }
+    ReadyQueue& ready() override { return ready_; }
+    void start_send(Rank, Step, ConstBytes, Pending&) override {}
+    void start_receive(Rank, Step, Bytes, Pending&) override {}
+    void start_receive_any(Rank, Step, std::size_t, Buffer&, Pending&) override {}
+    void start_compute(std::size_t, Pending&) override {}
+    void start_fail(Rank, std::string) override {}
+    Rank size_;
+    bool shares_;
+    ReadyQueue ready_;
+  };
+  EXPECT(sums_filled<float>(Still(4, true), 1 << 20));
+  EXPECT(!sums_filled<float>(Still(4, false), 1 << 20));
+  EXPECT(!sums_filled<float>(Still(1, true), 1 << 20));
+  EXPECT(!sums_filled<float>(Still(64, true), 1 << 14));
+}
+
+// What a caller's arrays become while the collective runs; rank 1's.
+void check_own(const std::function<void(std::vector<std::uint32_t>&)>& damage) {
+  auto inputs = inputs_of<float>(3, 0.6);
+  damage(inputs[1].indices);
+  std::vector<std::vector<float>> outputs(3, std::vector<float>(kN));
+  const Ended ended = run_ranks(World::memory, 3, [&](Rank rank) {
+    const auto stream = std::make_shared<SparseStream<float>>(
+        SparseStream<float>::borrow_sparse(kN, inputs[rank].indices, inputs[rank].values));
+    return std::make_shared<Request>(Call{.operation = Operation::sparse_allreduce}, [&, rank, stream](Transport& net) {
+      return allreduce_filled(net, stream->view(), Reduction::sum, std::span(outputs[rank]));
+    });
+  });
+  for (const RequestPtr& request : ended.requests) {
+    REQUIRE(request->failure());
+    EXPECT_EQ(request->failure()->peer, 1U);
+    EXPECT(request->failure()->reason.find("rank 1 gave indices that are not strictly increasing") != std::string::npos);
+  }
+}
+
+TEST("indices that are no stream's end the operation, wherever they are wrong") {
+  check_own([](auto& indices) { std::swap(indices[100], indices[101]); });
+  check_own([](auto& indices) { indices.back() = static_cast<std::uint32_t>(kN); });
+  check_own([](auto& indices) { indices[indices.size() / 2] = 0xffffffffU; });
+  check_own([](auto& indices) { indices[indices.size() / 3] = 5; });
+  check_own([](auto& indices) { std::ranges::reverse(indices); });
+  check_own([](auto& indices) { std::ranges::fill(indices, 7U); });
+}
+
+// A rank that sends what it likes to rank 0, as the first block of its slice.
+Task<void> send_damage(Transport& net, int damage) {
+  const std::size_t elements = std::min<std::size_t>(65'536, kN / 3 + 1);
+  std::vector<std::uint64_t> marks(kernels::mark_words(elements), 0x5555555555555555U);
+  std::vector<float> values(elements / 2, 1.0F);
+  if (damage == 0) values.resize(values.size() - 1);
+  if (damage == 1) marks.back() |= 2;
+  if (damage == 2) marks.pop_back();
+  if (damage == 3) marks.clear();  // densely, with half of the values
+  auto sending = net.send(0, 0, std::as_bytes(std::span(marks)));
+  auto values_sending = net.send(0, 1, std::as_bytes(std::span(values)));
+  co_await sending;
+  co_await values_sending;
+  co_await net.receive_any_size(0, 9999, 0);  // never comes
+}
+
+TEST("damaged marks and values end the operation, and name their sender") {
+  for (int damage = 0; damage < 4; ++damage) {
+    const auto inputs = inputs_of<float>(3, 0.6);
+    std::vector<std::vector<float>> outputs(3, std::vector<float>(kN));
+    const Ended ended = run_ranks(World::memory, 3, [&](Rank rank) {
+      return std::make_shared<Request>(
+          Call{.operation = Operation::sparse_allreduce}, [&, rank](Transport& net) -> Task<void> {
+            if (rank == 2) return send_damage(net, damage);
+            return allreduce_filled(net, StreamView<float>{{0, kN}, false, inputs[rank].indices, inputs[rank].values},
+                                    Reduction::sum, std::span(outputs[rank]));
+          });
+    });
+    REQUIRE(ended.requests[0]->failure());
+    EXPECT_EQ(ended.requests[0]->failure()->peer, 2U);
+    EXPECT(ended.requests[0]->failure()->reason.find("rank 2 sent damaged entries") != std::string::npos);
+  }
+}
+
+std::shared_ptr<SparseChoice> choice_in_memory(Rank size, std::optional<NetworkCosts> costs = {}) {
+  return std::make_shared<SparseChoice>(AllreduceTable(size), costs, true);
+}
+
+TEST("an open sum borrows its entries, and is right whether it goes densely or not") {
+  constexpr NetworkCosts kLatency{.alpha_s = 1.0, .beta_s_per_byte = 1e-15, .gamma_s_per_byte = 0.0};
+  for (const Rank size : {Rank{2}, Rank{3}, Rank{4}}) {
+    for (const double density : {0.1, 0.4, 0.9, 1.0}) {
+      for (const bool one_has_few : {false, true}) {
+        auto inputs = inputs_of<float>(size, density);
+        Random random(4);
+        if (one_has_few) inputs[size - 1] = uniform<float>(kN, 0.001, random);
+        const auto expected = dense_result(inputs, kN, Reduction::sum);
+        for (const auto& costs : {std::optional<NetworkCosts>(), std::optional(kLatency)}) {
+          std::vector<std::shared_ptr<std::optional<SparseStream<float>>>> results;
+          const Ended ended = run_ranks(World::memory, size, [&](Rank rank) {
+            const SparseReduction how{.algorithm = Algorithm::automatic, .choice = choice_in_memory(size, costs)};
+            const Input<float>& mine = inputs[rank];
+            auto sum = make_all_reduce(addend_of<float>(kN, mine.indices, mine.values, how), how);
+            results.push_back(sum.result);
+            return sum.request;
+          });
+          REQUIRE(ended.all_succeeded());
+          for (const auto& result : results) {
+            EXPECT(same_bits(**result, **results[0]));
+            std::vector<float> dense(kN);
+            (**result).write_dense(dense);
+            EXPECT(dense == expected);
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST("an addend is borrowed only where it can be checked as it is read") {
+  const auto input = inputs_of<float>(1, 0.5)[0];
+  const auto few = inputs_of<float>(1, 0.01)[0];
+  SparseReduction how{.algorithm = Algorithm::automatic, .choice = choice_in_memory(4)};
+  const auto borrows = [&](const Input<float>& of) {
+    return addend_of<float>(kN, of.indices, of.values, how).is_borrowed();
+  };
+  EXPECT(borrows(input));
+  EXPECT(!borrows(few));
+  how.wire.values = ValueEncoding::bf16;
+  EXPECT(!borrows(input));
+  how.wire.values = ValueEncoding::native;
+  how.algorithm = Algorithm::split_allgather;
+  EXPECT(!borrows(input));
+  how = {.algorithm = Algorithm::automatic, .choice = std::make_shared<SparseChoice>(AllreduceTable(4))};
+  EXPECT(!borrows(input));
+  const auto full = inputs_of<float>(1, 1.0)[0];
+  const auto whole = addend_of<float>(kN, full.indices, full.values, how);
+  EXPECT(whole.is_dense() && whole.values().data() == full.values.data());
+}
+
+}  // namespace
