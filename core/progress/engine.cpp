@@ -6,6 +6,7 @@
 #include <signal.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
+#include <sys/timerfd.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -34,9 +35,10 @@ constexpr double kGlanceLeast_s = 5e-3;
 constexpr double kGlanceMost_s = 80e-3;
 
 // So soon after its submission is an operation waited for that there was nothing to gain by beginning it meanwhile; a
-// program that has done so a few times is expected to go on like this.
+// program that has done so a few times is expected to go on like this. If it does not, an alarm wakes the thread.
 constexpr double kPrompt_s = 50e-6;
 constexpr int kPromptWaits = 3;
+constexpr double kAlarm_s = 1e-3;
 
 // Nobody tells that a gate has opened. So who would sleep looks again, after pauses that double while none does.
 constexpr double kGatePauseLeast_s = 50e-6;
@@ -95,8 +97,11 @@ Engine::Engine() : process_(::getpid()) {
   epoll_ = checked(::epoll_create1(EPOLL_CLOEXEC), "epoll_create1");
   thread_event_ = checked(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK), "eventfd");
   caller_event_ = checked(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK), "eventfd");
-  epoll_event event{.events = EPOLLIN, .data = {.fd = thread_event_}};
-  checked(::epoll_ctl(epoll_, EPOLL_CTL_ADD, thread_event_, &event), "epoll_ctl");
+  alarm_ = checked(::timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK), "timerfd_create");
+  for (const int descriptor : {thread_event_, alarm_}) {
+    epoll_event event{.events = EPOLLIN, .data = {.fd = descriptor}};
+    checked(::epoll_ctl(epoll_, EPOLL_CTL_ADD, descriptor, &event), "epoll_ctl");
+  }
   thread_ = std::make_unique<std::thread>([this] { thread_main(); });
 }
 
@@ -115,7 +120,7 @@ Engine::~Engine() {
   ring(thread_event_);
   thread_->join();
   run_commands(now_s());
-  for (const int descriptor : {epoll_, thread_event_, caller_event_}) ::close(descriptor);
+  for (const int descriptor : {epoll_, thread_event_, caller_event_, alarm_}) ::close(descriptor);
 }
 
 void Engine::run_on_core(int core) {
@@ -145,14 +150,26 @@ void Engine::submit(Participant& participant, RequestPtr request, bool caller_wa
   while (!commands_.compare_exchange_weak(command->next, command)) {
   }
   if (caller_waits) return;
-  if (!gated) submitted_s_ = now_s();
+  const double now = now_s();
+  if (!gated) submitted_s_ = now;
   if (caller_asleep_) {
     ring(caller_event_);
   } else if (is_shut && looks_soon_) {
     // To wake the thread costs the caller more than all else here, and it would find the gate shut.
-  } else if (!caller_drives_ && thread_asleep_ && (gated || !(glancing_ && prompt_waits_ >= kPromptWaits))) {
-    ring(thread_event_);
+  } else if (!caller_drives_ && thread_asleep_) {
+    if (gated || !(glancing_ && prompt_waits_ >= kPromptWaits)) {
+      ring(thread_event_);
+    } else if (now >= alarm_s_) {
+      set_alarm(now);
+    }
   }
+}
+
+// One that is set is left alone: who submits and waits again and again pays for it once in kAlarm_s.
+void Engine::set_alarm(double now_s) {
+  alarm_s_ = now_s + kAlarm_s;
+  const itimerspec once{.it_interval = {}, .it_value = {.tv_sec = 0, .tv_nsec = static_cast<long>(kAlarm_s * 1e9)}};
+  ::timerfd_settime(alarm_, 0, &once, nullptr);
 }
 
 void Engine::note_wait() {
@@ -283,12 +300,13 @@ void Engine::thread_main() {
 
 void Engine::glance(double most_s) {
   thread_asleep_ = glancing_ = true;
-  if (!stopping_ && (caller_drives_ || commands_.load() == nullptr)) {
+  if (!stopping_ && (caller_drives_ || (commands_.load() == nullptr && !left_behind_))) {
     epoll_event event{};
     ::epoll_wait(epoll_, &event, 1, static_cast<int>(std::ceil(most_s * 1e3)));
   }
   thread_asleep_ = glancing_ = false;
   hush(thread_event_);
+  hush(alarm_);
 }
 
 // Gives the baton up for the time that it sleeps: a caller may take it.
@@ -318,6 +336,7 @@ void Engine::sleep_as_thread() {
   }
   thread_asleep_ = looks_soon_ = false;
   hush(thread_event_);
+  hush(alarm_);
 }
 
 // False if the condition was met, or the deadline passed, while somebody else held the baton.
@@ -338,7 +357,7 @@ bool Engine::take_baton(Claim claim, Condition* condition, double deadline_s) {
   if (must_wait() || done()) {
     // Whoever drove last counted on us: what is left is the thread's.
     const bool nobody_drives = --callers_ == 0 && !driving_;
-    left_behind_ |= nobody_drives;
+    if (nobody_drives) left_behind_ = true;
     lock.unlock();
     baton_free_.notify_all();
     if (nobody_drives) ring(thread_event_);
@@ -390,7 +409,9 @@ void Engine::release_baton() {
     caller_drives_ = false;
     others_wait = --callers_ > 0;
     ++turns_taken_;
-    left_behind_ |= left;
+    if (left) left_behind_ = true;
+    // Another one has left meanwhile, without work of its own, and counted on us.
+    if (!others_wait && !last) left_behind_ = wake = true;
   }
   if (others_wait) {
     baton_free_.notify_all();

@@ -86,6 +86,7 @@ class Engine {
   double pause_for_gates_s();
   void glance(double most_s);
   void note_wait();
+  void set_alarm(double now_s);
   void sleep_as_thread();
   bool work_is_left() const;
   bool sleep_as_caller(double deadline_s);
@@ -96,7 +97,7 @@ class Engine {
   std::mutex mutex_;
   std::condition_variable baton_free_;
   bool driving_ = false;   // mutex_: somebody holds the baton
-  bool left_behind_ = false;     // mutex_: by a caller, for the thread to go on with
+  std::atomic<bool> left_behind_ = false;  // mutex_, to write: by a caller, for the thread to go on with
   std::uint64_t turns_taken_ = 0;  // mutex_: by callers
   std::vector<Condition*> conditions_;  // mutex_
   std::atomic<bool> conditions_fresh_ = false;  // there are some that nobody has asked yet
@@ -112,12 +113,14 @@ class Engine {
   std::atomic<bool> glancing_ = false;  // the thread is, because callers drive: it looks again soon
   std::atomic<bool> caller_drives_ = false;
   std::atomic<double> submitted_s_ = 0.0;  // what nobody waits for yet: when, last; 0: nothing
+  std::atomic<double> alarm_s_ = 0.0;      // when the alarm rings that was set last
   std::atomic<int> prompt_waits_ = 0;  // so many waits in a row have followed at once
   std::atomic<bool> caller_asleep_ = false;
 
   int epoll_ = -1;
   int thread_event_ = -1;
   int caller_event_ = -1;
+  int alarm_ = -1;
   int process_;
   std::unique_ptr<std::thread> thread_;
 };
