@@ -11,7 +11,8 @@ import pytest
 from telegrad.plan import Choice, Costs, DecisionTable, DeviceTuning, Place, Tuning
 from telegrad.plan.linear_cost import LinearCost
 
-NCCL, HOST = LinearCost(50e-6, 1e-10), LinearCost(20e-6, 7e-10)
+NCCL, HOST = LinearCost(2.0**-14, 2.0**-33), LinearCost(2.0**-15, 2.0**-31)  # which floats add exactly
+CROSSING = 87_382  # bytes
 MEASURED = DeviceTuning("H200", NCCL, HOST, 0.04)
 
 
@@ -28,11 +29,11 @@ def tuning(place: Place | None = None) -> Tuning:
 
 
 def test_the_faster_one_is_chosen_for_each_length() -> None:
-    assert MEASURED.choices == (Choice(0, "host_transfer"), Choice(50_000, "nccl"))
-    for size in (0, 4, 1000, 49_999):
+    assert MEASURED.choices == (Choice(0, "host_transfer"), Choice(CROSSING, "nccl"))
+    for size in (0, 4, 1000, CROSSING - 1):
         assert MEASURED.algorithm(size) == "host_transfer"
         assert MEASURED(size) == HOST(size)
-    for size in (50_000, 1 << 20, 1 << 40):
+    for size in (CROSSING, 1 << 20, 1 << 40):
         assert MEASURED.algorithm(size) == "nccl"
         assert MEASURED(size) == NCCL(size)
 
