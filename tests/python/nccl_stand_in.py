@@ -13,7 +13,7 @@ import torch
 from fake_device import DEVICE_TYPE, FakeRuntime, FakeStream
 
 from telegrad import Communicator
-from telegrad.comm.device.nccl import NcclSums
+from telegrad.comm.device.nccl import NcclSums, Verdict
 
 DEVICE = torch.device(DEVICE_TYPE, 0)
 
@@ -108,8 +108,10 @@ def give_group(
     setting: str = "auto",
     places: Sequence[str] | None = None,
     kinds: Sequence[str] | None = None,
+    met: bool = False,
 ) -> StandIn:
-    """As if the communicators had been made with such a group. ``places``: of each rank's device, else all apart."""
+    """As if the communicators had been made with such a group. ``places``: of each rank's device, else all apart.
+    ``met``: the ranks know that already; else each must have a thread in the first sum."""
     apart = places or [f"place {rank}" for rank in range(len(comms))]
     shared = StandIn(runtime, apart)
     for rank, (comm, stream) in enumerate(zip(comms, streams, strict=True)):
@@ -117,4 +119,7 @@ def give_group(
         group = shared.group_of(rank)
         comm._options = replace(comm._options, device_algorithm=setting, device_group=group)
         comm._nccl = NcclSums(group, setting, rank)
+        if met:
+            assert len(set(apart)) == len(apart)
+            comm._nccl._verdicts[DEVICE] = Verdict("", "fake")
     return shared

@@ -68,7 +68,7 @@ class DeviceSums(Member):
 
         def finish(stream: Stream) -> None:
             if averages:
-                runtime.launch(stream, _divider(self.world_size), into)
+                runtime.launch(stream, _average_of(self.world_size), into)
 
         if averages:
             sums.load_kernels(into, runtime)
@@ -89,8 +89,8 @@ def _copy(into: Any, own: Any) -> None:
     into.copy_(own)
 
 
-def _divider(ranks: int) -> Any:
+def _average_of(ranks: int) -> Any:
     def divide(sums: Any) -> None:
-        sums.div_(ranks)
+        sums.mul_(1.0 / ranks)  # as the engine does it, so that the averages of equal sums have equal bits
 
     return divide

@@ -125,10 +125,10 @@ class NcclSums:
         return measured.algorithm(nbytes)
 
     def load_kernels(self, x: Any, runtime: DeviceRuntime) -> None:
-        """Has the kernel that divides tensors like ``x`` loaded, for which a device may wait, before a stream waits for
+        """Has the kernel that scales tensors like ``x`` loaded, for which a device may wait, before a stream waits for
         a peer."""
         if (x.device, x.dtype) not in self._loaded:
-            runtime.launch(runtime.current_stream(x.device), lambda one: one.div_(1), x.new_ones(1))
+            runtime.launch(runtime.current_stream(x.device), lambda one: one.mul_(1.0), x.new_ones(1))
             self._loaded.add((x.device, x.dtype))
 
 
