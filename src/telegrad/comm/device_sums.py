@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from telegrad import _core
-from telegrad.comm.device.nccl import NcclSums
+from telegrad.comm.device.nccl import NcclSums, Verdict
 from telegrad.comm.device.parts import flat
 from telegrad.comm.device.runtime import Stream, runtime_of
 from telegrad.comm.device.work import DeviceWork
 from telegrad.comm.member import Member
 from telegrad.comm.texts import all_gather_text
 from telegrad.plan import Tuning
-from telegrad.plan.device_tuning import NCCL
+from telegrad.plan.device_tuning import DEVICE_ALGORITHMS, HOST_TRANSFER, NCCL
 
 _SUMS = (_core.Reduction.sum, _core.Reduction.avg)
 
@@ -22,6 +22,14 @@ class DeviceSums(Member):
 
     _tuning: Tuning | None
     _nccl: NcclSums | None = None
+
+    def device_algorithms(self, device: Any) -> tuple[str, ...]:
+        """Those of ``"nccl"`` and ``"host_transfer"`` by which dense sums on ``device``, a ``torch.device`` of this
+        rank's, can go: the same on all ranks, which all call this; the first time for a device the host waits for them.
+        Raises ``ValueError`` on all ranks where their ``device_algorithm`` differs or cannot be."""
+        if self._nccl is None or self._verdict_on(device).refusal:
+            return (HOST_TRANSFER,)
+        return DEVICE_ALGORITHMS
 
     def _goes_by_nccl(self, x: Any, reduction: _core.Reduction, algorithm: str) -> bool:
         """The same on all ranks, which call this for the same sum; the first time for a device the host waits for all.
@@ -41,13 +49,17 @@ class DeviceSums(Member):
             return False
         if not x.numel():
             return False
-        runtime = runtime_of(x.device.type)
-        verdict = self._nccl.verdict_on(x.device, runtime, lambda own: all_gather_text(self, own))  # type: ignore[arg-type]
+        verdict = self._verdict_on(x.device)
         if verdict.refusal:
             if algorithm == NCCL:
                 raise ValueError(f"algorithm='nccl' cannot be: {verdict.refusal}")
             return False
         return algorithm == NCCL or self._nccl.chosen(x.nbytes, verdict, self._tuning) == NCCL
+
+    def _verdict_on(self, device: Any) -> Verdict:
+        assert self._nccl is not None
+        gather = lambda own: all_gather_text(self, own)  # type: ignore[arg-type]  # noqa: E731
+        return self._nccl.verdict_on(device, runtime_of(device.type), gather)
 
     def _sum_by_nccl(
         self, x: Any, target: Any, dtype: _core.DType, reduction: _core.Reduction, async_op: bool
