@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -421,6 +422,7 @@ def test_without_a_group_there_is_no_nccl(
 def test_the_groups_backend_for_cuda_is_asked(monkeypatch: pytest.MonkeyPatch, config: str, found: bool) -> None:
     asked: list[Any] = []
     monkeypatch.setattr(dist, "is_initialized", lambda: True)
+    monkeypatch.setattr(dist, "get_rank", lambda group: 0)
     monkeypatch.setattr(dist, "get_backend_config", lambda group: asked.append(group) or config)
     assert isinstance(nccl_group("of mine", "auto"), TorchGroup) == found
     assert asked == ["of mine"]
@@ -435,6 +437,22 @@ def test_torchs_sum_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dist, "all_reduce", lambda x, **options: called.append((x, options)))
     TorchGroup("of mine").begin_sum("x")
     assert called == [("x", {"group": "of mine", "async_op": True})]
+
+
+def test_a_group_of_torchs_sums(tmp_path: Path) -> None:
+    """Gloo's, of one rank: its Work is waited for as NCCL's is."""
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1)
+    try:
+        x = torch.arange(5.0)
+        TorchGroup().begin_sum(x).wait()
+        assert x.tolist() == [0.0, 1.0, 2.0, 3.0, 4.0]
+        assert nccl_group(None, "auto") is None
+        with pytest.raises(ValueError, match="but they go by gloo: call init_process_group"):
+            nccl_group(None, "nccl")
+        with pytest.raises(ValueError, match="this process is not in the group"):
+            nccl_group(dist.GroupMember.NON_GROUP_MEMBER, "nccl")
+    finally:
+        dist.destroy_process_group()
 
 
 def test_devices_of_one_kind_in_several_places() -> None:

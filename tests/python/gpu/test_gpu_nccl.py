@@ -34,7 +34,7 @@ def reports(target: str, ranks: int, arguments: list[str], device: str) -> list[
         },
         environment_of=lambda rank: {"RANK": str(rank), "WORLD_SIZE": str(ranks)},
         on_line=lambda rank, line: lines[rank].append(line.rstrip()),
-        timeout_s=180,
+        timeout_s=60,
     ) as started:
         try:
             started.wait()

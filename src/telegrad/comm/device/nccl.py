@@ -72,6 +72,8 @@ def _backend_for_cuda(group: Any) -> str:
         return "nothing (there is no torch)"
     if not (dist.is_available() and dist.is_initialized()):
         return "nothing (torch.distributed is not initialised)"
+    if dist.get_rank(group) < 0:
+        return "nothing (this process is not in the group)"
     backends = dict(pair.split(":", 1) for pair in dist.get_backend_config(group).split(",") if ":" in pair)
     return backends.get("cuda", "nothing (the group is for other devices)")
 
