@@ -58,8 +58,11 @@ class DeviceSums(Member):
 
     def _verdict_on(self, device: Any) -> Verdict:
         assert self._nccl is not None
-        gather = lambda own: all_gather_text(self, own)  # type: ignore[arg-type]  # noqa: E731
-        return self._nccl.verdict_on(device, runtime_of(device.type), gather)
+        return self._nccl.verdict_on(
+            device,
+            runtime_of(device.type),
+            lambda own: all_gather_text(self, own),  # type: ignore[arg-type]
+        )
 
     def _sum_by_nccl(
         self, x: Any, target: Any, dtype: _core.DType, reduction: _core.Reduction, async_op: bool
