@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from telegrad.plan import Choice, Costs, DecisionTable, DeviceTuning, Place, Tuning
+from telegrad.plan import Choice, Costs, DecisionTable, DeviceTuning, Place, Tuning, merge
 from telegrad.plan.linear_cost import LinearCost
 
 NCCL, HOST = LinearCost(2.0**-14, 2.0**-33), LinearCost(2.0**-15, 2.0**-31)  # which floats add exactly
@@ -85,6 +85,15 @@ def test_files_of_before_have_none() -> None:
 def test_damaged_files_are_named(damage: Any) -> None:
     with pytest.raises(ValueError, match=r"this tuning is damaged .*calibrate again"):
         Tuning.from_data({**json.loads(tuning().to_json()), "on_device": damage})
+
+
+def test_planners_take_it_as_a_cost() -> None:
+    """Gradients that come together go together where beginning a sum is dear, and not where it is cheap."""
+    sizes, at_once = [1 << 20] * 4, [0.0] * 4
+    dear = DeviceTuning("H200", LinearCost(1e-3, 1e-10), LinearCost(2e-3, 2e-10), 0.0)
+    assert merge.optimal(sizes, at_once, cost=dear).groups == ((0, 1, 2, 3),)
+    apart = merge.optimal(sizes, [1.0] * 4, cost=replace(dear, nccl=LinearCost(1e-9, 1e-10)))
+    assert len(apart.groups) == 4
 
 
 def test_sizes_below_zero() -> None:

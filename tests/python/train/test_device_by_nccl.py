@@ -136,6 +136,8 @@ def test_the_synchronizer(
         with device.on(streams[number]):
             model = model_on(device, model_of(0 if number == 0 else 7))
             sync = Synchronizer(model, comms[number], plan=plan)
+            assert sync.comm._nccl is not None
+            assert len(sync.comm._nccl._verdicts) == 1  # no pass waits for it
             optimizer = sgd(model)
             for step in range(6):
                 optimizer.zero_grad()
