@@ -63,13 +63,14 @@ def _demo(stem: Path) -> list[str]:
 
 _TELEGRAD = [sys.executable, "-m", "telegrad"]
 _GPU_TESTS = "tests/python/gpu"
+_FIRST_TESTS = [f"{_GPU_TESTS}/test_gpu_{name}.py" for name in ("transfers", "training")]
 _KERNEL_TESTS = ["tests/python/ops", "tests/python/compress/test_selection_on_tensors.py"]
 PARTS: Mapping[str, Part] = {
     # The short ones first. A stream that waits for ever keeps its host in C code, from which no signal calls it: a
     # thread ends the process.
     "tests": Part(
         240,
-        lambda _: [f"{_GPU_TESTS}/test_gpu_transfers.py", _GPU_TESTS, "--timeout=60", "--timeout-method=thread"],
+        lambda _: [*_FIRST_TESTS, _GPU_TESTS, "--timeout=60", "--timeout-method=thread"],
         are_tests=True,
     ),
     "kernels": Part(

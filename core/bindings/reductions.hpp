@@ -61,6 +61,12 @@ void bind_reductions(nb::class_<Self>& type) {
           nb::arg("input"), nb::arg("output"), nb::arg("count"), nb::arg("dtype"), nb::arg("reduction"),
           nb::arg("algorithm"), blocking, gate)
       .def(
+          "announce_all_reduce",
+          [](const Pointer& self, std::uint64_t count, DType dtype, Reduction reduction) {
+            return begin(self, make_announced_all_reduce(dtype, reduction, count), false);
+          },
+          nb::arg("count"), nb::arg("dtype"), nb::arg("reduction"))
+      .def(
           // A sum in place that nobody waits for yet; None for what cannot be summed as it is.
           "begin_all_reduce",
           [](const Pointer& self, nb::handle x, nb::handle op, nb::handle algorithm) -> std::optional<Operation> {

@@ -7,6 +7,7 @@
 #include "collectives/allreduce.hpp"
 #include "collectives/allreduce_sparse.hpp"
 #include "collectives/allreduce_two_level.hpp"
+#include "collectives/barrier.hpp"
 #include "collectives/reduce.hpp"
 #include "collectives/reduce_scatter.hpp"
 #include "collectives/reduce_scatter_sparse.hpp"
@@ -125,6 +126,15 @@ RequestPtr make_all_reduce(const AllreduceTable& table, const Dense& dense) {
     }
     return allreduce(net, algorithm, dense.dtype, dense.reduction, dense.input, dense.output);
   });
+}
+
+RequestPtr make_announced_all_reduce(DType dtype, Reduction reduction, std::uint64_t count) {
+  const Call call{.operation = Operation::allreduce,
+                  .dtype = dtype,
+                  .reduction = reduction,
+                  .algorithm = Algorithm::nccl,
+                  .count = count};
+  return request(call, [](Transport& net) { return barrier(net); });
 }
 
 RequestPtr make_all_reduce_quantised(const Dense& dense, QuantisedSum how, Bytes error) {

@@ -47,6 +47,8 @@ struct TopkSum {
 /// `table` chooses the algorithm if none is named; all ranks hold the same. Without two levels of nodes it also chooses in
 /// place of two_level, among the others. Ranks that have other nodes do not call the same.
 RequestPtr make_all_reduce(const AllreduceTable& table, const Dense& dense);
+/// The ranks' calls of a sum that goes by other means: it ends when all have called the same, and moves no elements.
+RequestPtr make_announced_all_reduce(DType dtype, Reduction reduction, std::uint64_t count);
 /// The same of f32, in messages that hold values as `how.encoding`; `how.reduction` is not looked at, and `algorithm` must
 /// be automatic. `error`: empty, or as long as the input; see allreduce_quantised.
 RequestPtr make_all_reduce_quantised(const Dense& dense, QuantisedSum how, Bytes error);

@@ -38,6 +38,7 @@ const char* name_of(Algorithm algorithm) {
     case Algorithm::gtopk: return "gtopk";
     case Algorithm::bounded: return "bounded";
     case Algorithm::two_level: return "two_level";
+    case Algorithm::nccl: return "nccl";
   }
   return "unknown";
 }

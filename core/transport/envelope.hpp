@@ -43,6 +43,7 @@ enum class Algorithm : std::uint8_t {
   gtopk = 8,
   bounded = 9,
   two_level = 10,
+  nccl = 11,  // the sum itself goes by other means: here ranks only tell each other that they have called it
 };
 
 /// What a rank called: two ranks that meet in one operation must agree on all of it.

@@ -244,6 +244,26 @@ TEST("different calls fail on every rank and write nothing") {
   }
 }
 
+TEST("a sum that goes by other means ends once all ranks have called it, and sends no elements") {
+  auto all = make_local(3);
+  const auto call = [](Communicator& rank, std::uint64_t count) {
+    return rank.submit(make_announced_all_reduce(DType::f32, Reduction::avg, count), false);
+  };
+  std::vector<RequestPtr> requests{call(*all[0], 1000000), call(*all[1], 1000000)};
+  EXPECT(!all[0]->wait(*requests[0], Engine::now_s() + 0.05));
+  requests.push_back(call(*all[2], 1000000));
+  for (std::size_t rank = 0; rank < all.size(); ++rank) finish(*all[rank], requests[rank]);
+  for (const auto& rank : all) EXPECT_EQ(rank->counters().bytes_sent, 0U);
+
+  requests = {call(*all[0], 5), call(*all[1], 5), call(*all[2], 6)};
+  for (std::size_t rank = 0; rank < all.size(); ++rank) {
+    EXPECT(all[rank]->wait(*requests[rank], Engine::now_s() + 30));
+    EXPECT(requests[rank]->failure()->kind == FailureKind::mismatched_call);
+    EXPECT(requests[rank]->failure()->reason.find("allreduce(count=6, dtype=f32, reduction=avg, algorithm=nccl)") !=
+           std::string::npos);
+  }
+}
+
 TEST("an operation that some rank never calls times out and names that rank") {
   auto all = make_local(2, {.timeout_s = 0.05});
   std::vector<float> data(10, 1.0F);

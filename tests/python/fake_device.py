@@ -44,6 +44,7 @@ class FakeStream:
     def __init__(self) -> None:
         self._actions: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
         self._error: Exception | None = None  # the first one of what has run
+        self.runs = True  # until the test is over: then nobody waits for what has not come
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
@@ -93,6 +94,7 @@ class FakeRuntime:
         self.streams: list[FakeStream] = []  # all that were ever made
         self._interpreter = threading.Lock()  # Triton's has one state for all threads
         self.kept: list[tuple[Any, FakeStream]] = []
+        self.identities: dict[FakeStream, tuple[str, str]] = {}  # of ranks that are on a piece of hardware of their own
 
     @contextmanager
     def on(self, stream: FakeStream) -> Iterator[FakeStream]:
@@ -106,7 +108,12 @@ class FakeRuntime:
 
     def stop(self) -> None:
         for stream in self.streams:
+            stream.runs = False
+        for stream in self.streams:
             stream.stop()
+
+    def identity(self, device: Any) -> tuple[str, str]:
+        return self.identities.get(self.current_stream(device), ("fake", "the only one"))
 
     def current_stream(self, device: Any) -> FakeStream:
         assert device.type == DEVICE_TYPE

@@ -13,13 +13,15 @@ from typing import Any
 
 import numpy as np
 
+from telegrad.calibration.device_sums import DeviceSums, measure_device_sums
 from telegrad.calibration.fit import CostFit, fit_costs
 from telegrad.calibration.keeping import NoisyCalibration, doubts_about, doubts_about_load, store_unless_noisy
 from telegrad.calibration.pairs import calls_of_sample, open_pairs, timed_sample
 from telegrad.calibration.probes import Probe, probes
 from telegrad.calibration.sweep import Samples, Sweep, grid
 from telegrad.comm import Communicator
-from telegrad.plan import Costs, Place, Tuning, allreduce_table, measured_allreduce_table
+from telegrad.comm.device.runtime import has_runtime
+from telegrad.plan import Costs, DeviceTuning, Place, Tuning, allreduce_table, measured_allreduce_table
 from telegrad.plan.cost import CARD_BYTES
 from telegrad.plan.decision import ALLREDUCE_ALGORITHMS, TABLE_ALGORITHMS
 from telegrad.plan.levels import Levels
@@ -30,6 +32,7 @@ _EXCHANGE_BYTES = (256, 1 << 12, 1 << 15, CARD_BYTES)
 _ROUNDS, _FEWEST_ROUNDS = 5, 3
 _SAMPLE_S = 0.015
 _PROBES_SHARE = 0.3  # of the time
+_DEVICE_SHARE = 0.4  # of the time, where devices are measured; then the rest is what the others share
 
 DEFAULT_S = 7.0
 """How long a calibration may take, about."""
@@ -42,13 +45,15 @@ Progress = Callable[[float, str], None]
 class Calibration:
     """What a calibration has found: the ``tuning``, the ``fit`` behind its costs (where
     ranks live on two levels, those between nodes), and what both come from, in seconds:
-    ``probe_medians``, and all ``samples`` of the algorithms. ``doubts``: why it may be noise, if anything says so."""
+    ``probe_medians``, and all ``samples`` of the algorithms. ``doubts``: why it may be noise, if anything says so.
+    ``device_sums``: what was measured on devices, if anything was."""
 
     tuning: Tuning
     fit: CostFit
     probe_medians: dict[Probe, float]
     samples: Samples
     doubts: tuple[str, ...] = ()
+    device_sums: DeviceSums | None = None
 
     def rows(self) -> list[dict[str, Any]]:
         """One for each size and algorithm: median, samples, whether it is the choice, and how much slower that is than
@@ -71,17 +76,22 @@ class Calibration:
         return found
 
 
-def calibrate(communicator: Communicator, *, seconds: float = DEFAULT_S, keep: bool = True) -> Tuning:
+def calibrate(
+    communicator: Communicator, *, seconds: float = DEFAULT_S, keep: bool = True, device: Any = None
+) -> Tuning:
     """Measures this communicator's network and algorithms in about ``seconds``; every rank calls it.
 
     The tuning found is used by ``communicator`` from now on, returned (the same on all ranks) and, with ``keep``, kept
     by rank 0 in the user's cache directory for later jobs on the same hosts with as many ranks; one that looks like
-    noise is not kept in an earlier one's place, and rank 0 warns (docs/tuning.md). Raises ``TypeError`` for what is no
+    noise is not kept in an earlier one's place, and rank 0 warns (docs/tuning.md). ``device``, on all ranks or none: a
+    ``torch.device`` or ``"cuda"``, on which dense sums are timed, too, by NCCL (where the communicator has it) and
+    through host memory; without it what was known of devices stays. Raises ``TypeError`` for what is no
     Communicator and ``ValueError`` for one that is closed, of a forked parent, of one rank alone or of
-    ranks of one process, for ``seconds`` that are not above 0, and on all ranks where theirs differ; ``TransportError``
+    ranks of one process, for ``seconds`` that are not above 0, for a ``device`` whose tensors are not communicated, and
+    on all ranks where ``seconds`` or kinds of devices differ; ``TransportError``
     if a peer fails, ``OSError`` on rank 0 if the cache cannot be written.
     """
-    measured = measure(communicator, seconds=seconds)
+    measured = measure(communicator, seconds=seconds, like=None if device is None else _tensor_on(device))
     found = measured.tuning
     communicator.use(found)
     if keep and communicator.rank == 0:
@@ -96,11 +106,25 @@ def calibrate(communicator: Communicator, *, seconds: float = DEFAULT_S, keep: b
 
 
 def measure(
-    communicator: Communicator, *, seconds: float = DEFAULT_S, on_progress: Progress = lambda _part, _what: None
+    communicator: Communicator,
+    *,
+    seconds: float = DEFAULT_S,
+    on_progress: Progress = lambda _part, _what: None,
+    like: Any = None,
 ) -> Calibration:
-    """The same, but nothing is changed or kept."""
+    """The same, but nothing is changed or kept. ``like``: a float32 tensor on the device."""
     place = _checked_place(communicator, seconds)
-    doubts = _agree(communicator, seconds)
+    doubts = _agree(communicator, seconds, on_device=like is not None)
+    say, device_sums = on_progress, None
+    if like is not None:
+        device_sums = measure_device_sums(
+            communicator, like, _DEVICE_SHARE * seconds, lambda part, what: say(_DEVICE_SHARE * part, what)
+        )
+        seconds *= 1 - _DEVICE_SHARE
+
+        def on_progress(part: float, what: str) -> None:
+            say(_DEVICE_SHARE + (1 - _DEVICE_SHARE) * part, what)
+
     within: Costs | None = None
     levels = ("within", "between") if place.nodes else ("flat",)
     share = _PROBES_SHARE / len(levels)
@@ -129,10 +153,24 @@ def measure(
         telegrad_version=_version(),
         residual=fit.residual(medians),
         within=within,
+        on_device=_known_of_devices(communicator) if device_sums is None else device_sums.tuning,
     )
     on_progress(1.0, "done")
     agreed = _of_rank_0(communicator, tuning)
-    return Calibration(agreed, fit, medians, sweep.samples, (*doubts, *doubts_about(agreed)))
+    return Calibration(agreed, fit, medians, sweep.samples, (*doubts, *doubts_about(agreed)), device_sums)
+
+
+def _known_of_devices(communicator: Communicator) -> DeviceTuning | None:
+    return None if communicator.tuning is None else communicator.tuning.on_device
+
+
+def _tensor_on(device: Any) -> Any:
+    import torch
+
+    chosen = torch.device(device)
+    if chosen.type == "cpu" or not has_runtime(chosen.type):
+        raise ValueError(f"device={device!r} has no streams that communicate: give a CUDA device, or leave it out")
+    return torch.empty(0, dtype=torch.float32, device=chosen)
 
 
 def _checked_place(communicator: Communicator, seconds: float) -> Place:
@@ -158,17 +196,21 @@ def _checked_place(communicator: Communicator, seconds: float) -> Place:
     return place
 
 
-def _agree(communicator: Communicator, seconds: float) -> tuple[str, ...]:
-    """Whose machine was busy already before, the same on all ranks. ``ValueError`` on all if ``seconds`` differ: ranks
-    that count on another time measure other things, and wait for each other."""
-    told = communicator.all_gather(np.array([seconds, os.getloadavg()[0], len(os.sched_getaffinity(0))]))
+def _agree(communicator: Communicator, seconds: float, *, on_device: bool) -> tuple[str, ...]:
+    """Whose machine was busy already before, the same on all ranks. ``ValueError`` on all if ``seconds`` differ, or
+    some measure devices: ranks that count on another time measure other things, and wait for each other."""
+    own = [seconds, os.getloadavg()[0], len(os.sched_getaffinity(0)), on_device]
+    told = communicator.all_gather(np.array(own, np.float64))
+    if len(set(told[:, 3])) > 1:
+        have, lack = (int(np.flatnonzero(told[:, 3] == given)[0]) for given in (1, 0))
+        raise ValueError(f"device= was given on rank {have} and not on rank {lack}: give it on all ranks or on none")
     others = np.flatnonzero(told[:, 0] != told[0, 0])
     if others.size:
         raise ValueError(
             f"seconds differs between ranks (rank 0: {told[0, 0]:g}, rank {others[0]}: {told[others[0], 0]:g}): "
             "give all the same"
         )
-    return doubts_about_load([(load, int(cores)) for _, load, cores in told])
+    return doubts_about_load([(load, int(cores)) for _, load, cores, _ in told])
 
 
 def _measure_probes(
@@ -228,4 +270,5 @@ def to_data(found: Calibration) -> dict[str, Any]:
         "round_s": found.fit.round_s,
         "rows": found.rows(),
         "doubts": list(found.doubts),
+        "device_rows": [] if found.device_sums is None else found.device_sums.rows(),
     }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import tempfile
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,14 +15,16 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from telegrad.bench.machine import describe_machine, machine_text
 from telegrad.bench.networks import open_network
 from telegrad.calibration.calibration import DEFAULT_S
+from telegrad.cli.gpu_options import described_gpu
 from telegrad.cli.interrupts import ended_by_interrupt
 from telegrad.cli.options import networks_of
 from telegrad.cli.outputs import check_writable, write_result, written
 from telegrad.launch import SINGLE_THREADED, LaunchError, Ranks
 from telegrad.plan import Tuning
-from telegrad.report.calibration import costs_text, plot, table_of
+from telegrad.report.calibration import costs_text, device_costs_text, device_table_of, plot, table_of
 
 _TARGET = "telegrad.calibration.ranks:main"
+_TARGETS_ON = {"cuda": "telegrad.calibration.ranks:main_on_cuda"}
 
 
 def calibrate(
@@ -36,6 +39,13 @@ def calibrate(
     seconds: Annotated[
         float, typer.Option(min=0.01, help="About how long to measure; on a slow network long vectors take their time.")
     ] = DEFAULT_S,
+    device: Annotated[
+        str | None,
+        typer.Option(
+            help="Also time dense sums on this kind of device ([bold]cuda[/]), by NCCL and through host memory; each "
+            "rank takes a GPU, or all share those that there are, where NCCL cannot be."
+        ),
+    ] = None,
     json_file: Annotated[
         Path | None,
         typer.Option("--json", dir_okay=False, help="Write the tuning, all measured times and the machine here."),
@@ -49,19 +59,24 @@ def calibrate(
     """Measure a network and keep the choice of algorithms for the next jobs.
 
     Messages between pairs of ranks and additions give the costs α, β and γ; formulas say from them where the allreduce
-    algorithms cross; their measured times around there decide. The result is kept in the user's cache directory
+    algorithms cross; their measured times around there decide. With [bold]--device[/] straight lines through the times
+    of a few lengths decide where tensors on a GPU go by NCCL. The result is kept in the user's cache directory
     ([bold]TELEGRAD_CACHE[/] names another) for jobs on the same hosts with as many ranks and the same UCX settings,
     which use it by themselves. In a job of several hosts let every rank call [bold]telegrad.calibrate(communicator)[/].
     docs/tuning.md says more.
     """
     console = Console()
     networks_of([network])
+    if device is not None and device not in _TARGETS_ON:
+        raise typer.BadParameter(f"{device!r} is not known: use {', '.join(_TARGETS_ON)}, or leave it out")
     check_writable(json_file, "--json")
     check_writable(plot_file, "--plot")
+    if device is not None:
+        described_gpu(console)
     _warn_if_busy(console)
     with ended_by_interrupt(console, "interrupted; nothing is kept"):
         try:
-            said = _run_with_progress(console, ranks, network, seconds, timeout)
+            said = _run_with_progress(console, ranks, network, seconds, device, timeout)
         except (LaunchError, RuntimeError) as error:
             console.print(f"[red]{network}:[/] {error}", highlight=False)
             raise typer.Exit(1) from error
@@ -71,6 +86,10 @@ def calibrate(
     console.print(table_of(found["rows"], title))
     console.print(costs_text(tuning, found["round_s"]), highlight=False)
     console.print(str(tuning.allreduce), highlight=False)
+    if tuning.on_device is not None and found["device_rows"]:
+        console.print(device_table_of(found["device_rows"], f"all_reduce on {tuning.on_device.device}"))
+        console.print(device_costs_text(tuning.on_device), highlight=False)
+        console.print(str(tuning.on_device), highlight=False)
     machine = describe_machine()
     console.print(machine_text(machine), style="dim")
     if json_file is not None:
@@ -91,6 +110,13 @@ def calibrate(
         )
 
 
+def device_environment() -> dict[str, str]:
+    """Of ranks with a device."""
+    from telegrad.bench.device import ENVIRONMENT
+
+    return ENVIRONMENT
+
+
 def _warn_if_busy(console: Console) -> None:
     load, cores = os.getloadavg()[0], len(os.sched_getaffinity(0))
     if load > cores:
@@ -100,7 +126,9 @@ def _warn_if_busy(console: Console) -> None:
         )
 
 
-def _run_with_progress(console: Console, ranks: int, network: str, seconds: float, timeout_s: float) -> dict[str, Any]:
+def _run_with_progress(
+    console: Console, ranks: int, network: str, seconds: float, device: str | None, timeout_s: float
+) -> dict[str, Any]:
     """All that rank 0 says besides its progress."""
     columns = (
         TextColumn("{task.description}"),
@@ -109,7 +137,15 @@ def _run_with_progress(console: Console, ranks: int, network: str, seconds: floa
         TextColumn("{task.fields[what]}"),
     )
     said: dict[str, Any] = {}
-    with Progress(*columns, console=console, transient=True) as progress, open_network(network, ranks) as opened:
+    target, arguments, environment = _TARGET, [str(seconds)], SINGLE_THREADED
+    with (
+        Progress(*columns, console=console, transient=True) as progress,
+        open_network(network, ranks) as opened,
+        tempfile.TemporaryDirectory(prefix="telegrad-calibrate-") as folder,
+    ):
+        if device is not None:
+            target, arguments = _TARGETS_ON[device], [*arguments, str(Path(folder) / "store")]
+            environment = {**environment, **device_environment()}
         task = progress.add_task(f"{ranks} ranks over {network}", total=1.0, what="starting ranks")
 
         def take(rank: int, line: str) -> None:
@@ -122,11 +158,11 @@ def _run_with_progress(console: Console, ranks: int, network: str, seconds: floa
                 said.update(one)
 
         with Ranks(
-            _TARGET,
+            target,
             ranks,
             timeout_s=timeout_s,
-            arguments=[str(seconds)],
-            environment={**SINGLE_THREADED, **opened.environment},
+            arguments=arguments,
+            environment={**environment, **opened.environment},
             prefix_of=opened.prefix_of,
             on_line=take,
         ) as started:

@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from telegrad import _core
+from telegrad.comm.device.nccl import NcclSums, SumGroup, check_setting, nccl_group
 from telegrad.comm.engine_core import bind_engine
 from telegrad.comm.groups import Options, checked_color, checked_key, connect, group_of, join_core, share
 from telegrad.comm.moves import Moves
@@ -23,6 +24,7 @@ from telegrad.comm.topk import TopkReductions
 from telegrad.comm.tuning import AUTO, TuningAgreement, checked_tuning, network_costs
 from telegrad.comm.work import check_timeout
 from telegrad.plan import Place, Tuning
+from telegrad.plan.device_tuning import HOST_TRANSFER, NCCL
 
 
 class Communicator(Reductions, TopkReductions, Moves, PointToPoint):
@@ -45,6 +47,8 @@ class Communicator(Reductions, TopkReductions, Moves, PointToPoint):
         """For telegrad's own use: ``core`` has joined; ``options`` are what sub-communicators take over."""
         super().__init__(core)
         self._options = Options() if options is None else options
+        group = self._options.device_group
+        self._nccl = None if group is None else NcclSums(group, self._options.device_algorithm, self.rank)
 
     @classmethod
     def from_torch(
@@ -57,6 +61,7 @@ class Communicator(Reductions, TopkReductions, Moves, PointToPoint):
         join_timeout_s: float = 300.0,
         tuning: Tuning | str | None = AUTO,
         node: str | int | None = None,
+        device_algorithm: str = AUTO,
     ) -> Communicator:
         """Joins the ranks of a torch process group (``None``: the whole job), which all call this.
 
@@ -68,7 +73,10 @@ class Communicator(Reductions, TopkReductions, Moves, PointToPoint):
         ``telegrad calibrate`` has found for these hosts and this many ranks, if anything (rank 0 looks it up);
         ``None``, the built-in choice; or a ``Tuning``. All ranks use rank 0's; naming another is a ``ValueError`` on
         all ranks. ``node``: ranks that give the same name or number are taken to live on one node; ``None``:
-        ``TELEGRAD_NODE``, or what the machine says (ranks that can share memory are on one). Raises
+        ``TELEGRAD_NODE``, or what the machine says (ranks that can share memory are on one). ``device_algorithm``, the
+        same on all ranks: how dense sums of CUDA tensors go. ``"auto"``: by NCCL (torch's ``all_reduce`` of ``group``)
+        where that has it and no two ranks share a GPU, but where calibration has found ``"host_transfer"`` faster, for
+        so many bytes; ``"nccl"``: always by it (``ValueError`` where it cannot); ``"host_transfer"``: never. Raises
         ``RendezvousError`` if no peers are found, ``TransportError`` if one fails
         meanwhile, ``ImportError`` without torch or UCX, ``ValueError`` for bad arguments.
         """
@@ -76,6 +84,7 @@ class Communicator(Reductions, TopkReductions, Moves, PointToPoint):
         check_timeout(join_timeout_s, "join_timeout_s")
         checked_tuning(tuning)
         checked_node(node)
+        device_group = nccl_group(group, check_setting(device_algorithm))
         peers = find_peers(group, join_timeout_s=join_timeout_s)
         return cls.from_exchange(
             peers.rank,
@@ -86,6 +95,8 @@ class Communicator(Reductions, TopkReductions, Moves, PointToPoint):
             interface=interface,
             tuning=tuning,
             node=node,
+            device_algorithm=device_algorithm,
+            device_group=device_group,
         )
 
     @classmethod
@@ -100,13 +111,18 @@ class Communicator(Reductions, TopkReductions, Moves, PointToPoint):
         interface: str | None = None,
         tuning: Tuning | str | None = AUTO,
         node: str | int | None = None,
+        device_algorithm: str = AUTO,
+        device_group: SumGroup | None = None,
     ) -> Communicator:
         """Joins ``size`` ranks that find each other by ``exchange``.
 
-        It takes this rank's bytes and returns every rank's, by rank; it is called once. The other arguments and the
-        errors are those of ``from_torch``.
+        It takes this rank's bytes and returns every rank's, by rank; it is called once. ``device_group``: of the same
+        ranks, whose NCCL may sum CUDA tensors (``telegrad.comm.device.nccl.TorchGroup(group)``); ``None`` on all ranks:
+        there is none. The other arguments and the errors are those of ``from_torch``.
         """
         _check_options(timeout_s, liveness_timeout_s, interface)
+        if check_setting(device_algorithm) == NCCL and device_group is None:
+            raise ValueError("device_algorithm='nccl' needs a device_group of NCCL's: give one, or 'auto'")
         for name, value in (("rank", rank), ("size", size)):
             if isinstance(value, bool) or not isinstance(value, int):
                 raise TypeError(f"{name}={value!r} must be an int")
@@ -121,7 +137,14 @@ class Communicator(Reductions, TopkReductions, Moves, PointToPoint):
                 "this telegrad was built without UCX (TELEGRAD_UCX=none), so it reaches no other process: install "
                 "it again with `pip install .` (bundles UCX) or `pip install . -C cmake.define.TELEGRAD_UCX=system`"
             )
-        options = Options(timeout_s, liveness_timeout_s, interface, node=checked_node(node))
+        options = Options(
+            timeout_s,
+            liveness_timeout_s,
+            interface,
+            node=checked_node(node),
+            device_algorithm=device_algorithm,
+            device_group=None if device_algorithm == HOST_TRANSFER else device_group,
+        )
         return cls._join(rank, size, exchange, tuning, options)
 
     @classmethod
@@ -201,7 +224,8 @@ class Communicator(Reductions, TopkReductions, Moves, PointToPoint):
         ``color``: an int in [0, 2⁶³), or ``None``: this rank joins no group, and gets ``None``. Ranks are numbered in
         the order of ``key``, and of their ranks here where keys are equal. The new communicator has connections and
         failures of its own (what ends one leaves the other usable; a process that dies ends both), and the time-outs
-        and interface of this one. Its tuning is the one that calibration has kept for its hosts and number of ranks,
+        and interface of this one. Device tensors go by NCCL there if they do here, and all ranks are in it in their
+        order. Its tuning is the one that calibration has kept for its hosts and number of ranks,
         else what this one's costs make of that number, else the built-in choice. Its errors say ``split(color=…)`` and
         which ranks of this one its ranks are. The two may be used side by side and closed in any order; use each in the
         same order on all of its ranks. Raises ``TypeError`` or ``ValueError`` for bad arguments and in the simulator,
@@ -218,7 +242,13 @@ class Communicator(Reductions, TopkReductions, Moves, PointToPoint):
         joined = make(group, self.all_gather, self._options, report_folder())
         if joined is None or group is None:
             return None
-        child = type(self)(joined.core, replace(self._options, group=group.name_in(self._options.group)))
+        is_whole = group.members == [*range(self.world_size)]
+        options = replace(
+            self._options,
+            group=group.name_in(self._options.group),
+            device_group=self._options.device_group if is_whole else None,
+        )
+        child = type(self)(joined.core, options)
         child._place = joined.place
         child._use_nodes(numbered([self.nodes[member] for member in group.members]))
         child.use(joined.tuning or self._tuning_of_part(child))

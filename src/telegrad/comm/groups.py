@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from telegrad import _core
 from telegrad.comm.arguments import checked_integer
+from telegrad.comm.device.nccl import SumGroup
 from telegrad.comm.mpi import MakeDriver
 from telegrad.comm.rendezvous import Exchange
 from telegrad.comm.tuning import AUTO, TuningAgreement
@@ -39,6 +40,10 @@ class Options:
     """What this rank calls its node, if it was told."""
     make_driver: MakeDriver | None = None
     """Of communicators over MPI; ``None``: over UCX."""
+    device_algorithm: str = "auto"
+    """What sums of device tensors that name no algorithm take."""
+    device_group: SumGroup | None = None
+    """Of the same ranks; ``None``: these sums go through host memory."""
 
     @property
     def driver(self) -> str:

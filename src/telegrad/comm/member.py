@@ -118,6 +118,8 @@ class Member:
             return
         self._live = None
         lifetime.closed(self)
+        for transfers in self._transfers.values():
+            transfers.conclude()
         self._core.close()
         self._in_flight.clear()
         self._abandoned.clear()  # the network touches nothing any more
@@ -178,17 +180,23 @@ class Member:
         """Puts it into a stream; returns ``result``, or with ``async_op`` a Work. ``tensors``: all on one device.
         ``lane``: of operations that may have to wait for one another; None is that of all ranks' ones."""
         device = tensors[0].device
-        transfers = self._transfers.get(device.type)
+        transfers = self._transfers_of(operation, tensors)
+        work = transfers.run(operation, device, parts, tensors, self.abort, result=result, async_op=async_op, lane=lane)
+        return result if work is None else work
+
+    def _transfers_of(self, operation: str, tensors: tuple[Any, ...]) -> Transfers:
+        """Raises ``ValueError`` for tensors that an operation must not write."""
+        device_type = tensors[0].device.type
+        transfers = self._transfers.get(device_type)
         if transfers is None:
-            transfers = self._new_transfers(operation, device.type)
+            transfers = self._new_transfers(operation, device_type)
         for tensor in tensors:
             if tensor.is_inference() and not sys.modules["torch"].is_inference_mode_enabled():
                 raise ValueError(
                     f"{operation}() was given a tensor that was made in inference mode, which nothing may write "
                     "outside of it: call it there, or give a clone"
                 )
-        work = transfers.run(operation, device, parts, tensors, self.abort, result=result, async_op=async_op, lane=lane)
-        return result if work is None else work
+        return transfers
 
     def _new_transfers(self, operation: str, device_type: str) -> Transfers:
         if self.driver == "sim":

@@ -60,9 +60,21 @@ def two_levels(nodes: Sequence[int]) -> bool:
     return 1 < len(set(nodes)) < len(nodes)
 
 
+def machine_id() -> str:
+    """The same for all processes of this machine, in containers too, and no other machine's."""
+    try:
+        return _boot_id()
+    except OSError:
+        return socket.gethostname()
+
+
+def _boot_id() -> str:
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
 def _own_label() -> str:
     try:
-        machine = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        machine = _boot_id()
         spaces = [str(os.stat(f"/proc/self/ns/{name}").st_ino) for name in _NAMESPACES]
     except OSError:
         return socket.gethostname()

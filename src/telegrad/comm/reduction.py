@@ -6,8 +6,11 @@ import math
 from enum import StrEnum
 
 from telegrad import _core
+from telegrad.plan import DEVICE_ALGORITHMS
 
 DENSE_ALGORITHMS = ("auto", "ring", "recursive_doubling", "rabenseifner", "two_level")
+DENSE_DEVICE_ALGORITHMS = (*DENSE_ALGORITHMS, *DEVICE_ALGORITHMS)
+"""Of dense device tensors: NCCL's, the engine's by name, or ``"host_transfer"``, of which the engine chooses one."""
 SPARSE_ALGORITHMS = ("auto", "split_allgather", "split_dense_allgather", "recursive_doubling", "ring", "two_level")
 
 
@@ -32,7 +35,8 @@ _REDUCTIONS: dict[str, _core.Reduction] = {op.value: getattr(_core.Reduction, op
 _NEUTRAL = {_core.Reduction.prod: 1.0, _core.Reduction.min: math.inf, _core.Reduction.max: -math.inf}
 _INTEGERS = (_core.DType.i32, _core.DType.i64)
 _ALGORITHMS: dict[str, _core.Algorithm] = {
-    name: getattr(_core.Algorithm, name) for name in {*DENSE_ALGORITHMS, *SPARSE_ALGORITHMS}
+    **{name: getattr(_core.Algorithm, name) for name in {*DENSE_ALGORITHMS, *SPARSE_ALGORITHMS}},
+    **dict.fromkeys(DEVICE_ALGORITHMS, _core.Algorithm.auto),
 }
 
 

@@ -12,8 +12,9 @@ from telegrad.comm.arguments import checked_root
 from telegrad.comm.blocks import checked_counts
 from telegrad.comm.device.entries import DeviceEntries
 from telegrad.comm.device.parts import element_parts, scattered_parts
+from telegrad.comm.device_sums import DeviceSums
 from telegrad.comm.encoded import check_encodable, checked_seed, encoding_of, error_of
-from telegrad.comm.reduction import DENSE_ALGORITHMS, algorithm_of, reduction_of
+from telegrad.comm.reduction import DENSE_ALGORITHMS, DENSE_DEVICE_ALGORITHMS, algorithm_of, reduction_of
 from telegrad.comm.stream_input import StreamInput, dense_for, sparse_input
 from telegrad.comm.stream_reductions import StreamReductions
 from telegrad.comm.tensors import HostBuffer, check_together, empty_like, on_device, overlap, reducible
@@ -27,7 +28,7 @@ def with_short_way(method: Method) -> Method:
     return cast(Method, functools.update_wrapper(_core.ShortAllReduce(method), method))
 
 
-class Reductions(StreamReductions):
+class Reductions(StreamReductions, DeviceSums):
     """Operations in which ranks' elements are combined."""
 
     @with_short_way
@@ -59,6 +60,8 @@ class Reductions(StreamReductions):
         ``"auto"``, dense ``"ring"``, ``"recursive_doubling"`` or ``"rabenseifner"``, sparse ``"split_allgather"``,
         ``"split_dense_allgather"``, ``"recursive_doubling"`` or ``"ring"``, or of both ``"two_level"``: inside of each
         node (see ``nodes``), between them, inside; where all ranks are on one, or each is alone, it is ``"auto"``.
+        Of a dense CUDA tensor also ``"nccl"`` (sums and averages, where ``device_algorithm`` has it) and
+        ``"host_transfer"``, as all the others are there; ``"auto"`` is one of the two (docs/gpu.md).
         ``switch_factor``: a sparse sum is held densely once it has more than this times the number of entries at which
         both take the same bytes. ``slices`` of the index range, which ranks sum: ``"equal"``, or ``"balanced"`` with
         about as many entries of all ranks together, for entries that cluster: a short message more, from which all
@@ -106,9 +109,12 @@ class Reductions(StreamReductions):
             return self._reduce_stream(sparse, op, how, async_op, error)
         core, buffer = self._usable(), reducible(x, "x", writable=out is None, device=True)
         into = buffer if out is None else _result_of(buffer, x, out)
-        reduction, chosen = reduction_of(op, buffer.dtype), algorithm_of(algorithm, DENSE_ALGORITHMS)
+        reduction = reduction_of(op, buffer.dtype)
         if on_device(x):
             target = x if out is None else out
+            chosen = algorithm_of(algorithm, DENSE_DEVICE_ALGORITHMS)
+            if self._goes_by_nccl(x, reduction, algorithm):
+                return self._sum_by_nccl(x, target, buffer.dtype, reduction, async_op)
             parts = element_parts(
                 x,
                 target,
@@ -117,6 +123,7 @@ class Reductions(StreamReductions):
                 ),
             )
             return self._run_on_device("all_reduce", parts, (x, target), target if async_op else None, async_op)
+        chosen = algorithm_of(algorithm, DENSE_ALGORITHMS)
         request = core.all_reduce(
             buffer.pointer, into.pointer, buffer.elements, buffer.dtype, reduction, chosen, not async_op
         )

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 
-from telegrad.comm import Communicator
+if TYPE_CHECKING:
+    from telegrad.comm import Communicator
 
 
 def all_gather_text(comm: Communicator, own: str) -> list[str]:

@@ -10,16 +10,19 @@ from telegrad.plan.decision import (
     allreduce_table,
     fastest_allreduce,
 )
+from telegrad.plan.device_tuning import DEVICE_ALGORITHMS, DeviceTuning
 from telegrad.plan.measured_decision import measured_allreduce_table
 from telegrad.plan.network import Cost, Costs
 from telegrad.plan.tuning import Place, Tuning
 
 __all__ = [
     "ALLREDUCE_ALGORITHMS",
+    "DEVICE_ALGORITHMS",
     "Choice",
     "Cost",
     "Costs",
     "DecisionTable",
+    "DeviceTuning",
     "Place",
     "Tuning",
     "allreduce_table",

@@ -13,6 +13,7 @@ from typing import Any, Self
 
 from telegrad.plan.cost import Costs
 from telegrad.plan.decision import DecisionTable, allreduce_table
+from telegrad.plan.device_tuning import DeviceTuning
 from telegrad.plan.levels import Levels
 
 FORMAT = "telegrad tuning"
@@ -71,7 +72,7 @@ class Place:
 @dataclass(frozen=True)
 class Tuning:
     """``costs`` and the ``allreduce`` table of one ``place``. Where ranks live on two levels ``costs`` are those
-    between nodes, and ``within`` those inside of one.
+    between nodes, and ``within`` those inside of one. ``on_device``: of sums of device tensors, if they were measured.
 
     ``measured_at``: date and time, UTC, ISO 8601; ``telegrad_version``: of the library that measured;
     ``residual``: how far the costs are from what they were fitted to, as the median of |fitted / measured − 1|. Raises
@@ -85,6 +86,7 @@ class Tuning:
     telegrad_version: str
     residual: float
     within: Costs | None = None
+    on_device: DeviceTuning | None = None
 
     def __post_init__(self) -> None:
         if self.allreduce.ranks != self.place.ranks:
@@ -101,13 +103,17 @@ class Tuning:
         """What is expected of ``place``, where some of these ranks are: the same costs, and the table that the closed
         forms make of them for its number of ranks. ``one_node``: all of it is on one, so that its costs are those
         within, if they are known."""
-        if self.within is None or not (place.nodes or one_node):
-            return replace(self, place=place, allreduce=allreduce_table(place.ranks, self.costs), within=None)
-        if one_node:
-            costs = self.within
-            return replace(self, place=place, costs=costs, allreduce=allreduce_table(place.ranks, costs), within=None)
-        levels = Levels(place.nodes, self.within)
-        return replace(self, place=place, allreduce=allreduce_table(place.ranks, self.costs, levels=levels))
+        on_device = self.on_device if place.is_alike(self.place) else None
+        costs, within = self.costs, self.within
+        levels: Levels | None = None
+        if within is not None and one_node:
+            costs, within = within, None
+        elif within is not None and place.nodes:
+            levels = Levels(place.nodes, within)
+        else:
+            within = None
+        table = allreduce_table(place.ranks, costs, levels=levels)
+        return replace(self, place=place, costs=costs, allreduce=table, within=within, on_device=on_device)
 
     @property
     def digest(self) -> str:
@@ -133,6 +139,7 @@ class Tuning:
                 "telegrad_version": self.telegrad_version,
                 "residual": self.residual,
                 "within": None if self.within is None else asdict(self.within),
+                "on_device": None if self.on_device is None else self.on_device.to_data(),
             },
             indent=1,
             allow_nan=False,
@@ -180,10 +187,12 @@ class Tuning:
             str(found["telegrad_version"]),
             float(found["residual"]),
             None if found.get("within") is None else _costs_from(found["within"]),
+            None if found.get("on_device") is None else DeviceTuning.from_data(found["on_device"]),
         )
 
     def __str__(self) -> str:
-        return f"{self.place}; measured {self.measured_at}\n{self.allreduce}"
+        on_device = "" if self.on_device is None else f"\n{self.on_device}"
+        return f"{self.place}; measured {self.measured_at}\n{self.allreduce}{on_device}"
 
 
 def _costs_from(found: dict[str, Any]) -> Costs:

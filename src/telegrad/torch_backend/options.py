@@ -15,6 +15,7 @@ class Options:
     liveness_timeout_s: float | None = 8.0
     interface: str | None = None
     tuning: Tuning | str | None = "auto"
+    device_algorithm: str = "auto"
 
     @property
     def _timeout(self) -> None:

@@ -25,6 +25,7 @@ from telegrad.errors import TimeoutExpired
 from telegrad.torch_backend import short_forms
 from telegrad.torch_backend.device_work import DeviceGroupWork, begun
 from telegrad.torch_backend.group_work import GroupWork
+from telegrad.torch_backend.nccl import OwnNccl, own_nccl
 from telegrad.torch_backend.operands import BITWISE, merged, moved, name_of, reduced
 from telegrad.torch_backend.options import Options
 from telegrad.torch_backend.short_forms import with_short_form
@@ -42,9 +43,9 @@ class ProcessGroup(dist.ProcessGroup):
     tensors. What fails raises ``TransportError`` in ``wait()``, inside DDP a ``RuntimeError`` with its message.
     """
 
-    def __init__(self, communicator: Communicator) -> None:
+    def __init__(self, communicator: Communicator, nccl: OwnNccl | None = None) -> None:
         super().__init__(communicator.rank, communicator.world_size)  # type: ignore[call-arg]  # the form for subclasses
-        self.communicator = communicator
+        self.communicator, self._nccl = communicator, nccl
         self._name = self._description = ""
 
     @classmethod
@@ -56,17 +57,19 @@ class ProcessGroup(dist.ProcessGroup):
         time_number = store.add(f"telegrad/joined/{rank}", 1)
         own_store = PrefixStore(f"telegrad/{time_number}", store)
         exchange = StoreExchange(own_store, rank, size, seconds)
-        return cls(
-            Communicator.from_exchange(
-                rank,
-                size,
-                exchange,
-                timeout_s=seconds,
-                liveness_timeout_s=options.liveness_timeout_s,
-                interface=options.interface,
-                tuning=options.tuning,
-            )
+        nccl = own_nccl(options.device_algorithm, own_store, rank, size, timeout)
+        communicator = Communicator.from_exchange(
+            rank,
+            size,
+            exchange,
+            timeout_s=seconds,
+            liveness_timeout_s=options.liveness_timeout_s,
+            interface=options.interface,
+            tuning=options.tuning,
+            device_algorithm=options.device_algorithm,
+            device_group=nccl,
         )
+        return cls(communicator, nccl)
 
     def getBackendName(self) -> str:  # noqa: N802 (torch's name)
         return "telegrad"
@@ -106,6 +109,8 @@ class ProcessGroup(dist.ProcessGroup):
     def shutdown(self) -> None:
         """Closes the communicator: what ``destroy_process_group`` calls."""
         self.communicator.close()
+        if self._nccl is not None:
+            self._nccl.close()
 
     def abort(self) -> None:
         self.communicator.abort("the process group was aborted")

@@ -156,6 +156,7 @@ class Synchronizer:
         self._set_groups(groups, [first] * len(groups))
         copy_model_from_rank_0(model, self._comm)
         if self._is_on_device:
+            own.device_algorithms(next(iter(self._parameters.values())).device)  # the host waits here, not in a pass
             own.synchronize()
         elif self._scheme in TIMED:
             self._planning = StepPlanning(

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
 from telegrad.bench.netlab import NetlabError
 from telegrad.cli import calibrate as command
 from telegrad.cli import make_app
-from telegrad.plan import ALLREDUCE_ALGORITHMS, Choice, Costs, DecisionTable, Place, Tuning
+from telegrad.plan import ALLREDUCE_ALGORITHMS, Choice, Costs, DecisionTable, DeviceTuning, Place, Tuning
+from telegrad.plan.linear_cost import LinearCost
 
 _TUNING = Tuning(
     Place("ucx", (("here", 4),)),
@@ -57,7 +60,28 @@ def _found() -> dict[str, Any]:
             row(1 << 20, "ring", 1.3e-2, 1.0),
         ],
         "doubts": [],
+        "device_rows": [],
     }
+
+
+def _with_devices() -> dict[str, Any]:
+    measured = DeviceTuning("H200", LinearCost(2.0**-14, 2.0**-33), LinearCost(2.0**-15, 2.0**-31), 0.03)
+    costs = {"nccl": measured.nccl, "host_transfer": measured.host_transfer}
+    rows = [
+        {
+            "bytes": size,
+            "algorithm": name,
+            "median_s": 1.5e-4,
+            "samples": 5,
+            "fitted_s": cost(size),
+            "chosen": measured.algorithm(size) == name,
+        }
+        for size in (1024, 1 << 20)
+        for name, cost in costs.items()
+        if cost is not None
+    ]
+    tuning = json.loads(replace(_TUNING, on_device=measured).to_json())
+    return {**_found(), "tuning": tuning, "device_rows": rows}
 
 
 def test_a_small_job_on_shared_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -90,6 +114,33 @@ def test_what_is_shown(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert "from 60,000 bytes ring" in output
     assert "kept for later jobs: /cache/file.json" in output
     assert "busy" not in output
+
+
+def test_what_is_shown_of_devices(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    asked: list[Any] = []
+
+    def run(*arguments: Any) -> dict[str, Any]:
+        asked.append(arguments[4])
+        return {"found": _with_devices(), "kept": "/cache/file.json"}
+
+    monkeypatch.setattr(command, "_run_with_progress", run)
+    monkeypatch.setattr(command, "described_gpu", lambda _: {})
+    written, drawn = tmp_path / "found.json", tmp_path / "plot.png"
+    status, output = _run("--device", "cuda", "--plot", str(drawn), "--json", str(written))
+    assert status == 0, output
+    assert asked == ["cuda"]
+    assert "│ 1 KiB │ 150.0 µs │ 61.2 µs │ 150.0 µs │ 31.0 µs │" in output
+    assert "nccl 61.0 µs + 0.116 ns/B, host_transfer 30.5 µs + 0.466 ns/B; sums are 3 % off these" in output
+    assert "allreduce on H200 from 0 bytes host_transfer from 87,382 bytes nccl" in output
+    assert len(json.loads(written.read_text())["device_rows"]) == 4
+    assert drawn.read_bytes()[:4] == b"\x89PNG"
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_without_a_gpu_nothing_is_measured() -> None:
+    status, output = _run("--device", "cuda")
+    assert status == 1
+    assert "no GPU: torch sees none here" in output
 
 
 def test_what_is_not_kept_is_an_error_but_shown(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -131,6 +182,7 @@ def test_a_network_that_cannot_be_is_told(monkeypatch: pytest.MonkeyPatch) -> No
     ("option", "value", "message"),
     [
         ("--network", "wifi", "use shm, tcp, or a rate"),
+        ("--device", "tpu", "'tpu' is not known: use cuda, or leave it out"),
         ("--ranks", "1", "'--ranks'"),
         ("--seconds", "0", "'--seconds'"),
         ("--json", "/nowhere/found.json", "the folder /nowhere does not exist"),
@@ -146,5 +198,5 @@ def test_bad_options_name_the_remedy(option: str, value: str, message: str) -> N
 def test_help_explains_every_option() -> None:
     status, output = _run("--help")
     assert status == 0
-    for option in ("--ranks", "--network", "--seconds", "--json", "--plot", "--timeout"):
+    for option in ("--ranks", "--network", "--seconds", "--device", "--json", "--plot", "--timeout"):
         assert option in output

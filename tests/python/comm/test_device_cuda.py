@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+from telegrad.comm import nodes
 from telegrad.comm.device.cuda import CudaRuntime, CudaStream
 
 
@@ -253,6 +255,27 @@ def test_the_current_stream_is_looked_up_once(monkeypatch: pytest.MonkeyPatch) -
     assert (default.handle, first.handle, first.driven, first.of_torch) == (0, 77, "stream 77", "torch's of cuda:1")
     assert first is again
     assert [call[1:] for call in driver.calls] == [("capturing", "stream 77")] * 2  # the default one never is
+
+
+def test_a_device_is_known_by_its_bus_and_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As NCCL knows it: processes see one under other numbers, and parts of it are at the same address."""
+    driver = FakeDriver()
+    numbers = {"PCI_DOMAIN_ID": 0, "PCI_BUS_ID": 0x65, "PCI_DEVICE_ID": 1}
+    driver.CUdevice_attribute = SimpleNamespace(**{f"CU_DEVICE_ATTRIBUTE_{name}": name for name in numbers})
+    driver.cuDeviceGetAttribute = lambda attribute, device: (0, numbers[attribute])
+    runtime = use(monkeypatch, driver)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: f"H200 as {device}")
+    monkeypatch.setattr(nodes, "_boot_id", lambda: "this boot")
+    found = runtime.identity(torch.device("cuda", 3))
+    assert found == ("H200 as cuda:3", "0000:65:01 of machine this boot")
+
+
+def test_a_machine_without_proc_is_known_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    def none() -> str:
+        raise FileNotFoundError
+
+    monkeypatch.setattr(nodes, "_boot_id", none)
+    assert nodes.machine_id() == socket.gethostname()
 
 
 def test_graphs_capture_no_operation(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,6 +12,8 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
+from telegrad.comm.nodes import machine_id
+
 _GREATER_OR_EQUAL = 0  # CU_STREAM_WAIT_VALUE_GEQ: by the sign of the difference
 _DEFAULT = 0  # CU_STREAM_WRITE_VALUE_DEFAULT: a memory barrier before the write
 _NON_BLOCKING = 1  # CU_STREAM_NON_BLOCKING: the default stream does not wait for it, nor it for that one
@@ -79,6 +81,17 @@ class CudaRuntime:
     def leave(self) -> None:
         self._entered.devices.pop()
         self._pop()
+
+    # By the bus, as NCCL tells devices apart: parts of one (MIG) are at one address. Containers share the boot's id.
+    def identity(self, device: Any) -> tuple[str, str]:
+        error, handle = self._driver.cuDeviceGet(device.index)
+        self._check("cuDeviceGet", error)
+        numbers = []
+        for part in ("DOMAIN", "BUS", "DEVICE"):
+            attribute = getattr(self._driver.CUdevice_attribute, f"CU_DEVICE_ATTRIBUTE_PCI_{part}_ID")
+            numbers.append(int(self._called(device.index, "cuDeviceGetAttribute", attribute, handle)))
+        domain, bus, slot = numbers
+        return self._torch.cuda.get_device_name(device), f"{domain:04x}:{bus:02x}:{slot:02x} of machine {machine_id()}"
 
     def current_stream(self, device: Any) -> CudaStream:
         index = device.index

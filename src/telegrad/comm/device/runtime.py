@@ -25,6 +25,10 @@ class DeviceRuntime(Protocol):
     def leave(self) -> None:
         """The end of the last ``enter()``."""
 
+    def identity(self, device: Any) -> tuple[str, str]:
+        """Which kind of device it is, and which piece of hardware: that text is another one for every other piece, on
+        every machine, and the same for all processes that use this one or a part of it."""
+
     def current_stream(self, device: Any) -> Stream:
         """The one that the calling thread puts its work into."""
 

@@ -5,22 +5,26 @@ another, and the stream, which waits for that, copies back. The host only puts t
 
 from __future__ import annotations
 
+import contextlib
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, Protocol
 
 from telegrad import _core
+from telegrad.comm.device.nccl import GroupWork
 from telegrad.comm.device.runtime import DeviceRuntime, Stream
 from telegrad.comm.device.staging import Lease, Staging
 from telegrad.comm.device.streams import StreamPool
-from telegrad.comm.device.work import DeviceWork
+from telegrad.comm.device.work import DeviceWork, GroupSumWork
 from telegrad.errors import TransportError
 
 CHUNK_BYTES = 4 << 20
 """Larger tensors are cut, the same on all ranks, so that a part is communicated while the next is copied. Not yet
 chosen by measurements."""
 
+_LATE_S = 5.0  # by which the network may be behind the devices
 _CROWDED = 64  # requests that are held, before those behind the first are looked at
 
 
@@ -76,7 +80,8 @@ class Transfers:
         self._peers_apart = peers_apart
         self._lock = threading.Lock()
         self._streams: dict[Hashable, tuple[Any, Stream]] = {}  # with their devices
-        self._outstanding: deque[tuple[_core.Request, Lease]] = deque()  # _lock; what the network may touch
+        self._outstanding: deque[tuple[_core.Request, Lease | None]] = deque()  # _lock; what the network may touch
+        self._last_in_group: Any = None  # the event after the last operation that a group of torch's communicates
         self._unknown: list[tuple[Sequence[Stream], list[Lease], Any]] = []  # what the engine has, or has not
         self._crowded = _CROWDED
         self._told = False  # _lock: somebody has heard of the first failure
@@ -110,7 +115,8 @@ class Transfers:
             queued = _Queued(runtime.current_stream(device))
             try:
                 if async_op:
-                    self._leave(queued, device, parts, tensors, lane)
+                    has_input = any(part.has_input for part in parts)
+                    self._leave(queued, device, tensors, lane, has_input=has_input, in_parts=len(parts) > 1)
                 elif len(parts) > 1 and sum(part.has_input for part in parts) > 1:
                     # Inputs do not wait for results before them.
                     queued.to_host = self._own(device, queued.caller)
@@ -126,6 +132,50 @@ class Transfers:
         return DeviceWork(
             queued.requests, operation, self._rank, result, device, runtime, queued.results, over, tensors
         )
+
+    def run_in_group(
+        self,
+        operation: str,
+        device: Any,
+        announce: Callable[[], _core.Request],
+        begin: Callable[[Stream], GroupWork],
+        finish: Callable[[Stream], None],
+        tensors: Sequence[Any],
+        abort: Callable[[str], None],
+        *,
+        result: Any,
+        async_op: bool,
+    ) -> DeviceWork | None:
+        """As ``run``, of an operation that a group of torch's communicates. ``begin`` puts it into the device, behind
+        what is in the stream that it is given, which is the current one; ``finish`` what is left to do into that of
+        results. ``announce`` tells the engine of the call: a rank that does not make it, or dies, is heard of by that.
+        """
+        if self._outstanding:
+            self.raise_failure()
+        runtime = self._runtime
+        runtime.enter(device)
+        try:
+            queued = _Queued(runtime.current_stream(device))
+            if async_op:
+                self._leave(queued, device, tensors, None, has_input=True, in_parts=False)
+            request = announce()
+            try:
+                with self._lock:
+                    self._outstanding.append((request, None))
+                with runtime.on(queued.to_host):
+                    work = begin(queued.to_host)
+                with runtime.on(queued.results):
+                    work.wait()
+                finish(queued.results)
+                self._last_in_group = over = runtime.record(queued.results)
+            except BaseException as error:  # the others have begun it
+                abort(f"{operation} of device tensors broke off: {type(error).__name__}: {error}")
+                raise
+        finally:
+            runtime.leave()
+        if not async_op:
+            return None
+        return GroupSumWork([request], operation, self._rank, result, device, runtime, queued.results, over, tensors)
 
     def raise_failure(self) -> None:
         """Raises what an operation failed with, if that is known by now; again and again."""
@@ -152,13 +202,26 @@ class Transfers:
         return None
 
     def synchronize(self) -> None:
-        """Waits until the engine is done with all operations. Raises what the first that failed did."""
+        """Waits until all operations are communicated. Raises what the first that failed did."""
         self.raise_failure()
         with self._lock:
             outstanding = list(self._outstanding)
         for request, _ in outstanding:
             request.wait()
         self.raise_failure()
+        if self._last_in_group is not None:
+            self._runtime.wait_on_host(self._last_in_group)
+
+    def conclude(self) -> None:
+        """Before the engine ends: where the device is through with what groups of torch's communicate, all ranks have
+        called it, and the engine may only not have heard of that yet."""
+        if self._last_in_group is None or not self._runtime.passed(self._last_in_group):
+            return
+        until_s = time.monotonic() + _LATE_S
+        for request, lease in list(self._outstanding):
+            if lease is None:
+                with contextlib.suppress(TransportError):
+                    request.wait(max(until_s - time.monotonic(), 0.0))
 
     def close(self) -> None:
         """Gives back what it has of the process's: for a communicator whose engine touches nothing any more."""
@@ -181,17 +244,24 @@ class Transfers:
 
     # Inputs do not wait behind other operations' results: those may come from peers who wait for these inputs.
     def _leave(
-        self, queued: _Queued, device: Any, parts: Sequence[Part], tensors: Sequence[Any], lane: Hashable
+        self,
+        queued: _Queued,
+        device: Any,
+        tensors: Sequence[Any],
+        lane: Hashable,
+        *,
+        has_input: bool,
+        in_parts: bool,
     ) -> None:
         """From the caller's stream to this communicator's own."""
         runtime = self._runtime
         called = runtime.record(queued.caller)
         results = self._own(device, (lane, "results"))
         queued.to_host = queued.results = results
-        if any(part.has_input for part in parts):
+        if has_input:
             queued.to_host = self._own(device, (lane, "inputs"))
             runtime.wait_event(queued.to_host, called)
-        if len(parts) > 1 or queued.to_host is results:
+        if in_parts or queued.to_host is results:
             runtime.wait_event(results, called)
         # The stream of inputs needs no more: that of results waits for it.
         for at, tensor in enumerate(tensors):

@@ -100,3 +100,17 @@ class DeviceWork(Work):
     def complete(self, future: torch.futures.Future[Any], value: Any) -> None:
         """Gives ``value`` to a future that the runtime has made; who waits for it waits for this operation."""
         self._runtime.complete(future, self._stream, value)
+
+
+class GroupSumWork(DeviceWork):
+    """A sum that a group of torch's communicates. What the engine has of it is the ranks' calls, and their failures."""
+
+    def communicated(self) -> bool:
+        """Blocks the host until the sum is over, on the device too. Raises what is known by then to have failed."""
+        super().communicated()
+        self._runtime.wait_on_host(self._event)
+        return True
+
+    def span_s(self) -> tuple[float, float] | None:
+        """``None``: only the device knows."""
+        return None

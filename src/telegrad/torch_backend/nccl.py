@@ -1,0 +1,61 @@
+"""NCCL for the ranks of a group of this backend: it sums CUDA tensors there, as in torch's own groups."""
+
+from __future__ import annotations
+
+import threading
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore
+
+from telegrad.comm.device.nccl import GroupWork, check_setting
+from telegrad.plan.device_tuning import HOST_TRANSFER, NCCL
+
+
+class OwnNccl:
+    """See telegrad.comm.device.nccl.SumGroup. Its ranks connect in the first sum, which all begin."""
+
+    def __init__(self, store: Any, rank: int, size: int, timeout: timedelta) -> None:
+        self._store, self._rank, self._size, self._timeout = store, rank, size, timeout
+        self._lock = threading.Lock()
+        self._backend: Any = None
+
+    def begin_sum(self, x: torch.Tensor) -> GroupWork:
+        """As a SumGroup's."""
+        options = dist.AllreduceOptions()
+        options.reduceOp = dist.ReduceOp(dist.ReduceOp.SUM)
+        options.asyncOp = True  # on a stream of NCCL's own; older torch does that in any case
+        work: GroupWork = self._opened().allreduce([x], options)
+        return work
+
+    def close(self) -> None:
+        """Ends what is under way; called twice it does nothing."""
+        with self._lock:
+            backend, self._backend = self._backend, None
+        if backend is not None:
+            backend.shutdown()
+
+    def _opened(self) -> Any:
+        with self._lock:
+            if self._backend is None:
+                options = dist.ProcessGroupNCCL.Options()
+                options._timeout = self._timeout
+                self._backend = dist.ProcessGroupNCCL(PrefixStore("nccl", self._store), self._rank, self._size, options)
+            return self._backend
+
+
+def own_nccl(setting: str, store: Any, rank: int, size: int, timeout: timedelta) -> OwnNccl | None:
+    """``None`` where ``setting`` (``device_algorithm``) forbids it, or torch has no NCCL. Raises ``ValueError`` where
+    it demands NCCL and torch has none, and for what is no setting."""
+    if check_setting(setting) == HOST_TRANSFER:
+        return None
+    if dist.is_nccl_available():
+        return OwnNccl(store, rank, size, timeout)
+    if setting == NCCL:
+        raise ValueError(
+            f"device_algorithm={setting!r} needs a torch that was built with NCCL, and this one was not: install "
+            "torch for CUDA, or give device_algorithm='auto'"
+        )
+    return None

@@ -1,0 +1,127 @@
+"""A group of the backend whose CUDA tensors go by NCCL: what torch is asked for, and sums by what stands for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from computing_device import ComputingRuntime, computed_on, wait_for
+from fake_device import FakeStream
+from nccl_stand_in import give_group
+
+from telegrad import Communicator
+from telegrad.torch_backend import Options, ProcessGroup, nccl
+from telegrad.torch_backend.nccl import OwnNccl, own_nccl
+
+TIMEOUT = timedelta(seconds=20)
+
+
+class Backend:
+    """Stands for torch's ProcessGroupNCCL."""
+
+    Options = SimpleNamespace
+    made: list[Backend]
+
+    def __init__(self, store: Any, rank: int, size: int, options: Any) -> None:
+        self.store, self.rank, self.size, self.options = store, rank, size, options
+        self.called: list[Any] = []
+        self.shutdowns = 0
+        self.made.append(self)
+
+    def allreduce(self, tensors: list[Any], options: Any) -> str:
+        self.called.append((tensors, options))
+        return "work"
+
+    def shutdown(self) -> None:
+        self.shutdowns += 1
+
+
+@pytest.fixture
+def backends(monkeypatch: pytest.MonkeyPatch) -> list[Backend]:
+    Backend.made = []
+    monkeypatch.setattr(dist, "is_nccl_available", lambda: True)
+    monkeypatch.setattr(dist, "ProcessGroupNCCL", Backend, raising=False)
+    return Backend.made
+
+
+def test_torch_is_asked_for_nccl_in_the_first_sum(backends: list[Backend]) -> None:
+    store = dist.HashStore()
+    made = own_nccl("auto", store, 1, 3, TIMEOUT)
+    assert isinstance(made, OwnNccl)
+    assert not backends
+    x = torch.ones(3)
+    assert [made.begin_sum(x) for _ in range(2)] == ["work"] * 2
+    (backend,) = backends
+    assert (backend.rank, backend.size, backend.options._timeout) == (1, 3, TIMEOUT)
+    backend.store.set("a", "b")
+    assert store.get("nccl/a") == b"b"
+    for tensors, options in backend.called:
+        assert tensors == [x]
+        assert options.reduceOp == dist.ReduceOp.SUM
+        assert options.asyncOp
+    made.close()
+    made.close()
+    assert backend.shutdowns == 1
+
+
+def test_a_group_that_is_destroyed_lets_go_of_it(backends: list[Backend]) -> None:
+    group = ProcessGroup.join(dist.HashStore(), 0, 1, TIMEOUT, Options(tuning=None, device_algorithm="nccl"))
+    assert group.communicator._nccl is not None
+    group.communicator._nccl.group.begin_sum(torch.ones(1))
+    assert backends[0].shutdowns == 0
+    group.shutdown()
+    assert backends[0].shutdowns == 1
+
+
+def test_settings() -> None:
+    """This torch may or may not have NCCL."""
+    store = dist.HashStore()
+    assert own_nccl("host_transfer", store, 0, 1, TIMEOUT) is None
+    with pytest.raises(ValueError, match="device_algorithm='ring' does not exist: use one of auto, nccl, host_tr"):
+        own_nccl("ring", store, 0, 1, TIMEOUT)
+
+
+def test_a_torch_without_nccl(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nccl.dist, "is_nccl_available", lambda: False)
+    store = dist.HashStore()
+    assert own_nccl("auto", store, 0, 1, TIMEOUT) is None
+    with pytest.raises(ValueError, match="device_algorithm='nccl' needs a torch that was built with NCCL"):
+        own_nccl("nccl", store, 0, 1, TIMEOUT)
+
+
+def test_torchs_sums_go_by_it(device: ComputingRuntime, comms: list[Communicator], streams: list[FakeStream]) -> None:
+    shared = give_group(device, comms, streams, met=True)
+    groups = [ProcessGroup(comm) for comm in comms]
+
+    def run(begin: Callable[[ProcessGroup, int], Any]) -> None:
+        works = []
+        for rank, group in enumerate(groups):
+            with device.on(streams[rank]):
+                works.append(begin(group, rank))
+        for rank, work in enumerate(works):
+            with device.on(streams[rank]):
+                work.wait()
+        wait_for(streams)
+
+    def options(op: Any) -> Any:
+        return SimpleNamespace(reduceOp=op, rootRank=0)
+
+    floats = [computed_on(device, torch.tensor([1.0, rank + 1.0])) for rank in range(3)]
+    run(lambda group, rank: group.allreduce([floats[rank]], options(dist.ReduceOp.SUM)))
+    assert [x.memory.tolist() for x in floats] == [[3.0, 6.0]] * 3
+    bytes_ = [computed_on(device, torch.tensor([rank, 100], dtype=torch.uint8)) for rank in range(3)]
+    run(lambda group, rank: group.allreduce([bytes_[rank]], options(dist.ReduceOp.SUM)))
+    assert [x.memory.tolist() for x in bytes_] == [[3, 44]] * 3
+    columns = [computed_on(device, torch.full((4, 5), float(rank))) for rank in range(3)]
+    run(lambda group, rank: group.allreduce([columns[rank][:, 2]], options(dist.ReduceOp.AVG)))
+    assert [x.memory[:, 2].tolist() for x in columns] == [[1.0] * 4] * 3
+    assert [x.memory.sum().item() for x in columns] == [4.0 + 16.0 * rank for rank in range(3)]
+    largest = [computed_on(device, torch.tensor([float(rank)])) for rank in range(3)]
+    run(lambda group, rank: group.allreduce([largest[rank]], options(dist.ReduceOp.MAX)))
+    assert [x.memory.tolist() for x in largest] == [[2.0]] * 3
+    assert shared.sums == [[8, 8, 16]] * 3
