@@ -213,13 +213,12 @@ class Transfers:
         is_message = lane is not None
         # Another rank that this thread calls, and a peer that may wait for what this thread does next, would wait for
         # ever while this thread does.
-        may_wait = self._peers_apart and not is_message and staging.counts.messages == 0
+        may_wait = self._peers_apart and not is_message
         at = 0
         while True:
             rest = parts[at:] if at else parts
             sizes = [(part.input_bytes, part.output_bytes) for part in rest]
-            staging.lease(sizes, queued.leases, is_message=is_message, may_wait=may_wait)
-            may_wait = True  # for parts of this one; what has begun must go on
+            staging.lease(sizes, queued.leases, is_message=is_message, may_wait=may_wait, has_begun=at > 0)
             at += len(queued.leases)
             over = self._put_some(queued, rest)
             staging.give_back(queued.results, over, queued.leases)
