@@ -190,10 +190,12 @@ class DDPState:
         self._scaler = scaler
         if any(map(on_device, self._parameters.values())):
             self._check_device_options()
+        self._device_compression = DeviceCompression(comm, self._compressor, wire, self.stats)
+        self._device_compression.prepare(self._parameters.values())
         self._device_buckets = DeviceBuckets(
             comm,
             self._names,
-            DeviceCompression(comm, self._compressor, wire, self.stats),
+            self._device_compression,
             self._warm_up,
             None if self._clip_norm is None else self._clip_norm / math.sqrt(comm.world_size),
             nonfinite,
@@ -302,6 +304,7 @@ class DDPState:
         if not self._has_device_buckets:
             self._check_device_options()
             self._check_ranks()
+            self._device_compression.prepare([bucket.buffer()])
             self._has_device_buckets = True
         future = self._device_buckets.take(bucket, self._step, self._warmup_passes)
         self._warmup_passes += bucket.is_last()
