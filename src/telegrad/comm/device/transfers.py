@@ -79,6 +79,7 @@ class Transfers:
         self._outstanding: deque[tuple[_core.Request, Lease]] = deque()  # _lock; what the network may touch
         self._unknown: list[tuple[Sequence[Stream], list[Lease], Any]] = []  # what the engine has, or has not
         self._crowded = _CROWDED
+        self._closed = False  # _lock
         self._told = False  # _lock: somebody has heard of the first failure
 
     def run(
@@ -167,6 +168,7 @@ class Transfers:
                 lease.handed = False
             self._give_up(streams, leases, tensors)
         with self._lock:
+            self._closed = True
             streams_held, self._streams = self._streams, {}
             self._outstanding.clear()
         for device, stream in streams_held.values():
@@ -204,6 +206,8 @@ class Transfers:
             with self._lock:
                 held = self._streams.get((device, name))
                 if held is None:
+                    if self._closed:  # it would never be given back
+                        raise ValueError(f"this Communicator (rank {self._rank}) is closed: make a new one")
                     held = self._streams[device, name] = (device, self._pool.take(device))
         return held[1]
 
