@@ -190,12 +190,10 @@ class DDPState:
         self._scaler = scaler
         if any(map(on_device, self._parameters.values())):
             self._check_device_options()
-        self._device_compression = DeviceCompression(comm, self._compressor, wire, self.stats)
-        self._device_compression.prepare(self._parameters.values())
         self._device_buckets = DeviceBuckets(
             comm,
             self._names,
-            self._device_compression,
+            DeviceCompression(comm, self._compressor, wire, self.stats),
             self._warm_up,
             None if self._clip_norm is None else self._clip_norm / math.sqrt(comm.world_size),
             nonfinite,
@@ -204,6 +202,7 @@ class DDPState:
             self._set_units,
             self._settled,
         )
+        self._device_buckets.prepare(self._parameters.values())
         self._layouts: dict[int, BucketLayout] = {}
         self._has_device_buckets = False
         self._step = 0
@@ -304,7 +303,7 @@ class DDPState:
         if not self._has_device_buckets:
             self._check_device_options()
             self._check_ranks()
-            self._device_compression.prepare([bucket.buffer()])
+            self._device_buckets.prepare([bucket.buffer()])
             self._has_device_buckets = True
         future = self._device_buckets.take(bucket, self._step, self._warmup_passes)
         self._warmup_passes += bucket.is_last()

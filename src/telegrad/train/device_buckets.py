@@ -74,6 +74,10 @@ class DeviceBuckets:
         self._faulty: list[torch.Tensor] = []
         self._passes = 0
 
+    def prepare(self, tensors: Iterable[torch.Tensor]) -> None:
+        """As ``DeviceCompression.prepare``."""
+        self._compression.prepare(tensors)
+
     def take(self, bucket: GradBucket, step: int, passes: int) -> Future:
         """Starts the sum of one bucket in a stream. ``passes``: of the warm-up, that were before.
 
@@ -212,3 +216,9 @@ def check_options(options: Mapping[str, Any], parameters: Iterable[torch.nn.Para
                 f"parameters are on {', '.join(sorted(map(str, devices)))}: {what} takes those of one device; "
                 "leave it out, or use nonfinite='raise' or 'send'"
             )
+    if options["nonfinite"] == "skip" and options["feedback"] == "steps" and options["mode"] != "dense":
+        raise TypeError(
+            "nonfinite='skip' does not fit feedback='steps' of gradients on a device, where residuals follow the "
+            "learning rate before the host knows whether a step is dropped: use nonfinite='raise' or 'send', or "
+            "feedback='gradients'"
+        )

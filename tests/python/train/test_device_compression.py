@@ -275,6 +275,16 @@ def test_residuals_of_steps(make: Make, on_host: Any) -> None:
         assert_same_state(trainer.memory(), host.state.state_dict()["compressor"])
 
 
+def test_residuals_of_steps_cannot_be_undone(make: Make) -> None:
+    """They would be rescaled to a dropped step's rate and back, which is not bitwise what they were."""
+    options: dict[str, Any] = {"selection": "topk", "feedback": "steps", "optimizer": plain_sgd}
+    with pytest.raises(TypeError, match=r"nonfinite='skip' does not fit feedback='steps'.*or feedback='gradients'"):
+        make(nonfinite="skip", **options)
+    make(nonfinite="send", **options)
+    make(nonfinite="skip", **{**options, "feedback": "gradients"})
+    make(nonfinite="skip", mode="dense", **options)
+
+
 def test_a_wire_that_rounds_without_direction(make: Make) -> None:
     trainers, exact = make(selection="topk", wire="qsgd8"), make(selection="topk")
     gradients = [drawn(rank, 0) for rank in range(RANKS)]
