@@ -34,6 +34,7 @@ _INTERRUPTED_S = 20.0  # from Ctrl-C to the end by force
 _LEAST_S = 20.0  # with less no part is begun
 _ATTEMPTS = 6  # of tests: each goes on behind the one that broke the process
 _LAST_LINES = 15
+_BYTES_OF_1_GI = 60 << 30  # a dozen arrays of 4 GiB, with torch's, and what kernels lay aside
 
 
 @dataclass(frozen=True)
@@ -61,6 +62,18 @@ def _demo(stem: Path) -> list[str]:
     return [*_TELEGRAD, "demo", "--device", "cuda", "--ranks", "4", *model, *how_long, *files]
 
 
+def _select(stem: Path) -> list[str]:
+    elements = "64Ki,1Mi,16Mi,64Mi" + (",1Gi" if _gpu_bytes() >= _BYTES_OF_1_GI else "")
+    return _bench("select", "--device", "cuda", "--elements", elements, "--seconds", "4")(stem)
+
+
+def _gpu_bytes() -> int:
+    """Of the memory of the GPU that torch would use."""
+    import torch
+
+    return torch.cuda.get_device_properties().total_memory if torch.cuda.is_available() else 0
+
+
 _TELEGRAD = [sys.executable, "-m", "telegrad"]
 _GPU_TESTS = "tests/python/gpu"
 _FIRST_TESTS = [f"{_GPU_TESTS}/test_gpu_{name}.py" for name in ("transfers", "training")]
@@ -82,11 +95,7 @@ PARTS: Mapping[str, Part] = {
     "transfers": Part(330, _bench("transfers", "--timeout", "150")),
     "overlap": Part(150, _bench("overlap", "--timeout", "70")),
     "demo": Part(320, _demo),
-    "select": Part(
-        150,
-        _bench("select", "--device", "cuda", "--elements", "64Ki,1Mi,16Mi,64Mi", "--seconds", "4"),
-        needs=("triton",),
-    ),
+    "select": Part(200, _select, needs=("triton",)),
 }
 
 
@@ -259,7 +268,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("no GPU: torch sees none here, nothing was run. 'make test' runs the kernels in Triton's interpreter.")
         return 0
     os.environ.update(ENVIRONMENT)
-    carried = ROOT / ".offline" / "commit"  # of a tree without its repository
+    carried = Path(sys.prefix, "commit")  # of a tree without its repository; .ci/setup puts it there
     if carried.exists():
         os.environ.setdefault("TELEGRAD_COMMIT", carried.read_text().strip())
     asked.out.mkdir(parents=True, exist_ok=True)

@@ -1,15 +1,21 @@
 """Tensors of the fake device that its streams compute: what torch does with one is put into the thread's current
 stream and runs there later, as kernels do; views are made at once. What would make the host wait for the device
 (``item()``, a copy to the host) raises ``HostWaitError``, as ``torch.cuda.set_sync_debug_mode("error")`` does.
+
+Memory that nobody holds is given, as by CUDA's allocator, to whatever its own stream does next: it is overwritten
+there, also while other streams still have work with it, unless it was kept for them.
 """
 
 from __future__ import annotations
 
+import functools
+import sys
+import threading
 from collections.abc import Callable
 from typing import Any
 
 import torch
-from fake_device import DEVICE_TYPE, FakeRuntime, FakeTensor
+from fake_device import DEVICE_TYPE, FakeRuntime, FakeStream, FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
@@ -21,24 +27,68 @@ _WAITING = {
 }
 
 
+_INDEXED = {torch.ops.aten.index, torch.ops.aten.index_put, torch.ops.aten.index_put_, torch.ops.aten._index_put_impl_}
+
+
 class HostWaitError(RuntimeError):
     """The host would wait for the device."""
 
 
-class StreamTensor(FakeTensor):
-    """``memory``: the same memory as a plain tensor, for tests whose stream has come to it."""
+class Block:
+    """Memory of the device that tensors share, made in the stream that was the current one."""
 
-    memory: torch.Tensor
+    def __init__(self, memory: torch.Tensor, runtime: FakeRuntime) -> None:
+        self._storage, self._runtime = memory.untyped_storage(), runtime
+        self._own: FakeStream | None = getattr(runtime._local, "stream", None)
+        self.kept_for: list[FakeStream] = []
+        self.is_seen = False  # a test has its plain memory
+
+    def __del__(self) -> None:
+        if self._own is not None and not self.is_seen:
+            others = [self._runtime.record(stream) for stream in self.kept_for]
+            self._own.put(functools.partial(_overwrite, self._storage, others))
+
+
+def _overwrite(storage: torch.UntypedStorage, others: list[threading.Event]) -> None:
+    if all(event.is_set() for event in others):  # else it is left alone for longer
+        torch.empty(0, dtype=torch.uint8).set_(storage).fill_(0xFF)  # type: ignore[call-overload]
+
+
+class StreamTensor(FakeTensor):
+    """``plain``: the same memory as a plain tensor."""
+
+    plain: torch.Tensor
     runtime: FakeRuntime
+    block: Block
 
     @classmethod
-    def of(cls, memory: torch.Tensor, runtime: FakeRuntime) -> StreamTensor:
+    def of(cls, memory: torch.Tensor, runtime: FakeRuntime, block: Block | None = None) -> StreamTensor:
         made: StreamTensor = torch.Tensor._make_subclass(cls, memory)  # type: ignore[assignment]
-        made.memory, made.runtime = memory, runtime
+        made.plain, made.runtime, made.block = memory, runtime, block or Block(memory, runtime)
         return made
+
+    @property
+    def memory(self) -> torch.Tensor:
+        """``plain``, for tests whose stream has come to it; it stays what it is."""
+        self.block.is_seen = True
+        return self.plain
+
+    def cpu(self, *_: Any, **__: Any) -> Any:
+        raise HostWaitError("cpu() makes the host wait for the device")
+
+    def tolist(self) -> Any:
+        raise HostWaitError("tolist() makes the host wait for the device")
+
+    def new_tensor(self, *_: Any, **__: Any) -> Any:
+        raise HostWaitError("new_tensor() copies from the host's memory, for which the host waits")
 
     def to(self, *args: Any, **kwargs: Any) -> Any:
         """torch itself knows no such device: what asks to be moved there is there."""
+        to_host = any(isinstance(x, (str, torch.device)) and torch.device(x).type == "cpu" for x in args)
+        to_host |= "device" in kwargs and torch.device(kwargs["device"]).type == "cpu"
+        # torch's own functions that group tensors by device are told that of the memory.
+        if to_host and not sys._getframe(1).f_globals["__name__"].startswith("torch."):
+            raise HostWaitError("to('cpu') makes the host wait for the device")
         args = tuple(x for x in args if x != torch.device(DEVICE_TYPE, 0))
         return super().to(*args, **kwargs) if args or kwargs else self
 
@@ -46,7 +96,7 @@ class StreamTensor(FakeTensor):
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         runtime = _runtime_of((args, kwargs))
-        if func in _WAITING:
+        if func in _WAITING or _waits_by_its_arguments(func, args):
             raise HostWaitError(f"{func} makes the host wait for the device")
         if kwargs.get("device") == torch.device("meta"):  # of which only the shape is asked
             return func(*tree_map(_on_meta, args), **kwargs)
@@ -54,7 +104,8 @@ class StreamTensor(FakeTensor):
         if func is torch.ops.aten.copy_.default:
             _check_copy(args, runtime)
         if func.is_view:
-            return tree_map(lambda x: _wrapped(x, runtime), func(*plain_args, **plain_kwargs))
+            block = next(x for x in args if isinstance(x, StreamTensor)).block
+            return tree_map(lambda x: _wrapped(x, runtime, block), func(*plain_args, **plain_kwargs))
         if func._schema.is_mutable:
             runtime.current_stream(torch.device(DEVICE_TYPE)).put(_without_gradients(func, plain_args, plain_kwargs))
             return _written(func, args, kwargs)
@@ -98,10 +149,17 @@ class _Unwaiting(TorchDispatchMode):
 class ComputingRuntime(FakeRuntime):
     """A FakeRuntime whose copies and kernels know such tensors."""
 
+    def keep(self, tensor: Any, stream: Any) -> None:
+        if isinstance(tensor, StreamTensor):
+            tensor.block.kept_for.append(stream)
+        super().keep(_memory(tensor), stream)
+
     def launch(self, stream: Any, kernels: Callable[..., None], *tensors: torch.Tensor) -> None:
+        plain = [_memory(x) for x in tensors]
+
         def run() -> None:
             with _Unwaiting():
-                kernels(*map(_memory, tensors))
+                kernels(*plain)
 
         super().launch(stream, _without_gradients(run, (), {}))
 
@@ -117,17 +175,26 @@ class ComputingRuntime(FakeRuntime):
 
 
 def _memory(x: Any) -> Any:
-    return x.memory if isinstance(x, StreamTensor) else x
+    return x.plain if isinstance(x, StreamTensor) else x
 
 
-def _wrapped(x: Any, runtime: FakeRuntime) -> Any:
-    return StreamTensor.of(x, runtime) if isinstance(x, torch.Tensor) else x
+def _wrapped(x: Any, runtime: FakeRuntime, block: Block | None = None) -> Any:
+    return StreamTensor.of(x, runtime, block) if isinstance(x, torch.Tensor) else x
 
 
 def _runtime_of(arguments: Any) -> FakeRuntime:
     found: list[FakeRuntime] = []
     tree_map(lambda x: found.append(x.runtime) if isinstance(x, StreamTensor) else None, arguments)
     return found[0]
+
+
+def _waits_by_its_arguments(func: Any, args: Any) -> bool:
+    """torch.where copies a number to the device; a mask of places is counted there, for which the host waits."""
+    if func.overloadpacket is torch.ops.aten.where:
+        return not all(isinstance(x, StreamTensor) for x in args)
+    if func.overloadpacket in _INDEXED:
+        return any(x is not None and x.dtype in (torch.bool, torch.uint8) for x in args[1])
+    return False
 
 
 def _check_copy(args: Any, runtime: FakeRuntime) -> None:

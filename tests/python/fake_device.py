@@ -40,6 +40,11 @@ def _check_bytes(x: torch.Tensor, first: int, nbytes: int) -> None:
     assert 0 <= first < first + nbytes <= x.numel() * x.element_size()
 
 
+def _moved(target: int, source: int, nbytes: int, _: torch.UntypedStorage) -> None:
+    """Of the tensor a stream has the memory alone, so that tests see when nobody holds the tensor."""
+    ctypes.memmove(target, source, nbytes)
+
+
 class FakeStream:
     def __init__(self) -> None:
         self._actions: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
@@ -134,11 +139,13 @@ class FakeRuntime:
 
     def copy_to_host(self, stream: FakeStream, address: int, x: torch.Tensor, first: int, nbytes: int) -> None:
         _check_bytes(x, first, nbytes)
-        stream.put(lambda: ctypes.memmove(address, x.data_ptr() + first, nbytes))
+        source, storage = x.data_ptr() + first, x.untyped_storage()
+        stream.put(lambda: _moved(address, source, nbytes, storage))
 
     def copy_to_device(self, stream: FakeStream, x: torch.Tensor, first: int, address: int, nbytes: int) -> None:
         _check_bytes(x, first, nbytes)
-        stream.put(lambda: ctypes.memmove(x.data_ptr() + first, address, nbytes))
+        target, storage = x.data_ptr() + first, x.untyped_storage()
+        stream.put(lambda: _moved(target, address, nbytes, storage))
 
     def copy(self, stream: FakeStream, target: torch.Tensor, source: torch.Tensor) -> None:
         assert target.dtype == source.dtype

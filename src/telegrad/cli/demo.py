@@ -110,8 +110,8 @@ def demo(
     if width % _HEAD_WIDTH:
         raise typer.BadParameter(f"{width} is not a multiple of {_HEAD_WIDTH}", param_hint="--width")
     among(device, DEVICES, "--device")
-    _check_outputs(out, json_file)
     machine = describe_machine() if device == "cpu" else described_gpu(console)
+    _check_outputs(out, json_file)
     size = ModelSize(width=width, layers=layers, heads=width // _HEAD_WIDTH, context=context)
     with (
         ended_by_interrupt(console, "interrupted; all ranks are stopped"),

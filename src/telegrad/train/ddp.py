@@ -71,10 +71,10 @@ class DDPState:
     - ``"raise"``: NonFiniteGradient on that rank, naming rank, step and parameter, and TransportError with its text
       on the others. The bucket at fault has changed nothing.
     - ``"skip"``: all ranks drop the whole step: all averages are zero (infinite with ``scaler``, which then skips the
-      step and lowers its scale by itself), and all of ``state_dict()`` but ``"sums"``, whose calls were made, is
-      bitwise as if the step had never been. No rank raises. Without a scaler write ``if not state.skipped:
-      optimizer.step()``: a gradient of zeros still moves an optimiser with momentum or weight decay. Costs one sum of
-      a single number per step, and memory for a copy of residuals and velocities.
+      step and lowers its scale by itself), and all of ``state_dict()`` but ``"sums"``, whose calls were made, and on a
+      device ``"warmup_passes"``, is bitwise as if the step had never been. No rank raises. Without a scaler write ``if
+      not state.skipped: optimizer.step()``: a gradient of zeros still moves an optimiser with momentum or weight decay.
+      Costs one sum of a single number per step, and memory for a copy of residuals and velocities.
     - ``"send"``: the optimisers of all ranks see it; an overflow arrives as infinity.
 
     Only what a rank contributes is looked at: finite gradients whose sum over the ranks overflows give infinity.
@@ -202,9 +202,11 @@ class DDPState:
             self._set_units,
             self._settled,
         )
+        self._device_buckets.prepare(self._parameters.values())
         self._layouts: dict[int, BucketLayout] = {}
         self._has_device_buckets = False
         self._step = 0
+        self._warmup_passes = 0  # on a device the dropped ones too: only so do all ranks know it at once
         self._pass_is_open = False
         self._held: HeldBuckets | None = None  # with clip_norm: the buckets of the pass that is under way
         self._agreed: AgreedStep | None = None  # the last step, or the one that is under way
@@ -233,11 +235,11 @@ class DDPState:
         """A copy of all that training needs to go on bitwise, but for the random choices of a QSGD ``wire``.
 
         Residuals and velocities (flat float32 tensors), their units, thresholds and calls by parameter, the step, the
-        options; and of ``collective="oktopk"`` and ``"bounded"`` thresholds of sums and slices, by the parameters of a
-        bucket. These fit where buckets hold the same parameters as when it was saved, and slices where they have the
-        same places; else they are found anew. DDP's first pass has its own buckets: with ``"oktopk"`` one bucket
-        (a large ``bucket_cap_mb``) makes training go on bitwise; with ``"bounded"``, or a ``wire`` that rounds, only
-        buckets in the same order do.
+        passes of the warm-up, the options; and of ``collective="oktopk"`` and ``"bounded"`` thresholds of sums and
+        slices, by the parameters of a bucket. These fit where buckets hold the same parameters as when it was saved,
+        and slices where they have the same places; else they are found anew. DDP's first pass has its own buckets: with
+        ``"oktopk"`` one bucket (a large ``bucket_cap_mb``) makes training go on bitwise; with ``"bounded"``, or a
+        ``wire`` that rounds, only buckets in the same order do.
         Raises ``ValueError`` while such a sum is under way, and of gradients on a device, for which it waits, what
         ``synchronize()`` does. See the class for what it says after a failed step.
         """
@@ -247,7 +249,7 @@ class DDPState:
             self._agreed.leave()
         state = state_of(self._comm, self.step, self._config, self._compressor)
         sums = self._exchange.topk_states
-        return {**state, "sums": () if sums is None else sums.state_dict()}
+        return {**state, "warmup_passes": self._warmup_passes, "sums": () if sums is None else sums.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Takes over what ``state_dict()`` of the same model and rank gave, or ``reshard`` made of all ranks' ones.
@@ -256,16 +258,17 @@ class DDPState:
         naming missing, unknown or misshapen parameters, and for the state of another rank; then nothing is changed.
         """
         step = checked_step(state, self._comm, "DDPState")
+        passes = checked_count(state.get("warmup_passes", step), "state['warmup_passes']")
         self._leave_step()
         sums = self._exchange.topk_states
         fitting = {} if sums is None else sums.fitting(state.get("sums", ()))
-        self._compressor.load_state_dict(state["compressor"], least_density=self._warm_up.least_density(step))
+        self._compressor.load_state_dict(state["compressor"], least_density=self._warm_up.least_density(passes))
         if sums is not None:
             sums.load(fitting)
         for layout in self._layouts.values():
             layout.topk = None  # of the steps that are left behind
-        self._step, self._skipped = step, False
-        self._device_buckets.forget(step)
+        self._step, self._warmup_passes, self._skipped = step, passes, False
+        self._device_buckets.forget()
 
     def reduce(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
         """Starts the sum of one bucket; the future gives its buffer with the average in it."""
@@ -300,8 +303,11 @@ class DDPState:
         if not self._has_device_buckets:
             self._check_device_options()
             self._check_ranks()
+            self._device_buckets.prepare([bucket.buffer()])
             self._has_device_buckets = True
-        return self._device_buckets.take(bucket, self._step)
+        future = self._device_buckets.take(bucket, self._step, self._warmup_passes)
+        self._warmup_passes += bucket.is_last()
+        return future
 
     def _check_device_options(self) -> None:
         options = {**self._config, "telemetry": self._telemetry, "scaler": self._scaler}
@@ -311,7 +317,8 @@ class DDPState:
     def _take_on_host(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
         if self._has_device_buckets:  # the model has moved to the host
             self._device_buckets.save()
-            self._device_buckets.forget(self.step)
+            self._device_buckets.settle(wait=True)
+            self._device_buckets.forget()
             self._has_device_buckets = False
         if not self._pass_is_open or bucket.index() == 0:
             self._open_pass()
@@ -328,7 +335,7 @@ class DDPState:
         self._set_units()
         if self._nonfinite == "skip":
             self._agreed = AgreedStep(compressor, self._settled, self._failed)
-        compressor.residuals.raise_density(self._warm_up.least_density(self._step))
+        compressor.residuals.raise_density(self._warm_up.least_density(self._warmup_passes))
         if self._clip_norm is not None:
             self._held = HeldBuckets(self._clip_norm / math.sqrt(self._comm.world_size))
         if self._telemetry is not None and self._step % self._telemetry.every == 0:
@@ -358,10 +365,11 @@ class DDPState:
             self._agreed.close(self._comm)
         else:
             self._step += 1
+            self._warmup_passes += 1
             self._write_record(dropped=False)
 
     def _start(self, layout: BucketLayout, bits: Bits) -> torch.futures.Future[torch.Tensor]:
-        sparse = bool(layout.parts) and not self._warm_up.is_dense(self._step)
+        sparse = bool(layout.parts) and not self._warm_up.is_dense(self._warmup_passes)
         fault = nonfinite_values.find_fault(self._compressor, layout, bits, sparse)
         self.stats.buckets += 1
         self.stats.elements += bits.size
@@ -432,6 +440,7 @@ class DDPState:
         self._skipped = dropped
         self.stats.skipped_steps += dropped
         self._step += not dropped
+        self._warmup_passes += not (dropped or self._has_device_buckets)
         self._write_record(dropped=dropped)
 
     def _write_record(self, *, dropped: bool) -> None:

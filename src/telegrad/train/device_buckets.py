@@ -72,16 +72,21 @@ class DeviceBuckets:
         self._unstarted: list[_Held] = []  # of the pass, with a norm
         self._held: list[_Held] = []  # of the pass, with "skip"
         self._faulty: list[torch.Tensor] = []
-        self.passes = 0
-        """Begun so far, or loaded: by them, and not by the steps that were kept, all ranks know the warm-up."""
+        self._passes = 0
 
-    def take(self, bucket: GradBucket, step: int) -> Future:
-        """Starts the sum of one bucket in a stream. The future is complete by the end of the pass's last call, and who
-        waits for it makes the current stream wait. Raises what is known by now to have gone wrong in earlier calls:
-        ``NonFiniteGradient``, ``TransportError``."""
+    def prepare(self, tensors: Iterable[torch.Tensor]) -> None:
+        """As ``DeviceCompression.prepare``."""
+        self._compression.prepare(tensors)
+
+    def take(self, bucket: GradBucket, step: int, passes: int) -> Future:
+        """Starts the sum of one bucket in a stream. ``passes``: of the warm-up, that were before.
+
+        The future is complete by the end of the pass's last call, and who waits for it makes the current stream wait.
+        Raises what is known by now to have gone wrong in earlier calls: ``NonFiniteGradient``, ``TransportError``.
+        """
         self.look()
         if bucket.index() == 0:
-            self._open_pass()
+            self._open_pass(passes)
         buffer = bucket.buffer()
         name = self._names.get(id(bucket.parameters()[0]), "unknown")
         check_reducible(buffer, name)
@@ -119,27 +124,26 @@ class DeviceBuckets:
         """Writes what is remembered into the compressor, for which the host waits."""
         self._compression.feedback.save()
 
-    def forget(self, step: int) -> None:
-        """What is not yet known of earlier passes is of no account; what is remembered is the compressor's, of
-        ``step``."""
+    def forget(self) -> None:
+        """What is not yet known of earlier passes is of no account; what is remembered is the compressor's."""
         self._faults.forget()
         self._verdicts.clear()
         self._last_verdict = None
         self._compression.feedback.forget()
-        self.passes = step
 
-    def _open_pass(self) -> None:
+    def _open_pass(self, passes: int) -> None:
+        self._passes = passes
         self._held, self._faulty, self._unstarted = [], [], []  # of a pass that was broken off
         if self._last_verdict is not None:
             self._last_verdict.wait()  # what it undoes is undone before it changes
         if self._compression.remembers:
             self._set_units()
-        self._compression.compressor.residuals.raise_density(self._warm_up.least_density(self.passes))
+        self._compression.compressor.residuals.raise_density(self._warm_up.least_density(passes))
         if self._nonfinite == "skip":
             self._compression.feedback.begin()
 
     def _start(self, layout: BucketLayout, buffer: torch.Tensor, step: int) -> DeviceWork:
-        sparse = not self._warm_up.is_dense(self.passes)
+        sparse = not self._warm_up.is_dense(self._passes)
         started = self._compression.start(layout, buffer, sparse=sparse, looks=self._nonfinite != "send")
         if started.faulty is not None and self._nonfinite == "raise":
             self._faults.add(started.names, started.faulty, step, remembered=self._compression.remembers)
@@ -157,7 +161,6 @@ class DeviceBuckets:
                 self._held.append(one)
             else:
                 work.complete(one.future, one.buffer)
-        self.passes += 1
         if self._nonfinite == "skip":
             self._agree()
         else:
@@ -213,3 +216,9 @@ def check_options(options: Mapping[str, Any], parameters: Iterable[torch.nn.Para
                 f"parameters are on {', '.join(sorted(map(str, devices)))}: {what} takes those of one device; "
                 "leave it out, or use nonfinite='raise' or 'send'"
             )
+    if options["nonfinite"] == "skip" and options["feedback"] == "steps" and options["mode"] != "dense":
+        raise TypeError(
+            "nonfinite='skip' does not fit feedback='steps' of gradients on a device, where residuals follow the "
+            "learning rate before the host knows whether a step is dropped: use nonfinite='raise' or 'send', or "
+            "feedback='gradients'"
+        )

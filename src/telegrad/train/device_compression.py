@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Iterable
 from itertools import accumulate, pairwise
 from typing import NamedTuple
 
@@ -13,10 +14,11 @@ import torch
 from telegrad import _core
 from telegrad.comm import Communicator, DeviceEntries
 from telegrad.comm.device.late_read import LateRead
-from telegrad.comm.device.runtime import DeviceRuntime, Stream, runtime_of
+from telegrad.comm.device.runtime import DeviceRuntime, Stream, has_runtime, runtime_of
 from telegrad.comm.device.work import DeviceWork
 from telegrad.compress import Compressor, Part
 from telegrad.ops.feedback import kernels_of
+from telegrad.ops.select import queues_of
 from telegrad.train.bucket import BucketLayout, Member
 from telegrad.train.device_feedback import DeviceFeedback
 from telegrad.train.device_selection import Choice, check_selections, queue_selections
@@ -42,6 +44,17 @@ class DeviceCompression:
         self.comm, self.compressor, self._wire, self._stats = comm, compressor, wire, stats
         self.feedback = DeviceFeedback(compressor)
         self._counts: deque[LateRead] = deque()
+
+    def prepare(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Gives their devices what selections need there. The host waits once for each device: otherwise it would
+        where a long gradient is first compressed, in the middle of a backward pass."""
+        if not len(self.compressor.residuals):
+            return
+        for device, one in {one.device: one for one in tensors}.items():
+            if has_runtime(device.type):
+                like = one.detach().new_empty(1)
+                runtime, stream = _stream_of(like)
+                runtime.launch(stream, queues_of(like).prepare, like)
 
     @property
     def remembers(self) -> bool:

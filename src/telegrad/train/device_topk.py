@@ -38,6 +38,7 @@ class DeviceTopk(Compression):
                 "model.cpu()"
             )
         check_fits_device(self.compressor, self.wire, self.encoding, self.collective)
+        self.device.prepare(parameters.values())
 
     def move_to(self, comm: Communicator) -> None:
         """As Compression's; before anything has been summed."""

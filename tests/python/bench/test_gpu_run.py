@@ -142,6 +142,40 @@ def test_without_a_gpu_nothing_is_run(
     assert "dreams do not exist: use tests, kernels, transfers" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("carried", ["0123456789ab", None])
+def test_the_commit_is_the_one_that_setup_has_put_beside_the_packages(
+    runner: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, carried: str | None
+) -> None:
+    from telegrad.bench.device import ENVIRONMENT
+
+    for name in (*ENVIRONMENT, "TELEGRAD_COMMIT"):  # which are then as before
+        monkeypatch.setenv(name, "")
+    monkeypatch.delenv("TELEGRAD_COMMIT")
+    monkeypatch.setattr("telegrad.bench.device.gpu_name", lambda: "planted")
+    monkeypatch.setattr(sys, "prefix", str(tmp_path))
+    told = tmp_path / "told"
+    command = _python(f"import os; open({str(told)!r}, 'w').write(str(os.environ.get('TELEGRAD_COMMIT')))")
+    monkeypatch.setattr(runner, "PARTS", {"asking": runner.Part(60, lambda _: command, needs=())})
+    if carried is not None:
+        (tmp_path / "commit").write_text(carried + "\n")
+    assert runner.main(["--out", str(tmp_path / "results")]) == 0
+    assert told.read_text() == str(carried)
+
+
+@pytest.mark.parametrize(("gib", "longest"), [(0, "64Mi"), (40, "64Mi"), (80, "1Gi")])
+def test_the_longest_selections_are_where_there_is_memory(
+    runner: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gib: int, longest: str
+) -> None:
+    from telegrad.cli.bench_select import _MOST
+    from telegrad.cli.options import counts_of
+
+    monkeypatch.setattr(runner, "_gpu_bytes", lambda: gib << 30)
+    command = runner.PARTS["select"].command(tmp_path / "select")
+    elements = command[command.index("--elements") + 1]
+    assert elements.split(",")[-1] == longest
+    assert max(counts_of(elements, 1, _MOST, "--elements")) == (1 << 30 if longest == "1Gi" else 64 << 20)
+
+
 def test_the_commands_of_all_parts_are_what_the_command_line_takes(
     runner: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -225,6 +225,18 @@ def test_events_are_used_again_once_nobody_has_them(monkeypatch: pytest.MonkeyPa
     ]
 
 
+def test_another_thread_may_take_the_last_idle_event(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Raced(list[Any]):
+        """Has one when it is looked at, and none when it is asked for that."""
+
+        def __len__(self) -> int:
+            return 1
+
+    runtime = use(monkeypatch, FakeDriver())
+    runtime._idle_events[0] = Raced()
+    assert runtime.record(stream_of(0, 5)).driven == "event 1 of 2"
+
+
 @pytest.mark.parametrize(("error", "passed"), [(0, True), (600, False)])
 def test_whether_an_event_has_passed(monkeypatch: pytest.MonkeyPatch, error: int, passed: bool) -> None:
     driver = FakeDriver()

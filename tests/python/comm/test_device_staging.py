@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -212,6 +213,42 @@ def test_beside_a_message_nobody_waits(
     comms[1].send(values(5, 10), 0)
     streams[0].synchronize()
     assert late.tolist() == values(5, 10).tolist()
+
+
+def test_a_message_that_is_over_forbids_no_waiting(
+    device: FakeRuntime, streams: list[FakeStream], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ranks in threads; the sum needs twice the memory that there is, and ranks 0 and 1 had a message before."""
+    monkeypatch.setattr(transfers, "CHUNK_BYTES", CHUNK)
+    monkeypatch.setattr(member, "staging_of", lambda _: Staging(device, most_bytes=4 * CHUNK))
+    monkeypatch.setattr(Communicator, "driver", "threads")
+    comms = Communicator.local(RANKS, timeout_s=60.0)
+    tensors = [on_fake_device(values(rank, 4 * CHUNK // 4)) for rank in range(RANKS)]
+    message = on_fake_device(torch.zeros(10))
+    with device.on(streams[0]):
+        comms[0].send(on_fake_device(values(0, 10)), 1)
+    with device.on(streams[1]):
+        comms[1].recv(message, 0)
+    for comm, stream in zip(comms, streams, strict=True):
+        comm.synchronize()
+        stream.synchronize()
+
+    def run(rank: int) -> None:
+        with device.on(streams[rank]):
+            try:
+                comms[rank].all_reduce(tensors[rank])
+            except BaseException as error:
+                comms[rank].abort(repr(error))
+                raise
+
+    with ThreadPoolExecutor(RANKS) as threads:
+        for ended in [threads.submit(run, rank) for rank in range(RANKS)]:
+            ended.result(timeout=60.0)
+    for rank, (comm, stream) in enumerate(zip(comms, streams, strict=True)):
+        stream.synchronize()
+        assert tensors[rank].tolist() == sum(values(one, 4 * CHUNK // 4) for one in range(RANKS)).tolist()
+        comm.close()
+    assert message.tolist() == values(0, 10).tolist()
 
 
 def test_a_host_that_runs_ahead_waits_for_its_stream(

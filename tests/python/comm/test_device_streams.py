@@ -78,3 +78,31 @@ def test_close_raises_nothing_where_a_device_is_lost(device: FakeRuntime, stream
         patched.setattr(device, "record", record)
         alone.close()
     assert pool_of(device).take(DEVICE) not in before
+
+
+@pytest.mark.parametrize("async_op", [True, False])
+def test_an_operation_that_meets_close_takes_no_stream(
+    device: FakeRuntime, streams: list[FakeStream], monkeypatch: pytest.MonkeyPatch, async_op: bool
+) -> None:
+    """Another thread closes the communicator when the operation is on its way already."""
+    monkeypatch.setattr(transfers, "CHUNK_BYTES", 128)
+    (alone,) = Communicator.local(1)
+    enter = device.enter
+
+    def closed_meanwhile(of: torch.device) -> None:
+        alone.close()
+        enter(of)
+
+    x = on_fake_device(values(0, 100))
+    with device.on(streams[0]):
+        alone.all_reduce(x)
+        alone.synchronize()
+        streams[0].synchronize()
+        monkeypatch.setattr(device, "enter", closed_meanwhile)
+        with pytest.raises(ValueError, match=r"this Communicator \(rank 0\) is closed: make a new one"):
+            alone.all_reduce(x, async_op=async_op)
+    made = set(device.streams) - set(streams)
+    for stream in made:
+        stream.synchronize()
+    assert {pool_of(device).take(DEVICE) for _ in made} == made
+    assert x.tolist() == values(0, 100).tolist()

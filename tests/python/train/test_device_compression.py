@@ -19,6 +19,7 @@ from triton_arrays import DEVICE
 
 import telegrad
 from telegrad import Communicator
+from telegrad.ops.select.triton import ranked
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::RuntimeWarning:triton"),  # of numpy, in the interpreter
@@ -119,6 +120,22 @@ def test_the_host_does_not_wait(make: Make) -> None:
     assert all(x.memory.isfinite().all() for of_rank in found for _, x in of_rank)
     for trainer in trainers:
         trainer.state.synchronize()
+
+
+def test_what_selections_need_is_there_before_the_first_one(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The random positions at which long residuals are sampled are the host's, and to copy them there is to wait."""
+    monkeypatch.setattr(ranked, "SMALL", 512)
+    ranked.sample_words.cache_clear()
+    trainers = make(selection="topk", warmup_steps=1)
+    wait_for([trainer.stream for trainer in trainers])
+    assert ranked.sample_words.cache_info().misses == 1
+    ranked.sample_words.cache_clear()  # as if the model had only now come here
+    gradients = [drawn(rank, 0) for rank in range(RANKS)]
+    step_on_device(trainers, gradients, ONE)
+    assert ranked.sample_words.cache_info().misses == 1
+    step_on_device(trainers, gradients, REBUILT)
+    assert ranked.sample_words.cache_info().misses == 1
+    assert ranked.sample_words.cache_info().hits > RANKS  # the pass did take a sample
 
 
 @pytest.mark.parametrize("selection", ["topk", "reused"])
@@ -256,6 +273,16 @@ def test_residuals_of_steps(make: Make, on_host: Any) -> None:
             assert found[0][name].tobytes() == average.tobytes(), (step, name)
     for trainer, host in zip(trainers, hosts, strict=True):
         assert_same_state(trainer.memory(), host.state.state_dict()["compressor"])
+
+
+def test_residuals_of_steps_cannot_be_undone(make: Make) -> None:
+    """They would be rescaled to a dropped step's rate and back, which is not bitwise what they were."""
+    options: dict[str, Any] = {"selection": "topk", "feedback": "steps", "optimizer": plain_sgd}
+    with pytest.raises(TypeError, match=r"nonfinite='skip' does not fit feedback='steps'.*or feedback='gradients'"):
+        make(nonfinite="skip", **options)
+    make(nonfinite="send", **options)
+    make(nonfinite="skip", **{**options, "feedback": "gradients"})
+    make(nonfinite="skip", mode="dense", **options)
 
 
 def test_a_wire_that_rounds_without_direction(make: Make) -> None:

@@ -26,10 +26,17 @@ pytestmark = [
 OPTIONS: list[dict[str, Any]] = [
     {"selection": "topk"},
     {"selection": "reused", "interval": 4, "momentum": 0.9, "optimizer": plain_sgd},
-    {"selection": "reused", "feedback": "steps", "optimizer": plain_sgd, "nonfinite": "skip"},
+    {"selection": "reused", "feedback": "steps", "optimizer": plain_sgd},
 ]
 
 Make = Callable[..., list[DeviceTrainer]]
+
+
+WARM_UPS: list[dict[str, Any]] = [
+    {"selection": "topk", "warmup_steps": 4},
+    {"selection": "reused", "interval": 3, "warmup_steps": 9, "warmup": "falling"},
+]
+"""With passes that are dropped while they last."""
 
 
 @pytest.fixture
@@ -51,6 +58,23 @@ def on_host() -> Any:
     yield trainers
     for comm in made:
         comm.close()
+
+
+def as_hosts(trainers: list[DeviceTrainer]) -> list[Trainer]:
+    """Their states, with gradients in host memory."""
+    made = []
+    for trainer in trainers:
+        host = Trainer.__new__(Trainer)
+        host.comm, host.state, host.parameters = trainer.comm, trainer.state, trainer.parameters  # type: ignore[assignment]
+        made.append(host)
+    return made
+
+
+def poisoned(step: int) -> list[Gradients]:
+    """As ``of_all``, with a NaN of one rank."""
+    gradients = of_all(step)
+    gradients[1]["hidden"][3] = np.nan
+    return gradients
 
 
 def of_all(step: int, ranks: int = RANKS) -> list[Gradients]:
@@ -142,10 +166,58 @@ def test_a_model_that_moves_to_the_host_takes_what_waits_along(make: Make, on_ho
     for step in range(2):
         step_on_device(trainers, of_all(step), REBUILT)
         step_on_host(hosts, of_all(step), REBUILT)
-    moved = []
-    for trainer in trainers:
-        host = Trainer.__new__(Trainer)
-        host.comm, host.state, host.parameters = trainer.comm, trainer.state, trainer.parameters  # type: ignore[assignment]
-        moved.append(host)
     with trainers[0].device.on(trainers[0].stream):
-        assert_alike(step_on_host(moved, of_all(2), REBUILT), step_on_host(hosts, of_all(2), REBUILT))
+        assert_alike(step_on_host(as_hosts(trainers), of_all(2), REBUILT), step_on_host(hosts, of_all(2), REBUILT))
+
+
+@pytest.mark.parametrize("options", WARM_UPS, ids=lambda options: options["selection"])
+def test_a_warm_up_with_dropped_steps_is_resumed_where_it_was(
+    make: Make, on_host: Any, options: dict[str, Any]
+) -> None:
+    trainers, hosts = make(nonfinite="skip", **options), on_host(nonfinite="skip", **options)
+    step_on_device(trainers, of_all(0), REBUILT)
+    for step in (1, 2):
+        step_on_device(trainers, poisoned(step), REBUILT)
+    states = [saved(trainer) for trainer in trainers]
+    assert [(state["step"], state["warmup_passes"]) for state in states] == [(1, 3)] * RANKS
+    wanted = [step_on_device(trainers, of_all(step), REBUILT) for step in range(3, 7)]
+    for trainer, host, state in zip(trainers, hosts, states, strict=True):
+        load(trainer, state)
+        host.state.load_state_dict(state)
+    for step in range(3, 7):
+        assert_alike(step_on_device(trainers, of_all(step), REBUILT), wanted[step - 3])
+        assert_alike(step_on_host(hosts, of_all(step), REBUILT), wanted[step - 3])
+    for trainer, host in zip(trainers, hosts, strict=True):
+        assert saved(trainer)["warmup_passes"] == host.state.state_dict()["warmup_passes"] == 7
+
+
+def test_a_state_that_counts_no_passes_has_warmed_up_by_its_steps(make: Make, on_host: Any) -> None:
+    trainers, hosts = (made(selection="topk", warmup_steps=4) for made in (make, on_host))
+    for trainer, host in zip(trainers, hosts, strict=True):
+        state = {**saved(trainer), "step": 3}
+        del state["warmup_passes"]
+        load(trainer, state)
+        host.state.load_state_dict(state)
+    for step, dense in ((3, True), (4, False)):
+        found = step_on_device(trainers, of_all(step), REBUILT)
+        assert_alike(found, step_on_host(hosts, of_all(step), REBUILT))
+        assert (np.mean(found[0]["hidden"] != 0) > 0.5) == dense
+
+
+def test_passes_that_are_no_count_change_nothing(make: Make) -> None:
+    trainer = make(selection="topk", warmup_steps=4)[0]
+    state = saved(trainer)
+    for passes, error in ((-1, ValueError), ("2", TypeError)):
+        with pytest.raises(error, match=r"state\['warmup_passes'\]"):
+            load(trainer, {**state, "step": 2, "warmup_passes": passes})
+    assert trainer.state.step == 0
+
+
+def test_a_model_that_moves_to_the_device_has_warmed_up_on_the_host(make: Make, on_host: Any) -> None:
+    options = {"selection": "topk", "warmup_steps": 3}
+    trainers, hosts = make(**options), on_host(**options)
+    for step in range(2):
+        step_on_host(as_hosts(trainers), of_all(step), REBUILT)
+        step_on_host(hosts, of_all(step), REBUILT)
+    for step in range(2, 5):
+        assert_alike(step_on_device(trainers, of_all(step), REBUILT), step_on_host(hosts, of_all(step), REBUILT))

@@ -145,7 +145,10 @@ class CudaRuntime:
 
     def record(self, stream: Any) -> CudaEvent:
         idle = self._idle_events.setdefault(stream.device, [])
-        driven = idle.pop() if idle else self._called(stream.device, "cuEventCreate", _NO_TIMES)
+        try:
+            driven = idle.pop()  # asking first whether there is one would let another thread take it in between
+        except IndexError:
+            driven = self._called(stream.device, "cuEventCreate", _NO_TIMES)
         event = CudaEvent(stream.device, driven, idle)
         self._called(stream.device, "cuEventRecord", driven, stream.driven)
         return event

@@ -109,18 +109,26 @@ class Staging:
         self._stranded: list[Any] = []  # nobody will know when streams are done with them
 
     def lease(
-        self, sizes: Sequence[tuple[int, int]], leases: list[Lease], *, is_message: bool = False, may_wait: bool = False
+        self,
+        sizes: Sequence[tuple[int, int]],
+        leases: list[Lease],
+        *,
+        is_message: bool = False,
+        may_wait: bool = False,
+        has_begun: bool = False,
     ) -> None:
         """Words, and buffers of at least these lengths for input and output, into ``leases``: for all of ``sizes``, or,
         with ``may_wait``, for as many of the first ones as there is room for; then the host waits until there is some
-        for one. Raises ``MemoryError`` where that does not help, or is not allowed. What it holds after an
-        error is the caller's to give back.
+        for one: not beside messages, whose peers may wait for what this thread does next, unless the operation
+        ``has_begun`` and must go on. Raises ``MemoryError`` where that does not help, or is not allowed. What it holds
+        after an error is the caller's to give back.
         """
         keys = [(_rounded(given), _rounded(taken)) for given, taken in sizes]
         with self._lock:
             self._lend(keys, leases, is_message)
             if len(leases) == len(keys):
                 return
+            may_wait = has_begun or (may_wait and self.counts.messages == 0)
             if not may_wait or max(map(sum, keys)) > self.most_bytes:
                 message = self._refusal(keys, leases)
                 for lease in leases:

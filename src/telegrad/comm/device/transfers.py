@@ -84,6 +84,7 @@ class Transfers:
         self._last_in_group: Any = None  # the event after the last operation that a group of torch's communicates
         self._unknown: list[tuple[Sequence[Stream], list[Lease], Any]] = []  # what the engine has, or has not
         self._crowded = _CROWDED
+        self._closed = False  # _lock
         self._told = False  # _lock: somebody has heard of the first failure
 
     def run(
@@ -230,6 +231,7 @@ class Transfers:
                 lease.handed = False
             self._give_up(streams, leases, tensors)
         with self._lock:
+            self._closed = True
             streams_held, self._streams = self._streams, {}
             self._outstanding.clear()
         for device, stream in streams_held.values():
@@ -274,6 +276,8 @@ class Transfers:
             with self._lock:
                 held = self._streams.get((device, name))
                 if held is None:
+                    if self._closed:  # it would never be given back
+                        raise ValueError(f"this Communicator (rank {self._rank}) is closed: make a new one")
                     held = self._streams[device, name] = (device, self._pool.take(device))
         return held[1]
 
@@ -283,13 +287,12 @@ class Transfers:
         is_message = lane is not None
         # Another rank that this thread calls, and a peer that may wait for what this thread does next, would wait for
         # ever while this thread does.
-        may_wait = self._peers_apart and not is_message and staging.counts.messages == 0
+        may_wait = self._peers_apart and not is_message
         at = 0
         while True:
             rest = parts[at:] if at else parts
             sizes = [(part.input_bytes, part.output_bytes) for part in rest]
-            staging.lease(sizes, queued.leases, is_message=is_message, may_wait=may_wait)
-            may_wait = True  # for parts of this one; what has begun must go on
+            staging.lease(sizes, queued.leases, is_message=is_message, may_wait=may_wait, has_begun=at > 0)
             at += len(queued.leases)
             over = self._put_some(queued, rest)
             staging.give_back(queued.results, over, queued.leases)

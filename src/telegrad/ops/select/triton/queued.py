@@ -13,9 +13,14 @@ from dataclasses import dataclass
 import torch
 
 from telegrad.ops.select import TINY, Sign, check_room
-from telegrad.ops.select.triton.ranked import Candidates, key_of
+from telegrad.ops.select.triton.ranked import Candidates, key_of, sample_words
 from telegrad.ops.select.triton.sources import FusedPass, Output, Source, cut_of, side_of
 from telegrad.ops.triton import numbers_on
+
+
+def prepare(x: torch.Tensor) -> None:
+    """Copies to the device of ``x`` what ``queue_topk`` needs there. Waits for it the first time."""
+    sample_words(x.device)
 
 
 def queue_select(
@@ -59,7 +64,8 @@ def queue_topk(
     """As ``cpu.accumulate_topk``, but ``count`` (int32 or int64, one element) becomes the number of entries moved.
 
     That is k, or of one sign all there are. ``active``: int64, one element; if it is 0, the residual stays as it is and
-    nothing is moved. Does not wait, but for a copy of 64 KiB when a device meets its first long residual.
+    nothing is moved. Does not wait, but for a copy of 64 KiB when a device meets its first long residual, unless
+    ``prepare`` has made that.
     """
     check_room(indices, values, k)
     out = Output(indices[:k], values[:k], offset)

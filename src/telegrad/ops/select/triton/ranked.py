@@ -171,7 +171,7 @@ def _sample_rank(size: int, wanted: int) -> int | None:
 
 def _sampled_bound(residual: torch.Tensor, gradient: torch.Tensor | None, side: Side, rank: int) -> torch.Tensor:
     """The key of that rank among the sampled sums, at least 1; int64, one element."""
-    positions = (_sample_words(residual.device) * residual.numel()) >> 31
+    positions = (sample_words(residual.device) * residual.numel()) >> 31
     sums = residual[positions]
     if gradient is not None:
         sums += gradient[positions]
@@ -180,7 +180,8 @@ def _sampled_bound(residual: torch.Tensor, gradient: torch.Tensor | None, side: 
 
 
 @functools.cache
-def _sample_words(device: torch.device) -> torch.Tensor:
-    """Random numbers of 31 bits, always the same ones. No stride: it could follow the columns of a matrix."""
+def sample_words(device: torch.device) -> torch.Tensor:
+    """Random numbers of 31 bits, always the same ones. No stride: it could follow the columns of a matrix. Waits when
+    a device is first met: every stream may then read them."""
     words = np.random.default_rng(0).integers(0, 1 << 31, _SAMPLE)
     return torch.from_numpy(words).to(device)
