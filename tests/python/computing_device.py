@@ -40,6 +40,8 @@ class StreamTensor(FakeTensor):
     def to(self, *args: Any, **kwargs: Any) -> Any:
         """torch itself knows no such device: what asks to be moved there is there."""
         args = tuple(x for x in args if x != torch.device(DEVICE_TYPE, 0))
+        if kwargs.get("device") == torch.device(DEVICE_TYPE, 0):
+            kwargs = {name: x for name, x in kwargs.items() if name not in ("device", "non_blocking")}
         return super().to(*args, **kwargs) if args or kwargs else self
 
     @classmethod

@@ -26,6 +26,7 @@ from telegrad.train.device_buckets import DeviceBuckets
 from telegrad.train.device_buckets import check_options as check_device_options
 from telegrad.train.device_compression import DeviceCompression, check_fits_device
 from telegrad.train.exchange import Exchange, Sending
+from telegrad.train.loss_scale import LossScale
 from telegrad.train.rank_state import checked_step, state_of
 from telegrad.train.settings import compressor_of, correct_momentum, policy_of
 from telegrad.train.stats import DDPStats
@@ -187,19 +188,18 @@ class DDPState:
             "nonfinite": nonfinite,
         }
         self._wire, self._encoding, self._collective = wire, encoding, collective
-        self._scaler = scaler
         if any(map(on_device, self._parameters.values())):
             self._check_device_options()
         self._device_buckets = DeviceBuckets(
             comm,
             self._names,
-            DeviceCompression(comm, self._compressor, wire, self.stats),
+            DeviceCompression(comm, self._compressor, wire, self.stats, None if scaler is None else LossScale(scaler)),
             self._warm_up,
             None if self._clip_norm is None else self._clip_norm / math.sqrt(comm.world_size),
             nonfinite,
             self._dropped_value,
             self.stats,
-            self._set_units,
+            self._set_rates,
             self._settled,
         )
         self._layouts: dict[int, BucketLayout] = {}
@@ -304,7 +304,7 @@ class DDPState:
         return self._device_buckets.take(bucket, self._step)
 
     def _check_device_options(self) -> None:
-        options = {**self._config, "telemetry": self._telemetry, "scaler": self._scaler}
+        options = {**self._config, "telemetry": self._telemetry}
         check_device_options(options, self._parameters.values())
         check_fits_device(self._compressor, self._wire, self._encoding, self._collective)
 
@@ -335,6 +335,10 @@ class DDPState:
             self._record = StepRecord(self._step, self._comm.rank, self._comm.world_size)
             compressor.observer = self._record.tensors.append
         self._pass_is_open = True
+
+    def _set_rates(self) -> None:
+        """What the host knows of the units on a device."""
+        self._compressor.set_units(1.0, self._units.step_sizes() if self._compressor.feedback == "steps" else None)
 
     def _set_units(self) -> None:
         rates = self._units.step_sizes() if self._compressor.feedback == "steps" else None

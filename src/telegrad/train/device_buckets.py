@@ -105,6 +105,8 @@ class DeviceBuckets:
         self.settle(wait=wait)
         self._compression.take_counts(wait=wait)
         self._faults.check(wait=wait)
+        if self._compression.scale is not None:
+            self._compression.scale.check(wait=wait)
 
     def settle(self, *, wait: bool = False) -> None:
         """As ``look``, of the steps that are dropped or not. Raises ``TransportError``, again and again."""
@@ -123,6 +125,8 @@ class DeviceBuckets:
         """What is not yet known of earlier passes is of no account; what is remembered is the compressor's, of
         ``step``."""
         self._faults.forget()
+        if self._compression.scale is not None:
+            self._compression.scale.forget()
         self._verdicts.clear()
         self._last_verdict = None
         self._compression.feedback.forget()
@@ -132,6 +136,8 @@ class DeviceBuckets:
         self._held, self._faulty, self._unstarted = [], [], []  # of a pass that was broken off
         if self._last_verdict is not None:
             self._last_verdict.wait()  # what it undoes is undone before it changes
+        if self._compression.scale is not None:
+            self._compression.scale.begin()
         if self._compression.remembers:
             self._set_units()
         self._compression.compressor.residuals.raise_density(self._warm_up.least_density(self.passes))
@@ -150,7 +156,9 @@ class DeviceBuckets:
     def _close_pass(self, step: int) -> None:
         unstarted, self._unstarted = self._unstarted, []
         if self._most_norm is not None:
-            clip_tensors((one.buffer for one in unstarted), self._most_norm)
+            scale = self._compression.scale
+            unit = None if scale is None else scale.unit(unstarted[0].buffer)
+            clip_tensors((one.buffer for one in unstarted), self._most_norm, unit)
         for one in unstarted:
             work = self._start(one.layout, one.buffer, step)
             if self._nonfinite == "skip":
@@ -196,16 +204,10 @@ class DeviceBuckets:
 
 def check_options(options: Mapping[str, Any], parameters: Iterable[torch.nn.Parameter]) -> None:
     """Raises ``TypeError``, with the remedy, for options of DDPState that do not fit parameters on devices.
-    ``options``: mode, momentum, feedback, clip_norm, scaler, telemetry and nonfinite."""
+    ``options``: clip_norm, telemetry and nonfinite."""
     devices = {one.device for one in parameters}
-    remembers = options["mode"] != "dense" or bool(options["momentum"])
     if options["telemetry"]:
         raise TypeError("telemetry= works on gradients in host memory, and these are on a device: leave it out")
-    if options["scaler"] is not None and remembers:
-        raise TypeError(
-            "scaler= does not fit gradients on a device that are compressed or have momentum=, whose scale the host "
-            "would wait for: train with autocast in bfloat16, which needs no scaler, or with mode='dense'"
-        )
     alone = {"nonfinite='skip'": options["nonfinite"] == "skip", "clip_norm=": options["clip_norm"] is not None}
     for what, given in alone.items():
         if given and len(devices) > 1:

@@ -20,6 +20,7 @@ from telegrad.ops.feedback import kernels_of
 from telegrad.train.bucket import BucketLayout, Member
 from telegrad.train.device_feedback import DeviceFeedback
 from telegrad.train.device_selection import Choice, check_selections, queue_selections
+from telegrad.train.loss_scale import LossScale
 from telegrad.train.stats import DDPStats
 
 _UNBIASED = (_core.ValueEncoding.native, _core.ValueEncoding.qsgd8, _core.ValueEncoding.qsgd4)
@@ -36,11 +37,20 @@ class Started(NamedTuple):
 
 class DeviceCompression:
     """``compressor``: which parameters are compressed, and how; of the others a bucket is the dense sum. ``wire``: how
-    messages hold entries. ``stats`` are kept up to date, ``selected`` as far as the host knows."""
+    messages hold entries. ``stats`` are kept up to date, ``selected`` as far as the host knows. ``scale``: of the
+    loss, which the compressor's units know nothing of."""
 
-    def __init__(self, comm: Communicator, compressor: Compressor, wire: str, stats: DDPStats) -> None:
+    def __init__(
+        self,
+        comm: Communicator,
+        compressor: Compressor,
+        wire: str,
+        stats: DDPStats,
+        scale: LossScale | None = None,
+    ) -> None:
         self.comm, self.compressor, self._wire, self._stats = comm, compressor, wire, stats
-        self.feedback = DeviceFeedback(compressor)
+        self.scale = scale
+        self.feedback = DeviceFeedback(compressor, scale)
         self._counts: deque[LateRead] = deque()
 
     @property

@@ -302,6 +302,40 @@ def mixed_precision() -> None:
         assert_alike(net)
 
 
+def compressed_mixed_precision() -> None:
+    """Autocast and a GradScaler with compressed gradients: the scale is never asked for in a backward pass, and a step
+    that overflows on one rank leaves what waits as it was."""
+    for dtype in (torch.bfloat16, torch.float16) if ON_GPU else (torch.bfloat16,):
+        net = model()
+        ddp = DistributedDataParallel(net, bucket_cap_mb=1)
+        scaler = torch.amp.GradScaler(DEVICE.type, init_scale=2.0**10, growth_interval=2)
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        options = {"density": 0.05, "small_tensor_elements": 700, "nonfinite": "skip", "scaler": scaler}
+        with Communicator.from_torch(timeout_s=60) as comm:
+            state = DDPState(comm, ddp.named_parameters(), **options)
+            ddp.register_comm_hook(state, telegrad.ddp_hook)
+            for step in range(STEPS):
+                optimizer.zero_grad()
+                with torch.autocast(DEVICE.type, dtype=dtype):
+                    loss = ddp(data(step, comm.rank)).square().mean()
+                if step == 4 and comm.rank == 0:
+                    loss = loss * float("inf")
+                before = state.state_dict()["compressor"]["parameters"] if step == 4 else None
+                with contextlib.nullcontext() if step < WARM_UP else not_waiting():
+                    scaler.scale(loss).backward()
+                if before is not None:
+                    after = state.state_dict()["compressor"]["parameters"]
+                    for name, entry in before.items():
+                        assert torch.equal(entry["residual"], after[name]["residual"]), name
+                        assert entry["unit"] == after[name]["unit"], name
+                scaler.step(optimizer)
+                scaler.update()
+            assert state.step == STEPS - 1
+            assert scaler.get_scale() == 2.0**11  # twice up, once down
+            assert state.state_dict()["compressor"]["parameters"]["module.2.weight"]["unit"] == 2.0**-11
+            assert_alike(net)
+
+
 def mixed_precision_synchronizer() -> None:
     """Gradients of bfloat16 and a GradScaler, which clips what it has unscaled."""
     net = model().to(torch.bfloat16)
@@ -377,6 +411,7 @@ SCENARIOS: tuple[Callable[[], None], ...] = (
     compressed_bits,
     compressed_dropped_steps,
     mixed_precision,
+    compressed_mixed_precision,
     mixed_precision_synchronizer,
     synchronizer,
     synchronizer_that_clips,

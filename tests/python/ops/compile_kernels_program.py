@@ -52,6 +52,7 @@ WHOLE = {"HELD": False, "BLOCK": 1024}
 STAGED = {"to_count": "*i64", "to_values": "*i32"}
 BLOCKS = {"packed": "*u8", "words": "*i32", "missing": "*u32", "present": "*u32"}
 FEEDBACK = {"velocity": "*fp32", "fault": "*i32", "wanted": "*i32", "before": "*fp32", "x": "*fp32", "momentum": "fp32"}
+UNITS = {"unit": "*fp64", "wanted": "*fp64", "ratio": "*fp64", "threshold": "*fp64"}
 COLLECTED = {**FEEDBACK, "count": "*i64"}
 # Those with types of their own where a name says another thing than in a selection.
 OTHER_CASES: list[tuple[JITFunction, dict[str, Any], dict[str, str]]] = [
@@ -82,6 +83,8 @@ OTHER_CASES: list[tuple[JITFunction, dict[str, Any], dict[str, str]]] = [
     (updates.collect_entries, {"KIND": 1, "MASKS": False, "BLOCK": 1024}, {**COLLECTED, "to_values": "*i16"}),
     (updates.clear_nonfinite, {"BLOCK": 1024}, FEEDBACK),
     (updates.restore_elements, {"BLOCK": 1024}, FEEDBACK),
+    (updates.set_unit, {"HAS_THRESHOLD": True}, UNITS),
+    (updates.rescale_elements, {"BLOCK": 1024}, {**FEEDBACK, **UNITS}),
     (entries.count_faults, {"BLOCK": 1024}, {"base": "i64"}),
     (buckets.quantise_buckets, {**QSGD, "BITS": 4, "STOCHASTIC": True, "ERROR": True}, ENCODED),
     (buckets.quantise_buckets, {**QSGD, "BITS": 2, "STOCHASTIC": True, "ERROR": False}, ENCODED),

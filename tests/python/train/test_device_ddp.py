@@ -264,13 +264,6 @@ def test_compression_that_streams_cannot_do_is_refused(make: Make, options: dict
     make(mode="sparse", small_tensor_elements=100)  # all of it is dense
 
 
-def test_a_scaler_is_for_dense_sums_without_momentum(make: Make) -> None:
-    scaler = torch.amp.GradScaler("cpu")
-    with pytest.raises(TypeError, match=r"scaler= does not fit gradients on a device that are compressed.*bfloat16"):
-        make(mode="sparse", nonfinite="skip", scaler=scaler)
-    make(mode="dense", nonfinite="skip", scaler=scaler)
-
-
 def test_telemetry_is_refused(make: Make, tmp_path: Path) -> None:
     with pytest.raises(
         TypeError, match="telemetry= works on gradients in host memory, and these are on a device: leave"

@@ -64,6 +64,17 @@ class Kernels(Protocol):
     def restore(self, x: Array, before: Array, wanted: Array) -> None:
         """If ``wanted`` (int32, one element) is above 0, ``x`` becomes ``before``."""
 
+    def change_unit(self, unit: Array, wanted: Array, ratio: Array, threshold: Array | None) -> None:
+        """``unit`` becomes ``wanted``, and ``ratio`` what an array in it must be multiplied by to say the same, at most
+        1e300; ``threshold`` is multiplied, and becomes 0 where float32 cannot hold it.
+
+        All have one element, float64. Where ``wanted`` is not above 0 and finite ``ratio`` is 1, and nothing changes.
+        """
+
+    def rescale(self, x: Array, ratio: Array) -> None:
+        """``x`` times ``ratio`` (float64, one element), unless that is 1. What float32 cannot hold becomes its largest
+        number."""
+
 
 def kernels_of(x: Array) -> Kernels:
     """The functions for tensors such as ``x``. Raises as ``placement.is_on_gpu``; ``TypeError`` for a numpy array."""

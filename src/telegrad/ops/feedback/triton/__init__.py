@@ -6,7 +6,14 @@ from typing import Any
 
 import torch
 
-from telegrad.ops.feedback.triton.updates import clear_nonfinite, collect_entries, move_velocity, restore_elements
+from telegrad.ops.feedback.triton.updates import (
+    clear_nonfinite,
+    collect_entries,
+    move_velocity,
+    rescale_elements,
+    restore_elements,
+    set_unit,
+)
 from telegrad.ops.triton import BLOCK, launch
 from telegrad.ops.triton.floats import KINDS, bits_of
 
@@ -55,6 +62,18 @@ def clear_faults(residual: torch.Tensor, fault: torch.Tensor) -> None:
 def restore(x: torch.Tensor, before: torch.Tensor, wanted: torch.Tensor) -> None:
     """See ``Kernels.restore``."""
     _over(x.numel(), restore_elements, x, before, x.numel(), wanted)
+
+
+def change_unit(unit: torch.Tensor, wanted: torch.Tensor, ratio: torch.Tensor, threshold: torch.Tensor | None) -> None:
+    """See ``Kernels.change_unit``."""
+    launch(
+        set_unit, 1, unit, wanted, ratio, unit if threshold is None else threshold, HAS_THRESHOLD=threshold is not None
+    )
+
+
+def rescale(x: torch.Tensor, ratio: torch.Tensor) -> None:
+    """See ``Kernels.rescale``."""
+    _over(x.numel(), rescale_elements, x, x.numel(), ratio)
 
 
 def _over(elements: int, kernel: Any, x: torch.Tensor, *arguments: Any, **options: Any) -> None:
