@@ -187,13 +187,15 @@ class DDPState:
             "clip_norm": self._clip_norm,
             "nonfinite": nonfinite,
         }
-        self._wire, self._encoding, self._collective = wire, encoding, collective
+        self._collective = collective
         if any(map(on_device, self._parameters.values())):
             self._check_device_options()
         self._device_buckets = DeviceBuckets(
             comm,
             self._names,
-            DeviceCompression(comm, self._compressor, wire, self.stats, None if scaler is None else LossScale(scaler)),
+            DeviceCompression(
+                comm, self._compressor, wire, encoding, self.stats, None if scaler is None else LossScale(scaler)
+            ),
             self._warm_up,
             None if self._clip_norm is None else self._clip_norm / math.sqrt(comm.world_size),
             nonfinite,
@@ -306,7 +308,7 @@ class DDPState:
     def _check_device_options(self) -> None:
         options = {**self._config, "telemetry": self._telemetry}
         check_device_options(options, self._parameters.values())
-        check_fits_device(self._compressor, self._wire, self._encoding, self._collective)
+        check_fits_device(self._compressor, self._collective)
 
     def _take_on_host(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
         if self._has_device_buckets:  # the model has moved to the host

@@ -119,6 +119,7 @@ class DeviceBuckets:
 
     def save(self) -> None:
         """Writes what is remembered into the compressor, for which the host waits."""
+        self._compression.settle()
         self._compression.feedback.save()
 
     def forget(self, step: int) -> None:
@@ -136,6 +137,7 @@ class DeviceBuckets:
         self._held, self._faulty, self._unstarted = [], [], []  # of a pass that was broken off
         if self._last_verdict is not None:
             self._last_verdict.wait()  # what it undoes is undone before it changes
+        self._compression.settle()
         if self._compression.scale is not None:
             self._compression.scale.begin()
         if self._compression.remembers:

@@ -20,10 +20,9 @@ from telegrad.ops.feedback import kernels_of
 from telegrad.train.bucket import BucketLayout, Member
 from telegrad.train.device_feedback import DeviceFeedback
 from telegrad.train.device_selection import Choice, check_selections, queue_selections
+from telegrad.train.exchange import most_of
 from telegrad.train.loss_scale import LossScale
 from telegrad.train.stats import DDPStats
-
-_UNBIASED = (_core.ValueEncoding.native, _core.ValueEncoding.qsgd8, _core.ValueEncoding.qsgd4)
 
 
 class Started(NamedTuple):
@@ -37,26 +36,36 @@ class Started(NamedTuple):
 
 class DeviceCompression:
     """``compressor``: which parameters are compressed, and how; of the others a bucket is the dense sum. ``wire``: how
-    messages hold entries. ``stats`` are kept up to date, ``selected`` as far as the host knows. ``scale``: of the
-    loss, which the compressor's units know nothing of."""
+    messages hold entries, ``encoding``: their values; what that loses waits in residuals. ``stats`` are kept up to
+    date, ``selected`` as far as the host knows. ``scale``: of the loss, which the compressor's units know nothing of.
+    """
 
     def __init__(
         self,
         comm: Communicator,
         compressor: Compressor,
         wire: str,
+        encoding: _core.ValueEncoding,
         stats: DDPStats,
         scale: LossScale | None = None,
     ) -> None:
         self.comm, self.compressor, self._wire, self._stats = comm, compressor, wire, stats
+        self._rounds, self._most = encoding != _core.ValueEncoding.native, most_of(encoding)
         self.scale = scale
         self.feedback = DeviceFeedback(compressor, scale)
         self._counts: deque[LateRead] = deque()
+        self._keeping: list[DeviceWork] = []
 
     @property
     def remembers(self) -> bool:
         """Whether gradients leave something to later passes."""
         return len(self.compressor.residuals) > 0 or self.compressor.momentum is not None
+
+    def settle(self) -> None:
+        """What is put into the current stream from here on finds in residuals what sums under way have lost."""
+        keeping, self._keeping = self._keeping, []
+        for work in keeping:
+            work.wait()
 
     def start(
         self, layout: BucketLayout, buffer: torch.Tensor, *, sparse: bool, looks: bool, releases: bool = False
@@ -142,11 +151,12 @@ class DeviceCompression:
 
     def _send(self, layout: BucketLayout, buffer: torch.Tensor, found: _Found) -> DeviceWork:
         entries = self._select(layout, buffer, found)
+        lost = buffer.new_zeros(layout.elements, dtype=torch.float32) if self._rounds else None
         dense: torch.Tensor | None = None
         if layout.dense_runs:
             dense = torch.cat([buffer[run] for run in layout.dense_runs])
             self.comm.all_reduce(dense, "avg", async_op=True)
-        work: DeviceWork = self.comm.all_reduce(entries, "avg", out=buffer, wire=self._wire, async_op=True)
+        work: DeviceWork = self.comm.all_reduce(entries, "avg", out=buffer, wire=self._wire, error=lost, async_op=True)
         if dense is not None:
             sums = dense
 
@@ -159,7 +169,22 @@ class DeviceCompression:
                         start += size
 
             work.then(put, [sums, buffer])  # sums of one communicator come on one stream, in their order
+        if lost is not None:
+            self._keep_lost(layout, lost, work)
         return work
+
+    def _keep_lost(self, layout: BucketLayout, lost: torch.Tensor, work: DeviceWork) -> None:
+        parts = [part for part in layout.parts if self.compressor.unit_of(part.entry) > 0]
+        residuals = [self.feedback.residual(part.entry, lost).values for part in parts]
+        errors = [lost[part.offset : part.offset + part.entry.size] for part in parts]
+
+        def keep() -> None:
+            with torch.no_grad():
+                torch._foreach_add_(residuals, errors)
+
+        if parts:
+            work.then(keep, [lost, *residuals])
+            self._keeping.append(work)
 
     def _select(self, layout: BucketLayout, buffer: torch.Tensor, found: _Found) -> DeviceEntries:
         taken: list[tuple[Part, torch.Tensor]] = []
@@ -221,7 +246,7 @@ class DeviceCompression:
         held = self.feedback.residual(part.entry, like)
         velocity = self.feedback.velocity(name, like) if self.compressor.masks else None
         kernels = kernels_of(like)
-        fault = found.faults[found.places[name]]
+        fault, most = found.faults[found.places[name]], self._most
         runtime, stream = _stream_of(like)
         tensors = [*outputs, *ended, *to, held.values, fault]
 
@@ -238,7 +263,7 @@ class DeviceCompression:
             velocity: torch.Tensor | None = None,
         ) -> None:
             kernels.collect(
-                indices, values, count, broken, end, residual, velocity, to_indices, to_values, fault, offset
+                *(indices, values, count, broken, end, residual, velocity, to_indices, to_values, fault, offset, most)
             )
             kernels.clear_faults(residual, fault)
 
@@ -269,9 +294,8 @@ class _Found:
         return cls({one.name: slice(number, number + 1) for number, one in enumerate(filled)}, most)
 
 
-def check_fits_device(compressor: Compressor, wire: str, encoding: _core.ValueEncoding, collective: str) -> None:
-    """Raises ``TypeError``, with the remedy, for a compression that streams of a device cannot do. ``encoding``: what
-    ``wire`` makes of the gradients' values."""
+def check_fits_device(compressor: Compressor, collective: str) -> None:
+    """Raises ``TypeError``, with the remedy, for a compression that streams of a device cannot do."""
     if not len(compressor.residuals):
         return
     check_selections(compressor, compressor.residuals)
@@ -279,11 +303,6 @@ def check_fits_device(compressor: Compressor, wire: str, encoding: _core.ValueEn
         raise TypeError(
             f"collective={collective!r} works in host memory, and the gradients are on a device: use 'allreduce', or "
             "train with model.cpu()"
-        )
-    if encoding not in _UNBIASED:
-        raise TypeError(
-            f"wire={wire!r} rounds, and what that loses of gradients on a device would be lost: use 'auto' or "
-            "'packed', or 'qsgd8' or 'qsgd4', whose errors are 0 on average"
         )
 
 

@@ -30,6 +30,7 @@ class Remembered:
     unit: float | torch.Tensor
     before: torch.Tensor | None = None
     small_before: list[torch.Tensor] | None = None
+    wanted: torch.Tensor | None = None  # the unit that it has been given last
 
     @property
     def small(self) -> list[torch.Tensor]:
@@ -184,7 +185,10 @@ class DeviceFeedback:
         if not isinstance(one.unit, torch.Tensor):
             one.unit = like.new_full((1,), one.unit, dtype=torch.float64)
         self._about_to_change(one)
-        one.rescale(self._scale.unit(like, unit))
+        wanted = self._scale.unit(like, unit)
+        if one.wanted is not wanted:  # once in a pass
+            one.rescale(wanted)
+            one.wanted = wanted
 
     def _about_to_change(self, one: Remembered) -> None:
         if not self._is_open or one.before is not None:

@@ -149,7 +149,7 @@ def hook_that_sends() -> None:
 
 def compressed_hook() -> None:
     """Entries of 360,000 elements come from a sample, those of the other layers do not."""
-    for options in ({"selection": "topk"}, {"selection": "reused", "nonfinite": "skip"}, {"wire": "qsgd8"}):
+    for options in ({"selection": "topk"}, {"selection": "reused", "nonfinite": "skip"}, {"wire": "packed-int8"}):
         net = model()
         ddp = DistributedDataParallel(net, bucket_cap_mb=1)
         with Communicator.from_torch(timeout_s=60) as comm:
@@ -174,6 +174,8 @@ def compressed_bits() -> None:
         {"selection": "reused", "interval": 3},
         {"selection": "topk", "momentum": 0.9, "nesterov": True},
         {"selection": "topk", "dtype": torch.bfloat16, "nonfinite": "skip"},
+        {"selection": "topk", "wire": "packed-bf16"},
+        {"selection": "topk", "wire": "int8", "nonfinite": "skip"},
     ):
         dtype = options.pop("dtype", torch.float32)
         given = {"density": 0.02, "small_tensor_elements": 100, "wire": "packed", **options}

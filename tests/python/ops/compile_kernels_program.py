@@ -53,7 +53,7 @@ STAGED = {"to_count": "*i64", "to_values": "*i32"}
 BLOCKS = {"packed": "*u8", "words": "*i32", "missing": "*u32", "present": "*u32"}
 FEEDBACK = {"velocity": "*fp32", "fault": "*i32", "wanted": "*i32", "before": "*fp32", "x": "*fp32", "momentum": "fp32"}
 UNITS = {"unit": "*fp64", "wanted": "*fp64", "ratio": "*fp64", "threshold": "*fp64"}
-COLLECTED = {**FEEDBACK, "count": "*i64"}
+COLLECTED = {**FEEDBACK, "count": "*i64", "most": "fp32"}
 # Those with types of their own where a name says another thing than in a selection.
 OTHER_CASES: list[tuple[JITFunction, dict[str, Any], dict[str, str]]] = [
     (
@@ -68,6 +68,7 @@ OTHER_CASES: list[tuple[JITFunction, dict[str, Any], dict[str, str]]] = [
     (copies.stage_entries, {"BLOCK": 1024}, {**STAGED, "indices": "*i64", "count": "*i32", "values": "*i32"}),
     (copies.stage_entries, {"BLOCK": 1024}, {**STAGED, "count": "*i64", "values": "*i16", "to_values": "*i16"}),
     (copies.begin_sum, {"DENSE": DENSE, "BLOCK": 1024}, {"out": "*i32", "dense": "*i32", "absent": "i32"}),
+    (copies.add_dense, {"DENSE": DENSE, "BLOCK": 1024}, {"out": "*fp32", "dense": "*fp32"}),
     (copies.begin_sum, {"DENSE": DENSE, "BLOCK": 1024}, {"out": "*i16", "dense": "*i16", "absent": "i32"}),
     (
         updates.move_velocity,
@@ -79,8 +80,12 @@ OTHER_CASES: list[tuple[JITFunction, dict[str, Any], dict[str, str]]] = [
         {"NESTEROV": False, "KIND": 1, "OUT_KIND": 1, "BLOCK": 1024},
         {**FEEDBACK, "gradient": "*i16", "out": "*i16"},
     ),
-    (updates.collect_entries, {"KIND": 0, "MASKS": True, "BLOCK": 1024}, COLLECTED),
-    (updates.collect_entries, {"KIND": 1, "MASKS": False, "BLOCK": 1024}, {**COLLECTED, "to_values": "*i16"}),
+    (updates.collect_entries, {"KIND": 0, "MASKS": True, "LIMITS": True, "BLOCK": 1024}, COLLECTED),
+    (
+        updates.collect_entries,
+        {"KIND": 1, "MASKS": False, "LIMITS": False, "BLOCK": 1024},
+        {**COLLECTED, "to_values": "*i16"},
+    ),
     (updates.clear_nonfinite, {"BLOCK": 1024}, FEEDBACK),
     (updates.restore_elements, {"BLOCK": 1024}, FEEDBACK),
     (updates.set_unit, {"HAS_THRESHOLD": True}, UNITS),

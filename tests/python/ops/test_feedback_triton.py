@@ -94,6 +94,27 @@ def test_collected_entries(dtype: str, room: int, masks: bool) -> None:
                 assert found[6].sum() == velocity.size - counted
 
 
+def test_what_is_beyond_a_wire_goes_back() -> None:
+    indices, values = entries(64, 0)
+    values[[3, 20, 40]] = 1e6, -1e6, np.inf
+    left = check(
+        *("collect", indices, values, number(64), number(0), number(64)),
+        *(
+            np.zeros(193, np.float32),
+            None,
+            np.zeros(64, np.uint32),
+            np.zeros(64, np.float32),
+            number(0, "int32"),
+            0,
+            65504.0,
+        ),
+    )
+    sent, kept = left[7], left[5]
+    assert sent[[3, 20, 40]].tolist() == [65504.0, -65504.0, np.inf]
+    assert kept[indices[[3, 20, 40]]].tolist() == [1e6 - 65504, 65504 - 1e6, 0.0]
+    assert np.count_nonzero(kept) == 2
+
+
 def test_what_bfloat16_loses_is_in_the_residual() -> None:
     indices, values = entries(64, 0)
     residual, to = np.zeros(193, np.float32), np.zeros(64, np.uint16)

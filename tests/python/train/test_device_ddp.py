@@ -250,12 +250,6 @@ def test_a_pass_that_was_broken_off_leaves_nothing(make: Make) -> None:
         ({"selection": "topk", "same_sign": True, "output": []}, "or 'reused' without same_sign, or model.cpu"),
         ({"collective": "oktopk"}, "collective='oktopk' works in host memory.*use 'allreduce'"),
         ({"collective": "allgather"}, "collective='allgather' works in host memory.*use 'allreduce'"),
-        (
-            {"wire": "bf16"},
-            "wire='bf16' rounds, and what that loses of gradients on a device would be lost: use 'auto'",
-        ),
-        ({"wire": "packed-int8"}, "wire='packed-int8' rounds"),
-        ({"wire": "qsgd2"}, "wire='qsgd2' rounds.*or 'qsgd8' or 'qsgd4'"),
     ],
 )
 def test_compression_that_streams_cannot_do_is_refused(make: Make, options: dict[str, Any], message: str) -> None:

@@ -111,6 +111,7 @@ WAYS: list[dict[str, Any]] = [
     {"selection": "topk", "momentum": 0.9, "optimizer": plain_sgd, "dtype": torch.bfloat16},
     {"selection": "topk", "feedback": "steps", "optimizer": plain_sgd, "growth": 1.7},
     {"selection": "topk", "warmup_steps": 3, "warmup": "falling"},
+    {"selection": "topk", "wire": "int8", "growth": 1.7},
     {"mode": "dense", "momentum": 0.9, "optimizer": plain_sgd},
 ]
 

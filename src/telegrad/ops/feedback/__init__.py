@@ -9,6 +9,7 @@ else is float32.
 
 from __future__ import annotations
 
+import math
 from typing import Any, Protocol
 
 from telegrad.ops.placement import is_on_gpu
@@ -50,11 +51,13 @@ class Kernels(Protocol):
         to_values: Array,
         fault: Array,
         offset: int,
+        most: float = math.inf,
     ) -> None:
         """Copies the first ``count`` entries to where they end before ``end``; as ``to_values`` holds them.
 
         Entries have left ``residual``, which begins at index ``offset``: what rounding loses goes back to it, and
-        ``velocity`` becomes 0 there. If ``broken`` is not 0, ``count`` is 0, and one NaN is written, at ``offset``.
+        ``velocity`` becomes 0 there. Of a finite float32 beyond ``most`` that much goes, and the rest goes back, too.
+        If ``broken`` is not 0, ``count`` is 0, and one NaN is written, at ``offset``.
         These three have one element, int64. Indices are uint32.
         """
 

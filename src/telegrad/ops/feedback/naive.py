@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -49,6 +50,7 @@ def collect(
     to_values: Vector,
     fault: Vector,
     offset: int,
+    most: float = math.inf,
 ) -> None:
     """See ``Kernels.collect``."""
     if broken[0]:
@@ -65,6 +67,9 @@ def collect(
             fault[0] = 1
         elif to_values.dtype != np.float32:
             residual[where] = values[entry] - leaves
+        elif abs(leaves) > most:
+            to_values[place] = np.copysign(np.float32(most), leaves)
+            residual[where] = leaves - to_values[place]
         if velocity is not None:
             velocity[where] = 0
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -45,12 +46,13 @@ def collect(
     to_values: torch.Tensor,
     fault: torch.Tensor,
     offset: int,
+    most: float = math.inf,
 ) -> None:
     """See ``Kernels.collect``."""
     room = indices.numel()
     masked = residual if velocity is None else velocity
-    to = (to_indices, bits_of(to_values), fault, offset)
-    kinds = {"KIND": KINDS[to_values.dtype], "MASKS": velocity is not None}
+    to = (to_indices, bits_of(to_values), fault, offset, most)
+    kinds = {"KIND": KINDS[to_values.dtype], "MASKS": velocity is not None, "LIMITS": most < math.inf}
     _over(room, collect_entries, indices, values, room, count, broken, end, residual, masked, *to, **kinds)
 
 

@@ -60,8 +60,10 @@ def collect_entries(
     to_values,
     fault,
     offset,
+    most,  # if LIMITS, which is for float32
     KIND: tl.constexpr,
     MASKS: tl.constexpr,
+    LIMITS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     """Reads 8 bytes of every entry that there is, and writes as many, and 4 at its place in residual or velocity."""
@@ -74,11 +76,15 @@ def collect_entries(
     stored = x
     if KIND != 0:
         stored = rounded(x, KIND)
+    finite = is_finite(widened(stored, KIND))
+    if LIMITS:
+        stored = tl.where(finite, tl.minimum(tl.maximum(x, -most), most), x)
     leaves = widened(stored, KIND)
-    finite = is_finite(leaves)
     position = index.to(tl.int64) - offset
     if KIND != 0:
         tl.store(residual + position, x - leaves, mask=inside & finite)
+    if LIMITS:
+        tl.store(residual + position, x - leaves, mask=inside & finite & (tl.abs(x) > most))
     if MASKS:
         tl.store(velocity + position, tl.zeros_like(x), mask=inside)
     place = tl.load(end) - counted + lane
