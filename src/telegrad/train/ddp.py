@@ -7,7 +7,6 @@ its annotations, so this file must not postpone their evaluation.
 import contextlib
 import math
 import time
-import warnings
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -25,12 +24,13 @@ from telegrad.train.clipping import HeldBuckets, checked_norm
 from telegrad.train.device_buckets import DeviceBuckets
 from telegrad.train.device_buckets import check_options as check_device_options
 from telegrad.train.device_compression import DeviceCompression, check_fits_device
+from telegrad.train.device_telemetry import DeviceTelemetry
 from telegrad.train.exchange import Exchange, Sending
 from telegrad.train.loss_scale import LossScale
 from telegrad.train.rank_state import checked_step, state_of
 from telegrad.train.settings import compressor_of, correct_momentum, policy_of
 from telegrad.train.stats import DDPStats
-from telegrad.train.telemetry import StepRecord, Telemetry, check_telemetry
+from telegrad.train.telemetry import StepRecord, Telemetry, check_telemetry, write_record
 from telegrad.train.units import Units, check_moves_by_rates
 
 MODES = ("sparse", "dense")
@@ -194,7 +194,13 @@ class DDPState:
             comm,
             self._names,
             DeviceCompression(
-                comm, self._compressor, wire, encoding, self.stats, None if scaler is None else LossScale(scaler)
+                comm,
+                self._compressor,
+                wire,
+                encoding,
+                self.stats,
+                None if scaler is None else LossScale(scaler),
+                None if telemetry is None else DeviceTelemetry(telemetry, comm, self.stats),
             ),
             self._warm_up,
             None if self._clip_norm is None else self._clip_norm / math.sqrt(comm.world_size),
@@ -306,8 +312,7 @@ class DDPState:
         return self._device_buckets.take(bucket, self._step)
 
     def _check_device_options(self) -> None:
-        options = {**self._config, "telemetry": self._telemetry}
-        check_device_options(options, self._parameters.values())
+        check_device_options(self._config, self._parameters.values())
         check_fits_device(self._compressor, self._collective)
 
     def _take_on_host(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
@@ -442,11 +447,7 @@ class DDPState:
         record, self._record, self._compressor.observer = self._record, None, None
         if record is not None and self._telemetry is not None:
             record.close(dropped=dropped, bytes_sent=self._comm.stats()["bytes_sent"], stats=self.stats)
-            try:
-                self._telemetry.write(record)
-            except OSError as error:  # a full disk must not end the training
-                self._telemetry = None
-                warnings.warn(f"telemetry ends at step {record.step}: {error}", RuntimeWarning, stacklevel=2)
+            self._telemetry = write_record(self._telemetry, record)
 
     def _failed(self, error: Exception) -> None:
         if self.failure is None:

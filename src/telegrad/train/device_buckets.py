@@ -104,6 +104,8 @@ class DeviceBuckets:
         and ``TransportError``."""
         self.settle(wait=wait)
         self._compression.take_counts(wait=wait)
+        if self._compression.telemetry is not None:
+            self._compression.telemetry.write(wait=wait)
         self._faults.check(wait=wait)
         if self._compression.scale is not None:
             self._compression.scale.check(wait=wait)
@@ -115,7 +117,7 @@ class DeviceBuckets:
             found = dropped.values()
             work.communicated()  # the stream has passed it; after a failure nobody ever knows, and each call says so
             self._verdicts.popleft()
-            self._settled(bool(found[0] > 0))
+            self._settle_pass(dropped=bool(found[0] > 0))
 
     def save(self) -> None:
         """Writes what is remembered into the compressor, for which the host waits."""
@@ -128,6 +130,8 @@ class DeviceBuckets:
         self._faults.forget()
         if self._compression.scale is not None:
             self._compression.scale.forget()
+        if self._compression.telemetry is not None:
+            self._compression.telemetry.forget()
         self._verdicts.clear()
         self._last_verdict = None
         self._compression.feedback.forget()
@@ -140,6 +144,8 @@ class DeviceBuckets:
         self._compression.settle()
         if self._compression.scale is not None:
             self._compression.scale.begin()
+        if self._compression.telemetry is not None:
+            self._compression.telemetry.begin(self.passes)
         if self._compression.remembers:
             self._set_units()
         self._compression.compressor.residuals.raise_density(self._warm_up.least_density(self.passes))
@@ -168,10 +174,17 @@ class DeviceBuckets:
             else:
                 work.complete(one.future, one.buffer)
         self.passes += 1
+        if self._compression.telemetry is not None:
+            self._compression.telemetry.close()
         if self._nonfinite == "skip":
             self._agree()
         else:
-            self._settled(False)
+            self._settle_pass(dropped=False)
+
+    def _settle_pass(self, *, dropped: bool) -> None:
+        self._settled(dropped)
+        if self._compression.telemetry is not None:
+            self._compression.telemetry.settled(dropped)
 
     def _hold(self, layout: BucketLayout, buffer: torch.Tensor, held: list[_Held]) -> Future:
         future: Future = runtime_of(buffer.device.type).future(buffer.device)
@@ -206,10 +219,8 @@ class DeviceBuckets:
 
 def check_options(options: Mapping[str, Any], parameters: Iterable[torch.nn.Parameter]) -> None:
     """Raises ``TypeError``, with the remedy, for options of DDPState that do not fit parameters on devices.
-    ``options``: clip_norm, telemetry and nonfinite."""
+    ``options``: clip_norm and nonfinite."""
     devices = {one.device for one in parameters}
-    if options["telemetry"]:
-        raise TypeError("telemetry= works on gradients in host memory, and these are on a device: leave it out")
     alone = {"nonfinite='skip'": options["nonfinite"] == "skip", "clip_norm=": options["clip_norm"] is not None}
     for what, given in alone.items():
         if given and len(devices) > 1:

@@ -20,6 +20,7 @@ from telegrad.ops.feedback import kernels_of
 from telegrad.train.bucket import BucketLayout, Member
 from telegrad.train.device_feedback import DeviceFeedback
 from telegrad.train.device_selection import Choice, check_selections, queue_selections
+from telegrad.train.device_telemetry import DeviceTelemetry
 from telegrad.train.exchange import most_of
 from telegrad.train.loss_scale import LossScale
 from telegrad.train.stats import DDPStats
@@ -38,6 +39,7 @@ class DeviceCompression:
     """``compressor``: which parameters are compressed, and how; of the others a bucket is the dense sum. ``wire``: how
     messages hold entries, ``encoding``: their values; what that loses waits in residuals. ``stats`` are kept up to
     date, ``selected`` as far as the host knows. ``scale``: of the loss, which the compressor's units know nothing of.
+    ``telemetry``: which its owner begins and closes.
     """
 
     def __init__(
@@ -48,10 +50,11 @@ class DeviceCompression:
         encoding: _core.ValueEncoding,
         stats: DDPStats,
         scale: LossScale | None = None,
+        telemetry: DeviceTelemetry | None = None,
     ) -> None:
         self.comm, self.compressor, self._wire, self._stats = comm, compressor, wire, stats
         self._rounds, self._most = encoding != _core.ValueEncoding.native, most_of(encoding)
-        self.scale = scale
+        self.scale, self.telemetry = scale, telemetry
         self.feedback = DeviceFeedback(compressor, scale)
         self._counts: deque[LateRead] = deque()
         self._keeping: list[DeviceWork] = []
@@ -77,6 +80,8 @@ class DeviceCompression:
         parts = layout.parts if sparse else ()
         dense = layout.dense if sparse else layout.members
         self._stats.dense_elements += sum(one.size for one in dense)
+        if self.telemetry is not None:
+            self.telemetry.add_bucket(layout, buffer, sparse=bool(parts))
         with torch.no_grad():
             waiting = [one for one in layout.parts if releases and not sparse and self.feedback.waits(one.entry)]
             found = None
@@ -188,6 +193,7 @@ class DeviceCompression:
 
     def _select(self, layout: BucketLayout, buffer: torch.Tensor, found: _Found) -> DeviceEntries:
         taken: list[tuple[Part, torch.Tensor]] = []
+        given = self._norms(layout, buffer)  # before momentum overwrites what it is of
         for part in layout.parts:
             gradient = self._contribution(part, buffer, found)
             if self.compressor.unit_of(part.entry) > 0:  # else nothing is taken up, and nothing sent
@@ -213,6 +219,9 @@ class DeviceCompression:
             for (part, gradient), of_part in zip(taken, outputs, strict=True)
         ]
         queue_selections(choices, *_stream_of(buffer))
+        if given is not None and self.telemetry is not None:
+            unit = None if self.scale is None else self.scale.unit(buffer)
+            self.telemetry.add_selections(choices, given, unit)
         count = buffer.new_zeros(1, dtype=torch.int64)
         if taken:
             broken = found.broken.to(torch.int64)
@@ -223,6 +232,14 @@ class DeviceCompression:
             count = ends[-1:]
         self._counts.append(LateRead(count))
         return DeviceEntries(*leaving, count, layout.elements)
+
+    def _norms(self, layout: BucketLayout, buffer: torch.Tensor) -> list[torch.Tensor] | None:
+        """Of the gradients that selections will be from; ``None``: nobody wants them."""
+        if self.telemetry is None or not self.telemetry.observes:
+            return None
+        used = [part for part in layout.parts if self.compressor.unit_of(part.entry) > 0]
+        gradients = [buffer[part.offset : part.offset + part.entry.size] for part in used]
+        return [*torch._foreach_norm(gradients, dtype=torch.float32)] if gradients else []
 
     def _contribution(self, part: Part, buffer: torch.Tensor, found: _Found) -> torch.Tensor:
         """What goes into the residual: the gradient, or what momentum makes of it, which overwrites it."""

@@ -21,6 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import telegrad
 import telegrad.torch_backend
+import telegrad.train
 from telegrad import Communicator, DDPState, NonFiniteGradient, Synchronizer
 from telegrad.errors import TransportError
 
@@ -147,17 +148,32 @@ def hook_that_sends() -> None:
     _hook("send")
 
 
+class Records:
+    """Telemetry that is kept."""
+
+    every = 1
+
+    def __init__(self) -> None:
+        self.kept: list[telegrad.train.StepRecord] = []
+
+    def write(self, record: telegrad.train.StepRecord) -> None:
+        self.kept.append(record)
+
+
 def compressed_hook() -> None:
     """Entries of 360,000 elements come from a sample, those of the other layers do not."""
     for options in ({"selection": "topk"}, {"selection": "reused", "nonfinite": "skip"}, {"wire": "packed-int8"}):
-        net = model()
+        net, records = model(), Records()
         ddp = DistributedDataParallel(net, bucket_cap_mb=1)
         with Communicator.from_torch(timeout_s=60) as comm:
-            state = DDPState(comm, ddp.named_parameters(), density=0.05, small_tensor_elements=700, **options)
+            given = {"density": 0.05, "small_tensor_elements": 700, "telemetry": records, **options}
+            state = DDPState(comm, ddp.named_parameters(), **given)
             ddp.register_comm_hook(state, telegrad.ddp_hook)
             train(ddp, net)
             state.synchronize()
-            assert state.step == STEPS
+            assert state.step == STEPS == len(records.kept)
+            assert sum(one.selected for record in records.kept for one in record.tensors) == state.stats.selected
+            assert all(one.gradient_norm > 0 for record in records.kept for one in record.tensors)
             assert not any(map(torch.equal, net.parameters(), model().parameters()))
             assert_alike(net)
             assert state.stats.selected > 0

@@ -7,7 +7,6 @@ import math
 import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,7 +18,6 @@ from handmade_buckets import Bucket
 import telegrad
 from telegrad import Communicator, DDPState, NonFiniteGradient
 from telegrad.errors import TransportError
-from telegrad.train.telemetry import JsonLines
 
 SHAPES = {"weight": (3, 4), "bias": (4,), "empty": (0,)}
 BUCKETS = [["bias", "empty"], ["weight"]]
@@ -256,13 +254,6 @@ def test_compression_that_streams_cannot_do_is_refused(make: Make, options: dict
     with pytest.raises(TypeError, match=message):
         make(mode="sparse", small_tensor_elements=4, **options)
     make(mode="sparse", small_tensor_elements=100)  # all of it is dense
-
-
-def test_telemetry_is_refused(make: Make, tmp_path: Path) -> None:
-    with pytest.raises(
-        TypeError, match="telemetry= works on gradients in host memory, and these are on a device: leave"
-    ):
-        make(telemetry=JsonLines(tmp_path / "steps"))
 
 
 def test_steps_are_dropped_on_one_device_only(make: Make) -> None:
