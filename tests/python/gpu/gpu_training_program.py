@@ -279,7 +279,9 @@ def late_errors() -> None:
     net = model()
     ddp = DistributedDataParallel(net, bucket_cap_mb=1)
     comm = Communicator.from_torch(timeout_s=60)
-    comm.barrier()  # a rank that fails at once must not end the others' joining
+    # A rank that fails at once must not end the others' joining. Not comm's own barrier: who is through fails, and ends
+    # that of those who are not.
+    dist.barrier()
     state = DDPState(comm, ddp.named_parameters(), mode="dense")
     ddp.register_comm_hook(state, telegrad.ddp_hook)
     _broken_on_rank_1(net)
