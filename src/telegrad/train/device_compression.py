@@ -293,7 +293,7 @@ class _Found:
     ``broken``: by parameter, whether its gradient is not finite."""
 
     def __init__(self, places: dict[str, slice], most: torch.Tensor) -> None:
-        finite = most.isfinite()
+        finite = most < math.inf  # which no NaN is
         self.places = places
         self.broken = finite.logical_not()
         self.active = ((most > 0) & finite).to(torch.int64)

@@ -36,11 +36,14 @@ CASES: list[tuple[JITFunction, dict[str, Any]]] = [
     (passes.move_listed, BLOCK),
     (passes.put_listed_back, BLOCK),
     (passes.normal_pass, {**BLOCK, "ADD": True}),
-    (cuts.find_kth_of_few, {**NEGATIVE, **BLOCK, "LOWEST": 1}),
-    (cuts.count_digits, {**BOTH, **BLOCK, "LOWEST": 0, "SHIFT": 20, "WIDTH": 11}),
-    (cuts.find_digit, {"WIDTH": 11}),
+    (cuts.find_kth_of_few, {**NEGATIVE, **BLOCK, "LOWEST": 1, "CUT": True}),
+    (cuts.count_digits, {**BOTH, **BLOCK, "LOWEST": 0, "SHIFT": 20, "WIDTH": 11, "FIRST": True}),
+    (cuts.count_digits, {**BOTH, **BLOCK, "LOWEST": 0, "SHIFT": 10, "WIDTH": 10, "FIRST": False}),
+    (cuts.find_digit, {"WIDTH": 11, "FIRST": True, "CUT": False}),
+    (cuts.find_digit, {"WIDTH": 10, "FIRST": False, "CUT": True}),
     (cuts.count_cut, {**NEGATIVE, **BLOCK}),
-    (cuts.move_cut, {**BOTH, **BLOCK, "LISTED": True}),
+    (cuts.move_cut, {**BOTH, **BLOCK, "LISTED": True, "ALONE": False}),
+    (cuts.move_cut, {**BOTH, **BLOCK, "LISTED": False, "ALONE": True}),
     (cuts.bucket_pass, {"ADD": True, "ROWS": 4, "WIDTH": 512}),
     (draws.draw_positions, BLOCK),
 ]
@@ -119,7 +122,7 @@ MODULES = (passes, cuts, draws, floats, entries, buckets, rounding, bits, blocks
 FLOATS = {"residual", "gradient", "values", "to_values", "moved"}
 INDICES = {"indices", "to_indices", "positions"}
 NUMBERS = {"size", "room", "offset", "bucket", "per_bucket", "of_last", "k", "count", "call", "rank", "stream"}
-SMALL_COUNTS = {"counts", "sides", "tops", "largest", "greater", "equal", "peaks"}
+SMALL_COUNTS = {"counts", "sides", "tops", "largest", "peaks"}
 WHOLE_VECTORS = {"residual", "gradient", "size", "bucket"}  # aligned, as torch allocates, and of such lengths
 
 
