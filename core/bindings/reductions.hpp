@@ -147,7 +147,9 @@ void bind_reductions(nb::class_<Self>& type) {
           "all_reduce_staged",
           [](const Pointer& self, std::uintptr_t count, std::uintptr_t indices, std::uintptr_t values, std::size_t room,
              std::uint64_t n, DType dtype, SparseReduction how, std::uintptr_t form, std::uintptr_t sum_indices,
-             std::uintptr_t sum_values, std::size_t sum_room, std::uintptr_t dense, const Gate& opened) {
+             std::uintptr_t sum_values, std::size_t sum_room, std::uintptr_t dense, std::uintptr_t lost_form,
+             std::uintptr_t lost_indices, std::uintptr_t lost_values, std::size_t lost_room, std::uintptr_t lost,
+             const Gate& opened) {
             how.choice = self->sparse_choice();
             how.nodes = self->nodes();
             return on_entry_type(dtype, [&]<class V>(V) {
@@ -159,12 +161,17 @@ void bind_reductions(nb::class_<Self>& type) {
                                      .indices = memory<std::uint32_t>(sum_indices, sum_room),
                                      .values = memory<V>(sum_values, sum_room),
                                      .dense = memory<V>(dense, n)};
-              return begin(self, make_all_reduce_staged(staged, sum, how), false, &opened);
+              const StagedSum<float> errors{.form = reinterpret_cast<std::int64_t*>(lost_form),
+                                            .indices = memory<std::uint32_t>(lost_indices, lost_room),
+                                            .values = memory<float>(lost_values, lost_room),
+                                            .dense = memory<float>(lost, lost_form == 0 ? 0 : n)};
+              return begin(self, make_all_reduce_staged(staged, sum, how, errors), false, &opened);
             });
           },
           nb::arg("count"), nb::arg("indices"), nb::arg("values"), nb::arg("room"), nb::arg("n"), nb::arg("dtype"),
           nb::arg("how"), nb::arg("form"), nb::arg("sum_indices"), nb::arg("sum_values"), nb::arg("sum_room"),
-          nb::arg("dense"), nb::arg("gate"))
+          nb::arg("dense"), nb::arg("lost_form"), nb::arg("lost_indices"), nb::arg("lost_values"),
+          nb::arg("lost_room"), nb::arg("lost"), nb::arg("gate"))
       .def(
           // `counts`: of each rank's slice; none: all alike.
           "reduce_scatter_sparse",

@@ -202,11 +202,11 @@ RequestPtr make_all_reduce_into(SparseStream<V> stream, std::span<V> output, con
 
 template <class V>
 RequestPtr make_all_reduce_staged(const StagedEntries<V>& mine, const StagedSum<V>& sum,
-                                  const SparseReduction& wished) {
+                                  const SparseReduction& wished, const StagedSum<float>& lost) {
   check_doubling(wished);
   const SparseReduction how = on_existing_levels<V>(wished, mine.dimension);
   return request(sparse_call<V>(mine.dimension, how),
-                 [=](Transport& net) { return allreduce_staged(net, mine, how, sum); });
+                 [=](Transport& net) { return allreduce_staged(net, mine, how, sum, lost); });
 }
 
 template <class V>
@@ -251,7 +251,7 @@ TopkSum<V, BoundedTopkState> make_all_reduce_topk(SparseStream<V> stream, const 
   template SparseSum<V> make_all_reduce(SparseStream<V>, const SparseReduction&);                  \
   template RequestPtr make_all_reduce_into(SparseStream<V>, std::span<V>, const SparseReduction&); \
   template RequestPtr make_all_reduce_staged(const StagedEntries<V>&, const StagedSum<V>&,         \
-                                             const SparseReduction&);                              \
+                                             const SparseReduction&, const StagedSum<float>&);     \
   template SparseSum<V> make_reduce_scatter(SparseStream<V>, Partition, const SparseReduction&);   \
   TELEGRAD_INSTANTIATE_TOPK(V, OkTopk)                                                             \
   TELEGRAD_INSTANTIATE_TOPK(V, GTopk)                                                              \

@@ -68,7 +68,8 @@ RequestPtr make_all_reduce_into(SparseStream<V> stream, std::span<V> output, con
 /// The same call, of entries that lie there once the request's gate is open, to where a stream takes the sum: other ranks
 /// may call one of the two above.
 template <class V>
-RequestPtr make_all_reduce_staged(const StagedEntries<V>& mine, const StagedSum<V>& sum, const SparseReduction& how);
+RequestPtr make_all_reduce_staged(const StagedEntries<V>& mine, const StagedSum<V>& sum, const SparseReduction& how,
+                                  const StagedSum<float>& lost = {});
 
 /// This rank's slice of the reduction: see reduce_scatter_sparse(). `slices`: as many as there are ranks, the same on all.
 template <class V>

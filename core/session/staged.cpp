@@ -1,5 +1,6 @@
 #include "session/staged.hpp"
 
+#include <algorithm>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -76,21 +77,63 @@ Task<void> write_sum(Transport& net, const SparseStream<V>& sum, StagedSum<V> ou
   *out.form = static_cast<std::int64_t>(view.nnz());
 }
 
+Task<void> clear(Transport& net, std::span<float> dense) {
+  co_await compute_slices(net, dense.size(), sizeof(float), [&](std::size_t begin, std::size_t end) {
+    std::ranges::fill(dense.subspan(begin, end - begin), 0.0F);
+  });
+}
+
+// Few are not 0, and the bus to the device is slower than memory: these alone, where they fit.
+Task<void> write_errors(Transport& net, StagedSum<float> lost) {
+  std::size_t count = 0;
+  co_await compute_slices(net, lost.dense.size(), sizeof(float), [&](std::size_t begin, std::size_t end) {
+    const auto own = lost.dense.subspan(begin, end - begin);
+    count += own.size() - static_cast<std::size_t>(std::ranges::count(own, 0.0F));
+  });
+  if (count > lost.indices.size()) {
+    *lost.form = kDenseForm;
+    co_return;
+  }
+  Array<std::uint32_t> indices(count);
+  Array<float> values(count);
+  std::size_t found = 0;
+  co_await compute_slices(net, lost.dense.size(), sizeof(float), [&](std::size_t begin, std::size_t end) {
+    for (std::size_t i = begin; i < end; ++i) {
+      if (lost.dense[i] == 0.0F) continue;
+      indices.span()[found] = static_cast<std::uint32_t>(i);
+      values.span()[found] = lost.dense[i];
+      ++found;
+    }
+  });
+  co_await copy(net, std::as_bytes(indices.span()), std::as_writable_bytes(lost.indices.first(count)));
+  co_await copy(net, std::as_bytes(values.span()), std::as_writable_bytes(lost.values.first(count)));
+  *lost.form = static_cast<std::int64_t>(count);
+}
+
 }  // namespace
 
 template <class V>
-Task<void> allreduce_staged(Transport& net, StagedEntries<V> mine, SparseReduction how, StagedSum<V> sum) {
+Task<void> allreduce_staged(Transport& net, StagedEntries<V> mine, SparseReduction how, StagedSum<V> sum,
+                            StagedSum<float> lost) {
   TELEGRAD_CHECK(mine.indices.size() == mine.values.size() && sum.indices.size() == sum.values.size());
   TELEGRAD_CHECK(sum.dense.size() == mine.dimension);
   how.wire.key.rank = net.rank();
+  if (lost.form != nullptr) {
+    TELEGRAD_CHECK(dtype_of<V> == DType::f32 && lost.dense.size() == mine.dimension &&
+                   lost.indices.size() == lost.values.size());
+    co_await clear(net, lost.dense);
+    how.residual = lost.dense;
+  }
   SparseStream<V> stream;
   co_await read(net, mine, how, stream);
   const SparseStream<V> total = co_await allreduce_sparse(net, std::move(stream), how);
+  if (lost.form != nullptr) co_await write_errors(net, lost);
   co_await write_sum(net, total, sum, how.reduction);
 }
 
-#define TELEGRAD_INSTANTIATE(V) \
-  template Task<void> allreduce_staged(Transport&, StagedEntries<V>, SparseReduction, StagedSum<V>);
+#define TELEGRAD_INSTANTIATE(V)                                                                     \
+  template Task<void> allreduce_staged(Transport&, StagedEntries<V>, SparseReduction, StagedSum<V>, \
+                                       StagedSum<float>);
 TELEGRAD_FOR_ENTRY_VALUES(TELEGRAD_INSTANTIATE)
 #undef TELEGRAD_INSTANTIATE
 

@@ -25,14 +25,16 @@ inline constexpr std::int64_t kDenseForm = -2;
 
 template <class V>
 struct StagedSum {
-  std::int64_t* form = nullptr;      // what a sum leaves here: how many entries it has, or kDenseForm
+  std::int64_t* form = nullptr;      // what a sum leaves here: how many entries it has, or kDenseForm; null: none is wanted
   std::span<std::uint32_t> indices;  // of more entries than these the sum becomes dense
   std::span<V> values;
   std::span<V> dense;  // as many as the dimension; may be the memory of the other two
 };
 
-/// allreduce_sparse() of what is staged when this begins. Throws std::invalid_argument where that is no stream.
+/// allreduce_sparse() of what is staged when this begins. Throws std::invalid_argument where that is no stream. `lost`, if
+/// V is float, gets what rounding on the wire loses on this rank, whose entries are those that are not 0.
 template <class V>
-Task<void> allreduce_staged(Transport& net, StagedEntries<V> mine, SparseReduction how, StagedSum<V> sum);
+Task<void> allreduce_staged(Transport& net, StagedEntries<V> mine, SparseReduction how, StagedSum<V> sum,
+                            StagedSum<float> lost);
 
 }  // namespace telegrad

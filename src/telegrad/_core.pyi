@@ -286,6 +286,11 @@ class Communicator:
         sum_values: int,
         sum_room: int,
         dense: int,  # n values; may be the memory of the sum's entries
+        lost_form: int,  # 0: none is wanted
+        lost_indices: int,
+        lost_values: int,  # float32, as all that is lost
+        lost_room: int,
+        lost: int,  # n values; may be the memory of its entries
         gate: Gate,
     ) -> Request: ...
     def reduce_scatter_sparse(

@@ -182,6 +182,67 @@ TEST("every reduction and dtype, and values that are rounded on the wire as thos
   }
 }
 
+TEST("what rounding loses is what a stream's residual gets, as entries or densely") {
+  constexpr std::uint64_t kN = 900;
+  for (const Rank size : {1U, 2U, 3U}) {
+    for (const double density : {0.0, 0.03, 0.6}) {
+      for (const ValueEncoding values : {ValueEncoding::bf16, ValueEncoding::int8, ValueEncoding::qsgd4}) {
+        const auto inputs = inputs_of<float>(size, kN, density, size);
+        std::vector<std::vector<float>> residuals(size, std::vector<float>(kN));
+        const auto how_of = [&](std::span<float> residual) {
+          return SparseReduction{.reduction = Reduction::avg,
+                                 .algorithm = Algorithm::automatic,
+                                 .wire = {.values = values, .key = {.seed = 3, .call = 7}},
+                                 .residual = residual};
+        };
+        const Ended plain = run_ranks(World::local, size, [&](Rank rank) {
+          const SparseReduction how = how_of(residuals[rank]);
+          return make_all_reduce(addend_of<float>(kN, inputs[rank].indices, inputs[rank].values, how), how).request;
+        });
+        REQUIRE(plain.all_succeeded());
+        for (const std::size_t room : {std::size_t{0}, std::size_t{kN}}) {
+          std::vector<Staged<float>> staged;
+          struct Lost {
+            std::int64_t form = kUnset;
+            std::vector<std::uint32_t> indices;
+            std::vector<float> values;
+            std::vector<float> dense = std::vector<float>(kN, std::numeric_limits<float>::quiet_NaN());
+          };
+          std::vector<Lost> lost(size);
+          for (Rank rank = 0; rank < size; ++rank) {
+            staged.emplace_back(kN, inputs[rank], 2, kN);
+            lost[rank].indices.resize(room);
+            lost[rank].values.resize(room);
+          }
+          const Ended ended = run_ranks(World::local, size, [&](Rank rank) {
+            Staged<float>& one = staged[rank];
+            Lost& errors = lost[rank];
+            return make_all_reduce_staged<float>(
+                {.dimension = kN, .count = &one.count, .indices = one.indices, .values = one.values},
+                {.form = &one.form, .indices = one.sum_indices, .values = one.sum_values, .dense = one.dense},
+                how_of({}),
+                {.form = &errors.form, .indices = errors.indices, .values = errors.values, .dense = errors.dense});
+          });
+          REQUIRE(ended.all_succeeded());
+          for (Rank rank = 0; rank < size; ++rank) {
+            const Lost& errors = lost[rank];
+            EXPECT(errors.dense == residuals[rank]);
+            const auto entries = static_cast<std::size_t>(kN - std::ranges::count(residuals[rank], 0.0F));
+            EXPECT(density == 0.0 || size == 1 || values == ValueEncoding::bf16 || entries > 0);
+            EXPECT_EQ(errors.form, entries > room ? kDenseForm : static_cast<std::int64_t>(entries));
+            std::vector<float> scattered(kN);
+            for (std::int64_t i = 0; i < errors.form; ++i) {
+              const auto at = static_cast<std::size_t>(i);
+              scattered[errors.indices[at]] = errors.values[at];
+            }
+            if (errors.form >= 0) EXPECT(scattered == residuals[rank]);
+          }
+        }
+      }
+    }
+  }
+}
+
 TEST("entries beyond a slice of work, in order or not") {
   constexpr std::uint64_t kN = 400'000;
   for (const double density : {0.25, 0.75}) {

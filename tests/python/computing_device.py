@@ -90,6 +90,8 @@ class StreamTensor(FakeTensor):
         if to_host and not sys._getframe(1).f_globals["__name__"].startswith("torch."):
             raise HostWaitError("to('cpu') makes the host wait for the device")
         args = tuple(x for x in args if x != torch.device(DEVICE_TYPE, 0))
+        if kwargs.get("device") == torch.device(DEVICE_TYPE, 0):
+            kwargs = {name: x for name, x in kwargs.items() if name not in ("device", "non_blocking")}
         return super().to(*args, **kwargs) if args or kwargs else self
 
     @classmethod

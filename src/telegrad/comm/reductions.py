@@ -17,6 +17,7 @@ from telegrad.comm.encoded import check_encodable, checked_seed, encoding_of, er
 from telegrad.comm.reduction import DENSE_ALGORITHMS, DENSE_DEVICE_ALGORITHMS, algorithm_of, reduction_of
 from telegrad.comm.stream_input import StreamInput, dense_for, sparse_input
 from telegrad.comm.stream_reductions import StreamReductions
+from telegrad.comm.stream_wire import formats_named
 from telegrad.comm.tensors import HostBuffer, check_together, empty_like, on_device, overlap, reducible
 from telegrad.comm.work import Work
 
@@ -87,7 +88,7 @@ class Reductions(StreamReductions, DeviceSums):
         only the number of elements is compared.
 
         The sum of DeviceEntries, a sparse vector on a GPU, goes into ``out``, a dense tensor there, of which all is
-        written; their arguments are those of a sparse ``x`` but for ``error``. docs/gpu.md.
+        written; their arguments are those of a sparse ``x``, and ``error`` is a tensor there. docs/gpu.md.
         """
         if async_op and out is None and wire is None and error is None:
             begun = self._usable().begin_all_reduce(x, op, algorithm)
@@ -96,7 +97,8 @@ class Reductions(StreamReductions, DeviceSums):
         if isinstance(x, DeviceEntries):
             into = dense_for(x, out, error)
             how = self._sparse_reduction(x, op, algorithm, switch_factor, wire, None, seed, slices=slices)
-            return self._reduce_entries(x, op, how, into, async_op)
+            loses = error is not None and formats_named(wire, x.dtype).values != _core.ValueEncoding.native
+            return self._reduce_entries(x, op, how, into, error if loses else None, async_op)
         sparse = sparse_input(x)
         if (wire is not None or error is not None) and sparse is None:
             if wire is None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from telegrad import _core
 from telegrad.comm.device.entries import DeviceEntries
-from telegrad.comm.tensors import HostBuffer, check_together, overlap, reducible
+from telegrad.comm.tensors import HostBuffer, check_together, on_device, overlap, reducible
 from telegrad.stream import SparseStream
 from telegrad.stream.coo import is_coo
 
@@ -33,9 +34,8 @@ def sparse_input(x: Any) -> StreamInput | None:
 
 
 def dense_for(entries: DeviceEntries, out: Any, error: Any) -> Any:
-    """``out``, if the sum of ``entries`` can go there. Raises ``TypeError`` or ``ValueError`` if not."""
-    if error is not None:
-        raise TypeError("error is not for DeviceEntries: leave it out, or give a SparseStream of host memory")
+    """``out``, if the sum of ``entries`` can go there, and what is lost to ``error``, if that is given. Raises
+    ``TypeError`` or ``ValueError`` if not."""
     if out is None:
         raise TypeError(
             f"the sum of DeviceEntries goes into a dense tensor: give out=, of {entries.length} elements on "
@@ -47,8 +47,24 @@ def dense_for(entries: DeviceEntries, out: Any, error: Any) -> Any:
         raise TypeError(f"out has dtype {out.dtype} but the values have {entries.values.dtype}: give both the same")
     if buffer.elements != entries.length:
         raise ValueError(f"out has {buffer.elements} elements but the entries' length is {entries.length}")
-    for part in (entries.indices, entries.values, entries.count):
-        held = HostBuffer(part.data_ptr(), part.numel(), part.nbytes, buffer.dtype)
-        if overlap(held, buffer):
-            raise ValueError("out shares memory with the entries: give it memory of its own")
+    parts = [
+        HostBuffer(part.data_ptr(), part.numel(), part.nbytes, buffer.dtype)
+        for part in (entries.indices, entries.values, entries.count)
+    ]
+    if any(overlap(part, buffer) for part in parts):
+        raise ValueError("out shares memory with the entries: give it memory of its own")
+    if error is not None:
+        _check_error(entries, error, [*parts, buffer])
     return out
+
+
+def _check_error(entries: DeviceEntries, error: Any, others: list[HostBuffer]) -> None:
+    into, place = reducible(error, "error", device=True), entries.values.device
+    if not on_device(error) or error.device != place:
+        raise TypeError(f"error is not on {place}, where the entries are: give a float32 tensor there")
+    if into.dtype != _core.DType.f32:
+        raise TypeError(f"error has dtype {error.dtype}: give a float32 one of {entries.length} elements")
+    if into.elements != entries.length:
+        raise ValueError(f"error has {into.elements} elements but the entries' length is {entries.length}")
+    if any(overlap(into, other) for other in others):
+        raise ValueError("error shares memory with out or the entries: give it memory of its own")

@@ -159,7 +159,7 @@ class StreamReductions(Member):
         return self._stream_work(request, "all_reduce", held, finish, async_op)
 
     def _reduce_entries(
-        self, entries: DeviceEntries, op: Any, how: _core.SparseReduction, out: Any, async_op: bool
+        self, entries: DeviceEntries, op: Any, how: _core.SparseReduction, out: Any, error: Any, async_op: bool
     ) -> Any:
         core, absent = self._usable(), neutral_element(sparse_reduction_of(op))
         kernels_of(out)  # what they need may be missing: that must be known before anything begins
@@ -169,9 +169,9 @@ class StreamReductions(Member):
             mine, total = staged[:4], staged[4:]
             return core.all_reduce_staged(*mine, n, dtype, how, *total, gate)
 
-        form = entries.count.new_empty(1, dtype=sys.modules["torch"].int64)
-        part = EntriesPart(entries, flat(out), form, absent, begin)
-        tensors = (entries.indices, entries.values, entries.count, out, form)
+        form = entries.count.new_empty(2, dtype=sys.modules["torch"].int64)
+        part = EntriesPart(entries, flat(out), form, absent, begin, None if error is None else flat(error))
+        tensors = (entries.indices, entries.values, entries.count, out, form, *(() if error is None else (error,)))
         return self._run_on_device("all_reduce", [part], tensors, out, async_op)
 
     def _scatter_stream(

@@ -36,6 +36,7 @@ print(json.dumps({
     "nccl": dist.is_available() and dist.is_nccl_available(),
 }))
 """
+_FOR_CUDA = {"triton": "Triton", "cuda.bindings": "cuda-bindings"}
 _MPI = """
 import mpi4py
 mpi4py.rc.initialize = False
@@ -146,12 +147,18 @@ def torch() -> list[Finding]:
 
 
 def gpu() -> list[Finding]:
-    """Is there one? telegrad itself works in host memory."""
+    """Is there one, and what its tensors need?"""
     found = gpus()
     if not found:
         return [Finding("gpu", "note", "none found; telegrad works in host memory and needs none")]
     said = f"{len(found)}: {found[0]}"
-    return [Finding("gpu", "note", f"{said}; telegrad works in host memory: copy gradients there first")]
+    if found[0].startswith("AMD"):
+        return [Finding("gpu", "note", f"{said}; operations take CUDA tensors, not ROCm's: copy gradients to the host")]
+    missing = [package for module, package in _FOR_CUDA.items() if not is_installed(module)]
+    if missing:
+        needs = f"{said}; operations take CUDA tensors, but {' and '.join(missing)} not found"
+        return [Finding("gpu", "missing", needs, "pip install 'telegrad[gpu]'")]
+    return [Finding("gpu", "note", f"{said}; operations take CUDA tensors, not yet tested on a GPU: docs/gpu.md")]
 
 
 def gpus() -> list[str]:

@@ -7,7 +7,6 @@ its annotations, so this file must not postpone their evaluation.
 import contextlib
 import math
 import time
-import warnings
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -25,11 +24,13 @@ from telegrad.train.clipping import HeldBuckets, checked_norm
 from telegrad.train.device_buckets import DeviceBuckets
 from telegrad.train.device_buckets import check_options as check_device_options
 from telegrad.train.device_compression import DeviceCompression, check_fits_device
+from telegrad.train.device_telemetry import DeviceTelemetry
 from telegrad.train.exchange import Exchange, Sending
+from telegrad.train.loss_scale import LossScale
 from telegrad.train.rank_state import checked_step, state_of
 from telegrad.train.settings import compressor_of, correct_momentum, policy_of
 from telegrad.train.stats import DDPStats
-from telegrad.train.telemetry import StepRecord, Telemetry, check_telemetry
+from telegrad.train.telemetry import StepRecord, Telemetry, check_telemetry, write_record
 from telegrad.train.units import Units, check_moves_by_rates
 
 MODES = ("sparse", "dense")
@@ -186,20 +187,27 @@ class DDPState:
             "clip_norm": self._clip_norm,
             "nonfinite": nonfinite,
         }
-        self._wire, self._encoding, self._collective = wire, encoding, collective
-        self._scaler = scaler
+        self._collective = collective
         if any(map(on_device, self._parameters.values())):
             self._check_device_options()
         self._device_buckets = DeviceBuckets(
             comm,
             self._names,
-            DeviceCompression(comm, self._compressor, wire, self.stats),
+            DeviceCompression(
+                comm,
+                self._compressor,
+                wire,
+                encoding,
+                self.stats,
+                None if scaler is None else LossScale(scaler),
+                None if telemetry is None else DeviceTelemetry(telemetry, comm, self.stats),
+            ),
             self._warm_up,
             None if self._clip_norm is None else self._clip_norm / math.sqrt(comm.world_size),
             nonfinite,
             self._dropped_value,
             self.stats,
-            self._set_units,
+            self._set_rates,
             self._settled,
         )
         self._device_buckets.prepare(self._parameters.values())
@@ -310,9 +318,8 @@ class DDPState:
         return future
 
     def _check_device_options(self) -> None:
-        options = {**self._config, "telemetry": self._telemetry, "scaler": self._scaler}
-        check_device_options(options, self._parameters.values())
-        check_fits_device(self._compressor, self._wire, self._encoding, self._collective)
+        check_device_options(self._config, self._parameters.values())
+        check_fits_device(self._compressor, self._collective)
 
     def _take_on_host(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
         if self._has_device_buckets:  # the model has moved to the host
@@ -342,6 +349,10 @@ class DDPState:
             self._record = StepRecord(self._step, self._comm.rank, self._comm.world_size)
             compressor.observer = self._record.tensors.append
         self._pass_is_open = True
+
+    def _set_rates(self) -> None:
+        """What the host knows of the units on a device."""
+        self._compressor.set_units(1.0, self._units.step_sizes() if self._compressor.feedback == "steps" else None)
 
     def _set_units(self) -> None:
         if self._compressor.momentum is not None:
@@ -447,11 +458,7 @@ class DDPState:
         record, self._record, self._compressor.observer = self._record, None, None
         if record is not None and self._telemetry is not None:
             record.close(dropped=dropped, bytes_sent=self._comm.stats()["bytes_sent"], stats=self.stats)
-            try:
-                self._telemetry.write(record)
-            except OSError as error:  # a full disk must not end the training
-                self._telemetry = None
-                warnings.warn(f"telemetry ends at step {record.step}: {error}", RuntimeWarning, stacklevel=2)
+            self._telemetry = write_record(self._telemetry, record)
 
     def _failed(self, error: Exception) -> None:
         if self.failure is None:

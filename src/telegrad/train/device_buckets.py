@@ -109,7 +109,11 @@ class DeviceBuckets:
         and ``TransportError``."""
         self.settle(wait=wait)
         self._compression.take_counts(wait=wait)
+        if self._compression.telemetry is not None:
+            self._compression.telemetry.write(wait=wait)
         self._faults.check(wait=wait)
+        if self._compression.scale is not None:
+            self._compression.scale.check(wait=wait)
 
     def settle(self, *, wait: bool = False) -> None:
         """As ``look``, of the steps that are dropped or not. Raises ``TransportError``, again and again."""
@@ -118,15 +122,20 @@ class DeviceBuckets:
             found = dropped.values()
             work.communicated()  # the stream has passed it; after a failure nobody ever knows, and each call says so
             self._verdicts.popleft()
-            self._settled(bool(found[0] > 0))
+            self._settle_pass(dropped=bool(found[0] > 0))
 
     def save(self) -> None:
         """Writes what is remembered into the compressor, for which the host waits."""
+        self._compression.settle()
         self._compression.feedback.save()
 
     def forget(self) -> None:
         """What is not yet known of earlier passes is of no account; what is remembered is the compressor's."""
         self._faults.forget()
+        if self._compression.scale is not None:
+            self._compression.scale.forget()
+        if self._compression.telemetry is not None:
+            self._compression.telemetry.forget()
         self._verdicts.clear()
         self._last_verdict = None
         self._compression.feedback.forget()
@@ -136,6 +145,11 @@ class DeviceBuckets:
         self._held, self._faulty, self._unstarted = [], [], []  # of a pass that was broken off
         if self._last_verdict is not None:
             self._last_verdict.wait()  # what it undoes is undone before it changes
+        self._compression.settle()
+        if self._compression.scale is not None:
+            self._compression.scale.begin()
+        if self._compression.telemetry is not None:
+            self._compression.telemetry.begin(passes)
         if self._compression.remembers:
             self._set_units()
         self._compression.compressor.residuals.raise_density(self._warm_up.least_density(passes))
@@ -154,17 +168,26 @@ class DeviceBuckets:
     def _close_pass(self, step: int) -> None:
         unstarted, self._unstarted = self._unstarted, []
         if self._most_norm is not None:
-            clip_tensors((one.buffer for one in unstarted), self._most_norm)
+            scale = self._compression.scale
+            unit = None if scale is None else scale.unit(unstarted[0].buffer)
+            clip_tensors((one.buffer for one in unstarted), self._most_norm, unit)
         for one in unstarted:
             work = self._start(one.layout, one.buffer, step)
             if self._nonfinite == "skip":
                 self._held.append(one)
             else:
                 work.complete(one.future, one.buffer)
+        if self._compression.telemetry is not None:
+            self._compression.telemetry.close()
         if self._nonfinite == "skip":
             self._agree()
         else:
-            self._settled(False)
+            self._settle_pass(dropped=False)
+
+    def _settle_pass(self, *, dropped: bool) -> None:
+        self._settled(dropped)
+        if self._compression.telemetry is not None:
+            self._compression.telemetry.settled(dropped)
 
     def _hold(self, layout: BucketLayout, buffer: torch.Tensor, held: list[_Held]) -> Future:
         future: Future = runtime_of(buffer.device.type).future(buffer.device)
@@ -199,16 +222,8 @@ class DeviceBuckets:
 
 def check_options(options: Mapping[str, Any], parameters: Iterable[torch.nn.Parameter]) -> None:
     """Raises ``TypeError``, with the remedy, for options of DDPState that do not fit parameters on devices.
-    ``options``: mode, momentum, feedback, clip_norm, scaler, telemetry and nonfinite."""
+    ``options``: clip_norm and nonfinite."""
     devices = {one.device for one in parameters}
-    remembers = options["mode"] != "dense" or bool(options["momentum"])
-    if options["telemetry"]:
-        raise TypeError("telemetry= works on gradients in host memory, and these are on a device: leave it out")
-    if options["scaler"] is not None and remembers:
-        raise TypeError(
-            "scaler= does not fit gradients on a device that are compressed or have momentum=, whose scale the host "
-            "would wait for: train with autocast in bfloat16, which needs no scaler, or with mode='dense'"
-        )
     alone = {"nonfinite='skip'": options["nonfinite"] == "skip", "clip_norm=": options["clip_norm"] is not None}
     for what, given in alone.items():
         if given and len(devices) > 1:
@@ -216,9 +231,3 @@ def check_options(options: Mapping[str, Any], parameters: Iterable[torch.nn.Para
                 f"parameters are on {', '.join(sorted(map(str, devices)))}: {what} takes those of one device; "
                 "leave it out, or use nonfinite='raise' or 'send'"
             )
-    if options["nonfinite"] == "skip" and options["feedback"] == "steps" and options["mode"] != "dense":
-        raise TypeError(
-            "nonfinite='skip' does not fit feedback='steps' of gradients on a device, where residuals follow the "
-            "learning rate before the host knows whether a step is dropped: use nonfinite='raise' or 'send', or "
-            "feedback='gradients'"
-        )

@@ -22,9 +22,10 @@ from telegrad.ops.select import queues_of
 from telegrad.train.bucket import BucketLayout, Member
 from telegrad.train.device_feedback import DeviceFeedback
 from telegrad.train.device_selection import Choice, check_selections, queue_selections
+from telegrad.train.device_telemetry import DeviceTelemetry
+from telegrad.train.exchange import most_of
+from telegrad.train.loss_scale import LossScale
 from telegrad.train.stats import DDPStats
-
-_UNBIASED = (_core.ValueEncoding.native, _core.ValueEncoding.qsgd8, _core.ValueEncoding.qsgd4)
 
 
 class Started(NamedTuple):
@@ -38,12 +39,27 @@ class Started(NamedTuple):
 
 class DeviceCompression:
     """``compressor``: which parameters are compressed, and how; of the others a bucket is the dense sum. ``wire``: how
-    messages hold entries. ``stats`` are kept up to date, ``selected`` as far as the host knows."""
+    messages hold entries, ``encoding``: their values; what that loses waits in residuals. ``stats`` are kept up to
+    date, ``selected`` as far as the host knows. ``scale``: of the loss, which the compressor's units know nothing of.
+    ``telemetry``: which its owner begins and closes.
+    """
 
-    def __init__(self, comm: Communicator, compressor: Compressor, wire: str, stats: DDPStats) -> None:
+    def __init__(
+        self,
+        comm: Communicator,
+        compressor: Compressor,
+        wire: str,
+        encoding: _core.ValueEncoding,
+        stats: DDPStats,
+        scale: LossScale | None = None,
+        telemetry: DeviceTelemetry | None = None,
+    ) -> None:
         self.comm, self.compressor, self._wire, self._stats = comm, compressor, wire, stats
-        self.feedback = DeviceFeedback(compressor)
+        self._rounds, self._most = encoding != _core.ValueEncoding.native, most_of(encoding)
+        self.scale, self.telemetry = scale, telemetry
+        self.feedback = DeviceFeedback(compressor, scale)
         self._counts: deque[LateRead] = deque()
+        self._keeping: list[DeviceWork] = []
 
     def prepare(self, tensors: Iterable[torch.Tensor]) -> None:
         """Gives their devices what selections need there. The host waits once for each device: otherwise it would
@@ -61,6 +77,12 @@ class DeviceCompression:
         """Whether gradients leave something to later passes."""
         return len(self.compressor.residuals) > 0 or self.compressor.momentum is not None
 
+    def settle(self) -> None:
+        """What is put into the current stream from here on finds in residuals what sums under way have lost."""
+        keeping, self._keeping = self._keeping, []
+        for work in keeping:
+            work.wait()
+
     def start(
         self, layout: BucketLayout, buffer: torch.Tensor, *, sparse: bool, looks: bool, releases: bool = False
     ) -> Started:
@@ -71,6 +93,8 @@ class DeviceCompression:
         parts = layout.parts if sparse else ()
         dense = layout.dense if sparse else layout.members
         self._stats.dense_elements += sum(one.size for one in dense)
+        if self.telemetry is not None:
+            self.telemetry.add_bucket(layout, buffer, sparse=bool(parts))
         with torch.no_grad():
             waiting = [one for one in layout.parts if releases and not sparse and self.feedback.waits(one.entry)]
             found = None
@@ -145,11 +169,12 @@ class DeviceCompression:
 
     def _send(self, layout: BucketLayout, buffer: torch.Tensor, found: _Found) -> DeviceWork:
         entries = self._select(layout, buffer, found)
+        lost = buffer.new_zeros(layout.elements, dtype=torch.float32) if self._rounds else None
         dense: torch.Tensor | None = None
         if layout.dense_runs:
             dense = torch.cat([buffer[run] for run in layout.dense_runs])
             self.comm.all_reduce(dense, "avg", async_op=True)
-        work: DeviceWork = self.comm.all_reduce(entries, "avg", out=buffer, wire=self._wire, async_op=True)
+        work: DeviceWork = self.comm.all_reduce(entries, "avg", out=buffer, wire=self._wire, error=lost, async_op=True)
         if dense is not None:
             sums = dense
 
@@ -162,10 +187,26 @@ class DeviceCompression:
                         start += size
 
             work.then(put, [sums, buffer])  # sums of one communicator come on one stream, in their order
+        if lost is not None:
+            self._keep_lost(layout, lost, work)
         return work
+
+    def _keep_lost(self, layout: BucketLayout, lost: torch.Tensor, work: DeviceWork) -> None:
+        parts = [part for part in layout.parts if self.compressor.unit_of(part.entry) > 0]
+        residuals = [self.feedback.residual(part.entry, lost).values for part in parts]
+        errors = [lost[part.offset : part.offset + part.entry.size] for part in parts]
+
+        def keep() -> None:
+            with torch.no_grad():
+                torch._foreach_add_(residuals, errors)
+
+        if parts:
+            work.then(keep, [lost, *residuals])
+            self._keeping.append(work)
 
     def _select(self, layout: BucketLayout, buffer: torch.Tensor, found: _Found) -> DeviceEntries:
         taken: list[tuple[Part, torch.Tensor]] = []
+        given = self._norms(layout, buffer)  # before momentum overwrites what it is of
         for part in layout.parts:
             gradient = self._contribution(part, buffer, found)
             if self.compressor.unit_of(part.entry) > 0:  # else nothing is taken up, and nothing sent
@@ -191,6 +232,9 @@ class DeviceCompression:
             for (part, gradient), of_part in zip(taken, outputs, strict=True)
         ]
         queue_selections(choices, *_stream_of(buffer))
+        if given is not None and self.telemetry is not None:
+            unit = None if self.scale is None else self.scale.unit(buffer)
+            self.telemetry.add_selections(choices, given, unit)
         count = buffer.new_zeros(1, dtype=torch.int64)
         if taken:
             broken = found.broken.to(torch.int64)
@@ -201,6 +245,14 @@ class DeviceCompression:
             count = ends[-1:]
         self._counts.append(LateRead(count))
         return DeviceEntries(*leaving, count, layout.elements)
+
+    def _norms(self, layout: BucketLayout, buffer: torch.Tensor) -> list[torch.Tensor] | None:
+        """Of the gradients that selections will be from; ``None``: nobody wants them."""
+        if self.telemetry is None or not self.telemetry.observes:
+            return None
+        used = [part for part in layout.parts if self.compressor.unit_of(part.entry) > 0]
+        gradients = [buffer[part.offset : part.offset + part.entry.size] for part in used]
+        return [*torch._foreach_norm(gradients, dtype=torch.float32)] if gradients else []
 
     def _contribution(self, part: Part, buffer: torch.Tensor, found: _Found) -> torch.Tensor:
         """What goes into the residual: the gradient, or what momentum makes of it, which overwrites it."""
@@ -224,7 +276,7 @@ class DeviceCompression:
         held = self.feedback.residual(part.entry, like)
         velocity = self.feedback.velocity(name, like) if self.compressor.masks else None
         kernels = kernels_of(like)
-        fault = found.faults[found.places[name]]
+        fault, most = found.faults[found.places[name]], self._most
         runtime, stream = _stream_of(like)
         tensors = [*outputs, *ended, *to, held.values, fault]
 
@@ -241,7 +293,7 @@ class DeviceCompression:
             velocity: torch.Tensor | None = None,
         ) -> None:
             kernels.collect(
-                indices, values, count, broken, end, residual, velocity, to_indices, to_values, fault, offset
+                *(indices, values, count, broken, end, residual, velocity, to_indices, to_values, fault, offset, most)
             )
             kernels.clear_faults(residual, fault)
 
@@ -254,7 +306,7 @@ class _Found:
     ``broken``: by parameter, whether its gradient is not finite."""
 
     def __init__(self, places: dict[str, slice], most: torch.Tensor) -> None:
-        finite = most.isfinite()
+        finite = most < math.inf  # which no NaN is
         self.places = places
         self.broken = finite.logical_not()
         self.active = ((most > 0) & finite).to(torch.int64)
@@ -272,9 +324,8 @@ class _Found:
         return cls({one.name: slice(number, number + 1) for number, one in enumerate(filled)}, most)
 
 
-def check_fits_device(compressor: Compressor, wire: str, encoding: _core.ValueEncoding, collective: str) -> None:
-    """Raises ``TypeError``, with the remedy, for a compression that streams of a device cannot do. ``encoding``: what
-    ``wire`` makes of the gradients' values."""
+def check_fits_device(compressor: Compressor, collective: str) -> None:
+    """Raises ``TypeError``, with the remedy, for a compression that streams of a device cannot do."""
     if not len(compressor.residuals):
         return
     check_selections(compressor, compressor.residuals)
@@ -282,11 +333,6 @@ def check_fits_device(compressor: Compressor, wire: str, encoding: _core.ValueEn
         raise TypeError(
             f"collective={collective!r} works in host memory, and the gradients are on a device: use 'allreduce', or "
             "train with model.cpu()"
-        )
-    if encoding not in _UNBIASED:
-        raise TypeError(
-            f"wire={wire!r} rounds, and what that loses of gradients on a device would be lost: use 'auto' or "
-            "'packed', or 'qsgd8' or 'qsgd4', whose errors are 0 on average"
         )
 
 

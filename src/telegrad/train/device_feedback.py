@@ -3,6 +3,7 @@ the Compressor of host memory, so that a state says nothing of where it was made
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,24 +15,54 @@ from telegrad.comm.device.runtime import runtime_of
 from telegrad.compress import Compressor, Residual
 from telegrad.compress.entries import Entry
 from telegrad.ops.feedback import kernels_of
+from telegrad.train.loss_scale import LossScale
 
 _LARGEST = float(np.finfo(np.float32).max)
 
 
 @dataclass(slots=True, eq=False)
 class Remembered:
-    """One parameter's array there: float32, flat; ``values * unit`` is what it says. ``before``: what it was when the
-    step began that may yet be undone."""
+    """One parameter's array there: float32, flat; ``values * unit`` is what it says. ``unit``: where the loss has a
+    scale, or a step that changes it may be undone, a tensor, float64, of one element. ``before`` and ``small_before``:
+    what it was when the step began that may yet be undone."""
 
     values: torch.Tensor
-    unit: float
+    unit: float | torch.Tensor
     before: torch.Tensor | None = None
+    small_before: list[torch.Tensor] | None = None
+    wanted: torch.Tensor | None = None  # the unit that it has been given last
 
-    def rescale(self, unit: float) -> None:
+    @property
+    def small(self) -> list[torch.Tensor]:
+        """What is remembered beside the values, of one element each."""
+        return [self.unit] if isinstance(self.unit, torch.Tensor) else []
+
+    def rescale(self, unit: float | torch.Tensor) -> None:
         """Says the same in another unit, above 0. What float32 cannot hold becomes its largest number."""
-        if unit != self.unit:
+        if isinstance(unit, torch.Tensor):
+            assert isinstance(self.unit, torch.Tensor)
+            self._rescale_in_stream(self.unit, unit, None)
+        elif unit != self.unit:
+            assert isinstance(self.unit, float)
             self.values.mul_(min(self.unit / unit, _LARGEST)).clamp_(-_LARGEST, _LARGEST)
             self.unit = unit
+
+    def _rescale_in_stream(self, own: torch.Tensor, wanted: torch.Tensor, threshold: torch.Tensor | None) -> None:
+        kernels = kernels_of(self.values)
+        runtime = runtime_of(self.values.device.type)
+
+        def rescale(
+            values: torch.Tensor,
+            own: torch.Tensor,
+            wanted: torch.Tensor,
+            ratio: torch.Tensor,
+            threshold: torch.Tensor | None = None,
+        ) -> None:
+            kernels.change_unit(own, wanted, ratio, threshold)
+            kernels.rescale(values, ratio)
+
+        tensors = [self.values, own, wanted, torch.empty_like(own), *([] if threshold is None else [threshold])]
+        runtime.launch(runtime.current_stream(self.values.device), rescale, *tensors)
 
 
 @dataclass(slots=True, eq=False)
@@ -43,10 +74,17 @@ class DeviceResidual(Remembered):
     threshold: Any = None
     calls: Any = None
     limits: Any = None
-    selection_before: tuple[torch.Tensor, torch.Tensor] | None = None
 
-    def rescale(self, unit: float) -> None:
-        if unit != self.unit:
+    @property
+    def small(self) -> list[torch.Tensor]:
+        return [self.threshold, self.calls, *Remembered.small.__get__(self)]
+
+    def rescale(self, unit: float | torch.Tensor) -> None:
+        if isinstance(unit, torch.Tensor):
+            assert isinstance(self.unit, torch.Tensor)
+            self._rescale_in_stream(self.unit, unit, self.threshold)
+        elif unit != self.unit:
+            assert isinstance(self.unit, float)
             moved = self.threshold * min(self.unit / unit, 1e300)
             self.threshold.copy_(torch.where(moved <= _LARGEST, moved, torch.zeros_like(moved)))
             Remembered.rescale(self, unit)
@@ -54,13 +92,15 @@ class DeviceResidual(Remembered):
 
 class DeviceFeedback:
     """``compressor``: whose parameters, units and k these are; what it holds itself is where the device begins, and
-    what ``save`` writes. All else is put into the current stream, and the host does not wait for it."""
+    what ``save`` writes. ``scale``: of the loss, by which units are divided. All else is put into the current stream,
+    and the host does not wait for it."""
 
-    def __init__(self, compressor: Compressor) -> None:
-        self._compressor = compressor
+    def __init__(self, compressor: Compressor, scale: LossScale | None) -> None:
+        self._compressor, self._scale = compressor, scale
         self._residuals: dict[str, DeviceResidual] = {}
         self._velocities: dict[str, Remembered] = {}
         self._is_open = False
+        self._units: dict[tuple[torch.device, float], torch.Tensor] = {}  # of the step that is open
         self._changed: list[Remembered] = []
 
     def residual(self, entry: Residual, like: torch.Tensor) -> DeviceResidual:
@@ -80,8 +120,7 @@ class DeviceFeedback:
             held.threshold.zero_()
             held.calls.zero_()
             _set_limits(held)
-        held.rescale(self._compressor.unit_of(entry))
-        self._about_to_change(held)
+        self._use(held, self._compressor.unit_of(entry), like)
         return held
 
     def waits(self, entry: Residual) -> bool:
@@ -96,14 +135,13 @@ class DeviceFeedback:
         if held is None:
             entry = self._compressor.momentum[name]
             held = self._velocities[name] = Remembered(_copied(entry, like), entry.unit)
-        held.rescale(self._compressor.gradient_unit)
-        self._about_to_change(held)
+        self._use(held, self._compressor.gradient_unit, like)
         return held.values
 
     def begin(self) -> None:
         """Opens a step that can be undone, at the cost of a copy of all that it changes. One that is open is undone."""
         self._undo_open_step()
-        self._is_open = True
+        self._is_open, self._units = True, {}
 
     def close_step(self) -> list[torch.Tensor]:
         """What has changed since ``begin`` may still be undone by ``undo``, which uses these tensors."""
@@ -117,10 +155,9 @@ class DeviceFeedback:
             runtime = runtime_of(one.values.device.type)
             stream = runtime.current_stream(one.values.device)
             runtime.launch(stream, kernels_of(one.values).restore, one.values, one.before, wanted)
-            if isinstance(one, DeviceResidual) and one.selection_before is not None:
-                for now, before in zip((one.threshold, one.calls), one.selection_before, strict=True):
-                    now.copy_(torch.where(wanted > 0, before, now))
-            one.before = None
+        _restore_small(changed, wanted)
+        for one in changed:
+            one.before, one.small_before = None, None
 
     def save(self) -> None:
         """Writes all into the compressor. The host waits for the current streams; a step that is open says nothing."""
@@ -140,19 +177,41 @@ class DeviceFeedback:
         self._residuals, self._velocities = {}, {}
         self._is_open, self._changed = False, []
 
+    def _use(self, one: Remembered, unit: float, like: torch.Tensor) -> None:
+        """It is about to change, in this unit without the loss's."""
+        if self._scale is None and not (self._is_open and self._compressor.feedback == "steps"):
+            one.rescale(unit)
+            self._about_to_change(one)
+            return
+        if not isinstance(one.unit, torch.Tensor):
+            one.unit = like.new_full((1,), one.unit, dtype=torch.float64)
+        self._about_to_change(one)
+        wanted = self._unit(like, unit)
+        if one.wanted is not wanted:  # once in a pass
+            one.rescale(wanted)
+            one.wanted = wanted
+
+    def _unit(self, like: torch.Tensor, unit: float) -> torch.Tensor:
+        """On the device, where a step that is undone gives the unit back, too."""
+        if self._scale is not None:
+            return self._scale.unit(like, unit)
+        found = self._units.get((like.device, unit))
+        if found is None:
+            found = self._units[like.device, unit] = like.new_full((1,), unit, dtype=torch.float64)
+        return found
+
     def _about_to_change(self, one: Remembered) -> None:
         if not self._is_open or one.before is not None:
             return
         one.before = one.values.clone()
-        if isinstance(one, DeviceResidual):
-            one.selection_before = one.threshold.clone(), one.calls.clone()
+        one.small_before = [small.clone() for small in one.small]
         self._changed.append(one)
 
     def _undo_open_step(self) -> None:
         if self._is_open and self._changed:
             self.undo(self._changed[0].values.new_ones(1, dtype=torch.int32))
         for one in self._changed:
-            one.before = None  # nobody has asked whether to undo it
+            one.before, one.small_before = None, None  # nobody has asked whether to undo it
         self._is_open, self._changed = False, []
 
 
@@ -164,10 +223,18 @@ def _set_limits(held: DeviceResidual) -> None:
 
 def _tensors_of(one: Remembered) -> list[torch.Tensor]:
     assert one.before is not None
-    found = [one.values, one.before]
-    if isinstance(one, DeviceResidual) and one.selection_before is not None:
-        found += [one.threshold, one.calls, *one.selection_before]
-    return found
+    return [one.values, one.before, *one.small, *(one.small_before or ())]
+
+
+def _restore_small(changed: Sequence[Remembered], wanted: torch.Tensor) -> None:
+    """If ``wanted`` is above 0; of all at once, as each alone is a launch for a number."""
+    pairs = [pair for one in changed for pair in zip(one.small, one.small_before or (), strict=True)]
+    for dtype in (torch.float64, torch.int64):
+        of_dtype = [pair for pair in pairs if pair[0].dtype == dtype]
+        if of_dtype:
+            now, before = zip(*of_dtype, strict=True)
+            restored = torch.where(wanted > 0, torch.cat(before), torch.cat(now))
+            torch._foreach_copy_([*now], [*restored.split(1)])  # type: ignore[no-untyped-call]
 
 
 def _copied(entry: Entry, like: torch.Tensor) -> torch.Tensor:
@@ -184,4 +251,6 @@ def _copied(entry: Entry, like: torch.Tensor) -> torch.Tensor:
 
 def _read_into(entry: Entry, held: Remembered) -> None:
     entry.values[:] = LateRead(held.values).values().numpy()
-    entry.unit, entry.peak = held.unit, np.inf
+    unit = held.unit
+    entry.unit = unit if isinstance(unit, float) else float(LateRead(unit).values()[0])
+    entry.peak = np.inf

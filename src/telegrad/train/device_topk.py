@@ -37,19 +37,20 @@ class DeviceTopk(Compression):
                 f"compression={kind!r} works in host memory, and the parameters are on a device: use 'topk', or "
                 "model.cpu()"
             )
-        check_fits_device(self.compressor, self.wire, self.encoding, self.collective)
+        check_fits_device(self.compressor, self.collective)
         self.device.prepare(parameters.values())
 
     def move_to(self, comm: Communicator) -> None:
         """As Compression's; before anything has been summed."""
         super().move_to(comm)
-        self.device = DeviceCompression(comm, self.compressor, self.wire, self.stats)
+        self.device = DeviceCompression(comm, self.compressor, self.wire, self.encoding, self.stats)
         self._faults = LateFaults(comm, self.stats, _REMEDY)
 
     def open_pass(self) -> None:
         """As Compression's. Raises ``NonFiniteGradient`` for what the host knows by now of passes before, and ends the
         communicator."""
         self._look(wait=False)
+        self.device.settle()
         super().open_pass()
 
     def start_in_stream(self, layout: BucketLayout, buffer: torch.Tensor, *, way: str) -> DeviceWork:
@@ -66,6 +67,7 @@ class DeviceTopk(Compression):
         ``TransportError``."""
         self._comm.synchronize()
         self._look(wait=True)
+        self.device.settle()
         self.device.feedback.save()
         return super().state_dict()
 

@@ -86,7 +86,7 @@ class Exchange:
         self._exchange_entries = {"allreduce": self._sum, "allgather": self._gather_all}.get(
             collective, self._sum_and_cut
         )
-        self._most = _MOST.get(encoding, math.inf)
+        self._most = most_of(encoding)
 
     def send_densely(self, bits: Bits) -> Sending:
         """The average of everything, in place."""
@@ -276,6 +276,11 @@ class Exchange:
             bits[where] = total if bits.dtype == np.float32 else rounded_to_bf16(total)
 
         sending.writes.append(write)
+
+
+def most_of(encoding: _core.ValueEncoding) -> float:
+    """The largest float32 that a wire does not make infinite, so that no more of one is sent at once."""
+    return _MOST.get(encoding, math.inf)
 
 
 def _pieces(runs: Sequence[slice], values: Floats) -> Iterator[tuple[slice, Floats]]:

@@ -6,6 +6,7 @@ import json
 import math
 import os
 import time
+import warnings
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -172,6 +173,16 @@ def check_telemetry(telemetry: object) -> None:
         raise TypeError(
             f"telemetry is a {type(telemetry).__name__}: give a telegrad.train.JsonLines(path) or TensorBoard(folder)"
         )
+
+
+def write_record(telemetry: Telemetry, record: StepRecord) -> Telemetry | None:
+    """Returns where the next record goes: nowhere after an ``OSError``, as a full disk must not end the training."""
+    try:
+        telemetry.write(record)
+    except OSError as error:
+        warnings.warn(f"telemetry ends at step {record.step}: {error}", RuntimeWarning, stacklevel=3)
+        return None
+    return telemetry
 
 
 def _drop_unfinished_line(path: Path) -> None:

@@ -33,10 +33,7 @@ class Units:
         """1 / scale. Raises ``ValueError`` for a scale that is no number above 0."""
         if self._scaler is None:
             return 1.0
-        scale = float(self._scaler.get_scale())
-        if not 0 < scale < math.inf:
-            raise ValueError(f"scaler has the scale {scale}: it must be above 0 and finite; make a new GradScaler")
-        return 1 / scale
+        return 1 / check_scale(float(self._scaler.get_scale()))
 
     def step_sizes(self) -> dict[str, float]:
         """Learning rates by parameter, those of the optimiser's groups at this moment.
@@ -71,6 +68,13 @@ class Units:
                 f"optimizer does not have parameter {missing[0]!r}: give the optimizer that steps all parameters "
                 "that are averaged, or freeze what it leaves out before"
             )
+
+
+def check_scale(scale: float) -> float:
+    """Raises ``ValueError`` for what is no scale of a loss."""
+    if not 0 < scale < math.inf:
+        raise ValueError(f"scaler has the scale {scale}: it must be above 0 and finite; make a new GradScaler")
+    return scale
 
 
 def check_moves_by_rates(optimizer: torch.optim.Optimizer | None) -> None:

@@ -386,7 +386,9 @@ def test_what_entries_refuse(device: FakeRuntime, change: dict[str, Any], error:
         ({"out": torch.zeros(10)}, TypeError, "x is on privateuseone:0 but out on the host"),
         ({"out": nowhere(10).half()}, TypeError, "out has dtype torch.float16 but the values have torch.float32"),
         ({"out": nowhere(9)}, ValueError, "out has 9 elements but the entries' length is 10"),
-        ({"out": nowhere(10), "error": np.zeros(10)}, TypeError, "error is not for DeviceEntries: leave it out"),
+        ({"out": nowhere(10), "error": np.zeros(10, "f4")}, TypeError, "error is not on privateuseone:0, where the"),
+        ({"out": nowhere(10), "error": nowhere(9)}, ValueError, "error has 9 elements but the entries' length is 10"),
+        ({"out": nowhere(10), "error": nowhere(10).half()}, TypeError, "error has dtype torch.float16: give a float32"),
         ({"out": nowhere(10), "op": "xor"}, ValueError, "op='xor' is not supported"),
         ({"out": nowhere(10), "algorithm": "rabenseifner"}, ValueError, "algorithm='rabenseifner' does not exist"),
         ({"out": nowhere(10), "wire": "bf16", "op": "max"}, ValueError, "'max' is not supported with wire='bf16'"),
@@ -399,11 +401,71 @@ def test_what_sums_of_entries_refuse(
         comms[0].all_reduce(DeviceEntries(**ON_DEVICE), **options)
 
 
+@pytest.mark.parametrize("wire", ["bf16", "packed-f16", "int8", "qsgd4", "packed"])
+@pytest.mark.parametrize("density", [0.0, 0.02, 0.7])
+@pytest.mark.parametrize("async_op", [False, True])
+def test_what_rounding_loses_is_added_as_on_the_host(
+    device: FakeRuntime,
+    comms: list[Communicator],
+    streams: list[FakeStream],
+    wire: str,
+    density: float,
+    async_op: bool,
+) -> None:
+    """As entries, and as a dense vector where these would be longer."""
+    given = [entries_of(rank, N, density, torch.float32) for rank in range(RANKS)]
+    before = [torch.randn(N, generator=torch.Generator().manual_seed(rank)) for rank in range(RANKS)]
+    expected = [np.array(one) for one in before]
+    hosts = Communicator.local(RANKS, timeout_s=60.0)
+    for _ in range(2):
+        lost = [np.zeros(N, np.float32) for _ in range(RANKS)]  # the device's is summed up before it is added
+        works = [
+            comm.all_reduce(SparseStream(*given[rank], N), "avg", wire=wire, error=lost[rank], async_op=True)
+            for rank, comm in enumerate(hosts)
+        ]
+        for work in works:
+            work.wait()
+        expected = [one + own for one, own in zip(expected, lost, strict=True)]
+    for comm in hosts:
+        comm.close()
+    errors = [on_fake_device(one) for one in before]
+
+    def call(comm: Communicator, rank: int) -> None:
+        out = nowhere(N)
+        for _ in range(2):
+            entries = staged(*given[rank], N)
+            work = comm.all_reduce(entries, "avg", out=out, wire=wire, error=errors[rank], async_op=async_op)
+            if async_op:
+                work.wait()
+
+    on_all(device, comms, streams, call)
+    for rank, stream in enumerate(streams):
+        stream.synchronize()
+        assert bits(errors[rank]) == bits(torch.from_numpy(expected[rank]))
+        assert np.array_equal(expected[rank], before[rank].numpy()) == (density == 0.0 or wire == "packed")
+
+
+def test_a_sum_that_fails_loses_nothing(
+    device: FakeRuntime, comms: list[Communicator], streams: list[FakeStream]
+) -> None:
+    error = on_fake_device(torch.ones(N))
+    entries = staged(*entries_of(0, N, 0.1, torch.float32), N)
+    with device.on(streams[0]):
+        comms[0].all_reduce(entries, out=nowhere(N), wire="bf16", error=error)
+    comms[1].abort("over")
+    streams[0].synchronize()
+    assert bool((error.as_subclass(torch.Tensor) == 1).all())
+    with pytest.raises(TransportError, match="over"):
+        comms[0].synchronize()
+
+
 def test_an_output_that_is_an_input(device: FakeRuntime, comms: list[Communicator]) -> None:
     both = nowhere(12)
     entries = DeviceEntries(ON_DEVICE["indices"], both[:2], ON_DEVICE["count"], 10)
     with pytest.raises(ValueError, match="out shares memory with the entries: give it memory of its own"):
         comms[0].all_reduce(entries, out=both[1:11])
+    with pytest.raises(ValueError, match="error shares memory with out or the entries: give it memory of its own"):
+        comms[0].all_reduce(entries, out=nowhere(10), wire="bf16", error=both[1:11])
     comms[0].abort("over")
 
 

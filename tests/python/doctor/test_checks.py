@@ -128,14 +128,34 @@ def test_missing_extras_name_what_to_install(monkeypatch: pytest.MonkeyPatch) ->
     assert found["extra demo"].text == "torch, matplotlib not found"
 
 
-def test_a_gpu_is_told_by_nvidia_smi(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("installed", "status", "text", "mend"),
+    [
+        ({"triton", "cuda.bindings"}, "note", "operations take CUDA tensors, not yet tested on a GPU: docs/gpu.md", ""),
+        ({"triton"}, "missing", "operations take CUDA tensors, but cuda-bindings not found", "telegrad[gpu]"),
+        (set(), "missing", "but Triton and cuda-bindings not found", "telegrad[gpu]"),
+    ],
+)
+def test_a_gpu_is_told_by_nvidia_smi(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, installed: set[str], status: str, text: str, mend: str
+) -> None:
     tool = tmp_path / "nvidia-smi"
     tool.write_text("#!/bin/sh\necho 'NVIDIA H200, 143771 MiB, 570.1'\n")
     tool.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setattr(installation, "is_installed", lambda name: name in installed)
     finding = _only(installation.gpu())
-    assert finding.status == "note"
-    assert finding.text.startswith("1: NVIDIA H200, 143771 MiB, 570.1; telegrad works in host memory")
+    assert finding.status == status
+    assert finding.text.startswith("1: NVIDIA H200, 143771 MiB, 570.1; ")
+    assert text in finding.text
+    assert mend in finding.mend
+
+
+def test_a_gpu_of_another_kind(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(installation, "gpus", lambda: ["AMD, /dev/kfd"])
+    finding = _only(installation.gpu())
+    assert (finding.status, finding.mend) == ("note", "")
+    assert "take CUDA tensors, not ROCm's: copy gradients to the host" in finding.text
 
 
 def _meetings(monkeypatch: pytest.MonkeyPatch, outcome: Meeting | str) -> None:

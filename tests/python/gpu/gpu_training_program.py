@@ -21,6 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import telegrad
 import telegrad.torch_backend
+import telegrad.train
 from telegrad import Communicator, DDPState, NonFiniteGradient, Synchronizer
 from telegrad.errors import TransportError
 
@@ -147,17 +148,32 @@ def hook_that_sends() -> None:
     _hook("send")
 
 
+class Records:
+    """Telemetry that is kept."""
+
+    every = 1
+
+    def __init__(self) -> None:
+        self.kept: list[telegrad.train.StepRecord] = []
+
+    def write(self, record: telegrad.train.StepRecord) -> None:
+        self.kept.append(record)
+
+
 def compressed_hook() -> None:
     """Entries of 360,000 elements come from a sample, those of the other layers do not."""
-    for options in ({"selection": "topk"}, {"selection": "reused", "nonfinite": "skip"}, {"wire": "qsgd8"}):
-        net = model()
+    for options in ({"selection": "topk"}, {"selection": "reused", "nonfinite": "skip"}, {"wire": "packed-int8"}):
+        net, records = model(), Records()
         ddp = DistributedDataParallel(net, bucket_cap_mb=1)
         with Communicator.from_torch(timeout_s=60) as comm:
-            state = DDPState(comm, ddp.named_parameters(), density=0.05, small_tensor_elements=700, **options)
+            given = {"density": 0.05, "small_tensor_elements": 700, "telemetry": records, **options}
+            state = DDPState(comm, ddp.named_parameters(), **given)
             ddp.register_comm_hook(state, telegrad.ddp_hook)
             train(ddp, net)
             state.synchronize()
-            assert state.step == STEPS
+            assert state.step == STEPS == len(records.kept)
+            assert sum(one.selected for record in records.kept for one in record.tensors) == state.stats.selected
+            assert all(one.gradient_norm > 0 for record in records.kept for one in record.tensors)
             assert not any(map(torch.equal, net.parameters(), model().parameters()))
             assert_alike(net)
             assert state.stats.selected > 0
@@ -174,6 +190,8 @@ def compressed_bits() -> None:
         {"selection": "reused", "interval": 3},
         {"selection": "topk", "momentum": 0.9, "nesterov": True},
         {"selection": "topk", "dtype": torch.bfloat16, "nonfinite": "skip"},
+        {"selection": "topk", "wire": "packed-bf16"},
+        {"selection": "topk", "wire": "int8", "nonfinite": "skip"},
     ):
         dtype = options.pop("dtype", torch.float32)
         given = {"density": 0.02, "small_tensor_elements": 100, "wire": "packed", **options}
@@ -261,7 +279,9 @@ def late_errors() -> None:
     net = model()
     ddp = DistributedDataParallel(net, bucket_cap_mb=1)
     comm = Communicator.from_torch(timeout_s=60)
-    comm.barrier()  # a rank that fails at once must not end the others' joining
+    # A rank that fails at once must not end the others' joining. Not comm's own barrier: who is through fails, and ends
+    # that of those who are not.
+    dist.barrier()
     state = DDPState(comm, ddp.named_parameters(), mode="dense")
     ddp.register_comm_hook(state, telegrad.ddp_hook)
     _broken_on_rank_1(net)
@@ -275,6 +295,7 @@ def late_errors() -> None:
     with pytest.raises((RuntimeError, NonFiniteGradient, TransportError), match=r"2\.bias"):
         fail()
     assert isinstance(state.failure, wanted), state.failure
+    dist.barrier()  # who closes at once may be gone before another, which stands still, has heard why
     comm.close()
     dist.barrier()
 
@@ -300,6 +321,40 @@ def mixed_precision() -> None:
         assert state.step == STEPS - 1
         assert scaler.get_scale() == 2.0**15
         assert_alike(net)
+
+
+def compressed_mixed_precision() -> None:
+    """Autocast and a GradScaler with compressed gradients: the scale is never asked for in a backward pass, and a step
+    that overflows on one rank leaves what waits as it was."""
+    for dtype in (torch.bfloat16, torch.float16) if ON_GPU else (torch.bfloat16,):
+        net = model()
+        ddp = DistributedDataParallel(net, bucket_cap_mb=1)
+        scaler = torch.amp.GradScaler(DEVICE.type, init_scale=2.0**10, growth_interval=2)
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        options = {"density": 0.05, "small_tensor_elements": 700, "nonfinite": "skip", "scaler": scaler}
+        with Communicator.from_torch(timeout_s=60) as comm:
+            state = DDPState(comm, ddp.named_parameters(), **options)
+            ddp.register_comm_hook(state, telegrad.ddp_hook)
+            for step in range(STEPS):
+                optimizer.zero_grad()
+                with torch.autocast(DEVICE.type, dtype=dtype):
+                    loss = ddp(data(step, comm.rank)).square().mean()
+                if step == 4 and comm.rank == 0:
+                    loss = loss * float("inf")
+                before = state.state_dict()["compressor"]["parameters"] if step == 4 else None
+                with contextlib.nullcontext() if step < WARM_UP else not_waiting():
+                    scaler.scale(loss).backward()
+                if before is not None:
+                    after = state.state_dict()["compressor"]["parameters"]
+                    for name, entry in before.items():
+                        assert torch.equal(entry["residual"], after[name]["residual"]), name
+                        assert entry["unit"] == after[name]["unit"], name
+                scaler.step(optimizer)
+                scaler.update()
+            assert state.step == STEPS - 1
+            assert scaler.get_scale() == 2.0**11  # twice up, once down
+            assert state.state_dict()["compressor"]["parameters"]["module.2.weight"]["unit"] == 2.0**-11
+            assert_alike(net)
 
 
 def mixed_precision_synchronizer() -> None:
@@ -377,6 +432,7 @@ SCENARIOS: tuple[Callable[[], None], ...] = (
     compressed_bits,
     compressed_dropped_steps,
     mixed_precision,
+    compressed_mixed_precision,
     mixed_precision_synchronizer,
     synchronizer,
     synchronizer_that_clips,

@@ -36,11 +36,14 @@ CASES: list[tuple[JITFunction, dict[str, Any]]] = [
     (passes.move_listed, BLOCK),
     (passes.put_listed_back, BLOCK),
     (passes.normal_pass, {**BLOCK, "ADD": True}),
-    (cuts.find_kth_of_few, {**NEGATIVE, **BLOCK, "LOWEST": 1}),
-    (cuts.count_digits, {**BOTH, **BLOCK, "LOWEST": 0, "SHIFT": 20, "WIDTH": 11}),
-    (cuts.find_digit, {"WIDTH": 11}),
+    (cuts.find_kth_of_few, {**NEGATIVE, **BLOCK, "LOWEST": 1, "CUT": True}),
+    (cuts.count_digits, {**BOTH, **BLOCK, "LOWEST": 0, "SHIFT": 20, "WIDTH": 11, "FIRST": True}),
+    (cuts.count_digits, {**BOTH, **BLOCK, "LOWEST": 0, "SHIFT": 10, "WIDTH": 10, "FIRST": False}),
+    (cuts.find_digit, {"WIDTH": 11, "FIRST": True, "CUT": False}),
+    (cuts.find_digit, {"WIDTH": 10, "FIRST": False, "CUT": True}),
     (cuts.count_cut, {**NEGATIVE, **BLOCK}),
-    (cuts.move_cut, {**BOTH, **BLOCK, "LISTED": True}),
+    (cuts.move_cut, {**BOTH, **BLOCK, "LISTED": True, "ALONE": False}),
+    (cuts.move_cut, {**BOTH, **BLOCK, "LISTED": False, "ALONE": True}),
     (cuts.bucket_pass, {"ADD": True, "ROWS": 4, "WIDTH": 512}),
     (draws.draw_positions, BLOCK),
 ]
@@ -52,7 +55,8 @@ WHOLE = {"HELD": False, "BLOCK": 1024}
 STAGED = {"to_count": "*i64", "to_values": "*i32"}
 BLOCKS = {"packed": "*u8", "words": "*i32", "missing": "*u32", "present": "*u32"}
 FEEDBACK = {"velocity": "*fp32", "fault": "*i32", "wanted": "*i32", "before": "*fp32", "x": "*fp32", "momentum": "fp32"}
-COLLECTED = {**FEEDBACK, "count": "*i64"}
+UNITS = {"unit": "*fp64", "wanted": "*fp64", "ratio": "*fp64", "threshold": "*fp64"}
+COLLECTED = {**FEEDBACK, "count": "*i64", "most": "fp32"}
 # Those with types of their own where a name says another thing than in a selection.
 OTHER_CASES: list[tuple[JITFunction, dict[str, Any], dict[str, str]]] = [
     (
@@ -67,6 +71,7 @@ OTHER_CASES: list[tuple[JITFunction, dict[str, Any], dict[str, str]]] = [
     (copies.stage_entries, {"BLOCK": 1024}, {**STAGED, "indices": "*i64", "count": "*i32", "values": "*i32"}),
     (copies.stage_entries, {"BLOCK": 1024}, {**STAGED, "count": "*i64", "values": "*i16", "to_values": "*i16"}),
     (copies.begin_sum, {"DENSE": DENSE, "BLOCK": 1024}, {"out": "*i32", "dense": "*i32", "absent": "i32"}),
+    (copies.add_dense, {"DENSE": DENSE, "BLOCK": 1024}, {"out": "*fp32", "dense": "*fp32"}),
     (copies.begin_sum, {"DENSE": DENSE, "BLOCK": 1024}, {"out": "*i16", "dense": "*i16", "absent": "i32"}),
     (
         updates.move_velocity,
@@ -78,10 +83,16 @@ OTHER_CASES: list[tuple[JITFunction, dict[str, Any], dict[str, str]]] = [
         {"NESTEROV": False, "KIND": 1, "OUT_KIND": 1, "BLOCK": 1024},
         {**FEEDBACK, "gradient": "*i16", "out": "*i16"},
     ),
-    (updates.collect_entries, {"KIND": 0, "MASKS": True, "BLOCK": 1024}, COLLECTED),
-    (updates.collect_entries, {"KIND": 1, "MASKS": False, "BLOCK": 1024}, {**COLLECTED, "to_values": "*i16"}),
+    (updates.collect_entries, {"KIND": 0, "MASKS": True, "LIMITS": True, "BLOCK": 1024}, COLLECTED),
+    (
+        updates.collect_entries,
+        {"KIND": 1, "MASKS": False, "LIMITS": False, "BLOCK": 1024},
+        {**COLLECTED, "to_values": "*i16"},
+    ),
     (updates.clear_nonfinite, {"BLOCK": 1024}, FEEDBACK),
     (updates.restore_elements, {"BLOCK": 1024}, FEEDBACK),
+    (updates.set_unit, {"HAS_THRESHOLD": True}, UNITS),
+    (updates.rescale_elements, {"BLOCK": 1024}, {**FEEDBACK, **UNITS}),
     (entries.count_faults, {"BLOCK": 1024}, {"base": "i64"}),
     (buckets.quantise_buckets, {**QSGD, "BITS": 4, "STOCHASTIC": True, "ERROR": True}, ENCODED),
     (buckets.quantise_buckets, {**QSGD, "BITS": 2, "STOCHASTIC": True, "ERROR": False}, ENCODED),
@@ -111,7 +122,7 @@ MODULES = (passes, cuts, draws, floats, entries, buckets, rounding, bits, blocks
 FLOATS = {"residual", "gradient", "values", "to_values", "moved"}
 INDICES = {"indices", "to_indices", "positions"}
 NUMBERS = {"size", "room", "offset", "bucket", "per_bucket", "of_last", "k", "count", "call", "rank", "stream"}
-SMALL_COUNTS = {"counts", "sides", "tops", "largest", "greater", "equal", "peaks"}
+SMALL_COUNTS = {"counts", "sides", "tops", "largest", "peaks"}
 WHOLE_VECTORS = {"residual", "gradient", "size", "bucket"}  # aligned, as torch allocates, and of such lengths
 
 

@@ -7,6 +7,7 @@ import pytest
 from scatter_checks import vector
 from triton_arrays import SMALL_BLOCK, OnArrays, tensor_of, turn_blocks_round
 
+from telegrad.compress.entries import Entry
 from telegrad.ops.feedback import kernels_of, naive
 from telegrad.ops.feedback import triton as kernels
 
@@ -93,6 +94,27 @@ def test_collected_entries(dtype: str, room: int, masks: bool) -> None:
                 assert found[6].sum() == velocity.size - counted
 
 
+def test_what_is_beyond_a_wire_goes_back() -> None:
+    indices, values = entries(64, 0)
+    values[[3, 20, 40]] = 1e6, -1e6, np.inf
+    left = check(
+        *("collect", indices, values, number(64), number(0), number(64)),
+        *(
+            np.zeros(193, np.float32),
+            None,
+            np.zeros(64, np.uint32),
+            np.zeros(64, np.float32),
+            number(0, "int32"),
+            0,
+            65504.0,
+        ),
+    )
+    sent, kept = left[7], left[5]
+    assert sent[[3, 20, 40]].tolist() == [65504.0, -65504.0, np.inf]
+    assert kept[indices[[3, 20, 40]]].tolist() == [1e6 - 65504, 65504 - 1e6, 0.0]
+    assert np.count_nonzero(kept) == 2
+
+
 def test_what_bfloat16_loses_is_in_the_residual() -> None:
     indices, values = entries(64, 0)
     residual, to = np.zeros(193, np.float32), np.zeros(64, np.uint16)
@@ -115,6 +137,35 @@ def test_conditional_passes(size: int) -> None:
     for told in (-1, 0, 1):
         (now, before, _) = check("restore", x, np.zeros(size, np.float32), number(told, "int32"))
         assert (now.tobytes() == before.tobytes()) == (told == 1)
+
+
+def double(value: float) -> np.ndarray:
+    return np.array([value])
+
+
+@pytest.mark.parametrize("wanted", [2.0**-16, 2.0**-17, 1.0 / 3, 5e-324, 1e300, 0.0, -1.0, np.inf, np.nan])
+@pytest.mark.parametrize("threshold", [0.0, 0.7, 3e38])
+def test_units(wanted: float, threshold: float) -> None:
+    unit, told, ratio, held = check("change_unit", double(2.0**-16), double(wanted), double(7.0), double(threshold))
+    if 0 < wanted < np.inf:
+        assert unit == told
+        assert ratio == min(2.0**-16 / wanted, 1e300)
+        assert held[0] in (threshold * ratio[0], 0.0)
+    else:
+        assert (unit[0], ratio[0], held[0]) == (2.0**-16, 1.0, threshold)
+    check("change_unit", double(2.0**-16), double(wanted), double(7.0), None)
+
+
+@pytest.mark.parametrize("ratio", [1.0, 2.0, 0.5, 1.0 / 3, 0.1 / 0.3, 2.0**-140, 1e-300, 2.0**110, 1e300])
+def test_rescaling_has_a_residuals_bits(ratio: float) -> None:
+    for size in (1, 64, 257):
+        x = np.random.default_rng(size).standard_normal(size).astype(np.float32)
+        x[::5] *= np.float32(1e-41)
+        x[0] = 3e38 if ratio < 2.0**-100 else 1
+        (found, _) = check("rescale", x, double(ratio))
+        entry = Entry("x", x.copy(), unit=ratio, peak=float(np.abs(x).max()))
+        entry.rescale(1.0)
+        assert found.tobytes() == entry.values.tobytes()
 
 
 def test_tensors_go_to_triton_and_arrays_are_refused() -> None:

@@ -65,6 +65,21 @@ def test_write_sum(dtype: str, absent: float) -> None:
             assert whole.tobytes() == expected.tobytes()
 
 
+@pytest.mark.parametrize("size", [0, 1, 63, 64, 65, 300])
+def test_add_sum(size: int) -> None:
+    room = size // 2
+    rng = np.random.default_rng(size)
+    indices = np.sort(rng.choice(max(size, 1), room, replace=False)).astype(np.uint32)
+    before, dense, values = (rng.standard_normal(one).astype(np.float32) for one in (size, size, room))
+    for form in {DENSE, -1, 0, room // 2, room}:
+        got, expected = before.copy(), before.copy()
+        held = (np.array([form], np.int64), dense if form == DENSE else poisoned(size, "float32"), indices, values)
+        GPU.add_sum(got, *held)
+        naive.add_sum(expected, *held)
+        assert got.tobytes() == expected.tobytes()
+        assert (got.tobytes() == before.tobytes()) == (form in (-1, 0) or size == 0)
+
+
 def test_what_failed_is_nan() -> None:
     out, form = tensor_of(np.zeros(70, np.float32)), tensor_of(np.array([-1], np.int64))
     kernels.write_sum(out, form, out, out[:0].view(torch.int32), out[:0], 0.0)

@@ -7,7 +7,6 @@ import math
 import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,7 +18,6 @@ from handmade_buckets import Bucket
 import telegrad
 from telegrad import Communicator, DDPState, NonFiniteGradient
 from telegrad.errors import TransportError
-from telegrad.train.telemetry import JsonLines
 
 SHAPES = {"weight": (3, 4), "bias": (4,), "empty": (0,)}
 BUCKETS = [["bias", "empty"], ["weight"]]
@@ -250,32 +248,12 @@ def test_a_pass_that_was_broken_off_leaves_nothing(make: Make) -> None:
         ({"selection": "topk", "same_sign": True, "output": []}, "or 'reused' without same_sign, or model.cpu"),
         ({"collective": "oktopk"}, "collective='oktopk' works in host memory.*use 'allreduce'"),
         ({"collective": "allgather"}, "collective='allgather' works in host memory.*use 'allreduce'"),
-        (
-            {"wire": "bf16"},
-            "wire='bf16' rounds, and what that loses of gradients on a device would be lost: use 'auto'",
-        ),
-        ({"wire": "packed-int8"}, "wire='packed-int8' rounds"),
-        ({"wire": "qsgd2"}, "wire='qsgd2' rounds.*or 'qsgd8' or 'qsgd4'"),
     ],
 )
 def test_compression_that_streams_cannot_do_is_refused(make: Make, options: dict[str, Any], message: str) -> None:
     with pytest.raises(TypeError, match=message):
         make(mode="sparse", small_tensor_elements=4, **options)
     make(mode="sparse", small_tensor_elements=100)  # all of it is dense
-
-
-def test_a_scaler_is_for_dense_sums_without_momentum(make: Make) -> None:
-    scaler = torch.amp.GradScaler("cpu")
-    with pytest.raises(TypeError, match=r"scaler= does not fit gradients on a device that are compressed.*bfloat16"):
-        make(mode="sparse", nonfinite="skip", scaler=scaler)
-    make(mode="dense", nonfinite="skip", scaler=scaler)
-
-
-def test_telemetry_is_refused(make: Make, tmp_path: Path) -> None:
-    with pytest.raises(
-        TypeError, match="telemetry= works on gradients in host memory, and these are on a device: leave"
-    ):
-        make(telemetry=JsonLines(tmp_path / "steps"))
 
 
 def test_steps_are_dropped_on_one_device_only(make: Make) -> None:

@@ -26,7 +26,7 @@ pytestmark = [
 OPTIONS: list[dict[str, Any]] = [
     {"selection": "topk"},
     {"selection": "reused", "interval": 4, "momentum": 0.9, "optimizer": plain_sgd},
-    {"selection": "reused", "feedback": "steps", "optimizer": plain_sgd},
+    {"selection": "reused", "feedback": "steps", "optimizer": plain_sgd, "nonfinite": "skip"},
 ]
 
 Make = Callable[..., list[DeviceTrainer]]

@@ -295,11 +295,6 @@ def test_close_keeps_the_averages(on_each: Each) -> None:
             TypeError,
             "compression='auto' works in host memory, and the parameters are on a device: use 'topk'",
         ),
-        (
-            {"compression": "topk", "wire": "int8", "small_tensor_elements": 3},
-            TypeError,
-            "wire='int8' rounds, and what that loses of gradients on a device would be lost",
-        ),
         ({"compression": "topk", "plan": "optimal"}, ValueError, "plan='optimal' is made from times of the host"),
         ({"plan": "optimal"}, ValueError, "plan='optimal' is made from times of the host, .*: use 'auto'"),
         ({"plan": "greedy"}, ValueError, "plan='greedy' is made from times of the host"),

@@ -145,6 +145,7 @@ def assert_alike(one: dict[str, Tensor], other: dict[str, Tensor]) -> None:
         {"plan": NAMED, "selection": "topk", "dtype": torch.bfloat16, "nonfinite": "send"},
         {"plan": NAMED, "selection": "topk", "compression_warmup_steps": 4, "compression_warmup": "falling"},
         {"plan": "single", "selection": "reused", "feedback": "steps", "optimizer": sgd},
+        {"plan": NAMED, "selection": "topk", "wire": "packed-int8"},
     ],
     ids=named,
 )

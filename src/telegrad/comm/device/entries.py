@@ -14,12 +14,12 @@ from typing import Any, NamedTuple
 from telegrad import _core
 from telegrad.comm.device.parts import flat
 from telegrad.comm.device.runtime import DeviceRuntime, Stream, has_runtime
-from telegrad.comm.device.staging import NOTE_BYTES, Lease
+from telegrad.comm.device.staging import Lease
 from telegrad.ops.staging import kernels_of
 from telegrad.stream import MAX_LENGTH, is_torch_tensor
 
 _DTYPES = {"float32": "f32", "float16": "f16", "bfloat16": "bf16"}
-_INDEX_BYTES = 4
+_INDEX_BYTES, _LOST_BYTES, _WORD_BYTES = 4, 4, 8
 _ALIGNED = 4  # indices: 16 bytes, which is what Triton tells addresses apart by
 _FAILED = -1
 _COUNTS = ("int32", "int64")
@@ -100,14 +100,20 @@ class Staged(NamedTuple):
     sum_values: int
     sum_room: int
     dense: int
+    lost_form: int
+    lost_indices: int
+    lost_values: int
+    lost_room: int
+    lost: int
 
 
 class EntriesPart:
-    """The sum of all ranks' entries, into a dense tensor. It is one operation of the engine, however long.
+    """The sum of all ranks' entries, into a dense tensor; and to another is added what rounding loses of them. It is
+    one operation of the engine, however long.
 
-    Pinned: for the input what the tensors hold, indices as 32 bits; for the sum a dense vector, in whose memory its
-    entries lie where they take less. The count and the sum's form, int64 both, lie beside the words: buffers are powers
-    of two, and would often be twice as long for one more number.
+    Pinned: for the input what the tensors hold, indices as 32 bits; for the sum, and for what is lost, a dense vector
+    each, in whose memory entries lie where they take less. The count and the forms of the other two, int64 all, lie
+    beside the words: buffers are powers of two, and would often be twice as long for one more number.
     """
 
     has_input = True
@@ -119,13 +125,17 @@ class EntriesPart:
         form: Any,
         absent: float,
         begin: Callable[[Staged, _core.Gate], _core.Request],
+        error: Any = None,
     ) -> None:
-        """``form``: an int64 on the device."""
+        """``form``: two int64 on the device. ``error``: float32; ``None``: nobody wants what is lost."""
         self._entries, self._out, self._form, self._absent, self._begin = entries, out, form, absent, begin
+        self._error = error
         item = int(entries.values.element_size())
         self._room = entries.nnz
-        self._sum_room = entries.length * item // (_INDEX_BYTES + item) // _ALIGNED * _ALIGNED
+        self._sum_room = _entries_in(entries.length, item)
         self._item = item
+        self._dense_bytes = entries.length * item
+        self._lost_room, self._lost_first = _entries_in(entries.length, _LOST_BYTES), -(-self._dense_bytes // 16) * 16
 
     @property
     def input_bytes(self) -> int:
@@ -133,7 +143,9 @@ class EntriesPart:
 
     @property
     def output_bytes(self) -> int:
-        return max(1, self._entries.length * self._item)
+        if self._error is not None:
+            return max(1, self._lost_first + self._entries.length * _LOST_BYTES)
+        return max(1, self._dense_bytes)
 
     def prepare(self, runtime: DeviceRuntime, stream: Stream, lease: Lease) -> None:
         key = (*self._compiled_for(), runtime)
@@ -144,11 +156,11 @@ class EntriesPart:
         _prepared.add(key)
 
     def spoilt(self, lease: Lease) -> tuple[int, int]:
-        return int(lease.words.told.data_ptr()), NOTE_BYTES
+        return int(lease.words.told.data_ptr()), self._form_bytes
 
     def stage(self, runtime: DeviceRuntime, stream: Stream, lease: Lease) -> None:
         entries = self._entries
-        indices, values = self._sections(lease.input, self._room)
+        indices, values = _sections(lease.input, self._room, self._out.dtype)
         count = lease.words.given.view(self._form.dtype)
         given = (entries.indices, flat(entries.values), flat(entries.count))
         runtime.launch(stream, kernels_of(entries.values).stage, *given, count, indices, values)
@@ -156,35 +168,43 @@ class EntriesPart:
     def begin(self, lease: Lease, gate: _core.Gate) -> _core.Request:
         counted, form = int(lease.words.given.data_ptr()), int(lease.words.told.data_ptr())
         first, to = lease.input_address, lease.output_address
+        lost = to + self._lost_first
+        errors = (form + _WORD_BYTES, lost, lost + self._lost_room * _INDEX_BYTES, self._lost_room, lost)
         staged = Staged(
             *(counted, first, first + _aligned(self._room) * _INDEX_BYTES, self._room),
             *(form, to, to + self._sum_room * _INDEX_BYTES, self._sum_room, to),
+            *(errors if self._error is not None else (0, 0, 0, 0, 0)),
         )
         return self._begin(staged, gate)
 
     def fetch(self, runtime: DeviceRuntime, stream: Stream, lease: Lease) -> None:
         # Kernels ask for the word in each block: it must be near.
-        runtime.copy_to_device(stream, self._form, 0, int(lease.words.told.data_ptr()), NOTE_BYTES)
+        runtime.copy_to_device(stream, self._form, 0, int(lease.words.told.data_ptr()), self._form_bytes)
         self._queue_sum(runtime, stream, lease, fails=False)
+
+    @property
+    def _form_bytes(self) -> int:
+        return _WORD_BYTES if self._error is None else 2 * _WORD_BYTES
 
     def _queue_sum(self, runtime: DeviceRuntime, stream: Stream, lease: Lease, *, fails: bool) -> None:
         """The kernels that write ``out`` by ``form``, or, if it ``fails``, by one that says so."""
-        dense = lease.output[: self._entries.length * self._item].view(self._out.dtype)
-        indices, values = self._sections(lease.output, self._sum_room)
+        dense = lease.output[: self._dense_bytes].view(self._out.dtype)
+        entries = _sections(lease.output, self._sum_room, self._out.dtype)
         kernels, absent = kernels_of(self._out), self._absent
 
-        def write_sum(out: Any, form: Any, dense: Any, indices: Any, values: Any) -> None:
+        def write_sum(out: Any, form: Any, dense: Any, indices: Any, values: Any, *errors: Any) -> None:
             if fails:
                 form.fill_(_FAILED)
-            kernels.write_sum(out, form, dense, indices, values, absent)
+            kernels.write_sum(out, form[:1], dense, indices, values, absent)
+            if errors:
+                kernels.add_sum(errors[0], form[1:], *errors[1:])
 
-        runtime.launch(stream, write_sum, self._out, self._form, dense, indices, values)
-
-    def _sections(self, buffer: Any, room: int) -> tuple[Any, Any]:
-        """So many indices, and the values behind them."""
-        first = _aligned(room) * _INDEX_BYTES
-        indices = buffer[: room * _INDEX_BYTES].view(sys.modules["torch"].uint32)
-        return indices, buffer[first : first + room * self._item].view(self._out.dtype)
+        tensors = [self._out, self._form, dense, *entries]
+        if self._error is not None:
+            last = self._lost_first + self._entries.length * _LOST_BYTES
+            lost = lease.output[self._lost_first : last].view(self._error.dtype)
+            tensors += [self._error, lost, *_sections(lost, self._lost_room, self._error.dtype)]
+        runtime.launch(stream, write_sum, *tensors)
 
     def _compiled_for(self) -> tuple[Any, ...]:
         """What Triton compiles kernels anew for."""
@@ -201,10 +221,25 @@ class EntriesPart:
             *aligned,
             *wide,
             *empty,
+            None if self._error is None else self._error.data_ptr() % 16 == 0,
         )
 
 
 _prepared: set[tuple[Any, ...]] = set()
+
+
+def _sections(buffer: Any, room: int, dtype: Any) -> tuple[Any, Any]:
+    """So many indices, and the values behind them."""
+    torch = sys.modules["torch"]
+    flat_bytes = buffer.view(torch.uint8)
+    first = _aligned(room) * _INDEX_BYTES
+    indices = flat_bytes[: room * _INDEX_BYTES].view(torch.uint32)
+    return indices, flat_bytes[first : first + room * dtype.itemsize].view(dtype)
+
+
+def _entries_in(elements: int, item: int) -> int:
+    """How many entries, each an index and a value, there is room for in a dense vector."""
+    return elements * item // (_INDEX_BYTES + item) // _ALIGNED * _ALIGNED
 
 
 def _aligned(room: int) -> int:

@@ -9,6 +9,7 @@ else is float32.
 
 from __future__ import annotations
 
+import math
 from typing import Any, Protocol
 
 from telegrad.ops.placement import is_on_gpu
@@ -50,11 +51,13 @@ class Kernels(Protocol):
         to_values: Array,
         fault: Array,
         offset: int,
+        most: float = math.inf,
     ) -> None:
         """Copies the first ``count`` entries to where they end before ``end``; as ``to_values`` holds them.
 
         Entries have left ``residual``, which begins at index ``offset``: what rounding loses goes back to it, and
-        ``velocity`` becomes 0 there. If ``broken`` is not 0, ``count`` is 0, and one NaN is written, at ``offset``.
+        ``velocity`` becomes 0 there. Of a finite float32 beyond ``most`` that much goes, and the rest goes back, too.
+        If ``broken`` is not 0, ``count`` is 0, and one NaN is written, at ``offset``.
         These three have one element, int64. Indices are uint32.
         """
 
@@ -63,6 +66,17 @@ class Kernels(Protocol):
 
     def restore(self, x: Array, before: Array, wanted: Array) -> None:
         """If ``wanted`` (int32, one element) is above 0, ``x`` becomes ``before``."""
+
+    def change_unit(self, unit: Array, wanted: Array, ratio: Array, threshold: Array | None) -> None:
+        """``unit`` becomes ``wanted``, and ``ratio`` what an array in it must be multiplied by to say the same, at most
+        1e300; ``threshold`` is multiplied, and becomes 0 where float32 cannot hold it.
+
+        All have one element, float64. Where ``wanted`` is not above 0 and finite ``ratio`` is 1, and nothing changes.
+        """
+
+    def rescale(self, x: Array, ratio: Array) -> None:
+        """``x`` times ``ratio`` (float64, one element), unless that is 1. What float32 cannot hold becomes its largest
+        number."""
 
 
 def kernels_of(x: Array) -> Kernels:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,8 @@ from telegrad.ops.nonfinite.naive import as_float32
 from telegrad.ops.quantise.naive import narrowed
 
 Vector = npt.NDArray[Any]
+
+_LARGEST = float(np.finfo(np.float32).max)
 
 
 def accumulate_velocity(
@@ -47,6 +50,7 @@ def collect(
     to_values: Vector,
     fault: Vector,
     offset: int,
+    most: float = math.inf,
 ) -> None:
     """See ``Kernels.collect``."""
     if broken[0]:
@@ -63,6 +67,9 @@ def collect(
             fault[0] = 1
         elif to_values.dtype != np.float32:
             residual[where] = values[entry] - leaves
+        elif abs(leaves) > most:
+            to_values[place] = np.copysign(np.float32(most), leaves)
+            residual[where] = leaves - to_values[place]
         if velocity is not None:
             velocity[where] = 0
 
@@ -77,3 +84,25 @@ def restore(x: Vector, before: Vector, wanted: Vector) -> None:
     """See ``Kernels.restore``."""
     if wanted[0] > 0:
         x[:] = before
+
+
+def change_unit(unit: Vector, wanted: Vector, ratio: Vector, threshold: Vector | None) -> None:
+    """See ``Kernels.change_unit``."""
+    ratio[0] = 1.0
+    if not 0 < wanted[0] < np.inf:
+        return
+    with np.errstate(over="ignore"):
+        ratio[0] = min(unit[0] / wanted[0], 1e300)
+    unit[0] = wanted[0]
+    if threshold is not None:
+        moved = threshold[0] * ratio[0]
+        threshold[0] = moved if 0 < moved <= _LARGEST else 0.0
+
+
+def rescale(x: Vector, ratio: Vector) -> None:
+    """See ``Kernels.rescale``."""
+    if ratio[0] == 1:
+        return
+    near = 2.0**-100 < ratio[0] < 2.0**100
+    factor = np.float64(np.float32(ratio[0])) if near else ratio[0]
+    x[:] = np.clip(x.astype(np.float64) * factor, -_LARGEST, _LARGEST)

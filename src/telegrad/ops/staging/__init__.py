@@ -39,6 +39,9 @@ class Kernels(Protocol):
         ``absent``. Of one that failed, ones in all bits: NaN. These three are pinned.
         """
 
+    def add_sum(self, out: Array, form: Array, dense: Array, indices: Array, values: Array) -> None:
+        """Adds to ``out``, float32, what ``form`` tells of, which lies as for ``write_sum``; nothing of what failed."""
+
 
 def kernels_of(x: Array) -> Kernels:
     """The functions for tensors such as ``x``. Raises as ``placement.is_on_gpu``; ``TypeError`` for a numpy array."""

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from telegrad.ops.quantise.naive import narrowed
-from telegrad.ops.scatter.naive import scatter_set
+from telegrad.ops.scatter.naive import scatter_add, scatter_set
 from telegrad.ops.staging import DENSE
 
 Vector = npt.NDArray[Any]
@@ -34,3 +34,11 @@ def write_sum(out: Vector, form: Vector, dense: Vector, indices: Vector, values:
     else:
         out[:] = narrowed(np.array([absent], np.float32), out.dtype)
         scatter_set(out, indices, values, 0, form)
+
+
+def add_sum(out: Vector, form: Vector, dense: Vector, indices: Vector, values: Vector) -> None:
+    """See ``Kernels.add_sum``."""
+    if form[0] == DENSE:
+        out += dense
+    else:
+        scatter_add(out, indices, values, 0, form)

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
 
-from telegrad.ops.feedback.triton.updates import clear_nonfinite, collect_entries, move_velocity, restore_elements
+from telegrad.ops.feedback.triton.updates import (
+    clear_nonfinite,
+    collect_entries,
+    move_velocity,
+    rescale_elements,
+    restore_elements,
+    set_unit,
+)
 from telegrad.ops.triton import BLOCK, launch
 from telegrad.ops.triton.floats import KINDS, bits_of
 
@@ -38,12 +46,13 @@ def collect(
     to_values: torch.Tensor,
     fault: torch.Tensor,
     offset: int,
+    most: float = math.inf,
 ) -> None:
     """See ``Kernels.collect``."""
     room = indices.numel()
     masked = residual if velocity is None else velocity
-    to = (to_indices, bits_of(to_values), fault, offset)
-    kinds = {"KIND": KINDS[to_values.dtype], "MASKS": velocity is not None}
+    to = (to_indices, bits_of(to_values), fault, offset, most)
+    kinds = {"KIND": KINDS[to_values.dtype], "MASKS": velocity is not None, "LIMITS": most < math.inf}
     _over(room, collect_entries, indices, values, room, count, broken, end, residual, masked, *to, **kinds)
 
 
@@ -55,6 +64,18 @@ def clear_faults(residual: torch.Tensor, fault: torch.Tensor) -> None:
 def restore(x: torch.Tensor, before: torch.Tensor, wanted: torch.Tensor) -> None:
     """See ``Kernels.restore``."""
     _over(x.numel(), restore_elements, x, before, x.numel(), wanted)
+
+
+def change_unit(unit: torch.Tensor, wanted: torch.Tensor, ratio: torch.Tensor, threshold: torch.Tensor | None) -> None:
+    """See ``Kernels.change_unit``."""
+    launch(
+        set_unit, 1, unit, wanted, ratio, unit if threshold is None else threshold, HAS_THRESHOLD=threshold is not None
+    )
+
+
+def rescale(x: torch.Tensor, ratio: torch.Tensor) -> None:
+    """See ``Kernels.rescale``."""
+    _over(x.numel(), rescale_elements, x, x.numel(), ratio)
 
 
 def _over(elements: int, kernel: Any, x: torch.Tensor, *arguments: Any, **options: Any) -> None:

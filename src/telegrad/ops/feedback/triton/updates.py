@@ -60,8 +60,10 @@ def collect_entries(
     to_values,
     fault,
     offset,
+    most,  # if LIMITS, which is for float32
     KIND: tl.constexpr,
     MASKS: tl.constexpr,
+    LIMITS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     """Reads 8 bytes of every entry that there is, and writes as many, and 4 at its place in residual or velocity."""
@@ -74,11 +76,15 @@ def collect_entries(
     stored = x
     if KIND != 0:
         stored = rounded(x, KIND)
+    finite = is_finite(widened(stored, KIND))
+    if LIMITS:
+        stored = tl.where(finite, tl.minimum(tl.maximum(x, -most), most), x)
     leaves = widened(stored, KIND)
-    finite = is_finite(leaves)
     position = index.to(tl.int64) - offset
     if KIND != 0:
         tl.store(residual + position, x - leaves, mask=inside & finite)
+    if LIMITS:
+        tl.store(residual + position, x - leaves, mask=inside & finite & (tl.abs(x) > most))
     if MASKS:
         tl.store(velocity + position, tl.zeros_like(x), mask=inside)
     place = tl.load(end) - counted + lane
@@ -107,3 +113,34 @@ def restore_elements(x, before, size, wanted, BLOCK: tl.constexpr):
     where = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = (where < size) & (tl.load(wanted) > 0)
     tl.store(x + where, tl.load(before + where, mask=inside, other=0.0), mask=inside)
+
+
+@triton.jit
+def set_unit(unit, wanted, ratio, threshold, HAS_THRESHOLD: tl.constexpr):
+    """One program."""
+    before, after = tl.load(unit), tl.load(wanted)
+    largest = tl.full([], 1e300, tl.float64)
+    fits = (after > 0) & (after.to(tl.int64, bitcast=True) < 0x7FF0000000000000)
+    divisor = tl.where(fits, after, before)
+    moved = tl.minimum(before / divisor, largest)
+    tl.store(ratio, moved)
+    tl.store(unit, divisor)
+    if HAS_THRESHOLD:
+        held = tl.load(threshold) * moved
+        inside = (held > 0) & (held <= 3.4028234663852886e38)
+        tl.store(threshold, tl.where(inside, held, 0.0))
+
+
+@triton.jit
+def rescale_elements(x, size, ratio, BLOCK: tl.constexpr):
+    """Reads nothing if the ratio is 1. A product of float32 is exact in float64: it is rounded once."""
+    where = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    given = tl.load(ratio)
+    bits = given.to(tl.int64, bitcast=True)  # of numbers above 0 they have their order
+    inside = (where < size) & (bits != (1023 << 52))
+    near = (bits > ((1023 - 100) << 52)) & (bits < ((1023 + 100) << 52))
+    factor = tl.where(near, given.to(tl.float32).to(tl.float64), given)
+    product = tl.load(x + where, mask=inside, other=0.0).to(tl.float64) * factor
+    largest = tl.full([BLOCK], 3.4028234663852886e38, tl.float64)
+    limited = tl.minimum(tl.maximum(product, -largest), largest)
+    tl.store(x + where, limited.to(tl.float32), mask=inside)

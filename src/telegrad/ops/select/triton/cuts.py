@@ -31,9 +31,11 @@ def find_kth_of_few(
     FLIP: tl.constexpr,
     MASK: tl.constexpr,
     LOWEST: tl.constexpr,
+    CUT: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """All three digits, of entries that one program holds in registers. Reads 4 bytes of every entry."""
+    """All three digits, of entries that one program holds in registers. Reads 4 bytes of every entry. CUT: zeros where
+    there are fewer than k."""
     where = tl.arange(0, BLOCK)
     inside = where < tl.load(length)
     key = (tl.load(values + where, mask=inside, other=0.0).to(tl.int32, bitcast=True) ^ FLIP) & MASK
@@ -43,6 +45,9 @@ def find_kth_of_few(
     digits, rank = narrowed(tl.histogram((key >> 10) & 0x3FF, 1024, mask=member), digits, rank, 10)
     member = member & ((key >> 10) == digits)
     digits, rank = narrowed(tl.histogram(key & 0x3FF, 1024, mask=member), digits, rank, 10)
+    if CUT:
+        rank = tl.where(digits < 0, 0, rank)
+        digits = tl.where(digits < 0, 0, digits)
     tl.store(found, digits.to(tl.int64))
     tl.store(found + 1, rank.to(tl.int64))
 
@@ -58,12 +63,15 @@ def count_digits(
     LOWEST: tl.constexpr,
     SHIFT: tl.constexpr,
     WIDTH: tl.constexpr,
+    FIRST: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """How many entries have each next digit. Reads 4 bytes of every entry."""
+    """How many entries have each next digit. Reads 4 bytes of every entry. FIRST: nothing has been found yet."""
     bins: tl.constexpr = 1 << WIDTH
     size = tl.load(length)
-    digits = tl.load(found)
+    digits = size * 0
+    if not FIRST:
+        digits = tl.load(found)
     counted = tl.zeros([bins], tl.int32)
     step = tl.num_programs(0).to(tl.int64) * BLOCK
     for start in range(tl.program_id(0).to(tl.int64) * BLOCK, size, step):
@@ -76,13 +84,19 @@ def count_digits(
     tl.atomic_add(histogram + tl.arange(0, bins), counted.to(tl.int64), mask=counted > 0)
 
 
-@triton.jit
-def find_digit(histogram, found, WIDTH: tl.constexpr):
-    """The next digit of the k-th largest key, by one program."""
+@triton.jit(do_not_specialize=["k"])
+def find_digit(histogram, found, k, WIDTH: tl.constexpr, FIRST: tl.constexpr, CUT: tl.constexpr):
+    """The next digit of the k-th largest key, by one program. CUT: as of find_kth_of_few."""
     counted = tl.load(histogram + tl.arange(0, 1 << WIDTH))
-    digits, rank = narrowed(counted, tl.load(found), tl.load(found + 1), WIDTH)
-    tl.store(found, digits)
-    tl.store(found + 1, rank)
+    if FIRST:
+        digits, rank = narrowed(counted, 0, k, WIDTH)
+    else:
+        digits, rank = narrowed(counted, tl.load(found), tl.load(found + 1), WIDTH)
+    if CUT:
+        rank = tl.where(digits < 0, 0, rank)
+        digits = tl.where(digits < 0, 0, digits)
+    tl.store(found, digits.to(tl.int64))
+    tl.store(found + 1, rank.to(tl.int64))
 
 
 @triton.jit
@@ -90,7 +104,7 @@ def count_cut(
     values,
     length,  # int64
     cut,  # int64: all entries of greater keys are cut off, and so many of those whose key this is
-    greater,  # of every block
+    greater,  # int64, of every block
     equal,
     FLIP: tl.constexpr,
     MASK: tl.constexpr,
@@ -102,8 +116,8 @@ def count_cut(
     inside = where < tl.load(length)
     key = (tl.load(values + where, mask=inside, other=0.0).to(tl.int32, bitcast=True) ^ FLIP) & MASK
     last = tl.load(cut)
-    tl.store(greater + block, tl.sum((inside & (key > last)).to(tl.int32)))
-    tl.store(equal + block, tl.sum((inside & (key == last)).to(tl.int32)))
+    tl.store(greater + block, tl.sum((inside & (key > last)).to(tl.int32)).to(tl.int64))
+    tl.store(equal + block, tl.sum((inside & (key == last)).to(tl.int32)).to(tl.int64))
 
 
 @triton.jit(do_not_specialize=["room", "offset"])
@@ -118,13 +132,15 @@ def move_cut(
     room,
     indices,
     moved,
+    total,  # of one element: how many are cut off
     offset,
     FLIP: tl.constexpr,
     MASK: tl.constexpr,
     LISTED: tl.constexpr,
+    ALONE: tl.constexpr,  # there is one block, which needs no ends
     BLOCK: tl.constexpr,
 ):
-    """Writes, in order, the first ``room`` entries that the cut cuts off.
+    """Writes, in order, the first ``room`` entries that the cut cuts off, and how many it does.
 
     LISTED: the source has left the residual already, and what is not cut off is put back. Otherwise ``values`` is the
     residual, and what is cut off becomes zero.
@@ -139,8 +155,15 @@ def move_cut(
     greater = inside & (key > last)
     equal = inside & (key == last)
     ones = equal.to(tl.int32)
-    greater_before = tl.load(greater_ends + block) - tl.sum(greater.to(tl.int32))
-    equal_before = tl.load(equal_ends + block) - tl.sum(ones)
+    if ALONE:
+        greater_end = tl.sum(greater.to(tl.int32)).to(tl.int64)
+        equal_end = tl.sum(ones).to(tl.int64)
+    else:
+        greater_end = tl.load(greater_ends + block)
+        equal_end = tl.load(equal_ends + block)
+    tl.store(total, greater_end + tl.minimum(equal_end, ties), mask=block == tl.num_programs(0) - 1)
+    greater_before = greater_end - tl.sum(greater.to(tl.int32))
+    equal_before = equal_end - tl.sum(ones)
     chosen = greater | (equal & (equal_before + tl.cumsum(ones, 0) <= ties))
     flags = chosen.to(tl.int32)
     place = greater_before + tl.minimum(equal_before, ties) + tl.cumsum(flags, 0) - flags

@@ -14,7 +14,7 @@ import torch
 
 from telegrad.ops.select import TINY, Sign, check_room
 from telegrad.ops.select.triton.ranked import Candidates, key_of, sample_words
-from telegrad.ops.select.triton.sources import FusedPass, Output, Source, cut_of, side_of
+from telegrad.ops.select.triton.sources import FusedPass, Output, Source, side_of
 from telegrad.ops.triton import numbers_on
 
 
@@ -63,18 +63,17 @@ def queue_topk(
 ) -> None:
     """As ``cpu.accumulate_topk``, but ``count`` (int32 or int64, one element) becomes the number of entries moved.
 
-    That is k, or of one sign all there are. ``active``: int64, one element; if it is 0, the residual stays as it is and
-    nothing is moved. Does not wait, but for a copy of 64 KiB when a device meets its first long residual, unless
-    ``prepare`` has made that.
+    That is k, or of one sign all there are. ``active``: int64, one element, 0 or 1; if it is 0, the residual stays as
+    it is and nothing is moved. Does not wait, but for a copy of 64 KiB when a device meets its first long residual,
+    unless ``prepare`` has made that.
     """
     check_room(indices, values, k)
     out = Output(indices[:k], values[:k], offset)
     candidates = Candidates(residual, gradient, k, side_of(sign), moments=False, active=active)
-    moved = candidates.source.move(cut_of(candidates.source.kth(k)), out)
+    moved = candidates.source.move(candidates.source.kth(k, cuts_all=True), out, count.view(1))
     rest = candidates.rest()
     if rest is not None:
-        moved = moved + rest.move(cut_of(rest.kth(k)), out)
-    count.copy_(moved.view(count.shape))
+        moved.add_(rest.move(rest.kth(k, cuts_all=True), out))
 
 
 def queue_all(
@@ -153,9 +152,11 @@ def queue_reused(
         made[number].order(usable[own], outputs[number])
         made[number].restore(usable[own])
         sources.append(Source(residuals[number], residuals[number], lengths[own], side))
-    found = torch.stack([source.kth(ks[number]) for number, source in enumerate(sources)])
-    cuts = found.masked_fill(found[:, :1] < 0, 0)
-    moved = torch.cat([source.move(cuts[number], outputs[number]) for number, source in enumerate(sources)])
+    cuts = torch.empty(len(sources), 2, dtype=torch.int64, device=reached.device)
+    moved = torch.empty_like(reached)
+    for number, source in enumerate(sources):
+        cut = source.kth(ks[number], cuts[number], cuts_all=True)
+        source.move(cut, outputs[number], moved[number : number + 1])
     torch._foreach_copy_([*counts], [*(usable + moved).split(1)])  # type: ignore[no-untyped-call]
     kept.follow(enough, reached, cuts, taking)
 

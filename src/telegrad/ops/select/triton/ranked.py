@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from telegrad.ops.select import Chosen
-from telegrad.ops.select.triton.sources import FusedPass, Moments, Output, Side, Source, cut_of
+from telegrad.ops.select.triton.sources import FusedPass, Moments, Output, Side, Source
 from telegrad.ops.triton import numbers_on, told
 
 SMALL = 1 << 15
@@ -48,7 +48,7 @@ class Candidates:
         self._pass: FusedPass | None = None
         if rank is None:
             made = FusedPass(residual, gradient, side, moments=moments, active=active)
-            self.usable = numbers_on(residual, 1)
+            self._usable: torch.Tensor | None = None
             self.source = Source.whole(residual, side, active)
         else:
             bound = _sampled_bound(residual, gradient, side, rank)
@@ -60,12 +60,16 @@ class Candidates:
             enough = reached >= wanted
             if not side.is_both:
                 enough |= bound == 1  # these are all of the side, however few
-            self.usable = torch.where(enough & (reached <= room), reached, torch.zeros_like(reached))
+            self._usable = reached.masked_fill(~(enough & (reached <= room)), 0)
             positions = torch.empty(room, dtype=torch.uint32, device=residual.device)
             values = torch.empty(room, dtype=torch.float32, device=residual.device)
-            made.order(self.usable, Output(positions, values, 0))
-            self.source = Source(residual, values, self.usable, side, positions)
+            made.order(self._usable, Output(positions, values, 0))
+            self.source = Source(residual, values, self._usable, side, positions)
         self.moments = made.moments
+
+    @property
+    def usable(self) -> torch.Tensor:
+        return numbers_on(self._residual, 1) if self._usable is None else self._usable
 
     def rest(self) -> Source | None:
         """Where a sample misled, all of the residual, with everything back in it; nothing where it did not. ``None``:
@@ -79,14 +83,14 @@ class Candidates:
         """Puts all back, to rank the whole residual instead."""
         assert self._pass is not None
         self._pass.restore(self.usable)
-        self.usable, self.source = numbers_on(self._residual, 1), Source.whole(self._residual, self._side)
+        self._usable, self.source = None, Source.whole(self._residual, self._side)
 
 
 def accumulate_topk(residual: torch.Tensor, gradient: torch.Tensor | None, k: int, side: Side, out: Output) -> Chosen:
     """As the contract says. Waits for the GPU once; twice where the sample misled."""
     candidates = Candidates(residual, gradient, k, side, moments=not side.is_both)
     while True:
-        cut = cut_of(candidates.source.kth(k))
+        cut = candidates.source.kth(k, cuts_all=True)
         count = candidates.source.move(cut, out)
         usable, moved, key, ties, largest = told(candidates.usable, count, cut, _largest(candidates.moments, cut))
         if usable:
@@ -116,7 +120,7 @@ def accumulate_search(
         candidates.rank_all()
     total = struct.unpack("d", struct.pack("q", bits))[0]
     bound = _searched_bound(total / count if count else 0.0, value_of(top), tolerance, keys[0], keys[2], side)
-    cut = cut_of(at_k)
+    cut = at_k.masked_fill(at_k[:1] < 0, 0)
     if bound is not None:
         cut = numbers_on(residual, bound - 1, 0)
     moved, key, ties = told(candidates.source.move(cut, out), cut)
@@ -175,7 +179,8 @@ def _sampled_bound(residual: torch.Tensor, gradient: torch.Tensor | None, side: 
     sums = residual[positions]
     if gradient is not None:
         sums += gradient[positions]
-    keys = (sums.view(torch.int32) ^ side.flip) & side.mask
+    bits = sums.view(torch.int32)
+    keys = (bits ^ side.flip if side.flip else bits) & side.mask
     return keys.to(torch.int64).sort(descending=True).values[rank : rank + 1].clamp(min=1)
 
 

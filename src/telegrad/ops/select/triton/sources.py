@@ -100,7 +100,10 @@ class FusedPass:
 
         select = bound is not None
         self._residual, self._room = residual, room
-        self.reached = numbers_on(residual, 0) if reached is None else reached
+        if reached is None:  # which is written where something is packed
+            zeros = torch.zeros if select else torch.empty
+            reached = zeros(1, dtype=torch.int64, device=residual.device)
+        self.reached = reached
         self._indices = torch.empty(room, dtype=torch.uint32, device=residual.device)
         self._values = torch.empty(room, dtype=torch.float32, device=residual.device)
         self._starts, self._counts = per_block(torch.int64, select), per_block(torch.int32, select)
@@ -158,11 +161,9 @@ class Source:
 
     @classmethod
     def whole(cls, residual: torch.Tensor, side: Side, active: torch.Tensor | None = None) -> Source:
-        """All of a residual; nothing if ``active`` (int64, one element) is 0."""
-        length = numbers_on(residual, residual.numel())
-        if active is not None:
-            length = torch.where(active > 0, length, torch.zeros_like(length))
-        return cls(residual, residual, length, side)
+        """All of a residual; nothing if ``active`` (int64, one element, 0 or 1) is 0."""
+        size = residual.numel()
+        return cls(residual, residual, numbers_on(residual, size) if active is None else active * size, side)
 
     @classmethod
     def whole_unless(
@@ -170,63 +171,59 @@ class Source:
     ) -> Source:
         """As ``whole`` if ``usable`` (int64, one element) is 0, else nothing: its kernels then read nothing."""
         whole = cls.whole(residual, side, active)
-        length = torch.where(usable > 0, torch.zeros_like(usable), whole.length)
-        return cls(residual, residual, length, side)
+        whole.length.masked_fill_(usable > 0, 0)
+        return whole
 
-    def kth(self, k: int) -> torch.Tensor:
-        """The k-th largest key, and its rank among those that equal it: two int64; (-1, …): there are fewer than k.
+    def kth(self, k: int, out: torch.Tensor | None = None, *, cuts_all: bool = False) -> torch.Tensor:
+        """The k-th largest key, and its rank among those that equal it: two int64, also written to ``out``; (-1, …):
+        there are fewer than k; with ``cuts_all`` zeros: as a cut that is behind all of them.
 
         Reads 4 bytes of every entry three times; of no more than a block's, once.
         """
         blocks, side = blocks_of(self.values.numel()), self.side
         keys: dict[str, Any] = {"FLIP": side.flip, "MASK": side.mask, "LOWEST": side.lowest}
+        found = torch.empty(2, dtype=torch.int64, device=self.values.device) if out is None else out
         if blocks == 1:
-            found = torch.empty(2, dtype=torch.int64, device=self.values.device)
-            launch_over(1, cuts.find_kth_of_few, self.values, self.length, k, found, **keys)
+            launch_over(1, cuts.find_kth_of_few, self.values, self.length, k, found, **keys, CUT=cuts_all)
             return found
-        found = numbers_on(self.values, 0, k)
         histograms = torch.zeros(len(_DIGITS), 1 << 11, dtype=torch.int64, device=self.values.device)
         programs = min(blocks, _PROGRAMS)
-        for (width, shift), histogram in zip(_DIGITS, histograms, strict=True):
-            launch(
-                cuts.count_digits,
-                programs,
-                *(self.values, self.length, found, histogram),
-                **keys,
-                SHIFT=shift,
-                WIDTH=width,
-                BLOCK=BLOCK,
-            )
-            launch(cuts.find_digit, 1, histogram, found, WIDTH=width)
+        for number, ((width, shift), histogram) in enumerate(zip(_DIGITS, histograms, strict=True)):
+            is_first, is_last = number == 0, number == len(_DIGITS) - 1
+            digit: dict[str, Any] = {**keys, "SHIFT": shift, "WIDTH": width, "FIRST": is_first, "BLOCK": BLOCK}
+            launch(cuts.count_digits, programs, self.values, self.length, found, histogram, **digit)
+            launch(cuts.find_digit, 1, histogram, found, k, WIDTH=width, FIRST=is_first, CUT=cuts_all and is_last)
         return found
 
-    def move(self, cut: torch.Tensor, out: Output) -> torch.Tensor:
+    def move(self, cut: torch.Tensor, out: Output, total: torch.Tensor | None = None) -> torch.Tensor:
         """Moves, in order, all entries whose key is greater than ``cut[0]``, and the first ``cut[1]`` that equal it.
 
-        As many as ``out`` holds; returns how many there are, int64, one element. Reads 4 bytes of every entry twice.
+        As many as ``out`` holds; returns how many there are, int64, one element, or ``total``, which then has it. Reads
+        4 bytes of every entry twice; of no more than a block's, once.
         """
         most, side = self.values.numel(), self.side
-        greater, equal = torch.empty(2, blocks_of(most), dtype=torch.int32, device=self.values.device)
+        blocks = blocks_of(most)
         sides: dict[str, Any] = {"FLIP": side.flip, "MASK": side.mask}
-        launch_over(most, cuts.count_cut, self.values, self.length, cut, greater, equal, **sides)
-        greater_ends, equal_ends = greater.cumsum(0), equal.cumsum(0)
+        if total is None:
+            total = torch.empty(1, dtype=torch.int64, device=self.values.device)
+        if blocks == 1:
+            greater_ends = equal_ends = cut
+        else:
+            counts = torch.empty(2, blocks, dtype=torch.int64, device=self.values.device)
+            launch_over(most, cuts.count_cut, self.values, self.length, cut, *counts, **sides)
+            greater_ends, equal_ends = counts.cumsum(1)
         launch_over(
             most,
             cuts.move_cut,
             self.residual,
             out.indices if self.positions is None else self.positions,
             *(self.values, self.length, cut, greater_ends, equal_ends),
-            *(out.indices.numel(), out.indices, out.values, out.offset),
+            *(out.indices.numel(), out.indices, out.values, total, out.offset),
             LISTED=self.positions is not None,
+            ALONE=blocks == 1,
             **sides,
         )
-        moved: torch.Tensor = greater_ends[-1:] + torch.minimum(equal_ends[-1:], cut[1:])
-        return moved
-
-
-def cut_of(found: torch.Tensor) -> torch.Tensor:
-    """The cut behind the k-th largest key, as ``Source.kth`` has found it; behind all of them where there are fewer."""
-    return torch.where(found[:1] < 0, torch.zeros_like(found), found)
+        return total
 
 
 def _highest(keys: torch.Tensor) -> torch.Tensor:

@@ -10,9 +10,9 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from telegrad.ops.scatter.triton import scatter_set
+from telegrad.ops.scatter.triton import scatter_add, scatter_set
 from telegrad.ops.staging import DENSE
-from telegrad.ops.staging.triton.copies import begin_sum, stage_entries
+from telegrad.ops.staging.triton.copies import add_dense, begin_sum, stage_entries
 from telegrad.ops.triton import BLOCK, launch
 
 _DTYPES = {torch.float32: torch.int32, torch.bfloat16: torch.int16, torch.float16: torch.int16}
@@ -47,6 +47,17 @@ def write_sum(
     given = (_bits(out), form, _bits(dense), size, _bits_of(absent, out.dtype))
     launch(begin_sum, -(-size // BLOCK), *given, DENSE=DENSE, BLOCK=BLOCK)
     scatter_set(out, indices, values, 0, form)
+
+
+def add_sum(
+    out: torch.Tensor, form: torch.Tensor, dense: torch.Tensor, indices: torch.Tensor, values: torch.Tensor
+) -> None:
+    """See ``Kernels.add_sum``."""
+    size = out.numel()
+    if size == 0:
+        return
+    launch(add_dense, -(-size // BLOCK), out, form, dense, size, DENSE=DENSE, BLOCK=BLOCK)
+    scatter_add(out, indices, values, 0, form)
 
 
 def _bits(x: torch.Tensor) -> torch.Tensor:

@@ -29,3 +29,12 @@ def begin_sum(out, form, dense, size, absent, DENSE: tl.constexpr, BLOCK: tl.con
     there = tl.load(dense + lane, mask=inside & (shape == DENSE), other=0)
     without = tl.where(shape < 0, -1, absent).to(out.dtype.element_ty)
     tl.store(out + lane, tl.where(shape == DENSE, there, without), mask=inside)
+
+
+@triton.jit(do_not_specialize=["size"])
+def add_dense(out, form, dense, size, DENSE: tl.constexpr, BLOCK: tl.constexpr):
+    """``out`` += ``dense`` (pinned) if form is DENSE; otherwise reads nothing."""
+    lane = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    inside = (lane < size) & (tl.load(form) == DENSE)
+    added = tl.load(dense + lane, mask=inside, other=0.0)
+    tl.store(out + lane, tl.load(out + lane, mask=inside, other=0.0) + added, mask=inside)

@@ -1,0 +1,133 @@
+"""How many kernels a compressed pass launches on a device: with many parameters these are what the host's time goes to.
+Counted are Triton's launches, and torch's operations that launch."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import computing_device
+import handmade_buckets
+import numpy as np
+import pytest
+import torch
+from computing_device import ComputingRuntime, computed_on, wait_for
+from device_trainer import DeviceTrainer
+from torch.utils._python_dispatch import TorchDispatchMode
+from triton_arrays import DEVICE
+
+import telegrad
+from telegrad import Communicator
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::RuntimeWarning:triton"),  # of numpy, in the interpreter
+    pytest.mark.skipif(DEVICE != "cpu", reason="the fake device's memory is the host's: set TRITON_INTERPRET=1"),
+]
+
+_FREE = {"empty", "new_empty", "empty_like", "empty_strided", "new_empty_strided", "detach", "alias"}
+
+
+class Launches:
+    """Counts while it is ``on``."""
+
+    def __init__(self) -> None:
+        self.on = False
+        self.counted: Counter[str] = Counter()
+        self._lock = threading.Lock()
+        self._in_kernel = threading.local()
+
+    def count_torch(self, func: Any) -> None:
+        name = func._schema.name.removeprefix("aten::")
+        if self.on and not func.is_view and name not in _FREE and not getattr(self._in_kernel, "on", False):
+            with self._lock:
+                self.counted["torch"] += 1
+
+    @contextlib.contextmanager
+    def kernel(self, _: Any) -> Iterator[None]:
+        """In place of what every launch of a Triton kernel enters."""
+        if self.on:
+            with self._lock:
+                self.counted["triton"] += 1
+        self._in_kernel.on = True  # what the interpreter computes is none of it
+        try:
+            yield
+        finally:
+            self._in_kernel.on = False
+
+
+@pytest.fixture
+def launches(monkeypatch: pytest.MonkeyPatch) -> Launches:
+    found = Launches()
+    unwaiting = computing_device._Unwaiting
+
+    class Counting(unwaiting):  # type: ignore[misc, valid-type]
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            found.count_torch(func)
+            return super().__torch_dispatch__(func, types, args, kwargs)
+
+    monkeypatch.setattr(computing_device, "_Unwaiting", Counting)
+    monkeypatch.setattr(torch.cuda, "device_of", found.kernel)
+    return found
+
+
+class _Counted(TorchDispatchMode):
+    def __init__(self, launches: Launches) -> None:
+        super().__init__()
+        self._launches = launches
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self._launches.count_torch(func)
+        return func(*args, **(kwargs or {}))
+
+
+def launched(
+    launches: Launches, device: ComputingRuntime, monkeypatch: pytest.MonkeyPatch, sizes: list[int], **options: Any
+) -> dict[str, int]:
+    """By a pass that is not the first, of one bucket, on one rank."""
+    names = [f"p{number}" for number in range(len(sizes))]
+    monkeypatch.setattr(handmade_buckets, "SHAPES", dict(zip(names, ((size,) for size in sizes), strict=True)))
+    monkeypatch.setattr("device_trainer.SHAPES", handmade_buckets.SHAPES)
+    stream, rng = device.new_stream(), np.random.default_rng(0)
+    with Communicator.local(1)[0] as comm:
+        trainer = DeviceTrainer(device, comm, stream, **{"density": 0.01, **options})
+        for step in range(3):
+            gradient = computed_on(device, torch.from_numpy(rng.standard_normal(sum(sizes)).astype(np.float32)))
+            bucket = handmade_buckets.Bucket([trainer.parameters[name] for name in names], gradient, 0, True)
+            launches.on = step == 2
+            with device.on(stream), _Counted(launches):
+                telegrad.ddp_hook(trainer.state, bucket).wait()  # type: ignore[arg-type]
+            wait_for(device.streams)
+            launches.on = False
+        trainer.state.synchronize()
+    found = dict(launches.counted)
+    launches.counted.clear()
+    return found
+
+
+@pytest.mark.parametrize(
+    ("options", "size", "alone", "each"),
+    [
+        ({"selection": "topk"}, 3000, (8, 22), (5, 1)),
+        ({"selection": "topk"}, 40_000, (18, 43), (15, 22)),
+        ({"selection": "reused"}, 3000, (10, 74), (7, 1)),
+        ({"selection": "reused"}, 40_000, (16, 76), (13, 3)),
+        ({"selection": "topk", "wire": "packed-bf16"}, 3000, (10, 24), (5, 1)),
+    ],
+)
+def test_so_many_and_not_more(
+    launches: Launches,
+    device: ComputingRuntime,
+    monkeypatch: pytest.MonkeyPatch,
+    options: dict[str, Any],
+    size: int,
+    alone: tuple[int, int],
+    each: tuple[int, int],
+) -> None:
+    """Of a bucket with one parameter, and for each one more: Triton's, torch's."""
+    one = launched(launches, device, monkeypatch, [size], **options)
+    four = launched(launches, device, monkeypatch, [size] * 4, **options)
+    assert (one["triton"], one["torch"]) == alone
+    assert ((four["triton"] - one["triton"]) / 3, (four["torch"] - one["torch"]) / 3) == each
