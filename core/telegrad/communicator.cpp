@@ -34,9 +34,15 @@ void check_length(const char* name, std::size_t bytes, std::size_t wanted, const
 }
 
 // `own`: the place in `b`, of a's length, that `a` may be.
-void check_apart(ConstBytes a, ConstBytes b, const std::byte* own) {
+void check_apart(ConstBytes a, ConstBytes b, const std::byte* own, const char* remedy = "give each its own") {
   if (a.empty() || b.empty() || a.data() >= b.data() + b.size() || b.data() >= a.data() + a.size()) return;
-  if (a.data() != own) throw std::invalid_argument("x and out share memory: give each its own");
+  if (a.data() != own) throw std::invalid_argument(std::string("x and out share memory: ") + remedy);
+}
+
+// What is reduced of x goes there.
+void check_result(ConstBytes x, ConstBytes out) {
+  check_length("out", out.size(), x.size(), "the elements of x");
+  check_apart(x, out, out.data(), "give out its own, or all of x's");
 }
 
 // In bytes. `bytes`: of each block, if they are all alike.
@@ -107,20 +113,24 @@ std::string Communicator::driver() const { return joined_->core->driver_name(); 
 void Communicator::close() { joined_->core->close(); }
 void Communicator::abort(const std::string& reason) { joined_->core->abort(reason); }
 
-Work Communicator::all_reduce_bytes(Bytes x, DType dtype, Reduction reduction, std::string_view algorithm) {
+Work Communicator::all_reduce_bytes(ConstBytes x, Bytes out, DType dtype, Reduction reduction,
+                                    std::string_view algorithm) {
   check_reduction(reduction, dtype);
+  check_result(x, out);
   const Dense dense{.input = x,
-                    .output = x,
+                    .output = out,
                     .dtype = dtype,
                     .reduction = reduction,
                     .algorithm = detail::algorithm_named(algorithm, detail::kDenseAlgorithms)};
   return begin(joined_, make_all_reduce(joined_->core->allreduce_table(), dense));
 }
 
-Work Communicator::reduce_bytes(Bytes x, DType dtype, Rank root, Reduction reduction) {
+Work Communicator::reduce_bytes(ConstBytes x, Bytes out, DType dtype, Rank root, Reduction reduction) {
   check_reduction(reduction, dtype);
   check_rank("root", root, size());
-  return begin(joined_, make_reduce(size(), {.input = x, .output = x, .dtype = dtype, .reduction = reduction}, root));
+  if (rank() != root) out = {};
+  if (rank() == root) check_result(x, out);
+  return begin(joined_, make_reduce(size(), {.input = x, .output = out, .dtype = dtype, .reduction = reduction}, root));
 }
 
 Work Communicator::reduce_scatter_bytes(ConstBytes x, Bytes out, DType dtype, Reduction reduction, Counts counts) {
@@ -205,6 +215,15 @@ Work Communicator::recv_bytes(Bytes x, DType dtype, std::optional<Rank> source, 
   check_tag(tag);
   if (size() == 1) throw std::invalid_argument("there is no other rank to receive from");
   return begin(joined_, make_receive(dtype, x, source.value_or(kNoRank), tag));
+}
+
+Work Communicator::sendrecv_bytes(ConstBytes x, DType dtype, Rank to, Bytes out, DType out_dtype, Rank source,
+                                  std::uint32_t tag) {
+  check_peer("to", to, rank(), size());
+  check_peer("source", source, rank(), size());
+  check_tag(tag);
+  check_apart(x, out, nullptr);
+  return Work(detail::begun(joined_, make_receive(out_dtype, out, source, tag), make_send(dtype, x, to, tag)));
 }
 
 }  // namespace telegrad::api

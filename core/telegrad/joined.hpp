@@ -28,6 +28,7 @@ struct Joined {
 struct Begun {
   std::shared_ptr<Joined> joined;
   RequestPtr request;
+  RequestPtr sent{};  // of a sendrecv, whose `request` receives; null: there is none
 };
 
 template <class V>
