@@ -72,30 +72,41 @@ constexpr const char* kOwnBlock = "this rank's block";
 
 }  // namespace
 
+std::vector<detail::CorePtr> detail::made_local(Rank size, const Options& options,
+                                                const std::shared_ptr<const Group>& group) {
+  CommunicatorOptions own = own_options(options);
+  own.session.liveness_timeout_s = std::nullopt;  // one engine runs all ranks: none can fall silent without the others
+  own.session.epoch = std::random_device{}();
+  own.session.group = group;
+  const auto network = std::make_shared<LocalNetwork>(size);
+  const auto engine = Engine::shared();
+  std::vector<CorePtr> all;
+  for (Rank rank = 0; rank < size; ++rank) {
+    all.push_back(std::make_shared<telegrad::Communicator>(engine, std::make_unique<LocalDriver>(network, rank), own));
+  }
+  for (const CorePtr& one : all) one->join();
+  for (const CorePtr& one : all) {
+    const double deadline_s = Engine::now_s() + kJoinMost_s;
+    while (!one->await_join(deadline_s)) {  // a signal ends it early
+      if (Engine::now_s() >= deadline_s) one->give_up_join(kJoinMost_s);
+    }
+  }
+  return all;
+}
+
 std::vector<Communicator> Communicator::local(Rank size, const Options& options) {
   if (size == 0) throw std::invalid_argument("size=0 must be at least 1: the number of ranks");
   detail::check(options);
-  CommunicatorOptions own = detail::own_options(options);
-  own.session.liveness_timeout_s = std::nullopt;  // one engine runs all ranks: none can fall silent without the others
-  own.session.epoch = std::random_device{}();
-  return detail::translated([&] {
-    const auto network = std::make_shared<LocalNetwork>(size);
-    const auto engine = Engine::shared();
-    std::vector<Communicator> all;
-    for (Rank rank = 0; rank < size; ++rank) {
-      auto joined = std::make_shared<detail::Joined>();
-      joined->core = std::make_shared<telegrad::Communicator>(engine, std::make_unique<LocalDriver>(network, rank), own);
-      all.emplace_back(std::move(joined));
-    }
-    for (const Communicator& one : all) one.joined_->core->join();
-    for (const Communicator& one : all) {
-      const double deadline_s = Engine::now_s() + kJoinMost_s;
-      while (!one.joined_->core->await_join(deadline_s)) {  // a signal ends it early
-        if (Engine::now_s() >= deadline_s) one.joined_->core->give_up_join(kJoinMost_s);
-      }
-    }
-    return all;
-  });
+  const auto ends = std::make_shared<detail::LocalEnds>();
+  std::vector<Communicator> all;
+  for (detail::CorePtr& core : detail::translated([&] { return detail::made_local(size, options, nullptr); })) {
+    auto joined = std::make_shared<detail::Joined>();
+    joined->core = std::move(core);
+    joined->options = options;
+    joined->ends = ends;
+    all.emplace_back(std::move(joined));
+  }
+  return all;
 }
 
 Communicator::~Communicator() {

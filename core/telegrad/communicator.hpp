@@ -97,6 +97,13 @@ class Communicator {
   /// Ends all operations on all ranks with an error that says `reason`.
   void abort(const std::string& reason);
 
+  /// A communicator of the ranks that give the same `color`, below 2^63; empty: this rank joins none, and gets none. Every
+  /// rank of this one calls it, on a thread of its own, and it waits. Ranks are numbered in the order of `key`, and of their
+  /// ranks here where keys are equal. The new one has this one's options and failures of its own: what ends one leaves
+  /// the other usable, but for a process that dies. Close them in any order. Throws std::invalid_argument, and
+  /// TransportError if a rank fails meanwhile.
+  std::optional<Communicator> split(std::optional<std::uint64_t> color, std::int64_t key = 0);
+
   // Sums. `reduction` avg is of floats only. `algorithm`: auto, ring, recursive_doubling or rabenseifner.
 
   /// Overwrites x, of as many elements on all ranks, with the sum of all ranks' x.
