@@ -30,13 +30,15 @@ inline Algorithm algorithm_named(std::string_view name, std::span<const Algorith
   throw std::invalid_argument("algorithm=" + std::string(name) + " does not exist for this operation: use one of " + names);
 }
 
-/// Submits `request`, and gives what a Work holds.
-inline std::shared_ptr<Begun> begun(const std::shared_ptr<Joined>& joined, RequestPtr request) {
+/// Submits `request`, and `sent` unless that is null, and gives what a Work holds.
+inline std::shared_ptr<Begun> begun(const std::shared_ptr<Joined>& joined, RequestPtr request,
+                                    RequestPtr sent = nullptr) {
   if (joined->core->forked()) {
     throw std::invalid_argument("this communicator belongs to the process that forked this one: use it there");
   }
   joined->core->submit(request, false);
-  return std::make_shared<Begun>(joined, std::move(request));
+  if (sent) joined->core->submit(sent, false);
+  return std::make_shared<Begun>(joined, std::move(request), std::move(sent));
 }
 
 }  // namespace telegrad::api::detail

@@ -34,9 +34,15 @@ void check_length(const char* name, std::size_t bytes, std::size_t wanted, const
 }
 
 // `own`: the place in `b`, of a's length, that `a` may be.
-void check_apart(ConstBytes a, ConstBytes b, const std::byte* own) {
+void check_apart(ConstBytes a, ConstBytes b, const std::byte* own, const char* remedy = "give each its own") {
   if (a.empty() || b.empty() || a.data() >= b.data() + b.size() || b.data() >= a.data() + a.size()) return;
-  if (a.data() != own) throw std::invalid_argument("x and out share memory: give each its own");
+  if (a.data() != own) throw std::invalid_argument(std::string("x and out share memory: ") + remedy);
+}
+
+// What is reduced of x goes there.
+void check_result(ConstBytes x, ConstBytes out) {
+  check_length("out", out.size(), x.size(), "the elements of x");
+  check_apart(x, out, out.data(), "give out its own, or all of x's");
 }
 
 // In bytes. `bytes`: of each block, if they are all alike.
@@ -66,30 +72,41 @@ constexpr const char* kOwnBlock = "this rank's block";
 
 }  // namespace
 
+std::vector<detail::CorePtr> detail::made_local(Rank size, const Options& options,
+                                                const std::shared_ptr<const Group>& group) {
+  CommunicatorOptions own = own_options(options);
+  own.session.liveness_timeout_s = std::nullopt;  // one engine runs all ranks: none can fall silent without the others
+  own.session.epoch = std::random_device{}();
+  own.session.group = group;
+  const auto network = std::make_shared<LocalNetwork>(size);
+  const auto engine = Engine::shared();
+  std::vector<CorePtr> all;
+  for (Rank rank = 0; rank < size; ++rank) {
+    all.push_back(std::make_shared<telegrad::Communicator>(engine, std::make_unique<LocalDriver>(network, rank), own));
+  }
+  for (const CorePtr& one : all) one->join();
+  for (const CorePtr& one : all) {
+    const double deadline_s = Engine::now_s() + kJoinMost_s;
+    while (!one->await_join(deadline_s)) {  // a signal ends it early
+      if (Engine::now_s() >= deadline_s) one->give_up_join(kJoinMost_s);
+    }
+  }
+  return all;
+}
+
 std::vector<Communicator> Communicator::local(Rank size, const Options& options) {
   if (size == 0) throw std::invalid_argument("size=0 must be at least 1: the number of ranks");
   detail::check(options);
-  CommunicatorOptions own = detail::own_options(options);
-  own.session.liveness_timeout_s = std::nullopt;  // one engine runs all ranks: none can fall silent without the others
-  own.session.epoch = std::random_device{}();
-  return detail::translated([&] {
-    const auto network = std::make_shared<LocalNetwork>(size);
-    const auto engine = Engine::shared();
-    std::vector<Communicator> all;
-    for (Rank rank = 0; rank < size; ++rank) {
-      auto joined = std::make_shared<detail::Joined>();
-      joined->core = std::make_shared<telegrad::Communicator>(engine, std::make_unique<LocalDriver>(network, rank), own);
-      all.emplace_back(std::move(joined));
-    }
-    for (const Communicator& one : all) one.joined_->core->join();
-    for (const Communicator& one : all) {
-      const double deadline_s = Engine::now_s() + kJoinMost_s;
-      while (!one.joined_->core->await_join(deadline_s)) {  // a signal ends it early
-        if (Engine::now_s() >= deadline_s) one.joined_->core->give_up_join(kJoinMost_s);
-      }
-    }
-    return all;
-  });
+  const auto ends = std::make_shared<detail::LocalEnds>();
+  std::vector<Communicator> all;
+  for (detail::CorePtr& core : detail::translated([&] { return detail::made_local(size, options, nullptr); })) {
+    auto joined = std::make_shared<detail::Joined>();
+    joined->core = std::move(core);
+    joined->options = options;
+    joined->ends = ends;
+    all.emplace_back(std::move(joined));
+  }
+  return all;
 }
 
 Communicator::~Communicator() {
@@ -107,20 +124,24 @@ std::string Communicator::driver() const { return joined_->core->driver_name(); 
 void Communicator::close() { joined_->core->close(); }
 void Communicator::abort(const std::string& reason) { joined_->core->abort(reason); }
 
-Work Communicator::all_reduce_bytes(Bytes x, DType dtype, Reduction reduction, std::string_view algorithm) {
+Work Communicator::all_reduce_bytes(ConstBytes x, Bytes out, DType dtype, Reduction reduction,
+                                    std::string_view algorithm) {
   check_reduction(reduction, dtype);
+  check_result(x, out);
   const Dense dense{.input = x,
-                    .output = x,
+                    .output = out,
                     .dtype = dtype,
                     .reduction = reduction,
                     .algorithm = detail::algorithm_named(algorithm, detail::kDenseAlgorithms)};
   return begin(joined_, make_all_reduce(joined_->core->allreduce_table(), dense));
 }
 
-Work Communicator::reduce_bytes(Bytes x, DType dtype, Rank root, Reduction reduction) {
+Work Communicator::reduce_bytes(ConstBytes x, Bytes out, DType dtype, Rank root, Reduction reduction) {
   check_reduction(reduction, dtype);
   check_rank("root", root, size());
-  return begin(joined_, make_reduce(size(), {.input = x, .output = x, .dtype = dtype, .reduction = reduction}, root));
+  if (rank() != root) out = {};
+  if (rank() == root) check_result(x, out);
+  return begin(joined_, make_reduce(size(), {.input = x, .output = out, .dtype = dtype, .reduction = reduction}, root));
 }
 
 Work Communicator::reduce_scatter_bytes(ConstBytes x, Bytes out, DType dtype, Reduction reduction, Counts counts) {
@@ -205,6 +226,15 @@ Work Communicator::recv_bytes(Bytes x, DType dtype, std::optional<Rank> source, 
   check_tag(tag);
   if (size() == 1) throw std::invalid_argument("there is no other rank to receive from");
   return begin(joined_, make_receive(dtype, x, source.value_or(kNoRank), tag));
+}
+
+Work Communicator::sendrecv_bytes(ConstBytes x, DType dtype, Rank to, Bytes out, DType out_dtype, Rank source,
+                                  std::uint32_t tag) {
+  check_peer("to", to, rank(), size());
+  check_peer("source", source, rank(), size());
+  check_tag(tag);
+  check_apart(x, out, nullptr);
+  return Work(detail::begun(joined_, make_receive(out_dtype, out, source, tag), make_send(dtype, x, to, tag)));
 }
 
 }  // namespace telegrad::api

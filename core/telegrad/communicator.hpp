@@ -1,7 +1,7 @@
 #pragma once
 // Communicator: one rank's membership in a group of ranks. All ranks call the same operations in the same order, but for
-// send() and recv(). Each checks its arguments before anything is sent (std::invalid_argument), begins at once, runs in
-// the background, and gives a Work:
+// send(), recv() and sendrecv(). Each checks its arguments before anything is sent (std::invalid_argument), begins at once,
+// runs in the background, and gives a Work:
 //
 //   comm.all_reduce(x).wait();                       // x: a vector, array or span
 //   SparseStream<float> sum = comm.all_reduce(stream).result();
@@ -97,19 +97,38 @@ class Communicator {
   /// Ends all operations on all ranks with an error that says `reason`.
   void abort(const std::string& reason);
 
+  /// A communicator of the ranks that give the same `color`, below 2^63; empty: this rank joins none, and gets none. Every
+  /// rank of this one calls it, on a thread of its own, and it waits. Ranks are numbered in the order of `key`, and of their
+  /// ranks here where keys are equal. The new one has this one's options and failures of its own: what ends one leaves
+  /// the other usable, but for a process that dies. Close them in any order. Throws std::invalid_argument, and
+  /// TransportError if a rank fails meanwhile.
+  std::optional<Communicator> split(std::optional<std::uint64_t> color, std::int64_t key = 0);
+
   // Sums. `reduction` avg is of floats only. `algorithm`: auto, ring, recursive_doubling or rabenseifner.
 
   /// Overwrites x, of as many elements on all ranks, with the sum of all ranks' x.
   template <Reducible R>
     requires Writable<R>
   Work all_reduce(R&& x, Reduction reduction = Reduction::sum, std::string_view algorithm = "auto") {
-    return all_reduce_bytes(writable(x), dtype_of_range<R>(), reduction, algorithm);
+    return all_reduce_bytes(readable(x), writable(x), dtype_of_range<R>(), reduction, algorithm);
   }
-  /// The same on `root` alone.
+  /// The same into `out`, of as many elements; it may be x, but must not overlap it otherwise.
+  template <Reducible R, Writable Out>
+    requires std::same_as<detail::Element<R>, detail::Element<Out>>
+  Work all_reduce(R&& x, Out&& out, Reduction reduction = Reduction::sum, std::string_view algorithm = "auto") {
+    return all_reduce_bytes(readable(x), writable(out), dtype_of_range<R>(), reduction, algorithm);
+  }
+  /// As all_reduce(), on `root` alone; elsewhere x stays as it is.
   template <Reducible R>
     requires Writable<R>
   Work reduce(R&& x, Rank root, Reduction reduction = Reduction::sum) {
-    return reduce_bytes(writable(x), dtype_of_range<R>(), root, reduction);
+    return reduce_bytes(readable(x), writable(x), dtype_of_range<R>(), root, reduction);
+  }
+  /// The same into `out`, which is not looked at elsewhere.
+  template <Reducible R, Writable Out>
+    requires std::same_as<detail::Element<R>, detail::Element<Out>>
+  Work reduce(R&& x, Out&& out, Rank root, Reduction reduction = Reduction::sum) {
+    return reduce_bytes(readable(x), writable(out), dtype_of_range<R>(), root, reduction);
   }
   /// Block `rank()` of the sum into `out`; x has as many elements as all blocks.
   template <Reducible R, Writable Out>
@@ -179,6 +198,12 @@ class Communicator {
   Work recv(R&& x, std::optional<Rank> source, std::uint32_t tag = 0) {
     return recv_bytes(writable(x), dtype_of_range<R>(), source, tag);
   }
+  /// Sends x to rank `to` and receives `out` from rank `source` at once; over when both are. `to` and `source` may be one
+  /// rank, x and `out` of other types and lengths, but not overlap.
+  template <Readable R, Writable Out>
+  Work sendrecv(R&& x, Rank to, Out&& out, Rank source, std::uint32_t tag = 0) {
+    return sendrecv_bytes(readable(x), dtype_of_range<R>(), to, writable(out), dtype_of_range<Out>(), source, tag);
+  }
 
  private:
   template <class R>
@@ -189,8 +214,8 @@ class Communicator {
   static Bytes writable(auto&& x) {
     return std::as_writable_bytes(std::span(std::ranges::data(x), std::ranges::size(x)));
   }
-  Work all_reduce_bytes(Bytes x, DType dtype, Reduction reduction, std::string_view algorithm);
-  Work reduce_bytes(Bytes x, DType dtype, Rank root, Reduction reduction);
+  Work all_reduce_bytes(ConstBytes x, Bytes out, DType dtype, Reduction reduction, std::string_view algorithm);
+  Work reduce_bytes(ConstBytes x, Bytes out, DType dtype, Rank root, Reduction reduction);
   Work reduce_scatter_bytes(ConstBytes x, Bytes out, DType dtype, Reduction reduction, Counts counts);
   Work all_gather_bytes(ConstBytes x, Bytes out, std::size_t item, DType dtype, Counts counts);
   Work gather_bytes(ConstBytes x, Bytes out, std::size_t item, DType dtype, Rank root, Counts counts);
@@ -199,6 +224,7 @@ class Communicator {
   Work broadcast_bytes(Bytes x, DType dtype, Rank root);
   Work send_bytes(ConstBytes x, DType dtype, Rank to, std::uint32_t tag);
   Work recv_bytes(Bytes x, DType dtype, std::optional<Rank> source, std::uint32_t tag);
+  Work sendrecv_bytes(ConstBytes x, DType dtype, Rank to, Bytes out, DType out_dtype, Rank source, std::uint32_t tag);
 
   std::shared_ptr<detail::Joined> joined_;
 };

@@ -13,10 +13,13 @@ namespace {
 
 bool wait_until(const detail::Begun& begun, double deadline_s) {
   telegrad::Communicator& core = *begun.joined->core;
-  while (!core.wait(*begun.request, deadline_s)) {  // a signal ends it early
-    if (Engine::now_s() >= deadline_s) return false;
+  for (const RequestPtr& request : {begun.request, begun.sent}) {
+    if (!request) continue;
+    while (!core.wait(*request, deadline_s)) {  // a signal ends it early
+      if (Engine::now_s() >= deadline_s) return false;
+    }
+    if (request->failure()) detail::raise(*request->failure());
   }
-  if (begun.request->failure()) detail::raise(*begun.request->failure());
   return true;
 }
 
@@ -31,13 +34,13 @@ void Work::wait(double timeout_s) const {
   }
   if (wait_until(*begun_, Engine::now_s() + timeout_s)) return;
   const telegrad::Communicator& core = *begun_->joined->core;
-  const char* const operation = name_of(begun_->request->call().operation);
+  const char* const operation = begun_->sent ? "sendrecv" : name_of(begun_->request->call().operation);
   throw TimeoutExpired("rank " + std::to_string(core.rank()) + ": " + operation + " is still running after timeout_s=" +
                            std::to_string(timeout_s) + " s: wait longer, or end it on all ranks with abort()",
                        {.rank = core.rank(), .operation = operation});
 }
 
-bool Work::is_completed() const { return begun_->request->done(); }
+bool Work::is_completed() const { return begun_->request->done() && (!begun_->sent || begun_->sent->done()); }
 
 std::optional<Rank> Work::source() const {
   return is_completed() ? begun_->request->source() : std::nullopt;

@@ -27,7 +27,7 @@ class [[nodiscard]] Work {
   void wait(double timeout_s) const;
   /// True once it is over, also when it failed.
   bool is_completed() const;
-  /// Whose message a recv() got; empty until it is over, and of everything else.
+  /// Whose message a recv() or sendrecv() got; empty until it is over, and of everything else.
   std::optional<Rank> source() const;
 
  private:

@@ -3,9 +3,9 @@
 #include <cmath>
 #include <cstdint>
 #include <functional>
-#include <thread>
 #include <vector>
 
+#include "public_ranks.hpp"
 #include "telegrad/telegrad.hpp"
 #include "testing.hpp"
 
@@ -22,20 +22,7 @@ namespace {
 
 constexpr Rank kRanks = 3;
 
-void on_all_ranks(const std::function<void(Communicator&)>& body) {
-  auto ranks = Communicator::local(kRanks, {.timeout_s = 30.0});
-  std::vector<std::jthread> threads;
-  for (Communicator& comm : ranks) {
-    threads.emplace_back([&] {
-      try {
-        body(comm);
-      } catch (const std::exception& error) {
-        testing::fail(__FILE__, __LINE__, error.what());
-        comm.abort(error.what());
-      }
-    });
-  }
-}
+void on_all_ranks(const std::function<void(Communicator&)>& body) { on_ranks(kRanks, body); }
 
 template <class V>
 std::vector<V> listed(std::span<const V> values) {

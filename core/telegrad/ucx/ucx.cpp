@@ -12,9 +12,13 @@ api::Communicator join(Rank rank, Rank size, const Exchange& exchange, const api
   api::detail::check(options);
   api::detail::check_rank("rank", rank, size);
   return api::detail::translated([&] {
-    auto driver = std::make_unique<UcxDriver>(rank, size, UcxOptions{.interface = interface});
     auto joined = std::make_shared<api::detail::Joined>();
-    joined->core = telegrad::join(std::move(driver), api::detail::own_options(options), [&](ConstBytes mine) {
+    joined->options = options;
+    joined->connect = [interface](Rank own, Rank all, CommunicatorOptions how, const telegrad::Exchange& swap) {
+      auto driver = std::make_unique<UcxDriver>(own, all, UcxOptions{.interface = interface});
+      return telegrad::join(std::move(driver), std::move(how), swap);
+    };
+    joined->core = joined->connect(rank, size, api::detail::own_options(options), [&](ConstBytes mine) {
       return exchange(std::vector<std::byte>(mine.begin(), mine.end()));
     });
     return api::Communicator(std::move(joined));

@@ -20,7 +20,7 @@ from telegrad.bench.summary import summary_of
 from telegrad.cli.console import say_without, table_console
 from telegrad.cli.interrupts import ended_by_interrupt
 from telegrad.cli.options import CalibratesFirst, JobTimeout, RowsFile, byte_sizes, networks_of
-from telegrad.cli.outputs import check_folder_of, write_result
+from telegrad.cli.outputs import check_writable, write_result
 from telegrad.cli.progress import counting
 from telegrad.launch import LaunchError
 from telegrad.report.allreduce import plot, table_of
@@ -100,8 +100,8 @@ def allreduce(
     console = table_console()
     networks, sizes_in_bytes, chosen = _checked(network, ranks, nodes, sizes, algorithms)
     named = [] if peers == "none" else [name.strip() for name in peers.split(",")]
-    check_folder_of(json_file, "--json")
-    check_folder_of(plot_file, "--plot")
+    check_writable(json_file, "--json")
+    check_writable(plot_file, "--plot")
     try:
         missing = {name: why for name in named if (why := why_missing(name)) is not None}
     except ValueError as error:

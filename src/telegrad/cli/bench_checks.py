@@ -12,7 +12,7 @@ from telegrad.bench.checks import Row, run_pairs
 from telegrad.bench.networks import check_network
 from telegrad.bench.plan import Plan, size_of, text_of
 from telegrad.cli.options import JobTimeout, RowsFile
-from telegrad.cli.outputs import check_folder_of, end_with_rows
+from telegrad.cli.outputs import check_writable, end_with_rows
 from telegrad.cli.progress import counting
 from telegrad.launch import LaunchError
 from telegrad.report.durations import duration
@@ -40,7 +40,7 @@ def checks(
         byte_sizes = tuple(size_of(size) for size in sizes.split(","))
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
-    check_folder_of(json_file, "--json")
+    check_writable(json_file, "--json")
     rows: list[Row] = []
     with counting(console) as progress:
         task = progress.add_task("jobs", total=2 * pairs * len(names))

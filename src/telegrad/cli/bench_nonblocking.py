@@ -13,7 +13,7 @@ from telegrad.bench.plan import Plan, text_of
 from telegrad.bench.runner import Row
 from telegrad.cli.interrupts import ended_by_interrupt
 from telegrad.cli.options import JobTimeout, RowsFile, byte_sizes, networks_of
-from telegrad.cli.outputs import check_folder_of, end_with_rows
+from telegrad.cli.outputs import check_writable, end_with_rows
 from telegrad.cli.progress import counting
 from telegrad.launch import LaunchError
 from telegrad.report.durations import duration
@@ -36,7 +36,7 @@ def nonblocking(
     """
     console = Console()
     networks, sizes_in_bytes = networks_of([name.strip() for name in network.split(",")]), byte_sizes(sizes)
-    check_folder_of(json_file, "--json")
+    check_writable(json_file, "--json")
     rows: list[Row] = []
     with ended_by_interrupt(console, "interrupted"):
         for name in networks:

@@ -26,7 +26,7 @@ from telegrad.bench.predictions import (
 )
 from telegrad.bench.predictions_plan import Measurement, PredictionPlan
 from telegrad.cli.options import JobTimeout, byte_sizes, networks_of
-from telegrad.cli.outputs import check_folder_of, write_result
+from telegrad.cli.outputs import check_writable, write_result
 from telegrad.cli.progress import counting
 from telegrad.launch import LaunchError
 from telegrad.report.predictions import costs_text, name_of, plot, table_of
@@ -66,8 +66,8 @@ def predictions(
     """
     console = Console()
     plans = _checked(ranks, network, sizes, repetitions)
-    check_folder_of(json_file, "--json")
-    check_folder_of(plot_file, "--plot-file")
+    check_writable(json_file, "--json")
+    check_writable(plot_file, "--plot-file")
     machine = describe_machine()
     rows: list[Row] = []
     calibrations: list[dict[str, Any]] = []

@@ -15,7 +15,7 @@ from telegrad.bench.select_plan import BOUND, DEVICES, METHODS, Row, SelectPlan,
 from telegrad.cli.console import table_console
 from telegrad.cli.interrupts import ended_by_interrupt
 from telegrad.cli.options import RowsFile, among, counts_of, densities_of
-from telegrad.cli.outputs import check_folder_of, write_result
+from telegrad.cli.outputs import check_writable, write_result
 from telegrad.cli.progress import counting
 from telegrad.report.select import plot, table_of
 
@@ -64,8 +64,8 @@ def select(
         SelectPlan(length, share, chosen, samples, seconds, device)
         for length, share in itertools.product(lengths, densities_of(density, "--density"))
     ]
-    check_folder_of(json_file, "--json")
-    check_folder_of(plot_file, "--plot")
+    check_writable(json_file, "--json")
+    check_writable(plot_file, "--plot")
     machine = describe_machine() | ({} if gpu is None else {"gpu": gpu})
     rows: list[Row] = []
     try:

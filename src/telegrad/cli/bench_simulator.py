@@ -13,7 +13,7 @@ from telegrad.bench.plan import text_of
 from telegrad.bench.simulator import CASES, Row, run_cases
 from telegrad.cli.interrupts import ended_by_interrupt
 from telegrad.cli.options import RowsFile
-from telegrad.cli.outputs import check_folder_of, write_result
+from telegrad.cli.outputs import check_writable, write_result
 from telegrad.cli.progress import counting
 
 
@@ -28,7 +28,7 @@ def simulator(
     [bold]--most-ranks[/].
     """
     console = Console()
-    check_folder_of(json_file, "--json")
+    check_writable(json_file, "--json")
     cases = [case for case in CASES if case.ranks <= most_ranks]
     if not cases:
         least = min(case.ranks for case in CASES)

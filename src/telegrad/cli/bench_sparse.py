@@ -19,7 +19,7 @@ from telegrad.bench.sparse_plan import NAMES, PATTERNS, SWEEPS, SparsePlan, swep
 from telegrad.cli.console import say_without, table_console
 from telegrad.cli.interrupts import ended_by_interrupt
 from telegrad.cli.options import CalibratesFirst, JobTimeout, RowsFile, among, count_of, densities_of, networks_of
-from telegrad.cli.outputs import check_folder_of, write_result
+from telegrad.cli.outputs import check_writable, write_result
 from telegrad.cli.progress import counting
 from telegrad.launch import LaunchError
 from telegrad.report.sparse import plot, table_of
@@ -89,8 +89,8 @@ def sparse(
     console = table_console()
     plans = _checked(ranks, network, nodes, n, density, pattern, names, samples, seconds, calibrates)
     plans = swept(plans, among(sweep, tuple(SWEEPS), "--sweep") if sweep is not None else [])
-    check_folder_of(json_file, "--json")
-    check_folder_of(plot_file, "--plot")
+    check_writable(json_file, "--json")
+    check_writable(plot_file, "--plot")
     missing = {peer: why for peer in plans[0].peers if (why := why_missing(peer)) is not None}
     say_without(console, missing)
     machine = describe_machine()

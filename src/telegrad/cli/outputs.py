@@ -18,18 +18,13 @@ from telegrad.bench.machine import describe_machine, machine_text
 _PICTURES = (".png", ".svg", ".pdf", ".jpg", ".jpeg", ".eps", ".ps", ".webp", ".tif", ".tiff")
 
 
-def check_folder_of(path: Path | None, option: str) -> None:
-    """Raises ``BadParameter`` if ``path``, given as ``option``, is in a folder that does not exist."""
-    if path is not None and not path.parent.is_dir():
-        raise typer.BadParameter(f"the folder {path.parent} does not exist: make it first", param_hint=option)
-
-
 def check_writable(path: Path | None, option: str) -> None:
     """Raises ``BadParameter`` if ``path``, given as ``option``, cannot be written, or is to be a plot and has the
     suffix of no picture. What is in it stays; if it does not exist, it does not afterwards."""
     if path is None:
         return
-    check_folder_of(path, option)
+    if not path.parent.is_dir():
+        raise typer.BadParameter(f"the folder {path.parent} does not exist: make it first", param_hint=option)
     if "plot" in option and path.suffix and path.suffix.lower() not in _PICTURES:
         raise typer.BadParameter(
             f"{path.suffix} is no format of pictures: use one of {', '.join(_PICTURES)}", param_hint=option

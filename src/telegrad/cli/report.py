@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from telegrad.cli.outputs import check_folder_of
+from telegrad.cli.outputs import check_writable
 from telegrad.cli.report_run import report_run
 from telegrad.report import flight_recorder
 from telegrad.report.hang import Verdict, told_seconds, verdicts
@@ -75,7 +75,7 @@ def report(
             raise typer.BadParameter(f"a file of telemetry goes alone: leave out all but {places[0]}")
         report_run(console, errors, places[0], plot_file, as_json_text)
         return
-    check_folder_of(plot_file, "--plot")
+    check_writable(plot_file, "--plot")
     try:
         found = find(places)
     except OSError as error:

@@ -6,11 +6,12 @@ import operator
 from typing import Any
 
 
-def checked_root(root: Any, ranks: int) -> int:
-    """``root`` if it is a rank, else ``ValueError``."""
-    if isinstance(root, bool) or not isinstance(root, int) or not 0 <= root < ranks:
-        raise ValueError(f"root={root!r} is no rank: use an int in [0, {ranks})")
-    return root
+def checked_rank(value: Any, argument: str, ranks: int) -> int:
+    """``value`` as an int, if it is a rank of ``ranks``, else ``TypeError`` or ``ValueError``."""
+    rank = checked_integer(value, argument)
+    if not 0 <= rank < ranks:
+        raise ValueError(f"{argument}={value!r} is no rank: use an int in [0, {ranks})")
+    return rank
 
 
 def checked_integer(value: Any, argument: str, wanted: str = "an int") -> int:

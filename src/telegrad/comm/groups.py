@@ -133,33 +133,36 @@ def connect(group: Group | None, gather: Gather, options: Options, report_folder
     """Connects the members of each group over the network. All ranks take part, also those without a group: the
     addresses go over the communicator that they share. Raises ``TransportError`` on all members if one of them fails.
     """
-    swapped = False
+    if group is None:
+        _told(gather, b"", ())
+        return None
+    members, swapped = group.members, False
 
     def swap(blob: bytes) -> list[bytes]:
         nonlocal swapped
         swapped = True
-        lengths = gather(np.array([len(blob)], np.int64))[:, 0].tolist()
-        padded = np.zeros(max(lengths), np.uint8)
-        padded[: len(blob)] = np.frombuffer(blob, np.uint8)
-        table = gather(padded)
-        blobs = [table[peer, : lengths[peer]].tobytes() for peer in (group.members if group is not None else ())]
+        blobs = _told(gather, blob, members)
         _check_all_there(group, [bool(blob) for blob in blobs])
         return blobs
 
-    if group is None:
-        swap(b"")
-        return None
-    rank, size = group.rank, len(group.members)
+    rank, size = group.rank, len(members)
     agreement = TuningAgreement(rank, size, swap, options.tuning, options.interface, options.driver, options.node)
     try:
-        core = join_core(
-            rank, size, agreement.swap, options, report_folder, group.name_in(options.group), group.members
-        )
+        core = join_core(rank, size, agreement.swap, options, report_folder, group.name_in(options.group), members)
     except BaseException:
         if not swapped:  # the others wait for an address, and are to hear that there is none
-            swap(b"")
+            _told(gather, b"", ())
         raise
     return Joined(core, agreement.place, agreement.tuning)
+
+
+def _told(gather: Gather, blob: bytes, members: Sequence[int]) -> list[bytes]:
+    """The bytes of ``members``, in their order; every rank gives its own."""
+    lengths = gather(np.array([len(blob)], np.int64))[:, 0].tolist()
+    padded = np.zeros(max(lengths), np.uint8)
+    padded[: len(blob)] = np.frombuffer(blob, np.uint8)
+    table = gather(padded)
+    return [table[peer, : lengths[peer]].tobytes() for peer in members]
 
 
 # Made by one rank of this process, not yet fetched by the others; by token, then by rank in the group.
@@ -195,8 +198,8 @@ def share(group: Group | None, gather: Gather, options: Options, report_folder: 
     return Joined(core)
 
 
-def _check_all_there(group: Group | None, there: Sequence[bool]) -> None:
-    if group is None or all(there):
+def _check_all_there(group: Group, there: Sequence[bool]) -> None:
+    if all(there):
         return
     missing = group.members[list(there).index(False)]
     raise TransportError(

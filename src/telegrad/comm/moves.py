@@ -6,7 +6,7 @@ from itertools import accumulate
 from typing import Any
 
 from telegrad import _core
-from telegrad.comm.arguments import checked_root
+from telegrad.comm.arguments import checked_rank
 from telegrad.comm.blocks import check_apart, check_length, checked_counts, result_of
 from telegrad.comm.device.parts import broadcast_parts, gathered_parts
 from telegrad.comm.stream_input import sparse_input
@@ -80,7 +80,7 @@ class Moves(StreamMoves):
         returns them; ``None`` on the others, which give no ``out``.
         """
         core, buffer = self._usable(), movable(x, "x", writable=False)
-        checked_root(root, self.world_size)
+        root = checked_rank(root, "root", self.world_size)
         shape, lengths = self._gathered(x, buffer.nbytes, counts)
         if self.rank != root:
             if out is not None:
@@ -102,7 +102,7 @@ class Moves(StreamMoves):
         one-dimensional, of ``sum(counts)`` and ``counts[rank]`` elements. ``out`` may be the root's own block of ``x``.
         """
         core, buffer = self._usable(), movable(out, "out")
-        checked_root(root, self.world_size)
+        root = checked_rank(root, "root", self.world_size)
         lengths: list[int] | None = None
         elements = buffer.elements * self.world_size
         if counts is not None:
@@ -187,7 +187,7 @@ class Moves(StreamMoves):
 
     def broadcast(self, x: Any, root: int, *, async_op: bool = False) -> Work | None:
         """Overwrites ``x`` (same shape and dtype on all ranks) with rank ``root``'s."""
-        checked_root(root, self.world_size)
+        root = checked_rank(root, "root", self.world_size)
         core, buffer = self._usable(), movable(x, "x", writable=root != self.rank, device=True)
         if on_device(x):
             parts = broadcast_parts(

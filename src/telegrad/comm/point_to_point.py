@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from telegrad import _core
-from telegrad.comm.arguments import checked_integer
+from telegrad.comm.arguments import checked_integer, checked_rank
 from telegrad.comm.device.parts import Pieces, whole
 from telegrad.comm.device.transfers import Part
 from telegrad.comm.member import Member
@@ -111,9 +111,7 @@ class PointToPoint(Member):
         return work
 
     def _peer(self, value: Any, argument: str) -> int:
-        peer = checked_integer(value, argument)
-        if not 0 <= peer < self.world_size:
-            raise ValueError(f"{argument}={value!r} is no rank: use an int in [0, {self.world_size})")
+        peer = checked_rank(value, argument, self.world_size)
         if peer == self.rank:
             raise ValueError(f"{argument}={peer} is this rank itself: copy the tensor instead")
         return peer

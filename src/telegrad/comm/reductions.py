@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar, cast
 
 from telegrad import _core
-from telegrad.comm.arguments import checked_root
+from telegrad.comm.arguments import checked_rank
 from telegrad.comm.blocks import checked_counts
 from telegrad.comm.device.entries import DeviceEntries
 from telegrad.comm.device.parts import element_parts, scattered_parts
@@ -162,7 +162,7 @@ class Reductions(StreamReductions, DeviceSums):
         returned, whose result is the tensor on ``root`` and ``None`` elsewhere. Raises ``ValueError`` or ``TypeError``
         for arguments that do not fit, before anything is sent.
         """
-        checked_root(root, self.world_size)
+        root = checked_rank(root, "root", self.world_size)
         at_root = root == self.rank
         result = x if out is None else out
         core, buffer = self._usable(), reducible(x, "x", writable=at_root and out is None)

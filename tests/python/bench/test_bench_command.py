@@ -138,6 +138,8 @@ def test_a_run_that_takes_too_long_is_ended_and_told() -> None:
         ("--algorithms", "magic", f"use {', '.join(BENCHMARKS['allreduce'].algorithms)}"),
         ("--peers", "nccl", "use gloo, mpich or none"),
         ("--json", "/nowhere/rows.json", "the folder /nowhere does not exist"),
+        ("--json", "/proc/rows.json", "cannot write /proc/rows.json"),
+        ("--plot", "rows.txt", ".txt is no format of pictures"),
         ("--ranks", "0", "'--ranks'"),
     ],
 )

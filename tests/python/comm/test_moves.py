@@ -159,7 +159,8 @@ REFUSED: list[tuple[Callable[[Communicator], Any], type[Exception], str]] = [
         "x shares memory with out: give out memory of its own, or its own block to x",
     ),
     (lambda c: c.gather(X, 3), ValueError, r"root=3 is no rank: use an int in \[0, 3\)"),
-    (lambda c: c.gather(X, True), ValueError, "root=True is no rank"),
+    (lambda c: c.gather(X, True), TypeError, "root=True must be an int"),
+    (lambda c: c.scatter(X, OUT, 1.0), TypeError, "root=1.0 must be an int"),
     (lambda c: c.gather(X, 1, out=OUT), ValueError, "out is given on rank 0, but the result is on root=1 only"),
     (lambda c: c.scatter(OUT, X, 1), ValueError, "x is given on rank 0, but the blocks are root=1's: pass None"),
     (

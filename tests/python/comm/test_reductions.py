@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
@@ -97,10 +98,35 @@ def test_ranks_with_other_counts_disagree(ranks: list[Communicator]) -> None:
             work.wait()
 
 
-@pytest.mark.parametrize("root", [-1, 3, True, 1.0, None])
+@pytest.mark.parametrize("root", [-1, 3, np.int64(3)])
 def test_a_root_that_is_no_rank(ranks: list[Communicator], root: Any) -> None:
     with pytest.raises(ValueError, match=r"root=.* is no rank: use an int in \[0, 3\)"):
         ranks[0].reduce(np.ones(3, np.float32), root)
+
+
+@pytest.mark.parametrize("root", [True, 1.0, None, "1", np.float64(1)])
+def test_a_root_that_is_no_integer(ranks: list[Communicator], root: Any) -> None:
+    with pytest.raises(TypeError, match=f"root={re.escape(repr(root))} must be an int"):
+        ranks[0].reduce(np.ones(3, np.float32), root)
+
+
+@pytest.mark.parametrize("root", [np.int64(1), np.uint8(1), np.array(1)])
+def test_a_root_may_be_any_integer(ranks: list[Communicator], root: Any) -> None:
+    x = [np.full(4, rank.rank + 1.0) for rank in ranks]
+    for work in [rank.reduce(mine, root, async_op=True) for rank, mine in zip(ranks, x, strict=True)]:
+        assert work is not None
+        work.wait()
+    assert [mine[0] for mine in x] == [1.0, 6.0, 3.0]
+    for work in [rank.broadcast(mine, root, async_op=True) for rank, mine in zip(ranks, x, strict=True)]:
+        assert work is not None
+        work.wait()
+    assert [mine[0] for mine in x] == [6.0, 6.0, 6.0]
+    gathered = [rank.gather(mine, root, async_op=True) for rank, mine in zip(ranks, x, strict=True)]
+    assert [work.result() is not None for work in gathered] == [False, True, False]
+    blocks = [
+        rank.scatter(np.arange(3.0) if rank.rank == 1 else None, np.zeros(()), root, async_op=True) for rank in ranks
+    ]
+    assert [float(work.result()) for work in blocks] == [0.0, 1.0, 2.0]
 
 
 def test_an_out_that_does_not_fit(ranks: list[Communicator]) -> None:

@@ -173,6 +173,26 @@ def test_a_member_that_cannot_open_its_network_is_named_to_the_others(
     assert all("rank 2 could not open its network" in text for text in told[:2])
 
 
+def test_a_member_that_cannot_be_joined_says_why_and_is_named_to_the_others(
+    on_ranks: OnRanks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def join_core(rank: int, _: int, exchange: Callable[[bytes], list[bytes]], *__: object) -> None:
+        if rank == 1:
+            raise OSError("no such device")
+        exchange(b"address")
+
+    def run(comm: Communicator) -> str:
+        group = groups.group_of(comm.rank, 0, 0, comm.all_gather)
+        with pytest.raises((OSError, TransportError)) as found:
+            groups.connect(group, comm.all_gather, groups.Options(), "")
+        return str(found.value)
+
+    monkeypatch.setattr(groups, "join_core", join_core)
+    told = on_ranks(3, run)
+    assert told[1] == "no such device"
+    assert all("rank 1 could not open its network" in told[rank] for rank in (0, 2))
+
+
 def _mismatch_of(child: Communicator, x: np.ndarray[Any, Any]) -> MismatchedCall:
     with pytest.raises(MismatchedCall) as found:
         child.all_reduce(x)
