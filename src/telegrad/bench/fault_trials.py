@@ -4,12 +4,12 @@ be blamed. Plain data without network or clock: the ranks and the judge draw the
 
 from __future__ import annotations
 
-import json
 import random
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
-from typing import Self
+
+from telegrad.bench.json_fields import JsonFields
 
 _OF_50 = {
     "none": 2,  # nothing happens, and nobody may say that it did
@@ -45,7 +45,7 @@ _CLOSING = 2
 
 
 @dataclass(frozen=True)
-class Options:
+class Options(JsonFields):
     """What trials are drawn from. ``ranks``: fewest and most. ``liveness_timeout_s`` is for trials with a frozen rank;
     the others keep the default, so that a busy machine accuses nobody."""
 
@@ -53,15 +53,6 @@ class Options:
     networks: tuple[str, ...] = ("shm", "tcp")
     kinds: tuple[str, ...] = KINDS
     liveness_timeout_s: float = LIVENESS_TIMEOUT_S
-
-    def to_json(self) -> str:
-        return json.dumps(asdict(self))
-
-    @classmethod
-    def from_json(cls, text: str) -> Self:
-        fields = json.loads(text)
-        lowest, highest = fields["ranks"]
-        return cls((lowest, highest), tuple(fields["networks"]), tuple(fields["kinds"]), fields["liveness_timeout_s"])
 
 
 @dataclass(frozen=True)

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
 
+from telegrad.bench.json_fields import JsonFields
 from telegrad.bench.peers import PEERS
 from telegrad.linear.synthetic import SHAPES
 
@@ -27,7 +26,7 @@ SCHEMES = (*SGD_SCHEMES, *CD_SCHEMES)
 
 
 @dataclass(frozen=True)
-class LinearPlan:
+class LinearPlan(JsonFields):
     """``data``: one of ``DATA``, or a LIBSVM file. ``rows``: of each rank in a step; ``steps``: of a pass; ``columns``:
     how many are not empty in all rows of a made-up set, or ``None`` for as many as published; ``network``: as
     ``open_network`` knows it. Raises ``ValueError`` for what does not exist."""
@@ -63,14 +62,6 @@ class LinearPlan:
         dense = (scheme for scheme in self.schemes if scheme.endswith("-dense"))
         names = (scheme.removesuffix("-dense") for scheme in dense)
         return tuple(name for name in names if name in PEERS)
-
-    def to_json(self) -> str:
-        return json.dumps(dataclasses.asdict(self))
-
-    @classmethod
-    def from_json(cls, text: str) -> Self:
-        fields = json.loads(text)
-        return cls(**{**fields, "schemes": tuple(fields["schemes"])})
 
 
 def default_schemes(data: str) -> tuple[str, ...]:

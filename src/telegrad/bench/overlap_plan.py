@@ -3,11 +3,11 @@ needs."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, Self
+from dataclasses import dataclass
+from typing import Any
 
+from telegrad.bench.json_fields import JsonFields
 from telegrad.bench.plan import Timing
 
 Row = dict[str, Any]
@@ -23,7 +23,7 @@ HIDDEN = (
 
 
 @dataclass(frozen=True)
-class OverlapPlan:
+class OverlapPlan(JsonFields):
     """One number of ranks, which share the device, and all lengths (``sizes``, in bytes) of the vector that is summed
     while kernels multiply matrices of ``matrix`` rows. So many kernels follow a call that they take about ``load``
     times as long as the communication."""
@@ -34,15 +34,6 @@ class OverlapPlan:
     load: float = 1.3
     samples: int = 11
     network: str = "shm"
-
-    def to_json(self) -> str:
-        return json.dumps(asdict(self))
-
-    @classmethod
-    def from_json(cls, text: str) -> Self:
-        fields: dict[str, Any] = json.loads(text)
-        fields |= {name: tuple(value) for name, value in fields.items() if isinstance(value, list)}
-        return cls(**fields)
 
 
 @dataclass(frozen=True)

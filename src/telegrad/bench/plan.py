@@ -8,6 +8,8 @@ import re
 from dataclasses import asdict, dataclass
 from typing import Any, Self
 
+from telegrad.bench.json_fields import JsonFields
+
 _UNITS = {"": 1, "b": 1, "k": 1 << 10, "kib": 1 << 10, "m": 1 << 20, "mib": 1 << 20, "g": 1 << 30, "gib": 1 << 30}
 
 
@@ -16,7 +18,7 @@ INTERLEAVED = ", interleaved"
 
 
 @dataclass(frozen=True)
-class Plan:
+class Plan(JsonFields):
     """``sizes`` in bytes. A contender is measured in ``samples`` samples of at least ``sample_s`` seconds each, fewer
     (but three) where all sizes together would take longer than about ``seconds``."""
 
@@ -39,15 +41,6 @@ class Plan:
     def contenders(self) -> tuple[str, ...]:
         """Ours."""
         return (*self.algorithms, *(f"{name}{INTERLEAVED}" for name in self.algorithms if self.interleaved))
-
-    def to_json(self) -> str:
-        return json.dumps(asdict(self))
-
-    @classmethod
-    def from_json(cls, text: str) -> Self:
-        fields: dict[str, Any] = json.loads(text)
-        fields |= {name: tuple(value) for name, value in fields.items() if isinstance(value, list)}
-        return cls(**fields)
 
 
 @dataclass(frozen=True)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict, dataclass
-from typing import Self
+from dataclasses import dataclass
 
+from telegrad.bench.json_fields import JsonFields
 from telegrad.calibration.probes import Probe, probes
 from telegrad.plan.cost import CARD_BYTES
 
@@ -44,7 +43,7 @@ class Measurement:
 
 
 @dataclass(frozen=True)
-class PredictionPlan:
+class PredictionPlan(JsonFields):
     """``sizes`` in bytes; ``repetitions``: samples of each measurement, of at least ``sample_s`` seconds each."""
 
     network: str
@@ -58,14 +57,6 @@ class PredictionPlan:
     def wire(self) -> str:
         """How sparse sums are sent: as a communicator does by itself that has no tuning."""
         return "blocked" if self.network == "shm" else "packed"
-
-    def to_json(self) -> str:
-        return json.dumps(asdict(self))
-
-    @classmethod
-    def from_json(cls, text: str) -> Self:
-        fields = json.loads(text)
-        return cls(**{**fields, "sizes": tuple(fields["sizes"]), "densities": tuple(fields["densities"])})
 
 
 def calibration() -> list[Measurement]:

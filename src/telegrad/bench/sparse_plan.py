@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import Self
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
 from telegrad.bench.gradient_values import exponent_bits
+from telegrad.bench.json_fields import JsonFields
 
 PATTERNS = ("uniform", "clustered", "identical")
 _RUN = 64  # consecutive indices of a cluster
@@ -42,7 +41,7 @@ SWEEPS: dict[str, tuple[str, tuple[float, ...]]] = {
 
 
 @dataclass(frozen=True)
-class SparsePlan:
+class SparsePlan(JsonFields):
     """A vector of ``n`` float32, of which every rank has the part ``density``, at indices that follow ``pattern``."""
 
     network: str
@@ -67,14 +66,6 @@ class SparsePlan:
     def peers(self) -> tuple[str, ...]:
         """Of which libraries something is measured."""
         return tuple(peer for peer in ("gloo", "mpich") if any(name.startswith(f"{peer}-") for name in self.names))
-
-    def to_json(self) -> str:
-        return json.dumps(asdict(self))
-
-    @classmethod
-    def from_json(cls, text: str) -> Self:
-        fields = json.loads(text)
-        return cls(**{**fields, "names": tuple(fields["names"])})
 
 
 def swept(plans: Sequence[SparsePlan], what: Sequence[str]) -> list[SparsePlan]:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, Self
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+
+from telegrad.bench.json_fields import JsonFields
 
 Row = dict[str, Any]
 
@@ -24,7 +25,7 @@ _OF_A_MEDIAN = 1.25 * 1.4826  # standard error of a median, by the median absolu
 
 
 @dataclass(frozen=True)
-class TrainingStepPlan:
+class TrainingStepPlan(JsonFields):
     """``rounds`` times each way trains ``steps`` steps after ``LEFT_OUT``, in orders of which every second one is the
     one before it backwards, after ``warmup`` steps of each and as many more as its plans take to be made and tried,
     which have these ``warmup_steps``. ``store``: a path at which Gloo's processes meet."""
@@ -43,14 +44,6 @@ class TrainingStepPlan:
     def blocks(self) -> int:
         """How often a way takes its turn, warming up included."""
         return len(self.ways) * (self.rounds + 1)
-
-    def to_json(self) -> str:
-        return json.dumps(asdict(self))
-
-    @classmethod
-    def from_json(cls, text: str) -> Self:
-        fields: dict[str, Any] = json.loads(text)
-        return cls(**{**fields, "ways": tuple(fields["ways"])})
 
 
 @dataclass(frozen=True)

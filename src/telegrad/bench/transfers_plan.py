@@ -3,12 +3,12 @@ needs."""
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, Self
+from dataclasses import dataclass
+from typing import Any
 
+from telegrad.bench.json_fields import JsonFields
 from telegrad.bench.plan import Timing
 
 Row = dict[str, Any]
@@ -29,7 +29,7 @@ BOUND = (
 
 
 @dataclass(frozen=True)
-class TransfersPlan:
+class TransfersPlan(JsonFields):
     """One number of ranks, which share the device. ``sizes`` in bytes. Each way is measured in ``samples`` samples,
     fewer (but three) where all of it together would take longer than about ``seconds``."""
 
@@ -44,15 +44,6 @@ class TransfersPlan:
         """Sizes ascending, and what is done at each: one rank has nobody to send to."""
         done = [name for name in self.operations if self.ranks > 1 or name != "send"]
         return [(size, name) for size in sorted(self.sizes) for name in done]
-
-    def to_json(self) -> str:
-        return json.dumps(asdict(self))
-
-    @classmethod
-    def from_json(cls, text: str) -> Self:
-        fields: dict[str, Any] = json.loads(text)
-        fields |= {name: tuple(value) for name, value in fields.items() if isinstance(value, list)}
-        return cls(**fields)
 
 
 @dataclass(frozen=True)
