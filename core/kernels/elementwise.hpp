@@ -11,13 +11,7 @@
 #include "base/types.hpp"
 #include "kernels/arithmetic.hpp"
 #include "kernels/dispatch.hpp"
-
-#ifdef TELEGRAD_KERNELS_X86
-#pragma GCC diagnostic push
-#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"  // GCC 12 sees ghosts in its own intrinsics
-#include <immintrin.h>
-#pragma GCC diagnostic pop
-#endif
+#include "kernels/intrinsics.hpp"
 
 // Alone, a loop would be compiled for the portable instruction set.
 #define TELEGRAD_INTO_CALLER [[gnu::always_inline]] inline

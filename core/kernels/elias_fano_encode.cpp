@@ -4,13 +4,7 @@
 #include "kernels/bit_words.hpp"
 #include "kernels/dispatch.hpp"
 #include "kernels/elias_fano.hpp"
-
-#ifdef TELEGRAD_KERNELS_X86
-#pragma GCC diagnostic push
-#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"  // GCC 12 sees ghosts in its own intrinsics
-#include <immintrin.h>
-#pragma GCC diagnostic pop
-#endif
+#include "kernels/intrinsics.hpp"
 
 namespace telegrad::kernels {
 namespace {

@@ -5,7 +5,7 @@
 #include "kernels/key.hpp"
 
 #ifdef TELEGRAD_KERNELS_X86
-#include <immintrin.h>
+#include "kernels/intrinsics.hpp"
 
 namespace telegrad::kernels {
 

@@ -7,10 +7,7 @@
 #include "base/types.hpp"
 #include "kernels/dispatch.hpp"
 #include "kernels/elementwise.hpp"
-
-#ifdef TELEGRAD_KERNELS_X86
-#include <immintrin.h>
-#endif
+#include "kernels/intrinsics.hpp"
 
 namespace telegrad::kernels {
 namespace {

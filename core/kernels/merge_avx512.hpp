@@ -12,7 +12,7 @@
 #include "kernels/dispatch.hpp"
 
 #ifdef TELEGRAD_KERNELS_X86
-#include <immintrin.h>
+#include "kernels/intrinsics.hpp"
 
 #include <algorithm>
 #include <array>

@@ -8,10 +8,7 @@
 #include <cstdint>
 
 #include "kernels/dispatch.hpp"
-
-#ifdef TELEGRAD_KERNELS_X86
-#include <immintrin.h>
-#endif
+#include "kernels/intrinsics.hpp"
 
 namespace telegrad::kernels::philox {
 

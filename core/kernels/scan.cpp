@@ -5,10 +5,7 @@
 
 #include "base/check.hpp"
 #include "kernels/dispatch.hpp"
-
-#ifdef TELEGRAD_KERNELS_X86
-#include <immintrin.h>
-#endif
+#include "kernels/intrinsics.hpp"
 
 namespace telegrad::kernels {
 namespace {

@@ -4,11 +4,8 @@
 #include "kernels/value_groups_portable.hpp"
 
 #ifdef TELEGRAD_KERNELS_X86
-#pragma GCC diagnostic push
-#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"  // GCC 12 sees ghosts in its own intrinsics
 #include "kernels/value_groups_avx2.hpp"
 #include "kernels/value_groups_avx512.hpp"
-#pragma GCC diagnostic pop
 #endif
 
 namespace telegrad::kernels {

@@ -6,7 +6,7 @@
 
 #ifdef TELEGRAD_KERNELS_X86
 
-#include <immintrin.h>
+#include "kernels/intrinsics.hpp"
 
 namespace telegrad::kernels {
 
