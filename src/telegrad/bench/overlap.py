@@ -6,7 +6,6 @@ streams. All ranks compute at the same time, on the device that they share, in e
 
 from __future__ import annotations
 
-import json
 import math
 import time
 from collections.abc import Callable
@@ -16,10 +15,9 @@ import numpy as np
 import torch
 
 from telegrad import Communicator
-from telegrad.bench.device import Cuda, Device
-from telegrad.bench.job import run_job
+from telegrad.bench.device import Device
+from telegrad.bench.device_job import run_for_rows, tell_rows
 from telegrad.bench.overlap_plan import OverlapPlan, Row, Sample, row_of
-from telegrad.launch import join
 
 TARGET = "telegrad.bench.overlap:main"
 """What the ranks run."""
@@ -27,26 +25,18 @@ TARGET = "telegrad.bench.overlap:main"
 _WARM_UP = 3
 _TRIED = 4  # kernels, by which one is timed
 _FEWEST, _MOST = 8, 512
-_TIMEOUT_S, _JOIN_TIMEOUT_S = 60.0, 120.0
 
 
 def run(plan: OverlapPlan, *, timeout_s: float, on_row: Callable[[Row], None]) -> None:
     """Everything that ``plan`` asks for; ``on_row`` gets each row as it comes, and last ``{"op": "trace", ...}``, what
     the profiler saw of rank 0's last way, or why it saw nothing. Raises ``RankFailed``, ``RanksTimedOut``."""
-
-    def take(rank: int, line: str) -> None:
-        if rank == 0 and line.startswith("{"):
-            on_row(json.loads(line))
-
-    run_job(TARGET, plan, take, timeout_s=timeout_s)
+    run_for_rows(TARGET, plan, timeout_s=timeout_s, on_row=on_row)
 
 
 def main(plan_json: str) -> None:
     """One rank. Rank 0 prints a row as JSON for each size."""
-    plan, device = OverlapPlan.from_json(plan_json), Cuda()
-    torch.set_num_threads(1)
-    with join(timeout_s=_TIMEOUT_S, join_timeout_s=_JOIN_TIMEOUT_S) as communicator:
-        measure(plan, communicator, device, lambda row: print(json.dumps(row), flush=True))
+    plan = OverlapPlan.from_json(plan_json)
+    tell_rows(lambda communicator, device, tell: measure(plan, communicator, device, tell))
 
 
 def measure(plan: OverlapPlan, communicator: Communicator, device: Device, tell: Callable[[Row], None]) -> None:

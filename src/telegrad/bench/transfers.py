@@ -7,7 +7,6 @@ row is printed when it is known: what a large size breaks does not take the smal
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -16,37 +15,28 @@ import numpy as np
 import torch
 
 from telegrad import Communicator
-from telegrad.bench.device import Cuda, Device
-from telegrad.bench.job import run_job
+from telegrad.bench.device import Device
+from telegrad.bench.device_job import run_for_rows, tell_rows
 from telegrad.bench.transfers_plan import Row, Times, TransfersPlan, row_of
-from telegrad.launch import join
 
 TARGET = "telegrad.bench.transfers:main"
 """What the ranks run."""
 
 _FEWEST_SAMPLES = 3
 _WARM_UP = 2  # calls: the first ones allocate pinned memory
-_TIMEOUT_S, _JOIN_TIMEOUT_S = 60.0, 120.0
 _PERIOD = 1009  # of the values that are communicated: whole numbers that float32 adds exactly
 
 
 def run(plan: TransfersPlan, *, timeout_s: float, on_row: Callable[[Row], None]) -> None:
     """Everything that ``plan`` asks for; ``on_row`` gets each row as it comes. Raises ``RankFailed``,
     ``RanksTimedOut``."""
-
-    def take(rank: int, line: str) -> None:
-        if rank == 0 and line.startswith("{"):
-            on_row(json.loads(line))
-
-    run_job(TARGET, plan, take, timeout_s=timeout_s)
+    run_for_rows(TARGET, plan, timeout_s=timeout_s, on_row=on_row)
 
 
 def main(plan_json: str) -> None:
     """One rank. Rank 0 prints a row as JSON for each operation at each size."""
-    plan, device = TransfersPlan.from_json(plan_json), Cuda()
-    torch.set_num_threads(1)
-    with join(timeout_s=_TIMEOUT_S, join_timeout_s=_JOIN_TIMEOUT_S) as communicator:
-        measure(plan, communicator, device, lambda row: print(json.dumps(row), flush=True))
+    plan = TransfersPlan.from_json(plan_json)
+    tell_rows(lambda communicator, device, tell: measure(plan, communicator, device, tell))
 
 
 def measure(plan: TransfersPlan, communicator: Communicator, device: Device, tell: Callable[[Row], None]) -> None:

@@ -16,7 +16,6 @@ from telegrad.cli.interrupts import ended_by_interrupt
 from telegrad.cli.options import JobTimeout, RowsFile, byte_sizes
 from telegrad.cli.outputs import GrowingResult, check_writable
 from telegrad.cli.progress import counting
-from telegrad.launch import LaunchError
 from telegrad.report.overlap import plot, table_of
 
 
@@ -68,7 +67,5 @@ def _measure(plan: OverlapPlan, timeout_s: float, result: GrowingResult, advance
         result.add(row)
         advance()
 
-    try:
+    with result.failing_as(ranks=plan.ranks):
         run(plan, timeout_s=timeout_s, on_row=take)
-    except (LaunchError, RuntimeError) as error:
-        result.fail({"ranks": plan.ranks, "error": str(error)})

@@ -17,7 +17,6 @@ from telegrad.cli.interrupts import ended_by_interrupt
 from telegrad.cli.options import JobTimeout, RowsFile, byte_sizes, names_among
 from telegrad.cli.outputs import GrowingResult, check_writable
 from telegrad.cli.progress import counting
-from telegrad.launch import LaunchError
 from telegrad.report.transfers import enqueueing_text, plot, table_of
 
 
@@ -76,10 +75,8 @@ def _measure(plan: TransfersPlan, timeout_s: float, result: GrowingResult, on_ro
         result.add(row)
         on_row(f"{row['op']} of {text_of(row['bytes'])}")
 
-    try:
+    with result.failing_as(ranks=plan.ranks):
         run(plan, timeout_s=timeout_s, on_row=take)
-    except (LaunchError, RuntimeError) as error:
-        result.fail({"ranks": plan.ranks, "error": str(error)})
 
 
 def _following(bar: Progress, task: TaskID) -> Callable[[str], None]:

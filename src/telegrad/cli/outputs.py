@@ -14,6 +14,7 @@ import typer
 from rich.console import Console
 
 from telegrad.bench.machine import describe_machine, machine_text
+from telegrad.launch import LaunchError
 
 _PICTURES = (".png", ".svg", ".pdf", ".jpg", ".jpeg", ".eps", ".ps", ".webp", ".tif", ".tiff")
 
@@ -70,6 +71,14 @@ class GrowingResult:
     def fail(self, failure: dict[str, Any]) -> None:
         self.failures.append(failure)
         self._write()
+
+    @contextlib.contextmanager
+    def failing_as(self, **about: Any) -> Iterator[None]:
+        """A job; if it fails, ``about`` and its error are a failure, and the command goes on."""
+        try:
+            yield
+        except (LaunchError, RuntimeError) as error:
+            self.fail({**about, "error": str(error)})
 
     def _write(self) -> None:
         if self._path is None:
