@@ -4,8 +4,6 @@ engine, the scenarios hold as well, but for what is said of NCCL."""
 from __future__ import annotations
 
 import os
-import sys
-import traceback
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -13,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from gpu_jobs import run_scenarios
 from gpu_training_program import DEVICE, ON_GPU, assert_same, expected, model, not_waiting, train
 from torch.nn.parallel import DistributedDataParallel
 
@@ -129,13 +128,7 @@ def run_all(which: str, store: str) -> None:
     nccl.TorchGroup = CountedGroup  # type: ignore[misc]
     backend = "cpu:gloo,cuda:nccl" if ON_GPU else "gloo"
     dist.init_process_group(backend, init_method=store, rank=rank, world_size=size, timeout=TIMEOUT)
-    for scenario in SCENARIOS[which]:
-        try:
-            scenario()
-        except Exception:
-            print(f"{scenario.__name__} {traceback.format_exc()!r}", flush=True)
-            sys.exit(1)
-        print(f"{scenario.__name__} ok", flush=True)
+    run_scenarios(SCENARIOS[which])
     dist.destroy_process_group()
 
 

@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import contextlib
 import os
-import sys
-import traceback
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
+from gpu_jobs import run_scenarios
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
@@ -451,11 +450,5 @@ def run_all(store: str) -> None:
         torch.cuda.set_device(bound)
     torch.set_num_threads(1)
     dist.init_process_group("telegrad", init_method=store, rank=rank, world_size=size, device_id=bound)
-    for scenario in SCENARIOS:
-        try:
-            scenario()
-        except Exception:
-            print(f"{scenario.__name__} {traceback.format_exc()!r}", flush=True)
-            sys.exit(1)
-        print(f"{scenario.__name__} ok", flush=True)
+    run_scenarios(SCENARIOS)
     dist.destroy_process_group()

@@ -2,27 +2,15 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Iterator
 
 import pytest
 import torch
+from gpu_jobs import skip_without
 
 from telegrad import Communicator, DeviceEntries
 
-
-def has(module: str) -> bool:
-    try:
-        return importlib.util.find_spec(module) is not None
-    except ModuleNotFoundError:
-        return False
-
-
-pytestmark = [
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA GPU"),
-    pytest.mark.skipif(not has("cuda.bindings"), reason="cuda-bindings is not installed"),
-    pytest.mark.skipif(not has("triton"), reason="triton is not installed"),
-]
+pytestmark = skip_without("cuda.bindings", "triton")
 
 RANKS = 2
 

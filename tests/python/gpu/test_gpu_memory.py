@@ -2,30 +2,19 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
+from gpu_jobs import skip_without
 
 from telegrad import Communicator
 from telegrad.comm.device import transfers
 from telegrad.comm.device.runtime import runtime_of
 from telegrad.comm.device.staging import staging_of
 
-
-def has_bindings() -> bool:
-    try:
-        return importlib.util.find_spec("cuda.bindings") is not None
-    except ModuleNotFoundError:
-        return False
-
-
-pytestmark = [
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA GPU"),
-    pytest.mark.skipif(not has_bindings(), reason="cuda-bindings is not installed"),
-]
+pytestmark = skip_without("cuda.bindings")
 
 
 @pytest.fixture

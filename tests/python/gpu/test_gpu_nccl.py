@@ -3,57 +3,33 @@
 from __future__ import annotations
 
 import json
-import os
-import sys
 from pathlib import Path
 
 import gpu_nccl_program
 import pytest
 import torch
-from test_gpu_training import HERE, missing
+from gpu_jobs import missing, reports
 from typer.testing import CliRunner
 
 from telegrad.cli import make_app
-from telegrad.launch import Ranks
 
+PROGRAM = "gpu_nccl_program"
 RANKS = {"alone": 1, "together": 2}
 CASES = [(which, one.__name__) for which, scenarios in gpu_nccl_program.SCENARIOS.items() for one in scenarios]
 
 
-def reports(target: str, ranks: int, arguments: list[str], device: str) -> list[dict[str, str]]:
-    """What each rank said of each scenario."""
-    lines: list[list[str]] = [[] for _ in range(ranks)]
-    with Ranks(
-        f"gpu_nccl_program:{target}",
-        ranks,
-        arguments=arguments,
-        environment={
-            "PYTHONPATH": os.pathsep.join([str(HERE), str(HERE.parent / "train"), *sys.path]),
-            "OMP_NUM_THREADS": "1",
-            "TELEGRAD_TEST_DEVICE": device,
-        },
-        environment_of=lambda rank: {"RANK": str(rank), "WORLD_SIZE": str(ranks)},
-        on_line=lambda rank, line: lines[rank].append(line.rstrip()),
-        timeout_s=60,
-    ) as started:
-        try:
-            started.wait()
-        except Exception as error:
-            for said in lines:
-                said.append(f"- {error}")
-    return [dict(line.split(" ", 1) for line in said if " " in line) for said in lines]
-
-
 def jobs(folder: Path, device: str) -> dict[str, list[dict[str, str]]]:
     found = {
-        which: reports("run_all", ranks, [which, f"file://{folder / which}"], device) for which, ranks in RANKS.items()
+        which: reports(f"{PROGRAM}:run_all", ranks, [which, f"file://{folder / which}"], device, timeout_s=60)
+        for which, ranks in RANKS.items()
     }
-    return {**found, "backend": reports("run_backend", 1, [f"file://{folder / 'backend'}"], device)}
+    backend = reports(f"{PROGRAM}:run_backend", 1, [f"file://{folder / 'backend'}"], device, timeout_s=60)
+    return {**found, "backend": backend}
 
 
 @pytest.fixture(scope="module")
 def on_gpu(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, str]]]:
-    if (reason := missing()) is not None:
+    if (reason := missing("cuda.bindings")) is not None:
         pytest.skip(reason)
     if not torch.distributed.is_nccl_available():
         pytest.skip("this torch has no NCCL")
@@ -70,7 +46,7 @@ def test_gpu_sums_by_nccl(on_gpu: dict[str, list[dict[str, str]]], which: str, s
 @pytest.mark.timeout(200)
 def test_gpu_calibration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By two processes on one GPU: there is no NCCL to choose."""
-    if (reason := missing()) is not None:
+    if (reason := missing("cuda.bindings")) is not None:
         pytest.skip(reason)
     monkeypatch.setenv("TELEGRAD_CACHE", str(tmp_path / "cache"))
     written = tmp_path / "found.json"

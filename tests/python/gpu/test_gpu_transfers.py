@@ -2,28 +2,17 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Iterator
 
 import numpy as np
 import pytest
 import torch
+from gpu_jobs import skip_without
 
 from telegrad import Communicator
 from telegrad.comm.device import transfers
 
-
-def has_bindings() -> bool:
-    try:
-        return importlib.util.find_spec("cuda.bindings") is not None
-    except ModuleNotFoundError:
-        return False
-
-
-pytestmark = [
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA GPU"),
-    pytest.mark.skipif(not has_bindings(), reason="cuda-bindings is not installed"),
-]
+pytestmark = skip_without("cuda.bindings")
 
 RANKS = 2
 
