@@ -19,6 +19,15 @@ def checked_whole(value: object, name: str, least: int, most: int | None, meanin
     return number
 
 
+def checked_count(value: object, argument: str) -> int:
+    """``value``, an int or numpy's, as an int of at least 0; else ``TypeError`` or ``ValueError``."""
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
+        raise TypeError(f"{argument}={value!r} must be an int")
+    if value < 0:
+        raise ValueError(f"{argument}={value} must not be negative")
+    return operator.index(value)
+
+
 def check_share(value: object, name: str, meaning: str) -> None:
     """Raises ``TypeError`` or ``ValueError`` if ``value`` is no number in (0, 1)."""
     if isinstance(value, bool) or not isinstance(value, numbers.Real):

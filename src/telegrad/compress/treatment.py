@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
+from telegrad.compress.arguments import checked_count
 from telegrad.compress.residual import check_density
 from telegrad.compress.selection import Selection
 from telegrad.compress.selections import selection_named
@@ -81,13 +82,9 @@ class BySize:
         check_density(self.density)
         if isinstance(self.dense, str):
             raise TypeError(f"dense={self.dense!r} must be a tuple of names: dense=({self.dense!r},)")
-        for name, count in (("small_elements", self.small_elements), ("large_elements", self.large_elements)):
-            if name == "large_elements" and count is None:
-                continue
-            if isinstance(count, bool) or not isinstance(count, int):
-                raise TypeError(f"{name}={count!r} must be an int")
-            if count < 0:
-                raise ValueError(f"{name}={count} must not be negative")
+        checked_count(self.small_elements, "small_elements")
+        if self.large_elements is not None:
+            checked_count(self.large_elements, "large_elements")
         if not isinstance(self.same_sign, bool):
             raise TypeError(f"same_sign={self.same_sign!r} must be True or False")
         for name, given in (("middle", self.middle), ("large", self.large)):

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Iterable, Mapping
 
-import numpy as np
 import torch
 
 from telegrad import _core
@@ -73,12 +71,3 @@ def check_choice(value: str, argument: str, choices: tuple[str, ...]) -> None:
     """Raises ``ValueError`` unless ``value`` is one of ``choices``."""
     if value not in choices:
         raise ValueError(f"{argument}={value!r} does not exist: use one of {', '.join(choices)}")
-
-
-def checked_count(value: int, argument: str) -> int:
-    """``value``, an int or numpy's, as an int of at least 0; else ``TypeError`` or ``ValueError``."""
-    if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
-        raise TypeError(f"{argument}={value!r} must be an int")
-    if value < 0:
-        raise ValueError(f"{argument}={value} must not be negative")
-    return operator.index(value)

@@ -11,8 +11,9 @@ from torch import nn
 
 from telegrad.comm import Communicator
 from telegrad.compress import Policy, WarmUp
+from telegrad.compress.arguments import checked_count
 from telegrad.train import nonfinite as nonfinite_values
-from telegrad.train.arguments import check_choice, checked_count, encoding_of_wire
+from telegrad.train.arguments import check_choice, encoding_of_wire
 from telegrad.train.bucket import Bits, BucketLayout, check_dtype
 from telegrad.train.exchange import Exchange, Sending
 from telegrad.train.rank_state import checked_step, state_of
@@ -174,11 +175,8 @@ class Compression:
         return {**{name: str(value) for name, value in self._config.items()}, "what is compressed": str(chosen)}
 
     def open_pass(self) -> None:
-        """A backward pass begins. Raises ``ValueError`` as ``Units.step_sizes`` and ``Units.check_momentum``."""
-        if self.compressor.momentum is not None:
-            self._units.check_momentum()
-        rates = self._units.step_sizes() if self.compressor.feedback == "steps" else None
-        self.compressor.set_units(1.0, rates)
+        """A backward pass begins. Raises ``ValueError`` as ``Units.rates_of``."""
+        self.compressor.set_units(1.0, self._units.rates_of(self.compressor))
         self.compressor.residuals.raise_density(self._warm_up.least_density(self.step))
 
     def close_pass(self) -> None:

@@ -16,9 +16,10 @@ from telegrad.comm import Communicator
 from telegrad.comm.tensors import on_device
 from telegrad.comm.work import future_of_all
 from telegrad.compress import Policy, WarmUp
+from telegrad.compress.arguments import checked_count
 from telegrad.train import nonfinite as nonfinite_values
 from telegrad.train.agreement import AgreedStep
-from telegrad.train.arguments import check_choice, checked_count, checked_parameters, encoding_of_wire
+from telegrad.train.arguments import check_choice, checked_parameters, encoding_of_wire
 from telegrad.train.bucket import Bits, BucketLayout, GradBucket, bits_of, fill, is_current, layout_of, tensor_of
 from telegrad.train.clipping import HeldBuckets, checked_norm
 from telegrad.train.device_buckets import DeviceBuckets
@@ -352,13 +353,10 @@ class DDPState:
 
     def _set_rates(self) -> None:
         """What the host knows of the units on a device."""
-        self._compressor.set_units(1.0, self._units.step_sizes() if self._compressor.feedback == "steps" else None)
+        self._compressor.set_units(1.0, self._units.rates_of(self._compressor))
 
     def _set_units(self) -> None:
-        if self._compressor.momentum is not None:
-            self._units.check_momentum()
-        rates = self._units.step_sizes() if self._compressor.feedback == "steps" else None
-        self._compressor.set_units(self._units.gradient_unit(), rates)
+        self._compressor.set_units(self._units.gradient_unit(), self._units.rates_of(self._compressor))
 
     def _take(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
         bits = bits_of(bucket.buffer(), self._names.get(id(bucket.parameters()[0]), "unknown"))

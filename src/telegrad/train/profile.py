@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from telegrad.comm import Communicator
+from telegrad.compress.arguments import checked_count
 from telegrad.plan.trace import Trace
-from telegrad.train.arguments import checked_count
 
 _NEVER = -1.0
 _SAMPLES_MOST = 200

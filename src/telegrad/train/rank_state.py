@@ -9,7 +9,7 @@ import torch
 
 from telegrad.comm import Communicator
 from telegrad.compress import Compressor
-from telegrad.train.arguments import checked_count
+from telegrad.compress.arguments import checked_count
 
 _VERSION = 1
 

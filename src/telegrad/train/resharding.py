@@ -9,7 +9,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from telegrad.train.arguments import check_choice, checked_count
+from telegrad.compress.arguments import checked_count
+from telegrad.train.arguments import check_choice
 
 KEEPS = ("sum", "mean")
 GROUPS = {"parameters": "residual", "velocities": "velocity"}

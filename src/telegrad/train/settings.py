@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping
 import torch
 
 from telegrad.compress import BySize, Compressor, Momentum, Policy, Tensor
+from telegrad.compress.arguments import checked_count
 from telegrad.compress.treatment import treatments
-from telegrad.train.arguments import checked_count
 from telegrad.train.units import check_without_momentum
 
 
@@ -83,14 +83,13 @@ def correct_momentum(
     for name, flag in (("nesterov", nesterov), ("masking", masking)):
         if not isinstance(flag, bool):
             raise TypeError(f"{name}={flag!r} must be True or False")
-    if isinstance(momentum, bool) or not isinstance(momentum, (int, float)):
-        raise TypeError(f"momentum={momentum!r} must be a number of at least 0 and below 1; 0 is none")
     if nesterov and momentum == 0:
         raise ValueError("nesterov=True needs momentum=, as 0.9, and an optimizer without momentum of its own")
-    if momentum != 0:
-        check_without_momentum(optimizer)
+    if isinstance(momentum, bool) or momentum != 0:
         sizes = {name: parameter.numel() for name, parameter in parameters.items() if parameter.numel()}
-        compressor.momentum = Momentum(sizes, momentum, nesterov=nesterov, masking=masking)
+        made = Momentum(sizes, momentum, nesterov=nesterov, masking=masking)
+        check_without_momentum(optimizer)
+        compressor.momentum = made
 
 
 def _outputs(parameters: Mapping[str, torch.nn.Parameter], output: Iterable[str] | None) -> set[str]:

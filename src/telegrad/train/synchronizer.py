@@ -13,10 +13,11 @@ import torch
 from torch import nn
 
 from telegrad.comm import Communicator, Work
+from telegrad.compress.arguments import checked_count
 from telegrad.errors import TransportError
 from telegrad.plan.merge_plan import MergePlan
 from telegrad.plan.trace import Trace
-from telegrad.train.arguments import check_choice, checked_count
+from telegrad.train.arguments import check_choice
 from telegrad.train.clipping import checked_norm, clip_own
 from telegrad.train.compressed_group import CompressedGroup
 from telegrad.train.compression import Compression, CompressionOptions, check_options

@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Any, Protocol, Self
 
 from telegrad.compress import Observation
-from telegrad.train.arguments import checked_count
+from telegrad.compress.arguments import checked_count
 from telegrad.train.bucket import Bits, Member
 from telegrad.train.stats import DDPStats
 

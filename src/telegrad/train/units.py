@@ -7,6 +7,8 @@ from collections.abc import Mapping
 
 import torch
 
+from telegrad.compress import Compressor
+
 
 class Units:
     """Asked at the first bucket of each backward pass.
@@ -53,12 +55,17 @@ class Units:
                     found[name] = rate
         return found
 
-    def check_momentum(self) -> None:
-        """Raises ``ValueError`` unless all parameters are an optimiser's that has no momentum at this moment:
-        schedulers and ``load_state_dict`` may give it one."""
-        check_without_momentum(self._optimizer)
-        assert self._optimizer is not None
-        self._check_has_all(self._optimizer)
+    def rates_of(self, compressor: Compressor) -> dict[str, float] | None:
+        """The learning rates that residuals of steps hold; ``None`` where they hold gradients.
+
+        Raises ``ValueError`` as ``step_sizes``, and with momentum correction unless all parameters are an optimiser's
+        that has no momentum at this moment: schedulers and ``load_state_dict`` may give it one.
+        """
+        if compressor.momentum is not None:
+            check_without_momentum(self._optimizer)
+            assert self._optimizer is not None
+            self._check_has_all(self._optimizer)
+        return self.step_sizes() if compressor.feedback == "steps" else None
 
     def _check_has_all(self, optimizer: torch.optim.Optimizer) -> None:
         stepped = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}

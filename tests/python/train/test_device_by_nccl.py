@@ -14,7 +14,7 @@ from computing_device import ComputingRuntime, computed_on, model_on, wait_for
 from device_ranks import RANKS
 from device_trainer import DeviceTrainer, Gradients, step_on_device, step_on_host
 from fake_device import FakeStream
-from handmade_buckets import LARGE, REBUILT, SHAPES, Trainer
+from handmade_buckets import LARGE, REBUILT, SHAPES
 from nccl_stand_in import StandIn, give_group
 from synchronised_net import data, model_of, reference, sgd
 from triton_arrays import DEVICE
@@ -34,20 +34,8 @@ def nccl(device: ComputingRuntime, comms: list[Communicator], streams: list[Fake
 
 
 @pytest.fixture
-def trainers(
-    device: ComputingRuntime, comms: list[Communicator], streams: list[FakeStream], nccl: StandIn
-) -> Callable[..., list[DeviceTrainer]]:
-    return lambda **options: [
-        DeviceTrainer(device, comm, stream, **options) for comm, stream in zip(comms, streams, strict=True)
-    ]
-
-
-@pytest.fixture
-def on_host() -> Any:
-    hosts = Communicator.local(RANKS, timeout_s=60.0)
-    yield lambda **options: [Trainer(comm, **options) for comm in hosts]
-    for comm in hosts:
-        comm.close()
+def trainers(make: Callable[..., list[DeviceTrainer]], nccl: StandIn) -> Callable[..., list[DeviceTrainer]]:
+    return make
 
 
 def drawn(rank: int, step: int) -> Gradients:

@@ -10,15 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from computing_device import ComputingRuntime, computed_on, wait_for
+from computing_device import computed_on, wait_for
 from device_ranks import RANKS
 from device_trainer import DeviceTrainer, Gradients, step_on_device, step_on_host
-from fake_device import FakeStream
-from handmade_buckets import LARGE, ONE, REBUILT, SHAPES, Bucket, Trainer, gradients_of, plain_sgd
+from handmade_buckets import LARGE, ONE, REBUILT, SHAPES, Bucket, gradients_of, plain_sgd
 from triton_arrays import DEVICE
 
 import telegrad
-from telegrad import Communicator
 from telegrad.ops.select.triton import ranked
 
 pytestmark = [
@@ -27,21 +25,6 @@ pytestmark = [
 ]
 
 Make = Callable[..., list[DeviceTrainer]]
-
-
-@pytest.fixture
-def make(device: ComputingRuntime, comms: list[Communicator], streams: list[FakeStream]) -> Make:
-    return lambda **options: [
-        DeviceTrainer(device, comm, stream, **options) for comm, stream in zip(comms, streams, strict=True)
-    ]
-
-
-@pytest.fixture
-def on_host() -> Any:
-    hosts = Communicator.local(RANKS, timeout_s=60.0)
-    yield lambda **options: [Trainer(comm, **options) for comm in hosts]
-    for comm in hosts:
-        comm.close()
 
 
 def drawn(rank: int, step: int) -> Gradients:

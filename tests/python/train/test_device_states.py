@@ -8,14 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from computing_device import ComputingRuntime
 from device_ranks import RANKS
 from device_trainer import DeviceTrainer, Gradients, step_on_device, step_on_host
-from fake_device import FakeStream
 from handmade_buckets import LARGE, ONE, REBUILT, Trainer, gradients_of, plain_sgd
 from triton_arrays import DEVICE
 
-from telegrad import Communicator
 from telegrad.train import reshard
 
 pytestmark = [
@@ -37,27 +34,6 @@ WARM_UPS: list[dict[str, Any]] = [
     {"selection": "reused", "interval": 3, "warmup_steps": 9, "warmup": "falling"},
 ]
 """With passes that are dropped while they last."""
-
-
-@pytest.fixture
-def make(device: ComputingRuntime, comms: list[Communicator], streams: list[FakeStream]) -> Make:
-    return lambda **options: [
-        DeviceTrainer(device, comm, stream, **options) for comm, stream in zip(comms, streams, strict=True)
-    ]
-
-
-@pytest.fixture
-def on_host() -> Any:
-    made: list[Communicator] = []
-
-    def trainers(ranks: int = RANKS, **options: Any) -> list[Trainer]:
-        comms = Communicator.local(ranks, timeout_s=60.0)
-        made.extend(comms)
-        return [Trainer(comm, **options) for comm in comms]
-
-    yield trainers
-    for comm in made:
-        comm.close()
 
 
 def as_hosts(trainers: list[DeviceTrainer]) -> list[Trainer]:

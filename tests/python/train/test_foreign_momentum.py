@@ -8,7 +8,9 @@ from typing import Any
 import given_gradients
 import pytest
 import torch
+from device_trainer import DeviceTrainer, step_on_device
 from handmade_buckets import ONE, Trainer, gradients_of, plain_sgd
+from triton_arrays import DEVICE
 
 from telegrad import Communicator
 
@@ -63,6 +65,24 @@ def test_the_next_pass_of_a_synchronizer_raises(
             rank.step(given_gradients.gradients_of(comm.rank, 1))
 
     on_ranks(1, run)
+
+
+@pytest.mark.skipif(DEVICE != "cpu", reason="the fake device's memory is the host's: set TRITON_INTERPRET=1")
+@pytest.mark.parametrize("give_momentum", [one_cycle, a_saved_state])
+def test_the_next_pass_on_a_device_raises(
+    make: Callable[..., list[DeviceTrainer]], give_momentum: Callable[[torch.optim.Optimizer], None]
+) -> None:
+    optimizers: list[torch.optim.Optimizer] = []
+
+    def made(parameters: Any) -> torch.optim.Optimizer:
+        optimizers.append(plain_sgd(parameters))
+        return optimizers[-1]
+
+    trainers = make(selection="topk", momentum=0.9, optimizer=made)
+    step_on_device(trainers, [gradients_of(trainer.comm.rank, 0) for trainer in trainers], ONE)
+    give_momentum(optimizers[0])
+    with pytest.raises(ValueError, match=r"optimizer has momentum=0.9.* applied twice"):
+        trainers[0].start(gradients_of(0, 1), ONE)
 
 
 def test_an_optimizer_of_other_parameters_raises(on_ranks: OnRanks) -> None:
