@@ -102,6 +102,7 @@ with telegrad.Communicator.from_torch() as comm:
     import torch.distributed as dist
     dist.init_process_group("gloo")  # beside it, by the same variables
     assert dist.get_rank() == comm.rank == int(os.environ["SLURM_PROCID"])
+    dist.barrier()  # Gloo's ranks may still be connecting to one that leaves
     dist.destroy_process_group()
 """
 

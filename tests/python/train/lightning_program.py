@@ -103,7 +103,7 @@ def lightning_refusals(comm: Communicator) -> None:
     assert exchange.state is None
     exchange.on_exception(None, None, ValueError())  # type: ignore[arg-type]  # before there is a state
     exchange._state = telegrad.DDPState(Communicator.from_torch(), ddp.named_parameters())
-    exchange._state.comm.barrier()
+    comm.barrier()  # not the other one's own: who is through it fails, and ends it for those who are not
     if comm.rank == 0:
         exchange.on_exception(None, None, ValueError("a cause"))  # type: ignore[arg-type]
     with pytest.raises(telegrad.TransportError, match="ValueError: a cause"):
