@@ -30,5 +30,6 @@ void bind_simulation(nb::module_& module);
 void bind_sparse_reduction(nb::module_& module);
 void bind_tensors(nb::module_& module);
 void bind_topk_state(nb::module_& module);
+void bind_work(nb::module_& module);
 
 }  // namespace telegrad::bindings

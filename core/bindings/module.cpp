@@ -45,6 +45,7 @@ NB_MODULE(_core, module) {
   bind_simulation(module);
   bind_tensors(module);
   bind_topk_state(module);
+  bind_work(module);
 }
 
 }  // namespace telegrad::bindings

@@ -133,6 +133,18 @@ class Operation {
 
   bool done() const { return request_->done() && (!other_ || other_->done()); }
 
+  bool succeeded() const { return done() && !request_->failure() && (!other_ || !other_->failure()); }
+
+  /// Waits a moment: true if it has succeeded then.
+  bool succeeds_soon() const {
+    if (!done()) {
+      const nb::gil_scoped_release unlocked;
+      const double deadline_s = Engine::now_s() + kSignalSlice_s;
+      if (wait_(*request_, deadline_s) && other_) wait_(*other_, deadline_s);
+    }
+    return succeeded();
+  }
+
   bool wait(std::optional<double> timeout_s) const {
     const double deadline_s = timeout_s ? Engine::now_s() + *timeout_s : std::numeric_limits<double>::infinity();
     return wait_for(*request_, deadline_s) && (!other_ || wait_for(*other_, deadline_s));

@@ -9,7 +9,6 @@
 #include <vector>
 
 #include "bindings/allreduce_table.hpp"
-#include "bindings/dense_array.hpp"
 #include "bindings/operation.hpp"
 #include "bindings/tensors.hpp"
 #include "bindings/topk_state.hpp"
@@ -66,15 +65,6 @@ void bind_reductions(nb::class_<Self>& type) {
             return begin(self, make_announced_all_reduce(dtype, reduction, count), false);
           },
           nb::arg("count"), nb::arg("dtype"), nb::arg("reduction"))
-      .def(
-          // A sum in place that nobody waits for yet; None for what cannot be summed as it is.
-          "begin_all_reduce",
-          [](const Pointer& self, nb::handle x, nb::handle op, nb::handle algorithm) -> std::optional<Operation> {
-            RequestPtr request = request_for_array(*self, x, op, algorithm);
-            if (request == nullptr) return std::nullopt;
-            return begin(self, std::move(request), false);
-          },
-          nb::arg("x").none(), nb::arg("op").none(), nb::arg("algorithm").none())
       .def(
           "all_reduce_quantised",
           [](const Pointer& self, std::uintptr_t input, std::uintptr_t output, std::uintptr_t error, std::size_t count,

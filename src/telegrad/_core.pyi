@@ -125,10 +125,19 @@ class HostBuffer:
     @property
     def dtype(self) -> DType: ...
 
-class ShortAllReduce:
+class ShortWay:
     def __init__(self, method: Callable[..., Any]) -> None: ...
     def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
     def __get__(self, instance: object, owner: type | None = None) -> Callable[..., Any]: ...
+
+class WorkState:
+    _request: Request
+    _operation: str
+    _rank: int
+    _process: int  # read only
+    _held: Any
+    _finish: Callable[[Request], Any] | None
+    _member: Any  # None, or what has _keep(request, held)
 
 def buffer_of(owner: npt.NDArray[Any], writable: bool) -> HostBuffer | None: ...
 
@@ -216,7 +225,6 @@ class Communicator:
     ) -> Request: ...
     # Of a sum that goes by other means: over once all ranks have called the same. It moves no elements.
     def announce_all_reduce(self, count: int, dtype: DType, reduction: Reduction) -> Request: ...
-    def begin_all_reduce(self, x: object, op: object, algorithm: object) -> Request | None: ...
     def all_reduce_quantised(
         self,
         input: int,

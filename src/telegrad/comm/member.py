@@ -45,7 +45,7 @@ class Stats(TypedDict):
     not wait."""
 
 
-_CROWDED = 64  # operations whose tensors are held, before those behind the first are looked at
+_CROWDED = 64  # operations whose tensors are kept, before those behind the first are looked at
 
 
 class Member:
@@ -58,7 +58,7 @@ class Member:
         self._closed = False
         self._over = False  # it has failed: what is called from now on never reaches the network
         self._lock = threading.Lock()
-        self._in_flight: deque[tuple[_core.Request, Any]] = deque()  # with the tensors that the network may touch
+        self._kept: deque[tuple[_core.Request, Any]] = deque()  # with the tensors that the network may touch
         self._abandoned: list[Any] = []  # the same of calls that a signal ended
         self._crowded = _CROWDED
         self._transfers: dict[str, Transfers] = {}  # by kind of device
@@ -121,7 +121,7 @@ class Member:
         for transfers in self._transfers.values():
             transfers.conclude()
         self._core.close()
-        self._in_flight.clear()
+        self._kept.clear()
         self._abandoned.clear()  # the network touches nothing any more
         if self._trace_path is not None:
             write_trace(self._trace_path, self._core)
@@ -155,16 +155,14 @@ class Member:
         raise TypeError("a Communicator cannot be pickled or copied: make one in each process with from_torch()")
 
     def _work(self, request: _core.Request, operation: str, held: Any, finish: Callable[[_core.Request], Any]) -> Work:
-        if not self._over:
-            self._hold(request, held)
-        return Work(request, operation, self._core.rank, finish)
+        return Work(request, operation, self._core.rank, finish, held, None if self._over else self)
 
     def _block(self, request: _core.Request, held: Any) -> None:
         try:
             request.wait()
         except BaseException as error:  # also Ctrl-C: the network may still use the tensors
             if not self._over:
-                self._hold(request, held)
+                self._keep(request, held)
             self._over = self._over or isinstance(error, TransportError)
             raise
 
@@ -215,21 +213,26 @@ class Member:
                 )
             return self._transfers[device_type]
 
-    def _hold(self, request: _core.Request, held: Any) -> None:
-        """Keeps tensors alive until their request succeeded; those of a failed one until close()."""
-        with self._lock:
-            flying = self._in_flight
-            while flying and flying[0][0].done():
-                if not _succeeded(flying[0][0]):
-                    self._over = True
-                    break
-                flying.popleft()
-            if len(flying) >= self._crowded and not self._over:  # one that is long under way is before all others
-                self._over = any(one.done() and not _succeeded(one) for one, _ in flying)
+    def _keep(self, request: _core.Request, held: Any) -> None:
+        """Keeps the tensors of an operation that nobody else keeps until it has succeeded; those of a failed one until
+        close(). Called from wherever a Work ends: in any thread, also while another call of this is under way."""
+        kept = self._kept
+        kept.append((request, held))
+        if self._over or not self._lock.acquire(blocking=False):
+            return
+        try:
+            while kept and kept[0][0].done() and not self._over:
+                self._over = not _succeeded(kept[0][0])
                 if not self._over:
-                    self._in_flight = flying = deque(entry for entry in flying if not entry[0].done())
-                self._crowded = 2 * len(flying) + _CROWDED
-            flying.append((request, held))
+                    kept.popleft()
+            if len(kept) >= self._crowded:  # one that is long under way is before all others
+                for _ in range(len(kept)):
+                    entry = kept.popleft()
+                    if not entry[0].done() or not _succeeded(entry[0]):
+                        kept.append(entry)
+                self._crowded = 2 * len(kept) + _CROWDED
+        finally:
+            self._lock.release()
 
     def _usable(self) -> _core.Communicator:
         core = self._live

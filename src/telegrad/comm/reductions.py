@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import functools
 import math
-from collections.abc import Callable, Sequence
-from typing import Any, TypeVar, cast
+from collections.abc import Sequence
+from typing import Any
 
 from telegrad import _core
 from telegrad.comm.arguments import checked_rank
@@ -15,18 +14,12 @@ from telegrad.comm.device.parts import element_parts, scattered_parts
 from telegrad.comm.device_sums import DeviceSums
 from telegrad.comm.encoded import check_encodable, checked_seed, encoding_of, error_of
 from telegrad.comm.reduction import DENSE_ALGORITHMS, DENSE_DEVICE_ALGORITHMS, algorithm_of, reduction_of
+from telegrad.comm.short_way import with_short_way
 from telegrad.comm.stream_input import StreamInput, dense_for, sparse_input
 from telegrad.comm.stream_reductions import StreamReductions
 from telegrad.comm.stream_wire import formats_named
 from telegrad.comm.tensors import HostBuffer, check_together, empty_like, on_device, overlap, reducible
 from telegrad.comm.work import Work
-
-Method = TypeVar("Method", bound=Callable[..., Any])
-
-
-def with_short_way(method: Method) -> Method:
-    """``all_reduce`` in Python costs more than a small sum: the core takes the plainest calls itself."""
-    return cast(Method, functools.update_wrapper(_core.ShortAllReduce(method), method))
 
 
 class Reductions(StreamReductions, DeviceSums):
@@ -90,10 +83,6 @@ class Reductions(StreamReductions, DeviceSums):
         The sum of DeviceEntries, a sparse vector on a GPU, goes into ``out``, a dense tensor there, of which all is
         written; their arguments are those of a sparse ``x``, and ``error`` is a tensor there. docs/gpu.md.
         """
-        if async_op and out is None and wire is None and error is None:
-            begun = self._usable().begin_all_reduce(x, op, algorithm)
-            if begun is not None:
-                return self._work(begun, "all_reduce", x, lambda _: x)
         if isinstance(x, DeviceEntries):
             into = dense_for(x, out, error)
             how = self._sparse_reduction(x, op, algorithm, switch_factor, wire, None, seed, slices=slices)

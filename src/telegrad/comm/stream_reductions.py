@@ -15,7 +15,7 @@ from telegrad.comm.reduction import SPARSE_ALGORITHMS, algorithm_of, neutral_ele
 from telegrad.comm.stream_input import StreamInput, sparse_input
 from telegrad.comm.stream_wire import error_into, formats_of, overlaps_stream
 from telegrad.comm.tensors import HostBuffer, address, reducible
-from telegrad.comm.work import Work
+from telegrad.comm.work import Work, once
 from telegrad.ops.staging import kernels_of
 from telegrad.plan import Tuning
 from telegrad.stream import SparseStream
@@ -205,7 +205,7 @@ class StreamReductions(Member):
         async_op: bool,
     ) -> Any:
         if async_op:
-            return self._work(request, operation, held, finish)
+            return self._work(request, operation, held, once(finish))
         self._block(request, held)
         return finish(request)
 

@@ -10,27 +10,39 @@ from typing import TYPE_CHECKING, Any
 from telegrad import _core
 from telegrad.comm import lifetime
 from telegrad.comm.completion import completion_thread
+from telegrad.comm.short_way import with_short_way
 from telegrad.errors import TimeoutExpired
 
 if TYPE_CHECKING:
     import torch
 
+    from telegrad.comm.member import Member
 
-class Work:
+
+class Work(_core.WorkState):
     """One collective that was started with ``async_op=True``. Its tensors stay referenced until it is over."""
 
+    __slots__ = ("__weakref__",)
+
     def __init__(
-        self, request: _core.Request, operation: str, rank: int, finish: Callable[[_core.Request], Any]
+        self,
+        request: _core.Request,
+        operation: str,
+        rank: int,
+        finish: Callable[[_core.Request], Any] | None,
+        held: Any = None,
+        member: Member | None = None,
     ) -> None:
+        """For telegrad's own use. ``finish`` makes the result, always the same one; ``None``: it is ``held``, the
+        tensors, which ``member`` keeps if the Work goes before the operation is over."""
         self._request = request
         self._operation = operation
         self._rank = rank
         self._finish = finish
-        self._finished = False
-        self._result: Any = None
-        self._lock = threading.Lock()
-        self._process = lifetime.process
+        self._held = held
+        self._member = member
 
+    @with_short_way
     def wait(self, timeout_s: float | None = None) -> bool:
         """Blocks until the operation is over; returns True.
 
@@ -74,11 +86,10 @@ class Work:
     def result(self) -> Any:
         """Waits and returns the result: the tensor that was written, the gathered tensor, or the new sparse stream."""
         self.wait()
-        with self._lock:
-            if not self._finished:
-                self._result = self._finish(self._request)
-                self._finished = True
-            return self._result
+        return self._made()
+
+    def _made(self) -> Any:
+        return self._held if self._finish is None else self._finish(self._request)
 
     def get_future(self) -> torch.futures.Future[Any]:
         """A future of ``result()``, completed by telegrad's completion thread.
@@ -108,6 +119,20 @@ class Work:
 
     def __repr__(self) -> str:
         return f"Work({self._operation}, rank={self._rank}, {'completed' if self.is_completed() else 'running'})"
+
+
+def once(finish: Callable[[_core.Request], Any]) -> Callable[[_core.Request], Any]:
+    """``finish``, which takes what can be taken once: called by the first, for all who ask."""
+    lock = threading.Lock()
+    results: list[Any] = []
+
+    def finish_once(request: _core.Request) -> Any:
+        with lock:
+            if not results:
+                results.append(finish(request))
+            return results[0]
+
+    return finish_once
 
 
 def future_of_all(

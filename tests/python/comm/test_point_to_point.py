@@ -186,7 +186,7 @@ def test_a_receive_that_waits_long_does_not_hold_what_is_over(local: Callable[..
     for number in range(400):
         for work in [comm.all_reduce(np.full(4, float(number)), async_op=True) for comm in (one, other)]:
             work.wait()
-    assert len(one._in_flight) <= 130
+    assert len(one._kept) <= 130
     other.send(np.ones(4), 0, tag=5)
     waits.wait()
     assert late.tolist() == [1.0] * 4

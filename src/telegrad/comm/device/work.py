@@ -87,7 +87,7 @@ class DeviceWork(Work):
     def get_future(self) -> torch.futures.Future[Any]:
         """A future of ``result()``, complete at once: ``future.wait()`` makes the current stream wait, as ``wait()``
         does. After a failure the tensor is NaN, and the error comes from where ``wait()`` says."""
-        return self.future_of(self._finish(self._request))
+        return self.future_of(self._made())
 
     def future_of(self, value: Any) -> torch.futures.Future[Any]:
         """As ``get_future()``, of another tensor of the device or a list of them."""
