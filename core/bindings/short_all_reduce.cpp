@@ -18,6 +18,8 @@ namespace {
 struct Spelling {
   PyObject* live = interned("_live");
   PyObject* over = interned("_over");
+  PyObject* kept = interned("_kept");
+  PyObject* let_go = interned("_let_go");
   PyObject* block = interned("_block");
   PyObject* abandoned = interned("_abandoned");
   PyObject* all_reduce = interned("all_reduce");
@@ -81,6 +83,10 @@ nb::object waited_for(const Arguments& arguments, Communicator& communicator, nb
 
 // A Work, which is whole before anything begins.
 nb::object begun(const Arguments& arguments, Communicator& communicator, nb::handle held, const RequestPtr& request) {
+  if (PyObject_Size(attribute(arguments.self, known().kept).ptr()) != 0) {
+    const auto let_go = nb::steal(PyObject_CallMethodNoArgs(arguments.self.ptr(), known().let_go));
+    if (!let_go.is_valid()) throw nb::python_error();
+  }
   const nb::object over = attribute(arguments.self, known().over);  // what is called now never reaches the network
   nb::object work = new_work();
   WorkState& state = *reinterpret_cast<WorkState*>(work.ptr());

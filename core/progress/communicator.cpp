@@ -17,6 +17,18 @@ namespace {
 
 constexpr double kPartingMost_s = 5.0;
 
+// One more for as long as it lives.
+class Counted {
+ public:
+  explicit Counted(std::atomic<int>& count) : count_(count) { ++count_; }
+  ~Counted() { --count_; }
+  Counted(const Counted&) = delete;
+  Counted& operator=(const Counted&) = delete;
+
+ private:
+  std::atomic<int>& count_;
+};
+
 }  // namespace
 
 Communicator::Communicator(std::shared_ptr<Engine> engine, std::unique_ptr<Driver> driver, CommunicatorOptions options)
@@ -92,14 +104,14 @@ void Communicator::give_up_join(double timeout_s) {
 }
 
 RequestPtr Communicator::submit(RequestPtr request, bool caller_waits) {
-  const std::scoped_lock lock(submitting_);
+  const Counted within(submitting_);  // before it is looked whether the communicator closes, which then waits for this
   if (closing_) {
     request->finish(
         named({.rank = rank_, .reason = "the communicator is closed", .group = group_}, request->call(), 0));
-    return request;
+  } else {
+    if (trace_) trace_->watch(*request);
+    engine_->submit(participant_, request, caller_waits);
   }
-  if (trace_) trace_->watch(*request);
-  engine_->submit(participant_, request, caller_waits);
   return request;
 }
 
@@ -159,10 +171,8 @@ void Communicator::abort(const std::string& reason) {
 }
 
 void Communicator::close() {
-  {
-    const std::scoped_lock lock(submitting_);
-    if (std::exchange(closing_, true)) return;
-  }
+  if (closing_.exchange(true)) return;
+  while (submitting_ != 0) std::this_thread::yield();
   Session& session = *participant_.session;
   Driver& driver = *participant_.driver;
   bool peers_need_us = false;

@@ -4,7 +4,6 @@
 
 #include <atomic>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <span>
 #include <string>
@@ -105,8 +104,8 @@ class Communicator {
   std::uint32_t epoch_;
   std::string report_folder_;
   std::shared_ptr<const Group> group_;  // null: not split from another
-  std::mutex submitting_;
-  bool closing_ = false;  // submitting_: nothing is begun any more
+  std::atomic<int> submitting_ = 0;     // threads that are within submit()
+  std::atomic<bool> closing_ = false;  // nothing is begun any more
   std::atomic<bool> closed_ = false;
   Counters last_counters_;
   std::atomic<double> waiting_s_ = 0.0;

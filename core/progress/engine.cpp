@@ -34,12 +34,6 @@ constexpr double kSteady_s = 1e-3;
 constexpr double kGlanceLeast_s = 5e-3;
 constexpr double kGlanceMost_s = 80e-3;
 
-// So soon after its submission is an operation waited for that there was nothing to gain by beginning it meanwhile; a
-// program that has done so a few times is expected to go on like this. If it does not, an alarm wakes the thread.
-constexpr double kPrompt_s = 50e-6;
-constexpr int kPromptWaits = 3;
-constexpr double kAlarm_s = 1e-3;
-
 // Nobody tells that a gate has opened. So who would sleep looks again, after pauses that double while none does.
 constexpr double kGatePauseLeast_s = 50e-6;
 constexpr double kGatePauseMost_s = 500e-6;
@@ -149,32 +143,31 @@ void Engine::submit(Participant& participant, RequestPtr request, bool caller_wa
   const bool is_shut = gated && !gate->is_open();
   while (!commands_.compare_exchange_weak(command->next, command)) {
   }
-  if (caller_waits) return;
+  if (caller_waits) {
+    promptness_.blocked();
+    return;
+  }
   const double now = now_s();
-  if (!gated) submitted_s_ = now;
+  const double may_lie_s = gated ? 0.0 : promptness_.submitted(now);
   if (caller_asleep_) {
     ring(caller_event_);
   } else if (is_shut && looks_soon_) {
     // To wake the thread costs the caller more than all else here, and it would find the gate shut.
   } else if (!caller_drives_ && thread_asleep_) {
-    if (gated || !(glancing_ && prompt_waits_ >= kPromptWaits)) {
+    if (may_lie_s == 0.0) {
       ring(thread_event_);
-    } else if (now >= alarm_s_) {
-      set_alarm(now);
+    } else {
+      set_alarm(now, may_lie_s);
     }
   }
 }
 
-// One that is set is left alone: who submits and waits again and again pays for it once in kAlarm_s.
-void Engine::set_alarm(double now_s) {
-  alarm_s_ = now_s + kAlarm_s;
-  const itimerspec once{.it_interval = {}, .it_value = {.tv_sec = 0, .tv_nsec = static_cast<long>(kAlarm_s * 1e9)}};
+// One that rings soon enough is left alone: who submits and waits again and again pays for it once in a while.
+void Engine::set_alarm(double now_s, double delay_s) {
+  if (now_s < alarm_s_ && alarm_s_ <= now_s + delay_s) return;
+  alarm_s_ = now_s + delay_s;
+  const itimerspec once{.it_interval = {}, .it_value = {.tv_sec = 0, .tv_nsec = static_cast<long>(delay_s * 1e9)}};
   ::timerfd_settime(alarm_, 0, &once, nullptr);
-}
-
-void Engine::note_wait() {
-  const double since_s = submitted_s_.exchange(0.0);
-  if (since_s != 0.0) prompt_waits_ = now_s() - since_s < kPrompt_s ? prompt_waits_ + 1 : 0;
 }
 
 bool Engine::run_commands(double now_s) {
@@ -430,7 +423,7 @@ void Engine::with_baton(const std::function<void()>& action) {
 }
 
 bool Engine::wait(const Request& request, double deadline_s) {
-  note_wait();
+  promptness_.waits(now_s());
   if (request.done()) return true;
   return wait_until([&] { return request.done(); }, deadline_s);
 }

@@ -12,6 +12,7 @@
 #include <thread>
 #include <vector>
 
+#include "progress/promptness.hpp"
 #include "session/session.hpp"
 #include "transport/driver.hpp"
 
@@ -85,8 +86,7 @@ class Engine {
   bool gates_are_shut() const;
   double pause_for_gates_s();
   void glance(double most_s);
-  void note_wait();
-  void set_alarm(double now_s);
+  void set_alarm(double now_s, double delay_s);
   void sleep_as_thread();
   bool work_is_left() const;
   bool sleep_as_caller(double deadline_s);
@@ -112,9 +112,8 @@ class Engine {
   std::atomic<bool> looks_soon_ = false;  // the thread sleeps between two looks at gates, and then runs commands too
   std::atomic<bool> glancing_ = false;  // the thread is, because callers drive: it looks again soon
   std::atomic<bool> caller_drives_ = false;
-  std::atomic<double> submitted_s_ = 0.0;  // what nobody waits for yet: when, last; 0: nothing
+  Promptness promptness_;
   std::atomic<double> alarm_s_ = 0.0;      // when the alarm rings that was set last
-  std::atomic<int> prompt_waits_ = 0;  // so many waits in a row have followed at once
   std::atomic<bool> caller_asleep_ = false;
 
   int epoll_ = -1;

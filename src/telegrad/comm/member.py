@@ -155,6 +155,8 @@ class Member:
         raise TypeError("a Communicator cannot be pickled or copied: make one in each process with from_torch()")
 
     def _work(self, request: _core.Request, operation: str, held: Any, finish: Callable[[_core.Request], Any]) -> Work:
+        if self._kept:
+            self._let_go()
         return Work(request, operation, self._core.rank, finish, held, None if self._over else self)
 
     def _block(self, request: _core.Request, held: Any) -> None:
@@ -214,10 +216,14 @@ class Member:
             return self._transfers[device_type]
 
     def _keep(self, request: _core.Request, held: Any) -> None:
-        """Keeps the tensors of an operation that nobody else keeps until it has succeeded; those of a failed one until
-        close(). Called from wherever a Work ends: in any thread, also while another call of this is under way."""
+        """Keeps the tensors of an operation that nobody else keeps until it has succeeded, and somewhat longer; those
+        of a failed one until close(). Called from wherever a Work ends: in any thread, also within itself."""
+        self._kept.append((request, held))
+        self._let_go()
+
+    def _let_go(self) -> None:
+        """Of what is kept for operations that have succeeded: the oldest, and all where there are many."""
         kept = self._kept
-        kept.append((request, held))
         if self._over or not self._lock.acquire(blocking=False):
             return
         try:
