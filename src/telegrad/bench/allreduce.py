@@ -8,6 +8,7 @@ share what time is left.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,6 +17,8 @@ import numpy as np
 import numpy.typing as npt
 
 from telegrad import Communicator, _core
+from telegrad.bench.netlab import burst_bytes
+from telegrad.bench.networks import rate_bytes_per_s
 from telegrad.bench.peers import Peer, say_missing, start_peers
 from telegrad.bench.plan import INTERLEAVED, Measured, Plan, Timing, is_slower, text_of
 from telegrad.calibration import calibrate
@@ -34,6 +37,7 @@ _AGAIN_SHARE = 0.2  # of the time, for outliers
 _AGAIN_FACTOR = 2  # as many samples more
 _QUICK_S = 0.02  # what takes longer is not tried twice before it is measured, and may be hopeless
 _SLOW_S = 0.5  # what takes longer is not tried at all
+_SOME = 0.02  # of a sample's bytes
 _PATIENCE_S = 5.0  # with one call of a peer's
 _REACH = 4  # times as long as what is known
 _TIMEOUT_S = 300.0
@@ -121,7 +125,7 @@ def _measure_all(plan: Plan, orders: Mapping[str, Communicator], peers: Sequence
             if mine_s > max(_HOPELESS * min(seconds), plan.sample_s, _QUICK_S):
                 contender.fewest_samples, contender.times_s = 1, [mine_s]
         share_s = max(left_s(first_pass_s) * max(_MOST_SHARE, 1 / (len(plan.sizes) - number)), _LEAST_S)
-        _take_samples(communicator, contenders, x, plan.samples, share_s)
+        _take_samples(plan, communicator, contenders, x, plan.samples, share_s)
         _report(communicator, contenders, size, again=False)
     vector.fill(0)
     outliers = [size for size in done if _is_outlier(done[size])]
@@ -130,7 +134,7 @@ def _measure_all(plan: Plan, orders: Mapping[str, Communicator], peers: Sequence
         taken = max(len(contender.times_s) for contender in contenders)
         share_s = left_s(plan.seconds) / (len(outliers) - number)
         again = [contender for contender in contenders if contender.fewest_samples > 1]
-        _take_samples(communicator, again, vector[: size // 4], _AGAIN_FACTOR * taken, share_s)
+        _take_samples(plan, communicator, again, vector[: size // 4], _AGAIN_FACTOR * taken, share_s)
         _report(communicator, contenders, size, again=True)
 
 
@@ -210,27 +214,36 @@ def _choose_calls(plan: Plan, communicator: Communicator, contender: _Contender,
 
 
 def _take_samples(
-    communicator: Communicator, contenders: list[_Contender], x: Vector, samples: int, most_s: float
+    plan: Plan, communicator: Communicator, contenders: list[_Contender], x: Vector, samples: int, most_s: float
 ) -> None:
     """Up to ``samples`` rounds. Who has used up its part of ``most_s`` seconds and has enough samples sits out."""
+    rate = rate_bytes_per_s(plan.network)
+    saved_up = 0 if rate is None else burst_bytes(8 * rate)
     most_each_s = {one.name: one.spent_s + most_s / len(contenders) for one in contenders}
     for number in range(samples):
         for index in np.random.default_rng(number).permutation(len(contenders)):  # alike on all ranks
             one = contenders[index]
             if len(one.times_s) < one.fewest_samples or one.spent_s < most_each_s[one.name]:
-                one.times_s.append(_sample(communicator, one, x))
+                one.times_s.append(_sample(communicator, one, x, saved_up))
 
 
-def _sample(communicator: Communicator, contender: _Contender, x: Vector) -> float:
-    """Seconds per call; the same number on all ranks."""
+def _sample(communicator: Communicator, contender: _Contender, x: Vector, saved_up: int = 0) -> float:
+    """Seconds per call; the same number on all ranks. ``saved_up``: bytes that the links pass at once after they were
+    idle. Where that is some of a sample, as many are sent before it; calls so short that links stay idle save up."""
+    ranks = communicator.world_size
+    call_bytes = max(2 * x.nbytes * (ranks - 1) // ranks, 1)
+    is_some = saved_up > _SOME * contender.calls * call_bytes
     communicator.barrier()
+    start = time.perf_counter()
+    for _ in range(min(math.ceil(saved_up / call_bytes), contender.calls) if is_some else 0):
+        contender.call(x)
     begin = time.perf_counter()
     for _ in range(contender.calls):
         contender.call(x)
-    mine = time.perf_counter() - begin
-    slowest = float(communicator.all_gather(np.array([mine])).max())
-    contender.spent_s += slowest
-    return slowest / contender.calls
+    end = time.perf_counter()
+    slowest, spent_s = communicator.all_gather(np.array([end - begin, end - start])).max(axis=0)
+    contender.spent_s += float(spent_s)
+    return float(slowest) / contender.calls
 
 
 def _is_outlier(contenders: list[_Contender]) -> bool:

@@ -45,6 +45,11 @@ class LinkBytes(NamedTuple):
     received: int
 
 
+def burst_bytes(bits_per_s: float) -> int:
+    """So many bytes a link that was idle passes at once, whatever its rate."""
+    return max(_BURST_BYTES, int(bits_per_s / 8 / 1000))  # a millisecond's worth, for the timer's sake
+
+
 def parse_rate(rate: str) -> float:
     """Bits per second of a rate such as ``"1gbit"`` or ``"2.5gbit"``. Raises ``ValueError`` for anything else."""
     match = _RATE.fullmatch(rate.lower())
@@ -179,9 +184,8 @@ class Netlab:
     def _shape(self, namespace: str, device: str) -> None:
         if self._bits_per_s is None:
             return
-        burst = max(_BURST_BYTES, int(self._bits_per_s / 8 / 1000))  # a millisecond's worth, for the timer's sake
         rate = f"{self._bits_per_s:.0f}bit"
-        shape = ["tbf", "rate", rate, "burst", str(burst), "latency", _QUEUE]
+        shape = ["tbf", "rate", rate, "burst", str(burst_bytes(self._bits_per_s)), "latency", _QUEUE]
         _run(["tc", "-n", namespace, "qdisc", "replace", "dev", device, "root", *shape])
 
     def destroy(self) -> None:

@@ -24,6 +24,8 @@ _LEAST_BYTES, _MOST_BYTES = 4, 64 << 20
 _SAMPLE_S = 0.002
 _MOST_CALLS = 100
 _FIRST_ROUNDS, _SECOND_ROUNDS = 4, 6
+_FEWEST_ROUNDS = 2  # where time is short: long calls scatter less
+_MOST_LOOKS = 6  # of so many second rounds, each at what is still close after those before
 _FIRST_SHARE = 0.6  # of the time, for the first look at all sizes
 _HOPELESS = 1.5  # times the best: nothing that a better look could change
 _CLOSE = 1.3  # times the best: worth a better look
@@ -68,22 +70,24 @@ class Sweep:
         first_s = _FIRST_SHARE * budget_s
         for number, size in enumerate(sizes):
             names = contenders(size, self._minima(), self._algorithms)
-            if self._spent_s + _FIRST_ROUNDS * self._guess_s(size, names) > first_s:
+            round_s = self._guess_s(size, names)
+            rounds = _FIRST_ROUNDS if self._spent_s + _FIRST_ROUNDS * round_s <= first_s else _FEWEST_ROUNDS
+            if self._spent_s + rounds * round_s > first_s:
                 break
             self._on_progress(0.7 * number / len(sizes), f"all_reduce of {size} bytes")
-            for _ in range(_FIRST_ROUNDS):
+            for _ in range(rounds):
                 self._measure(size, names)
-        again = close_calls(self.samples)
+        left_s = budget_s - min(self._spent_s, first_s)
         self._spent_s = 0.0
-        for number in range(_SECOND_ROUNDS):
-            order = np.random.default_rng(number).permutation(len(again))  # alike on all ranks
-            for at, index in enumerate(order):
-                size, names = again[index]
-                if self._spent_s + self._guess_s(size, names) > budget_s - first_s:
-                    continue
-                share = (number + at / len(again)) / _SECOND_ROUNDS
-                self._on_progress(0.7 + 0.3 * share, f"again {size} bytes")
-                self._measure(size, names)
+        for look in range(_MOST_LOOKS):
+            again = close_calls(self.samples)
+            for number in range(_SECOND_ROUNDS):
+                order = np.random.default_rng((look, number)).permutation(len(again))  # alike on all ranks
+                for size, names in (again[index] for index in order):
+                    if self._spent_s + self._guess_s(size, names) > left_s:
+                        continue
+                    self._on_progress(0.7 + 0.3 * self._spent_s / left_s, f"again {size} bytes")
+                    self._measure(size, names)
 
     def _call_of(self, size: int, name: str) -> Call:
         x = self._vector[: size // 4]

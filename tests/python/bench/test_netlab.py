@@ -165,3 +165,8 @@ def test_a_signal_while_removing_is_kept_until_the_end() -> None:
         assert len(seen) == 1
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+def test_an_idle_link_saves_up_128_kib_or_a_millisecond() -> None:
+    assert netlab.burst_bytes(1e9) == 128 << 10
+    assert netlab.burst_bytes(1e10) == 1_250_000
