@@ -1,5 +1,5 @@
-// The dense sum of vectors that are held as streams, between ranks that share memory. Each rank owns a slice of the vector.
-// It reads all ranks' values there, block by block, from where they lie to the cache, and with them marks, a bit for each
+// The dense sum of vectors that are held as streams. Each rank owns a slice of the vector. It gets all ranks' values there,
+// block by block, between ranks that share memory from where they lie to the cache, and with them marks, a bit for each
 // element that has a value: so nobody makes a dense vector of a stream, whose indices travel in a bit for each element. Blocks
 // of sums, formed in the order of ranks, go to all others at once. For few entries of many elements see sparse_split.hpp.
 //
@@ -17,6 +17,7 @@
 #include "base/buffer.hpp"
 #include "base/check.hpp"
 #include "collectives/partition.hpp"
+#include "collectives/sparse_cost.hpp"
 #include "kernels/marks.hpp"
 #include "kernels/operations.hpp"
 #include "kernels/reduce.hpp"
@@ -28,7 +29,6 @@ namespace {
 
 constexpr std::size_t kBlockBytes = std::size_t{512} << 10;  // of the sum: few ranks' shares of two of them stay in the cache
 constexpr std::size_t kChunkBytes = std::size_t{8} << 10;    // of a block, which is reduced in the first-level cache
-constexpr std::size_t kSliceBytesLeast = std::size_t{64} << 10;  // shorter vectors are made dense in less time than messages take
 constexpr std::size_t kSharesAhead = 2;                      // of each rank, whose blocks come while one is reduced
 constexpr std::size_t kSendsMost = 24;                       // messages under way in each part
 constexpr Step kSumSteps = Step{1} << 29;                    // from here on blocks of sums
@@ -288,7 +288,7 @@ class FilledSum {
 
 template <class V>
 bool sums_filled(const Transport& net, std::uint64_t dimension) {
-  return net.shares_memory() && net.size() > 1 && dimension / net.size() * sizeof(V) >= kSliceBytesLeast;
+  return is_for_filling(net.size(), dimension * sizeof(V));
 }
 
 template <class V>

@@ -14,8 +14,7 @@ namespace telegrad {
 template <class V>
 bool sums_filled(const Transport& net, std::uint64_t dimension);
 
-/// output = the reduction of all ranks' streams, densely, the same bits on every rank, between ranks that share memory
-/// (sums_filled(): CHECKed). Streams may be sparse or dense, each as it likes; indices are checked here, and what is wrong
+/// output = the reduction of all ranks' streams, densely, the same bits on every rank (sums_filled(): CHECKed). Streams may be sparse or dense, each as it likes; indices are checked here, and what is wrong
 /// with them ends the operation. `output` does not overlap `mine`, and is written at once: all ranks have called. A rank
 /// receives (P−1)/P·N bits and (P−1)/P·k values, and (P−1)/P·N values of the sum.
 template <class V>

@@ -9,6 +9,8 @@ namespace {
 
 constexpr std::size_t kKindsMost = 4096;  // beyond: begun anew, so that a program with ever new lengths needs no memory
 
+constexpr double kLinksWait = 1.1;  // for blocks of filled sums, now and then; a dense sum's keep moving. Measured at 1 Gbit/s
+
 SparseSumShape with_usual_formats(SparseSumShape shape, bool shares_memory) {
   shape.indices = shares_memory ? IndexFormat::none : IndexFormat::packed;
   shape.packs_values = !shares_memory;
@@ -61,8 +63,8 @@ double SparseDecision::two_level_s(const SumGrowth& members, double sum_entries)
   return SparseCosts(between, costs_).split_s(entries / slices, sum_entries / slices) + 2.0 * doublings * costs_.alpha_s;
 }
 
-SparseVerdict SparseDecision::cheapest(const SparseCosts& costs, const SumGrowth& members, unsigned round,
-                                 double entries) const {
+SparseVerdict SparseDecision::cheapest(const SparseCosts& costs, const SumGrowth& members, unsigned round, double entries,
+                                       bool is_dense) const {
   const double sum_entries = members.entries_doubled(costs.rounds());
   const double folds = std::has_single_bit(common_shape_.ranks) ? 0.0 : 2.0;
   const double left = costs.rounds() - round + folds;
@@ -70,8 +72,11 @@ SparseVerdict SparseDecision::cheapest(const SparseCosts& costs, const SumGrowth
   const double doubling_s = costs.doubling_s(members, round) + written_s;
   if (nodes_ != nullptr) return doubling_s <= two_level_s(members, sum_entries) + written_s ? SparseVerdict::go_on : SparseVerdict::split;
   const double split_s = costs.split_s(entries, sum_entries) + written_s;
-  const bool filled = costs.sums_filled();
-  const double summed_s = filled ? costs.filled_s(entries) : costs.dense_s(dense_algorithm_);
+  const double vectors_s = costs.dense_s(dense_algorithm_, is_dense);
+  const double filled_s = costs.filled_s(entries);
+  // Where all hold vectors, nobody has marks to make.
+  const bool filled = costs.sums_filled() && !is_dense && (own_shape_.shares_memory || kLinksWait * filled_s <= vectors_s);
+  const double summed_s = filled ? filled_s : vectors_s;
   const double dense_s = summed_s + left * costs_.alpha_s;  // all must hear that all want it
   if (doubling_s <= std::min(split_s, dense_s)) return SparseVerdict::go_on;
   if (split_s <= dense_s) return SparseVerdict::split;
@@ -82,16 +87,14 @@ SparseVerdict SparseDecision::alone(double entries, bool is_dense) const {
   const SparseCosts costs(own_shape_, costs_);
   const double ranks_a_member = own_shape_.ranks / costs.members();
   const SumGrowth growth(own_shape_.dimension, entries, overlap_);
-  const SparseVerdict verdict = cheapest(costs, growth.of_sums(ranks_a_member), 0, entries);
-  // Where all hold vectors, nobody has marks to make.
-  return verdict == SparseVerdict::filled && is_dense ? SparseVerdict::dense : verdict;
+  return cheapest(costs, growth.of_sums(ranks_a_member), 0, entries, is_dense);
 }
 
 SparseVerdict SparseDecision::after(unsigned round, double half, double full) const {
   const SparseCosts costs(common_shape_, costs_);
   const SumGrowth members = SumGrowth::seen(common_shape_.dimension, half, full, round);
   const double entries = members.entries_doubled(0) * costs.members() / common_shape_.ranks;
-  return cheapest(costs, members, round, entries);
+  return cheapest(costs, members, round, entries, false);
 }
 
 }  // namespace telegrad

@@ -23,13 +23,13 @@ enum class SparseVerdict : std::uint8_t { go_on = 0, dense = 1, filled = 2, spli
 /// One for each communicator. Any thread may use it.
 class SparseChoice {
  public:
-  /// `dense`: chooses among dense algorithms. `costs`: of the network, as it was measured, if it was. `shares_memory`: as the
-  /// communicator's ranks do (see Transport), as far as it is known. All the same on all ranks.
-  explicit SparseChoice(AllreduceTable dense, std::optional<NetworkCosts> costs = {}, bool shares_memory = false)
-      : dense_(std::move(dense)), costs_(costs), shares_memory_(shares_memory) {}
+  /// `dense`: chooses among dense algorithms. `costs`: of the network, as it was measured, if it was. `fills`: whether
+  /// allreduce_filled() is among what is chosen from. The same on all ranks.
+  explicit SparseChoice(AllreduceTable dense, std::optional<NetworkCosts> costs = {}, bool fills = true)
+      : dense_(std::move(dense)), costs_(costs), fills_(fills) {}
 
   const AllreduceTable& dense() const { return dense_; }
-  bool shares_memory() const { return shares_memory_; }
+  bool fills() const { return fills_; }
   /// Whether streams of so many elements, if they are not for recursive doubling, are to be summed on two levels, as dense
   /// vectors of that length are.
   bool on_two_levels(std::uint64_t dimension, DType dtype) const {
@@ -51,7 +51,7 @@ class SparseChoice {
  private:
   const AllreduceTable dense_;
   const std::optional<NetworkCosts> costs_;
-  const bool shares_memory_;
+  const bool fills_;
   mutable std::mutex mutex_;
   std::map<Kind, double> overlaps_;  // mutex_
 };
@@ -72,7 +72,8 @@ class SparseDecision {
   Algorithm dense_algorithm() const { return dense_algorithm_; }
 
  private:
-  SparseVerdict cheapest(const SparseCosts& costs, const SumGrowth& members, unsigned round, double entries) const;
+  SparseVerdict cheapest(const SparseCosts& costs, const SumGrowth& members, unsigned round, double entries,
+                         bool is_dense) const;
   double two_level_s(const SumGrowth& members, double sum_entries) const;
 
   SparseSumShape own_shape_;

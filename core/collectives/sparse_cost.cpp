@@ -19,7 +19,8 @@ constexpr double kSegmentBytes = double{256 << 10};                       // of 
 constexpr double kPieceBytes = double{60 << 10};                          // of a halving: kCardBytes of pieces.hpp
 constexpr double kPiecesMost = 64;                                        // of halving.hpp
 constexpr std::size_t kDensestIndexBytes = 2;                             // wire_delta() of sparse_messages.hpp
-constexpr double kFilledSliceBytesLeast = double{64 << 10};                // kSliceBytesLeast of allreduce_filled.cpp
+constexpr std::uint64_t kFilledSliceBytesLeast = std::uint64_t{64} << 10;  // shorter ones are made dense in less time than messages take
+constexpr Rank kFilledRanksMost = 64;                                      // all of them send to each at once
 constexpr double kFilledWork = 0.75;                                       // the rest finds its bytes in the cache; measured
 constexpr double kPackedEntry_s = 1e-9;                                    // of one section, each way: see wire.hpp
 constexpr auto kTurnBytes = static_cast<double>(Transport::kTurnBytes);  // shorter work is done at once
@@ -110,9 +111,9 @@ double SparseCosts::split_s(double entries, double sum_entries) const {
          packing_s(entries, sum_entries);
 }
 
-// Shares and slices are packed and read. Beside what travels between hosts that is next to nothing.
+// Shares and slices are packed and read; but not where sizes alone are sent.
 double SparseCosts::packing_s(double entries, double sum_entries) const {
-  if (!shape_.shares_memory) return 0.0;
+  if (!shape_.shares_memory && !shape_.fills) return 0.0;
   const double sections = (shape_.indices == IndexFormat::packed ? 1.0 : 0.0) + (shape_.packs_values ? 1.0 : 0.0);
   const double all_but_one = (shape_.ranks - 1.0) / shape_.ranks;
   const auto packed = [&](std::uint64_t range, double held) { return held > delta(range) ? 0.0 : held; };
@@ -126,12 +127,15 @@ double SparseCosts::split_dense_s(double entries) const {
   return split_phase_s(entries) + gather_s(message_bytes(slice(), every), 2.0 * memory_bytes(slice(), every));
 }
 
-bool SparseCosts::sums_filled() const {
-  const auto slice_bytes = static_cast<double>(shape_.dimension / shape_.ranks * size_of(shape_.dtype));
-  return shape_.shares_memory && shape_.ranks > 1 && slice_bytes >= kFilledSliceBytesLeast;
+bool is_for_filling(Rank ranks, std::uint64_t bytes) {
+  return ranks > 1 && ranks <= kFilledRanksMost && bytes / ranks >= kFilledSliceBytesLeast;
 }
 
-// All of it is work of processors, which copy, mark and add: nothing is beside anything else.
+bool SparseCosts::sums_filled() const {
+  return shape_.fills && is_for_filling(shape_.ranks, shape_.dimension * size_of(shape_.dtype));
+}
+
+// Through memory all of it is work of processors, which copy, mark and add: nothing is beside anything else.
 double SparseCosts::filled_s(double entries) const {
   const auto value_bytes = static_cast<double>(size_of(shape_.dtype));
   const auto dimension = static_cast<double>(shape_.dimension);
@@ -139,8 +143,9 @@ double SparseCosts::filled_s(double entries) const {
   const double received = all_but_one * (dimension / 8.0 + (entries + dimension) * value_bytes);
   const double marked = entries * sizeof(std::uint32_t) + dimension / 8.0;
   const double reduced = (entries + dimension) * value_bytes;
-  return 2.0 * costs_.alpha_s + received * costs_.beta_s_per_byte +
-         kFilledWork * (marked + reduced) * costs_.gamma_s_per_byte;
+  const double port_s = received * costs_.beta_s_per_byte;
+  const double work_s = kFilledWork * (marked + reduced) * costs_.gamma_s_per_byte;
+  return 2.0 * costs_.alpha_s + (shape_.shares_memory ? port_s + work_s : std::max(port_s, work_s));
 }
 
 double SparseCosts::written_s(double sum_entries) const {
@@ -151,12 +156,12 @@ double SparseCosts::written_s(double sum_entries) const {
 
 // Thakur, Rabenseifner, Gropp, Int. J. High Performance Computing Applications 19(1), 2005, §4.5; Patarasuk, Yuan, J.
 // Parallel and Distributed Computing 69(2), 2009, §4.
-double SparseCosts::dense_s(Algorithm algorithm) const {
+double SparseCosts::dense_s(Algorithm algorithm, bool is_dense) const {
   const double bytes = static_cast<double>(shape_.dimension) * static_cast<double>(size_of(shape_.dtype));
   const double ranks = shape_.ranks;
   const double all_but_one = (ranks - 1.0) / ranks;
   const double work_s = bytes * costs_.gamma_s_per_byte;
-  const double made_dense_s = work_s;
+  const double made_dense_s = is_dense ? 0.0 : work_s;
   if (algorithm == Algorithm::recursive_doubling) {
     const double folds = std::has_single_bit(shape_.ranks) ? 0.0 : 1.0;
     return made_dense_s + (rounds() + folds) * (costs_.alpha_s + bytes * exchange_s_per_byte() + work_s) +

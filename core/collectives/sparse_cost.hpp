@@ -32,8 +32,12 @@ struct SparseSumShape {
   bool packs_values = false;
   double switch_factor = 1.0;
   bool shares_memory = false;  // as Transport has it
+  bool fills = false;          // whether allreduce_filled() may sum it
   bool into_dense = false;     // where the sum is to be written, if it is sparse
 };
+
+/// Whether vectors of `bytes` bytes are long enough for allreduce_filled(), and ranks few enough.
+bool is_for_filling(Rank ranks, std::uint64_t bytes);
 
 class SparseCosts {
  public:
@@ -49,8 +53,8 @@ class SparseCosts {
   double split_s(double entries, double sum_entries) const;
   /// The same where every slice of the sum goes dense.
   double split_dense_s(double entries) const;
-  /// A dense allreduce by `algorithm`, and making the stream dense before it.
-  double dense_s(Algorithm algorithm) const;
+  /// A dense allreduce by `algorithm`; unless it `is_dense`, the stream is made so before it.
+  double dense_s(Algorithm algorithm, bool is_dense = false) const;
   /// Whether dense sums go by allreduce_filled(), and what that takes.
   bool sums_filled() const;
   double filled_s(double entries) const;

@@ -26,7 +26,14 @@ bool leaves_choice(const SparseReduction& how) {
   return is_open && how.wire.values == ValueEncoding::native;
 }
 
-bool shares_memory(const SparseReduction& how) { return how.choice != nullptr && how.choice->shares_memory(); }
+// Whether what has filled in is summed as it is held, and not made dense.
+template <class V>
+bool may_fill(std::uint64_t dimension, const SparseReduction& how) {
+  if (how.choice == nullptr || !how.choice->fills()) return false;
+  const bool has_levels = how.nodes != nullptr && how.nodes->two_level();
+  return !(has_levels && how.choice->on_two_levels(dimension, dtype_of<V>)) &&
+         is_for_filling(how.choice->dense().size(), dimension * sizeof(V));
+}
 
 }  // namespace
 
@@ -65,7 +72,7 @@ Task<void> write_view(Transport& net, const StreamView<V>& view, std::span<V> ou
 
 template <class V>
 bool begins_densely(std::uint64_t dimension, std::size_t entries, const SparseReduction& how) {
-  return leaves_choice<V>(how) && !shares_memory(how) &&
+  return leaves_choice<V>(how) && !may_fill<V>(dimension, how) &&
          static_cast<double>(entries) > memory_delta<V>(dimension, how.switch_factor);
 }
 
@@ -77,7 +84,7 @@ SparseStream<V> addend_of(std::uint64_t dimension, std::span<const std::uint32_t
   if (is_open && is_full && static_cast<double>(dimension) > memory_delta<V>(dimension, how.switch_factor)) {
     return SparseStream<V>::borrow_dense(values);
   }
-  if (is_open && shares_memory(how) && indices.size() == values.size() && values.size() > dimension / kBorrowedShare) {
+  if (is_open && may_fill<V>(dimension, how) && indices.size() == values.size() && values.size() > dimension / kBorrowedShare) {
     return SparseStream<V>::borrow_sparse(dimension, indices, values);
   }
   if (!begins_densely<V>(dimension, values.size(), how)) return SparseStream<V>::sparse(dimension, indices, values);
@@ -105,6 +112,7 @@ OpenSum<V>::OpenSum(Transport& net, SparseStream<V> mine, const SparseReduction&
                  .packs_values = how.wire.packs_values,
                  .switch_factor = how.switch_factor,
                  .shares_memory = net.shares_memory(),
+                 .fills = choice_->fills() && !std::is_same_v<V, CountedF32>,
                  .into_dense = into_dense},
                 kind_, net.shares_memory(), knows_levels(how) ? how.nodes.get() : nullptr),
       doubling_(net, mine_, how, knows_levels(how) ? kOpenAboveLevels : kOpenSteps, &decision_) {}

@@ -23,8 +23,8 @@ inline bool knows_levels(const SparseReduction& how) {
   return how.algorithm == Algorithm::automatic && how.nodes != nullptr;
 }
 
-/// Whether a rank should hold so many entries densely before it calls: that takes less memory, and the algorithm is open,
-/// as two_level without two levels is.
+/// Whether a rank should hold so many entries densely before it calls: that takes less memory, the algorithm is open, as
+/// two_level without two levels is, and the sum is not formed from entries as they are.
 template <class V>
 bool begins_densely(std::uint64_t dimension, std::size_t entries, const SparseReduction& how);
 

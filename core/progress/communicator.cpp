@@ -38,7 +38,7 @@ Communicator::Communicator(std::shared_ptr<Engine> engine, std::unique_ptr<Drive
       driver_name_(driver->name()),
       shares_memory_(driver->shares_memory()),
       allreduce_table_(size_),
-      sparse_choice_(std::make_shared<SparseChoice>(allreduce_table_, std::nullopt, shares_memory_)),
+      sparse_choice_(std::make_shared<SparseChoice>(allreduce_table_)),
       epoch_(options.session.epoch),
       report_folder_(std::move(options.report_folder)),
       group_(options.session.group) {

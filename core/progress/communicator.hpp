@@ -45,7 +45,7 @@ class Communicator {
   /// network, if they were measured; nobody submits meanwhile.
   void use(AllreduceTable table, std::optional<NetworkCosts> costs = {}) {
     allreduce_table_ = table.on_two_levels(nodes_ && nodes_->two_level());
-    sparse_choice_ = std::make_shared<SparseChoice>(allreduce_table_, costs, shares_memory_);
+    sparse_choice_ = std::make_shared<SparseChoice>(allreduce_table_, costs);
   }
   /// Null: nothing is known of them.
   const std::shared_ptr<const Nodes>& nodes() const { return nodes_; }

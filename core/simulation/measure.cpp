@@ -166,7 +166,8 @@ SparseReduction sparse_reduction(const Workload& workload) {
   return {.switch_factor = workload.switch_factor,
           .algorithm = workload.algorithm,
           .wire = workload.wire,
-          .choice = std::make_shared<SparseChoice>(AllreduceTable(workload.ranks), costs_of(workload.costs)),
+          // Counted entries cannot be marked, and payloads are to go as they do.
+          .choice = std::make_shared<SparseChoice>(AllreduceTable(workload.ranks), costs_of(workload.costs), false),
           .nodes = levels_of(workload)};
 }
 

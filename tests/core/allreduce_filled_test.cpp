@@ -1,4 +1,4 @@
-// Sums of filled vectors between ranks that share memory: the dense sum, the same bits everywhere, and safe from what is
+// Sums of filled vectors: the dense sum, the same bits everywhere, and safe from what is
 // damaged.
 #include "testing.hpp"
 
@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "collectives/allreduce_filled.hpp"
+#include "collectives/sparse_cost.hpp"
 #include "collectives/sparse_open.hpp"
 #include "kernels/marks.hpp"
 #include "session/reductions.hpp"
@@ -28,11 +29,14 @@ constexpr std::uint64_t kN = 400'003;  // several blocks in a slice of two, and 
 constexpr Reduction kReductions[] = {Reduction::sum, Reduction::avg, Reduction::prod,
                                      Reduction::min, Reduction::max, Reduction::max_abs};
 
+constexpr World kWorlds[] = {World::memory, World::local, World::simulated};
+
 template <class V>
-std::vector<std::vector<V>> sums_of(const std::vector<SparseStream<V>>& streams, Reduction reduction) {
+std::vector<std::vector<V>> sums_of(const std::vector<SparseStream<V>>& streams, Reduction reduction,
+                                    World world = World::memory) {
   const auto n = static_cast<std::size_t>(streams[0].dimension());
   std::vector<std::vector<V>> outputs(streams.size(), std::vector<V>(n, static_cast<V>(-77.0F)));
-  const Ended ended = run_ranks(World::memory, static_cast<Rank>(streams.size()), [&](Rank rank) {
+  const Ended ended = run_ranks(world, static_cast<Rank>(streams.size()), [&](Rank rank) {
     return std::make_shared<Request>(Call{.operation = Operation::sparse_allreduce}, [&, rank](Transport& net) {
       return allreduce_filled(net, streams[rank].view(), reduction, std::span(outputs[rank]));
     });
@@ -46,10 +50,13 @@ void check(const std::vector<Input<V>>& inputs, std::uint64_t n, Reduction reduc
   std::vector<SparseStream<V>> streams;
   for (const Input<V>& input : inputs) streams.push_back(input.stream(n));
   if (dense_rank < streams.size()) streams[dense_rank].to_dense(reduction);
-  const auto outputs = sums_of(streams, reduction);
-  EXPECT(as_floats(std::span<const V>(outputs[0])) == dense_result(inputs, n, reduction));
-  for (const auto& output : outputs) {
-    EXPECT(std::ranges::equal(std::as_bytes(std::span(output)), std::as_bytes(std::span(outputs[0]))));
+  const auto expected = dense_result(inputs, n, reduction);
+  for (const World world : kWorlds) {
+    const auto outputs = sums_of(streams, reduction, world);
+    EXPECT(as_floats(std::span<const V>(outputs[0])) == expected);
+    for (const auto& output : outputs) {
+      EXPECT(std::ranges::equal(std::as_bytes(std::span(output)), std::as_bytes(std::span(outputs[0]))));
+    }
   }
 }
 
@@ -106,26 +113,13 @@ TEST("awkward values have the bits that streams have when they are made dense an
   }
 }
 
-TEST("only long vectors between ranks that share memory are summed so") {
-  struct Still final : Transport {
-    Still(Rank ranks, bool shares) : size_(ranks), shares_(shares) {}
-    Rank rank() const override { return 0; }
-    Rank size() const override { return size_; }
-    bool shares_memory() const override { return shares_; }
-    ReadyQueue& ready() override { return ready_; }
-    void start_send(Rank, Step, ConstBytes, Pending&) override {}
-    void start_receive(Rank, Step, Bytes, Pending&) override {}
-    void start_receive_any(Rank, Step, std::size_t, Buffer&, Pending&) override {}
-    void start_compute(std::size_t, Pending&) override {}
-    void start_fail(Rank, std::string) override {}
-    Rank size_;
-    bool shares_;
-    ReadyQueue ready_;
-  };
-  EXPECT(sums_filled<float>(Still(4, true), 1 << 20));
-  EXPECT(!sums_filled<float>(Still(4, false), 1 << 20));
-  EXPECT(!sums_filled<float>(Still(1, true), 1 << 20));
-  EXPECT(!sums_filled<float>(Still(64, true), 1 << 14));
+TEST("only long vectors of not too many ranks are summed so") {
+  EXPECT(is_for_filling(4, 1 << 20));
+  EXPECT(is_for_filling(4, 1 << 18));
+  EXPECT(!is_for_filling(4, (1 << 18) - 4));
+  EXPECT(!is_for_filling(1, 1 << 20));
+  EXPECT(is_for_filling(64, 1 << 30));
+  EXPECT(!is_for_filling(65, 1 << 30));
 }
 
 // What a caller's arrays become while the collective runs; rank 1's.
@@ -190,8 +184,8 @@ TEST("damaged marks and values end the operation, and name their sender") {
   }
 }
 
-std::shared_ptr<SparseChoice> choice_in_memory(Rank size, std::optional<NetworkCosts> costs = {}) {
-  return std::make_shared<SparseChoice>(AllreduceTable(size), costs, true);
+std::shared_ptr<SparseChoice> choice_of(Rank size, std::optional<NetworkCosts> costs = {}) {
+  return std::make_shared<SparseChoice>(AllreduceTable(size), costs);
 }
 
 TEST("an open sum borrows its entries, and is right whether it goes densely or not") {
@@ -203,10 +197,11 @@ TEST("an open sum borrows its entries, and is right whether it goes densely or n
         Random random(4);
         if (one_has_few) inputs[size - 1] = uniform<float>(kN, 0.001, random);
         const auto expected = dense_result(inputs, kN, Reduction::sum);
-        for (const auto& costs : {std::optional<NetworkCosts>(), std::optional(kLatency)}) {
+        const std::optional<NetworkCosts> costs = size == 3 ? std::optional(kLatency) : std::nullopt;
+        for (const World world : kWorlds) {
           std::vector<std::shared_ptr<std::optional<SparseStream<float>>>> results;
-          const Ended ended = run_ranks(World::memory, size, [&](Rank rank) {
-            const SparseReduction how{.algorithm = Algorithm::automatic, .choice = choice_in_memory(size, costs)};
+          const Ended ended = run_ranks(world, size, [&](Rank rank) {
+            const SparseReduction how{.algorithm = Algorithm::automatic, .choice = choice_of(size, costs)};
             const Input<float>& mine = inputs[rank];
             auto sum = make_all_reduce(addend_of<float>(kN, mine.indices, mine.values, how), how);
             results.push_back(sum.result);
@@ -228,7 +223,7 @@ TEST("an open sum borrows its entries, and is right whether it goes densely or n
 TEST("an addend is borrowed only where it can be checked as it is read") {
   const auto input = inputs_of<float>(1, 0.5)[0];
   const auto few = inputs_of<float>(1, 0.01)[0];
-  SparseReduction how{.algorithm = Algorithm::automatic, .choice = choice_in_memory(4)};
+  SparseReduction how{.algorithm = Algorithm::automatic, .choice = choice_of(4)};
   const auto borrows = [&](const Input<float>& of) {
     return addend_of<float>(kN, of.indices, of.values, how).is_borrowed();
   };
@@ -239,7 +234,9 @@ TEST("an addend is borrowed only where it can be checked as it is read") {
   how.wire.values = ValueEncoding::native;
   how.algorithm = Algorithm::split_allgather;
   EXPECT(!borrows(input));
-  how = {.algorithm = Algorithm::automatic, .choice = std::make_shared<SparseChoice>(AllreduceTable(4))};
+  how = {.algorithm = Algorithm::automatic, .choice = choice_of(65)};
+  EXPECT(!borrows(input));
+  how = {.algorithm = Algorithm::automatic};
   EXPECT(!borrows(input));
   const auto full = inputs_of<float>(1, 1.0)[0];
   const auto whole = addend_of<float>(kN, full.indices, full.values, how);

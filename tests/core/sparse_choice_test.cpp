@@ -259,11 +259,11 @@ TEST("between ranks that share memory what has filled in goes densely, sooner if
   constexpr NetworkCosts kMeasured{
       .alpha_s = 9e-6, .beta_s_per_byte = 7.5e-11, .beta_exchange_s_per_byte = 1.9e-10, .gamma_s_per_byte = 9.2e-11};
   for (const auto& costs : {std::optional<NetworkCosts>(), std::optional(kMeasured)}) {
-    const SparseChoice choice(AllreduceTable(4), costs, true);
-    const auto verdict = [&](double density, bool is_dense, bool into_dense, bool shares_memory = true) {
+    const SparseChoice choice(AllreduceTable(4), costs);
+    const auto verdict = [&](double density, bool is_dense, bool into_dense, bool fills = true) {
       const SparseSumShape shape{
-          .ranks = 4, .dimension = kN, .shares_memory = shares_memory, .into_dense = into_dense};
-      const SparseDecision decision(choice, shape, {kN, DType::f32, Reduction::sum}, shares_memory);
+          .ranks = 4, .dimension = kN, .shares_memory = true, .fills = fills, .into_dense = into_dense};
+      const SparseDecision decision(choice, shape, {kN, DType::f32, Reduction::sum}, true);
       return decision.alone(density * static_cast<double>(kN), is_dense);
     };
     EXPECT(verdict(0.01, false, false) == SparseVerdict::split);
@@ -277,6 +277,27 @@ TEST("between ranks that share memory what has filled in goes densely, sooner if
     }
     EXPECT(verdict(1.0, true, false) == SparseVerdict::dense);
   }
+}
+
+TEST("over a network what has filled in goes with marks where indices are longer, and vectors as vectors") {
+  constexpr NetworkCosts kGigabit{.alpha_s = 20e-6, .beta_s_per_byte = 8.5e-9, .gamma_s_per_byte = 0.25e-9};
+  const SparseChoice choice(AllreduceTable(4), kGigabit);
+  const auto verdict = [&](double density, bool is_dense, bool packs, std::uint64_t n = std::uint64_t{4} << 20) {
+    const SparseSumShape shape{.ranks = 4,
+                               .dimension = n,
+                               .indices = packs ? IndexFormat::packed : IndexFormat::none,
+                               .packs_values = packs,
+                               .fills = true};
+    const SparseDecision decision(choice, shape, {n, DType::f32, Reduction::sum}, false);
+    return decision.alone(density * static_cast<double>(n), is_dense);
+  };
+  for (const bool packs : {false, true}) {
+    EXPECT(verdict(0.01, false, packs) != SparseVerdict::filled);
+    EXPECT(verdict(0.05, false, packs) != SparseVerdict::filled);
+    EXPECT(verdict(0.6, false, packs, 60'000) != SparseVerdict::filled);
+    EXPECT(verdict(1.0, true, packs) == SparseVerdict::dense);
+  }
+  for (const double density : {0.4, 0.6, 0.8}) EXPECT(verdict(density, false, false) == SparseVerdict::filled);
 }
 
 TEST("how sums grow, and back") {
