@@ -65,8 +65,7 @@ class DeviceRuntime(Protocol):
         """As ``record()``, and the device notes when that is."""
 
     def seconds_between(self, before: Event, after: Event) -> float:
-        """By the device's clock, below 0 where ``after`` came first. Both are of ``record_timed()``, on one device, and
-        have passed."""
+        """By the device's clock. Both are of ``record_timed()``, on one device, in this order, and have passed."""
 
     def wait_event(self, stream: Stream, event: Event) -> None:
         """The stream goes on once the event has passed."""
