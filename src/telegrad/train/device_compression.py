@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import accumulate, pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -17,7 +17,7 @@ from telegrad.comm.device.late_read import LateRead
 from telegrad.comm.device.runtime import DeviceRuntime, Stream, has_runtime, runtime_of
 from telegrad.comm.device.work import DeviceWork
 from telegrad.compress import Compressor, Part
-from telegrad.ops.feedback import kernels_of
+from telegrad.ops.feedback import Collected, kernels_of
 from telegrad.ops.select import queues_of
 from telegrad.train.bucket import BucketLayout, Member
 from telegrad.train.device_feedback import DeviceFeedback
@@ -60,6 +60,7 @@ class DeviceCompression:
         self.feedback = DeviceFeedback(compressor, scale)
         self._counts: deque[LateRead] = deque()
         self._keeping: list[DeviceWork] = []
+        self._tables: dict[str, tuple[Any, torch.Tensor]] = {}  # of parts, by the name of the first
 
     def prepare(self, tensors: Iterable[torch.Tensor]) -> None:
         """Gives their devices what selections need there. The host waits once for each device: otherwise it would
@@ -239,9 +240,9 @@ class DeviceCompression:
         if taken:
             broken = found.broken.to(torch.int64)
             ends = (counts + torch.cat([broken[found.places[part.entry.name]] for part, _ in taken])).cumsum(0)
-            for number, ((part, _), of_part) in enumerate(zip(taken, outputs, strict=True)):
-                ended = (broken[found.places[part.entry.name]], ends[number : number + 1])
-                self._collect(part, of_part, ended, leaving, found)
+            parts = self._collected([part for part, _ in taken], starts, found, buffer)
+            table = self._table_of(taken[0][0].entry.name, parts)
+            self._collect(parts, table, (*chosen, counts, broken, ends, *leaving, found.faults))
             count = ends[-1:]
         self._counts.append(LateRead(count))
         return DeviceEntries(*leaving, count, layout.elements)
@@ -262,42 +263,58 @@ class DeviceCompression:
             self._move_velocity(part.entry.name, own, gradient, found)
         return gradient
 
-    def _collect(
-        self,
-        part: Part,
-        outputs: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
-        ended: tuple[torch.Tensor, torch.Tensor],
-        to: tuple[torch.Tensor, torch.Tensor],
-        found: _Found,
-    ) -> None:
-        """The entries of a part behind those of the parts before; what does not leave, and what must not stay, is seen
-        to."""
-        name, offset, like = part.entry.name, part.offset, outputs[1]
-        held = self.feedback.residual(part.entry, like)
-        velocity = self.feedback.velocity(name, like) if self.compressor.masks else None
-        kernels = kernels_of(like)
-        fault, most = found.faults[found.places[name]], self._most
-        runtime, stream = _stream_of(like)
-        tensors = [*outputs, *ended, *to, held.values, fault]
+    def _collected(
+        self, parts: Sequence[Part], starts: Sequence[int], found: _Found, like: torch.Tensor
+    ) -> list[Collected]:
+        """What is to be known of the residuals of ``parts``, whose chosen entries begin at ``starts``."""
+        masks, residual, velocity = self.compressor.masks, self.feedback.residual, self.feedback.velocity
+        return [
+            Collected(
+                residual(part.entry, like).values,
+                velocity(part.entry.name, like) if masks else None,
+                *(start, stop, part.offset, found.places[part.entry.name].start),
+            )
+            for part, (start, stop) in zip(parts, pairwise(starts), strict=True)
+        ]
+
+    def _collect(self, parts: list[Collected], table: torch.Tensor, tensors: tuple[torch.Tensor, ...]) -> None:
+        """The entries of all parts, one behind the other; what does not leave, and what must not stay, is seen to."""
+        kernels, most = kernels_of(parts[0].residual), self._most
+        runtime, stream = _stream_of(parts[0].residual)
 
         def collect(
+            table: torch.Tensor,
             indices: torch.Tensor,
             values: torch.Tensor,
-            count: torch.Tensor,
+            counts: torch.Tensor,
             broken: torch.Tensor,
-            end: torch.Tensor,
+            ends: torch.Tensor,
             to_indices: torch.Tensor,
             to_values: torch.Tensor,
-            residual: torch.Tensor,
-            fault: torch.Tensor,
-            velocity: torch.Tensor | None = None,
+            faults: torch.Tensor,
         ) -> None:
-            kernels.collect(
-                *(indices, values, count, broken, end, residual, velocity, to_indices, to_values, fault, offset, most)
-            )
-            kernels.clear_faults(residual, fault)
+            taken = (indices, values, counts, broken, ends)
+            kernels.collect(parts, table, *taken, to_indices, to_values, faults, most)
+            kernels.clear_faults(parts, table, faults)
 
-        runtime.launch(stream, collect, *tensors, *(() if velocity is None else (velocity,)))
+        runtime.launch(stream, collect, table, *tensors)
+
+    def _table_of(self, name: str, parts: list[Collected]) -> torch.Tensor:
+        """On the device, where it stays as long as nothing in it changes. ``name``: of the first part."""
+        like = parts[0].residual
+        arrays = [one for part in parts for one in (part.residual, part.velocity) if one is not None]
+        key = (like.device, [one.data_ptr() for one in arrays], [part[2:] for part in parts])
+        known = self._tables.get(name)
+        if known is not None and known[0] == key:
+            return known[1]
+        runtime, stream = _stream_of(like)
+        rows = kernels_of(like).table(parts)
+        pinned = runtime.pinned(rows.nbytes).view(torch.int64)
+        pinned.copy_(rows)
+        made: torch.Tensor = like.new_empty(rows.numel(), dtype=torch.int64)
+        runtime.copy(stream, made, pinned)
+        self._tables[name] = key, made
+        return made
 
 
 class _Found:

@@ -56,7 +56,7 @@ STAGED = {"to_count": "*i64", "to_values": "*i32"}
 BLOCKS = {"packed": "*u8", "words": "*i32", "missing": "*u32", "present": "*u32"}
 FEEDBACK = {"velocity": "*fp32", "fault": "*i32", "wanted": "*i32", "before": "*fp32", "x": "*fp32", "momentum": "fp32"}
 UNITS = {"unit": "*fp64", "wanted": "*fp64", "ratio": "*fp64", "threshold": "*fp64"}
-COLLECTED = {**FEEDBACK, "count": "*i64", "most": "fp32"}
+COLLECTED = {"parts": "i32", "steps": "i32", "counts": "*i64", "faults": "*i32", "most": "fp32"}
 # Those with types of their own where a name says another thing than in a selection.
 OTHER_CASES: list[tuple[JITFunction, dict[str, Any], dict[str, str]]] = [
     (
@@ -89,7 +89,7 @@ OTHER_CASES: list[tuple[JITFunction, dict[str, Any], dict[str, str]]] = [
         {"KIND": 1, "MASKS": False, "LIMITS": False, "BLOCK": 1024},
         {**COLLECTED, "to_values": "*i16"},
     ),
-    (updates.clear_nonfinite, {"BLOCK": 1024}, FEEDBACK),
+    (updates.clear_nonfinite, {"BLOCK": 1024}, COLLECTED),
     (updates.restore_elements, {"BLOCK": 1024}, FEEDBACK),
     (updates.set_unit, {"HAS_THRESHOLD": True}, UNITS),
     (updates.rescale_elements, {"BLOCK": 1024}, {**FEEDBACK, **UNITS}),
@@ -115,6 +115,7 @@ CALLED_BY_KERNELS = {
     "narrowed",
     *("canonical", "rounded", "widened", "lost", "is_finite"),
     *("draw_words", "level_of"),
+    *("part_of", "row_of"),
     *("put_field", "load_field", "put_sequence", "read_sequence", "bit_length", "best_width"),
 }
 MODULES = (passes, cuts, draws, floats, entries, buckets, rounding, bits, blocks, copies, updates)
