@@ -7,7 +7,7 @@ import math
 from collections import deque
 from collections.abc import Iterable, Sequence
 from itertools import accumulate, pairwise
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
@@ -22,6 +22,7 @@ from telegrad.ops.select import queues_of
 from telegrad.train.bucket import BucketLayout, Member
 from telegrad.train.device_feedback import DeviceFeedback
 from telegrad.train.device_selection import Choice, check_selections, queue_selections
+from telegrad.train.device_tables import DeviceTables
 from telegrad.train.device_telemetry import DeviceTelemetry
 from telegrad.train.exchange import most_of
 from telegrad.train.loss_scale import LossScale
@@ -60,7 +61,7 @@ class DeviceCompression:
         self.feedback = DeviceFeedback(compressor, scale)
         self._counts: deque[LateRead] = deque()
         self._keeping: list[DeviceWork] = []
-        self._tables: dict[str, tuple[Any, torch.Tensor]] = {}  # of parts, by the name of the first
+        self._tables = DeviceTables()
 
     def prepare(self, tensors: Iterable[torch.Tensor]) -> None:
         """Gives their devices what selections need there. The host waits once for each device: otherwise it would
@@ -232,7 +233,7 @@ class DeviceCompression:
             )
             for (part, gradient), of_part in zip(taken, outputs, strict=True)
         ]
-        queue_selections(choices, *_stream_of(buffer))
+        queue_selections(choices, self._tables, *_stream_of(buffer))
         if given is not None and self.telemetry is not None:
             unit = None if self.scale is None else self.scale.unit(buffer)
             self.telemetry.add_selections(choices, given, unit)
@@ -300,21 +301,11 @@ class DeviceCompression:
         runtime.launch(stream, collect, table, *tensors)
 
     def _table_of(self, name: str, parts: list[Collected]) -> torch.Tensor:
-        """On the device, where it stays as long as nothing in it changes. ``name``: of the first part."""
+        """``name``: of the first part."""
         like = parts[0].residual
         arrays = [one for part in parts for one in (part.residual, part.velocity) if one is not None]
-        key = (like.device, [one.data_ptr() for one in arrays], [part[2:] for part in parts])
-        known = self._tables.get(name)
-        if known is not None and known[0] == key:
-            return known[1]
-        runtime, stream = _stream_of(like)
-        rows = kernels_of(like).table(parts)
-        pinned = runtime.pinned(rows.nbytes).view(torch.int64)
-        pinned.copy_(rows)
-        made: torch.Tensor = like.new_empty(rows.numel(), dtype=torch.int64)
-        runtime.copy(stream, made, pinned)
-        self._tables[name] = key, made
-        return made
+        contents = [one.data_ptr() for one in arrays], [part[2:] for part in parts]
+        return self._tables.of(("collect", name), contents, lambda: kernels_of(like).table(parts), like)
 
 
 class _Found:

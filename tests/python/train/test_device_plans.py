@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from computing_device import ComputingRuntime, computed_on
+from computing_device import ComputingRuntime, computed_on, model_on
 from device_ranks import RANKS
 from device_synchronizers import Each, Rank
 from fake_device import DEVICE_TYPE, FakeStream
@@ -24,7 +24,7 @@ from telegrad import Communicator, Synchronizer
 from telegrad.calibration.group_cost import timed_sizes
 from telegrad.plan import DeviceTuning, Place, Tuning, merge, shared_processor
 from telegrad.plan.linear_cost import LinearCost
-from telegrad.train import device_group, group_planning, step_planning
+from telegrad.train import StepProfile, device_group, group_planning, step_planning
 
 WIDTHS = {"d": 24, "c": 12, "b": 8, "a": 4}
 """Of layers, in the order of the backward pass, which ends with the first one."""
@@ -370,6 +370,26 @@ def test_where_forward_is_never_called_groups_stay(on_each: Each) -> None:
 
     with pytest.warns(RuntimeWarning, match="groups stay as they are, because no times were taken"):
         on_each(train, warmup_steps=3)
+
+
+def test_a_profile_waits_for_the_device_when_it_is_asked(device: ComputingRuntime) -> None:
+    stream, held = device.new_stream(), threading.Event()
+    with device.on(stream):
+        model = model_on(device, Layers(device, BACKWARD_S))
+        with StepProfile(model, skip=1) as profile:
+            for step in range(3):
+                if step == 2:
+                    stream.put(held.wait)
+                model(computed_on(device, data(step, 0))).square().mean().backward()
+        assert profile.samples == 2
+        assert not profile.is_known
+        assert device.host_waits == 0
+        threading.Timer(0.05, held.set).start()
+        trace = profile.trace()
+        assert device.host_waits > 0
+        assert profile.is_known
+    assert trace.names == tuple(WIDTHS)
+    assert trace.backward_times == pytest.approx([*BACKWARD_S.values()])
 
 
 def test_names_of_groups_are_left_alone(on_each: Each) -> None:

@@ -38,7 +38,7 @@ def accumulate_velocity(
 
 
 def table(parts: Sequence[Collected]) -> torch.Tensor:
-    """See ``Kernels.table``. Rows, of a number for each part and one more: see ``updates.row_of``."""
+    """See ``Kernels.table``. Its rows are those of ``updates.collect_entries``."""
     residuals = [part.residual for part in parts]
     velocities = [part.residual if part.velocity is None else part.velocity for part in parts]
     rows = [

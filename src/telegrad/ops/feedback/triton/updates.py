@@ -6,6 +6,7 @@ import triton
 import triton.language as tl
 
 from telegrad.ops.triton.floats import rounded, widened
+from telegrad.ops.triton.parts import part_of, row_of
 
 
 @triton.jit
@@ -46,28 +47,6 @@ def move_velocity(
     tl.atomic_or(fault, 1, mask=tl.max(bad.to(tl.int32)) > 0)
 
 
-@triton.jit
-def part_of(firsts, parts, steps, program):
-    """The last part whose first program, in the row ``firsts``, is not behind ``program``; ``steps`` halve ``parts``
-    until one is left."""
-    part = program * 0
-    behind = part + parts
-    for _ in range(steps):
-        middle = (part + behind) // 2
-        reaches = tl.load(firsts + middle) <= program
-        part = tl.where(reaches, middle, part)
-        behind = tl.where(reaches, behind, middle)
-    return part
-
-
-@triton.jit
-def row_of(table, parts, ROW: tl.constexpr):
-    """0 and 1: first programs that collect and that clear, and behind the last part how many there are; 2, 3: where a
-    part's chosen entries begin and end; 4: its index in the sum; 5: its place among gradients; 6: elements of the
-    residual; 7, 8: addresses of residual and velocity."""
-    return table + ROW * (parts + 1)
-
-
 @triton.jit(do_not_specialize=["parts", "steps"])
 def collect_entries(
     table,
@@ -87,7 +66,12 @@ def collect_entries(
     LIMITS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Reads 8 bytes of every entry that there is, and writes as many, and 4 at its place in residual or velocity."""
+    """Reads 8 bytes of every entry that there is, and writes as many, and 4 at its place in residual or velocity.
+
+    Rows of the table: 0 and 1: first programs, of this and of ``clear_nonfinite``; 2, 3: where a part's chosen entries
+    begin and end; 4: its index in the sum; 5: its place among gradients; 6: elements of the residual; 7, 8: addresses
+    of residual and velocity.
+    """
     program = tl.program_id(0)
     part = part_of(table, parts, steps, program)
     lane = (program - tl.load(table + part)) * BLOCK + tl.arange(0, BLOCK)
