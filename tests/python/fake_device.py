@@ -45,8 +45,22 @@ def _moved(target: int, source: int, nbytes: int, _: torch.UntypedStorage) -> No
     ctypes.memmove(target, source, nbytes)
 
 
+class FakeEvent(threading.Event):
+    """``at_s``: when the stream came to it, by its own clock."""
+
+    at_s = 0.0
+
+    def pass_by(self, stream: FakeStream) -> None:
+        self.at_s = stream.now_s
+        self.set()
+
+
 class FakeStream:
+    """``now_s``: its clock, which stands but for what a test says of it; who waits for another stream's event is at
+    least as late as that."""
+
     def __init__(self) -> None:
+        self.now_s = 0.0
         self._actions: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
         self._error: Exception | None = None  # the first one of what has run
         self.runs = True  # until the test is over: then nobody waits for what has not come
@@ -55,6 +69,14 @@ class FakeStream:
 
     def put(self, action: Callable[[], object]) -> None:
         self._actions.put(action)
+
+    def spend(self, seconds: float) -> None:
+        """For tests: what comes after this is so much later, by its clock."""
+
+        def pass_on() -> None:
+            self.now_s += seconds
+
+        self.put(pass_on)
 
     def synchronize(self, timeout_s: float = 60.0) -> None:
         """For tests: the host waits for all that is in the stream."""
@@ -83,7 +105,7 @@ class FakeFuture(torch.futures.Future[Any]):
     def __init__(self, runtime: FakeRuntime) -> None:
         super().__init__()
         self._runtime = runtime
-        self.event = threading.Event()
+        self.event = FakeEvent()
 
     def wait(self) -> Any:
         assert self.done(), "the host would wait for ever: nobody else completes it"
@@ -99,6 +121,7 @@ class FakeRuntime:
         self.streams: list[FakeStream] = []  # all that were ever made
         self._interpreter = threading.Lock()  # Triton's has one state for all threads
         self.kept: list[tuple[Any, FakeStream]] = []
+        self.host_waits = 0  # for what was not there yet
         self.identities: dict[FakeStream, tuple[str, str]] = {}  # of ranks that are on a piece of hardware of their own
 
     @contextmanager
@@ -176,18 +199,31 @@ class FakeRuntime:
 
         stream.put(wait)
 
-    def record(self, stream: FakeStream) -> threading.Event:
-        event = threading.Event()
-        stream.put(event.set)
+    def record(self, stream: FakeStream) -> FakeEvent:
+        event = FakeEvent()
+        stream.put(lambda: event.pass_by(stream))
         return event
 
-    def wait_event(self, stream: FakeStream, event: threading.Event) -> None:
-        stream.put(event.wait)
+    def record_timed(self, stream: FakeStream) -> FakeEvent:
+        return self.record(stream)
+
+    def seconds_between(self, before: FakeEvent, after: FakeEvent) -> float:
+        assert before.is_set(), "it must not be asked before the stream has come there"
+        assert after.is_set(), "it must not be asked before the stream has come there"
+        return after.at_s - before.at_s
+
+    def wait_event(self, stream: FakeStream, event: FakeEvent) -> None:
+        def wait() -> None:
+            event.wait()
+            stream.now_s = max(stream.now_s, event.at_s)
+
+        stream.put(wait)
 
     def passed(self, event: threading.Event) -> bool:
         return event.is_set()
 
     def wait_on_host(self, event: threading.Event) -> None:
+        self.host_waits += not event.is_set()
         assert event.wait(60.0), "the stream hangs"
 
     def keep(self, tensor: Any, stream: FakeStream) -> None:

@@ -5,7 +5,7 @@ which sums wait for each other as NCCL's do. It adds in the order of the ranks, 
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -27,6 +27,7 @@ class _Round:
     """One sum of all ranks."""
 
     given: dict[int, torch.Tensor] = field(default_factory=dict)
+    at_s: float = 0.0  # of the last rank, by its stream's clock
     whole: threading.Event = field(default_factory=threading.Event)
 
 
@@ -40,12 +41,14 @@ class StandInWork:
 
 
 class StandIn:
-    """What all ranks share. ``places``: of their devices. ``sums``: by rank the bytes of each, as they were begun."""
+    """What all ranks share. ``places``: of their devices. ``sums``: by rank the bytes of each, as they were begun. One
+    goes after the other, and begins when the last rank's stream has come to it."""
 
     def __init__(self, runtime: FakeRuntime, places: Sequence[str]) -> None:
         self.runtime, self.ranks, self._places = runtime, len(places), places
         self.sums: list[list[int]] = [[] for _ in places]
         self.fails: Exception | None = None
+        self.takes: Callable[[int], float] = lambda size: 0.0  # seconds by bytes, by the streams' clocks
         self._rounds: list[_Round] = []
         self._streams = [runtime.new_stream() for _ in places]
         self._lock = threading.Lock()
@@ -77,11 +80,13 @@ class StandIn:
     def _add(self, here: _Round, rank: int, memory: torch.Tensor) -> None:
         with self._lock:
             here.given[rank] = memory.detach().clone()
+            here.at_s = max(here.at_s, self._streams[rank].now_s)
             if len(here.given) == self.ranks:
                 here.whole.set()
         while not here.whole.wait(0.01):
             if not self._streams[rank].runs:  # the test is over, and a rank never came
                 return
+        self._streams[rank].now_s = here.at_s + self.takes(memory.nbytes)
         added = [here.given[one] for one in range(self.ranks)]
         assert len({(one.shape, one.dtype) for one in added}) == 1, "NCCL would hang, or give nonsense"
         total = added[0].clone()

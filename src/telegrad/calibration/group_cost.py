@@ -6,15 +6,18 @@ import bisect
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from telegrad.comm import Communicator, Work
+from telegrad.comm.device.runtime import runtime_of
 from telegrad.plan.way import GroupCost, Way
 
 _LEAST_BYTES, _GROWTH = 1 << 10, 8
 _REPEATS = 5
+_MOST_ON_DEVICE_BYTES = 64 << 20  # memory there is the model's
 
 Prepare = Callable[[], Callable[[], Callable[[], None]]]
 """Makes a sum ready; what it returns begins it; and what that returns waits for the end and takes the result over."""
@@ -48,6 +51,23 @@ def measured_group_cost(comm: Communicator, *, most_bytes: int) -> GroupCost:
         return lambda: lambda: finish
 
     return measured_way(comm, "dense", dense, most_bytes=most_bytes).cost
+
+
+def measured_device_cost(comm: Communicator, like: Any, *, most_bytes: int) -> GroupCost:
+    """As ``measured_group_cost``, of sums on the device of the float32 tensor ``like``, the way that they go there; the
+    host waits for each. What is longer than 64 MiB is not timed."""
+    runtime, device = runtime_of(like.device.type), like.device
+
+    def dense(elements: int) -> Prepare:
+        vector = like.new_zeros(elements)  # a sum of zeros stays one
+
+        def finish() -> None:
+            comm.all_reduce(vector)
+            runtime.wait_on_host(runtime.record(runtime.current_stream(device)))
+
+        return lambda: lambda: finish
+
+    return measured_way(comm, "dense", dense, most_bytes=min(most_bytes, _MOST_ON_DEVICE_BYTES)).cost
 
 
 def measured_way(

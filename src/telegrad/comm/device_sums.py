@@ -13,6 +13,7 @@ from telegrad.comm.member import Member
 from telegrad.comm.texts import all_gather_text
 from telegrad.plan import Tuning
 from telegrad.plan.device_tuning import DEVICE_ALGORITHMS, HOST_TRANSFER, NCCL
+from telegrad.plan.way import GroupCost
 
 _SUMS = (_core.Reduction.sum, _core.Reduction.avg)
 
@@ -30,6 +31,20 @@ class DeviceSums(Member):
         if self._nccl is None or self._verdict_on(device).refusal:
             return (HOST_TRANSFER,)
         return DEVICE_ALGORITHMS
+
+    def sum_cost(self, device: Any) -> GroupCost | None:
+        """Seconds by bytes of a dense sum on ``device``, a ``torch.device`` of this rank's, the way that it goes there,
+        as calibration has measured it on such devices; ``None`` where it has not. The same on all ranks, which all call
+        this; the host waits for them, and errors are those of ``device_algorithms``."""
+        by_nccl = NCCL in self.device_algorithms(device)
+        kinds = {*all_gather_text(self, runtime_of(device.type).identity(device)[0])}  # type: ignore[arg-type]
+        measured = None if self._tuning is None else self._tuning.on_device
+        if measured is None or kinds != {measured.device}:
+            return None
+        if not by_nccl:
+            return measured.host_transfer
+        assert self._nccl is not None
+        return measured.nccl if self._nccl.always or measured.nccl is None else measured
 
     def _goes_by_nccl(self, x: Any, reduction: _core.Reduction, algorithm: str) -> bool:
         """The same on all ranks, which call this for the same sum; the first time for a device the host waits for all.

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import accumulate, pairwise
 from typing import NamedTuple
 
@@ -17,11 +17,12 @@ from telegrad.comm.device.late_read import LateRead
 from telegrad.comm.device.runtime import DeviceRuntime, Stream, has_runtime, runtime_of
 from telegrad.comm.device.work import DeviceWork
 from telegrad.compress import Compressor, Part
-from telegrad.ops.feedback import kernels_of
+from telegrad.ops.feedback import Collected, kernels_of
 from telegrad.ops.select import queues_of
 from telegrad.train.bucket import BucketLayout, Member
 from telegrad.train.device_feedback import DeviceFeedback
 from telegrad.train.device_selection import Choice, check_selections, queue_selections
+from telegrad.train.device_tables import DeviceTables
 from telegrad.train.device_telemetry import DeviceTelemetry
 from telegrad.train.exchange import most_of
 from telegrad.train.loss_scale import LossScale
@@ -60,6 +61,7 @@ class DeviceCompression:
         self.feedback = DeviceFeedback(compressor, scale)
         self._counts: deque[LateRead] = deque()
         self._keeping: list[DeviceWork] = []
+        self._tables = DeviceTables()
 
     def prepare(self, tensors: Iterable[torch.Tensor]) -> None:
         """Gives their devices what selections need there. The host waits once for each device: otherwise it would
@@ -231,7 +233,7 @@ class DeviceCompression:
             )
             for (part, gradient), of_part in zip(taken, outputs, strict=True)
         ]
-        queue_selections(choices, *_stream_of(buffer))
+        queue_selections(choices, self._tables, *_stream_of(buffer))
         if given is not None and self.telemetry is not None:
             unit = None if self.scale is None else self.scale.unit(buffer)
             self.telemetry.add_selections(choices, given, unit)
@@ -239,9 +241,9 @@ class DeviceCompression:
         if taken:
             broken = found.broken.to(torch.int64)
             ends = (counts + torch.cat([broken[found.places[part.entry.name]] for part, _ in taken])).cumsum(0)
-            for number, ((part, _), of_part) in enumerate(zip(taken, outputs, strict=True)):
-                ended = (broken[found.places[part.entry.name]], ends[number : number + 1])
-                self._collect(part, of_part, ended, leaving, found)
+            parts = self._collected([part for part, _ in taken], starts, found, buffer)
+            table = self._table_of(taken[0][0].entry.name, parts)
+            self._collect(parts, table, (*chosen, counts, broken, ends, *leaving, found.faults))
             count = ends[-1:]
         self._counts.append(LateRead(count))
         return DeviceEntries(*leaving, count, layout.elements)
@@ -262,42 +264,48 @@ class DeviceCompression:
             self._move_velocity(part.entry.name, own, gradient, found)
         return gradient
 
-    def _collect(
-        self,
-        part: Part,
-        outputs: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
-        ended: tuple[torch.Tensor, torch.Tensor],
-        to: tuple[torch.Tensor, torch.Tensor],
-        found: _Found,
-    ) -> None:
-        """The entries of a part behind those of the parts before; what does not leave, and what must not stay, is seen
-        to."""
-        name, offset, like = part.entry.name, part.offset, outputs[1]
-        held = self.feedback.residual(part.entry, like)
-        velocity = self.feedback.velocity(name, like) if self.compressor.masks else None
-        kernels = kernels_of(like)
-        fault, most = found.faults[found.places[name]], self._most
-        runtime, stream = _stream_of(like)
-        tensors = [*outputs, *ended, *to, held.values, fault]
+    def _collected(
+        self, parts: Sequence[Part], starts: Sequence[int], found: _Found, like: torch.Tensor
+    ) -> list[Collected]:
+        """What is to be known of the residuals of ``parts``, whose chosen entries begin at ``starts``."""
+        masks, residual, velocity = self.compressor.masks, self.feedback.residual, self.feedback.velocity
+        return [
+            Collected(
+                residual(part.entry, like).values,
+                velocity(part.entry.name, like) if masks else None,
+                *(start, stop, part.offset, found.places[part.entry.name].start),
+            )
+            for part, (start, stop) in zip(parts, pairwise(starts), strict=True)
+        ]
+
+    def _collect(self, parts: list[Collected], table: torch.Tensor, tensors: tuple[torch.Tensor, ...]) -> None:
+        """The entries of all parts, one behind the other; what does not leave, and what must not stay, is seen to."""
+        kernels, most = kernels_of(parts[0].residual), self._most
+        runtime, stream = _stream_of(parts[0].residual)
 
         def collect(
+            table: torch.Tensor,
             indices: torch.Tensor,
             values: torch.Tensor,
-            count: torch.Tensor,
+            counts: torch.Tensor,
             broken: torch.Tensor,
-            end: torch.Tensor,
+            ends: torch.Tensor,
             to_indices: torch.Tensor,
             to_values: torch.Tensor,
-            residual: torch.Tensor,
-            fault: torch.Tensor,
-            velocity: torch.Tensor | None = None,
+            faults: torch.Tensor,
         ) -> None:
-            kernels.collect(
-                *(indices, values, count, broken, end, residual, velocity, to_indices, to_values, fault, offset, most)
-            )
-            kernels.clear_faults(residual, fault)
+            taken = (indices, values, counts, broken, ends)
+            kernels.collect(parts, table, *taken, to_indices, to_values, faults, most)
+            kernels.clear_faults(parts, table, faults)
 
-        runtime.launch(stream, collect, *tensors, *(() if velocity is None else (velocity,)))
+        runtime.launch(stream, collect, table, *tensors)
+
+    def _table_of(self, name: str, parts: list[Collected]) -> torch.Tensor:
+        """``name``: of the first part."""
+        like = parts[0].residual
+        arrays = [one for part in parts for one in (part.residual, part.velocity) if one is not None]
+        contents = [one.data_ptr() for one in arrays], [part[2:] for part in parts]
+        return self._tables.of(("collect", name), contents, lambda: kernels_of(like).table(parts), like)
 
 
 class _Found:

@@ -7,10 +7,16 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+import torch
 from torch import nn
 
+from telegrad.calibration.group_cost import measured_device_cost
+from telegrad.comm import Communicator, Work
 from telegrad.comm.device.late_read import LateRead
+from telegrad.comm.device.work import DeviceWork
 from telegrad.comm.tensors import on_device
+from telegrad.plan.way import GroupCost
+from telegrad.train.clocks import Mark
 from telegrad.train.gradient_group import EXACT_RANKS, GradientGroup, number_of
 from telegrad.train.group_planning import TIMED
 
@@ -29,6 +35,19 @@ class DeviceGroup(GradientGroup):
     def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
         super().__init__(parameters)
         self._late: deque[_Late] = deque()
+        self._end: Mark = None
+
+    def launch(self, comm: Communicator, earlier: set[int], number: int) -> list[Work]:
+        """As a GradientGroup's."""
+        works = super().launch(comm, earlier, number)
+        last = works[-1]
+        assert isinstance(last, DeviceWork)
+        self._end = last.timed_end()
+        return works
+
+    def ended(self, works: Sequence[Work]) -> Mark:
+        """When the last one is over, by a DeviceClock."""
+        return self._end
 
     def apart(self, number: int, ranks: int) -> int | None:
         """As a GradientGroup's, the first of this pass and those before as far as the host can see their averages by
@@ -59,12 +78,23 @@ def is_on_device(parameters: Mapping[str, nn.Parameter]) -> bool:
     return any(map(on_device, parameters.values()))
 
 
-def check_fits_device(plan: Any, wait_in: Any) -> None:
+def dense_cost(comm: Communicator, parameters: Mapping[str, nn.Parameter]) -> GroupCost:
+    """Seconds by bytes of a sum on the device of ``parameters``: as calibration has found for such devices, or else of
+    some sums that are timed here, for which the host waits. The same on all ranks, which all call this."""
+    one = next(iter(parameters.values()))
+    known = comm.sum_cost(one.device)
+    if known is not None:
+        return known
+    most = sum(other.numel() * other.element_size() for other in parameters.values())
+    return measured_device_cost(comm, one.detach().new_empty(0, dtype=torch.float32), most_bytes=max(most, 1))
+
+
+def check_fits_device(plan: Any, wait_in: Any, compression: str | None) -> None:
     """Raises ``ValueError``, with the remedy, for arguments of a Synchronizer that work on the host alone."""
-    if plan in TIMED and plan != "auto":
+    if compression is not None and plan in TIMED and plan != "auto":
         raise ValueError(
-            f"plan={plan!r} is made from times of the host, which does not wait for a device: use 'auto' (groups of "
-            "DDP's sizes), 'fixed', 'single', 'wfbp', or name the groups"
+            f"plan={plan!r} needs to know what compressed sums cost, which is not measured on a device: use 'auto' "
+            "(groups of DDP's sizes), 'fixed', 'single', 'wfbp', or name the groups"
         )
     if wait_in is not None:
         raise ValueError(

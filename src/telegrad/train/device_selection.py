@@ -11,6 +11,7 @@ from telegrad.comm.device.runtime import DeviceRuntime, Stream
 from telegrad.compress import Compressor, ExactTopK, Residual, ReusedThreshold, Selection, TrimmedTopK
 from telegrad.ops.select import queues_of
 from telegrad.train.device_feedback import DeviceResidual
+from telegrad.train.device_tables import DeviceTables
 
 
 class Choice(NamedTuple):
@@ -26,7 +27,7 @@ class Choice(NamedTuple):
     active: torch.Tensor
 
 
-def queue_selections(choices: Sequence[Choice], runtime: DeviceRuntime, stream: Stream) -> None:
+def queue_selections(choices: Sequence[Choice], tables: DeviceTables, runtime: DeviceRuntime, stream: Stream) -> None:
     """Adds gradients to residuals, and moves out what policies choose. Those that reuse thresholds go together."""
     reused: dict[ReusedThreshold, list[Choice]] = {}
     for one in choices:
@@ -35,7 +36,7 @@ def queue_selections(choices: Sequence[Choice], runtime: DeviceRuntime, stream: 
         else:
             _queue_one(one, runtime, stream)
     for policy, of_policy in reused.items():
-        _queue_reused(policy, of_policy, runtime, stream)
+        _queue_reused(policy, of_policy, tables, runtime, stream)
 
 
 def _queue_one(choice: Choice, runtime: DeviceRuntime, stream: Stream) -> None:
@@ -50,16 +51,20 @@ def _queue_one(choice: Choice, runtime: DeviceRuntime, stream: Stream) -> None:
     runtime.launch(stream, select, choice.held.values, choice.gradient, *choice.outputs, choice.active)
 
 
-def _queue_reused(policy: ReusedThreshold, choices: Sequence[Choice], runtime: DeviceRuntime, stream: Stream) -> None:
+def _queue_reused(
+    policy: ReusedThreshold, choices: Sequence[Choice], tables: DeviceTables, runtime: DeviceRuntime, stream: Stream
+) -> None:
     kernels, number = queues_of(choices[0].held.values), len(choices)
     ks, offsets = [one.entry.k for one in choices], [one.offset for one in choices]
+    table = _rank_table(choices, tables)
 
     def select(*tensors: Any) -> None:
+        *tensors, of_ranks = tensors if table is not None else (*tensors, None)  # type: ignore[assignment]
         kinds = [[*tensors[start : start + number]] for start in range(0, len(tensors), number)]
         residuals, gradients, indices, values, counts, active, thresholds, calls, limits = kinds
         joined = (torch.cat(one) for one in (thresholds, calls, limits))
         kept = kernels.Kept(*joined, policy.interval, policy.gain)
-        kernels.queue_reused(residuals, gradients, ks, kept, indices, values, counts, offsets, active)
+        kernels.queue_reused(residuals, gradients, ks, kept, indices, values, counts, offsets, active, of_ranks)
         torch._foreach_copy_([*thresholds, *calls], [*kept.threshold.split(1), *kept.calls.split(1)])
 
     by_kind = zip(
@@ -77,7 +82,19 @@ def _queue_reused(policy: ReusedThreshold, choices: Sequence[Choice], runtime: D
         ),
         strict=True,
     )
-    runtime.launch(stream, select, *(tensor for kind in by_kind for tensor in kind))
+    known = () if table is None else (table,)
+    runtime.launch(stream, select, *(tensor for kind in by_kind for tensor in kind), *known)
+
+
+def _rank_table(choices: Sequence[Choice], tables: DeviceTables) -> torch.Tensor | None:
+    """``rank_table`` of what is chosen from, on its device; ``None``: there is nothing long."""
+    residuals, ks = [one.held.values for one in choices], [one.entry.k for one in choices]
+    kernels = queues_of(residuals[0])
+    if not any(map(kernels.is_long, residuals)):
+        return None
+    contents = [one.data_ptr() for one in residuals], ks
+    name = "rank", choices[0].entry.name
+    return tables.of(name, contents, lambda: kernels.rank_table(residuals, ks), residuals[0])
 
 
 def check_selections(compressor: Compressor, entries: Iterable[Residual]) -> None:

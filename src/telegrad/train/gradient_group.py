@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from telegrad.comm import Communicator, Work
+from telegrad.train.clocks import Mark
 
 PASS_NUMBERS = 4
 """Passes are counted modulo this, and the number travels as a power of two: sums of up to ``EXACT_RANKS`` equal ones,
@@ -228,6 +229,10 @@ class GradientGroup:
         work = comm.all_reduce(flat.buffer, "avg", async_op=True)
         assert work is not None
         return [work]
+
+    def ended(self, works: Sequence[Work]) -> Mark:
+        """After the works: when the last one was over, by the clock of ``time.perf_counter()``."""
+        return max((span[1] for work in works if (span := work.span_s()) is not None), default=0.0)
 
     def receive(self) -> None:
         """After the works, before anything else: the averages are in the group's memory."""

@@ -67,10 +67,11 @@ class _Costs(Protocol):
 
 
 class GroupPlanner:
-    """``scheme``: one of ``TIMED``. ``compression``: of the gradients, if any. All ranks call all methods, alike."""
+    """``scheme``: one of ``TIMED``. ``compression``: of the gradients, if any. ``device_cost``: of a dense sum on the
+    device where they are, if they are on one. All ranks call all methods, alike."""
 
-    def __init__(self, scheme: str, compression: Compression | None) -> None:
-        self._scheme, self._compression = scheme, compression
+    def __init__(self, scheme: str, compression: Compression | None, device_cost: GroupCost | None = None) -> None:
+        self._scheme, self._compression, self._device_cost = scheme, compression, device_cost
         self._costs: _Costs | None = None
 
     @property
@@ -79,15 +80,22 @@ class GroupPlanner:
         return self._costs is not None
 
     def measure(self, comm: Communicator, *, most_bytes: int) -> None:
-        """Times sums of up to so many bytes. Raises ``ValueError`` for ``most_bytes`` below 1."""
-        if self._compression is None:
-            self._costs = _DenseCosts(self._scheme, comm, most_bytes)
+        """Times sums of up to so many bytes; none on a device. Raises ``ValueError`` for ``most_bytes`` below 1."""
+        if self._device_cost is not None:
+            self._costs = _DenseCosts(self._scheme, self._device_cost, self._device_cost)
+        elif self._compression is None:
+            idle = measured_group_cost(comm, most_bytes=most_bytes)
+            busy = group_cost_while_computing(comm, most_bytes=most_bytes)
+            self._costs = _DenseCosts(self._scheme, idle, busy)
         else:
             self._costs = _WayCosts(self._compression, comm, most_bytes)
 
-    def forget(self) -> None:
-        """Sums must be timed anew."""
-        self._costs = None
+    def forget(self, slower: float) -> None:
+        """Sums must be timed anew. Those on a device, where nothing must wait for that, count as ``slower`` times as
+        long as before."""
+        self._costs, cost = None, self._device_cost
+        if cost is not None:
+            self._device_cost = lambda size: slower * cost(size)
 
     def plan(self, trace: Trace, comm: Communicator, *, kept: MergePlan | None) -> MergePlan:
         """Made on rank 0, for all: plans of large models take seconds, and processors may round differently. ``kept``:
@@ -166,10 +174,10 @@ def names_of(plan: MergePlan, trace: Trace, parameters: Iterable[str]) -> list[l
 
 
 class _DenseCosts:
-    def __init__(self, scheme: str, comm: Communicator, most_bytes: int) -> None:
-        self._scheme = scheme
-        self._idle = measured_group_cost(comm, most_bytes=most_bytes)
-        self._busy = group_cost_while_computing(comm, most_bytes=most_bytes)
+    """``idle``: of sums alone, ``busy``: while all ranks compute."""
+
+    def __init__(self, scheme: str, idle: GroupCost, busy: GroupCost) -> None:
+        self._scheme, self._idle, self._busy = scheme, idle, busy
 
     def best(self, trace: Trace) -> MergePlan:
         if self._scheme == "greedy":

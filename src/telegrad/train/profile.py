@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -14,67 +13,22 @@ import torch
 from torch import Tensor, nn
 
 from telegrad.comm import Communicator
+from telegrad.comm.device.runtime import has_runtime
 from telegrad.compress.arguments import checked_count
 from telegrad.plan.trace import Trace
+from telegrad.train.clocks import Clock, DeviceClock, Mark, WallClock
 
 _NEVER = -1.0
 _SAMPLES_MOST = 200
-
-
-class Clock(Protocol):
-    """Marks moments, and says later how far apart two of them were."""
-
-    def mark(self) -> Any:
-        """Now."""
-
-    def between_s(self, before: Any, after: Any) -> float:
-        """Seconds."""
-
-
-class WallClock:
-    """Of this process: for models on the CPU."""
-
-    def mark(self) -> float:
-        return time.perf_counter()
-
-    def between_s(self, before: float, after: float) -> float:
-        return after - before
-
-
-class PausedClock(WallClock):
-    """A wall clock without the seconds that it is told to leave out."""
-
-    def __init__(self) -> None:
-        self._left_out_s = 0.0
-
-    def mark(self) -> float:
-        return super().mark() - self._left_out_s
-
-    def leave_out(self, seconds: float) -> None:
-        """Have just passed, and are not the model's."""
-        self._left_out_s += seconds
-
-
-class DeviceClock:
-    """Events on the current stream of a GPU, which is not waited for until the times are asked for."""
-
-    def mark(self) -> torch.cuda.Event:
-        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-        event.record()
-        return event
-
-    def between_s(self, before: torch.cuda.Event, after: torch.cuda.Event) -> float:
-        after.synchronize()
-        return float(before.elapsed_time(after)) * 1e-3
 
 
 @dataclass(slots=True)
 class _Pass:
     """A forward and a backward pass: when they began, and when each gradient came, by position."""
 
-    forward: Any
-    backward: Any = None
-    arrivals: dict[int, Any] = field(default_factory=dict)
+    forward: Mark
+    backward: Mark = None
+    arrivals: dict[int, Mark] = field(default_factory=dict)
 
 
 class StepProfile:
@@ -97,8 +51,9 @@ class StepProfile:
         if not self._parameters:
             raise ValueError("model has no parameter that requires a gradient: there is nothing to profile")
         self._skip = checked_count(skip, "skip")
-        devices = {one.device.type for one in self._parameters.values()}
-        self._clock: Clock = clock or (DeviceClock() if devices == {"cuda"} else WallClock())
+        device, *others = {one.device for one in self._parameters.values()}
+        on_device = has_runtime(device.type) and not others
+        self._clock: Clock = clock or (DeviceClock(device) if on_device else WallClock())
         self._passes: list[_Pass] = []
         self._open: _Pass | None = None
         self._handles: list[Any] = []
@@ -132,6 +87,14 @@ class StepProfile:
     def samples(self) -> int:
         """How many have been taken."""
         return max(0, len(self._passes) + bool(self._open and self._open.arrivals) - self._skip)
+
+    @property
+    def is_known(self) -> bool:
+        """Whether ``trace()`` would wait for no device; asked once the ``with`` statement is over."""
+        if not self._passes:
+            return True
+        last = self._passes[-1]  # streams have come to the others before
+        return all(map(self._clock.is_known, (last.forward, last.backward, *last.arrivals.values())))
 
     def trace(self, comm: Communicator | None = None) -> Trace:
         """The medians. With ``comm``, called on all of its ranks, the same on all: in every pass each gradient counts

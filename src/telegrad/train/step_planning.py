@@ -7,24 +7,29 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterable
 
+import numpy as np
 from torch import nn
 
 from telegrad.comm import Communicator
 from telegrad.plan.merge_plan import MergePlan
 from telegrad.plan.trace import Trace
+from telegrad.plan.way import GroupCost
+from telegrad.train.clocks import Clock, PausedClock
 from telegrad.train.compression import Compression
 from telegrad.train.group_planning import GroupPlanner, names_of
-from telegrad.train.measured_timeline import NOT_TYPICAL, MeasuredTimeline
-from telegrad.train.profile import PausedClock, StepProfile
-from telegrad.train.replanning import LOOK_EVERY, Replanning, agreed_times
+from telegrad.train.measured_timeline import NOT_TYPICAL, WINDOW, MeasuredTimeline
+from telegrad.train.profile import StepProfile
+from telegrad.train.replanning import LOOK_EVERY, Replanning, Times, agreed_times
 from telegrad.train.trial import Trial, agreed_step_s
 
 
 class StepPlanning:
     """Of a ``model`` whose passes ``comm`` averages. ``scheme``: one of ``group_planning.TIMED``. ``warmup_steps``,
     ``replan_factor``, ``compression``: as the Synchronizer's. ``leaves_at_end``: no gradient is sent before the
-    backward pass is over. Called on all ranks, alike; the hooks that take times stay on ``model`` until they are
-    known, or until ``close()``.
+    backward pass is over. ``clock``: by which passes are timed, on all ranks of one kind; where it tells times later
+    than it marks them, what is to be decided waits until all ranks know them, some passes later, and no host waits for
+    a device. ``device_cost``: as a GroupPlanner's. Called on all ranks, alike; the hooks that take times stay on
+    ``model`` until ``warmup_steps`` passes are over, or until ``close()``.
     """
 
     def __init__(
@@ -37,15 +42,17 @@ class StepPlanning:
         replan_factor: float | None,
         compression: Compression | None,
         leaves_at_end: bool = False,
+        clock: Clock | None = None,
+        device_cost: GroupCost | None = None,
     ) -> None:
-        self.clock = PausedClock()
+        self._clock = clock or PausedClock()
         self.plan: MergePlan | None = None
         self.trace: Trace | None = None
         self.replans = 0
         self._model, self._comm, self._scheme = model, comm, scheme
         self._warmup_steps = warmup_steps
         self._turn_passes = NOT_TYPICAL + max(1, (warmup_steps - NOT_TYPICAL) // 2)
-        self._planner = GroupPlanner(scheme, compression)
+        self._planner = GroupPlanner(scheme, compression, device_cost)
         self._leaves_at_end = leaves_at_end
         self._replanning = Replanning(replan_factor) if scheme == "auto" and replan_factor is not None else None
         self._trial: Trial | None = None
@@ -65,6 +72,11 @@ class StepPlanning:
         """Whether neither times are taken nor plans are tried now."""
         return self._profile is None and self._trial is None
 
+    def leave_out(self, seconds: float) -> None:
+        """Have just passed, in which this thread has compressed: plans count that by itself."""
+        if isinstance(self._clock, PausedClock):
+            self._clock.leave_out(seconds)
+
     def close(self) -> None:
         """Takes no more times."""
         if self._profile is not None:
@@ -75,9 +87,14 @@ class StepPlanning:
         """The plan whose groups are to be used from now on, after so many ``passes`` of which ``timeline`` has the
         last; ``None``: as before. Warns with ``RuntimeWarning`` where no times could be taken."""
         if self._profile is not None:
-            return self._planned(passes, timeline) if passes >= self._plan_at else None
+            if passes < self._plan_at:
+                return None
+            self._profile.__exit__(None, None, None)
+            return self._planned(passes, timeline) if self._all_know(self._profile.is_known) else None
         if self._trial is not None:
             if passes - self._planned_at < self._turn_passes:
+                return None
+            if not self._all_know(timeline.passes >= min(self._turn_passes - NOT_TYPICAL, WINDOW)):
                 return None
             self._trial.note(agreed_step_s(self._comm, timeline))
             return self._tried(self._trial, passes, timeline)
@@ -85,7 +102,7 @@ class StepPlanning:
             measured = agreed_times(self._comm, timeline.totals(LOOK_EVERY))
             if measured is not None and self._replanning.look(measured):
                 self.replans += 1
-                self._planner.forget()
+                self._planner.forget(self._slower(measured))
                 self._begin_profile(passes)
         return None
 
@@ -94,10 +111,24 @@ class StepPlanning:
         assert self.trace is not None
         return names_of(plan, self.trace, parameters)
 
+    def _all_know(self, known: bool) -> bool:
+        """Whether every rank does. A process's own clock is known at once."""
+        if isinstance(self._clock, PausedClock):
+            return True
+        found = np.array([known], np.int32)
+        self._comm.all_reduce(found, "min")
+        return bool(found[0])
+
+    def _slower(self, measured: Times) -> float:
+        """By which factor sums have become so."""
+        assert self.plan is not None
+        expected_s = Times.of_plan(self.plan).network_s
+        return measured.network_s / expected_s if expected_s > 0 and measured.network_s > 0 else 1.0
+
     def _begin_profile(self, passes: int) -> None:
         self._plan_at = passes + self._warmup_steps
         self._timed_in = self.plan
-        self._profile = StepProfile(self._model, clock=self.clock)
+        self._profile = StepProfile(self._model, clock=self._clock)
         self._profile.__enter__()
 
     def _planned(self, passes: int, timeline: MeasuredTimeline) -> MergePlan | None:

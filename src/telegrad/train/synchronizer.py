@@ -19,14 +19,15 @@ from telegrad.plan.merge_plan import MergePlan
 from telegrad.plan.trace import Trace
 from telegrad.train.arguments import check_choice
 from telegrad.train.clipping import checked_norm, clip_own
+from telegrad.train.clocks import DeviceClock
 from telegrad.train.compressed_group import CompressedGroup
 from telegrad.train.compression import Compression, CompressionOptions, check_options
 from telegrad.train.device_clipping import clip_together
-from telegrad.train.device_group import DeviceGroup, check_fits_device, is_on_device
+from telegrad.train.device_group import DeviceGroup, check_fits_device, dense_cost, is_on_device
 from telegrad.train.device_topk import DeviceCompressedGroup, DeviceTopk
 from telegrad.train.gradient_group import GradientGroup, Run
 from telegrad.train.group_planning import PLANS, TIMED, first_groups
-from telegrad.train.measured_timeline import MeasuredTimeline, end_of
+from telegrad.train.measured_timeline import MeasuredTimeline
 from telegrad.train.optimizer_step import HiddenGradients, PendingPass, StepWait, checked_optimizers
 from telegrad.train.replanning import LOOK_EVERY, checked_factor
 from telegrad.train.stats import DDPStats
@@ -52,11 +53,11 @@ class Synchronizer:
     does, in groups that it plans.
 
     ``model``: the same on all ranks but for values: rank 0's parameters and buffers are copied to all. Its parameters
-    are on the CPU, or all on one CUDA device: then streams wait where the text says that ``backward()`` does, and the
-    host goes on (docs/gpu.md). A gradient becomes a view of its group's memory; a group's sum begins when its last
-    gradient is there, in the same order on all ranks, and ``backward()`` ends when all are over. A parameter that no
-    rank has used keeps the gradient that it had, ``None`` too; but each rank's pass must give a gradient to one
-    parameter at least.
+    are on the CPU, or all on one CUDA device: then streams wait where the text says that ``backward()`` does, the host
+    goes on, and plans are of the streams' times (docs/gpu.md). A gradient becomes a view of its group's memory; a
+    group's sum begins when its last gradient is there, in the same order on all ranks, and ``backward()`` ends when all
+    are over. A parameter that no rank has used keeps the gradient that it had, ``None`` too; but each rank's pass must
+    give a gradient to one parameter at least.
 
     ``plan``: ``"auto"`` or ``"optimal"``: the cut by which the last sum ends first, ``"greedy"``: MG-WFBP's; both are
     made at the end of pass ``warmup_steps``, from the times of these passes (a gradient counts when the last rank has
@@ -118,7 +119,7 @@ class Synchronizer:
                 model, comm, plan, clip_norm, warmup_steps, replan_factor, compression, options
             )
             if self._is_on_device:
-                check_fits_device(plan, wait_in)
+                check_fits_device(plan, wait_in, compression)
             optimizers = checked_optimizers(wait_in, self._parameters)
             self._waits_in_step = bool(optimizers)
             description = described(
@@ -153,13 +154,19 @@ class Synchronizer:
         self._works: list[list[Work]] = []
         self._graph_task: int | None = None  # autograd's number of the pass that is under way
         self._planning: StepPlanning | None = None
+        device = next(iter(self._parameters.values())).device
+        self._clock = DeviceClock(device) if self._is_on_device else None
         first = "dense" if self._compression is None else self._compression.ways[0]
         self._set_groups(groups, [first] * len(groups))
         copy_model_from_rank_0(model, self._comm)
-        if self._is_on_device:
-            own.device_algorithms(next(iter(self._parameters.values())).device)  # the host waits here, not in a pass
+        plans, device_cost = self._scheme in TIMED, None
+        if self._is_on_device:  # the host waits here, not in a pass
+            own.device_algorithms(device)
             own.synchronize()
-        elif self._scheme in TIMED:
+            plans = plans and self._compression is None
+            device_cost = dense_cost(own, self._parameters) if plans else None
+        if plans:
+            assert self._scheme is not None
             self._planning = StepPlanning(
                 model,
                 own,
@@ -168,6 +175,8 @@ class Synchronizer:
                 replan_factor=replan_factor,
                 compression=self._compression,
                 leaves_at_end=self._own_norm is not None,
+                clock=self._clock,
+                device_cost=device_cost,
             )
         if optimizers:
             self._step_wait = StepWait(optimizers, model, self.wait)
@@ -376,7 +385,7 @@ class Synchronizer:
         begin_s = time.perf_counter()
         self._works.append(group.launch(self._comm, self._earlier, self._passes))
         if self._compression is not None and self._planning is not None:
-            self._planning.clock.leave_out(time.perf_counter() - begin_s)  # selection, which plans count by itself
+            self._planning.leave_out(time.perf_counter() - begin_s)
 
     def _end(self) -> None:
         """The pass is over: launches what had to wait for gradients that did not come, and waits for all, unless the
@@ -418,8 +427,8 @@ class Synchronizer:
                     raise ranks_apart(self._comm, apart)
             for group in self._groups:
                 group.finish()
-            if not self._is_on_device:  # whose times the host's clock does not tell
-                self._timeline.close([end_of(of_group) for of_group in works], elsewhere_s=elsewhere_s)
+            ended = [group.ended(of_group) for group, of_group in zip(self._groups, works, strict=True)]
+            self._timeline.close(ended, elsewhere_s=elsewhere_s)
         finally:
             self._earlier.clear()
         if self._compression is not None:
@@ -472,7 +481,7 @@ class Synchronizer:
             for run in group.runs
             for position, one in enumerate(run.parameters)
         ]
-        self._timeline = MeasuredTimeline([group.bytes for group in self._groups])
+        self._timeline = MeasuredTimeline([group.bytes for group in self._groups], self._clock)
         self._say_what_is_before()
 
     def _say_what_is_before(self) -> None:

@@ -71,6 +71,9 @@ class FakeDriver(SimpleNamespace):
     def cuEventQuery(self, *arguments: Any) -> tuple[int]:  # noqa: N802
         return self._call("query", *arguments)
 
+    def cuEventElapsedTime(self, *arguments: Any) -> tuple[int, float]:  # noqa: N802
+        return *self._call("elapsed", *arguments), 1.5
+
     def cuEventSynchronize(self, *arguments: Any) -> tuple[int]:  # noqa: N802
         return self._call("synchronise", *arguments)
 
@@ -225,6 +228,22 @@ def test_events_are_used_again_once_nobody_has_them(monkeypatch: pytest.MonkeyPa
     ]
 
 
+def test_events_with_times_are_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = FakeDriver()
+    runtime = use(monkeypatch, driver)
+    runtime.record(stream_of(0, 5))  # and is idle again
+    first, second = runtime.record_timed(stream_of(0, 5)), runtime.record_timed(stream_of(0, 6))
+    assert runtime.seconds_between(first, second) == 1.5e-3
+    assert [call[1:] for call in driver.calls] == [
+        ("record", "event 1 of 2", "stream 5"),
+        ("record", "event 2 of 0", "stream 5"),
+        ("record", "event 3 of 0", "stream 6"),
+        ("elapsed", "event 2 of 0", "event 3 of 0"),
+    ]
+    del first, second
+    assert runtime.record(stream_of(0, 5)).driven == "event 1 of 2"
+
+
 def test_another_thread_may_take_the_last_idle_event(monkeypatch: pytest.MonkeyPatch) -> None:
     class Raced(list[Any]):
         """Has one when it is looked at, and none when it is asked for that."""
@@ -233,7 +252,7 @@ def test_another_thread_may_take_the_last_idle_event(monkeypatch: pytest.MonkeyP
             return 1
 
     runtime = use(monkeypatch, FakeDriver())
-    runtime._idle_events[0] = Raced()
+    runtime._idle_events[0, 2] = Raced()
     assert runtime.record(stream_of(0, 5)).driven == "event 1 of 2"
 
 

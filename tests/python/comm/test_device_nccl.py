@@ -6,8 +6,6 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,67 +13,23 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from computing_device import ComputingRuntime, StreamTensor, computed_on, wait_for
-from device_ranks import RANKS, on_all, values
+from computing_device import ComputingRuntime, computed_on, wait_for
+from device_ranks import RANKS, values
 from fake_device import FakeStream
-from nccl_stand_in import DuplicateDeviceError, StandIn, give_group
-from tunings import tuning_of
+from nccl_ranks import Ranks, total
+from nccl_stand_in import DuplicateDeviceError
 
 from telegrad import Communicator
 from telegrad.comm.device import nccl
 from telegrad.comm.device.nccl import TorchGroup, agreed, nccl_group
 from telegrad.errors import MismatchedCall, TransportError
-from telegrad.plan import DeviceTuning, Place, Tuning
-from telegrad.plan.linear_cost import LinearCost
 
 Job = Callable[..., Any]
-
-
-class Ranks:
-    """All ranks, each with a stream, and what stands for NCCL."""
-
-    def __init__(
-        self, device: ComputingRuntime, comms: list[Communicator], streams: list[FakeStream], **options: Any
-    ) -> None:
-        self.device, self.comms, self.streams = device, comms, streams
-        self.nccl: StandIn = give_group(device, comms, streams, **options)
-
-    def on_each(self, call: Callable[[Communicator, int], Any]) -> list[Any]:
-        """Each in a thread: the first sum waits for all ranks."""
-
-        def run(rank: int) -> Any:
-            with self.device.on(self.streams[rank]):
-                return call(self.comms[rank], rank)
-
-        with ThreadPoolExecutor(RANKS) as pool:
-            futures = [pool.submit(run, rank) for rank in range(RANKS)]
-            return [future.result(timeout=60) for future in futures]
-
-    def on_all(self, call: Callable[[Communicator, int], Any]) -> list[Any]:
-        """One after the other, by one thread, which must never wait."""
-        return on_all(self.device, self.comms, self.streams, call)
-
-    def tensors(self, n: int, dtype: torch.dtype = torch.float32) -> list[StreamTensor]:
-        return [computed_on(self.device, values(rank, n, dtype)) for rank in range(RANKS)]
-
-    def meet(self) -> None:
-        """The first sum, which finds out what devices there are."""
-        tensors = self.tensors(1)
-        self.on_each(lambda comm, rank: comm.all_reduce(tensors[rank]))
-        wait_for(self.streams)
-        assert [x.memory.tolist() for x in tensors] == [[6.0]] * RANKS
-        for sums in self.nccl.sums:
-            sums.clear()
-        self.nccl._rounds.clear()
 
 
 @pytest.fixture
 def make(device: ComputingRuntime, comms: list[Communicator], streams: list[FakeStream]) -> Callable[..., Ranks]:
     return lambda **options: Ranks(device, comms, streams, **options)
-
-
-def total(n: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    return values(0, n, dtype) + values(1, n, dtype) + values(2, n, dtype)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64])
@@ -253,41 +207,6 @@ def test_settings_are_the_same_on_all_ranks(make: Job) -> None:
             comm.all_reduce(tensors[rank])
 
     ranks.on_each(refused)
-
-
-TINY, HUGE = 400, 4_000_000
-
-
-def measured(device: str) -> Tuning:
-    """NCCL is slow to begin with, and host transfer slow from 50,000 bytes."""
-    on_device = DeviceTuning(device, LinearCost(50e-6, 1e-10), LinearCost(20e-6, 7e-10), 0.0)
-    return replace(tuning_of(Place("local", (("here", RANKS),)), 1000), on_device=on_device)
-
-
-@pytest.mark.parametrize(
-    ("options", "kind", "by_nccl"),
-    [
-        ({}, "fake", [HUGE]),
-        ({}, "another", [TINY, HUGE]),
-        ({"kinds": ["fake", "fake", "older"]}, "fake", [TINY, HUGE]),
-        ({"setting": "nccl"}, "fake", [TINY, HUGE]),
-    ],
-)
-def test_measured_costs_choose_by_bytes(make: Job, options: dict[str, Any], kind: str, by_nccl: list[int]) -> None:
-    ranks = make(**options)
-    for comm in ranks.comms:
-        comm.use(measured(kind))
-    for size in (TINY, HUGE):
-        tensors = ranks.tensors(size // 4)
-        ranks.on_each(lambda comm, rank, x=tensors: comm.all_reduce(x[rank]))
-        wait_for(ranks.streams)
-        assert all(torch.equal(x.memory, total(size // 4)) for x in tensors)
-    assert ranks.nccl.sums == [by_nccl] * RANKS
-    small, large = ranks.tensors(TINY // 4), ranks.tensors(HUGE // 4)
-    ranks.on_all(lambda comm, rank: comm.all_reduce(small[rank], algorithm="nccl"))
-    ranks.on_all(lambda comm, rank: comm.all_reduce(large[rank], algorithm="host_transfer"))
-    wait_for(ranks.streams)
-    assert ranks.nccl.sums == [[*by_nccl, TINY]] * RANKS
 
 
 def test_a_rank_that_leaves_is_named_by_the_next_call(make: Job) -> None:

@@ -12,7 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from gpu_jobs import run_scenarios
-from gpu_training_program import DEVICE, ON_GPU, assert_same, expected, model, not_waiting, train
+from gpu_training_program import DEVICE, ON_GPU, assert_same, check_report, expected, model, not_waiting, train
 from torch.nn.parallel import DistributedDataParallel
 
 import telegrad
@@ -89,6 +89,19 @@ def training_by_nccl() -> None:
     assert_begun(6)  # one group, six steps
 
 
+def plan_by_nccl() -> None:
+    """Some sums are timed before the first pass, as nothing is calibrated."""
+    net = model()
+    with Communicator.from_torch(timeout_s=60) as comm:
+        sync = Synchronizer(net, comm, plan="optimal", warmup_steps=3)
+        assert bool(begun) == ON_GPU
+        train(net, net, steps=12, looks=True)
+        check_report(sync)
+        sync.close()
+    assert_same(net, expected(steps=12))
+    begun.clear()
+
+
 def calibration() -> None:
     """As far as one rank can be measured: two lines, and a choice."""
     if ON_GPU:
@@ -114,7 +127,7 @@ def sums_of_ranks_that_share_a_gpu() -> None:
     assert_begun(0)
 
 
-ALONE: tuple[Callable[[], None], ...] = (sums_by_nccl, training_by_nccl, calibration)
+ALONE: tuple[Callable[[], None], ...] = (sums_by_nccl, training_by_nccl, plan_by_nccl, calibration)
 TOGETHER: tuple[Callable[[], None], ...] = (sums_of_ranks_that_share_a_gpu,)
 SCENARIOS = {"alone": ALONE, "together": TOGETHER}
 

@@ -40,15 +40,20 @@ def data(step: int, rank: int) -> torch.Tensor:
     return torch.randn(8, 16, generator=torch.Generator().manual_seed(100 * step + rank)).to(DEVICE)
 
 
-def train(net: nn.Module, stepped: nn.Module, *, may_wait: bool = False) -> None:
-    """Backward passes after the first ones must not make the host wait for the device, unless torch's own may."""
+def train(
+    net: nn.Module, stepped: nn.Module, *, may_wait: bool = False, steps: int = STEPS, looks: bool = False
+) -> None:
+    """Backward passes after the first ones must not make the host wait for the device, unless torch's own may.
+    ``looks``: at each loss, for which it waits between two passes."""
     optimizer = torch.optim.SGD(stepped.parameters(), lr=0.1, momentum=0.9)
-    for step in range(STEPS):
+    for step in range(steps):
         optimizer.zero_grad()
         loss = net(data(step, dist.get_rank())).square().mean()
         with contextlib.nullcontext() if may_wait or step < WARM_UP else not_waiting():
             loss.backward()
         optimizer.step()
+        if looks:
+            loss.item()
 
 
 @contextlib.contextmanager
@@ -63,11 +68,11 @@ def not_waiting() -> Iterator[None]:
         torch.cuda.set_sync_debug_mode("default")
 
 
-def expected(clip: float | None = None) -> nn.Module:
+def expected(clip: float | None = None, steps: int = STEPS) -> nn.Module:
     """One process with the data of all ranks."""
     net = model()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
-    for step in range(STEPS):
+    for step in range(steps):
         optimizer.zero_grad()
         for rank in range(dist.get_world_size()):
             (net(data(step, rank)).square().mean() / dist.get_world_size()).backward()
@@ -399,8 +404,37 @@ def _synchronised(**options: Any) -> nn.Module:
 
 
 def synchronizer() -> None:
-    for plan in ("auto", "single", "wfbp") if ON_GPU else ("fixed", "single", "wfbp"):
+    for plan in ("fixed", "single", "wfbp"):
         assert_same(_synchronised(plan=plan), expected())
+
+
+def planned_synchronizer() -> None:
+    """Groups change while it trains, by the device's times, alike on all ranks; no pass waits for the device."""
+    for plan, steps in (("optimal", 12), ("auto", 40)):
+        net = model()
+        with Communicator.from_torch(timeout_s=60) as comm:
+            sync = Synchronizer(net, comm, plan=plan, warmup_steps=3)
+            train(net, net, steps=steps, looks=True)
+            assert sync.plan is not None
+            if plan == "optimal":  # of the others the last may have begun just now
+                check_report(sync)
+            sync.close()
+        assert_same(net, expected(steps=steps))
+
+
+def check_report(sync: Synchronizer) -> None:
+    """What was measured beside the plan makes sense; all ranks call this."""
+    assert sync.trace is not None
+    assert sync.trace.backward_s > 0
+    if ON_GPU:
+        torch.cuda.synchronize()
+    report = sync.report(slowest=True)
+    assert [list(group.names) for group in report.groups] == sync.groups
+    assert report.passes > 0
+    assert report.backward_s > 0
+    assert report.step_s > 0
+    assert all(0 <= one.ready_s <= one.launched_s <= one.finish_s for one in report.groups)
+    assert report.predicted_finish_s is not None
 
 
 def synchronizer_that_clips() -> None:
@@ -434,6 +468,7 @@ SCENARIOS: tuple[Callable[[], None], ...] = (
     compressed_mixed_precision,
     mixed_precision_synchronizer,
     synchronizer,
+    planned_synchronizer,
     synchronizer_that_clips,
     compressed_synchronizer,
     sharded,

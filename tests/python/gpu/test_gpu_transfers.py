@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 
 import numpy as np
@@ -11,6 +12,7 @@ from gpu_jobs import skip_without
 
 from telegrad import Communicator
 from telegrad.comm.device import transfers
+from telegrad.comm.device.runtime import runtime_of
 
 pytestmark = skip_without("cuda.bindings")
 
@@ -75,6 +77,31 @@ def test_gpu_compute_and_non_blocking_operations_are_ordered(
     for rank, stream in enumerate(streams):
         stream.synchronize()
         assert bool((tensors[rank] == 6.0).all())
+
+
+def test_gpu_times_of_events(streams: list[torch.cuda.Stream]) -> None:
+    """As torch's own; events of two streams, of which the host asks when they are over, without waiting."""
+    runtime = runtime_of("cuda")
+    device = torch.device("cuda", torch.cuda.current_device())
+    marks, of_torch = [], [torch.cuda.Event(enable_timing=True) for _ in range(2)]
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        with torch.cuda.stream(streams[0]):
+            of_torch[0].record()
+            marks.append(runtime.record_timed(runtime.current_stream(device)))
+            torch.cuda._sleep(200_000_000)
+        streams[1].wait_stream(streams[0])
+        with torch.cuda.stream(streams[1]):
+            marks.append(runtime.record_timed(runtime.current_stream(device)))
+            of_torch[1].record()
+        assert not runtime.passed(marks[1])
+        while not (runtime.passed(marks[1]) and of_torch[1].query()):
+            time.sleep(1e-3)
+        seconds = runtime.seconds_between(*marks)
+        assert seconds == pytest.approx(1e-3 * of_torch[0].elapsed_time(of_torch[1]), rel=0.05)
+        assert seconds > 0.01
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
 
 
 def test_gpu_moves(comms: list[Communicator], streams: list[torch.cuda.Stream]) -> None:

@@ -27,6 +27,7 @@ BLOCK = {"BLOCK": 4096}
 BOTH = {"FLIP": 0, "MASK": 0x7FFFFFFF}
 NEGATIVE = {"FLIP": -0x80000000, "MASK": -1}
 PASS = {"HELD": False, "ADD": True, "SELECT": True, "MOMENTS": False}
+MANY = {**BOTH, **BLOCK, "LOWEST": 0, "MOST_BINS": 2048}
 CASES: list[tuple[JITFunction, dict[str, Any]]] = [
     (passes.fused_pass, {**BOTH, **BLOCK, **PASS}),
     (passes.fused_pass, {**NEGATIVE, **BLOCK, **PASS, "MOMENTS": True}),
@@ -39,8 +40,11 @@ CASES: list[tuple[JITFunction, dict[str, Any]]] = [
     (cuts.find_kth_of_few, {**NEGATIVE, **BLOCK, "LOWEST": 1, "CUT": True}),
     (cuts.count_digits, {**BOTH, **BLOCK, "LOWEST": 0, "SHIFT": 20, "WIDTH": 11, "FIRST": True}),
     (cuts.count_digits, {**BOTH, **BLOCK, "LOWEST": 0, "SHIFT": 10, "WIDTH": 10, "FIRST": False}),
+    (cuts.count_digits_of_many, {**MANY, "SHIFT": 20, "WIDTH": 11, "FIRST": True}),
+    (cuts.count_digits_of_many, {**MANY, "SHIFT": 10, "WIDTH": 10, "FIRST": False}),
     (cuts.find_digit, {"WIDTH": 11, "FIRST": True, "CUT": False}),
     (cuts.find_digit, {"WIDTH": 10, "FIRST": False, "CUT": True}),
+    (cuts.find_digit_of_many, {"MOST_BINS": 2048, "WIDTH": 10, "FIRST": False, "CUT": True}),
     (cuts.count_cut, {**NEGATIVE, **BLOCK}),
     (cuts.move_cut, {**BOTH, **BLOCK, "LISTED": True, "ALONE": False}),
     (cuts.move_cut, {**BOTH, **BLOCK, "LISTED": False, "ALONE": True}),
@@ -56,7 +60,7 @@ STAGED = {"to_count": "*i64", "to_values": "*i32"}
 BLOCKS = {"packed": "*u8", "words": "*i32", "missing": "*u32", "present": "*u32"}
 FEEDBACK = {"velocity": "*fp32", "fault": "*i32", "wanted": "*i32", "before": "*fp32", "x": "*fp32", "momentum": "fp32"}
 UNITS = {"unit": "*fp64", "wanted": "*fp64", "ratio": "*fp64", "threshold": "*fp64"}
-COLLECTED = {**FEEDBACK, "count": "*i64", "most": "fp32"}
+COLLECTED = {"counts": "*i64", "faults": "*i32", "most": "fp32"}
 # Those with types of their own where a name says another thing than in a selection.
 OTHER_CASES: list[tuple[JITFunction, dict[str, Any], dict[str, str]]] = [
     (
@@ -89,7 +93,7 @@ OTHER_CASES: list[tuple[JITFunction, dict[str, Any], dict[str, str]]] = [
         {"KIND": 1, "MASKS": False, "LIMITS": False, "BLOCK": 1024},
         {**COLLECTED, "to_values": "*i16"},
     ),
-    (updates.clear_nonfinite, {"BLOCK": 1024}, FEEDBACK),
+    (updates.clear_nonfinite, {"BLOCK": 1024}, COLLECTED),
     (updates.restore_elements, {"BLOCK": 1024}, FEEDBACK),
     (updates.set_unit, {"HAS_THRESHOLD": True}, UNITS),
     (updates.rescale_elements, {"BLOCK": 1024}, {**FEEDBACK, **UNITS}),
@@ -115,13 +119,28 @@ CALLED_BY_KERNELS = {
     "narrowed",
     *("canonical", "rounded", "widened", "lost", "is_finite"),
     *("draw_words", "level_of"),
+    *("part_of", "row_of", "add_digits", "put_digit"),
     *("put_field", "load_field", "put_sequence", "read_sequence", "bit_length", "best_width"),
 }
 MODULES = (passes, cuts, draws, floats, entries, buckets, rounding, bits, blocks, copies, updates)
 
 FLOATS = {"residual", "gradient", "values", "to_values", "moved"}
 INDICES = {"indices", "to_indices", "positions"}
-NUMBERS = {"size", "room", "offset", "bucket", "per_bucket", "of_last", "k", "count", "call", "rank", "stream"}
+NUMBERS = {
+    "parts",
+    "steps",
+    "size",
+    "room",
+    "offset",
+    "bucket",
+    "per_bucket",
+    "of_last",
+    "k",
+    "count",
+    "call",
+    "rank",
+    "stream",
+}
 SMALL_COUNTS = {"counts", "sides", "tops", "largest", "peaks"}
 WHOLE_VECTORS = {"residual", "gradient", "size", "bucket"}  # aligned, as torch allocates, and of such lengths
 

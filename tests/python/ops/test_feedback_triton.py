@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import copy
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
 import numpy as np
 import pytest
 from scatter_checks import vector
-from triton_arrays import SMALL_BLOCK, OnArrays, tensor_of, turn_blocks_round
+from triton_arrays import DEVICE, SMALL_BLOCK, OnArrays, array_of, tensor_of, turn_blocks_round
 
 from telegrad.compress.entries import Entry
-from telegrad.ops.feedback import kernels_of, naive
+from telegrad.ops.feedback import Collected, kernels_of, naive
 from telegrad.ops.feedback import triton as kernels
 
 GPU = OnArrays(kernels)
@@ -72,68 +78,147 @@ def entries(room: int, offset: int) -> tuple[np.ndarray, np.ndarray]:
     return where.astype(np.uint32), rng.standard_normal(room).astype(np.float32)
 
 
+class Taken(NamedTuple):
+    """Parts whose first ``counts`` entries are to be collected, and where they go. ``broken`` and ``faults`` are of one
+    gradient more, which is none of the parts'."""
+
+    parts: list[Collected]
+    indices: np.ndarray
+    values: np.ndarray
+    counts: np.ndarray
+    broken: np.ndarray
+    ends: np.ndarray
+    to_indices: np.ndarray
+    to_values: np.ndarray
+    faults: np.ndarray
+
+    @classmethod
+    def of(
+        cls,
+        rooms: Sequence[int],
+        counts: Sequence[int],
+        broken: Sequence[int],
+        dtype: str = "float32",
+        *,
+        masks: bool = False,
+        spoilt: Mapping[int, float] | None = None,
+    ) -> Taken:
+        """``spoilt``: values by place, of every part that has one there."""
+        parts, given, start, offset = [], [], 0, 500
+        for number, room in enumerate(rooms):
+            indices, values = entries(room, offset)
+            for place, value in (spoilt or {}).items():
+                values[place % room] = value
+            given.append((indices, values))
+            residual = np.zeros(3 * room + 1, np.float32)
+            velocity = np.ones_like(residual) if masks else None
+            parts.append(Collected(residual, velocity, start, start + room, offset, len(rooms) - number))
+            start, offset = start + room, offset + residual.size
+        found = [0 if told else count for count, told in zip(counts, broken, strict=True)]
+        ends = 4 + np.cumsum(np.array(found) + broken, dtype=np.int64)
+        by_place = np.array([1, *reversed(broken)], np.int64)
+        return cls(
+            parts,
+            np.concatenate([indices for indices, _ in given]),
+            np.concatenate([values for _, values in given]),
+            np.array(found, np.int64),
+            by_place,
+            ends,
+            np.full(int(ends[-1]) + 9, 77, np.uint32),
+            np.full(int(ends[-1]) + 9, 77, dtype),
+            np.zeros(len(rooms) + 1, np.int32),
+        )
+
+    def collected(self, most: float = math.inf) -> Taken:
+        """By the oracle, whose bits the kernels have."""
+        expected = copy.deepcopy(self)
+        naive.collect(expected.parts, None, *expected[1:], most)
+        parts = [Collected(*(tensor_of(x) if isinstance(x, np.ndarray) else x for x in part)) for part in self.parts]
+        tensors = [tensor_of(x) for x in self[1:]]
+        kernels.collect(parts, kernels.table(parts).to(DEVICE), *tensors, most)
+        for x, wanted in zip(tensors, expected[1:], strict=True):
+            assert array_of(x).tobytes() == wanted.tobytes()
+        for part, of_part in zip(parts, expected.parts, strict=True):
+            assert array_of(part.residual).tobytes() == of_part.residual.tobytes()
+            assert (part.velocity is None) == (of_part.velocity is None)
+            if part.velocity is not None:
+                assert array_of(part.velocity).tobytes() == of_part.velocity.tobytes()
+        return expected
+
+
 @pytest.mark.parametrize("masks", [False, True])
 @pytest.mark.parametrize("room", [1, 63, 64, 200])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_collected_entries(dtype: str, room: int, masks: bool) -> None:
-    indices, values = entries(room, 500)
-    values[room // 2] = np.inf
-    residual = np.zeros(3 * room + 1, np.float32)
-    velocity = np.ones_like(residual) if masks else None
     for count in {0, 1, room // 3, room}:
         for broken in (0, 1):
+            spoilt = {room // 2: math.inf}
+            found = Taken.of([room], [count], [broken], dtype, masks=masks, spoilt=spoilt).collected()
             counted = 0 if broken else count
-            to = np.full(room + 9, 77, np.uint32), np.full(room + 9, 77, dtype)
-            found = check(
-                *("collect", indices, values, number(counted), number(broken), number(counted + broken + 4)),
-                *(residual, velocity, *to, number(0, "int32"), 500),
-            )
-            fault = found[-1]
-            assert fault[0] == (counted > room // 2)
+            assert found.faults.tolist() == [0, int(counted > room // 2)]
             if masks:
-                assert found[6].sum() == velocity.size - counted
+                assert found.parts[0].velocity.sum() == found.parts[0].residual.size - counted
+
+
+@pytest.mark.parametrize("rooms", [[1, 1], [200, 1, 63, 64, 65, 300], [5] * 33])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_entries_of_many_parts_in_one_launch(dtype: str, rooms: list[int]) -> None:
+    """Each behind those of the parts before, also where one of them is broken or has none."""
+    numbers = range(len(rooms))
+    counts = [room - number % 3 if room > 2 else room for number, room in zip(numbers, rooms, strict=True)]
+    broken = [int(number % 4 == 1) for number in numbers]
+    found = Taken.of(rooms, counts, broken, dtype, masks=True, spoilt={0: 1e38}).collected()
+    sent = np.sort(found.to_indices[4 : int(found.ends[-1])])
+    assert sent.size == found.counts.sum() + sum(broken)
+    assert (np.diff(sent.astype(np.int64)) > 0).all()
+    assert np.isnan(naive.as_float32(found.to_values)).sum() == sum(broken)
+    assert (found.to_indices[:4] == 77).all()
+    assert (found.to_indices[int(found.ends[-1]) :] == 77).all()
 
 
 def test_what_is_beyond_a_wire_goes_back() -> None:
-    indices, values = entries(64, 0)
-    values[[3, 20, 40]] = 1e6, -1e6, np.inf
-    left = check(
-        *("collect", indices, values, number(64), number(0), number(64)),
-        *(
-            np.zeros(193, np.float32),
-            None,
-            np.zeros(64, np.uint32),
-            np.zeros(64, np.float32),
-            number(0, "int32"),
-            0,
-            65504.0,
-        ),
-    )
-    sent, kept = left[7], left[5]
-    assert sent[[3, 20, 40]].tolist() == [65504.0, -65504.0, np.inf]
-    assert kept[indices[[3, 20, 40]]].tolist() == [1e6 - 65504, 65504 - 1e6, 0.0]
-    assert np.count_nonzero(kept) == 2
+    taken = Taken.of([64, 64], [64, 64], [0, 0], spoilt={3: 1e6, 20: -1e6, 40: math.inf})
+    found = taken.collected(65504.0)
+    for number, part in enumerate(found.parts):
+        own = slice(4 + 64 * number, 4 + 64 * (number + 1))
+        assert found.to_values[own][[3, 20, 40]].tolist() == [65504.0, -65504.0, np.inf]
+        kept = part.residual[found.indices[part.start : part.stop][[3, 20, 40]] - part.offset]
+        assert kept.tolist() == [1e6 - 65504, 65504 - 1e6, 0.0]
+        assert np.count_nonzero(part.residual) == 2
 
 
 def test_what_bfloat16_loses_is_in_the_residual() -> None:
-    indices, values = entries(64, 0)
-    residual, to = np.zeros(193, np.float32), np.zeros(64, np.uint16)
-    left = check(
-        *("collect", indices, values, number(64), number(0), number(64)),
-        *(residual, None, np.zeros(64, np.uint32), to, number(0, "int32"), 0),
-    )
-    sent, kept = naive.as_float32(left[7]), left[5][indices]
-    np.testing.assert_array_equal(sent.astype(np.float64) + kept, values.astype(np.float64))
-    assert kept.any()
+    found = Taken.of([64, 10], [64, 7], [0, 0], "uint16").collected()
+    for part, count, end in zip(found.parts, found.counts, found.ends, strict=True):
+        own = found.indices[part.start : part.start + count] - part.offset
+        sent = naive.as_float32(found.to_values[end - count : end])
+        total = sent.astype(np.float64) + part.residual[own]
+        np.testing.assert_array_equal(total, found.values[part.start : part.start + count].astype(np.float64))
+        assert part.residual.any()
+
+
+@pytest.mark.parametrize("sizes", [[1], [64, 300], [1, 500, 3, 64, 65]])
+def test_faults_are_cleared_where_they_are(sizes: list[int]) -> None:
+    for told in itertools.product((0, 1), repeat=len(sizes)):
+        parts, offset = [], 0
+        for number, size in enumerate(sizes):
+            x = vector(size, "float32", 5)
+            x[0] = np.nan
+            parts.append(Collected(x, None, 0, 0, offset, number))
+            offset += size
+        faults = np.array(told, np.int32)
+        on_device = [part._replace(residual=tensor_of(part.residual)) for part in parts]
+        kernels.clear_faults(on_device, kernels.table(on_device).to(DEVICE), tensor_of(faults))
+        naive.clear_faults(parts, None, faults)
+        for part, one, fault in zip(on_device, parts, told, strict=True):
+            assert array_of(part.residual).tobytes() == one.residual.tobytes()
+            assert np.isfinite(one.residual).all() == (fault == 1)
 
 
 @pytest.mark.parametrize("size", [1, 64, 300])
 def test_conditional_passes(size: int) -> None:
     x = vector(size, "float32", 5)
     x[0] = np.nan
-    for told in (0, 1):
-        (cleared, _) = check("clear_faults", x, number(told, "int32"))
-        assert np.isfinite(cleared).all() == (told == 1)
     for told in (-1, 0, 1):
         (now, before, _) = check("restore", x, np.zeros(size, np.float32), number(told, "int32"))
         assert (now.tobytes() == before.tobytes()) == (told == 1)

@@ -14,6 +14,7 @@ from telegrad.compress import Residual, ReusedThreshold
 from telegrad.ops.select import Sign
 from telegrad.ops.select import triton as kernels
 from telegrad.ops.select.triton import Kept, ranked, sources
+from telegrad.ops.select.triton.many import is_long, rank_table
 from telegrad.ops.triton import numbers_on
 
 GPU = OnArrays(kernels)
@@ -30,6 +31,7 @@ def in_blocks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
     if request.param == "one block":
         return
     monkeypatch.setattr(sources, "BLOCK", 32)
+    monkeypatch.setattr(sources, "PROGRAMS", 3)
     turn_blocks_round(monkeypatch)
     if request.param == "blocks and a sample":
         monkeypatch.setattr(ranked, "SMALL", 16)
@@ -149,26 +151,30 @@ def test_a_gradient_that_takes_no_part_changes_nothing(name: str, active: int) -
         assert checks.bits(array_of(residual)) == checks.bits(sums)
 
 
+@pytest.mark.parametrize("together", [False, True])
 @in_all_ways
-def test_queue_reused_is_the_policy_on_a_cpu() -> None:
-    """Thresholds that fit, that let too many or too few pass, and ties at 0; of several residuals together."""
+def test_queue_reused_is_the_policy_on_a_cpu(together: bool) -> None:
+    """Thresholds that fit, that let too many or too few pass, and ties at 0; of several residuals together, which are
+    ranked alone or in one launch."""
     rng = np.random.default_rng(5)
-    ks, size, numbers = [1, 9, 60, 130], 150, range(4)
+    ks, sizes, numbers = [1, 9, 60, 130], [150, 30, 300, 150], range(4)
     policy = ReusedThreshold(interval=4)
-    entries = [Residual(str(k), np.zeros(size, np.float32), k=k) for k in ks]
+    entries = [Residual(str(k), np.zeros(size, np.float32), k=k) for k, size in zip(ks, sizes, strict=True)]
     residuals = [tensor_of(entry.values) for entry in entries]
-    limits = tensor_of(np.array([[k, min(2 * k, size), size] for k in ks]))
+    limits = tensor_of(np.array([[k, min(2 * k, size), size] for k, size in zip(ks, sizes, strict=True)]))
+    table = rank_table(residuals, ks).to(DEVICE) if together and any(map(is_long, residuals)) else None
     kept = Kept(tensor_of(np.zeros(4)), tensor_of(np.zeros(4, np.int64)), limits, policy.interval, policy.gain)
     reused = 0
     for step, scale in enumerate([1, 1, 1, 1, 1, 1, 100, 100, 1e-6, 1, 0, 1, 1]):
-        gradients = (scale * rng.standard_normal((4, size))).astype(np.float32)
+        gradients = [(scale * rng.standard_normal(size)).astype(np.float32) for size in sizes]
         if step == 3:
-            gradients[:] = 2.0
+            for one in gradients:
+                one[:] = 2.0
         tensors = [[*map(tensor_of, checks.outputs(policy.capacity(entry)))] for entry in entries]
         counts = [tensor_of(np.zeros(1, np.int64)) for _ in ks]
         given = [tensor_of(one) for one in gradients]
         indices, values = ([pair[kind] for pair in tensors] for kind in (0, 1))
-        kernels.queue_reused(residuals, given, ks, kept, indices, values, counts, [7, 8, 9, 10])
+        kernels.queue_reused(residuals, given, ks, kept, indices, values, counts, [7, 8, 9, 10], None, table)
         for number, entry in zip(numbers, entries, strict=True):
             indices_, values_ = checks.outputs(policy.capacity(entry))
             found = policy.select(entry, gradients[number].copy(), indices_, values_, 7 + number)

@@ -9,13 +9,19 @@ import pytest
 from computing_device import ComputingRuntime
 from device_fixtures import comms, device, streams
 from device_ranks import RANKS
+from device_synchronizers import Each, each_of
 from device_trainer import DeviceTrainer
 from fake_device import FakeStream
 from handmade_buckets import Trainer
 
 from telegrad import Communicator
 
-__all__ = ["comms", "device", "make", "on_host", "streams"]
+__all__ = ["comms", "device", "make", "on_each", "on_host", "streams"]
+
+
+@pytest.fixture
+def on_each(device: ComputingRuntime, comms: list[Communicator], streams: list[FakeStream]) -> Each:
+    return each_of(device, comms, streams)
 
 
 @pytest.fixture

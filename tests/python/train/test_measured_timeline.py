@@ -6,23 +6,14 @@ from collections.abc import Sequence
 
 import pytest
 import torch
+from hand_clock import HandClock
 from synchronised_net import OnRanks, data, loss_of, model_of
 
 from telegrad import Communicator, Synchronizer
 from telegrad.train.measured_timeline import WINDOW, MeasuredTimeline
 
 
-class Hand:
-    """A clock that stands until it is moved."""
-
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-def one_pass(timeline: MeasuredTimeline, hand: Hand, ready: Sequence[float], ended: Sequence[float]) -> None:
+def one_pass(timeline: MeasuredTimeline, hand: HandClock, ready: Sequence[float], ended: Sequence[float]) -> None:
     """Groups become ready at these seconds after the first gradient, in order, and leave at once."""
     first = hand.now
     timeline.begin()
@@ -35,8 +26,8 @@ def one_pass(timeline: MeasuredTimeline, hand: Hand, ready: Sequence[float], end
     timeline.close([first + at for at in ended])
 
 
-def warmed_up(sizes: Sequence[int], before_first_s: float = 0.0) -> tuple[MeasuredTimeline, Hand]:
-    hand = Hand()
+def warmed_up(sizes: Sequence[int], before_first_s: float = 0.0) -> tuple[MeasuredTimeline, HandClock]:
+    hand = HandClock(100.0)
     timeline = MeasuredTimeline(sizes, hand)
     timeline.before_first_s = before_first_s
     for _ in range(2):
@@ -165,3 +156,32 @@ def test_the_mean_step_is_of_passes_since_the_restart() -> None:
     one_pass(timeline, hand, [1.0], [3.0])
     assert timeline.mean_step_s() == pytest.approx(7.0)
     assert timeline.passes == 1
+
+
+def test_passes_count_once_their_moments_are_known() -> None:
+    timeline, hand = warmed_up([1])
+    hand.known_s = hand.now
+    for length in (2.0, 4.0, 6.0):
+        one_pass(timeline, hand, [1.0], [length])
+    found = []
+    for known_s in (100.0 + 180.0, 100.0 + 182.0, 100.0 + 185.9, 100.0 + 186.0, 100.0 + 192.0):
+        hand.known_s = known_s
+        medians = timeline.medians()
+        found.append((timeline.passes, medians and medians.finish_s))
+    assert found == [(0, None), (1, 2.0), (1, 2.0), (2, 3.0), (3, 4.0)]
+    assert timeline.mean_step_s() == pytest.approx((2.0 + 4.0 + 6.0) / 3)
+    assert timeline.totals(1) == (1.0, 5.0)
+
+
+def test_what_becomes_known_after_a_restart_counts_nowhere() -> None:
+    timeline, hand = warmed_up([1])
+    hand.known_s = hand.now
+    one_pass(timeline, hand, [1.0], [50.0])
+    timeline.restart()
+    for _ in range(2):
+        one_pass(timeline, hand, [1.0], [70.0])
+    one_pass(timeline, hand, [1.0], [2.0])
+    hand.known_s = hand.now
+    found = timeline.medians()
+    assert found is not None
+    assert (found.passes, found.finish_s, found.step_s) == (1, 2.0, 2.0)

@@ -9,27 +9,15 @@ from typing import Any
 
 import pytest
 import torch
+from hand_clock import HandClock
 from torch import Tensor, nn
 
 from telegrad.comm import Communicator
 from telegrad.plan.trace import Trace
 from telegrad.train import StepProfile
-from telegrad.train.profile import PausedClock
+from telegrad.train.clocks import PausedClock
 
 OnRanks = Callable[..., list[Any]]
-
-
-class HandClock:
-    """Stands still until it is told."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def mark(self) -> float:
-        return self.now
-
-    def between_s(self, before: float, after: float) -> float:
-        return after - before
 
 
 class Slow(torch.autograd.Function):

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hand_clock import HandClock
 from synchronised_net import assert_same, loss_of, model_of, reference, sgd
 
 from telegrad import Communicator, Synchronizer
@@ -127,15 +128,15 @@ def test_ranks_agree_on_the_slowest_of_them(on_ranks: OnRanks) -> None:
     def run(comm: Communicator) -> list[float]:
         found = []
         for silent in (None, 1):
-            now = [0.0]
-            timeline = MeasuredTimeline([4], clock=lambda now=now: now[0])
+            clock = HandClock()
+            timeline = MeasuredTimeline([4], clock)
             for _ in range(0 if comm.rank == silent else 5):
                 timeline.begin()
                 timeline.ready(0)
                 timeline.launched()
                 timeline.backward_over()
-                now[0] += 1.0 + comm.rank
-                timeline.close([now[0]])
+                clock.now += 1.0 + comm.rank
+                timeline.close([clock.now])
             found.append(agreed_step_s(comm, timeline))
         return found
 

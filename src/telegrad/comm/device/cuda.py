@@ -17,6 +17,7 @@ from telegrad.comm.nodes import machine_id
 _GREATER_OR_EQUAL = 0  # CU_STREAM_WAIT_VALUE_GEQ: by the sign of the difference
 _DEFAULT = 0  # CU_STREAM_WRITE_VALUE_DEFAULT: a memory barrier before the write
 _NON_BLOCKING = 1  # CU_STREAM_NON_BLOCKING: the default stream does not wait for it, nor it for that one
+_TIMES = 0  # CU_EVENT_DEFAULT
 _NO_TIMES = 2  # CU_EVENT_DISABLE_TIMING
 _NOT_CAPTURING = 0  # CU_STREAM_CAPTURE_STATUS_NONE
 _PLAIN_WAIT = 0  # CU_EVENT_WAIT_DEFAULT
@@ -70,7 +71,7 @@ class CudaRuntime:
         self._success = driver.CUresult.CUDA_SUCCESS
         self._entered = _Entered()
         self._streams: dict[tuple[int, int], CudaStream] = {}  # the callers', by device and handle
-        self._idle_events: dict[int, list[Any]] = {}  # by device
+        self._idle_events: dict[tuple[int, int], list[Any]] = {}  # by device and flags
         self._addresses: dict[tuple[int, int], int] = {}  # of words: by device, and by their addresses here
         self._contexts: dict[int, Any] = {}  # the primary ones, by device
 
@@ -144,14 +145,13 @@ class CudaRuntime:
         self._called(device, "cuStreamWaitValue32", stream.driven, place, value, _GREATER_OR_EQUAL)
 
     def record(self, stream: Any) -> CudaEvent:
-        idle = self._idle_events.setdefault(stream.device, [])
-        try:
-            driven = idle.pop()  # asking first whether there is one would let another thread take it in between
-        except IndexError:
-            driven = self._called(stream.device, "cuEventCreate", _NO_TIMES)
-        event = CudaEvent(stream.device, driven, idle)
-        self._called(stream.device, "cuEventRecord", driven, stream.driven)
-        return event
+        return self._recorded(stream, _NO_TIMES)
+
+    def record_timed(self, stream: Any) -> CudaEvent:
+        return self._recorded(stream, _TIMES)
+
+    def seconds_between(self, before: Any, after: Any) -> float:
+        return float(self._called(after.device, "cuEventElapsedTime", before.driven, after.driven)) * 1e-3
 
     def wait_event(self, stream: Any, event: Any) -> None:
         self._called(stream.device, "cuStreamWaitEvent", stream.driven, event.driven, _PLAIN_WAIT)
@@ -179,6 +179,16 @@ class CudaRuntime:
     def complete(self, future: Any, stream: Any, value: Any) -> None:
         with self.on(stream):
             future.set_result(value)
+
+    def _recorded(self, stream: Any, flags: int) -> CudaEvent:
+        idle = self._idle_events.setdefault((stream.device, flags), [])
+        try:
+            driven = idle.pop()  # asking first whether there is one would let another thread take it in between
+        except IndexError:
+            driven = self._called(stream.device, "cuEventCreate", flags)
+        event = CudaEvent(stream.device, driven, idle)
+        self._called(stream.device, "cuEventRecord", driven, stream.driven)
+        return event
 
     def _on_device(self, device: int, address: int) -> int:
         found = self._addresses.get((device, address))

@@ -119,10 +119,15 @@ class NcclSums:
             self._verdicts[device] = found
         return found
 
+    @property
+    def always(self) -> bool:
+        """Whether sums that name no algorithm go by NCCL, however few bytes they have."""
+        return self._setting == NCCL
+
     def chosen(self, nbytes: int, verdict: Verdict, tuning: Tuning | None) -> str:
         """One of ``DEVICE_ALGORITHMS``, for a sum that names none, where NCCL can sum."""
         measured = None if tuning is None else tuning.on_device
-        if self._setting == NCCL or measured is None or measured.nccl is None or measured.device != verdict.kind:
+        if self.always or measured is None or measured.nccl is None or measured.device != verdict.kind:
             return NCCL
         return measured.algorithm(nbytes)
 

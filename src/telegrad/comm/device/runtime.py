@@ -61,6 +61,12 @@ class DeviceRuntime(Protocol):
     def record(self, stream: Stream) -> Event:
         """The point that the stream reaches once all that is in it by now is over."""
 
+    def record_timed(self, stream: Stream) -> Event:
+        """As ``record()``, and the device notes when that is."""
+
+    def seconds_between(self, before: Event, after: Event) -> float:
+        """By the device's clock. Both are of ``record_timed()``, on one device, in this order, and have passed."""
+
     def wait_event(self, stream: Stream, event: Event) -> None:
         """The stream goes on once the event has passed."""
 

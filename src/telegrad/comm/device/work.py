@@ -72,6 +72,11 @@ class DeviceWork(Work):
             compute()
         self._event = self._runtime.record(self._stream)
 
+    def timed_end(self) -> Event:
+        """A timed event of the runtime's, which passes once the result is on the device. Called before anything else is
+        begun."""
+        return self._runtime.record_timed(self._stream)
+
     def is_completed(self) -> bool:
         """True once the result is on the device, also when the operation failed: then it is NaN."""
         return self._runtime.passed(self._event)

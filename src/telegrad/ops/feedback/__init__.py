@@ -10,7 +10,8 @@ else is float32.
 from __future__ import annotations
 
 import math
-from typing import Any, Protocol
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol
 
 from telegrad.ops.placement import is_on_gpu
 
@@ -18,8 +19,22 @@ Array = Any
 """A numpy array, for the oracle; or a contiguous torch tensor on a GPU, of one dimension."""
 
 
+class Collected(NamedTuple):
+    """One of the residuals that entries have left. Those from ``start`` to ``stop`` are its own, of which there may be
+    fewer; their indices begin at ``offset``. ``velocity``: of all parts or of none. ``place``: of its gradient, among
+    those that were looked at."""
+
+    residual: Array
+    velocity: Array | None
+    start: int
+    stop: int
+    offset: int
+    place: int
+
+
 class Kernels(Protocol):
-    """None of them waits. ``fault`` (int32, one element) becomes 1 where something that is not finite is found."""
+    """None of them waits. ``fault`` (int32, one element; ``faults``: one for each gradient) becomes 1 where something
+    that is not finite is found."""
 
     def accumulate_velocity(
         self,
@@ -38,31 +53,35 @@ class Kernels(Protocol):
         int64, one element; if it is 0, nothing is done.
         """
 
+    def table(self, parts: Sequence[Collected]) -> Array:
+        """What the kernels of the next two know of ``parts``: int64, in host memory, to be copied to the device. It
+        holds as long as the arrays stay where they are."""
+
     def collect(
         self,
+        parts: Sequence[Collected],
+        table: Array,
         indices: Array,
         values: Array,
-        count: Array,
+        counts: Array,
         broken: Array,
-        end: Array,
-        residual: Array,
-        velocity: Array | None,
+        ends: Array,
         to_indices: Array,
         to_values: Array,
-        fault: Array,
-        offset: int,
+        faults: Array,
         most: float = math.inf,
     ) -> None:
-        """Copies the first ``count`` entries to where they end before ``end``; as ``to_values`` holds them.
+        """Of each part copies the first ``counts`` of its entries to where they end before ``ends``; as ``to_values``
+        holds them.
 
-        Entries have left ``residual``, which begins at index ``offset``: what rounding loses goes back to it, and
-        ``velocity`` becomes 0 there. Of a finite float32 beyond ``most`` that much goes, and the rest goes back, too.
-        If ``broken`` is not 0, ``count`` is 0, and one NaN is written, at ``offset``.
-        These three have one element, int64. Indices are uint32.
+        Entries have left ``residual``: what rounding loses goes back to it, and ``velocity`` becomes 0 there. Of a
+        finite float32 beyond ``most`` that much goes, and the rest goes back, too. Where ``broken`` is not 0 the count
+        is 0, and one NaN is written, at ``offset``. ``counts`` and ``ends`` are int64, by part; ``broken``, int64, and
+        ``faults`` are by ``place``. Indices are uint32; ``to_indices`` and ``to_values`` are all parts'. In one launch.
         """
 
-    def clear_faults(self, residual: Array, fault: Array) -> None:
-        """If ``fault`` is not 0, what is not finite becomes 0."""
+    def clear_faults(self, parts: Sequence[Collected], table: Array, faults: Array) -> None:
+        """Of each part whose fault is not 0 what is not finite becomes 0. In one launch."""
 
     def restore(self, x: Array, before: Array, wanted: Array) -> None:
         """If ``wanted`` (int32, one element) is above 0, ``x`` becomes ``before``."""

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from telegrad.ops.feedback import Collected
 from telegrad.ops.nonfinite.naive import as_float32
 from telegrad.ops.quantise.naive import narrowed
 
@@ -39,45 +41,46 @@ def accumulate_velocity(
 
 
 def collect(
+    parts: Sequence[Collected],
+    table: object,
     indices: Vector,
     values: Vector,
-    count: Vector,
+    counts: Vector,
     broken: Vector,
-    end: Vector,
-    residual: Vector,
-    velocity: Vector | None,
+    ends: Vector,
     to_indices: Vector,
     to_values: Vector,
-    fault: Vector,
-    offset: int,
+    faults: Vector,
     most: float = math.inf,
 ) -> None:
-    """See ``Kernels.collect``."""
-    if broken[0]:
-        to_indices[end[0] - 1] = offset
-        to_values[end[0] - 1 : end[0]] = narrowed(np.array([np.nan], np.float32), to_values.dtype)
-        return
-    first = int(end[0] - count[0])
-    for entry in range(int(count[0])):
-        place, where = first + entry, int(indices[entry]) - offset
-        to_indices[place] = indices[entry]
-        to_values[place : place + 1] = narrowed(values[entry : entry + 1], to_values.dtype)
-        leaves = as_float32(to_values[place : place + 1])[0]
-        if not np.isfinite(leaves):
-            fault[0] = 1
-        elif to_values.dtype != np.float32:
-            residual[where] = values[entry] - leaves
-        elif abs(leaves) > most:
-            to_values[place] = np.copysign(np.float32(most), leaves)
-            residual[where] = leaves - to_values[place]
-        if velocity is not None:
-            velocity[where] = 0
+    """See ``Kernels.collect``; ``table`` is not looked at."""
+    for part, count, end in zip(parts, counts, ends, strict=True):
+        if broken[part.place]:
+            to_indices[end - 1] = part.offset
+            to_values[end - 1 : end] = narrowed(np.array([np.nan], np.float32), to_values.dtype)
+            continue
+        for entry in range(int(count)):
+            place, chosen = int(end - count) + entry, part.start + entry
+            where = int(indices[chosen]) - part.offset
+            to_indices[place] = indices[chosen]
+            to_values[place : place + 1] = narrowed(values[chosen : chosen + 1], to_values.dtype)
+            leaves = as_float32(to_values[place : place + 1])[0]
+            if not np.isfinite(leaves):
+                faults[part.place] = 1
+            elif to_values.dtype != np.float32:
+                part.residual[where] = values[chosen] - leaves
+            elif abs(leaves) > most:
+                to_values[place] = np.copysign(np.float32(most), leaves)
+                part.residual[where] = leaves - to_values[place]
+            if part.velocity is not None:
+                part.velocity[where] = 0
 
 
-def clear_faults(residual: Vector, fault: Vector) -> None:
-    """See ``Kernels.clear_faults``."""
-    if fault[0]:
-        residual[~np.isfinite(residual)] = 0
+def clear_faults(parts: Sequence[Collected], table: object, faults: Vector) -> None:
+    """See ``Kernels.clear_faults``; ``table`` is not looked at."""
+    for part in parts:
+        if faults[part.place]:
+            part.residual[~np.isfinite(part.residual)] = 0
 
 
 def restore(x: Vector, before: Vector, wanted: Vector) -> None:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from itertools import accumulate
 from typing import Any
 
 import torch
 
+from telegrad.ops.feedback import Collected
 from telegrad.ops.feedback.triton.updates import (
     clear_nonfinite,
     collect_entries,
@@ -34,31 +37,56 @@ def accumulate_velocity(
     _over(velocity.numel(), move_velocity, velocity, *given, NESTEROV=nesterov, **kinds)
 
 
+def table(parts: Sequence[Collected]) -> torch.Tensor:
+    """See ``Kernels.table``. Its rows are those of ``updates.collect_entries``."""
+    residuals = [part.residual for part in parts]
+    velocities = [part.residual if part.velocity is None else part.velocity for part in parts]
+    rows = [
+        [0, *accumulate(_collecting(part) for part in parts)],
+        [0, *accumulate(_blocks_of(one.numel()) for one in residuals)],
+        [*(part.start for part in parts), 0],
+        [*(part.stop for part in parts), 0],
+        [*(part.offset for part in parts), 0],
+        [*(part.place for part in parts), 0],
+        [*(one.numel() for one in residuals), 0],
+        [*(one.data_ptr() for one in residuals), 0],
+        [*(one.data_ptr() for one in velocities), 0],
+    ]
+    return torch.tensor(rows, dtype=torch.int64).view(-1)
+
+
 def collect(
+    parts: Sequence[Collected],
+    table: torch.Tensor,
     indices: torch.Tensor,
     values: torch.Tensor,
-    count: torch.Tensor,
+    counts: torch.Tensor,
     broken: torch.Tensor,
-    end: torch.Tensor,
-    residual: torch.Tensor,
-    velocity: torch.Tensor | None,
+    ends: torch.Tensor,
     to_indices: torch.Tensor,
     to_values: torch.Tensor,
-    fault: torch.Tensor,
-    offset: int,
+    faults: torch.Tensor,
     most: float = math.inf,
 ) -> None:
     """See ``Kernels.collect``."""
-    room = indices.numel()
-    masked = residual if velocity is None else velocity
-    to = (to_indices, bits_of(to_values), fault, offset, most)
-    kinds = {"KIND": KINDS[to_values.dtype], "MASKS": velocity is not None, "LIMITS": most < math.inf}
-    _over(room, collect_entries, indices, values, room, count, broken, end, residual, masked, *to, **kinds)
+    masks, limits = parts[0].velocity is not None, most < math.inf
+    launch(
+        collect_entries,
+        sum(map(_collecting, parts)),
+        table,
+        *(len(parts), len(parts).bit_length(), indices, values, counts, broken, ends),
+        *(to_indices, bits_of(to_values), faults, most),
+        KIND=KINDS[to_values.dtype],
+        MASKS=masks,
+        LIMITS=limits,
+        BLOCK=BLOCK,
+    )
 
 
-def clear_faults(residual: torch.Tensor, fault: torch.Tensor) -> None:
+def clear_faults(parts: Sequence[Collected], table: torch.Tensor, faults: torch.Tensor) -> None:
     """See ``Kernels.clear_faults``."""
-    _over(residual.numel(), clear_nonfinite, residual, residual.numel(), fault)
+    programs = sum(_blocks_of(part.residual.numel()) for part in parts)
+    launch(clear_nonfinite, programs, table, len(parts), len(parts).bit_length(), faults, BLOCK=BLOCK)
 
 
 def restore(x: torch.Tensor, before: torch.Tensor, wanted: torch.Tensor) -> None:
@@ -79,4 +107,13 @@ def rescale(x: torch.Tensor, ratio: torch.Tensor) -> None:
 
 
 def _over(elements: int, kernel: Any, x: torch.Tensor, *arguments: Any, **options: Any) -> None:
-    launch(kernel, max(1, -(-elements // BLOCK)), x, *arguments, **options, BLOCK=BLOCK)
+    launch(kernel, _blocks_of(elements), x, *arguments, **options, BLOCK=BLOCK)
+
+
+def _blocks_of(elements: int) -> int:
+    return max(1, -(-elements // BLOCK))
+
+
+def _collecting(part: Collected) -> int:
+    """Programs for its entries."""
+    return _blocks_of(part.stop - part.start)

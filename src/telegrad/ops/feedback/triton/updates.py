@@ -6,6 +6,7 @@ import triton
 import triton.language as tl
 
 from telegrad.ops.triton.floats import rounded, widened
+from telegrad.ops.triton.parts import part_of, row_of
 
 
 @triton.jit
@@ -46,33 +47,44 @@ def move_velocity(
     tl.atomic_or(fault, 1, mask=tl.max(bad.to(tl.int32)) > 0)
 
 
-@triton.jit(do_not_specialize=["room", "offset"])
+@triton.jit(do_not_specialize=["parts", "steps"])
 def collect_entries(
+    table,
+    parts,
+    steps,
     indices,
     values,
-    room,
-    count,
-    broken,
-    end,
-    residual,
-    velocity,  # if MASKS
+    counts,  # by part, as ends
+    broken,  # by place, as faults
+    ends,
     to_indices,
     to_values,
-    fault,
-    offset,
+    faults,
     most,  # if LIMITS, which is for float32
     KIND: tl.constexpr,
     MASKS: tl.constexpr,
     LIMITS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Reads 8 bytes of every entry that there is, and writes as many, and 4 at its place in residual or velocity."""
-    lane = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    counted = tl.load(count)
-    is_broken = tl.load(broken) > 0
+    """Reads 8 bytes of every entry that there is, and writes as many, and 4 at its place in residual or velocity.
+
+    Rows of the table: 0 and 1: first programs, of this and of ``clear_nonfinite``; 2, 3: where a part's chosen entries
+    begin and end; 4: its index in the sum; 5: its place among gradients; 6: elements of the residual; 7, 8: addresses
+    of residual and velocity.
+    """
+    program = tl.program_id(0)
+    part = part_of(table, parts, steps, program)
+    lane = (program - tl.load(table + part)) * BLOCK + tl.arange(0, BLOCK)
+    start = tl.load(row_of(table, parts, 2) + part)
+    room = tl.load(row_of(table, parts, 3) + part) - start
+    offset = tl.load(row_of(table, parts, 4) + part)
+    place = tl.load(row_of(table, parts, 5) + part)
+    residual = tl.load(row_of(table, parts, 7) + part).to(tl.pointer_type(tl.float32))
+    counted = tl.load(counts + part)
+    is_broken = tl.load(broken + place) > 0
     inside = (lane < counted) & (lane < room) & (~is_broken)
-    index = tl.load(indices + lane, mask=inside, other=0)
-    x = tl.load(values + lane, mask=inside, other=0.0)
+    index = tl.load(indices + start + lane, mask=inside, other=0)
+    x = tl.load(values + start + lane, mask=inside, other=0.0)
     stored = x
     if KIND != 0:
         stored = rounded(x, KIND)
@@ -86,23 +98,30 @@ def collect_entries(
     if LIMITS:
         tl.store(residual + position, x - leaves, mask=inside & finite & (tl.abs(x) > most))
     if MASKS:
+        velocity = tl.load(row_of(table, parts, 8) + part).to(tl.pointer_type(tl.float32))
         tl.store(velocity + position, tl.zeros_like(x), mask=inside)
-    place = tl.load(end) - counted + lane
-    tl.store(to_indices + place, index, mask=inside)
-    tl.store(to_values + place, stored, mask=inside)
-    tl.atomic_or(fault, 1, mask=tl.max((inside & (~finite)).to(tl.int32)) > 0)
+    end = tl.load(ends + part)
+    to = end - counted + lane
+    tl.store(to_indices + to, index, mask=inside)
+    tl.store(to_values + to, stored, mask=inside)
+    tl.atomic_or(faults + place, 1, mask=tl.max((inside & (~finite)).to(tl.int32)) > 0)
     alone = is_broken & (lane == 0)
-    last = tl.load(end) - 1 + lane
+    last = end - 1 + lane
     tl.store(to_indices + last, (tl.zeros_like(lane) + offset).to(tl.uint32), mask=alone)
     nothing = rounded(tl.full([BLOCK], float("nan"), tl.float32), KIND)
     tl.store(to_values + last, nothing, mask=alone)
 
 
-@triton.jit
-def clear_nonfinite(residual, size, fault, BLOCK: tl.constexpr):
-    """Reads nothing unless there is a fault."""
-    where = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    inside = (where < size) & (tl.load(fault) != 0)
+@triton.jit(do_not_specialize=["parts", "steps"])
+def clear_nonfinite(table, parts, steps, faults, BLOCK: tl.constexpr):
+    """Reads no residual unless there is a fault."""
+    program = tl.program_id(0)
+    firsts = row_of(table, parts, 1)
+    part = part_of(firsts, parts, steps, program)
+    where = (program - tl.load(firsts + part)) * BLOCK + tl.arange(0, BLOCK)
+    residual = tl.load(row_of(table, parts, 7) + part).to(tl.pointer_type(tl.float32))
+    fault = tl.load(faults + tl.load(row_of(table, parts, 5) + part))
+    inside = (where < tl.load(row_of(table, parts, 6) + part)) & (fault != 0)
     x = tl.load(residual + where, mask=inside, other=0.0)
     tl.store(residual + where, tl.zeros_like(x), mask=inside & (~is_finite(x)))
 

@@ -11,6 +11,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from telegrad.ops.triton.parts import part_of, row_of
+
 
 @triton.jit
 def narrowed(counted, digits, rank, WIDTH: tl.constexpr):
@@ -67,14 +69,34 @@ def count_digits(
     BLOCK: tl.constexpr,
 ):
     """How many entries have each next digit. Reads 4 bytes of every entry. FIRST: nothing has been found yet."""
-    bins: tl.constexpr = 1 << WIDTH
+    program, programs = tl.program_id(0).to(tl.int64), tl.num_programs(0).to(tl.int64)
     size = tl.load(length)
+    add_digits(values, size, found, histogram, program, programs, FLIP, MASK, LOWEST, SHIFT, WIDTH, FIRST, BLOCK)
+
+
+@triton.jit
+def add_digits(
+    values,
+    size,
+    found,
+    histogram,
+    program,
+    programs,
+    FLIP: tl.constexpr,
+    MASK: tl.constexpr,
+    LOWEST: tl.constexpr,
+    SHIFT: tl.constexpr,
+    WIDTH: tl.constexpr,
+    FIRST: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """What ``program``, of so many ``programs``, counts."""
+    bins: tl.constexpr = 1 << WIDTH
     digits = size * 0
     if not FIRST:
         digits = tl.load(found)
     counted = tl.zeros([bins], tl.int32)
-    step = tl.num_programs(0).to(tl.int64) * BLOCK
-    for start in range(tl.program_id(0).to(tl.int64) * BLOCK, size, step):
+    for start in range(program * BLOCK, size, programs * BLOCK):
         where = start + tl.arange(0, BLOCK)
         inside = where < size
         bits = tl.load(values + where, mask=inside, other=0.0).to(tl.int32, bitcast=True)
@@ -84,9 +106,59 @@ def count_digits(
     tl.atomic_add(histogram + tl.arange(0, bins), counted.to(tl.int64), mask=counted > 0)
 
 
+@triton.jit(do_not_specialize=["parts", "steps"])
+def count_digits_of_many(
+    table,  # rows: first programs; addresses of values; each part's k; its place in lengths and in found
+    parts,
+    steps,
+    lengths,
+    found,
+    histograms,  # int64[parts, MOST_BINS], zeros
+    MOST_BINS: tl.constexpr,
+    FLIP: tl.constexpr,
+    MASK: tl.constexpr,
+    LOWEST: tl.constexpr,
+    SHIFT: tl.constexpr,
+    WIDTH: tl.constexpr,
+    FIRST: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """As ``count_digits``, of each part."""
+    part = part_of(table, parts, steps, tl.program_id(0))
+    first = tl.load(table + part)
+    program, programs = tl.program_id(0) - first, tl.load(table + part + 1) - first
+    values = tl.load(row_of(table, parts, 1) + part).to(tl.pointer_type(tl.float32))
+    place = tl.load(row_of(table, parts, 3) + part)
+    size, own, histogram = tl.load(lengths + place), found + 2 * place, histograms + part * MOST_BINS
+    add_digits(values, size, own, histogram, program, programs, FLIP, MASK, LOWEST, SHIFT, WIDTH, FIRST, BLOCK)
+
+
 @triton.jit(do_not_specialize=["k"])
 def find_digit(histogram, found, k, WIDTH: tl.constexpr, FIRST: tl.constexpr, CUT: tl.constexpr):
     """The next digit of the k-th largest key, by one program. CUT: as of find_kth_of_few."""
+    put_digit(histogram, found, k, WIDTH, FIRST, CUT)
+
+
+@triton.jit(do_not_specialize=["parts"])
+def find_digit_of_many(
+    table,
+    parts,
+    found,
+    histograms,
+    MOST_BINS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    FIRST: tl.constexpr,
+    CUT: tl.constexpr,
+):
+    """As ``find_digit``, by one program for each part of ``count_digits_of_many``."""
+    part = tl.program_id(0)
+    k, place = tl.load(row_of(table, parts, 2) + part), tl.load(row_of(table, parts, 3) + part)
+    put_digit(histograms + part * MOST_BINS, found + 2 * place, k, WIDTH, FIRST, CUT)
+
+
+@triton.jit
+def put_digit(histogram, found, k, WIDTH: tl.constexpr, FIRST: tl.constexpr, CUT: tl.constexpr):
+    """Behind those that have been found."""
     counted = tl.load(histogram + tl.arange(0, 1 << WIDTH))
     if FIRST:
         digits, rank = narrowed(counted, 0, k, WIDTH)

@@ -13,9 +13,12 @@ from dataclasses import dataclass
 import torch
 
 from telegrad.ops.select import TINY, Sign, check_room
+from telegrad.ops.select.triton.many import is_long, rank_long, rank_table
 from telegrad.ops.select.triton.ranked import Candidates, key_of, sample_words
 from telegrad.ops.select.triton.sources import FusedPass, Output, Source, side_of
 from telegrad.ops.triton import numbers_on
+
+__all__ = ["Kept", "is_long", "prepare", "queue_all", "queue_reused", "queue_select", "queue_topk", "rank_table"]
 
 
 def prepare(x: torch.Tensor) -> None:
@@ -109,6 +112,7 @@ def queue_reused(
     counts: Sequence[torch.Tensor],
     offsets: Sequence[int],
     active: Sequence[torch.Tensor] | None = None,
+    table: torch.Tensor | None = None,
 ) -> None:
     """Of each residual all entries at or above its threshold in ``kept``, if these are k/2 to 2k; otherwise, and at
     every ``kept.interval``-th call, as ``queue_topk``, and the threshold is the lowest magnitude moved. In between it
@@ -117,7 +121,8 @@ def queue_reused(
     One of each for every residual: ``ks`` are those of ``kept.limits``; ``indices`` and ``values`` have room for 2k
     entries, or all there are; ``counts`` and ``active`` as of ``queue_topk``, and where the latter is 0 what is kept
     stays, too. What is decided, is decided for all residuals at once: to launch it for each would take longer than the
-    passes over small ones. Does not wait. Source: RedSync §3.2; the entries are those of ``ReusedThreshold`` on a CPU.
+    passes over small ones; with ``table``, ``rank_table`` of these on their device, long residuals are ranked at once,
+    too. Does not wait. Source: RedSync §3.2; the entries are those of ``ReusedThreshold`` on a CPU.
     """
     side, numbers = side_of(0), range(len(residuals))
     outputs = []
@@ -154,9 +159,12 @@ def queue_reused(
         sources.append(Source(residuals[number], residuals[number], lengths[own], side))
     cuts = torch.empty(len(sources), 2, dtype=torch.int64, device=reached.device)
     moved = torch.empty_like(reached)
+    if table is not None:
+        rank_long(residuals, table, lengths, cuts, side)
     for number, source in enumerate(sources):
-        cut = source.kth(ks[number], cuts[number], cuts_all=True)
-        source.move(cut, outputs[number], moved[number : number + 1])
+        if table is None or not is_long(residuals[number]):
+            source.kth(ks[number], cuts[number], cuts_all=True)
+        source.move(cuts[number], outputs[number], moved[number : number + 1])
     torch._foreach_copy_([*counts], [*(usable + moved).split(1)])  # type: ignore[no-untyped-call]
     kept.follow(enough, reached, cuts, taking)
 

@@ -17,8 +17,8 @@ from telegrad.ops.triton import launch, numbers_on
 BLOCK = 4096
 """Entries of one program. Every program adds once to a common counter: with fewer entries those additions count."""
 
-_PROGRAMS = 512  # of a histogram: more of them than a GPU runs at once add no speed, but each adds all its bins
-_DIGITS = ((11, 20), (10, 10), (10, 0))  # bits of each, and those below
+PROGRAMS = 512  # of a histogram: more of them than a GPU runs at once add no speed, but each adds all its bins
+DIGITS = ((11, 20), (10, 10), (10, 0))  # bits of each, and those below
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,10 +186,10 @@ class Source:
         if blocks == 1:
             launch_over(1, cuts.find_kth_of_few, self.values, self.length, k, found, **keys, CUT=cuts_all)
             return found
-        histograms = torch.zeros(len(_DIGITS), 1 << 11, dtype=torch.int64, device=self.values.device)
-        programs = min(blocks, _PROGRAMS)
-        for number, ((width, shift), histogram) in enumerate(zip(_DIGITS, histograms, strict=True)):
-            is_first, is_last = number == 0, number == len(_DIGITS) - 1
+        histograms = torch.zeros(len(DIGITS), 1 << 11, dtype=torch.int64, device=self.values.device)
+        programs = min(blocks, PROGRAMS)
+        for number, ((width, shift), histogram) in enumerate(zip(DIGITS, histograms, strict=True)):
+            is_first, is_last = number == 0, number == len(DIGITS) - 1
             digit: dict[str, Any] = {**keys, "SHIFT": shift, "WIDTH": width, "FIRST": is_first, "BLOCK": BLOCK}
             launch(cuts.count_digits, programs, self.values, self.length, found, histogram, **digit)
             launch(cuts.find_digit, 1, histogram, found, k, WIDTH=width, FIRST=is_first, CUT=cuts_all and is_last)
