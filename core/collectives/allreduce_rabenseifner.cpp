@@ -25,7 +25,6 @@ Task<void> allreduce_rabenseifner(Transport& net, DType dtype, Reduction reducti
   const Partition partition(input.size() / size_of(dtype), size);
   const Bytes mine = elements(output, dtype, partition[rank]);
   co_await halve(net, dtype, reduction, input, partition, mine);
-  co_await finish_reduction(net, dtype, reduction, mine);
 
   for (Rank left = halving_rounds(size); left > 0; --left) {
     const HalvingRound round = halving_round(size, left - 1);

@@ -32,22 +32,31 @@ struct Doubling {
 
   Rank self() const { return net.rank() < 2 * pairs ? net.rank() / 2 : net.rank() - pairs; }
   Rank rank_of(Rank member) const { return member < pairs ? 2 * member : member + pairs; }
+  /// How often what a member has before its first round is halved, and afterwards what all have.
+  Rank halvings_before(Rank member) const { return member < pairs ? 1 : 0; }
+  Rank halvings_after(Rank rounds) const { return rounds + (pairs > 0 ? 1 : 0); }
 };
 
 Task<void> run_rounds(const Doubling& doubling, ConstBytes mine, Bytes output, Step step, LaneScratch& scratch) {
   const auto& [net, dtype, reduction, members, pairs] = doubling;
   const Bytes sum = scratch[0].bytes().first(mine.size());
   const Bytes received = scratch[1].bytes().first(mine.size());
-  for (Rank distance = 1; distance < members; distance *= 2, ++step) {
+  Partial here{mine, doubling.halvings_before(doubling.self())};
+  Partial there{received, doubling.halvings_before(doubling.self() ^ 1)};
+  for (Rank distance = 1, round = 1; distance < members; distance *= 2, ++round, ++step) {
     const Rank partner = doubling.rank_of(doubling.self() ^ distance);
-    auto sending = net.send(partner, step, mine);
+    auto sending = net.send(partner, step, here.values);
     co_await net.receive(partner, step, received);
     co_await sending;
-    const bool last = 2 * distance == members;  // everybody's share is here
-    co_await reduce_to(net, dtype, reduction, mine, received, last ? output : sum);
-    mine = sum;
+    if (2 * distance == members) {  // everybody's share is here
+      co_await reduce_last(net, dtype, reduction, here, there, output);
+      break;
+    }
+    const Rank halvings = doubling.halvings_after(round);
+    co_await reduce_partial(net, dtype, reduction, here, there, sum, halvings);
+    here = Partial{sum, halvings};
+    there.halvings = halvings;
   }
-  co_await finish_reduction(net, dtype, reduction, output);
 }
 
 }  // namespace
@@ -74,7 +83,9 @@ Task<void> allreduce_recursive_doubling(Transport& net, DType dtype, Reduction r
   ConstBytes mine = input;
   if (folded) {
     co_await net.receive(rank + 1, kFold, both.bytes());
-    co_await reduce(net, dtype, reduction, both.bytes(), input);
+    const Partial others{both.bytes()};
+    const Partial own{input};
+    co_await reduce_partial(net, dtype, reduction, others, own, both.bytes(), doubling.halvings_before(doubling.self()));
     mine = both.bytes();
   }
   const Lanes lanes(mine.size(), tuning);

@@ -16,6 +16,7 @@
 #include "collectives/allreduce_sparse_doubling.hpp"
 #include "collectives/allreduce_sparse_two_level.hpp"
 #include "collectives/balanced_slices.hpp"
+#include "collectives/half_streams.hpp"
 #include "collectives/sparse_messages.hpp"
 #include "collectives/sparse_open.hpp"
 #include "collectives/sparse_ring.hpp"
@@ -105,6 +106,15 @@ Task<SparseStream<V>> stream_of(Transport& net, OwnedSlice<V> sum, const SparseR
 template <class V>
 Task<SparseStream<V>> allreduce_sparse(Transport& net, SparseStream<V> mine, SparseReduction how) {
   SparseStream<V> sum;
+  if constexpr (std::is_same_v<V, f16>) {
+    if (is_formed_in_f32<V>(how.reduction)) {
+      SparseStream<float> wide;
+      co_await widen_stream(net, std::move(mine), wide);
+      SparseStream<float> average = co_await allreduce_sparse(net, std::move(wide), how);
+      co_await narrow_stream(net, std::move(average), sum);
+      co_return sum;
+    }
+  }
   if (how.algorithm == Algorithm::two_level) co_return co_await allreduce_sparse_two_level(net, std::move(mine), how);
   if (how.algorithm == Algorithm::recursive_doubling) {
     co_return co_await stream_of<V>(net, co_await sum_by_doubling(net, mine, how), how);
@@ -129,6 +139,12 @@ template <class V>
 Task<void> allreduce_sparse_into(Transport& net, SparseStream<V> mine, SparseReduction how, std::span<V> output) {
   TELEGRAD_CHECK(output.size() == mine.dimension());
   double entries = 0.0;
+  if (is_formed_in_f32<V>(how.reduction)) {
+    const SparseStream<V> average = co_await allreduce_sparse(net, std::move(mine), how);
+    const StreamView<V> whole = average.view();
+    co_await write_view(net, whole, output, how.reduction);
+    co_return;
+  }
   if (how.algorithm == Algorithm::two_level) {
     co_await allreduce_sparse_two_level_into(net, std::move(mine), how, output, entries);
     co_return;

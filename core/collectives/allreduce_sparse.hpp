@@ -11,8 +11,8 @@ namespace telegrad {
 
 /// The reduction of all ranks' streams, the same bits on every rank; V is float, double, bf16 or f16, or, in simulations
 /// without values, CountedF32. An absent entry is the reduction's neutral element, and stands as
-/// kernels::absent_element(reduction) in a dense result. All ranks pass the same dimension, and any number of entries
-/// each. `how.algorithm` (CHECKed):
+/// kernels::absent_element(reduction) in a dense result. An average of f16 is formed in f32 (see half_streams.hpp). All
+/// ranks pass the same dimension, and any number of entries each. `how.algorithm` (CHECKed):
 ///   split_allgather        k(P−1)/P entries each way, then K(P−1)/P, with k entries per rank and K in the sum, spread evenly
 ///   split_dense_allgather  k(P−1)/P entries, then the dense sum
 ///   ring                   P−1 messages of a growing sum of one slice each, then K(P−1)/P entries

@@ -84,8 +84,9 @@ class TwoLevel {
     return slice_.bytes().subspan(slice_begins_[segment], slice_begins_[segment + 1] - slice_begins_[segment]);
   }
   bool owns() const { return place_ < nodes_.slices(); }
-  // Divided by the number of all ranks in the end.
-  Reduction summing() const { return reduction_ == Reduction::avg ? Reduction::sum : reduction_; }
+  // Sums are divided by the number of all ranks in the end; but not of f16, whose sums may be out of range.
+  bool averages_nodes() const { return dtype_ == DType::f16 && reduction_ == Reduction::avg; }
+  Reduction summing() const { return reduction_ == Reduction::avg && !averages_nodes() ? Reduction::sum : reduction_; }
   GroupTransport inside(std::size_t segment, Step phase) const {
     return {net_,        nodes_.members(node_), place_, nodes_.inside_shares_memory(),
             (static_cast<Step>(segment) * 2 + phase) * kPhaseSteps, kPhaseSteps};
@@ -110,11 +111,28 @@ class TwoLevel {
         GroupTransport group(net_, nodes_.owners(place_), node_, false, static_cast<Step>(segment) * 2 * kPhaseSteps,
                              kPhaseSteps);
         const Bytes slice = own_slice(segment);
-        co_await allreduce(group, choose_between(group.size(), slice.size()), dtype_, summing(), slice, slice);
-        co_await finish_reduction(net_, dtype_, reduction_, slice);
+        if (averages_nodes() && !nodes_.alike()) {
+          co_await sum_shares(group, slice);
+        } else {
+          co_await allreduce(group, choose_between(group.size(), slice.size()), dtype_, summing(), slice, slice);
+          if (!averages_nodes()) co_await finish_reduction(net_, dtype_, reduction_, slice);
+        }
       }
       summed_[lane].reach(done);
     }
+  }
+
+  // The average of nodes' averages counts every rank alike only where nodes do. Others go between nodes in f32, each as its
+  // share of the whole, so that it is rounded once.
+  Task<void> sum_shares(GroupTransport& group, Bytes averages) {
+    const Buffer shares(2 * averages.size());
+    const Partial mine{averages};
+    co_await widen(net_, dtype_, reduction_, mine, shares.bytes());
+    const double share = static_cast<double>(nodes_.members(node_).size()) / static_cast<double>(net_.size());
+    co_await scale(net_, DType::f32, shares.bytes(), share);
+    co_await allreduce(group, choose_between(group.size(), shares.size()), DType::f32, Reduction::sum, shares.bytes(),
+                       shares.bytes());
+    co_await narrow(net_, dtype_, reduction_, shares.bytes(), averages, 0);
   }
 
   Task<void> gather_inside() {

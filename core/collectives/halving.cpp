@@ -69,27 +69,36 @@ class Halving {
     };
     PieceExchange exchange(net_, pieces, begin_piece);
     // Of an odd number of blocks the one in the middle meets no other in this round.
-    if (first && round.blocks() < round.distance) {
+    if (round.blocks() < round.distance) {
       const Range middle = partition_[(net_.rank() + round.blocks()) % net_.size()];
-      co_await copy(net_, elements(input_, dtype_, middle), slice(into, {coming.size(), held}));
+      const Bytes kept = slice(partial_, {coming.size(), held});
+      const Partial before{first ? elements(input_, dtype_, middle) : ConstBytes(kept), number};
+      co_await keep_partial(net_, dtype_, reduction_, before, kept, number + 1);
     }
     for (std::size_t piece = 0; piece < pieces; ++piece) {
       const Range in = part_of({0, coming.size()}, pieces, piece);
       co_await exchange.take();
       if (!first) {
-        const Bytes out = last ? elements(mine_, dtype_, in) : slice(partial_, in);
-        co_await reduce_to(net_, dtype_, reduction_, slice(partial_, in), slice(into, in), out);
+        const Partial here{slice(partial_, in), number};
+        const Partial there{slice(into, in), number};
+        co_await meet(here, there, last ? elements(mine_, dtype_, in) : slice(partial_, in), number, last);
         continue;
       }
       std::size_t begin = in.begin;
       for (const Range& part : coming.ranges(in)) {
         const Range here{begin, begin + part.size()};
-        const Bytes out = last ? elements(mine_, dtype_, here) : slice(into, here);
-        co_await reduce_to(net_, dtype_, reduction_, elements(input_, dtype_, part), slice(into, here), out);
+        const Partial own{elements(input_, dtype_, part)};
+        const Partial other{slice(into, here)};
+        co_await meet(own, other, last ? elements(mine_, dtype_, here) : slice(into, here), number, last);
         begin = here.end;
       }
     }
     co_await exchange.finish();
+  }
+
+  Task<void> meet(Partial here, Partial there, Bytes out, Rank round, bool last) {
+    return last ? reduce_last(net_, dtype_, reduction_, here, there, out)
+                : reduce_partial(net_, dtype_, reduction_, here, there, out, round + 1);
   }
 
   Bytes slice(const Buffer& buffer, Range range) const { return elements(buffer.bytes(), dtype_, range); }

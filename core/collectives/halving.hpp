@@ -35,10 +35,10 @@ inline Step step_of(Rank round, std::size_t piece, std::size_t part) {
 /// Steps that halve() uses.
 inline constexpr Step kHalvingSteps = 32 * 2 * kPiecesMost;
 
-/// mine = this rank's block, reduced over all ranks: all others have been heard when it is written; an average is left
-/// to divide. `input` has partition.count() elements on all ranks; `mine` does not overlap it unless it is its own block.
-/// P > 1. ceil(log2 P) messages, long ones in pieces; sends and receives (P−1)/P·n bytes where blocks are alike; holds
-/// scratch of 3/4·n. Uses steps [0, kHalvingSteps).
+/// mine = this rank's block, reduced over all ranks: all others have been heard when it is written. `input` has
+/// partition.count() elements on all ranks; `mine` does not overlap it unless it is its own block. P > 1. ceil(log2 P)
+/// messages, long ones in pieces; sends and receives (P−1)/P·n bytes where blocks are alike; holds scratch of 3/4·n. Uses
+/// steps [0, kHalvingSteps).
 Task<void> halve(Transport& net, DType dtype, Reduction reduction, ConstBytes input, const Partition& partition,
                  Bytes mine);
 

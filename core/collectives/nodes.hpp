@@ -29,6 +29,8 @@ class Nodes {
   Rank slices() const { return slices_; }
   /// There is something to gain: neither are all ranks in one node, nor is every rank alone in its own.
   bool two_level() const { return count() > 1 && count() < ranks(); }
+  /// Every node has as many ranks.
+  bool alike() const { return count() * slices() == ranks(); }
 
   Rank node_of(Rank rank) const { return node_of_[rank]; }
   Rank place_of(Rank rank) const { return place_of_[rank]; }

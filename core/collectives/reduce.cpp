@@ -39,6 +39,8 @@ Task<void> reduce_tree(Transport& net, Rank root, DType dtype, Reduction reducti
   const Rank size = net.size();
   const Rank self = (net.rank() + size - root) % size;
   const auto rank_of = [&](Rank v) { return (v + root) % size; };
+  // How many ranks' elements v tells the rank that is `distance` nearer to the root.
+  const auto told_by = [&](Rank v, Rank distance) { return std::min(distance, size - v); };
   if (size == 1) {
     co_await copy(net, input, output);
     co_return;
@@ -51,7 +53,7 @@ Task<void> reduce_tree(Transport& net, Rank root, DType dtype, Reduction reducti
   for (Rank distance = 1; distance < size; distance *= 2) {
     if ((self & distance) != 0) {
       if (in_f32 && !sum.empty()) {
-        co_await narrow(net, dtype, sum.bytes(), received.bytes());
+        co_await narrow(net, dtype, reduction, sum.bytes(), received.bytes(), halvings_of(told_by(self, distance)));
         mine = received.bytes();
       }
       co_await net.send(rank_of(self - distance), 0, mine);
@@ -64,9 +66,11 @@ Task<void> reduce_tree(Transport& net, Rank root, DType dtype, Reduction reducti
       if (sum.empty()) {
         sum = Buffer(2 * input.size());
         addend = Buffer(2 * input.size());
-        co_await widen(net, dtype, input, sum.bytes());
+        const Partial own{input};
+        co_await widen(net, dtype, reduction, own, sum.bytes());
       }
-      co_await widen(net, dtype, received.bytes(), addend.bytes());
+      const Partial told{received.bytes(), halvings_of(told_by(self + distance, distance))};
+      co_await widen(net, dtype, reduction, told, addend.bytes());
       co_await reduce(net, DType::f32, reduction, sum.bytes(), addend.bytes());
       continue;
     }
@@ -78,7 +82,7 @@ Task<void> reduce_tree(Transport& net, Rank root, DType dtype, Reduction reducti
   }
   if (in_f32) {
     co_await finish_reduction(net, DType::f32, reduction, sum.bytes());
-    co_await narrow(net, dtype, sum.bytes(), output);
+    co_await narrow(net, dtype, reduction, sum.bytes(), output, 0);
     co_return;
   }
   co_await finish_reduction(net, dtype, reduction, output);
@@ -97,7 +101,6 @@ Task<void> reduce_scatter_gather(Transport& net, Rank root, DType dtype, Reducti
   if (rank != root) {
     const Buffer mine(partition[rank].size() * size_of(dtype));
     co_await halve(net, dtype, reduction, input, partition, mine.bytes());
-    co_await finish_reduction(net, dtype, reduction, mine.bytes());
     co_await net.send(root, kHalvingSteps, mine.bytes());
     co_return;
   }
@@ -108,7 +111,6 @@ Task<void> reduce_scatter_gather(Transport& net, Rank root, DType dtype, Reducti
     const Rank from = (root + hops) % size;
     receiving.emplace_back(net, from, kHalvingSteps, elements(output, dtype, partition[from]));
   }
-  co_await finish_reduction(net, dtype, reduction, mine);
   for (auto& one : receiving) co_await one;
 }
 

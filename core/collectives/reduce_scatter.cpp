@@ -30,7 +30,6 @@ Task<void> reduce_scatter_halving(Transport& net, DType dtype, Reduction reducti
     co_return;
   }
   co_await halve(net, dtype, reduction, input, partition, mine);
-  co_await finish_reduction(net, dtype, reduction, mine);
 }
 
 Task<void> reduce_scatter_ring(Transport& net, DType dtype, Reduction reduction, ConstBytes input, Partition partition,

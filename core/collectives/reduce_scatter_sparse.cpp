@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "base/check.hpp"
+#include "collectives/half_streams.hpp"
 #include "collectives/sparse_split.hpp"
 #include "sparse/slices.hpp"
 
@@ -15,6 +16,16 @@ template <class V>
 Task<SparseStream<V>> reduce_scatter_sparse(Transport& net, SparseStream<V> mine, Partition slices,
                                             SparseReduction how) {
   TELEGRAD_CHECK(slices.blocks() == net.size() && slices.count() == mine.dimension());
+  if constexpr (std::is_same_v<V, f16>) {
+    if (is_formed_in_f32<V>(how.reduction)) {
+      SparseStream<float> wide;
+      co_await widen_stream(net, std::move(mine), wide);
+      SparseStream<float> average = co_await reduce_scatter_sparse(net, std::move(wide), std::move(slices), how);
+      SparseStream<V> slice;
+      co_await narrow_stream(net, std::move(average), slice);
+      co_return slice;
+    }
+  }
   OwnedSlice<V> sum = co_await reduce_owned_slice(net, mine, slices, how);
   SparseStream<V> stream;
   co_await decide(net, bytes_of(sum.view()), [&] {

@@ -30,15 +30,17 @@ Task<void> ring_reduce_scatter(const Ring& ring, std::size_t segment, Step first
     auto sending = net.send(ring.right(), first_step + t, partial);
     co_await net.receive(ring.left(), first_step + t, received);
     if (t + 2 < size) {
-      co_await reduce(net, ring.dtype, ring.reduction, received, own);
+      const Partial before{received, halvings_of(t + 1)};
+      const Partial one{own};
+      co_await reduce_partial(net, ring.dtype, ring.reduction, before, one, received, halvings_of(t + 2));
       partial = received;
     }
     co_await sending;
   }
   // What came last is this rank's own block, and holds every other rank's share.
-  const Bytes others = scratch[size % 2].bytes().first(mine.size());
-  co_await reduce_to(net, ring.dtype, ring.reduction, others, input(net.rank()), mine);
-  co_await finish_reduction(net, ring.dtype, ring.reduction, mine);
+  const Partial others{scratch[size % 2].bytes().first(mine.size()), halvings_of(size - 1)};
+  const Partial own{input(net.rank())};
+  co_await reduce_last(net, ring.dtype, ring.reduction, others, own, mine);
 }
 
 }  // namespace telegrad

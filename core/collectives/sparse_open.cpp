@@ -8,6 +8,7 @@
 #include "collectives/allreduce.hpp"
 #include "collectives/allreduce_filled.hpp"
 #include "collectives/elements.hpp"
+#include "collectives/half_streams.hpp"
 #include "kernels/operations.hpp"
 #include "sparse/counted.hpp"
 
@@ -23,7 +24,7 @@ bool leaves_choice(const SparseReduction& how) {
   const bool has_levels = how.nodes != nullptr && how.nodes->two_level();
   const bool is_open =
       how.algorithm == Algorithm::automatic || (how.algorithm == Algorithm::two_level && !has_levels);
-  return is_open && how.wire.values == ValueEncoding::native;
+  return is_open && how.wire.values == ValueEncoding::native && !is_formed_in_f32<V>(how.reduction);
 }
 
 // Whether what has filled in is summed as it is held, and not made dense.

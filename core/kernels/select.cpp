@@ -192,7 +192,7 @@ TELEGRAD_AVX512 inline void pack_avx512(const Pass& pass, std::size_t i, __m512 
   _mm512_storeu_ps(pass.values + count, _mm512_maskz_compress_ps(survivors, sum));
   _mm512_storeu_si512(pass.indices + count, _mm512_maskz_compress_epi32(survivors, positions));
   _mm512_mask_storeu_ps(pass.residual + i, survivors, _mm512_setzero_ps());
-  count += static_cast<std::size_t>(std::popcount(static_cast<unsigned>(survivors)));
+  count += static_cast<std::size_t>(std::popcount(_cvtmask16_u32(survivors)));
 }
 
 struct Gathering {
@@ -211,7 +211,7 @@ TELEGRAD_AVX512 inline unsigned gather_avx512(Gathering& found, __m512 sum, __m5
   found.highest = _mm512_maskz_max_epi32(kAll, found.highest, keys);
   const __m512i magnitude = _mm512_and_si512(_mm512_castps_si512(sum), _mm512_set1_epi32(kHighestKey));
   found.largest = _mm512_maskz_max_epi32(kAll, found.largest, magnitude);
-  return _mm512_cmpgt_epi32_mask(keys, _mm512_setzero_si512());
+  return _cvtmask16_u32(_mm512_cmpgt_epi32_mask(keys, _mm512_setzero_si512()));
 }
 
 template <bool adds, bool gathers>
@@ -244,7 +244,8 @@ TELEGRAD_AVX512 std::size_t select_avx512(const Pass& given, Gathered* gathered)
     }
     const __mmask16 low_survivors = _mm512_cmpge_epi32_mask(low_keys, bound);
     const __mmask16 high_survivors = _mm512_cmpge_epi32_mask(high_keys, bound);
-    std::uint32_t survivors = static_cast<std::uint32_t>(high_survivors) << 16 | low_survivors;
+    // Named, as a mask that is widened in passing is spilled by GCC 12 in 16 bits and read back in 32.
+    std::uint32_t survivors = _cvtmask16_u32(high_survivors) << 16 | _cvtmask16_u32(low_survivors);
     if (survivors == 0) continue;
     if (count + kBlock <= pass.capacity) {
       pack_avx512(pass, i, low, low_survivors, count);

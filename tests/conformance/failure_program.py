@@ -256,6 +256,20 @@ def leave_a_child() -> None:
     _until_failure(communicator, lambda: communicator.all_reduce(x, "avg"))
 
 
+def abort_and_close_at_once() -> None:
+    """Rank 0 does, while rank 1 is stopped, which goes on when rank 0 has left."""
+    communicator = join(timeout_s=20.0, liveness_timeout_s=None)
+    pids = communicator.all_gather(np.array([os.getpid()])).ravel()
+    if communicator.rank == 0:
+        time.sleep(0.3)  # the others are in their barrier
+        os.kill(pids[1], signal.SIGSTOP)
+        communicator.abort("the disk is full")
+        communicator.close()
+        os.kill(pids[1], signal.SIGCONT)
+        return
+    _until_failure(communicator, communicator.barrier)
+
+
 def abort_from_a_thread() -> None:
     """Rank 1 waits in one thread and aborts in another."""
     communicator = join(timeout_s=30.0)

@@ -300,6 +300,16 @@ def test_a_forked_child_does_not_keep_its_dead_parent_alive(transports: str) -> 
             os.kill(child, signal.SIGKILL)
 
 
+@pytest.mark.parametrize("size", [2, 3])
+def test_a_rank_that_stood_still_hears_why_another_aborted_and_left(size: int) -> None:
+    facts, exits = _run("abort_and_close_at_once", size)
+    assert [end.returncode for end in exits] == [0] * size, exits
+    for rank in range(1, size):
+        failure = _only(facts, rank, "error")
+        assert (failure["error"], failure["peer"]) == ("PeerFailed", 0), failure
+        assert "the disk is full" in failure["text"], failure
+
+
 def test_abort_from_another_thread_ends_a_wait() -> None:
     facts, exits = _run("abort_from_a_thread", 3)
     assert [end.returncode for end in exits] == [0] * 3, exits

@@ -144,8 +144,8 @@ TEST("every reduction of every dtype is exact on integers by two levels") {
         check(float{});
         check(double{});
         check(bf16{});
+        if (reduction == Reduction::avg) continue;  // of floats only; of f16 see half_averages_test: nodes average first
         check(f16{});
-        if (reduction == Reduction::avg) continue;
         check(std::int32_t{});
         check(std::int64_t{});
       }

@@ -256,7 +256,11 @@ void UcxDriver::send(Rank to, const Envelope& envelope, ConstBytes bytes, Pendin
   }
 }
 
-void UcxDriver::send_control(Rank to, const Control& control) {
+// Not before progress() has read what has come: where the peer has closed its connection, to write to it would drop that,
+// and with it the peer's last words.
+void UcxDriver::send_control(Rank to, const Control& control) { unsaid_.emplace_back(to, control); }
+
+void UcxDriver::say(Rank to, const Control& control) {
   Worker::Peer& peer = worker_->peers[to];
   if (peer.broken) return;
   const ControlHeader header = header_of(control);
@@ -373,10 +377,12 @@ void UcxDriver::discard(const Arrival& arrival) {
 
 bool UcxDriver::progress() {
   unsigned events = progressed(worker_->data);
-  if (!dead_.empty() || ++turns_without_control_ >= kControlTurns) {
+  if (!dead_.empty() || !unsaid_.empty() || ++turns_without_control_ >= kControlTurns) {
     turns_without_control_ = 0;
     control_armed_ = false;
+    const auto unsaid = std::exchange(unsaid_, {});
     events += progressed(worker_->control);
+    for (const auto& [to, control] : unsaid) say(to, control);
   }
   if (events == 0) {
     for (const Rank rank : std::exchange(dead_, {})) {
@@ -390,7 +396,7 @@ bool UcxDriver::progress() {
 }
 
 bool UcxDriver::arm() {
-  if (!broken_.empty() || !dead_.empty()) return false;
+  if (!broken_.empty() || !dead_.empty() || !unsaid_.empty()) return false;
   if (!control_armed_) control_armed_ = ucp_worker_arm(worker_->control) == UCS_OK;
   if (!control_armed_) {
     turns_without_control_ = kControlTurns;
@@ -409,6 +415,7 @@ void UcxDriver::shut_down() {
   sink_ = nullptr;
   const bool open = worker_->data != nullptr && worker_->control != nullptr;
   if (open) {
+    for (const auto& [to, control] : std::exchange(unsaid_, {})) say(to, control);
     std::vector<void*> closing;
     for (Worker::Peer& peer : worker_->peers) {
       for (const ucp_ep_h endpoint : {peer.data, peer.control}) {

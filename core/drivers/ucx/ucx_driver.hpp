@@ -61,6 +61,7 @@ class UcxDriver final : public AddressedDriver {
   Incoming* make_incoming();
   void recycle(Incoming* incoming);
   void peer_broke(Rank peer, std::string reason) { broken_.emplace_back(peer, std::move(reason)); }
+  void say(Rank to, const Control& control);
   void open(const UcxOptions& options);
   void watch_processes();
 
@@ -77,6 +78,7 @@ class UcxDriver final : public AddressedDriver {
   std::vector<std::unique_ptr<Incoming>> incoming_;  // all that were ever made
   std::vector<Incoming*> idle_incoming_;
   std::vector<std::pair<Rank, std::string>> broken_;  // noticed inside a UCX callback, reported after it
+  std::vector<std::pair<Rank, Control>> unsaid_;      // goes once what has come is read
   std::vector<Rank> dead_;                            // reported once nothing of theirs is left to be read
 };
 

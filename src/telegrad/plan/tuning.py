@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Self
 
 from telegrad.plan.cost import Costs
@@ -196,4 +196,8 @@ class Tuning:
 
 
 def _costs_from(found: dict[str, Any]) -> Costs:
-    return Costs(**{name: float(cost) for name, cost in found.items()})
+    costs = {name: float(cost) for name, cost in found.items()}
+    for field in fields(Costs):  # their defaults are a network that nobody has measured
+        if field.name not in costs:
+            raise KeyError(field.name)
+    return Costs(**costs)

@@ -61,8 +61,15 @@ def test_text_that_is_no_tuning_is_refused(text: str, message: str) -> None:
         Tuning.from_json(text)
 
 
-def _without(name: str) -> Callable[[dict[str, Any]], None]:
-    return lambda data: data.pop(name)
+def _without(*path: str) -> Callable[[dict[str, Any]], None]:
+    *names, last = path
+
+    def remove(data: dict[str, Any]) -> None:
+        for name in names:
+            data = data[name]
+        del data[last]
+
+    return remove
 
 
 def _with(*path: Any) -> Callable[[dict[str, Any]], None]:
@@ -80,6 +87,9 @@ def _with(*path: Any) -> Callable[[dict[str, Any]], None]:
     ("damage", "message"),
     [
         *((_without(name), f"it lacks '{name}'") for name in ("place", "costs", "allreduce", "residual")),
+        (_with("costs", {}), "it lacks 'alpha_s'"),
+        *((_without("costs", name), f"it lacks '{name}'") for name in json.loads(TUNING.to_json())["costs"]),
+        (_with("within", {"alpha_s": 1e-6}), "it lacks 'beta_s_per_byte'"),
         (_with("costs", "alpha_s", "fast"), "could not convert"),
         (_with("costs", "alpha_s", -1.0), "alpha_s=-1.0 is no cost"),
         (_with("costs", "delta_s", 1.0), "delta_s"),
