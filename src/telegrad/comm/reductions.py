@@ -50,7 +50,8 @@ class Reductions(StreamReductions, DeviceSums):
         ``"max"`` or ``"max_abs"``; see ReduceOp. An index that a stream does not have is neutral in it: the minimum of
         streams is that of their entries, and a result that is held densely has infinity where no rank has an entry (1
         for ``"prod"``, -infinity for ``"max"``, else 0); see ``SparseStream.absent``. 16-bit floats are added and
-        multiplied in float32 and rounded after each step, also before an average is divided. ``algorithm``:
+        multiplied in float32 and rounded after each step; an average of them is divided before the last one, and of
+        finite float16 it is finite. ``algorithm``:
         ``"auto"``, dense ``"ring"``, ``"recursive_doubling"`` or ``"rabenseifner"``, sparse ``"split_allgather"``,
         ``"split_dense_allgather"``, ``"recursive_doubling"`` or ``"ring"``, or of both ``"two_level"``: inside of each
         node (see ``nodes``), between them, inside; where all ranks are on one, or each is alone, it is ``"auto"``.
