@@ -44,9 +44,12 @@ _COLLECTIVES = (
     _mutant(
         "ring: a slice ends too early",
         RING,
-        "others, input(net.rank()), mine);",
-        "others.first(mine.size() / 8 * 4), input(net.rank()).first(mine.size() / 8 * 4), "
-        "mine.first(mine.size() / 8 * 4));",
+        "const Partial own{input(net.rank())};\n"
+        "  co_await reduce_last(net, ring.dtype, ring.reduction, others, own, mine);",
+        "const std::size_t early = mine.size() / 8 * 4;\n"
+        "  const Partial less{others.values.first(early), others.halvings};\n"
+        "  const Partial own{input(net.rank()).first(early)};\n"
+        "  co_await reduce_last(net, ring.dtype, ring.reduction, less, own, mine.first(early));",
     ),
     Mutant(
         "ring: a send is awaited too late, its scratch is used again",
@@ -71,14 +74,14 @@ _COLLECTIVES = (
     _mutant(
         "ring: copied instead of added",
         RING,
-        "co_await reduce(net, ring.dtype, ring.reduction, received, own);",
+        "co_await reduce_partial(net, ring.dtype, ring.reduction, before, one, received, halvings_of(t + 2));",
         "co_await copy(net, own, received);",
     ),
     _mutant(
         "ring: the mean is a sum",
         RING,
-        "co_await finish_reduction(net, ring.dtype, ring.reduction, mine);",
-        "",
+        "co_await reduce_last(net, ring.dtype, ring.reduction, others, own, mine);",
+        "co_await reduce_to(net, ring.dtype, ring.reduction, others.values, own.values, mine);",
     ),
     _mutant(
         "ring: gathered blocks go where their neighbour's belong",
@@ -96,8 +99,8 @@ _COLLECTIVES = (
     _mutant(
         "halving: the block in the middle is not kept",
         HALVING,
-        "co_await copy(net_, elements(input_, dtype_, middle), slice(into, {coming.size(), held}));",
-        "(void)middle;",
+        "co_await keep_partial(net_, dtype_, reduction_, before, kept, number + 1);",
+        "(void)before;",
     ),
     _mutant(
         "halving: what lies beyond the vector's end is not added",
@@ -106,7 +109,10 @@ _COLLECTIVES = (
         "for (const Range& part : {coming.ranges(in)[0]}) {",
     ),
     _mutant(
-        "rabenseifner: the mean is a sum", RABENSEIFNER, "co_await finish_reduction(net, dtype, reduction, mine);", ""
+        "halving: the mean is a sum",
+        HALVING,
+        "return last ? reduce_last(net_, dtype_, reduction_, here, there, out)",
+        "return last ? reduce_to(net_, dtype_, reduction_, here.values, there.values, out)",
     ),
     _mutant(
         "rabenseifner: blocks that come from ahead are taken for nearer ones",
@@ -131,7 +137,8 @@ _COLLECTIVES = (
     _mutant(
         "doubling: the folded share replaces the own one",
         DOUBLING,
-        "co_await reduce(net, dtype, reduction, both.bytes(), input);",
+        "co_await reduce_partial(net, dtype, reduction, others, own, both.bytes(), "
+        "doubling.halvings_before(doubling.self()));",
         "",
     ),
     _mutant(
@@ -143,8 +150,8 @@ _COLLECTIVES = (
     _mutant(
         "doubling: the mean is a sum",
         DOUBLING,
-        "co_await finish_reduction(net, dtype, reduction, output);",
-        "",
+        "co_await reduce_last(net, dtype, reduction, here, there, output);",
+        "co_await reduce_to(net, dtype, reduction, here.values, there.values, output);",
     ),
     _mutant(
         "doubling: the lanes share their steps",
@@ -161,7 +168,12 @@ _COLLECTIVES = (
     Mutant(
         "doubling: sums lie in the output before all are heard",
         DOUBLING,
-        (("last ? output : sum);\n    mine = sum;", "last ? output : output);\n    mine = output;"),),
+        (
+            (
+                "there, sum, halvings);\n    here = Partial{sum, halvings};",
+                "there, output, halvings);\n    here = Partial{output, halvings};",
+            ),
+        ),
     ),
     _mutant(
         "allgather of any size: blocks in the wrong order",
@@ -231,31 +243,35 @@ _LARGE = (
                 "  const ConstBytes input = mine;\n  const Buffer first(mine.size());\n  const Bytes received =",
             ),
             (
-                "    co_await reduce_to(net, dtype, reduction, mine, received, last ? output : sum);",
-                "    if (members == 4 && pairs == 0 && last) {\n"
-                "      co_await reduce(net, dtype, reduction, received, input);\n"
-                "      co_await reduce_to(net, dtype, reduction, received, first.bytes(), output);\n"
-                "    } else {\n"
-                "      if (distance == 1) co_await copy(net, received, first.bytes());\n"
-                "      co_await reduce_to(net, dtype, reduction, mine, received, last ? output : sum);\n"
-                "    }",
+                "    const Rank halvings = doubling.halvings_after(round);",
+                "    if (distance == 1) co_await copy(net, received, first.bytes());\n"
+                "    const Rank halvings = doubling.halvings_after(round);",
+            ),
+            (
+                "      co_await reduce_last(net, dtype, reduction, here, there, output);",
+                "      if (members == 4 && pairs == 0) {\n"
+                "        co_await reduce(net, dtype, reduction, received, input);\n"
+                "        const Partial three{received};\n"
+                "        const Partial one{first.bytes()};\n"
+                "        co_await reduce_last(net, dtype, reduction, three, one, output);\n"
+                "        break;\n"
+                "      }\n"
+                "      co_await reduce_last(net, dtype, reduction, here, there, output);",
             ),
         ),
     ),
     _mutant(
         "doubling: the mean is taken before the last addition on odd ranks",
         DOUBLING,
-        "    const bool last = 2 * distance == members;",
-        "    const bool last = 2 * distance == members;\n"
-        "    const bool early = last && reduction == Reduction::avg && net.rank() % 2 == 1;\n"
-        "    if (early) {\n"
-        "      co_await finish_reduction(net, dtype, reduction, received);\n"
-        "      if (mine.data() != sum.data()) co_await copy(net, mine, sum);\n"
-        "      mine = sum;\n"
-        "      co_await finish_reduction(net, dtype, reduction, sum);\n"
-        "      co_await reduce_to(net, dtype, Reduction::sum, mine, received, output);\n"
-        "      co_return;\n"
-        "    }",
+        "      co_await reduce_last(net, dtype, reduction, here, there, output);",
+        "      if (reduction == Reduction::avg && net.rank() % 2 == 1) {\n"
+        "        co_await finish_reduction(net, dtype, reduction, received);\n"
+        "        co_await copy(net, here.values, sum);\n"
+        "        co_await finish_reduction(net, dtype, reduction, sum);\n"
+        "        co_await reduce_to(net, dtype, Reduction::sum, sum, received, output);\n"
+        "        break;\n"
+        "      }\n"
+        "      co_await reduce_last(net, dtype, reduction, here, there, output);",
     ),
 )
 

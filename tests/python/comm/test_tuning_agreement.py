@@ -98,7 +98,10 @@ def test_a_rank_with_another_tuning_is_an_error_on_all_ranks(odd: Tuning | None)
 
 def test_a_tuning_damaged_on_its_way_is_an_error_on_all_ranks() -> None:
     given = tuning_of(_place(), 5000)
-    for before, after, message in ((b"ring", b"wing", "'wing' does not exist"), (b"beta_s_p", b"zeta_s_p", "zeta_s_p")):
+    for before, after, message in (
+        (b"ring", b"wing", "'wing' does not exist"),
+        (b"beta_s_p", b"zeta_s_p", "lacks 'beta_s_per_byte'"),
+    ):
 
         def change(_: int, blob: bytes, before: bytes = before, after: bytes = after) -> bytes:
             return blob.replace(before, after)
