@@ -86,11 +86,13 @@ nb::object new_work() {
 
 nb::object wait_shortly(PyObject* const* given, std::size_t count, PyObject* names) {
   if (count != 1 || names != nullptr || PyObject_TypeCheck(given[0], state_type) == 0) return {};
-  const WorkState& state = *state_of(given[0]);
+  WorkState& state = *state_of(given[0]);
   const Operation* const operation = operation_in(state);
   if (operation == nullptr || state.process != this_process) return {};
   const auto kept = nb::borrow(state.request);
-  return operation->succeeds_soon() ? nb::borrow(Py_True) : nb::object();
+  if (!operation->succeeds_soon()) return {};
+  if (state.finish != nullptr && state.finish != Py_None) Py_CLEAR(state.held);  // the result is another one's
+  return nb::borrow(Py_True);
 }
 
 void bind_work(nb::module_& module) {

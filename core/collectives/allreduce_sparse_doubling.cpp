@@ -35,19 +35,22 @@ Buffer message_of(SparseVerdict verdict) {
   return message;
 }
 
-// go_on: it is something else, a sum.
-SparseVerdict verdict_in(const Buffer& message) {
+}  // namespace
+
+// go_on: it is something else, a sum, or what cannot be meant.
+template <class V>
+SparseVerdict SparseDoubling<V>::verdict_in(const Buffer& message) const {
+  if (decision_ == nullptr) return SparseVerdict::go_on;
   VerdictMessage content;
   if (message.size() != sizeof content) return SparseVerdict::go_on;
   std::memcpy(&content, message.data(), sizeof content);
   if (content.magic != kStreamMagic) return SparseVerdict::go_on;
   for (const SparseVerdict verdict : {SparseVerdict::dense, SparseVerdict::filled, SparseVerdict::split}) {
-    if (content.verdict == static_cast<std::uint32_t>(verdict)) return verdict;
+    if (content.verdict != static_cast<std::uint32_t>(verdict)) continue;
+    if (verdict != SparseVerdict::filled || decision_->may_fill()) return verdict;
   }
   return SparseVerdict::go_on;
 }
-
-}  // namespace
 
 template <class V>
 SparseDoubling<V>::SparseDoubling(Transport& net, const SparseStream<V>& mine, const SparseReduction& how,

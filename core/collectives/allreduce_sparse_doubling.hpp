@@ -41,6 +41,7 @@ class SparseDoubling {
   bool folded() const { return net_.rank() < 2 * pairs_; }
   bool is_member() const { return !folded() || net_.rank() % 2 == 0; }
 
+  SparseVerdict verdict_in(const Buffer& message) const;
   Task<SparseVerdict> follow();
   Task<SparseVerdict> exchange_rounds();
   Task<void> encode_sum_or_verdict(StreamView<V> sum);

@@ -69,6 +69,9 @@ class SparseDecision {
   /// the same on all ranks that know these.
   SparseVerdict after(unsigned round, double half, double full) const;
 
+  /// Whether any rank's verdict may be that sums are filled; the same on all.
+  bool may_fill() const { return SparseCosts(own_shape_, costs_).sums_filled(); }
+
   Algorithm dense_algorithm() const { return dense_algorithm_; }
 
  private:

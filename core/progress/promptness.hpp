@@ -27,7 +27,7 @@ class Promptness {
 
   /// A submission whose caller waits.
   void blocked() {
-    open_ = 0;
+    if (open_.exchange(0) != 0) waits_ = 0;
     if (waits_ == 0) waits_ = 1;
   }
 

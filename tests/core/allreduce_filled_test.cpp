@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "collectives/allreduce_filled.hpp"
+#include "collectives/any_size.hpp"
 #include "collectives/sparse_cost.hpp"
 #include "collectives/sparse_open.hpp"
 #include "kernels/marks.hpp"
@@ -182,6 +183,31 @@ TEST("damaged marks and values end the operation, and name their sender") {
     EXPECT_EQ(ended.requests[0]->failure()->peer, 2U);
     EXPECT(ended.requests[0]->failure()->reason.find("rank 2 sent damaged entries") != std::string::npos);
   }
+}
+
+// Rank 1's first message is a verdict that cannot be rank 0's.
+Task<void> say_filled(Transport& net, std::size_t most) {
+  const std::uint32_t words[] = {kStreamMagic, static_cast<std::uint32_t>(SparseVerdict::filled)};
+  const Step round = (Step{1} << 31) + 2 * any_size_steps(net, most);
+  const auto message = std::as_bytes(std::span(words));
+  const Buffer other = co_await exchange_any_size(net, 0, 0, round, message, most);
+  co_await net.receive_any_size(0, 9999, 0);  // never comes
+}
+
+TEST("a verdict that short sums cannot have is damage, and names its sender") {
+  const std::size_t most = most_bytes<float>(IndexRange{0, 100});
+  const Ended ended = run_ranks(World::memory, 2, [&](Rank rank) {
+    const SparseReduction how{.algorithm = Algorithm::automatic,
+                              .choice = std::make_shared<SparseChoice>(AllreduceTable(2))};
+    const std::vector<std::uint32_t> indices{1, 5};
+    const std::vector<float> values{1.0F, 2.0F};
+    const RequestPtr sum = make_all_reduce(SparseStream<float>::sparse(100, indices, values), how).request;
+    if (rank == 0) return sum;
+    return std::make_shared<Request>(sum->call(), [most](Transport& net) { return say_filled(net, most); });
+  });
+  REQUIRE(ended.requests[0]->failure());
+  EXPECT_EQ(ended.requests[0]->failure()->peer, 1U);
+  EXPECT(ended.requests[0]->failure()->reason.find("rank 1 sent") != std::string::npos);
 }
 
 std::shared_ptr<SparseChoice> choice_of(Rank size, std::optional<NetworkCosts> costs = {}) {

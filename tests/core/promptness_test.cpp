@@ -56,6 +56,13 @@ TEST("who blocks is trusted a little") {
   promptness.submitted(3.0);  // and then asks until it is over
   promptness.blocked();
   EXPECT_EQ(promptness.submitted(4.0), Promptness::kHopeful_s);
+  promptness.waits(4.0 + kSoon_s);
+  for (int i = 5; i < 10; ++i) submit_and_wait(promptness, i, kSoon_s);
+  EXPECT_EQ(promptness.submitted(10.0), Promptness::kSure_s);
+  for (int i = 11; i < 20; ++i) {
+    promptness.blocked();
+    EXPECT_EQ(promptness.submitted(i), Promptness::kHopeful_s);  // nobody has waited for the one before
+  }
 }
 
 }  // namespace

@@ -60,6 +60,7 @@ class Member:
         self._lock = threading.Lock()
         self._kept: deque[tuple[_core.Request, Any]] = deque()  # with the tensors that the network may touch
         self._abandoned: list[Any] = []  # the same of calls that a signal ended
+        self._untouched = False  # closed: the network touches nothing any more
         self._crowded = _CROWDED
         self._transfers: dict[str, Transfers] = {}  # by kind of device
         self._trace_path = start_trace(core)
@@ -121,8 +122,10 @@ class Member:
         for transfers in self._transfers.values():
             transfers.conclude()
         self._core.close()
-        self._kept.clear()
-        self._abandoned.clear()  # the network touches nothing any more
+        with self._lock:
+            self._untouched, kept, self._kept = True, self._kept, deque()
+        kept.clear()
+        self._abandoned.clear()
         if self._trace_path is not None:
             write_trace(self._trace_path, self._core)
         failures = [transfers.untold_failure() for transfers in self._transfers.values()]
@@ -218,15 +221,17 @@ class Member:
     def _keep(self, request: _core.Request, held: Any) -> None:
         """Keeps the tensors of an operation that nobody else keeps until it has succeeded, and somewhat longer; those
         of a failed one until close(). Called from wherever a Work ends: in any thread, also within itself."""
+        if self._untouched:
+            return
         self._kept.append((request, held))
         self._let_go()
 
     def _let_go(self) -> None:
         """Of what is kept for operations that have succeeded: the oldest, and all where there are many."""
-        kept = self._kept
         if self._over or not self._lock.acquire(blocking=False):
             return
         try:
+            kept = self._kept
             while kept and kept[0][0].done() and not self._over:
                 self._over = not _succeeded(kept[0][0])
                 if not self._over:

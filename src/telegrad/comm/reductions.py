@@ -120,7 +120,8 @@ class Reductions(StreamReductions, DeviceSums):
             buffer.pointer, into.pointer, buffer.elements, buffer.dtype, reduction, chosen, not async_op
         )
         if async_op:
-            return self._work(request, "all_reduce", (x, out), lambda _: x if out is None else out)
+            result = x if out is None else out
+            return self._work(request, "all_reduce", (x, out), lambda _: result)
         self._block(request, (x, out))
         return None
 
@@ -139,7 +140,8 @@ class Reductions(StreamReductions, DeviceSums):
         )
         held = (x, out, error)
         if async_op:
-            return self._work(request, "all_reduce", held, lambda _: x if out is None else out)
+            result = x if out is None else out
+            return self._work(request, "all_reduce", held, lambda _: result)
         self._block(request, held)
         return None
 

@@ -61,6 +61,8 @@ class Work(_core.WorkState):
                 rank=self._rank,
                 operation=self._operation,
             )
+        if self._finish is not None:
+            self._held = None
         return True
 
     def _check_process(self) -> None:
@@ -114,6 +116,7 @@ class Work(_core.WorkState):
             else:
                 future.set_result(result)
 
+        self._check_process()
         completion_thread().watch(self._request, complete)
         return future
 

@@ -105,6 +105,28 @@ def test_tensors_of_a_failed_operation_live_until_close(local: Local) -> None:
     assert kept() is None
 
 
+def test_what_ends_after_close_is_not_kept(local: Local) -> None:
+    one, _ = local(2)
+    x = np.ones(10)
+    kept = weakref.ref(x)
+    work = one.all_reduce(x, async_op=True)
+    one.close()
+    del x, work
+    gc.collect()
+    assert kept() is None
+
+
+def test_a_finished_work_keeps_its_result_alone(local: Local) -> None:
+    one = local(1)[0]
+    x, out = np.ones(10), np.empty(10)
+    given = weakref.ref(x)
+    work = one.all_reduce(x, out=out, async_op=True)
+    work.wait()
+    del x
+    assert given() is None
+    assert work.result() is out
+
+
 def test_many_forgotten_works_do_not_pile_up(local: Local) -> None:
     one, other = local(2)
     late = np.zeros(4)
@@ -127,8 +149,9 @@ def test_a_forked_child_forgets_works_without_a_word(local: Local) -> None:
     if pid == 0:
         status = 1
         try:
-            with pytest.raises(ValueError, match="belongs to process"):
-                work.wait()
+            for call in (work.wait, work.get_future):
+                with pytest.raises(ValueError, match="belongs to process"):
+                    call()
             one._lock.acquire()  # as another thread may have it for ever
             del work
             status = 0
