@@ -287,19 +287,13 @@ class FilledSum {
 }  // namespace
 
 template <class V>
-bool sums_filled(const Transport& net, std::uint64_t dimension) {
-  return is_for_filling(net.size(), dimension * sizeof(V));
-}
-
-template <class V>
 Task<void> allreduce_filled(Transport& net, StreamView<V> mine, Reduction reduction, std::span<V> output) {
-  TELEGRAD_CHECK(sums_filled<V>(net, mine.range.size()) && mine.range.begin == 0 && output.size() == mine.range.size());
+  TELEGRAD_CHECK(is_for_filling(net.size(), mine.range.size() * sizeof(V)) && mine.range.begin == 0 && output.size() == mine.range.size());
   FilledSum<V> sum(net, mine, reduction, output);
   co_await sum.run();
 }
 
-#define TELEGRAD_INSTANTIATE(V)                                     \
-  template bool sums_filled<V>(const Transport&, std::uint64_t);    \
+#define TELEGRAD_INSTANTIATE(V) \
   template Task<void> allreduce_filled(Transport&, StreamView<V>, Reduction, std::span<V>);
 TELEGRAD_FOR_ENTRY_VALUES(TELEGRAD_INSTANTIATE)
 #undef TELEGRAD_INSTANTIATE

@@ -10,11 +10,7 @@
 
 namespace telegrad {
 
-/// Whether allreduce_filled() is the way to sum so long vectors densely; the same on all ranks.
-template <class V>
-bool sums_filled(const Transport& net, std::uint64_t dimension);
-
-/// output = the reduction of all ranks' streams, densely, the same bits on every rank (sums_filled(): CHECKed). Streams may be sparse or dense, each as it likes; indices are checked here, and what is wrong
+/// output = the reduction of all ranks' streams, densely, the same bits on every rank (is_for_filling() of sparse_cost.hpp: CHECKed). Streams may be sparse or dense, each as it likes; indices are checked here, and what is wrong
 /// with them ends the operation. `output` does not overlap `mine`, and is written at once: all ranks have called. A rank
 /// receives (P−1)/P·N bits and (P−1)/P·k values, and (P−1)/P·N values of the sum.
 template <class V>

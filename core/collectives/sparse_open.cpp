@@ -19,11 +19,12 @@ constexpr Step kOpenSteps = Step{1} << 31;
 constexpr Step kOpenAboveLevels = Step{3} << 30;  // what goes on two levels is open once more, between nodes
 constexpr std::uint64_t kBorrowedShare = 16;      // of the elements: fewer entries are hardly ever summed densely
 
+bool has_levels(const SparseReduction& how) { return how.nodes != nullptr && how.nodes->two_level(); }
+
 template <class V>
 bool leaves_choice(const SparseReduction& how) {
-  const bool has_levels = how.nodes != nullptr && how.nodes->two_level();
   const bool is_open =
-      how.algorithm == Algorithm::automatic || (how.algorithm == Algorithm::two_level && !has_levels);
+      how.algorithm == Algorithm::automatic || (how.algorithm == Algorithm::two_level && !has_levels(how));
   return is_open && how.wire.values == ValueEncoding::native && !is_formed_in_f32<V>(how.reduction);
 }
 
@@ -31,8 +32,7 @@ bool leaves_choice(const SparseReduction& how) {
 template <class V>
 bool may_fill(std::uint64_t dimension, const SparseReduction& how) {
   if (how.choice == nullptr || !how.choice->fills()) return false;
-  const bool has_levels = how.nodes != nullptr && how.nodes->two_level();
-  return !(has_levels && how.choice->on_two_levels(dimension, dtype_of<V>)) &&
+  return !(has_levels(how) && how.choice->on_two_levels(dimension, dtype_of<V>)) &&
          is_for_filling(how.choice->dense().size(), dimension * sizeof(V));
 }
 

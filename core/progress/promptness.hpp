@@ -31,6 +31,8 @@ class Promptness {
     if (waits_ == 0) waits_ = 1;
   }
 
+  /// Whether waits() has something to learn from.
+  bool is_open() const { return open_ != 0; }
   /// Somebody begins to wait, for whatever it is.
   void waits(double now_s) {
     const int open = open_.exchange(0);
