@@ -39,8 +39,14 @@ void Session::stop(Statement mine) {
   if (failure_) return;
   if (!agreement_) agreement_.emplace(size(), rank());
   freeze_all();
+  const double most_s = mine.kind == FailureKind::timeout ? patience_s() : options_.agreement_s;
   if (!agreement_->heard(rank())) say(std::move(mine));
-  listen(options_.agreement_s);
+  listen(most_s);
+}
+
+double Session::patience_s() const {
+  const double most_s = std::min(options_.timeout_patience * options_.agreement_s, options_.timeout_share * options_.timeout_s);
+  return std::max(options_.agreement_s, most_s);
 }
 
 void Session::dispute(Statement mine) {

@@ -187,9 +187,7 @@ def test_a_rank_that_never_calls_is_named_after_timeout_s(tmp_path: Path) -> Non
         error = _only(facts, rank, "error")
         assert (error["error"], error["peer"]) == ("TimeoutExpired", 1), error
         assert "timeout_s=3 s" in error["text"], error
-        # On a busy machine a rank that sleeps may not answer in the moment that the others listen.
-        said = ("rank 1 has not called it", "no word from rank 1")
-        assert any(text in error["text"] for text in said), error
+        assert "rank 1 has not called it" in error["text"], error
     verdict = _verdict(tmp_path)
     assert verdict.startswith("rank 1 ("), verdict
     assert "has not called operation 6" in verdict, verdict

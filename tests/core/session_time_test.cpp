@@ -43,6 +43,20 @@ TEST("a rank that never calls times the others out, and all name it") {
   }
 }
 
+TEST("after a time-out a rank is listened to whose word comes later than after other failures") {
+  constexpr double kLatency_s = 0.1;  // there and back is longer than agreement_s
+  Simulation simulation(3, {.costs = {.alpha_s = kLatency_s}, .session = {.timeout_s = 20.0}, .clocks = true});
+  std::vector<RequestPtr> requests;
+  for (const Rank rank : {0, 2}) simulation.begin(rank, requests.emplace_back(barrier_request()));
+  simulation.run();
+  for (const auto& ended : requests) {
+    REQUIRE(ended->failure());
+    EXPECT_EQ(ended->failure()->kind, FailureKind::timeout);
+    EXPECT_EQ(ended->failure()->peer, 1);
+    EXPECT(ended->failure()->reason.find("rank 1 has not called it") != std::string::npos);
+  }
+}
+
 TEST("a call that is late but not too late succeeds") {
   Simulation simulation(4, {.session = {.timeout_s = 20.0}, .clocks = true});
   std::vector<RequestPtr> requests;

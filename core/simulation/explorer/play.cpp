@@ -191,8 +191,10 @@ class Play {
 
   // A rank whose operations were all over before a failure needs time to hear what the others agree on.
   void let_ranks_agree() {
-    const double most_s = 2.0 * (program_.session.agreement_s + program_.session.dispute_s) + program_.busy_s;
-    for (double wait_s = program_.session.agreement_s; wait_s < most_s; wait_s *= 2.0) {
+    const SessionOptions& session = program_.session;
+    const double listening_s = session.timeout_patience * session.agreement_s + session.dispute_s;
+    const double most_s = 2.0 * listening_s + program_.busy_s;
+    for (double wait_s = session.agreement_s; wait_s < most_s; wait_s *= 2.0) {
       const auto rank = first_unaware();
       if (!rank || simulation_.network().idle()) return;
       const double end_s = simulation_.now_s() + wait_s;

@@ -21,8 +21,10 @@ Samples = dict[int, dict[str, list[float]]]
 """Seconds per call by size in bytes and algorithm."""
 
 _LEAST_BYTES, _MOST_BYTES = 4, 64 << 20
-_SAMPLE_S = 0.002
-_MOST_CALLS = 100
+_SAMPLE_S = 0.004
+# One call after another: among more ranks than cores the first ones after a barrier take up to twice as long as those
+# that follow, and not equally much with all algorithms.
+_FEWEST_CALLS, _MOST_CALLS = 4, 100
 _FIRST_ROUNDS, _SECOND_ROUNDS = 4, 6
 _FEWEST_ROUNDS = 2  # where time is short: long calls scatter less
 _MOST_LOOKS = 6  # of so many second rounds, each at what is still close after those before
@@ -30,7 +32,7 @@ _FIRST_SHARE = 0.6  # of the time, for the first look at all sizes
 _HOPELESS = 1.5  # times the best: nothing that a better look could change
 _CLOSE = 1.3  # times the best: worth a better look
 _CLOSE_S = 4e-6
-_LONG_CALL_S = 0.01  # a call so long is not made warm by another one
+_LONG_CALL_S = 0.01  # a call so long is a sample, and is not made warm by another one
 
 
 def grid(crossings: Iterable[int]) -> list[int]:
@@ -101,8 +103,8 @@ class Sweep:
         known = size if size in self.samples else max((s for s in self.samples if s < size), default=min(self.samples))
         least = {name: min(times) for name, times in self.samples[known].items()}
         longest_s = max(least.values())
-        calls = (max(least.get(name, longest_s) * max(1.0, size / known), _SAMPLE_S) for name in names)
-        return sum(call_s * (1 if call_s > _LONG_CALL_S else 2) for call_s in calls)
+        guessed = (least.get(name, longest_s) * max(1.0, size / known) for name in names)
+        return sum(call_s * (_calls_of(call_s) + (call_s <= _LONG_CALL_S)) for call_s in guessed)
 
     def _measure(self, size: int, names: Sequence[str]) -> None:
         """A sample of each algorithm, each time in another order."""
@@ -118,10 +120,17 @@ class Sweep:
                 self._spent_s += first.spent_s
                 call_s, warm = first.per_call_s, True
             # From the shortest call so far: after a disturbed one a sample would be a single call for good.
-            count = int(np.clip(_SAMPLE_S / max(call_s, 1e-7), 1, _MOST_CALLS))
+            count = _calls_of(call_s)
             taken = timed_sample(self._communicator, call, count, warm=warm or count > 1)
             known.append(taken.per_call_s)
             self._spent_s += taken.spent_s
+
+
+def _calls_of(call_s: float) -> int:
+    """How many calls a sample has."""
+    if call_s > _LONG_CALL_S:
+        return 1
+    return int(np.clip(_SAMPLE_S / max(call_s, 1e-7), _FEWEST_CALLS, _MOST_CALLS))
 
 
 def contenders(
