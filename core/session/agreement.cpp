@@ -113,16 +113,17 @@ std::optional<Agreement::Verdict> Agreement::mismatch() const {
   return Verdict{told->kind, told->culprit, told->sequence, told->reason};
 }
 
-// A rank that says so itself: its program aborted or ended with an exception.
+// A rank that says so itself, to this one or to another that passed it on: its program aborted or ended with an exception.
 std::optional<Agreement::Verdict> Agreement::admitted() const {
-  for (Rank rank = 0; rank < statements_.size(); ++rank) {
-    const auto& statement = statements_[rank];
-    if (!statement || statement->origin != rank || statement->culprit != rank) continue;
+  const Statement* first = nullptr;
+  for (const auto& statement : statements_) {
+    if (!statement || statement->origin == kNoRank || statement->origin != statement->culprit) continue;
     if (statement->kind == FailureKind::timeout) continue;
-    const auto kind = rank == self_ ? FailureKind::transport : FailureKind::peer_failed;
-    return Verdict{kind, rank, statement->sequence, statement->reason};
+    if (first == nullptr || statement->culprit < first->culprit) first = &*statement;
   }
-  return std::nullopt;
+  if (first == nullptr) return std::nullopt;
+  const auto kind = first->culprit == self_ ? FailureKind::transport : FailureKind::peer_failed;
+  return Verdict{kind, first->culprit, first->sequence, first->reason};
 }
 
 std::optional<Agreement::Verdict> Agreement::damage() const {

@@ -99,6 +99,14 @@ TEST("a rank that says so itself is the cause, and others name the same text") {
   EXPECT_EQ(verdict_of(all, 2).kind, FailureKind::transport);
 }
 
+TEST("who heard of it only through another names it as those do who heard it themselves") {
+  const Statement own{.kind = FailureKind::transport, .origin = 2, .culprit = 2, .reason = "gave up"};
+  const Statement silent{};
+  expect_same({own, own, silent}, FailureKind::peer_failed, 2);
+  expect_same({own, lost(1, 2), own}, FailureKind::peer_failed, 2);
+  EXPECT_EQ(verdict_of({own, own, silent}, 0).reason, "gave up");
+}
+
 TEST("damage is told as such, also by who has sent it") {
   const Statement damage{.kind = FailureKind::transport, .origin = 0, .culprit = 1, .reason = "nonsense"};
   expect_same({damage, damage, damage}, FailureKind::transport, 1);

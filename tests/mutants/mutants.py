@@ -401,8 +401,8 @@ _SESSION = (
     _mutant(
         "abort: the program's own is not admitted",
         AGREEMENT,
-        "if (!statement || statement->origin != rank || statement->culprit != rank) continue;",
-        "if (!statement || statement->origin != rank || statement->culprit == rank) continue;",
+        "statement->origin == kNoRank || statement->origin != statement->culprit) continue;",
+        "statement->origin == kNoRank || statement->origin == statement->culprit) continue;",
     ),
 )
 
