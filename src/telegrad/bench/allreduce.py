@@ -263,6 +263,21 @@ def _report(communicator: Communicator, contenders: list[_Contender], size: int,
         return
     for one in contenders:
         timing = Timing.of(one.times_s)
-        samples = len(one.times_s)
-        found = Measured(one.name, size, timing, one.wire_bytes, one.wrong, communicator.driver, samples, again)
+        found = Measured(
+            contender=one.name,
+            size=size,
+            timing=timing,
+            wire_bytes=one.wire_bytes,
+            wrong=one.wrong,
+            driver=communicator.driver,
+            samples=len(one.times_s),
+            again=again,
+            chosen=_chosen_by(one, size),
+        )
         print(found.to_json(), flush=True)
+
+
+def _chosen_by(contender: _Contender, size: int) -> str | None:
+    if contender.communicator is None or not contender.name.startswith("auto"):
+        return None
+    return str(contender.communicator._usable().choose_allreduce(size).name)

@@ -71,6 +71,7 @@ class Measured:
     driver: str
     samples: int = 0
     again: bool = False  # it looked like an outlier, so that more samples were taken at the end
+    chosen: str | None = None  # what the automatic choice took; None for any other contender
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))

@@ -84,6 +84,7 @@ def _row(plan: Plan, ours: Measured, peers: Mapping[str, Measured | None], absen
     return {
         "op": plan.benchmark,
         "algorithm": ours.contender,
+        "chosen": ours.chosen,
         "driver": ours.driver,
         "network": plan.network,
         "ranks": plan.ranks,

@@ -32,7 +32,9 @@ class Worst:
 @dataclass
 class Summary:
     """``compared`` rows of ``auto`` have a peer, in ``as_fast`` it is no slower than the better one; ``chosen`` have
-    another algorithm of ours beside them, in ``well_chosen`` it is no slower than the best of these.
+    another algorithm of ours beside them, in ``well_chosen`` it is no slower than the best of these. ``twice`` have the
+    algorithm that was chosen beside them under its own name: the same calls, which in ``unlike`` of them take longer by
+    as much, the one or the other: the scatter that no choice can be judged below.
     ``ratios_at_16mib``: to each peer. ``bound_shares``: bound over median by bytes, from 4 MiB up."""
 
     network: str
@@ -43,6 +45,9 @@ class Summary:
     chosen: int = 0
     well_chosen: int = 0
     worst_choice: Worst | None = None
+    twice: int = 0
+    unlike: int = 0
+    most_unlike: Worst | None = None
     ratios_at_16mib: dict[str, float] = field(default_factory=dict)
     bound_shares: dict[int, float] = field(default_factory=dict)
 
@@ -69,6 +74,12 @@ def summary_of(rows: Sequence[Row]) -> Summary:
             found.chosen += 1
             found.well_chosen += not is_slower(median_s, own[best], share=BEST_SHARE, slack_s=SLACK_S)
             found.worst_choice = _worse(found.worst_choice, Worst(size, best, median_s / own[best]))
+        if auto["chosen"] in own:
+            same_s = own[auto["chosen"]]
+            longer_s, shorter_s = max(median_s, same_s), min(median_s, same_s)
+            found.twice += 1
+            found.unlike += is_slower(longer_s, shorter_s, share=BEST_SHARE, slack_s=SLACK_S)
+            found.most_unlike = _worse(found.most_unlike, Worst(size, auto["chosen"], longer_s / shorter_s))
         if size == _COMPARED_BYTES:
             found.ratios_at_16mib = {peer: median_s / seconds for peer, seconds in peers.items()}
         if auto["bound_s"] is not None and size >= _BOUND_BYTES:

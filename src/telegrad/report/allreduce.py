@@ -49,7 +49,7 @@ def _lines_of(group: Sequence[Row], present: Sequence[str]) -> Iterator[tuple[fl
         yield (
             row["median_s"],
             [
-                row["algorithm"] + (_AGAIN if row["measured_again"] else ""),
+                _name_of(row) + (_AGAIN if row["measured_again"] else ""),
                 *_speed(row, row["median_s"], row["p90_s"]),
                 text_of(row["wire_bytes"]),
                 _share(row["median_s"], bound_s),
@@ -73,6 +73,10 @@ def _lines_of(group: Sequence[Row], present: Sequence[str]) -> Iterator[tuple[fl
                 str(row[f"{peer}_wrong"]),
             ],
         )
+
+
+def _name_of(row: Row) -> str:
+    return f"{row['algorithm']} ({row['chosen']})" if row["chosen"] else row["algorithm"]
 
 
 def _speed(row: Row, median_s: float, p90_s: float) -> list[str]:

@@ -57,6 +57,7 @@ def test_a_row_has_the_peers_time_and_the_bound_beside_ours() -> None:
     assert row == {
         "op": "allreduce",
         "algorithm": "ring",
+        "chosen": None,
         "driver": "ucx",
         "network": "shm",
         "ranks": 4,
