@@ -10,13 +10,13 @@ from rich.console import Console
 
 from telegrad.cli.outputs import check_writable, written
 from telegrad.doctor.installation import is_installed
-from telegrad.report.telemetry import as_json, read, table_of
+from telegrad.report.telemetry import as_json, read, table_of, title_of
 from telegrad.report.telemetry_plot import plot
 
 
 def report_run(console: Console, errors: Console, file: Path, plot_file: Path | None, as_json_text: bool) -> None:
-    """Prints the table (or JSON) and draws the picture, by default beside ``file``. Exit status 2 if it is no
-    telemetry."""
+    """Prints the table (or JSON) and draws the picture, by default beside ``file``, where tensors were compressed.
+    Exit status 2 if it is no telemetry."""
     check_writable(plot_file, "--plot")
     try:
         run = read(file)
@@ -28,8 +28,13 @@ def report_run(console: Console, errors: Console, file: Path, plot_file: Path | 
         raise typer.Exit(2) from error
     if as_json_text:
         typer.echo(json.dumps(as_json(run), indent=1, allow_nan=False))
-    else:
+    elif run.names:
         console.print(table_of(run), soft_wrap=False)
+    else:
+        console.print(title_of(run), markup=False)
+    if not run.names:
+        errors.print("no tensor was compressed in these steps: there is nothing to draw", markup=False)
+        return
     if plot_file is None and not is_installed("matplotlib"):
         errors.print("no picture: it needs matplotlib; pip install 'telegrad[cli]'", markup=False)
         return

@@ -33,6 +33,14 @@ class Resumable(Protocol):
         """Takes it over."""
 
 
+def _resumable(state: Resumable) -> Resumable:
+    if not isinstance(getattr(state, "comm", None), Communicator):
+        raise TypeError(
+            f"state is a {type(state).__name__}: give the DDPState, Synchronizer or ReplicaSynchronizer itself"
+        )
+    return state
+
+
 class RankState:
     """A DDPState, a Synchronizer that compresses, or a ReplicaSynchronizer, as DCP's ``Stateful``:
     ``dcp.save({"model": …, "telegrad": RankState(state)})`` on all ranks.
@@ -41,7 +49,7 @@ class RankState:
     """
 
     def __init__(self, state: Resumable) -> None:
-        self._state = state
+        self._state = _resumable(state)
 
     def state_dict(self) -> dict[str, Any]:
         """Its state, under this rank's name."""
@@ -69,7 +77,7 @@ class GatheredState:
     def __init__(self, state: Resumable) -> None:
         if hasattr(state, "shard"):
             raise TypeError(f"state is a {type(state).__name__}, whose shards rank 0 cannot gather: save a RankState")
-        self._state = state
+        self._state = _resumable(state)
 
     def state_dict(self) -> dict[str, Any]:
         """What all ranks have not sent yet, on rank 0; nothing on the others. Called on all ranks."""

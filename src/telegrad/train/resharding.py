@@ -71,6 +71,8 @@ def _shares(
 
 
 def _in_order(states: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    if isinstance(states, Mapping) or not isinstance(states, Iterable):
+        raise TypeError(f"states is a {type(states).__name__}: give a list of what state_dict() gave on each rank")
     given = list(states)
     for state in given:
         if not isinstance(state, Mapping) or not {"rank", "world_size", "step", "compressor"} <= state.keys():

@@ -144,6 +144,10 @@ class TensorBoard:
                     "telegrad.train.TensorBoard needs tensorboard: pip install tensorboard, or use JsonLines"
                 ) from error
             writer = SummaryWriter(str(writer))
+        elif not callable(getattr(writer, "add_scalar", None)):
+            raise TypeError(
+                f"writer is a {type(writer).__name__}: give a folder, or a torch.utils.tensorboard.SummaryWriter"
+            )
         self._writer = writer
 
     def write(self, record: StepRecord) -> None:

@@ -83,6 +83,20 @@ def test_what_is_read_is_what_was_written(file: Path) -> None:
     assert (small.compression, small.late_residual_to_gradient, small.late_threshold) == (None, None, None)
 
 
+def test_a_run_in_which_nothing_was_compressed_says_so(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "dense.jsonl"
+    with JsonLines(path) as telemetry:
+        for number in range(3):
+            record = StepRecord(number, 0, 2, [], 1000, 1000, 4)
+            record.close(dropped=False, bytes_sent=4000 * number, stats=DDPStats())
+            telemetry.write(record)
+    result = run(path)
+    assert result.exit_code == 0
+    assert "rank 0 of 2 · 3 steps observed" in result.output
+    assert "no tensor was compressed in these steps" in result.output
+    assert not path.with_suffix(".png").exists()
+
+
 def test_what_a_run_that_went_on_did_again_counts_once_and_a_cut_line_not_at_all(file: Path) -> None:
     lines = file.read_text().splitlines(keepends=True)
     again = json.loads(lines[4])

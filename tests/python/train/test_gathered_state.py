@@ -12,7 +12,7 @@ import torch
 from handmade_buckets import LARGE, ONE, Trainer, given, gradients_of, plain_sgd
 
 from telegrad import Communicator
-from telegrad.train import GatheredState
+from telegrad.train import GatheredState, RankState
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "plain": {},
@@ -87,6 +87,12 @@ def test_what_is_no_such_state(local: Callable[..., list[Communicator]], state: 
     trainer = Trainer(local(1)[0])
     with pytest.raises(ValueError, match="state has no 'ranks'"):
         GatheredState(trainer.state).load_state_dict(state)
+
+
+@pytest.mark.parametrize("wrapper", [GatheredState, RankState])
+def test_only_what_has_residuals_is_wrapped(wrapper: Any) -> None:
+    with pytest.raises(TypeError, match="state is a dict: give the DDPState, Synchronizer or ReplicaSynchronizer it"):
+        wrapper({"rank": 0})
 
 
 def test_shards_of_a_replica_are_not_gathered_to_rank_0() -> None:

@@ -157,6 +157,9 @@ def test_bad_arguments(on_ranks: OnRanks) -> None:
         reshard(states, 0)
     with pytest.raises(ValueError, match="keep='all' does not exist: use one of sum, mean"):
         reshard(states, 2, keep="all")
+    for no_list, kind in ((None, "NoneType"), (states[0], "dict")):
+        with pytest.raises(TypeError, match=f"states is a {kind}: give a list of what state_dict"):
+            reshard(no_list, 2)  # type: ignore[arg-type]
 
 
 def test_the_state_of_another_rank_is_refused(on_ranks: OnRanks) -> None:

@@ -220,6 +220,8 @@ def test_bad_arguments(tmp_path: Path, every: Any, error: type[Exception], messa
         TensorBoard(Writer(), every=every)
     with pytest.raises(OSError, match="No such file"):
         JsonLines(tmp_path / "nowhere" / "run.jsonl")
+    with pytest.raises(TypeError, match="writer is a int: give a folder, or a torch.utils.tensorboard.SummaryWriter"):
+        TensorBoard(5)
 
 
 @pytest.mark.parametrize("cut", ['{"kind": "st', "{", "x" * 200_000])
