@@ -14,43 +14,53 @@
 
 #include "collectives/barrier.hpp"
 #include "collectives/elements.hpp"
+#include "collectives/pieces.hpp"
 #include "transport/milestone.hpp"
 #include "transport/window.hpp"
 
 namespace telegrad {
 namespace {
 
-constexpr std::size_t kPieceBytes = std::size_t{256} << 10;
+// Within a host, and over a network where a block is very long: pieces that are a little longer than a card's are slow.
+constexpr std::size_t kMemoryPieceBytes = std::size_t{256} << 10;
+constexpr std::size_t kLongPieceBytes = std::size_t{512} << 10;
+constexpr std::size_t kCardPiecesMost = 64;
 constexpr std::size_t kPiecesMost = 16;  // of a block as long as all others: more would hide no more
 constexpr std::size_t kUnderWay = 2;  // pieces, in each direction
 constexpr Step kBarrierSteps = 32;    // those of the pieces come after them
 
 // One long block among short ones is a pipeline of as many stages as there are ranks: it needs many pieces.
-std::size_t pieces_of(const Partition& blocks, Range block) {
-  const std::size_t pieces = (block.size() + kPieceBytes - 1) / kPieceBytes;
-  return blocks.alike() ? std::min(pieces, kPiecesMost) : pieces;
+std::size_t pieces_of(const Transport& net, const Partition& blocks, Range block) {
+  const auto pieces_in = [&](std::size_t bytes) { return (block.size() + bytes - 1) / bytes; };
+  const bool alike = blocks.alike();
+  if (net.shares_memory()) {
+    const std::size_t pieces = pieces_in(kMemoryPieceBytes);
+    return alike ? std::min(pieces, kPiecesMost) : pieces;
+  }
+  const std::size_t pieces = pieces_in(kCardBytes);
+  return alike && pieces > kCardPiecesMost ? std::min(pieces_in(kLongPieceBytes), kPiecesMost) : pieces;
 }
 
-// The pieces of the blocks of the ranks `first_hop` … `last_hop` − 1 to the left of `rank`, nearest first: the order in
+// The pieces of the blocks of the ranks `first_hop` … `last_hop` − 1 to the left of this one, nearest first: the order in
 // which they travel.
 class Pieces {
  public:
-  Pieces(const Partition& blocks, Rank rank, Rank first_hop, Rank last_hop)
-      : blocks_(blocks), rank_(rank), hop_(first_hop), last_hop_(last_hop) {}
+  Pieces(const Transport& net, const Partition& blocks, Rank first_hop, Rank last_hop)
+      : net_(net), blocks_(blocks), hop_(first_hop), last_hop_(last_hop) {}
 
   std::optional<Range> next() {
     for (; hop_ < last_hop_; ++hop_, piece_ = 0) {
       const std::size_t size = blocks_.blocks();
-      const Range block = blocks_[(rank_ + size - hop_) % size];
-      const std::size_t pieces = pieces_of(blocks_, block);
+      const Range block = blocks_[(net_.rank() + size - hop_) % size];
+      const std::size_t pieces = pieces_of(net_, blocks_, block);
       if (piece_ < pieces) return part_of(block, pieces, piece_++);
     }
     return std::nullopt;
   }
 
  private:
+  const Transport& net_;
   const Partition& blocks_;
-  Rank rank_;
   Rank hop_;
   Rank last_hop_;
   std::size_t piece_ = 0;
@@ -74,8 +84,8 @@ struct Ring {
 Task<void> pass_on(Ring& ring) {
   Transport& net = ring.net;
   const Rank right = (net.rank() + 1) % net.size();
-  const std::size_t own = pieces_of(ring.blocks, ring.own());
-  Pieces pieces(ring.blocks, net.rank(), 0, net.size() - 1);
+  const std::size_t own = pieces_of(net, ring.blocks, ring.own());
+  Pieces pieces(net, ring.blocks, 0, net.size() - 1);
   Window<Transport::Sending, kUnderWay> sends;
   Step step = kBarrierSteps;
   for (std::size_t index = 0; const auto piece = pieces.next(); ++index, ++step) {
@@ -94,7 +104,7 @@ Task<void> pass_on(Ring& ring) {
 Task<void> take(Ring& ring) {
   Transport& net = ring.net;
   const Rank left = (net.rank() + net.size() - 1) % net.size();
-  Pieces pieces(ring.blocks, net.rank(), 1, net.size());
+  Pieces pieces(net, ring.blocks, 1, net.size());
   Window<Transport::Receiving, kUnderWay> receives;
   Step step = kBarrierSteps;
   for (std::size_t arrived = 0;;) {

@@ -88,7 +88,7 @@ Task<void> allreduce_recursive_doubling(Transport& net, DType dtype, Reduction r
     co_await reduce_partial(net, dtype, reduction, others, own, both.bytes(), doubling.halvings_before(doubling.self()));
     mine = both.bytes();
   }
-  const Lanes lanes(mine.size(), tuning);
+  const Lanes lanes(net, mine.size(), tuning);
   if (doubling.pairs > 0 || lanes.segments == 1) {  // without lanes: of short vectors latency counts
     LaneScratch scratch{Buffer(mine.size()), Buffer(mine.size())};
     co_await run_rounds(doubling, mine, output, kFirstRound, scratch);

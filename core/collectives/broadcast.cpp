@@ -38,7 +38,7 @@ Task<void> broadcast_tree(Transport& net, Rank root, Bytes data) {
 }  // namespace
 
 Task<void> broadcast(Transport& net, Rank root, Bytes data) {
-  return broadcast_goes_by_chain(net.size(), data.size()) ? broadcast_chain(net, root, data)
+  return broadcast_goes_by_chain(net.size(), net.shares_memory(), data.size()) ? broadcast_chain(net, root, data)
                                                          : broadcast_tree(net, root, data);
 }
 

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "collectives/blocks.hpp"
+#include "collectives/pieces.hpp"
 #include "transport/milestone.hpp"
 #include "transport/window.hpp"
 
@@ -21,13 +22,14 @@ namespace {
 constexpr double kLatencyBytes = 10'000.0;
 constexpr std::size_t kLongBytes = std::size_t{64} << 10;
 constexpr std::size_t kLeastPieceBytes = std::size_t{16} << 10;
-constexpr std::size_t kMostPieceBytes = std::size_t{256} << 10;
+constexpr std::size_t kMostMemoryPieceBytes = std::size_t{256} << 10;  // over a network those that fit a card
 constexpr std::size_t kUnderWay = 4;  // pieces, in each direction: they hide the latency also of short ones
 
 // The best length is √(n·(α/β)/(P−2)): shorter pieces leave the first rank earlier, longer ones cost fewer latencies.
-std::size_t pieces_of(Rank size, std::size_t bytes) {
+std::size_t pieces_of(Rank size, bool shares_memory, std::size_t bytes) {
   const double best = std::sqrt(static_cast<double>(bytes) * kLatencyBytes / std::max(1.0, static_cast<double>(size) - 2.0));
-  const std::size_t piece = std::clamp(static_cast<std::size_t>(best), kLeastPieceBytes, kMostPieceBytes);
+  const std::size_t most = shares_memory ? kMostMemoryPieceBytes : kCardBytes;
+  const std::size_t piece = std::clamp(static_cast<std::size_t>(best), kLeastPieceBytes, most);
   return (bytes + piece - 1) / piece;
 }
 
@@ -75,17 +77,17 @@ Task<void> pass_on(Chain& chain) {
 
 }  // namespace
 
-bool broadcast_goes_by_chain(Rank size, std::size_t bytes) {
+bool broadcast_goes_by_chain(Rank size, bool shares_memory, std::size_t bytes) {
   if (size < 3 || bytes < kLongBytes) return false;
   const double whole = static_cast<double>(bytes);
-  const double piece = whole / static_cast<double>(pieces_of(size, bytes));
+  const double piece = whole / static_cast<double>(pieces_of(size, shares_memory, bytes));
   const double chain = kLatencyBytes + whole + (static_cast<double>(size) - 2.0) * (kLatencyBytes + piece);
   const double tree = static_cast<double>(std::bit_width(size - 1)) * (kLatencyBytes + whole);
   return chain < tree;
 }
 
 Task<void> broadcast_chain(Transport& net, Rank root, Bytes data) {
-  Chain chain{net, root, data, pieces_of(net.size(), data.size()), Milestone(net.ready())};
+  Chain chain{net, root, data, pieces_of(net.size(), net.shares_memory(), data.size()), Milestone(net.ready())};
   std::vector<Task<void>> both;
   if (net.rank() != root) both.push_back(take(chain));
   if ((net.rank() + 1) % net.size() != root) both.push_back(pass_on(chain));

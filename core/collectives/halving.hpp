@@ -24,8 +24,8 @@ inline HalvingRound halving_round(Rank size, Rank round) {
   return {reach(round), reach(round + 1)};
 }
 
-/// A round's message goes in so many pieces at most.
-inline constexpr std::size_t kPiecesMost = 64;
+/// A round's message goes in so many pieces at most: enough for all but enormous ones to be of the length that is best.
+inline constexpr std::size_t kPiecesMost = 1024;
 /// Those of a message of so many blocks, by their mean length, which all ranks know alike.
 std::size_t pieces_of(const Transport& net, const Partition& partition, DType dtype, Rank blocks);
 /// The step of one of the two parts of a piece: what lies around the end of the vector goes in two messages.

@@ -4,6 +4,8 @@
 #include <utility>
 #include <vector>
 
+#include "collectives/pieces.hpp"
+
 namespace telegrad {
 namespace {
 
@@ -16,8 +18,9 @@ Task<void> run_lane(Lanes lanes, std::size_t lane, std::size_t scratch_bytes, co
 
 }  // namespace
 
-Lanes::Lanes(std::size_t bytes, LaneTuning tuning) {
-  const std::size_t message_bytes = std::max<std::size_t>(1, tuning.message_bytes);
+Lanes::Lanes(const Transport& net, std::size_t bytes, LaneTuning tuning) {
+  const std::size_t suiting = net.shares_memory() ? kMemoryMessageBytes : kCardBytes;
+  const std::size_t message_bytes = tuning.message_bytes == 0 ? suiting : tuning.message_bytes;
   segments = std::clamp<std::size_t>((bytes + message_bytes - 1) / message_bytes, 1,
                                      std::max<std::size_t>(1, tuning.segments_most));
   lanes = std::clamp<std::size_t>(tuning.lanes, 1, segments);

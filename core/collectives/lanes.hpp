@@ -9,13 +9,17 @@
 
 #include "base/buffer.hpp"
 #include "transport/task.hpp"
+#include "transport/transport.hpp"
 
 namespace telegrad {
 
+/// Messages of one segment within a host: shorter ones cost more turns, longer ones leave the caches.
+inline constexpr std::size_t kMemoryMessageBytes = std::size_t{256} << 10;
+
 /// How long vectors are cut. All ranks use the same.
 struct LaneTuning {
-  /// A vector is cut into segments such that messages are about this long at most.
-  std::size_t message_bytes = std::size_t{256} << 10;
+  /// A vector is cut into segments such that messages are about this long at most; 0: as suits the network.
+  std::size_t message_bytes = 0;
   /// But into so many segments at most: then messages are longer.
   std::size_t segments_most = std::numeric_limits<std::size_t>::max();
   /// How many segments are on their way at once.
@@ -23,9 +27,9 @@ struct LaneTuning {
 };
 
 struct Lanes {
-  /// For a vector of which one message per step would have `bytes` bytes. Segments are a multiple of lanes, so that no
+  /// For a vector of which one message per step would have `bytes` bytes on this network. Segments are a multiple of lanes, so that no
   /// lane is left alone in the end.
-  Lanes(std::size_t bytes, LaneTuning tuning);
+  Lanes(const Transport& net, std::size_t bytes, LaneTuning tuning);
 
   std::size_t segments;
   std::size_t lanes;

@@ -10,7 +10,7 @@ Ring::Ring(Transport& net, DType dtype, Reduction reduction, ConstBytes input, P
       reduction(reduction),
       input(input),
       partition(std::move(partition)),
-      lanes(this->partition.longest() * size_of(dtype), tuning) {}
+      lanes(net, this->partition.longest() * size_of(dtype), tuning) {}
 
 std::size_t Ring::longest_piece_bytes() const {
   return part_of({0, partition.longest()}, lanes.segments, 0).size() * size_of(dtype);

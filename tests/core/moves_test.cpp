@@ -330,9 +330,9 @@ TEST("broadcast along a chain gives the root's data to every rank, from every ro
       }
     }
   }
-  EXPECT(!broadcast_goes_by_chain(2, 1 << 24) && !broadcast_goes_by_chain(8, 4096));
-  EXPECT(broadcast_goes_by_chain(3, 1 << 20) && broadcast_goes_by_chain(8, 1 << 20));
-  EXPECT(broadcast_goes_by_chain(4096, 1 << 26) && !broadcast_goes_by_chain(4096, 1 << 20));
+  EXPECT(!broadcast_goes_by_chain(2, false, 1 << 24) && !broadcast_goes_by_chain(8, false, 4096));
+  EXPECT(broadcast_goes_by_chain(3, false, 1 << 20) && broadcast_goes_by_chain(8, false, 1 << 20));
+  EXPECT(broadcast_goes_by_chain(4096, false, 1 << 26) && !broadcast_goes_by_chain(4096, false, 1 << 20));
 }
 
 }  // namespace

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from telegrad.plan.cost_moves import all_to_all, allgather, barrier, broadcast, gather, scatter
 from telegrad.plan.cost_reductions import (
-    RING_MESSAGE_BYTES,
     allreduce,
     allreduce_rabenseifner,
     allreduce_recursive_doubling,
@@ -25,7 +24,6 @@ from telegrad.plan.recurrences import CARD_BYTES
 __all__ = [
     "CARD_BYTES",
     "ELEMENT_BYTES",
-    "RING_MESSAGE_BYTES",
     "Cost",
     "Costs",
     "TopkCost",

@@ -14,14 +14,14 @@ from telegrad.plan.recurrences import CARD_BYTES, pieces_s, stream_s
 
 # What core/collectives does; tests compare with it.
 SHORT_BYTES = 32 << 10  # kShortBytes of allgather.cpp
-PIECE_BYTES = 256 << 10  # kPieceBytes of allgather_ring.cpp
+CARD_PIECES_MOST = 64  # kCardPiecesMost of allgather_ring.cpp
+LONG_PIECE_BYTES = 512 << 10  # kLongPieceBytes of allgather_ring.cpp
 PIECES_MOST = 16  # kPiecesMost of allgather_ring.cpp
 PIECES_UNDER_WAY = 2  # kUnderWay of allgather_ring.cpp
 BULK_BYTES = 64 << 10  # kBulkBytes of broadcast.cpp
 CHAIN_LATENCY_BYTES = 10_000  # kLatencyBytes of broadcast_chain.cpp
 CHAIN_LONG_BYTES = 64 << 10  # kLongBytes
 CHAIN_LEAST_BYTES = 16 << 10  # kLeastPieceBytes
-CHAIN_MOST_BYTES = 256 << 10  # kMostPieceBytes
 CHAIN_UNDER_WAY = 4  # kUnderWay
 TREE_RANKS = 16  # kRanksLeast of rooted_tree.hpp
 TREE_BYTES = 2048  # kBlockBytesMost
@@ -38,7 +38,8 @@ def allgather(ranks: int, size: int, costs: Costs) -> Cost:
     Distributed Systems 8(11), 1997, §4. Among two ranks, and above, a ring: (P−1)(α + nβ). Thakur, Rabenseifner, Gropp,
     Int. J. High Performance Computing Applications 19(1), 2005, §4.1.
 
-    Round the ring a block goes in pieces of 256 KiB, or in 16 if it is longer, two under way. The first ones leave
+    Round the ring a block goes in pieces of 60 KiB, two under way; one of more than 64 such goes in pieces of 512 KiB,
+    16 at most. The first ones leave
     beside a barrier and are taken when it is over, and the own block is copied then; with two ranks there is none, the
     first piece tells.
     """
@@ -48,7 +49,9 @@ def allgather(ranks: int, size: int, costs: Costs) -> Cost:
     rounds = ceil_log2(ranks)
     if size <= SHORT_BYTES and (ranks > 2 or size == 0):
         return _allgather_bruck(ranks, size, costs)
-    pieces = min(ceil_div(size, PIECE_BYTES), PIECES_MOST)
+    pieces = ceil_div(size, CARD_BYTES)
+    if pieces > CARD_PIECES_MOST:
+        pieces = min(ceil_div(size, LONG_PIECE_BYTES), PIECES_MOST)
     piece = ceil_div(size, pieces)
     under_way = min(PIECES_UNDER_WAY, pieces)
     work_s = size * costs.gamma_s_per_byte
@@ -184,7 +187,7 @@ def broadcast_pieces(ranks: int, size: int) -> int:
     if ranks < 3 or size < CHAIN_LONG_BYTES:
         return 1
     best = int(math.sqrt(size * CHAIN_LATENCY_BYTES / max(1.0, ranks - 2.0)))
-    pieces = ceil_div(size, min(max(best, CHAIN_LEAST_BYTES), CHAIN_MOST_BYTES))
+    pieces = ceil_div(size, min(max(best, CHAIN_LEAST_BYTES), CARD_BYTES))
     chain = CHAIN_LATENCY_BYTES + size + (ranks - 2) * (CHAIN_LATENCY_BYTES + size / pieces)
     return pieces if chain < ceil_log2(ranks) * (CHAIN_LATENCY_BYTES + size) else 1
 

@@ -11,9 +11,8 @@ from telegrad.plan.network import ELEMENT_BYTES, Cost, Costs, ceil_div, check, c
 from telegrad.plan.recurrences import CARD_BYTES, folded_rounds_s, halving_of_elements_s, pieces_s, two_lanes_s
 
 # What core/collectives does; tests compare with it.
-RING_MESSAGE_BYTES = 256 << 10  # LaneTuning::message_bytes
 DOUBLING_MESSAGE_BYTES, DOUBLING_SEGMENTS_MOST = CARD_BYTES, 300  # kDoublingTuning
-PIECES_MOST = 64  # kPiecesMost of halving.hpp
+PIECES_MOST = 1024  # kPiecesMost of halving.hpp
 RING_BLOCK_BYTES = 256 << 10  # kRingBlockBytes of reduce_scatter.cpp
 PAIR_TREE_BYTES, TREE_BYTES, LEAST_BLOCK_BYTES = 32 << 10, 16 << 10, 256  # of reduce.cpp
 _SHOWS = 0.002
@@ -39,7 +38,7 @@ def allreduce_ring(ranks: int, size: int, costs: Costs) -> Cost:
     """2(P−1)(α + n/P·β) + (P−1)/P·nγ for one segment. Patarasuk, Yuan, J. Parallel and Distributed Computing 69(2),
     2009, §4.
 
-    n is cut into ⌈n/(P·256 KiB)⌉ segments, or one more where that is odd and not 1, each with blocks of b bytes (the
+    n is cut into ⌈n/(P·60 KiB)⌉ segments, or one more where that is odd and not 1, each with blocks of b bytes (the
     longest, as every step waits for it), and two lanes work on every other segment each. Up to bγ = bβ they keep in
     step: a lane's step in which blocks are added takes the longer of what it needs alone, α + bβ + bγ, and of the
     ports' time for both lanes, 2bβ; a step in which sums are passed on takes max(α + bβ, 2bβ). After the last step of
@@ -51,7 +50,7 @@ def allreduce_ring(ranks: int, size: int, costs: Costs) -> Cost:
     if ranks == 1:
         return copying(size, costs)
     steps = ranks - 1
-    segments = _segments(ceil_div(size, ranks), RING_MESSAGE_BYTES)
+    segments = _segments(ceil_div(size, ranks), CARD_BYTES)
     elements = size // ELEMENT_BYTES
     longest = ceil_div(ceil_div(elements, segments), ranks) * ELEMENT_BYTES
     beta_s = costs.pair_s_per_byte(longest * min(2, segments)) if ranks == 2 else costs.beta_s_per_byte
@@ -287,7 +286,7 @@ def reduce_scatter(ranks: int, size: int, costs: Costs) -> Cost:
         return Cost(halving_s(ranks, elements, costs), messages, (elements - kept) * ELEMENT_BYTES)
     steps = ranks - 1
     block = ceil_div(elements, ranks) * ELEMENT_BYTES
-    segments = _segments(block, RING_MESSAGE_BYTES)
+    segments = _segments(block, CARD_BYTES)
     longest = ceil_div(block // ELEMENT_BYTES, segments) * ELEMENT_BYTES
     beta_s = costs.pair_s_per_byte(longest * min(2, segments)) if ranks == 2 else costs.beta_s_per_byte
     time_s = two_lanes_s(

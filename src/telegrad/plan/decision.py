@@ -9,9 +9,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Self
 
-from telegrad.plan.cost_reductions import RING_MESSAGE_BYTES, allreduce_s
+from telegrad.plan.cost_reductions import allreduce_s
 from telegrad.plan.levels import PART_BYTES, Levels, allreduce_on_levels
 from telegrad.plan.network import ELEMENT_BYTES, Costs
+from telegrad.plan.recurrences import CARD_BYTES
 
 # Where they take equally long, the first is chosen: it sends fewer messages.
 ALLREDUCE_ALGORITHMS = ("recursive_doubling", "rabenseifner", "ring")
@@ -147,7 +148,7 @@ def allreduce_table(
 def _probes(ranks: int, levels: Levels | None) -> Iterator[int]:
     """Ascending sizes, close enough that the times hardly cross twice in between: the ring's and two_level's times jump
     where another segment begins."""
-    lengths = [RING_MESSAGE_BYTES * ranks, *([PART_BYTES * levels.slices] if levels else [])]
+    lengths = [CARD_BYTES * ranks, *([PART_BYTES * levels.slices] if levels else [])]
     probes = set()
     size, factor = float(ELEMENT_BYTES), 2 ** (1 / _STEPS_PER_DOUBLING)
     while size < MOST_BYTES:

@@ -10,12 +10,13 @@ from collections import Counter
 from dataclasses import dataclass, replace
 
 from telegrad.plan.cost_moves import allgather
-from telegrad.plan.cost_reductions import RING_MESSAGE_BYTES, allreduce, reduce_scatter
+from telegrad.plan.cost_reductions import allreduce, reduce_scatter
 from telegrad.plan.network import ELEMENT_BYTES, Cost, Costs, ceil_div, check
 
 # What core/collectives does; tests compare with it.
 PART_BYTES = 512 << 10  # TwoLevelTuning::part_bytes
 SEGMENTS_MOST = 1024  # kSegmentsMost of allreduce_two_level.cpp
+RING_BYTES = 128 << 10  # kRingMessageBytes of choice.cpp
 
 
 @dataclass(frozen=True)
@@ -96,7 +97,7 @@ def between_algorithm(nodes: int, size: int) -> str:
     doubles_most = max(16 << 10, (128 << 10) // nodes) if nodes & (nodes - 1) == 0 else 8 << 10
     if size <= doubles_most:
         return "recursive_doubling"
-    return "rabenseifner" if nodes == 2 or size < (RING_MESSAGE_BYTES // 2) * nodes else "ring"
+    return "rabenseifner" if nodes == 2 or size < RING_BYTES * nodes else "ring"
 
 
 def _elements(size: int) -> int:

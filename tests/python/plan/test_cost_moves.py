@@ -140,14 +140,14 @@ def test_long_vectors_gain_from_a_chain() -> None:
 
 CONSTANTS = {
     "SHORT_BYTES": ("allgather.cpp", "kShortBytes"),
-    "PIECE_BYTES": ("allgather_ring.cpp", "kPieceBytes"),
+    "CARD_PIECES_MOST": ("allgather_ring.cpp", "kCardPiecesMost"),
+    "LONG_PIECE_BYTES": ("allgather_ring.cpp", "kLongPieceBytes"),
     "PIECES_MOST": ("allgather_ring.cpp", "kPiecesMost"),
     "PIECES_UNDER_WAY": ("allgather_ring.cpp", "kUnderWay"),
     "BULK_BYTES": ("broadcast.cpp", "kBulkBytes"),
     "CHAIN_LATENCY_BYTES": ("broadcast_chain.cpp", "kLatencyBytes"),
     "CHAIN_LONG_BYTES": ("broadcast_chain.cpp", "kLongBytes"),
     "CHAIN_LEAST_BYTES": ("broadcast_chain.cpp", "kLeastPieceBytes"),
-    "CHAIN_MOST_BYTES": ("broadcast_chain.cpp", "kMostPieceBytes"),
     "CHAIN_UNDER_WAY": ("broadcast_chain.cpp", "kUnderWay"),
     "TREE_RANKS": ("rooted_tree.hpp", "kRanksLeast"),
     "TREE_BYTES": ("rooted_tree.hpp", "kBlockBytesMost"),
