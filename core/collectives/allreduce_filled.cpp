@@ -27,14 +27,14 @@
 namespace telegrad {
 namespace {
 
-constexpr std::size_t kBlockBytes = std::size_t{512} << 10;  // of the sum: few ranks' shares of two of them stay in the cache
+// Of the sum. In a host's memory few ranks' shares of two of them stay in the cache; over a network, where all send to one,
+// longer messages of most densities take less time.
+constexpr std::size_t kMemoryBlockBytes = std::size_t{512} << 10;
+constexpr std::size_t kNetworkBlockBytes = std::size_t{1} << 20;
 constexpr std::size_t kChunkBytes = std::size_t{8} << 10;    // of a block, which is reduced in the first-level cache
 constexpr std::size_t kSharesAhead = 2;                      // of each rank, whose blocks come while one is reduced
 constexpr std::size_t kSendsMost = 24;                       // messages under way in each part
 constexpr Step kSumSteps = Step{1} << 29;                    // from here on blocks of sums
-
-template <class V>
-constexpr std::size_t kBlock = kBlockBytes / sizeof(V);
 
 using Marks = Array<std::uint64_t>;
 
@@ -88,6 +88,7 @@ class FilledSum {
         reduction_(reduction),
         output_(output),
         slices_(static_cast<std::size_t>(mine.range.size()), net.size()),
+        block_((net.shares_memory() ? kMemoryBlockBytes : kNetworkBlockBytes) / sizeof(V)),
         coming_(net.size()) {
     for (Rank owner = 0; owner <= net.size() && !mine.dense; ++owner) {
       const auto first = std::ranges::lower_bound(mine.indices, slices_.begin(owner));
@@ -123,11 +124,11 @@ class FilledSum {
 
   Rank ahead(Rank distance) const { return (net_.rank() + distance) % net_.size(); }
   Rank behind(Rank distance) const { return (net_.rank() + net_.size() - distance) % net_.size(); }
-  std::size_t blocks(Rank owner) const { return (slices_[owner].size() + kBlock<V> - 1) / kBlock<V>; }
+  std::size_t blocks(Rank owner) const { return (slices_[owner].size() + block_ - 1) / block_; }
   Range block(Rank owner, std::size_t number) const {
     const Range slice = slices_[owner];
-    const std::size_t begin = slice.begin + number * kBlock<V>;
-    return {begin, std::min(begin + kBlock<V>, slice.end)};
+    const std::size_t begin = slice.begin + number * block_;
+    return {begin, std::min(begin + block_, slice.end)};
   }
   static Step share_step(std::size_t block) { return static_cast<Step>(2 * block); }
   static Step sum_step(std::size_t block) { return kSumSteps + static_cast<Step>(block); }
@@ -155,7 +156,7 @@ class FilledSum {
   // A block of everybody's slice after the other, so that all owners have something to do.
   Task<void> send_shares() {
     Window<SendingShare, kSendsMost> under_way;
-    for (std::size_t number = 0; number * kBlock<V> < slices_.longest(); ++number) {
+    for (std::size_t number = 0; number * block_ < slices_.longest(); ++number) {
       for (Rank distance = 1; distance < net_.size(); ++distance) {
         const Rank to = ahead(distance);
         if (number >= blocks(to)) continue;
@@ -278,6 +279,7 @@ class FilledSum {
   const Reduction reduction_;
   const std::span<V> output_;
   const Partition slices_;
+  const std::size_t block_;  // elements of one
   std::vector<std::size_t> begins_;  // of this rank's entries in each owner's slice; empty where they are dense
   std::vector<std::size_t> next_;    // of these, the first that has not been sent
   std::vector<std::deque<ComingShare>> coming_;

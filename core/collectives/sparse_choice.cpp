@@ -74,7 +74,7 @@ SparseVerdict SparseDecision::cheapest(const SparseCosts& costs, const SumGrowth
   const double doubling_s = costs.doubling_s(members, round) + written_s;
   if (nodes_ != nullptr) return doubling_s <= two_level_s(members, sum_entries) + written_s ? SparseVerdict::go_on : SparseVerdict::split;
   const double split_s = costs.split_s(entries, sum_entries) + written_s;
-  const double vectors_s = costs.dense_s(dense_algorithm_, is_dense);
+  const double vectors_s = costs.dense_s(dense_algorithm_, is_dense ? std::nullopt : std::optional(entries));
   const double filled_s = costs.filled_s(entries);
   // Where all hold vectors, nobody has marks to make.
   const double waiting = own_shape_.shares_memory ? 0.0 : 1.0 + kWaitPerSender * (own_shape_.ranks - 1.0);

@@ -155,12 +155,13 @@ double SparseCosts::written_s(double sum_entries) const {
 
 // Thakur, Rabenseifner, Gropp, Int. J. High Performance Computing Applications 19(1), 2005, §4.5; Patarasuk, Yuan, J.
 // Parallel and Distributed Computing 69(2), 2009, §4.
-double SparseCosts::dense_s(Algorithm algorithm, bool is_dense) const {
+double SparseCosts::dense_s(Algorithm algorithm, std::optional<double> entries) const {
   const double bytes = static_cast<double>(shape_.dimension) * static_cast<double>(size_of(shape_.dtype));
   const double ranks = shape_.ranks;
   const double all_but_one = (ranks - 1.0) / ranks;
   const double work_s = bytes * costs_.gamma_s_per_byte;
-  const double made_dense_s = is_dense ? 0.0 : work_s;
+  const double entry_bytes = sizeof(std::uint32_t) + static_cast<double>(size_of(shape_.dtype));
+  const double made_dense_s = entries ? work_s + *entries * entry_bytes * costs_.gamma_s_per_byte : 0.0;
   if (algorithm == Algorithm::recursive_doubling) {
     const double folds = std::has_single_bit(shape_.ranks) ? 0.0 : 1.0;
     return made_dense_s + (rounds() + folds) * (costs_.alpha_s + bytes * exchange_s_per_byte() + work_s) +

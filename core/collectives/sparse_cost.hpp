@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 
 #include "base/types.hpp"
 #include "collectives/sparse_growth.hpp"
@@ -53,8 +54,8 @@ class SparseCosts {
   double split_s(double entries, double sum_entries) const;
   /// The same where every slice of the sum goes dense.
   double split_dense_s(double entries) const;
-  /// A dense allreduce by `algorithm`; unless it `is_dense`, the stream is made so before it.
-  double dense_s(Algorithm algorithm, bool is_dense = false) const;
+  /// A dense allreduce by `algorithm`, before which the stream is made dense, of so many entries; nullopt: it is so already.
+  double dense_s(Algorithm algorithm, std::optional<double> entries = 0.0) const;
   /// Whether dense sums go by allreduce_filled(), and what that takes.
   bool sums_filled() const;
   double filled_s(double entries) const;
