@@ -5,9 +5,12 @@
 //
 // The allgather takes the rounds of the reduce-scatter in reverse: a rank that holds the sums of `distance` blocks, its
 // own first, sends the front ones back to the rank `distance` behind, and gets the next ones from the rank ahead.
+//
+// Few ranks that share memory take one round for each half where vectors are short: see allreduce_direct.cpp.
 #include "collectives/allreduce_rabenseifner.hpp"
 
 #include "base/check.hpp"
+#include "collectives/allreduce_direct.hpp"
 #include "collectives/elements.hpp"
 #include "collectives/halving.hpp"
 #include "collectives/pieces.hpp"
@@ -20,6 +23,10 @@ Task<void> allreduce_rabenseifner(Transport& net, DType dtype, Reduction reducti
   const Rank size = net.size();
   if (size == 1) {
     co_await copy(net, input, output);
+    co_return;
+  }
+  if (goes_directly(net, input.size())) {
+    co_await allreduce_direct(net, dtype, reduction, input, output);
     co_return;
   }
   const Partition partition(input.size() / size_of(dtype), size);

@@ -10,6 +10,7 @@
 
 #include "base/random.hpp"
 #include "collectives/allgather.hpp"
+#include "collectives/allreduce_direct.hpp"
 #include "collectives/allreduce_rabenseifner.hpp"
 #include "collectives/allreduce_recursive_doubling.hpp"
 #include "collectives/allreduce_ring.hpp"
@@ -25,9 +26,9 @@ constexpr Rank kSizes[] = {1, 2, 3, 4, 5, 7, 8, 13, 16, 32, 64};
 constexpr std::size_t kCounts[] = {0, 1, 63, 1000, 4099};
 constexpr World kWorlds[] = {World::simulated, World::local};
 
-// A ring in one piece, one in many small segments, recursive doubling, and halving with doubling.
-enum class Way { ring, segmented_ring, recursive_doubling, rabenseifner };
-constexpr Way kWays[] = {Way::ring, Way::segmented_ring, Way::recursive_doubling, Way::rabenseifner};
+// A ring in one piece, one in many small segments, recursive doubling, halving with doubling, and all with all.
+enum class Way { ring, segmented_ring, recursive_doubling, rabenseifner, direct };
+constexpr Way kWays[] = {Way::ring, Way::segmented_ring, Way::recursive_doubling, Way::rabenseifner, Way::direct};
 
 Task<void> run_allreduce(Way way, Transport& net, DType dtype, Reduction reduction, ConstBytes input, Bytes output) {
   switch (way) {
@@ -35,6 +36,9 @@ Task<void> run_allreduce(Way way, Transport& net, DType dtype, Reduction reducti
     case Way::segmented_ring:
       return allreduce_ring(net, dtype, reduction, input, output, {.message_bytes = 64, .lanes = 3});
     case Way::rabenseifner: return allreduce_rabenseifner(net, dtype, reduction, input, output);
+    case Way::direct:
+      if (net.size() == 1) break;
+      return allreduce_direct(net, dtype, reduction, input, output);
     case Way::recursive_doubling: break;
   }
   return allreduce_recursive_doubling(net, dtype, reduction, input, output);

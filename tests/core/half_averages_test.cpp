@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "base/random.hpp"
+#include "collectives/allreduce_direct.hpp"
 #include "collectives/allreduce_rabenseifner.hpp"
 #include "collectives/allreduce_recursive_doubling.hpp"
 #include "collectives/allreduce_ring.hpp"
@@ -40,10 +41,11 @@ enum class Way {
   scatter_gather,
   scatter_halving,
   scatter_ring,
+  direct,
 };
 constexpr Way kWays[] = {Way::ring,           Way::segmented_ring, Way::doubling,       Way::doubling_in_lanes,
                          Way::rabenseifner,   Way::in_pairs,       Way::in_dealt_nodes, Way::tree,
-                         Way::scatter_gather, Way::scatter_halving, Way::scatter_ring};
+                         Way::scatter_gather, Way::scatter_halving, Way::scatter_ring, Way::direct};
 bool has_nodes(Way way) { return way == Way::in_pairs || way == Way::in_dealt_nodes; }
 bool has_root(Way way) { return way == Way::tree || way == Way::scatter_gather; }
 bool scatters(Way way) { return way == Way::scatter_halving || way == Way::scatter_ring; }
@@ -75,6 +77,9 @@ std::vector<std::vector<V>> reduced(Way way, World world, const std::vector<std:
         case Way::segmented_ring: return allreduce_ring(net, kDtype, reduction, in, out, lanes);
         case Way::doubling: return allreduce_recursive_doubling(net, kDtype, reduction, in, out);
         case Way::doubling_in_lanes: return allreduce_recursive_doubling(net, kDtype, reduction, in, out, lanes);
+        case Way::direct:
+          if (size > 1) return allreduce_direct(net, kDtype, reduction, in, out);
+          [[fallthrough]];
         case Way::rabenseifner: return allreduce_rabenseifner(net, kDtype, reduction, in, out);
         case Way::in_pairs:
         case Way::in_dealt_nodes: return allreduce_two_level(net, nodes, kDtype, reduction, in, out, {.part_bytes = 128});
