@@ -40,7 +40,7 @@ void bind_sparse_reduction(nb::module_& module) {
         seconds["split_allgather"] = costs.split_s(entries, growth.entries(ranks));
         seconds["split_dense_allgather"] = costs.split_dense_s(entries);
         double dense_s = std::numeric_limits<double>::infinity();
-        for (const Algorithm one : kAllreduceAlgorithms) dense_s = std::min(dense_s, costs.dense_s(one));
+        for (const Algorithm one : kAllreduceAlgorithms) dense_s = std::min(dense_s, costs.dense_s(one, entries));
         seconds["dense"] = dense_s;
         return seconds;
       },

@@ -22,7 +22,7 @@ namespace telegrad {
 namespace {
 
 // Within a host, and over a network where a block is very long: pieces that are a little longer than a card's are slow.
-constexpr std::size_t kMemoryPieceBytes = std::size_t{256} << 10;
+constexpr std::size_t kPieceBytesInMemory = std::size_t{256} << 10;
 constexpr std::size_t kLongPieceBytes = std::size_t{512} << 10;
 constexpr std::size_t kCardPiecesMost = 64;
 constexpr std::size_t kPiecesMost = 16;  // of a block as long as all others: more would hide no more
@@ -34,7 +34,7 @@ std::size_t pieces_of(const Transport& net, const Partition& blocks, Range block
   const auto pieces_in = [&](std::size_t bytes) { return (block.size() + bytes - 1) / bytes; };
   const bool alike = blocks.alike();
   if (net.shares_memory()) {
-    const std::size_t pieces = pieces_in(kMemoryPieceBytes);
+    const std::size_t pieces = pieces_in(kPieceBytesInMemory);
     return alike ? std::min(pieces, kPiecesMost) : pieces;
   }
   const std::size_t pieces = pieces_in(kCardBytes);

@@ -26,7 +26,7 @@ Algorithm dense_algorithm_of(const SparseChoice& choice, const SparseSumShape& s
     return choice.dense().choose_flat(static_cast<std::size_t>(shape.dimension) * size_of(shape.dtype));
   }
   const SparseCosts costs(shape, *choice.costs());
-  return *std::ranges::min_element(kAllreduceAlgorithms, {}, [&](Algorithm one) { return costs.dense_s(one); });
+  return *std::ranges::min_element(kAllreduceAlgorithms, {}, [&](Algorithm one) { return costs.dense_s(one, std::nullopt); });
 }
 
 }  // namespace

@@ -15,7 +15,8 @@ constexpr double kWindow = 16;                                            // of 
 constexpr double kShortBytes = double{32 << 10};                          // of sparse_split.cpp
 constexpr Rank kCountedRanksMost = 64;                                     // counts_go_ahead() of allreduce_sparse.cpp
 constexpr auto kCountedSliceBytes = 4.0 * static_cast<double>(Transport::kSliceBytes);
-constexpr double kPieceBytes = double{60 << 10};                          // of a ring and a halving: kCardBytes of pieces.hpp
+constexpr double kPieceBytes = double{60 << 10};                          // kCardBytes of pieces.hpp
+constexpr double kMemorySegmentBytes = double{256 << 10};                 // of a ring: kMemoryMessageBytes of lanes.hpp
 constexpr double kPiecesMost = 1024;                                      // of halving.hpp
 constexpr std::size_t kDensestIndexBytes = 2;                             // wire_delta() of sparse_messages.hpp
 constexpr std::uint64_t kFilledSliceBytesLeast = std::uint64_t{64} << 10;  // shorter ones are made dense in less time than messages take
@@ -177,7 +178,8 @@ double SparseCosts::dense_s(Algorithm algorithm, std::optional<double> entries) 
            port_s;
   }
   // Two lanes, each with every other segment: one adds while the other's blocks travel.
-  const double segments = std::max(1.0, std::ceil(bytes / (ranks * kPieceBytes)));
+  const double segment_bytes = shape_.shares_memory ? kMemorySegmentBytes : kPieceBytes;
+  const double segments = std::max(1.0, std::ceil(bytes / (ranks * segment_bytes)));
   const double block_port_s = bytes / (ranks * segments) * costs_.beta_s_per_byte;
   const double block_work_s = work_s / (ranks * segments);
   if (segments == 1.0) {

@@ -55,7 +55,7 @@ class SparseCosts {
   /// The same where every slice of the sum goes dense.
   double split_dense_s(double entries) const;
   /// A dense allreduce by `algorithm`, before which the stream is made dense, of so many entries; nullopt: it is so already.
-  double dense_s(Algorithm algorithm, std::optional<double> entries = 0.0) const;
+  double dense_s(Algorithm algorithm, std::optional<double> entries) const;
   /// Whether dense sums go by allreduce_filled(), and what that takes.
   bool sums_filled() const;
   double filled_s(double entries) const;

@@ -24,7 +24,7 @@ using namespace telegrad;
 
 constexpr Rank kSizes[] = {1, 2, 3, 4, 5, 7, 8, 13, 16, 32, 64};
 constexpr std::size_t kCounts[] = {0, 1, 63, 1000, 4099};
-constexpr World kWorlds[] = {World::simulated, World::local};
+constexpr World kWorlds[] = {World::simulated, World::local, World::memory};
 
 // A ring in one piece, one in many small segments, recursive doubling, halving with doubling, and all with all.
 enum class Way { ring, segmented_ring, recursive_doubling, rabenseifner, direct };

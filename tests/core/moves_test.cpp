@@ -29,7 +29,7 @@ using Vector = std::vector<std::byte>;
 Partition cut(const std::vector<std::uint64_t>& lengths) { return Partition(lengths); }
 
 constexpr Rank kSizes[] = {1, 2, 3, 4, 5, 7, 8, 13, 16, 17, 32, 33};
-constexpr World kWorlds[] = {World::simulated, World::local};
+constexpr World kWorlds[] = {World::simulated, World::local, World::memory};
 constexpr std::byte kMark{0xa5};
 
 // Byte i of what rank `from` has for rank `to`; no byte is the mark.

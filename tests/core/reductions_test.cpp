@@ -18,7 +18,7 @@ namespace {
 using namespace telegrad;
 
 constexpr Rank kSizes[] = {1, 2, 3, 4, 5, 6, 7, 8, 13, 16, 33, 64};
-constexpr World kWorlds[] = {World::simulated, World::local};
+constexpr World kWorlds[] = {World::simulated, World::local, World::memory};
 constexpr float kMark = -12345.0F;  // no sum has it
 
 using Vectors = std::vector<std::vector<float>>;

@@ -138,7 +138,9 @@ def measure(
         within = fit.plain_costs() if level == "within" else within
     costs = fit.plain_costs()
     on_levels = Levels(place.nodes, within) if within else None
-    predicted = allreduce_table(communicator.world_size, costs, levels=on_levels)
+    predicted = allreduce_table(
+        communicator.world_size, costs, levels=on_levels, shares_memory=communicator._usable().shares_memory
+    )
     sweep = Sweep(
         communicator,
         lambda part, what: on_progress(_PROBES_SHARE + (1 - _PROBES_SHARE) * part, what),

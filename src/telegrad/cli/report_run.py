@@ -16,7 +16,7 @@ from telegrad.report.telemetry_plot import plot
 
 def report_run(console: Console, errors: Console, file: Path, plot_file: Path | None, as_json_text: bool) -> None:
     """Prints the table (or JSON) and draws the picture, by default beside ``file``, where tensors were compressed.
-    Exit status 2 if it is no telemetry."""
+    Exit status 2 if it is no telemetry, or has nothing of the picture that was asked for."""
     check_writable(plot_file, "--plot")
     try:
         run = read(file)
@@ -34,6 +34,8 @@ def report_run(console: Console, errors: Console, file: Path, plot_file: Path | 
         console.print(title_of(run), markup=False)
     if not run.names:
         errors.print("no tensor was compressed in these steps: there is nothing to draw", markup=False)
+        if plot_file is not None:
+            raise typer.Exit(2)
         return
     if plot_file is None and not is_installed("matplotlib"):
         errors.print("no picture: it needs matplotlib; pip install 'telegrad[cli]'", markup=False)

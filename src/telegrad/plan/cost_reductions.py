@@ -11,6 +11,7 @@ from telegrad.plan.network import ELEMENT_BYTES, Cost, Costs, ceil_div, check, c
 from telegrad.plan.recurrences import CARD_BYTES, folded_rounds_s, halving_of_elements_s, pieces_s, two_lanes_s
 
 # What core/collectives does; tests compare with it.
+MEMORY_MESSAGE_BYTES = 256 << 10  # kMemoryMessageBytes of lanes.hpp
 DOUBLING_MESSAGE_BYTES, DOUBLING_SEGMENTS_MOST = CARD_BYTES, 300  # kDoublingTuning
 PIECES_MOST = 1024  # kPiecesMost of halving.hpp
 RING_BLOCK_BYTES = 256 << 10  # kRingBlockBytes of reduce_scatter.cpp
@@ -34,15 +35,15 @@ def allreduce_s(algorithm: str, ranks: int, size: int, costs: Costs) -> float:
     return _rabenseifner_s(ranks, size // ELEMENT_BYTES, costs)
 
 
-def allreduce_ring(ranks: int, size: int, costs: Costs) -> Cost:
+def allreduce_ring(ranks: int, size: int, costs: Costs, *, message_bytes: int = CARD_BYTES) -> Cost:
     """2(P−1)(α + n/P·β) + (P−1)/P·nγ for one segment. Patarasuk, Yuan, J. Parallel and Distributed Computing 69(2),
     2009, §4.
 
-    n is cut into ⌈n/(P·60 KiB)⌉ segments, or one more where that is odd and not 1, each with blocks of b bytes (the
-    longest, as every step waits for it), and two lanes work on every other segment each. Up to bγ = bβ they keep in
-    step: a lane's step in which blocks are added takes the longer of what it needs alone, α + bβ + bγ, and of the
-    ports' time for both lanes, 2bβ; a step in which sums are passed on takes max(α + bβ, 2bβ). After the last step of
-    the first lane the second still has min(α, bβ) to go.
+    n is cut into ⌈n/(P·m)⌉ segments, m = ``message_bytes`` (``MEMORY_MESSAGE_BYTES`` within a host), or one more where
+    that is odd and not 1, each with blocks of b bytes (the longest, as every step waits for it), and two lanes work on
+    every other segment each. Up to bγ = bβ they keep in step: a lane's step in which blocks are added takes the longer
+    of what it needs alone, α + bβ + bγ, and of the ports' time for both lanes, 2bβ; a step in which sums are passed on
+    takes max(α + bβ, 2bβ). After the last step of the first lane the second still has min(α, bβ) to go.
 
     Above bγ = bβ the lanes wait for each other in the processor as well as in the ports: ``two_lanes_s`` follows them.
     """
@@ -50,7 +51,7 @@ def allreduce_ring(ranks: int, size: int, costs: Costs) -> Cost:
     if ranks == 1:
         return copying(size, costs)
     steps = ranks - 1
-    segments = _segments(ceil_div(size, ranks), CARD_BYTES)
+    segments = _segments(ceil_div(size, ranks), message_bytes)
     elements = size // ELEMENT_BYTES
     longest = ceil_div(ceil_div(elements, segments), ranks) * ELEMENT_BYTES
     beta_s = costs.pair_s_per_byte(longest * min(2, segments)) if ranks == 2 else costs.beta_s_per_byte

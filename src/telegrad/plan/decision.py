@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Self
 
-from telegrad.plan.cost_reductions import allreduce_s
+from telegrad.plan.cost_reductions import MEMORY_MESSAGE_BYTES, allreduce_ring, allreduce_s
 from telegrad.plan.levels import PART_BYTES, Levels, allreduce_on_levels
 from telegrad.plan.network import ELEMENT_BYTES, Costs
 from telegrad.plan.recurrences import CARD_BYTES
@@ -36,9 +36,13 @@ def fastest_allreduce(ranks: int, size: int, costs: Costs, levels: Levels | None
     return min(times_s, key=times_s.__getitem__)
 
 
-def _times_of(ranks: int, size: int, costs: Costs, levels: Levels | None) -> dict[str, float]:
+def _times_of(
+    ranks: int, size: int, costs: Costs, levels: Levels | None, message_bytes: int = CARD_BYTES
+) -> dict[str, float]:
     if levels is None:
-        return {name: allreduce_s(name, ranks, size, costs) for name in ALLREDUCE_ALGORITHMS}
+        ring_s = allreduce_ring(ranks, size, costs, message_bytes=message_bytes).time_s
+        others = (name for name in ALLREDUCE_ALGORITHMS if name != "ring")
+        return {**{name: allreduce_s(name, ranks, size, costs) for name in others}, "ring": ring_s}
     if len(levels.nodes) != ranks:
         raise ValueError(f"levels are of {len(levels.nodes)} ranks, not of ranks={ranks}: give every rank a node")
     return {name: allreduce_on_levels(name, levels, size, costs).time_s for name in TABLE_ALGORITHMS}
@@ -114,9 +118,11 @@ class DecisionTable:
 
 
 def allreduce_table(
-    ranks: int, costs: Costs, *, tolerance: float = 0.01, levels: Levels | None = None
+    ranks: int, costs: Costs, *, tolerance: float = 0.01, levels: Levels | None = None, shares_memory: bool = False
 ) -> DecisionTable:
     """The choice for every size up to ``MOST_BYTES``, and beyond as there; ``levels`` as for ``fastest_allreduce``.
+
+    ``shares_memory``: all ranks live on one host, where a ring's messages are longer.
 
     An algorithm is kept while it takes at most ``tolerance`` longer than the fastest, so that near ties do not fill the
     table. Raises ``ValueError`` for less than one rank, or for a ``tolerance`` below 0.
@@ -124,13 +130,19 @@ def allreduce_table(
     if not tolerance >= 0:
         raise ValueError(f"tolerance={tolerance} must be 0 or more: the share by which a choice may be slower")
 
+    message_bytes = MEMORY_MESSAGE_BYTES if shares_memory else CARD_BYTES
+
+    def fastest(size: int) -> str:
+        times_s = _times_of(ranks, size, costs, levels, message_bytes)
+        return min(times_s, key=times_s.__getitem__)
+
     def still_good(name: str, size: int) -> bool:
-        times_s = _times_of(ranks, size, costs, levels)
+        times_s = _times_of(ranks, size, costs, levels, message_bytes)
         return times_s[name] <= (1 + tolerance) * min(times_s.values())
 
-    choices = [Choice(0, fastest_allreduce(ranks, 0, costs, levels))]
+    choices = [Choice(0, fastest(0))]
     good_at = 0
-    for size in _probes(ranks, levels):
+    for size in _probes(ranks, levels, message_bytes):
         while not still_good(choices[-1].algorithm, size):
             least, most = good_at // ELEMENT_BYTES, size // ELEMENT_BYTES  # good at least, not at most
             while most - least > 1:
@@ -140,15 +152,15 @@ def allreduce_table(
                 else:
                     most = middle
             good_at = most * ELEMENT_BYTES
-            choices.append(Choice(good_at, fastest_allreduce(ranks, good_at, costs, levels)))
+            choices.append(Choice(good_at, fastest(good_at)))
         good_at = size
     return DecisionTable(ranks, tuple(choices))
 
 
-def _probes(ranks: int, levels: Levels | None) -> Iterator[int]:
+def _probes(ranks: int, levels: Levels | None, message_bytes: int) -> Iterator[int]:
     """Ascending sizes, close enough that the times hardly cross twice in between: the ring's and two_level's times jump
     where another segment begins."""
-    lengths = [CARD_BYTES * ranks, *([PART_BYTES * levels.slices] if levels else [])]
+    lengths = [message_bytes * ranks, *([PART_BYTES * levels.slices] if levels else [])]
     probes = set()
     size, factor = float(ELEMENT_BYTES), 2 ** (1 / _STEPS_PER_DOUBLING)
     while size < MOST_BYTES:

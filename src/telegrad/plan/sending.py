@@ -66,7 +66,7 @@ def sparse(cluster: Cluster, device: Device, density: float) -> PhasedWay:
         split_s = reduce_scatter_sparse(ranks, n, k, costs, packed=packed).time_s
         entries_s = _gather_s(ranks, slice_, _bytes(slice_, owned, packed), _ENTRY_BYTES * owned, costs)
         all_s = _gather_s(ranks, slice_, slice_ * ELEMENT_BYTES, 2 * slice_ * ELEMENT_BYTES, cluster.ring_costs)
-        made_dense_s = n * ELEMENT_BYTES * costs.gamma_s_per_byte + dense_s(n * ELEMENT_BYTES)
+        made_dense_s = (n * ELEMENT_BYTES + k * _ENTRY_BYTES) * costs.gamma_s_per_byte + dense_s(n * ELEMENT_BYTES)
         return min(split_s + min(entries_s, all_s), _doubling_s(ranks, n, k, costs, packed), made_dense_s)
 
     return _selected("sparse", device, density, seconds, lambda n, k: device.scatter_s(entries_of_sum(ranks, n, k)))

@@ -95,6 +95,7 @@ def test_a_run_in_which_nothing_was_compressed_says_so(run: Run, tmp_path: Path)
     assert "rank 0 of 2 · 3 steps observed" in result.output
     assert "no tensor was compressed in these steps" in result.output
     assert not path.with_suffix(".png").exists()
+    assert run(path, "--plot", str(tmp_path / "asked.png")).exit_code == 2
 
 
 def test_what_a_run_that_went_on_did_again_counts_once_and_a_cut_line_not_at_all(file: Path) -> None:
