@@ -19,7 +19,7 @@ namespace telegrad {
 namespace {
 
 constexpr Rank kRanksMost = 8;  // more messages take longer than fewer rounds save
-constexpr std::size_t kBytesMost = std::size_t{512} << 10;
+constexpr std::size_t kBytesMost = std::size_t{256} << 10;  // longer blocks, all under way at once, take up to 2.5 times as long
 constexpr Step kScatter = 0;
 constexpr Step kGather = 1;
 
