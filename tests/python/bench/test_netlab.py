@@ -128,7 +128,8 @@ import time
 from telegrad.bench.netlab import Netlab
 with Netlab(1) as lab:
     print(lab.hub, flush=True)
-    time.sleep(60)
+    for _ in range(600):  # a signal that comes just before one long sleep would be heard after it
+        time.sleep(0.1)
 """
 
 
