@@ -59,7 +59,9 @@ class Sweep:
         self._on_progress = on_progress
         self._spent_s = 0.0
         self._round = 0
-        self._vector: Vector = np.zeros(_MOST_BYTES // 4, np.float32)  # a sum of zeros stays one
+        # A sum of zeros stays one. Written once, as a program's vectors are: pages that were only read are slower.
+        self._vector: Vector = np.empty(_MOST_BYTES // 4, np.float32)
+        self._vector.fill(0)
         self.samples: Samples = {}
 
     def _minima(self) -> dict[int, dict[str, float]]:

@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from telegrad.plan.cost import ELEMENT_BYTES
 from telegrad.plan.decision import TABLE_ALGORITHMS, Choice, DecisionTable
 
-MOST_SLOWER = 0.05
-MOST_SLOWER_S = 2e-6
+MOST_SLOWER = 0.03
+MOST_SLOWER_S = 1e-6
 """A choice may be slower than the best by the one or by the other."""
 
 _SWITCH = 0.02  # what a further row of the table must save, as a share of the time at one size
@@ -21,7 +21,7 @@ Samples = Mapping[int, Mapping[str, Sequence[float]]]
 
 
 def measured_allreduce_table(ranks: int, samples: Samples, predicted: DecisionTable) -> DecisionTable:
-    """Of all tables whose choice at each measured size is, by the medians of ``samples``, at most 5 % or 2 µs slower
+    """Of all tables whose choice at each measured size is, by the medians of ``samples``, at most 3 % or 1 µs slower
     than the best there, or by less than the samples' scatter can tell, the one with the least loss. A row counts as
     much as a loss of 2 % at one size: noise does not fill the table.
 
