@@ -5,7 +5,6 @@
 // An owner adds blocks in pairs, then pairs of these: as many roundings lie behind an element as with halving.
 #include "collectives/allreduce_direct.hpp"
 
-#include <algorithm>
 #include <deque>
 #include <utility>
 #include <vector>
@@ -19,31 +18,26 @@ namespace telegrad {
 namespace {
 
 constexpr Rank kRanksMost = 8;  // more messages take longer than fewer rounds save
-constexpr std::size_t kBytesMost = std::size_t{256} << 10;  // longer blocks, all under way at once, take up to 2.5 times as long
+constexpr std::size_t kBytesMost = std::size_t{256} << 10;  // longer blocks, all at once, took up to 2.5 times as long
 constexpr Step kScatter = 0;
 constexpr Step kGather = 1;
 
-// out = all shares, added in pairs; `shares` but the first lie in memory that may be written.
-Task<void> reduce_in_pairs(Transport& net, DType dtype, Reduction reduction, std::vector<Partial> shares,
-                           std::vector<Bytes> places, Bytes out) {
-  while (shares.size() > 2) {
-    std::size_t kept = 0;
-    for (std::size_t i = 0; i < shares.size(); i += 2, ++kept) {
-      if (i + 1 == shares.size()) {
-        shares[kept] = shares[i];
-        places[kept] = places[i];
+// out = all shares, added in pairs, these in pairs, and so on, where the first of two lies: the last is only read. `room`: of
+// all but the last, one behind the other.
+Task<void> reduce_in_pairs(Transport& net, DType dtype, Reduction reduction, std::vector<Partial> shares, Bytes room,
+                           Bytes out) {
+  for (std::size_t apart = 1; apart < shares.size(); apart *= 2) {
+    for (std::size_t i = 0; i + apart < shares.size(); i += 2 * apart) {
+      if (2 * apart >= shares.size()) {
+        co_await reduce_last(net, dtype, reduction, shares[i], shares[i + apart], out);
         continue;
       }
-      const Bytes place = places[i + 1];
-      const Rank halvings = std::max(shares[i].halvings, shares[i + 1].halvings) + 1;
-      co_await reduce_partial(net, dtype, reduction, shares[i], shares[i + 1], place, halvings);
-      shares[kept] = Partial{place, halvings};
-      places[kept] = place;
+      const Bytes sum = room.subspan(i * out.size(), out.size());
+      const Rank halvings = shares[i].halvings + 1;
+      co_await reduce_partial(net, dtype, reduction, shares[i], shares[i + apart], sum, halvings);
+      shares[i] = Partial{sum, halvings};
     }
-    shares.resize(kept);
-    places.resize(kept);
   }
-  co_await reduce_last(net, dtype, reduction, shares[0], shares[1], out);
 }
 
 }  // namespace
@@ -62,16 +56,15 @@ Task<void> allreduce_direct(Transport& net, DType dtype, Reduction reduction, Co
   const Bytes mine = elements(output, dtype, partition[rank]);
 
   const Buffer others(mine.size() * (size - 1));
-  std::vector<Partial> shares{Partial{elements(input, dtype, partition[rank])}};
-  std::vector<Bytes> places{Bytes{}};  // of the first nothing is written: it is combined into the second's
+  std::vector<Partial> shares;
   std::deque<Transport::Receiving> coming;
   std::deque<Transport::Sending> leaving;
   for (Rank distance = 1; distance < size; ++distance) {
-    const Bytes place = others.bytes().subspan(mine.size() * (distance - 1), mine.size());
-    coming.emplace_back(net, behind(distance), kScatter, place);
-    shares.push_back(Partial{place});
-    places.push_back(place);
+    const Bytes share = others.bytes().subspan(mine.size() * (distance - 1), mine.size());
+    coming.emplace_back(net, behind(distance), kScatter, share);
+    shares.push_back(Partial{share});
   }
+  shares.push_back(Partial{elements(input, dtype, partition[rank])});
   for (Rank distance = 1; distance < size; ++distance) {
     leaving.emplace_back(net, ahead(distance), kScatter, elements(input, dtype, partition[ahead(distance)]));
   }
@@ -83,7 +76,7 @@ Task<void> allreduce_direct(Transport& net, DType dtype, Reduction reduction, Co
   for (Rank distance = 1; distance < size; ++distance) {
     coming.emplace_back(net, behind(distance), kGather, elements(output, dtype, partition[behind(distance)]));
   }
-  co_await reduce_in_pairs(net, dtype, reduction, std::move(shares), std::move(places), mine);
+  co_await reduce_in_pairs(net, dtype, reduction, std::move(shares), others.bytes(), mine);
   for (Rank distance = 1; distance < size; ++distance) leaving.emplace_back(net, ahead(distance), kGather, mine);
   for (auto& sum : coming) co_await sum;
   for (auto& sum : leaving) co_await sum;

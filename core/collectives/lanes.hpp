@@ -27,8 +27,8 @@ struct LaneTuning {
 };
 
 struct Lanes {
-  /// For a vector of which one message per step would have `bytes` bytes on this network. Segments are a multiple of lanes, so that no
-  /// lane is left alone in the end.
+  /// For a vector of which one message per step would have `bytes` bytes on this network. Segments are a multiple of
+  /// lanes, so that no lane is left alone in the end.
   Lanes(const Transport& net, std::size_t bytes, LaneTuning tuning);
 
   std::size_t segments;

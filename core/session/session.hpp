@@ -7,6 +7,7 @@
 // all survivors name the same culprit (Agreement); then every operation ends with that failure. After a mismatch the
 // operations before it do go on, so that ranks which have not come to it yet still do, and can say what they call.
 
+#include <algorithm>
 #include <cstdint>
 #include <functional>
 #include <limits>
@@ -33,14 +34,16 @@ struct SessionOptions {
   std::optional<double> liveness_timeout_s = 8.0;  // nullopt: a silent peer is never taken for dead
   double heartbeat_s = 1.0;    // at most; infinity: none
   double agreement_s = 0.05;   // after a failure: how long to listen to peers that have not said anything
-  // After a time-out, which ends a long wait anyway, longer: what a rank that sleeps on a busy machine has not called is
-  // worth knowing. At most so many times agreement_s, and this share of timeout_s.
-  double timeout_patience = 10.0;
-  double timeout_share = 0.1;
   double dispute_s = 5.0;      // after a mismatch: how long to listen to peers that have not called the operation
   double probe_s = 0.02;       // how long an operation waits before it tells its call to whom it waits for
   std::shared_ptr<const Group> group{};  // what errors say of a communicator that was split from another; null: of no such
   bool count_peers = false;    // counters for every peer; many simulated ranks would need the square of their number
+
+  /// The same after a time-out, which ends a long wait anyway: longer, since it is worth knowing what a rank has not called
+  /// that sleeps on a busy machine.
+  double agreement_after_timeout_s() const {
+    return std::max(agreement_s, std::min(10.0 * agreement_s, 0.1 * timeout_s));
+  }
 };
 
 class Session final : public EventSink {
@@ -182,7 +185,6 @@ class Session final : public EventSink {
   void say(Statement mine);
   void say_if_called();
   void listen(double most_s);
-  double patience_s() const;  // with who is silent after a time-out
   void hear_abort(const Control& control);
   void look_further_back(Statement& timed_out) const;
   std::uint32_t first_unfinished() const;

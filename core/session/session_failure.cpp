@@ -39,14 +39,9 @@ void Session::stop(Statement mine) {
   if (failure_) return;
   if (!agreement_) agreement_.emplace(size(), rank());
   freeze_all();
-  const double most_s = mine.kind == FailureKind::timeout ? patience_s() : options_.agreement_s;
+  const bool timed_out = mine.kind == FailureKind::timeout;
   if (!agreement_->heard(rank())) say(std::move(mine));
-  listen(most_s);
-}
-
-double Session::patience_s() const {
-  const double most_s = std::min(options_.timeout_patience * options_.agreement_s, options_.timeout_share * options_.timeout_s);
-  return std::max(options_.agreement_s, most_s);
+  listen(timed_out ? options_.agreement_after_timeout_s() : options_.agreement_s);
 }
 
 void Session::dispute(Statement mine) {

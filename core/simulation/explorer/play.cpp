@@ -192,8 +192,7 @@ class Play {
   // A rank whose operations were all over before a failure needs time to hear what the others agree on.
   void let_ranks_agree() {
     const SessionOptions& session = program_.session;
-    const double listening_s = session.timeout_patience * session.agreement_s + session.dispute_s;
-    const double most_s = 2.0 * listening_s + program_.busy_s;
+    const double most_s = 2.0 * (session.agreement_after_timeout_s() + session.dispute_s) + program_.busy_s;
     for (double wait_s = session.agreement_s; wait_s < most_s; wait_s *= 2.0) {
       const auto rank = first_unaware();
       if (!rank || simulation_.network().idle()) return;

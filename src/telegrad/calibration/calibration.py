@@ -16,7 +16,7 @@ import numpy as np
 from telegrad.calibration.device_sums import DeviceSums, measure_device_sums
 from telegrad.calibration.fit import CostFit, fit_costs
 from telegrad.calibration.keeping import NoisyCalibration, doubts_about, doubts_about_load, store_unless_noisy
-from telegrad.calibration.pairs import calls_of_sample, open_pairs, timed_sample
+from telegrad.calibration.pairs import calls_of_sample, open_pairs, timed_sample, written_zeros
 from telegrad.calibration.probes import Probe, probes
 from telegrad.calibration.sweep import Samples, Sweep, grid
 from telegrad.comm import Communicator
@@ -220,8 +220,7 @@ def _measure_probes(
 ) -> dict[Probe, float]:
     """All take their first sample, then all their second, each time in another order."""
     todo = probes(_ONE_WAY_BYTES, _EXCHANGE_BYTES)
-    vector = np.empty(max(probe.bytes for probe in todo) // 4, np.float32)
-    vector.fill(0)  # written once, as a program's vectors are
+    vector = written_zeros(max(probe.bytes for probe in todo) // 4)
     with open_pairs(communicator, timeout_s=60.0, level=level) as pairs:
         calls = [pairs.call_of(probe, communicator, vector) for probe in todo]
         firsts = [timed_sample(communicator, call, 1) for call in calls]  # which warm up, too

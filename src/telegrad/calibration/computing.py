@@ -9,6 +9,7 @@ from collections.abc import Callable
 import numpy as np
 
 from telegrad.calibration.group_cost import Begun, interpolated, timed_sizes
+from telegrad.calibration.pairs import written_zeros
 from telegrad.comm import Communicator
 from telegrad.plan.way import GroupCost
 
@@ -22,7 +23,7 @@ def group_cost_while_computing(comm: Communicator, *, most_bytes: int) -> GroupC
     """As ``measured_group_cost``, of sums during which every rank's main thread multiplies small matrices."""
 
     def dense(elements: int) -> Callable[[], Callable[[], Begun]]:
-        vector = np.zeros(elements, np.float32)
+        vector = written_zeros(elements)
         return lambda: lambda: Begun([comm.all_reduce(vector, async_op=True)], lambda: None)
 
     return way_cost_while_computing(comm, dense, most_bytes=most_bytes)

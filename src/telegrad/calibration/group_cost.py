@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from telegrad.calibration.pairs import written_zeros
 from telegrad.comm import Communicator, Work
 from telegrad.comm.device.runtime import runtime_of
 from telegrad.plan.way import GroupCost, Way
@@ -43,7 +44,7 @@ def measured_group_cost(comm: Communicator, *, most_bytes: int) -> GroupCost:
     """
 
     def dense(elements: int) -> Prepare:
-        vector = np.zeros(elements, np.float32)
+        vector = written_zeros(elements)
 
         def finish() -> None:
             comm.all_reduce(vector)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
-from telegrad.calibration.pairs import Call, Vector, timed_sample
+from telegrad.calibration.pairs import Call, timed_sample, written_zeros
 from telegrad.comm import Communicator
 from telegrad.plan import ALLREDUCE_ALGORITHMS
 from telegrad.plan.decision import TABLE_ALGORITHMS
@@ -59,9 +59,7 @@ class Sweep:
         self._on_progress = on_progress
         self._spent_s = 0.0
         self._round = 0
-        # A sum of zeros stays one. Written once, as a program's vectors are: pages that were only read are slower.
-        self._vector: Vector = np.empty(_MOST_BYTES // 4, np.float32)
-        self._vector.fill(0)
+        self._vector = written_zeros(_MOST_BYTES // 4)
         self.samples: Samples = {}
 
     def _minima(self) -> dict[int, dict[str, float]]:

@@ -32,7 +32,10 @@ def fastest_allreduce(ranks: int, size: int, costs: Costs, levels: Levels | None
     Raises ``ValueError`` for less than one rank, for sizes that are no whole number of 4-byte floats, and for levels of
     another number of ranks.
     """
-    times_s = _times_of(ranks, size, costs, levels)
+    return _fastest(_times_of(ranks, size, costs, levels))
+
+
+def _fastest(times_s: dict[str, float]) -> str:
     return min(times_s, key=times_s.__getitem__)
 
 
@@ -132,15 +135,14 @@ def allreduce_table(
 
     message_bytes = MEMORY_MESSAGE_BYTES if shares_memory else CARD_BYTES
 
-    def fastest(size: int) -> str:
-        times_s = _times_of(ranks, size, costs, levels, message_bytes)
-        return min(times_s, key=times_s.__getitem__)
+    def times_s(size: int) -> dict[str, float]:
+        return _times_of(ranks, size, costs, levels, message_bytes)
 
     def still_good(name: str, size: int) -> bool:
-        times_s = _times_of(ranks, size, costs, levels, message_bytes)
-        return times_s[name] <= (1 + tolerance) * min(times_s.values())
+        here_s = times_s(size)
+        return here_s[name] <= (1 + tolerance) * min(here_s.values())
 
-    choices = [Choice(0, fastest(0))]
+    choices = [Choice(0, _fastest(times_s(0)))]
     good_at = 0
     for size in _probes(ranks, levels, message_bytes):
         while not still_good(choices[-1].algorithm, size):
@@ -152,7 +154,7 @@ def allreduce_table(
                 else:
                     most = middle
             good_at = most * ELEMENT_BYTES
-            choices.append(Choice(good_at, fastest(good_at)))
+            choices.append(Choice(good_at, _fastest(times_s(good_at))))
         good_at = size
     return DecisionTable(ranks, tuple(choices))
 

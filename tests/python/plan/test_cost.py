@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import random
+import re
 from pathlib import Path
 
 import pytest
 
 from telegrad.plan import Cost, Costs, cost
-from telegrad.plan.cost_reductions import DOUBLING_MESSAGE_BYTES, DOUBLING_SEGMENTS_MOST
+from telegrad.plan.cost_reductions import DOUBLING_MESSAGE_BYTES, DOUBLING_SEGMENTS_MOST, MEMORY_MESSAGE_BYTES
+from telegrad.plan.levels import RING_BYTES
 from telegrad.sim.measure import ALGORITHMS, Point, measure
 from telegrad.sim.networks import Network
 
@@ -124,7 +126,11 @@ def test_one_rank_alone_and_no_bytes_at_all(costs: Costs) -> None:
 
 def test_the_core_has_the_same_constants() -> None:
     lanes = (COLLECTIVES / "lanes.hpp").read_text()
+    found = re.search(r"kMemoryMessageBytes = std::size_t\{(\d+)\} << (\d+)", lanes)
+    assert found is not None
+    assert int(found[1]) << int(found[2]) == MEMORY_MESSAGE_BYTES
     assert "lanes = 2;" in lanes
+    assert f"kRingMessageBytes = {RING_BYTES >> 10}_KiB;" in (COLLECTIVES / "choice.cpp").read_text()
     assert "net.shares_memory() ? kMemoryMessageBytes : kCardBytes" in (COLLECTIVES / "lanes.cpp").read_text()
     assert DOUBLING_MESSAGE_BYTES == cost.CARD_BYTES
     doubling = f"{{.message_bytes = kCardBytes, .segments_most = {DOUBLING_SEGMENTS_MOST}}}"

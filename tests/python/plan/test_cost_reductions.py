@@ -51,8 +51,9 @@ def test_few_ranks(operation: tuple[str, str], ranks: int, costs: Costs) -> None
 def test_many_ranks(operation: tuple[str, str], ranks: int, costs: Costs) -> None:
     for size in (4, 4 * ranks + 4):
         compare(operation, ranks, size, costs)
-    # Of hundreds of pieces not all meet others as the form says.
-    compare(operation, ranks, 64 << 20 if ranks <= 1000 else 4 << 20, costs, rel=0.02)
+    # Where exchanges are slower: of hundreds of pieces not all meet others as the form says.
+    meets = ranks == 1000 and costs.beta_exchange_s_per_byte > costs.beta_s_per_byte
+    compare(operation, ranks, 64 << 20 if ranks <= 1000 else 4 << 20, costs, rel=0.02 if meets else 0.01)
 
 
 @pytest.mark.parametrize("seed", range(60))
