@@ -44,7 +44,13 @@ Task<EncodedSlice<V>> reduce_owned(Transport& net, SparseStream<V> mine, SparseR
   if (by_ring) {  // GCC 12 does not understand co_await in a conditional expression
     owned = co_await ring_owned_slice(net, mine, slices, how);
   } else {
-    owned = co_await reduce_owned_slice(net, mine, slices, how);
+    GivenShares<V> given;
+    co_await give_shares(net, mine, slices, how, {}, given);
+    owned = co_await reduce_given(net, given, how);
+    if (leaves_known_out<V>(net, slices, how)) {
+      const double factor = how.reduction == Reduction::avg ? 1.0 / size : 1.0;
+      result.addends = Addends<V>{std::move(mine), std::move(given), factor};
+    }
   }
   mine = SparseStream<V>();  // long streams leave room for the sum
   co_await encode_slice(net, std::move(owned), how, weight, result);

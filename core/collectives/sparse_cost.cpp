@@ -4,6 +4,7 @@
 #include <bit>
 #include <cmath>
 
+#include "kernels/pack_values.hpp"
 #include "sparse/stream.hpp"
 #include "transport/transport.hpp"
 
@@ -13,8 +14,9 @@ namespace {
 // What the collectives do; tests compare with the simulator.
 constexpr double kWindow = 16;                                            // of sparse_split.cpp
 constexpr double kShortBytes = double{32 << 10};                          // of sparse_split.cpp
-constexpr Rank kCountedRanksMost = 64;                                     // counts_go_ahead() of allreduce_sparse.cpp
+constexpr Rank kCountedRanksMost = 64;                                     // counts_go_ahead() of allgather_slices.cpp
 constexpr auto kCountedSliceBytes = 4.0 * static_cast<double>(Transport::kSliceBytes);
+constexpr Rank kExchangingRanksMost = 16;                                  // of allgather_slices.cpp
 constexpr double kPieceBytes = double{60 << 10};                          // kCardBytes of pieces.hpp
 constexpr double kMemorySegmentBytes = double{256 << 10};                 // of a ring: kMemoryMessageBytes of lanes.hpp
 constexpr double kPiecesMost = 1024;                                      // of halving.hpp
@@ -107,8 +109,27 @@ double SparseCosts::gather_s(double slice_bytes, double slice_memory_bytes) cons
 
 double SparseCosts::split_s(double entries, double sum_entries) const {
   const double owned = sum_entries / shape_.ranks;
-  return split_phase_s(entries) + gather_s(message_bytes(slice(), owned), memory_bytes(slice(), owned)) +
-         packing_s(entries, sum_entries);
+  const double bytes = message_bytes(slice(), owned) - known_bytes(entries, sum_entries);
+  return split_phase_s(entries) + gather_s(bytes, memory_bytes(slice(), owned)) + packing_s(entries, sum_entries);
+}
+
+// What is left out of a slice's message to a rank: values of its entries that no other rank has. Each of the others' streams
+// adds the share `apart` of its entries to a sum; about as many of a rank's entries have none of two neighbours at their
+// index, which is what they are in where there are many.
+double SparseCosts::known_bytes(double entries, double sum_entries) const {
+  const double share = entries / shape_.ranks;
+  const double owned = sum_entries / shape_.ranks;
+  if (!leaves_known_out() || owned > delta(slice()) || share > delta(slice())) return 0.0;
+  const double apart = std::clamp((sum_entries - entries) / ((shape_.ranks - 1.0) * entries), 0.0, 1.0);
+  const auto count = static_cast<std::uint64_t>(owned);
+  const auto value_bytes = static_cast<double>(kernels::packed_values_expected(shape_.dtype, count)) / owned;
+  return std::max(0.0, apart * apart * share * value_bytes - share / 8.0 - 2.0 * sizeof(StreamHeader));
+}
+
+bool SparseCosts::leaves_known_out() const {
+  const auto most = static_cast<double>(slice() * (sizeof(std::uint32_t) + size_of(shape_.dtype)));
+  return shape_.packs_values && kernels::packs_values(shape_.dtype) && !shape_.shares_memory &&
+         shape_.ranks <= kExchangingRanksMost && most >= kCountedSliceBytes;
 }
 
 // Shares and slices are packed and read; but not where sizes alone are sent.

@@ -1,11 +1,11 @@
-// The split: each rank owns one slice of the index range, and every rank sends every owner its entries of that slice, the
-// next rank first, so that no owner is everybody's first. Renggli et al., "SparCML: high-performance sparse communication
+// The split: each rank owns one slice of the index range, and every rank sends every owner its entries of that slice, in an
+// order in which no owner is everybody's first. Renggli et al., "SparCML: high-performance sparse communication
 // for machine learning", SC 2019, §5.3.2 (the first half of SSAR_Split_allgather).
 //
 // Long shares go round by round: where two senders share a receiver's port, TCP loses most of it. Of many short ones a
 // few rounds overlap, and in memory all, of any length (see AtOnce). Messages are the same, so that ranks need not do
-// alike. This cannot deadlock: of the smallest distance at which a message is not over, all that its sender and its
-// receiver wait for before they begin it is of smaller distances, and over.
+// alike. This cannot deadlock: of the first round of which a message is not over, all that its sender and its receiver wait
+// for before they begin it is of earlier rounds, and over.
 #include "collectives/sparse_split.hpp"
 
 #include <cstring>
@@ -16,6 +16,7 @@
 
 #include "base/check.hpp"
 #include "collectives/any_size.hpp"
+#include "collectives/exchange_order.hpp"
 #include "collectives/kept_messages.hpp"
 #include "collectives/sparse_messages.hpp"
 #include "collectives/sparse_sections.hpp"
@@ -74,18 +75,18 @@ struct Split {
     }
     return encode_share(share, how);
   }
-  Rank ahead(Rank distance) const { return (net.rank() + distance) % net.size(); }
-  Rank behind(Rank distance) const { return (net.rank() + net.size() - distance) % net.size(); }
+  Rank receiver(Rank round) const { return ExchangeOrder(net.rank(), net.size()).receiver(round); }
+  Rank sender(Rank round) const { return ExchangeOrder(net.rank(), net.size()).sender(round); }
   std::size_t most() const { return most_bytes<V>(slices); }
   ExpectedStream expected() const { return {dtype_of<V>, slice(net.rank()), most()}; }
 };
 
 template <class V>
-void say_received(const Split<V>& split, const std::vector<StreamView<V>>& shares) {
+void say_received(const Split<V>& split, const GivenShares<V>& given) {
   if (!split.bucket.received) return;
   std::uint64_t entries = 0;
-  for (Rank source = 0; source < shares.size(); ++source) {
-    if (source != split.net.rank()) entries += shares[source].nnz();
+  for (Rank source = 0; source < split.net.size(); ++source) {
+    if (source != split.net.rank()) entries += given.share(source).nnz();
   }
   split.bucket.received(entries);
 }
@@ -104,20 +105,20 @@ Task<void> send_short_shares(const Split<V>& split) {
   Window<Sending, kWindow> sends;
   std::vector<StreamView<V>> batch;
   std::vector<Buffer> encoded;
-  for (Rank distance = 1; distance < size;) {
+  for (Rank round = 1; round < size;) {
     batch.clear();
     encoded.clear();
     std::size_t bytes = 0;
-    for (Rank next = distance; next < size && batch.size() < kWindow && bytes < kBatchBytes; ++next) {
-      batch.push_back(split.share(split.ahead(next)));
+    for (Rank next = round; next < size && batch.size() < kWindow && bytes < kBatchBytes; ++next) {
+      batch.push_back(split.share(split.receiver(next)));
       bytes += bytes_of(batch.back());
     }
     co_await decide(net, bytes, [&] {
       for (const auto& share : batch) encoded.push_back(split.encoded(share));
     });
     for (Buffer& share : encoded) {
-      const Rank to = split.ahead(distance);
-      ++distance;
+      const Rank to = split.receiver(round);
+      ++round;
       if (has_several_pieces(net, share.size())) {  // one among many short ones
         co_await send_any_size(net, to, split.bucket.first_step, share.bytes());
         continue;
@@ -141,17 +142,17 @@ Task<KeptMessages> receive_short_shares(const Split<V>& split, ConstBytes nothin
   KeptMessages shares;
   Window<Transport::ReceivingAny, kWindow> receives;
   Rank begun = 1;
-  for (Rank distance = 1; distance < size; ++distance) {
+  for (Rank round = 1; round < size; ++round) {
     for (; begun < size && !receives.full(); ++begun) {
-      receives.emplace_back(net, split.behind(begun), split.bucket.first_step, first_piece);
+      receives.emplace_back(net, split.sender(begun), split.bucket.first_step, first_piece);
     }
     Buffer share = co_await receives.front();
     receives.pop_front();
     if (has_several_pieces(net, share.size()) || begins_sections(share.bytes())) {
-      share = co_await receive_rest_of_stream(net, split.behind(distance), split.bucket.first_step, std::move(share),
+      share = co_await receive_rest_of_stream(net, split.sender(round), split.bucket.first_step, std::move(share),
                                               split.expected());
     }
-    if (!same_message(share.bytes(), nothing)) shares.add(split.behind(distance), std::move(share));
+    if (!same_message(share.bytes(), nothing)) shares.add(split.sender(round), std::move(share));
   }
   co_return shares;
 }
@@ -177,91 +178,96 @@ Task<std::vector<Decoded<V>>> decode_all(Transport& net, const std::vector<Const
 }
 
 template <class V>
-Task<void> sum_short_shares(const Split<V>& split, double delta, OwnedSlice<V>& sum) {
+Task<void> take_short_shares(const Split<V>& split, GivenShares<V>& given) {
   Transport& net = split.net;
   const Rank rank = net.rank();
   const IndexRange owned = split.slice(rank);
-  const Buffer nothing = encode(SparseStream<V>(split.mine.dimension()).slice(owned.begin, owned.end), split.how.wire);
-  const KeptMessages shares = co_await receive_short_shares(split, nothing.bytes());
-  std::vector<ConstBytes> incoming = shares.by_source(net.size(), nothing.bytes());
+  given.nothing = encode(SparseStream<V>(split.mine.dimension()).slice(owned.begin, owned.end), split.how.wire);
+  given.kept = co_await receive_short_shares(split, given.nothing.bytes());
+  std::vector<ConstBytes> incoming = given.kept.by_source(net.size(), given.nothing.bytes());
   incoming[rank] = {};
-  const auto decoded = co_await decode_all<V>(net, incoming, [&](Rank source) {
+  given.decoded = co_await decode_all<V>(net, incoming, [&](Rank source) {
     if (source == rank) return Decoded<V>(split.share(rank), {});
     return decode<V>(incoming[source], owned);
   });
-  std::vector<StreamView<V>> views;
-  views.reserve(decoded.size());
-  for (const auto& one : decoded) views.push_back(one.view());
-  say_received(split, views);
-  sum = co_await reduce_shares<V>(net, std::move(views), split.how.reduction, delta);
 }
 
 template <class V>
-Task<OwnedSlice<V>> overlap_rounds(const Split<V>& split, double delta) {
-  OwnedSlice<V> sum;
+Task<void> overlap_rounds(const Split<V>& split, GivenShares<V>& given) {
   std::vector<Task<void>> both;
   both.push_back(send_short_shares(split));
-  both.push_back(sum_short_shares(split, delta, sum));
+  both.push_back(take_short_shares(split, given));
   co_await when_all(std::move(both));
-  co_return sum;
 }
+
+// Shares that come in any order.
+template <class V>
+class Arriving {
+ public:
+  explicit Arriving(const Split<V>& split) : split_(split), messages_(split.net.size()), decoded_(split.net.size()) {}
+
+  void keep(Rank source, Buffer message) { messages_[source] = std::move(message); }
+  Task<void> decode_from(Rank source) {
+    const ConstBytes message = messages_[source].bytes();
+    std::optional<Decoded<V>>& share = decoded_[source];
+    co_await decide(split_.net, message.size(), [&] {
+      share.emplace(decode<V>(message, split_.slice(split_.net.rank())));
+    });
+    co_await check_decoded(split_.net, source, *share);
+  }
+  /// Once all others' have been decoded.
+  GivenShares<V> take() {
+    GivenShares<V> given;
+    const Rank rank = split_.net.rank();
+    decoded_[rank].emplace(Decoded<V>(split_.share(rank), {}));
+    given.messages = std::move(messages_);
+    for (auto& one : decoded_) given.decoded.push_back(std::move(*one));
+    return given;
+  }
+
+ private:
+  const Split<V>& split_;
+  std::vector<Buffer> messages_;
+  std::vector<std::optional<Decoded<V>>> decoded_;
+};
 
 // While a round's messages travel, the next one's is encoded and the last one's decoded.
 template <class V>
 class Rounds {
  public:
-  Rounds(const Split<V>& split, double delta) : split_(split), delta_(delta), shares_(split.net.size()) {}
+  explicit Rounds(const Split<V>& split) : split_(split), arriving_(split) {}
 
-  Task<OwnedSlice<V>> run() {
+  Task<GivenShares<V>> run() {
     Transport& net = split_.net;
     co_await encode_for(1);
-    for (Rank distance = 1; distance < net.size(); ++distance) {
+    for (Rank round = 1; round < net.size(); ++round) {
       outgoing_ = std::move(next_);
       std::vector<Task<void>> both;
-      both.push_back(exchange(distance));
-      both.push_back(work_beside(distance));
+      both.push_back(exchange(round));
+      both.push_back(work_beside(round));
       co_await when_all(std::move(both));
     }
-    co_await decode_from(net.size() - 1);
-    std::vector<StreamView<V>> views;
-    for (Rank source = 0; source < net.size(); ++source) {
-      views.push_back(source == net.rank() ? split_.share(source) : shares_[source].decoded->view());
-    }
-    say_received(split_, views);
-    co_return co_await reduce_shares<V>(net, std::move(views), split_.how.reduction, delta_);
+    co_await arriving_.decode_from(split_.sender(net.size() - 1));
+    co_return arriving_.take();
   }
 
  private:
-  struct Share {
-    Buffer message;
-    std::optional<Decoded<V>> decoded;
-  };
-
-  Task<void> encode_for(Rank distance) {
-    const StreamView<V> share = split_.share(split_.ahead(distance));
+  Task<void> encode_for(Rank round) {
+    const StreamView<V> share = split_.share(split_.receiver(round));
     co_await decide(split_.net, bytes_of(share), [&] { next_ = split_.encoded(share); });
   }
-  Task<void> decode_from(Rank distance) {
-    const Rank source = split_.behind(distance);
-    Share& share = shares_[source];
-    co_await decide(split_.net, share.message.size(), [&] {
-      share.decoded.emplace(decode<V>(share.message.bytes(), split_.slice(split_.net.rank())));
-    });
-    co_await check_decoded(split_.net, source, *share.decoded);
+  Task<void> exchange(Rank round) {
+    const Rank source = split_.sender(round);
+    arriving_.keep(source, co_await exchange_any_size(split_.net, split_.receiver(round), source,
+                                                      split_.bucket.first_step, outgoing_.bytes(), split_.most()));
   }
-  Task<void> exchange(Rank distance) {
-    const Rank source = split_.behind(distance);
-    shares_[source].message = co_await exchange_any_size(split_.net, split_.ahead(distance), source,
-                                                         split_.bucket.first_step, outgoing_.bytes(), split_.most());
-  }
-  Task<void> work_beside(Rank distance) {
-    if (distance + 1 < split_.net.size()) co_await encode_for(distance + 1);
-    if (distance > 1) co_await decode_from(distance - 1);
+  Task<void> work_beside(Rank round) {
+    if (round + 1 < split_.net.size()) co_await encode_for(round + 1);
+    if (round > 1) co_await arriving_.decode_from(split_.sender(round - 1));
   }
 
   const Split<V>& split_;
-  const double delta_;
-  std::vector<Share> shares_;
+  Arriving<V> arriving_;
   Buffer outgoing_;
   Buffer next_;
 };
@@ -271,14 +277,14 @@ class Rounds {
 template <class V>
 class AtOnce {
  public:
-  AtOnce(const Split<V>& split, double delta) : split_(split), delta_(delta), shares_(split.net.size()) {}
+  explicit AtOnce(const Split<V>& split) : split_(split), arriving_(split) {}
 
-  Task<OwnedSlice<V>> run() {
+  Task<GivenShares<V>> run() {
     const Rank size = split_.net.size();
     std::vector<Task<void>> all;
     std::vector<Rank> others;
-    for (Rank distance = 1; distance < size; ++distance) {
-      const Rank to = split_.ahead(distance);
+    for (Rank round = 1; round < size; ++round) {
+      const Rank to = split_.receiver(round);
       if (!in_sections(to)) {
         others.push_back(to);
         continue;
@@ -287,23 +293,13 @@ class AtOnce {
         all.push_back(send_in_sections(split_.net, to, split_.bucket.first_step, split_.share(to)));
       }
     }
-    for (Rank distance = 1; distance < size; ++distance) all.push_back(receive(split_.behind(distance)));
+    for (Rank round = 1; round < size; ++round) all.push_back(receive(split_.sender(round)));
     all.push_back(send_encoded(std::move(others)));
     co_await when_all(std::move(all));
-    std::vector<StreamView<V>> views;
-    for (Rank source = 0; source < size; ++source) {
-      views.push_back(source == split_.net.rank() ? split_.share(source) : shares_[source].decoded->view());
-    }
-    say_received(split_, views);
-    co_return co_await reduce_shares<V>(split_.net, std::move(views), split_.how.reduction, delta_);
+    co_return arriving_.take();
   }
 
  private:
-  struct Share {
-    Buffer message;
-    std::optional<Decoded<V>> decoded;
-  };
-
   struct SendingShare {
     SendingShare(Transport& net, Rank to, Step step, Buffer share)
         : encoded(std::move(share)), sending(send_any_size(net, to, step, encoded.bytes())) {}
@@ -338,45 +334,54 @@ class AtOnce {
   }
 
   Task<void> receive(Rank source) {
-    Transport& net = split_.net;
-    Share& share = shares_[source];
-    share.message = co_await receive_stream(net, source, split_.bucket.first_step, split_.expected());
-    co_await decide(net, share.message.size(), [&] {
-      share.decoded.emplace(decode<V>(share.message.bytes(), split_.expected().range));
-    });
-    co_await check_decoded(net, source, *share.decoded);
+    arriving_.keep(source, co_await receive_stream(split_.net, source, split_.bucket.first_step, split_.expected()));
+    co_await arriving_.decode_from(source);
   }
 
   const Split<V>& split_;
-  const double delta_;
-  std::vector<Share> shares_;
+  Arriving<V> arriving_;
 };
 
 }  // namespace
 
 template <class V>
-Task<OwnedSlice<V>> reduce_owned_slice(Transport& net, const SparseStream<V>& mine, const Partition& slices,
-                                       const SparseReduction& how, SplitBucket bucket) {
+Task<void> give_shares(Transport& net, const SparseStream<V>& mine, const Partition& slices, const SparseReduction& how,
+                       const SplitBucket& bucket, GivenShares<V>& given) {
   TELEGRAD_CHECK(bucket.number < bucket.buckets);
   const Split<V> split{net, mine, slices, how, bucket};
-  const double delta = wire_delta<V>(split.slice(net.rank()), how.switch_factor);
+  wire_delta<V>(split.slice(net.rank()), how.switch_factor);  // throws, if it does, before anything is sent
   const Rank size = net.size();
-  OwnedSlice<V> sum;
   if (size == 1) {
-    std::vector<StreamView<V>> whole{split.share(0)};
-    say_received(split, whole);
-    sum = co_await reduce_shares<V>(net, std::move(whole), how.reduction, delta);
+    given.decoded.emplace_back(split.share(0), Array<std::uint32_t>());
   } else if (bytes_of(mine.view()) / size / bucket.buckets < kShortBytes) {
-    sum = co_await overlap_rounds(split, delta);
+    co_await overlap_rounds(split, given);
   } else if (net.shares_memory()) {
-    AtOnce<V> at_once(split, delta);
-    sum = co_await at_once.run();
+    AtOnce<V> at_once(split);
+    given = co_await at_once.run();
   } else {
-    Rounds<V> rounds(split, delta);
-    sum = co_await rounds.run();
+    Rounds<V> rounds(split);
+    given = co_await rounds.run();
   }
+  say_received(split, given);
+}
+
+template <class V>
+Task<OwnedSlice<V>> reduce_given(Transport& net, const GivenShares<V>& given, const SparseReduction& how) {
+  std::vector<StreamView<V>> shares;
+  shares.reserve(given.decoded.size());
+  for (const auto& one : given.decoded) shares.push_back(one.view());
+  const double delta = wire_delta<V>(shares.front().range, how.switch_factor);
+  OwnedSlice<V> sum = co_await reduce_shares<V>(net, std::move(shares), how.reduction, delta);
   if (how.reduction == Reduction::avg) co_await divide_by_ranks(net, sum);
   co_return sum;
+}
+
+template <class V>
+Task<OwnedSlice<V>> reduce_owned_slice(Transport& net, const SparseStream<V>& mine, const Partition& slices,
+                                       const SparseReduction& how, SplitBucket bucket) {
+  GivenShares<V> given;
+  co_await give_shares(net, mine, slices, how, bucket, given);
+  co_return co_await reduce_given(net, given, how);
 }
 
 template <class V>
@@ -385,6 +390,9 @@ Step split_steps(const Transport& net, const Partition& slices) {
 }
 
 #define TELEGRAD_INSTANTIATE(V)                                                                      \
+  template Task<void> give_shares(Transport&, const SparseStream<V>&, const Partition&, const SparseReduction&, \
+                                  const SplitBucket&, GivenShares<V>&);                              \
+  template Task<OwnedSlice<V>> reduce_given(Transport&, const GivenShares<V>&, const SparseReduction&); \
   template Task<OwnedSlice<V>> reduce_owned_slice(Transport&, const SparseStream<V>&, const Partition&, \
                                                   const SparseReduction&, SplitBucket);              \
   template Step split_steps<V>(const Transport&, const Partition&);

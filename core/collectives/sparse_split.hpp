@@ -4,8 +4,11 @@
 #include <cstdint>
 #include <functional>
 #include <span>
+#include <vector>
 
+#include "base/buffer.hpp"
 #include "base/types.hpp"
+#include "collectives/kept_messages.hpp"
 #include "collectives/sparse_messages.hpp"
 #include "sparse/slices.hpp"
 #include "sparse/stream.hpp"
@@ -25,10 +28,30 @@ struct SplitBucket {
   std::span<float> errors{};
 };
 
-/// This rank's slice of the sum (or mean) of all ranks' streams, of `slices` of their index range, the same on all ranks.
-/// Every rank sends every other its entries there: with k entries per rank, spread evenly over the slices, k(P−1)/P each
-/// way. Dense where that is shorter on the wire (see switch_entries()). Its entries are added in the order of ranks. Of one
-/// bucket that part of the slice. Uses split_steps() steps from `bucket.first_step` on.
+/// What all ranks have in this rank's slice. Own entries lie in the rank's stream, others in this object, which may move.
+template <class V>
+struct GivenShares {
+  const StreamView<V>& share(Rank source) const { return decoded[source].view(); }
+
+  std::vector<Decoded<V>> decoded;  // by rank
+  // Where they lie.
+  std::vector<Buffer> messages;
+  KeptMessages kept;
+  Buffer nothing;
+};
+
+/// Every rank sends every other its entries of the other's slice, of `slices` of the index range, the same on all ranks:
+/// with k entries per rank, spread evenly, k(P−1)/P each way. A share goes dense where that is shorter on the wire (see
+/// switch_entries()). Of one bucket that part of slices. Uses split_steps() steps from `bucket.first_step` on.
+template <class V>
+Task<void> give_shares(Transport& net, const SparseStream<V>& mine, const Partition& slices, const SparseReduction& how,
+                       const SplitBucket& bucket, GivenShares<V>& given);
+
+/// The sum (or mean) of all shares, added in the order of ranks; dense where that is shorter on the wire.
+template <class V>
+Task<OwnedSlice<V>> reduce_given(Transport& net, const GivenShares<V>& given, const SparseReduction& how);
+
+/// Both, one after the other: this rank's slice of the sum.
 template <class V>
 Task<OwnedSlice<V>> reduce_owned_slice(Transport& net, const SparseStream<V>& mine, const Partition& slices,
                                        const SparseReduction& how, SplitBucket bucket = {});

@@ -1,8 +1,8 @@
 // What reads bytes from other ranks, on bytes of anybody's making: libFuzzer's entry point, which the core's tests call
 // too.
 //
-// The first 16 bytes say what is done with the rest: a whole message as it is, or one whose header is right and leads
-// straight to the decoder of one index format or of packed values.
+// The first 16 bytes say what is done with the rest: a whole message as it is, one that leaves out values which the reader
+// gave, or one whose header is right and leads straight to the decoder of one index format or of packed values.
 
 #include <algorithm>
 #include <bit>
@@ -15,6 +15,7 @@
 #include "base/check.hpp"
 #include "fuzz/sparse_wire.hpp"
 #include "kernels/dispatch.hpp"
+#include "sparse/known_values.hpp"
 #include "sparse/wire.hpp"
 
 namespace telegrad::fuzz {
@@ -55,14 +56,35 @@ void check_sound(const StreamView<V>& view) {
   }
 }
 
+// Entries that may be in the message's sum: every so many-th index, with a value of its own.
 template <class V>
-bool read_at_every_level(ConstBytes message, IndexRange range) {
+struct Given {
+  Given(ConstBytes message, IndexRange range, std::size_t every) {
+    StreamHeader header;
+    if (!read_indices_header(message, dtype_of<V>, range, header).empty()) return;
+    const Array<std::uint32_t> all(header.nnz);
+    if (!read_indices(message, header, range, all.span()).empty()) return;
+    for (std::size_t i = 0; i < all.size(); i += every) {
+      indices.push_back(all[i]);
+      values.push_back(V(static_cast<float>(i)));
+    }
+  }
+  GivenEntries<V> entries(IndexRange range) const { return {{range, false, indices, values}}; }
+
+  std::vector<std::uint32_t> indices;
+  std::vector<V> values;
+};
+
+template <class V>
+bool read_at_every_level(const Recipe& recipe, ConstBytes message, IndexRange range) {
   using kernels::SimdLevel;
+  const bool leaves_out = recipe.mode % kModes == kLeavesOutMode;
+  const Given<V> given(leaves_out ? message : ConstBytes(), range, recipe.nnz % 16 + std::size_t{1});
   bool accepted = false;
   for (const SimdLevel level : {SimdLevel::portable, SimdLevel::avx2, SimdLevel::avx512}) {
     if (level > kernels::best_simd_level()) continue;
     const kernels::ScopedSimdLevel forced(level);
-    const auto read = decode<V>(message, range);
+    const auto read = leaves_out ? decode_beside<V>(message, range, given.entries(range)) : decode<V>(message, range);
     TELEGRAD_CHECK(level == SimdLevel::portable || read.ok() == accepted);
     accepted = read.ok();
     if (accepted) check_sound(read.view());
@@ -70,12 +92,12 @@ bool read_at_every_level(ConstBytes message, IndexRange range) {
   return accepted;
 }
 
-bool read_as(DType dtype, ConstBytes message, IndexRange range) {
+bool read_as(DType dtype, const Recipe& recipe, ConstBytes message, IndexRange range) {
   switch (dtype) {
-    case DType::f64: return read_at_every_level<double>(message, range);
-    case DType::bf16: return read_at_every_level<bf16>(message, range);
-    case DType::f16: return read_at_every_level<f16>(message, range);
-    default: return read_at_every_level<float>(message, range);
+    case DType::f64: return read_at_every_level<double>(recipe, message, range);
+    case DType::bf16: return read_at_every_level<bf16>(recipe, message, range);
+    case DType::f16: return read_at_every_level<f16>(recipe, message, range);
+    default: return read_at_every_level<float>(recipe, message, range);
   }
 }
 
@@ -91,11 +113,11 @@ bool read_sparse_message(ConstBytes input) {
   constexpr DType kDTypes[] = {DType::f32, DType::f64, DType::bf16, DType::f16};
   const DType dtype = kDTypes[recipe.dtype % 4];
 
-  const unsigned mode = recipe.mode % 5;
-  if (mode == 0) {
+  const unsigned mode = recipe.mode % kModes;
+  if (mode == 0 || mode == kLeavesOutMode) {
     Message message(rest.size());
     if (!rest.empty()) std::memcpy(message.bytes().data(), rest.data(), rest.size());
-    return read_as(dtype, message.bytes(), range);
+    return read_as(dtype, recipe, message.bytes(), range);
   }
   const auto padded = [](std::size_t bytes) { return (bytes + 7) / 8 * 8; };
   const auto nnz = std::min<std::uint64_t>(recipe.nnz, std::min<std::uint64_t>(range.size(), 8192));
@@ -117,7 +139,7 @@ bool read_sparse_message(ConstBytes input) {
   }
   const std::size_t at = of_values ? values : sizeof header;
   if (!rest.empty()) std::memcpy(bytes.data() + at, rest.data(), rest.size());
-  return read_as(dtype, bytes, range);
+  return read_as(dtype, recipe, bytes, range);
 }
 
 }  // namespace telegrad::fuzz

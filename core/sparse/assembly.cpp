@@ -55,6 +55,18 @@ std::string StreamAssembly<V>::place(std::size_t slice, ConstBytes message) {
 }
 
 template <class V>
+std::string StreamAssembly<V>::place(std::size_t slice, ConstBytes message, const GivenEntries<V>& given) {
+  const auto& [range, dense, nnz] = slices_[slice];
+  if (!dense_) {
+    const SlicePlace<V> own = *place_of(slice);
+    return decode_beside_into<V>(message, range, given, own.indices, own.values);
+  }
+  const Decoded<V> decoded = decode_beside<V>(message, range, given);
+  if (decoded.ok()) place(slice, decoded.view());
+  return decoded.error();
+}
+
+template <class V>
 void StreamAssembly<V>::place(std::size_t slice, const StreamView<V>& view) {
   const auto& [range, dense, nnz] = slices_[slice];
   TELEGRAD_CHECK(view.range == range && (dense_ || (!view.dense && view.nnz() == nnz)));
@@ -90,13 +102,27 @@ StreamAssembly<CountedF32>::StreamAssembly(std::vector<SliceContent> slices, Red
     : slices_(std::move(slices)), dense_(goes_dense(slices_, delta)) {}
 
 std::string StreamAssembly<CountedF32>::place(std::size_t slice, ConstBytes message) {
-  const auto& [range, dense, nnz] = slices_[slice];
-  const Decoded<CountedF32> decoded = decode<CountedF32>(message, range);
+  return place(slice, decode<CountedF32>(message, slices_[slice].range));
+}
+
+std::string StreamAssembly<CountedF32>::place(std::size_t slice, ConstBytes message,
+                                              const GivenEntries<CountedF32>& given) {
+  return place(slice, decode_beside<CountedF32>(message, slices_[slice].range, given));
+}
+
+std::string StreamAssembly<CountedF32>::place(std::size_t slice, const Decoded<CountedF32>& decoded) {
   if (!decoded.ok()) return decoded.error();
-  if (decoded.view().dense != dense || decoded.view().nnz() != nnz) return "it does not hold what was announced";
-  entries_.common += decoded.view().entries.common;
-  entries_.own += decoded.view().entries.own;
+  const StreamView<CountedF32> view = decoded.view();
+  if (view.dense != slices_[slice].dense || view.nnz() != slices_[slice].nnz) {
+    return "it does not hold what was announced";
+  }
+  place(slice, view);
   return {};
+}
+
+void StreamAssembly<CountedF32>::place(std::size_t, const StreamView<CountedF32>& view) {
+  entries_.common += view.entries.common;
+  entries_.own += view.entries.own;
 }
 
 SparseStream<CountedF32> StreamAssembly<CountedF32>::finish() {

@@ -12,6 +12,7 @@
 #include "base/buffer.hpp"
 #include "base/types.hpp"
 #include "sparse/counted.hpp"
+#include "sparse/known_values.hpp"
 #include "sparse/stream.hpp"
 
 namespace telegrad {
@@ -39,6 +40,8 @@ class StreamAssembly {
 
   /// Decodes the slice's message. Returns what is wrong with it, or nothing. Once for each slice.
   std::string place(std::size_t slice, ConstBytes message);
+  /// The same of a message that leaves values out (see known_values.hpp).
+  std::string place(std::size_t slice, ConstBytes message, const GivenEntries<V>& given);
   /// The same of one that is decoded and checked, and holds what was said (CHECKed).
   void place(std::size_t slice, const StreamView<V>& view);
   /// Where the slice's arrays belong as they are: whoever puts them there, and checks them, does not place it. None where
@@ -62,9 +65,13 @@ class StreamAssembly<CountedF32> {
   StreamAssembly(std::vector<SliceContent> slices, Reduction reduction, double delta);
 
   std::string place(std::size_t slice, ConstBytes message);
+  std::string place(std::size_t slice, ConstBytes message, const GivenEntries<CountedF32>& given);
+  void place(std::size_t slice, const StreamView<CountedF32>& view);
   SparseStream<CountedF32> finish();
 
  private:
+  std::string place(std::size_t slice, const Decoded<CountedF32>& decoded);
+
   std::vector<SliceContent> slices_;
   bool dense_ = false;
   EntryCounts entries_;

@@ -47,6 +47,7 @@ bool unpack(ConstBytes section, DType sent, std::span<V> values) {
 }  // namespace
 
 std::uint64_t value_bytes(const StreamHeader& header) {
+  if (header.kind == StreamKind::indices) return 0;
   return header.packed_value_words == 0 ? unpacked_bytes(header) : kWordBytes * header.packed_value_words;
 }
 

@@ -96,15 +96,17 @@ std::string index_bytes_error(const StreamHeader& header, std::uint64_t range_si
   return right ? "" : text(header.nnz) + " indices cannot take " + text(bytes) + " bytes";
 }
 
-// What is wrong with a header, or nothing.
-std::string header_error(const StreamHeader& header, DType dtype, IndexRange expected) {
+// What is wrong with a header, or nothing. `alone`: no values follow the indices.
+std::string header_error(const StreamHeader& header, DType dtype, IndexRange expected, bool alone = false) {
   constexpr std::uint32_t kMagicMask = 0xffffffU;
   if ((header.magic & kMagicMask) != kStreamMagic) return "magic is " + text(header.magic) + ", not that of a stream";
   if (header.magic >> 24 != kStreamVersion) {
     return "version is " + text(header.magic >> 24) + ", expected " + text(kStreamVersion);
   }
-  if (header.kind != StreamKind::sparse && header.kind != StreamKind::dense) {
-    return "kind is " + text(static_cast<std::uint64_t>(header.kind)) + ", neither sparse nor dense";
+  if (alone ? header.kind != StreamKind::indices
+            : header.kind != StreamKind::sparse && header.kind != StreamKind::dense) {
+    return "kind is " + text(static_cast<std::uint64_t>(header.kind)) + ", " +
+           (alone ? "not that of indices alone" : "neither sparse nor dense");
   }
   if (header.dtype != dtype) {
     return "dtype is " + text(static_cast<std::uint64_t>(header.dtype)) + ", expected " +
@@ -114,7 +116,7 @@ std::string header_error(const StreamHeader& header, DType dtype, IndexRange exp
     return "range is " + text(header.begin) + " to " + text(header.end) + ", expected " + text(expected.begin) +
            " to " + text(expected.end);
   }
-  const bool sparse = header.kind == StreamKind::sparse;
+  const bool sparse = header.kind != StreamKind::dense;
   const IndexFormat format = header.index_format;
   const bool known = sparse ? format >= IndexFormat::raw32 && format <= IndexFormat::packed
                             : format == IndexFormat::none;
@@ -122,12 +124,22 @@ std::string header_error(const StreamHeader& header, DType dtype, IndexRange exp
   if (sparse ? header.nnz > expected.size() : header.nnz != expected.size()) {
     return "nnz is " + text(header.nnz) + " in a range of " + text(expected.size());
   }
+  if (alone && (header.value_encoding != ValueEncoding::native || header.packed_value_words != 0)) {
+    return "it says how its values are encoded, but has none";
+  }
   if (header.value_encoding > (dtype == DType::f32 ? kLastValueEncoding : ValueEncoding::native) ||
       (!sparse && header.value_encoding == ValueEncoding::mean)) {
     return "value encoding is " + text(static_cast<std::uint64_t>(header.value_encoding)) + ", unknown for its dtype";
   }
   if (std::string error = value_bytes_error(header); !error.empty()) return error;
   return index_bytes_error(header, expected.size());
+}
+
+std::string begins_with_header(ConstBytes message, DType dtype, IndexRange expected, bool alone, StreamHeader& header) {
+  if (reinterpret_cast<std::uintptr_t>(message.data()) % 8 != 0) return "it starts at no multiple of 8 bytes";
+  if (message.size() < sizeof header) return "it has " + text(message.size()) + " bytes, fewer than its header";
+  std::memcpy(&header, message.data(), sizeof header);
+  return header_error(header, dtype, expected, alone);
 }
 
 // Indices from a section of block counts and low halves. Returns false where the counts do not add up to the entries.
@@ -149,9 +161,9 @@ ConstBytes values_of(ConstBytes message, const StreamHeader& header) {
   return message.subspan(Layout(header).values, value_bytes(header));
 }
 
-// Like read_values(): what is wrong with the indices, or nothing.
-std::string read_indices(ConstBytes message, const StreamHeader& header, IndexRange range,
-                         std::span<std::uint32_t> indices) {
+// Like read_values(): what is wrong with the indices, or nothing; does not look at their order.
+std::string read_index_section(ConstBytes message, const StreamHeader& header, IndexRange range,
+                               std::span<std::uint32_t> indices) {
   const ConstBytes section = message.subspan(Layout(header).indices, header.index_bytes);
   switch (header.index_format) {
     case IndexFormat::none: break;
@@ -178,9 +190,9 @@ std::string index_error(const StreamHeader& header, IndexRange expected, std::sp
   return header.index_format == IndexFormat::packed ? ends_error(expected, indices) : indices_error(expected, indices);
 }
 
+// The header and the indices.
 template <class V>
-void write_message(const StreamView<V>& view, const Draft<V>& draft, Bytes out, const WireFormat& format) {
-  const StreamHeader& header = draft.header;
+void write_indices(const StreamView<V>& view, const StreamHeader& header, Bytes out) {
   const Layout layout(header);
   TELEGRAD_CHECK(out.size() == layout.end && reinterpret_cast<std::uintptr_t>(out.data()) % 8 == 0);
   TELEGRAD_CHECK(view.dense ? view.nnz() == view.range.size() : view.indices.size() == view.nnz());
@@ -195,7 +207,12 @@ void write_message(const StreamView<V>& view, const Draft<V>& draft, Bytes out, 
       break;
   }
   put(section, header.index_bytes, section.size(), {});
-  draft.values.write(header, format.key, out.subspan(layout.values));
+}
+
+template <class V>
+void write_message(const StreamView<V>& view, const Draft<V>& draft, Bytes out, const WireFormat& format) {
+  write_indices(view, draft.header, out);
+  draft.values.write(draft.header, format.key, out.subspan(Layout(draft.header).values));
 }
 
 }  // namespace
@@ -255,12 +272,22 @@ StreamHeader claimed_header(ConstBytes message) {
 }
 
 std::string read_header(ConstBytes message, DType dtype, IndexRange expected, StreamHeader& header) {
-  if (reinterpret_cast<std::uintptr_t>(message.data()) % 8 != 0) return "it starts at no multiple of 8 bytes";
-  if (message.size() < sizeof header) return "it has " + text(message.size()) + " bytes, fewer than its header";
-  std::memcpy(&header, message.data(), sizeof header);
-  if (std::string error = header_error(header, dtype, expected); !error.empty()) return error;
+  if (std::string error = begins_with_header(message, dtype, expected, false, header); !error.empty()) return error;
   if (message.size() == encoded_size(header)) return {};
   return "it has " + text(message.size()) + " bytes, its header says " + text(encoded_size(header));
+}
+
+std::string read_indices_header(ConstBytes message, DType dtype, IndexRange expected, StreamHeader& header) {
+  if (std::string error = begins_with_header(message, dtype, expected, true, header); !error.empty()) return error;
+  if (message.size() >= encoded_size(header)) return {};
+  return "it has " + text(message.size()) + " bytes, its indices alone " + text(encoded_size(header));
+}
+
+std::string read_indices(ConstBytes message, const StreamHeader& header, IndexRange expected,
+                         std::span<std::uint32_t> indices) {
+  TELEGRAD_CHECK(indices.size() == header.nnz);
+  const std::string error = read_index_section(message, header, expected, indices);
+  return error.empty() ? index_error(header, expected, indices) : error;
 }
 
 template <class V>
@@ -290,6 +317,19 @@ MessageSections sections_of(const StreamHeader& header, Bytes message) {
   put(message, layout.indices + header.index_bytes, layout.values, {});
   put(message, layout.values + value_bytes(header), layout.end, {});
   return {message.subspan(layout.indices, header.index_bytes), message.subspan(layout.values, value_bytes(header))};
+}
+
+template <class V>
+Buffer encode_indices(const StreamView<V>& view, WireFormat format) {
+  TELEGRAD_CHECK(!view.dense);
+  PackedBytes packed;
+  if (format.indices == IndexFormat::packed) packed.indices = kernels::packed_size(view.indices);
+  StreamHeader header =
+      stream_header(view.range, false, view.nnz(), dtype_of<V>, {.indices = format.indices}, packed);
+  header.kind = StreamKind::indices;
+  Buffer out(encoded_size(header));
+  write_indices(view, header, out.bytes());
+  return out;
 }
 
 template <class V>
@@ -336,7 +376,7 @@ Decoded<V> decode(ConstBytes bytes, IndexRange expected) {
     view.indices = {reinterpret_cast<const std::uint32_t*>(bytes.data() + layout.indices), nnz};
   } else {
     indices = Array<std::uint32_t>(nnz);
-    const std::string error = read_indices(bytes, header, expected, indices.span());
+    const std::string error = read_index_section(bytes, header, expected, indices.span());
     if (!error.empty()) return damaged(error);
     view.indices = indices.span();
   }
@@ -354,12 +394,12 @@ std::string decode_into(ConstBytes bytes, IndexRange expected, std::span<std::ui
   }
   if (error.empty()) error = read_values(values_of(bytes, header), header, values);
   if (error.empty()) error = read_indices(bytes, header, expected, indices);
-  if (error.empty()) error = index_error(header, expected, indices);
   return error.empty() ? error : kDamaged + error;
 }
 
 #define TELEGRAD_INSTANTIATE(V)                                              \
   template StreamHeader plain_header(const StreamView<V>&);                  \
+  template Buffer encode_indices(const StreamView<V>&, WireFormat);          \
   template std::size_t encoded_size(const StreamView<V>&, WireFormat);       \
   template void encode_into(const StreamView<V>&, Bytes, WireFormat, std::span<V>); \
   template Buffer encode(const StreamView<V>&, WireFormat, std::span<V>);           \

@@ -31,7 +31,7 @@
 namespace telegrad {
 
 // Values are part of the wire format: append, never renumber.
-enum class StreamKind : std::uint8_t { sparse = 1, dense = 2 };
+enum class StreamKind : std::uint8_t { sparse = 1, dense = 2, indices = 3 };  // indices: their values come by themselves
 enum class IndexFormat : std::uint8_t { none = 0, raw32 = 1, blocked16 = 2, packed = 3 };
 const char* name_of(IndexFormat format);
 
@@ -49,7 +49,7 @@ struct WireFormat {
 };
 
 inline constexpr std::uint32_t kStreamMagic = 0x534754U;  // "TGS"; the fourth byte is the version
-inline constexpr std::uint32_t kStreamVersion = 3;
+inline constexpr std::uint32_t kStreamVersion = 4;
 
 struct StreamHeader {
   std::uint32_t magic = kStreamMagic | kStreamVersion << 24;
@@ -104,6 +104,17 @@ struct MessageSections {
 /// Writes the header and the padding of a plain message of encoded_size(header) bytes (CHECKed), and says where its
 /// sections go.
 MessageSections sections_of(const StreamHeader& header, Bytes message);
+
+/// The header and the indices of a sparse view, without its values: a multiple of 8 bytes, the same for views of the same
+/// indices. Of `format`, only the indices' part counts.
+template <class V>
+Buffer encode_indices(const StreamView<V>& view, WireFormat format);
+/// Reads the header of what encode_indices() wrote, with which a message must begin, as read_header() does; what follows in
+/// the message is not looked at. encoded_size(header) is how much encode_indices() wrote.
+std::string read_indices_header(ConstBytes message, DType dtype, IndexRange expected, StreamHeader& header);
+/// Reads the indices behind a header that is checked, into header.nnz elements. Returns what is wrong with them, or nothing.
+std::string read_indices(ConstBytes message, const StreamHeader& header, IndexRange expected,
+                         std::span<std::uint32_t> indices);
 
 /// The bytes that encode() makes of this view; always a multiple of 8. O(1), but for packed indices and values: reads them
 /// once.
