@@ -17,6 +17,7 @@
 #include "collectives/allreduce_sparse.hpp"
 #include "session/reductions.hpp"
 #include "sparse/wire.hpp"
+#include "kernel_samples.hpp"
 #include "sparse_samples.hpp"
 #include "world.hpp"
 
@@ -265,6 +266,67 @@ TEST("no rank sends or receives more than the theory says") {
       EXPECT(static_cast<double>(counts.bytes_received) <= 1.1 * 6.0 * entries + overhead);
       EXPECT(static_cast<double>(counts.bytes_sent) >= 0.9 * 6.0 * entries);
       EXPECT_EQ(counts.messages_sent, 2 * (size - 1));
+    }
+  }
+}
+
+// Values packed and slices long: messages leave out what their receiver gave.
+constexpr WireFormat kLeavesOut{.indices = IndexFormat::packed, .packs_values = true};
+
+TEST("few ranks are not sent the values that they gave: every sum is right, also where some hold much, nothing or vectors") {
+  for (const World world : kWorlds) {
+    for (const Rank size : {2U, 3U, 4U, 8U}) {
+      const std::uint64_t n = std::uint64_t{140'000} * size;
+      const Reduction reduction = samples::kReductions[size % std::size(samples::kReductions)];
+      for (const double density : {0.0005, 0.01, 0.05}) {
+        Random random(size);
+        std::vector<Input<float>> inputs;
+        std::vector<Input<bf16>> halves;
+        for (Rank rank = 0; rank < size; ++rank) {
+          const double own = rank + 1 == size ? 0.0 : rank == 1 ? 6 * density : density;
+          inputs.push_back(uniform<float>(n, own, random));
+          halves.push_back(uniform<bf16>(n, density, random));
+        }
+        inputs[0] = inputs[size / 2];  // what two gave alike is no longer what either gave
+        const SparseReduction how{.reduction = reduction, .wire = kLeavesOut};
+        check_way(world, inputs, n, how, dense_result(inputs, n, reduction), size);
+        const SparseReduction mean{.reduction = Reduction::avg, .wire = kLeavesOut};
+        check_way(world, halves, n, mean, dense_result(halves, n, Reduction::avg), size);
+      }
+    }
+  }
+}
+
+TEST("of values, few ranks receive what they do not have, and hardly more: K - k") {
+  for (const Rank size : {2U, 4U, 8U, 13U}) {
+    const std::uint64_t n = std::uint64_t{140'000} * size;
+    Random random(size);
+    std::vector<Input<float>> inputs;
+    std::vector<std::size_t> in_union(n);
+    for (Rank rank = 0; rank < size; ++rank) {
+      inputs.push_back(uniform<float>(n, 0.01, random));
+      // Fractions at random, so that only exponents can be packed.
+      for (float& value : inputs.back().values) value = static_cast<float>(1.0 + random.uniform());
+      for (const std::uint32_t index : inputs.back().indices) ++in_union[index];
+    }
+    const auto sum_entries = static_cast<double>(n - static_cast<std::uint64_t>(std::ranges::count(in_union, 0U)));
+    Simulation simulation(size, {});
+    simulation.begin_all([&](Rank rank) {
+      return make_all_reduce(inputs[rank].stream(n), SparseReduction{.wire = kLeavesOut}).request;
+    });
+    EXPECT(!simulation.run().deadlock);
+    for (Rank rank = 0; rank < size; ++rank) {
+      const auto k = static_cast<double>(inputs[rank].indices.size());
+      const auto all_but_one = (size - 1.0) / size;
+      // Indices of shares and of sums, at most 9 and 8.6 bits each, a bit for each own entry; 3 bytes of a value.
+      const double index_bytes = all_but_one * (9.0 * k + 8.6 * sum_entries) / 8.0 + k / 8.0;
+      const double value_bytes = 3.02 * (sum_entries - k);
+      const double overhead = 2.0 * (size - 1) * 160.0;
+      // Where several ranks have an index, its sum comes to those that gave addends, too.
+      double shared = 0.0;
+      for (const std::uint32_t index : inputs[rank].indices) shared += in_union[index] > 1 ? 1.0 : 0.0;
+      const auto received = static_cast<double>(simulation.network().counts(rank).bytes_received);
+      EXPECT(received <= 1.02 * (index_bytes + value_bytes + 3.02 * 2.0 * shared) + overhead);
     }
   }
 }
