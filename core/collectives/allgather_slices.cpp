@@ -33,7 +33,7 @@ constexpr Rank kExchangingRanksMost = 16;  // to each of more, little would be l
 // Whether slices go from their owners to everybody between hosts, not round a ring. The same on all ranks.
 template <class V>
 bool exchanges_sums(const Transport& net, const Partition& slices) {
-  return !net.shares_memory() && net.size() <= kExchangingRanksMost && counts_go_ahead<V>(net, slices);
+  return !net.shares_memory() && net.size() > 1 && net.size() <= kExchangingRanksMost && counts_go_ahead<V>(net, slices);
 }
 
 // The same between ranks that share memory.

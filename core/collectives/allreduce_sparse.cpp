@@ -28,9 +28,6 @@ namespace {
 template <class V>
 Task<EncodedSlice<V>> reduce_owned(Transport& net, SparseStream<V> mine, SparseReduction how) {
   const Rank size = net.size();
-  // Between two both send the same, and the ring does it with less work; but through memory nothing is encoded to be split.
-  const bool ring_is_better = how.algorithm == Algorithm::automatic && size == 2 && !net.shares_memory();
-  const bool by_ring = size > 1 && (how.algorithm == Algorithm::ring || ring_is_better);
   // Of a mean, an error counts as often as there are ranks that it is the mean of.
   const float weight = how.reduction == Reduction::avg ? static_cast<float>(size) : 1.0F;
   EncodedSlice<V> result{.slices = Partition(static_cast<std::size_t>(mine.dimension()), size)};
@@ -39,6 +36,11 @@ Task<EncodedSlice<V>> reduce_owned(Transport& net, SparseStream<V> mine, SparseR
     how.switch_factor = std::numeric_limits<double>::infinity();
   }
   const Partition& slices = result.slices;
+  // Between two hosts both send the same, and the ring does it with less work, unless less is sent by leaving values out;
+  // through memory nothing is encoded to be split.
+  const bool ring_is_better = how.algorithm == Algorithm::automatic && size == 2 && !net.shares_memory() &&
+                              !leaves_known_out<V>(net, slices, how);
+  const bool by_ring = size > 1 && (how.algorithm == Algorithm::ring || ring_is_better);
   result.first_step = by_ring ? ring_steps<V>(net, slices) : split_steps<V>(net, slices);
   OwnedSlice<V> owned;
   if (by_ring) {  // GCC 12 does not understand co_await in a conditional expression

@@ -142,12 +142,6 @@ TELEGRAD_FOR_ENTRY_VALUES(TELEGRAD_INSTANTIATE)
 
 namespace {
 
-// In the head of a message of sizes, behind the header: that is all that travels of it.
-struct CountedRest {
-  std::uint64_t common = 0;
-  std::uint64_t left_out = 0;
-};
-
 // How many of the given entries no other rank has, to be expected: independent ones are missing in a sum with the product
 // of the probabilities.
 std::uint64_t alone(const StreamView<CountedF32>& sum, const StreamView<CountedF32>& given) {
@@ -181,10 +175,11 @@ ConstBytes SumMessages<CountedF32>::to(const GivenEntries<CountedF32>& given, Bu
   header.kind = StreamKind::indices;
   own = Buffer(encoded_size(header) + kernels::known_words(given.entries.nnz()) * kWordBytes +
                counted_values_bytes(nnz - left_out, format_));
-  const CountedRest rest{.common = std::min<std::uint64_t>(sum_.entries.common, nnz), .left_out = left_out};
-  static_assert(sizeof header + sizeof rest <= Buffer::kHeadBytes);
+  const std::uint64_t common = std::min<std::uint64_t>(sum_.entries.common, nnz);
+  // Of the first of several pieces, so many bytes of the head are the message's length.
+  static_assert(sizeof header + 2 * sizeof common <= Buffer::kHeadBytes);
   std::memcpy(own.data(), &header, sizeof header);
-  std::memcpy(own.data() + sizeof header, &rest, sizeof rest);
+  std::memcpy(own.data() + sizeof header, &common, sizeof common);
   return own.bytes();
 }
 
@@ -194,13 +189,14 @@ Decoded<CountedF32> decode_beside(ConstBytes message, IndexRange expected, const
   if (const std::string error = read_indices_header(message, DType::f32, expected, header); !error.empty()) {
     return Decoded<CountedF32>(damaged(error));
   }
-  CountedRest rest;
-  if (message.size() < sizeof header + sizeof rest) return Decoded<CountedF32>(damaged("it has no counts"));
-  std::memcpy(&rest, message.data() + sizeof header, sizeof rest);
-  if (rest.common > header.nnz || rest.left_out > header.nnz) {
-    return Decoded<CountedF32>(damaged("it counts more entries than there are"));
+  std::uint64_t common = 0;
+  if (message.size() < sizeof header + sizeof common) return Decoded<CountedF32>(damaged("it has no count"));
+  std::memcpy(&common, message.data() + sizeof header, sizeof common);
+  if (common > header.nnz) {
+    return Decoded<CountedF32>(damaged(std::to_string(common) + " of its " + std::to_string(header.nnz) +
+                                       " entries are common ones"));
   }
-  return {StreamView<CountedF32>{expected, false, {.common = rest.common, .own = header.nnz - rest.common}}, {}};
+  return {StreamView<CountedF32>{expected, false, {.common = common, .own = header.nnz - common}}, {}};
 }
 
 }  // namespace telegrad

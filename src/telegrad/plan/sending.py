@@ -31,6 +31,7 @@ BUCKET = 1024  # values of QSGD that have one scale
 SLICES_EVERY, THRESHOLD_EVERY = 64, 32  # calls of Ok-Topk, τ and τ′
 _ENTRY_BYTES = 8  # in memory
 _COUNTED_RANKS_MOST, _COUNTED_SLICE_BYTES = 64, 1 << 20  # of core/collectives/sparse_cost.cpp
+KNOWN_RANKS_MOST = 16  # kExchangingRanksMost there
 _PACKS_FROM_S_PER_BYTE = 2.2e-9  # where wire="auto" packs at 1 %, docs/algorithms.md
 
 
@@ -64,7 +65,8 @@ def sparse(cluster: Cluster, device: Device, density: float) -> PhasedWay:
             return 0.0
         slice_, owned = ceil_div(n, ranks), entries_of_sum(ranks, n, k) / ranks
         split_s = reduce_scatter_sparse(ranks, n, k, costs, packed=packed).time_s
-        entries_s = _gather_s(ranks, slice_, _bytes(slice_, owned, packed), _ENTRY_BYTES * owned, costs)
+        sum_bytes = _bytes(slice_, owned, packed) - (_known_bytes(ranks, n, k) if packed else 0)
+        entries_s = _gather_s(ranks, slice_, sum_bytes, _ENTRY_BYTES * owned, costs)
         all_s = _gather_s(ranks, slice_, slice_ * ELEMENT_BYTES, 2 * slice_ * ELEMENT_BYTES, cluster.ring_costs)
         made_dense_s = (n * ELEMENT_BYTES + k * _ENTRY_BYTES) * costs.gamma_s_per_byte + dense_s(n * ELEMENT_BYTES)
         return min(split_s + min(entries_s, all_s), _doubling_s(ranks, n, k, costs, packed), made_dense_s)
@@ -245,6 +247,17 @@ def _doubling_s(ranks: int, n: int, k: int, costs: Costs, packed: bool) -> float
         time_s += message_s(1, 2) + message_s(ranks, 1)
     sum_bytes = min(_ENTRY_BYTES * entries_of_sum(ranks, n, k), n * ELEMENT_BYTES)
     return time_s + sum_bytes * costs.gamma_s_per_byte
+
+
+def _known_bytes(ranks: int, n: int, k: int) -> float:
+    """What is left out of a packed slice's message to one of few ranks: values that it alone gave, of which it is told
+    by a bit for each entry."""
+    if ranks > KNOWN_RANKS_MOST or ceil_div(n, ranks) * _ENTRY_BYTES < _COUNTED_SLICE_BYTES:
+        return 0.0
+    if entries_of_sum(ranks, n, k) * _ENTRY_BYTES > n * ELEMENT_BYTES:
+        return 0.0
+    given = k / ranks
+    return max(0.0, given * (ELEMENT_BYTES * (1 - k / n) ** (ranks - 1) - 1 / 8) - 2 * HEADER_BYTES)
 
 
 def _bytes(range_: int, entries: float, packed: bool) -> float:

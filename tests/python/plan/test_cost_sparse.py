@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from telegrad.plan import Costs, cost, cost_sparse
+from telegrad.plan import Costs, cost, cost_sparse, sending
 from telegrad.sim.measure import Measurement, Point, measure
 from telegrad.sim.networks import Network
 
@@ -155,6 +155,8 @@ def test_lengths_are_those_of_the_core(file: str, pattern: str, value: int) -> N
         ("sparse_split.cpp", "kWindow", cost_sparse.SHARES_UNDER_WAY),
         ("pooled_slices.cpp", "kBinsLeast", cost_sparse.BINS_LEAST),
         ("global_threshold.cpp", "kBuckets", cost_sparse.THRESHOLD_COUNTS),
+        ("allgather_slices.cpp", "kExchangingRanksMost", sending.KNOWN_RANKS_MOST),
+        ("sparse_cost.cpp", "kExchangingRanksMost", sending.KNOWN_RANKS_MOST),
     ],
 )
 def test_numbers_are_those_of_the_core(file: str, name: str, value: int) -> None:
