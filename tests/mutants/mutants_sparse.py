@@ -18,6 +18,9 @@ SLICES = "sparse/slices.cpp"
 SLICE_REDUCTION = "sparse/slice_reduction.cpp"
 WIRE = "sparse/wire.cpp"
 COUNTS = "collectives/counts.cpp"
+EXCHANGE_SUMS = "collectives/exchange_sums.cpp"
+KNOWN_VALUES = "sparse/known_values.cpp"
+LEFT_OUT = "kernels/left_out.cpp"
 ASSEMBLY = "sparse/assembly.cpp"
 PACKED_VALUES = "kernels/pack_values.cpp"
 
@@ -200,6 +203,24 @@ SPARSE_MUTANTS = (
         COUNTS,
         "std::memcpy(&counts[from], message.data(), sizeof mine_);",
         "std::memcpy(&counts[(from + 1) % size], message.data(), sizeof mine_);",
+    ),
+    mutant(
+        "sparse: values are left out wherever the receiver has an entry",
+        LEFT_OUT,
+        "_mm512_mask_cmpeq_epi32_mask(lanes, values, theirs_there);",
+        "_mm512_mask_cmpge_epu32_mask(lanes, theirs_there, _mm512_setzero_si512());",
+    ),
+    mutant(
+        "sparse: what was left out of a mean comes back undivided",
+        KNOWN_VALUES,
+        "  const Scaled<V> scaled(given);\n  Rest rest;",
+        "  const Scaled<V> scaled(GivenEntries<V>{given.entries, 1.0});\n  Rest rest;",
+    ),
+    mutant(
+        "sparse: what another rank gave is left out of a sum",
+        EXCHANGE_SUMS,
+        "mine_.addends->given.share(order_.receiver(round)),",
+        "mine_.addends->given.share((order_.receiver(round) + 1) % net_.size()),",
     ),
     mutant(
         "sparse: slices overlap by an entry in the whole",
