@@ -28,15 +28,9 @@ bool counts_go_ahead(const Transport& net, const Partition& slices) {
   return net.size() <= 64 && most_bytes<V>(slices) >= 4 * Transport::kSliceBytes;
 }
 
-constexpr Rank kExchangingRanksMost = 16;  // to each of more, little would be left out, and as much encoded
+constexpr Rank kExchangingRanksMost = 8;  // to each of more, little would be left out, and as much encoded
 
-// Whether slices go from their owners to everybody between hosts, not round a ring. The same on all ranks.
-template <class V>
-bool exchanges_sums(const Transport& net, const Partition& slices) {
-  return !net.shares_memory() && net.size() > 1 && net.size() <= kExchangingRanksMost && counts_go_ahead<V>(net, slices);
-}
-
-// The same between ranks that share memory.
+// Whether slices go from their owners to everybody through memory, not round a ring. The same on all ranks.
 template <class V>
 bool goes_through_memory(const Transport& net, const Partition& slices) {
   return !std::is_same_v<V, CountedF32> && net.shares_memory() && counts_go_ahead<V>(net, slices);
@@ -320,8 +314,9 @@ class ThroughMemory {
 }  // namespace
 
 template <class V>
-bool leaves_known_out(const Transport& net, const Partition& slices, const SparseReduction& how) {
-  return exchanges_sums<V>(net, slices) && how.wire.values == ValueEncoding::native;
+bool exchanges_sums(const Transport& net, const Partition& slices, const SparseReduction& how) {
+  const bool few = net.size() > 1 && net.size() <= kExchangingRanksMost;
+  return few && !net.shares_memory() && how.wire.values == ValueEncoding::native && counts_go_ahead<V>(net, slices);
 }
 
 template <class V>
@@ -352,7 +347,7 @@ Task<SparseStream<V>> allgather_slices(Transport& net, EncodedSlice<V> owned, co
       co_return whole.finish();
     }
   }
-  if (exchanges_sums<V>(net, owned.slices)) {
+  if (exchanges_sums<V>(net, owned.slices, how)) {
     co_await assemble_exchanged(net, owned, how.wire, whole);
     co_return whole.finish();
   }
@@ -376,7 +371,7 @@ Task<void> allgather_slices_into(Transport& net, EncodedSlice<V> owned, const Sp
   }
   std::optional<Counts> counts;
   if (counts_go_ahead<V>(net, owned.slices)) counts.emplace(net, step_of_counts(net, owned), owned.count);
-  if (exchanges_sums<V>(net, owned.slices)) {
+  if (exchanges_sums<V>(net, owned.slices, how)) {
     TakingSums taking;
     taking.ready = [] { return true; };
     taking.take = [&](Rank owner, ConstBytes message) { return writing.write(owner, message); };
@@ -394,7 +389,7 @@ Task<void> allgather_slices_into(Transport& net, EncodedSlice<V> owned, const Sp
 }
 
 #define TELEGRAD_INSTANTIATE(V)                                                                                      \
-  template bool leaves_known_out<V>(const Transport&, const Partition&, const SparseReduction&);                       \
+  template bool exchanges_sums<V>(const Transport&, const Partition&, const SparseReduction&);                         \
   template Task<void> encode_slice(Transport&, OwnedSlice<V>, const SparseReduction&, float, EncodedSlice<V>&);        \
   template Task<SparseStream<V>> allgather_slices(Transport&, EncodedSlice<V>, const SparseReduction&);
 #define TELEGRAD_INSTANTIATE_INTO(V) \

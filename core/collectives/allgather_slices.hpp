@@ -31,7 +31,7 @@ struct Addends {
 template <class V>
 struct EncodedSlice {
   Partition slices;
-  std::optional<Addends<V>> addends{};  // only where leaves_known_out()
+  std::optional<Addends<V>> addends{};  // only where exchanges_sums()
   Buffer encoded{};
   // Instead of the encoding, where that would be a copy of it (see goes_in_sections()), and where each gets another one.
   OwnedSlice<V> owned{};
@@ -41,9 +41,10 @@ struct EncodedSlice {
 };
 inline constexpr std::uint64_t kDenseSlice = ~std::uint64_t{0};
 
-/// Whether values that their receiver gave may be left out of slices that `net` gathers; the same on all ranks.
+/// Whether slices that `net` gathers go from their owners to everybody between hosts (exchange_sums.hpp), so that values that
+/// their receiver gave may be left out; the same on all ranks.
 template <class V>
-bool leaves_known_out(const Transport& net, const Partition& slices, const SparseReduction& how);
+bool exchanges_sums(const Transport& net, const Partition& slices, const SparseReduction& how);
 
 /// `result.slices` and `result.addends` are set; becomes the rest but first_step. A slice goes dense first where `how` finds that shorter.
 /// `net`: the one that gathers. `weight`: how much an error of what is encoded counts.

@@ -31,7 +31,7 @@ BUCKET = 1024  # values of QSGD that have one scale
 SLICES_EVERY, THRESHOLD_EVERY = 64, 32  # calls of Ok-Topk, τ and τ′
 _ENTRY_BYTES = 8  # in memory
 _COUNTED_RANKS_MOST, _COUNTED_SLICE_BYTES = 64, 1 << 20  # of core/collectives/sparse_cost.cpp
-KNOWN_RANKS_MOST = 16  # kExchangingRanksMost there
+KNOWN_RANKS_MOST = 8  # kExchangingRanksMost there
 _PACKS_FROM_S_PER_BYTE = 2.2e-9  # where wire="auto" packs at 1 %, docs/algorithms.md
 
 
