@@ -330,6 +330,7 @@ Task<void> encode_slice(Transport& net, OwnedSlice<V> owned, const SparseReducti
   result.count = owned.dense ? kDenseSlice : owned.view().nnz();
   // Where bytes are not dear enough for packing, the work takes longer than what it saves: 1.3 ns an entry and receiver.
   const bool leaves_out = result.addends.has_value() && !owned.dense && how.wire.packs_values;
+  if (result.addends && !leaves_out) result.addends->given = {};
   if (leaves_out || gathers_in_sections(net, result.slices, owned.view(), how)) {
     result.owned = std::move(owned);
     co_return;

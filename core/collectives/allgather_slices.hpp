@@ -23,7 +23,7 @@ namespace telegrad {
 template <class V>
 struct Addends {
   SparseStream<V> mine;
-  GivenShares<V> given;  // of this rank's slice; its own entries lie in `mine`
+  GivenShares<V> given;  // of this rank's slice; its own entries lie in `mine`; none where nothing is left out of it
   double factor = 1.0;   // that the sums have been multiplied by since
 };
 

@@ -1,6 +1,6 @@
 // Sparse allreduce over owned slices: each rank owns one slice of the index range, comes to the sum of everybody's entries
-// there, and encodes it once; the encoded slices go round a ring, and everybody, the owner too, decodes the same bytes,
-// while the next slice comes. For evenly spread entries 2(P−1)α + (k + K)(P−1)/P·β with the split. Renggli et al.,
+// there, and sends it to all: encoded once, round a ring, while the slice before is decoded, or among few ranks to each without
+// what it gave (allgather_slices.hpp). For evenly spread entries at most 2(P−1)α + (k + K)(P−1)/P·β with the split. Renggli et al.,
 // "SparCML: high-performance sparse communication for machine learning", SC 2019, §5.3.2 (SSAR_Split_allgather) and
 // §5.3.3 (DSAR_Split_allgather: owned slices go dense).
 #include "collectives/allreduce_sparse.hpp"
@@ -54,7 +54,7 @@ Task<EncodedSlice<V>> reduce_owned(Transport& net, SparseStream<V> mine, SparseR
       result.addends = Addends<V>{std::move(mine), std::move(given), factor};
     }
   }
-  mine = SparseStream<V>();  // long streams leave room for the sum
+  mine = SparseStream<V>();  // long streams leave room for the sum, where others leave nothing of them out
   co_await encode_slice(net, std::move(owned), how, weight, result);
   co_return result;
 }

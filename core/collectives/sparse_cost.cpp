@@ -113,17 +113,19 @@ double SparseCosts::split_s(double entries, double sum_entries) const {
   return split_phase_s(entries) + gather_s(bytes, memory_bytes(slice(), owned)) + packing_s(entries, sum_entries);
 }
 
-// What is left out of a slice's message to a rank: values of its entries that no other rank has. Each of the others' streams
-// adds the share `apart` of its entries to a sum; about as many of a rank's entries have none of two neighbours at their
-// index, which is what they are in where there are many.
+// What is left out of a slice's message to a rank: values of its entries that no other rank has. Of each further stream the
+// share `apart` of its entries, on average, is new to the sum: 1 − P·d/2 of independent entries of density d, of which 1 − (P−1)d are
+// no other rank's, about the square. The work of leaving out is beside other messages, and not counted.
 double SparseCosts::known_bytes(double entries, double sum_entries) const {
+  if (entries == 0.0 || shape_.ranks == 1) return 0.0;
   const double share = entries / shape_.ranks;
   const double owned = sum_entries / shape_.ranks;
   if (!leaves_known_out() || owned > delta(slice()) || share > delta(slice())) return 0.0;
   const double apart = std::clamp((sum_entries - entries) / ((shape_.ranks - 1.0) * entries), 0.0, 1.0);
   const auto count = static_cast<std::uint64_t>(owned);
   const auto value_bytes = static_cast<double>(kernels::packed_values_expected(shape_.dtype, count)) / owned;
-  return std::max(0.0, apart * apart * share * value_bytes - share / 8.0 - 2.0 * sizeof(StreamHeader));
+  const double alone = shape_.ranks == 2 ? apart : apart * apart;
+  return std::max(0.0, alone * share * value_bytes - share / 8.0 - 2.0 * sizeof(StreamHeader));
 }
 
 bool SparseCosts::leaves_known_out() const {

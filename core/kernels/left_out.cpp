@@ -10,6 +10,7 @@
 #include "base/types.hpp"
 #include "kernels/elementwise.hpp"
 #include "kernels/intrinsics.hpp"
+#include "kernels/marks.hpp"
 #include "kernels/members.hpp"
 
 namespace telegrad::kernels {
@@ -108,7 +109,7 @@ TELEGRAD_AVX512 std::size_t put_avx512(V* values, std::span<const std::uint64_t>
     const auto count = static_cast<std::size_t>(std::popcount(mine));
     const std::uint64_t back = _pdep_u64(take_marks(known, at->given, count), mine);
     const std::size_t others = kWord - static_cast<std::size_t>(std::popcount(back));
-    if (others > rest.size() - at->rest) return word;  // marks of what somebody has changed meanwhile
+    if (others > rest.size() - at->rest) return word;  // not all given indices are here: marks stand for others
     for (std::size_t first = 0; first < kWord; first += kGroup) {
       const auto lanes = static_cast<__mmask16>(mine >> first);
       const auto put = static_cast<__mmask16>(back >> first);
@@ -146,7 +147,7 @@ bool visit_members(std::span<const std::uint32_t> indices, std::span<const std::
   std::size_t found = 0;
   for (std::size_t first = 0; first < indices.size(); first += kChunk) {
     const auto chunk = indices.subspan(first, std::min(kChunk, indices.size() - first));
-    const auto theirs = std::span(marks).first(member_words(chunk.size()));
+    const auto theirs = std::span(marks).first(mark_words(chunk.size()));
     found += mark_members(chunk, members.subspan(found), theirs);
     if (found > members.size() || !visit(first, std::span<const std::uint64_t>(theirs))) return false;
   }
@@ -157,7 +158,7 @@ bool visit_members(std::span<const std::uint32_t> indices, std::span<const std::
 
 template <class V>
 std::size_t leave_out(Entries<V> sum, Entries<V> given, std::span<std::uint64_t> known, std::span<V> rest) {
-  TELEGRAD_CHECK(known.size() == known_words(given.size()) && rest.size() == sum.size());
+  TELEGRAD_CHECK(known.size() == mark_words(given.size()) && rest.size() == sum.size());
   std::ranges::fill(known, 0U);
   Progress at;
   const bool all = visit_members(sum.indices, given.indices, [&](std::size_t first, std::span<const std::uint64_t> theirs) {
@@ -179,7 +180,7 @@ std::size_t leave_out(Entries<V> sum, Entries<V> given, std::span<std::uint64_t>
 }
 
 std::size_t count_known(std::span<const std::uint64_t> known, std::size_t entries) {
-  TELEGRAD_CHECK(known.size() == known_words(entries));
+  TELEGRAD_CHECK(known.size() == mark_words(entries));
   if (entries % kWord != 0 && known.back() >> entries % kWord != 0) return std::numeric_limits<std::size_t>::max();
   std::size_t count = 0;
   for (const std::uint64_t word : known) count += static_cast<std::size_t>(std::popcount(word));
@@ -200,7 +201,7 @@ bool put_back(std::span<const std::uint32_t> indices, Entries<V> given, std::spa
     for (std::size_t i = first + done * kWord; i < end; ++i) {
       const bool mine = is_marked(theirs, i - first);
       const bool back = mine && is_marked(known, at.given);
-      if (!back && at.rest == rest.size()) return false;  // marks of what somebody has changed meanwhile
+      if (!back && at.rest == rest.size()) return false;  // not all given indices are here: marks stand for others
       values[i] = back ? given.values[at.given] : rest[at.rest++];
       at.given += mine ? 1 : 0;
     }

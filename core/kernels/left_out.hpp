@@ -10,12 +10,9 @@
 
 namespace telegrad::kernels {
 
-/// Words of marks of so many entries: bit i % 64 of word i / 64 is that of the i-th; what is beyond the last one is zero.
-constexpr std::size_t known_words(std::size_t entries) { return (entries + 63) / 64; }
-
-/// Copies the sum's values to `rest` but for those that have, bit by bit, the value that `given` has at their index, and
+/// Marks are as marks.hpp has them. Copies the sum's values to `rest` but for those that have, bit by bit, the value that `given` has at their index, and
 /// marks these among `given`. Returns how many it copied. All given indices are in the sum, `rest` is as long as that, and
-/// `known` has known_words(given.size()) words (CHECKed).
+/// `known` has mark_words(given.size()) words (CHECKed).
 template <class V>
 std::size_t leave_out(Entries<V> sum, Entries<V> given, std::span<std::uint64_t> known, std::span<V> rest);
 
@@ -23,8 +20,7 @@ std::size_t leave_out(Entries<V> sum, Entries<V> given, std::span<std::uint64_t>
 std::size_t count_known(std::span<const std::uint64_t> known, std::size_t entries);
 
 /// values[i] = given's value at indices[i] where that is marked as known, and the next one of `rest` elsewhere. False, and
-/// then values are none, where an index of `given` is not among `indices`: all of them are in a sum. Somebody may change
-/// `given` meanwhile. `values` is as long as `indices`, which is as many as `rest` has and are marked (CHECKed).
+/// then values are none, where an index of `given` is not among `indices`: all of them are in a sum. `values` is as long as `indices`, which is as many as `rest` has and are marked (CHECKed).
 template <class V>
 bool put_back(std::span<const std::uint32_t> indices, Entries<V> given, std::span<const std::uint64_t> known,
               std::span<const V> rest, std::span<V> values);

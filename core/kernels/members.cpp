@@ -7,6 +7,7 @@
 #include "base/check.hpp"
 #include "kernels/dispatch.hpp"
 #include "kernels/intrinsics.hpp"
+#include "kernels/marks.hpp"
 
 namespace telegrad::kernels {
 namespace {
@@ -56,14 +57,14 @@ TELEGRAD_AVX512 inline std::uint32_t mark_group(const std::uint32_t* indices, co
 TELEGRAD_AVX512 inline bool mark_word_avx512(const std::uint32_t* indices, Indices members, std::size_t& next,
                                              std::uint64_t& word) {
   word = 0;
-  if (next + kWord + kAtOnce > members.size()) return false;
+  if (next + 2 * kWord > members.size()) return false;
   for (std::size_t first = 0; first < kWord; first += kGroup) {
     std::uint32_t all = 0;
-    for (;;) {
+    for (std::size_t found = kAtOnce, looks = 0; found == kAtOnce && looks < kGroup / kAtOnce; ++looks) {
       const std::uint32_t some = mark_group(indices + first, members.data() + next);
-      next += static_cast<std::size_t>(std::popcount(some));
+      found = static_cast<std::size_t>(std::popcount(some));
+      next += found;
       all |= some;
-      if (std::popcount(some) < static_cast<int>(kAtOnce) || std::popcount(all) == static_cast<int>(kGroup)) break;
     }
     word |= std::uint64_t{all} << first;
   }
@@ -102,7 +103,7 @@ constexpr Variants<MarkFunction> kMark{mark_portable};
 }  // namespace
 
 std::size_t mark_members(Indices indices, Indices members, std::span<std::uint64_t> marks) {
-  TELEGRAD_CHECK(marks.size() == member_words(indices.size()));
+  TELEGRAD_CHECK(marks.size() == mark_words(indices.size()));
   const std::size_t words = indices.size() / kWord;
   std::size_t next = kMark(indices.data(), words, members, marks.data());
   if (words < marks.size()) marks[words] = mark_word(indices.subspan(words * kWord), members, next);

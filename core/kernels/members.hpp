@@ -7,12 +7,9 @@
 
 namespace telegrad::kernels {
 
-/// Words of marks of so many: bit i % 64 of word i / 64 is that of the i-th; what is beyond the last one is zero.
-constexpr std::size_t member_words(std::size_t count) { return (count + 63) / 64; }
-
 /// Marks of `indices` those that are among `members`; both are strictly increasing, and those of `members` that lie between
-/// the first and the last index are among `indices` (of others, marks say nothing). Returns how many it has marked.
-/// `marks` has member_words(indices.size()) words (CHECKed).
+/// the first and the last index are among `indices` (of others, marks say nothing, and nothing is read outside). Returns how many it has marked.
+/// `marks` has mark_words(indices.size()) words (CHECKed), as marks.hpp has them.
 std::size_t mark_members(std::span<const std::uint32_t> indices, std::span<const std::uint32_t> members,
                          std::span<std::uint64_t> marks);
 

@@ -6,6 +6,8 @@
 
 #include "base/check.hpp"
 #include "kernels/left_out.hpp"
+#include "kernels/marks.hpp"
+#include "kernels/pack_values.hpp"
 #include "kernels/scale.hpp"
 #include "sparse/value_section.hpp"
 
@@ -15,8 +17,12 @@ namespace {
 constexpr const char* kDamaged = "damaged sparse message: ";
 constexpr std::size_t kWordBytes = sizeof(std::uint64_t);
 
+// What one value takes of a message, at least: packed, its exponent may take next to nothing.
+template <class V>
+constexpr std::size_t kValueBytes = sizeof(V) - (kernels::packs_values(dtype_of<V>) ? 1 : 0);
+
 // What a message has besides one that leaves nothing out: marks, and the header of the values.
-std::size_t added_bytes(std::size_t given) { return kernels::known_words(given) * kWordBytes + sizeof(StreamHeader); }
+std::size_t added_bytes(std::size_t given) { return kernels::mark_words(given) * kWordBytes + sizeof(StreamHeader); }
 
 // The given entries as they are in the sum if nobody has added to them.
 template <class V>
@@ -44,7 +50,7 @@ struct Rest {
 
 std::string split_rest(ConstBytes message, const StreamHeader& header, std::size_t given, Rest& rest) {
   const ConstBytes behind = message.subspan(encoded_size(header));
-  const std::size_t marks = kernels::known_words(given) * kWordBytes;
+  const std::size_t marks = kernels::mark_words(given) * kWordBytes;
   if (behind.size() < marks) return "it has no room for the marks of " + std::to_string(given) + " entries";
   rest = {behind.first(marks), behind.subspan(marks)};
   return {};
@@ -87,12 +93,12 @@ ConstBytes SumMessages<V>::whole() {
 
 template <class V>
 ConstBytes SumMessages<V>::to(const GivenEntries<V>& given, Buffer& own) {
-  if (given.entries.dense || given.entries.nnz() * sizeof(V) <= added_bytes(given.entries.nnz())) return whole();
+  if (given.entries.dense || given.entries.nnz() * kValueBytes<V> <= added_bytes(given.entries.nnz())) return whole();
   const Scaled<V> scaled(given);
-  const Array<std::uint64_t> known(kernels::known_words(scaled.entries().size()));
+  const Array<std::uint64_t> known(kernels::mark_words(scaled.entries().size()));
   const Array<V> rest(sum_.nnz());
   const std::size_t left = kernels::leave_out(sum_.entries(), scaled.entries(), known.span(), rest.span());
-  if ((sum_.nnz() - left) * sizeof(V) <= added_bytes(scaled.entries().size())) return whole();
+  if ((sum_.nnz() - left) * kValueBytes<V> <= added_bytes(scaled.entries().size())) return whole();
   if (indices_.empty()) indices_ = encode_indices(sum_, format_);
   const Buffer values =
       encode(StreamView<V>{.range = {0, left}, .dense = true, .indices = {}, .values = rest.span().first(left)}, format_);
@@ -173,7 +179,7 @@ ConstBytes SumMessages<CountedF32>::to(const GivenEntries<CountedF32>& given, Bu
   if (left_out * sizeof(float) <= added_bytes(given.entries.nnz())) return whole();
   StreamHeader header = expected_header(sum_.range, false, nnz, DType::f32, {.indices = format_.indices});
   header.kind = StreamKind::indices;
-  own = Buffer(encoded_size(header) + kernels::known_words(given.entries.nnz()) * kWordBytes +
+  own = Buffer(encoded_size(header) + kernels::mark_words(given.entries.nnz()) * kWordBytes +
                counted_values_bytes(nnz - left_out, format_));
   const std::uint64_t common = std::min<std::uint64_t>(sum_.entries.common, nnz);
   // Of the first of several pieces, so many bytes of the head are the message's length.

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "kernel_samples.hpp"
+#include "kernels/marks.hpp"
 #include "kernels/members.hpp"
 #include "testing.hpp"
 
@@ -33,7 +34,7 @@ TEST("members are those of the reference, few or all, also where some lie behind
           if (behind) {
             for (const std::uint32_t more : {1U, 2U, 9U}) members.push_back(static_cast<std::uint32_t>(5 + 10 * range + more));
           }
-          std::vector<std::uint64_t> expected(kernels::member_words(indices.size()));
+          std::vector<std::uint64_t> expected(kernels::mark_words(indices.size()));
           const std::span<const std::uint32_t> inside = members;
           const std::size_t count = kernels::reference::mark_members(indices, inside, expected);
           samples::at_every_level([&] {
@@ -59,7 +60,7 @@ TEST("of indices that are in no order, marks say nothing, and nothing is written
     for (auto& index : indices) index = static_cast<std::uint32_t>(random() % 400);
     for (auto& index : members) index = static_cast<std::uint32_t>(random() % 400);
     samples::at_every_level([&] {
-      Guarded<std::uint64_t> marks(kernels::member_words(indices.size()));
+      Guarded<std::uint64_t> marks(kernels::mark_words(indices.size()));
       EXPECT(kernels::mark_members(indices, members, marks.span()) <= indices.size());
       EXPECT(marks.intact());
     });
@@ -91,7 +92,7 @@ struct Sample {
 
 template <class V>
 void expect_left_out_and_put_back(const Sample<V>& sample) {
-  std::vector<std::uint64_t> expected_known(kernels::known_words(sample.given_indices.size()));
+  std::vector<std::uint64_t> expected_known(kernels::mark_words(sample.given_indices.size()));
   std::vector<V> expected_rest(sample.values.size());
   expected_rest.resize(kernels::reference::leave_out<V>(sample.sum(), sample.given(), expected_known, expected_rest));
   samples::at_every_level([&] {
@@ -139,7 +140,7 @@ TEST("given entries that are not in the sum, or are in no order, are refused or 
   std::mt19937 random(14);
   for (int trial = 0; trial < 300; ++trial) {
     Sample<float> sample(random, 0.01, 0.3, 0.7);
-    std::vector<std::uint64_t> known(kernels::known_words(sample.given_indices.size()));
+    std::vector<std::uint64_t> known(kernels::mark_words(sample.given_indices.size()));
     std::vector<float> rest(sample.values.size());
     rest.resize(kernels::leave_out<float>(sample.sum(), sample.given(), known, rest));
     const std::size_t at = random() % sample.given_indices.size();

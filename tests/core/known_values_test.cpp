@@ -44,8 +44,7 @@ constexpr WireFormat kPacked{.indices = IndexFormat::packed, .packs_values = tru
 template <class V>
 void expect_same(const StreamView<V>& got, const StreamView<V>& expected) {
   EXPECT(std::ranges::equal(got.indices, expected.indices));
-  EXPECT(got.values.size() == expected.values.size() &&
-         std::memcmp(got.values.data(), expected.values.data(), expected.values.size_bytes()) == 0);
+  EXPECT(std::ranges::equal(std::as_bytes(got.values), std::as_bytes(expected.values)));
 }
 
 template <class V>

@@ -211,6 +211,18 @@ SPARSE_MUTANTS = (
         "_mm512_mask_cmpge_epu32_mask(lanes, theirs_there, _mm512_setzero_si512());",
     ),
     mutant(
+        "sparse: values beyond the last whole word are left out wherever the receiver has an entry",
+        LEFT_OUT,
+        "const bool same = theirs_too && same_bits(sum.values[i], given.values[at.given]);",
+        "const bool same = theirs_too;",
+    ),
+    mutant(
+        "sparse: a sum is left out as if it were a mean",
+        "collectives/allreduce_sparse.cpp",
+        "how.reduction == Reduction::avg ? 1.0 / size : 1.0;\n      result.addends",
+        "1.0 / size;\n      result.addends",
+    ),
+    mutant(
         "sparse: what was left out of a mean comes back undivided",
         KNOWN_VALUES,
         "  const Scaled<V> scaled(given);\n  Rest rest;",

@@ -53,7 +53,7 @@ def dense(cluster: Cluster, collective: str = "telegrad") -> PhasedWay:
 
 
 def sparse(cluster: Cluster, device: Device, density: float) -> PhasedWay:
-    """The sum of what all ranks have selected, as this library forms it: owners sum slices, which go round as entries
+    """The sum of what all ranks have selected, as this library forms it: owners sum slices, which go to all as entries
     or, filled in, as they are; or recursive doubling; or a dense sum. The shortest. SparCML, §5.3."""
     _check_density(density)
     costs, ranks = cluster.shared_costs, cluster.ranks
