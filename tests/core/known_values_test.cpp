@@ -122,7 +122,7 @@ TEST("damaged messages are refused, or say something that has as many entries, a
     for (int trial = 0; trial < 4000; ++trial) {
       const std::size_t size = trial % 4 == 0 ? random() % (right.size() / 8) * 8 : right.size();
       Buffer message(size);  // exactly as long: whoever reads beyond it is seen by the sanitizers
-      std::memcpy(message.data(), right.data(), size);
+      std::ranges::copy(right.first(size), message.data());
       for (int i = 0; size > 0 && i < 1 + trial % 3; ++i) {
         const std::size_t at = trial % 2 == 0 ? random() % size : random() % std::min<std::size_t>(size, 64);
         message.data()[at] ^= static_cast<std::byte>(1U << random() % 8);
