@@ -72,7 +72,7 @@ def test_a_sparse_sum_is_predicted_as_it_is_sent() -> None:
     packed, indices, blocked, raw = (
         predict(replace(one, wire=wire), 4, _COSTS, calls=1) for wire in ("packed", "indices", "blocked", "raw")
     )
-    assert 1.1 < indices / packed < 1.25  # 40 bits an entry, of 34
+    assert 1.25 < indices / packed < 1.45  # 40 bits an entry, of 34 but for values that their receiver has
     assert 1.1 < blocked / indices < 1.3  # 48
     assert 1.2 < raw / blocked < 1.4  # 64
 
