@@ -217,12 +217,6 @@ SPARSE_MUTANTS = (
         "const bool same = theirs_too;",
     ),
     mutant(
-        "sparse: a sum is left out as if it were a mean",
-        "collectives/allreduce_sparse.cpp",
-        "how.reduction == Reduction::avg ? 1.0 / size : 1.0;\n      result.addends",
-        "1.0 / size;\n      result.addends",
-    ),
-    mutant(
         "sparse: what was left out of a mean comes back undivided",
         KNOWN_VALUES,
         "  const Scaled<V> scaled(given);\n  Rest rest;",
