@@ -112,7 +112,7 @@ class Assembling {
   Task<void> place(Rank owner, StreamView<V> view) {
     co_await decide(net_, bytes_of(view), [&] { whole_->place(owner, view); });
   }
-  // A message that leaves out values that this rank gave.
+  // A message of either sort, of which this rank gave these entries.
   Task<void> place(Rank owner, ConstBytes message, const GivenEntries<V>& given) {
     std::string error;
     co_await decide(net_, message.size(), [&] { error = whole_->place(owner, message, given); });
@@ -186,14 +186,6 @@ Task<void> assemble_at_the_end(Transport& net, EncodedSlice<V> owned, Assembling
   }
 }
 
-// Decoded, a slice of which the message came from its owner.
-template <class V>
-Decoded<V> decode_sum(const EncodedSlice<V>& owned, Rank owner, ConstBytes message) {
-  const IndexRange range = slice_of(owned.slices, owner);
-  if (leaves_values_out(message)) return decode_beside<V>(message, range, given_to(owned, owner));
-  return decode<V>(message, range);
-}
-
 // Slices written into a vector, and how many entries they have, about.
 template <class V>
 class Writing {
@@ -203,7 +195,9 @@ class Writing {
 
   Task<void> write(Rank owner, ConstBytes message) {
     std::optional<Decoded<V>> slice;
-    co_await decide(net_, message.size(), [&] { slice.emplace(decode_sum(owned_, owner, message)); });
+    co_await decide(net_, message.size(), [&] {
+      slice.emplace(decode_sum<V>(message, slice_of(owned_.slices, owner), given_to(owned_, owner)));
+    });
     co_await check_decoded(net_, owner, *slice, "sums");
     co_await write(slice->view());
   }
@@ -242,12 +236,8 @@ Task<void> assemble_exchanged(Transport& net, const EncodedSlice<V>& owned, cons
       co_await whole.begin(held);
       co_await place_own(net, owned, whole);
     }
-    if (leaves_values_out(message)) {
-      const GivenEntries<V> given = given_to(owned, owner);
-      co_await whole.place(owner, message, given);
-    } else {
-      co_await whole.place(owner, message);
-    }
+    const GivenEntries<V> given = given_to(owned, owner);
+    co_await whole.place(owner, message, given);
   };
   co_await exchange_sums(net, owned, format, taking);
   co_await counts.finish();

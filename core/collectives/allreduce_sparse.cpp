@@ -38,8 +38,8 @@ Task<EncodedSlice<V>> reduce_owned(Transport& net, SparseStream<V> mine, SparseR
   const Partition& slices = result.slices;
   // Between two hosts both send the same, and the ring does it with less work, unless less is sent by leaving values out;
   // through memory nothing is encoded to be split.
-  const bool ring_is_better = how.algorithm == Algorithm::automatic && size == 2 && !net.shares_memory() &&
-                              !exchanges_sums<V>(net, slices, how);
+  const bool exchanged = exchanges_sums<V>(net, slices, how);
+  const bool ring_is_better = how.algorithm == Algorithm::automatic && size == 2 && !net.shares_memory() && !exchanged;
   const bool by_ring = size > 1 && (how.algorithm == Algorithm::ring || ring_is_better);
   result.first_step = by_ring ? ring_steps<V>(net, slices) : split_steps<V>(net, slices);
   OwnedSlice<V> owned;
@@ -49,7 +49,7 @@ Task<EncodedSlice<V>> reduce_owned(Transport& net, SparseStream<V> mine, SparseR
     GivenShares<V> given;
     co_await give_shares(net, mine, slices, how, {}, given);
     owned = co_await reduce_given(net, given, how);
-    if (exchanges_sums<V>(net, slices, how)) {
+    if (exchanged) {
       const double factor = how.reduction == Reduction::avg ? 1.0 / size : 1.0;
       result.addends = Addends<V>{std::move(mine), std::move(given), factor};
     }

@@ -79,14 +79,9 @@ class Exchange {
 
 template <class V>
 GivenEntries<V> given_to(const EncodedSlice<V>& mine, Rank owner) {
+  if (!mine.addends) return GivenEntries<V>::none();
   const IndexRange range = slice_of(mine.slices, owner);
-  GivenEntries<V> given;
-  if (mine.addends) {
-    given = {mine.addends->mine.slice(range.begin, range.end), mine.addends->factor};
-  } else {
-    given.entries.dense = true;  // then whole sums are sent: anything else is damaged
-  }
-  return given;
+  return {mine.addends->mine.slice(range.begin, range.end), mine.addends->factor};
 }
 
 template <class V>

@@ -100,8 +100,7 @@ double SparseCosts::gather_s(double slice_bytes, double slice_memory_bytes) cons
   const double sent_s = costs_.alpha_s + slice_bytes * costs_.beta_s_per_byte;
   const double decode_s = slice_bytes * costs_.gamma_s_per_byte;
   // Slices are decoded while others come where it is known ahead how long all are; else at the end.
-  const auto most = static_cast<double>(slice() * (sizeof(std::uint32_t) + size_of(shape_.dtype)));
-  const bool beside = shape_.ranks <= kCountedRanksMost && most >= kCountedSliceBytes && slice_bytes >= kTurnBytes;
+  const bool beside = counts_go_ahead() && slice_bytes >= kTurnBytes;
   return slice_memory_bytes * costs_.gamma_s_per_byte +
          (beside ? sent_s + (others - 1.0) * std::max(sent_s, decode_s) + 2.0 * decode_s
                  : others * sent_s + shape_.ranks * decode_s);
@@ -129,9 +128,13 @@ double SparseCosts::known_bytes(double entries, double sum_entries) const {
 }
 
 bool SparseCosts::leaves_known_out() const {
-  const auto most = static_cast<double>(slice() * (sizeof(std::uint32_t) + size_of(shape_.dtype)));
   return shape_.packs_values && kernels::packs_values(shape_.dtype) && !shape_.shares_memory &&
-         shape_.ranks <= kExchangingRanksMost && most >= kCountedSliceBytes;
+         shape_.ranks <= kExchangingRanksMost && counts_go_ahead();
+}
+
+bool SparseCosts::counts_go_ahead() const {
+  const auto most = static_cast<double>(slice() * (sizeof(std::uint32_t) + size_of(shape_.dtype)));
+  return shape_.ranks <= kCountedRanksMost && most >= kCountedSliceBytes;
 }
 
 // Shares and slices are packed and read; but not where sizes alone are sent.

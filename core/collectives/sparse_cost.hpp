@@ -69,6 +69,7 @@ class SparseCosts {
   double split_phase_s(double entries) const;
   double packing_s(double entries, double sum_entries) const;
   bool leaves_known_out() const;
+  bool counts_go_ahead() const;
   double known_bytes(double entries, double sum_entries) const;
   double gather_s(double slice_bytes, double slice_memory_bytes) const;
   std::uint64_t slice() const { return (shape_.dimension + shape_.ranks - 1) / shape_.ranks; }

@@ -8,6 +8,7 @@
 
 #include "base/check.hpp"
 #include "base/types.hpp"
+#include "kernels/bit_words.hpp"
 #include "kernels/elementwise.hpp"
 #include "kernels/intrinsics.hpp"
 #include "kernels/marks.hpp"
@@ -32,7 +33,7 @@ TELEGRAD_INTO_CALLER std::uint64_t take_marks(const std::uint64_t* marks, std::s
   const std::size_t within = first % kWord;
   std::uint64_t taken = marks[first / kWord] >> within;
   if (within + count > kWord) taken |= marks[first / kWord + 1] << (kWord - within);
-  return count == kWord ? taken : taken & ((std::uint64_t{1} << count) - 1);
+  return count == kWord ? taken : taken & low_bits(count);
 }
 
 // The reverse, where there are none yet.
@@ -182,9 +183,7 @@ std::size_t leave_out(Entries<V> sum, Entries<V> given, std::span<std::uint64_t>
 std::size_t count_known(std::span<const std::uint64_t> known, std::size_t entries) {
   TELEGRAD_CHECK(known.size() == mark_words(entries));
   if (entries % kWord != 0 && known.back() >> entries % kWord != 0) return std::numeric_limits<std::size_t>::max();
-  std::size_t count = 0;
-  for (const std::uint64_t word : known) count += static_cast<std::size_t>(std::popcount(word));
-  return count;
+  return count_marks(known);
 }
 
 template <class V>

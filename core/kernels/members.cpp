@@ -107,9 +107,7 @@ std::size_t mark_members(Indices indices, Indices members, std::span<std::uint64
   const std::size_t words = indices.size() / kWord;
   std::size_t next = kMark(indices.data(), words, members, marks.data());
   if (words < marks.size()) marks[words] = mark_word(indices.subspan(words * kWord), members, next);
-  std::size_t count = 0;
-  for (const std::uint64_t word : marks) count += static_cast<std::size_t>(std::popcount(word));
-  return count;
+  return count_marks(marks);
 }
 
 namespace reference {

@@ -43,25 +43,13 @@ StreamAssembly<V>::StreamAssembly(std::vector<SliceContent> slices, Reduction re
 }
 
 template <class V>
-std::string StreamAssembly<V>::place(std::size_t slice, ConstBytes message) {
-  const auto& [range, dense, nnz] = slices_[slice];
-  if (!dense_) {
-    const SlicePlace<V> own = *place_of(slice);
-    return decode_into<V>(message, range, own.indices, own.values);
-  }
-  const Decoded<V> decoded = decode<V>(message, range);
-  if (decoded.ok()) place(slice, decoded.view());
-  return decoded.error();
-}
-
-template <class V>
 std::string StreamAssembly<V>::place(std::size_t slice, ConstBytes message, const GivenEntries<V>& given) {
   const auto& [range, dense, nnz] = slices_[slice];
   if (!dense_) {
     const SlicePlace<V> own = *place_of(slice);
-    return decode_beside_into<V>(message, range, given, own.indices, own.values);
+    return decode_sum_into<V>(message, range, given, own.indices, own.values);
   }
-  const Decoded<V> decoded = decode_beside<V>(message, range, given);
+  const Decoded<V> decoded = decode_sum<V>(message, range, given);
   if (decoded.ok()) place(slice, decoded.view());
   return decoded.error();
 }
@@ -101,16 +89,9 @@ TELEGRAD_FOR_ENTRY_VALUES(TELEGRAD_INSTANTIATE)
 StreamAssembly<CountedF32>::StreamAssembly(std::vector<SliceContent> slices, Reduction, double delta)
     : slices_(std::move(slices)), dense_(goes_dense(slices_, delta)) {}
 
-std::string StreamAssembly<CountedF32>::place(std::size_t slice, ConstBytes message) {
-  return place(slice, decode<CountedF32>(message, slices_[slice].range));
-}
-
 std::string StreamAssembly<CountedF32>::place(std::size_t slice, ConstBytes message,
                                               const GivenEntries<CountedF32>& given) {
-  return place(slice, decode_beside<CountedF32>(message, slices_[slice].range, given));
-}
-
-std::string StreamAssembly<CountedF32>::place(std::size_t slice, const Decoded<CountedF32>& decoded) {
+  const Decoded<CountedF32> decoded = decode_sum<CountedF32>(message, slices_[slice].range, given);
   if (!decoded.ok()) return decoded.error();
   const StreamView<CountedF32> view = decoded.view();
   if (view.dense != slices_[slice].dense || view.nnz() != slices_[slice].nnz) {

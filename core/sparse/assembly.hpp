@@ -38,10 +38,9 @@ class StreamAssembly {
   /// they hold more than `delta` entries, with kernels::absent_element(reduction) where there is no entry.
   StreamAssembly(std::vector<SliceContent> slices, Reduction reduction, double delta);
 
-  /// Decodes the slice's message. Returns what is wrong with it, or nothing. Once for each slice.
-  std::string place(std::size_t slice, ConstBytes message);
-  /// The same of a message that leaves values out (see known_values.hpp).
-  std::string place(std::size_t slice, ConstBytes message, const GivenEntries<V>& given);
+  /// Decodes the slice's message, of either sort (see known_values.hpp). Returns what is wrong with it, or nothing. Once for
+  /// each slice.
+  std::string place(std::size_t slice, ConstBytes message, const GivenEntries<V>& given = GivenEntries<V>::none());
   /// The same of one that is decoded and checked, and holds what was said (CHECKed).
   void place(std::size_t slice, const StreamView<V>& view);
   /// Where the slice's arrays belong as they are: whoever puts them there, and checks them, does not place it. None where
@@ -64,14 +63,12 @@ class StreamAssembly<CountedF32> {
  public:
   StreamAssembly(std::vector<SliceContent> slices, Reduction reduction, double delta);
 
-  std::string place(std::size_t slice, ConstBytes message);
-  std::string place(std::size_t slice, ConstBytes message, const GivenEntries<CountedF32>& given);
+  std::string place(std::size_t slice, ConstBytes message,
+                    const GivenEntries<CountedF32>& given = GivenEntries<CountedF32>::none());
   void place(std::size_t slice, const StreamView<CountedF32>& view);
   SparseStream<CountedF32> finish();
 
  private:
-  std::string place(std::size_t slice, const Decoded<CountedF32>& decoded);
-
   std::vector<SliceContent> slices_;
   bool dense_ = false;
   EntryCounts entries_;

@@ -168,7 +168,7 @@ template <>
 Decoded<CountedF32> decode(ConstBytes bytes, IndexRange expected) {
   TELEGRAD_CHECK(expected.begin <= expected.end && expected.end <= kDimensionMost);
   const auto damaged = [](const std::string& what) {
-    return Decoded<CountedF32>("damaged sparse message: " + what);
+    return Decoded<CountedF32>(kDamagedStream + what);
   };
   StreamHeader header;
   if (const std::string error = read_header(bytes, DType::f32, expected, header); !error.empty()) return damaged(error);

@@ -14,7 +14,6 @@
 namespace telegrad {
 namespace {
 
-constexpr const char* kDamaged = "damaged sparse message: ";
 constexpr std::size_t kWordBytes = sizeof(std::uint64_t);
 
 // What one value takes of a message, at least: packed, its exponent may take next to nothing.
@@ -56,10 +55,11 @@ std::string split_rest(ConstBytes message, const StreamHeader& header, std::size
   return {};
 }
 
-// What is wrong, or nothing, once the indices have been read.
+// What is wrong behind a header that is checked, or nothing.
 template <class V>
-std::string read_rest(ConstBytes message, const StreamHeader& header, std::span<const std::uint32_t> indices,
-                      const GivenEntries<V>& given, std::span<V> values) {
+std::string read_sum(ConstBytes message, const StreamHeader& header, IndexRange expected, const GivenEntries<V>& given,
+                     std::span<std::uint32_t> indices, std::span<V> values) {
+  if (std::string error = read_indices(message, header, expected, indices); !error.empty()) return error;
   if (given.entries.dense) return "it leaves values out that this rank gave densely";
   const Scaled<V> scaled(given);
   Rest rest;
@@ -74,7 +74,7 @@ std::string read_rest(ConstBytes message, const StreamHeader& header, std::span<
   return "its indices are not those of a sum of this rank's entries";
 }
 
-std::string damaged(const std::string& error) { return error.empty() ? error : kDamaged + error; }
+std::string damaged(const std::string& error) { return error.empty() ? error : kDamagedStream + error; }
 
 }  // namespace
 
@@ -118,8 +118,7 @@ Decoded<V> decode_beside(ConstBytes message, IndexRange expected, const GivenEnt
   if (!error.empty()) return Decoded<V>(damaged(error));
   Array<std::uint32_t> indices(header.nnz);
   Array<V> values(header.nnz);
-  error = read_indices(message, header, expected, indices.span());
-  if (error.empty()) error = read_rest<V>(message, header, indices.span(), given, values.span());
+  error = read_sum<V>(message, header, expected, given, indices.span(), values.span());
   if (!error.empty()) return Decoded<V>(damaged(error));
   const StreamView<V> view{.range = expected, .dense = false, .indices = indices.span(), .values = values.span()};
   return Decoded<V>(view, std::move(indices), std::move(values));
@@ -133,8 +132,7 @@ std::string decode_beside_into(ConstBytes message, IndexRange expected, const Gi
   if (error.empty() && header.nnz != indices.size()) {
     error = "it does not hold the " + std::to_string(indices.size()) + " entries that were announced";
   }
-  if (error.empty()) error = read_indices(message, header, expected, indices);
-  if (error.empty()) error = read_rest<V>(message, header, indices, given, values);
+  if (error.empty()) error = read_sum<V>(message, header, expected, given, indices, values);
   return damaged(error);
 }
 

@@ -26,6 +26,13 @@ template <class V>
 struct GivenEntries {
   StreamView<V> entries;
   double factor = 1.0;
+
+  /// Of a rank that has kept none: it is sent whole sums, and anything else is damaged.
+  static GivenEntries none() {
+    GivenEntries given;
+    given.entries.dense = true;
+    return given;
+  }
 };
 
 /// Of one sum: sparse, with values as they are or packed (CHECKed), which stays where it is.
@@ -56,6 +63,18 @@ Decoded<V> decode_beside(ConstBytes message, IndexRange expected, const GivenEnt
 template <class V>
 std::string decode_beside_into(ConstBytes message, IndexRange expected, const GivenEntries<V>& given,
                                std::span<std::uint32_t> indices, std::span<V> values);
+
+/// Of either sort: decode() and decode_into(), or those above.
+template <class V>
+Decoded<V> decode_sum(ConstBytes message, IndexRange expected, const GivenEntries<V>& given) {
+  return leaves_values_out(message) ? decode_beside<V>(message, expected, given) : decode<V>(message, expected);
+}
+template <class V>
+std::string decode_sum_into(ConstBytes message, IndexRange expected, const GivenEntries<V>& given,
+                            std::span<std::uint32_t> indices, std::span<V> values) {
+  return leaves_values_out(message) ? decode_beside_into<V>(message, expected, given, indices, values)
+                                    : decode_into<V>(message, expected, indices, values);
+}
 
 /// The lengths of real messages: of own entries as many are left out as are to be expected.
 template <>

@@ -13,7 +13,6 @@ namespace telegrad {
 namespace {
 
 constexpr std::uint64_t kBlock = 65536;
-constexpr const char* kDamaged = "damaged sparse message: ";
 
 constexpr std::uint64_t padded(std::uint64_t bytes) { return (bytes + 7) / 8 * 8; }
 constexpr std::uint64_t blocks_of(std::uint64_t range_size) { return (range_size + kBlock - 1) / kBlock; }
@@ -353,7 +352,7 @@ Buffer encode(const StreamView<V>& view, WireFormat format, std::span<V> error) 
 template <class V>
 Decoded<V> decode(ConstBytes bytes, IndexRange expected) {
   TELEGRAD_CHECK(expected.begin <= expected.end && expected.end <= kDimensionMost);
-  const auto damaged = [](const std::string& what) { return Decoded<V>(kDamaged + what); };
+  const auto damaged = [](const std::string& what) { return Decoded<V>(kDamagedStream + what); };
   StreamHeader header;
   if (const std::string error = read_header(bytes, dtype_of<V>, expected, header); !error.empty()) return damaged(error);
   const Layout layout(header);
@@ -394,7 +393,7 @@ std::string decode_into(ConstBytes bytes, IndexRange expected, std::span<std::ui
   }
   if (error.empty()) error = read_values(values_of(bytes, header), header, values);
   if (error.empty()) error = read_indices(bytes, header, expected, indices);
-  return error.empty() ? error : kDamaged + error;
+  return error.empty() ? error : kDamagedStream + error;
 }
 
 #define TELEGRAD_INSTANTIATE(V)                                              \

@@ -51,6 +51,9 @@ struct WireFormat {
 inline constexpr std::uint32_t kStreamMagic = 0x534754U;  // "TGS"; the fourth byte is the version
 inline constexpr std::uint32_t kStreamVersion = 4;
 
+/// With which every error of a message begins.
+inline constexpr const char* kDamagedStream = "damaged sparse message: ";
+
 struct StreamHeader {
   std::uint32_t magic = kStreamMagic | kStreamVersion << 24;
   StreamKind kind = StreamKind::sparse;
