@@ -13,6 +13,7 @@
 #include "bindings/moves.hpp"
 #include "bindings/point_to_point.hpp"
 #include "bindings/reductions.hpp"
+#include "bindings/unlocked.hpp"
 #include "drivers/local/local_driver.hpp"
 #include "drivers/ucx/ucx_driver.hpp"
 #include "joining/join.hpp"
@@ -71,7 +72,7 @@ CommunicatorPtr join_over(std::unique_ptr<AddressedDriver> driver, const nb::cal
     const nb::gil_scoped_acquire locked;
     return with_signals(deadline_s, attempt);
   };
-  const nb::gil_scoped_release unlocked;
+  const Unlocked unlocked;
   return join(std::move(driver), std::move(options), swap, waiting);
 }
 
@@ -119,7 +120,7 @@ CommunicatorPtr make_over(const nb::capsule& driver, const nb::callable& exchang
 nb::dict counters_of(Communicator& self) {
   Communicator::Counters counters;
   {
-    const nb::gil_scoped_release unlocked;
+    const Unlocked unlocked;
     counters = self.counters();
   }
   return as_dict(counters, counters.in_flight, counters.waiting_s);
@@ -153,6 +154,7 @@ nb::dict traced_of(const Communicator& self) {
 }  // namespace
 
 void bind_communicator(nb::module_& module) {
+  module.def("leave_threads_behind", &leave_threads_behind);
   nb::class_<Gate>(module, "Gate")
       .def(
           "__init__",
@@ -184,7 +186,7 @@ void bind_communicator(nb::module_& module) {
       .def(
           "next",
           [](CompletionQueue& self, double timeout_s) { return self.next(std::chrono::duration<double>(timeout_s)); },
-          nb::arg("timeout_s"), nb::call_guard<nb::gil_scoped_release>())
+          nb::arg("timeout_s"), nb::call_guard<Unlocked>())
       .def("close", &CompletionQueue::close);
 
   nb::class_<Communicator> communicator(module, "Communicator");
@@ -201,13 +203,13 @@ void bind_communicator(nb::module_& module) {
       .def_prop_ro("size", &Communicator::size)
       .def_prop_ro("driver", &Communicator::driver_name)
       .def_prop_ro("shares_memory", &Communicator::shares_memory)
-      .def("abort", &Communicator::abort, nb::arg("reason"), nb::call_guard<nb::gil_scoped_release>())
-      .def("close", &Communicator::close, nb::call_guard<nb::gil_scoped_release>())
+      .def("abort", &Communicator::abort, nb::arg("reason"), nb::call_guard<Unlocked>())
+      .def("close", &Communicator::close, nb::call_guard<Unlocked>())
       .def("counters", &counters_of)
       .def_prop_ro("epoch", &Communicator::epoch)
       .def("start_trace", &Communicator::start_trace, nb::arg("most"))
       .def("traced", &traced_of)
-      .def("report", &Communicator::report, nb::call_guard<nb::gil_scoped_release>());
+      .def("report", &Communicator::report, nb::call_guard<Unlocked>());
   bind_reductions(communicator);
   bind_moves(communicator);
   bind_point_to_point(communicator);

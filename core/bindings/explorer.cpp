@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "bindings/binding.hpp"
+#include "bindings/unlocked.hpp"
 
 namespace telegrad::bindings {
 namespace {
@@ -22,7 +23,7 @@ std::string explore(std::uint64_t first_seed, std::uint64_t seeds, Rank first_ra
 nb::tuple replay(std::uint64_t seed, Rank first_ranks, Rank last_ranks) {
   explorer::Replay replayed;
   {
-    const nb::gil_scoped_release unlocked;
+    const Unlocked unlocked;
     replayed = explorer::replay(seed, first_ranks, last_ranks);
   }
   return nb::make_tuple(replayed.verdict, replayed.trace_hash, replayed.trace);
@@ -32,7 +33,7 @@ nb::tuple replay(std::uint64_t seed, Rank first_ranks, Rank last_ranks) {
 
 void bind_explorer(nb::module_& module) {
   module.def("explore", &explore, nb::arg("first_seed"), nb::arg("seeds"), nb::arg("first_ranks"),
-             nb::arg("last_ranks"), nb::arg("only") = "", nb::call_guard<nb::gil_scoped_release>());
+             nb::arg("last_ranks"), nb::arg("only") = "", nb::call_guard<Unlocked>());
   module.def("replay", &replay, nb::arg("seed"), nb::arg("first_ranks"), nb::arg("last_ranks"));
 }
 

@@ -1,5 +1,6 @@
 #include "bindings/binding.hpp"
 #include "bindings/operation.hpp"
+#include "bindings/unlocked.hpp"
 #include "kernels/merge.hpp"
 #include "kernels/narrow.hpp"
 #include "kernels/pack_indices.hpp"
@@ -17,7 +18,7 @@ std::span<float> optional_memory(std::uintptr_t address, std::size_t count) {
 }
 
 void bind_scatter(nb::module_& module) {
-  const nb::call_guard<nb::gil_scoped_release> unlocked;
+  const nb::call_guard<Unlocked> unlocked;
   module.def(
       "scatter",
       [](bool adds, std::uintptr_t dense, std::size_t n, DType dtype, std::uintptr_t indices, std::uintptr_t values,
@@ -33,7 +34,7 @@ void bind_scatter(nb::module_& module) {
 }
 
 void bind_encodings(nb::module_& module) {
-  const nb::call_guard<nb::gil_scoped_release> unlocked;
+  const nb::call_guard<Unlocked> unlocked;
   module.def(
       "quantise",
       [](unsigned bits, std::size_t bucket, bool stochastic, std::uint64_t seed, std::uint32_t call, std::uint32_t rank,
@@ -82,7 +83,7 @@ void bind_encodings(nb::module_& module) {
 }
 
 void bind_packing(nb::module_& module) {
-  const nb::call_guard<nb::gil_scoped_release> unlocked;
+  const nb::call_guard<Unlocked> unlocked;
   module.def(
       "packed_size",
       [](std::uintptr_t indices, std::size_t n) { return kernels::packed_size(memory<const std::uint32_t>(indices, n)); },
@@ -104,7 +105,7 @@ void bind_packing(nb::module_& module) {
 }  // namespace
 
 void bind_kernels(nb::module_& module) {
-  const nb::call_guard<nb::gil_scoped_release> unlocked;
+  const nb::call_guard<Unlocked> unlocked;
   module.def(
       "accumulate",
       [](std::uintptr_t residual, std::uintptr_t gradient, std::size_t n) {

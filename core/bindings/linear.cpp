@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "bindings/binding.hpp"
+#include "bindings/unlocked.hpp"
 #include "linear/columns.hpp"
 #include "linear/descent.hpp"
 #include "linear/gradient.hpp"
@@ -34,7 +35,7 @@ nb::list damaged_of(const ParsedRows& found) {
 }  // namespace
 
 void bind_linear(nb::module_& module) {
-  const nb::call_guard<nb::gil_scoped_release> unlocked;
+  const nb::call_guard<Unlocked> unlocked;
   nb::enum_<Damage>(module, "Damage")
       .value("bad_label", Damage::bad_label)
       .value("bad_index", Damage::bad_index)

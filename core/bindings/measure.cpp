@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "bindings/binding.hpp"
+#include "bindings/unlocked.hpp"
 
 namespace telegrad::bindings {
 namespace {
@@ -95,7 +96,7 @@ nb::dict measure_workload(const std::string& operation, const std::string& algor
   for (const auto& [name, value] : costs) set_cost(workload.costs, name, value);
   Measurement found;
   {
-    const nb::gil_scoped_release unlocked;
+    const Unlocked unlocked;
     found = measure(workload);
   }
   return as_dict(workload, std::move(found));

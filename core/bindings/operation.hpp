@@ -15,6 +15,7 @@
 #include <utility>
 
 #include "bindings/binding.hpp"
+#include "bindings/unlocked.hpp"
 #include "collectives/sparse_open.hpp"
 #include "progress/completion_queue.hpp"
 #include "progress/engine.hpp"
@@ -42,7 +43,7 @@ bool with_signals(double deadline_s, Attempt attempt) {
   while (true) {
     bool over = false;
     {
-      const nb::gil_scoped_release unlocked;
+      const Unlocked unlocked;
       over = attempt(std::min(deadline_s, Engine::now_s() + kSignalSlice_s));
     }
     if (over) return true;
@@ -138,7 +139,7 @@ class Operation {
   /// Waits a moment: true if it has succeeded then.
   bool succeeds_soon() const {
     if (!done()) {
-      const nb::gil_scoped_release unlocked;
+      const Unlocked unlocked;
       const double deadline_s = Engine::now_s() + kSignalSlice_s;
       if (wait_(*request_, deadline_s) && other_) wait_(*other_, deadline_s);
     }
@@ -222,7 +223,7 @@ template <class Self>
 bool is_done(Self& self, const RequestPtr& request) {
   self.submit(request, true);
   {
-    const nb::gil_scoped_release unlocked;
+    const Unlocked unlocked;
     self.wait(*request, Engine::now_s() + kSignalSlice_s);
   }
   return request->done() && !request->failure();

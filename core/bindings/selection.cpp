@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "bindings/binding.hpp"
+#include "bindings/unlocked.hpp"
 #include "kernels/buckets.hpp"
 #include "kernels/dispatch.hpp"
 #include "kernels/normal.hpp"
@@ -40,7 +41,7 @@ std::tuple<std::size_t, float, float> as_tuple(const kernels::Chosen& chosen) {
 }  // namespace
 
 void bind_selection(nb::module_& module) {
-  const nb::call_guard<nb::gil_scoped_release> unlocked;
+  const nb::call_guard<Unlocked> unlocked;
   module.def(
       "accumulate_select",
       [](std::uintptr_t residual, std::uintptr_t gradient, std::size_t n, float threshold, int sign,

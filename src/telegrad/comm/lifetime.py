@@ -7,6 +7,7 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
+from telegrad import _core
 from telegrad.comm.completion import never_destroy, stop_completion_thread
 
 if TYPE_CHECKING:
@@ -39,6 +40,7 @@ def _close_all() -> None:
         except Exception as failure:
             print(f"telegrad: closing {communicator!r} at exit failed: {failure}", file=sys.stderr)
     stop_completion_thread()
+    _core.leave_threads_behind()
 
 
 def _forget_after_fork() -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
+import threading
 import time
 
 import numpy as np
 
+from telegrad import Communicator
 from telegrad.errors import TransportError
 from telegrad.launch import join
 
@@ -40,3 +43,20 @@ def interrupted() -> None:
         comm.all_reduce(np.ones(8, np.float32))
     except KeyboardInterrupt:
         print("interrupted", flush=True)
+
+
+def daemon_threads() -> None:
+    """Ends while threads that nobody waits for are in calls, or come out of them."""
+    rank, _silent = Communicator.local(2)
+    entered = threading.Barrier(3)
+
+    def call_and_wait(async_op: bool) -> None:
+        entered.wait()
+        with contextlib.suppress(TransportError):
+            work = rank.all_reduce(np.ones(8, np.float32), async_op=async_op)
+            work.wait() if work else None
+
+    for async_op in (False, True):
+        threading.Thread(target=call_and_wait, args=(async_op,), daemon=True).start()
+    entered.wait()
+    time.sleep(0.05)  # in their calls by then

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -41,6 +42,13 @@ def test_the_others_hear_of_it_soon_and_why(how: str, most_s: float) -> None:
     if how != "exit":
         assert "LookupError" in text
         assert "no such file: data.bin" in text
+
+
+@pytest.mark.parametrize("attempt", range(4))
+def test_daemon_threads_in_calls_do_not_end_the_process(attempt: int) -> None:
+    program = [sys.executable, "-c", "import exit_program; exit_program.daemon_threads()"]
+    ended = subprocess.run(program, env=os.environ | _ENVIRONMENT, capture_output=True, text=True, timeout=60)
+    assert ended.returncode == 0, ended.stderr
 
 
 def test_ctrl_c_while_waiting() -> None:
