@@ -50,13 +50,14 @@ class Pieces {
 
   std::optional<Range> next() {
     for (; hop_ < last_hop_; ++hop_, piece_ = 0) {
-      const std::size_t size = blocks_.blocks();
-      const Range block = blocks_[(net_.rank() + size - hop_) % size];
+      const Range block = blocks_[owner()];
       const std::size_t pieces = pieces_of(net_, blocks_, block);
       if (piece_ < pieces) return part_of(block, pieces, piece_++);
     }
     return std::nullopt;
   }
+  /// Of the piece that next() gave last.
+  Rank owner() const { return (net_.rank() + net_.size() - hop_) % net_.size(); }
 
  private:
   const Transport& net_;
@@ -71,7 +72,9 @@ struct Ring {
   ConstBytes mine;
   Bytes all;
   Partition blocks;
+  TakePart taking;
   Milestone arrived;  // pieces from the left
+  Milestone to_take;  // the same, for whoever uses them
 
   Range own() const { return blocks[net.rank()]; }
   Bytes bytes(Range range) const { return all.subspan(range.begin, range.size()); }
@@ -117,6 +120,16 @@ Task<void> take(Ring& ring) {
     co_await receives.front();
     receives.pop_front();
     ring.arrived.reach(++arrived);
+    ring.to_take.reach(arrived);
+  }
+}
+
+Task<void> use_pieces(Ring& ring) {
+  Pieces pieces(ring.net, ring.blocks, 1, ring.net.size());
+  std::size_t taken = 0;
+  while (const auto piece = pieces.next()) {
+    co_await ring.to_take.until(++taken);
+    co_await ring.taking(pieces.owner(), *piece);
   }
 }
 
@@ -135,12 +148,13 @@ Task<void> take_when_all_have_called(Ring& ring) {
 
 }  // namespace
 
-Task<void> allgather_ring(Transport& net, ConstBytes mine, Bytes all, Partition blocks) {
-  Ring ring{net, mine, all, std::move(blocks), Milestone(net.ready())};
-  std::vector<Task<void>> both;
-  both.push_back(take_when_all_have_called(ring));
-  both.push_back(pass_on(ring));
-  co_await when_all(std::move(both));
+Task<void> allgather_ring(Transport& net, ConstBytes mine, Bytes all, Partition blocks, TakePart take) {
+  Ring ring{net, mine, all, std::move(blocks), std::move(take), Milestone(net.ready()), Milestone(net.ready())};
+  std::vector<Task<void>> together;
+  together.push_back(take_when_all_have_called(ring));
+  together.push_back(pass_on(ring));
+  if (ring.taking) together.push_back(use_pieces(ring));
+  co_await when_all(std::move(together));
 }
 
 }  // namespace telegrad

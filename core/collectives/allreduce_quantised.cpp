@@ -2,15 +2,18 @@
 // of QSGD with b bits, and every value encoded and decoded about twice. The exchange is that of Renggli et al., "SparCML:
 // high-performance sparse communication for machine learning", SC 2019, §5.3.3 and §6.
 //
-// Each rank owns a slice of whole encoding units, so that what a value is encoded with does not depend on P. In round t a
-// rank sends its share of a slice to the owner t ahead and receives one for its own from the rank t before, in pieces,
-// while it encodes the next. The owner adds all shares in the order of ranks, its own as it is, and encodes the sum once;
-// the encoded slices are gathered, and everybody, the owner too, decodes the same bytes.
+// Each rank owns a slice of whole encoding units, so that what a value is encoded with does not depend on P. Shares of
+// slices go to their owners round by round, in pieces. The owner adds them to its own, as it is, in the order of the rounds,
+// and encodes the sum once; the encoded slices are gathered, and everybody, the owner too, decodes the same bytes. All this
+// happens piece by piece while others travel: a share is encoded as it leaves and added as it comes, a sum decoded as it
+// comes.
 #include "collectives/allreduce_quantised.hpp"
 
 #include <algorithm>
 #include <array>
-#include <optional>
+#include <cstddef>
+#include <cstdint>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -18,11 +21,13 @@
 #include "base/buffer.hpp"
 #include "base/check.hpp"
 #include "collectives/allgather.hpp"
+#include "collectives/exchange_order.hpp"
 #include "collectives/partition.hpp"
 #include "collectives/pieces.hpp"
 #include "kernels/encode_values.hpp"
 #include "kernels/reduce.hpp"
 #include "kernels/scale.hpp"
+#include "transport/milestone.hpp"
 
 namespace telegrad {
 namespace {
@@ -31,7 +36,6 @@ using kernels::kEncodingUnit;
 
 constexpr Step kSplitSteps = Step{1} << 20;  // those of the allgather come before them
 constexpr std::size_t kUnitBytes = kEncodingUnit * sizeof(float);
-constexpr std::size_t kChunkUnitsMost = 16;  // of a sum under way: it stays in the cache
 
 Bytes as_bytes(std::span<float> values) { return std::as_writable_bytes(values); }
 
@@ -68,126 +72,225 @@ Range units_of(Range whole, std::size_t begin, std::size_t end) {
 }
 std::size_t units_in(Range range) { return (range.size() + kEncodingUnit - 1) / kEncodingUnit; }
 
-Task<void> encode_share(const Sum& sum, Rank owner, Bytes out) {
-  const Range slice = sum.slice(owner);
-  co_await compute_slices(sum.net, units_in(slice), kUnitBytes, [&sum, slice, out](std::size_t begin, std::size_t end) {
-    const Range range = units_of(slice, begin, end);
-    const std::size_t at = sum.encoded_bytes(range.begin - slice.begin);
-    sum.encode(range, sum.input.subspan(range.begin, range.size()), out.subspan(at, sum.encoded_bytes(range.size())));
-  });
-}
+// The first half: this rank's slice of the sum, encoded, becomes `mine`. Three coroutines: one makes shares ahead, one
+// exchanges them, one adds what has come.
+class Split {
+ public:
+  Split(const Sum& sum, Bytes mine)
+      : sum_(sum),
+        net_(sum.net),
+        order_(net_.rank(), net_.size()),
+        mine_(mine),
+        own_(sum.slice(net_.rank())),
+        together_(net_.shares_memory() ? std::max(net_.size(), Rank{2}) - 1 : kRoundsTogether),
+        total_(own_.size()),
+        scratch_(std::min(own_.size(), kChunkUnits * kEncodingUnit)),
+        encoded_(net_.ready()),
+        left_(net_.ready()),
+        come_(net_.ready()),
+        added_(net_.ready()) {
+    if (net_.size() == 1) return;
+    for (Buffer& share : leaving_) share = Buffer(sum.slice_bytes(0));  // a longest one
+    while (coming_.size() < std::min<Rank>(net_.size() - 1, together_ + 1)) coming_.emplace_back(mine.size());
+  }
 
-// `leaving`: this rank's share of the slice of the rank `ahead`; `coming`: a share of its own slice.
-Task<void> run_round(const Sum& sum, Rank ahead, ConstBytes leaving, Bytes coming) {
-  Transport& net = sum.net;
-  const Rank to = (net.rank() + ahead) % net.size();
-  const Rank from = (net.rank() + net.size() - ahead) % net.size();
+  Task<void> run() {
+    if (net_.size() == 1) co_return co_await keep_own();
+    std::vector<Task<void>> together;
+    together.push_back(encode_shares());
+    together.push_back(exchange_shares());
+    together.push_back(add_shares());
+    co_await when_all(std::move(together));
+  }
+
+ private:
+  static constexpr std::size_t kChunkUnits = 16;  // of a sum under way: it stays in the cache
+  // So many rounds' shares are added at once: each time the sum so far is read and written. Through memory, where messages
+  // are as fast as work and nothing is gained by doing both at once, all.
+  static constexpr Rank kRoundsTogether = 2;
+
+  // Milestones count bytes over all rounds, as if each share were a longest one.
+  std::size_t before(Rank round) const { return (round - 1) * sum_.slice_bytes(0); }
+  Rank receiver(Rank round) const { return order_.receiver(round); }
+  Bytes share_for(Rank round) const {
+    return leaving_[round % 2].bytes().first(sum_.slice_bytes(receiver(round)));
+  }
+  Bytes share_from(Rank round) const { return coming_[round % coming_.size()].bytes(); }
+
+  Task<void> encode_shares() {
+    for (Rank round = 1; round < net_.size(); ++round) {
+      if (round > 2) co_await left_.until(round - 2);
+      const Range slice = sum_.slice(receiver(round));
+      const Bytes out = share_for(round);
+      for (std::size_t begin = 0, units = units_in(slice); begin < units; begin += kChunkUnits) {
+        const Range range = units_of(slice, begin, begin + kChunkUnits);
+        const std::size_t at = sum_.encoded_bytes(range.begin - slice.begin);
+        const Bytes part = out.subspan(at, sum_.encoded_bytes(range.size()));
+        co_await net_.compute(range.size() * sizeof(float), [&] {
+          sum_.encode(range, sum_.input.subspan(range.begin, range.size()), part);
+        });
+        encoded_.reach(before(round) + at + part.size());
+      }
+    }
+  }
+
+  Task<void> exchange_shares() {
+    for (Rank round = 1; round < net_.size(); ++round) {
+      if (round > coming_.size()) co_await added_.until(round - coming_.size());
+      co_await exchange(round);
+      left_.reach(round);
+    }
+  }
+
   // Pieces need not be whole units: they are put together again before anybody decodes.
-  const auto pieces_in = [&](ConstBytes bytes) { return bytes.empty() ? 0 : pieces_of(net, bytes.size()); };
-  const std::size_t sent = pieces_in(leaving);
-  const std::size_t received = pieces_in(coming);
-  PieceExchange round(net, std::max(sent, received), [&](PieceExchange& messages, std::size_t piece) {
-    const Step step = kSplitSteps + static_cast<Step>(piece);
-    if (piece < received) {
-      const Range part = part_of({0, coming.size()}, received, piece);
-      messages.receive(from, step, coming.subspan(part.begin, part.size()));
-    }
-    if (piece < sent) {
-      const Range part = part_of({0, leaving.size()}, sent, piece);
-      messages.send(to, step, leaving.subspan(part.begin, part.size()));
-    }
-  });
-  for (std::size_t piece = 0; piece < std::max(sent, received); ++piece) co_await round.take();
-  co_await round.finish();
-}
-
-// What others have for this rank's slice, in the order of rounds: that of the rank t before is the (t − 1)-th.
-Task<Buffer> split(const Sum& sum) {
-  const Rank size = sum.net.size();
-  const std::size_t own_bytes = sum.slice_bytes(sum.net.rank());
-  const auto owner = [&](Rank ahead) { return (sum.net.rank() + ahead) % size; };
-  Buffer received(own_bytes * (size - 1));
-  std::array<Buffer, 2> shares;  // one leaves while the next is made; the first slice is a longest one
-  for (Buffer& share : shares) share = Buffer(size > 1 ? sum.slice_bytes(0) : 0);
-  const auto share_for = [&](Rank ahead) { return shares[ahead % 2].bytes().first(sum.slice_bytes(owner(ahead))); };
-  if (size > 1) co_await encode_share(sum, owner(1), share_for(1));
-  for (Rank ahead = 1; ahead < size; ++ahead) {
-    std::vector<Task<void>> both;
-    both.push_back(run_round(sum, ahead, share_for(ahead), received.bytes().subspan((ahead - 1) * own_bytes, own_bytes)));
-    if (ahead + 1 < size) both.push_back(encode_share(sum, owner(ahead + 1), share_for(ahead + 1)));
-    co_await when_all(std::move(both));
-  }
-  co_return received;
-}
-
-// Adds everybody's shares of `range`, a part of this rank's slice, into `total`; `scratch` is as long. Gives the rank whose
-// share is damaged.
-std::optional<Rank> add_shares(const Sum& sum, ConstBytes received, Range range, std::span<float> total,
-                               std::span<float> scratch) {
-  const Rank rank = sum.net.rank();
-  const Rank size = sum.net.size();
-  const std::size_t own_bytes = sum.slice_bytes(rank);
-  const std::size_t at = sum.encoded_bytes(range.begin - sum.slice(rank).begin);
-  const auto share_of = [&](Rank source) {
-    const Rank before = (rank + size - source) % size;
-    return received.subspan((before - 1) * own_bytes + at, sum.encoded_bytes(range.size()));
-  };
-  const std::span<const float> own = sum.input.subspan(range.begin, range.size());
-  for (Rank source = 0; source < size; ++source) {
-    const std::span<float> decoded = source == 0 ? total : scratch;
-    if (source == rank) {
-      if (source == 0) std::ranges::copy(own, total.begin());
-      else kernels::add(DType::f32, as_bytes(total), std::as_bytes(own));
-      continue;
-    }
-    if (!kernels::decode_values(sum.how.encoding, share_of(source), decoded)) return source;
-    if (source != 0) kernels::add(DType::f32, as_bytes(total), as_bytes(scratch));
-  }
-  return std::nullopt;
-}
-
-// What rounding loses of a mean counts once for every rank.
-void finish(const Sum& sum, Range range, std::span<float> total, Bytes out) {
-  const auto size = static_cast<double>(sum.net.size());
-  const bool mean = sum.how.reduction == Reduction::avg;
-  if (mean) kernels::scale(DType::f32, as_bytes(total), 1.0 / size);
-  sum.encode(range, total, out);
-  if (mean) kernels::scale(DType::f32, as_bytes(sum.error_of(range)), size);
-}
-
-// This rank's slice of the sum, encoded.
-Task<void> sum_owned_slice(const Sum& sum, const Buffer& received, Bytes mine) {
-  Transport& net = sum.net;
-  const Range slice = sum.slice(net.rank());
-  const std::size_t units = units_in(slice);
-  const std::size_t chunk =
-      std::clamp<std::size_t>(Transport::kSliceBytes / kUnitBytes / net.size(), 1, kChunkUnitsMost);
-  Array<float> total(std::min(chunk, units) * kEncodingUnit);
-  Array<float> scratch(total.size());
-  for (std::size_t begin = 0; begin < units; begin += chunk) {
-    const Range range = units_of(slice, begin, begin + chunk);
-    std::optional<Rank> damaged;
-    co_await net.compute(range.size() * sizeof(float) * net.size(), [&] {
-      const std::span<float> here = total.span().first(range.size());
-      damaged = add_shares(sum, received.bytes(), range, here, scratch.span().first(range.size()));
-      const std::size_t at = sum.encoded_bytes(range.begin - slice.begin);
-      if (!damaged) finish(sum, range, here, mine.subspan(at, sum.encoded_bytes(range.size())));
+  Task<void> exchange(Rank round) {
+    const ConstBytes leaving = share_for(round);
+    const Bytes coming = share_from(round);
+    const std::size_t sent = leaving.empty() ? 0 : pieces_of(net_, leaving.size());
+    const std::size_t received = coming.empty() ? 0 : pieces_of(net_, coming.size());
+    const auto end_of = [](std::size_t bytes, std::size_t pieces, std::size_t piece) {
+      return pieces == 0 ? 0 : part_of({0, bytes}, pieces, std::min(piece, pieces - 1)).end;
+    };
+    const auto made = [&](std::size_t piece) {
+      return encoded_.until(sent == 0 ? 0 : before(round) + end_of(leaving.size(), sent, piece));
+    };
+    co_await made(kPiecesUnderWay - 1);
+    PieceExchange pieces(net_, std::max(sent, received), [&](PieceExchange& messages, std::size_t piece) {
+      const Step step = kSplitSteps + static_cast<Step>(piece);
+      if (piece < received) {
+        const Range part = part_of({0, coming.size()}, received, piece);
+        messages.receive(order_.sender(round), step, coming.subspan(part.begin, part.size()));
+      }
+      if (piece < sent) {
+        const Range part = part_of({0, leaving.size()}, sent, piece);
+        messages.send(receiver(round), step, leaving.subspan(part.begin, part.size()));
+      }
     });
-    if (damaged) co_await net.fail(*damaged, "rank " + std::to_string(*damaged) + " sent damaged values");
+    for (std::size_t piece = 0; piece < std::max(sent, received); ++piece) {
+      co_await made(piece + kPiecesUnderWay);
+      co_await pieces.take();
+      come_bytes_ = before(round) + end_of(coming.size(), received, piece);
+      come_.reach(come_bytes_);
+    }
+    co_await pieces.finish();
   }
-}
 
-Task<void> decode_slice(const Sum& sum, Rank owner, ConstBytes encoded, std::span<float> output) {
-  const Range slice = sum.slice(owner);
-  bool sound = true;
-  co_await compute_slices(sum.net, units_in(slice), kUnitBytes, [&](std::size_t begin, std::size_t end) {
-    const Range range = units_of(slice, begin, end);
-    const ConstBytes part =
-        encoded.subspan(sum.encoded_bytes(range.begin - slice.begin), sum.encoded_bytes(range.size()));
-    sound = sound && kernels::decode_values(sum.how.encoding, part, output.subspan(range.begin, range.size()));
-  });
-  if (!sound) co_await sum.net.fail(owner, "rank " + std::to_string(owner) + " sent a damaged sum");
-}
+  Task<void> add_shares() {
+    const std::size_t units = units_in(own_);
+    const std::size_t chunk = std::clamp<std::size_t>(Transport::kSliceBytes / kUnitBytes / together_, 1, kChunkUnits);
+    for (Rank first = 1, last = 1; first < net_.size(); first = last + 1) {
+      last = std::min(first + together_, net_.size()) - 1;
+      const auto end_of = [&](std::size_t unit) {
+        return before(last) + sum_.encoded_bytes(units_of(own_, 0, unit + 1).size());
+      };
+      for (std::size_t begin = 0, end = 0; begin < units; begin = end) {
+        co_await come_.until(end_of(begin));
+        while (end < std::min(units, begin + chunk) && end_of(end) <= come_bytes_) ++end;
+        co_await add(first, last, units_of(own_, begin, end));
+      }
+      added_.reach(last);
+    }
+  }
+
+  // What the senders of these rounds have of `range`.
+  Task<void> add(Rank first, Rank last, Range range) {
+    const bool all = last + 1 == net_.size();
+    const std::size_t passes = last - first + 1 + (first == 1 ? 1 : 0) + (all ? 1 : 0);
+    Rank source = 0;
+    bool sound = true;
+    co_await net_.compute(passes * range.size() * sizeof(float), [&] {
+      for (Rank round = first; round <= last && sound; ++round) {
+        source = order_.sender(round);
+        sound = add_share(round, range);
+      }
+      if (all && sound) finish(range);
+    });
+    if (!sound) co_await net_.fail(source, "rank " + std::to_string(source) + " sent damaged values");
+  }
+
+  bool add_share(Rank round, Range range) {
+    const std::span<float> total = total_of(range);
+    const std::span<float> decoded = round == 1 ? total : scratch_.span().first(range.size());
+    if (!kernels::decode_values(sum_.how.encoding, encoded_part(share_from(round), range), decoded)) return false;
+    const std::span<const float> addend = round == 1 ? sum_.input.subspan(range.begin, range.size()) : decoded;
+    kernels::add(DType::f32, as_bytes(total), std::as_bytes(addend));
+    return true;
+  }
+
+  Task<void> keep_own() {
+    co_await compute_slices(net_, units_in(own_), kUnitBytes, [&](std::size_t begin, std::size_t end) {
+      const Range range = units_of(own_, begin, end);
+      std::ranges::copy(sum_.input.subspan(range.begin, range.size()), total_of(range).begin());
+      finish(range);
+    });
+  }
+
+  // What rounding loses of a mean counts once for every rank.
+  void finish(Range range) {
+    const auto size = static_cast<double>(net_.size());
+    const bool mean = sum_.how.reduction == Reduction::avg;
+    const std::span<float> total = total_of(range);
+    if (mean) kernels::scale(DType::f32, as_bytes(total), 1.0 / size);
+    sum_.encode(range, total, encoded_part(mine_, range));
+    if (mean) kernels::scale(DType::f32, as_bytes(sum_.error_of(range)), size);
+  }
+
+  std::span<float> total_of(Range range) const {
+    return total_.span().subspan(range.begin - own_.begin, range.size());
+  }
+  Bytes encoded_part(Bytes own, Range range) const {
+    return own.subspan(sum_.encoded_bytes(range.begin - own_.begin), sum_.encoded_bytes(range.size()));
+  }
+
+  const Sum& sum_;
+  Transport& net_;
+  const ExchangeOrder order_;
+  const Bytes mine_;
+  const Range own_;
+  const Rank together_;
+  const Array<float> total_;
+  const Array<float> scratch_;
+  std::array<Buffer, 2> leaving_;
+  std::vector<Buffer> coming_;
+  std::size_t come_bytes_ = 0;
+  Milestone encoded_;  // bytes
+  Milestone left_;     // rounds
+  Milestone come_;     // bytes
+  Milestone added_;    // rounds
+};
+
+// The second half: from encoded slices to the vector.
+class Decoding {
+ public:
+  Decoding(const Sum& sum, const Partition& slices, ConstBytes encoded, std::span<float> output)
+      : sum_(sum), slices_(slices), encoded_(encoded), output_(output), decoded_(slices.blocks()) {}
+
+  /// What of the owner's slice is there up to the end of `part`, in whole units.
+  Task<void> take(Rank owner, Range part) {
+    const Range slice = sum_.slice(owner);
+    const ConstBytes all = encoded_.subspan(slices_[owner].begin, slices_[owner].size());
+    const std::size_t units = units_in(slice);
+    const std::size_t come = part.end - slices_[owner].begin;
+    const std::size_t first = decoded_[owner];
+    std::size_t& last = decoded_[owner];
+    while (last < units && sum_.encoded_bytes(units_of(slice, 0, last + 1).size()) <= come) ++last;
+    bool sound = true;
+    co_await compute_slices(sum_.net, last - first, kUnitBytes, [&](std::size_t begin, std::size_t end) {
+      const Range range = units_of(slice, first + begin, first + end);
+      const ConstBytes from =
+          all.subspan(sum_.encoded_bytes(range.begin - slice.begin), sum_.encoded_bytes(range.size()));
+      sound = sound && kernels::decode_values(sum_.how.encoding, from, output_.subspan(range.begin, range.size()));
+    });
+    if (!sound) co_await sum_.net.fail(owner, "rank " + std::to_string(owner) + " sent a damaged sum");
+  }
+
+ private:
+  const Sum& sum_;
+  const Partition& slices_;
+  const ConstBytes encoded_;
+  const std::span<float> output_;
+  std::vector<std::size_t> decoded_;  // units, by owner
+};
 
 }  // namespace
 
@@ -205,14 +308,16 @@ Task<void> allreduce_quantised(Transport& net, const QuantisedSum& how, std::spa
   Buffer encoded(slices.count());
   const Bytes mine = encoded.bytes().subspan(own.begin, own.size());
   {
-    const Buffer received = co_await split(sum);
-    co_await sum_owned_slice(sum, received, mine);
+    Split split(sum, mine);
+    co_await split.run();
   }
-  co_await allgather(net, mine, encoded.bytes(), slices);
-  for (Rank owner = 0; owner < net.size(); ++owner) {
-    const Range block = slices[owner];
-    co_await decode_slice(sum, owner, encoded.bytes().subspan(block.begin, block.size()), output);
-  }
+  Decoding decoding(sum, slices, encoded.bytes(), output);
+  // Whoever owns something has heard from all others by now, and may write it.
+  std::vector<Task<void>> both;
+  both.push_back(decoding.take(net.rank(), own));
+  both.push_back(allgather(net, mine, encoded.bytes(), slices,
+                           [&](Rank owner, Range part) { return decoding.take(owner, part); }));
+  co_await when_all(std::move(both));
 }
 
 }  // namespace telegrad

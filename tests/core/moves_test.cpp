@@ -12,6 +12,7 @@
 
 #include "base/random.hpp"
 #include "collectives/all_to_all_bruck.hpp"
+#include "collectives/allgather.hpp"
 #include "collectives/allgather_bruck.hpp"
 #include "collectives/allgather_ring.hpp"
 #include "collectives/partition.hpp"
@@ -113,6 +114,39 @@ TEST("allgather of any layout, by the way that suits, by the ring and by Bruck's
           };
           EXPECT(run_ranks(world, size, make, size).all_succeeded());
           for (Rank rank = 0; rank < size; ++rank) expect_same(all[rank], expected, "allgather", size, rank);
+        }
+      }
+    }
+  }
+}
+
+TEST("allgather tells of others' blocks as they come: each byte once, in order, and there") {
+  for (const World world : kWorlds) {
+    for (const Rank size : {1U, 2U, 3U, 8U}) {
+      std::vector<Partition> all_layouts = layouts(size);
+      all_layouts.push_back(Partition(size * std::size_t{300'000}, size));
+      for (const Partition& blocks : all_layouts) {
+        std::vector<Vector> mine, all(size, Vector(blocks.count(), kMark)), taken(size, Vector(blocks.count(), kMark));
+        for (Rank rank = 0; rank < size; ++rank) mine.push_back(block_of(rank, 0, blocks[rank].size()));
+        std::vector<std::vector<std::size_t>> ends(size);
+        for (Rank owner = 0; owner < size; ++owner) ends[0].push_back(blocks[owner].begin);
+        std::ranges::fill(ends, ends[0]);
+        bool in_order = true;
+        const auto make = [&](Rank rank) {
+          const TakePart take = [&, rank](Rank owner, Range part) -> Task<void> {
+            in_order = in_order && owner != rank && part.begin == ends[rank][owner] && part.size() > 0;
+            ends[rank][owner] = part.end;
+            std::copy_n(all[rank].begin() + static_cast<std::ptrdiff_t>(part.begin), part.size(),
+                        taken[rank].begin() + static_cast<std::ptrdiff_t>(part.begin));
+            co_return;
+          };
+          return request([&, rank, take](Transport& net) { return allgather(net, mine[rank], all[rank], blocks, take); });
+        };
+        EXPECT(run_ranks(world, size, make, size).all_succeeded());
+        EXPECT(in_order);
+        for (Rank rank = 0; rank < size; ++rank) {
+          std::ranges::copy(mine[rank], taken[rank].begin() + static_cast<std::ptrdiff_t>(blocks[rank].begin));
+          expect_same(taken[rank], all_for(blocks, 0), "what allgather told of", size, rank);
         }
       }
     }

@@ -1,4 +1,4 @@
-"""Bugs planted into the operations that move blocks and into the chain of long broadcasts."""
+"""Bugs planted into the operations that move blocks, the chain of long broadcasts, and sums of encoded values."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ GATHER_BRUCK = "collectives/allgather_bruck.cpp"
 CHAIN = "collectives/broadcast_chain.cpp"
 ALL_TO_ALL = "collectives/all_to_all.cpp"
 PIECES = "collectives/pieces.cpp"
+ENCODED = "collectives/allreduce_quantised.cpp"
 ALL_TO_ALL_BRUCK = "collectives/all_to_all_bruck.cpp"
 GATHER_TREE = "collectives/gather_tree.cpp"
 GATHER_DIRECT = "collectives/gather.cpp"
@@ -19,9 +20,8 @@ MOVES_MUTANTS = (
     mutant(
         "allgather, ring: the own block is copied before all are heard",
         GATHER_RING,
-        "  std::vector<Task<void>> both;\n  both.push_back(take_when_all_have_called(ring));",
-        "  co_await copy(net, mine, ring.bytes(ring.own()));\n"
-        "  std::vector<Task<void>> both;\n  both.push_back(take_when_all_have_called(ring));",
+        "  std::vector<Task<void>> together;",
+        "  co_await copy(net, mine, ring.bytes(ring.own()));\n  std::vector<Task<void>> together;",
     ),
     mutant(
         "allgather, ring: takes blocks before all are heard",
@@ -34,6 +34,12 @@ MOVES_MUTANTS = (
         GATHER_RING,
         "co_await ring.arrived.until(index - own + 1);",
         "co_await ring.arrived.until(index - own);",
+    ),
+    mutant(
+        "allgather, ring: uses a piece before it has come",
+        GATHER_RING,
+        "co_await ring.to_take.until(++taken);",
+        "co_await ring.to_take.until(taken++);",
     ),
     mutant(
         "allgather, Bruck: the own block comes out at its neighbour's place",
@@ -119,5 +125,50 @@ MOVES_MUTANTS = (
         CHAIN,
         "arrived < chain.pieces;) {",
         "arrived + 1 < chain.pieces;) {",
+    ),
+    mutant(
+        "encoded allreduce: a piece leaves before it is encoded",
+        ENCODED,
+        "return encoded_.until(sent == 0 ? 0 : before(round) + end_of(leaving.size(), sent, piece));",
+        "return encoded_.until(sent == 0 ? 0 : before(round) + end_of(leaving.size(), sent, piece) / 2);",
+        "2..4",
+    ),
+    mutant(
+        "encoded allreduce: a share is made over one that is leaving",
+        ENCODED,
+        "if (round > 2) co_await left_.until(round - 2);",
+        "",
+    ),
+    mutant(
+        "encoded allreduce: a share comes over one that is not yet added",
+        ENCODED,
+        "if (round > coming_.size()) co_await added_.until(round - coming_.size());",
+        "",
+    ),
+    mutant(
+        "encoded allreduce: a share is added before it has come",
+        ENCODED,
+        "co_await come_.until(end_of(begin));",
+        "end = std::min(units, begin + 1);",
+    ),
+    mutant(
+        "encoded allreduce: the last rounds' shares are added once more",
+        ENCODED,
+        "last = std::min(first + together_, net_.size()) - 1;",
+        "last = std::min(first + together_, net_.size()) - 1;\n"
+        "      if (last + 1 == net_.size() && first > 2) --first;",
+    ),
+    mutant(
+        "encoded allreduce: a sum is decoded before it has come",
+        ENCODED,
+        "last + 1).size()) <= come) ++last;",
+        "last).size()) <= come) ++last;",
+        "2..4",
+    ),
+    mutant(
+        "encoded allreduce: the own slice stays encoded",
+        ENCODED,
+        "both.push_back(decoding.take(net.rank(), own));",
+        "if (own.size() == 0) both.push_back(decoding.take(net.rank(), own));",
     ),
 )

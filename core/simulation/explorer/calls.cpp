@@ -60,7 +60,8 @@ std::size_t draw_large_count(Chance& chance, Operation operation, DType dtype) {
 // Often as a program would call it; otherwise cut into up to six segments on up to three lanes. Not part of what ranks
 // compare, so it follows from what they do: calls that agree are cut alike, also where ranks call them in another order.
 std::optional<LaneTuning> tuning_of(const PlannedCall& call, Rank size) {
-  if (call.operation != Operation::allreduce || call.resolved(size) == Algorithm::rabenseifner) return std::nullopt;
+  if (call.operation != Operation::allreduce || call.is_encoded()) return std::nullopt;
+  if (call.resolved(size) == Algorithm::rabenseifner) return std::nullopt;
   Chance chance(mix(call.count) + mix(static_cast<std::uint64_t>(call.dtype) * 4 +
                                       static_cast<std::uint64_t>(call.reduction)));
   if (call.bytes() == 0 || chance.happens(0.5)) return std::nullopt;
@@ -81,7 +82,8 @@ bool may_exchange(Trouble trouble, Rank size) {
 ValueEncoding wire_values_of(const PlannedCall& call, Rank size) {
   constexpr std::array kRounding{ValueEncoding::bf16, ValueEncoding::int8, ValueEncoding::qsgd8, ValueEncoding::qsgd4,
                                  ValueEncoding::f16};
-  if (call.operation != Operation::allreduce_topk || call.dtype != DType::f32) return ValueEncoding::native;
+  const bool can = call.operation == Operation::allreduce_topk || call.operation == Operation::allreduce;
+  if (!can || call.dtype != DType::f32) return ValueEncoding::native;
   Chance own(mix(call.seed));
   if (!own.happens(0.3)) return ValueEncoding::native;
   const ValueEncoding drawn = own.pick(kRounding);
@@ -105,7 +107,7 @@ std::vector<std::uint32_t> nodes_of(const PlannedCall& call, Rank size) {
 
 // What is open may go on two levels where there are some: of streams whether it does stays open in half the calls.
 void put_on_nodes(PlannedCall& call, Rank size) {
-  if (call.algorithm != Algorithm::automatic) return;
+  if (call.algorithm != Algorithm::automatic || call.is_encoded()) return;
   call.nodes = nodes_of(call, size);
   if (call.nodes.empty() || (call.is_sparse() && call.seed % 2 == 0)) return;
   call.algorithm = Algorithm::two_level;
@@ -193,7 +195,8 @@ bool PlannedCall::agrees(const PlannedCall& other, Rank size) const {
   if (operation != other.operation || dtype != other.dtype || count != other.count) return false;
   switch (operation) {
     case Operation::allreduce:
-      return reduction == other.reduction && resolved(size) == other.resolved(size) && nodes == other.nodes;
+      return reduction == other.reduction && resolved(size) == other.resolved(size) && nodes == other.nodes &&
+             wire_values() == other.wire_values();
     case Operation::sparse_allreduce:
       return reduction == other.reduction && switch_factor == other.switch_factor && algorithm == other.algorithm &&
              slices == other.slices && nodes == other.nodes;
@@ -251,6 +254,8 @@ PlannedCall draw_call(Chance& chance, Operation operation, Rank size, Extent ext
   constexpr std::array kAlgorithms{Algorithm::automatic, Algorithm::ring, Algorithm::recursive_doubling,
                                    Algorithm::rabenseifner};
   call.algorithm = chance.pick(kAlgorithms);
+  call.values = wire_values_of(call, size);
+  if (call.is_encoded()) call.algorithm = Algorithm::automatic;
   call.tuning = tuning_of(call, size);
   return call;
 }
@@ -286,6 +291,7 @@ std::vector<PlannedCall> draw_calls(Chance& chance, Trouble trouble, Rank size, 
   }
   if (trouble == Trouble::algorithm) {
     calls[at].nodes.clear();
+    calls[at].values = ValueEncoding::native;
     calls[at].algorithm = chance.happens(0.5) ? Algorithm::ring : Algorithm::recursive_doubling;
     calls[at].tuning.reset();
   }
@@ -375,6 +381,7 @@ Effort effort_of(const PlannedCall& call, Rank size) {
                                              : call.bytes());
   switch (call.operation) {
     case Operation::allreduce: {
+      if (call.is_encoded()) return {2.0 * ranks + 2.0 * bytes / 6e4 + rounds, 5.0 * bytes};
       if (call.algorithm == Algorithm::two_level) {
         const double segments =
             1.0 + (call.tuning ? bytes / static_cast<double>(call.tuning->message_bytes * Nodes(call.nodes).slices()) : 0.0);

@@ -269,6 +269,10 @@ class Play {
         put_values(call, share, seen);
         if (!seen.in_place) seen.output.assign(bytes, kPoison);
         const Bytes output = seen.in_place ? seen.memory : seen.output;
+        if (call.is_encoded()) {
+          const QuantisedSum how{.encoding = call.wire_values(), .key = {.seed = call.count}, .reduction = call.reduction};
+          return make_all_reduce_quantised({seen.memory, output, call.dtype, call.reduction}, how, {});
+        }
         const RequestPtr request =
             make_all_reduce(size, {seen.memory, output, call.dtype, call.reduction, call.algorithm, nodes_of(call)});
         if (!call.tuning) return request;

@@ -47,7 +47,7 @@ struct PlannedCall {
   Reduction reduction = Reduction::none;
   Algorithm algorithm = Algorithm::automatic;  // of an allreduce, as the caller asks for it
   IndexFormat indices = IndexFormat::none;     // of a sparse one
-  ValueEncoding values = ValueEncoding::native;  // of a sum of which a part is kept
+  ValueEncoding values = ValueEncoding::native;  // of an allreduce, and of a sum of which a part is kept
   Rank root = kNoRank;  // of messages: how many ranks ahead everybody sends, and receives from as many behind
   std::size_t count = 0;  // of one block; of all together where they are uneven
   double switch_factor = 0.0;
@@ -62,6 +62,7 @@ struct PlannedCall {
   std::size_t bytes() const { return count * size_of(dtype); }
   /// In which messages hold its values: a rank that has another type by mistake has no others.
   ValueEncoding wire_values() const { return dtype == DType::f32 ? values : ValueEncoding::native; }
+  bool is_encoded() const { return wire_values() != ValueEncoding::native; }
   bool is_sparse() const {
     return operation == Operation::sparse_allreduce || operation == Operation::sparse_allgather ||
            operation == Operation::sparse_reduce_scatter || operation == Operation::allreduce_topk;

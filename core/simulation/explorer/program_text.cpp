@@ -56,8 +56,8 @@ std::string describe(const PlannedCall& call) {
     if (switches) append(text, ", switch_factor %g", call.switch_factor);
     if (call.slices == Slices::balanced) append(text, ", balanced slices");
     if (call.indices != IndexFormat::none) append(text, ", indices %s", name_of(call.indices));
-    if (call.wire_values() != ValueEncoding::native) append(text, ", values %s", name_of(call.wire_values()));
   }
+  if (call.is_encoded()) append(text, ", values %s", name_of(call.wire_values()));
   if (!call.nodes.empty()) append(text, ", nodes");
   for (const std::uint32_t node : call.nodes) append(text, " %u", node);
   if (call.uneven) append(text, ", blocks of unlike lengths");

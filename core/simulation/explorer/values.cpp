@@ -152,7 +152,7 @@ Contribution::Contribution(const PlannedCall& call, Rank rank, Rank size) {
 
 Expected expected_sum(const PlannedCall& call, Rank size, const std::vector<const PlannedCall*>& by_rank) {
   const bool sparse = call.is_sparse();
-  const bool encoded = call.wire_values() != ValueEncoding::native;
+  const bool encoded = call.is_encoded();
   const bool rounded =
       encoded || std::ranges::any_of(by_rank, [](const PlannedCall* one) { return one->rounded; });
   double largest = 0.0;

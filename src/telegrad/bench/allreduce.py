@@ -17,10 +17,11 @@ import numpy as np
 import numpy.typing as npt
 
 from telegrad import Communicator, _core
+from telegrad.bench.encoded_sums import EncodedSums
 from telegrad.bench.netlab import burst_bytes
 from telegrad.bench.networks import rate_bytes_per_s
 from telegrad.bench.peers import Peer, say_missing, start_peers
-from telegrad.bench.plan import INTERLEAVED, Measured, Plan, Timing, is_slower, text_of
+from telegrad.bench.plan import INTERLEAVED, Measured, Plan, Timing, is_alternative, is_slower, text_of
 from telegrad.calibration import calibrate
 from telegrad.launch import join, rank_and_size
 from telegrad.launch.joining import exchange
@@ -50,6 +51,7 @@ class _Contender:
     call: Callable[[Vector], object]
     ours: bool
     communicator: Communicator | None = None  # which counts its bytes; None: nobody does
+    wrong_values: Callable[[int], int] | None = None  # of so many elements; None: it sums its argument, exactly
     calls: int = 1
     first_s: float = 0.0
     spent_s: float = 0.0  # in all its calls
@@ -110,12 +112,15 @@ def _measure_all(plan: Plan, orders: Mapping[str, Communicator], peers: Sequence
         mine = max(until - (time.monotonic() - begin), 0.0)
         return float(communicator.all_gather(np.array([mine]))[0, 0])
 
+    encoded = EncodedSums(communicator, vector.size) if plan.wires else None
     longest = _within_reach(plan, communicator, peers, vector)
     done: dict[int, list[_Contender]] = {}
     compared = len(plan.contenders) + len(plan.peers) > 1
     first_pass_s = plan.seconds * (1 - _AGAIN_SHARE if compared else 1)
     for number, size in enumerate(sorted(plan.sizes, reverse=True)):
-        contenders = done[size] = _contenders(plan, orders, [one for one in peers if size <= longest[one.name]])
+        contenders = done[size] = _contenders(
+            plan, orders, encoded, [one for one in peers if size <= longest[one.name]]
+        )
         x = vector[: size // 4]
         for contender in contenders:
             _verify(communicator, contender, x)
@@ -138,13 +143,19 @@ def _measure_all(plan: Plan, orders: Mapping[str, Communicator], peers: Sequence
         _report(communicator, contenders, size, again=True)
 
 
-def _contenders(plan: Plan, orders: Mapping[str, Communicator], peers: Iterable[Peer]) -> list[_Contender]:
+def _contenders(
+    plan: Plan, orders: Mapping[str, Communicator], encoded: EncodedSums | None, peers: Iterable[Peer]
+) -> list[_Contender]:
     def ours(order: str, algorithm: str) -> _Contender:
         chosen = orders[order]
         return _Contender(algorithm + order, lambda x: chosen.all_reduce(x, algorithm=algorithm), True, chosen)
 
+    def rounding(sums: EncodedSums, wire: str) -> _Contender:
+        return _Contender(wire, sums.call(wire), True, orders[""], lambda elements: sums.wrong(wire, elements))
+
     return [
         *(ours(order, algorithm) for order in orders for algorithm in plan.algorithms),
+        *(rounding(encoded, wire) for wire in plan.wires if encoded is not None),
         *(_Contender(peer.name, peer.all_reduce, False) for peer in peers),
     ]
 
@@ -185,7 +196,10 @@ def _verify(communicator: Communicator, contender: _Contender, x: Vector) -> Non
     contender.call(x)
     contender.first_s = time.perf_counter() - begin
     sent = _bytes_sent(contender) - sent
-    wrong = int(np.count_nonzero(x != (whole * ranks + ranks * (ranks - 1) // 2).astype(np.float32)))
+    if contender.wrong_values is None:
+        wrong = int(np.count_nonzero(x != (whole * ranks + ranks * (ranks - 1) // 2).astype(np.float32)))
+    else:
+        wrong = contender.wrong_values(x.size)
     gathered = communicator.all_gather(np.array([wrong, sent, contender.first_s]))
     contender.wrong = int(gathered[:, 0].sum())
     contender.first_s = contender.spent_s = float(gathered[:, 2].max())
@@ -250,7 +264,7 @@ def _is_outlier(contenders: list[_Contender]) -> bool:
     """Whether the automatic choice looks worse than it should: than the better peer, or than the best of our own."""
     auto = [contender for contender in contenders if contender.name == "auto"]
     peers = [contender.median_s for contender in contenders if not contender.ours]
-    others = [one.median_s for one in contenders if one.ours and one.name != "auto" and INTERLEAVED not in one.name]
+    others = [one.median_s for one in contenders if one.ours and is_alternative(one.name)]
     return any(
         (peers and is_slower(one.median_s, min(peers), share=0.1))
         or (others and is_slower(one.median_s, min(others), share=0.05))

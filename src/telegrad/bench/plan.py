@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Self
 
 from telegrad.bench.json_fields import JsonFields
+from telegrad.comm.reduction import DENSE_ALGORITHMS
 
 _UNITS = {"": 1, "b": 1, "k": 1 << 10, "kib": 1 << 10, "m": 1 << 20, "mib": 1 << 20, "g": 1 << 30, "gib": 1 << 30}
 
@@ -35,12 +36,14 @@ class Plan(JsonFields):
     watched: bool = True  # with heartbeats and all that looks after peers
     nodes: int = 1  # on which the ranks live, neighbours together
     interleaved: bool = False  # every algorithm also in an order in which neighbours live apart
+    wires: tuple[str, ...] = ()  # sums in messages that round, beside the algorithms
     store: str = ""  # a path at which Gloo's processes meet
 
     @property
     def contenders(self) -> tuple[str, ...]:
         """Ours."""
-        return (*self.algorithms, *(f"{name}{INTERLEAVED}" for name in self.algorithms if self.interleaved))
+        dealt = (f"{name}{INTERLEAVED}" for name in self.algorithms if self.interleaved)
+        return (*self.algorithms, *dealt, *self.wires)
 
 
 @dataclass(frozen=True)
@@ -85,6 +88,12 @@ class Measured:
 def is_slower(seconds: float, than_s: float, *, share: float, slack_s: float = 2e-6) -> bool:
     """Whether ``seconds`` is above ``than_s`` by more than ``share`` of it, and by more than ``slack_s``."""
     return seconds - than_s > max(share * than_s, slack_s)
+
+
+def is_alternative(contender: str) -> bool:
+    """Whether that is another algorithm of ours that the automatic choice could have taken: not one among ranks in
+    another order, nor one that rounds."""
+    return contender in DENSE_ALGORITHMS and contender != "auto"
 
 
 def size_of(text: str) -> int:

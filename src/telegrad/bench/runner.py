@@ -7,6 +7,7 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from telegrad.bench.encoded_sums import WIRE_BITS
 from telegrad.bench.job import peers_store, run_job
 from telegrad.bench.networks import payload_bytes_per_s
 from telegrad.bench.peers import PEERS
@@ -79,7 +80,7 @@ def rows_of(plan: Plan, outcome: Outcome, missing: Mapping[str, str] | None = No
 def _row(plan: Plan, ours: Measured, peers: Mapping[str, Measured | None], absent: Mapping[str, str]) -> Row:
     benchmark = BENCHMARKS[plan.benchmark]
     links = plan.nodes if plan.nodes > 1 else plan.ranks  # a node has one, whatever its ranks
-    bound_bytes = benchmark.bound_bytes(links, ours.size)
+    bound_bytes = benchmark.bound_bytes(links, ours.size) * WIRE_BITS.get(ours.contender, 32) / 32
     rate = payload_bytes_per_s(plan.network)
     return {
         "op": plan.benchmark,

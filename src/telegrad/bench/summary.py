@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from telegrad.bench.peers import PEERS
-from telegrad.bench.plan import INTERLEAVED, is_slower
+from telegrad.bench.plan import is_alternative, is_slower
 
 Row = Mapping[str, Any]
 
@@ -52,18 +52,17 @@ class Summary:
     bound_shares: dict[int, float] = field(default_factory=dict)
 
 
-def _is_alternative(row: Row) -> bool:
-    """Another algorithm of ours that the automatic choice could have taken: not one among ranks in another order."""
-    return row["algorithm"] != "auto" and INTERLEAVED not in str(row["algorithm"])
-
-
 def summary_of(rows: Sequence[Row]) -> Summary:
     """``rows``: those of one network and number of ranks, at least one."""
     found = Summary(rows[0]["network"], rows[0]["ranks"])
     for auto in (row for row in rows if row["algorithm"] == "auto"):
         size, median_s = auto["bytes"], auto["median_s"]
         peers = {peer: auto[f"{peer}_median_s"] for peer in PEERS if auto[f"{peer}_median_s"] is not None}
-        own = {row["algorithm"]: row["median_s"] for row in rows if row["bytes"] == size and _is_alternative(row)}
+        own = {
+            row["algorithm"]: row["median_s"]
+            for row in rows
+            if row["bytes"] == size and is_alternative(row["algorithm"])
+        }
         if peers:
             best = min(peers, key=peers.__getitem__)
             found.compared += 1

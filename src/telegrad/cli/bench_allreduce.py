@@ -22,6 +22,7 @@ from telegrad.cli.interrupts import ended_by_interrupt
 from telegrad.cli.options import CalibratesFirst, JobTimeout, RowsFile, byte_sizes, networks_of
 from telegrad.cli.outputs import check_writable, write_result
 from telegrad.cli.progress import counting
+from telegrad.comm.encoded import WIRES
 from telegrad.launch import LaunchError
 from telegrad.report.allreduce import plot, table_of
 from telegrad.report.allreduce_summary import lines_of
@@ -67,6 +68,14 @@ def allreduce(
             "two_level of more than one node).",
         ),
     ] = None,
+    wires: Annotated[
+        str | None,
+        typer.Option(
+            show_default=False,
+            help=f"Measure sums in messages that round, too, separated by commas: {', '.join(WIRES)}; or all (none, by "
+            "default).",
+        ),
+    ] = None,
     peers: Annotated[
         str,
         typer.Option(
@@ -94,11 +103,13 @@ def allreduce(
     A sample is a barrier and then some calls one after another; its time is that of the slowest rank. [bold]algbw[/] is
     size/time, [bold]busbw[/] that times 2(P−1)/P, as nccl-tests have them. [bold]sent/rank[/] is what our counters say,
     [bold]of bound[/] the share of what the network's links allow at best. [bold]to …[/] is our median over the peer's:
-    below 1 we are faster. [bold]wrong[/] counts values that differ from the true sum. Rows where the automatic choice
+    below 1 we are faster. [bold]wrong[/] counts values that differ from the true sum, with
+    [bold]--wires[/] by more than roundings can. Rows where the automatic choice
     looks worse than it should are measured again at the end of a network's run, all contenders in turn.
     """
     console = table_console()
     networks, sizes_in_bytes, chosen = _checked(network, ranks, nodes, sizes, algorithms)
+    rounding = _checked_wires(wires)
     named = [] if peers == "none" else [name.strip() for name in peers.split(",")]
     check_writable(json_file, "--json")
     check_writable(plot_file, "--plot")
@@ -125,6 +136,7 @@ def allreduce(
                 calibrates=calibrates and "auto" in chosen,
                 nodes=nodes,
                 interleaved=interleaved and nodes > 1,
+                wires=rounding,
             )
             try:
                 outcome = _run_with_progress(console, plan, timeout)
@@ -179,6 +191,16 @@ def _checked(
         if name not in known:
             raise typer.BadParameter(f"{name!r} does not exist: use {', '.join(known)}", param_hint="--algorithms")
     return networks, sizes_in_bytes, chosen
+
+
+def _checked_wires(wires: str | None) -> tuple[str, ...]:
+    if wires is None or wires == "all":
+        return () if wires is None else WIRES
+    chosen = tuple(dict.fromkeys(name.strip() for name in wires.split(",")))
+    for name in chosen:
+        if name not in WIRES:
+            raise typer.BadParameter(f"{name!r} does not exist: use {', '.join(WIRES)}, or all", param_hint="--wires")
+    return chosen
 
 
 def _run_with_progress(console: Console, plan: Plan, timeout_s: float) -> Outcome:

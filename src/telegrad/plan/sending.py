@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from telegrad.plan.cluster import Cluster, sum_cost
-from telegrad.plan.cost_moves import all_to_all, allgather
+from telegrad.plan.cost_moves import allgather
 from telegrad.plan.cost_sparse import (
     HEADER_BYTES,
     TURN_BYTES,
@@ -25,10 +25,12 @@ from telegrad.plan.cost_sparse import (
 )
 from telegrad.plan.device import EXACT_BYTES, REUSED_BYTES, Device
 from telegrad.plan.network import ELEMENT_BYTES, Costs, ceil_div
+from telegrad.plan.recurrences import CARD_BYTES
 from telegrad.plan.way import GroupCost, Way
 
 BUCKET = 1024  # values of QSGD that have one scale
 SLICES_EVERY, THRESHOLD_EVERY = 64, 32  # calls of Ok-Topk, τ and τ′
+_PIECES_AHEAD = 3  # kPiecesUnderWay of core/collectives/pieces.hpp: so much is encoded before anything leaves
 _ENTRY_BYTES = 8  # in memory
 _COUNTED_RANKS_MOST, _COUNTED_SLICE_BYTES = 64, 1 << 20  # of core/collectives/sparse_cost.cpp
 KNOWN_RANKS_MOST = 8  # kExchangingRanksMost there
@@ -157,9 +159,12 @@ def qsgd(cluster: Cluster, bits: int) -> PhasedWay:
         values = ceil_div(size // ELEMENT_BYTES, ranks)
         buckets = ceil_div(values, BUCKET) * BUCKET  # slices are of whole ones
         share = ceil_div(buckets * bits // 8 + buckets // BUCKET * ELEMENT_BYTES, ELEMENT_BYTES) * ELEMENT_BYTES
-        moved_s = all_to_all(ranks, share, cluster.shared_costs).time_s
-        moved_s += allgather(ranks, share, cluster.ring_costs).time_s
-        return moved_s + 3 * size * gamma  # what is sent is encoded, shares and the sum are decoded
+        one = cluster.shared_costs
+        split_s = (ranks - 1) * (one.alpha_s + share * one.beta_s_per_byte)
+        gather_s = allgather(ranks, share, cluster.ring_costs).time_s
+        # Shares are encoded and added beside what travels, but for the first, and then the sum is decoded.
+        first_s = min(size / ranks, _PIECES_AHEAD * CARD_BYTES * 32 / bits) * gamma
+        return first_s + max(split_s, 2 * size * gamma) + max(gather_s, size * gamma)
 
     return PhasedWay(f"qsgd{bits}", seconds)
 

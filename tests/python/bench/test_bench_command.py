@@ -115,6 +115,26 @@ def test_non_blocking_sums_beside_blocking_ones(tmp_path: Path) -> None:
 
 
 @_needs_ucx
+def test_sums_that_round_stand_beside_the_others(tmp_path: Path) -> None:
+    found = tmp_path / "rows.json"
+    status, output = _bench(
+        *("--ranks", "2", *_SHM, "--peers", "none", "--algorithms", "auto", "--wires", "bf16,qsgd4"),
+        *("--sizes", "64KiB", "--samples", "3", "--seconds", "0.05", "--json", str(found)),
+    )
+    assert status == 0, output
+    rows = json.loads(found.read_text())["rows"]
+    assert [(row["algorithm"], row["chosen"] is None, row["wrong"]) for row in rows] == [
+        ("auto", False, 0),
+        ("bf16", True, 0),
+        ("qsgd4", True, 0),
+    ]
+    for row in rows:
+        assert row["wire_bytes"] == row["bound_bytes"]
+    assert rows[1]["bound_bytes"] == rows[0]["bound_bytes"] / 2
+    assert "of our best algorithm" not in output  # another algorithm that auto could have chosen is not among them
+
+
+@_needs_ucx
 def test_without_a_peer_and_over_tcp() -> None:
     status, output = _bench(
         *("--ranks", "2", "--network", "tcp", "--peers", "none", "--sizes", "4", "--samples", "3", "--seconds", "0.05")
@@ -136,6 +156,7 @@ def test_a_run_that_takes_too_long_is_ended_and_told() -> None:
         ("--network", "wifi", "use shm, tcp, or a rate"),
         ("--sizes", "6", "use a multiple of 4 bytes"),
         ("--algorithms", "magic", f"use {', '.join(BENCHMARKS['allreduce'].algorithms)}"),
+        ("--wires", "bf16,float8", "'float8' does not exist: use bf16, f16, int8, qsgd8, qsgd4, qsgd2, or all"),
         ("--peers", "nccl", "use gloo, mpich or none"),
         ("--json", "/nowhere/rows.json", "the folder /nowhere does not exist"),
         ("--json", "/proc/rows.json", "cannot write /proc/rows.json"),

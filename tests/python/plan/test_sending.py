@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 
 from telegrad.plan.architectures import architecture
@@ -16,6 +17,7 @@ from telegrad.plan.network import Costs
 from telegrad.plan.sending import SCHEMES, fill_in, gathered, ok_topk, qsgd, rgc, sparse, way_of
 from telegrad.sim.measure import Point, measure
 from telegrad.sim.networks import network_of
+from telegrad.sim.world import World
 
 V100 = DEVICES["v100"]
 K80 = PAPER_NETWORKS["k80-10gbe"]
@@ -79,6 +81,23 @@ def test_quantised_sums_move_their_bits() -> None:
     for bits in (8, 4, 2):
         share = qsgd(Cluster(8, costs), bits).cost(size) / dense_s
         assert share == pytest.approx((bits + 1 / 32) / 32, rel=0.03)
+
+
+@pytest.mark.parametrize("network", ["1gbit", "10gbit", "100gbit"])
+@pytest.mark.parametrize("ranks", [2, 4, 16])
+@pytest.mark.parametrize("size", [64 << 10, 1 << 20, 8 << 20])
+def test_quantised_sums_take_what_their_simulation_takes(network: str, ranks: int, size: int) -> None:
+    costs = network_of(network).costs
+    world = World(ranks, **{name: getattr(costs, name) for name in ("alpha_s", "beta_s_per_byte", "gamma_s_per_byte")})
+    vector = np.ones(size // 4, np.float32)
+    works = [
+        comm.all_reduce(vector, wire="qsgd4", out=np.empty_like(vector), async_op=True) for comm in world.communicators
+    ]
+    for work in works:
+        work.wait()
+    took_s = max(world.finish_s(rank) for rank in range(ranks))
+    world.close()
+    assert qsgd(Cluster(ranks, costs), 4).cost(size) == pytest.approx(took_s, rel=0.21)
 
 
 def test_fill_in() -> None:
