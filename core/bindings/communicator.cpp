@@ -204,6 +204,7 @@ void bind_communicator(nb::module_& module) {
       .def_prop_ro("driver", &Communicator::driver_name)
       .def_prop_ro("shares_memory", &Communicator::shares_memory)
       .def("abort", &Communicator::abort, nb::arg("reason"), nb::call_guard<Unlocked>())
+      .def("part", &Communicator::part, nb::call_guard<Unlocked>())
       .def("close", &Communicator::close, nb::call_guard<Unlocked>())
       .def("counters", &counters_of)
       .def_prop_ro("epoch", &Communicator::epoch)

@@ -104,6 +104,7 @@ void bind_simulation(nb::module_& module) {
       .def_prop_ro("driver", [](const SimulatedCommunicator&) { return "sim"; })
       .def_prop_ro("shares_memory", [](const SimulatedCommunicator&) { return false; })
       .def("abort", &SimulatedCommunicator::abort, nb::arg("reason"))
+      .def("part", [](SimulatedCommunicator&) {})
       .def("close", [](SimulatedCommunicator&) {})
       .def("counters", &SimulatedCommunicator::counters)
       .def("report", &SimulatedCommunicator::report);

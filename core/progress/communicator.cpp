@@ -5,6 +5,7 @@
 #include <chrono>
 #include <cstdio>
 #include <exception>
+#include <mutex>
 #include <optional>
 #include <thread>
 #include <utility>
@@ -170,12 +171,11 @@ void Communicator::abort(const std::string& reason) {
   });
 }
 
-void Communicator::close() {
+void Communicator::part() {
+  const std::lock_guard lock(parting_);
   if (closing_.exchange(true)) return;
   while (submitting_ != 0) std::this_thread::yield();
   Session& session = *participant_.session;
-  Driver& driver = *participant_.driver;
-  bool peers_need_us = false;
   engine_->with_baton([&] {
     if (session.running() != 0) {
       session.fail({.kind = FailureKind::transport,
@@ -186,12 +186,19 @@ void Communicator::close() {
                               (session.running() == 1 ? " operation" : " operations") + " under way"});
     }
     session.part();
-    peers_need_us = !session.failure() && (session.failing() || !driver.delivers_after_shut_down());
+    peers_need_us_ = !session.failure() && (session.failing() || !participant_.driver->delivers_after_shut_down());
   });
-  if (peers_need_us) {
-    const double deadline_s = Engine::now_s() + kPartingMost_s;
+  leaves_s_ = Engine::now_s() + kPartingMost_s;
+}
+
+void Communicator::close() {
+  part();
+  if (left_.exchange(true)) return;
+  Session& session = *participant_.session;
+  Driver& driver = *participant_.driver;
+  if (peers_need_us_) {
     const auto over = [&] { return session.failure() || (session.parted() && !session.failing()); };
-    while (!engine_->wait_until(over, deadline_s) && Engine::now_s() < deadline_s) {
+    while (!engine_->wait_until(over, leaves_s_) && Engine::now_s() < leaves_s_) {
     }
   }
   last_counters_ = counters();

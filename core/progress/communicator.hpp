@@ -4,6 +4,7 @@
 
 #include <atomic>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <span>
 #include <string>
@@ -69,7 +70,10 @@ class Communicator {
 
   /// Ends all operations on all ranks with an error that says `reason`.
   void abort(const std::string& reason);
-  /// Waits a few seconds for the peers to close too, then lets go of everything. Idempotent.
+  /// Says goodbye: operations that still run fail, and none begin any more. Who closes several communicators says so on all
+  /// of them before it waits for peers on one. Idempotent.
+  void part();
+  /// Parts; waits, a few seconds after that at most, for the peers to close too; then lets go of everything. Idempotent.
   void close();
   bool forked() const { return engine_->forked(); }
   struct Counters : Session::Counters {
@@ -105,7 +109,11 @@ class Communicator {
   std::string report_folder_;
   std::shared_ptr<const Group> group_;  // null: not split from another
   std::atomic<int> submitting_ = 0;     // threads that are within submit()
+  std::mutex parting_;
   std::atomic<bool> closing_ = false;  // nothing is begun any more
+  bool peers_need_us_ = false;         // after part()
+  double leaves_s_ = 0.0;              // no later, if they do
+  std::atomic<bool> left_ = false;
   std::atomic<bool> closed_ = false;
   Counters last_counters_;
   std::atomic<double> waiting_s_ = 0.0;

@@ -46,7 +46,6 @@ bool Agreement::is_lost(Rank rank) const {
 }
 
 bool Agreement::is_accused(Rank rank) const {
-  if (losses_[rank]) return true;
   return std::ranges::any_of(statements_, [rank](const auto& one) { return accuses(one, rank); });
 }
 
@@ -134,15 +133,18 @@ std::optional<Agreement::Verdict> Agreement::damage() const {
   return std::nullopt;
 }
 
-// A rank that could still speak has ended in consequence, not as the cause.
+// A rank that could still speak has ended in consequence, not as the cause; so may one have that is missed only now, when
+// others have been accused: its word may be lost with it.
 std::optional<Agreement::Verdict> Agreement::lost() const {
-  const auto size = static_cast<Rank>(statements_.size());
-  Rank culprit = kNoRank;
-  for (const bool may_have_spoken : {false, true}) {
-    for (Rank rank = 0; rank < size && culprit == kNoRank; ++rank) {
-      if (is_accused(rank) && (may_have_spoken || !heard(rank))) culprit = rank;
+  const auto first = [this](const auto& suspected) {
+    for (Rank rank = 0; rank < statements_.size(); ++rank) {
+      if (suspected(rank)) return rank;
     }
-  }
+    return kNoRank;
+  };
+  Rank culprit = first([this](Rank rank) { return is_accused(rank) && !heard(rank); });
+  if (culprit == kNoRank) culprit = first([this](Rank rank) { return losses_[rank] && !heard(rank); });
+  if (culprit == kNoRank) culprit = first([this](Rank rank) { return losses_[rank] || is_accused(rank); });
   if (culprit == kNoRank) return std::nullopt;
   for (const auto& statement : statements_) {
     if (!accuses(statement, culprit)) continue;

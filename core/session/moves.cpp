@@ -16,9 +16,6 @@
 namespace telegrad {
 namespace {
 
-// Ranks of an all_to_all_v compare no lengths: theirs differ. So it must not meet an all_to_all.
-constexpr std::uint64_t kOwnLengths = 1;
-
 // Of a block where all are equal, of all together where they are not.
 std::uint64_t count_of(const Partition& blocks, DType dtype) {
   return (blocks.alike() ? blocks[0].size() : blocks.count()) / size_of(dtype);
@@ -72,7 +69,8 @@ RequestPtr make_all_to_all(Rank size, DType dtype, ConstBytes input, Bytes outpu
 RequestPtr make_all_to_all_v(DType dtype, ConstBytes input, Bytes output, const Partition& sent,
                              const Partition& received) {
   TELEGRAD_CHECK(input.size() == sent.count() && output.size() == received.count());
-  const Call call{.operation = Operation::all_to_all, .dtype = dtype, .layout = kOwnLengths};
+  // Its ranks compare no lengths: theirs differ. So it must not meet an all_to_all of equal blocks.
+  const Call call{.operation = Operation::all_to_all, .dtype = dtype, .layout = kOwnCounts};
   return std::make_shared<Request>(call,
                                    [=](Transport& net) { return all_to_all_v(net, input, output, sent, received); });
 }

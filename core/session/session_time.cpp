@@ -60,9 +60,9 @@ void Session::on_time(double now_s) {
     fail({.kind = FailureKind::peer_failed,
           .peer = rank(),
           .sequence = first_unfinished(),
-          .reason = "this process stood still for " + seconds(since_s) +
+          .reason = "rank " + std::to_string(rank()) + "'s process stood still for " + seconds(since_s) +
                     ", longer than liveness_timeout_s=" + seconds(*options_.liveness_timeout_s) +
-                    ": the other ranks have given it up"});
+                    ", after which others give it up"});
     return;
   }
   if (now_s >= next_heartbeat_s_) {
@@ -105,11 +105,13 @@ void Session::look_at_deadlines(double now_s) {
   if (late == nullptr) return;
   const std::vector<Rank> waits_for = late->waits_for();
   const std::string whom = !waits_for.empty() ? list_of(waits_for) : late->sends_to_text();
-  const std::string text = "timed out after timeout_s=" + seconds(options_.timeout_s) + ", waiting for " + whom;
+  // All ranks read it, whoever is waited for too.
+  const std::string text = "rank " + std::to_string(rank()) + " timed out after timeout_s=" +
+                           seconds(options_.timeout_s) + ", waiting for " + whom;
   if (late->is_message()) {  // others do not know what it is
     const Rank other = late->call().root;
     fail(failure_of(*late, FailureKind::timeout, other,
-                    describe(late->call()) + " of rank " + std::to_string(rank()) + " " + text + mistagged(other)));
+                    describe(late->call()) + " of " + text + mistagged(other)));
     return;
   }
   fail(failure_of(*late, FailureKind::timeout, waits_for.empty() ? kNoRank : waits_for.front(), text));

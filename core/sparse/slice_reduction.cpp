@@ -43,27 +43,14 @@ std::size_t SliceReduction<V>::advance(std::uint64_t end) {
     bytes += bytes_of(parts.back());
   }
   if (sum_.dense) {
-    reduce_densely(parts);
+    const IndexRange part = parts[0].range;
+    const std::span<V> sum = sum_.values.span().subspan(part.begin - range().begin, part.size());
+    reduce_densely<V>(parts, reduction_, sum);
   } else {
     reduce_sparsely(parts);
   }
   done_ = end;
   return bytes;
-}
-
-template <class V>
-void SliceReduction<V>::reduce_densely(const std::vector<StreamView<V>>& parts) {
-  const IndexRange part = parts[0].range;
-  const std::span<V> sum = sum_.values.span().subspan(part.begin - range().begin, part.size());
-  const Bytes values = std::as_writable_bytes(sum);
-  write_dense(parts[0], sum, reduction_);
-  for (std::size_t i = 1; i < parts.size(); ++i) {
-    if (parts[i].dense) {
-      kernels::reduce_to(dtype_of<V>, reduction_, values, std::as_bytes(parts[i].values), values);
-    } else {
-      kernels::scatter_reduce(reduction_, sum, parts[i].entries(), part.begin);
-    }
-  }
 }
 
 template <class V>

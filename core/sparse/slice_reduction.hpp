@@ -29,7 +29,6 @@ class SliceReduction {
   OwnedSlice<V> finish();
 
  private:
-  void reduce_densely(const std::vector<StreamView<V>>& parts);
   void reduce_sparsely(const std::vector<StreamView<V>>& parts);
 
   const std::vector<StreamView<V>> pieces_;

@@ -16,20 +16,6 @@ namespace telegrad {
 namespace {
 
 template <class V>
-OwnedSlice<V> reduce_dense(std::span<const StreamView<V>> pieces, Reduction reduction) {
-  OwnedSlice<V> sum = dense_slice(pieces[0], reduction);
-  const Bytes values = std::as_writable_bytes(sum.values.span());
-  for (const StreamView<V>& piece : pieces.subspan(1)) {
-    if (piece.dense) {
-      kernels::reduce_to(dtype_of<V>, reduction, values, std::as_bytes(piece.values), values);
-    } else {
-      kernels::scatter_reduce(reduction, sum.values.span(), piece.entries(), piece.range.begin);
-    }
-  }
-  return sum;
-}
-
-template <class V>
 OwnedSlice<V> reduce_sparse(std::span<const StreamView<V>> pieces, Reduction reduction) {
   std::vector<kernels::Entries<V>> runs;
   std::size_t total = 0;
@@ -60,6 +46,27 @@ OwnedSlice<V> dense_slice(const StreamView<V>& view, Reduction reduction) {
   return dense;
 }
 
+// A sparse piece is never just set, and of a sparse and a dense one the dense one is added to: so -0 beside an element
+// that is absent from the other piece becomes the same in either order.
+template <class V>
+void reduce_densely(std::span<const StreamView<V>> pieces, Reduction reduction, std::span<V> out) {
+  const std::size_t base = pieces.size() > 1 && pieces[1].dense && !pieces[0].dense ? 1 : 0;
+  if (pieces[base].dense) {
+    std::ranges::copy(pieces[base].values, out.begin());
+  } else {
+    kernels::fill(out, kernels::absent_element<V>(reduction));
+  }
+  const Bytes values = std::as_writable_bytes(out);
+  for (std::size_t i = 0; i < pieces.size(); ++i) {
+    const StreamView<V>& piece = pieces[i];
+    if (!piece.dense) {
+      kernels::scatter_reduce(reduction, out, piece.entries(), piece.range.begin);
+    } else if (i != base) {
+      kernels::reduce_to(dtype_of<V>, reduction, values, std::as_bytes(piece.values), values);
+    }
+  }
+}
+
 template <class V>
 void scale(OwnedSlice<V>& slice, double factor) {
   kernels::scale(dtype_of<V>, std::as_writable_bytes(slice.values.span()), factor);
@@ -73,7 +80,11 @@ OwnedSlice<V> reduce_slices(std::span<const StreamView<V>> pieces, Reduction red
     TELEGRAD_CHECK(piece.range == pieces[0].range);
     dense = dense || piece.dense || static_cast<double>(piece.nnz()) > delta;
   }
-  if (dense) return reduce_dense(pieces, reduction);
+  if (dense) {
+    OwnedSlice<V> sum{pieces[0].range, true, {}, Array<V>(static_cast<std::size_t>(pieces[0].range.size()))};
+    reduce_densely(pieces, reduction, sum.values.span());
+    return sum;
+  }
   OwnedSlice<V> sum = reduce_sparse(pieces, reduction);
   if (static_cast<double>(sum.values.size()) <= delta) return sum;
   return dense_slice(sum.view(), reduction);
@@ -136,6 +147,7 @@ SparseStream<V> sparse_stream(std::uint64_t dimension, OwnedSlice<V> slice, Redu
 
 #define TELEGRAD_INSTANTIATE(V)                                                                  \
   template OwnedSlice<V> dense_slice(const StreamView<V>&, Reduction);                           \
+  template void reduce_densely(std::span<const StreamView<V>>, Reduction, std::span<V>);         \
   template void scale(OwnedSlice<V>&, double);                                                   \
   template OwnedSlice<V> reduce_slices(std::span<const StreamView<V>>, Reduction, double);       \
   template OwnedSlice<V> concatenate_slices(std::span<const StreamView<V>>, Reduction, double);  \

@@ -30,12 +30,17 @@ std::size_t bytes_of(const StreamView<V>& view) {
 template <class V>
 OwnedSlice<V> dense_slice(const StreamView<V>& view, Reduction reduction);
 
+/// out = the reduction of pieces of one and the same range, at least one, formed in the order given; of two pieces the same
+/// bits in either order.
+template <class V>
+void reduce_densely(std::span<const StreamView<V>> pieces, Reduction reduction, std::span<V> out);
+
 /// Multiplies every value; keeps the indices.
 template <class V>
 void scale(OwnedSlice<V>& slice, double factor);
 
 /// The reduction (the sum for an average) of pieces of one and the same range (CHECKed; at least one), formed in the
-/// order given, so that the result depends on that order alone. Dense where a piece is, or where the result has more
+/// order given, so that the result depends on that order alone, and with two pieces not on it either. Dense where a piece is, or where the result has more
 /// than `delta` entries (a number for this range, not for the whole vector); else sparse. An index that a piece holds stays, also where the sum is zero.
 template <class V>
 OwnedSlice<V> reduce_slices(std::span<const StreamView<V>> pieces, Reduction reduction, double delta);

@@ -109,6 +109,8 @@ std::string describe(const Call& call) {
   const bool of_streams = call.operation == Operation::sparse_allreduce;
   if (of_streams && call.layout == kBalancedSlices) {
     text += ", slices=balanced";
+  } else if (call.operation == Operation::all_to_all && call.layout == kOwnCounts) {
+    text += ", counts=each rank's own";
   } else if (call.layout != 0) {
     char digest[16];
     std::snprintf(digest, sizeof digest, "%08x", static_cast<unsigned>(call.layout ^ call.layout >> 32));

@@ -67,6 +67,7 @@ struct Call {
 static_assert(sizeof(Call) == 40);
 
 inline constexpr std::uint64_t kBalancedSlices = 1;
+inline constexpr std::uint64_t kOwnCounts = 1;  // of an all_to_all: each pair of ranks has a length of its own
 
 /// What two ranks do between themselves: others know nothing of it, and it has no number among the operations.
 inline bool is_point_to_point(const Call& call) {

@@ -91,6 +91,14 @@ TEST("a rank that could still speak has ended in consequence") {
   expect_same({lost(0, 1), lost(1, 0), lost(2, 1)}, FailureKind::peer_failed, 0);  // nobody is dead: a cut cable
 }
 
+TEST("who is missed only when others have been accused is not the cause, though its word has not come") {
+  Agreement agreement(3, 2);
+  agreement.add(2, lost(2, 1));
+  agreement.lose(1, "killed");
+  agreement.lose(0, "gone");
+  EXPECT_EQ(agreement.verdict().culprit, 1U);
+}
+
 TEST("a rank that says so itself is the cause, and others name the same text") {
   const Statement own{.kind = FailureKind::transport, .origin = 2, .culprit = 2, .reason = "LookupError"};
   const std::vector<Statement> all{lost(0, 2), own, own};

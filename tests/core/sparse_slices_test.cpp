@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "kernel_samples.hpp"
+#include "sparse/slice_reduction.hpp"
 #include "testing.hpp"
 
 namespace {
@@ -99,6 +100,48 @@ TEST("pieces are added in the order given: 1e8 - 1e8 + 1 is 1, 1 + 1e8 - 1e8 is 
       std::swap(pieces[0], pieces[2]);
       EXPECT_EQ(dense_of(reduce_slices<float>(pieces, Reduction::sum, delta).view())[4], 0.0F);
     }
+  }
+}
+
+// A rank of a doubling has its own piece first, its partner has the other one first.
+template <class V>
+void expect_no_order_of_two(Reduction reduction) {
+  const V zero(-0.0F), value(2.5F), other(-2.5F);
+  const std::vector<SparseStream<V>> streams = [&] {
+    std::vector<SparseStream<V>> made;
+    made.push_back(SparseStream<V>::sparse(6, std::vector<std::uint32_t>{0, 1, 3, 4}, std::vector<V>{zero, zero, value, zero}));
+    made.push_back(SparseStream<V>::sparse(6, std::vector<std::uint32_t>{1, 2, 3}, std::vector<V>{zero, zero, other}));
+    made.push_back(SparseStream<V>(6));
+    made.push_back(SparseStream<V>::dense(std::vector<V>{zero, value, zero, zero, other, zero}));
+    made.push_back(SparseStream<V>::dense(std::vector<V>{zero, zero, value, zero, zero, other}));
+    return made;
+  }();
+  const auto bits = [](const OwnedSlice<V>& sum) {
+    const auto* const first = reinterpret_cast<const std::uint8_t*>(sum.values.data());
+    return std::vector<std::uint8_t>(first, first + sum.values.size() * sizeof(V));
+  };
+  for (const double delta : {kNever, 4.0, 3.0, 0.0}) {
+    for (const auto& a : streams) {
+      for (const auto& b : streams) {
+        const std::vector<StreamView<V>> there{a.view(), b.view()}, back{b.view(), a.view()};
+        const OwnedSlice<V> one = reduce_slices<V>(there, reduction, delta);
+        const OwnedSlice<V> two = reduce_slices<V>(back, reduction, delta);
+        EXPECT_EQ(one.dense, two.dense);
+        EXPECT(bits(one) == bits(two));
+        SliceReduction<V> in_parts(there, reduction, delta);
+        for (const std::uint64_t end : {2, 3, 6}) in_parts.advance(end);
+        EXPECT(bits(in_parts.finish()) == bits(one));
+      }
+    }
+  }
+}
+
+TEST("two pieces have the same sum in either order, -0 too, whichever form they have") {
+  for (const Reduction reduction : samples::kReductions) {
+    expect_no_order_of_two<float>(reduction);
+    expect_no_order_of_two<double>(reduction);
+    expect_no_order_of_two<bf16>(reduction);
+    expect_no_order_of_two<f16>(reduction);
   }
 }
 

@@ -174,7 +174,16 @@ def predict_command(
     ] = None,
     scores: Annotated[bool, typer.Option("--scores", help="Write scores instead of classes.")] = False,
     features: _Features = None,
-    index_base: _IndexBase = 1,
+    index_base: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            max=1,
+            help="What the file calls its first feature. Default: as the model's training data did. Another is an "
+            "error, and only a model that does not say needs this option.",
+            show_default=False,
+        ),
+    ] = None,
     strict: _Strict = True,
     cache: _Cache = True,
 ) -> None:
@@ -188,7 +197,8 @@ def predict_command(
     _check_apart(out, "--out", data, model)
     try:
         found = LinearModel.load(model)
-        rows = read_libsvm(data, features=features, index_base=index_base, strict=strict, cache=cache)
+        base = _base_of(console, found, model, index_base)
+        rows = read_libsvm(data, features=features, index_base=base, strict=strict, cache=cache)
     except (ValueError, ImportError) as error:
         _fail(console, str(error))
     values = found.scores(rows)
@@ -209,6 +219,29 @@ def predict_command(
             right, area = ((values > 0) == (targets > 0)).mean(), area_under_curve(values, targets)
             text += f", accuracy {100 * right:.2f} %" + ("" if math.isnan(area) else f", AUC {area:.4f}")
     console.print(text, highlight=False)
+
+
+def _base_of(console: Console, found: LinearModel, model: Path, asked: int | None) -> int:
+    """What the data to predict for call their first feature. Raises ``BadParameter`` if another is asked for than the
+    model's: each weight would meet its neighbour's feature, which nothing but bad predictions would show."""
+    if found.index_base is None:
+        if asked is None:
+            console.print(
+                f"{model} does not say with which --index-base it was trained: 1 is taken; give --index-base 0 if it "
+                "was that one, 1 to agree",
+                style="yellow",
+                highlight=False,
+                markup=False,
+                soft_wrap=True,
+            )
+        return 1 if asked is None else asked
+    if asked not in (None, found.index_base):
+        raise typer.BadParameter(
+            f"{asked} is not that of {model}, which was trained with --index-base {found.index_base}: leave the option "
+            f"out, and if features of the data begin with {asked}, renumber them from {found.index_base}",
+            param_hint="--index-base",
+        )
+    return found.index_base
 
 
 def _steps_of(settings: TrainingSettings) -> str:

@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from telegrad import _core
+from telegrad.comm.arguments import checked_integer
 from telegrad.comm.device.nccl import NcclSums, SumGroup, check_setting, nccl_group
 from telegrad.comm.engine_core import bind_engine
 from telegrad.comm.groups import Options, checked_color, checked_key, connect, group_of, join_core, share
@@ -80,8 +81,8 @@ class Communicator(Reductions, TopkReductions, Moves, PointToPoint):
         ``RendezvousError`` if no peers are found, ``TransportError`` if one fails
         meanwhile, ``ImportError`` without torch or UCX, ``ValueError`` for bad arguments.
         """
-        _check_options(timeout_s, liveness_timeout_s, interface)
-        check_timeout(join_timeout_s, "join_timeout_s")
+        timeout_s, liveness_timeout_s = _checked_options(timeout_s, liveness_timeout_s, interface)
+        join_timeout_s = check_timeout(join_timeout_s, "join_timeout_s")
         checked_tuning(tuning)
         checked_node(node)
         device_group = nccl_group(group, check_setting(device_algorithm))
@@ -120,12 +121,10 @@ class Communicator(Reductions, TopkReductions, Moves, PointToPoint):
         ranks, whose NCCL may sum CUDA tensors (``telegrad.comm.device.nccl.TorchGroup(group)``); ``None`` on all ranks:
         there is none. The other arguments and the errors are those of ``from_torch``.
         """
-        _check_options(timeout_s, liveness_timeout_s, interface)
+        timeout_s, liveness_timeout_s = _checked_options(timeout_s, liveness_timeout_s, interface)
         if check_setting(device_algorithm) == NCCL and device_group is None:
             raise ValueError("device_algorithm='nccl' needs a device_group of NCCL's: give one, or 'auto'")
-        for name, value in (("rank", rank), ("size", size)):
-            if isinstance(value, bool) or not isinstance(value, int):
-                raise TypeError(f"{name}={value!r} must be an int")
+        rank, size = checked_integer(rank, "rank"), checked_integer(size, "size")
         if not callable(exchange):
             raise TypeError(
                 f"exchange={exchange!r} must be callable: it takes this rank's bytes and returns every rank's"
@@ -170,8 +169,8 @@ class Communicator(Reductions, TopkReductions, Moves, PointToPoint):
         another MPI, ``RendezvousError`` where MPI is not running, ``TransportError`` below ``THREAD_MULTIPLE`` and if a
         peer fails or does not come. docs/mpi.md.
         """
-        _check_options(timeout_s, liveness_timeout_s, interface)
-        check_timeout(join_timeout_s, "join_timeout_s")
+        timeout_s, liveness_timeout_s = _checked_options(timeout_s, liveness_timeout_s, interface)
+        join_timeout_s = check_timeout(join_timeout_s, "join_timeout_s")
         checked_tuning(tuning)
         label = checked_node(node)
         if driver == "mpi" and interface is not None:
@@ -203,13 +202,13 @@ class Communicator(Reductions, TopkReductions, Moves, PointToPoint):
         """``n`` ranks inside this process: for tests, and to try things out. ``nodes``: as if each rank lived on the
         node of that name or number; ``None``: all on one.
 
-        Use each from its own thread, or all from one thread with ``async_op=True``.
+        Use each from its own thread, or all from one thread with ``async_op=True``. Raises ``TypeError`` or
+        ``ValueError`` for bad arguments.
         """
-        if isinstance(n, bool) or not isinstance(n, int):
-            raise TypeError(f"n={n!r} must be an int: the number of ranks")
+        n = checked_integer(n, "n", "an int: the number of ranks")
         if n < 1:
             raise ValueError(f"n={n} must be at least 1: the number of ranks")
-        check_timeout(timeout_s, "timeout_s")
+        timeout_s = check_timeout(timeout_s, "timeout_s")
         numbers = checked_nodes(nodes, n)
         bind_engine()
         report_on_signal()
@@ -309,8 +308,10 @@ class Communicator(Reductions, TopkReductions, Moves, PointToPoint):
         return report
 
 
-def _check_options(timeout_s: float, liveness_timeout_s: float | None, interface: str | None) -> None:
-    check_timeout(timeout_s, "timeout_s")
-    if liveness_timeout_s is not None:
-        check_timeout(liveness_timeout_s, "liveness_timeout_s")
+def _checked_options(
+    timeout_s: float, liveness_timeout_s: float | None, interface: str | None
+) -> tuple[float, float | None]:
+    seconds = check_timeout(timeout_s, "timeout_s")
+    silence = None if liveness_timeout_s is None else check_timeout(liveness_timeout_s, "liveness_timeout_s")
     check_interface(interface)
+    return seconds, silence

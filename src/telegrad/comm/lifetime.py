@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import atexit
+import functools
 import os
 import sys
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from telegrad import _core
@@ -32,15 +34,24 @@ def closed(communicator: Member) -> None:
 
 def _close_all() -> None:
     error = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
-    for communicator in list(_open.values()):
-        try:
-            if error is not None:  # an exception ends this process: the peers should hear why, and at once
-                communicator.abort(f"rank {communicator.rank} ended: {type(error).__name__}: {error}")
-            communicator.close()
-        except Exception as failure:
-            print(f"telegrad: closing {communicator!r} at exit failed: {failure}", file=sys.stderr)
+    communicators = list(_open.values())
+    # Peers hear on all of them that this rank goes, before it waits for them on one.
+    for communicator in communicators:
+        if error is not None:  # an exception ends this process: the peers should hear why, and at once
+            reason = f"rank {communicator.rank} ended: {type(error).__name__}: {error}"
+            _attempt(communicator, functools.partial(communicator.abort, reason))
+        _attempt(communicator, communicator._part)
+    for communicator in communicators:
+        _attempt(communicator, communicator.close)
     stop_completion_thread()
     _core.leave_threads_behind()
+
+
+def _attempt(communicator: Member, call: Callable[[], None]) -> None:
+    try:
+        call()
+    except Exception as failure:
+        print(f"telegrad: closing {communicator!r} at exit failed: {failure}", file=sys.stderr)
 
 
 def _forget_after_fork() -> None:

@@ -140,6 +140,13 @@ class Member:
                     stacklevel=2,
                 )
 
+    def _part(self) -> None:
+        """The part of ``close()`` that waits for nobody: peers hear that this rank goes."""
+        if self._live is not None:
+            for transfers in self._transfers.values():
+                transfers.conclude()
+            self._core.part()
+
     def __enter__(self) -> Self:
         return self
 

@@ -6,8 +6,9 @@ from itertools import accumulate
 from typing import Any
 
 from telegrad import _core
-from telegrad.comm.arguments import checked_rank
+from telegrad.comm.arguments import check_async, checked_rank
 from telegrad.comm.blocks import check_apart, check_length, checked_counts, result_of
+from telegrad.comm.dense_options import check_dense_options
 from telegrad.comm.device.parts import broadcast_parts, gathered_parts
 from telegrad.comm.stream_input import sparse_input
 from telegrad.comm.stream_moves import StreamMoves
@@ -21,8 +22,12 @@ class Moves(StreamMoves):
     """Operations in which ranks get each other's elements as they are, of any dtype that has no Python objects.
 
     Blocks of equal shape need no ``counts``. Where ranks have blocks of unequal lengths, ``counts`` says how many
-    elements each has, the same on all ranks, and tensors are one-dimensional. Ranks that call with other counts, shapes
-    or dtypes than the others get ``MismatchedCall``.
+    elements each has, the same on all ranks, and tensors are one-dimensional. Ranks that call with other lengths,
+    counts or dtypes than the others get ``MismatchedCall``. What is compared is how many elements a tensor has, not its
+    shape: of (2, 3) on one rank and (3, 2) on another each takes the elements in its own shape. A dtype that messages
+    have no name for (8-bit floats, numpy's longdouble, datetime64, text, structured ones) is compared as the uint8 of
+    as many bytes: that ranks give the same one is left to them. Operations raise ``TypeError`` or ``ValueError`` for
+    arguments that do not fit, before anything is sent.
     """
 
     def all_gather(
@@ -47,6 +52,7 @@ class Moves(StreamMoves):
         entry. ``wire``, ``error`` and ``seed`` as for a sparse ``all_reduce``; rounded values are the same on all
         ranks, and what this rank's lose is added to its ``error``. Source: SparCML §5.2.
         """
+        check_async(async_op)
         if (sparse := sparse_input(x)) is not None:
             for name, given in (("out", out), ("counts", counts)):
                 if given is not None:
@@ -54,6 +60,7 @@ class Moves(StreamMoves):
             return self._gather_streams(sparse, wire, error, seed, async_op)
         if wire is not None or error is not None:
             raise TypeError("wire and error are for sparse streams: leave them out to gather dense tensors")
+        check_dense_options(seed=seed)
         core, buffer = self._usable(), movable(x, "x", writable=False, device=True)
         shape, lengths = self._gathered(x, buffer.nbytes, counts)
         result = result_of(out, x, shape, device=True)
@@ -79,6 +86,7 @@ class Moves(StreamMoves):
         """All ranks' ``x`` on rank ``root``, stacked or, with ``counts``, one behind the other, as ``all_gather``
         returns them; ``None`` on the others, which give no ``out``.
         """
+        check_async(async_op)
         core, buffer = self._usable(), movable(x, "x", writable=False)
         root = checked_rank(root, "root", self.world_size)
         shape, lengths = self._gathered(x, buffer.nbytes, counts)
@@ -101,6 +109,7 @@ class Moves(StreamMoves):
         the first two dimensions as one, ``(world_size * out.shape[0], *out.shape[1:])``. With ``counts`` both are
         one-dimensional, of ``sum(counts)`` and ``counts[rank]`` elements. ``out`` may be the root's own block of ``x``.
         """
+        check_async(async_op)
         core, buffer = self._usable(), movable(out, "out")
         root = checked_rank(root, "root", self.world_size)
         lengths: list[int] | None = None
@@ -149,6 +158,7 @@ class Moves(StreamMoves):
         counts on ends the operation there with ``TransportError``; ranks that were done already hear of it at
         their next call. ``out``: as in ``all_gather``, but it must not overlap ``x``.
         """
+        check_async(async_op)
         core, buffer = self._usable(), movable(x, "x", writable=False)
         ranks = self.world_size
         if (send_counts is None) != (receive_counts is None):
@@ -187,6 +197,7 @@ class Moves(StreamMoves):
 
     def broadcast(self, x: Any, root: int, *, async_op: bool = False) -> Work | None:
         """Overwrites ``x`` (same shape and dtype on all ranks) with rank ``root``'s."""
+        check_async(async_op)
         root = checked_rank(root, "root", self.world_size)
         core, buffer = self._usable(), movable(x, "x", writable=root != self.rank, device=True)
         if on_device(x):
@@ -205,6 +216,7 @@ class Moves(StreamMoves):
 
     def barrier(self, *, async_op: bool = False) -> Work | None:
         """Returns once every rank has called it."""
+        check_async(async_op)
         request = self._usable().barrier(not async_op)
         if async_op:
             return self._work(request, "barrier", None, lambda _: None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from telegrad import _core
-from telegrad.comm.arguments import checked_integer, checked_rank
+from telegrad.comm.arguments import check_async, checked_integer, checked_rank
 from telegrad.comm.device.parts import Pieces, whole
 from telegrad.comm.device.transfers import Part
 from telegrad.comm.member import Member
@@ -21,16 +21,23 @@ class PointToPoint(Member):
 
     Messages from one rank to another with the same tag are received in the order in which they were sent; with
     different tags in any order. Both sides give the same dtype and number of elements; if they do not, all ranks get
-    ``MismatchedCall``. A receive of what a peer that has closed never sent raises ``PeerFailed`` at once.
+    ``MismatchedCall``. Shapes are not compared, and a dtype that messages have no name for (8-bit floats, numpy's
+    longdouble, datetime64, text, structured ones) is compared as the uint8 of as many bytes: that both sides give the
+    same one is left to them. A receive of what a peer that has closed never sent raises ``PeerFailed`` at once.
+    Operations raise ``TypeError`` or ``ValueError`` for arguments that do not fit, before anything is sent.
     """
 
     def send(self, x: Any, to: int, *, tag: int = 0, async_op: bool = False) -> Work | None:
         """Sends ``x`` (torch tensor or numpy array, any dtype and shape, contiguous) to rank ``to``.
 
-        Returns once ``x`` may be changed: for a large ``x`` that is once ``to`` receives it, so that two ranks that
-        both send first may wait for each other (``sendrecv`` does not). That a send is over does not mean that it was
-        received. ``to``: another rank; ``tag``: an int in [0, 2³¹). With ``async_op=True`` a Work is returned.
+        Returns once ``x`` may be changed. Over ``driver`` ``"local"`` that is once ``to`` receives it, however short it
+        is; over ``"mpi"`` so for more than 16 KiB, and over ``"ucx"`` for what UCX does not send ahead (more than about
+        128 KiB inside a host; between hosts UCX chooses); shorter ones are on their way before. So two ranks that both
+        send first may wait for each other (``sendrecv`` does not); rely on no length. That a send is over does not mean
+        that it was received. For an ``x`` on a device it returns at once, and a stream waits. ``to``: another rank;
+        ``tag``: an int in [0, 2³¹). With ``async_op=True`` a Work is returned.
         """
+        check_async(async_op)
         core, buffer = self._usable(), movable(x, "x", writable=False, device=True)
         if on_device(x):
             part = _sending(core, x, buffer, self._peer(to, "to"), _tag(tag))
@@ -49,6 +56,7 @@ class PointToPoint(Member):
         sender's rank (``None`` for an ``x`` on a device, since nobody waits); with ``async_op=True`` a Work, whose
         ``result()`` is ``x`` and whose ``source()`` that rank.
         """
+        check_async(async_op)
         core, buffer = self._usable(), movable(x, "x", device=True)
         peer = None if source is None else self._peer(source, "source")
         if peer is None and self.world_size == 1:
@@ -67,6 +75,7 @@ class PointToPoint(Member):
         both are. ``to`` and ``source`` may be the same rank; ``x`` and ``out`` may differ in dtype and size, but must
         not share memory. With ``async_op=True`` a Work is returned, whose ``result()`` is ``out``.
         """
+        check_async(async_op)
         core = self._usable()
         buffer, into = movable(x, "x", writable=False, device=True), movable(out, "out", device=True)
         check_together(x, out)

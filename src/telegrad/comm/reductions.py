@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from telegrad import _core
-from telegrad.comm.arguments import checked_rank
+from telegrad.comm.arguments import check_async, checked_rank
 from telegrad.comm.blocks import checked_counts
+from telegrad.comm.dense_options import check_dense_options
 from telegrad.comm.device.entries import DeviceEntries
 from telegrad.comm.device.parts import element_parts, scattered_parts
 from telegrad.comm.device_sums import DeviceSums
@@ -83,22 +84,28 @@ class Reductions(StreamReductions, DeviceSums):
 
         The sum of DeviceEntries, a sparse vector on a GPU, goes into ``out``, a dense tensor there, of which all is
         written; their arguments are those of a sparse ``x``, and ``error`` is a tensor there. docs/gpu.md.
+
+        Raises ``ValueError`` or ``TypeError`` for arguments that do not fit, before anything is sent; also for what is
+        for sparse streams alone (``switch_factor``, ``slices``) or for ``wire`` alone (``seed``, ``error``) and would
+        do nothing here.
         """
+        check_async(async_op)
         if isinstance(x, DeviceEntries):
             into = dense_for(x, out, error)
             how = self._sparse_reduction(x, op, algorithm, switch_factor, wire, None, seed, slices=slices)
             loses = error is not None and formats_named(wire, x.dtype).values != _core.ValueEncoding.native
             return self._reduce_entries(x, op, how, into, error if loses else None, async_op)
         sparse = sparse_input(x)
-        if (wire is not None or error is not None) and sparse is None:
-            if wire is None:
-                raise ValueError("error takes what wire= loses: name a wire, or leave error out")
-            return self._reduce_encoded(x, op, out, algorithm, async_op, wire, error, seed)
         if sparse is not None:
             if out is not None:
                 raise TypeError("out is for a dense x: a sparse sum is a new one, or dense with all_reduce_into()")
             how = self._sparse_reduction(sparse.stream, op, algorithm, switch_factor, wire, error, seed, slices=slices)
             return self._reduce_stream(sparse, op, how, async_op, error)
+        check_dense_options(seed=seed, rounds=wire is not None, switch_factor=switch_factor, slices=slices)
+        if wire is not None:
+            return self._reduce_encoded(x, op, out, algorithm, async_op, wire, error, seed)
+        if error is not None:
+            raise ValueError("error takes what wire= loses: name a wire, or leave error out")
         core, buffer = self._usable(), reducible(x, "x", writable=out is None, device=True)
         into = buffer if out is None else _result_of(buffer, x, out)
         reduction = reduction_of(op, buffer.dtype)
@@ -154,6 +161,7 @@ class Reductions(StreamReductions, DeviceSums):
         returned, whose result is the tensor on ``root`` and ``None`` elsewhere. Raises ``ValueError`` or ``TypeError``
         for arguments that do not fit, before anything is sent.
         """
+        check_async(async_op)
         root = checked_rank(root, "root", self.world_size)
         at_root = root == self.rank
         result = x if out is None else out
@@ -202,10 +210,12 @@ class Reductions(StreamReductions, DeviceSums):
         Ranks may hold any number of entries. Where a slice went dense on its way, what is ``absent`` is no entry.
         ``switch_factor``, ``wire``, ``error`` and ``seed`` as for a sparse all_reduce. Source: SparCML §5.3.2.
         """
+        check_async(async_op)
         if (sparse := sparse_input(x)) is not None:
             return self._reduce_scatter_sparse(sparse, op, out, counts, async_op, switch_factor, wire, error, seed)
         if wire is not None or error is not None:
             raise TypeError("wire and error are for sparse streams: leave them out for a dense x")
+        check_dense_options(seed=seed, switch_factor=switch_factor)
         core, buffer = self._usable(), reducible(x, "x", writable=False, device=True)
         lengths, shape = _blocks_of(x, counts, self.world_size, self.rank)
         block = empty_like(x, shape) if out is None else out

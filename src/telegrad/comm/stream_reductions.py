@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from telegrad import _core
+from telegrad.comm.arguments import check_async, checked_factor, checked_slices
 from telegrad.comm.device.entries import DeviceEntries, EntriesPart, Staged
 from telegrad.comm.device.parts import flat
 from telegrad.comm.encoded import checked_seed
@@ -19,9 +20,6 @@ from telegrad.comm.work import Work, once
 from telegrad.ops.staging import kernels_of
 from telegrad.plan import Tuning
 from telegrad.stream import SparseStream
-
-SLICES = ("equal", "balanced")
-"""How the index range is divided among the ranks that each sum one part of it."""
 
 DTYPES = {name: getattr(_core.DType, name) for name in ("f32", "f64", "bf16", "f16")}
 
@@ -51,8 +49,10 @@ class StreamReductions(Member):
         ``out``: ``stream.n`` elements of the values' dtype, any shape. ``op`` as for all_reduce: where no rank has an
         entry, ``out`` becomes the neutral element (0 for ``"sum"``, ``"avg"`` and ``"max_abs"``, 1 for ``"prod"``,
         infinity for ``"min"``, -infinity for ``"max"``). Faster than making a sparse result dense; ``out`` must not
-        share memory with the stream. The other arguments are as for all_reduce().
+        share memory with the stream. The other arguments are as for all_reduce(). Raises ``TypeError`` or
+        ``ValueError`` for arguments that do not fit, before anything is sent.
         """
+        check_async(async_op)
         given = sparse_input(stream)
         if given is None:
             raise TypeError(
@@ -119,7 +119,7 @@ class StreamReductions(Member):
         return _core.SparseReduction(
             reduction,
             chosen,
-            _checked_factor(switch_factor),
+            checked_factor(switch_factor),
             formats.indices,
             encoding,
             checked_seed(seed),
@@ -211,19 +211,8 @@ class StreamReductions(Member):
 
 
 def _balanced(slices: object, algorithm: str) -> bool:
-    if not isinstance(slices, str) or slices not in SLICES:
-        raise ValueError(f"slices={slices!r} does not exist: use one of {', '.join(SLICES)}")
-    if slices == "balanced" and algorithm in ("recursive_doubling", "two_level"):
+    is_balanced = checked_slices(slices) == "balanced"
+    if is_balanced and algorithm in ("recursive_doubling", "two_level"):
         why = "which has none" if algorithm == "recursive_doubling" else "whose slices are its nodes'"
         raise ValueError(f"slices='balanced' is not for algorithm={algorithm!r}, {why}: use another")
-    return slices == "balanced"
-
-
-def _checked_factor(value: float) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise TypeError(f"switch_factor={value!r} must be a number")
-    if not value >= 0:
-        raise ValueError(
-            f"switch_factor={value} must be 0 or more: 1.0 switches to dense where both take the same bytes"
-        )
-    return float(value)
+    return is_balanced

@@ -10,6 +10,7 @@ import numpy as np
 from telegrad import _core
 from telegrad.comm.device.runtime import has_runtime
 from telegrad.stream import is_torch_tensor
+from telegrad.stream.values import check_not_masked
 
 HostBuffer = _core.HostBuffer
 """Contiguous host memory. Whoever uses its ``pointer`` must keep the tensor alive."""
@@ -50,26 +51,41 @@ def reducible(x: Any, argument: str, *, writable: bool = True, device: bool = Fa
     if is_torch_tensor(x):
         name = str(x.dtype).removeprefix("torch.")
         if name not in _REDUCIBLE:
-            raise TypeError(f"{argument} has dtype {x.dtype}: {_REMEDY} .to(torch.{_reducible_like(name)})")
+            raise TypeError(f"{argument} has dtype {x.dtype}: {_REDUCED}; {_torch_remedy(name, argument)}")
         _check_torch(x, argument, device)
         return HostBuffer(x.data_ptr(), x.numel(), x.numel() * x.element_size(), _DTYPES[name])
     _check_numpy(x, argument, writable=writable)
     if x.dtype.name not in _REDUCIBLE or not x.dtype.isnative:
-        raise TypeError(f"{argument} has dtype {x.dtype}: {_REMEDY} .astype(numpy.{_reducible_like(x.dtype.name)})")
+        raise TypeError(f"{argument} has dtype {x.dtype}: {_REDUCED}; {_numpy_remedy(x.dtype, argument)}")
     return HostBuffer(address(x), x.size, x.nbytes, _DTYPES[x.dtype.name])
 
 
-_REMEDY = "float32, float64, float16, bfloat16, int32 and int64 can be reduced; use"
+_REDUCED = "float32, float64, float16, bfloat16, int32 and int64 can be reduced"
+_PARTS = "sum or average real and imaginary parts, as"
 
 
-def _reducible_like(name: str) -> str:
-    if name in _REDUCIBLE:  # in another byte order
-        return name
-    return "int64" if name.startswith(("int", "uint", "bool")) else "float32"
+def _torch_remedy(name: str, argument: str) -> str:
+    if name.startswith("complex"):
+        return f"{_PARTS} torch.view_as_real({argument})"
+    return f"use .to(torch.{'int64' if name.startswith(('int', 'uint', 'bool')) else 'float32'})"
+
+
+def _numpy_remedy(dtype: np.dtype[Any], argument: str) -> str:
+    if dtype.name in _REDUCIBLE:  # in another byte order
+        return f"use .astype(numpy.{dtype.name})"
+    if dtype.kind == "c":
+        part = "float32" if dtype.itemsize == 8 else "float64"
+        native = dtype.isnative and dtype.itemsize <= 16
+        whole = argument if native else f"{argument}.astype(numpy.complex{'64' if dtype.itemsize == 8 else '128'})"
+        return f"{_PARTS} {whole}.view(numpy.{part})"
+    if dtype.kind not in "biufmM":
+        return "give numbers"
+    return f"use .astype(numpy.{'float64' if dtype.kind == 'f' else 'int64'})"
 
 
 def _moved_as(name: str) -> _core.DType:
-    """What peers compare a tensor's dtype by; the bytes themselves where the wire has no name for it."""
+    """What peers compare a tensor's dtype by; where messages have no name for it, bytes: of two such dtypes nobody
+    sees that they differ."""
     return _DTYPES.get(name, _core.DType.u8)
 
 
@@ -150,13 +166,15 @@ def _check_torch(x: Any, argument: str, device: bool) -> None:
 
 
 def _check_numpy(x: Any, argument: str, *, writable: bool) -> None:
-    if x is None:
+    if x is None and argument == "x":
         raise TypeError(
-            f"{argument} is None: a parameter has no gradient before backward(), and none at all if the loss does "
-            "not use it"
+            "x is None: a parameter has no gradient before backward(), and none at all if the loss does not use it"
         )
+    if x is None:
+        raise TypeError(f"{argument} is None: give a torch tensor or a numpy array, which is written")
     if not isinstance(x, np.ndarray):
         raise TypeError(f"{argument} is a {type(x).__name__}: it must be a torch tensor or a numpy array")
+    check_not_masked(x, argument)
     if not x.flags.c_contiguous:
         raise ValueError(
             f"{argument} is not contiguous (shape {x.shape}, strides {x.strides}): use numpy.ascontiguousarray()"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from telegrad import _core
+from telegrad.comm.arguments import check_async
 from telegrad.comm.reduction import sparse_reduction_of
 from telegrad.comm.stream_input import sparse_input
 from telegrad.comm.stream_reductions import DTYPES, StreamReductions
@@ -95,6 +96,7 @@ class TopkReductions(StreamReductions):
         Sources: Ok-Topk (Li, Hoefler, PPoPP 2022, §3.1), with pooled boundaries and radix selection in place of the
         paper's; gTopk (Shi et al., ICDCS 2019), which here hands back what it drops.
         """
+        check_async(async_op)
         given = sparse_input(x)
         if given is None:
             raise TypeError(

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from telegrad import _core as core
-from telegrad.comm.arguments import checked_integer
+from telegrad.comm.arguments import checked_integer, checked_number
 
 _COUNT_MOST = 2**63 - 1
 _DIMENSION_MOST = 2**32 - 1
@@ -136,8 +136,7 @@ class OkTopkState(_ReusedThreshold):
         balance_factor: float = 4.0,
         as_published: bool = False,
     ) -> None:
-        if isinstance(balance_factor, bool) or not isinstance(balance_factor, (int, float)):
-            raise TypeError(f"balance_factor={balance_factor!r} must be a number")
+        balance_factor = checked_number(balance_factor, "balance_factor")
         if not balance_factor >= 1:
             raise ValueError(f"balance_factor={balance_factor} must be 1 or more: no largest share is below the mean")
         if not isinstance(as_published, bool):
@@ -146,7 +145,7 @@ class OkTopkState(_ReusedThreshold):
             k=_checked_count(k, "k"),
             boundaries_every=_checked_count(boundaries_every, "boundaries_every"),
             threshold_every=_checked_count(threshold_every, "threshold_every"),
-            balance_factor=float(balance_factor),
+            balance_factor=balance_factor,
             as_published=as_published,
         )
         self._core = core.OkTopkState(**self._settings)
@@ -179,15 +178,14 @@ class BoundedTopkState(_ReusedThreshold):
     """
 
     def __init__(self, k: int, *, slack: float = 1.5, boundaries_every: int = 64) -> None:
-        if isinstance(slack, bool) or not isinstance(slack, (int, float)):
-            raise TypeError(f"slack={slack!r} must be a number")
+        slack = checked_number(slack, "slack")
         if not 1 <= slack < math.inf:
             raise ValueError(
                 f"slack={slack} must be a finite number of 1 or more: with less there is no room for k entries"
             )
         super().__init__(
             k=_checked_count(k, "k"),
-            slack=float(slack),
+            slack=slack,
             boundaries_every=_checked_count(boundaries_every, "boundaries_every"),
         )
         self._core = core.BoundedTopkState(**self._settings)

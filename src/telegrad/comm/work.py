@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from telegrad import _core
 from telegrad.comm import lifetime
+from telegrad.comm.arguments import checked_number
 from telegrad.comm.completion import completion_thread
 from telegrad.comm.short_way import with_short_way
 from telegrad.errors import TimeoutExpired
@@ -52,7 +53,7 @@ class Work(_core.WorkState):
         ``TransportError`` and its subclasses.
         """
         if timeout_s is not None:
-            check_timeout(timeout_s, "timeout_s")
+            timeout_s = check_timeout(timeout_s, "timeout_s")
         self._check_process()
         if not self._request.wait(timeout_s):
             raise TimeoutExpired(
@@ -173,8 +174,7 @@ def future_of_all(
 
 def check_timeout(value: float, argument: str) -> float:
     """``value`` if it is a number of seconds above 0, else ``TypeError`` or ``ValueError``."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise TypeError(f"{argument}={value!r} must be a number of seconds")
-    if math.isnan(value) or value <= 0:
+    seconds = checked_number(value, argument, "a number of seconds")
+    if math.isnan(seconds) or seconds <= 0:
         raise ValueError(f"{argument}={value} must be above 0 seconds")
-    return float(value)
+    return seconds

@@ -15,6 +15,7 @@ import stat
 import sys
 import tempfile
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -141,6 +142,7 @@ def _load(path: Path, made_of: Mapping[str, Any]) -> tuple[Rows, int] | None:
             n_features=header["n_features"],
             damaged=header["damaged"],
             first_damaged=tuple(header["first_damaged"]),
+            index_base=header["settings"]["index_base"],
         )
         return rows, header["text_bytes"]
     except (OSError, ValueError, KeyError, TypeError):
@@ -148,5 +150,4 @@ def _load(path: Path, made_of: Mapping[str, Any]) -> tuple[Rows, int] | None:
 
 
 def _with_damage(part: Rows, whole: Rows) -> Rows:
-    arrays = {name: getattr(part, name) for name in _ARRAYS}
-    return Rows(**arrays, n_features=part.n_features, damaged=whole.damaged, first_damaged=whole.first_damaged)
+    return replace(part, damaged=whole.damaged, first_damaged=whole.first_damaged)

@@ -8,17 +8,17 @@ from __future__ import annotations
 
 import bz2
 import gzip
-import operator
 import os
 import zlib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any, cast
 
 import numpy as np
 
 from telegrad import _core
+from telegrad.comm.arguments import checked_integer
 from telegrad.linear.cache import cached, keep
 from telegrad.linear.rows import MOST_FEATURES, Rows, joined
 
@@ -47,12 +47,17 @@ class LibsvmFormat:
     strict: bool = True
 
     def __post_init__(self) -> None:
+        # Python's own, as caches and jobs hold them as JSON
+        base = checked_integer(self.index_base, "index_base", "0 or 1: what the first feature is called")
+        object.__setattr__(self, "index_base", base)
         if self.index_base not in (0, 1):
             raise ValueError(f"index_base={self.index_base!r} must be 0 or 1: what the first feature is called")
-        if self.features is not None and not 1 <= operator.index(self.features) <= MOST_FEATURES:
-            raise ValueError(
-                f"features={self.features} must be from 1 to {MOST_FEATURES}, or None for as many as occur"
-            )
+        if self.features is None:
+            return
+        wanted = f"from 1 to {MOST_FEATURES}, or None for as many as occur"
+        object.__setattr__(self, "features", checked_integer(self.features, "features", f"an int {wanted}"))
+        if not 1 <= self.features <= MOST_FEATURES:
+            raise ValueError(f"features={self.features} must be {wanted}")
 
 
 def read_libsvm(
@@ -86,7 +91,7 @@ def read_libsvm(
         raise ValueError(f"rank={rank} must be from 0 to world_size - 1, which is {world_size - 1}")
     file = Path(path)
     state = file.stat()
-    settings = {"features": features, "index_base": index_base, "strict": strict}
+    settings = asdict(how)
     if cache and (found := cached(file, state, settings, rank, world_size)) is not None:
         return found
     if file.suffix in COMPRESSED:
@@ -226,5 +231,6 @@ def _parse(text: Any, how: LibsvmFormat, start: int, file: Path, lines_before: A
         starts[: found.rows] + np.uint64(start),
         found.damaged,
         said,
+        how.index_base,
     )
     return rows, found.lines

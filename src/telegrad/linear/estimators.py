@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from telegrad import Communicator
+from telegrad.comm.arguments import checked_flag, checked_number
 from telegrad.comm.texts import all_gather_text
 from telegrad.linear.losses import F32
 from telegrad.linear.rows import Rows
@@ -97,7 +98,7 @@ class _Linear(BaseEstimator):
 
     def _settings(self, loss: str) -> TrainingSettings:
         """Of this rank, but for the penalty. Raises ``ValueError`` and ``TypeError`` for what cannot be."""
-        if not isinstance(self.max_iter, (int, np.integer)) or self.max_iter < 1:
+        if isinstance(self.max_iter, bool) or not isinstance(self.max_iter, (int, np.integer)) or self.max_iter < 1:
             raise ValueError(f"max_iter={self.max_iter!r} must be an int of at least 1")
         return TrainingSettings(
             loss=loss,
@@ -105,7 +106,7 @@ class _Linear(BaseEstimator):
             batch=self.batch,
             learning_rate=self.learning_rate,
             decay=self.decay,
-            bias=self.fit_intercept,
+            bias=checked_flag(self.fit_intercept, "fit_intercept"),
             seed=int(check_random_state(self.random_state).randint(np.iinfo(np.int32).max)),
         )
 
@@ -169,10 +170,11 @@ class _Classifier(ClassifierMixin, _Linear, ABC):
     def fit(self, X: Any, y: Any) -> Self:  # noqa: N803
         """``X``: (rows, features), dense or sparse; ``y``: the class of each. With ``comm`` all ranks call it, each
         with its own rows; a class may be missing on some. Raises ``ValueError``, on every rank, for what scikit-learn
-        refuses, fewer than two classes, ``C`` that is not above 0, and settings that cannot be or diverge."""
+        refuses, fewer than two classes, ``C`` that is not above 0, and settings that cannot be or diverge;
+        ``TypeError`` on a rank whose own arguments are of a wrong type."""
 
         def look() -> tuple[_Checked, dict[str, Any]]:
-            if not self.C > 0:
+            if not checked_number(self.C, "C", "a number above 0") > 0:
                 raise ValueError(f"C={self.C} must be above 0")
             settings = self._settings(self._loss())
             rows, classes = validate_data(self, X, y, accept_sparse="csr", dtype=np.float32)
@@ -303,10 +305,11 @@ class Ridge(RegressorMixin, _Linear):
     def fit(self, X: Any, y: Any) -> Self:  # noqa: N803
         """``X``: (rows, features), dense or sparse; ``y``: a number for each row. With ``comm`` all ranks call it,
         each with its own rows. Raises ``ValueError``, on every rank, for what scikit-learn refuses, a negative
-        ``alpha``, and settings that cannot be or diverge."""
+        ``alpha``, and settings that cannot be or diverge; ``TypeError`` on a rank whose own arguments are of a wrong
+        type."""
 
         def look() -> tuple[_Checked, dict[str, Any]]:
-            if not self.alpha >= 0:
+            if not checked_number(self.alpha, "alpha", "a number, 0 or more") >= 0:
                 raise ValueError(f"alpha={self.alpha} must be 0 or more")
             settings = self._settings("squared_error")
             rows, numbers = validate_data(self, X, y, accept_sparse="csr", dtype=np.float32, y_numeric=True)

@@ -38,7 +38,8 @@ class Problem:
     """One rank's rows and what it knows of the others'. Raises ``ValueError`` on every rank for labels that are not two
     classes, and where there is no row to train on, too many features or threads, or too little memory.
 
-    ``loss_at_zero``: the objective where all weights are 0.
+    ``loss_at_zero``: the objective where all weights are 0. ``index_base``: that of all ranks' rows, ``None`` if they
+    do not have the same.
 
     Features that this rank's rows have are numbered anew, rising, so that what is read at random fits better into
     caches: ``view`` has the numbers, from 0, instead. ``alone``: nobody else's sums or changes come, so that no other
@@ -50,7 +51,7 @@ class Problem:
         self.rows, self.settings, self.comm = rows, settings, comm
         self.rank, self.world_size = (comm.rank, comm.world_size) if comm else (0, 1)
         self.is_classification = is_classification(settings.loss)
-        self.features, counts = self._agree()
+        self.features, counts, self.index_base = self._agree()
         self.total = int(counts.sum())
         first = int(counts[: self.rank].sum())
         check_memory(
@@ -139,16 +140,18 @@ class Problem:
         assert team is not None
         return team
 
-    def _agree(self) -> tuple[int, I64]:
-        """The number of features, and every rank's rows."""
+    def _agree(self) -> tuple[int, I64, int | None]:
+        """The number of features, every rank's rows, and ``index_base``."""
         labels = self.rows.labels
         kinds = label_counts(labels)
         told = _digests(self.settings)
-        own = np.array([self.rows.n_features, len(labels), *kinds, *told.values()], np.int64)
+        base = -1 if self.rows.index_base is None else self.rows.index_base
+        own = np.array([self.rows.n_features, len(labels), base, *kinds, *told.values()], np.int64)
         every = own[None] if self.comm is None else self.comm.all_gather(own)
-        self._check_alike([*told], every[:, 2 + len(kinds) :])
+        self._check_alike([*told], every[:, 3 + len(kinds) :])
         features, counts = int(every[:, 0].max()), every[:, 1]
-        minus, zero, plus = every[:, 2 : 2 + len(kinds)].sum(0)
+        bases = set(every[counts > 0, 2].tolist())
+        minus, zero, plus = every[:, 3 : 3 + len(kinds)].sum(0)
         if self.is_classification and not are_classes(counts.sum(), minus, zero, plus):
             raise ValueError(
                 f"labels are not two classes for loss={self.settings.loss!r}: they must be -1 and 1 or 0 and 1; of "
@@ -156,7 +159,7 @@ class Problem:
             )
         if features + EXTRA > MOST_FEATURES:
             raise ValueError(f"{features} features are more than {MOST_FEATURES - EXTRA}: hash them")
-        return features, counts
+        return features, counts, bases.pop() if bases in ({0}, {1}) else None
 
     def _check_alike(self, names: list[str], digests: np.ndarray[Any, np.dtype[np.int64]]) -> None:
         for rank, column in zip(*np.nonzero(digests != digests[0]), strict=True):
@@ -171,7 +174,7 @@ class Problem:
             every = np.zeros(self._all_features, np.float32)
             every[self._used] = weights
             weights = every
-        return LinearModel(weights, bias, self.settings.loss)
+        return LinearModel(weights, bias, self.settings.loss, self.index_base)
 
     def on_held_out(self, model: LinearModel) -> tuple[float, float, float]:
         """Mean loss, accuracy and area under the curve."""

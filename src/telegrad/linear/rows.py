@@ -26,7 +26,9 @@ class Rows:
     ``offsets``: uint64, one more than there are rows, from 0; ``indices``: uint32, rising within a row, below
     ``n_features``; ``values`` and ``labels``: float32. ``starts``: uint64, of each row the first byte of its line in
     the text that it was read from, or ``None``. ``damaged``: lines that were left out, and ``first_damaged`` what is
-    wrong with some of them. Raises ``TypeError`` for other dtypes, ``ValueError`` for arrays that do not fit together.
+    wrong with some of them. ``index_base``: what that text calls its first feature, 0 or 1, or ``None`` without a text;
+    ``indices`` are from 0 in any case. Raises ``TypeError`` for other dtypes, ``ValueError`` for arrays that do not fit
+    together.
     """
 
     offsets: U64
@@ -37,6 +39,7 @@ class Rows:
     starts: U64 | None = None
     damaged: int = 0
     first_damaged: tuple[str, ...] = field(default=())
+    index_base: int | None = None
 
     def __post_init__(self) -> None:
         wanted = {"offsets": np.uint64, "indices": np.uint32, "values": np.float32, "labels": np.float32}
@@ -100,6 +103,7 @@ class Rows:
             self.labels[first:last],
             self.n_features,
             None if self.starts is None else self.starts[first:last],
+            index_base=self.index_base,
         )
 
     def view(self) -> _core.RowsView:
@@ -164,6 +168,7 @@ def joined(parts: list[Rows], n_features: int) -> Rows:
     bases = np.cumsum([0, *(part.nnz for part in parts)], dtype=np.uint64)
     offsets = [part.offsets[1:] + base for part, base in zip(parts, bases[:-1], strict=True)]
     starts = [part.starts for part in parts if part.starts is not None]
+    index_bases = {part.index_base for part in parts}
     return Rows(
         np.concatenate([np.zeros(1, np.uint64), *offsets]),
         np.concatenate([np.empty(0, np.uint32), *(part.indices for part in parts)]),
@@ -173,4 +178,5 @@ def joined(parts: list[Rows], n_features: int) -> Rows:
         np.concatenate([np.empty(0, np.uint64), *starts]) if len(starts) == len(parts) else None,
         sum(part.damaged for part in parts),
         tuple(text for part in parts for text in part.first_damaged)[:8],
+        index_bases.pop() if len(index_bases) == 1 else None,
     )

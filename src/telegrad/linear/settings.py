@@ -5,10 +5,20 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from telegrad.comm.arguments import checked_flag, checked_integer, checked_number
 from telegrad.linear.losses import CURVATURE_BOUND, is_classification
 
 OPTIMIZERS = ("sgd", "adagrad", "coordinate_descent")
 
+_INTEGERS = {
+    **dict.fromkeys(("epochs", "batch", "coordinates", "threads"), "an int of at least 1"),
+    "seed": "an int, 0 or more",
+}
+_NUMBERS = {
+    **dict.fromkeys(("l2", "l1", "decay"), "a finite number, 0 or more"),
+    "learning_rate": "a finite number above 0, or None",
+    "held_out": "a number from 0 to below 1",
+}
 _MOST_THREADS = 1024  # so that a slip takes none from the machine's other processes
 
 
@@ -24,8 +34,8 @@ class TrainingSettings:
     shorter last batch then has as much less as it has fewer rows. ``held_out``: the share of rows that are not trained
     on. ``overlap``: a step's sum travels while the next gradient is computed, by weights that lack it.
     ``coordinates``: that each rank moves in a step of coordinate descent, for which ``batch`` and ``decay`` mean
-    nothing. ``threads``: of each rank, at most 1024; no result depends on them. Raises ``ValueError`` for what cannot
-    be.
+    nothing. ``threads``: of each rank, at most 1024; no result depends on them. numpy's numbers become Python's. Raises
+    ``TypeError`` for what is no number or flag where one belongs, ``ValueError`` for what cannot be.
     """
 
     loss: str = "logistic"
@@ -45,6 +55,7 @@ class TrainingSettings:
 
     def __post_init__(self) -> None:
         is_classification(self.loss)
+        self._take_python_s()
         for name in ("epochs", "batch", "coordinates", "threads"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
@@ -72,6 +83,19 @@ class TrainingSettings:
                 )
             if self.overlap:
                 raise ValueError("overlap=True is not for optimizer='coordinate_descent': use 'sgd' or 'adagrad'")
+
+    def _take_python_s(self) -> None:
+        """Python's int, float or bool in each field, so that ranks which mean the same compare alike."""
+        taken: dict[str, int | float] = {}
+        for name, wanted in _INTEGERS.items():
+            taken[name] = checked_integer(getattr(self, name), name, wanted)
+        for name, wanted in _NUMBERS.items():
+            if name != "learning_rate" or self.learning_rate is not None:
+                taken[name] = checked_number(getattr(self, name), name, wanted)
+        for name in ("bias", "overlap"):
+            taken[name] = checked_flag(getattr(self, name), name)
+        for name, value in taken.items():
+            object.__setattr__(self, name, value)  # as only this is left where the dataclass is frozen
 
     def rate_at(self, step: int, first: float) -> float:
         """Step's learning rate where the first is ``first``."""

@@ -272,8 +272,8 @@ def _cautions(recommended: Prediction) -> list[str]:
             "run first (docs/accuracy.md), and mind momentum (docs/training.md)."
         )
     said.append(
-        "DDPState and Synchronizer take gradients on the CPU today: for GPUs this is what to expect of the network, "
-        "without copies to the host. Nor are the optimiser and reading data counted. Indices are taken for random."
+        "For gradients on GPUs this is what to expect of the network, without copies to the host (docs/gpu.md). Nor "
+        "are the optimiser and reading data counted. Indices are taken for random."
     )
     return said
 

@@ -13,9 +13,18 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from telegrad.stream.coo import coo_of_entries, entries_of_coo
+from telegrad.stream.coo import coo_of_entries, entries_of_coo, is_coo
 from telegrad.stream.csr import entries_of_row, row_of_entries
-from telegrad.stream.values import NAMES, Bits, as_bits, bits_of, entries_of_dense, is_torch_tensor, wrapped
+from telegrad.stream.values import (
+    NAMES,
+    Bits,
+    as_bits,
+    bits_of,
+    check_not_masked,
+    entries_of_dense,
+    is_torch_tensor,
+    wrapped,
+)
 
 _INDEX_BYTES = 4
 
@@ -26,13 +35,14 @@ MAX_LENGTH = 2**32 - 1
 class SparseStream:
     """A vector of length ``n``: strictly increasing ``indices`` (uint32) and as many ``values``.
 
-    ``indices``: numpy uint32, int32, int64 or uint64, or torch int32 or int64, 1-D. ``values``: 1-D, contiguous,
-    numpy or torch float32, float64 or float16, or torch bfloat16. uint32 indices and all values are used without a
-    copy, so leave them alone while a collective runs. An absent index means the neutral element of the reduction in
-    which the stream takes part: 0 for a sum, an average or max_abs, 1 for a product, infinity for a minimum, -infinity
-    for a maximum. So a minimum over ranks is the minimum over those that have an entry, not over their zeros. Raises
-    ``TypeError`` for wrong types, ``ValueError`` for unequal lengths, for indices that are unsorted, repeated or
-    outside [0, n), and for n of 2**32 or more: split such vectors. Source: SparCML §5.1.
+    ``indices``: numpy uint32, int32, int64 or uint64, or torch int32 or int64, 1-D. ``values``: 1-D, contiguous, numpy
+    or torch float32, float64 or float16, or torch bfloat16. uint32 indices and all values (but torch's lazy negative
+    views) are used without a copy, so leave them alone while a collective runs. An absent index means the neutral
+    element of the reduction in which the stream takes part: 0 for a sum, an average or max_abs, 1 for a product,
+    infinity for a minimum, -infinity for a maximum. So a minimum over ranks is the minimum over those that have an
+    entry, not over their zeros. Raises ``TypeError`` for wrong types and masked arrays, ``ValueError`` for unequal
+    lengths, for indices that are unsorted, repeated or outside [0, n), and for n of 2**32 or more: split such vectors.
+    Source: SparCML §5.1.
     """
 
     __slots__ = ("_absent", "_bits", "_dense", "_indices", "_n", "_of_torch")
@@ -74,8 +84,13 @@ class SparseStream:
         """The entries of ``x`` that are not zero, or a copy of ``x`` where they would take more memory than that.
 
         ``x``: contiguous, of any shape, read in memory order; dtypes as for ``values``. Raises ``TypeError`` for other
-        dtypes, and ``ValueError`` for 2**32 elements or more. Source: SparCML §5.1 (the switch to dense).
+        dtypes, sparse tensors and masked arrays, and ``ValueError`` for 2**32 elements or more. Source: SparCML §5.1
+        (the switch to dense).
         """
+        if is_torch_tensor(x) and x.layout != sys.modules["torch"].strided:
+            remedy = "use SparseStream.from_coo()" if is_coo(x) else "use .to_dense()"
+            raise TypeError(f"x is a tensor of layout {x.layout}, not a dense one: {remedy}")
+        check_not_masked(x, "x")
         flat = x.reshape(-1) if is_torch_tensor(x) or isinstance(x, np.ndarray) else x
         bits = bits_of(flat, "x")
         _checked_length(bits.size, "x has {} elements")
@@ -190,13 +205,14 @@ class SparseStream:
         """A coalesced ``torch.sparse_coo`` tensor of ``shape``, or one-dimensional; with copies of the values.
 
         The first ``sparse_dim`` dimensions are sparse, or all; in the dense ones ``absent`` stands where a row has an
-        entry, but not there. Raises ``ValueError`` for a shape of another number of elements, ``ImportError`` where
-        nobody has imported torch.
+        entry, but not there. Raises ``TypeError`` for a ``shape`` or ``sparse_dim`` that is not of ints, ``ValueError``
+        for a shape of another number of elements or a ``sparse_dim`` beyond it, ``ImportError`` where nobody has
+        imported torch.
         """
         shape = (self._n,) if shape is None else _checked_shape(shape)
         if math.prod(shape) != self._n:
             raise ValueError(f"shape={shape} has not the stream's n={self._n} elements: give one that has")
-        sparse_dim = len(shape) if sparse_dim is None else sparse_dim
+        sparse_dim = len(shape) if sparse_dim is None else _checked_sparse_dim(sparse_dim)
         if not 0 <= sparse_dim <= len(shape):
             raise ValueError(f"sparse_dim={sparse_dim} must be in [0, {len(shape)}], as shape={shape} has dimensions")
         if sys.modules.get("torch") is None:
@@ -233,6 +249,15 @@ def _checked_shape(shape: Any) -> tuple[int, ...]:
     return sizes
 
 
+def _checked_sparse_dim(value: Any) -> int:
+    if not isinstance(value, bool):
+        try:
+            return operator.index(value)
+        except TypeError:
+            pass
+    raise TypeError(f"sparse_dim={value!r} must be an int: how many of the first dimensions are sparse")
+
+
 def _checked_length(n: Any, what: str = "n={}") -> int:
     if isinstance(n, bool) or not isinstance(n, (int, np.integer)):
         raise TypeError(f"n={n!r} must be an int: the length of the dense vector")
@@ -253,6 +278,7 @@ def _checked_indices(indices: Any, count: int, n: int) -> npt.NDArray[np.uint32]
         indices = indices.detach().numpy()
     if not isinstance(indices, np.ndarray):
         raise TypeError(f"indices is a {type(indices).__name__}: it must be a numpy array or a torch tensor")
+    check_not_masked(indices, "indices")
     if indices.dtype not in (np.uint32, np.int32, np.int64, np.uint64):
         raise TypeError(f"indices have dtype {indices.dtype}: use .astype(numpy.uint32) or an int64 tensor")
     if indices.ndim != 1:

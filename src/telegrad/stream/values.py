@@ -22,6 +22,7 @@ _DTYPES = {dtype: getattr(_core.DType, short) for dtype, short in NAMES.items()}
 # Of a dense vector's elements, at first: memory costs nothing before it is touched.
 _ROOM_SHARE, _ROOM_LEAST = 4, 1 << 16
 
+_PARTS = "make streams of .real and .imag, one of each"
 _TORCH = ("float32", "float64", "float16", "bfloat16")
 _NUMPY = ("float32", "float64", "float16")
 
@@ -32,8 +33,18 @@ def is_torch_tensor(x: object) -> bool:
     return torch is not None and isinstance(x, torch.Tensor)
 
 
+def check_not_masked(x: object, argument: str) -> None:
+    """Raises ``TypeError`` for numpy's masked arrays: what is behind a mask would be taken for values."""
+    masked = sys.modules.get("numpy.ma")  # whoever has such an array has imported it
+    if masked is not None and isinstance(x, masked.MaskedArray):
+        raise TypeError(
+            f"{argument} is a masked array, and its mask would not be looked at: give an array without one, as of "
+            ".filled(0)"
+        )
+
+
 def bits_of(values: Any, argument: str) -> Bits:
-    """A one-dimensional numpy array or torch tensor, without a copy.
+    """A one-dimensional numpy array or torch tensor, without a copy; of a lazy negative view a copy of what it shows.
 
     Raises ``TypeError`` or ``ValueError``, which name ``argument``, with the remedy.
     """
@@ -41,11 +52,10 @@ def bits_of(values: Any, argument: str) -> Bits:
         return _bits_of_tensor(values, argument)
     if not isinstance(values, np.ndarray):
         raise TypeError(f"{argument} is a {type(values).__name__}: it must be a numpy array or a torch tensor")
+    check_not_masked(values, argument)
     if values.dtype.name not in _NUMPY or not values.dtype.isnative:
-        raise TypeError(
-            f"{argument} has dtype {values.dtype}: use .astype(numpy.float32), or float64 or float16; bfloat16 is "
-            "torch's"
-        )
+        others = "use .astype(numpy.float32), or float64 or float16; bfloat16 is torch's"
+        raise TypeError(f"{argument} has dtype {values.dtype}: {_PARTS if values.dtype.kind == 'c' else others}")
     if values.ndim != 1:
         raise ValueError(f"{argument} has {values.ndim} dimensions: it must have one; use .reshape(-1)")
     if not values.flags.c_contiguous:
@@ -92,12 +102,13 @@ def _bits_of_tensor(values: Any, argument: str) -> Bits:
     if values.device.type != "cpu" or values.layout != torch.strided:
         raise TypeError(f"{argument} is a {values.layout} tensor on {values.device}: it must be dense on the CPU")
     if str(values.dtype).removeprefix("torch.") not in _TORCH:
-        raise TypeError(f"{argument} has dtype {values.dtype}: use .to(torch.float32), or float64, float16 or bfloat16")
+        remedy = _PARTS if values.is_complex() else "use .to(torch.float32), or float64, float16 or bfloat16"
+        raise TypeError(f"{argument} has dtype {values.dtype}: {remedy}")
     if values.dim() != 1:
         raise ValueError(f"{argument} has {values.dim()} dimensions: it must have one; use .reshape(-1)")
     if not values.is_contiguous():
         raise ValueError(f"{argument} is not contiguous (stride {values.stride()}): use .contiguous()")
-    plain = values.detach()
+    plain = values.detach().resolve_neg()  # memory holds the values as they were before the sign changed
     if plain.dtype == torch.bfloat16:
         bits: Bits = plain.view(torch.int16).numpy().view(np.uint16)
         return bits

@@ -68,7 +68,7 @@ def reduced(tensor: torch.Tensor, op: Any) -> Operand:
     plain = tensor.detach()
     if plain.is_complex():
         if name_of(op) not in ("SUM", "AVG", "PREMUL_SUM"):
-            raise TypeError(f"op={op} of {tensor.dtype}: complex numbers have sums and averages only")
+            raise TypeError(f"op={name_of(op)} of {tensor.dtype}: complex numbers have sums and averages only")
         plain = torch.view_as_real(plain)
     if name_of(op) == "PREMUL_SUM":
         return _multiplied(plain, op)

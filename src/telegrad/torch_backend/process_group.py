@@ -179,6 +179,12 @@ class ProcessGroup(dist.ProcessGroup):
     def allgather(self, output_tensors: list[Tensors], input_tensors: Tensors, opts: Any = None) -> GroupWork:
         (blocks,), (tensor,) = output_tensors, input_tensors
         self._check_blocks(blocks, "tensor_list")
+        own = blocks[self.rank()]
+        if own.numel() != tensor.numel() or own.dtype != tensor.dtype:
+            raise ValueError(
+                f"tensor_list[{self.rank()}] has {own.dtype} of shape {tuple(own.shape)}, but this rank's tensor has "
+                f"{tensor.dtype} of {tuple(tensor.shape)}: give tensor_list[r] the dtype and shape of rank r's tensor"
+            )
         gathered = _room_for(blocks)
         counts = [block.numel() for block in blocks]
         work = self.communicator.all_gather(_flat(tensor), out=gathered, counts=counts, async_op=True)
@@ -229,6 +235,13 @@ class ProcessGroup(dist.ProcessGroup):
     def alltoall(self, output_tensors: Tensors, input_tensors: Tensors, opts: Any = None) -> GroupWork:
         for name, blocks in (("output_tensor_list", output_tensors), ("input_tensor_list", input_tensors)):
             self._check_blocks(blocks, name)
+        given, taken = input_tensors[self.rank()], output_tensors[self.rank()]
+        if given.numel() != taken.numel() or given.dtype != taken.dtype:
+            raise ValueError(
+                f"input_tensor_list[{self.rank()}] has {given.dtype} of shape {tuple(given.shape)}, but "
+                f"output_tensor_list[{self.rank()}] {taken.dtype} of {tuple(taken.shape)}: what a rank keeps for "
+                "itself is one tensor, give both the same"
+            )
         received = _room_for(output_tensors)
         work = self.communicator.all_to_all(
             _joined(input_tensors),

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -157,7 +158,38 @@ def test_wrong_options_are_said_before_the_work(
 def test_a_file_that_is_no_model(path: Path) -> None:
     status, said = run("predict", str(path), "--model", str(path))
     assert status == 1
-    assert "is no model of telegrad linear train" in said
+    assert f"{path} is no model of telegrad linear train, but no npz file: name a file that its --model, or" in said
+    assert "pickle" not in said
+
+
+def test_predictions_are_made_with_the_base_of_the_training(path: Path, tmp_path: Path) -> None:
+    """Indices from 1 are read with the base 0 as well, so that only the model knows."""
+    model, out = tmp_path / "m.npz", tmp_path / "predictions.txt"
+    trained(path, model, "--ranks", "2", "--index-base", "0")
+    found = LinearModel.load(model)
+    assert found.index_base == 0
+    for options in ((), ("--index-base", "0")):
+        status, said = run("predict", str(path), "--model", str(model), "--out", str(out), "--scores", *options)
+        assert status == 0, said
+        assert np.allclose(np.loadtxt(out), found.scores(read_libsvm(path, index_base=0)))
+        assert "--index-base" not in said
+    status, said = run("predict", str(path), "--model", str(model), "--index-base", "1")
+    assert status == 2
+    said = " ".join(said.replace("│", "").split())
+    assert "Invalid value for --index-base: 1 is not that of" in said
+    assert "which was trained with --index-base 0: leave the option out, and if features of the data begin" in said
+
+
+def test_a_model_that_does_not_say_its_base_is_warned_of(path: Path, tmp_path: Path) -> None:
+    model, out = tmp_path / "m.npz", tmp_path / "predictions.txt"
+    trained(path, model, "--ranks", "1")
+    found = replace(LinearModel.load(model), index_base=None)
+    found.save(model)
+    for options, base in (((), 1), (("--index-base", "1"), 1), (("--index-base", "0"), 0)):
+        status, said = run("predict", str(path), "--model", str(model), "--out", str(out), "--scores", *options)
+        assert status == 0, said
+        assert np.allclose(np.loadtxt(out), found.scores(read_libsvm(path, index_base=base)))
+        assert ("m.npz does not say with which --index-base it was trained: 1 is taken" in said) is (not options)
 
 
 @pytest.mark.parametrize("launcher", ["torchrun", "mpiexec"])

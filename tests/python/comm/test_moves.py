@@ -142,6 +142,31 @@ def test_lengths_that_pairs_do_not_agree_on(on_all: OnAll) -> None:
         assert "compare send_counts[0] on rank 1 with receive_counts[1] on rank 0" in str(error)
 
 
+def test_lengths_are_compared_and_shapes_are_not(on_all: OnAll) -> None:
+    def program(comm: Communicator) -> Any:
+        return comm.all_gather(np.full((2, 3) if comm.rank == 0 else (3, 2), comm.rank))
+
+    shapes = [found.shape for found in on_all(program)]
+    assert shapes == [(3, 2, 3), (3, 3, 2), (3, 3, 2)]
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [("M8[s]", "M8[ms]"), (np.longdouble, np.uint8), ("i4,f4", "f4,i4"), (torch.float8_e4m3fn, torch.float8_e5m2)],
+)
+def test_dtypes_without_a_name_in_messages_are_compared_as_bytes(on_all: OnAll, one: Any, other: Any) -> None:
+    """As docs/errors.md says: nobody sees that they differ, but as many bytes they must have."""
+    made = torch.zeros if isinstance(one, torch.dtype) else np.zeros
+    ratio = np.dtype(one).itemsize if other is np.uint8 else 1
+
+    def program(comm: Communicator) -> Any:
+        x = made(4, dtype=one) if comm.rank == 0 else made(4 * ratio, dtype=other)
+        comm.broadcast(x, 0)
+        comm.broadcast(x if comm.rank == 0 else made(4 * ratio + 1, dtype=other), 0)
+
+    assert all(isinstance(error, MismatchedCall) and "dtype=u8" in str(error) for error in on_all(program))
+
+
 X = np.zeros(6)
 OUT = np.zeros(18)
 REFUSED: list[tuple[Callable[[Communicator], Any], type[Exception], str]] = [

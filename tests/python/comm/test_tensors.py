@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from telegrad import Communicator, ReduceOp, SparseStream
+from telegrad import BoundedTopkState, Communicator, ReduceOp, SparseStream
 
 Local = Callable[..., list[Communicator]]
 STREAM = SparseStream(np.array([1], np.uint32), np.ones(1, np.float32), 4)
@@ -30,7 +30,14 @@ def _read_only() -> np.ndarray:
     ("x", "error", "message"),
     [
         (np.ones(3, np.int16), TypeError, r"x has dtype int16: .* can be reduced; use .astype\(numpy.int64\)"),
-        (np.ones(3, np.complex64), TypeError, r"x has dtype complex64: .*use .astype\(numpy.float32\)"),
+        (np.ones(3, np.complex64), TypeError, r"x has dtype complex64: .*real and .*, as x.view\(numpy.float32\)"),
+        (np.ones(3, np.complex128), TypeError, r"x has dtype complex128: .*real and .*, as x.view\(numpy.float64\)"),
+        (np.ones(3, ">c8"), TypeError, r"as x.astype\(numpy.complex64\).view\(numpy.float32\)"),
+        (np.ones(3, np.clongdouble), TypeError, r"as x.astype\(numpy.complex128\).view\(numpy.float64\)"),
+        (torch.ones(3, dtype=torch.complex64), TypeError, r"real and imaginary parts, as torch.view_as_real\(x\)"),
+        (np.ones(3, np.longdouble), TypeError, r"use .astype\(numpy.float64\)"),
+        (np.zeros(3, "M8[s]"), TypeError, r"use .astype\(numpy.int64\)"),
+        (np.zeros(3, "S2"), TypeError, "give numbers"),
         (np.ones(3, ">f4"), TypeError, r"x has dtype >f4: .*use .astype\(numpy.float32\)"),
         (np.ones(3, bool), TypeError, "x has dtype bool"),
         (torch.ones(3, dtype=torch.uint8), TypeError, r"x has dtype torch.uint8: .*use .to\(torch.int64\)"),
@@ -116,6 +123,8 @@ def test_all_reduce_into_refuses(alone: Communicator) -> None:
         alone.all_reduce_into(STREAM, np.ones(5, np.float32))
     with pytest.raises(TypeError, match="out has dtype torch.bfloat16 but the stream holds f32"):
         alone.all_reduce_into(STREAM, torch.ones(4, dtype=torch.bfloat16))
+    with pytest.raises(TypeError, match="out is None: give a torch tensor or a numpy array"):
+        alone.all_reduce_into(STREAM, None)
     with pytest.raises(ValueError, match="out is read-only"):
         alone.all_reduce_into(STREAM, _read_only())
 
@@ -164,6 +173,42 @@ def test_foreign_byte_order_is_not_moved_as_if_it_were_native(alone: Communicato
 def test_bytes_of_objects_cannot_be_moved(alone: Communicator) -> None:
     with pytest.raises(TypeError, match="x has dtype object, which holds Python objects"):
         alone.all_gather(np.array([object()]))
+
+
+MASKED = np.ma.array([1, 1e20], mask=[False, True], dtype=np.float32)
+
+
+@pytest.mark.parametrize(
+    ("call", "argument"),
+    [
+        (lambda comm: comm.all_reduce(MASKED.copy()), "x"),
+        (lambda comm: comm.all_reduce(MASKED, out=np.zeros(2, np.float32)), "x"),
+        (lambda comm: comm.all_reduce(np.zeros(2, np.float32), out=MASKED.copy()), "out"),
+        (lambda comm: comm.broadcast(MASKED.copy(), 0), "x"),
+        (lambda comm: comm.all_gather(MASKED), "x"),
+    ],
+)
+def test_masks_are_not_overlooked(alone: Communicator, call: Callable[[Communicator], Any], argument: str) -> None:
+    with pytest.raises(TypeError, match=rf"{argument} is a masked array.*\.filled\(0\)"):
+        call(alone)
+
+
+def test_numbers_of_numpy_are_numbers() -> None:
+    one, other = Communicator.local(np.int64(2), timeout_s=np.float32(30))  # type: ignore[arg-type]
+    works = [comm.all_reduce(STREAM, switch_factor=np.float32(0.5), async_op=np.True_) for comm in (one, other)]
+    assert [work.wait(np.int64(20)) for work in works] == [True, True]
+    one.close()
+    other.close()
+
+
+def test_what_is_no_number_is_not_made_one(alone: Communicator) -> None:
+    for value in (True, np.True_, "1", None, 1j):
+        with pytest.raises(TypeError, match=r"timeout_s=.* must be a number of seconds"):
+            Communicator.local(1, timeout_s=value)  # type: ignore[arg-type]
+        with pytest.raises(TypeError, match=r"switch_factor=.* must be a number"):
+            alone.all_reduce(STREAM, switch_factor=value)  # type: ignore[arg-type]
+        with pytest.raises(TypeError, match=r"slack=.* must be a number"):
+            BoundedTopkState(1, slack=value)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

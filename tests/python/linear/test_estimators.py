@@ -249,12 +249,28 @@ def test_what_is_wrong_on_one_rank_is_raised_on_all() -> None:
         (Ridge(alpha=-1), "alpha=-1 must be 0 or more"),
         (Ridge(learning_rate=1e6), "learning_rate=1000000.0 diverges"),
         (LogisticRegression(max_iter=0), "max_iter=0 must be an int of at least 1"),
+        (LogisticRegression(max_iter=True), "max_iter=True must be an int of at least 1"),
     ],
-    ids=["C", "loss", "alpha", "diverges", "max_iter"],
+    ids=["C", "loss", "alpha", "diverges", "max_iter", "flag as max_iter"],
 )
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 def test_arguments_that_cannot_be(estimator: Any, said: str) -> None:
     with pytest.raises(ValueError, match=re.escape(said)):
+        estimator.fit(*data())
+
+
+@pytest.mark.parametrize(
+    ("estimator", "said"),
+    [
+        (LogisticRegression(C="1"), "C='1' must be a number above 0"),
+        (Ridge(alpha="1"), "alpha='1' must be a number, 0 or more"),
+        (LinearSVC(fit_intercept="no"), "fit_intercept='no' must be True or False"),
+        (Ridge(batch=1.5), "batch=1.5 must be an int of at least 1"),
+    ],
+    ids=["C", "alpha", "fit_intercept", "batch"],
+)
+def test_arguments_of_another_type(estimator: Any, said: str) -> None:
+    with pytest.raises(TypeError, match=re.escape(said)):
         estimator.fit(*data())
 
 

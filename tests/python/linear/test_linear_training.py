@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gzip
 import itertools
 import math
 import re
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,7 @@ import pytest
 from scipy import sparse
 
 from telegrad import Communicator
-from telegrad.linear import LOSSES, LinearModel, Rows, Trained, TrainingSettings, objective, train
+from telegrad.linear import LOSSES, LinearModel, Rows, Trained, TrainingSettings, objective, read_libsvm, train
 from telegrad.linear.losses import area_under_curve, losses_of
 from telegrad.linear.shares import Share
 
@@ -179,6 +181,42 @@ def test_settings_that_cannot_be(options: dict[str, Any], said: str) -> None:
         TrainingSettings(**options)
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "wanted"),
+    [
+        *((name, 1.5, "an int of at least 1") for name in ("epochs", "batch", "coordinates", "threads")),
+        ("batch", True, "an int of at least 1"),
+        ("epochs", "3", "an int of at least 1"),
+        ("seed", 1.5, "an int, 0 or more"),
+        *((name, "1", "a finite number, 0 or more") for name in ("l2", "l1", "decay")),
+        ("l2", None, "a finite number, 0 or more"),
+        ("l1", True, "a finite number, 0 or more"),
+        ("learning_rate", "1", "a finite number above 0, or None"),
+        ("held_out", "0.1", "a number from 0 to below 1"),
+        ("bias", 1, "True or False"),
+        ("overlap", "no", "True or False"),
+    ],
+)
+def test_settings_of_another_type_are_refused_at_once(name: str, value: object, wanted: str) -> None:
+    with pytest.raises(TypeError, match=re.escape(f"{name}={value!r} must be {wanted}")):
+        TrainingSettings(**{name: value})  # type: ignore[arg-type]
+
+
+def test_a_number_beyond_all_floats_is_refused() -> None:
+    with pytest.raises(ValueError, match="l2 is more than a float can hold: it must be a finite number, 0 or more"):
+        TrainingSettings(l2=10**400)
+
+
+def test_settings_take_numpy_s_numbers_for_python_s() -> None:
+    given = {"epochs": np.int64(3), "batch": np.uint8(7), "threads": np.int32(2), "seed": np.uint64(5)}
+    given |= {"l2": np.float64(0.5), "l1": np.float32(0.25), "learning_rate": np.int64(1), "held_out": 0}
+    given |= {"bias": np.False_, "overlap": np.True_}
+    plain = TrainingSettings(
+        epochs=3, batch=7, threads=2, seed=5, l2=0.5, l1=0.25, learning_rate=1.0, bias=False, overlap=True
+    )
+    assert repr(TrainingSettings(**given)) == repr(plain)  # ranks compare these texts
+
+
 @pytest.mark.parametrize("world_size", [1, 2, 3, 5])
 def test_batches_and_held_out_rows_are_the_same_for_every_number_of_ranks(world_size: int) -> None:
     total, size = 103, 10
@@ -227,7 +265,56 @@ def test_a_model_s_file(tmp_path: Path) -> None:
     assert np.array_equal(again.scores(rows), model.scores(rows))
 
 
-@pytest.mark.parametrize("content", ["text", "other arrays", "objects", "indices"])
+def test_a_model_keeps_what_its_text_calls_the_first_feature(tmp_path: Path) -> None:
+    path = tmp_path / "data.svm"
+    path.write_text("1 1:1 3:1\n-1 2:1\n1 1:1\n-1 2:1 4:1\n")
+    made = Rows.from_csr(*data())
+    for base in (0, 1):
+        for cache in (False, True, True):  # the last from the cache
+            rows = read_libsvm(path, index_base=base, cache=cache)
+            train(rows, TrainingSettings(epochs=1)).model.save(tmp_path / "model.npz")
+            assert LinearModel.load(tmp_path / "model.npz").index_base == base
+        shares = [read_libsvm(path, index_base=base, cache=True, rank=rank, world_size=2) for rank in range(2)]
+        assert [rows.index_base for rows in shares] == [base, base]
+        assert rows.first_features(2).index_base == base
+    assert train(made, TrainingSettings(epochs=1)).model.index_base is None
+
+
+def test_packed_text_is_read_with_its_base(tmp_path: Path) -> None:
+    path = tmp_path / "data.svm.gz"
+    path.write_bytes(gzip.compress(b"1 1:1\n-1 2:1\n"))
+    assert read_libsvm(path, index_base=np.int64(0), cache=True).index_base == 0  # type: ignore[arg-type]
+    assert read_libsvm(path, index_base=0, cache=True).index_base == 0
+    with pytest.raises(TypeError, match="index_base=True must be 0 or 1: what the first feature is called"):
+        read_libsvm(path, index_base=True)
+
+
+@pytest.mark.parametrize(
+    ("bases", "expected"), [((0, 0), 0), ((1, 1), 1), ((0, 1), None), ((0, None), None), ((None, None), None)]
+)
+def test_ranks_agree_on_the_base_of_their_rows(bases: tuple[int | None, ...], expected: int | None) -> None:
+    whole = Rows.from_csr(sparse.csr_array(np.eye(4, dtype=np.float32)), np.array([1, -1, 1, -1], np.float32))
+    empty = whole.part(4, 4)  # which says nothing, and is not asked
+    parts = [*(replace(whole, index_base=base) for base in bases), empty]
+
+    def run(comm: Communicator) -> int | None:
+        with comm:
+            return train(parts[comm.rank], TrainingSettings(epochs=1), comm).model.index_base
+
+    communicators = Communicator.local(3, timeout_s=30.0)
+    with ThreadPoolExecutor(3) as pool:
+        assert list(pool.map(run, communicators)) == [expected] * 3
+
+
+def test_a_file_that_does_not_say_its_base_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "model.npz"
+    fields = {"indices": np.array([1], np.uint32), "values": np.array([2], np.float32), "n_features": np.uint64(3)}
+    np.savez(path, **fields, bias=np.float64(0.5), loss=np.str_("hinge"))  # type: ignore[arg-type]
+    found = LinearModel.load(path)
+    assert (found.weights.tolist(), found.bias, found.loss, found.index_base) == ([0, 2, 0], 0.5, "hinge", None)
+
+
+@pytest.mark.parametrize("content", ["text", "other arrays", "objects", "indices", "base"])
 def test_a_file_that_is_no_model(tmp_path: Path, content: str) -> None:
     path = tmp_path / "model.npz"
     match content:
@@ -241,8 +328,20 @@ def test_a_file_that_is_no_model(tmp_path: Path, content: str) -> None:
             LinearModel(np.ones(3, np.float32), 0.0, "hinge").save(path)
             with np.load(path) as file:
                 np.savez(path, **{**file, "n_features": np.uint64(2)})
-    with pytest.raises(ValueError, match="model.npz is no model of telegrad linear train"):
+        case "base":
+            LinearModel(np.ones(3, np.float32), 0.0, "hinge", 7).save(path)
+    found = {"text": "no npz file", "other arrays": "an npz file without some of a model's arrays"}
+    found |= dict.fromkeys(["indices", "base"], "an npz file whose arrays are damaged or not a model's")
+    found["objects"] = found["indices"]
+    said = f"model.npz is no model of telegrad linear train, but {found[content]}: name a file that its --model, or "
+    with pytest.raises(ValueError, match=re.escape(said)) as raised:
         LinearModel.load(path)
+    assert "pickle" not in str(raised.value)
+
+
+def test_a_model_that_is_not_there_is_the_system_s_error(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        LinearModel.load(tmp_path / "model.npz")
 
 
 def test_features_that_a_model_does_not_know_have_no_weight() -> None:

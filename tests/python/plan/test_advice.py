@@ -58,6 +58,12 @@ def test_large_models_on_a_slow_network_are_told_to_compress(model: str) -> None
     assert any("Compare accuracy" in one for one in found.cautions)
 
 
+def test_gradients_on_gpus_are_not_said_to_be_refused() -> None:
+    said = " ".join(advice_of("vgg16", "1gbit").cautions)
+    assert "For gradients on GPUs this is what to expect of the network, without copies to the host" in said
+    assert "on the CPU" not in said
+
+
 def test_a_small_gain_is_not_worth_it() -> None:
     found = advice_of("bert-base", "100gbit", 8)
     assert found.recommended.scheme.name in PLAIN

@@ -170,3 +170,38 @@ def test_from_dense_refuses_other_types() -> None:
         SparseStream.from_dense([1.0])
     with pytest.raises(TypeError, match="x has dtype int64"):
         SparseStream.from_dense(np.ones(3, np.int64))
+
+
+def test_sparse_tensors_are_not_dense_ones() -> None:
+    with pytest.raises(TypeError, match=r"x is a tensor of layout torch.sparse_coo.*use SparseStream.from_coo\(\)"):
+        SparseStream.from_dense(torch.eye(3).to_sparse())
+    with pytest.raises(TypeError, match=r"x is a tensor of layout torch._mkldnn.*use .to_dense\(\)"):
+        SparseStream.from_dense(torch.eye(3).to_mkldnn())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16])
+def test_lazy_negative_views_have_the_values_that_they_show(dtype: torch.dtype) -> None:
+    values = torch.tensor([1.5, 0.0, -2.0], dtype=dtype)
+    lazy = torch._neg_view(values)
+    assert SparseStream(_indices(1, 2, 3), lazy, 4).values.tolist() == [-1.5, 0.0, 2.0]
+    assert SparseStream.from_dense(lazy).to_dense().tolist() == [-1.5, 0.0, 2.0]
+    coo = torch.sparse_coo_tensor([[1, 2, 3]], lazy, (4,), check_invariants=True)
+    assert SparseStream.from_coo(coo).values.tolist() == [-1.5, 0.0, 2.0]
+    assert values.tolist() == [1.5, 0.0, -2.0]
+
+
+def test_masks_are_not_overlooked() -> None:
+    masked = np.ma.array([1, 1e20], mask=[False, True], dtype=np.float32)
+    with pytest.raises(TypeError, match=r"values is a masked array.*\.filled\(0\)"):
+        SparseStream(_indices(0, 1), masked, 2)
+    with pytest.raises(TypeError, match="indices is a masked array"):
+        SparseStream(np.ma.array([0, 1], mask=[0, 1]), np.ones(2, np.float32), 2)
+    with pytest.raises(TypeError, match="x is a masked array"):
+        SparseStream.from_dense(masked.reshape(2, 1))
+    assert SparseStream.from_dense(masked.filled(0)).to_dense().tolist() == [1, 0]
+
+
+def test_complex_values_are_not_told_to_drop_a_part() -> None:
+    for x in (np.ones(2, np.complex64), torch.ones(2, dtype=torch.complex64)):
+        with pytest.raises(TypeError, match="x has dtype .*complex64: make streams of .real and .imag"):
+            SparseStream.from_dense(x)

@@ -123,6 +123,10 @@ def test_what_cannot_be_made_is_refused(monkeypatch: pytest.MonkeyPatch) -> None
         stream.to_coo((4, 2))
     with pytest.raises(ValueError, match=r"sparse_dim=3 must be in \[0, 2\]"):
         stream.to_coo((3, 2), 3)
+    for sparse_dim in ("a", 1.0, True):
+        with pytest.raises(TypeError, match=f"sparse_dim={sparse_dim!r} must be an int"):
+            stream.to_coo((3, 2), sparse_dim)  # type: ignore[arg-type]
+    assert stream.to_coo((3, 2), np.int64(1)).sparse_dim() == 1
     with pytest.raises(ValueError, match="negative size"):
         stream.to_coo((-3, -2))
     with pytest.raises(TypeError, match="sequence of ints"):

@@ -94,8 +94,9 @@ def test_what_cannot_be_is_refused_before_anything_is_sent(groups: list[ProcessG
         group.allreduce([meta], SUM)
     with pytest.raises(TypeError, match="a tensor of layout torch.sparse_coo: give a dense one"):
         group.broadcast([x.to_sparse()], SUM)
-    with pytest.raises(TypeError, match="complex numbers have sums and averages only"):
-        group.allreduce([x + 1j], SimpleNamespace(reduceOp=dist.ReduceOp.MAX))
+    for op, name in ((dist.ReduceOp.MAX, "MAX"), (dist.ReduceOp(dist.ReduceOp.PRODUCT), "PRODUCT")):
+        with pytest.raises(TypeError, match=f"op={name} of torch.complex64: complex numbers have sums and averages"):
+            group.allreduce([x + 1j], SimpleNamespace(reduceOp=op))
     with pytest.raises(TypeError, match="tensors of torch.uint32 cannot be reduced: use torch.float32"):
         group.allreduce([x.to(torch.uint32)], SUM)
     with pytest.raises(ValueError, match="op=PREMUL_SUM has no factor: make one with"):
@@ -109,6 +110,12 @@ def test_what_cannot_be_is_refused_before_anything_is_sent(groups: list[ProcessG
         group._get_backend(torch.device("meta"))
     with pytest.raises(ValueError, match="tensor_list has 1 tensors, but the group 3 ranks"):
         group.allgather([[x]], [x])
+    with pytest.raises(ValueError, match=r"tensor_list\[0\] has .*float32 of shape \(2, 2\), .* tensor has .*\(6,\)"):
+        group.allgather([[torch.ones(2, 2)] * 3], [torch.ones(6)])
+    with pytest.raises(ValueError, match=r"tensor_list\[0\] has torch.int64 of shape \(3,\), .* has torch.float32"):
+        group.allgather([[x.long()] * 3], [x])
+    with pytest.raises(ValueError, match=r"input_tensor_list\[0\] has .*\(3,\), but output_tensor_list\[0\] .*\(2,\)"):
+        group.alltoall([x[:2], x, x], [x, x, x])
     with pytest.raises(ValueError, match=r"gather_list\[1\] has torch.float32 of shape \(2,\), but the tensor has"):
         group.gather([[x, x[:2], x]], [x], SUM)
     with pytest.raises(ValueError, match="output has 3 elements of torch.float32, but input has 3 .* must have 9"):
