@@ -7,6 +7,8 @@ group.
 
 from __future__ import annotations
 
+import inspect
+import math
 import sys
 import warnings
 from collections.abc import Mapping
@@ -15,8 +17,9 @@ from typing import TYPE_CHECKING, Any
 from torch.nn.parallel import DistributedDataParallel
 
 from telegrad.comm import Communicator
-from telegrad.errors import TransportError
+from telegrad.errors import NonFiniteGradient, TransportError
 from telegrad.train import DDPState, GatheredState, ddp_hook
+from telegrad.train.resharding import GROUPS
 
 if TYPE_CHECKING:
     from pytorch_lightning import Callback, LightningModule, Trainer
@@ -38,17 +41,30 @@ class GradientExchange(Callback):
     """A callback of Lightning that averages the gradients of a model with ``ddp_hook`` when ``fit`` has wrapped it in
     DistributedDataParallel, and keeps what has not been sent in Lightning's checkpoints.
 
-    ``options``: those of DDPState. ``feedback="steps"`` and ``momentum`` find the optimiser of ``configure_optimizers``
-    by themselves. Checkpoints hold the residuals of all ranks (``GatheredState``), and are restored on any number of
-    them; they are to be written on all ranks together, as ModelCheckpoint and ``trainer.save_checkpoint`` do.
+    ``options``: those of DDPState; ``timeout_s`` and ``interface``: as for ``Communicator.from_torch``.
+    ``feedback="steps"`` and ``momentum`` find the optimiser of ``configure_optimizers`` by themselves. Checkpoints hold
+    the residuals of all ranks (``GatheredState``), and are restored on any number of them; they are to be written on
+    all ranks together, as ModelCheckpoint and ``trainer.save_checkpoint`` do.
 
-    ``fit`` raises ``ValueError`` where the strategy is not DDP, ``TypeError`` and ``ValueError`` as DDPState does.
+    What waits after a ``fit`` goes on in the next one of the same model with the same GradientExchange, with the
+    velocities; a checkpoint that ``fit`` is given takes its place. What cannot go on, as another model has come or a
+    parameter was frozen, is a ``RuntimeWarning`` that says how much it is.
+
+    Raises ``TypeError`` for an option that does not exist. ``fit`` raises ``ValueError`` where the strategy is not DDP,
+    ``TypeError`` and ``ValueError`` as DDPState does.
     """
 
-    def __init__(self, **options: Any) -> None:
+    def __init__(self, *, timeout_s: float = 1800.0, interface: str | None = None, **options: Any) -> None:
+        known = inspect.signature(DDPState).parameters
+        for name in options:
+            if name not in known or known[name].kind is not inspect.Parameter.KEYWORD_ONLY:
+                raise TypeError(f"GradientExchange has no argument {name!r}: its options are those of DDPState")
+        self._joining: dict[str, Any] = {"timeout_s": timeout_s, "interface": interface}
         self._options = options
         self._loaded: Mapping[str, Any] | None = None
         self._state: DDPState | None = None
+        self._waiting: dict[str, Any] | None = None  # of the fit before, until a state has taken it over
+        self._module: LightningModule | None = None  # whose gradients these are
 
     @property
     def state(self) -> DDPState | None:
@@ -63,7 +79,6 @@ class GradientExchange(Callback):
                 f"the strategy is {type(trainer.strategy).__name__}, which does not wrap the model in "
                 "DistributedDataParallel: use Trainer(strategy='ddp', accelerator='cpu')"
             )
-        self._close()
         options = self._options
         if options.get("feedback") == "steps" or options.get("momentum"):
             if len(trainer.optimizers) != 1:
@@ -71,12 +86,21 @@ class GradientExchange(Callback):
                     f"the model has {len(trainer.optimizers)} optimizers: feedback='steps' and momentum are for one"
                 )
             options = {"optimizer": trainer.optimizers[0], **options}
-        comm = Communicator.from_torch()
-        self._state = DDPState(comm, ddp.named_parameters(), **options)
+        self._close()
+        comm = Communicator.from_torch(**self._joining)
+        self._state = state = DDPState(comm, ddp.named_parameters(), **options)
+        waiting, self._waiting = self._waiting, None
         if self._loaded is not None:
-            GatheredState(self._state).load_state_dict(self._loaded)
+            GatheredState(state).load_state_dict(self._loaded)
             self._loaded = None
-        ddp.register_comm_hook(self._state, ddp_hook)
+        elif waiting is not None and self._module is not pl_module:
+            _warn_of_loss(waiting, "the fit before was of another model")
+        elif waiting is not None and trainer.ckpt_path is not None:
+            _warn_of_loss(waiting, "the checkpoint has other weights, and nothing that waits")
+        elif waiting is not None:
+            _go_on(state, waiting)
+        self._module = pl_module
+        ddp.register_comm_hook(state, ddp_hook)
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         """The other ranks hear of it at once."""
@@ -99,6 +123,43 @@ class GradientExchange(Callback):
         self._loaded = state_dict or None
 
     def _close(self) -> None:
-        if self._state is not None:
-            self._state.comm.close()
-            self._state = None
+        """Lets go of the state of the fit before, but for what was not sent there."""
+        if self._state is None:
+            return
+        state, self._state = self._state, None
+        try:
+            self._waiting = state.state_dict()
+        except (TransportError, NonFiniteGradient) as error:  # of sums on a device
+            warnings.warn(f"the gradients that the fit before had not sent are lost ({error})", RuntimeWarning, 2)
+        finally:
+            state.comm.close()
+
+
+def _go_on(state: DDPState, waiting: dict[str, Any]) -> None:
+    """``state``, which is new, takes over what is ``waiting`` for parameters that it has."""
+    here = state.state_dict()["compressor"]
+    held = waiting["compressor"]
+    fitting, left = {**held}, {**held}
+    for group in GROUPS:
+        ours, theirs = here.get(group, {}), held.get(group, {})
+        if ours:
+            fitting[group] = {name: theirs.get(name, entry) for name, entry in ours.items()}
+        left[group] = {name: entry for name, entry in theirs.items() if name not in ours}
+    _warn_of_loss({**waiting, "compressor": left}, "these parameters are frozen now, or not in the model")
+    state.load_state_dict({**waiting, "compressor": fitting})
+
+
+def _warn_of_loss(waiting: dict[str, Any], why: str) -> None:
+    """Says how much it was, if it was anything."""
+    for group, kind in GROUPS.items():
+        norms = {
+            name: float(entry[kind].double().norm()) * entry["unit"]
+            for name, entry in waiting["compressor"].get(group, {}).items()
+        }
+        if any(norms.values()):
+            warnings.warn(
+                f"a {kind} of norm {math.hypot(*norms.values()):.3g}, of {len(norms)} parameters, such as "
+                f"{next(iter(norms))!r}, does not go on in this fit: {why}",
+                RuntimeWarning,
+                2,
+            )

@@ -129,9 +129,11 @@ class EntryStore(Generic[E]):
         missing = [name for name in self._by_name if name not in given]
         unknown = [name for name in given if name not in self._by_name]
         if missing or unknown:
+            wrong = [f"no {self.kind} for {_listed(missing)}"] if missing else []
+            wrong += [f"a {self.kind} of {_listed(unknown)}, for which there is none here"] if unknown else []
             raise ValueError(
-                f"state has no {self.kind} for {_listed(missing)}, and one too many for {_listed(unknown)}: load it "
-                "into the same model with the same small_tensor_elements"
+                f"state has {', and '.join(wrong)}: load it into the same model with the same parameters frozen and "
+                "the same mode, policy and small_tensor_elements"
             )
         arrays = {name: self._array_of(name, entry, f"{where}[{name!r}]") for name, entry in given.items()}
         for entry in self:
@@ -183,6 +185,4 @@ _LOOK = 1 << 14  # entries per look for a value that is not zero
 
 
 def _listed(names: list[str]) -> str:
-    if not names:
-        return "no parameter"
     return ", ".join(map(repr, names[:5])) + (f" and {len(names) - 5} more" if len(names) > 5 else "")

@@ -45,5 +45,10 @@ def selection_named(name: str, interval: int | None = None, *, same_sign: bool =
     return policy(**options)
 
 
+def reuses(selection: object) -> bool:
+    """Whether it is the name of one that takes an ``interval``."""
+    return isinstance(selection, str) and _has(SELECTIONS[selection], "interval")
+
+
 def _has(policy: type[Selection], option: str) -> bool:
     return option in {field.name for field in dataclasses.fields(policy)}  # type: ignore[arg-type]

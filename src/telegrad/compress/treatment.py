@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from telegrad.compress.arguments import checked_count
 from telegrad.compress.residual import check_density
 from telegrad.compress.selection import Selection
-from telegrad.compress.selections import selection_named
+from telegrad.compress.selections import SELECTIONS, reuses, selection_named
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,20 +85,8 @@ class BySize:
         checked_count(self.small_elements, "small_elements")
         if self.large_elements is not None:
             checked_count(self.large_elements, "large_elements")
-        if not isinstance(self.same_sign, bool):
-            raise TypeError(f"same_sign={self.same_sign!r} must be True or False")
-        for name, given in (("middle", self.middle), ("large", self.large)):
-            if isinstance(given, str):
-                selection_named(given, self.interval)
-            elif not is_selection(given):
-                raise TypeError(
-                    f"{name}={given!r} must be a selection or its name; dense= names what is summed densely"
-                )
-            elif self.same_sign and not getattr(given, "same_sign", False):
-                raise ValueError(
-                    f"same_sign=True is for selections that are given by name, and {name} is {given!r}: give "
-                    f"{type(given).__name__}(same_sign=True) where it has that argument"
-                )
+        given = {"middle": self.middle, "large": self.large}
+        check_selections(given, ("large_elements", self.large_elements), self.interval, same_sign=self.same_sign)
 
     def __call__(self, tensor: Tensor) -> Treatment:
         """The treatment of ``tensor``."""
@@ -110,6 +98,37 @@ class BySize:
             return Treatment(given, self.density)
         selection = selection_named(given, self.interval, same_sign=self.same_sign and not tensor.is_output)
         return Treatment(selection, self.density)
+
+
+def check_selections(
+    given: Mapping[str, str | Selection], large: tuple[str, int | None], interval: int | None, *, same_sign: bool
+) -> None:
+    """``given``: selections or their names, by the argument: of middle tensors, and of those that are larger than
+    ``large`` says, an argument too. ``interval`` and ``same_sign``: of those given by name.
+
+    Raises ``TypeError`` and ``ValueError`` for what is no selection, does not fit, or would not be used.
+    """
+    if not isinstance(same_sign, bool):
+        raise TypeError(f"same_sign={same_sign!r} must be True or False")
+    for name, one in given.items():
+        if isinstance(one, str):
+            selection_named(one, interval)
+        elif not is_selection(one):
+            raise TypeError(f"{name}={one!r} must be a selection or its name; a policy says what is summed densely")
+        elif same_sign and not getattr(one, "same_sign", False):
+            raise ValueError(
+                f"same_sign=True is for selections that are given by name, and {name} is {one!r}: give "
+                f"{type(one).__name__}(same_sign=True) where it has that argument"
+            )
+    (middle, of_middle), (larger, of_large) = given.items()
+    argument, elements = large
+    if elements is None and of_large != BySize.large:
+        raise ValueError(f"{larger}={of_large!r} is not used without {argument}=: give both, or leave it out")
+    if interval is not None and not (reuses(of_middle) or (elements is not None and reuses(of_large))):
+        raise ValueError(
+            f"interval={interval} is not used with {middle}={of_middle!r}: use one of "
+            f"{', '.join(filter(reuses, SELECTIONS))} by its name, or leave it out"
+        )
 
 
 def treatments(policy: Policy, tensors: Iterable[Tensor]) -> Mapping[str, Treatment]:

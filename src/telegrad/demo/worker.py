@@ -99,14 +99,16 @@ class _Trainer:
         import telegrad
 
         self.comm = telegrad.Communicator.from_torch()
+        mode = self.settings.run.removeprefix("telegrad-")
+        scheme = SCHEMES[self.settings.scheme] if mode == "sparse" else {}
         try:
             self.state = telegrad.DDPState(
                 self.comm,
                 ddp.named_parameters(),
-                mode=self.settings.run.removeprefix("telegrad-"),
+                mode=mode,
                 density=self.settings.density,
                 warmup_steps=self.settings.warmup_steps,
-                **SCHEMES[self.settings.scheme],
+                **scheme,
             )
         except TypeError as error:
             self.comm.close()

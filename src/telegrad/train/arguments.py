@@ -54,6 +54,8 @@ def encoding_of_wire(wire: str, parameters: Mapping[str, torch.nn.Parameter]) ->
 
     Raises ``ValueError`` for a wire that does not exist, ``TypeError`` for one that a gradient cannot take.
     """
+    if wire is None:  # for all_reduce it means the default
+        raise ValueError("wire=None does not exist: use 'auto', or leave it out")
     encodings = set()
     for name, parameter in parameters.items():
         dtype = "f32" if parameter.dtype == torch.float32 else "bf16"

@@ -49,7 +49,7 @@ class HeldBuckets:
         ``gradient_unit``: what 1 in a gradient is worth to ``most``. A norm that is not finite clips nothing: NaN and
         infinity are the policy's.
         """
-        norm = math.sqrt(sum(_squares(as_float32(bits)) for _, bits, _ in self._held)) * gradient_unit
+        norm = self._norm() * gradient_unit
         factor = self._most / norm if self._most < norm < math.inf else 1.0
         for layout, bits, started in self._held:
             if factor < 1:
@@ -58,6 +58,15 @@ class HeldBuckets:
             self._outcomes.append(outcome)
             outcome.then(lambda _, started=started: started.set_result(None))  # type: ignore[misc]
         return factor
+
+    def _norm(self) -> float:
+        """The same bits whatever buckets the parameters are in: DDP rebuilds its own, and a restored state must clip
+        as the one that was saved. So each parameter counts for itself, and ``fsum`` does not mind the order."""
+        squares = []
+        for layout, bits, _ in self._held:
+            flat = as_float32(bits)
+            squares += [_squares(flat[one.offset : one.offset + one.size]) for one in layout.members]
+        return math.sqrt(math.fsum(squares))
 
     def fail(self, error: Exception) -> None:
         """Ends the futures of buckets that were never started."""

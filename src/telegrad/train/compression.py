@@ -17,7 +17,7 @@ from telegrad.train.arguments import check_choice, encoding_of_wire
 from telegrad.train.bucket import Bits, BucketLayout, check_dtype
 from telegrad.train.exchange import Exchange, Sending
 from telegrad.train.rank_state import checked_step, state_of
-from telegrad.train.settings import compressor_of, correct_momentum, policy_of
+from telegrad.train.settings import compressed_by, compressor_of, correct_momentum, policy_of
 from telegrad.train.stats import DDPStats
 from telegrad.train.units import Units, check_moves_by_rates
 
@@ -133,6 +133,7 @@ class Compression:
         if feedback == "steps":
             check_moves_by_rates(optimizer)
         self._units = Units(parameters, optimizer, None)
+        self._units.rates_of(self.compressor)  # an optimizer of other parameters is refused now
         self.stats = DDPStats()
         self.wire, self.collective = given["wire"], given["collective"]
         self.quantised = _checked_wires(given["quantised"], kind, parameters)
@@ -170,9 +171,8 @@ class Compression:
 
     def description(self) -> dict[str, str]:
         """What all ranks must have alike."""
-        residuals = self.compressor.residuals
-        chosen = {one.name: (one.k, type(self.compressor.policy_of(one)).__name__) for one in residuals}
-        return {**{name: str(value) for name, value in self._config.items()}, "what is compressed": str(chosen)}
+        chosen = str(compressed_by(self.compressor))
+        return {**{name: str(value) for name, value in self._config.items()}, "what is compressed": chosen}
 
     def open_pass(self) -> None:
         """A backward pass begins. Raises ``ValueError`` as ``Units.rates_of``."""

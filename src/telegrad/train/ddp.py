@@ -28,9 +28,11 @@ from telegrad.train.device_compression import DeviceCompression, check_fits_devi
 from telegrad.train.device_telemetry import DeviceTelemetry
 from telegrad.train.exchange import Exchange, Sending
 from telegrad.train.loss_scale import LossScale
+from telegrad.train.rank_checks import alike_of, can_ask, check_group, check_ranks_of_ddp, told_to_all
 from telegrad.train.rank_state import checked_step, state_of
-from telegrad.train.settings import compressor_of, correct_momentum, policy_of
+from telegrad.train.settings import check_dense, compressor_of, correct_momentum, policy_of
 from telegrad.train.stats import DDPStats
+from telegrad.train.synchronised_model import check_alike
 from telegrad.train.telemetry import StepRecord, Telemetry, check_telemetry, write_record
 from telegrad.train.units import Units, check_moves_by_rates
 
@@ -43,7 +45,8 @@ class DDPState:
     ``comm``: a Communicator of the same ranks as DDP. ``named_parameters``: ``ddp.named_parameters()``; those that do
     not require a gradient are left out. ``mode``: ``"sparse"``, or ``"dense"`` for plain averaging. ``group``: the
     process group that DDP was given (``None``: the whole job), which must have the ranks of ``comm``. All options are
-    the same on all ranks. [docs/training.md](docs/training.md) says what each is good for.
+    the same on all ranks, but for ``telemetry`` and what a policy draws at random; where processes have a process group
+    they make their states together, and compare. [docs/training.md](docs/training.md) says what each is good for.
 
     *What is sent.* ``density``: the share of each compressed parameter's entries. ``selection``: a name in
     ``telegrad.compress.SELECTIONS``; ``interval``: calls from one exact threshold to the next, of those that reuse it
@@ -93,8 +96,11 @@ class DDPState:
     knows, in a later call or in ``synchronize()`` or ``state_dict()``, when the optimiser may have had that NaN, and
     ``step`` and ``skipped`` wait for the device with ``"skip"``. Averages are over all ranks. Residuals belong to a
     rank: save each rank's (``RankState`` for torch.distributed.checkpoint, ``reshard`` for another number of ranks).
-    Raises ``TypeError`` and ``ValueError`` for bad arguments.
+    Raises ``TypeError`` and ``ValueError`` for bad arguments, of which the other ranks hear, and ``ValueError`` on all
+    ranks where they were given different ones.
     """
+
+    _ranks_are_those_of_ddp = True
 
     def __init__(
         self,
@@ -128,69 +134,79 @@ class DDPState:
     ) -> None:
         if not isinstance(comm, Communicator):
             raise TypeError(f"comm is a {type(comm).__name__}: make one with telegrad.Communicator.from_torch()")
-        check_choice(mode, "mode", MODES)
-        check_choice(nonfinite, "nonfinite", nonfinite_values.POLICIES)
-        check_telemetry(telemetry)
-        if isinstance(scaler, torch.amp.GradScaler) and not scaler.is_enabled():
-            scaler = None  # it scales nothing, and steps whatever comes
-        self._warm_up = WarmUp(checked_count(warmup_steps, "warmup_steps"), warmup)
-        self._parameters = checked_parameters(named_parameters)  # alive, so that their ids stay theirs
-        self._names = {id(parameter): name for name, parameter in self._parameters.items()}
-        encoding = encoding_of_wire(wire, self._parameters)
-        chosen = policy_of(
-            policy,
-            density=density,
-            selection=selection,
-            interval=interval,
-            small_tensor_elements=small_tensor_elements,
-            large_tensor_elements=large_tensor_elements,
-            large_selection=large_selection,
-            same_sign=same_sign,
-        )
-        large = self._parameters if mode == "sparse" else {}
-        self._compressor = compressor_of(large, chosen, output, feedback=feedback, density=density)
-        correct_momentum(
-            self._compressor, self._parameters, optimizer, momentum=momentum, nesterov=nesterov, masking=masking
-        )
-        if feedback == "steps":
-            check_moves_by_rates(optimizer)
-        if scaler is not None and nonfinite == "raise":
-            raise ValueError(
-                "nonfinite='raise' does not fit scaler=, which finds its scale by overflows: use nonfinite='skip'"
+        comm.stats()  # raises where it is closed
+        asks = self._ranks_are_those_of_ddp and can_ask(comm)
+        with told_to_all(comm, asks=asks) as alike:
+            check_choice(mode, "mode", MODES)
+            check_choice(nonfinite, "nonfinite", nonfinite_values.POLICIES)
+            check_telemetry(telemetry)
+            check_group(group)
+            if mode == "dense":
+                check_dense(wire, collective)
+            if isinstance(scaler, torch.amp.GradScaler) and not scaler.is_enabled():
+                scaler = None  # it scales nothing, and steps whatever comes
+            self._warm_up = WarmUp(checked_count(warmup_steps, "warmup_steps"), warmup)
+            self._parameters = checked_parameters(named_parameters)  # alive, so that their ids stay theirs
+            self._names = {id(parameter): name for name, parameter in self._parameters.items()}
+            encoding = encoding_of_wire(wire, self._parameters)
+            chosen = policy_of(
+                policy,
+                density=density,
+                selection=selection,
+                interval=interval,
+                small_tensor_elements=small_tensor_elements,
+                large_tensor_elements=large_tensor_elements,
+                large_selection=large_selection,
+                same_sign=same_sign,
             )
-        self._units = Units(self._parameters, optimizer, scaler)
-        self._clip_norm = checked_norm(clip_norm)
-        self.stats = DDPStats()
-        self._exchange = Exchange(comm, self._compressor, wire, encoding, collective, self.stats)
+            large = self._parameters if mode == "sparse" else {}
+            self._compressor = compressor_of(large, chosen, output, feedback=feedback, density=density)
+            correct_momentum(
+                self._compressor, self._parameters, optimizer, momentum=momentum, nesterov=nesterov, masking=masking
+            )
+            if feedback == "steps":
+                check_moves_by_rates(optimizer)
+            self._units = Units(self._parameters, optimizer, scaler)
+            self._units.rates_of(self._compressor)  # an optimizer of other parameters is refused now
+            if scaler is not None and nonfinite == "raise":
+                raise ValueError(
+                    "nonfinite='raise' does not fit scaler=, which finds its scale by overflows: use nonfinite='skip'"
+                )
+            self._clip_norm = checked_norm(clip_norm)
+            self.stats = DDPStats()
+            self._exchange = Exchange(comm, self._compressor, wire, encoding, collective, self.stats)
+            self._config = {
+                "mode": mode,
+                "density": float(density),
+                "selection": selection if isinstance(selection, str) else repr(selection),
+                "interval": None if interval is None else int(interval),
+                "small_tensor_elements": int(small_tensor_elements),
+                "large_tensor_elements": None if large_tensor_elements is None else int(large_tensor_elements),
+                "large_selection": large_selection if isinstance(large_selection, str) else repr(large_selection),
+                "same_sign": bool(same_sign),
+                "policy": None if policy is None else repr(policy),
+                "wire": wire,
+                "collective": collective,
+                "warmup_steps": int(warmup_steps),
+                "warmup": warmup,
+                "feedback": feedback,
+                "momentum": float(momentum),
+                "nesterov": bool(nesterov),
+                "masking": bool(masking),
+                "clip_norm": self._clip_norm,
+                "nonfinite": nonfinite,
+            }
+            self._collective = collective
+            if any(map(on_device, self._parameters.values())):
+                self._check_device_options()
+            alike |= alike_of(self._parameters, self._config, self._compressor, scaled=scaler is not None)
+        self._alike = alike
+        self._asked = asks
         self._comm = comm
         self._group = group
         self._nonfinite = nonfinite
         self._dropped_value = 0.0 if scaler is None else math.inf
         self._telemetry = telemetry
-        self._config = {
-            "mode": mode,
-            "density": float(density),
-            "selection": selection if isinstance(selection, str) else repr(selection),
-            "interval": None if interval is None else int(interval),
-            "small_tensor_elements": int(small_tensor_elements),
-            "large_tensor_elements": None if large_tensor_elements is None else int(large_tensor_elements),
-            "large_selection": large_selection if isinstance(large_selection, str) else repr(large_selection),
-            "same_sign": bool(same_sign),
-            "policy": None if policy is None else repr(policy),
-            "wire": wire,
-            "collective": collective,
-            "warmup_steps": int(warmup_steps),
-            "warmup": warmup,
-            "feedback": feedback,
-            "momentum": float(momentum),
-            "nesterov": bool(nesterov),
-            "masking": bool(masking),
-            "clip_norm": self._clip_norm,
-            "nonfinite": nonfinite,
-        }
-        self._collective = collective
-        if any(map(on_device, self._parameters.values())):
-            self._check_device_options()
         self._device_buckets = DeviceBuckets(
             comm,
             self._names,
@@ -247,8 +263,9 @@ class DDPState:
         passes of the warm-up, the options; and of ``collective="oktopk"`` and ``"bounded"`` thresholds of sums and
         slices, by the parameters of a bucket. These fit where buckets hold the same parameters as when it was saved,
         and slices where they have the same places; else they are found anew. DDP's first pass has its own buckets: with
-        ``"oktopk"`` one bucket (a large ``bucket_cap_mb``) makes training go on bitwise; with ``"bounded"``, or a
-        ``wire`` that rounds, only buckets in the same order do.
+        ``"oktopk"`` and ``"gtopk"``, which cut each bucket's sum, one bucket (a large ``bucket_cap_mb``) makes training
+        go on bitwise; with ``"bounded"``, a ``wire`` that rounds, or ``clip_norm`` on a device, only buckets in the
+        same order do.
         Raises ``ValueError`` while such a sum is under way, and of gradients on a device, for which it waits, what
         ``synchronize()`` does. See the class for what it says after a failed step.
         """
@@ -404,14 +421,12 @@ class DDPState:
         return self._future(sending, layout, bits)
 
     def _check_ranks(self) -> None:
-        if not torch.distributed.is_initialized():
+        if not self._ranks_are_those_of_ddp or not torch.distributed.is_initialized():
             return  # no DDP without it: somebody calls the hook by hand
-        rank, size = torch.distributed.get_rank(self._group), torch.distributed.get_world_size(self._group)
-        if (rank, size) != (self._comm.rank, self._comm.world_size):
-            raise ValueError(
-                f"comm is rank {self._comm.rank} of {self._comm.world_size}, but this process is rank {rank} of {size} "
-                "in DDP's process group: make comm with Communicator.from_torch(group) and give DDPState the same group"
-            )
+        check_ranks_of_ddp(self._comm, self._group)
+        if not self._asked and can_ask(self._comm):  # it was made before the process group
+            check_alike(self._comm, self._alike, None)
+            self._asked = True
 
     def _future(self, sending: Sending, layout: BucketLayout, bits: Bits) -> torch.futures.Future[torch.Tensor]:
         def finish(dropped: bool = False) -> torch.Tensor:

@@ -79,6 +79,7 @@ class Exchange:
         self._stats = stats
         self._rounds = encoding != _core.ValueEncoding.native
         self.topk_states = TopkStates(collective) if collective in STATES else None
+        check_used(compressor, wire, collective)
         if self._rounds and collective in ("gtopk", "bounded"):
             raise ValueError(f"wire={wire!r} rounds values, which collective={collective!r} does not: use wire='auto'")
         if collective == "bounded":
@@ -276,6 +277,20 @@ class Exchange:
             bits[where] = total if bits.dtype == np.float32 else rounded_to_bf16(total)
 
         sending.writes.append(write)
+
+
+def check_used(compressor: Compressor, wire: str, collective: str) -> None:
+    """Raises ``ValueError`` for a wire or a collective where all compressed tensors go as the mean of one sign, each
+    gathered."""
+    parts = [compressor.part(one.name, 0) for one in compressor.residuals]
+    if not parts or not all(map(compressor.one_signed, parts)):
+        return
+    for name, value, without in (("wire", wire, ("auto", "mean")), ("collective", collective, ("allreduce",))):
+        if value not in without:
+            raise ValueError(
+                f"{name}={value!r} is not used with same_sign=True: every compressed tensor goes as the mean of one "
+                "sign, which all ranks gather; leave one of the two out"
+            )
 
 
 def most_of(encoding: _core.ValueEncoding) -> float:

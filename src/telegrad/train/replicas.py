@@ -87,7 +87,7 @@ class ReplicaSynchronizer:
             # DDPState's parameters are what the buckets have: this rank's shards, which share their memory.
             self._shards = {name: nn.Parameter(one.to_local().detach()) for name, one in self._parameters.items()}
             self._state = _ReplicaState(comm, self._shards.items(), **cast(dict[str, Any], options))
-            description = _described(self._shards, self._state)
+            description = self._state.alike
         except (ValueError, TypeError) as found:
             error = found
         check_alike(comm, {}, error)
@@ -165,8 +165,12 @@ class ReplicaSynchronizer:
 class _ReplicaState(DDPState):
     """A DDPState whose ranks are not those of the process group, which ``_check_places`` has looked at instead."""
 
-    def _check_ranks(self) -> None:
-        pass
+    _ranks_are_those_of_ddp = False
+
+    @property
+    def alike(self) -> dict[str, str]:
+        """What all replicas must have alike."""
+        return self._alike
 
 
 @dataclass(slots=True)
@@ -246,19 +250,6 @@ def _check_places(comm: Communicator, shard: tuple[int, int]) -> None:
                 f"{told[0][1]}: comm must have the ranks of one shard, as "
                 "Communicator.from_torch(mesh['replica'].get_group())"
             )
-
-
-def _described(shards: Mapping[str, nn.Parameter], state: DDPState) -> dict[str, str]:
-    """What all replicas must have alike."""
-    saved = state.state_dict()
-    sent = {name: entry["k"] for name, entry in saved["compressor"]["parameters"].items()}
-    return {
-        "parameters that require a gradient": json.dumps(
-            {name: (str(one.dtype), tuple(one.shape)) for name, one in shards.items()}
-        ),
-        **{name: str(value) for name, value in saved["config"].items()},
-        "what is compressed": json.dumps(sent),
-    }
 
 
 def _buckets_of(shards: Mapping[str, nn.Parameter]) -> Iterator[_Bucket]:

@@ -8,7 +8,7 @@ import torch
 
 from telegrad.compress import BySize, Compressor, Momentum, Policy, Tensor
 from telegrad.compress.arguments import checked_count
-from telegrad.compress.treatment import treatments
+from telegrad.compress.treatment import check_selections, treatments
 from telegrad.train.units import check_without_momentum
 
 
@@ -26,6 +26,12 @@ def policy_of(
     """``policy``, or one made of the simple options, which are checked in any case."""
     if large_tensor_elements is not None:
         large_tensor_elements = checked_count(large_tensor_elements, "large_tensor_elements")
+    check_selections(
+        {"selection": selection, "large_selection": large_selection},
+        ("large_tensor_elements", large_tensor_elements),
+        interval,
+        same_sign=same_sign,
+    )
     made = BySize(
         density=density,
         small_elements=checked_count(small_tensor_elements, "small_tensor_elements"),
@@ -44,6 +50,16 @@ def policy_of(
             "policy says how each tensor is sent: leave density, selection and what belongs to them to it, and out here"
         )
     return policy
+
+
+def check_dense(wire: str, collective: str) -> None:
+    """Raises ``ValueError`` for options that plain averaging does not use."""
+    for name, value, default in (("wire", wire, "auto"), ("collective", collective, "allreduce")):
+        if value != default:
+            raise ValueError(
+                f"{name}={value!r} is not used with mode='dense', which sums all values as they are: leave it out, or "
+                "use mode='sparse'"
+            )
 
 
 def compressor_of(
@@ -68,6 +84,14 @@ def compressor_of(
         selections={name: one.selection for name, one in chosen.items() if one.selection is not None},
         feedback=feedback,
     )
+
+
+def compressed_by(compressor: Compressor) -> dict[str, tuple[int, str, bool]]:
+    """Of each compressed parameter what its messages depend on, which all ranks must have alike."""
+    policies = {one.name: (one.k, compressor.policy_of(one)) for one in compressor.residuals}
+    return {
+        name: (k, type(policy).__name__, getattr(policy, "same_sign", False)) for name, (k, policy) in policies.items()
+    }
 
 
 def correct_momentum(

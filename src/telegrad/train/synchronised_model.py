@@ -22,6 +22,8 @@ _synchronised: dict[int, weakref.ref[nn.Parameter]] = {}  # parameters that have
 STAGED_BYTES = 256 << 20
 """Of a model on a device at most so much, and one tensor, is in pinned memory at once while it is copied."""
 
+_MOST_SHOWN = 60  # characters of a value in a message
+
 _DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 
@@ -133,7 +135,18 @@ def check_alike(comm: Communicator, own: dict[str, str], error: ValueError | Typ
     for rank, (_, theirs) in enumerate(told):
         for name, value in told[0][1].items():
             if theirs[name] != value:
-                raise ValueError(f"{name} of rank {rank} and rank 0 differ: give all ranks the same")
+                raise ValueError(
+                    f"{name} of rank {rank} and rank 0 differ: give all ranks the same ("
+                    f"rank {rank}: {_shown(theirs[name], value)}, rank 0: {_shown(value, theirs[name])})"
+                )
+
+
+def _shown(value: str, other: str) -> str:
+    """It, or of a long one a part, from a little before the place where the ``other`` differs."""
+    alike = next((place for place, (a, b) in enumerate(zip(value, other, strict=False)) if a != b), len(value))
+    start = 0 if len(value) <= _MOST_SHOWN else max(0, alike - _MOST_SHOWN // 2)
+    cut = value[start : start + _MOST_SHOWN]
+    return "…" * (start > 0) + cut + "…" * (start + len(cut) < len(value))
 
 
 def copy_model_from_rank_0(model: nn.Module, comm: Communicator) -> None:

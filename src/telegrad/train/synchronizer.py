@@ -52,12 +52,12 @@ class Synchronizer:
     """Averages the gradients of ``model`` over all ranks of ``comm`` in every backward pass, as DistributedDataParallel
     does, in groups that it plans.
 
-    ``model``: the same on all ranks but for values: rank 0's parameters and buffers are copied to all. Its parameters
-    are on the CPU, or all on one CUDA device: then streams wait where the text says that ``backward()`` does, the host
-    goes on, and plans are of the streams' times (docs/gpu.md). A gradient becomes a view of its group's memory; a
-    group's sum begins when its last gradient is there, in the same order on all ranks, and ``backward()`` ends when all
-    are over. A parameter that no rank has used keeps the gradient that it had, ``None`` too; but each rank's pass must
-    give a gradient to one parameter at least.
+    ``model``: the same on all ranks but for values: rank 0's parameters and buffers are copied to all. No parameter is
+    in a DistributedDataParallel. They are on the CPU, or all on one CUDA device: then streams wait where the text says
+    that ``backward()`` does, the host goes on, and plans are of the streams' times (docs/gpu.md). A gradient becomes a
+    view of its group's memory; a group's sum begins when its last gradient is there, in the same order on all ranks,
+    and ``backward()`` ends when all are over. A parameter that no rank has used keeps the gradient that it had,
+    ``None`` too; but each rank's pass must give a gradient to one parameter at least.
 
     ``plan``: ``"auto"`` or ``"optimal"``: the cut by which the last sum ends first, ``"greedy"``: MG-WFBP's; both are
     made at the end of pass ``warmup_steps``, from the times of these passes (a gradient counts when the last rank has

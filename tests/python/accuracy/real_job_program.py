@@ -40,10 +40,11 @@ def train(run: Run, problem: Problem) -> tuple[int, int]:
         named = ddp.module.named_parameters()  # random-k draws by name, and ddp's own begin with "module."
         state = telegrad.DDPState(comm, named, **options)
         ddp.register_comm_hook(state, telegrad.ddp_hook)
+        before = int(comm.stats()["bytes_sent"])  # by comparing options
         for step in range(run.steps):
             optimizer.param_groups[0]["lr"] = problem.task.learning_rate_at(step, run.steps)
             optimizer.zero_grad()
             inputs, targets = problem.batch(run, step, comm.rank)
             problem.loss(ddp, inputs, targets).backward()
             optimizer.step()
-        return checksum(ddp.module), int(comm.stats()["bytes_sent"])
+        return checksum(ddp.module), int(comm.stats()["bytes_sent"]) - before

@@ -188,6 +188,10 @@ def _renamed(state: dict[str, Any]) -> None:
     state["parameters"]["tail"] = state["parameters"].pop("head")
 
 
+def _with_another(state: dict[str, Any]) -> None:
+    state["parameters"]["tail"] = state["parameters"]["head"]
+
+
 def _shorter(state: dict[str, Any]) -> None:
     state["parameters"]["head"]["residual"] = np.ones(599, np.float32)
 
@@ -200,7 +204,12 @@ def _double(state: dict[str, Any]) -> None:
     ("damage", "message"),
     [
         (_without, "no residual for 'head'"),
-        (_renamed, "no residual for 'head', and one too many for 'tail'.*small_tensor_elements"),
+        (
+            _renamed,
+            "state has no residual for 'head', and a residual of 'tail', for which there is none here: .*"
+            "same parameters frozen and the same mode, policy and small_tensor_elements",
+        ),
+        (_with_another, "^state has a residual of 'tail', for which there is none here"),
         (_shorter, r"\['head'\].*float32 of shape \(599,\).*needs float32 of shape \(600,\)"),
         (_double, r"\['head'\].*is float64"),
     ],

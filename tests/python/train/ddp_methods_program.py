@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
@@ -19,7 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import telegrad
 from telegrad import Communicator, DDPState
-from telegrad.compress import ExactTopK
+from telegrad.compress import ExactTopK, RandomK
 from telegrad.train import RankState, Tensor, Treatment, load_resharded
 
 Parameters = Iterable[torch.nn.Parameter]
@@ -269,6 +270,38 @@ def the_synchronizer_trains_as_ddp_does(comm: Communicator) -> None:
     assert sync.plan is not None
 
 
+def ranks_that_were_given_others_are_told(comm: Communicator) -> None:
+    """On all of them, when the state is made; the communicator stays usable."""
+    ddp = DistributedDataParallel(Net())
+
+    def refused(error: type[Exception], said: str, *options: dict[str, Any]) -> None:
+        with pytest.raises(error, match=said):
+            DDPState(comm, ddp.named_parameters(), **options[comm.rank])
+
+    for name, values in (
+        ("mode", ["sparse", "dense"]),
+        ("density", [0.01, 0.1]),
+        ("momentum", [0.5, 0.9]),
+        ("clip_norm", [None, 1.0]),
+        ("nonfinite", ["skip", "raise"]),
+        ("selection", ["reused", "topk"]),
+        ("wire", ["auto", "int8"]),
+    ):
+        optimizer = SGD(ddp.parameters(), 0.1)
+        said = rf"{name} of rank 1 and rank 0 differ: .* \(rank 1: {values[1]}, rank 0: {values[0]}\)"
+        refused(ValueError, said, *({name: one, "optimizer": optimizer} for one in values))
+    one_sign = [{"policy": lambda _, same=same: Treatment(ExactTopK(same), 0.1)} for same in (False, True)]
+    refused(ValueError, "what is compressed of rank 1 and rank 0 differ", *one_sign)  # type: ignore[misc]
+    scaler = torch.amp.GradScaler("cpu")
+    refused(ValueError, "a scaler of rank 1", {"nonfinite": "skip"}, {"nonfinite": "skip", "scaler": scaler})
+    wrong = "density=3 must be in"
+    refused(ValueError, wrong if comm.rank == 1 else f"on rank 1: {wrong}", {}, {"density": 3})
+
+    seeded = functools.partial(Treatment, RandomK(rank=comm.rank), 0.1)  # what rightly differs
+    DDPState(comm, ddp.named_parameters(), policy=lambda _: seeded())
+    DDPState(comm, ddp.named_parameters(), selection=RandomK(rank=comm.rank))  # type: ignore[arg-type]
+
+
 def a_synchronizer_that_compresses_loses_nothing(comm: Communicator) -> None:
     """Over plans from measured times; what arrived and what waits is what all ranks gave, and weights stay equal."""
     for compression in ("topk", "auto"):
@@ -322,6 +355,7 @@ SCENARIOS: list[Callable[[Communicator], None]] = [
     shared_and_frozen_parameters,
     accumulation_with_momentum,
     distributed_checkpoint,
+    ranks_that_were_given_others_are_told,
     the_synchronizer_trains_as_ddp_does,
     a_synchronizer_that_compresses_loses_nothing,
 ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+import warnings
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,8 +20,10 @@ from telegrad import Communicator
 from telegrad.lightning import GradientExchange
 
 
-def fit(folder: Path, exchange: GradientExchange | None, epochs: int, **options: Any) -> example.Network:
-    """A new network, trained; with a checkpoint of each epoch if there is an exchange."""
+def fit(
+    folder: Path, exchange: GradientExchange | None, epochs: int, *, saves: Path | None = None, **options: Any
+) -> example.Network:
+    """A new network, trained; with a checkpoint of each epoch if there is an exchange. ``saves``: one at the end."""
     checkpoints = [ModelCheckpoint(folder, "{epoch}", save_top_k=-1)] if exchange is not None else []
     trainer = pytorch_lightning.Trainer(
         accelerator="cpu",
@@ -38,6 +41,8 @@ def fit(folder: Path, exchange: GradientExchange | None, epochs: int, **options:
     trainer.fit(network, example.batches(), **options)
     if exchange is not None:
         trainer.save_checkpoint(folder / "after.ckpt")  # a fit is over, and its residuals are still there
+    if saves is not None:
+        trainer.save_checkpoint(saves)
     return network
 
 
@@ -74,6 +79,62 @@ def lightning_trains_and_resumes(comm: Communicator) -> None:
     assert after[comm.rank]["step"] == 96
 
 
+def lightning_goes_on_in_the_next_fit(comm: Communicator) -> None:
+    """With the same model and GradientExchange; what cannot go on is told."""
+    root = Path(comm_text(comm, tempfile.mkdtemp()))
+    options = {"density": 0.05, "small_tensor_elements": 64, "momentum": 0.5}
+    whole = fit(root / "whole", GradientExchange(**options), 2)
+    exchange = GradientExchange(timeout_s=100.0, **options)
+
+    trainer = pytorch_lightning.Trainer(
+        accelerator="cpu",
+        devices=2,
+        strategy="ddp",
+        callbacks=[exchange],
+        enable_checkpointing=False,
+        max_epochs=0,
+        default_root_dir=root,
+        logger=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+
+    def go_on(network: example.Network, **more: Any) -> list[str]:
+        """What was warned of in another epoch; one trainer makes all, as samplers draw by the number of the epoch."""
+        assert trainer.fit_loop.max_epochs is not None
+        trainer.fit_loop.max_epochs += 1
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            trainer.fit(network, example.batches(), **more)
+        return sorted(str(one.message) for one in said if "does not go on" in str(one.message))
+
+    network = example.Network()
+    assert go_on(network) == []
+    assert go_on(network) == []
+    assert network.losses == whole.losses
+    assert_equal(network, whole)
+    assert exchange.state is not None
+    assert exchange.state.step == 64
+
+    network.layers[0].weight.requires_grad_(False)
+    lost = go_on(network)
+    assert len(lost) == 2  # residual and velocity
+    assert "a residual of norm " in lost[0]
+    assert "of 1 parameters, such as 'module.layers.0.weight'" in lost[0]
+    assert exchange.state.step == 96
+    lost = go_on(example.Network())
+    assert len(lost) == 2
+    assert "the fit before was of another model" in lost[0]
+
+    network = example.Network()
+    plain = root / "plain.ckpt"
+    fit(root / "plain", None, 1, saves=plain)
+    go_on(network)
+    lost = go_on(network, ckpt_path=plain)
+    assert len(lost) == 2
+    assert "the checkpoint has other weights, and nothing that waits" in lost[0]
+
+
 def lightning_example_learns_as_plain_ddp(comm: Communicator) -> None:
     root = Path(comm_text(comm, tempfile.mkdtemp()))
     networks: list[example.Network] = []
@@ -98,6 +159,11 @@ def lightning_refusals(comm: Communicator) -> None:
         start(torch.nn.Linear(4, 4), [])
     with pytest.raises(ValueError, match=r"the model has 2 optimizers.*are for one"):
         start(ddp, [None, None], momentum=0.9)
+    with pytest.raises(ValueError, match="timeout_s=-1"):
+        start(ddp, [], timeout_s=-1)
+    for option in ("densty", "comm"):
+        with pytest.raises(TypeError, match=f"GradientExchange has no argument '{option}'"):
+            GradientExchange(**{option: 0.1})
     exchange = GradientExchange()
     assert exchange.state_dict() == {}
     assert exchange.state is None
@@ -121,4 +187,9 @@ def comm_text(comm: Communicator, own: str) -> str:
     return all_gather_text(comm, own)[0]
 
 
-SCENARIOS = [lightning_trains_and_resumes, lightning_example_learns_as_plain_ddp, lightning_refusals]
+SCENARIOS = [
+    lightning_trains_and_resumes,
+    lightning_example_learns_as_plain_ddp,
+    lightning_goes_on_in_the_next_fit,
+    lightning_refusals,
+]

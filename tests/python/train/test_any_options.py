@@ -43,9 +43,13 @@ class Plan:
             "small_tensor_elements": draw.choice([0, 16, 1000]),
             "optimizer": _sgd,
         }
+        if same_sign and self.options["small_tensor_elements"] == 1000:  # the others go as means, by neither of them
+            self.options["collective"] = "allreduce"
         wires = {"gtopk": ["raw", "packed"], "bounded": ["auto", "raw"]}
         others = ["raw", "raw-bf16", "int8", "qsgd8"]
         self.options["wire"] = draw.choice(wires.get(self.options["collective"], others))
+        if same_sign and self.options["small_tensor_elements"] == 1000:
+            self.options["wire"] = "auto"
         if self.momentum:
             self.options |= {"momentum": self.momentum, "nesterov": self.nesterov, "masking": False}
         self.scaled = draw.random() < 0.4

@@ -157,6 +157,27 @@ def test_clipping_of_huge_and_of_infinite_gradients(on_ranks: OnRanks) -> None:
     on_ranks(1, run)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_a_clipped_training_goes_on_bitwise_from_other_buckets(on_ranks: OnRanks, dtype: torch.dtype) -> None:
+    """As after a restore: the norm must not depend on which parameters share a bucket, nor on their order."""
+
+    def run(comm: Communicator) -> None:
+        one, two = (Trainer(comm, dtype, clip_norm=0.3, selection="topk") for _ in range(2))
+        rng = np.random.default_rng(comm.rank)
+        for _ in range(20):
+            gradients = {
+                name: rng.standard_normal(int(np.prod(shape))).astype(np.float32) for name, shape in SHAPES.items()
+            }
+            found, expected = one.step(gradients, ONE), two.step(gradients, REBUILT)
+            for name in SHAPES:
+                np.testing.assert_array_equal(found[name], expected[name])
+            for name in LARGE:
+                np.testing.assert_array_equal(one.residual(name), two.residual(name))
+        assert one.state.stats.clipped_steps == 20
+
+    on_ranks(2, run)
+
+
 def test_a_clipped_pass_without_its_end_never_was(on_ranks: OnRanks) -> None:
     def run(comm: Communicator) -> None:
         trainer, reference = Trainer(comm, clip_norm=100.0), Trainer(comm, clip_norm=100.0)

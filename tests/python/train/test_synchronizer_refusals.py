@@ -35,6 +35,22 @@ def test_ranks_that_differ_are_told_on_all(
     on_ranks(2, run)
 
 
+def test_it_is_said_who_has_what(on_ranks: OnRanks) -> None:
+    def run(comm: Communicator) -> None:
+        with pytest.raises(ValueError, match=r"give all ranks the same \(rank 1: 6, rank 0: 5\)$"):
+            Synchronizer(model_of(0), comm, warmup_steps=5 + comm.rank)
+        plan = [
+            ["body.weight", "scale", "tail.bias", "tail.weight"],
+            ["body.weight", "scale", "tail.weight", "tail.bias"],
+        ]
+        with pytest.raises(
+            ValueError, match=r"\(rank 1: …[^…]*\"tail.weight\", \"tail.bias\"\]\]\], rank 0: …[^…]*\)$"
+        ):
+            Synchronizer(model_of(0), comm, plan=[plan[comm.rank]])
+
+    on_ranks(2, run)
+
+
 def test_models_that_differ_are_told_on_all(on_ranks: OnRanks) -> None:
     def run(comm: Communicator) -> None:
         model = model_of(0)

@@ -23,6 +23,7 @@ SCENARIOS = {
     "pytorch_lightning": [
         "lightning_trains_and_resumes",
         "lightning_example_learns_as_plain_ddp",
+        "lightning_goes_on_in_the_next_fit",
         "lightning_refusals",
     ],
     "accelerate": ["accelerate_trains_and_resumes", "accelerate_example_learns_as_plain_ddp"],
