@@ -177,7 +177,8 @@ class Split {
 
   Task<void> add_shares() {
     const std::size_t units = units_in(own_);
-    const std::size_t chunk = std::clamp<std::size_t>(Transport::kSliceBytes / kUnitBytes / together_, 1, kChunkUnits);
+    const std::size_t passes = together_ + 2;  // of add(), at most
+    const std::size_t chunk = std::clamp<std::size_t>(Transport::kSliceBytes / kUnitBytes / passes, 1, kChunkUnits);
     for (Rank first = 1, last = 1; first < net_.size(); first = last + 1) {
       last = std::min(first + together_, net_.size()) - 1;
       const auto end_of = [&](std::size_t unit) {
