@@ -68,7 +68,8 @@ void bind_reductions(nb::class_<Self>& type) {
       .def(
           "all_reduce_quantised",
           [](const Pointer& self, std::uintptr_t input, std::uintptr_t output, std::uintptr_t error, std::size_t count,
-             Reduction reduction, ValueEncoding encoding, std::uint64_t seed, std::uint32_t call, bool caller_waits) {
+             Reduction reduction, ValueEncoding encoding, std::uint64_t seed, std::uint32_t call, bool caller_waits,
+             const Gate* gate) {
             const std::size_t bytes = count * sizeof(float);
             return begin(self,
                          make_all_reduce_quantised({.input = memory<const std::byte>(input, bytes),
@@ -76,10 +77,10 @@ void bind_reductions(nb::class_<Self>& type) {
                                                     .reduction = reduction},
                                                    {.encoding = encoding, .key = {.seed = seed, .call = call}},
                                                    memory<std::byte>(error, error == 0 ? 0 : bytes)),
-                         caller_waits);
+                         caller_waits, gate);
           },
           nb::arg("input"), nb::arg("output"), nb::arg("error"), nb::arg("count"), nb::arg("reduction"),
-          nb::arg("encoding"), nb::arg("seed"), nb::arg("call"), blocking)
+          nb::arg("encoding"), nb::arg("seed"), nb::arg("call"), blocking, gate)
       .def(
           "reduce",
           [](const Pointer& self, std::uintptr_t input, std::uintptr_t output, std::size_t count, DType dtype,

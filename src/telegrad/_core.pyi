@@ -236,6 +236,7 @@ class Communicator:
         seed: int,
         call: int,
         blocking: bool = False,
+        gate: Gate | None = None,
     ) -> Request: ...
     def reduce(
         self,

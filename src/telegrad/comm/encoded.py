@@ -6,7 +6,8 @@ from typing import Any
 
 from telegrad import _core
 from telegrad.comm.arguments import checked_integer
-from telegrad.comm.tensors import HostBuffer, overlap, reducible
+from telegrad.comm.tensors import HostBuffer, check_together, on_device, overlap, reducible
+from telegrad.plan.device_tuning import HOST_TRANSFER
 
 WIRES = ("bf16", "f16", "int8", "qsgd8", "qsgd4", "qsgd2")
 """How a message may hold float32 values in fewer bytes."""
@@ -29,7 +30,7 @@ def check_encodable(buffer: HostBuffer, x: Any, reduction: _core.Reduction, algo
         raise TypeError(f"x has dtype {x.dtype}: wire= is for float32; leave it out, or convert x")
     if reduction not in _REDUCTIONS.values():
         raise ValueError(f"op={reduction.name!r} is not supported with wire=: use 'sum' or 'avg', or leave wire out")
-    if algorithm != "auto":
+    if algorithm != "auto" and not (algorithm == HOST_TRANSFER and on_device(x)):
         raise ValueError(f"algorithm={algorithm!r} is not supported with wire=: use 'auto', or leave wire out")
 
 
@@ -40,7 +41,8 @@ def error_of(error: Any, x: Any, others: tuple[HostBuffer, ...]) -> int:
     """
     if error is None:
         return 0
-    into = reducible(error, "error")
+    into = reducible(error, "error", device=on_device(x))
+    check_together(x, error, "error")
     if into.dtype != _core.DType.f32:
         raise TypeError(f"error has dtype {error.dtype} but x has {x.dtype}: give both the same")
     if tuple(error.shape) != tuple(x.shape):

@@ -136,11 +136,26 @@ class Reductions(StreamReductions, DeviceSums):
         self, x: Any, op: Any, out: Any, algorithm: str, async_op: bool, wire: str, error: Any, seed: int
     ) -> Work | None:
         encoding = encoding_of(wire)
-        core, buffer = self._usable(), reducible(x, "x", writable=out is None)
+        core, buffer = self._usable(), reducible(x, "x", writable=out is None, device=True)
         into = buffer if out is None else _result_of(buffer, x, out)
         reduction = reduction_of(op, buffer.dtype)
         check_encodable(buffer, x, reduction, algorithm)
         lost, number = error_of(error, x, (buffer, into)), checked_seed(seed)
+        if on_device(x):
+
+            def begin(given: int, taken: int, length: int, gate: _core.Gate) -> _core.Request:
+                behind = taken + length * x.element_size() if lost else 0
+                call = self._next_encoded_call()  # another one for each chunk, whose elements are counted from 0
+                return core.all_reduce_quantised(
+                    given, taken, behind, length, reduction, encoding, number, call, False, gate
+                )
+
+            target = x if out is None else out
+            parts = element_parts(x, target, begin, error)
+            tensors = (x, target) if error is None else (x, target, error)
+            result = target if async_op else None
+            work: Work | None = self._run_on_device("all_reduce", parts, tensors, result, async_op)
+            return work
         call = self._next_encoded_call()
         request = core.all_reduce_quantised(
             buffer.pointer, into.pointer, lost, buffer.elements, reduction, encoding, number, call, not async_op

@@ -137,11 +137,11 @@ def on_device(x: Any) -> bool:
     return is_torch_tensor(x) and x.device.type != "cpu"
 
 
-def check_together(x: Any, out: Any) -> None:
+def check_together(x: Any, other: Any, name: str = "out") -> None:
     """Raises ``TypeError`` where only one of two tensors is on a device, or each on another."""
-    places = [tensor.device if on_device(tensor) else "the host" for tensor in (x, out)]
+    places = [tensor.device if on_device(tensor) else "the host" for tensor in (x, other)]
     if places[0] != places[1]:
-        raise TypeError(f"x is on {places[0]} but out on {places[1]}: give both in one place")
+        raise TypeError(f"x is on {places[0]} but {name} on {places[1]}: give both in one place")
 
 
 def _check_torch(x: Any, argument: str, device: bool) -> None:

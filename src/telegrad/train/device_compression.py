@@ -16,11 +16,13 @@ from telegrad.comm import Communicator, DeviceEntries
 from telegrad.comm.device.late_read import LateRead
 from telegrad.comm.device.runtime import DeviceRuntime, Stream, has_runtime, runtime_of
 from telegrad.comm.device.work import DeviceWork
+from telegrad.comm.encoded import encoding_of
 from telegrad.compress import Compressor, Part
 from telegrad.ops.feedback import Collected, kernels_of
 from telegrad.ops.select import queues_of
 from telegrad.train.bucket import BucketLayout, Member
 from telegrad.train.device_feedback import DeviceFeedback
+from telegrad.train.device_quantised import Addend, sum_quantised
 from telegrad.train.device_selection import Choice, check_selections, queue_selections
 from telegrad.train.device_tables import DeviceTables
 from telegrad.train.device_telemetry import DeviceTelemetry
@@ -86,26 +88,38 @@ class DeviceCompression:
             work.wait()
 
     def start(
-        self, layout: BucketLayout, buffer: torch.Tensor, *, sparse: bool, looks: bool, releases: bool = False
+        self,
+        layout: BucketLayout,
+        buffer: torch.Tensor,
+        *,
+        sparse: bool,
+        looks: bool,
+        releases: bool = False,
+        wire: str | None = None,
     ) -> Started:
         """Begins to average ``buffer`` in place. ``sparse``: its parts are compressed; ``looks``: for faults, even
-        where nothing else needs that; ``releases``: what is sent densely takes along what waits."""
+        where nothing else needs that; ``releases``: what is sent densely takes along what waits. ``wire``: in which all
+        values of its parts go instead."""
         self._stats.buckets += 1
         self._stats.elements += sum(one.size for one in layout.members)
         parts = layout.parts if sparse else ()
         dense = layout.dense if sparse else layout.members
-        self._stats.dense_elements += sum(one.size for one in dense)
+        self._stats.dense_elements += sum(one.size for one in (dense if wire is None else layout.dense))
         if self.telemetry is not None:
             self.telemetry.add_bucket(layout, buffer, sparse=bool(parts))
         with torch.no_grad():
-            waiting = [one for one in layout.parts if releases and not sparse and self.feedback.waits(one.entry)]
+            releases = releases and not sparse and wire is None
+            waiting = [one for one in layout.parts if releases and self.feedback.waits(one.entry)]
             found = None
-            if parts or waiting or looks or self.compressor.momentum is not None:
+            if parts or waiting or looks or wire is not None or self.compressor.momentum is not None:
                 found = _Found.of(layout.members, buffer)
             if found is not None:
                 self._correct(dense, buffer, found)
                 for part in waiting:
                     self._release(part, buffer, found)
+            if wire is not None:
+                assert found is not None
+                return self._start_quantised(layout, buffer, found, wire)
             if not parts:
                 work: DeviceWork = self.comm.all_reduce(buffer, "avg", async_op=True)
             else:
@@ -172,26 +186,54 @@ class DeviceCompression:
     def _send(self, layout: BucketLayout, buffer: torch.Tensor, found: _Found) -> DeviceWork:
         entries = self._select(layout, buffer, found)
         lost = buffer.new_zeros(layout.elements, dtype=torch.float32) if self._rounds else None
-        dense: torch.Tensor | None = None
-        if layout.dense_runs:
-            dense = torch.cat([buffer[run] for run in layout.dense_runs])
-            self.comm.all_reduce(dense, "avg", async_op=True)
+        dense = self._begin_dense_members(layout, buffer)
         work: DeviceWork = self.comm.all_reduce(entries, "avg", out=buffer, wire=self._wire, error=lost, async_op=True)
-        if dense is not None:
-            sums = dense
-
-            def put() -> None:
-                with torch.no_grad():
-                    start = 0
-                    for run in layout.dense_runs:
-                        size = run.stop - run.start
-                        buffer[run].copy_(sums[start : start + size])
-                        start += size
-
-            work.then(put, [sums, buffer])  # sums of one communicator come on one stream, in their order
+        self._put_dense_members(layout, buffer, dense, work)
         if lost is not None:
             self._keep_lost(layout, lost, work)
         return work
+
+    def _start_quantised(self, layout: BucketLayout, buffer: torch.Tensor, found: _Found, wire: str) -> Started:
+        dense = self._begin_dense_members(layout, buffer)
+        used = (found.active > 0) | found.broken  # a gradient of zeros takes no part
+        shares = used.to(torch.float32)
+        addends = [
+            Addend(
+                buffer[part.offset : part.offset + part.entry.size],
+                self.feedback.residual(part.entry, buffer).values if self.compressor.unit_of(part.entry) > 0 else None,
+                shares[found.places[part.entry.name]],
+            )
+            for part in layout.parts
+        ]
+        work, overflowed = sum_quantised(self.comm, addends, wire, most_of(encoding_of(wire)))
+        self._put_dense_members(layout, buffer, dense, work)
+        self._keeping.append(work)
+        names = [*found.places, *(part.entry.name for part in layout.parts)]
+        return Started(work, names, torch.cat([found.broken | (found.faults != 0), overflowed]))
+
+    def _begin_dense_members(self, layout: BucketLayout, buffer: torch.Tensor) -> torch.Tensor | None:
+        if not layout.dense_runs:
+            return None
+        dense = torch.cat([buffer[run] for run in layout.dense_runs])
+        self.comm.all_reduce(dense, "avg", async_op=True)
+        return dense
+
+    def _put_dense_members(
+        self, layout: BucketLayout, buffer: torch.Tensor, sums: torch.Tensor | None, work: DeviceWork
+    ) -> None:
+        """``work``: of a later sum; those of one communicator come on one stream, in their order."""
+        if sums is None:
+            return
+
+        def put() -> None:
+            with torch.no_grad():
+                start = 0
+                for run in layout.dense_runs:
+                    size = run.stop - run.start
+                    buffer[run].copy_(sums[start : start + size])
+                    start += size
+
+        work.then(put, [sums, buffer])
 
     def _keep_lost(self, layout: BucketLayout, lost: torch.Tensor, work: DeviceWork) -> None:
         parts = [part for part in layout.parts if self.compressor.unit_of(part.entry) > 0]

@@ -22,9 +22,9 @@ from telegrad.train.clipping import checked_norm, clip_own
 from telegrad.train.clocks import DeviceClock
 from telegrad.train.compressed_group import CompressedGroup
 from telegrad.train.compression import Compression, CompressionOptions, check_options
+from telegrad.train.compression_on_device import CompressionOnDevice, DeviceCompressedGroup
 from telegrad.train.device_clipping import clip_together
 from telegrad.train.device_group import DeviceGroup, check_fits_device, dense_cost, is_on_device
-from telegrad.train.device_topk import DeviceCompressedGroup, DeviceTopk
 from telegrad.train.gradient_group import GradientGroup, Run
 from telegrad.train.group_planning import PLANS, TIMED, first_groups
 from telegrad.train.measured_timeline import MeasuredTimeline
@@ -81,7 +81,7 @@ class Synchronizer:
     scales its own gradient down to clip_norm / sqrt(ranks) before any of it leaves, which is after the backward pass.
     ``nonfinite="raise"`` (the default with compression): NonFiniteGradient on the rank that has a NaN or an infinity,
     TransportError on the others; ``"send"``: it arrives on all ranks. Gradients are float32 or bfloat16 then. On a
-    CUDA device it is ``"topk"``, by what streams can do, and errors come later (docs/gpu.md).
+    CUDA device it is ``"topk"`` or ``"quantised"``, and errors come later (docs/gpu.md).
 
     ``wait_in``: all optimisers of the model, whose ``step()`` waits for the averages, instead of ``backward()``: sums
     go on beside whatever is between. Until then each gradient is NaN: call ``wait()``, on all ranks, before you look at
@@ -207,7 +207,7 @@ class Synchronizer:
         check_options(options, compression)
         self._compression = None
         if compression is not None:
-            kind = DeviceTopk if self._is_on_device else Compression
+            kind = CompressionOnDevice if self._is_on_device else Compression
             self._compression = kind(compression, comm, self._parameters, options)
             check_fits(plan, compression)
         self._first_scheme = "fixed" if plan in TIMED else str(plan)
@@ -492,6 +492,6 @@ class Synchronizer:
         parameters = [self._parameters[name] for name in names]
         if self._compression is None:
             return DeviceGroup(parameters) if self._is_on_device else GradientGroup(parameters)
-        if isinstance(self._compression, DeviceTopk):
+        if isinstance(self._compression, CompressionOnDevice):
             return DeviceCompressedGroup(parameters, self._compression, way=way)
         return CompressedGroup(parameters, self._compression, way=way)

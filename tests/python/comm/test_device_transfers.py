@@ -388,7 +388,6 @@ OTHER = on_fake_device(torch.zeros(3))
             TypeError,
             r"x is on privateuseone:0, and this call works in host memory: .*\.cpu",
         ),
-        (lambda c, x: c.all_reduce(x, wire="bf16"), TypeError, r"move it with \.cpu\(\)"),
         (lambda c, x: c.gather(x, 0), TypeError, r"move it with \.cpu\(\)"),
         (lambda c, x: c.all_to_all(x), TypeError, r"move it with \.cpu\(\)"),
         (lambda c, x: c.all_reduce(x, out=torch.zeros(3)), TypeError, "x is on privateuseone:0 but out on the host"),

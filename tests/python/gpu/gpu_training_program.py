@@ -236,6 +236,11 @@ def compressed_synchronizer() -> None:
         assert_alike(net)
 
 
+def quantised_synchronizer() -> None:
+    net = _synchronised(plan="single", compression="quantised", quantised="qsgd4", small_tensor_elements=700)
+    assert_alike(net)
+
+
 def compressed_dropped_steps() -> None:
     net = model()
     ddp = DistributedDataParallel(net, bucket_cap_mb=1)
@@ -471,6 +476,7 @@ SCENARIOS: tuple[Callable[[], None], ...] = (
     planned_synchronizer,
     synchronizer_that_clips,
     compressed_synchronizer,
+    quantised_synchronizer,
     sharded,
     late_errors,
 )

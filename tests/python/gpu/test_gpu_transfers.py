@@ -56,6 +56,22 @@ def test_gpu_all_reduce(
             assert torch.equal(given[rank].cpu(), expected)
 
 
+@pytest.mark.parametrize("wire", ["bf16", "qsgd4"])
+def test_gpu_sums_that_round(comms: list[Communicator], streams: list[torch.cuda.Stream], wire: str) -> None:
+    """With what they lose they are exact: small integers."""
+    n = transfers.CHUNK_BYTES // 4 + 7
+    tensors, lost = addends(n, torch.float32), [torch.empty(n, device="cuda") for _ in range(RANKS)]
+    expected = (tensors[0] + tensors[1]).cpu()
+    torch.cuda.synchronize()
+    for rank, comm in enumerate(comms):
+        with torch.cuda.stream(streams[rank]):
+            comm.all_reduce(tensors[rank], wire=wire, error=lost[rank])
+    for stream in streams:
+        stream.synchronize()
+    assert torch.equal(tensors[0], tensors[1])
+    torch.testing.assert_close((tensors[0] + lost[0] + lost[1]).cpu(), expected, rtol=0, atol=1e-4)
+
+
 def test_gpu_compute_and_non_blocking_operations_are_ordered(
     comms: list[Communicator], streams: list[torch.cuda.Stream]
 ) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from computing_device import ComputingRuntime
+from device_and_host import on_devices, on_hosts
 from device_fixtures import comms, device, streams
 from device_ranks import RANKS
 from device_synchronizers import Each, each_of
@@ -16,7 +17,7 @@ from handmade_buckets import Trainer
 
 from telegrad import Communicator
 
-__all__ = ["comms", "device", "make", "on_each", "on_host", "streams"]
+__all__ = ["comms", "device", "make", "on_devices", "on_each", "on_host", "on_hosts", "streams"]
 
 
 @pytest.fixture

@@ -227,7 +227,7 @@ def test_close_keeps_the_averages(on_each: Each) -> None:
         (
             {"compression": "auto"},
             TypeError,
-            "compression='auto' works in host memory, and the parameters are on a device: use 'topk'",
+            "compression='auto' chooses by the host's clock, and the parameters are on a device: use 'topk' or 'quant",
         ),
         (
             {"compression": "topk", "plan": "optimal"},

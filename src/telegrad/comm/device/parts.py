@@ -67,14 +67,21 @@ def whole(x: Any) -> Piece:
     return x, 0, x.nbytes
 
 
-def element_parts(x: Any, out: Any, begin: Begin) -> list[Part]:
-    """For an operation that turns elements of ``x`` into those of ``out`` at the same places. Lengths: in elements."""
+def element_parts(x: Any, out: Any, begin: Begin, error: Any = None) -> list[Part]:
+    """For an operation that turns elements of ``x`` into those of ``out`` at the same places, and of ``error`` if that
+    is given, which lie behind them. Lengths: in elements."""
     elements, item = x.numel(), x.element_size()
-    if elements * item <= transfers.CHUNK_BYTES:
+    if error is None and elements * item <= transfers.CHUNK_BYTES:
         piece = (x, 0, elements * item)
         return [Pieces((piece,), (piece if out is x else (out, 0, elements * item),), begin, elements)]
+    outputs = (out,) if error is None else (out, error)
     return [
-        Pieces(((x, first * item, length * item),), ((out, first * item, length * item),), begin, length)
+        Pieces(
+            ((x, first * item, length * item),),
+            [(one, first * item, length * item) for one in outputs],
+            begin,
+            length,
+        )
         for first, length in _cuts(elements, item)
     ]
 

@@ -1,4 +1,5 @@
-"""What a Synchronizer of parameters on a device compresses, and the groups that do: in streams, with ``"topk"``."""
+"""What a Synchronizer of parameters on a device compresses, and the groups that do: in streams, by ``"topk"`` or
+``"quantised"``."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from telegrad.comm import Communicator, Work
 from telegrad.comm.device.work import DeviceWork
 from telegrad.compress import Part
 from telegrad.train.bucket import BucketLayout, Member, has_current_density, layout_of_members
-from telegrad.train.compression import Compression, CompressionOptions
+from telegrad.train.compression import QUANTISED, Compression, CompressionOptions
 from telegrad.train.device_compression import DeviceCompression, check_fits_device
 from telegrad.train.device_faults import LateFaults
 from telegrad.train.device_group import DeviceGroup
@@ -24,21 +25,23 @@ _REMEDY = (
 )
 
 
-class DeviceTopk(Compression):
-    """As Compression, of the kind ``"topk"``. What is wrong with a gradient is raised as soon as the host knows, in a
-    later pass or by ``state_dict``. Raises ``TypeError``, too, for options that streams cannot do."""
+class CompressionOnDevice(Compression):
+    """As Compression, of the kinds ``"topk"`` and ``"quantised"``. What is wrong with a gradient is raised as soon as
+    the host knows, in a later pass or by ``state_dict``. Raises ``TypeError``, too, for options that streams cannot do.
+    """
 
     def __init__(
         self, kind: str, comm: Communicator, parameters: Mapping[str, nn.Parameter], options: CompressionOptions
     ) -> None:
         super().__init__(kind, comm, parameters, options)
-        if kind != "topk":
+        if kind == "auto":
             raise TypeError(
-                f"compression={kind!r} works in host memory, and the parameters are on a device: use 'topk', or "
-                "model.cpu()"
+                "compression='auto' chooses by the host's clock, and the parameters are on a device: use 'topk' or "
+                "'quantised', or model.cpu()"
             )
-        check_fits_device(self.compressor, self.collective)
-        self.device.prepare(parameters.values())
+        if kind == "topk":
+            check_fits_device(self.compressor, self.collective)
+            self.device.prepare(parameters.values())
 
     def move_to(self, comm: Communicator) -> None:
         """As Compression's; before anything has been summed."""
@@ -55,9 +58,10 @@ class DeviceTopk(Compression):
 
     def start_in_stream(self, layout: BucketLayout, buffer: torch.Tensor, *, way: str) -> DeviceWork:
         """As ``start``, of a group's memory on the device."""
-        sparse = bool(layout.parts) and not self._warm_up.is_dense(self.step) and way == "sparse"
+        compresses = bool(layout.parts) and not self._warm_up.is_dense(self.step)
+        sparse, wire = compresses and way == "sparse", way if compresses and way in QUANTISED else None
         looks = self._nonfinite == "raise"
-        started = self.device.start(layout, buffer, sparse=sparse, looks=looks, releases=True)
+        started = self.device.start(layout, buffer, sparse=sparse, looks=looks, releases=True, wire=wire)
         if started.faulty is not None and looks:
             self._faults.add(started.names, started.faulty, self.step, remembered=True)
         return started.work
@@ -99,7 +103,7 @@ class _Held(NamedTuple):
 class DeviceCompressedGroup(DeviceGroup):
     """As a DeviceGroup, with parameters that ``compression`` compresses; see CompressedGroup."""
 
-    def __init__(self, parameters: Sequence[nn.Parameter], compression: DeviceTopk, *, way: str) -> None:
+    def __init__(self, parameters: Sequence[nn.Parameter], compression: CompressionOnDevice, *, way: str) -> None:
         super().__init__(parameters)
         self.way = way
         self._compression = compression
