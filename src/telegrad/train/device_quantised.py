@@ -41,7 +41,9 @@ def sum_quantised(comm: Communicator, addends: Sequence[Addend], wire: str, most
     values.add_(released)
     overflowed = finite & values.isinf()
     of_each = torch.stack([part.any() for part in torch.split(overflowed, sizes)])
-    excess = _cut(values, most) if most < math.inf else None
+    excess = None
+    if most < math.inf:
+        values, excess = _cut(values, most)
     kept = [one.residual for one in addends if one.residual is not None]
     with_residual = [number for number, one in enumerate(addends) if one.residual is not None]
     if kept:
@@ -67,9 +69,7 @@ def _waiting(one: Addend) -> torch.Tensor:
     return torch.zeros_like(one.gradient) if one.residual is None else one.residual * one.used
 
 
-def _cut(values: torch.Tensor, most: float) -> torch.Tensor:
-    """Makes finite values at most that large; what that takes from them."""
+def _cut(values: torch.Tensor, most: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """With finite values that are at most that large; and what that takes from them."""
     held = torch.where(values.isfinite(), values.clamp(-most, most), values)
-    excess = torch.where(values.isfinite(), values - held, torch.zeros_like(values))
-    values.copy_(held)
-    return excess
+    return held, (values - held).nan_to_num_(0.0, 0.0, 0.0)
