@@ -22,7 +22,7 @@ class FakeDriver(SimpleNamespace):
     CUresult = SimpleNamespace(CUDA_SUCCESS=0, CUDA_ERROR_NOT_READY=600, CUDA_ERROR_NOT_SUPPORTED=801)
 
     def __init__(self, error: int = 0) -> None:
-        super().__init__(calls=[], current=[], retained=[], pushed=0, events=0, capturing=0)
+        super().__init__(calls=[], current=[], retained=[], pushed=0, events=0, streams=[], capturing=0)
         self._error = error
 
     def _call(self, *call: Any) -> tuple[int]:
@@ -47,6 +47,10 @@ class FakeDriver(SimpleNamespace):
     def cuMemHostGetDevicePointer(self, address: int, flags: int) -> tuple[int, int]:  # noqa: N802
         self.calls.append((self.current[-1], "pointer", address, flags))
         return 0, address + 0x1000
+
+    def cuStreamCreate(self, flags: int) -> tuple[int, int]:  # noqa: N802
+        self.streams.append((self.current[-1], flags))
+        return self._error, 1000 + len(self.streams)
 
     def cuStreamIsCapturing(self, stream: Any) -> tuple[int, int]:  # noqa: N802
         self.calls.append((self.current[-1], "capturing", stream))
@@ -95,7 +99,7 @@ def stream_of(device: int, handle: int, of_torch: Any = None) -> CudaStream:
 
 def test_cuda_bindings_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "cuda.bindings.driver", None)  # type: ignore[arg-type]
-    with pytest.raises(ImportError, match=r"pip install cuda-bindings, or move tensors with \.cpu\(\)"):
+    with pytest.raises(ImportError, match=r"pip install 'cuda-bindings>=12\.9\.1', or move tensors with \.cpu\(\)"):
         CudaRuntime()
 
 
@@ -284,8 +288,40 @@ def test_the_current_stream_is_looked_up_once(monkeypatch: pytest.MonkeyPatch) -
     device = torch.device("cuda", 1)
     default, first, again = (runtime.current_stream(device) for _ in range(3))
     assert (default.handle, first.handle, first.driven, first.of_torch) == (0, 77, "stream 77", "torch's of cuda:1")
+    assert default.driven == "stream 1"  # CU_STREAM_LEGACY, which is torch's 0 whatever the driver takes for its own
     assert first is again
     assert [call[1:] for call in driver.calls] == [("capturing", "stream 77")] * 2  # the default one never is
+
+
+def test_streams_are_made_before_any_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Making one may last until those that wait go on."""
+    driver = FakeDriver()
+    runtime = use(monkeypatch, driver)
+    monkeypatch.setattr(torch.cuda, "ExternalStream", lambda handle, device: f"torch's of {handle} on {device}")
+    one, other = torch.device("cuda", 1), torch.device("cuda", 0)
+    for device in (one, other, one):
+        runtime.enter(device)
+        runtime.leave()
+    ahead = [("context of device 1", 1)] * 8 + [("context of device 0", 1)] * 8
+    assert driver.streams == ahead
+    made = [runtime.new_stream(one) for _ in range(8)]
+    assert sorted(stream.driven for stream in made) == list(range(1001, 1009))
+    assert made[0].of_torch == f"torch's of {made[0].handle} on cuda:1"
+    assert driver.streams == ahead
+    assert runtime.new_stream(one).driven == 1017
+    assert runtime.new_stream(other).driven in range(1009, 1017)
+    assert driver.current == []
+
+
+def test_a_device_that_makes_no_streams_is_not_entered(monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = FakeDriver(error=2)
+    runtime = use(monkeypatch, driver)
+    with pytest.raises(RuntimeError, match="cuStreamCreate failed with 2"):
+        runtime.enter(torch.device("cuda", 0))
+    assert driver.current == []
+    driver._error = 0
+    runtime.enter(torch.device("cuda", 0))
+    assert driver.current == ["context of device 0"]
 
 
 def test_a_device_is_known_by_its_bus_and_machine(monkeypatch: pytest.MonkeyPatch) -> None:

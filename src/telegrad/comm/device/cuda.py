@@ -21,6 +21,8 @@ _TIMES = 0  # CU_EVENT_DEFAULT
 _NO_TIMES = 2  # CU_EVENT_DISABLE_TIMING
 _NOT_CAPTURING = 0  # CU_STREAM_CAPTURE_STATUS_NONE
 _PLAIN_WAIT = 0  # CU_EVENT_WAIT_DEFAULT
+_LEGACY = 1  # CU_STREAM_LEGACY
+_STREAMS_AHEAD = 8
 
 
 class CudaStream:
@@ -63,8 +65,8 @@ class CudaRuntime:
             driver = import_module("cuda.bindings.driver")
         except ImportError as error:
             raise ImportError(
-                "operations on CUDA tensors need CUDA's driver interface: pip install cuda-bindings, or move tensors "
-                "with .cpu()"
+                "operations on CUDA tensors need CUDA's driver interface: pip install 'cuda-bindings>=12.9.1', or move "
+                "tensors with .cpu()"
             ) from error
         self._torch: Any = torch
         self._driver: Any = driver
@@ -74,10 +76,19 @@ class CudaRuntime:
         self._idle_events: dict[tuple[int, int], list[Any]] = {}  # by device and flags
         self._addresses: dict[tuple[int, int], int] = {}  # of words: by device, and by their addresses here
         self._contexts: dict[int, Any] = {}  # the primary ones, by device
+        self._streams_ahead: dict[int, list[Any]] = {}  # by device: the driver's, that nobody has yet
+        self._meeting = threading.Lock()
 
     def enter(self, device: Any) -> None:
-        self._push(device.index)
-        self._entered.devices.append(device.index)
+        index = device.index
+        self._push(index)
+        self._entered.devices.append(index)
+        if index not in self._streams_ahead:
+            try:
+                self._meet(index)
+            except BaseException:
+                self.leave()
+                raise
 
     def leave(self) -> None:
         self._entered.devices.pop()
@@ -100,7 +111,8 @@ class CudaRuntime:
         stream = self._streams.get((index, handle))
         if stream is None:
             of_torch = self._torch.cuda.current_stream(device)
-            stream = CudaStream(index, handle, self._driver.CUstream(handle), of_torch)
+            # With CUDA_PYTHON_CUDA_PER_THREAD_DEFAULT_STREAM set the driver has another 0 than torch.
+            stream = CudaStream(index, handle, self._driver.CUstream(handle or _LEGACY), of_torch)
             self._streams[index, handle] = stream
         # The default stream, 0, cannot be captured, and must not be asked while another one is.
         if handle and int(self._called(index, "cuStreamIsCapturing", stream.driven)) != _NOT_CAPTURING:
@@ -112,7 +124,10 @@ class CudaRuntime:
 
     # torch's own Stream() is one of a few that all of a program shares: what waits in it would hold up others.
     def new_stream(self, device: Any) -> CudaStream:
-        made = self._called(device.index, "cuStreamCreate", _NON_BLOCKING)
+        try:
+            made = self._streams_ahead.get(device.index, []).pop()
+        except IndexError:
+            made = self._called(device.index, "cuStreamCreate", _NON_BLOCKING)
         of_torch = self._torch.cuda.ExternalStream(int(made), device=device)
         return CudaStream(device.index, int(made), made, of_torch)
 
@@ -180,6 +195,14 @@ class CudaRuntime:
         with self.on(stream):
             future.set_result(value)
 
+    # While a stream waits, the driver may not return from making another one before it goes on:
+    # so there are some before the first does.
+    def _meet(self, index: int) -> None:
+        with self._meeting:
+            if index not in self._streams_ahead:
+                made = [self._called(index, "cuStreamCreate", _NON_BLOCKING) for _ in range(_STREAMS_AHEAD)]
+                self._streams_ahead[index] = made
+
     def _recorded(self, stream: Any, flags: int) -> CudaEvent:
         idle = self._idle_events.setdefault((stream.device, flags), [])
         try:
@@ -203,8 +226,8 @@ class CudaRuntime:
             self._check(function, answer[0])
         return answer[1] if len(answer) > 1 else None
 
-    # The default stream is 0 on every device: the driver takes it for that of the thread's current context, which may
-    # be of another device, or none in a thread that has not met CUDA yet.
+    # The default stream is the same number on every device: the driver takes it for that of the thread's current
+    # context, which may be of another device, or none in a thread that has not met CUDA yet.
     def _answer(self, device: int, function: str, *arguments: Any) -> Any:
         entered = self._entered.devices
         if entered and entered[-1] == device:
