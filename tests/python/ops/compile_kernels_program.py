@@ -32,8 +32,8 @@ CASES: list[tuple[JITFunction, dict[str, Any]]] = [
     (passes.fused_pass, {**BOTH, **BLOCK, **PASS}),
     (passes.fused_pass, {**NEGATIVE, **BLOCK, **PASS, "MOMENTS": True}),
     (passes.fused_pass, {**BOTH, **BLOCK, **PASS, "HELD": True}),
-    (passes.order_blocks, BLOCK),
-    (passes.restore_blocks, BLOCK),
+    (passes.order_blocks, {}),
+    (passes.restore_blocks, {}),
     (passes.move_listed, BLOCK),
     (passes.put_listed_back, BLOCK),
     (passes.normal_pass, {**BLOCK, "ADD": True}),
@@ -93,7 +93,7 @@ OTHER_CASES: list[tuple[JITFunction, dict[str, Any], dict[str, str]]] = [
         {"KIND": 1, "MASKS": False, "LIMITS": False, "BLOCK": 1024},
         {**COLLECTED, "to_values": "*i16"},
     ),
-    (updates.clear_nonfinite, {"BLOCK": 1024}, COLLECTED),
+    (updates.clear_nonfinite, {"BLOCK": 8192}, COLLECTED),
     (updates.restore_elements, {"BLOCK": 1024}, FEEDBACK),
     (updates.set_unit, {"HAS_THRESHOLD": True}, UNITS),
     (updates.rescale_elements, {"BLOCK": 1024}, {**FEEDBACK, **UNITS}),
@@ -181,6 +181,7 @@ def compiled(
         "flushes_denormals": ".ftz" in ptx or "denorm_mode_32 3" not in text.get("amdgcn", "denorm_mode_32 3"),
         "fuses": "fma.rn" in ptx,
         "approximates": ".approx" in ptx or "div.full" in ptx,
+        "orders_atomics": len(re.findall(r"tt\.atomic_\w+ \w+, (?!relaxed)", text["ttir"])),
     }
 
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 from scatter_checks import vector
-from triton_arrays import DEVICE, SMALL_BLOCK, OnArrays, array_of, tensor_of, turn_blocks_round
+from triton_arrays import DEVICE, SMALL_BLOCK, OnArrays, array_of, tensor_of, torch, turn_blocks_round
 
 from telegrad.compress.entries import Entry
 from telegrad.ops.feedback import Collected, kernels_of, naive
@@ -25,6 +25,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of numpy, i
 @pytest.fixture(autouse=True)
 def _in_small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernels, "BLOCK", SMALL_BLOCK)
+    monkeypatch.setattr(kernels, "_CLEARED", 2 * SMALL_BLOCK)
     turn_blocks_round(monkeypatch)
 
 
@@ -213,6 +214,15 @@ def test_faults_are_cleared_where_they_are(sizes: list[int]) -> None:
         for part, one, fault in zip(on_device, parts, told, strict=True):
             assert array_of(part.residual).tobytes() == one.residual.tobytes()
             assert np.isfinite(one.residual).all() == (fault == 1)
+
+
+def test_few_programs_look_whether_there_was_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    programs: list[int] = []
+    monkeypatch.setattr(kernels, "launch", lambda _, number, *__, **___: programs.append(number))
+    parts = [Collected(torch.zeros(size), None, 0, 0, 0, 0) for size in (1, 8192, 100_000)]
+    kernels.clear_faults(parts, kernels.table(parts), torch.zeros(1, dtype=torch.int32))
+    assert programs == [1 + 1 + 13]
 
 
 @pytest.mark.parametrize("size", [1, 64, 300])

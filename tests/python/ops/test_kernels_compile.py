@@ -45,6 +45,7 @@ def test_the_fused_pass_and_the_quantisers_for_cuda(tmp_path: Path) -> None:
     assert [row["kernel"] for row in rows] == ["fused_pass"] * 3 + ["quantise_buckets"] * 3
     for row in rows:
         assert [row["flushes_denormals"], row["fuses"], row["approximates"]] == [False] * 3
+    assert [row["orders_atomics"] for row in rows] == [0] * 6
     for row in rows[:3]:
         # 4096 entries by 256 threads, four at once: each loads 4 vectors of the residual, 4 of the gradient, no more.
         assert row["vector_loads"] <= 8
@@ -55,4 +56,5 @@ def test_the_fused_pass_and_the_quantisers_for_cuda(tmp_path: Path) -> None:
 def test_all_for_hip(tmp_path: Path) -> None:
     for row in _compiled("hip", "gfx942", "64", cache=tmp_path):
         assert row["bytes"] > 1000, row["kernel"]
+        assert row["orders_atomics"] == 0, row["kernel"]  # nothing is read that they would order
         assert not row["flushes_denormals"], row["kernel"]

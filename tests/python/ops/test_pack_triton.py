@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pack_checks as checks
 import pytest
@@ -9,6 +11,7 @@ from triton_arrays import DEVICE, SMALL_BLOCK, OnArrays, array_of, tensor_of, to
 
 from telegrad.ops.pack import kernels_of, pack_bits, pack_indices, packed_indices_most, unpack_bits, unpack_indices
 from telegrad.ops.pack import triton as kernels
+from telegrad.ops.pack.triton.plan import plan_of
 
 GPU = OnArrays(kernels)
 pytestmark = pytest.mark.usefixtures("in_small_blocks")
@@ -31,6 +34,27 @@ def test_bits(width: int, count: int) -> None:
 @pytest.mark.parametrize("layout", checks.LAYOUTS)
 def test_indices(layout: str, size: int) -> None:
     checks.check_indices(GPU, layout, size)
+
+
+class _NumbersOfWhere(torch.utils._python_dispatch.TorchDispatchMode):
+    """A number that torch.where is given becomes a tensor on the host, and on a GPU is copied there."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        assert func is not torch.ops.aten.scalar_tensor.default, "the host would wait for a copy"
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("layout", checks.LAYOUTS)
+def test_the_plan_waits_for_nothing(layout: str) -> None:
+    indices = tensor_of(checks.indices_of(layout, 1500).astype(np.int64))
+    if DEVICE == "cuda":
+        torch.cuda.set_sync_debug_mode("error")
+    try:
+        with _NumbersOfWhere():
+            plan_of(indices)
+    finally:
+        if DEVICE == "cuda":
+            torch.cuda.set_sync_debug_mode("default")
 
 
 def test_no_indices_at_all() -> None:

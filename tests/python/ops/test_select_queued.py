@@ -104,14 +104,16 @@ def test_the_host_asks_for_nothing(size: int, monkeypatch: pytest.MonkeyPatch) -
 
         for name in ("item", "tolist", "__bool__", "__int__", "__index__", "nonzero", "cpu", "numpy"):
             monkeypatch.setattr(torch.Tensor, name, asks)
-    kernels.queue_topk(x, gradient, 50, indices, values, count, 0)
-    kernels.queue_select(x, None, 0.5, indices, values, count, 0)
-    limits = numbers_on(x, 25, 50, size).view(1, 3)
-    kept = Kept(numbers_on(x, 0).to(torch.float64), numbers_on(x, 0), limits, 8, 0.1)
-    kernels.queue_reused([x], [gradient], [25], kept, [indices], [values], [count], [0], [numbers_on(x, 1)])
-    monkeypatch.undo()
-    if DEVICE == "cuda":
-        torch.cuda.set_sync_debug_mode("default")
+    try:
+        kernels.queue_topk(x, gradient, 50, indices, values, count, 0)
+        kernels.queue_select(x, None, 0.5, indices, values, count, 0)
+        limits = numbers_on(x, 25, 50, size).view(1, 3)
+        kept = Kept(numbers_on(x, 0).to(torch.float64), numbers_on(x, 0), limits, 8, 0.1)
+        kernels.queue_reused([x], [gradient], [25], kept, [indices], [values], [count], [0], [numbers_on(x, 1)])
+    finally:  # else the tests behind this one would fail, too
+        monkeypatch.undo()
+        if DEVICE == "cuda":
+            torch.cuda.set_sync_debug_mode("default")
     assert count.tolist() == [25]
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -205,6 +206,66 @@ def test_the_same_bits_in_every_run() -> None:
         return [said, residual.tobytes(), indices[:count].tobytes(), values[:count].tobytes()]
 
     assert run() == run()
+
+
+@pytest.mark.skipif(DEVICE != "cpu", reason="of a GPU, which adds as it does")
+def test_the_nan_that_a_gpu_makes_is_the_oracles(monkeypatch: pytest.MonkeyPatch) -> None:
+    from triton.runtime.interpreter import interpreter_builder as builder
+
+    add, made = builder.binary_op, []
+
+    def add_as_a_gpu(left: Any, right: Any, operation: Any) -> Any:
+        found = add(left, right, operation)
+        if operation is np.add and found.data.dtype == np.float32:
+            is_nan = np.isnan(found.data)
+            made.append(is_nan.any())
+            found.data[is_nan] = np.uint32(0x7FFFFFFF).view(np.float32)
+        return found
+
+    monkeypatch.setattr(builder, "binary_op", add_as_a_gpu)
+    x = np.array([1, 2, np.nan, 3], np.float32)
+    checks.check_topk(GPU, x, 0.5, 1, 0)
+    checks.check_select(GPU, x, 1, 4, 0.5, 0)
+    checks.check_queued(GPU, "topk", x, 1, 2, 2, 0)
+    checks.check_buckets(GPU, x, 4, 2, 1)
+    assert sum(made) == 4
+
+
+@pytest.mark.skipif(DEVICE != "cpu", reason="the interpreter counts them")
+def test_blocks_that_have_nothing_to_do_look_at_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is queued for a sample that misled, where it did not."""
+    from triton.runtime.interpreter import interpreter_builder as builder
+
+    size, room = 20 * BLOCK, 40
+    residual = tensor_of(np.random.default_rng(0).permutation(size).astype(np.float32))
+    out = sources.Output(torch.zeros(room, dtype=torch.uint32), torch.zeros(room), 0)
+    bound = numbers_on(residual, ranked.key_of(size - 30.0, sources.side_of(0)))
+    made = sources.FusedPass(residual, None, sources.side_of(0), bound=bound, room=room)
+    lanes: list[int] = []
+    for name in ("create_masked_load", "create_masked_store"):
+        call = getattr(builder, name)
+        monkeypatch.setattr(
+            builder, name, lambda at, *rest, call=call: [lanes.append(at.data.size), call(at, *rest)][1]
+        )
+    usable = numbers_on(residual, 1)
+    made.order(usable, out)
+    made.restore(usable)
+    rest = sources.Source.whole_unless(usable, residual, sources.side_of(0))
+    moved = rest.move(rest.kth(20, cuts_all=True), out)
+    assert (int(made.reached), int(moved)) == (30, 0)
+    assert sorted(out.values[:30].tolist()) == list(range(size - 30, size))
+    assert sum(lanes) < size / 2
+
+
+def test_entries_before_a_block_are_one_sum(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a row of its own: of several torch sums up each with one block of threads."""
+    shapes: list[int] = []
+    cumsum = torch.Tensor.cumsum
+    monkeypatch.setattr(torch.Tensor, "cumsum", lambda x, dim: [shapes.append(x.dim()), cumsum(x, dim)][1])
+    monkeypatch.setattr(sources, "BLOCK", 32)
+    x = np.random.default_rng(0).integers(-9, 10, 200).astype(np.float32)
+    checks.check_topk(GPU, x, 0.3, 1, 0)
+    assert shapes == [1]
 
 
 @pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan])

@@ -21,6 +21,10 @@ from telegrad.ops.feedback.triton.updates import (
 from telegrad.ops.triton import BLOCK, launch
 from telegrad.ops.triton.floats import KINDS, bits_of
 
+_CLEARED = 8192
+"""Elements of one program that clears: mostly it has only to find out that it need not, which takes some loads, each of
+them behind the last one."""
+
 
 def accumulate_velocity(
     velocity: torch.Tensor,
@@ -43,7 +47,7 @@ def table(parts: Sequence[Collected]) -> torch.Tensor:
     velocities = [part.residual if part.velocity is None else part.velocity for part in parts]
     rows = [
         [0, *accumulate(_collecting(part) for part in parts)],
-        [0, *accumulate(_blocks_of(one.numel()) for one in residuals)],
+        [0, *accumulate(_clearing(part) for part in parts)],
         [*(part.start for part in parts), 0],
         [*(part.stop for part in parts), 0],
         [*(part.offset for part in parts), 0],
@@ -85,8 +89,9 @@ def collect(
 
 def clear_faults(parts: Sequence[Collected], table: torch.Tensor, faults: torch.Tensor) -> None:
     """See ``Kernels.clear_faults``."""
-    programs = sum(_blocks_of(part.residual.numel()) for part in parts)
-    launch(clear_nonfinite, programs, table, len(parts), len(parts).bit_length(), faults, BLOCK=BLOCK)
+    launch(
+        clear_nonfinite, sum(map(_clearing, parts)), table, len(parts), len(parts).bit_length(), faults, BLOCK=_CLEARED
+    )
 
 
 def restore(x: torch.Tensor, before: torch.Tensor, wanted: torch.Tensor) -> None:
@@ -110,10 +115,15 @@ def _over(elements: int, kernel: Any, x: torch.Tensor, *arguments: Any, **option
     launch(kernel, _blocks_of(elements), x, *arguments, **options, BLOCK=BLOCK)
 
 
-def _blocks_of(elements: int) -> int:
-    return max(1, -(-elements // BLOCK))
+def _blocks_of(elements: int, block: int | None = None) -> int:
+    return max(1, -(-elements // (block or BLOCK)))
 
 
 def _collecting(part: Collected) -> int:
     """Programs for its entries."""
     return _blocks_of(part.stop - part.start)
+
+
+def _clearing(part: Collected) -> int:
+    """Programs for its residual."""
+    return _blocks_of(part.residual.numel(), _CLEARED)

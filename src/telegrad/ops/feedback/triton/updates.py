@@ -44,7 +44,7 @@ def move_velocity(
     stored = rounded(passed, OUT_KIND)
     tl.store(out + where, stored, mask=inside)
     bad = inside & (~(is_finite(moved) & is_finite(widened(stored, OUT_KIND))))
-    tl.atomic_or(fault, 1, mask=tl.max(bad.to(tl.int32)) > 0)
+    tl.atomic_or(fault, 1, mask=tl.max(bad.to(tl.int32)) > 0, sem="relaxed")
 
 
 @triton.jit(do_not_specialize=["parts", "steps"])
@@ -104,7 +104,7 @@ def collect_entries(
     to = end - counted + lane
     tl.store(to_indices + to, index, mask=inside)
     tl.store(to_values + to, stored, mask=inside)
-    tl.atomic_or(faults + place, 1, mask=tl.max((inside & (~finite)).to(tl.int32)) > 0)
+    tl.atomic_or(faults + place, 1, mask=tl.max((inside & (~finite)).to(tl.int32)) > 0, sem="relaxed")
     alone = is_broken & (lane == 0)
     last = end - 1 + lane
     tl.store(to_indices + last, (tl.zeros_like(lane) + offset).to(tl.uint32), mask=alone)
@@ -118,12 +118,12 @@ def clear_nonfinite(table, parts, steps, faults, BLOCK: tl.constexpr):
     program = tl.program_id(0)
     firsts = row_of(table, parts, 1)
     part = part_of(firsts, parts, steps, program)
-    where = (program - tl.load(firsts + part)) * BLOCK + tl.arange(0, BLOCK)
-    residual = tl.load(row_of(table, parts, 7) + part).to(tl.pointer_type(tl.float32))
-    fault = tl.load(faults + tl.load(row_of(table, parts, 5) + part))
-    inside = (where < tl.load(row_of(table, parts, 6) + part)) & (fault != 0)
-    x = tl.load(residual + where, mask=inside, other=0.0)
-    tl.store(residual + where, tl.zeros_like(x), mask=inside & (~is_finite(x)))
+    if tl.load(faults + tl.load(row_of(table, parts, 5) + part)) != 0:
+        where = (program - tl.load(firsts + part)) * BLOCK + tl.arange(0, BLOCK)
+        residual = tl.load(row_of(table, parts, 7) + part).to(tl.pointer_type(tl.float32))
+        inside = where < tl.load(row_of(table, parts, 6) + part)
+        x = tl.load(residual + where, mask=inside, other=0.0)
+        tl.store(residual + where, tl.zeros_like(x), mask=inside & (~is_finite(x)))
 
 
 @triton.jit

@@ -189,7 +189,7 @@ def read_blocks(packed, begins, starts, indices, missing, present, faults, TILE:
                     packed, present_lows, present_highs, high_bytes, zero, present_width, broken, into, TILE
                 )
                 fault += (whole == 0).to(tl.int64)
-    tl.atomic_add(faults, fault)
+    tl.atomic_add(faults, fault, sem="relaxed")
 
 
 @triton.jit
@@ -217,7 +217,7 @@ def read_runs(packed, begins, starts, indices, missing, present, faults):
         end = tl.load(present + begin + lane, mask=own, other=0).to(tl.int64)
         last = tl.load(present + begin + lane - 1, mask=own & (lane > 0), other=0).to(tl.int64)
         wrong = own & ((end <= last) | (end >= count))
-        tl.atomic_add(faults, tl.sum(wrong.to(tl.int64)))
+        tl.atomic_add(faults, tl.sum(wrong.to(tl.int64)), sem="relaxed")
         # Of every index the runs that have begun before it or with it, but for the first run: the largest such number.
         begun = tl.zeros_like(lane)
         for step in tl.static_range(10):

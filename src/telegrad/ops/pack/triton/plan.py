@@ -1,7 +1,8 @@
 """How indices are cut into blocks, and what each takes: with torch's functions, as vectors over all possible blocks.
 
 A leaf is 64 indices; a block is 1, 2, 4, 8 or 16 of them, of one chunk of 1,024. A block is halved where its halves,
-cut as well as they can be, take fewer bytes. Nothing here waits for the GPU.
+cut as well as they can be, take fewer bytes. Nothing here waits for the GPU: torch.where would, of a number that it is
+given, as that is copied there.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ class _Blocks:
 
     @property
     def bytes(self) -> torch.Tensor:
-        return torch.where(self.exist, self.fields[-1] + _HEADER_BYTES, 0)
+        return (self.fields[-1] + _HEADER_BYTES).masked_fill(~self.exist, 0)
 
 
 def plan_of(indices: torch.Tensor) -> Plan:
@@ -66,7 +67,7 @@ def plan_of(indices: torch.Tensor) -> Plan:
         reached = (reached & cut).repeat_interleave(2)
         if step > 1:
             reached &= levels[step.bit_length() - 2].exist
-    ends = torch.where(grid[0] > 0, grid[-1] + _HEADER_BYTES, 0).cumsum(0)
+    ends = (grid[-1] + _HEADER_BYTES).masked_fill(grid[0] == 0, 0).cumsum(0)
     counts, breaks, widths, runs, payloads = grid
     return Plan(counts, breaks, widths, runs, payloads, ends)
 
@@ -77,12 +78,12 @@ def _blocks_of(indices: torch.Tensor, breaks_before: torch.Tensor, leaves: int, 
     lasts = (begins + most).clamp(max=size) - 1
     exist = begins < size
     begins = begins.clamp(max=size - 1)
-    counts = torch.where(exist, lasts + 1 - begins, 1)
+    counts = (lasts + 1 - begins).masked_fill(~exist, 1)
     breaks = breaks_before[lasts] - breaks_before[begins]
     missing = indices[lasts] - indices[begins] - (counts - 1)
     breaks, missing = breaks.clamp(min=0), missing.clamp(min=0)  # of blocks that do not exist
     widths = _width(counts - 1, missing)
-    payloads = torch.where(missing > 0, _lows(counts - 1, widths) + _highs(counts - 1, missing, widths), 0)
+    payloads = (_lows(counts - 1, widths) + _highs(counts - 1, missing, widths)).masked_fill(missing == 0, 0)
     run_widths = _width(breaks, missing - breaks)
     held = counts - 1 - breaks
     present_widths = _width(breaks, held)
@@ -97,7 +98,7 @@ def _width(count: torch.Tensor, spread: torch.Tensor) -> torch.Tensor:
     """floor(log2(spread / count)); 0 where that is less."""
     share = torch.div(spread, count.clamp(min=1), rounding_mode="floor")
     length = torch.frexp(share.to(torch.float64)).exponent.to(torch.int64)  # in bits: exact below 2^53
-    return torch.where((count > 0) & (spread >= count), length - 1, 0)
+    return (length - 1).masked_fill((count <= 0) | (spread < count), 0)
 
 
 def _lows(count: torch.Tensor, width: torch.Tensor) -> torch.Tensor:
@@ -105,4 +106,4 @@ def _lows(count: torch.Tensor, width: torch.Tensor) -> torch.Tensor:
 
 
 def _highs(count: torch.Tensor, spread: torch.Tensor, width: torch.Tensor) -> torch.Tensor:
-    return torch.where(count > 0, (count + (spread >> width) + 7) >> 3, 0)
+    return ((count + (spread >> width) + 7) >> 3).masked_fill(count <= 0, 0)

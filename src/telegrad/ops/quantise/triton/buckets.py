@@ -146,6 +146,7 @@ def dequantise_buckets(
     where = row[:, None] * BUCKET + column[None, :]
     inside = where < size
     wrong_code = there & ((code == -sign) | ((inside == 0) & (code != 0)))
-    tl.atomic_add(faults, tl.sum(wrong_scale.to(tl.int64)) + tl.sum(tl.sum(wrong_code.to(tl.int64), axis=1)))
+    found = tl.sum(wrong_scale.to(tl.int64)) + tl.sum(tl.sum(wrong_code.to(tl.int64), axis=1))
+    tl.atomic_add(faults, found, sem="relaxed")
     decoded = level_of(code, scale_bits.to(tl.float32, bitcast=True)[:, None], UNIT)
     tl.store(values + where, canonical(decoded), mask=inside)

@@ -50,4 +50,4 @@ def count_faults(indices, count, size, base, faults, BLOCK: tl.constexpr):
     # Below `base` the difference is not looked at: it may be beyond 64 bits.
     placed = (index >= base) & (index - base < size)
     wrong = inside & ((placed == 0) | (follows & (index <= before)))
-    tl.atomic_add(faults, tl.sum(wrong.to(tl.int64)))
+    tl.atomic_add(faults, tl.sum(wrong.to(tl.int64)), sem="relaxed")

@@ -103,7 +103,8 @@ def add_digits(
         key = (bits ^ FLIP) & MASK
         member = inside & (key >= LOWEST) & ((key >> (SHIFT + WIDTH)) == digits)
         counted += tl.histogram((key >> SHIFT) & (bins - 1), bins, mask=member)
-    tl.atomic_add(histogram + tl.arange(0, bins), counted.to(tl.int64), mask=counted > 0)
+    # Not "> 0", which is never true in what Triton 3.8.0 compiles for HIP: its bounds of a histogram are wrong.
+    tl.atomic_add(histogram + tl.arange(0, bins), counted.to(tl.int64), mask=counted != 0, sem="relaxed")
 
 
 @triton.jit(do_not_specialize=["parts", "steps"])
@@ -182,14 +183,24 @@ def count_cut(
     MASK: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """How many entries of every block have a greater key than the cut's, and how many that one."""
+    """How many entries of every block have a greater key than the cut's, and how many that one.
+
+    Mostly there are no entries, or few: blocks behind them are through at once.
+    """
     block = tl.program_id(0)
-    where = block.to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    inside = where < tl.load(length)
-    key = (tl.load(values + where, mask=inside, other=0.0).to(tl.int32, bitcast=True) ^ FLIP) & MASK
-    last = tl.load(cut)
-    tl.store(greater + block, tl.sum((inside & (key > last)).to(tl.int32)).to(tl.int64))
-    tl.store(equal + block, tl.sum((inside & (key == last)).to(tl.int32)).to(tl.int64))
+    first = block.to(tl.int64) * BLOCK
+    size = tl.load(length)
+    above = tl.zeros([], tl.int64)
+    ties = tl.zeros([], tl.int64)
+    if first < size:
+        where = first + tl.arange(0, BLOCK)
+        inside = where < size
+        key = (tl.load(values + where, mask=inside, other=0.0).to(tl.int32, bitcast=True) ^ FLIP) & MASK
+        last = tl.load(cut)
+        above = tl.sum((inside & (key > last)).to(tl.int32)).to(tl.int64)
+        ties = tl.sum((inside & (key == last)).to(tl.int32)).to(tl.int64)
+    tl.store(greater + block, above)
+    tl.store(equal + block, ties)
 
 
 @triton.jit(do_not_specialize=["room", "offset"])
@@ -200,7 +211,7 @@ def move_cut(
     length,
     cut,
     greater_ends,  # int64, of every block: such entries of it and of those before
-    equal_ends,
+    equal_ends,  # and all greater ones: one sum over both rows
     room,
     indices,
     moved,
@@ -215,39 +226,48 @@ def move_cut(
     """Writes, in order, the first ``room`` entries that the cut cuts off, and how many it does.
 
     LISTED: the source has left the residual already, and what is not cut off is put back. Otherwise ``values`` is the
-    residual, and what is cut off becomes zero.
+    residual, and what is cut off becomes zero. Blocks behind the last entry are through at once.
     """
     block = tl.program_id(0)
-    where = block.to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    inside = where < tl.load(length)
-    x = tl.load(values + where, mask=inside, other=0.0)
-    key = (x.to(tl.int32, bitcast=True) ^ FLIP) & MASK
-    last = tl.load(cut)
+    first = block.to(tl.int64) * BLOCK
+    size = tl.load(length)
     ties = tl.load(cut + 1)
-    greater = inside & (key > last)
-    equal = inside & (key == last)
-    ones = equal.to(tl.int32)
     if ALONE:
-        greater_end = tl.sum(greater.to(tl.int32)).to(tl.int64)
-        equal_end = tl.sum(ones).to(tl.int64)
+        is_wanted = first == 0  # without entries as well: it alone knows that there are none
+        greater_end = tl.zeros([], tl.int64)
+        equal_end = tl.zeros([], tl.int64)
     else:
+        is_wanted = first < size
         greater_end = tl.load(greater_ends + block)
-        equal_end = tl.load(equal_ends + block)
-    tl.store(total, greater_end + tl.minimum(equal_end, ties), mask=block == tl.num_programs(0) - 1)
-    greater_before = greater_end - tl.sum(greater.to(tl.int32))
-    equal_before = equal_end - tl.sum(ones)
-    chosen = greater | (equal & (equal_before + tl.cumsum(ones, 0) <= ties))
-    flags = chosen.to(tl.int32)
-    place = greater_before + tl.minimum(equal_before, ties) + tl.cumsum(flags, 0) - flags
-    chosen = chosen & (place < room)
-    if LISTED:
-        position = tl.load(positions + where, mask=inside, other=0).to(tl.int64)
-        tl.store(residual + position, x, mask=inside & (~chosen))
-    else:
-        position = where
-        tl.store(residual + where, tl.zeros_like(x), mask=chosen)
-    tl.store(indices + place, position + offset, mask=chosen)
-    tl.store(moved + place, x, mask=chosen)
+        equal_end = tl.load(equal_ends + block) - tl.load(greater_ends + tl.num_programs(0) - 1)
+        tl.store(total, greater_end + tl.minimum(equal_end, ties), mask=block == tl.num_programs(0) - 1)
+    if is_wanted:
+        where = first + tl.arange(0, BLOCK)
+        inside = where < size
+        x = tl.load(values + where, mask=inside, other=0.0)
+        key = (x.to(tl.int32, bitcast=True) ^ FLIP) & MASK
+        last = tl.load(cut)
+        greater = inside & (key > last)
+        ones = (inside & (key == last)).to(tl.int32)
+        above = tl.sum(greater.to(tl.int32)).to(tl.int64)
+        equals = tl.sum(ones).to(tl.int64)
+        if ALONE:
+            greater_end = above
+            equal_end = equals
+            tl.store(total, above + tl.minimum(equals, ties))
+        equal_before = equal_end - equals
+        chosen = greater | ((ones > 0) & (equal_before + tl.cumsum(ones, 0) <= ties))
+        flags = chosen.to(tl.int32)
+        place = greater_end - above + tl.minimum(equal_before, ties) + tl.cumsum(flags, 0) - flags
+        chosen = chosen & (place < room)
+        if LISTED:
+            position = tl.load(positions + where, mask=inside, other=0).to(tl.int64)
+            tl.store(residual + position, x, mask=inside & (~chosen))
+        else:
+            position = where
+            tl.store(residual + where, tl.zeros_like(x), mask=chosen)
+        tl.store(indices + place, position + offset, mask=chosen)
+        tl.store(moved + place, x, mask=chosen)
 
 
 @triton.jit(do_not_specialize=["per_bucket", "of_last", "offset"])

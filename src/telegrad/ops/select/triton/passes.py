@@ -13,6 +13,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+_STEP: tl.constexpr = tl.constexpr(256)  # of a block's packed entries: there are few, and a program has as many threads
+
 
 @triton.jit(do_not_specialize=["room"])
 def fused_pass(
@@ -64,7 +66,7 @@ def fused_pass(
         flags = reached.to(tl.int32)
         count = tl.sum(flags)
         # Where a block's entries lie hangs on which block came first; order_blocks() puts them in order.
-        start = tl.atomic_add(cursor, count.to(tl.int64))
+        start = tl.atomic_add(cursor, count.to(tl.int64), sem="relaxed")
         tl.store(starts + block, start)
         tl.store(counts + block, count)
         moved = reached & (start + count <= room)
@@ -90,17 +92,19 @@ def order_blocks(
     to_indices,
     to_values,
     offset,
-    BLOCK: tl.constexpr,
 ):
     """Copies what a fused pass packed, block after block: ascending positions, plus ``offset``."""
     block = tl.program_id(0)
-    count = tl.load(counts + block)
-    lane = tl.arange(0, BLOCK)
-    own = (lane < count) & (tl.load(usable) > 0)
-    start = tl.load(starts + block) + lane
-    place = tl.load(ends + block) - count + lane
-    tl.store(to_indices + place, tl.load(indices + start, mask=own, other=0).to(tl.int64) + offset, mask=own)
-    tl.store(to_values + place, tl.load(values + start, mask=own, other=0.0), mask=own)
+    if tl.load(usable) > 0:
+        count = tl.load(counts + block)
+        start = tl.load(starts + block)
+        begin = tl.load(ends + block) - count
+        for first in range(0, count, _STEP):
+            lane = first + tl.arange(0, _STEP)
+            own = lane < count
+            index = tl.load(indices + start + lane, mask=own, other=0).to(tl.int64) + offset
+            tl.store(to_indices + begin + lane, index, mask=own)
+            tl.store(to_values + begin + lane, tl.load(values + start + lane, mask=own, other=0.0), mask=own)
 
 
 @triton.jit(do_not_specialize=["room"])
@@ -112,16 +116,18 @@ def restore_blocks(
     starts,
     counts,
     usable,  # int64: unless it is 0 nothing is done
-    BLOCK: tl.constexpr,
 ):
     """Undoes the moves of a fused pass: what it packed is in the residual again."""
     block = tl.program_id(0)
-    count = tl.load(counts + block)
-    start = tl.load(starts + block)
-    lane = tl.arange(0, BLOCK)
-    own = (lane < count) & (start + count <= room) & (tl.load(usable) == 0)
-    position = tl.load(indices + start + lane, mask=own, other=0).to(tl.int64)
-    tl.store(residual + position, tl.load(values + start + lane, mask=own, other=0.0), mask=own)
+    if tl.load(usable) == 0:
+        count = tl.load(counts + block)
+        start = tl.load(starts + block)
+        if start + count <= room:
+            for first in range(0, count, _STEP):
+                lane = first + tl.arange(0, _STEP)
+                own = lane < count
+                position = tl.load(indices + start + lane, mask=own, other=0).to(tl.int64)
+                tl.store(residual + position, tl.load(values + start + lane, mask=own, other=0.0), mask=own)
 
 
 @triton.jit(do_not_specialize=["size", "offset"])

@@ -136,14 +136,14 @@ class FusedPass:
         """Copies what was packed into ``out``, ascending. ``usable``: int64, one element; 0: does nothing."""
         ends = self._counts.cumsum(0)
         packed = (self._indices, self._values, self._starts, self._counts)
-        launch_over(
-            self._residual.numel(), passes.order_blocks, *packed, ends, usable, out.indices, out.values, out.offset
-        )
+        taken = (ends, usable, out.indices, out.values, out.offset)
+        launch(passes.order_blocks, blocks_of(self._residual.numel()), *packed, *taken)
 
     def restore(self, usable: torch.Tensor) -> None:
         """What was packed is in the residual again. ``usable``: int64, one element; unless it is 0, does nothing."""
         packed = (self._indices, self._values, self._starts, self._counts)
-        launch_over(self._residual.numel(), passes.restore_blocks, self._residual, self._room, *packed, usable)
+        blocks = blocks_of(self._residual.numel())
+        launch(passes.restore_blocks, blocks, self._residual, self._room, *packed, usable)
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,7 +211,8 @@ class Source:
         else:
             counts = torch.empty(2, blocks, dtype=torch.int64, device=self.values.device)
             launch_over(most, cuts.count_cut, self.values, self.length, cut, *counts, **sides)
-            greater_ends, equal_ends = counts.cumsum(1)
+            # As one row: of two torch sums up each by a block of threads, of one by as many as there are.
+            greater_ends, equal_ends = counts.view(-1).cumsum(0).view(2, blocks)
         launch_over(
             most,
             cuts.move_cut,
