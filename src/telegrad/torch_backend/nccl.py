@@ -26,7 +26,8 @@ class OwnNccl:
         """As a SumGroup's."""
         options = dist.AllreduceOptions()
         options.reduceOp = dist.ReduceOp(dist.ReduceOp.SUM)
-        options.asyncOp = True  # on a stream of NCCL's own; older torch does that in any case
+        if hasattr(options, "asyncOp"):
+            options.asyncOp = True  # on a stream of NCCL's own; torch that has no such option does that in any case
         work: GroupWork = self._opened().allreduce([x], options)
         return work
 

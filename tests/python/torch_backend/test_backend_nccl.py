@@ -69,6 +69,19 @@ def test_torch_is_asked_for_nccl_in_the_first_sum(backends: list[Backend]) -> No
     assert backend.shutdowns == 1
 
 
+def test_a_torch_whose_sums_have_no_such_option(backends: list[Backend], monkeypatch: pytest.MonkeyPatch) -> None:
+    """As 2.6, the oldest one that telegrad takes."""
+
+    class Options:
+        __slots__ = ("reduceOp",)
+
+    monkeypatch.setattr(dist, "AllreduceOptions", Options)
+    made = own_nccl("auto", dist.HashStore(), 0, 1, TIMEOUT)
+    assert made is not None
+    assert made.begin_sum(torch.ones(3)) == "work"
+    assert backends[0].called[0][1].reduceOp == dist.ReduceOp.SUM
+
+
 def test_a_group_that_is_destroyed_lets_go_of_it(backends: list[Backend]) -> None:
     group = ProcessGroup.join(dist.HashStore(), 0, 1, TIMEOUT, Options(tuning=None, device_algorithm="nccl"))
     assert group.communicator._nccl is not None
