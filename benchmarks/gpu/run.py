@@ -1,6 +1,6 @@
-"""All that needs this machine's GPU, one part after the other: tests, then benchmarks. `make gpu` runs it.
+"""All that needs this machine's GPU, one part after the other: questions, tests, benchmarks. `make gpu` runs it.
 
-    python benchmarks/gpu/run.py [--parts tests,kernels,transfers,overlap,demo,select] [--budget 1140]
+    python benchmarks/gpu/run.py [--parts probe,tests,kernels,transfers,overlap,demo,select] [--budget 1440]
                                  [--out benchmarks/results] [--archive FILE.tgz]
 
 A part that fails, hangs or has no time left takes no other along. What is known is in its file at once:
@@ -67,6 +67,17 @@ def _select(stem: Path) -> list[str]:
     return _bench("select", "--device", "cuda", "--elements", elements, "--seconds", "4")(stem)
 
 
+def _probe(stem: Path) -> list[str]:
+    return [sys.executable, str(Path(__file__).with_name("probe.py")), "--json", f"{stem}.json"]
+
+
+def _gpu_tests(_: Path) -> list[str]:
+    """What all others stand on comes first, and the longest job, of which nothing is known before its end, last."""
+    names = sorted(path.name for path in (ROOT / _GPU_TESTS).glob("test_*.py"))
+    names.sort(key=lambda name: (name != "test_gpu_transfers.py", name == "test_gpu_training.py"))
+    return [*(f"{_GPU_TESTS}/{name}" for name in names), "--timeout=60", "--timeout-method=thread"]
+
+
 def _gpu_bytes() -> int:
     """Of the memory of the GPU that torch would use."""
     import torch
@@ -76,16 +87,12 @@ def _gpu_bytes() -> int:
 
 _TELEGRAD = [sys.executable, "-m", "telegrad"]
 _GPU_TESTS = "tests/python/gpu"
-_FIRST_TESTS = [f"{_GPU_TESTS}/test_gpu_{name}.py" for name in ("transfers", "training")]
 _KERNEL_TESTS = ["tests/python/ops", "tests/python/compress/test_selection_on_tensors.py"]
 PARTS: Mapping[str, Part] = {
-    # The short ones first. A stream that waits for ever keeps its host in C code, from which no signal calls it: a
-    # thread ends the process.
-    "tests": Part(
-        240,
-        lambda _: [*_FIRST_TESTS, _GPU_TESTS, "--timeout=60", "--timeout-method=thread"],
-        are_tests=True,
-    ),
+    "probe": Part(240, _probe),
+    # A stream that waits for ever keeps its host in C code, from which no signal calls it: a thread ends the process.
+    # The job of test_gpu_training.py alone may take 360 s.
+    "tests": Part(480, _gpu_tests, are_tests=True),
     "kernels": Part(
         300,
         lambda _: [*_KERNEL_TESTS, "tests/python/cli/test_bench_select.py", "-n", "6", "--dist", "worksteal"],
@@ -253,7 +260,7 @@ def _is_installed(package: str) -> bool:
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--parts", default=",".join(PARTS), help="which, in this order")
-    parser.add_argument("--budget", type=float, default=1140.0, help="seconds for all of them")
+    parser.add_argument("--budget", type=float, default=1440.0, help="seconds for all of them")
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results")
     parser.add_argument("--archive", type=Path, help="all files once more, in one .tgz, after each part")
     asked = parser.parse_args(arguments)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 import tarfile
 import time
@@ -139,7 +140,7 @@ def test_without_a_gpu_nothing_is_run(
     assert not (tmp_path / "results").exists()
     with pytest.raises(SystemExit):
         runner.main(["--parts", "tests,dreams"])
-    assert "dreams do not exist: use tests, kernels, transfers" in capsys.readouterr().err
+    assert "dreams do not exist: use probe, tests, kernels, transfers" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("carried", ["0123456789ab", None])
@@ -160,6 +161,16 @@ def test_the_commit_is_the_one_that_setup_has_put_beside_the_packages(
         (tmp_path / "commit").write_text(carried + "\n")
     assert runner.main(["--out", str(tmp_path / "results")]) == 0
     assert told.read_text() == str(carried)
+
+
+def test_the_part_of_tests_is_as_long_as_its_longest_job(runner: ModuleType, tmp_path: Path) -> None:
+    """Which comes last, so that one that hangs takes no others along."""
+    part = runner.PARTS["tests"]
+    files = [Path(argument) for argument in part.command(tmp_path / "tests") if argument.endswith(".py")]
+    assert {ROOT / path for path in files} == set((ROOT / "tests" / "python" / "gpu").glob("test_*.py"))
+    assert (files[0].name, files[-1].name) == ("test_gpu_transfers.py", "test_gpu_training.py")
+    (longest,) = re.findall(r"timeout_s=(\d+)", (ROOT / files[-1]).read_text())
+    assert part.limit_s >= int(longest) + 60
 
 
 @pytest.mark.parametrize(("gib", "longest"), [(0, "64Mi"), (40, "64Mi"), (80, "1Gi")])
@@ -186,7 +197,10 @@ def test_the_commands_of_all_parts_are_what_the_command_line_takes(
     monkeypatch.setattr("telegrad.bench.device.gpu_name", lambda: None)
     for name, part in runner.PARTS.items():
         command = part.command(tmp_path / name)
-        if part.are_tests:
+        if name == "probe":
+            assert Path(command[1]) == ROOT / "benchmarks" / "gpu" / "probe.py"
+            assert command[2:] == ["--json", f"{tmp_path / name}.json"]
+        elif part.are_tests:
             places = [argument for argument in command if argument.startswith("tests/")]
             assert places
             assert all((ROOT / place).exists() for place in places), name

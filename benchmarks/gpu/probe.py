@@ -1,0 +1,407 @@
+"""What telegrad assumes of CUDA's driver, or would like to know of it, and nothing documents: asked of this GPU.
+
+    python benchmarks/gpu/probe.py --json FILE
+
+A row for each question: what was asked, and what was found; of what telegrad stands on, whether it holds. Questions are
+asked by groups, each in a process of its own and in the environment that it is about; a stream that waits is let go
+after some seconds, and a process that hangs nevertheless, as a call may hold Python's lock, is ended. What is known by
+then is in the file. Ends with status 1 unless all was asked and all that must hold does.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+_HELD_S = 4.0  # that a stream waits, at most
+_FILLED_S = 2.5  # in which commands are put behind one that waits
+_COMMANDS = 6000
+_WORD_BYTES = 64
+_GROUP_S = 90.0
+_KERNELS = 300
+
+
+@dataclass(frozen=True)
+class Group:
+    """``questions``: a function of this module. ``connections``, ``loading``: ``CUDA_DEVICE_MAX_CONNECTIONS`` and
+    ``CUDA_MODULE_LOADING`` there; ``None``: not set."""
+
+    questions: str
+    connections: str | None = "32"
+    loading: str | None = None
+
+
+GROUPS = (
+    Group("visibility"),
+    Group("standstills"),
+    Group("standstills", loading="EAGER"),
+    Group("queues"),
+    Group("queues", connections="8"),
+    Group("queues", connections=None),
+    Group("depth"),
+    Group("costs"),
+)
+_Row = dict[str, Any]
+
+
+# What asks, in a process that knows nothing of the device
+
+
+def ask_all(
+    groups: Sequence[Group], path: Path, command: Callable[[Group], Sequence[str]], about: Mapping[str, Any]
+) -> bool:
+    """Whether all came to their end, and what must hold does. ``path`` has the rows as they come."""
+    rows: list[_Row] = []
+    failures: list[_Row] = []
+
+    def keep() -> None:
+        partial = path.with_name(path.name + ".partial")
+        partial.write_text(json.dumps({"machine": about, "rows": rows, "failures": failures}, indent=1) + "\n")
+        partial.replace(path)
+
+    for group in groups:
+        setting = {"connections": group.connections, "loading": group.loading}
+        process = subprocess.Popen(command(group), env=_environment(group), stdout=subprocess.PIPE, text=True)
+        late = threading.Timer(_GROUP_S, process.kill)
+        late.start()
+        assert process.stdout is not None
+        try:
+            for line in process.stdout:
+                if line.startswith("{"):
+                    rows.append({"group": group.questions, **setting, **json.loads(line)})
+                    _say(rows[-1])
+                    keep()
+            status = process.wait()
+        finally:
+            is_late = not late.is_alive()
+            late.cancel()
+            process.kill()
+        if status:
+            why = f"was ended after {_GROUP_S:.0f} s" if is_late else f"ended with status {status}"
+            failures.append({"group": group.questions, **setting, "error": why})
+            print(f"{group.questions}: {why}", flush=True)
+        keep()
+    return not failures and all(row["holds"] is not False for row in rows)
+
+
+def _environment(group: Group) -> dict[str, str]:
+    made = dict(os.environ)
+    for name, value in (
+        ("CUDA_DEVICE_MAX_CONNECTIONS", group.connections),
+        ("CUDA_MODULE_LOADING", group.loading),
+    ):
+        made.pop(name, None)
+        if value is not None:
+            made[name] = value
+    return made
+
+
+def _say(row: _Row) -> None:
+    said = {True: "holds: ", False: "DOES NOT HOLD: ", None: ""}[row["holds"]]
+    print(f"{row['question']}: {said}{row.get('found', row.get('failed'))}", flush=True)
+
+
+# What is asked, in a process of its own
+
+
+class Device:
+    """This process's GPU, its driver, and words of pinned memory for which streams wait."""
+
+    def __init__(self, torch: Any, driver: Any) -> None:
+        self.torch, self.driver = torch, driver
+        torch.cuda.set_device(0)
+        torch.zeros(1, device="cuda")  # makes the context
+        self.page = torch.zeros(1 << 20, dtype=torch.uint8, pin_memory=True)
+        self.words = self.page.view(torch.int32)
+        self.free = count(100)
+        torch.cuda.synchronize()
+        self.legacy, self.own, self.other = driver.CUstream(1), self.stream(), self.stream()
+
+    def call(self, name: str, *given: Any) -> Any:
+        """A function of the driver's; raises where that has failed."""
+        error, *made = getattr(self.driver, name)(*given)
+        if error != self.driver.CUresult.CUDA_SUCCESS:
+            raise RuntimeError(f"{name}: {error!r}")
+        return made[0] if made else None
+
+    def address(self, word: int) -> int:
+        """The device's, of that word."""
+        return int(self.call("cuMemHostGetDevicePointer", self.page.data_ptr() + _WORD_BYTES * word, 0))
+
+    def stream(self, priority: int | None = None) -> Any:
+        """One that does not wait for the default stream."""
+        if priority is None:
+            return self.call("cuStreamCreate", 1)
+        return self.call("cuStreamCreateWithPriority", 1, priority)
+
+    def event(self, stream: Any) -> Any:
+        """One that has been recorded there."""
+        made = self.call("cuEventCreate", 2)
+        self.call("cuEventRecord", made, stream)
+        return made
+
+    def passed(self, event: Any) -> bool:
+        return bool(self.driver.cuEventQuery(event)[0] == self.driver.CUresult.CUDA_SUCCESS)
+
+    def copy(self, target: int, source: int, nbytes: int, stream: Any) -> None:
+        """To the device."""
+        self.call("cuMemcpyHtoDAsync", target, source, nbytes, stream)
+
+
+class Held:
+    """A stream that waits for a word inside, or for ``_HELD_S``. ``is_over``: it had to be let go."""
+
+    def __init__(self, device: Device, stream: Any) -> None:
+        self._device, self._stream, self._word = device, stream, next(device.free)
+        self.is_over = False
+
+    def __enter__(self) -> Held:
+        device = self._device
+        device.call("cuStreamWaitValue32", self._stream, device.address(self._word), 1, 0)
+        self._timer = threading.Timer(_HELD_S, self._end)
+        self._timer.daemon = True
+        self._timer.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._timer.cancel()
+        self._let_go()
+
+    def _end(self) -> None:
+        self.is_over = True
+        self._let_go()
+
+    def _let_go(self) -> None:
+        self._device.words[_WORD_BYTES // 4 * self._word] = 1
+
+
+def _ask(question: str, find: Callable[[], Any], wanted: Any = None) -> None:
+    """Prints the row. ``wanted``: what telegrad stands on."""
+    row: _Row = {"question": question, "holds": None if wanted is None else False}
+    try:
+        row["found"] = find()
+        if wanted is not None:
+            row["holds"] = row["found"] == wanted
+    except Exception as error:
+        row["failed"] = f"{type(error).__name__}: {error}"
+    print(json.dumps(row), flush=True)
+
+
+def visibility(device: Device) -> None:
+    """Whether what runs behind a wait sees what the host wrote during it: every operation of device tensors does."""
+    torch = device.torch
+
+    def copied(stream: Any, nbytes: int) -> bool:
+        target = torch.zeros(nbytes, dtype=torch.uint8, device="cuda")
+        source = torch.zeros(nbytes, dtype=torch.uint8, pin_memory=True)
+        torch.cuda.synchronize()
+        with Held(device, stream):
+            device.copy(target.data_ptr(), source.data_ptr(), nbytes, stream)
+            time.sleep(0.02)  # in which the device may have read ahead
+            source.fill_(7)
+        device.call("cuStreamSynchronize", stream)
+        return bool((target == 7).all())
+
+    def stale_values() -> int:
+        from telegrad.ops.scatter.triton import clear
+        from telegrad.ops.staging import DENSE
+        from telegrad.ops.staging.triton import write_sum
+
+        elements = 1 << 16
+        dense, out = torch.zeros(elements, pin_memory=True), torch.zeros(elements, device="cuda")
+        clear(out, torch.arange(10, device="cuda"))  # so that it is on disk when "standstills" launches it
+        form = torch.full((1,), DENSE, dtype=torch.int64, device="cuda")
+        nothing = torch.zeros(0, dtype=torch.int32, pin_memory=True)
+        entries = nothing.view(torch.uint32), nothing.view(torch.float32)
+        write_sum(out, form, dense, *entries, 0.0)
+        wrong = torch.zeros((), dtype=torch.int64, device="cuda")
+        for number in range(1, _KERNELS):
+            torch.cuda.synchronize()
+            with Held(device, device.legacy):
+                write_sum(out, form, dense, *entries, 0.0)
+                dense.fill_(float(number))
+            wrong += (out != number).sum()
+        return int(wrong)
+
+    middle = device.page.data_ptr() + 5 * _WORD_BYTES
+    _ask("the device has the host's address for the middle of pinned memory", lambda: device.address(5) == middle, True)
+    for name, stream in (("the default stream", device.legacy), ("a stream that does not wait for it", device.own)):
+        for nbytes in (4, 1000, 64 << 10, 1 << 20):
+            what = f"a copy of {nbytes} bytes behind a wait, in {name}, has what the host wrote meanwhile"
+            _ask(what, functools.partial(copied, stream, nbytes), True)
+    _ask(f"old values that {_KERNELS} kernels behind waits read from pinned memory", stale_values, 0)
+
+
+def standstills(device: Device) -> None:
+    """Whether a call of the host's lasts until a stream goes on that waits for a peer: then that may hang."""
+    torch = device.torch
+    kept: list[Any] = []  # what is freed may wait as well
+
+    def seconds(work: Callable[[], Any], stream: Any) -> dict[str, Any]:
+        begin = time.perf_counter()
+        with Held(device, stream) as held:
+            kept.append(work())
+            took = time.perf_counter() - begin
+            return {"stands_still": held.is_over, "seconds": took}
+
+    def pinned(nbytes: int) -> Any:
+        return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
+
+    def launch_triton() -> None:
+        from telegrad.ops.scatter.triton import clear
+
+        clear(x, places)
+
+    x, places = torch.rand(1000, device="cuda"), torch.arange(10, device="cuda")
+    torch.cuda.synchronize()
+    with torch.cuda.stream(torch.cuda.ExternalStream(int(device.other))):
+        for what, work, stream in (
+            ("making a stream", device.stream, device.own),
+            ("making an event", lambda: device.call("cuEventCreate", 2), device.own),
+            ("taking 4 KiB of pinned memory", lambda: pinned(4 << 10), device.own),
+            ("taking 64 MiB of pinned memory", lambda: pinned(64 << 20), device.own),
+            ("taking 512 MiB of the GPU's", lambda: torch.empty(1 << 27, device="cuda"), device.own),
+            ("first launching a kernel of torch's", lambda: torch.erfinv(x), device.own),
+            ("first launching a kernel of torch's", lambda: torch.lgamma(x), device.legacy),
+            ("first launching a kernel of Triton's", launch_triton, device.own),
+            ("torch.cuda.Stream()", torch.cuda.Stream, device.own),  # last: it may hold Python's lock
+        ):
+            waiting = "the default stream" if stream is device.legacy else "a stream"
+            _ask(f"{what} while {waiting} waits", functools.partial(seconds, work, stream))
+
+
+def queues(device: Device) -> None:
+    """Which streams stand still because another one waits, with which they share a queue of the hardware."""
+    torch = device.torch
+
+    def behind(waiting: Any, others: Sequence[Any]) -> list[int]:
+        with Held(device, waiting):
+            events = [device.event(stream) for stream in others]
+            time.sleep(0.05)
+            found = [number for number, event in enumerate(events) if not device.passed(event)]
+        torch.cuda.synchronize()
+        return found
+
+    def among(priority: int | None) -> dict[str, list[int]]:
+        streams = [device.stream(priority) for _ in range(48)]
+        return {str(number): [at for at in behind(streams[number], streams) if at != number] for number in (0, 1, 5)}
+
+    _, _, greatest = device.driver.cuCtxGetStreamPriorityRange()
+    of_torch = [device.driver.CUstream(torch.cuda.Stream().cuda_stream) for _ in range(32)]
+    high = [device.stream(greatest) for _ in range(8)]
+    _ask("of 48 streams those that stand still behind number 0, 1 and 5", lambda: among(None))
+    _ask(f"the same of priority {greatest}", lambda: among(greatest))
+    _ask("of 32 streams of torch's those behind one of ours", lambda: behind(device.own, of_torch))
+    _ask(f"of 8 streams of priority {greatest} those behind one of another", lambda: behind(device.own, high))
+
+
+def depth(device: Device) -> None:
+    """How many commands fit behind a wait before the host stands still."""
+    small = device.torch.zeros(64, dtype=device.torch.uint8, device="cuda")
+
+    def fitting(put: Callable[[], Any]) -> dict[str, Any]:
+        done: list[None] = []
+
+        def fill() -> None:
+            device.torch.cuda.set_device(0)
+            device.torch.zeros(1, device="cuda")  # gives this thread the context
+            for _ in range(_COMMANDS):
+                put()
+                done.append(None)
+
+        with Held(device, device.own):
+            filling = threading.Thread(target=fill, daemon=True)
+            filling.start()
+            filling.join(_FILLED_S)
+            begin, fitted = time.perf_counter(), len(done)
+            device.event(device.other)
+            other_s = time.perf_counter() - begin
+        filling.join()
+        device.call("cuStreamSynchronize", device.own)
+        return {"commands": fitted, "at_most": _COMMANDS, "event_of_another_stream_s": other_s}
+
+    met, source = device.address(1), device.page.data_ptr()
+    _ask("waits behind a wait", lambda: fitting(lambda: device.call("cuStreamWaitValue32", device.own, met, 0, 0)))
+    _ask("copies behind a wait", lambda: fitting(lambda: device.copy(small.data_ptr(), source, 64, device.own)))
+
+
+def costs(device: Device) -> None:
+    """Seconds of the host for one call, of what an operation is made of."""
+    small = device.torch.zeros(64, dtype=device.torch.uint8, device="cuda")
+    made, own, calls = device.call("cuEventCreate", 2), device.own, 500
+
+    def seconds(put: Callable[[], Any]) -> float:
+        device.torch.cuda.synchronize()
+        begin = time.perf_counter()
+        for _ in range(calls):
+            put()
+        return (time.perf_counter() - begin) / calls
+
+    written, met, source = device.address(2), device.address(3), device.page.data_ptr()
+    for what, put in (
+        ("cuStreamWriteValue32", lambda: device.call("cuStreamWriteValue32", own, written, 1, 0)),
+        ("cuStreamWaitValue32, of a word that is there", lambda: device.call("cuStreamWaitValue32", own, met, 0, 0)),
+        ("cuMemcpyHtoDAsync of 64 bytes", lambda: device.copy(small.data_ptr(), source, 64, own)),
+        ("cuEventRecord", lambda: device.call("cuEventRecord", made, own)),
+    ):
+        _ask(f"seconds of the host in {what}", functools.partial(seconds, put))
+
+
+QUESTIONS: Mapping[str, Callable[[Device], None]] = {
+    one.__name__: one for one in (visibility, standstills, queues, depth, costs)
+}
+
+
+def _command(group: Group) -> list[str]:
+    return [sys.executable, str(Path(__file__).resolve()), "--group", group.questions]
+
+
+def _about() -> dict[str, Any]:
+    from importlib.metadata import version
+
+    import torch
+    from cuda.bindings import driver
+
+    from telegrad.bench.machine import describe_machine
+
+    return {
+        **describe_machine(),
+        "gpu": torch.cuda.get_device_name(),
+        "cuda": torch.version.cuda,
+        "driver": driver.cuDriverGetVersion()[1],
+        "cuda_bindings": version("cuda-bindings"),
+    }
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--json", type=Path, default=Path("gpu-probe.json"), help="where rows go")
+    parser.add_argument("--group", choices=QUESTIONS, help="ask these here, and print the rows")
+    asked = parser.parse_args(arguments)
+    from telegrad.bench.device import gpu_name
+
+    if gpu_name() is None:
+        print("no GPU: torch sees none here, and nothing was asked")
+        return 1
+    if asked.group is not None:
+        import torch
+        from cuda.bindings import driver
+
+        QUESTIONS[asked.group](Device(torch, driver))
+        return 0
+    return 0 if ask_all(GROUPS, asked.json, _command, _about()) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
