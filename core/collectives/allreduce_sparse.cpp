@@ -1,6 +1,6 @@
 // Sparse allreduce over owned slices: each rank owns one slice of the index range, comes to the sum of everybody's entries
-// there, and sends it to all: encoded once, round a ring, while the slice before is decoded, or among few ranks to each without
-// what it gave (allgather_slices.hpp). For evenly spread entries at most 2(P−1)α + (k + K)(P−1)/P·β with the split. Renggli et al.,
+// there, and sends it to all: encoded once, round a ring, while the slice before is decoded (allgather_slices.hpp), or among few
+// ranks between hosts to each without what it gave (exchanged_sums.hpp). For evenly spread entries at most 2(P−1)α + (k + K)(P−1)/P·β with the split. Renggli et al.,
 // "SparCML: high-performance sparse communication for machine learning", SC 2019, §5.3.2 (SSAR_Split_allgather) and
 // §5.3.3 (DSAR_Split_allgather: owned slices go dense).
 #include "collectives/allreduce_sparse.hpp"
@@ -16,7 +16,9 @@
 #include "collectives/allreduce_sparse_doubling.hpp"
 #include "collectives/allreduce_sparse_two_level.hpp"
 #include "collectives/balanced_slices.hpp"
+#include "collectives/exchanged_sums.hpp"
 #include "collectives/half_streams.hpp"
+#include "collectives/placed_sums.hpp"
 #include "collectives/sparse_messages.hpp"
 #include "collectives/sparse_open.hpp"
 #include "collectives/sparse_ring.hpp"
@@ -26,42 +28,55 @@ namespace telegrad {
 namespace {
 
 template <class V>
-Task<EncodedSlice<V>> reduce_owned(Transport& net, SparseStream<V> mine, SparseReduction how) {
+Task<Partition> owned_slices(Transport& net, const SparseStream<V>& mine, const SparseReduction& how) {
+  if (how.slices == Slices::balanced && net.size() > 1) co_return co_await balanced_slices(net, mine);
+  co_return Partition(static_cast<std::size_t>(mine.dimension()), net.size());
+}
+
+// Balanced slices stay sparse, each by itself.
+SparseReduction of_each_slice(SparseReduction how) {
+  if (how.slices == Slices::balanced) how.switch_factor = std::numeric_limits<double>::infinity();
+  return how;
+}
+
+template <class V, class To>
+Task<void> sum_exchanged(Transport& net, SparseStream<V> mine, const Partition& slices, SparseReduction how, To& whole) {
+  GivenShares<V> given;
+  co_await give_shares(net, mine, slices, how, {}, given);
+  co_await exchange_sums(net, std::move(mine), std::move(given), slices, how, split_steps<V>(net, slices), whole);
+}
+
+template <class V>
+Task<EncodedSlice<V>> reduce_owned(Transport& net, SparseStream<V> mine, Partition slices, SparseReduction how) {
   const Rank size = net.size();
   // Of a mean, an error counts as often as there are ranks that it is the mean of.
   const float weight = how.reduction == Reduction::avg ? static_cast<float>(size) : 1.0F;
-  EncodedSlice<V> result{.slices = Partition(static_cast<std::size_t>(mine.dimension()), size)};
-  if (how.slices == Slices::balanced && size > 1) {
-    result.slices = co_await balanced_slices(net, mine);
-    how.switch_factor = std::numeric_limits<double>::infinity();
-  }
-  const Partition& slices = result.slices;
-  // Between two hosts both send the same, and the ring does it with less work, unless less is sent by leaving values out;
-  // through memory nothing is encoded to be split.
-  const bool exchanged = exchanges_sums<V>(net, slices, how);
-  const bool ring_is_better = how.algorithm == Algorithm::automatic && size == 2 && !net.shares_memory() && !exchanged;
+  // Between two hosts both send the same, and the ring does it with less work; through memory nothing is encoded to be split.
+  const bool ring_is_better = how.algorithm == Algorithm::automatic && size == 2 && !net.shares_memory();
   const bool by_ring = size > 1 && (how.algorithm == Algorithm::ring || ring_is_better);
-  result.first_step = by_ring ? ring_steps<V>(net, slices) : split_steps<V>(net, slices);
   OwnedSlice<V> owned;
   if (by_ring) {  // GCC 12 does not understand co_await in a conditional expression
     owned = co_await ring_owned_slice(net, mine, slices, how);
   } else {
-    GivenShares<V> given;
-    co_await give_shares(net, mine, slices, how, {}, given);
-    owned = co_await reduce_given(net, given, how);
-    if (exchanged) {
-      const double factor = how.reduction == Reduction::avg ? 1.0 / size : 1.0;
-      result.addends = Addends<V>{std::move(mine), std::move(given), factor};
-    }
+    owned = co_await reduce_owned_slice(net, mine, slices, how);
   }
-  mine = SparseStream<V>();  // long streams leave room for the sum, where others leave nothing of them out
+  mine = SparseStream<V>();  // long streams leave room for the sum
+  EncodedSlice<V> result{.slices = std::move(slices)};
+  result.first_step = by_ring ? ring_steps<V>(net, result.slices) : split_steps<V>(net, result.slices);
   co_await encode_slice(net, std::move(owned), how, weight, result);
   co_return result;
 }
 
 template <class V>
 Task<void> sum_by_slices(Transport& net, SparseStream<V> mine, const SparseReduction& how, SparseStream<V>& sum) {
-  EncodedSlice<V> owned = co_await reduce_owned(net, std::move(mine), how);
+  Partition slices = co_await owned_slices(net, mine, how);
+  if (exchanges_sums<V>(net, slices, how)) {
+    AssembledSum<V> whole(net, how);
+    co_await sum_exchanged(net, std::move(mine), slices, of_each_slice(how), whole);
+    sum = whole.finish();
+    co_return;
+  }
+  EncodedSlice<V> owned = co_await reduce_owned(net, std::move(mine), std::move(slices), of_each_slice(how));
   sum = co_await allgather_slices<V>(net, std::move(owned), how);
 }
 
@@ -69,7 +84,13 @@ Task<void> sum_by_slices(Transport& net, SparseStream<V> mine, const SparseReduc
 template <class V>
 Task<void> sum_by_slices_into(Transport& net, SparseStream<V> mine, const SparseReduction& how, std::span<V> output,
                               double& entries) {
-  EncodedSlice<V> owned = co_await reduce_owned(net, std::move(mine), how);
+  Partition slices = co_await owned_slices(net, mine, how);
+  if (exchanges_sums<V>(net, slices, how)) {
+    WrittenSum<V> whole(net, how, output, entries);
+    co_await sum_exchanged(net, std::move(mine), slices, of_each_slice(how), whole);
+    co_return;
+  }
+  EncodedSlice<V> owned = co_await reduce_owned(net, std::move(mine), std::move(slices), of_each_slice(how));
   co_await allgather_slices_into(net, std::move(owned), how, output, entries);
 }
 

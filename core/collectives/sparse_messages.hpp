@@ -102,6 +102,19 @@ Buffer encode_keeping_error(const StreamView<V>& view, const SparseReduction& ho
   return encode(view, how.wire);
 }
 
+/// Whether an owner is to make its slice dense: where the choice is open, if that is shorter than the message it would be,
+/// of bytes_sent(owned) bytes, and not than a usual one.
+template <class V, class BytesSent>
+bool sends_densely(const StreamView<V>& owned, const SparseReduction& how, const BytesSent& bytes_sent) {
+  if (owned.dense) return false;
+  if (how.algorithm == Algorithm::split_dense_allgather) return true;
+  if (how.algorithm != Algorithm::automatic || how.wire.values != ValueEncoding::native) return false;
+  const double dense_bytes = how.switch_factor * static_cast<double>(owned.range.size() * sizeof(V));
+  const auto longest = static_cast<double>(owned.nnz() * (sizeof(std::uint32_t) + sizeof(V)));
+  if (longest <= dense_bytes) return false;
+  return static_cast<double>(bytes_sent(owned)) > dense_bytes + sizeof(StreamHeader);
+}
+
 template <class V>
 Buffer encode_share(const StreamView<V>& share, const SparseReduction& how) {
   if (!goes_dense(share, how)) return encode_keeping_error(share, how);
@@ -114,6 +127,12 @@ template <class Work>
 Transport::Computing decide(Transport& net, std::size_t bytes, Work&& work) {
   work();
   return net.compute(bytes, [] {});
+}
+
+template <class V>
+Task<void> make_dense(Transport& net, OwnedSlice<V>& slice, const SparseReduction& how) {
+  const auto bytes = static_cast<std::size_t>(slice.range.size()) * sizeof(V);
+  co_await decide(net, bytes, [&] { slice = dense_slice(slice.view(), how.reduction); });
 }
 
 /// The last step of an average.

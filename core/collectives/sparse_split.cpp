@@ -366,11 +366,11 @@ Task<void> give_shares(Transport& net, const SparseStream<V>& mine, const Partit
 }
 
 template <class V>
-Task<OwnedSlice<V>> reduce_given(Transport& net, const GivenShares<V>& given, const SparseReduction& how) {
+Task<OwnedSlice<V>> reduce_given(Transport& net, const GivenShares<V>& given, IndexRange range, const SparseReduction& how) {
   std::vector<StreamView<V>> shares;
   shares.reserve(given.decoded.size());
-  for (const auto& one : given.decoded) shares.push_back(one.view());
-  const double delta = wire_delta<V>(shares.front().range, how.switch_factor);
+  for (const auto& one : given.decoded) shares.push_back(one.view().slice(range));
+  const double delta = wire_delta<V>(range, how.switch_factor);
   OwnedSlice<V> sum = co_await reduce_shares<V>(net, std::move(shares), how.reduction, delta);
   if (how.reduction == Reduction::avg) co_await divide_by_ranks(net, sum);
   co_return sum;
@@ -381,7 +381,7 @@ Task<OwnedSlice<V>> reduce_owned_slice(Transport& net, const SparseStream<V>& mi
                                        const SparseReduction& how, SplitBucket bucket) {
   GivenShares<V> given;
   co_await give_shares(net, mine, slices, how, bucket, given);
-  co_return co_await reduce_given(net, given, how);
+  co_return co_await reduce_given(net, given, given.share(net.rank()).range, how);
 }
 
 template <class V>
@@ -392,7 +392,7 @@ Step split_steps(const Transport& net, const Partition& slices) {
 #define TELEGRAD_INSTANTIATE(V)                                                                      \
   template Task<void> give_shares(Transport&, const SparseStream<V>&, const Partition&, const SparseReduction&, \
                                   const SplitBucket&, GivenShares<V>&);                              \
-  template Task<OwnedSlice<V>> reduce_given(Transport&, const GivenShares<V>&, const SparseReduction&); \
+  template Task<OwnedSlice<V>> reduce_given(Transport&, const GivenShares<V>&, IndexRange, const SparseReduction&); \
   template Task<OwnedSlice<V>> reduce_owned_slice(Transport&, const SparseStream<V>&, const Partition&, \
                                                   const SparseReduction&, SplitBucket);              \
   template Step split_steps<V>(const Transport&, const Partition&);

@@ -47,9 +47,9 @@ template <class V>
 Task<void> give_shares(Transport& net, const SparseStream<V>& mine, const Partition& slices, const SparseReduction& how,
                        const SplitBucket& bucket, GivenShares<V>& given);
 
-/// The sum (or mean) of all shares, added in the order of ranks; dense where that is shorter on the wire.
+/// The sum (or mean) of what all shares have in `range`, added in the order of ranks; dense where that is shorter on the wire.
 template <class V>
-Task<OwnedSlice<V>> reduce_given(Transport& net, const GivenShares<V>& given, const SparseReduction& how);
+Task<OwnedSlice<V>> reduce_given(Transport& net, const GivenShares<V>& given, IndexRange range, const SparseReduction& how);
 
 /// Both, one after the other: this rank's slice of the sum.
 template <class V>
