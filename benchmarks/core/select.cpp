@@ -113,12 +113,12 @@ int main(int count, char** arguments) {
     return std::size_t{0};
   };
 #endif
-  for (const auto level : {kernels::SimdLevel::portable, kernels::SimdLevel::avx2, kernels::SimdLevel::avx512}) {
+  for (const auto level : kernels::kSimdLevels) {
     if (level > kernels::best_simd_level()) continue;
     const kernels::ScopedSimdLevel forced(level);
     std::vector<Contender> contenders{{"copy", copy}};
 #ifdef TELEGRAD_KERNELS_X86
-    if (level == kernels::SimdLevel::avx512) contenders.push_back({"streaming copy", streaming_copy});
+    if (level >= kernels::SimdLevel::avx512) contenders.push_back({"streaming copy", streaming_copy});
 #endif
     for (const auto& [name, call] : kernels_by_name) contenders.push_back({name, call});
     for (int round = 0; round < rounds; ++round) {

@@ -181,7 +181,7 @@ class BoundedTopk {
         if (owner == net_.rank()) unsent[owner].range = slice_of(slices_, owner);
         views.push_back(unsent[owner].view());
       }
-      unsent_ = concatenate_slices<V>(views, reduction_, std::numeric_limits<double>::infinity());
+      unsent_ = concatenate_slices<V>(views);
       report_.overflow = unsent_.values.size();
     });
   }
@@ -276,7 +276,7 @@ class BoundedTopk {
       if (!error.empty()) co_await fail_damaged(net_, source, "sums", error);
     }
     co_await net_.compute(all.size(), [&] {
-      sum_ = join_slices<V>(shares, reduction_, std::numeric_limits<double>::infinity());
+      sum_ = whole_stream(concatenate_slices<V>(shares), reduction_, std::numeric_limits<double>::infinity());
       report_.selected = sum_.nnz();
     });
   }

@@ -165,7 +165,7 @@ class OkTopk {
       bytes += bytes_of(views.back());
     }
     co_await decide(net_, bytes, [&] {
-      owned_ = concatenate_slices<V>(views, how_.reduction, std::numeric_limits<double>::infinity());
+      owned_ = concatenate_slices<V>(views);
     });
   }
 
@@ -205,7 +205,7 @@ class OkTopk {
       co_return co_await global_threshold_key<V>(net_, values, settings_.k, report_.traffic, take_steps(kThresholdSteps));
     }
     const std::vector<StreamView<V>> owned{owned_.view()};
-    OwnedSlice<V> all = concatenate_slices<V>(owned, how_.reduction, std::numeric_limits<double>::infinity());
+    OwnedSlice<V> all = concatenate_slices<V>(owned);
     co_await exchange_counts(values.size());
     bool balanced = false;
     ShareGathering how = gathering();

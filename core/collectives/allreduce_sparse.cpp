@@ -123,10 +123,10 @@ Task<OwnedSlice<V>> sum_by_doubling(Transport& net, const SparseStream<V>& mine,
 
 template <class V>
 Task<SparseStream<V>> stream_of(Transport& net, OwnedSlice<V> sum, const SparseReduction& how) {
-  const std::vector<StreamView<V>> whole{sum.view()};
   const double delta = memory_delta<V>(sum.range.end, how.switch_factor);
+  const std::size_t bytes = bytes_of(sum.view());
   SparseStream<V> stream;
-  co_await decide(net, bytes_of(whole[0]), [&] { stream = join_slices<V>(whole, how.reduction, delta); });
+  co_await decide(net, bytes, [&] { stream = whole_stream(std::move(sum), how.reduction, delta); });
   co_return stream;
 }
 

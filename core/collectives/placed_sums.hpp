@@ -19,13 +19,6 @@
 
 namespace telegrad {
 
-/// Of entries; what a rank says of a slice that it sends densely.
-inline constexpr std::uint64_t kDenseSlice = ~std::uint64_t{0};
-template <class V>
-std::uint64_t announced_count(const StreamView<V>& slice) {
-  return slice.dense ? kDenseSlice : slice.nnz();
-}
-
 struct ClaimedSlice {
   Rank owner = 0;
   IndexRange range;

@@ -14,9 +14,11 @@ namespace {
 // What the collectives do; tests compare with the simulator.
 constexpr double kWindow = 16;                                            // of sparse_split.cpp
 constexpr double kShortBytes = double{32 << 10};                          // of sparse_split.cpp
-constexpr Rank kCountedRanksMost = 64;                                     // counts_go_ahead() of allgather_slices.cpp
+constexpr Rank kCountedRanksMost = 64;                                     // counts_go_ahead() of allgather_slices.hpp
 constexpr auto kCountedSliceBytes = 4.0 * static_cast<double>(Transport::kSliceBytes);
-constexpr Rank kExchangingRanksMost = 8;                                   // of allgather_slices.cpp
+constexpr Rank kExchangingRanksMost = 8;                                   // of exchanged_sums.cpp
+constexpr double kParts = 6;                                               // of exchanged_sums.cpp
+constexpr double kPartedBytesLeast = kParts * double{64 << 10};            // of exchanged_sums.cpp
 constexpr double kPieceBytes = double{60 << 10};                          // kCardBytes of pieces.hpp
 constexpr double kMemorySegmentBytes = double{256 << 10};                 // of a ring: kMemoryMessageBytes of lanes.hpp
 constexpr double kPiecesMost = 1024;                                      // of halving.hpp
@@ -84,15 +86,37 @@ double SparseCosts::split_phase_s(double entries) const {
   const double port_s = message_bytes(slice(), share_entries) * costs_.beta_s_per_byte;
   const double share_work_s = memory_bytes(slice(), share_entries) * costs_.gamma_s_per_byte;
   const double decode_s = message_bytes(slice(), share_entries) * costs_.gamma_s_per_byte;
-  const double reduce_s = shape_.ranks * share_work_s;
   if (memory_bytes(shape_.dimension, entries) / shape_.ranks < kShortBytes) {
     const double windows = std::ceil(others / kWindow);
     const double first_encoded_s = std::min(kWindow, others) * share_work_s;
     return first_encoded_s + std::max(costs_.alpha_s + others * port_s, windows * (costs_.alpha_s + port_s)) +
-           others * decode_s + reduce_s;
+           others * decode_s;
   }
   const double round_s = std::max(costs_.alpha_s + port_s, share_work_s + decode_s);
-  return share_work_s + others * round_s + decode_s + reduce_s;
+  return share_work_s + others * round_s + decode_s;
+}
+
+double SparseCosts::given_bytes(double entries) const {
+  return shape_.ranks * memory_bytes(slice(), entries / shape_.ranks);
+}
+
+double SparseCosts::second_half_s(double entries, double slice_bytes, double slice_memory_bytes) const {
+  const double reduce_s = given_bytes(entries) * costs_.gamma_s_per_byte;
+  return exchanges() ? exchange_s(entries, reduce_s, slice_bytes, slice_memory_bytes)
+                     : reduce_s + gather_s(slice_bytes, slice_memory_bytes);
+}
+
+// The first part is reduced and encoded before anything leaves, and the last one's last message decoded in the end; in between
+// links and processors are busy side by side. The own slice is put where it belongs, too.
+double SparseCosts::exchange_s(double entries, double reduce_s, double slice_bytes, double slice_memory_bytes) const {
+  const double others = shape_.ranks - 1;
+  const double parts = given_bytes(entries) < kPartedBytesLeast ? 1.0 : kParts;
+  const double copied_s = slice_memory_bytes * costs_.gamma_s_per_byte;
+  const double decode_s = slice_bytes * costs_.gamma_s_per_byte;
+  const double first_s = (reduce_s + copied_s) / parts;
+  const double sent_s = parts * costs_.alpha_s + slice_bytes * costs_.beta_s_per_byte;
+  const double work_s = (1.0 - 1.0 / parts) * (reduce_s + copied_s) + (1.0 + others - 1.0 / parts) * decode_s;
+  return first_s + std::max(others * sent_s, sent_s / parts + work_s) + decode_s / parts;
 }
 
 double SparseCosts::gather_s(double slice_bytes, double slice_memory_bytes) const {
@@ -109,7 +133,7 @@ double SparseCosts::gather_s(double slice_bytes, double slice_memory_bytes) cons
 double SparseCosts::split_s(double entries, double sum_entries) const {
   const double owned = sum_entries / shape_.ranks;
   const double bytes = message_bytes(slice(), owned) - known_bytes(entries, sum_entries);
-  return split_phase_s(entries) + gather_s(bytes, memory_bytes(slice(), owned)) + packing_s(entries, sum_entries);
+  return split_phase_s(entries) + second_half_s(entries, bytes, memory_bytes(slice(), owned)) + packing_s(entries, sum_entries);
 }
 
 // What is left out of a slice's message to a rank: values of its entries that no other rank has. Of each further stream the
@@ -128,8 +152,11 @@ double SparseCosts::known_bytes(double entries, double sum_entries) const {
 }
 
 bool SparseCosts::leaves_known_out() const {
-  return shape_.packs_values && kernels::packs_values(shape_.dtype) && !shape_.shares_memory &&
-         shape_.ranks <= kExchangingRanksMost && counts_go_ahead();
+  return shape_.packs_values && kernels::packs_values(shape_.dtype) && exchanges();
+}
+
+bool SparseCosts::exchanges() const {
+  return shape_.ranks > 1 && shape_.ranks <= kExchangingRanksMost && !shape_.shares_memory && counts_go_ahead();
 }
 
 bool SparseCosts::counts_go_ahead() const {
@@ -150,7 +177,7 @@ double SparseCosts::packing_s(double entries, double sum_entries) const {
 
 double SparseCosts::split_dense_s(double entries) const {
   const auto every = static_cast<double>(slice());
-  return split_phase_s(entries) + gather_s(message_bytes(slice(), every), 2.0 * memory_bytes(slice(), every));
+  return split_phase_s(entries) + second_half_s(entries, message_bytes(slice(), every), 2.0 * memory_bytes(slice(), every));
 }
 
 bool is_for_filling(Rank ranks, std::uint64_t bytes) {

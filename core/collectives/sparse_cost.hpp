@@ -69,6 +69,10 @@ class SparseCosts {
   double split_phase_s(double entries) const;
   double packing_s(double entries, double sum_entries) const;
   bool leaves_known_out() const;
+  bool exchanges() const;
+  double given_bytes(double entries) const;
+  double second_half_s(double entries, double slice_bytes, double slice_memory_bytes) const;
+  double exchange_s(double entries, double reduce_s, double slice_bytes, double slice_memory_bytes) const;
   bool counts_go_ahead() const;
   double known_bytes(double entries, double sum_entries) const;
   double gather_s(double slice_bytes, double slice_memory_bytes) const;

@@ -115,6 +115,13 @@ bool sends_densely(const StreamView<V>& owned, const SparseReduction& how, const
   return static_cast<double>(bytes_sent(owned)) > dense_bytes + sizeof(StreamHeader);
 }
 
+/// How many entries a rank says that its slice has; this, if it sends it densely.
+inline constexpr std::uint64_t kDenseSlice = ~std::uint64_t{0};
+template <class V>
+std::uint64_t announced_count(const StreamView<V>& slice) {
+  return slice.dense ? kDenseSlice : slice.nnz();
+}
+
 template <class V>
 Buffer encode_share(const StreamView<V>& share, const SparseReduction& how) {
   if (!goes_dense(share, how)) return encode_keeping_error(share, how);

@@ -39,8 +39,9 @@ bool same_message(ConstBytes a, ConstBytes b) {
 // network has its turn.
 template <class V>
 Task<OwnedSlice<V>> reduce_shares(Transport& net, std::vector<StreamView<V>> shares, Reduction reduction,
-                                  double delta) {
+                                  double delta, Array<std::uint8_t>* givers) {
   SliceReduction<V> sum(std::move(shares), reduction, delta);
+  if (givers != nullptr) sum.remember_givers();
   const Range whole{static_cast<std::size_t>(sum.range().begin), static_cast<std::size_t>(sum.range().end)};
   const std::size_t parts = sum.bytes() / Transport::kSliceBytes + 1;
   for (std::size_t part = 0; part < parts; ++part) {
@@ -48,6 +49,7 @@ Task<OwnedSlice<V>> reduce_shares(Transport& net, std::vector<StreamView<V>> sha
     co_await net.compute(bytes, [] {});
   }
   OwnedSlice<V> result = sum.finish();
+  if (givers != nullptr) *givers = sum.take_givers();
   if (result.dense) co_await net.compute(bytes_of(result.view()), [] {});  // its entries went there once more
   co_return result;
 }
@@ -366,12 +368,13 @@ Task<void> give_shares(Transport& net, const SparseStream<V>& mine, const Partit
 }
 
 template <class V>
-Task<OwnedSlice<V>> reduce_given(Transport& net, const GivenShares<V>& given, IndexRange range, const SparseReduction& how) {
+Task<OwnedSlice<V>> reduce_given(Transport& net, const GivenShares<V>& given, IndexRange range, const SparseReduction& how,
+                                 Array<std::uint8_t>* givers) {
   std::vector<StreamView<V>> shares;
   shares.reserve(given.decoded.size());
   for (const auto& one : given.decoded) shares.push_back(one.view().slice(range));
   const double delta = wire_delta<V>(range, how.switch_factor);
-  OwnedSlice<V> sum = co_await reduce_shares<V>(net, std::move(shares), how.reduction, delta);
+  OwnedSlice<V> sum = co_await reduce_shares<V>(net, std::move(shares), how.reduction, delta, givers);
   if (how.reduction == Reduction::avg) co_await divide_by_ranks(net, sum);
   co_return sum;
 }
@@ -392,7 +395,8 @@ Step split_steps(const Transport& net, const Partition& slices) {
 #define TELEGRAD_INSTANTIATE(V)                                                                      \
   template Task<void> give_shares(Transport&, const SparseStream<V>&, const Partition&, const SparseReduction&, \
                                   const SplitBucket&, GivenShares<V>&);                              \
-  template Task<OwnedSlice<V>> reduce_given(Transport&, const GivenShares<V>&, IndexRange, const SparseReduction&); \
+  template Task<OwnedSlice<V>> reduce_given(Transport&, const GivenShares<V>&, IndexRange, const SparseReduction&, \
+                                             Array<std::uint8_t>*);                                     \
   template Task<OwnedSlice<V>> reduce_owned_slice(Transport&, const SparseStream<V>&, const Partition&, \
                                                   const SparseReduction&, SplitBucket);              \
   template Step split_steps<V>(const Transport&, const Partition&);

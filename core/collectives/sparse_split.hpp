@@ -48,8 +48,10 @@ Task<void> give_shares(Transport& net, const SparseStream<V>& mine, const Partit
                        const SplitBucket& bucket, GivenShares<V>& given);
 
 /// The sum (or mean) of what all shares have in `range`, added in the order of ranks; dense where that is shorter on the wire.
+/// `givers`, if given: becomes which ranks have each index (SliceReduction::take_givers()).
 template <class V>
-Task<OwnedSlice<V>> reduce_given(Transport& net, const GivenShares<V>& given, IndexRange range, const SparseReduction& how);
+Task<OwnedSlice<V>> reduce_given(Transport& net, const GivenShares<V>& given, IndexRange range, const SparseReduction& how,
+                                 Array<std::uint8_t>* givers = nullptr);
 
 /// Both, one after the other: this rank's slice of the sum.
 template <class V>

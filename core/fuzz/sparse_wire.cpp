@@ -81,7 +81,7 @@ bool read_at_every_level(const Recipe& recipe, ConstBytes message, IndexRange ra
   const bool leaves_out = recipe.mode % kModes == kLeavesOutMode;
   const Given<V> given(leaves_out ? message : ConstBytes(), range, recipe.nnz % 16 + std::size_t{1});
   bool accepted = false;
-  for (const SimdLevel level : {SimdLevel::portable, SimdLevel::avx2, SimdLevel::avx512}) {
+  for (const SimdLevel level : kernels::kSimdLevels) {
     if (level > kernels::best_simd_level()) continue;
     const kernels::ScopedSimdLevel forced(level);
     const auto read = leaves_out ? decode_beside<V>(message, range, given.entries(range)) : decode<V>(message, range);

@@ -27,7 +27,7 @@ SimdLevel detect() {
                     __builtin_cpu_supports("popcnt");
   const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                       __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
-  if (avx512) return SimdLevel::avx512;
+  if (avx512) return __builtin_cpu_supports("avx512vbmi2") ? SimdLevel::avx512_vbmi2 : SimdLevel::avx512;
   if (avx2) return SimdLevel::avx2;
 #endif
   return SimdLevel::portable;

@@ -8,11 +8,20 @@
 #define TELEGRAD_KERNELS_X86 1
 #define TELEGRAD_AVX2 __attribute__((target("avx2,f16c,bmi,bmi2,popcnt")))
 #define TELEGRAD_AVX512 __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx2,f16c,bmi,bmi2,popcnt")))
+#define TELEGRAD_AVX512_VBMI2 \
+  __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi2,avx2,f16c,bmi,bmi2,popcnt")))
 #endif
 
 namespace telegrad::kernels {
 
-enum class SimdLevel : std::uint8_t { portable = 0, avx2 = 1, avx512 = 2 };
+enum class SimdLevel : std::uint8_t {
+  portable = 0,
+  avx2 = 1,
+  avx512 = 2,
+  avx512_vbmi2 = 3,  // which packs bytes, too: Ice Lake, Zen 4 and what came after
+};
+inline constexpr SimdLevel kSimdLevels[] = {SimdLevel::portable, SimdLevel::avx2, SimdLevel::avx512,
+                                            SimdLevel::avx512_vbmi2};
 
 /// The best level that this CPU and this build have.
 SimdLevel best_simd_level();
@@ -41,9 +50,11 @@ struct Variants {
   Function* portable;
   Function* avx2 = nullptr;
   Function* avx512 = nullptr;
+  Function* avx512_vbmi2 = nullptr;
 
   Function* at(SimdLevel level) const {
-    if (level == SimdLevel::avx512 && avx512 != nullptr) return avx512;
+    if (level == SimdLevel::avx512_vbmi2 && avx512_vbmi2 != nullptr) return avx512_vbmi2;
+    if (level >= SimdLevel::avx512 && avx512 != nullptr) return avx512;
     if (level != SimdLevel::portable && avx2 != nullptr) return avx2;
     return portable;
   }

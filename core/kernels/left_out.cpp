@@ -5,9 +5,11 @@
 #include <bit>
 #include <cstring>
 #include <limits>
+#include <type_traits>
 
 #include "base/check.hpp"
 #include "base/types.hpp"
+#include "kernels/arithmetic.hpp"
 #include "kernels/bit_words.hpp"
 #include "kernels/elementwise.hpp"
 #include "kernels/intrinsics.hpp"
@@ -63,6 +65,13 @@ std::size_t leave_portable(const V*, std::span<const std::uint64_t>, std::span<c
   return 0;
 }
 template <class V>
+using LeaveOfFunction = std::size_t(const V* sum, std::span<const std::uint8_t> givers, std::uint8_t giver, std::uint64_t* known,
+                                    V* rest, Progress* at);
+template <class V>
+std::size_t leave_of_portable(const V*, std::span<const std::uint8_t>, std::uint8_t, std::uint64_t*, V*, Progress*) {
+  return 0;
+}
+template <class V>
 std::size_t put_portable(V*, std::span<const std::uint64_t>, std::span<const V>, const std::uint64_t*,
                          std::span<const V>, Progress*) {
   return 0;
@@ -103,6 +112,34 @@ TELEGRAD_AVX512 std::size_t leave_avx512(const V* sum, std::span<const std::uint
 }
 
 template <class V>
+TELEGRAD_AVX512 std::size_t leave_of_avx512(const V* sum, std::span<const std::uint8_t> givers, std::uint8_t giver,
+                                            std::uint64_t* known, V* rest, Progress* progress) {
+  Progress at = *progress;
+  const __m512i wanted = _mm512_set1_epi8(static_cast<char>(giver));
+  const std::size_t words = givers.size() / kWord;
+  for (std::size_t word = 0; word < words; ++word) {
+    const __m512i gave = _mm512_loadu_si512(givers.data() + word * kWord);
+    const std::uint64_t mine = _mm512_test_epi8_mask(gave, wanted);
+    const std::uint64_t alone = _mm512_cmpeq_epi8_mask(gave, wanted);
+    std::uint64_t same = 0;
+    for (std::size_t first = 0; first < kWord; first += kGroup) {
+      const __m512i values = _mm512_loadu_si512(sum + word * kWord + first);
+      const __m512 floats = _mm512_castsi512_ps(values);
+      const auto left_out = _mm512_mask_cmp_ps_mask(static_cast<__mmask16>(alone >> first), floats, floats, _CMP_ORD_Q);
+      const auto kept = static_cast<__mmask16>(~left_out);
+      _mm512_storeu_si512(rest + at.rest, _mm512_maskz_compress_epi32(kept, values));
+      at.rest += static_cast<std::size_t>(std::popcount(kept));
+      same |= std::uint64_t{left_out} << first;
+    }
+    const auto count = static_cast<std::size_t>(std::popcount(mine));
+    put_marks(known, at.given, count, _pext_u64(same, mine));
+    at.given += count;
+  }
+  *progress = at;
+  return words * kWord;
+}
+
+template <class V>
 TELEGRAD_AVX512 std::size_t put_avx512(V* values, std::span<const std::uint64_t> theirs, std::span<const V> given,
                                        const std::uint64_t* known, std::span<const V> rest, Progress* at) {
   for (std::size_t word = 0; word < theirs.size(); ++word) {
@@ -129,12 +166,17 @@ TELEGRAD_AVX512 std::size_t put_avx512(V* values, std::span<const std::uint64_t>
 template <class V>
 constexpr Variants<LeaveFunction<V>> kLeave{leave_portable<V>, nullptr, sizeof(V) == 4 ? leave_avx512<V> : nullptr};
 template <class V>
+constexpr Variants<LeaveOfFunction<V>> kLeaveOf{leave_of_portable<V>, nullptr,
+                                                std::is_same_v<V, float> ? leave_of_avx512<V> : nullptr};
+template <class V>
 constexpr Variants<PutFunction<V>> kPut{put_portable<V>, nullptr, sizeof(V) == 4 ? put_avx512<V> : nullptr};
 
 #else
 
 template <class V>
 constexpr Variants<LeaveFunction<V>> kLeave{leave_portable<V>};
+template <class V>
+constexpr Variants<LeaveOfFunction<V>> kLeaveOf{leave_of_portable<V>};
 template <class V>
 constexpr Variants<PutFunction<V>> kPut{put_portable<V>};
 
@@ -177,6 +219,23 @@ std::size_t leave_out(Entries<V> sum, Entries<V> given, std::span<std::uint64_t>
     return true;
   });
   TELEGRAD_CHECK(all);
+  return at.rest;
+}
+
+template <class V>
+std::size_t leave_out_of(std::span<const V> sum, std::span<const std::uint8_t> givers, std::size_t giver, std::size_t entries,
+                         std::span<std::uint64_t> known, std::span<V> rest) {
+  TELEGRAD_CHECK(known.size() == mark_words(entries) && rest.size() == sum.size() && givers.size() == sum.size());
+  const auto bit = static_cast<std::uint8_t>(1U << giver);
+  std::ranges::fill(known, 0U);
+  Progress at;
+  for (std::size_t i = kLeaveOf<V>(sum.data(), givers, bit, known.data(), rest.data(), &at); i < sum.size(); ++i) {
+    const bool same = givers[i] == bit && !is_nan(sum[i]);
+    if (same) known[at.given / kWord] |= std::uint64_t{1} << at.given % kWord;
+    if (!same) rest[at.rest++] = sum[i];
+    at.given += (givers[i] & bit) != 0 ? 1 : 0;
+  }
+  TELEGRAD_CHECK(at.given == entries);
   return at.rest;
 }
 
@@ -227,6 +286,23 @@ std::size_t leave_out(Entries<V> sum, Entries<V> given, std::span<std::uint64_t>
 }
 
 template <class V>
+std::size_t leave_out_of(std::span<const V> sum, std::span<const std::uint8_t> givers, std::size_t giver,
+                         std::span<std::uint64_t> known, std::span<V> rest) {
+  std::ranges::fill(known, 0U);
+  std::size_t copied = 0;
+  std::size_t next = 0;
+  for (std::size_t at = 0; at < sum.size(); ++at) {
+    if (givers[at] == 1U << giver && !is_nan(sum[at])) {
+      known[next / kWord] |= std::uint64_t{1} << next % kWord;
+    } else {
+      rest[copied++] = sum[at];
+    }
+    next += givers[at] >> giver & 1U;
+  }
+  return copied;
+}
+
+template <class V>
 bool put_back(std::span<const std::uint32_t> indices, Entries<V> given, std::span<const std::uint64_t> known,
               std::span<const V> rest, std::span<V> values) {
   std::size_t next = 0;
@@ -243,6 +319,10 @@ bool put_back(std::span<const std::uint32_t> indices, Entries<V> given, std::spa
 
 #define TELEGRAD_INSTANTIATE(V)                                                                                  \
   template std::size_t leave_out(Entries<V>, Entries<V>, std::span<std::uint64_t>, std::span<V>);                \
+  template std::size_t leave_out_of(std::span<const V>, std::span<const std::uint8_t>, std::size_t, std::size_t, \
+                                    std::span<std::uint64_t>, std::span<V>);                                     \
+  template std::size_t reference::leave_out_of(std::span<const V>, std::span<const std::uint8_t>, std::size_t,   \
+                                               std::span<std::uint64_t>, std::span<V>);                          \
   template bool put_back(std::span<const std::uint32_t>, Entries<V>, std::span<const std::uint64_t>,             \
                          std::span<const V>, std::span<V>);                                                     \
   template std::size_t reference::leave_out(Entries<V>, Entries<V>, std::span<std::uint64_t>, std::span<V>);     \

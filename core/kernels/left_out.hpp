@@ -16,6 +16,12 @@ namespace telegrad::kernels {
 template <class V>
 std::size_t leave_out(Entries<V> sum, Entries<V> given, std::span<std::uint64_t> known, std::span<V> rest);
 
+/// The same of a sum of which it is known who gave its entries (reduce_sorted_of()), for the one of number `giver`: what only he
+/// gave is as he gave it, unless it is NaN. He has given as many entries as `known` has bits for, `entries` (CHECKed).
+template <class V>
+std::size_t leave_out_of(std::span<const V> sum, std::span<const std::uint8_t> givers, std::size_t giver, std::size_t entries,
+                         std::span<std::uint64_t> known, std::span<V> rest);
+
 /// How many are marked, if no mark is beyond the last entry; else more than `entries`.
 std::size_t count_known(std::span<const std::uint64_t> known, std::size_t entries);
 
@@ -28,6 +34,9 @@ bool put_back(std::span<const std::uint32_t> indices, Entries<V> given, std::spa
 namespace reference {
 template <class V>
 std::size_t leave_out(Entries<V> sum, Entries<V> given, std::span<std::uint64_t> known, std::span<V> rest);
+template <class V>
+std::size_t leave_out_of(std::span<const V> sum, std::span<const std::uint8_t> givers, std::size_t giver,
+                         std::span<std::uint64_t> known, std::span<V> rest);
 template <class V>
 bool put_back(std::span<const std::uint32_t> indices, Entries<V> given, std::span<const std::uint64_t> known,
               std::span<const V> rest, std::span<V> values);

@@ -24,6 +24,17 @@ std::size_t merge(Reduction reduction, Entries<V> a, Entries<V> b, EntriesOut<V>
 template <class V>
 std::size_t reduce_sorted(Reduction reduction, std::span<const Entries<V>> inputs, EntriesOut<V> out);
 
+/// The same, and givers[i] becomes which inputs have the i-th index, the first one in the lowest bit. At most kGiversMost inputs,
+/// and `givers` as long as the capacity (CHECKed).
+inline constexpr std::size_t kGiversMost = 8;
+template <class V>
+std::size_t reduce_sorted_of(Reduction reduction, std::span<const Entries<V>> inputs, EntriesOut<V> out,
+                             std::span<std::uint8_t> givers);
+/// Whether that takes less time than finding out for all inputs but one what nobody else has (left_out.hpp): of so many inputs
+/// that have `total` entries in `range` indices.
+template <class V>
+bool givers_pay(std::size_t inputs, std::size_t total, std::uint64_t range);
+
 /// The entries of `dense` that are not `absent` (zero stands for both), indices counted from `index_offset`. Returns how
 /// many there are; where that is more than the capacity, only the first are written.
 template <class V>

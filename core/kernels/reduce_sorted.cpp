@@ -1,6 +1,6 @@
 // Many sorted runs to one: by merging or, where they are many or dense, block by block of the index range, so that the
 // scratch stays in the cache. Each input reduces its entries of the block into a dense scratch and marks them; then what
-// is marked is packed.
+// is marked is packed. A mark may say which inputs have made it.
 //
 // Marks are bytes, which are stored, not bits, which would be read and written back: of neighbours, each would wait for
 // the one before.
@@ -35,78 +35,198 @@ struct Scratch {
   alignas(64) std::array<std::uint8_t, kBlock> marks{};
 };
 
-// Reduces the leading entries that lie in `block` into the scratch; returns how many those are.
+// Reduces the leading entries that lie in `block` into the scratch, and adds `mark` to their marks; returns how many those are.
 template <class Operation, class V>
-std::size_t accumulate(Entries<V> entries, std::uint32_t block, Scratch<V>& scratch) {
+std::size_t accumulate(Entries<V> entries, std::uint32_t block, std::uint8_t mark, Scratch<V>& scratch) {
+  constexpr std::size_t kAtOnce = 4;
   const std::uint32_t* const indices = entries.indices.data();
   const V* const values = entries.values.data();
   V* const results = scratch.results.data();
   std::uint8_t* const marks = scratch.marks.data();
-  std::size_t i = 0;
-  for (; i < entries.size() && indices[i] >> kBlockBits == block; ++i) {
+  const auto add = [&](std::size_t i) {
     const std::uint32_t place = indices[i] & (kBlock - 1U);
     results[place] = Operation::of(results[place], values[i]);
-    marks[place] = 1;
+    marks[place] |= mark;
+  };
+  std::size_t i = 0;
+  for (; i + kAtOnce <= entries.size() && indices[i + kAtOnce - 1] >> kBlockBits == block; i += kAtOnce) {
+    for (std::size_t k = 0; k < kAtOnce; ++k) add(i + k);
   }
+  for (; i < entries.size() && indices[i] >> kBlockBits == block; ++i) add(i);
   return i;
 }
 
-// Packs a block's elements that are marked, ascending, behind the first `count` entries of `out`; they become `neutral`
-// and unmarked. Returns the new count. `others_follow`: at least as many as fill a vector register, from other blocks.
+// Where a block's entries go: behind the first `count` ones.
 template <class V>
-using PackBlock = std::size_t(Scratch<V>* scratch, std::uint32_t block, V neutral, EntriesOut<V> out, std::size_t count,
-                              bool others_follow);
+struct Packed {
+  EntriesOut<V> out;
+  std::uint8_t* marks;  // of each entry, if they are wanted
+  std::size_t count = 0;
+};
+
+// Packs a block's elements that are marked, ascending; they become `neutral` and unmarked. `others_follow`: at least as many as
+// fill a vector register, from other blocks.
+template <class V>
+using PackBlock = void(Scratch<V>* scratch, std::uint32_t block, V neutral, Packed<V>* to, bool others_follow);
 
 template <class V>
-std::size_t pack_portable(Scratch<V>* scratch, std::uint32_t block, V neutral, EntriesOut<V> out, std::size_t count,
-                          bool /*others_follow*/) {
+void pack_portable(Scratch<V>* scratch, std::uint32_t block, V neutral, Packed<V>* to, bool /*others_follow*/) {
   for (std::uint32_t first = 0; first < kBlock; first += sizeof(std::uint64_t)) {
     std::uint64_t marks = 0;
     std::memcpy(&marks, scratch->marks.data() + first, sizeof marks);
     if (marks == 0) continue;
     std::memset(scratch->marks.data() + first, 0, sizeof marks);
-    TELEGRAD_CHECK(count + static_cast<std::size_t>(std::popcount(marks)) <= out.capacity());
-    for (; marks != 0; marks &= marks - 1) {
-      const std::uint32_t place = first + static_cast<std::uint32_t>(std::countr_zero(marks)) / 8;
-      out.indices[count] = (block << kBlockBits) | place;
-      out.values[count] = std::exchange(scratch->results[place], neutral);
-      ++count;
+    for (std::uint32_t place = first; marks != 0; ++place, marks >>= 8) {
+      if ((marks & 0xffU) == 0) continue;
+      TELEGRAD_CHECK(to->count < to->out.capacity());
+      to->out.indices[to->count] = (block << kBlockBits) | place;
+      to->out.values[to->count] = std::exchange(scratch->results[place], neutral);
+      if (to->marks != nullptr) to->marks[to->count] = static_cast<std::uint8_t>(marks);
+      ++to->count;
     }
   }
-  return count;
 }
 
 #ifdef TELEGRAD_KERNELS_X86
 
+constexpr std::uint32_t kWord = 64;
+
+template <class V>
+void check_room(const Packed<V>& to, std::uint64_t marks, bool others_follow) {
+  const std::size_t more = static_cast<std::size_t>(__builtin_popcountll(marks)) + (others_follow ? kGroup : 0);
+  TELEGRAD_CHECK(to.count + more <= to.out.capacity());
+}
+
 // All groups of 64 that have a mark: which of 16 have, would be a coin toss.
 template <class V>
-TELEGRAD_AVX512 std::size_t pack_avx512(Scratch<V>* scratch, std::uint32_t block, V neutral, EntriesOut<V> out,
-                                        std::size_t count, bool others_follow) {
-  constexpr std::uint32_t kWord = 64;
+TELEGRAD_AVX512 void pack_avx512(Scratch<V>* scratch, std::uint32_t block, V neutral, Packed<V>* to, bool others_follow) {
   for (std::uint32_t first = 0; first < kBlock; first += kWord) {
     std::uint8_t* const bytes = scratch->marks.data() + first;
     const __m512i all = _mm512_load_si512(bytes);
     const std::uint64_t marks = _mm512_test_epi8_mask(all, all);
     if (marks == 0) continue;
+    check_room(*to, marks, others_follow);
+    if (to->marks != nullptr) {
+      std::uint8_t* at = to->marks + to->count;
+      for (std::uint64_t left = marks; left != 0; left &= left - 1) *at++ = bytes[_tzcnt_u64(left)];
+    }
     _mm512_store_si512(bytes, _mm512_setzero_si512());
-    const std::size_t more = static_cast<std::size_t>(__builtin_popcountll(marks)) + (others_follow ? kGroup : 0);
-    TELEGRAD_CHECK(count + more <= out.capacity());
     V* const results = scratch->results.data() + first;
     for (std::uint32_t group = 0; group < kWord; group += kGroup) {
       const auto held = static_cast<std::uint32_t>(marks >> group) & 0xffffU;
       const std::uint32_t first_index = (block << kBlockBits) | (first + group);
-      std::uint32_t* const indices = out.indices.data() + count;
-      V* const values = out.values.data() + count;
-      count += others_follow ? pack16_loosely(results + group, held, first_index, indices, values)
-                             : pack16(results + group, held, first_index, indices, values);
+      std::uint32_t* const indices = to->out.indices.data() + to->count;
+      V* const values = to->out.values.data() + to->count;
+      to->count += others_follow ? pack16_loosely(results + group, held, first_index, indices, values)
+                                 : pack16(results + group, held, first_index, indices, values);
     }
     std::fill_n(results, kWord, neutral);
+  }
+}
+
+// Of 64 results the 16 at these places. Loosely: all are written, also those behind `count`.
+template <bool kLoosely, class V>
+TELEGRAD_AVX512_VBMI2 inline void take16(const V* results, __m512i places, std::size_t count, V* to) {
+  constexpr __mmask16 kAll = 0xffff;
+  const auto written = static_cast<__mmask16>((1U << count) - 1U);
+  if constexpr (sizeof(V) == 4) {
+    const __m512i low = _mm512_permutex2var_epi32(_mm512_load_si512(results), places, _mm512_load_si512(results + 16));
+    const __m512i high = _mm512_permutex2var_epi32(_mm512_load_si512(results + 32), places, _mm512_load_si512(results + 48));
+    const __mmask16 is_high = _mm512_test_epi32_mask(places, _mm512_set1_epi32(32));
+    const __m512i taken = _mm512_mask_mov_epi32(low, is_high, high);
+    if constexpr (kLoosely) {
+      _mm512_storeu_si512(to, taken);
+    } else {
+      _mm512_mask_storeu_epi32(to, written, taken);
+    }
+  } else if constexpr (sizeof(V) == 2) {
+    const __m512i words = _mm512_zextsi256_si512(_mm512_maskz_cvtepi32_epi16(kAll, places));
+    const __m512i both = _mm512_permutex2var_epi16(_mm512_load_si512(results), words, _mm512_load_si512(results + 32));
+    const __m256i taken = _mm512_castsi512_si256(both);
+    if constexpr (kLoosely) {
+      _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), taken);
+    } else {
+      _mm256_mask_storeu_epi16(to, written, taken);
+    }
+  } else {
+    const __m256i halves[] = {_mm512_castsi512_si256(places), _mm512_extracti64x4_epi64(places, 1)};
+    for (int half = 0; half < 2; ++half) {
+      const __m512i taken = _mm512_mask_i32gather_epi64(_mm512_setzero_si512(), 0xff, halves[half], results, 8);
+      if constexpr (kLoosely) {
+        _mm512_storeu_si512(to + 8 * half, taken);
+      } else {
+        _mm512_mask_storeu_epi64(to + 8 * half, static_cast<__mmask8>(written >> 8 * half), taken);
+      }
+    }
+  }
+}
+
+// Those groups of 64 that have a mark, as a list: as branches, which have one would cost more than all else where few have.
+using HeldWords = std::array<std::uint8_t, kBlock / kWord + 1>;
+static_assert(kBlock / kWord <= 256);
+template <class V>
+TELEGRAD_AVX512_VBMI2 std::size_t list_words(const Scratch<V>& scratch, HeldWords& held) {
+  std::size_t count = 0;
+  for (std::uint32_t word = 0; word < kBlock / kWord; ++word) {
+    const __m512i all = _mm512_load_si512(scratch.marks.data() + word * kWord);
+    held[count] = static_cast<std::uint8_t>(word);
+    count += _mm512_test_epi8_mask(all, all) != 0 ? 1 : 0;
   }
   return count;
 }
 
+template <bool kLoosely, class V>
+TELEGRAD_AVX512_VBMI2 void pack_words(Scratch<V>* scratch, std::uint32_t block, V neutral, Packed<V>* packed) {
+  constexpr __mmask16 kAll = 0xffff;
+  Packed<V> to = *packed;
+  HeldWords held;
+  const std::size_t words = list_words(*scratch, held);
+  alignas(kWord) std::array<std::uint8_t, kWord> counting;
+  for (std::uint32_t i = 0; i < kWord; ++i) counting[i] = static_cast<std::uint8_t>(i);
+  const __m512i all_places = _mm512_load_si512(counting.data());
+  for (std::size_t i = 0; i < words; ++i) {
+    const std::uint32_t first = held[i] * kWord;
+    std::uint8_t* const bytes = scratch->marks.data() + first;
+    V* const results = scratch->results.data() + first;
+    __m512i marked = _mm512_load_si512(bytes);
+    const std::uint64_t marks = _mm512_test_epi8_mask(marked, marked);
+    check_room(to, marks, kLoosely);
+    __m512i places = _mm512_maskz_compress_epi8(marks, all_places);
+    marked = _mm512_maskz_compress_epi8(marks, marked);
+    const __m512i first_index = _mm512_set1_epi32(static_cast<int>(block << kBlockBits | first));
+    for (auto left = static_cast<std::size_t>(__builtin_popcountll(marks)); left > 0;) {
+      const std::size_t here = std::min<std::size_t>(kGroup, left);
+      const __m512i wide = _mm512_maskz_cvtepu8_epi32(kAll, _mm512_castsi512_si128(places));
+      const __m512i indices = _mm512_add_epi32(wide, first_index);
+      take16<kLoosely>(results, wide, here, to.out.values.data() + to.count);
+      if constexpr (kLoosely) {
+        _mm512_storeu_si512(to.out.indices.data() + to.count, indices);
+        if (to.marks != nullptr) {
+          _mm_storeu_si128(reinterpret_cast<__m128i*>(to.marks + to.count), _mm512_castsi512_si128(marked));
+        }
+      } else {
+        const auto written = static_cast<__mmask16>((1U << here) - 1U);
+        _mm512_mask_storeu_epi32(to.out.indices.data() + to.count, written, indices);
+        if (to.marks != nullptr) _mm_mask_storeu_epi8(to.marks + to.count, written, _mm512_castsi512_si128(marked));
+      }
+      to.count += here;
+      left -= here;
+      places = _mm512_maskz_alignr_epi64(0xff, _mm512_setzero_si512(), places, 2);
+      marked = _mm512_maskz_alignr_epi64(0xff, _mm512_setzero_si512(), marked, 2);
+    }
+    _mm512_store_si512(bytes, _mm512_setzero_si512());
+    std::fill_n(results, kWord, neutral);
+  }
+  packed->count = to.count;
+}
+
 template <class V>
-constexpr Variants<PackBlock<V>> kPack{pack_portable<V>, nullptr, pack_avx512<V>};
+void pack_vbmi2(Scratch<V>* scratch, std::uint32_t block, V neutral, Packed<V>* to, bool others_follow) {
+  others_follow ? pack_words<true>(scratch, block, neutral, to) : pack_words<false>(scratch, block, neutral, to);
+}
+
+template <class V>
+constexpr Variants<PackBlock<V>> kPack{pack_portable<V>, nullptr, pack_avx512<V>, pack_vbmi2<V>};
 
 #else
 
@@ -185,42 +305,53 @@ Indices indices_of(std::span<const Entries<V>> inputs) {
 
 template <class V>
 bool merges_all_at_once(std::span<const Entries<V>> inputs, Indices all) {
-  if (simd_level() != SimdLevel::avx512 || sizeof(V) > 4 || inputs.size() < 3) return false;
+  if (simd_level() < SimdLevel::avx512 || sizeof(V) > 4 || inputs.size() < 3) return false;
   const auto run_bits = static_cast<unsigned>(std::bit_width(inputs.size() - 1));
   return run_bits < 32 && all.first <= all.last && all.last - all.first < 0xffffffffU >> run_bits;
 }
 
-// Whether merging takes less time than blocks. Merging P equal inputs one after the other reads and writes
-// (P² + P − 2)/2P entries for each of theirs. At once those go log2 P times through registers; but where more than two share
-// an index, 256 are reduced one by one. Blocks take the less for an entry, the more of them share a group. Times in ns per
-// entry, measured with benchmarks/core/sparse_kernels.cpp on an EPYC with AVX-512.
+// What reducing takes for an entry, in ns, measured with benchmarks/core/sparse_kernels.cpp on EPYCs with AVX-512. Merging P
+// equal inputs one after the other reads and writes (P² + P − 2)/2P entries for each of theirs. At once those go log2 P times
+// through registers; but where more than two share an index, 256 are reduced one by one. Blocks take the less, the more entries
+// share a group of 16. `density`: entries of all inputs together for an index.
+double merging_ns(std::size_t inputs, double density, bool at_once) {
+  const auto count = static_cast<double>(inputs);
+  if (!at_once) return 2.6 * (count * count + count - 2.0) / (2.0 * count);
+  const double crowded = 1.0 - std::exp(-32.0 * density * density);
+  return 0.9 + 0.5 * std::ceil(std::log2(count)) + 3.0 * crowded;
+}
+double blocks_ns(double density) {
+  const double group = std::max(density * 16.0, 1e-6);
+  return simd_level() == SimdLevel::avx512_vbmi2 ? 0.6 + 1.1 / std::pow(group, 0.75) : 1.3 + 2.2 / std::sqrt(group);
+}
+constexpr double kFindingGiven_ns = 0.6;  // of one input, in vain looked for where givers are known
+
 template <class V>
 bool merging_is_faster(std::span<const Entries<V>> inputs, std::size_t total, Indices all, bool at_once) {
   if (all.first > all.last || (!at_once && inputs.size() <= 3)) return true;  // or nothing at all
-  const auto count = static_cast<double>(inputs.size());
   const double density = static_cast<double>(total) / (static_cast<double>(all.last - all.first) + 1.0);
-  const double blocks_ns = 1.3 + 2.2 / std::sqrt(density * 16.0);
-  if (!at_once) return 2.6 * (count * count + count - 2.0) / (2.0 * count) < blocks_ns;
-  const double crowded = 1.0 - std::exp(-32.0 * density * density);
-  return 0.7 + 0.45 * std::ceil(std::log2(count)) + 3.0 * crowded < blocks_ns;
+  return merging_ns(inputs.size(), density, at_once) < blocks_ns(density);
 }
 
+// `givers`: which inputs have each of the indices, if they are wanted.
 template <class Operation, class V>
-std::size_t reduce_by_blocks(std::span<const Entries<V>> inputs, EntriesOut<V> out) {
+std::size_t reduce_by_blocks(std::span<const Entries<V>> inputs, EntriesOut<V> out, std::uint8_t* givers) {
   std::vector<Entries<V>> rest(inputs.begin(), inputs.end());
   constexpr V neutral = Operation::template kNeutral<V>;
   Scratch<V> scratch(neutral);
-  std::size_t count = 0;
+  Packed<V> to{out, givers};
   for (;;) {
     const std::uint32_t block = lowest_block<V>(rest);
-    if (block == std::numeric_limits<std::uint32_t>::max()) return count;
-    for (Entries<V>& entries : rest) {
-      const std::size_t taken = accumulate<Operation>(entries, block, scratch);
+    if (block == std::numeric_limits<std::uint32_t>::max()) return to.count;
+    for (std::size_t input = 0; input < rest.size(); ++input) {
+      const auto mark = static_cast<std::uint8_t>(1U << (givers != nullptr ? input : 0));
+      Entries<V>& entries = rest[input];
+      const std::size_t taken = accumulate<Operation>(entries, block, mark, scratch);
       entries = entries.subrun(taken, entries.size() - taken);
     }
     // Of one input, no two have the same index.
     const bool others_follow = std::ranges::any_of(rest, [](const auto& entries) { return entries.size() >= 16; });
-    count = kPack<V>(&scratch, block, neutral, out, count, others_follow);
+    kPack<V>(&scratch, block, neutral, &to, others_follow);
   }
 }
 
@@ -238,7 +369,25 @@ std::size_t reduce_sorted(Reduction reduction, std::span<const Entries<V>> input
       return at_once ? kMerge<V>(reduction, inputs, out) : reduce_by_merging(reduction, inputs, out);
     }
   }
-  return on_operation(reduction, [&]<class Operation>(Operation) { return reduce_by_blocks<Operation>(inputs, out); });
+  return on_operation(reduction,
+                      [&]<class Operation>(Operation) { return reduce_by_blocks<Operation>(inputs, out, nullptr); });
+}
+
+template <class V>
+std::size_t reduce_sorted_of(Reduction reduction, std::span<const Entries<V>> inputs, EntriesOut<V> out,
+                             std::span<std::uint8_t> givers) {
+  TELEGRAD_CHECK(out.indices.size() == out.values.size() && givers.size() >= out.capacity() && inputs.size() <= kGiversMost);
+  return on_operation(reduction,
+                      [&]<class Operation>(Operation) { return reduce_by_blocks<Operation>(inputs, out, givers.data()); });
+}
+
+template <class V>
+bool givers_pay(std::size_t inputs, std::size_t total, std::uint64_t range) {
+  if (inputs < 2 || inputs > kGiversMost || total == 0) return false;
+  const double density = static_cast<double>(total) / static_cast<double>(range);
+  const bool at_once = simd_level() >= SimdLevel::avx512 && sizeof(V) <= 4;
+  const double otherwise_ns = merging_ns(inputs, density, at_once) + kFindingGiven_ns * static_cast<double>(inputs - 1);
+  return blocks_ns(density) < otherwise_ns;
 }
 
 namespace reference {
@@ -268,6 +417,8 @@ std::size_t reduce_sorted(Reduction reduction, std::span<const Entries<V>> input
 
 #define TELEGRAD_INSTANTIATE(V)                                                                \
   template std::size_t reduce_sorted(Reduction, std::span<const Entries<V>>, EntriesOut<V>);   \
+  template std::size_t reduce_sorted_of(Reduction, std::span<const Entries<V>>, EntriesOut<V>, std::span<std::uint8_t>); \
+  template bool givers_pay<V>(std::size_t, std::size_t, std::uint64_t);                        \
   template std::size_t reference::reduce_sorted(Reduction, std::span<const Entries<V>>, EntriesOut<V>);
 TELEGRAD_FOR_ENTRY_VALUES(TELEGRAD_INSTANTIATE)
 #undef TELEGRAD_INSTANTIATE

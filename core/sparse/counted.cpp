@@ -104,26 +104,11 @@ OwnedSlice<CountedF32> reduce_slices(std::span<const View> pieces, Reduction red
 }
 
 template <>
-OwnedSlice<CountedF32> concatenate_slices(std::span<const View> slices, Reduction reduction, double delta) {
-  TELEGRAD_CHECK(!slices.empty());
-  OwnedSlice<CountedF32> whole{{slices.front().range.begin, slices.front().range.begin}, false, {}};
-  for (const View& slice : slices) {
-    TELEGRAD_CHECK(slice.range.begin == whole.range.end && slice.range.end >= whole.range.end);
-    whole.range.end = slice.range.end;
-    whole.dense = whole.dense || slice.dense;
-    whole.entries.common += slice.entries.common;
-    whole.entries.own += slice.entries.own;
-  }
-  whole.dense = whole.dense || static_cast<double>(whole.view().nnz()) > delta;
-  return whole.dense ? dense_slice(whole.view(), reduction) : whole;
-}
-
-template <>
-SparseStream<CountedF32> join_slices(std::span<const View> slices, Reduction reduction, double delta) {
-  TELEGRAD_CHECK(!slices.empty() && slices.front().range.begin == 0);
-  const OwnedSlice<CountedF32> whole = concatenate_slices(slices, reduction, delta);
-  return whole.dense ? SparseStream<CountedF32>::dense(whole.range.end)
-                     : SparseStream<CountedF32>::sparse(whole.range.end, whole.entries);
+SparseStream<CountedF32> whole_stream(OwnedSlice<CountedF32> slice, Reduction, double delta) {
+  TELEGRAD_CHECK(slice.range.begin == 0);
+  const bool dense = slice.dense || static_cast<double>(slice.view().nnz()) > delta;
+  return dense ? SparseStream<CountedF32>::dense(slice.range.end)
+               : SparseStream<CountedF32>::sparse(slice.range.end, slice.entries);
 }
 
 template <>

@@ -88,9 +88,7 @@ void scale(OwnedSlice<CountedF32>& slice, double factor);
 template <>
 OwnedSlice<CountedF32> reduce_slices(std::span<const StreamView<CountedF32>> pieces, Reduction reduction, double delta);
 template <>
-OwnedSlice<CountedF32> concatenate_slices(std::span<const StreamView<CountedF32>> slices, Reduction reduction, double delta);
-template <>
-SparseStream<CountedF32> join_slices(std::span<const StreamView<CountedF32>> slices, Reduction reduction, double delta);
+SparseStream<CountedF32> whole_stream(OwnedSlice<CountedF32> slice, Reduction reduction, double delta);
 /// Every element of a dense slice is an entry.
 template <>
 SparseStream<CountedF32> sparse_stream(std::uint64_t dimension, OwnedSlice<CountedF32> slice, Reduction reduction);
@@ -103,7 +101,9 @@ class SliceReduction<CountedF32> {
   IndexRange range() const { return pieces_[0].range; }
   std::size_t bytes() const { return bytes_in(range()); }
   std::size_t advance(std::uint64_t end);
+  void remember_givers() {}
   OwnedSlice<CountedF32> finish() { return reduce_slices<CountedF32>(pieces_, reduction_, delta_); }
+  Array<std::uint8_t> take_givers() { return {}; }
 
  private:
   std::size_t bytes_in(IndexRange part) const;

@@ -81,7 +81,8 @@ std::string damaged(const std::string& error) { return error.empty() ? error : k
 bool leaves_values_out(ConstBytes message) { return claimed_header(message).kind == StreamKind::indices; }
 
 template <class V>
-SumMessages<V>::SumMessages(const StreamView<V>& sum, const WireFormat& format) : sum_(sum), format_(format) {
+SumMessages<V>::SumMessages(const StreamView<V>& sum, const WireFormat& format, Array<std::uint8_t> givers)
+    : sum_(sum), format_(format), givers_(std::move(givers)) {
   TELEGRAD_CHECK(!sum.dense && format.values == ValueEncoding::native);
 }
 
@@ -92,13 +93,24 @@ ConstBytes SumMessages<V>::whole() {
 }
 
 template <class V>
-ConstBytes SumMessages<V>::to(const GivenEntries<V>& given, Buffer& own) {
-  if (given.entries.dense || given.entries.nnz() * kValueBytes<V> <= added_bytes(given.entries.nnz())) return whole();
+std::size_t SumMessages<V>::leave_out(Rank receiver, const GivenEntries<V>& given, std::span<std::uint64_t> known,
+                                      std::span<V> rest) const {
+  if (!givers_.empty()) {
+    return kernels::leave_out_of(sum_.values, std::span<const std::uint8_t>(givers_.span()), receiver, given.entries.nnz(),
+                                 known, rest);
+  }
   const Scaled<V> scaled(given);
-  const Array<std::uint64_t> known(kernels::mark_words(scaled.entries().size()));
+  return kernels::leave_out(sum_.entries(), scaled.entries(), known, rest);
+}
+
+template <class V>
+ConstBytes SumMessages<V>::to(Rank receiver, const GivenEntries<V>& given, Buffer& own) {
+  const std::size_t entries = given.entries.nnz();
+  if (given.entries.dense || entries * kValueBytes<V> <= added_bytes(entries)) return whole();
+  const Array<std::uint64_t> known(kernels::mark_words(entries));
   const Array<V> rest(sum_.nnz());
-  const std::size_t left = kernels::leave_out(sum_.entries(), scaled.entries(), known.span(), rest.span());
-  if ((sum_.nnz() - left) * kValueBytes<V> <= added_bytes(scaled.entries().size())) return whole();
+  const std::size_t left = leave_out(receiver, given, known.span(), rest.span());
+  if ((sum_.nnz() - left) * kValueBytes<V> <= added_bytes(entries)) return whole();
   if (indices_.empty()) indices_ = encode_indices(sum_, format_);
   const Buffer values =
       encode(StreamView<V>{.range = {0, left}, .dense = true, .indices = {}, .values = rest.span().first(left)}, format_);
@@ -170,7 +182,7 @@ ConstBytes SumMessages<CountedF32>::whole() {
   return whole_.bytes();
 }
 
-ConstBytes SumMessages<CountedF32>::to(const GivenEntries<CountedF32>& given, Buffer& own) {
+ConstBytes SumMessages<CountedF32>::to(Rank, const GivenEntries<CountedF32>& given, Buffer& own) {
   if (given.entries.dense) return whole();
   const std::uint64_t nnz = sum_.nnz();
   const std::uint64_t left_out = std::min(alone(sum_, given.entries), nnz);

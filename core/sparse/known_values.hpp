@@ -39,16 +39,21 @@ struct GivenEntries {
 template <class V>
 class SumMessages {
  public:
-  SumMessages(const StreamView<V>& sum, const WireFormat& format);
+  /// `givers`: of each entry, if it is known, which ranks gave it (kernels::reduce_sorted_of()): that makes messages in less time.
+  SumMessages(const StreamView<V>& sum, const WireFormat& format, Array<std::uint8_t> givers = {});
 
-  /// The message to whoever gave `given`, in `own`; or encode() of the sum, the same for all, where leaving out saves nothing.
-  ConstBytes to(const GivenEntries<V>& given, Buffer& own);
+  /// The message to `receiver`, who gave `given`, in `own`; or encode() of the sum, the same for all, where leaving out saves
+  /// nothing.
+  ConstBytes to(Rank receiver, const GivenEntries<V>& given, Buffer& own);
   /// encode() of the sum.
   ConstBytes whole();
 
  private:
+  std::size_t leave_out(Rank receiver, const GivenEntries<V>& given, std::span<std::uint64_t> known, std::span<V> rest) const;
+
   StreamView<V> sum_;
   WireFormat format_;
+  Array<std::uint8_t> givers_;
   Buffer indices_;
   Buffer whole_;
 };
@@ -80,9 +85,10 @@ std::string decode_sum_into(ConstBytes message, IndexRange expected, const Given
 template <>
 class SumMessages<CountedF32> {
  public:
-  SumMessages(const StreamView<CountedF32>& sum, const WireFormat& format) : sum_(sum), format_(format) {}
+  SumMessages(const StreamView<CountedF32>& sum, const WireFormat& format, const Array<std::uint8_t>& /*givers*/ = {})
+      : sum_(sum), format_(format) {}
 
-  ConstBytes to(const GivenEntries<CountedF32>& given, Buffer& own);
+  ConstBytes to(Rank receiver, const GivenEntries<CountedF32>& given, Buffer& own);
   ConstBytes whole();
 
  private:

@@ -28,6 +28,13 @@ SliceReduction<V>::SliceReduction(std::vector<StreamView<V>> pieces, Reduction r
 }
 
 template <class V>
+void SliceReduction<V>::remember_givers() {
+  TELEGRAD_CHECK(done_ == range().begin);
+  const std::size_t total = sum_.indices.size();
+  if (!sum_.dense && kernels::givers_pay<V>(pieces_.size(), total, range().size())) givers_ = Array<std::uint8_t>(total);
+}
+
+template <class V>
 std::size_t SliceReduction<V>::bytes() const {
   std::size_t bytes = 0;
   for (const StreamView<V>& piece : pieces_) bytes += bytes_of(piece);
@@ -58,7 +65,8 @@ void SliceReduction<V>::reduce_sparsely(const std::vector<StreamView<V>>& parts)
   std::vector<kernels::Entries<V>> runs;
   for (const StreamView<V>& part : parts) runs.push_back(part.entries());
   const kernels::EntriesOut<V> out{sum_.indices.span().subspan(count_), sum_.values.span().subspan(count_)};
-  count_ += kernels::reduce_sorted<V>(reduction_, runs, out);
+  count_ += givers_.empty() ? kernels::reduce_sorted<V>(reduction_, runs, out)
+                            : kernels::reduce_sorted_of<V>(reduction_, runs, out, givers_.span().subspan(count_));
 }
 
 template <class V>
@@ -67,7 +75,9 @@ OwnedSlice<V> SliceReduction<V>::finish() {
   if (sum_.dense) return std::move(sum_);
   sum_.indices.truncate(count_);
   sum_.values.truncate(count_);
+  givers_.truncate(givers_.empty() ? 0 : count_);
   if (static_cast<double>(count_) <= delta_) return std::move(sum_);
+  givers_ = {};
   return dense_slice(sum_.view(), reduction_);
 }
 

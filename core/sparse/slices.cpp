@@ -91,24 +91,14 @@ OwnedSlice<V> reduce_slices(std::span<const StreamView<V>> pieces, Reduction red
 }
 
 template <class V>
-OwnedSlice<V> concatenate_slices(std::span<const StreamView<V>> slices, Reduction reduction, double delta) {
+OwnedSlice<V> concatenate_slices(std::span<const StreamView<V>> slices) {
   TELEGRAD_CHECK(!slices.empty());
   OwnedSlice<V> whole{{slices.front().range.begin, slices.front().range.begin}, false, {}, {}};
   std::size_t total = 0;
   for (const StreamView<V>& slice : slices) {
-    TELEGRAD_CHECK(slice.range.begin == whole.range.end && slice.range.end >= whole.range.end);
+    TELEGRAD_CHECK(!slice.dense && slice.range.begin == whole.range.end && slice.range.end >= whole.range.end);
     whole.range.end = slice.range.end;
-    whole.dense = whole.dense || slice.dense;
     total += slice.nnz();
-  }
-  whole.dense = whole.dense || static_cast<double>(total) > delta;
-  if (whole.dense) {
-    whole.values = Array<V>(static_cast<std::size_t>(whole.range.size()));
-    for (const StreamView<V>& slice : slices) {
-      const std::uint64_t first = slice.range.begin - whole.range.begin;
-      write_dense(slice, whole.values.span().subspan(first, slice.range.size()), reduction);
-    }
-    return whole;
   }
   whole.indices = Array<std::uint32_t>(total);
   whole.values = Array<V>(total);
@@ -122,11 +112,11 @@ OwnedSlice<V> concatenate_slices(std::span<const StreamView<V>> slices, Reductio
 }
 
 template <class V>
-SparseStream<V> join_slices(std::span<const StreamView<V>> slices, Reduction reduction, double delta) {
-  TELEGRAD_CHECK(!slices.empty() && slices.front().range.begin == 0);
-  OwnedSlice<V> whole = concatenate_slices(slices, reduction, delta);
-  if (whole.dense) return SparseStream<V>::adopt_dense(std::move(whole.values));
-  return SparseStream<V>::adopt_sparse(whole.range.end, std::move(whole.indices), std::move(whole.values));
+SparseStream<V> whole_stream(OwnedSlice<V> slice, Reduction reduction, double delta) {
+  TELEGRAD_CHECK(slice.range.begin == 0);
+  if (!slice.dense && static_cast<double>(slice.indices.size()) > delta) slice = dense_slice(slice.view(), reduction);
+  if (slice.dense) return SparseStream<V>::adopt_dense(std::move(slice.values));
+  return SparseStream<V>::adopt_sparse(slice.range.end, std::move(slice.indices), std::move(slice.values));
 }
 
 template <class V>
@@ -150,8 +140,8 @@ SparseStream<V> sparse_stream(std::uint64_t dimension, OwnedSlice<V> slice, Redu
   template void reduce_densely(std::span<const StreamView<V>>, Reduction, std::span<V>);         \
   template void scale(OwnedSlice<V>&, double);                                                   \
   template OwnedSlice<V> reduce_slices(std::span<const StreamView<V>>, Reduction, double);       \
-  template OwnedSlice<V> concatenate_slices(std::span<const StreamView<V>>, Reduction, double);  \
-  template SparseStream<V> join_slices(std::span<const StreamView<V>>, Reduction, double);       \
+  template OwnedSlice<V> concatenate_slices(std::span<const StreamView<V>>);                     \
+  template SparseStream<V> whole_stream(OwnedSlice<V>, Reduction, double);                       \
   template SparseStream<V> sparse_stream(std::uint64_t, OwnedSlice<V>, Reduction);
 TELEGRAD_FOR_ENTRY_VALUES(TELEGRAD_INSTANTIATE)
 #undef TELEGRAD_INSTANTIATE

@@ -1,5 +1,5 @@
 #pragma once
-// Slices of one vector's index range: adding up everybody's piece of one range, and joining ranges to a stream.
+// Slices of one vector's index range: adding up everybody's piece of one range, and joining ranges.
 
 #include <span>
 
@@ -45,14 +45,13 @@ void scale(OwnedSlice<V>& slice, double factor);
 template <class V>
 OwnedSlice<V> reduce_slices(std::span<const StreamView<V>> pieces, Reduction reduction, double delta);
 
-/// Slices in ascending order without gap or overlap (CHECKed; at least one) as one: sparse where all are and together
-/// they hold at most `delta` entries, else dense, as dense_slice() makes them.
+/// Sparse slices in ascending order without gap or overlap (CHECKed; at least one) as one.
 template <class V>
-OwnedSlice<V> concatenate_slices(std::span<const StreamView<V>> slices, Reduction reduction, double delta);
+OwnedSlice<V> concatenate_slices(std::span<const StreamView<V>> slices);
 
-/// The same, as a stream: the slices cover [0, n) (CHECKed).
+/// A slice of all indices (CHECKed) as a stream: dense where it is, or has more than `delta` entries.
 template <class V>
-SparseStream<V> join_slices(std::span<const StreamView<V>> slices, Reduction reduction, double delta);
+SparseStream<V> whole_stream(OwnedSlice<V> slice, Reduction reduction, double delta);
 
 /// A sparse stream of `dimension` elements (at least range.end, CHECKed) with the slice's entries; of a dense one with the
 /// elements that are not kernels::absent_element(reduction).

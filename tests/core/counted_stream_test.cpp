@@ -153,11 +153,9 @@ TEST("dense where a piece is, or beyond δ, as real slices are") {
   EXPECT(is_dense({sparse, dense}, 40.0));
   EXPECT(is_dense({sparse}, 19.0));
   EXPECT(is_dense({sparse, sparse}, 30.0));  // 36 entries are to be expected
-  const View next{{100, 200}, false, {.own = 30}};
-  EXPECT(!concatenate_slices<CountedF32>(std::vector<View>{sparse, next}, Reduction::sum, 50.0).dense);
-  EXPECT(concatenate_slices<CountedF32>(std::vector<View>{sparse, next}, Reduction::sum, 49.0).dense);
-  EXPECT_EQ(join_slices<CountedF32>(std::vector<View>{sparse, next}, Reduction::sum, 50.0).nnz(), 50);
-  EXPECT_EQ(join_slices<CountedF32>(std::vector<View>{sparse, next}, Reduction::sum, 49.0).nnz(), 200);
+  const OwnedSlice<CountedF32> whole{range, false, {.own = 20}};
+  EXPECT_EQ(whole_stream<CountedF32>(whole, Reduction::sum, 20.0).nnz(), 20);
+  EXPECT_EQ(whole_stream<CountedF32>(whole, Reduction::sum, 19.0).nnz(), 100);
 }
 
 TEST("messages are as long as real ones, and read back what was written") {

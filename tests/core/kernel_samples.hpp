@@ -32,7 +32,7 @@ inline constexpr std::size_t kSizes[] = {0, 1, 2, 7, 8, 15, 16, 17, 31, 32, 33, 
 template <class Body>
 void at_every_level(Body body) {
   using telegrad::kernels::SimdLevel;
-  for (const SimdLevel level : {SimdLevel::portable, SimdLevel::avx2, SimdLevel::avx512}) {
+  for (const SimdLevel level : telegrad::kernels::kSimdLevels) {
     if (level > telegrad::kernels::best_simd_level()) continue;
     const telegrad::kernels::ScopedSimdLevel forced(level);
     body();

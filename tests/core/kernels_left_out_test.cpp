@@ -129,6 +129,49 @@ TEST("what is left out is what has the sum's bits, and put back it makes the sum
   }
 }
 
+template <class V>
+void expect_left_out_of(std::mt19937& random, std::size_t size, double alone) {
+  std::vector<std::uint8_t> givers(size);
+  for (auto& one : givers) {
+    const auto among = static_cast<std::uint8_t>(1 + random() % 255);
+    one = static_cast<double>(random()) < alone * 0x1p32 ? static_cast<std::uint8_t>(1U << random() % 3) : among;
+  }
+  const auto sum = samples::awkward_values<V>(random, size);
+  for (const std::size_t giver : {0, 2, 7}) {
+    const auto entries = static_cast<std::size_t>(std::ranges::count_if(givers, [&](auto one) { return one >> giver & 1; }));
+    std::vector<std::uint64_t> expected_known(kernels::mark_words(entries));
+    std::vector<V> expected_rest(size);
+    expected_rest.resize(kernels::reference::leave_out_of<V>(sum, givers, giver, expected_known, expected_rest));
+    samples::at_every_level([&] {
+      Guarded<std::uint8_t> gave(givers, 3);
+      Guarded<V> values(sum, sizeof(V));
+      Guarded<std::uint64_t> known(expected_known.size(), 8);
+      Guarded<V> rest(size, sizeof(V));
+      const std::size_t left =
+          kernels::leave_out_of<V>(std::span<const V>(values.span()), std::span<const std::uint8_t>(gave.span()), giver, entries,
+                                   known.span(), rest.span());
+      EXPECT_EQ(left, expected_rest.size());
+      EXPECT_EQ(known.copy(), expected_known);
+      EXPECT(known.intact() && rest.intact());
+      auto copied = rest.copy();
+      copied.resize(left);
+      EXPECT_EQ(samples::bits(copied), samples::bits(expected_rest));
+    });
+  }
+}
+
+TEST("where it is known who gave what, what only one gave is left out for him, unless it is NaN") {
+  std::mt19937 random(16);
+  for (const std::size_t size : samples::kSizes) {
+    for (const double alone : {0.0, 0.5, 0.95, 1.0}) {
+      expect_left_out_of<float>(random, size, alone);
+      expect_left_out_of<double>(random, size, alone);
+      expect_left_out_of<bf16>(random, size, alone);
+      expect_left_out_of<f16>(random, size, alone);
+    }
+  }
+}
+
 TEST("marks beyond the last entry are no marks") {
   const std::uint64_t word = std::uint64_t{1} << 10;
   EXPECT_EQ(kernels::count_known(std::span(&word, 1), 11), std::size_t{1});

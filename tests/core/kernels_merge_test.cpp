@@ -122,6 +122,26 @@ TEST("an index whose sum is zero stays, and a lone -0 keeps its sign") {
   EXPECT_EQ(merged.values, (std::vector<std::uint64_t>{expected.begin(), expected.end()}));
 }
 
+// The same by reduce_sorted_of(), which says who gave each entry.
+template <class V>
+void expect_givers(Reduction reduction, const std::vector<Entries<V>>& entries, std::size_t capacity,
+                   const Packed& expected) {
+  std::vector<std::uint8_t> who(expected.count);
+  for (std::size_t i = 0; i < expected.count; ++i) {
+    for (std::size_t input = 0; input < entries.size(); ++input) {
+      if (std::ranges::binary_search(entries[input].indices, expected.indices[i])) who[i] |= static_cast<std::uint8_t>(1U << input);
+    }
+  }
+  Guarded<std::uint8_t> givers(capacity);
+  EXPECT(pack<V>(capacity, [&](auto out) {
+           return kernels::reduce_sorted_of<V>(reduction, entries, out, givers.span());
+         }) == expected);
+  EXPECT(givers.intact());
+  auto found = givers.copy();
+  found.resize(expected.count);
+  EXPECT_EQ(found, who);
+}
+
 TEST("reducing many runs has the bits of merging them one after the other") {
   std::mt19937 random(11);
   const auto check = [&]<class V>(V, std::size_t inputs, std::uint64_t begin, std::uint64_t range, double density) {
@@ -141,6 +161,7 @@ TEST("reducing many runs has the bits of merging them one after the other") {
       for (const std::size_t capacity : {total, expected.count}) {
         EXPECT(pack<V>(capacity, [&](auto out) { return kernels::reduce_sorted<V>(reduction, entries, out); }) ==
                expected);
+        if (inputs <= kernels::kGiversMost) expect_givers(reduction, entries, capacity, expected);
       }
     }
   };
@@ -195,6 +216,7 @@ TEST("reducing long runs, in several chunks, has the bits of the reference") {
               pack<V>(total, [&](auto out) { return kernels::reference::reduce_sorted<V>(reduction, entries, out); });
           EXPECT(pack<V>(total, [&](auto out) { return kernels::reduce_sorted<V>(reduction, entries, out); }) ==
                  expected);
+          if (reduction == Reduction::sum) expect_givers(reduction, entries, total, expected);
         }
       }
     }

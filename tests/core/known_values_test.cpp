@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <limits>
 #include <vector>
 
 #include "kernel_samples.hpp"
@@ -34,6 +35,18 @@ struct Ranks {
     return result;
   }
 
+  // Who gave each entry of it.
+  Array<std::uint8_t> givers(const OwnedSlice<V>& sum) const {
+    Array<std::uint8_t> all(sum.indices.size());
+    for (std::size_t i = 0; i < all.size(); ++i) {
+      all[i] = 0;
+      for (std::size_t rank = 0; rank < indices.size(); ++rank) {
+        if (std::ranges::binary_search(indices[rank], sum.indices[i])) all[i] |= static_cast<std::uint8_t>(1U << rank);
+      }
+    }
+    return all;
+  }
+
   std::vector<std::vector<std::uint32_t>> indices;
   std::vector<std::vector<V>> values;
 };
@@ -48,16 +61,11 @@ void expect_same(const StreamView<V>& got, const StreamView<V>& expected) {
 }
 
 template <class V>
-void expect_everybody_reads_the_sum(std::size_t ranks, double density, Reduction reduction, const WireFormat& format) {
-  std::mt19937 random(7);
-  const Ranks<V> all(random, ranks, density);
-  const OwnedSlice<V> sum = all.sum(reduction);
-  const double factor = reduction == Reduction::avg ? 1.0 / static_cast<double>(ranks) : 1.0;
-  SumMessages<V> messages(sum.view(), format);
-  for (std::size_t rank = 0; rank < ranks; ++rank) {
+void expect_everybody_reads(SumMessages<V> messages, const Ranks<V>& all, const OwnedSlice<V>& sum, double factor) {
+  for (std::size_t rank = 0; rank < all.indices.size(); ++rank) {
     const GivenEntries<V> given{all.share(rank), factor};
     Buffer own;
-    const ConstBytes message = messages.to(given, own);
+    const ConstBytes message = messages.to(static_cast<Rank>(rank), given, own);
     EXPECT(message.size() <= messages.whole().size());
     if (!leaves_values_out(message)) {
       const auto decoded = decode<V>(message, kRange);
@@ -72,6 +80,19 @@ void expect_everybody_reads_the_sum(std::size_t ranks, double density, Reduction
     EXPECT_EQ(decode_beside_into<V>(message, kRange, given, indices.span(), values.span()), std::string());
     expect_same(StreamView<V>{kRange, false, indices.span(), values.span()}, sum.view());
   }
+}
+
+template <class V>
+void expect_everybody_reads_the_sum(std::size_t ranks, double density, Reduction reduction, const WireFormat& format) {
+  std::mt19937 random(7);
+  Ranks<V> all(random, ranks, density);
+  for (auto& values : all.values) {
+    if (!values.empty()) values.front() = V(std::numeric_limits<float>::quiet_NaN());
+  }
+  const OwnedSlice<V> sum = all.sum(reduction);
+  const double factor = reduction == Reduction::avg ? 1.0 / static_cast<double>(ranks) : 1.0;
+  expect_everybody_reads(SumMessages<V>(sum.view(), format), all, sum, factor);
+  expect_everybody_reads(SumMessages<V>(sum.view(), format, all.givers(sum)), all, sum, factor);
 }
 
 TEST("everybody reads the sum, bit by bit, in every format and for every reduction") {
@@ -102,7 +123,7 @@ TEST("values that only their receiver gave do not travel: of two ranks with noth
   const OwnedSlice<float> sum = two.sum(Reduction::sum);
   SumMessages<float> messages(sum.view(), kRaw);
   Buffer own;
-  const std::size_t bytes = messages.to({two.share(0)}, own).size();
+  const std::size_t bytes = messages.to(0, {two.share(0)}, own).size();
   const std::size_t marks = (two.indices[0].size() + 63) / 64 * 8;
   const std::size_t expected = 2 * sizeof(StreamHeader) + 4 * sum.indices.size() + marks + 4 * two.indices[1].size();
   EXPECT(bytes >= expected && bytes < expected + 24);
@@ -116,7 +137,7 @@ TEST("damaged messages are refused, or say something that has as many entries, a
     SumMessages<float> messages(sum.view(), format);
     Buffer own;
     const GivenEntries<float> given{all.share(1)};
-    const ConstBytes right = messages.to(given, own);
+    const ConstBytes right = messages.to(1, given, own);
     EXPECT(leaves_values_out(right));
     int refused = 0;
     for (int trial = 0; trial < 4000; ++trial) {
@@ -141,7 +162,7 @@ TEST("a message that leaves out what this rank never gave, or gave densely, is r
   const OwnedSlice<float> sum = all.sum(Reduction::sum);
   SumMessages<float> messages(sum.view(), kPacked);
   Buffer own;
-  const ConstBytes message = messages.to({all.share(1)}, own);
+  const ConstBytes message = messages.to(1, {all.share(1)}, own);
   const Ranks<float> others(random, 1, 0.01);
   EXPECT(!decode_beside<float>(message, kRange, {others.share(0)}).ok());
   GivenEntries<float> dense;
@@ -162,13 +183,13 @@ TEST("messages of sizes are as long as real ones") {
         const OwnedSlice<float> sum = all.sum(Reduction::sum);
         SumMessages<float> real(sum.view(), format);
         Buffer own;
-        const auto bytes = static_cast<double>(real.to({all.share(0)}, own).size());
+        const auto bytes = static_cast<double>(real.to(0, {all.share(0)}, own).size());
         std::vector<StreamView<CountedF32>> counted;
         for (std::size_t rank = 0; rank < ranks; ++rank) counted.push_back({kRange, false, {.own = all.indices[rank].size()}});
         const OwnedSlice<CountedF32> counted_sum = reduce_slices<CountedF32>(counted, Reduction::sum, 1e9);
         SumMessages<CountedF32> sizes(counted_sum.view(), format);
         Buffer own_sizes;
-        const ConstBytes message = sizes.to({counted[0]}, own_sizes);
+        const ConstBytes message = sizes.to(0, {counted[0]}, own_sizes);
         EXPECT(std::abs(static_cast<double>(message.size()) / bytes - 1.0) < 0.02);
         const auto decoded = leaves_values_out(message) ? decode_beside<CountedF32>(message, kRange, {counted[0]})
                                                         : decode<CountedF32>(message, kRange);

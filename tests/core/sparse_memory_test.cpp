@@ -331,7 +331,8 @@ Task<void> send_sum(Transport& net, SparseStream<float> mine, int damage) {
   if (damage == 2) slice.count -= 1;
   if (damage == 3) slice.count = mine.dimension();
   const Step round_a_ring = (net.size() - 1) * any_size_steps(net, slice.most_bytes);
-  Counts counts(net, slice.first_step + std::max(round_a_ring, stream_steps(net, slice.most_bytes)), slice.count);
+  Counts counts(net, slice.first_step + std::max(round_a_ring, stream_steps(net, slice.most_bytes)), 1);
+  counts.say({slice.count});
   std::vector<Task<void>> both;
   for (const Rank to : {Rank{0}, Rank{1}}) {
     both.push_back(send_in_sections(net, to, slice.first_step, slice.owned.view()));

@@ -1,3 +1,4 @@
+#include "sparse/assembly.hpp"
 #include "sparse/slices.hpp"
 
 #include <algorithm>
@@ -29,7 +30,16 @@ SparseStream<V> random_stream(std::mt19937& random, std::uint64_t n, double dens
   return SparseStream<V>::sparse(n, indices, samples::integers<V>(random, indices.size()));
 }
 
-// Reduces `ranks` streams the way a split collective does: each slice by itself, then joined.
+template <class V>
+SparseStream<V> assembled(const std::vector<StreamView<V>>& slices, Reduction reduction, double delta) {
+  std::vector<SliceContent> contents;
+  for (const auto& slice : slices) contents.push_back({slice.range, slice.dense, slice.nnz()});
+  StreamAssembly<V> whole(std::move(contents), reduction, delta);
+  for (std::size_t i = 0; i < slices.size(); ++i) whole.place(i, slices[i]);
+  return whole.finish();
+}
+
+// Reduces `ranks` streams the way a split collective does: each slice by itself, then put together.
 template <class V>
 void expect_split_reduction(std::mt19937& random, Reduction reduction, std::size_t ranks, std::uint64_t n,
                             double density, double delta, std::size_t dense_ones) {
@@ -61,13 +71,13 @@ void expect_split_reduction(std::mt19937& random, Reduction reduction, std::size
   }
   std::vector<StreamView<V>> views;
   for (const auto& slice : slices) views.push_back(slice.view());
-  const SparseStream<V> joined = join_slices<V>(views, reduction, delta);
+  const SparseStream<V> joined = assembled(views, reduction, delta);
   EXPECT_EQ(joined.dimension(), n);
   EXPECT_EQ(dense_of(joined.view(), reduction), expected);
   if (delta == kNever && dense_ones == 0) EXPECT(!joined.is_dense());
 }
 
-TEST("slices reduced and joined are the dense reduction, for any number of ranks, form and switch") {
+TEST("slices reduced and put together are the dense reduction, for any number of ranks, form and switch") {
   std::mt19937 random(17);
   for (const std::size_t ranks : {1, 2, 3, 4, 5, 8, 13}) {
     for (const std::uint64_t n : {0, 1, 7, 1000, 40'000}) {
@@ -152,27 +162,29 @@ TEST("the sum goes dense by its own entries, not by those of the pieces together
   EXPECT(reduce_slices<float>(pieces, Reduction::sum, 1.9).dense);
 }
 
-TEST("joining goes dense where a slice is dense or there are too many entries") {
+TEST("what is put together goes dense where a slice is dense or there are too many entries") {
   const auto stream = SparseStream<float>::sparse(10, std::vector<std::uint32_t>{1, 8}, std::vector<float>{1, 2});
   auto dense = stream.clone();
   dense.to_dense();
   const std::vector<StreamView<float>> sparse{stream.slice(0, 5), stream.slice(5, 10)};
   const std::vector<StreamView<float>> mixed{dense.slice(0, 5), stream.slice(5, 10)};
-  EXPECT(!join_slices<float>(sparse, Reduction::sum, 2.0).is_dense());
-  EXPECT(join_slices<float>(sparse, Reduction::sum, 1.0).is_dense());
-  EXPECT(join_slices<float>(mixed, Reduction::sum, kNever).is_dense());
-  EXPECT_EQ(dense_of(join_slices<float>(mixed, Reduction::sum, kNever).view()), dense_of(stream.view()));
+  EXPECT(!assembled(sparse, Reduction::sum, 2.0).is_dense());
+  EXPECT(assembled(sparse, Reduction::sum, 1.0).is_dense());
+  EXPECT(assembled(mixed, Reduction::sum, kNever).is_dense());
+  EXPECT_EQ(dense_of(assembled(mixed, Reduction::sum, kNever).view()), dense_of(stream.view()));
 }
 
-TEST("slices of a part of the vector are concatenated to a slice") {
+TEST("slices of a part of the vector are concatenated to a slice, and one of all becomes a stream, dense beyond delta") {
   std::mt19937 random(24);
   const auto stream = random_stream<float>(random, 1000, 0.2);
   const std::vector<StreamView<float>> slices{stream.slice(100, 100), stream.slice(100, 450), stream.slice(450, 900)};
+  const OwnedSlice<float> part = concatenate_slices<float>(slices);
+  EXPECT_EQ(part.range, (IndexRange{100, 900}));
+  EXPECT_EQ(dense_of(part.view()), dense_of(stream.slice(100, 900)));
   for (const double delta : {kNever, 10.0}) {
-    const OwnedSlice<float> whole = concatenate_slices<float>(slices, Reduction::sum, delta);
-    EXPECT_EQ(whole.dense, delta == 10.0);
-    EXPECT_EQ(whole.range, (IndexRange{100, 900}));
-    EXPECT_EQ(dense_of(whole.view()), dense_of(stream.slice(100, 900)));
+    const auto whole = whole_stream(concatenate_slices<float>(std::vector<StreamView<float>>{stream.view()}), Reduction::sum, delta);
+    EXPECT_EQ(whole.is_dense(), delta == 10.0);
+    EXPECT_EQ(dense_of(whole.view()), dense_of(stream.view()));
   }
 }
 

@@ -70,7 +70,7 @@ std::vector<std::byte> leaving_out(std::mt19937& random, fuzz::Recipe& recipe, s
   const StreamView<float> sum{range, false, indices, values};
   SumMessages<float> messages(sum, {.indices = static_cast<IndexFormat>(random() % 4), .packs_values = random() % 2 == 0});
   Buffer own;
-  const ConstBytes message = messages.to({{range, false, given_indices, given_values}}, own);
+  const ConstBytes message = messages.to(0, {{range, false, given_indices, given_values}}, own);
   return {message.begin(), message.end()};
 }
 

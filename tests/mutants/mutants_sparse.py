@@ -18,9 +18,10 @@ SLICES = "sparse/slices.cpp"
 SLICE_REDUCTION = "sparse/slice_reduction.cpp"
 WIRE = "sparse/wire.cpp"
 COUNTS = "collectives/counts.cpp"
-EXCHANGE_SUMS = "collectives/exchange_sums.cpp"
+EXCHANGED_SUMS = "collectives/exchanged_sums.cpp"
 KNOWN_VALUES = "sparse/known_values.cpp"
 LEFT_OUT = "kernels/left_out.cpp"
+REDUCE_SORTED = "kernels/reduce_sorted.cpp"
 ASSEMBLY = "sparse/assembly.cpp"
 PACKED_VALUES = "kernels/pack_values.cpp"
 
@@ -173,9 +174,9 @@ SPARSE_MUTANTS = (
     ),
     mutant(
         "sparse: a dense piece lands at the beginning",
-        SLICES,
-        "const std::uint64_t first = slice.range.begin - whole.range.begin;",
-        "const std::uint64_t first = whole.range.end - slice.range.end;",
+        ASSEMBLY,
+        "write_dense(view, values_.span().subspan(range.begin, range.size()), reduction_);",
+        "write_dense(view, values_.span().first(range.size()), reduction_);",
     ),
     mutant(
         "sparse: the last of several parts of a sum is lost",
@@ -201,8 +202,8 @@ SPARSE_MUTANTS = (
     mutant(
         "sparse: a rank's count is taken for its neighbour's",
         COUNTS,
-        "std::memcpy(&counts[from], message.data(), sizeof mine_);",
-        "std::memcpy(&counts[(from + 1) % size], message.data(), sizeof mine_);",
+        "counts[from].resize(numbers);\n    std::memcpy(counts[from].data(),",
+        "counts[(from + 1) % size].resize(numbers);\n    std::memcpy(counts[(from + 1) % size].data(),",
     ),
     mutant(
         "sparse: values are left out wherever the receiver has an entry",
@@ -224,9 +225,45 @@ SPARSE_MUTANTS = (
     ),
     mutant(
         "sparse: what another rank gave is left out of a sum",
-        EXCHANGE_SUMS,
-        "mine_.addends->given.share(order_.receiver(round)),",
-        "mine_.addends->given.share((order_.receiver(round) + 1) % net_.size()),",
+        EXCHANGED_SUMS,
+        "const Rank receiver = order_.receiver(round);",
+        "const Rank receiver = (order_.receiver(round) + 1) % net_.size();",
+    ),
+    mutant(
+        "sparse: what two ranks gave is left out for each of them",
+        LEFT_OUT,
+        "const std::uint64_t alone = _mm512_cmpeq_epi8_mask(gave, wanted);",
+        "const std::uint64_t alone = mine;",
+    ),
+    mutant(
+        "sparse: the rank after the giver is said to have given",
+        REDUCE_SORTED,
+        "1U << (givers != nullptr ? input : 0)",
+        "1U << (givers != nullptr ? (input + 1) % rest.size() : 0)",
+    ),
+    mutant(
+        "sparse: all owners are taken to send as many parts as this rank",
+        EXCHANGED_SUMS,
+        "part_of_slice(slice_of(slices_, owner), counts_of_[owner].size(), part);",
+        "part_of_slice(slice_of(slices_, owner), parts_.size(), part);",
+    ),
+    mutant(
+        "sparse: who has one part does not wait for those of others",
+        EXCHANGED_SUMS,
+        "for (std::size_t part = 1; part < most_parts_; ++part)",
+        "for (std::size_t part = 1; part < parts_.size(); ++part)",
+    ),
+    mutant(
+        "sparse: a part is sent before it is summed",
+        EXCHANGED_SUMS,
+        "      co_await made_.until(next_part + 1);\n",
+        "",
+    ),
+    mutant(
+        "sparse: parts of a slice are placed one too early",
+        EXCHANGED_SUMS,
+        "co_await whole_.place(first_slice_[owner] + part, message.bytes(), given);",
+        "co_await whole_.place(first_slice_[owner] + (part == 0 ? 0 : part - 1), message.bytes(), given);",
     ),
     mutant(
         "sparse: slices overlap by an entry in the whole",

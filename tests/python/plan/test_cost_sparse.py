@@ -155,7 +155,7 @@ def test_lengths_are_those_of_the_core(file: str, pattern: str, value: int) -> N
         ("sparse_split.cpp", "kWindow", cost_sparse.SHARES_UNDER_WAY),
         ("pooled_slices.cpp", "kBinsLeast", cost_sparse.BINS_LEAST),
         ("global_threshold.cpp", "kBuckets", cost_sparse.THRESHOLD_COUNTS),
-        ("allgather_slices.cpp", "kExchangingRanksMost", sending.KNOWN_RANKS_MOST),
+        ("exchanged_sums.cpp", "kExchangingRanksMost", sending.KNOWN_RANKS_MOST),
         ("sparse_cost.cpp", "kExchangingRanksMost", sending.KNOWN_RANKS_MOST),
     ],
 )
