@@ -22,8 +22,8 @@ namespace {
 constexpr Rank kExchangingRanksMost = 8;  // to each of more, little would be left out, and as much encoded
 // Of a slice, if it has several. No number in between: of ranks that have given about as much, some would take one and some
 // another, and no longer send as much in a round as they receive.
-constexpr std::size_t kParts = 6;
-constexpr std::size_t kPartedBytesLeast = kParts * (std::size_t{64} << 10);  // of what all have given
+constexpr std::size_t kParts = 4;
+constexpr std::size_t kPartedBytesLeast = kParts * (std::size_t{96} << 10);  // of what all have given
 static_assert(kParts <= Counts::kMost);
 
 IndexRange part_of_slice(IndexRange slice, std::size_t parts, std::size_t part) {

@@ -75,10 +75,10 @@ SparseVerdict SparseDecision::cheapest(const SparseCosts& costs, const SumGrowth
   if (nodes_ != nullptr) return doubling_s <= two_level_s(members, sum_entries) + written_s ? SparseVerdict::go_on : SparseVerdict::split;
   const double split_s = costs.split_s(entries, sum_entries) + written_s;
   const double vectors_s = costs.dense_s(dense_algorithm_, is_dense ? std::nullopt : std::optional(entries));
-  const double filled_s = costs.filled_s(entries);
-  // Where all hold vectors, nobody has marks to make.
-  const double waiting = own_shape_.shares_memory ? 0.0 : 1.0 + kWaitPerSender * (own_shape_.ranks - 1.0);
-  const bool filled = costs.sums_filled() && !is_dense && waiting * filled_s <= vectors_s;
+  const double waiting = own_shape_.shares_memory ? 1.0 : 1.0 + kWaitPerSender * (own_shape_.ranks - 1.0);
+  const double filled_s = waiting * costs.filled_s(entries);
+  // Where all hold vectors, nobody has marks to make; in memory what has filled in always goes so.
+  const bool filled = costs.sums_filled() && !is_dense && (own_shape_.shares_memory || filled_s <= vectors_s);
   const double summed_s = filled ? filled_s : vectors_s;
   const double dense_s = summed_s + left * costs_.alpha_s;  // all must hear that all want it
   if (doubling_s <= std::min(split_s, dense_s)) return SparseVerdict::go_on;

@@ -17,8 +17,8 @@ constexpr double kShortBytes = double{32 << 10};                          // of 
 constexpr Rank kCountedRanksMost = 64;                                     // counts_go_ahead() of allgather_slices.hpp
 constexpr auto kCountedSliceBytes = 4.0 * static_cast<double>(Transport::kSliceBytes);
 constexpr Rank kExchangingRanksMost = 8;                                   // of exchanged_sums.cpp
-constexpr double kParts = 6;                                               // of exchanged_sums.cpp
-constexpr double kPartedBytesLeast = kParts * double{64 << 10};            // of exchanged_sums.cpp
+constexpr double kParts = 4;                                               // of exchanged_sums.cpp
+constexpr double kPartedBytesLeast = kParts * double{96 << 10};            // of exchanged_sums.cpp
 constexpr double kPieceBytes = double{60 << 10};                          // kCardBytes of pieces.hpp
 constexpr double kMemorySegmentBytes = double{256 << 10};                 // of a ring: kMemoryMessageBytes of lanes.hpp
 constexpr double kPiecesMost = 1024;                                      // of halving.hpp
@@ -26,7 +26,7 @@ constexpr std::size_t kDensestIndexBytes = 2;                             // wir
 constexpr std::uint64_t kFilledSliceBytesLeast = std::uint64_t{64} << 10;  // shorter ones are made dense in less time than messages take
 constexpr Rank kFilledRanksMost = 64;                                      // all of them send to each at once
 constexpr double kFilledWork = 0.75;                                       // the rest finds its bytes in the cache; measured
-constexpr double kPackedEntry_s = 1e-9;                                    // of one section, each way: see wire.hpp
+constexpr double kPackedEntryBytes = 16;                                   // work on so many takes as long as packing or reading an entry of one section
 constexpr auto kTurnBytes = static_cast<double>(Transport::kTurnBytes);  // shorter work is done at once
 
 }  // namespace
@@ -56,15 +56,27 @@ double SparseCosts::memory_bytes(std::uint64_t range, double entries) const {
   return entries * (sizeof(std::uint32_t) + value_bytes);
 }
 
+// Where sizes alone are sent nothing is packed.
+double SparseCosts::packing_s(std::uint64_t range, double entries) const {
+  if (entries > delta(range) || (!shape_.shares_memory && !shape_.fills)) return 0.0;
+  const double sections = (shape_.indices == IndexFormat::packed ? 1.0 : 0.0) + (shape_.packs_values ? 1.0 : 0.0);
+  return sections * entries * kPackedEntryBytes * costs_.gamma_s_per_byte;
+}
+
+SparseCosts::Message SparseCosts::message(std::uint64_t range, double entries) const {
+  const double bytes = message_bytes(range, entries);
+  const double packing = packing_s(range, entries);
+  return {bytes, memory_bytes(range, entries) * costs_.gamma_s_per_byte + packing, bytes * costs_.gamma_s_per_byte + packing};
+}
+
 double SparseCosts::doubling_s(const SumGrowth& members, unsigned round) const {
   const std::uint64_t n = shape_.dimension;
   const bool folds = !std::has_single_bit(shape_.ranks);
   double time_s = 0.0;
   // A message is encoded, sent, decoded and added to so much that is held.
   const auto message_s = [&](double entries, double byte_s, double added_bytes) {
-    const double bytes = message_bytes(n, entries);
-    return costs_.alpha_s + bytes * byte_s +
-           (memory_bytes(n, entries) + bytes + added_bytes) * costs_.gamma_s_per_byte;
+    const Message one = message(n, entries);
+    return costs_.alpha_s + one.bytes * byte_s + one.encode_s + one.decode_s + added_bytes * costs_.gamma_s_per_byte;
   };
   for (unsigned i = round; i < rounds(); ++i) {
     const double entries = members.entries_doubled(i);
@@ -82,58 +94,54 @@ double SparseCosts::doubling_s(const SumGrowth& members, unsigned round) const {
 
 double SparseCosts::split_phase_s(double entries) const {
   const double others = shape_.ranks - 1;
-  const double share_entries = entries / shape_.ranks;
-  const double port_s = message_bytes(slice(), share_entries) * costs_.beta_s_per_byte;
-  const double share_work_s = memory_bytes(slice(), share_entries) * costs_.gamma_s_per_byte;
-  const double decode_s = message_bytes(slice(), share_entries) * costs_.gamma_s_per_byte;
+  const Message share = message(slice(), entries / shape_.ranks);
+  const double port_s = share.bytes * costs_.beta_s_per_byte;
   if (memory_bytes(shape_.dimension, entries) / shape_.ranks < kShortBytes) {
     const double windows = std::ceil(others / kWindow);
-    const double first_encoded_s = std::min(kWindow, others) * share_work_s;
+    const double first_encoded_s = std::min(kWindow, others) * share.encode_s;
     return first_encoded_s + std::max(costs_.alpha_s + others * port_s, windows * (costs_.alpha_s + port_s)) +
-           others * decode_s;
+           others * share.decode_s;
   }
-  const double round_s = std::max(costs_.alpha_s + port_s, share_work_s + decode_s);
-  return share_work_s + others * round_s + decode_s;
+  const double round_s = std::max(costs_.alpha_s + port_s, share.encode_s + share.decode_s);
+  return share.encode_s + others * round_s + share.decode_s;
 }
 
 double SparseCosts::given_bytes(double entries) const {
   return shape_.ranks * memory_bytes(slice(), entries / shape_.ranks);
 }
 
-double SparseCosts::second_half_s(double entries, double slice_bytes, double slice_memory_bytes) const {
+double SparseCosts::second_half_s(double entries, const Message& sum) const {
   const double reduce_s = given_bytes(entries) * costs_.gamma_s_per_byte;
-  return exchanges() ? exchange_s(entries, reduce_s, slice_bytes, slice_memory_bytes)
-                     : reduce_s + gather_s(slice_bytes, slice_memory_bytes);
+  return exchanges() ? exchange_s(entries, reduce_s, sum) : reduce_s + gather_s(sum);
 }
 
 // The first part is reduced and encoded before anything leaves, and the last one's last message decoded in the end; in between
 // links and processors are busy side by side. The own slice is put where it belongs, too.
-double SparseCosts::exchange_s(double entries, double reduce_s, double slice_bytes, double slice_memory_bytes) const {
+double SparseCosts::exchange_s(double entries, double reduce_s, const Message& sum) const {
   const double others = shape_.ranks - 1;
   const double parts = given_bytes(entries) < kPartedBytesLeast ? 1.0 : kParts;
-  const double copied_s = slice_memory_bytes * costs_.gamma_s_per_byte;
-  const double decode_s = slice_bytes * costs_.gamma_s_per_byte;
-  const double first_s = (reduce_s + copied_s) / parts;
-  const double sent_s = parts * costs_.alpha_s + slice_bytes * costs_.beta_s_per_byte;
-  const double work_s = (1.0 - 1.0 / parts) * (reduce_s + copied_s) + (1.0 + others - 1.0 / parts) * decode_s;
-  return first_s + std::max(others * sent_s, sent_s / parts + work_s) + decode_s / parts;
+  const double first_s = (reduce_s + sum.encode_s) / parts;
+  const double sent_s = parts * costs_.alpha_s + sum.bytes * costs_.beta_s_per_byte;
+  const double own_s = sum.bytes * costs_.gamma_s_per_byte;
+  const double work_s = (parts - 1.0) * first_s + own_s + (others - 1.0 / parts) * sum.decode_s;
+  return first_s + std::max(others * sent_s, sent_s / parts + work_s) + sum.decode_s / parts;
 }
 
-double SparseCosts::gather_s(double slice_bytes, double slice_memory_bytes) const {
+double SparseCosts::gather_s(const Message& sum) const {
   const double others = shape_.ranks - 1;
-  const double sent_s = costs_.alpha_s + slice_bytes * costs_.beta_s_per_byte;
-  const double decode_s = slice_bytes * costs_.gamma_s_per_byte;
+  const double sent_s = costs_.alpha_s + sum.bytes * costs_.beta_s_per_byte;
   // Slices are decoded while others come where it is known ahead how long all are; else at the end.
-  const bool beside = counts_go_ahead() && slice_bytes >= kTurnBytes;
-  return slice_memory_bytes * costs_.gamma_s_per_byte +
-         (beside ? sent_s + (others - 1.0) * std::max(sent_s, decode_s) + 2.0 * decode_s
-                 : others * sent_s + shape_.ranks * decode_s);
+  const bool beside = counts_go_ahead() && sum.bytes >= kTurnBytes;
+  return sum.encode_s + (beside ? sent_s + (others - 1.0) * std::max(sent_s, sum.decode_s) + 2.0 * sum.decode_s
+                                : others * sent_s + shape_.ranks * sum.decode_s);
 }
 
 double SparseCosts::split_s(double entries, double sum_entries) const {
-  const double owned = sum_entries / shape_.ranks;
-  const double bytes = message_bytes(slice(), owned) - known_bytes(entries, sum_entries);
-  return split_phase_s(entries) + second_half_s(entries, bytes, memory_bytes(slice(), owned)) + packing_s(entries, sum_entries);
+  Message sum = message(slice(), sum_entries / shape_.ranks);
+  const double left_out = known_bytes(entries, sum_entries);
+  sum.bytes -= left_out;
+  sum.decode_s -= left_out * costs_.gamma_s_per_byte;
+  return split_phase_s(entries) + second_half_s(entries, sum);
 }
 
 // What is left out of a slice's message to a rank: values of its entries that no other rank has. Of each further stream the
@@ -164,20 +172,11 @@ bool SparseCosts::counts_go_ahead() const {
   return shape_.ranks <= kCountedRanksMost && most >= kCountedSliceBytes;
 }
 
-// Shares and slices are packed and read; but not where sizes alone are sent.
-double SparseCosts::packing_s(double entries, double sum_entries) const {
-  if (!shape_.shares_memory && !shape_.fills) return 0.0;
-  const double sections = (shape_.indices == IndexFormat::packed ? 1.0 : 0.0) + (shape_.packs_values ? 1.0 : 0.0);
-  const double all_but_one = (shape_.ranks - 1.0) / shape_.ranks;
-  const auto packed = [&](std::uint64_t range, double held) { return held > delta(range) ? 0.0 : held; };
-  return sections * kPackedEntry_s *
-         (2.0 * packed(shape_.dimension, entries) * all_but_one +
-          packed(shape_.dimension, sum_entries) * (1.0 + 1.0 / shape_.ranks));
-}
-
 double SparseCosts::split_dense_s(double entries) const {
   const auto every = static_cast<double>(slice());
-  return split_phase_s(entries) + second_half_s(entries, message_bytes(slice(), every), 2.0 * memory_bytes(slice(), every));
+  Message sum = message(slice(), every);
+  sum.encode_s *= 2.0;  // it is made dense before
+  return split_phase_s(entries) + second_half_s(entries, sum);
 }
 
 bool is_for_filling(Rank ranks, std::uint64_t bytes) {

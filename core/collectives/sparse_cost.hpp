@@ -63,19 +63,27 @@ class SparseCosts {
   double written_s(double sum_entries) const;
 
  private:
+  // What it takes to make it, and to read it.
+  struct Message {
+    double bytes;
+    double encode_s;
+    double decode_s;
+  };
+  Message message(std::uint64_t range, double entries) const;
   double message_bytes(std::uint64_t range, double entries) const;
   double memory_bytes(std::uint64_t range, double entries) const;
+  double packing_s(std::uint64_t range, double entries) const;
   double delta(std::uint64_t range) const;
   double split_phase_s(double entries) const;
-  double packing_s(double entries, double sum_entries) const;
   bool leaves_known_out() const;
   bool exchanges() const;
-  double given_bytes(double entries) const;
-  double second_half_s(double entries, double slice_bytes, double slice_memory_bytes) const;
-  double exchange_s(double entries, double reduce_s, double slice_bytes, double slice_memory_bytes) const;
   bool counts_go_ahead() const;
   double known_bytes(double entries, double sum_entries) const;
-  double gather_s(double slice_bytes, double slice_memory_bytes) const;
+  // `entries` of each rank; `sum`: of a slice.
+  double given_bytes(double entries) const;
+  double second_half_s(double entries, const Message& sum) const;
+  double exchange_s(double entries, double reduce_s, const Message& sum) const;
+  double gather_s(const Message& sum) const;
   std::uint64_t slice() const { return (shape_.dimension + shape_.ranks - 1) / shape_.ranks; }
   double exchange_s_per_byte() const {
     return costs_.beta_exchange_s_per_byte > 0.0 ? costs_.beta_exchange_s_per_byte : costs_.beta_s_per_byte;

@@ -33,7 +33,7 @@ std::size_t reduce_sorted_of(Reduction reduction, std::span<const Entries<V>> in
 /// Whether that takes less time than finding out for all inputs but one what nobody else has (left_out.hpp): of so many inputs
 /// that have `total` entries in `range` indices.
 template <class V>
-bool givers_pay(std::size_t inputs, std::size_t total, std::uint64_t range);
+bool givers_pay(Reduction reduction, std::size_t inputs, std::size_t total, std::uint64_t range);
 
 /// The entries of `dense` that are not `absent` (zero stands for both), indices counted from `index_offset`. Returns how
 /// many there are; where that is more than the capacity, only the first are written.

@@ -11,6 +11,7 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -97,6 +98,18 @@ void check_room(const Packed<V>& to, std::uint64_t marks, bool others_follow) {
   TELEGRAD_CHECK(to.count + more <= to.out.capacity());
 }
 
+// 64 elements again what they are where nobody has an entry; as a loop, GCC stores 16-bit floats one by one.
+template <class V>
+TELEGRAD_AVX512 inline void clear_word(V* results, V neutral) {
+  const auto bits = std::bit_cast<typename Format<V>::Bits>(neutral);
+  const __m512i all = sizeof(V) == 8   ? _mm512_set1_epi64(static_cast<std::int64_t>(bits))
+                      : sizeof(V) == 4 ? _mm512_set1_epi32(static_cast<std::int32_t>(bits))
+                                       : _mm512_set1_epi16(static_cast<std::int16_t>(bits));
+  for (std::size_t byte = 0; byte < kWord * sizeof(V); byte += 64) {
+    _mm512_store_si512(reinterpret_cast<std::byte*>(results) + byte, all);
+  }
+}
+
 // All groups of 64 that have a mark: which of 16 have, would be a coin toss.
 template <class V>
 TELEGRAD_AVX512 void pack_avx512(Scratch<V>* scratch, std::uint32_t block, V neutral, Packed<V>* to, bool others_follow) {
@@ -120,7 +133,7 @@ TELEGRAD_AVX512 void pack_avx512(Scratch<V>* scratch, std::uint32_t block, V neu
       to->count += others_follow ? pack16_loosely(results + group, held, first_index, indices, values)
                                  : pack16(results + group, held, first_index, indices, values);
     }
-    std::fill_n(results, kWord, neutral);
+    clear_word(results, neutral);
   }
 }
 
@@ -215,7 +228,7 @@ TELEGRAD_AVX512_VBMI2 void pack_words(Scratch<V>* scratch, std::uint32_t block, 
       marked = _mm512_maskz_alignr_epi64(0xff, _mm512_setzero_si512(), marked, 2);
     }
     _mm512_store_si512(bytes, _mm512_setzero_si512());
-    std::fill_n(results, kWord, neutral);
+    clear_word(results, neutral);
   }
   packed->count = to.count;
 }
@@ -320,17 +333,22 @@ double merging_ns(std::size_t inputs, double density, bool at_once) {
   const double crowded = 1.0 - std::exp(-32.0 * density * density);
   return 0.9 + 0.5 * std::ceil(std::log2(count)) + 3.0 * crowded;
 }
-double blocks_ns(double density) {
+template <class V>
+double blocks_ns(Reduction reduction, double density) {
   const double group = std::max(density * 16.0, 1e-6);
-  return simd_level() == SimdLevel::avx512_vbmi2 ? 0.6 + 1.1 / std::pow(group, 0.75) : 1.3 + 2.2 / std::sqrt(group);
+  const bool orders = reduction == Reduction::min || reduction == Reduction::max;
+  // Merging reduces many at a time.
+  const double one_by_one = orders ? 4.0 : std::is_same_v<V, f16> ? 3.0 : std::is_same_v<V, bf16> ? 0.5 : 0.0;
+  return one_by_one +
+         (simd_level() == SimdLevel::avx512_vbmi2 ? 0.6 + 1.1 / std::pow(group, 0.75) : 1.3 + 2.2 / std::sqrt(group));
 }
 constexpr double kFindingGiven_ns = 0.6;  // of one input, in vain looked for where givers are known
 
 template <class V>
-bool merging_is_faster(std::span<const Entries<V>> inputs, std::size_t total, Indices all, bool at_once) {
+bool merging_is_faster(Reduction reduction, std::span<const Entries<V>> inputs, std::size_t total, Indices all, bool at_once) {
   if (all.first > all.last || (!at_once && inputs.size() <= 3)) return true;  // or nothing at all
   const double density = static_cast<double>(total) / (static_cast<double>(all.last - all.first) + 1.0);
-  return merging_ns(inputs.size(), density, at_once) < blocks_ns(density);
+  return merging_ns(inputs.size(), density, at_once) < blocks_ns<V>(reduction, density);
 }
 
 // `givers`: which inputs have each of the indices, if they are wanted.
@@ -365,7 +383,7 @@ std::size_t reduce_sorted(Reduction reduction, std::span<const Entries<V>> input
   if (total <= out.capacity()) {
     const Indices all = indices_of(inputs);
     const bool at_once = merges_all_at_once(inputs, all);
-    if (merging_is_faster(inputs, total, all, at_once)) {
+    if (merging_is_faster(reduction, inputs, total, all, at_once)) {
       return at_once ? kMerge<V>(reduction, inputs, out) : reduce_by_merging(reduction, inputs, out);
     }
   }
@@ -382,12 +400,12 @@ std::size_t reduce_sorted_of(Reduction reduction, std::span<const Entries<V>> in
 }
 
 template <class V>
-bool givers_pay(std::size_t inputs, std::size_t total, std::uint64_t range) {
+bool givers_pay(Reduction reduction, std::size_t inputs, std::size_t total, std::uint64_t range) {
   if (inputs < 2 || inputs > kGiversMost || total == 0) return false;
   const double density = static_cast<double>(total) / static_cast<double>(range);
   const bool at_once = simd_level() >= SimdLevel::avx512 && sizeof(V) <= 4;
   const double otherwise_ns = merging_ns(inputs, density, at_once) + kFindingGiven_ns * static_cast<double>(inputs - 1);
-  return blocks_ns(density) < otherwise_ns;
+  return blocks_ns<V>(reduction, density) < otherwise_ns;
 }
 
 namespace reference {
@@ -418,7 +436,7 @@ std::size_t reduce_sorted(Reduction reduction, std::span<const Entries<V>> input
 #define TELEGRAD_INSTANTIATE(V)                                                                \
   template std::size_t reduce_sorted(Reduction, std::span<const Entries<V>>, EntriesOut<V>);   \
   template std::size_t reduce_sorted_of(Reduction, std::span<const Entries<V>>, EntriesOut<V>, std::span<std::uint8_t>); \
-  template bool givers_pay<V>(std::size_t, std::size_t, std::uint64_t);                        \
+  template bool givers_pay<V>(Reduction, std::size_t, std::size_t, std::uint64_t);             \
   template std::size_t reference::reduce_sorted(Reduction, std::span<const Entries<V>>, EntriesOut<V>);
 TELEGRAD_FOR_ENTRY_VALUES(TELEGRAD_INSTANTIATE)
 #undef TELEGRAD_INSTANTIATE

@@ -31,7 +31,7 @@ template <class V>
 void SliceReduction<V>::remember_givers() {
   TELEGRAD_CHECK(done_ == range().begin);
   const std::size_t total = sum_.indices.size();
-  if (!sum_.dense && kernels::givers_pay<V>(pieces_.size(), total, range().size())) givers_ = Array<std::uint8_t>(total);
+  if (!sum_.dense && kernels::givers_pay<V>(reduction_, pieces_.size(), total, range().size())) givers_ = Array<std::uint8_t>(total);
 }
 
 template <class V>
