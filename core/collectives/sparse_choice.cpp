@@ -89,8 +89,11 @@ SparseVerdict SparseDecision::cheapest(const SparseCosts& costs, const SumGrowth
 SparseVerdict SparseDecision::alone(double entries, bool is_dense) const {
   const SparseCosts costs(own_shape_, costs_);
   const double ranks_a_member = own_shape_.ranks / costs.members();
-  const SumGrowth growth(own_shape_.dimension, entries, overlap_);
-  return cheapest(costs, growth.of_sums(ranks_a_member), 0, entries, is_dense);
+  const SumGrowth members = SumGrowth(own_shape_.dimension, entries, overlap_).of_sums(ranks_a_member);
+  const SparseVerdict verdict = cheapest(costs, members, 0, entries, is_dense);
+  if (verdict != SparseVerdict::go_on) return verdict;
+  // After the first round all decide by usual formats: what they would give up then is not begun.
+  return cheapest(SparseCosts(common_shape_, costs_), members, std::min(1U, costs.rounds()), entries, is_dense);
 }
 
 SparseVerdict SparseDecision::after(unsigned round, double half, double full) const {
