@@ -111,11 +111,10 @@ void measure(const Set& set) {
   if (set.bound_bits > 0) std::printf(" (bound %.2f: +%.1f %%)", set.bound_bits, 100 * (bits / set.bound_bits - 1));
   std::printf(", copy %.2f ns\n", copy_s * 1e9 / entries);
   for (std::size_t level = 0; level < levels; ++level) {
-    constexpr const char* kNames[] = {"portable", "avx2", "avx512"};
     const auto rate = [&](double time_s) {
       std::printf("%6.2f ns %6.2f G/s", time_s * 1e9 / entries, entries / time_s / 1e9);
     };
-    std::printf("    %-9s size", kNames[level]);
+    std::printf("    %-12s size", name_of(static_cast<kernels::SimdLevel>(level)));
     rate(fastest[level].size_s);
     std::printf("   pack");
     rate(fastest[level].pack_s);

@@ -102,11 +102,10 @@ void measure(DType dtype, const std::string& name, ConstBytes values) {
   std::printf("%-4s %-22s %6.2f bits each, %.3f of native, copy %.2f ns\n", dtype == DType::f32 ? "f32" : "bf16",
               name.c_str(), bits, bits / 8 / static_cast<double>(size_of(dtype)), copy_s * 1e9 / count);
   for (std::size_t level = 0; level < levels; ++level) {
-    constexpr const char* kNames[] = {"portable", "avx2", "avx512"};
     const auto rate = [&](const char* what, double time_s) {
       std::printf("   %s %6.2f ns %6.2f G/s", what, time_s * 1e9 / count, count / time_s / 1e9);
     };
-    std::printf("    %-9s", kNames[level]);
+    std::printf("    %-12s", name_of(static_cast<kernels::SimdLevel>(level)));
     rate("plan", fastest[level].plan_s);
     rate("pack", fastest[level].pack_s);
     rate("unpack", fastest[level].unpack_s);

@@ -40,6 +40,16 @@ std::atomic<SimdLevel>& level_in_use() {
 
 }  // namespace
 
+const char* name_of(SimdLevel level) {
+  switch (level) {
+    case SimdLevel::portable: return "portable";
+    case SimdLevel::avx2: return "avx2";
+    case SimdLevel::avx512: return "avx512";
+    case SimdLevel::avx512_vbmi2: return "avx512_vbmi2";
+  }
+  return "unknown";
+}
+
 SimdLevel best_simd_level() {
   static const SimdLevel best = detect();
   return best;

@@ -23,6 +23,8 @@ enum class SimdLevel : std::uint8_t {
 inline constexpr SimdLevel kSimdLevels[] = {SimdLevel::portable, SimdLevel::avx2, SimdLevel::avx512,
                                             SimdLevel::avx512_vbmi2};
 
+const char* name_of(SimdLevel level);
+
 /// The best level that this CPU and this build have.
 SimdLevel best_simd_level();
 

@@ -5,6 +5,7 @@
 
 #include "base/check.hpp"
 #include "kernels/elias_fano.hpp"
+#include "kernels/gap_code.hpp"
 #include "kernels/pack_plan.hpp"
 #include "kernels/scan.hpp"
 
@@ -22,9 +23,12 @@ struct Scratch {
 struct Coders {
   decltype(elias_fano_encode)* encode;
   decltype(elias_fano_decode)* decode;
+  decltype(gap_numbers)* to_numbers;
+  decltype(gap_indices)* to_indices;
 };
-constexpr Coders kFast{elias_fano_encode, elias_fano_decode};
-constexpr Coders kReference{reference::elias_fano_encode, reference::elias_fano_decode};
+constexpr Coders kFast{elias_fano_encode, elias_fano_decode, gap_numbers, gap_indices};
+constexpr Coders kReference{reference::elias_fano_encode, reference::elias_fano_decode, reference::gap_numbers,
+                            reference::gap_indices};
 
 std::uint64_t header_of(const PackedBlock& block) {
   return block.first | std::uint64_t{block.count - 1} << 32 | std::uint64_t{block.runs} << 42 |
@@ -80,8 +84,10 @@ void write_block(std::span<const std::uint32_t> indices, const PackedBlock& bloc
   std::byte* const payload = out + kPackedHeaderBytes;
   if (block.runs) return write_runs(indices, block, coders, payload);
   const std::size_t low_bytes = elias_fano_low_bytes(block.count - 1, block.width);
-  coders.encode(indices.subspan(1), block.first, block.width, payload, payload + low_bytes,
-                block.payload_bytes - low_bytes);
+  std::uint32_t room[kPackedBlockMost];
+  const std::span<std::uint32_t> numbers(room, block.count - 1);
+  coders.to_numbers(indices, block.width, numbers);
+  coders.encode(numbers, block.first, block.width, payload, payload + low_bytes, block.payload_bytes - low_bytes);
 }
 
 std::size_t pack(std::span<const std::uint32_t> indices, Bytes out, const Coders& coders) {
@@ -155,8 +161,12 @@ bool read_block(const std::byte* payload, const PackedBlock& block, const Coders
   if (block.runs) return read_runs(payload, block, coders, indices);
   const std::size_t low_bytes = elias_fano_low_bytes(block.count - 1, block.width);
   if (low_bytes > block.payload_bytes) return false;
-  return coders.decode(payload, payload + low_bytes, block.payload_bytes - low_bytes, block.first, block.width,
-                       indices.subspan(1));
+  if (!coders.decode(payload, payload + low_bytes, block.payload_bytes - low_bytes, block.first, block.width,
+                     indices.subspan(1))) {
+    return false;
+  }
+  coders.to_indices(indices, block.width);
+  return true;
 }
 
 bool unpack(ConstBytes packed, std::span<std::uint32_t> indices, const Coders& coders) {
@@ -206,7 +216,15 @@ std::size_t packed_size_expected(std::uint64_t range_size, std::uint64_t count) 
     if (block_count == 0) return std::size_t{0};
     const auto last = static_cast<std::uint32_t>((block_count - 1) * range_size / count);
     const auto held = static_cast<std::uint32_t>(block_count);
-    return packed_block(0, last, held, held - 1).bytes();
+    const PackedBlock block = packed_block(0, last, held, held - 1);
+    if (block.runs || block.payload_bytes == 0) return block.bytes();
+    // A gap of random indices is at least so long with a probability of (1 − d)^length: its unary part has x/(1 − x) ones,
+    // x = (1 − d)^(2^width). By multiplications alone, which all machines round alike.
+    double beyond = 1.0 - static_cast<double>(count) / static_cast<double>(range_size);
+    for (unsigned i = 0; i < block.width; ++i) beyond *= beyond;
+    const double unary = static_cast<double>(held - 1) * beyond / (1.0 - beyond);
+    return kPackedHeaderBytes + elias_fano_low_bytes(held - 1, block.width) +
+           (held - 1 + static_cast<std::size_t>(unary) + 7) / 8;
   };
   return count / kPackedBlockMost * block_bytes(kPackedBlockMost) + block_bytes(count % kPackedBlockMost);
 }

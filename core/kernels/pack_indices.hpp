@@ -5,13 +5,14 @@
 // can be found and read without those before it:
 //
 //   8 bytes    bits 0–31 first index; 32–41 count − 1; 42 whether runs; 43–47 width; 48–60 bytes of payload; 61–63 zero
-//   gaps       the other indices, Elias–Fano above the first one; no payload where all are consecutive
+//   gaps       the other indices, Golomb–Rice above the first one (gap_code.hpp); no payload where all are consecutive
 //   runs       u16 number of runs − 1, then two Elias–Fano sequences over the runs but the first: how many indices of
 //              the block come before the run, and how many numbers between the block's first index and the run are not
 //              in the block. Low section of the missing, of the present; high section of the present, of the missing.
 //
-// Uniform indices take about log2(1/d) + 2.07 bits each (the entropy: log2(1/d) + 1.44), long runs 0.06. Where a block
-// of 1,024 mixes clusters and deserts, it is halved as long as that saves bytes, down to 64 indices.
+// Uniform indices take about log2(1/d) + 1.6 bits each (the entropy: log2(1/d) + 1.44), long runs 0.06. Where a block
+// of 1,024 mixes clusters and deserts, it is halved as long as that saves bytes, down to 64 indices: bytes as Elias–Fano would
+// take, which follow from a block's ends, and are no fewer.
 
 #include <cstddef>
 #include <cstdint>

@@ -5,6 +5,7 @@
 
 #include "base/check.hpp"
 #include "kernels/dispatch.hpp"
+#include "kernels/gap_code.hpp"
 #include "kernels/intrinsics.hpp"
 
 namespace telegrad::kernels {
@@ -83,6 +84,16 @@ PackPlan::PackPlan(std::span<const std::uint32_t> indices) : indices_(indices) {
     breaks_before_[leaves + 1] = breaks_before_[leaves] + kBreaks(indices.data() + begin, end - begin);
   }
   cut(0, kLeaves);
+  std::size_t done = 0;
+  for (PackedBlock& block : std::span(blocks_).first(size_)) {
+    if (!block.runs && block.payload_bytes > 0) {
+      const std::uint32_t last = last_gap_number(indices.subspan(done, block.count), block.width);
+      const std::uint32_t gaps = block.count - 1;
+      block.payload_bytes = elias_fano_low_bytes(gaps, block.width) +
+                            elias_fano_high_bytes(gaps, last - block.first - gaps, block.width);
+    }
+    done += block.count;
+  }
 }
 
 PackedBlock PackPlan::whole(std::size_t begin, std::size_t end) const {

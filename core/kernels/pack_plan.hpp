@@ -62,7 +62,8 @@ class PackPlan {
   std::size_t size_ = 0;
 };
 
-/// The block of `count` indices from `first` to `last` with `breaks` places where the next does not follow.
+/// The block of `count` indices from `first` to `last` with `breaks` places where the next does not follow; of gaps, the most
+/// that its payload may have.
 PackedBlock packed_block(std::uint32_t first, std::uint32_t last, std::uint32_t count, std::uint32_t breaks);
 
 }  // namespace telegrad::kernels

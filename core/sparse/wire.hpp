@@ -49,7 +49,7 @@ struct WireFormat {
 };
 
 inline constexpr std::uint32_t kStreamMagic = 0x534754U;  // "TGS"; the fourth byte is the version
-inline constexpr std::uint32_t kStreamVersion = 4;
+inline constexpr std::uint32_t kStreamVersion = 5;
 
 /// With which every error of a message begins.
 inline constexpr const char* kDamagedStream = "damaged sparse message: ";

@@ -25,7 +25,7 @@ THRESHOLD_COUNTS = 256  # kBuckets of global_threshold.cpp
 _BLOCK = 65_536
 _ENTRY_BYTES = 8  # in memory
 _COUNT_BYTES = 8
-_PACKED_BITS = 2.0  # of an index beyond log2(1/density), about
+_PACKED_BITS = 1.6  # of an index beyond log2(1/density), about
 
 
 @dataclass(frozen=True)

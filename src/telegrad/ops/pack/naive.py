@@ -31,7 +31,7 @@ def pack_indices(indices: Numbers, out: Octets) -> int:
     numbers = [int(index) for index in indices]
     blocks: list[bytes] = []
     for begin in range(0, len(numbers), BLOCK_MOST):
-        blocks += _cut(numbers[begin : begin + BLOCK_MOST], BLOCK_MOST)
+        blocks += [block for block, _ in _cut(numbers[begin : begin + BLOCK_MOST], BLOCK_MOST)]
     packed = b"".join(blocks)
     out[: len(packed)] = np.frombuffer(packed, np.uint8)
     return len(packed)
@@ -79,6 +79,30 @@ def _code(numbers: list[int], before: int, spread: int, width: int) -> tuple[byt
     return low.to_bytes(_lows(count, width), "little"), high.to_bytes(_highs(count, spread, width), "little")
 
 
+def _gap_code(numbers: list[int], width: int) -> bytes:
+    """Both sections of the gaps between numbers."""
+    low = high = unary = 0
+    for j, (before, number) in enumerate(pairwise(numbers)):
+        gap = number - before - 1
+        low |= (gap & (1 << width) - 1) << j * width
+        unary += gap >> width
+        high |= 1 << unary + j
+    count = len(numbers) - 1
+    return low.to_bytes(_lows(count, width), "little") + high.to_bytes((count + unary + 7) // 8, "little")
+
+
+def _read_gaps(lows: bytes, highs: bytes, first: int, width: int, count: int) -> list[int] | None:
+    low, high = int.from_bytes(lows, "little"), int.from_bytes(highs, "little")
+    places = [-1, *(bit for bit in range(8 * len(highs)) if high >> bit & 1)]
+    if len(places) != count + 1:
+        return None
+    numbers = [first]
+    for j, (before, place) in enumerate(pairwise(places)):
+        gap = place - before - 1 << width | low >> j * width & (1 << width) - 1
+        numbers.append(numbers[-1] + gap + 1)
+    return [number & 0xFFFFFFFF for number in numbers]
+
+
 def _decode(lows: bytes, highs: bytes, before: int, width: int, count: int) -> list[int] | None:
     low, high = int.from_bytes(lows, "little"), int.from_bytes(highs, "little")
     places = [bit for bit in range(8 * len(highs)) if high >> bit & 1]
@@ -88,15 +112,16 @@ def _decode(lows: bytes, highs: bytes, before: int, width: int, count: int) -> l
     return [before + 1 + j + offset & 0xFFFFFFFF for j, offset in enumerate(offsets)]
 
 
-def _whole(numbers: list[int]) -> bytes:
-    """One block."""
+def _whole(numbers: list[int]) -> tuple[bytes, int]:
+    """One block, and how many bytes it counts as: of gaps as many as in Elias-Fano code, no fewer than it has."""
     first, gaps = numbers[0], len(numbers) - 1
     missing = numbers[-1] - first - gaps
-    width = runs = 0
+    width = runs = counted = 0
     payload = b""
     if missing:
         width = _width(gaps, missing)
-        payload = b"".join(_code(numbers[1:], first, missing, width))
+        payload = _gap_code(numbers, width)
+        counted = _lows(gaps, width) + _highs(gaps, missing, width)
         breaks = [i for i in range(1, gaps + 1) if numbers[i] != numbers[i - 1] + 1]
         if (len(breaks) + 1) * RUN_LEAST <= gaps + 1:
             skipped, held = missing - len(breaks), gaps - len(breaks)
@@ -104,22 +129,22 @@ def _whole(numbers: list[int]) -> bytes:
             low, high = _code([numbers[i] - first - i for i in breaks], 0, skipped, missing_width)
             of_present = _code(breaks, 0, held, _width(len(breaks), held))
             as_runs = len(breaks).to_bytes(2, "little") + low + b"".join(of_present) + high
-            if len(as_runs) < len(payload):
-                width, runs, payload = missing_width, 1, as_runs
+            if len(as_runs) < counted:
+                width, runs, payload, counted = missing_width, 1, as_runs, len(as_runs)
     header = first | gaps << 32 | runs << 42 | width << 43 | len(payload) << 48
-    return header.to_bytes(_HEADER, "little") + payload
+    return header.to_bytes(_HEADER, "little") + payload, _HEADER + counted
 
 
-def _cut(numbers: list[int], most: int) -> list[bytes]:
-    """The blocks of the fewest bytes that halving gives."""
+def _cut(numbers: list[int], most: int) -> list[tuple[bytes, int]]:
+    """The blocks of the fewest counted bytes that halving gives."""
     if not numbers:
         return []
     one = _whole(numbers)
-    if most == BLOCK_LEAST or len(one) <= 2 * _HEADER:
+    if most == BLOCK_LEAST or one[1] <= 2 * _HEADER:
         return [one]
     half = most // 2
     halves = _cut(numbers[:half], half) + _cut(numbers[half:], half)
-    return halves if sum(map(len, halves)) < len(one) else [one]
+    return halves if sum(counted for _, counted in halves) < one[1] else [one]
 
 
 def _read(header: int, count: int, payload: bytes) -> list[int] | None:
@@ -131,8 +156,7 @@ def _read(header: int, count: int, payload: bytes) -> list[int] | None:
     lows = _lows(gaps, width)
     if lows > len(payload):
         return None
-    others = _decode(payload[:lows], payload[lows:], first, width, gaps)
-    return None if others is None else [first, *others]
+    return _read_gaps(payload[:lows], payload[lows:], first, width, gaps)
 
 
 def _read_runs(first: int, width: int, count: int, payload: bytes) -> list[int] | None:

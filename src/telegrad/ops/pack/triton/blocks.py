@@ -2,7 +2,8 @@
 
 A sequence in Elias-Fano code is two sections: the low bits of its offsets, one behind the other, and bit
 (offset >> width) + j of the high section for offset j. When it is read, each lane has a bit of the high section, and
-counts the set bits before it.
+counts the set bits before it. Gaps, in Golomb-Rice code, are such a sequence, if each offset is less by the low bits of
+the gaps before: see gap_code.hpp of the core.
 """
 
 from __future__ import annotations
@@ -76,7 +77,10 @@ def write_blocks(indices, size, counts, breaks, widths, runs, payloads, ends, wo
             put_sequence(words, present_lows, present_highs, rank, lane - 1 - rank, present_width, ends_run)
         elif payload > 0:
             highs = start + ((count - 1) * width + 7) // 8 * 8
-            put_sequence(words, start, highs, lane - 1, skipped, width, inside & (lane > 0))
+            follows = inside & (lane > 0)
+            before = tl.load(indices + begin + lane - 1, mask=follows, other=0)
+            low = tl.where(follows, (index - before - 1) & ((tl.zeros_like(index) + 1 << width) - 1), 0)
+            put_sequence(words, start, highs, lane - 1, skipped - (tl.cumsum(low, 0) - low), width, follows)
 
 
 @triton.jit(do_not_specialize=["length", "wanted", "room"])
@@ -113,9 +117,11 @@ def find_blocks(packed, length, wanted, room, begins, starts, found):
 
 
 @triton.jit
-def read_sequence(packed, lows, highs, high_bytes, before, width, count, into, TILE: tl.constexpr):
-    """Writes ``count`` numbers, as uint32 says; sections begin at those bytes. Returns whether there are as many."""
+def read_sequence(packed, lows, highs, high_bytes, before, width, count, into, GAPS: tl.constexpr, TILE: tl.constexpr):
+    """Writes ``count`` numbers, as uint32 says; sections begin at those bytes. GAPS: numbers are less by the low bits
+    before them. Returns whether there are as many."""
     found = tl.zeros([], tl.int64)
+    skipped = tl.zeros([], tl.int64)  # low bits of earlier tiles
     tile = tl.zeros([], tl.int64)
     while tile < 8 * high_bytes:
         place = tile + tl.arange(0, TILE).to(tl.int64)
@@ -127,6 +133,9 @@ def read_sequence(packed, lows, highs, high_bytes, before, width, count, into, T
         widths = tl.zeros_like(place) + width
         low = load_field(packed, 8 * lows + rank * width, widths, own)
         number = before + 1 + rank + (((place - rank) << width) | low)
+        if GAPS:
+            number += skipped + tl.cumsum(low, 0) - low
+            skipped += tl.sum(low)
         tl.store(into + rank, (number & 0xFFFFFFFF).to(tl.uint32), mask=own)
         found += tl.sum(is_set)
         tile += TILE
@@ -161,7 +170,7 @@ def read_blocks(packed, begins, starts, indices, missing, present, faults, TILE:
             else:
                 into = indices + begin + 1
                 high = start + lows
-                whole = read_sequence(packed, start, high, payload - lows, first, width, count - 1, into, TILE)
+                whole = read_sequence(packed, start, high, payload - lows, first, width, count - 1, into, True, TILE)
                 fault += (whole == 0).to(tl.int64)
     elif payload < 2:
         fault += 1
@@ -182,11 +191,11 @@ def read_blocks(packed, begins, starts, indices, missing, present, faults, TILE:
             else:
                 zero = tl.zeros([], tl.int64)
                 into = missing + begin
-                whole = read_sequence(packed, start + 2, missing_highs, left, zero, width, broken, into, TILE)
+                whole = read_sequence(packed, start + 2, missing_highs, left, zero, width, broken, into, False, TILE)
                 fault += (whole == 0).to(tl.int64)
                 into = present + begin
                 whole = read_sequence(
-                    packed, present_lows, present_highs, high_bytes, zero, present_width, broken, into, TILE
+                    packed, present_lows, present_highs, high_bytes, zero, present_width, broken, into, False, TILE
                 )
                 fault += (whole == 0).to(tl.int64)
     tl.atomic_add(faults, fault, sem="relaxed")
