@@ -9,6 +9,7 @@
 #include "collectives/allreduce_filled.hpp"
 #include "collectives/elements.hpp"
 #include "collectives/half_streams.hpp"
+#include "kernels/marks.hpp"
 #include "kernels/operations.hpp"
 #include "sparse/counted.hpp"
 
@@ -120,9 +121,12 @@ OpenSum<V>::OpenSum(Transport& net, SparseStream<V> mine, const SparseReduction&
 
 template <class V>
 Task<SparseVerdict> OpenSum<V>::begin() {
-  if (borrows_entries() && decision_.alone(entries_, false) != SparseVerdict::filled) co_await own_entries();
+  const auto reads_where_they_lie = [](SparseVerdict verdict) {
+    return verdict == SparseVerdict::filled || verdict == SparseVerdict::dense;
+  };
+  if (borrows_entries() && !reads_where_they_lie(decision_.alone(entries_, false))) co_await own_entries();
   verdict_ = co_await doubling_.run();
-  if (borrows_entries() && verdict_ != SparseVerdict::filled) co_await own_entries();
+  if (borrows_entries() && !reads_where_they_lie(verdict_)) co_await own_entries();
   co_return verdict_;
 }
 
@@ -192,11 +196,40 @@ Task<void> OpenSum<V>::sum_densely_into(std::span<V> output) {
     }
     if (mine.dense) {
       addend = std::as_bytes(mine.values);
+    } else if (borrows_entries()) {
+      co_await write_borrowed(output);
     } else {
       co_await write_view(net_, mine, output, how_.reduction);
     }
   }
   co_await sum_elements(addend, sum);
+}
+
+// Each index is read once, as the caller may change it meanwhile, and checked by the marks that it leaves.
+template <class V>
+Task<void> OpenSum<V>::write_borrowed(std::span<V> output) {
+  if constexpr (!std::is_same_v<V, CountedF32>) {
+    constexpr std::size_t kBlock = std::size_t{16} << 10;  // elements, whose marks and values stay in the cache
+    const StreamView<V> claimed = mine_.view();
+    const V absent = kernels::absent_element<V>(how_.reduction);
+    const Array<std::uint64_t> room(kernels::mark_words(kBlock));
+    std::size_t next = 0;
+    for (std::size_t begin = 0; begin < output.size(); begin += kBlock) {
+      const std::span<V> block = output.subspan(begin, std::min(kBlock, output.size() - begin));
+      const auto marks = room.span().first(kernels::mark_words(block.size()));
+      const auto rest = claimed.indices.subspan(next, std::min(block.size(), claimed.indices.size() - next));
+      const auto end = std::ranges::lower_bound(rest, begin + block.size());
+      const auto count = static_cast<std::size_t>(end - rest.begin());
+      bool ordered = false;
+      co_await decide(net_, count * (sizeof(std::uint32_t) + sizeof(V)), [&] {
+        ordered = kernels::mark(rest.first(count), begin, block.size(), marks) && kernels::count_marks(marks) == count;
+        if (ordered) kernels::expand_marks<V>(block, marks, claimed.values.subspan(next, count), absent);
+      });
+      if (!ordered) co_await fail_own_indices(net_, claimed.range.end);
+      next += count;
+    }
+    if (next != claimed.indices.size()) co_await fail_own_indices(net_, claimed.range.end);
+  }
 }
 
 template <class V>

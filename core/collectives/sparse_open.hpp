@@ -57,6 +57,7 @@ class OpenSum {
  private:
   bool borrows_entries() const;
   Task<void> own_entries();
+  Task<void> write_borrowed(std::span<V> output);
   Task<void> sum_elements(ConstBytes addend, Bytes sum);
   void saw_in(std::span<const V> sum);
 

@@ -3,7 +3,7 @@
 *Fixed width*: ``width`` low bits of each number, one behind the other, the lowest first; spare bits of the last byte
 are 0.
 
-*Indices*: the ``packed`` format of messages, blocks of at most 1,024 indices in Elias-Fano code or as runs, as
+*Indices*: the ``packed`` format of messages, blocks of at most 1,024 indices in Golomb-Rice code or as runs, as
 ``core/kernels/pack_indices.hpp`` says. A GPU writes the same bytes as a CPU and reads whatever a CPU reads, so either
 may be at either end.
 
