@@ -111,6 +111,7 @@ class Exchange {
     }
     counts_.say(std::move(counts));
     made_.reach(parts_.size() + 1);
+    if (!how_.wire.packs_values) given_ = {};  // nothing is left out of anybody's message
   }
 
   Task<void> exchange() {
@@ -211,7 +212,7 @@ class Exchange {
   const Step steps_;
   const ExchangeOrder order_;
   const SparseStream<V> mine_;
-  const GivenShares<V> given_;
+  GivenShares<V> given_;
   std::vector<Part<V>> parts_;
   Milestone made_;  // how many parts are, and one more: what they have has been said
   Counts counts_;
