@@ -1,10 +1,11 @@
 """What all tests share: no tuning that this user has calibrated chooses their algorithms, examples that Hypothesis
-draws have no time limit of their own, GPU kernels run in Triton's interpreter where there is no GPU, and ranks that
-could have been forked from a process with their imports are (forked_ranks.py)."""
+draws have no time limit of their own, interrupts are heard, GPU kernels run in Triton's interpreter where there is no
+GPU, and ranks that could have been forked from a process with their imports are (forked_ranks.py)."""
 
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Generator, Iterator
 from pathlib import Path
 
@@ -16,6 +17,10 @@ from telegrad.launch import processes
 
 if not any(Path(device).exists() for device in ("/dev/nvidiactl", "/dev/kfd")):
     os.environ.setdefault("TRITON_INTERPRET", "1")  # read when triton is imported
+
+# A shell without job control begins what ends in & with SIGINT ignored, and every process inherits that.
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 settings.register_profile("telegrad", deadline=None)
 settings.load_profile("telegrad")
