@@ -178,6 +178,7 @@ class OkTopk {
       part.number = bucket;
       part.buckets = sums.size();
       part.errors = errors_.span();
+      part.only_entries = true;
       part.received = [this, &received, bucket](std::uint64_t entries) {
         report_.traffic.entries_received += entries;
         received.reach(bucket + 1);

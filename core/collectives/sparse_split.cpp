@@ -77,6 +77,11 @@ struct Split {
     }
     return encode_share(share, how);
   }
+  Decoded<V> decoded(ConstBytes message) const {
+    Decoded<V> share = decode<V>(message, slice(net.rank()));
+    if (!bucket.only_entries || !share.ok() || !share.view().dense) return share;
+    return Decoded<V>("its entries are dense, which nobody's can be here");
+  }
   Rank receiver(Rank round) const { return ExchangeOrder(net.rank(), net.size()).receiver(round); }
   Rank sender(Rank round) const { return ExchangeOrder(net.rank(), net.size()).sender(round); }
   std::size_t most() const { return most_bytes<V>(slices); }
@@ -190,7 +195,7 @@ Task<void> take_short_shares(const Split<V>& split, GivenShares<V>& given) {
   incoming[rank] = {};
   given.decoded = co_await decode_all<V>(net, incoming, [&](Rank source) {
     if (source == rank) return Decoded<V>(split.share(rank), {});
-    return decode<V>(incoming[source], owned);
+    return split.decoded(incoming[source]);
   });
 }
 
@@ -212,9 +217,7 @@ class Arriving {
   Task<void> decode_from(Rank source) {
     const ConstBytes message = messages_[source].bytes();
     std::optional<Decoded<V>>& share = decoded_[source];
-    co_await decide(split_.net, message.size(), [&] {
-      share.emplace(decode<V>(message, split_.slice(split_.net.rank())));
-    });
+    co_await decide(split_.net, message.size(), [&] { share.emplace(split_.decoded(message)); });
     co_await check_decoded(split_.net, source, *share);
   }
   /// Once all others' have been decoded.

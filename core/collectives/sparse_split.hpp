@@ -26,6 +26,8 @@ struct SplitBucket {
   /// If given, of one element per entry of `mine`, whose shares must then not go dense (CHECKed): becomes what rounding on
   /// the wire loses; what is not sent keeps what it has.
   std::span<float> errors{};
+  /// No share can be dense: who sends a dense one is named.
+  bool only_entries = false;
 };
 
 /// What all ranks have in this rank's slice. Own entries lie in the rank's stream, others in this object, which may move.

@@ -161,10 +161,10 @@ TEST("no rank is through before all have called") {
   }
 }
 
-enum class Lie { counts, bytes, order };
+enum class Lie { share, counts, bytes, order };
 
 // What a damaged rank does, the second of two. It tells the truth until sums are gathered: which then is a share of a stream
-// of which the first rank has both entries that count.
+// of which the first rank has both entries that count. Or its share of the first rank's slice is a vector.
 Task<void> lie(Transport& net, Lie what, SparseStream<float> mine, std::uint64_t k) {
   SparseTraffic traffic;
   const PooledSlices cut = co_await pooled_slices(net, mine.indices(), mine.dimension(), traffic, 0);
@@ -172,7 +172,9 @@ Task<void> lie(Transport& net, Lie what, SparseStream<float> mine, std::uint64_t
   how.switch_factor = std::numeric_limits<double>::infinity();
   SplitBucket whole;
   whole.first_step = kSliceSteps;
+  if (what == Lie::share) mine = SparseStream<float>::dense(std::vector<float>(mine.dimension(), 1.0F));
   const OwnedSlice<float> owned = co_await reduce_owned_slice(net, mine, cut.slices, how, whole);
+  if (what == Lie::share) co_return;
   Step step = kSliceSteps + split_steps<float>(net, cut.slices);
   co_await global_threshold_key<float>(net, owned.values.span(), k, traffic, step);
   step += kThresholdSteps;
@@ -197,7 +199,8 @@ Task<void> lie(Transport& net, Lie what, SparseStream<float> mine, std::uint64_t
 TEST("a rank whose counts or sums are damaged ends the operation on all ranks, and is named") {
   const Input<float> mine{.indices = {1, 3, 60, 70}, .values = {5.0F, 6.0F, 0.5F, 0.25F}};
   const OkTopkSettings settings{.k = 2, .balance_factor = 1.5};
-  const std::pair<Lie, const char*> kLies[] = {{Lie::counts, "rank 1 says that it keeps 3 of 2 sums, in a slice of"},
+  const std::pair<Lie, const char*> kLies[] = {{Lie::share, "rank 1 sent damaged entries: its entries are dense"},
+                                               {Lie::counts, "rank 1 says that it keeps 3 of 2 sums, in a slice of"},
                                                {Lie::bytes, "rank 1 sent damaged sums"},
                                                {Lie::order, "its indices do not follow those of the rank before"}};
   for (const World world : kWorlds) {

@@ -28,7 +28,7 @@ _LAYOUTS = {  # of indices, and whether values are packed
 _NATIVE = ("f32", "f64", "f16", "bf16")
 _PACKED_INDEX_S, _PACKED_VALUE_S = 2e-9, 1.5e-9
 """An entry's share of packing and unpacking."""
-_PACKED_INDEX_BITS = 2.0
+_PACKED_INDEX_BITS = 1.6
 """Beyond log2 of 1/density, about; the entropy of uniform indices is 1.44 beyond it."""
 _PACKED_VALUE_SAVES_BYTES = 0.7
 """Of a float32 or bfloat16 gradient."""
