@@ -13,6 +13,7 @@ from telegrad import _core
 from telegrad.comm.encoded import WIRES
 from telegrad.comm.tensors import HostBuffer, address, overlap, reducible
 from telegrad.plan import Tuning
+from telegrad.plan.cost_sparse import PACKED_INDEX_BITS
 from telegrad.stream import SparseStream
 
 ENCODINGS = (*WIRES, "mean")
@@ -28,8 +29,6 @@ _LAYOUTS = {  # of indices, and whether values are packed
 _NATIVE = ("f32", "f64", "f16", "bf16")
 _PACKED_INDEX_S, _PACKED_VALUE_S = 2e-9, 1.5e-9
 """An entry's share of packing and unpacking."""
-_PACKED_INDEX_BITS = 1.6
-"""Beyond log2 of 1/density, about; the entropy of uniform indices is 1.44 beyond it."""
 _PACKED_VALUE_SAVES_BYTES = 0.7
 """Of a float32 or bfloat16 gradient."""
 _UNMEASURED_S_PER_BYTE = 8.5e-9
@@ -75,7 +74,7 @@ def layout_that_pays(beta_s_per_byte: float, density: float, dtype: str = "f32")
     more, the denser they are, down to 1.44 bits and what the format adds) and the time that packing takes."""
     if density <= 0:
         return "blocked"
-    packed_bytes = (math.log2(1 / min(density, 1.0)) + _PACKED_INDEX_BITS) / 8
+    packed_bytes = (math.log2(1 / min(density, 1.0)) + PACKED_INDEX_BITS) / 8
     blocked_bytes = min(4.0, 2 + 4 / (_BLOCK * density))
     of_indices_s = max(0.0, blocked_bytes - packed_bytes) * beta_s_per_byte - _PACKED_INDEX_S
     of_values_s = 0.0

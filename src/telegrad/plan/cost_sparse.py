@@ -14,6 +14,9 @@ from typing import Literal
 from telegrad.plan.network import ELEMENT_BYTES, Cost, Costs, ceil_div, ceil_log2
 from telegrad.plan.recurrences import CARD_BYTES, pieces_s, stream_s
 
+PACKED_INDEX_BITS = 1.6
+"""Beyond log2 of 1/density, about; the entropy of uniform indices is 1.44 beyond it."""
+
 # What core/collectives does; tests compare with it.
 HEADER_BYTES = 32  # StreamHeader
 SHORT_MESSAGE_BYTES = 32 << 10  # kShortMessageBytes of allgather_short.hpp
@@ -25,7 +28,6 @@ THRESHOLD_COUNTS = 256  # kBuckets of global_threshold.cpp
 _BLOCK = 65_536
 _ENTRY_BYTES = 8  # in memory
 _COUNT_BYTES = 8
-_PACKED_BITS = 1.6  # of an index beyond log2(1/density), about
 
 
 @dataclass(frozen=True)
@@ -40,7 +42,7 @@ def message_bytes(range_: int, entries: float, *, packed: bool = False) -> int:
     values as they are."""
     count = round(entries)
     if packed and 0 < count < range_:
-        indices = math.ceil(count * (math.log2(range_ / count) + _PACKED_BITS) / 8)
+        indices = math.ceil(count * (math.log2(range_ / count) + PACKED_INDEX_BITS) / 8)
     else:
         indices = min(4 * count, _padded(4 * ceil_div(range_, _BLOCK)) + 2 * count)
     return HEADER_BYTES + _padded(indices) + _padded(ELEMENT_BYTES * count)
