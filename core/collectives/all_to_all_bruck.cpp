@@ -6,8 +6,8 @@
 // what lies there has come from the rank d before. After the last round this rank has heard from all.
 #include "collectives/all_to_all_bruck.hpp"
 
-#include <cstring>
 
+#include "base/copy.hpp"
 #include "collectives/elements.hpp"
 
 namespace telegrad {
@@ -23,9 +23,9 @@ void move_blocks(Direction direction, Bytes places, Bytes message, std::size_t b
     if ((place & bit) == 0) continue;
     std::byte* const there = places.data() + place * block;
     if (direction == Direction::pack) {
-      std::memcpy(at, there, block);
+      copy_bytes(at, there, block);
     } else {
-      std::memcpy(there, at, block);
+      copy_bytes(there, at, block);
     }
     at += block;
   }
@@ -66,7 +66,7 @@ Task<void> all_to_all_bruck(Transport& net, ConstBytes input, Bytes output) {
   co_await compute_slices(net, size, block, [&](std::size_t begin, std::size_t end) {
     for (std::size_t place = begin; place < end; ++place) {
       const std::size_t source = (rank + size - place) % size;
-      std::memcpy(output.data() + source * block, places.data() + place * block, block);
+      copy_bytes(output.data() + source * block, places.data() + place * block, block);
     }
   });
 }

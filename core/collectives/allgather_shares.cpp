@@ -9,11 +9,11 @@
 #include "collectives/allgather_shares.hpp"
 
 #include <algorithm>
-#include <cstring>
 #include <string>
 #include <utility>
 
 #include "base/check.hpp"
+#include "base/copy.hpp"
 #include "collectives/allgather_any_size.hpp"
 #include "collectives/allgather_short.hpp"
 #include "collectives/any_size.hpp"
@@ -136,8 +136,8 @@ class Gathering {
       if (from == net_.rank()) {
         const std::size_t first = part.begin - held(from).begin;
         co_await decide(net_, indices.size_bytes() + values.size_bytes(), [&] {
-          std::memcpy(indices.data(), mine_.indices.data() + first, indices.size_bytes());
-          std::memcpy(values.data(), mine_.values.data() + first, values.size_bytes());
+          copy_bytes(indices.data(), mine_.indices.data() + first, indices.size_bytes());
+          copy_bytes(values.data(), mine_.values.data() + first, values.size_bytes());
         });
         continue;
       }

@@ -6,6 +6,7 @@
 #include <string>
 #include <utility>
 
+#include "base/copy.hpp"
 #include "collectives/pieces.hpp"
 #include "transport/window.hpp"
 
@@ -31,7 +32,7 @@ class Outgoing {
     const Length length = bytes.size();
     const std::size_t taken = first_.size() - sizeof length;
     std::memcpy(first_.data(), &length, sizeof length);
-    std::memcpy(first_.data() + sizeof length, bytes.data(), SizeOnly::there(first_.size()) - sizeof length);
+    copy_bytes(first_.data() + sizeof length, bytes.data(), SizeOnly::there(first_.size()) - sizeof length);
     rest_ = bytes.subspan(taken);
     sends_.emplace_back(net, to, step_++, first_.bytes());
     while (!rest_.empty() && !sends_.full()) begin_piece();
@@ -77,7 +78,7 @@ Task<Buffer> receive_others(Transport& net, Rank from, Step step, Buffer first, 
                                 std::to_string(first.size()) + " and " + std::to_string(most_bytes));
   }
   Buffer whole(static_cast<std::size_t>(length));
-  std::memcpy(whole.data(), first.data() + sizeof length, SizeOnly::there(first.size()) - sizeof length);
+  copy_bytes(whole.data(), first.data() + sizeof length, SizeOnly::there(first.size()) - sizeof length);
   Bytes rest = whole.bytes().subspan(first.size() - sizeof length);
   first = {};
   Window<Transport::Receiving, kPiecesUnderWay> receives;

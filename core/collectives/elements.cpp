@@ -1,10 +1,10 @@
 #include "collectives/elements.hpp"
 
 #include <cmath>
-#include <cstring>
 #include <span>
 
 #include "base/check.hpp"
+#include "base/copy.hpp"
 #include "kernels/average.hpp"
 #include "kernels/narrow.hpp"
 #include "kernels/reduce.hpp"
@@ -52,7 +52,7 @@ Task<void> copy(Transport& net, ConstBytes from, Bytes into) {
   TELEGRAD_CHECK(from.size() == into.size());
   const std::size_t count = from.data() == into.data() ? 0 : from.size();
   return compute_slices(net, count, 1, [from, into](std::size_t begin, std::size_t end) {
-    std::memcpy(into.data() + begin, from.data() + begin, end - begin);
+    copy_bytes(into.data() + begin, from.data() + begin, end - begin);
   });
 }
 

@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "base/check.hpp"
+#include "base/copy.hpp"
 #include "kernels/value_groups.hpp"
 
 namespace telegrad::kernels {
@@ -126,7 +127,7 @@ void pack(DType dtype, const ValuePlan& plan, ConstBytes values, Bytes out, Writ
     std::memcpy(to, &block, sizeof block);
     std::byte* const payload = to + sizeof block;
     if (block.width == kRawWidth) {
-      std::memcpy(payload, from, held * size_of(dtype));
+      copy_bytes(payload, from, held * size_of(dtype));
     } else {
       write(dtype, from, held, block, ValuePlanes<std::byte>(dtype, block, held, payload));
     }
@@ -150,7 +151,7 @@ bool unpack(DType dtype, ConstBytes packed, Bytes values, ReadGroups read) {
     const std::byte* const payload = packed.data() + sizeof block;
     std::byte* const to = values.data() + begin * size_of(dtype);
     if (raw) {
-      std::memcpy(to, payload, held * size_of(dtype));
+      copy_bytes(to, payload, held * size_of(dtype));
     } else if (!read(dtype, ValuePlanes<const std::byte>(dtype, block, held, payload), block, to, held)) {
       return false;
     }

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "base/check.hpp"
+#include "base/copy.hpp"
 #include "kernels/entries.hpp"
 #include "sparse/wire.hpp"
 
@@ -63,8 +64,8 @@ void StreamAssembly<V>::place(std::size_t slice, const StreamView<V>& view) {
     return;
   }
   const SlicePlace<V> own = *place_of(slice);
-  std::ranges::copy(view.indices, own.indices.begin());
-  std::ranges::copy(view.values, own.values.begin());
+  copy_bytes(own.indices.data(), view.indices.data(), view.indices.size_bytes());
+  copy_bytes(own.values.data(), view.values.data(), view.values.size_bytes());
 }
 
 template <class V>

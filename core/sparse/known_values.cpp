@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "base/check.hpp"
+#include "base/copy.hpp"
 #include "kernels/left_out.hpp"
 #include "kernels/marks.hpp"
 #include "kernels/pack_values.hpp"
@@ -117,7 +118,7 @@ ConstBytes SumMessages<V>::to(Rank receiver, const GivenEntries<V>& given, Buffe
   own = Buffer(indices_.size() + known.span().size_bytes() + values.size());
   std::byte* at = own.data();
   for (const ConstBytes part : {ConstBytes(indices_.bytes()), ConstBytes(std::as_bytes(known.span())), ConstBytes(values.bytes())}) {
-    std::memcpy(at, part.data(), part.size());
+    copy_bytes(at, part.data(), part.size());
     at += part.size();
   }
   return own.bytes();

@@ -1,11 +1,11 @@
 #include "sparse/slices.hpp"
 
 #include <algorithm>
-#include <cstring>
 #include <utility>
 #include <vector>
 
 #include "base/check.hpp"
+#include "base/copy.hpp"
 #include "kernels/merge.hpp"
 #include "kernels/operations.hpp"
 #include "kernels/reduce.hpp"
@@ -33,7 +33,7 @@ OwnedSlice<V> reduce_sparse(std::span<const StreamView<V>> pieces, Reduction red
 
 template <class T>
 T* append(T* to, std::span<const T> from) {
-  if (!from.empty()) std::memcpy(to, from.data(), from.size_bytes());
+  copy_bytes(to, from.data(), from.size_bytes());
   return to + from.size();
 }
 

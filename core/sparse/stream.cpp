@@ -1,12 +1,12 @@
 #include "sparse/stream.hpp"
 
 #include <algorithm>
-#include <cstring>
 #include <stdexcept>
 #include <string>
 #include <utility>
 
 #include "base/check.hpp"
+#include "base/copy.hpp"
 #include "kernels/merge.hpp"
 #include "kernels/operations.hpp"
 #include "kernels/reduce.hpp"
@@ -26,7 +26,7 @@ void validate_dimension(std::uint64_t dimension) {
 
 template <class T>
 void copy(std::span<const T> from, std::span<T> to) {
-  if (!from.empty()) std::memcpy(to.data(), from.data(), from.size_bytes());
+  copy_bytes(to.data(), from.data(), from.size_bytes());
 }
 
 template <class T>

@@ -4,6 +4,7 @@
 #include <cstring>
 #include <type_traits>
 
+#include "base/copy.hpp"
 #include "kernels/encode_values.hpp"
 #include "kernels/entries.hpp"
 #include "kernels/narrow.hpp"
@@ -80,7 +81,7 @@ std::string read_values(ConstBytes section, const StreamHeader& header, std::spa
     if (kernels::decode_values(header.value_encoding, section, values)) return {};
     return "its values are not encoded as they should be";
   } else {
-    if (!section.empty()) std::memcpy(values.data(), section.data(), section.size());
+    copy_bytes(values.data(), section.data(), section.size());
     return {};
   }
 }
@@ -112,7 +113,7 @@ void ValueDraft<V>::write(const StreamHeader& header, const kernels::Quantisatio
   if (header.packed_value_words != 0) {
     kernels::pack_values(sent_dtype(header), plan_, sent(), bytes);
   } else if (lossless || !rounded_.empty()) {
-    if (!bytes.empty()) std::memcpy(bytes.data(), sent().data(), bytes.size());
+    copy_bytes(bytes.data(), sent().data(), bytes.size());
   } else if constexpr (std::is_same_v<V, float>) {
     kernels::encode_values(header.value_encoding, key, 0, values_, bytes, error_);
   }

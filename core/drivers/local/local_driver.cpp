@@ -2,10 +2,10 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cstring>
 #include <utility>
 
 #include "base/check.hpp"
+#include "base/copy.hpp"
 
 namespace telegrad {
 
@@ -25,7 +25,7 @@ void LocalDriver::send(Rank to, const Envelope& envelope, ConstBytes bytes, Pend
 void LocalDriver::accept(const Arrival& arrival, Bytes into, Pending& pending) {
   auto* const parcel = static_cast<Parcel*>(arrival.handle);
   TELEGRAD_CHECK(into.size() == parcel->bytes.size());
-  if (!into.empty()) std::memcpy(into.data(), parcel->bytes.data(), into.size());
+  copy_bytes(into.data(), parcel->bytes.data(), into.size());
   pending.complete(into.size());
   discard(arrival);
 }
@@ -71,7 +71,7 @@ void LocalDriver::shut_down() {
     if (parcel.from != this || parcel.sender == nullptr) return;
     parcel.sender = nullptr;
     parcel.copy = Buffer(parcel.bytes.size());
-    if (!parcel.bytes.empty()) std::memcpy(parcel.copy.data(), parcel.bytes.data(), parcel.bytes.size());
+    copy_bytes(parcel.copy.data(), parcel.bytes.data(), parcel.bytes.size());
     parcel.bytes = parcel.copy.bytes();
   };
   for (LocalDriver* const peer : network_->drivers_) {

@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "base/check.hpp"
+#include "base/copy.hpp"
 #include "drivers/processes/control_wire.hpp"
 #include "drivers/processes/process_identity.hpp"
 
@@ -49,7 +50,7 @@ Buffer message_of(Kind kind, int ticket, ConstBytes header, ConstBytes payload) 
   std::byte* at = message.data();
   std::memcpy(at, &head, sizeof head);
   std::memcpy(at += sizeof head, header.data(), header.size());
-  if (!payload.empty()) std::memcpy(at + header.size(), payload.data(), payload.size());
+  copy_bytes(at + header.size(), payload.data(), payload.size());
   return message;
 }
 
@@ -260,7 +261,7 @@ void MpiDriver::accept(const Arrival& arrival, Bytes into, Pending& pending) {
   TELEGRAD_CHECK(into.size() == incoming->length);
   if (!incoming->announced) {
     const std::byte* const payload = incoming->message.data() + (incoming->message.size() - incoming->length);
-    if (!into.empty()) std::memcpy(into.data(), payload, into.size());
+    copy_bytes(into.data(), payload, into.size());
     pending.complete(into.size());
   } else if (open_ && !network_->finalised()) {
     const auto transfer =

@@ -14,6 +14,7 @@
 #include <utility>
 
 #include "base/check.hpp"
+#include "base/copy.hpp"
 #include "drivers/processes/control_wire.hpp"
 #include "drivers/processes/process_identity.hpp"
 #include "drivers/ucx/transports.hpp"
@@ -321,7 +322,7 @@ ucs_status_t UcxDriver::Worker::on_data(void* self, const void* header, std::siz
   incoming->persistent = (param->recv_attr & UCP_AM_RECV_ATTR_FLAG_DATA) != 0;
   if (incoming->rendezvous || incoming->persistent) return UCS_INPROGRESS;
   incoming->copy = Buffer(length);
-  if (length != 0) std::memcpy(incoming->copy.data(), data, length);
+  copy_bytes(incoming->copy.data(), data, length);
   incoming->data = incoming->copy.data();
   return UCS_OK;
 }
@@ -347,7 +348,7 @@ void UcxDriver::accept(const Arrival& arrival, Bytes into, Pending& pending) {
   auto* const incoming = static_cast<Incoming*>(arrival.handle);
   TELEGRAD_CHECK(into.size() == incoming->length);
   if (!incoming->rendezvous) {
-    if (!into.empty()) std::memcpy(into.data(), incoming->data, into.size());
+    copy_bytes(into.data(), incoming->data, into.size());
     pending.complete(into.size());
     discard(arrival);
     return;
