@@ -5,6 +5,7 @@
 #include "kernels/dispatch.hpp"
 #include "kernels/elias_fano.hpp"
 #include "kernels/intrinsics.hpp"
+#include "kernels/pack_avx2.hpp"
 
 namespace telegrad::kernels {
 namespace {
@@ -35,21 +36,6 @@ bool decode_portable(const std::byte* lows, const std::byte* highs, std::size_t 
 
 #ifdef TELEGRAD_KERNELS_X86
 
-// Where the bits of each byte are.
-struct BitPlaces {
-  std::uint8_t of[256][8];
-
-  constexpr BitPlaces() : of{} {
-    for (unsigned byte = 0; byte < 256; ++byte) {
-      unsigned found = 0;
-      for (unsigned bit = 0; bit < 8; ++bit) {
-        if ((byte >> bit & 1U) != 0) of[byte][found++] = static_cast<std::uint8_t>(bit);
-      }
-    }
-  }
-};
-constexpr BitPlaces kBitPlaces;
-
 // Of the set bits; the last store, of a whole vector, goes beyond them.
 using Positions = std::uint32_t[kEliasFanoMost + 16];
 
@@ -60,8 +46,8 @@ TELEGRAD_AVX2 bool positions_avx2(const std::byte* highs, std::size_t high_bytes
     std::uint64_t word = section_word(highs, high_bytes, at);
     if (found + static_cast<std::size_t>(std::popcount(word)) > count) return false;
     for (std::size_t bit = 8 * at; word != 0; word >>= 8, bit += 8) {
-      const __m128i places = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(kBitPlaces.of[word & 255]));
-      const __m256i bits = _mm256_add_epi32(_mm256_cvtepu8_epi32(places), _mm256_set1_epi32(static_cast<int>(bit)));
+      const __m256i places = widened8(kByteBits.places[word & 255]);
+      const __m256i bits = _mm256_add_epi32(places, _mm256_set1_epi32(static_cast<int>(bit)));
       _mm256_storeu_si256(reinterpret_cast<__m256i*>(positions + found), bits);
       found += static_cast<std::size_t>(std::popcount(word & 255));
     }

@@ -4,6 +4,7 @@
 #include "kernels/bit_words.hpp"
 #include "kernels/dispatch.hpp"
 #include "kernels/intrinsics.hpp"
+#include "kernels/pack_avx2.hpp"
 
 namespace telegrad::kernels {
 namespace {
@@ -14,7 +15,7 @@ struct Progress {
   std::uint32_t lows = 0;
 };
 
-// As many whole groups of `gaps` as there are; `numbers` may be null, if only the low parts are wanted.
+// As many whole groups of `gaps` as there are.
 using NumbersFunction = Progress(const std::uint32_t* indices, std::size_t gaps, std::uint32_t keep, std::uint32_t* numbers);
 using IndicesFunction = Progress(std::uint32_t* indices, std::size_t gaps, std::uint32_t keep);
 
@@ -22,6 +23,50 @@ Progress numbers_portable(const std::uint32_t*, std::size_t, std::uint32_t, std:
 Progress indices_portable(std::uint32_t*, std::size_t, std::uint32_t) { return {}; }
 
 #ifdef TELEGRAD_KERNELS_X86
+
+// Of 8 numbers the sums up to each.
+TELEGRAD_AVX2 inline __m256i sums_of(__m256i x) {
+  x = _mm256_add_epi32(x, _mm256_slli_si256(x, 4));
+  x = _mm256_add_epi32(x, _mm256_slli_si256(x, 8));  // within each half
+  const __m256i lower = _mm256_shuffle_epi32(_mm256_permute2x128_si256(x, x, 0x08), 0xff);
+  return _mm256_add_epi32(x, lower);
+}
+
+TELEGRAD_AVX2 inline __m256i last_of(__m256i x) { return _mm256_permutevar8x32_epi32(x, _mm256_set1_epi32(7)); }
+
+TELEGRAD_AVX2 Progress numbers_avx2(const std::uint32_t* indices, std::size_t gaps, std::uint32_t keep,
+                                    std::uint32_t* numbers) {
+  const __m256i mask = _mm256_set1_epi32(static_cast<int>(keep));
+  const __m256i one = _mm256_set1_epi32(1);
+  __m256i before = _mm256_setzero_si256();  // the low parts of earlier groups
+  std::size_t j = 0;
+  for (; j + 8 <= gaps; j += 8) {
+    const __m256i here = load8(indices + j + 1);
+    const __m256i gap = _mm256_sub_epi32(_mm256_sub_epi32(here, load8(indices + j)), one);
+    const __m256i low = _mm256_and_si256(gap, mask);
+    const __m256i sums = _mm256_add_epi32(before, sums_of(low));
+    store8(numbers + j, _mm256_sub_epi32(here, _mm256_sub_epi32(sums, low)));
+    before = last_of(sums);
+  }
+  return {j, static_cast<std::uint32_t>(_mm256_cvtsi256_si32(before))};
+}
+
+TELEGRAD_AVX2 Progress indices_avx2(std::uint32_t* indices, std::size_t gaps, std::uint32_t keep) {
+  const __m256i mask = _mm256_set1_epi32(static_cast<int>(keep));
+  __m256i skipped = _mm256_add_epi32(_mm256_set1_epi32(static_cast<int>(indices[0] + 1)),
+                                     _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
+  __m256i before = _mm256_setzero_si256();
+  std::size_t j = 0;
+  for (; j + 8 <= gaps; j += 8) {
+    const __m256i number = load8(indices + j + 1);
+    const __m256i low = _mm256_and_si256(_mm256_sub_epi32(number, skipped), mask);
+    const __m256i sums = _mm256_add_epi32(before, sums_of(low));
+    store8(indices + j + 1, _mm256_add_epi32(number, _mm256_sub_epi32(sums, low)));
+    before = last_of(sums);
+    skipped = _mm256_add_epi32(skipped, _mm256_set1_epi32(8));
+  }
+  return {j, static_cast<std::uint32_t>(_mm256_cvtsi256_si32(before))};
+}
 
 constexpr std::size_t kGroup = 16;
 constexpr __mmask16 kAll = 0xffff;
@@ -56,7 +101,7 @@ TELEGRAD_AVX512 Progress numbers_avx512(const std::uint32_t* indices, std::size_
     const __m512i gap = _mm512_sub_epi32(_mm512_sub_epi32(here, _mm512_loadu_si512(indices + j)), one);
     const __m512i low = _mm512_and_si512(gap, mask);
     const __m512i sums = _mm512_add_epi32(before, sums_of(low));
-    if (numbers != nullptr) _mm512_storeu_si512(numbers + j, _mm512_sub_epi32(here, _mm512_sub_epi32(sums, low)));
+    _mm512_storeu_si512(numbers + j, _mm512_sub_epi32(here, _mm512_sub_epi32(sums, low)));
     before = last_of(sums);
   }
   return {j, static_cast<std::uint32_t>(_mm512_cvtsi512_si32(before))};
@@ -79,8 +124,8 @@ TELEGRAD_AVX512 Progress indices_avx512(std::uint32_t* indices, std::size_t gaps
   return {j, static_cast<std::uint32_t>(_mm512_cvtsi512_si32(before))};
 }
 
-constexpr Variants<NumbersFunction> kNumbers{numbers_portable, nullptr, numbers_avx512};
-constexpr Variants<IndicesFunction> kIndices{indices_portable, nullptr, indices_avx512};
+constexpr Variants<NumbersFunction> kNumbers{numbers_portable, numbers_avx2, numbers_avx512};
+constexpr Variants<IndicesFunction> kIndices{indices_portable, indices_avx2, indices_avx512};
 
 #else
 
@@ -108,9 +153,8 @@ void gap_numbers(std::span<const std::uint32_t> indices, unsigned width, std::sp
 std::uint32_t last_gap_number(std::span<const std::uint32_t> indices, unsigned width) {
   TELEGRAD_CHECK(!indices.empty() && width <= 31);
   const auto keep = static_cast<std::uint32_t>(low_bits(width));
-  const std::size_t others = indices.size() < 2 ? 0 : indices.size() - 2;  // gaps before the last one
-  auto [j, lows] = kNumbers(indices.data(), others, keep, static_cast<std::uint32_t*>(nullptr));
-  for (; j < others; ++j) lows += low_of_gap(indices, j, keep);
+  std::uint32_t lows = 0;  // of the gaps before the last one
+  for (std::size_t j = 0; j + 2 < indices.size(); ++j) lows += low_of_gap(indices, j, keep);
   return indices.back() - lows;
 }
 

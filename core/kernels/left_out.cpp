@@ -15,6 +15,7 @@
 #include "kernels/intrinsics.hpp"
 #include "kernels/marks.hpp"
 #include "kernels/members.hpp"
+#include "kernels/pack_avx2.hpp"
 
 namespace telegrad::kernels {
 namespace {
@@ -78,6 +79,99 @@ std::size_t put_portable(V*, std::span<const std::uint64_t>, std::span<const V>,
 }
 
 #ifdef TELEGRAD_KERNELS_X86
+
+constexpr std::size_t kEight = 8;
+
+// Values of 32 bits, whole words.
+template <class V>
+TELEGRAD_AVX2 std::size_t leave_avx2(const V* sum, std::span<const std::uint64_t> theirs, std::span<const V> given,
+                                     std::uint64_t* known, V* rest, Progress* progress) {
+  Progress at = *progress;
+  for (std::size_t word = 0; word < theirs.size(); ++word) {
+    const std::uint64_t mine = theirs[word];
+    std::uint64_t same = 0;
+    std::size_t next = at.given;
+    for (std::size_t first = 0; first < kWord; first += kEight) {
+      const auto lanes = static_cast<std::uint32_t>(mine >> first) & 0xffU;
+      const auto count = static_cast<std::size_t>(std::popcount(lanes));
+      const __m256i values = load8(sum + word * kWord + first);
+      const __m256i theirs_there = expand8(load_first8(given.data() + next, count), lanes);
+      const std::uint32_t equal = mask_of_lanes(_mm256_cmpeq_epi32(values, theirs_there)) & lanes;
+      const std::uint32_t kept = ~equal & 0xffU;
+      store8(rest + at.rest, pack8(values, kept));
+      at.rest += static_cast<std::size_t>(std::popcount(kept));
+      next += count;
+      same |= std::uint64_t{equal} << first;
+    }
+    put_marks(known, at.given, next - at.given, _pext_u64(same, mine));
+    at.given = next;
+  }
+  *progress = at;
+  return theirs.size();
+}
+
+TELEGRAD_AVX2 inline std::uint64_t mask_of_bytes(__m256i lower, __m256i upper) {
+  return static_cast<std::uint32_t>(_mm256_movemask_epi8(lower)) |
+         std::uint64_t{static_cast<std::uint32_t>(_mm256_movemask_epi8(upper))} << 32;
+}
+
+template <class V>
+TELEGRAD_AVX2 std::size_t leave_of_avx2(const V* sum, std::span<const std::uint8_t> givers, std::uint8_t giver,
+                                        std::uint64_t* known, V* rest, Progress* progress) {
+  Progress at = *progress;
+  const __m256i wanted = _mm256_set1_epi8(static_cast<char>(giver));
+  const std::size_t words = givers.size() / kWord;
+  for (std::size_t word = 0; word < words; ++word) {
+    const __m256i lower = load8(givers.data() + word * kWord);
+    const __m256i upper = load8(givers.data() + word * kWord + kWord / 2);
+    const std::uint64_t mine = mask_of_bytes(_mm256_cmpeq_epi8(_mm256_and_si256(lower, wanted), wanted),
+                                             _mm256_cmpeq_epi8(_mm256_and_si256(upper, wanted), wanted));
+    const std::uint64_t alone = mask_of_bytes(_mm256_cmpeq_epi8(lower, wanted), _mm256_cmpeq_epi8(upper, wanted));
+    std::uint64_t same = 0;
+    for (std::size_t first = 0; first < kWord; first += kEight) {
+      const __m256i values = load8(sum + word * kWord + first);
+      const __m256 floats = _mm256_castsi256_ps(values);
+      const auto sound = static_cast<std::uint32_t>(_mm256_movemask_ps(_mm256_cmp_ps(floats, floats, _CMP_ORD_Q)));
+      const std::uint32_t left_out = static_cast<std::uint32_t>(alone >> first) & sound;
+      const std::uint32_t kept = ~left_out & 0xffU;
+      store8(rest + at.rest, pack8(values, kept));
+      at.rest += static_cast<std::size_t>(std::popcount(kept));
+      same |= std::uint64_t{left_out} << first;
+    }
+    const auto count = static_cast<std::size_t>(std::popcount(mine));
+    put_marks(known, at.given, count, _pext_u64(same, mine));
+    at.given += count;
+  }
+  *progress = at;
+  return words * kWord;
+}
+
+template <class V>
+TELEGRAD_AVX2 std::size_t put_avx2(V* values, std::span<const std::uint64_t> theirs, std::span<const V> given,
+                                   const std::uint64_t* known, std::span<const V> rest, Progress* progress) {
+  Progress at = *progress;
+  std::size_t word = 0;
+  for (; word < theirs.size(); ++word) {
+    const std::uint64_t mine = theirs[word];
+    const auto count = static_cast<std::size_t>(std::popcount(mine));
+    const std::uint64_t back = _pdep_u64(take_marks(known, at.given, count), mine);
+    const std::size_t others = kWord - static_cast<std::size_t>(std::popcount(back));
+    if (others > rest.size() - at.rest) break;  // not all given indices are here: marks stand for others
+    for (std::size_t first = 0; first < kWord; first += kEight) {
+      const auto lanes = static_cast<std::uint32_t>(mine >> first) & 0xffU;
+      const auto put = static_cast<std::uint32_t>(back >> first) & 0xffU;
+      const auto here = static_cast<std::size_t>(std::popcount(lanes));
+      const std::size_t left = kEight - static_cast<std::size_t>(std::popcount(put));
+      const __m256i own = expand8(load_first8(given.data() + at.given, here), lanes);
+      const __m256i other = expand8(load_first8(rest.data() + at.rest, left), ~put & 0xffU);
+      store8(values + word * kWord + first, _mm256_blendv_epi8(other, own, lanes_of(put)));
+      at.given += here;
+      at.rest += left;
+    }
+  }
+  *progress = at;
+  return word;
+}
 
 constexpr std::size_t kGroup = 16;
 
@@ -164,12 +258,12 @@ TELEGRAD_AVX512 std::size_t put_avx512(V* values, std::span<const std::uint64_t>
 }
 
 template <class V>
-constexpr Variants<LeaveFunction<V>> kLeave{leave_portable<V>, nullptr, sizeof(V) == 4 ? leave_avx512<V> : nullptr};
+constexpr Variants<LeaveFunction<V>> kLeave{leave_portable<V>, sizeof(V) == 4 ? leave_avx2<V> : nullptr, sizeof(V) == 4 ? leave_avx512<V> : nullptr};
 template <class V>
-constexpr Variants<LeaveOfFunction<V>> kLeaveOf{leave_of_portable<V>, nullptr,
+constexpr Variants<LeaveOfFunction<V>> kLeaveOf{leave_of_portable<V>, std::is_same_v<V, float> ? leave_of_avx2<V> : nullptr,
                                                 std::is_same_v<V, float> ? leave_of_avx512<V> : nullptr};
 template <class V>
-constexpr Variants<PutFunction<V>> kPut{put_portable<V>, nullptr, sizeof(V) == 4 ? put_avx512<V> : nullptr};
+constexpr Variants<PutFunction<V>> kPut{put_portable<V>, sizeof(V) == 4 ? put_avx2<V> : nullptr, sizeof(V) == 4 ? put_avx512<V> : nullptr};
 
 #else
 

@@ -8,6 +8,7 @@
 #include "kernels/dispatch.hpp"
 #include "kernels/intrinsics.hpp"
 #include "kernels/marks.hpp"
+#include "kernels/pack_avx2.hpp"
 
 namespace telegrad::kernels {
 namespace {
@@ -30,18 +31,99 @@ std::uint64_t mark_word(Indices indices, Indices members, std::size_t& next) {
   return word;
 }
 
-std::size_t mark_portable(const std::uint32_t* indices, std::size_t words, Indices members, std::uint64_t* marks) {
-  std::size_t next = 0;
-  for (std::size_t word = 0; word < words; ++word) {
-    marks[word] = mark_word({indices + word * kWord, kWord}, members, next);
+// Where a word of indices, and the members from which on it has some, lie in each of the parts that are under way at once: each
+// word waits for where the one before it has come to.
+constexpr std::size_t kParts = 4;
+using PartWords = std::array<const std::uint32_t*, kParts>;
+using PartMembers = std::array<std::size_t, kParts>;
+using PartMarks = std::array<std::uint64_t, kParts>;
+
+// `mark_parts` marks a word of each part.
+template <class MarkParts>
+std::size_t mark_in_parts(const std::uint32_t* indices, std::size_t words, Indices members, std::uint64_t* marks,
+                          const MarkParts& mark_parts) {
+  const std::size_t each = words / kParts;
+  PartMembers next{};
+  for (std::size_t part = 1; each > 0 && part < kParts; ++part) {
+    const auto at = std::ranges::lower_bound(members, indices[part * each * kWord]);
+    next[part] = static_cast<std::size_t>(at - members.begin());
   }
-  return next;
+  for (std::size_t i = 0; i < each; ++i) {
+    PartWords at;
+    for (std::size_t part = 0; part < kParts; ++part) at[part] = indices + (part * each + i) * kWord;
+    const PartMarks marked = mark_parts(at, next);
+    for (std::size_t part = 0; part < kParts; ++part) marks[part * each + i] = marked[part];
+  }
+  for (std::size_t at = kParts * each; at < words; ++at) marks[at] = mark_word({indices + at * kWord, kWord}, members, next.back());
+  return next.back();
+}
+
+std::size_t mark_portable(const std::uint32_t* indices, std::size_t words, Indices members, std::uint64_t* marks) {
+  return mark_in_parts(indices, words, members, marks, [&](const PartWords& parts, PartMembers& next) {
+    PartMarks marked;
+    for (std::size_t part = 0; part < kParts; ++part) marked[part] = mark_word({parts[part], kWord}, members, next[part]);
+    return marked;
+  });
 }
 
 #ifdef TELEGRAD_KERNELS_X86
 
+// Members that are looked for in a group: looking once more is a branch that nobody foresees.
+constexpr std::size_t kAtOnce = 8;
+
+// So many members can be read from where a word's begin: all that it may have, and those that are looked for beside its last one.
+constexpr std::size_t kReadMost = kWord + kAtOnce;
+
+// The members from `next` on, where so many can be read: if there are not, in `room`, and then the last one again and again, which no
+// later index equals. There is at least one member.
+const std::uint32_t* readable(Indices members, std::size_t next, std::array<std::uint32_t, kReadMost>& room) {
+  if (next + kReadMost <= members.size()) return members.data() + next;
+  const auto copied = std::ranges::copy(members.subspan(next), room.begin());
+  std::fill(copied.out, room.end(), members.back());
+  return room.data();
+}
+
+// Calls mark_words(a word of each part, its members, how many are found), which marks them.
+template <class MarkWords>
+std::size_t mark_looking_ahead(const std::uint32_t* indices, std::size_t words, Indices members, std::uint64_t* marks,
+                               const MarkWords& mark_words) {
+  return mark_in_parts(indices, words, members, marks, [&](const PartWords& parts, PartMembers& next) {
+    std::array<std::array<std::uint32_t, kReadMost>, kParts> room;
+    PartWords looked_for;
+    for (std::size_t part = 0; part < kParts; ++part) looked_for[part] = readable(members, next[part], room[part]);
+    PartMembers found{};
+    const PartMarks marked = mark_words(parts, looked_for, found);
+    for (std::size_t part = 0; part < kParts; ++part) next[part] = std::min(next[part] + found[part], members.size());
+    return marked;
+  });
+}
+
+// Eight indices of each part in turn.
+TELEGRAD_AVX2 PartMarks mark_parts_avx2(const PartWords& words, const PartWords& members, PartMembers& found) {
+  constexpr std::size_t kEight = 8;
+  PartMarks marks{};
+  for (std::size_t first = 0; first < kWord; first += kEight) {
+    for (std::size_t part = 0; part < kParts; ++part) {
+      const __m256i group = load8(words[part] + first);
+      const std::uint32_t* const looked_for = members[part] + found[part];
+      __m256i equal = _mm256_setzero_si256();
+      for (std::size_t i = 0; i < kAtOnce; ++i) {
+        const __m256i member = _mm256_set1_epi32(static_cast<int>(looked_for[i]));
+        equal = _mm256_or_si256(equal, _mm256_cmpeq_epi32(group, member));
+      }
+      const std::uint32_t some = mask_of_lanes(equal);
+      found[part] += static_cast<std::size_t>(std::popcount(some));
+      marks[part] |= std::uint64_t{some} << first;
+    }
+  }
+  return marks;
+}
+
+std::size_t mark_avx2(const std::uint32_t* indices, std::size_t words, Indices members, std::uint64_t* marks) {
+  return mark_looking_ahead(indices, words, members, marks, mark_parts_avx2);
+}
+
 constexpr std::size_t kGroup = 16;
-constexpr std::size_t kAtOnce = 8;  // members that are looked for in a group: looking once more is a branch that nobody foresees
 
 // Of 16 indices; members[next] and those behind it can be read.
 TELEGRAD_AVX512 inline std::uint32_t mark_group(const std::uint32_t* indices, const std::uint32_t* members) {
@@ -53,46 +135,33 @@ TELEGRAD_AVX512 inline std::uint32_t mark_group(const std::uint32_t* indices, co
   return marks;
 }
 
-// As long as members can be read ahead.
-TELEGRAD_AVX512 inline bool mark_word_avx512(const std::uint32_t* indices, Indices members, std::size_t& next,
-                                             std::uint64_t& word) {
-  word = 0;
-  if (next + kWord + kAtOnce > members.size()) return false;
+TELEGRAD_AVX512 inline std::uint64_t mark_word_avx512(const std::uint32_t* indices, const std::uint32_t* members,
+                                                      std::size_t& next) {
+  std::uint64_t word = 0;
   for (std::size_t first = 0; first < kWord; first += kGroup) {
     std::uint32_t all = 0;
     for (std::size_t found = kAtOnce, looks = 0; found == kAtOnce && looks < kGroup / kAtOnce; ++looks) {
-      const std::uint32_t some = mark_group(indices + first, members.data() + next);
+      const std::uint32_t some = mark_group(indices + first, members + next);
       found = static_cast<std::size_t>(std::popcount(some));
       next += found;
       all |= some;
     }
     word |= std::uint64_t{all} << first;
   }
-  return true;
+  return word;
 }
 
-// Each word waits for where the one before it has come to, so several parts are under way at once.
-TELEGRAD_AVX512 std::size_t mark_avx512(const std::uint32_t* indices, std::size_t words, Indices members,
-                                        std::uint64_t* marks) {
-  constexpr std::size_t kParts = 4;
-  const std::size_t each = words / kParts;
-  std::array<std::size_t, kParts> next{};
-  for (std::size_t part = 1; each > 0 && part < kParts; ++part) {
-    const auto at = std::ranges::lower_bound(members, indices[part * each * kWord]);
-    next[part] = static_cast<std::size_t>(at - members.begin());
-  }
-  const auto mark_one = [&](std::size_t at, std::size_t part) {
-    if (mark_word_avx512(indices + at * kWord, members, next[part], marks[at])) return;
-    marks[at] = mark_word({indices + at * kWord, kWord}, members, next[part]);
-  };
-  for (std::size_t i = 0; i < each; ++i) {
-    for (std::size_t part = 0; part < kParts; ++part) mark_one(part * each + i, part);
-  }
-  for (std::size_t at = kParts * each; at < words; ++at) mark_one(at, kParts - 1);
-  return next.back();
+PartMarks mark_parts_avx512(const PartWords& words, const PartWords& members, PartMembers& found) {
+  PartMarks marks;
+  for (std::size_t part = 0; part < kParts; ++part) marks[part] = mark_word_avx512(words[part], members[part], found[part]);
+  return marks;
 }
 
-constexpr Variants<MarkFunction> kMark{mark_portable, nullptr, mark_avx512};
+std::size_t mark_avx512(const std::uint32_t* indices, std::size_t words, Indices members, std::uint64_t* marks) {
+  return mark_looking_ahead(indices, words, members, marks, mark_parts_avx512);
+}
+
+constexpr Variants<MarkFunction> kMark{mark_portable, mark_avx2, mark_avx512};
 
 #else
 
@@ -104,6 +173,10 @@ constexpr Variants<MarkFunction> kMark{mark_portable};
 
 std::size_t mark_members(Indices indices, Indices members, std::span<std::uint64_t> marks) {
   TELEGRAD_CHECK(marks.size() == mark_words(indices.size()));
+  if (members.empty()) {
+    std::ranges::fill(marks, 0U);
+    return 0;
+  }
   const std::size_t words = indices.size() / kWord;
   std::size_t next = kMark(indices.data(), words, members, marks.data());
   if (words < marks.size()) marks[words] = mark_word(indices.subspan(words * kWord), members, next);
