@@ -1,6 +1,6 @@
 // Packed indices: bits per index beside the entropy bound, and the speed of packing and unpacking at every level of
 // this CPU, in one thread, beside a copy of the raw indices. Rounds of all levels alternate; the fastest of each is
-// printed. `size` is what packed_size() takes, which an encoder calls before it packs. Then whole messages with values
+// printed. `plan` comes before `pack`, as an encoder must know the length first. Then whole messages with values
 // in f32, packed or not, at the best level: encode() includes taking memory for them.
 //
 //   pack_indices [entries, 2^20 without]
@@ -77,7 +77,7 @@ Set crowds(std::size_t entries) {
 
 struct Fastest {
   double pack_s = std::numeric_limits<double>::infinity();
-  double size_s = std::numeric_limits<double>::infinity();
+  double plan_s = std::numeric_limits<double>::infinity();
   double unpack_s = std::numeric_limits<double>::infinity();
 };
 
@@ -86,7 +86,7 @@ void measure(const Set& set) {
   const auto entries = static_cast<double>(count);
   std::vector<std::byte> packed(kernels::packed_size_most(count));
   Indices out(count);
-  std::size_t bytes = 0;
+  kernels::IndexPlan plan;
   double copy_s = std::numeric_limits<double>::infinity();
   const auto levels = static_cast<std::size_t>(kernels::best_simd_level()) + 1;
   std::vector<Fastest> fastest(levels);
@@ -95,9 +95,9 @@ void measure(const Set& set) {
     for (std::size_t level = 0; level < levels; ++level) {
       const kernels::ScopedSimdLevel forced(static_cast<kernels::SimdLevel>(level));
       Fastest& one = fastest[level];
-      one.size_s = std::min(one.size_s, seconds([&] { bytes = kernels::packed_size(set.indices); }));
-      one.pack_s = std::min(one.pack_s, seconds([&] { kernels::pack_indices(set.indices, packed); }));
-      const ConstBytes section{packed.data(), bytes};
+      one.plan_s = std::min(one.plan_s, seconds([&] { plan = kernels::plan_indices(set.indices); }));
+      one.pack_s = std::min(one.pack_s, seconds([&] { kernels::pack_indices(plan, set.indices, packed); }));
+      const ConstBytes section{packed.data(), plan.bytes};
       bool ok = false;
       one.unpack_s = std::min(one.unpack_s, seconds([&] { ok = kernels::unpack_indices(section, out); }));
       if (!ok || out != set.indices) {
@@ -106,7 +106,7 @@ void measure(const Set& set) {
       }
     }
   }
-  const double bits = 8.0 * static_cast<double>(bytes) / entries;
+  const double bits = 8.0 * static_cast<double>(plan.bytes) / entries;
   std::printf("%-25s %9zu indices, %6.2f bits each", set.name.c_str(), count, bits);
   if (set.bound_bits > 0) std::printf(" (bound %.2f: +%.1f %%)", set.bound_bits, 100 * (bits / set.bound_bits - 1));
   std::printf(", copy %.2f ns\n", copy_s * 1e9 / entries);
@@ -114,8 +114,8 @@ void measure(const Set& set) {
     const auto rate = [&](double time_s) {
       std::printf("%6.2f ns %6.2f G/s", time_s * 1e9 / entries, entries / time_s / 1e9);
     };
-    std::printf("    %-12s size", name_of(static_cast<kernels::SimdLevel>(level)));
-    rate(fastest[level].size_s);
+    std::printf("    %-12s plan", name_of(static_cast<kernels::SimdLevel>(level)));
+    rate(fastest[level].plan_s);
     std::printf("   pack");
     rate(fastest[level].pack_s);
     std::printf("   unpack");

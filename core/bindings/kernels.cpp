@@ -85,13 +85,12 @@ void bind_encodings(nb::module_& module) {
 void bind_packing(nb::module_& module) {
   const nb::call_guard<Unlocked> unlocked;
   module.def(
-      "packed_size",
-      [](std::uintptr_t indices, std::size_t n) { return kernels::packed_size(memory<const std::uint32_t>(indices, n)); },
-      nb::arg("indices"), nb::arg("n"), unlocked);
-  module.def(
       "pack_indices",
       [](std::uintptr_t indices, std::size_t n, std::uintptr_t out, std::size_t capacity) {
-        return kernels::pack_indices(memory<const std::uint32_t>(indices, n), memory<std::byte>(out, capacity));
+        const auto all = memory<const std::uint32_t>(indices, n);
+        const kernels::IndexPlan plan = kernels::plan_indices(all);
+        kernels::pack_indices(plan, all, memory<std::byte>(out, capacity));
+        return plan.bytes;
       },
       nb::arg("indices"), nb::arg("n"), nb::arg("out"), nb::arg("capacity"), unlocked);
   module.def(

@@ -90,27 +90,23 @@ void write_block(std::span<const std::uint32_t> indices, const PackedBlock& bloc
   coders.encode(numbers, block.first, block.width, payload, payload + low_bytes, block.payload_bytes - low_bytes);
 }
 
-std::size_t pack(std::span<const std::uint32_t> indices, Bytes out, const Coders& coders) {
-  std::size_t at = 0;
-  for (std::size_t begin = 0; begin < indices.size(); begin += kPackedBlockMost) {
-    const auto chunk = indices.subspan(begin, std::min(kPackedBlockMost, indices.size() - begin));
-    std::size_t done = 0;
-    const PackPlan plan(chunk);
-    for (const PackedBlock& block : plan.blocks()) {
-      TELEGRAD_CHECK(out.size() - at >= block.bytes());
-      const auto part = chunk.subspan(done, block.count);
-      if (out.size() - at >= block.bytes() + kEliasFanoSlackBytes) {
-        write_block(part, block, coders, out.data() + at);
-      } else {
-        Scratch scratch;
-        write_block(part, block, coders, scratch.bytes);
-        std::memcpy(out.data() + at, scratch.bytes, block.bytes());
-      }
-      done += block.count;
-      at += block.bytes();
+void pack(const IndexPlan& plan, std::span<const std::uint32_t> indices, Bytes out, const Coders& coders) {
+  TELEGRAD_CHECK(out.size() >= plan.bytes);
+  std::byte* at = out.data();
+  std::size_t left = out.size();
+  for (const PackedBlock& block : plan.blocks) {
+    const auto part = indices.first(block.count);
+    if (left >= block.bytes() + kEliasFanoSlackBytes) {
+      write_block(part, block, coders, at);
+    } else {
+      Scratch scratch;
+      write_block(part, block, coders, scratch.bytes);
+      std::memcpy(at, scratch.bytes, block.bytes());
     }
+    indices = indices.subspan(block.count);
+    at += block.bytes();
+    left -= block.bytes();
   }
-  return at;
 }
 
 void fill_run(std::span<std::uint32_t> indices, std::uint32_t first) {
@@ -200,13 +196,17 @@ bool unpack(ConstBytes packed, std::span<std::uint32_t> indices, const Coders& c
 
 }  // namespace
 
-std::size_t packed_size(std::span<const std::uint32_t> indices) {
-  std::size_t bytes = 0;
+IndexPlan plan_indices(std::span<const std::uint32_t> indices) {
+  IndexPlan plan;
+  plan.blocks.reserve((indices.size() + kPackedBlockMost - 1) / kPackedBlockMost);
   for (std::size_t begin = 0; begin < indices.size(); begin += kPackedBlockMost) {
-    const PackPlan plan(indices.subspan(begin, std::min(kPackedBlockMost, indices.size() - begin)));
-    for (const PackedBlock& block : plan.blocks()) bytes += block.bytes();
+    const PackPlan chunk(indices.subspan(begin, std::min(kPackedBlockMost, indices.size() - begin)));
+    for (const PackedBlock& block : chunk.blocks()) {
+      plan.blocks.push_back(block);
+      plan.bytes += block.bytes();
+    }
   }
-  return bytes;
+  return plan;
 }
 
 std::size_t packed_size_expected(std::uint64_t range_size, std::uint64_t count) {
@@ -229,13 +229,15 @@ std::size_t packed_size_expected(std::uint64_t range_size, std::uint64_t count) 
   return count / kPackedBlockMost * block_bytes(kPackedBlockMost) + block_bytes(count % kPackedBlockMost);
 }
 
-std::size_t pack_indices(std::span<const std::uint32_t> indices, Bytes out) { return pack(indices, out, kFast); }
+void pack_indices(const IndexPlan& plan, std::span<const std::uint32_t> indices, Bytes out) { pack(plan, indices, out, kFast); }
 
 bool unpack_indices(ConstBytes packed, std::span<std::uint32_t> indices) { return unpack(packed, indices, kFast); }
 
 namespace reference {
 
-std::size_t pack_indices(std::span<const std::uint32_t> indices, Bytes out) { return pack(indices, out, kReference); }
+void pack_indices(const IndexPlan& plan, std::span<const std::uint32_t> indices, Bytes out) {
+  pack(plan, indices, out, kReference);
+}
 
 bool unpack_indices(ConstBytes packed, std::span<std::uint32_t> indices) { return unpack(packed, indices, kReference); }
 

@@ -17,6 +17,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <vector>
 
 #include "base/types.hpp"
 
@@ -37,22 +38,39 @@ constexpr std::size_t packed_size_least(std::size_t count) {
   return kPackedHeaderBytes * ((count + kPackedBlockMost - 1) / kPackedBlockMost);
 }
 
-/// What pack_indices() will write, exactly; reads the indices once and writes nothing.
-std::size_t packed_size(std::span<const std::uint32_t> indices);
+/// One block: what its header says, and how long it is.
+struct PackedBlock {
+  std::uint32_t first = 0;
+  std::uint32_t count = 0;
+  bool runs = false;
+  unsigned width = 0;
+  std::size_t payload_bytes = 0;
+
+  std::size_t bytes() const { return kPackedHeaderBytes + payload_bytes; }
+};
+
+/// How some indices are packed, and into how many bytes.
+struct IndexPlan {
+  std::vector<PackedBlock> blocks;
+  std::size_t bytes = 0;
+};
+
+/// Reads the indices once. The plan suits these alone.
+IndexPlan plan_indices(std::span<const std::uint32_t> indices);
 
 /// What `count` indices take that are evenly spread over a range: within 1 % that of as many random ones.
 std::size_t packed_size_expected(std::uint64_t range_size, std::uint64_t count);
 
-/// Packs strictly increasing indices; returns the bytes written. `out` must hold packed_size() of them (CHECKed); what
-/// lies behind is left alone.
-std::size_t pack_indices(std::span<const std::uint32_t> indices, Bytes out);
+/// Packs strictly increasing indices into the first plan.bytes bytes of `out` (CHECKed that there are so many); where there are more, it
+/// may write kEliasFanoSlackBytes of them, too.
+void pack_indices(const IndexPlan& plan, std::span<const std::uint32_t> indices, Bytes out);
 
 /// Reads what pack_indices() wrote: all of `packed`, indices.size() indices, strictly increasing. False where the bytes
 /// are no such thing: any are safe.
 bool unpack_indices(ConstBytes packed, std::span<std::uint32_t> indices);
 
 namespace reference {
-std::size_t pack_indices(std::span<const std::uint32_t> indices, Bytes out);
+void pack_indices(const IndexPlan& plan, std::span<const std::uint32_t> indices, Bytes out);
 bool unpack_indices(ConstBytes packed, std::span<std::uint32_t> indices);
 }  // namespace reference
 

@@ -11,16 +11,6 @@
 
 namespace telegrad::kernels {
 
-struct PackedBlock {
-  std::uint32_t first = 0;
-  std::uint32_t count = 0;
-  bool runs = false;
-  unsigned width = 0;
-  std::size_t payload_bytes = 0;
-
-  std::size_t bytes() const { return kPackedHeaderBytes + payload_bytes; }
-};
-
 /// The sections of a block of `count` indices in `breaks` + 1 runs. Of the missing numbers only their reader and their
 /// writer know the width; that of the present ones follows from the counts.
 struct RunSections {

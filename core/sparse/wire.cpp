@@ -4,6 +4,7 @@
 #include <cstring>
 #include <utility>
 
+#include "base/copy.hpp"
 #include "kernels/encode_values.hpp"
 #include "kernels/pack_indices.hpp"
 #include "kernels/scan.hpp"
@@ -43,6 +44,7 @@ struct Layout {
 template <class V>
 struct Draft {
   StreamHeader header;
+  kernels::IndexPlan indices;  // if they may be packed
   ValueDraft<V> values;
 };
 
@@ -52,17 +54,18 @@ Draft<V> draft_of(const StreamView<V>& view, WireFormat format, std::span<V> err
   if constexpr (std::is_same_v<V, float>) {
     if (!view.dense && !kernels::encodes(format.values, view.values)) format.values = ValueEncoding::native;
   }
-  PackedBytes packed;
-  if (!view.dense && format.indices == IndexFormat::packed) packed.indices = kernels::packed_size(view.indices);
-  StreamHeader header = stream_header(view.range, view.dense, view.nnz(), dtype_of<V>, format, packed);
+  kernels::IndexPlan indices;
+  if (!view.dense && format.indices == IndexFormat::packed) indices = kernels::plan_indices(view.indices);
+  StreamHeader header =
+      stream_header(view.range, view.dense, view.nnz(), dtype_of<V>, format, {.indices = indices.bytes});
   ValueDraft<V> values(view.values, header, format.packs_values, error);
   choose_packing(header, values.packed_bytes());
-  return {header, std::move(values)};
+  return {header, std::move(indices), std::move(values)};
 }
 
 // Writes a section and zeroes its padding.
 void put(Bytes out, std::uint64_t begin, std::uint64_t end, ConstBytes section) {
-  if (!section.empty()) std::memcpy(out.data() + begin, section.data(), section.size());
+  copy_bytes(out.data() + begin, section.data(), section.size());
   if (begin + section.size() < end) std::memset(out.data() + begin + section.size(), 0, end - begin - section.size());
 }
 
@@ -167,7 +170,7 @@ std::string read_index_section(ConstBytes message, const StreamHeader& header, I
   switch (header.index_format) {
     case IndexFormat::none: break;
     case IndexFormat::raw32:
-      if (!section.empty()) std::memcpy(indices.data(), section.data(), section.size());
+      copy_bytes(indices.data(), section.data(), section.size());
       break;
     case IndexFormat::blocked16:
       if (widen(section, range, indices)) break;
@@ -189,9 +192,9 @@ std::string index_error(const StreamHeader& header, IndexRange expected, std::sp
   return header.index_format == IndexFormat::packed ? ends_error(expected, indices) : indices_error(expected, indices);
 }
 
-// The header and the indices.
+// The header and the indices. `plan`: of these, where they are packed.
 template <class V>
-void write_indices(const StreamView<V>& view, const StreamHeader& header, Bytes out) {
+void write_indices(const StreamView<V>& view, const StreamHeader& header, const kernels::IndexPlan& plan, Bytes out) {
   const Layout layout(header);
   TELEGRAD_CHECK(out.size() == layout.end && reinterpret_cast<std::uintptr_t>(out.data()) % 8 == 0);
   TELEGRAD_CHECK(view.dense ? view.nnz() == view.range.size() : view.indices.size() == view.nnz());
@@ -202,7 +205,8 @@ void write_indices(const StreamView<V>& view, const StreamHeader& header, Bytes 
     case IndexFormat::raw32: put(section, 0, 0, std::as_bytes(view.indices)); break;
     case IndexFormat::blocked16: put_blocked(view, section); break;
     case IndexFormat::packed:
-      TELEGRAD_CHECK(kernels::pack_indices(view.indices, section.first(header.index_bytes)) == header.index_bytes);
+      TELEGRAD_CHECK(plan.bytes == header.index_bytes);
+      kernels::pack_indices(plan, view.indices, section.first(header.index_bytes));
       break;
   }
   put(section, header.index_bytes, section.size(), {});
@@ -210,7 +214,7 @@ void write_indices(const StreamView<V>& view, const StreamHeader& header, Bytes 
 
 template <class V>
 void write_message(const StreamView<V>& view, const Draft<V>& draft, Bytes out, const WireFormat& format) {
-  write_indices(view, draft.header, out);
+  write_indices(view, draft.header, draft.indices, out);
   draft.values.write(draft.header, format.key, out.subspan(Layout(draft.header).values));
 }
 
@@ -321,13 +325,13 @@ MessageSections sections_of(const StreamHeader& header, Bytes message) {
 template <class V>
 Buffer encode_indices(const StreamView<V>& view, WireFormat format) {
   TELEGRAD_CHECK(!view.dense);
-  PackedBytes packed;
-  if (format.indices == IndexFormat::packed) packed.indices = kernels::packed_size(view.indices);
-  StreamHeader header =
-      stream_header(view.range, false, view.nnz(), dtype_of<V>, {.indices = format.indices}, packed);
+  kernels::IndexPlan plan;
+  if (format.indices == IndexFormat::packed) plan = kernels::plan_indices(view.indices);
+  StreamHeader header = stream_header(view.range, false, view.nnz(), dtype_of<V>, {.indices = format.indices},
+                                      {.indices = plan.bytes});
   header.kind = StreamKind::indices;
   Buffer out(encoded_size(header));
-  write_indices(view, header, out.bytes());
+  write_indices(view, header, plan, out.bytes());
   return out;
 }
 

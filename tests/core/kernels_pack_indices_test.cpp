@@ -56,8 +56,9 @@ std::vector<Indices> awkward_sets(std::mt19937& random) {
 }
 
 std::vector<std::byte> packed_by_reference(const Indices& indices) {
-  std::vector<std::byte> packed(kernels::packed_size_most(indices.size()));
-  packed.resize(kernels::reference::pack_indices(indices, packed));
+  const kernels::IndexPlan plan = kernels::plan_indices(indices);
+  std::vector<std::byte> packed(plan.bytes);
+  kernels::reference::pack_indices(plan, indices, packed);
   return packed;
 }
 
@@ -71,10 +72,11 @@ TEST("every level packs the reference's bytes into just their room, and unpacks 
     EXPECT_EQ(back, set);
     for (const std::size_t shift : {0, 1, 12}) {
       samples::at_every_level([&] {
-        EXPECT_EQ(kernels::packed_size(set), expected.size());
         Guarded<std::uint32_t> indices(set, 4 * (shift % 4));
         Guarded<std::byte> exact(expected.size(), shift);
-        EXPECT_EQ(kernels::pack_indices(indices.span(), exact.bytes()), expected.size());
+        const kernels::IndexPlan plan = kernels::plan_indices(indices.span());
+        EXPECT_EQ(plan.bytes, expected.size());
+        kernels::pack_indices(plan, indices.span(), exact.bytes());
         EXPECT(exact.copy() == expected && exact.intact());
         Guarded<std::uint32_t> out(set.size(), 4 * (shift % 4));
         EXPECT(kernels::unpack_indices(exact.bytes(), out.span()));
@@ -163,7 +165,7 @@ TEST("a room larger than needed is written within its slack only") {
   const std::vector<std::byte> expected = packed_by_reference(set);
   samples::at_every_level([&] {
     Guarded<std::byte> roomy(expected.size() + 1000);
-    EXPECT_EQ(kernels::pack_indices(set, roomy.bytes()), expected.size());
+    kernels::pack_indices(kernels::plan_indices(set), set, roomy.bytes());
     EXPECT(roomy.intact(expected.size() + kernels::kEliasFanoSlackBytes));
     EXPECT(std::equal(expected.begin(), expected.end(), roomy.bytes().begin()));
   });
@@ -205,7 +207,7 @@ double entropy_bits(double density) {
   return -std::log2(density) - (1 - density) / density * std::log2(1 - density);
 }
 double packed_bits(const Indices& indices) {
-  return 8.0 * static_cast<double>(kernels::packed_size(indices)) / static_cast<double>(indices.size());
+  return 8.0 * static_cast<double>(kernels::plan_indices(indices).bytes) / static_cast<double>(indices.size());
 }
 
 TEST("uniform indices take at most 5 % more than their entropy, and evenly spread ones predict how much") {

@@ -92,8 +92,9 @@ Input undamaged(std::mt19937& random) {
       return input_of(recipe, packed);
     }
   }
-  std::vector<std::byte> packed(kernels::packed_size_most(indices.size()));
-  packed.resize(kernels::pack_indices(indices, packed));
+  const kernels::IndexPlan plan = kernels::plan_indices(indices);
+  std::vector<std::byte> packed(plan.bytes);
+  kernels::pack_indices(plan, indices, packed);
   if (packed.size() < 4 * indices.size() && random() % 2 == 0) {  // no message packs what is shorter raw
     recipe.mode = static_cast<std::uint8_t>(IndexFormat::packed);
     recipe.dtype = static_cast<std::uint8_t>(random());

@@ -196,7 +196,7 @@ TEST("each kind of damage has its own error") {
 
   const auto packed = SparseStream<float>::sparse(1000, std::vector<std::uint32_t>{10, 20, 30, 40, 50, 60, 70},
                                                   std::vector<float>{1, 2, 3, 4, 5, 6, 7});
-  const std::size_t packed_bytes = kernels::packed_size(packed.indices());
+  const std::size_t packed_bytes = kernels::plan_indices(packed.indices()).bytes;
   EXPECT(header_of(encode(packed.view(), kPacked).bytes()).index_format == IndexFormat::packed);
   expect_error(packed.view(), "packed indices", [&](StreamHeader&, Bytes b) { b[7] = std::byte{255}; }, kPacked);
   expect_error(packed.view(), "packed indices", [&](StreamHeader&, Bytes b) { b[packed_bytes - 1] = {}; }, kPacked);
