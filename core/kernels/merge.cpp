@@ -7,6 +7,7 @@
 
 #include "base/check.hpp"
 #include "kernels/arithmetic.hpp"
+#include "kernels/merge_avx2.hpp"
 #include "kernels/merge_avx512.hpp"
 #include "kernels/operations.hpp"
 
@@ -61,7 +62,7 @@ std::size_t no_beginning(Entries<V>, Entries<V>, EntriesOut<V>) {
 template <class Operation, class V>
 constexpr Variants<BeginningFunction<V>> variants_of_beginning() {
 #ifdef TELEGRAD_KERNELS_X86
-  if constexpr (sizeof(V) <= 4) return {no_beginning<V>, nullptr, merge_keys<Operation, V>};
+  if constexpr (sizeof(V) <= 4) return {no_beginning<V>, merge_beginning_avx2<Operation, V>, merge_keys<Operation, V>};
 #endif
   return {no_beginning<V>};
 }
