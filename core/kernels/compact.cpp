@@ -1,9 +1,11 @@
 #include <algorithm>
+#include <array>
 #include <bit>
 
 #include "base/check.hpp"
 #include "kernels/arithmetic.hpp"
 #include "kernels/merge.hpp"
+#include "kernels/pack_avx2.hpp"
 #include "kernels/pack_avx512.hpp"
 
 namespace telegrad::kernels {
@@ -68,6 +70,27 @@ Progress compact_portable(std::span<const V>, V, std::uint32_t, EntriesOut<V>) {
 #ifdef TELEGRAD_KERNELS_X86
 
 template <class V>
+TELEGRAD_AVX2 Progress compact_avx2(std::span<const V> dense, V absent, std::uint32_t index_offset, EntriesOut<V> out) {
+  constexpr std::size_t kEight = 8;
+  constexpr std::size_t kEights = 4;  // are looked at before any is packed: most have nothing where few elements have
+  const auto none = std::bit_cast<typename Format<V>::Bits>(absent);
+  const auto looked_at = bits_looked_at(absent);
+  Progress at;
+  for (; at.done + kEights * kEight <= dense.size() && at.count + (kEights + 1) * kEight <= out.capacity();
+       at.done += kEights * kEight) {
+    const V* const from = dense.data() + at.done;
+    std::array<std::uint32_t, kEights> marks;
+    for (std::size_t i = 0; i < kEights; ++i) marks[i] = differing8(from + i * kEight, none, looked_at);
+    if ((marks[0] | marks[1] | marks[2] | marks[3]) == 0) continue;
+    for (std::size_t i = 0; i < kEights; ++i) {
+      const std::uint32_t first = index_offset + static_cast<std::uint32_t>(at.done + i * kEight);
+      at.count += pack8_loosely(from + i * kEight, marks[i], first, out.indices.data() + at.count, out.values.data() + at.count);
+    }
+  }
+  return at;
+}
+
+template <class V>
 TELEGRAD_AVX512 Progress compact_avx512(std::span<const V> dense, V absent, std::uint32_t index_offset,
                                         EntriesOut<V> out) {
   const auto none = std::bit_cast<typename Format<V>::Bits>(absent);
@@ -90,7 +113,7 @@ TELEGRAD_AVX512 Progress compact_avx512(std::span<const V> dense, V absent, std:
 }
 
 template <class V>
-constexpr Variants<CompactFunction<V>> kCompact{compact_portable<V>, nullptr, compact_avx512<V>};
+constexpr Variants<CompactFunction<V>> kCompact{compact_portable<V>, compact_avx2<V>, compact_avx512<V>};
 
 #else
 

@@ -8,6 +8,7 @@
 #include "kernels/dispatch.hpp"
 #include "kernels/elementwise.hpp"
 #include "kernels/intrinsics.hpp"
+#include "kernels/pack_avx2.hpp"
 
 namespace telegrad::kernels {
 namespace {
@@ -47,21 +48,52 @@ TELEGRAD_AVX2 std::size_t count_avx2(const std::uint64_t* marks, std::size_t wor
 
 constexpr Variants<CountFunction> kCount{count_portable, count_avx2};
 
-TELEGRAD_AVX512 inline std::uint64_t any_of(__m512i eight) {
-  const __m256i four = _mm256_or_si256(_mm512_castsi512_si256(eight), _mm512_maskz_extracti64x4_epi64(0xff, eight, 1));
-  const __m128i two = _mm_or_si128(_mm256_castsi256_si128(four), _mm256_extracti128_si256(four, 1));
-  return static_cast<std::uint64_t>(_mm_cvtsi128_si64(_mm_or_si128(two, _mm_unpackhi_epi64(two, two))));
-}
-
 // A word of marks from `first` on, where two words hold it.
-TELEGRAD_AVX512 inline void put_marks(std::uint64_t* marks, std::size_t first, std::uint64_t word) {
+TELEGRAD_AVX2 inline void put_marks(std::uint64_t* marks, std::size_t first, std::uint64_t word) {
   const std::size_t within = first % kWord;
   marks[first / kWord] |= word << within;
   marks[first / kWord + 1] |= word >> 1 >> (kWord - 1 - within);
 }
 
-TELEGRAD_AVX512 inline std::uint32_t last_of(__m256i eight) {
+TELEGRAD_AVX2 inline std::uint32_t last_of(__m256i eight) {
   return static_cast<std::uint32_t>(_mm_extract_epi32(_mm256_extracti128_si256(eight, 1), 3));
+}
+
+// Offsets below that have a word behind their own, to which the marks of a group may go on.
+std::size_t firsts_end_of(std::size_t range) { return range < 2 * kWord ? 0 : (range / kWord - 1) * kWord; }
+
+// Eight indices at a time, as long as they lie within the length of a word. Every index is read once.
+TELEGRAD_AVX2 Marked mark_avx2(const std::uint32_t* indices, std::size_t count, std::uint64_t base, std::size_t range,
+                               std::uint64_t least, std::uint64_t* marks) {
+  constexpr std::size_t kEight = 8;
+  const std::size_t firsts_end = firsts_end_of(range);
+  const __m256i from = _mm256_set1_epi32(static_cast<int>(base));
+  const __m256i one = _mm256_set1_epi64x(1);
+  const __m256i lane_before = _mm256_setr_epi32(0, 0, 1, 2, 3, 4, 5, 6);
+  Marked done{0, least};
+  for (; done.count + kEight <= count; done.count += kEight) {
+    const __m256i offsets = _mm256_sub_epi32(load8(indices + done.count), from);
+    const __m128i head = _mm256_castsi256_si128(offsets);
+    const std::size_t first = static_cast<std::uint32_t>(_mm_cvtsi128_si32(head));
+    const __m256i within = _mm256_sub_epi32(offsets, _mm256_broadcastd_epi32(head));
+    // What does not rise, as numbers with a sign, does not rise by less than 2^31.
+    const __m256i rises = _mm256_cmpgt_epi32(within, _mm256_permutevar8x32_epi32(within, lane_before));
+    const std::uint32_t last = last_of(within);
+    if (mask_of_lanes(rises) != 0xfeU || last >= kWord || first < done.least || first >= firsts_end) break;
+    const __m256i low = _mm256_sllv_epi64(one, _mm256_cvtepu32_epi64(_mm256_castsi256_si128(within)));
+    const __m256i high = _mm256_sllv_epi64(one, _mm256_cvtepu32_epi64(_mm256_extracti128_si256(within, 1)));
+    const __m256i four = _mm256_or_si256(low, high);
+    const __m128i two = _mm_or_si128(_mm256_castsi256_si128(four), _mm256_extracti128_si256(four, 1));
+    put_marks(marks, first, static_cast<std::uint64_t>(_mm_cvtsi128_si64(_mm_or_si128(two, _mm_unpackhi_epi64(two, two)))));
+    done.least = std::uint64_t{first} + last + 1;
+  }
+  return done;
+}
+
+TELEGRAD_AVX512 inline std::uint64_t any_of(__m512i eight) {
+  const __m256i four = _mm256_or_si256(_mm512_castsi512_si256(eight), _mm512_maskz_extracti64x4_epi64(0xff, eight, 1));
+  const __m128i two = _mm_or_si128(_mm256_castsi256_si128(four), _mm256_extracti128_si256(four, 1));
+  return static_cast<std::uint64_t>(_mm_cvtsi128_si64(_mm_or_si128(two, _mm_unpackhi_epi64(two, two))));
 }
 
 // Sixteen indices at a time, as long as all or each eight of them lie within the length of a word. Every index is read once.
@@ -69,7 +101,7 @@ TELEGRAD_AVX512 Marked mark_avx512(const std::uint32_t* indices, std::size_t cou
                                    std::size_t range, std::uint64_t least, std::uint64_t* marks) {
   constexpr std::size_t kAhead = 1024;  // what the cache would fetch by itself, but too late
   constexpr __mmask16 kAllButFirst = 0xfffe;
-  const std::size_t firsts_end = range < 2 * kWord ? 0 : (range / kWord - 1) * kWord;
+  const std::size_t firsts_end = firsts_end_of(range);
   const __m512i from = _mm512_set1_epi32(static_cast<int>(base));
   const __m512i one = _mm512_set1_epi64(1);
   const __m512i lane_before = _mm512_setr_epi32(0, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14);
@@ -102,7 +134,7 @@ TELEGRAD_AVX512 Marked mark_avx512(const std::uint32_t* indices, std::size_t cou
   return done;
 }
 
-constexpr Variants<MarkFunction> kMark{mark_portable, nullptr, mark_avx512};
+constexpr Variants<MarkFunction> kMark{mark_portable, mark_avx2, mark_avx512};
 
 #else
 
@@ -127,6 +159,24 @@ Progress expand_portable(V*, const std::uint64_t*, std::size_t, const V*, std::s
 }
 
 #ifdef TELEGRAD_KERNELS_X86
+
+// As long as eight values can be read, whatever is marked.
+template <class V>
+TELEGRAD_AVX2 Progress expand_avx2(V* dense, const std::uint64_t* marks, std::size_t words, const V* values,
+                                   std::size_t count, V absent) {
+  constexpr std::size_t kEight = 8;
+  Progress at;
+  for (; at.words < words && at.values + kWord + kEight <= count; ++at.words) {
+    std::uint64_t word = marks[at.words];
+    V* const to = dense + at.words * kWord;
+    for (std::size_t first = 0; first < kWord; first += kEight, word >>= kEight) {
+      const auto eight = static_cast<std::uint32_t>(word & 0xffU);
+      expand8_to(to + first, eight, values + at.values, absent);
+      at.values += static_cast<std::size_t>(std::popcount(eight));
+    }
+  }
+  return at;
+}
 
 // The first 16 values, or where there may be no more, so many as there are.
 template <bool kAll, class V>
@@ -197,7 +247,7 @@ TELEGRAD_AVX512 Progress expand_avx512(V* dense, const std::uint64_t* marks, std
 }
 
 template <class V>
-constexpr Variants<ExpandFunction<V>> kExpand{expand_portable<V>, nullptr, expand_avx512<V>};
+constexpr Variants<ExpandFunction<V>> kExpand{expand_portable<V>, expand_avx2<V>, expand_avx512<V>};
 
 #else
 

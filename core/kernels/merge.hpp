@@ -36,7 +36,8 @@ template <class V>
 bool givers_pay(Reduction reduction, std::size_t inputs, std::size_t total, std::uint64_t range);
 
 /// The entries of `dense` that are not `absent` (zero stands for both), indices counted from `index_offset`. Returns how
-/// many there are; where that is more than the capacity, only the first are written.
+/// many there are; where that is more than the capacity, only the first are written. What is behind them, up to the capacity, is of no
+/// use.
 template <class V>
 std::size_t compact(std::span<const V> dense, V absent, std::uint32_t index_offset, EntriesOut<V> out);
 

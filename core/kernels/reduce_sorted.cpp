@@ -428,13 +428,16 @@ bool merges_all_at_once(std::span<const Entries<V>> inputs, Indices all) {
   return run_bits < 32 && all.first <= all.last && all.last - all.first < 0xffffffffU >> run_bits;
 }
 
-// What reducing takes for an entry, in ns, measured with benchmarks/core/sparse_kernels.cpp on EPYCs with AVX-512. Merging P
-// equal inputs one after the other reads and writes (P² + P − 2)/2P entries for each of theirs. At once those go log2 P times
-// through registers; but where more than two share an index, 256 are reduced one by one. Blocks take the less, the more entries
-// share a group of 16. `density`: entries of all inputs together for an index.
+// What reducing takes for an entry, in ns, measured with benchmarks/core/sparse_kernels.cpp on EPYCs with AVX-512 and, below that,
+// on one with AVX2. Merging P equal inputs one after the other reads and writes (P² + P − 2)/2P entries for each of theirs. At once those
+// go log2 P times through registers; but where more than two share an index, 256 are reduced one by one. Blocks take the less, the
+// more entries share a group of 16. `density`: entries of all inputs together for an index.
+template <class V>
 double merging_ns(std::size_t inputs, double density, bool at_once) {
   const auto count = static_cast<double>(inputs);
-  if (!at_once) return 2.6 * (count * count + count - 2.0) / (2.0 * count);
+  const bool avx2 = simd_level() == SimdLevel::avx2 && sizeof(V) <= 4;
+  const double merge_ns = avx2 ? 2.0 : simd_level() < SimdLevel::avx512 ? 3.6 : 2.6;
+  if (!at_once) return merge_ns * (count * count + count - 2.0) / (2.0 * count);
   const double crowded = 1.0 - std::exp(-32.0 * density * density);
   return 0.9 + 0.5 * std::ceil(std::log2(count)) + 3.0 * crowded;
 }
@@ -444,16 +447,21 @@ double blocks_ns(Reduction reduction, double density) {
   const bool orders = reduction == Reduction::min || reduction == Reduction::max;
   // Merging reduces many at a time.
   const double one_by_one = orders ? 4.0 : std::is_same_v<V, f16> ? 3.0 : std::is_same_v<V, bf16> ? 0.5 : 0.0;
-  return one_by_one +
-         (simd_level() == SimdLevel::avx512_vbmi2 ? 0.6 + 1.1 / std::pow(group, 0.75) : 1.3 + 2.2 / std::sqrt(group));
+  switch (simd_level()) {
+    case SimdLevel::portable: return one_by_one + 20.0 / std::sqrt(group);
+    case SimdLevel::avx2: return one_by_one + 0.7 + 4.0 / std::sqrt(group);
+    case SimdLevel::avx512: return one_by_one + 1.3 + 2.2 / std::sqrt(group);
+    case SimdLevel::avx512_vbmi2: break;
+  }
+  return one_by_one + 0.6 + 1.1 / std::pow(group, 0.75);
 }
 constexpr double kFindingGiven_ns = 0.6;  // of one input, in vain looked for where givers are known
 
 template <class V>
 bool merging_is_faster(Reduction reduction, std::span<const Entries<V>> inputs, std::size_t total, Indices all, bool at_once) {
-  if (all.first > all.last || (!at_once && inputs.size() <= 3)) return true;  // or nothing at all
+  if (all.first > all.last) return true;  // nothing at all
   const double density = static_cast<double>(total) / (static_cast<double>(all.last - all.first) + 1.0);
-  return merging_ns(inputs.size(), density, at_once) < blocks_ns<V>(reduction, density);
+  return merging_ns<V>(inputs.size(), density, at_once) < blocks_ns<V>(reduction, density);
 }
 
 // `givers`: which inputs have each of the indices, if they are wanted.
@@ -508,8 +516,8 @@ template <class V>
 bool givers_pay(Reduction reduction, std::size_t inputs, std::size_t total, std::uint64_t range) {
   if (inputs < 2 || inputs > kGiversMost || total == 0) return false;
   const double density = static_cast<double>(total) / static_cast<double>(range);
-  const bool at_once = simd_level() >= SimdLevel::avx512 && sizeof(V) <= 4;
-  const double otherwise_ns = merging_ns(inputs, density, at_once) + kFindingGiven_ns * static_cast<double>(inputs - 1);
+  const bool at_once = inputs > 2 && simd_level() >= SimdLevel::avx512 && sizeof(V) <= 4;
+  const double otherwise_ns = merging_ns<V>(inputs, density, at_once) + kFindingGiven_ns * static_cast<double>(inputs - 1);
   return blocks_ns<V>(reduction, density) < otherwise_ns;
 }
 
