@@ -113,14 +113,10 @@ ConstBytes SumMessages<V>::to(Rank receiver, const GivenEntries<V>& given, Buffe
   const std::size_t left = leave_out(receiver, given, known.span(), rest.span());
   if ((sum_.nnz() - left) * kValueBytes<V> <= added_bytes(entries)) return whole();
   if (indices_.empty()) indices_ = encode_indices(sum_, format_);
-  const Buffer values =
-      encode(StreamView<V>{.range = {0, left}, .dense = true, .indices = {}, .values = rest.span().first(left)}, format_);
-  own = Buffer(indices_.size() + known.span().size_bytes() + values.size());
-  std::byte* at = own.data();
-  for (const ConstBytes part : {ConstBytes(indices_.bytes()), ConstBytes(std::as_bytes(known.span())), ConstBytes(values.bytes())}) {
-    copy_bytes(at, part.data(), part.size());
-    at += part.size();
-  }
+  const StreamView<V> values{.range = {0, left}, .dense = true, .indices = {}, .values = rest.span().first(left)};
+  own = encode_behind(indices_.size() + known.span().size_bytes(), values, format_);
+  copy_bytes(own.data(), indices_.data(), indices_.size());
+  copy_bytes(own.data() + indices_.size(), known.data(), known.span().size_bytes());
   return own.bytes();
 }
 

@@ -132,6 +132,9 @@ void encode_into(const StreamView<V>& view, Bytes out, WireFormat format = {}, s
 
 template <class V>
 Buffer encode(const StreamView<V>& view, WireFormat format = {}, std::span<V> error = {});
+/// The same behind `room` bytes, a multiple of 8, that are left to the caller.
+template <class V>
+Buffer encode_behind(std::size_t room, const StreamView<V>& view, WireFormat format);
 
 /// A view into received bytes, or what was wrong with them.
 template <class V>
