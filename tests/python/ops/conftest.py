@@ -10,7 +10,7 @@ from telegrad import _core
 
 
 @pytest.fixture(
-    params=range(min(_core.best_simd_level(), 2) + 1), ids=lambda level: ("portable", "avx2", "avx512")[level]
+    params=range(_core.best_simd_level() + 1), ids=lambda level: ("portable", "avx2", "avx512", "avx512_vbmi2")[level]
 )
 def simd_level(request: pytest.FixtureRequest) -> Iterator[int]:
     _core.force_simd_level(request.param)
