@@ -1,9 +1,5 @@
-// Many sorted runs to one: by merging or, where they are many or dense, block by block of the index range, so that the
-// scratch stays in the cache. Each input reduces its entries of the block into a dense scratch and marks them; then what
-// is marked is packed. A mark may say which inputs have made it.
-//
-// Marks are bytes, which are stored, not bits, which would be read and written back: of neighbours, each would wait for
-// the one before.
+// Many sorted runs to one: by merging or, where they are many or dense, block by block of the index range (pack_block.hpp). Each
+// input reduces its entries of the block and marks them; then what is marked is packed. A mark may say which inputs have made it.
 
 #include <algorithm>
 #include <array>
@@ -20,28 +16,14 @@
 #include "kernels/merge.hpp"
 #include "kernels/merge_runs_avx512.hpp"
 #include "kernels/operations.hpp"
-#include "kernels/pack_avx2.hpp"
-#include "kernels/pack_avx512.hpp"
+#include "kernels/pack_block.hpp"
 
 namespace telegrad::kernels {
 namespace {
 
-constexpr unsigned kBlockBits = 13;
-constexpr std::uint32_t kBlock = 1U << kBlockBits;
-constexpr std::uint32_t kBehind = 64;
-
-template <class V>
-struct Scratch {
-  explicit Scratch(V neutral) { std::fill(results.begin(), results.end(), neutral); }
-
-  // Behind the block is room for what is read ahead of it.
-  Array<V> results{kBlock + kBehind};
-  alignas(64) std::array<std::uint8_t, kBlock + kBehind> marks{};
-};
-
 // Reduces the leading entries that lie in `block` into the scratch, and adds `mark` to their marks; returns how many those are.
 template <class Operation, class V>
-std::size_t accumulate(Entries<V> entries, std::uint32_t block, std::uint8_t mark, Scratch<V>& scratch) {
+std::size_t accumulate(Entries<V> entries, std::uint32_t block, std::uint8_t mark, BlockScratch<V>& scratch) {
   constexpr std::size_t kAtOnce = 4;
   const std::uint32_t* const indices = entries.indices.data();
   const V* const values = entries.values.data();
@@ -59,299 +41,6 @@ std::size_t accumulate(Entries<V> entries, std::uint32_t block, std::uint8_t mar
   for (; i < entries.size() && indices[i] >> kBlockBits == block; ++i) add(i);
   return i;
 }
-
-// Where a block's entries go: behind the first `count` ones.
-template <class V>
-struct Packed {
-  EntriesOut<V> out;
-  std::uint8_t* marks;  // of each entry, if they are wanted
-  std::size_t count = 0;
-};
-
-// Packs a block's elements that are marked, ascending; they become `neutral` and unmarked. `others_follow`: at least as many as
-// fill a vector register, from other blocks.
-template <class V>
-using PackBlock = void(Scratch<V>* scratch, std::uint32_t block, V neutral, Packed<V>* to, bool others_follow);
-
-template <class V>
-void pack_portable(Scratch<V>* scratch, std::uint32_t block, V neutral, Packed<V>* to, bool /*others_follow*/) {
-  for (std::uint32_t first = 0; first < kBlock; first += sizeof(std::uint64_t)) {
-    std::uint64_t marks = 0;
-    std::memcpy(&marks, scratch->marks.data() + first, sizeof marks);
-    if (marks == 0) continue;
-    std::memset(scratch->marks.data() + first, 0, sizeof marks);
-    for (std::uint32_t place = first; marks != 0; ++place, marks >>= 8) {
-      if ((marks & 0xffU) == 0) continue;
-      TELEGRAD_CHECK(to->count < to->out.capacity());
-      to->out.indices[to->count] = (block << kBlockBits) | place;
-      to->out.values[to->count] = std::exchange(scratch->results[place], neutral);
-      if (to->marks != nullptr) to->marks[to->count] = static_cast<std::uint8_t>(marks);
-      ++to->count;
-    }
-  }
-}
-
-#ifdef TELEGRAD_KERNELS_X86
-
-constexpr std::uint32_t kWord = 64;
-
-template <class V>
-void check_room(const Packed<V>& to, std::uint64_t marks, bool others_follow) {
-  const std::size_t more = static_cast<std::size_t>(__builtin_popcountll(marks)) + (others_follow ? kGroup : 0);
-  TELEGRAD_CHECK(to.count + more <= to.out.capacity());
-}
-
-// Those groups of 64 that have a mark, as a list: as branches, which have one would cost more than all else where few have.
-using HeldWords = std::array<std::uint8_t, kBlock / kWord + 1>;
-static_assert(kBlock / kWord <= 256);
-
-TELEGRAD_AVX2 inline std::uint64_t marked_avx2(const std::uint8_t* marks) {
-  const __m256i none = _mm256_setzero_si256();
-  const auto lower = static_cast<std::uint32_t>(_mm256_movemask_epi8(_mm256_cmpeq_epi8(load8(marks), none)));
-  const auto upper = static_cast<std::uint32_t>(_mm256_movemask_epi8(_mm256_cmpeq_epi8(load8(marks + kWord / 2), none)));
-  return ~(lower | std::uint64_t{upper} << 32);
-}
-
-template <class V>
-TELEGRAD_AVX2 std::size_t list_words_avx2(const Scratch<V>& scratch, HeldWords& held) {
-  std::size_t count = 0;
-  for (std::uint32_t word = 0; word < kBlock / kWord; ++word) {
-    const std::uint8_t* const bytes = scratch.marks.data() + word * kWord;
-    const __m256i any = _mm256_or_si256(load8(bytes), load8(bytes + kWord / 2));
-    held[count] = static_cast<std::uint8_t>(word);
-    count += _mm256_testz_si256(any, any) == 0 ? 1 : 0;
-  }
-  return count;
-}
-
-template <class V>
-TELEGRAD_AVX2 inline void clear_word_avx2(std::uint8_t* marks, V* results, V neutral) {
-  store8(marks, _mm256_setzero_si256());
-  store8(marks + kWord / 2, _mm256_setzero_si256());
-  const auto bits = std::bit_cast<typename Format<V>::Bits>(neutral);
-  const __m256i all = sizeof(V) == 8   ? _mm256_set1_epi64x(static_cast<std::int64_t>(bits))
-                      : sizeof(V) == 4 ? _mm256_set1_epi32(static_cast<std::int32_t>(bits))
-                                       : _mm256_set1_epi16(static_cast<std::int16_t>(bits));
-  for (std::size_t byte = 0; byte < kWord * sizeof(V); byte += 32) store8(reinterpret_cast<std::byte*>(results) + byte, all);
-}
-
-// 64 elements, of which those in `marks` are to be packed, with room for eight entries behind them. How many those are, nobody foresees:
-// so one by one, but always in eights.
-template <bool kGivers, class V>
-TELEGRAD_AVX2 inline void pack_singly(const V* results, const std::uint8_t* bytes, std::uint64_t marks, std::uint32_t first_index,
-                                      std::uint32_t* indices, V* values, std::uint8_t* givers) {
-  const auto count = static_cast<std::size_t>(std::popcount(marks));
-  for (std::size_t done = 0; done < count; done += 8) {
-    for (std::size_t i = done; i < done + 8; ++i, marks &= marks - 1) {
-      const auto place = static_cast<std::uint32_t>(_tzcnt_u64(marks));  // 64 behind the last one
-      indices[i] = first_index + place;
-      values[i] = results[place];
-      if constexpr (kGivers) givers[i] = bytes[place];
-    }
-  }
-}
-
-// The same in less time where they are many: eight elements at a time, whatever is marked of them.
-template <bool kGivers>
-TELEGRAD_AVX2 inline void pack_by_eights(const float* results, const std::uint8_t* bytes, std::uint64_t marks, std::uint32_t first_index,
-                                         std::uint32_t* indices, float* values, std::uint8_t* givers) {
-  std::size_t count = 0;
-  for (std::uint32_t first = 0; first < kWord; first += 8) {
-    const auto held = static_cast<std::uint32_t>(marks >> first) & 0xffU;
-    const __m128i places = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(kByteBits.places[held]));
-    const __m256i lanes = _mm256_cvtepu8_epi32(places);
-    store8(values + count, _mm256_permutevar8x32_epi32(load8(results + first), lanes));
-    store8(indices + count, _mm256_add_epi32(lanes, _mm256_set1_epi32(static_cast<int>(first_index + first))));
-    if constexpr (kGivers) {
-      const __m128i gave = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(bytes + first));
-      _mm_storel_epi64(reinterpret_cast<__m128i*>(givers + count), _mm_shuffle_epi8(gave, places));
-    }
-    count += static_cast<std::size_t>(std::popcount(held));
-  }
-}
-
-template <bool kGivers, class V>
-TELEGRAD_AVX2 void pack_words_avx2(Scratch<V>* scratch, std::uint32_t block, V neutral, Packed<V>* packed) {
-  constexpr std::size_t kMany = 12;  // of 64, where eights of them take less time
-  Packed<V> to = *packed;
-  HeldWords held;
-  const std::size_t words = list_words_avx2(*scratch, held);
-  for (std::size_t i = 0; i < words; ++i) {
-    const std::uint32_t first = held[i] * kWord;
-    std::uint8_t* const bytes = scratch->marks.data() + first;
-    V* const results = scratch->results.data() + first;
-    const std::uint64_t marks = marked_avx2(bytes);
-    check_room(to, marks, true);
-    const auto count = static_cast<std::size_t>(std::popcount(marks));
-    const std::uint32_t first_index = block << kBlockBits | first;
-    std::uint32_t* const indices = to.out.indices.data() + to.count;
-    V* const values = to.out.values.data() + to.count;
-    std::uint8_t* const givers = kGivers ? to.marks + to.count : nullptr;
-    bool packed_already = false;
-    if constexpr (std::is_same_v<V, float>) {
-      packed_already = count >= kMany;
-      if (packed_already) pack_by_eights<kGivers>(results, bytes, marks, first_index, indices, values, givers);
-    }
-    if (!packed_already) pack_singly<kGivers>(results, bytes, marks, first_index, indices, values, givers);
-    to.count += count;
-    clear_word_avx2(bytes, results, neutral);
-  }
-  packed->count = to.count;
-}
-
-template <class V>
-void pack_avx2(Scratch<V>* scratch, std::uint32_t block, V neutral, Packed<V>* to, bool others_follow) {
-  if (!others_follow) return pack_portable(scratch, block, neutral, to, others_follow);
-  to->marks != nullptr ? pack_words_avx2<true>(scratch, block, neutral, to)
-                       : pack_words_avx2<false>(scratch, block, neutral, to);
-}
-
-// 64 elements again what they are where nobody has an entry; as a loop, GCC stores 16-bit floats one by one.
-template <class V>
-TELEGRAD_AVX512 inline void clear_word(V* results, V neutral) {
-  const auto bits = std::bit_cast<typename Format<V>::Bits>(neutral);
-  const __m512i all = sizeof(V) == 8   ? _mm512_set1_epi64(static_cast<std::int64_t>(bits))
-                      : sizeof(V) == 4 ? _mm512_set1_epi32(static_cast<std::int32_t>(bits))
-                                       : _mm512_set1_epi16(static_cast<std::int16_t>(bits));
-  for (std::size_t byte = 0; byte < kWord * sizeof(V); byte += 64) {
-    _mm512_store_si512(reinterpret_cast<std::byte*>(results) + byte, all);
-  }
-}
-
-// All groups of 64 that have a mark: which of 16 have, would be a coin toss.
-template <class V>
-TELEGRAD_AVX512 void pack_avx512(Scratch<V>* scratch, std::uint32_t block, V neutral, Packed<V>* to, bool others_follow) {
-  for (std::uint32_t first = 0; first < kBlock; first += kWord) {
-    std::uint8_t* const bytes = scratch->marks.data() + first;
-    const __m512i all = _mm512_load_si512(bytes);
-    const std::uint64_t marks = _mm512_test_epi8_mask(all, all);
-    if (marks == 0) continue;
-    check_room(*to, marks, others_follow);
-    if (to->marks != nullptr) {
-      std::uint8_t* at = to->marks + to->count;
-      for (std::uint64_t left = marks; left != 0; left &= left - 1) *at++ = bytes[_tzcnt_u64(left)];
-    }
-    _mm512_store_si512(bytes, _mm512_setzero_si512());
-    V* const results = scratch->results.data() + first;
-    for (std::uint32_t group = 0; group < kWord; group += kGroup) {
-      const auto held = static_cast<std::uint32_t>(marks >> group) & 0xffffU;
-      const std::uint32_t first_index = (block << kBlockBits) | (first + group);
-      std::uint32_t* const indices = to->out.indices.data() + to->count;
-      V* const values = to->out.values.data() + to->count;
-      to->count += others_follow ? pack16_loosely(results + group, held, first_index, indices, values)
-                                 : pack16(results + group, held, first_index, indices, values);
-    }
-    clear_word(results, neutral);
-  }
-}
-
-// Of 64 results the 16 at these places. Loosely: all are written, also those behind `count`.
-template <bool kLoosely, class V>
-TELEGRAD_AVX512_VBMI2 inline void take16(const V* results, __m512i places, std::size_t count, V* to) {
-  constexpr __mmask16 kAll = 0xffff;
-  const auto written = static_cast<__mmask16>((1U << count) - 1U);
-  if constexpr (sizeof(V) == 4) {
-    const __m512i low = _mm512_permutex2var_epi32(_mm512_load_si512(results), places, _mm512_load_si512(results + 16));
-    const __m512i high = _mm512_permutex2var_epi32(_mm512_load_si512(results + 32), places, _mm512_load_si512(results + 48));
-    const __mmask16 is_high = _mm512_test_epi32_mask(places, _mm512_set1_epi32(32));
-    const __m512i taken = _mm512_mask_mov_epi32(low, is_high, high);
-    if constexpr (kLoosely) {
-      _mm512_storeu_si512(to, taken);
-    } else {
-      _mm512_mask_storeu_epi32(to, written, taken);
-    }
-  } else if constexpr (sizeof(V) == 2) {
-    const __m512i words = _mm512_zextsi256_si512(_mm512_maskz_cvtepi32_epi16(kAll, places));
-    const __m512i both = _mm512_permutex2var_epi16(_mm512_load_si512(results), words, _mm512_load_si512(results + 32));
-    const __m256i taken = _mm512_castsi512_si256(both);
-    if constexpr (kLoosely) {
-      _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), taken);
-    } else {
-      _mm256_mask_storeu_epi16(to, written, taken);
-    }
-  } else {
-    const __m256i halves[] = {_mm512_castsi512_si256(places), _mm512_extracti64x4_epi64(places, 1)};
-    for (int half = 0; half < 2; ++half) {
-      const __m512i taken = _mm512_mask_i32gather_epi64(_mm512_setzero_si512(), 0xff, halves[half], results, 8);
-      if constexpr (kLoosely) {
-        _mm512_storeu_si512(to + 8 * half, taken);
-      } else {
-        _mm512_mask_storeu_epi64(to + 8 * half, static_cast<__mmask8>(written >> 8 * half), taken);
-      }
-    }
-  }
-}
-
-template <class V>
-TELEGRAD_AVX512_VBMI2 std::size_t list_words(const Scratch<V>& scratch, HeldWords& held) {
-  std::size_t count = 0;
-  for (std::uint32_t word = 0; word < kBlock / kWord; ++word) {
-    const __m512i all = _mm512_load_si512(scratch.marks.data() + word * kWord);
-    held[count] = static_cast<std::uint8_t>(word);
-    count += _mm512_test_epi8_mask(all, all) != 0 ? 1 : 0;
-  }
-  return count;
-}
-
-template <bool kLoosely, class V>
-TELEGRAD_AVX512_VBMI2 void pack_words(Scratch<V>* scratch, std::uint32_t block, V neutral, Packed<V>* packed) {
-  constexpr __mmask16 kAll = 0xffff;
-  Packed<V> to = *packed;
-  HeldWords held;
-  const std::size_t words = list_words(*scratch, held);
-  alignas(kWord) std::array<std::uint8_t, kWord> counting;
-  for (std::uint32_t i = 0; i < kWord; ++i) counting[i] = static_cast<std::uint8_t>(i);
-  const __m512i all_places = _mm512_load_si512(counting.data());
-  for (std::size_t i = 0; i < words; ++i) {
-    const std::uint32_t first = held[i] * kWord;
-    std::uint8_t* const bytes = scratch->marks.data() + first;
-    V* const results = scratch->results.data() + first;
-    __m512i marked = _mm512_load_si512(bytes);
-    const std::uint64_t marks = _mm512_test_epi8_mask(marked, marked);
-    check_room(to, marks, kLoosely);
-    __m512i places = _mm512_maskz_compress_epi8(marks, all_places);
-    marked = _mm512_maskz_compress_epi8(marks, marked);
-    const __m512i first_index = _mm512_set1_epi32(static_cast<int>(block << kBlockBits | first));
-    for (auto left = static_cast<std::size_t>(__builtin_popcountll(marks)); left > 0;) {
-      const std::size_t here = std::min<std::size_t>(kGroup, left);
-      const __m512i wide = _mm512_maskz_cvtepu8_epi32(kAll, _mm512_castsi512_si128(places));
-      const __m512i indices = _mm512_add_epi32(wide, first_index);
-      take16<kLoosely>(results, wide, here, to.out.values.data() + to.count);
-      if constexpr (kLoosely) {
-        _mm512_storeu_si512(to.out.indices.data() + to.count, indices);
-        if (to.marks != nullptr) {
-          _mm_storeu_si128(reinterpret_cast<__m128i*>(to.marks + to.count), _mm512_castsi512_si128(marked));
-        }
-      } else {
-        const auto written = static_cast<__mmask16>((1U << here) - 1U);
-        _mm512_mask_storeu_epi32(to.out.indices.data() + to.count, written, indices);
-        if (to.marks != nullptr) _mm_mask_storeu_epi8(to.marks + to.count, written, _mm512_castsi512_si128(marked));
-      }
-      to.count += here;
-      left -= here;
-      places = _mm512_maskz_alignr_epi64(0xff, _mm512_setzero_si512(), places, 2);
-      marked = _mm512_maskz_alignr_epi64(0xff, _mm512_setzero_si512(), marked, 2);
-    }
-    _mm512_store_si512(bytes, _mm512_setzero_si512());
-    clear_word(results, neutral);
-  }
-  packed->count = to.count;
-}
-
-template <class V>
-void pack_vbmi2(Scratch<V>* scratch, std::uint32_t block, V neutral, Packed<V>* to, bool others_follow) {
-  others_follow ? pack_words<true>(scratch, block, neutral, to) : pack_words<false>(scratch, block, neutral, to);
-}
-
-template <class V>
-constexpr Variants<PackBlock<V>> kPack{pack_portable<V>, pack_avx2<V>, pack_avx512<V>, pack_vbmi2<V>};
-
-#else
-
-template <class V>
-constexpr Variants<PackBlock<V>> kPack{pack_portable<V>};
-
-#endif
 
 // The lowest block in which an input still has an entry, or none.
 template <class V>
@@ -436,7 +125,7 @@ template <class V>
 double merging_ns(std::size_t inputs, double density, bool at_once) {
   const auto count = static_cast<double>(inputs);
   const bool avx2 = simd_level() == SimdLevel::avx2 && sizeof(V) <= 4;
-  const double merge_ns = avx2 ? 2.0 : simd_level() < SimdLevel::avx512 ? 3.6 : 2.6;
+  const double merge_ns = avx2 ? 2.0 : simd_level() < SimdLevel::avx512 ? 3.6 : sizeof(V) <= 4 ? 1.4 : 2.6;
   if (!at_once) return merge_ns * (count * count + count - 2.0) / (2.0 * count);
   const double crowded = 1.0 - std::exp(-32.0 * density * density);
   return 0.9 + 0.5 * std::ceil(std::log2(count)) + 3.0 * crowded;
@@ -469,8 +158,8 @@ template <class Operation, class V>
 std::size_t reduce_by_blocks(std::span<const Entries<V>> inputs, EntriesOut<V> out, std::uint8_t* givers) {
   std::vector<Entries<V>> rest(inputs.begin(), inputs.end());
   constexpr V neutral = Operation::template kNeutral<V>;
-  Scratch<V> scratch(neutral);
-  Packed<V> to{out, givers};
+  BlockScratch<V> scratch(neutral);
+  PackedBlocks<V> to{out, givers};
   for (;;) {
     const std::uint32_t block = lowest_block<V>(rest);
     if (block == std::numeric_limits<std::uint32_t>::max()) return to.count;
@@ -482,7 +171,7 @@ std::size_t reduce_by_blocks(std::span<const Entries<V>> inputs, EntriesOut<V> o
     }
     // Of one input, no two have the same index.
     const bool others_follow = std::ranges::any_of(rest, [](const auto& entries) { return entries.size() >= 16; });
-    kPack<V>(&scratch, block, neutral, &to, others_follow);
+    pack_block(scratch, block, neutral, to, others_follow);
   }
 }
 
