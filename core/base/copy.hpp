@@ -1,10 +1,6 @@
 #pragma once
 // Copies of what may be long.
 
-#ifdef __SSE2__
-#include <emmintrin.h>
-#endif
-
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -30,35 +26,6 @@ inline void copy_bytes(void* to, const void* from, std::size_t size) {
     }
   }
   if (size > 0) std::memcpy(into, out_of, size);
-}
-
-/// A vector of so many bytes does not stay in the caches until somebody reads it.
-inline constexpr std::size_t kPastCachesBytes = std::size_t{4} << 20;
-
-/// Copies past the caches, which costs memory half the traffic: lines that are written whole are not read first. For what lies in
-/// the caches and goes where it will not be read soon. Other threads find it there after settle_past_caches().
-inline void copy_past_caches(void* to, const void* from, std::size_t size) {
-  auto* into = static_cast<std::byte*>(to);
-  const auto* out_of = static_cast<const std::byte*>(from);
-#ifdef __SSE2__
-  constexpr std::size_t kLine = 64;
-  const std::size_t head = (kLine - reinterpret_cast<std::uintptr_t>(to) % kLine) % kLine;
-  if (size >= head + kLine) {
-    std::memcpy(into, out_of, head);
-    into += head, out_of += head, size -= head;
-    for (; size >= kLine; size -= kLine, into += kLine, out_of += kLine) {
-      for (std::size_t at = 0; at < kLine; at += sizeof(__m128i)) {
-        _mm_stream_si128(reinterpret_cast<__m128i*>(into + at), _mm_loadu_si128(reinterpret_cast<const __m128i*>(out_of + at)));
-      }
-    }
-  }
-#endif
-  copy_bytes(into, out_of, size);
-}
-inline void settle_past_caches() {
-#ifdef __SSE2__
-  _mm_sfence();
-#endif
 }
 
 }  // namespace telegrad

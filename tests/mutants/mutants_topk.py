@@ -86,8 +86,8 @@ TOPK_MUTANTS = (
     mutant(
         "packed values: of a block that is not packed the last value is lost",
         PACKED_VALUES,
-        "std::memcpy(payload, from, held * size_of(dtype));",
-        "std::memcpy(payload, from, (held - 1) * size_of(dtype));",
+        "copy_bytes(payload, from, held * size_of(dtype));",
+        "copy_bytes(payload, from, (held - 1) * size_of(dtype));",
     ),
     mutant(
         "packed values: an exponent that nothing in the sample had has the code of another",
