@@ -12,17 +12,17 @@ namespace telegrad {
 inline void copy_bytes(void* to, const void* from, std::size_t size) {
   constexpr std::uintptr_t kPage = 4096;
   constexpr std::uintptr_t kBehindMost = 31;
-  struct Line {
-    std::byte bytes[64];
+  struct Words {
+    std::uint64_t first, second;
   };
   const std::uintptr_t behind = (reinterpret_cast<std::uintptr_t>(to) - reinterpret_cast<std::uintptr_t>(from)) % kPage;
   auto* into = static_cast<std::byte*>(to);
   const auto* out_of = static_cast<const std::byte*>(from);
   if (behind != 0 && behind <= kBehindMost) {
-    for (; size >= sizeof(Line); size -= sizeof(Line), into += sizeof(Line), out_of += sizeof(Line)) {
-      Line line;
-      std::memcpy(&line, out_of, sizeof line);
-      std::memcpy(into, &line, sizeof line);
+    for (; size >= sizeof(Words); size -= sizeof(Words), into += sizeof(Words), out_of += sizeof(Words)) {
+      Words words;
+      std::memcpy(&words, out_of, sizeof words);
+      std::memcpy(into, &words, sizeof words);
     }
   }
   if (size > 0) std::memcpy(into, out_of, size);

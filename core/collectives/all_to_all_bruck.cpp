@@ -6,7 +6,6 @@
 // what lies there has come from the rank d before. After the last round this rank has heard from all.
 #include "collectives/all_to_all_bruck.hpp"
 
-
 #include "base/copy.hpp"
 #include "collectives/elements.hpp"
 

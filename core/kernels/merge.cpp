@@ -50,7 +50,7 @@ std::size_t append(Entries<V> rest, EntriesOut<V> out, std::size_t count) {
   return count + rest.size();
 }
 
-// Merges a beginning, see merge_keys(): portably none.
+// Merges a beginning, see merge_keys() and merge_beginning_avx2(): portably none.
 template <class V>
 using BeginningFunction = std::size_t(Entries<V> a, Entries<V> b, EntriesOut<V> out);
 
@@ -83,6 +83,7 @@ std::size_t merge_with(Entries<V> a, Entries<V> b, EntriesOut<V> out) {
   const std::uint64_t done = count == 0 ? 0 : std::uint64_t{out.indices[count - 1]} + 1;  // all indices below
   auto i = static_cast<std::size_t>(std::ranges::lower_bound(a.indices, done) - a.indices.begin());
   auto j = static_cast<std::size_t>(std::ranges::lower_bound(b.indices, done) - b.indices.begin());
+  TELEGRAD_CHECK(count + (a.size() - i) + (b.size() - j) <= out.capacity());  // not of runs that are in no order
   const auto emit = [&](std::uint32_t left, std::uint32_t right, std::uint32_t take_a, std::uint32_t take_b) {
     out.indices[count] = std::min(left, right);
     out.values[count] = Operation::of(masked(a.values[i], kNeutral, take_a), masked(b.values[j], kNeutral, take_b));

@@ -206,7 +206,7 @@ class EightsMerge {
 
 /// Merges a beginning of both runs, and leaves at least 8 entries of the output to be merged. Returns the number of
 /// entries written: they are all that have an index up to the last one's. Writes nothing that is not overwritten by the
-/// rest.
+/// rest. Nothing where the runs' indices span 2^31 or more.
 template <class Operation, class V>
 std::size_t merge_beginning_avx2(Entries<V> a, Entries<V> b, EntriesOut<V> out) {
   if (a.size() < 16 || b.size() < 16) return 0;

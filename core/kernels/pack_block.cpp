@@ -4,7 +4,6 @@
 #include <bit>
 #include <cstring>
 #include <type_traits>
-#include <utility>
 
 #include "base/check.hpp"
 #include "base/types.hpp"

@@ -22,7 +22,7 @@ template <class V>
 struct BlockScratch {
   explicit BlockScratch(V neutral) { std::fill(results.begin(), results.end(), neutral); }
 
-  static constexpr std::uint32_t kBehind = 64;  // room for what is read ahead of the block
+  static constexpr std::uint32_t kBehind = 64;  // readable behind the block's end
 
   Array<V> results{kBlock + kBehind};
   alignas(64) std::array<std::uint8_t, kBlock + kBehind> marks{};

@@ -95,6 +95,7 @@ void pack(const IndexPlan& plan, std::span<const std::uint32_t> indices, Bytes o
   std::byte* at = out.data();
   std::size_t left = out.size();
   for (const PackedBlock& block : plan.blocks) {
+    TELEGRAD_CHECK(block.count <= indices.size() && block.first == indices.front());  // it is the plan of these
     const auto part = indices.first(block.count);
     if (left >= block.bytes() + kEliasFanoSlackBytes) {
       write_block(part, block, coders, at);
@@ -107,6 +108,7 @@ void pack(const IndexPlan& plan, std::span<const std::uint32_t> indices, Bytes o
     at += block.bytes();
     left -= block.bytes();
   }
+  TELEGRAD_CHECK(indices.empty());
 }
 
 void fill_run(std::span<std::uint32_t> indices, std::uint32_t first) {

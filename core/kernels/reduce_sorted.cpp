@@ -5,7 +5,6 @@
 #include <array>
 #include <bit>
 #include <cmath>
-#include <cstring>
 #include <limits>
 #include <type_traits>
 #include <utility>
@@ -125,7 +124,7 @@ template <class V>
 double merging_ns(std::size_t inputs, double density, bool at_once) {
   const auto count = static_cast<double>(inputs);
   const bool avx2 = simd_level() == SimdLevel::avx2 && sizeof(V) <= 4;
-  const double merge_ns = avx2 ? 2.0 : simd_level() < SimdLevel::avx512 ? 3.6 : sizeof(V) <= 4 ? 1.4 : 2.6;
+  const double merge_ns = avx2 ? 1.8 : simd_level() < SimdLevel::avx512 ? 3.6 : sizeof(V) <= 4 ? 1.4 : 2.6;
   if (!at_once) return merge_ns * (count * count + count - 2.0) / (2.0 * count);
   const double crowded = 1.0 - std::exp(-32.0 * density * density);
   return 0.9 + 0.5 * std::ceil(std::log2(count)) + 3.0 * crowded;
@@ -144,13 +143,15 @@ double blocks_ns(Reduction reduction, double density) {
   }
   return one_by_one + 0.6 + 1.1 / std::pow(group, 0.75);
 }
+constexpr double kScratch_ns = 3000.0;     // to fill a scratch and look at all of it once
 constexpr double kFindingGiven_ns = 0.6;  // of one input, in vain looked for where givers are known
 
 template <class V>
 bool merging_is_faster(Reduction reduction, std::span<const Entries<V>> inputs, std::size_t total, Indices all, bool at_once) {
   if (all.first > all.last) return true;  // nothing at all
   const double density = static_cast<double>(total) / (static_cast<double>(all.last - all.first) + 1.0);
-  return merging_ns<V>(inputs.size(), density, at_once) < blocks_ns<V>(reduction, density);
+  const double scratch_ns = kScratch_ns / static_cast<double>(total);
+  return merging_ns<V>(inputs.size(), density, at_once) < blocks_ns<V>(reduction, density) + scratch_ns;
 }
 
 // `givers`: which inputs have each of the indices, if they are wanted.
@@ -207,7 +208,7 @@ bool givers_pay(Reduction reduction, std::size_t inputs, std::size_t total, std:
   const double density = static_cast<double>(total) / static_cast<double>(range);
   const bool at_once = inputs > 2 && simd_level() >= SimdLevel::avx512 && sizeof(V) <= 4;
   const double otherwise_ns = merging_ns<V>(inputs, density, at_once) + kFindingGiven_ns * static_cast<double>(inputs - 1);
-  return blocks_ns<V>(reduction, density) < otherwise_ns;
+  return blocks_ns<V>(reduction, density) + kScratch_ns / static_cast<double>(total) < otherwise_ns;
 }
 
 namespace reference {

@@ -1,6 +1,5 @@
 #include "sparse/assembly.hpp"
 
-#include <algorithm>
 #include <utility>
 
 #include "base/check.hpp"
