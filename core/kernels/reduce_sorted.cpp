@@ -136,7 +136,7 @@ double blocks_ns(Reduction reduction, double density) {
   // Merging reduces many at a time.
   const double one_by_one = orders ? 4.0 : std::is_same_v<V, f16> ? 3.0 : std::is_same_v<V, bf16> ? 0.5 : 0.0;
   switch (simd_level()) {
-    case SimdLevel::portable: return one_by_one + 20.0 / std::sqrt(group);
+    case SimdLevel::portable: return one_by_one + 1.0 + 7.5 / std::sqrt(group);
     case SimdLevel::avx2: return one_by_one + 0.7 + 4.0 / std::sqrt(group);
     case SimdLevel::avx512: return one_by_one + 1.3 + 2.2 / std::sqrt(group);
     case SimdLevel::avx512_vbmi2: break;
