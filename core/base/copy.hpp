@@ -7,7 +7,7 @@
 
 namespace telegrad {
 
-/// memcpy(), but for a pitfall: of a few KiB and more glibc makes `rep movsb`, for which Zen 3 and 4 take fifteen times as long
+/// memcpy(), but for a pitfall: of a few KiB and more glibc makes `rep movsb`, for which a Zen 3 takes fifteen times as long
 /// where the destination lies, within its page, 1 to 31 bytes behind where the source lies in its own. Then it goes by vectors.
 inline void copy_bytes(void* to, const void* from, std::size_t size) {
   constexpr std::uintptr_t kPage = 4096;

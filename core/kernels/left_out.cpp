@@ -110,11 +110,6 @@ TELEGRAD_AVX2 std::size_t leave_avx2(const V* sum, std::span<const std::uint64_t
   return theirs.size();
 }
 
-TELEGRAD_AVX2 inline std::uint64_t mask_of_bytes(__m256i lower, __m256i upper) {
-  return static_cast<std::uint32_t>(_mm256_movemask_epi8(lower)) |
-         std::uint64_t{static_cast<std::uint32_t>(_mm256_movemask_epi8(upper))} << 32;
-}
-
 template <class V>
 TELEGRAD_AVX2 std::size_t leave_of_avx2(const V* sum, std::span<const std::uint8_t> givers, std::uint8_t giver,
                                         std::uint64_t* known, V* rest, Progress* progress) {

@@ -56,6 +56,12 @@ TELEGRAD_AVX2 inline std::uint32_t mask_of_lanes(__m256i lanes) {
   return static_cast<std::uint32_t>(_mm256_movemask_ps(_mm256_castsi256_ps(lanes)));
 }
 
+/// A bit for each of 64 bytes that has its highest bit set.
+TELEGRAD_AVX2 inline std::uint64_t mask_of_bytes(__m256i lower, __m256i upper) {
+  return static_cast<std::uint32_t>(_mm256_movemask_epi8(lower)) |
+         std::uint64_t{static_cast<std::uint32_t>(_mm256_movemask_epi8(upper))} << 32;
+}
+
 TELEGRAD_AVX2 inline __m256i load8(const void* from) { return _mm256_loadu_si256(static_cast<const __m256i*>(from)); }
 TELEGRAD_AVX2 inline void store8(void* to, __m256i lanes) { _mm256_storeu_si256(static_cast<__m256i*>(to), lanes); }
 

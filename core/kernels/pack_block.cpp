@@ -101,9 +101,7 @@ static_assert(kBlock / kWord <= 256);
 
 TELEGRAD_AVX2 inline std::uint64_t marked_avx2(const std::uint8_t* marks) {
   const __m256i none = _mm256_setzero_si256();
-  const auto lower = static_cast<std::uint32_t>(_mm256_movemask_epi8(_mm256_cmpeq_epi8(load8(marks), none)));
-  const auto upper = static_cast<std::uint32_t>(_mm256_movemask_epi8(_mm256_cmpeq_epi8(load8(marks + kWord / 2), none)));
-  return ~(lower | std::uint64_t{upper} << 32);
+  return ~mask_of_bytes(_mm256_cmpeq_epi8(load8(marks), none), _mm256_cmpeq_epi8(load8(marks + kWord / 2), none));
 }
 
 template <class V>
@@ -136,15 +134,12 @@ TELEGRAD_AVX2 inline void pack_by_eights(const float* results, const std::uint8_
   std::size_t count = 0;
   for (std::uint32_t first = 0; first < kWord; first += 8) {
     const auto held = static_cast<std::uint32_t>(marks >> first) & 0xffU;
-    const __m128i places = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(kByteBits.places[held]));
-    const __m256i lanes = _mm256_cvtepu8_epi32(places);
-    store8(values + count, _mm256_permutevar8x32_epi32(load8(results + first), lanes));
-    store8(indices + count, _mm256_add_epi32(lanes, _mm256_set1_epi32(static_cast<int>(first_index + first))));
     if constexpr (kGivers) {
+      const __m128i places = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(kByteBits.places[held]));
       const __m128i gave = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(bytes + first));
       _mm_storel_epi64(reinterpret_cast<__m128i*>(givers + count), _mm_shuffle_epi8(gave, places));
     }
-    count += static_cast<std::size_t>(std::popcount(held));
+    count += pack8_loosely(results + first, held, first_index + first, indices + count, values + count);
   }
 }
 
