@@ -83,16 +83,16 @@ const std::uint32_t* readable(Indices members, std::size_t next, std::array<std:
   return room.data();
 }
 
-// Calls mark_words(a word of each part, its members, how many are found), which marks them.
-template <class MarkWords>
+// Calls mark_parts(a word of each part, its members, how many are found), which marks them.
+template <class MarkParts>
 std::size_t mark_looking_ahead(const std::uint32_t* indices, std::size_t words, Indices members, std::uint64_t* marks,
-                               const MarkWords& mark_words) {
+                               const MarkParts& mark_parts) {
   return mark_in_parts(indices, words, members, marks, [&](const PartWords& parts, PartMembers& next) {
     std::array<std::array<std::uint32_t, kReadMost>, kParts> room;
     PartWords looked_for;
     for (std::size_t part = 0; part < kParts; ++part) looked_for[part] = readable(members, next[part], room[part]);
     PartMembers found{};
-    const PartMarks marked = mark_words(parts, looked_for, found);
+    const PartMarks marked = mark_parts(parts, looked_for, found);
     for (std::size_t part = 0; part < kParts; ++part) next[part] = std::min(next[part] + found[part], members.size());
     return marked;
   });

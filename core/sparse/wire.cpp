@@ -347,15 +347,12 @@ void encode_into(const StreamView<V>& view, Bytes out, WireFormat format, std::s
 
 template <class V>
 Buffer encode(const StreamView<V>& view, WireFormat format, std::span<V> error) {
-  const Draft<V> draft = draft_of(view, format, error);
-  Buffer out(encoded_size(draft.header));
-  write_message(view, draft, out.bytes(), format);
-  return out;
+  return encode_behind(0, view, format, error);
 }
 
 template <class V>
-Buffer encode_behind(std::size_t room, const StreamView<V>& view, WireFormat format) {
-  const Draft<V> draft = draft_of(view, format, std::span<V>());
+Buffer encode_behind(std::size_t room, const StreamView<V>& view, WireFormat format, std::span<V> error) {
+  const Draft<V> draft = draft_of(view, format, error);
   Buffer out(room + encoded_size(draft.header));
   write_message(view, draft, out.bytes().subspan(room), format);
   return out;
@@ -414,7 +411,7 @@ std::string decode_into(ConstBytes bytes, IndexRange expected, std::span<std::ui
   template std::size_t encoded_size(const StreamView<V>&, WireFormat);       \
   template void encode_into(const StreamView<V>&, Bytes, WireFormat, std::span<V>); \
   template Buffer encode(const StreamView<V>&, WireFormat, std::span<V>);           \
-  template Buffer encode_behind(std::size_t, const StreamView<V>&, WireFormat);     \
+  template Buffer encode_behind(std::size_t, const StreamView<V>&, WireFormat, std::span<V>); \
   template Decoded<V> decode(ConstBytes, IndexRange);                               \
   template std::string decode_into(ConstBytes, IndexRange, std::span<std::uint32_t>, std::span<V>);
 TELEGRAD_FOR_ENTRY_VALUES(TELEGRAD_INSTANTIATE)

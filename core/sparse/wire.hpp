@@ -134,7 +134,7 @@ template <class V>
 Buffer encode(const StreamView<V>& view, WireFormat format = {}, std::span<V> error = {});
 /// The same behind `room` bytes, a multiple of 8, that are left to the caller.
 template <class V>
-Buffer encode_behind(std::size_t room, const StreamView<V>& view, WireFormat format);
+Buffer encode_behind(std::size_t room, const StreamView<V>& view, WireFormat format = {}, std::span<V> error = {});
 
 /// A view into received bytes, or what was wrong with them.
 template <class V>
