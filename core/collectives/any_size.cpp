@@ -6,6 +6,7 @@
 #include <string>
 #include <utility>
 
+#include "base/check.hpp"
 #include "base/copy.hpp"
 #include "collectives/pieces.hpp"
 #include "transport/window.hpp"
@@ -13,7 +14,16 @@
 namespace telegrad {
 namespace {
 
-using Length = std::uint64_t;
+// The first word of a first piece: which no message begins with that is all there is. So a first piece that has lost a part
+// is not taken for a whole message, whose sender would wait for ever to be relieved of the others.
+using FirstWord = std::uint64_t;
+constexpr FirstWord kOthersFollow = FirstWord{0xffff} << 48;
+
+bool others_follow(ConstBytes message) {
+  FirstWord first = 0;
+  if (message.size() >= sizeof first) std::memcpy(&first, message.data(), sizeof first);
+  return first >= kOthersFollow;
+}
 
 // Among many ranks there are many messages anyway: each in many pieces would cost processors more than links gain.
 constexpr Rank kManyRanks = 256;
@@ -24,15 +34,16 @@ class Outgoing {
   Outgoing(Transport& net, Rank to, Step first_step, ConstBytes bytes)
       : net_(net), to_(to), step_(first_step), rest_(bytes) {
     if (!has_several_pieces(net, bytes.size())) {
+      TELEGRAD_CHECK(!others_follow(bytes));
       rest_ = {};
       sends_.emplace_back(net, to, step_++, bytes);
       return;
     }
     first_ = Buffer(longest_piece(net));
-    const Length length = bytes.size();
-    const std::size_t taken = first_.size() - sizeof length;
-    std::memcpy(first_.data(), &length, sizeof length);
-    copy_bytes(first_.data() + sizeof length, bytes.data(), SizeOnly::there(first_.size()) - sizeof length);
+    const FirstWord word = kOthersFollow | bytes.size();
+    const std::size_t taken = first_.size() - sizeof word;
+    std::memcpy(first_.data(), &word, sizeof word);
+    copy_bytes(first_.data() + sizeof word, bytes.data(), SizeOnly::there(first_.size()) - sizeof word);
     rest_ = bytes.subspan(taken);
     sends_.emplace_back(net, to, step_++, first_.bytes());
     while (!rest_.empty() && !sends_.full()) begin_piece();
@@ -70,16 +81,17 @@ class Outgoing {
 // What comes after a first message that is as long as a piece; `outgoing`, if any, sends a piece for each that comes.
 Task<Buffer> receive_others(Transport& net, Rank from, Step step, Buffer first, std::size_t most_bytes,
                             Outgoing* outgoing) {
-  Length length = 0;
-  std::memcpy(&length, first.data(), sizeof length);
+  FirstWord word = 0;
+  std::memcpy(&word, first.data(), sizeof word);
+  const FirstWord length = word ^ kOthersFollow;
   if (length < first.size() || length > most_bytes) {
     co_await net.fail(from, "rank " + std::to_string(from) + " sent a damaged message: it says that it has " +
                                 std::to_string(length) + " bytes, which is not between " +
                                 std::to_string(first.size()) + " and " + std::to_string(most_bytes));
   }
   Buffer whole(static_cast<std::size_t>(length));
-  copy_bytes(whole.data(), first.data() + sizeof length, SizeOnly::there(first.size()) - sizeof length);
-  Bytes rest = whole.bytes().subspan(first.size() - sizeof length);
+  copy_bytes(whole.data(), first.data() + sizeof word, SizeOnly::there(first.size()) - sizeof word);
+  Bytes rest = whole.bytes().subspan(first.size() - sizeof word);
   first = {};
   Window<Transport::Receiving, kPiecesUnderWay> receives;
   while (!rest.empty() || !receives.empty()) {
@@ -102,7 +114,7 @@ std::size_t longest_piece(const Transport& net) {
 }
 
 Step any_size_steps(const Transport& net, std::size_t most_bytes) {
-  return static_cast<Step>((most_bytes + sizeof(Length)) / longest_piece(net) + 1);
+  return static_cast<Step>((most_bytes + sizeof(FirstWord)) / longest_piece(net) + 1);
 }
 
 std::size_t first_piece_bytes(const Transport& net, std::size_t most_bytes) {
@@ -132,6 +144,11 @@ Task<Buffer> exchange_any_size(Transport& net, Rank to, Rank from, Step first_st
   Buffer incoming = co_await net.receive_any_size(from, first_step, first_piece_bytes(net, most_bytes));
   if (has_several_pieces(net, incoming.size())) {
     incoming = co_await receive_others(net, from, first_step + 1, std::move(incoming), most_bytes, &outgoing);
+  } else if (others_follow(incoming.bytes())) {
+    // Its sender may wait for these to be taken, and this rank for the sender: nobody would come to decode it.
+    co_await net.fail(from, "rank " + std::to_string(from) + " sent a damaged message: others are to follow its first " +
+                                std::to_string(incoming.size()) + " bytes, which should be " +
+                                std::to_string(longest_piece(net)));
   }
   co_await outgoing.finish();
   co_return incoming;

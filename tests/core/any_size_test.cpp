@@ -138,12 +138,18 @@ TEST("a message longer than agreed ends the operation with an error") {
   }
 }
 
+// Of a first piece: that others follow, and the length of the whole.
+void put_first_word(Buffer& first, std::uint64_t length) {
+  const std::uint64_t word = std::uint64_t{0xffff} << 48 | length;
+  std::memcpy(first.data(), &word, sizeof word);
+}
+
 TEST("a first piece whose length cannot be ends the operation and names its sender") {
   for (const std::uint64_t length : {std::uint64_t{0}, std::uint64_t{kCardBytes} - 1, std::uint64_t{kMost} + 1, ~std::uint64_t{0}}) {
     const auto run = [&](Transport& net) -> Task<void> {
       if (net.rank() == 0) {
-        const Buffer first = message_of(0, kCardBytes);
-        std::memcpy(first.data(), &length, sizeof length);
+        Buffer first = message_of(0, kCardBytes);
+        put_first_word(first, length);
         co_await net.send(1, 0, first.bytes());
       } else {
         co_await receive_any_size(net, 0, 0, kMost);
@@ -151,6 +157,34 @@ TEST("a first piece whose length cannot be ends the operation and names its send
     };
     const Ended ended = run_ranks(World::simulated, 2, [&](Rank) { return any_request(run); });
     EXPECT(reason_of(ended, 1).find("rank 0 sent a damaged message") != std::string::npos);
+  }
+}
+
+TEST("a first piece that does not say that others follow ends the operation") {
+  const auto run = [&](Transport& net) -> Task<void> {
+    if (net.rank() == 0) co_await net.send(1, 0, message_of(0, kCardBytes).bytes());
+    if (net.rank() == 1) co_await receive_any_size(net, 0, 0, kMost);
+  };
+  const Ended ended = run_ranks(World::simulated, 2, [&](Rank) { return any_request(run); });
+  EXPECT(reason_of(ended, 1).find("rank 0 sent a damaged message") != std::string::npos);
+}
+
+// Who takes it for the whole waits for its own pieces to be taken, and the other one likewise.
+TEST("what is left of a first piece is not taken for a whole message") {
+  for (const std::size_t left : {std::size_t{8}, kCardBytes - 1}) {
+    const auto run = [&](Transport& net) -> Task<void> {
+      const Buffer mine = message_of(net.rank(), kMost);
+      if (net.rank() == 0) {
+        Buffer first = message_of(0, left);
+        put_first_word(first, kMost);
+        co_await net.send(1, 0, first.bytes());
+        co_await receive_any_size(net, 1, 0, kMost);
+      } else {
+        co_await exchange_any_size(net, 0, 0, 0, mine.bytes(), kMost);
+      }
+    };
+    const Ended ended = run_ranks(World::simulated, 2, [&](Rank) { return any_request(run); });
+    EXPECT(reason_of(ended, 1).find("others are to follow its first " + std::to_string(left)) != std::string::npos);
   }
 }
 

@@ -417,6 +417,26 @@ TEST("in a mismatch the majority is right, in a tie the group of the lowest rank
   EXPECT_EQ(culprit(), std::vector<Rank>{2});
 }
 
+TEST("where ranks say goodbye, the majority of those that had called may be right too") {
+  Program program = calm(Operation::allreduce);
+  while (program.size < 4) program = calm(Operation::allreduce, program.seed + 1);
+  program.trouble = Trouble::count;
+  Seen seen = play(program);
+  program.calls = std::vector(4, program.calls[0]);
+  program.size = 4;
+  program.calls[0][0].count += 1;
+  program.calls[3][0].count += 1;  // two against two
+  SeenCall& late = seen.ranks[0].calls[0];
+  late.failure = Failure{};
+  late.done_s = late.called_s;  // refused at once
+  program.parts = false;
+  EXPECT_EQ(blame_of(program, seen).culprits, std::vector<Rank>{1});
+  program.parts = true;
+  const std::vector<Rank> culprits = blame_of(program, seen).culprits;
+  EXPECT(std::ranges::find(culprits, 3) != culprits.end());
+  EXPECT(std::ranges::find(culprits, 2) == culprits.end());
+}
+
 TEST("calls that agree are cut into the same segments") {
   int cut = 0;
   for (std::uint64_t seed = 0; seed < 4000; ++seed) {

@@ -127,8 +127,14 @@ SPARSE_MUTANTS = (
     mutant(
         "messages of any size: pieces after the first land one header too far",
         ANY_SIZE,
-        "Bytes rest = whole.bytes().subspan(first.size() - sizeof length);",
+        "Bytes rest = whole.bytes().subspan(first.size() - sizeof word);",
         "Bytes rest = whole.bytes().subspan(first.size());",
+    ),
+    mutant(
+        "messages of any size: what is left of a first piece is taken for a whole message",
+        ANY_SIZE,
+        "} else if (others_follow(incoming.bytes())) {",
+        "} else if (false) {",
     ),
     mutant(
         "sparse, allgather: a stream is taken for the next rank's",

@@ -143,6 +143,7 @@ class Play {
       const double at_s = simulation_.now_s() + program_.think_s[rank] * caller.chance.between(0.0, 1.0);
       caller.requests[index] = make_request(rank, index);
       seen_.ranks[rank].calls[index].called = true;
+      seen_.ranks[rank].calls[index].called_s = at_s;
       for (const RequestPtr& request : {caller.sends[index], caller.requests[index]}) {
         if (!request) continue;
         request->when_done([this, rank, index] { over(rank, index); });

@@ -18,6 +18,7 @@ inline constexpr double kNever_s = std::numeric_limits<double>::infinity();
 struct SeenCall {
   bool called = false;                   // handed to the simulation
   bool done = false;
+  double called_s = kNever_s;            // when the rank called it
   double began_s = kNever_s;             // when the collective itself began
   double done_s = kNever_s;
   std::optional<Failure> failure{};      // if done
