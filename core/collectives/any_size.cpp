@@ -107,6 +107,20 @@ Task<Buffer> receive_others(Transport& net, Rank from, Step step, Buffer first, 
   co_return whole;
 }
 
+Task<Buffer> receive_message(Transport& net, Rank from, Step first_step, std::size_t most_bytes, Outgoing* outgoing) {
+  Buffer first = co_await net.receive_any_size(from, first_step, first_piece_bytes(net, most_bytes));
+  if (has_several_pieces(net, first.size())) {
+    co_return co_await receive_others(net, from, first_step + 1, std::move(first), most_bytes, outgoing);
+  }
+  if (others_follow(first.bytes())) {
+    // Its sender may wait for these to be taken, and this rank for the sender: nobody would come to decode it.
+    co_await net.fail(from, "rank " + std::to_string(from) + " sent a damaged message: others are to follow its first " +
+                                std::to_string(first.size()) + " bytes, which should be " +
+                                std::to_string(longest_piece(net)));
+  }
+  co_return first;
+}
+
 }  // namespace
 
 std::size_t longest_piece(const Transport& net) {
@@ -133,23 +147,13 @@ Task<Buffer> receive_rest(Transport& net, Rank from, Step first_step, Buffer fir
 }
 
 Task<Buffer> receive_any_size(Transport& net, Rank from, Step first_step, std::size_t most_bytes) {
-  Buffer first = co_await net.receive_any_size(from, first_step, first_piece_bytes(net, most_bytes));
-  if (!has_several_pieces(net, first.size())) co_return first;
-  co_return co_await receive_rest(net, from, first_step, std::move(first), most_bytes);
+  return receive_message(net, from, first_step, most_bytes, nullptr);
 }
 
 Task<Buffer> exchange_any_size(Transport& net, Rank to, Rank from, Step first_step, ConstBytes bytes,
                                std::size_t most_bytes) {
   Outgoing outgoing(net, to, first_step, bytes);
-  Buffer incoming = co_await net.receive_any_size(from, first_step, first_piece_bytes(net, most_bytes));
-  if (has_several_pieces(net, incoming.size())) {
-    incoming = co_await receive_others(net, from, first_step + 1, std::move(incoming), most_bytes, &outgoing);
-  } else if (others_follow(incoming.bytes())) {
-    // Its sender may wait for these to be taken, and this rank for the sender: nobody would come to decode it.
-    co_await net.fail(from, "rank " + std::to_string(from) + " sent a damaged message: others are to follow its first " +
-                                std::to_string(incoming.size()) + " bytes, which should be " +
-                                std::to_string(longest_piece(net)));
-  }
+  Buffer incoming = co_await receive_message(net, from, first_step, most_bytes, &outgoing);
   co_await outgoing.finish();
   co_return incoming;
 }

@@ -133,8 +133,8 @@ SPARSE_MUTANTS = (
     mutant(
         "messages of any size: what is left of a first piece is taken for a whole message",
         ANY_SIZE,
-        "} else if (others_follow(incoming.bytes())) {",
-        "} else if (false) {",
+        "if (others_follow(first.bytes())) {",
+        "if (false) {",
     ),
     mutant(
         "sparse, allgather: a stream is taken for the next rank's",
