@@ -192,6 +192,7 @@ void Communicator::part() {
 }
 
 void Communicator::close() {
+  if (forked()) return;
   part();
   if (left_.exchange(true)) return;
   Session& session = *participant_.session;

@@ -74,7 +74,9 @@ class Communicator {
   /// of them before it waits for peers on one. Idempotent.
   void part();
   /// Parts; waits, a few seconds after that at most, for the peers to close too; then lets go of everything. Idempotent.
+  /// Does nothing in a forked child, whose parent has the network.
   void close();
+  /// In a process that was forked from the one that made this: then nothing may be called but close().
   bool forked() const { return engine_->forked(); }
   struct Counters : Session::Counters {
     std::uint64_t in_flight = 0;  // operations that have begun and are not over

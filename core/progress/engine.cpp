@@ -3,60 +3,48 @@
 #include <poll.h>
 #include <pthread.h>
 #include <sched.h>
-#include <signal.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <sys/timerfd.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
+#include <cerrno>
 #include <chrono>
-#include <cmath>
-#include <span>
+#include <cstdio>
+#include <cstdlib>
 #include <system_error>
 
 #include "base/check.hpp"
+#include "progress/descriptors.hpp"
 #include "progress/report_signal.hpp"
 
 namespace telegrad {
 namespace {
 
-// How long nothing may happen before the baton's holder blocks. A blocked caller has nothing better to do with its
-// core; the engine's thread takes it from the caller's computation.
+// How long nothing may happen before a caller that holds the baton blocks: it has nothing better to do with its core.
 constexpr double kCallerPatience_s = 300e-6;
-constexpr double kThreadPatience_s = 40e-6;
 // How long a caller that is done tries to leave the drivers armed.
 constexpr double kArmPatience_s = 2e-3;
 
 // A program that calls one operation after another, each sooner than this after the one before, drives them all itself.
-// The engine's thread then stays out of its way, and only looks now and then whether it still does.
+// The engine's thread then stays out of its way (engine_thread.cpp).
 constexpr double kSteady_s = 1e-3;
-constexpr double kGlanceLeast_s = 5e-3;
-constexpr double kGlanceMost_s = 80e-3;
 
 // Nobody tells that a gate has opened. So who would sleep looks again, after pauses that double while none does.
 constexpr double kGatePauseLeast_s = 50e-6;
 constexpr double kGatePauseMost_s = 500e-6;
 
-void ring(int event) {
-  const std::uint64_t one = 1;
-  [[maybe_unused]] const auto written = ::write(event, &one, sizeof one);
-}
-
-void hush(int event) {
-  std::uint64_t count = 0;
-  [[maybe_unused]] const auto read = ::read(event, &count, sizeof count);
-}
-
-int milliseconds_until(double deadline_s, double most_s) {
-  const double left = std::clamp(deadline_s - Engine::now_s(), 0.0, most_s);
-  return static_cast<int>(std::ceil(left * 1e3));
-}
-
-// For less than a second, in finer steps than milliseconds.
-int poll_briefly(std::span<pollfd> descriptors, double most_s) {
-  const timespec most{.tv_sec = 0, .tv_nsec = static_cast<long>(most_s * 1e9)};
-  return ::ppoll(descriptors.data(), descriptors.size(), &most, nullptr);
+// A rank that has no memory to receive with ends all ranks' operations with an error. Where even that takes more than there
+// is, it ends its process, which the others hear of.
+void give_up(Session& session, const std::exception& thrown) noexcept {
+  try {
+    session.fail(thrown);
+  } catch (const std::exception&) {
+    std::fputs("telegrad: out of memory; ending the process\n", stderr);
+    std::abort();
+  }
 }
 
 std::atomic<int> core_of_threads = -1;
@@ -183,7 +171,13 @@ bool Engine::run_commands(double now_s) {
   while (oldest != nullptr) {
     const std::unique_ptr<Command> command(oldest);
     oldest = command->next;
-    command->participant->session->begin(std::move(command->request), now_s);
+    Session& session = *command->participant->session;
+    try {
+      session.begin(command->request, now_s);
+    } catch (const std::exception& error) {
+      give_up(session, error);
+      if (!session.holds(*command->request)) session.begin(command->request, now_s);
+    }
   }
   return true;
 }
@@ -202,14 +196,25 @@ bool Engine::turn(double now_s) {
     }
   }
   for (Participant* const participant : participants_) {
-    participant->session->on_time(now_s);
-    if (participant->session->gates_shut() != 0 && participant->session->open_gates(now_s)) {
-      gate_pause_s_ = 0.0;
+    try {
+      active |= turn(*participant, now_s);
+    } catch (const std::exception& error) {
+      give_up(*participant->session, error);
       active = true;
     }
-    active |= participant->driver->progress();
-    active |= participant->session->run_ready();
   }
+  return active;
+}
+
+bool Engine::turn(Participant& participant, double now_s) {
+  bool active = false;
+  participant.session->on_time(now_s);
+  if (participant.session->gates_shut() != 0 && participant.session->open_gates(now_s)) {
+    gate_pause_s_ = 0.0;
+    active = true;
+  }
+  active |= participant.driver->progress();
+  active |= participant.session->run_ready();
   return active;
 }
 
@@ -248,88 +253,6 @@ bool Engine::gates_are_shut() const {
 double Engine::pause_for_gates_s() {
   gate_pause_s_ = gates_are_shut() ? std::clamp(2.0 * gate_pause_s_, kGatePauseLeast_s, kGatePauseMost_s) : 0.0;
   return gate_pause_s_;
-}
-
-void Engine::thread_main() {
-  // Signals belong to the program's own threads.
-  sigset_t all;
-  ::sigfillset(&all);
-  ::pthread_sigmask(SIG_BLOCK, &all, nullptr);
-  ::pthread_setname_np(::pthread_self(), "telegrad");
-
-  std::uint64_t turns_seen = 0;
-  double glance_s = kGlanceLeast_s;
-  std::unique_lock lock(mutex_);
-  while (!stopping_) {
-    const bool fresh = std::exchange(turns_seen, turns_taken_) != turns_taken_;
-    const bool nothing_to_do = fresh && !left_behind_ && commands_.load() == nullptr;
-    if (driving_ || callers_ > 0 || nothing_to_do) {
-      glance_s = fresh ? kGlanceLeast_s : std::min(2.0 * glance_s, kGlanceMost_s);
-      lock.unlock();
-      glance(glance_s);
-      lock.lock();
-      continue;
-    }
-    driving_ = true;
-    left_behind_ = false;
-    lock.unlock();
-    double idle_since_s = gate_pause_s_ == 0.0 ? now_s() : 0.0;  // between looks at gates there is no patience
-    while (!stopping_ && callers_ == 0) {
-      const double now = now_s();
-      if (turn(now)) {
-        idle_since_s = now_s();
-      } else if (now - idle_since_s < kThreadPatience_s) {
-        ::sched_yield();
-      } else if (arm()) {
-        break;
-      } else {
-        ::sched_yield();
-      }
-    }
-    sleep_as_thread();
-    lock.lock();
-  }
-}
-
-void Engine::glance(double most_s) {
-  thread_asleep_ = glancing_ = true;
-  if (!stopping_ && (caller_drives_ || (commands_.load() == nullptr && !left_behind_))) {
-    epoll_event event{};
-    ::epoll_wait(epoll_, &event, 1, static_cast<int>(std::ceil(most_s * 1e3)));
-  }
-  thread_asleep_ = glancing_ = false;
-  hush(thread_event_);
-  hush(alarm_);
-}
-
-// Gives the baton up for the time that it sleeps: a caller may take it.
-void Engine::sleep_as_thread() {
-  const double deadline_s = next_deadline_s();
-  const double pause_s = pause_for_gates_s();
-  const bool asleep = !stopping_ && callers_ == 0;
-  if (asleep) {
-    watch(true);
-    looks_soon_ = pause_s > 0.0;
-    thread_asleep_ = true;
-  }
-  {
-    const std::scoped_lock lock(mutex_);
-    driving_ = false;
-  }
-  baton_free_.notify_all();
-  if (!asleep) return;
-  if (commands_.load() == nullptr) {
-    if (pause_s > 0.0) {
-      pollfd any{.fd = epoll_, .events = POLLIN, .revents = 0};
-      poll_briefly({&any, 1}, pause_s);
-    } else {
-      epoll_event event{};
-      ::epoll_wait(epoll_, &event, 1, milliseconds_until(deadline_s, 60.0));
-    }
-  }
-  thread_asleep_ = looks_soon_ = false;
-  hush(thread_event_);
-  hush(alarm_);
 }
 
 // False if the condition was met, or the deadline passed, while somebody else held the baton.
@@ -413,13 +336,18 @@ void Engine::release_baton() {
   }
 }
 
+struct Engine::Releasing {
+  Engine& engine;
+  ~Releasing() { engine.release_baton(); }
+};
+
 void Engine::with_baton(const std::function<void()>& action) {
   ++actions_;
   TELEGRAD_CHECK(take_baton(Claim::action, nullptr, std::numeric_limits<double>::infinity()));
   --actions_;
+  const Releasing releasing{*this};
   run_commands(now_s());  // what this thread has submitted comes first
   action();
-  release_baton();
 }
 
 bool Engine::wait(const Request& request, double deadline_s) {
@@ -447,6 +375,7 @@ void Engine::tell_others() {
 }
 
 bool Engine::drive(const std::function<bool()>& over, double deadline_s) {
+  const Releasing releasing{*this};
   bool is_over = over();
   double idle_since_s = now_s();
   while (!is_over) {
@@ -464,7 +393,6 @@ bool Engine::drive(const std::function<bool()>& over, double deadline_s) {
       if (sleep_as_caller(std::min(deadline_s, next_deadline_s()))) break;
     }
   }
-  release_baton();
   return is_over;
 }
 

@@ -76,9 +76,11 @@ class Engine {
   void thread_main();
   bool take_baton(Claim claim, Condition* condition, double deadline_s);
   void release_baton();
+  struct Releasing;  // the baton, when it goes
   bool drive(const std::function<bool()>& over, double deadline_s);
   void tell_others();
   bool turn(double now_s);
+  bool turn(Participant& participant, double now_s);
   bool run_commands(double now_s);
   bool arm();
   void watch(bool on);

@@ -133,8 +133,8 @@ std::optional<Agreement::Verdict> Agreement::damage() const {
   return std::nullopt;
 }
 
-// A rank that could still speak has ended in consequence, not as the cause; so may one have that is missed only now, when
-// others have been accused: its word may be lost with it.
+// A rank that could still speak, and named another, has ended in consequence, not as the cause; so may one have that is
+// missed only now, when others have been accused: its word may be lost with it.
 std::optional<Agreement::Verdict> Agreement::lost() const {
   const auto first = [this](const auto& suspected) {
     for (Rank rank = 0; rank < statements_.size(); ++rank) {
@@ -142,7 +142,8 @@ std::optional<Agreement::Verdict> Agreement::lost() const {
     }
     return kNoRank;
   };
-  Rank culprit = first([this](Rank rank) { return is_accused(rank) && !heard(rank); });
+  const auto names_another = [this](Rank rank) { return heard(rank) && !accuses(statements_[rank], rank); };
+  Rank culprit = first([&](Rank rank) { return is_accused(rank) && !names_another(rank); });
   if (culprit == kNoRank) culprit = first([this](Rank rank) { return losses_[rank] && !heard(rank); });
   if (culprit == kNoRank) culprit = first([this](Rank rank) { return losses_[rank] || is_accused(rank); });
   if (culprit == kNoRank) return std::nullopt;

@@ -18,7 +18,8 @@ inline bool precedes(std::uint32_t sequence, std::uint32_t other) {
   return static_cast<std::int32_t>(sequence - other) < 0;
 }
 
-// Nobody can be so many operations or messages ahead of another rank: what says so is damage.
+// Nobody can be so many operations or messages ahead of another rank, since operations wait before (kAheadLeast): what says
+// so is damage.
 inline constexpr std::uint32_t kAheadMost = std::uint32_t{1} << 20;
 
 /// What a rank says when it stops: the failure that it found itself, or that it heard of first.

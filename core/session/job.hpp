@@ -39,6 +39,7 @@ class Session::Job final : public Transport {
   /// When something is to be done because time has passed.
   double next_look_s() const { return std::min(deadline_s_, tell_at_s_); }
   Request& request() const { return *request_; }
+  bool is_shut() const { return is_shut_; }
   /// While its gate is shut its time does not run.
   void shut() {
     is_shut_ = true;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <new>
 
 #include "session/job.hpp"
 
@@ -46,6 +47,7 @@ void Session::begin(RequestPtr request, double now_s) {
   counters_.operations += 1;
   history_.called(sequence, request->call(), now_s_);
   request->note_begun({.sequence = sequence, .when_s = now_s_});
+  tell_how_far();
   if (frozen(sequence)) {
     refused_.emplace_back(sequence, std::move(request));
     say_if_called();
@@ -78,11 +80,20 @@ void Session::begin(RequestPtr request, double now_s) {
   if (!frozen(sequence) && !waits_at_gate(job)) start(job);
 }
 
+bool Session::holds(const Request& request) const {
+  const auto is_it = [&](const auto& job) { return &job->request() == &request; };
+  return std::ranges::any_of(jobs_, [&](const auto& running) { return is_it(running.second); }) ||
+         std::ranges::any_of(quarantine_, is_it) ||
+         std::ranges::any_of(refused_, [&](const auto& refused) { return refused.second.get() == &request; });
+}
+
 void Session::start(Job& job) {
   const bool outer = std::exchange(running_turn_, true);
   job.start(run(*this, job));
   running_turn_ = outer;
-  if (!outer) finish_jobs();
+  if (outer) return;
+  fail_if_thrown();
+  finish_jobs();
 }
 
 void Session::refuse(Request& request, std::uint32_t sequence) const {
@@ -96,7 +107,7 @@ Task<void> Session::run(Session& session, Job& job) {
   try {
     co_await job.request().start(job);
   } catch (const std::exception& error) {
-    session.fail(session.failure_of(job, FailureKind::transport, session.rank(), error.what()));
+    session.fail(session.failure_of(job, FailureKind::transport, session.rank(), session.reason_of(error)));
     co_return;
   }
   session.finished_.push_back(&job);
@@ -113,8 +124,20 @@ bool Session::run_ready() {
     coroutine.resume();
   }
   running_turn_ = false;
+  fail_if_thrown();
   finish_jobs();
   return true;
+}
+
+// The task that awaits it may wait for ever for those beside it.
+void Session::fail_if_thrown() {
+  const std::exception_ptr thrown = take_thrown();
+  if (!thrown || failing()) return;
+  try {
+    std::rethrow_exception(thrown);
+  } catch (const std::exception& error) {
+    fail(error);
+  }
 }
 
 // Here no coroutine of the session is running, so that frames may go.

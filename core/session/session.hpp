@@ -9,6 +9,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <exception>
 #include <functional>
 #include <limits>
 #include <memory>
@@ -61,13 +62,15 @@ class Session final : public EventSink {
   std::string missing() const;
   /// Begins an operation. Every rank begins the same ones in the same order, but for sends and receives between two.
   void begin(RequestPtr request, double now_s);
+  /// Whether `request` has begun and is not over.
+  bool holds(const Request& request) const;
   /// Gives the coroutines that can go on one turn; true if there were any.
   bool run_ready();
   bool has_ready() const { return !ready_.empty(); }
-  /// How many operations wait for their gate (Request::set_gate).
+  /// How many operations wait for their gate (Request::set_gate), or for ranks that are far behind.
   std::size_t gates_shut() const { return gated_.size(); }
-  /// Begins those whose gate is open by now; true if there were any. Whoever runs the session looks from time to time:
-  /// nothing else tells. Their timeout_s runs from then on.
+  /// Begins those that may by now; true if there were any. Whoever runs the session looks from time to time: nothing else
+  /// tells. timeout_s runs from the opening of a gate on.
   bool open_gates(double now_s);
   /// Heartbeats and deadlines. To be called before what has arrived is looked at: a process that was frozen must not
   /// take part in anything any more.
@@ -81,6 +84,8 @@ class Session final : public EventSink {
 
   /// Stops, here and on every other rank. The first failure counts, unless a peer knows the cause better.
   void fail(Failure failure);
+  /// The same for what this rank has thrown: most likely it is out of memory.
+  void fail(const std::exception& thrown);
   /// True once something has failed, also while the ranks do not yet agree on what.
   bool failing() const { return agreement_.has_value(); }
   /// What all agree on; empty until then.
@@ -148,12 +153,16 @@ class Session final : public EventSink {
   static Task<void> run(Session& session, Job& job);
   Failure failure_of(const Job& job, FailureKind kind, Rank peer, std::string reason) const;
   void finish_jobs();
+  void fail_if_thrown();
+  std::string reason_of(const std::exception& thrown) const;
   bool fail_if_abandoned(const Job& job);
   bool agrees(const Job& job, Rank source, const Call& call);
   void take_announced_call(Rank source, std::uint32_t sequence, const Call& call);
   void start(Job& job);
   bool waits_at_gate(Job& job);
-  bool may_start(const Job& job, std::size_t before) const;  // of gated_ so many were called before it
+  bool may_start(const Job& job, std::size_t before);  // of gated_ so many were called before it
+  std::optional<Rank> far_behind(std::uint32_t sequence);
+  void tell_how_far();
   void refuse(Request& request, std::uint32_t sequence) const;
 
   // session_messages.cpp
@@ -223,6 +232,7 @@ class Session final : public EventSink {
   std::vector<std::pair<std::uint32_t, RequestPtr>> refused_;     // begun too late, before the verdict
   std::vector<Job*> finished_;
   std::vector<Job*> gated_;  // of jobs_, oldest first: they have not been started
+  std::uint32_t called_by_all_ = 0;  // operations, at least
   std::unordered_map<std::uint32_t, std::vector<Arrival>> early_;        // operations that this rank has not begun
   std::unordered_map<std::uint32_t, std::vector<Announced>> announced_;  // the same, of peers that wait in them
   Peers peers_;

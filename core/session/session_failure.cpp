@@ -1,5 +1,6 @@
 // How a session stops: what it tells its peers, how long it listens, and what its operations end with.
 #include <algorithm>
+#include <new>
 
 #include "session/job.hpp"
 
@@ -33,6 +34,19 @@ void Session::fail(Failure failure) {
   } else {
     stop(std::move(mine));
   }
+}
+
+std::string Session::reason_of(const std::exception& thrown) const {
+  const bool memory = dynamic_cast<const std::bad_alloc*>(&thrown) != nullptr;
+  return "rank " + std::to_string(rank()) + (memory ? " ran out of memory" : std::string(" cannot go on: ") + thrown.what());
+}
+
+void Session::fail(const std::exception& thrown) {
+  fail({.kind = FailureKind::transport,
+        .rank = rank(),
+        .peer = rank(),
+        .sequence = first_unfinished(),
+        .reason = reason_of(thrown)});
 }
 
 void Session::stop(Statement mine) {

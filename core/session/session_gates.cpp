@@ -1,5 +1,8 @@
-// Operations whose memory is not ready yet: they have their number, and their messages may come, but do not begin.
+// Operations that do not begin at once, but have their number, and their messages may come: those whose memory is not ready
+// yet, and those that are far ahead of a rank. A rank whose messages leave without an answer, as in a gather, would fill the
+// memory of one that does not call: that keeps what has come early.
 #include <algorithm>
+#include <cmath>
 
 #include "session/job.hpp"
 
@@ -13,11 +16,38 @@ bool in_one_queue(const Call& one, const Call& other) {
   return one.operation == Operation::receive && (one.root == kNoRank || other.root == kNoRank);
 }
 
+constexpr std::uint32_t kAheadLeast = std::uint32_t{1} << 16;  // operations, from which on one waits
+constexpr std::uint32_t kTellEvery = kAheadLeast / 4;
+static_assert(kAheadLeast <= kAheadMost / 2);  // by then all have come that were sent before
+
 }  // namespace
 
-bool Session::may_start(const Job& job, std::size_t before) const {
+// Heartbeats say it too, but where calls follow each other fast they are too rare.
+void Session::tell_how_far() {
+  if (next_sequence_ % kTellEvery != 0 || !std::isfinite(options_.heartbeat_s) || parting_ || failing()) return;
+  broadcast({.kind = ControlKind::heartbeat});
+}
+
+// The rank that is furthest behind, if operation `sequence` is to wait for it. Those that it still has to call have begun
+// here, so that it needs none that waits.
+std::optional<Rank> Session::far_behind(std::uint32_t sequence) {
+  if (sequence - called_by_all_ < kAheadLeast || !std::isfinite(options_.heartbeat_s)) return std::nullopt;
+  std::optional<Rank> slowest;
+  called_by_all_ = sequence;
+  for (Rank peer = 0; peer < size(); ++peer) {
+    if (peer == rank()) continue;
+    const std::uint32_t called = std::as_const(peers_)[peer].called.value_or(0);
+    if (!precedes(called, called_by_all_)) continue;
+    called_by_all_ = called;
+    slowest = peer;
+  }
+  return sequence - called_by_all_ < kAheadLeast ? std::nullopt : slowest;
+}
+
+bool Session::may_start(const Job& job, std::size_t before) {
   const Gate* const gate = job.request().gate();
   if (gate != nullptr && !gate->is_open()) return false;
+  if (!job.is_message() && far_behind(job.sequence())) return false;
   return !job.is_message() || std::none_of(gated_.begin(), gated_.begin() + static_cast<std::ptrdiff_t>(before),
                                            [&](const Job* shut) {
                                              return shut->is_message() && in_one_queue(shut->call(), job.call());
@@ -26,7 +56,8 @@ bool Session::may_start(const Job& job, std::size_t before) const {
 
 bool Session::waits_at_gate(Job& job) {
   if (may_start(job, gated_.size())) return false;
-  job.shut();
+  const Gate* const gate = job.request().gate();
+  if (gate != nullptr || job.is_message()) job.shut();
   gated_.push_back(&job);
   return true;
 }
@@ -42,7 +73,7 @@ bool Session::open_gates(double now_s) {
     }
     gated_.erase(gated_.begin() + static_cast<std::ptrdiff_t>(at));
     any = true;
-    job.open(now_s_);
+    if (job.is_shut()) job.open(now_s_);
     wake_at(job.next_look_s());
     if (job.is_message()) {
       start_message(job);

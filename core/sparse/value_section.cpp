@@ -13,6 +13,7 @@ namespace telegrad {
 namespace {
 
 constexpr std::uint64_t kWordBytes = 8;
+constexpr std::uint64_t kGroup = 64;  // random choices begin at a multiple
 constexpr std::uint64_t kPackedFewest = 128;   // fewer values save less than the look at them costs
 constexpr std::uint64_t kLeastSavedShare = 16;  // of their bytes: what less would save, unpacking would cost
 
@@ -106,7 +107,8 @@ ConstBytes ValueDraft<V>::sent() const {
 }
 
 template <class V>
-void ValueDraft<V>::write(const StreamHeader& header, const kernels::QuantisationKey& key, Bytes section) const {
+void ValueDraft<V>::write(const StreamHeader& header, const kernels::QuantisationKey& key, std::uint64_t first,
+                          Bytes section) const {
   const Bytes bytes = section.first(value_bytes(header));
   const Bytes padding = section.subspan(bytes.size());
   const bool lossless = header.value_encoding == ValueEncoding::native;
@@ -115,7 +117,7 @@ void ValueDraft<V>::write(const StreamHeader& header, const kernels::Quantisatio
   } else if (lossless || !rounded_.empty()) {
     copy_bytes(bytes.data(), sent().data(), bytes.size());
   } else if constexpr (std::is_same_v<V, float>) {
-    kernels::encode_values(header.value_encoding, key, 0, values_, bytes, error_);
+    kernels::encode_values(header.value_encoding, key, first / kGroup * kGroup, values_, bytes, error_);
   }
   if (!padding.empty()) std::memset(padding.data(), 0, padding.size());
   if (lossless) std::ranges::fill(error_, V(0.0F));

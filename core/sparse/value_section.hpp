@@ -39,8 +39,9 @@ class ValueDraft {
 
   /// What the values take packed; 0: they are not to be.
   std::uint64_t packed_bytes() const { return plan_.bytes; }
-  /// Fills a section of value_bytes(), and its padding.
-  void write(const StreamHeader& header, const kernels::QuantisationKey& key, Bytes section) const;
+  /// Fills a section of value_bytes(), and its padding. `first`: the first value's index in the whole vector, so that values
+  /// of one rank's messages are rounded independently of each other, also where one call sends several.
+  void write(const StreamHeader& header, const kernels::QuantisationKey& key, std::uint64_t first, Bytes section) const;
 
  private:
   // What is sent if it is not encoded.

@@ -215,7 +215,8 @@ void write_indices(const StreamView<V>& view, const StreamHeader& header, const 
 template <class V>
 void write_message(const StreamView<V>& view, const Draft<V>& draft, Bytes out, const WireFormat& format) {
   write_indices(view, draft.header, draft.indices, out);
-  draft.values.write(draft.header, format.key, out.subspan(Layout(draft.header).values));
+  const std::uint64_t first = view.dense || view.indices.empty() ? view.range.begin : view.indices.front();
+  draft.values.write(draft.header, format.key, first, out.subspan(Layout(draft.header).values));
 }
 
 }  // namespace

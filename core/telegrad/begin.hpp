@@ -2,6 +2,9 @@
 // What the files that begin operations share. Not installed.
 
 #include <array>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
 #include <span>
 #include <stdexcept>
 #include <string>
@@ -30,12 +33,34 @@ inline Algorithm algorithm_named(std::string_view name, std::span<const Algorith
   throw std::invalid_argument("algorithm=" + std::string(name) + " does not exist for this operation: use one of " + names);
 }
 
+/// Throws std::invalid_argument in a child that the process with the communicator has forked.
+inline void check_process(const telegrad::Communicator& core) {
+  if (!core.forked()) return;
+  throw std::invalid_argument("this communicator belongs to the process that forked this one: use it there");
+}
+
+/// Throws std::invalid_argument unless `counts` is empty or has one number for each rank, which together, times `item`,
+/// are a length that memory can have.
+inline void check_counts(const char* name, Counts counts, Rank size, std::size_t item = 1) {
+  if (counts.empty()) return;
+  if (counts.size() != size) {
+    throw std::invalid_argument(std::string(name) + " has " + std::to_string(counts.size()) + " numbers for " +
+                                std::to_string(size) + " ranks: give one for each");
+  }
+  std::uint64_t left = static_cast<std::uint64_t>(std::numeric_limits<std::ptrdiff_t>::max()) / item;
+  for (std::size_t i = 0; i < counts.size(); ++i) {
+    if (counts[i] > left) {
+      throw std::invalid_argument(std::string(name) + "[" + std::to_string(i) + "]=" + std::to_string(counts[i]) +
+                                  " is more than memory can hold: was it a negative number?");
+    }
+    left -= counts[i];
+  }
+}
+
 /// Submits `request`, and `sent` unless that is null, and gives what a Work holds.
 inline std::shared_ptr<Begun> begun(const std::shared_ptr<Joined>& joined, RequestPtr request,
                                     RequestPtr sent = nullptr) {
-  if (joined->core->forked()) {
-    throw std::invalid_argument("this communicator belongs to the process that forked this one: use it there");
-  }
+  check_process(*joined->core);
   joined->core->submit(request, false);
   if (sent) joined->core->submit(sent, false);
   return std::make_shared<Begun>(joined, std::move(request), std::move(sent));

@@ -48,10 +48,7 @@ void check_result(ConstBytes x, ConstBytes out) {
 // In bytes. `bytes`: of each block, if they are all alike.
 Partition blocks_of(const char* name, Counts counts, std::size_t bytes, std::size_t item, Rank size) {
   if (counts.empty()) return {bytes * size, size};
-  if (counts.size() != size) {
-    throw std::invalid_argument(std::string(name) + " has " + std::to_string(counts.size()) + " numbers for " +
-                                std::to_string(size) + " ranks: give one for each");
-  }
+  detail::check_counts(name, counts, size, item);
   std::vector<std::uint64_t> lengths(counts.begin(), counts.end());
   for (std::uint64_t& length : lengths) length *= item;
   return Partition(lengths);
@@ -110,7 +107,7 @@ std::vector<Communicator> Communicator::local(Rank size, const Options& options)
 }
 
 Communicator::~Communicator() {
-  if (joined_ && !joined_->core->forked()) close();
+  if (joined_) close();
 }
 
 Communicator& Communicator::operator=(Communicator&& other) noexcept {
@@ -122,7 +119,10 @@ Rank Communicator::rank() const { return joined_->core->rank(); }
 Rank Communicator::size() const { return joined_->core->size(); }
 std::string Communicator::driver() const { return joined_->core->driver_name(); }
 void Communicator::close() { joined_->core->close(); }
-void Communicator::abort(const std::string& reason) { joined_->core->abort(reason); }
+void Communicator::abort(const std::string& reason) {
+  detail::check_process(*joined_->core);
+  joined_->core->abort(reason);
+}
 
 Work Communicator::all_reduce_bytes(ConstBytes x, Bytes out, DType dtype, Reduction reduction,
                                     std::string_view algorithm) {

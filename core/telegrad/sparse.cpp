@@ -1,5 +1,6 @@
 // The operations of a Communicator on sparse streams.
 
+#include <atomic>
 #include <cmath>
 #include <mutex>
 #include <optional>
@@ -65,7 +66,9 @@ SparseReduction reduction_of(const SparseStream<V>& stream, Reduction reduction,
 // The library's own stream; without a copy where the caller has given away the last of its own.
 template <class V>
 telegrad::SparseStream<V> given(const SparseStream<V>& stream) {
-  return stream.held().use_count() == 1 ? std::move(stream.held()->stream) : stream.held()->stream.clone();
+  if (stream.held().use_count() != 1) return stream.held()->stream.clone();
+  std::atomic_thread_fence(std::memory_order_acquire);  // another thread's copy may have been read until just now
+  return std::move(stream.held()->stream);
 }
 
 // For a sum: where that may be made densely, also what takes less memory so.
@@ -123,10 +126,7 @@ Result<SparseStream<V>> Communicator::reduce_scatter(SparseStream<V> stream, Red
   if (options.algorithm != "auto" || options.balanced) {
     throw std::invalid_argument("algorithm and balanced are not for reduce_scatter, which has one way: leave them out");
   }
-  if (!counts.empty() && counts.size() != size()) {
-    throw std::invalid_argument("counts has " + std::to_string(counts.size()) + " numbers for " +
-                                std::to_string(size()) + " ranks: give one for each");
-  }
+  detail::check_counts("counts", counts, size());
   Partition slices = counts.empty() ? Partition(stream.n(), size()) : Partition(counts);
   if (slices.count() != stream.n()) {
     throw std::invalid_argument("counts add up to " + std::to_string(slices.count()) + " but the stream has n=" +

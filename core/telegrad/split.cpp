@@ -21,6 +21,7 @@ namespace {
 
 constexpr std::int64_t kNoGroup = -1;
 constexpr std::int64_t kNotMade = 0;
+constexpr std::int64_t kAddressMost = 1 << 20;  // bytes; UCX's has some hundred for each of its networks
 
 // Every rank's `mine`, one behind the other, all of one length.
 template <class T>
@@ -51,6 +52,13 @@ std::vector<Rank> members_of(Communicator& comm, std::int64_t color, std::int64_
 // The bytes of `members`, in their order; every rank gives its own.
 std::vector<std::vector<std::byte>> told(Communicator& comm, ConstBytes mine, const std::vector<Rank>& members) {
   const auto lengths = gathered(comm, std::vector{static_cast<std::int64_t>(mine.size())});
+  for (Rank rank = 0; rank < comm.size(); ++rank) {  // which all ranks see alike
+    if (lengths[rank] >= 0 && lengths[rank] <= kAddressMost) continue;
+    throw TransportError("rank " + std::to_string(comm.rank()) + ": rank " + std::to_string(rank) +
+                             " says that its address has " + std::to_string(lengths[rank]) +
+                             " bytes: install the same telegrad on all hosts",
+                         {.rank = comm.rank(), .peer = rank, .operation = "split"});
+  }
   std::vector<std::byte> padded(static_cast<std::size_t>(std::ranges::max(lengths)));
   std::ranges::copy(mine, padded.begin());
   const std::vector<std::byte> table = gathered(comm, padded);

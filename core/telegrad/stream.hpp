@@ -26,9 +26,11 @@ class SparseStream {
   SparseStream(std::uint64_t n, std::initializer_list<std::uint32_t> indices, std::initializer_list<V> values);
   /// Of all elements. Copies.
   static SparseStream dense(std::span<const V> values);
-  // No moves: what one leaves behind would be of no use, and a copy costs as little.
   SparseStream(const SparseStream&) = default;
   SparseStream& operator=(const SparseStream&) = default;
+  /// What is left behind can only be assigned to or destroyed.
+  SparseStream(SparseStream&&) noexcept = default;
+  SparseStream& operator=(SparseStream&&) noexcept = default;
   ~SparseStream() = default;
   /// For the library's own use.
   explicit SparseStream(std::shared_ptr<detail::Held<V>> held);

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "progress/communicator.hpp"
+#include "telegrad/begin.hpp"
 #include "telegrad/joined.hpp"
 
 namespace telegrad::api {
@@ -13,6 +14,7 @@ namespace {
 
 bool wait_until(const detail::Begun& begun, double deadline_s) {
   telegrad::Communicator& core = *begun.joined->core;
+  if (!begun.request->done() || (begun.sent && !begun.sent->done())) detail::check_process(core);
   for (const RequestPtr& request : {begun.request, begun.sent}) {
     if (!request) continue;
     while (!core.wait(*request, deadline_s)) {  // a signal ends it early

@@ -3,6 +3,9 @@
 // of any length uses constant stack. when_all runs several at once. Nothing here knows of networks or threads.
 //
 // A suspended Task may be destroyed at any time: its frame owns the frames of the tasks that it awaits.
+//
+// What a task throws goes to its awaiter, which may never come to it: of tasks under way at once the others may wait for what
+// the one that threw was to send. So whoever runs root tasks asks for it too (take_thrown).
 
 #include <coroutine>
 #include <exception>
@@ -19,6 +22,10 @@ class Task;
 
 namespace detail {
 
+inline thread_local std::exception_ptr thrown_here;
+
+inline std::exception_ptr note_thrown() noexcept { return thrown_here = std::current_exception(); }
+
 class TaskPromiseBase {
  public:
   std::suspend_always initial_suspend() noexcept { return {}; }
@@ -32,7 +39,7 @@ class TaskPromiseBase {
     void await_resume() noexcept {}
   };
   FinalAwaiter final_suspend() noexcept { return {}; }
-  void unhandled_exception() noexcept { error_ = std::current_exception(); }
+  void unhandled_exception() noexcept { error_ = note_thrown(); }
   void continue_with(std::coroutine_handle<> continuation) { continuation_ = continuation; }
 
  protected:
@@ -150,7 +157,7 @@ class JoinedTask {
     };
     FinalAwaiter final_suspend() noexcept { return {}; }
     void return_void() noexcept {}
-    void unhandled_exception() noexcept { error = std::current_exception(); }
+    void unhandled_exception() noexcept { error = note_thrown(); }
     std::exception_ptr error;
   };
 
@@ -199,6 +206,9 @@ class WhenAll {
 };
 
 }  // namespace detail
+
+/// The last exception that a task has thrown in this thread since this was asked before; null if none has.
+inline std::exception_ptr take_thrown() noexcept { return std::exchange(detail::thrown_here, nullptr); }
 
 /// A task that is under way from the moment that this is made, as a message is; it must be awaited, and never moves.
 class TaskUnderWay {

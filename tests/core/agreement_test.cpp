@@ -99,6 +99,14 @@ TEST("who is missed only when others have been accused is not the cause, though 
   EXPECT_EQ(agreement.verdict().culprit, 1U);
 }
 
+TEST("a rank that has left is the cause, also where it listens still, and another ends in consequence without a word") {
+  Agreement agreement(3, 0);
+  for (const Rank rank : {Rank{0}, Rank{1}}) agreement.add(rank, lost(0, 1));  // rank 1 says what it has heard of itself
+  agreement.lose(2, "Connection reset by remote peer");
+  EXPECT_EQ(agreement.verdict().culprit, 1);
+  EXPECT_EQ(agreement.verdict().reason, "cut");
+}
+
 TEST("a rank that says so itself is the cause, and others name the same text") {
   const Statement own{.kind = FailureKind::transport, .origin = 2, .culprit = 2, .reason = "LookupError"};
   const std::vector<Statement> all{lost(0, 2), own, own};

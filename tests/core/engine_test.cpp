@@ -10,7 +10,9 @@
 #include <future>
 #include <limits>
 #include <memory>
+#include <new>
 #include <numeric>
+#include <stdexcept>
 #include <system_error>
 #include <thread>
 #include <vector>
@@ -227,6 +229,51 @@ TEST("a wait ends at its deadline also where the network cannot be waited for") 
   finish(*all[0], first);
   finish(*all[1], second);
   EXPECT_EQ(data[0], data[1]);
+}
+
+TEST("what a network throws ends the operation on all ranks, and leaves the engine to others") {
+  struct Throwing final : LocalDriver {
+    using LocalDriver::LocalDriver;
+    bool progress() override {
+      if (throws) throw std::bad_alloc();
+      return LocalDriver::progress();
+    }
+    std::atomic<bool> throws = false;
+  };
+  for (const bool caller_waits : {true, false}) {
+    const auto network = std::make_shared<LocalNetwork>(2);
+    auto driver = std::make_unique<Throwing>(network, 1);
+    Throwing& throwing = *driver;
+    Communicator one(Engine::shared(), std::make_unique<LocalDriver>(network, 0), {});
+    Communicator other(Engine::shared(), std::move(driver), {});
+    one.join();
+    other.join();
+    for (Communicator* communicator : {&one, &other}) {
+      while (!communicator->await_join(kForever)) {
+      }
+    }
+    std::vector<std::vector<float>> data(2, std::vector<float>(10, 1.0F));
+    const auto first = sum(one, data[0], caller_waits);
+    throwing.throws = true;
+    while (!one.wait(*first, kForever)) {
+    }
+    REQUIRE(first->failure());
+    EXPECT_EQ(first->failure()->peer, Rank{1});
+    EXPECT_EQ(first->failure()->reason, "rank 1 ran out of memory");
+    throwing.throws = false;
+    auto others = make_local(2);
+    const auto second = sum(*others[0], data[0], false);
+    finish(*others[1], sum(*others[1], data[1], true));
+    finish(*others[0], second);
+  }
+}
+
+TEST("an action that throws gives the engine back") {
+  Engine engine;
+  EXPECT_THROWS(std::runtime_error, "no", engine.with_baton([] { throw std::runtime_error("no"); }));
+  bool ran = false;
+  engine.with_baton([&] { ran = true; });
+  EXPECT(ran);
 }
 
 TEST("different calls fail on every rank and write nothing") {

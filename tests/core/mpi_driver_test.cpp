@@ -1,5 +1,6 @@
 // The mpi driver among the three ranks that mpiexec starts of this program (core/CMakeLists.txt).
 #include <mpi.h>
+#include <sys/resource.h>
 
 #include <array>
 #include <cstddef>
@@ -12,6 +13,7 @@
 #include "drivers/mpi/mpi_driver.hpp"
 #include "joining/join.hpp"
 #include "joining/mpi.hpp"
+#include "session/messages.hpp"
 #include "session/moves.hpp"
 #include "session/reductions.hpp"
 #include "testing.hpp"
@@ -101,6 +103,30 @@ TEST("a payload that its receiver does not want any more does not stay in its se
     EXPECT_EQ(error.failure().peer, Rank{1});
   }
   communicator->close();
+}
+
+TEST("a message that is refused takes no memory of its length") {
+  constexpr std::size_t kLong = std::size_t{400} << 20;
+  const auto communicator = mpi::join(MPI_COMM_WORLD, {.session = {.timeout_s = 20.0}});
+  const Rank rank = communicator->rank();
+  std::vector<std::byte> data(rank == 1 ? kLong : 10);
+  const auto peak_bytes = [] {
+    rusage usage{};
+    ::getrusage(RUSAGE_SELF, &usage);
+    return static_cast<std::size_t>(usage.ru_maxrss) * 1024;
+  };
+  const std::size_t before = peak_bytes();
+  if (rank < 2) {
+    const RequestPtr message = rank == 1 ? make_send(DType::u8, data, 0, 0) : make_receive(DType::u8, data, 1, 0);
+    try {
+      finish(*communicator, communicator->submit(message, false));
+      EXPECT(false);
+    } catch (const TransportError& error) {
+      EXPECT(error.failure().kind == FailureKind::mismatched_call);
+    }
+  }
+  communicator->close();
+  if (rank == 0) EXPECT(peak_bytes() - before < kLong / 4);
 }
 
 TEST("bytes that no telegrad sends end the communicator, and are received nowhere else") {

@@ -1,4 +1,7 @@
 // The interface for C++ programs, on ranks of this process: every operation, what is refused, and how it fails.
+#include <sys/wait.h>
+#include <unistd.h>
+
 #include <array>
 #include <cmath>
 #include <cstdint>
@@ -70,11 +73,16 @@ TEST("dense reductions") {
   });
 }
 
-TEST("a stream that was moved from is still one") {
+TEST("a stream that is moved is not shared, so that its entries need no copy") {
   SparseStream<float> stream(10, {2, 3}, {1.0F, 2.0F});
-  const SparseStream<float> other = std::move(stream);
-  EXPECT_EQ(other.n(), 10);
-  EXPECT_EQ(stream.n(), 10);
+  const SparseStream<float> copy = stream;
+  EXPECT_EQ(copy.held().use_count(), 2);
+  const float* const values = stream.values().data();
+  SparseStream<float> other = std::move(stream);
+  EXPECT_EQ(other.held().use_count(), 2);
+  EXPECT(other.values().data() == values);
+  stream = SparseStream<float>(7, {1}, {1.0F});
+  EXPECT_EQ(stream.n(), 7);
 }
 
 TEST("moves of any type") {
@@ -243,6 +251,12 @@ TEST("what cannot be is refused before anything is sent") {
   const std::array<std::uint64_t, 3> three{1, 1, 1};
   const std::array<std::uint64_t, 2> uneven{1, 2}, other{2, 1};
   EXPECT_THROWS(Misuse, "counts has 3 numbers for 2 ranks", (void)comm.all_gather(y, x, three));
+  const std::array<std::uint64_t, 2> below{static_cast<std::uint64_t>(-5), 15}, wraps{(1ULL << 62) + 1, 1};
+  EXPECT_THROWS(Misuse, "counts[0]=18446744073709551611 is more than memory can hold", (void)comm.all_gather(y, x, below));
+  EXPECT_THROWS(Misuse, "counts[0]=4611686018427387905", (void)comm.all_gather(y, x, wraps));
+  EXPECT_THROWS(Misuse, "counts[0]=18446744073709551611",
+                (void)comm.reduce_scatter(SparseStream<float>(10, {1}, {1.0F}), Reduction::sum, below));
+  EXPECT_THROWS(Misuse, "send_counts[0]=18446744073709551611", (void)comm.all_to_all(x, z, below, below));
   EXPECT_THROWS(Misuse, "give send_counts and receive_counts", (void)comm.all_to_all(x, z, uneven));
   EXPECT_THROWS(Misuse, "what it keeps has one length", (void)comm.all_to_all(z, std::span(x).first(3), uneven, other));
   std::vector<float> w(3);
@@ -302,4 +316,31 @@ TEST("failures are exceptions of their kind, with their facts") {
 
   auto slow = Communicator::local(2, {.timeout_s = 0.05});
   EXPECT_THROWS(TimeoutExpired, "", slow[0].barrier().wait());
+}
+
+TEST("a forked child leaves its parent's communicators alone") {
+  auto ranks = Communicator::local(2);
+  std::vector<float> x(4), y(4);
+  const Work under_way = ranks[0].all_reduce(x);
+  const auto refused = [](const auto& call) {
+    try {
+      call();
+    } catch (const std::invalid_argument&) {
+      return true;
+    }
+    return false;
+  };
+  const pid_t child = ::fork();
+  if (child == 0) {
+    const bool all = refused([&] { ranks[0].abort("of the child"); }) && refused([&] { (void)ranks[0].barrier(); }) &&
+                     refused([&] { under_way.wait(); }) && refused([&] { (void)ranks[0].split(1); });
+    ranks[0].close();
+    ::_exit(all ? 0 : 1);
+  }
+  REQUIRE(child > 0);
+  int status = -1;
+  EXPECT_EQ(::waitpid(child, &status, 0), child);
+  EXPECT_EQ(status, 0);
+  ranks[1].all_reduce(y).wait();
+  under_way.wait();
 }

@@ -1,90 +1,18 @@
 // The protocol of one rank, whose peers are the test: matching, time-outs, aborts, and messages that come early, twice
 // or too long.
-#include "testing.hpp"
-
 #include <memory>
+#include <new>
 #include <stdexcept>
 #include <string>
 #include <utility>
 #include <vector>
 
-#include "session/session.hpp"
+#include "scripted.hpp"
+#include "testing.hpp"
 
 namespace {
 
 using namespace telegrad;
-
-constexpr Call kCall{.operation = Operation::allgather, .count = 5};
-
-RequestPtr request(Request::Body body, Call call = kCall) { return std::make_shared<Request>(call, std::move(body)); }
-
-// A network whose other end is the test.
-class ScriptedDriver final : public Driver {
- public:
-  explicit ScriptedDriver(Rank size) : size_(size) {}
-  Rank rank() const override { return 0; }
-  Rank size() const override { return size_; }
-  const char* name() const override { return "scripted"; }
-  void attach(EventSink& attached) override { sink = &attached; }
-  void send(Rank to, const Envelope& envelope, ConstBytes, Pending& pending) override {
-    sent.push_back({to, envelope});
-    pending.complete(envelope.length);
-  }
-  void accept(const Arrival& arrival, Bytes into, Pending& pending) override {
-    for (std::byte& byte : into) byte = std::byte{static_cast<unsigned char>(arrival.envelope.step + 1)};
-    ++accepted;
-    pending.complete(into.size());
-  }
-  void discard(const Arrival&) override { ++discarded; }
-  void send_control(Rank to, const Control& control) override { controls.push_back({to, control}); }
-  void compute(std::size_t bytes, Pending& pending) override { pending.complete(bytes); }
-  bool progress() override { return false; }
-  bool arm() override { return true; }
-  int wait_descriptor() const override { return -1; }
-  double now_s() const override { return 0.0; }
-  void shut_down() override {}
-
-  void arrive(Rank source, std::uint32_t sequence, Step step, std::size_t length, Call call = kCall) {
-    Envelope envelope;
-    envelope.source = source;
-    envelope.sequence = sequence;
-    envelope.step = step;
-    envelope.length = length;
-    envelope.call = call;
-    sink->on_arrival({envelope, nullptr});
-  }
-  std::vector<std::pair<Rank, Control>> of_kind(ControlKind kind) const {
-    std::vector<std::pair<Rank, Control>> found;
-    for (const auto& entry : controls) {
-      if (entry.second.kind == kind) found.push_back(entry);
-    }
-    return found;
-  }
-
-  EventSink* sink = nullptr;
-  std::vector<std::pair<Rank, Envelope>> sent;
-  std::vector<std::pair<Rank, Control>> controls;
-  int accepted = 0;
-  int discarded = 0;
-
- private:
-  Rank size_;
-};
-
-struct Scripted {
-  // Its peers say nothing by themselves, so there is nobody to agree with.
-  explicit Scripted(Rank size = 3, SessionOptions options = {}) : driver(size), session(driver, alone(options)) {}
-  static SessionOptions alone(SessionOptions options) {
-    options.agreement_s = 0.0;
-    return options;
-  }
-  void turns() {
-    while (session.run_ready()) {
-    }
-  }
-  ScriptedDriver driver;
-  Session session;
-};
 
 // Receives `length` bytes in `step` from rank 1.
 RequestPtr receiver(Buffer& into, Step step, Call call = kCall) {
@@ -260,6 +188,27 @@ TEST("an exception in a collective is that rank's failure") {
   REQUIRE(first->failure());
   EXPECT_EQ(first->failure()->peer, 0);
   EXPECT(first->failure()->reason.find("out of wits") != std::string::npos);
+}
+
+TEST("an exception in one of several tasks ends the operation, whatever the others wait for") {
+  Scripted rank;
+  Buffer never(5);
+  const auto waits = [](Transport& net, Buffer& into) -> Task<void> { co_await net.receive(1, 0, into.bytes()); };
+  const auto throws = [](Transport& net) -> Task<void> {
+    co_await net.send(2, 1, {});
+    throw std::bad_alloc();
+  };
+  const auto first = request([&](Transport& net) -> Task<void> {
+    std::vector<Task<void>> both;
+    both.push_back(waits(net, never));
+    both.push_back(throws(net));
+    co_await when_all(std::move(both));
+  });
+  rank.session.begin(first, 0.0);
+  rank.turns();
+  REQUIRE(first->failure());
+  EXPECT_EQ(first->failure()->peer, 0);
+  EXPECT_EQ(first->failure()->reason, "rank 0 ran out of memory");
 }
 
 TEST("fail() ends the operation and its coroutine never goes on") {
@@ -450,6 +399,40 @@ TEST("an operation that does not end in timeout_s ends with an error that names 
   EXPECT_EQ(first->failure()->kind, FailureKind::timeout);
   EXPECT_EQ(first->failure()->peer, 2);
   EXPECT(first->failure()->reason.find("ranks 2, 3") != std::string::npos);
+}
+
+TEST("an operation that is far ahead of a rank waits for it, and times out with its name") {
+  constexpr std::uint32_t kAhead = 1U << 16;
+  const auto trivial = [](Transport&) -> Task<void> { co_return; };
+  for (const bool comes : {true, false}) {
+    Scripted rank(3, {.timeout_s = 5.0});
+    rank.session.join(0.0);
+    rank.driver.sink->on_control({.kind = ControlKind::heartbeat, .source = 1, .called = 2 * kAhead});
+    for (std::uint32_t i = 0; i < kAhead; ++i) {
+      const auto early = request(trivial);
+      rank.session.begin(early, 0.0);
+      REQUIRE(early->done());
+    }
+    EXPECT(rank.driver.of_kind(ControlKind::heartbeat).size() >= 2);  // to each of the two, how far it is
+    const auto held = request(trivial);
+    rank.session.begin(held, 0.0);
+    EXPECT(!held->done());
+    EXPECT_EQ(rank.session.gates_shut(), 1);
+    EXPECT(!rank.session.open_gates(1.0));
+    if (comes) {
+      rank.driver.sink->on_control({.kind = ControlKind::heartbeat, .source = 2, .called = 1});
+      EXPECT(rank.session.open_gates(2.0));
+      EXPECT(held->done() && !held->failure());
+      continue;
+    }
+    rank.session.on_time(4.9);
+    EXPECT(!held->done());
+    rank.session.on_time(5.1);
+    REQUIRE(held->failure());
+    EXPECT_EQ(held->failure()->kind, FailureKind::timeout);
+    EXPECT_EQ(held->failure()->peer, 2);
+    EXPECT(held->failure()->reason.find("rank 2, which is 65536 operations behind") != std::string::npos);
+  }
 }
 
 TEST("heartbeats go to all peers while the session lives") {

@@ -117,6 +117,31 @@ TEST("without loss there is no error to tell") {
   EXPECT(error == std::vector<float>(stream.nnz(), 0.0F));
 }
 
+TEST("messages that a rank sends in one call are rounded independently, by where their entries lie") {
+  constexpr std::uint32_t kSlice = 4096, kEach = 1000;
+  std::vector<std::uint32_t> indices;
+  std::vector<float> values;
+  for (std::uint32_t slice = 0; slice < 3; ++slice) {  // three slices with the same values
+    for (std::uint32_t i = 0; i < kEach; ++i) {
+      indices.push_back(slice * kSlice + 2 * i);
+      values.push_back(static_cast<float>(i) / kEach - 0.5F);
+    }
+  }
+  const auto stream = SparseStream<float>::sparse(3 * kSlice, indices, values);
+  for (const ValueEncoding encoding : {ValueEncoding::qsgd2, ValueEncoding::qsgd4, ValueEncoding::qsgd8}) {
+    const WireFormat format{.values = encoding, .key = {.seed = 3, .call = 1, .rank = 2}};
+    const auto rounded = [&](std::uint64_t begin, std::uint64_t end) {
+      const Buffer message = encode(stream.slice(begin, end), format);
+      return values_of(decode<float>(message.bytes(), {begin, end}).view());
+    };
+    const auto first = rounded(0, kSlice), second = rounded(kSlice, 2 * kSlice), third = rounded(2 * kSlice, 3 * kSlice);
+    EXPECT(first != second && second != third && first != third);
+    EXPECT(first == rounded(0, kSlice));
+    // A piece of a slice, whose range begins where another's does.
+    EXPECT(std::vector<float>(second.begin(), second.begin() + 100) != rounded(kSlice + 200, kSlice + 400));
+  }
+}
+
 TEST("values are packed only where that saves a sixteenth, and where they can be") {
   std::mt19937 random(74);
   const auto stream = selected_stream<float>(random, 100'000, 0.01);

@@ -13,6 +13,7 @@
 namespace {
 
 using telegrad::Task;
+using telegrad::take_thrown;
 using telegrad::when_all;
 
 // Symmetric transfer is a tail call only in optimised code without sanitizers; elsewhere it uses stack.
@@ -164,6 +165,19 @@ TEST("when_all waits for all, then throws the first exception in argument order"
   gate.open();
   EXPECT(task.done());
   EXPECT_THROWS(std::runtime_error, "late but first", task.take());
+}
+
+TEST("who runs tasks learns what one of them has thrown while others are not over") {
+  take_thrown();
+  std::string log;
+  Gate gate;
+  auto task = when_all(list(fail("first"), pass(gate, log, 'a')));
+  task.start();
+  EXPECT(!task.done());
+  EXPECT(take_thrown() != nullptr);
+  EXPECT(take_thrown() == nullptr);
+  gate.open();
+  EXPECT_THROWS(std::runtime_error, "first", task.take());
 }
 
 TEST("a suspended task takes with it all frames that it waits for") {

@@ -12,6 +12,7 @@
 
 #include "base/check.hpp"
 #include "base/copy.hpp"
+#include "drivers/mpi/mpi_transfer.hpp"
 #include "drivers/processes/control_wire.hpp"
 #include "drivers/processes/process_identity.hpp"
 
@@ -20,8 +21,6 @@ namespace {
 
 // Above it a message goes apart from its announcement, which costs a message and saves two copies.
 constexpr std::size_t kShortMost = std::size_t{16} << 10;
-constexpr std::size_t kPieceMost = std::size_t{1} << 30;  // MPI counts with an int
-constexpr double kShutDownMost_s = 0.25;                  // a peer that has gone first never answers
 constexpr int kTurnMost = 32;                             // messages
 
 // The nap is this part of the time waited so far, which bounds how late a message is found; the longest keeps an idle
@@ -59,41 +58,7 @@ ConstBytes bytes_of(const T& value) {
   return {reinterpret_cast<const std::byte*>(&value), sizeof value};
 }
 
-template <class Function>
-void for_pieces(std::size_t size, Function function) {
-  for (std::size_t at = 0; at < size; at += kPieceMost) function(at, std::min(kPieceMost, size - at));
-}
-
-// Buffers that MPI has not given back when their driver ends: it may still read or write them.
-void keep_for_ever(Buffer buffer) {
-  static auto* const kept = new std::vector<Buffer>;
-  static auto* const mutex = new std::mutex;
-  const std::scoped_lock lock(*mutex);
-  kept->push_back(std::move(buffer));
-}
-
 }  // namespace
-
-struct MpiDriver::Transfer {
-  enum class What : std::uint8_t { sends_message, sends_payload, receives_message, receives_payload, drops_payload };
-  What what = What::sends_message;
-  Rank peer = 0;
-  Pending* pending = nullptr;  // of a payload that somebody waits for
-  std::size_t length = 0;      // of that payload
-  std::size_t pieces_left = 1;
-  Buffer buffer{};  // what the driver itself sends or receives
-
-  bool receives() const { return what >= What::receives_message; }
-};
-
-struct MpiDriver::Incoming {
-  Rank source = 0;
-  bool live = false;
-  bool announced = false;  // the payload is still at the sender
-  int ticket = 0;
-  std::size_t length = 0;
-  Buffer message{};  // the payload is its end
-};
 
 MpiDriver::MpiDriver(std::shared_ptr<MpiNetwork> network, Rank rank, Rank size)
     : network_(std::move(network)), rank_(rank), size_(size), tag_(network_->take_tag()) {
@@ -213,48 +178,6 @@ void MpiDriver::post(Rank to, Buffer message) {
   actives_.push_back({std::make_shared<Transfer>(Transfer{.peer = to, .buffer = std::move(message)}), 0});
 }
 
-void MpiDriver::send_payload(Rank to, int ticket, ConstBytes bytes, Pending& pending) {
-  const auto transfer = std::make_shared<Transfer>(Transfer{
-      .what = Transfer::What::sends_payload, .peer = to, .pending = &pending, .length = bytes.size(), .pieces_left = 0});
-  for_pieces(bytes.size(), [&](std::size_t at, std::size_t length) {
-    MPI_Request request = MPI_REQUEST_NULL;
-    const int code = MPI_Isend(bytes.data() + at, static_cast<int>(length), MPI_BYTE, peers_[to].network_rank, ticket,
-                               network_->comm(), &request);
-    if (code != MPI_SUCCESS) {
-      peer_broke(to, "sending failed: " + describe_mpi(code));
-      return;
-    }
-    ++transfer->pieces_left;
-    requests_.push_back(request);
-    actives_.push_back({transfer, length});
-  });
-}
-
-void MpiDriver::receive_payload(const Incoming& incoming, Bytes into, const std::shared_ptr<Transfer>& transfer) {
-  transfer->peer = incoming.source;
-  transfer->length = into.size();
-  transfer->pieces_left = 0;
-  for_pieces(into.size(), [&](std::size_t at, std::size_t length) {
-    MPI_Request request = MPI_REQUEST_NULL;
-    const int code = MPI_Irecv(into.data() + at, static_cast<int>(length), MPI_BYTE,
-                               peers_[incoming.source].network_rank, incoming.ticket, network_->comm(), &request);
-    if (code != MPI_SUCCESS) {
-      peer_broke(incoming.source, "receiving failed: " + describe_mpi(code));
-      return;
-    }
-    ++transfer->pieces_left;
-    requests_.push_back(request);
-    actives_.push_back({transfer, length});
-  });
-}
-
-// A payload that nobody wants is received all the same: its sender waits for that.
-void MpiDriver::drop_payload(const Incoming& incoming) {
-  const auto transfer =
-      std::make_shared<Transfer>(Transfer{.what = Transfer::What::drops_payload, .buffer = Buffer(incoming.length)});
-  receive_payload(incoming, transfer->buffer.bytes(), transfer);
-}
-
 void MpiDriver::accept(const Arrival& arrival, Bytes into, Pending& pending) {
   const std::scoped_lock lock(network_->gate());
   auto* const incoming = static_cast<Incoming*>(arrival.handle);
@@ -369,7 +292,8 @@ void MpiDriver::read_data(Rank from, Buffer message, bool announced, int ticket)
   const bool whole = message.size() >= kHeads;
   if (whole) std::memcpy(&arrival.envelope, message.data() + sizeof(Head), sizeof(Envelope));
   const std::uint64_t length = arrival.envelope.length;
-  const bool fits = announced ? message.size() == kHeads && length > kShortMost : message.size() - kHeads == length;
+  const bool fits = announced ? message.size() == kHeads && length > kShortMost && network_->is_ticket(ticket)
+                              : message.size() - kHeads == length;
   if (!whole || !fits || arrival.envelope.source != from) {
     damage("a message of " + std::to_string(message.size()) + " bytes that says it has " + std::to_string(length) +
            " from rank " + std::to_string(arrival.envelope.source));
@@ -390,60 +314,6 @@ void MpiDriver::damage(const std::string& reason) {
   if (sink_ != nullptr) sink_->on_damage(reason);
 }
 
-bool MpiDriver::finish_requests() {
-  if (requests_.empty()) return false;
-  finished_.resize(requests_.size());
-  statuses_.resize(requests_.size());
-  int count = 0;
-  const int code = MPI_Testsome(static_cast<int>(requests_.size()), requests_.data(), &count, finished_.data(),
-                                statuses_.data());
-  if (count == MPI_UNDEFINED || count <= 0) return false;
-  std::vector<std::pair<Active, MPI_Status>> done;
-  for (std::size_t i = 0; i < static_cast<std::size_t>(count); ++i) {
-    MPI_Status& status = statuses_[i];
-    if (code != MPI_ERR_IN_STATUS) status.MPI_ERROR = code;
-    done.emplace_back(std::move(actives_[static_cast<std::size_t>(finished_[i])]), status);
-  }
-  std::size_t kept = 0;
-  for (std::size_t i = 0; i < requests_.size(); ++i) {
-    if (actives_[i].transfer == nullptr) continue;
-    requests_[kept] = requests_[i];
-    if (kept != i) actives_[kept] = std::move(actives_[i]);
-    ++kept;
-  }
-  requests_.resize(kept);
-  actives_.resize(kept);
-  for (const auto& [active, status] : done) finish(active, status);
-  return true;
-}
-
-void MpiDriver::finish(const Active& active, const MPI_Status& status) {
-  Transfer& transfer = *active.transfer;
-  if (status.MPI_ERROR != MPI_SUCCESS) {
-    if (transfer.peer != kNoRank) {
-      peer_broke(transfer.peer, std::string(transfer.receives() ? "receiving" : "sending") +
-                                    " failed: " + describe_mpi(status.MPI_ERROR));
-    }
-    return;
-  }
-  if (transfer.receives()) {
-    int received = 0;
-    MPI_Get_count(&status, MPI_BYTE, &received);
-    if (static_cast<std::size_t>(received) != active.expected) {
-      damage("a message of " + std::to_string(received) + " bytes that was announced with " +
-             std::to_string(active.expected));
-      return;
-    }
-  }
-  if (--transfer.pieces_left > 0) return;
-  if (transfer.what == Transfer::What::receives_message) {
-    read(transfer.peer, std::move(transfer.buffer));
-  } else if (transfer.pending != nullptr) {
-    active_s_ = now_s();
-    transfer.pending->complete(transfer.receives() ? transfer.length : 0);
-  }
-}
-
 bool MpiDriver::arm() {
   if (!broken_.empty() || !dead_.empty() || deaths_.find_ended(dead_)) return false;
   const double nap_s = std::clamp((now_s() - active_s_) * kNapPart, kNapLeast_s, kNapMost_s);
@@ -453,34 +323,6 @@ bool MpiDriver::arm() {
 
 double MpiDriver::now_s() const {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
-
-// Our peers' payloads are taken and ours given for a moment, so that their memory and ours is free of MPI.
-void MpiDriver::drain() {
-  for (const auto& incoming : incoming_) {
-    if (incoming->live && incoming->announced) drop_payload(*incoming);
-    incoming->live = false;
-  }
-  const double deadline_s = now_s() + kShutDownMost_s;
-  while (!requests_.empty() && now_s() < deadline_s) {
-    const bool finished = finish_requests();
-    if (!look_for_messages() && !finished) MpiNetwork::nap();
-  }
-}
-
-void MpiDriver::let_go() {
-  for (std::size_t i = 0; i < requests_.size(); ++i) {
-    Transfer& transfer = *actives_[i].transfer;
-    int done = 0;
-    if (transfer.receives() && MPI_Cancel(&requests_[i]) == MPI_SUCCESS) {
-      MPI_Test(&requests_[i], &done, MPI_STATUS_IGNORE);
-    }
-    if (done != 0) continue;
-    MPI_Request_free(&requests_[i]);
-    if (transfer.buffer.size() != 0) keep_for_ever(std::move(transfer.buffer));
-  }
-  requests_.clear();
-  actives_.clear();
 }
 
 void MpiDriver::shut_down() {

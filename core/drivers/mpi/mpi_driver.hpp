@@ -65,7 +65,9 @@ class MpiDriver final : public AddressedDriver {
   void post(Rank to, Buffer message);
   void send_payload(Rank to, int ticket, ConstBytes bytes, Pending& pending);
   void receive_payload(const Incoming& incoming, Bytes into, const std::shared_ptr<Transfer>& transfer);
+  void receive_piece(const std::shared_ptr<Transfer>& transfer, Bytes into, int ticket);
   void drop_payload(const Incoming& incoming);
+  void drop_next(const std::shared_ptr<Transfer>& transfer);
   bool look_for_messages();
   void read(Rank from, Buffer message);
   void read_data(Rank from, Buffer message, bool announced, int ticket);

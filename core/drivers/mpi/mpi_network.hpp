@@ -47,6 +47,8 @@ class MpiNetwork {
   int take_tag();
   /// Of a payload that travels apart from its announcement: none of this process that is under way has the same.
   int next_ticket();
+  /// Whether some rank's next_ticket() can have given it.
+  bool is_ticket(int tag) const { return tag >= tags_ && tag < 2 * tags_; }
 
   /// Everything that calls MPI for this network holds it: the program may call MPI_Finalize at any time.
   std::recursive_timed_mutex& gate() { return gate_; }

@@ -6,11 +6,10 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <array>
 #include <cerrno>
 #include <chrono>
-#include <cstdlib>
 #include <cstring>
+#include <exception>
 #include <utility>
 
 #include "base/check.hpp"
@@ -18,6 +17,7 @@
 #include "drivers/processes/control_wire.hpp"
 #include "drivers/processes/process_identity.hpp"
 #include "drivers/ucx/transports.hpp"
+#include "drivers/ucx/ucx_settings.hpp"
 #include "drivers/ucx/ucx_worker.hpp"
 
 namespace telegrad {
@@ -30,36 +30,9 @@ constexpr double kShutDownMost_s = 0.25;  // a peer that has gone first never an
 // that is on time depends on them, so they are looked at in some turns only; before a sleep always.
 constexpr unsigned kControlTurns = 32;
 
-// Below the threshold a message goes with its announcement. A rendezvous costs a round trip, and on crowded cores two
-// changes of process: within a host UCX's own threshold, about 8 KiB, made 16 to 128 KiB take up to twice as long over
-// shared memory and four times over TCP. Between hosts its own is better: with 128k, 16 MiB over 1 Gbit/s took 4 % longer.
-// Segments of TCP are as long as its receive buffers.
-struct Setting {
-  const char* name;
-  const char* value;
-};
-constexpr std::array kSettings{Setting{"RNDV_THRESH", "intra:128k,inter:auto"}, Setting{"TCP_TX_SEG_SIZE", "64k"}};
-
 bool watch_descriptor(int epoll, int descriptor, std::uint64_t data) {
   epoll_event event{.events = EPOLLIN, .data = {.u64 = data}};
   return ::epoll_ctl(epoll, EPOLL_CTL_ADD, descriptor, &event) == 0;
-}
-
-// UCX_TLS as UCX has it from wherever it reads its configuration.
-std::string transports_of(const ucp_config_t* config) {
-  char* text = nullptr;
-  std::size_t length = 0;
-  std::FILE* const stream = ::open_memstream(&text, &length);
-  if (stream == nullptr) return "";
-  ucp_config_print(config, stream, nullptr, UCS_CONFIG_PRINT_CONFIG);
-  std::fclose(stream);
-  const std::unique_ptr<char, decltype(&std::free)> owned(text, &std::free);
-  std::string_view rest(text, length);
-  constexpr std::string_view kName = "UCX_TLS=";
-  const std::size_t begin = rest.find(kName);
-  if (begin == std::string_view::npos) return "";
-  rest.remove_prefix(begin + kName.size());
-  return std::string(rest.substr(0, rest.find('\n')));
 }
 
 }  // namespace
@@ -72,6 +45,12 @@ struct UcxDriver::Incoming {
   bool in_callback = false;
   bool taken = false;
   Buffer copy;
+};
+
+struct UcxDriver::Transfer {
+  UcxDriver* driver = nullptr;
+  Rank peer = 0;
+  Pending* pending = nullptr;
 };
 
 struct UcxDriver::Worker {
@@ -95,13 +74,24 @@ struct UcxDriver::Worker {
   static ucs_status_t on_control(void* self, const void* header, std::size_t header_length, void* data,
                                  std::size_t length, const ucp_am_recv_param_t* param);
 
-  static void on_sent(void* request, ucs_status_t status, void* pending) {
-    if (status == UCS_OK) static_cast<Pending*>(pending)->complete(0);
+  static void on_sent(void* request, ucs_status_t status, void* transfer) {
+    finish(*static_cast<Transfer*>(transfer), status, 0, "sending failed: ");
     ucp_request_free(request);
   }
-  static void on_received(void* request, ucs_status_t status, std::size_t length, void* pending) {
-    if (status == UCS_OK) static_cast<Pending*>(pending)->complete(length);
+  static void on_received(void* request, ucs_status_t status, std::size_t length, void* transfer) {
+    finish(*static_cast<Transfer*>(transfer), status, length, "receiving failed: ");
     ucp_request_free(request);
+  }
+  static void finish(Transfer& transfer, ucs_status_t status, std::size_t bytes, const char* what) {
+    UcxDriver& driver = *transfer.driver;
+    driver.guarded([&] {
+      if (status == UCS_OK) {
+        transfer.pending->complete(bytes);
+      } else if (driver.sink_ != nullptr) {
+        driver.lost_.emplace_back(transfer.peer, std::string(what) + ucs_status_string(status));
+      }
+    });
+    driver.idle_transfers_.push_back(&transfer);
   }
   static void on_control_sent(void* request, ucs_status_t, void* payload) {
     delete static_cast<std::string*>(payload);
@@ -110,10 +100,19 @@ struct UcxDriver::Worker {
   static void on_broken(void* peer, ucp_ep_h, ucs_status_t status) {
     auto* const broken = static_cast<Peer*>(peer);
     broken->broken = true;
-    broken->driver->peer_broke(broken->rank, ucs_status_string(status));
+    broken->driver->guarded([&] { broken->driver->peer_broke(broken->rank, ucs_status_string(status)); });
   }
-
 };
+
+// UCX calls back from C, which no exception may pass: progress() throws it.
+template <class Body>
+void UcxDriver::guarded(Body body) noexcept {
+  try {
+    body();
+  } catch (...) {
+    thrown_ = std::current_exception();
+  }
+}
 
 UcxDriver::UcxDriver(Rank rank, Rank size, const UcxOptions& options)
     : rank_(rank), size_(size), worker_(std::make_unique<Worker>()) {
@@ -126,25 +125,13 @@ UcxDriver::UcxDriver(Rank rank, Rank size, const UcxOptions& options)
 }
 
 void UcxDriver::open(const UcxOptions& options) {
-  ucp_config_t* config = nullptr;
-  check_ucx(ucp_config_read(nullptr, nullptr, &config), rank_, "ucp_config_read");
-  const std::unique_ptr<ucp_config_t, decltype(&ucp_config_release)> owned(config, &ucp_config_release);
-  check_ucx(ucp_config_modify(config, "KEEPALIVE_INTERVAL", "200ms"), rank_, "ucp_config_modify(KEEPALIVE_INTERVAL)");
-  for (const Setting& setting : kSettings) {
-    if (std::getenv((std::string("UCX_") + setting.name).c_str()) != nullptr) continue;  // the user knows better
-    // A UCX that does not know one is slower, but works.
-    ucp_config_modify(config, setting.name, setting.value);
-  }
-  if (!options.interface.empty()) {
-    check_ucx(ucp_config_modify(config, "NET_DEVICES", options.interface.c_str()), rank_,
-              "ucp_config_modify(NET_DEVICES=" + options.interface + ")");
-  }
-  allows_memory_ = allows_shared_memory(transports_of(config));
+  const UcxConfig config = configured(rank_, options.interface);
+  allows_memory_ = allows_shared_memory(transports_of(config.get()));
   ucp_params_t params{};
   params.field_mask = UCP_PARAM_FIELD_FEATURES | UCP_PARAM_FIELD_ESTIMATED_NUM_EPS;
   params.features = UCP_FEATURE_AM | UCP_FEATURE_WAKEUP;
   params.estimated_num_eps = std::size_t{2} * size_;
-  check_ucx(ucp_init(&params, config, &worker_->context), rank_, "ucp_init");
+  check_ucx(ucp_init(&params, config.get(), &worker_->context), rank_, "ucp_init");
 
   const int data = open_worker(worker_->context, rank_, worker_->data, kDataId, &Worker::on_data, this);
   const int control = open_worker(worker_->context, rank_, worker_->control, kControlId, &Worker::on_control, this);
@@ -246,13 +233,16 @@ void UcxDriver::send(Rank to, const Envelope& envelope, ConstBytes bytes, Pendin
   param.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA | UCP_OP_ATTR_FIELD_FLAGS;
   param.flags = UCP_AM_SEND_FLAG_COPY_HEADER;
   param.cb.send = &Worker::on_sent;
-  param.user_data = &pending;
   if (worker_->peers[to].data == nullptr) return;  // it was dead from the beginning, which is about to be told
+  Transfer* const transfer = make_transfer(to, pending);
+  param.user_data = transfer;
   void* const request = ucp_am_send_nbx(worker_->peers[to].data, kDataId, &envelope, sizeof envelope, bytes.data(),
                                         bytes.size(), &param);
+  if (UCS_PTR_IS_PTR(request)) return;
+  idle_transfers_.push_back(transfer);
   if (request == nullptr) {
     pending.complete(0);
-  } else if (UCS_PTR_IS_ERR(request)) {
+  } else {
     peer_broke(to, std::string("sending failed: ") + ucs_status_string(UCS_PTR_STATUS(request)));
   }
 }
@@ -279,6 +269,18 @@ void UcxDriver::say(Rank to, const Control& control) {
   }
 }
 
+UcxDriver::Transfer* UcxDriver::make_transfer(Rank peer, Pending& pending) {
+  if (idle_transfers_.empty()) {
+    transfers_.push_back(std::make_unique<Transfer>());
+    idle_transfers_.reserve(transfers_.capacity());  // so that giving one back takes no memory
+    idle_transfers_.push_back(transfers_.back().get());
+  }
+  Transfer* const transfer = idle_transfers_.back();
+  idle_transfers_.pop_back();
+  *transfer = {.driver = this, .peer = peer, .pending = &pending};
+  return transfer;
+}
+
 UcxDriver::Incoming* UcxDriver::make_incoming() {
   if (idle_incoming_.empty()) return incoming_.emplace_back(std::make_unique<Incoming>()).get();
   Incoming* const incoming = idle_incoming_.back();
@@ -294,37 +296,46 @@ void UcxDriver::recycle(Incoming* incoming) {
 ucs_status_t UcxDriver::Worker::on_data(void* self, const void* header, std::size_t header_length, void* data,
                                         std::size_t length, const ucp_am_recv_param_t* param) {
   auto& driver = *static_cast<UcxDriver*>(self);
-  if (driver.sink_ == nullptr) return UCS_OK;
+  bool kept = false;
+  driver.guarded([&] {
+    kept = driver.take_data({static_cast<const std::byte*>(header), header_length}, data, length, param->recv_attr);
+  });
+  return kept ? UCS_INPROGRESS : UCS_OK;
+}
+
+// True if `data` stays ours; otherwise UCX has it back.
+bool UcxDriver::take_data(ConstBytes header, void* data, std::size_t length, std::uint64_t attributes) {
+  if (sink_ == nullptr) return false;
   Arrival arrival;
-  if (header_length != sizeof(Envelope)) {
-    driver.sink_->on_damage("a message with a header of " + std::to_string(header_length) +
-                              " bytes: install the same telegrad on all hosts");
-    return UCS_OK;
+  if (header.size() != sizeof(Envelope)) {
+    sink_->on_damage("a message with a header of " + std::to_string(header.size()) +
+                     " bytes: install the same telegrad on all hosts");
+    return false;
   }
-  std::memcpy(&arrival.envelope, header, sizeof(Envelope));
+  std::memcpy(&arrival.envelope, header.data(), sizeof(Envelope));
   if (arrival.envelope.length != length) {
-    driver.sink_->on_damage("a message of " + std::to_string(length) + " bytes that says it has " +
-                            std::to_string(arrival.envelope.length));
-    return UCS_OK;
+    sink_->on_damage("a message of " + std::to_string(length) + " bytes that says it has " +
+                     std::to_string(arrival.envelope.length));
+    return false;
   }
-  Incoming* const incoming = driver.make_incoming();
+  Incoming* const incoming = make_incoming();
   incoming->data = data;
   incoming->length = length;
-  incoming->rendezvous = (param->recv_attr & UCP_AM_RECV_ATTR_FLAG_RNDV) != 0;
+  incoming->rendezvous = (attributes & UCP_AM_RECV_ATTR_FLAG_RNDV) != 0;
   incoming->in_callback = true;
   arrival.handle = incoming;
-  driver.sink_->on_arrival(arrival);
+  sink_->on_arrival(arrival);
   incoming->in_callback = false;
   if (incoming->taken) {
-    driver.recycle(incoming);
-    return UCS_OK;
+    recycle(incoming);
+    return false;
   }
-  incoming->persistent = (param->recv_attr & UCP_AM_RECV_ATTR_FLAG_DATA) != 0;
-  if (incoming->rendezvous || incoming->persistent) return UCS_INPROGRESS;
+  incoming->persistent = (attributes & UCP_AM_RECV_ATTR_FLAG_DATA) != 0;
+  if (incoming->rendezvous || incoming->persistent) return true;
   incoming->copy = Buffer(length);
   copy_bytes(incoming->copy.data(), data, length);
   incoming->data = incoming->copy.data();
-  return UCS_OK;
+  return false;
 }
 
 ucs_status_t UcxDriver::Worker::on_control(void* self, const void* header, std::size_t header_length, void* data,
@@ -334,13 +345,15 @@ ucs_status_t UcxDriver::Worker::on_control(void* self, const void* header, std::
   if (driver.sink_ == nullptr) return UCS_OK;
   const ConstBytes header_bytes(static_cast<const std::byte*>(header), header_length);
   const ConstBytes payload(static_cast<const std::byte*>(data), rendezvous ? 0 : length);
-  const auto control = rendezvous ? std::nullopt : decode_control(header_bytes, payload);
-  if (!control) {
-    driver.sink_->on_damage("a control message of " + std::to_string(header_length) + " + " + std::to_string(length) +
-                            " bytes that no telegrad of this version sends: install the same telegrad on all hosts");
-    return UCS_OK;
-  }
-  driver.sink_->on_control(*control);
+  driver.guarded([&] {
+    const auto control = rendezvous ? std::nullopt : decode_control(header_bytes, payload);
+    if (control) {
+      driver.sink_->on_control(*control);
+    } else {
+      driver.sink_->on_damage("a control message of " + std::to_string(header_length) + " + " + std::to_string(length) +
+                              " bytes that no telegrad of this version sends: install the same telegrad on all hosts");
+    }
+  });
   return UCS_OK;
 }
 
@@ -356,13 +369,16 @@ void UcxDriver::accept(const Arrival& arrival, Bytes into, Pending& pending) {
   ucp_request_param_t param{};
   param.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA;
   param.cb.recv_am = &Worker::on_received;
-  param.user_data = &pending;
+  Transfer* const transfer = make_transfer(arrival.envelope.source, pending);
+  param.user_data = transfer;
   void* const request = ucp_am_recv_data_nbx(worker_->data, incoming->data, into.data(), into.size(), &param);
   incoming->taken = true;
   if (!incoming->in_callback) recycle(incoming);
+  if (UCS_PTR_IS_PTR(request)) return;
+  idle_transfers_.push_back(transfer);
   if (request == nullptr) {
     pending.complete(into.size());
-  } else if (UCS_PTR_IS_ERR(request)) {
+  } else {
     peer_broke(arrival.envelope.source,
                std::string("receiving failed: ") + ucs_status_string(UCS_PTR_STATUS(request)));
   }
@@ -378,14 +394,16 @@ void UcxDriver::discard(const Arrival& arrival) {
 
 bool UcxDriver::progress() {
   unsigned events = progressed(worker_->data);
-  if (!dead_.empty() || !unsaid_.empty() || ++turns_without_control_ >= kControlTurns) {
+  if (!dead_.empty() || !lost_.empty() || !unsaid_.empty() || ++turns_without_control_ >= kControlTurns) {
     turns_without_control_ = 0;
     control_armed_ = false;
     const auto unsaid = std::exchange(unsaid_, {});
     events += progressed(worker_->control);
     for (const auto& [to, control] : unsaid) say(to, control);
   }
+  if (thrown_) std::rethrow_exception(std::exchange(thrown_, nullptr));
   if (events == 0) {
+    for (auto& [peer, reason] : std::exchange(lost_, {})) peer_broke(peer, std::move(reason));
     for (const Rank rank : std::exchange(dead_, {})) {
       worker_->peers[rank].broken = true;
       peer_broke(rank, "its process has ended");
@@ -397,7 +415,7 @@ bool UcxDriver::progress() {
 }
 
 bool UcxDriver::arm() {
-  if (!broken_.empty() || !dead_.empty() || !unsaid_.empty()) return false;
+  if (!broken_.empty() || !dead_.empty() || !lost_.empty() || !unsaid_.empty()) return false;
   if (!control_armed_) control_armed_ = ucp_worker_arm(worker_->control) == UCS_OK;
   if (!control_armed_) {
     turns_without_control_ = kControlTurns;

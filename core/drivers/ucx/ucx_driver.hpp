@@ -4,6 +4,8 @@
 // paths; `control` runs with it and with keepalive, and is how a dead peer is noticed. Its worker is its own, so that
 // waiting for data over shared memory does not look at the control connections' sockets in every turn.
 
+#include <cstdint>
+#include <exception>
 #include <memory>
 #include <optional>
 #include <span>
@@ -57,12 +59,17 @@ class UcxDriver final : public AddressedDriver {
  private:
   struct Worker;    // UCX's objects and callbacks, so that its headers stay out of this one
   struct Incoming;  // a message that has arrived and is not yet accepted
+  struct Transfer;  // a message that UCX sends or receives for a Pending
 
+  template <class Body>
+  void guarded(Body body) noexcept;
+  Transfer* make_transfer(Rank peer, Pending& pending);
   Incoming* make_incoming();
   void recycle(Incoming* incoming);
   void peer_broke(Rank peer, std::string reason) { broken_.emplace_back(peer, std::move(reason)); }
   void say(Rank to, const Control& control);
   void open(const UcxOptions& options);
+  bool take_data(ConstBytes header, void* data, std::size_t length, std::uint64_t attributes);
   void watch_processes();
 
   Rank rank_;
@@ -77,7 +84,11 @@ class UcxDriver final : public AddressedDriver {
   std::unique_ptr<Worker> worker_;
   std::vector<std::unique_ptr<Incoming>> incoming_;  // all that were ever made
   std::vector<Incoming*> idle_incoming_;
+  std::vector<std::unique_ptr<Transfer>> transfers_;  // all that were ever made
+  std::vector<Transfer*> idle_transfers_;
+  std::exception_ptr thrown_;                         // inside a UCX callback, to be thrown after it
   std::vector<std::pair<Rank, std::string>> broken_;  // noticed inside a UCX callback, reported after it
+  std::vector<std::pair<Rank, std::string>> lost_;    // whose messages failed: the same, once no last words are left to be read
   std::vector<std::pair<Rank, Control>> unsaid_;      // goes once what has come is read
   std::vector<Rank> dead_;                            // reported once nothing of theirs is left to be read
 };

@@ -1,0 +1,174 @@
+// The mpi driver's requests: payloads that travel apart from their announcements, in pieces, and the end of all that MPI has
+// been asked for.
+#include <algorithm>
+#include <memory>
+#include <mutex>
+#include <utility>
+#include <vector>
+
+#include "drivers/mpi/mpi_transfer.hpp"
+
+namespace telegrad {
+namespace {
+
+constexpr std::size_t kPieceMost = std::size_t{16} << 20;  // of a payload; all that dropping one of any length takes
+constexpr double kShutDownMost_s = 0.25;  // a peer that has gone first never answers
+
+template <class Function>
+void for_pieces(std::size_t size, Function function) {
+  for (std::size_t at = 0; at < size; at += kPieceMost) function(at, std::min(kPieceMost, size - at));
+}
+
+// Buffers that MPI has not given back when their driver ends: it may still read or write them.
+void keep_for_ever(Buffer buffer) {
+  static auto* const kept = new std::vector<Buffer>;
+  static auto* const mutex = new std::mutex;
+  const std::scoped_lock lock(*mutex);
+  kept->push_back(std::move(buffer));
+}
+
+}  // namespace
+
+void MpiDriver::send_payload(Rank to, int ticket, ConstBytes bytes, Pending& pending) {
+  const auto transfer = std::make_shared<Transfer>(Transfer{
+      .what = Transfer::What::sends_payload, .peer = to, .pending = &pending, .length = bytes.size(), .pieces_left = 0});
+  for_pieces(bytes.size(), [&](std::size_t at, std::size_t length) {
+    MPI_Request request = MPI_REQUEST_NULL;
+    const int code = MPI_Isend(bytes.data() + at, static_cast<int>(length), MPI_BYTE, peers_[to].network_rank, ticket,
+                               network_->comm(), &request);
+    if (code != MPI_SUCCESS) {
+      peer_broke(to, "sending failed: " + describe_mpi(code));
+      return;
+    }
+    ++transfer->pieces_left;
+    requests_.push_back(request);
+    actives_.push_back({transfer, length});
+  });
+}
+
+void MpiDriver::receive_payload(const Incoming& incoming, Bytes into, const std::shared_ptr<Transfer>& transfer) {
+  transfer->peer = incoming.source;
+  transfer->length = into.size();
+  transfer->pieces_left = 0;
+  for_pieces(into.size(), [&](std::size_t at, std::size_t length) {
+    receive_piece(transfer, into.subspan(at, length), incoming.ticket);
+  });
+}
+
+void MpiDriver::receive_piece(const std::shared_ptr<Transfer>& transfer, Bytes into, int ticket) {
+  MPI_Request request = MPI_REQUEST_NULL;
+  const int code = MPI_Irecv(into.data(), static_cast<int>(into.size()), MPI_BYTE, peers_[transfer->peer].network_rank,
+                             ticket, network_->comm(), &request);
+  if (code != MPI_SUCCESS) {
+    peer_broke(transfer->peer, "receiving failed: " + describe_mpi(code));
+    return;
+  }
+  ++transfer->pieces_left;
+  requests_.push_back(request);
+  actives_.push_back({transfer, into.size()});
+}
+
+// A payload that nobody wants is received all the same, since its sender waits for that, but in one piece's memory: how
+// long it is was said by somebody who may be wrong.
+void MpiDriver::drop_payload(const Incoming& incoming) {
+  drop_next(std::make_shared<Transfer>(Transfer{.what = Transfer::What::drops_payload,
+                                                .peer = incoming.source,
+                                                .length = incoming.length,
+                                                .ticket = incoming.ticket,
+                                                .pieces_left = 0,
+                                                .buffer = Buffer(std::min(incoming.length, kPieceMost))}));
+}
+
+void MpiDriver::drop_next(const std::shared_ptr<Transfer>& transfer) {
+  const std::size_t length = std::min(transfer->length, kPieceMost);
+  transfer->length -= length;
+  receive_piece(transfer, transfer->buffer.bytes().first(length), transfer->ticket);
+}
+
+bool MpiDriver::finish_requests() {
+  if (requests_.empty()) return false;
+  finished_.resize(requests_.size());
+  statuses_.resize(requests_.size());
+  int count = 0;
+  const int code = MPI_Testsome(static_cast<int>(requests_.size()), requests_.data(), &count, finished_.data(),
+                                statuses_.data());
+  if (count == MPI_UNDEFINED || count <= 0) return false;
+  std::vector<std::pair<Active, MPI_Status>> done;
+  for (std::size_t i = 0; i < static_cast<std::size_t>(count); ++i) {
+    MPI_Status& status = statuses_[i];
+    if (code != MPI_ERR_IN_STATUS) status.MPI_ERROR = code;
+    done.emplace_back(std::move(actives_[static_cast<std::size_t>(finished_[i])]), status);
+  }
+  std::size_t kept = 0;
+  for (std::size_t i = 0; i < requests_.size(); ++i) {
+    if (actives_[i].transfer == nullptr) continue;
+    requests_[kept] = requests_[i];
+    if (kept != i) actives_[kept] = std::move(actives_[i]);
+    ++kept;
+  }
+  requests_.resize(kept);
+  actives_.resize(kept);
+  for (const auto& [active, status] : done) finish(active, status);
+  return true;
+}
+
+void MpiDriver::finish(const Active& active, const MPI_Status& status) {
+  Transfer& transfer = *active.transfer;
+  if (status.MPI_ERROR != MPI_SUCCESS) {
+    if (transfer.peer != kNoRank) {
+      peer_broke(transfer.peer, std::string(transfer.receives() ? "receiving" : "sending") +
+                                    " failed: " + describe_mpi(status.MPI_ERROR));
+    }
+    return;
+  }
+  if (transfer.receives()) {
+    int received = 0;
+    MPI_Get_count(&status, MPI_BYTE, &received);
+    if (static_cast<std::size_t>(received) != active.expected) {
+      damage("a message of " + std::to_string(received) + " bytes that was announced with " +
+             std::to_string(active.expected));
+      return;
+    }
+  }
+  if (--transfer.pieces_left > 0) return;
+  if (transfer.what == Transfer::What::drops_payload && transfer.length > 0) {
+    if (!network_->finalised()) drop_next(active.transfer);
+    return;
+  }
+  if (transfer.what == Transfer::What::receives_message) {
+    read(transfer.peer, std::move(transfer.buffer));
+  } else if (transfer.pending != nullptr) {
+    active_s_ = now_s();
+    transfer.pending->complete(transfer.receives() ? transfer.length : 0);
+  }
+}
+
+// Our peers' payloads are taken and ours given for a moment, so that their memory and ours is free of MPI.
+void MpiDriver::drain() {
+  for (const auto& incoming : incoming_) {
+    if (incoming->live && incoming->announced) drop_payload(*incoming);
+    incoming->live = false;
+  }
+  const double deadline_s = now_s() + kShutDownMost_s;
+  while (!requests_.empty() && now_s() < deadline_s) {
+    const bool finished = finish_requests();
+    if (!look_for_messages() && !finished) MpiNetwork::nap();
+  }
+}
+
+void MpiDriver::let_go() {
+  for (std::size_t i = 0; i < requests_.size(); ++i) {
+    Transfer& transfer = *actives_[i].transfer;
+    int done = 0;
+    if (transfer.receives() && MPI_Cancel(&requests_[i]) == MPI_SUCCESS) {
+      MPI_Test(&requests_[i], &done, MPI_STATUS_IGNORE);
+    }
+    if (done != 0) continue;
+    MPI_Request_free(&requests_[i]);
+    if (transfer.buffer.size() != 0) keep_for_ever(std::move(transfer.buffer));
+  }
+  requests_.clear();
+  actives_.clear();
+}
+
+}  // namespace telegrad

@@ -1,0 +1,22 @@
+#pragma once
+// How UCX is configured here. It must not know of drivers.
+
+#include <ucp/api/ucp.h>
+
+#include <memory>
+#include <string>
+
+#include "base/types.hpp"
+
+namespace telegrad {
+
+using UcxConfig = std::unique_ptr<ucp_config_t, decltype(&ucp_config_release)>;
+
+/// UCX's configuration with what telegrad needs, and with what is faster unless the environment says otherwise.
+/// `interface`: the network's, such as "eth0"; empty: UCX chooses. Throws TransportError.
+UcxConfig configured(Rank rank, const std::string& interface);
+
+/// UCX_TLS as UCX has it from wherever it reads its configuration.
+std::string transports_of(const ucp_config_t* config);
+
+}  // namespace telegrad
