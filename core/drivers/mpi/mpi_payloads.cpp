@@ -12,7 +12,8 @@ namespace telegrad {
 namespace {
 
 constexpr std::size_t kPieceMost = std::size_t{16} << 20;  // of a payload; all that dropping one of any length takes
-constexpr double kShutDownMost_s = 0.25;  // a peer that has gone first never answers
+constexpr double kShutDownMost_s = 5.0;
+constexpr double kShutDownIdle_s = 0.25;  // without a piece: a peer that has gone first never answers
 
 template <class Function>
 void for_pieces(std::size_t size, Function function) {
@@ -149,10 +150,15 @@ void MpiDriver::drain() {
     if (incoming->live && incoming->announced) drop_payload(*incoming);
     incoming->live = false;
   }
-  const double deadline_s = now_s() + kShutDownMost_s;
-  while (!requests_.empty() && now_s() < deadline_s) {
+  const double begin_s = now_s();
+  double active_s = begin_s;
+  while (!requests_.empty() && now_s() < std::min(active_s + kShutDownIdle_s, begin_s + kShutDownMost_s)) {
     const bool finished = finish_requests();
-    if (!look_for_messages() && !finished) MpiNetwork::nap();
+    if (look_for_messages() || finished) {
+      active_s = now_s();
+    } else {
+      MpiNetwork::nap();
+    }
   }
 }
 
