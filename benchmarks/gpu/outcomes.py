@@ -6,11 +6,13 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 FILE = "TELEGRAD_OUTCOMES"
+_GROUP = re.compile(r"@[^\]@]+$")  # pytest-xdist puts it behind a test's name, by which pytest does not know the test
 
 
 def pytest_runtest_logstart(nodeid: str) -> None:
@@ -60,8 +62,9 @@ def read(path: Path) -> Outcomes:
             found.finished, found.status = True, line["status"]
             continue
         found.finished = False
-        if latest.get(line["test"], ("", ""))[0] != "failed":  # what follows a failure is its clearing up
-            latest[line["test"]] = line["outcome"], line.get("reason", "")
+        test = _GROUP.sub("", line["test"])
+        if latest.get(test, ("", ""))[0] != "failed":  # what follows a failure is its clearing up
+            latest[test] = line["outcome"], line.get("reason", "")
     for test, (outcome, reason) in latest.items():
         if outcome == "skipped":
             found.skipped[test] = reason

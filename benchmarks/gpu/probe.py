@@ -26,6 +26,7 @@ from typing import Any
 
 _HELD_S = 4.0  # that a stream waits, at most
 _FILLED_S = 2.5  # in which commands are put behind one that waits
+_AHEAD_S = 0.1  # by which one call comes before another thread's
 _COMMANDS = 6000
 _WORD_BYTES = 64
 _GROUP_S = 90.0
@@ -158,6 +159,25 @@ class Device:
         """To the device."""
         self.call("cuMemcpyHtoDAsync", target, source, nbytes, stream)
 
+    def copy_back(self, target: int, source: int, nbytes: int, stream: Any) -> None:
+        """To the host."""
+        self.call("cuMemcpyDtoHAsync", target, source, nbytes, stream)
+
+    def in_thread(self, work: Callable[[], object]) -> threading.Thread:
+        """A thread that has begun, and by now has this device's context."""
+        has_context = threading.Event()
+
+        def run() -> None:
+            self.torch.cuda.set_device(0)
+            self.torch.zeros(1, device="cuda")
+            has_context.set()
+            work()
+
+        thread = threading.Thread(target=run, daemon=True)
+        thread.start()
+        has_context.wait()
+        return thread
+
 
 class Held:
     """A stream that waits for a word inside, or for ``_HELD_S``. ``is_over``: it had to be let go."""
@@ -255,6 +275,26 @@ def standstills(device: Device) -> None:
             took = time.perf_counter() - begin
             return {"stands_still": held.is_over, "seconds": took}
 
+    def seconds_to_free(take: Callable[[], Any], free: str) -> dict[str, Any]:
+        """Also of another thread's copy in another stream, which begins meanwhile."""
+        memory, begun, beside = take(), threading.Event(), dict[str, Any]()
+
+        def copy() -> None:
+            begun.wait()
+            time.sleep(_AHEAD_S)
+            begin = time.perf_counter()
+            device.copy(x.data_ptr(), device.page.data_ptr(), 64, device.other)
+            beside.update(copy_stands_still=held.is_over, copy_seconds=time.perf_counter() - begin)
+
+        copying = device.in_thread(copy)
+        with Held(device, device.own) as held:
+            begun.set()
+            begin = time.perf_counter()
+            device.call(free, memory)
+            found = {"stands_still": held.is_over, "seconds": time.perf_counter() - begin}
+            copying.join()
+        return {**found, **beside}
+
     def pinned(nbytes: int) -> Any:
         return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
 
@@ -275,35 +315,67 @@ def standstills(device: Device) -> None:
             ("first launching a kernel of torch's", lambda: torch.erfinv(x), device.own),
             ("first launching a kernel of torch's", lambda: torch.lgamma(x), device.legacy),
             ("first launching a kernel of Triton's", launch_triton, device.own),
-            ("torch.cuda.Stream()", torch.cuda.Stream, device.own),  # last: it may hold Python's lock
         ):
             waiting = "the default stream" if stream is device.legacy else "a stream"
             _ask(f"{what} while {waiting} waits", functools.partial(seconds, work, stream))
+        for what, take, free in (
+            ("giving back 512 MiB of the GPU's", lambda: device.call("cuMemAlloc", 1 << 29), "cuMemFree"),
+            ("giving back 4 KiB of pinned memory", lambda: device.call("cuMemHostAlloc", 1 << 12, 0), "cuMemFreeHost"),
+            ("giving back 64 MiB of pinned memory", lambda: device.call("cuMemHostAlloc", 1 << 26, 0), "cuMemFreeHost"),
+        ):
+            asked = f"{what}, and a copy by another thread, while a stream waits"
+            _ask(asked, functools.partial(seconds_to_free, take, free))
+        # Last: it may hold Python's lock.
+        _ask("torch.cuda.Stream() while a stream waits", functools.partial(seconds, torch.cuda.Stream, device.own))
 
 
 def queues(device: Device) -> None:
     """Which streams stand still because another one waits, with which they share a queue of the hardware."""
     torch = device.torch
+    small, page = torch.zeros(64, dtype=torch.uint8, device="cuda"), device.page.data_ptr()
 
-    def behind(waiting: Any, others: Sequence[Any]) -> list[int]:
-        with Held(device, waiting):
-            events = [device.event(stream) for stream in others]
+    def copy(stream: Any) -> None:
+        device.copy(small.data_ptr(), page, 64, stream)
+
+    def behind(waiting: Any, others: Sequence[Any], *, copies: bool) -> list[int]:
+        with Held(device, waiting) as held:
+            if copies:
+                copy(waiting)
+            events = []
+            for stream in others:
+                if copies:
+                    copy(stream)
+                    device.copy_back(page + _WORD_BYTES, small.data_ptr(), 64, stream)
+                events.append(device.event(stream))
             time.sleep(0.05)
             found = [number for number, event in enumerate(events) if not device.passed(event)]
+            stood_still = held.is_over
         torch.cuda.synchronize()
+        if stood_still:
+            raise RuntimeError("the host stood still, too")
         return found
 
-    def among(priority: int | None) -> dict[str, list[int]]:
-        streams = [device.stream(priority) for _ in range(48)]
-        return {str(number): [at for at in behind(streams[number], streams) if at != number] for number in (0, 1, 5)}
+    def among(streams: Sequence[Any], *, copies: bool) -> dict[str, list[int]]:
+        return {
+            str(number): [at for at in behind(streams[number], streams, copies=copies) if at != number]
+            for number in (0, 1, 5)
+        }
 
     _, _, greatest = device.driver.cuCtxGetStreamPriorityRange()
+    kinds = (None, 48), (greatest, 48), (greatest, 8)
     of_torch = [device.driver.CUstream(torch.cuda.Stream().cuda_stream) for _ in range(32)]
-    high = [device.stream(greatest) for _ in range(8)]
-    _ask("of 48 streams those that stand still behind number 0, 1 and 5", lambda: among(None))
-    _ask(f"the same of priority {greatest}", lambda: among(greatest))
-    _ask("of 32 streams of torch's those behind one of ours", lambda: behind(device.own, of_torch))
-    _ask(f"of 8 streams of priority {greatest} those behind one of another", lambda: behind(device.own, high))
+    plain, urgent, high = ([device.stream(priority) for _ in range(n)] for priority, n in kinds)
+    for copies, suffix in ((False, ""), (True, ", with copies both ways")):
+        for what, find in (
+            ("of 48 streams those that stand still behind number 0, 1 and 5", functools.partial(among, plain)),
+            (f"the same of priority {greatest}", functools.partial(among, urgent)),
+            ("of 32 streams of torch's those behind one of ours", functools.partial(behind, device.own, of_torch)),
+            (
+                f"of 8 streams of priority {greatest} those behind one of another",
+                functools.partial(behind, device.own, high),
+            ),
+        ):
+            _ask(what + suffix, functools.partial(find, copies=copies))
 
 
 def depth(device: Device) -> None:
@@ -312,17 +384,17 @@ def depth(device: Device) -> None:
 
     def fitting(put: Callable[[], Any]) -> dict[str, Any]:
         done: list[None] = []
+        begun = threading.Event()
 
         def fill() -> None:
-            device.torch.cuda.set_device(0)
-            device.torch.zeros(1, device="cuda")  # gives this thread the context
+            begun.wait()
             for _ in range(_COMMANDS):
                 put()
                 done.append(None)
 
+        filling = device.in_thread(fill)
         with Held(device, device.own):
-            filling = threading.Thread(target=fill, daemon=True)
-            filling.start()
+            begun.set()
             filling.join(_FILLED_S)
             begin, fitted = time.perf_counter(), len(done)
             device.event(device.other)

@@ -40,12 +40,14 @@ _BYTES_OF_1_GI = 60 << 30  # a dozen arrays of 4 GiB, with torch's, and what ker
 @dataclass(frozen=True)
 class Part:
     """``command(stem)``: of a benchmark, ``stem`` being its results' path without suffix; of tests what pytest gets.
-    ``needs``: packages."""
+    ``needs``: packages. ``communicates``: its processes wait for each other's, and need what docs/gpu.md says of that;
+    others load the kernels that they use, which is less work."""
 
     limit_s: float
     command: Callable[[Path], list[str]]
     are_tests: bool = False
     needs: tuple[str, ...] = ("cuda.bindings",)
+    communicates: bool = True
 
 
 def _bench(name: str, *arguments: str) -> Callable[[Path], list[str]]:
@@ -95,14 +97,17 @@ PARTS: Mapping[str, Part] = {
     "tests": Part(480, _gpu_tests, are_tests=True),
     "kernels": Part(
         300,
-        lambda _: [*_KERNEL_TESTS, "tests/python/cli/test_bench_select.py", "-n", "6", "--dist", "worksteal"],
+        # Tests that need most of the GPU's memory are a group, which one worker runs.
+        lambda _: [*_KERNEL_TESTS, "tests/python/cli/test_bench_select.py", "-n", "6", "--dist", "loadgroup"],
         are_tests=True,
         needs=("triton",),
+        communicates=False,
     ),
-    "transfers": Part(330, _bench("transfers", "--timeout", "150")),
+    # 1, 2 and 4 ranks, each of which may take as long.
+    "transfers": Part(340, _bench("transfers", "--seconds", "40", "--timeout", "110")),
     "overlap": Part(150, _bench("overlap", "--timeout", "70")),
     "demo": Part(320, _demo),
-    "select": Part(200, _select, needs=("triton",)),
+    "select": Part(200, _select, needs=("triton",), communicates=False),
 }
 
 
@@ -117,12 +122,22 @@ class Outcome:
 
 
 class Run:
-    """``parts`` by name, within ``budget_s`` seconds; files go to ``out``, and all of them into ``archive``, too."""
+    """``parts`` by name, within ``budget_s`` seconds; files go to ``out``, and all of them into ``archive``, too.
+    ``communicating``: the environment of parts that communicate."""
 
-    def __init__(self, parts: Mapping[str, Part], budget_s: float, out: Path, archive: Path | None, about: Any) -> None:
+    def __init__(
+        self,
+        parts: Mapping[str, Part],
+        budget_s: float,
+        out: Path,
+        archive: Path | None,
+        about: Any,
+        communicating: Mapping[str, str],
+    ) -> None:
         self.outcomes: dict[str, Outcome] = {}
         self._parts, self._end = parts, time.monotonic() + budget_s
         self._out, self._archive, self._about = out, archive, about
+        self._communicating = communicating
         self._date = datetime.datetime.now(datetime.UTC).date().isoformat()
         self._begun = time.time()
 
@@ -147,7 +162,9 @@ class Run:
         stem = self._out / f"{self._date}-gpu-{name}"
         log = stem.with_suffix(".log")
         log.unlink(missing_ok=True)
-        return _tested(part, stem, log, limit_s) if part.are_tests else _measured(part, stem, log, limit_s)
+        environment = self._communicating if part.communicates else {}
+        run = _tested if part.are_tests else _measured
+        return run(part, stem, log, limit_s, environment)
 
     def _keep(self) -> None:
         summary = {"parts": {name: asdict(one) for name, one in self.outcomes.items()}, "machine": self._about}
@@ -175,8 +192,8 @@ class Run:
                 print(f"           skipped: {test}: {reason}")
 
 
-def _measured(part: Part, stem: Path, log: Path, limit_s: float) -> Outcome:
-    status = _ended(part.command(stem), log, limit_s, {})
+def _measured(part: Part, stem: Path, log: Path, limit_s: float, environment: Mapping[str, str]) -> Outcome:
+    status = _ended(part.command(stem), log, limit_s, environment)
     for plot in stem.parent.glob(f"{stem.name}-plot/*.png"):  # of a command that takes a folder
         plot.replace(stem.with_suffix(".png"))
         plot.parent.rmdir()
@@ -186,19 +203,19 @@ def _measured(part: Part, stem: Path, log: Path, limit_s: float) -> Outcome:
     return Outcome("timed out", f"after {limit_s:.0f} s") if status is None else Outcome("failed", f"status {status}")
 
 
-def _tested(part: Part, stem: Path, log: Path, limit_s: float) -> Outcome:
+def _tested(part: Part, stem: Path, log: Path, limit_s: float, environment: Mapping[str, str]) -> Outcome:
     """Tests behind one that breaks the process are run by another."""
     end = time.monotonic() + limit_s
     told = stem.with_name(stem.name + "-outcomes.jsonl")
     told.unlink(missing_ok=True)
-    environment = {"TRITON_INTERPRET": "0", outcomes.FILE: str(told), "PYTHONPATH": _with_path(Path(__file__).parent)}
+    own = {"TRITON_INTERPRET": "0", outcomes.FILE: str(told), "PYTHONPATH": _with_path(Path(__file__).parent)}
     command = [sys.executable, "-m", "pytest", "-p", "outcomes", "-v", *part.command(stem)]
     found = outcomes.Outcomes()
     status: int | None = 0
     for _ in range(_ATTEMPTS):
         begun = len(found.seen)
         passed_over = [argument for test in found.seen for argument in ("--deselect", test)]
-        status = _ended([*command, *passed_over], log, end - time.monotonic(), environment)
+        status = _ended([*command, *passed_over], log, end - time.monotonic(), {**environment, **own})
         found = outcomes.read(told)
         if found.finished or status is None or len(found.seen) == begun:
             break
@@ -274,14 +291,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if gpu is None:
         print("no GPU: torch sees none here, nothing was run. 'make test' runs the kernels in Triton's interpreter.")
         return 0
-    os.environ.update(ENVIRONMENT)
     carried = Path(sys.prefix, "commit")  # of a tree without its repository; .ci/setup puts it there
     if carried.exists():
         os.environ.setdefault("TELEGRAD_COMMIT", carried.read_text().strip())
     asked.out.mkdir(parents=True, exist_ok=True)
     about = {**describe_machine(), "gpu": gpu}
     parts = {name: PARTS[name] for name in asked.parts.split(",")}
-    run = Run(parts, asked.budget, asked.out.resolve(), asked.archive, about)
+    run = Run(parts, asked.budget, asked.out.resolve(), asked.archive, about, ENVIRONMENT)
     passed = run.all()
     run.say()
     return 0 if passed else 1

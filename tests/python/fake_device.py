@@ -140,6 +140,10 @@ class FakeRuntime:
         for stream in self.streams:
             stream.stop()
 
+    def resolved(self, device: Any) -> torch.device:
+        assert device.type == DEVICE_TYPE
+        return torch.device(DEVICE_TYPE, device.index or 0)
+
     def identity(self, device: Any) -> tuple[str, str]:
         return self.identities.get(self.current_stream(device), ("fake", "the only one"))
 

@@ -31,7 +31,7 @@ BOUND = (
 @dataclass(frozen=True)
 class TransfersPlan(JsonFields):
     """One number of ranks, which share the device. ``sizes`` in bytes. Each way is measured in ``samples`` samples,
-    fewer (but three) where all of it together would take longer than about ``seconds``."""
+    fewer (but three, and above 256 MiB one) where all of it together would take longer than about ``seconds``."""
 
     ranks: int
     sizes: tuple[int, ...]

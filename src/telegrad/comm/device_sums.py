@@ -28,7 +28,7 @@ class DeviceSums(Member):
         """Those of ``"nccl"`` and ``"host_transfer"`` by which dense sums on ``device``, a ``torch.device`` of this
         rank's, can go: the same on all ranks, which all call this; the first time for a device the host waits for them.
         Raises ``ValueError`` on all ranks where their ``device_algorithm`` differs or cannot be."""
-        if self._nccl is None or self._verdict_on(device).refusal:
+        if self._nccl is None or self._verdict_on(_resolved(device)).refusal:
             return (HOST_TRANSFER,)
         return DEVICE_ALGORITHMS
 
@@ -36,6 +36,7 @@ class DeviceSums(Member):
         """Seconds by bytes of a dense sum on ``device``, a ``torch.device`` of this rank's, the way that it goes there,
         as calibration has measured it on such devices; ``None`` where it has not. The same on all ranks, which all call
         this; the host waits for them, and errors are those of ``device_algorithms``."""
+        device = _resolved(device)
         by_nccl = NCCL in self.device_algorithms(device)
         kinds = {*all_gather_text(self, runtime_of(device.type).identity(device)[0])}  # type: ignore[arg-type]
         measured = None if self._tuning is None else self._tuning.on_device
@@ -113,6 +114,11 @@ class DeviceSums(Member):
             result=target,
             async_op=async_op,
         )
+
+
+def _resolved(device: Any) -> Any:
+    """As a tensor there says it: what can be wrong with it is found before other ranks wait for this one."""
+    return runtime_of(device.type).resolved(device)
 
 
 def _copy(into: Any, own: Any) -> None:

@@ -36,7 +36,8 @@ class OwnNccl:
         with self._lock:
             backend, self._backend = self._backend, None
         if backend is not None:
-            backend.shutdown()
+            # Older ones of torch, 2.6 among them, have it by the other name.
+            (backend.shutdown if hasattr(backend, "shutdown") else backend._shutdown)()
 
     def _opened(self) -> Any:
         with self._lock:

@@ -155,6 +155,7 @@ def test_a_run_that_takes_too_long_is_ended_and_told() -> None:
     [
         ("--network", "wifi", "use shm, tcp, or a rate"),
         ("--sizes", "6", "use a multiple of 4 bytes"),
+        ("--sizes", "1000000GiB", "4 ranks with vectors of 1e+06 GiB need 8e+06 GiB of memory, of which"),
         ("--algorithms", "magic", f"use {', '.join(BENCHMARKS['allreduce'].algorithms)}"),
         ("--wires", "bf16,float8", "'float8' does not exist: use bf16, f16, int8, qsgd8, qsgd4, qsgd2, or all"),
         ("--peers", "nccl", "use gloo, mpich or none"),

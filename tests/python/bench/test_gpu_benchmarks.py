@@ -8,6 +8,7 @@ import math
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,14 +16,19 @@ pytest.importorskip("torch")
 pytest.importorskip("matplotlib")
 
 import torch
+from computing_device import ComputingRuntime
+from fake_device import DEVICE_TYPE
+from measured_device import MeasuredDevice
 from typer.testing import CliRunner
 
+from telegrad import Communicator
 from telegrad.bench import overlap, transfers
 from telegrad.bench.kernel_trace import KERNELS, TO_DEVICE, TO_HOST, Interval, intervals_of
 from telegrad.bench.overlap_plan import OverlapPlan, Sample, row_of
 from telegrad.bench.transfers_plan import OPERATIONS, Times, TransfersPlan, quantile
 from telegrad.bench.transfers_plan import row_of as transfers_row_of
 from telegrad.cli.bench import app
+from telegrad.comm.device import runtime as runtimes
 from telegrad.report.overlap import timelines_of
 from telegrad.report.transfers import enqueueing_text, panels_of
 
@@ -70,6 +76,23 @@ def test_transfers_of_one_and_two_ranks(tmp_path: Path) -> None:
     assert "enqueued within 50 µs:" in output
     assert drawn.read_bytes()[:4] == b"\x89PNG"
     assert not list(tmp_path.glob("*.partial"))
+
+
+def test_long_vectors_are_measured_once_where_time_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[int] = []
+    call = transfers._Case.call
+    monkeypatch.setattr(transfers._Case, "call", lambda case, x: [calls.append(x.nbytes), call(case, x)][1])
+    monkeypatch.setattr(transfers, "_LONG_BYTES", 4096)
+    runtime = ComputingRuntime()
+    monkeypatch.setitem(runtimes._makers, DEVICE_TYPE, lambda: runtime)
+    monkeypatch.setitem(runtimes._runtimes, DEVICE_TYPE, runtime)
+    rows: list[dict[str, Any]] = []
+    plan = TransfersPlan(1, (4096, 8192), ("all_reduce",), seconds=0.0)
+    with Communicator.local(1, timeout_s=60.0)[0] as alone, runtime.on(runtime.new_stream()):
+        transfers.measure(plan, alone, MeasuredDevice(runtime), rows.append)
+    runtime.stop()
+    assert [(row["bytes"], row["samples"], row["wrong"]) for row in rows] == [(4096, 3, 0), (8192, 1, 0)]
+    assert [calls.count(size) for size in (4096, 8192)] == [2 * (2 + 3), 2 * (1 + 1)]  # on the device and on the host
 
 
 @pytest.mark.ranks("torch")

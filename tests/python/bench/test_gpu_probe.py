@@ -8,6 +8,7 @@ import ctypes
 import itertools
 import json
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -63,7 +64,7 @@ class Driver:
         return (600 if event % 7 == 0 else 0,)
 
     def __getattr__(self, name: str) -> Callable[..., tuple[int, ...]]:
-        made = ("cuStreamCreate", "cuStreamCreateWithPriority", "cuEventCreate")
+        made = ("cuStreamCreate", "cuStreamCreateWithPriority", "cuEventCreate", "cuMemAlloc", "cuMemHostAlloc")
         return lambda *_: (0, next(self._made)) if name in made else (0,)
 
 
@@ -121,11 +122,41 @@ def test_what_stands_still(
     make = driver.cuEventCreate
     monkeypatch.setattr(driver, "cuEventCreate", lambda flags: [time.sleep(0.6), make(flags)][1], raising=False)
     rows = rows_of(probe, "standstills", driver, capsys)
-    assert len(rows) == 9
+    assert len(rows) == 12
     made = rows["making a stream while a stream waits"]["found"]
     assert made["stands_still"] is False
     assert 0 <= made["seconds"] < 0.3
     assert rows["making an event while a stream waits"]["found"]["stands_still"] is True
+
+
+@pytest.mark.parametrize("locks", [False, True])
+def test_whether_freeing_holds_up_other_threads(
+    probe: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], locks: bool
+) -> None:
+    monkeypatch.setattr(probe, "_HELD_S", 0.3)
+    monkeypatch.setattr(probe, "_AHEAD_S", 0.05)
+    driver, lock = Driver(), threading.Lock()
+    copy = driver.cuMemcpyHtoDAsync
+
+    def free(_: int) -> tuple[int]:
+        with lock if locks else contextlib.nullcontext():
+            time.sleep(0.6)
+        return (0,)
+
+    def copy_in_turn(*given: int) -> tuple[int]:
+        with lock:
+            return copy(*given)
+
+    monkeypatch.setattr(driver, "cuMemFree", free, raising=False)
+    monkeypatch.setattr(driver, "cuMemcpyHtoDAsync", copy_in_turn)
+    rows = rows_of(probe, "standstills", driver, capsys)
+    suffix = ", and a copy by another thread, while a stream waits"
+    found = rows["giving back 512 MiB of the GPU's" + suffix]["found"]
+    assert (found["stands_still"], found["copy_stands_still"]) == (True, locks)
+    assert found["copy_seconds"] < found["seconds"]
+    for pinned in ("4 KiB", "64 MiB"):
+        quick = rows[f"giving back {pinned} of pinned memory" + suffix]["found"]
+        assert (quick["stands_still"], quick["copy_stands_still"]) == (False, False)
 
 
 def test_which_streams_share_a_queue(probe: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
@@ -134,6 +165,28 @@ def test_which_streams_share_a_queue(probe: ModuleType, capsys: pytest.CaptureFi
     assert list(behind) == ["0", "1", "5"]
     assert {len(found) for found in behind.values()} <= {6, 7}  # every seventh event has not passed
     assert all(row["holds"] is None for row in rows.values())
+    asked = [question.removesuffix(", with copies both ways") for question in rows]
+    assert asked[:4] == asked[4:]
+
+
+def test_copies_that_hold_up_the_host_are_told(
+    probe: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(probe, "_HELD_S", 0.2)
+    driver = Driver()
+    calls = itertools.count()
+
+    def copy_back(*_: int) -> tuple[int]:
+        if next(calls) == 0:
+            time.sleep(0.4)
+        return (0,)
+
+    monkeypatch.setattr(driver, "cuMemcpyDtoHAsync", copy_back, raising=False)
+    probe.queues(probe.Device(Torch(), driver))
+    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [row["failed"] for row in rows if "failed" in row] == ["RuntimeError: the host stood still, too"]
+    assert "with copies both ways" in next(row["question"] for row in rows if "failed" in row)
+    assert next(calls) > 100
 
 
 def test_how_many_commands_fit_and_what_they_cost(probe: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:

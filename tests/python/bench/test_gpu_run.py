@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import json
+import os
 import re
 import sys
 import tarfile
@@ -64,7 +66,7 @@ def test_a_part_that_fails_or_hangs_takes_no_other_along(
     out = tmp_path / "results"
     out.mkdir()
     (out / "2026-01-01-gpu-good.json").write_text("of another day")
-    run = runner.Run(parts, 60.0, out, archive, {"gpu": "A Fast GPU"})
+    run = runner.Run(parts, 60.0, out, archive, {"gpu": "A Fast GPU"}, {})
     assert run.all() is False
     run.say()
     said = capsys.readouterr().out
@@ -88,7 +90,7 @@ def test_a_part_that_fails_or_hangs_takes_no_other_along(
 
 def test_what_has_no_time_left_is_skipped(runner: ModuleType, tmp_path: Path) -> None:
     part = runner.Part(30, lambda _: _python("pass"), needs=())
-    run = runner.Run({"late": part}, 30.0, tmp_path, None, {})
+    run = runner.Run({"late": part}, 30.0, tmp_path, None, {}, {})
     assert run.all() is False
     assert (run.outcomes["late"].status, run.outcomes["late"].why) == ("skipped", "no time left")
 
@@ -101,7 +103,7 @@ def test_tests_go_on_behind_one_that_ends_the_process(
     part = runner.Part(
         90, lambda _: [str(tests), "-c", "/dev/null", "-p", "no:cacheprovider"], are_tests=True, needs=()
     )
-    run = runner.Run({"tests": part}, 120.0, tmp_path, None, {})
+    run = runner.Run({"tests": part}, 120.0, tmp_path, None, {}, {})
     begin = time.monotonic()
     assert run.all() is False
     assert time.monotonic() - begin < 100
@@ -120,13 +122,53 @@ def test_tests_go_on_behind_one_that_ends_the_process(
     assert "test_left_out: Skipped: no such device" in said
 
 
+def test_a_test_of_a_group_is_known_by_its_name(runner: ModuleType, tmp_path: Path) -> None:
+    """Workers of pytest-xdist call it by another one, by which pytest would not pass it over."""
+    tests = tmp_path / "test_planted.py"
+    tests.write_text(
+        "import os\nimport pytest\n\n"
+        "@pytest.mark.xdist_group('one')\n@pytest.mark.parametrize('x', ['a@b', 'c'])\ndef test_good(x): pass\n\n"
+        "@pytest.mark.xdist_group('one')\ndef test_bad(): assert False\n\n"
+        "@pytest.mark.parametrize('x', ['a@b'])\ndef test_apart(x): pass\n"
+    )
+    options = ["-n", "1", "--dist", "loadgroup", "-c", "/dev/null", "-p", "no:cacheprovider"]
+    part = runner.Part(90, lambda _: [str(tests), *options], are_tests=True, needs=())
+    run = runner.Run({"tests": part}, 120.0, tmp_path, None, {}, {})
+    assert run.all() is False
+    found = run.outcomes["tests"].tests
+    names = {kind: sorted(name.split("::")[1] for name in found[kind]) for kind in ("passed", "failed")}
+    assert names == {"passed": ["test_apart[a@b]", "test_good[a@b]", "test_good[c]"], "failed": ["test_bad"]}
+
+
+@pytest.mark.parametrize("are_tests", [False, True])
+def test_parts_that_communicate_have_an_environment_of_their_own(
+    runner: ModuleType, tmp_path: Path, are_tests: bool
+) -> None:
+    program = "import os; open({!r}, 'w').write(str(os.environ.get('CUDA_MODULE_LOADING')))"
+    parts = {}
+    for communicates in (False, True):
+        one = tmp_path / f"test_{communicates}.py"
+        one.write_text(f"def test_it():\n    {program.format(str(tmp_path / str(communicates)))}\n")
+        command = (
+            [str(one), "-c", "/dev/null", "-p", "no:cacheprovider"]
+            if are_tests
+            else _python(one.read_text() + "test_it()")
+        )
+        parts[str(communicates)] = runner.Part(
+            60, lambda _, command=command: command, are_tests=are_tests, needs=(), communicates=communicates
+        )
+    assert runner.Run(parts, 120.0, tmp_path, None, {}, {"CUDA_MODULE_LOADING": "EAGER"}).all()
+    assert [(tmp_path / name).read_text() for name in parts] == [os.environ.get("CUDA_MODULE_LOADING", "None"), "EAGER"]
+    assert [name for name, part in runner.PARTS.items() if not part.communicates] == ["kernels", "select"]
+
+
 def test_tests_that_all_skip_are_a_failure(runner: ModuleType, tmp_path: Path) -> None:
     tests = tmp_path / "test_planted.py"
     tests.write_text("import pytest\n\n@pytest.mark.skip(reason='none')\ndef test_left_out(): pass\n")
     part = runner.Part(
         60, lambda _: [str(tests), "-c", "/dev/null", "-p", "no:cacheprovider"], are_tests=True, needs=()
     )
-    run = runner.Run({"tests": part}, 90.0, tmp_path, None, {})
+    run = runner.Run({"tests": part}, 90.0, tmp_path, None, {}, {})
     assert run.all() is False
     assert (run.outcomes["tests"].status, run.outcomes["tests"].why) == ("failed", "no test was run")
 
@@ -147,10 +189,7 @@ def test_without_a_gpu_nothing_is_run(
 def test_the_commit_is_the_one_that_setup_has_put_beside_the_packages(
     runner: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, carried: str | None
 ) -> None:
-    from telegrad.bench.device import ENVIRONMENT
-
-    for name in (*ENVIRONMENT, "TELEGRAD_COMMIT"):  # which are then as before
-        monkeypatch.setenv(name, "")
+    monkeypatch.setenv("TELEGRAD_COMMIT", "")  # which is then as before
     monkeypatch.delenv("TELEGRAD_COMMIT")
     monkeypatch.setattr("telegrad.bench.device.gpu_name", lambda: "planted")
     monkeypatch.setattr(sys, "prefix", str(tmp_path))
@@ -171,6 +210,16 @@ def test_the_part_of_tests_is_as_long_as_its_longest_job(runner: ModuleType, tmp
     assert (files[0].name, files[-1].name) == ("test_gpu_transfers.py", "test_gpu_training.py")
     (longest,) = re.findall(r"timeout_s=(\d+)", (ROOT / files[-1]).read_text())
     assert part.limit_s >= int(longest) + 60
+
+
+def test_a_number_of_ranks_that_hangs_takes_no_other_along(runner: ModuleType, tmp_path: Path) -> None:
+    from telegrad.cli.bench_transfers import transfers
+
+    part = runner.PARTS["transfers"]
+    command = part.command(tmp_path / "transfers")
+    assert "--ranks" not in command
+    numbers = inspect.signature(transfers).parameters["ranks"].default.split(",")
+    assert part.limit_s >= len(numbers) * float(command[command.index("--timeout") + 1])
 
 
 @pytest.mark.parametrize(("gib", "longest"), [(0, "64Mi"), (40, "64Mi"), (80, "1Gi")])

@@ -65,16 +65,20 @@ def sums(
     dtype: torch.dtype = torch.float32,
     room: int = 3,
     first: int = 0,
+    n: int = 10,
+    loses: bool = False,
     **options: Any,
 ) -> None:
-    """Each rank adds its number + 1 at 1 and 4; ``first``: where in its memory the output begins."""
+    """Each rank adds its number + 1 at 1 and 4 of ``n``; ``first``: where in its memory the output begins; ``loses``:
+    what rounding loses is wanted."""
     places = torch.tensor([1, 4] + [9] * (room - 2), dtype=torch.uint32)
-    outs = [on_fake_device(torch.zeros(first + 10, dtype=dtype))[first:] for _ in comms]
+    outs = [on_fake_device(torch.zeros(first + n, dtype=dtype))[first:] for _ in comms]
 
     def call(comm: Communicator, rank: int) -> Any:
         values = on_fake_device(torch.full((room,), rank + 1.0, dtype=dtype))
-        given = DeviceEntries(on_fake_device(places), values, on_fake_device(torch.tensor([2])), 10)
-        return comm.all_reduce(given, out=outs[rank], **options)
+        given = DeviceEntries(on_fake_device(places), values, on_fake_device(torch.tensor([2])), n)
+        lost = {"wire": "int8", "error": on_fake_device(torch.zeros(n))} if loses else {}
+        return comm.all_reduce(given, out=outs[rank], **lost, **options)
 
     works = on_all(device, comms, streams, call)
     for rank, stream in enumerate(streams):
@@ -82,7 +86,7 @@ def sums(
             if options.get("async_op"):
                 works[rank].wait()
         stream.synchronize()
-        assert outs[rank].tolist() == [0.0, 6.0, 0.0, 0.0, 6.0] + [0.0] * 5
+        assert outs[rank].tolist() == [0.0, 6.0, 0.0, 0.0, 6.0] + [0.0] * (n - 5)
 
 
 @pytest.mark.parametrize("async_op", [False, True])
@@ -111,3 +115,16 @@ def test_once_for_each_kind_of_tensor(
         assert device.journal == loads + ["waits"] * RANKS
         launched.append(device.launches)
     assert launched == [2 * RANKS + 2] * 3 + [2 * RANKS] * 2
+
+
+@pytest.mark.parametrize("loses", [False, True])
+def test_whether_there_is_room_for_entries_is_a_kind(
+    device: LoadingRuntime, comms: list[Communicator], streams: list[FakeStream], loses: bool
+) -> None:
+    """In the sum, and in what is lost: addresses of nothing are aligned otherwise."""
+    launched: list[int] = []
+    for n in (8, 7, 6, 8):
+        device.launches = 0
+        sums(device, comms, streams, n=n, loses=loses)
+        launched.append(device.launches - 2 * RANKS)
+    assert launched == [2, 2, 0, 0]

@@ -15,14 +15,15 @@ import torch
 import torch.distributed as dist
 from computing_device import ComputingRuntime, computed_on, wait_for
 from device_ranks import RANKS, values
-from fake_device import FakeStream
+from fake_device import DEVICE_TYPE, FakeStream
 from nccl_ranks import Ranks, total
-from nccl_stand_in import DuplicateDeviceError
+from nccl_stand_in import DEVICE, DuplicateDeviceError
 
 from telegrad import Communicator
 from telegrad.comm.device import nccl
 from telegrad.comm.device.nccl import TorchGroup, agreed, nccl_group
 from telegrad.errors import MismatchedCall, TransportError
+from telegrad.plan.device_tuning import DEVICE_ALGORITHMS
 
 Job = Callable[..., Any]
 
@@ -173,6 +174,35 @@ def test_ranks_that_share_a_device_are_told_before_nccl_refuses_them(
     assert "torch.cuda.set_device" in said
     with pytest.raises(ValueError, match="algorithm='nccl' cannot be: rank 0 and rank 2 share a device"):
         ranks.on_all(lambda comm, rank: comm.all_reduce(tensors[rank], algorithm="nccl"))
+
+
+def test_a_device_with_and_without_its_number_is_one(make: Job) -> None:
+    """Ranks are asked about it once."""
+    ranks = make()
+    for device in (torch.device(DEVICE_TYPE), DEVICE):
+        assert ranks.on_each(lambda comm, _, at=device: comm.device_algorithms(at)) == [DEVICE_ALGORITHMS] * RANKS
+    tensors = ranks.tensors(5)
+    ranks.on_all(lambda comm, rank: comm.all_reduce(tensors[rank]))
+    wait_for(ranks.streams)
+    assert [list(comm._nccl._verdicts) for comm in ranks.comms] == [[DEVICE]] * RANKS
+    assert ranks.on_each(lambda comm, _: comm.sum_cost(torch.device(DEVICE_TYPE))) == [None] * RANKS
+
+
+def test_a_device_that_is_not_there_is_found_before_anything_is_sent(
+    make: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And is no call that others wait for: this rank may ask about another one."""
+    ranks = make()
+
+    def unknown(device: torch.device) -> torch.device:
+        raise RuntimeError(f"there is no {device}")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(ranks.device, "resolved", unknown)
+        for ask in (Communicator.device_algorithms, Communicator.sum_cost):
+            with pytest.raises(RuntimeError, match=f"there is no {DEVICE_TYPE}:7"):
+                ask(ranks.comms[0], torch.device(DEVICE_TYPE, 7))
+    assert ranks.on_each(lambda comm, _: comm.device_algorithms(DEVICE)) == [DEVICE_ALGORITHMS] * RANKS
 
 
 def test_nccl_would_have_refused_them(make: Job) -> None:

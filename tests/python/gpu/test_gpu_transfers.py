@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from gpu_jobs import skip_without
+from gpu_ranks import chunks, laid_aside
 
 from telegrad import Communicator
 from telegrad.comm.device import transfers
@@ -47,10 +48,10 @@ def test_gpu_all_reduce(
     expected = (tensors[0] + tensors[1]).cpu()
     for _ in range(3):
         given = [x.clone() for x in tensors]
-        torch.cuda.synchronize()
-        for rank, comm in enumerate(comms):
-            with torch.cuda.stream(streams[rank]):
-                comm.all_reduce(given[rank])
+        with laid_aside(streams, *chunks(given[0].nbytes)):
+            for rank, comm in enumerate(comms):
+                with torch.cuda.stream(streams[rank]):
+                    comm.all_reduce(given[rank])
         for rank, stream in enumerate(streams):
             stream.synchronize()
             assert torch.equal(given[rank].cpu(), expected)
@@ -62,10 +63,10 @@ def test_gpu_sums_that_round(comms: list[Communicator], streams: list[torch.cuda
     n = transfers.CHUNK_BYTES // 4 + 7
     tensors, lost = addends(n, torch.float32), [torch.empty(n, device="cuda") for _ in range(RANKS)]
     expected = (tensors[0] + tensors[1]).cpu()
-    torch.cuda.synchronize()
-    for rank, comm in enumerate(comms):
-        with torch.cuda.stream(streams[rank]):
-            comm.all_reduce(tensors[rank], wire=wire, error=lost[rank])
+    with laid_aside(streams, *chunks(tensors[0].nbytes, outputs=2)):
+        for rank, comm in enumerate(comms):
+            with torch.cuda.stream(streams[rank]):
+                comm.all_reduce(tensors[rank], wire=wire, error=lost[rank])
     for stream in streams:
         stream.synchronize()
     assert torch.equal(tensors[0], tensors[1])
@@ -75,21 +76,21 @@ def test_gpu_sums_that_round(comms: list[Communicator], streams: list[torch.cuda
 def test_gpu_compute_and_non_blocking_operations_are_ordered(
     comms: list[Communicator], streams: list[torch.cuda.Stream]
 ) -> None:
-    tensors = [torch.zeros(1 << 20, device="cuda") for _ in range(RANKS)]
-    torch.cuda.synchronize()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        works = []
-        for rank, comm in enumerate(comms):
-            with torch.cuda.stream(streams[rank]):
-                tensors[rank].add_(rank + 1.0)
-                works.append(comm.all_reduce(tensors[rank], async_op=True))
-        for rank, work in enumerate(works):
-            with torch.cuda.stream(streams[rank]):
-                work.wait()
-                tensors[rank].mul_(2.0)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
+    tensors = [torch.zeros(1 << 20, device="cuda").add_(0.0).mul_(1.0) for _ in range(RANKS)]  # loads their kernels
+    with laid_aside(streams, *chunks(tensors[0].nbytes)):
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            works = []
+            for rank, comm in enumerate(comms):
+                with torch.cuda.stream(streams[rank]):
+                    tensors[rank].add_(rank + 1.0)
+                    works.append(comm.all_reduce(tensors[rank], async_op=True))
+            for rank, work in enumerate(works):
+                with torch.cuda.stream(streams[rank]):
+                    work.wait()
+                    tensors[rank].mul_(2.0)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
     for rank, stream in enumerate(streams):
         stream.synchronize()
         assert bool((tensors[rank] == 6.0).all())
@@ -122,16 +123,18 @@ def test_gpu_times_of_events(streams: list[torch.cuda.Stream]) -> None:
 
 def test_gpu_moves(comms: list[Communicator], streams: list[torch.cuda.Stream]) -> None:
     tensors = [torch.full((4, 6), float(rank), device="cuda") for rank in range(RANKS)]
-    torch.cuda.synchronize()
-    results = []
-    for rank, comm in enumerate(comms):
-        with torch.cuda.stream(streams[rank]):
-            gathered = comm.all_gather(tensors[rank])
-            block = comm.reduce_scatter(tensors[rank])
-            shifted = torch.empty_like(tensors[rank])
-            comm.sendrecv(tensors[rank], 1 - rank, shifted, 1 - rank)
-            comm.broadcast(tensors[rank], 1)
-            results.append((gathered, block, shifted))
+    shapes = (RANKS, 4, 6), (4 // RANKS, 6), (4, 6)
+    results = [[torch.empty(shape, device="cuda") for shape in shapes] for _ in range(RANKS)]
+    nbytes = tensors[0].nbytes
+    staged = [(nbytes, RANKS * nbytes), (nbytes, nbytes // RANKS), *[(nbytes, 0), (0, nbytes)] * 2]
+    with laid_aside(streams, *staged):
+        for rank, comm in enumerate(comms):
+            gathered, block, shifted = results[rank]
+            with torch.cuda.stream(streams[rank]):
+                comm.all_gather(tensors[rank], out=gathered)
+                comm.reduce_scatter(tensors[rank], out=block)
+                comm.sendrecv(tensors[rank], 1 - rank, shifted, 1 - rank)
+                comm.broadcast(tensors[rank], 1)
     for rank, stream in enumerate(streams):
         stream.synchronize()
         gathered, block, shifted = results[rank]

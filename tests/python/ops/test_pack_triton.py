@@ -84,6 +84,7 @@ def test_tensors_go_to_triton_and_damage_is_told() -> None:
         unpack_bits(packed, 3, again)
 
 
+@pytest.mark.xdist_group("gpu_memory")
 @pytest.mark.skipif(DEVICE != "cuda", reason="needs a GPU with 40 GiB")
 def test_numbers_beyond_31_bits() -> None:
     count = 2**31 + 4097

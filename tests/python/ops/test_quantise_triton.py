@@ -104,6 +104,7 @@ def test_tensors_go_to_triton_and_damage_is_told() -> None:
         decode_mean(torch.full((1,), float("inf"), device=DEVICE), again)
 
 
+@pytest.mark.xdist_group("gpu_memory")
 @pytest.mark.skipif(DEVICE != "cuda", reason="needs a GPU with 30 GiB")
 def test_positions_beyond_31_bits() -> None:
     size = 2**31 + 4097

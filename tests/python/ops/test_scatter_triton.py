@@ -65,6 +65,7 @@ def test_tensors_go_to_triton_and_streams_are_checked_there() -> None:
     assert array_of(dense).tolist() == [2, 0, 0, 2]
 
 
+@pytest.mark.xdist_group("gpu_memory")
 @pytest.mark.skipif(DEVICE != "cuda", reason="needs a GPU with 20 GiB")
 def test_positions_beyond_31_bits() -> None:
     dense = torch.zeros(2**31 + 4097, device=DEVICE)

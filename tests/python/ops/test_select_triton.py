@@ -310,6 +310,7 @@ def test_where_an_array_lies_says_what_works_on_it(monkeypatch: pytest.MonkeyPat
         kernels_of(torch.zeros(3))
 
 
+@pytest.mark.xdist_group("gpu_memory")
 @pytest.mark.skipif(DEVICE != "cuda", reason="needs a GPU with 40 GiB")
 def test_positions_beyond_31_bits() -> None:
     size, k = 2**31 + 4097, 5

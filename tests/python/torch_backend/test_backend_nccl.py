@@ -82,6 +82,30 @@ def test_a_torch_whose_sums_have_no_such_option(backends: list[Backend], monkeyp
     assert backends[0].called[0][1].reduceOp == dist.ReduceOp.SUM
 
 
+def test_a_torch_that_shuts_down_by_its_older_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    shutdowns: list[str] = []
+
+    class Older:
+        Options = SimpleNamespace
+
+        def __init__(self, *_: Any) -> None:
+            pass
+
+        def allreduce(self, *_: Any) -> str:
+            return "work"
+
+        def _shutdown(self) -> None:
+            shutdowns.append("_shutdown")
+
+    monkeypatch.setattr(dist, "is_nccl_available", lambda: True)
+    monkeypatch.setattr(dist, "ProcessGroupNCCL", Older, raising=False)
+    made = own_nccl("auto", dist.HashStore(), 0, 1, TIMEOUT)
+    assert made is not None
+    made.begin_sum(torch.ones(3))
+    made.close()
+    assert shutdowns == ["_shutdown"]
+
+
 def test_a_group_that_is_destroyed_lets_go_of_it(backends: list[Backend]) -> None:
     group = ProcessGroup.join(dist.HashStore(), 0, 1, TIMEOUT, Options(tuning=None, device_algorithm="nccl"))
     assert group.communicator._nccl is not None

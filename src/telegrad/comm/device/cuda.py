@@ -17,7 +17,6 @@ from telegrad.comm.nodes import machine_id
 _GREATER_OR_EQUAL = 0  # CU_STREAM_WAIT_VALUE_GEQ: by the sign of the difference
 _DEFAULT = 0  # CU_STREAM_WRITE_VALUE_DEFAULT: a memory barrier before the write
 _NON_BLOCKING = 1  # CU_STREAM_NON_BLOCKING: the default stream does not wait for it, nor it for that one
-_TIMES = 0  # CU_EVENT_DEFAULT
 _NO_TIMES = 2  # CU_EVENT_DISABLE_TIMING
 _NOT_CAPTURING = 0  # CU_STREAM_CAPTURE_STATUS_NONE
 _PLAIN_WAIT = 0  # CU_EVENT_WAIT_DEFAULT
@@ -44,6 +43,19 @@ class CudaEvent:
 
     def __del__(self) -> None:
         self._idle.append(self.driven)
+
+
+class TimedEvent(CudaEvent):
+    """One of torch's, which has times."""
+
+    __slots__ = ("of_torch",)
+
+    def __init__(self, device: int, driven: Any, of_torch: Any, idle: list[Any]) -> None:
+        super().__init__(device, driven, idle)
+        self.of_torch = of_torch
+
+    def __del__(self) -> None:
+        self._idle.append(self.of_torch)
 
 
 class _Entered(threading.local):
@@ -73,7 +85,8 @@ class CudaRuntime:
         self._success = driver.CUresult.CUDA_SUCCESS
         self._entered = _Entered()
         self._streams: dict[tuple[int, int], CudaStream] = {}  # the callers', by device and handle
-        self._idle_events: dict[tuple[int, int], list[Any]] = {}  # by device and flags
+        self._idle_events: dict[int, list[Any]] = {}  # by device
+        self._idle_timed_events: dict[int, list[Any]] = {}  # torch's, by device
         self._addresses: dict[tuple[int, int], int] = {}  # of words: by device, and by their addresses here
         self._contexts: dict[int, Any] = {}  # the primary ones, by device
         self._streams_ahead: dict[int, list[Any]] = {}  # by device: the driver's, that nobody has yet
@@ -93,6 +106,14 @@ class CudaRuntime:
     def leave(self) -> None:
         self._entered.devices.pop()
         self._pop()
+
+    # The driver knows nothing before torch has initialised it, and has no current device.
+    def resolved(self, device: Any) -> Any:
+        cuda = self._torch.cuda
+        cuda.init()
+        found = device if device.index is not None else self._torch.device(device.type, cuda.current_device())
+        cuda.get_device_name(found)  # raises if there is no such device
+        return found
 
     # By the bus, as NCCL tells devices apart: parts of one (MIG) are at one address. Containers share the boot's id.
     def identity(self, device: Any) -> tuple[str, str]:
@@ -160,13 +181,28 @@ class CudaRuntime:
         self._called(device, "cuStreamWaitValue32", stream.driven, place, value, _GREATER_OR_EQUAL)
 
     def record(self, stream: Any) -> CudaEvent:
-        return self._recorded(stream, _NO_TIMES)
+        idle = self._idle_events.setdefault(stream.device, [])
+        try:
+            driven = idle.pop()  # asking first whether there is one would let another thread take it in between
+        except IndexError:
+            driven = self._called(stream.device, "cuEventCreate", _NO_TIMES)
+        event = CudaEvent(stream.device, driven, idle)
+        self._called(stream.device, "cuEventRecord", driven, stream.driven)
+        return event
 
+    # By torch, which asks whatever driver there is: the bindings of CUDA 13 ask for cuEventElapsedTime_v2, which
+    # drivers before CUDA 12.8 do not have.
     def record_timed(self, stream: Any) -> CudaEvent:
-        return self._recorded(stream, _TIMES)
+        idle = self._idle_timed_events.setdefault(stream.device, [])
+        try:
+            of_torch = idle.pop()
+        except IndexError:
+            of_torch = self._torch.cuda.Event(enable_timing=True)
+        of_torch.record(stream.of_torch)
+        return TimedEvent(stream.device, self._driver.CUevent(of_torch.cuda_event), of_torch, idle)
 
     def seconds_between(self, before: Any, after: Any) -> float:
-        return float(self._called(after.device, "cuEventElapsedTime", before.driven, after.driven)) * 1e-3
+        return float(before.of_torch.elapsed_time(after.of_torch)) * 1e-3
 
     def wait_event(self, stream: Any, event: Any) -> None:
         self._called(stream.device, "cuStreamWaitEvent", stream.driven, event.driven, _PLAIN_WAIT)
@@ -202,16 +238,6 @@ class CudaRuntime:
             if index not in self._streams_ahead:
                 made = [self._called(index, "cuStreamCreate", _NON_BLOCKING) for _ in range(_STREAMS_AHEAD)]
                 self._streams_ahead[index] = made
-
-    def _recorded(self, stream: Any, flags: int) -> CudaEvent:
-        idle = self._idle_events.setdefault((stream.device, flags), [])
-        try:
-            driven = idle.pop()  # asking first whether there is one would let another thread take it in between
-        except IndexError:
-            driven = self._called(stream.device, "cuEventCreate", flags)
-        event = CudaEvent(stream.device, driven, idle)
-        self._called(stream.device, "cuEventRecord", driven, stream.driven)
-        return event
 
     def _on_device(self, device: int, address: int) -> int:
         found = self._addresses.get((device, address))

@@ -25,6 +25,10 @@ class DeviceRuntime(Protocol):
     def leave(self) -> None:
         """The end of the last ``enter()``."""
 
+    def resolved(self, device: Any) -> Any:
+        """``device`` with its number: without one it is the calling thread's current one. The process has met it by
+        then. Raises what meeting it does."""
+
     def identity(self, device: Any) -> tuple[str, str]:
         """Which kind of device it is, and which piece of hardware: that text is another one for every other piece, on
         every machine, and the same for all processes that use this one or a part of it."""
