@@ -1,8 +1,8 @@
 """Loads the compiled core once, and says what to do where that fails.
 
-UCX reads its environment while its library loads. It must not install signal handlers in a training job, and must
-stay quiet; but another UCX in this process (MPI's) must not inherit that, so these variables exist only during the
-import.
+UCX reads its environment while its library loads. It must not install signal handlers in a training job, for crashes
+or (``UCX_DEBUG_SIGNO``) for SIGHUP, which the program or nohup may want otherwise, and must stay quiet; but another UCX
+in this process (MPI's) must not inherit that, so these variables exist only during the import.
 
 The UCX that comes with the package has no transport that registers memory for long (no RDMA, no GPU), so it need not
 hear when memory is unmapped: without its patches in libc's functions it loads 0.4 s faster, 50 ms for each of them.
@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import ModuleType
 
-_LOADING_ENVIRONMENT = {"UCX_HANDLE_ERRORS": "none", "UCX_LOG_LEVEL": "fatal"}
+_LOADING_ENVIRONMENT = {"UCX_HANDLE_ERRORS": "none", "UCX_DEBUG_SIGNO": "0", "UCX_LOG_LEVEL": "fatal"}
 _BUNDLED_ONLY = {"UCX_MEM_MMAP_HOOK_MODE": "none"}
 
 

@@ -63,16 +63,32 @@ seen = []
 class Spy:
     def find_spec(self, name, path=None, target=None):
         if name == "telegrad._core":
-            names = ("UCX_HANDLE_ERRORS", "UCX_LOG_LEVEL", "UCX_MEM_MMAP_HOOK_MODE")
+            names = ("UCX_HANDLE_ERRORS", "UCX_DEBUG_SIGNO", "UCX_LOG_LEVEL", "UCX_MEM_MMAP_HOOK_MODE")
             seen.append(tuple(os.environ.get(name) for name in names))
 sys.meta_path.insert(0, Spy())
 import telegrad
 print(seen, {name: value for name, value in os.environ.items() if name.startswith("UCX_")})
 """
     hooks = "none" if any((Path(folder) / "_ucx").is_dir() for folder in telegrad.__path__) else None
-    assert _run(program) == f"[('none', 'fatal', {hooks!r})] {{}}"
+    assert _run(program) == f"[('none', '0', 'fatal', {hooks!r})] {{}}"
     asked = {"UCX_LOG_LEVEL": "warn", "UCX_MEM_MMAP_HOOK_MODE": "bistro"}
-    assert _run(program, **asked) == f"[('none', 'warn', 'bistro')] {asked}"
+    assert _run(program, **asked) == f"[('none', '0', 'warn', 'bistro')] {asked}"
+
+
+@pytest.mark.parametrize("hangup", ["SIG_DFL", "SIG_IGN", "lambda *_: None"])
+def test_signals_stay_as_the_program_has_them(hangup: str) -> None:
+    program = f"""
+import signal
+import numpy
+def signals():
+    with open("/proc/self/status") as status:
+        return dict(line.split() for line in status if line.startswith(("SigCgt", "SigIgn")))
+signal.signal(signal.SIGHUP, {hangup if hangup.startswith("lambda") else "signal." + hangup})
+before = signals()
+import telegrad
+print(signals() == before)
+"""
+    assert _run(program) == "True"
 
 
 def test_the_systems_ucx_keeps_its_memory_hooks(tmp_path: Path) -> None:

@@ -47,7 +47,10 @@ def main() -> None:
         import typer as _typer  # noqa: F401
     except ModuleNotFoundError as error:
         sys.exit(f"telegrad's commands need {error.name}: pip install 'telegrad[cli]'")
-    make_app([command for command in COMMANDS if [command.name] == sys.argv[1:2]] or COMMANDS)()
+    from telegrad.cli.standard_output import standard_output
+
+    with standard_output():
+        make_app([command for command in COMMANDS if [command.name] == sys.argv[1:2]] or COMMANDS)()
 
 
 def make_app(commands: Sequence[Command] = COMMANDS) -> Any:
@@ -71,10 +74,10 @@ def make_app(commands: Sequence[Command] = COMMANDS) -> Any:
         if isinstance(found, typer.Typer):
             for inner in found.registered_commands:
                 if inner.callback is not None:
-                    inner.callback = _checked(command, inner.callback)
+                    inner.callback = _as_called(command, inner.callback)
             app.add_typer(found, name=command.name)
         else:
-            app.command(command.name)(_checked(command, found))
+            app.command(command.name)(_as_called(command, found))
     return app
 
 
@@ -85,11 +88,12 @@ def _nothing() -> None:
 _ANY_ARGUMENTS = {"ignore_unknown_options": True, "allow_extra_args": True}
 
 
-def _checked(command: Command, function: Callable[..., None]) -> Callable[..., None]:
-    """``function``, which first says what it lacks: at once, not after minutes of measurement."""
-    if not command.needs:
-        return function
+def _as_called(command: Command, function: Callable[..., None]) -> Callable[..., None]:
+    """``function``, which first says what it lacks: at once, not after minutes of measurement. However it is
+    interrupted, it cleans up; one that has more to say of that says it itself."""
+    from rich.console import Console
 
+    from telegrad.cli.interrupts import ended_by_interrupt
     from telegrad.doctor.installation import is_installed
 
     @functools.wraps(function)
@@ -98,7 +102,8 @@ def _checked(command: Command, function: Callable[..., None]) -> Callable[..., N
             package, _, parameter = need.partition(":")
             if (not parameter or options.get(parameter) is not None) and not is_installed(package):
                 sys.exit(f"telegrad {command.name} needs {package}: pip install 'telegrad[{command.extra}]'")
-        function(*arguments, **options)
+        with ended_by_interrupt(Console(), "interrupted"):
+            function(*arguments, **options)
 
     return call
 

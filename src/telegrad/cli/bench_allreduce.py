@@ -24,11 +24,13 @@ from telegrad.cli.outputs import check_writable, write_result
 from telegrad.cli.progress import counting
 from telegrad.comm.encoded import WIRES
 from telegrad.launch import LaunchError
+from telegrad.linear.memory import available_bytes
 from telegrad.report.allreduce import plot, table_of
 from telegrad.report.allreduce_summary import lines_of
 from telegrad.report.durations import duration
 
 _SIZES = ",".join(text_of(4**power).replace(" ", "") for power in range(1, 14))
+_VECTORS = 2  # of each rank: its own, and what it receives
 _BENCHMARK = BENCHMARKS["allreduce"]
 
 
@@ -184,6 +186,13 @@ def _checked(
         except ValueError as error:
             raise typer.BadParameter(str(error), param_hint="--nodes") from error
     sizes_in_bytes = byte_sizes(sizes)
+    needed, free = _VECTORS * max(sizes_in_bytes) * ranks, available_bytes()
+    if 0 <= free < needed:
+        raise typer.BadParameter(
+            f"{ranks} ranks with vectors of {text_of(max(sizes_in_bytes))} need {text_of(needed)} of memory, of which "
+            f"{text_of(free)} are free: use shorter ones, or fewer ranks",
+            param_hint="--sizes",
+        )
     known = _BENCHMARK.algorithms
     usual = ",".join(name for name in known if nodes > 1 or name != "two_level")
     chosen = tuple(name.strip() for name in (usual if algorithms is None else algorithms).split(","))

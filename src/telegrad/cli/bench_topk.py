@@ -19,9 +19,10 @@ from telegrad.accuracy.tasks import TASKS
 from telegrad.bench.machine import describe_machine, machine_text
 from telegrad.cli.console import table_console
 from telegrad.cli.interrupts import ended_by_interrupt
-from telegrad.cli.options import CalibratesFirst, JobTimeout, TextFolder, among, count_of, densities_of, networks_of
+from telegrad.cli.options import CalibratesFirst, JobTimeout, TextFolder, among, densities_of, networks_of
 from telegrad.cli.outputs import check_writable, write_result
 from telegrad.cli.progress import counting
+from telegrad.cli.simulate_settings import ranks_of
 from telegrad.launch import LaunchError
 from telegrad.report import topk as tables
 from telegrad.report.topk_plot import plot
@@ -55,7 +56,7 @@ def topk_allreduce(
     ranks: Annotated[
         str | None,
         typer.Option(
-            help=f"How many; several: 2,4,8. Default: {_MEASURED_RANKS}; simulated {_SIMULATED_RANKS}.",
+            help=f"How many; several: 2,4,8 or 2..8. Default: {_MEASURED_RANKS}; simulated {_SIMULATED_RANKS}.",
             show_default=False,
         ),
     ] = None,
@@ -139,7 +140,12 @@ def topk_allreduce(
     chosen = tuple(among(schemes, tuple(SCHEMES), "--schemes"))
     densities = densities_of(density, "--density")
     most = 1024 if simulates else 256
-    counts = sorted({count_of(one, 2, most, "--ranks") for one in _default(ranks, simulates).split(",")})
+    counts = ranks_of(_default(ranks, simulates), "--ranks")
+    if not 2 <= counts[0] <= counts[-1] <= most:
+        raise typer.BadParameter(
+            f"{ranks!r} is not within what can be compared here: use 2 to {most} ranks, as in 4,8 or 2..64",
+            param_hint="--ranks",
+        )
     recorder = _Recorder(console, task, steps, gradients, data, text)
     with ended_by_interrupt(console, "interrupted"), tempfile.TemporaryDirectory(prefix="telegrad-topk-") as folder:
         if simulates:

@@ -68,7 +68,9 @@ def calibrate(
     console = Console()
     networks_of([network])
     if device is not None and device not in _TARGETS_ON:
-        raise typer.BadParameter(f"{device!r} is not known: use {', '.join(_TARGETS_ON)}, or leave it out")
+        raise typer.BadParameter(
+            f"{device!r} is not known: use {', '.join(_TARGETS_ON)}, or leave it out", param_hint="--device"
+        )
     check_writable(json_file, "--json")
     check_writable(plot_file, "--plot")
     if device is not None:

@@ -20,7 +20,7 @@ from telegrad.bench.machine import describe_machine
 from telegrad.bench.netlab import NetlabError, parse_rate, why_unavailable
 from telegrad.cli.gpu_options import described_gpu
 from telegrad.cli.interrupts import ended_by_interrupt
-from telegrad.cli.options import among
+from telegrad.cli.options import among, bad_setting
 from telegrad.demo.job import LOOPBACK, SHARED_MEMORY, Place, open_place, train
 from telegrad.demo.results import RunResult, as_json
 from telegrad.demo.settings import DEVICES, RUNS, SCHEMES, ModelSize, Settings
@@ -31,6 +31,7 @@ from telegrad.report.training_plot import plot
 
 _DEFAULT_RATE = "1gbit"
 _HEAD_WIDTH = 64
+_OPTIONS = ("density", "scheme", "steps", "batch", "learning_rate", "warmup_steps", "bucket_mb", "context", "seed")
 _LAST_LINES = 25
 
 
@@ -141,7 +142,7 @@ def demo(
             check_length(corpus.training, context)
             check_length(corpus.held_out, context)
         except (ValueError, FileNotFoundError) as error:
-            raise typer.BadParameter(str(error)) from error
+            raise bad_setting(error, _OPTIONS) from error
         console.print(
             f"Text: {len(corpus.training) / 1e6:.1f} MB to train on, {len(corpus.held_out) / 1e6:.1f} MB held out; "
             f"{ranks} ranks; {_described(place)}"

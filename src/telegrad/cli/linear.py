@@ -29,6 +29,7 @@ from telegrad.cli.linear_options import (
     Optimizer,
     Overlap,
     Threads,
+    bad_option,
     in_options,
 )
 from telegrad.cli.options import networks_of
@@ -125,16 +126,25 @@ def train_command(
             str(data.resolve()), str(model.resolve()), LibsvmFormat(features, index_base, strict), settings, cache
         )
     except ValueError as error:
-        raise typer.BadParameter(in_options(str(error))) from error
+        raise bad_option(error) from error
     networks_of([network])
     check_writable(model, "--model")
     check_writable(json_file, "--json")
     _check_apart(model, "--model", data)
-    _check_apart(json_file, "--json", data, model)
+    _check_apart(json_file, "--json", data)
+    if json_file is not None and json_file.resolve() == model.resolve():
+        raise typer.BadParameter(f"{json_file} is where the model goes: name another file", param_hint="--json")
+    partial = _Partial(job.partial)
+
+    def said_when_interrupted() -> str:
+        return (
+            f"interrupted; the model so far: {partial.path}" if partial.is_new() else "interrupted; no model is written"
+        )
+
     if is_rank_of_another_launcher():
         said = _as_one_rank(console, job)
     else:
-        with ended_by_interrupt(console, "interrupted; no model is written"):
+        with ended_by_interrupt(console, said_when_interrupted):
             said = _as_launcher(console, job, ranks, network, timeout)
     if said is None:
         return
@@ -193,6 +203,8 @@ def predict_command(
     was trained with.
     """
     console = Console()
+    if scores and out is None:
+        raise typer.BadParameter("it says what --out has: name that file too", param_hint="--scores")
     check_writable(out, "--out")
     _check_apart(out, "--out", data, model)
     try:
@@ -261,8 +273,26 @@ def _divergence(settings: TrainingSettings, end: dict[str, Any]) -> str:
     return f"the training has diverged ({reached}), so no model is written: {remedy}"
 
 
+class _Partial:
+    """What is left of a training that is broken off, if anything."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._before = self._state()
+
+    def is_new(self) -> bool:
+        return self._state() not in (None, self._before)
+
+    def _state(self) -> tuple[int, int] | None:
+        try:
+            found = self.path.stat()
+        except OSError:
+            return None
+        return found.st_ino, found.st_mtime_ns
+
+
 class _Shown:
-    """What rank 0 has said so far, and a bar that shows it."""
+    """What rank 0 has said so far, and a bar that shows it; a line for each epoch where there can be no bar."""
 
     def __init__(self, bar: Progress) -> None:
         self.said: dict[str, Any] = {"epochs": []}
@@ -276,7 +306,11 @@ class _Shown:
             self.said["epochs"].append(message)
             held_out = message["held_out_loss"]
             judged = "" if math.isnan(held_out) else f", held-out {_loss_text(held_out)}"
-            self._bar.update(self._task, what=f"epoch {message['epoch']}: loss {_loss_text(message['loss'])}{judged}")
+            what = f"epoch {message['epoch']}: loss {_loss_text(message['loss'])}{judged}"
+            if self._bar.console.is_terminal:
+                self._bar.update(self._task, what=what)
+            else:
+                self._bar.console.print(what, highlight=False)
         elif kind == "step":
             self._bar.update(self._task, description="training", completed=message["done"])
         elif kind == "error":

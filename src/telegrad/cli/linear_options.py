@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from telegrad.cli.options import bad_setting
 from telegrad.linear import TrainingSettings
 from telegrad.linear.data import LibsvmFormat
 from telegrad.linear.settings import OPTIMIZERS
@@ -62,6 +63,11 @@ _OF_PYTHON = {
 }
 
 
+def bad_option(error: ValueError) -> typer.BadParameter:
+    """What is wrong with a setting, said of the option."""
+    return bad_setting(error, _FIELDS, in_options)
+
+
 def in_options(said: str) -> str:
     """What an error says of Python's arguments, as it is to be said of this command's options."""
     for python, option in _OF_PYTHON.items():
@@ -69,9 +75,13 @@ def in_options(said: str) -> str:
     said = said.replace("n_features=", "features=")
     said = re.sub(
         rf"\b({'|'.join(_FIELDS)})=('[^']*'|[^\s,:;]+)",
-        lambda found: f"--{found[1].replace('_', '-')} {found[2].strip(chr(39))}",
+        lambda found: f"{_option(found[1])} {found[2].strip(chr(39))}",
         said,
     )
     words = "|".join(name for name in _FIELDS if "_" in name)
     # not as a part of a file's name
-    return re.sub(rf"(?<![\w/.-])({words})(?![\w/]|\.\w)", lambda found: f"--{found[1].replace('_', '-')}", said)
+    return re.sub(rf"(?<![\w/.-])({words})(?![\w/]|\.\w)", lambda found: _option(found[1]), said)
+
+
+def _option(field: str) -> str:
+    return f"--{field.replace('_', '-')}"

@@ -4,7 +4,7 @@ the remedy."""
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -36,6 +36,17 @@ TextFolder = Annotated[
     ),
 ]
 JobTimeout = Annotated[float, typer.Option(min=1, help="Seconds after which a job is given up.")]
+
+
+def bad_setting(error: Exception, names: Collection[str], told: Callable[[str], str] = str) -> typer.BadParameter:
+    """``error`` as that of an option, if it begins with ``name=value`` of one of ``names``, which options are called by
+    too. ``told``: how the rest is to be said."""
+    said = str(error)
+    found = re.match(r"(\w+)=('[^']*'|[^\s,:;]+) ", said)
+    if found is None or found[1] not in names:
+        return typer.BadParameter(told(said))
+    value = "it" if found[2] == "True" else found[2].strip("'")
+    return typer.BadParameter(told(f"{value} {said[found.end() :]}"), param_hint=f"--{found[1].replace('_', '-')}")
 
 
 def rank_range(text: str, *, most: int, example: str) -> tuple[int, int]:

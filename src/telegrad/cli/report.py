@@ -63,7 +63,8 @@ def report(
     selected entries, the compression, the residual's norm beside the gradient's and the threshold, as a table and a
     picture.
 
-    Exit status: 0 where nothing is stuck, 1 where something is, 2 where there is nothing to read.
+    Exit status: 0 where nothing is stuck, or nobody had waited for a second when the job was asked; 1 where something
+    is stuck, 2 where there is nothing to read.
     """
     console = Console(soft_wrap=True, highlight=False)
     if not console.is_terminal:  # a file has no edge at which to fold
@@ -104,7 +105,7 @@ def report(
         errors.print(f"plot of communicator {current[0].communicator}: {plot_file}", markup=False)
     if flight_recorder_folder is not None:
         _write_flight_recorder(errors, current, flight_recorder_folder)
-    if any(verdict.kind != "nothing" for verdict in current):
+    if any(verdict.kind not in ("nothing", "running") for verdict in current):
         raise typer.Exit(1)
 
 

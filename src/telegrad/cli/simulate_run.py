@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.progress import TextColumn
 
 from telegrad.bench.plan import text_of
+from telegrad.cli.console import table_console
 from telegrad.cli.interrupts import ended_by_interrupt
 from telegrad.cli.outputs import written
 from telegrad.cli.progress import counting
@@ -78,7 +79,7 @@ class Asked:
 
 def run(asked: Asked, settings: Settings) -> None:
     """Ends with status 2 for options that make no sense, 1 if the simulation fails, 130 on Ctrl-C."""
-    console = Console()
+    console = table_console()
     ranks, network = settings.all_ranks(), settings.made_network()
     settings.check_outputs()
     drawn = settings.drawn_into(asked.operation)
@@ -92,7 +93,8 @@ def run(asked: Asked, settings: Settings) -> None:
         paths = _paths(console, points) if settings.critical_path else {}
         rows = [row_of(found[point]) for point in points]
         name = ", ".join(filter(None, (asked.operation.replace("_", " "), points[0].wire_format)))
-        console.print(table_of(rows, f"{name}: virtual time"))
+        calls = f" of all {asked.calls:,} calls" if asked.calls > 1 else ""
+        console.print(table_of(rows, f"{name}: virtual time{calls}"))
         console.print(network.about + _levels(network), style="dim", highlight=False)
         if paths:
             splits = [(row, shares(paths[point])) for row, point in zip(rows, points, strict=True)]

@@ -10,6 +10,7 @@ import typer
 from rich.console import Console
 
 from telegrad.bench.plan import text_of
+from telegrad.cli.console import table_console
 from telegrad.cli.interrupts import ended_by_interrupt
 from telegrad.cli.options import densities_of
 from telegrad.cli.outputs import written
@@ -73,7 +74,7 @@ def sparse_sweep(
 
     [bold]Example:[/] telegrad simulate sparse-sweep --ranks 2..1024 --at-ranks 8,1024 --plot --json sweep.json
     """
-    console = Console()
+    console = table_console()
     sizes = sizes_of(bytes_)
     if len(sizes) != 1:
         raise typer.BadParameter(f"{bytes_!r} are {len(sizes)} sizes: give one", param_hint="--bytes")

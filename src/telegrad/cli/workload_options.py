@@ -89,14 +89,21 @@ def chosen_workload(
         try:
             return of_model(model, device, samples=samples, compute_s=compute_s, fixed_s=fixed_ms / 1e3)
         except ValueError as error:
-            raise typer.BadParameter(f"{error}", param_hint="--fixed-ms") from error
+            raise _blaming(error, samples) from error
     recorded = _read(trace)
     if compute_ms is not None and recorded.compute_s > 0:
         recorded = scaled(recorded, compute_ms / 1e3 / recorded.compute_s)
     try:
         return Workload(trace.stem, recorded, 1.0 if samples is None else samples, fixed_ms / 1e3)
     except ValueError as error:
-        raise typer.BadParameter(f"{error}", param_hint="--fixed-ms") from error
+        raise _blaming(error, samples) from error
+
+
+def _blaming(error: ValueError, samples: float | None) -> typer.BadParameter:
+    """Of a workload; how long its step takes follows from the mini-batch where that is given."""
+    takes = "--compute-ms" if samples is None else "--samples"
+    option = {"samples": "--samples", "compute_s": takes}.get(str(error).partition("=")[0], "--fixed-ms")
+    return typer.BadParameter(str(error), param_hint=option)
 
 
 def _read(path: Path) -> Trace:

@@ -38,6 +38,17 @@ _REASONS = {
 }
 
 
+class DamagedLine(ValueError):  # noqa: N818
+    """``line``: its number in the whole file, from 1."""
+
+    def __init__(self, said: str, line: int) -> None:
+        super().__init__(said, line)
+        self.line = line
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
 @dataclass(frozen=True)
 class LibsvmFormat:
     """How a text is to be read. Raises ``ValueError`` and ``TypeError`` for what cannot be."""
@@ -81,10 +92,10 @@ def read_libsvm(
     or how it is to be read, has changed. One of the whole file serves every rank. Where it cannot be written, nothing
     is kept.
 
-    Raises ``ValueError`` with the line number (of the whole file, from 1) for a damaged line: a label, an index or a
-    value that is none or not finite, indices that do not rise, ``qid``; with ``strict=False`` such lines are left out
-    and counted in ``Rows.damaged``. An index beyond ``features`` always is an error, as is a damaged archive. Raises
-    ``OSError`` for a file that cannot be read.
+    Raises ``DamagedLine``, a ``ValueError``, with the line number (of the whole file, from 1) for a damaged line: a
+    label, an index or a value that is none or not finite, indices that do not rise, ``qid``; with ``strict=False`` such
+    lines are left out and counted in ``Rows.damaged``. An index beyond ``features`` always is an error, as is a damaged
+    archive. Raises ``OSError`` for a file that cannot be read.
     """
     how = LibsvmFormat(features, index_base, strict)
     if not 0 <= rank < world_size:
@@ -221,7 +232,8 @@ def _parse(text: Any, how: LibsvmFormat, start: int, file: Path, lines_before: A
         )
     if not found.complete:
         may_be_left_out = how.strict and found.first_damaged[-1][1].name != "beyond_features"
-        raise ValueError(said[-1] + ("; strict=False leaves out damaged lines" if may_be_left_out else ""))
+        remedy = "; strict=False leaves out damaged lines" if may_be_left_out else ""
+        raise DamagedLine(said[-1] + remedy, before + found.first_damaged[-1][0])
     rows = Rows(
         offsets[: found.rows + 1],
         indices[: found.entries],

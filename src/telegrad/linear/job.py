@@ -9,9 +9,11 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import signal
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
@@ -20,13 +22,16 @@ from telegrad import Communicator
 from telegrad.comm.texts import all_gather_text
 from telegrad.launch import join
 from telegrad.launch.joining import RANK
-from telegrad.linear.data import LibsvmFormat, read_libsvm
+from telegrad.linear.data import DamagedLine, LibsvmFormat, read_libsvm
 from telegrad.linear.losses import label_counts
+from telegrad.linear.model import LinearModel
+from telegrad.linear.rows import Rows
 from telegrad.linear.settings import TrainingSettings
 from telegrad.linear.training import EpochReport, objective, train
 
 _STEP_MESSAGE_S = 0.1
 _MOST_DAMAGED = 8  # lines that are named
+_NO_LINE = (1 << 63) - 1  # what is wrong is not a line
 _MPI_RANKS = ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK")
 
 Say = Callable[[dict[str, Any]], None]
@@ -34,13 +39,19 @@ Say = Callable[[dict[str, Any]], None]
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """``data``: a LIBSVM file that all ranks can read, ``model``: where rank 0 writes the model."""
+    """``data``: a LIBSVM file that all ranks can read, ``model``: where rank 0 writes the model, ``partial`` what there
+    is of it when the training is broken off."""
 
     data: str
     model: str
     format: LibsvmFormat
     settings: TrainingSettings
     cache: bool
+
+    @property
+    def partial(self) -> Path:
+        model = Path(self.model)
+        return model.with_name(f"{model.stem}.partial{model.suffix}")
 
     def to_json(self) -> str:
         return json.dumps(dataclasses.asdict(self))
@@ -55,6 +66,7 @@ class Job:
 def main(job_json: str) -> None:
     """What telegrad's launcher calls in each rank's process. Rank 0 prints its messages; a rank whose lines or labels
     are wrong prints ``{"kind": "error", "said"}`` and ends with status 1."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # how the launcher breaks off: see ``Job.partial``
     with join() as comm:
 
         def say(message: dict[str, Any]) -> None:
@@ -91,15 +103,9 @@ def join_other_launcher() -> Communicator:
 
 def run(job: Job, comm: Communicator, say: Say) -> None:
     """Reads this rank's lines, trains, and writes the model on rank 0 if it has not diverged. ``say`` gets the
-    messages."""
+    messages. What is wrong with the data is a ``ValueError`` on every rank, the same one."""
     began_s = time.perf_counter()
-    rows = read_libsvm(
-        job.data,
-        **dataclasses.asdict(job.format),
-        rank=comm.rank,
-        world_size=comm.world_size,
-        cache=job.cache,
-    )
+    rows = _read(job, comm)
     read_s = time.perf_counter() - began_s
     positive = label_counts(rows.labels)[2]
     every = comm.all_gather(np.array([len(rows), rows.nnz, rows.damaged, positive, rows.n_features], np.int64))
@@ -111,9 +117,11 @@ def run(job: Job, comm: Communicator, say: Say) -> None:
     say({"kind": "rows", **about, "read_s": read_s, "ranks": comm.world_size})
 
     epochs = said_s = 0.0
+    has_begun = False
 
     def on_step(step: int, steps: int) -> None:
-        nonlocal said_s
+        nonlocal said_s, has_begun
+        has_begun = True
         if (now_s := time.perf_counter()) - said_s > _STEP_MESSAGE_S:
             said_s = now_s
             say({"kind": "step", "done": (epochs + step / steps) / job.settings.epochs})
@@ -123,9 +131,39 @@ def run(job: Job, comm: Communicator, say: Say) -> None:
         epochs += 1
         say({"kind": "epoch", **dataclasses.asdict(report)})
 
-    trained = train(rows, job.settings, comm, on_epoch=on_epoch, on_step=on_step)
+    def on_break_off(model: LinearModel) -> None:
+        if comm.rank == 0 and has_begun and np.isfinite(model.bias) and np.isfinite(model.weights).all():
+            beside = job.partial.with_name(job.partial.name + ".new")  # the time to write it may not be given
+            model.save(beside)
+            beside.replace(job.partial)
+
+    trained = train(rows, job.settings, comm, on_epoch=on_epoch, on_step=on_step, on_break_off=on_break_off)
     reached = objective(trained.model, rows, job.settings.l2, comm, job.settings.l1)
     if comm.rank == 0 and not trained.diverged:
-        trained.model.save(job.model)
+        try:
+            trained.model.save(job.model)
+        except OSError as error:
+            raise OSError(f"cannot write the model to {job.model}: {error.strerror or error}") from error
     end = {"objective": reached, "objective_at_zero": trained.loss_at_zero, "bias": trained.model.bias}
     say({"kind": "end", **end, "diverged": trained.diverged})
+
+
+def _read(job: Job, comm: Communicator) -> Rows:
+    """This rank's rows. Where some rank's cannot be read, every rank raises what is wrong with the first damaged line
+    of all, or else what the lowest rank says: whoever comes first, the user reads the same."""
+    rows: Rows | None = None
+    line, said = 0, ""
+    try:
+        rows = read_libsvm(
+            job.data, **dataclasses.asdict(job.format), rank=comm.rank, world_size=comm.world_size, cache=job.cache
+        )
+    except DamagedLine as error:
+        line, said = error.line, str(error)
+    except (ValueError, OSError, ImportError) as error:
+        line, said = _NO_LINE, str(error)
+    lines = comm.all_gather(np.array([line], np.int64))[:, 0]
+    failed = np.flatnonzero(lines)
+    if failed.size:
+        raise ValueError(all_gather_text(comm, said)[failed[np.argmin(lines[failed])]])
+    assert rows is not None
+    return rows

@@ -19,6 +19,7 @@ _NUMBERS = {
     "learning_rate": "a finite number above 0, or None",
     "held_out": "a number from 0 to below 1",
 }
+_MOST_COUNT = 1 << 40  # beyond any data's; places of rows and coordinates are 64-bit integers
 _MOST_THREADS = 1024  # so that a slip takes none from the machine's other processes
 
 
@@ -59,6 +60,8 @@ class TrainingSettings:
         for name in ("epochs", "batch", "coordinates", "threads"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
+            if name != "threads" and getattr(self, name) > _MOST_COUNT:
+                raise ValueError(f"{name}={getattr(self, name)} must be at most {_MOST_COUNT}")
         if self.threads > _MOST_THREADS:
             raise ValueError(f"threads={self.threads} must be at most {_MOST_THREADS}: more than cores are of no use")
         for name in ("l2", "l1", "decay", "seed"):

@@ -74,12 +74,14 @@ def train(
     aggregation: Aggregation | Gathering | None = None,
     on_epoch: Callable[[EpochReport], None] = lambda report: None,
     on_step: Callable[[int, int], None] = lambda step, steps: None,
+    on_break_off: Callable[[LinearModel], None] | None = None,
 ) -> Trained:
     """Trains on the rows of all ranks of ``comm``; each calls this with its own, in the order of the data.
 
     Without ``comm`` there is one rank. Labels are -1 and 1 or 0 and 1, or numbers for the squared error. The number of
     features is the largest of all ranks. ``on_epoch`` and ``on_step(steps of the epoch so far, of all)`` are called
-    after each. The result depends on the number of ranks by rounding only; with coordinate descent if all ranks
+    after each; ``on_break_off`` gets the model as it then is where anything, such as Ctrl-C, ends the training early.
+    The result depends on the number of ranks by rounding only; with coordinate descent if all ranks
     together move as many coordinates in a step. ``aggregation`` is a ``Gathering`` for coordinate descent. Raises
     ``ValueError`` on every rank for settings that differ (but ``threads`` may), labels that are not two classes, and
     where there is no row to train on, too many features or threads, or too little memory; ``TypeError`` for an
@@ -94,12 +96,18 @@ def train(
         optimizer = MiniBatches(problem, cast(Any, aggregation))
     judges = problem.share.trained_total < problem.total
     reports = []
-    for epoch in range(settings.epochs):
-        found = optimizer.epoch(epoch, on_step)
-        judged = problem.on_held_out(optimizer.model()) if judges else (float("nan"),) * 3
-        report = EpochReport(epoch + 1, found.steps, found.loss, found.compute_s, found.comm_s, found.entries, *judged)
-        reports.append(report)
-        on_epoch(report)
+    try:
+        for epoch in range(settings.epochs):
+            found = optimizer.epoch(epoch, on_step)
+            judged = problem.on_held_out(optimizer.model()) if judges else (float("nan"),) * 3
+            took = (found.steps, found.loss, found.compute_s, found.comm_s, found.entries)
+            report = EpochReport(epoch + 1, *took, *judged)
+            reports.append(report)
+            on_epoch(report)
+    except BaseException:
+        if on_break_off is not None:
+            on_break_off(optimizer.model())
+        raise
     return Trained(optimizer.model(), reports, problem.total, problem.loss_at_zero)
 
 

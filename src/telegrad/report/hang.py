@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from telegrad.report.hang_files import Group, Operation, Report
 from telegrad.report.hang_graph import ends_of
-from telegrad.report.hang_lanes import Lane, lanes_of
+from telegrad.report.hang_lanes import Lane, lanes_of, short_wait_s
 from telegrad.report.hang_messages import ends_of_messages, open_messages, told_message
 
 _MOST_TOLD_ALONE = 8
@@ -20,8 +20,9 @@ _MOST_TOLD_ALONE = 8
 
 @dataclass
 class Verdict:
-    """``kind``: not_called, no_report, mismatch, order, failed, waits, cycle or nothing. ``culprits``: ranks, lowest
-    first. ``tag`` and ``call``: the stuck operation. ``sentence`` says it all; ``details`` and ``notes`` say more.
+    """``kind``: not_called, no_report, mismatch, order, failed, waits, cycle, running (it was when it was asked, as far
+    as can be told) or nothing. ``culprits``: ranks, lowest first. ``tag`` and ``call``: the stuck operation.
+    ``sentence`` says it all; ``details`` and ``notes`` say more.
     """
 
     communicator: str
@@ -127,8 +128,12 @@ class _Judge:
             return self._judge_mismatch(*mismatch)
         if by_a_peer is not None:
             return by_a_peer
+        if self._tag is None and not self._messages:
+            return self._judge_nothing()
+        if (longest_s := short_wait_s(self._lanes, self._tag)) is not None:
+            return "running", [], _told_running(longest_s)
         if self._tag is None:
-            return self._judge_messages() if self._messages else self._judge_nothing()
+            return self._judge_messages()
         if late := self._late():
             return self._judge_late(late)
         return self._judge_waits()
@@ -250,8 +255,9 @@ class _Judge:
         if sure:
             begin = f"{who} {verb} not called operation {self._tag}{call}"
         else:
+            left = "no report" if any(lane.report is None for lane in suspects) else "an older report than the others"
             known = "is not known" if len(suspects) == 1 else "are not known"
-            begin = f"{who} {verb} left no report and {known} to have called operation {self._tag}{call}"
+            begin = f"{who} {verb} left {left} and {known} to have called operation {self._tag}{call}"
         sentence = begin + self._waited("it" if len(suspects) == 1 else "them")
         for lane in sure:
             self._details.append(self._last_of(lane))
@@ -296,8 +302,10 @@ class _Judge:
                 kind, how = "no_report", f"{'has' if len(roots) == 1 else 'have'} left no report"
             elif all(rank in self._waiting for rank in roots):
                 kind, how = "waits", f"{'waits' if len(roots) == 1 else 'wait'} for nobody, but did not finish"
-            else:
+            elif all(self._lanes[rank].exact for rank in roots):
                 kind, how = "waits", "finished it while others still need messages"
+            else:
+                kind, how = "waits", f"{'has' if len(roots) == 1 else 'have'} gone on since an older report"
             waited = self._waited("it" if len(roots) == 1 else "them")
             return kind, roots, f"all ranks called {what}; {who} {how}{waited}"
         ring = cycles[0] if cycles else self._waiting
@@ -373,6 +381,13 @@ class _Judge:
             self._details.append(f"{lane.name} {'; '.join(told)}")
         if rest := sorted(set(self._missing) - set(alone[:_MOST_TOLD_ALONE])):
             self._details.append(f"{told_ranks(rest)} {why}")
+
+
+def _told_running(longest_s: float) -> str:
+    return (
+        f"the job was running when it was asked: nobody had waited longer than {told_seconds(longest_s)}; if it hangs, "
+        "ask every rank again"
+    )
 
 
 def _gone(missing: list[Lane]) -> list[Lane]:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from telegrad.report.hang_files import Peer, Report
 
 # Who completes one of these has heard of every rank, so every rank has called it. A broadcast's root hears of nobody.
 _HEARS_OF_ALL = frozenset({"barrier", "allgather", "allreduce", "sparseallreduce"})
+_HANGS_S = 1.0  # whoever has waited for less may have been about to go on
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,8 @@ class Lane:
 
 def lanes_of(reports: Mapping[int, Report], size: int, notes: list[str]) -> list[Lane]:
     """A lane for each of ``size`` ranks. ``called`` also counts what its peers know of it, and what has been completed
-    anywhere; where that is more than a rank's own report says, a note is added to ``notes``.
+    anywhere; where that is more than a rank's own report says, a note is added to ``notes``, and what the rank waited
+    for is over in its ``report``: it has gone on since.
     """
     heard: dict[int, list[Peer]] = {}
     for report in reports.values():
@@ -56,6 +58,7 @@ def lanes_of(reports: Mapping[int, Report], size: int, notes: list[str]) -> list
                 f"rank {rank}'s report is older than the others': it speaks of {own.called} calls, "
                 f"others know of {known}"
             )
+            own = _gone_on(own)
         known_of = min(of_it, key=lambda peer: (peer.host is None, peer.pid is None), default=None)
         source = own if own is not None else known_of
         lanes.append(
@@ -71,6 +74,30 @@ def lanes_of(reports: Mapping[int, Report], size: int, notes: list[str]) -> list
             )
         )
     return lanes
+
+
+def _gone_on(report: Report) -> Report:
+    operations = tuple(
+        replace(one, state="completed", waits_for=(), sends_to=()) if one.state == "running" else one
+        for one in report.operations
+    )
+    return replace(report, operations=operations, messages=())
+
+
+def short_wait_s(lanes: Sequence[Lane], tag: int | None) -> float | None:
+    """The longest wait of a job that was asked and in which nobody had waited for long: as far as its reports tell, it
+    was running. ``None`` for any other. ``tag``: the operation that is not complete everywhere."""
+    reports = [lane.report for lane in lanes if lane.report is not None]
+    if any(one.why == "timeout" or one.failure is not None for one in reports):
+        return None
+    if any(lane.state in ("failed", "closed") for lane in lanes):
+        return None
+    waits_s = [one.called_s_ago for report in reports for one in report.messages]
+    waits_s += [
+        one.called_s_ago for report in reports for one in report.operations if one.state == "running" or one.tag == tag
+    ]
+    longest_s = max(waits_s, default=_HANGS_S)
+    return longest_s if longest_s < _HANGS_S else None
 
 
 def _plain(operation: str) -> str:

@@ -11,6 +11,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from telegrad.bench.plan import text_of
+from telegrad.plan.decision import TWO_LEVEL
 from telegrad.sim.critical_path import KINDS, Stretch, shares
 from telegrad.sim.measure import SPARSE, Measurement, closed_form
 
@@ -63,14 +64,14 @@ def table_of(rows: Sequence[Row], title: str) -> Table:
     has_words = any("words" in row for row in rows)
     has_auto = any(row["algorithm"] == "auto" for row in rows)
     table = Table(title=title, title_justify="left", header_style="bold", box=SIMPLE_HEAD, padding=0)
-    table.caption = "messages, sent: of the rank that sends most"
+    table.caption = _caption(rows)
     table.caption_justify = "left"
     for name in ("ranks", *_if(has_size, "size"), "algorithm", *_if(has_auto, "auto"), "time", "ratio"):
         table.add_column(name, justify="left" if name in ("algorithm", "auto") else "right", no_wrap=True)
     names = (*_if(has_form, "closed form"), "messages", *_if(has_size, "sent"), *_if(is_sparse, "entries of the sum"))
     names += ("words", "at most") if has_words else ()
     for name in names:
-        table.add_column(name, justify="right")
+        table.add_column(name, justify="right", no_wrap=True)
 
     chosen_by_auto = {_what(row) for row in rows if row["algorithm"] == "auto"}
     fastest: dict[tuple[int, int], float] = {}
@@ -93,6 +94,15 @@ def table_of(rows: Sequence[Row], title: str) -> Table:
         cells += [f"{row['words']:,}", f"{row['words_most']:,}"] if has_words else []
         table.add_row(*cells, style="bold" if row["time_s"] == fastest[previous] else None)
     return table
+
+
+def _caption(rows: Sequence[Row]) -> str:
+    said = ["messages, sent: of the rank that sends most"]
+    if any(row.get("calls", 1) > 1 for row in rows):
+        said = [said[0] + ", over all calls", "entries of the sum, words: of the last call"]
+    if any(row["algorithm"] == TWO_LEVEL != row["chosen"] for row in rows):
+        said.append("two_level of ranks that are all on one node: what auto is there")
+    return "\n".join(said)
 
 
 def _where(row: Row) -> tuple[int, int]:

@@ -151,6 +151,8 @@ def read(path: Path) -> Run:
             break
         try:
             said = json.loads(line)
+            if not isinstance(said, dict) or "kind" not in said:
+                raise ValueError("no record with a kind")
             if said["kind"] == "run":
                 if said["format"] != FORMAT or said["version"] != VERSION:
                     raise ValueError(f"format {said['format']!r}, version {said['version']!r}")
@@ -169,8 +171,9 @@ def read(path: Path) -> Run:
             else:
                 raise ValueError("no run")
         except (KeyError, TypeError, ValueError) as error:
+            what = f"{error} is missing" if isinstance(error, KeyError) else error
             raise ValueError(
-                f"{path}, line {number}: {error}: it must be a file of telegrad.train.JsonLines, one for each rank"
+                f"{path}, line {number}: {what}: it must be a file of telegrad.train.JsonLines, one for each rank"
             ) from error
     if run is None or not steps:
         raise ValueError(f"{path} holds no step: it must be a file of telegrad.train.JsonLines")

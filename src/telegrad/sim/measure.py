@@ -107,11 +107,14 @@ class Point:
 
     @property
     def chosen(self) -> str:
-        """The algorithm's name, also where ``auto`` was asked for; but ``auto`` of a sparse sum, which has no other."""
+        """The algorithm's name, also where ``auto`` was asked for, or a dense sum by ``two_level`` of ranks that are
+        all on one node, where it is what ``auto`` would be; but ``auto`` of a sparse sum, which has no other."""
+        if self.operation == "allreduce" and self.algorithm in ("auto", TWO_LEVEL):
+            costs, levels = costs_on_levels(self.network, self.ranks)
+            if self.algorithm == "auto" or (levels is None and self.network.ranks_per_node > 1):
+                return fastest_allreduce(self.ranks, self.size, costs, levels)
         if self.algorithm != "auto":
             return self.algorithm
-        if self.operation == "allreduce":
-            return fastest_allreduce(self.ranks, self.size, *costs_on_levels(self.network, self.ranks))
         return "auto" if self.operation == "sparse_allreduce" else ALGORITHMS[self.operation][0]
 
     @property

@@ -111,6 +111,7 @@ def test_own_costs_and_times(tmp_path: Path) -> None:
         (("--density", "2"), "--density: 2 is no share: use a number above 0, up to 1"),
         (("--device", "tpu"), "--device: device 'tpu' is not known"),
         (("--samples", "-4"), "--samples: -4 is no mini-batch"),
+        (("--samples", "1e300"), "--samples: compute_s=inf must be above 0 and finite"),
         (("--compute-ms", "nan"), "--compute-ms: nan is no time"),
         (("--trace", "/nowhere.json"), "--trace"),
         (("--json", "/nowhere/advice.json"), "--json: the folder /nowhere does not exist: make it first"),

@@ -102,8 +102,8 @@ def test_weak_scaling_is_shown_for_each_model(gradients: Path, tmp_path: Path, m
     [
         (["--schemes", "best"], "'best' does not exist: use dense"),
         (["--task", "bert"], "'bert' does not exist"),
-        (["--ranks", "1"], "'1' is no number from 2 to 256"),
-        (["--simulate", "--ranks", "2048"], "'2048' is no number from 2 to 1024"),
+        (["--ranks", "1"], "'1' is not within what can be compared here: use 2 to 256 ranks"),
+        (["--simulate", "--ranks", "2048"], "'2048' is not within what can be compared here: use 2 to 1024 ranks"),
         (["--simulate", "--density", "0.1,0.2"], "is one number with --simulate"),
         (["--simulate", "--network", "fast"], "or aries"),
         (["--simulate", "--patterns", "worst"], "'worst' does not exist"),
@@ -116,6 +116,12 @@ def test_bad_options_are_named(arguments: list[str], said: str, gradients: Path)
     status, output = _run(*arguments, "--gradients", str(gradients))
     assert status == 2
     assert said in output.replace("│", "")
+
+
+def test_ranks_may_be_a_range(gradients: Path) -> None:
+    status, output = _run("--ranks", "2..16", "--network", "fast", "--gradients", str(gradients))
+    assert status == 2
+    assert "network 'fast' is not known" in output  # what is looked at after the ranks
 
 
 def test_gradients_that_do_not_fit_are_refused(gradients: Path, tmp_path: Path) -> None:

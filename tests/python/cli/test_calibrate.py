@@ -182,7 +182,7 @@ def test_a_network_that_cannot_be_is_told(monkeypatch: pytest.MonkeyPatch) -> No
     ("option", "value", "message"),
     [
         ("--network", "wifi", "use shm, tcp, or a rate"),
-        ("--device", "tpu", "'tpu' is not known: use cuda, or leave it out"),
+        ("--device", "tpu", "Invalid value for --device: 'tpu' is not known: use cuda, or leave it out"),
         ("--ranks", "1", "'--ranks'"),
         ("--seconds", "0", "'--seconds'"),
         ("--json", "/nowhere/found.json", "the folder /nowhere does not exist"),

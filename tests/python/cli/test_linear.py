@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from dataclasses import replace
@@ -108,6 +109,64 @@ def test_a_damaged_line_ends_the_job_or_is_left_out(path: Path, tmp_path: Path) 
     assert "300 rows, 1 damaged lines left out" in said
 
 
+def test_of_damaged_lines_the_first_is_named_whoever_finds_it(path: Path, tmp_path: Path) -> None:
+    lines = path.read_text().splitlines()
+    for at in (20, 120, 290):
+        lines[at] = f"1 {at}:x"
+    path.write_text("\n".join(lines))
+    for ranks in ("2", "3", "3"):
+        status, said = trained(path, tmp_path / "m.npz", "--ranks", ranks)
+        assert status == 1
+        assert "line 21: '20:x' has no value" in said
+        assert "line 121" not in said
+
+
+def test_each_epoch_is_a_line_where_there_is_no_terminal(path: Path, tmp_path: Path) -> None:
+    status, said = trained(path, tmp_path / "m.npz", "--ranks", "2")
+    assert status == 0
+    assert [said.count(f"epoch {epoch}: loss 0.") for epoch in range(1, 6)] == [1, 1, 1, 1, 0]
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "coordinate_descent"])
+@pytest.mark.parametrize("ranks", ["1", "2"])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_what_an_interrupted_training_leaves(
+    path: Path, tmp_path: Path, number: signal.Signals, ranks: str, optimizer: str
+) -> None:
+    model = tmp_path / "model.npz"
+    settings = (*SETTINGS, "--epochs", "1000000", "--ranks", ranks, "--optimizer", optimizer, "--model", str(model))
+    with subprocess.Popen(
+        [sys.executable, "-m", "telegrad", "linear", "train", str(path), *settings], stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        assert "epoch 1: loss" in process.stdout.readline()
+        process.send_signal(number)
+        rest = process.stdout.read()
+    assert process.returncode == 130
+    assert not model.exists()
+    partial = tmp_path / "model.partial.npz"
+    assert f"interrupted; the model so far: {partial}" in rest
+    assert np.count_nonzero(LinearModel.load(partial).weights) > 0
+    assert sorted(one.suffix for one in tmp_path.iterdir() if one.suffix != ".rows") == [".npz", ".svm"]
+
+
+def test_a_model_that_cannot_be_written_is_said(path: Path) -> None:
+    status, said = trained(path, Path("/dev/full"), "--ranks", "1")
+    assert status == 1
+    assert "cannot write the model to /dev/full: No space left on device" in said
+
+
+def test_outputs_that_would_be_one_file_or_none(path: Path, tmp_path: Path) -> None:
+    model = tmp_path / "m.npz"
+    status, said = trained(path, model, "--json", str(model))
+    assert status == 2
+    assert "is where the model goes: name another file" in " ".join(said.replace("│", "").split())
+    trained(path, model, "--ranks", "1")
+    status, said = run("predict", str(path), "--model", str(model), "--scores")
+    assert status == 2
+    assert "Invalid value for --scores: it says what --out has" in said
+
+
 def test_labels_that_are_no_classes(path: Path, tmp_path: Path) -> None:
     path.write_text("3 1:1\n1 1:1\n")
     status, said = trained(path, tmp_path / "m.npz", "--ranks", "2")
@@ -126,24 +185,52 @@ def test_labels_that_are_no_classes(path: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (("--loss", "squared"), "--loss squared does not exist"),
-        (("--batch", "0"), "--batch 0 must be at least 1"),
-        (("--features", "0"), "--features 0 must be from 1 to 4294967295, or left out for as many as occur"),
-        (("--l2", "-1"), "--l2 -1.0 must be a finite number, 0 or more"),
-        (("--learning-rate", "0"), "--learning-rate 0.0 must be a finite number above 0, or left out"),
-        (("--held-out", "1"), "--held-out 1.0 must be from 0 to below 1"),
-        (("--threads", "1025"), "--threads 1025 must be at most 1024"),
+        (("--loss", "squared"), "Invalid value for --loss: squared does not exist"),
+        (("--batch", "0"), "Invalid value for --batch: 0 must be at least 1"),
+        (
+            ("--features", "0"),
+            "Invalid value for --features: 0 must be from 1 to 4294967295, or left out for as many as occur",
+        ),
+        (("--l2", "-1"), "Invalid value for --l2: -1.0 must be a finite number, 0 or more"),
+        (
+            ("--learning-rate", "0"),
+            "Invalid value for --learning-rate: 0.0 must be a finite number above 0, or left out",
+        ),
+        (("--held-out", "1"), "Invalid value for --held-out: 1.0 must be from 0 to below 1"),
+        (("--batch", str(2**63)), f"Invalid value for --batch: {2**63} must be at most {2**40}"),
+        (("--coordinates", str(10**20)), f"Invalid value for --coordinates: {10**20} must be at most {2**40}"),
+        (("--epochs", str(10**23)), f"Invalid value for --epochs: {10**23} must be at most {2**40}"),
+        (("--threads", "1025"), "Invalid value for --threads: 1025 must be at most 1024"),
         (
             ("--optimizer", "coordinate_descent", "--loss", "hinge"),
-            "--loss hinge has a kink, where coordinate descent gets stuck: use 'squared_hinge', or --optimizer sgd",
+            "Invalid value for --loss: hinge has a kink, where coordinate descent gets stuck: use 'squared_hinge', or "
+            "--optimizer sgd",
         ),
-        (("--optimizer", "coordinate_descent", "--overlap"), "--overlap is not for --optimizer coordinate_descent"),
-        (("--optimizer", "adam"), "--optimizer adam does not exist: use one of sgd, adagrad, coordinate_descent"),
+        (
+            ("--optimizer", "coordinate_descent", "--overlap"),
+            "Invalid value for --overlap: it is not for --optimizer coordinate_descent",
+        ),
+        (
+            ("--optimizer", "adam"),
+            "Invalid value for --optimizer: adam does not exist: use one of sgd, adagrad, coordinate_descent",
+        ),
         (("--network", "token-ring"), "network 'token-ring' is not known"),
         (("--json", "/nowhere/x.json"), "the folder /nowhere does not exist"),
     ],
     ids=[
-        *("loss", "batch", "features", "l2", "learning-rate", "held-out", "threads", "kink", "overlap", "optimizer"),
+        *(
+            "loss",
+            "batch",
+            "features",
+            "l2",
+            "learning-rate",
+            "held-out",
+            "batches",
+            "coordinates",
+            "epochs",
+            "threads",
+        ),
+        *("kink", "overlap", "optimizer"),
         *("network", "json"),
     ],
 )

@@ -160,6 +160,27 @@ def test_critical_paths_of_many_points_are_shares(tmp_path: Path) -> None:
         assert sum(row["critical_path"]["shares_s"].values()) == pytest.approx(row["time_s"])
 
 
+@pytest.mark.parametrize(("ranks", "per_node"), [("2..16", 4), ("8", 16), ("8", 8)])
+def test_by_two_levels_on_one_node_is_what_auto_is(ranks: str, per_node: int, tmp_path: Path) -> None:
+    file, picture = tmp_path / "rows.json", tmp_path / "x.png"
+    common = ("--bytes", "64KiB", "--ranks-per-node", str(per_node), "--json", str(file), "--plot-file", str(picture))
+    status, output = simulate("allreduce", "--ranks", ranks, *common)
+    assert status == 0, output
+    by = {(row["ranks"], row["bytes"], row["algorithm"]): row for row in rows_of(file)}
+    for (count, size, name), row in by.items():
+        if name == "two_level":
+            alone = count <= per_node
+            assert row["chosen"] == (by[count, size, "auto"]["chosen"] if alone else "two_level")
+    assert "two_level of ranks that are all on one node: what auto is there" in output
+
+
+def test_a_narrow_place_cuts_no_number() -> None:
+    common = ("allreduce", "--ranks", "2048", "--bytes", "8KiB")
+    (narrow, output), (wide, whole) = simulate(*common, columns=40), simulate(*common)
+    assert (narrow, wide) == (0, 0)
+    assert output.split() == whole.split()
+
+
 def test_costs_nodes_noise_and_payloads_reach_the_simulator(tmp_path: Path) -> None:
     file = tmp_path / "rows.json"
     arguments = ["allreduce", "--ranks", "8", "--bytes", "32KiB", "--algorithm", "recursive_doubling", "--jobs", "1"]
@@ -277,8 +298,11 @@ def test_words_of_a_sum_of_which_a_part_is_kept(tmp_path: Path) -> None:
         assert abs(row["result_nnz"] - row["keep"]) <= row["keep"] / 4
         assert 0 < row["words"] <= row["words_most"] == 6 * max(row["nnz"], row["result_nnz"]) + 2 * row["ranks"]
     assert "at most" in output
+    assert "virtual time of all 3 calls" in output
+    assert "entries of the sum, words: of the last call" in output
     status, output = simulate(*common, "--keep", "20")
     assert status == 0, output
+    assert "call" not in output
     assert {row["result_nnz"] for row in rows_of(file)} == {20}
 
 

@@ -267,6 +267,65 @@ def test_an_older_report_blames_nobody() -> None:
     assert any("rank 1's report is older" in note for note in found.notes)
 
 
+def _asked(job: Job) -> Job:
+    for file in job.files:
+        file["why"] = "signal"
+    return job
+
+
+def _between_calls(apart: int, ago_s: float) -> Job:
+    """A job that goes on: rank 0 writes first, and the others when they have completed ``apart`` more operations."""
+    job = _asked(Job(3, 10))
+    job.call(0, X, ago_s=ago_s, waits_for=[2], sends_to=[1])
+    for rank in (1, 2):
+        for _ in range(apart):
+            job.call(rank, X, state="completed", ago_s=ago_s)
+        job.call(rank, X, ago_s=ago_s, waits_for=[0])
+    return job
+
+
+@pytest.mark.parametrize("apart", [0, 1, 2, 5])
+def test_a_job_that_was_running_accuses_nobody(apart: int) -> None:
+    found = verdict(_between_calls(apart, ago_s=0.3).reports())
+    assert (found.kind, found.culprits) == ("running", [])
+    assert "nobody had waited longer than 0.3 s; if it hangs, ask every rank again" in found.sentence
+
+
+def test_messages_of_a_job_that_was_running() -> None:
+    job = _asked(Job(2, 3))
+    job.message(0, "recv", 1, ago_s=0.2)
+    assert verdict(job.reports()).kind == "running"
+    job.message(0, "recv", 1, ago_s=2.0)
+    assert verdict(job.reports()).culprits == [1]
+
+
+@pytest.mark.parametrize("change", [{"why": "timeout"}, {"failure": {"error": "PeerFailed", "peer": 2, "message": ""}}])
+def test_a_short_wait_that_has_ended_badly_is_no_running_job(change: dict[str, object]) -> None:
+    job = _asked(Job(3, 10))
+    for rank in (0, 1):
+        job.call(rank, X, ago_s=0.3)
+        job.files[rank].update(change)
+    assert verdict(job.reports()).culprits == [2]
+    job = _asked(Job(3, 10))
+    for rank in (0, 1):
+        job.call(rank, X, ago_s=0.3)
+    job.knows(2, state="failed")
+    assert verdict(job.reports({2})).culprits == [2]
+
+
+@pytest.mark.parametrize("apart", [2, 5])
+def test_a_wait_that_later_operations_refute_accuses_nobody(apart: int) -> None:
+    """Rank 0's report is of long ago: what it waited for then is over, and the others wait now."""
+    job = _between_calls(apart, ago_s=31.0)
+    found = verdict(job.reports())
+    assert found.tag == 10 + apart
+    assert found.culprits == [0]
+    assert found.sentence.startswith(
+        "rank 0 (host node0, pid 1000) has left an older report than the others and is not known to have called "
+        f"operation {10 + apart}"
+    )
+
+
 def test_reports_of_an_earlier_job_are_told_apart() -> None:
     now, old = _late(3, {1}), Job(2, 4, communicator="0000aaaa")
     for file in old.files:

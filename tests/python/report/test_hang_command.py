@@ -72,6 +72,17 @@ def test_nothing_is_wrong(run: Run, tmp_path: Path) -> None:
     assert "no operation is stuck" in result.output
 
 
+def test_a_job_that_was_running_is_no_error(run: Run, tmp_path: Path) -> None:
+    job = Job(2, 3, began_s=9.4)
+    job.wait_round_the_ring(Call(), {1})
+    for file in job.files:
+        file["why"] = "signal"
+    job.write(tmp_path)
+    result = run(tmp_path)
+    assert result.exit_code == 0
+    assert result.output.startswith("the job was running when it was asked: nobody had waited longer than 0.4 s")
+
+
 @pytest.mark.parametrize("size", [3, 64])
 def test_plot(run: Run, tmp_path: Path, size: int) -> None:
     job = Job(size, 20)

@@ -165,7 +165,9 @@ def test_many_tensors_are_drawn(run: Run, tmp_path: Path) -> None:
         ("hello\n", r"line 1: .*it must be a file of telegrad.train.JsonLines"),
         ('{"kind": "run", "format": "other", "version": 1}\n', "line 1: format 'other', version 1"),
         ('{"kind": "step"}\n', "line 1: no run"),
-        ("[]\n", "line 1"),
+        ("[]\n", "line 1: no record with a kind"),
+        ('{"a": 1}\n', "line 1: no record with a kind"),
+        ('{"kind": "run"}\n', "line 1: 'format' is missing"),
     ],
 )
 def test_what_is_no_telemetry(run: Run, tmp_path: Path, text: str, message: str) -> None:
