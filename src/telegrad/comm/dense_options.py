@@ -11,14 +11,13 @@ _NOT_FOR_DENSE = "is for sparse streams: leave it out for a dense x"
 
 
 def check_dense_options(
-    *, seed: Any, rounds: bool | None = None, switch_factor: Any = 1.0, slices: Any = "equal"
+    *, seed: Any, rounds: bool | None = None, switch_factor: Any = None, slices: Any = "equal"
 ) -> None:
     """Raises ``TypeError`` or ``ValueError`` for one that is wrong, or is not its default. ``rounds``: whether a
     ``wire`` is named, which a ``seed`` is for; ``None``: the operation has none for dense tensors."""
-    is_plain = type(switch_factor) is float and type(slices) is str and type(seed) is int
-    if is_plain and switch_factor == 1.0 and slices == "equal" and seed == 0:
+    if switch_factor is None and type(slices) is str and type(seed) is int and slices == "equal" and seed == 0:
         return  # as nearly all calls, for less than a look at each
-    factor = checked_factor(switch_factor)
+    factor = 1.0 if switch_factor is None else checked_factor(switch_factor)
     if factor != 1.0:
         raise ValueError(f"switch_factor={factor} {_NOT_FOR_DENSE}")
     if checked_slices(slices) != "equal":

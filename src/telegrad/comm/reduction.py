@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 from enum import StrEnum
+from typing import Any
 
 from telegrad import _core
+from telegrad.comm.arguments import checked_factor
 from telegrad.plan import DEVICE_ALGORITHMS
 
 DENSE_ALGORITHMS = ("auto", "ring", "recursive_doubling", "rabenseifner", "two_level")
@@ -60,6 +62,23 @@ def sparse_reduction_of(op: object) -> _core.Reduction:
 def neutral_element(reduction: _core.Reduction) -> float:
     """What an index that no rank has stands for in a sparse result."""
     return _NEUTRAL.get(reduction, 0.0)
+
+
+def open_choices(reduction: _core.Reduction, algorithm: str, switch_factor: Any) -> tuple[_core.Algorithm, float]:
+    """The algorithm of a sparse reduction, and its ``switch_factor``, of which the caller may have left both open
+    (``"auto"``, ``None``).
+
+    By the reduction alone, of which ranks have the same. Where its neutral element is not 0, an open choice is one that
+    never makes a sum dense: there an entry that equals the neutral element and an index that no rank has would be
+    alike, which are not the same to whoever takes a missing index for 0. Raises ``TypeError`` or ``ValueError``.
+    """
+    chosen = algorithm_of(algorithm, SPARSE_ALGORITHMS)
+    if switch_factor is not None:
+        return chosen, checked_factor(switch_factor)
+    if neutral_element(reduction) == 0:
+        return chosen, 1.0
+    # "auto" sums densely where that takes less time, whatever the factor.
+    return _core.Algorithm.split_allgather if chosen == _core.Algorithm.auto else chosen, math.inf
 
 
 def algorithm_of(name: str, allowed: tuple[str, ...]) -> _core.Algorithm:

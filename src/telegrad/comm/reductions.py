@@ -7,14 +7,21 @@ from collections.abc import Sequence
 from typing import Any
 
 from telegrad import _core
-from telegrad.comm.arguments import check_async, checked_rank
+from telegrad.comm.arguments import check_async, checked_factor, checked_rank
 from telegrad.comm.blocks import checked_counts
 from telegrad.comm.dense_options import check_dense_options
 from telegrad.comm.device.entries import DeviceEntries
 from telegrad.comm.device.parts import element_parts, scattered_parts
 from telegrad.comm.device_sums import DeviceSums
 from telegrad.comm.encoded import check_encodable, checked_seed, encoding_of, error_of
-from telegrad.comm.reduction import DENSE_ALGORITHMS, DENSE_DEVICE_ALGORITHMS, algorithm_of, reduction_of
+from telegrad.comm.reduction import (
+    DENSE_ALGORITHMS,
+    DENSE_DEVICE_ALGORITHMS,
+    algorithm_of,
+    neutral_element,
+    reduction_of,
+    sparse_reduction_of,
+)
 from telegrad.comm.short_way import with_short_way
 from telegrad.comm.stream_input import StreamInput, dense_for, sparse_input
 from telegrad.comm.stream_reductions import StreamReductions
@@ -35,7 +42,7 @@ class Reductions(StreamReductions, DeviceSums):
         out: Any = None,
         algorithm: str = "auto",
         async_op: bool = False,
-        switch_factor: float = 1.0,
+        switch_factor: float | None = None,
         wire: str | None = None,
         error: Any = None,
         seed: int = 0,
@@ -49,19 +56,22 @@ class Reductions(StreamReductions, DeviceSums):
         is a new one, returned; ranks may hold any number of entries. With ``async_op=True`` a Work is returned;
         ``work.result()`` gives the tensor or stream. ``op``: ``"sum"``, ``"avg"`` (of floats), ``"prod"``, ``"min"``,
         ``"max"`` or ``"max_abs"``; see ReduceOp. An index that a stream does not have is neutral in it: the minimum of
-        streams is that of their entries, and a result that is held densely has infinity where no rank has an entry (1
-        for ``"prod"``, -infinity for ``"max"``, else 0); see ``SparseStream.absent``. 16-bit floats are added and
-        multiplied in float32 and rounded after each step; an average of them is divided before the last one, and of
-        finite float16 it is finite. ``algorithm``:
-        ``"auto"``, dense ``"ring"``, ``"recursive_doubling"`` or ``"rabenseifner"``, sparse ``"split_allgather"``,
-        ``"split_dense_allgather"``, ``"recursive_doubling"`` or ``"ring"``, or of both ``"two_level"``: inside of each
-        node (see ``nodes``), between them, inside; where all ranks are on one, or each is alone, it is ``"auto"``.
-        Of a dense CUDA tensor also ``"nccl"`` (sums and averages, where ``device_algorithm`` has it) and
-        ``"host_transfer"``, as all the others are there; ``"auto"`` is one of the two (docs/gpu.md).
+        streams is that of their entries; see ``SparseStream.absent``. 16-bit floats are added and multiplied in float32
+        and rounded after each step; an average of them is divided before the last one, and of finite float16 it is
+        finite. ``algorithm``: ``"auto"``, dense ``"ring"``, ``"recursive_doubling"`` or ``"rabenseifner"``, sparse
+        ``"split_allgather"``, ``"split_dense_allgather"``, ``"recursive_doubling"`` or ``"ring"``, or of both
+        ``"two_level"``: inside of each node (see ``nodes``), between them, inside; where all ranks are on one, or each
+        is alone, it is ``"auto"``. Of a dense CUDA tensor also ``"nccl"`` (sums and averages, where
+        ``device_algorithm`` has it) and ``"host_transfer"``, as all the others are there; ``"auto"`` is one of the two
+        (docs/gpu.md).
         ``switch_factor``: a sparse sum is held densely once it has more than this times the number of entries at which
-        both take the same bytes. ``slices`` of the index range, which ranks sum: ``"equal"``, or ``"balanced"`` with
-        about as many entries of all ranks together, for entries that cluster: a short message more, from which all
-        ranks cut alike (not ``"recursive_doubling"``, not ``"two_level"``).
+        both take the same bytes; ``None`` stands for 1. But with ``None`` a result of ``"prod"``, ``"min"`` or
+        ``"max"`` stays sparse, unless ``algorithm`` makes it dense (``"split_dense_allgather"``, ``"two_level"``): held
+        densely it is 1, infinity or -infinity where no rank has an entry, which cannot be told from an entry of that
+        value, so that a COO result has all elements as entries. With 1 these reductions may be faster. ``slices`` of
+        the index range, which ranks sum: ``"equal"``, or ``"balanced"`` with about as many entries of all ranks
+        together, for entries that cluster: a short message more, from which all ranks cut alike (not
+        ``"recursive_doubling"``, not ``"two_level"``).
 
         ``wire`` of a dense float32 ``x``: how messages hold its values, to be summed or averaged in float32: as
         ``"bf16"``, ``"f16"``, ``"int8"`` (a scale for 256 values each), or by QSGD as ``"qsgd8"``, ``"qsgd4"``,
@@ -78,21 +88,22 @@ class Reductions(StreamReductions, DeviceSums):
         ``"indices"`` alone; one of the names above for how its values are rounded (``"f32"``: not at all), or both, as
         in ``"packed-bf16"``; what rounding lost is then *added* to ``error``, of ``n`` float32, so that it may be the
         residual. ``"mean"``: every message whose values are all of one sign holds their mean alone (RedSync, same-sign
-        quantization; NaN if one is NaN or infinite), others hold them as they are. ``None`` and ``"auto"`` lose
-        nothing, and pack where the network is slow enough for that. Ranks that give COO tensors give the same shape:
-        only the number of elements is compared.
+        quantization), and one with a NaN or an infinity a NaN for all; others hold them as they are. ``None`` and
+        ``"auto"`` lose nothing, and pack where the network is slow enough for that. Ranks that give COO tensors give
+        the same shape: only the number of elements is compared.
 
         The sum of DeviceEntries, a sparse vector on a GPU, goes into ``out``, a dense tensor there, of which all is
         written; their arguments are those of a sparse ``x``, and ``error`` is a tensor there. docs/gpu.md.
 
-        Raises ``ValueError`` or ``TypeError`` for arguments that do not fit, before anything is sent; also for what is
-        for sparse streams alone (``switch_factor``, ``slices``) or for ``wire`` alone (``seed``, ``error``) and would
-        do nothing here.
+        Raises ``ValueError`` or ``TypeError`` for arguments that do not fit, before anything is sent; also for what
+        would do nothing here: for a dense ``x`` what is for sparse streams alone (``switch_factor``, ``slices``), and
+        ``seed`` and ``error`` without a ``wire`` that names a rounding. (Where it names one that this dtype does not
+        need, as ``"bf16"`` of a bfloat16 stream, they do nothing, and may be given.)
         """
         check_async(async_op)
         if isinstance(x, DeviceEntries):
             into = dense_for(x, out, error)
-            how = self._sparse_reduction(x, op, algorithm, switch_factor, wire, None, seed, slices=slices)
+            how = self._sparse_reduction(x, op, algorithm, switch_factor, wire, error, seed, slices=slices)
             loses = error is not None and formats_named(wire, x.dtype).values != _core.ValueEncoding.native
             return self._reduce_entries(x, op, how, into, error if loses else None, async_op)
         sparse = sparse_input(x)
@@ -204,7 +215,7 @@ class Reductions(StreamReductions, DeviceSums):
         out: Any = None,
         counts: Sequence[int] | None = None,
         async_op: bool = False,
-        switch_factor: float = 1.0,
+        switch_factor: float | None = None,
         wire: str | None = None,
         error: Any = None,
         seed: int = 0,
@@ -222,7 +233,8 @@ class Reductions(StreamReductions, DeviceSums):
         For a SparseStream or a ``torch.sparse_coo`` tensor of ``n`` elements the result is a new one of as many, with
         the entries of this rank's slice, at indices of the whole vector. Slices are consecutive, of
         ``n // world_size`` elements, the first ``n % world_size`` of one more, or of ``counts``, whose sum is ``n``.
-        Ranks may hold any number of entries. Where a slice went dense on its way, what is ``absent`` is no entry.
+        Ranks may hold any number of entries. Where a slice of a sum went dense on its way, a zero is no entry;
+        those of ``"prod"``, ``"min"`` and ``"max"`` stay sparse, and a ``switch_factor`` is refused, unless infinite.
         ``switch_factor``, ``wire``, ``error`` and ``seed`` as for a sparse all_reduce. Source: SparCML §5.3.2.
         """
         check_async(async_op)
@@ -269,7 +281,7 @@ class Reductions(StreamReductions, DeviceSums):
         out: Any,
         counts: Sequence[int] | None,
         async_op: bool,
-        switch_factor: float,
+        switch_factor: float | None,
         wire: str | None,
         error: Any,
         seed: int,
@@ -280,6 +292,7 @@ class Reductions(StreamReductions, DeviceSums):
         lengths = None if counts is None else checked_counts(counts, "counts", self.world_size)
         if lengths is not None and sum(lengths) != stream.n:
             raise ValueError(f"counts add up to {sum(lengths)} but x has {stream.n} elements: give each to one rank")
+        _check_scattered(op, switch_factor)
         how = self._sparse_reduction(stream, op, "auto", switch_factor, wire, error, seed)
         return self._scatter_stream(given, op, how, lengths, async_op, error)
 
@@ -295,6 +308,18 @@ def _result_of(buffer: HostBuffer, x: Any, out: Any) -> HostBuffer:
     if overlap(into, buffer) and into.pointer != buffer.pointer:
         raise ValueError("out shares a part of its memory with x: give it memory of its own, or x itself")
     return into
+
+
+def _check_scattered(op: Any, switch_factor: float | None) -> None:
+    """A slice that has gone dense has lost the entries that equal the neutral element: those of a sum are nothing, but
+    not those of a product."""
+    reduction = sparse_reduction_of(op)
+    neutral = neutral_element(reduction)
+    if switch_factor is not None and checked_factor(switch_factor) != math.inf and neutral != 0:
+        raise ValueError(
+            f"switch_factor={switch_factor} is not for slices of op={reduction.name!r}: in one that goes dense an "
+            f"entry of {neutral} would be lost; leave it out"
+        )
 
 
 def _blocks_of(x: Any, counts: Sequence[int] | None, size: int, rank: int) -> tuple[list[int], tuple[int, ...]]:

@@ -24,7 +24,7 @@ class StreamMoves(StreamReductions):
     ) -> Any:
         core, stream = self._usable(), given.stream
         how = self._sparse_reduction(stream, "sum", "auto", 1.0, wire, error, seed)  # nothing is summed
-        indices, values = stream.raw_indices, stream.raw_values
+        indices, values = stream.entries(0.0)
         request = core.all_gather_sparse(
             address(indices), address(values), indices.size, stream.n, DTYPES[stream.dtype], how, not async_op
         )

@@ -7,14 +7,14 @@ from collections.abc import Callable
 from typing import Any
 
 from telegrad import _core
-from telegrad.comm.arguments import check_async, checked_factor, checked_slices
+from telegrad.comm.arguments import check_async, checked_slices
 from telegrad.comm.device.entries import DeviceEntries, EntriesPart, Staged
 from telegrad.comm.device.parts import flat
 from telegrad.comm.encoded import checked_seed
 from telegrad.comm.member import Member
-from telegrad.comm.reduction import SPARSE_ALGORITHMS, algorithm_of, neutral_element, sparse_reduction_of
+from telegrad.comm.reduction import neutral_element, open_choices, sparse_reduction_of
 from telegrad.comm.stream_input import StreamInput, sparse_input
-from telegrad.comm.stream_wire import error_into, formats_of, overlaps_stream
+from telegrad.comm.stream_wire import check_rounding_options, error_into, formats_of, overlaps_stream
 from telegrad.comm.tensors import HostBuffer, address, reducible
 from telegrad.comm.work import Work, once
 from telegrad.ops.staging import kernels_of
@@ -38,7 +38,7 @@ class StreamReductions(Member):
         *,
         algorithm: str = "auto",
         async_op: bool = False,
-        switch_factor: float = 1.0,
+        switch_factor: float | None = None,
         wire: str | None = None,
         error: Any = None,
         seed: int = 0,
@@ -49,8 +49,9 @@ class StreamReductions(Member):
         ``out``: ``stream.n`` elements of the values' dtype, any shape. ``op`` as for all_reduce: where no rank has an
         entry, ``out`` becomes the neutral element (0 for ``"sum"``, ``"avg"`` and ``"max_abs"``, 1 for ``"prod"``,
         infinity for ``"min"``, -infinity for ``"max"``). Faster than making a sparse result dense; ``out`` must not
-        share memory with the stream. The other arguments are as for all_reduce(). Raises ``TypeError`` or
-        ``ValueError`` for arguments that do not fit, before anything is sent.
+        share memory with the stream. The other arguments are as for all_reduce(), so that some ranks may call this and
+        others that; for ``"prod"``, ``"min"`` and ``"max"`` of many entries ``switch_factor=1`` may go faster. Raises
+        ``TypeError`` or ``ValueError`` for arguments that do not fit, before anything is sent.
         """
         check_async(async_op)
         given = sparse_input(stream)
@@ -93,7 +94,7 @@ class StreamReductions(Member):
         stream: SparseStream | DeviceEntries,
         op: Any,
         algorithm: str,
-        switch_factor: float,
+        switch_factor: float | None,
         wire: Any,
         error: Any,
         seed: Any,
@@ -105,7 +106,9 @@ class StreamReductions(Member):
         formats = formats_of(wire, stream, shares_memory=core.shares_memory, tuning=self._tuning)
         encoding = formats.values
         balanced = _balanced(slices, algorithm)
-        chosen = algorithm_of(algorithm, SPARSE_ALGORITHMS)
+        chosen, factor = open_choices(reduction, algorithm, switch_factor)
+        number = checked_seed(seed)
+        check_rounding_options(wire, number, error)
         lost = 0 if isinstance(stream, DeviceEntries) else error_into(error, stream, out)
         if encoding != _core.ValueEncoding.native:
             if reduction not in (_core.Reduction.sum, _core.Reduction.avg):
@@ -119,10 +122,10 @@ class StreamReductions(Member):
         return _core.SparseReduction(
             reduction,
             chosen,
-            checked_factor(switch_factor),
+            factor,
             formats.indices,
             encoding,
-            checked_seed(seed),
+            number,
             0 if encoding == _core.ValueEncoding.native else self._next_encoded_call(),
             lost,
             stream.n,
@@ -184,7 +187,7 @@ class StreamReductions(Member):
         error: Any,
     ) -> Any:
         core, absent, stream = self._usable(), neutral_element(sparse_reduction_of(op)), given.stream
-        indices, values = stream.raw_indices, stream.raw_values
+        indices, values = stream.entries(absent)
         request = core.reduce_scatter_sparse(
             address(indices), address(values), indices.size, stream.n, counts, DTYPES[stream.dtype], how, not async_op
         )

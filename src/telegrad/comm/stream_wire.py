@@ -133,6 +133,20 @@ def _parts_of(wire: object) -> tuple[str | None, str | None]:
     )
 
 
+def check_rounding_options(wire: object, seed: int, error: Any) -> None:
+    """Raises ``ValueError`` for a ``seed`` that is not 0 or an ``error`` where ``wire`` names no rounding. One that
+    leaves this dtype as it is, as ``"bf16"`` does a bfloat16 stream, may have them: of a model's streams some are
+    float32."""
+    if _parts_of(wire)[1] in ENCODINGS:
+        return
+    if seed:
+        raise ValueError(f"seed={seed} is for a wire= that may round at random: name one, or leave seed out")
+    if error is not None:
+        raise ValueError(
+            f"error takes what wire= loses, and wire={wire!r} loses nothing: name one that rounds, or leave error out"
+        )
+
+
 def overlaps_stream(buffer: HostBuffer, stream: SparseStream) -> bool:
     """Whether ``buffer`` shares memory with the stream's indices or values."""
     return any(

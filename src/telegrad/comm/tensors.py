@@ -9,7 +9,8 @@ import numpy as np
 
 from telegrad import _core
 from telegrad.comm.device.runtime import has_runtime
-from telegrad.stream import is_torch_tensor
+from telegrad.stream import SparseStream, is_torch_tensor
+from telegrad.stream.csr import is_scipy
 from telegrad.stream.values import check_not_masked
 
 HostBuffer = _core.HostBuffer
@@ -147,10 +148,7 @@ def check_together(x: Any, other: Any, name: str = "out") -> None:
 def _check_torch(x: Any, argument: str, device: bool) -> None:
     torch = sys.modules["torch"]
     if x.layout != torch.strided:
-        raise TypeError(
-            f"{argument} has layout {x.layout}: give a dense tensor; COO tensors are for "
-            "all_reduce(), all_gather() and reduce_scatter()"
-        )
+        raise TypeError(f"{argument} has layout {x.layout}: give a dense tensor; COO tensors are for {_TAKE_STREAMS}")
     if x.device.type != "cpu" and not (device and has_runtime(x.device.type)):
         raise TypeError(
             f"{argument} is on {x.device}, and this call works in host memory: move it with .cpu() (all_reduce(), "
@@ -165,6 +163,18 @@ def _check_torch(x: Any, argument: str, device: bool) -> None:
         )
 
 
+_TAKE_STREAMS = "all_reduce(), all_reduce_into(), all_reduce_topk(), reduce_scatter() and all_gather()"
+
+
+def _sparse_remedy(x: object) -> str:
+    """What to do with a sparse vector where a dense one is wanted; empty for anything else."""
+    if isinstance(x, SparseStream):
+        return f"; a stream is for {_TAKE_STREAMS}, or use .to_dense()"
+    if is_scipy(x):
+        return f"; SparseStream.from_csr() makes a stream of a CSR row, for {_TAKE_STREAMS}, or use .toarray()"
+    return ""
+
+
 def _check_numpy(x: Any, argument: str, *, writable: bool) -> None:
     if x is None and argument == "x":
         raise TypeError(
@@ -173,7 +183,9 @@ def _check_numpy(x: Any, argument: str, *, writable: bool) -> None:
     if x is None:
         raise TypeError(f"{argument} is None: give a torch tensor or a numpy array, which is written")
     if not isinstance(x, np.ndarray):
-        raise TypeError(f"{argument} is a {type(x).__name__}: it must be a torch tensor or a numpy array")
+        raise TypeError(
+            f"{argument} is a {type(x).__name__}: it must be a torch tensor or a numpy array{_sparse_remedy(x)}"
+        )
     check_not_masked(x, argument)
     if not x.flags.c_contiguous:
         raise ValueError(

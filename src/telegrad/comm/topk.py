@@ -119,7 +119,7 @@ class TopkReductions(StreamReductions):
             wire = "raw"
         state._check_idle("call again")
         how = self._sparse_reduction(stream, op, "auto", 1.0, wire, error, seed)
-        indices, values = stream.raw_indices, stream.raw_values
+        indices, values = stream.entries(0.0)
         request = core.all_reduce_topk(
             address(indices),
             address(values),

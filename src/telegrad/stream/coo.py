@@ -6,12 +6,14 @@ gradient of an embedding) becomes one entry for each value.
 
 from __future__ import annotations
 
+import math
 import sys
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from telegrad.stream.csr import is_scipy
 from telegrad.stream.values import is_torch_tensor
 
 
@@ -20,24 +22,32 @@ def is_coo(x: object) -> bool:
     return is_torch_tensor(x) and getattr(x, "layout", None) == sys.modules["torch"].sparse_coo
 
 
-def entries_of_coo(x: Any) -> tuple[npt.NDArray[np.int64], Any, int]:
-    """Strictly increasing positions, the values at them (one-dimensional), and the number of elements.
-
-    Repeated indices are added up, as torch does. Raises ``TypeError`` for what is no COO tensor on the CPU.
-    """
+def check_coo(x: Any) -> None:
+    """Raises ``TypeError`` for what is no COO tensor on the CPU."""
     if not is_coo(x):
-        raise TypeError(f"x is a {type(x).__name__}: it must be a torch.sparse_coo tensor; use .to_sparse_coo()")
+        remedy = "SparseStream.from_csr() takes a CSR row" if is_scipy(x) else "SparseStream.from_dense() takes arrays"
+        if is_torch_tensor(x):
+            remedy = "use .to_sparse_coo()"
+        raise TypeError(f"x is a {type(x).__name__}: it must be a torch.sparse_coo tensor; {remedy}")
     if x.device.type != "cpu":
         raise TypeError(f"x is on {x.device}: move it with .cpu()")
+
+
+def entries_of_coo(x: Any) -> tuple[npt.NDArray[np.int64], Any]:
+    """Strictly increasing positions and the values at them (one-dimensional) of what ``check_coo`` lets pass.
+
+    Repeated indices are added up, as torch does.
+    """
     x = x.detach().coalesce()
-    shape, sparse_shape = tuple(x.shape), tuple(x.shape[: x.sparse_dim()])
-    width = int(np.prod(shape[x.sparse_dim() :], dtype=np.int64))
+    shape = tuple(x.shape)
+    sparse_shape = shape[: x.sparse_dim()]
+    width = math.prod(shape[x.sparse_dim() :])
     if sparse_shape and x._nnz():
         rows = np.ravel_multi_index(tuple(x.indices().numpy()), sparse_shape)
     else:
         rows = np.zeros(x._nnz(), np.int64)
     flat = (rows[:, None] * width + np.arange(width)).reshape(-1)
-    return flat, x.values().reshape(-1).contiguous(), int(np.prod(shape, dtype=np.int64))
+    return flat, x.values().reshape(-1).contiguous()
 
 
 def coo_of_entries(

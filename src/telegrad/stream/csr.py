@@ -11,12 +11,17 @@ ROW_DTYPES = ("float32", "float64")
 """What scipy's matrices can hold of a stream's values."""
 
 
+def is_scipy(x: object) -> bool:
+    """True for one of scipy's sparse matrices and arrays, of any format."""
+    return isinstance(getattr(x, "format", None), str) and hasattr(x, "tocsr")
+
+
 def entries_of_row(row: Any) -> tuple[npt.NDArray[Any], npt.NDArray[Any], int]:
     """Strictly increasing columns, the values at them, and the number of columns.
 
     ``row``: a scipy ``csr_matrix`` or ``csr_array`` of shape ``(1, n)`` or ``(n,)``. Columns that are out of order are
-    sorted and repeated ones added up, in a copy; ``row`` stays as it is. Raises ``TypeError`` for anything else, and
-    ``ValueError`` for another number of rows.
+    sorted and repeated ones added up, in a copy; ``row`` stays as it is. What its arrays hold beyond ``indptr[-1]`` is
+    no entry, as for scipy. Raises ``TypeError`` for anything else, and ``ValueError`` for another number of rows.
     """
     if getattr(row, "format", None) != "csr":
         given = getattr(row, "format", None)
@@ -30,7 +35,8 @@ def entries_of_row(row: Any) -> tuple[npt.NDArray[Any], npt.NDArray[Any], int]:
     if not row.has_canonical_format:
         row = row.copy()
         row.sum_duplicates()
-    return row.indices, row.data, int(shape[-1])
+    count = int(row.indptr[-1])
+    return row.indices[:count], row.data[:count], int(shape[-1])
 
 
 def row_of_entries(indices: npt.NDArray[np.uint32], values: npt.NDArray[Any], n: int) -> Any:

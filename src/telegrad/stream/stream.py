@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from telegrad.stream.coo import coo_of_entries, entries_of_coo, is_coo
+from telegrad.stream.coo import check_coo, coo_of_entries, entries_of_coo, is_coo
 from telegrad.stream.csr import entries_of_row, row_of_entries
 from telegrad.stream.values import (
     NAMES,
@@ -27,6 +27,7 @@ from telegrad.stream.values import (
 )
 
 _INDEX_BYTES = 4
+_INDEX_TYPES = (np.uint32, np.int32, np.int64, np.uint64)
 
 MAX_LENGTH = 2**32 - 1
 """Longest vector: indices are 32-bit on the wire."""
@@ -40,9 +41,11 @@ class SparseStream:
     views) are used without a copy, so leave them alone while a collective runs. An absent index means the neutral
     element of the reduction in which the stream takes part: 0 for a sum, an average or max_abs, 1 for a product,
     infinity for a minimum, -infinity for a maximum. So a minimum over ranks is the minimum over those that have an
-    entry, not over their zeros. Raises ``TypeError`` for wrong types and masked arrays, ``ValueError`` for unequal
-    lengths, for indices that are unsorted, repeated or outside [0, n), and for n of 2**32 or more: split such vectors.
-    Source: SparCML §5.1.
+    entry, not over their zeros. Of a result that is held densely (``is_dense``) an entry that equals the neutral
+    element and an index that no rank has are alike; with another reduction, and for whoever takes a missing index for 0
+    (``to_coo()``, ``to_csr()``, ``all_gather()``), all its elements are entries, so that none is lost. Raises
+    ``TypeError`` for wrong types and masked arrays, ``ValueError`` for unequal lengths, for indices that are unsorted,
+    repeated or outside [0, n), and for n of 2**32 or more: split such vectors. Source: SparCML §5.1.
     """
 
     __slots__ = ("_absent", "_bits", "_dense", "_indices", "_n", "_of_torch")
@@ -53,7 +56,7 @@ class SparseStream:
         self._bits = bits_of(values, "values")
         self._indices: npt.NDArray[np.uint32] | None = _checked_indices(indices, self._bits.size, self._n)
         self._dense: Bits | None = None
-        self._absent = 0.0
+        self._absent: float | None = None
 
     @classmethod
     def trusted(
@@ -63,12 +66,13 @@ class SparseStream:
         n: int,
         *,
         of_torch: bool = False,
-        absent: float = 0.0,
+        absent: float | None = None,
     ) -> SparseStream:
         """A stream from what telegrad itself has made, without any check.
 
         ``bits``: float32, float64 or float16, or uint16 for bfloat16; with ``indices=None`` it is the dense vector of
-        all ``n`` elements, ``absent`` where there is no entry.
+        all ``n`` elements. ``absent``: the neutral element of the reduction that it is the result of, which stands in
+        a dense vector where there is no entry; ``None`` of what is no result, where 0 does.
         """
         stream = cls.__new__(cls)
         stream._of_torch = of_torch
@@ -106,8 +110,9 @@ class SparseStream:
         added up. Values are float32, float64, float16 or bfloat16. Raises ``TypeError`` for anything else, and
         ``ValueError`` for 2**32 elements or more.
         """
-        indices, values, n = entries_of_coo(x)
-        return cls(indices, values, _checked_length(n, "x has {} elements"))
+        check_coo(x)
+        n = _checked_length(math.prod(x.shape), "x has {} elements")
+        return cls(*entries_of_coo(x), n)
 
     @classmethod
     def from_csr(cls, row: Any) -> SparseStream:
@@ -131,19 +136,19 @@ class SparseStream:
         0, or in a result the neutral element of the reduction that made it: 1 of a product, infinity of a minimum,
         -infinity of a maximum.
         """
-        return self._absent
+        return 0.0 if self._absent is None else self._absent
 
     @property
     def is_dense(self) -> bool:
         """True if a vector or a result is so full that it is held densely.
 
-        ``indices`` and ``values`` are then made when asked for.
+        ``indices`` and ``values``, of the elements that are not ``absent``, are then made when asked for.
         """
         return self._dense is not None
 
     @property
     def nnz(self) -> int:
-        """How many entries are held; for a dense stream, how many are not ``absent``."""
+        """How many entries are held; for a dense stream, how many elements are not ``absent``."""
         return int(self.raw_indices.size)
 
     @property
@@ -188,16 +193,26 @@ class SparseStream:
 
     def memory(self, absent: float) -> tuple[npt.NDArray[np.uint32] | None, Bits]:
         """Indices and bits of the values as they are held; no indices where that is densely, with ``absent`` where
-        there is no entry."""
-        if self._dense is not None and self._absent == absent:
+        there is no entry. Else as ``entries(absent)``."""
+        if self._dense is not None and self.absent == absent:
             return None, self._dense
+        return self.entries(absent)
+
+    def entries(self, absent: float) -> tuple[npt.NDArray[np.uint32], Bits]:
+        """Indices and bits of the values, for whoever takes an index that is not among them for ``absent``.
+
+        All ``n`` of a result that is held densely with another neutral element: an entry that equals that one cannot be
+        told from none there, and neither is ``absent``.
+        """
+        if self._dense is not None and self._absent not in (None, absent):
+            return np.arange(self._n, dtype=np.uint32), self._dense
         return self.raw_indices, self.raw_values
 
     def to_dense(self) -> Any:
         """A new vector of ``n`` elements, of the values' type and library, ``absent`` where there is no entry."""
         if self._dense is not None:
             return wrapped(self._dense.copy(), self._of_torch)
-        dense = np.full(self._n, as_bits(self._absent, self._bits.dtype), self._bits.dtype)
+        dense = np.full(self._n, as_bits(self.absent, self._bits.dtype), self._bits.dtype)
         dense[self.raw_indices] = self._bits
         return wrapped(dense, self._of_torch)
 
@@ -205,9 +220,10 @@ class SparseStream:
         """A coalesced ``torch.sparse_coo`` tensor of ``shape``, or one-dimensional; with copies of the values.
 
         The first ``sparse_dim`` dimensions are sparse, or all; in the dense ones ``absent`` stands where a row has an
-        entry, but not there. Raises ``TypeError`` for a ``shape`` or ``sparse_dim`` that is not of ints, ``ValueError``
-        for a shape of another number of elements or a ``sparse_dim`` beyond it, ``ImportError`` where nobody has
-        imported torch.
+        entry, but not there. A missing index is 0 to torch: where ``absent`` is not, a result that is held densely
+        (``is_dense``) comes with all its elements. Raises ``TypeError`` for a ``shape`` or ``sparse_dim`` that is not
+        of ints, ``ValueError`` for a shape of another number of elements or a ``sparse_dim`` beyond it,
+        ``ImportError`` where nobody has imported torch.
         """
         shape = (self._n,) if shape is None else _checked_shape(shape)
         if math.prod(shape) != self._n:
@@ -217,16 +233,18 @@ class SparseStream:
             raise ValueError(f"sparse_dim={sparse_dim} must be in [0, {len(shape)}], as shape={shape} has dimensions")
         if sys.modules.get("torch") is None:
             raise ImportError("a COO tensor needs torch: import torch first")
-        return coo_of_entries(self.raw_indices, wrapped(self.raw_values, True), shape, sparse_dim, self._absent)
+        indices, bits = self.entries(0.0)
+        return coo_of_entries(indices, wrapped(bits, True), shape, sparse_dim, self.absent)
 
     def to_csr(self) -> Any:
-        """A ``scipy.sparse.csr_array`` of shape ``(1, n)``, with copies of indices and values.
+        """A ``scipy.sparse.csr_array`` of shape ``(1, n)``, with copies of indices and values; of all elements where
+        ``to_coo()`` has all.
 
         Raises ``TypeError`` for float16 and bfloat16, which scipy has not, and ``ImportError`` without scipy.
         """
         if self.dtype == "bf16":
             raise TypeError("scipy's matrices hold no bfloat16: convert the values with .to(torch.float32)")
-        return row_of_entries(self.raw_indices, self.raw_values, self._n)
+        return row_of_entries(*self.entries(0.0), self._n)
 
     def __repr__(self) -> str:
         held = "dense" if self.is_dense else f"nnz={self.nnz}"
@@ -234,7 +252,7 @@ class SparseStream:
 
     def _make_sparse(self) -> None:
         if self._indices is None:
-            entries = entries_of_dense(self._bits, self._absent, self._n)
+            entries = entries_of_dense(self._bits, self.absent, self._n)
             assert entries is not None
             self._indices, self._bits = entries
 
@@ -275,11 +293,16 @@ def _checked_indices(indices: Any, count: int, n: int) -> npt.NDArray[np.uint32]
     if is_torch_tensor(indices):
         if indices.device.type != "cpu":
             raise TypeError(f"indices are on {indices.device}: move them with .cpu()")
-        indices = indices.detach().numpy()
+        torch = sys.modules["torch"]
+        if indices.layout != torch.strided:
+            raise TypeError(f"indices is a tensor of layout {indices.layout}: it must be a dense one; use .to_dense()")
+        if indices.dtype not in [getattr(torch, one.__name__, None) for one in _INDEX_TYPES]:
+            raise TypeError(f"indices have dtype {indices.dtype}: use .to(torch.int64)")
+        indices = indices.detach().resolve_neg().numpy()
     if not isinstance(indices, np.ndarray):
         raise TypeError(f"indices is a {type(indices).__name__}: it must be a numpy array or a torch tensor")
     check_not_masked(indices, "indices")
-    if indices.dtype not in (np.uint32, np.int32, np.int64, np.uint64):
+    if indices.dtype not in _INDEX_TYPES:
         raise TypeError(f"indices have dtype {indices.dtype}: use .astype(numpy.uint32) or an int64 tensor")
     if indices.ndim != 1:
         raise ValueError(f"indices have {indices.ndim} dimensions: they must have one; use .reshape(-1)")

@@ -11,6 +11,7 @@ from fake_device import FakeRuntime, FakeStream, on_fake_device
 
 from telegrad import Communicator
 from telegrad.comm.device import transfers
+from telegrad.comm.device.entries import DeviceEntries
 from telegrad.comm.encoded import WIRES
 
 CHUNK = 1 << 12  # elements
@@ -98,6 +99,18 @@ def test_what_does_not_fit_is_refused(
             comm.all_reduce(on_fake_device(torch.zeros(8, dtype=torch.float64)), wire="bf16")
     with pytest.raises(ValueError, match="algorithm='host_transfer' is not supported with wire="):
         comm.all_reduce(torch.zeros(8), wire="bf16", algorithm="host_transfer")
+
+
+def test_what_only_rounding_looks_at_is_refused_where_entries_are_not_rounded(
+    device: FakeRuntime, comms: list[Communicator]
+) -> None:
+    places, ones, count = torch.zeros(1, dtype=torch.int64), torch.ones(1), torch.ones(1, dtype=torch.int32)
+    entries = DeviceEntries(*(on_fake_device(part) for part in (places, ones, count)), 8)
+    out, error = on_fake_device(torch.zeros(8)), on_fake_device(torch.zeros(8))
+    with pytest.raises(ValueError, match="error takes what wire= loses, and wire='packed' loses nothing"):
+        comms[0].all_reduce(entries, out=out, wire="packed", error=error)
+    with pytest.raises(ValueError, match="seed=1 is for a wire= that may round at random"):
+        comms[0].all_reduce(entries, out=out, seed=1)
 
 
 def test_after_a_failure_sums_and_errors_are_nan(

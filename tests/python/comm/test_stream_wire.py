@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pytest
+import torch
 from local_ranks import SIZE
 
-from telegrad import Communicator, SparseStream, _core
+from telegrad import Communicator, OkTopkState, SparseStream, _core
 from telegrad.comm.encoded import WIRES
 from telegrad.comm.stream_wire import formats_named, formats_of, layout_that_pays, name_of_formats
 from telegrad.plan import Costs, Tuning
@@ -235,6 +237,37 @@ def test_what_is_refused(ranks: list[Communicator]) -> None:
         alone.all_reduce_into(stream, out, wire="bf16", error=out)
     with pytest.raises(ValueError, match="seed=-1 is out of range"):
         alone.all_reduce(stream, wire="qsgd4", seed=-1)
+
+
+@pytest.mark.parametrize("wire", [None, "auto", "raw", "packed", "f32", "packed-f32"])
+def test_what_only_rounding_looks_at_is_refused_where_nothing_is_rounded(
+    ranks: list[Communicator], wire: str | None
+) -> None:
+    alone, stream, out = ranks[0], streams(0.01)[0], np.zeros(N, np.float32)
+    before = alone.stats()["operations"]
+    calls: list[Callable[..., Any]] = [
+        lambda **given: alone.all_reduce(stream, **given),
+        lambda **given: alone.all_reduce_into(stream, out, **given),
+        lambda **given: alone.reduce_scatter(stream, **given),
+        lambda **given: alone.all_gather(stream, **given),
+        lambda **given: alone.all_reduce_topk(stream, OkTopkState(3), **given),
+    ]
+    for call in calls:
+        with pytest.raises(ValueError, match="seed=3 is for a wire= that may round at random: name one, or leave seed"):
+            call(wire=wire, seed=3)
+        with pytest.raises(ValueError, match="error takes what wire= loses, and wire=.* loses nothing: name one that"):
+            call(wire=wire, error=np.zeros(N, np.float32))
+    assert alone.stats()["operations"] == before
+
+
+def test_a_wire_that_leaves_this_dtype_as_it_is_may_have_an_error(ranks: list[Communicator]) -> None:
+    """As of the bfloat16 part of a model, whose other gradients are rounded."""
+    errors = [np.ones(3, np.float32) for _ in ranks]
+    stream = SparseStream(torch.tensor([1]), torch.ones(1, dtype=torch.bfloat16), 3)
+    works = [rank.all_reduce(stream, wire="bf16", error=errors[rank.rank], seed=3, async_op=True) for rank in ranks]
+    for work, error in zip(works, errors, strict=True):
+        assert work.result().values.tolist() == [SIZE]
+        assert error.tolist() == [1, 1, 1]
 
 
 def held_densely(values: Vector) -> SparseStream:

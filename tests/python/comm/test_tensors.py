@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from scipy import sparse
 
 from telegrad import BoundedTopkState, Communicator, ReduceOp, SparseStream
 
@@ -49,11 +50,32 @@ def _read_only() -> np.ndarray:
         ([1.0, 2.0], TypeError, "x is a list: it must be a torch tensor or a numpy array"),
         (None, TypeError, r"x is None: a parameter has no gradient before backward\(\)"),
         (torch.ones(3, 3).to_mkldnn(), TypeError, "layout torch._mkldnn"),
+        (
+            sparse.csr_array(np.eye(1)),
+            TypeError,
+            r"x is a csr_array: .*SparseStream.from_csr\(\) makes a stream of a CSR",
+        ),
     ],
 )
 def test_all_reduce_refuses(alone: Communicator, x: object, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         alone.all_reduce(x)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda comm: comm.broadcast(STREAM, 0),
+        lambda comm: comm.reduce(STREAM, 0),
+        lambda comm: comm.gather(STREAM, 0),
+        lambda comm: comm.all_to_all(STREAM),
+        lambda comm: comm.send(STREAM, 0),
+        lambda comm: comm.all_reduce(np.ones(4, np.float32), out=STREAM),
+    ],
+)
+def test_what_takes_no_stream_says_what_does(local: Local, call: Callable[[Communicator], Any]) -> None:
+    with pytest.raises(TypeError, match=r"SparseStream: .*; a stream is for all_reduce\(\), .* or use .to_dense\(\)"):
+        call(local(2)[1])
 
 
 def test_a_parameter_without_gradient(alone: Communicator) -> None:
@@ -205,6 +227,8 @@ def test_what_is_no_number_is_not_made_one(alone: Communicator) -> None:
     for value in (True, np.True_, "1", None, 1j):
         with pytest.raises(TypeError, match=r"timeout_s=.* must be a number of seconds"):
             Communicator.local(1, timeout_s=value)  # type: ignore[arg-type]
+        if value is None:  # the default
+            continue
         with pytest.raises(TypeError, match=r"switch_factor=.* must be a number"):
             alone.all_reduce(STREAM, switch_factor=value)  # type: ignore[arg-type]
         with pytest.raises(TypeError, match=r"slack=.* must be a number"):

@@ -157,6 +157,15 @@ def test_absent_elements_of_a_result(dtype: torch.dtype, absent: float) -> None:
         (_indices(1), torch.ones(1).to_sparse(), 9, TypeError, "must be dense on the CPU"),
         (_indices(1), torch.ones(1, device="meta"), 9, TypeError, "on meta: it must be dense on the CPU"),
         (torch.ones(1, dtype=torch.int64, device="meta"), ONE, 9, TypeError, "indices are on meta"),
+        (
+            torch.ones(1, dtype=torch.bfloat16),
+            ONE,
+            9,
+            TypeError,
+            r"indices have dtype torch.bfloat16: use .to\(torch.int",
+        ),
+        (torch.ones(1, dtype=torch.complex64).conj(), ONE, 9, TypeError, "indices have dtype torch.complex64"),
+        (torch.ones(1).to_sparse(), ONE, 9, TypeError, r"indices is a tensor of layout torch.sparse_coo.*to_dense\(\)"),
         (_indices(1), torch.ones(1, 1), 9, ValueError, "values has 2 dimensions"),
     ],
 )
@@ -185,6 +194,7 @@ def test_lazy_negative_views_have_the_values_that_they_show(dtype: torch.dtype) 
     lazy = torch._neg_view(values)
     assert SparseStream(_indices(1, 2, 3), lazy, 4).values.tolist() == [-1.5, 0.0, 2.0]
     assert SparseStream.from_dense(lazy).to_dense().tolist() == [-1.5, 0.0, 2.0]
+    assert SparseStream(torch._neg_view(torch.tensor([-1, -3])), ONE.repeat(2), 4).indices.tolist() == [1, 3]
     coo = torch.sparse_coo_tensor([[1, 2, 3]], lazy, (4,), check_invariants=True)
     assert SparseStream.from_coo(coo).values.tolist() == [-1.5, 0.0, 2.0]
     assert values.tolist() == [1.5, 0.0, -2.0]

@@ -52,6 +52,22 @@ def test_a_numpy_stream_as_coo_and_a_row_that_has_only_some_entries() -> None:
     assert least.to_coo((2, 2), 1).coalesce().values().tolist() == [[float("inf"), 2.0]]
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("absent", [0.0, 1.0, float("inf"), float("-inf")])
+def test_a_result_that_is_held_densely_has_all_elements_where_a_missing_one_would_be_zero(
+    dtype: torch.dtype, absent: float
+) -> None:
+    whole = torch.tensor([absent, 4, absent, 0], dtype=dtype)
+    bits = whole.view(torch.int16).numpy().view(np.uint16) if dtype == torch.bfloat16 else whole.numpy()
+    result = SparseStream.trusted(None, bits, 4, of_torch=True, absent=absent)
+    assert torch.equal(result.to_coo((2, 2)).to_dense().reshape(-1), whole)
+    assert torch.equal(result.to_coo((2, 2), 1).to_dense().reshape(-1), whole)
+    assert result.to_coo()._nnz() == (4 if absent else 1)
+    if dtype in (torch.float32, torch.float64):
+        np.testing.assert_array_equal(result.to_csr().toarray()[0], whole.numpy())
+    assert result.nnz == (2 if absent else 1)
+
+
 @given(DENSE_ROWS, st.sampled_from([sparse.csr_array, sparse.csr_matrix]))
 def test_csr_there_and_back(x: np.ndarray, kind: type) -> None:
     row = kind(x[None])
@@ -81,6 +97,17 @@ def test_csr_out_of_order_is_sorted_in_a_copy() -> None:
     assert row.indices.tolist() == [3, 1, 3]
 
 
+def test_csr_arrays_may_be_longer_than_their_entries() -> None:
+    for columns in ([0, 2, 4], [2, 0, 4]):  # in order, and not
+        row = sparse.csr_matrix((np.array([1, 2, 3], np.float32), np.array(columns), np.array([0, 3])), shape=(1, 5))
+        row.indptr[1] = 2
+        stream = SparseStream.from_csr(row)
+        assert stream.indices.tolist() == [0, 2]
+        np.testing.assert_array_equal(stream.to_dense(), row.toarray()[0])
+    nothing = sparse.csr_matrix((np.ones(1), np.array([3]), np.array([0, 0])), shape=(1, 5))
+    assert SparseStream.from_csr(nothing).nnz == 0
+
+
 def test_csr_columns_beyond_int32() -> None:
     n = 2**32 - 1
     stream = SparseStream(np.array([7, n - 1], np.uint32), np.ones(2, np.float64), n)
@@ -96,6 +123,10 @@ def test_what_is_too_long_is_refused() -> None:
     x = torch.sparse_coo_tensor([[0], [0]], torch.ones(1), (2**16, 2**16), check_invariants=True)
     with pytest.raises(ValueError, match="x has 4294967296 elements.*split the vector"):
         SparseStream.from_coo(x)
+    for count in (0, 2):  # torch makes none of 2**63 elements
+        x = torch.sparse_coo_tensor([[1] * count] * 2, torch.ones(count), (2**31, 2**31), check_invariants=True)
+        with pytest.raises(ValueError, match="x has 4611686018427387904 elements.*split the vector"):
+            SparseStream.from_coo(x)
 
 
 def test_what_is_no_row_or_no_coo_tensor_is_refused() -> None:
@@ -109,7 +140,9 @@ def test_what_is_no_row_or_no_coo_tensor_is_refused() -> None:
         with pytest.raises(error, match=message):
             SparseStream.from_csr(given_row)
     for given_x, message in [
-        (torch.ones(3), "x is a Tensor: it must be a torch.sparse_coo tensor"),
+        (torch.ones(3), r"x is a Tensor: it must be a torch.sparse_coo tensor; use .to_sparse_coo\(\)"),
+        (np.ones(3), r"x is a ndarray: it must be a torch.sparse_coo tensor; SparseStream.from_dense\(\) takes arrays"),
+        (matrix, r"x is a csr_array: it must be a torch.sparse_coo tensor; SparseStream.from_csr\(\) takes a CSR row"),
         (torch.sparse_coo_tensor((3,), device="meta", check_invariants=False), "x is on meta"),
         (torch.ones(3, dtype=torch.int64).to_sparse(), "values has dtype torch.int64"),
     ]:
@@ -148,7 +181,12 @@ def test_what_cannot_be_made_is_refused(monkeypatch: pytest.MonkeyPatch) -> None
 def test_a_row_needs_no_scipy() -> None:
     """What looks like a row is one: only to_csr() imports scipy."""
     row = SimpleNamespace(
-        format="csr", shape=(1, 4), has_canonical_format=True, indices=np.array([2]), data=np.ones(1, np.float32)
+        format="csr",
+        shape=(1, 4),
+        has_canonical_format=True,
+        indptr=np.array([0, 1]),
+        indices=np.array([2]),
+        data=np.ones(1, np.float32),
     )
     assert SparseStream.from_csr(row).indices.tolist() == [2]
 
