@@ -100,16 +100,12 @@ class _Trainer:
 
         self.comm = telegrad.Communicator.from_torch()
         mode = self.settings.run.removeprefix("telegrad-")
-        scheme = SCHEMES[self.settings.scheme] if mode == "sparse" else {}
+        options: dict[str, Any] = {}
+        if mode == "sparse":
+            options = {"density": self.settings.density, "warmup_steps": self.settings.warmup_steps}
+            options |= SCHEMES[self.settings.scheme]
         try:
-            self.state = telegrad.DDPState(
-                self.comm,
-                ddp.named_parameters(),
-                mode=mode,
-                density=self.settings.density,
-                warmup_steps=self.settings.warmup_steps,
-                **scheme,
-            )
+            self.state = telegrad.DDPState(self.comm, ddp.named_parameters(), mode=mode, **options)
         except TypeError as error:
             self.comm.close()
             raise RefusedError(str(error)) from error

@@ -29,12 +29,14 @@ from telegrad.torch_backend.nccl import OwnNccl, own_nccl
 from telegrad.torch_backend.operands import BITWISE, merged, moved, name_of, reduced
 from telegrad.torch_backend.options import Options
 from telegrad.torch_backend.short_forms import with_short_form
+from telegrad.torch_backend.uncompiled import uncompiled
 
 Tensors = list[torch.Tensor]
 
 _OPS = {"SUM": "sum", "PREMUL_SUM": "sum", "AVG": "avg", "PRODUCT": "prod", "MIN": "min", "MAX": "max"}
 
 
+@uncompiled
 class ProcessGroup(dist.ProcessGroup):
     """A group of torch's whose operations ``communicator`` performs. torch makes it: ``init_process_group("telegrad")``
     and ``new_group(backend="telegrad")``.

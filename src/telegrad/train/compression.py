@@ -10,14 +10,13 @@ import torch
 from torch import nn
 
 from telegrad.comm import Communicator
-from telegrad.compress import Policy, WarmUp
-from telegrad.compress.arguments import checked_count
+from telegrad.compress import Policy
 from telegrad.train import nonfinite as nonfinite_values
 from telegrad.train.arguments import check_choice, encoding_of_wire
 from telegrad.train.bucket import Bits, BucketLayout, check_dtype
 from telegrad.train.exchange import Exchange, Sending
 from telegrad.train.rank_state import checked_step, state_of
-from telegrad.train.settings import compressed_by, compressor_of, correct_momentum, policy_of
+from telegrad.train.settings import compressed_by, compressor_of, correct_momentum, policy_of, warm_up_of
 from telegrad.train.stats import DDPStats
 from telegrad.train.units import Units, check_moves_by_rates
 
@@ -25,7 +24,6 @@ KINDS = ("topk", "quantised", "auto")
 QUANTISED = ("bf16", "int8", "qsgd8", "qsgd4")
 """Wires of dense sums whose rounding errors error feedback bears, and in which no finite float32 overflows."""
 NONFINITE = ("raise", "send")
-_REMEDY = "lower the learning rate or clip, or choose nonfinite='send' (the optimiser sees it)"
 
 
 class CompressionOptions(TypedDict, total=False):
@@ -107,8 +105,9 @@ class Compression:
             check_dtype(one.dtype, name)
         self.kind = kind
         self.names = {id(one): name for name, one in parameters.items()}
-        steps = checked_count(given["compression_warmup_steps"], "compression_warmup_steps")
-        self._warm_up = WarmUp(steps, given["compression_warmup"])
+        self._warm_up = warm_up_of(
+            given["compression_warmup_steps"], given["compression_warmup"], prefix="compression_"
+        )
         policy = policy_of(
             given["policy"],
             density=given["density"],
@@ -197,7 +196,8 @@ class Compression:
         if fault is not None:
             self.stats.nonfinite_buckets += 1
             if self._nonfinite == "raise":
-                error = nonfinite_values.error_of(fault, self._comm.rank, self.step, remedy=_REMEDY)
+                remedy = nonfinite_values.REMEDY_WITHOUT_SKIP
+                error = nonfinite_values.error_of(fault, self._comm.rank, self.step, remedy=remedy)
                 self._comm.abort(f"{type(error).__name__}: {error}")
                 raise error
         dense = layout.dense if sparse else layout.members

@@ -1,5 +1,5 @@
 """What a Synchronizer of parameters on a device compresses, and the groups that do: in streams, by ``"topk"`` or
-``"quantised"``."""
+``"quantised"``; and which kind of group parameters go in."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ from telegrad.comm import Communicator, Work
 from telegrad.comm.device.work import DeviceWork
 from telegrad.compress import Part
 from telegrad.train.bucket import BucketLayout, Member, has_current_density, layout_of_members
+from telegrad.train.compressed_group import CompressedGroup
 from telegrad.train.compression import QUANTISED, Compression, CompressionOptions
 from telegrad.train.device_compression import DeviceCompression, check_fits_device
 from telegrad.train.device_faults import LateFaults
 from telegrad.train.device_group import DeviceGroup
-from telegrad.train.gradient_group import Flat
+from telegrad.train.gradient_group import Flat, GradientGroup
 
 _REMEDY = (
     "the averages of that pass were NaN or infinite on all ranks, and the optimiser may have had them: go on from a "
@@ -152,3 +153,14 @@ class DeviceCompressedGroup(DeviceGroup):
             layout = layout_of_members(members, flat.buffer.numel(), compressor, tail=tail)
             self._layouts[id(flat)] = layout
         return layout
+
+
+def group_of(
+    parameters: Sequence[nn.Parameter], compression: Compression | None, *, way: str, on_device: bool
+) -> GradientGroup:
+    """Of ``parameters`` that are all on a device, or all in host memory. ``way``: see ``Compression.ways``."""
+    if compression is None:
+        return DeviceGroup(parameters) if on_device else GradientGroup(parameters)
+    if isinstance(compression, CompressionOnDevice):
+        return DeviceCompressedGroup(parameters, compression, way=way)
+    return CompressedGroup(parameters, compression, way=way)

@@ -11,11 +11,12 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
+from torch._compile import _disable_dynamo
 
 from telegrad.comm import Communicator
 from telegrad.comm.tensors import on_device
 from telegrad.comm.work import future_of_all
-from telegrad.compress import Policy, WarmUp
+from telegrad.compress import Policy
 from telegrad.compress.arguments import checked_count
 from telegrad.train import nonfinite as nonfinite_values
 from telegrad.train.agreement import AgreedStep
@@ -30,7 +31,7 @@ from telegrad.train.exchange import Exchange, Sending
 from telegrad.train.loss_scale import LossScale
 from telegrad.train.rank_checks import alike_of, can_ask, check_group, check_ranks_of_ddp, told_to_all
 from telegrad.train.rank_state import checked_step, state_of
-from telegrad.train.settings import check_dense, compressor_of, correct_momentum, policy_of
+from telegrad.train.settings import check_dense, compressor_of, correct_momentum, policy_of, warm_up_of
 from telegrad.train.stats import DDPStats
 from telegrad.train.synchronised_model import check_alike
 from telegrad.train.telemetry import StepRecord, Telemetry, check_telemetry, write_record
@@ -101,6 +102,7 @@ class DDPState:
     """
 
     _ranks_are_those_of_ddp = True
+    _remedy, _among = nonfinite_values.REMEDY, ""  # what NonFiniteGradient says
 
     def __init__(
         self,
@@ -141,24 +143,25 @@ class DDPState:
             check_choice(nonfinite, "nonfinite", nonfinite_values.POLICIES)
             check_telemetry(telemetry)
             check_group(group)
+            entries: dict[str, Any] = {
+                "density": density,
+                "selection": selection,
+                "interval": interval,
+                "small_tensor_elements": small_tensor_elements,
+                "large_tensor_elements": large_tensor_elements,
+                "large_selection": large_selection,
+                "same_sign": same_sign,
+            }
             if mode == "dense":
-                check_dense(wire, collective)
+                of_all = {"wire": wire, "collective": collective, "warmup_steps": warmup_steps, "warmup": warmup}
+                check_dense(entries | of_all | {"output": output, "policy": policy, "feedback": feedback})
             if isinstance(scaler, torch.amp.GradScaler) and not scaler.is_enabled():
                 scaler = None  # it scales nothing, and steps whatever comes
-            self._warm_up = WarmUp(checked_count(warmup_steps, "warmup_steps"), warmup)
+            self._warm_up = warm_up_of(warmup_steps, warmup)
             self._parameters = checked_parameters(named_parameters)  # alive, so that their ids stay theirs
             self._names = {id(parameter): name for name, parameter in self._parameters.items()}
             encoding = encoding_of_wire(wire, self._parameters)
-            chosen = policy_of(
-                policy,
-                density=density,
-                selection=selection,
-                interval=interval,
-                small_tensor_elements=small_tensor_elements,
-                large_tensor_elements=large_tensor_elements,
-                large_selection=large_selection,
-                same_sign=same_sign,
-            )
+            chosen = policy_of(policy, **entries)
             large = self._parameters if mode == "sparse" else {}
             self._compressor = compressor_of(large, chosen, output, feedback=feedback, density=density)
             correct_momentum(
@@ -257,7 +260,9 @@ class DDPState:
         return self._comm
 
     def state_dict(self) -> dict[str, Any]:
-        """A copy of all that training needs to go on bitwise, but for the random choices of a QSGD ``wire``.
+        """A copy of all that training needs to go on: bitwise with 2 ranks, but for the random choices of a QSGD
+        ``wire``. With more ranks sums may add in another order: dense ones if buckets are others at first, sparse ones
+        because earlier sums have a say in their algorithm (docs/training.md, "Checkpoints").
 
         Residuals and velocities (flat float32 tensors), their units, thresholds and calls by parameter, the step, the
         passes of the warm-up, the options; and of ``collective="oktopk"`` and ``"bounded"`` thresholds of sums and
@@ -402,7 +407,8 @@ class DDPState:
         if fault is not None:
             self.stats.nonfinite_buckets += 1
             if self._nonfinite == "raise":
-                raise nonfinite_values.error_of(fault, self._comm.rank, self._step)
+                rank = self._comm.rank
+                raise nonfinite_values.error_of(fault, rank, self._step, remedy=self._remedy, among=self._among)
         if self._agreed is not None:
             self._agreed.unsound |= fault is not None
             if self._agreed.unsound:
@@ -478,6 +484,7 @@ class DDPState:
             self.failure = error
 
 
+@_disable_dynamo  # a compiled step would follow it into the core
 def ddp_hook(state: DDPState, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
     """Averages a bucket's gradients over all ranks as ``state`` says.
 

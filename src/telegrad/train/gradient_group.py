@@ -286,10 +286,10 @@ def _tail(like: Tensor, flags: int, number: float) -> Tensor:
 def _runs(parameters: Sequence[nn.Parameter]) -> list[list[nn.Parameter]]:
     """Neighbours, together no larger than ``_RUN_BYTES`` where that can be."""
     found: list[list[nn.Parameter]] = []
-    held = _RUN_BYTES
+    held = 0
     for one in parameters:
         size = one.numel() * one.element_size()
-        if held + size > _RUN_BYTES:
+        if not found or held + size > _RUN_BYTES:
             found.append([])
             held = 0
         found[-1].append(one)

@@ -63,16 +63,17 @@ def _overflow(what: str, total: str, name: str, count: int, size: int, bits: Bit
     )
 
 
-_REMEDY = (
+REMEDY = (
     "lower the learning rate or clip, or choose nonfinite='skip' (all ranks drop such a step) or 'send' (the optimiser "
     "sees it)"
 )
+REMEDY_WITHOUT_SKIP = "lower the learning rate or clip, or choose nonfinite='send' (the optimiser sees it)"
 
 
-def error_of(fault: Fault, rank: int, step: int, *, remedy: str = _REMEDY) -> NonFiniteGradient:
-    """The error for the policy ``"raise"``."""
+def error_of(fault: Fault, rank: int, step: int, *, remedy: str = REMEDY, among: str = "") -> NonFiniteGradient:
+    """The error for the policy ``"raise"``. ``among``: which ranks ``rank`` counts, if not all."""
     return NonFiniteGradient(
-        f"rank {rank}, step {step}: {fault.text}: {remedy}",
+        f"rank {rank}{among}, step {step}: {fault.text}: {remedy}",
         rank=rank,
         parameter=fault.parameter,
     )

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypedDict, Unpack, cast
 import numpy as np
 import torch
 from torch import nn
+from torch._compile import _disable_dynamo
 
 from telegrad.comm import Communicator
 from telegrad.comm.texts import all_gather_text
@@ -21,8 +22,9 @@ from telegrad.compress import Policy
 from telegrad.train.arguments import check_choice
 from telegrad.train.bucket import GradBucket, check_dtype
 from telegrad.train.ddp import DDPState
+from telegrad.train.nonfinite import REMEDY_WITHOUT_SKIP
 from telegrad.train.stats import DDPStats
-from telegrad.train.synchronised_model import check_alike, copy_from_rank_0
+from telegrad.train.synchronised_model import check_alike, check_expanded, copy_from_rank_0
 from telegrad.train.telemetry import Telemetry
 
 if TYPE_CHECKING:
@@ -82,11 +84,12 @@ class ReplicaSynchronizer:
         try:
             _check_options(options)
             self._parameters = sharded_parameters(model)
+            check_expanded(model)
             mesh = next(iter(self._parameters.values())).device_mesh
             self._shard = mesh.get_local_rank(), mesh.size()
             # DDPState's parameters are what the buckets have: this rank's shards, which share their memory.
             self._shards = {name: nn.Parameter(one.to_local().detach()) for name, one in self._parameters.items()}
-            self._state = _ReplicaState(comm, self._shards.items(), **cast(dict[str, Any], options))
+            self._state = _ReplicaState(comm, self._shards, self._shard, cast(dict[str, Any], options))
             description = self._state.alike
         except (ValueError, TypeError) as found:
             error = found
@@ -113,6 +116,7 @@ class ReplicaSynchronizer:
         """Counters of what was sent, of this rank."""
         return self._state.stats
 
+    @_disable_dynamo  # as ddp_hook
     def average(self) -> None:
         """Gradients become their averages over the replicas. Called on all ranks, once for each step of the optimiser.
 
@@ -166,6 +170,17 @@ class _ReplicaState(DDPState):
     """A DDPState whose ranks are not those of the process group, which ``_check_places`` has looked at instead."""
 
     _ranks_are_those_of_ddp = False
+    _remedy = REMEDY_WITHOUT_SKIP
+
+    def __init__(
+        self,
+        comm: Communicator,
+        shards: Mapping[str, nn.Parameter],
+        shard: tuple[int, int],
+        options: Mapping[str, Any],
+    ) -> None:
+        super().__init__(comm, shards.items(), **options)
+        self._among = f" of the replicas of shard {shard[0]} of {shard[1]}"
 
     @property
     def alike(self) -> dict[str, str]:

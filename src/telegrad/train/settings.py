@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 
 import torch
 
-from telegrad.compress import BySize, Compressor, Momentum, Policy, Tensor
+from telegrad.compress import BySize, Compressor, Momentum, Policy, Tensor, WarmUp
 from telegrad.compress.arguments import checked_count
 from telegrad.compress.treatment import check_selections, treatments
 from telegrad.train.units import check_without_momentum
@@ -52,14 +52,41 @@ def policy_of(
     return policy
 
 
-def check_dense(wire: str, collective: str) -> None:
+_NOT_DENSE: dict[str, object] = {
+    "density": 0.01,
+    "selection": "reused",
+    "interval": None,
+    "small_tensor_elements": 2048,
+    "large_tensor_elements": None,
+    "large_selection": "reused",
+    "same_sign": False,
+    "output": None,
+    "policy": None,
+    "wire": "auto",
+    "collective": "allreduce",
+    "warmup_steps": 0,
+    "warmup": "dense",
+    "feedback": "gradients",
+}
+"""What plain averaging does not use, and the defaults, which are as good as not given."""
+
+
+def check_dense(options: Mapping[str, object]) -> None:
     """Raises ``ValueError`` for options that plain averaging does not use."""
-    for name, value, default in (("wire", wire, "auto"), ("collective", collective, "allreduce")):
-        if value != default:
+    for name, value in options.items():
+        if value is not _NOT_DENSE[name] and value != _NOT_DENSE[name]:
             raise ValueError(
                 f"{name}={value!r} is not used with mode='dense', which sums all values as they are: leave it out, or "
                 "use mode='sparse'"
             )
+
+
+def warm_up_of(steps: int, kind: str, *, prefix: str = "") -> WarmUp:
+    """``prefix``: of the options' names, ``warmup_steps`` and ``warmup``."""
+    made = WarmUp(checked_count(steps, f"{prefix}warmup_steps"), kind)
+    if made.steps == 0 and kind != WarmUp().kind:
+        raise ValueError(f"{prefix}warmup={kind!r} is not used without {prefix}warmup_steps=: give both, or neither")
+    return made
 
 
 def compressor_of(
@@ -109,6 +136,8 @@ def correct_momentum(
             raise TypeError(f"{name}={flag!r} must be True or False")
     if nesterov and momentum == 0:
         raise ValueError("nesterov=True needs momentum=, as 0.9, and an optimizer without momentum of its own")
+    if not masking and momentum == 0:
+        raise ValueError("masking=False needs momentum=, as 0.9: without it no entry has a velocity that it could keep")
     if isinstance(momentum, bool) or momentum != 0:
         sizes = {name: parameter.numel() for name, parameter in parameters.items() if parameter.numel()}
         made = Momentum(sizes, momentum, nesterov=nesterov, masking=masking)

@@ -140,7 +140,12 @@ class StepPlanning:
         except RuntimeError as error:  # on all ranks
             if self._is_of_kept:
                 return self._settled(passes)
-            warnings.warn(f"groups stay as they are, because no times were taken ({error})", RuntimeWarning, 2)
+            warnings.warn(
+                f"groups stay as they are, because no times were taken ({error}; with torch.compile give the "
+                "Synchronizer the compiled module, or use model.compile())",
+                RuntimeWarning,
+                2,
+            )
             self._replanning = None
             return None
         earlier, refines = self.trace, self._planner.has_costs

@@ -32,6 +32,7 @@ def trained_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
     parameters = {name: one for name, one in model.named_parameters() if one.requires_grad}
     if not parameters:
         raise ValueError("model has no parameter that requires a gradient: there is nothing to synchronise")
+    check_expanded(model)
     for name, one in parameters.items():
         if not _is_reached(one) or one.dtype not in _DTYPES:
             raise ValueError(
@@ -44,6 +45,23 @@ def trained_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
                 f"buffer {name!r} is {buffer.layout} on {buffer.device}: it must be dense, on the CPU or on CUDA"
             )
     return parameters
+
+
+def check_expanded(model: nn.Module) -> None:
+    """Raises ``ValueError`` for a parameter or buffer whose elements share memory, which takes no copy."""
+    for kind, tensors in (("parameter", model.named_parameters()), ("buffer", model.named_buffers())):
+        for name, one in tensors:
+            if one.layout == torch.strided and 0 in _strides_of_many(one):
+                raise ValueError(
+                    f"{kind} {name!r} of shape {tuple(one.shape)} is expanded, its elements share memory, so rank 0's "
+                    f"cannot be copied there: make it with .expand(…).clone()"
+                )
+
+
+def _strides_of_many(x: torch.Tensor) -> list[int]:
+    """Of the dimensions with more than one element."""
+    sizes = zip(x.stride(), x.shape, strict=True)
+    return [stride for stride, size in sizes if size > 1] if x.numel() else []
 
 
 def _is_reached(x: torch.Tensor) -> bool:
@@ -161,7 +179,7 @@ def copy_model_from_rank_0(model: nn.Module, comm: Communicator) -> None:
 
 
 def copy_from_rank_0(tensor: torch.Tensor, comm: Communicator) -> None:
-    """In place, whatever its strides."""
+    """In place, whatever its strides, but for an expanded tensor, which ``check_expanded`` refuses."""
     whole = tensor.contiguous()
     comm.broadcast(whole, 0)
     if whole.data_ptr() != tensor.data_ptr():

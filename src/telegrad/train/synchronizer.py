@@ -11,6 +11,7 @@ from typing import Any, Unpack
 
 import torch
 from torch import nn
+from torch._compile import _disable_dynamo
 
 from telegrad.comm import Communicator, Work
 from telegrad.compress.arguments import checked_count
@@ -20,11 +21,10 @@ from telegrad.plan.trace import Trace
 from telegrad.train.arguments import check_choice
 from telegrad.train.clipping import checked_norm, clip_own
 from telegrad.train.clocks import DeviceClock
-from telegrad.train.compressed_group import CompressedGroup
 from telegrad.train.compression import Compression, CompressionOptions, check_options
-from telegrad.train.compression_on_device import CompressionOnDevice, DeviceCompressedGroup
+from telegrad.train.compression_on_device import CompressionOnDevice, group_of
 from telegrad.train.device_clipping import clip_together
-from telegrad.train.device_group import DeviceGroup, check_fits_device, dense_cost, is_on_device
+from telegrad.train.device_group import check_fits_device, dense_cost, is_on_device
 from telegrad.train.gradient_group import GradientGroup, Run
 from telegrad.train.group_planning import PLANS, TIMED, first_groups
 from telegrad.train.measured_timeline import MeasuredTimeline
@@ -156,15 +156,15 @@ class Synchronizer:
         self._planning: StepPlanning | None = None
         device = next(iter(self._parameters.values())).device
         self._clock = DeviceClock(device) if self._is_on_device else None
-        first = "dense" if self._compression is None else self._compression.ways[0]
-        self._set_groups(groups, [first] * len(groups))
-        copy_model_from_rank_0(model, self._comm)
         plans, device_cost = self._scheme in TIMED, None
+        copy_model_from_rank_0(model, own)  # what may fail is before the model has hooks
         if self._is_on_device:  # the host waits here, not in a pass
             own.device_algorithms(device)
             own.synchronize()
             plans = plans and self._compression is None
             device_cost = dense_cost(own, self._parameters) if plans else None
+        first = "dense" if self._compression is None else self._compression.ways[0]
+        self._set_groups(groups, [first] * len(groups))
         if plans:
             assert self._scheme is not None
             self._planning = StepPlanning(
@@ -239,8 +239,8 @@ class Synchronizer:
     def state_dict(self) -> dict[str, Any]:
         """A copy of what this rank has not sent yet, by parameter, with the step and the options, and of sums that keep
         a part what they leave to the next step: what ``reshard`` and ``RankState`` take. Of the plan it says nothing:
-        training goes on bitwise with a ``plan`` that gives the same groups, such as the ``groups`` of then, but for the
-        random choices of a QSGD wire. Raises ``ValueError`` without compression."""
+        training goes on as DDPState's if a ``plan`` gives the same groups, such as the ``groups`` of then, which make
+        dense sums add in one order. Raises ``ValueError`` without compression."""
         compression = self._compressed()
         self.wait()
         return compression.state_dict()
@@ -302,6 +302,7 @@ class Synchronizer:
         finally:
             self._synchronises = before
 
+    @_disable_dynamo
     def wait(self) -> None:
         """With ``wait_in``, after a backward pass: gradients are the averages when this returns, as they are without
         it when ``backward()`` does. Called on all ranks, as what follows a pass may be a plan, which all ranks make
@@ -356,9 +357,12 @@ class Synchronizer:
 
         return arrive
 
+    @_disable_dynamo  # where the step is compiled, it would compile what hooks call, NumPy's work too
     def _open_pass(self) -> None:
         self.wait()
         self._drop()
+        if self._earlier:  # zero_grad() may have thrown some of them away
+            self._earlier -= {id(one) for one in self._parameters.values() if one.grad is None}
         self._graph_task = torch._C._current_graph_task_id()
         for group in self._groups:
             group.open_pass()
@@ -368,6 +372,7 @@ class Synchronizer:
         if self._compression is not None:
             self._compression.open_pass()
 
+    @_disable_dynamo
     def _take(self, number: int, run: Run) -> None:
         """All gradients of a run have come."""
         group = self._groups[number]
@@ -387,6 +392,7 @@ class Synchronizer:
         if self._compression is not None and self._planning is not None:
             self._planning.leave_out(time.perf_counter() - begin_s)
 
+    @_disable_dynamo
     def _end(self) -> None:
         """The pass is over: launches what had to wait for gradients that did not come, and waits for all, unless the
         optimiser does."""
@@ -474,7 +480,12 @@ class Synchronizer:
         for group in self._groups:
             group.give_back()
         self._ways = [*ways]
-        self._groups = [self._group_of_names(names, one) for names, one in zip(groups, ways, strict=True)]
+        self._groups = [
+            group_of(
+                [self._parameters[name] for name in names], self._compression, way=way, on_device=self._is_on_device
+            )
+            for names, way in zip(groups, ways, strict=True)
+        ]
         self._handles = [
             one.register_post_accumulate_grad_hook(self._hook_of(number, run, position))  # type: ignore[no-untyped-call]
             for number, group in enumerate(self._groups)
@@ -487,11 +498,3 @@ class Synchronizer:
     def _say_what_is_before(self) -> None:
         if self.trace is not None:
             self._timeline.before_first_s = self.trace.backward_times[0]
-
-    def _group_of_names(self, names: Sequence[str], way: str) -> GradientGroup:
-        parameters = [self._parameters[name] for name in names]
-        if self._compression is None:
-            return DeviceGroup(parameters) if self._is_on_device else GradientGroup(parameters)
-        if isinstance(self._compression, CompressionOnDevice):
-            return DeviceCompressedGroup(parameters, self._compression, way=way)
-        return CompressedGroup(parameters, self._compression, way=way)

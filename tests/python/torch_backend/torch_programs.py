@@ -270,6 +270,30 @@ def short_forms() -> Any:
     return [x, y, z, reduced if dist.get_rank() == 1 else 0, blocks, gathered, part, summed, own, dealt]
 
 
+def compiled() -> Any:
+    torch._dynamo.reset()  # what it has compiled is of another group
+    torch.manual_seed(0)
+    ddp = DistributedDataParallel(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)))
+    whole = torch.compile(ddp, backend="eager")
+    optimizer = torch.optim.SGD(ddp.parameters(), lr=0.5)
+    for _ in range(3):
+        optimizer.zero_grad()
+        whole(of_rank(2, 4)).sum().backward()
+        optimizer.step()
+
+    @torch.compile(backend="eager")
+    def sums(x: torch.Tensor) -> torch.Tensor:
+        dist.barrier()
+        work = dist.all_reduce(x, async_op=True)
+        work.wait()
+        everything = torch.empty(dist.get_world_size() * x.numel())
+        dist.all_gather_into_tensor(everything, x)
+        dist.broadcast(everything, 0)
+        return everything + x.sum()
+
+    return [[one.detach().double().round(decimals=4) for one in ddp.parameters()], sums(of_rank(5)), sums(of_rank(5))]
+
+
 PROGRAMS: dict[str, Callable[[], Any]] = {
     program.__name__: program
     for program in (
@@ -286,6 +310,7 @@ PROGRAMS: dict[str, Callable[[], Any]] = {
         sharding,
         asynchronous_checkpoint,
         short_forms,
+        compiled,
     )
 }
 

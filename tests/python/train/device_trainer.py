@@ -36,10 +36,9 @@ class DeviceTrainer:
         }
         if callable(make_optimizer := options.get("optimizer")):
             options["optimizer"] = make_optimizer(self.parameters.values())
+        usual = {} if options.get("mode") == "dense" else {"density": 0.05, "small_tensor_elements": 16}
         with device.on(stream):
-            self.state = DDPState(
-                comm, self.parameters.items(), **{"density": 0.05, "small_tensor_elements": 16, **options}
-            )
+            self.state = DDPState(comm, self.parameters.items(), **{**usual, **options})
 
     def start(self, gradients: Gradients, buckets: Sequence[Sequence[str]]) -> list[tuple[Sequence[str], Any, Any]]:
         """A backward pass, whose futures nobody has waited for."""

@@ -46,9 +46,8 @@ class Trainer:
         self.parameters = {name: torch.nn.Parameter(torch.zeros(shape, dtype=dtype)) for name, shape in SHAPES.items()}
         if callable(make_optimizer := options.get("optimizer")):
             options["optimizer"] = make_optimizer(self.parameters.values())
-        self.state = DDPState(
-            comm, self.parameters.items(), **{"density": 0.05, "small_tensor_elements": 16, **options}
-        )
+        usual = {} if options.get("mode") == "dense" else {"density": 0.05, "small_tensor_elements": 16}
+        self.state = DDPState(comm, self.parameters.items(), **{**usual, **options})
 
     def step(self, gradients: dict[str, np.ndarray], buckets: Sequence[Sequence[str]]) -> dict[str, np.ndarray]:
         """Averages; both are flat arrays by name."""

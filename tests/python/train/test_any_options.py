@@ -43,6 +43,8 @@ class Plan:
             "small_tensor_elements": draw.choice([0, 16, 1000]),
             "optimizer": _sgd,
         }
+        if not self.options["warmup_steps"]:
+            self.options["warmup"] = "dense"
         if same_sign and self.options["small_tensor_elements"] == 1000:  # the others go as means, by neither of them
             self.options["collective"] = "allreduce"
         wires = {"gtopk": ["raw", "packed"], "bounded": ["auto", "raw"]}

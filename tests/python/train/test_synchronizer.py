@@ -47,6 +47,25 @@ def test_training_is_that_of_one_process_with_all_data(on_ranks: OnRanks, ranks:
     assert all(torch.equal(a, b) for other in results for a, b in zip(results[0], other, strict=True))
 
 
+@pytest.mark.parametrize("plan", PLANS[:-1])
+def test_parameters_without_elements(on_ranks: OnRanks, plan: str) -> None:
+    """Wherever they are among the others: first, in the middle, last, and alone."""
+
+    def run(comm: Communicator) -> None:
+        for sizes in ([0, 3, 0, 2, 0], [0, 0], [0, 1 << 17]):
+            model = nn.ParameterList([nn.Parameter(torch.zeros(size, 2)) for size in sizes])
+            sync = Synchronizer(nn.ModuleList([model]), comm, plan=plan)
+            for _ in range(2):
+                sum((one * (comm.rank + 1)).sum() for one in model).backward()  # type: ignore[union-attr]
+            for one in model:
+                assert one.grad is not None
+                assert one.grad.shape == one.shape
+                assert (one.grad == 3.0).all()
+            sync.close()
+
+    on_ranks(2, run)
+
+
 def test_gradients_are_views_of_flat_memory_and_own_theirs_after_close(on_ranks: OnRanks) -> None:
     def run(comm: Communicator) -> None:
         model = model_of(0)
@@ -85,6 +104,26 @@ def test_accumulation(on_ranks: OnRanks) -> None:
                     loss_of(model, 3 * step + part, comm.rank, scaled=part != 2).backward()  # type: ignore[no-untyped-call]
             optimizer.step()
         assert_same(model, expected)
+
+    on_ranks(2, run)
+
+
+@pytest.mark.parametrize("options", [{}, {"compression": "topk", "clip_norm": 1.0}], ids=["dense", "topk"])
+def test_gradients_that_zero_grad_has_dropped_were_not_used(on_ranks: OnRanks, options: dict[str, Any]) -> None:
+    def run(comm: Communicator) -> None:
+        model = nn.ModuleDict({"a": nn.Linear(4, 4), "b": nn.Linear(4, 4)})
+        sync = Synchronizer(model, comm, plan="single", **options)
+        with sync.no_sync():
+            model["b"](torch.ones(2, 4)).sum().backward()
+        model.zero_grad()
+        model["a"](torch.ones(2, 4)).sum().backward()
+        assert model["b"].weight.grad is None
+        assert model["a"].weight.grad is not None
+        with sync.no_sync():
+            model["b"](torch.ones(2, 4)).sum().backward()
+        model["a"](torch.ones(2, 4)).sum().backward()
+        assert model["b"].weight.grad is not None
+        sync.close()
 
     on_ranks(2, run)
 
@@ -223,7 +262,9 @@ def test_without_times_groups_stay_as_they_are(local: Callable[..., list[Communi
     for step in range(2):
         Net.forward(model, data(step, 0)).sum().backward()  # type: ignore[no-untyped-call]
     loss = Net.forward(model, data(3, 0)).sum()
-    with pytest.warns(RuntimeWarning, match="groups stay as they are, because no times were taken"):
+    with pytest.warns(
+        RuntimeWarning, match=r"groups stay as they are, because no times were taken.*, or use model.compile\(\)"
+    ):
         loss.backward()  # type: ignore[no-untyped-call]
     assert sync.plan is None
 

@@ -11,7 +11,7 @@ from synchronised_net import NAMED, OnRanks, loss_of, model_of
 from torch import nn
 
 import telegrad
-from telegrad import Communicator, Synchronizer
+from telegrad import Communicator, Synchronizer, TransportError
 
 
 @pytest.mark.parametrize(
@@ -83,6 +83,11 @@ def _misuses() -> Iterable[tuple[Callable[[Communicator], Any], type[Exception],
     strange = nn.Linear(2, 2)
     strange.register_buffer("sparse", torch.eye(2).to_sparse())
     yield (lambda comm: Synchronizer(strange, comm)), ValueError, "buffer 'sparse' is torch.sparse_coo on cpu"
+    shared = nn.Linear(2, 2)
+    shared.register_buffer("ones", torch.ones(1).expand(4))
+    yield (lambda comm: Synchronizer(shared, comm)), ValueError, r"buffer 'ones' of shape \(4,\) is expanded"
+    row = nn.ParameterList([nn.Parameter(torch.ones(1, 3).expand(2, 3), requires_grad=False), torch.ones(2)])
+    yield (lambda comm: Synchronizer(row, comm)), ValueError, r"parameter '0' of shape \(2, 3\) is expanded"
     yield of(ValueError, "plan=3 must be a name or lists", plan=3)
     elsewhere = nn.Linear(2, 2, device="meta")
     yield (lambda comm: Synchronizer(elsewhere, comm)), ValueError, "parameter 'weight' is torch.float32 on meta"
@@ -94,6 +99,22 @@ def test_misuse_is_refused(
 ) -> None:
     with pytest.raises(error, match=said):
         make(local(1)[0])
+
+
+def test_a_constructor_that_fails_leaves_the_model_alone(on_ranks: OnRanks, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any) -> None:
+        raise TransportError("a rank has died")
+
+    monkeypatch.setattr("telegrad.train.synchronizer.copy_model_from_rank_0", fail)
+
+    def run(comm: Communicator) -> None:
+        model = model_of(0)
+        with pytest.raises(TransportError):
+            Synchronizer(model, comm)
+        loss_of(model, 0, comm.rank).backward()  # type: ignore[no-untyped-call]
+        assert not any(one._post_accumulate_grad_hooks for one in model.parameters())
+
+    on_ranks(2, run)
 
 
 def test_a_model_has_one(local: Callable[..., list[Communicator]]) -> None:

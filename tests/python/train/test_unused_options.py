@@ -24,6 +24,19 @@ LARGE_ALONE = {"small_tensor_elements": 1000}  # the output layer, which keeps i
     [
         ({"mode": "dense", "wire": "qsgd4"}, "wire='qsgd4' is not used with mode='dense'"),
         ({"mode": "dense", "collective": "oktopk"}, "collective='oktopk' is not used with mode='dense'"),
+        (
+            {"mode": "dense", "density": 0.5},
+            "density=0.5 is not used with mode='dense', which sums all values as they are",
+        ),
+        ({"mode": "dense", "selection": "topk"}, "selection='topk' is not used with mode='dense'"),
+        ({"mode": "dense", "selection": ReusedThreshold(3)}, "selection=ReusedThreshold("),
+        ({"mode": "dense", "small_tensor_elements": 16}, "small_tensor_elements=16 is not used with mode='dense'"),
+        ({"mode": "dense", "same_sign": True}, "same_sign=True is not used with mode='dense'"),
+        ({"mode": "dense", "output": ["hidden"]}, "output=['hidden'] is not used with mode='dense'"),
+        ({"mode": "dense", "policy": BySize()}, "policy=BySize("),
+        ({"mode": "dense", "warmup_steps": 3}, "warmup_steps=3 is not used with mode='dense'"),
+        ({"mode": "dense", "feedback": "steps"}, "feedback='steps' is not used with mode='dense'"),
+        ({"warmup": "falling"}, "warmup='falling' is not used without warmup_steps=: give both, or neither"),
         ({"wire": None}, "wire=None does not exist: use 'auto', or leave it out"),
     ],
     ids=named,
@@ -33,7 +46,14 @@ def test_the_hook_refuses(local: Local, options: dict[str, Any], said: str) -> N
         Trainer(local(1)[0], **options)
 
 
+def test_the_synchronizer_refuses(local: Local) -> None:
+    said = "compression_warmup='falling' is not used without compression_warmup_steps=: give both, or neither"
+    with pytest.raises(ValueError, match=said):
+        given_gradients.Rank(local(1)[0], compression_warmup="falling")
+
+
 BOTH: list[tuple[dict[str, Any], str]] = [
+    ({"masking": False}, "masking=False needs momentum=, as 0.9"),
     ({"interval": 5, "selection": "topk"}, "interval=5 is not used with selection='topk': use one of reused, sampled"),
     ({"interval": 5, "selection": "topk", "large_tensor_elements": 9, "large_selection": "buckets"}, "interval=5 is"),
     ({"interval": 5, "selection": ReusedThreshold(3)}, "interval=5 is not used with selection=ReusedThreshold("),
@@ -66,7 +86,7 @@ def test_what_is_no_selection(local: Local, make: Callable[..., Any], selection:
 @pytest.mark.parametrize(
     "options",
     [
-        {"mode": "dense", "wire": "auto", "collective": "allreduce", "density": 0.5},
+        {"mode": "dense", "wire": "auto", "collective": "allreduce", "density": 0.01, "warmup": "dense"},
         {"interval": 5, "selection": "topk", "large_tensor_elements": 1000},
         {"large_selection": "reused", "wire": "auto"},
         {"same_sign": True, "selection": "topk", "collective": "oktopk", "wire": "int8"},  # both of the output layer
