@@ -59,7 +59,7 @@ MAY_IMPORT = {
     "lightning": {"comm", "errors", "train"},
     "linear": {*LIBRARY, "plan", "launch"},
     "torch_backend": {*LIBRARY, "plan"},
-    "sim": {*LIBRARY, "plan"},
+    "sim": {*LIBRARY, "plan", "launch"},
     "bench": {*LIBRARY, "plan", "train", "linear", "sim", "launch", "calibration"},
     "demo": {*LIBRARY, "plan", "train", "linear", "sim", "launch", "bench"},
     "accuracy": {*LIBRARY, "train", "launch", "demo"},

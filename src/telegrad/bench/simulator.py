@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import concurrent.futures
 import multiprocessing
+import os
 import resource
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 
 from telegrad import _core
+from telegrad.launch.parent import die_with
 
 Row = dict[str, object]
 
@@ -59,7 +61,7 @@ def run_cases(cases: Sequence[Case] = CASES, *, on_row: Callable[[Row], None] = 
     rows = []
     context = multiprocessing.get_context("spawn")
     for case in cases:
-        with concurrent.futures.ProcessPoolExecutor(1, mp_context=context) as process:
+        with concurrent.futures.ProcessPoolExecutor(1, context, die_with, (os.getpid(),)) as process:
             rows.append(process.submit(run_case, case).result())
         on_row(rows[-1])
     return rows

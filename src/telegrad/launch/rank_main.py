@@ -6,7 +6,6 @@ TARGET is ``module:function`` (called with the arguments, as strings) or the pat
 
 from __future__ import annotations
 
-import ctypes
 import faulthandler
 import importlib
 import os
@@ -15,12 +14,11 @@ import signal
 import sys
 
 from telegrad.launch.joining import LAUNCHER
-
-_PR_SET_PDEATHSIG = 1
+from telegrad.launch.parent import die_with
 
 
 def main() -> None:
-    _die_with_the_launcher()
+    die_with(int(os.environ[LAUNCHER]))
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1, all_threads=True)  # how the launcher asks where a rank hangs
     target, arguments = sys.argv[1], sys.argv[2:]
@@ -31,12 +29,6 @@ def main() -> None:
         return
     module, _, function = target.partition(":")
     getattr(importlib.import_module(module), function)(*arguments)
-
-
-def _die_with_the_launcher() -> None:
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != int(os.environ[LAUNCHER]):  # it was gone before we asked
-        os._exit(1)
 
 
 if __name__ == "__main__":

@@ -1,13 +1,15 @@
-"""Calls that take long, over all cores: Ctrl-C or an error ends the processes at once."""
+"""Calls that take long, over all cores: Ctrl-C, an error or the end of this process ends the others at once."""
 
 from __future__ import annotations
 
-import functools
 import multiprocessing
+import os
 import signal
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from typing import TypeVar
+
+from telegrad.launch.parent import die_with
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -24,7 +26,7 @@ def call_in_processes(
     """``keep(item, work(item))`` for each item as it comes, in any order. ``work``, ``prepare``, which each process
     calls at first, items and results are pickled. Raises what ``work`` and ``keep`` raise."""
     context = multiprocessing.get_context("spawn")
-    pool = ProcessPoolExecutor(processes, mp_context=context, initializer=functools.partial(_begin, prepare))
+    pool = ProcessPoolExecutor(processes, context, _begin, (os.getpid(), prepare))
     try:
         waiting: dict[Future[Result], Item] = {pool.submit(work, item): item for item in items}
         while waiting:
@@ -41,8 +43,10 @@ def call_in_processes(
     pool.shutdown()
 
 
-def _begin(prepare: Callable[[], None] | None) -> None:
-    """A terminal sends Ctrl-C to all processes; the first ends the others."""
+def _begin(parent: int, prepare: Callable[[], None] | None) -> None:
+    """A terminal sends Ctrl-C to all processes; the first ends the others. Where it is killed, nobody does: they wait
+    for work under a lock that one of them holds."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    die_with(parent)
     if prepare is not None:
         prepare()
