@@ -102,7 +102,7 @@ def _as_called(command: Command, function: Callable[..., None]) -> Callable[...,
             package, _, parameter = need.partition(":")
             if (not parameter or options.get(parameter) is not None) and not is_installed(package):
                 sys.exit(f"telegrad {command.name} needs {package}: pip install 'telegrad[{command.extra}]'")
-        with ended_by_interrupt(Console(), "interrupted"):
+        with ended_by_interrupt(Console(stderr=True), "interrupted"):
             function(*arguments, **options)
 
     return call

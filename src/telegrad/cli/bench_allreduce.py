@@ -18,7 +18,6 @@ from telegrad.bench.registry import BENCHMARKS
 from telegrad.bench.runner import Outcome, Row, count_of, rows_of, run
 from telegrad.bench.summary import summary_of
 from telegrad.cli.console import say_without, table_console
-from telegrad.cli.interrupts import ended_by_interrupt
 from telegrad.cli.options import CalibratesFirst, JobTimeout, RowsFile, byte_sizes, networks_of
 from telegrad.cli.outputs import check_writable, write_result
 from telegrad.cli.progress import counting
@@ -124,35 +123,34 @@ def allreduce(
     machine = describe_machine()
     rows: list[Row] = []
     summaries: list[dict[str, Any]] = []
-    with ended_by_interrupt(console, "interrupted"):
-        for name in networks:
-            plan = Plan(
-                benchmark=_BENCHMARK.name,
-                network=name,
-                ranks=ranks,
-                sizes=sizes_in_bytes,
-                algorithms=chosen,
-                peers=tuple(peer for peer in named if peer not in missing),
-                samples=samples,
-                seconds=seconds,
-                calibrates=calibrates and "auto" in chosen,
-                nodes=nodes,
-                interleaved=interleaved and nodes > 1,
-                wires=rounding,
-            )
-            try:
-                outcome = _run_with_progress(console, plan, timeout)
-            except (LaunchError, RuntimeError) as error:
-                console.print(f"[red]{name}:[/] {error}", highlight=False)
-                raise typer.Exit(1) from error
-            say_without(console, outcome.missing)
-            found = rows_of(plan, outcome, missing)
-            summary = summary_of(found)
-            summaries.append(asdict(summary))
-            console.print(table_of(found, _title(ranks, nodes, name)))
-            for line in lines_of(summary):
-                console.print(line, highlight=False)
-            rows += found
+    for name in networks:
+        plan = Plan(
+            benchmark=_BENCHMARK.name,
+            network=name,
+            ranks=ranks,
+            sizes=sizes_in_bytes,
+            algorithms=chosen,
+            peers=tuple(peer for peer in named if peer not in missing),
+            samples=samples,
+            seconds=seconds,
+            calibrates=calibrates and "auto" in chosen,
+            nodes=nodes,
+            interleaved=interleaved and nodes > 1,
+            wires=rounding,
+        )
+        try:
+            outcome = _run_with_progress(console, plan, timeout)
+        except (LaunchError, RuntimeError) as error:
+            console.print(f"[red]{name}:[/] {error}", highlight=False)
+            raise typer.Exit(1) from error
+        say_without(console, outcome.missing)
+        found = rows_of(plan, outcome, missing)
+        summary = summary_of(found)
+        summaries.append(asdict(summary))
+        console.print(table_of(found, _title(ranks, nodes, name)))
+        for line in lines_of(summary):
+            console.print(line, highlight=False)
+        rows += found
     console.print(machine_text(machine), style="dim")
     if json_file is not None:
         result = {

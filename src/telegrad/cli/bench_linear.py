@@ -13,7 +13,6 @@ from telegrad.bench.linear_plan import DATA, SCHEMES, SGD_SCHEMES, LinearPlan, d
 from telegrad.bench.machine import describe_machine, machine_text
 from telegrad.bench.peers import why_missing
 from telegrad.cli.console import say_without, table_console
-from telegrad.cli.interrupts import ended_by_interrupt
 from telegrad.cli.options import CalibratesFirst, JobTimeout, RowsFile, names_among, networks_of
 from telegrad.cli.outputs import check_writable, write_result, written
 from telegrad.cli.progress import counting
@@ -78,14 +77,13 @@ def linear(
     check_writable(json_file, "--json")
     check_writable(plot_file, "--plot")
     found: list[Row] = []
-    with ended_by_interrupt(console, "interrupted"):
-        for plan in plans:
-            try:
-                found += _run_with_progress(console, plan, timeout)
-            except (LaunchError, RuntimeError, ValueError) as error:
-                said = _in_its_options(str(error))
-                console.print(f"{plan.name}, {network}: {said}", style="red", highlight=False, markup=False)
-                raise typer.Exit(1) from error
+    for plan in plans:
+        try:
+            found += _run_with_progress(console, plan, timeout)
+        except (LaunchError, RuntimeError, ValueError) as error:
+            said = _in_its_options(str(error))
+            console.print(f"{plan.name}, {network}: {said}", style="red", highlight=False, markup=False)
+            raise typer.Exit(1) from error
     title = f"logistic regression, {ranks} ranks over {network}"
     for alike in by_data(found):
         console.print(schemes_table(alike, f"{title_of(alike[0])}: {title}"))

@@ -11,7 +11,6 @@ from rich.table import Table
 from telegrad.bench.nonblocking import run
 from telegrad.bench.plan import Plan, text_of
 from telegrad.bench.runner import Row
-from telegrad.cli.interrupts import ended_by_interrupt
 from telegrad.cli.options import JobTimeout, RowsFile, byte_sizes, networks_of
 from telegrad.cli.outputs import check_writable, end_with_rows
 from telegrad.cli.progress import counting
@@ -38,14 +37,13 @@ def nonblocking(
     networks, sizes_in_bytes = networks_of([name.strip() for name in network.split(",")]), byte_sizes(sizes)
     check_writable(json_file, "--json")
     rows: list[Row] = []
-    with ended_by_interrupt(console, "interrupted"):
-        for name in networks:
-            plan = Plan("nonblocking", name, ranks, sizes_in_bytes, ("auto",), samples=samples)
-            try:
-                rows += _run_with_progress(console, plan, timeout)
-            except (LaunchError, RuntimeError) as error:
-                console.print(f"[red]{name}:[/] {error}", highlight=False)
-                raise typer.Exit(1) from error
+    for name in networks:
+        plan = Plan("nonblocking", name, ranks, sizes_in_bytes, ("auto",), samples=samples)
+        try:
+            rows += _run_with_progress(console, plan, timeout)
+        except (LaunchError, RuntimeError) as error:
+            console.print(f"[red]{name}:[/] {error}", highlight=False)
+            raise typer.Exit(1) from error
     console.print(_table_of(rows, f"all_reduce, {ranks} ranks: blocking and not"))
     end_with_rows(console, rows, json_file)
 

@@ -12,7 +12,6 @@ import typer
 from telegrad.bench.overlap_plan import HIDDEN, OverlapPlan, Row
 from telegrad.cli.console import table_console
 from telegrad.cli.gpu_options import described_gpu, rank_counts
-from telegrad.cli.interrupts import ended_by_interrupt
 from telegrad.cli.options import JobTimeout, RowsFile, byte_sizes
 from telegrad.cli.outputs import GrowingResult, check_writable
 from telegrad.cli.progress import counting
@@ -44,15 +43,14 @@ def overlap(
     check_writable(plot_file, "--plot")
     machine = described_gpu(console)
     result = GrowingResult(json_file, {"hidden": HIDDEN, "machine": machine})
-    with ended_by_interrupt(console, "interrupted"):
-        for count in counts:
-            plan = OverlapPlan(count, sizes_in_bytes, matrix, load, samples)
-            with counting(console) as bar:
-                task = bar.add_task(f"{count} ranks", total=len(sizes_in_bytes) + 1)
-                _measure(plan, timeout, result, partial(bar.advance, task))
-            measured = [row for row in result.rows if (row["op"], row["ranks"]) == ("overlap", count)]
-            if measured:
-                console.print(table_of(measured, f"on {machine['gpu']}, {count} ranks"))
+    for count in counts:
+        plan = OverlapPlan(count, sizes_in_bytes, matrix, load, samples)
+        with counting(console) as bar:
+            task = bar.add_task(f"{count} ranks", total=len(sizes_in_bytes) + 1)
+            _measure(plan, timeout, result, partial(bar.advance, task))
+        measured = [row for row in result.rows if (row["op"], row["ranks"]) == ("overlap", count)]
+        if measured:
+            console.print(table_of(measured, f"on {machine['gpu']}, {count} ranks"))
     result.say_failures(console)
     if result.rows and plot_file is not None:
         plot(result.rows, f"kernels behind a non-blocking all_reduce on {machine['gpu']}", plot_file)

@@ -13,7 +13,6 @@ from rich.progress import TextColumn
 from telegrad.bench.machine import describe_machine, machine_text
 from telegrad.bench.select_plan import BOUND, DEVICES, METHODS, Row, SelectPlan, rows_of
 from telegrad.cli.console import table_console
-from telegrad.cli.interrupts import ended_by_interrupt
 from telegrad.cli.options import RowsFile, among, counts_of, densities_of
 from telegrad.cli.outputs import check_writable, write_result
 from telegrad.cli.progress import counting
@@ -69,7 +68,7 @@ def select(
     machine = describe_machine() | ({} if gpu is None else {"gpu": gpu})
     rows: list[Row] = []
     try:
-        with ended_by_interrupt(console, "interrupted"), counting(console, TextColumn("{task.fields[latest]}")) as bar:
+        with counting(console, TextColumn("{task.fields[latest]}")) as bar:
             passed = 0
             task = bar.add_task("", total=sum(len(plan.contenders) * samples for plan in plans), latest="")
             for plan in plans:

@@ -11,7 +11,6 @@ from rich.table import Table
 from telegrad.bench.machine import describe_machine, machine_text
 from telegrad.bench.plan import text_of
 from telegrad.bench.simulator import CASES, Row, run_cases
-from telegrad.cli.interrupts import ended_by_interrupt
 from telegrad.cli.options import RowsFile
 from telegrad.cli.outputs import check_writable, write_result
 from telegrad.cli.progress import counting
@@ -33,7 +32,7 @@ def simulator(
     if not cases:
         least = min(case.ranks for case in CASES)
         raise typer.BadParameter(f"no case has so few ranks: give at least {least}", param_hint="--most-ranks")
-    with ended_by_interrupt(console, "interrupted"), counting(console) as progress:
+    with counting(console) as progress:
         task = progress.add_task("cases", total=len(cases))
         rows = run_cases(cases, on_row=lambda _: progress.advance(task))
     console.print(_table_of(rows))

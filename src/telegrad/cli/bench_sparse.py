@@ -17,7 +17,6 @@ from telegrad.bench.plan import text_of
 from telegrad.bench.sparse import BOUND, Outcome, Row, rows_of, run
 from telegrad.bench.sparse_plan import NAMES, PATTERNS, SWEEPS, SparsePlan, swept
 from telegrad.cli.console import say_without, table_console
-from telegrad.cli.interrupts import ended_by_interrupt
 from telegrad.cli.options import CalibratesFirst, JobTimeout, RowsFile, among, count_of, densities_of, networks_of
 from telegrad.cli.outputs import check_writable, write_result
 from telegrad.cli.progress import counting
@@ -96,7 +95,7 @@ def sparse(
     machine = describe_machine()
     rows: list[Row] = []
     failed: list[str] = []
-    with ended_by_interrupt(console, "interrupted"), _Bar(console, plans) as bar:
+    with _Bar(console, plans) as bar:
         try:
             for plan in plans:
                 try:

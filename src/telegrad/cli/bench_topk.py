@@ -18,7 +18,6 @@ from telegrad.accuracy.recording import Recording
 from telegrad.accuracy.tasks import TASKS
 from telegrad.bench.machine import describe_machine, machine_text
 from telegrad.cli.console import table_console
-from telegrad.cli.interrupts import ended_by_interrupt
 from telegrad.cli.options import CalibratesFirst, JobTimeout, TextFolder, among, densities_of, networks_of
 from telegrad.cli.outputs import check_writable, write_result
 from telegrad.cli.progress import counting
@@ -147,7 +146,7 @@ def topk_allreduce(
             param_hint="--ranks",
         )
     recorder = _Recorder(console, task, steps, gradients, data, text)
-    with ended_by_interrupt(console, "interrupted"), tempfile.TemporaryDirectory(prefix="telegrad-topk-") as folder:
+    with tempfile.TemporaryDirectory(prefix="telegrad-topk-") as folder:
         if simulates:
             plan = SimulatedPlan(
                 tuple(counts), _only(densities), calls, chosen, _patterns(patterns), _virtual(network or "aries")

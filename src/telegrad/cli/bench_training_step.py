@@ -13,7 +13,6 @@ from rich.progress import TextColumn
 from telegrad.bench.machine import describe_machine, machine_text
 from telegrad.bench.training_step_plan import WAYS, Row, TrainingStepPlan, verdicts_of
 from telegrad.cli.console import table_console
-from telegrad.cli.interrupts import ended_by_interrupt
 from telegrad.cli.options import CalibratesFirst, JobTimeout, RowsFile, names_among, networks_of
 from telegrad.cli.outputs import check_writable, write_result, written
 from telegrad.cli.progress import counting
@@ -65,7 +64,7 @@ def training_step(
         for model in names_among(models, _MODELS, "--models")
     ]
     rows: list[Row] = []
-    with ended_by_interrupt(console, "interrupted"), counting(console, TextColumn("{task.fields[latest]}")) as bar:
+    with counting(console, TextColumn("{task.fields[latest]}")) as bar:
         shown = bar.add_task("", total=sum(plan.blocks for plan in plans), latest="")
         for plan in plans:
             bar.update(shown, description=plan.model, latest="starting ranks")

@@ -13,7 +13,6 @@ from telegrad.bench.plan import text_of
 from telegrad.bench.transfers_plan import BOUND, OPERATIONS, Row, TransfersPlan
 from telegrad.cli.console import table_console
 from telegrad.cli.gpu_options import described_gpu, rank_counts
-from telegrad.cli.interrupts import ended_by_interrupt
 from telegrad.cli.options import JobTimeout, RowsFile, byte_sizes, names_among
 from telegrad.cli.outputs import GrowingResult, check_writable
 from telegrad.cli.progress import counting
@@ -50,15 +49,14 @@ def transfers(
     check_writable(plot_file, "--plot")
     machine = described_gpu(console)
     result = GrowingResult(json_file, {"bound": BOUND, "machine": machine})
-    with ended_by_interrupt(console, "interrupted"):
-        for count in counts:
-            plan = TransfersPlan(count, sizes_in_bytes, chosen, samples, seconds)
-            with counting(console, TextColumn("{task.fields[latest]}")) as bar:
-                task = bar.add_task(f"{count} ranks", total=len(plan.cases()), latest="starting")
-                _measure(plan, timeout, result, _following(bar, task))
-            rows = [row for row in result.rows if row["ranks"] == count]
-            if rows:
-                console.print(table_of(rows, f"on {machine['gpu']}, {count} ranks, {plan.network}"))
+    for count in counts:
+        plan = TransfersPlan(count, sizes_in_bytes, chosen, samples, seconds)
+        with counting(console, TextColumn("{task.fields[latest]}")) as bar:
+            task = bar.add_task(f"{count} ranks", total=len(plan.cases()), latest="starting")
+            _measure(plan, timeout, result, _following(bar, task))
+        rows = [row for row in result.rows if row["ranks"] == count]
+        if rows:
+            console.print(table_of(rows, f"on {machine['gpu']}, {count} ranks, {plan.network}"))
     result.say_failures(console)
     if result.rows:
         console.print(enqueueing_text(result.rows), highlight=False)

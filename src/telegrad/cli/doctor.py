@@ -8,7 +8,6 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from telegrad.cli.interrupts import ended_by_interrupt
 from telegrad.doctor.checks import CHECKS
 from telegrad.doctor.finding import Finding, as_json, is_usable, run_checks
 
@@ -23,12 +22,11 @@ def doctor(
     status 1. Starts a few short-lived processes; as root it builds a network namespace and removes it.
     """
     console = Console(stderr=as_json_text)
-    with ended_by_interrupt(console, "interrupted"):
-        if as_json_text:
-            findings = run_checks(CHECKS)
-            typer.echo(json.dumps(as_json(findings), indent=1))
-        else:
-            findings = _shown(console)
+    if as_json_text:
+        findings = run_checks(CHECKS)
+        typer.echo(json.dumps(as_json(findings), indent=1))
+    else:
+        findings = _shown(console)
     if not is_usable(findings):
         raise typer.Exit(1)
 

@@ -9,7 +9,6 @@ import typer
 from rich.console import Console
 
 from telegrad.cli.console import table_console
-from telegrad.cli.interrupts import ended_by_interrupt
 from telegrad.cli.outputs import check_writable, written
 from telegrad.cli.progress import counting
 from telegrad.plan.trace import Trace
@@ -64,7 +63,7 @@ def profile(
     except ImportError as error:
         raise typer.BadParameter("torch is not installed: pip install 'telegrad[torch]'") from error
     torch.set_num_threads(threads)
-    with ended_by_interrupt(console, "interrupted"), counting(console) as bar:
+    with counting(console) as bar:
         shown = bar.add_task("making the model", total=skip + steps)
         try:
             model, loss = model_profile.make(model_profile.open_factory(factory), batch)
