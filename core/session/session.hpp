@@ -160,7 +160,8 @@ class Session final : public EventSink {
   void take_announced_call(Rank source, std::uint32_t sequence, const Call& call);
   void start(Job& job);
   bool waits_at_gate(Job& job);
-  bool may_start(const Job& job, std::size_t before);  // of gated_ so many were called before it
+  bool is_gate_shut(const Job& job, std::size_t before) const;  // of gated_ so many were called before it
+  bool is_far_ahead(const Job& job);
   std::optional<Rank> far_behind(std::uint32_t sequence);
   void tell_how_far();
   void refuse(Request& request, std::uint32_t sequence) const;

@@ -44,20 +44,22 @@ std::optional<Rank> Session::far_behind(std::uint32_t sequence) {
   return sequence - called_by_all_ < kAheadLeast ? std::nullopt : slowest;
 }
 
-bool Session::may_start(const Job& job, std::size_t before) {
+bool Session::is_gate_shut(const Job& job, std::size_t before) const {
   const Gate* const gate = job.request().gate();
-  if (gate != nullptr && !gate->is_open()) return false;
-  if (!job.is_message() && far_behind(job.sequence())) return false;
-  return !job.is_message() || std::none_of(gated_.begin(), gated_.begin() + static_cast<std::ptrdiff_t>(before),
-                                           [&](const Job* shut) {
-                                             return shut->is_message() && in_one_queue(shut->call(), job.call());
-                                           });
+  if (gate != nullptr && !gate->is_open()) return true;
+  return job.is_message() && std::any_of(gated_.begin(), gated_.begin() + static_cast<std::ptrdiff_t>(before),
+                                         [&](const Job* shut) {
+                                           return shut->is_message() && in_one_queue(shut->call(), job.call());
+                                         });
 }
 
+bool Session::is_far_ahead(const Job& job) { return !job.is_message() && far_behind(job.sequence()); }
+
+// The time of an operation that waits for a rank runs, that of one whose gate is shut does not.
 bool Session::waits_at_gate(Job& job) {
-  if (may_start(job, gated_.size())) return false;
-  const Gate* const gate = job.request().gate();
-  if (gate != nullptr || job.is_message()) job.shut();
+  const bool shut = is_gate_shut(job, gated_.size());
+  if (!shut && !is_far_ahead(job)) return false;
+  if (shut) job.shut();
   gated_.push_back(&job);
   return true;
 }
@@ -67,14 +69,20 @@ bool Session::open_gates(double now_s) {
   bool any = false;
   for (std::size_t at = 0; at < gated_.size();) {
     Job& job = *gated_[at];
-    if (!may_start(job, at)) {
+    if (is_gate_shut(job, at)) {
+      ++at;
+      continue;
+    }
+    if (job.is_shut()) {
+      job.open(now_s_);
+      wake_at(job.next_look_s());
+    }
+    if (is_far_ahead(job)) {
       ++at;
       continue;
     }
     gated_.erase(gated_.begin() + static_cast<std::ptrdiff_t>(at));
     any = true;
-    if (job.is_shut()) job.open(now_s_);
-    wake_at(job.next_look_s());
     if (job.is_message()) {
       start_message(job);
     } else {

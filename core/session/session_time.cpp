@@ -105,9 +105,10 @@ void Session::look_at_deadlines(double now_s) {
   if (late == nullptr) return;
   std::vector<Rank> waits_for = late->waits_for();
   std::string whom = !waits_for.empty() ? list_of(waits_for) : late->sends_to_text();
-  if (const auto slow = late->is_message() ? std::nullopt : far_behind(late->sequence()); slow && waits_for.empty()) {
-    waits_for.push_back(*slow);
-    whom = "rank " + std::to_string(*slow) + ", which is " + std::to_string(late->sequence() - called_by_all_) +
+  if (waits_for.empty() && is_far_ahead(*late)) {
+    const Rank slow = *far_behind(late->sequence());
+    waits_for.push_back(slow);
+    whom = "rank " + std::to_string(slow) + ", which is " + std::to_string(late->sequence() - called_by_all_) +
            " operations behind";
   }
   // All ranks read it, whoever is waited for too.

@@ -404,7 +404,7 @@ TEST("an operation that does not end in timeout_s ends with an error that names 
 TEST("an operation that is far ahead of a rank waits for it, and times out with its name") {
   constexpr std::uint32_t kAhead = 1U << 16;
   const auto trivial = [](Transport&) -> Task<void> { co_return; };
-  for (const bool comes : {true, false}) {
+  for (const auto& [comes, gated] : {std::pair{true, false}, {true, true}, {false, false}, {false, true}}) {
     Scripted rank(3, {.timeout_s = 5.0});
     rank.session.join(0.0);
     rank.driver.sink->on_control({.kind = ControlKind::heartbeat, .source = 1, .called = 2 * kAhead});
@@ -414,20 +414,24 @@ TEST("an operation that is far ahead of a rank waits for it, and times out with 
       REQUIRE(early->done());
     }
     EXPECT(rank.driver.of_kind(ControlKind::heartbeat).size() >= 2);  // to each of the two, how far it is
+    std::uint32_t word = 0;
     const auto held = request(trivial);
+    if (gated) held->set_gate({.ready = &word, .ready_value = 1});
     rank.session.begin(held, 0.0);
     EXPECT(!held->done());
     EXPECT_EQ(rank.session.gates_shut(), 1);
-    EXPECT(!rank.session.open_gates(1.0));
+    word = 1;
+    EXPECT(!rank.session.open_gates(1.0));  // from here on the time of what had a gate runs, too
     if (comes) {
       rank.driver.sink->on_control({.kind = ControlKind::heartbeat, .source = 2, .called = 1});
       EXPECT(rank.session.open_gates(2.0));
       EXPECT(held->done() && !held->failure());
       continue;
     }
-    rank.session.on_time(4.9);
+    const double end_s = gated ? 6.0 : 5.0;
+    rank.session.on_time(end_s - 0.1);
     EXPECT(!held->done());
-    rank.session.on_time(5.1);
+    rank.session.on_time(end_s + 0.1);
     REQUIRE(held->failure());
     EXPECT_EQ(held->failure()->kind, FailureKind::timeout);
     EXPECT_EQ(held->failure()->peer, 2);
