@@ -21,7 +21,7 @@ namespace {
 
 // Above it a message goes apart from its announcement, which costs a message and saves two copies.
 constexpr std::size_t kShortMost = std::size_t{16} << 10;
-constexpr int kTurnMost = 32;                             // messages
+constexpr int kTurnMost = 32;  // messages
 
 // The nap is this part of the time waited so far, which bounds how late a message is found; the longest keeps an idle
 // rank below 1 % of a core.

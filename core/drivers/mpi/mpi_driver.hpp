@@ -64,6 +64,7 @@ class MpiDriver final : public AddressedDriver {
 
   void post(Rank to, Buffer message);
   void send_payload(Rank to, int ticket, ConstBytes bytes, Pending& pending);
+  void begun(const std::shared_ptr<Transfer>& transfer, int code, MPI_Request request, std::size_t length);
   void receive_payload(const Incoming& incoming, Bytes into, const std::shared_ptr<Transfer>& transfer);
   void receive_piece(const std::shared_ptr<Transfer>& transfer, Bytes into, int ticket);
   void drop_payload(const Incoming& incoming);

@@ -37,14 +37,19 @@ void MpiDriver::send_payload(Rank to, int ticket, ConstBytes bytes, Pending& pen
     MPI_Request request = MPI_REQUEST_NULL;
     const int code = MPI_Isend(bytes.data() + at, static_cast<int>(length), MPI_BYTE, peers_[to].network_rank, ticket,
                                network_->comm(), &request);
-    if (code != MPI_SUCCESS) {
-      peer_broke(to, "sending failed: " + describe_mpi(code));
-      return;
-    }
-    ++transfer->pieces_left;
-    requests_.push_back(request);
-    actives_.push_back({transfer, length});
+    begun(transfer, code, request, length);
   });
+}
+
+// A piece of a payload.
+void MpiDriver::begun(const std::shared_ptr<Transfer>& transfer, int code, MPI_Request request, std::size_t length) {
+  if (code != MPI_SUCCESS) {
+    peer_broke(transfer->peer, transfer->failed(code));
+    return;
+  }
+  ++transfer->pieces_left;
+  requests_.push_back(request);
+  actives_.push_back({transfer, length});
 }
 
 void MpiDriver::receive_payload(const Incoming& incoming, Bytes into, const std::shared_ptr<Transfer>& transfer) {
@@ -60,13 +65,7 @@ void MpiDriver::receive_piece(const std::shared_ptr<Transfer>& transfer, Bytes i
   MPI_Request request = MPI_REQUEST_NULL;
   const int code = MPI_Irecv(into.data(), static_cast<int>(into.size()), MPI_BYTE, peers_[transfer->peer].network_rank,
                              ticket, network_->comm(), &request);
-  if (code != MPI_SUCCESS) {
-    peer_broke(transfer->peer, "receiving failed: " + describe_mpi(code));
-    return;
-  }
-  ++transfer->pieces_left;
-  requests_.push_back(request);
-  actives_.push_back({transfer, into.size()});
+  begun(transfer, code, request, into.size());
 }
 
 // A payload that nobody wants is received all the same, since its sender waits for that, but in one piece's memory: how
@@ -116,10 +115,7 @@ bool MpiDriver::finish_requests() {
 void MpiDriver::finish(const Active& active, const MPI_Status& status) {
   Transfer& transfer = *active.transfer;
   if (status.MPI_ERROR != MPI_SUCCESS) {
-    if (transfer.peer != kNoRank) {
-      peer_broke(transfer.peer, std::string(transfer.receives() ? "receiving" : "sending") +
-                                    " failed: " + describe_mpi(status.MPI_ERROR));
-    }
+    if (transfer.peer != kNoRank) peer_broke(transfer.peer, transfer.failed(status.MPI_ERROR));
     return;
   }
   if (transfer.receives()) {

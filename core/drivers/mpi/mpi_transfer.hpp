@@ -2,6 +2,8 @@
 // What the mpi driver has under way with MPI, and what has come to it. For its own files only.
 
 #include <cstddef>
+#include <cstdint>
+#include <string>
 
 #include "base/buffer.hpp"
 #include "drivers/mpi/mpi_driver.hpp"
@@ -19,6 +21,7 @@ struct MpiDriver::Transfer {
   Buffer buffer{};  // what the driver itself sends or receives
 
   bool receives() const { return what >= What::receives_message; }
+  std::string failed(int code) const { return (receives() ? "receiving failed: " : "sending failed: ") + describe_mpi(code); }
 };
 
 struct MpiDriver::Incoming {

@@ -25,6 +25,8 @@ namespace {
 
 constexpr unsigned kDataId = 1;
 constexpr unsigned kControlId = 2;
+constexpr const char* kSendingFailed = "sending failed: ";
+constexpr const char* kReceivingFailed = "receiving failed: ";
 constexpr double kShutDownMost_s = 0.25;  // a peer that has gone first never answers
 // Control connections run over TCP where data goes through shared memory, and a look at TCP is a system call. Nothing
 // that is on time depends on them, so they are looked at in some turns only; before a sleep always.
@@ -75,11 +77,11 @@ struct UcxDriver::Worker {
                                  std::size_t length, const ucp_am_recv_param_t* param);
 
   static void on_sent(void* request, ucs_status_t status, void* transfer) {
-    finish(*static_cast<Transfer*>(transfer), status, 0, "sending failed: ");
+    finish(*static_cast<Transfer*>(transfer), status, 0, kSendingFailed);
     ucp_request_free(request);
   }
   static void on_received(void* request, ucs_status_t status, std::size_t length, void* transfer) {
-    finish(*static_cast<Transfer*>(transfer), status, length, "receiving failed: ");
+    finish(*static_cast<Transfer*>(transfer), status, length, kReceivingFailed);
     ucp_request_free(request);
   }
   static void finish(Transfer& transfer, ucs_status_t status, std::size_t bytes, const char* what) {
@@ -238,12 +240,17 @@ void UcxDriver::send(Rank to, const Envelope& envelope, ConstBytes bytes, Pendin
   param.user_data = transfer;
   void* const request = ucp_am_send_nbx(worker_->peers[to].data, kDataId, &envelope, sizeof envelope, bytes.data(),
                                         bytes.size(), &param);
+  handed_over(*transfer, request, 0, kSendingFailed);
+}
+
+// Unless it is over at once, with `request` null or an error, UCX calls back when it is.
+void UcxDriver::handed_over(Transfer& transfer, void* request, std::size_t bytes, const char* what) {
   if (UCS_PTR_IS_PTR(request)) return;
-  idle_transfers_.push_back(transfer);
+  idle_transfers_.push_back(&transfer);
   if (request == nullptr) {
-    pending.complete(0);
+    transfer.pending->complete(bytes);
   } else {
-    peer_broke(to, std::string("sending failed: ") + ucs_status_string(UCS_PTR_STATUS(request)));
+    peer_broke(transfer.peer, std::string(what) + ucs_status_string(UCS_PTR_STATUS(request)));
   }
 }
 
@@ -374,14 +381,7 @@ void UcxDriver::accept(const Arrival& arrival, Bytes into, Pending& pending) {
   void* const request = ucp_am_recv_data_nbx(worker_->data, incoming->data, into.data(), into.size(), &param);
   incoming->taken = true;
   if (!incoming->in_callback) recycle(incoming);
-  if (UCS_PTR_IS_PTR(request)) return;
-  idle_transfers_.push_back(transfer);
-  if (request == nullptr) {
-    pending.complete(into.size());
-  } else {
-    peer_broke(arrival.envelope.source,
-               std::string("receiving failed: ") + ucs_status_string(UCS_PTR_STATUS(request)));
-  }
+  handed_over(*transfer, request, into.size(), kReceivingFailed);
 }
 
 void UcxDriver::discard(const Arrival& arrival) {

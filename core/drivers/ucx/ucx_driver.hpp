@@ -64,6 +64,7 @@ class UcxDriver final : public AddressedDriver {
   template <class Body>
   void guarded(Body body) noexcept;
   Transfer* make_transfer(Rank peer, Pending& pending);
+  void handed_over(Transfer& transfer, void* request, std::size_t bytes, const char* what);
   Incoming* make_incoming();
   void recycle(Incoming* incoming);
   void peer_broke(Rank peer, std::string reason) { broken_.emplace_back(peer, std::move(reason)); }
