@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, TypedDict
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 
 from telegrad.comm import Communicator
-from telegrad.compress import Policy
 from telegrad.train import nonfinite as nonfinite_values
 from telegrad.train.arguments import check_choice, encoding_of_wire
 from telegrad.train.bucket import Bits, BucketLayout, check_dtype
 from telegrad.train.exchange import Exchange, Sending
 from telegrad.train.rank_state import checked_step, state_of
-from telegrad.train.settings import compressed_by, compressor_of, correct_momentum, policy_of, warm_up_of
+from telegrad.train.settings import (
+    SPARSE_DEFAULTS,
+    SparseOptions,
+    compressed_by,
+    compressor_of,
+    correct_momentum,
+    policy_of,
+    warm_up_of,
+)
 from telegrad.train.stats import DDPStats
 from telegrad.train.units import Units, check_moves_by_rates
 
@@ -26,26 +33,14 @@ QUANTISED = ("bf16", "int8", "qsgd8", "qsgd4")
 NONFINITE = ("raise", "send")
 
 
-class CompressionOptions(TypedDict, total=False):
+class CompressionOptions(SparseOptions, total=False):
     """As for DDPState; ``compression_warmup_steps`` and ``compression_warmup`` are its ``warmup_steps`` and
     ``warmup``, ``nonfinite`` is ``"raise"`` or ``"send"``. ``quantised``: wires in which all values of a group may go,
     of ``QUANTISED``; what rounding loses waits. One name or several, none with ``compression="topk"``."""
 
-    density: float
-    selection: str
-    interval: int | None
-    small_tensor_elements: int
-    large_tensor_elements: int | None
-    large_selection: str
-    same_sign: bool
-    output: Iterable[str] | None
-    policy: Policy | None
-    wire: str
     quantised: str | Sequence[str]
-    collective: str
     compression_warmup_steps: int
     compression_warmup: str
-    feedback: str
     optimizer: torch.optim.Optimizer | None
     momentum: float
     nesterov: bool
@@ -54,21 +49,10 @@ class CompressionOptions(TypedDict, total=False):
 
 
 _DEFAULTS: CompressionOptions = {
-    "density": 0.01,
-    "selection": "reused",
-    "interval": None,
-    "small_tensor_elements": 2048,
-    "large_tensor_elements": None,
-    "large_selection": "reused",
-    "same_sign": False,
-    "output": None,
-    "policy": None,
-    "wire": "auto",
+    **SPARSE_DEFAULTS,
     "quantised": (),
-    "collective": "allreduce",
     "compression_warmup_steps": 0,
     "compression_warmup": "dense",
-    "feedback": "gradients",
     "optimizer": None,
     "momentum": 0.0,
     "nesterov": False,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from typing import TypedDict
 
 import torch
 
@@ -52,7 +53,24 @@ def policy_of(
     return policy
 
 
-_NOT_DENSE: dict[str, object] = {
+class SparseOptions(TypedDict, total=False):
+    """How gradients are compressed: what plain averaging has no use for. As for DDPState."""
+
+    density: float
+    selection: str
+    interval: int | None
+    small_tensor_elements: int
+    large_tensor_elements: int | None
+    large_selection: str
+    same_sign: bool
+    output: Iterable[str] | None
+    policy: Policy | None
+    wire: str
+    collective: str
+    feedback: str
+
+
+SPARSE_DEFAULTS: SparseOptions = {
     "density": 0.01,
     "selection": "reused",
     "interval": None,
@@ -64,10 +82,9 @@ _NOT_DENSE: dict[str, object] = {
     "policy": None,
     "wire": "auto",
     "collective": "allreduce",
-    "warmup_steps": 0,
-    "warmup": "dense",
     "feedback": "gradients",
 }
+_NOT_DENSE: dict[str, object] = {**SPARSE_DEFAULTS, "warmup_steps": 0, "warmup": "dense"}
 """What plain averaging does not use, and the defaults, which are as good as not given."""
 
 
