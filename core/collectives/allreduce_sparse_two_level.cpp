@@ -88,6 +88,7 @@ class TwoLevelSum {
     SparseReduction summing = how_;
     summing.algorithm = Algorithm::automatic;
     summing.nodes = nullptr;
+    summing.sums_of_nodes = true;
     if (how_.reduction == Reduction::avg) summing.reduction = Reduction::sum;
     const IndexRange range = slice.range;
     const std::span<float> residual =

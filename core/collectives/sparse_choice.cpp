@@ -31,25 +31,19 @@ Algorithm dense_algorithm_of(const SparseChoice& choice, const SparseSumShape& s
 
 }  // namespace
 
-double SparseChoice::overlap(const Kind& kind) const {
+std::shared_ptr<SumObservation> SparseChoice::observation(const Kind& kind) {
   const std::scoped_lock lock(mutex_);
-  const auto found = overlaps_.find(kind);
-  return found == overlaps_.end() ? 0.0 : found->second;
+  if (observed_.size() >= kKindsMost && !observed_.contains(kind)) observed_.clear();
+  return observed_.try_emplace(kind, first_).first->second.next();
 }
 
-void SparseChoice::saw_overlap(const Kind& kind, double overlap) {
-  const std::scoped_lock lock(mutex_);
-  if (overlaps_.size() >= kKindsMost) overlaps_.clear();
-  overlaps_[kind] = overlap;
-}
-
-SparseDecision::SparseDecision(const SparseChoice& choice, const SparseSumShape& shape, SparseChoice::Kind kind,
+SparseDecision::SparseDecision(const SparseChoice& choice, const SparseSumShape& shape, double overlap,
                                bool shares_memory, const Nodes* nodes)
     : own_shape_(shape),
       common_shape_(with_usual_formats(shape, shares_memory)),
       costs_(choice.costs().value_or(costs_unmeasured(shares_memory))),
       dense_algorithm_(dense_algorithm_of(choice, shape)),
-      overlap_(choice.overlap(kind)),
+      overlap_(overlap),
       nodes_(nodes) {}
 
 // Of a slice between nodes, whose ranks have been summed inside; and for the messages inside, of which little is known,

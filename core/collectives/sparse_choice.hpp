@@ -13,6 +13,7 @@
 #include "collectives/nodes.hpp"
 #include "collectives/sparse_cost.hpp"
 #include "collectives/sparse_growth.hpp"
+#include "collectives/sum_observation.hpp"
 
 namespace telegrad {
 
@@ -24,9 +25,11 @@ enum class SparseVerdict : std::uint8_t { go_on = 0, dense = 1, filled = 2, spli
 class SparseChoice {
  public:
   /// `dense`: chooses among dense algorithms. `costs`: of the network, as it was measured, if it was. `fills`: whether
-  /// allreduce_filled() is among what is chosen from. The same on all ranks.
-  explicit SparseChoice(AllreduceTable dense, std::optional<NetworkCosts> costs = {}, bool fills = true)
-      : dense_(std::move(dense)), costs_(costs), fills_(fills) {}
+  /// allreduce_filled() is among what is chosen from. The same on all ranks. `first`: what is expected of sums before any of
+  /// their kind was seen.
+  explicit SparseChoice(AllreduceTable dense, std::optional<NetworkCosts> costs = {}, bool fills = true,
+                        const Overlaps& first = {})
+      : dense_(std::move(dense)), costs_(costs), fills_(fills), first_(first) {}
 
   const AllreduceTable& dense() const { return dense_; }
   bool fills() const { return fills_; }
@@ -44,23 +47,23 @@ class SparseChoice {
     Reduction reduction;
     friend auto operator<=>(const Kind&, const Kind&) = default;
   };
-  /// Of the last sum of that kind that this rank has completed; 0 if there was none.
-  double overlap(const Kind& kind) const;
-  void saw_overlap(const Kind& kind, double overlap);
+  /// For the next sum of that kind, in the order of calls.
+  std::shared_ptr<SumObservation> observation(const Kind& kind);
 
  private:
   const AllreduceTable dense_;
   const std::optional<NetworkCosts> costs_;
   const bool fills_;
-  mutable std::mutex mutex_;
-  std::map<Kind, double> overlaps_;  // mutex_
+  const Overlaps first_;
+  std::mutex mutex_;
+  std::map<Kind, ObservedSums> observed_;  // mutex_
 };
 
 /// The choice for one sum.
 class SparseDecision {
  public:
-  /// `nodes`: where what is not for doubling goes on two levels, otherwise null. Outlives it.
-  SparseDecision(const SparseChoice& choice, const SparseSumShape& shape, SparseChoice::Kind kind, bool shares_memory,
+  /// `overlap`: expected of the streams. `nodes`: where what is not for doubling goes on two levels, otherwise null. Outlives it.
+  SparseDecision(const SparseChoice& choice, const SparseSumShape& shape, double overlap, bool shares_memory,
                  const Nodes* nodes = nullptr);
 
   /// Of one rank that knows its own entries, and whether it holds them densely. Others may decide otherwise.

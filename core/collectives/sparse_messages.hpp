@@ -16,6 +16,7 @@
 #include "collectives/nodes.hpp"
 #include "collectives/partition.hpp"
 #include "collectives/sparse_choice.hpp"
+#include "collectives/sum_observation.hpp"
 #include "kernels/scatter.hpp"
 #include "sparse/counted.hpp"
 #include "sparse/slices.hpp"
@@ -71,6 +72,9 @@ struct SparseReduction {
   Slices slices = Slices::equal;  // of algorithms that have slices
   /// For Algorithm::automatic: of the communicator, or null for a sum that is its first.
   std::shared_ptr<SparseChoice> choice{};
+  /// For Algorithm::automatic, under way; null: nothing is learnt from other sums.
+  std::shared_ptr<SumObservation> observation{};
+  bool sums_of_nodes = false;  // what is summed are sums that nodes have made of a slice
   /// For Algorithm::two_level, and for Algorithm::automatic that may come to it; null: nothing is known of them.
   std::shared_ptr<const Nodes> nodes{};
 };

@@ -29,6 +29,11 @@ bool leaves_choice(const SparseReduction& how) {
   return is_open && how.wire.values == ValueEncoding::native && !is_formed_in_f32<V>(how.reduction);
 }
 
+double expected_overlap(const SparseReduction& how) {
+  if (how.observation == nullptr) return 0.0;
+  return how.sums_of_nodes ? how.observation->expected().nodes : how.observation->expected().ranks;
+}
+
 // Whether what has filled in is summed as it is held, and not made dense.
 template <class V>
 bool may_fill(std::uint64_t dimension, const SparseReduction& how) {
@@ -103,12 +108,12 @@ OpenSum<V>::OpenSum(Transport& net, SparseStream<V> mine, const SparseReduction&
     : net_(net),
       mine_(std::move(mine)),
       how_(how),
-      kind_{mine_.dimension(), dtype_of<V>, how.reduction},
+      dimension_(mine_.dimension()),
       entries_(static_cast<double>(mine_.nnz())),
       choice_(how.choice ? how.choice : std::make_shared<SparseChoice>(AllreduceTable(net.size()))),
       decision_(*choice_,
                 {.ranks = net.size(),
-                 .dimension = mine_.dimension(),
+                 .dimension = dimension_,
                  .dtype = dtype_of<V>,
                  .indices = how.wire.indices,
                  .packs_values = how.wire.packs_values,
@@ -116,7 +121,7 @@ OpenSum<V>::OpenSum(Transport& net, SparseStream<V> mine, const SparseReduction&
                  .shares_memory = net.shares_memory(),
                  .fills = choice_->fills() && !std::is_same_v<V, CountedF32>,
                  .into_dense = into_dense},
-                kind_, net.shares_memory(), knows_levels(how) ? how.nodes.get() : nullptr),
+                expected_overlap(how), net.shares_memory(), knows_levels(how) ? how.nodes.get() : nullptr),
       doubling_(net, mine_, how, knows_levels(how) ? kOpenAboveLevels : kOpenSteps, &decision_) {}
 
 template <class V>
@@ -243,14 +248,19 @@ void OpenSum<V>::saw_in(std::span<const V> sum) {
   if constexpr (std::is_same_v<V, CountedF32>) {
     saw(static_cast<double>(sum.size()));
   } else {
-    saw(entries_in<V>({{0, kind_.dimension}, true, {}, sum}, how_.reduction));
+    saw(entries_in<V>({{0, dimension_}, true, {}, sum}, how_.reduction));
   }
 }
 
 template <class V>
 void OpenSum<V>::saw(double sum_entries) {
-  if (entries_ == 0.0) return;
-  choice_->saw_overlap(kind_, overlap_of(kind_.dimension, entries_, net_.size(), sum_entries));
+  if (entries_ == 0.0 || how_.observation == nullptr) return;
+  const double overlap = overlap_of(dimension_, entries_, net_.size(), sum_entries);
+  if (how_.sums_of_nodes) {
+    how_.observation->saw_nodes(overlap);
+  } else {
+    how_.observation->saw_ranks(overlap);
+  }
 }
 
 #define TELEGRAD_INSTANTIATE(V) \

@@ -64,7 +64,7 @@ class OpenSum {
   Transport& net_;
   SparseStream<V> mine_;
   const SparseReduction& how_;
-  const SparseChoice::Kind kind_;
+  const std::uint64_t dimension_;
   const double entries_;
   const std::shared_ptr<SparseChoice> choice_;
   const SparseDecision decision_;

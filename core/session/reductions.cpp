@@ -20,19 +20,22 @@ RequestPtr request(const Call& call, Request::Body body) { return std::make_shar
 
 bool on_two_levels(const std::shared_ptr<const Nodes>& nodes) { return nodes != nullptr && nodes->two_level(); }
 
-// Without two levels the choice is open, and where it is, nodes are told to it only if they count.
+void check_doubling(const SparseReduction& how) {
+  TELEGRAD_CHECK(how.algorithm != Algorithm::recursive_doubling || how.wire.values == ValueEncoding::native);
+}
+
+// The settings of one call. Without two levels the choice is open, and where it is, nodes are told to it only if they count.
 template <class V>
-SparseReduction on_existing_levels(SparseReduction how, std::uint64_t dimension) {
+SparseReduction as_called(SparseReduction how, std::uint64_t dimension) {
+  check_doubling(how);
   if (!on_two_levels(how.nodes)) how.nodes = nullptr;
   if (how.algorithm == Algorithm::two_level && !how.nodes) how.algorithm = Algorithm::automatic;
   const bool may_take_them = how.algorithm == Algorithm::automatic && how.slices == Slices::equal && how.choice &&
                              !std::is_same_v<V, CountedF32> && how.choice->on_two_levels(dimension, dtype_of<V>);
   if (how.algorithm != Algorithm::two_level && !may_take_them) how.nodes = nullptr;
+  const bool is_open = how.algorithm == Algorithm::automatic || how.algorithm == Algorithm::two_level;
+  if (is_open && how.choice) how.observation = how.choice->observation({dimension, dtype_of<V>, how.reduction});
   return how;
-}
-
-void check_doubling(const SparseReduction& how) {
-  TELEGRAD_CHECK(how.algorithm != Algorithm::recursive_doubling || how.wire.values == ValueEncoding::native);
 }
 
 // Formats of indices may differ: every message says which it has.
@@ -54,7 +57,17 @@ template <class V>
 Task<void> sum_streams(Transport& net, SparseStream<V> mine, SparseReduction how,
                        std::shared_ptr<std::optional<SparseStream<V>>> result) {
   how.wire.key.rank = net.rank();
+  if (how.observation) co_await how.observation->begin(net.ready());
   result->emplace(co_await allreduce_sparse(net, std::move(mine), how));
+  if (how.observation) how.observation->end();
+}
+
+template <class V>
+Task<void> sum_streams_into(Transport& net, SparseStream<V> mine, SparseReduction how, std::span<V> output) {
+  how.wire.key.rank = net.rank();
+  if (how.observation) co_await how.observation->begin(net.ready());
+  co_await allreduce_sparse_into(net, std::move(mine), how, output);
+  if (how.observation) how.observation->end();
 }
 
 template <class V>
@@ -179,8 +192,7 @@ RequestPtr make_reduce_scatter(const Dense& dense, Partition partition) {
 
 template <class V>
 SparseSum<V> make_all_reduce(SparseStream<V> stream, const SparseReduction& wished) {
-  check_doubling(wished);
-  const SparseReduction how = on_existing_levels<V>(wished, stream.dimension());
+  const SparseReduction how = as_called<V>(wished, stream.dimension());
   const Call call = sparse_call<V>(stream.dimension(), how);
   auto result = std::make_shared<std::optional<SparseStream<V>>>();
   auto mine = std::make_shared<SparseStream<V>>(std::move(stream));
@@ -189,22 +201,16 @@ SparseSum<V> make_all_reduce(SparseStream<V> stream, const SparseReduction& wish
 
 template <class V>
 RequestPtr make_all_reduce_into(SparseStream<V> stream, std::span<V> output, const SparseReduction& wished) {
-  check_doubling(wished);
-  const SparseReduction how = on_existing_levels<V>(wished, stream.dimension());
+  const SparseReduction how = as_called<V>(wished, stream.dimension());
   const Call call = sparse_call<V>(stream.dimension(), how);
   auto mine = std::make_shared<SparseStream<V>>(std::move(stream));
-  return request(call, [=](Transport& net) {
-    SparseReduction here = how;
-    here.wire.key.rank = net.rank();
-    return allreduce_sparse_into(net, std::move(*mine), here, output);
-  });
+  return request(call, [=](Transport& net) { return sum_streams_into(net, std::move(*mine), how, output); });
 }
 
 template <class V>
 RequestPtr make_all_reduce_staged(const StagedEntries<V>& mine, const StagedSum<V>& sum,
                                   const SparseReduction& wished, const StagedSum<float>& lost) {
-  check_doubling(wished);
-  const SparseReduction how = on_existing_levels<V>(wished, mine.dimension);
+  const SparseReduction how = as_called<V>(wished, mine.dimension);
   return request(sparse_call<V>(mine.dimension, how),
                  [=](Transport& net) { return allreduce_staged(net, mine, how, sum, lost); });
 }

@@ -126,7 +126,9 @@ Task<void> allreduce_staged(Transport& net, StagedEntries<V> mine, SparseReducti
   }
   SparseStream<V> stream;
   co_await read(net, mine, how, stream);
+  if (how.observation) co_await how.observation->begin(net.ready());
   const SparseStream<V> total = co_await allreduce_sparse(net, std::move(stream), how);
+  if (how.observation) how.observation->end();
   if (lost.form != nullptr) co_await write_errors(net, lost);
   co_await write_sum(net, total, sum, how.reduction);
 }

@@ -55,9 +55,14 @@ constexpr NetworkCosts kBoth{.alpha_s = 1.0, .beta_s_per_byte = 1e-3, .gamma_s_p
 
 using Choices = std::vector<std::shared_ptr<SparseChoice>>;
 
+// Of one rank. `overlap`: what it expects of its first sums.
+std::shared_ptr<SparseChoice> choice_of(Rank size, NetworkCosts costs, double overlap = 0.0) {
+  return std::make_shared<SparseChoice>(AllreduceTable(size), costs, true, Overlaps{.ranks = overlap});
+}
+
 Choices choices_of(Rank size, NetworkCosts costs) {
   Choices choices;
-  for (Rank rank = 0; rank < size; ++rank) choices.push_back(std::make_shared<SparseChoice>(AllreduceTable(size), costs));
+  for (Rank rank = 0; rank < size; ++rank) choices.push_back(choice_of(size, costs));
   return choices;
 }
 
@@ -116,7 +121,7 @@ TEST("whatever the costs: equal ranks, one rank full, one empty, all empty, rank
           inputs[random.below(size)] = {};
           inputs[random.below(size)] = uniform(kN, 1.0, random);
           Choices choices = choices_of(size, costs);
-          choices[random.below(size)]->saw_overlap({kN, DType::f32, Reduction::sum}, 1.0);
+          choices[random.below(size)] = choice_of(size, costs, 1.0);
           check(inputs, kN, choices, 4, world);
         }
       }
@@ -134,8 +139,9 @@ TEST("any ranks may give up at any round, under any schedule") {
     // Where both count, sums of a few entries are doubled, and those of many given up after a round or two.
     const double byte_s = std::exp2(-4.0 - static_cast<double>(random.below(10)));
     const double work_s = random.below(2) == 0 ? 0.0 : byte_s;
-    Choices choices = choices_of(size, {.alpha_s = 1.0, .beta_s_per_byte = byte_s, .gamma_s_per_byte = work_s});
-    for (const auto& choice : choices) choice->saw_overlap({kN, DType::f32, Reduction::sum}, random.uniform());
+    const NetworkCosts costs{.alpha_s = 1.0, .beta_s_per_byte = byte_s, .gamma_s_per_byte = work_s};
+    Choices choices;
+    for (Rank rank = 0; rank < size; ++rank) choices.push_back(choice_of(size, costs, random.uniform()));
     check(inputs, kN, choices, seed);
   }
 }
@@ -263,7 +269,7 @@ TEST("between ranks that share memory what has filled in goes densely, sooner if
     const auto verdict = [&](double density, bool is_dense, bool into_dense, bool fills = true) {
       const SparseSumShape shape{
           .ranks = 4, .dimension = kN, .shares_memory = true, .fills = fills, .into_dense = into_dense};
-      const SparseDecision decision(choice, shape, {kN, DType::f32, Reduction::sum}, true);
+      const SparseDecision decision(choice, shape, 0.0, true);
       return decision.alone(density * static_cast<double>(kN), is_dense);
     };
     EXPECT(verdict(0.01, false, false) == SparseVerdict::split);
@@ -288,7 +294,7 @@ TEST("over a network what has filled in goes with marks where indices are longer
                                .indices = packs ? IndexFormat::packed : IndexFormat::none,
                                .packs_values = packs,
                                .fills = true};
-    const SparseDecision decision(choice, shape, {n, DType::f32, Reduction::sum}, false);
+    const SparseDecision decision(choice, shape, 0.0, false);
     return decision.alone(density * static_cast<double>(n), is_dense);
   };
   for (const bool packs : {false, true}) {

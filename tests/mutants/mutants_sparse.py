@@ -8,6 +8,7 @@ SPARSE = "collectives/sparse_split.cpp"
 SPARSE_GATHER = "collectives/allreduce_sparse.cpp"
 SPARSE_DOUBLING = "collectives/allreduce_sparse_doubling.cpp"
 SPARSE_OPEN = "collectives/sparse_open.cpp"
+SUM_OBSERVATION = "collectives/sum_observation.cpp"
 SPARSE_RING = "collectives/sparse_ring.cpp"
 ALLGATHER_SPARSE = "collectives/allgather_sparse.cpp"
 ALLGATHER_SHORT = "collectives/allgather_short.cpp"
@@ -26,6 +27,12 @@ ASSEMBLY = "sparse/assembly.cpp"
 PACKED_VALUES = "kernels/pack_values.cpp"
 
 SPARSE_MUTANTS = (
+    mutant(
+        "sparse: who waits for an earlier sum is not told that it is over",
+        SUM_OBSERVATION,
+        "beginning->ready_.push(std::exchange(beginning->waiter_, {}));",
+        "beginning->waiter_ = {};",
+    ),
     mutant(
         "sparse: the mean is a sum",
         SPARSE,

@@ -33,6 +33,7 @@ constexpr std::array kStreamReductions{Reduction::sum, Reduction::sum, Reduction
 constexpr std::array kIndexFormats{IndexFormat::none, IndexFormat::raw32, IndexFormat::packed};
 constexpr std::array kSwitchFactors{1.0, 1.0, 0.0, 0.3, 1.7, 1e6};
 constexpr std::size_t kCallsMost = 8;
+constexpr std::uint64_t kRepeatedCountMost = 4000;
 // Large calls are dear: only a few ranks make them, and at most one a program.
 constexpr Rank kLargeRanksMost = 5;
 constexpr double kLargeShare = 0.25;  // of the programs of so few ranks
@@ -260,6 +261,24 @@ PlannedCall draw_call(Chance& chance, Operation operation, Rank size, Extent ext
   return call;
 }
 
+bool learns(const PlannedCall& call) {
+  return call.operation == Operation::sparse_allreduce &&
+         (call.algorithm == Algorithm::automatic || call.algorithm == Algorithm::two_level);
+}
+
+// Half of the sums that learn from others of their kind become of the kind of one before.
+void repeat_kind(PlannedCall& call, std::span<const PlannedCall> before) {
+  if (!learns(call) || !Chance(mix(call.seed)).happens(0.5)) return;
+  const auto earlier = std::ranges::find_if(before, learns);
+  if (earlier == before.end() || earlier->count > kRepeatedCountMost) return;
+  const std::uint64_t seed = call.seed;
+  call = *earlier;
+  call.seed = seed;
+  call.algorithm = Algorithm::automatic;
+  call.nodes.clear();
+  call.tuning.reset();
+}
+
 std::vector<PlannedCall> draw_calls(Chance& chance, Trouble trouble, Rank size, std::size_t& at) {
   std::vector<PlannedCall> calls;
   const bool needs_two = trouble == Trouble::order;
@@ -280,6 +299,7 @@ std::vector<PlannedCall> draw_calls(Chance& chance, Trouble trouble, Rank size, 
     calls.push_back(draw_call(chance, operation, size, i == large ? Extent::large : Extent::usual));
     // Lengths of an all_to_all are between two ranks: nobody else could say who is wrong.
     PlannedCall& call = calls.back();
+    if (i != large) repeat_kind(call, std::span(calls).first(i));
     if (call.operation == Operation::all_to_all && is_mismatch(trouble)) call.uneven = false;
     // Ranks may come to a dense sum, whose payload nobody could notice noise in.
     const bool reduces = operation == Operation::allreduce || operation == Operation::sparse_allreduce;

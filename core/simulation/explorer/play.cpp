@@ -1,6 +1,8 @@
 #include "simulation/explorer/play.hpp"
 
 #include <algorithm>
+#include <array>
+#include <map>
 #include <memory>
 #include <utility>
 
@@ -128,6 +130,7 @@ class Play {
     bool stopped = false;       // calls nothing more
     OkTopkState topk{};         // what the last call that had one has left
     bool state_in_use = false;
+    std::map<std::array<std::uint64_t, 3>, std::shared_ptr<SparseChoice>> choices{};  // by what costs follow from
   };
 
   // Calls what the rank may have in flight.
@@ -328,19 +331,19 @@ class Play {
 
   // Costs at which sums of these lengths are doubled to the end, given up at once or later, or made dense. They follow from
   // what ranks compare: ranks that agree have the same. What earlier sums had in common may differ.
-  std::shared_ptr<SparseChoice> choice_of(const PlannedCall& call) const {
+  std::shared_ptr<SparseChoice> choice_of(const PlannedCall& call, Caller& caller) const {
+    auto& choice = caller.choices[{call.count, static_cast<std::uint64_t>(call.reduction), call.nodes.empty()}];
+    if (choice) return choice;
     Chance chance(mix(call.count) + static_cast<std::uint64_t>(call.reduction));
     const double byte_s = chance.magnitude(1e-5, 10.0);
     const double work_s = chance.happens(0.5) ? 0.0 : byte_s * chance.magnitude(0.01, 100.0);
     const AllreduceTable table = call.nodes.empty()
                                      ? AllreduceTable(program_.size)
                                      : AllreduceTable(program_.size, {{0, Algorithm::two_level}}).on_two_levels(true);
-    auto choice = std::make_shared<SparseChoice>(
-        table,
-        NetworkCosts{.alpha_s = 1.0, .beta_s_per_byte = byte_s, .gamma_s_per_byte = work_s});
     Chance own(call.seed);
-    choice->saw_overlap({call.count, call.dtype, call.reduction}, own.happens(0.5) ? 0.0 : 1.0);
-    return choice;
+    return choice = std::make_shared<SparseChoice>(
+        table, NetworkCosts{.alpha_s = 1.0, .beta_s_per_byte = byte_s, .gamma_s_per_byte = work_s}, true,
+        Overlaps{.ranks = own.happens(0.5) ? 0.0 : 1.0});
   }
 
   static std::shared_ptr<const Nodes> nodes_of(const PlannedCall& call) {
@@ -370,7 +373,7 @@ class Play {
                                        .values = call.wire_values(),
                                        .packs_values = call.indices == IndexFormat::packed},
                               .slices = call.slices,
-                              .choice = choice_of(call),
+                              .choice = choice_of(call, caller),
                               .nodes = nodes_of(call)};
     if (call.operation == Operation::allreduce_topk) {
       TopkSum<V, OkTopkState> kept =
