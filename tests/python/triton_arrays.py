@@ -24,11 +24,15 @@ SMALL_BLOCK = 64 if DEVICE == "cpu" else 256
 """Elements of a program in tests: on a GPU as many as threads, each of which then has one of its own."""
 
 
-def _patch_the_language_once() -> None:
-    """The interpreter puts its own functions into triton.language for every call of a function in a kernel, and takes
-    them out again behind each kernel; that takes half of its time, and nothing is compiled in this process."""
+def _spare_the_interpreter() -> None:
+    """It puts its own functions into triton.language for every call of a function in a kernel, and takes them out again
+    behind each kernel, though nothing is compiled in this process; and it would copy tensors to the host and back,
+    where they are already. Without sparing, these take more than half of its time."""
     from triton.runtime import interpreter
 
+    executor = interpreter.GridExecutor
+    executor._init_args_hst = lambda self, given, named: (list(given), dict(named))
+    executor._restore_args_dev = lambda self, *arguments: None
     patch, patched = interpreter._patch_lang, set()
 
     class Kept:
@@ -47,7 +51,7 @@ def _patch_the_language_once() -> None:
 
 
 if DEVICE == "cpu":
-    _patch_the_language_once()
+    _spare_the_interpreter()
 
 
 def turn_blocks_round(patch: pytest.MonkeyPatch) -> None:

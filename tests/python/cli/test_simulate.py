@@ -175,7 +175,7 @@ def test_by_two_levels_on_one_node_is_what_auto_is(ranks: str, per_node: int, tm
 
 
 def test_a_narrow_place_cuts_no_number() -> None:
-    common = ("allreduce", "--ranks", "2048", "--bytes", "8KiB")
+    common = ("allreduce", "--ranks", "256", "--bytes", "8KiB")
     (narrow, output), (wide, whole) = simulate(*common, columns=40), simulate(*common)
     assert (narrow, wide) == (0, 0)
     assert output.split() == whole.split()
