@@ -23,6 +23,7 @@ from telegrad.train.arguments import check_choice
 from telegrad.train.bucket import GradBucket, check_dtype
 from telegrad.train.ddp import DDPState
 from telegrad.train.nonfinite import REMEDY_WITHOUT_SKIP
+from telegrad.train.parameter_watch import check_same_parameters
 from telegrad.train.stats import DDPStats
 from telegrad.train.synchronised_model import check_alike, check_expanded, copy_from_rank_0
 from telegrad.train.telemetry import Telemetry
@@ -83,6 +84,7 @@ class ReplicaSynchronizer:
         description: dict[str, str] = {}
         try:
             _check_options(options)
+            _gather_nothing(model)
             self._parameters = sharded_parameters(model)
             check_expanded(model)
             mesh = next(iter(self._parameters.values())).device_mesh
@@ -96,7 +98,7 @@ class ReplicaSynchronizer:
         check_alike(comm, {}, error)
         _check_places(comm, self._shard)
         check_alike(comm, description, None)
-        self._comm = comm
+        self._model, self._comm = model, comm
         self._buckets = list(_buckets_of(self._shards))
         for tensor in (*model.parameters(), *model.buffers()):
             copy_from_rank_0(_local(tensor).detach(), comm)
@@ -122,8 +124,9 @@ class ReplicaSynchronizer:
 
         A parameter that has a gradient on some replicas gets one on all of them; one that has none keeps none. Raises
         ``TransportError``; ``NonFiniteGradient`` on the rank that has a NaN or an infinity, unless
-        ``nonfinite="send"``.
+        ``nonfinite="send"``; ``RuntimeError`` where parameters have been unfrozen, added, replaced or converted.
         """
+        self._check_model()
         used = np.array([one.grad is not None for one in self._parameters.values()], np.float32)
         self._comm.all_reduce(used)
         futures = []
@@ -149,6 +152,19 @@ class ReplicaSynchronizer:
                         parameter.grad = torch.zeros_like(parameter)
                     target = _local(parameter.grad)
                     target.copy_(piece.view(target.shape))
+
+    def _check_model(self) -> None:
+        _gather_nothing(self._model)
+        check_same_parameters(
+            self._model, self._parameters.values(), owner="ReplicaSynchronizer", remedy="make another one"
+        )
+        for name, one in self._parameters.items():
+            held, local = self._shards[name], _local(one)
+            if (local.dtype, local.shape) != (held.dtype, held.shape):
+                raise RuntimeError(
+                    f"parameter {name!r} was {held.dtype} of shape {tuple(held.shape)} when its ReplicaSynchronizer "
+                    f"was made, and is {local.dtype} of shape {tuple(local.shape)}: make another one"
+                )
 
     def state_dict(self) -> dict[str, Any]:
         """A copy of what this rank has not sent yet of its shard, as of DDPState; ``"shard"``: which one. Save every
@@ -243,6 +259,17 @@ def sharded_parameters(model: nn.Module) -> dict[str, DTensor]:
     if not found:
         raise ValueError("model has no parameter that requires a gradient: there is nothing to synchronise")
     return found
+
+
+def _gather_nothing(model: nn.Module) -> None:
+    """A forward pass without a backward pass leaves modules whose parameters are whole."""
+    from torch.distributed.fsdp import FSDPModule
+
+    if all(hasattr(one, "to_local") for one in model.parameters() if one.requires_grad):
+        return
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()
 
 
 def _check_options(options: ReplicaOptions) -> None:

@@ -86,26 +86,6 @@ def check_free(parameters: Mapping[str, nn.Parameter]) -> None:
             raise ValueError(f"parameter {name!r} has a Synchronizer already: close() that one first")
 
 
-def check_still_frozen(frozen: Iterable[nn.Parameter]) -> None:
-    """Raises ``RuntimeError`` for a parameter that requires a gradient now."""
-    if any(one.requires_grad for one in frozen):
-        raise RuntimeError(
-            "a parameter was unfrozen after its Synchronizer was made, which does not average it: close() the "
-            "Synchronizer and make another one"
-        )
-
-
-def check_same_parameters(model: nn.Module, held: Iterable[nn.Parameter]) -> None:
-    """Raises ``RuntimeError`` for a parameter of ``model`` that is trained and is none of those ``held``."""
-    known = {id(one) for one in held}
-    for name, one in model.named_parameters():
-        if one.requires_grad and id(one) not in known:
-            raise RuntimeError(
-                f"parameter {name!r} was added or replaced after its Synchronizer was made, which does not average it: "
-                "close() the Synchronizer and make another one"
-            )
-
-
 def ranks_apart(comm: Communicator, number: int) -> MismatchedCall:
     """What is raised where another rank is not in backward pass ``number``; it hears of it."""
     text = (

@@ -29,6 +29,7 @@ from telegrad.train.gradient_group import GradientGroup, Run
 from telegrad.train.group_planning import PLANS, TIMED, first_groups
 from telegrad.train.measured_timeline import MeasuredTimeline
 from telegrad.train.optimizer_step import HiddenGradients, PendingPass, StepWait, checked_optimizers
+from telegrad.train.parameter_watch import ParameterWatch
 from telegrad.train.replanning import LOOK_EVERY, checked_factor
 from telegrad.train.stats import DDPStats
 from telegrad.train.step_planning import StepPlanning
@@ -37,8 +38,6 @@ from telegrad.train.synchronised_model import (
     check_alike,
     check_fits,
     check_free,
-    check_same_parameters,
-    check_still_frozen,
     claim,
     copy_model_from_rank_0,
     described,
@@ -137,7 +136,7 @@ class Synchronizer:
         check_alike(comm, description, error)
         own = comm.split(0, comm.rank)  # sums are paired by their order, which nobody else's calls must change
         assert own is not None
-        self._model, self._comm = model, own
+        self._comm = own
         if self._compression is not None:
             self._compression.move_to(own)
         # A rank's own gradient is clipped, all of it, before any of it leaves.
@@ -180,6 +179,7 @@ class Synchronizer:
             )
         if optimizers:
             self._step_wait = StepWait(optimizers, model, self.wait)
+        self._watch = ParameterWatch(model, self._parameters)
         claim(self._parameters.values())
 
     def _take_arguments(
@@ -199,7 +199,6 @@ class Synchronizer:
         if checked_count(warmup_steps, "warmup_steps") < 3:
             raise ValueError(f"warmup_steps={warmup_steps} must be at least 3: the first two passes are not typical")
         self._parameters = trained_parameters(model)
-        self._frozen = [one for one in model.parameters() if not one.requires_grad]
         self._clip_norm = checked_norm(clip_norm)
         self._replan_factor = checked_factor(replan_factor)
         self._scheme = plan if isinstance(plan, str) else None
@@ -322,6 +321,7 @@ class Synchronizer:
             self.wait()
         if self._step_wait is not None:
             self._step_wait.close()
+        self._watch.close()
         handles, self._handles = self._handles, []
         for handle in handles:
             handle.remove()
@@ -400,10 +400,8 @@ class Synchronizer:
             return  # of a pass that was dropped
         if self._own_norm is None:
             self._timeline.backward_over()
-        check_still_frozen(self._frozen)
-        # It walks through the model, which takes as long as tens of hooks: not in every pass.
-        if self._passes % LOOK_EVERY == 0 or not all(group.is_whole for group in self._groups):
-            check_same_parameters(self._model, self._parameters.values())
+        is_whole = all(group.is_whole for group in self._groups)
+        self._watch.look(everywhere=self._passes % LOOK_EVERY == 0 or not is_whole)
         if self._own_norm is not None:
             present = self._earlier.union(*(group.came() for group in self._groups))
             came = [one for one in self._parameters.values() if id(one) in present]

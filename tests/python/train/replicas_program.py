@@ -241,6 +241,39 @@ def refusals(world: Communicator) -> None:
             training.replicas.average()
 
 
+def models_that_change_are_refused(world: Communicator) -> None:
+    def unfreeze(model: Net) -> None:
+        model.second.weight.requires_grad_(True)
+
+    def replace(model: Net) -> None:
+        model.load_state_dict({name: one.clone() for name, one in model.state_dict().items()}, assign=True)
+
+    def add(model: Net) -> None:
+        model.more = fully_shard(nn.Linear(4, 4), mesh=mesh()["shard"])
+
+    def convert(model: Net) -> None:
+        model.double()
+
+    for change, said in (
+        (unfreeze, "parameter 'second.weight' was unfrozen, added or replaced after its ReplicaSynchronizer was made"),
+        (replace, "parameter '.*' was unfrozen, added or replaced .*: make another one"),
+        (add, "parameter 'more.weight' was unfrozen, added or replaced"),
+        (convert, "was torch.float32 of shape .* and is torch.float64"),
+    ):
+        network = Net()
+        network.frozen.requires_grad_(True)  # fully_shard takes all or nothing of a module
+        network.second.requires_grad_(False)
+        model = sharded(network, mesh()["shard"])
+        with replica_comm() as comm:
+            model(torch.ones(3, 24))  # what it has gathered is no obstacle
+            synchronizer = ReplicaSynchronizer(model, comm, mode="dense")
+            model(torch.ones(3, 24)).sum().backward()
+            synchronizer.average()
+            change(model)
+            with pytest.raises(RuntimeError, match=said):
+                synchronizer.average()
+
+
 def mixed() -> Net:
     """One layer on another mesh than the rest."""
     network = Net()
@@ -249,7 +282,7 @@ def mixed() -> Net:
     return fully_shard(network, mesh=mesh()["shard"])  # type: ignore[return-value]
 
 
-SCENARIOS = [dense_is_ddp_and_hsdp, sparse_learns_and_resumes, refusals]
+SCENARIOS = [dense_is_ddp_and_hsdp, sparse_learns_and_resumes, refusals, models_that_change_are_refused]
 
 
 def run(init_method: str) -> None:

@@ -15,7 +15,7 @@ from telegrad.launch import Ranks
 pytestmark = pytest.mark.ranks("torch")
 
 RANKS = 4
-SCENARIOS = ["dense_is_ddp_and_hsdp", "sparse_learns_and_resumes", "refusals"]
+SCENARIOS = ["dense_is_ddp_and_hsdp", "sparse_learns_and_resumes", "refusals", "models_that_change_are_refused"]
 
 
 @pytest.fixture(scope="module")

@@ -355,7 +355,9 @@ def test_gradients_that_do_not_come_stay_none(on_ranks: OnRanks) -> None:
             loss_of(model, 0, comm.rank, scaled=False).backward()  # type: ignore[no-untyped-call]
         assert model.scale.grad is None
         model.frozen.requires_grad_(True)
-        with pytest.raises(RuntimeError, match="a parameter was unfrozen after its Synchronizer was made"):
+        with pytest.raises(
+            RuntimeError, match="parameter 'frozen' was unfrozen, added or replaced after its Synchronizer"
+        ):
             loss_of(model, 0, comm.rank).backward()  # type: ignore[no-untyped-call]
 
     on_ranks(2, run)

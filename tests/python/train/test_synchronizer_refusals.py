@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -137,15 +139,47 @@ def test_a_layer_that_was_replaced_is_refused_at_once(on_ranks: OnRanks) -> None
         loss_of(model, 0, comm.rank).backward()  # type: ignore[no-untyped-call]
         loss_of(model, 1, comm.rank, scaled=False).backward()  # type: ignore[no-untyped-call]
         model.tail = nn.Linear(4, 2)
-        said = "parameter 'tail.weight' was added or replaced after its Synchronizer was made"
-        loss = loss_of(model, 2, comm.rank)
-        with pytest.raises(RuntimeError, match=said):
-            loss.backward()  # type: ignore[no-untyped-call]
+        with pytest.raises(RuntimeError, match="parameter 'tail.weight' was unfrozen, added or replaced after its"):
+            loss_of(model, 2, comm.rank)
         sync.close()
         Synchronizer(model, comm, plan="wfbp")
         loss_of(model, 2, comm.rank).backward()  # type: ignore[no-untyped-call]
 
     on_ranks(2, run)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_model_all_of_whose_parameters_were_replaced_is_refused(on_ranks: OnRanks, compiled: bool) -> None:
+    """A pass without any of those that it had calls no hook of theirs. What is compiled is not looked at."""
+
+    def run(comm: Communicator) -> None:
+        model: nn.Module = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
+        sync = Synchronizer(model, comm, plan="wfbp")
+        model(torch.ones(2, 4)).sum().backward()
+        state = {name: one.clone() for name, one in model.state_dict().items()}
+        model.load_state_dict(state, assign=True)
+        with torch.no_grad():
+            model(torch.ones(2, 4))  # an evaluation trains nothing
+        called = torch.compile(model, backend="eager", fullgraph=True) if compiled else model
+        if compiled:
+            called(torch.ones(2, 4))
+        else:
+            with pytest.raises(
+                RuntimeError, match=r"parameter '0.weight' was unfrozen, added or replaced .* close\(\)"
+            ):
+                called(torch.ones(2, 4))
+        sync.close()
+        model(torch.ones(2, 4)).sum().backward()
+
+    on_ranks(2, run)
+
+
+def test_a_model_can_be_pickled_and_its_copy_is_not_watched(local: Callable[..., list[Communicator]]) -> None:
+    model = nn.Sequential(nn.Linear(4, 4))
+    Synchronizer(model, local(1)[0], plan="single")
+    for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        other.load_state_dict({name: one.clone() for name, one in model.state_dict().items()}, assign=True)
+        other(torch.ones(2, 4)).sum().backward()
 
 
 def test_a_layer_that_was_added_is_refused_soon(on_ranks: OnRanks) -> None:
@@ -158,7 +192,7 @@ def test_a_layer_that_was_added_is_refused_soon(on_ranks: OnRanks) -> None:
             loss = model(torch.ones(2, 4)).sum()
             if step < 19:
                 loss.backward()
-        with pytest.raises(RuntimeError, match=r"parameter '1.weight' was added or replaced"):
+        with pytest.raises(RuntimeError, match=r"parameter '1.weight' was unfrozen, added or replaced"):
             loss.backward()
         return 20
 
