@@ -160,8 +160,7 @@ class ProcessGroup(dist.ProcessGroup):
                 f"input has {input.numel()} elements, but output has {output.numel()} on each of {self.size()} ranks: "
                 f"input must have {output.numel() * self.size()}"
             )
-        if output.untyped_storage().data_ptr() == input.untyped_storage().data_ptr():
-            input = input.clone()  # output may be a part of it
+        input = _apart(input, output)
         return self._reduce_scattered(output, input, [output.numel()] * self.size(), opts)
 
     @with_short_form(short_forms.reduce_scatter_single, outputs="output", inputs="input")
@@ -266,7 +265,7 @@ class ProcessGroup(dist.ProcessGroup):
         """Split sizes count rows; none: as many for each rank."""
         operand = moved(output)
         work = self.communicator.all_to_all(
-            _flat(input),
+            _flat(_apart(input, output)),
             out=operand.held.view(-1),
             send_counts=self._elements(input, input_split_sizes, "input"),
             receive_counts=self._elements(output, output_split_sizes, "output"),
@@ -445,6 +444,12 @@ def _all_of(works: Sequence[GroupWork]) -> GroupWork:
     tensors = [tensor for work in works for tensor in work.tensors]
     in_streams = any(isinstance(work, DeviceGroupWork) for work in works)  # which have all that is to be done
     return begun(operations, tensors, None if in_streams else finish)
+
+
+def _apart(input: torch.Tensor, output: torch.Tensor) -> torch.Tensor:
+    """It, or a copy where it has memory in common with what is written."""
+    shared = output.untyped_storage().data_ptr() == input.untyped_storage().data_ptr()
+    return input.clone() if shared else input
 
 
 def _flat(tensor: torch.Tensor) -> torch.Tensor:

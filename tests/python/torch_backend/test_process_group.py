@@ -71,6 +71,14 @@ def test_unequal_blocks_are_gathered_by_their_shapes(groups: list[ProcessGroup])
         assert [x.tolist() for x in listed] == [[0.0], [1.0, 1.0], [2.0, 2.0, 2.0]]
 
 
+def test_a_tensor_is_exchanged_in_place(groups: list[ProcessGroup]) -> None:
+    tensors = [torch.arange(6.0) + 10 * rank for rank in range(3)]
+    both(groups, lambda rank, group: group.all_to_all_single(tensors[rank], tensors[rank], [], []))
+    assert [x.tolist() for x in tensors] == [
+        [2 * r, 2 * r + 1, 2 * r + 10, 2 * r + 11, 2 * r + 20, 2 * r + 21] for r in range(3)
+    ]
+
+
 def test_a_future_holds_the_tensors(groups: list[ProcessGroup]) -> None:
     tensors = [torch.ones(2) for _ in groups]
     works = [group.allreduce([tensors[rank]], SUM) for rank, group in enumerate(groups)]
