@@ -6,14 +6,13 @@ encodings of values are part of what ranks compare.
 
 from __future__ import annotations
 
-import math
 from typing import Any, NamedTuple, Protocol
 
 from telegrad import _core
 from telegrad.comm.encoded import WIRES
 from telegrad.comm.tensors import HostBuffer, address, overlap, reducible
 from telegrad.plan import Tuning
-from telegrad.plan.cost_sparse import PACKED_INDEX_BITS
+from telegrad.plan.wire_layout import layout_that_pays
 from telegrad.stream import SparseStream
 
 ENCODINGS = (*WIRES, "mean")
@@ -27,13 +26,8 @@ _LAYOUTS = {  # of indices, and whether values are packed
     "indices": (_core.IndexFormat.packed, False),  # packed, and they alone
 }
 _NATIVE = ("f32", "f64", "f16", "bf16")
-_PACKED_INDEX_S, _PACKED_VALUE_S = 2e-9, 1.5e-9
-"""An entry's share of packing and unpacking."""
-_PACKED_VALUE_SAVES_BYTES = 0.7
-"""Of a float32 or bfloat16 gradient."""
 _UNMEASURED_S_PER_BYTE = 8.5e-9
 """Of a network that nobody has calibrated: 1 Gbit/s. Packing loses less on a fast one than it gains on a slow one."""
-_BLOCK = 65_536
 
 
 class Formats(NamedTuple):
@@ -66,22 +60,6 @@ def formats_of(wire: object, stream: Shape, *, shares_memory: bool, tuning: Tuni
         beta_s_per_byte = tuning.costs.beta_s_per_byte
     density = stream.nnz / stream.n if stream.n else 0.0
     return formats_named(wire, stream.dtype, layout=layout_that_pays(beta_s_per_byte, density, stream.dtype))
-
-
-def layout_that_pays(beta_s_per_byte: float, density: float, dtype: str = "f32") -> str:
-    """What ``wire="auto"`` takes where a byte on the network takes so many seconds, and a stream has entries at this
-    share of its indices: ``"blocked"``, ``"indices"`` or ``"packed"``, by the bytes that each saves (of indices the
-    more, the denser they are, down to 1.44 bits and what the format adds) and the time that packing takes."""
-    if density <= 0:
-        return "blocked"
-    packed_bytes = (math.log2(1 / min(density, 1.0)) + PACKED_INDEX_BITS) / 8
-    blocked_bytes = min(4.0, 2 + 4 / (_BLOCK * density))
-    of_indices_s = max(0.0, blocked_bytes - packed_bytes) * beta_s_per_byte - _PACKED_INDEX_S
-    of_values_s = 0.0
-    if dtype in ("f32", "bf16"):
-        of_values_s = _PACKED_VALUE_SAVES_BYTES * beta_s_per_byte - _PACKED_VALUE_S
-    gains_s = {"blocked": 0.0, "indices": of_indices_s, "packed": of_indices_s + of_values_s}
-    return max(gains_s, key=gains_s.__getitem__)
 
 
 def formats_named(wire: object, dtype: str, *, layout: str = "blocked") -> Formats:

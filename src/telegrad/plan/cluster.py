@@ -63,6 +63,23 @@ class Cluster:
         return self._of_link(self.oversubscription)
 
     @property
+    def spread_costs(self) -> Costs:
+        """Of messages of every rank to every other: those within the node do not pass its link."""
+        if self.ranks == 1:
+            return self.costs
+        leaving = (self.ranks - self.ranks_per_node) / (self.ranks - 1)
+        costs = self._of_link(self.oversubscription * leaving)
+        if not self.has_levels:
+            return costs
+        inside_s = (1 - leaving) * self.within.beta_s_per_byte
+        exchange_s = costs.beta_exchange_s_per_byte
+        return replace(
+            costs,
+            beta_s_per_byte=costs.beta_s_per_byte + inside_s,
+            beta_exchange_s_per_byte=exchange_s + inside_s if exchange_s else 0.0,
+        )
+
+    @property
     def link_costs(self) -> Costs:
         """Of a node that sends and receives as one."""
         return self._of_link(self.oversubscription / self.ranks_per_node)
@@ -81,14 +98,14 @@ class Cluster:
 _RINGS = ("ring",)
 _CHEAPEST_OF = ("ring", "recursive-doubling", "halving-doubling", "double-binary-trees")
 _OWN = {f"telegrad-{name.replace('_', '-')}": name for name in ALLREDUCES}
-_ON_LEVELS = "telegrad-two-level"
+ON_LEVELS = "telegrad-two-level"
 COLLECTIVES = (
     *linear_cost.COLLECTIVES,
     "cheapest",
     "two-level",
     "two-level-trees",
     *_OWN,
-    _ON_LEVELS,
+    ON_LEVELS,
     "telegrad",
 )
 """How dense vectors may be summed: the literature's formulas; ``cheapest``: of its ring, doublings and trees the
@@ -111,9 +128,9 @@ def sum_cost(cluster: Cluster, collective: str) -> GroupCost:
     if collective in ("two-level", "two-level-trees"):
         between = "ring" if collective == "two-level" else "double-binary-trees"
         return linear_cost.two_level(cluster.nodes, cluster.ranks_per_node, cluster.link_costs, cluster.within, between)
-    if collective == _ON_LEVELS and cluster.has_levels:
+    if collective == ON_LEVELS and cluster.has_levels:
         return _on_levels(cluster)
-    if collective in ("telegrad", _ON_LEVELS):
+    if collective in ("telegrad", ON_LEVELS):
         return _fastest([sum_cost(cluster, name) for name in _own_of(cluster)])
     return _own(_OWN[collective], cluster.ranks, _costs_for(cluster, _OWN[collective]))
 
@@ -127,7 +144,7 @@ def chosen_collective(cluster: Cluster, collective: str, size: int) -> str:
 
 
 def _own_of(cluster: Cluster) -> tuple[str, ...]:
-    return (*_OWN, _ON_LEVELS) if cluster.has_levels else tuple(_OWN)
+    return (*_OWN, ON_LEVELS) if cluster.has_levels else tuple(_OWN)
 
 
 def _free(size: int) -> float:
@@ -149,7 +166,8 @@ def _own(name: str, ranks: int, costs: Costs) -> GroupCost:
 
 @functools.lru_cache(maxsize=64)
 def _on_levels(cluster: Cluster) -> GroupCost:
-    levels = Levels(tuple(rank // cluster.ranks_per_node for rank in range(cluster.ranks)), cluster.within)
+    nodes = tuple(rank // cluster.ranks_per_node for rank in range(cluster.ranks))
+    levels = Levels(nodes, cluster.within, cluster.costs)
     return _of_elements(lambda size: allreduce_two_level(levels, size, cluster.shared_costs))
 
 

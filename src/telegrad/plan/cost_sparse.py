@@ -17,6 +17,9 @@ from telegrad.plan.recurrences import CARD_BYTES, pieces_s, stream_s
 PACKED_INDEX_BITS = 1.6
 """Beyond log2 of 1/density, about; the entropy of uniform indices is 1.44 beyond it."""
 
+BLOCK_ELEMENTS = 65_536
+"""Whose entries have indices of 16 bits, where they are not packed."""
+
 # What core/collectives does; tests compare with it.
 HEADER_BYTES = 32  # StreamHeader
 SHORT_MESSAGE_BYTES = 32 << 10  # kShortMessageBytes of allgather_short.hpp
@@ -25,7 +28,6 @@ SHORT_SHARE_BYTES = 32 << 10  # kShortBytes of sparse_split.cpp
 SHARES_UNDER_WAY = 16  # kWindow of sparse_split.cpp
 BINS_LEAST = 1024  # kBinsLeast of pooled_slices.cpp
 THRESHOLD_COUNTS = 256  # kBuckets of global_threshold.cpp
-_BLOCK = 65_536
 _ENTRY_BYTES = 8  # in memory
 _COUNT_BYTES = 8
 
@@ -44,7 +46,7 @@ def message_bytes(range_: int, entries: float, *, packed: bool = False) -> int:
     if packed and 0 < count < range_:
         indices = math.ceil(count * (math.log2(range_ / count) + PACKED_INDEX_BITS) / 8)
     else:
-        indices = min(4 * count, _padded(4 * ceil_div(range_, _BLOCK)) + 2 * count)
+        indices = min(4 * count, _padded(4 * ceil_div(range_, BLOCK_ELEMENTS)) + 2 * count)
     return HEADER_BYTES + _padded(indices) + _padded(ELEMENT_BYTES * count)
 
 
@@ -74,7 +76,7 @@ def allgather_sparse(ranks: int, dimension: int, entries: int, costs: Costs, *, 
     return Cost(time_s, messages, rounds.bytes_per_rank + (ranks - 1) * (message + _length_bytes(message)))
 
 
-def reduce_scatter_sparse(ranks: int, dimension: int, entries: int, costs: Costs, *, packed: bool = False) -> Cost:
+def reduce_scatter_sparse(ranks: int, dimension: int, entries: float, costs: Costs, *, packed: bool = False) -> Cost:
     """The split: every rank sends every other its entries of the slice that this one owns, (P−1)α + k(P−1)/P·β, with
     short ones (P−1)/16·α; work kγ to encode, kγ to decode, kγ to add. Raises ``ValueError`` for sizes that make no
     sense. Source: SparCML §5.3.2, the first half of SSAR_Split_allgather.
@@ -131,7 +133,7 @@ def allreduce_topk(
     )
 
 
-def _check(ranks: int, dimension: int, entries: int) -> None:
+def _check(ranks: int, dimension: int, entries: float) -> None:
     if ranks < 1:
         raise ValueError(f"ranks={ranks} must be at least 1")
     if not 0 <= entries <= dimension:

@@ -23,13 +23,14 @@ RING_BYTES = 128 << 10  # kRingMessageBytes of choice.cpp
 class Levels:
     """``nodes``: by rank the number of the node that it lives on; ``within``: the costs of the network inside of one.
     The costs that stand beside it are those between two nodes while all ranks of both send at once, as they do in a
-    sum.
+    sum; ``alone``: those while one of each does, if they are known: a ring's messages are no faster.
 
     Raises ``ValueError`` unless some ranks live together and some apart.
     """
 
     nodes: tuple[int, ...]
     within: Costs
+    alone: Costs | None = None
 
     def __post_init__(self) -> None:
         if not 1 < len(set(self.nodes)) < len(self.nodes):
@@ -54,12 +55,10 @@ class Levels:
         leave a node at once, and share its link; of others in some round all do."""
         if algorithm != "ring":
             return costs
-        beta = max(costs.beta_s_per_byte * self.leaving, self.within.beta_s_per_byte)
-        return replace(
-            costs,
-            beta_s_per_byte=beta,
-            beta_exchange_s_per_byte=max(beta, costs.beta_exchange_s_per_byte * self.leaving),
-        )
+        floors = [one for one in (self.within, self.alone) if one is not None]
+        beta = max(costs.beta_s_per_byte * self.leaving, *(one.beta_s_per_byte for one in floors))
+        exchange = max(costs.beta_exchange_s_per_byte * self.leaving, *(one.beta_exchange_s_per_byte for one in floors))
+        return replace(costs, beta_s_per_byte=beta, beta_exchange_s_per_byte=max(beta, exchange))
 
 
 def allreduce_on_levels(algorithm: str, levels: Levels, size: int, costs: Costs) -> Cost:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from telegrad.plan.cluster import Cluster, sum_cost
+from telegrad.plan.cluster import ON_LEVELS, Cluster, chosen_collective, sum_cost
 from telegrad.plan.cost_moves import allgather
 from telegrad.plan.cost_sparse import (
     HEADER_BYTES,
@@ -27,6 +27,7 @@ from telegrad.plan.device import EXACT_BYTES, REUSED_BYTES, Device
 from telegrad.plan.network import ELEMENT_BYTES, Costs, ceil_div
 from telegrad.plan.recurrences import CARD_BYTES
 from telegrad.plan.way import GroupCost, Way
+from telegrad.plan.wire_layout import layout_that_pays
 
 BUCKET = 1024  # values of QSGD that have one scale
 SLICES_EVERY, THRESHOLD_EVERY = 64, 32  # calls of Ok-Topk, τ and τ′
@@ -34,7 +35,6 @@ _PIECES_AHEAD = 3  # kPiecesUnderWay of core/collectives/pieces.hpp: so much is 
 _ENTRY_BYTES = 8  # in memory
 _COUNTED_RANKS_MOST, _COUNTED_SLICE_BYTES = 64, 1 << 20  # of core/collectives/sparse_cost.cpp
 KNOWN_RANKS_MOST = 8  # kExchangingRanksMost there
-_PACKS_FROM_S_PER_BYTE = 2.2e-9  # where wire="auto" packs at 1 %, docs/algorithms.md
 
 
 def _free(size: int) -> float:
@@ -58,20 +58,16 @@ def sparse(cluster: Cluster, device: Device, density: float) -> PhasedWay:
     """The sum of what all ranks have selected, as this library forms it: owners sum slices, which go to all as entries
     or, filled in, as they are; or recursive doubling; or a dense sum. The shortest. SparCML, §5.3."""
     _check_density(density)
-    costs, ranks = cluster.shared_costs, cluster.ranks
-    packed = costs.beta_s_per_byte >= _PACKS_FROM_S_PER_BYTE
+    ranks = cluster.ranks
     dense_s = sum_cost(cluster, "telegrad")
 
     def seconds(n: int, k: int) -> float:
         if ranks == 1:
             return 0.0
-        slice_, owned = ceil_div(n, ranks), entries_of_sum(ranks, n, k) / ranks
-        split_s = reduce_scatter_sparse(ranks, n, k, costs, packed=packed).time_s
-        sum_bytes = _bytes(slice_, owned, packed) - (_known_bytes(ranks, n, k) if packed else 0)
-        entries_s = _gather_s(ranks, slice_, sum_bytes, _ENTRY_BYTES * owned, costs)
-        all_s = _gather_s(ranks, slice_, slice_ * ELEMENT_BYTES, 2 * slice_ * ELEMENT_BYTES, cluster.ring_costs)
-        made_dense_s = (n * ELEMENT_BYTES + k * _ENTRY_BYTES) * costs.gamma_s_per_byte + dense_s(n * ELEMENT_BYTES)
-        return min(split_s + min(entries_s, all_s), _doubling_s(ranks, n, k, costs, packed), made_dense_s)
+        packed, size = _packs(cluster, n, k), n * ELEMENT_BYTES
+        if chosen_collective(cluster, "telegrad", size) == ON_LEVELS:
+            return min(_two_level_s(cluster, n, k, packed), _doubling_s(cluster, n, k, packed))
+        return _flat_s(cluster, n, k, packed, dense_s(size))
 
     return _selected("sparse", device, density, seconds, lambda n, k: device.scatter_s(entries_of_sum(ranks, n, k)))
 
@@ -80,11 +76,11 @@ def ok_topk(cluster: Cluster, device: Device, density: float) -> PhasedWay:
     """The k largest of the sum: what a rank sends does not grow with the number of ranks. Mean of 64 calls, of which
     one cuts slices and two find the threshold. Li, Hoefler, PPoPP 2022."""
     _check_density(density)
-    costs, ranks = cluster.shared_costs, cluster.ranks
-    packed = costs.beta_s_per_byte >= _PACKS_FROM_S_PER_BYTE
+    costs, ranks = cluster.spread_costs, cluster.ranks
 
     def call(n: int, k: int, *, cut: bool, finds: bool) -> float:
         slices: Literal["reused", "cut"] = "cut" if cut else "reused"
+        packed = _packs(cluster, n, k)
         found = allreduce_topk(ranks, n, k, k, costs, slices=slices, finds_threshold=finds, packed=packed)
         return found.time_s
 
@@ -102,7 +98,7 @@ def ok_topk(cluster: Cluster, device: Device, density: float) -> PhasedWay:
 def gathered(cluster: Cluster, device: Device, density: float) -> PhasedWay:
     """Every rank gets every rank's entries, by this library's allgather, and adds them: k(P − 1) entries."""
     _check_density(density)
-    costs, ranks = cluster.shared_costs, cluster.ranks
+    costs, ranks = cluster.ring_costs, cluster.ranks
 
     def seconds(n: int, k: int) -> float:
         return allgather_sparse(ranks, n, k, costs).time_s if ranks > 1 else 0.0
@@ -159,7 +155,7 @@ def qsgd(cluster: Cluster, bits: int) -> PhasedWay:
         values = ceil_div(size // ELEMENT_BYTES, ranks)
         buckets = ceil_div(values, BUCKET) * BUCKET  # slices are of whole ones
         share = ceil_div(buckets * bits // 8 + buckets // BUCKET * ELEMENT_BYTES, ELEMENT_BYTES) * ELEMENT_BYTES
-        one = cluster.shared_costs
+        one = cluster.spread_costs
         split_s = (ranks - 1) * (one.alpha_s + share * one.beta_s_per_byte)
         gather_s = allgather(ranks, share, cluster.ring_costs).time_s
         # Shares are encoded and added beside what travels, but for the first, and then the sum is decoded.
@@ -234,30 +230,71 @@ def _gather_s(ranks: int, slice_: int, slice_bytes: float, memory_bytes: float, 
     return memory_bytes * gamma + (ranks - 1) * sent_s + ranks * decode_s
 
 
-def _doubling_s(ranks: int, n: int, k: int, costs: Costs, packed: bool) -> float:
+def _flat_s(cluster: Cluster, n: int, k: float, packed: bool, dense_s: float) -> float:
+    """Of slices that owners sum and that go to all, as entries or whole, of doubling, or of a sum of vectors."""
+    ranks, gamma = cluster.ranks, cluster.costs.gamma_s_per_byte
+    slice_, owned = ceil_div(n, ranks), entries_of_sum(ranks, n, k) / ranks
+    split_s = reduce_scatter_sparse(ranks, n, k, cluster.spread_costs, packed=packed).time_s
+    known = _known_bytes(ranks, n, k) if packed else 0.0
+    round_a_ring = cluster.ring_costs
+    entries_costs = cluster.spread_costs if _exchanges(ranks, n) else round_a_ring
+    entries_s = _gather_s(ranks, slice_, _bytes(slice_, owned, packed) - known, _ENTRY_BYTES * owned, entries_costs)
+    all_s = _gather_s(ranks, slice_, slice_ * ELEMENT_BYTES, 2 * slice_ * ELEMENT_BYTES, round_a_ring)
+    made_dense_s = (n * ELEMENT_BYTES + k * _ENTRY_BYTES) * gamma + dense_s
+    return min(split_s + min(entries_s, all_s), _doubling_s(cluster, n, k, packed), made_dense_s)
+
+
+def _two_level_s(cluster: Cluster, n: int, k: float, packed: bool) -> float:
+    """The split inside of every node, a sum of each slice among its owners, one on each node, and an allgather of the
+    slices inside. Docs/two-level.md."""
+    inside, within = cluster.ranks_per_node, cluster.within
+    slice_ = ceil_div(n, inside)
+    owners = Cluster(cluster.nodes, cluster.shared_costs)
+    split_s = reduce_scatter_sparse(inside, n, k, within).time_s
+    dense_s = sum_cost(owners, "telegrad")(slice_ * ELEMENT_BYTES)
+    between_s = _flat_s(owners, slice_, entries_of_sum(inside, n, k) / inside, packed, dense_s)
+    owned = entries_of_sum(cluster.ranks, n, k) / inside
+    gather_s = _gather_s(inside, slice_, _bytes(slice_, owned, False), _ENTRY_BYTES * owned, within)
+    return split_s + between_s + gather_s
+
+
+def _packs(cluster: Cluster, n: int, k: float) -> bool:
+    """Indices, as ``wire="auto"`` does."""
+    return layout_that_pays(cluster.shared_costs.beta_s_per_byte, k / n) != "blocked"
+
+
+def _doubling_s(cluster: Cluster, n: int, k: float, packed: bool) -> float:
     """Recursive doubling of entries that fill in; ranks beyond a power of two fold before and hear the sum after. As
-    core/collectives/sparse_cost.cpp reckons: a message is encoded, sent, decoded and added to as much that is held."""
+    core/collectives/sparse_cost.cpp reckons: a message is encoded, sent, decoded and added to as much that is held.
+    Neighbours meet first: in the first rounds within a node."""
+    ranks = cluster.ranks
     rounds = ranks.bit_length() - 1
     folded = ranks != 1 << rounds
-    members = [(1 << power) * (ranks / (1 << rounds)) for power in range(rounds)]
 
-    def message_s(streams: float, added: int) -> float:
+    def message_s(streams: float, added: int, distance: int) -> float:
+        costs = cluster.within if 2 * distance <= cluster.ranks_per_node else cluster.shared_costs
         entries = entries_of_sum(streams, n, k)
         size, held = _bytes(n, entries, packed), min(_ENTRY_BYTES * entries, n * ELEMENT_BYTES)
         work_s = ((1 + added) * held + size) * costs.gamma_s_per_byte
         return costs.alpha_s + size * costs.pair_s_per_byte(round(size)) + work_s
 
-    time_s = sum(message_s(one, 2) for one in members)
+    apart = 2 if folded else 1
+    time_s = sum(message_s((1 << power) * (ranks / (1 << rounds)), 2, apart << power) for power in range(rounds))
     if folded:
-        time_s += message_s(1, 2) + message_s(ranks, 1)
+        time_s += message_s(1, 2, 1) + message_s(ranks, 1, 1)
     sum_bytes = min(_ENTRY_BYTES * entries_of_sum(ranks, n, k), n * ELEMENT_BYTES)
-    return time_s + sum_bytes * costs.gamma_s_per_byte
+    return time_s + sum_bytes * cluster.costs.gamma_s_per_byte
 
 
-def _known_bytes(ranks: int, n: int, k: int) -> float:
+def _exchanges(ranks: int, n: int) -> bool:
+    """Whether owners send their slices to every rank, and not round a ring."""
+    return ranks <= KNOWN_RANKS_MOST and ceil_div(n, ranks) * _ENTRY_BYTES >= _COUNTED_SLICE_BYTES
+
+
+def _known_bytes(ranks: int, n: int, k: float) -> float:
     """What is left out of a packed slice's message to one of few ranks: values that it alone gave, of which it is told
     by a bit for each entry."""
-    if ranks > KNOWN_RANKS_MOST or ceil_div(n, ranks) * _ENTRY_BYTES < _COUNTED_SLICE_BYTES:
+    if not _exchanges(ranks, n):
         return 0.0
     if entries_of_sum(ranks, n, k) * _ENTRY_BYTES > n * ELEMENT_BYTES:
         return 0.0

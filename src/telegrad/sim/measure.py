@@ -10,12 +10,13 @@ import numpy as np
 import numpy.typing as npt
 
 from telegrad import _core
-from telegrad.comm.stream_wire import Formats, formats_named, layout_that_pays, name_of_formats
+from telegrad.comm.stream_wire import Formats, formats_named, name_of_formats
 from telegrad.plan import Cost, Costs, cost, fastest_allreduce
 from telegrad.plan.cost_moves import broadcast_pieces
 from telegrad.plan.decision import TWO_LEVEL
 from telegrad.plan.levels import Levels, allreduce_on_levels
 from telegrad.plan.network import ceil_log2
+from telegrad.plan.wire_layout import layout_that_pays
 from telegrad.sim.networks import Network
 
 Floats = npt.NDArray[np.float64]
@@ -86,7 +87,8 @@ class Point:
 
     def _formats(self) -> Formats:
         density = self.nnz / (self.size // 4) if self.size >= 4 else 0.0
-        return formats_named(self.wire, "f32", layout=layout_that_pays(self.network.costs.beta_s_per_byte, density))
+        costs, _ = costs_on_levels(self.network, self.ranks)
+        return formats_named(self.wire, "f32", layout=layout_that_pays(costs.beta_s_per_byte, density))
 
     @property
     def formats(self) -> dict[str, Any]:
@@ -131,9 +133,13 @@ class Point:
 
 
 def costs_on_levels(network: Network, ranks: int) -> tuple[Costs, Levels | None]:
-    """The costs between nodes while all ranks of one share its uplink, and the nodes; of one level, the plain costs."""
+    """The costs between nodes while all ranks of one share its uplink, and the nodes; of one level, its costs: inside
+    of the node that holds all ranks, or the plain ones."""
     per_node = network.ranks_per_node
-    if not 1 < per_node < ranks:
+    within = Costs(network.node_alpha_s, network.node_beta_s_per_byte, gamma_s_per_byte=network.costs.gamma_s_per_byte)
+    if per_node >= ranks > 1:
+        return within, None
+    if per_node <= 1 or ranks == 1:
         return network.costs, None
     share, costs = network.oversubscription, network.costs
     between = replace(
@@ -141,8 +147,7 @@ def costs_on_levels(network: Network, ranks: int) -> tuple[Costs, Levels | None]
         beta_s_per_byte=costs.beta_s_per_byte * share,
         beta_exchange_s_per_byte=costs.beta_exchange_s_per_byte * share,
     )
-    within = Costs(network.node_alpha_s, network.node_beta_s_per_byte, gamma_s_per_byte=costs.gamma_s_per_byte)
-    return between, Levels(tuple(rank // per_node for rank in range(ranks)), within)
+    return between, Levels(tuple(rank // per_node for rank in range(ranks)), within, costs)
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,9 @@ from local_ranks import SIZE
 
 from telegrad import Communicator, OkTopkState, SparseStream, _core
 from telegrad.comm.encoded import WIRES
-from telegrad.comm.stream_wire import formats_named, formats_of, layout_that_pays, name_of_formats
+from telegrad.comm.stream_wire import formats_named, formats_of, name_of_formats
 from telegrad.plan import Costs, Tuning
+from telegrad.plan.wire_layout import layout_that_pays
 
 N = 200_000
 ALGORITHMS = ("auto", "split_allgather", "split_dense_allgather", "recursive_doubling", "ring")

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from telegrad.plan import Choice, Costs, DecisionTable, Place, Tuning, allreduce_table, fastest_allreduce
+from telegrad.plan.cost_reductions import allreduce
 from telegrad.plan.levels import Levels, allreduce_on_levels, allreduce_two_level, between_algorithm
 from telegrad.sim.measure import Point, measure
 from telegrad.sim.networks import Network
@@ -46,6 +47,23 @@ def test_it_beats_rings_by_what_they_send_between_nodes() -> None:
         levels = Levels(nodes, MEMORY)
         ring = allreduce_on_levels("ring", levels, size, shared(4)).time_s
         assert ring / allreduce_on_levels("two_level", levels, size, shared(4)).time_s > least
+
+
+def test_a_ring_is_no_faster_than_one_message_between_nodes() -> None:
+    levels = Levels(BLOCKS, MEMORY)
+    wide = replace(levels, alone=LINK)  # whose link carries what all ports can
+    assert (
+        allreduce_on_levels("ring", wide, 16 << 20, LINK).time_s
+        == allreduce(  # costs of ranks that share: the same
+            "ring", 8, 16 << 20, LINK
+        ).time_s
+    )
+    assert (
+        allreduce_on_levels("ring", levels, 16 << 20, LINK).time_s < 0.5 * allreduce("ring", 8, 16 << 20, LINK).time_s
+    )
+    assert allreduce_on_levels("ring", wide, 16 << 20, shared(4)) == allreduce_on_levels(
+        "ring", levels, 16 << 20, shared(4)
+    )
 
 
 def test_leaving_counts_messages_that_share_a_link() -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -33,6 +35,38 @@ def test_sparse_sums_take_what_the_simulator_says(network: str, ranks: int, size
         found = measure(Point("sparse_allreduce", "auto", ranks=ranks, size=size, network=net, nnz=nnz)).finish_s
         way = sparse(Cluster(ranks, net.costs), V100, density)
         assert way.cost(size) - way.decompress(size) == pytest.approx(found, rel=0.3)
+
+
+@pytest.mark.parametrize("ranks", [8, 32])
+@pytest.mark.parametrize("network", ["1gbit", "10gbit", "100gbit"])
+def test_sparse_sums_on_nodes_take_what_the_simulator_says(network: str, ranks: int) -> None:
+    per_node = 8 if ranks == 32 else 4
+    for density, size in itertools.product((0.001, 0.01, 0.1), (1 << 16, 8 << 20)):
+        net = replace(
+            network_of(network),
+            ranks_per_node=per_node,
+            node_alpha_s=NODE.alpha_s,
+            node_beta_s_per_byte=NODE.beta_s_per_byte,
+            oversubscription=float(per_node),
+        )
+        cluster = Cluster(ranks, net.costs, per_node, oversubscription=float(per_node))
+        on_levels = chosen_collective(cluster, "telegrad", size) == "telegrad-two-level"
+        found = {
+            name: measure(
+                Point(
+                    "sparse_allreduce",
+                    name,
+                    ranks=ranks,
+                    size=size,
+                    network=net,
+                    nnz=round(density * size / 4),
+                    payloads=True,
+                )
+            ).finish_s
+            for name in ("recursive_doubling", "two_level" if on_levels else "split_allgather")
+        }
+        way = sparse(cluster, V100, density)
+        assert way.cost(size) - way.decompress(size) == pytest.approx(min(found.values()), rel=0.35), (density, size)
 
 
 @pytest.mark.parametrize("name", SCHEMES)

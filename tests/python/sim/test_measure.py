@@ -74,6 +74,16 @@ def test_nodes_are_fast_inside_and_their_uplinks_narrow() -> None:
     assert narrowed > 1.5 * two_levels
 
 
+@pytest.mark.parametrize("size", [4 << 10, 16 << 10, 1 << 20])
+def test_auto_of_ranks_on_one_node_goes_by_the_costs_inside_of_it(size: int) -> None:
+    node = Network(COSTS, ranks_per_node=8, node_alpha_s=5e-7, node_beta_s_per_byte=4e-11)
+    times = {
+        name: measure(point("allreduce", name, node, size=size, ranks=8)).finish_s
+        for name in ("auto", *ALGORITHMS["allreduce"])
+    }
+    assert times["auto"] <= 1.05 * min(times.values())
+
+
 def test_auto_is_the_fastest_by_the_closed_forms() -> None:
     for size, name in ((4, "recursive_doubling"), (16 << 20, "ring")):
         found = measure(point("allreduce", "auto", size=size))
