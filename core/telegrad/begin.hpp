@@ -33,6 +33,14 @@ inline Algorithm algorithm_named(std::string_view name, std::span<const Algorith
   throw std::invalid_argument("algorithm=" + std::string(name) + " does not exist for this operation: use one of " + names);
 }
 
+/// Throws std::invalid_argument for what reduces nothing, or is none of its names.
+inline void check_reduction(Reduction reduction) {
+  if (reduction == Reduction::none) throw std::invalid_argument("reduction=none reduces nothing: use sum, avg, …");
+  if (reduction <= Reduction::max_abs) return;
+  throw std::invalid_argument("reduction=" + std::to_string(static_cast<int>(reduction)) +
+                              " is no Reduction: use sum, avg, …");
+}
+
 /// Throws std::invalid_argument in a child that the process with the communicator has forked.
 inline void check_process(const telegrad::Communicator& core) {
   if (!core.forked()) return;

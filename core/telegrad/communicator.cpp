@@ -21,7 +21,7 @@ Work begin(const std::shared_ptr<detail::Joined>& joined, RequestPtr request) {
 }
 
 void check_reduction(Reduction reduction, DType dtype) {
-  if (reduction == Reduction::none) throw std::invalid_argument("reduction=none reduces nothing: use sum, avg, …");
+  detail::check_reduction(reduction);
   if (reduction == Reduction::avg && is_integer(dtype)) {
     throw std::invalid_argument("reduction=avg needs floats: use sum and divide");
   }
@@ -111,17 +111,25 @@ Communicator::~Communicator() {
 }
 
 Communicator& Communicator::operator=(Communicator&& other) noexcept {
-  std::swap(joined_, other.joined_);
+  if (this != &other) {
+    if (joined_) close();
+    joined_ = std::move(other.joined_);
+  }
   return *this;
 }
 
-Rank Communicator::rank() const { return joined_->core->rank(); }
-Rank Communicator::size() const { return joined_->core->size(); }
-std::string Communicator::driver() const { return joined_->core->driver_name(); }
-void Communicator::close() { joined_->core->close(); }
+const std::shared_ptr<detail::Joined>& Communicator::state() const {
+  if (!joined_) throw std::invalid_argument("this communicator was moved from: use the one that it was moved to");
+  return joined_;
+}
+
+Rank Communicator::rank() const { return state()->core->rank(); }
+Rank Communicator::size() const { return state()->core->size(); }
+std::string Communicator::driver() const { return state()->core->driver_name(); }
+void Communicator::close() { state()->core->close(); }
 void Communicator::abort(const std::string& reason) {
-  detail::check_process(*joined_->core);
-  joined_->core->abort(reason);
+  detail::check_process(*state()->core);
+  state()->core->abort(reason);
 }
 
 Work Communicator::all_reduce_bytes(ConstBytes x, Bytes out, DType dtype, Reduction reduction,
@@ -133,7 +141,7 @@ Work Communicator::all_reduce_bytes(ConstBytes x, Bytes out, DType dtype, Reduct
                     .dtype = dtype,
                     .reduction = reduction,
                     .algorithm = detail::algorithm_named(algorithm, detail::kDenseAlgorithms)};
-  return begin(joined_, make_all_reduce(joined_->core->allreduce_table(), dense));
+  return begin(state(), make_all_reduce(state()->core->allreduce_table(), dense));
 }
 
 Work Communicator::reduce_bytes(ConstBytes x, Bytes out, DType dtype, Rank root, Reduction reduction) {
@@ -141,7 +149,7 @@ Work Communicator::reduce_bytes(ConstBytes x, Bytes out, DType dtype, Rank root,
   check_rank("root", root, size());
   if (rank() != root) out = {};
   if (rank() == root) check_result(x, out);
-  return begin(joined_, make_reduce(size(), {.input = x, .output = out, .dtype = dtype, .reduction = reduction}, root));
+  return begin(state(), make_reduce(size(), {.input = x, .output = out, .dtype = dtype, .reduction = reduction}, root));
 }
 
 Work Communicator::reduce_scatter_bytes(ConstBytes x, Bytes out, DType dtype, Reduction reduction, Counts counts) {
@@ -152,7 +160,7 @@ Work Communicator::reduce_scatter_bytes(ConstBytes x, Bytes out, DType dtype, Re
   check_length("x", x.size(), blocks.count() * size_of(dtype), kAllBlocks);
   check_apart(x, out, nullptr);
   const Dense dense{.input = x, .output = out, .dtype = dtype, .reduction = reduction};
-  return begin(joined_, make_reduce_scatter(dense, std::move(blocks)));
+  return begin(state(), make_reduce_scatter(dense, std::move(blocks)));
 }
 
 Work Communicator::all_gather_bytes(ConstBytes x, Bytes out, std::size_t item, DType dtype, Counts counts) {
@@ -160,27 +168,27 @@ Work Communicator::all_gather_bytes(ConstBytes x, Bytes out, std::size_t item, D
   check_length("x", x.size(), blocks[rank()].size(), kOwnBlock);
   check_length("out", out.size(), blocks.count(), kAllBlocks);
   check_apart(x, out, out.data() + blocks.begin(rank()));
-  return begin(joined_, make_all_gather(dtype, x, out, blocks));
+  return begin(state(), make_all_gather(dtype, x, out, blocks));
 }
 
 Work Communicator::gather_bytes(ConstBytes x, Bytes out, std::size_t item, DType dtype, Rank root, Counts counts) {
   check_rank("root", root, size());
   const Partition blocks = blocks_of("counts", counts, x.size(), item, size());
   check_length("x", x.size(), blocks[rank()].size(), kOwnBlock);
-  if (rank() != root) return begin(joined_, make_gather(dtype, x, {}, blocks, root));
+  if (rank() != root) return begin(state(), make_gather(dtype, x, {}, blocks, root));
   check_length("out", out.size(), blocks.count(), kAllBlocks);
   check_apart(x, out, out.data() + blocks.begin(root));
-  return begin(joined_, make_gather(dtype, x, out, blocks, root));
+  return begin(state(), make_gather(dtype, x, out, blocks, root));
 }
 
 Work Communicator::scatter_bytes(ConstBytes x, Bytes out, std::size_t item, DType dtype, Rank root, Counts counts) {
   check_rank("root", root, size());
   const Partition blocks = blocks_of("counts", counts, out.size(), item, size());
   check_length("out", out.size(), blocks[rank()].size(), kOwnBlock);
-  if (rank() != root) return begin(joined_, make_scatter(dtype, {}, out, blocks, root));
+  if (rank() != root) return begin(state(), make_scatter(dtype, {}, out, blocks, root));
   check_length("x", x.size(), blocks.count(), kAllBlocks);
   check_apart(out, x, x.data() + blocks.begin(root));
-  return begin(joined_, make_scatter(dtype, x, out, blocks, root));
+  return begin(state(), make_scatter(dtype, x, out, blocks, root));
 }
 
 Work Communicator::all_to_all_bytes(ConstBytes x, Bytes out, std::size_t item, DType dtype, Counts sent,
@@ -195,7 +203,7 @@ Work Communicator::all_to_all_bytes(ConstBytes x, Bytes out, std::size_t item, D
       throw std::invalid_argument("x has " + std::to_string(x.size() / item) + " elements, which " +
                                   std::to_string(size()) + " ranks cannot share evenly: give counts");
     }
-    return begin(joined_, make_all_to_all(size(), dtype, x, out));
+    return begin(state(), make_all_to_all(size(), dtype, x, out));
   }
   const Partition leaving = blocks_of("send_counts", sent, 0, item, size());
   const Partition coming = blocks_of("receive_counts", received, 0, item, size());
@@ -205,27 +213,27 @@ Work Communicator::all_to_all_bytes(ConstBytes x, Bytes out, std::size_t item, D
     throw std::invalid_argument("send_counts and receive_counts differ for rank " + std::to_string(rank()) +
                                 " itself: what it keeps has one length");
   }
-  return begin(joined_, make_all_to_all_v(dtype, x, out, leaving, coming));
+  return begin(state(), make_all_to_all_v(dtype, x, out, leaving, coming));
 }
 
 Work Communicator::broadcast_bytes(Bytes x, DType dtype, Rank root) {
   check_rank("root", root, size());
-  return begin(joined_, make_broadcast(size(), dtype, x, root));
+  return begin(state(), make_broadcast(size(), dtype, x, root));
 }
 
-Work Communicator::barrier() { return begin(joined_, make_barrier()); }
+Work Communicator::barrier() { return begin(state(), make_barrier()); }
 
 Work Communicator::send_bytes(ConstBytes x, DType dtype, Rank to, std::uint32_t tag) {
   check_peer("to", to, rank(), size());
   check_tag(tag);
-  return begin(joined_, make_send(dtype, x, to, tag));
+  return begin(state(), make_send(dtype, x, to, tag));
 }
 
 Work Communicator::recv_bytes(Bytes x, DType dtype, std::optional<Rank> source, std::uint32_t tag) {
   if (source) check_peer("source", *source, rank(), size());
   check_tag(tag);
   if (size() == 1) throw std::invalid_argument("there is no other rank to receive from");
-  return begin(joined_, make_receive(dtype, x, source.value_or(kNoRank), tag));
+  return begin(state(), make_receive(dtype, x, source.value_or(kNoRank), tag));
 }
 
 Work Communicator::sendrecv_bytes(ConstBytes x, DType dtype, Rank to, Bytes out, DType out_dtype, Rank source,
@@ -234,7 +242,7 @@ Work Communicator::sendrecv_bytes(ConstBytes x, DType dtype, Rank to, Bytes out,
   check_peer("source", source, rank(), size());
   check_tag(tag);
   check_apart(x, out, nullptr);
-  return Work(detail::begun(joined_, make_receive(out_dtype, out, source, tag), make_send(dtype, x, to, tag)));
+  return Work(detail::begun(state(), make_receive(out_dtype, out, source, tag), make_send(dtype, x, to, tag)));
 }
 
 }  // namespace telegrad::api

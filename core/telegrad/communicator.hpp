@@ -83,14 +83,16 @@ class Communicator {
   static std::vector<Communicator> local(Rank size, const Options& options = {});
   /// For the library's own use; other ranks are reached by telegrad/ucx.hpp.
   explicit Communicator(std::shared_ptr<detail::Joined> joined) : joined_(std::move(joined)) {}
+  /// What was moved from throws std::invalid_argument whatever is called; it may be destroyed and assigned to.
   Communicator(Communicator&&) noexcept = default;
+  /// Closes what was here.
   Communicator& operator=(Communicator&& other) noexcept;
   /// Closes.
   ~Communicator();
 
   Rank rank() const;
   Rank size() const;
-  /// Of its network: local or ucx.
+  /// Of its network: local, ucx or mpi.
   std::string driver() const;
   /// Waits a few seconds for the others to close too. Operations that are not over end with an error.
   void close();
@@ -226,7 +228,9 @@ class Communicator {
   Work recv_bytes(Bytes x, DType dtype, std::optional<Rank> source, std::uint32_t tag);
   Work sendrecv_bytes(ConstBytes x, DType dtype, Rank to, Bytes out, DType out_dtype, Rank source, std::uint32_t tag);
 
-  std::shared_ptr<detail::Joined> joined_;
+  const std::shared_ptr<detail::Joined>& state() const;
+
+  std::shared_ptr<detail::Joined> joined_;  // null: moved from
 };
 
 }  // namespace telegrad::api

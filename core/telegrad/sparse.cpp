@@ -34,7 +34,10 @@ template <class V>
 SparseReduction reduction_of(const SparseStream<V>& stream, Reduction reduction, const SparseOptions& options,
                              Joined& joined) {
   const Algorithm algorithm = detail::algorithm_named(options.algorithm, detail::kSparseAlgorithms);
-  if (reduction == Reduction::none) throw std::invalid_argument("reduction=none reduces nothing: use sum, avg, …");
+  detail::check_reduction(reduction);
+  if (options.values > kLastValueEncoding) {
+    throw std::invalid_argument("values=" + std::to_string(static_cast<int>(options.values)) + " is no ValueEncoding: use one of its names");
+  }
   if (!(options.switch_factor >= 0)) {
     throw std::invalid_argument("switch_factor=" + std::to_string(options.switch_factor) + " must be 0 or more");
   }
@@ -102,10 +105,10 @@ SparseStream<V> wrapped(telegrad::SparseStream<V> stream) {
 template <class V>
 Result<SparseStream<V>> Communicator::all_reduce(SparseStream<V> stream, Reduction reduction,
                                                  const SparseOptions& options) {
-  SparseReduction how = reduction_of(stream, reduction, options, *joined_);
-  how.choice = joined_->core->sparse_choice();
+  SparseReduction how = reduction_of(stream, reduction, options, *state());
+  how.choice = state()->core->sparse_choice();
   auto sum = make_all_reduce(addend(stream, how), how);
-  return {begun(joined_, sum.request), once<SparseStream<V>>(sum.result, wrapped<V>)};
+  return {begun(state(), sum.request), once<SparseStream<V>>(sum.result, wrapped<V>)};
 }
 
 template <class V>
@@ -115,9 +118,9 @@ Work Communicator::all_reduce_into(SparseStream<V> stream, std::type_identity_t<
     throw std::invalid_argument("out has " + std::to_string(out.size()) + " elements but the stream n=" +
                                 std::to_string(stream.n()) + ": give it as many");
   }
-  SparseReduction how = reduction_of(stream, reduction, options, *joined_);
-  how.choice = joined_->core->sparse_choice();
-  return Work(begun(joined_, make_all_reduce_into(addend(stream, how), out, how)));
+  SparseReduction how = reduction_of(stream, reduction, options, *state());
+  how.choice = state()->core->sparse_choice();
+  return Work(begun(state(), make_all_reduce_into(addend(stream, how), out, how)));
 }
 
 template <class V>
@@ -132,21 +135,21 @@ Result<SparseStream<V>> Communicator::reduce_scatter(SparseStream<V> stream, Red
     throw std::invalid_argument("counts add up to " + std::to_string(slices.count()) + " but the stream has n=" +
                                 std::to_string(stream.n()) + ": give each element to one rank");
   }
-  const SparseReduction how = reduction_of(stream, reduction, options, *joined_);
+  const SparseReduction how = reduction_of(stream, reduction, options, *state());
   auto sum = make_reduce_scatter(given(stream), std::move(slices), how);
-  return {begun(joined_, sum.request), once<SparseStream<V>>(sum.result, wrapped<V>)};
+  return {begun(state(), sum.request), once<SparseStream<V>>(sum.result, wrapped<V>)};
 }
 
 template <class V>
 Result<std::vector<SparseStream<V>>> Communicator::all_gather(SparseStream<V> stream, const SparseOptions& options) {
-  const SparseReduction how = reduction_of(stream, Reduction::sum, options, *joined_);
+  const SparseReduction how = reduction_of(stream, Reduction::sum, options, *state());
   auto gathered = make_all_gather(given(stream), how);
   const auto wrap_all = [](std::vector<telegrad::SparseStream<V>> found) {
     std::vector<SparseStream<V>> all;
     for (telegrad::SparseStream<V>& one : found) all.push_back(wrapped(std::move(one)));
     return all;
   };
-  return {begun(joined_, gathered.request), once<std::vector<SparseStream<V>>>(gathered.result, wrap_all)};
+  return {begun(state(), gathered.request), once<std::vector<SparseStream<V>>>(gathered.result, wrap_all)};
 }
 
 #define TELEGRAD_STREAMS_OF(V)                                                                                     \

@@ -139,13 +139,13 @@ std::optional<Communicator> Communicator::split(std::optional<std::uint64_t> col
   Rank own = 0;
   if (color) {
     joined->group = "split(color=" + std::to_string(*color) + ")";
-    if (!joined_->group.empty()) joined->group += " of " + joined_->group;
+    if (!state()->group.empty()) joined->group += " of " + state()->group;
     group = std::make_shared<const Group>(joined->group, members);
     own = static_cast<Rank>(std::ranges::find(members, rank()) - members.begin());
   }
   joined->core = detail::translated([&] {
     try {
-      return joined_->connect ? connected(*this, *joined_, own, group) : shared(*this, *joined_, own, group);
+      return state()->connect ? connected(*this, *state(), own, group) : shared(*this, *state(), own, group);
     } catch (const telegrad::TransportError& error) {  // of a driver that could not be opened, which knows of no groups
       Failure failure = error.failure();
       failure.group = group;
@@ -153,9 +153,9 @@ std::optional<Communicator> Communicator::split(std::optional<std::uint64_t> col
     }
   });
   if (!color) return std::nullopt;
-  joined->options = joined_->options;
-  joined->connect = joined_->connect;
-  joined->ends = joined_->ends;
+  joined->options = state()->options;
+  joined->connect = state()->connect;
+  joined->ends = state()->ends;
   return Communicator(std::move(joined));
 }
 

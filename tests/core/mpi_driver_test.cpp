@@ -75,6 +75,15 @@ TEST("short and long messages, several operations at a time") {
   communicator->close();
 }
 
+TEST("errors on the program's own communicator go where they went") {
+  MPI_Errhandler before = MPI_ERRHANDLER_NULL;
+  MPI_Errhandler after = MPI_ERRHANDLER_NULL;
+  MPI_Comm_get_errhandler(MPI_COMM_WORLD, &before);
+  mpi::join(MPI_COMM_WORLD)->close();
+  MPI_Comm_get_errhandler(MPI_COMM_WORLD, &after);
+  EXPECT(before == after);
+}
+
 TEST("communicators of one MPI communicator do not meet") {
   const auto first = mpi::join(MPI_COMM_WORLD);
   const auto second = mpi::join(MPI_COMM_WORLD);

@@ -40,8 +40,16 @@ TEST("a communicator knows its place") {
   EXPECT_EQ(ranks[1].rank(), 1);
   EXPECT_EQ(ranks[1].size(), 2);
   EXPECT_EQ(ranks[1].driver(), "local");
-  ranks[1] = std::move(ranks[0]);  // what was there closes
-  EXPECT_EQ(ranks[1].rank(), 0);
+  auto other = Communicator::local(1);
+  Work pending = ranks[1].barrier();
+  ranks[1] = std::move(other[0]);  // what was there closes
+  EXPECT_EQ(ranks[1].size(), 1);
+  EXPECT_THROWS(PeerFailed, "", ranks[0].barrier().wait());
+  EXPECT_THROWS(std::invalid_argument, "moved from", other[0].rank());
+  EXPECT_THROWS(std::invalid_argument, "moved from", other[0].barrier());
+  EXPECT_THROWS(std::invalid_argument, "moved from", other[0].split(0));
+  other[0] = std::move(ranks[0]);
+  EXPECT_EQ(other[0].size(), 2);
 }
 
 TEST("dense reductions") {
@@ -227,6 +235,13 @@ TEST("rounded values leave their error") {
 TEST("what cannot be is refused before anything is sent") {
   using Misuse = std::invalid_argument;
   EXPECT_THROWS(Misuse, "size=0", Communicator::local(0));
+  float one = 1.0F;
+  auto alone = Communicator::local(1);
+  EXPECT_THROWS(Misuse, "reduction=99", alone[0].all_reduce(std::span(&one, 1), static_cast<Reduction>(99)));
+  const SparseStream<float> entry(4, {1}, {1.0F});
+  EXPECT_THROWS(Misuse, "reduction=99", alone[0].all_reduce(entry, static_cast<Reduction>(99)));
+  EXPECT_THROWS(Misuse, "values=99",
+                alone[0].all_reduce(entry, Reduction::sum, {.values = static_cast<telegrad::ValueEncoding>(99)}));
   EXPECT_THROWS(Misuse, "timeout_s=-1", Communicator::local(1, {.timeout_s = -1.0}));
   EXPECT_THROWS(Misuse, "liveness_timeout_s=", Communicator::local(1, {.liveness_timeout_s = 0.0}));
   EXPECT_THROWS(Misuse, "", SparseStream<float>(4, {2, 1}, {1.0F, 1.0F}));

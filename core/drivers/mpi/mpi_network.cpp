@@ -176,14 +176,42 @@ std::shared_ptr<MpiNetwork> MpiNetwork::of(MPI_Comm comm, const Patience& patien
   return network;
 }
 
+namespace {
+
+// An error of a call on the caller's communicator, such as that MPI has no more of them, would end the job.
+class ErrorsReturned {
+ public:
+  explicit ErrorsReturned(MPI_Comm comm) : comm_(comm) {
+    MPI_Comm_get_errhandler(comm_, &before_);
+    MPI_Comm_set_errhandler(comm_, MPI_ERRORS_RETURN);
+  }
+  ~ErrorsReturned() {
+    MPI_Comm_set_errhandler(comm_, before_);
+    MPI_Errhandler_free(&before_);
+  }
+  ErrorsReturned(const ErrorsReturned&) = delete;
+  ErrorsReturned& operator=(const ErrorsReturned&) = delete;
+
+ private:
+  MPI_Comm comm_;
+  MPI_Errhandler before_ = MPI_ERRHANDLER_NULL;
+};
+
+constexpr const char* kDuplicating =
+    "MPI_Comm_idup (each communicator that telegrad is given costs MPI a duplicate until MPI_Finalize, and MPI has some "
+    "thousands: join once and keep it)";
+
+}  // namespace
+
 // The duplicate is left to MPI_Finalize: a message to a driver that closed first may still be on its way, and a later
 // communicator could be given the same context.
 void MpiNetwork::open(MPI_Comm comm, const Patience& patience) {
   MPI_Request request = MPI_REQUEST_NULL;
   auto made = std::make_unique<MPI_Comm>(MPI_COMM_NULL);  // who gives up leaves it to MPI
-  check_mpi(MPI_Comm_idup(comm, made.get(), &request), kNoRank, "MPI_Comm_idup");
+  const ErrorsReturned returned(comm);
+  check_mpi(MPI_Comm_idup(comm, made.get(), &request), kNoRank, kDuplicating);
   try {
-    wait_for(request, kNoRank, "MPI_Comm_idup", patience);
+    wait_for(request, kNoRank, kDuplicating, patience);
   } catch (...) {
     [[maybe_unused]] const auto* const kept = made.release();
     throw;

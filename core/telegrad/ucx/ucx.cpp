@@ -1,4 +1,10 @@
 // The library's own headers first: once telegrad.hpp is read, its names stand beside theirs.
+#include <net/if.h>
+
+#include <memory>
+#include <stdexcept>
+#include <string>
+
 #include "drivers/ucx/ucx_driver.hpp"
 #include "joining/join.hpp"
 #include "telegrad/joined.hpp"
@@ -6,11 +12,28 @@
 #include "telegrad/ucx.hpp"
 
 namespace telegrad::ucx {
+namespace {
+
+// UCX would say of a name that does not exist, after all addresses have gone round, that nothing can be reached.
+void check_interface(const std::string& interface) {
+  if (interface.empty()) return;
+  const std::unique_ptr<struct if_nameindex, decltype(&if_freenameindex)> present(::if_nameindex(), &if_freenameindex);
+  std::string names;
+  for (const auto* one = present.get(); one != nullptr && one->if_name != nullptr; ++one) {
+    if (interface == one->if_name) return;
+    names += std::string(names.empty() ? "" : ", ") + one->if_name;
+  }
+  throw std::invalid_argument("interface=" + interface + " does not exist on this machine: use one of " + names);
+}
+
+}  // namespace
 
 api::Communicator join(Rank rank, Rank size, const Exchange& exchange, const api::Options& options,
                        const std::string& interface) {
   api::detail::check(options);
   api::detail::check_rank("rank", rank, size);
+  check_interface(interface);
+  if (!exchange) throw std::invalid_argument("exchange is empty: give what brings all ranks' addresses together");
   return api::detail::translated([&] {
     auto joined = std::make_shared<api::detail::Joined>();
     joined->options = options;
