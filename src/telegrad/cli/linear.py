@@ -49,7 +49,7 @@ app = typer.Typer(
 
 _Data = Annotated[
     Path,
-    typer.Argument(exists=True, dir_okay=False, help="A LIBSVM file: label index:value …; also .gz, .bz2, .zst."),
+    typer.Argument(exists=True, dir_okay=False, help="A LIBSVM file: label index:value …; also .gz, .bz2, .xz, .zst."),
 ]
 _Features = Annotated[
     int | None, typer.Option(help="How many there are; more are an error. Default: as many as occur.")
@@ -142,7 +142,7 @@ def train_command(
         )
 
     if is_rank_of_another_launcher():
-        said = _as_one_rank(console, job)
+        said = _as_one_rank(console, job, partial)
     else:
         with ended_by_interrupt(console, said_when_interrupted):
             said = _as_launcher(console, job, ranks, network, timeout)
@@ -354,16 +354,21 @@ def _as_launcher(console: Console, job: Job, ranks: int, network: str, timeout_s
         _fail(console, shown.error if shown is not None and shown.error else str(error))
 
 
-def _as_one_rank(console: Console, job: Job) -> dict[str, Any] | None:
-    """What is to be shown, on rank 0."""
+def _as_one_rank(console: Console, job: Job, partial: _Partial) -> dict[str, Any] | None:
+    """What is to be shown, on rank 0, which also says what is left of a training that is broken off."""
     try:
         with join_other_launcher() as comm:
             if comm.rank:
                 run_rank(job, comm, lambda message: None)
                 return None
-            with _bar(console) as shown:
-                run_rank(job, comm, shown.take)
-                return shown.said
+            try:
+                with _bar(console) as shown:
+                    run_rank(job, comm, shown.take)
+                    return shown.said
+            except BaseException:
+                if partial.is_new():
+                    console.print(f"the model so far: {partial.path}", style="yellow", soft_wrap=True)
+                raise
     except (ValueError, OSError, ImportError) as error:
         _fail(console, str(error))
 

@@ -6,24 +6,22 @@ This module must not know of training.
 
 from __future__ import annotations
 
-import bz2
-import gzip
 import os
-import zlib
+import stat
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import Any
 
 import numpy as np
 
 from telegrad import _core
 from telegrad.comm.arguments import checked_integer
 from telegrad.linear.cache import cached, keep
+from telegrad.linear.compression import COMPRESSED, check_suffix, decompressed
 from telegrad.linear.rows import MOST_FEATURES, Rows, joined
 
 _BLOCK_BYTES = 16 << 20  # of decompressed text at a time
-COMPRESSED = (".gz", ".bz2", ".zst")
 
 _REASONS = {
     "bad_label": "{!r} is no label: a line begins with one finite number",
@@ -84,9 +82,10 @@ def read_libsvm(
     """The rows of this rank's share of a LIBSVM file: ``label index:value index:value …``, one a line.
 
     Of ``world_size`` equal ranges of the text's bytes, ``rank``'s is read: from a plain file directly; a ``.gz``,
-    ``.bz2`` or ``.zst`` (needs ``zstandard``) file is decompressed up to there, once before to learn its length if
-    there are several ranks. Blank lines and ``# comments`` are passed over. ``features``: how many are declared, else
-    ``n_features`` is one more than the largest index in this share. ``index_base``: 1 or 0, the file's first feature.
+    ``.bz2``, ``.xz`` or ``.zst`` (needs ``zstandard``) file is decompressed up to there, once before to learn its
+    length if there are several ranks. Blank lines and ``# comments`` are passed over. ``features``: how many are
+    declared, else ``n_features`` is one more than the largest index in this share. ``index_base``: 1 or 0, the file's
+    first feature.
 
     ``cache``: keeps the rows in a binary file beside ``path``, and maps it into memory the next time, until the file,
     or how it is to be read, has changed. One of the whole file serves every rank. Where it cannot be written, nothing
@@ -94,17 +93,27 @@ def read_libsvm(
 
     Raises ``DamagedLine``, a ``ValueError``, with the line number (of the whole file, from 1) for a damaged line: a
     label, an index or a value that is none or not finite, indices that do not rise, ``qid``; with ``strict=False`` such
-    lines are left out and counted in ``Rows.damaged``. An index beyond ``features`` always is an error, as is a damaged
-    archive. Raises ``OSError`` for a file that cannot be read.
+    lines are left out and counted in ``Rows.damaged``. An index beyond ``features`` always is an error, as are a
+    damaged archive, one whose name does not say that it is one, and a file without a byte. Raises ``ValueError`` and
+    ``TypeError`` for other arguments that cannot be, ``OSError`` for a file that cannot be read, ``ImportError``
+    without ``zstandard``.
     """
     how = LibsvmFormat(features, index_base, strict)
+    world_size = checked_integer(world_size, "world_size", "an int of at least 1")
+    if world_size < 1:
+        raise ValueError(f"world_size={world_size} must be at least 1")
+    wanted = f"from 0 to world_size - 1, which is {world_size - 1}"
+    rank = checked_integer(rank, "rank", f"an int {wanted}")
     if not 0 <= rank < world_size:
-        raise ValueError(f"rank={rank} must be from 0 to world_size - 1, which is {world_size - 1}")
+        raise ValueError(f"rank={rank} must be {wanted}")
     file = Path(path)
     state = file.stat()
+    if stat.S_ISREG(state.st_mode) and state.st_size == 0:
+        raise ValueError(f"{file}: the file is empty: name one that has rows")
     settings = asdict(how)
     if cache and (found := cached(file, state, settings, rank, world_size)) is not None:
         return found
+    check_suffix(file)
     if file.suffix in COMPRESSED:
         rows, text_bytes = _read_compressed(file, how, rank, world_size)
     else:
@@ -134,7 +143,7 @@ def _read_compressed(file: Path, how: LibsvmFormat, rank: int, world_size: int) 
     """Also the length of the text, or 0 where that is not known."""
     begin, end = 0, 2**63
     if world_size > 1:
-        size = sum(len(block) for block in _decompressed(file))
+        size = sum(len(block) for block in decompressed(file, _BLOCK_BYTES))
         begin, end = size * rank // world_size, size * (rank + 1) // world_size
     parts: list[Rows] = []
     at = lines = 0
@@ -158,7 +167,7 @@ def _read_compressed(file: Path, how: LibsvmFormat, rank: int, world_size: int) 
 def _line_blocks(file: Path) -> Iterator[bytes]:
     """The text in blocks of whole lines; the last line may lack its end."""
     rest = b""
-    for block in _decompressed(file):
+    for block in decompressed(file, _BLOCK_BYTES):
         cut = block.rfind(b"\n") + 1
         if cut:
             yield rest + block[:cut]
@@ -167,42 +176,6 @@ def _line_blocks(file: Path) -> Iterator[bytes]:
             rest += block
     if rest:
         yield rest
-
-
-def _decompressed(file: Path) -> Iterator[bytes]:
-    if file.suffix == ".zst":
-        yield from _decompressed_zstd(file)
-        return
-    try:
-        with cast(IO[bytes], gzip.open(file) if file.suffix == ".gz" else bz2.open(file)) as stream:
-            while block := stream.read(_BLOCK_BYTES):
-                yield block
-    except (EOFError, zlib.error) as error:
-        raise ValueError(f"{file} is damaged: {error}") from error
-    except OSError as error:
-        if error.errno is not None:
-            raise
-        raise ValueError(f"{file} is damaged: {error}") from error  # not the system's, but of the data
-
-
-def _decompressed_zstd(file: Path) -> Iterator[bytes]:
-    try:
-        import zstandard
-    except ModuleNotFoundError as error:
-        raise ImportError(f"{file} needs zstandard: pip install 'telegrad[linear]', or decompress it") from error
-    frame: Any = None
-    with file.open("rb") as stream:
-        while data := stream.read(_BLOCK_BYTES // 8):
-            while data:
-                frame = frame or zstandard.ZstdDecompressor().decompressobj()
-                try:
-                    yield frame.decompress(data)
-                except zstandard.ZstdError as error:
-                    raise ValueError(f"{file} is damaged: {error}") from error
-                data = frame.unused_data if frame.eof else b""
-                frame = None if frame.eof else frame
-    if frame is not None:
-        raise ValueError(f"{file} is damaged: it ends within a frame")
 
 
 def _parse(text: Any, how: LibsvmFormat, start: int, file: Path, lines_before: Any) -> tuple[Rows, int]:

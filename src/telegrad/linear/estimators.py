@@ -158,6 +158,15 @@ def _rows_of(X: Any, labels: Any) -> Rows:  # noqa: N803
     return Rows.from_csr(sparse.csr_array(X), labels)
 
 
+def _common_dtype(own: np.dtype[Any], every: list[str]) -> np.dtype[Any] | None:
+    """What holds the classes of all ranks, whose ``y`` have these dtypes: their own if they have the same, and the
+    longest text; ``None`` leaves it to numpy."""
+    if len(set(every)) == 1:
+        return own
+    dtypes = [np.dtype(one) for one in every]
+    return np.result_type(*dtypes) if all(one.kind == "U" for one in dtypes) else None
+
+
 class _Classifier(ClassifierMixin, _Linear, ABC):
     """``C``: λ is 1/(C·rows). Classes are one against the rest."""
 
@@ -179,10 +188,12 @@ class _Classifier(ClassifierMixin, _Linear, ABC):
             settings = self._settings(self._loss())
             rows, classes = validate_data(self, X, y, accept_sparse="csr", dtype=np.float32)
             check_classification_targets(classes)
-            return (rows, classes, settings), {"classes": np.unique(classes).tolist()}
+            said = {"classes": np.unique(classes).tolist(), "dtype": classes.dtype.str}
+            return (rows, classes, settings), said
 
         (X, y, settings), every = self._agree(look)  # noqa: N806
-        self.classes_ = np.array(sorted({one for said in every for one in said["classes"]}))
+        found = sorted({one for said in every for one in said["classes"]})
+        self.classes_ = np.array(found, _common_dtype(y.dtype, [said["dtype"] for said in every]))
         if self.classes_.size < 2:
             raise ValueError(f"y has 1 class, {self.classes_.tolist()[0]!r}: at least two are needed")
         l2 = 1 / (self.C * sum(said["rows"] for said in every))

@@ -133,9 +133,7 @@ def run(job: Job, comm: Communicator, say: Say) -> None:
 
     def on_break_off(model: LinearModel) -> None:
         if comm.rank == 0 and has_begun and np.isfinite(model.bias) and np.isfinite(model.weights).all():
-            beside = job.partial.with_name(job.partial.name + ".new")  # the time to write it may not be given
-            model.save(beside)
-            beside.replace(job.partial)
+            model.save(job.partial)
 
     trained = train(rows, job.settings, comm, on_epoch=on_epoch, on_step=on_step, on_break_off=on_break_off)
     reached = objective(trained.model, rows, job.settings.l2, comm, job.settings.l1)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import platform
 import zlib
+from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 
@@ -15,6 +18,10 @@ _DRAWN = (
     8 + 1
 )  # of each of all ranks' rows, in ``Share``: its place in a random order or its number; whether it is trained on
 _EPOCH_ROW = 5 * 8  # of each own row: its numbers, and in an epoch its place, its order and where it comes
+
+# of a control group the files with its limit and use, and how its counts of cached pages begin
+_VERSION_2 = ("memory.max", "memory.current", "")
+_VERSION_1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_")
 
 
 def bytes_needed(
@@ -74,13 +81,48 @@ def check_memory(
             )
 
 
-def available_bytes() -> int:
-    """Of this machine, or -1 where it does not say."""
+def available_bytes(root: Path = Path("/")) -> int:
+    """Of this machine, or what the control groups of this process leave of it; -1 where none says. ``root``: where
+    ``proc`` and ``sys`` are."""
+    return min([*_of_machine(root), *_of_control_groups(root)], default=-1)
+
+
+def _of_machine(root: Path) -> Iterator[int]:
+    with contextlib.suppress(OSError):
+        for line in (root / "proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                yield int(line.split()[1]) * 1024
+
+
+def _of_control_groups(root: Path) -> Iterator[int]:
+    """What each group that this process is in, and each around it, may still take."""
     try:
-        with open("/proc/meminfo") as file:
-            for line in file:
-                if line.startswith("MemAvailable:"):
-                    return int(line.split()[1]) * 1024
+        entries = (root / "proc/self/cgroup").read_text().splitlines()
     except OSError:
-        pass
-    return -1
+        return
+    for entry in entries:
+        _, controllers, path = entry.split(":", 2)
+        if not controllers:
+            top, names = root / "sys/fs/cgroup", _VERSION_2
+        elif "memory" in controllers.split(","):
+            top, names = root / "sys/fs/cgroup/memory", _VERSION_1
+        else:
+            continue
+        # a container may see its own group in the place of the top one, and yet be told its path outside
+        group = top / path.lstrip("/")
+        for folder in (group, *group.parents):
+            yield from _room(folder, *names)
+            if folder == top:
+                break
+
+
+def _room(folder: Path, limit: str, used: str, cached: str) -> Iterator[int]:
+    # OSError where there is no such group, ValueError for "max"
+    with contextlib.suppress(OSError, ValueError):
+        free = int((folder / limit).read_text()) - int((folder / used).read_text())
+        # pages of files count as used, but make room: MemAvailable counts them likewise
+        for line in (folder / "memory.stat").read_text().splitlines():
+            name, _, count = line.partition(" ")
+            if name in (f"{cached}active_file", f"{cached}inactive_file"):
+                free += int(count)
+        yield max(free, 0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import zipfile
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,10 +12,12 @@ import numpy as np
 
 from telegrad import _core
 from telegrad.linear.losses import F32, is_classification
-from telegrad.linear.rows import Rows
+from telegrad.linear.rows import MOST_FEATURES, Rows
+from telegrad.linear.whole_files import write_whole
 
-_FIELDS = ("indices", "values", "n_features", "bias", "loss")
-_BASE = "index_base"  # not in every file
+# of each array its dimensions, and numpy's kinds of what it holds
+_FIELDS = {"indices": (1, "iu"), "values": (1, "f"), "n_features": (0, "iu"), "bias": (0, "f"), "loss": (0, "U")}
+_BASE, _OF_BASE = "index_base", (0, "iu")  # not in every file
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,23 +48,24 @@ class LinearModel:
         return np.where(scores > 0, np.float32(1), np.float32(-1)) if is_classification(self.loss) else scores
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes an ``npz`` file with the weights that are not 0. Raises ``OSError`` where that cannot be."""
+        """Writes an ``npz`` file with the weights that are not 0; an older file stays until that is done. Raises
+        ``OSError`` where that cannot be."""
         base: dict[str, Any] = {} if self.index_base is None else {_BASE: np.uint8(self.index_base)}
         indices = np.flatnonzero(self.weights).astype(np.uint32)
-        with open(path, "wb") as file:
-            np.savez(
-                file,
-                indices=indices,
-                values=self.weights[indices],
-                n_features=np.uint64(self.weights.size),
-                bias=np.float64(self.bias),
-                loss=np.str_(self.loss),
-                **base,
-            )
+        arrays = {
+            "indices": indices,
+            "values": self.weights[indices],
+            "n_features": np.uint64(self.weights.size),
+            "bias": np.float64(self.bias),
+            "loss": np.str_(self.loss),
+            **base,
+        }
+        write_whole(path, lambda file: np.savez(file, **arrays))
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> LinearModel:
-        """What ``save()`` has written. Raises ``ValueError`` for any other file, ``OSError`` without one."""
+        """What ``save()`` has written. Raises ``ValueError`` for any other file and for a model whose numbers are not
+        finite, ``OSError`` without one."""
         with open(path, "rb") as file:
             # asked first, as numpy would take such a file for a pickle, and tell how to load that
             if not zipfile.is_zipfile(file):
@@ -69,18 +73,37 @@ class LinearModel:
             file.seek(0)
             try:
                 with np.load(file) as arrays:
-                    indices, values, size, bias, loss = (arrays[name] for name in _FIELDS)
-                    base = int(arrays[_BASE]) if _BASE in arrays else None
-                weights = np.zeros(int(size), np.float32)
-                weights[indices] = values
-                is_classification(str(loss))
-                if base not in (None, 0, 1):
-                    raise ValueError(f"{_BASE}={base}")
+                    found = {name: arrays[name] for name in (*_FIELDS, *({_BASE} & {*arrays.files}))}
+                _check(found)
             except KeyError as error:
                 raise _no_model(path, "an npz file without some of a model's arrays") from error
-            except (IndexError, TypeError, ValueError, AttributeError, EOFError, zipfile.BadZipFile) as error:
+            except Exception as error:  # damaged bytes lead the readers of numpy and of zipfile to errors of many kinds
                 raise _no_model(path, "an npz file whose arrays are damaged or not a model's") from error
-        return cls(weights, float(bias), str(loss), base)
+        weights = np.zeros(int(found["n_features"]), np.float32)
+        weights[found["indices"]] = found["values"]
+        return cls(weights, float(found["bias"]), str(found["loss"]), int(found[_BASE]) if _BASE in found else None)
+
+
+def _check(arrays: Mapping[str, Any]) -> None:
+    """Raises ``ValueError`` for arrays that are not a model's."""
+    for name, array in arrays.items():
+        dimensions, kinds = _FIELDS.get(name, _OF_BASE)
+        if array.ndim != dimensions or array.dtype.kind not in kinds:
+            raise ValueError(f"{name} is {array.ndim}-D {array.dtype}")
+    indices, values, size, bias, loss = (arrays[name] for name in _FIELDS)
+    if not 0 <= size <= MOST_FEATURES:
+        raise ValueError(f"n_features={size}")
+    if indices.size != values.size or (indices[1:] <= indices[:-1]).any():
+        raise ValueError("indices do not rise, or are not as many as values")
+    if indices.size and not (0 <= indices[0] and indices[-1] < size):
+        raise ValueError(f"indices are not below n_features={size}")
+    with np.errstate(over="ignore"):
+        is_finite = np.isfinite(values.astype(np.float32)).all() and np.isfinite(bias)
+    if not is_finite:
+        raise ValueError("values or bias are not finite")
+    is_classification(str(loss))
+    if arrays.get(_BASE, 0) not in (0, 1):
+        raise ValueError(f"{_BASE}={arrays[_BASE]}")
 
 
 def _no_model(path: str | os.PathLike[str], found: str) -> ValueError:

@@ -59,7 +59,8 @@ class Problem:
         )
         self.share = Share(first, len(rows), self.total, held_out=settings.held_out, seed=settings.seed)
         if self.share.trained_total == 0:
-            raise ValueError(f"of {self.total} rows none is left to train on: give more, or a smaller held_out")
+            remedy = "give more, or a smaller held_out" if self.total else "give data that have some"
+            raise ValueError(f"of {self.total} rows none is left to train on: {remedy}")
         self.targets: F32 = signed(rows.labels) if self.is_classification else np.ascontiguousarray(rows.labels)
         self.loss_at_zero = self._loss_at_zero()
         self.first_rate = settings.learning_rate or self._default_rate(counts)
@@ -154,12 +155,23 @@ class Problem:
         minus, zero, plus = every[:, 3 : 3 + len(kinds)].sum(0)
         if self.is_classification and not are_classes(counts.sum(), minus, zero, plus):
             raise ValueError(
-                f"labels are not two classes for loss={self.settings.loss!r}: they must be -1 and 1 or 0 and 1; of "
-                f"{counts.sum()} rows {minus} have -1, {zero} have 0, {plus} have 1; or use 'squared_error'"
+                f"labels are not two classes for loss={self.settings.loss!r}: {self._first_other_label(counts)}of "
+                f"{counts.sum()} rows {minus} have -1, {zero} have 0, {plus} have 1; make them -1 and 1 or 0 and 1, or "
+                "use loss='squared_error' for numbers"
             )
         if features + EXTRA > MOST_FEATURES:
             raise ValueError(f"{features} features are more than {MOST_FEATURES - EXTRA}: hash them")
         return features, counts, bases.pop() if bases in ({0}, {1}) else None
+
+    def _first_other_label(self, counts: I64) -> str:
+        """Of all ranks' rows the first label that no class has, if there is one. Called on all ranks."""
+        others = np.flatnonzero(~np.isin(self.rows.labels, (-1, 0, 1)))[:1]
+        own = np.array([*others, *self.rows.labels[others]] if others.size else [-1, 0], np.float64)
+        every = own[None] if self.comm is None else self.comm.all_gather(own)
+        for rank in np.flatnonzero(every[:, 0] >= 0):
+            row, label = every[rank].tolist()
+            return f"row {int(counts[:rank].sum() + row)} (from 0) has {label:g}, and "
+        return ""
 
     def _check_alike(self, names: list[str], digests: np.ndarray[Any, np.dtype[np.int64]]) -> None:
         for rank, column in zip(*np.nonzero(digests != digests[0]), strict=True):

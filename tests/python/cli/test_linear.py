@@ -127,6 +127,16 @@ def test_each_epoch_is_a_line_where_there_is_no_terminal(path: Path, tmp_path: P
     assert [said.count(f"epoch {epoch}: loss 0.") for epoch in range(1, 6)] == [1, 1, 1, 1, 0]
 
 
+@pytest.mark.parametrize("name", ["data.svm", "data.svm.xz"])
+def test_a_file_without_a_byte_is_said_to_be_empty(tmp_path: Path, name: str) -> None:
+    empty, model = tmp_path / name, tmp_path / "m.npz"
+    empty.touch()
+    LinearModel(np.ones(3, np.float32), 0.0, "hinge", 1).save(model)
+    for status, said in (trained(empty, model, "--ranks", "2"), run("predict", str(empty), "--model", str(model))):
+        assert status == 1
+        assert said.endswith(f"{empty}: the file is empty: name one that has rows")
+
+
 @pytest.mark.parametrize("optimizer", ["sgd", "coordinate_descent"])
 @pytest.mark.parametrize("ranks", ["1", "2"])
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -171,7 +181,8 @@ def test_labels_that_are_no_classes(path: Path, tmp_path: Path) -> None:
     path.write_text("3 1:1\n1 1:1\n")
     status, said = trained(path, tmp_path / "m.npz", "--ranks", "2")
     assert status == 1
-    assert "labels are not two classes for --loss logistic" in said
+    assert "labels are not two classes for --loss logistic: row 0 (from 0) has 3, and of 2 rows 0 have -1" in said
+    assert "make them -1 and 1 or 0 and 1, or use --loss squared_error for numbers" in said
     path.write_text("1 1:1\n")
     status, said = trained(path, tmp_path / "m.npz", "--ranks", "1", "--held-out", "0.9")
     assert status == 1
@@ -279,16 +290,19 @@ def test_a_model_that_does_not_say_its_base_is_warned_of(path: Path, tmp_path: P
         assert ("m.npz does not say with which --index-base it was trained: 1 is taken" in said) is (not options)
 
 
+def started_by(launcher: str) -> list[str]:
+    """The beginning of a command whose two ranks another launcher starts."""
+    if launcher == "torchrun":
+        return [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--no-python"]
+    return [str(Path(sys.executable).with_name("mpiexec")), "-n", "2"]
+
+
 @pytest.mark.parametrize("launcher", ["torchrun", "mpiexec"])
 def test_under_other_launchers_their_ranks_train(path: Path, tmp_path: Path, launcher: str) -> None:
     model = tmp_path / "model.npz"
-    start = {
-        "torchrun": [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--no-python"],
-        "mpiexec": [str(Path(sys.executable).with_name("mpiexec")), "-n", "2"],
-    }[launcher]
     command = [str(Path(sys.executable).with_name("telegrad")), "linear", "train", str(path), "--model", str(model)]
     done = subprocess.run(
-        [*start, *command, *SETTINGS],
+        [*started_by(launcher), *command, *SETTINGS],
         capture_output=True,
         text=True,
         timeout=100,
@@ -298,6 +312,23 @@ def test_under_other_launchers_their_ranks_train(path: Path, tmp_path: Path, lau
     assert done.stdout.count("2 ranks, batches of 50") == 1
     alone = train(read_libsvm(path), TrainingSettings(batch=50, epochs=4, l2=0.001, held_out=0.2))
     assert np.allclose(LinearModel.load(model).weights, alone.model.weights, atol=1e-6)
+
+
+@pytest.mark.parametrize("launcher", ["torchrun", "mpiexec"])
+def test_what_an_interrupted_training_leaves_is_said_by_one_rank(path: Path, tmp_path: Path, launcher: str) -> None:
+    command = [str(Path(sys.executable).with_name("telegrad")), "linear", "train", str(path), "--batch", "50"]
+    command += ["--epochs", "1000000", "--model", str(tmp_path / "model.npz")]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    with subprocess.Popen(
+        [*started_by(launcher), *command], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=environment
+    ) as process:
+        assert process.stdout is not None
+        assert "epoch 1: loss" in process.stdout.readline()
+        process.send_signal(signal.SIGTERM)
+        rest = process.stdout.read()
+    partial = tmp_path / "model.partial.npz"
+    assert rest.count(f"the model so far: {partial}") == 1
+    assert np.count_nonzero(LinearModel.load(partial).weights) > 0
 
 
 def test_a_rank_of_mpiexec_says_what_it_needs(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -225,6 +225,30 @@ def test_all_ranks_fit_one_model(world_size: int) -> None:
     assert all(np.array_equal(one.coef_, fitted[0].coef_) for one in fitted)
 
 
+@pytest.mark.parametrize("dtype", ["int8", "uint16", ">i4", "int64", "float32", "float64", "bool", "U3", "U9", "O"])
+def test_classes_keep_the_dtype_of_y(dtype: str) -> None:
+    x, y = data(3)
+    y = np.array(["a", "bb", "ccc"] if dtype[0] in "UO" else [0, 1, 7], dtype)[y]
+    settings: dict[str, Any] = {"max_iter": 1, "learning_rate": 0.1, "random_state": 0}
+    alone = LogisticRegression(**settings).fit(x, y)
+    ranks = among([(x, y), (x[:9], y[:9])], lambda comm: LogisticRegression(comm=comm, **settings))
+    for one in (alone, *ranks):
+        assert one.classes_.dtype == y.dtype
+        assert one.classes_.tolist() == np.unique(y).tolist()
+        assert one.predict(x).dtype == y.dtype
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "expected"),
+    [(["a", "b"], ["ccc", "b"], ["a", "b", "ccc"]), ([1, 2], [2.0, 3.0], [1, 2, 3])],
+    ids=["text", "numbers"],
+)
+def test_classes_of_ranks_with_other_dtypes(one: list[Any], other: list[Any], expected: list[Any]) -> None:
+    x = np.eye(2)
+    for fitted in among([(x, np.array(one)), (x, np.array(other))], lambda comm: LinearSVC(comm=comm, max_iter=1)):
+        assert fitted.classes_.tolist() == expected
+
+
 def test_what_is_wrong_on_one_rank_is_raised_on_all() -> None:
     x, y = data()
     good, bad = (x, y), (x, np.where(y, np.nan, 0.5))

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import bz2
 import gzip
+import lzma
+import os
 import re
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +15,7 @@ import numpy as np
 import pytest
 
 from telegrad.linear import Rows, data, read_libsvm
+from telegrad.linear.compression import COMPRESSED
 
 TEXT = b"+1 1:0.5 3:-2 9:1e-3\n\n-1\r\n# said\n0 2:.5 7:5. # and 8:9\r\n   \t\n\t1.5e0  4:+3\t11:0 \n-1 2:1\n+1 12:0.25"
 LINES = [line.split(b"#")[0].split() for line in TEXT.splitlines()]
@@ -42,6 +46,8 @@ def written(folder: Path, text: bytes, suffix: str = "") -> Path:
             path.write_bytes(gzip.compress(text))
         case ".bz2":
             path.write_bytes(bz2.compress(text))
+        case ".xz":
+            path.write_bytes(lzma.compress(text))
         case ".zst":
             zstandard = pytest.importorskip("zstandard")
             middle = len(text) // 2  # two frames, one after the other
@@ -51,7 +57,7 @@ def written(folder: Path, text: bytes, suffix: str = "") -> Path:
     return path
 
 
-@pytest.fixture(params=["", ".gz", ".bz2", ".zst"], ids=["plain", "gz", "bz2", "zst"])
+@pytest.fixture(params=["", *COMPRESSED], ids=lambda suffix: suffix[1:] or "plain")
 def suffix(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
@@ -78,10 +84,19 @@ def test_more_ranks_than_lines(tmp_path: Path, suffix: str) -> None:
 
 
 def test_no_lines_at_all(tmp_path: Path, suffix: str) -> None:
-    path = written(tmp_path, b"", suffix)
+    path = written(tmp_path, b"" if suffix else b"\n", suffix)
     assert len(read_libsvm(path)) == 0
     assert len(read_libsvm(path, rank=1, world_size=2, features=5)) == 0
     assert read_libsvm(path, features=5).n_features == 5
+
+
+@pytest.mark.parametrize("cache", [False, True])
+def test_a_file_without_a_byte_is_refused_alike(tmp_path: Path, suffix: str, cache: bool) -> None:
+    path = tmp_path / f"data.svm{suffix}"
+    path.touch()
+    for rank in range(2):
+        with pytest.raises(ValueError, match=f"^{re.escape(str(path))}: the file is empty: name one that has rows$"):
+            read_libsvm(path, rank=rank, world_size=2, cache=cache)
 
 
 def test_features_are_those_declared_or_those_that_occur(tmp_path: Path) -> None:
@@ -135,7 +150,7 @@ def test_more_features_than_declared_are_an_error_also_where_damage_is_left_out(
         read_libsvm(path, features=2)
 
 
-@pytest.mark.parametrize("suffix", [".gz", ".bz2", ".zst"])
+@pytest.mark.parametrize("suffix", COMPRESSED)
 @pytest.mark.parametrize("damage", ["cut", "noise"])
 def test_a_damaged_archive_is_an_error(tmp_path: Path, suffix: str, damage: str) -> None:
     path = written(tmp_path, b"1 1:1\n" * 1000, suffix)
@@ -145,11 +160,30 @@ def test_a_damaged_archive_is_an_error(tmp_path: Path, suffix: str, damage: str)
         read_libsvm(path)
 
 
+@pytest.mark.parametrize(("suffix", "kind"), [(".gz", "gzip"), (".bz2", "bzip2"), (".xz", "xz"), (".zst", "Zstandard")])
+@pytest.mark.parametrize(("name", "stem"), [("data.svm", "data.svm"), ("data.v1", "data.v1"), ("data.GZ", "data")])
+def test_an_archive_whose_name_does_not_say_so(tmp_path: Path, suffix: str, kind: str, name: str, stem: str) -> None:
+    path = written(tmp_path, b"1 1:1\n", suffix).rename(tmp_path / name)
+    said = f"{path} is compressed ({kind}), which its name does not say: name it {stem}{suffix}, or decompress it"
+    with pytest.raises(ValueError, match=re.escape(said)):
+        read_libsvm(path)
+    assert len(read_libsvm(path.rename(tmp_path / f"{stem}{suffix}"))) == 1
+
+
+def test_an_archive_in_a_pipe_is_read(tmp_path: Path) -> None:
+    archive = gzip.compress(b"1 1:1\n")
+    path = tmp_path / "data.gz"
+    os.mkfifo(path)
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(path.write_bytes, archive)
+        assert len(read_libsvm(path)) == 1
+
+
 def test_a_zst_file_says_what_it_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import sys
 
     path = tmp_path / "data.svm.zst"
-    path.write_bytes(b"")
+    path.write_bytes(b"a frame")
     monkeypatch.setitem(sys.modules, "zstandard", None)
     with pytest.raises(ImportError, match=r"data.svm.zst needs zstandard: pip install 'telegrad\[linear\]'"):
         read_libsvm(path)
@@ -175,8 +209,31 @@ def test_a_folder_that_is_named_like_an_archive(tmp_path: Path) -> None:
         ({"features": 2**32}, "features=4294967296 must be from 1"),
         ({"rank": 2, "world_size": 2}, "rank=2 must be from 0 to world_size - 1, which is 1"),
         ({"rank": -1}, "rank=-1 must be"),
+        ({"world_size": 0}, "world_size=0 must be at least 1"),
+        ({"rank": -1, "world_size": -2}, "world_size=-2 must be at least 1"),
     ],
 )
 def test_wrong_arguments_are_refused(tmp_path: Path, options: dict[str, Any], said: str) -> None:
     with pytest.raises(ValueError, match=re.escape(said)):
         read_libsvm(written(tmp_path, TEXT), **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"rank": 0.5, "world_size": 2}, "rank=0.5 must be an int from 0 to world_size - 1, which is 1"),
+        ({"rank": True, "world_size": 2}, "rank=True must be an int"),
+        ({"rank": "0"}, "rank='0' must be an int"),
+        ({"world_size": 2.0}, "world_size=2.0 must be an int of at least 1"),
+        ({"world_size": None}, "world_size=None must be an int of at least 1"),
+    ],
+)
+def test_shares_of_another_type_are_refused(tmp_path: Path, options: dict[str, Any], said: str) -> None:
+    with pytest.raises(TypeError, match=re.escape(said)):
+        read_libsvm(written(tmp_path, TEXT), **options)
+
+
+def test_shares_may_be_numpy_s_numbers(tmp_path: Path) -> None:
+    path = written(tmp_path, TEXT)
+    share: Any = {"rank": np.uint8(1), "world_size": np.uint8(2)}  # whose products would overflow
+    assert listed(read_libsvm(path, **share)) == listed(read_libsvm(path, rank=1, world_size=2))

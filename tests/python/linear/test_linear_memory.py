@@ -1,11 +1,14 @@
-"""The estimate of a training's memory, beside what processes have taken."""
+"""The estimate of a training's memory, beside what processes have taken, and what is free for it."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+
+from telegrad.linear.memory import available_bytes
 
 SHAPES = {"wide": (60_000, 4_000_000), "long": (800_000, 100_000)}  # rows, features
 
@@ -61,3 +64,69 @@ def test_training_takes_the_memory_that_is_said(optimizer: str, l1: float, alone
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
     taken, said = map(int, done.stdout.split())
     assert 0.5 * said < taken < 1.1 * said + 12 * 2**20  # arrays begin in pages of 2 MiB of their own
+
+
+MIB = 2**20
+UNLIMITED_V1 = 2**63 - 4096
+CASES: dict[str, tuple[str, dict[str, object], int]] = {
+    "no group": ("0::/", {}, 1000),
+    "limited": ("0::/job/step", {"job/step/memory.max": 300 * MIB, "job/step/memory.current": 100 * MIB}, 200),
+    "around it": (
+        "0::/job/step",
+        {
+            "job/step/memory.max": "max",
+            "job/step/memory.current": 100 * MIB,
+            "job/memory.max": 400 * MIB,
+            "job/memory.current": 350 * MIB,
+        },
+        50,
+    ),
+    "its own is the top": ("0::/", {"memory.max": 300 * MIB, "memory.current": 100 * MIB}, 200),
+    "outside of what it sees": ("0::/../other", {"memory.max": 300 * MIB, "memory.current": 100 * MIB}, 200),
+    "cached pages": (
+        "0::/job",
+        {
+            "job/memory.max": 300 * MIB,
+            "job/memory.current": 290 * MIB,
+            "job/memory.stat": f"anon 5\ninactive_file {30 * MIB}\nactive_file {60 * MIB}\n",
+        },
+        100,
+    ),
+    "used up": ("0::/job", {"job/memory.max": MIB, "job/memory.current": 2 * MIB}, 0),
+    "beyond the machine": ("0::/job", {"job/memory.max": 9000 * MIB, "job/memory.current": 0}, 1000),
+    "version 1": (
+        "9:cpu,cpuacct:/x\n4:memory:/docker/1\n1:name=systemd:/\n0::/",
+        {
+            "memory/docker/1/memory.limit_in_bytes": 300 * MIB,
+            "memory/docker/1/memory.usage_in_bytes": 250 * MIB,
+            "memory/docker/1/memory.stat": f"inactive_file 1\ntotal_inactive_file {20 * MIB}\n",
+            "memory/memory.limit_in_bytes": UNLIMITED_V1,
+            "memory/memory.usage_in_bytes": 700 * MIB,
+        },
+        70,
+    ),
+    "version 1, its own is the top": (
+        "4:memory:/docker/1",
+        {"memory/memory.limit_in_bytes": 300 * MIB, "memory/memory.usage_in_bytes": 100 * MIB},
+        200,
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_what_is_free_is_the_least_of_the_machine_and_the_control_groups(tmp_path: Path, case: str) -> None:
+    entries, files, expected = CASES[case]
+    texts = {"proc/meminfo": f"MemTotal: 9 kB\nMemAvailable: {1000 * 1024} kB\n", "proc/self/cgroup": entries + "\n"}
+    texts |= {f"sys/fs/cgroup/{name}": f"{value}\n" for name, value in files.items()}
+    if "memory.stat" not in " ".join(files):
+        texts |= {name.rpartition("/")[0] + "/memory.stat": "" for name in texts if name.startswith("sys")}
+    for name, text in texts.items():
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    assert available_bytes(tmp_path) == expected * MIB
+
+
+def test_a_machine_that_does_not_say_what_is_free_is_trusted(tmp_path: Path) -> None:
+    assert available_bytes() > 2**20
+    assert available_bytes(tmp_path) == -1

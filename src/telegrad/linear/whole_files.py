@@ -1,0 +1,38 @@
+"""Files that are written whole, or not at all. This module must not know what is in them."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import IO, Any
+
+
+def write_whole(path: str | os.PathLike[str], write: Callable[[IO[Any]], None]) -> None:
+    """``write`` writes a file beside ``path``, which then takes its place: whoever reads meanwhile, or after this was
+    broken off, finds the old one. What is no regular file, and one whose folder lets none be made beside it, is written
+    in place. Raises ``OSError`` where that cannot be."""
+    target = Path(path).resolve()  # of a link, which stays
+    if target.is_file() or not target.exists():
+        try:
+            _replace(target, write)
+            return
+        except PermissionError:
+            pass
+    with target.open("wb") as file:
+        write(file)
+
+
+def _replace(target: Path, write: Callable[[IO[Any]], None]) -> None:
+    beside = target.with_name(f"{target.name}.{secrets.token_hex(4)}.new")
+    try:
+        with beside.open("xb") as file:
+            write(file)
+        if target.exists():
+            shutil.copymode(target, beside)
+        beside.replace(target)
+    except BaseException:
+        beside.unlink(missing_ok=True)
+        raise
