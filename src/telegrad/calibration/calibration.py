@@ -15,7 +15,13 @@ import numpy as np
 
 from telegrad.calibration.device_sums import DeviceSums, measure_device_sums
 from telegrad.calibration.fit import CostFit, fit_costs
-from telegrad.calibration.keeping import NoisyCalibration, doubts_about, doubts_about_load, store_unless_noisy
+from telegrad.calibration.keeping import (
+    NoisyCalibration,
+    doubts_about,
+    doubts_about_load,
+    doubts_about_sizes,
+    store_unless_noisy,
+)
 from telegrad.calibration.pairs import calls_of_sample, open_pairs, timed_sample, written_zeros
 from telegrad.calibration.probes import Probe, probes
 from telegrad.calibration.sweep import Samples, Sweep, grid
@@ -159,7 +165,8 @@ def measure(
     )
     on_progress(1.0, "done")
     agreed = _of_rank_0(communicator, tuning)
-    return Calibration(agreed, fit, medians, sweep.samples, (*doubts, *doubts_about(agreed)), device_sums)
+    doubts = (*doubts, *doubts_about_sizes(sweep.samples), *doubts_about(agreed))
+    return Calibration(agreed, fit, medians, sweep.samples, doubts, device_sums)
 
 
 def _known_of_devices(communicator: Communicator) -> DeviceTuning | None:

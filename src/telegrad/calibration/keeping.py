@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from telegrad.comm.tuning_cache import file_of, store
@@ -10,6 +10,8 @@ from telegrad.plan import Tuning
 
 # There are three algorithms; where nothing disturbs they cross a few times, also where a network's protocol changes.
 _MOST_STEPS = 8
+# Algorithms cross below it on most networks: a sweep that ends before has not seen what long vectors take.
+_LONG_BYTES = 1 << 20
 
 
 class NoisyCalibration(RuntimeError):  # noqa: N818
@@ -22,6 +24,14 @@ def doubts_about(tuning: Tuning) -> tuple[str, ...]:
     if steps <= _MOST_STEPS:
         return ()
     return (f"the table has {steps} steps, more than {_MOST_STEPS}",)
+
+
+def doubts_about_sizes(sizes: Iterable[int]) -> tuple[str, ...]:
+    """The same, of the sizes in bytes at which algorithms were timed: time may have been up before long vectors."""
+    longest = max(sizes)
+    if longest >= _LONG_BYTES:
+        return ()
+    return (f"nothing longer than {longest:,} bytes was measured: give more --seconds (seconds=)",)
 
 
 def doubts_about_load(machines: Sequence[tuple[float, int]]) -> tuple[str, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -21,6 +22,7 @@ from telegrad.cli.workload_options import (
     TraceOption,
     chosen_device,
     chosen_workload,
+    is_given,
 )
 from telegrad.plan import advice
 from telegrad.plan.cluster import Cluster
@@ -29,9 +31,13 @@ from telegrad.sim.networks import NAMED, network_of, with_costs
 
 _MOST_RANKS = 8192
 _NETWORK = "The network"
+_DEVICE_ASSUMED = (
+    "A trace does not say what selecting and unpacking take: they are assumed to run on a {}. --device names another."
+)
 
 
 def advise(
+    context: typer.Context,
     model: ModelOption = "resnet50",
     trace: TraceOption = None,
     nodes: Annotated[int, typer.Option(min=1, help="Machines.", rich_help_panel=_NETWORK)] = 16,
@@ -92,24 +98,50 @@ def advise(
         except ValueError as error:
             raise typer.BadParameter(str(error), param_hint=option) from error
     chosen = chosen_device(device)
-    workload = chosen_workload(model, trace, samples, chosen, compute_ms)
+    workload = chosen_workload(context, model, trace, samples, chosen, compute_ms)
     cluster = Cluster(ranks, costs.costs, gpus_per_node, oversubscription=float(gpus_per_node))
     with ended_by_interrupt(console, "interrupted: nothing was written"):
-        found = advice.advise(workload, cluster, chosen, density=density)
+        try:
+            found = advice.advise(workload, cluster, chosen, density=density)
+        except (ValueError, OverflowError) as error:
+            raise typer.BadParameter(
+                f"no step can be reckoned from these costs and times ({error}): give smaller ones"
+            ) from error
+        if trace is not None and not is_given(context, "device"):
+            found = replace(found, cautions=(*found.cautions, _DEVICE_ASSUMED.format(device)))
         console.print(table_of(found))
         text = "\n".join(["", *(f"• {one}" for one in found.reasons), "", *(f"Mind: {one}" for one in found.cautions)])
         panel = f"[bold]{found.verdict}[/]{text}"
         console.print(Panel(panel, title="advice", title_align="left"), highlight=False)
         console.print(Syntax(found.line, "python", background_color="default", word_wrap=True))
-        said = [f"network: {costs.about}", f"computation: {workload.trace.about or workload.model}"]
+        about = costs.about if nodes > 1 else "none is used: all ranks share a node"
+        within = _about_within(cluster)
+        said = [f"network: {about}"]
+        if within is not None:
+            said.append(f"inside of a node: {within}")
+        said.append(f"computation: {workload.trace.about or workload.model}")
         said.append(f"selection and unpacking: {chosen.about}")
         for one in said:
             console.print(one, style="dim", highlight=False, markup=False)
         if json_file is not None:
-            write_json(console, json_file, {**for_json(found), "network": costs.about, "device": chosen.about})
-            console.print(f"predictions: {json_file}", highlight=False)
+            write_json(
+                console, json_file, {**for_json(found), "network": about, "within": within, "device": chosen.about}
+            )
+            console.print(f"predictions: {json_file}", highlight=False, markup=False)
         if plot_file is not None:
-            title = f"{workload.model}, {ranks:,} ranks, {network}: {found.verdict.partition(':')[0].lower()}"
+            where = network if nodes > 1 else "one node"
+            title = f"{workload.model}, {ranks:,} ranks, {where}: {found.verdict.partition(':')[0].lower()}"
             with written(console, plot_file):
                 plot(found, title, plot_file)
-            console.print(f"plot: {plot_file}", highlight=False)
+            console.print(f"plot: {plot_file}", highlight=False, markup=False)
+
+
+def _about_within(cluster: Cluster) -> str | None:
+    """What is assumed of the inside of a node, if ranks share one."""
+    if cluster.ranks_per_node == 1:
+        return None
+    costs = cluster.within
+    return (
+        f"assumes α {costs.alpha_s * 1e6:g} µs, {1e-9 / costs.beta_s_per_byte:g} GB/s, "
+        f"γ {costs.gamma_s_per_byte * 1e9:g} ns per byte"
+    )

@@ -235,10 +235,10 @@ def _show(
         )
     if plot_file is not None:
         plot(found, "held-out figures, dense and compressed", plot_file)
-        console.print(f"plot: {plot_file}")
+        console.print(f"plot: {plot_file}", markup=False)
     if time_plot_file is not None:
         if not times:
             console.print("[red]no picture over time: no method of these runs is a scheme of --iterations[/]")
             raise typer.Exit(1)
         plot_over_time(found[MAIN], times, sorted({row["ranks"] for row in times})[:2], time_plot_file)
-        console.print(f"plot over time: {time_plot_file}")
+        console.print(f"plot over time: {time_plot_file}", markup=False)

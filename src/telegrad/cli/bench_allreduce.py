@@ -163,7 +163,7 @@ def allreduce(
         write_result(console, json_file, result)
     if plot_file is not None:
         plot(rows, _title(ranks, nodes), plot_file)
-        console.print(f"plot: {plot_file}")
+        console.print(f"plot: {plot_file}", markup=False)
     if wrong := sum(int(str(row["wrong"])) for row in rows):
         console.print(f"[red]{wrong} values are wrong[/]")
         raise typer.Exit(1)

@@ -86,7 +86,7 @@ def faults(
         write_result(console, json_file, {"trials": rows, "machine": machine}, what="verdicts")
     if plot_file is not None:
         plot(verdicts, title, plot_file)
-        console.print(f"plot: {plot_file}")
+        console.print(f"plot: {plot_file}", markup=False)
     late = strict_times and any(verdict.late for verdict in verdicts)
     if late or any(verdict.violations for verdict in verdicts):
         raise typer.Exit(1)

@@ -96,7 +96,7 @@ def linear(
     if plot_file is not None and found:
         with written(console, plot_file):
             plot(found, title, plot_file)
-        console.print(f"plot: {plot_file}")
+        console.print(f"plot: {plot_file}", markup=False)
 
 
 # what reading says of Python's arguments, which this command has no options for

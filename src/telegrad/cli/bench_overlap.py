@@ -54,7 +54,7 @@ def overlap(
     result.say_failures(console)
     if result.rows and plot_file is not None:
         plot(result.rows, f"kernels behind a non-blocking all_reduce on {machine['gpu']}", plot_file)
-        console.print(f"plot: {plot_file}")
+        console.print(f"plot: {plot_file}", markup=False)
     result.end(console)
 
 

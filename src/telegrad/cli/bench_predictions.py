@@ -92,7 +92,7 @@ def predictions(
         write_result(console, json_file, result)
     if plot_file is not None:
         plot(rows, f"predicted and measured, {network}", plot_file)
-        console.print(f"plot: {plot_file}")
+        console.print(f"plot: {plot_file}", markup=False)
     if wrong_values := sum(int(str(row["wrong"])) for row in rows):
         console.print(f"[red]{wrong_values} values are wrong[/]")
         raise typer.Exit(1)

@@ -85,4 +85,4 @@ def select(
     console.print(machine_text(machine) + ("" if gpu is None else f"; {gpu}"), style="dim")
     if plot_file is not None:
         plot(rows, f"selection on {gpu or 'one thread'}", plot_file)
-        console.print(f"plot: {plot_file}")
+        console.print(f"plot: {plot_file}", markup=False)

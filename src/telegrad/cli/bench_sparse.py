@@ -115,7 +115,7 @@ def sparse(
     console.print(machine_text(machine), style="dim")
     if plot_file is not None and rows:
         plot(rows, f"sums of sparse vectors, {network}", plot_file)
-        console.print(f"plot: {plot_file}")
+        console.print(f"plot: {plot_file}", markup=False)
     if wrong := sum(int(str(row["wrong"] or 0)) for row in rows):
         console.print(f"[red]{wrong} values are wrong[/]")
     if wrong or failed:

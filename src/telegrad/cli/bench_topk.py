@@ -171,7 +171,7 @@ def topk_allreduce(
         write_result(console, json_file, {**result, "machine": machine})
     if plot_file is not None:
         plot(result, f"sums of what ranks select, {recorder.about}", plot_file)
-        console.print(f"plot: {plot_file}", highlight=False)
+        console.print(f"plot: {plot_file}", highlight=False, markup=False)
     if result.get("failed") or any(row["wrong"] for row in result.get("measured", ())):
         console.print("[red]something failed, or some sums were wrong[/]")
         raise typer.Exit(1)

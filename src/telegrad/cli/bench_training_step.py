@@ -89,7 +89,7 @@ def training_step(
     if plot_file is not None:
         with written(console, plot_file):
             plot(rows, f"training steps, {ranks} ranks, {network}", plot_file)
-        console.print(f"plot: {plot_file}", highlight=False)
+        console.print(f"plot: {plot_file}", highlight=False, markup=False)
     if any(row["apart"] > _APART for row in rows):
         console.print("[red]some ways have trained other weights than the first[/]")
         raise typer.Exit(1)

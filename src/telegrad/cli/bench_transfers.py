@@ -62,7 +62,7 @@ def transfers(
         console.print(enqueueing_text(result.rows), highlight=False)
         if plot_file is not None:
             plot(result.rows, f"device tensors on {machine['gpu']}", plot_file)
-            console.print(f"plot: {plot_file}")
+            console.print(f"plot: {plot_file}", markup=False)
     result.end(console)
 
 

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from telegrad.bench.machine import describe_machine, machine_text
@@ -19,6 +20,7 @@ from telegrad.cli.gpu_options import described_gpu
 from telegrad.cli.interrupts import ended_by_interrupt
 from telegrad.cli.options import networks_of
 from telegrad.cli.outputs import check_writable, write_result, written
+from telegrad.comm import tuning_cache
 from telegrad.launch import SINGLE_THREADED, LaunchError, Ranks
 from telegrad.plan import Tuning
 from telegrad.report.calibration import costs_text, device_costs_text, device_table_of, plot, table_of
@@ -71,8 +73,18 @@ def calibrate(
         raise typer.BadParameter(
             f"{device!r} is not known: use {', '.join(_TARGETS_ON)}, or leave it out", param_hint="--device"
         )
+    if not seconds < timeout:
+        raise typer.BadParameter(
+            f"{seconds:g} s of measuring are not over before --timeout {timeout:g}: give a longer --timeout, or less "
+            "here",
+            param_hint="--seconds",
+        )
     check_writable(json_file, "--json")
     check_writable(plot_file, "--plot")
+    try:
+        tuning_cache.check_writable()
+    except (OSError, RuntimeError) as error:
+        raise typer.BadParameter(str(error), param_hint="TELEGRAD_CACHE") from error
     if device is not None:
         described_gpu(console)
     _warn_if_busy(console)
@@ -80,7 +92,7 @@ def calibrate(
         try:
             said = _run_with_progress(console, ranks, network, seconds, device, timeout)
         except (LaunchError, RuntimeError) as error:
-            console.print(f"[red]{network}:[/] {error}", highlight=False)
+            console.print(f"[red]{network}:[/] {escape(str(error))}", highlight=False)
             raise typer.Exit(1) from error
     found = said["found"]
     tuning = Tuning.from_data(found["tuning"])
@@ -100,15 +112,16 @@ def calibrate(
     if plot_file is not None:
         with written(console, plot_file):
             plot(found, title, plot_file)
-        console.print(f"plot: {plot_file}")
+        console.print(f"plot: {plot_file}", markup=False)
     if "not_kept" in said:
         console.print(f"not kept for later jobs: {said['not_kept']}", style="red", highlight=False, markup=False)
         raise typer.Exit(1)
-    console.print(f"kept for later jobs: {said['kept']}", highlight=False, soft_wrap=True)
+    console.print(f"kept for later jobs: {said['kept']}", highlight=False, markup=False, soft_wrap=True)
     if found["doubts"]:
         console.print(
             f"This may be noise: {'; '.join(found['doubts'])}. Calibrate again when the machine is quiet.",
             style="yellow",
+            markup=False,
         )
 
 

@@ -218,13 +218,13 @@ class _Training:
 def _show(console: Console, training: _Training, about: str, out: Path, json_file: Path | None) -> None:
     results = training.results
     if json_file is not None:
-        console.print(f"figures: {json_file.resolve()}", soft_wrap=True, highlight=False)
+        console.print(f"figures: {json_file.resolve()}", soft_wrap=True, highlight=False, markup=False)
     if results:
         title = f"{results[0].parameters / 1e6:.1f} M parameters, {about}"
         console.print(table_of(results, title))
         picture = (out / "demo.png").resolve()
         plot(results, title, picture)
-        console.print(f"plot: {picture}", soft_wrap=True, highlight=False)
+        console.print(f"plot: {picture}", soft_wrap=True, highlight=False, markup=False)
     for result in results:
         if not result.ranks_agree:
             console.print(f"[red]{result.name}: the ranks' weights differ at the end[/]")

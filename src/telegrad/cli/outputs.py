@@ -49,7 +49,7 @@ def check_writable(path: Path | None, option: str) -> None:
 def write_result(console: Console, path: Path, result: Mapping[str, object], *, what: str = "rows") -> None:
     """Writes ``result`` as JSON, and says that ``what`` it holds is there."""
     path.write_text(json.dumps(result, indent=1, allow_nan=False) + "\n")
-    console.print(f"{what}: {path}")
+    console.print(f"{what}: {path}", markup=False)
 
 
 class GrowingResult:
@@ -98,7 +98,7 @@ class GrowingResult:
         """Says where the rows are, and ends the command with status 1 if something failed or a row counts ``"wrong"``
         values."""
         if self._path is not None and (self.rows or self.failures):
-            console.print(f"rows: {self._path}")
+            console.print(f"rows: {self._path}", markup=False)
         if any(row.get("wrong") for row in self.rows):
             console.print("[red]some values were wrong[/]")
         if self.failures or any(row.get("wrong") for row in self.rows):

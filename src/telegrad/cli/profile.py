@@ -77,12 +77,12 @@ def profile(
 def _show(console: Console, trace: Trace, most: int, json_file: Path | None, plot_file: Path | None) -> None:
     for table in tables_of(trace, most):
         console.print(table)
-    console.print(summary_of(trace), highlight=False)
+    console.print(summary_of(trace), highlight=False, markup=False)
     if json_file is not None:
         with written(console, json_file):
             json_file.write_text(trace.to_json() + "\n")
-        console.print(f"trace: {json_file}", highlight=False)
+        console.print(f"trace: {json_file}", highlight=False, markup=False)
     if plot_file is not None:
         with written(console, plot_file):
             plot(trace, plot_file)
-        console.print(f"plot: {plot_file}", highlight=False)
+        console.print(f"plot: {plot_file}", highlight=False, markup=False)

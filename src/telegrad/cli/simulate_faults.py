@@ -97,7 +97,7 @@ def faults(
     if json_file is not None:
         with written(console, json_file):
             json_file.write_text(json.dumps({**found.to_dict(), "first_seed": first_seed}, indent=1) + "\n")
-        console.print(f"found: {json_file}")
+        console.print(f"found: {json_file}", markup=False)
     if found.failures:
         raise typer.Exit(1)
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import TextColumn
 
 from telegrad.bench.plan import text_of
@@ -105,19 +106,19 @@ def run(asked: Asked, settings: Settings) -> None:
             _write_timeline(console, points[0], settings.timeline)
         if settings.links is not None:
             write_json(console, settings.links, counts_for_json(measure_apart(points[0], links=True)))
-            console.print(f"counts: {settings.links}", highlight=False)
+            console.print(f"counts: {settings.links}", highlight=False, markup=False)
         if settings.json_file is not None:
             told = [row_of(one) for one in found.values()]
             for place, path in enumerate(paths[point] for point in points if point in paths):
                 told[place]["critical_path"] = path_for_json(path)
             about = {"name": settings.network, "about": network.about, **network.fields_of_core()}
             write_json(console, settings.json_file, {"rows": told, "network": about})
-            console.print(f"rows: {settings.json_file}", highlight=False)
+            console.print(f"rows: {settings.json_file}", highlight=False, markup=False)
         if drawn is not None:
             drawn_panels = [(across, about, [row_of(found[one]) for one in wanted]) for across, about, wanted in panels]
             with written(console, drawn):
                 plot(drawn_panels, f"{name}, {_short(settings)}", drawn)
-            console.print(f"plot: {drawn}", highlight=False)
+            console.print(f"plot: {drawn}", highlight=False, markup=False)
 
 
 def _panels(
@@ -193,7 +194,9 @@ def _write_timeline(console: Console, point: Point, path: Path) -> None:
         chain = critical_path(found.activities, found.finish_by_rank_s)
         with written(console, path):
             count = write_trace(path, found.activities, chain)
-        console.print(f"timeline: {path} ({count:,} events; open it at https://ui.perfetto.dev)", highlight=False)
+        console.print(
+            f"timeline: {path} ({count:,} events; open it at https://ui.perfetto.dev)", highlight=False, markup=False
+        )
 
 
 @contextmanager
@@ -213,7 +216,7 @@ def failures_said(console: Console) -> Iterator[None]:
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
     except (RuntimeError, OSError) as error:
-        console.print(f"[red]the simulation failed:[/] {error}", highlight=False)
+        console.print(f"[red]the simulation failed:[/] {escape(str(error))}", highlight=False)
         raise typer.Exit(1) from error
     except MemoryError as error:
         console.print("[red]out of memory:[/] use fewer ranks, less bytes, fewer --jobs, or no --payloads")

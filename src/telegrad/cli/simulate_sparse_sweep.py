@@ -114,12 +114,12 @@ def sparse_sweep(
         if settings.json_file is not None:
             about = {"name": settings.network, "about": network.about, **network.fields_of_core()}
             write_json(console, settings.json_file, {"rows": told, "network": about})
-            console.print(f"rows: {settings.json_file}", highlight=False)
+            console.print(f"rows: {settings.json_file}", highlight=False, markup=False)
         if drawn is not None:
             panels = [panel_of(there, one.across, one.about) for one, there in zip(sweeps, rows, strict=True)]
             with written(console, drawn):
                 draw(panels, f"sums of sparse vectors of {of}, {settings.network}", drawn, seconds="seconds (virtual)")
-            console.print(f"plot: {drawn}", highlight=False)
+            console.print(f"plot: {drawn}", highlight=False, markup=False)
 
 
 def _names(text: str, wire: str) -> tuple[str, ...]:

@@ -49,6 +49,7 @@ _STEP, _LATE = "How gradients are sent", "Stragglers"
     network="10gbit",
 )
 def training_step(
+    context: typer.Context,
     model: ModelOption = "resnet50",
     trace: TraceOption = None,
     samples: SamplesOption = None,
@@ -132,7 +133,7 @@ def training_step(
     else:
         network, ranks = settings.made_network(), settings.all_ranks()
         chosen = chosen_device(device)
-        workload = chosen_workload(model, trace, samples, chosen, compute_ms, fixed_ms)
+        workload = chosen_workload(context, model, trace, samples, chosen, compute_ms, fixed_ms)
         if global_samples is not None and not 0 < global_samples < float("inf"):
             raise typer.BadParameter(
                 f"{global_samples:g} is no mini-batch: use a number above 0", param_hint="--global-samples"
@@ -154,7 +155,7 @@ def training_step(
         )
         work = lambda: list(sweep.rows())  # noqa: E731
         title = f"training steps of {workload.model}, {settings.network}"
-        computing = f"{workload.trace.about}; selection: {chosen.about}"
+        computing = f"{workload.trace.about or workload.model}; selection: {chosen.about}"
         about = {
             "workload": workload.trace.about,
             "device": chosen.about,
@@ -169,7 +170,7 @@ def training_step(
             console.print(line, style="dim", highlight=False, markup=False)
         if settings.json_file is not None:
             write_json(console, settings.json_file, {"rows": rows, **about})
-            console.print(f"rows: {settings.json_file}", highlight=False)
+            console.print(f"rows: {settings.json_file}", highlight=False, markup=False)
         if drawn is not None:
             _draw(console, rows, title, drawn)
 
@@ -177,7 +178,7 @@ def training_step(
 def _draw(console: Any, rows: list[Row], title: str, path: Path) -> None:
     with written(console, path):
         plot(rows, title, path)
-    console.print(f"plot: {path}", highlight=False)
+    console.print(f"plot: {path}", highlight=False, markup=False)
 
 
 def _names(text: str, known: Any, option: str) -> list[str]:

@@ -63,7 +63,14 @@ def chosen_device(name: str) -> Device:
         raise typer.BadParameter(str(error), param_hint="--device") from error
 
 
+def is_given(context: typer.Context, name: str) -> bool:
+    """Whether the command line has the option of this parameter."""
+    source = context.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
+
+
 def chosen_workload(
+    context: typer.Context,
     model: str,
     trace: Path | None,
     samples: float | None,
@@ -90,8 +97,16 @@ def chosen_workload(
             return of_model(model, device, samples=samples, compute_s=compute_s, fixed_s=fixed_ms / 1e3)
         except ValueError as error:
             raise _blaming(error, samples) from error
+    if is_given(context, "model"):
+        raise typer.BadParameter("--trace says what a step computes: leave this out", param_hint="--model")
     recorded = _read(trace)
-    if compute_ms is not None and recorded.compute_s > 0:
+    if compute_ms is not None:
+        if not recorded.compute_s:
+            raise typer.BadParameter(
+                f"all times of {trace} are 0, and nothing says how to divide {compute_ms:g} ms: leave this out, or "
+                "record another profile",
+                param_hint="--compute-ms",
+            )
         recorded = scaled(recorded, compute_ms / 1e3 / recorded.compute_s)
     try:
         return Workload(trace.stem, recorded, 1.0 if samples is None else samples, fixed_ms / 1e3)

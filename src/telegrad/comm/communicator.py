@@ -257,7 +257,11 @@ class Communicator(Reductions, TopkReductions, Moves, PointToPoint):
         if self._tuning is None:
             return None
         own_process = Place(child.driver, ((socket.gethostname(), child.world_size),))
-        return self._tuning.for_part(child.place or own_process, one_node=len(set(child.nodes)) == 1)
+        return self._tuning.for_part(
+            child.place or own_process,
+            one_node=len(set(child.nodes)) == 1,
+            shares_memory=child._usable().shares_memory,
+        )
 
     @property
     def tuning(self) -> Tuning | None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import tempfile
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 
 from telegrad.plan import Place, Tuning
@@ -28,31 +30,55 @@ def file_of(place: Place) -> Path:
     return cache_folder() / f"{_beginning_of(place)}-{hosts}.json"
 
 
+def check_writable() -> None:
+    """Raises ``OSError`` if ``store`` could not write, ``RuntimeError`` if there is no home."""
+    folder = cache_folder()
+    with _naming(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=folder).close()
+
+
 def store(tuning: Tuning) -> Path:
     """Keeps ``tuning`` for later jobs; replaces an earlier one of the same place, at once or not at all. Raises
     ``OSError`` if it cannot be written."""
     path = file_of(tuning.place)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=".tuning-")
-    try:
-        with os.fdopen(descriptor, "w") as file:
-            file.write(tuning.to_json() + "\n")
-        os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
+    with _naming(path.parent):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=".tuning-")
+        try:
+            with os.fdopen(descriptor, "w") as file:
+                file.write(tuning.to_json() + "\n")
+            os.replace(temporary, path)
+        except BaseException:
+            Path(temporary).unlink(missing_ok=True)
+            raise
     return path
+
+
+@contextlib.contextmanager
+def _naming(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        why = "it is no folder" if isinstance(error, FileExistsError) else error.strerror or error
+        raise OSError(
+            f"tunings cannot be kept in {folder} ({why}): let TELEGRAD_CACHE name a folder that can be written"
+        ) from error
 
 
 def candidates(here: Place) -> list[Tuning]:
     """The kept tunings of places that are ``here`` but for the hosts, which are known to hold all of ``here``'s; the
     newest first. A file that is damaged is left out with a warning that names it."""
     try:
-        paths = [(path.stat().st_mtime, path) for path in cache_folder().glob(f"{_beginning_of(here)}-*.json")]
+        paths = [*cache_folder().glob(f"{_beginning_of(here)}-*.json")]
     except (OSError, RuntimeError):  # not readable, or no home: nothing is kept
         return []
+    dated: list[tuple[float, Path]] = []
+    for path in paths:
+        with contextlib.suppress(OSError):  # a link to nothing, or gone meanwhile
+            dated.append((path.stat().st_mtime, path))
     found: list[Tuning] = []
-    for _, path in sorted(paths, reverse=True):
+    for _, path in sorted(dated, reverse=True):
         try:
             tuning = Tuning.from_json(path.read_text())
         except (OSError, ValueError) as error:

@@ -97,8 +97,8 @@ class DecisionTable:
     def from_data(cls, found: Any) -> Self:
         """The reverse of ``to_data``. Raises ``ValueError`` for what is no table."""
         try:
-            choices = tuple(Choice(int(one["from_bytes"]), str(one["algorithm"])) for one in found["choices"])
-            return cls(int(found["ranks"]), choices)
+            choices = tuple(Choice(_whole(one, "from_bytes"), str(one["algorithm"])) for one in found["choices"])
+            return cls(_whole(found, "ranks"), choices)
         except (KeyError, TypeError) as error:
             raise ValueError(f"{str(found)[:80]!r} is no decision table: give what to_json() returned") from error
 
@@ -110,7 +110,7 @@ class DecisionTable:
         """The reverse of ``to_json``. Raises ``ValueError`` for text that is no table."""
         try:
             found = json.loads(text)
-        except json.JSONDecodeError as error:
+        except (ValueError, RecursionError) as error:
             raise ValueError(f"{text[:80]!r} is no decision table: give what to_json() returned") from error
         return cls.from_data(found)
 
@@ -118,6 +118,13 @@ class DecisionTable:
         lines = [f"allreduce, {self.ranks} ranks"]
         lines += [f"  from {choice.from_bytes:>13,} bytes  {choice.algorithm}" for choice in self.choices]
         return "\n".join(lines)
+
+
+def _whole(found: Any, name: str) -> int:
+    value = found[name]
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ValueError(f"{name}={value!r} must be a whole number: give what to_json() returned")
+    return value
 
 
 def allreduce_table(

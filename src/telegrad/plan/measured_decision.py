@@ -28,7 +28,7 @@ def measured_allreduce_table(ranks: int, samples: Samples, predicted: DecisionTa
     Between two sizes the choice changes where the logarithms of the times, taken as straight lines, cross. Beyond the
     largest size it is that of ``predicted`` from where both agree, and from twice that size what ``predicted`` has for
     the longest vectors: what a cache still holds there says little of them. Raises ``ValueError`` without samples, for
-    sizes below 4 bytes and for algorithms that do not exist.
+    sizes below 4 bytes, for times that are not above 0 and finite, and for algorithms that do not exist.
     """
     sizes = sorted(samples)
     if (
@@ -42,6 +42,9 @@ def measured_allreduce_table(ranks: int, samples: Samples, predicted: DecisionTa
     for name in {name for size in sizes for name in samples[size]}:
         if name not in TABLE_ALGORITHMS:
             raise ValueError(f"algorithm {name!r} does not exist: use {', '.join(TABLE_ALGORITHMS)}")
+    for name, time_s in ((name, one) for of in samples.values() for name, times in of.items() for one in times):
+        if not 0 < time_s < math.inf:
+            raise ValueError(f"a sample of {name} is {time_s} s: give times above 0, and finite")
     chosen = _least_loss([_losses(samples[size]) for size in sizes])
     choices = [Choice(0, chosen[0])]
     for (below, before), (above, after) in itertools.pairwise(zip(sizes, chosen, strict=True)):

@@ -116,7 +116,10 @@ class Trace:
     @classmethod
     def from_json(cls, text: str) -> Self:
         """Raises ``ValueError`` for what is no trace."""
-        found: Any = json.loads(text)
+        try:
+            found: Any = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"this is no trace but damaged JSON ({error}): record it again") from error
         if not isinstance(found, dict) or found.get("format") != _FORMAT:
             raise ValueError(f"this is no trace: it must come from Trace.to_json() ({_FORMAT!r})")
         if found.get("version") != _VERSION:
@@ -124,7 +127,7 @@ class Trace:
         try:
             rows = [(str(name), operator.index(size), float(seconds)) for name, size, seconds in found["gradients"]]
             forward_s, about = float(found["forward_s"]), str(found["about"])
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise ValueError(f"this trace is damaged ({error!r}): it must come from Trace.to_json()") from error
         names, sizes, times = zip(*rows, strict=True) if rows else ((), (), ())
         return cls(names, sizes, times, forward_s, about)

@@ -99,10 +99,10 @@ class Tuning:
         """Of the jobs that this tuning is for."""
         return self.place.ranks
 
-    def for_part(self, place: Place, *, one_node: bool = False) -> Self:
+    def for_part(self, place: Place, *, one_node: bool = False, shares_memory: bool = False) -> Self:
         """What is expected of ``place``, where some of these ranks are: the same costs, and the table that the closed
         forms make of them for its number of ranks. ``one_node``: all of it is on one, so that its costs are those
-        within, if they are known."""
+        within, if they are known. ``shares_memory``: as for ``allreduce_table``."""
         on_device = self.on_device if place.is_alike(self.place) else None
         costs, within = self.costs, self.within
         levels: Levels | None = None
@@ -112,7 +112,7 @@ class Tuning:
             levels = Levels(place.nodes, within)
         else:
             within = None
-        table = allreduce_table(place.ranks, costs, levels=levels)
+        table = allreduce_table(place.ranks, costs, levels=levels, shares_memory=shares_memory)
         return replace(self, place=place, costs=costs, allreduce=table, within=within, on_device=on_device)
 
     @property
@@ -150,7 +150,7 @@ class Tuning:
         """The reverse of ``to_json``. Raises ``ValueError`` that says what is wrong with the text."""
         try:
             found = json.loads(text)
-        except json.JSONDecodeError as error:
+        except (ValueError, RecursionError) as error:
             raise ValueError(f"this is no tuning but damaged JSON ({error}): calibrate again") from error
         return cls.from_data(found)
 

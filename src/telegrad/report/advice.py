@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
+from rich.markup import escape
 from rich.table import Table
 
 from telegrad.plan.advice import Advice, Prediction
@@ -25,7 +26,8 @@ _LONGEST = 4.0  # shortest steps to be shown
 def table_of(advice: Advice) -> Table:
     """A line for each scheme; the recommended one is bold."""
     ranks, nodes = advice.cluster.ranks, advice.cluster.nodes
-    title = f"a training step of {advice.workload.model} on {ranks:,} ranks, {nodes:,} nodes"
+    where = "1 node" if nodes == 1 else f"{nodes:,} nodes"
+    title = escape(f"a training step of {advice.workload.model} on {ranks:,} ranks, {where}")
     table = Table(title=title, title_justify="left", header_style="bold", box=SIMPLE_HEAD, padding=0)
     table.caption = "efficiency: of the samples a second that ranks without communication would have"
     table.caption_justify = "left"

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from rich.markup import escape
 from rich.table import Table
 
 from telegrad.bench.plan import text_of
@@ -30,7 +31,7 @@ def costs_text(tuning: Tuning, round_s: float) -> str:
 
 def table_of(rows: Sequence[Row], title: str) -> Table:
     """One line per size; the choice is bold. A dash: not measured there, hopeless."""
-    table = Table(title=title, title_justify="left", header_style="bold")
+    table = Table(title=escape(title), title_justify="left", header_style="bold")
     table.add_column("size", justify="right")
     names = [name for name in ALLREDUCE_ALGORITHMS if any(row["algorithm"] == name for row in rows)]
     for name in names:
@@ -46,7 +47,7 @@ def table_of(rows: Sequence[Row], title: str) -> Table:
 
 def device_table_of(rows: Sequence[Row], title: str) -> Table:
     """One line per size: what each way took, and what its line says; the choice is bold."""
-    table = Table(title=title, title_justify="left", header_style="bold")
+    table = Table(title=escape(title), title_justify="left", header_style="bold")
     table.add_column("size", justify="right")
     names = [name for name in DEVICE_ALGORITHMS if any(row["algorithm"] == name for row in rows)]
     for name in names:

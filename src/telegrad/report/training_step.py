@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
+from rich.markup import escape
 from rich.table import Table
 
 from telegrad.report.durations import duration
@@ -48,7 +49,7 @@ def varying_of(rows: Sequence[Row]) -> list[str]:
 
 def table_of(rows: Sequence[Row], title: str) -> Table:
     """A line for each row; of the same ranks the shortest step is bold."""
-    table = Table(title=title, title_justify="left", header_style="bold", box=SIMPLE_HEAD, padding=0)
+    table = Table(title=escape(title), title_justify="left", header_style="bold", box=SIMPLE_HEAD, padding=0)
     table.caption = "exposed: by how much the step is longer than its computation"
     table.caption_justify = "left"
     varying = varying_of(rows)

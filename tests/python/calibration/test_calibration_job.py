@@ -37,6 +37,7 @@ def _small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(calibration, "grid", lambda _crossings: [4, 1024, 1 << 18])
     monkeypatch.setattr(os, "getloadavg", lambda: (0.0, 0.0, 0.0))
     monkeypatch.setattr(keeping, "_MOST_STEPS", 1000)  # so short samples are noise
+    monkeypatch.setattr(keeping, "_LONG_BYTES", 4)
 
 
 def _on_ucx_ranks(size: int, function: Callable[[Communicator], Any]) -> list[Any]:
@@ -129,6 +130,15 @@ def test_noise_is_not_kept_in_the_place_of_an_earlier_tuning(monkeypatch: pytest
     assert not _is_kept(other)
     monkeypatch.setattr(os, "getloadavg", lambda: (0.0, 0.0, 0.0))
     assert _is_kept(_on_ucx_ranks(2, run)[0])
+
+
+def test_too_short_a_calibration_is_not_kept_in_the_place_of_an_earlier_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    long = _on_ucx_ranks(2, telegrad.calibrate)[0]
+    assert _is_kept(long)
+    monkeypatch.setattr(keeping, "_LONG_BYTES", 1 << 20)
+    with pytest.warns(UserWarning, match=r"not kept for later jobs: nothing longer than 4 bytes was measured: give"):
+        _on_ucx_ranks(2, lambda comm: telegrad.calibrate(comm, seconds=1e-6))
+    assert _is_kept(long)
 
 
 def test_seconds_that_differ_are_an_error_on_all_ranks() -> None:

@@ -42,6 +42,7 @@ def _small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(calibration, "grid", lambda _crossings: [4, 1024])
     monkeypatch.setattr(os, "getloadavg", lambda: (0.0, 0.0, 0.0))
     monkeypatch.setattr(keeping, "_MOST_STEPS", 1000)
+    monkeypatch.setattr(keeping, "_LONG_BYTES", 4)
 
 
 def times_of(startup_s: float, s_per_byte: float, noise: float = 1.0) -> dict[int, list[float]]:

@@ -6,7 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from telegrad.calibration.keeping import NoisyCalibration, doubts_about, doubts_about_load, store_unless_noisy
+from telegrad.calibration.keeping import (
+    NoisyCalibration,
+    doubts_about,
+    doubts_about_load,
+    doubts_about_sizes,
+    store_unless_noisy,
+)
 from telegrad.plan import Choice, Costs, DecisionTable, Place, Tuning
 
 
@@ -28,6 +34,13 @@ def test_a_machine_is_busy_where_more_runs_than_it_has_cores() -> None:
     assert doubts_about_load([(2.0, 2), (1.5, 16)]) == ()
     assert doubts_about_load([(2.5, 2), (20.0, 16), (6.0, 4)]) == (
         "the machine of rank 2 was busy before (load 6.0 on 4 cores)",
+    )
+
+
+def test_a_sweep_that_ended_before_long_vectors_is_doubted() -> None:
+    assert doubts_about_sizes({4: {}, 1 << 20: {}}) == ()
+    assert doubts_about_sizes([1024, 4]) == (
+        "nothing longer than 1,024 bytes was measured: give more --seconds (seconds=)",
     )
 
 

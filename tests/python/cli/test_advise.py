@@ -77,13 +77,73 @@ def test_a_recorded_profile(tmp_path: Path) -> None:
     assert slower["rows"][0]["compute_s"] == pytest.approx(0.09)
 
 
+def test_a_trace_does_not_say_what_selects(tmp_path: Path) -> None:
+    path = tmp_path / "mine.json"
+    path.write_text(Trace(("a",), (4 << 20,), (0.01,), 0.005).to_json())
+    file = tmp_path / "advice.json"
+    said = "selecting and unpacking take: they are assumed to run on a v100. --device names another."
+    assert said in words(advice("--trace", str(path))[1])
+    assert any(said in one for one in written("--trace", str(path), file=file)["cautions"])
+    for options in (("--trace", str(path), "--device", "v100"), ("--model", "resnet50")):
+        assert not any(said in one for one in written(*options, file=file)["cautions"])
+
+
+def test_what_a_trace_leaves_without_effect_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "mine.json"
+    path.write_text(Trace(("a",), (4 << 20,), (0.0,), 0.0).to_json())
+    for options, said in (
+        (("--model", "resnet50"), "--model: --trace says what a step computes: leave this out"),
+        (("--compute-ms", "5"), f"--compute-ms: all times of {path} are 0, and nothing says how to divide 5 ms: leave"),
+    ):
+        status, output = advice("--trace", str(path), *options, columns=1000)
+        assert status == 2
+        assert said in output
+
+
+def test_what_is_assumed_of_a_node_is_said(tmp_path: Path) -> None:
+    inside = "assumes α 0.5 µs, 25 GB/s, γ 0.1 ns per byte"
+    file = tmp_path / "advice.json"
+    output = advice("--nodes", "4", "--gpus-per-node", "2")[1]
+    assert f"inside of a node: {inside}" in output
+    assert "8 ranks, 4 nodes" in output
+    assert "inside of a node" not in advice("--nodes", "4")[1]
+    status, output = advice("--nodes", "1", "--gpus-per-node", "2", "--network", "1gbit", "--json", str(file))
+    assert status == 0
+    assert "2 ranks, 1 node " in output
+    assert "network: none is used: all ranks share a node" in output
+    assert f"inside of a node: {inside}" in output
+    assert json.loads(file.read_text())["within"] == inside
+
+
+@pytest.mark.parametrize("costs", [("--beta", "1e300"), ("--alpha", "1e308")])
+def test_costs_beyond_all_numbers_are_said_in_words(costs: tuple[str, str]) -> None:
+    status, output = advice(*costs, columns=1000)
+    assert status == 2
+    assert "no step can be reckoned from these costs and times (" in output
+    assert "): give smaller ones" in output
+
+
+def test_brackets_in_names_of_files_are_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("matplotlib")
+    monkeypatch.chdir(tmp_path)
+    Path("ü [b].json").write_text(Trace(("a",), (4 << 20,), (0.01,), 0.005).to_json())
+    files = ("--json", "rows [b].json", "--plot-file", "[b].png")
+    status, output = advice("--trace", "ü [b].json", *files)
+    assert status == 0
+    assert "a training step of ü [b] on 16 ranks" in output
+    assert "predictions: rows [b].json" in output
+    assert "plot: [b].png" in output
+
+
 def test_gpus_share_their_node_s_link(tmp_path: Path) -> None:
-    def sparse_s(*options: str) -> float:
+    def sent_s(*options: str) -> dict[str, float]:
         found = written("--model", "vgg16", *options, file=tmp_path / "advice.json")
         assert found["ranks"] == 16
-        return float(next(row["communicate_s"] for row in found["rows"] if row["scheme"] == "topk"))
+        return {row["scheme"]: row["communicate_s"] for row in found["rows"]}
 
-    assert sparse_s("--nodes", "4", "--gpus-per-node", "4") > 2 * sparse_s("--nodes", "16")
+    shared, apart = sent_s("--nodes", "4", "--gpus-per-node", "4"), sent_s("--nodes", "16")
+    assert shared["oktopk"] > 1.5 * apart["oktopk"]
+    assert shared["topk"] < apart["topk"]  # it sums inside of nodes first
 
 
 def test_own_costs_and_times(tmp_path: Path) -> None:
@@ -114,6 +174,7 @@ def test_own_costs_and_times(tmp_path: Path) -> None:
         (("--samples", "1e300"), "--samples: compute_s=inf must be above 0 and finite"),
         (("--compute-ms", "nan"), "--compute-ms: nan is no time"),
         (("--trace", "/nowhere.json"), "--trace"),
+        (("--trace", __file__), f"--trace: cannot read {__file__}: this is no trace but damaged JSON"),
         (("--json", "/nowhere/advice.json"), "--json: the folder /nowhere does not exist: make it first"),
     ],
 )

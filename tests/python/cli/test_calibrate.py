@@ -28,6 +28,11 @@ _TUNING = Tuning(
 )
 
 
+@pytest.fixture(autouse=True)
+def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TELEGRAD_CACHE", str(tmp_path / "cache"))
+
+
 def _run(*arguments: str) -> tuple[int, str]:
     done = CliRunner().invoke(make_app(), ["calibrate", *arguments], env={"COLUMNS": "200"})
     return done.exit_code, " ".join(done.output.split())
@@ -85,7 +90,6 @@ def _with_devices() -> dict[str, Any]:
 
 
 def test_a_small_job_on_shared_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TELEGRAD_CACHE", str(tmp_path / "cache"))
     for name in ("UCX_TLS", "UCX_NET_DEVICES", "TELEGRAD_NETWORK"):
         monkeypatch.delenv(name, raising=False)
     written, drawn = tmp_path / "found.json", tmp_path / "plot.png"
@@ -185,6 +189,17 @@ def test_a_network_that_cannot_be_is_told(monkeypatch: pytest.MonkeyPatch) -> No
         ("--device", "tpu", "Invalid value for --device: 'tpu' is not known: use cuda, or leave it out"),
         ("--ranks", "1", "'--ranks'"),
         ("--seconds", "0", "'--seconds'"),
+        (
+            "--seconds",
+            "120",
+            "--seconds: 120 s of measuring are not over before --timeout 120: give a longer --timeout",
+        ),
+        (
+            "--seconds",
+            "inf",
+            "--seconds: inf s of measuring are not over before --timeout 120: give a longer --timeout",
+        ),
+        ("--timeout", "5", "--seconds: 7 s of measuring are not over before --timeout 5: give a longer --timeout"),
         ("--json", "/nowhere/found.json", "the folder /nowhere does not exist"),
         ("--plot", "/nowhere/plot.png", "the folder /nowhere does not exist"),
     ],
@@ -193,6 +208,33 @@ def test_bad_options_name_the_remedy(option: str, value: str, message: str) -> N
     status, output = _run(option, value)
     assert status == 2
     assert message in output
+
+
+def test_a_cache_that_cannot_be_written_is_found_before_the_measurement(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(command, "_run_with_progress", lambda *_: pytest.fail("it was measured"))
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("TELEGRAD_CACHE", str(tmp_path / "file"))
+    status, output = _run()
+    assert status == 2
+    assert f"TELEGRAD_CACHE: tunings cannot be kept in {tmp_path / 'file'} (it is no folder): let" in output.replace(
+        "│ ", ""
+    )
+
+
+def test_brackets_in_names_are_shown(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    place = replace(_TUNING.place, interface="[red]eth0")
+    found = {**_found(), "tuning": json.loads(replace(_TUNING, place=place).to_json())}
+    monkeypatch.setattr(command, "_run_with_progress", lambda *_: {"found": found, "kept": "/[b]/file.json"})
+    (tmp_path / "[b]").mkdir()
+    monkeypatch.chdir(tmp_path)
+    status, output = _run("--json", "[b]/found.json", "--plot", "[b]/plot.png")
+    assert status == 0, output
+    assert "times: [b]/found.json" in output
+    assert "plot: [b]/plot.png" in output
+    assert "kept for later jobs: /[b]/file.json" in output
+    assert "interface [red]eth0" in output
 
 
 def test_help_explains_every_option() -> None:

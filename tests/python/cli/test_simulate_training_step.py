@@ -179,6 +179,27 @@ def test_a_file_that_is_no_profile_is_refused(text: str, said: str, tmp_path: Pa
     assert said in output
 
 
+def test_a_known_model_beside_a_profile_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "mine.json"
+    path.write_text(Trace(("a",), (4 << 20,), (0.01,), 0.005).to_json())
+    status, output = step("--trace", str(path), "--model", "vgg16", columns=1000)
+    assert status == 2
+    assert "--model: --trace says what a step computes: leave this out" in output
+
+
+def test_brackets_in_names_of_files_are_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("matplotlib")
+    monkeypatch.chdir(tmp_path)
+    Path("ü [b].json").write_text(Trace(("a",), (4 << 20,), (0.01,), 0.005).to_json())
+    files = ("--json", "rows [b].json", "--plot-file", "[b].png")
+    status, output = step("--trace", "ü [b].json", "--ranks", "4", *files)
+    assert status == 0
+    assert "training steps of ü [b], 10gbit" in output
+    assert "rows: rows [b].json" in output
+    assert "plot: [b].png" in output
+    assert "ü [b]; selection" in output
+
+
 def test_files_that_cannot_be_written_are_said_first(tmp_path: Path) -> None:
     status, output = step("--json", str(tmp_path / "none" / "rows.json"), columns=1000)
     assert status == 2

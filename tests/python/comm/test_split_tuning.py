@@ -54,11 +54,11 @@ def _tunings_of_parts(wanted: Tuning | str | None) -> list[Tuning | None]:
         return list(pool.map(run, range(_SIZE)))[:_PART]
 
 
-def _derived(whole: Tuning, place: Place) -> Tuning:
-    derived = whole.for_part(place)
+def _derived(whole: Tuning, place: Place, *, shares_memory: bool = True) -> Tuning:
+    derived = whole.for_part(place, shares_memory=shares_memory)
     assert derived.place == place
     assert derived.costs == whole.costs
-    assert derived.allreduce == allreduce_table(place.ranks, whole.costs)
+    assert derived.allreduce == allreduce_table(place.ranks, whole.costs, shares_memory=shares_memory)
     return derived
 
 
@@ -93,4 +93,5 @@ def test_parts_of_one_process_are_tuned_by_the_whole(on_ranks: Callable[..., lis
         with child:
             return child.tuning
 
-    assert on_ranks(_SIZE, run) == [_derived(whole, _place(ranks, "local")) for ranks in (3, 3, 3, 1)]
+    parts = [_derived(whole, _place(ranks, "local"), shares_memory=False) for ranks in (3, 3, 3, 1)]
+    assert on_ranks(_SIZE, run) == parts

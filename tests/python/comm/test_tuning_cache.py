@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from tunings import tuning_of
 
-from telegrad.comm.tuning_cache import cache_folder, candidates, file_of, store
+from telegrad.comm.tuning_cache import cache_folder, candidates, check_writable, file_of, store
 from telegrad.plan import Place
 
 _ENVIRONMENT = (("UCX_TLS", "tcp,self"),)
@@ -75,12 +75,18 @@ def test_host_sets_that_could_be_meant_are_all_candidates_the_newest_first() -> 
     assert candidates(Place("ucx", (("node1", 4),))) == [two, one]
 
 
-@pytest.mark.parametrize("damage", ["", "{", '{"format": "telegrad tuning"}', "\udcff"])
+@pytest.mark.parametrize("damage", ["", "{", "[" * 100_000, '{"format": "telegrad tuning"}', "\udcff"])
 def test_a_damaged_file_is_left_out_with_a_warning_that_names_it(damage: str) -> None:
     path = store(tuning_of(_PLACE, 1000))
     path.write_text(damage, errors="surrogateescape")
     with pytest.warns(UserWarning, match=f"{path} is not used: "):
         assert candidates(_PLACE) == []
+
+
+def test_a_link_to_nothing_hides_no_other_tuning() -> None:
+    path = store(tuning_of(_PLACE, 1000))
+    path.with_name(path.name.replace(".json", "x.json")).symlink_to(path.with_name("gone"))
+    assert candidates(_PLACE) == [tuning_of(_PLACE, 1000)]
 
 
 def test_without_a_home_nothing_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -96,9 +102,11 @@ def test_without_a_home_nothing_is_kept(monkeypatch: pytest.MonkeyPatch) -> None
 def test_what_cannot_be_written_is_an_error_and_leaves_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("TELEGRAD_CACHE", str(tmp_path / "file"))
-    with pytest.raises(OSError, match="file"):
-        store(tuning_of(_PLACE, 1000))
+    for write in (check_writable, lambda: store(tuning_of(_PLACE, 1000))):
+        with pytest.raises(OSError, match=r"^tunings cannot be kept in .*file \(it is no folder\): let TELEGRAD_CACHE"):
+            write()
     monkeypatch.setenv("TELEGRAD_CACHE", str(tmp_path / "cache"))
+    check_writable()
 
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")

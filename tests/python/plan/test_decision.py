@@ -91,11 +91,20 @@ def test_a_table_travels_as_json_and_says_what_it_says() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "[]", "{}", '{"ranks": 2, "choices": [{"algorithm": "ring"}]}', '{"ranks": null}']
+    "text", ["", "[]", "[" * 100_000, "{}", '{"ranks": 2, "choices": [{"algorithm": "ring"}]}', '{"ranks": null}']
 )
 def test_text_that_is_no_table_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="no decision table: give what to_json"):
         DecisionTable.from_json(text)
+
+
+@pytest.mark.parametrize("value", [0.9, 64.0, "64", True, float("inf"), None])
+def test_sizes_and_ranks_that_are_no_whole_numbers_are_refused(value: object) -> None:
+    choice = {"from_bytes": 0, "algorithm": "ring"}
+    with pytest.raises(ValueError, match=f"from_bytes={value!r} must be a whole number"):
+        DecisionTable.from_data({"ranks": 2, "choices": [choice, {"from_bytes": value, "algorithm": "ring"}]})
+    with pytest.raises(ValueError, match=f"ranks={value!r} must be a whole number"):
+        DecisionTable.from_data({"ranks": value, "choices": [choice]})
 
 
 def test_tables_that_make_no_sense_are_refused() -> None:

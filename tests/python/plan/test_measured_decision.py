@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import random
 
 import pytest
@@ -103,3 +104,9 @@ def test_without_samples_there_is_no_table(samples: dict[int, dict[str, list[flo
 def test_an_unknown_algorithm_is_refused() -> None:
     with pytest.raises(ValueError, match="'magic' does not exist: use recursive_doubling, "):
         measured_allreduce_table(4, {4: {"magic": [1.0]}}, _PREDICTED)
+
+
+@pytest.mark.parametrize("time_s", [0.0, -1e-6, math.nan, math.inf])
+def test_times_that_are_none_are_refused(time_s: float) -> None:
+    with pytest.raises(ValueError, match=f"a sample of ring is {time_s} s: give times above 0, and finite"):
+        measured_allreduce_table(4, {4: {_DOUBLING: [1e-6], _RING: [1e-6, time_s]}}, _PREDICTED)

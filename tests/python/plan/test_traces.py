@@ -87,6 +87,7 @@ def test_a_trace_survives_json() -> None:
         ({"gradients": [["a", 1]]}, "damaged"),
         ({"gradients": [["a", "x", 1.0]]}, "damaged"),
         ({"gradients": [["a", 1.5, 1.0]]}, "damaged"),
+        ({"gradients": [["a", 1, 10**400]]}, "damaged"),
         ({"gradients": [["a", 1, float("inf")]]}, "gradient 'a' has 1 bytes and inf s"),
         ({"gradients": [["a", -1, 1.0]]}, "gradient 'a' has -1 bytes"),
         ({"forward_s": -1.0}, "forward_s=-1.0 must be"),
@@ -104,6 +105,9 @@ def test_a_trace_needs_one_of_each() -> None:
         Trace(("a",), (1, 2), (0.1,), 0.3)
     with pytest.raises(ValueError, match="this is no trace"):
         Trace.from_json("3")
+    for damaged in ("{", "[" * 100_000):
+        with pytest.raises(ValueError, match=r"this is no trace but damaged JSON \(.*\): record it again"):
+            Trace.from_json(damaged)
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 4, 8])

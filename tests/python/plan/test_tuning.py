@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from telegrad.plan import Choice, Costs, DecisionTable, Place, Tuning
+from telegrad.plan import Choice, Costs, DecisionTable, Place, Tuning, allreduce_table
 
 PLACE = Place("ucx", (("node1", 2), ("node2", 2)), "eth0", (("UCX_TLS", "tcp,self"),))
 TUNING = Tuning(
@@ -42,6 +42,14 @@ def test_a_tuning_says_where_it_holds_and_what_it_chooses() -> None:
     assert str(Place("ucx", (("node1", 8),))) == "8 ranks on node1, driver ucx"
 
 
+def test_a_part_that_shares_memory_has_a_table_for_that() -> None:
+    place = Place("ucx", (("node1", 3),))
+    tables = {shares: allreduce_table(3, TUNING.costs, shares_memory=shares) for shares in (False, True)}
+    assert tables[False] != tables[True]
+    for shares, table in tables.items():
+        assert TUNING.for_part(place, shares_memory=shares).allreduce == table
+
+
 def test_a_tuning_cannot_be_changed() -> None:
     with pytest.raises(dataclasses.FrozenInstanceError):
         TUNING.residual = 0.0  # type: ignore[misc]
@@ -52,6 +60,7 @@ def test_a_tuning_cannot_be_changed() -> None:
     [
         ("", "no tuning but damaged JSON"),
         (TUNING.to_json()[:-40], "no tuning but damaged JSON"),
+        ("[" * 100_000, "no tuning but damaged JSON .*recursion"),
         ("[]", 'it lacks "format": "telegrad tuning"'),
         ('{"ranks": 4}', 'it lacks "format": "telegrad tuning"'),
     ],
@@ -101,6 +110,7 @@ def _with(*path: Any) -> Callable[[dict[str, Any]], None]:
         (_with("allreduce", "choices", 1, "algorithm", "magic"), "'magic' does not exist"),
         (_with("allreduce", "choices", 0, "from_bytes", 4), "let the first begin at 0"),
         (_with("allreduce", "choices", 1, "from_bytes", 1 << 70), "no vector is longer"),
+        (_with("allreduce", "choices", 1, "from_bytes", 0.9), "from_bytes=0.9 must be a whole number"),
         (_with("allreduce", []), "no decision table"),
         (_with("residual", float("nan")), "residual=nan must be a finite number"),
     ],
