@@ -17,10 +17,11 @@ def check_same_parameters(
     owner: str = "Synchronizer",
     remedy: str = "close() the Synchronizer and make another one",
 ) -> None:
-    """Raises ``RuntimeError`` for a parameter of ``model`` that is trained and is none of those ``held``."""
+    """Raises ``RuntimeError`` for a parameter of ``model`` that is trained and is none of those ``held``. Other tensors
+    in the place of one, as ``torch.func.functional_call`` puts there for a forward pass, may be made of those."""
     known = {id(one) for one in held}
     for name, one in model.named_parameters():
-        if one.requires_grad and id(one) not in known:
+        if one.requires_grad and id(one) not in known and isinstance(one, nn.Parameter):
             raise RuntimeError(
                 f"parameter {name!r} was unfrozen, added or replaced after its {owner} was made, which does not "
                 f"average it: {remedy}"
@@ -49,7 +50,6 @@ class ParameterWatch:
         """As a hook of the model."""
         if module is self._model and any(names.get(name) is not one for names, name, one in self._places):
             check_same_parameters(self._model, self._parameters)
-            self._places = _places_in(self._model)
 
     def close(self) -> None:
         """Removes the hook."""

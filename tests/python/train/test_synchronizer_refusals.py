@@ -174,6 +174,18 @@ def test_a_model_all_of_whose_parameters_were_replaced_is_refused(on_ranks: OnRa
     on_ranks(2, run)
 
 
+def test_a_pass_with_tensors_made_of_the_parameters_is_none_without_them(on_ranks: OnRanks) -> None:
+    def run(comm: Communicator) -> list[float]:
+        model = nn.Linear(2, 1, bias=False)
+        Synchronizer(model, comm, plan="single")
+        doubled = {name: 2 * one for name, one in model.named_parameters()}
+        torch.func.functional_call(model, doubled, torch.full((1, 2), comm.rank + 1.0)).sum().backward()
+        assert model.weight.grad is not None
+        return [*model.weight.grad.flatten().tolist()]
+
+    assert on_ranks(2, run) == [[3.0, 3.0]] * 2
+
+
 def test_a_model_can_be_pickled_and_its_copy_is_not_watched(local: Callable[..., list[Communicator]]) -> None:
     model = nn.Sequential(nn.Linear(4, 4))
     Synchronizer(model, local(1)[0], plan="single")
