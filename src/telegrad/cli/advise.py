@@ -14,6 +14,7 @@ from telegrad.cli.console import table_console
 from telegrad.cli.interrupts import ended_by_interrupt
 from telegrad.cli.outputs import check_writable, written
 from telegrad.cli.simulate_run import write_json
+from telegrad.cli.tuning_option import TuningOption, about_costs, cluster_of, read_tuning
 from telegrad.cli.workload_options import (
     ComputeOption,
     DeviceOption,
@@ -25,9 +26,9 @@ from telegrad.cli.workload_options import (
     is_given,
 )
 from telegrad.plan import advice
-from telegrad.plan.cluster import Cluster
+from telegrad.plan.cluster import NODE, Cluster
 from telegrad.report.advice import for_json, plot, table_of
-from telegrad.sim.networks import NAMED, network_of, with_costs
+from telegrad.sim.networks import NAMED, Network, network_of, with_costs
 
 _MOST_RANKS = 8192
 _NETWORK = "The network"
@@ -60,6 +61,7 @@ def advise(
         float | None,
         typer.Option(help="β: seconds of a byte in a node's link.", rich_help_panel=_NETWORK, show_default=False),
     ] = None,
+    tuning_file: TuningOption = None,
     density: Annotated[float, typer.Option(help="Share of entries that a rank would select.")] = 0.01,
     samples: SamplesOption = None,
     device: DeviceOption = "v100",
@@ -77,6 +79,8 @@ def advise(
     say that you should not compress.
 
     [bold]Example:[/] telegrad advise --model vgg16 --nodes 16 --network 1gbit --plot-file vgg16.png
+
+    On a network that is there: telegrad calibrate --json costs.json, then telegrad advise --tuning costs.json
     """
     console = table_console()
     check_writable(json_file, "--json")
@@ -88,18 +92,17 @@ def advise(
         )
     if not 0 < density <= 1:
         raise typer.BadParameter(f"{density:g} is no share: use a number above 0, up to 1", param_hint="--density")
-    try:
-        costs = network_of(network)
-    except ValueError as error:
-        raise typer.BadParameter(str(error), param_hint="--network") from error
-    for option, name, value in (("--alpha", "alpha_s", alpha), ("--beta", "beta_s_per_byte", beta)):
-        try:
-            costs = with_costs(costs, **{name: value})
-        except ValueError as error:
-            raise typer.BadParameter(str(error), param_hint=option) from error
+    if tuning_file is None:
+        costs = _named_costs(network, alpha, beta)
+        about, place = costs.about, network
+        cluster = Cluster(ranks, costs.costs, gpus_per_node, oversubscription=float(gpus_per_node))
+    else:
+        _refuse_named_costs(context)
+        tuning = read_tuning(tuning_file)
+        cluster = cluster_of(tuning, nodes, gpus_per_node)
+        about, place = f"measured among {tuning.place}: {about_costs(tuning.costs)}", tuning_file.stem
     chosen = chosen_device(device)
     workload = chosen_workload(context, model, trace, samples, chosen, compute_ms)
-    cluster = Cluster(ranks, costs.costs, gpus_per_node, oversubscription=float(gpus_per_node))
     with ended_by_interrupt(console, "interrupted: nothing was written"):
         try:
             found = advice.advise(workload, cluster, chosen, density=density)
@@ -114,7 +117,8 @@ def advise(
         panel = f"[bold]{found.verdict}[/]{text}"
         console.print(Panel(panel, title="advice", title_align="left"), highlight=False)
         console.print(Syntax(found.line, "python", background_color="default", word_wrap=True))
-        about = costs.about if nodes > 1 else "none is used: all ranks share a node"
+        if nodes == 1:
+            about = "none is used: all ranks share a node"
         within = _about_within(cluster)
         said = [f"network: {about}"]
         if within is not None:
@@ -129,19 +133,34 @@ def advise(
             )
             console.print(f"predictions: {json_file}", highlight=False, markup=False)
         if plot_file is not None:
-            where = network if nodes > 1 else "one node"
+            where = place if nodes > 1 else "one node"
             title = f"{workload.model}, {ranks:,} ranks, {where}: {found.verdict.partition(':')[0].lower()}"
             with written(console, plot_file):
                 plot(found, title, plot_file)
             console.print(f"plot: {plot_file}", highlight=False, markup=False)
 
 
+def _named_costs(network: str, alpha: float | None, beta: float | None) -> Network:
+    try:
+        costs = network_of(network)
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="--network") from error
+    for option, name, value in (("--alpha", "alpha_s", alpha), ("--beta", "beta_s_per_byte", beta)):
+        try:
+            costs = with_costs(costs, **{name: value})
+        except ValueError as error:
+            raise typer.BadParameter(str(error), param_hint=option) from error
+    return costs
+
+
+def _refuse_named_costs(context: typer.Context) -> None:
+    for name in ("network", "alpha", "beta"):
+        if is_given(context, name):
+            raise typer.BadParameter("--tuning has measured costs: leave this out", param_hint=f"--{name}")
+
+
 def _about_within(cluster: Cluster) -> str | None:
-    """What is assumed of the inside of a node, if ranks share one."""
+    """What is assumed, or was measured, of the inside of a node, if ranks share one."""
     if cluster.ranks_per_node == 1:
         return None
-    costs = cluster.within
-    return (
-        f"assumes α {costs.alpha_s * 1e6:g} µs, {1e-9 / costs.beta_s_per_byte:g} GB/s, "
-        f"γ {costs.gamma_s_per_byte * 1e9:g} ns per byte"
-    )
+    return f"{'assumes' if cluster.within is NODE else 'measured:'} {about_costs(cluster.within)}"

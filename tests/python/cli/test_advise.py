@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from typer.testing import CliRunner
 
 from telegrad.cli import make_app
 from telegrad.cli.advise import advise
+from telegrad.plan import Costs, Place, Tuning, allreduce_table
 from telegrad.plan.architectures import ARCHITECTURES
 from telegrad.plan.trace import Trace
 
@@ -113,6 +115,48 @@ def test_what_is_assumed_of_a_node_is_said(tmp_path: Path) -> None:
     assert "network: none is used: all ranks share a node" in output
     assert f"inside of a node: {inside}" in output
     assert json.loads(file.read_text())["within"] == inside
+
+
+def test_measured_costs_take_the_place_of_a_named_network_s(tmp_path: Path) -> None:
+    costs = Costs(20e-6, 8.5e-9, gamma_s_per_byte=1e-10)
+    place = Place("ucx", (("one", 1), ("two", 1)), None, ())
+    tuning = Tuning(place, costs, allreduce_table(2, costs), "2026-11-26T00:00:00Z", "0.1.0", 0.1)
+    kept, said = tmp_path / "kept.json", tmp_path / "calibrated.json"
+    kept.write_text(tuning.to_json())
+    said.write_text(json.dumps({"tuning": json.loads(tuning.to_json()), "rows": []}))
+    file = tmp_path / "advice.json"
+    named = written("--nodes", "4", "--network", "1gbit", "--alpha", "20e-6", "--beta", "8.5e-9", file=file)
+    for path in (kept, said):
+        found = written("--nodes", "4", "--tuning", str(path), file=file)
+        assert (
+            found["network"]
+            == "measured among 2 ranks on 2 hosts (one, …), driver ucx: α 20 µs, 0.118 GB/s, γ 0.1 ns per byte"
+        )
+        assert [row["step_s"] for row in found["rows"]] == [row["step_s"] for row in named["rows"]]
+    # costs that were measured while all ranks of a node sent are not divided among them once more
+    shared = written("--nodes", "4", "--gpus-per-node", "2", "--tuning", str(kept), file=file)
+    flat = written("--nodes", "8", "--tuning", str(kept), file=file)
+    assert 0.2 < shared["rows"][0]["communicate_s"] / flat["rows"][0]["communicate_s"] < 1.1
+    assert shared["within"] == "assumes α 0.5 µs, 25 GB/s, γ 0.1 ns per byte"
+    within = replace(tuning, within=Costs(1e-6, 1e-10, gamma_s_per_byte=1e-10))
+    kept.write_text(within.to_json())
+    assert written("--nodes", "4", "--gpus-per-node", "2", "--tuning", str(kept), file=file)["within"].startswith(
+        "measured: α 1 µs"
+    )
+
+
+def test_what_is_no_tuning_or_has_costs_of_its_own_beside_it_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "none.json"
+    for text, more, said in (
+        ("[", (), f"--tuning: cannot read {path}"),
+        ("{}", (), f"--tuning: cannot read {path}: this is no tuning"),
+        ("{}", ("--beta", "1e-9"), "--beta: --tuning has measured costs: leave this out"),
+        ("{}", ("--network", "1gbit"), "--network: --tuning has measured costs: leave this out"),
+    ):
+        path.write_text(text)
+        status, output = advice("--tuning", str(path), *more, columns=1000)
+        assert status == 2
+        assert said in output
 
 
 @pytest.mark.parametrize("costs", [("--beta", "1e300"), ("--alpha", "1e308")])

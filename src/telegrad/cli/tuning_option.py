@@ -1,0 +1,56 @@
+"""``--tuning``: costs that ``telegrad calibrate`` has measured, for the commands that predict from costs."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from telegrad.plan import Costs, Tuning
+from telegrad.plan.cluster import NODE, Cluster
+
+TuningOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--tuning",
+        exists=True,
+        dir_okay=False,
+        help="Measured costs instead of a named network's: what telegrad calibrate wrote with --json, or a file that "
+        "it keeps.",
+        rich_help_panel="The network",
+        show_default=False,
+    ),
+]
+
+
+def read_tuning(path: Path) -> Tuning:
+    """Raises ``BadParameter`` for a file that holds none."""
+    try:
+        text = path.read_text()
+        found = json.loads(text)
+        inner = found.get("tuning") if isinstance(found, dict) else None
+        return Tuning.from_json(text) if inner is None else Tuning.from_data(inner)
+    except (OSError, UnicodeDecodeError, ValueError, RecursionError) as error:
+        raise typer.BadParameter(f"cannot read {path}: {error}", param_hint="--tuning") from error
+
+
+def cluster_of(tuning: Tuning, nodes: int, per_node: int) -> Cluster:
+    """So many ranks on the network that was measured. Costs between nodes are those while all ranks of one send."""
+    ranks, within = nodes * per_node, tuning.within or NODE
+    if nodes == 1 and tuning.within is None and len(tuning.place.hosts) == 1:
+        within = tuning.costs
+    alone = replace(
+        tuning.costs,
+        beta_s_per_byte=tuning.costs.beta_s_per_byte / per_node,
+        beta_exchange_s_per_byte=tuning.costs.beta_exchange_s_per_byte / per_node,
+    )
+    return Cluster(ranks, alone, per_node, within, oversubscription=float(per_node))
+
+
+def about_costs(costs: Costs) -> str:
+    """In words."""
+    rate = f"{1e-9 / costs.beta_s_per_byte:.3g} GB/s" if costs.beta_s_per_byte else "any rate"
+    return f"α {costs.alpha_s * 1e6:.3g} µs, {rate}, γ {costs.gamma_s_per_byte * 1e9:.3g} ns per byte"
