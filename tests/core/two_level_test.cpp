@@ -266,8 +266,10 @@ void check_sparse(World world, const Labels& labels, std::uint64_t dimension, do
     streams.push_back(stream_of<V>(rank, dimension, density, sum, ranks_with));
   }
   const auto make = [&](Rank rank) -> RequestPtr {
-    if (into) return make_all_reduce_into(std::move(streams[rank]), std::span<V>(outputs[rank]), how);
-    sums[rank] = make_all_reduce(std::move(streams[rank]), how);
+    SparseReduction own = how;
+    if (how.choice) own.choice = std::make_shared<SparseChoice>(how.choice->dense(), how.choice->costs());
+    if (into) return make_all_reduce_into(std::move(streams[rank]), std::span<V>(outputs[rank]), own);
+    sums[rank] = make_all_reduce(std::move(streams[rank]), own);
     return sums[rank].request;
   };
   EXPECT(run_ranks(world, size, make, size).all_succeeded());
