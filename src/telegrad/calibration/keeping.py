@@ -11,7 +11,7 @@ from telegrad.plan import Tuning
 # There are three algorithms; where nothing disturbs they cross a few times, also where a network's protocol changes.
 _MOST_STEPS = 8
 # Algorithms cross below it on most networks: a sweep that ends before has not seen what long vectors take.
-_LONG_BYTES = 1 << 20
+_LONG_BYTES = 256 << 10
 
 
 class NoisyCalibration(RuntimeError):  # noqa: N818
