@@ -20,14 +20,10 @@ RequestPtr request(const Call& call, Request::Body body) { return std::make_shar
 
 bool on_two_levels(const std::shared_ptr<const Nodes>& nodes) { return nodes != nullptr && nodes->two_level(); }
 
-void check_doubling(const SparseReduction& how) {
-  TELEGRAD_CHECK(how.algorithm != Algorithm::recursive_doubling || how.wire.values == ValueEncoding::native);
-}
-
 // The settings of one call. Without two levels the choice is open, and where it is, nodes are told to it only if they count.
 template <class V>
 SparseReduction as_called(SparseReduction how, std::uint64_t dimension) {
-  check_doubling(how);
+  TELEGRAD_CHECK(how.algorithm != Algorithm::recursive_doubling || how.wire.values == ValueEncoding::native);
   if (!on_two_levels(how.nodes)) how.nodes = nullptr;
   if (how.algorithm == Algorithm::two_level && !how.nodes) how.algorithm = Algorithm::automatic;
   const bool may_take_them = how.algorithm == Algorithm::automatic && how.slices == Slices::equal && how.choice &&

@@ -92,7 +92,7 @@ std::vector<detail::CorePtr> detail::made_local(Rank size, const Options& option
 }
 
 std::vector<Communicator> Communicator::local(Rank size, const Options& options) {
-  if (size == 0) throw std::invalid_argument("size=0 must be at least 1: the number of ranks");
+  detail::check_size(size);
   detail::check(options);
   const auto ends = std::make_shared<detail::LocalEnds>();
   std::vector<Communicator> all;

@@ -35,9 +35,12 @@ void check(const Options& options) {
   if (options.liveness_timeout_s) check_seconds("liveness_timeout_s", *options.liveness_timeout_s);
 }
 
+void check_size(Rank size) {
+  if (size == 0) throw std::invalid_argument("size=0 must be at least 1: the number of ranks");
+}
+
 void check_rank(const char* name, Rank rank, Rank size) {
   if (rank < size) return;
-  if (size == 0) throw std::invalid_argument("size=0 must be at least 1: the number of ranks");
   throw std::invalid_argument(std::string(name) + "=" + std::to_string(rank) + " is no rank of " +
                               std::to_string(size) + ": use one below");
 }

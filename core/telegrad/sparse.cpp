@@ -36,7 +36,8 @@ SparseReduction reduction_of(const SparseStream<V>& stream, Reduction reduction,
   const Algorithm algorithm = detail::algorithm_named(options.algorithm, detail::kSparseAlgorithms);
   detail::check_reduction(reduction);
   if (options.values > kLastValueEncoding) {
-    throw std::invalid_argument("values=" + std::to_string(static_cast<int>(options.values)) + " is no ValueEncoding: use one of its names");
+    throw std::invalid_argument("values=" + std::to_string(static_cast<int>(options.values)) +
+                                " is no ValueEncoding: use one of its names");
   }
   if (!(options.switch_factor >= 0)) {
     throw std::invalid_argument("switch_factor=" + std::to_string(options.switch_factor) + " must be 0 or more");

@@ -110,35 +110,28 @@ SparseStream<float> addend(std::size_t call, Rank rank) {
 
 // Every rank has up to `in_flight` calls under way, and does something when its turn comes, which `seed` decides.
 std::vector<Sums> run(Algorithm algorithm, std::size_t in_flight, std::uint64_t seed) {
-  const auto network = std::make_shared<LocalNetwork>(kRanks, false);
-  std::vector<std::unique_ptr<LocalDriver>> drivers;
-  std::vector<std::unique_ptr<Session>> sessions;
+  LocalRanks ranks(kRanks);
   std::vector<std::shared_ptr<SparseChoice>> choices;
   for (Rank rank = 0; rank < kRanks; ++rank) {
-    drivers.push_back(std::make_unique<LocalDriver>(network, rank));
-    sessions.push_back(std::make_unique<Session>(*drivers.back(), SessionOptions{}));
     choices.push_back(std::make_shared<SparseChoice>(AllreduceTable(kRanks), kCosts));
   }
   std::vector<Sums> called(kRanks);
   Random random(seed);
-  const auto is_over = [&](Rank rank) { return called[rank].size() == kCalls && called[rank].back().request->done(); };
-  for (std::size_t idle = 0; idle < 100'000;) {
+  const auto running = [](const Sums& sums) {
+    return static_cast<std::size_t>(std::ranges::count_if(sums, [](const auto& sum) { return !sum.request->done(); }));
+  };
+  const auto is_over = [&](const Sums& sums) { return sums.size() == kCalls && running(sums) == 0; };
+  for (std::size_t idle = 0; idle < 100'000 && !std::ranges::all_of(called, is_over);) {
     const auto rank = static_cast<Rank>(random.below(kRanks));
     Sums& mine = called[rank];
-    const auto running = static_cast<std::size_t>(std::ranges::count_if(mine, [](const auto& sum) { return !sum.request->done(); }));
-    if (mine.size() < kCalls && running < in_flight && random.below(3) == 0) {
+    ++idle;
+    if (mine.size() < kCalls && running(mine) < in_flight && random.below(3) == 0) {
       mine.push_back(make_all_reduce(addend(mine.size(), rank), {.algorithm = algorithm, .choice = choices[rank]}));
-      sessions[rank]->begin(mine.back().request, 0.0);
+      ranks.session(rank).begin(mine.back().request, 0.0);
       idle = 0;
     }
-    const bool active = drivers[rank]->progress() | sessions[rank]->run_ready();
-    idle = active ? 0 : idle + 1;
-    bool all_over = true;
-    for (Rank one = 0; one < kRanks; ++one) all_over &= is_over(one);
-    if (all_over) break;
+    if (ranks.turn(rank)) idle = 0;
   }
-  for (auto& driver : drivers) driver->shut_down();
-  for (auto& session : sessions) session->release_quarantine();
   return called;
 }
 

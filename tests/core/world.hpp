@@ -52,11 +52,13 @@ class LocalRanks {
   void run() {
     for (bool active = true; active;) {
       active = false;
-      for (std::size_t rank = 0; rank < sessions_.size(); ++rank) {
-        active |= drivers_[rank]->progress();
-        active |= sessions_[rank]->run_ready();
-      }
+      for (Rank rank = 0; rank < sessions_.size(); ++rank) active |= turn(rank);
     }
+  }
+  /// Of one rank alone; whether it had anything to do.
+  bool turn(Rank rank) {
+    const bool progressed = drivers_[rank]->progress();
+    return sessions_[rank]->run_ready() || progressed;
   }
 
  private:

@@ -1,10 +1,10 @@
-// The library's own headers first: once telegrad.hpp is read, its names stand beside theirs.
 #include <net/if.h>
 
 #include <memory>
 #include <stdexcept>
 #include <string>
 
+// The library's own headers first: once telegrad.hpp is read, its names stand beside theirs.
 #include "drivers/ucx/ucx_driver.hpp"
 #include "joining/join.hpp"
 #include "telegrad/joined.hpp"
@@ -31,6 +31,7 @@ void check_interface(const std::string& interface) {
 api::Communicator join(Rank rank, Rank size, const Exchange& exchange, const api::Options& options,
                        const std::string& interface) {
   api::detail::check(options);
+  api::detail::check_size(size);
   api::detail::check_rank("rank", rank, size);
   check_interface(interface);
   if (!exchange) throw std::invalid_argument("exchange is empty: give what brings all ranks' addresses together");

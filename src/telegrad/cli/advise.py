@@ -12,7 +12,8 @@ from rich.syntax import Syntax
 
 from telegrad.cli.console import table_console
 from telegrad.cli.interrupts import ended_by_interrupt
-from telegrad.cli.outputs import check_writable, written
+from telegrad.cli.options import is_given, refuse_given
+from telegrad.cli.outputs import check_writable, say_file, written
 from telegrad.cli.simulate_run import write_json
 from telegrad.cli.tuning_option import TuningOption, about_costs, cluster_of, read_tuning
 from telegrad.cli.workload_options import (
@@ -23,7 +24,6 @@ from telegrad.cli.workload_options import (
     TraceOption,
     chosen_device,
     chosen_workload,
-    is_given,
 )
 from telegrad.plan import advice
 from telegrad.plan.cluster import NODE, Cluster
@@ -97,7 +97,7 @@ def advise(
         about, place = costs.about, network
         cluster = Cluster(ranks, costs.costs, gpus_per_node, oversubscription=float(gpus_per_node))
     else:
-        _refuse_named_costs(context)
+        refuse_given(context, ("network", "alpha", "beta"), "--tuning has measured costs")
         tuning = read_tuning(tuning_file)
         cluster = cluster_of(tuning, nodes, gpus_per_node)
         about, place = f"measured among {tuning.place}: {about_costs(tuning.costs)}", tuning_file.stem
@@ -131,13 +131,13 @@ def advise(
             write_json(
                 console, json_file, {**for_json(found), "network": about, "within": within, "device": chosen.about}
             )
-            console.print(f"predictions: {json_file}", highlight=False, markup=False)
+            say_file(console, "predictions", json_file)
         if plot_file is not None:
             where = place if nodes > 1 else "one node"
             title = f"{workload.model}, {ranks:,} ranks, {where}: {found.verdict.partition(':')[0].lower()}"
             with written(console, plot_file):
                 plot(found, title, plot_file)
-            console.print(f"plot: {plot_file}", highlight=False, markup=False)
+            say_file(console, "plot", plot_file)
 
 
 def _named_costs(network: str, alpha: float | None, beta: float | None) -> Network:
@@ -151,12 +151,6 @@ def _named_costs(network: str, alpha: float | None, beta: float | None) -> Netwo
         except ValueError as error:
             raise typer.BadParameter(str(error), param_hint=option) from error
     return costs
-
-
-def _refuse_named_costs(context: typer.Context) -> None:
-    for name in ("network", "alpha", "beta"):
-        if is_given(context, name):
-            raise typer.BadParameter("--tuning has measured costs: leave this out", param_hint=f"--{name}")
 
 
 def _about_within(cluster: Cluster) -> str | None:

@@ -22,7 +22,7 @@ from telegrad.bench.machine import describe_machine, machine_text
 from telegrad.cli.console import table_console
 from telegrad.cli.interrupts import ended_by_interrupt
 from telegrad.cli.options import TextFolder, among, densities_of
-from telegrad.cli.outputs import check_writable, write_result
+from telegrad.cli.outputs import check_writable, say_file, write_result
 from telegrad.launch import RankFailed, RanksTimedOut
 from telegrad.report.accuracy import StudyProgress, sweep_table, tables_of
 from telegrad.report.accuracy_plot import plot
@@ -235,10 +235,10 @@ def _show(
         )
     if plot_file is not None:
         plot(found, "held-out figures, dense and compressed", plot_file)
-        console.print(f"plot: {plot_file}", markup=False)
+        say_file(console, "plot", plot_file)
     if time_plot_file is not None:
         if not times:
             console.print("[red]no picture over time: no method of these runs is a scheme of --iterations[/]")
             raise typer.Exit(1)
         plot_over_time(found[MAIN], times, sorted({row["ranks"] for row in times})[:2], time_plot_file)
-        console.print(f"plot over time: {time_plot_file}", markup=False)
+        say_file(console, "plot over time", time_plot_file)

@@ -19,7 +19,7 @@ from telegrad.bench.runner import Outcome, Row, count_of, rows_of, run
 from telegrad.bench.summary import summary_of
 from telegrad.cli.console import say_without, table_console
 from telegrad.cli.options import CalibratesFirst, JobTimeout, RowsFile, byte_sizes, networks_of
-from telegrad.cli.outputs import check_writable, write_result
+from telegrad.cli.outputs import check_writable, say_file, write_result
 from telegrad.cli.progress import counting
 from telegrad.comm.encoded import WIRES
 from telegrad.launch import LaunchError
@@ -163,7 +163,7 @@ def allreduce(
         write_result(console, json_file, result)
     if plot_file is not None:
         plot(rows, _title(ranks, nodes), plot_file)
-        console.print(f"plot: {plot_file}", markup=False)
+        say_file(console, "plot", plot_file)
     if wrong := sum(int(str(row["wrong"])) for row in rows):
         console.print(f"[red]{wrong} values are wrong[/]")
         raise typer.Exit(1)

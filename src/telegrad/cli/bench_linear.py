@@ -14,7 +14,7 @@ from telegrad.bench.machine import describe_machine, machine_text
 from telegrad.bench.peers import why_missing
 from telegrad.cli.console import say_without, table_console
 from telegrad.cli.options import CalibratesFirst, JobTimeout, RowsFile, names_among, networks_of
-from telegrad.cli.outputs import check_writable, write_result, written
+from telegrad.cli.outputs import check_writable, say_file, write_result, written
 from telegrad.cli.progress import counting
 from telegrad.launch import LaunchError
 from telegrad.report.linear_schemes import about_data, by_data, plot, schemes_table, title_of
@@ -96,7 +96,7 @@ def linear(
     if plot_file is not None and found:
         with written(console, plot_file):
             plot(found, title, plot_file)
-        console.print(f"plot: {plot_file}", markup=False)
+        say_file(console, "plot", plot_file)
 
 
 # what reading says of Python's arguments, which this command has no options for

@@ -13,7 +13,7 @@ from telegrad.bench.overlap_plan import HIDDEN, OverlapPlan, Row
 from telegrad.cli.console import table_console
 from telegrad.cli.gpu_options import described_gpu, rank_counts
 from telegrad.cli.options import JobTimeout, RowsFile, byte_sizes
-from telegrad.cli.outputs import GrowingResult, check_writable
+from telegrad.cli.outputs import GrowingResult, check_writable, say_file
 from telegrad.cli.progress import counting
 from telegrad.report.overlap import plot, table_of
 
@@ -54,7 +54,7 @@ def overlap(
     result.say_failures(console)
     if result.rows and plot_file is not None:
         plot(result.rows, f"kernels behind a non-blocking all_reduce on {machine['gpu']}", plot_file)
-        console.print(f"plot: {plot_file}", markup=False)
+        say_file(console, "plot", plot_file)
     result.end(console)
 
 

@@ -26,7 +26,7 @@ from telegrad.bench.predictions import (
 )
 from telegrad.bench.predictions_plan import Measurement, PredictionPlan
 from telegrad.cli.options import JobTimeout, byte_sizes, networks_of
-from telegrad.cli.outputs import check_writable, write_result
+from telegrad.cli.outputs import check_writable, say_file, write_result
 from telegrad.cli.progress import counting
 from telegrad.launch import LaunchError
 from telegrad.report.predictions import costs_text, name_of, plot, table_of
@@ -92,7 +92,7 @@ def predictions(
         write_result(console, json_file, result)
     if plot_file is not None:
         plot(rows, f"predicted and measured, {network}", plot_file)
-        console.print(f"plot: {plot_file}", markup=False)
+        say_file(console, "plot", plot_file)
     if wrong_values := sum(int(str(row["wrong"])) for row in rows):
         console.print(f"[red]{wrong_values} values are wrong[/]")
         raise typer.Exit(1)

@@ -14,7 +14,7 @@ from telegrad.bench.machine import describe_machine, machine_text
 from telegrad.bench.select_plan import BOUND, DEVICES, METHODS, Row, SelectPlan, rows_of
 from telegrad.cli.console import table_console
 from telegrad.cli.options import RowsFile, among, counts_of, densities_of
-from telegrad.cli.outputs import check_writable, write_result
+from telegrad.cli.outputs import check_writable, say_file, write_result
 from telegrad.cli.progress import counting
 from telegrad.report.select import plot, table_of
 
@@ -85,4 +85,4 @@ def select(
     console.print(machine_text(machine) + ("" if gpu is None else f"; {gpu}"), style="dim")
     if plot_file is not None:
         plot(rows, f"selection on {gpu or 'one thread'}", plot_file)
-        console.print(f"plot: {plot_file}", markup=False)
+        say_file(console, "plot", plot_file)

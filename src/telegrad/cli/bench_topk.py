@@ -19,7 +19,7 @@ from telegrad.accuracy.tasks import TASKS
 from telegrad.bench.machine import describe_machine, machine_text
 from telegrad.cli.console import table_console
 from telegrad.cli.options import CalibratesFirst, JobTimeout, TextFolder, among, densities_of, networks_of
-from telegrad.cli.outputs import check_writable, write_result
+from telegrad.cli.outputs import check_writable, say_file, write_result
 from telegrad.cli.progress import counting
 from telegrad.cli.simulate_settings import ranks_of
 from telegrad.launch import LaunchError
@@ -171,7 +171,7 @@ def topk_allreduce(
         write_result(console, json_file, {**result, "machine": machine})
     if plot_file is not None:
         plot(result, f"sums of what ranks select, {recorder.about}", plot_file)
-        console.print(f"plot: {plot_file}", highlight=False, markup=False)
+        say_file(console, "plot", plot_file)
     if result.get("failed") or any(row["wrong"] for row in result.get("measured", ())):
         console.print("[red]something failed, or some sums were wrong[/]")
         raise typer.Exit(1)

@@ -14,7 +14,7 @@ from telegrad.bench.machine import describe_machine, machine_text
 from telegrad.bench.training_step_plan import WAYS, Row, TrainingStepPlan, verdicts_of
 from telegrad.cli.console import table_console
 from telegrad.cli.options import CalibratesFirst, JobTimeout, RowsFile, names_among, networks_of
-from telegrad.cli.outputs import check_writable, write_result, written
+from telegrad.cli.outputs import check_writable, say_file, write_result, written
 from telegrad.cli.progress import counting
 from telegrad.launch import LaunchError
 from telegrad.report.measured_steps import lines_of, plot, table_of, title_of
@@ -89,7 +89,7 @@ def training_step(
     if plot_file is not None:
         with written(console, plot_file):
             plot(rows, f"training steps, {ranks} ranks, {network}", plot_file)
-        console.print(f"plot: {plot_file}", highlight=False, markup=False)
+        say_file(console, "plot", plot_file)
     if any(row["apart"] > _APART for row in rows):
         console.print("[red]some ways have trained other weights than the first[/]")
         raise typer.Exit(1)

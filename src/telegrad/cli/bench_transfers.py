@@ -14,7 +14,7 @@ from telegrad.bench.transfers_plan import BOUND, OPERATIONS, Row, TransfersPlan
 from telegrad.cli.console import table_console
 from telegrad.cli.gpu_options import described_gpu, rank_counts
 from telegrad.cli.options import JobTimeout, RowsFile, byte_sizes, names_among
-from telegrad.cli.outputs import GrowingResult, check_writable
+from telegrad.cli.outputs import GrowingResult, check_writable, say_file
 from telegrad.cli.progress import counting
 from telegrad.report.transfers import enqueueing_text, plot, table_of
 
@@ -62,7 +62,7 @@ def transfers(
         console.print(enqueueing_text(result.rows), highlight=False)
         if plot_file is not None:
             plot(result.rows, f"device tensors on {machine['gpu']}", plot_file)
-            console.print(f"plot: {plot_file}", markup=False)
+            say_file(console, "plot", plot_file)
     result.end(console)
 
 

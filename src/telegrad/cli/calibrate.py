@@ -19,7 +19,7 @@ from telegrad.calibration.calibration import DEFAULT_S
 from telegrad.cli.gpu_options import described_gpu
 from telegrad.cli.interrupts import ended_by_interrupt
 from telegrad.cli.options import networks_of
-from telegrad.cli.outputs import check_writable, write_result, written
+from telegrad.cli.outputs import check_writable, say_file, write_result, written
 from telegrad.comm import tuning_cache
 from telegrad.launch import SINGLE_THREADED, LaunchError, Ranks
 from telegrad.plan import Tuning
@@ -112,7 +112,7 @@ def calibrate(
     if plot_file is not None:
         with written(console, plot_file):
             plot(found, title, plot_file)
-        console.print(f"plot: {plot_file}", markup=False)
+        say_file(console, "plot", plot_file)
     if "not_kept" in said:
         console.print(f"not kept for later jobs: {said['not_kept']}", style="red", highlight=False, markup=False)
         raise typer.Exit(1)

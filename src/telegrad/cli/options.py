@@ -151,3 +151,16 @@ def _density(text: str, option: str) -> float:
     if not 0 < found <= 1:
         raise typer.BadParameter(f"{text!r} is no part of 1: use a number above 0, up to 1", param_hint=option)
     return found
+
+
+def is_given(context: typer.Context, name: str) -> bool:
+    """Whether the command line has the option of this parameter."""
+    source = context.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
+
+
+def refuse_given(context: typer.Context, names: Sequence[str], why: str) -> None:
+    """Raises ``BadParameter`` if the command line has the option of one of these parameters, which has no effect."""
+    for name in names:
+        if is_given(context, name):
+            raise typer.BadParameter(f"{why}: leave this out", param_hint=f"--{name.replace('_', '-')}")

@@ -46,10 +46,15 @@ def check_writable(path: Path | None, option: str) -> None:
         ) from error
 
 
+def say_file(console: Console, what: str, path: Path) -> None:
+    """Says where ``what`` was written."""
+    console.print(f"{what}: {path}", highlight=False, markup=False)
+
+
 def write_result(console: Console, path: Path, result: Mapping[str, object], *, what: str = "rows") -> None:
     """Writes ``result`` as JSON, and says that ``what`` it holds is there."""
     path.write_text(json.dumps(result, indent=1, allow_nan=False) + "\n")
-    console.print(f"{what}: {path}", markup=False)
+    say_file(console, what, path)
 
 
 class GrowingResult:
@@ -98,7 +103,7 @@ class GrowingResult:
         """Says where the rows are, and ends the command with status 1 if something failed or a row counts ``"wrong"``
         values."""
         if self._path is not None and (self.rows or self.failures):
-            console.print(f"rows: {self._path}", markup=False)
+            say_file(console, "rows", self._path)
         if any(row.get("wrong") for row in self.rows):
             console.print("[red]some values were wrong[/]")
         if self.failures or any(row.get("wrong") for row in self.rows):

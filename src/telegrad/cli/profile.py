@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 
 from telegrad.cli.console import table_console
-from telegrad.cli.outputs import check_writable, written
+from telegrad.cli.outputs import check_writable, say_file, written
 from telegrad.cli.progress import counting
 from telegrad.plan.trace import Trace
 from telegrad.report.model_profile import plot, summary_of, tables_of
@@ -81,8 +81,8 @@ def _show(console: Console, trace: Trace, most: int, json_file: Path | None, plo
     if json_file is not None:
         with written(console, json_file):
             json_file.write_text(trace.to_json() + "\n")
-        console.print(f"trace: {json_file}", highlight=False, markup=False)
+        say_file(console, "trace", json_file)
     if plot_file is not None:
         with written(console, plot_file):
             plot(trace, plot_file)
-        console.print(f"plot: {plot_file}", highlight=False, markup=False)
+        say_file(console, "plot", plot_file)

@@ -8,7 +8,7 @@ from pathlib import Path
 import typer
 from rich.console import Console
 
-from telegrad.cli.outputs import check_writable, written
+from telegrad.cli.outputs import check_writable, say_file, written
 from telegrad.doctor.installation import is_installed
 from telegrad.report.telemetry import as_json, read, table_of, title_of
 from telegrad.report.telemetry_plot import plot
@@ -43,4 +43,4 @@ def report_run(console: Console, errors: Console, file: Path, plot_file: Path | 
     target = plot_file or file.with_suffix(".png")
     with written(errors, target):
         plot(run, target)
-    errors.print(f"plot: {target}", markup=False)
+    say_file(errors, "plot", target)

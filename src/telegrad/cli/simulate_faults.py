@@ -13,8 +13,8 @@ from rich.progress import TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from telegrad.cli.interrupts import ended_by_interrupt
-from telegrad.cli.options import rank_range
-from telegrad.cli.outputs import check_writable, written
+from telegrad.cli.options import rank_range, refuse_given
+from telegrad.cli.outputs import check_writable, say_file, written
 from telegrad.cli.progress import counting
 from telegrad.sim.exploration import LAST_SEED, RANKS, Exploration, explore, replay, troubles
 
@@ -61,7 +61,7 @@ def faults(
     if trace is not None and replay_seed is None:
         raise typer.BadParameter("only one seed can be traced: give --replay SEED too", param_hint="--trace")
     if replay_seed is not None:
-        _check_nothing_else(context)
+        refuse_given(context, ("seeds", "first_seed", "only"), "--replay plays one seed alone")
         _replay(console, replay_seed, (lowest, highest), trace, json_file)
         return
     began = time.monotonic()
@@ -97,7 +97,7 @@ def faults(
     if json_file is not None:
         with written(console, json_file):
             json_file.write_text(json.dumps({**found.to_dict(), "first_seed": first_seed}, indent=1) + "\n")
-        console.print(f"found: {json_file}", markup=False)
+        say_file(console, "found", json_file)
     if found.failures:
         raise typer.Exit(1)
 
@@ -173,15 +173,6 @@ def _table_of(found: Exploration, title: str) -> Table:
     ):
         table.add_row(name, f"{count:,}")
     return table
-
-
-def _check_nothing_else(context: typer.Context) -> None:
-    """With --replay no other seeds are played."""
-    for name in ("seeds", "first_seed", "only"):
-        source = context.get_parameter_source(name)
-        if source is not None and source.name == "COMMANDLINE":
-            option = f"--{name.replace('_', '-')}"
-            raise typer.BadParameter("--replay plays one seed alone: leave this out", param_hint=option)
 
 
 def _check_seeds(first_seed: int, seeds: int, only: str) -> None:

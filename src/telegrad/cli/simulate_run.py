@@ -17,7 +17,7 @@ from rich.progress import TextColumn
 from telegrad.bench.plan import text_of
 from telegrad.cli.console import table_console
 from telegrad.cli.interrupts import ended_by_interrupt
-from telegrad.cli.outputs import written
+from telegrad.cli.outputs import say_file, written
 from telegrad.cli.progress import counting
 from telegrad.cli.simulate_settings import Settings
 from telegrad.report.simulation import (
@@ -106,19 +106,19 @@ def run(asked: Asked, settings: Settings) -> None:
             _write_timeline(console, points[0], settings.timeline)
         if settings.links is not None:
             write_json(console, settings.links, counts_for_json(measure_apart(points[0], links=True)))
-            console.print(f"counts: {settings.links}", highlight=False, markup=False)
+            say_file(console, "counts", settings.links)
         if settings.json_file is not None:
             told = [row_of(one) for one in found.values()]
             for place, path in enumerate(paths[point] for point in points if point in paths):
                 told[place]["critical_path"] = path_for_json(path)
             about = {"name": settings.network, "about": network.about, **network.fields_of_core()}
             write_json(console, settings.json_file, {"rows": told, "network": about})
-            console.print(f"rows: {settings.json_file}", highlight=False, markup=False)
+            say_file(console, "rows", settings.json_file)
         if drawn is not None:
             drawn_panels = [(across, about, [row_of(found[one]) for one in wanted]) for across, about, wanted in panels]
             with written(console, drawn):
                 plot(drawn_panels, f"{name}, {_short(settings)}", drawn)
-            console.print(f"plot: {drawn}", highlight=False, markup=False)
+            say_file(console, "plot", drawn)
 
 
 def _panels(

@@ -13,7 +13,7 @@ from telegrad.bench.plan import text_of
 from telegrad.cli.console import table_console
 from telegrad.cli.interrupts import ended_by_interrupt
 from telegrad.cli.options import densities_of
-from telegrad.cli.outputs import written
+from telegrad.cli.outputs import say_file, written
 from telegrad.cli.simulate_run import failures_said, swept, write_json
 from telegrad.cli.simulate_settings import Settings, ranks_of, shared_but, sizes_of
 from telegrad.cli.simulate_sparse import WireOption, sparse_algorithms
@@ -114,12 +114,12 @@ def sparse_sweep(
         if settings.json_file is not None:
             about = {"name": settings.network, "about": network.about, **network.fields_of_core()}
             write_json(console, settings.json_file, {"rows": told, "network": about})
-            console.print(f"rows: {settings.json_file}", highlight=False, markup=False)
+            say_file(console, "rows", settings.json_file)
         if drawn is not None:
             panels = [panel_of(there, one.across, one.about) for one, there in zip(sweeps, rows, strict=True)]
             with written(console, drawn):
                 draw(panels, f"sums of sparse vectors of {of}, {settings.network}", drawn, seconds="seconds (virtual)")
-            console.print(f"plot: {drawn}", highlight=False, markup=False)
+            say_file(console, "plot", drawn)
 
 
 def _names(text: str, wire: str) -> tuple[str, ...]:

@@ -12,7 +12,7 @@ import typer
 from telegrad.cli.console import table_console
 from telegrad.cli.interrupts import ended_by_interrupt
 from telegrad.cli.options import names_among
-from telegrad.cli.outputs import check_writable, written
+from telegrad.cli.outputs import check_writable, say_file, written
 from telegrad.cli.simulate_run import failures_said, write_json
 from telegrad.cli.simulate_settings import Settings, shared_but
 from telegrad.cli.workload_options import (
@@ -170,7 +170,7 @@ def training_step(
             console.print(line, style="dim", highlight=False, markup=False)
         if settings.json_file is not None:
             write_json(console, settings.json_file, {"rows": rows, **about})
-            console.print(f"rows: {settings.json_file}", highlight=False, markup=False)
+            say_file(console, "rows", settings.json_file)
         if drawn is not None:
             _draw(console, rows, title, drawn)
 
@@ -178,7 +178,7 @@ def training_step(
 def _draw(console: Any, rows: list[Row], title: str, path: Path) -> None:
     with written(console, path):
         plot(rows, title, path)
-    console.print(f"plot: {path}", highlight=False, markup=False)
+    say_file(console, "plot", path)
 
 
 def _names(text: str, known: Any, option: str) -> list[str]:

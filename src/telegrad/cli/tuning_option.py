@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -42,11 +41,7 @@ def cluster_of(tuning: Tuning, nodes: int, per_node: int) -> Cluster:
     ranks, within = nodes * per_node, tuning.within or NODE
     if nodes == 1 and tuning.within is None and len(tuning.place.hosts) == 1:
         within = tuning.costs
-    alone = replace(
-        tuning.costs,
-        beta_s_per_byte=tuning.costs.beta_s_per_byte / per_node,
-        beta_exchange_s_per_byte=tuning.costs.beta_exchange_s_per_byte / per_node,
-    )
+    alone = tuning.costs.with_bytes_times(1 / per_node)
     return Cluster(ranks, alone, per_node, within, oversubscription=float(per_node))
 
 

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from telegrad.cli.options import refuse_given
 from telegrad.plan.architectures import ARCHITECTURES
 from telegrad.plan.device import DEVICES, Device, device_of
 from telegrad.plan.trace import Trace
@@ -63,12 +64,6 @@ def chosen_device(name: str) -> Device:
         raise typer.BadParameter(str(error), param_hint="--device") from error
 
 
-def is_given(context: typer.Context, name: str) -> bool:
-    """Whether the command line has the option of this parameter."""
-    source = context.get_parameter_source(name)
-    return source is not None and source.name == "COMMANDLINE"
-
-
 def chosen_workload(
     context: typer.Context,
     model: str,
@@ -97,8 +92,7 @@ def chosen_workload(
             return of_model(model, device, samples=samples, compute_s=compute_s, fixed_s=fixed_ms / 1e3)
         except ValueError as error:
             raise _blaming(error, samples) from error
-    if is_given(context, "model"):
-        raise typer.BadParameter("--trace says what a step computes: leave this out", param_hint="--model")
+    refuse_given(context, ("model",), "--trace says what a step computes")
     recorded = _read(trace)
     if compute_ms is not None:
         if not recorded.compute_s:

@@ -87,12 +87,7 @@ class Cluster:
     def _of_link(self, factor: float) -> Costs:
         if self.nodes == 1 and self.ranks_per_node > 1:
             return self.within
-        costs = self.costs
-        return replace(
-            costs,
-            beta_s_per_byte=costs.beta_s_per_byte * factor,
-            beta_exchange_s_per_byte=costs.beta_exchange_s_per_byte * factor,
-        )
+        return self.costs.with_bytes_times(factor)
 
 
 _RINGS = ("ring",)

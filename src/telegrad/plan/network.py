@@ -6,7 +6,7 @@ A message of b bytes costs α + bβ (one port out and one port in per rank), wor
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 ELEMENT_BYTES = 4
 
@@ -36,6 +36,14 @@ class Costs:
                 f"beta_exchange_s_per_byte={self.beta_exchange_s_per_byte} is below beta_s_per_byte="
                 f"{self.beta_s_per_byte}: two ways at once are no faster; give at least that, or 0 for the same"
             )
+
+    def with_bytes_times(self, factor: float) -> Costs:
+        """Where a byte takes so many times as long, as where ranks share a link."""
+        return replace(
+            self,
+            beta_s_per_byte=self.beta_s_per_byte * factor,
+            beta_exchange_s_per_byte=self.beta_exchange_s_per_byte * factor,
+        )
 
     def pair_s_per_byte(self, size: int) -> float:
         """Time of a byte in the port in of a rank whose port out is, as a message of ``size`` bytes comes, still busy

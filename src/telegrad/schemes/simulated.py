@@ -132,12 +132,7 @@ def scaled(network: Network, factor: float) -> Network:
     costs = network.costs
     return replace(
         network,
-        costs=replace(
-            costs,
-            beta_s_per_byte=costs.beta_s_per_byte * factor,
-            beta_exchange_s_per_byte=costs.beta_exchange_s_per_byte * factor,
-            gamma_s_per_byte=costs.gamma_s_per_byte * factor,
-        ),
+        costs=replace(costs.with_bytes_times(factor), gamma_s_per_byte=costs.gamma_s_per_byte * factor),
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -141,13 +141,8 @@ def costs_on_levels(network: Network, ranks: int) -> tuple[Costs, Levels | None]
         return within, None
     if per_node <= 1 or ranks == 1:
         return network.costs, None
-    share, costs = network.oversubscription, network.costs
-    between = replace(
-        costs,
-        beta_s_per_byte=costs.beta_s_per_byte * share,
-        beta_exchange_s_per_byte=costs.beta_exchange_s_per_byte * share,
-    )
-    return between, Levels(tuple(rank // per_node for rank in range(ranks)), within, costs)
+    between = network.costs.with_bytes_times(network.oversubscription)
+    return between, Levels(tuple(rank // per_node for rank in range(ranks)), within, network.costs)
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,9 @@ So the model is sharded on the first dimension alone, and the second is telegrad
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypedDict, Unpack, cast
+from typing import TYPE_CHECKING, Any, Unpack, cast
 
 import numpy as np
 import torch
@@ -18,12 +18,12 @@ from torch._compile import _disable_dynamo
 
 from telegrad.comm import Communicator
 from telegrad.comm.texts import all_gather_text
-from telegrad.compress import Policy
 from telegrad.train.arguments import check_choice
 from telegrad.train.bucket import GradBucket, check_dtype
 from telegrad.train.ddp import DDPState
 from telegrad.train.nonfinite import REMEDY_WITHOUT_SKIP
 from telegrad.train.parameter_watch import check_same_parameters
+from telegrad.train.settings import SelectionOptions
 from telegrad.train.stats import DDPStats
 from telegrad.train.synchronised_model import check_alike, check_expanded, copy_from_rank_0
 from telegrad.train.telemetry import Telemetry
@@ -36,21 +36,10 @@ BUCKET_BYTES = 25 << 20
 _NONFINITE = ("raise", "send")  # "skip" would drop the step of this shard alone
 
 
-class ReplicaOptions(TypedDict, total=False):
+class ReplicaOptions(SelectionOptions, total=False):
     """As for DDPState; ``nonfinite`` is ``"raise"`` or ``"send"``. Sizes and densities are of a rank's shards."""
 
     mode: str
-    density: float
-    selection: str
-    interval: int | None
-    small_tensor_elements: int
-    large_tensor_elements: int | None
-    large_selection: str
-    same_sign: bool
-    output: Sequence[str] | None
-    policy: Policy | None
-    wire: str
-    collective: str
     warmup_steps: int
     warmup: str
     nonfinite: str
@@ -84,7 +73,7 @@ class ReplicaSynchronizer:
         description: dict[str, str] = {}
         try:
             _check_options(options)
-            _gather_nothing(model)
+            _reshard(model)
             self._parameters = sharded_parameters(model)
             check_expanded(model)
             mesh = next(iter(self._parameters.values())).device_mesh
@@ -154,7 +143,7 @@ class ReplicaSynchronizer:
                     target.copy_(piece.view(target.shape))
 
     def _check_model(self) -> None:
-        _gather_nothing(self._model)
+        _reshard(self._model)
         check_same_parameters(
             self._model, self._parameters.values(), owner="ReplicaSynchronizer", remedy="make another one"
         )
@@ -261,7 +250,7 @@ def sharded_parameters(model: nn.Module) -> dict[str, DTensor]:
     return found
 
 
-def _gather_nothing(model: nn.Module) -> None:
+def _reshard(model: nn.Module) -> None:
     """A forward pass without a backward pass leaves modules whose parameters are whole."""
     from torch.distributed.fsdp import FSDPModule
 

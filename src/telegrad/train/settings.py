@@ -53,8 +53,8 @@ def policy_of(
     return policy
 
 
-class SparseOptions(TypedDict, total=False):
-    """How gradients are compressed: what plain averaging has no use for. As for DDPState."""
+class SelectionOptions(TypedDict, total=False):
+    """What is chosen of gradients, and how it is sent. As for DDPState."""
 
     density: float
     selection: str
@@ -67,6 +67,11 @@ class SparseOptions(TypedDict, total=False):
     policy: Policy | None
     wire: str
     collective: str
+
+
+class SparseOptions(SelectionOptions, total=False):
+    """How gradients are compressed: what plain averaging has no use for. As for DDPState."""
+
     feedback: str
 
 
