@@ -46,13 +46,15 @@ class Group:
 GROUPS = (
     Group("visibility"),
     Group("standstills"),
-    Group("standstills", loading="EAGER"),
     Group("queues"),
+    Group("costs"),
+    Group("depth"),
+    Group("standstills", loading="EAGER"),
     Group("queues", connections="8"),
     Group("queues", connections=None),
-    Group("depth"),
-    Group("costs"),
 )
+"""What telegrad stands on first: there may be no time for all of them."""
+
 _Row = dict[str, Any]
 
 

@@ -1,9 +1,11 @@
 """All that needs this machine's GPU, one part after the other: questions, tests, benchmarks. `make gpu` runs it.
 
-    python benchmarks/gpu/run.py [--parts probe,tests,kernels,transfers,overlap,demo,select] [--budget 1440]
-                                 [--out benchmarks/results] [--archive FILE.tgz]
+    python benchmarks/gpu/run.py [--brief] [--parts smoke,probe,tests,…] [--budget 1620] [--out benchmarks/results]
+                                 [--archive FILE.tgz]
 
-A part that fails, hangs or has no time left takes no other along. What is known is in its file at once:
+A part that fails, hangs or has no time left takes no other along, but for the first: where that fails, only the
+questions to the driver are asked. ``--brief``: what a quarter of an hour on a lent machine has room for, and for a
+second try of what failed. What is known is in its file at once:
 DATE-gpu-NAME.json and .png of a benchmark, DATE-gpu-NAME.log, and DATE-gpu-summary.json, which says of each part what
 became of it, and of tests which passed, failed and were skipped. Ends with status 1 unless all parts passed, with 0
 where torch sees no GPU.
@@ -23,7 +25,7 @@ import sys
 import tarfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +33,7 @@ import outcomes
 
 ROOT = Path(__file__).resolve().parents[2]
 _INTERRUPTED_S = 20.0  # from Ctrl-C to the end by force
+_KILLED_S = 5.0  # from there on: what is inside the driver may not end at all
 _LEAST_S = 20.0  # with less no part is begun
 _ATTEMPTS = 6  # of tests: each goes on behind the one that broke the process
 _LAST_LINES = 15
@@ -40,14 +43,15 @@ _BYTES_OF_1_GI = 60 << 30  # a dozen arrays of 4 GiB, with torch's, and what ker
 @dataclass(frozen=True)
 class Part:
     """``command(stem)``: of a benchmark, ``stem`` being its results' path without suffix; of tests what pytest gets.
-    ``needs``: packages. ``communicates``: its processes wait for each other's, and need what docs/gpu.md says of that;
-    others load the kernels that they use, which is less work."""
+    ``needs``: packages. ``stands_on``: parts without which this one is not begun, if they are run. ``environment``:
+    what docs/gpu.md says that it needs."""
 
     limit_s: float
     command: Callable[[Path], list[str]]
     are_tests: bool = False
     needs: tuple[str, ...] = ("cuda.bindings",)
-    communicates: bool = True
+    stands_on: tuple[str, ...] = ("smoke",)
+    environment: Mapping[str, str] = field(default_factory=dict)
 
 
 def _bench(name: str, *arguments: str) -> Callable[[Path], list[str]]:
@@ -69,15 +73,15 @@ def _select(stem: Path) -> list[str]:
     return _bench("select", "--device", "cuda", "--elements", elements, "--seconds", "4")(stem)
 
 
-def _probe(stem: Path) -> list[str]:
-    return [sys.executable, str(Path(__file__).with_name("probe.py")), "--json", f"{stem}.json"]
+def _program(name: str) -> Callable[[Path], list[str]]:
+    return lambda stem: [sys.executable, str(Path(__file__).with_name(name)), "--json", f"{stem}.json"]
 
 
-def _gpu_tests(_: Path) -> list[str]:
-    """What all others stand on comes first, and the longest job, of which nothing is known before its end, last."""
-    names = sorted(path.name for path in (ROOT / _GPU_TESTS).glob("test_*.py"))
-    names.sort(key=lambda name: (name != "test_gpu_transfers.py", name == "test_gpu_training.py"))
-    return [*(f"{_GPU_TESTS}/{name}" for name in names), "--timeout=60", "--timeout-method=thread"]
+def _gpu_tests(*names: str) -> Callable[[Path], list[str]]:
+    """A stream that waits for ever keeps its host in C code, from which no signal calls it: a thread ends the process.
+    What scenarios say is in the log at once."""
+    places = [f"{_GPU_TESTS}/{name}" for name in names]
+    return lambda _: [*places, "--timeout=60", "--timeout-method=thread", "--capture=no"]
 
 
 def _gpu_bytes() -> int:
@@ -89,26 +93,63 @@ def _gpu_bytes() -> int:
 
 _TELEGRAD = [sys.executable, "-m", "telegrad"]
 _GPU_TESTS = "tests/python/gpu"
-_KERNEL_TESTS = ["tests/python/ops", "tests/python/compress/test_selection_on_tensors.py"]
+# Those that run on the CPU alone, and those that compile what others run, are not among them.
+_KERNEL_TESTS = [
+    *(f"tests/python/ops/test_{name}_triton.py" for name in ("feedback", "pack", "quantise", "scatter", "select")),
+    *("tests/python/ops/test_staging_triton.py", "tests/python/ops/test_select_queued.py"),
+    *("tests/python/compress/test_selection_on_tensors.py", "tests/python/cli/test_bench_select.py"),
+]
+_COMMUNICATING = {"CUDA_DEVICE_MAX_CONNECTIONS": "32"}  # as of benchmarks (telegrad/bench/device.py)
+# Ranks in one process: one of them may load a kernel, for which the driver waits for the device, while the stream of
+# another waits for it. Where ranks are processes that is only slow, and what users have.
+_IN_ONE_PROCESS = {**_COMMUNICATING, "CUDA_MODULE_LOADING": "EAGER"}
+_FIRST_TESTS = ("test_gpu_transfers.py", "test_gpu_entries.py", "test_gpu_memory.py")
+
+_SMOKE = Part(120, _program("smoke.py"), needs=("cuda.bindings", "triton"), stands_on=(), environment=_COMMUNICATING)
+_PROBE = Part(240, _program("probe.py"), stands_on=())
+_TESTS = Part(180, _gpu_tests(*_FIRST_TESTS), are_tests=True, environment=_IN_ONE_PROCESS)
+_BLOCKS = Part(90, _program("blocks.py"), needs=("triton",))
 PARTS: Mapping[str, Part] = {
-    "probe": Part(240, _probe),
-    # A stream that waits for ever keeps its host in C code, from which no signal calls it: a thread ends the process.
-    # The job of test_gpu_training.py alone may take 360 s.
-    "tests": Part(480, _gpu_tests, are_tests=True),
+    "smoke": _SMOKE,
+    "probe": _PROBE,
+    "tests": _TESTS,
+    # One job of the latter may take 360 s.
+    "training": Part(
+        480, _gpu_tests("test_gpu_nccl.py", "test_gpu_training.py"), are_tests=True, environment=_COMMUNICATING
+    ),
     "kernels": Part(
         300,
         # Tests that need most of the GPU's memory are a group, which one worker runs.
-        lambda _: [*_KERNEL_TESTS, "tests/python/cli/test_bench_select.py", "-n", "6", "--dist", "loadgroup"],
+        lambda _: [*_KERNEL_TESTS, "-n", "6", "--dist", "loadgroup"],
         are_tests=True,
         needs=("triton",),
-        communicates=False,
     ),
     # 1, 2 and 4 ranks, each of which may take as long.
-    "transfers": Part(340, _bench("transfers", "--seconds", "40", "--timeout", "110")),
-    "overlap": Part(150, _bench("overlap", "--timeout", "70")),
-    "demo": Part(320, _demo),
-    "select": Part(200, _select, needs=("triton",), communicates=False),
+    "transfers": Part(340, _bench("transfers", "--seconds", "40", "--timeout", "110"), environment=_COMMUNICATING),
+    "overlap": Part(150, _bench("overlap", "--timeout", "70"), environment=_COMMUNICATING),
+    "demo": Part(320, _demo, environment=_COMMUNICATING),
+    "select": Part(200, _select, needs=("triton",)),
+    "blocks": _BLOCKS,
 }
+_BRIEF_SELECT = (
+    *("--device", "cuda", "--elements", "64Mi,256Mi", "--density", "0.01", "--seconds", "3"),
+    *("--methods", "reused-threshold,exact,trimmed,threshold-search"),
+)
+_BRIEF_TRANSFERS = ("--ranks", "2", "--sizes", "4B,64KiB,4MiB,64MiB", "--seconds", "15", "--timeout", "50")
+_BRIEF_OVERLAP = ("--ranks", "2", "--sizes", "64MiB", "--timeout", "40")
+BRIEF: Mapping[str, Part] = {
+    "smoke": replace(_SMOKE, limit_s=90),
+    "probe": replace(_PROBE, limit_s=60),
+    "tests": replace(_TESTS, limit_s=90),
+    "select": Part(50, _bench("select", *_BRIEF_SELECT), needs=("triton",)),
+    "transfers": Part(60, _bench("transfers", *_BRIEF_TRANSFERS), environment=_COMMUNICATING),
+    "overlap": Part(50, _bench("overlap", *_BRIEF_OVERLAP), environment=_COMMUNICATING),
+    "blocks": replace(_BLOCKS, limit_s=40),
+    "training": Part(150, _gpu_tests("test_gpu_training.py"), are_tests=True, environment=_COMMUNICATING),
+}
+"""What is most worth knowing first. Of what does not come to its end the rows that are there are kept."""
+
+_BUDGET_S, _BRIEF_BUDGET_S = 1620.0, 450.0
 
 
 @dataclass
@@ -122,22 +163,12 @@ class Outcome:
 
 
 class Run:
-    """``parts`` by name, within ``budget_s`` seconds; files go to ``out``, and all of them into ``archive``, too.
-    ``communicating``: the environment of parts that communicate."""
+    """``parts`` by name, within ``budget_s`` seconds; files go to ``out``, and all of them into ``archive``, too."""
 
-    def __init__(
-        self,
-        parts: Mapping[str, Part],
-        budget_s: float,
-        out: Path,
-        archive: Path | None,
-        about: Any,
-        communicating: Mapping[str, str],
-    ) -> None:
+    def __init__(self, parts: Mapping[str, Part], budget_s: float, out: Path, archive: Path | None, about: Any) -> None:
         self.outcomes: dict[str, Outcome] = {}
         self._parts, self._end = parts, time.monotonic() + budget_s
         self._out, self._archive, self._about = out, archive, about
-        self._communicating = communicating
         self._date = datetime.datetime.now(datetime.UTC).date().isoformat()
         self._begun = time.time()
 
@@ -156,15 +187,16 @@ class Run:
         missing = [package for package in part.needs if not _is_installed(package)]
         if missing:
             return Outcome("skipped", f"not installed: {', '.join(missing)}")
+        wanting = [one for one in part.stands_on if one in self.outcomes and self.outcomes[one].status != "passed"]
+        if wanting:
+            return Outcome("skipped", f"{', '.join(wanting)} did not pass")
         limit_s = min(part.limit_s, self._end - time.monotonic() - _INTERRUPTED_S)
         if limit_s < _LEAST_S:
             return Outcome("skipped", "no time left")
         stem = self._out / f"{self._date}-gpu-{name}"
         log = stem.with_suffix(".log")
         log.unlink(missing_ok=True)
-        environment = self._communicating if part.communicates else {}
-        run = _tested if part.are_tests else _measured
-        return run(part, stem, log, limit_s, environment)
+        return (_tested if part.are_tests else _measured)(part, stem, log, limit_s)
 
     def _keep(self) -> None:
         summary = {"parts": {name: asdict(one) for name, one in self.outcomes.items()}, "machine": self._about}
@@ -192,8 +224,8 @@ class Run:
                 print(f"           skipped: {test}: {reason}")
 
 
-def _measured(part: Part, stem: Path, log: Path, limit_s: float, environment: Mapping[str, str]) -> Outcome:
-    status = _ended(part.command(stem), log, limit_s, environment)
+def _measured(part: Part, stem: Path, log: Path, limit_s: float) -> Outcome:
+    status = _ended(part.command(stem), log, limit_s, part.environment)
     for plot in stem.parent.glob(f"{stem.name}-plot/*.png"):  # of a command that takes a folder
         plot.replace(stem.with_suffix(".png"))
         plot.parent.rmdir()
@@ -203,7 +235,7 @@ def _measured(part: Part, stem: Path, log: Path, limit_s: float, environment: Ma
     return Outcome("timed out", f"after {limit_s:.0f} s") if status is None else Outcome("failed", f"status {status}")
 
 
-def _tested(part: Part, stem: Path, log: Path, limit_s: float, environment: Mapping[str, str]) -> Outcome:
+def _tested(part: Part, stem: Path, log: Path, limit_s: float) -> Outcome:
     """Tests behind one that breaks the process are run by another."""
     end = time.monotonic() + limit_s
     told = stem.with_name(stem.name + "-outcomes.jsonl")
@@ -215,7 +247,7 @@ def _tested(part: Part, stem: Path, log: Path, limit_s: float, environment: Mapp
     for _ in range(_ATTEMPTS):
         begun = len(found.seen)
         passed_over = [argument for test in found.seen for argument in ("--deselect", test)]
-        status = _ended([*command, *passed_over], log, end - time.monotonic(), {**environment, **own})
+        status = _ended([*command, *passed_over], log, end - time.monotonic(), {**part.environment, **own})
         found = outcomes.read(told)
         if found.finished or status is None or len(found.seen) == begun:
             break
@@ -256,7 +288,8 @@ def _ended(command: Sequence[str], log: Path, limit_s: float, environment: Mappi
                     process.wait(_INTERRUPTED_S)
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(_KILLED_S)
 
 
 def _last_of(log: Path) -> str:
@@ -276,15 +309,20 @@ def _is_installed(package: str) -> bool:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--parts", default=",".join(PARTS), help="which, in this order")
-    parser.add_argument("--budget", type=float, default=1440.0, help="seconds for all of them")
+    parser.add_argument("--brief", action="store_true", help="fewer parts, and shorter: on a machine lent for minutes")
+    parser.add_argument("--parts", help=f"which, in this order: {','.join(PARTS)}")
+    parser.add_argument(
+        "--budget", type=float, help=f"seconds for all of them ({_BUDGET_S:.0f}, {_BRIEF_BUDGET_S:.0f})"
+    )
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results")
     parser.add_argument("--archive", type=Path, help="all files once more, in one .tgz, after each part")
     asked = parser.parse_args(arguments)
-    unknown = [name for name in asked.parts.split(",") if name not in PARTS]
+    there = BRIEF if asked.brief else PARTS
+    names = list(there) if asked.parts is None else asked.parts.split(",")
+    unknown = [name for name in names if name not in there]
     if unknown:
-        parser.error(f"--parts: {', '.join(unknown)} do not exist: use {', '.join(PARTS)}")
-    from telegrad.bench.device import ENVIRONMENT, gpu_name
+        parser.error(f"--parts: {', '.join(unknown)} do not exist: use {', '.join(there)}")
+    from telegrad.bench.device import gpu_name
     from telegrad.bench.machine import describe_machine
 
     gpu = gpu_name()
@@ -296,8 +334,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.environ.setdefault("TELEGRAD_COMMIT", carried.read_text().strip())
     asked.out.mkdir(parents=True, exist_ok=True)
     about = {**describe_machine(), "gpu": gpu}
-    parts = {name: PARTS[name] for name in asked.parts.split(",")}
-    run = Run(parts, asked.budget, asked.out.resolve(), asked.archive, about, ENVIRONMENT)
+    parts = {name: there[name] for name in names}
+    budget_s = asked.budget or (_BRIEF_BUDGET_S if asked.brief else _BUDGET_S)
+    run = Run(parts, budget_s, asked.out.resolve(), asked.archive, about)
     passed = run.all()
     run.say()
     return 0 if passed else 1

@@ -14,9 +14,8 @@ import torch
 
 from telegrad.bench.kernel_trace import Interval, intervals_of
 
-ENVIRONMENT = {"CUDA_DEVICE_MAX_CONNECTIONS": "32", "CUDA_MODULE_LOADING": "EAGER"}
-"""Of processes that communicate device tensors (docs/gpu.md): streams share as few of the hardware's queues as can be,
-and no kernel is loaded, for which the device is waited for, while a stream waits for a peer."""
+ENVIRONMENT = {"CUDA_DEVICE_MAX_CONNECTIONS": "32"}
+"""Of processes that communicate device tensors: streams share as few of the hardware's queues as can be."""
 
 
 def gpu_name() -> str | None:

@@ -11,10 +11,10 @@ import typer
 from rich.progress import TextColumn
 
 from telegrad.bench.machine import describe_machine, machine_text
-from telegrad.bench.select_plan import BOUND, DEVICES, METHODS, Row, SelectPlan, rows_of
+from telegrad.bench.select_plan import BOUND, DEVICES, METHODS, SelectPlan, rows_of
 from telegrad.cli.console import table_console
 from telegrad.cli.options import RowsFile, among, counts_of, densities_of
-from telegrad.cli.outputs import check_writable, say_file, write_result
+from telegrad.cli.outputs import GrowingResult, check_writable, say_file
 from telegrad.cli.progress import counting
 from telegrad.report.select import plot, table_of
 
@@ -66,23 +66,21 @@ def select(
     check_writable(json_file, "--json")
     check_writable(plot_file, "--plot")
     machine = describe_machine() | ({} if gpu is None else {"gpu": gpu})
-    rows: list[Row] = []
-    try:
-        with counting(console, TextColumn("{task.fields[latest]}")) as bar:
-            passed = 0
-            task = bar.add_task("", total=sum(len(plan.contenders) * samples for plan in plans), latest="")
-            for plan in plans:
-                about = f"{plan.elements:,} elements, {plan.density * 100:.4g} %"
-                bar.update(task, description=about, completed=passed, latest="")
-                outcome = run(plan, lambda name: bar.update(task, advance=1, latest=name))
-                passed += len(plan.contenders) * samples
-                found = rows_of(plan, outcome)
-                console.print(table_of(found, f"{about}: k = {plan.k:,}"))
-                rows += found
-    finally:
-        if json_file is not None and rows:
-            write_result(console, json_file, {"rows": rows, "bound_s": BOUND, "machine": machine})
+    result = GrowingResult(json_file, {"bound_s": BOUND, "machine": machine})
+    with counting(console, TextColumn("{task.fields[latest]}")) as bar:
+        passed = 0
+        task = bar.add_task("", total=sum(len(plan.contenders) * samples for plan in plans), latest="")
+        for plan in plans:
+            about = f"{plan.elements:,} elements, {plan.density * 100:.4g} %"
+            bar.update(task, description=about, completed=passed, latest="")
+            outcome = run(plan, lambda name: bar.update(task, advance=1, latest=name))
+            passed += len(plan.contenders) * samples
+            found = rows_of(plan, outcome)
+            console.print(table_of(found, f"{about}: k = {plan.k:,}"))
+            for row in found:
+                result.add(row)
     console.print(machine_text(machine) + ("" if gpu is None else f"; {gpu}"), style="dim")
     if plot_file is not None:
-        plot(rows, f"selection on {gpu or 'one thread'}", plot_file)
+        plot(result.rows, f"selection on {gpu or 'one thread'}", plot_file)
         say_file(console, "plot", plot_file)
+    result.end(console)

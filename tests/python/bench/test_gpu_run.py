@@ -66,7 +66,7 @@ def test_a_part_that_fails_or_hangs_takes_no_other_along(
     out = tmp_path / "results"
     out.mkdir()
     (out / "2026-01-01-gpu-good.json").write_text("of another day")
-    run = runner.Run(parts, 60.0, out, archive, {"gpu": "A Fast GPU"}, {})
+    run = runner.Run(parts, 60.0, out, archive, {"gpu": "A Fast GPU"})
     assert run.all() is False
     run.say()
     said = capsys.readouterr().out
@@ -90,7 +90,7 @@ def test_a_part_that_fails_or_hangs_takes_no_other_along(
 
 def test_what_has_no_time_left_is_skipped(runner: ModuleType, tmp_path: Path) -> None:
     part = runner.Part(30, lambda _: _python("pass"), needs=())
-    run = runner.Run({"late": part}, 30.0, tmp_path, None, {}, {})
+    run = runner.Run({"late": part}, 30.0, tmp_path, None, {})
     assert run.all() is False
     assert (run.outcomes["late"].status, run.outcomes["late"].why) == ("skipped", "no time left")
 
@@ -103,7 +103,7 @@ def test_tests_go_on_behind_one_that_ends_the_process(
     part = runner.Part(
         90, lambda _: [str(tests), "-c", "/dev/null", "-p", "no:cacheprovider"], are_tests=True, needs=()
     )
-    run = runner.Run({"tests": part}, 120.0, tmp_path, None, {}, {})
+    run = runner.Run({"tests": part}, 120.0, tmp_path, None, {})
     begin = time.monotonic()
     assert run.all() is False
     assert time.monotonic() - begin < 100
@@ -133,33 +133,66 @@ def test_a_test_of_a_group_is_known_by_its_name(runner: ModuleType, tmp_path: Pa
     )
     options = ["-n", "1", "--dist", "loadgroup", "-c", "/dev/null", "-p", "no:cacheprovider"]
     part = runner.Part(90, lambda _: [str(tests), *options], are_tests=True, needs=())
-    run = runner.Run({"tests": part}, 120.0, tmp_path, None, {}, {})
+    run = runner.Run({"tests": part}, 120.0, tmp_path, None, {})
     assert run.all() is False
     found = run.outcomes["tests"].tests
     names = {kind: sorted(name.split("::")[1] for name in found[kind]) for kind in ("passed", "failed")}
     assert names == {"passed": ["test_apart[a@b]", "test_good[a@b]", "test_good[c]"], "failed": ["test_bad"]}
 
 
+def test_nothing_is_begun_where_what_it_stands_on_has_failed(runner: ModuleType, tmp_path: Path) -> None:
+    parts = {
+        "smoke": runner.Part(30, lambda _: _python("raise SystemExit(1)"), needs=(), stands_on=()),
+        "probe": runner.Part(30, lambda _: _python("pass"), needs=(), stands_on=()),
+        "demo": runner.Part(30, lambda _: _python("pass"), needs=()),
+    }
+    run = runner.Run(parts, 60.0, tmp_path, None, {})
+    assert run.all() is False
+    found = {name: (one.status, one.why) for name, one in run.outcomes.items()}
+    assert found == {
+        "smoke": ("failed", "status 1"),
+        "probe": ("passed", ""),
+        "demo": ("skipped", "smoke did not pass"),
+    }
+    assert [name for name, part in runner.PARTS.items() if not part.stands_on] == ["smoke", "probe"]
+    alone = runner.Run({"demo": parts["demo"]}, 60.0, tmp_path, None, {})
+    assert alone.all() is True  # whoever asks for one part only gets it
+
+
 @pytest.mark.parametrize("are_tests", [False, True])
-def test_parts_that_communicate_have_an_environment_of_their_own(
-    runner: ModuleType, tmp_path: Path, are_tests: bool
-) -> None:
+def test_parts_have_an_environment_of_their_own(runner: ModuleType, tmp_path: Path, are_tests: bool) -> None:
     program = "import os; open({!r}, 'w').write(str(os.environ.get('CUDA_MODULE_LOADING')))"
     parts = {}
-    for communicates in (False, True):
-        one = tmp_path / f"test_{communicates}.py"
-        one.write_text(f"def test_it():\n    {program.format(str(tmp_path / str(communicates)))}\n")
+    for name, environment in (("plain", {}), ("eager", {"CUDA_MODULE_LOADING": "EAGER"})):
+        one = tmp_path / f"test_{name}.py"
+        one.write_text(f"def test_it():\n    {program.format(str(tmp_path / name))}\n")
         command = (
             [str(one), "-c", "/dev/null", "-p", "no:cacheprovider"]
             if are_tests
             else _python(one.read_text() + "test_it()")
         )
-        parts[str(communicates)] = runner.Part(
-            60, lambda _, command=command: command, are_tests=are_tests, needs=(), communicates=communicates
+        parts[name] = runner.Part(
+            60, lambda _, command=command: command, are_tests=are_tests, needs=(), environment=environment
         )
-    assert runner.Run(parts, 120.0, tmp_path, None, {}, {"CUDA_MODULE_LOADING": "EAGER"}).all()
+    assert runner.Run(parts, 120.0, tmp_path, None, {}).all()
     assert [(tmp_path / name).read_text() for name in parts] == [os.environ.get("CUDA_MODULE_LOADING", "None"), "EAGER"]
-    assert [name for name, part in runner.PARTS.items() if not part.communicates] == ["kernels", "select"]
+
+
+def test_all_loaded_at_once_is_where_ranks_share_a_process(runner: ModuleType) -> None:
+    from telegrad.bench.device import ENVIRONMENT
+
+    for parts in (runner.PARTS, runner.BRIEF):
+        eager = [name for name, part in parts.items() if "CUDA_MODULE_LOADING" in part.environment]
+        assert eager == ["tests"]
+        for name in ("smoke", "tests", "training", "transfers", "overlap"):
+            assert ENVIRONMENT.items() <= parts[name].environment.items()
+
+
+def test_the_brief_parts_leave_a_lease_time_for_a_second_try(runner: ModuleType) -> None:
+    """Of 900 s the start takes up to 120, twice, and no machine is started with less than 240 left."""
+    assert set(runner.BRIEF) <= set(runner.PARTS)
+    assert next(iter(runner.BRIEF)) == "smoke"
+    assert runner._BRIEF_BUDGET_S + 120 + 240 <= 900
 
 
 def test_tests_that_all_skip_are_a_failure(runner: ModuleType, tmp_path: Path) -> None:
@@ -168,7 +201,7 @@ def test_tests_that_all_skip_are_a_failure(runner: ModuleType, tmp_path: Path) -
     part = runner.Part(
         60, lambda _: [str(tests), "-c", "/dev/null", "-p", "no:cacheprovider"], are_tests=True, needs=()
     )
-    run = runner.Run({"tests": part}, 90.0, tmp_path, None, {}, {})
+    run = runner.Run({"tests": part}, 90.0, tmp_path, None, {})
     assert run.all() is False
     assert (run.outcomes["tests"].status, run.outcomes["tests"].why) == ("failed", "no test was run")
 
@@ -182,7 +215,7 @@ def test_without_a_gpu_nothing_is_run(
     assert not (tmp_path / "results").exists()
     with pytest.raises(SystemExit):
         runner.main(["--parts", "tests,dreams"])
-    assert "dreams do not exist: use probe, tests, kernels, transfers" in capsys.readouterr().err
+    assert "dreams do not exist: use smoke, probe, tests, training, kernels" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("carried", ["0123456789ab", None])
@@ -202,14 +235,14 @@ def test_the_commit_is_the_one_that_setup_has_put_beside_the_packages(
     assert told.read_text() == str(carried)
 
 
-def test_the_part_of_tests_is_as_long_as_its_longest_job(runner: ModuleType, tmp_path: Path) -> None:
-    """Which comes last, so that one that hangs takes no others along."""
-    part = runner.PARTS["tests"]
-    files = [Path(argument) for argument in part.command(tmp_path / "tests") if argument.endswith(".py")]
-    assert {ROOT / path for path in files} == set((ROOT / "tests" / "python" / "gpu").glob("test_*.py"))
-    assert (files[0].name, files[-1].name) == ("test_gpu_transfers.py", "test_gpu_training.py")
-    (longest,) = re.findall(r"timeout_s=(\d+)", (ROOT / files[-1]).read_text())
-    assert part.limit_s >= int(longest) + 60
+def test_all_tests_of_a_gpu_are_in_a_part_as_long_as_their_longest_job(runner: ModuleType, tmp_path: Path) -> None:
+    commands = {name: runner.PARTS[name].command(tmp_path / name) for name in ("tests", "training")}
+    files = {name: [Path(one) for one in command if one.endswith(".py")] for name, command in commands.items()}
+    ours = set((ROOT / "tests" / "python" / "gpu").glob("test_gpu_*.py"))
+    assert {ROOT / path for paths in files.values() for path in paths} == ours
+    assert files["tests"][0].name == "test_gpu_transfers.py"
+    (longest,) = re.findall(r"timeout_s=(\d+)", (ROOT / files["training"][-1]).read_text())
+    assert runner.PARTS["training"].limit_s >= int(longest) + 60
 
 
 def test_a_number_of_ranks_that_hangs_takes_no_other_along(runner: ModuleType, tmp_path: Path) -> None:
@@ -244,10 +277,11 @@ def test_the_commands_of_all_parts_are_what_the_command_line_takes(
     from telegrad.cli import make_app
 
     monkeypatch.setattr("telegrad.bench.device.gpu_name", lambda: None)
-    for name, part in runner.PARTS.items():
+    programs = {"smoke", "probe", "blocks"}
+    for name, part in [*runner.PARTS.items(), *runner.BRIEF.items()]:
         command = part.command(tmp_path / name)
-        if name == "probe":
-            assert Path(command[1]) == ROOT / "benchmarks" / "gpu" / "probe.py"
+        if name in programs:
+            assert Path(command[1]) == ROOT / "benchmarks" / "gpu" / f"{name}.py"
             assert command[2:] == ["--json", f"{tmp_path / name}.json"]
         elif part.are_tests:
             places = [argument for argument in command if argument.startswith("tests/")]

@@ -14,6 +14,18 @@ from telegrad.comm.device.staging import Lease, staging_of
 _EVENTS = 32
 
 
+def own_streams(ranks: int) -> list[torch.cuda.ExternalStream]:
+    """One for each rank. Not torch's own: with the first of these torch makes all that it ever has, as many as the
+    hardware has queues, and a stream that waits would hold up another rank's."""
+    runtime, device = runtime_of("cuda"), torch.device("cuda", torch.cuda.current_device())
+    runtime.enter(device)
+    try:
+        made = [runtime.new_stream(device) for _ in range(ranks)]
+    finally:
+        runtime.leave()
+    return [stream.of_torch for stream in made]
+
+
 @contextmanager
 def laid_aside(streams: Sequence[torch.cuda.Stream], *sizes: tuple[int, int]) -> Iterator[None]:
     """What a rank on each of these streams allocates for its operations is there before, while no stream waits: a

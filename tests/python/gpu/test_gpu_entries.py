@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import pytest
 import torch
 from gpu_jobs import skip_without
-from gpu_ranks import laid_aside
+from gpu_ranks import laid_aside, own_streams
 
 from telegrad import Communicator, DeviceEntries
 
@@ -24,9 +24,9 @@ def comms() -> Iterator[list[Communicator]]:
         communicator.close()
 
 
-@pytest.fixture
-def streams() -> list[torch.cuda.Stream]:
-    return [torch.cuda.Stream() for _ in range(RANKS)]
+@pytest.fixture(scope="module")
+def streams() -> Sequence[torch.cuda.Stream]:
+    return own_streams(RANKS)
 
 
 def room_for(k: int, n: int, dtype: torch.dtype = torch.float32) -> DeviceEntries:
@@ -47,7 +47,9 @@ def distinct(n: int) -> torch.Tensor:
 
 
 @pytest.mark.parametrize(("n", "k"), [(1000, 10), (1 << 20, 1 << 10), ((1 << 20) + 5, 1 << 19)])
-def test_gpu_from_gradient_to_sum(comms: list[Communicator], streams: list[torch.cuda.Stream], n: int, k: int) -> None:
+def test_gpu_from_gradient_to_sum(
+    comms: list[Communicator], streams: Sequence[torch.cuda.Stream], n: int, k: int
+) -> None:
     from telegrad.ops.select.triton import queue_topk
 
     torch.manual_seed(0)
@@ -93,7 +95,7 @@ def _without_largest(x: torch.Tensor, k: int) -> torch.Tensor:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_gpu_non_blocking_and_dense(
-    comms: list[Communicator], streams: list[torch.cuda.Stream], dtype: torch.dtype
+    comms: list[Communicator], streams: Sequence[torch.cuda.Stream], dtype: torch.dtype
 ) -> None:
     n = 10_000
     where = torch.arange(0, n, 3, device="cuda")
@@ -118,7 +120,7 @@ def test_gpu_non_blocking_and_dense(
             assert torch.equal(outs[rank], expected)
 
 
-def test_gpu_bad_entries_make_the_sum_nan(comms: list[Communicator], streams: list[torch.cuda.Stream]) -> None:
+def test_gpu_bad_entries_make_the_sum_nan(comms: list[Communicator], streams: Sequence[torch.cuda.Stream]) -> None:
     good, bad = room_for(10, 100), room_for(10, 100)
     bad.count.fill_(11)
     outs = [torch.zeros(100, device="cuda") for _ in range(RANKS)]

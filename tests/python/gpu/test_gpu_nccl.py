@@ -15,16 +15,17 @@ from telegrad.cli import make_app
 
 PROGRAM = "gpu_nccl_program"
 RANKS = {"alone": 1, "together": 2}
-JOB_S = 180.0  # with CUDA_MODULE_LOADING=EAGER each process loads all of torch's kernels, and NCCL's, first
-CASES = [(which, one.__name__) for which, scenarios in gpu_nccl_program.SCENARIOS.items() for one in scenarios]
+JOB_S = 180.0
+SCENARIOS = {which: [one.__name__ for one in ones] for which, ones in gpu_nccl_program.SCENARIOS.items()}
+CASES = [(which, name) for which, names in SCENARIOS.items() for name in names]
 
 
 def jobs(folder: Path, device: str) -> dict[str, list[dict[str, str]]]:
     found = {
-        which: reports(f"{PROGRAM}:run_all", ranks, [which, f"file://{folder / which}"], device, timeout_s=JOB_S)
+        which: reports(f"{PROGRAM}:run_all", ranks, SCENARIOS[which], [which], folder / which, device, timeout_s=JOB_S)
         for which, ranks in RANKS.items()
     }
-    backend = reports(f"{PROGRAM}:run_backend", 1, [f"file://{folder / 'backend'}"], device, timeout_s=JOB_S)
+    backend = reports(f"{PROGRAM}:run_backend", 1, ["backend"], [], folder / "backend", device, timeout_s=JOB_S)
     return {**found, "backend": backend}
 
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import pytest
 import torch
 from gpu_jobs import skip_without
-from gpu_ranks import chunks, laid_aside
+from gpu_ranks import chunks, laid_aside, own_streams
 
 from telegrad import Communicator
 from telegrad.comm.device import transfers
@@ -28,9 +28,9 @@ def comms() -> Iterator[list[Communicator]]:
         communicator.close()
 
 
-@pytest.fixture
-def streams() -> list[torch.cuda.Stream]:
-    return [torch.cuda.Stream() for _ in range(RANKS)]
+@pytest.fixture(scope="module")
+def streams() -> Sequence[torch.cuda.Stream]:
+    return own_streams(RANKS)
 
 
 def addends(n: int, dtype: torch.dtype) -> list[torch.Tensor]:
@@ -42,7 +42,7 @@ def addends(n: int, dtype: torch.dtype) -> list[torch.Tensor]:
 @pytest.mark.parametrize("n", [0, 1, 1000, 3 * transfers.CHUNK_BYTES // 4 + 7])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64])
 def test_gpu_all_reduce(
-    comms: list[Communicator], streams: list[torch.cuda.Stream], n: int, dtype: torch.dtype
+    comms: list[Communicator], streams: Sequence[torch.cuda.Stream], n: int, dtype: torch.dtype
 ) -> None:
     tensors = addends(n, dtype)
     expected = (tensors[0] + tensors[1]).cpu()
@@ -58,7 +58,7 @@ def test_gpu_all_reduce(
 
 
 @pytest.mark.parametrize("wire", ["bf16", "qsgd4"])
-def test_gpu_sums_that_round(comms: list[Communicator], streams: list[torch.cuda.Stream], wire: str) -> None:
+def test_gpu_sums_that_round(comms: list[Communicator], streams: Sequence[torch.cuda.Stream], wire: str) -> None:
     """With what they lose they are exact: small integers."""
     n = transfers.CHUNK_BYTES // 4 + 7
     tensors, lost = addends(n, torch.float32), [torch.empty(n, device="cuda") for _ in range(RANKS)]
@@ -74,7 +74,7 @@ def test_gpu_sums_that_round(comms: list[Communicator], streams: list[torch.cuda
 
 
 def test_gpu_compute_and_non_blocking_operations_are_ordered(
-    comms: list[Communicator], streams: list[torch.cuda.Stream]
+    comms: list[Communicator], streams: Sequence[torch.cuda.Stream]
 ) -> None:
     tensors = [torch.zeros(1 << 20, device="cuda").add_(0.0).mul_(1.0) for _ in range(RANKS)]  # loads their kernels
     with laid_aside(streams, *chunks(tensors[0].nbytes)):
@@ -96,7 +96,7 @@ def test_gpu_compute_and_non_blocking_operations_are_ordered(
         assert bool((tensors[rank] == 6.0).all())
 
 
-def test_gpu_times_of_events(streams: list[torch.cuda.Stream]) -> None:
+def test_gpu_times_of_events(streams: Sequence[torch.cuda.Stream]) -> None:
     """As torch's own; events of two streams, of which the host asks when they are over, without waiting."""
     runtime = runtime_of("cuda")
     device = torch.device("cuda", torch.cuda.current_device())
@@ -121,7 +121,7 @@ def test_gpu_times_of_events(streams: list[torch.cuda.Stream]) -> None:
         torch.cuda.set_sync_debug_mode("default")
 
 
-def test_gpu_moves(comms: list[Communicator], streams: list[torch.cuda.Stream]) -> None:
+def test_gpu_moves(comms: list[Communicator], streams: Sequence[torch.cuda.Stream]) -> None:
     tensors = [torch.full((4, 6), float(rank), device="cuda") for rank in range(RANKS)]
     shapes = (RANKS, 4, 6), (4 // RANKS, 6), (4, 6)
     results = [[torch.empty(shape, device="cuda") for shape in shapes] for _ in range(RANKS)]
@@ -144,7 +144,7 @@ def test_gpu_moves(comms: list[Communicator], streams: list[torch.cuda.Stream]) 
         assert bool((tensors[rank] == 1.0).all())
 
 
-def test_gpu_failure_lets_the_stream_go_on(comms: list[Communicator], streams: list[torch.cuda.Stream]) -> None:
+def test_gpu_failure_lets_the_stream_go_on(comms: list[Communicator], streams: Sequence[torch.cuda.Stream]) -> None:
     tensor = torch.ones(1000, device="cuda")
     torch.cuda.synchronize()
     with torch.cuda.stream(streams[0]):

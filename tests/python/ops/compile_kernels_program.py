@@ -24,27 +24,28 @@ from telegrad.ops.staging.triton import copies
 from telegrad.ops.triton import floats
 
 BLOCK = {"BLOCK": 4096}
+PASS_BLOCK = {"BLOCK": 2048}
 BOTH = {"FLIP": 0, "MASK": 0x7FFFFFFF}
 NEGATIVE = {"FLIP": -0x80000000, "MASK": -1}
 PASS = {"HELD": False, "ADD": True, "SELECT": True, "MOMENTS": False}
-MANY = {**BOTH, **BLOCK, "LOWEST": 0, "MOST_BINS": 2048}
+MANY = {**BOTH, **BLOCK, "LOWEST": 0, "MOST_BINS": 256}
 CASES: list[tuple[JITFunction, dict[str, Any]]] = [
-    (passes.fused_pass, {**BOTH, **BLOCK, **PASS}),
-    (passes.fused_pass, {**NEGATIVE, **BLOCK, **PASS, "MOMENTS": True}),
-    (passes.fused_pass, {**BOTH, **BLOCK, **PASS, "HELD": True}),
+    (passes.fused_pass, {**BOTH, **PASS_BLOCK, **PASS}),
+    (passes.fused_pass, {**NEGATIVE, **PASS_BLOCK, **PASS, "MOMENTS": True}),
+    (passes.fused_pass, {**BOTH, **PASS_BLOCK, **PASS, "HELD": True}),
     (passes.order_blocks, {}),
     (passes.restore_blocks, {}),
     (passes.move_listed, BLOCK),
     (passes.put_listed_back, BLOCK),
     (passes.normal_pass, {**BLOCK, "ADD": True}),
     (cuts.find_kth_of_few, {**NEGATIVE, **BLOCK, "LOWEST": 1, "CUT": True}),
-    (cuts.count_digits, {**BOTH, **BLOCK, "LOWEST": 0, "SHIFT": 20, "WIDTH": 11, "FIRST": True}),
-    (cuts.count_digits, {**BOTH, **BLOCK, "LOWEST": 0, "SHIFT": 10, "WIDTH": 10, "FIRST": False}),
-    (cuts.count_digits_of_many, {**MANY, "SHIFT": 20, "WIDTH": 11, "FIRST": True}),
-    (cuts.count_digits_of_many, {**MANY, "SHIFT": 10, "WIDTH": 10, "FIRST": False}),
-    (cuts.find_digit, {"WIDTH": 11, "FIRST": True, "CUT": False}),
-    (cuts.find_digit, {"WIDTH": 10, "FIRST": False, "CUT": True}),
-    (cuts.find_digit_of_many, {"MOST_BINS": 2048, "WIDTH": 10, "FIRST": False, "CUT": True}),
+    (cuts.count_digits, {**BOTH, **BLOCK, "LOWEST": 0, "SHIFT": 23, "WIDTH": 8, "FIRST": True}),
+    (cuts.count_digits, {**BOTH, **BLOCK, "LOWEST": 0, "SHIFT": 0, "WIDTH": 7, "FIRST": False}),
+    (cuts.count_digits_of_many, {**MANY, "SHIFT": 23, "WIDTH": 8, "FIRST": True}),
+    (cuts.count_digits_of_many, {**MANY, "SHIFT": 0, "WIDTH": 7, "FIRST": False}),
+    (cuts.find_digit, {"WIDTH": 8, "FIRST": True, "CUT": False}),
+    (cuts.find_digit, {"WIDTH": 7, "FIRST": False, "CUT": True}),
+    (cuts.find_digit_of_many, {"MOST_BINS": 256, "WIDTH": 7, "FIRST": False, "CUT": True}),
     (cuts.count_cut, {**NEGATIVE, **BLOCK}),
     (cuts.move_cut, {**BOTH, **BLOCK, "LISTED": True, "ALONE": False}),
     (cuts.move_cut, {**BOTH, **BLOCK, "LISTED": False, "ALONE": True}),

@@ -31,6 +31,7 @@ def in_blocks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
     if request.param == "one block":
         return
     monkeypatch.setattr(sources, "BLOCK", 32)
+    monkeypatch.setattr(sources, "PASS_BLOCK", 32)
     monkeypatch.setattr(sources, "PROGRAMS", 3)
     turn_blocks_round(monkeypatch)
     if request.param == "blocks and a sample":
@@ -75,6 +76,7 @@ def test_long_vectors(size: int) -> None:
 @pytest.mark.parametrize("sign", [0, 1, -1])
 def test_a_sample_that_misleads_changes_nothing(bound: int, sign: Sign, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sources, "BLOCK", 256)
+    monkeypatch.setattr(sources, "PASS_BLOCK", 256)
     monkeypatch.setattr(ranked, "SMALL", 1000)
     said: list[bool] = []
 

@@ -39,6 +39,7 @@ def in_blocks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
     if request.param == "one block":
         return
     monkeypatch.setattr(sources, "BLOCK", 32)
+    monkeypatch.setattr(sources, "PASS_BLOCK", 32)
     turn_blocks_round(monkeypatch)
     if request.param == "blocks and a sample":
         monkeypatch.setattr(ranked, "SMALL", 16)
@@ -140,6 +141,7 @@ def test_long_vectors_which_are_sampled(seed: int) -> None:
 @pytest.mark.parametrize("sign", [0, 1, -1])
 def test_a_sample_that_misleads_changes_nothing(bound: int, sign: Sign, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sources, "BLOCK", 256)
+    monkeypatch.setattr(sources, "PASS_BLOCK", 256)
     monkeypatch.setattr(ranked, "SMALL", 1000)
     said: list[bool] = []
 
@@ -263,6 +265,7 @@ def test_entries_before_a_block_are_one_sum(monkeypatch: pytest.MonkeyPatch) -> 
     cumsum = torch.Tensor.cumsum
     monkeypatch.setattr(torch.Tensor, "cumsum", lambda x, dim: [shapes.append(x.dim()), cumsum(x, dim)][1])
     monkeypatch.setattr(sources, "BLOCK", 32)
+    monkeypatch.setattr(sources, "PASS_BLOCK", 32)
     x = np.random.default_rng(0).integers(-9, 10, 200).astype(np.float32)
     checks.check_topk(GPU, x, 0.3, 1, 0)
     assert shapes == [1]

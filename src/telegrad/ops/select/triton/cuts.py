@@ -1,6 +1,6 @@
 """Triton kernels that rank: the key of the k-th largest entry by its digits, and the move of all that it cuts off.
 
-A key has 31 bits. Its digits, of 11, 10 and 10 bits from the top, are found one after the other: a histogram of the
+A key has 31 bits. Its digits, of 8, 8, 8 and 7 bits from the top, are found one after the other: a histogram of the
 entries that agree in the digits so far says which one the k-th largest has next. What is ranked, the source, is a
 residual, or the few entries that a fused pass has taken out of it; its length lies on the device, so that the CPU need
 not wait for it.
@@ -36,17 +36,19 @@ def find_kth_of_few(
     CUT: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """All three digits, of entries that one program holds in registers. Reads 4 bytes of every entry. CUT: zeros where
+    """All digits, of entries that one program holds in registers. Reads 4 bytes of every entry. CUT: zeros where
     there are fewer than k."""
     where = tl.arange(0, BLOCK)
     inside = where < tl.load(length)
     key = (tl.load(values + where, mask=inside, other=0.0).to(tl.int32, bitcast=True) ^ FLIP) & MASK
     member = inside & (key >= LOWEST)
-    digits, rank = narrowed(tl.histogram((key >> 20) & 0x7FF, 2048, mask=member), 0, k, 11)
-    member = member & ((key >> 20) == digits)
-    digits, rank = narrowed(tl.histogram((key >> 10) & 0x3FF, 1024, mask=member), digits, rank, 10)
-    member = member & ((key >> 10) == digits)
-    digits, rank = narrowed(tl.histogram(key & 0x3FF, 1024, mask=member), digits, rank, 10)
+    digits, rank = narrowed(tl.histogram((key >> 23) & 0xFF, 256, mask=member), 0, k, 8)
+    member = member & ((key >> 23) == digits)
+    digits, rank = narrowed(tl.histogram((key >> 15) & 0xFF, 256, mask=member), digits, rank, 8)
+    member = member & ((key >> 15) == digits)
+    digits, rank = narrowed(tl.histogram((key >> 7) & 0xFF, 256, mask=member), digits, rank, 8)
+    member = member & ((key >> 7) == digits)
+    digits, rank = narrowed(tl.histogram(key & 0x7F, 128, mask=member), digits, rank, 7)
     if CUT:
         rank = tl.where(digits < 0, 0, rank)
         digits = tl.where(digits < 0, 0, digits)

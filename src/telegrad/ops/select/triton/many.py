@@ -11,8 +11,6 @@ import torch
 from telegrad.ops.select.triton import cuts, sources
 from telegrad.ops.triton import launch
 
-_MOST_BINS = 1 << max(width for width, _ in sources.DIGITS)
-
 
 def is_long(residual: torch.Tensor) -> bool:
     """Whether it is ranked together with others: one program ranks what is not."""
@@ -44,11 +42,11 @@ def rank_long(
     long = [one for one in residuals if is_long(one)]
     parts, programs = len(long), sum(map(_programs_of, long))
     keys: dict[str, Any] = {"FLIP": side.flip, "MASK": side.mask, "LOWEST": side.lowest}
-    shape = len(sources.DIGITS), parts, _MOST_BINS
+    shape = len(sources.DIGITS), parts, sources.MOST_BINS
     histograms = torch.zeros(shape, dtype=torch.int64, device=found.device)
     for number, ((width, shift), of_digit) in enumerate(zip(sources.DIGITS, histograms, strict=True)):
         is_first, is_last = number == 0, number == len(sources.DIGITS) - 1
-        digit: dict[str, Any] = {"MOST_BINS": _MOST_BINS, "WIDTH": width, "FIRST": is_first}
+        digit: dict[str, Any] = {"MOST_BINS": sources.MOST_BINS, "WIDTH": width, "FIRST": is_first}
         counted = (table, parts, parts.bit_length(), lengths, found, of_digit)
         digit_of: dict[str, Any] = {**digit, **keys, "SHIFT": shift, "BLOCK": sources.BLOCK}
         launch(cuts.count_digits_of_many, programs, *counted, **digit_of)

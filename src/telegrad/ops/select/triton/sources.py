@@ -15,10 +15,18 @@ from telegrad.ops.select.triton import cuts, passes
 from telegrad.ops.triton import launch, numbers_on
 
 BLOCK = 4096
-"""Entries of one program. Every program adds once to a common counter: with fewer entries those additions count."""
+"""Entries of one program, where nothing else is said; and of the longest source that one program ranks."""
+
+PASS_BLOCK = 2048
+"""Entries of one program of a fused pass. With 4,096 it has so many registers (163 each of 256 threads, as compiled for
+sm_90) that a multiprocessor holds one program, whose loads wait for each other; with 2,048 it holds three. With fewer
+the additions to the counter that all programs share would count."""
 
 PROGRAMS = 512  # of a histogram: more of them than a GPU runs at once add no speed, but each adds all its bins
-DIGITS = ((11, 20), (10, 10), (10, 0))  # bits of each, and those below
+# Bits of each, and those below. A histogram in registers takes as long as it has bins: 2,048 of them are many times as
+# long as one more reading of the entries.
+DIGITS = ((8, 23), (8, 15), (8, 7), (7, 0))
+MOST_BINS = 1 << max(width for width, _ in DIGITS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,14 +70,16 @@ class Moments:
     largest: torch.Tensor  # the highest key of both sides, int64
 
 
-def launch_over(entries: int, kernel: Any, x: torch.Tensor, *arguments: Any, **options: Any) -> None:
-    """Runs a program of ``kernel`` for every block of so many entries."""
-    launch(kernel, blocks_of(entries), x, *arguments, **options, BLOCK=BLOCK)
+def launch_over(
+    entries: int, kernel: Any, x: torch.Tensor, *arguments: Any, block: int | None = None, **options: Any
+) -> None:
+    """Runs a program of ``kernel`` for every ``block`` (by default BLOCK) of so many entries."""
+    launch(kernel, blocks_of(entries, block), x, *arguments, **options, BLOCK=block or BLOCK)
 
 
-def blocks_of(entries: int) -> int:
+def blocks_of(entries: int, block: int | None = None) -> int:
     """Programs for so many entries."""
-    return -(-entries // BLOCK)
+    return -(-entries // (block or BLOCK))
 
 
 class FusedPass:
@@ -93,7 +103,7 @@ class FusedPass:
         reached: torch.Tensor | None = None,
     ) -> None:
         size = residual.numel()
-        blocks = blocks_of(size)
+        blocks = self._blocks = blocks_of(size, PASS_BLOCK)
 
         def per_block(dtype: torch.dtype, wanted: bool) -> torch.Tensor:
             return torch.empty(blocks if wanted else 1, dtype=dtype, device=residual.device)
@@ -126,6 +136,7 @@ class FusedPass:
             ADD=gradient is not None,
             SELECT=select,
             MOMENTS=moments,
+            block=PASS_BLOCK,
         )
         self.moments: Moments | None = None
         if moments:
@@ -137,13 +148,12 @@ class FusedPass:
         ends = self._counts.cumsum(0)
         packed = (self._indices, self._values, self._starts, self._counts)
         taken = (ends, usable, out.indices, out.values, out.offset)
-        launch(passes.order_blocks, blocks_of(self._residual.numel()), *packed, *taken)
+        launch(passes.order_blocks, self._blocks, *packed, *taken)
 
     def restore(self, usable: torch.Tensor) -> None:
         """What was packed is in the residual again. ``usable``: int64, one element; unless it is 0, does nothing."""
         packed = (self._indices, self._values, self._starts, self._counts)
-        blocks = blocks_of(self._residual.numel())
-        launch(passes.restore_blocks, blocks, self._residual, self._room, *packed, usable)
+        launch(passes.restore_blocks, self._blocks, self._residual, self._room, *packed, usable)
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +188,7 @@ class Source:
         """The k-th largest key, and its rank among those that equal it: two int64, also written to ``out``; (-1, …):
         there are fewer than k; with ``cuts_all`` zeros: as a cut that is behind all of them.
 
-        Reads 4 bytes of every entry three times; of no more than a block's, once.
+        Reads 4 bytes of every entry four times; of no more than a block's, once.
         """
         blocks, side = blocks_of(self.values.numel()), self.side
         keys: dict[str, Any] = {"FLIP": side.flip, "MASK": side.mask, "LOWEST": side.lowest}
@@ -186,7 +196,7 @@ class Source:
         if blocks == 1:
             launch_over(1, cuts.find_kth_of_few, self.values, self.length, k, found, **keys, CUT=cuts_all)
             return found
-        histograms = torch.zeros(len(DIGITS), 1 << 11, dtype=torch.int64, device=self.values.device)
+        histograms = torch.zeros(len(DIGITS), MOST_BINS, dtype=torch.int64, device=self.values.device)
         programs = min(blocks, PROGRAMS)
         for number, ((width, shift), histogram) in enumerate(zip(DIGITS, histograms, strict=True)):
             is_first, is_last = number == 0, number == len(DIGITS) - 1

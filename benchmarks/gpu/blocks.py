@@ -1,0 +1,158 @@
+"""Which block and how many warps suit the kernels that read a whole residual, on this GPU: what `PASS_BLOCK`, `BLOCK`
+and `DIGITS` of telegrad.ops.select.triton.sources should be.
+
+    python benchmarks/gpu/blocks.py --json FILE
+
+A row for each kernel and choice, in the file as it comes: the median of its times, and the time of a copy of as many
+elements in the same turns.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import statistics
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from telegrad.bench.select_gpu import seconds_between_events
+from telegrad.ops.select.triton import cuts, passes
+
+_ELEMENTS = 64 << 20
+_SAMPLES = 15
+_WARPS = (4, 8)
+_BLOCKS = (1024, 2048, 4096)
+_DIGITS = ((11, 20), (8, 23))  # bits of the first digit of a key, and those below
+_PROGRAMS = 512
+_DENSITY = 0.01
+_MASK = 0x7FFFFFFF
+
+Kernel = Callable[[], object]
+
+
+class Passes:
+    """Launches of the two kernels over one residual on ``device``, of which about 1 % of the entries leave."""
+
+    def __init__(self, elements: int, device: str) -> None:
+        self.size, self._device = elements, device
+        generator = torch.Generator(device).manual_seed(0)
+        self._before = torch.randn(elements, device=device, generator=generator)
+        self._gradient = torch.randn(elements, device=device, generator=generator)
+        self._residual = self._before.clone()
+        sums = (self._before + self._gradient).abs().view(torch.int32)
+        self._room = max(1, int(_DENSITY * elements * 1.5))
+        k = max(1, int(_DENSITY * elements))
+        sampled = sums[torch.randint(elements, (1 << 16,), device=device, generator=generator)].sort().values
+        self._bound = sampled[-max(1, sampled.numel() * k // elements)].to(torch.int64).reshape(1)
+        self._indices = torch.zeros(self._room, dtype=torch.uint32, device=device)
+        self._values = torch.zeros(self._room, device=device)
+        self._cursor = torch.zeros(1, dtype=torch.int64, device=device)
+        self._length = torch.full((1,), elements, dtype=torch.int64, device=device)
+
+    def prepare(self) -> None:
+        """Before each launch."""
+        self._residual.copy_(self._before)
+        self._cursor.zero_()
+
+    def copy(self) -> None:
+        self._residual.copy_(self._before)
+
+    def fused(self, block: int, warps: int) -> Kernel:
+        blocks = -(-self.size // block)
+        starts = torch.empty(blocks, dtype=torch.int64, device=self._device)
+        counts = torch.empty(blocks, dtype=torch.int32, device=self._device)
+        untaken = torch.empty(1, dtype=torch.float64, device=self._device)
+        flags: dict[str, Any] = {"FLIP": 0, "MASK": _MASK, "HELD": False, "ADD": True, "SELECT": True, "MOMENTS": False}
+        outputs = (self._indices, self._values, self._cursor, starts, counts)
+        moments = (untaken, counts, counts, counts, self._cursor)
+
+        def work() -> None:
+            passes.fused_pass[(blocks,)](
+                *(self._residual, self._gradient, self.size, self._bound, self._room, *outputs, *moments),
+                **flags,
+                BLOCK=block,
+                num_warps=warps,
+                enable_fp_fusion=False,
+            )
+
+        return work
+
+    def counted(self, block: int, warps: int, width: int, shift: int) -> Kernel:
+        histogram = torch.zeros(1 << width, dtype=torch.int64, device=self._device)
+        found = torch.zeros(2, dtype=torch.int64, device=self._device)
+        digit: dict[str, Any] = {"FLIP": 0, "MASK": _MASK, "LOWEST": 0, "SHIFT": shift, "WIDTH": width, "FIRST": True}
+
+        def work() -> None:
+            cuts.count_digits[(min(_PROGRAMS, -(-self.size // block)),)](
+                *(self._before, self._length, found, histogram),
+                **digit,
+                BLOCK=block,
+                num_warps=warps,
+                enable_fp_fusion=False,
+            )
+
+        return work
+
+
+def measure(
+    elements: int,
+    device: str,
+    seconds_of: Callable[[Kernel], float],
+    tell: Callable[[dict[str, Any]], None],
+    *,
+    samples: int = _SAMPLES,
+    blocks: Sequence[int] = _BLOCKS,
+) -> None:
+    """``tell`` gets a row for each choice."""
+    made = Passes(elements, device)
+    choices: list[tuple[dict[str, Any], Kernel]] = []
+    for block, warps in itertools.product(blocks, _WARPS):
+        choice = {"block": block, "warps": warps}
+        choices.append(({"kernel": "fused_pass", **choice}, made.fused(block, warps)))
+        for width, shift in _DIGITS:
+            choices.append(
+                ({"kernel": "count_digits", **choice, "bits": width}, made.counted(block, warps, width, shift))
+            )
+    for about, work in choices:
+        times: dict[str, list[float]] = {"own": [], "copy": []}
+        for number in range(samples + 1):
+            for name, one in (("copy", made.copy), ("own", work)):
+                made.prepare()
+                seconds = seconds_of(one)
+                if number:  # the first launch compiles
+                    times[name].append(seconds)
+        own, copy = (statistics.median(times[name]) for name in ("own", "copy"))
+        moved = 12 if about["kernel"] == "fused_pass" else 4
+        tell({**about, "elements": elements, "median_s": own, "copy_s": copy, "of_copy": moved / 8 * copy / own})
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--json", type=Path, default=Path("gpu-blocks.json"), help="where rows go")
+    asked = parser.parse_args(arguments)
+    from telegrad.bench.device import gpu_name
+    from telegrad.bench.machine import describe_machine
+
+    gpu = gpu_name()
+    if gpu is None:
+        print("no GPU: torch sees none here, and nothing was measured")
+        return 1
+    machine = {**describe_machine(), "gpu": gpu}
+    rows: list[dict[str, Any]] = []
+
+    def tell(row: dict[str, Any]) -> None:
+        rows.append(row)
+        print(json.dumps(row), flush=True)
+        asked.json.write_text(json.dumps({"machine": machine, "rows": rows}, indent=1) + "\n")
+
+    measure(_ELEMENTS, "cuda", seconds_between_events, tell)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

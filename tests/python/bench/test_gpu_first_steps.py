@@ -1,0 +1,133 @@
+"""benchmarks/gpu/smoke.py and blocks.py: what they run and tell, on the CPU and in Triton's interpreter."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("triton")
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+@pytest.fixture
+def program(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], ModuleType]:
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks" / "gpu"))
+
+    def load(name: str) -> ModuleType:
+        sys.modules.pop(name, None)
+        return import_module(name)
+
+    return load
+
+
+def test_a_step_that_fails_or_hangs_takes_no_other_along(
+    program: Callable[[str], ModuleType], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    python = [sys.executable, "-c"]
+    steps = {
+        "good": [*python, "pass"],
+        "bad": [*python, "raise SystemExit('it broke')"],
+        "hanging": [*python, "import time; print('so far', flush=True); time.sleep(60)"],
+        "last": [*python, "pass"],
+    }
+    path = tmp_path / "rows.json"
+    begin = time.monotonic()
+    assert program("smoke").run_all(steps, path, {"gpu": "A Fast GPU"}, limit_s=3.0) is False
+    assert time.monotonic() - begin < 30
+    result = json.loads(path.read_text())
+    assert result["machine"] == {"gpu": "A Fast GPU"}
+    assert [(row["step"], row["holds"]) for row in result["rows"]] == [
+        *(("good", True), ("bad", False), ("hanging", False), ("last", True))
+    ]
+    said = [row.get("failed") for row in result["rows"]]
+    assert said == [None, "status 1; it broke", "was ended after 3 s; so far", None]
+    assert "hanging: DOES NOT HOLD: was ended after 3 s" in capsys.readouterr().out
+
+
+def test_the_steps_are_what_commands_take(
+    program: Callable[[str], ModuleType], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from typer.testing import CliRunner
+
+    from telegrad.cli import make_app
+
+    monkeypatch.setattr("telegrad.bench.device.gpu_name", lambda: None)
+    smoke = program("smoke")
+    for command in smoke._steps().values():
+        if command[1] == "-m":
+            done = CliRunner().invoke(make_app(), command[3:])
+            assert (done.exit_code, "no GPU: torch sees none here" in done.output) == (1, True), done.output
+        else:
+            assert command[2] == "--step"
+            assert command[3] in smoke.STEPS
+
+
+def test_two_processes_and_a_selection_hold_here(
+    program: Callable[[str], ModuleType], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    smoke = program("smoke")
+    monkeypatch.setattr(smoke, "_STEP_S", 60.0)
+    smoke.host()
+    if os.environ.get("TRITON_INTERPRET") == "1":
+        smoke.selection("cpu", 20_000)
+
+
+def test_a_selection_that_is_wrong_is_seen(
+    program: Callable[[str], ModuleType], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    smoke = program("smoke")
+    from telegrad.compress import Residual
+
+    chosen: list[Residual] = []
+
+    class Wrong:
+        """It loses the sign of one sum on the second of the two devices."""
+
+        def select(self, entry: Residual, gradient: object, indices: object, values: object, offset: int) -> int:
+            chosen.append(entry)
+            if len({id(one) for one in chosen}) == 2:
+                entry.values[3] = -0.0
+            return 200
+
+    monkeypatch.setattr("telegrad.compress.selection_named", lambda _: Wrong())
+    with pytest.raises(AssertionError):
+        smoke.selection("cpu", 20_000)
+
+
+def test_rows_of_blocks(program: Callable[[str], ModuleType]) -> None:
+    """The launches are those of the library: what a pass chooses here is what numpy does."""
+    if os.environ.get("TRITON_INTERPRET") != "1":
+        pytest.skip("the interpreter is switched off")
+    blocks = program("blocks")
+    rows: list[dict[str, object]] = []
+
+    def seconds_of(work: Callable[[], object]) -> float:
+        begin = time.perf_counter()
+        work()
+        return time.perf_counter() - begin
+
+    blocks.measure(5000, "cpu", seconds_of, rows.append, samples=1, blocks=(1024,))
+    assert [(row["kernel"], row["block"], row["warps"], row.get("bits")) for row in rows] == [
+        *(("fused_pass", 1024, 4, None), ("count_digits", 1024, 4, 11), ("count_digits", 1024, 4, 8)),
+        *(("fused_pass", 1024, 8, None), ("count_digits", 1024, 8, 11), ("count_digits", 1024, 8, 8)),
+    ]
+    assert all(row["median_s"] > 0 and row["of_copy"] > 0 for row in rows)  # type: ignore[operator]
+    made = blocks.Passes(5000, "cpu")
+    made.prepare()
+    made.fused(1024, 4)()
+    count, bound = int(made._cursor), int(made._bound)
+    sums = (made._before + made._gradient).numpy()
+    wanted = np.flatnonzero((sums.view(np.int32) & 0x7FFFFFFF) >= bound)
+    assert sorted(made._indices[:count].tolist()) == wanted.tolist()
+    assert 0 < count <= made._room
