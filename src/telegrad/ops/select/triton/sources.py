@@ -18,9 +18,9 @@ BLOCK = 4096
 """Entries of one program, where nothing else is said; and of the longest source that one program ranks."""
 
 PASS_BLOCK = 2048
-"""Entries of one program of a fused pass. With 4,096 it has so many registers (163 each of 256 threads, as compiled for
-sm_90) that a multiprocessor holds one program, whose loads wait for each other; with 2,048 it holds three. With fewer
-the additions to the counter that all programs share would count."""
+"""Entries of one program of a fused pass. With 4,096 each of its 256 threads has so many registers (163 as Triton 3.6
+compiles it for sm_90, 128 as 3.8 does) that a multiprocessor holds one program or two, whose loads wait for each other;
+with 2,048 (80 and 76) it holds three. With fewer the additions to the counter that all programs share would count."""
 
 PROGRAMS = 512  # of a histogram: more of them than a GPU runs at once add no speed, but each adds all its bins
 # Bits of each, and those below. A histogram in registers takes as long as it has bins: 2,048 of them are many times as
