@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from telegrad.comm import Work
+from telegrad.train.forward_hooks import ForwardHooks
 
 
 class PendingPass(NamedTuple):
@@ -25,16 +26,13 @@ class PendingPass(NamedTuple):
 
 class StepWait:
     """Calls ``wait`` before each step of one of the ``optimizers``, and before a forward pass of ``model`` with
-    gradients, as a second backward pass may follow it."""
+    gradients, as a second backward pass may follow it. Raises ``ValueError`` as ``ForwardHooks``."""
 
     def __init__(self, optimizers: Sequence[torch.optim.Optimizer], model: nn.Module, wait: Callable[[], None]) -> None:
         self._wait = wait
         self._steps = 0
-        self._handles: list[Any] = [
-            model.register_forward_pre_hook(
-                lambda module, _: wait() if module is model and torch.is_grad_enabled() else None
-            )
-        ]
+        self._hooks = ForwardHooks(model, before=self._before_forward)
+        self._handles: list[Any] = []
         for one in optimizers:
             self._handles += [one.register_step_pre_hook(self._before), one.register_step_post_hook(self._after)]
 
@@ -45,9 +43,14 @@ class StepWait:
 
     def close(self) -> None:
         """Removes the hooks."""
+        self._hooks.close()
         for handle in self._handles:
             handle.remove()
         self._handles = []
+
+    def _before_forward(self) -> None:
+        if torch.is_grad_enabled():
+            self._wait()
 
     def _before(self, *_: object) -> None:
         self._wait()

@@ -3,11 +3,15 @@ would be trained by each rank alone, and replicas would drift apart without an e
 
 from __future__ import annotations
 
+import functools
+import weakref
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
 from torch import nn
+
+from telegrad.train.forward_hooks import ForwardHooks, takes_hooks
 
 
 def check_same_parameters(
@@ -30,51 +34,77 @@ def check_same_parameters(
 
 class ParameterWatch:
     """Of a Synchronizer's ``model``, whose ``parameters`` are averaged. Before a forward pass with gradients all of
-    them must be where they were: a backward pass without any would call no hook. Raises ``RuntimeError``.
+    its modules must be where they were, else ``RuntimeError``: a backward pass without any of the parameters would call
+    no hook of theirs. Another parameter may be there for this pass only, as a teacher's or fast weights that
+    ``torch.func.functional_call`` puts there: it must have left when a gradient comes to it.
 
-    What is compiled is not looked at before a pass, as Dynamo would compile the look.
+    What is compiled is not looked at before a pass, as Dynamo would compile the look; nor is TorchScript.
     """
 
     def __init__(self, model: nn.Module, parameters: Mapping[str, nn.Parameter]) -> None:
-        self._model, self._parameters = model, [*parameters.values()]
+        self._model: nn.Module | None = model
+        self._parameters = [*parameters.values()]
+        self._known = {id(one) for one in self._parameters}
         self._frozen = [one for one in model.parameters() if not one.requires_grad]
         self._places = _places_in(model)
-        self._handle = model.register_forward_pre_hook(_BeforeForward(self))
+        self._strangers: dict[int, tuple[weakref.ref[nn.Parameter], Any]] = {}  # by place, the last with its hook
+        self._hooks = ForwardHooks(model, before=self._before_forward) if takes_hooks(model) else None
 
     def look(self, *, everywhere: bool) -> None:
         """At the end of a backward pass. ``everywhere``: walks through the model, as long as tens of hooks take."""
-        if everywhere or any(one.requires_grad for one in self._frozen):
-            check_same_parameters(self._model, self._parameters)
-
-    def before_forward(self, module: nn.Module) -> None:
-        """As a hook of the model."""
-        if module is self._model and any(names.get(name) is not one for names, name, one in self._places):
+        if self._model is not None and (everywhere or any(one.requires_grad for one in self._frozen)):
             check_same_parameters(self._model, self._parameters)
 
     def close(self) -> None:
-        """Removes the hook."""
-        self._handle.remove()
+        """Removes the hooks, and lets go of the model."""
+        if self._hooks is not None:
+            self._hooks.close()
+        for _, handle in self._strangers.values():
+            handle.remove()
+        self._model = None
+        self._parameters, self._frozen, self._places, self._strangers = [], [], [], {}
+
+    def _before_forward(self) -> None:
+        if torch.compiler.is_compiling() or not torch.is_grad_enabled() or self._model is None:
+            return
+        if all(names.get(name) is one for names, name, one in self._places):
+            return
+        strangers = []
+        for number, (names, name, one) in enumerate(self._places):
+            found = names.get(name)
+            if found is not one and isinstance(found, nn.Parameter):
+                strangers.append(found)
+                self._remember(number, found)
+        check_same_parameters(self._model, [*self._parameters, *strangers])
+
+    def _remember(self, number: int, stranger: nn.Parameter) -> None:
+        """The ``stranger`` is in that place."""
+        if number in self._strangers:
+            last, handle = self._strangers[number]
+            if last() is stranger:
+                return
+            handle.remove()
+            del self._strangers[number]
+        if stranger.requires_grad and stranger.is_leaf and id(stranger) not in self._known:
+            hook = functools.partial(self._arrived, number)
+            handle = stranger.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
+            self._strangers[number] = weakref.ref(stranger), handle
+
+    def _arrived(self, number: int, stranger: torch.Tensor) -> None:
+        """A gradient has come to what was in that place."""
+        if self._model is not None:
+            names, name, _ = self._places[number]
+            if names.get(name) is stranger:
+                check_same_parameters(self._model, self._parameters)
 
 
-def _places_in(model: nn.Module) -> list[tuple[Mapping[str, Any], str, object]]:
-    """Where every module and parameter is, so that a look takes a comparison for each."""
+def _places_in(model: nn.Module) -> list[tuple[dict[str, Any], str, object]]:
+    """Where every module and parameter is, so that a look takes a comparison for each; but not in TorchScript, whose
+    names are in no dict."""
     return [
         (names, name, one)
         for module in model.modules()
         for names in (module._modules, module._parameters)
+        if isinstance(names, dict)
         for name, one in names.items()
     ]
-
-
-class _BeforeForward:
-    """A model with this hook can be copied and pickled; the copy's does nothing."""
-
-    def __init__(self, watch: ParameterWatch | None = None) -> None:
-        self._watch = watch
-
-    def __call__(self, module: nn.Module, _: Any) -> None:
-        if not torch.compiler.is_compiling() and torch.is_grad_enabled() and self._watch is not None:
-            self._watch.before_forward(module)
-
-    def __reduce__(self) -> tuple[type[_BeforeForward], tuple[()]]:
-        return _BeforeForward, ()

@@ -17,6 +17,7 @@ from telegrad.comm.device.runtime import has_runtime
 from telegrad.compress.arguments import checked_count
 from telegrad.plan.trace import Trace
 from telegrad.train.clocks import Clock, DeviceClock, Mark, WallClock
+from telegrad.train.forward_hooks import ForwardHooks, check_takes_hooks
 
 _NEVER = -1.0
 _SAMPLES_MOST = 200
@@ -39,12 +40,14 @@ class StepProfile:
     are taken. A time is the median over the samples. Parameters that do not require a gradient are left out, and so are
     those that never got one.
 
-    Raises ``TypeError`` or ``ValueError`` for a model that is none or has nothing to train, and a bad ``skip``.
+    Raises ``TypeError`` or ``ValueError`` for a model that is none, has nothing to train or is TorchScript, and a bad
+    ``skip``.
     """
 
     def __init__(self, model: nn.Module, *, skip: int = 2, clock: Clock | None = None) -> None:
         if not isinstance(model, nn.Module):
             raise TypeError(f"model is a {type(model).__name__}: give the torch.nn.Module that is trained")
+        check_takes_hooks(model)
         self._model = model
         inner = model.module if isinstance(model, nn.parallel.DistributedDataParallel) else model
         self._parameters = {name: one for name, one in inner.named_parameters() if one.requires_grad}
@@ -56,28 +59,25 @@ class StepProfile:
         self._clock: Clock = clock or (DeviceClock(device) if on_device else WallClock())
         self._passes: list[_Pass] = []
         self._open: _Pass | None = None
+        self._hooks: ForwardHooks | None = None
         self._handles: list[Any] = []
         self._output_handles: list[Any] = []
 
     def __enter__(self) -> Self:
         if self._handles:
             raise RuntimeError("this StepProfile is in use already: leave its with statement first")
+        self._hooks = ForwardHooks(self._model, before=self._begin, after=self._watch)
         self._handles = [
-            # A copy of the model has copies of these hooks, and is not watched.
-            self._model.register_forward_pre_hook(lambda module, _: self._begin() if module is self._model else None),
-            self._model.register_forward_hook(
-                lambda module, _, outputs: self._watch(outputs) if module is self._model else None
-            ),
-            *(
-                one.register_post_accumulate_grad_hook(lambda _, position=position: self._arrive(position))
-                for position, one in enumerate(self._parameters.values())
-            ),
+            one.register_post_accumulate_grad_hook(lambda _, position=position: self._arrive(position))
+            for position, one in enumerate(self._parameters.values())
         ]
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if self._hooks is not None:
+            self._hooks.close()
         for handle in self._handles:
             handle.remove()
         self._handles = []

@@ -49,7 +49,8 @@ class StepPlanning:
         self.plan: MergePlan | None = None
         self.trace: Trace | None = None
         self.replans = 0
-        self._model, self._comm, self._scheme = model, comm, scheme
+        self._model: nn.Module | None = model
+        self._comm, self._scheme = comm, scheme
         self._warmup_steps = warmup_steps
         self._turn_passes = NOT_TYPICAL + max(1, (warmup_steps - NOT_TYPICAL) // 2)
         self._planner = GroupPlanner(scheme, compression, device_cost)
@@ -78,10 +79,9 @@ class StepPlanning:
             self._clock.leave_out(seconds)
 
     def close(self) -> None:
-        """Takes no more times."""
-        if self._profile is not None:
-            self._profile.__exit__(None, None, None)
-            self._profile = None
+        """Takes no more times, and lets go of the model."""
+        self._end_profile()
+        self._model = None
 
     def after(self, passes: int, timeline: MeasuredTimeline) -> MergePlan | None:
         """The plan whose groups are to be used from now on, after so many ``passes`` of which ``timeline`` has the
@@ -126,15 +126,21 @@ class StepPlanning:
         return measured.network_s / expected_s if expected_s > 0 and measured.network_s > 0 else 1.0
 
     def _begin_profile(self, passes: int) -> None:
+        assert self._model is not None
         self._plan_at = passes + self._warmup_steps
         self._timed_in = self.plan
         self._profile = StepProfile(self._model, clock=self._clock)
         self._profile.__enter__()
 
+    def _end_profile(self) -> None:
+        if self._profile is not None:
+            self._profile.__exit__(None, None, None)
+            self._profile = None
+
     def _planned(self, passes: int, timeline: MeasuredTimeline) -> MergePlan | None:
         profile = self._profile
         assert profile is not None
-        self.close()
+        self._end_profile()
         try:
             trace = profile.trace(self._comm)
         except RuntimeError as error:  # on all ranks

@@ -15,6 +15,7 @@ from telegrad.comm.device.runtime import has_runtime
 from telegrad.comm.texts import all_gather_text
 from telegrad.errors import MismatchedCall
 from telegrad.train.compression import Compression
+from telegrad.train.forward_hooks import check_takes_hooks
 from telegrad.train.group_planning import TIMED
 
 _synchronised: dict[int, weakref.ref[nn.Parameter]] = {}  # parameters that have a Synchronizer, by id
@@ -75,6 +76,14 @@ def check_fits(plan: Any, compression: str) -> None:
     if compression == "auto" and plan not in TIMED:
         raise ValueError(
             f"compression='auto' is decided with the plan, and plan={plan!r} is not timed: use plan='auto'"
+        )
+
+
+def check_is_seen(model: nn.Module, plans: bool, wait_in: Any) -> None:
+    """Raises ``ValueError`` where they need forward passes that cannot be seen. ``plans``: from times."""
+    if plans or wait_in:
+        check_takes_hooks(
+            model, "give a plan that takes no times, such as plan='fixed', and no wait_in; its parts may be TorchScript"
         )
 
 

@@ -38,6 +38,7 @@ from telegrad.train.synchronised_model import (
     check_alike,
     check_fits,
     check_free,
+    check_is_seen,
     claim,
     copy_model_from_rank_0,
     described,
@@ -120,6 +121,8 @@ class Synchronizer:
             if self._is_on_device:
                 check_fits_device(plan, wait_in, compression)
             optimizers = checked_optimizers(wait_in, self._parameters)
+            plans = self._scheme in TIMED and not (self._is_on_device and compression)
+            check_is_seen(model, plans, optimizers)
             self._waits_in_step = bool(optimizers)
             description = described(
                 self._parameters,
@@ -155,32 +158,36 @@ class Synchronizer:
         self._planning: StepPlanning | None = None
         device = next(iter(self._parameters.values())).device
         self._clock = DeviceClock(device) if self._is_on_device else None
-        plans, device_cost = self._scheme in TIMED, None
         copy_model_from_rank_0(model, own)  # what may fail is before the model has hooks
         if self._is_on_device:  # the host waits here, not in a pass
             own.device_algorithms(device)
             own.synchronize()
-            plans = plans and self._compression is None
-            device_cost = dense_cost(own, self._parameters) if plans else None
+        device_cost = dense_cost(own, self._parameters) if self._is_on_device and plans else None
         first = "dense" if self._compression is None else self._compression.ways[0]
-        self._set_groups(groups, [first] * len(groups))
-        if plans:
-            assert self._scheme is not None
-            self._planning = StepPlanning(
-                model,
-                own,
-                self._scheme,
-                warmup_steps=warmup_steps,
-                replan_factor=replan_factor,
-                compression=self._compression,
-                leaves_at_end=self._own_norm is not None,
-                clock=self._clock,
-                device_cost=device_cost,
-            )
-        if optimizers:
-            self._step_wait = StepWait(optimizers, model, self.wait)
-        self._watch = ParameterWatch(model, self._parameters)
-        claim(self._parameters.values())
+        with contextlib.ExitStack() as undo:
+            undo.callback(self._give_back)
+            undo.callback(self._drop)
+            self._set_groups(groups, [first] * len(groups))
+            if plans and self._scheme is not None:
+                self._planning = StepPlanning(
+                    model,
+                    own,
+                    self._scheme,
+                    warmup_steps=warmup_steps,
+                    replan_factor=replan_factor,
+                    compression=self._compression,
+                    leaves_at_end=self._own_norm is not None,
+                    clock=self._clock,
+                    device_cost=device_cost,
+                )
+                undo.callback(self._planning.close)
+            if optimizers:
+                self._step_wait = StepWait(optimizers, model, self.wait)
+                undo.callback(self._step_wait.close)
+            self._watch = ParameterWatch(model, self._parameters)
+            undo.callback(self._watch.close)
+            claim(self._parameters.values())
+            self._undo = undo.pop_all()
 
     def _take_arguments(
         self,
@@ -319,22 +326,19 @@ class Synchronizer:
             return
         with contextlib.suppress(TransportError):
             self.wait()
-        if self._step_wait is not None:
-            self._step_wait.close()
-        self._watch.close()
-        handles, self._handles = self._handles, []
-        for handle in handles:
-            handle.remove()
-        if self._planning is not None:
-            self._planning.close()
-        self._drop()
-        for group in self._groups:
-            group.give_back()
+        self._undo.close()
         if self._is_on_device:
             with contextlib.suppress(TransportError, ValueError):  # it has failed, or its owner has closed it
                 self._comm.synchronize()
         self._comm.close()
         release(self._parameters.values())
+
+    def _give_back(self) -> None:
+        """No hook is left on a parameter, and no gradient is a view."""
+        while self._handles:
+            self._handles.pop().remove()
+        for group in self._groups:
+            group.give_back()
 
     def _hook_of(self, number: int, run: Run, position: int) -> Callable[[torch.Tensor], None]:
         """What is called when that gradient has come. Models have hundreds: as little as can be is done for each."""
@@ -416,8 +420,7 @@ class Synchronizer:
         if self._step_wait is None or self._step_wait.is_inside:
             self._receive(works, number)
         else:
-            hidden = HiddenGradients(self._parameters.values())
-            self._pending = PendingPass(works, number, hidden, time.perf_counter())
+            self._pending = PendingPass(works, number, HiddenGradients(self._parameters.values()), time.perf_counter())
 
     def _receive(self, works: Sequence[Sequence[Work]], number: int, *, elsewhere_s: float = 0.0) -> None:
         """Waits, and all that follows from the averages of pass ``number``."""
@@ -473,10 +476,7 @@ class Synchronizer:
 
     def _set_groups(self, groups: Sequence[Sequence[str]], ways: Sequence[str]) -> None:
         """``ways``: how each group goes, see ``Compression.ways``."""
-        for handle in self._handles:
-            handle.remove()
-        for group in self._groups:
-            group.give_back()
+        self._give_back()
         self._ways = [*ways]
         self._groups = [
             group_of(
