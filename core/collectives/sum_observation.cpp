@@ -16,6 +16,11 @@ std::size_t distance_after(std::uint64_t calls) {
 
 }  // namespace
 
+SumObservation::~SumObservation() {
+  sum_->over.store(true, std::memory_order_release);
+  sum_->basis.reset();  // frees no chain: a basis held by nobody else has lost its own with its observation
+}
+
 SumObservation::Beginning SumObservation::begin(ReadyQueue& ready) { return {*this, ready}; }
 
 void SumObservation::take_basis() {

@@ -28,8 +28,8 @@ class SumObservation {
  public:
   /// Taken from no other sum.
   explicit SumObservation(const Overlaps& expected) : sum_(std::make_shared<Sum>()) { sum_->overlaps = expected; }
-  /// Of a sum that never ran: it keeps no later one waiting.
-  ~SumObservation() { sum_->over.store(true, std::memory_order_release); }
+  /// Of a sum that never ran: it keeps no later one waiting, and none of those before it.
+  ~SumObservation();
   SumObservation(const SumObservation&) = delete;
   SumObservation& operator=(const SumObservation&) = delete;
 
@@ -48,7 +48,7 @@ class SumObservation {
 
   // Outlives the observation while later sums need it. Who made it links its basis, all else is the runner's.
   struct Sum {
-    std::shared_ptr<Sum> basis;  // null: of no other sum, or over
+    std::shared_ptr<Sum> basis;  // null: of no other sum, or taken, or never to be
     Overlaps overlaps;
     std::atomic<bool> over = false;
     std::vector<Beginning*> waiting;

@@ -1,6 +1,7 @@
 #pragma once
 // Work: an operation that has begun. The memory it was given must stay until wait() has returned; if that throws
-// TransportError, until the communicator is closed.
+// TransportError, until the communicator is closed. What was moved from throws std::invalid_argument whatever is called; it
+// may be destroyed and assigned to.
 
 #include <functional>
 #include <memory>
@@ -31,7 +32,10 @@ class [[nodiscard]] Work {
   std::optional<Rank> source() const;
 
  private:
-  std::shared_ptr<detail::Begun> begun_;
+  /// Throws std::invalid_argument.
+  const detail::Begun& begun() const;
+
+  std::shared_ptr<detail::Begun> begun_;  // null: moved from
 };
 
 /// A Work that makes something new.

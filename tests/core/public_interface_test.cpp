@@ -52,6 +52,26 @@ TEST("a communicator knows its place") {
   EXPECT_EQ(other[0].size(), 2);
 }
 
+TEST("what an operation gave is used where it was moved to, and nowhere else") {
+  auto ranks = Communicator::local(1);
+  std::vector<float> x{1.0F};
+  Work work = ranks[0].all_reduce(x);
+  Work moved = std::move(work);
+  moved.wait();
+  EXPECT_THROWS(std::invalid_argument, "moved from", work.wait());
+  EXPECT_THROWS(std::invalid_argument, "moved from", work.wait(1.0));
+  EXPECT_THROWS(std::invalid_argument, "moved from", work.is_completed());
+  EXPECT_THROWS(std::invalid_argument, "moved from", work.source());
+  auto sum = ranks[0].all_reduce(SparseStream<float>(4, {1}, {2.0F}));
+  auto kept = std::move(sum);
+  EXPECT_THROWS(std::invalid_argument, "moved from", sum.result());
+  sum = std::move(kept);
+  EXPECT_EQ(sum.result().nnz(), 1);
+  EXPECT_THROWS(std::invalid_argument, "moved from", kept.result());
+  work = std::move(moved);
+  EXPECT(work.is_completed());
+}
+
 TEST("dense reductions") {
   on_all_ranks([](Communicator& comm) {
     const float mine = static_cast<float>(comm.rank());

@@ -3,8 +3,12 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
+#include <cstddef>
+#include <cstdlib>
 #include <cstring>
 #include <memory>
+#include <new>
 #include <optional>
 #include <vector>
 
@@ -17,6 +21,26 @@
 namespace {
 
 using namespace telegrad;
+
+std::atomic<std::ptrdiff_t> blocks_held = 0;  // by the whole program
+
+}  // namespace
+
+void* operator new(std::size_t bytes) {
+  void* const block = std::malloc(bytes);
+  if (block == nullptr) throw std::bad_alloc();
+  ++blocks_held;
+  return block;
+}
+
+void operator delete(void* block) noexcept {
+  if (block != nullptr) --blocks_held;
+  std::free(block);
+}
+
+void operator delete(void* block, std::size_t) noexcept { operator delete(block); }
+
+namespace {
 
 Task<void> take(SumObservation& observation, ReadyQueue& ready) { co_await observation.begin(ready); }
 
@@ -84,6 +108,26 @@ TEST("a sum that is given up before it runs keeps nobody waiting") {
   Begun sum(sums, ready);
   EXPECT(sum.task.done());
   EXPECT_EQ(sum.observation->expected().ranks, 0.125);
+}
+
+TEST("a sum that is given up before it runs keeps none of those before it") {
+  ObservedSums sums({});
+  const auto held_after = [&](int calls) {
+    for (int i = 0; i < calls; ++i) sums.next();
+    return blocks_held.load();
+  };
+  const std::ptrdiff_t held = held_after(100);
+  EXPECT(held_after(1000) < held + 100);
+}
+
+TEST("however many are given up at once, freeing them takes no deep stack") {
+  for (const bool newest_first : {false, true}) {
+    ObservedSums sums({});
+    std::vector<std::shared_ptr<SumObservation>> given_up;
+    for (int i = 0; i < 500'000; ++i) given_up.push_back(sums.next());
+    if (newest_first) std::ranges::reverse(given_up);
+    for (auto& one : given_up) one.reset();
+  }
 }
 
 // Where 2 of 5 calls in a row have streams with equal indices, and costs are such that a sum of these is doubled, if that is

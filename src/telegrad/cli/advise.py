@@ -15,7 +15,7 @@ from telegrad.cli.interrupts import ended_by_interrupt
 from telegrad.cli.options import is_given, refuse_given
 from telegrad.cli.outputs import check_writable, say_file, written
 from telegrad.cli.simulate_run import write_json
-from telegrad.cli.tuning_option import TuningOption, about_costs, cluster_of, read_tuning
+from telegrad.cli.tuning_option import TuningOption, about_costs, about_tuning, cluster_of, read_tuning
 from telegrad.cli.workload_options import (
     ComputeOption,
     DeviceOption,
@@ -100,7 +100,7 @@ def advise(
         refuse_given(context, ("network", "alpha", "beta"), "--tuning has measured costs")
         tuning = read_tuning(tuning_file)
         cluster = cluster_of(tuning, nodes, gpus_per_node)
-        about, place = f"measured among {tuning.place}: {about_costs(tuning.costs)}", tuning_file.stem
+        about, place = about_tuning(tuning), tuning_file.stem
     chosen = chosen_device(device)
     workload = chosen_workload(context, model, trace, samples, chosen, compute_ms)
     with ended_by_interrupt(console, "interrupted: nothing was written"):

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from telegrad.plan import Costs, Tuning
+from telegrad.plan import Costs, Place, Tuning
 from telegrad.plan.cluster import NODE, Cluster
 
 TuningOption = Annotated[
@@ -37,12 +37,29 @@ def read_tuning(path: Path) -> Tuning:
 
 
 def cluster_of(tuning: Tuning, nodes: int, per_node: int) -> Cluster:
-    """So many ranks on the network that was measured. Costs between nodes are those while all ranks of one send."""
+    """So many ranks on the network that was measured, where those of a node share its link."""
     ranks, within = nodes * per_node, tuning.within or NODE
     if nodes == 1 and tuning.within is None and len(tuning.place.hosts) == 1:
         within = tuning.costs
-    alone = tuning.costs.with_bytes_times(1 / per_node)
+    alone = tuning.costs.with_bytes_times(1 / _ranks_to_a_link(tuning.place))
     return Cluster(ranks, alone, per_node, within, oversubscription=float(per_node))
+
+
+def about_tuning(tuning: Tuning) -> str:
+    """Its costs in words, and while how many ranks sent at once they were measured."""
+    sharing = _ranks_to_a_link(tuning.place)
+    return (
+        f"measured among {tuning.place}, {sharing:.3g} rank{'' if sharing == 1 else 's'} to a link: "
+        f"{about_costs(tuning.costs)}"
+    )
+
+
+def _ranks_to_a_link(place: Place) -> float:
+    """How many ranks shared one while messages were measured, as all ranks send at once then. A tuning of one host
+    without levels does not say whether its ranks had a link each, as in the network laboratory; it is taken so."""
+    if place.nodes:
+        return place.ranks / len(set(place.nodes))
+    return place.ranks / len(place.hosts) if len(place.hosts) > 1 else 1.0
 
 
 def about_costs(costs: Costs) -> str:

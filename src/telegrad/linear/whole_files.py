@@ -14,19 +14,22 @@ def write_whole(path: str | os.PathLike[str], write: Callable[[IO[Any]], None]) 
     """``write`` writes a file beside ``path``, which then takes its place: whoever reads meanwhile, or after this was
     broken off, finds the old one. What is no regular file, and one whose folder lets none be made beside it, is written
     in place. Raises ``OSError`` where that cannot be."""
-    target = Path(path).resolve()  # of a link, which stays
-    if target.is_file() or not target.exists():
+    given = Path(path)
+    target = given.resolve()  # of a link, which stays; that of a descriptor may lead nowhere, or to another file
+    if (target.is_file() and target.samefile(given)) or not given.exists():
         try:
             _replace(target, write)
             return
         except PermissionError:
             pass
-    with target.open("wb") as file:
+    with given.open("wb") as file:
         write(file)
 
 
 def _replace(target: Path, write: Callable[[IO[Any]], None]) -> None:
-    beside = target.with_name(f"{target.name}.{secrets.token_hex(4)}.new")
+    if target.exists():
+        target.open("ab").close()  # raises where it is write-protected, which its folder's owner could pass over
+    beside = target.with_name(f"telegrad-{secrets.token_hex(8)}.new")  # fits, however long the other is
     try:
         with beside.open("xb") as file:
             write(file)

@@ -17,6 +17,7 @@ from telegrad.cli.advise import advise
 from telegrad.plan import Costs, Place, Tuning, allreduce_table
 from telegrad.plan.architectures import ARCHITECTURES
 from telegrad.plan.trace import Trace
+from telegrad.sim.networks import network_of
 
 app = typer.Typer()
 app.command()(advise)
@@ -130,19 +131,44 @@ def test_measured_costs_take_the_place_of_a_named_network_s(tmp_path: Path) -> N
         found = written("--nodes", "4", "--tuning", str(path), file=file)
         assert (
             found["network"]
-            == "measured among 2 ranks on 2 hosts (one, …), driver ucx: α 20 µs, 0.118 GB/s, γ 0.1 ns per byte"
+            == "measured among 2 ranks on 2 hosts (one, …), driver ucx, 1 rank to a link: α 20 µs, 0.118 GB/s, "
+            "γ 0.1 ns per byte"
         )
         assert [row["step_s"] for row in found["rows"]] == [row["step_s"] for row in named["rows"]]
-    # costs that were measured while all ranks of a node sent are not divided among them once more
     shared = written("--nodes", "4", "--gpus-per-node", "2", "--tuning", str(kept), file=file)
-    flat = written("--nodes", "8", "--tuning", str(kept), file=file)
-    assert 0.2 < shared["rows"][0]["communicate_s"] / flat["rows"][0]["communicate_s"] < 1.1
     assert shared["within"] == "assumes α 0.5 µs, 25 GB/s, γ 0.1 ns per byte"
     within = replace(tuning, within=Costs(1e-6, 1e-10, gamma_s_per_byte=1e-10))
     kept.write_text(within.to_json())
     assert written("--nodes", "4", "--gpus-per-node", "2", "--tuning", str(kept), file=file)["within"].startswith(
         "measured: α 1 µs"
     )
+
+
+@pytest.mark.parametrize(
+    ("hosts", "nodes", "to_a_link"),
+    [
+        ((("a", 1), ("b", 1)), (), 1.0),
+        ((("a", 4), ("b", 4)), (0, 0, 0, 0, 1, 1, 1, 1), 4.0),
+        ((("a", 4), ("b", 4)), (), 4.0),
+        ((("a", 2), ("b", 3)), (0, 0, 1, 1, 1), 2.5),
+        ((("a", 4),), (0, 0, 1, 1), 2.0),  # as in the network laboratory
+        ((("a", 4),), (), 1.0),  # there, too, with a link for each
+    ],
+)
+def test_a_link_is_shared_by_as_many_ranks_as_are_asked_for_whatever_were_measured(
+    tmp_path: Path, hosts: tuple[tuple[str, int], ...], nodes: tuple[int, ...], to_a_link: float
+) -> None:
+    measured = network_of("1gbit").costs.with_bytes_times(to_a_link)
+    place = Place("ucx", hosts, nodes=nodes)
+    table = allreduce_table(place.ranks, measured)
+    path, file = tmp_path / "tuning.json", tmp_path / "advice.json"
+    path.write_text(Tuning(place, measured, table, "2026-11-26T00:00:00Z", "0.1.0", 0.1).to_json())
+    for cluster in (("--nodes", "4", "--gpus-per-node", "4"), ("--nodes", "8", "--gpus-per-node", "1")):
+        found = written(*cluster, "--tuning", str(path), file=file)
+        named = written(*cluster, "--network", "1gbit", file=file)
+        for row, expected in zip(found["rows"], named["rows"], strict=True):
+            assert row["step_s"] == pytest.approx(expected["step_s"], rel=1e-6)
+        assert f", {to_a_link:g} {'rank' if to_a_link == 1 else 'ranks'} to a link: α 20 µs, " in found["network"]
 
 
 def test_what_is_no_tuning_or_has_costs_of_its_own_beside_it_is_refused(tmp_path: Path) -> None:

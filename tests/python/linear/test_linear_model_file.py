@@ -6,7 +6,8 @@ import contextlib
 import os
 import re
 import stat
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
@@ -150,6 +151,40 @@ def test_a_replaced_file_keeps_its_mode_and_links_to_it(tmp_path: Path) -> None:
     assert (tmp_path / "other").stat().st_mode == (tmp_path / "plain").stat().st_mode
 
 
+@contextlib.contextmanager
+def no_root() -> Iterator[None]:
+    """Root may write what is protected."""
+    if os.geteuid() != 0:
+        yield
+        return
+    os.seteuid(65534)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
+
+
+def test_a_file_that_is_write_protected_stays() -> None:
+    with tempfile.TemporaryDirectory() as name:  # pytest's folders are for their owner alone
+        folder = Path(name)
+        path = folder / "model"
+        path.write_bytes(b"old")
+        path.chmod(0o444)
+        folder.chmod(0o777)
+        with no_root(), pytest.raises(PermissionError, match="model"):
+            write_whole(path, writes(b"new"))
+        assert path.read_bytes() == b"old"
+        assert list(folder.iterdir()) == [path]
+
+
+def test_the_longest_names(tmp_path: Path) -> None:
+    path = tmp_path / ("n" * 255)
+    for text in (b"old", b"new"):
+        write_whole(path, writes(text))
+        assert path.read_bytes() == text
+    assert list(tmp_path.iterdir()) == [path]
+
+
 def test_where_no_file_can_be_made_beside_it_is_written_in_place(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -174,3 +209,18 @@ def test_what_is_no_file_is_written_in_place(tmp_path: Path) -> None:
     os.close(reader)
     with pytest.raises(IsADirectoryError):
         write_whole(tmp_path, writes(b""))
+
+
+def test_a_descriptor_s_path_is_written_in_place(tmp_path: Path) -> None:
+    model = LinearModel(np.ones(3, np.float32), 0.0, "hinge")
+    reader, writer = os.pipe()
+    model.save(f"/dev/fd/{writer}")
+    os.close(writer)
+    with open(reader, "rb") as file:
+        (tmp_path / "piped").write_bytes(file.read())
+    assert LinearModel.load(tmp_path / "piped").weights.tolist() == [1, 1, 1]
+    (tmp_path / "piped").unlink()
+    with tempfile.TemporaryFile(dir=tmp_path) as nameless:
+        model.save(f"/dev/fd/{nameless.fileno()}")
+        assert LinearModel.load(f"/dev/fd/{nameless.fileno()}").weights.tolist() == [1, 1, 1]
+        assert list(tmp_path.iterdir()) == []
