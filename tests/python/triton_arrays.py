@@ -5,6 +5,7 @@ They run on the GPU, if there is one that torch sees, else in Triton's interpret
 
 from __future__ import annotations
 
+import functools
 from types import ModuleType
 from typing import Any
 
@@ -26,19 +27,28 @@ SMALL_BLOCK = 64 if DEVICE == "cpu" else 256
 
 def _spare_the_interpreter() -> None:
     """It puts its own functions into triton.language for every call of a function in a kernel, and takes them out again
-    behind each kernel, though nothing is compiled in this process; and it would copy tensors to the host and back,
-    where they are already. Without sparing, these take more than half of its time."""
+    behind each kernel, though nothing is compiled in this process; it would copy tensors to the host and back, where
+    they are already; and it would look up numpy's types in a table that it makes each time. Without sparing, these take
+    more than half of its time."""
     from triton.runtime import interpreter
 
     executor = interpreter.GridExecutor
     executor._init_args_hst = lambda self, given, named: (list(given), dict(named))
     executor._restore_args_dev = lambda self, *arguments: None
+    look_up, number = interpreter._get_np_dtype, functools.cache(interpreter._get_np_dtype)
+
+    def numpy_type(kind: Any) -> Any:
+        element = kind.element_ty if isinstance(kind, interpreter.tl.block_type) else kind  # the block cannot be hashed
+        return look_up(element) if isinstance(element, interpreter.tl.pointer_type) else number(element)
+
+    interpreter._get_np_dtype = numpy_type
     patch, patched = interpreter._patch_lang, set()
 
     class Kept:
         def restore(self) -> None:
             pass
 
+    @functools.cache
     def patch_once(function: Any) -> Kept:
         modules = {id(value) for value in function.__globals__.values() if isinstance(value, ModuleType)}
         seen = frozenset(modules & {id(interpreter.tl), id(interpreter.tl.core)})
