@@ -3,8 +3,8 @@
     python benchmarks/gpu/run.py [--brief] [--parts smoke,probe,tests,…] [--budget 1620] [--out benchmarks/results]
                                  [--archive FILE.tgz]
 
-A part that fails, hangs or has no time left takes no other along, but for the first: where that fails, only the
-questions to the driver are asked. ``--brief``: what a quarter of an hour on a lent machine has room for, and for a
+A part that fails, hangs or has no time left takes no other along, but for the first: where that fails, only what
+does not communicate is run. ``--brief``: what a quarter of an hour on a lent machine has room for, and for a
 second try of what failed. What is known is in its file at once:
 DATE-gpu-NAME.json and .png of a benchmark, DATE-gpu-NAME.log, and DATE-gpu-summary.json, which says of each part what
 became of it, and of tests which passed, failed and were skipped. Ends with status 1 unless all parts passed, with 0
@@ -105,10 +105,10 @@ _COMMUNICATING = {"CUDA_DEVICE_MAX_CONNECTIONS": "32"}  # as of benchmarks (tele
 _IN_ONE_PROCESS = {**_COMMUNICATING, "CUDA_MODULE_LOADING": "EAGER"}
 _FIRST_TESTS = ("test_gpu_transfers.py", "test_gpu_entries.py", "test_gpu_memory.py")
 
-_SMOKE = Part(120, _program("smoke.py"), needs=("cuda.bindings", "triton"), stands_on=(), environment=_COMMUNICATING)
+_SMOKE = Part(180, _program("smoke.py"), needs=("cuda.bindings", "triton"), stands_on=(), environment=_COMMUNICATING)
 _PROBE = Part(240, _program("probe.py"), stands_on=())
 _TESTS = Part(180, _gpu_tests(*_FIRST_TESTS), are_tests=True, environment=_IN_ONE_PROCESS)
-_BLOCKS = Part(90, _program("blocks.py"), needs=("triton",))
+_BLOCKS = Part(90, _program("blocks.py"), needs=("triton",), stands_on=())
 PARTS: Mapping[str, Part] = {
     "smoke": _SMOKE,
     "probe": _PROBE,
@@ -123,12 +123,13 @@ PARTS: Mapping[str, Part] = {
         lambda _: [*_KERNEL_TESTS, "-n", "6", "--dist", "loadgroup"],
         are_tests=True,
         needs=("triton",),
+        stands_on=(),
     ),
     # 1, 2 and 4 ranks, each of which may take as long.
     "transfers": Part(340, _bench("transfers", "--seconds", "40", "--timeout", "110"), environment=_COMMUNICATING),
     "overlap": Part(150, _bench("overlap", "--timeout", "70"), environment=_COMMUNICATING),
     "demo": Part(320, _demo, environment=_COMMUNICATING),
-    "select": Part(200, _select, needs=("triton",)),
+    "select": Part(200, _select, needs=("triton",), stands_on=()),
     "blocks": _BLOCKS,
 }
 _BRIEF_SELECT = (
@@ -138,10 +139,10 @@ _BRIEF_SELECT = (
 _BRIEF_TRANSFERS = ("--ranks", "2", "--sizes", "4B,64KiB,4MiB,64MiB", "--seconds", "15", "--timeout", "50")
 _BRIEF_OVERLAP = ("--ranks", "2", "--sizes", "64MiB", "--timeout", "40")
 BRIEF: Mapping[str, Part] = {
-    "smoke": replace(_SMOKE, limit_s=90),
+    "smoke": replace(_SMOKE, limit_s=110),
     "probe": replace(_PROBE, limit_s=60),
     "tests": replace(_TESTS, limit_s=90),
-    "select": Part(50, _bench("select", *_BRIEF_SELECT), needs=("triton",)),
+    "select": Part(50, _bench("select", *_BRIEF_SELECT), needs=("triton",), stands_on=()),
     "transfers": Part(60, _bench("transfers", *_BRIEF_TRANSFERS), environment=_COMMUNICATING),
     "overlap": Part(50, _bench("overlap", *_BRIEF_OVERLAP), environment=_COMMUNICATING),
     "blocks": replace(_BLOCKS, limit_s=40),
