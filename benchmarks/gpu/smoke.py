@@ -9,6 +9,8 @@ process of its own, or a job of two, and one that hangs is ended. Ends with stat
 from __future__ import annotations
 
 import argparse
+import contextlib
+import importlib.metadata
 import json
 import os
 import platform
@@ -22,10 +24,12 @@ from typing import Any
 
 import numpy as np
 
-_STEP_S = 40.0
+_STEP_S = 27.0
+_KILLED_S = 5.0  # until what was ended has let go of its output
 _LAST_LINES = 12
 _LONG = 9 << 20  # bytes that travel in several chunks, and by UCX's protocol for long messages
 _TRANSFERS = ["--sizes", f"4,{_LONG}", "--samples", "3", "--seconds", "2", "--timeout", str(_STEP_S - 3)]
+_PACKAGES = ("torch", "triton", "cuda-bindings", "numpy")
 _RANKS = 2
 
 
@@ -34,27 +38,34 @@ def run_all(steps: Mapping[str, Sequence[str]], path: Path, about: Mapping[str, 
     rows: list[dict[str, Any]] = []
     for name, command in steps.items():
         begin = time.monotonic()
-        failed = _failed(command, limit_s)
-        rows.append({"step": name, "holds": failed is None, "seconds": round(time.monotonic() - begin, 1)})
-        if failed is not None:
-            rows[-1]["failed"] = failed
-        print(f"{name}: {'holds' if failed is None else 'DOES NOT HOLD: ' + failed}", flush=True)
-        path.write_text(json.dumps({"machine": about, "rows": rows}, indent=1) + "\n")
+        row: dict[str, Any] = {"step": name, "holds": False, "failed": "was interrupted"}
+        rows.append(row)
+        try:
+            row["failed"] = failed = _failed(command, limit_s)
+            row["holds"] = failed is None
+        finally:
+            row["seconds"] = round(time.monotonic() - begin, 1)
+            path.write_text(json.dumps({"machine": about, "rows": rows}, indent=1) + "\n")
+            print(f"{name}: {'holds' if row['holds'] else 'DOES NOT HOLD: ' + row['failed']}", flush=True)
     return all(row["holds"] for row in rows)
 
 
 def _failed(command: Sequence[str], limit_s: float) -> str | None:
-    """What a command said last, unless it ended with 0 in time."""
+    """What a command said last, unless it ended with 0 in time. It and its children end with this."""
     process = subprocess.Popen(
         command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, process_group=0, text=True
     )
-    why = ""
+    why, said = "", ""
     try:
         said, _ = process.communicate(timeout=limit_s)
     except subprocess.TimeoutExpired:
         why = f"was ended after {limit_s:.0f} s; "
         os.killpg(process.pid, signal.SIGKILL)
-        said, _ = process.communicate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            said, _ = process.communicate(timeout=_KILLED_S)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
     if process.returncode == 0:
         return None
     return (why or f"status {process.returncode}; ") + "\n".join(said.splitlines()[-_LAST_LINES:])
@@ -123,21 +134,25 @@ STEPS: Mapping[str, Callable[[], None]] = {one.__name__: one for one in (host, s
 
 
 def _about() -> dict[str, Any]:
-    from importlib.metadata import version
-
     import torch
 
     from telegrad.bench.machine import describe_machine
 
-    versions = {name: version(name) for name in ("torch", "triton", "cuda-bindings", "numpy")}
     return {
         **describe_machine(),
         "gpu": torch.cuda.get_device_name(),
         "cuda": torch.version.cuda,
         "kernel": platform.release(),
         "python": platform.python_version(),
-        "versions": versions,
+        "versions": {name: _version(name) for name in _PACKAGES},
     }
+
+
+def _version(package: str) -> str | None:
+    """``None``: it goes by another name, or is not there."""
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+        return importlib.metadata.version(package)
+    return None
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

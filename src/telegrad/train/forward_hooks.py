@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 _KINDS = ("_forward_pre_hooks", "_forward_hooks")
-_lock = threading.Lock()
+_lock = threading.RLock()  # a collection inside may close another's
 _hooked: Counter[type[nn.Module]] = Counter()  # models with hooks, by class
 
 
@@ -23,7 +23,8 @@ class ForwardHooks:
 
     A copy of the model has none of it, and what is saved is loaded without telegrad: meanwhile ``copyreg``, which
     ``pickle`` and ``copy`` ask, has a way for its class that leaves these hooks out. Where it has one already, or the
-    model copies itself, copies have hooks that do nothing. Raises ``ValueError`` as ``check_takes_hooks``.
+    model copies itself, copies have hooks that do nothing. The class is kept until ``close()``, also where the model is
+    gone. Raises ``ValueError`` as ``check_takes_hooks``.
     """
 
     def __init__(
@@ -35,24 +36,29 @@ class ForwardHooks:
     ) -> None:
         check_takes_hooks(model)
         self._handles: list[Any] = []
-        if before is not None:
-            self._handles.append(model.register_forward_pre_hook(_Hook(model, before)))
-        if after is not None:
-            self._handles.append(model.register_forward_hook(_Hook(model, after)))
         self._kind = type(model)
         with _lock:
             _hooked[self._kind] += 1
             if self._kind not in copyreg.dispatch_table:
                 copyreg.pickle(self._kind, _without_hooks)
+        self._is_open = True
+        try:
+            if before is not None:
+                self._handles.append(model.register_forward_pre_hook(_Hook(model, before)))
+            if after is not None:
+                self._handles.append(model.register_forward_hook(_Hook(model, after)))
+        except BaseException:
+            self.close()
+            raise
 
     def close(self) -> None:
         """Removes the hooks. Called twice it does nothing."""
-        handles, self._handles = self._handles, []
-        for handle in handles:
-            handle.remove()
-        if not handles:
-            return
+        while self._handles:
+            self._handles.pop().remove()
         with _lock:
+            if not self._is_open:
+                return
+            self._is_open = False
             _hooked[self._kind] -= 1
             if not _hooked[self._kind]:
                 del _hooked[self._kind]

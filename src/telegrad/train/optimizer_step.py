@@ -33,8 +33,13 @@ class StepWait:
         self._steps = 0
         self._hooks = ForwardHooks(model, before=self._before_forward)
         self._handles: list[Any] = []
-        for one in optimizers:
-            self._handles += [one.register_step_pre_hook(self._before), one.register_step_post_hook(self._after)]
+        try:
+            for one in optimizers:
+                self._handles.append(one.register_step_pre_hook(self._before))
+                self._handles.append(one.register_step_post_hook(self._after))
+        except BaseException:
+            self.close()
+            raise
 
     @property
     def is_inside(self) -> bool:
@@ -44,9 +49,8 @@ class StepWait:
     def close(self) -> None:
         """Removes the hooks."""
         self._hooks.close()
-        for handle in self._handles:
-            handle.remove()
-        self._handles = []
+        while self._handles:
+            self._handles.pop().remove()
 
     def _before_forward(self) -> None:
         if torch.is_grad_enabled():

@@ -45,9 +45,11 @@ class ParameterWatch:
         self._model: nn.Module | None = model
         self._parameters = [*parameters.values()]
         self._known = {id(one) for one in self._parameters}
-        self._frozen = [one for one in model.parameters() if not one.requires_grad]
-        self._places = _places_in(model)
-        self._strangers: dict[int, tuple[weakref.ref[nn.Parameter], Any]] = {}  # by place, the last with its hook
+        self._places: list[tuple[dict[str, Any], str, object]] = []
+        self._frozen: list[nn.Parameter] = []
+        self._see_places(model)
+        # With their hooks, by where they were found and which they are, as long as they are.
+        self._strangers: dict[tuple[int, str, int], tuple[weakref.ref[nn.Parameter], Any]] = {}
         self._hooks = ForwardHooks(model, before=self._before_forward) if takes_hooks(model) else None
 
     def look(self, *, everywhere: bool) -> None:
@@ -59,7 +61,7 @@ class ParameterWatch:
         """Removes the hooks, and lets go of the model."""
         if self._hooks is not None:
             self._hooks.close()
-        for _, handle in self._strangers.values():
+        for _, handle in [*self._strangers.values()]:
             handle.remove()
         self._model = None
         self._parameters, self._frozen, self._places, self._strangers = [], [], [], {}
@@ -69,33 +71,35 @@ class ParameterWatch:
             return
         if all(names.get(name) is one for names, name, one in self._places):
             return
-        strangers = []
-        for number, (names, name, one) in enumerate(self._places):
+        strangers, is_for_one_pass = [], False
+        for names, name, one in self._places:
             found = names.get(name)
             if found is not one and isinstance(found, nn.Parameter):
                 strangers.append(found)
-                self._remember(number, found)
+                self._remember(names, name, found)
+            is_for_one_pass |= found is not one and isinstance(found, torch.Tensor)
         check_same_parameters(self._model, [*self._parameters, *strangers])
+        if not is_for_one_pass:
+            self._see_places(self._model)
 
-    def _remember(self, number: int, stranger: nn.Parameter) -> None:
-        """The ``stranger`` is in that place."""
-        if number in self._strangers:
-            last, handle = self._strangers[number]
-            if last() is stranger:
-                return
-            handle.remove()
-            del self._strangers[number]
-        if stranger.requires_grad and stranger.is_leaf and id(stranger) not in self._known:
-            hook = functools.partial(self._arrived, number)
-            handle = stranger.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
-            self._strangers[number] = weakref.ref(stranger), handle
+    def _see_places(self, model: nn.Module) -> None:
+        self._places = _places_in(model)
+        self._frozen = [one for one in model.parameters() if not one.requires_grad]
 
-    def _arrived(self, number: int, stranger: torch.Tensor) -> None:
+    def _remember(self, names: dict[str, Any], name: str, stranger: nn.Parameter) -> None:
+        """The ``stranger`` is in that place. Others that were there may still get a gradient."""
+        key = id(names), name, id(stranger)
+        if key in self._strangers or not stranger.requires_grad or not stranger.is_leaf or id(stranger) in self._known:
+            return
+        hook = functools.partial(self._arrived, names, name)
+        handle = stranger.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
+        held = self._strangers
+        self._strangers[key] = weakref.ref(stranger, lambda _: held.pop(key, None)), handle
+
+    def _arrived(self, names: dict[str, Any], name: str, stranger: torch.Tensor) -> None:
         """A gradient has come to what was in that place."""
-        if self._model is not None:
-            names, name, _ = self._places[number]
-            if names.get(name) is stranger:
-                check_same_parameters(self._model, self._parameters)
+        if self._model is not None and names.get(name) is stranger:
+            check_same_parameters(self._model, self._parameters)
 
 
 def _places_in(model: nn.Module) -> list[tuple[dict[str, Any], str, object]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -66,22 +67,27 @@ class StepProfile:
     def __enter__(self) -> Self:
         if self._handles:
             raise RuntimeError("this StepProfile is in use already: leave its with statement first")
-        self._hooks = ForwardHooks(self._model, before=self._begin, after=self._watch)
-        self._handles = [
-            one.register_post_accumulate_grad_hook(lambda _, position=position: self._arrive(position))
-            for position, one in enumerate(self._parameters.values())
-        ]
+        with contextlib.ExitStack() as undo:
+            undo.callback(self._remove_hooks)
+            self._hooks = ForwardHooks(self._model, before=self._begin, after=self._watch)
+            for position, one in enumerate(self._parameters.values()):
+                self._handles.append(
+                    one.register_post_accumulate_grad_hook(lambda _, position=position: self._arrive(position))
+                )
+            undo.pop_all()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._remove_hooks()
+        self._close()
+
+    def _remove_hooks(self) -> None:
         if self._hooks is not None:
             self._hooks.close()
-        for handle in self._handles:
-            handle.remove()
-        self._handles = []
-        self._close()
+        while self._handles:
+            self._handles.pop().remove()
 
     @property
     def samples(self) -> int:

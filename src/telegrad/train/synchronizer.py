@@ -140,8 +140,6 @@ class Synchronizer:
         own = comm.split(0, comm.rank)  # sums are paired by their order, which nobody else's calls must change
         assert own is not None
         self._comm = own
-        if self._compression is not None:
-            self._compression.move_to(own)
         # A rank's own gradient is clipped, all of it, before any of it leaves.
         self._own_norm: float | None = None
         if self._compression is not None and self._clip_norm is not None:
@@ -157,16 +155,21 @@ class Synchronizer:
         self._graph_task: int | None = None  # autograd's number of the pass that is under way
         self._planning: StepPlanning | None = None
         device = next(iter(self._parameters.values())).device
-        self._clock = DeviceClock(device) if self._is_on_device else None
-        copy_model_from_rank_0(model, own)  # what may fail is before the model has hooks
-        if self._is_on_device:  # the host waits here, not in a pass
-            own.device_algorithms(device)
-            own.synchronize()
-        device_cost = dense_cost(own, self._parameters) if self._is_on_device and plans else None
-        first = "dense" if self._compression is None else self._compression.ways[0]
         with contextlib.ExitStack() as undo:
+            undo.callback(release, self._parameters.values())
+            undo.callback(own.close)  # another rank may have made its Synchronizer, and hears of it
+            if self._compression is not None:
+                self._compression.move_to(own)
+            self._clock = DeviceClock(device) if self._is_on_device else None
+            copy_model_from_rank_0(model, own)
+            if self._is_on_device:  # the host waits here, not in a pass
+                own.device_algorithms(device)
+                own.synchronize()
+                undo.callback(self._end_on_device)
+            device_cost = dense_cost(own, self._parameters) if self._is_on_device and plans else None
             undo.callback(self._give_back)
             undo.callback(self._drop)
+            first = "dense" if self._compression is None else self._compression.ways[0]
             self._set_groups(groups, [first] * len(groups))
             if plans and self._scheme is not None:
                 self._planning = StepPlanning(
@@ -326,12 +329,11 @@ class Synchronizer:
             return
         with contextlib.suppress(TransportError):
             self.wait()
-        self._undo.close()
-        if self._is_on_device:
-            with contextlib.suppress(TransportError, ValueError):  # it has failed, or its owner has closed it
-                self._comm.synchronize()
-        self._comm.close()
-        release(self._parameters.values())
+        self._undo.close()  # all of it, also where some of it is interrupted
+
+    def _end_on_device(self) -> None:
+        with contextlib.suppress(TransportError, ValueError):  # it has failed, or its owner has closed it
+            self._comm.synchronize()
 
     def _give_back(self) -> None:
         """No hook is left on a parameter, and no gradient is a view."""

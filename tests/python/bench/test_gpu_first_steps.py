@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -55,6 +57,28 @@ def test_a_step_that_fails_or_hangs_takes_no_other_along(
     assert "hanging: DOES NOT HOLD: was ended after 3 s" in capsys.readouterr().out
 
 
+def test_an_interrupt_takes_the_step_along_and_is_told(tmp_path: Path) -> None:
+    """As where the runner ends the part: a step that goes on would have the GPU."""
+    path, told = tmp_path / "rows.json", tmp_path / "pid"
+    step = f"import os, time; open({str(told)!r}, 'w').write(str(os.getpid())); time.sleep(60)"
+    program = (
+        f"import sys, pathlib; sys.path.insert(0, {str(ROOT / 'benchmarks' / 'gpu')!r}); import smoke; "
+        f"smoke.run_all({{'hanging': [sys.executable, '-c', {step!r}]}}, pathlib.Path({str(path)!r}), {{}})"
+    )
+    process = subprocess.Popen([sys.executable, "-c", program], process_group=0, stderr=subprocess.DEVNULL)
+    while not told.exists() or not told.read_text():
+        time.sleep(0.02)
+    process.send_signal(signal.SIGINT)
+    assert process.wait(20) != 0
+    (row,) = json.loads(path.read_text())["rows"]
+    assert (row["holds"], row["failed"]) == (False, "was interrupted")
+    for _ in range(500):
+        if not Path("/proc", told.read_text()).exists():
+            break
+        time.sleep(0.02)
+    assert not Path("/proc", told.read_text()).exists()
+
+
 def test_the_steps_are_what_commands_take(
     program: Callable[[str], ModuleType], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -77,6 +101,8 @@ def test_two_processes_and_a_selection_hold_here(
     program: Callable[[str], ModuleType], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     smoke = program("smoke")
+    assert smoke._version("numpy") == np.__version__
+    assert smoke._version("no-such-package") is None
     monkeypatch.setattr(smoke, "_STEP_S", 60.0)
     smoke.host()
     if os.environ.get("TRITON_INTERPRET") == "1":

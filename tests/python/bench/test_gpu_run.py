@@ -190,11 +190,25 @@ def test_all_loaded_at_once_is_where_ranks_share_a_process(runner: ModuleType) -
             assert ENVIRONMENT.items() <= parts[name].environment.items()
 
 
-def test_the_brief_parts_leave_a_lease_time_for_a_second_try(runner: ModuleType) -> None:
+def test_the_brief_parts_leave_a_lease_time_for_a_second_try(runner: ModuleType, tmp_path: Path) -> None:
     """Of 900 s the start takes up to 120, twice, and no machine is started with less than 240 left."""
     assert set(runner.BRIEF) <= set(runner.PARTS)
     assert next(iter(runner.BRIEF)) == "smoke"
+    assert sum(part.limit_s for part in runner.BRIEF.values()) + runner._INTERRUPTED_S <= runner._BRIEF_BUDGET_S
     assert runner._BRIEF_BUDGET_S + 120 + 240 <= 900
+    for name in ("transfers", "overlap"):
+        command = runner.BRIEF[name].command(tmp_path / name)
+        assert float(command[command.index("--timeout") + 1]) < runner.BRIEF[name].limit_s
+
+
+def test_parts_are_run_where_what_they_stand_on_was_not(runner: ModuleType, tmp_path: Path) -> None:
+    parts = {
+        "smoke": runner.Part(30, lambda _: _python("pass"), needs=("no_such_package",), stands_on=()),
+        "demo": runner.Part(30, lambda _: _python("pass"), needs=()),
+    }
+    run = runner.Run(parts, 60.0, tmp_path, None, {})
+    assert run.all() is False
+    assert {name: one.status for name, one in run.outcomes.items()} == {"smoke": "skipped", "demo": "passed"}
 
 
 def test_tests_that_all_skip_are_a_failure(runner: ModuleType, tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from telegrad.launch import Ranks
 HERE = Path(__file__).parent
 _PASSED_OVER = "TELEGRAD_TEST_PASSED_OVER"
 _SCENARIO_S = 60.0
+_END_S = 15.0
 _NAMES = {"cuda.bindings": "cuda-bindings", "triton": "triton"}
 
 
@@ -106,17 +107,19 @@ def _job(
 
 
 def run_scenarios(scenarios: Iterable[Callable[[], object]]) -> None:
-    """On a rank. The first one that fails is the last; one that hangs ends the process, with all threads' stacks."""
+    """On a rank. The first one that fails is the last; one that hangs ends the process, with all threads' stacks, and
+    so does an end that does."""
     passed_over = os.environ.get(_PASSED_OVER, "").split(",")
-    for scenario in scenarios:
-        if scenario.__name__ in passed_over:
-            continue
-        faulthandler.dump_traceback_later(_SCENARIO_S, exit=True)
-        try:
-            scenario()
-        except Exception:
-            print(f"{scenario.__name__} {traceback.format_exc()!r}", flush=True)
-            sys.exit(1)
-        finally:
-            faulthandler.cancel_dump_traceback_later()
-        print(f"{scenario.__name__} ok", flush=True)
+    try:
+        for scenario in scenarios:
+            if scenario.__name__ in passed_over:
+                continue
+            faulthandler.dump_traceback_later(_SCENARIO_S, exit=True)
+            try:
+                scenario()
+            except Exception:
+                print(f"{scenario.__name__} {traceback.format_exc()!r}", flush=True)
+                sys.exit(1)
+            print(f"{scenario.__name__} ok", flush=True)
+    finally:
+        faulthandler.dump_traceback_later(_END_S, exit=True)

@@ -8,7 +8,7 @@ import pytest
 from gpu_jobs import reports
 
 _PROGRAM = """
-import os, time
+import atexit, os, time
 import gpu_jobs
 
 RANK = int(os.environ["RANK"])
@@ -16,7 +16,9 @@ RANK = int(os.environ["RANK"])
 
 def good(): pass
 def bad_on_one():
-    if RANK == 1: raise ValueError("planted")
+    if RANK == 1:
+        atexit.register(time.sleep, 60)  # as where the driver waits for a stream
+        raise ValueError("planted")
 def between(): pass
 def hanging():
     if RANK == 0: time.sleep(60)
@@ -28,7 +30,7 @@ def run_all(which, store):
     open(files[RANK], "x").close()
     while not os.path.exists(files[1 - RANK]):
         time.sleep(0.01)
-    gpu_jobs._SCENARIO_S = 5.0
+    gpu_jobs._SCENARIO_S = gpu_jobs._END_S = 5.0
     gpu_jobs.run_scenarios((good, bad_on_one, between, hanging, last))
 """
 

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch._subclasses import FakeTensorMode
 
 from telegrad import Communicator, Synchronizer
+from telegrad.train import parameter_watch
 
 X = torch.ones(2, 4)
 REFUSED = r"parameter '0.weight' was unfrozen, added or replaced after its Synchronizer was made.* close\(\)"
@@ -98,6 +99,54 @@ def test_it_is_refused_whatever_was_before(local: Callable[..., list[Communicato
         model[1].weight, model[1].bias = others["1.weight"], others["1.bias"]
         with pytest.raises(RuntimeError, match=REFUSED.replace("0.weight", ".*")):
             model(X).sum().backward()
+
+
+@pytest.mark.parametrize("teacher_first", [False, True])
+def test_a_pass_with_others_in_between_hides_nothing(
+    local: Callable[..., list[Communicator]], teacher_first: bool
+) -> None:
+    model = layers()
+    Synchronizer(model, local(1)[0], plan="wfbp")
+    teacher = parameters_of(model)
+    replace_all(model)
+    if teacher_first:
+        taught = torch.func.functional_call(model, teacher, X)
+        learnt = model(X)
+    else:
+        learnt = model(X)
+        taught = torch.func.functional_call(model, teacher, X)
+    with pytest.raises(RuntimeError, match=REFUSED.replace("0.weight", ".*")):
+        (learnt - taught.detach()).square().sum().backward()
+
+
+def test_a_place_that_was_changed_harmlessly_is_looked_at_once(
+    local: Callable[..., list[Communicator]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each look takes milliseconds in a large model."""
+    looks: list[None] = []
+    check = parameter_watch.check_same_parameters
+    monkeypatch.setattr(parameter_watch, "check_same_parameters", lambda *given: [looks.append(None), check(*given)][1])
+    frozen = nn.Linear(4, 4).requires_grad_(False)
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), frozen, nn.Linear(4, 2))
+    Synchronizer(model, local(1)[0], plan="wfbp")
+    model[1], model[2] = nn.Identity(), nn.Linear(4, 4).requires_grad_(False)
+    model(X).sum().backward()
+    assert looks
+    looks.clear()
+    model(X)
+    assert not looks
+    model[2].requires_grad_(True)
+    with pytest.raises(RuntimeError, match=REFUSED.replace("0.weight", "2.*")):
+        model(X).sum().backward()
+
+
+def test_what_was_there_for_a_pass_is_forgotten_with_it(local: Callable[..., list[Communicator]]) -> None:
+    model = layers()
+    sync = Synchronizer(model, local(1)[0], plan="wfbp")
+    for _ in range(3):
+        torch.func.functional_call(model, parameters_of(model), X).sum().backward()
+    gc.collect()
+    assert not sync._watch._strangers
 
 
 def test_a_pass_with_tensors_made_of_the_parameters_is_none_without_them(on_ranks: OnRanks) -> None:

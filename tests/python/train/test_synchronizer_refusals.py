@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copyreg
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -11,7 +12,7 @@ from synchronised_net import NAMED, OnRanks, loss_of, model_of, sgd
 from torch import nn
 
 import telegrad
-from telegrad import Communicator, Synchronizer, TransportError
+from telegrad import Communicator, PeerFailed, Synchronizer, TransportError
 
 
 @pytest.mark.parametrize(
@@ -135,6 +136,59 @@ def test_one_that_fails_late_leaves_it_alone_too(
     loss_of(model, 0, 0).backward()  # type: ignore[no-untyped-call]
     assert all(one.grad is None or one.grad._base is None for one in model.parameters())
     Synchronizer(model, comm)
+
+
+def test_one_that_fails_on_one_rank_is_heard_of_by_the_others(on_ranks: OnRanks) -> None:
+    def run(comm: Communicator) -> None:
+        model = model_of(0)
+        if comm.rank == 1:
+
+            def refuse(*_: Any, **__: Any) -> None:
+                raise MemoryError("planted")
+
+            model.register_forward_pre_hook = refuse  # type: ignore[method-assign]
+            with pytest.raises(MemoryError):
+                Synchronizer(model, comm, plan="single")
+            comm.barrier()
+            return
+        Synchronizer(model, comm, plan="single")
+        with pytest.raises(PeerFailed, match="rank 1 .*closed its communicator"):
+            loss_of(model, 0, comm.rank).backward()  # type: ignore[no-untyped-call]
+        comm.barrier()
+
+    on_ranks(2, run)
+
+
+def test_an_optimizer_that_takes_no_hook_leaves_nothing(local: Callable[..., list[Communicator]]) -> None:
+    class OfThisTest(nn.Linear): ...
+
+    model = OfThisTest(4, 2)
+    optimizer = sgd(model)
+
+    def refuse(*_: Any) -> None:
+        raise RuntimeError("planted")
+
+    optimizer.register_step_post_hook = refuse  # type: ignore[method-assign]
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="planted"):
+            Synchronizer(model, local(1)[0], plan="single", wait_in=optimizer)
+    assert not model._forward_pre_hooks
+    assert not optimizer._optimizer_step_pre_hooks  # type: ignore[attr-defined]
+    assert OfThisTest not in copyreg.dispatch_table
+
+
+def test_an_end_that_is_interrupted_has_come_to_its_end(local: Callable[..., list[Communicator]]) -> None:
+    comm, model = local(1)[0], model_of(0)
+    sync = Synchronizer(model, comm, plan="single")
+
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    sync._undo.callback(interrupt)  # the first that is called
+    with pytest.raises(KeyboardInterrupt):
+        sync.close()
+    sync.close()
+    Synchronizer(model, comm, plan="single").close()
 
 
 def test_a_model_has_one(local: Callable[..., list[Communicator]]) -> None:
