@@ -21,16 +21,17 @@ from typing import Any
 import torch
 
 from telegrad.bench.select_gpu import seconds_between_events
-from telegrad.ops.select.triton import cuts, passes
+from telegrad.cli.outputs import GrowingResult
+from telegrad.ops.select.triton import cuts, passes, sources
+from telegrad.ops.triton import launch, numbers_on
 
 _ELEMENTS = 64 << 20
 _SAMPLES = 15
 _WARPS = (4, 8)
 _BLOCKS = (1024, 2048, 4096)
 _DIGITS = ((11, 20), (8, 23))  # bits of the first digit of a key, and those below
-_PROGRAMS = 512
 _DENSITY = 0.01
-_MASK = 0x7FFFFFFF
+_SIDE = sources.side_of(0)
 
 Kernel = Callable[[], object]
 
@@ -52,51 +53,37 @@ class Passes:
         self._indices = torch.zeros(self._room, dtype=torch.uint32, device=device)
         self._values = torch.zeros(self._room, device=device)
         self._cursor = torch.zeros(1, dtype=torch.int64, device=device)
-        self._length = torch.full((1,), elements, dtype=torch.int64, device=device)
+        self._length = numbers_on(self._residual, elements)
 
     def prepare(self) -> None:
         """Before each launch."""
-        self._residual.copy_(self._before)
+        self.copy()
         self._cursor.zero_()
 
     def copy(self) -> None:
         self._residual.copy_(self._before)
 
     def fused(self, block: int, warps: int) -> Kernel:
-        blocks = -(-self.size // block)
+        blocks = sources.blocks_of(self.size, block)
         starts = torch.empty(blocks, dtype=torch.int64, device=self._device)
         counts = torch.empty(blocks, dtype=torch.int32, device=self._device)
         untaken = torch.empty(1, dtype=torch.float64, device=self._device)
-        flags: dict[str, Any] = {"FLIP": 0, "MASK": _MASK, "HELD": False, "ADD": True, "SELECT": True, "MOMENTS": False}
+        flags: dict[str, Any] = {"HELD": False, "ADD": True, "SELECT": True, "MOMENTS": False}
         outputs = (self._indices, self._values, self._cursor, starts, counts)
         moments = (untaken, counts, counts, counts, self._cursor)
-
-        def work() -> None:
-            passes.fused_pass[(blocks,)](
-                *(self._residual, self._gradient, self.size, self._bound, self._room, *outputs, *moments),
-                **flags,
-                BLOCK=block,
-                num_warps=warps,
-                enable_fp_fusion=False,
-            )
-
-        return work
+        given = (self._residual, self._gradient, self.size, self._bound, self._room, *outputs, *moments)
+        return self._launching(passes.fused_pass, blocks, *given, **flags, BLOCK=block, warps=warps)
 
     def counted(self, block: int, warps: int, width: int, shift: int) -> Kernel:
         histogram = torch.zeros(1 << width, dtype=torch.int64, device=self._device)
         found = torch.zeros(2, dtype=torch.int64, device=self._device)
-        digit: dict[str, Any] = {"FLIP": 0, "MASK": _MASK, "LOWEST": 0, "SHIFT": shift, "WIDTH": width, "FIRST": True}
+        digit: dict[str, Any] = {"LOWEST": _SIDE.lowest, "SHIFT": shift, "WIDTH": width, "FIRST": True}
+        programs = min(sources.PROGRAMS, sources.blocks_of(self.size, block))
+        given = (self._before, self._length, found, histogram)
+        return self._launching(cuts.count_digits, programs, *given, **digit, BLOCK=block, warps=warps)
 
-        def work() -> None:
-            cuts.count_digits[(min(_PROGRAMS, -(-self.size // block)),)](
-                *(self._before, self._length, found, histogram),
-                **digit,
-                BLOCK=block,
-                num_warps=warps,
-                enable_fp_fusion=False,
-            )
-
-        return work
+    def _launching(self, kernel: Any, programs: int, *given: Any, **options: Any) -> Kernel:
+        return lambda: launch(kernel, programs, *given, **options, FLIP=_SIDE.flip, MASK=_SIDE.mask)
 
 
 def measure(
@@ -135,20 +122,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--json", type=Path, default=Path("gpu-blocks.json"), help="where rows go")
     asked = parser.parse_args(arguments)
-    from telegrad.bench.device import gpu_name
-    from telegrad.bench.machine import describe_machine
+    from telegrad.bench.device import describe_gpu, gpu_name
 
     gpu = gpu_name()
     if gpu is None:
         print("no GPU: torch sees none here, and nothing was measured")
         return 1
-    machine = {**describe_machine(), "gpu": gpu}
-    rows: list[dict[str, Any]] = []
+    result = GrowingResult(asked.json, {"machine": describe_gpu(gpu)})
 
     def tell(row: dict[str, Any]) -> None:
-        rows.append(row)
         print(json.dumps(row), flush=True)
-        asked.json.write_text(json.dumps({"machine": machine, "rows": rows}, indent=1) + "\n")
+        result.add(row)
 
     measure(_ELEMENTS, "cuda", seconds_between_events, tell)
     return 0

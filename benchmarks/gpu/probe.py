@@ -24,6 +24,8 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+from telegrad.cli.outputs import GrowingResult
+
 _HELD_S = 4.0  # that a stream waits, at most
 _FILLED_S = 2.5  # in which commands are put behind one that waits
 _AHEAD_S = 0.1  # by which one call comes before another thread's
@@ -65,14 +67,7 @@ def ask_all(
     groups: Sequence[Group], path: Path, command: Callable[[Group], Sequence[str]], about: Mapping[str, Any]
 ) -> bool:
     """Whether all came to their end, and what must hold does. ``path`` has the rows as they come."""
-    rows: list[_Row] = []
-    failures: list[_Row] = []
-
-    def keep() -> None:
-        partial = path.with_name(path.name + ".partial")
-        partial.write_text(json.dumps({"machine": about, "rows": rows, "failures": failures}, indent=1) + "\n")
-        partial.replace(path)
-
+    result = GrowingResult(path, {"machine": about})
     for group in groups:
         setting = {"connections": group.connections, "loading": group.loading}
         process = subprocess.Popen(command(group), env=_environment(group), stdout=subprocess.PIPE, text=True)
@@ -82,9 +77,9 @@ def ask_all(
         try:
             for line in process.stdout:
                 if line.startswith("{"):
-                    rows.append({"group": group.questions, **setting, **json.loads(line)})
-                    _say(rows[-1])
-                    keep()
+                    row = {"group": group.questions, **setting, **json.loads(line)}
+                    _say(row)
+                    result.add(row)
             status = process.wait()
         finally:
             is_late = not late.is_alive()
@@ -92,10 +87,9 @@ def ask_all(
             process.kill()
         if status:
             why = f"was ended after {_GROUP_S:.0f} s" if is_late else f"ended with status {status}"
-            failures.append({"group": group.questions, **setting, "error": why})
+            result.fail({"group": group.questions, **setting, "error": why})
             print(f"{group.questions}: {why}", flush=True)
-        keep()
-    return not failures and all(row["holds"] is not False for row in rows)
+    return not result.failures and all(row["holds"] is not False for row in result.rows)
 
 
 def _environment(group: Group) -> dict[str, str]:
@@ -441,40 +435,25 @@ def _command(group: Group) -> list[str]:
     return [sys.executable, str(Path(__file__).resolve()), "--group", group.questions]
 
 
-def _about() -> dict[str, Any]:
-    from importlib.metadata import version
-
-    import torch
-    from cuda.bindings import driver
-
-    from telegrad.bench.machine import describe_machine
-
-    return {
-        **describe_machine(),
-        "gpu": torch.cuda.get_device_name(),
-        "cuda": torch.version.cuda,
-        "driver": driver.cuDriverGetVersion()[1],
-        "cuda_bindings": version("cuda-bindings"),
-    }
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--json", type=Path, default=Path("gpu-probe.json"), help="where rows go")
     parser.add_argument("--group", choices=QUESTIONS, help="ask these here, and print the rows")
     asked = parser.parse_args(arguments)
-    from telegrad.bench.device import gpu_name
+    from telegrad.bench.device import describe_gpu, gpu_name
 
-    if gpu_name() is None:
+    gpu = gpu_name()
+    if gpu is None:
         print("no GPU: torch sees none here, and nothing was asked")
         return 1
-    if asked.group is not None:
-        import torch
-        from cuda.bindings import driver
+    import torch
+    from cuda.bindings import driver
 
+    if asked.group is not None:
         QUESTIONS[asked.group](Device(torch, driver))
         return 0
-    return 0 if ask_all(GROUPS, asked.json, _command, _about()) else 1
+    about = {**describe_gpu(gpu), "driver": driver.cuDriverGetVersion()[1]}
+    return 0 if ask_all(GROUPS, asked.json, _command, about) else 1
 
 
 if __name__ == "__main__":

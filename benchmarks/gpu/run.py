@@ -14,13 +14,10 @@ where torch sees no GPU.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import datetime
 import importlib.util
 import json
 import os
-import signal
-import subprocess
 import sys
 import tarfile
 import time
@@ -30,10 +27,11 @@ from pathlib import Path
 from typing import Any
 
 import outcomes
+from limited import ROOT, last_of, run_limited
 
-ROOT = Path(__file__).resolve().parents[2]
+from telegrad.bench.device import ENVIRONMENT
+
 _INTERRUPTED_S = 20.0  # from Ctrl-C to the end by force
-_KILLED_S = 5.0  # from there on: what is inside the driver may not end at all
 _LEAST_S = 20.0  # with less no part is begun
 _ATTEMPTS = 6  # of tests: each goes on behind the one that broke the process
 _LAST_LINES = 15
@@ -99,13 +97,12 @@ _KERNEL_TESTS = [
     *("tests/python/ops/test_staging_triton.py", "tests/python/ops/test_select_queued.py"),
     *("tests/python/compress/test_selection_on_tensors.py", "tests/python/cli/test_bench_select.py"),
 ]
-_COMMUNICATING = {"CUDA_DEVICE_MAX_CONNECTIONS": "32"}  # as of benchmarks (telegrad/bench/device.py)
 # Ranks in one process: one of them may load a kernel, for which the driver waits for the device, while the stream of
 # another waits for it. Where ranks are processes that is only slow, and what users have.
-_IN_ONE_PROCESS = {**_COMMUNICATING, "CUDA_MODULE_LOADING": "EAGER"}
+_IN_ONE_PROCESS = {**ENVIRONMENT, "CUDA_MODULE_LOADING": "EAGER"}
 _FIRST_TESTS = ("test_gpu_transfers.py", "test_gpu_entries.py", "test_gpu_memory.py")
 
-_SMOKE = Part(180, _program("smoke.py"), needs=("cuda.bindings", "triton"), stands_on=(), environment=_COMMUNICATING)
+_SMOKE = Part(180, _program("smoke.py"), needs=("cuda.bindings", "triton"), stands_on=(), environment=ENVIRONMENT)
 _PROBE = Part(240, _program("probe.py"), stands_on=())
 _TESTS = Part(180, _gpu_tests(*_FIRST_TESTS), are_tests=True, environment=_IN_ONE_PROCESS)
 _BLOCKS = Part(90, _program("blocks.py"), needs=("triton",), stands_on=())
@@ -115,7 +112,7 @@ PARTS: Mapping[str, Part] = {
     "tests": _TESTS,
     # One job of the latter may take 360 s.
     "training": Part(
-        480, _gpu_tests("test_gpu_nccl.py", "test_gpu_training.py"), are_tests=True, environment=_COMMUNICATING
+        480, _gpu_tests("test_gpu_nccl.py", "test_gpu_training.py"), are_tests=True, environment=ENVIRONMENT
     ),
     "kernels": Part(
         300,
@@ -126,9 +123,9 @@ PARTS: Mapping[str, Part] = {
         stands_on=(),
     ),
     # 1, 2 and 4 ranks, each of which may take as long.
-    "transfers": Part(340, _bench("transfers", "--seconds", "40", "--timeout", "110"), environment=_COMMUNICATING),
-    "overlap": Part(150, _bench("overlap", "--timeout", "70"), environment=_COMMUNICATING),
-    "demo": Part(320, _demo, environment=_COMMUNICATING),
+    "transfers": Part(340, _bench("transfers", "--seconds", "40", "--timeout", "110"), environment=ENVIRONMENT),
+    "overlap": Part(150, _bench("overlap", "--timeout", "70"), environment=ENVIRONMENT),
+    "demo": Part(320, _demo, environment=ENVIRONMENT),
     "select": Part(200, _select, needs=("triton",), stands_on=()),
     "blocks": _BLOCKS,
 }
@@ -142,10 +139,10 @@ BRIEF: Mapping[str, Part] = {
     "smoke": replace(_SMOKE, limit_s=115),
     "probe": replace(_PROBE, limit_s=45),
     "tests": replace(_TESTS, limit_s=65),
-    "training": Part(100, _gpu_tests("test_gpu_training.py"), are_tests=True, environment=_COMMUNICATING),
+    "training": Part(100, _gpu_tests("test_gpu_training.py"), are_tests=True, environment=ENVIRONMENT),
     "select": Part(35, _bench("select", *_BRIEF_SELECT), needs=("triton",), stands_on=()),
-    "transfers": Part(40, _bench("transfers", *_BRIEF_TRANSFERS), environment=_COMMUNICATING),
-    "overlap": Part(35, _bench("overlap", *_BRIEF_OVERLAP), environment=_COMMUNICATING),
+    "transfers": Part(40, _bench("transfers", *_BRIEF_TRANSFERS), environment=ENVIRONMENT),
+    "overlap": Part(35, _bench("overlap", *_BRIEF_OVERLAP), environment=ENVIRONMENT),
     "blocks": replace(_BLOCKS, limit_s=25),
 }
 """What is most worth knowing first. Of what does not come to its end the rows that are there are kept."""
@@ -227,13 +224,13 @@ class Run:
 
 
 def _measured(part: Part, stem: Path, log: Path, limit_s: float) -> Outcome:
-    status = _ended(part.command(stem), log, limit_s, part.environment)
+    status = run_limited(part.command(stem), log, limit_s, part.environment, interrupted_s=_INTERRUPTED_S)
     for plot in stem.parent.glob(f"{stem.name}-plot/*.png"):  # of a command that takes a folder
         plot.replace(stem.with_suffix(".png"))
         plot.parent.rmdir()
     if status == 0:
         return Outcome("passed")
-    print(_last_of(log), flush=True)
+    print(last_of(log, _LAST_LINES), flush=True)
     return Outcome("timed out", f"after {limit_s:.0f} s") if status is None else Outcome("failed", f"status {status}")
 
 
@@ -249,7 +246,8 @@ def _tested(part: Part, stem: Path, log: Path, limit_s: float) -> Outcome:
     for _ in range(_ATTEMPTS):
         begun = len(found.seen)
         passed_over = [argument for test in found.seen for argument in ("--deselect", test)]
-        status = _ended([*command, *passed_over], log, end - time.monotonic(), {**part.environment, **own})
+        left_s, environment = end - time.monotonic(), {**part.environment, **own}
+        status = run_limited([*command, *passed_over], log, left_s, environment, interrupted_s=_INTERRUPTED_S)
         found = outcomes.read(told)
         if found.finished or status is None or len(found.seen) == begun:
             break
@@ -258,44 +256,11 @@ def _tested(part: Part, stem: Path, log: Path, limit_s: float) -> Outcome:
     if status is None:
         return Outcome("timed out", f"after {limit_s:.0f} s", tests=tests)
     if found.failed or found.broken or not found.finished:
-        print(_last_of(log), flush=True)
+        print(last_of(log, _LAST_LINES), flush=True)
         return Outcome("failed", "" if found.finished else f"pytest ended with status {status}", tests=tests)
     if not found.passed:
         return Outcome("failed", "no test was run", tests=tests)
     return Outcome("passed", tests=tests)
-
-
-def _ended(command: Sequence[str], log: Path, limit_s: float, environment: Mapping[str, str]) -> int | None:
-    """The status of a command that writes into ``log``; ``None``: it had to be ended. Its children end with it."""
-    if limit_s <= 0:
-        return None
-    with log.open("a") as file:
-        process = subprocess.Popen(
-            command,
-            cwd=ROOT,
-            env={**os.environ, **environment},
-            stdin=subprocess.DEVNULL,
-            stdout=file,
-            stderr=subprocess.STDOUT,
-            process_group=0,
-        )
-        try:
-            return process.wait(limit_s)
-        except subprocess.TimeoutExpired:
-            return None
-        finally:
-            if process.poll() is None:
-                process.send_signal(signal.SIGINT)  # it writes what it has, and ends its ranks
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    process.wait(_INTERRUPTED_S)
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(_KILLED_S)
-
-
-def _last_of(log: Path) -> str:
-    return "\n".join(log.read_text(errors="replace").splitlines()[-_LAST_LINES:])
 
 
 def _with_path(folder: Path) -> str:
@@ -324,8 +289,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     unknown = [name for name in names if name not in there]
     if unknown:
         parser.error(f"--parts: {', '.join(unknown)} do not exist: use {', '.join(there)}")
-    from telegrad.bench.device import gpu_name
-    from telegrad.bench.machine import describe_machine
+    from telegrad.bench.device import describe_gpu, gpu_name
 
     gpu = gpu_name()
     if gpu is None:
@@ -335,10 +299,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if carried.exists():
         os.environ.setdefault("TELEGRAD_COMMIT", carried.read_text().strip())
     asked.out.mkdir(parents=True, exist_ok=True)
-    about = {**describe_machine(), "gpu": gpu}
     parts = {name: there[name] for name in names}
     budget_s = asked.budget or (_BRIEF_BUDGET_S if asked.brief else _BUDGET_S)
-    run = Run(parts, budget_s, asked.out.resolve(), asked.archive, about)
+    run = Run(parts, budget_s, asked.out.resolve(), asked.archive, describe_gpu(gpu))
     passed = run.all()
     run.say()
     return 0 if passed else 1

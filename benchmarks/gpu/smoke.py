@@ -9,66 +9,52 @@ process of its own, or a job of two, and one that hangs is ended. Ends with stat
 from __future__ import annotations
 
 import argparse
-import contextlib
-import importlib.metadata
 import json
 import os
-import platform
-import signal
-import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from limited import last_of, run_limited
+
+from telegrad.cli.outputs import GrowingResult
 
 _STEP_S = 27.0
-_KILLED_S = 5.0  # until what was ended has let go of its output
 _LAST_LINES = 12
 _LONG = 9 << 20  # bytes that travel in several chunks, and by UCX's protocol for long messages
 _TRANSFERS = ["--sizes", f"4,{_LONG}", "--samples", "3", "--seconds", "2", "--timeout", str(_STEP_S - 3)]
-_PACKAGES = ("torch", "triton", "cuda-bindings", "numpy")
 _RANKS = 2
 
 
 def run_all(steps: Mapping[str, Sequence[str]], path: Path, about: Mapping[str, Any], limit_s: float = _STEP_S) -> bool:
     """Whether all commands ended with 0. One after the other, whatever becomes of each."""
-    rows: list[dict[str, Any]] = []
+    result = GrowingResult(path, {"machine": about})
     for name, command in steps.items():
         begin = time.monotonic()
         row: dict[str, Any] = {"step": name, "holds": False, "failed": "was interrupted"}
-        rows.append(row)
         try:
-            row["failed"] = failed = _failed(command, limit_s)
-            row["holds"] = failed is None
+            row["failed"] = _failed(command, limit_s)
+            row["holds"] = row["failed"] is None
         finally:
             row["seconds"] = round(time.monotonic() - begin, 1)
-            path.write_text(json.dumps({"machine": about, "rows": rows}, indent=1) + "\n")
+            result.add(row)
             print(f"{name}: {'holds' if row['holds'] else 'DOES NOT HOLD: ' + row['failed']}", flush=True)
-    return all(row["holds"] for row in rows)
+    return all(row["holds"] for row in result.rows)
 
 
 def _failed(command: Sequence[str], limit_s: float) -> str | None:
-    """What a command said last, unless it ended with 0 in time. It and its children end with this."""
-    process = subprocess.Popen(
-        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, process_group=0, text=True
-    )
-    why, said = "", ""
-    try:
-        said, _ = process.communicate(timeout=limit_s)
-    except subprocess.TimeoutExpired:
-        why = f"was ended after {limit_s:.0f} s; "
-        os.killpg(process.pid, signal.SIGKILL)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            said, _ = process.communicate(timeout=_KILLED_S)
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-    if process.returncode == 0:
-        return None
-    return (why or f"status {process.returncode}; ") + "\n".join(said.splitlines()[-_LAST_LINES:])
+    """What a command said last, unless it ended with 0 in time."""
+    with tempfile.NamedTemporaryFile(prefix="telegrad-smoke-") as file:
+        log = Path(file.name)
+        status = run_limited(command, log, limit_s, {}, interrupted_s=0)
+        if status == 0:
+            return None
+        why = f"was ended after {limit_s:.0f} s" if status is None else f"status {status}"
+        return f"{why}; {last_of(log, _LAST_LINES)}"
 
 
 # What the steps are
@@ -133,28 +119,6 @@ def selection(device: str = "cuda", size: int = (1 << 20) + 17) -> None:
 STEPS: Mapping[str, Callable[[], None]] = {one.__name__: one for one in (host, selection)}
 
 
-def _about() -> dict[str, Any]:
-    import torch
-
-    from telegrad.bench.machine import describe_machine
-
-    return {
-        **describe_machine(),
-        "gpu": torch.cuda.get_device_name(),
-        "cuda": torch.version.cuda,
-        "kernel": platform.release(),
-        "python": platform.python_version(),
-        "versions": {name: _version(name) for name in _PACKAGES},
-    }
-
-
-def _version(package: str) -> str | None:
-    """``None``: it goes by another name, or is not there."""
-    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-        return importlib.metadata.version(package)
-    return None
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--json", type=Path, default=Path("gpu-smoke.json"), help="where rows go")
@@ -163,12 +127,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if asked.step is not None:
         STEPS[asked.step]()
         return 0
-    from telegrad.bench.device import gpu_name
+    from telegrad.bench.device import describe_gpu, gpu_name
 
-    if gpu_name() is None:
+    gpu = gpu_name()
+    if gpu is None:
         print("no GPU: torch sees none here, and nothing was tried")
         return 1
-    about = _about()
+    about = describe_gpu(gpu)
     print(json.dumps(about), flush=True)
     return 0 if run_all(_steps(), asked.json, about) else 1
 

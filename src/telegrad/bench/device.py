@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import torch
 
 from telegrad.bench.kernel_trace import Interval, intervals_of
+from telegrad.bench.machine import describe_machine, version_of
 
 ENVIRONMENT = {"CUDA_DEVICE_MAX_CONNECTIONS": "32"}
 """Of processes that communicate device tensors: streams share as few of the hardware's queues as can be."""
@@ -21,6 +22,12 @@ ENVIRONMENT = {"CUDA_DEVICE_MAX_CONNECTIONS": "32"}
 def gpu_name() -> str | None:
     """The GPU that torch would use; ``None``: it sees none."""
     return torch.cuda.get_device_name() if torch.cuda.is_available() else None
+
+
+def describe_gpu(gpu: str) -> dict[str, object]:
+    """The machine, as ``describe_machine()``, that GPU, and what its programs are of."""
+    versions = {"triton": version_of("triton"), "cuda_bindings": version_of("cuda-bindings")}
+    return {**describe_machine(), "gpu": gpu, "cuda": torch.version.cuda, **versions}
 
 
 class Device(Protocol):

@@ -20,7 +20,7 @@ def describe_machine() -> dict[str, object]:
         "system": f"{platform.system()} {platform.release()}",
         "python": platform.python_version(),
         "ucx": _ucx(),
-        **{name: _version(name) for name in ("telegrad", "torch", "numpy")},
+        **{name: version_of(name) for name in ("telegrad", "torch", "numpy")},
         "commit": commit(),
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
     }
@@ -61,7 +61,8 @@ def _ucx() -> str | None:
     return _core.ucx_version() if hasattr(_core, "ucx_version") else None
 
 
-def _version(package: str) -> str | None:
+def version_of(package: str) -> str | None:
+    """``None``: it is not there, or goes by another name."""
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:

@@ -24,11 +24,8 @@ def run(plan: SelectPlan, on_sample: Callable[[str], None] = lambda _: None) -> 
     bench = _contenders(plan)
     outcome = Outcome({name: [] for name in plan.contenders}, {name: [] for name in plan.methods})
     order = np.random.default_rng(0)
-    begin = time.perf_counter()
     with _one_thread():
         for number in range(plan.samples + 1):
-            if number == 1:  # the first sample may have compiled kernels, which others do not
-                begin = time.perf_counter()
             for name in order.permutation(plan.contenders).tolist():  # nobody always finds the caches of the same other
                 seconds, count = bench.sample(name, number)
                 if number == 0:
@@ -37,7 +34,9 @@ def run(plan: SelectPlan, on_sample: Callable[[str], None] = lambda _: None) -> 
                 if count is not None:
                     outcome.counts[name].append(count)
                 on_sample(name)
-            if number >= 3 and (time.perf_counter() - begin) * (number + 1) / number > plan.seconds:
+            if number == 0:  # in which kernels may have been compiled
+                begin = time.perf_counter()
+            elif number >= 3 and (time.perf_counter() - begin) * (number + 1) / number > plan.seconds:
                 break
     return outcome
 

@@ -48,7 +48,7 @@ def select(
     console = table_console()
     if device not in DEVICES:
         raise typer.BadParameter(f"{device!r} does not exist: use {' or '.join(DEVICES)}", param_hint="--device")
-    from telegrad.bench.device import gpu_name
+    from telegrad.bench.device import describe_gpu, gpu_name
     from telegrad.bench.select import run
 
     gpu = gpu_name() if device == "cuda" else None
@@ -65,7 +65,7 @@ def select(
     ]
     check_writable(json_file, "--json")
     check_writable(plot_file, "--plot")
-    machine = describe_machine() | ({} if gpu is None else {"gpu": gpu})
+    machine = describe_machine() if gpu is None else describe_gpu(gpu)
     result = GrowingResult(json_file, {"bound_s": BOUND, "machine": machine})
     with counting(console, TextColumn("{task.fields[latest]}")) as bar:
         passed = 0

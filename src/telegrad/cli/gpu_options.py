@@ -5,7 +5,6 @@ from __future__ import annotations
 import typer
 from rich.console import Console
 
-from telegrad.bench.machine import describe_machine
 from telegrad.cli.options import count_of
 
 _MOST_RANKS = 64
@@ -21,7 +20,7 @@ def described_gpu(console: Console) -> dict[str, object]:
     communication of its tensors needs is not installed."""
     import importlib.util
 
-    from telegrad.bench.device import ENVIRONMENT, gpu_name
+    from telegrad.bench.device import ENVIRONMENT, describe_gpu, gpu_name
 
     gpu = gpu_name()
     if gpu is None:
@@ -34,4 +33,4 @@ def described_gpu(console: Console) -> dict[str, object]:
     if not found:
         console.print("cuda-bindings is not installed: pip install 'telegrad[gpu]'", markup=False)
         raise typer.Exit(2)
-    return {**describe_machine(), "gpu": gpu, "environment": ENVIRONMENT}
+    return {**describe_gpu(gpu), "environment": ENVIRONMENT}

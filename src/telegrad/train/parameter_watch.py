@@ -74,10 +74,12 @@ class ParameterWatch:
         strangers, is_for_one_pass = [], False
         for names, name, one in self._places:
             found = names.get(name)
-            if found is not one and isinstance(found, nn.Parameter):
+            if found is one or not isinstance(found, torch.Tensor):
+                continue
+            is_for_one_pass = True
+            if isinstance(found, nn.Parameter):
                 strangers.append(found)
                 self._remember(names, name, found)
-            is_for_one_pass |= found is not one and isinstance(found, torch.Tensor)
         check_same_parameters(self._model, [*self._parameters, *strangers])
         if not is_for_one_pass:
             self._see_places(self._model)

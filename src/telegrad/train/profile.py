@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -67,14 +66,15 @@ class StepProfile:
     def __enter__(self) -> Self:
         if self._handles:
             raise RuntimeError("this StepProfile is in use already: leave its with statement first")
-        with contextlib.ExitStack() as undo:
-            undo.callback(self._remove_hooks)
-            self._hooks = ForwardHooks(self._model, before=self._begin, after=self._watch)
+        self._hooks = ForwardHooks(self._model, before=self._begin, after=self._watch)
+        try:
             for position, one in enumerate(self._parameters.values()):
                 self._handles.append(
                     one.register_post_accumulate_grad_hook(lambda _, position=position: self._arrive(position))
                 )
-            undo.pop_all()
+        except BaseException:
+            self._remove_hooks()
+            raise
         return self
 
     def __exit__(

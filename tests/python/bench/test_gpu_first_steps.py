@@ -19,6 +19,8 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("triton")
 
+from telegrad.bench.machine import version_of
+
 ROOT = Path(__file__).resolve().parents[3]
 
 
@@ -101,8 +103,8 @@ def test_two_processes_and_a_selection_hold_here(
     program: Callable[[str], ModuleType], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     smoke = program("smoke")
-    assert smoke._version("numpy") == np.__version__
-    assert smoke._version("no-such-package") is None
+    assert version_of("numpy") == np.__version__
+    assert version_of("no-such-package") is None
     monkeypatch.setattr(smoke, "_STEP_S", 60.0)
     smoke.host()
     if os.environ.get("TRITON_INTERPRET") == "1":

@@ -10,13 +10,13 @@ BLOCK = 1024
 """Elements of one program, where nothing else is said."""
 
 
-def launch(kernel: Any, programs: int, x: torch.Tensor, *arguments: Any, **options: Any) -> None:
-    """Runs ``programs`` of ``kernel``, whose first argument is ``x``, on the device of that.
+def launch(kernel: Any, programs: int, x: torch.Tensor, *arguments: Any, warps: int = 8, **options: Any) -> None:
+    """Runs ``programs`` of ``kernel``, whose first argument is ``x``, on the device of that, each of so many ``warps``.
 
     A multiplication and an addition are never made one: the fused one rounds once, the CPU's two twice.
     """
     with torch.cuda.device_of(x):  # type: ignore[no-untyped-call]
-        kernel[(programs,)](x, *arguments, **options, num_warps=8, enable_fp_fusion=False)
+        kernel[(programs,)](x, *arguments, **options, num_warps=warps, enable_fp_fusion=False)
 
 
 def numbers_on(x: torch.Tensor, *values: int) -> torch.Tensor:

@@ -19,7 +19,7 @@ BLOCK = 4096
 
 PASS_BLOCK = 2048
 """Entries of one program of a fused pass. With 4,096 each of its 256 threads has so many registers (163 as Triton 3.6
-compiles it for sm_90, 128 as 3.8 does) that a multiprocessor holds one program or two, whose loads wait for each other;
+compiles it for sm_90, 128 as 3.7 does) that a multiprocessor holds one program or two, whose loads wait for each other;
 with 2,048 (80 and 76) it holds three. With fewer the additions to the counter that all programs share would count."""
 
 PROGRAMS = 512  # of a histogram: more of them than a GPU runs at once add no speed, but each adds all its bins
