@@ -20,22 +20,25 @@
 
 namespace telegrad::bindings {
 
-/// `Self` has size(), allreduce_table(), use(table, costs) and use_nodes(labels).
+/// `Self` has size(), allreduce_table(), use(table, costs, node_costs) and use_nodes(labels).
 template <class Self>
 void bind_allreduce_table(nb::class_<Self>& type) {
   type.def(
           "use_allreduce_table",
           [](Self& self, const std::vector<std::pair<std::size_t, Algorithm>>& choices,
-             const std::optional<NetworkCosts>& costs) {
+             const std::optional<NetworkCosts>& costs, const std::optional<NetworkCosts>& inside) {
             std::vector<AllreduceChoice> rows;
             for (const auto& [from_bytes, algorithm] : choices) rows.push_back({from_bytes, algorithm});
             try {
-              self.use(choices.empty() ? AllreduceTable(self.size()) : AllreduceTable(self.size(), std::move(rows)), costs);
+              std::optional<NodeCosts> node_costs;
+              if (inside) node_costs = NodeCosts{.inside = *inside};
+              self.use(choices.empty() ? AllreduceTable(self.size()) : AllreduceTable(self.size(), std::move(rows)), costs,
+                       node_costs);
             } catch (const std::invalid_argument& error) {
               throw nb::value_error(error.what());
             }
           },
-          nb::arg("choices"), nb::arg("costs").none() = nb::none())
+          nb::arg("choices"), nb::arg("costs").none() = nb::none(), nb::arg("inside").none() = nb::none())
       .def(
           "use_nodes",
           [](Self& self, const std::vector<std::uint32_t>& labels) {

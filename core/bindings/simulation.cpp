@@ -34,14 +34,15 @@ class SimulatedCommunicator {
   Rank size() const { return ranks_->simulation.size(); }
   const AllreduceTable& allreduce_table() const { return allreduce_table_; }
   const std::shared_ptr<SparseChoice>& sparse_choice() const { return sparse_choice_; }
-  void use(AllreduceTable table, std::optional<NetworkCosts> costs) {
+  void use(AllreduceTable table, std::optional<NetworkCosts> costs, std::optional<NodeCosts> node_costs) {
     allreduce_table_ = table.on_two_levels(nodes_ && nodes_->two_level());
-    sparse_choice_ = std::make_shared<SparseChoice>(allreduce_table_, costs.value_or(ranks_->costs));
+    sparse_choice_ = std::make_shared<SparseChoice>(allreduce_table_, costs.value_or(ranks_->costs), true, Overlaps{},
+                                                    node_costs);
   }
   const std::shared_ptr<const Nodes>& nodes() const { return nodes_; }
   void use_nodes(std::span<const std::uint32_t> labels) {
     nodes_ = std::make_shared<const Nodes>(labels);
-    use(allreduce_table_, sparse_choice_->costs());
+    use(allreduce_table_, sparse_choice_->costs(), sparse_choice_->node_costs());
   }
 
   void submit(const RequestPtr& request, bool) {

@@ -155,11 +155,15 @@ Task<SparseStream<V>> allreduce_sparse(Transport& net, SparseStream<V> mine, Spa
   OpenSum<V> open(net, std::move(mine), how, false);
   const SparseVerdict verdict = co_await open.begin();
   if (verdict == SparseVerdict::go_on) co_return co_await stream_of<V>(net, open.take_sum(), how);
-  if (verdict != SparseVerdict::split) co_return co_await open.sum_densely();
-  std::vector<Task<void>> both;
-  both.push_back(open.doubling().hear_others());
-  both.push_back(sum_many(net, open.take_mine(), how, sum));
-  co_await when_all(std::move(both));
+  if (verdict == SparseVerdict::dense || verdict == SparseVerdict::filled) co_return co_await open.sum_densely();
+  if (verdict == SparseVerdict::flat_split) {
+    co_await sum_by_slices(net, open.take_mine(), how, sum);
+  } else {
+    std::vector<Task<void>> both;
+    both.push_back(open.doubling().hear_others());
+    both.push_back(sum_many(net, open.take_mine(), how, sum));
+    co_await when_all(std::move(both));
+  }
   open.saw(entries_in(sum.view(), how.reduction));
   co_return sum;
 }
@@ -183,6 +187,10 @@ Task<void> allreduce_sparse_into(Transport& net, SparseStream<V> mine, SparseRed
     OpenSum<V> open(net, std::move(mine), how, true);
     const SparseVerdict verdict = co_await open.begin();
     if (verdict == SparseVerdict::dense || verdict == SparseVerdict::filled) co_await open.sum_densely_into(output);
+    if (verdict == SparseVerdict::flat_split) {
+      co_await sum_by_slices_into(net, open.take_mine(), how, output, entries);
+      open.saw(entries);
+    }
     if (verdict == SparseVerdict::split) {
       std::vector<Task<void>> both;
       both.push_back(open.doubling().hear_others());

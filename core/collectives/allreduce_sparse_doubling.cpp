@@ -8,7 +8,7 @@
 //
 // It begins without knowing whether it pays, and may be given up before any round. Then ranks exchange 8 bytes instead of
 // sums: the verdict. All 2^i ranks that have met come to the same one, from what they all know; two such groups that meet
-// combine theirs, and `split` outweighs `filled`, this `dense`, and this a sum. So in the end all P ranks have the same. Who says
+// combine theirs, and `split` outweighs `flat_split`, this `filled`, this `dense`, and this a sum. So in the end all P ranks have the same. Who says
 // split knows the end already: it tells all partners to come at once and goes on, so that splitting costs no time beside.
 #include "collectives/allreduce_sparse_doubling.hpp"
 
@@ -45,9 +45,12 @@ SparseVerdict SparseDoubling<V>::verdict_in(const Buffer& message) const {
   if (message.size() != sizeof content) return SparseVerdict::go_on;
   std::memcpy(&content, message.data(), sizeof content);
   if (content.magic != kStreamMagic) return SparseVerdict::go_on;
-  for (const SparseVerdict verdict : {SparseVerdict::dense, SparseVerdict::filled, SparseVerdict::split}) {
+  for (const SparseVerdict verdict :
+       {SparseVerdict::dense, SparseVerdict::filled, SparseVerdict::flat_split, SparseVerdict::split}) {
     if (content.verdict != static_cast<std::uint32_t>(verdict)) continue;
-    if (verdict != SparseVerdict::filled || decision_->may_fill()) return verdict;
+    if (verdict == SparseVerdict::filled && !decision_->may_fill()) break;
+    if (verdict == SparseVerdict::flat_split && !decision_->knows_levels()) break;
+    return verdict;
   }
   return SparseVerdict::go_on;
 }

@@ -23,7 +23,7 @@ class SparseDoubling {
   SparseDoubling(Transport& net, const SparseStream<V>& mine, const SparseReduction& how, Step first_step,
                  const SparseDecision* decision);
 
-  /// go_on: it is done, and sum() is there. dense, filled, split: all ranks are to sum by other means, and all hear the same; after
+  /// go_on: it is done, and sum() is there. Otherwise all ranks are to sum by other means, and all hear the same; after
   /// split, others may still send to this rank, which must run hear_others() beside whatever it does.
   Task<SparseVerdict> run();
   Task<void> hear_others();

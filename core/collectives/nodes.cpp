@@ -1,6 +1,7 @@
 #include "collectives/nodes.hpp"
 
 #include <algorithm>
+#include <bit>
 #include <unordered_map>
 
 #include "base/check.hpp"
@@ -23,7 +24,23 @@ Nodes::Nodes(std::span<const std::uint32_t> labels, bool inside_shares_memory)
   }
   if (digest_ == 0) digest_ = 1;
   slices_ = static_cast<Rank>(std::ranges::min(members_, {}, [](const auto& node) { return node.size(); }).size());
+
+  std::vector<Rank> left(members_.size(), 0);
+  for (Rank rank = 0; rank < ranks(); ++rank) left[node_of_[rank]] += live_together(rank, (rank + 1) % ranks()) ? 0 : 1;
+  for (Rank node = 0; node < count(); ++node) {
+    leaving_ = std::max(leaving_, static_cast<double>(left[node]) / static_cast<double>(members_[node].size()));
+  }
+  const auto stays_inside = [&](unsigned round) {
+    for (Rank rank = 0; rank < ranks(); ++rank) {
+      if (!live_together(rank, rank ^ (Rank{1} << round))) return false;
+    }
+    return true;
+  };
+  const unsigned rounds = std::has_single_bit(ranks()) ? static_cast<unsigned>(std::countr_zero(ranks())) : 0;
+  while (rounds_inside_ < rounds && stays_inside(rounds_inside_)) ++rounds_inside_;
 }
+
+bool Nodes::live_together(Rank a, Rank b) const { return node_of_[a] == node_of_[b]; }
 
 std::vector<Rank> Nodes::owners(Rank slice) const {
   TELEGRAD_CHECK(slice < slices_);

@@ -38,17 +38,25 @@ class Nodes {
   bool inside_shares_memory() const { return inside_shares_memory_; }
   /// The owners of `slice`, by node.
   std::vector<Rank> owners(Rank slice) const;
+  /// The share of a node's ranks whose neighbour to the right in a ring of all ranks lives on another, where that is most.
+  double leaving() const { return leaving_; }
+  /// In so many first rounds of recursive doubling all partners live together. 0 among ranks that are no power of two.
+  unsigned rounds_inside() const { return rounds_inside_; }
   /// Of every rank of `node` the length of its part of `whole` elements: none of who owns no slice.
   std::vector<std::uint64_t> lengths(Rank node, std::size_t whole) const;
   /// Never 0; it differs, but for bad luck, where partitions differ.
   std::uint64_t digest() const { return digest_; }
 
  private:
+  bool live_together(Rank a, Rank b) const;
+
   std::vector<Rank> node_of_;
   std::vector<Rank> place_of_;
   std::vector<std::vector<Rank>> members_;
   Rank slices_ = 0;
   std::uint64_t digest_ = 0;
+  double leaving_ = 0.0;
+  unsigned rounds_inside_ = 0;
   bool inside_shares_memory_;
 };
 

@@ -4,6 +4,8 @@
 #include <bit>
 #include <cstddef>
 
+#include "collectives/sparse_level_cost.hpp"
+
 namespace telegrad {
 namespace {
 
@@ -44,39 +46,37 @@ SparseDecision::SparseDecision(const SparseChoice& choice, const SparseSumShape&
       costs_(choice.costs().value_or(costs_unmeasured(shares_memory))),
       dense_algorithm_(dense_algorithm_of(choice, shape)),
       overlap_(overlap),
-      nodes_(nodes) {}
+      nodes_(nodes),
+      node_costs_(choice.node_costs().value_or(
+          NodeCosts{.inside = costs_unmeasured(nodes != nullptr && nodes->inside_shares_memory())})) {}
 
-// Of a slice between nodes, whose ranks have been summed inside; and for the messages inside, of which little is known,
-// as much latency as between nodes.
-double SparseDecision::two_level_s(const SumGrowth& members, double sum_entries) const {
-  const double slices = nodes_->slices();
-  SparseSumShape between = common_shape_;
-  between.ranks = nodes_->count();
-  between.dimension = (between.dimension + nodes_->slices() - 1) / nodes_->slices();
-  const Rank together = (nodes_->ranks() + nodes_->count() - 1) / nodes_->count();
-  const auto doublings = static_cast<unsigned>(std::bit_width(together)) - 1;
-  const double entries = members.entries_doubled(doublings);
-  return SparseCosts(between, costs_).split_s(entries / slices, sum_entries / slices) + 2.0 * doublings * costs_.alpha_s;
-}
-
-SparseVerdict SparseDecision::cheapest(const SparseCosts& costs, const SumGrowth& members, unsigned round, double entries,
-                                       bool is_dense) const {
+SparseVerdict SparseDecision::cheapest(const SparseSumShape& shape, const SumGrowth& members, unsigned round,
+                                       double entries, bool is_dense) const {
+  const SparseCosts costs(shape, costs_);
   const double sum_entries = members.entries_doubled(costs.rounds());
-  const double folds = std::has_single_bit(common_shape_.ranks) ? 0.0 : 2.0;
-  const double left = costs.rounds() - round + folds;
-  const double written_s = costs.written_s(sum_entries);
-  const double doubling_s = costs.doubling_s(members, round) + written_s;
-  if (nodes_ != nullptr) return doubling_s <= two_level_s(members, sum_entries) + written_s ? SparseVerdict::go_on : SparseVerdict::split;
-  const double split_s = costs.split_s(entries, sum_entries) + written_s;
+  const double folds = std::has_single_bit(shape.ranks) ? 0.0 : 2.0;
+  const double heard_s = (costs.rounds() - round + folds) * costs_.alpha_s;  // by all, that all want it
+  double doubling_s = costs.doubling_s(members, round);
+  double flat_s = costs.split_s(entries, sum_entries);
+  double split_s = flat_s;
+  double filled_s = costs.filled_s(entries);
+  if (nodes_ != nullptr) {
+    const SparseLevelCosts levels(shape, *nodes_, costs_, node_costs_);
+    doubling_s = levels.doubling_s(members, round);
+    flat_s = levels.flat_s(entries, sum_entries) + heard_s;
+    split_s = levels.two_level_s(entries, members, sum_entries);
+    filled_s = levels.filled_s(entries);
+  }
+  for (double* const sparse_s : {&doubling_s, &flat_s, &split_s}) *sparse_s += costs.written_s(sum_entries);
+  if (!shape.shares_memory) filled_s *= 1.0 + kWaitPerSender * (shape.ranks - 1.0);
   const double vectors_s = costs.dense_s(dense_algorithm_, is_dense ? std::nullopt : std::optional(entries));
-  const double waiting = own_shape_.shares_memory ? 1.0 : 1.0 + kWaitPerSender * (own_shape_.ranks - 1.0);
-  const double filled_s = waiting * costs.filled_s(entries);
   // Where all hold vectors, nobody has marks to make; in memory what has filled in always goes so.
-  const bool filled = costs.sums_filled() && !is_dense && (own_shape_.shares_memory || filled_s <= vectors_s);
-  const double summed_s = filled ? filled_s : vectors_s;
-  const double dense_s = summed_s + left * costs_.alpha_s;  // all must hear that all want it
-  if (doubling_s <= std::min(split_s, dense_s)) return SparseVerdict::go_on;
-  if (split_s <= dense_s) return SparseVerdict::split;
+  const bool filled = costs.sums_filled() && !is_dense && (shape.shares_memory || filled_s <= vectors_s);
+  const double dense_s = (filled ? filled_s : vectors_s) + heard_s;
+  const double best_s = std::min({doubling_s, flat_s, split_s, dense_s});
+  if (doubling_s == best_s) return SparseVerdict::go_on;
+  if (split_s == best_s) return SparseVerdict::split;
+  if (flat_s == best_s) return SparseVerdict::flat_split;
   return filled ? SparseVerdict::filled : SparseVerdict::dense;
 }
 
@@ -84,17 +84,17 @@ SparseVerdict SparseDecision::alone(double entries, bool is_dense) const {
   const SparseCosts costs(own_shape_, costs_);
   const double ranks_a_member = own_shape_.ranks / costs.members();
   const SumGrowth members = SumGrowth(own_shape_.dimension, entries, overlap_).of_sums(ranks_a_member);
-  const SparseVerdict verdict = cheapest(costs, members, 0, entries, is_dense);
+  const SparseVerdict verdict = cheapest(own_shape_, members, 0, entries, is_dense);
   if (verdict != SparseVerdict::go_on) return verdict;
   // After the first round all decide by usual formats: what they would give up then is not begun.
-  return cheapest(SparseCosts(common_shape_, costs_), members, std::min(1U, costs.rounds()), entries, is_dense);
+  return cheapest(common_shape_, members, std::min(1U, costs.rounds()), entries, is_dense);
 }
 
 SparseVerdict SparseDecision::after(unsigned round, double half, double full) const {
   const SparseCosts costs(common_shape_, costs_);
   const SumGrowth members = SumGrowth::seen(common_shape_.dimension, half, full, round);
   const double entries = members.entries_doubled(0) * costs.members() / common_shape_.ranks;
-  return cheapest(costs, members, round, entries, false);
+  return cheapest(common_shape_, members, round, entries, false);
 }
 
 }  // namespace telegrad

@@ -18,27 +18,28 @@
 namespace telegrad {
 
 /// What to do with a sum that goes by recursive doubling as yet; of two ranks' verdicts the greater one counts. dense, filled:
-/// sum vectors, as dense vectors are summed or by allreduce_filled().
-enum class SparseVerdict : std::uint8_t { go_on = 0, dense = 1, filled = 2, split = 3 };
+/// sum vectors, as dense vectors are summed or by allreduce_filled(). split: by slices, on two levels where nodes are known;
+/// flat_split: where they are, by slices of all ranks nevertheless.
+enum class SparseVerdict : std::uint8_t { go_on = 0, dense = 1, filled = 2, flat_split = 3, split = 4 };
 
 /// One for each communicator. Any thread may use it.
 class SparseChoice {
  public:
   /// `dense`: chooses among dense algorithms. `costs`: of the network, as it was measured, if it was. `fills`: whether
   /// allreduce_filled() is among what is chosen from. The same on all ranks. `first`: what is expected of sums before any of
-  /// their kind was seen.
+  /// their kind was seen. `nodes`: costs of nodes, if they were measured.
   explicit SparseChoice(AllreduceTable dense, std::optional<NetworkCosts> costs = {}, bool fills = true,
-                        const Overlaps& first = {})
-      : dense_(std::move(dense)), costs_(costs), fills_(fills), first_(first) {}
+                        const Overlaps& first = {}, std::optional<NodeCosts> nodes = {})
+      : dense_(std::move(dense)), costs_(costs), node_costs_(nodes), fills_(fills), first_(first) {}
 
   const AllreduceTable& dense() const { return dense_; }
   bool fills() const { return fills_; }
-  /// Whether streams of so many elements, if they are not for recursive doubling, are to be summed on two levels, as dense
-  /// vectors of that length are.
+  /// Whether dense vectors of so many elements are summed on two levels: so are streams of which nothing else tells.
   bool on_two_levels(std::uint64_t dimension, DType dtype) const {
     return dense_.choose(static_cast<std::size_t>(dimension) * size_of(dtype)) == Algorithm::two_level;
   }
   const std::optional<NetworkCosts>& costs() const { return costs_; }
+  const std::optional<NodeCosts>& node_costs() const { return node_costs_; }
 
   /// Sums that are taken to be alike.
   struct Kind {
@@ -53,6 +54,7 @@ class SparseChoice {
  private:
   const AllreduceTable dense_;
   const std::optional<NetworkCosts> costs_;
+  const std::optional<NodeCosts> node_costs_;
   const bool fills_;
   const Overlaps first_;
   std::mutex mutex_;
@@ -62,7 +64,7 @@ class SparseChoice {
 /// The choice for one sum.
 class SparseDecision {
  public:
-  /// `overlap`: expected of the streams. `nodes`: where what is not for doubling goes on two levels, otherwise null. Outlives it.
+  /// `overlap`: expected of the streams. `nodes`: where the sum may go on two levels, otherwise null. Outlives it.
   SparseDecision(const SparseChoice& choice, const SparseSumShape& shape, double overlap, bool shares_memory,
                  const Nodes* nodes = nullptr);
 
@@ -74,13 +76,14 @@ class SparseDecision {
 
   /// Whether any rank's verdict may be that sums are filled; the same on all.
   bool may_fill() const { return SparseCosts(own_shape_, costs_).sums_filled(); }
+  /// The same of flat_split.
+  bool knows_levels() const { return nodes_ != nullptr; }
 
   Algorithm dense_algorithm() const { return dense_algorithm_; }
 
  private:
-  SparseVerdict cheapest(const SparseCosts& costs, const SumGrowth& members, unsigned round, double entries,
+  SparseVerdict cheapest(const SparseSumShape& shape, const SumGrowth& members, unsigned round, double entries,
                          bool is_dense) const;
-  double two_level_s(const SumGrowth& members, double sum_entries) const;
 
   SparseSumShape own_shape_;
   SparseSumShape common_shape_;  // ranks may wish for different formats and places of the sum
@@ -88,6 +91,7 @@ class SparseDecision {
   Algorithm dense_algorithm_;
   double overlap_;
   const Nodes* nodes_;
+  NodeCosts node_costs_;
 };
 
 }  // namespace telegrad

@@ -69,26 +69,32 @@ SparseCosts::Message SparseCosts::message(std::uint64_t range, double entries) c
   return {bytes, memory_bytes(range, entries) * costs_.gamma_s_per_byte + packing, bytes * costs_.gamma_s_per_byte + packing};
 }
 
+// A message is encoded, sent, decoded and added to so much that is held.
+double SparseCosts::added_message_s(double entries, double byte_s, double added_bytes) const {
+  const Message one = message(shape_.dimension, entries);
+  return costs_.alpha_s + one.bytes * byte_s + one.encode_s + one.decode_s + added_bytes * costs_.gamma_s_per_byte;
+}
+
+double SparseCosts::rounds_s(const SumGrowth& members, unsigned round, unsigned end) const {
+  double time_s = 0.0;
+  for (unsigned i = round; i < end; ++i) {
+    const double entries = members.entries_doubled(i);
+    time_s += added_message_s(entries, exchange_s_per_byte(), 2.0 * memory_bytes(shape_.dimension, entries));
+  }
+  return time_s;
+}
+
 double SparseCosts::doubling_s(const SumGrowth& members, unsigned round) const {
   const std::uint64_t n = shape_.dimension;
   const bool folds = !std::has_single_bit(shape_.ranks);
-  double time_s = 0.0;
-  // A message is encoded, sent, decoded and added to so much that is held.
-  const auto message_s = [&](double entries, double byte_s, double added_bytes) {
-    const Message one = message(n, entries);
-    return costs_.alpha_s + one.bytes * byte_s + one.encode_s + one.decode_s + added_bytes * costs_.gamma_s_per_byte;
-  };
-  for (unsigned i = round; i < rounds(); ++i) {
-    const double entries = members.entries_doubled(i);
-    time_s += message_s(entries, exchange_s_per_byte(), 2.0 * memory_bytes(n, entries));
-  }
+  double time_s = rounds_s(members, round, rounds());
   const double sum_entries = members.entries_doubled(rounds());
   if (!folds && round == 0) time_s += memory_bytes(n, members.entries_doubled(0)) * costs_.gamma_s_per_byte;
   if (folds && round == 0) {
     const double entries = members.entries_doubled(0) / 2.0;
-    time_s += message_s(entries, costs_.beta_s_per_byte, 2.0 * memory_bytes(n, entries));
+    time_s += added_message_s(entries, costs_.beta_s_per_byte, 2.0 * memory_bytes(n, entries));
   }
-  if (folds) time_s += message_s(sum_entries, costs_.beta_s_per_byte, memory_bytes(n, sum_entries));
+  if (folds) time_s += added_message_s(sum_entries, costs_.beta_s_per_byte, memory_bytes(n, sum_entries));
   return time_s + memory_bytes(n, sum_entries) * costs_.gamma_s_per_byte;
 }
 
@@ -108,6 +114,14 @@ double SparseCosts::split_phase_s(double entries) const {
 
 double SparseCosts::given_bytes(double entries) const {
   return shape_.ranks * memory_bytes(slice(), entries / shape_.ranks);
+}
+
+double SparseCosts::reduce_scatter_s(double entries) const {
+  return split_phase_s(entries) + given_bytes(entries) * costs_.gamma_s_per_byte;
+}
+
+double SparseCosts::allgather_s(double sum_entries) const {
+  return gather_s(message(slice(), sum_entries / shape_.ranks));
 }
 
 double SparseCosts::second_half_s(double entries, const Message& sum) const {

@@ -21,6 +21,12 @@ struct NetworkCosts {
   double beta_exchange_s_per_byte = 0.0;  // β'; 0: β
   double gamma_s_per_byte = 0.25e-9;
 };
+/// Where ranks live on nodes: inside of one, and, if it is known, β between two of which one rank each sends; the costs that
+/// stand beside it are between nodes while all of their ranks send.
+struct NodeCosts {
+  NetworkCosts inside{};
+  double beta_alone_s_per_byte = 0.0;  // 0: that of all
+};
 /// Where nothing was measured: over the memory of one host, and over a network of 10 Gbit/s.
 NetworkCosts costs_unmeasured(bool shares_memory);
 
@@ -50,9 +56,16 @@ class SparseCosts {
 
   /// From round `round` on, the unfolding included, and for round 0 the folding. `members`: how members' sums grow.
   double doubling_s(const SumGrowth& members, unsigned round) const;
+  /// Of it, the rounds from `round` up to `end`.
+  double rounds_s(const SumGrowth& members, unsigned round, unsigned end) const;
   /// `entries` per rank, `sum_entries` in the sum; slices go dense where that is shorter.
   double split_s(double entries, double sum_entries) const;
-  /// The same where every slice of the sum goes dense.
+  /// Whether all send their slice of the sum to all at once, and not round a ring.
+  bool exchanges() const;
+  /// The first half, after which every rank has the sum of one slice, and its last, in which slices go round as they are.
+  double reduce_scatter_s(double entries) const;
+  double allgather_s(double sum_entries) const;
+  /// split_s() where every slice of the sum goes dense.
   double split_dense_s(double entries) const;
   /// A dense allreduce by `algorithm`, before which the stream is made dense, of so many entries; nullopt: it is so already.
   double dense_s(Algorithm algorithm, std::optional<double> entries) const;
@@ -74,9 +87,9 @@ class SparseCosts {
   double memory_bytes(std::uint64_t range, double entries) const;
   double packing_s(std::uint64_t range, double entries) const;
   double delta(std::uint64_t range) const;
+  double added_message_s(double entries, double byte_s, double added_bytes) const;
   double split_phase_s(double entries) const;
   bool leaves_known_out() const;
-  bool exchanges() const;
   bool counts_go_ahead() const;
   double known_bytes(double entries, double sum_entries) const;
   // `entries` of each rank; `sum`: of a slice.

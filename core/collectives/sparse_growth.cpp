@@ -41,9 +41,21 @@ double SumGrowth::entries(double streams) const {
 }
 
 double SumGrowth::entries_doubled(unsigned doublings) const {
-  double missing = missing_;
-  for (; doublings > 0; --doublings) missing *= missing;
-  return std::max(0.0, dimension_ - elsewhere_ * missing);
+  const SumGrowth sums = of_sums_doubled(doublings);
+  return std::max(0.0, dimension_ - elsewhere_ * sums.missing_);
+}
+
+SumGrowth SumGrowth::of_sums_doubled(unsigned doublings) const {
+  SumGrowth growth = *this;
+  for (; doublings > 0; --doublings) growth.missing_ *= growth.missing_;
+  return growth;
+}
+
+SumGrowth SumGrowth::of_slice(double slices) const {
+  SumGrowth growth = *this;
+  growth.dimension_ /= slices;
+  growth.elsewhere_ /= slices;
+  return growth;
 }
 
 SumGrowth SumGrowth::of_sums(double streams) const {

@@ -26,6 +26,10 @@ class SumGrowth {
   double entries_doubled(unsigned doublings) const;
   /// The same streams, of which each is the sum of `streams`.
   SumGrowth of_sums(double streams) const;
+  /// The same of 2^doublings, the same on all machines.
+  SumGrowth of_sums_doubled(unsigned doublings) const;
+  /// Of the streams' entries in one of so many equal slices of the range.
+  SumGrowth of_slice(double slices) const;
 
  private:
   SumGrowth() = default;

@@ -18,7 +18,7 @@ inline bool is_open(const Transport& net, const SparseReduction& how) {
   return how.algorithm == Algorithm::automatic && net.size() > 1 && how.wire.values == ValueEncoding::native;
 }
 
-/// Whether what is not for doubling goes on two levels, and not by slices of all ranks.
+/// Whether it may go on two levels; what leaves no choice does.
 inline bool knows_levels(const SparseReduction& how) {
   return how.algorithm == Algorithm::automatic && how.nodes != nullptr;
 }
@@ -42,8 +42,8 @@ class OpenSum {
   /// `into_dense`: a sparse sum is to be written into a dense vector.
   OpenSum(Transport& net, SparseStream<V> mine, const SparseReduction& how, bool into_dense);
 
-  /// go_on: take_sum() has the sum. dense, filled: sum_densely() or sum_densely_into() makes it. split: the caller does, from
-  /// take_mine(), beside doubling().hear_others(), and says saw().
+  /// go_on: take_sum() has the sum. dense, filled: sum_densely() or sum_densely_into() makes it. flat_split, split: the caller
+  /// does, from take_mine(), and says saw(); split: beside doubling().hear_others().
   Task<SparseVerdict> begin();
   SparseDoubling<V>& doubling() { return doubling_; }
   OwnedSlice<V> take_sum();

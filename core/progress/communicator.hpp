@@ -43,10 +43,10 @@ class Communicator {
   /// The same for sums of sparse streams: give it to each of them.
   const std::shared_ptr<SparseChoice>& sparse_choice() const { return sparse_choice_; }
   /// All ranks do so between the same operations, with the same table for their number, and the same costs of the
-  /// network, if they were measured; nobody submits meanwhile.
-  void use(AllreduceTable table, std::optional<NetworkCosts> costs = {}) {
+  /// network and of nodes, if they were measured; nobody submits meanwhile.
+  void use(AllreduceTable table, std::optional<NetworkCosts> costs = {}, std::optional<NodeCosts> node_costs = {}) {
     allreduce_table_ = table.on_two_levels(nodes_ && nodes_->two_level());
-    sparse_choice_ = std::make_shared<SparseChoice>(allreduce_table_, costs);
+    sparse_choice_ = std::make_shared<SparseChoice>(allreduce_table_, costs, true, Overlaps{}, node_costs);
   }
   /// Null: nothing is known of them.
   const std::shared_ptr<const Nodes>& nodes() const { return nodes_; }

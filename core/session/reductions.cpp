@@ -20,15 +20,22 @@ RequestPtr request(const Call& call, Request::Body body) { return std::make_shar
 
 bool on_two_levels(const std::shared_ptr<const Nodes>& nodes) { return nodes != nullptr && nodes->two_level(); }
 
+// Whether a sum that names no algorithm may go on two levels: where ranks come to a choice by costs, as these tell.
+template <class V>
+bool may_take_levels(const SparseReduction& how, std::uint64_t dimension) {
+  if (how.algorithm != Algorithm::automatic || how.slices != Slices::equal || !how.choice) return false;
+  if (std::is_same_v<V, CountedF32>) return false;
+  const bool compares = how.choice->node_costs().has_value() && how.wire.values == ValueEncoding::native;
+  return compares || how.choice->on_two_levels(dimension, dtype_of<V>);
+}
+
 // The settings of one call. Without two levels the choice is open, and where it is, nodes are told to it only if they count.
 template <class V>
 SparseReduction as_called(SparseReduction how, std::uint64_t dimension) {
   TELEGRAD_CHECK(how.algorithm != Algorithm::recursive_doubling || how.wire.values == ValueEncoding::native);
   if (!on_two_levels(how.nodes)) how.nodes = nullptr;
   if (how.algorithm == Algorithm::two_level && !how.nodes) how.algorithm = Algorithm::automatic;
-  const bool may_take_them = how.algorithm == Algorithm::automatic && how.slices == Slices::equal && how.choice &&
-                             !std::is_same_v<V, CountedF32> && how.choice->on_two_levels(dimension, dtype_of<V>);
-  if (how.algorithm != Algorithm::two_level && !may_take_them) how.nodes = nullptr;
+  if (how.algorithm != Algorithm::two_level && !may_take_levels<V>(how, dimension)) how.nodes = nullptr;
   const bool is_open = how.algorithm == Algorithm::automatic || how.algorithm == Algorithm::two_level;
   if (is_open && how.choice) how.observation = how.choice->observation({dimension, dtype_of<V>, how.reduction});
   return how;

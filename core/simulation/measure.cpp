@@ -46,7 +46,29 @@ std::uint64_t output_bytes(const Workload& workload, Rank rank) {
 
 // For many ranks they are only found where somebody asks.
 std::shared_ptr<const Nodes> levels_of(const Workload& workload) {
-  return workload.algorithm == Algorithm::two_level ? nodes_of(workload) : nullptr;
+  const bool may_come_to_them = workload.algorithm == Algorithm::automatic && workload.payloads;
+  return workload.algorithm == Algorithm::two_level || may_come_to_them ? nodes_of(workload) : nullptr;
+}
+
+NetworkCosts costs_inside(const SimCosts& costs) {
+  return {.alpha_s = costs.node_alpha_s,
+          .beta_s_per_byte = costs.node_beta_s_per_byte,
+          .gamma_s_per_byte = costs.gamma_s_per_byte};
+}
+
+// As a communicator chooses that is calibrated on this network. Counted entries cannot be marked, and payloads are to go as
+// they do.
+std::shared_ptr<SparseChoice> choice_of(const Workload& workload, const Nodes* nodes) {
+  NetworkCosts costs = costs_of(workload.costs);
+  if (nodes == nullptr || !nodes->two_level()) {
+    if (workload.costs.ranks_per_node >= workload.ranks) costs = costs_inside(workload.costs);
+    return std::make_shared<SparseChoice>(AllreduceTable(workload.ranks), costs, false);
+  }
+  const NodeCosts node_costs{.inside = costs_inside(workload.costs), .beta_alone_s_per_byte = costs.beta_s_per_byte};
+  costs.beta_s_per_byte *= workload.costs.oversubscription;  // while all ranks of a node send
+  costs.beta_exchange_s_per_byte *= workload.costs.oversubscription;
+  return std::make_shared<SparseChoice>(AllreduceTable(workload.ranks).on_two_levels(true), costs, false, Overlaps{},
+                                        node_costs);
 }
 
 RequestPtr dense_request(const Workload& workload, ConstBytes input, Bytes output) {
@@ -163,12 +185,12 @@ class DenseValues final : public MeasuredRanks {
 
 // Of one rank: its calls learn from each other.
 SparseReduction sparse_reduction(const Workload& workload) {
+  const std::shared_ptr<const Nodes> nodes = levels_of(workload);
   return {.switch_factor = workload.switch_factor,
           .algorithm = workload.algorithm,
           .wire = workload.wire,
-          // Counted entries cannot be marked, and payloads are to go as they do.
-          .choice = std::make_shared<SparseChoice>(AllreduceTable(workload.ranks), costs_of(workload.costs), false),
-          .nodes = levels_of(workload)};
+          .choice = choice_of(workload, nodes.get()),
+          .nodes = nodes};
 }
 
 std::vector<SparseReduction> sparse_reductions(const Workload& workload) {

@@ -2,6 +2,7 @@
 #include "testing.hpp"
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 #include <memory>
 #include <span>
@@ -252,7 +253,7 @@ SparseStream<V> stream_of(Rank rank, std::uint64_t dimension, double density, st
 template <class V>
 void check_sparse(World world, const Labels& labels, std::uint64_t dimension, double density, Reduction reduction,
                   bool into, SparseReduction how, double tolerance = 0.0,
-                  Algorithm algorithm = Algorithm::two_level) {
+                  Algorithm algorithm = Algorithm::two_level, std::array<double, 3> shares = {1.0, 1.0, 1.0}) {
   const auto size = static_cast<Rank>(labels.size());
   how.reduction = reduction;
   how.algorithm = algorithm;
@@ -263,11 +264,14 @@ void check_sparse(World world, const Labels& labels, std::uint64_t dimension, do
   std::vector<std::vector<V>> outputs(size, std::vector<V>(dimension, static_cast<V>(-99.0F)));
   std::vector<SparseStream<V>> streams;
   for (Rank rank = 0; rank < size; ++rank) {
-    streams.push_back(stream_of<V>(rank, dimension, density, sum, ranks_with));
+    streams.push_back(stream_of<V>(rank, dimension, shares[rank % 3] * density, sum, ranks_with));
   }
   const auto make = [&](Rank rank) -> RequestPtr {
     SparseReduction own = how;
-    if (how.choice) own.choice = std::make_shared<SparseChoice>(how.choice->dense(), how.choice->costs());
+    if (how.choice) {
+      own.choice = std::make_shared<SparseChoice>(how.choice->dense(), how.choice->costs(), how.choice->fills(), Overlaps{},
+                                                  how.choice->node_costs());
+    }
     if (into) return make_all_reduce_into(std::move(streams[rank]), std::span<V>(outputs[rank]), own);
     sums[rank] = make_all_reduce(std::move(streams[rank]), own);
     return sums[rank].request;
@@ -394,6 +398,40 @@ TEST("open sums on nodes are exact, whatever they come to: few entries and many,
     rounding.wire.values = ValueEncoding::bf16;
     rounding.choice = choice_of(dealt(6, 3));
     check_sparse<float>(world, dealt(6, 3), 1000, 0.1, Reduction::avg, true, rounding, 0.02, Algorithm::automatic);
+  }
+}
+
+// Where messages inside of nodes are as dear as between them, nothing is gained by adding there first.
+TEST("open sums on nodes go by slices of all ranks where these are the faster, and are exact, whatever each rank holds") {
+  constexpr std::uint64_t kN = 60'000;
+  static constexpr NetworkCosts kBetween{.alpha_s = 1e-9, .beta_s_per_byte = 1e-9, .gamma_s_per_byte = 5e-10};
+  const auto choice_of = [](const Nodes& nodes, double inside_factor) {
+    const NetworkCosts inside{.alpha_s = kBetween.alpha_s * inside_factor,
+                              .beta_s_per_byte = kBetween.beta_s_per_byte * inside_factor,
+                              .gamma_s_per_byte = kBetween.gamma_s_per_byte};
+    return std::make_shared<SparseChoice>(AllreduceTable(nodes.ranks()).on_two_levels(true), kBetween, true, Overlaps{},
+                                          NodeCosts{.inside = inside});
+  };
+  for (const Labels& labels : {in_blocks({4, 4}), dealt(8, 2), in_blocks({3, 3, 3}), in_blocks({2, 1, 4})}) {
+    const auto nodes = nodes_of(labels, false);
+    const auto verdict = [&](double inside_factor, double density) {
+      const SparseSumShape shape{.ranks = nodes->ranks(), .dimension = kN, .fills = true};
+      const SparseDecision decision(*choice_of(*nodes, inside_factor), shape, 0.0, false, nodes.get());
+      return decision.alone(density * kN, false);
+    };
+    EXPECT(verdict(1.0, 0.0) == SparseVerdict::go_on);
+    EXPECT(verdict(1.0, 0.1) == SparseVerdict::flat_split);
+    if (nodes->alike()) EXPECT(verdict(0.01, 0.1) == SparseVerdict::split);
+    for (const World world : kWorlds) {
+      for (const bool into : {false, true}) {
+        for (const auto& shares : {std::array{1.0, 1.0, 1.0}, std::array{1.0, 0.0, 1.0}, std::array{0.0, 0.0, 3.0}}) {
+          SparseReduction how;
+          how.nodes = nodes;
+          how.choice = choice_of(*nodes, 1.0);
+          check_sparse<float>(world, labels, kN, 0.1, Reduction::sum, into, how, 0.0, Algorithm::automatic, shares);
+        }
+      }
+    }
   }
 }
 

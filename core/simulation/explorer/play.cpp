@@ -4,6 +4,7 @@
 #include <array>
 #include <map>
 #include <memory>
+#include <optional>
 #include <utility>
 
 #include "collectives/allreduce_recursive_doubling.hpp"
@@ -329,7 +330,8 @@ class Play {
     seen.output.assign(output_bytes, kPoison);
   }
 
-  // Costs at which sums of these lengths are doubled to the end, given up at once or later, or made dense. They follow from
+  // Costs at which sums of these lengths are doubled to the end, given up at once or later, for slices of all ranks or two
+  // levels, or made dense. They follow from
   // what ranks compare: ranks that agree have the same. What earlier sums had in common may differ.
   std::shared_ptr<SparseChoice> choice_of(const PlannedCall& call, Caller& caller) const {
     auto& choice = caller.choices[{call.count, static_cast<std::uint64_t>(call.reduction), call.nodes.empty()}];
@@ -340,10 +342,18 @@ class Play {
     const AllreduceTable table = call.nodes.empty()
                                      ? AllreduceTable(program_.size)
                                      : AllreduceTable(program_.size, {{0, Algorithm::two_level}}).on_two_levels(true);
+    double alpha_s = 1.0;
+    std::optional<NodeCosts> node_costs;
+    if (!call.nodes.empty() && chance.happens(0.7)) {
+      alpha_s = chance.magnitude(1e-4, 1.0);  // next to nothing, and ranks may stay on one level
+      node_costs = NodeCosts{.inside = {.alpha_s = alpha_s * chance.magnitude(0.1, 10.0),
+                                        .beta_s_per_byte = byte_s * chance.magnitude(0.1, 10.0),
+                                        .gamma_s_per_byte = work_s}};
+    }
     Chance own(call.seed);
     return choice = std::make_shared<SparseChoice>(
-        table, NetworkCosts{.alpha_s = 1.0, .beta_s_per_byte = byte_s, .gamma_s_per_byte = work_s}, true,
-        Overlaps{.ranks = own.happens(0.5) ? 0.0 : 1.0});
+        table, NetworkCosts{.alpha_s = alpha_s, .beta_s_per_byte = byte_s, .gamma_s_per_byte = work_s}, true,
+        Overlaps{.ranks = own.happens(0.5) ? 0.0 : 1.0}, node_costs);
   }
 
   static std::shared_ptr<const Nodes> nodes_of(const PlannedCall& call) {

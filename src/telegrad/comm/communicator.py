@@ -298,6 +298,7 @@ class Communicator(Reductions, TopkReductions, Moves, PointToPoint):
         self._usable().use_allreduce_table(
             [(choice.from_bytes, algorithm_of(choice.algorithm, DENSE_ALGORITHMS)) for choice in choices],
             network_costs(tuning.costs) if tuning else None,
+            network_costs(tuning.within) if tuning and tuning.within else None,
         )
         self._tuning = tuning
 

@@ -56,7 +56,8 @@ def dense(cluster: Cluster, collective: str = "telegrad") -> PhasedWay:
 
 def sparse(cluster: Cluster, device: Device, density: float) -> PhasedWay:
     """The sum of what all ranks have selected, as this library forms it: owners sum slices, which go to all as entries
-    or, filled in, as they are; or recursive doubling; or a dense sum. The shortest. SparCML, §5.3."""
+    or, filled in, as they are; or recursive doubling; or a dense sum; or, where ranks share nodes, two levels
+    (docs/two-level.md). The shortest. SparCML, §5.3."""
     _check_density(density)
     ranks = cluster.ranks
     dense_s = sum_cost(cluster, "telegrad")
@@ -65,9 +66,12 @@ def sparse(cluster: Cluster, device: Device, density: float) -> PhasedWay:
         if ranks == 1:
             return 0.0
         packed, size = _packs(cluster, n, k), n * ELEMENT_BYTES
-        if chosen_collective(cluster, "telegrad", size) == ON_LEVELS:
-            return min(_two_level_s(cluster, n, k, packed), _doubling_s(cluster, n, k, packed))
-        return _flat_s(cluster, n, k, packed, dense_s(size))
+        if not cluster.has_levels:
+            return _flat_s(cluster, n, k, packed, dense_s(size))
+        # Vectors that would go on two levels are not made: entries go there as well.
+        on_levels = chosen_collective(cluster, "telegrad", size) == ON_LEVELS
+        flat_s = _flat_s(cluster, n, k, packed, math.inf if on_levels else dense_s(size))
+        return min(_two_level_s(cluster, n, k, packed), flat_s)
 
     return _selected("sparse", device, density, seconds, lambda n, k: device.scatter_s(entries_of_sum(ranks, n, k)))
 

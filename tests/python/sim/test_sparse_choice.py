@@ -10,7 +10,7 @@ import pytest
 
 from telegrad.plan import Costs
 from telegrad.sim.measure import ALGORITHMS, Point, measure
-from telegrad.sim.networks import Network
+from telegrad.sim.networks import Network, network_of
 from telegrad.sim.sparse_costs import sparse_sum_costs
 
 NETWORKS = {
@@ -57,6 +57,63 @@ def test_the_choice_is_within_10_percent_of_the_best(network: str, grid: Grid) -
             worst, at = auto_s / times_s[best], f"{ranks} ranks, n={n}, d={density:g}: {best} is the best"
     print(f"{network}: at worst {worst:.3f} times the best, {at}")
     assert worst <= 1.10, at
+
+
+NODES = [(16, 8, 1.0), (16, 8, 8.0), (16, 4, 1.0), (16, 2, 2.0), (32, 8, 8.0)]
+"""Ranks, ranks a node, oversubscription of its uplink."""
+
+
+@pytest.mark.parametrize(
+    "nodes",
+    [
+        pytest.param([NODES[1], NODES[3]], id="a_few"),
+        pytest.param(NODES, id="many", marks=[pytest.mark.slow, pytest.mark.timeout(1200)]),
+    ],
+)
+@pytest.mark.parametrize("network", ["1gbit", "10gbit", "100gbit"])
+def test_the_choice_on_nodes_is_near_the_best(network: str, nodes: list[tuple[int, int, float]]) -> None:
+    slower = []
+    grid = list(itertools.product(nodes, (1 << 16, 1 << 20), (1e-4, 1e-3, 0.01, 0.1)))
+    for (ranks, per_node, oversubscription), size, density in grid:
+        net = replace(
+            network_of(network),
+            ranks_per_node=per_node,
+            oversubscription=oversubscription,
+            node_alpha_s=5e-7,
+            node_beta_s_per_byte=4e-11,
+        )
+        times_s = {
+            name: measure(
+                Point("sparse_allreduce", name, ranks, size, net, nnz=round(density * size / 4), payloads=True)
+            ).finish_s
+            for name in ("split_allgather", "recursive_doubling", "two_level", "auto")
+        }
+        auto_s = times_s.pop("auto")
+        ratio = auto_s / min(times_s.values())
+        assert ratio <= 1.3, (ranks, per_node, oversubscription, size, density, times_s)
+        slower.append(ratio > 1.1)
+    assert sum(slower) <= len(grid) / 10
+
+
+def test_on_nodes_each_way_is_taken_where_it_is_the_best() -> None:
+    """Few entries double; many go on two levels over a slow network, and by slices of all ranks over a fast one."""
+    for network, size, density, best in [
+        ("100gbit", 1 << 12, 1e-2, "recursive_doubling"),
+        ("1gbit", 1 << 20, 1e-2, "two_level"),
+        ("100gbit", 1 << 23, 0.02, "split_allgather"),
+    ]:
+        net = replace(
+            network_of(network), ranks_per_node=4, oversubscription=4.0, node_alpha_s=5e-7, node_beta_s_per_byte=4e-11
+        )
+        nnz = round(density * size / 4)
+        found = {
+            name: measure(Point("sparse_allreduce", name, 16, size, net, nnz=nnz, payloads=True))
+            for name in ("split_allgather", "recursive_doubling", "two_level", "auto")
+        }
+        assert min(found, key=lambda name: (found[name].finish_s, name == "auto")) in (best, "auto")
+        assert found["auto"].finish_s == pytest.approx(found[best].finish_s, rel=0.1), (network, size)
+        without = measure(Point("sparse_allreduce", "auto", 16, size, net, nnz=nnz))
+        assert without.finish_s >= 0.9 * found["auto"].finish_s  # of ranks that know no nodes
 
 
 @pytest.mark.parametrize("network", NETWORKS)

@@ -1,0 +1,36 @@
+#pragma once
+// What sums of sparse streams cost where ranks live on nodes: on two levels (allreduce_sparse_two_level.hpp), and by slices of
+// all ranks, whose messages partly stay inside. Which rank decides when, this must not know.
+
+#include "collectives/nodes.hpp"
+#include "collectives/sparse_cost.hpp"
+#include "collectives/sparse_growth.hpp"
+
+namespace telegrad {
+
+/// Nodes of unlike numbers of ranks count as if all had as many, on average.
+class SparseLevelCosts {
+ public:
+  /// `shape`: of a sum of all ranks. `nodes`: on two levels; outlives it.
+  SparseLevelCosts(const SparseSumShape& shape, const Nodes& nodes, const NetworkCosts& between, const NodeCosts& costs);
+
+  /// `entries` per rank, whose sums grow as those of `members`; `sum_entries` in the sum.
+  double two_level_s(double entries, const SumGrowth& members, double sum_entries) const;
+  /// As SparseCosts has it; the first rounds may stay inside.
+  double doubling_s(const SumGrowth& members, unsigned round) const;
+  /// By slices of all ranks.
+  double flat_s(double entries, double sum_entries) const;
+  /// As SparseCosts has it.
+  double filled_s(double entries) const;
+
+ private:
+  NetworkCosts to_all() const;
+  NetworkCosts round_the_ring() const;
+
+  SparseSumShape shape_;
+  const Nodes& nodes_;
+  NetworkCosts between_;
+  NodeCosts costs_;
+};
+
+}  // namespace telegrad
