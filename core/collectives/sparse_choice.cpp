@@ -47,8 +47,7 @@ SparseDecision::SparseDecision(const SparseChoice& choice, const SparseSumShape&
       dense_algorithm_(dense_algorithm_of(choice, shape)),
       overlap_(overlap),
       nodes_(nodes),
-      node_costs_(choice.node_costs().value_or(
-          NodeCosts{.inside = costs_unmeasured(nodes != nullptr && nodes->inside_shares_memory())})) {}
+      node_costs_(choice.node_costs().value_or(NodeCosts{})) {}
 
 SparseVerdict SparseDecision::cheapest(const SparseSumShape& shape, const SumGrowth& members, unsigned round,
                                        double entries, bool is_dense) const {

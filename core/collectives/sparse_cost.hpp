@@ -21,14 +21,16 @@ struct NetworkCosts {
   double beta_exchange_s_per_byte = 0.0;  // β'; 0: β
   double gamma_s_per_byte = 0.25e-9;
 };
+/// Where nothing was measured: over the memory of one host, and over a network of 10 Gbit/s.
+NetworkCosts costs_unmeasured(bool shares_memory);
+
 /// Where ranks live on nodes: inside of one, and, if it is known, β between two of which one rank each sends; the costs that
 /// stand beside it are between nodes while all of their ranks send.
 struct NodeCosts {
-  NetworkCosts inside{};
+  NetworkCosts inside = costs_unmeasured(true);
   double beta_alone_s_per_byte = 0.0;  // 0: that of all
+  bool share_memory = true;            // all of them are taken to: what a rank knows of its own node others do not
 };
-/// Where nothing was measured: over the memory of one host, and over a network of 10 Gbit/s.
-NetworkCosts costs_unmeasured(bool shares_memory);
 
 /// A sum over `ranks` ranks of streams of `dtype`, whose messages wish for `indices`, and their values packed or not.
 struct SparseSumShape {

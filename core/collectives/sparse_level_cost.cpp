@@ -15,7 +15,7 @@ double SparseLevelCosts::two_level_s(double entries, const SumGrowth& members, d
 
   SparseSumShape inside = shape_;
   inside.ranks = together;
-  inside.shares_memory = nodes_.inside_shares_memory();
+  inside.shares_memory = costs_.share_memory;
   if (inside.shares_memory) {
     inside.indices = IndexFormat::none;
     inside.packs_values = false;

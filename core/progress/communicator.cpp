@@ -74,7 +74,7 @@ void Communicator::use_nodes(std::span<const std::uint32_t> labels) {
     }
   });
   nodes_ = std::make_shared<const Nodes>(labels, memory);
-  use(allreduce_table_, sparse_choice_->costs());
+  use(allreduce_table_, sparse_choice_->costs(), sparse_choice_->node_costs());
 }
 
 void Communicator::join() {

@@ -64,7 +64,8 @@ std::shared_ptr<SparseChoice> choice_of(const Workload& workload, const Nodes* n
     if (workload.costs.ranks_per_node >= workload.ranks) costs = costs_inside(workload.costs);
     return std::make_shared<SparseChoice>(AllreduceTable(workload.ranks), costs, false);
   }
-  const NodeCosts node_costs{.inside = costs_inside(workload.costs), .beta_alone_s_per_byte = costs.beta_s_per_byte};
+  const NodeCosts node_costs{.inside = costs_inside(workload.costs), .beta_alone_s_per_byte = costs.beta_s_per_byte,
+                             .share_memory = false};
   costs.beta_s_per_byte *= workload.costs.oversubscription;  // while all ranks of a node send
   costs.beta_exchange_s_per_byte *= workload.costs.oversubscription;
   return std::make_shared<SparseChoice>(AllreduceTable(workload.ranks).on_two_levels(true), costs, false, Overlaps{},

@@ -5,6 +5,7 @@
 #include <array>
 #include <cstring>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -257,7 +258,6 @@ void check_sparse(World world, const Labels& labels, std::uint64_t dimension, do
   const auto size = static_cast<Rank>(labels.size());
   how.reduction = reduction;
   how.algorithm = algorithm;
-  if (!how.nodes) how.nodes = nodes_of(labels, size % 2 == 0);
   std::vector<double> sum(dimension, 0.0);
   std::vector<int> ranks_with(dimension, 0);
   std::vector<SparseSum<V>> sums(size);
@@ -268,6 +268,8 @@ void check_sparse(World world, const Labels& labels, std::uint64_t dimension, do
   }
   const auto make = [&](Rank rank) -> RequestPtr {
     SparseReduction own = how;
+    // Each knows of its own node alone.
+    if (!how.nodes) own.nodes = nodes_of(labels, labels[rank] % 2 == 0);
     if (how.choice) {
       own.choice = std::make_shared<SparseChoice>(how.choice->dense(), how.choice->costs(), how.choice->fills(), Overlaps{},
                                                   how.choice->node_costs());
@@ -426,13 +428,40 @@ TEST("open sums on nodes go by slices of all ranks where these are the faster, a
       for (const bool into : {false, true}) {
         for (const auto& shares : {std::array{1.0, 1.0, 1.0}, std::array{1.0, 0.0, 1.0}, std::array{0.0, 0.0, 3.0}}) {
           SparseReduction how;
-          how.nodes = nodes;
           how.choice = choice_of(*nodes, 1.0);
           check_sparse<float>(world, labels, kN, 0.1, Reduction::sum, into, how, 0.0, Algorithm::automatic, shares);
         }
       }
     }
   }
+}
+
+// Those who have met must come to the same; of other nodes' memory they know nothing.
+TEST("what ranks decide together does not depend on whether their own node shares memory") {
+  const Labels labels = in_blocks({4, 4, 4, 4});
+  const auto with = nodes_of(labels, true);
+  const auto without = nodes_of(labels, false);
+  std::size_t gave_up = 0;
+  for (const double inside_s : {1e-11, 1e-10, 1e-9}) {
+    for (const bool measured : {false, true}) {
+      std::optional<NodeCosts> node_costs;
+      if (measured) node_costs = NodeCosts{.inside = {.alpha_s = 1e-7, .beta_s_per_byte = inside_s}};
+      const NetworkCosts costs{.alpha_s = 1e-6, .beta_s_per_byte = 1e-9, .gamma_s_per_byte = inside_s};
+      const SparseChoice choice(AllreduceTable(16).on_two_levels(true), costs, true, Overlaps{}, node_costs);
+      for (std::uint64_t n = 1000; n < 100'000'000; n = n * 3 / 2) {
+        const SparseSumShape shape{.ranks = 16, .dimension = n, .fills = true};
+        const SparseDecision one(choice, shape, 0.0, false, with.get());
+        const SparseDecision other(choice, shape, 0.0, false, without.get());
+        for (const double density : {1e-4, 1e-3, 0.01, 0.1, 0.3}) {
+          const double half = density * static_cast<double>(n);
+          const SparseVerdict verdict = one.after(1, half, 1.8 * half);
+          EXPECT(verdict == other.after(1, half, 1.8 * half));
+          gave_up += verdict != SparseVerdict::go_on ? 1 : 0;
+        }
+      }
+    }
+  }
+  EXPECT(gave_up > 100);
 }
 
 }  // namespace

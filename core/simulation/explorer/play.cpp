@@ -221,7 +221,7 @@ class Play {
     SeenCall& seen = seen_.ranks[rank].calls[index];
     const Contribution share(call, rank, program_.size);
     if (call.is_exchange()) return make_exchange(call, share, seen, rank, index);
-    const RequestPtr inner = call.is_sparse() ? make_sparse(call, share, seen, ranks_[rank], index)
+    const RequestPtr inner = call.is_sparse() ? make_sparse(call, share, seen, rank, index)
                                               : make_dense(call, share, seen, rank);
     seen.before = seen.memory;
     return noting_begin(inner, seen);
@@ -279,10 +279,10 @@ class Play {
           return make_all_reduce_quantised({seen.memory, output, call.dtype, call.reduction}, how, {});
         }
         const RequestPtr request =
-            make_all_reduce(size, {seen.memory, output, call.dtype, call.reduction, call.algorithm, nodes_of(call)});
+            make_all_reduce(size, {seen.memory, output, call.dtype, call.reduction, call.algorithm, nodes_of(call, rank)});
         if (!call.tuning) return request;
         if (call.algorithm == Algorithm::two_level) {
-          const auto nodes = nodes_of(call);
+          const auto nodes = nodes_of(call, rank);
           return std::make_shared<Request>(request->call(), [&call, &seen, output, nodes](Transport& net) {
             const TwoLevelTuning tuning{.part_bytes = call.tuning->message_bytes};
             return allreduce_two_level(net, *nodes, call.dtype, call.reduction, seen.memory, output, tuning);
@@ -356,24 +356,26 @@ class Play {
         Overlaps{.ranks = own.happens(0.5) ? 0.0 : 1.0}, node_costs);
   }
 
-  static std::shared_ptr<const Nodes> nodes_of(const PlannedCall& call) {
+  // Ranks know of their own node whether it shares memory.
+  static std::shared_ptr<const Nodes> nodes_of(const PlannedCall& call, Rank rank) {
     if (call.nodes.empty()) return nullptr;
-    return std::make_shared<const Nodes>(std::span(call.nodes), call.seed % 4 < 2);
+    return std::make_shared<const Nodes>(std::span(call.nodes), mix(call.seed + call.nodes[rank]) % 2 == 0);
   }
 
-  RequestPtr make_sparse(const PlannedCall& call, const Contribution& share, SeenCall& seen, Caller& caller,
+  RequestPtr make_sparse(const PlannedCall& call, const Contribution& share, SeenCall& seen, Rank rank,
                          std::size_t index) {
     switch (call.dtype) {
-      case DType::f64: return make_sparse_of<double>(call, share, seen, caller, index);
-      case DType::bf16: return make_sparse_of<bf16>(call, share, seen, caller, index);
-      case DType::f16: return make_sparse_of<f16>(call, share, seen, caller, index);
-      default: return make_sparse_of<float>(call, share, seen, caller, index);
+      case DType::f64: return make_sparse_of<double>(call, share, seen, rank, index);
+      case DType::bf16: return make_sparse_of<bf16>(call, share, seen, rank, index);
+      case DType::f16: return make_sparse_of<f16>(call, share, seen, rank, index);
+      default: return make_sparse_of<float>(call, share, seen, rank, index);
     }
   }
 
   template <class V>
-  RequestPtr make_sparse_of(const PlannedCall& call, const Contribution& share, SeenCall& seen, Caller& caller,
+  RequestPtr make_sparse_of(const PlannedCall& call, const Contribution& share, SeenCall& seen, Rank rank,
                             std::size_t index) {
+    Caller& caller = ranks_[rank];
     ReadResult& read = caller.readers[index];
     SparseStream<V> mine = stream_of<V>(call, share);
     const SparseReduction how{.reduction = call.reduction,
@@ -384,7 +386,7 @@ class Play {
                                        .packs_values = call.indices == IndexFormat::packed},
                               .slices = call.slices,
                               .choice = choice_of(call, caller),
-                              .nodes = nodes_of(call)};
+                              .nodes = nodes_of(call, rank)};
     if (call.operation == Operation::allreduce_topk) {
       TopkSum<V, OkTopkState> kept =
           make_all_reduce_topk(std::move(mine), program_.topk, caller.topk, call.reduction, how.wire);
