@@ -19,7 +19,7 @@ namespace telegrad {
 ///   recursive_doubling     log2 P messages of a growing sum: for few entries
 ///   two_level              inside nodes, between them, inside: see allreduce_sparse_two_level()
 ///   automatic              recursive_doubling, split_allgather or a dense sum, by what ranks find as they go; with
-///                          `how.nodes` recursive_doubling or two_level
+///                          `how.nodes` also two_level
 /// What holds more than δ entries goes dense (see switch_entries()): a message by the bytes there, the result by the bytes
 /// in memory. The result is dense also where one of its slices was.
 /// Balanced slices stay sparse: where entries cluster they are narrow and full, and one of them must not make the whole

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <bit>
 #include <cstddef>
+#include <optional>
 
 #include "collectives/sparse_level_cost.hpp"
 
@@ -59,16 +60,18 @@ SparseVerdict SparseDecision::cheapest(const SparseSumShape& shape, const SumGro
   double flat_s = costs.split_s(entries, sum_entries);
   double split_s = flat_s;
   double filled_s = costs.filled_s(entries);
+  const std::optional<double> made_dense = is_dense ? std::nullopt : std::optional(entries);
+  double vectors_s = costs.dense_s(dense_algorithm_, made_dense);
   if (nodes_ != nullptr) {
     const SparseLevelCosts levels(shape, *nodes_, costs_, node_costs_);
     doubling_s = levels.doubling_s(members, round);
     flat_s = levels.flat_s(entries, sum_entries) + heard_s;
     split_s = levels.two_level_s(entries, members, sum_entries);
     filled_s = levels.filled_s(entries);
+    vectors_s = levels.dense_s(dense_algorithm_, made_dense);
   }
   for (double* const sparse_s : {&doubling_s, &flat_s, &split_s}) *sparse_s += costs.written_s(sum_entries);
   if (!shape.shares_memory) filled_s *= 1.0 + kWaitPerSender * (shape.ranks - 1.0);
-  const double vectors_s = costs.dense_s(dense_algorithm_, is_dense ? std::nullopt : std::optional(entries));
   // Where all hold vectors, nobody has marks to make; in memory what has filled in always goes so.
   const bool filled = costs.sums_filled() && !is_dense && (shape.shares_memory || filled_s <= vectors_s);
   const double dense_s = (filled ? filled_s : vectors_s) + heard_s;

@@ -71,7 +71,7 @@ class SparseDecision {
   /// Of one rank that knows its own entries, and whether it holds them densely. Others may decide otherwise.
   SparseVerdict alone(double entries, bool is_dense) const;
   /// After `round` rounds (at least one), whose last one made sums of `full` entries out of two that had `half` on average:
-  /// the same on all ranks that know these.
+  /// the same on all ranks that know these: by nothing else that only this rank knows.
   SparseVerdict after(unsigned round, double half, double full) const;
 
   /// Whether any rank's verdict may be that sums are filled; the same on all.

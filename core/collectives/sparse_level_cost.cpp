@@ -47,6 +47,11 @@ double SparseLevelCosts::flat_s(double entries, double sum_entries) const {
 
 double SparseLevelCosts::filled_s(double entries) const { return SparseCosts(shape_, to_all()).filled_s(entries); }
 
+double SparseLevelCosts::dense_s(Algorithm algorithm, std::optional<double> entries) const {
+  const SparseCosts costs(shape_, algorithm == Algorithm::ring ? round_the_ring() : between_);
+  return costs.dense_s(algorithm, entries);
+}
+
 // Of a rank that sends as much to each of the others.
 NetworkCosts SparseLevelCosts::to_all() const {
   const double others = nodes_.ranks() - 1.0;

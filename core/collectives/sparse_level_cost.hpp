@@ -2,13 +2,16 @@
 // What sums of sparse streams cost where ranks live on nodes: on two levels (allreduce_sparse_two_level.hpp), and by slices of
 // all ranks, whose messages partly stay inside. Which rank decides when, this must not know.
 
+#include <optional>
+
+#include "base/types.hpp"
 #include "collectives/nodes.hpp"
 #include "collectives/sparse_cost.hpp"
 #include "collectives/sparse_growth.hpp"
 
 namespace telegrad {
 
-/// Nodes of unlike numbers of ranks count as if all had as many, on average.
+/// Nodes of unlike numbers of ranks count as if all had as many, on average, and each rank owned a slice.
 class SparseLevelCosts {
  public:
   /// `shape`: of a sum of all ranks. `nodes`: on two levels; outlives it.
@@ -20,8 +23,9 @@ class SparseLevelCosts {
   double doubling_s(const SumGrowth& members, unsigned round) const;
   /// By slices of all ranks.
   double flat_s(double entries, double sum_entries) const;
-  /// As SparseCosts has it.
+  /// As SparseCosts has them.
   double filled_s(double entries) const;
+  double dense_s(Algorithm algorithm, std::optional<double> entries) const;
 
  private:
   NetworkCosts to_all() const;

@@ -34,7 +34,7 @@ double expected_overlap(const SparseReduction& how) {
   return how.sums_of_nodes ? how.observation->expected().nodes : how.observation->expected().ranks;
 }
 
-// Whether what has filled in is summed as it is held, and not made dense.
+// Whether what has filled in is summed as it is held, and not made dense before it is known how: on two levels, mostly.
 template <class V>
 bool may_fill(std::uint64_t dimension, const SparseReduction& how) {
   if (how.choice == nullptr || !how.choice->fills()) return false;

@@ -185,8 +185,7 @@ class DenseValues final : public MeasuredRanks {
 };
 
 // Of one rank: its calls learn from each other.
-SparseReduction sparse_reduction(const Workload& workload) {
-  const std::shared_ptr<const Nodes> nodes = levels_of(workload);
+SparseReduction sparse_reduction(const Workload& workload, const std::shared_ptr<const Nodes>& nodes) {
   return {.switch_factor = workload.switch_factor,
           .algorithm = workload.algorithm,
           .wire = workload.wire,
@@ -196,7 +195,8 @@ SparseReduction sparse_reduction(const Workload& workload) {
 
 std::vector<SparseReduction> sparse_reductions(const Workload& workload) {
   std::vector<SparseReduction> reductions;
-  for (Rank rank = 0; rank < workload.ranks; ++rank) reductions.push_back(sparse_reduction(workload));
+  const auto nodes = levels_of(workload);
+  for (Rank rank = 0; rank < workload.ranks; ++rank) reductions.push_back(sparse_reduction(workload, nodes));
   return reductions;
 }
 
@@ -222,7 +222,8 @@ class SparseSizes final : public MeasuredRanks {
 
 class SparseValues final : public MeasuredRanks {
  public:
-  explicit SparseValues(const Workload& workload) : workload_(workload), expected_(workload.bytes / sizeof(float)) {}
+  explicit SparseValues(const Workload& workload)
+      : workload_(workload), nodes_(levels_of(workload)), expected_(workload.bytes / sizeof(float)) {}
 
   RequestPtr request(Rank rank) override {
     const std::vector<std::uint32_t> indices = indices_of(workload_, rank);
@@ -232,7 +233,7 @@ class SparseValues final : public MeasuredRanks {
       expected_[index] += values.back();
     }
     auto stream = SparseStream<float>::sparse(expected_.size(), indices, values);
-    sums_.push_back(make_all_reduce(std::move(stream), sparse_reduction(workload_)));
+    sums_.push_back(make_all_reduce(std::move(stream), sparse_reduction(workload_, nodes_)));
     return sums_.back().request;
   }
   std::uint64_t result_nnz() const override { return (*sums_[0].result)->nnz(); }
@@ -258,6 +259,7 @@ class SparseValues final : public MeasuredRanks {
   }
 
   const Workload& workload_;
+  const std::shared_ptr<const Nodes> nodes_;
   std::vector<float> expected_;
   std::vector<SparseSum<float>> sums_;
 };

@@ -359,15 +359,17 @@ TEST("without two levels a sparse two_level is automatic") {
 TEST("an open sum of streams may go on two levels where a dense one of that length does") {
   constexpr std::uint64_t kLong = 1 << 20;
   const Labels labels{0, 0, 1, 1};
-  const auto knows_nodes = [&](const AllreduceTable& table, std::uint64_t dimension, Slices slices, Labels ranks) {
+  const auto knows_nodes = [&](const AllreduceTable& table, std::uint64_t dimension, Slices slices, Labels ranks,
+                               std::optional<NodeCosts> costs = {}, ValueEncoding values = ValueEncoding::native) {
     SparseReduction how;
     how.algorithm = Algorithm::automatic;
     how.slices = slices;
     how.nodes = nodes_of(ranks, true);
-    how.choice = std::make_shared<SparseChoice>(table);
-    std::vector<double> output(dimension);
+    how.choice = std::make_shared<SparseChoice>(table, std::nullopt, true, Overlaps{}, costs);
+    how.wire.values = values;
+    std::vector<float> output(dimension);
     const auto call = make_all_reduce(SparseStream<float>(dimension), how).request->call();
-    const auto into = make_all_reduce_into(SparseStream<double>(dimension), std::span(output), how)->call();
+    const auto into = make_all_reduce_into(SparseStream<float>(dimension), std::span(output), how)->call();
     EXPECT(call.algorithm == Algorithm::automatic && into.algorithm == Algorithm::automatic);
     EXPECT_EQ(call.layout, into.layout);
     return call.layout == how.nodes->digest();
@@ -380,6 +382,12 @@ TEST("an open sum of streams may go on two levels where a dense one of that leng
   EXPECT(!knows_nodes(AllreduceTable(4), kLong, Slices::equal, labels));
   const AllreduceTable ring(4, {{0, Algorithm::ring}});
   EXPECT(!knows_nodes(ring.on_two_levels(true), kLong, Slices::equal, labels));
+  // Costs tell more than the table does; but what is rounded compares none.
+  EXPECT(knows_nodes(ring.on_two_levels(true), kLong, Slices::equal, labels, NodeCosts{}));
+  EXPECT(knows_nodes(levels, 16, Slices::equal, labels, NodeCosts{}));
+  EXPECT(!knows_nodes(ring.on_two_levels(true), kLong, Slices::balanced, labels, NodeCosts{}));
+  EXPECT(!knows_nodes(ring.on_two_levels(true), kLong, Slices::equal, labels, NodeCosts{}, ValueEncoding::bf16));
+  EXPECT(!knows_nodes(ring.on_two_levels(true), kLong, Slices::equal, {0, 0, 0, 0}, NodeCosts{}));
 }
 
 TEST("open sums on nodes are exact, whatever they come to: few entries and many, streams and dense") {

@@ -59,21 +59,31 @@ def test_the_choice_is_within_10_percent_of_the_best(network: str, grid: Grid) -
     assert worst <= 1.10, at
 
 
-NODES = [(16, 8, 1.0), (16, 8, 8.0), (16, 4, 1.0), (16, 2, 2.0), (32, 8, 8.0)]
+NODES = [(16, 8, 1.0), (16, 8, 8.0), (16, 4, 1.0), (16, 4, 4.0), (16, 2, 2.0), (32, 8, 8.0)]
 """Ranks, ranks a node, oversubscription of its uplink."""
+DENSITIES_ON_NODES = (1e-4, 1e-3, 0.01, 0.1, 0.5)
 
 
 @pytest.mark.parametrize(
-    "nodes",
+    "grid",
     [
-        pytest.param([NODES[1], NODES[3]], id="a_few"),
-        pytest.param(NODES, id="many", marks=[pytest.mark.slow, pytest.mark.timeout(1200)]),
+        pytest.param([*itertools.product((NODES[1], NODES[4]), (1 << 16, 1 << 20), DENSITIES_ON_NODES)], id="a_few"),
+        pytest.param(
+            [
+                (nodes, size, density)
+                for nodes, size, density in itertools.product(NODES, (1 << 16, 1 << 20, 1 << 24), DENSITIES_ON_NODES)
+                if size < 1 << 24 or density < 0.5
+            ],
+            id="everywhere",
+            marks=[pytest.mark.slow, pytest.mark.timeout(1200)],
+        ),
     ],
 )
 @pytest.mark.parametrize("network", ["1gbit", "10gbit", "100gbit"])
-def test_the_choice_on_nodes_is_near_the_best(network: str, nodes: list[tuple[int, int, float]]) -> None:
+def test_the_choice_on_nodes_is_near_the_best(
+    network: str, grid: list[tuple[tuple[int, int, float], int, float]]
+) -> None:
     slower = []
-    grid = list(itertools.product(nodes, (1 << 16, 1 << 20), (1e-4, 1e-3, 0.01, 0.1)))
     for (ranks, per_node, oversubscription), size, density in grid:
         net = replace(
             network_of(network),
@@ -92,6 +102,7 @@ def test_the_choice_on_nodes_is_near_the_best(network: str, nodes: list[tuple[in
         ratio = auto_s / min(times_s.values())
         assert ratio <= 1.3, (ranks, per_node, oversubscription, size, density, times_s)
         slower.append(ratio > 1.1)
+    print(f"{network}: {sum(slower)} of {len(grid)} points are more than 1.1 times the best")
     assert sum(slower) <= len(grid) / 10
 
 
@@ -112,8 +123,8 @@ def test_on_nodes_each_way_is_taken_where_it_is_the_best() -> None:
         }
         assert min(found, key=lambda name: (found[name].finish_s, name == "auto")) in (best, "auto")
         assert found["auto"].finish_s == pytest.approx(found[best].finish_s, rel=0.1), (network, size)
-        without = measure(Point("sparse_allreduce", "auto", 16, size, net, nnz=nnz))
-        assert without.finish_s >= 0.9 * found["auto"].finish_s  # of ranks that know no nodes
+        of_no_nodes = measure(Point("sparse_allreduce", "auto", 16, size, net, nnz=nnz))
+        assert (of_no_nodes.finish_s > 1.2 * found["auto"].finish_s) == (best == "two_level")
 
 
 @pytest.mark.parametrize("network", NETWORKS)
