@@ -8,8 +8,9 @@
 //
 // It begins without knowing whether it pays, and may be given up before any round. Then ranks exchange 8 bytes instead of
 // sums: the verdict. All 2^i ranks that have met come to the same one, from what they all know; two such groups that meet
-// combine theirs, and `split` outweighs `flat_split`, this `filled`, this `dense`, and this a sum. So in the end all P ranks have the same. Who says
-// split knows the end already: it tells all partners to come at once and goes on, so that splitting costs no time beside.
+// combine theirs, and `split` outweighs `flat_split`, this `filled`, this `dense`, and this a sum. So in the end all P ranks
+// have the same. Who says split knows the end already: it tells all partners to come at once and goes on, so that splitting
+// costs no time beside.
 #include "collectives/allreduce_sparse_doubling.hpp"
 
 #include <algorithm>

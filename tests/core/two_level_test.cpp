@@ -444,32 +444,4 @@ TEST("open sums on nodes go by slices of all ranks where these are the faster, a
   }
 }
 
-// Those who have met must come to the same; of other nodes' memory they know nothing.
-TEST("what ranks decide together does not depend on whether their own node shares memory") {
-  const Labels labels = in_blocks({4, 4, 4, 4});
-  const auto with = nodes_of(labels, true);
-  const auto without = nodes_of(labels, false);
-  std::size_t gave_up = 0;
-  for (const double inside_s : {1e-11, 1e-10, 1e-9}) {
-    for (const bool measured : {false, true}) {
-      std::optional<NodeCosts> node_costs;
-      if (measured) node_costs = NodeCosts{.inside = {.alpha_s = 1e-7, .beta_s_per_byte = inside_s}};
-      const NetworkCosts costs{.alpha_s = 1e-6, .beta_s_per_byte = 1e-9, .gamma_s_per_byte = inside_s};
-      const SparseChoice choice(AllreduceTable(16).on_two_levels(true), costs, true, Overlaps{}, node_costs);
-      for (std::uint64_t n = 1000; n < 100'000'000; n = n * 3 / 2) {
-        const SparseSumShape shape{.ranks = 16, .dimension = n, .fills = true};
-        const SparseDecision one(choice, shape, 0.0, false, with.get());
-        const SparseDecision other(choice, shape, 0.0, false, without.get());
-        for (const double density : {1e-4, 1e-3, 0.01, 0.1, 0.3}) {
-          const double half = density * static_cast<double>(n);
-          const SparseVerdict verdict = one.after(1, half, 1.8 * half);
-          EXPECT(verdict == other.after(1, half, 1.8 * half));
-          gave_up += verdict != SparseVerdict::go_on ? 1 : 0;
-        }
-      }
-    }
-  }
-  EXPECT(gave_up > 100);
-}
-
 }  // namespace

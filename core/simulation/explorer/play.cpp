@@ -331,8 +331,8 @@ class Play {
   }
 
   // Costs at which sums of these lengths are doubled to the end, given up at once or later, for slices of all ranks or two
-  // levels, or made dense. They follow from
-  // what ranks compare: ranks that agree have the same. What earlier sums had in common may differ.
+  // levels, or made dense. They follow from what ranks compare: ranks that agree have the same. What earlier sums had in
+  // common may differ.
   std::shared_ptr<SparseChoice> choice_of(const PlannedCall& call, Caller& caller) const {
     auto& choice = caller.choices[{call.count, static_cast<std::uint64_t>(call.reduction), call.nodes.empty()}];
     if (choice) return choice;

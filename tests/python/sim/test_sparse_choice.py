@@ -64,6 +64,24 @@ NODES = [(16, 8, 1.0), (16, 8, 8.0), (16, 4, 1.0), (16, 4, 4.0), (16, 2, 2.0), (
 DENSITIES_ON_NODES = (1e-4, 1e-3, 0.01, 0.1, 0.5)
 
 
+def on_nodes(network: str, per_node: int, oversubscription: float) -> Network:
+    return replace(
+        network_of(network),
+        ranks_per_node=per_node,
+        oversubscription=oversubscription,
+        node_alpha_s=5e-7,
+        node_beta_s_per_byte=4e-11,
+    )
+
+
+def seconds_of_all(network: Network, ranks: int, size: int, density: float) -> dict[str, float]:
+    nnz = round(density * size / 4)
+    return {
+        name: measure(Point("sparse_allreduce", name, ranks, size, network, nnz=nnz, payloads=True)).finish_s
+        for name in ("split_allgather", "recursive_doubling", "two_level", "auto")
+    }
+
+
 @pytest.mark.parametrize(
     "grid",
     [
@@ -85,19 +103,7 @@ def test_the_choice_on_nodes_is_near_the_best(
 ) -> None:
     slower = []
     for (ranks, per_node, oversubscription), size, density in grid:
-        net = replace(
-            network_of(network),
-            ranks_per_node=per_node,
-            oversubscription=oversubscription,
-            node_alpha_s=5e-7,
-            node_beta_s_per_byte=4e-11,
-        )
-        times_s = {
-            name: measure(
-                Point("sparse_allreduce", name, ranks, size, net, nnz=round(density * size / 4), payloads=True)
-            ).finish_s
-            for name in ("split_allgather", "recursive_doubling", "two_level", "auto")
-        }
+        times_s = seconds_of_all(on_nodes(network, per_node, oversubscription), ranks, size, density)
         auto_s = times_s.pop("auto")
         ratio = auto_s / min(times_s.values())
         assert ratio <= 1.3, (ranks, per_node, oversubscription, size, density, times_s)
@@ -113,18 +119,12 @@ def test_on_nodes_each_way_is_taken_where_it_is_the_best() -> None:
         ("1gbit", 1 << 20, 1e-2, "two_level"),
         ("100gbit", 1 << 23, 0.02, "split_allgather"),
     ]:
-        net = replace(
-            network_of(network), ranks_per_node=4, oversubscription=4.0, node_alpha_s=5e-7, node_beta_s_per_byte=4e-11
-        )
-        nnz = round(density * size / 4)
-        found = {
-            name: measure(Point("sparse_allreduce", name, 16, size, net, nnz=nnz, payloads=True))
-            for name in ("split_allgather", "recursive_doubling", "two_level", "auto")
-        }
-        assert min(found, key=lambda name: (found[name].finish_s, name == "auto")) in (best, "auto")
-        assert found["auto"].finish_s == pytest.approx(found[best].finish_s, rel=0.1), (network, size)
-        of_no_nodes = measure(Point("sparse_allreduce", "auto", 16, size, net, nnz=nnz))
-        assert (of_no_nodes.finish_s > 1.2 * found["auto"].finish_s) == (best == "two_level")
+        nodes = on_nodes(network, 4, 4.0)
+        times_s = seconds_of_all(nodes, 16, size, density)
+        assert min(times_s, key=lambda name: (times_s[name], name == "auto")) in (best, "auto")
+        assert times_s["auto"] == pytest.approx(times_s[best], rel=0.1), (network, size)
+        knowing_none = measure(Point("sparse_allreduce", "auto", 16, size, nodes, nnz=round(density * size / 4)))
+        assert (knowing_none.finish_s > 1.2 * times_s["auto"]) == (best == "two_level")
 
 
 @pytest.mark.parametrize("network", NETWORKS)
