@@ -40,8 +40,8 @@ void bind_sparse_reduction(nb::module_& module) {
         seconds["split_allgather"] = costs.split_s(entries, growth.entries(ranks));
         seconds["split_dense_allgather"] = costs.split_dense_s(entries);
         double dense_s = std::numeric_limits<double>::infinity();
-        for (const Algorithm one : kAllreduceAlgorithms) dense_s = std::min(dense_s, costs.dense_s(one, entries));
-        seconds["dense"] = dense_s;
+        for (const Algorithm one : kAllreduceAlgorithms) dense_s = std::min(dense_s, costs.dense_s(one));
+        seconds["dense"] = costs.made_dense_s(entries) + dense_s;
         return seconds;
       },
       nb::arg("ranks"), nb::arg("n"), nb::arg("entries"), nb::arg("overlap"), nb::arg("dtype"), nb::arg("indices"),

@@ -48,7 +48,7 @@ class TwoLevel {
         node_(nodes.node_of(net.rank())),
         place_(nodes.place_of(net.rank())),
         whole_{0, input.size() / size_of(dtype)},
-        segments_(segments_of(input.size() / nodes.slices(), tuning)) {
+        segments_(two_level_segments(input.size() / nodes.slices(), tuning)) {
     for (std::size_t lane = 0; lane < kLanesBetween; ++lane) {
       reduced_.emplace_back(net.ready());
       summed_.emplace_back(net.ready());
@@ -71,11 +71,6 @@ class TwoLevel {
   }
 
  private:
-  static std::size_t segments_of(std::size_t slice_bytes, TwoLevelTuning tuning) {
-    const std::size_t part = std::max<std::size_t>(1, tuning.part_bytes);
-    return std::clamp<std::size_t>((slice_bytes + part - 1) / part, 1, kSegmentsMost);
-  }
-
   Range range_of(std::size_t segment) const { return part_of(whole_, segments_, segment); }
   std::vector<std::uint64_t> own_lengths(std::size_t segment) const {
     return nodes_.lengths(node_, range_of(segment).size());
@@ -166,6 +161,11 @@ class TwoLevel {
 };
 
 }  // namespace
+
+std::size_t two_level_segments(std::size_t slice_bytes, TwoLevelTuning tuning) {
+  const std::size_t part = std::max<std::size_t>(1, tuning.part_bytes);
+  return std::clamp<std::size_t>((slice_bytes + part - 1) / part, 1, kSegmentsMost);
+}
 
 Task<void> allreduce_two_level(Transport& net, const Nodes& nodes, DType dtype, Reduction reduction, ConstBytes input,
                                Bytes output, TwoLevelTuning tuning) {

@@ -14,6 +14,9 @@ struct TwoLevelTuning {
   std::size_t part_bytes = std::size_t{512} << 10;
 };
 
+/// In how many segments a vector goes of which an owner has so many bytes.
+std::size_t two_level_segments(std::size_t slice_bytes, TwoLevelTuning tuning = {});
+
 /// output = the reduction of all ranks' inputs, the same bits on every rank, which live in `nodes` (CHECKed: two levels).
 /// `input` and `output` have the same length on all ranks; they are the same memory or do not overlap. With S slices and
 /// N nodes, an owner sends and receives about 2(N−1)/N·n/S bytes between nodes, by recursive doubling n/S·log2 N; a rank

@@ -24,12 +24,19 @@ SparseSumShape with_usual_formats(SparseSumShape shape, bool shares_memory) {
 }
 
 // By the table; where costs are known but no table comes with them, by these.
-Algorithm dense_algorithm_of(const SparseChoice& choice, const SparseSumShape& shape) {
+Algorithm dense_algorithm_of(const SparseChoice& choice, const SparseSumShape& shape, const Nodes* nodes) {
   if (!choice.costs() || !choice.dense().choices().empty()) {
-    return choice.dense().choose_flat(static_cast<std::size_t>(shape.dimension) * size_of(shape.dtype));
+    const std::size_t bytes = static_cast<std::size_t>(shape.dimension) * size_of(shape.dtype);
+    return nodes != nullptr ? choice.dense().choose(bytes) : choice.dense().choose_flat(bytes);
   }
-  const SparseCosts costs(shape, *choice.costs());
-  return *std::ranges::min_element(kAllreduceAlgorithms, {}, [&](Algorithm one) { return costs.dense_s(one, std::nullopt); });
+  if (nodes == nullptr) {
+    const SparseCosts costs(shape, *choice.costs());
+    return *std::ranges::min_element(kAllreduceAlgorithms, {}, [&](Algorithm one) { return costs.dense_s(one); });
+  }
+  const SparseLevelCosts costs(shape, *nodes, *choice.costs(), choice.node_costs().value_or(NodeCosts{}));
+  const auto seconds = [&](Algorithm one) { return costs.dense_s(one); };
+  const Algorithm flat = *std::ranges::min_element(kAllreduceAlgorithms, {}, seconds);
+  return seconds(Algorithm::two_level) < seconds(flat) ? Algorithm::two_level : flat;
 }
 
 }  // namespace
@@ -45,7 +52,7 @@ SparseDecision::SparseDecision(const SparseChoice& choice, const SparseSumShape&
     : own_shape_(shape),
       common_shape_(with_usual_formats(shape, shares_memory)),
       costs_(choice.costs().value_or(costs_unmeasured(shares_memory))),
-      dense_algorithm_(dense_algorithm_of(choice, shape)),
+      dense_algorithm_(dense_algorithm_of(choice, shape, nodes)),
       overlap_(overlap),
       nodes_(nodes),
       node_costs_(choice.node_costs().value_or(NodeCosts{})) {}
@@ -62,9 +69,8 @@ SparseVerdict SparseDecision::cheapest(const SparseSumShape& shape, const SumGro
   double flat_s = levels ? levels->flat_s(entries, sum_entries) + heard_s : costs.split_s(entries, sum_entries);
   double split_s = levels ? levels->two_level_s(entries, members, sum_entries) : flat_s;
   double filled_s = levels ? levels->filled_s(entries) : costs.filled_s(entries);
-  const std::optional<double> made_dense = is_dense ? std::nullopt : std::optional(entries);
-  const double vectors_s =
-      levels ? levels->dense_s(dense_algorithm_, made_dense) : costs.dense_s(dense_algorithm_, made_dense);
+  double vectors_s = levels ? levels->dense_s(dense_algorithm_) : costs.dense_s(dense_algorithm_);
+  if (!is_dense) vectors_s += costs.made_dense_s(entries);
   for (double* const sparse_s : {&doubling_s, &flat_s, &split_s}) *sparse_s += costs.written_s(sum_entries);
   if (!shape.shares_memory) filled_s *= 1.0 + kWaitPerSender * (shape.ranks - 1.0);
   // Where all hold vectors, nobody has marks to make; in memory what has filled in always goes so.

@@ -79,6 +79,7 @@ class SparseDecision {
   /// The same of flat_split.
   bool knows_levels() const { return nodes_ != nullptr; }
 
+  /// Of vectors: two_level only where nodes are known.
   Algorithm dense_algorithm() const { return dense_algorithm_; }
 
  private:

@@ -222,16 +222,14 @@ double SparseCosts::written_s(double sum_entries) const {
 
 // Thakur, Rabenseifner, Gropp, Int. J. High Performance Computing Applications 19(1), 2005, §4.5; Patarasuk, Yuan, J.
 // Parallel and Distributed Computing 69(2), 2009, §4.
-double SparseCosts::dense_s(Algorithm algorithm, std::optional<double> entries) const {
+double SparseCosts::dense_s(Algorithm algorithm) const {
   const double bytes = static_cast<double>(shape_.dimension) * static_cast<double>(size_of(shape_.dtype));
   const double ranks = shape_.ranks;
   const double all_but_one = (ranks - 1.0) / ranks;
   const double work_s = bytes * costs_.gamma_s_per_byte;
-  const double entry_bytes = sizeof(std::uint32_t) + static_cast<double>(size_of(shape_.dtype));
-  const double made_dense_s = entries ? work_s + *entries * entry_bytes * costs_.gamma_s_per_byte : 0.0;
   if (algorithm == Algorithm::recursive_doubling) {
     const double folds = std::has_single_bit(shape_.ranks) ? 0.0 : 1.0;
-    return made_dense_s + (rounds() + folds) * (costs_.alpha_s + bytes * exchange_s_per_byte() + work_s) +
+    return (rounds() + folds) * (costs_.alpha_s + bytes * exchange_s_per_byte() + work_s) +
            folds * (costs_.alpha_s + bytes * costs_.beta_s_per_byte);
   }
   if (algorithm == Algorithm::rabenseifner) {
@@ -240,8 +238,7 @@ double SparseCosts::dense_s(Algorithm algorithm, std::optional<double> entries) 
     const double port_s = all_but_one * bytes * costs_.beta_s_per_byte;
     const double added_s = all_but_one * work_s;
     const double pieces = std::clamp(std::ceil(bytes / 2.0 / kPieceBytes), 1.0, kPiecesMost);
-    return made_dense_s + all_rounds * costs_.alpha_s + std::max(port_s, added_s) + std::min(port_s, added_s) / pieces +
-           port_s;
+    return all_rounds * costs_.alpha_s + std::max(port_s, added_s) + std::min(port_s, added_s) / pieces + port_s;
   }
   // Two lanes, each with every other segment: one adds while the other's blocks travel.
   const double segment_bytes = shape_.shares_memory ? kMemorySegmentBytes : kPieceBytes;
@@ -249,12 +246,18 @@ double SparseCosts::dense_s(Algorithm algorithm, std::optional<double> entries) 
   const double block_port_s = bytes / (ranks * segments) * costs_.beta_s_per_byte;
   const double block_work_s = work_s / (ranks * segments);
   if (segments == 1.0) {
-    return made_dense_s + (ranks - 1.0) * (2.0 * (costs_.alpha_s + block_port_s) + block_work_s);
+    return (ranks - 1.0) * (2.0 * (costs_.alpha_s + block_port_s) + block_work_s);
   }
   const double adding_s = std::max({costs_.alpha_s + block_port_s + block_work_s, 2.0 * block_port_s,
                                     2.0 * block_work_s});
   const double passing_s = std::max(costs_.alpha_s + block_port_s, 2.0 * block_port_s);
-  return made_dense_s + segments / 2.0 * (ranks - 1.0) * (adding_s + passing_s);
+  return segments / 2.0 * (ranks - 1.0) * (adding_s + passing_s);
+}
+
+double SparseCosts::made_dense_s(double entries) const {
+  const double element_bytes = static_cast<double>(size_of(shape_.dtype));
+  const double entry_bytes = sizeof(std::uint32_t) + element_bytes;
+  return (static_cast<double>(shape_.dimension) * element_bytes + entries * entry_bytes) * costs_.gamma_s_per_byte;
 }
 
 }  // namespace telegrad

@@ -69,8 +69,10 @@ class SparseCosts {
   double allgather_s(double sum_entries) const;
   /// split_s() where every slice of the sum goes dense.
   double split_dense_s(double entries) const;
-  /// A dense allreduce by `algorithm`, before which the stream is made dense, of so many entries; nullopt: it is so already.
-  double dense_s(Algorithm algorithm, std::optional<double> entries) const;
+  /// A dense allreduce by `algorithm`, which knows no nodes.
+  double dense_s(Algorithm algorithm) const;
+  /// Before it, a stream of so many entries is made dense.
+  double made_dense_s(double entries) const;
   /// Whether dense sums go by allreduce_filled(), and what that takes.
   bool sums_filled() const;
   double filled_s(double entries) const;

@@ -2,6 +2,10 @@
 
 #include <algorithm>
 #include <bit>
+#include <cstddef>
+
+#include "collectives/allreduce_two_level.hpp"
+#include "collectives/choice.hpp"
 
 namespace telegrad {
 
@@ -10,23 +14,16 @@ SparseLevelCosts::SparseLevelCosts(const SparseSumShape& shape, const Nodes& nod
     : shape_(shape), nodes_(nodes), between_(between), costs_(costs) {}
 
 double SparseLevelCosts::two_level_s(double entries, const SumGrowth& members, double sum_entries) const {
-  const Rank together = (nodes_.ranks() + nodes_.count() - 1) / nodes_.count();
   const double slices = nodes_.slices();
-
-  SparseSumShape inside = shape_;
-  inside.ranks = together;
-  inside.shares_memory = costs_.share_memory;
-  if (inside.shares_memory) {
-    inside.indices = IndexFormat::none;
-    inside.packs_values = false;
+  SparseSumShape shape = inside();
+  if (shape.shares_memory) {
+    shape.indices = IndexFormat::none;
+    shape.packs_values = false;
   }
-  const SparseCosts near(inside, costs_.inside);
-
-  SparseSumShape between = shape_;
-  between.ranks = nodes_.count();
-  between.dimension = (between.dimension + nodes_.slices() - 1) / nodes_.slices();
-  const SparseCosts far(between, between_);
-  const SumGrowth sums = members.of_sums_doubled(static_cast<unsigned>(std::bit_width(together)) - 1).of_slice(slices);
+  const SparseCosts near(shape, costs_.inside);
+  const SparseCosts far(between(), between_);
+  const unsigned rounds_together = static_cast<unsigned>(std::bit_width(shape.ranks)) - 1;
+  const SumGrowth sums = members.of_sums_doubled(rounds_together).of_slice(slices);
   const double between_s = std::min(far.split_s(sums.entries_doubled(0), sum_entries / slices), far.doubling_s(sums, 0));
 
   return near.reduce_scatter_s(entries) + between_s + near.allgather_s(sum_entries);
@@ -47,9 +44,39 @@ double SparseLevelCosts::flat_s(double entries, double sum_entries) const {
 
 double SparseLevelCosts::filled_s(double entries) const { return SparseCosts(shape_, to_all()).filled_s(entries); }
 
-double SparseLevelCosts::dense_s(Algorithm algorithm, std::optional<double> entries) const {
-  const SparseCosts costs(shape_, algorithm == Algorithm::ring ? round_the_ring() : between_);
-  return costs.dense_s(algorithm, entries);
+double SparseLevelCosts::dense_s(Algorithm algorithm) const {
+  if (algorithm == Algorithm::two_level) return dense_two_level_s();
+  return SparseCosts(shape_, algorithm == Algorithm::ring ? round_the_ring() : between_).dense_s(algorithm);
+}
+
+// What is inside of a segment and what is between goes on beside the other of segments before and after it.
+double SparseLevelCosts::dense_two_level_s() const {
+  SparseSumShape near = inside();
+  SparseSumShape far = between();
+  const std::size_t segments = two_level_segments(static_cast<std::size_t>(far.dimension) * size_of(far.dtype));
+  near.dimension = (near.dimension + segments - 1) / segments;
+  far.dimension = (far.dimension + segments - 1) / segments;
+  const SparseCosts together(near, costs_.inside);
+  const double inside_s = std::min(together.dense_s(Algorithm::ring), together.dense_s(Algorithm::rabenseifner));
+  const Algorithm algorithm = choose_between(far.ranks, static_cast<std::size_t>(far.dimension) * size_of(far.dtype));
+  const double between_s = SparseCosts(far, between_).dense_s(algorithm);
+  return inside_s + between_s + (static_cast<double>(segments) - 1.0) * std::max(inside_s, between_s);
+}
+
+// A sum of the ranks of one node.
+SparseSumShape SparseLevelCosts::inside() const {
+  SparseSumShape shape = shape_;
+  shape.ranks = (nodes_.ranks() + nodes_.count() - 1) / nodes_.count();
+  shape.shares_memory = costs_.share_memory;
+  return shape;
+}
+
+// A sum of the owners of one slice.
+SparseSumShape SparseLevelCosts::between() const {
+  SparseSumShape shape = shape_;
+  shape.ranks = nodes_.count();
+  shape.dimension = (shape.dimension + nodes_.slices() - 1) / nodes_.slices();
+  return shape;
 }
 
 // Of a rank that sends as much to each of the others.

@@ -2,8 +2,6 @@
 // What sums of sparse streams cost where ranks live on nodes: on two levels (allreduce_sparse_two_level.hpp), and by slices of
 // all ranks, whose messages partly stay inside. Which rank decides when, this must not know.
 
-#include <optional>
-
 #include "base/types.hpp"
 #include "collectives/nodes.hpp"
 #include "collectives/sparse_cost.hpp"
@@ -25,9 +23,13 @@ class SparseLevelCosts {
   double flat_s(double entries, double sum_entries) const;
   /// As SparseCosts has them.
   double filled_s(double entries) const;
-  double dense_s(Algorithm algorithm, std::optional<double> entries) const;
+  /// Of two_level too.
+  double dense_s(Algorithm algorithm) const;
 
  private:
+  SparseSumShape inside() const;
+  SparseSumShape between() const;
+  double dense_two_level_s() const;
   NetworkCosts to_all() const;
   NetworkCosts round_the_ring() const;
 

@@ -7,6 +7,7 @@
 
 #include "collectives/allreduce.hpp"
 #include "collectives/allreduce_filled.hpp"
+#include "collectives/allreduce_two_level.hpp"
 #include "collectives/elements.hpp"
 #include "collectives/half_streams.hpp"
 #include "kernels/marks.hpp"
@@ -239,7 +240,12 @@ Task<void> OpenSum<V>::write_borrowed(std::span<V> output) {
 
 template <class V>
 Task<void> OpenSum<V>::sum_elements(ConstBytes addend, Bytes sum) {
-  co_await allreduce(net_, decision_.dense_algorithm(), dtype_of<V>, how_.reduction, addend, sum);
+  const Algorithm algorithm = decision_.dense_algorithm();
+  if (algorithm == Algorithm::two_level) {
+    co_await allreduce_two_level(net_, *how_.nodes, dtype_of<V>, how_.reduction, addend, sum);
+  } else {
+    co_await allreduce(net_, algorithm, dtype_of<V>, how_.reduction, addend, sum);
+  }
   saw_in({reinterpret_cast<const V*>(sum.data()), sum.size() / sizeof(V)});
 }
 

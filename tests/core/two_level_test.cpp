@@ -411,33 +411,61 @@ TEST("open sums on nodes are exact, whatever they come to: few entries and many,
   }
 }
 
+constexpr NetworkCosts kBetween{.alpha_s = 1e-9, .beta_s_per_byte = 1e-9, .gamma_s_per_byte = 5e-10};
+
+// A message inside of a node costs `inside_factor` of one between nodes.
+std::shared_ptr<SparseChoice> choice_on(const Nodes& nodes, double inside_factor, bool fills) {
+  const NetworkCosts inside{.alpha_s = kBetween.alpha_s * inside_factor,
+                            .beta_s_per_byte = kBetween.beta_s_per_byte * inside_factor,
+                            .gamma_s_per_byte = kBetween.gamma_s_per_byte};
+  return std::make_shared<SparseChoice>(AllreduceTable(nodes.ranks()).on_two_levels(true), kBetween, fills, Overlaps{},
+                                        NodeCosts{.inside = inside});
+}
+
+SparseDecision decision_on(const Nodes& nodes, double inside_factor, std::uint64_t dimension, bool fills = true) {
+  const SparseSumShape shape{.ranks = nodes.ranks(), .dimension = dimension, .fills = fills};
+  return {*choice_on(nodes, inside_factor, fills), shape, 0.0, false, &nodes};
+}
+
 // Where messages inside of nodes are as dear as between them, nothing is gained by adding there first.
 TEST("open sums on nodes go by slices of all ranks where these are the faster, and are exact, whatever each rank holds") {
   constexpr std::uint64_t kN = 60'000;
-  static constexpr NetworkCosts kBetween{.alpha_s = 1e-9, .beta_s_per_byte = 1e-9, .gamma_s_per_byte = 5e-10};
-  const auto choice_of = [](const Nodes& nodes, double inside_factor) {
-    const NetworkCosts inside{.alpha_s = kBetween.alpha_s * inside_factor,
-                              .beta_s_per_byte = kBetween.beta_s_per_byte * inside_factor,
-                              .gamma_s_per_byte = kBetween.gamma_s_per_byte};
-    return std::make_shared<SparseChoice>(AllreduceTable(nodes.ranks()).on_two_levels(true), kBetween, true, Overlaps{},
-                                          NodeCosts{.inside = inside});
-  };
   for (const Labels& labels : {in_blocks({4, 4}), dealt(8, 2), in_blocks({3, 3, 3}), in_blocks({2, 1, 4})}) {
     const auto nodes = nodes_of(labels, false);
     const auto verdict = [&](double inside_factor, double density) {
-      const SparseSumShape shape{.ranks = nodes->ranks(), .dimension = kN, .fills = true};
-      const SparseDecision decision(*choice_of(*nodes, inside_factor), shape, 0.0, false, nodes.get());
-      return decision.alone(density * kN, false);
+      return decision_on(*nodes, inside_factor, kN).alone(density * kN, false);
     };
     EXPECT(verdict(1.0, 0.0) == SparseVerdict::go_on);
     EXPECT(verdict(1.0, 0.1) == SparseVerdict::flat_split);
-    if (nodes->alike()) EXPECT(verdict(0.01, 0.1) == SparseVerdict::split);
+    if (nodes->alike()) EXPECT(verdict(0.01, 0.02) == SparseVerdict::split);
     for (const World world : kWorlds) {
       for (const bool into : {false, true}) {
         for (const auto& shares : {std::array{1.0, 1.0, 1.0}, std::array{1.0, 0.0, 1.0}, std::array{0.0, 0.0, 3.0}}) {
           SparseReduction how;
-          how.choice = choice_of(*nodes, 1.0);
+          how.choice = choice_on(*nodes, 1.0, true);
           check_sparse<float>(world, labels, kN, 0.1, Reduction::sum, into, how, 0.0, Algorithm::automatic, shares);
+        }
+      }
+    }
+  }
+}
+
+TEST("open sums of nearly full streams on nodes are sums of vectors on two levels, and exact") {
+  constexpr std::uint64_t kN = 60'000;
+  for (const Labels& labels : {in_blocks({4, 4}), dealt(8, 2), in_blocks({3, 3, 3}), in_blocks({2, 1, 4})}) {
+    const auto nodes = nodes_of(labels, false);
+    const SparseDecision decision = decision_on(*nodes, 0.01, kN, false);
+    if (nodes->alike()) {
+      EXPECT(decision.dense_algorithm() == Algorithm::two_level);
+      EXPECT(decision.alone(0.9 * kN, false) == SparseVerdict::dense);
+    }
+    EXPECT(decision_on(*nodes, 1e3, kN, false).dense_algorithm() != Algorithm::two_level);
+    for (const World world : kWorlds) {
+      for (const bool into : {false, true}) {
+        for (const Reduction reduction : {Reduction::sum, Reduction::avg}) {
+          SparseReduction how;
+          how.choice = choice_on(*nodes, 0.01, false);
+          check_sparse<float>(world, labels, kN, 0.9, reduction, into, how, 0.0, Algorithm::automatic);
         }
       }
     }

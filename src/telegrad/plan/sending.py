@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from telegrad.plan.cluster import ON_LEVELS, Cluster, chosen_collective, sum_cost
+from telegrad.plan.cluster import Cluster, sum_cost
 from telegrad.plan.cost_moves import allgather
 from telegrad.plan.cost_sparse import (
     HEADER_BYTES,
@@ -66,12 +66,8 @@ def sparse(cluster: Cluster, device: Device, density: float) -> PhasedWay:
         if ranks == 1:
             return 0.0
         packed, size = _packs(cluster, n, k), n * ELEMENT_BYTES
-        if not cluster.has_levels:
-            return _flat_s(cluster, n, k, packed, dense_s(size))
-        # Vectors that would go on two levels are not made: entries go there as well.
-        on_levels = chosen_collective(cluster, "telegrad", size) == ON_LEVELS
-        flat_s = _flat_s(cluster, n, k, packed, math.inf if on_levels else dense_s(size))
-        return min(_two_level_s(cluster, n, k, packed), flat_s)
+        flat_s = _flat_s(cluster, n, k, packed, dense_s(size))
+        return min(_two_level_s(cluster, n, k, packed), flat_s) if cluster.has_levels else flat_s
 
     return _selected("sparse", device, density, seconds, lambda n, k: device.scatter_s(entries_of_sum(ranks, n, k)))
 

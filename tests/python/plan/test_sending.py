@@ -41,7 +41,7 @@ def test_sparse_sums_take_what_the_simulator_says(network: str, ranks: int, size
 @pytest.mark.parametrize("network", ["1gbit", "10gbit", "100gbit"])
 def test_sparse_sums_on_nodes_take_what_the_simulator_says(network: str, ranks: int) -> None:
     per_node = 8 if ranks == 32 else 4
-    for density, size in itertools.product((0.001, 0.01, 0.1), (1 << 16, 8 << 20)):
+    for density, size in itertools.product((0.001, 0.01, 0.1, 0.4), (1 << 16, 8 << 20)):
         net = replace(
             network_of(network),
             ranks_per_node=per_node,

@@ -127,6 +127,16 @@ def test_on_nodes_each_way_is_taken_where_it_is_the_best() -> None:
         assert (knowing_none.finish_s > 1.2 * times_s["auto"]) == (best == "two_level")
 
 
+def test_on_nodes_full_vectors_are_summed_on_two_levels_as_vectors() -> None:
+    for network, per_node, oversubscription, size in [("10gbit", 8, 1.0, 1 << 20), ("10gbit", 4, 4.0, 1 << 22)]:
+        nodes = on_nodes(network, per_node, oversubscription)
+        times_s = seconds_of_all(nodes, 16, size, 0.6)
+        vectors_s = measure(Point("allreduce", "two_level", 16, size, nodes)).finish_s
+        most_s = vectors_s + 2.2 * size * nodes.costs.gamma_s_per_byte  # the entries read, and a vector written
+        assert times_s["auto"] < 0.9 * min(time_s for name, time_s in times_s.items() if name != "auto")
+        assert vectors_s < times_s["auto"] < most_s, (network, times_s)
+
+
 @pytest.mark.parametrize("network", NETWORKS)
 def test_closed_forms_say_what_the_simulator_measures(network: str) -> None:
     for ranks, n, density in A_FEW:
