@@ -75,4 +75,10 @@ LEVELS_MUTANTS = (
         "knows_levels(how) ? kOpenAboveLevels : kOpenSteps",
         "kOpenSteps",
     ),
+    _mutant(
+        "nodes: vectors of an open sum are not added on two levels",
+        "collectives/sparse_open.cpp",
+        "how_.reduction, addend, sum);\n  } else {",
+        "how_.reduction == Reduction::sum ? Reduction::max : how_.reduction, addend, sum);\n  } else {",
+    ),
 )
