@@ -26,9 +26,9 @@ from telegrad import Communicator, _core
 from telegrad.launch import SINGLE_THREADED, Ranks
 
 MPI_SIZES = (2, 3, 4, 8)  # what differs between drivers shows in few numbers of ranks
-# Processes are many for few cores: of numbers that are no powers of two UCX has 3 and 5, the other drivers these too;
-# and ranks of MPI poll.
-_SLOW = {("ucx", 7), ("ucx", 13), ("mpi", 8)}
+# Processes are many for few cores: of numbers that are no powers of two UCX has 3, the other drivers these too; and
+# ranks of MPI poll.
+_SLOW = {("ucx", 5), ("ucx", 7), ("ucx", 13), ("ucx", 16), ("mpi", 4), ("mpi", 8)}
 JOBS = [
     pytest.param(driver, size, marks=[pytest.mark.slow] if (driver, size) in _SLOW else [])
     for driver, sizes in (("local", SIZES), ("ucx", SIZES), ("sim", SIZES), ("mpi", MPI_SIZES))

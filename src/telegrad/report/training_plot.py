@@ -53,10 +53,13 @@ def plot(results: Sequence[RunResult], title: str, path: Path) -> None:
         fontsize=9,
     )
     over_time.set(xlabel="training time (s)", ylabel="held-out loss (nats per byte)")
-    over_bytes.set(xlabel="sent by one rank (MB)", xscale="log")
-    seen = [one.loss for result in results for one in result.validations if math.isfinite(one.loss)]
+    over_bytes.set(xlabel="sent by one rank (MB)")
+    seen = [one for result in results for one in result.validations if math.isfinite(one.loss)]
     if seen:  # the fall from the first loss would flatten everything else
-        over_time.set_ylim(0.95 * min(seen), 1.05 * max(seen))
+        finite = [one.loss for one in seen]
+        over_time.set_ylim(0.95 * min(finite), 1.05 * max(finite))
+    if any(one.sent > 0 for one in seen):  # a logarithmic axis with nothing on it cannot be drawn
+        over_bytes.set_xscale("log")
     for axes in (over_time, over_bytes):
         axes.grid(visible=True, alpha=0.3)
         axes.legend(fontsize=8)

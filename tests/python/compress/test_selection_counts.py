@@ -19,7 +19,7 @@ from telegrad.compress import (
     TrimmedTopK,
 )
 
-TENSORS = 10_000
+TENSORS = [2500, pytest.param(10_000, marks=pytest.mark.slow)]
 LEVELS = range(_core.best_simd_level() + 1)
 
 
@@ -38,8 +38,9 @@ def _moved(policy: Selection, entry: Residual, gradient: np.ndarray) -> tuple[np
 
 
 @pytest.mark.parametrize("ranked", [ExactTopK, TrimmedTopK, ThresholdSearch])
-@pytest.mark.parametrize(("same_sign", "tensors"), [(False, TENSORS), (True, 2000)], ids=["both signs", "one sign"])
-def test_counts_of_10000_tensors(ranked: type[ExactTopK], same_sign: bool, tensors: int) -> None:
+@pytest.mark.parametrize("same_sign", [False, True], ids=["both signs", "one sign"])
+@pytest.mark.parametrize("tensors", TENSORS)
+def test_counts_of_many_tensors(ranked: type[ExactTopK], same_sign: bool, tensors: int) -> None:
     """Exactly k, or k to 2k; of one sign all that there are where those are fewer. At all SIMD levels."""
     policy = ranked(same_sign=same_sign)
     for number in range(tensors):
@@ -64,9 +65,10 @@ def test_counts_of_10000_tensors(ranked: type[ExactTopK], same_sign: bool, tenso
 
 
 @pytest.mark.parametrize("policy", [SampledThreshold(), ReusedThreshold()])
-def test_counts_of_10000_tensors_with_a_reused_threshold(policy: Selection) -> None:
+@pytest.mark.parametrize("tensors", TENSORS)
+def test_counts_of_many_tensors_with_a_reused_threshold(policy: Selection, tensors: int) -> None:
     """k to 2k, or k/2 to 2k, in every call, whatever tensor the threshold comes from."""
-    for number in range(TENSORS):
+    for number in range(tensors):
         _core.force_simd_level(LEVELS[number // len(KINDS) % len(LEVELS)])
         kind, x, k = tensor(number)
         entry = Residual(kind, np.zeros(x.size, np.float32), k)

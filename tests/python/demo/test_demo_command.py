@@ -91,16 +91,7 @@ def test_a_rank_that_fails_ends_the_run(library: Path, tmp_path: Path) -> None:
             train(settings, place, timeout_s=60)
 
 
-def test_the_command_shows_a_dead_ranks_last_words(library: Path, tmp_path: Path) -> None:
-    options = ["--steps", "50", "--runs", "telegrad-dense", "--learning-rate", "1e30"]
-    done = _demo(*options, "--text", str(library), cwd=tmp_path)
-    assert done.returncode == 1
-    assert "all ranks are stopped. Its last words:" in done.stdout
-    assert "lower the learning rate" in " ".join(done.stdout.split())
-    assert "Traceback" not in done.stderr
-
-
-def test_a_run_that_fails_takes_no_other_along(library: Path, tmp_path: Path) -> None:
+def test_a_run_that_fails_shows_its_ranks_last_words_and_takes_no_other_along(library: Path, tmp_path: Path) -> None:
     figures_file = tmp_path / "figures.json"
     options = ["--steps", "3", "--validations", "1", "--runs", "telegrad-dense,ddp-gloo", "--learning-rate", "1e30"]
     done = _demo(*options, "--text", str(library), "--json", str(figures_file), cwd=tmp_path)
@@ -108,6 +99,9 @@ def test_a_run_that_fails_takes_no_other_along(library: Path, tmp_path: Path) ->
     assert done.returncode == 1, done.stdout
     assert [run["name"] for run in figures["runs"]] == ["ddp-gloo"]
     assert list(figures["missing"]) == ["telegrad-dense"]
+    assert "all ranks are stopped. Its last words:" in done.stdout
+    assert "lower the learning rate" in " ".join(done.stdout.split())
+    assert "Traceback" not in done.stderr
 
 
 def test_shared_memory_counts_telegrads_own_bytes(library: Path, tmp_path: Path) -> None:

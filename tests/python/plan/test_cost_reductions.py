@@ -46,7 +46,7 @@ def test_few_ranks(operation: tuple[str, str], ranks: int, costs: Costs) -> None
 
 
 @pytest.mark.parametrize("costs", NETWORKS[1:2] + NETWORKS[-1:], ids=str)
-@pytest.mark.parametrize("ranks", [255, 1000, pytest.param(4095, marks=pytest.mark.slow), 4096])
+@pytest.mark.parametrize("ranks", [255, 1000, *(pytest.param(ranks, marks=pytest.mark.slow) for ranks in (4095, 4096))])
 @pytest.mark.parametrize("operation", FORMS, ids="-".join)
 def test_many_ranks(operation: tuple[str, str], ranks: int, costs: Costs) -> None:
     for size in (4, 4 * ranks + 4):

@@ -38,8 +38,8 @@ def test_at_most_5_percent_slower_than_the_best_in_the_simulator(ranks: int, cos
 @pytest.mark.parametrize("costs", NETWORKS, ids=str)
 def test_at_most_5_percent_slower_than_the_best_by_the_closed_forms(costs: Costs) -> None:
     chance = random.Random(1)
-    near_powers = {power + step for power in (4, 8, 16, 64, 512, 4096) for step in (-1, 0, 1)}
-    for ranks in sorted({2, 6, 11, 23, 40, 100, 851, 1662, *near_powers} - {4097}):
+    near_powers = {power + step for power in (4, 16, 512, 4096) for step in (-1, 0, 1)}
+    for ranks in sorted({2, 7, 23, 100, 1662, *near_powers} - {4097}):
         table = allreduce_table(ranks, costs)
         size = 4
         while size <= MOST:

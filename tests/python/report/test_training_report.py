@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 from pathlib import Path
 
 import pytest
@@ -88,4 +89,11 @@ def test_progress(runs: list[RunResult], terminal: bool) -> None:
 def test_plot(runs: list[RunResult], tmp_path: Path) -> None:
     picture = tmp_path / "new" / "demo.png"
     plot(runs, "the title", picture)
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(("loss", "sent"), [(math.nan, 32e6), (2.0, 0.0), (math.inf, 0.0)])
+def test_a_plot_of_what_diverged_or_was_never_sent(loss: float, sent: float, tmp_path: Path) -> None:
+    picture = tmp_path / "demo.png"
+    plot([_run("ddp-gloo", 0.4, loss, sent)], "the title", picture)
     assert picture.read_bytes().startswith(b"\x89PNG")

@@ -70,7 +70,9 @@ WAYS: list[dict[str, Any]] = [
 )
 def test_the_hosts_bits(make: Make, on_host: Any, options: dict[str, Any]) -> None:
     trainers, hosts = make(**options), on_host(**options)
-    for step in range(7):
+    changes_later = options.get("selection") == "reused" or "warmup_steps" in options
+    steps = 7 if changes_later else 4
+    for step in range(steps):
         gradients = [drawn(rank, step) for rank in range(RANKS)]
         buckets = ONE if step == 0 else REBUILT
         found, expected = step_on_device(trainers, gradients, buckets), step_on_host(hosts, gradients, buckets)
@@ -79,7 +81,7 @@ def test_the_hosts_bits(make: Make, on_host: Any, options: dict[str, Any]) -> No
                 assert own[name].tobytes() == average.tobytes(), (step, name)
     for trainer, host in zip(trainers, hosts, strict=True):
         assert_same_state(trainer.memory(), host.state.state_dict()["compressor"])
-        assert trainer.state.step == host.state.step == 7
+        assert trainer.state.step == host.state.step == steps
         stats, expected_stats = trainer.state.stats, host.state.stats
         for name in ("buckets", "elements", "dense_elements", "wanted", "selected"):
             assert getattr(stats, name) == getattr(expected_stats, name), name
@@ -129,7 +131,7 @@ def test_what_selections_need_is_there_before_the_first_one(make: Make, monkeypa
 @pytest.mark.parametrize("nonfinite", ["raise", "skip"])
 def test_nothing_is_lost(make: Make, selection: str, nonfinite: str) -> None:
     """Integers, whose sums and thirds' threefold are exact enough: all that came in has gone out, or waits."""
-    trainers, steps = make(selection=selection, nonfinite=nonfinite, density=0.02), 12
+    trainers, steps = make(selection=selection, nonfinite=nonfinite, density=0.02), 6
     sent = {name: np.zeros(int(np.prod(shape))) for name, shape in SHAPES.items()}
     entered = {name: np.zeros(int(np.prod(shape))) for name, shape in SHAPES.items()}
     for step in range(steps):
@@ -160,8 +162,7 @@ def test_a_parameter_that_took_no_part_keeps_what_waits(make: Make, on_host: Any
         assert_same_state(trainer.memory(), host.state.state_dict()["compressor"])
 
 
-@pytest.mark.parametrize("what", ["large", "small"])
-@pytest.mark.parametrize("value", [math.nan, -math.inf])
+@pytest.mark.parametrize(("value", "what"), [(math.nan, "large"), (-math.inf, "small")])
 def test_a_dropped_step_leaves_all_as_it_was(make: Make, value: float, what: str) -> None:
     options = {"selection": "reused", "interval": 3, "nonfinite": "skip", "momentum": 0.9, "optimizer": plain_sgd}
     trainers = make(**options)

@@ -104,11 +104,9 @@ def make(device: ComputingRuntime, comms: list[Communicator], streams: list[Fake
 
 WAYS: list[dict[str, Any]] = [
     {"selection": "topk"},
-    {"selection": "reused", "interval": 3},
     {"selection": "reused", "interval": 3, "growth": 1.7},
     {"selection": "topk", "dtype": torch.bfloat16},
     {"selection": "topk", "momentum": 0.9, "nesterov": True, "optimizer": plain_sgd, "growth": 1.7},
-    {"selection": "topk", "momentum": 0.9, "optimizer": plain_sgd, "dtype": torch.bfloat16},
     {"selection": "topk", "feedback": "steps", "optimizer": plain_sgd, "growth": 1.7},
     {"selection": "topk", "warmup_steps": 3, "warmup": "falling"},
     {"selection": "topk", "wire": "int8", "growth": 1.7},
