@@ -26,19 +26,21 @@ void bind_allreduce_table(nb::class_<Self>& type) {
   type.def(
           "use_allreduce_table",
           [](Self& self, const std::vector<std::pair<std::size_t, Algorithm>>& choices,
-             const std::optional<NetworkCosts>& costs, const std::optional<NetworkCosts>& inside) {
+             const std::optional<NetworkCosts>& costs, const std::optional<NetworkCosts>& inside,
+             double beta_alone_s_per_byte) {
             std::vector<AllreduceChoice> rows;
             for (const auto& [from_bytes, algorithm] : choices) rows.push_back({from_bytes, algorithm});
             try {
               std::optional<NodeCosts> node_costs;
-              if (inside) node_costs = NodeCosts{.inside = *inside};
+              if (inside) node_costs = NodeCosts{.inside = *inside, .beta_alone_s_per_byte = beta_alone_s_per_byte};
               self.use(choices.empty() ? AllreduceTable(self.size()) : AllreduceTable(self.size(), std::move(rows)), costs,
                        node_costs);
             } catch (const std::invalid_argument& error) {
               throw nb::value_error(error.what());
             }
           },
-          nb::arg("choices"), nb::arg("costs").none() = nb::none(), nb::arg("inside").none() = nb::none())
+          nb::arg("choices"), nb::arg("costs").none() = nb::none(), nb::arg("inside").none() = nb::none(),
+          nb::arg("beta_alone_s_per_byte") = 0.0)
       .def(
           "use_nodes",
           [](Self& self, const std::vector<std::uint32_t>& labels) {

@@ -37,6 +37,7 @@ _ONE_WAY_BYTES = tuple(1 << power for power in (15, 17, 18, 20, 22))
 _EXCHANGE_BYTES = (256, 1 << 12, 1 << 15, CARD_BYTES)
 _ROUNDS, _FEWEST_ROUNDS = 5, 3
 _SAMPLE_S = 0.015
+_LEVELS = {"within": "within nodes", "between": "between nodes", "alone": "of one rank of each node"}
 _PROBES_SHARE = 0.3  # of the time
 _DEVICE_SHARE = 0.4  # of the time, where devices are measured; then the rest is what the others share
 
@@ -131,19 +132,25 @@ def measure(
         def on_progress(part: float, what: str) -> None:
             say(_DEVICE_SHARE + (1 - _DEVICE_SHARE) * part, what)
 
-    within: Costs | None = None
-    levels = ("within", "between") if place.nodes else ("flat",)
+    medians_of: dict[str, dict[Probe, float]] = {}
+    levels = tuple(_LEVELS) if place.nodes else ("flat",)
     share = _PROBES_SHARE / len(levels)
     for number, level in enumerate(levels):
 
         def on_probe(part: float, what: str, number: int = number, level: str = level) -> None:
-            on_progress(share * (number + part), what if level == "flat" else f"{what} {level} nodes")
+            on_progress(share * (number + part), f"{what} {_LEVELS.get(level, '')}".rstrip())
 
-        medians = _measure_probes(communicator, level, share * seconds, on_probe)
-        fit = fit_costs(medians, communicator.world_size)
-        within = fit.plain_costs() if level == "within" else within
+        medians_of[level] = _measure_probes(communicator, level, share * seconds, on_probe)
+    medians = medians_of["between" if place.nodes else "flat"]
+    fit = fit_costs(medians, communicator.world_size)
     costs = fit.plain_costs()
-    on_levels = Levels(place.nodes, within) if within else None
+    within: Costs | None = None
+    alone: Costs | None = None
+    on_levels: Levels | None = None
+    if place.nodes:
+        within = fit_costs(medians_of["within"], communicator.world_size).plain_costs()
+        alone = fit_costs(medians_of["alone"], communicator.world_size).plain_costs()
+        on_levels = Levels(place.nodes, within, alone)
     predicted = allreduce_table(
         communicator.world_size, costs, levels=on_levels, shares_memory=communicator._usable().shares_memory
     )
@@ -161,6 +168,7 @@ def measure(
         telegrad_version=_version(),
         residual=fit.residual(medians),
         within=within,
+        alone=alone,
         on_device=_known_of_devices(communicator) if device_sums is None else device_sums.tuning,
     )
     on_progress(1.0, "done")

@@ -77,6 +77,12 @@ def between_nodes(distance: int, nodes: Sequence[int]) -> Partners:
     return _by_place(distance, nodes, inside=False)
 
 
+def first_of_nodes(distance: int, nodes: Sequence[int]) -> Partners:
+    """The same of the first rank of every node alone, as few ranks of a ring send to another node."""
+    between = between_nodes(distance, nodes)
+    return lambda rank: between(rank) if nodes.index(nodes[rank]) == rank else None
+
+
 def _by_place(distance: int, nodes: Sequence[int], *, inside: bool) -> Partners:
     members: dict[int, list[int]] = {}
     for rank, node in enumerate(nodes):
@@ -92,7 +98,7 @@ def _by_place(distance: int, nodes: Sequence[int], *, inside: bool) -> Partners:
 
 
 def partners_of(communicator: Communicator, level: str) -> list[Partners]:
-    """Near ones and, where all ranks have them, far ones. ``level``: ``flat``, ``within`` or ``between``."""
+    """Near ones and, where all ranks have them, far ones. ``level``: ``flat``, ``within``, ``between`` or ``alone``."""
     nodes, size = communicator.nodes, communicator.world_size
     if level == "flat":
         both = [neighbours(distance, size) for distance in (1, 2)]
@@ -100,8 +106,10 @@ def partners_of(communicator: Communicator, level: str) -> list[Partners]:
         both = [within_nodes(distance, nodes) for distance in (1, 2)]
     elif level == "between":
         both = [between_nodes(distance, nodes) for distance in (1, 2)]
+    elif level == "alone":
+        both = [first_of_nodes(distance, nodes) for distance in (1, 2)]
     else:
-        raise ValueError(f"level={level!r} is none: use flat, within or between")
+        raise ValueError(f"level={level!r} is none: use flat, within, between or alone")
     everybody = all(of(rank) is not None for of in both for rank in range(size))
     return both if everybody else both[:1]
 

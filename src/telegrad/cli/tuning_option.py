@@ -41,8 +41,12 @@ def cluster_of(tuning: Tuning, nodes: int, per_node: int) -> Cluster:
     ranks, within = nodes * per_node, tuning.within or NODE
     if nodes == 1 and tuning.within is None and len(tuning.place.hosts) == 1:
         within = tuning.costs
-    alone = tuning.costs.with_bytes_times(1 / _ranks_to_a_link(tuning.place))
-    return Cluster(ranks, alone, per_node, within, oversubscription=float(per_node))
+    sharing = _ranks_to_a_link(tuning.place)
+    port, oversubscription = tuning.costs.with_bytes_times(1 / sharing), float(per_node)
+    if tuning.alone is not None and port.beta_s_per_byte > 0:  # one rank may send less than the link carries
+        slower = max(1.0, tuning.alone.beta_s_per_byte / port.beta_s_per_byte)
+        port, oversubscription = port.with_bytes_times(slower), max(1.0, per_node / slower)
+    return Cluster(ranks, port, per_node, within, oversubscription=oversubscription)
 
 
 def about_tuning(tuning: Tuning) -> str:

@@ -72,7 +72,8 @@ class Place:
 @dataclass(frozen=True)
 class Tuning:
     """``costs`` and the ``allreduce`` table of one ``place``. Where ranks live on two levels ``costs`` are those
-    between nodes, and ``within`` those inside of one. ``on_device``: of sums of device tensors, if they were measured.
+    between nodes while all of their ranks send, ``alone`` those between nodes while one rank of each does, if they were
+    measured, and ``within`` those inside of one. ``on_device``: of sums of device tensors, if they were measured.
 
     ``measured_at``: date and time, UTC, ISO 8601; ``telegrad_version``: of the library that measured;
     ``residual``: how far the costs are from what they were fitted to, as the median of |fitted / measured − 1|. Raises
@@ -87,6 +88,7 @@ class Tuning:
     residual: float
     within: Costs | None = None
     on_device: DeviceTuning | None = None
+    alone: Costs | None = None
 
     def __post_init__(self) -> None:
         if self.allreduce.ranks != self.place.ranks:
@@ -104,16 +106,18 @@ class Tuning:
         forms make of them for its number of ranks. ``one_node``: all of it is on one, so that its costs are those
         within, if they are known. ``shares_memory``: as for ``allreduce_table``."""
         on_device = self.on_device if place.is_alike(self.place) else None
-        costs, within = self.costs, self.within
+        costs, within, alone = self.costs, self.within, self.alone
         levels: Levels | None = None
         if within is not None and one_node:
             costs, within = within, None
         elif within is not None and place.nodes:
-            levels = Levels(place.nodes, within)
+            levels = Levels(place.nodes, within, alone)
         else:
             within = None
+        if levels is None:
+            alone = None
         table = allreduce_table(place.ranks, costs, levels=levels, shares_memory=shares_memory)
-        return replace(self, place=place, costs=costs, allreduce=table, within=within, on_device=on_device)
+        return replace(self, place=place, costs=costs, allreduce=table, within=within, alone=alone, on_device=on_device)
 
     @property
     def digest(self) -> str:
@@ -139,6 +143,7 @@ class Tuning:
                 "telegrad_version": self.telegrad_version,
                 "residual": self.residual,
                 "within": None if self.within is None else asdict(self.within),
+                "alone": None if self.alone is None else asdict(self.alone),
                 "on_device": None if self.on_device is None else self.on_device.to_data(),
             },
             indent=1,
@@ -188,6 +193,7 @@ class Tuning:
             float(found["residual"]),
             None if found.get("within") is None else _costs_from(found["within"]),
             None if found.get("on_device") is None else DeviceTuning.from_data(found["on_device"]),
+            None if found.get("alone") is None else _costs_from(found["alone"]),
         )
 
     def __str__(self) -> str:

@@ -40,7 +40,7 @@ def _small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(keeping, "_LONG_BYTES", 4)
 
 
-def _on_ucx_ranks(size: int, function: Callable[[Communicator], Any]) -> list[Any]:
+def _on_ucx_ranks(size: int, function: Callable[[Communicator], Any], *, nodes: int = 1) -> list[Any]:
     barrier, blobs = threading.Barrier(size), [b""] * size
 
     def run(rank: int) -> Any:
@@ -49,7 +49,7 @@ def _on_ucx_ranks(size: int, function: Callable[[Communicator], Any]) -> list[An
             barrier.wait(30)
             return list(blobs)
 
-        with Communicator.from_exchange(rank, size, exchange) as comm:
+        with Communicator.from_exchange(rank, size, exchange, node=f"node {rank % nodes}") as comm:
             return function(comm)
 
     with ThreadPoolExecutor(size) as pool:
@@ -85,6 +85,22 @@ def test_every_rank_finds_the_same(size: int) -> None:
     assert parts == sorted(parts)
     assert parts[0] == 0
     assert said[-1] == (1.0, "done")
+
+
+def test_on_two_levels_messages_inside_of_nodes_and_of_one_rank_alone_have_costs_too() -> None:
+    said: list[str] = []
+
+    def run(comm: Communicator) -> Calibration:
+        return measure(comm, seconds=60.0, on_progress=lambda _, what: said.append(what))
+
+    tuning = _on_ucx_ranks(4, run, nodes=2)[0].tuning
+    assert tuning.place.nodes == (0, 1, 0, 1)
+    for costs in (tuning.within, tuning.alone):
+        assert costs is not None
+        assert costs != tuning.costs
+        assert all(cost >= 0 and math.isfinite(cost) for cost in vars(costs).values())
+    for level in ("within nodes", "between nodes", "of one rank of each node"):
+        assert f"one_way of {1 << 17} bytes {level}" in said
 
 
 def test_what_was_found_is_used_at_once_kept_and_used_by_the_next_job() -> None:

@@ -6,7 +6,7 @@ from typing import cast
 
 import pytest
 
-from telegrad.calibration.pairs import between_nodes, partners_of, within_nodes
+from telegrad.calibration.pairs import between_nodes, first_of_nodes, partners_of, within_nodes
 from telegrad.comm import Communicator
 
 
@@ -39,7 +39,12 @@ def test_between_nodes() -> None:
     assert pairs("between", 0, 0, 1, 1, 2, 2, 3, 3)[1] == [4, 5, 6, 7, 0, 1, 2, 3]
 
 
-@pytest.mark.parametrize("of", [within_nodes, between_nodes])
+def test_one_rank_of_each_node_alone() -> None:
+    assert pairs("alone", 0, 0, 0, 1, 1) == [[3, None, None, 0, None]]
+    assert pairs("alone", 0, 1, 0, 1, 2, 2, 3) == [[1, 0, None, None, 6, None, 4]]
+
+
+@pytest.mark.parametrize("of", [within_nodes, between_nodes, first_of_nodes])
 def test_partners_are_each_others(of: object) -> None:
     nodes = (0, 1, 1, 0, 2, 1, 0)
     for distance in (1, 2):

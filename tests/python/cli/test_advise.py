@@ -14,8 +14,10 @@ from typer.testing import CliRunner
 
 from telegrad.cli import make_app
 from telegrad.cli.advise import advise
+from telegrad.cli.tuning_option import cluster_of
 from telegrad.plan import Costs, Place, Tuning, allreduce_table
 from telegrad.plan.architectures import ARCHITECTURES
+from telegrad.plan.cluster import Cluster
 from telegrad.plan.trace import Trace
 from telegrad.sim.networks import network_of
 
@@ -169,6 +171,16 @@ def test_a_link_is_shared_by_as_many_ranks_as_are_asked_for_whatever_were_measur
         for row, expected in zip(found["rows"], named["rows"], strict=True):
             assert row["step_s"] == pytest.approx(expected["step_s"], rel=1e-6)
         assert f", {to_a_link:g} {'rank' if to_a_link == 1 else 'ranks'} to a link: α 20 µs, " in found["network"]
+
+
+def test_a_rank_alone_may_send_less_than_the_link_carries(tmp_path: Path) -> None:
+    port = network_of("10gbit").costs
+    place = Place("ucx", (("a", 4), ("b", 4)), nodes=(0, 0, 0, 0, 1, 1, 1, 1))
+    shared = port.with_bytes_times(2)  # the link carries what two ranks send
+    table = allreduce_table(8, shared)
+    tuning = Tuning(place, shared, table, "2026-11-26T00:00:00Z", "0.1.0", 0.1, within=port, alone=port)
+    for per_node, oversubscription in ((4, 2.0), (8, 4.0), (2, 1.0), (1, 1.0)):
+        assert cluster_of(tuning, 4, per_node) == Cluster(4 * per_node, port, per_node, port, oversubscription)
 
 
 def test_what_is_no_tuning_or_has_costs_of_its_own_beside_it_is_refused(tmp_path: Path) -> None:

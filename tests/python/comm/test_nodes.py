@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from telegrad import Communicator, SparseStream, TransportError
 from telegrad.comm.nodes import NODE_VARIABLE, checked_node, checked_nodes, label_of, numbered, two_levels
 from telegrad.comm.tuning import TuningAgreement
 from telegrad.launch import Ranks
+from telegrad.plan import Costs, Place, Tuning, allreduce_table
 
 P = 4
 
@@ -153,6 +155,29 @@ def test_the_choice_knows_of_nodes() -> None:
     assert {str(one._usable().choose_allreduce(long)) for one in apart} == {"Algorithm.two_level"}
     assert {str(one._usable().choose_allreduce(64)) for one in apart} == {"Algorithm.recursive_doubling"}
     for one in (*together, *apart):
+        one.close()
+
+
+def test_a_tuning_tells_the_core_what_is_inside_of_nodes_and_of_one_rank_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[tuple[Any, ...]] = []
+
+    class Core:
+        def use_allreduce_table(self, *arguments: Any) -> None:
+            told.append(arguments)
+
+    between, within, alone = Costs(2e-6, 4e-10), Costs(1e-6, 1e-11), Costs(2e-6, 1e-10)
+    place = Place("ucx", (("one", 2), ("two", 2)), nodes=(0, 0, 1, 1))
+    flat = Tuning(place, between, allreduce_table(4, between), "2026-11-26T00:00:00Z", "0.1.0", 0.1)
+    communicators = Communicator.local(P, nodes=(0, 0, 1, 1))
+    for tuning in (replace(flat, within=within, alone=alone), flat):
+        communicators[0].use(tuning)  # which the core takes
+        with monkeypatch.context() as patch:
+            patch.setattr(communicators[0], "_usable", Core)
+            communicators[0].use(tuning)
+    assert [costs is not None for _, costs, _, _ in told] == [True, True]
+    assert [inside is not None for _, _, inside, _ in told] == [True, False]
+    assert [beta for *_, beta in told] == [1e-10, 0.0]
+    for one in communicators:
         one.close()
 
 

@@ -50,6 +50,21 @@ def test_a_part_that_shares_memory_has_a_table_for_that() -> None:
         assert TUNING.for_part(place, shares_memory=shares).allreduce == table
 
 
+def test_costs_on_levels_travel_and_stay_with_parts_on_levels() -> None:
+    place = Place("ucx", (("node1", 2), ("node2", 2)), nodes=(0, 0, 1, 1))
+    within, alone = Costs(1e-6, 1e-11), Costs(2e-6, 5e-11)
+    tuning = dataclasses.replace(TUNING, place=place, within=within, alone=alone)
+    assert Tuning.from_json(tuning.to_json()) == tuning
+    part = tuning.for_part(Place("ucx", (("node1", 2), ("node2", 1)), nodes=(0, 0, 1)))
+    assert (part.costs, part.within, part.alone) == (TUNING.costs, within, alone)
+    apart = tuning.for_part(Place("ucx", (("node1", 1), ("node2", 1))))
+    assert (apart.costs, apart.within, apart.alone) == (TUNING.costs, None, None)
+    together = tuning.for_part(Place("ucx", (("node1", 2),)), one_node=True)
+    assert (together.costs, together.within, together.alone) == (within, None, None)
+    before = {name: what for name, what in json.loads(tuning.to_json()).items() if name != "alone"}
+    assert Tuning.from_data(before) == dataclasses.replace(tuning, alone=None)
+
+
 def test_a_tuning_cannot_be_changed() -> None:
     with pytest.raises(dataclasses.FrozenInstanceError):
         TUNING.residual = 0.0  # type: ignore[misc]
