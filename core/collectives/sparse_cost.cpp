@@ -144,10 +144,10 @@ double SparseCosts::exchange_s(double entries, double reduce_s, const Message& s
 double SparseCosts::gather_s(const Message& sum) const {
   const double others = shape_.ranks - 1;
   const double sent_s = costs_.alpha_s + sum.bytes * costs_.beta_s_per_byte;
-  // Slices are decoded while others come where it is known ahead how long all are; else at the end.
-  const bool beside = counts_go_ahead() && sum.bytes >= kTurnBytes;
-  return sum.encode_s + (beside ? sent_s + (others - 1.0) * std::max(sent_s, sum.decode_s) + 2.0 * sum.decode_s
-                                : others * sent_s + shape_.ranks * sum.decode_s);
+  // Where it is known ahead how long all are, slices are decoded while others come, as many at once as make up a turn; else all
+  // at the end.
+  const double batch = counts_go_ahead() ? std::clamp(std::ceil(kTurnBytes / sum.bytes), 1.0, others) : others;
+  return sum.encode_s + batch * sent_s + (others - batch) * std::max(sent_s, sum.decode_s) + (batch + 1.0) * sum.decode_s;
 }
 
 double SparseCosts::split_s(double entries, double sum_entries) const {

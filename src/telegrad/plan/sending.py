@@ -220,14 +220,14 @@ def _selected(
 
 
 def _gather_s(ranks: int, slice_: int, slice_bytes: float, memory_bytes: float, costs: Costs) -> float:
-    """Slices go round a ring, and are decoded while others come where ranks have told each other how long they are,
-    else at the end. As core/collectives/sparse_cost.cpp reckons."""
+    """Slices go round a ring, and are decoded while others come, in batches, where ranks have told each other how long
+    they are, else at the end. As core/collectives/sparse_cost.cpp reckons."""
     gamma = costs.gamma_s_per_byte
     sent_s, decode_s = costs.alpha_s + slice_bytes * costs.beta_s_per_byte, slice_bytes * gamma
     counted = ranks <= _COUNTED_RANKS_MOST and slice_ * _ENTRY_BYTES >= _COUNTED_SLICE_BYTES
-    if counted and slice_bytes >= TURN_BYTES:
-        return memory_bytes * gamma + sent_s + (ranks - 2) * max(sent_s, decode_s) + 2 * decode_s
-    return memory_bytes * gamma + (ranks - 1) * sent_s + ranks * decode_s
+    others = ranks - 1
+    batch = min(others, max(1, math.ceil(TURN_BYTES / slice_bytes))) if counted else others
+    return memory_bytes * gamma + batch * sent_s + (others - batch) * max(sent_s, decode_s) + (batch + 1) * decode_s
 
 
 def _flat_s(cluster: Cluster, n: int, k: float, packed: bool, dense_s: float) -> float:

@@ -109,7 +109,7 @@ def test_the_choice_on_nodes_is_near_the_best(
         assert ratio <= 1.3, (ranks, per_node, oversubscription, size, density, times_s)
         slower.append(ratio > 1.1)
     print(f"{network}: {sum(slower)} of {len(grid)} points are more than 1.1 times the best")
-    assert sum(slower) <= len(grid) / 10
+    assert sum(slower) <= len(grid) / 20
 
 
 def test_on_nodes_each_way_is_taken_where_it_is_the_best() -> None:
@@ -147,6 +147,13 @@ def test_closed_forms_say_what_the_simulator_measures(network: str) -> None:
                 continue
             measured_s = measure(point(network, name, ranks, n, density)).finish_s
             assert form_s == pytest.approx(measured_s, rel=0.18), (name, ranks, n, density)
+
+
+@pytest.mark.parametrize("ranks", [16, 32])
+def test_closed_forms_know_that_short_slices_are_decoded_in_batches(ranks: int) -> None:
+    fast = replace(point("plain", "auto", ranks, 1 << 22, 1e-3), network=network_of("100gbit"))
+    measured_s = measure(replace(fast, algorithm="split_allgather")).finish_s
+    assert sparse_sum_costs(fast)["split_allgather"] == pytest.approx(measured_s, rel=0.1)
 
 
 def test_the_order_of_the_algorithms_is_the_papers() -> None:
