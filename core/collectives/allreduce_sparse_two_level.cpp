@@ -24,6 +24,31 @@ void move_indices(std::span<std::uint32_t> indices, std::uint32_t by) {
   for (std::uint32_t& index : indices) index += by;  // modulo 2^32: also to the left
 }
 
+// Indices are counted from the slice's begin in a sum of owners, so that they share its range evenly.
+template <class V>
+SparseStream<V> stream_of(OwnedSlice<V>& slice) {
+  if constexpr (std::is_same_v<V, CountedF32>) {
+    const std::uint64_t size = slice.range.size();
+    return slice.dense ? SparseStream<V>::dense(size) : SparseStream<V>::sparse(size, slice.entries);
+  } else {
+    if (slice.dense) return SparseStream<V>::adopt_dense(std::move(slice.values));
+    move_indices(slice.indices.span(), 0U - static_cast<std::uint32_t>(slice.range.begin));
+    return SparseStream<V>::adopt_sparse(slice.range.size(), std::move(slice.indices), std::move(slice.values));
+  }
+}
+
+template <class V>
+void take_stream(OwnedSlice<V>& slice, SparseStream<V> sum) {
+  slice.dense = sum.is_dense();
+  if constexpr (std::is_same_v<V, CountedF32>) {
+    slice.entries = sum.entries();
+  } else {
+    slice.indices = sum.take_indices();
+    slice.values = sum.take_values();
+    if (!slice.dense) move_indices(slice.indices.span(), static_cast<std::uint32_t>(slice.range.begin));
+  }
+}
+
 template <class V>
 class TwoLevelSum {
  public:
@@ -82,7 +107,6 @@ class TwoLevelSum {
     return how;
   }
 
-  // Indices are counted from the slice's begin there, so that owners share its range evenly.
   Task<void> sum_between(OwnedSlice<V>& slice) {
     GroupTransport group(net_, nodes_.owners(place_), node_, false, 0, std::numeric_limits<Step>::max());
     SparseReduction summing = how_;
@@ -100,21 +124,12 @@ class TwoLevelSum {
       std::ranges::fill(lost, 0.0F);
       summing.residual = lost.span();
     }
-    SparseStream<V> stream;
-    if (slice.dense) {
-      stream = SparseStream<V>::adopt_dense(std::move(slice.values));
-    } else {
-      move_indices(slice.indices.span(), 0U - static_cast<std::uint32_t>(range.begin));
-      stream = SparseStream<V>::adopt_sparse(range.size(), std::move(slice.indices), std::move(slice.values));
-    }
+    SparseStream<V> stream = stream_of(slice);
     stream = co_await allreduce_sparse(group, std::move(stream), summing);
     co_await decide(net_, lost.size() * sizeof(float), [&] {
       for (std::size_t i = 0; i < lost.size(); ++i) residual[i] += static_cast<float>(net_.size()) * lost[i];
     });
-    slice.dense = stream.is_dense();
-    slice.indices = stream.take_indices();
-    slice.values = stream.take_values();
-    if (!slice.dense) move_indices(slice.indices.span(), static_cast<std::uint32_t>(range.begin));
+    take_stream(slice, std::move(stream));
   }
 
   Transport& net_;
@@ -124,10 +139,8 @@ class TwoLevelSum {
   const Rank place_;
 };
 
-template <class V>
 void check(const Transport& net, const SparseReduction& how) {
-  constexpr bool kCounted = std::is_same_v<V, CountedF32>;
-  TELEGRAD_CHECK(!kCounted && how.nodes != nullptr && how.nodes->ranks() == net.size() && how.nodes->two_level() &&
+  TELEGRAD_CHECK(how.nodes != nullptr && how.nodes->ranks() == net.size() && how.nodes->two_level() &&
                  how.slices == Slices::equal);
 }
 
@@ -135,22 +148,18 @@ void check(const Transport& net, const SparseReduction& how) {
 
 template <class V>
 Task<SparseStream<V>> allreduce_sparse_two_level(Transport& net, SparseStream<V> mine, const SparseReduction& how) {
-  check<V>(net, how);
-  SparseStream<V> whole;
-  if constexpr (!std::is_same_v<V, CountedF32>) {
-    TwoLevelSum<V> sum(net, how);
-    EncodedSlice<V> slice = sum.slices_of(mine.dimension());
-    co_await sum.reduce(std::move(mine), slice);
-    GroupTransport group = sum.inside(1);
-    whole = co_await allgather_slices<V>(group, std::move(slice), how);
-  }
-  co_return whole;
+  check(net, how);
+  TwoLevelSum<V> sum(net, how);
+  EncodedSlice<V> slice = sum.slices_of(mine.dimension());
+  co_await sum.reduce(std::move(mine), slice);
+  GroupTransport group = sum.inside(1);
+  co_return co_await allgather_slices<V>(group, std::move(slice), how);
 }
 
 template <class V>
 Task<void> allreduce_sparse_two_level_into(Transport& net, SparseStream<V> mine, const SparseReduction& how,
                                            std::span<V> output, double& entries) {
-  check<V>(net, how);
+  check(net, how);
   TwoLevelSum<V> sum(net, how);
   EncodedSlice<V> slice = sum.slices_of(mine.dimension());
   co_await sum.reduce(std::move(mine), slice);

@@ -11,7 +11,7 @@ namespace telegrad {
 /// The reduction of all ranks' streams, as allreduce_sparse() makes it, of ranks that live in `how.nodes` (CHECKed: two
 /// levels): with k entries per rank, R ranks in a node and k' entries in the sum of one node's ranks, an owner sends and
 /// receives what a sum among the nodes of k'/R entries each takes. Inside a node R owners gather the sum. `how.slices` must
-/// be equal (CHECKed), V a value that messages have (not CountedF32: CHECKed).
+/// be equal (CHECKed).
 ///
 /// Values that are rounded on the wire are so between nodes only; inside they are sent as they are.
 template <class V>

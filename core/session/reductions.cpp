@@ -24,7 +24,6 @@ bool on_two_levels(const std::shared_ptr<const Nodes>& nodes) { return nodes != 
 template <class V>
 bool may_take_levels(const SparseReduction& how, std::uint64_t dimension) {
   if (how.algorithm != Algorithm::automatic || how.slices != Slices::equal || !how.choice) return false;
-  if (std::is_same_v<V, CountedF32>) return false;
   const bool compares = how.choice->node_costs().has_value() && how.wire.values == ValueEncoding::native;
   return compares || how.choice->on_two_levels(dimension, dtype_of<V>);
 }

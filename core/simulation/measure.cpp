@@ -46,7 +46,7 @@ std::uint64_t output_bytes(const Workload& workload, Rank rank) {
 
 // For many ranks they are only found where somebody asks.
 std::shared_ptr<const Nodes> levels_of(const Workload& workload) {
-  const bool may_come_to_them = workload.algorithm == Algorithm::automatic && workload.payloads;
+  const bool may_come_to_them = workload.algorithm == Algorithm::automatic;
   return workload.algorithm == Algorithm::two_level || may_come_to_them ? nodes_of(workload) : nullptr;
 }
 

@@ -80,8 +80,6 @@ void require(bool holds, std::string_view argument, const std::string& value, co
 void validate_two_level(const Workload& workload) {
   require(nodes_of(workload)->two_level(), "algorithm", "'two_level'",
           "it needs nodes of some of the ranks, give costs['ranks_per_node'] above 1 and below the number of ranks");
-  require(workload.operation == Operation::allreduce || workload.payloads, "payloads", "False",
-          "a sparse_allreduce by 'two_level' is measured with real entries, give payloads=True");
 }
 
 void validate_algorithm(const Workload& workload) {

@@ -48,7 +48,7 @@ LEVELS_MUTANTS = (
     _mutant(
         "two-level streams: indices stay counted from the slice's begin",
         SPARSE,
-        "    if (!slice.dense) move_indices(slice.indices.span(), static_cast<std::uint32_t>(range.begin));\n",
+        "    if (!slice.dense) move_indices(slice.indices.span(), static_cast<std::uint32_t>(slice.range.begin));\n",
         "",
     ),
     _mutant(

@@ -68,7 +68,7 @@ def sparse_allreduce(
         str,
         typer.Option(
             help="auto (what ranks come to by themselves), split_allgather, split_dense_allgather, recursive_doubling, "
-            "ring, two_level (with --ranks-per-node and --payloads), several with commas, or all."
+            "ring, two_level (with --ranks-per-node), several with commas, or all."
         ),
     ] = "split_allgather",
     wire: WireOption = "auto",
@@ -78,8 +78,7 @@ def sparse_allreduce(
     """Sum sparse vectors over all ranks: how long does each algorithm take?
 
     Without [bold]--payloads[/] indices and values are counted, not stored: sizes on the wire are those of random
-    indices, and [bold]auto[/] is that of ranks that know no nodes. [bold]entries of the sum[/] tells how far it has
-    filled in. Packing is free here, but for its bytes.
+    indices. [bold]entries of the sum[/] tells how far it has filled in. Packing is free here, but for its bytes.
 
     [bold]Example:[/] telegrad simulate sparse-allreduce --ranks 2..256 --bytes 64MiB --density 0.01 --network 25gbit
     """
@@ -189,7 +188,7 @@ app.command()(faults)
 
 
 def _algorithms(text: str, operation: str, settings: Settings) -> tuple[str, ...]:
-    levelled = settings.ranks_per_node > 1 and (operation == "allreduce" or settings.payloads)
+    levelled = settings.ranks_per_node > 1
     known = (*ALGORITHMS[operation], *(["two_level"] if levelled else []), "auto")
     chosen = tuple(dict.fromkeys(name.strip() for name in text.split(",")))
     for name in chosen:

@@ -96,8 +96,6 @@ def run(asked: Asked, settings: Settings) -> None:
         name = ", ".join(filter(None, (asked.operation.replace("_", " "), points[0].wire_format)))
         calls = f" of all {asked.calls:,} calls" if asked.calls > 1 else ""
         console.print(table_of(rows, f"{name}: virtual time{calls}"))
-        if _hides_nodes(settings) and any(row["chosen"] == "auto" for row in rows):  # of sparse sums only
-            console.print("auto: of ranks that know no nodes; with --payloads they do")
         console.print(network.about + _levels(network), style="dim", highlight=False)
         if paths:
             splits = [(row, shares(paths[point])) for row, point in zip(rows, points, strict=True)]
@@ -121,10 +119,6 @@ def run(asked: Asked, settings: Settings) -> None:
             with written(console, drawn):
                 plot(drawn_panels, f"{name}, {_short(settings)}", drawn)
             say_file(console, "plot", drawn)
-
-
-def _hides_nodes(settings: Settings) -> bool:
-    return settings.ranks_per_node > 1 and not settings.payloads
 
 
 def _panels(

@@ -17,6 +17,7 @@ from telegrad.cli.outputs import say_file, written
 from telegrad.cli.simulate_run import failures_said, swept, write_json
 from telegrad.cli.simulate_settings import Settings, ranks_of, shared_but, sizes_of
 from telegrad.cli.simulate_sparse import WireOption, sparse_algorithms
+from telegrad.plan.decision import TWO_LEVEL
 from telegrad.report.curves import draw
 from telegrad.report.simulation import row_of
 from telegrad.report.sparse_sweep import AUTO, Row, panel_of, table_of, worst_choice
@@ -25,7 +26,6 @@ from telegrad.sim.networks import Network
 
 _SPARSE = (*ALGORITHMS["sparse_allreduce"], AUTO)
 _DENSE = {"dense": "auto", "dense_ring": "ring"}
-_ALL = (*_SPARSE, "dense")
 
 
 @dataclass(frozen=True)
@@ -57,8 +57,8 @@ def sparse_sweep(
     algorithm: Annotated[
         str,
         typer.Option(
-            help=f"{', '.join(_SPARSE)}, dense (the fastest dense sum by the closed forms), dense_ring, several with "
-            "commas, or all (but dense_ring)."
+            help=f"{', '.join(_SPARSE)}, two_level (with --ranks-per-node), dense (the fastest dense sum by the closed "
+            "forms), dense_ring, several with commas, or all (but dense_ring)."
         ),
     ] = "all",
     overlap: Annotated[
@@ -78,7 +78,8 @@ def sparse_sweep(
     sizes = sizes_of(bytes_)
     if len(sizes) != 1:
         raise typer.BadParameter(f"{bytes_!r} are {len(sizes)} sizes: give one", param_hint="--bytes")
-    names, network = _names(algorithm, wire), settings.made_network()
+    network = settings.made_network()
+    names = _names(algorithm, wire, on_nodes=network.ranks_per_node > 1)
     settings.check_outputs()
     drawn = settings.drawn_into("sparse_sweep")
     counts, shares = settings.all_ranks(), densities_of(density, "--density")
@@ -122,13 +123,16 @@ def sparse_sweep(
             say_file(console, "plot", drawn)
 
 
-def _names(text: str, wire: str) -> tuple[str, ...]:
+def _names(text: str, wire: str, *, on_nodes: bool) -> tuple[str, ...]:
     asked = tuple(dict.fromkeys(name.strip() for name in text.split(",")))
-    known = (*_SPARSE, *_DENSE)
+    known = (*_SPARSE[:-1], *([TWO_LEVEL] if on_nodes else []), AUTO, *_DENSE)
     for name in asked:
         if name not in (*known, "all"):
-            raise typer.BadParameter(f"{name!r} does not exist: use {', '.join(known)}, all", param_hint="--algorithm")
-    chosen = tuple(name for name in known if name in asked or ("all" in asked and name in _ALL))
+            nodes = "" if on_nodes else " (two_level: with --ranks-per-node)"
+            raise typer.BadParameter(
+                f"{name!r} does not exist: use {', '.join(known)}, all{nodes}", param_hint="--algorithm"
+            )
+    chosen = tuple(name for name in known if name in asked or ("all" in asked and name != "dense_ring"))
     return sparse_algorithms(chosen, wire, all_of_them="all" in asked)
 
 

@@ -42,7 +42,7 @@ ALGORITHMS = {
 SPARSE = ("sparse_allreduce", "sparse_allgather", "sparse_reduce_scatter", "allreduce_topk")
 """Operations on streams. All but the first have real entries, which it may have."""
 LEVELLED = ("allreduce", "sparse_allreduce")
-"""Operations that may also go by ``two_level``, where the network has nodes; the sparse one with ``payloads``."""
+"""Operations that may also go by ``two_level``, where the network has nodes."""
 _UNNAMED = {*ALGORITHMS} - {"allreduce", "sparse_allreduce"}
 
 
@@ -109,14 +109,16 @@ class Point:
 
     @property
     def chosen(self) -> str:
-        """The algorithm's name, also where ``auto`` was asked for, or a dense sum by ``two_level`` of ranks that are
-        all on one node, where it is what ``auto`` would be; but ``auto`` of a sparse sum, which has no other."""
-        if self.operation == "allreduce" and self.algorithm in ("auto", TWO_LEVEL):
-            costs, levels = costs_on_levels(self.network, self.ranks)
-            if self.algorithm == "auto" or (levels is None and self.network.ranks_per_node > 1):
-                return fastest_allreduce(self.ranks, self.size, costs, levels)
-        if self.algorithm != "auto":
+        """The algorithm's name, also where ``auto`` was asked for; but ``auto`` of a sparse sum, which has no other. Of
+        ranks that are all on one node ``two_level`` is ``auto``."""
+        costs, levels = costs_on_levels(self.network, self.ranks)
+        is_auto = self.algorithm == "auto" or (
+            self.algorithm == TWO_LEVEL and levels is None and self.network.ranks_per_node > 1
+        )
+        if not is_auto:
             return self.algorithm
+        if self.operation == "allreduce":
+            return fastest_allreduce(self.ranks, self.size, costs, levels)
         return "auto" if self.operation == "sparse_allreduce" else ALGORITHMS[self.operation][0]
 
     @property

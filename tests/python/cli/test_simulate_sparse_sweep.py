@@ -73,6 +73,23 @@ def test_names_and_formats(tmp_path: Path) -> None:
     assert {(row["name"], row["result_nnz"]) for row in rows_of(file)} == {("ring", 128), ("ring", 1638)}
 
 
+def test_on_nodes_two_levels_are_among_them(tmp_path: Path) -> None:
+    file = tmp_path / "rows.json"
+    common = ("--bytes", "1MiB", "--ranks", "2..64", "--density", "0.01", "--at-ranks", "16", "--json", str(file))
+    status, output = sweep(*common, "--ranks-per-node", "4", "--oversubscription", "4", columns=120)
+    assert status == 0, output
+    time_s = {(row["ranks"], row["density"], row["name"]): row["time_s"] for row in rows_of(file)}
+    assert {name for _, _, name in time_s} == {*NAMES, "two_level"}
+    for ranks in (2, 4, 8, 16, 32, 64):
+        of = {name: time_s[ranks, 0.0078125, name] for name in (*NAMES, "two_level")}
+        assert of["auto"] <= 1.05 * min(of.values())
+        assert (of["two_level"] == of["auto"]) or ranks > 4  # which are all on one node
+    assert of["two_level"] < 0.8 * of["split_allgather"]
+    status, output = sweep(*common, "--algorithm", "two_level")
+    assert status == 2
+    assert "(two_level: with --ranks-per-node)" in " ".join(output.replace("│", " ").split())
+
+
 def test_where_the_automatic_choice_is_worst() -> None:
     def row(name: str, ranks: int, time_s: float) -> dict[str, Any]:
         return {"name": name, "ranks": ranks, "bytes": 4, "density": 0.5, "time_s": time_s}

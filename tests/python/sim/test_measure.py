@@ -151,14 +151,17 @@ def test_thousands_of_ranks() -> None:
         assert found.bytes_sent.sum() == 2 * (ranks - 1) * size
 
 
-def test_two_levels_need_nodes_and_the_sparse_ones_entries() -> None:
+def test_two_levels_need_nodes() -> None:
     plain, nodes = Network(Costs(1e-6, 1e-9)), Network(Costs(1e-6, 1e-9), ranks_per_node=2)
     with pytest.raises(ValueError, match="'two_level': it needs nodes of some of the ranks"):
         measure(Point("allreduce", "two_level", 4, 64, plain))
-    with pytest.raises(ValueError, match="'two_level' is measured with real entries"):
-        measure(Point("sparse_allreduce", "two_level", 4, 64, nodes, nnz=2))
-    found = measure(Point("sparse_allreduce", "two_level", 4, 1 << 12, nodes, nnz=100, payloads=True))
-    assert found.result_nnz is not None
-    assert found.result_nnz > 100
+    for payloads in (False, True):
+        found = measure(Point("sparse_allreduce", "two_level", 4, 1 << 12, nodes, nnz=100, payloads=payloads))
+        assert found.result_nnz is not None
+        assert 300 < found.result_nnz < 400
+    for operation in ("allreduce", "sparse_allreduce"):  # all on one node
+        together, auto = (Point(operation, name, 2, 1 << 12, nodes, nnz=0) for name in ("two_level", "auto"))
+        assert together.chosen == auto.chosen
+        assert measure(together).finish_s == measure(auto).finish_s
     with pytest.raises(ValueError, match="barrier has no algorithm 'two_level'"):
         Point("barrier", "two_level", 4, 0, nodes)
