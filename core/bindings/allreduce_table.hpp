@@ -27,7 +27,7 @@ void bind_allreduce_table(nb::class_<Self>& type) {
           "use_allreduce_table",
           [](Self& self, const std::vector<std::pair<std::size_t, Algorithm>>& choices,
              const std::optional<NetworkCosts>& costs, const std::optional<NetworkCosts>& inside,
-             double beta_alone_s_per_byte) {
+             std::optional<double> beta_alone_s_per_byte) {
             std::vector<AllreduceChoice> rows;
             for (const auto& [from_bytes, algorithm] : choices) rows.push_back({from_bytes, algorithm});
             try {
@@ -40,7 +40,7 @@ void bind_allreduce_table(nb::class_<Self>& type) {
             }
           },
           nb::arg("choices"), nb::arg("costs").none() = nb::none(), nb::arg("inside").none() = nb::none(),
-          nb::arg("beta_alone_s_per_byte") = 0.0)
+          nb::arg("beta_alone_s_per_byte").none() = nb::none())
       .def(
           "use_nodes",
           [](Self& self, const std::vector<std::uint32_t>& labels) {

@@ -41,7 +41,7 @@ void bind_sparse_reduction(nb::module_& module) {
         seconds["split_dense_allgather"] = costs.split_dense_s(entries);
         double dense_s = std::numeric_limits<double>::infinity();
         for (const Algorithm one : kAllreduceAlgorithms) dense_s = std::min(dense_s, costs.dense_s(one));
-        seconds["dense"] = costs.made_dense_s(entries) + dense_s;
+        seconds["dense"] = costs.made_dense_s() + dense_s;
         return seconds;
       },
       nb::arg("ranks"), nb::arg("n"), nb::arg("entries"), nb::arg("overlap"), nb::arg("dtype"), nb::arg("indices"),

@@ -62,15 +62,16 @@ SparseVerdict SparseDecision::cheapest(const SparseSumShape& shape, const SumGro
   const SparseCosts costs(shape, costs_);
   const double sum_entries = members.entries_doubled(costs.rounds());
   const double folds = std::has_single_bit(shape.ranks) ? 0.0 : 2.0;
-  const double heard_s = (costs.rounds() - round + folds) * costs_.alpha_s;  // by all, that all want it
   std::optional<SparseLevelCosts> levels;
   if (nodes_ != nullptr) levels.emplace(shape, *nodes_, costs_, node_costs_);
+  const double rounds_s = levels ? levels->empty_rounds_s(round) : (costs.rounds() - round) * costs_.alpha_s;
+  const double heard_s = rounds_s + folds * costs_.alpha_s;  // by all, that all want it
   double doubling_s = levels ? levels->doubling_s(members, round) : costs.doubling_s(members, round);
   double flat_s = levels ? levels->flat_s(entries, sum_entries) + heard_s : costs.split_s(entries, sum_entries);
   double split_s = levels ? levels->two_level_s(entries, members, sum_entries) : flat_s;
   double filled_s = levels ? levels->filled_s(entries) : costs.filled_s(entries);
   double vectors_s = levels ? levels->dense_s(dense_algorithm_) : costs.dense_s(dense_algorithm_);
-  if (!is_dense) vectors_s += costs.made_dense_s(entries);
+  if (!is_dense) vectors_s += costs.made_dense_s();
   for (double* const sparse_s : {&doubling_s, &flat_s, &split_s}) *sparse_s += costs.written_s(sum_entries);
   if (!shape.shares_memory) filled_s *= 1.0 + kWaitPerSender * (shape.ranks - 1.0);
   // Where all hold vectors, nobody has marks to make; in memory what has filled in always goes so.

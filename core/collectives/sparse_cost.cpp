@@ -146,7 +146,7 @@ double SparseCosts::gather_s(const Message& sum) const {
   const double sent_s = costs_.alpha_s + sum.bytes * costs_.beta_s_per_byte;
   // Where it is known ahead how long all are, slices are decoded while others come, as many at once as make up a turn; else all
   // at the end.
-  const double batch = counts_go_ahead() ? std::clamp(std::ceil(kTurnBytes / sum.bytes), 1.0, others) : others;
+  const double batch = counts_go_ahead() ? std::min(others, std::ceil(kTurnBytes / sum.bytes)) : others;
   return sum.encode_s + batch * sent_s + (others - batch) * std::max(sent_s, sum.decode_s) + (batch + 1.0) * sum.decode_s;
 }
 
@@ -254,10 +254,8 @@ double SparseCosts::dense_s(Algorithm algorithm) const {
   return segments / 2.0 * (ranks - 1.0) * (adding_s + passing_s);
 }
 
-double SparseCosts::made_dense_s(double entries) const {
-  const double element_bytes = static_cast<double>(size_of(shape_.dtype));
-  const double entry_bytes = sizeof(std::uint32_t) + element_bytes;
-  return (static_cast<double>(shape_.dimension) * element_bytes + entries * entry_bytes) * costs_.gamma_s_per_byte;
+double SparseCosts::made_dense_s() const {
+  return static_cast<double>(shape_.dimension) * static_cast<double>(size_of(shape_.dtype)) * costs_.gamma_s_per_byte;
 }
 
 }  // namespace telegrad

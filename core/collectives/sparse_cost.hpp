@@ -28,8 +28,8 @@ NetworkCosts costs_unmeasured(bool shares_memory);
 /// stand beside it are between nodes while all of their ranks send.
 struct NodeCosts {
   NetworkCosts inside = costs_unmeasured(true);
-  double beta_alone_s_per_byte = 0.0;  // 0: that of all
-  bool share_memory = true;            // all of them are taken to: what a rank knows of its own node others do not
+  std::optional<double> beta_alone_s_per_byte{};  // not known: that of all
+  bool share_memory = true;                       // all of them are taken to: what a rank knows of its own node others do not
 };
 
 /// A sum over `ranks` ranks of streams of `dtype`, whose messages wish for `indices`, and their values packed or not.
@@ -71,8 +71,8 @@ class SparseCosts {
   double split_dense_s(double entries) const;
   /// A dense allreduce by `algorithm`, which knows no nodes.
   double dense_s(Algorithm algorithm) const;
-  /// Before it, a stream of so many entries is made dense.
-  double made_dense_s(double entries) const;
+  /// Before it, a sparse stream is made dense.
+  double made_dense_s() const;
   /// Whether dense sums go by allreduce_filled(), and what that takes.
   bool sums_filled() const;
   double filled_s(double entries) const;

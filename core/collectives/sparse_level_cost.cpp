@@ -8,6 +8,13 @@
 #include "collectives/choice.hpp"
 
 namespace telegrad {
+namespace {
+
+NetworkCosts of_port(double beta_s_per_byte) {
+  return {.alpha_s = 0.0, .beta_s_per_byte = beta_s_per_byte, .gamma_s_per_byte = 0.0};
+}
+
+}  // namespace
 
 SparseLevelCosts::SparseLevelCosts(const SparseSumShape& shape, const Nodes& nodes, const NetworkCosts& between,
                                    const NodeCosts& costs)
@@ -36,6 +43,12 @@ double SparseLevelCosts::doubling_s(const SumGrowth& members, unsigned round) co
          SparseCosts(shape_, costs_.inside).rounds_s(members, round, end);
 }
 
+double SparseLevelCosts::empty_rounds_s(unsigned round) const {
+  const unsigned rounds = SparseCosts(shape_, between_).rounds();
+  const unsigned inside = std::clamp(nodes_.rounds_inside(), round, rounds) - round;
+  return inside * costs_.inside.alpha_s + (rounds - round - inside) * between_.alpha_s;
+}
+
 double SparseLevelCosts::flat_s(double entries, double sum_entries) const {
   const SparseCosts costs(shape_, to_all());
   if (costs.exchanges()) return costs.split_s(entries, sum_entries);
@@ -49,18 +62,29 @@ double SparseLevelCosts::dense_s(Algorithm algorithm) const {
   return SparseCosts(shape_, algorithm == Algorithm::ring ? round_the_ring() : between_).dense_s(algorithm);
 }
 
-// What is inside of a segment and what is between goes on beside the other of segments before and after it.
+// What is inside of a segment and what is between goes on beside the other of segments before and after it, but for what both
+// need a rank's port for.
 double SparseLevelCosts::dense_two_level_s() const {
   SparseSumShape near = inside();
   SparseSumShape far = between();
   const std::size_t segments = two_level_segments(static_cast<std::size_t>(far.dimension) * size_of(far.dtype));
   near.dimension = (near.dimension + segments - 1) / segments;
   far.dimension = (far.dimension + segments - 1) / segments;
-  const SparseCosts together(near, costs_.inside);
-  const double inside_s = std::min(together.dense_s(Algorithm::ring), together.dense_s(Algorithm::rabenseifner));
   const Algorithm algorithm = choose_between(far.ranks, static_cast<std::size_t>(far.dimension) * size_of(far.dtype));
-  const double between_s = SparseCosts(far, between_).dense_s(algorithm);
-  return inside_s + between_s + (static_cast<double>(segments) - 1.0) * std::max(inside_s, between_s);
+  const auto inside_of = [&](const NetworkCosts& costs) {
+    const SparseCosts together(near, costs);
+    return std::min(together.dense_s(Algorithm::ring), together.dense_s(Algorithm::rabenseifner));
+  };
+  const auto between_of = [&](const NetworkCosts& costs) { return SparseCosts(far, costs).dense_s(algorithm); };
+
+  const double inside_s = inside_of(costs_.inside);
+  const double between_s = between_of(between_);
+  double longest_s = std::max(inside_s, between_s);
+  if (!costs_.share_memory) {
+    const double alone = costs_.beta_alone_s_per_byte.value_or(between_.beta_s_per_byte);
+    longest_s = std::max(longest_s, inside_of(of_port(costs_.inside.beta_s_per_byte)) + between_of(of_port(alone)));
+  }
+  return inside_s + between_s + (static_cast<double>(segments) - 1.0) * longest_s;
 }
 
 // A sum of the ranks of one node.
@@ -91,7 +115,7 @@ NetworkCosts SparseLevelCosts::to_all() const {
 // Only some ranks of a node have a neighbour beyond, and share its link.
 NetworkCosts SparseLevelCosts::round_the_ring() const {
   NetworkCosts costs = between_;
-  const double alone = costs_.beta_alone_s_per_byte > 0.0 ? costs_.beta_alone_s_per_byte : between_.beta_s_per_byte;
+  const double alone = costs_.beta_alone_s_per_byte.value_or(between_.beta_s_per_byte);
   costs.beta_s_per_byte = std::max({nodes_.leaving() * between_.beta_s_per_byte, alone, costs_.inside.beta_s_per_byte});
   return costs;
 }

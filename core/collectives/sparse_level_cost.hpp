@@ -19,6 +19,8 @@ class SparseLevelCosts {
   double two_level_s(double entries, const SumGrowth& members, double sum_entries) const;
   /// As SparseCosts has it; the first rounds may stay inside.
   double doubling_s(const SumGrowth& members, unsigned round) const;
+  /// Rounds of doubling from round `round` on whose messages say nothing.
+  double empty_rounds_s(unsigned round) const;
   /// By slices of all ranks.
   double flat_s(double entries, double sum_entries) const;
   /// As SparseCosts has them.

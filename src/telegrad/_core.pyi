@@ -207,13 +207,13 @@ class Communicator:
     def driver(self) -> str: ...
     @property
     def shares_memory(self) -> bool: ...
-    # Empty: the built-in one; None, 0.0: nothing was measured. The last two are of ranks on two levels.
+    # Empty: the built-in one; None: nothing was measured. The last two are of ranks on two levels.
     def use_allreduce_table(
         self,
         choices: list[tuple[int, Algorithm]],
         costs: NetworkCosts | None = None,
         inside: NetworkCosts | None = None,
-        beta_alone_s_per_byte: float = 0.0,
+        beta_alone_s_per_byte: float | None = None,
     ) -> None: ...
     # By rank; who has the same label is in the same node. Raises ValueError unless there is one for each rank.
     def use_nodes(self, labels: list[int]) -> None: ...

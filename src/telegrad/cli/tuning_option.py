@@ -44,7 +44,7 @@ def cluster_of(tuning: Tuning, nodes: int, per_node: int) -> Cluster:
     sharing = _ranks_to_a_link(tuning.place)
     port, oversubscription = tuning.costs.with_bytes_times(1 / sharing), float(per_node)
     if tuning.alone is not None and port.beta_s_per_byte > 0:  # one rank may send less than the link carries
-        slower = max(1.0, tuning.alone.beta_s_per_byte / port.beta_s_per_byte)
+        slower = min(max(1.0, tuning.alone.beta_s_per_byte / port.beta_s_per_byte), sharing)
         port, oversubscription = port.with_bytes_times(slower), max(1.0, per_node / slower)
     return Cluster(ranks, port, per_node, within, oversubscription=oversubscription)
 
@@ -54,8 +54,12 @@ def about_tuning(tuning: Tuning) -> str:
     sharing = _ranks_to_a_link(tuning.place)
     return (
         f"measured among {tuning.place}, {sharing:.3g} rank{'' if sharing == 1 else 's'} to a link: "
-        f"{about_costs(tuning.costs)}"
+        f"{about_costs(tuning.costs)}{_alone(tuning)}"
     )
+
+
+def _alone(tuning: Tuning) -> str:
+    return "" if tuning.alone is None else f", {_rate(tuning.alone)} while one rank of a node sends alone"
 
 
 def _ranks_to_a_link(place: Place) -> float:
@@ -68,5 +72,8 @@ def _ranks_to_a_link(place: Place) -> float:
 
 def about_costs(costs: Costs) -> str:
     """In words."""
-    rate = f"{1e-9 / costs.beta_s_per_byte:.3g} GB/s" if costs.beta_s_per_byte else "any rate"
-    return f"α {costs.alpha_s * 1e6:.3g} µs, {rate}, γ {costs.gamma_s_per_byte * 1e9:.3g} ns per byte"
+    return f"α {costs.alpha_s * 1e6:.3g} µs, {_rate(costs)}, γ {costs.gamma_s_per_byte * 1e9:.3g} ns per byte"
+
+
+def _rate(costs: Costs) -> str:
+    return f"{1e-9 / costs.beta_s_per_byte:.3g} GB/s" if costs.beta_s_per_byte else "any rate"

@@ -299,7 +299,7 @@ class Communicator(Reductions, TopkReductions, Moves, PointToPoint):
             [(choice.from_bytes, algorithm_of(choice.algorithm, DENSE_ALGORITHMS)) for choice in choices],
             network_costs(tuning.costs) if tuning else None,
             network_costs(tuning.within) if tuning and tuning.within else None,
-            tuning.alone.beta_s_per_byte if tuning and tuning.alone else 0.0,
+            tuning.alone.beta_s_per_byte if tuning and tuning.alone else None,
         )
         self._tuning = tuning
 

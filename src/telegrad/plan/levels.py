@@ -71,7 +71,7 @@ def allreduce_on_levels(algorithm: str, levels: Levels, size: int, costs: Costs)
 def allreduce_two_level(levels: Levels, size: int, costs: Costs) -> Cost:
     """With R ranks in each of N nodes, S = R slices and s segments: reduce_scatter and allgather inside of n/s bytes,
     an allreduce of n/(sS) between N ranks; the first reduce_scatter, the last allgather and s times the longest of what
-    two segments cannot do at once, which is what is inside together and what is between.
+    two segments cannot do at once: what is inside together, what is between, and what both send through a rank's port.
 
     Of nodes with unlike numbers of ranks the largest counts.
     """
@@ -85,7 +85,10 @@ def allreduce_two_level(levels: Levels, size: int, costs: Costs) -> Cost:
     gather = allgather(inside, slice_bytes, levels.within)
     between = allreduce(between_algorithm(nodes, slice_bytes), nodes, slice_bytes, costs)
     inner_s = scatter.time_s + gather.time_s
-    time_s = inner_s + between.time_s + (segments - 1) * max(inner_s, between.time_s)
+    port = (levels.alone or costs).beta_s_per_byte
+    port_s = (scatter.bytes_per_rank + gather.bytes_per_rank) * levels.within.beta_s_per_byte
+    port_s += between.bytes_per_rank * port
+    time_s = inner_s + between.time_s + (segments - 1) * max(inner_s, between.time_s, port_s)
     messages = scatter.messages_per_rank + gather.messages_per_rank + between.messages_per_rank
     sent = scatter.bytes_per_rank + gather.bytes_per_rank + between.bytes_per_rank
     return Cost(time_s, segments * messages, segments * sent)

@@ -240,8 +240,8 @@ def _flat_s(cluster: Cluster, n: int, k: float, packed: bool, dense_s: float) ->
     entries_costs = cluster.spread_costs if _exchanges(ranks, n) else round_a_ring
     entries_s = _gather_s(ranks, slice_, _bytes(slice_, owned, packed) - known, _ENTRY_BYTES * owned, entries_costs)
     all_s = _gather_s(ranks, slice_, slice_ * ELEMENT_BYTES, 2 * slice_ * ELEMENT_BYTES, round_a_ring)
-    made_dense_s = (n * ELEMENT_BYTES + k * _ENTRY_BYTES) * gamma + dense_s
-    return min(split_s + min(entries_s, all_s), _doubling_s(cluster, n, k, packed), made_dense_s)
+    made_dense_s = n * ELEMENT_BYTES * gamma
+    return min(split_s + min(entries_s, all_s), _doubling_s(cluster, n, k, packed), made_dense_s + dense_s)
 
 
 def _two_level_s(cluster: Cluster, n: int, k: float, packed: bool) -> float:

@@ -29,7 +29,8 @@ def task_for(method: Method) -> str:
 
 def steps_of(method: Method) -> int:
     """A reused threshold is evaluated anew at the ninth."""
-    return 10 if method.options.get("selection") in ("reused", "sampled") else 4
+    reuses = method.sparse and method.options.get("selection", "reused") in ("reused", "sampled")
+    return 10 if reuses else 4
 
 
 RUNS = [

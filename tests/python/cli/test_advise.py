@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from telegrad.cli import make_app
 from telegrad.cli.advise import advise
-from telegrad.cli.tuning_option import cluster_of
+from telegrad.cli.tuning_option import about_tuning, cluster_of
 from telegrad.plan import Costs, Place, Tuning, allreduce_table
 from telegrad.plan.architectures import ARCHITECTURES
 from telegrad.plan.cluster import Cluster
@@ -181,6 +181,9 @@ def test_a_rank_alone_may_send_less_than_the_link_carries(tmp_path: Path) -> Non
     tuning = Tuning(place, shared, table, "2026-11-26T00:00:00Z", "0.1.0", 0.1, within=port, alone=port)
     for per_node, oversubscription in ((4, 2.0), (8, 4.0), (2, 1.0), (1, 1.0)):
         assert cluster_of(tuning, 4, per_node) == Cluster(4 * per_node, port, per_node, port, oversubscription)
+    assert about_tuning(tuning).endswith(" ns per byte, 1.18 GB/s while one rank of a node sends alone")
+    noisy = replace(tuning, alone=shared.with_bytes_times(1.5))  # no slower than all of them at once
+    assert cluster_of(noisy, 4, 4) == Cluster(16, shared, 4, port, 1.0)
 
 
 def test_what_is_no_tuning_or_has_costs_of_its_own_beside_it_is_refused(tmp_path: Path) -> None:

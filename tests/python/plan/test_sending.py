@@ -202,7 +202,7 @@ def test_the_cheapest_is_no_dearer_than_those_it_chooses_from() -> None:
 def test_two_levels_are_one_of_its_own_where_there_are_some() -> None:
     costs = network_of("10gbit").costs
     cluster = Cluster(16, costs, ranks_per_node=4, oversubscription=4.0)
-    levels = Levels(tuple(rank // 4 for rank in range(16)), cluster.within)
+    levels = Levels(tuple(rank // 4 for rank in range(16)), cluster.within, costs)
     for size in (4, 1 << 16, 1 << 24):
         found = sum_cost(cluster, "telegrad-two-level")(size)
         assert found == allreduce_two_level(levels, size, cluster.shared_costs).time_s

@@ -109,7 +109,7 @@ def test_the_choice_on_nodes_is_near_the_best(
         assert ratio <= 1.3, (ranks, per_node, oversubscription, size, density, times_s)
         slower.append(ratio > 1.1)
     print(f"{network}: {sum(slower)} of {len(grid)} points are more than 1.1 times the best")
-    assert sum(slower) <= len(grid) / 20
+    assert sum(slower) <= max(1, len(grid) // 40)
 
 
 def test_on_nodes_each_way_is_taken_where_it_is_the_best() -> None:
@@ -138,14 +138,16 @@ def test_on_nodes_counted_entries_take_about_as_long_as_real_ones(network: str) 
             assert sizes.result_nnz == pytest.approx(values.result_nnz, rel=0.02), (algorithm, per_node, size, density)
 
 
-def test_on_nodes_full_vectors_are_summed_on_two_levels_as_vectors() -> None:
+@pytest.mark.parametrize("density", [0.6, 0.8, 1.0])
+def test_on_nodes_full_vectors_are_summed_on_two_levels_as_vectors(density: float) -> None:
     for network, per_node, oversubscription, size in [("10gbit", 8, 1.0, 1 << 20), ("10gbit", 4, 4.0, 1 << 22)]:
         nodes = on_nodes(network, per_node, oversubscription)
-        times_s = seconds_of_all(nodes, 16, size, 0.6)
+        times_s = seconds_of_all(nodes, 16, size, density)
         vectors_s = measure(Point("allreduce", "two_level", 16, size, nodes)).finish_s
-        most_s = vectors_s + 2.2 * size * nodes.costs.gamma_s_per_byte  # the entries read, and a vector written
+        written_s = size * nodes.costs.gamma_s_per_byte
+        heard_s = 4 * nodes.costs.alpha_s
         assert times_s["auto"] < 0.9 * min(time_s for name, time_s in times_s.items() if name != "auto")
-        assert vectors_s < times_s["auto"] < most_s, (network, times_s)
+        assert vectors_s < times_s["auto"] < 1.02 * (vectors_s + written_s) + heard_s, (network, times_s)
 
 
 @pytest.mark.parametrize("network", NETWORKS)
