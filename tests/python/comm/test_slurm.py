@@ -140,11 +140,17 @@ FAILING = (
     PROGRAM
     + """
 if os.environ["WORLD_SIZE"] == "4":
-    if os.environ["RANK"] == "3":
-        open(os.environ["LOST"], "w").close()
-        os._exit(1)
     import time
-    while not os.path.exists(os.environ["LOST"]):
+    mark, rank = os.environ["LOST"], os.environ["RANK"]
+    open(mark + rank, "w").close()
+    # The last rank is lost when all have said who they are: a torchrun whose rank has left stops the others.
+    for other in "0123":
+        while not os.path.exists(mark + other):
+            time.sleep(0.05)
+    if rank == "3":
+        open(mark, "w").close()
+        os._exit(1)
+    while not os.path.exists(mark):
         time.sleep(0.05)
     sys.exit(1)  # as with telegrad's PeerFailed; a torchrun that has the store would wait for the lost one
 """
