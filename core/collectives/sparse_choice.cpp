@@ -29,14 +29,13 @@ Algorithm dense_algorithm_of(const SparseChoice& choice, const SparseSumShape& s
     const std::size_t bytes = static_cast<std::size_t>(shape.dimension) * size_of(shape.dtype);
     return nodes != nullptr ? choice.dense().choose(bytes) : choice.dense().choose_flat(bytes);
   }
-  if (nodes == nullptr) {
-    const SparseCosts costs(shape, *choice.costs());
+  const auto fastest_flat = [](const auto& costs) {
     return *std::ranges::min_element(kAllreduceAlgorithms, {}, [&](Algorithm one) { return costs.dense_s(one); });
-  }
+  };
+  if (nodes == nullptr) return fastest_flat(SparseCosts(shape, *choice.costs()));
   const SparseLevelCosts costs(shape, *nodes, *choice.costs(), choice.node_costs().value_or(NodeCosts{}));
-  const auto seconds = [&](Algorithm one) { return costs.dense_s(one); };
-  const Algorithm flat = *std::ranges::min_element(kAllreduceAlgorithms, {}, seconds);
-  return seconds(Algorithm::two_level) < seconds(flat) ? Algorithm::two_level : flat;
+  const Algorithm flat = fastest_flat(costs);
+  return costs.dense_s(Algorithm::two_level) < costs.dense_s(flat) ? Algorithm::two_level : flat;
 }
 
 }  // namespace

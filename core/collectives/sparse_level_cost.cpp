@@ -81,8 +81,8 @@ double SparseLevelCosts::dense_two_level_s() const {
   const double between_s = between_of(between_);
   double longest_s = std::max(inside_s, between_s);
   if (!costs_.share_memory) {
-    const double alone = costs_.beta_alone_s_per_byte.value_or(between_.beta_s_per_byte);
-    longest_s = std::max(longest_s, inside_of(of_port(costs_.inside.beta_s_per_byte)) + between_of(of_port(alone)));
+    const double port_s = inside_of(of_port(costs_.inside.beta_s_per_byte)) + between_of(of_port(beta_alone_s_per_byte()));
+    longest_s = std::max(longest_s, port_s);
   }
   return inside_s + between_s + (static_cast<double>(segments) - 1.0) * longest_s;
 }
@@ -115,8 +115,8 @@ NetworkCosts SparseLevelCosts::to_all() const {
 // Only some ranks of a node have a neighbour beyond, and share its link.
 NetworkCosts SparseLevelCosts::round_the_ring() const {
   NetworkCosts costs = between_;
-  const double alone = costs_.beta_alone_s_per_byte.value_or(between_.beta_s_per_byte);
-  costs.beta_s_per_byte = std::max({nodes_.leaving() * between_.beta_s_per_byte, alone, costs_.inside.beta_s_per_byte});
+  costs.beta_s_per_byte = std::max(
+      {nodes_.leaving() * between_.beta_s_per_byte, beta_alone_s_per_byte(), costs_.inside.beta_s_per_byte});
   return costs;
 }
 

@@ -32,6 +32,7 @@ class SparseLevelCosts {
   SparseSumShape inside() const;
   SparseSumShape between() const;
   double dense_two_level_s() const;
+  double beta_alone_s_per_byte() const { return costs_.beta_alone_s_per_byte.value_or(between_.beta_s_per_byte); }
   NetworkCosts to_all() const;
   NetworkCosts round_the_ring() const;
 

@@ -46,8 +46,8 @@ std::uint64_t output_bytes(const Workload& workload, Rank rank) {
 
 // For many ranks they are only found where somebody asks.
 std::shared_ptr<const Nodes> levels_of(const Workload& workload) {
-  const bool may_come_to_them = workload.algorithm == Algorithm::automatic;
-  return workload.algorithm == Algorithm::two_level || may_come_to_them ? nodes_of(workload) : nullptr;
+  const bool asks = workload.algorithm == Algorithm::two_level || workload.algorithm == Algorithm::automatic;
+  return asks ? nodes_of(workload) : nullptr;
 }
 
 NetworkCosts costs_inside(const SimCosts& costs) {

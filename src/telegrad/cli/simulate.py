@@ -188,8 +188,7 @@ app.command()(faults)
 
 
 def _algorithms(text: str, operation: str, settings: Settings) -> tuple[str, ...]:
-    levelled = settings.ranks_per_node > 1
-    known = (*ALGORITHMS[operation], *(["two_level"] if levelled else []), "auto")
+    known = (*ALGORITHMS[operation], *(["two_level"] if settings.ranks_per_node > 1 else []), "auto")
     chosen = tuple(dict.fromkeys(name.strip() for name in text.split(",")))
     for name in chosen:
         if name not in (*known, "all"):

@@ -125,7 +125,7 @@ def sparse_sweep(
 
 def _names(text: str, wire: str, *, on_nodes: bool) -> tuple[str, ...]:
     asked = tuple(dict.fromkeys(name.strip() for name in text.split(",")))
-    known = (*_SPARSE[:-1], *([TWO_LEVEL] if on_nodes else []), AUTO, *_DENSE)
+    known = (*ALGORITHMS["sparse_allreduce"], *([TWO_LEVEL] if on_nodes else []), AUTO, *_DENSE)
     for name in asked:
         if name not in (*known, "all"):
             nodes = "" if on_nodes else " (two_level: with --ranks-per-node)"

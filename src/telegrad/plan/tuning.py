@@ -106,16 +106,15 @@ class Tuning:
         forms make of them for its number of ranks. ``one_node``: all of it is on one, so that its costs are those
         within, if they are known. ``shares_memory``: as for ``allreduce_table``."""
         on_device = self.on_device if place.is_alike(self.place) else None
-        costs, within, alone = self.costs, self.within, self.alone
+        costs, within = self.costs, self.within
         levels: Levels | None = None
         if within is not None and one_node:
             costs, within = within, None
         elif within is not None and place.nodes:
-            levels = Levels(place.nodes, within, alone)
+            levels = Levels(place.nodes, within, self.alone)
         else:
             within = None
-        if levels is None:
-            alone = None
+        alone = None if levels is None else levels.alone
         table = allreduce_table(place.ranks, costs, levels=levels, shares_memory=shares_memory)
         return replace(self, place=place, costs=costs, allreduce=table, within=within, alone=alone, on_device=on_device)
 

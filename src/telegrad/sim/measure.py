@@ -111,15 +111,14 @@ class Point:
     def chosen(self) -> str:
         """The algorithm's name, also where ``auto`` was asked for; but ``auto`` of a sparse sum, which has no other. Of
         ranks that are all on one node ``two_level`` is ``auto``."""
-        costs, levels = costs_on_levels(self.network, self.ranks)
-        is_auto = self.algorithm == "auto" or (
-            self.algorithm == TWO_LEVEL and levels is None and self.network.ranks_per_node > 1
-        )
-        if not is_auto:
+        if self.algorithm not in ("auto", TWO_LEVEL):
             return self.algorithm
-        if self.operation == "allreduce":
-            return fastest_allreduce(self.ranks, self.size, costs, levels)
-        return "auto" if self.operation == "sparse_allreduce" else ALGORITHMS[self.operation][0]
+        if self.operation not in LEVELLED:
+            return ALGORITHMS[self.operation][0]
+        costs, levels = costs_on_levels(self.network, self.ranks)
+        if self.algorithm == TWO_LEVEL and (levels is not None or self.network.ranks_per_node <= 1):
+            return TWO_LEVEL
+        return "auto" if self.operation != "allreduce" else fastest_allreduce(self.ranks, self.size, costs, levels)
 
     @property
     def messages(self) -> int:

@@ -163,7 +163,15 @@ def test_a_parameter_that_took_no_part_keeps_what_waits(make: Make, on_host: Any
         assert_same_state(trainer.memory(), host.state.state_dict()["compressor"])
 
 
-@pytest.mark.parametrize(("value", "what"), [(math.nan, "large"), (-math.inf, "small")])
+@pytest.mark.parametrize(
+    ("value", "what"),
+    [
+        (math.nan, "large"),
+        (-math.inf, "small"),
+        pytest.param(math.nan, "small", marks=pytest.mark.slow),
+        pytest.param(-math.inf, "large", marks=pytest.mark.slow),
+    ],
+)
 def test_a_dropped_step_leaves_all_as_it_was(make: Make, value: float, what: str) -> None:
     options = {"selection": "reused", "interval": 3, "nonfinite": "skip", "momentum": 0.9, "optimizer": plain_sgd}
     trainers = make(**options)

@@ -112,9 +112,15 @@ WAYS: list[dict[str, Any]] = [
     {"selection": "topk", "wire": "int8", "growth": 1.7},
     {"mode": "dense", "momentum": 0.9, "optimizer": plain_sgd},
 ]
+SLOW_WAYS: list[dict[str, Any]] = [
+    {"selection": "reused", "interval": 3},
+    {"selection": "topk", "momentum": 0.9, "optimizer": plain_sgd, "dtype": torch.bfloat16},
+]
 
 
-@pytest.mark.parametrize("options", WAYS, ids=named)
+@pytest.mark.parametrize(
+    "options", [*WAYS, *(pytest.param(way, marks=pytest.mark.slow) for way in SLOW_WAYS)], ids=named
+)
 def test_the_hosts_bits(make: Make, options: dict[str, Any]) -> None:
     """While the scale grows and falls; a step with an infinity on one rank has never been, on any."""
     ranks, scales = make(**options), set()
