@@ -31,6 +31,7 @@ namespace telegrad::kernels {
 
 inline constexpr std::size_t kChunkEntries = 4096;
 inline constexpr std::size_t kWrittenKeys = 256;
+inline constexpr std::size_t kAhead = 1024;  // entries, of the next chunks, which the cache would fetch too late
 
 inline constexpr std::uint64_t kNoKey = ~std::uint64_t{0};  // above every key; at least kKeys of them follow each run
 
@@ -110,6 +111,8 @@ class RunKeys {
     const __m128i shift = _mm_cvtsi32_si128(static_cast<int>(run_bits_));
     std::size_t i = 0;
     for (; i + kKeys <= part.size(); i += kKeys) {
+      __builtin_prefetch(part.indices.data() + i + kAhead);
+      __builtin_prefetch(part.values.data() + i + kAhead);
       const __m512i key = _mm512_sub_epi64(load_keys(part.indices.data() + i, part.values.data() + i), base);
       const __m512i high = _mm512_maskz_sll_epi64(0xff, _mm512_maskz_andnot_epi64(0xff, low, key), shift);
       _mm512_storeu_si512(keys + i, _mm512_or_si512(_mm512_or_si512(high, run_number), _mm512_and_si512(key, low)));
@@ -329,6 +332,24 @@ class KeyWriter {
   std::array<V, kWrittenKeys> twins_;
 };
 
+/// The first place whose index is not below `end`. Looked for around a guess: halving what may be far from the cache would miss
+/// it at every step.
+inline std::size_t find_near(std::span<const std::uint32_t> indices, std::uint32_t end, std::size_t guess) {
+  std::size_t low = std::min(guess, indices.size());
+  std::size_t high = low;  // the place is in [low, high], once below(low - 1) and not below(high)
+  std::size_t step = 16;
+  for (; low > 0 && indices[low - 1] >= end; step *= 2) {
+    high = low - 1;
+    low -= std::min(low, step);
+  }
+  for (; high < indices.size() && indices[high] < end; step *= 2) {
+    low = high + 1;
+    high = std::min(indices.size(), high + step);
+  }
+  const auto rest = indices.subspan(low, high - low);
+  return low + static_cast<std::size_t>(std::ranges::lower_bound(rest, end) - rest.begin());
+}
+
 /// Cuts what is left of the inputs at an index, about kChunkEntries entries on.
 template <class V>
 void take_chunk(std::vector<Entries<V>>& rest, std::vector<Entries<V>>& chunk) {
@@ -345,8 +366,9 @@ void take_chunk(std::vector<Entries<V>>& rest, std::vector<Entries<V>>& chunk) {
   }
   const std::size_t place = std::max<std::size_t>(1, longest->size() * kChunkEntries / total);
   const std::uint32_t end = longest->indices[place];
+  const std::size_t longest_size = longest->size();
   for (std::size_t i = 0; i < rest.size(); ++i) {
-    const auto taken = static_cast<std::size_t>(std::ranges::lower_bound(rest[i].indices, end) - rest[i].indices.begin());
+    const std::size_t taken = find_near(rest[i].indices, end, rest[i].size() * place / longest_size);
     chunk[i] = rest[i].subrun(0, taken);
     rest[i] = rest[i].subrun(taken, rest[i].size() - taken);
   }

@@ -95,6 +95,14 @@ void pack_portable(BlockScratch<V>* scratch, std::uint32_t block, V neutral, Pac
 
 static_assert(kGroup == kAtOnce);
 
+// Lines that are written soon: a store that misses holds up those behind it.
+template <class V>
+TELEGRAD_INTO_CALLER void fetch_ahead(const PackedBlocks<V>& to) {
+  constexpr std::size_t kAhead = 256;  // entries
+  __builtin_prefetch(to.out.indices.data() + to.count + kAhead, 1);
+  __builtin_prefetch(to.out.values.data() + to.count + kAhead, 1);
+}
+
 // Those groups of 64 that have a mark, as a list: as branches, which have one would cost more than all else where few have.
 using HeldWords = std::array<std::uint8_t, kBlock / kWord + 1>;
 static_assert(kBlock / kWord <= 256);
@@ -164,6 +172,7 @@ TELEGRAD_AVX2 void pack_words_avx2(BlockScratch<V>* scratch, std::uint32_t block
     V* const results = scratch->results.data() + first;
     const std::uint64_t marks = marked_avx2(bytes);
     check_room(to, marks, true);
+    fetch_ahead(to);
     pack_marked<kGivers>(results, bytes, marks, block << kBlockBits | first, to.out.indices.data() + to.count,
                          to.out.values.data() + to.count, kGivers ? to.marks + to.count : nullptr);
     to.count += static_cast<std::size_t>(std::popcount(marks));
@@ -200,6 +209,7 @@ TELEGRAD_AVX512 void pack_avx512(BlockScratch<V>* scratch, std::uint32_t block, 
     const std::uint64_t marks = _mm512_test_epi8_mask(all, all);
     if (marks == 0) continue;
     check_room(*to, marks, others_follow);
+    fetch_ahead(*to);
     if (to->marks != nullptr) {
       std::uint8_t* at = to->marks + to->count;
       for (std::uint64_t left = marks; left != 0; left &= left - 1) *at++ = bytes[_tzcnt_u64(left)];
@@ -282,6 +292,7 @@ TELEGRAD_AVX512_VBMI2 void pack_words(BlockScratch<V>* scratch, std::uint32_t bl
     __m512i marked = _mm512_load_si512(bytes);
     const std::uint64_t marks = _mm512_test_epi8_mask(marked, marked);
     check_room(to, marks, kLoosely);
+    fetch_ahead(to);
     __m512i places = _mm512_maskz_compress_epi8(marks, all_places);
     marked = _mm512_maskz_compress_epi8(marks, marked);
     const __m512i first_index = _mm512_set1_epi32(static_cast<int>(block << kBlockBits | first));

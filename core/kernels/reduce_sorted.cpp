@@ -20,21 +20,32 @@
 namespace telegrad::kernels {
 namespace {
 
+// Whether elements are made canonical when they are packed: a NaN stays one whatever is added, so that once is enough.
+template <class Operation, class V>
+inline constexpr bool kCanonicalLast = std::is_floating_point_v<V> && std::is_same_v<Operation, Sum>;
+
 // Reduces the leading entries that lie in `block` into the scratch, and adds `mark` to their marks; returns how many those are.
 template <class Operation, class V>
 std::size_t accumulate(Entries<V> entries, std::uint32_t block, std::uint8_t mark, BlockScratch<V>& scratch) {
   constexpr std::size_t kAtOnce = 4;
+  constexpr std::size_t kAhead = 512;  // entries, most of them of later blocks: by then they are in the cache
   const std::uint32_t* const indices = entries.indices.data();
   const V* const values = entries.values.data();
   V* const results = scratch.results.data();
   std::uint8_t* const marks = scratch.marks.data();
   const auto add = [&](std::size_t i) {
     const std::uint32_t place = indices[i] & (kBlock - 1U);
-    results[place] = Operation::of(results[place], values[i]);
+    if constexpr (kCanonicalLast<Operation, V>) {
+      results[place] += values[i];
+    } else {
+      results[place] = Operation::of(results[place], values[i]);
+    }
     marks[place] |= mark;
   };
   std::size_t i = 0;
   for (; i + kAtOnce <= entries.size() && indices[i + kAtOnce - 1] >> kBlockBits == block; i += kAtOnce) {
+    __builtin_prefetch(indices + i + kAhead);
+    __builtin_prefetch(values + i + kAhead);
     for (std::size_t k = 0; k < kAtOnce; ++k) add(i + k);
   }
   for (; i < entries.size() && indices[i] >> kBlockBits == block; ++i) add(i);
@@ -172,7 +183,11 @@ std::size_t reduce_by_blocks(std::span<const Entries<V>> inputs, EntriesOut<V> o
     }
     // Of one input, no two have the same index.
     const bool others_follow = std::ranges::any_of(rest, [](const auto& entries) { return entries.size() >= 16; });
+    const std::size_t packed = to.count;
     pack_block(scratch, block, neutral, to, others_follow);
+    if constexpr (kCanonicalLast<Operation, V>) {
+      for (V& value : to.out.values.subspan(packed, to.count - packed)) value = canonical(value);
+    }
   }
 }
 

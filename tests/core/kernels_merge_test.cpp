@@ -232,6 +232,20 @@ TEST("reducing long runs, in several chunks, has the bits of the reference") {
 }
 
 #ifdef TELEGRAD_KERNELS_X86
+TEST("a place is found from wherever one begins to look for it") {
+  std::mt19937 random(17);
+  for (const std::size_t size : {0, 1, 2, 15, 16, 17, 33, 200}) {
+    std::vector<std::uint32_t> indices;
+    for (std::size_t i = 0; i < size; ++i) indices.push_back(static_cast<std::uint32_t>(3 * i + random() % 3 + 1));
+    for (std::size_t guess = 0; guess <= size; ++guess) {
+      for (std::uint32_t end = 0; end < 3 * size + 6; ++end) {
+        const auto expected = static_cast<std::size_t>(std::ranges::lower_bound(indices, end) - indices.begin());
+        EXPECT_EQ(kernels::find_near(indices, end, guess), expected);
+      }
+    }
+  }
+}
+
 TEST("of more runs of one entry each than a chunk holds all are taken, and nothing behind them is read") {
   constexpr std::size_t kRuns = 7000;
   std::vector<std::uint32_t> indices;  // of each run, and a zero behind it, at which a cut would take nothing
