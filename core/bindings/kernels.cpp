@@ -1,6 +1,7 @@
 #include "bindings/binding.hpp"
 #include "bindings/operation.hpp"
 #include "bindings/unlocked.hpp"
+#include "kernels/marks.hpp"
 #include "kernels/merge.hpp"
 #include "kernels/narrow.hpp"
 #include "kernels/pack_indices.hpp"
@@ -129,6 +130,13 @@ void bind_kernels(nb::module_& module) {
         return kernels::count_nonfinite(dtype, memory<const std::byte>(x, n * size_of(dtype)));
       },
       nb::arg("x"), nb::arg("n"), nb::arg("dtype"), unlocked);
+  module.def(
+      "mark",
+      [](std::uintptr_t indices, std::size_t count, std::size_t n, std::uintptr_t marks) {
+        return kernels::mark(memory<const std::uint32_t>(indices, count), 0, n,
+                             memory<std::uint64_t>(marks, kernels::mark_words(n)));
+      },
+      nb::arg("indices"), nb::arg("count"), nb::arg("n"), nb::arg("marks"), unlocked);
   bind_scatter(module);
   bind_encodings(module);
   bind_packing(module);

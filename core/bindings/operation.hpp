@@ -17,6 +17,7 @@
 #include "bindings/binding.hpp"
 #include "bindings/unlocked.hpp"
 #include "collectives/sparse_open.hpp"
+#include "kernels/marks.hpp"
 #include "progress/completion_queue.hpp"
 #include "progress/engine.hpp"
 #include "session/moves.hpp"
@@ -91,11 +92,13 @@ SparseStream<V> stream_of(std::uintptr_t indices, std::uintptr_t values, std::si
 }
 
 // For a sum, which may hold it densely, or read its entries where they lie and check them as it does: Python keeps them too.
+// `marks`: of the indices, or 0.
 template <class V>
-SparseStream<V> addend_at(std::uintptr_t indices, std::uintptr_t values, std::size_t nnz, std::uint64_t n,
-                          const SparseReduction& how) {
+SparseStream<V> addend_at(std::uintptr_t indices, std::uintptr_t values, std::size_t nnz, std::uintptr_t marks,
+                          std::uint64_t n, const SparseReduction& how) {
   if (indices == 0) return stream_of<V>(indices, values, nnz, n);
-  return addend_of<V>(n, memory<const std::uint32_t>(indices, nnz), memory<const V>(values, nnz), how);
+  const auto held = memory<const std::uint64_t>(marks, marks == 0 ? 0 : kernels::mark_words(n));
+  return addend_of<V>(n, memory<const std::uint32_t>(indices, nnz), memory<const V>(values, nnz), how, held);
 }
 
 class Operation {

@@ -111,28 +111,29 @@ void bind_reductions(nb::class_<Self>& type) {
           nb::arg("input"), nb::arg("output"), nb::arg("counts"), nb::arg("dtype"), nb::arg("reduction"), blocking, gate)
       .def(
           "all_reduce_sparse",
-          [](const Pointer& self, std::uintptr_t indices, std::uintptr_t values, std::size_t nnz, std::uint64_t n,
-             DType dtype, SparseReduction how, bool caller_waits) {
+          [](const Pointer& self, std::uintptr_t indices, std::uintptr_t values, std::size_t nnz, std::uintptr_t marks,
+             std::uint64_t n, DType dtype, SparseReduction how, bool caller_waits) {
             how.choice = self->sparse_choice();
             how.nodes = self->nodes();
             return on_entry_type(dtype, [&]<class V>(V) {
-              return begin(self, make_all_reduce(addend_at<V>(indices, values, nnz, n, how), how), caller_waits);
+              return begin(self, make_all_reduce(addend_at<V>(indices, values, nnz, marks, n, how), how), caller_waits);
             });
           },
-          nb::arg("indices"), nb::arg("values"), nb::arg("nnz"), nb::arg("n"), nb::arg("dtype"), nb::arg("how"), blocking)
+          nb::arg("indices"), nb::arg("values"), nb::arg("nnz"), nb::arg("marks"), nb::arg("n"), nb::arg("dtype"),
+          nb::arg("how"), blocking)
       .def(
           "all_reduce_sparse_into",
-          [](const Pointer& self, std::uintptr_t indices, std::uintptr_t values, std::size_t nnz, std::uint64_t n,
-             DType dtype, SparseReduction how, std::uintptr_t output, bool caller_waits) {
+          [](const Pointer& self, std::uintptr_t indices, std::uintptr_t values, std::size_t nnz, std::uintptr_t marks,
+             std::uint64_t n, DType dtype, SparseReduction how, std::uintptr_t output, bool caller_waits) {
             how.choice = self->sparse_choice();
             how.nodes = self->nodes();
             return on_entry_type(dtype, [&]<class V>(V) {
-              SparseStream<V> stream = addend_at<V>(indices, values, nnz, n, how);
+              SparseStream<V> stream = addend_at<V>(indices, values, nnz, marks, n, how);
               return begin(self, make_all_reduce_into(std::move(stream), memory<V>(output, n), how), caller_waits);
             });
           },
-          nb::arg("indices"), nb::arg("values"), nb::arg("nnz"), nb::arg("n"), nb::arg("dtype"), nb::arg("how"),
-          nb::arg("output"), blocking)
+          nb::arg("indices"), nb::arg("values"), nb::arg("nnz"), nb::arg("marks"), nb::arg("n"), nb::arg("dtype"),
+          nb::arg("how"), nb::arg("output"), blocking)
       .def(
           // Of entries that a stream has staged once the gate is open.
           "all_reduce_staged",

@@ -10,6 +10,7 @@
 #include <array>
 #include <cstddef>
 #include <deque>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -133,6 +134,12 @@ class FilledSum {
   static Step share_step(std::size_t block) { return static_cast<Step>(2 * block); }
   static Step sum_step(std::size_t block) { return kSumSteps + static_cast<Step>(block); }
 
+  // Of this rank's entries in a block, on average.
+  std::size_t index_bytes(Range range) const {
+    const double share = static_cast<double>(range.size()) / static_cast<double>(mine_.range.size());
+    return static_cast<std::size_t>(share * static_cast<double>(mine_.indices.size_bytes()));
+  }
+
   // This rank's entries in a block of `owner`'s, which follow those that it was asked for before.
   Task<void> share_of(Rank owner, Range range, Marks& marks, std::span<const V>& values) {
     if (mine_.dense) {
@@ -140,17 +147,14 @@ class FilledSum {
       co_return;
     }
     const std::size_t begin = next_[owner];
-    const auto rest = mine_.indices.subspan(begin, std::min(range.size(), mine_.indices.size() - begin));
-    const auto count = static_cast<std::size_t>(std::ranges::lower_bound(rest, range.end) - rest.begin());
-    const auto indices = rest.first(count);
     marks = Marks(kernels::mark_words(range.size()));
-    bool ordered = false;
-    co_await decide(net_, indices.size_bytes(),
-                    [&] { ordered = kernels::mark(indices, range.begin, range.size(), marks.span()); });
-    next_[owner] = begin + count;
+    std::optional<std::size_t> count;
+    co_await decide(net_, mine_.marks.empty() ? index_bytes(range) : range.size() / 8,
+                    [&] { count = mark_block(mine_, {range.begin, range.end}, begin, marks.span()); });
+    next_[owner] = begin + count.value_or(0);
     const bool is_last = range.end == slices_[owner].end;
-    if (!ordered || (is_last && next_[owner] != begins_[owner + 1])) co_await fail_own_indices(net_, mine_.range.size());
-    values = mine_.values.subspan(begin, count);
+    if (!count || (is_last && next_[owner] != begins_[owner + 1])) co_await fail_own_indices(net_, mine_.range.size());
+    values = mine_.values.subspan(begin, *count);
   }
 
   // A block of everybody's slice after the other, so that all owners have something to do.

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <type_traits>
 
 #include "collectives/allreduce.hpp"
@@ -86,14 +87,14 @@ bool begins_densely(std::uint64_t dimension, std::size_t entries, const SparseRe
 
 template <class V>
 SparseStream<V> addend_of(std::uint64_t dimension, std::span<const std::uint32_t> indices, std::span<const V> values,
-                          const SparseReduction& how) {
+                          const SparseReduction& how, std::span<const std::uint64_t> marks) {
   const bool is_open = leaves_choice<V>(how);
   const bool is_full = indices.size() == dimension && values.size() == dimension;
   if (is_open && is_full && static_cast<double>(dimension) > memory_delta<V>(dimension, how.switch_factor)) {
     return SparseStream<V>::borrow_dense(values);
   }
   if (is_open && may_fill<V>(dimension, how) && indices.size() == values.size() && values.size() > dimension / kBorrowedShare) {
-    return SparseStream<V>::borrow_sparse(dimension, indices, values);
+    return SparseStream<V>::borrow_sparse(dimension, indices, values, marks);
   }
   if (!begins_densely<V>(dimension, values.size(), how)) return SparseStream<V>::sparse(dimension, indices, values);
   const Array<std::uint32_t> kept(indices.size());  // a copy: the caller's may change, even while they are checked
@@ -211,7 +212,6 @@ Task<void> OpenSum<V>::sum_densely_into(std::span<V> output) {
   co_await sum_elements(addend, sum);
 }
 
-// Each index is read once, as the caller may change it meanwhile, and checked by the marks that it leaves.
 template <class V>
 Task<void> OpenSum<V>::write_borrowed(std::span<V> output) {
   if constexpr (!std::is_same_v<V, CountedF32>) {
@@ -223,16 +223,13 @@ Task<void> OpenSum<V>::write_borrowed(std::span<V> output) {
     for (std::size_t begin = 0; begin < output.size(); begin += kBlock) {
       const std::span<V> block = output.subspan(begin, std::min(kBlock, output.size() - begin));
       const auto marks = room.span().first(kernels::mark_words(block.size()));
-      const auto rest = claimed.indices.subspan(next, std::min(block.size(), claimed.indices.size() - next));
-      const auto end = std::ranges::lower_bound(rest, begin + block.size());
-      const auto count = static_cast<std::size_t>(end - rest.begin());
-      bool ordered = false;
-      co_await decide(net_, count * (sizeof(std::uint32_t) + sizeof(V)), [&] {
-        ordered = kernels::mark(rest.first(count), begin, block.size(), marks) && kernels::count_marks(marks) == count;
-        if (ordered) kernels::expand_marks<V>(block, marks, claimed.values.subspan(next, count), absent);
+      std::optional<std::size_t> count;
+      co_await decide(net_, block.size_bytes(), [&] {
+        count = mark_block(claimed, {begin, begin + block.size()}, next, marks);
+        if (count) kernels::expand_marks<V>(block, marks, claimed.values.subspan(next, *count), absent);
       });
-      if (!ordered) co_await fail_own_indices(net_, claimed.range.end);
-      next += count;
+      if (!count) co_await fail_own_indices(net_, claimed.range.end);
+      next += *count;
     }
     if (next != claimed.indices.size()) co_await fail_own_indices(net_, claimed.range.end);
   }
@@ -278,7 +275,8 @@ TELEGRAD_INSTANTIATE(CountedF32)
 #define TELEGRAD_INSTANTIATE(V)                                                              \
   template bool begins_densely<V>(std::uint64_t, std::size_t, const SparseReduction&);      \
   template SparseStream<V> addend_of(std::uint64_t, std::span<const std::uint32_t>,         \
-                                     std::span<const V>, const SparseReduction&);           \
+                                     std::span<const V>, const SparseReduction&,            \
+                                     std::span<const std::uint64_t>);                       \
   template Task<void> write_view(Transport&, const StreamView<V>&, std::span<V>, Reduction);
 TELEGRAD_FOR_ENTRY_VALUES(TELEGRAD_INSTANTIATE)
 #undef TELEGRAD_INSTANTIATE

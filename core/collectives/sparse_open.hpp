@@ -30,10 +30,10 @@ bool begins_densely(std::uint64_t dimension, std::size_t entries, const SparseRe
 
 /// A rank's entries as its addend: copied, and checked as validate_entries does, which throws. Where a sum may read and
 /// check them where they lie they are borrowed instead, and must stay as they are until it is over; so are the values of
-/// all elements, whose indices can only be one.
+/// all elements, whose indices can only be one. `marks`: of the indices, if the caller has them.
 template <class V>
 SparseStream<V> addend_of(std::uint64_t dimension, std::span<const std::uint32_t> indices, std::span<const V> values,
-                          const SparseReduction& how);
+                          const SparseReduction& how, std::span<const std::uint64_t> marks = {});
 
 /// A sum whose caller leaves the algorithm open (is_open()). Its messages have steps that no named algorithm comes to.
 template <class V>

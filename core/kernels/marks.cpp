@@ -297,6 +297,22 @@ bool mark(std::span<const std::uint32_t> indices, std::uint64_t base, std::size_
   return true;
 }
 
+void slice_marks(std::span<const std::uint64_t> marks, std::size_t begin, std::size_t range,
+                 std::span<std::uint64_t> slice) {
+  TELEGRAD_CHECK(slice.size() == mark_words(range) && begin + range <= marks.size() * kWord);
+  const std::uint64_t* const from = marks.data() + begin / kWord;
+  const std::size_t within = begin % kWord;
+  const std::size_t words = range / kWord;
+  for (std::size_t i = 0; i < words; ++i) {
+    slice[i] = within == 0 ? from[i] : from[i] >> within | from[i + 1] << (kWord - within);
+  }
+  const std::size_t rest = range % kWord;
+  if (rest == 0) return;
+  std::uint64_t last = from[words] >> within;
+  if (within + rest > kWord) last |= from[words + 1] << (kWord - within);
+  slice[words] = last & ((std::uint64_t{1} << rest) - 1);
+}
+
 std::size_t count_marks(std::span<const std::uint64_t> marks) {
   return kCount(marks.data(), marks.size());
 }

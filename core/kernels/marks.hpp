@@ -18,6 +18,9 @@ constexpr std::size_t mark_words(std::size_t range) { return (range + 63) / 64; 
 /// another, or they are those of some such indices. `marks` has mark_words(range) words (CHECKed).
 bool mark(std::span<const std::uint32_t> indices, std::uint64_t base, std::size_t range, std::span<std::uint64_t> marks);
 
+/// Those of `range` indices from `begin` on, of marks that have so many (CHECKed).
+void slice_marks(std::span<const std::uint64_t> marks, std::size_t begin, std::size_t range, std::span<std::uint64_t> slice);
+
 /// How many there are.
 std::size_t count_marks(std::span<const std::uint64_t> marks);
 

@@ -1,12 +1,14 @@
 #include "sparse/stream.hpp"
 
 #include <algorithm>
+#include <optional>
 #include <stdexcept>
 #include <string>
 #include <utility>
 
 #include "base/check.hpp"
 #include "base/copy.hpp"
+#include "kernels/marks.hpp"
 #include "kernels/merge.hpp"
 #include "kernels/operations.hpp"
 #include "kernels/reduce.hpp"
@@ -106,6 +108,22 @@ StreamView<V> StreamView<V>::slice(IndexRange within) const {
 }
 
 template <class V>
+std::optional<std::size_t> mark_block(const StreamView<V>& view, IndexRange block, std::size_t before,
+                                      std::span<std::uint64_t> marks) {
+  const auto size = static_cast<std::size_t>(block.size());
+  const std::size_t left = view.nnz() - before;
+  if (!view.marks.empty()) {
+    kernels::slice_marks(view.marks, static_cast<std::size_t>(block.begin), size, marks);
+    const std::size_t count = kernels::count_marks(marks);
+    return count <= left ? std::optional(count) : std::nullopt;
+  }
+  const auto rest = view.indices.subspan(before, std::min(size, left));
+  const auto count = static_cast<std::size_t>(std::ranges::lower_bound(rest, block.end) - rest.begin());
+  const bool ordered = kernels::mark(rest.first(count), block.begin, size, marks);
+  return ordered && kernels::count_marks(marks) == count ? std::optional(count) : std::nullopt;
+}
+
+template <class V>
 void write_dense(const StreamView<V>& view, std::span<V> out, Reduction reduction, double factor) {
   TELEGRAD_CHECK(out.size() == view.range.size());
   constexpr std::size_t kBlock = 8192;  // cleared and written, or copied and scaled, while in the cache
@@ -161,11 +179,13 @@ SparseStream<V> SparseStream<V>::borrow_dense(std::span<const V> values) {
 
 template <class V>
 SparseStream<V> SparseStream<V>::borrow_sparse(std::uint64_t dimension, std::span<const std::uint32_t> indices,
-                                               std::span<const V> values) {
+                                               std::span<const V> values, std::span<const std::uint64_t> marks) {
   TELEGRAD_CHECK(indices.size() == values.size());
+  TELEGRAD_CHECK(marks.empty() || marks.size() == kernels::mark_words(static_cast<std::size_t>(dimension)));
   SparseStream stream(dimension);
   stream.borrowed_ = values;
   stream.borrowed_indices_ = indices;
+  stream.borrowed_marks_ = marks;
   return stream;
 }
 
@@ -265,6 +285,7 @@ SparseStream<V> reduce(SparseStream<V> a, SparseStream<V> b, Reduction reduction
 #define TELEGRAD_INSTANTIATE(V)                                                       \
   template struct StreamView<V>;                                                      \
   template class SparseStream<V>;                                                     \
+  template std::optional<std::size_t> mark_block(const StreamView<V>&, IndexRange, std::size_t, std::span<std::uint64_t>); \
   template void write_dense(const StreamView<V>&, std::span<V>, Reduction, double);   \
   template SparseStream<V> reduce(SparseStream<V>, SparseStream<V>, Reduction, double);
 TELEGRAD_FOR_ENTRY_VALUES(TELEGRAD_INSTANTIATE)

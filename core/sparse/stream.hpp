@@ -6,6 +6,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <utility>
 
@@ -33,6 +34,7 @@ struct StreamView {
   bool dense = false;
   std::span<const std::uint32_t> indices;  // strictly increasing, in the range, counted from the whole vector's start
   std::span<const V> values;               // one per index, or range.size() where dense
+  std::span<const std::uint64_t> marks = {};  // of the indices (kernels/marks.hpp), where somebody has made them
 
   /// Entries held: range.size() where dense.
   std::size_t nnz() const { return values.size(); }
@@ -40,6 +42,14 @@ struct StreamView {
   /// The part in `within`, which must lie in this range (CHECKed). O(log nnz).
   StreamView slice(IndexRange within) const;
 };
+
+/// Marks a block of a whole vector's entries, of which the first `before` lie before it, and says how many are marked. Each index is
+/// read once, as its owner may change it meanwhile, and none where the view has marks. Nothing, unless those indices are
+/// strictly increasing and in the block, or where there are fewer entries than marks. `marks` has as many words as the block
+/// needs (CHECKed).
+template <class V>
+std::optional<std::size_t> mark_block(const StreamView<V>& view, IndexRange block, std::size_t before,
+                                      std::span<std::uint64_t> marks);
 
 /// Throws std::invalid_argument, naming what is wrong, unless the indices are strictly increasing and below the
 /// dimension, there are as many values, and the dimension is at most kDimensionMost.
@@ -64,9 +74,10 @@ class SparseStream {
   static SparseStream dense(std::span<const V> values);
   /// Dense, without a copy until something is to change it: `values` must outlive the stream and stay as they are.
   static SparseStream borrow_dense(std::span<const V> values);
-  /// Entries as somebody claims them: nobody has checked the indices, which may change. For whoever checks what it reads.
+  /// Entries as somebody claims them: nobody has checked the indices, which may change, nor that `marks`, if any, are theirs. For
+  /// whoever checks what it reads.
   static SparseStream borrow_sparse(std::uint64_t dimension, std::span<const std::uint32_t> indices,
-                                    std::span<const V> values);
+                                    std::span<const V> values, std::span<const std::uint64_t> marks = {});
   /// Take arrays that the caller has built in order: only lengths and the ends are CHECKed.
   static SparseStream adopt_sparse(std::uint64_t dimension, Array<std::uint32_t> indices, Array<V> values);
   static SparseStream adopt_dense(Array<V> values);
@@ -84,7 +95,7 @@ class SparseStream {
   std::span<V> own_values();
 
   /// Valid until the stream is changed, moved from or destroyed.
-  StreamView<V> view() const { return {{0, dimension_}, dense_, indices(), values()}; }
+  StreamView<V> view() const { return {{0, dimension_}, dense_, indices(), values(), borrowed_marks_}; }
   StreamView<V> slice(std::uint64_t begin, std::uint64_t end) const { return view().slice({begin, end}); }
 
   /// Becomes dense, in place, with kernels::absent_element(reduction) where there is no entry. -0 becomes +0 in sums
@@ -109,6 +120,7 @@ class SparseStream {
   Array<V> values_;
   std::span<const V> borrowed_;  // in place of values_
   std::span<const std::uint32_t> borrowed_indices_;  // in place of indices_, where that is sparse
+  std::span<const std::uint64_t> borrowed_marks_;    // of these
 };
 
 /// The number of entries δ beyond which a stream of `n` elements is better dense: factor * n * v / (c + v), with v

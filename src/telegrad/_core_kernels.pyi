@@ -5,6 +5,7 @@ files.
 from telegrad._core import DType
 
 def compact(dense: int, n: int, dtype: DType, absent: float, indices: int, values: int, capacity: int) -> int: ...
+def mark(indices: int, count: int, n: int, marks: int) -> bool: ...
 def accumulate_select(
     residual: int,
     gradient: int,

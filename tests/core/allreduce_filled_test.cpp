@@ -49,9 +49,23 @@ std::vector<std::vector<V>> sums_of(const std::vector<SparseStream<V>>& streams,
 }
 
 template <class V>
+std::vector<std::uint64_t> marks_of(const Input<V>& input, std::uint64_t n) {
+  std::vector<std::uint64_t> marks(kernels::mark_words(static_cast<std::size_t>(n)));
+  REQUIRE(kernels::mark(input.indices, 0, static_cast<std::size_t>(n), marks));
+  return marks;
+}
+
+// The streams of some ranks have marks.
+template <class V>
 void check(const std::vector<Input<V>>& inputs, std::uint64_t n, Reduction reduction, Rank dense_rank = ~Rank{0}) {
   std::vector<SparseStream<V>> streams;
-  for (const Input<V>& input : inputs) streams.push_back(input.stream(n));
+  std::deque<std::vector<std::uint64_t>> marks;
+  for (const Input<V>& input : inputs) {
+    const bool is_marked = streams.size() % 3 != 1 && streams.size() != dense_rank;
+    if (is_marked) marks.push_back(marks_of(input, n));
+    streams.push_back(is_marked ? SparseStream<V>::borrow_sparse(n, input.indices, input.values, marks.back())
+                                : input.stream(n));
+  }
   if (dense_rank < streams.size()) streams[dense_rank].to_dense(reduction);
   const auto expected = dense_result(inputs, n, reduction);
   for (const World world : kWorlds) {
@@ -154,6 +168,29 @@ TEST("indices that are no stream's end the operation, wherever they are wrong") 
   check_own([](auto& indices) { std::ranges::fill(indices, 7U); });
 }
 
+TEST("marks of other indices end the operation") {
+  const auto inputs = inputs_of<float>(3, 0.6);
+  auto marks = marks_of(inputs[1], kN);
+  const auto outcome = [&] {
+    std::vector<std::vector<float>> outputs(3, std::vector<float>(kN));
+    return run_ranks(World::memory, 3, [&](Rank rank) {
+      const auto stream = std::make_shared<SparseStream<float>>(SparseStream<float>::borrow_sparse(
+          kN, inputs[rank].indices, inputs[rank].values,
+          rank == 1 ? std::span<const std::uint64_t>(marks) : std::span<const std::uint64_t>()));
+      return std::make_shared<Request>(Call{.operation = Operation::sparse_allreduce}, [&, rank, stream](Transport& net) {
+        return allreduce_filled(net, stream->view(), Reduction::sum, std::span(outputs[rank]));
+      });
+    });
+  };
+  EXPECT(outcome().all_succeeded());
+  const std::uint64_t right = marks[1000];
+  marks[1000] = right & (right - 1);
+  for (const RequestPtr& request : outcome().requests) EXPECT(request->failure() && request->failure()->peer == 1U);
+  marks[1000] = right;
+  std::ranges::fill(marks, ~std::uint64_t{0});
+  for (const RequestPtr& request : outcome().requests) EXPECT(request->failure() && request->failure()->peer == 1U);
+}
+
 // A rank that sends what it likes to rank 0, as the first block of its slice.
 Task<void> send_damage(Transport& net, int damage) {
   const std::size_t elements = std::min<std::size_t>(65'536, kN / 3 + 1);
@@ -225,6 +262,8 @@ TEST("an open sum borrows its entries, and is right whether it goes densely or n
         auto inputs = inputs_of<float>(size, density);
         Random random(4);
         if (one_has_few) inputs[size - 1] = uniform<float>(kN, 0.001, random);
+        std::vector<std::vector<std::uint64_t>> all_marks;
+        for (const Input<float>& input : inputs) all_marks.push_back(marks_of(input, kN));
         const auto expected = dense_result(inputs, kN, Reduction::sum);
         const std::optional<NetworkCosts> costs = size == 3 ? std::optional(kLatency) : std::nullopt;
         for (const World world : kWorlds) {
@@ -232,7 +271,8 @@ TEST("an open sum borrows its entries, and is right whether it goes densely or n
           const Ended ended = run_ranks(world, size, [&](Rank rank) {
             const SparseReduction how{.algorithm = Algorithm::automatic, .choice = choice_of(size, costs)};
             const Input<float>& mine = inputs[rank];
-            auto sum = make_all_reduce(addend_of<float>(kN, mine.indices, mine.values, how), how);
+            const auto marks = rank == 1 ? std::span<const std::uint64_t>() : std::span<const std::uint64_t>(all_marks[rank]);
+            auto sum = make_all_reduce(addend_of<float>(kN, mine.indices, mine.values, how, marks), how);
             results.push_back(sum.result);
             return sum.request;
           });

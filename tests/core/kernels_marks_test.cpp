@@ -39,6 +39,29 @@ TEST("marks are those of the reference, of any range, and counted") {
   }
 }
 
+TEST("a slice of marks has those of its indices, wherever it begins and ends") {
+  std::mt19937 random(6);
+  constexpr std::size_t kRange = 1000;
+  for (const double density : kDensities) {
+    const auto indices = indices_in(0, kRange, density, random);
+    std::vector<std::uint64_t> marks(kernels::mark_words(kRange));
+    EXPECT(kernels::reference::mark(indices, 0, kRange, marks));
+    Guarded<std::uint64_t> read(marks, 8);
+    for (std::size_t begin = 0; begin <= kRange; begin += 1 + random() % 17) {
+      for (std::size_t end = begin; end <= kRange; end += end + 200 < kRange ? random() % 90 : 1 + random() % 7) {
+        std::vector<std::uint32_t> here;
+        std::ranges::copy_if(indices, std::back_inserter(here), [&](auto i) { return i >= begin && i < end; });
+        std::vector<std::uint64_t> expected(kernels::mark_words(end - begin));
+        EXPECT(kernels::reference::mark(here, begin, end - begin, expected));
+        Guarded<std::uint64_t> slice(kernels::mark_words(end - begin), 8);
+        kernels::slice_marks(read.span(), begin, end - begin, slice.span());
+        EXPECT_EQ(slice.copy(), expected);
+        EXPECT(slice.intact());
+      }
+    }
+  }
+}
+
 TEST("indices that are repeated, out of order or outside the range are refused wherever they are, and nothing else is written") {
   std::mt19937 random(4);
   for (const double density : {0.02, 0.6, 1.0}) {

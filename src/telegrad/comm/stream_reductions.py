@@ -72,18 +72,20 @@ class StreamReductions(Member):
         if overlaps_stream(buffer, stream):
             raise ValueError("out shares memory with the stream: give it memory of its own")
         indices, values = stream.memory(neutral_element(sparse_reduction_of(op)))
+        marks = stream.marks
         how = self._sparse_reduction(stream, op, algorithm, switch_factor, wire, error, seed, out=buffer, slices=slices)
         request = core.all_reduce_sparse_into(
             0 if indices is None else address(indices),
             address(values),
             values.size,
+            0 if marks is None else address(marks),
             stream.n,
             dtype,
             how,
             buffer.pointer,
             not async_op,
         )
-        held = (indices, values, out, error)
+        held = (indices, values, marks, out, error)
         if async_op:
             return self._work(request, "all_reduce_into", held, lambda _: out)
         self._block(request, held)
@@ -143,16 +145,18 @@ class StreamReductions(Member):
     ) -> Any:
         core, absent, stream = self._usable(), neutral_element(sparse_reduction_of(op)), given.stream
         indices, values = stream.memory(absent)
+        marks = stream.marks
         request = core.all_reduce_sparse(
             0 if indices is None else address(indices),
             address(values),
             values.size,
+            0 if marks is None else address(marks),
             stream.n,
             DTYPES[stream.dtype],
             how,
             not async_op,
         )
-        held = (indices, values, error)
+        held = (indices, values, marks, error)
 
         def finish(done: _core.Request) -> Any:
             sum_indices, sum_values = done.sparse_result()

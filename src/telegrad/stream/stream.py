@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from telegrad import _core
 from telegrad.stream.coo import check_coo, coo_of_entries, entries_of_coo, is_coo
 from telegrad.stream.csr import entries_of_row, row_of_entries
 from telegrad.stream.values import (
@@ -38,7 +39,9 @@ class SparseStream:
 
     ``indices``: numpy uint32, int32, int64 or uint64, or torch int32 or int64, 1-D. ``values``: 1-D, contiguous, numpy
     or torch float32, float64 or float16, or torch bfloat16. uint32 indices and all values (but torch's lazy negative
-    views) are used without a copy, so leave them alone while a collective runs. An absent index means the neutral
+    views) are used without a copy: leave the indices as they are, and the values while a collective runs. Where the
+    entries take more memory than a dense vector, a bit for each element is made beside, from which sums are formed
+    without reading the indices again. An absent index means the neutral
     element of the reduction in which the stream takes part: 0 for a sum, an average or max_abs, 1 for a product,
     infinity for a minimum, -infinity for a maximum. So a minimum over ranks is the minimum over those that have an
     entry, not over their zeros. Of a result that is held densely (``is_dense``) an entry that equals the neutral
@@ -48,13 +51,14 @@ class SparseStream:
     repeated or outside [0, n), and for n of 2**32 or more: split such vectors. Source: SparCML §5.1.
     """
 
-    __slots__ = ("_absent", "_bits", "_dense", "_indices", "_n", "_of_torch")
+    __slots__ = ("_absent", "_bits", "_dense", "_indices", "_marks", "_n", "_of_torch")
 
     def __init__(self, indices: Any, values: Any, n: int) -> None:
         self._n = _checked_length(n)
         self._of_torch = is_torch_tensor(values)
         self._bits = bits_of(values, "values")
-        self._indices: npt.NDArray[np.uint32] | None = _checked_indices(indices, self._bits.size, self._n)
+        self._indices: npt.NDArray[np.uint32] | None
+        self._indices, self._marks = _checked_indices(indices, self._bits, self._n)
         self._dense: Bits | None = None
         self._absent: float | None = None
 
@@ -78,6 +82,7 @@ class SparseStream:
         stream._of_torch = of_torch
         stream._n = n
         stream._indices = indices
+        stream._marks = None
         stream._bits = bits
         stream._dense = bits if indices is None else None
         stream._absent = absent
@@ -198,6 +203,14 @@ class SparseStream:
             return None, self._dense
         return self.entries(absent)
 
+    @property
+    def marks(self) -> npt.NDArray[np.uint64] | None:
+        """A bit for each of the ``n`` elements, 1 where it has an entry: element i is bit i % 64 of word i // 64.
+
+        ``None`` of a stream that is held densely or whose entries take less memory than a dense vector.
+        """
+        return self._marks
+
     def entries(self, absent: float) -> tuple[npt.NDArray[np.uint32], Bits]:
         """Indices and bits of the values, for whoever takes an index that is not among them for ``absent``.
 
@@ -289,7 +302,23 @@ def _checked_length(n: Any, what: str = "n={}") -> int:
     return int(n)
 
 
-def _checked_indices(indices: Any, count: int, n: int) -> npt.NDArray[np.uint32]:
+def _checked_indices(indices: Any, bits: Bits, n: int) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.uint64] | None]:
+    """The indices, and marks of them where they are many; each is checked once."""
+    given = _index_array(indices, bits.size)
+    if given.dtype != np.uint32:
+        _check_order(given, n)
+    held = np.ascontiguousarray(given, dtype=np.uint32)
+    marks = None
+    if 0 < n * bits.itemsize <= bits.size * (_INDEX_BYTES + bits.itemsize):
+        marks = np.empty(-(-n // 64), np.uint64)
+        if _core.mark(held.ctypes.data, held.size, n, marks.ctypes.data):
+            return held, marks
+    if given.dtype == np.uint32:
+        _check_order(given, n)
+    return held, None
+
+
+def _index_array(indices: Any, count: int) -> npt.NDArray[Any]:
     if is_torch_tensor(indices):
         if indices.device.type != "cpu":
             raise TypeError(f"indices are on {indices.device}: move them with .cpu()")
@@ -308,8 +337,12 @@ def _checked_indices(indices: Any, count: int, n: int) -> npt.NDArray[np.uint32]
         raise ValueError(f"indices have {indices.ndim} dimensions: they must have one; use .reshape(-1)")
     if indices.size != count:
         raise ValueError(f"indices has {indices.size} entries but values has {count}: give one value for each index")
+    return indices
+
+
+def _check_order(indices: npt.NDArray[Any], n: int) -> None:
     if indices.size == 0:
-        return np.empty(0, np.uint32)
+        return
     not_above = indices[1:] <= indices[:-1]
     if not_above.any():
         at = int(not_above.argmax()) + 1
@@ -320,4 +353,3 @@ def _checked_indices(indices: Any, count: int, n: int) -> npt.NDArray[np.uint32]
     for at in (0, indices.size - 1):
         if not 0 <= int(indices[at]) < n:
             raise ValueError(f"indices[{at}]={indices[at]} is outside [0, n={n}): correct the index or give the true n")
-    return np.ascontiguousarray(indices, dtype=np.uint32)

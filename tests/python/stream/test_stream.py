@@ -174,6 +174,40 @@ def test_bad_input(indices: object, values: object, n: object, error: type[Excep
         SparseStream(indices, values, n)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("dtype", [np.uint32, np.int64])
+@pytest.mark.parametrize(("values", "fewest"), [(np.float32, 500), (np.float64, 667), (np.float16, 334)])
+def test_marks_of_what_takes_more_memory_than_a_dense_vector(dtype: type, values: type, fewest: int) -> None:
+    n = 1000
+    for count in (0, fewest - 1, fewest, n):
+        indices = np.sort(np.random.default_rng(count).permutation(n)[:count]).astype(dtype)
+        marks = SparseStream(indices, np.ones(count, values), n).marks
+        if count < fewest:
+            assert marks is None
+        else:
+            assert marks is not None
+            bits = np.unpackbits(marks.view(np.uint8), bitorder="little")
+            assert np.array_equal(np.flatnonzero(bits), indices)
+            assert bits.size == 1024
+    assert SparseStream.from_dense(np.ones(n, values)).marks is None
+
+
+@pytest.mark.parametrize("dtype", [np.uint32, np.int64])
+@pytest.mark.parametrize(
+    ("at", "index", "message"),
+    [
+        (70, 69, r"indices\[70\]=69 does not exceed indices\[69\]=69"),
+        (70, 12, r"indices\[70\]=12 does not exceed indices\[69\]=69"),
+        (98, 100, r"indices\[98\]=100 is outside \[0, n=100\)"),
+        (98, 2**32 - 1, r"indices\[98\]=4294967295 is outside \[0, n=100\)"),
+    ],
+)
+def test_wrong_indices_of_a_full_stream(dtype: type, at: int, index: int, message: str) -> None:
+    indices = np.arange(99).astype(dtype)
+    indices[at] = index
+    with pytest.raises(ValueError, match=message):
+        SparseStream(indices, np.ones(99, np.float32), 100)
+
+
 def test_from_dense_refuses_other_types() -> None:
     with pytest.raises(TypeError, match="x is a list"):
         SparseStream.from_dense([1.0])
