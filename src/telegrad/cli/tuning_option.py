@@ -29,7 +29,10 @@ def read_tuning(path: Path) -> Tuning:
     """Raises ``BadParameter`` for a file that holds none."""
     try:
         text = path.read_text()
-        found = json.loads(text)
+        try:
+            found = json.loads(text)
+        except json.JSONDecodeError as error:
+            raise ValueError(f"this is no tuning but damaged JSON ({error}): calibrate again") from error
         inner = found.get("tuning") if isinstance(found, dict) else None
         return Tuning.from_json(text) if inner is None else Tuning.from_data(inner)
     except (OSError, UnicodeDecodeError, ValueError, RecursionError) as error:

@@ -88,7 +88,8 @@ class Reductions(StreamReductions, DeviceSums):
         ``"indices"`` alone; one of the names above for how its values are rounded (``"f32"``: not at all), or both, as
         in ``"packed-bf16"``; what rounding lost is then *added* to ``error``, of ``n`` float32, so that it may be the
         residual. ``"mean"``: every message whose values are all of one sign holds their mean alone (RedSync, same-sign
-        quantization), and one with a NaN or an infinity a NaN for all; others hold them as they are. ``None`` and
+        quantization), and one with a NaN or an infinity a NaN for all; others, and those that have become dense, hold
+        them as they are. ``None`` and
         ``"auto"`` lose nothing, and pack where the network is slow enough for that. Ranks that give COO tensors give
         the same shape: only the number of elements is compared.
 

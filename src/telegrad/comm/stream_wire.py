@@ -97,9 +97,11 @@ def check_block_wire(wire: object, owner: str) -> None:
 
 def _parts_of(wire: object) -> tuple[str | None, str | None]:
     """The names of the layout and of the values' encoding; ``None``: not named."""
-    if wire is None or wire == _AUTO:
+    if wire is None:
         return None, None
     if isinstance(wire, str):
+        if wire == _AUTO:
+            return None, None
         first, dash, second = wire.partition("-")
         if first in _LAYOUTS and (not dash or second in ENCODINGS or second in _NATIVE):
             return first, second or None

@@ -24,13 +24,16 @@ SELECTIONS: Mapping[str, type[Selection]] = {
 """What ``selection=`` can be. What each promises is in its docstring and in docs/selection.md."""
 
 
-def selection_named(name: str, interval: int | None = None, *, same_sign: bool = False) -> Selection:
+def selection_named(
+    name: str, interval: int | None = None, *, same_sign: bool = False, argument: str = "selection"
+) -> Selection:
     """The policy of that name. ``interval``: for those that reuse a threshold, others have none; ``None``: their own.
 
-    ``same_sign``: entries of one sign at a time. Raises ``ValueError`` and ``TypeError`` for what does not exist.
+    ``argument``: what the caller's one is called. ``same_sign``: entries of one sign at a time. Raises ``ValueError``
+    and ``TypeError`` for what does not exist.
     """
     if name not in SELECTIONS:
-        raise ValueError(f"selection={name!r} does not exist: use one of {', '.join(SELECTIONS)}")
+        raise ValueError(f"{argument}={name!r} does not exist: use one of {', '.join(SELECTIONS)}")
     policy = SELECTIONS[name]
     options: dict[str, object] = {}
     if interval is not None:  # checked in any case

@@ -112,7 +112,7 @@ def check_selections(
         raise TypeError(f"same_sign={same_sign!r} must be True or False")
     for name, one in given.items():
         if isinstance(one, str):
-            selection_named(one, interval)
+            selection_named(one, interval, argument=name)
         elif not is_selection(one):
             raise TypeError(f"{name}={one!r} must be a selection or its name; a policy says what is summed densely")
         elif same_sign and not getattr(one, "same_sign", False):

@@ -67,7 +67,8 @@ def check_options(options: Mapping[str, Any], compression: str | None) -> None:
         if name not in _DEFAULTS:
             raise TypeError(f"Synchronizer has no argument {name!r}: its options are those of CompressionOptions")
         if compression is None:
-            raise ValueError(f"{name}={value!r} is an option of compression: give compression='topk' or 'auto' too")
+            kinds = "'quantised' or 'auto'" if name == "quantised" else "'topk' or 'auto'"
+            raise ValueError(f"{name}={value!r} is an option of compression: give compression={kinds} too")
 
 
 class Compression:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Self
@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor, nn
+from torch._compile import _disable_dynamo
 
 from telegrad.comm import Communicator
 from telegrad.comm.device.runtime import has_runtime
@@ -18,6 +19,7 @@ from telegrad.compress.arguments import checked_count
 from telegrad.plan.trace import Trace
 from telegrad.train.clocks import Clock, DeviceClock, Mark, WallClock
 from telegrad.train.forward_hooks import ForwardHooks, check_takes_hooks
+from telegrad.train.gradient_hooks import on_gradient
 
 _NEVER = -1.0
 _SAMPLES_MOST = 200
@@ -69,9 +71,7 @@ class StepProfile:
         self._hooks = ForwardHooks(self._model, before=self._begin, after=self._watch)
         try:
             for position, one in enumerate(self._parameters.values()):
-                self._handles.append(
-                    one.register_post_accumulate_grad_hook(lambda _, position=position: self._arrive(position))
-                )
+                self._handles.append(on_gradient(one, self._hook_of(position)))
         except BaseException:
             self._remove_hooks()
             raise
@@ -129,6 +129,7 @@ class StepProfile:
             f"{type(self._model).__name__}, medians",
         )
 
+    @_disable_dynamo  # where the model's call is compiled, what hooks call is not
     def _begin(self) -> None:
         if not torch.is_grad_enabled():
             return
@@ -138,6 +139,7 @@ class StepProfile:
         if len(self._passes) < self._skip + _SAMPLES_MOST:
             self._open = _Pass(self._clock.mark())
 
+    @_disable_dynamo
     def _watch(self, outputs: Any) -> None:
         for tensor in _tensors_in(outputs):
             if tensor.requires_grad and self._open is not None:
@@ -146,6 +148,9 @@ class StepProfile:
     def _turn(self) -> None:
         if self._open is not None and self._open.backward is None:
             self._open.backward = self._clock.mark()
+
+    def _hook_of(self, position: int) -> Callable[[Tensor], None]:
+        return lambda _: self._arrive(position)
 
     def _arrive(self, position: int) -> None:
         if self._open is not None:

@@ -26,6 +26,7 @@ from telegrad.train.compression_on_device import CompressionOnDevice, group_of
 from telegrad.train.device_clipping import clip_together
 from telegrad.train.device_group import check_fits_device, dense_cost, is_on_device
 from telegrad.train.gradient_group import GradientGroup, Run
+from telegrad.train.gradient_hooks import on_gradient
 from telegrad.train.group_planning import PLANS, TIMED, first_groups
 from telegrad.train.measured_timeline import MeasuredTimeline
 from telegrad.train.optimizer_step import HiddenGradients, PendingPass, StepWait, checked_optimizers
@@ -89,7 +90,8 @@ class Synchronizer:
 
     All arguments are the same on all ranks (``ValueError`` on all of them otherwise). After an
     exception in a backward pass set gradients to ``None``, as ``zero_grad()`` does; where it ended the pass of some
-    ranks only, the next pass fails with MismatchedCall. A NaN or an infinity in a gradient
+    ranks only, the next pass fails with MismatchedCall, unless no gradient had come there: then that pass is one that
+    those ranks have left out, and they go on one apart. A NaN or an infinity in a gradient
     arrives on all ranks. A TransportError comes out of ``backward()``; the gradients of that pass are lost, and with
     compression what waited and was sent in it: go on from a ``state_dict()`` of before. The model
     holds the Synchronizer until ``close()``; a copy of the model has none. Raises ``TypeError`` and ``ValueError`` for
@@ -325,8 +327,6 @@ class Synchronizer:
 
     def close(self) -> None:
         """Lets go of the model, whose gradients have memory of their own again. Called twice it does nothing."""
-        if not self._handles:
-            return
         with contextlib.suppress(TransportError):
             self.wait()
         self._undo.close()  # all of it, also where some of it is interrupted
@@ -487,7 +487,7 @@ class Synchronizer:
             for names, way in zip(groups, ways, strict=True)
         ]
         self._handles = [
-            one.register_post_accumulate_grad_hook(self._hook_of(number, run, position))  # type: ignore[no-untyped-call]
+            on_gradient(one, self._hook_of(number, run, position))
             for number, group in enumerate(self._groups)
             for run in group.runs
             for position, one in enumerate(run.parameters)

@@ -189,7 +189,7 @@ def test_a_rank_alone_may_send_less_than_the_link_carries(tmp_path: Path) -> Non
 def test_what_is_no_tuning_or_has_costs_of_its_own_beside_it_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "none.json"
     for text, more, said in (
-        ("[", (), f"--tuning: cannot read {path}"),
+        ("[", (), f"--tuning: cannot read {path}: this is no tuning but damaged JSON"),
         ("{}", (), f"--tuning: cannot read {path}: this is no tuning"),
         ("{}", ("--beta", "1e-9"), "--beta: --tuning has measured costs: leave this out"),
         ("{}", ("--network", "1gbit"), "--network: --tuning has measured costs: leave this out"),

@@ -220,6 +220,8 @@ def test_what_is_refused_before_anything_is_sent(ranks: list[Communicator]) -> N
             call(np.zeros(3, np.float32), wire="bf16")
         with pytest.raises(ValueError, match="wire='zip' does not exist for sparse streams"):
             call(x, wire="zip")
+        with pytest.raises(ValueError, match=r"wire=array\(\[0., 0.\]\) does not exist for sparse streams"):
+            call(x, wire=np.zeros(2))
         with pytest.raises(TypeError, match="error has dtype float64: give a float32 one"):
             call(x, wire="bf16", error=np.zeros(N))
         with pytest.raises(TypeError, match="wire='bf16' does not fit a stream of f64"):

@@ -66,11 +66,11 @@ def test_redsync() -> None:
 @pytest.mark.parametrize(
     ("make", "error", "message"),
     [
-        (lambda: BySize(middle="best")(TENSORS[0]), ValueError, "selection='best' does not exist"),
+        (lambda: BySize(middle="best")(TENSORS[0]), ValueError, "middle='best' does not exist"),
         (lambda: BySize(middle="reused", same_sign=True)(TENSORS[0]), ValueError, "same_sign=True does not fit sel"),
         (lambda: BySize(density=2)(TENSORS[0]), ValueError, "density=2 must be in"),
         (lambda: BySize(density=2), ValueError, "density=2 must be in"),
-        (lambda: BySize(large="best"), ValueError, "selection='best' does not exist"),
+        (lambda: BySize(large="best"), ValueError, "large='best' does not exist"),
         (lambda: BySize(dense="hidden"), TypeError, r"dense='hidden' must be a tuple of names"),  # type: ignore[arg-type]
         (
             lambda: BySize(middle=ExactTopK(), same_sign=True),

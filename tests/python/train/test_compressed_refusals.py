@@ -38,6 +38,11 @@ def of_one(parameters: Any) -> torch.optim.Optimizer:
             ValueError,
             "density=0.1 is an option of compression: give compression",
         ),
+        (
+            {"compression": None, "quantised": "int8"},
+            ValueError,
+            "quantised='int8' is an option of compression: give compression='quantised' or 'auto'",
+        ),
         ({"densty": 0.1}, TypeError, "Synchronizer has no argument 'densty'"),
         ({"compression": None, "densty": 0.1}, TypeError, "Synchronizer has no argument 'densty'"),
         ({"nonfinite": "skip"}, ValueError, "nonfinite='skip' does not exist: use one of raise, send"),

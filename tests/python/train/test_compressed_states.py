@@ -51,6 +51,23 @@ def test_a_state_goes_on_bitwise(on_ranks: OnRanks) -> None:
         on_ranks(2, run)
 
 
+def test_a_state_is_loaded_while_a_parameter_is_frozen(on_ranks: OnRanks) -> None:
+    def run(comm: Communicator) -> None:
+        first, second = (Rank(comm, plan=NAMED) for _ in range(2))
+        for step in range(3):
+            first.step(gradients_of(comm.rank, step))
+        frozen = next(second.model.parameters())
+        frozen.requires_grad_(False)
+        second.sync.load_state_dict(first.sync.state_dict())
+        assert not frozen.requires_grad
+        frozen.requires_grad_(True)
+        for step in range(3, 5):
+            averages = [one.step(gradients_of(comm.rank, step)) for one in (first, second)]
+            assert all(torch.equal(averages[0][name], averages[1][name]) for name in SHAPES)
+
+    on_ranks(2, run)
+
+
 def test_a_state_of_an_earlier_step_is_the_same_in_a_new_one(on_ranks: OnRanks) -> None:
     """Thresholds of sums are those of the state, not of the steps that are left behind."""
 

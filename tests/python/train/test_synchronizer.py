@@ -47,6 +47,34 @@ def test_training_is_that_of_one_process_with_all_data(on_ranks: OnRanks, ranks:
     assert all(torch.equal(a, b) for other in results for a, b in zip(results[0], other, strict=True))
 
 
+@pytest.mark.parametrize("thawed_at", [6, 9])
+def test_a_layer_is_frozen_while_groups_are_planned(on_ranks: OnRanks, thawed_at: int) -> None:
+    steps, planned_at = 10, 4
+
+    def freezes(model: Net, step: int) -> None:
+        model.tail.requires_grad_(not planned_at - 2 <= step < thawed_at)
+
+    def frozen_loss(model: Net, step: int, rank: int) -> Tensor:
+        freezes(model, step)
+        return loss_of(model, step, rank)
+
+    expected = reference(2, steps, frozen_loss)
+
+    def run(comm: Communicator) -> None:
+        model = model_of(comm.rank)
+        optimizer = sgd(model)
+        sync = Synchronizer(model, comm, plan="greedy", warmup_steps=planned_at)
+        for step in range(steps):
+            optimizer.zero_grad()
+            frozen_loss(model, step, comm.rank).backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+        assert sync.plan is not None
+        assert_same(model, expected)
+        sync.close()
+
+    on_ranks(2, run)
+
+
 @pytest.mark.parametrize("plan", PLANS[:-1])
 def test_parameters_without_elements(on_ranks: OnRanks, plan: str) -> None:
     """Wherever they are among the others: first, in the middle, last, and alone."""
