@@ -1,5 +1,7 @@
 #include "collectives/allreduce.hpp"
 
+#include <utility>
+
 #include "base/check.hpp"
 #include "collectives/allreduce_rabenseifner.hpp"
 #include "collectives/allreduce_recursive_doubling.hpp"
@@ -7,10 +9,22 @@
 
 namespace telegrad {
 
+namespace {
+
+Task<void> made_first(InputMaker& maker, std::size_t elements, Task<void> sum) {
+  co_await maker.make({0, elements});
+  co_await std::move(sum);
+}
+
+}  // namespace
+
 Task<void> allreduce(Transport& net, Algorithm algorithm, DType dtype, Reduction reduction, ConstBytes input,
-                     Bytes output) {
+                     Bytes output, InputMaker* maker) {
+  if (maker != nullptr && algorithm != Algorithm::ring) {
+    return made_first(*maker, input.size() / size_of(dtype), allreduce(net, algorithm, dtype, reduction, input, output));
+  }
   switch (algorithm) {
-    case Algorithm::ring: return allreduce_ring(net, dtype, reduction, input, output);
+    case Algorithm::ring: return allreduce_ring(net, dtype, reduction, input, output, {}, maker);
     case Algorithm::rabenseifner: return allreduce_rabenseifner(net, dtype, reduction, input, output);
     default: break;
   }

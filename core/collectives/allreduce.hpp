@@ -1,13 +1,15 @@
 #pragma once
 
 #include "base/types.hpp"
+#include "collectives/input_maker.hpp"
 #include "transport/envelope.hpp"
 #include "transport/transport.hpp"
 
 namespace telegrad {
 
-/// output = the reduction of all ranks' inputs by an algorithm of kAllreduceAlgorithms (CHECKed); see their own headers.
+/// output = the reduction of all ranks' inputs by an algorithm of kAllreduceAlgorithms (CHECKed); see their own headers. `maker`: of
+/// an input that is not there yet; all but the ring let it make all of it first.
 Task<void> allreduce(Transport& net, Algorithm algorithm, DType dtype, Reduction reduction, ConstBytes input,
-                     Bytes output);
+                     Bytes output, InputMaker* maker = nullptr);
 
 }  // namespace telegrad

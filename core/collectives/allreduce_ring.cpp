@@ -31,13 +31,14 @@ Task<void> run_segment(const Ring& ring, std::size_t segment, LaneScratch& scrat
 }  // namespace
 
 Task<void> allreduce_ring(Transport& net, DType dtype, Reduction reduction, ConstBytes input, Bytes output,
-                          LaneTuning tuning) {
+                          LaneTuning tuning, InputMaker* maker) {
   TELEGRAD_CHECK(input.size() == output.size() && input.size() % size_of(dtype) == 0);
   if (net.size() == 1) {
+    if (maker != nullptr) co_await maker->make({0, input.size() / size_of(dtype)});
     co_await copy(net, input, output);
     co_return;
   }
-  const Ring ring(net, dtype, reduction, input, Partition(input.size() / size_of(dtype), net.size()), tuning);
+  const Ring ring(net, dtype, reduction, input, Partition(input.size() / size_of(dtype), net.size()), tuning, maker);
   co_await run_lanes(ring.lanes, ring.longest_piece_bytes(), [&ring, output](std::size_t segment, LaneScratch& scratch) {
     return run_segment(ring, segment, scratch, output);
   });

@@ -4,13 +4,15 @@
 
 namespace telegrad {
 
-Ring::Ring(Transport& net, DType dtype, Reduction reduction, ConstBytes input, Partition partition, LaneTuning tuning)
+Ring::Ring(Transport& net, DType dtype, Reduction reduction, ConstBytes input, Partition partition, LaneTuning tuning,
+           InputMaker* maker)
     : net(net),
       dtype(dtype),
       reduction(reduction),
       input(input),
       partition(std::move(partition)),
-      lanes(net, this->partition.longest() * size_of(dtype), tuning) {}
+      lanes(net, this->partition.longest() * size_of(dtype), tuning),
+      maker(maker) {}
 
 std::size_t Ring::longest_piece_bytes() const {
   return part_of({0, partition.longest()}, lanes.segments, 0).size() * size_of(dtype);
@@ -23,12 +25,15 @@ Task<void> ring_reduce_scatter(const Ring& ring, std::size_t segment, Step first
   const auto input = [&](Rank block) { return elements(ring.input, ring.dtype, ring.piece(block, segment)); };
 
   // In step t the block of the rank t + 1 to the left leaves, that of the rank t + 2 to the left comes.
+  if (ring.maker != nullptr) co_await ring.maker->make(ring.piece(ring.before(1), segment));
   ConstBytes partial = input(ring.before(1));
   for (Rank t = 0; t + 1 < size; ++t) {
     const ConstBytes own = input(ring.before(t + 2));
     const Bytes received = scratch[t % 2].bytes().first(own.size());
     auto sending = net.send(ring.right(), first_step + t, partial);
-    co_await net.receive(ring.left(), first_step + t, received);
+    auto receiving = net.receive(ring.left(), first_step + t, received);
+    if (ring.maker != nullptr) co_await ring.maker->make(ring.piece(ring.before(t + 2), segment));
+    co_await receiving;
     if (t + 2 < size) {
       const Partial before{received, halvings_of(t + 1)};
       const Partial one{own};

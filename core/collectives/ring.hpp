@@ -6,6 +6,7 @@
 #include "base/types.hpp"
 #include "collectives/partition.hpp"
 #include "collectives/elements.hpp"
+#include "collectives/input_maker.hpp"
 #include "collectives/lanes.hpp"
 #include "transport/transport.hpp"
 
@@ -13,7 +14,8 @@ namespace telegrad {
 
 /// A vector on a ring of all ranks. Segment s is the s-th part of every block, and goes round by itself.
 struct Ring {
-  Ring(Transport& net, DType dtype, Reduction reduction, ConstBytes input, Partition partition, LaneTuning tuning);
+  Ring(Transport& net, DType dtype, Reduction reduction, ConstBytes input, Partition partition, LaneTuning tuning,
+       InputMaker* maker = nullptr);
 
   Transport& net;
   DType dtype;
@@ -21,6 +23,7 @@ struct Ring {
   ConstBytes input;
   Partition partition;
   Lanes lanes;
+  InputMaker* maker;  // of the input, if it is not there yet
 
   Rank right() const { return (net.rank() + 1) % net.size(); }
   Rank left() const { return (net.rank() + net.size() - 1) % net.size(); }

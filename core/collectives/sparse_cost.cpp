@@ -197,6 +197,11 @@ bool is_for_filling(Rank ranks, std::uint64_t bytes) {
   return ranks > 1 && ranks <= kFilledRanksMost && bytes / ranks >= kFilledSliceBytesLeast;
 }
 
+bool is_for_borrowing(std::uint64_t dimension, double entries) {
+  constexpr double kShare = 1.0 / 16.0;
+  return entries > kShare * static_cast<double>(dimension);
+}
+
 bool SparseCosts::sums_filled() const {
   return shape_.fills && is_for_filling(shape_.ranks, shape_.dimension * size_of(shape_.dtype));
 }
@@ -252,6 +257,11 @@ double SparseCosts::dense_s(Algorithm algorithm) const {
                                     2.0 * block_work_s});
   const double passing_s = std::max(costs_.alpha_s + block_port_s, 2.0 * block_port_s);
   return segments / 2.0 * (ranks - 1.0) * (adding_s + passing_s);
+}
+
+double SparseCosts::copied_s(double entries) const {
+  if (!sums_filled() || !is_for_borrowing(shape_.dimension, entries)) return 0.0;
+  return entries * (sizeof(std::uint32_t) + static_cast<double>(size_of(shape_.dtype))) * costs_.gamma_s_per_byte;
 }
 
 double SparseCosts::made_dense_s() const {

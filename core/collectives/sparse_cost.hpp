@@ -47,6 +47,8 @@ struct SparseSumShape {
 
 /// Whether vectors of `bytes` bytes are long enough for allreduce_filled(), and ranks few enough.
 bool is_for_filling(Rank ranks, std::uint64_t bytes);
+/// Whether so many entries of a vector that may be summed so are read where they lie: fewer are hardly ever summed densely.
+bool is_for_borrowing(std::uint64_t dimension, double entries);
 
 class SparseCosts {
  public:
@@ -73,6 +75,8 @@ class SparseCosts {
   double dense_s(Algorithm algorithm) const;
   /// Before it, a sparse stream is made dense.
   double made_dense_s() const;
+  /// Borrowed entries are copied first where they are not read where they lie.
+  double copied_s(double entries) const;
   /// Whether dense sums go by allreduce_filled(), and what that takes.
   bool sums_filled() const;
   double filled_s(double entries) const;

@@ -11,6 +11,7 @@
 #include "collectives/allreduce_two_level.hpp"
 #include "collectives/elements.hpp"
 #include "collectives/half_streams.hpp"
+#include "collectives/sparse_cost.hpp"
 #include "kernels/marks.hpp"
 #include "kernels/operations.hpp"
 #include "sparse/counted.hpp"
@@ -20,7 +21,6 @@ namespace {
 
 constexpr Step kOpenSteps = Step{1} << 31;
 constexpr Step kOpenAboveLevels = Step{3} << 30;  // what goes on two levels is open once more, between nodes
-constexpr std::uint64_t kBorrowedShare = 16;      // of the elements: fewer entries are hardly ever summed densely
 
 bool has_levels(const SparseReduction& how) { return how.nodes != nullptr && how.nodes->two_level(); }
 
@@ -43,6 +43,49 @@ bool may_fill(std::uint64_t dimension, const SparseReduction& how) {
   return !(has_levels(how) && how.choice->on_two_levels(dimension, dtype_of<V>)) &&
          is_for_filling(how.choice->dense().size(), dimension * sizeof(V));
 }
+
+// A vector that is written from entries which nobody has checked, as it is read. Each index is read once to be used, as the caller may
+// change it meanwhile, and checked by the mark that it leaves. Before the last element is read all entries have been found.
+template <class V>
+class BorrowedEntries final : public InputMaker {
+ public:
+  BorrowedEntries(Transport& net, StreamView<V> claimed, Reduction reduction, std::span<V> output)
+      : net_(net), claimed_(claimed), absent_(kernels::absent_element<V>(reduction)), output_(output) {}
+
+  Task<void> make(Range elements) override {
+    constexpr std::size_t kBlock = std::size_t{16} << 10;  // elements, whose marks and values stay in the cache
+    const Array<std::uint64_t> room(kernels::mark_words(kBlock));
+    std::size_t next = place_of(elements.begin);
+    const std::size_t first = next;
+    for (std::size_t begin = elements.begin; begin < elements.end; begin += kBlock) {
+      const std::span<V> block = output_.subspan(begin, std::min(kBlock, elements.end - begin));
+      const auto marks = room.span().first(kernels::mark_words(block.size()));
+      std::optional<std::size_t> count;
+      co_await decide(net_, block.size_bytes(), [&] {
+        count = mark_block(claimed_, {begin, begin + block.size()}, next, marks);
+        if (count) kernels::expand_marks<V>(block, marks, claimed_.values.subspan(next, *count), absent_);
+      });
+      if (!count) co_await fail_own_indices(net_, claimed_.range.end);
+      next += *count;
+    }
+    made_ += elements.size();
+    found_ += next - first;
+    const bool lacks_some = made_ == output_.size() && found_ != claimed_.nnz();
+    if (next != place_of(elements.end) || lacks_some) co_await fail_own_indices(net_, claimed_.range.end);
+  }
+
+ private:
+  std::size_t place_of(std::size_t element) const {
+    return static_cast<std::size_t>(std::ranges::lower_bound(claimed_.indices, element) - claimed_.indices.begin());
+  }
+
+  Transport& net_;
+  const StreamView<V> claimed_;
+  const V absent_;
+  const std::span<V> output_;
+  std::size_t made_ = 0;   // elements
+  std::size_t found_ = 0;  // entries
+};
 
 }  // namespace
 
@@ -93,7 +136,8 @@ SparseStream<V> addend_of(std::uint64_t dimension, std::span<const std::uint32_t
   if (is_open && is_full && static_cast<double>(dimension) > memory_delta<V>(dimension, how.switch_factor)) {
     return SparseStream<V>::borrow_dense(values);
   }
-  if (is_open && may_fill<V>(dimension, how) && indices.size() == values.size() && values.size() > dimension / kBorrowedShare) {
+  const bool borrows = is_open && may_fill<V>(dimension, how) && is_for_borrowing(dimension, static_cast<double>(values.size()));
+  if (borrows && indices.size() == values.size()) {
     return SparseStream<V>::borrow_sparse(dimension, indices, values, marks);
   }
   if (!begins_densely<V>(dimension, values.size(), how)) return SparseStream<V>::sparse(dimension, indices, values);
@@ -204,7 +248,9 @@ Task<void> OpenSum<V>::sum_densely_into(std::span<V> output) {
     if (mine.dense) {
       addend = std::as_bytes(mine.values);
     } else if (borrows_entries()) {
-      co_await write_borrowed(output);
+      BorrowedEntries<V> maker(net_, mine, how_.reduction, output);
+      co_await sum_elements(addend, sum, &maker);
+      co_return;
     } else {
       co_await write_view(net_, mine, output, how_.reduction);
     }
@@ -213,35 +259,13 @@ Task<void> OpenSum<V>::sum_densely_into(std::span<V> output) {
 }
 
 template <class V>
-Task<void> OpenSum<V>::write_borrowed(std::span<V> output) {
-  if constexpr (!std::is_same_v<V, CountedF32>) {
-    constexpr std::size_t kBlock = std::size_t{16} << 10;  // elements, whose marks and values stay in the cache
-    const StreamView<V> claimed = mine_.view();
-    const V absent = kernels::absent_element<V>(how_.reduction);
-    const Array<std::uint64_t> room(kernels::mark_words(kBlock));
-    std::size_t next = 0;
-    for (std::size_t begin = 0; begin < output.size(); begin += kBlock) {
-      const std::span<V> block = output.subspan(begin, std::min(kBlock, output.size() - begin));
-      const auto marks = room.span().first(kernels::mark_words(block.size()));
-      std::optional<std::size_t> count;
-      co_await decide(net_, block.size_bytes(), [&] {
-        count = mark_block(claimed, {begin, begin + block.size()}, next, marks);
-        if (count) kernels::expand_marks<V>(block, marks, claimed.values.subspan(next, *count), absent);
-      });
-      if (!count) co_await fail_own_indices(net_, claimed.range.end);
-      next += *count;
-    }
-    if (next != claimed.indices.size()) co_await fail_own_indices(net_, claimed.range.end);
-  }
-}
-
-template <class V>
-Task<void> OpenSum<V>::sum_elements(ConstBytes addend, Bytes sum) {
+Task<void> OpenSum<V>::sum_elements(ConstBytes addend, Bytes sum, InputMaker* maker) {
   const Algorithm algorithm = decision_.dense_algorithm();
   if (algorithm == Algorithm::two_level) {
+    if (maker != nullptr) co_await maker->make({0, static_cast<std::size_t>(dimension_)});
     co_await allreduce_two_level(net_, *how_.nodes, dtype_of<V>, how_.reduction, addend, sum);
   } else {
-    co_await allreduce(net_, algorithm, dtype_of<V>, how_.reduction, addend, sum);
+    co_await allreduce(net_, algorithm, dtype_of<V>, how_.reduction, addend, sum, maker);
   }
   saw_in({reinterpret_cast<const V*>(sum.data()), sum.size() / sizeof(V)});
 }

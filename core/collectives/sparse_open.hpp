@@ -6,6 +6,7 @@
 
 #include "base/types.hpp"
 #include "collectives/allreduce_sparse_doubling.hpp"
+#include "collectives/input_maker.hpp"
 #include "collectives/sparse_choice.hpp"
 #include "collectives/sparse_messages.hpp"
 #include "sparse/stream.hpp"
@@ -57,8 +58,7 @@ class OpenSum {
  private:
   bool borrows_entries() const;
   Task<void> own_entries();
-  Task<void> write_borrowed(std::span<V> output);
-  Task<void> sum_elements(ConstBytes addend, Bytes sum);
+  Task<void> sum_elements(ConstBytes addend, Bytes sum, InputMaker* maker = nullptr);
   void saw_in(std::span<const V> sum);
 
   Transport& net_;

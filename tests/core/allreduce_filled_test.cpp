@@ -289,6 +289,67 @@ TEST("an open sum borrows its entries, and is right whether it goes densely or n
   }
 }
 
+// Costs of a network on which nearly full vectors of 4 ranks go densely by the ring.
+SparseReduction goes_round_a_ring(double entries) {
+  constexpr NetworkCosts kSlow{.alpha_s = 1e-9, .beta_s_per_byte = 1e-6, .gamma_s_per_byte = 1e-10};
+  const AllreduceTable table(4, {{0, Algorithm::ring}});
+  const SparseReduction how{.algorithm = Algorithm::automatic, .choice = std::make_shared<SparseChoice>(table, kSlow)};
+  const SparseSumShape shape{.ranks = 4, .dimension = kN, .fills = true};
+  const SparseDecision decision(*how.choice, shape, 0.0, false);
+  REQUIRE(decision.alone(entries, false) == SparseVerdict::dense);
+  REQUIRE(decision.dense_algorithm() == Algorithm::ring);
+  return how;
+}
+
+TEST("borrowed entries become a vector while it goes round a ring") {
+  const auto inputs = inputs_of<float>(4, 0.97);
+  const auto expected = dense_result(inputs, kN, Reduction::sum);
+  const auto entries = static_cast<double>(inputs[0].indices.size());
+  for (const World world : {World::local, World::simulated}) {
+    for (const bool marked : {false, true}) {
+      std::vector<std::vector<std::uint64_t>> marks(4);
+      std::vector<std::vector<float>> outputs(4, std::vector<float>(kN));
+      const Ended ended = run_ranks(world, 4, [&](Rank rank) {
+        const Input<float>& mine = inputs[rank];
+        if (marked) marks[rank] = marks_of(mine, kN);
+        const SparseReduction how = goes_round_a_ring(entries);
+        return make_all_reduce_into(addend_of<float>(kN, mine.indices, mine.values, how, marks[rank]), std::span(outputs[rank]), how);
+      });
+      REQUIRE(ended.all_succeeded());
+      for (const auto& output : outputs) EXPECT(output == expected);
+    }
+  }
+}
+
+TEST("borrowed indices that are wrong end a sum that goes round a ring, wherever they are") {
+  const auto check = [](const std::function<void(std::vector<std::uint32_t>&)>& damage, bool marked) {
+    auto inputs = inputs_of<float>(4, 0.97);
+    const auto entries = static_cast<double>(inputs[0].indices.size());
+    const auto marks = marked ? marks_of(inputs[1], kN) : std::vector<std::uint64_t>();
+    damage(inputs[1].indices);
+    std::vector<std::vector<float>> outputs(4, std::vector<float>(kN));
+    const Ended ended = run_ranks(World::local, 4, [&](Rank rank) {
+      const Input<float>& mine = inputs[rank];
+      const SparseReduction how = goes_round_a_ring(entries);
+      const auto its = rank == 1 ? std::span<const std::uint64_t>(marks) : std::span<const std::uint64_t>();
+      return make_all_reduce_into(addend_of<float>(kN, mine.indices, mine.values, how, its), std::span(outputs[rank]), how);
+    });
+    for (const RequestPtr& request : ended.requests) {
+      REQUIRE(request->failure());
+      EXPECT_EQ(request->failure()->peer, 1U);
+    }
+  };
+  check([](auto& indices) { std::swap(indices[100], indices[101]); }, false);
+  check([](auto& indices) { indices.back() = static_cast<std::uint32_t>(kN); }, false);
+  check([](auto& indices) { indices[indices.size() / 2] = 0xffffffffU; }, false);
+  check([](auto& indices) { indices[indices.size() / 3] = 5; }, false);
+  check([](auto& indices) { std::ranges::reverse(indices); }, false);
+  check([](auto& indices) { std::ranges::fill(indices, 7U); }, false);
+  // Of other indices than those that are marked it is noticed where pieces do not have as many.
+  check([](auto& indices) { std::ranges::fill(indices, 7U); }, true);
+  check([](auto& indices) { for (auto& index : indices) index = index < 30 ? 0 : index - 30; }, true);
+}
+
 TEST("an addend is borrowed only where it can be checked as it is read") {
   const auto input = inputs_of<float>(1, 0.5)[0];
   const auto few = inputs_of<float>(1, 0.01)[0];

@@ -10,12 +10,14 @@
 
 #include "base/random.hpp"
 #include "collectives/allgather.hpp"
+#include "collectives/allreduce.hpp"
 #include "collectives/allreduce_direct.hpp"
 #include "collectives/allreduce_rabenseifner.hpp"
 #include "collectives/allreduce_recursive_doubling.hpp"
 #include "collectives/allreduce_ring.hpp"
 #include "collectives/barrier.hpp"
 #include "collectives/broadcast.hpp"
+#include "collectives/choice.hpp"
 #include "world.hpp"
 
 namespace {
@@ -134,6 +136,69 @@ TEST("allreduce of integers is exact: every way, world, P, length, dtype, sum an
           check_integers<float>(way, world, size, count, Reduction::avg, false, size + 1);
           check_integers<bf16>(way, world, size, count, Reduction::sum, false, size + 2);
           check_integers<bf16>(way, world, size, count, Reduction::avg, true, size + 3);
+        }
+      }
+    }
+  }
+}
+
+// Writes elements of a vector when it is asked for them, some at a time, and counts how often it is.
+class Maker final : public InputMaker {
+ public:
+  Maker(Transport& net, std::span<float> vector, Rank rank) : net_(net), vector_(vector), rank_(rank), asked_(vector.size()) {}
+
+  Task<void> make(Range elements) override {
+    for (std::size_t begin = elements.begin; begin < elements.end; begin += kAtOnce) {
+      co_await net_.compute(kAtOnce * sizeof(float), [&] {
+        for (std::size_t i = begin; i < std::min(begin + kAtOnce, elements.end); ++i) {
+          vector_[i] = small_integer(Reduction::sum, rank_, i);
+          ++asked_[i];
+        }
+      });
+    }
+  }
+  bool asked_once_for_all() const { return std::ranges::count(asked_, 1) == std::ssize(asked_); }
+
+ private:
+  static constexpr std::size_t kAtOnce = 50;
+
+  Transport& net_;
+  std::span<float> vector_;
+  const Rank rank_;
+  std::vector<int> asked_;
+};
+
+TEST("an input that is made as it is read is made once, before it is read") {
+  for (const World world : kWorlds) {
+    for (const Rank size : {Rank{1}, Rank{2}, Rank{3}, Rank{8}}) {
+      for (const std::size_t count : {std::size_t{5}, std::size_t{1000}, std::size_t{4099}}) {
+        for (const Algorithm algorithm : kAllreduceAlgorithms) {
+          for (const bool segmented : {false, true}) {
+            if (segmented && algorithm != Algorithm::ring) continue;
+            Vectors<float> vectors(size, count, true, [](Rank, std::size_t) { return Vectors<float>::kMark; });
+            std::vector<char> once(size);
+            const auto ended = run_ranks(world, size, [&](Rank rank) {
+              const Call call{.operation = Operation::allreduce, .dtype = DType::f32, .reduction = Reduction::sum};
+              return std::make_shared<Request>(call, [&, rank](Transport& net) -> Task<void> {
+                Maker maker(net, vectors.result(rank), rank);
+                const Bytes whole = vectors.output(rank);
+                const LaneTuning lanes{.message_bytes = 64, .lanes = 3};
+                if (segmented) {
+                  co_await allreduce_ring(net, DType::f32, Reduction::sum, whole, whole, lanes, &maker);
+                } else {
+                  co_await allreduce(net, algorithm, DType::f32, Reduction::sum, whole, whole, &maker);
+                }
+                once[rank] = maker.asked_once_for_all() ? 1 : 0;
+              });
+            });
+            EXPECT(ended.all_succeeded());
+            EXPECT_EQ(std::ranges::count(once, 1), std::ptrdiff_t{size});
+            for (Rank rank = 0; rank < size; ++rank) {
+              for (std::size_t i = 0; i < count; ++i) {
+                EXPECT_EQ(vectors.result(rank)[i], expected_result<float>(Reduction::sum, size, i));
+              }
+            }
+          }
         }
       }
     }

@@ -290,8 +290,8 @@ class Play {
         }
         const bool ring = request->call().algorithm == Algorithm::ring;
         return std::make_shared<Request>(request->call(), [&call, &seen, output, ring](Transport& net) {
-          const auto run = ring ? allreduce_ring : allreduce_recursive_doubling;
-          return run(net, call.dtype, call.reduction, seen.memory, output, *call.tuning);
+          if (ring) return allreduce_ring(net, call.dtype, call.reduction, seen.memory, output, *call.tuning);
+          return allreduce_recursive_doubling(net, call.dtype, call.reduction, seen.memory, output, *call.tuning);
         });
       }
       case Operation::allgather: {
