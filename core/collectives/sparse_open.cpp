@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <optional>
 #include <type_traits>
+#include <unordered_map>
 
 #include "collectives/allreduce.hpp"
 #include "collectives/allreduce_filled.hpp"
@@ -75,14 +76,21 @@ class BorrowedEntries final : public InputMaker {
   }
 
  private:
-  std::size_t place_of(std::size_t element) const {
-    return static_cast<std::size_t>(std::ranges::lower_bound(claimed_.indices, element) - claimed_.indices.begin());
+  // Where its entries begin; once for the two pieces that meet there, as the indices may change between them.
+  std::size_t place_of(std::size_t element) {
+    const auto [found, is_new] = places_.try_emplace(element, 0);
+    if (is_new) {
+      const auto first = std::ranges::lower_bound(claimed_.indices, element);
+      found->second = static_cast<std::size_t>(first - claimed_.indices.begin());
+    }
+    return found->second;
   }
 
   Transport& net_;
   const StreamView<V> claimed_;
   const V absent_;
   const std::span<V> output_;
+  std::unordered_map<std::size_t, std::size_t> places_;  // of pieces' ends
   std::size_t made_ = 0;   // elements
   std::size_t found_ = 0;  // entries
 };

@@ -354,6 +354,7 @@ def _into_bf16(communicator: Communicator, stream: SparseStream, out: Array, cas
         address(stream.raw_indices),
         address(stream.raw_values),
         stream.nnz,
+        0 if stream.marks is None else address(stream.marks),
         stream.n,
         _core.DType.bf16,
         _core.SparseReduction(

@@ -350,6 +350,51 @@ TEST("borrowed indices that are wrong end a sum that goes round a ring, wherever
   check([](auto& indices) { for (auto& index : indices) index = index < 30 ? 0 : index - 30; }, true);
 }
 
+// All of a vector's elements, added up.
+double total_of(std::span<const float> vector) { return std::accumulate(vector.begin(), vector.end(), 0.0); }
+
+TEST("of indices that change while a vector goes round a ring each entry is used once, or the sum fails") {
+  auto inputs = inputs_of<float>(4, 0.97);
+  while (inputs[1].indices.back() >= kN - 2) {  // so that they may be raised
+    inputs[1].indices.pop_back();
+    inputs[1].values.pop_back();
+  }
+  const auto entries = static_cast<double>(inputs[0].indices.size());
+  const auto expected = dense_result(inputs, kN, Reduction::sum);
+  const auto marks = marks_of(inputs[1], kN);
+  for (const bool marked : {false, true}) {
+    int failed = 0, ended = 0;
+    for (int turn = 0; turn < 200; turn += 1) {
+      auto indices = inputs[1].indices;
+      std::vector<std::vector<float>> outputs(4, std::vector<float>(kN));
+      LocalRanks ranks(4, {}, false);
+      std::vector<RequestPtr> requests;
+      for (Rank rank = 0; rank < 4; ++rank) {
+        const SparseReduction how = goes_round_a_ring(entries);
+        const auto its = rank == 1 && marked ? std::span<const std::uint64_t>(marks) : std::span<const std::uint64_t>();
+        const std::vector<std::uint32_t>& mine = rank == 1 ? indices : inputs[rank].indices;
+        requests.push_back(make_all_reduce_into(addend_of<float>(kN, mine, inputs[rank].values, how, its), std::span(outputs[rank]), how));
+        ranks.session(rank).begin(requests[rank], 0.0);
+      }
+      int turns = 0;
+      for (bool active = true; active;) {
+        active = false;
+        for (Rank rank = 0; rank < 4; ++rank, ++turns) {
+          if (turns == turn) std::ranges::for_each(indices, [](std::uint32_t& index) { ++index; });
+          active |= ranks.turn(rank);
+        }
+      }
+      const bool fails = std::ranges::any_of(requests, [](const auto& request) { return request->failure().has_value(); });
+      failed += fails ? 1 : 0;
+      ended += turns > turn ? 1 : 0;
+      if (fails) continue;
+      EXPECT_EQ(total_of(outputs[0]), total_of(expected));
+      if (marked) EXPECT(outputs[0] == expected);
+    }
+    EXPECT(failed > 10 && failed < ended);
+  }
+}
+
 TEST("an addend is borrowed only where it can be checked as it is read") {
   const auto input = inputs_of<float>(1, 0.5)[0];
   const auto few = inputs_of<float>(1, 0.01)[0];

@@ -40,8 +40,8 @@ class SparseStream:
     ``indices``: numpy uint32, int32, int64 or uint64, or torch int32 or int64, 1-D. ``values``: 1-D, contiguous, numpy
     or torch float32, float64 or float16, or torch bfloat16. uint32 indices and all values (but torch's lazy negative
     views) are used without a copy: leave the indices as they are, and the values while a collective runs. Where the
-    entries take more memory than a dense vector, a bit for each element is made beside, from which sums are formed
-    without reading the indices again. An absent index means the neutral
+    entries take more memory than a dense vector, a bit for each element is made beside, by which dense sums
+    know where values belong. An absent index means the neutral
     element of the reduction in which the stream takes part: 0 for a sum, an average or max_abs, 1 for a product,
     infinity for a minimum, -infinity for a maximum. So a minimum over ranks is the minimum over those that have an
     entry, not over their zeros. Of a result that is held densely (``is_dense``) an entry that equals the neutral
