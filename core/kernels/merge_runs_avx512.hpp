@@ -31,7 +31,7 @@ namespace telegrad::kernels {
 
 inline constexpr std::size_t kChunkEntries = 4096;
 inline constexpr std::size_t kWrittenKeys = 256;
-inline constexpr std::size_t kAhead = 1024;  // entries, of the next chunks, which the cache would fetch too late
+inline constexpr std::size_t kEntriesAhead = 1024;  // of the next chunks, which the cache would fetch too late
 
 inline constexpr std::uint64_t kNoKey = ~std::uint64_t{0};  // above every key; at least kKeys of them follow each run
 
@@ -111,8 +111,8 @@ class RunKeys {
     const __m128i shift = _mm_cvtsi32_si128(static_cast<int>(run_bits_));
     std::size_t i = 0;
     for (; i + kKeys <= part.size(); i += kKeys) {
-      __builtin_prefetch(part.indices.data() + i + kAhead);
-      __builtin_prefetch(part.values.data() + i + kAhead);
+      __builtin_prefetch(part.indices.data() + i + kEntriesAhead);
+      __builtin_prefetch(part.values.data() + i + kEntriesAhead);
       const __m512i key = _mm512_sub_epi64(load_keys(part.indices.data() + i, part.values.data() + i), base);
       const __m512i high = _mm512_maskz_sll_epi64(0xff, _mm512_maskz_andnot_epi64(0xff, low, key), shift);
       _mm512_storeu_si512(keys + i, _mm512_or_si512(_mm512_or_si512(high, run_number), _mm512_and_si512(key, low)));

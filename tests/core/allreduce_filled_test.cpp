@@ -364,7 +364,7 @@ TEST("of indices that change while a vector goes round a ring each entry is used
   const auto marks = marks_of(inputs[1], kN);
   for (const bool marked : {false, true}) {
     int failed = 0, ended = 0;
-    for (int turn = 0; turn < 200; turn += 1) {
+    for (int turn = 0; turn < 200; ++turn) {
       auto indices = inputs[1].indices;
       std::vector<std::vector<float>> outputs(4, std::vector<float>(kN));
       LocalRanks ranks(4, {}, false);

@@ -303,19 +303,17 @@ def _checked_length(n: Any, what: str = "n={}") -> int:
 
 
 def _checked_indices(indices: Any, bits: Bits, n: int) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.uint64] | None]:
-    """The indices, and marks of them where they are many; each is checked once."""
+    """The indices, and marks of them where they are many: marking checks them too."""
     given = _index_array(indices, bits.size)
-    if given.dtype != np.uint32:
-        _check_order(given, n)
     held = np.ascontiguousarray(given, dtype=np.uint32)
     marks = None
     if 0 < n * bits.itemsize <= bits.size * (_INDEX_BYTES + bits.itemsize):
         marks = np.empty(-(-n // 64), np.uint64)
-        if _core.mark(held.ctypes.data, held.size, n, marks.ctypes.data):
-            return held, marks
-    if given.dtype == np.uint32:
+        if not _core.mark(held.ctypes.data, held.size, n, marks.ctypes.data):
+            marks = None
+    if marks is None or given.dtype != np.uint32:  # of wider indices only what is left of them has been marked
         _check_order(given, n)
-    return held, None
+    return held, marks
 
 
 def _index_array(indices: Any, count: int) -> npt.NDArray[Any]:

@@ -51,11 +51,8 @@ def test_training_is_that_of_one_process_with_all_data(on_ranks: OnRanks, ranks:
 def test_a_layer_is_frozen_while_groups_are_planned(on_ranks: OnRanks, thawed_at: int) -> None:
     steps, planned_at = 10, 4
 
-    def freezes(model: Net, step: int) -> None:
-        model.tail.requires_grad_(not planned_at - 2 <= step < thawed_at)
-
     def frozen_loss(model: Net, step: int, rank: int) -> Tensor:
-        freezes(model, step)
+        model.tail.requires_grad_(not planned_at - 2 <= step < thawed_at)
         return loss_of(model, step, rank)
 
     expected = reference(2, steps, frozen_loss)
