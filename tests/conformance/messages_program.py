@@ -174,9 +174,15 @@ def die_in_a_group() -> None:
     """Rank 1 is killed: the others wait for it in the group of ranks 1 and 2, and in the parent."""
     parent = join(timeout_s=60.0)
     child = parent.split(None if parent.rank == 0 else 0)
-    parent.barrier()
+    if parent.rank == 2:  # who kills has heard that nobody is still on the way here
+        pids = np.zeros((2, 1), np.int64)
+        for rank in (0, 1):
+            parent.recv(pids[rank], rank)
+        os.kill(int(pids[1, 0]), signal.SIGKILL)
+    else:
+        parent.send(np.array([os.getpid()]), 2)
     if parent.rank == 1:
-        os.kill(os.getpid(), signal.SIGKILL)
+        signal.pause()
     began_s = time.monotonic()
     if child is not None:
         _failure_of(child, 0, began_s)
