@@ -4,6 +4,7 @@ GPU, and ranks that could have been forked from a process with their imports are
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 from collections.abc import Generator, Iterator
@@ -39,6 +40,12 @@ _servers = pytest.StashKey[RankServers]()
 def pytest_sessionstart(session: pytest.Session) -> None:
     servers = session.config.stash[_servers] = RankServers()
     processes.start = servers.start
+
+
+def pytest_collection_finish() -> None:
+    """Modules and thousands of collected tests stay: without them a full collection has little to look at."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
@@ -291,24 +292,16 @@ def test_output_may_be_a_part_of_what_is_scattered(groups: list[ProcessGroup]) -
 def test_a_group_may_be_destroyed_and_made_again_with_the_same_store() -> None:
     store = dist.HashStore()
     for number in (1.0, 2.0):
-        made: list[ProcessGroup | None] = [None, None]
 
-        def join(rank: int, made: list[ProcessGroup | None] = made) -> None:
-            made[rank] = ProcessGroup.join(store, rank, 2, timedelta(seconds=20))
+        def join_and_add(rank: int, number: float = number) -> list[float]:
+            group = ProcessGroup.join(store, rank, 2, timedelta(seconds=20))
+            x = torch.full((2,), number)
+            group.allreduce([x], SUM).wait()
+            group.shutdown()  # waits for the other rank's
+            return list(x.tolist())
 
-        threads = [threading.Thread(target=join, args=(rank,)) for rank in range(2)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        group, other = made
-        assert group is not None
-        assert other is not None
-        tensors = [torch.full((2,), number), torch.full((2,), number)]
-        both([group, other], lambda rank, one, tensors=tensors: one.allreduce([tensors[rank]], SUM))
-        assert tensors[0].tolist() == [2 * number] * 2
-        group.shutdown()
-        other.shutdown()
+        with ThreadPoolExecutor(2) as pool:
+            assert list(pool.map(join_and_add, range(2))) == [[2 * number] * 2] * 2
 
 
 def test_an_error_reaches_wait_the_future_and_exception(groups: list[ProcessGroup]) -> None:
