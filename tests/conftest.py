@@ -13,6 +13,9 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+# Read when numpy is imported: several tests run at a time, and idle threads of each process would spin beside them.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
 from forked_ranks import RankServers
 from telegrad.launch import processes
 
