@@ -15,17 +15,20 @@ namespace nb = nanobind;
 
 nb::object rank_or_none(Rank rank) { return rank == kNoRank ? nb::none() : nb::cast(rank); }
 
-nb::object text_or_none(const std::string& text) {
-  return text.empty() ? nb::none() : nb::object(nb::str(text.c_str()));
+// What a peer says need not be UTF-8; a decoding error would take the place of this one.
+nb::object text_of(const std::string& bytes) {
+  return nb::steal(PyUnicode_DecodeUTF8(bytes.data(), static_cast<Py_ssize_t>(bytes.size()), "replace"));
 }
+
+nb::object text_or_none(const std::string& bytes) { return bytes.empty() ? nb::none() : text_of(bytes); }
 
 void raise_transport_error(const Failure& failure) {
   try {
     const nb::object type = nb::module_::import_("telegrad.errors").attr(error_name(failure.kind));
     const nb::object error =
-        type(failure.message(), nb::arg("rank") = rank_or_none(failure.rank),
+        type(text_of(failure.message()), nb::arg("rank") = rank_or_none(failure.rank),
              nb::arg("peer") = rank_or_none(failure.peer),
-             nb::arg("host") = text_or_none(failure.host), nb::arg("operation") = failure.operation.c_str(),
+             nb::arg("host") = text_or_none(failure.host), nb::arg("operation") = text_of(failure.operation),
              nb::arg("tag") = failure.tag.value_or(failure.sequence),
              nb::arg("group") = failure.group ? text_or_none(failure.group->name) : nb::none(),
              nb::arg("parent_rank") = rank_or_none(failure.in_parent(failure.rank)),

@@ -5,6 +5,17 @@
 #include "session/job.hpp"
 
 namespace telegrad {
+namespace {
+
+// Of a reason that is longer than a message may say; a character of several bytes is kept or left as a whole.
+std::size_t fitting_bytes(const std::string& reason) {
+  std::size_t bytes = std::min(reason.size(), Control::kReasonMost);
+  const auto continues = [&](std::size_t at) { return (static_cast<unsigned char>(reason[at]) & 0xC0) == 0x80; };
+  while (bytes > 0 && bytes < reason.size() && continues(bytes)) --bytes;
+  return bytes;
+}
+
+}  // namespace
 
 std::uint32_t Session::first_unfinished() const {
   std::uint32_t first = next_sequence_;
@@ -129,7 +140,7 @@ void Session::say(Statement mine) {
       break;
     }
   }
-  mine.reason.resize(std::min(mine.reason.size(), Control::kReasonMost));
+  mine.reason.resize(fitting_bytes(mine.reason));
   broadcast({.kind = ControlKind::abort,
              .failure = mine.kind,
              .origin = mine.origin,

@@ -2,6 +2,7 @@
 
 #include <atomic>
 #include <cmath>
+#include <functional>
 #include <mutex>
 #include <optional>
 #include <utility>
@@ -30,6 +31,12 @@ WireFormat wire_of(const SparseOptions& options, Joined& joined) {
   return wire;
 }
 
+bool overlap(std::span<const std::byte> one, std::span<const std::byte> other) {
+  if (one.empty() || other.empty()) return false;
+  const std::less<const std::byte*> before;
+  return before(one.data(), other.data() + other.size()) && before(other.data(), one.data() + one.size());
+}
+
 template <class V>
 SparseReduction reduction_of(const SparseStream<V>& stream, Reduction reduction, const SparseOptions& options,
                              Joined& joined) {
@@ -38,6 +45,10 @@ SparseReduction reduction_of(const SparseStream<V>& stream, Reduction reduction,
   if (options.values > kLastValueEncoding) {
     throw std::invalid_argument("values=" + std::to_string(static_cast<int>(options.values)) +
                                 " is no ValueEncoding: use one of its names");
+  }
+  if (options.wire > Wire::packed) {
+    throw std::invalid_argument("wire=" + std::to_string(static_cast<int>(options.wire)) +
+                                " is no Wire: use one of its names");
   }
   if (!(options.switch_factor >= 0)) {
     throw std::invalid_argument("switch_factor=" + std::to_string(options.switch_factor) + " must be 0 or more");
@@ -120,6 +131,9 @@ Work Communicator::all_reduce_into(SparseStream<V> stream, std::type_identity_t<
                                 std::to_string(stream.n()) + ": give it as many");
   }
   SparseReduction how = reduction_of(stream, reduction, options, *state());
+  if (overlap(std::as_bytes(out), std::as_bytes(options.error))) {
+    throw std::invalid_argument("error shares memory with out: give each memory of its own");
+  }
   how.choice = state()->core->sparse_choice();
   return Work(begun(state(), make_all_reduce_into(addend(stream, how), out, how)));
 }

@@ -7,8 +7,12 @@
 #include <telegrad/telegrad.hpp>
 
 int main(int argc, char** argv) {
-  const auto size = static_cast<telegrad::Rank>(argc > 1 ? std::atoi(argv[1]) : 4);
-  auto ranks = telegrad::Communicator::local(size);
+  const int size = argc > 1 ? std::atoi(argv[1]) : 4;
+  if (size < 1) {
+    std::fprintf(stderr, "ranks=%s must be a number of at least 1\n", argv[1]);
+    return 2;
+  }
+  auto ranks = telegrad::Communicator::local(static_cast<telegrad::Rank>(size));
   std::vector<std::jthread> threads;
   for (telegrad::Communicator& comm : ranks) {
     threads.emplace_back([&comm] {

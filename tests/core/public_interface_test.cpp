@@ -317,6 +317,11 @@ TEST("what cannot be is refused before anything is sent") {
                 (void)comm.all_reduce(stream, Reduction::sum, {.algorithm = "recursive_doubling", .values = kRounded}));
   EXPECT_THROWS(Misuse, "error has 4 elements", (void)comm.all_reduce(stream, Reduction::sum, {.error = x}));
   EXPECT_THROWS(Misuse, "out has 4 elements", (void)comm.all_reduce_into(stream, x));
+  std::vector<float> eight(12);
+  const auto out = std::span(eight).first(8);
+  EXPECT_THROWS(Misuse, "error shares memory with out",
+                (void)comm.all_reduce_into(stream, out, Reduction::sum, {.error = std::span(eight).last(8)}));
+  EXPECT_THROWS(Misuse, "wire=77", (void)comm.all_reduce(stream, Reduction::sum, {.wire = static_cast<telegrad::Wire>(77)}));
   EXPECT_THROWS(Misuse, "counts has 3", (void)comm.reduce_scatter(stream, Reduction::sum, three));
   EXPECT_THROWS(Misuse, "counts add up to 3", (void)comm.reduce_scatter(stream, Reduction::sum, uneven));
   EXPECT_THROWS(Misuse, "which has one way", (void)comm.reduce_scatter(stream, Reduction::sum, {}, {.balanced = true}));

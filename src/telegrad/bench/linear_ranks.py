@@ -147,7 +147,7 @@ def _gradients(
         "bound_bytes": 2 * (plan.ranks - 1) / plan.ranks * 4 * n
         if total is None
         else (total - row["entries_a_rank"]) * _entry_bytes(total / n),
-        "objective": objective(trained.model, rows, _L2, comm),
+        "objective": trained.objective,
     }
 
 
@@ -175,7 +175,7 @@ def _descent(plan: LinearPlan, comm: Communicator, rows: Rows, about: About, *, 
         "bound_bytes": 4 * n * (plan.ranks - 1) / plan.ranks
         if dense
         else others * _entry_bytes(settings.coordinates * plan.ranks / n),
-        "objective": objective(trained.model, rows, _L2, comm),
+        "objective": trained.objective,
     }
 
 

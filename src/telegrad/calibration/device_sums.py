@@ -16,6 +16,7 @@ import numpy as np
 from telegrad.calibration.fit import line_of
 from telegrad.calibration.pairs import Call, calls_of_sample, timed_sample
 from telegrad.comm import Communicator
+from telegrad.comm.agreed_errors import raised_by_all
 from telegrad.comm.device.runtime import runtime_of
 from telegrad.comm.texts import all_gather_text
 from telegrad.plan import DEVICE_ALGORITHMS, DeviceTuning
@@ -66,7 +67,9 @@ def measure_device_sums(
     this. NCCL is looked at where the communicator has it, and each rank a device of its own. Raises ``ValueError`` on
     all of them where their devices are of several kinds."""
     runtime, device = runtime_of(like.device.type), like.device
-    kind = _one_kind(all_gather_text(communicator, json.dumps(runtime.identity(device)[0])))
+    told = all_gather_text(communicator, json.dumps(runtime.identity(device)[0]))
+    with raised_by_all(communicator):
+        kind = _one_kind(told)
     names = communicator.device_algorithms(device)
 
     def call_of(x: Any, name: str) -> Call:

@@ -32,8 +32,9 @@ from telegrad.cli.linear_options import (
     bad_option,
     in_options,
 )
-from telegrad.cli.options import networks_of
+from telegrad.cli.options import networks_of, refuse_given
 from telegrad.cli.outputs import check_writable, write_result, written
+from telegrad.errors import TransportError
 from telegrad.launch import SINGLE_THREADED, LaunchError, Ranks
 from telegrad.linear import LOSSES, LinearModel, TrainingSettings, read_libsvm
 from telegrad.linear.data import LibsvmFormat
@@ -63,6 +64,7 @@ _Cache = Annotated[bool, typer.Option(help="Keep the rows in a binary file besid
 
 @app.command("train")
 def train_command(
+    context: typer.Context,
     data: _Data,
     loss: Annotated[str, typer.Option(help=f"One of {', '.join(LOSSES)}.")] = "logistic",
     ranks: Annotated[int, typer.Option(min=1, max=256, help="Processes to start on this machine.")] = 4,
@@ -105,6 +107,8 @@ def train_command(
     --network have no effect. docs/linear.md says more.
     """
     console = table_console()
+    of_others = "batch" if optimizer == "coordinate_descent" else "coordinates"
+    refuse_given(context, (of_others,), f"--optimizer {optimizer} has none")
     try:
         settings = TrainingSettings(
             loss=loss,
@@ -369,7 +373,7 @@ def _as_one_rank(console: Console, job: Job, partial: _Partial) -> dict[str, Any
                 if partial.is_new():
                     console.print(f"the model so far: {partial.path}", style="yellow", soft_wrap=True)
                 raise
-    except (ValueError, OSError, ImportError) as error:
+    except (ValueError, OSError, ImportError, TransportError) as error:
         _fail(console, str(error))
 
 

@@ -11,6 +11,9 @@ from telegrad.comm.tensors import HostBuffer, empty_like, movable, overlap
 from telegrad.stream import is_torch_tensor
 
 
+_MOST_ELEMENTS = 1 << 48  # of a block: what processors can address
+
+
 class Result(NamedTuple):
     """A tensor that is written, and its memory."""
 
@@ -31,6 +34,8 @@ def checked_counts(counts: Any, argument: str, ranks: int) -> list[int]:
     for rank, count in enumerate(listed):
         if count < 0:
             raise ValueError(f"{argument}[{rank}]={count} must not be negative: a rank without elements has 0")
+        if count > _MOST_ELEMENTS:
+            raise ValueError(f"{argument}[{rank}]={count} is more than memory can hold")
     return [int(count) for count in listed]
 
 

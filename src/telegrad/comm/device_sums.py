@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from telegrad import _core
+from telegrad.comm.agreed_errors import raised_by_all
 from telegrad.comm.device.nccl import NcclSums, Verdict
 from telegrad.comm.device.parts import flat
 from telegrad.comm.device.runtime import Stream, runtime_of
@@ -74,11 +75,12 @@ class DeviceSums(Member):
 
     def _verdict_on(self, device: Any) -> Verdict:
         assert self._nccl is not None
-        return self._nccl.verdict_on(
-            device,
-            runtime_of(device.type),
-            lambda own: all_gather_text(self, own),  # type: ignore[arg-type]
-        )
+        with raised_by_all(self):  # type: ignore[arg-type]
+            return self._nccl.verdict_on(
+                device,
+                runtime_of(device.type),
+                lambda own: all_gather_text(self, own),  # type: ignore[arg-type]
+            )
 
     def _sum_by_nccl(
         self, x: Any, target: Any, dtype: _core.DType, reduction: _core.Reduction, async_op: bool

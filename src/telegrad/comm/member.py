@@ -99,11 +99,13 @@ class Member:
 
     def abort(self, reason: str = "aborted by its program") -> None:
         """Ends all operations on all ranks with a ``TransportError`` that says ``reason``. ``close()`` is left to
-        do.
+        do. Raises ``TypeError`` for a ``reason`` that is no text.
         """
+        if not isinstance(reason, str):
+            raise TypeError(f"reason={reason!r} must be a str, which the other ranks' errors will say")
         core = self._live  # once: another thread may close it
         if core is not None:
-            core.abort(reason)
+            core.abort(reason.encode(errors="backslashreplace").decode())
 
     def close(self) -> None:
         """Leaves the group; operations still running fail.
@@ -153,9 +155,11 @@ class Member:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if error is not None:
-            self.abort(f"{type(error).__name__} on rank {self.rank}: {error}")
-        self.close()
+        try:
+            if error is not None:
+                self.abort(f"{type(error).__name__} on rank {self.rank}: {error}")
+        finally:
+            self.close()
 
     def __repr__(self) -> str:
         state = ", closed" if self._closed else ""

@@ -20,7 +20,7 @@ def checked_node(node: Any) -> str | None:
     """``node`` as ranks compare it. Raises ``TypeError`` and ``ValueError``."""
     if node is None:
         return None
-    if isinstance(node, bool) or not isinstance(node, str | int):
+    if isinstance(node, bool) or not isinstance(node, str | int | np.integer):
         raise TypeError(f"node={node!r} must be a str or an int that ranks of one node have in common, or None")
     if node == "":
         raise ValueError("node='' names no node: give ranks of one node the same name or number, or None")

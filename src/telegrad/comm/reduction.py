@@ -83,7 +83,7 @@ def open_choices(reduction: _core.Reduction, algorithm: str, switch_factor: Any)
 
 def algorithm_of(name: str, allowed: tuple[str, ...]) -> _core.Algorithm:
     """Raises ``ValueError`` with the names that this operation has."""
-    if name not in allowed:
+    if not isinstance(name, str) or name not in allowed:
         raise ValueError(f"algorithm={name!r} does not exist for this operation: use one of {', '.join(allowed)}")
     return _ALGORITHMS[name]
 

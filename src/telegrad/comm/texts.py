@@ -11,8 +11,9 @@ if TYPE_CHECKING:
 
 
 def all_gather_text(comm: Communicator, own: str) -> list[str]:
-    """By rank; they may differ in length. Called on all ranks."""
-    text = np.frombuffer(own.encode(), np.uint8)
+    """By rank; they may differ in length. What UTF-8 cannot have (file names may) becomes its number. Called on all
+    ranks."""
+    text = np.frombuffer(own.encode(errors="backslashreplace"), np.uint8)
     lengths = comm.all_gather(np.array([text.size], np.int64)).ravel().tolist()
     texts = comm.all_gather(text, counts=lengths)
     ends = np.cumsum(lengths)

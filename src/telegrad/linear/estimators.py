@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from telegrad import Communicator
+from telegrad.comm.agreed_errors import own_error_first, raised_by_all
 from telegrad.comm.arguments import checked_flag, checked_number
 from telegrad.comm.texts import all_gather_text
 from telegrad.linear.losses import F32
@@ -80,20 +81,12 @@ class _Linear(BaseEstimator):
             text = json.dumps({"error": str(error) or type(error).__name__})
         every = [own]
         if self.comm is not None:
-            every = [json.loads(one) for one in all_gather_text(self.comm, text)]
-        if failed is not None:
-            raise failed
-        for rank, said in enumerate(every):
-            if said.get("error"):
-                raise ValueError(f"rank {rank}: {said['error']}")
-        for name, value in every[0]["settings"].items():
-            for rank, said in enumerate(every):
-                if said["settings"][name] != value:
-                    other = said["settings"][name]
-                    raise ValueError(f"{name} is {other} on rank {rank} and {value} on rank 0: give all ranks the same")
-        features = [said["features"] for said in every]
-        if len(set(features)) > 1:
-            raise ValueError(f"X has {features} features by rank: give all ranks as many")
+            with own_error_first(failed):
+                every = [json.loads(one) for one in all_gather_text(self.comm, text)]
+        with raised_by_all(self.comm):
+            if failed is not None:
+                raise failed
+            _check_alike(every)
         return checked, every
 
     def _settings(self, loss: str) -> TrainingSettings:
@@ -141,6 +134,20 @@ class _Linear(BaseEstimator):
         check_is_fitted(self)
         X = validate_data(self, X, accept_sparse="csr", reset=False)  # noqa: N806
         return np.asarray(safe_sparse_dot(X, self.coef_.T, dense_output=True) + self.intercept_)
+
+
+def _check_alike(every: list[dict[str, Any]]) -> None:
+    for rank, said in enumerate(every):
+        if said.get("error"):
+            raise ValueError(f"rank {rank}: {said['error']}")
+    for name, value in every[0]["settings"].items():
+        for rank, said in enumerate(every):
+            if said["settings"][name] != value:
+                other = said["settings"][name]
+                raise ValueError(f"{name} is {other} on rank {rank} and {value} on rank 0: give all ranks the same")
+    features = [said["features"] for said in every]
+    if len(set(features)) > 1:
+        raise ValueError(f"X has {features} features by rank: give all ranks as many")
 
 
 def _last_fall(losses: list[float]) -> float:

@@ -19,6 +19,7 @@ from typing import Any, Self
 import numpy as np
 
 from telegrad import Communicator
+from telegrad.comm.agreed_errors import own_error_first, raised_by_all
 from telegrad.comm.texts import all_gather_text
 from telegrad.launch import join
 from telegrad.launch.joining import RANK
@@ -27,7 +28,7 @@ from telegrad.linear.losses import label_counts
 from telegrad.linear.model import LinearModel
 from telegrad.linear.rows import Rows
 from telegrad.linear.settings import TrainingSettings
-from telegrad.linear.training import EpochReport, objective, train
+from telegrad.linear.training import EpochReport, train
 
 _STEP_MESSAGE_S = 0.1
 _MOST_DAMAGED = 8  # lines that are named
@@ -136,13 +137,12 @@ def run(job: Job, comm: Communicator, say: Say) -> None:
             model.save(job.partial)
 
     trained = train(rows, job.settings, comm, on_epoch=on_epoch, on_step=on_step, on_break_off=on_break_off)
-    reached = objective(trained.model, rows, job.settings.l2, comm, job.settings.l1)
     if comm.rank == 0 and not trained.diverged:
         try:
             trained.model.save(job.model)
         except OSError as error:
             raise OSError(f"cannot write the model to {job.model}: {error.strerror or error}") from error
-    end = {"objective": reached, "objective_at_zero": trained.loss_at_zero, "bias": trained.model.bias}
+    end = {"objective": trained.objective, "objective_at_zero": trained.loss_at_zero, "bias": trained.model.bias}
     say({"kind": "end", **end, "diverged": trained.diverged})
 
 
@@ -159,9 +159,12 @@ def _read(job: Job, comm: Communicator) -> Rows:
         line, said = error.line, str(error)
     except (ValueError, OSError, ImportError) as error:
         line, said = _NO_LINE, str(error)
-    lines = comm.all_gather(np.array([line], np.int64))[:, 0]
-    failed = np.flatnonzero(lines)
-    if failed.size:
-        raise ValueError(all_gather_text(comm, said)[failed[np.argmin(lines[failed])]])
+    with own_error_first(ValueError(said) if said else None):
+        lines = comm.all_gather(np.array([line], np.int64))[:, 0]
+        failed = np.flatnonzero(lines)
+        every = all_gather_text(comm, said) if failed.size else []
+    with raised_by_all(comm):
+        if every:
+            raise ValueError(every[failed[np.argmin(lines[failed])]])
     assert rows is not None
     return rows

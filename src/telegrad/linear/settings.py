@@ -34,8 +34,8 @@ class TrainingSettings:
     squared length of the ``batch`` longest rows + 1)), which no batch makes diverge, half of that with ``overlap``; a
     shorter last batch then has as much less as it has fewer rows. ``held_out``: the share of rows that are not trained
     on. ``overlap``: a step's sum travels while the next gradient is computed, by weights that lack it.
-    ``coordinates``: that each rank moves in a step of coordinate descent, for which ``batch`` and ``decay`` mean
-    nothing. ``threads``: of each rank, at most 1024; no result depends on them. numpy's numbers become Python's. Raises
+    ``coordinates``: that each rank moves in a step of coordinate descent, for which ``batch`` means nothing and
+    ``learning_rate``, ``decay`` and ``overlap`` are refused. ``threads``: of each rank, at most 1024; no result depends on them. numpy's numbers become Python's. Raises
     ``TypeError`` for what is no number or flag where one belongs, ``ValueError`` for what cannot be.
     """
 
@@ -83,6 +83,11 @@ class TrainingSettings:
                 raise ValueError(
                     f"learning_rate={self.learning_rate} is not for optimizer='coordinate_descent', whose steps follow "
                     "from the data: leave it out"
+                )
+            if self.decay:
+                raise ValueError(
+                    f"decay={self.decay} is not for optimizer='coordinate_descent', which has no learning rate: leave it "
+                    "out"
                 )
             if self.overlap:
                 raise ValueError("overlap=True is not for optimizer='coordinate_descent': use 'sgd' or 'adagrad'")

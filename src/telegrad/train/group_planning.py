@@ -13,6 +13,7 @@ from torch import nn
 from telegrad.calibration.computing import group_cost_while_computing
 from telegrad.calibration.group_cost import measured_group_cost
 from telegrad.comm import Communicator
+from telegrad.comm.agreed_errors import own_error_first, raised_by_all
 from telegrad.comm.texts import all_gather_text
 from telegrad.plan import merge, shared_processor, shared_ways
 from telegrad.plan.merge_plan import MergePlan
@@ -146,11 +147,13 @@ class GroupPlanner:
                 told = json.dumps({"plans": [[one.scheme, _stops(one), costs.ways_of(one)] for one in made]})
             except Exception as found:  # whatever it is, the others must not wait for a plan
                 error, told = found, json.dumps({"error": f"{type(found).__name__}: {found}"})
-        said = json.loads(all_gather_text(comm, told)[0])
-        if error is not None:
-            raise error
-        if "error" in said:
-            raise RuntimeError(f"rank 0 could not plan: {said['error']}")
+        with own_error_first(error):
+            said = json.loads(all_gather_text(comm, told)[0])
+        with raised_by_all(comm):
+            if error is not None:
+                raise error
+            if "error" in said:
+                raise RuntimeError(f"rank 0 could not plan: {said['error']}")
         return made or [costs.plan_of(scheme, trace, stops, ways) for scheme, stops, ways in said["plans"]]
 
 
