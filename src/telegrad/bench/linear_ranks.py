@@ -23,7 +23,7 @@ from telegrad.bench.peers import start_peers
 from telegrad.bench.sparse_plan import entropy_bits
 from telegrad.calibration import calibrate
 from telegrad.launch import join
-from telegrad.linear import EpochReport, Rows, Trained, TrainingSettings, objective, train
+from telegrad.linear import EpochReport, Rows, Trained, TrainingSettings, train
 from telegrad.linear.aggregation import DenseGather, SparseGather
 
 _TIMEOUT_S, _JOIN_TIMEOUT_S = 300.0, 120.0

@@ -10,7 +10,6 @@ import numpy as np
 from telegrad.comm.tensors import HostBuffer, empty_like, movable, overlap
 from telegrad.stream import is_torch_tensor
 
-
 _MOST_ELEMENTS = 1 << 48  # of a block: what processors can address
 
 

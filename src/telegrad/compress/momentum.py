@@ -91,7 +91,7 @@ class Momentum(EntryStore[Velocity]):
         return gradient if self.nesterov else velocity
 
     def state_dict(self) -> dict[str, Any]:
-        """A copy: per parameter its velocity (float32, flat, in memory order) and unit; as at ``begin()``."""
+        """A copy: per parameter its velocity (float32, flat) and unit; as at ``begin()``."""
         return {entry.name: {"velocity": entry.values.copy(), "unit": entry.unit} for entry in self.settled()}
 
     def clear(self, name: str, where: npt.NDArray[np.uint32]) -> None:

@@ -74,7 +74,7 @@ class ResidualStore(EntryStore[Residual]):
         return self._densities.get(name, self._density)
 
     def state_dict(self) -> dict[str, Any]:
-        """A copy: per parameter its residual (float32, flat, in memory order), its unit, threshold and calls, and k.
+        """A copy: per parameter its residual (float32, flat), its unit, threshold and calls, and k.
 
         Of an open step it says nothing: it is the state at ``begin()``.
         """

@@ -35,8 +35,9 @@ class TrainingSettings:
     shorter last batch then has as much less as it has fewer rows. ``held_out``: the share of rows that are not trained
     on. ``overlap``: a step's sum travels while the next gradient is computed, by weights that lack it.
     ``coordinates``: that each rank moves in a step of coordinate descent, for which ``batch`` means nothing and
-    ``learning_rate``, ``decay`` and ``overlap`` are refused. ``threads``: of each rank, at most 1024; no result depends on them. numpy's numbers become Python's. Raises
-    ``TypeError`` for what is no number or flag where one belongs, ``ValueError`` for what cannot be.
+    ``learning_rate``, ``decay`` and ``overlap`` are refused. ``threads``: of each rank, at most 1024; no result depends
+    on them. numpy's numbers become Python's. Raises ``TypeError`` for what is no number or flag where one belongs,
+    ``ValueError`` for what cannot be.
     """
 
     loss: str = "logistic"
@@ -86,8 +87,8 @@ class TrainingSettings:
                 )
             if self.decay:
                 raise ValueError(
-                    f"decay={self.decay} is not for optimizer='coordinate_descent', which has no learning rate: leave it "
-                    "out"
+                    f"decay={self.decay} is not for optimizer='coordinate_descent', which has no learning rate: "
+                    "leave it out"
                 )
             if self.overlap:
                 raise ValueError("overlap=True is not for optimizer='coordinate_descent': use 'sgd' or 'adagrad'")

@@ -6,7 +6,7 @@ from collections.abc import Sequence, Set
 from typing import NamedTuple
 
 import numpy as np
-from torch import nn
+from torch import Tensor, nn
 
 from telegrad.comm import Communicator, Work
 from telegrad.compress import Part
@@ -33,12 +33,16 @@ class CompressedGroup(GradientGroup):
     """
 
     def __init__(self, parameters: Sequence[nn.Parameter], compression: Compression, *, way: str) -> None:
+        self._compression = compression  # first: the group's views ask
         super().__init__(parameters)
         self.way = way
-        self._compression = compression
         self._layouts: dict[int, BucketLayout] = {}
         self._sendings: list[Sending] = []
         self._held: list[_Held] = []
+
+    def _make_view(self, parameter: nn.Parameter) -> Tensor:
+        self._compression.check_order(parameter)
+        return super()._make_view(parameter)
 
     def launch(self, comm: Communicator, earlier: set[int], number: int) -> list[Work]:
         """As a GradientGroup's. Raises ``NonFiniteGradient`` as ``Compression.start``."""

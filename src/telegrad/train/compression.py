@@ -14,6 +14,7 @@ from telegrad.train import nonfinite as nonfinite_values
 from telegrad.train.arguments import check_choice, encoding_of_wire
 from telegrad.train.bucket import Bits, BucketLayout, check_dtype
 from telegrad.train.exchange import Exchange, Sending
+from telegrad.train.memory_order import MemoryOrder, orders_of, state_in_memory
 from telegrad.train.rank_state import checked_step, state_of
 from telegrad.train.settings import (
     SPARSE_DEFAULTS,
@@ -90,6 +91,7 @@ class Compression:
             check_dtype(one.dtype, name)
         self.kind = kind
         self.names = {id(one): name for name, one in parameters.items()}
+        self._orders = orders_of(parameters)
         self._warm_up = warm_up_of(
             given["compression_warmup_steps"], given["compression_warmup"], prefix="compression_"
         )
@@ -153,6 +155,19 @@ class Compression:
         """Whether this parameter may be sent sparsely."""
         return name in self.compressor.residuals
 
+    def check_order(self, parameter: nn.Parameter) -> None:
+        """Raises ``RuntimeError`` where the elements of one that is compressed lie in another order than at first, in
+        which its residual is."""
+        name, order = self.names[id(parameter)], MemoryOrder.of_gradient(parameter)
+        first = self._orders.get(name)
+        same = order.is_by_rows if first is None else order.steps == first.steps
+        if not same and self.compresses(name):
+            raise RuntimeError(
+                f"parameter {name!r} has another memory format than when its Synchronizer was made, and what waits for "
+                "it is in that order: keep state_dict(), close() that one, make another one after the change, and give "
+                "that the state"
+            )
+
     def description(self) -> dict[str, str]:
         """What all ranks must have alike."""
         chosen = str(compressed_by(self.compressor))
@@ -200,7 +215,7 @@ class Compression:
     def state_dict(self) -> dict[str, Any]:
         """See ``Synchronizer.state_dict``."""
         sums = self._exchange.topk_states
-        state = state_of(self._comm, self.step, self._config, self.compressor)
+        state = state_of(self._comm, self.step, self._config, self.compressor, self._orders)
         return {**state, "sums": () if sums is None else sums.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -208,7 +223,8 @@ class Compression:
         step = checked_step(state, self._comm, "Synchronizer")
         sums = self._exchange.topk_states
         fitting = {} if sums is None else sums.fitting(state.get("sums", ()))
-        self.compressor.load_state_dict(state["compressor"], least_density=self._warm_up.least_density(step))
+        compressor = state_in_memory(state["compressor"], self._orders)
+        self.compressor.load_state_dict(compressor, least_density=self._warm_up.least_density(step))
         if sums is not None:
             sums.load(fitting)
         self.step = step

@@ -105,11 +105,15 @@ class DeviceCompressedGroup(DeviceGroup):
     """As a DeviceGroup, with parameters that ``compression`` compresses; see CompressedGroup."""
 
     def __init__(self, parameters: Sequence[nn.Parameter], compression: CompressionOnDevice, *, way: str) -> None:
+        self._compression = compression  # first: the group's views ask
         super().__init__(parameters)
         self.way = way
-        self._compression = compression
         self._layouts: dict[int, BucketLayout] = {}
         self._held: list[_Held] = []
+
+    def _make_view(self, parameter: nn.Parameter) -> torch.Tensor:
+        self._compression.check_order(parameter)
+        return super()._make_view(parameter)
 
     def launch(self, comm: Communicator, earlier: set[int], number: int) -> list[Work]:
         """As a GradientGroup's."""

@@ -29,6 +29,7 @@ from telegrad.train.device_compression import DeviceCompression, check_fits_devi
 from telegrad.train.device_telemetry import DeviceTelemetry
 from telegrad.train.exchange import Exchange, Sending
 from telegrad.train.loss_scale import LossScale
+from telegrad.train.memory_order import orders_of, state_in_memory
 from telegrad.train.rank_checks import alike_of, can_ask, check_group, check_ranks_of_ddp, told_to_all
 from telegrad.train.rank_state import checked_step, state_of
 from telegrad.train.settings import check_dense, compressor_of, correct_momentum, policy_of, warm_up_of
@@ -278,7 +279,7 @@ class DDPState:
         self._device_buckets.save()
         if self._agreed is not None and self._agreed.closed:
             self._agreed.leave()
-        state = state_of(self._comm, self.step, self._config, self._compressor)
+        state = state_of(self._comm, self.step, self._config, self._compressor, orders_of(self._parameters))
         sums = self._exchange.topk_states
         return {**state, "warmup_passes": self._warmup_passes, "sums": () if sums is None else sums.state_dict()}
 
@@ -293,7 +294,8 @@ class DDPState:
         self._leave_step()
         sums = self._exchange.topk_states
         fitting = {} if sums is None else sums.fitting(state.get("sums", ()))
-        self._compressor.load_state_dict(state["compressor"], least_density=self._warm_up.least_density(passes))
+        compressor = state_in_memory(state["compressor"], orders_of(self._parameters))
+        self._compressor.load_state_dict(compressor, least_density=self._warm_up.least_density(passes))
         if sums is not None:
             sums.load(fitting)
         for layout in self._layouts.values():

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from telegrad.comm import Communicator, Work
 from telegrad.train.clocks import Mark
+from telegrad.train.memory_order import MemoryOrder
 
 PASS_NUMBERS = 4
 """Passes are counted modulo this, and the number travels as a power of two: sums of up to ``EXACT_RANKS`` equal ones,
@@ -149,10 +150,8 @@ class GradientGroup:
         return {id(one) for run in self.runs for one, came in zip(run.parameters, run.came, strict=True) if came}
 
     def _make_view(self, parameter: nn.Parameter) -> Tensor:
-        # Fused optimisers walk through a parameter and its gradient side by side, in the order of memory.
-        strides = torch.empty_like(parameter, device="meta").stride()
-        flat = self._flat_of[id(parameter)]
-        view = torch.as_strided(flat.buffer, parameter.size(), strides, flat.starts[id(parameter)])
+        order, flat = MemoryOrder.of_gradient(parameter), self._flat_of[id(parameter)]
+        view = torch.as_strided(flat.buffer, order.shape, order.strides, flat.starts[id(parameter)])
         self._views[id(parameter)], self._places[id(parameter)] = view, view.data_ptr()
         self._strides[id(parameter)] = parameter.stride()
         return view

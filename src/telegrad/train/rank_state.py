@@ -10,19 +10,27 @@ import torch
 from telegrad.comm import Communicator
 from telegrad.compress import Compressor
 from telegrad.compress.arguments import checked_count
+from telegrad.train.memory_order import MemoryOrder, state_by_rows
 
 _VERSION = 1
 
 
-def state_of(comm: Communicator, step: int, config: Mapping[str, Any], compressor: Compressor) -> dict[str, Any]:
-    """A copy: what ``reshard`` reads. ``config``: the options that it was made with, to be read by people."""
+def state_of(
+    comm: Communicator,
+    step: int,
+    config: Mapping[str, Any],
+    compressor: Compressor,
+    orders: Mapping[str, MemoryOrder],
+) -> dict[str, Any]:
+    """A copy: what ``reshard`` reads, by rows. ``config``: the options that it was made with, to be read by people.
+    ``orders``: of parameters that are not by rows in memory."""
     return {
         "version": _VERSION,
         "rank": comm.rank,
         "world_size": comm.world_size,
         "step": step,
         "config": dict(config),
-        "compressor": _tensors_of(compressor.state_dict()),
+        "compressor": state_by_rows(_tensors_of(compressor.state_dict()), orders),
     }
 
 

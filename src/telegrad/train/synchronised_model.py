@@ -18,6 +18,7 @@ from telegrad.errors import MismatchedCall
 from telegrad.train.compression import Compression
 from telegrad.train.forward_hooks import check_takes_hooks
 from telegrad.train.group_planning import TIMED
+from telegrad.train.memory_order import MemoryOrder
 
 _synchronised: dict[int, weakref.ref[nn.Parameter]] = {}  # parameters that have a Synchronizer, by id
 
@@ -121,7 +122,9 @@ def described(
     parameters: Mapping[str, nn.Parameter], compression: Compression | None, **arguments: object
 ) -> dict[str, str]:
     """What all ranks must have alike, by the name that ``check_alike`` gives it."""
-    shapes = {name: (str(one.dtype), tuple(one.shape)) for name, one in parameters.items()}
+    shapes = {
+        name: (str(one.dtype), tuple(one.shape), MemoryOrder.of_gradient(one).steps) for name, one in parameters.items()
+    }
     return {
         "parameters that require a gradient": json.dumps(shapes),
         **{name: str(value) for name, value in arguments.items()},
