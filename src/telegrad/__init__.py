@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 from telegrad._native import asked_for_diagnosis, load_core
@@ -57,19 +58,20 @@ __all__ = [
 ]
 
 _NEEDS_TORCH = {"DDPState", "ReplicaSynchronizer", "Synchronizer", "ddp_hook"}
+_PACKAGES = {"compress", "launch", "lightning", "linear", "sim", "torch_backend", "train"}
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _NEEDS_TORCH:
+    if name not in _NEEDS_TORCH | _PACKAGES:
         raise AttributeError(f"module 'telegrad' has no attribute {name!r}")
     try:
-        from telegrad import train
+        found = importlib.import_module(f"telegrad.{'train' if name in _NEEDS_TORCH else name}")
     except ModuleNotFoundError as error:
         if error.name != "torch":
             raise
         raise ImportError(f"telegrad.{name} needs torch: pip install 'telegrad[torch]'") from error
-    return getattr(train, name)
+    return getattr(found, name) if name in _NEEDS_TORCH else found
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_NEEDS_TORCH})
+    return sorted({*globals(), *_NEEDS_TORCH, *_PACKAGES})

@@ -40,13 +40,19 @@ comm = telegrad.Communicator.local(1)[0]
 comm.all_reduce(numpy.ones(3, numpy.float32))
 assert "telegrad.train" not in sys.modules and "torch" not in sys.modules
 future = comm.barrier(async_op=True).get_future
-for use in (lambda: telegrad.DDPState, lambda: telegrad.ddp_hook, telegrad.Communicator.from_torch, future):
+torch_users = (lambda: telegrad.DDPState, lambda: telegrad.ddp_hook, lambda: telegrad.train)
+for use in (*torch_users, telegrad.Communicator.from_torch, future):
     try:
         use()
     except ImportError as error:
         print("needs torch" in str(error) and "pip install 'telegrad[torch]'" in str(error))
 """
-    assert _run(program).split() == ["True"] * 4
+    assert _run(program).split() == ["True"] * 5
+
+
+@pytest.mark.parametrize("name", ["compress.ExactTopK", "train.JsonLines", "launch.Ranks", "linear.train", "sim.World"])
+def test_packages_are_there_without_an_import_of_their_own(name: str) -> None:
+    assert _run(f"import telegrad; print(callable(telegrad.{name}))") == "True"
 
 
 def test_public_names() -> None:

@@ -3,6 +3,7 @@ on. Needs no torch."""
 
 from __future__ import annotations
 
+import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -75,7 +76,7 @@ class Recording:
                 found["values"],
                 found["scales"],
             )
-        except (ValueError, KeyError, EOFError, IndexError, TypeError, AttributeError) as error:
+        except (ValueError, KeyError, EOFError, IndexError, TypeError, AttributeError, zipfile.BadZipFile) as error:
             raise ValueError(
                 f"{path} holds no recorded gradients ({error}): name another file, or remove it"
             ) from error

@@ -23,7 +23,7 @@ from telegrad.bench.peers import start_peers
 from telegrad.bench.sparse_plan import entropy_bits
 from telegrad.calibration import calibrate
 from telegrad.launch import join
-from telegrad.linear import EpochReport, Rows, Trained, TrainingSettings, train
+from telegrad.linear import EpochReport, Rows, Trained, TrainingSettings, objective, train
 from telegrad.linear.aggregation import DenseGather, SparseGather
 
 _TIMEOUT_S, _JOIN_TIMEOUT_S = 300.0, 120.0
@@ -147,7 +147,7 @@ def _gradients(
         "bound_bytes": 2 * (plan.ranks - 1) / plan.ranks * 4 * n
         if total is None
         else (total - row["entries_a_rank"]) * _entry_bytes(total / n),
-        "objective": trained.objective,
+        "objective": objective(trained.model, rows, _L2, comm),
     }
 
 
@@ -175,7 +175,7 @@ def _descent(plan: LinearPlan, comm: Communicator, rows: Rows, about: About, *, 
         "bound_bytes": 4 * n * (plan.ranks - 1) / plan.ranks
         if dense
         else others * _entry_bytes(settings.coordinates * plan.ranks / n),
-        "objective": trained.objective,
+        "objective": objective(trained.model, rows, _L2, comm),
     }
 
 

@@ -107,8 +107,6 @@ def train_command(
     --network have no effect. docs/linear.md says more.
     """
     console = table_console()
-    of_others = "batch" if optimizer == "coordinate_descent" else "coordinates"
-    refuse_given(context, (of_others,), f"--optimizer {optimizer} has none")
     try:
         settings = TrainingSettings(
             loss=loss,
@@ -131,6 +129,8 @@ def train_command(
         )
     except ValueError as error:
         raise bad_option(error) from error
+    of_others = "batch" if optimizer == "coordinate_descent" else "coordinates"
+    refuse_given(context, (of_others,), f"--optimizer {optimizer} has none")
     networks_of([network])
     check_writable(model, "--model")
     check_writable(json_file, "--json")

@@ -22,7 +22,7 @@ from telegrad.comm.texts import all_gather_text
 from telegrad.linear.losses import F32
 from telegrad.linear.rows import Rows
 from telegrad.linear.settings import TrainingSettings
-from telegrad.linear.training import train
+from telegrad.linear.training import objective, train
 
 try:
     from scipy import sparse
@@ -106,11 +106,12 @@ class _Linear(BaseEstimator):
     def _weights(self, rows: Rows, settings: TrainingSettings) -> tuple[F32, float, float]:
         """Those of one model, its bias, and by what part its loss still fell in the end."""
         trained = train(rows, settings, self.comm)
-        if trained.diverged and self.learning_rate is None:
+        diverged = trained.diverged_to(objective(trained.model, rows, settings.l2, self.comm, settings.l1))
+        if diverged and self.learning_rate is None:
             raise ValueError(
                 "the training diverges with learning_rate=None, which is safe but for rounding: scale X and y"
             )
-        if trained.diverged:
+        if diverged:
             raise ValueError(f"learning_rate={self.learning_rate} diverges: use a smaller one, or None")
         fall = _last_fall([trained.loss_at_zero, *(report.loss for report in trained.epochs)])
         return trained.model.weights, trained.model.bias, fall

@@ -28,7 +28,7 @@ from telegrad.linear.losses import label_counts
 from telegrad.linear.model import LinearModel
 from telegrad.linear.rows import Rows
 from telegrad.linear.settings import TrainingSettings
-from telegrad.linear.training import EpochReport, train
+from telegrad.linear.training import EpochReport, objective, train
 
 _STEP_MESSAGE_S = 0.1
 _MOST_DAMAGED = 8  # lines that are named
@@ -137,13 +137,15 @@ def run(job: Job, comm: Communicator, say: Say) -> None:
             model.save(job.partial)
 
     trained = train(rows, job.settings, comm, on_epoch=on_epoch, on_step=on_step, on_break_off=on_break_off)
-    if comm.rank == 0 and not trained.diverged:
+    reached = objective(trained.model, rows, job.settings.l2, comm, job.settings.l1)
+    diverged = trained.diverged_to(reached)
+    if comm.rank == 0 and not diverged:
         try:
             trained.model.save(job.model)
         except OSError as error:
             raise OSError(f"cannot write the model to {job.model}: {error.strerror or error}") from error
-    end = {"objective": trained.objective, "objective_at_zero": trained.loss_at_zero, "bias": trained.model.bias}
-    say({"kind": "end", **end, "diverged": trained.diverged})
+    end = {"objective": reached, "objective_at_zero": trained.loss_at_zero, "bias": trained.model.bias}
+    say({"kind": "end", **end, "diverged": diverged})
 
 
 def _read(job: Job, comm: Communicator) -> Rows:

@@ -56,17 +56,21 @@ class Trained:
     loss_at_zero: float
     """The objective where all weights are 0: mean loss of all rows."""
 
-    objective: float
-    """That of the model: ``objective(model, …)`` of all rows."""
-
     @property
     def diverged(self) -> bool:
-        """Is something of the model, of its objective or of the last epoch's loss not finite, or one of these two more
-        than ten times ``loss_at_zero``? The same on every rank."""
-        reached = (self.epochs[-1].loss, self.objective)  # a loss is taken before its step, so not after the last one
-        if not (np.isfinite([*reached, self.model.bias]).all() and np.isfinite(self.model.weights).all()):
+        """Is something of the model or of the last epoch's loss not finite, or that loss more than ten times
+        ``loss_at_zero``? The same on every rank. Losses are taken before their steps: of the last ones only the
+        objective in the end can tell (``diverged_to``)."""
+        if not (np.isfinite(self.model.bias) and np.isfinite(self.model.weights).all()):
             return True
-        return max(reached) > _FAR * self.loss_at_zero
+        return self._is_far(self.epochs[-1].loss)
+
+    def diverged_to(self, reached: float) -> bool:
+        """The same where the ``objective`` of the model is ``reached``."""
+        return self.diverged or self._is_far(reached)
+
+    def _is_far(self, loss: float) -> bool:
+        return not np.isfinite(loss) or loss > _FAR * self.loss_at_zero
 
 
 def train(
@@ -107,14 +111,11 @@ def train(
             report = EpochReport(epoch + 1, *took, *judged)
             reports.append(report)
             on_epoch(report)
-        model = optimizer.model()
-        with np.errstate(over="ignore", invalid="ignore"):  # where it has diverged
-            reached = objective(model, rows, settings.l2, comm, settings.l1)
     except BaseException:
         if on_break_off is not None:
             on_break_off(optimizer.model())
         raise
-    return Trained(model, reports, problem.total, problem.loss_at_zero, reached)
+    return Trained(optimizer.model(), reports, problem.total, problem.loss_at_zero)
 
 
 def objective(model: LinearModel, rows: Rows, l2: float, comm: Communicator | None = None, l1: float = 0.0) -> float:

@@ -1,35 +1,49 @@
 """``nonfinite="skip"``: one backward pass that all ranks keep, or all drop.
 
 After its last bucket each rank says in one tiny sum whether it met NaN or infinity. Until that sum is known none of the
-pass's futures completes (DDP waits for all of them at the end of the backward pass anyway), and the compressor can
-still undo what the pass did to the residuals.
+pass's futures completes (DDP waits for all of them at the end of the backward pass anyway), and what the pass did to
+residuals and to the thresholds of sums can still be undone.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Protocol
 
 import numpy as np
 import torch
 
 from telegrad.comm import Communicator, Work
 from telegrad.comm.work import future_of_all
-from telegrad.compress import Compressor
+
+
+class Undoable(Protocol):
+    """What remembers something from step to step, as a Compressor does."""
+
+    def begin(self) -> None:
+        """Opens a step that can be undone."""
+
+    def keep_step(self) -> None:
+        """Closes the open step."""
+
+    def drop_step(self) -> None:
+        """Undoes the open step, if there is one."""
 
 
 class AgreedStep:
-    """One backward pass. It keeps the compressor's step, or undoes it: dropped, failed or abandoned passes are undone.
+    """One backward pass. It keeps the step of what is ``undoable``, or undoes it: dropped, failed or abandoned passes
+    are undone.
 
     ``settled`` gets the verdict, dropped or not, before any future completes; ``failed`` the error of an operation.
     Both run on the completion thread.
     """
 
     def __init__(
-        self, compressor: Compressor, settled: Callable[[bool], None], failed: Callable[[Exception], None]
+        self, undoable: Sequence[Undoable], settled: Callable[[bool], None], failed: Callable[[Exception], None]
     ) -> None:
         self.unsound = False  # this rank wants the step to be dropped
-        self._compressor = compressor
+        self._undoable = undoable
         self._settled = settled
         self._failed = failed
         self._works: list[Work] = []
@@ -38,7 +52,12 @@ class AgreedStep:
         self._verdict: torch.futures.Future[None] | None = None
         self._dropped = False
         self._error: Exception | None = None
-        compressor.begin()
+        for one in undoable:
+            one.begin()
+
+    def _drop(self) -> None:
+        for one in self._undoable:
+            one.drop_step()
 
     @property
     def closed(self) -> bool:
@@ -68,16 +87,17 @@ class AgreedStep:
         def settle() -> None:
             self._dropped = bool(flag[0])
             if self._dropped:
-                self._compressor.drop_step()
+                self._drop()
             else:
                 for keep in self._keeps:
                     keep()
-                self._compressor.keep_step()
+                for one in self._undoable:
+                    one.keep_step()
             self._settled(self._dropped)
 
         def fail(error: Exception) -> None:
             self._error = error
-            self._compressor.drop_step()
+            self._drop()
             self._failed(error)
 
         self._verdict = future_of_all(works, settle, fail)
@@ -95,6 +115,6 @@ class AgreedStep:
             for work in self._works:  # the network may still read the buckets' memory
                 with contextlib.suppress(Exception):
                     work.wait()
-            self._compressor.drop_step()
+            self._drop()
             self._error = error or RuntimeError("the backward pass ended before its last bucket: the step is dropped")
             self._gate.set_result(None)

@@ -366,7 +366,8 @@ class DDPState:
         compressor = self._compressor
         self._set_units()
         if self._nonfinite == "skip":
-            self._agreed = AgreedStep(compressor, self._settled, self._failed)
+            sums = self._exchange.topk_states
+            self._agreed = AgreedStep([compressor, sums] if sums else [compressor], self._settled, self._failed)
         compressor.residuals.raise_density(self._warm_up.least_density(self._warmup_passes))
         if self._clip_norm is not None:
             self._held = HeldBuckets(self._clip_norm / math.sqrt(self._comm.world_size))
@@ -380,7 +381,10 @@ class DDPState:
         self._compressor.set_units(1.0, self._units.rates_of(self._compressor))
 
     def _set_units(self) -> None:
-        self._compressor.set_units(self._units.gradient_unit(), self._units.rates_of(self._compressor))
+        unit = self._units.gradient_unit()
+        self._compressor.set_units(unit, self._units.rates_of(self._compressor))
+        if self._exchange.topk_states is not None:
+            self._exchange.topk_states.set_unit(unit)
 
     def _take(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
         bits = bits_of(bucket.buffer(), self._names.get(id(bucket.parameters()[0]), "unknown"))

@@ -79,7 +79,10 @@ class JsonLines:
         self._begun = False
 
     def write(self, record: StepRecord) -> None:
-        """One line, flushed: a job that is killed leaves whole steps."""
+        """One line, flushed: a job that is killed leaves whole steps. Raises ``OSError`` where it cannot be written, as
+        once the file is closed."""
+        if self._file.closed:
+            raise OSError("this JsonLines is closed: keep it open until the training ends")
         if not self._begun:
             self._line(
                 {

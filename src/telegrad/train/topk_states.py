@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -26,6 +27,17 @@ class Held(NamedTuple):
     state: TopkState
 
 
+class Past(NamedTuple):
+    """What calls have left, and where the parameters lay then."""
+
+    places: Places
+    left: dict[str, Any]
+
+    def fitting(self, places: Places) -> dict[str, Any]:
+        """Of the same parameters in these places."""
+        return self.left if places == self.places or "slices" not in self.left else {**self.left, "slices": []}
+
+
 class TopkStates:
     """One for each bucket, of ``collective`` (a name in ``STATES``).
 
@@ -36,6 +48,37 @@ class TopkStates:
     def __init__(self, collective: str) -> None:
         self._collective = collective
         self._held: dict[frozenset[str], Held] = {}
+        self._unit = 1.0
+        self._before: dict[frozenset[str], Past] | None = None  # at ``begin()``
+
+    def begin(self) -> None:
+        """Opens a step that can be undone."""
+        self._before = {names: Past(held.places, held.state.state_dict()) for names, held in self._held.items()}
+
+    def keep_step(self) -> None:
+        """Closes the open step."""
+        self._before = None
+
+    def drop_step(self) -> None:
+        """Undoes the open step, if there is one: no sum that is over has left anything. What may not be changed, as the
+        sum that uses it has failed, is of no more use anyhow."""
+        before, self._before = self._before, None
+        if before is None:
+            return
+        for names, held in self._held.items():
+            past = before.get(names)
+            with contextlib.suppress(ValueError):
+                if past is None:
+                    past = Past(held.places, STATES[self._collective](held.state.state_dict()["k"]).state_dict())
+                held.state.load_state_dict(past.fitting(held.places))
+
+    def set_unit(self, unit: float) -> None:
+        """What 1 in the sums is worth from now on, as ``Compressor.set_units`` has it: thresholds follow."""
+        ratio, self._unit = self._unit / unit, unit
+        if ratio == 1:
+            return
+        for held in self._held.values():
+            held.state.load_state_dict(_times(held.state.state_dict(), ratio))
 
     def of(self, parts: Sequence[Part]) -> TopkState:
         """A state for the sums of ``parts``, with what their last sum has left, if it was of as many entries."""
@@ -44,30 +87,27 @@ class TopkStates:
         names = frozenset(part.entry.name for part in parts)
         before = self._held.get(names)
         if before is not None:
-            past = before.state.state_dict()
-            if before.places != places and "slices" in past:
-                past["slices"] = []
-            state.load_state_dict(past)
+            state.load_state_dict(Past(before.places, before.state.state_dict()).fitting(places))
         # A parameter is in one bucket at a time: those that had one of these are gone.
         self._held = {other: held for other, held in self._held.items() if other.isdisjoint(names)}
         self._held[names] = Held(places, state)
         return state
 
     def state_dict(self) -> tuple[dict[str, Any], ...]:
-        """A copy, as plain values; a tuple, which torch.distributed.checkpoint keeps in one piece. Raises
-        ``ValueError`` while a sum is under way."""
+        """A copy, as plain values, where 1 is worth 1; a tuple, which torch.distributed.checkpoint keeps in one piece.
+        Raises ``ValueError`` while a sum is under way."""
         return tuple(
             {
                 "collective": self._collective,
                 "places": [list(place) for place in held.places],
-                **held.state.state_dict(),
+                **_times(held.state.state_dict(), self._unit),
             }
             for held in self._held.values()
         )
 
     def load(self, fitting: Mapping[frozenset[str], Held]) -> None:
         """Takes over what ``fitting`` has found, instead of what is held."""
-        self._held = dict(fitting)
+        self._held, self._unit = dict(fitting), 1.0
 
     def fitting(self, saved: Any) -> dict[frozenset[str], Held]:
         """What a ``state_dict()`` has of this collective, for ``load``. Raises ``ValueError`` for what is none."""
@@ -87,6 +127,11 @@ class TopkStates:
             places = [list(place) for place in one["places"]]
             held[frozenset(name for name, _ in places)] = Held(places, state)
         return held
+
+
+def _times(past: dict[str, Any], ratio: float) -> dict[str, Any]:
+    """What a call has left, in another unit."""
+    return {**past, "threshold": past["threshold"] * ratio} if "threshold" in past else past
 
 
 def _are_places(value: object) -> bool:

@@ -144,7 +144,8 @@ def test_what_an_interrupted_training_leaves(
     path: Path, tmp_path: Path, number: signal.Signals, ranks: str, optimizer: str
 ) -> None:
     model = tmp_path / "model.npz"
-    settings = (*SETTINGS, "--epochs", "1000000", "--ranks", ranks, "--optimizer", optimizer, "--model", str(model))
+    settings: tuple[str, ...] = SETTINGS if optimizer == "sgd" else SETTINGS[2:]  # without --batch
+    settings += ("--epochs", "1000000", "--ranks", ranks, "--optimizer", optimizer, "--model", str(model))
     with subprocess.Popen(
         [sys.executable, "-m", "telegrad", "linear", "train", str(path), *settings], stdout=subprocess.PIPE, text=True
     ) as process:
@@ -189,7 +190,7 @@ def test_labels_that_are_no_classes(path: Path, tmp_path: Path) -> None:
     assert "give more, or a smaller --held-out" in said
     status, said = trained(path, tmp_path / "m.npz", "--ranks", "1", "--features", "4294967295")
     assert status == 1
-    assert "4294967295 features are more than 4294967293: hash them" in said
+    assert "4294967295 features are more than the 4294967293 that a model can be trained on" in said
     assert "--features" not in said
 
 
@@ -197,6 +198,15 @@ def test_labels_that_are_no_classes(path: Path, tmp_path: Path) -> None:
     ("options", "said"),
     [
         (("--loss", "squared"), "Invalid value for --loss: squared does not exist"),
+        (
+            ("--optimizer", "coordinate_descent", "--batch", "7"),
+            "Invalid value for --batch: --optimizer coordinate_descent has none: leave this out",
+        ),
+        (("--coordinates", "5"), "Invalid value for --coordinates: --optimizer sgd has none: leave this out"),
+        (
+            ("--optimizer", "coordinate_descent", "--decay", "0.5"),
+            "Invalid value for --decay: 0.5 is not for --optimizer coordinate_descent, which has no learning rate",
+        ),
         (("--batch", "0"), "Invalid value for --batch: 0 must be at least 1"),
         (
             ("--features", "0"),
@@ -231,6 +241,9 @@ def test_labels_that_are_no_classes(path: Path, tmp_path: Path) -> None:
     ids=[
         *(
             "loss",
+            "descent-batch",
+            "sgd-coordinates",
+            "descent-decay",
             "batch",
             "features",
             "l2",
@@ -367,6 +380,15 @@ def test_a_training_that_diverges_is_said(path: Path, tmp_path: Path) -> None:
     assert (written["objective"], written["diverged"]) == (None, True)
 
 
+def test_a_training_that_diverges_in_its_last_step_leaves_no_model(path: Path, tmp_path: Path) -> None:
+    model = tmp_path / "m.npz"
+    more = ("--ranks", "1", "--epochs", "1", "--batch", "1000", "--learning-rate", "1e30")
+    status, said = run("train", str(path), "--model", str(model), *more)
+    assert status == 1
+    assert "so no model is written: try a lower --learning-rate than 1e+30, or none" in said
+    assert not model.exists()
+
+
 def test_a_training_that_diverges_to_finite_numbers_is_said(path: Path, tmp_path: Path) -> None:
     figures = tmp_path / "figures.json"
     more = ("--loss", "squared_error", "--learning-rate", "3", "--json", str(figures))
@@ -424,7 +446,9 @@ def test_labels_that_a_model_cannot_be_judged_by(path: Path, tmp_path: Path) -> 
 )
 def test_optimisers(path: Path, tmp_path: Path, options: tuple[str, ...], own: dict[str, Any], title: str) -> None:
     model, figures = tmp_path / "m.npz", tmp_path / "figures.json"
-    status, said = trained(path, model, "--ranks", "2", *options, "--json", str(figures))
+    settings = SETTINGS if "coordinates" not in own else SETTINGS[2:]  # without --batch
+    more = ("--model", str(model), "--ranks", "2", *options, "--json", str(figures))
+    status, said = run("train", str(path), *settings, *more)
     assert status == 0, said
     assert f"2 ranks, {title}" in said
     rows = read_libsvm(path)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+import re
 import threading
 import time
 from collections.abc import Callable
@@ -280,6 +281,24 @@ def test_an_error_inside_with_reaches_the_others(local: Local) -> None:
     with pytest.raises(TransportError, match="KeyError on rank 0: 'data'"):
         waiting.wait()
     assert x.tolist() == [1, 1, 1]
+
+
+@pytest.mark.parametrize("reason", ["\ud83d is half a character", "x" + 3000 * "é", "xx" + 3000 * "é", "NUL \0 inside"])
+def test_a_reason_may_be_any_text(local: Local, reason: str) -> None:
+    comms = local(2)
+    waiting = comms[1].barrier(async_op=True)
+
+    def leave() -> None:
+        with comms[0]:
+            raise ValueError(reason)
+
+    with pytest.raises(ValueError, match=re.escape(reason[:20])):
+        leave()
+    said = reason[:1000].encode(errors="backslashreplace").decode()
+    with pytest.raises(TransportError, match=re.escape(f"ValueError on rank 0: {said}")):
+        waiting.wait()
+    with pytest.raises(TypeError, match="reason=3 must be a str"):
+        comms[1].abort(3)  # type: ignore[arg-type]
 
 
 def test_closed(local: Local) -> None:

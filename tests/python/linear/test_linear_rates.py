@@ -132,6 +132,10 @@ def test_what_has_diverged() -> None:
     with np.errstate(all="ignore"):
         assert train(rows, TrainingSettings(**settings, epochs=4, learning_rate=1e30)).diverged
     assert not train(rows, TrainingSettings(**settings, epochs=4)).diverged
+    in_last_step = train(rows, TrainingSettings(**settings, epochs=1, learning_rate=1e6))  # its only one
+    assert in_last_step.epochs[-1].loss == pytest.approx(in_last_step.loss_at_zero)
+    assert not in_last_step.diverged
+    assert in_last_step.diverged_to(objective(in_last_step.model, rows, settings.get("l2", 1e-6)))
     zeros = Rows(rows.offsets, rows.indices, rows.values, np.zeros(COUNT, np.float32), rows.n_features)
     assert not train(zeros, TrainingSettings(**settings, epochs=2)).diverged
 

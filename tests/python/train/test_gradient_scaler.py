@@ -62,6 +62,8 @@ class ScaledTrainer:
         {"clip_norm": 600.0},
         {"density": 0.2, "warmup": "falling", "warmup_steps": 10},
         {"mode": "dense"},
+        {"collective": "oktopk"},
+        {"collective": "bounded", "momentum": 0.5},
     ],
     ids=named,
 )

@@ -172,6 +172,18 @@ def test_a_full_disk_ends_the_telemetry_and_not_the_training(on_ranks: OnRanks, 
         on_ranks(1, run)
 
 
+def test_a_closed_file_ends_the_telemetry_and_says_why(on_ranks: OnRanks, tmp_path: Path) -> None:
+    def run(comm: Communicator) -> None:
+        with JsonLines(tmp_path / "run.jsonl") as telemetry:
+            trainer = Trainer(comm, telemetry=telemetry)
+            trainer.step(gradients_of(0, 0), REBUILT)
+        trainer.step(gradients_of(0, 1), REBUILT)
+        assert trainer.state.failure is None
+
+    with pytest.warns(RuntimeWarning, match="telemetry ends at step 1: this JsonLines is closed: keep it open"):
+        on_ranks(1, run)
+
+
 class Writer:
     """What TensorBoard's SummaryWriter is to us."""
 
