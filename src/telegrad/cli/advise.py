@@ -13,7 +13,7 @@ from rich.syntax import Syntax
 from telegrad.cli.console import table_console
 from telegrad.cli.interrupts import ended_by_interrupt
 from telegrad.cli.options import is_given, refuse_given
-from telegrad.cli.outputs import check_writable, say_file, written
+from telegrad.cli.outputs import check_all_writable, say_file, written
 from telegrad.cli.simulate_run import write_json
 from telegrad.cli.tuning_option import TuningOption, about_costs, about_tuning, cluster_of, read_tuning
 from telegrad.cli.workload_options import (
@@ -83,8 +83,7 @@ def advise(
     On a network that is there: telegrad calibrate --json costs.json, then telegrad advise --tuning costs.json
     """
     console = table_console()
-    check_writable(json_file, "--json")
-    check_writable(plot_file, "--plot-file")
+    check_all_writable({"--json": json_file, "--plot-file": plot_file})
     ranks = nodes * gpus_per_node
     if not 2 <= ranks <= _MOST_RANKS:
         raise typer.BadParameter(

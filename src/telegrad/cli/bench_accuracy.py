@@ -20,6 +20,7 @@ from telegrad.accuracy.study import MAIN, SWEEPS, Study, in_order
 from telegrad.accuracy.tasks import SIZES, TASKS
 from telegrad.bench.machine import describe_machine, machine_text
 from telegrad.cli.console import table_console
+from telegrad.cli.gpu_options import check_device
 from telegrad.cli.interrupts import ended_by_interrupt
 from telegrad.cli.options import TextFolder, among, densities_of
 from telegrad.cli.outputs import check_writable, say_file, write_result
@@ -140,6 +141,7 @@ def accuracy(
     )
     if importlib.util.find_spec("torch") is None:
         raise typer.BadParameter("torch is not installed: pip install 'telegrad[demo]'")
+    check_device(console, device)
     check_writable(json_file, "--json")
     check_writable(plot_file, "--plot")
     check_writable(time_plot_file, "--time-plot")

@@ -13,6 +13,7 @@ from rich.progress import TextColumn
 from telegrad.bench.machine import describe_machine, machine_text
 from telegrad.bench.select_plan import BOUND, DEVICES, METHODS, SelectPlan, rows_of
 from telegrad.cli.console import table_console
+from telegrad.cli.gpu_options import present_gpu
 from telegrad.cli.options import RowsFile, among, counts_of, densities_of
 from telegrad.cli.outputs import GrowingResult, check_writable, say_file
 from telegrad.cli.progress import counting
@@ -48,13 +49,10 @@ def select(
     console = table_console()
     if device not in DEVICES:
         raise typer.BadParameter(f"{device!r} does not exist: use {' or '.join(DEVICES)}", param_hint="--device")
-    from telegrad.bench.device import describe_gpu, gpu_name
+    from telegrad.bench.device import describe_gpu
     from telegrad.bench.select import run
 
-    gpu = gpu_name() if device == "cuda" else None
-    if device == "cuda" and gpu is None:
-        console.print("no GPU: torch sees none here, and nothing was measured")
-        raise typer.Exit(1)
+    gpu = present_gpu(console) if device == "cuda" else None
     if device == "cuda" and importlib.util.find_spec("triton") is None:
         raise typer.BadParameter("triton is not installed: pip install 'telegrad[gpu]'", param_hint="--device")
     chosen = tuple(among(methods, tuple(METHODS), "--methods"))

@@ -68,7 +68,9 @@ def demo(
     ] = 448,
     layers: Annotated[int, typer.Option(min=1, help="Transformer blocks of the model.")] = 2,
     device: Annotated[str, typer.Option(help="Where to train: cpu, or cuda, one GPU for all ranks.")] = DEVICES[0],
-    seed: Annotated[int, typer.Option(min=0, help="Of the first weights and of the order of the data.")] = 0,
+    seed: Annotated[
+        int, typer.Option(min=0, max=2**63 - 1, help="Of the first weights and of the order of the data.")
+    ] = 0,
     warmup_steps: Annotated[
         int, typer.Option(min=0, help="Steps that the sparse run does densely at first; their bytes count.")
     ] = 0,

@@ -15,17 +15,39 @@ def rank_counts(text: str) -> list[int]:
     return [count_of(one, 1, _MOST_RANKS, "--ranks") for one in text.split(",")]
 
 
-def described_gpu(console: Console) -> dict[str, object]:
-    """The machine and its GPU, for result files. Ends the command with status 1 where torch sees none, 2 where what
-    communication of its tensors needs is not installed."""
-    import importlib.util
-
-    from telegrad.bench.device import ENVIRONMENT, describe_gpu, gpu_name
+def present_gpu(console: Console) -> str:
+    """The name of the machine's GPU. Ends the command with status 1 where torch sees none."""
+    from telegrad.bench.device import gpu_name
 
     gpu = gpu_name()
     if gpu is None:
         console.print("no GPU: torch sees none here, and nothing was measured")
         raise typer.Exit(1)
+    return gpu
+
+
+def check_device(console: Console, device: str) -> None:
+    """``device``: as torch names it. Raises ``BadParameter`` unless it is the CPU or a GPU, and as ``present_gpu``."""
+    import torch
+
+    try:
+        kind = torch.device(device).type
+    except RuntimeError:
+        kind = ""
+    if kind not in ("cpu", "cuda"):
+        raise typer.BadParameter(f"{device!r} does not exist: use cpu, cuda or cuda:0", param_hint="--device")
+    if kind == "cuda":
+        present_gpu(console)
+
+
+def described_gpu(console: Console) -> dict[str, object]:
+    """The machine and its GPU, for result files. Ends the command with status 1 where torch sees none, 2 where what
+    communication of its tensors needs is not installed."""
+    import importlib.util
+
+    from telegrad.bench.device import ENVIRONMENT, describe_gpu
+
+    gpu = present_gpu(console)
     try:
         found = importlib.util.find_spec("cuda.bindings") is not None
     except ModuleNotFoundError:

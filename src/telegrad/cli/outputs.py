@@ -46,6 +46,18 @@ def check_writable(path: Path | None, option: str) -> None:
         ) from error
 
 
+def check_all_writable(outputs: Mapping[str, Path | None]) -> None:
+    """``check_writable`` of each, by option. Raises ``BadParameter``, too, where two are one file."""
+    taken: dict[Path, str] = {}
+    for option, path in outputs.items():
+        check_writable(path, option)
+        if path is None or (path.exists() and not path.is_file()):
+            continue
+        first = taken.setdefault(path.resolve(), option)
+        if first != option:
+            raise typer.BadParameter(f"{path} is what {first} writes: name another file", param_hint=option)
+
+
 def say_file(console: Console, what: str, path: Path) -> None:
     """Says where ``what`` was written."""
     console.print(f"{what}: {path}", highlight=False, markup=False)

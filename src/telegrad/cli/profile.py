@@ -29,7 +29,7 @@ def profile(
     ] = None,
     steps: Annotated[int, typer.Option(min=1, max=200, help="Steps whose medians are taken.")] = 20,
     skip: Annotated[int, typer.Option(min=0, help="Steps before them that are left out.")] = 3,
-    threads: Annotated[int, typer.Option(min=1, help="Threads that torch computes with.")] = 1,
+    threads: Annotated[int, typer.Option(min=1, max=1024, help="Threads that torch computes with.")] = 1,
     most: Annotated[int, typer.Option("--top", min=1, help="Gradients in each table.")] = 10,
     json_file: Annotated[
         Path | None,

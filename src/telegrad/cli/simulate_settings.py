@@ -13,7 +13,7 @@ from typing import Annotated, Any, get_type_hints
 import typer
 
 from telegrad.bench.plan import size_of
-from telegrad.cli.outputs import check_writable
+from telegrad.cli.outputs import check_all_writable, check_writable
 from telegrad.doctor.installation import is_installed
 from telegrad.sim.networks import NAMED, Network, network_of, with_costs
 
@@ -138,9 +138,15 @@ class Settings:
         return path
 
     def check_outputs(self) -> None:
-        """Raises ``BadParameter`` for files that cannot be written."""
-        for path, option in ((self.json_file, "--json"), (self.timeline, "--timeline"), (self.links, "--links")):
-            check_writable(path, option)
+        """Raises ``BadParameter`` for files that cannot be written, and for one that is named twice."""
+        check_all_writable(
+            {
+                "--json": self.json_file,
+                "--timeline": self.timeline,
+                "--links": self.links,
+                "--plot-file": self.plot_file,
+            }
+        )
 
     def all_ranks(self) -> list[int]:
         """Raises ``BadParameter`` for what is no number of ranks, and beyond ``MOST_RANKS``."""

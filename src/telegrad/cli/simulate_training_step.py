@@ -11,8 +11,8 @@ import typer
 
 from telegrad.cli.console import table_console
 from telegrad.cli.interrupts import ended_by_interrupt
-from telegrad.cli.options import names_among
-from telegrad.cli.outputs import check_writable, say_file, written
+from telegrad.cli.options import names_among, refuse_given
+from telegrad.cli.outputs import say_file, written
 from telegrad.cli.simulate_run import failures_said, write_json
 from telegrad.cli.simulate_settings import Settings, shared_but
 from telegrad.cli.workload_options import (
@@ -34,6 +34,7 @@ from telegrad.report.training_step import Row, plot, table_of
 from telegrad.sim.networks import Network
 
 _STEP, _LATE = "How gradients are sent", "Stragglers"
+_OF_FIGURES = ("figure", "json_file", "plot", "plot_file")
 
 
 @shared_but(
@@ -119,10 +120,11 @@ def training_step(
     """
     console = table_console()
     settings.check_outputs()
-    check_writable(settings.json_file, "--json")
     drawn = settings.drawn_into("training_step")
     about: dict[str, Any]
     if figure is not None:
+        others = [name for name in context.params if name not in _OF_FIGURES]
+        refuse_given(context, others, "--figure has its own model, network and ranks")
         names = list(FIGURES) if figure == "all" else names_among(figure, (*FIGURES, "all"), "--figure")
         work: Callable[[], list[Row]] = lambda: [row for name in names for row in rows_of(name)]  # noqa: E731
         title = f"training steps: {', '.join(names)}"

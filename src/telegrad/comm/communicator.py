@@ -27,6 +27,8 @@ from telegrad.comm.work import check_timeout
 from telegrad.plan import Place, Tuning
 from telegrad.plan.device_tuning import HOST_TRANSFER, NCCL
 
+_MOST_LOCAL_RANKS = 1 << 16
+
 
 class Communicator(Reductions, TopkReductions, Moves, PointToPoint):
     """One rank's membership in a group of ranks. Made by ``from_torch()``, ``from_mpi()`` or ``local()``.
@@ -208,6 +210,8 @@ class Communicator(Reductions, TopkReductions, Moves, PointToPoint):
         n = checked_integer(n, "n", "an int: the number of ranks")
         if n < 1:
             raise ValueError(f"n={n} must be at least 1: the number of ranks")
+        if n > _MOST_LOCAL_RANKS:
+            raise ValueError(f"n={n} must be at most {_MOST_LOCAL_RANKS}: they are all of this process")
         timeout_s = check_timeout(timeout_s, "timeout_s")
         numbers = checked_nodes(nodes, n)
         bind_engine()

@@ -61,15 +61,24 @@ _DEFAULTS: CompressionOptions = {
     "nonfinite": "raise",
 }
 
+_OF_ENTRIES = {
+    *("density", "selection", "interval", "large_tensor_elements", "large_selection", "same_sign", "wire", "collective")
+}
+
 
 def check_options(options: Mapping[str, Any], compression: str | None) -> None:
-    """Raises ``TypeError`` for an option that does not exist, ``ValueError`` for one without ``compression``."""
+    """Raises ``TypeError`` for an option that does not exist, ``ValueError`` for one that is not used."""
     for name, value in options.items():
         if name not in _DEFAULTS:
             raise TypeError(f"Synchronizer has no argument {name!r}: its options are those of CompressionOptions")
         if compression is None:
             kinds = "'quantised' or 'auto'" if name == "quantised" else "'topk' or 'auto'"
             raise ValueError(f"{name}={value!r} is an option of compression: give compression={kinds} too")
+        if compression == "quantised" and name in _OF_ENTRIES and value != _DEFAULTS[name]:  # type: ignore[literal-required]
+            raise ValueError(
+                f"{name}={value!r} is not used with compression='quantised', which sends all values in its own wire: "
+                "leave it out, or use 'topk' or 'auto'"
+            )
 
 
 class Compression:

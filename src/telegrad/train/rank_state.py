@@ -11,8 +11,7 @@ from telegrad.comm import Communicator
 from telegrad.compress import Compressor
 from telegrad.compress.arguments import checked_count
 from telegrad.train.memory_order import MemoryOrder, state_by_rows
-
-_VERSION = 1
+from telegrad.train.resharding import VERSION
 
 
 def state_of(
@@ -25,7 +24,7 @@ def state_of(
     """A copy: what ``reshard`` reads, by rows. ``config``: the options that it was made with, to be read by people.
     ``orders``: of parameters that are not by rows in memory."""
     return {
-        "version": _VERSION,
+        "version": VERSION,
         "rank": comm.rank,
         "world_size": comm.world_size,
         "step": step,
@@ -41,10 +40,10 @@ def checked_step(state: Mapping[str, Any], comm: Communicator, owner: str) -> in
     """
     if not isinstance(state, Mapping):
         raise ValueError(f"state is a {type(state).__name__}: it must come from {owner}.state_dict()")
-    if state.get("version") != _VERSION or "compressor" not in state or "step" not in state:
+    if state.get("version") != VERSION or "compressor" not in state or "step" not in state:
         raise ValueError(
             f"state has version {state.get('version')!r} and keys {sorted(map(str, state))}: it must come from "
-            f"{owner}.state_dict() of version {_VERSION}"
+            f"{owner}.state_dict() of version {VERSION}"
         )
     here = comm.rank, comm.world_size
     if (state.get("rank", here[0]), state.get("world_size", here[1])) != here:

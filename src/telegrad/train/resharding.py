@@ -13,6 +13,9 @@ from telegrad.compress.arguments import checked_count
 from telegrad.train.arguments import check_choice
 
 KEEPS = ("sum", "mean")
+VERSION = 1
+"""Of a rank's state."""
+
 GROUPS = {"parameters": "residual", "velocities": "velocity"}
 """Where a compressor's state has tensors, and what they are called there."""
 
@@ -63,7 +66,12 @@ def _shares(
     """What each rank gets but the last, and what that gets; in the unit of the first entry."""
     unit = entries[0].get("unit", 1.0)
     total = np.zeros(np.asarray(entries[0][kind]).shape)
-    for entry in entries:
+    for rank, entry in enumerate(entries):
+        if not np.isfinite(np.asarray(entry[kind])).all():
+            raise ValueError(
+                f"a {kind} of rank {rank} holds NaN or infinity, which none does: the state is damaged, take "
+                "an earlier one"
+            )
         total += np.asarray(entry[kind]).astype(np.float64) * (entry.get("unit", 1.0) / unit)
     total *= factor
     share = (total / world_size).astype(np.float32)
@@ -86,6 +94,9 @@ def _in_order(states: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
             f"states are of ranks {ranks} of {world_size}: give each rank's of one job once, else a part would be lost"
         )
     first = given[0]
+    for state in given:
+        if state.get("version") != VERSION:
+            raise ValueError(f"the state of rank {state['rank']} has version {state.get('version')!r}, not {VERSION}")
     for state in given[1:]:
         if state["step"] != first["step"]:
             raise ValueError(

@@ -111,12 +111,12 @@ class Synchronizer:
         wait_in: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None = None,
         **options: Unpack[CompressionOptions],
     ) -> None:
-        if not isinstance(model, nn.Module) or isinstance(model, nn.parallel.DistributedDataParallel):
-            raise TypeError(f"model is a {type(model).__name__}: give a torch.nn.Module that DDP does not wrap")
         if not isinstance(comm, Communicator):
             raise TypeError(f"comm is a {type(comm).__name__}: make one with telegrad.Communicator.from_torch()")
         error: ValueError | TypeError | None = None
         try:
+            if not isinstance(model, nn.Module) or isinstance(model, nn.parallel.DistributedDataParallel):
+                raise TypeError(f"model is a {type(model).__name__}: give a torch.nn.Module that DDP does not wrap")
             groups = self._take_arguments(
                 model, comm, plan, clip_norm, warmup_steps, replan_factor, compression, options
             )

@@ -138,6 +138,12 @@ def test_which_columns_tell_rows_apart() -> None:
         (("--plan", "best"), "--plan: 'best' does not exist: use fixed, wfbp, single, greedy, optimal, all"),
         (("--collective", "star"), "--collective: 'star' does not exist: use ring, "),
         (("--figure", "redsync-7"), "--figure: 'redsync-7' does not exist: use mg-wfbp-10, "),
+        (("--figure", "mg-wfbp-10", "--ranks", "4"), "--ranks: --figure has its own model, network and ranks: leave"),
+        (("--figure", "all", "--no-overlap"), "--overlap: --figure has its own model"),
+        (
+            ("--json", "same.png", "--plot-file", "same.png"),
+            "--plot-file: same.png is what --json writes: name another",
+        ),
         (("--density", "0"), "--density: 0 is no share: use a number above 0, up to 1"),
         (("--samples", "0"), "--samples: 0 is no mini-batch: use a number above 0"),
         (("--global-samples", "-1"), "--global-samples: -1 is no mini-batch"),

@@ -344,3 +344,13 @@ def test_close_with_an_operation_under_way_is_quick_and_fails_it(local: Local) -
 def test_cannot_be_copied(local: Local, copied: Callable[[Any], Any]) -> None:
     with pytest.raises(TypeError, match="cannot be pickled or copied"):
         copied(local(1)[0])
+
+
+def test_no_process_has_so_many_ranks() -> None:
+    with pytest.raises(ValueError, match=f"n={2**40} must be at most 65536"):
+        Communicator.local(2**40)
+
+
+def test_an_array_is_no_algorithm(local: Local) -> None:
+    with pytest.raises(ValueError, match="does not exist for this operation: use one of auto"):
+        local(1)[0].all_reduce(np.ones(3), algorithm=np.array(["a", "b"]))  # type: ignore[arg-type]

@@ -171,6 +171,11 @@ X = np.zeros(6)
 OUT = np.zeros(18)
 REFUSED: list[tuple[Callable[[Communicator], Any], type[Exception], str]] = [
     (lambda c: c.all_gather(X, counts=[6, 6]), ValueError, "counts has 2 entries: give one for each of the 3 ranks"),
+    (
+        lambda c: c.all_gather(X, counts=[6, 2**62, 0]),
+        ValueError,
+        r"counts\[1\]=4611686018427387904 is more than memory",
+    ),
     (lambda c: c.all_gather(X, counts=[6, -1, 0]), ValueError, r"counts\[1\]=-1 must not be negative"),
     (lambda c: c.all_gather(X, counts="6"), TypeError, "counts='6' must be a sequence of ints"),
     (lambda c: c.all_gather(X, counts=[6.0, 1, 1]), TypeError, "must be a sequence of ints"),

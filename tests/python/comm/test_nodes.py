@@ -81,6 +81,7 @@ def test_a_node_has_a_name() -> None:
 def test_nodes_of_all_ranks_are_checked() -> None:
     assert checked_nodes(None, 3) == (0, 0, 0)
     assert checked_nodes(["x", "y", "x"], 3) == (0, 1, 0)
+    assert checked_nodes([np.int64(4), 4, np.int32(7)], 3) == (0, 0, 1)
     with pytest.raises(TypeError, match="nodes='ab' must be a sequence"):
         checked_nodes("ab", 2)
     with pytest.raises(ValueError, match=r"nodes=\(1, 2\) names 2 ranks' nodes: there are 3"):

@@ -34,7 +34,9 @@ class DeviceRank:
         self.model = model_on(device, Given(dtype))
         if callable(make_optimizer := options.get("optimizer")):
             options["optimizer"] = make_optimizer(self.model.parameters())
-        own = {"compression": "topk", "density": 0.05, "small_tensor_elements": 16}
+        own: dict[str, Any] = {"compression": "topk", "small_tensor_elements": 16}
+        if options.get("compression") != "quantised":
+            own["density"] = 0.05
         self.sync = Synchronizer(self.model, comm, **{**own, **options})
 
     def step(self, gradients: dict[str, Tensor], *, keeps: bool = False) -> dict[str, Tensor]:

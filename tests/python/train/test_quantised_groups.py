@@ -121,9 +121,14 @@ def test_momentum_is_corrected_before_rounding(on_ranks: OnRanks) -> None:
         (ValueError, "names a wire twice", {"quantised": ["int8", "int8"]}),
         (ValueError, "is not used with compression='topk'", {"quantised": "int8", "compression": "topk"}),
         (ValueError, "compression='quantised' needs quantised=", {"compression": "quantised"}),
+        (
+            ValueError,
+            "density=0.5 is not used with compression='quantised', which sends all values",
+            {"compression": "quantised", "quantised": "int8", "density": 0.5},
+        ),
         (TypeError, "is for float32 gradients", {"quantised": "int8", "dtype": torch.bfloat16}),
     ],
-    ids=["unknown", "twice", "topk", "missing", "dtype"],
+    ids=["unknown", "twice", "topk", "missing", "density", "dtype"],
 )
 def test_refused(on_ranks: OnRanks, error: type[Exception], match: str, options: dict[str, Any]) -> None:
     def run(comm: Communicator) -> None:

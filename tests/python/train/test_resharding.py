@@ -217,3 +217,15 @@ def test_a_checkpoint_of_a_state_with_nothing_compressed(on_ranks: OnRanks, tmp_
         assert two.state.step == 1
 
     on_ranks(1, run)
+
+
+def test_states_of_another_version_and_damaged_ones_are_refused() -> None:
+    comms = Communicator.local(2)
+    states = [Trainer(comm).state.state_dict() for comm in comms]
+    with pytest.raises(ValueError, match="the state of rank 1 has version 7, not 1"):
+        reshard([states[0], {**states[1], "version": 7}], 3)
+    states[1]["compressor"]["parameters"][LARGE[0]]["residual"][3] = float("nan")
+    with pytest.raises(ValueError, match="a residual of rank 1 holds NaN or infinity, .* damaged, take an earlier one"):
+        reshard(states, 3)
+    for comm in comms:
+        comm.close()
