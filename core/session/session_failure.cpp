@@ -11,8 +11,10 @@ namespace {
 std::size_t fitting_bytes(const std::string& reason) {
   std::size_t bytes = std::min(reason.size(), Control::kReasonMost);
   const auto continues = [&](std::size_t at) { return (static_cast<unsigned char>(reason[at]) & 0xC0) == 0x80; };
-  while (bytes > 0 && bytes < reason.size() && continues(bytes)) --bytes;
-  return bytes;
+  constexpr std::size_t kOfACharacter = 4;
+  std::size_t whole = bytes;
+  while (whole > 0 && bytes - whole < kOfACharacter && whole < reason.size() && continues(whole)) --whole;
+  return bytes - whole < kOfACharacter ? whole : bytes;  // else it is no UTF-8
 }
 
 }  // namespace

@@ -58,7 +58,7 @@ __all__ = [
 ]
 
 _NEEDS_TORCH = {"DDPState", "ReplicaSynchronizer", "Synchronizer", "ddp_hook"}
-_PACKAGES = {"compress", "launch", "lightning", "linear", "sim", "torch_backend", "train"}
+_PACKAGES = {"compress", "launch", "linear", "sim", "train"}  # not those that another package needs, or hears of
 
 
 def __getattr__(name: str) -> Any:

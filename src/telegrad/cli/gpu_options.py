@@ -31,13 +31,17 @@ def check_device(console: Console, device: str) -> None:
     import torch
 
     try:
-        kind = torch.device(device).type
+        kind, index = torch.device(device).type, torch.device(device).index or 0
     except RuntimeError:
         kind = ""
     if kind not in ("cpu", "cuda"):
         raise typer.BadParameter(f"{device!r} does not exist: use cpu, cuda or cuda:0", param_hint="--device")
     if kind == "cuda":
         present_gpu(console)
+        if index >= torch.cuda.device_count():
+            raise typer.BadParameter(
+                f"{device!r} does not exist: torch sees {torch.cuda.device_count()} GPUs here", param_hint="--device"
+            )
 
 
 def described_gpu(console: Console) -> dict[str, object]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 from telegrad import _core
@@ -75,12 +76,17 @@ class DeviceSums(Member):
 
     def _verdict_on(self, device: Any) -> Verdict:
         assert self._nccl is not None
-        with raised_by_all(self):  # type: ignore[arg-type]
-            return self._nccl.verdict_on(
-                device,
-                runtime_of(device.type),
-                lambda own: all_gather_text(self, own),  # type: ignore[arg-type]
-            )
+        known = self._nccl.known(device)
+        if known is not None:
+            return known
+        with contextlib.ExitStack() as stack:
+
+            def gather(own: str) -> list[str]:
+                told = all_gather_text(self, own)  # type: ignore[arg-type]
+                stack.enter_context(raised_by_all(self))  # type: ignore[arg-type]
+                return told
+
+            return self._nccl.verdict_on(device, runtime_of(device.type), gather)
 
     def _sum_by_nccl(
         self, x: Any, target: Any, dtype: _core.DType, reduction: _core.Reduction, async_op: bool

@@ -26,6 +26,11 @@ class TopkState:
         """How many entries the sum is to keep. It does not change: make another state for another k."""
         return int(self._settings["k"])
 
+    @property
+    def in_use(self) -> bool:
+        """Whether a call that uses this state is under way."""
+        return self._core.in_use
+
     def state_dict(self) -> dict[str, Any]:
         """A copy: the settings, and what the last call has left. The same on all ranks.
 
@@ -66,7 +71,7 @@ class TopkState:
         return ", ".join(f"{name}={value!r}" for name, value in self._settings.items())
 
     def _check_idle(self, wish: str) -> None:
-        if self._core.in_use:
+        if self.in_use:
             raise ValueError(
                 f"this {type(self).__name__} is in use by a call that is not over: wait for that before you {wish}, or "
                 "give each call in flight a state of its own"

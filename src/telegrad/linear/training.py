@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 import numpy as np
+import numpy.typing as npt
 
 from telegrad import Communicator
 from telegrad.linear.aggregation import Aggregation, Gathering
@@ -56,6 +57,9 @@ class Trained:
     loss_at_zero: float
     """The objective where all weights are 0: mean loss of all rows."""
 
+    held_out: npt.NDArray[np.uint64]
+    """Which of this rank's rows were not trained on, from 0, rising."""
+
     @property
     def diverged(self) -> bool:
         """Is something of the model or of the last epoch's loss not finite, or that loss more than ten times
@@ -66,7 +70,7 @@ class Trained:
         return self._is_far(self.epochs[-1].loss)
 
     def diverged_to(self, reached: float) -> bool:
-        """The same where the ``objective`` of the model is ``reached``."""
+        """The same where the ``objective`` of the model, of the rows it was trained on, is ``reached``."""
         return self.diverged or self._is_far(reached)
 
     def _is_far(self, loss: float) -> bool:
@@ -115,13 +119,25 @@ def train(
         if on_break_off is not None:
             on_break_off(optimizer.model())
         raise
-    return Trained(optimizer.model(), reports, problem.total, problem.loss_at_zero)
+    return Trained(optimizer.model(), reports, problem.total, problem.loss_at_zero, problem.share.held_out)
 
 
-def objective(model: LinearModel, rows: Rows, l2: float, comm: Communicator | None = None, l1: float = 0.0) -> float:
-    """Mean loss of all ranks' rows + l2/2·|w|² + l1·Σ|w_i|. Labels as for ``train``."""
+def objective(
+    model: LinearModel,
+    rows: Rows,
+    l2: float,
+    comm: Communicator | None = None,
+    l1: float = 0.0,
+    *,
+    without: npt.NDArray[np.uint64] | None = None,
+) -> float:
+    """Mean loss of all ranks' rows + l2/2·|w|² + l1·Σ|w_i|. Labels as for ``train``. ``without``: this rank's rows that
+    do not count, as ``Trained.held_out`` has them."""
     targets = signed(rows.labels) if is_classification(model.loss) else rows.labels
-    sums = np.array([losses_of(model.loss, model.scores(rows), targets).sum(), len(rows)], np.float64)
+    losses = losses_of(model.loss, model.scores(rows), targets)
+    if without is not None:
+        losses = np.delete(losses, without.astype(np.int64))
+    sums = np.array([losses.sum(), len(losses)], np.float64)
     if comm is not None:
         comm.all_reduce(sums)
     weights = model.weights

@@ -91,15 +91,18 @@ def name_in(bucket: GradBucket, parameter: torch.Tensor, names: Mapping[int, str
     return name
 
 
-def layout_of(bucket: GradBucket, names: Mapping[int, str], compressor: Compressor) -> BucketLayout:
-    """``names``: parameters' names by id. Raises ``ValueError`` for a parameter that has none."""
+def layout_of(
+    bucket: GradBucket, names: Mapping[int, str], compressor: Compressor, *, is_first: bool = False
+) -> BucketLayout:
+    """``names``: parameters' names by id. ``is_first``: current for this pass only, as DDP lays buckets out once more
+    after its first one, maybe with the same parameters. Raises ``ValueError`` for a parameter that has no name."""
     buffer = bucket.buffer()
     members = []
     for parameter, gradient in zip(bucket.parameters(), bucket.gradients(), strict=True):
         name = name_in(bucket, parameter, names)
         offset = (gradient.data_ptr() - buffer.data_ptr()) // buffer.element_size() if gradient.numel() else 0
         members.append(Member(name, offset, gradient.numel()))
-    return layout_of_members(members, buffer.numel(), compressor, identity=identity_of(bucket))
+    return layout_of_members(members, buffer.numel(), compressor, identity=() if is_first else identity_of(bucket))
 
 
 def layout_of_members(

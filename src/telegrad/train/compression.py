@@ -14,7 +14,7 @@ from telegrad.train import nonfinite as nonfinite_values
 from telegrad.train.arguments import check_choice, encoding_of_wire
 from telegrad.train.bucket import Bits, BucketLayout, check_dtype
 from telegrad.train.exchange import Exchange, Sending
-from telegrad.train.memory_order import MemoryOrder, orders_of, state_in_memory
+from telegrad.train.memory_order import MemoryOrder, MemoryOrders
 from telegrad.train.rank_state import checked_step, state_of
 from telegrad.train.settings import (
     SPARSE_DEFAULTS,
@@ -62,7 +62,8 @@ _DEFAULTS: CompressionOptions = {
 }
 
 _OF_ENTRIES = {
-    *("density", "selection", "interval", "large_tensor_elements", "large_selection", "same_sign", "wire", "collective")
+    *("density", "selection", "interval", "large_tensor_elements", "large_selection", "same_sign", "output", "wire"),
+    *("collective", "compression_warmup"),
 }
 
 
@@ -100,7 +101,7 @@ class Compression:
             check_dtype(one.dtype, name)
         self.kind = kind
         self.names = {id(one): name for name, one in parameters.items()}
-        self._orders = orders_of(parameters)
+        self._parameters, self._orders = parameters, MemoryOrders(parameters)
         self._warm_up = warm_up_of(
             given["compression_warmup_steps"], given["compression_warmup"], prefix="compression_"
         )
@@ -167,14 +168,11 @@ class Compression:
     def check_order(self, parameter: nn.Parameter) -> None:
         """Raises ``RuntimeError`` where the elements of one that is compressed lie in another order than at first, in
         which its residual is."""
-        name, order = self.names[id(parameter)], MemoryOrder.of_gradient(parameter)
-        first = self._orders.get(name)
-        same = order.is_by_rows if first is None else order.steps == first.steps
-        if not same and self.compresses(name):
+        name = self.names[id(parameter)]
+        if self.compresses(name) and not self._orders.has(name, MemoryOrder.of_gradient(parameter)):
             raise RuntimeError(
-                f"parameter {name!r} has another memory format than when its Synchronizer was made, and what waits for "
-                "it is in that order: keep state_dict(), close() that one, make another one after the change, and give "
-                "that the state"
+                f"parameter {name!r} has another memory format than it had, and what waits for it is in that order: "
+                "after such a change call load_state_dict(state_dict()) of the Synchronizer"
             )
 
     def description(self) -> dict[str, str]:
@@ -232,11 +230,12 @@ class Compression:
         step = checked_step(state, self._comm, "Synchronizer")
         sums = self._exchange.topk_states
         fitting = {} if sums is None else sums.fitting(state.get("sums", ()))
-        compressor = state_in_memory(state["compressor"], self._orders)
+        orders = MemoryOrders(self._parameters)  # as they are now
+        compressor = orders.from_rows(state["compressor"])
         self.compressor.load_state_dict(compressor, least_density=self._warm_up.least_density(step))
         if sums is not None:
             sums.load(fitting)
-        self.step = step
+        self._orders, self.step = orders, step
 
 
 def _checked_wires(given: str | Sequence[str], kind: str, parameters: Mapping[str, nn.Parameter]) -> tuple[str, ...]:

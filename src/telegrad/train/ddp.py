@@ -29,7 +29,7 @@ from telegrad.train.device_compression import DeviceCompression, check_fits_devi
 from telegrad.train.device_telemetry import DeviceTelemetry
 from telegrad.train.exchange import Exchange, Sending
 from telegrad.train.loss_scale import LossScale
-from telegrad.train.memory_order import orders_of, state_in_memory
+from telegrad.train.memory_order import MemoryOrders
 from telegrad.train.rank_checks import alike_of, can_ask, check_group, check_ranks_of_ddp, told_to_all
 from telegrad.train.rank_state import checked_step, state_of
 from telegrad.train.settings import check_dense, compressor_of, correct_momentum, policy_of, warm_up_of
@@ -78,10 +78,10 @@ class DDPState:
     - ``"raise"``: NonFiniteGradient on that rank, naming rank, step and parameter, and TransportError with its text
       on the others. The bucket at fault has changed nothing.
     - ``"skip"``: all ranks drop the whole step: all averages are zero (infinite with ``scaler``, which then skips the
-      step and lowers its scale by itself), and all of ``state_dict()`` but ``"sums"``, whose calls were made, and on a
-      device ``"warmup_passes"``, is bitwise as if the step had never been. No rank raises. Without a scaler write ``if
-      not state.skipped: optimizer.step()``: a gradient of zeros still moves an optimiser with momentum or weight decay.
-      Costs one sum of a single number per step, and memory for a copy of residuals and velocities.
+      step and lowers its scale by itself), and ``state_dict()``, on a device all but ``"warmup_passes"``, is bitwise as
+      if the step had never been. No rank raises. Without a scaler write ``if not state.skipped: optimizer.step()``: a
+      gradient of zeros still moves an optimiser with momentum or weight decay. Costs one sum of a single number per
+      step, and memory for a copy of residuals and velocities.
     - ``"send"``: the optimisers of all ranks see it; an overflow arrives as infinity.
 
     Only what a rank contributes is looked at: finite gradients whose sum over the ranks overflows give infinity.
@@ -233,6 +233,7 @@ class DDPState:
         )
         self._device_buckets.prepare(self._parameters.values())
         self._layouts: dict[int, BucketLayout] = {}
+        self._orders = MemoryOrders(self._parameters)
         self._has_device_buckets = False
         self._step = 0
         self._warmup_passes = 0  # on a device the dropped ones too: only so do all ranks know it at once
@@ -279,7 +280,7 @@ class DDPState:
         self._device_buckets.save()
         if self._agreed is not None and self._agreed.closed:
             self._agreed.leave()
-        state = state_of(self._comm, self.step, self._config, self._compressor, orders_of(self._parameters))
+        state = state_of(self._comm, self.step, self._config, self._compressor, self._orders)
         sums = self._exchange.topk_states
         return {**state, "warmup_passes": self._warmup_passes, "sums": () if sums is None else sums.state_dict()}
 
@@ -294,7 +295,7 @@ class DDPState:
         self._leave_step()
         sums = self._exchange.topk_states
         fitting = {} if sums is None else sums.fitting(state.get("sums", ()))
-        compressor = state_in_memory(state["compressor"], orders_of(self._parameters))
+        compressor = self._orders.from_rows(state["compressor"])
         self._compressor.load_state_dict(compressor, least_density=self._warm_up.least_density(passes))
         if sums is not None:
             sums.load(fitting)
@@ -366,8 +367,7 @@ class DDPState:
         compressor = self._compressor
         self._set_units()
         if self._nonfinite == "skip":
-            sums = self._exchange.topk_states
-            self._agreed = AgreedStep([compressor, sums] if sums else [compressor], self._settled, self._failed)
+            self._agreed = AgreedStep([compressor, *self._exchange.undoable], self._settled, self._failed)
         compressor.residuals.raise_density(self._warm_up.least_density(self._warmup_passes))
         if self._clip_norm is not None:
             self._held = HeldBuckets(self._clip_norm / math.sqrt(self._comm.world_size))
@@ -381,16 +381,17 @@ class DDPState:
         self._compressor.set_units(1.0, self._units.rates_of(self._compressor))
 
     def _set_units(self) -> None:
-        unit = self._units.gradient_unit()
-        self._compressor.set_units(unit, self._units.rates_of(self._compressor))
-        if self._exchange.topk_states is not None:
-            self._exchange.topk_states.set_unit(unit)
+        self._compressor.set_units(self._units.gradient_unit(), self._units.rates_of(self._compressor))
+        if (sums := self._exchange.topk_states) is not None:
+            sums.set_unit(self._compressor.gradient_unit)
 
     def _take(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
         bits = bits_of(bucket.buffer(), self._names.get(id(bucket.parameters()[0]), "unknown"))
         layout = self._layouts.get(bucket.index())
         if layout is None or not is_current(layout, bucket):
-            layout = self._layouts[bucket.index()] = layout_of(bucket, self._names, self._compressor)
+            layout = layout_of(bucket, self._names, self._compressor, is_first=layout is None)
+            self._layouts[bucket.index()] = layout
+            self._orders.follow(bucket, self._names, self._compressor)
         return self._start(layout, bits) if self._held is None else self._held.hold(layout, bits)
 
     def _close_pass(self) -> None:

@@ -79,6 +79,7 @@ class Exchange:
         self._stats = stats
         self._rounds = encoding != _core.ValueEncoding.native
         self.topk_states = TopkStates(collective) if collective in STATES else None
+        self.undoable = () if self.topk_states is None else (self.topk_states,)
         check_used(compressor, wire, collective)
         if self._rounds and collective in ("gtopk", "bounded"):
             raise ValueError(f"wire={wire!r} rounds values, which collective={collective!r} does not: use wire='auto'")

@@ -11,9 +11,12 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
+from telegrad.compress import Compressor
+from telegrad.train.bucket import GradBucket
 from telegrad.train.resharding import GROUPS
 
 
@@ -28,6 +31,13 @@ class MemoryOrder:
     def of_gradient(cls, parameter: nn.Parameter) -> Self:
         """Fused optimisers walk through a parameter and its gradient side by side, in the order of memory."""
         return cls(tuple(parameter.shape), tuple(torch.empty_like(parameter, device="meta").stride()))
+
+    @classmethod
+    def in_bucket(cls, parameter: Tensor) -> Self:
+        """DDP's own views (those of ``GradBucket.gradients()`` are by rows, whatever these are)."""
+        dense = torch.empty_like(parameter, device="meta").stride() == parameter.stride()  # it has no gaps
+        shape = tuple(parameter.shape)
+        return cls(shape, parameter.stride() if dense else torch.empty(shape, device="meta").stride())
 
     @property
     def steps(self) -> tuple[int, ...]:
@@ -50,20 +60,42 @@ class MemoryOrder:
         return made
 
 
-def orders_of(parameters: Mapping[str, nn.Parameter]) -> dict[str, MemoryOrder]:
-    """By name, of those that are not by rows."""
-    found = {name: MemoryOrder.of_gradient(one) for name, one in parameters.items()}
-    return {name: order for name, order in found.items() if not order.is_by_rows}
+class MemoryOrders:
+    """In which order a compressor has what it remembers of each of ``parameters``: that of their gradients."""
 
+    def __init__(self, parameters: Mapping[str, nn.Parameter]) -> None:
+        found = {name: MemoryOrder.of_gradient(one) for name, one in parameters.items()}
+        self._not_by_rows = {name: order for name, order in found.items() if not order.is_by_rows}
 
-def state_by_rows(state: Mapping[str, Any], orders: Mapping[str, MemoryOrder]) -> dict[str, Any]:
-    """A compressor's state, whose tensors are in the ``orders``, with all of them by rows."""
-    return _converted(state, orders, MemoryOrder.by_rows)
+    def has(self, name: str, order: MemoryOrder) -> bool:
+        """Whether that is this parameter's."""
+        own = self._not_by_rows.get(name)
+        return order.is_by_rows if own is None else order.steps == own.steps
 
+    def follow(self, bucket: GradBucket, names: Mapping[int, str], compressor: Compressor) -> None:
+        """What is remembered is moved into the order that DDP gives the gradients of this bucket, should that be
+        another: that of the parameters when it lays buckets out, which it does once more after the first pass."""
+        for parameter in bucket.parameters():
+            name, order = names[id(parameter)], MemoryOrder.in_bucket(parameter)
+            if not self.has(name, order):
+                for store in (compressor.residuals, compressor.momentum):
+                    if store is not None and name in store:
+                        self._move(store[name].values, name, order)
+                self._not_by_rows.pop(name, None)
+                if not order.is_by_rows:
+                    self._not_by_rows[name] = order
 
-def state_in_memory(state: Any, orders: Mapping[str, MemoryOrder]) -> Any:
-    """The opposite of ``state_by_rows``. What is no such state stays as it is: who loads it says what is wrong."""
-    return _converted(state, orders, MemoryOrder.from_rows) if orders and isinstance(state, Mapping) else state
+    def by_rows(self, state: Mapping[str, Any]) -> dict[str, Any]:
+        """A compressor's state, whose tensors are in these orders, with all of them by rows."""
+        return _converted(state, self._not_by_rows, MemoryOrder.by_rows)
+
+    def from_rows(self, state: Any) -> Any:
+        """The opposite of ``by_rows``. What is no such state stays as it is: who loads it says what is wrong."""
+        return _converted(state, self._not_by_rows, MemoryOrder.from_rows) if isinstance(state, Mapping) else state
+
+    def _move(self, values: npt.NDArray[np.float32], name: str, order: MemoryOrder) -> None:
+        own, held = self._not_by_rows.get(name), torch.from_numpy(values)
+        held.copy_(order.from_rows(held.clone() if own is None else own.by_rows(held)))
 
 
 def _converted(state: Mapping[str, Any], orders: Mapping[str, MemoryOrder], convert: Any) -> dict[str, Any]:

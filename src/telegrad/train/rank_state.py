@@ -10,7 +10,7 @@ import torch
 from telegrad.comm import Communicator
 from telegrad.compress import Compressor
 from telegrad.compress.arguments import checked_count
-from telegrad.train.memory_order import MemoryOrder, state_by_rows
+from telegrad.train.memory_order import MemoryOrders
 from telegrad.train.resharding import VERSION
 
 
@@ -19,17 +19,17 @@ def state_of(
     step: int,
     config: Mapping[str, Any],
     compressor: Compressor,
-    orders: Mapping[str, MemoryOrder],
+    orders: MemoryOrders,
 ) -> dict[str, Any]:
     """A copy: what ``reshard`` reads, by rows. ``config``: the options that it was made with, to be read by people.
-    ``orders``: of parameters that are not by rows in memory."""
+    ``orders``: in which the compressor has what waits."""
     return {
         "version": VERSION,
         "rank": comm.rank,
         "world_size": comm.world_size,
         "step": step,
         "config": dict(config),
-        "compressor": state_by_rows(_tensors_of(compressor.state_dict()), orders),
+        "compressor": orders.by_rows(_tensors_of(compressor.state_dict())),
     }
 
 

@@ -47,7 +47,9 @@ def reshard(states: Iterable[Mapping[str, Any]], world_size: int, *, keep: str =
             one["compressor"][group] = {}
         for name, entry in first["compressor"][group].items():
             with np.errstate(over="ignore"):
-                share, last = _shares([state["compressor"][group][name] for state in given], kind, world_size, factor)
+                share, last = _shares(
+                    [state["compressor"][group][name] for state in given], name, kind, world_size, factor
+                )
             if not (np.isfinite(share).all() and np.isfinite(last).all()):
                 raise ValueError(
                     f"the {kind} of {name!r} of all ranks is too large for float32 on {world_size} ranks: give more "
@@ -61,7 +63,7 @@ def reshard(states: Iterable[Mapping[str, Any]], world_size: int, *, keep: str =
 
 
 def _shares(
-    entries: list[Mapping[str, Any]], kind: str, world_size: int, factor: float
+    entries: list[Mapping[str, Any]], name: str, kind: str, world_size: int, factor: float
 ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
     """What each rank gets but the last, and what that gets; in the unit of the first entry."""
     unit = entries[0].get("unit", 1.0)
@@ -69,8 +71,8 @@ def _shares(
     for rank, entry in enumerate(entries):
         if not np.isfinite(np.asarray(entry[kind])).all():
             raise ValueError(
-                f"a {kind} of rank {rank} holds NaN or infinity, which none does: the state is damaged, take "
-                "an earlier one"
+                f"the {kind} of {name!r} of rank {rank} holds NaN or infinity, which none does: the state is damaged, "
+                "take an earlier one"
             )
         total += np.asarray(entry[kind]).astype(np.float64) * (entry.get("unit", 1.0) / unit)
     total *= factor

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -66,10 +65,8 @@ class TopkStates:
         if before is None:
             return
         for names, held in self._held.items():
-            past = before.get(names)
-            with contextlib.suppress(ValueError):
-                if past is None:
-                    past = Past(held.places, STATES[self._collective](held.state.state_dict()["k"]).state_dict())
+            past = before.get(names) or Past(held.places, STATES[self._collective](held.state.k).state_dict())
+            if not held.state.in_use:
                 held.state.load_state_dict(past.fitting(held.places))
 
     def set_unit(self, unit: float) -> None:

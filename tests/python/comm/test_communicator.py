@@ -295,8 +295,9 @@ def test_a_reason_may_be_any_text(local: Local, reason: str) -> None:
     with pytest.raises(ValueError, match=re.escape(reason[:20])):
         leave()
     said = reason[:1000].encode(errors="backslashreplace").decode()
-    with pytest.raises(TransportError, match=re.escape(f"ValueError on rank 0: {said}")):
+    with pytest.raises(TransportError, match=re.escape(f"ValueError on rank 0: {said}")) as caught:
         waiting.wait()
+    assert "\ufffd" not in str(caught.value)  # no character was cut
     with pytest.raises(TypeError, match="reason=3 must be a str"):
         comms[1].abort(3)  # type: ignore[arg-type]
 

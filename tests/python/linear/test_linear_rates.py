@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -135,9 +136,24 @@ def test_what_has_diverged() -> None:
     in_last_step = train(rows, TrainingSettings(**settings, epochs=1, learning_rate=1e6))  # its only one
     assert in_last_step.epochs[-1].loss == pytest.approx(in_last_step.loss_at_zero)
     assert not in_last_step.diverged
+    assert in_last_step.held_out.size == 0
     assert in_last_step.diverged_to(objective(in_last_step.model, rows, settings.get("l2", 1e-6)))
     zeros = Rows(rows.offsets, rows.indices, rows.values, np.zeros(COUNT, np.float32), rows.n_features)
     assert not train(zeros, TrainingSettings(**settings, epochs=2)).diverged
+
+
+def test_rows_that_are_held_out_say_nothing_of_divergence() -> None:
+    rows = rows_of("squared_error", long=1.0)
+    settings = TrainingSettings(
+        loss="squared_error", batch=COUNT, bias=False, held_out=0.2, epochs=4, learning_rate=0.1
+    )
+    left_out = int(train(rows, settings).held_out[0])
+    values = rows.values.copy()
+    values[int(rows.offsets[left_out]) : int(rows.offsets[left_out + 1])] *= 1e6
+    trained = train(outlying := replace(rows, values=values), settings)
+    assert left_out in trained.held_out
+    assert trained.diverged_to(objective(trained.model, outlying, settings.l2))
+    assert not trained.diverged_to(objective(trained.model, outlying, settings.l2, without=trained.held_out))
 
 
 class Dropping:

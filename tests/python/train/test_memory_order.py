@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
-from telegrad import Communicator, DDPState, Synchronizer
-from telegrad.train.memory_order import MemoryOrder, orders_of
+from telegrad import Communicator, DDPState, Synchronizer, ddp_hook
+from telegrad.train.memory_order import MemoryOrder, MemoryOrders
 
 OnRanks = Callable[..., list[Any]]
 
@@ -56,7 +59,9 @@ def test_orders_are_undone(order: tuple[int, ...]) -> None:
 def test_what_differs_in_name_only_is_by_rows() -> None:
     model = Weighted(torch.channels_last).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     assert model.point.stride() != torch.zeros(4, 3, 1, 1).stride()
-    assert list(orders_of(dict(model.named_parameters()))) == ["weight"]
+    orders = MemoryOrders(dict(model.named_parameters()))
+    assert orders.has("point", MemoryOrder.of_gradient(nn.Parameter(torch.zeros(4, 3, 1, 1))))
+    assert not orders.has("weight", MemoryOrder.of_gradient(Weighted(torch.contiguous_format).weight))
 
 
 @pytest.mark.parametrize("momentum", [None, 0.5])
@@ -116,7 +121,8 @@ def test_ranks_of_different_formats_are_refused(on_ranks: OnRanks, compression: 
     on_ranks(2, run)
 
 
-def test_a_change_under_a_residual_is_refused_and_its_remedy_works(on_ranks: OnRanks) -> None:
+@pytest.mark.parametrize("in_time", [True, False])
+def test_a_change_under_a_residual_is_refused_and_its_remedy_works(on_ranks: OnRanks, in_time: bool) -> None:
     def run(comm: Communicator) -> tuple[Tensor, Tensor]:
         model = Weighted(torch.contiguous_format)
         sync = _synchronizer(model, comm)
@@ -125,23 +131,24 @@ def test_a_change_under_a_residual_is_refused_and_its_remedy_works(on_ranks: OnR
         averages = model.weight.grad.clone()
         model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         model.zero_grad()
-        with pytest.raises(RuntimeError, match="'weight' has another memory format .* give that the state"):
-            model(_gradient(comm.rank, 1)).backward()
-        state = sync.state_dict()
+        if not in_time:
+            with pytest.raises(
+                RuntimeError, match=r"'weight' has another memory format .* load_state_dict\(state_dict"
+            ):
+                model(_gradient(comm.rank, 1)).backward()
+            model.zero_grad()
+        sync.load_state_dict(sync.state_dict())
+        for step in (1, 2):
+            model.zero_grad()
+            model(_gradient(comm.rank, step)).backward()
+            averages += model.weight.grad
+        residual = sync.state_dict()["compressor"]["parameters"]["weight"]["residual"].view(SHAPE)
         sync.close()
-        model.zero_grad()
-        again = _synchronizer(model, comm)
-        again.load_state_dict(state)
-        model(_gradient(comm.rank, 1)).backward()
-        assert model.weight.grad is not None
-        averages += model.weight.grad
-        residual = again.state_dict()["compressor"]["parameters"]["weight"]["residual"].view(SHAPE)
-        again.close()
         return averages, residual
 
     ranks = on_ranks(2, run)
     whole = 2 * ranks[0][0] + ranks[0][1] + ranks[1][1]
-    given = sum((_gradient(rank, step) for rank in range(2) for step in range(2)), torch.zeros(SHAPE))
+    given = sum((_gradient(rank, step) for rank in range(2) for step in range(3)), torch.zeros(SHAPE))
     assert torch.equal(whole, given)
 
 
@@ -162,3 +169,32 @@ def test_a_ddp_state_is_saved_by_rows() -> None:
         with pytest.raises(ValueError, match=r"is float32 of shape \(7,\), but the parameter needs"):
             state.load_state_dict(short)
     comm.close()
+
+
+@pytest.mark.parametrize("after", [0, 2], ids=["before DDP", "after the first pass"])  # between, DDP itself errs
+def test_real_ddp_in_another_format(tmp_path: Path, after: int) -> None:
+    """What was sent and what waits, by rows, is what was given, whenever the model changes its format."""
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1)
+    try:
+        model = Weighted(torch.contiguous_format)
+        change = lambda: model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # noqa: E731
+        if after == 0:
+            change()
+        ddp = DistributedDataParallel(model)
+        comm = Communicator.local(1)[0]
+        state = DDPState(comm, ddp.named_parameters(), density=0.05, small_tensor_elements=20)
+        ddp.register_comm_hook(state, ddp_hook)
+        sent = torch.zeros(SHAPE)
+        for step in range(4):
+            if after == step + 1:
+                change()
+            ddp.zero_grad()
+            ddp(_gradient(0, step)).backward()
+            assert model.weight.grad is not None
+            sent += model.weight.grad
+            residual = state.state_dict()["compressor"]["parameters"]["module.weight"]["residual"].view(SHAPE)
+            given = sum((_gradient(0, earlier) for earlier in range(step + 1)), torch.zeros(SHAPE))
+            assert torch.equal(sent + residual, given)
+        comm.close()
+    finally:
+        dist.destroy_process_group()

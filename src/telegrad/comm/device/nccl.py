@@ -103,6 +103,10 @@ class NcclSums:
         self._verdicts: dict[Any, Verdict] = {}
         self._loaded: set[tuple[Any, Any]] = set()
 
+    def known(self, device: Any) -> Verdict | None:
+        """What has been found out of it before."""
+        return self._verdicts.get(device)
+
     def verdict_on(self, device: Any, runtime: DeviceRuntime, gather: Callable[[str], list[str]]) -> Verdict:
         """On the device that this rank sums on, and those of the others. The first time that this rank asks about it,
         all ranks must ask about theirs: ``gather`` waits for them, and gives every rank's text, by rank, for one's own.
