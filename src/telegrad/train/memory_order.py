@@ -95,7 +95,7 @@ class MemoryOrders:
 
     def _move(self, values: npt.NDArray[np.float32], name: str, order: MemoryOrder) -> None:
         own, held = self._not_by_rows.get(name), torch.from_numpy(values)
-        held.copy_(order.from_rows(held.clone() if own is None else own.by_rows(held)))
+        held.copy_(order.from_rows(held if own is None else own.by_rows(held)))
 
 
 def _converted(state: Mapping[str, Any], orders: Mapping[str, MemoryOrder], convert: Any) -> dict[str, Any]:
