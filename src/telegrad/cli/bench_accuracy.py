@@ -23,7 +23,7 @@ from telegrad.cli.console import table_console
 from telegrad.cli.gpu_options import check_device
 from telegrad.cli.interrupts import ended_by_interrupt
 from telegrad.cli.options import TextFolder, among, densities_of
-from telegrad.cli.outputs import check_writable, say_file, write_result
+from telegrad.cli.outputs import check_all_writable, say_file, write_result
 from telegrad.launch import RankFailed, RanksTimedOut
 from telegrad.report.accuracy import StudyProgress, sweep_table, tables_of
 from telegrad.report.accuracy_plot import plot
@@ -142,9 +142,7 @@ def accuracy(
     if importlib.util.find_spec("torch") is None:
         raise typer.BadParameter("torch is not installed: pip install 'telegrad[demo]'")
     check_device(console, device)
-    check_writable(json_file, "--json")
-    check_writable(plot_file, "--plot")
-    check_writable(time_plot_file, "--time-plot")
+    check_all_writable({"--json": json_file, "--plot": plot_file, "--time-plot": time_plot_file})
     if time_plot_file is not None and iterations_file is None:
         raise typer.BadParameter("needs --iterations FILE: how long an iteration takes", param_hint="--time-plot")
     iterations = _iterations_in(iterations_file)

@@ -19,7 +19,7 @@ from telegrad.bench.runner import Outcome, Row, count_of, rows_of, run
 from telegrad.bench.summary import summary_of
 from telegrad.cli.console import say_without, table_console
 from telegrad.cli.options import CalibratesFirst, JobTimeout, RowsFile, byte_sizes, networks_of
-from telegrad.cli.outputs import check_writable, say_file, write_result
+from telegrad.cli.outputs import check_all_writable, say_file, write_result
 from telegrad.cli.progress import counting
 from telegrad.comm.encoded import WIRES
 from telegrad.launch import LaunchError
@@ -112,8 +112,7 @@ def allreduce(
     networks, sizes_in_bytes, chosen = _checked(network, ranks, nodes, sizes, algorithms)
     rounding = _checked_wires(wires)
     named = [] if peers == "none" else [name.strip() for name in peers.split(",")]
-    check_writable(json_file, "--json")
-    check_writable(plot_file, "--plot")
+    check_all_writable({"--json": json_file, "--plot": plot_file})
     try:
         missing = {name: why for name in named if (why := why_missing(name)) is not None}
     except ValueError as error:

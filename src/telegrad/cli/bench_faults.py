@@ -14,7 +14,7 @@ from telegrad.bench.fault_runs import run_trials
 from telegrad.bench.fault_trials import KINDS, LIVENESS_TIMEOUT_S, Options
 from telegrad.bench.machine import describe_machine, machine_text
 from telegrad.cli.options import rank_range
-from telegrad.cli.outputs import check_writable, say_file, write_result
+from telegrad.cli.outputs import check_all_writable, say_file, write_result
 from telegrad.cli.progress import counting
 from telegrad.report.faults import failed, plot, summary, table_of
 
@@ -53,8 +53,7 @@ def faults(
     """
     console = Console()
     options = _checked(ranks, network, kinds, liveness)
-    check_writable(json_file, "--json")
-    check_writable(plot_file, "--plot")
+    check_all_writable({"--json": json_file, "--plot": plot_file})
     machine = describe_machine()
     seeds = [only] if only is not None else [seed * _SEEDS_APART + number for number in range(trials)]
     seeds = [seed for seed in seeds for _ in range(repeat)]

@@ -14,7 +14,7 @@ from telegrad.bench.machine import describe_machine, machine_text
 from telegrad.bench.peers import why_missing
 from telegrad.cli.console import say_without, table_console
 from telegrad.cli.options import CalibratesFirst, JobTimeout, RowsFile, names_among, networks_of
-from telegrad.cli.outputs import check_writable, say_file, write_result, written
+from telegrad.cli.outputs import check_all_writable, say_file, write_result, written
 from telegrad.cli.progress import counting
 from telegrad.launch import LaunchError
 from telegrad.report.linear_schemes import about_data, by_data, plot, schemes_table, title_of
@@ -74,8 +74,7 @@ def linear(
         except ValueError as error:
             hint = "--columns" if "columns" in str(error) else "--data"
             raise typer.BadParameter(str(error), param_hint=hint) from error
-    check_writable(json_file, "--json")
-    check_writable(plot_file, "--plot")
+    check_all_writable({"--json": json_file, "--plot": plot_file})
     found: list[Row] = []
     for plan in plans:
         try:

@@ -13,7 +13,7 @@ from telegrad.bench.overlap_plan import HIDDEN, OverlapPlan, Row
 from telegrad.cli.console import table_console
 from telegrad.cli.gpu_options import described_gpu, rank_counts
 from telegrad.cli.options import JobTimeout, RowsFile, byte_sizes
-from telegrad.cli.outputs import GrowingResult, check_writable, say_file
+from telegrad.cli.outputs import GrowingResult, check_all_writable, say_file
 from telegrad.cli.progress import counting
 from telegrad.report.overlap import plot, table_of
 
@@ -39,8 +39,7 @@ def overlap(
     """
     console = table_console()
     counts, sizes_in_bytes = rank_counts(ranks), byte_sizes(sizes)
-    check_writable(json_file, "--json")
-    check_writable(plot_file, "--plot")
+    check_all_writable({"--json": json_file, "--plot": plot_file})
     machine = described_gpu(console)
     result = GrowingResult(json_file, {"hidden": HIDDEN, "machine": machine})
     for count in counts:

@@ -26,7 +26,7 @@ from telegrad.bench.predictions import (
 )
 from telegrad.bench.predictions_plan import Measurement, PredictionPlan
 from telegrad.cli.options import JobTimeout, byte_sizes, networks_of
-from telegrad.cli.outputs import check_writable, say_file, write_result
+from telegrad.cli.outputs import check_all_writable, say_file, write_result
 from telegrad.cli.progress import counting
 from telegrad.launch import LaunchError
 from telegrad.report.predictions import costs_text, name_of, plot, table_of
@@ -66,8 +66,7 @@ def predictions(
     """
     console = Console()
     plans = _checked(ranks, network, sizes, repetitions)
-    check_writable(json_file, "--json")
-    check_writable(plot_file, "--plot-file")
+    check_all_writable({"--json": json_file, "--plot-file": plot_file})
     machine = describe_machine()
     rows: list[Row] = []
     calibrations: list[dict[str, Any]] = []

@@ -15,7 +15,7 @@ from telegrad.bench.select_plan import BOUND, DEVICES, METHODS, SelectPlan, rows
 from telegrad.cli.console import table_console
 from telegrad.cli.gpu_options import present_gpu
 from telegrad.cli.options import RowsFile, among, counts_of, densities_of
-from telegrad.cli.outputs import GrowingResult, check_writable, say_file
+from telegrad.cli.outputs import GrowingResult, check_all_writable, say_file
 from telegrad.cli.progress import counting
 from telegrad.report.select import plot, table_of
 
@@ -61,8 +61,7 @@ def select(
         SelectPlan(length, share, chosen, samples, seconds, device)
         for length, share in itertools.product(lengths, densities_of(density, "--density"))
     ]
-    check_writable(json_file, "--json")
-    check_writable(plot_file, "--plot")
+    check_all_writable({"--json": json_file, "--plot": plot_file})
     machine = describe_machine() if gpu is None else describe_gpu(gpu)
     result = GrowingResult(json_file, {"bound_s": BOUND, "machine": machine})
     with counting(console, TextColumn("{task.fields[latest]}")) as bar:

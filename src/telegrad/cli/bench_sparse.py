@@ -18,7 +18,7 @@ from telegrad.bench.sparse import BOUND, Outcome, Row, rows_of, run
 from telegrad.bench.sparse_plan import NAMES, PATTERNS, SWEEPS, SparsePlan, swept
 from telegrad.cli.console import say_without, table_console
 from telegrad.cli.options import CalibratesFirst, JobTimeout, RowsFile, among, count_of, densities_of, networks_of
-from telegrad.cli.outputs import check_writable, say_file, write_result
+from telegrad.cli.outputs import check_all_writable, say_file, write_result
 from telegrad.cli.progress import counting
 from telegrad.launch import LaunchError
 from telegrad.report.sparse import plot, table_of
@@ -88,8 +88,7 @@ def sparse(
     console = table_console()
     plans = _checked(ranks, network, nodes, n, density, pattern, names, samples, seconds, calibrates)
     plans = swept(plans, among(sweep, tuple(SWEEPS), "--sweep") if sweep is not None else [])
-    check_writable(json_file, "--json")
-    check_writable(plot_file, "--plot")
+    check_all_writable({"--json": json_file, "--plot": plot_file})
     missing = {peer: why for peer in plans[0].peers if (why := why_missing(peer)) is not None}
     say_without(console, missing)
     machine = describe_machine()

@@ -19,7 +19,7 @@ from telegrad.accuracy.tasks import TASKS
 from telegrad.bench.machine import describe_machine, machine_text
 from telegrad.cli.console import table_console
 from telegrad.cli.options import CalibratesFirst, JobTimeout, TextFolder, among, densities_of, networks_of
-from telegrad.cli.outputs import check_writable, say_file, write_result
+from telegrad.cli.outputs import check_all_writable, check_writable, say_file, write_result
 from telegrad.cli.progress import counting
 from telegrad.cli.simulate_settings import ranks_of
 from telegrad.launch import LaunchError
@@ -131,8 +131,7 @@ def topk_allreduce(
     local and the global count. Without --simulate all schemes run over the network, interleaved, in the same processes.
     """
     console = table_console()
-    check_writable(json_file, "--json")
-    check_writable(plot_file, "--plot")
+    check_all_writable({"--json": json_file, "--plot": plot_file})
     if importlib.util.find_spec("torch") is None:
         raise typer.BadParameter("torch is not installed: pip install 'telegrad[demo]'")
     among(task, tuple(TASKS), "--task")

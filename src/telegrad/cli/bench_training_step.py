@@ -14,7 +14,7 @@ from telegrad.bench.machine import describe_machine, machine_text
 from telegrad.bench.training_step_plan import WAYS, Row, TrainingStepPlan, verdicts_of
 from telegrad.cli.console import table_console
 from telegrad.cli.options import CalibratesFirst, JobTimeout, RowsFile, names_among, networks_of
-from telegrad.cli.outputs import check_writable, say_file, write_result, written
+from telegrad.cli.outputs import check_all_writable, say_file, write_result, written
 from telegrad.cli.progress import counting
 from telegrad.launch import LaunchError
 from telegrad.report.measured_steps import lines_of, plot, table_of, title_of
@@ -54,8 +54,7 @@ def training_step(
     of what is judged is said, and is no error.
     """
     console = table_console()
-    check_writable(json_file, "--json")
-    check_writable(plot_file, "--plot-file")
+    check_all_writable({"--json": json_file, "--plot-file": plot_file})
     if importlib.util.find_spec("torch") is None:
         raise typer.BadParameter("torch is not installed: pip install 'telegrad[torch]'")
     chosen, (network,) = tuple(names_among(ways, WAYS, "--ways")), networks_of([network])

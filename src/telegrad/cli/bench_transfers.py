@@ -14,7 +14,7 @@ from telegrad.bench.transfers_plan import BOUND, OPERATIONS, Row, TransfersPlan
 from telegrad.cli.console import table_console
 from telegrad.cli.gpu_options import described_gpu, rank_counts
 from telegrad.cli.options import JobTimeout, RowsFile, byte_sizes, names_among
-from telegrad.cli.outputs import GrowingResult, check_writable, say_file
+from telegrad.cli.outputs import GrowingResult, check_all_writable, say_file
 from telegrad.cli.progress import counting
 from telegrad.report.transfers import enqueueing_text, plot, table_of
 
@@ -45,8 +45,7 @@ def transfers(
     console = table_console()
     counts, sizes_in_bytes = rank_counts(ranks), byte_sizes(sizes)
     chosen = tuple(names_among(operations, OPERATIONS, "--operations"))
-    check_writable(json_file, "--json")
-    check_writable(plot_file, "--plot")
+    check_all_writable({"--json": json_file, "--plot": plot_file})
     machine = described_gpu(console)
     result = GrowingResult(json_file, {"bound": BOUND, "machine": machine})
     for count in counts:

@@ -19,7 +19,7 @@ from telegrad.calibration.calibration import DEFAULT_S
 from telegrad.cli.gpu_options import described_gpu
 from telegrad.cli.interrupts import ended_by_interrupt
 from telegrad.cli.options import networks_of
-from telegrad.cli.outputs import check_writable, say_file, write_result, written
+from telegrad.cli.outputs import check_all_writable, say_file, write_result, written
 from telegrad.comm import tuning_cache
 from telegrad.launch import SINGLE_THREADED, LaunchError, Ranks
 from telegrad.plan import Tuning
@@ -79,8 +79,7 @@ def calibrate(
             "here",
             param_hint="--seconds",
         )
-    check_writable(json_file, "--json")
-    check_writable(plot_file, "--plot")
+    check_all_writable({"--json": json_file, "--plot": plot_file})
     try:
         tuning_cache.check_writable()
     except (OSError, RuntimeError) as error:

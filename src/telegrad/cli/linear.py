@@ -33,7 +33,7 @@ from telegrad.cli.linear_options import (
     in_options,
 )
 from telegrad.cli.options import networks_of, refuse_given
-from telegrad.cli.outputs import check_writable, write_result, written
+from telegrad.cli.outputs import check_all_writable, check_writable, write_result, written
 from telegrad.errors import TransportError
 from telegrad.launch import SINGLE_THREADED, LaunchError, Ranks
 from telegrad.linear import LOSSES, LinearModel, TrainingSettings, read_libsvm
@@ -132,12 +132,9 @@ def train_command(
     of_others = "batch" if optimizer == "coordinate_descent" else "coordinates"
     refuse_given(context, (of_others,), f"--optimizer {optimizer} has none")
     networks_of([network])
-    check_writable(model, "--model")
-    check_writable(json_file, "--json")
+    check_all_writable({"--model": model, "--json": json_file})
     _check_apart(model, "--model", data)
     _check_apart(json_file, "--json", data)
-    if json_file is not None and json_file.resolve() == model.resolve():
-        raise typer.BadParameter(f"{json_file} is where the model goes: name another file", param_hint="--json")
     partial = _Partial(job.partial)
 
     def said_when_interrupted() -> str:

@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 
 from telegrad.cli.console import table_console
-from telegrad.cli.outputs import check_writable, say_file, written
+from telegrad.cli.outputs import check_all_writable, say_file, written
 from telegrad.cli.progress import counting
 from telegrad.plan.trace import Trace
 from telegrad.report.model_profile import plot, summary_of, tables_of
@@ -54,8 +54,7 @@ def profile(
     Nothing is sent. The trace in --json is what telegrad.plan.merge plans with; in a job, Synchronizer takes its own.
     """
     console = table_console()
-    check_writable(json_file, "--json")
-    check_writable(plot_file, "--plot-file")
+    check_all_writable({"--json": json_file, "--plot-file": plot_file})
     try:
         import torch
 

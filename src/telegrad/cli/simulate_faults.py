@@ -14,7 +14,7 @@ from rich.table import Table
 
 from telegrad.cli.interrupts import ended_by_interrupt
 from telegrad.cli.options import rank_range, refuse_given
-from telegrad.cli.outputs import check_writable, say_file, written
+from telegrad.cli.outputs import check_all_writable, say_file, written
 from telegrad.cli.progress import counting
 from telegrad.sim.exploration import LAST_SEED, RANKS, Exploration, explore, replay, troubles
 
@@ -56,8 +56,7 @@ def faults(
     console = Console()
     lowest, highest = rank_range(ranks, most=4096, example=_DEFAULT_RANKS)
     _check_seeds(first_seed, seeds, only)
-    check_writable(json_file, "--json")
-    check_writable(trace, "--trace")
+    check_all_writable({"--json": json_file, "--trace": trace})
     if trace is not None and replay_seed is None:
         raise typer.BadParameter("only one seed can be traced: give --replay SEED too", param_hint="--trace")
     if replay_seed is not None:

@@ -171,7 +171,7 @@ def test_outputs_that_would_be_one_file_or_none(path: Path, tmp_path: Path) -> N
     model = tmp_path / "m.npz"
     status, said = trained(path, model, "--json", str(model))
     assert status == 2
-    assert "is where the model goes: name another file" in " ".join(said.replace("│", "").split())
+    assert "is what --model writes: name another file" in " ".join(said.replace("│", "").split())
     trained(path, model, "--ranks", "1")
     status, said = run("predict", str(path), "--model", str(model), "--scores")
     assert status == 2
