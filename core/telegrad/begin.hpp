@@ -4,6 +4,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <limits>
 #include <span>
 #include <stdexcept>
@@ -39,6 +40,13 @@ inline void check_reduction(Reduction reduction) {
   if (reduction <= Reduction::max_abs) return;
   throw std::invalid_argument("reduction=" + std::to_string(static_cast<int>(reduction)) +
                               " is no Reduction: use sum, avg, …");
+}
+
+/// Whether they have a byte in common.
+inline bool overlap(std::span<const std::byte> one, std::span<const std::byte> other) {
+  if (one.empty() || other.empty()) return false;
+  const std::less<const std::byte*> before;
+  return before(one.data(), other.data() + other.size()) && before(other.data(), one.data() + one.size());
 }
 
 /// Throws std::invalid_argument in a child that the process with the communicator has forked.

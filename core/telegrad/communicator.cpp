@@ -35,8 +35,9 @@ void check_length(const char* name, std::size_t bytes, std::size_t wanted, const
 
 // `own`: the place in `b`, of a's length, that `a` may be.
 void check_apart(ConstBytes a, ConstBytes b, const std::byte* own, const char* remedy = "give each its own") {
-  if (a.empty() || b.empty() || a.data() >= b.data() + b.size() || b.data() >= a.data() + a.size()) return;
-  if (a.data() != own) throw std::invalid_argument(std::string("x and out share memory: ") + remedy);
+  if (detail::overlap(a, b) && a.data() != own) {
+    throw std::invalid_argument(std::string("x and out share memory: ") + remedy);
+  }
 }
 
 // What is reduced of x goes there.

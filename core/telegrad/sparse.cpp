@@ -2,7 +2,6 @@
 
 #include <atomic>
 #include <cmath>
-#include <functional>
 #include <mutex>
 #include <optional>
 #include <utility>
@@ -29,12 +28,6 @@ WireFormat wire_of(const SparseOptions& options, Joined& joined) {
   wire.packs_values = packs;
   if (options.values != ValueEncoding::native) wire.key.call = joined.encoded_calls++;
   return wire;
-}
-
-bool overlap(std::span<const std::byte> one, std::span<const std::byte> other) {
-  if (one.empty() || other.empty()) return false;
-  const std::less<const std::byte*> before;
-  return before(one.data(), other.data() + other.size()) && before(other.data(), one.data() + one.size());
 }
 
 template <class V>
@@ -131,7 +124,7 @@ Work Communicator::all_reduce_into(SparseStream<V> stream, std::type_identity_t<
                                 std::to_string(stream.n()) + ": give it as many");
   }
   SparseReduction how = reduction_of(stream, reduction, options, *state());
-  if (overlap(std::as_bytes(out), std::as_bytes(options.error))) {
+  if (detail::overlap(std::as_bytes(out), std::as_bytes(options.error))) {
     throw std::invalid_argument("error shares memory with out: give each memory of its own");
   }
   how.choice = state()->core->sparse_choice();

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 @contextlib.contextmanager
 def raised_by_all(comm: Communicator | None) -> Iterator[None]:
     """In it all ranks of ``comm`` raise something, or none does: it holds what follows from what all have heard, and
-    nothing that can go wrong on one of them alone. An error leaves once every rank is about to raise: who
-    leaves a ``with comm:`` block with one ends what slower ranks are still doing, also what would tell them of it."""
+    nothing that can go wrong on one of them alone. An error leaves once every rank is about to raise: who leaves a
+    ``with comm:`` block with one ends what slower ranks are still doing, also what would tell them of it."""
     try:
         yield
     except TransportError:

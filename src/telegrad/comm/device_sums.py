@@ -86,7 +86,7 @@ class DeviceSums(Member):
                 stack.enter_context(raised_by_all(self))  # type: ignore[arg-type]
                 return told
 
-            return self._nccl.verdict_on(device, runtime_of(device.type), gather)
+            return self._nccl.find_out(device, runtime_of(device.type), gather)
 
     def _sum_by_nccl(
         self, x: Any, target: Any, dtype: _core.DType, reduction: _core.Reduction, async_op: bool

@@ -138,7 +138,9 @@ def run(job: Job, comm: Communicator, say: Say) -> None:
 
     trained = train(rows, job.settings, comm, on_epoch=on_epoch, on_step=on_step, on_break_off=on_break_off)
     reached = objective(trained.model, rows, job.settings.l2, comm, job.settings.l1)
-    of_trained = objective(trained.model, rows, job.settings.l2, comm, job.settings.l1, without=trained.held_out)
+    of_trained = reached
+    if job.settings.held_out:
+        of_trained = objective(trained.model, rows, job.settings.l2, comm, job.settings.l1, without=trained.held_out)
     diverged = trained.diverged_to(of_trained)
     if comm.rank == 0 and not diverged:
         try:

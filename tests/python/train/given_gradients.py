@@ -63,8 +63,9 @@ class Rank:
         else:
             own = {"compression": "topk"}
             if "policy" not in options:
-                own |= {"small_tensor_elements": 16}
-                own |= {} if options.get("compression") == "quantised" else {"density": 0.05}
+                own["small_tensor_elements"] = 16
+                if options.get("compression") != "quantised":
+                    own["density"] = 0.05
         options = {**own, **options}
         self.sync = Synchronizer(self.model, comm, wait_in=self.trains if waits else None, **options)
 
