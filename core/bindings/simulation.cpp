@@ -63,8 +63,7 @@ class SimulatedCommunicator {
   }
   void abort(const std::string& reason) {
     const std::scoped_lock lock(ranks_->mutex);
-    ranks_->simulation.session(rank_).fail(
-        {.kind = FailureKind::transport, .rank = rank_, .peer = rank_, .operation = "abort", .reason = reason});
+    ranks_->simulation.session(rank_).give_up(reason);
   }
   std::string report() {
     const std::scoped_lock lock(ranks_->mutex);

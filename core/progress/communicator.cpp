@@ -165,9 +165,7 @@ std::string Communicator::report() {
 
 void Communicator::abort(const std::string& reason) {
   engine_->with_baton([&] {
-    if (closed_) return;
-    participant_.session->fail(
-        {.kind = FailureKind::transport, .rank = rank_, .peer = rank_, .operation = "abort", .reason = reason});
+    if (!closed_) participant_.session->give_up(reason);
   });
 }
 
@@ -178,12 +176,9 @@ void Communicator::part() {
   Session& session = *participant_.session;
   engine_->with_baton([&] {
     if (session.running() != 0) {
-      session.fail({.kind = FailureKind::transport,
-                    .peer = rank_,
-                    .operation = "close",
-                    .reason = "rank " + std::to_string(rank_) + " closed its communicator with " +
-                              std::to_string(session.running()) +
-                              (session.running() == 1 ? " operation" : " operations") + " under way"});
+      session.give_up("rank " + std::to_string(rank_) + " closed its communicator with " +
+                      std::to_string(session.running()) +
+                      (session.running() == 1 ? " operation" : " operations") + " under way");
     }
     session.part();
     peers_need_us_ = !session.failure() && (session.failing() || !participant_.driver->delivers_after_shut_down());

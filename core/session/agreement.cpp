@@ -45,6 +45,11 @@ bool Agreement::is_lost(Rank rank) const {
                              [rank](const auto& one) { return accuses(one, rank) && !one->culprit_speaks; });
 }
 
+bool Agreement::all_heard_have_called(std::uint32_t sequence) const {
+  return std::ranges::all_of(statements_,
+                             [&](const auto& one) { return !one || precedes(sequence, one->called); });
+}
+
 bool Agreement::is_accused(Rank rank) const {
   return std::ranges::any_of(statements_, [rank](const auto& one) { return accuses(one, rank); });
 }

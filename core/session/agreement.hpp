@@ -47,6 +47,8 @@ class Agreement {
   /// `rank` closed its communicator, after so many calls, and has gone.
   void leave(Rank rank, std::uint32_t called) { left_[rank] = called; }
   bool heard(Rank rank) const { return statements_[rank].has_value(); }
+  /// False once a rank has stopped without calling operation `sequence`: it never will.
+  bool all_heard_have_called(std::uint32_t sequence) const;
   /// True if `rank` has failed so that no statement of it is to be expected.
   bool is_lost(Rank rank) const;
 

@@ -157,6 +157,7 @@ void Session::finish_jobs() {
     over->request().finish(std::nullopt);
     if (const Call& call = over->call(); call.operation == Operation::receive) fail_if_nothing_comes(call.root);
   }
+  stop_if_wound_up();
 }
 
 Session::Job* Session::running_job(std::uint32_t sequence) const {

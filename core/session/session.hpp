@@ -86,6 +86,8 @@ class Session final : public EventSink {
   void fail(Failure failure);
   /// The same for what this rank has thrown: most likely it is out of memory.
   void fail(const std::exception& thrown);
+  /// This rank's program ends it. What it has finished, the others finish too.
+  void give_up(std::string reason);
   /// True once something has failed, also while the ranks do not yet agree on what.
   bool failing() const { return agreement_.has_value(); }
   /// What all agree on; empty until then.
@@ -185,6 +187,8 @@ class Session final : public EventSink {
     return all_frozen_ || (frozen_from_ && !precedes(sequence, *frozen_from_));
   }
   void stop(Statement mine);
+  void stop_winding_up();
+  void stop_if_wound_up();
   void dispute(Statement mine);
   void freeze_from(std::uint32_t sequence);
   void freeze_all();
@@ -240,8 +244,9 @@ class Session final : public EventSink {
   PointToPoint point_to_point_;
   History history_;
   std::optional<Agreement> agreement_;
-  Statement to_say_;                          // in a dispute, once this rank has called the operation
-  std::optional<std::uint32_t> frozen_from_;  // in a dispute: what was called from here on does not go on
+  Statement to_say_;                          // in a dispute, once this rank has called the operation; or once wound up
+  std::optional<std::uint32_t> frozen_from_;  // in a dispute or winding up: what was called from here on does not go on
+  bool winding_up_ = false;                   // a rank has given up: what it had finished goes on
   bool all_frozen_ = false;
   std::optional<double> listen_s_;  // not yet begun
   double listen_until_s_ = std::numeric_limits<double>::infinity();

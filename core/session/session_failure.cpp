@@ -17,6 +17,12 @@ std::size_t fitting_bytes(const std::string& reason) {
   return bytes - whole < kOfACharacter ? whole : bytes;  // else it is no UTF-8
 }
 
+// Its own program has ended it, or what it ran: it says so itself, and had finished all operations before that one.
+bool gives_up(const Statement& statement) {
+  return statement.kind == FailureKind::transport && statement.origin == statement.culprit &&
+         statement.origin != kNoRank && !statement.point_to_point;
+}
+
 }  // namespace
 
 std::uint32_t Session::first_unfinished() const {
@@ -62,18 +68,62 @@ void Session::fail(const std::exception& thrown) {
         .reason = reason_of(thrown)});
 }
 
+void Session::give_up(std::string reason) {
+  fail({.kind = FailureKind::transport,
+        .rank = rank(),
+        .peer = rank(),
+        .sequence = first_unfinished(),
+        .reason = std::move(reason)});
+}
+
 void Session::stop(Statement mine) {
   if (failure_) return;
   if (!agreement_) agreement_.emplace(size(), rank());
+  if (winding_up_) {
+    if (gives_up(mine)) {  // another one does; it may have finished less
+      freeze_from(mine.sequence);
+      stop_if_wound_up();
+    } else {
+      stop_winding_up();
+    }
+    return;
+  }
+  const bool stopped_already = all_frozen_ || frozen_from_;
+  if (!stopped_already && gives_up(mine) && options_.agreement_s > 0.0) {
+    winding_up_ = true;
+    freeze_from(mine.sequence);
+    to_say_ = std::move(mine);
+    listen(options_.dispute_s);
+    stop_if_wound_up();
+    return;
+  }
   freeze_all();
   const bool timed_out = mine.kind == FailureKind::timeout;
   if (!agreement_->heard(rank())) say(std::move(mine));
   listen(timed_out ? options_.agreement_after_timeout_s() : options_.agreement_s);
 }
 
+void Session::stop_winding_up() {
+  winding_up_ = false;
+  freeze_all();
+  say(std::move(to_say_));
+  listen(options_.agreement_s);
+}
+
+// An operation goes on for as long as no rank is known that will never call it.
+void Session::stop_if_wound_up() {
+  if (!winding_up_) return;
+  const bool busy = std::ranges::any_of(jobs_, [&](const auto& entry) {
+    return !entry.second->is_message() && agreement_->all_heard_have_called(entry.first);
+  });
+  if (!busy) stop_winding_up();
+}
+
 void Session::dispute(Statement mine) {
   if (failure_) return;
   if (!agreement_) agreement_.emplace(size(), rank());
+  if (winding_up_ && !precedes(mine.sequence, to_say_.sequence)) return;
+  winding_up_ = false;
   freeze_from(mine.sequence);
   if (to_say_.origin == kNoRank || precedes(mine.sequence, to_say_.sequence)) to_say_ = std::move(mine);
   say_if_called();
@@ -111,7 +161,7 @@ void Session::put_away_frozen() {
 }
 
 void Session::say_if_called() {
-  if (!agreement_ || agreement_->heard(rank()) || !frozen_from_) return;
+  if (!agreement_ || agreement_->heard(rank()) || !frozen_from_ || winding_up_) return;
   if (parting_ || precedes(*frozen_from_, next_sequence_)) say(to_say_);  // who leaves will never call it
 }
 
@@ -195,6 +245,7 @@ void Session::hear_abort(const Control& control) {
     if (control.failure == FailureKind::timeout) look_further_back(adopted);
     stop(std::move(adopted));
   }
+  stop_if_wound_up();
   conclude_if_agreed();
 }
 

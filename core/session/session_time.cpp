@@ -48,7 +48,8 @@ void Session::on_time(double now_s) {
   if (failing()) {
     if (listen_s_) listen_until_s_ = std::min(listen_until_s_, now_s + *std::exchange(listen_s_, std::nullopt));
     if (now_s >= listen_until_s_) {
-      conclude();
+      if (winding_up_) stop_winding_up();  // others are to hear of it, if only now
+      if (!failure_) conclude();
     } else {
       wake_at(listen_until_s_);
     }

@@ -315,6 +315,115 @@ TEST("a stopped session ends its operations once all peers have spoken, or after
   }
 }
 
+// Rank 1 gives up in operation 1, after it had finished operation 0; rank 0 is in both.
+struct WindingUp {
+  WindingUp() {
+    session.join(1.0);
+    session.begin(first, 1.0);
+    session.begin(second, 1.0);
+    hear(1, 2);
+  }
+  void hear(Rank source, std::uint32_t called) {
+    driver.sink->on_control({.kind = ControlKind::abort,
+                             .failure = FailureKind::transport,
+                             .source = source,
+                             .origin = 1,
+                             .culprit = 1,
+                             .sequence = 1,
+                             .called = called,
+                             .reason = "it has had enough"});
+  }
+  void expect_failed(const Request& ended) {
+    REQUIRE(ended.failure());
+    EXPECT_EQ(ended.failure()->peer, 1);
+    EXPECT_EQ(ended.failure()->reason, "it has had enough");
+  }
+  ScriptedDriver driver{3};
+  Session session{driver, {.agreement_s = 0.05, .dispute_s = 5.0}};
+  Buffer a{5};
+  Buffer b{5};
+  RequestPtr first = receiver(a, 3);
+  RequestPtr second = receiver(b, 3);
+};
+
+TEST("what a rank had finished before it gave up is finished by the others before they say that they have stopped") {
+  WindingUp rank;
+  rank.driver.arrive(1, 1, 3, 5);  // of an operation that ends with the failure
+  EXPECT_EQ(rank.driver.discarded, 1);
+  EXPECT(rank.session.failing() && !rank.session.failure());
+  EXPECT(rank.driver.of_kind(ControlKind::abort).empty());
+  rank.session.begin(receiver(rank.b, 4), 1.0);  // nor does what is called now
+  EXPECT(rank.driver.of_kind(ControlKind::abort).empty());
+  rank.session.on_time(1.0);
+  rank.session.on_time(2.0);
+  rank.driver.arrive(1, 0, 3, 5);
+  while (rank.session.run_ready()) {
+  }
+  EXPECT(rank.first->done() && !rank.first->failure());
+  EXPECT_EQ(static_cast<int>(rank.a.data()[0]), 4);
+  const auto aborts = rank.driver.of_kind(ControlKind::abort);
+  REQUIRE(aborts.size() == 2);
+  EXPECT_EQ(aborts[0].second.culprit, 1);
+  EXPECT(!rank.second->done());
+  rank.hear(2, 2);
+  rank.expect_failed(*rank.second);
+}
+
+TEST("a second rank that gives up ends nothing that it had finished") {
+  for (const std::uint32_t finished : {1u, 0u}) {
+    WindingUp rank;
+    rank.driver.sink->on_control({.kind = ControlKind::abort,
+                                  .source = 2,
+                                  .origin = 2,
+                                  .culprit = 2,
+                                  .sequence = finished,
+                                  .called = 1});
+    rank.driver.arrive(1, 0, 3, 5);
+    while (rank.session.run_ready()) {
+    }
+    REQUIRE(rank.first->done());
+    EXPECT_EQ(rank.first->failure().has_value(), finished == 0);
+    rank.expect_failed(*rank.second);
+  }
+}
+
+TEST("an operation that a rank has stopped without calling does not keep those waiting who are in it") {
+  WindingUp rank;
+  rank.hear(2, 0);
+  rank.expect_failed(*rank.first);
+  rank.expect_failed(*rank.second);
+}
+
+TEST("who can finish nothing after a rank has given up says so in the end") {
+  WindingUp rank;
+  rank.session.on_time(1.0);
+  rank.session.on_time(5.99);
+  EXPECT(!rank.first->done());
+  EXPECT(rank.driver.of_kind(ControlKind::abort).empty());
+  rank.session.on_time(6.01);
+  EXPECT_EQ(rank.driver.of_kind(ControlKind::abort).size(), 2);
+  rank.expect_failed(*rank.first);
+}
+
+TEST("who is still in what a rank had finished keeps to its failure when another rank is lost") {
+  WindingUp rank;
+  rank.driver.sink->on_peer_failed(2, "cut");
+  rank.expect_failed(*rank.first);
+  EXPECT_EQ(rank.driver.of_kind(ControlKind::abort).front().second.culprit, 1);
+}
+
+TEST("who gives up finishes what came before") {
+  ScriptedDriver driver(3);
+  Session session(driver, {.agreement_s = 0.05});
+  Buffer a(5);
+  const auto first = receiver(a, 3);
+  session.join(1.0);
+  session.begin(first, 1.0);
+  session.give_up("enough");  // while in it: nothing came before
+  EXPECT_EQ(driver.of_kind(ControlKind::abort).size(), 2);
+  EXPECT_EQ(driver.of_kind(ControlKind::abort).front().second.sequence, 0);
+}
+
 TEST("a process that stood still gives itself up before it looks at what has arrived") {
   Scripted rank;
   Buffer a(5);

@@ -350,6 +350,12 @@ _SESSION = (
         "    static_cast<void>(adopted);",
     ),
     _mutant(
+        "abort: what its rank had finished ends with it",
+        FAILURE,
+        "if (!stopped_already && gives_up(mine)",
+        "if (false && gives_up(mine)",
+    ),
+    _mutant(
         "dispute: not waited for those who have not called",
         FAILURE,
         "listen(options_.agreement_s > 0.0 ? options_.dispute_s : 0.0);",

@@ -363,9 +363,20 @@ class Judge {
       } else if (call.failure) {
         failed = failed_ = true;
         look_at_failure(rank, index, *call.failure);
+        if (program_.trouble == Trouble::abort && finished_before_it_gave_up(index)) {
+          find(Sort::wrong_error, name_of_call(rank, index) + ": the rank that gave up had finished it, and all were in it");
+        }
       }
       failed = failed || call.failure.has_value();
     }
+  }
+
+  // What the culprit knew by then, the others are to learn: its answers to all may have been the last thing it did.
+  bool finished_before_it_gave_up(std::size_t index) const {
+    const auto through = std::span(seen_.ranks[program_.culprit].calls).first(index + 1);
+    const auto by_then = [&](const SeenRank& seen) { return seen.calls[index].began_s < program_.act_s; };
+    return !program_.calls[program_.culprit][index].is_exchange() && std::ranges::all_of(seen_.ranks, by_then) &&
+           std::ranges::all_of(through, [](const SeenCall& call) { return call.succeeded(); });
   }
 
   // Exchanges have none, and say how many operations came before.

@@ -186,11 +186,7 @@ class Play {
         session.part();
         return;
       }
-      session.fail({.kind = FailureKind::transport,
-                    .rank = session.rank(),
-                    .peer = session.rank(),
-                    .operation = "abort",
-                    .reason = "the program gave up"});
+      session.give_up("the program gave up");
     });
   }
 
