@@ -96,7 +96,8 @@ class Communicator {
   std::string driver() const;
   /// Waits a few seconds for the others to close too. Operations that are not over end with an error.
   void close();
-  /// Ends all operations on all ranks with an error that says `reason`.
+  /// Ends all operations on all ranks with an error that says `reason`. Those that this rank has finished, the others
+  /// finish too.
   void abort(const std::string& reason);
 
   /// A communicator of the ranks that give the same `color`, below 2^63; empty: this rank joins none, and gets none. Every

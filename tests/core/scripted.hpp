@@ -14,6 +14,11 @@ inline constexpr Call kCall{.operation = Operation::allgather, .count = 5};
 
 inline RequestPtr request(Request::Body body, Call call = kCall) { return std::make_shared<Request>(call, std::move(body)); }
 
+// Receives as many bytes as `into` has in `step` from rank 1.
+inline RequestPtr receiver(Buffer& into, Step step, Call call = kCall) {
+  return request([&into, step](Transport& net) -> Task<void> { co_await net.receive(1, step, into.bytes()); }, call);
+}
+
 // A network whose other end is the test.
 class ScriptedDriver final : public Driver {
  public:

@@ -26,7 +26,6 @@ from telegrad.calibration.pairs import calls_of_sample, open_pairs, timed_sample
 from telegrad.calibration.probes import Probe, probes
 from telegrad.calibration.sweep import Samples, Sweep, grid
 from telegrad.comm import Communicator
-from telegrad.comm.agreed_errors import raised_by_all
 from telegrad.comm.device.runtime import has_runtime
 from telegrad.plan import Costs, DeviceTuning, Place, Tuning, allreduce_table, measured_allreduce_table
 from telegrad.plan.cost import CARD_BYTES
@@ -220,17 +219,14 @@ def _agree(communicator: Communicator, seconds: float, *, on_device: bool) -> tu
     own = [seconds, os.getloadavg()[0], len(os.sched_getaffinity(0)), on_device]
     told = communicator.all_gather(np.array(own, np.float64))
     others = np.flatnonzero(told[:, 0] != told[0, 0])
-    with raised_by_all(communicator):
-        if len(set(told[:, 3])) > 1:
-            have, lack = (int(np.flatnonzero(told[:, 3] == given)[0]) for given in (1, 0))
-            raise ValueError(
-                f"device= was given on rank {have} and not on rank {lack}: give it on all ranks or on none"
-            )
-        if others.size:
-            raise ValueError(
-                f"seconds differs between ranks (rank 0: {told[0, 0]:g}, rank {others[0]}: {told[others[0], 0]:g}): "
-                "give all the same"
-            )
+    if len(set(told[:, 3])) > 1:
+        have, lack = (int(np.flatnonzero(told[:, 3] == given)[0]) for given in (1, 0))
+        raise ValueError(f"device= was given on rank {have} and not on rank {lack}: give it on all ranks or on none")
+    if others.size:
+        raise ValueError(
+            f"seconds differs between ranks (rank 0: {told[0, 0]:g}, rank {others[0]}: {told[others[0], 0]:g}): "
+            "give all the same"
+        )
     return doubts_about_load([(load, int(cores)) for _, load, cores, _ in told])
 
 

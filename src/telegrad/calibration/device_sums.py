@@ -16,7 +16,6 @@ import numpy as np
 from telegrad.calibration.fit import line_of
 from telegrad.calibration.pairs import Call, calls_of_sample, timed_sample
 from telegrad.comm import Communicator
-from telegrad.comm.agreed_errors import raised_by_all
 from telegrad.comm.device.runtime import runtime_of
 from telegrad.comm.texts import all_gather_text
 from telegrad.plan import DEVICE_ALGORITHMS, DeviceTuning
@@ -68,8 +67,7 @@ def measure_device_sums(
     all of them where their devices are of several kinds."""
     runtime, device = runtime_of(like.device.type), like.device
     told = all_gather_text(communicator, json.dumps(runtime.identity(device)[0]))
-    with raised_by_all(communicator):
-        kind = _one_kind(told)
+    kind = _one_kind(told)
     names = communicator.device_algorithms(device)
 
     def call_of(x: Any, name: str) -> Call:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
+from functools import partial
 from typing import Any
 
 from telegrad import _core
-from telegrad.comm.agreed_errors import raised_by_all
 from telegrad.comm.device.nccl import NcclSums, Verdict
 from telegrad.comm.device.parts import flat
 from telegrad.comm.device.runtime import Stream, runtime_of
@@ -79,14 +78,7 @@ class DeviceSums(Member):
         known = self._nccl.known(device)
         if known is not None:
             return known
-        with contextlib.ExitStack() as stack:
-
-            def gather(own: str) -> list[str]:
-                told = all_gather_text(self, own)  # type: ignore[arg-type]
-                stack.enter_context(raised_by_all(self))  # type: ignore[arg-type]
-                return told
-
-            return self._nccl.find_out(device, runtime_of(device.type), gather)
+        return self._nccl.find_out(device, runtime_of(device.type), partial(all_gather_text, self))  # type: ignore[arg-type]
 
     def _sum_by_nccl(
         self, x: Any, target: Any, dtype: _core.DType, reduction: _core.Reduction, async_op: bool

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from telegrad import Communicator
-from telegrad.comm.agreed_errors import own_error_first, raised_by_all
+from telegrad.comm.agreed_errors import own_error_first
 from telegrad.comm.arguments import checked_flag, checked_number
 from telegrad.comm.texts import all_gather_text
 from telegrad.linear.losses import F32
@@ -83,10 +83,9 @@ class _Linear(BaseEstimator):
         if self.comm is not None:
             with own_error_first(failed):
                 every = [json.loads(one) for one in all_gather_text(self.comm, text)]
-        with raised_by_all(self.comm):
-            if failed is not None:
-                raise failed
-            _check_alike(every)
+        if failed is not None:
+            raise failed
+        _check_alike(every)
         return checked, every
 
     def _settings(self, loss: str) -> TrainingSettings:

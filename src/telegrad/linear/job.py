@@ -19,7 +19,7 @@ from typing import Any, Self
 import numpy as np
 
 from telegrad import Communicator
-from telegrad.comm.agreed_errors import own_error_first, raised_by_all
+from telegrad.comm.agreed_errors import own_error_first
 from telegrad.comm.texts import all_gather_text
 from telegrad.launch import join
 from telegrad.launch.joining import RANK
@@ -168,8 +168,7 @@ def _read(job: Job, comm: Communicator) -> Rows:
         lines = comm.all_gather(np.array([line], np.int64))[:, 0]
         failed = np.flatnonzero(lines)
         every = all_gather_text(comm, said) if failed.size else []
-    with raised_by_all(comm):
-        if every:
-            raise ValueError(every[failed[np.argmin(lines[failed])]])
+    if every:
+        raise ValueError(every[failed[np.argmin(lines[failed])]])
     assert rows is not None
     return rows

@@ -11,7 +11,6 @@ from pathlib import Path
 import numpy as np
 
 from telegrad import Communicator
-from telegrad.comm.agreed_errors import raised_by_all
 from telegrad.linear.settings import TrainingSettings
 
 _GIB = 2**30
@@ -72,15 +71,14 @@ def check_memory(
     needed = bytes_needed(features, nnz, settings, rows=rows, total=total, alone=alone)
     own = np.array([place, needed, available_bytes()], np.int64)
     every = own[None] if comm is None else comm.all_gather(own)
-    with raised_by_all(comm):
-        for one in np.unique(every[:, 0]):
-            ranks = every[every[:, 0] == one]
-            needed, free = int(ranks[:, 1].sum()), int(ranks[:, 2].min())
-            if 0 <= free < needed:
-                raise ValueError(
-                    f"{features} features: {len(ranks)} ranks of one machine need {needed / _GIB:.1f} GiB beside their "
-                    f"rows, of which {free / _GIB:.1f} are free: hash features into fewer, or use fewer ranks"
-                )
+    for one in np.unique(every[:, 0]):
+        ranks = every[every[:, 0] == one]
+        needed, free = int(ranks[:, 1].sum()), int(ranks[:, 2].min())
+        if 0 <= free < needed:
+            raise ValueError(
+                f"{features} features: {len(ranks)} ranks of one machine need {needed / _GIB:.1f} GiB beside their "
+                f"rows, of which {free / _GIB:.1f} are free: hash features into fewer, or use fewer ranks"
+            )
 
 
 def available_bytes(root: Path = Path("/")) -> int:

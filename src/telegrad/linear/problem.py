@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 
 from telegrad import Communicator, _core
-from telegrad.comm.agreed_errors import raised_by_all
 from telegrad.linear.losses import (
     CURVATURE_BOUND,
     F32,
@@ -59,10 +58,9 @@ class Problem:
             self.features, rows.nnz, settings, comm, rows=int(counts[self.rank]), total=self.total, alone=alone
         )
         self.share = Share(first, len(rows), self.total, held_out=settings.held_out, seed=settings.seed)
-        with raised_by_all(comm):
-            if self.share.trained_total == 0:
-                remedy = "give more, or a smaller held_out" if self.total else "give data that have some"
-                raise ValueError(f"of {self.total} rows none is left to train on: {remedy}")
+        if self.share.trained_total == 0:
+            remedy = "give more, or a smaller held_out" if self.total else "give data that have some"
+            raise ValueError(f"of {self.total} rows none is left to train on: {remedy}")
         self.targets: F32 = signed(rows.labels) if self.is_classification else np.ascontiguousarray(rows.labels)
         self.loss_at_zero = self._loss_at_zero()
         self.first_rate = settings.learning_rate or self._default_rate(counts)
@@ -138,11 +136,8 @@ class Problem:
             team = _core.Team(self.settings.threads)
         own = np.array([0 if team else self.settings.threads], np.int64)
         every = own[None] if self.comm is None else self.comm.all_gather(own)
-        with raised_by_all(self.comm):
-            for rank in np.flatnonzero(every[:, 0]):
-                raise ValueError(
-                    f"threads={every[rank, 0]} of rank {rank} are more than its system can start: use fewer"
-                )
+        for rank in np.flatnonzero(every[:, 0]):
+            raise ValueError(f"threads={every[rank, 0]} of rank {rank} are more than its system can start: use fewer")
         assert team is not None
         return team
 
@@ -157,19 +152,18 @@ class Problem:
         features, counts = int(every[:, 0].max()), every[:, 1]
         bases = set(every[counts > 0, 2].tolist())
         minus, zero, plus = every[:, 3 : 3 + len(kinds)].sum(0)
-        with raised_by_all(self.comm):
-            self._check_alike([*told], every[:, 3 + len(kinds) :])
-            if self.is_classification and not are_classes(counts.sum(), minus, zero, plus):
-                raise ValueError(
-                    f"labels are not two classes for loss={self.settings.loss!r}: {self._first_other_label(counts)}of "
-                    f"{counts.sum()} rows {minus} have -1, {zero} have 0, {plus} have 1; make them -1 and 1 or 0 and "
-                    "1, or use loss='squared_error' for numbers"
-                )
-            if features + EXTRA > MOST_FEATURES:
-                raise ValueError(
-                    f"{features} features are more than the {MOST_FEATURES - EXTRA} that a model can be trained on "
-                    "(the bias and the loss are summed as two more): hash them"
-                )
+        self._check_alike([*told], every[:, 3 + len(kinds) :])
+        if self.is_classification and not are_classes(counts.sum(), minus, zero, plus):
+            raise ValueError(
+                f"labels are not two classes for loss={self.settings.loss!r}: {self._first_other_label(counts)}of "
+                f"{counts.sum()} rows {minus} have -1, {zero} have 0, {plus} have 1; make them -1 and 1 or 0 and "
+                "1, or use loss='squared_error' for numbers"
+            )
+        if features + EXTRA > MOST_FEATURES:
+            raise ValueError(
+                f"{features} features are more than the {MOST_FEATURES - EXTRA} that a model can be trained on "
+                "(the bias and the loss are summed as two more): hash them"
+            )
         return features, counts, bases.pop() if bases in ({0}, {1}) else None
 
     def _first_other_label(self, counts: I64) -> str:

@@ -13,7 +13,7 @@ from torch import nn
 from telegrad.calibration.computing import group_cost_while_computing
 from telegrad.calibration.group_cost import measured_group_cost
 from telegrad.comm import Communicator
-from telegrad.comm.agreed_errors import own_error_first, raised_by_all
+from telegrad.comm.agreed_errors import own_error_first
 from telegrad.comm.texts import all_gather_text
 from telegrad.plan import merge, shared_processor, shared_ways
 from telegrad.plan.merge_plan import MergePlan
@@ -149,11 +149,10 @@ class GroupPlanner:
                 error, told = found, json.dumps({"error": f"{type(found).__name__}: {found}"})
         with own_error_first(error):
             said = json.loads(all_gather_text(comm, told)[0])
-        with raised_by_all(comm):
-            if error is not None:
-                raise error
-            if "error" in said:
-                raise RuntimeError(f"rank 0 could not plan: {said['error']}")
+        if error is not None:
+            raise error
+        if "error" in said:
+            raise RuntimeError(f"rank 0 could not plan: {said['error']}")
         return made or [costs.plan_of(scheme, trace, stops, ways) for scheme, stops, ways in said["plans"]]
 
 

@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from torch._compile import _disable_dynamo
 
 from telegrad.comm import Communicator
-from telegrad.comm.agreed_errors import raised_by_all
 from telegrad.comm.device.runtime import has_runtime
 from telegrad.compress.arguments import checked_count
 from telegrad.plan.trace import Trace
@@ -193,10 +192,9 @@ def _medians(moments: npt.NDArray[np.float64]) -> tuple[float, list[float]]:
 def _of_all(comm: Communicator, own: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     """The passes that all ranks have, the last ones: of each moment that of the rank that comes last."""
     shapes = comm.all_gather(np.array([own.shape], np.int64)).reshape(-1, 2)
-    with raised_by_all(comm):
-        if len({*shapes[:, 1].tolist()}) > 1:
-            counts = (shapes[:, 1] - 1).tolist()
-            raise ValueError(f"the ranks' models have {counts} parameters: give all ranks the same model")
+    if len({*shapes[:, 1].tolist()}) > 1:
+        counts = (shapes[:, 1] - 1).tolist()
+        raise ValueError(f"the ranks' models have {counts} parameters: give all ranks the same model")
     passes = int(shapes[:, 0].min())
     if not passes:
         return own[:0]

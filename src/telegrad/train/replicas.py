@@ -17,7 +17,6 @@ from torch import nn
 from torch._compile import _disable_dynamo
 
 from telegrad.comm import Communicator
-from telegrad.comm.agreed_errors import raised_by_all
 from telegrad.comm.texts import all_gather_text
 from telegrad.train.arguments import check_choice
 from telegrad.train.bucket import GradBucket, check_dtype
@@ -275,14 +274,13 @@ def _check_options(options: ReplicaOptions) -> None:
 def _check_places(comm: Communicator, shard: tuple[int, int]) -> None:
     """Raises ``ValueError`` on all ranks unless they hold the same shard."""
     told = [json.loads(text) for text in all_gather_text(comm, json.dumps(shard))]
-    with raised_by_all(comm):
-        for rank, (place, number) in enumerate(told):
-            if [place, number] != told[0]:
-                raise ValueError(
-                    f"comm's rank {rank} holds shard {place} of {number}, and its rank 0 shard {told[0][0]} of "
-                    f"{told[0][1]}: comm must have the ranks of one shard, as "
-                    "Communicator.from_torch(mesh['replica'].get_group())"
-                )
+    for rank, (place, number) in enumerate(told):
+        if [place, number] != told[0]:
+            raise ValueError(
+                f"comm's rank {rank} holds shard {place} of {number}, and its rank 0 shard {told[0][0]} of "
+                f"{told[0][1]}: comm must have the ranks of one shard, as "
+                "Communicator.from_torch(mesh['replica'].get_group())"
+            )
 
 
 def _buckets_of(shards: Mapping[str, nn.Parameter]) -> Iterator[_Bucket]:

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from telegrad.comm import Communicator
-from telegrad.comm.agreed_errors import own_error_first, raised_by_all
+from telegrad.comm.agreed_errors import own_error_first
 from telegrad.comm.device.runtime import has_runtime
 from telegrad.comm.texts import all_gather_text
 from telegrad.errors import MismatchedCall
@@ -139,19 +139,18 @@ def check_alike(comm: Communicator, own: dict[str, str], error: ValueError | Typ
     said = None if error is None else str(error)
     with own_error_first(error):
         told = [json.loads(text) for text in all_gather_text(comm, json.dumps([said, own]))]
-    with raised_by_all(comm):
-        if error is not None:
-            raise error
-        for rank, (wrong, _) in enumerate(told):
-            if wrong is not None:
-                raise ValueError(f"on rank {rank}: {wrong}")
-        for rank, (_, theirs) in enumerate(told):
-            for name, value in told[0][1].items():
-                if theirs[name] != value:
-                    raise ValueError(
-                        f"{name} of rank {rank} and rank 0 differ: give all ranks the same ("
-                        f"rank {rank}: {_shown(theirs[name], value)}, rank 0: {_shown(value, theirs[name])})"
-                    )
+    if error is not None:
+        raise error
+    for rank, (wrong, _) in enumerate(told):
+        if wrong is not None:
+            raise ValueError(f"on rank {rank}: {wrong}")
+    for rank, (_, theirs) in enumerate(told):
+        for name, value in told[0][1].items():
+            if theirs[name] != value:
+                raise ValueError(
+                    f"{name} of rank {rank} and rank 0 differ: give all ranks the same ("
+                    f"rank {rank}: {_shown(theirs[name], value)}, rank 0: {_shown(value, theirs[name])})"
+                )
 
 
 def _shown(value: str, other: str) -> str:
