@@ -29,8 +29,9 @@ void Trace::waited(const Request& request, double begin_s, double end_s) {
     Wait* const earlier = waits_.find_last(back);
     if (earlier == nullptr) break;
     if (earlier->thread != thread) continue;
-    if (earlier->request != &request || begin_s - earlier->end_s > kGapMost_s) break;
+    if (earlier->is_over || earlier->request != &request || begin_s - earlier->end_s > kGapMost_s) break;
     earlier->end_s = end_s;
+    earlier->is_over = request.done();
     return;
   }
   Wait wait;
@@ -39,6 +40,7 @@ void Trace::waited(const Request& request, double begin_s, double end_s) {
   wait.begin_s = begin_s;
   wait.end_s = end_s;
   wait.request = &request;
+  wait.is_over = request.done();
   waits_.add(wait);
 }
 

@@ -79,7 +79,8 @@ class Trace {
 
  private:
   struct Wait : TracedWait {
-    const Request* request = nullptr;  // only to be compared
+    const Request* request = nullptr;  // only to be compared, while it is not over: then its memory may be another's
+    bool is_over = false;
   };
 
   mutable std::mutex mutex_;

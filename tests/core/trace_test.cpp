@@ -69,3 +69,16 @@ TEST("a wait in several goes is one wait; another request, or a long pause, begi
   EXPECT_EQ(waits[3].end_s, 2.1);
   EXPECT_EQ(waits[0].thread, waits[3].thread);
 }
+
+TEST("the next operation is waited for anew, though it lies where the one before has lain") {
+  Trace trace(8);
+  Request one = request_of(Operation::allreduce);
+  trace.waited(one, 1.0, 1.001);
+  one.finish(std::nullopt);
+  trace.waited(one, 1.001, 1.002);
+  trace.waited(one, 1.003, 1.004);
+  const auto waits = trace.records().waits;
+  REQUIRE(waits.size() == 2);
+  EXPECT_EQ(waits[0].end_s, 1.002);
+  EXPECT_EQ(waits[1].begin_s, 1.003);
+}

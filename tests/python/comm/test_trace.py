@@ -8,8 +8,10 @@ import signal
 import subprocess
 import sys
 import textwrap
+import time
 from collections import defaultdict
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -118,6 +120,27 @@ def test_ranks_of_one_process_are_rows_and_several_in_flight_overlap(
         mine = [one[0] for (row, _), one in slices.items() if row == rank]
         assert max(begin for _, begin, _, _ in mine) < min(end for _, _, end, _ in mine) or rank == 2
     assert len({key for _, key in slices}) == 12  # each has a track of its own
+
+
+def test_waits_add_up_to_the_time_that_callers_have_waited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "trace.json"
+    monkeypatch.setenv(TRACE, str(path))
+    comms = Communicator.local(2)
+
+    def work(comm: Communicator, computes_s: float) -> float:
+        for _ in range(20):
+            time.sleep(computes_s)  # shorter than what parts two goes of one wait
+            comm.all_reduce(np.ones(10, np.float32))
+        return float(comm.stats()["waiting_s"])
+
+    with ThreadPoolExecutor(2) as pool:
+        waited_s = list(pool.map(work, comms, (0.0, 0.004)))
+    for comm in comms:
+        comm.close()
+    for rank in range(2):
+        durations = [event["dur"] for event in _events(path) if event["ph"] == "X" and event["pid"] == rank]
+        # In microseconds. Between the goes of one wait a little time passes; rank 1 computes for 80 ms.
+        assert waited_s[rank] * 1e6 - 1 <= sum(durations) <= waited_s[rank] * 1.1e6 + 4e4
 
 
 def test_operations_under_way_at_the_end_are_traced_as_failed(tmp_path: Path) -> None:

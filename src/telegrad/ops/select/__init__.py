@@ -8,7 +8,6 @@ chosen first rather than hiding in a residual for ever. Among equal ones the low
 
 from __future__ import annotations
 
-from collections.abc import Sized
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
@@ -138,10 +137,3 @@ def queues_of(residual: Array) -> Any:
     from telegrad.ops.select.triton import queued
 
     return queued
-
-
-def check_room(indices: Sized, values: Sized, count: int) -> None:
-    """Raises ``ValueError`` where the outputs hold fewer than ``count`` entries."""
-    room = min(len(indices), len(values))
-    if room < count:
-        raise ValueError(f"indices and values hold {room} entries, but up to {count} are to be moved: make them longer")

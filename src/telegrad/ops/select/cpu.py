@@ -1,4 +1,4 @@
-"""Selection with the core's kernels. Arrays are contiguous float32 and uint32; callers have checked that.
+"""Selection with the core's kernels. Arrays are as ``arguments`` demands.
 
 What functions have in common: ``gradient`` is added to ``residual`` (``None``: nothing is). The chosen entries are
 moved out of it: written, in ascending order, into ``indices`` (position + ``offset``) and ``values``; zero in the
@@ -13,7 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from telegrad import _core
-from telegrad.ops.select import Chosen, Sign, check_room
+from telegrad.ops.select import Chosen, Sign
+from telegrad.ops.select.arguments import check_arguments, check_buckets
 
 Floats = npt.NDArray[np.float32]
 Indices = npt.NDArray[np.uint32]
@@ -27,6 +28,7 @@ def accumulate(residual: Floats, gradient: Floats) -> None:
 def accumulate_all(residual: Floats, gradient: Floats, indices: Indices, values: Floats, offset: int) -> None:
     """Moves every entry."""
     size = residual.size
+    check_arguments(residual, gradient, indices, values, size)
     indices[:size] = np.arange(offset, offset + size, dtype=np.uint32)
     np.add(residual, gradient, out=values[:size])
     residual.fill(0)
@@ -45,6 +47,7 @@ def accumulate_select(
 
     If there are more than the outputs hold, the first ones are moved and the others stay in the residual.
     """
+    check_arguments(residual, gradient, indices, values, 0)
     return _core.accumulate_select(
         *_inputs(residual, gradient), threshold, sign, _address(indices), _address(values), indices.size, offset
     )
@@ -54,7 +57,7 @@ def accumulate_topk(
     residual: Floats, gradient: Floats | None, k: int, indices: Indices, values: Floats, offset: int, sign: Sign = 0
 ) -> Chosen:
     """Moves exactly the ``k`` (1 to all) entries of largest magnitude; of one sign, all of it if there are fewer."""
-    check_room(indices, values, k)
+    check_arguments(residual, gradient, indices, values, k, k)
     arrays = _inputs(residual, gradient)
     return Chosen(*_core.accumulate_topk(*arrays, k, sign, _address(indices), _address(values), offset))
 
@@ -74,7 +77,7 @@ def accumulate_trimmed(
     The ratio is the first of 1 - step, 1 - 2 step, … 0 that ``k`` entries reach. Source: RedSync, Algorithm 2,
     corrected.
     """
-    check_room(indices, values, k)
+    check_arguments(residual, gradient, indices, values, k, k)
     arrays = _inputs(residual, gradient)
     return Chosen(*_core.accumulate_trimmed(*arrays, k, step, sign, _address(indices), _address(values), offset))
 
@@ -94,7 +97,7 @@ def accumulate_search(
     It is found by bisection. Where that ends without one, at an interval of ``tolerance``, as among ties: exactly
     the entries of ``accumulate_topk``. Source: RedSync, Algorithm 3, corrected.
     """
-    check_room(indices, values, min(2 * k, residual.size))
+    check_arguments(residual, gradient, indices, values, min(2 * k, residual.size), k)
     arrays = _inputs(residual, gradient)
     return Chosen(*_core.accumulate_search(*arrays, k, tolerance, sign, _address(indices), _address(values), offset))
 
@@ -110,7 +113,8 @@ def accumulate_buckets(
     offset: int,
 ) -> Chosen:
     """Moves the ``per_bucket`` largest of every ``bucket`` consecutive entries, and the ``of_last`` of what is left."""
-    check_room(indices, values, residual.size // bucket * per_bucket + of_last)
+    check_buckets(residual.size, bucket, per_bucket, of_last)
+    check_arguments(residual, gradient, indices, values, residual.size // bucket * per_bucket + of_last)
     arrays = _inputs(residual, gradient)
     return Chosen(
         *_core.accumulate_buckets(*arrays, bucket, per_bucket, of_last, _address(indices), _address(values), offset)
@@ -127,7 +131,7 @@ def accumulate_random(
     offset: int,
 ) -> Chosen:
     """Moves ``k`` random entries, the same ones for the same ``draw``: seed (64 bits), call, rank, stream (32 bits)."""
-    check_room(indices, values, k)
+    check_arguments(residual, gradient, indices, values, k, k)
     arrays = _inputs(residual, gradient)
     return Chosen(*_core.accumulate_random(*arrays, k, *draw, _address(indices), _address(values), offset))
 

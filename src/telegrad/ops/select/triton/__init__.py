@@ -1,11 +1,10 @@
 """Selection on GPUs, with Triton kernels: the functions of ``cpu``, with the same contracts, on torch tensors.
 
-Tensors are contiguous, float32 and uint32, and lie on one GPU, CUDA or HIP; callers have checked that. Entries, their
-order, thresholds and what stays have the same bits as on a CPU, but for two things: mean and deviation come from sums
-of doubles in another order, so that ``accumulate_normal`` may differ in the last bits, and a bound that
-``accumulate_search`` makes of the mean by one unit in its last place (k to 2k entries reach it all the same: its own
-entries are counted, not the CPU's); and a NaN that the addition makes is the GPU's. Of one tensor on one kind of GPU
-the result is always the same, bit for bit.
+Tensors are as ``arguments`` demands, on one GPU, CUDA or HIP. Entries, their order, thresholds and what stays have the
+same bits as on a CPU, but for two things: mean and deviation come from sums of doubles in another order, so that
+``accumulate_normal`` may differ in the last bits, and a bound that ``accumulate_search`` makes of the mean by one unit
+in its last place (k to 2k entries reach it all the same: its own entries are counted, not the CPU's); and a NaN that
+the addition makes is the GPU's. Of one tensor on one kind of GPU the result is always the same, bit for bit.
 
 Each function says how often the CPU waits for the GPU; all else is queued. Where nothing else is said it moves 12 bytes
 of every element (gradient and residual read once, residual written once) and a few dozen of every chosen entry.
@@ -19,7 +18,8 @@ import math
 
 import torch
 
-from telegrad.ops.select import Chosen, Sign, check_room
+from telegrad.ops.select import Chosen, Sign
+from telegrad.ops.select.arguments import check_arguments, check_buckets
 from telegrad.ops.select.triton import cuts, passes, ranked, subset
 from telegrad.ops.select.triton.queued import Kept, queue_all, queue_reused, queue_select, queue_topk
 from telegrad.ops.select.triton.sources import (
@@ -64,6 +64,7 @@ def accumulate_all(
 ) -> None:
     """Moves every entry. Does not wait."""
     size = residual.numel()
+    check_arguments(residual, gradient, indices, values, size)
     positions = torch.arange(offset, offset + size, dtype=torch.int64, device=residual.device)
     indices[:size].view(torch.int32).copy_(positions)  # the bits of uint32, which torch does little with
     torch.add(residual, gradient, out=values[:size])
@@ -83,6 +84,7 @@ def accumulate_select(
 
     Where more entries reach the threshold than the outputs hold, it moves another 16 bytes of every element.
     """
+    check_arguments(residual, gradient, indices, values, 0)
     side, room = side_of(sign), indices.numel()
     key = ranked.key_of(threshold, side)
     made = FusedPass(residual, gradient, side, bound=numbers_on(residual, key), room=room)
@@ -111,7 +113,7 @@ def accumulate_topk(
     Where it did, and where there is none (fewer than 32,768 elements, or a large share of them is wanted), another 20
     bytes of every element are read.
     """
-    check_room(indices, values, k)
+    check_arguments(residual, gradient, indices, values, k, k)
     out = Output(indices[:k], values[:k], offset)
     return ranked.accumulate_topk(residual, gradient, k, side_of(sign), out)
 
@@ -149,7 +151,7 @@ def accumulate_search(
     Where it did, and where there is none, another 32 bytes of every element are read: see ``accumulate_topk``.
     """
     most = min(2 * k, residual.numel())
-    check_room(indices, values, most)
+    check_arguments(residual, gradient, indices, values, most, k)
     out = Output(indices[:most], values[:most], offset)
     return ranked.accumulate_search(residual, gradient, k, tolerance, side_of(sign), out)
 
@@ -166,9 +168,10 @@ def accumulate_buckets(
 ) -> Chosen:
     """As ``cpu.accumulate_buckets``. Waits once; with buckets above 8,192 entries for each as ``accumulate_topk``."""
     size = residual.numel()
+    check_buckets(size, bucket, per_bucket, of_last)
     whole = size // bucket
     count = whole * per_bucket + of_last
-    check_room(indices, values, count)
+    check_arguments(residual, gradient, indices, values, count)
     if bucket > _MOST_OF_A_BUCKET:
         peak = 0.0
         for i in range(whole + (of_last > 0)):
@@ -206,7 +209,7 @@ def accumulate_random(
     offset: int,
 ) -> Chosen:
     """As ``cpu.accumulate_random``. Waits two or three times. Sorts somewhat more than k (or all but k) numbers."""
-    check_room(indices, values, k)
+    check_arguments(residual, gradient, indices, values, k, k)
     positions = subset.random_subset(draw, residual.numel(), k, residual.device)
     moments = FusedPass(residual, gradient, side_of(0), moments=True).moments
     assert moments is not None

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 
 import torch
 
-from telegrad.ops.select import TINY, Sign, check_room
+from telegrad.ops.select import TINY, Sign
+from telegrad.ops.select.arguments import check_arguments
 from telegrad.ops.select.triton.many import is_long, rank_long, rank_table
 from telegrad.ops.select.triton.ranked import Candidates, key_of, sample_words
 from telegrad.ops.select.triton.sources import FusedPass, Output, Source, side_of
@@ -40,8 +41,8 @@ def queue_select(
 
     Of more entries than the outputs hold the first ones are moved, and the others stay in the residual. Does not wait.
     """
+    check_arguments(residual, gradient, indices, values, len(indices))
     side, room, size = side_of(sign), indices.numel(), residual.numel()
-    check_room(indices, values, room)
     key = key_of(threshold, side)
     made = FusedPass(residual, gradient, side, bound=numbers_on(residual, key), room=room)
     out = Output(indices, values, offset)
@@ -70,7 +71,7 @@ def queue_topk(
     it is and nothing is moved. Does not wait, but for a copy of 64 KiB when a device meets its first long residual,
     unless ``prepare`` has made that.
     """
-    check_room(indices, values, k)
+    check_arguments(residual, gradient, indices, values, k, k)
     out = Output(indices[:k], values[:k], offset)
     candidates = Candidates(residual, gradient, k, side_of(sign), moments=False, active=active)
     moved = candidates.source.move(candidates.source.kth(k, cuts_all=True), out, count.view(1))
@@ -90,7 +91,7 @@ def queue_all(
 ) -> None:
     """As ``cpu.accumulate_all``, with ``count`` and ``active`` as of ``queue_topk``. Does not wait."""
     size = residual.numel()
-    check_room(indices, values, size)
+    check_arguments(residual, gradient, indices, values, size)
     positions = torch.arange(offset, offset + size, dtype=torch.int64, device=residual.device)
     indices[:size].view(torch.int32).copy_(positions)  # the bits of uint32, which torch does little with
     torch.add(residual, gradient, out=values[:size])
@@ -127,8 +128,9 @@ def queue_reused(
     side, numbers = side_of(0), range(len(residuals))
     outputs = []
     for number in numbers:
-        most = min(2 * ks[number], residuals[number].numel())
-        check_room(indices[number], values[number], most)
+        residual, wanted_of_it = residuals[number], ks[number]
+        most = min(2 * wanted_of_it, residual.numel())
+        check_arguments(residual, gradients[number], indices[number], values[number], most, wanted_of_it)
         outputs.append(Output(indices[number][:most], values[number][:most], offsets[number]))
     wanted = (kept.threshold > 0) & (kept.calls < kept.interval)
     # A number in torch.where would be copied from the CPU, for which that waits.
