@@ -71,7 +71,7 @@ def report(
         console.width = max(console.width, _WIDTH_OF_FILES)
     errors = Console(stderr=True, soft_wrap=True, highlight=False)
     places = folders or [default_folder()]
-    if any(place.is_file() for place in places):
+    if any(place.exists() and not place.is_dir() for place in places):
         if len(places) > 1:
             raise typer.BadParameter(f"a file of telemetry goes alone: leave out all but {places[0]}")
         report_run(console, errors, places[0], plot_file, as_json_text)

@@ -18,6 +18,10 @@ def report_run(console: Console, errors: Console, file: Path, plot_file: Path | 
     """Prints the table (or JSON) and draws the picture, by default beside ``file``, where tensors were compressed.
     Exit status 2 if it is no telemetry, or has nothing of the picture that was asked for."""
     check_writable(plot_file, "--plot")
+    target = plot_file or file.with_suffix(".png")
+    if target.resolve() == file.resolve():
+        errors.print(f"{file} is what is read: give the picture another path, by --plot", markup=False)
+        raise typer.Exit(2)
     try:
         run = read(file)
     except OSError as error:
@@ -40,7 +44,6 @@ def report_run(console: Console, errors: Console, file: Path, plot_file: Path | 
     if plot_file is None and not is_installed("matplotlib"):
         errors.print("no picture: it needs matplotlib; pip install 'telegrad[cli]'", markup=False)
         return
-    target = plot_file or file.with_suffix(".png")
     with written(errors, target):
         plot(run, target)
     say_file(errors, "plot", target)

@@ -9,8 +9,10 @@ import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import NoneType
 from typing import Any
 
+from rich.markup import escape
 from rich.table import Table
 
 FORMAT, VERSION = "telegrad-telemetry", 1
@@ -49,8 +51,9 @@ class TensorStep:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One observed step, of ``world_size`` ranks. ``bytes_sent``, ``words_sent`` and ``words_received``: by this rank
-    until then; words are counted by sums that keep a part (Ok-Topk)."""
+    """One observed step, of ``world_size`` ranks. ``bytes_sent``, ``kept``, ``words_sent`` and ``words_received``: of
+    this rank, until the step began; words are counted by sums that keep a part (Ok-Topk). ``job`` tells steps of a job
+    from those of one that went on from it, and counts anew."""
 
     step: int
     world_size: int
@@ -63,6 +66,7 @@ class Step:
     kept: int = 0
     words_sent: int = 0
     words_received: int = 0
+    job: int = 0
 
 
 @dataclass(slots=True)
@@ -121,7 +125,7 @@ class Run:
         return 3 * self.least_words_per_step
 
     def _per_step(self, total: Callable[[Step], int]) -> float | None:
-        spans = [(a, b) for a, b in itertools.pairwise(self.steps) if total(b) >= total(a) and b.step > a.step]
+        spans = [(a, b) for a, b in itertools.pairwise(self.steps) if a.job == b.job and total(b) >= total(a)]
         steps = sum(b.step - a.step for a, b in spans)
         return sum(total(b) - total(a) for a, b in spans) / steps if steps else None
 
@@ -143,7 +147,7 @@ def read(path: Path) -> Run:
     run: Run | None = None
     steps: dict[int, Step] = {}
     columns: Sequence[str] = ()
-    world_size = 0
+    world_size = jobs = 0
     begins = False
     lines = path.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True)
     for number, line in enumerate(lines, 1):
@@ -161,16 +165,16 @@ def read(path: Path) -> Run:
                 run, columns, world_size = run or Run(int(said["rank"])), said["columns"], int(said["world_size"])
                 if world_size < 1:
                     raise ValueError(f"world_size {world_size}")
-                begins = True
+                begins, jobs = True, jobs + 1
             elif run is not None:
-                step = _step_of(said, columns, world_size)
+                step = _step_of(said, columns, world_size, jobs)
                 if begins:
                     steps = {number: one for number, one in steps.items() if number < step.step}
                     begins = False
                 steps[step.step] = step
             else:
                 raise ValueError("no run")
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, OverflowError, RecursionError) as error:
             what = f"{error} is missing" if isinstance(error, KeyError) else error
             raise ValueError(
                 f"{path}, line {number}: {what}: it must be a file of telegrad.train.JsonLines, one for each rank"
@@ -181,20 +185,51 @@ def read(path: Path) -> Run:
     return run
 
 
-def _step_of(said: dict[str, Any], columns: Sequence[str], world_size: int) -> Step:
+def _step_of(said: dict[str, Any], columns: Sequence[str], world_size: int, job: int) -> Step:
+    if tuple(columns) != tuple(TensorStep.__dataclass_fields__):
+        raise ValueError(f"columns {columns!r}")
     return Step(
-        step=int(said["step"]),
+        step=_count(said["step"], "step"),
         world_size=world_size,
         dropped=bool(said["dropped"]),
-        elements=int(said["elements"]),
-        dense_elements=int(said["dense_elements"]),
-        element_bytes=int(said["element_bytes"]),
-        bytes_sent=int(said["bytes_sent"]),
-        tensors=tuple(TensorStep(**dict(zip(columns, one, strict=True))) for one in said["tensors"]),
-        kept=int(said.get("kept", 0)),
-        words_sent=int(said.get("words_sent", 0)),
-        words_received=int(said.get("words_received", 0)),
+        elements=_count(said["elements"], "elements"),
+        dense_elements=_count(said["dense_elements"], "dense_elements"),
+        element_bytes=_count(said["element_bytes"], "element_bytes"),
+        bytes_sent=_count(said["bytes_sent"], "bytes_sent"),
+        tensors=tuple(_tensor_of(one) for one in said["tensors"]),
+        kept=_count(said.get("kept", 0), "kept"),
+        words_sent=_count(said.get("words_sent", 0), "words_sent"),
+        words_received=_count(said.get("words_received", 0), "words_received"),
+        job=job,
     )
+
+
+def _tensor_of(said: Sequence[Any]) -> TensorStep:
+    name, elements, k, selected, *figures = said
+    if not isinstance(name, str):
+        raise TypeError(f"name {name!r}")
+    gradient_norm, residual_norm, threshold = (_figure(one) for one in figures)
+    return TensorStep(
+        name=name,
+        elements=_count(elements, "elements"),
+        k=_count(k, "k", least=1),
+        selected=_count(selected, "selected"),
+        gradient_norm=gradient_norm,
+        residual_norm=residual_norm,
+        threshold=threshold,
+    )
+
+
+def _count(value: Any, name: str, least: int = 0) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value < 1 << 63:
+        raise ValueError(f"{name} {str(value)[:50]!r}")
+    return value
+
+
+def _figure(value: Any) -> float | None:
+    if isinstance(value, bool) or not isinstance(value, (int, float, NoneType)):
+        raise TypeError(f"figure {value!r}")
+    return None if value is None else float(value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,7 +294,7 @@ def table_of(run: Run) -> Table:
         table.add_column(name, justify="right")
     for one in summaries(run):
         table.add_row(
-            one.name,
+            escape(printable(one.name)),
             f"{one.elements:,}",
             f"{one.k:,}",
             f"{one.selected_to_k:.2f}",
@@ -289,6 +324,11 @@ def as_json(run: Run) -> dict[str, Any]:
             for one in summaries(run)
         ],
     }
+
+
+def printable(name: str) -> str:
+    """Control characters by their numbers."""
+    return "".join(one if one.isprintable() else repr(one)[1:-1] for one in name)
 
 
 def _shown(value: float | None, text: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
-from telegrad.report.telemetry import FIGURES, Run, title_of
+from telegrad.report.telemetry import FIGURES, Run, printable, title_of
 
 _NAMED = 9  # of the largest tensors have a colour and a name; the others are grey
 _LOGARITHMIC = ("compression", "threshold")
@@ -32,7 +32,7 @@ def plot(run: Run, path: Path) -> None:
                 color=f"C{place}" if named else "#bbbbbb",
                 linewidth=1.2 if named else 0.6,
                 marker="." if len(points) < 3 else None,
-                label=tensor if named else None,
+                label=printable(tensor).replace("$", r"\$") if named else None,
             )
         if drawn and name.startswith(_LOGARITHMIC) and all(line.get_ydata().min() > 0 for line in axes.get_lines()):
             axes.set_yscale("log")

@@ -372,7 +372,7 @@ class DDPState:
         if self._clip_norm is not None:
             self._held = HeldBuckets(self._clip_norm / math.sqrt(self._comm.world_size))
         if self._telemetry is not None and self._step % self._telemetry.every == 0:
-            self._record = StepRecord(self._step, self._comm.rank, self._comm.world_size)
+            self._record = StepRecord.begin(self._step, self._comm, self.stats)
             compressor.observer = self._record.tensors.append
         self._pass_is_open = True
 
@@ -483,7 +483,7 @@ class DDPState:
     def _write_record(self, *, dropped: bool) -> None:
         record, self._record, self._compressor.observer = self._record, None, None
         if record is not None and self._telemetry is not None:
-            record.close(dropped=dropped, bytes_sent=self._comm.stats()["bytes_sent"], stats=self.stats)
+            record.close(dropped=dropped)
             self._telemetry = write_record(self._telemetry, record)
 
     def _failed(self, error: Exception) -> None:

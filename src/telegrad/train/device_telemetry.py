@@ -37,7 +37,7 @@ class _Pass:
 
 class DeviceTelemetry:
     """``telemetry``: where records go. Their step is the number of the pass, dropped ones counted, since whether they
-    were is known too late; and their bytes are those that were sent by the time of writing."""
+    were is known too late; and sums before them may still be under way when they begin, and their bytes be counted."""
 
     def __init__(self, telemetry: Telemetry, comm: Communicator, stats: DDPStats) -> None:
         self._telemetry: Telemetry | None = telemetry
@@ -53,7 +53,7 @@ class DeviceTelemetry:
     def begin(self, number: int) -> None:
         """A pass, of that number. One that was not closed is forgotten."""
         observed = self._telemetry is not None and number % self._telemetry.every == 0
-        record = StepRecord(number, self._comm.rank, self._comm.world_size) if observed else None
+        record = StepRecord.begin(number, self._comm, self._stats) if observed else None
         self._open = _Pass(record)
 
     def add_bucket(self, layout: BucketLayout, buffer: torch.Tensor, *, sparse: bool) -> None:
@@ -104,8 +104,7 @@ class DeviceTelemetry:
             if first.record is not None and self._telemetry is not None:
                 for figures in first.figures:
                     first.record.tensors += _observations(figures)
-                sent = self._comm.stats()["bytes_sent"]
-                first.record.close(dropped=bool(first.dropped), bytes_sent=sent, stats=self._stats)
+                first.record.close(dropped=bool(first.dropped))
                 self._telemetry = write_record(self._telemetry, first.record)
 
     def forget(self) -> None:

@@ -10,20 +10,24 @@ import warnings
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from telegrad.compress import Observation
 from telegrad.compress.arguments import checked_count
 from telegrad.train.bucket import Bits, Member
 from telegrad.train.stats import DDPStats
 
+if TYPE_CHECKING:
+    from telegrad.comm import Communicator
+
 FORMAT, VERSION = "telegrad-telemetry", 1
 
 
 @dataclass(slots=True)
 class StepRecord:
-    """One backward pass of one rank. ``bytes_sent``: by its communicator, since it joined. ``kept``, ``words_sent`` and
-    ``words_received``: as in ``DDPStats``, of sums that were over by then (the last bucket's may not be)."""
+    """One backward pass of one rank. ``bytes_sent``: by its communicator, from when it joined until this pass began.
+    ``kept``, ``words_sent`` and ``words_received``: as in ``DDPStats``, by then: only before a pass are all sums over,
+    so that what two records differ by is that of whole steps."""
 
     step: int
     rank: int
@@ -39,16 +43,28 @@ class StepRecord:
     words_received: int = 0
     unix_s: float = 0.0
 
+    @classmethod
+    def begin(cls, step: int, comm: Communicator, stats: DDPStats) -> Self:
+        """Of the pass that begins now."""
+        return cls(
+            step,
+            comm.rank,
+            comm.world_size,
+            bytes_sent=comm.stats()["bytes_sent"],
+            kept=stats.kept,
+            words_sent=stats.words_sent,
+            words_received=stats.words_received,
+        )
+
     def add(self, bits: Bits, dense: tuple[Member, ...]) -> None:
         """A bucket, and which of its members are summed densely."""
         self.elements += bits.size
         self.dense_elements += sum(member.size for member in dense)
         self.element_bytes = bits.itemsize
 
-    def close(self, *, dropped: bool, bytes_sent: int, stats: DDPStats) -> None:
+    def close(self, *, dropped: bool) -> None:
         """The pass is over, on this rank."""
-        self.dropped, self.bytes_sent, self.unix_s = dropped, bytes_sent, time.time()
-        self.kept, self.words_sent, self.words_received = stats.kept, stats.words_sent, stats.words_received
+        self.dropped, self.unix_s = dropped, time.time()
 
 
 class Telemetry(Protocol):
@@ -64,9 +80,10 @@ class Telemetry(Protocol):
 class JsonLines:
     """Appends to a file, one JSON object a line: first ``{"kind": "run", …}``, then one ``"step"`` for each step.
 
-    ``path``: a file that exists goes on. ``every``: observes steps 0, every, 2·every, …. A step holds
+    ``path``: a file of such lines goes on. ``every``: observes steps 0, every, 2·every, …. A step holds
     ``"tensors"``: lists in the order of ``"columns"`` in the ``"run"`` line; norms are of unscaled gradients. Draw it
-    with ``telegrad report FILE``. Raises ``OSError`` where it cannot be opened.
+    with ``telegrad report FILE``. Raises ``OSError`` where it cannot be opened, and ``ValueError`` where it holds
+    something else.
     """
 
     COLUMNS = (*Observation._fields,)
@@ -74,6 +91,7 @@ class JsonLines:
     def __init__(self, path: str | Path, *, every: int = 1) -> None:
         self.every = checked_every(every)
         if Path(path).is_file():  # a terminal or a pipe has nothing to go on from
+            _check_is_telemetry(Path(path))
             _drop_unfinished_line(Path(path))
         self._file = Path(path).open("a", encoding="utf-8")  # noqa: SIM115 (it stays open)
         self._begun = False
@@ -190,6 +208,16 @@ def write_record(telemetry: Telemetry, record: StepRecord) -> Telemetry | None:
         warnings.warn(f"telemetry ends at step {record.step}: {error}", RuntimeWarning, stacklevel=3)
         return None
     return telemetry
+
+
+_BEGINNING = json.dumps({"kind": "run", "format": FORMAT}, separators=(",", ":"))[:-1].encode()
+
+
+def _check_is_telemetry(path: Path) -> None:
+    with path.open("rb") as file:
+        beginning = file.read(len(_BEGINNING))  # fewer where a job was killed at once
+    if not _BEGINNING.startswith(beginning):
+        raise ValueError(f"{str(path)!r} holds something else than telemetry: give a path that is free, or remove it")
 
 
 def _drop_unfinished_line(path: Path) -> None:

@@ -18,7 +18,6 @@ from typer.testing import Result
 from telegrad.compress import Observation
 from telegrad.report.telemetry import read, summaries
 from telegrad.train import JsonLines, StepRecord
-from telegrad.train.stats import DDPStats
 
 Run = Callable[..., Result]
 
@@ -37,13 +36,10 @@ def _written(path: Path, *, words: bool = False) -> Path:
             tensors = [Observation("large", 10_000, 100, sent, 2.0, 1.0 + number, 0.5)]
             if number >= 2:
                 tensors.append(Observation("small.weight", 3000, 30, 0, 0.0, 0.0, None))
-            record = StepRecord(2 * number, 1, 4, tensors, 14_000, 1000, 4)
-            stats = (
-                DDPStats(kept=260 * number, words_sent=800 * number, words_received=1040 * number)
-                if words
-                else DDPStats()
-            )
-            record.close(dropped=number == 7, bytes_sent=5000 + 3000 * number, stats=stats)
+            record = StepRecord(2 * number, 1, 4, tensors, 14_000, 1000, 4, bytes_sent=5000 + 3000 * number)
+            if words:
+                record.kept, record.words_sent, record.words_received = 260 * number, 800 * number, 1040 * number
+            record.close(dropped=number == 7)
             telemetry.write(record)
     return path
 
@@ -87,9 +83,7 @@ def test_a_run_in_which_nothing_was_compressed_says_so(run: Run, tmp_path: Path)
     path = tmp_path / "dense.jsonl"
     with JsonLines(path) as telemetry:
         for number in range(3):
-            record = StepRecord(number, 0, 2, [], 1000, 1000, 4)
-            record.close(dropped=False, bytes_sent=4000 * number, stats=DDPStats())
-            telemetry.write(record)
+            telemetry.write(StepRecord(number, 0, 2, [], 1000, 1000, 4, bytes_sent=4000 * number))
     result = run(path)
     assert result.exit_code == 0
     assert "rank 0 of 2 · 3 steps observed" in result.output
@@ -111,17 +105,15 @@ def test_what_a_run_that_went_on_did_again_counts_once_and_a_cut_line_not_at_all
 def test_a_run_that_went_on_with_fewer_ranks(run: Run, file: Path) -> None:
     with JsonLines(file) as telemetry:
         for number in (15, 16, 17, 18):
-            record = StepRecord(
-                2 * number, 1, 3, [Observation("large", 10_000, 100, 90, 2.0, 1.0, 0.5)], 14_000, 1000, 4
-            )
-            record.close(dropped=False, bytes_sent=3000 * number, stats=DDPStats())
-            telemetry.write(record)
+            tensors = [Observation("large", 10_000, 100, 90, 2.0, 1.0, 0.5)]
+            telemetry.write(StepRecord(2 * number, 1, 3, tensors, 14_000, 1000, 4, bytes_sent=70_000 * number))
     went_on = read(file)
     assert [step.world_size for step in went_on.steps] == [4] * 15 + [3] * 4
     assert went_on.ring_bytes_per_step == pytest.approx((15 * 1.5 + 4 * 4 / 3) / 19 * 14_000 * 4)
     assert "rank 1 of 4, then 3 · 19 steps observed" in run(file).output
     said, _ = json.JSONDecoder().raw_decode(run(file, "--json").stdout)
     assert said["world_sizes"] == [4, 3]
+    assert said["bytes_sent_per_step"] == (14 * 3000 + 3 * 70_000) / 34  # from one job to the next nothing is counted
 
 
 def test_the_table(run: Run, file: Path) -> None:
@@ -179,6 +171,54 @@ def test_what_is_no_telemetry(run: Run, tmp_path: Path, text: str, message: str)
     assert result.exit_code == 2
     assert "JsonLines" in result.output
     assert not (tmp_path / "run.png").exists()
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ('["large",10000,100', '["large",10000,0', "line 3: k '0'"),
+        ('["large",10000,100', '["large",10000,-10', "line 3: k '-10'"),
+        ('["large",10000', '["large","10000"', "line 3: elements '10000'"),
+        ('["large",10000', '["large",1' + "0" * 400, "line 3: elements '10000"),
+        ('["large"', "[5", "line 3: name 5"),
+        ("2.0", '"2"', "line 3: figure '2'"),
+        ("2.0", "1" + "0" * 400, "line 3: int too large"),
+        ('"bytes_sent":', '"bytes_sent":-', "line 3: bytes_sent '-8000'"),
+        ('"tensors":[', '"tensors":[[],', "line 3: not enough values to unpack"),
+        ('{"kind"', "[" * 100_000 + '{"kind"', "line 3: .*recursion"),
+    ],
+    ids=lambda value: str(value)[:20],
+)
+def test_damaged_figures(run: Run, file: Path, old: str, new: str, message: str) -> None:
+    lines = file.read_text().splitlines(keepends=True)
+    lines[2] = lines[2].replace(old, new, 1)
+    file.write_text("".join(lines))
+    with pytest.raises(ValueError, match=message):
+        read(file)
+    assert run(file).exit_code == 2
+
+
+def test_other_columns(file: Path) -> None:
+    file.write_text(file.read_text().replace('"selected"', '"chosen"'))
+    with pytest.raises(ValueError, match="line 2: columns .*'chosen'"):
+        read(file)
+
+
+def test_names_are_shown_as_they_are(run: Run, file: Path) -> None:
+    file.write_text(file.read_text().replace('"large"', json.dumps("[red]\x1b[31m[/x]")))
+    result = run(file)
+    assert result.exit_code == 0
+    assert r"[red]\x1b[31m[/x]" in result.output
+
+
+def test_the_picture_does_not_replace_the_telemetry(run: Run, file: Path) -> None:
+    image = file.rename(file.with_suffix(".png"))
+    before = image.read_text()
+    for arguments in ([image], [image, "--plot", image]):
+        result = run(*arguments)
+        assert result.exit_code == 2
+        assert "give the picture another path, by --plot" in result.output
+    assert image.read_text() == before
 
 
 def test_files_of_two_ranks_are_not_mixed(file: Path) -> None:
