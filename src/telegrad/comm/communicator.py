@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from telegrad import _core
+from telegrad.comm import lifetime
 from telegrad.comm.arguments import checked_integer
 from telegrad.comm.device.nccl import NcclSums, SumGroup, check_setting, nccl_group
 from telegrad.comm.engine_core import bind_engine
@@ -24,6 +25,7 @@ from telegrad.comm.reports import report_folder, report_on_signal
 from telegrad.comm.topk import TopkReductions
 from telegrad.comm.tuning import AUTO, TuningAgreement, checked_tuning, network_costs
 from telegrad.comm.work import check_timeout
+from telegrad.errors import RendezvousError
 from telegrad.plan import Place, Tuning
 from telegrad.plan.device_tuning import HOST_TRANSFER, NCCL
 
@@ -187,6 +189,12 @@ class Communicator(Reductions, TopkReductions, Moves, PointToPoint):
     def _join(
         cls, rank: int, size: int, exchange: Exchange, tuning: Tuning | str | None, options: Options
     ) -> Communicator:
+        if lifetime.forked_from_joined and options.make_driver is None:
+            raise RendezvousError(
+                "this process was forked from one that had a Communicator, and UCX works in that one only: start child "
+                "processes with the 'spawn' method, or close the Communicator before",
+                operation="rendezvous",
+            )
         agreement = TuningAgreement(
             rank, size, exchange, checked_tuning(tuning, size), options.interface, options.driver, options.node
         )

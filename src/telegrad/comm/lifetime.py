@@ -18,6 +18,10 @@ if TYPE_CHECKING:
 process = os.getpid()
 """This process's id; looked up again in every forked child."""
 
+forked_from_joined = False
+"""Whether this process was forked from one that was joined to others over UCX: its thread for what comes from the
+network is not here, and UCX does not begin another."""
+
 # Strong references: the network must not lose its buffers because a variable went out of scope.
 _open: dict[int, Member] = {}
 
@@ -55,8 +59,9 @@ def _attempt(communicator: Member, call: Callable[[], None]) -> None:
 
 
 def _forget_after_fork() -> None:
-    global process
+    global process, forked_from_joined
     process = os.getpid()
+    forked_from_joined = forked_from_joined or any(one.driver == "ucx" for one in _open.values())
     for communicator in _open.values():
         never_destroy(communicator._core)
         communicator._live = None

@@ -263,8 +263,8 @@ class Member:
             return core
         if self._process != lifetime.process:
             raise ValueError(
-                f"this Communicator belongs to process {self._process}, which forked this one: make a new one here, "
-                "or start child processes with the 'spawn' method"
+                f"this Communicator belongs to process {self._process}, which forked this one: start child "
+                "processes that need one of their own with the 'spawn' method"
             )
         raise ValueError(f"this Communicator (rank {self._core.rank}) is closed: make a new one")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import zlib
 from collections.abc import Mapping
 
 # Of a step: a batch script, and a shell of salloc, have SLURM_PROCID and SLURM_NTASKS too, and no other ranks.
@@ -15,17 +16,17 @@ def variables_of_step(environment: Mapping[str, str]) -> dict[str, str]:
     nothing.
 
     The address is the step's first host, where Slurm puts rank 0 (unless it was told otherwise), the port one that
-    follows from the numbers of job and step, so that steps beside each other have different ones.
+    follows from the numbers of job and step, so that steps beside each other are likely to have different ones.
     """
     if not all(environment.get(name) for name in _OF_STEP):
         return {}
-    rank, size, nodes, job = (environment[name] for name in _OF_STEP)
+    rank, size, nodes, _ = (environment[name] for name in _OF_STEP)
     return {
         "RANK": rank,
         "WORLD_SIZE": size,
         "LOCAL_RANK": environment.get("SLURM_LOCALID", "0"),
         "MASTER_ADDR": first_host(nodes),
-        "MASTER_PORT": str(_PORTS[(31 * _number(job) + _number(environment.get("SLURM_STEP_ID", "0"))) % len(_PORTS)]),
+        "MASTER_PORT": str(_PORTS[zlib.crc32(name_of_step(environment).encode()) % len(_PORTS)]),
     }
 
 
@@ -34,5 +35,6 @@ def first_host(nodes: str) -> str:
     return re.sub(r"\[([^\],-]+)[^\]]*\]", r"\1", nodes).partition(",")[0]
 
 
-def _number(text: str) -> int:
-    return int(text) if text.isdecimal() else 0
+def name_of_step(environment: Mapping[str, str]) -> str:
+    """The same in all processes of a step, and in no others."""
+    return f"step {environment.get('SLURM_STEP_ID', '0')} of Slurm's job {environment['SLURM_JOB_ID']}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -15,10 +16,12 @@ from telegrad.plan.device_tuning import HOST_TRANSFER, NCCL
 
 
 class OwnNccl:
-    """See telegrad.comm.device.nccl.SumGroup. Its ranks connect in the first sum, which all begin."""
+    """See telegrad.comm.device.nccl.SumGroup. Its ranks connect in the first sum, which all begin. ``session``: gives
+    then a name that no group before this one had in ``store``."""
 
-    def __init__(self, store: Any, rank: int, size: int, timeout: timedelta) -> None:
+    def __init__(self, store: Any, rank: int, size: int, timeout: timedelta, session: Callable[[], str]) -> None:
         self._store, self._rank, self._size, self._timeout = store, rank, size, timeout
+        self._session = session
         self._lock = threading.Lock()
         self._backend: Any = None
 
@@ -44,17 +47,20 @@ class OwnNccl:
             if self._backend is None:
                 options = dist.ProcessGroupNCCL.Options()
                 options._timeout = self._timeout
-                self._backend = dist.ProcessGroupNCCL(PrefixStore("nccl", self._store), self._rank, self._size, options)
+                store = PrefixStore(f"nccl/{self._session()}", self._store)
+                self._backend = dist.ProcessGroupNCCL(store, self._rank, self._size, options)
             return self._backend
 
 
-def own_nccl(setting: str, store: Any, rank: int, size: int, timeout: timedelta) -> OwnNccl | None:
+def own_nccl(
+    setting: str, store: Any, rank: int, size: int, timeout: timedelta, session: Callable[[], str]
+) -> OwnNccl | None:
     """``None`` where ``setting`` (``device_algorithm``) forbids it, or torch has no NCCL. Raises ``ValueError`` where
     it demands NCCL and torch has none, and for what is no setting."""
     if check_setting(setting) == HOST_TRANSFER:
         return None
     if dist.is_nccl_available():
-        return OwnNccl(store, rank, size, timeout)
+        return OwnNccl(store, rank, size, timeout, session)
     if setting == NCCL:
         raise ValueError(
             f"device_algorithm={setting!r} needs a torch that was built with NCCL, and this one was not: install "

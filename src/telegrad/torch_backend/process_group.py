@@ -19,7 +19,7 @@ from torch._C._distributed_c10d import PrefixStore
 
 from telegrad.comm import Communicator
 from telegrad.comm.device.runtime import has_runtime
-from telegrad.comm.rendezvous import StoreExchange
+from telegrad.comm.store_exchange import StoreExchange
 from telegrad.comm.work import Work
 from telegrad.errors import TimeoutExpired
 from telegrad.torch_backend import short_forms
@@ -55,11 +55,9 @@ class ProcessGroup(dist.ProcessGroup):
         """The ranks of a group find each other by its store; ``timeout`` bounds that and each of its operations."""
         options = Options() if options is None else options
         seconds = timeout.total_seconds()
-        # A group that was destroyed and made again may have the same store.
-        time_number = store.add(f"telegrad/joined/{rank}", 1)
-        own_store = PrefixStore(f"telegrad/{time_number}", store)
-        exchange = StoreExchange(own_store, rank, size, seconds)
-        nccl = own_nccl(options.device_algorithm, own_store, rank, size, timeout)
+        store = PrefixStore("telegrad", store)
+        exchange = StoreExchange(store, rank, size, seconds, call="init_process_group() or new_group()")
+        nccl = own_nccl(options.device_algorithm, store, rank, size, timeout, lambda: exchange.session)
         communicator = Communicator.from_exchange(
             rank,
             size,

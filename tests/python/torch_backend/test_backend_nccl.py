@@ -51,7 +51,7 @@ def backends(monkeypatch: pytest.MonkeyPatch) -> list[Backend]:
 
 def test_torch_is_asked_for_nccl_in_the_first_sum(backends: list[Backend]) -> None:
     store = dist.HashStore()
-    made = own_nccl("auto", store, 1, 3, TIMEOUT)
+    made = own_nccl("auto", store, 1, 3, TIMEOUT, lambda: "one")
     assert isinstance(made, OwnNccl)
     assert not backends
     x = torch.ones(3)
@@ -59,7 +59,7 @@ def test_torch_is_asked_for_nccl_in_the_first_sum(backends: list[Backend]) -> No
     (backend,) = backends
     assert (backend.rank, backend.size, backend.options._timeout) == (1, 3, TIMEOUT)
     backend.store.set("a", "b")
-    assert store.get("nccl/a") == b"b"
+    assert store.get("nccl/one/a") == b"b"
     for tensors, options in backend.called:
         assert tensors == [x]
         assert options.reduceOp == dist.ReduceOp.SUM
@@ -76,7 +76,7 @@ def test_a_torch_whose_sums_have_no_such_option(backends: list[Backend], monkeyp
         __slots__ = ("reduceOp",)
 
     monkeypatch.setattr(dist, "AllreduceOptions", Options)
-    made = own_nccl("auto", dist.HashStore(), 0, 1, TIMEOUT)
+    made = own_nccl("auto", dist.HashStore(), 0, 1, TIMEOUT, lambda: "one")
     assert made is not None
     assert made.begin_sum(torch.ones(3)) == "work"
     assert backends[0].called[0][1].reduceOp == dist.ReduceOp.SUM
@@ -99,7 +99,7 @@ def test_a_torch_that_shuts_down_by_its_older_name(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(dist, "is_nccl_available", lambda: True)
     monkeypatch.setattr(dist, "ProcessGroupNCCL", Older, raising=False)
-    made = own_nccl("auto", dist.HashStore(), 0, 1, TIMEOUT)
+    made = own_nccl("auto", dist.HashStore(), 0, 1, TIMEOUT, lambda: "one")
     assert made is not None
     made.begin_sum(torch.ones(3))
     made.close()
@@ -118,17 +118,17 @@ def test_a_group_that_is_destroyed_lets_go_of_it(backends: list[Backend]) -> Non
 def test_settings() -> None:
     """This torch may or may not have NCCL."""
     store = dist.HashStore()
-    assert own_nccl("host_transfer", store, 0, 1, TIMEOUT) is None
+    assert own_nccl("host_transfer", store, 0, 1, TIMEOUT, lambda: "one") is None
     with pytest.raises(ValueError, match="device_algorithm='ring' does not exist: use one of auto, nccl, host_tr"):
-        own_nccl("ring", store, 0, 1, TIMEOUT)
+        own_nccl("ring", store, 0, 1, TIMEOUT, lambda: "one")
 
 
 def test_a_torch_without_nccl(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nccl.dist, "is_nccl_available", lambda: False)
     store = dist.HashStore()
-    assert own_nccl("auto", store, 0, 1, TIMEOUT) is None
+    assert own_nccl("auto", store, 0, 1, TIMEOUT, lambda: "one") is None
     with pytest.raises(ValueError, match="device_algorithm='nccl' needs a torch that was built with NCCL"):
-        own_nccl("nccl", store, 0, 1, TIMEOUT)
+        own_nccl("nccl", store, 0, 1, TIMEOUT, lambda: "one")
 
 
 def test_torchs_sums_go_by_it(device: ComputingRuntime, comms: list[Communicator], streams: list[FakeStream]) -> None:

@@ -1,0 +1,228 @@
+"""An allgather of bytes over a torch store, by which the processes of a job find each other.
+
+A store may outlive a job: torchrun serves one through restarts, and what a process of an earlier attempt has left there
+looks like an answer. So rank 0 opens a session of a name that is its own, the others write under that name, and each
+believes only what holds its own entry. This module must not know what the bytes say.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import time
+import uuid
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+from telegrad.errors import RendezvousError
+
+RANK_0_GIVES_UP_FIRST_S = 5.0
+"""So that the others hear from it who is missing."""
+
+_LOOKS_AGAIN_S = 0.5  # whether rank 0 has opened another session
+
+
+@dataclass(frozen=True)
+class _Entry:
+    """What a rank writes: its bytes, and who it is."""
+
+    mark: str  # no other process has it
+    size: int
+    at: str
+    blob: bytes
+
+    def packed(self) -> bytes:
+        return json.dumps([self.mark, self.size, self.at]).encode() + b"\n" + self.blob
+
+    @classmethod
+    def unpacked(cls, packed: bytes) -> _Entry:
+        header, _, blob = packed.partition(b"\n")
+        mark, size, at = json.loads(header)
+        return cls(mark, size, at, blob)
+
+
+@dataclass(frozen=True)
+class _Answer:
+    """What rank 0 publishes: of each rank the entry that it has found (``None``: none), or what is wrong."""
+
+    size: int
+    marks: list[str | None]
+    places: list[str | None]
+    error: str
+    blobs: list[bytes]
+
+    def packed(self) -> bytes:
+        header = [self.size, self.marks, self.places, self.error, [len(blob) for blob in self.blobs]]
+        return json.dumps(header).encode() + b"\n" + b"".join(self.blobs)
+
+    @classmethod
+    def unpacked(cls, packed: bytes) -> _Answer:
+        header, _, joined = packed.partition(b"\n")
+        size, marks, places, error, lengths = json.loads(header)
+        blobs, at = [], 0
+        for length in lengths:
+            blobs.append(joined[at : at + length])
+            at += length
+        return cls(size, marks, places, error, blobs)
+
+
+class StoreExchange:
+    """Rank 0 collects and publishes, so P ranks make O(P) requests.
+
+    ``store``: of this exchange alone, but for what earlier attempts have left. ``call``: what every rank must call, for
+    errors. ``job``: the same on all ranks of a job; jobs that differ in it do not meet.
+    """
+
+    def __init__(
+        self, store: Any, rank: int, size: int, timeout_s: float, *, call: str = "from_torch()", job: str = ""
+    ) -> None:
+        self._store, self._rank, self._size, self._timeout_s = store, rank, size, timeout_s
+        self._call, self._job = call, job
+        self._at = f"process {os.getpid()} on host {socket.gethostname()}"
+        self._session: str | None = None  # known to be this job's
+        self._round = 0
+
+    def __call__(self, blob: bytes) -> list[bytes]:
+        """Every rank's ``blob``, by rank. Raises ``RendezvousError`` naming the ranks that did not come in time."""
+        number, self._round = self._round, self._round + 1
+        entry = _Entry(uuid.uuid4().hex, self._size, self._at, blob)
+        if self._rank == 0:
+            return self._collect(number, entry)
+        return self._hear(number, entry)
+
+    @property
+    def session(self) -> str:
+        """A name that all ranks of this job know, and no other does; after the first exchange."""
+        assert self._session is not None
+        return self._session
+
+    def _collect(self, number: int, own: _Entry) -> list[bytes]:
+        deadline_s = time.monotonic() + self._timeout_s
+        if self._session is None:
+            self._session = uuid.uuid4().hex
+            self._store.set("job", self._job)
+            self._store.set(f"session/{self._job}", self._session)
+        entries: list[_Entry | None] = [own] + [None] * (self._size - 1)
+        error = ""
+        for peer in range(1, self._size):
+            found = entries[peer] = self._entry_of(peer, number, deadline_s)
+            if found is None:
+                error = self._said_of_missing(number)
+                break
+            if found.size != self._size:
+                error = (
+                    f"rank 0 ({self._at}) counts {self._size} ranks, rank {peer} ({found.at}) {found.size}: give all "
+                    "processes the same WORLD_SIZE"
+                )
+                break
+        if error:  # those behind the first that is missing are to hear of it at once
+            for peer in range(1, self._size):
+                if entries[peer] is None and self._store.check([self._key(number, peer)]):
+                    entries[peer] = self._entry_of(peer, number, deadline_s)
+        answer = _Answer(
+            self._size,
+            [None if one is None else one.mark for one in entries],
+            [None if one is None else one.at for one in entries],
+            error,
+            [] if error else [one.blob for one in entries if one is not None],
+        )
+        self._store.set(self._key(number, "all"), answer.packed())
+        if error:
+            raise RendezvousError(error, rank=0, operation="rendezvous")
+        return answer.blobs
+
+    def _said_of_missing(self, number: int) -> str:
+        missing = [peer for peer in range(1, self._size) if not self._store.check([self._key(number, peer)])]
+        return (
+            f"no peers found: of {self._size} ranks, rank {', '.join(map(str, missing))} did not join within "
+            f"{self._timeout_s:g} s: look at the logs of those ranks; every rank must call {self._call}"
+        )
+
+    def _hear(self, number: int, own: _Entry) -> list[bytes]:
+        deadline_s = time.monotonic() + self._timeout_s + RANK_0_GIVES_UP_FIRST_S
+        session, stale = self._session, None
+        if session is not None:
+            self._store.set(self._key(number, self._rank), own.packed())
+        while (left_s := deadline_s - time.monotonic()) > 0:
+            if self._session is None:
+                found = self._value(f"session/{self._job}", left_s)
+                if found is None:
+                    break
+                if found.decode() != session:
+                    session = found.decode()
+                    self._store.set(f"{session}/{number}/{self._rank}", own.packed())
+            published = self._value(f"{session}/{number}/all", min(left_s, _LOOKS_AGAIN_S))
+            if published is None:
+                continue
+            answer = _Answer.unpacked(published)
+            if own.mark not in answer.marks:  # an earlier job's, or another process has this rank
+                stale = answer
+                time.sleep(min(left_s, _LOOKS_AGAIN_S / 10))
+                continue
+            self._session = session
+            if answer.error:
+                raise RendezvousError(answer.error, rank=self._rank, operation="rendezvous")
+            return answer.blobs
+        raise self._nothing_heard(stale)
+
+    def _nothing_heard(self, stale: _Answer | None) -> RendezvousError:
+        if stale is None:
+            text = (
+                f"rank {self._rank} of {self._size} heard nothing from rank 0 within {self._timeout_s:g} s: is rank 0 "
+                f"running, and has it called {self._call} too?"
+            )
+            other = self._value("job", 0.0)
+            if other is not None and other.decode() != self._job:
+                text = (
+                    f"rank {self._rank} of {self._size} is of the job {self._job!r}, and found the job "
+                    f"{other.decode()!r} at this address and port: give each job a MASTER_PORT of its own"
+                )
+        elif stale.error:
+            text = stale.error
+        elif self._rank >= stale.size:
+            text = (
+                f"rank 0 ({stale.places[0]}) has joined {stale.size} ranks, and this is rank {self._rank} of "
+                f"{self._size}: give all processes the same WORLD_SIZE"
+            )
+        else:
+            text = (
+                f"rank 0 ({stale.places[0]}) has joined another process as rank {self._rank}: "
+                f"{stale.places[self._rank]}; this is {self._at}. Give each process a RANK of its own, and each job a "
+                "MASTER_PORT"
+            )
+        return RendezvousError(text, rank=self._rank, peer=0, operation="rendezvous")
+
+    def _entry_of(self, peer: int, number: int, deadline_s: float) -> _Entry | None:
+        packed = self._value(self._key(number, peer), deadline_s - time.monotonic())
+        return None if packed is None else _Entry.unpacked(packed)
+
+    def _key(self, number: int, of: int | str) -> str:
+        return f"{self._session}/{number}/{of}"
+
+    def _value(self, key: str, within_s: float) -> bytes | None:
+        """What is there, or comes in time. Raises ``RendezvousError`` where the store has gone."""
+        try:
+            if not self._store.check([key]):
+                if within_s <= 0:
+                    return None
+                try:
+                    self._store.wait([key], timedelta(seconds=max(within_s, 0.001)))
+                except Exception:
+                    if not self._store.check([key]):
+                        return None
+            return bytes(self._store.get(key))
+        except Exception as error:
+            raise RendezvousError(
+                f"rank {self._rank} of {self._size} lost the store that ranks find each other by: is the process that "
+                f"serves it (torchrun, or rank 0) running? ({first_line(error)})",
+                rank=self._rank,
+                peer=0,
+                operation="rendezvous",
+            ) from error
+
+
+def first_line(error: BaseException) -> str:
+    """What an error of torch's says, without the stack that it may hold."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]

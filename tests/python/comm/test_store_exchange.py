@@ -1,0 +1,173 @@
+"""What ranks tell each other over a torch store, which may hold what an earlier attempt has left."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+
+from telegrad.comm.store_exchange import StoreExchange
+from telegrad.errors import RendezvousError
+
+
+def _exchanges(size: int, timeout_s: float = 20.0) -> list[StoreExchange]:
+    store = dist.HashStore()
+    return [StoreExchange(store, rank, size, timeout_s) for rank in range(size)]
+
+
+@pytest.mark.parametrize("size", [1, 2, 5])
+def test_every_rank_gets_every_blob(size: int) -> None:
+    exchanges = _exchanges(size)
+
+    def run(rank: int) -> list[list[bytes]]:
+        return [exchanges[rank](bytes([rank, turn]) * (rank * 100 + turn)) for turn in range(3)]
+
+    with ThreadPoolExecutor(size) as pool:
+        for got in pool.map(run, range(size)):
+            assert got == [[bytes([r, turn]) * (r * 100 + turn) for r in range(size)] for turn in range(3)]
+
+
+def test_a_missing_rank_is_named_on_all_others() -> None:
+    exchanges = _exchanges(4, timeout_s=0.5)
+
+    def run(rank: int) -> str:
+        with pytest.raises(RendezvousError) as caught:
+            exchanges[rank](b"here")
+        assert caught.value.rank == rank
+        return str(caught.value)
+
+    start_s = time.monotonic()
+    with ThreadPoolExecutor(3) as pool:
+        texts = set(pool.map(run, (0, 1, 3)))
+    assert time.monotonic() - start_s < 4
+    (text,) = texts
+    assert "no peers found: of 4 ranks, rank 2 did not join within 0.5 s" in text
+
+
+def test_rank_zero_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    exchange = _exchanges(2, timeout_s=0.2)[1]
+    monkeypatch.setattr("telegrad.comm.store_exchange.RANK_0_GIVES_UP_FIRST_S", 0.1)
+    with pytest.raises(RendezvousError, match="rank 1 of 2 heard nothing from rank 0 within 0.2 s: is rank 0 running"):
+        exchange(b"here")
+
+
+def _all(exchanges: list[StoreExchange], blob: bytes) -> list[list[bytes]]:
+    with ThreadPoolExecutor(len(exchanges)) as pool:
+        return list(pool.map(lambda one: one(blob), exchanges))
+
+
+def _failure(call: Callable[[], Any]) -> str:
+    with pytest.raises(RendezvousError) as caught:
+        call()
+    return str(caught.value)
+
+
+@pytest.fixture
+def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("telegrad.comm.store_exchange.RANK_0_GIVES_UP_FIRST_S", 0.1)
+
+
+@pytest.mark.parametrize("first", [0, 1, 2], ids="rank {} is first again".format)
+def test_what_an_earlier_attempt_has_left_is_not_believed(first: int) -> None:
+    store = dist.HashStore()
+    assert _all([StoreExchange(store, rank, 3, 20.0) for rank in range(3)], b"old") == [[b"old"] * 3] * 3
+    again = [StoreExchange(store, rank, 3, 20.0) for rank in range(3)]
+    with ThreadPoolExecutor(3) as pool:
+        early = pool.submit(again[first], b"new")
+        time.sleep(0.05)
+        assert not early.done()
+        others = [pool.submit(again[rank], b"new") for rank in range(3) if rank != first]
+        assert [one.result() for one in [early, *others]] == [[b"new"] * 3] * 3
+    assert len({one.session for one in again}) == 1
+
+
+def test_nor_is_its_failure() -> None:
+    store = dist.HashStore()
+    early = [StoreExchange(store, rank, 3, 0.2) for rank in range(2)]
+    with ThreadPoolExecutor(2) as pool:
+        texts = list(pool.map(lambda one: _failure(lambda: one(b"old")), early))
+    assert all("rank 2 did not join" in text for text in texts)
+    assert _all([StoreExchange(store, rank, 3, 20.0) for rank in (2, 1, 0)], b"new") == [[b"new"] * 3] * 3
+
+
+@pytest.mark.usefixtures("hasty")
+def test_a_rank_that_comes_when_the_others_have_given_up() -> None:
+    store = dist.HashStore()
+    _failure(lambda: StoreExchange(store, 0, 2, 0.1)(b"here"))
+    text = _failure(lambda: StoreExchange(store, 1, 2, 0.1)(b"here"))
+    assert "of 2 ranks, rank 1 did not join within 0.1 s" in text
+
+
+def test_who_was_there_hears_at_once_that_another_was_not() -> None:
+    exchanges = [StoreExchange(dist.HashStore(), 0, 4, 0.2)]
+    exchanges += [StoreExchange(exchanges[0]._store, rank, 4, 60.0) for rank in (1, 3)]
+    begin_s = time.monotonic()
+    with ThreadPoolExecutor(3) as pool:
+        texts = set(pool.map(lambda one: _failure(lambda: one(b"here")), exchanges))
+    assert texts == {
+        "no peers found: of 4 ranks, rank 2 did not join within 0.2 s: look at the logs of those ranks; every rank "
+        "must call from_torch()"
+    }
+    assert time.monotonic() - begin_s < 30
+
+
+@pytest.mark.usefixtures("hasty")
+def test_ranks_that_count_differently() -> None:
+    store = dist.HashStore()
+    exchanges = [StoreExchange(store, 0, 2, 2.0), StoreExchange(store, 1, 3, 2.0)]
+    with ThreadPoolExecutor(2) as pool:
+        texts = list(pool.map(lambda one: _failure(lambda: one(b"here")), exchanges))
+    assert all("counts 2 ranks, rank 1 (process" in text for text in texts)
+    assert all(text.endswith(") 3: give all processes the same WORLD_SIZE") for text in texts)
+    beyond = _failure(lambda: StoreExchange(store, 2, 3, 0.1)(b"here"))
+    assert "counts 2 ranks" in beyond
+
+
+@pytest.mark.usefixtures("hasty")
+def test_a_rank_beyond_those_that_have_joined() -> None:
+    store = dist.HashStore()
+    _all([StoreExchange(store, rank, 2, 20.0) for rank in range(2)], b"here")
+    text = _failure(lambda: StoreExchange(store, 2, 3, 0.1)(b"here"))
+    assert "has joined 2 ranks, and this is rank 2 of 3: give all processes the same WORLD_SIZE" in text
+
+
+@pytest.mark.usefixtures("hasty")
+def test_two_processes_of_one_rank() -> None:
+    store = dist.HashStore()
+    _all([StoreExchange(store, rank, 2, 20.0) for rank in range(2)], b"here")
+    text = _failure(lambda: StoreExchange(store, 1, 2, 0.1)(b"here"))
+    assert "has joined another process as rank 1: process " in text
+    assert "Give each process a RANK of its own" in text
+
+
+@pytest.mark.usefixtures("hasty")
+def test_two_jobs_at_one_port() -> None:
+    store = dist.HashStore()
+    ours = [StoreExchange(store, rank, 2, 20.0, job="one") for rank in range(2)]
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(ours[0], b"here")
+        text = _failure(lambda: StoreExchange(store, 1, 2, 0.3, job="another")(b"there"))
+        assert ours[1](b"here") == first.result() == [b"here"] * 2
+    assert "is of the job 'another', and found the job 'one' at this address and port" in text
+
+
+def test_the_store_goes() -> None:
+    class Gone:
+        def check(self, keys: list[str]) -> bool:
+            raise RuntimeError("Connection reset by peer\n in a stack of torch's")
+
+    with pytest.raises(RendezvousError, match=r"rank 1 of 2 lost the store .* running\? \(Connection reset by peer\)"):
+        StoreExchange(Gone(), 1, 2, 20.0)(b"here")
+
+
+def test_a_store_over_tcp() -> None:
+    served = dist.TCPStore("127.0.0.1", 0, 3, True, timedelta(seconds=20), wait_for_workers=False)
+    stores = [served, *(dist.TCPStore("127.0.0.1", served.port, 3, False) for _ in range(2))]
+    for blob in (b"once", b"again"):
+        exchanges = [StoreExchange(store, rank, 3, 20.0) for rank, store in enumerate(stores)]
+        assert _all(exchanges, blob) == [[blob] * 3] * 3
