@@ -155,6 +155,7 @@ nb::dict traced_of(const Communicator& self) {
 
 void bind_communicator(nb::module_& module) {
   module.def("leave_threads_behind", &leave_threads_behind);
+  module.def("set_purpose", [](std::uint32_t purpose) { return std::exchange(purpose_of_calls, purpose); }, nb::arg("purpose"));
   nb::class_<Gate>(module, "Gate")
       .def(
           "__init__",

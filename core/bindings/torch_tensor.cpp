@@ -35,7 +35,9 @@ class Torch {
         return std::nullopt;
       }
       const auto elements = nb::cast<std::size_t>(call(x, numel_));
-      return HostBuffer{nb::cast<std::uintptr_t>(call(x, data_ptr_)), elements, elements * size_of(ours), ours};
+      const auto pointer = nb::cast<std::uintptr_t>(call(x, data_ptr_));
+      if (pointer == 0 && elements != 0) return std::nullopt;  // its storage was freed
+      return HostBuffer{pointer, elements, elements * size_of(ours), ours};
     }
     return std::nullopt;
   }

@@ -16,12 +16,17 @@
 
 namespace telegrad {
 
+/// Call::purpose of the collectives that this thread calls; messages between two ranks have none.
+inline thread_local std::uint32_t purpose_of_calls = 0;
+
 class Request {
  public:
   using Body = std::function<Task<void>(Transport&)>;
 
   /// `body` starts the collective; what it captures (scratch, streams) lives as long as the Request.
-  Request(Call call, Body body) : call_(call), body_(std::move(body)) {}
+  Request(Call call, Body body) : call_(call), body_(std::move(body)) {
+    if (!is_point_to_point(call)) call_.purpose = purpose_of_calls;
+  }
 
   /// Before it is handed over: it begins once the gate is open, and the gate's done word is written once it is over.
   void set_gate(const Gate& gate) { gate_ = gate; }

@@ -91,6 +91,16 @@ const char* name_of(ValueEncoding encoding) {
   return "unknown";
 }
 
+namespace {
+
+std::string digest_text(std::uint32_t digest) {
+  char text[16];
+  std::snprintf(text, sizeof text, "%08x", static_cast<unsigned>(digest));
+  return text;
+}
+
+}  // namespace
+
 std::string describe(const Call& call) {
   if (is_point_to_point(call)) {
     return std::string(name_of(call.operation)) + "(count=" + std::to_string(call.count) + ", dtype=" +
@@ -112,14 +122,13 @@ std::string describe(const Call& call) {
   } else if (call.operation == Operation::all_to_all && call.layout == kOwnCounts) {
     text += ", counts=each rank's own";
   } else if (call.layout != 0) {
-    char digest[16];
-    std::snprintf(digest, sizeof digest, "%08x", static_cast<unsigned>(call.layout ^ call.layout >> 32));
     const bool of_nodes = of_streams || call.algorithm == Algorithm::two_level;
     const bool of_state = call.operation == Operation::allreduce_topk;
     text += of_nodes ? ", nodes=#" : of_state ? ", state=#" : ", counts=#";
-    text += digest;  // too many to say; who differs sees it
+    text += digest_text(static_cast<std::uint32_t>(call.layout ^ call.layout >> 32));  // too many to say; who differs sees it
   }
   if (call.wire != ValueEncoding::native) text += std::string(", wire=") + name_of(call.wire);
+  if (call.purpose != 0) text += ", purpose=#" + digest_text(call.purpose);
   return text + ")";
 }
 

@@ -60,7 +60,9 @@ struct Call {
   // Of an allreduce_topk: a digest of its settings, and of what earlier calls have left. Of send and receive: the tag.
   std::uint64_t layout = 0;
   ValueEncoding wire = ValueEncoding::native;  // of a dense reduction's values
-  std::array<std::uint8_t, 7> reserved{};
+  std::array<std::uint8_t, 3> reserved{};
+  // What its caller makes of it that the rest does not say, as a sum in 32 bits of integers of 8; 0: nothing, else a digest.
+  std::uint32_t purpose = 0;
 
   friend bool operator==(const Call&, const Call&) = default;
 };

@@ -26,7 +26,7 @@ from telegrad.calibration.pairs import calls_of_sample, open_pairs, timed_sample
 from telegrad.calibration.probes import Probe, probes
 from telegrad.calibration.sweep import Samples, Sweep, grid
 from telegrad.comm import Communicator
-from telegrad.comm.device.runtime import has_runtime
+from telegrad.comm.device.runtime import resolved_device
 from telegrad.plan import Costs, DeviceTuning, Place, Tuning, allreduce_table, measured_allreduce_table
 from telegrad.plan.cost import CARD_BYTES
 from telegrad.plan.decision import ALLREDUCE_ALGORITHMS, TABLE_ALGORITHMS
@@ -184,10 +184,7 @@ def _known_of_devices(communicator: Communicator) -> DeviceTuning | None:
 def _tensor_on(device: Any) -> Any:
     import torch
 
-    chosen = torch.device(device)
-    if chosen.type == "cpu" or not has_runtime(chosen.type):
-        raise ValueError(f"device={device!r} has no streams that communicate: give a CUDA device, or leave it out")
-    return torch.empty(0, dtype=torch.float32, device=chosen)
+    return torch.empty(0, dtype=torch.float32, device=resolved_device(device))
 
 
 def _checked_place(communicator: Communicator, seconds: float) -> Place:

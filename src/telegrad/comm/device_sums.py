@@ -8,7 +8,7 @@ from typing import Any
 from telegrad import _core
 from telegrad.comm.device.nccl import NcclSums, Verdict
 from telegrad.comm.device.parts import flat
-from telegrad.comm.device.runtime import Stream, runtime_of
+from telegrad.comm.device.runtime import Stream, resolved_device, runtime_of
 from telegrad.comm.device.work import DeviceWork
 from telegrad.comm.member import Member
 from telegrad.comm.texts import all_gather_text
@@ -27,9 +27,11 @@ class DeviceSums(Member):
 
     def device_algorithms(self, device: Any) -> tuple[str, ...]:
         """Those of ``"nccl"`` and ``"host_transfer"`` by which dense sums on ``device``, a ``torch.device`` of this
-        rank's, can go: the same on all ranks, which all call this; the first time for a device the host waits for them.
-        Raises ``ValueError`` on all ranks where their ``device_algorithm`` differs or cannot be."""
-        if self._nccl is None or self._verdict_on(_resolved(device)).refusal:
+        rank's or its name, can go: the same on all ranks, which all call this; the first time for a device the host
+        waits for them. Raises ``ValueError`` on all ranks where their ``device_algorithm`` differs or cannot be, and,
+        with ``TypeError``, for a ``device`` that is none or is not there."""
+        device = resolved_device(device)  # what can be wrong with it is found before other ranks wait for this one
+        if self._nccl is None or self._verdict_on(device).refusal:
             return (HOST_TRANSFER,)
         return DEVICE_ALGORITHMS
 
@@ -37,7 +39,7 @@ class DeviceSums(Member):
         """Seconds by bytes of a dense sum on ``device``, a ``torch.device`` of this rank's, the way that it goes there,
         as calibration has measured it on such devices; ``None`` where it has not. The same on all ranks, which all call
         this; the host waits for them, and errors are those of ``device_algorithms``."""
-        device = _resolved(device)
+        device = resolved_device(device)
         by_nccl = NCCL in self.device_algorithms(device)
         kinds = {*all_gather_text(self, runtime_of(device.type).identity(device)[0])}  # type: ignore[arg-type]
         measured = None if self._tuning is None else self._tuning.on_device
@@ -114,11 +116,6 @@ class DeviceSums(Member):
             result=target,
             async_op=async_op,
         )
-
-
-def _resolved(device: Any) -> Any:
-    """As a tensor there says it: what can be wrong with it is found before other ranks wait for this one."""
-    return runtime_of(device.type).resolved(device)
 
 
 def _copy(into: Any, own: Any) -> None:

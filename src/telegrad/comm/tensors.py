@@ -53,8 +53,8 @@ def reducible(x: Any, argument: str, *, writable: bool = True, device: bool = Fa
         name = str(x.dtype).removeprefix("torch.")
         if name not in _REDUCIBLE:
             raise TypeError(f"{argument} has dtype {x.dtype}: {_REDUCED}; {_torch_remedy(name, argument)}")
-        _check_torch(x, argument, device)
-        return HostBuffer(x.data_ptr(), x.numel(), x.numel() * x.element_size(), _DTYPES[name])
+        pointer = _pointer_of(x, argument, device)
+        return HostBuffer(pointer, x.numel(), x.numel() * x.element_size(), _DTYPES[name])
     _check_numpy(x, argument, writable=writable)
     if x.dtype.name not in _REDUCIBLE or not x.dtype.isnative:
         raise TypeError(f"{argument} has dtype {x.dtype}: {_REDUCED}; {_numpy_remedy(x.dtype, argument)}")
@@ -100,9 +100,9 @@ def movable(x: Any, argument: str, *, writable: bool = True, device: bool = Fals
         if found is not None:
             return found
     if is_torch_tensor(x):
-        _check_torch(x, argument, device)
+        pointer = _pointer_of(x, argument, device)
         nbytes = x.numel() * x.element_size()
-        return HostBuffer(x.data_ptr(), x.numel(), nbytes, _moved_as(str(x.dtype).removeprefix("torch.")))
+        return HostBuffer(pointer, x.numel(), nbytes, _moved_as(str(x.dtype).removeprefix("torch.")))
     _check_numpy(x, argument, writable=writable)
     if x.dtype.hasobject:
         raise TypeError(f"{argument} has dtype {x.dtype}, which holds Python objects: use a numeric dtype")
@@ -145,7 +145,7 @@ def check_together(x: Any, other: Any, name: str = "out") -> None:
         raise TypeError(f"x is on {places[0]} but {name} on {places[1]}: give both in one place")
 
 
-def _check_torch(x: Any, argument: str, device: bool) -> None:
+def _pointer_of(x: Any, argument: str, device: bool) -> int:
     torch = sys.modules["torch"]
     if x.layout != torch.strided:
         raise TypeError(f"{argument} has layout {x.layout}: give a dense tensor; COO tensors are for {_TAKE_STREAMS}")
@@ -161,6 +161,13 @@ def _check_torch(x: Any, argument: str, device: bool) -> None:
         raise ValueError(
             f"{argument} is not contiguous (shape {tuple(x.shape)}, stride {x.stride()}): use .contiguous()"
         )
+    pointer: int = x.data_ptr()
+    if pointer == 0 and x.numel():
+        raise ValueError(
+            f"{argument} has no memory (a {type(x).__name__} of {x.numel()} elements): its storage was freed, as FSDP "
+            "does with parameters that it has gathered, or torch only pretends it; give one that holds values"
+        )
+    return pointer
 
 
 _TAKE_STREAMS = "all_reduce(), all_reduce_into(), all_reduce_topk(), reduce_scatter() and all_gather()"

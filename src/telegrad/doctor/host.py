@@ -84,8 +84,12 @@ def _open_files(soft: int, hard: int) -> Finding:
     most = max((soft - _DESCRIPTORS_OF_ONE) // _DESCRIPTORS_PER_PEER, 0)
     said = f"{soft}: enough for about {most} ranks in a job"
     if most < _FEW_RANKS:
-        above = "unlimited" if hard == _UNLIMITED else str(hard)
-        return Finding("open files", "note", said, f"ulimit -n {above} before the job (the hard limit is {above})")
+        if hard == soft:
+            mend = "a higher hard limit (nofile in /etc/security/limits.conf, or LimitNOFILE= of the service)"
+        else:
+            above = "unlimited" if hard == _UNLIMITED else str(hard)
+            mend = f"ulimit -n {above} before the job (the hard limit is {above})"
+        return Finding("open files", "note", said, mend)
     return Finding("open files", "ok", said)
 
 

@@ -7,7 +7,7 @@ not know where reports come from or how a verdict is shown.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from telegrad.report.hang_files import Group, Operation, Report
@@ -57,15 +57,34 @@ def verdicts(reports: Iterable[Report]) -> tuple[list[Verdict], list[Verdict]]:
     for group in ordered:
         foreign = latest.isdisjoint((one.host, one.pid) for one in group)
         age_s = begin_s - max(one.written_unix_s for one in group)
-        made = verdict(group)
+        made = verdict(group, _open_in_others(group, ordered))
         if age_s > 0:
             made.notes.append(f"its reports are {told_seconds(age_s)} older than those of {ordered[0][0].communicator}")
         (stale if foreign and age_s > 0 else current).append(made)
     return current, stale
 
 
-def verdict(group: Sequence[Report]) -> Verdict:
-    """The verdict on one communicator's reports, at most one of each rank; ``group`` holds at least one."""
+def _open_in_others(group: Sequence[Report], groups: Iterable[Sequence[Report]]) -> dict[int, str]:
+    """By rank of ``group``: what its process waits in on another communicator."""
+    found = {}
+    for report in group:
+        for other in (one for others in groups if others is not group for one in others):
+            if (other.host, other.pid) != (report.host, report.pid):
+                continue
+            name = f"the communicator {other.group.name if other.group else other.communicator}"
+            for operation in other.operations:
+                if operation.state != "completed":
+                    found[report.rank] = f"operation {operation.tag} of {name}, {operation.call}"
+                    break
+            else:
+                if other.messages:
+                    found[report.rank] = f"{other.messages[0].call} of {name}"
+    return found
+
+
+def verdict(group: Sequence[Report], elsewhere: Mapping[int, str] | None = None) -> Verdict:
+    """The verdict on one communicator's reports, at most one of each rank; ``group`` holds at least one.
+    ``elsewhere``: by rank, what its process waits in on another communicator."""
     newest = max(group, key=lambda one: (one.written_unix_s, -one.rank))
     size = newest.world_size
     notes = [
@@ -74,7 +93,7 @@ def verdict(group: Sequence[Report]) -> Verdict:
         if one.world_size != size
     ]
     lanes = lanes_of({one.rank: one for one in group if one.world_size == size}, size, notes)
-    made = _Judge(newest.communicator, lanes, notes).verdict()
+    made = _Judge(newest.communicator, lanes, notes, elsewhere or {}).verdict()
     if newest.group is not None:
         made.details.append(_told_group(newest.group, made.culprits or made.waiting))
     return made
@@ -87,8 +106,8 @@ def _told_group(group: Group, ranks: Sequence[int]) -> str:
 
 
 class _Judge:
-    def __init__(self, communicator: str, lanes: list[Lane], notes: list[str]) -> None:
-        self._communicator = communicator
+    def __init__(self, communicator: str, lanes: list[Lane], notes: list[str], elsewhere: Mapping[int, str]) -> None:
+        self._communicator, self._elsewhere = communicator, elsewhere
         self._lanes = lanes
         self._notes = notes
         self._reported = [(lane, lane.report) for lane in lanes if lane.report is not None]
@@ -280,7 +299,11 @@ class _Judge:
                 f"rank {lane.rank} last called operation {operation.tag}, {operation.call}, "
                 f"{told_seconds(operation.called_s_ago)} ago ({operation.state})"
             )
-            if operation.state == "completed" and operation.took_s is not None:
+            if lane.rank in self._elsewhere:
+                text += f"; it waits in {self._elsewhere[lane.rank]}"
+            elif lane.rank in self._messages:
+                pass  # which are told on their own
+            elif operation.state == "completed" and operation.took_s is not None:
                 since_s = max(0.0, operation.called_s_ago - operation.took_s)
                 text += f"; it has been busy with something else for {told_seconds(since_s)}"
         if lane.state in ("failed", "closed"):

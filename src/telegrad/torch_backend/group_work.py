@@ -30,7 +30,9 @@ class GroupWork(dist.Work):
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
         """Blocks until it is over. ``timeout``: 0 leaves it to ``most``, and where that is 0 to the group's own. Raises
         ``TransportError``, which names rank, peer and operation, and ``TimeoutExpired``, after which it may be waited
-        for again."""
+        for again; ``TypeError`` for another ``timeout`` than a timedelta."""
+        if not isinstance(timeout, timedelta):
+            raise TypeError(f"timeout={timeout!r} must be a datetime.timedelta, as timedelta(seconds={timeout!r})")
         seconds = (timeout or self.most).total_seconds()
         for work in self.operations:
             try:

@@ -61,6 +61,23 @@ def moved(tensor: torch.Tensor) -> Operand:
     return Operand(tensor.detach(), plain.contiguous())
 
 
+def written(tensor: torch.Tensor) -> Operand:
+    """As ``moved``, for what is filled. Raises ``ValueError`` where several elements share a place."""
+    check_places([tensor])
+    return moved(tensor)
+
+
+def check_places(tensors: Sequence[torch.Tensor]) -> None:
+    """Raises ``ValueError`` for those that cannot be filled, as ``expand()`` makes them: torch would refuse it when the
+    others have their results."""
+    for x in tensors:
+        if any(stride == 0 and size > 1 for stride, size in zip(x.stride(), x.shape, strict=True)):
+            raise ValueError(
+                f"a tensor of shape {tuple(x.shape)} and strides {x.stride()} has one place for several elements, and "
+                "is to be filled: use tensor.clone()"
+            )
+
+
 def reduced(tensor: torch.Tensor, op: Any) -> Operand:
     """For sums and the like: narrow integers in 32 bits, booleans as 0 and 1, complex numbers (sum and average) as two
     floats, eight-bit floats in float32. Raises ``TypeError`` for what cannot be reduced."""

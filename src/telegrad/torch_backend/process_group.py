@@ -10,6 +10,7 @@ own; it calls some by their C++ names from DistributedDataParallel and its funct
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
 from typing import Any
 
@@ -26,8 +27,9 @@ from telegrad.torch_backend import short_forms
 from telegrad.torch_backend.device_work import DeviceGroupWork, begun
 from telegrad.torch_backend.group_work import GroupWork
 from telegrad.torch_backend.nccl import OwnNccl, own_nccl
-from telegrad.torch_backend.operands import BITWISE, merged, moved, name_of, reduced
+from telegrad.torch_backend.operands import BITWISE, Operand, check_places, merged, moved, name_of, reduced, written
 from telegrad.torch_backend.options import Options
+from telegrad.torch_backend.purpose import compared
 from telegrad.torch_backend.short_forms import with_short_form
 from telegrad.torch_backend.uncompiled import uncompiled
 
@@ -106,6 +108,13 @@ class ProcessGroup(dist.ProcessGroup):
     def group_desc(self) -> str:
         return self._description
 
+    def set_timeout(self, timeout: timedelta) -> None:
+        """Raises ``NotImplementedError``: ranks have agreed on it when they joined."""
+        raise NotImplementedError(
+            f"set_timeout({timeout}): a group of the backend 'telegrad' keeps the timeout that it was made with; make "
+            "another group, or give wait() a timeout"
+        )
+
     def shutdown(self) -> None:
         """Closes the communicator: what ``destroy_process_group`` calls."""
         self.communicator.close()
@@ -136,27 +145,31 @@ class ProcessGroup(dist.ProcessGroup):
             copy = tensor.detach().clone()
             then = (lambda: tensor.detach().copy_(copy)) if root == self.rank() else None
             return self._all_reduced([copy], opts, then, [tensor])
+        if root == self.rank():
+            check_places(tensors)
         operand = reduced(tensor, opts.reduceOp)
-        work = self.communicator.reduce(operand.held, root, _OPS[name_of(opts.reduceOp)], async_op=True)
+        with _compared_as_given(tensors, [operand]):
+            work = self.communicator.reduce(operand.held, root, _OPS[name_of(opts.reduceOp)], async_op=True)
         return begun([work], tensors, operand.finish if root == self.rank() else None)
 
     @with_short_form(short_forms.reduce_scatter, output_tensors="output", input_tensors="input")
     def reduce_scatter(self, output_tensors: Tensors, input_tensors: list[Tensors], opts: Any) -> GroupWork:
         (out,), (blocks,) = output_tensors, input_tensors
         self._check_blocks(blocks, "input_list")
-        if blocks[self.rank()].numel() != out.numel():
+        own = blocks[self.rank()]
+        if own.numel() != out.numel() or own.dtype != out.dtype:
             raise ValueError(
-                f"output has {out.numel()} elements, but input_list[{self.rank()}] has {blocks[self.rank()].numel()}: "
-                "give both the same"
+                f"output has {out.numel()} elements of {out.dtype}, but input_list[{self.rank()}] has {own.numel()} of "
+                f"{own.dtype}: give both the same"
             )
         return self._reduce_scattered(out, _joined(blocks), [block.numel() for block in blocks], opts)
 
     @with_short_form(short_forms.reduce_scatter_single, outputTensor="output", inputTensor="input")
     def reduce_scatter_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any) -> GroupWork:
-        if input.numel() != output.numel() * self.size():
+        if input.numel() != output.numel() * self.size() or input.dtype != output.dtype:
             raise ValueError(
-                f"input has {input.numel()} elements, but output has {output.numel()} on each of {self.size()} ranks: "
-                f"input must have {output.numel() * self.size()}"
+                f"input has {input.numel()} elements of {input.dtype}, but output has {output.numel()} of "
+                f"{output.dtype} on each of {self.size()} ranks: input must have {output.numel() * self.size()}"
             )
         input = _apart(input, output)
         return self._reduce_scattered(output, input, [output.numel()] * self.size(), opts)
@@ -170,9 +183,10 @@ class ProcessGroup(dist.ProcessGroup):
     @with_short_form(short_forms.broadcast, tensors="tensor")
     def broadcast(self, tensors: Tensors, opts: Any) -> GroupWork:
         (tensor,) = tensors
-        operand = moved(tensor)
+        gives = opts.rootRank == self.rank()
+        operand = moved(tensor) if gives else written(tensor)
         work = self.communicator.broadcast(operand.held, opts.rootRank, async_op=True)
-        return begun([work], tensors, operand.finish, operand.tensors)
+        return begun([work], tensors, None if gives else operand.finish, operand.tensors)
 
     @with_short_form(short_forms.allgather, input_tensors="input_tensor")
     def allgather(self, output_tensors: list[Tensors], input_tensors: Tensors, opts: Any = None) -> GroupWork:
@@ -200,7 +214,7 @@ class ProcessGroup(dist.ProcessGroup):
                 f"output has {output.numel()} elements of {output.dtype}, but input has {input.numel()} of "
                 f"{input.dtype} on each of {self.size()} ranks: output must have {input.numel() * self.size()}"
             )
-        operand = moved(output)
+        operand = written(output)
         out = operand.held.view(self.size(), input.numel())
         work = self.communicator.all_gather(_flat(input), out=out, async_op=True)
         return begun([work], [output], operand.finish, operand.tensors)
@@ -215,6 +229,7 @@ class ProcessGroup(dist.ProcessGroup):
             return begun([self.communicator.gather(_flat(tensor), root, async_op=True)], [])
         (blocks,) = output_tensors
         self._check_blocks(blocks, "gather_list", like=tensor)
+        check_places(blocks)
         gathered = tensor.new_empty(self.size(), tensor.numel())
         work = self.communicator.gather(_flat(tensor), root, out=gathered, async_op=True)
         return begun([work], blocks, lambda: _deal(gathered.view(-1), blocks))
@@ -222,7 +237,7 @@ class ProcessGroup(dist.ProcessGroup):
     @with_short_form(short_forms.scatter, output_tensors="output_tensor")
     def scatter(self, output_tensors: Tensors, input_tensors: list[Tensors], opts: Any) -> GroupWork:
         (out,), root = output_tensors, opts.rootRank
-        operand = moved(out)
+        operand = written(out)
         blocks = None
         if self.rank() == root:
             (given,) = input_tensors
@@ -261,7 +276,7 @@ class ProcessGroup(dist.ProcessGroup):
         opts: Any = None,
     ) -> GroupWork:
         """Split sizes count rows; none: as many for each rank."""
-        operand = moved(output)
+        operand = written(output)
         work = self.communicator.all_to_all(
             _flat(_apart(input, output)),
             out=operand.held.view(-1),
@@ -306,13 +321,13 @@ class ProcessGroup(dist.ProcessGroup):
 
     def recv(self, tensors: Tensors, src_rank: int, tag: int) -> GroupWork:
         (tensor,) = tensors
-        operand = moved(tensor)
+        operand = written(tensor)
         work = self.communicator.recv(operand.held, src_rank, tag=tag, async_op=True)
         return begun([work], tensors, operand.finish, operand.tensors)
 
     def recv_anysource(self, tensors: Tensors, tag: int) -> GroupWork:
         (tensor,) = tensors
-        operand = moved(tensor)
+        operand = written(tensor)
         work = self.communicator.recv(operand.held, None, tag=tag, async_op=True)
         return begun([work], tensors, operand.finish, operand.tensors)
 
@@ -329,16 +344,18 @@ class ProcessGroup(dist.ProcessGroup):
     ) -> GroupWork:
         """Tensors of one dtype are summed as one: each message has its price. ``then`` is called last and uses also
         the tensors ``used``."""
+        check_places(tensors)
         op = name_of(opts.reduceOp)
         if op in BITWISE:
             return self._merged(tensors, opts.reduceOp, then, used)
         operands = [reduced(tensor, opts.reduceOp) for tensor in tensors]
         works, parts = [], []
-        for dtype in dict.fromkeys(operand.held.dtype for operand in operands):
-            alike = [operand for operand in operands if operand.held.dtype == dtype]
-            whole = alike[0].held if len(alike) == 1 else _joined([operand.held for operand in alike])
-            works.append(self.communicator.all_reduce(whole, _OPS[op], async_op=True))
-            parts.append((whole, alike))
+        with _compared_as_given(tensors, operands):
+            for dtype in dict.fromkeys(operand.held.dtype for operand in operands):
+                alike = [operand for operand in operands if operand.held.dtype == dtype]
+                whole = alike[0].held if len(alike) == 1 else _joined([operand.held for operand in alike])
+                works.append(self.communicator.all_reduce(whole, _OPS[op], async_op=True))
+                parts.append((whole, alike))
 
         def finish() -> None:
             for whole, alike in parts:
@@ -362,10 +379,11 @@ class ProcessGroup(dist.ProcessGroup):
             if x.is_floating_point() or x.is_complex():
                 raise TypeError(f"op={name_of(op)} of {x.dtype}: bitwise reductions are of integers and booleans")
         gathered = [moved(x).held.new_empty(self.size(), *x.shape) for x in tensors]
-        works = [
-            self.communicator.all_gather(moved(x).held, out=out, async_op=True)
-            for x, out in zip(tensors, gathered, strict=True)
-        ]
+        with compared(name_of(op), tensors):
+            works = [
+                self.communicator.all_gather(moved(x).held, out=out, async_op=True)
+                for x, out in zip(tensors, gathered, strict=True)
+            ]
 
         def finish() -> None:
             for tensor, blocks in zip(tensors, gathered, strict=True):
@@ -387,6 +405,7 @@ class ProcessGroup(dist.ProcessGroup):
         return GroupWork([work], [tensor], finish)
 
     def _reduce_scattered(self, out: torch.Tensor, x: torch.Tensor, counts: list[int], opts: Any) -> GroupWork:
+        check_places([out])
         if name_of(opts.reduceOp) in BITWISE:
             whole = x.detach().clone().view(-1)
             first = sum(counts[: self.rank()])
@@ -394,13 +413,14 @@ class ProcessGroup(dist.ProcessGroup):
             return self._all_reduced([whole], opts, lambda: out.detach().copy_(own.view(out.shape)), [out])
         source, target = reduced(x, opts.reduceOp), reduced(out, opts.reduceOp)
         scale = source.held.numel() // max(x.numel(), 1)  # two floats for a complex number
-        work = self.communicator.reduce_scatter(
-            source.held.view(-1),
-            _OPS[name_of(opts.reduceOp)],
-            out=target.held.view(-1),
-            counts=[count * scale for count in counts],
-            async_op=True,
-        )
+        with _compared_as_given([x], [source]):
+            work = self.communicator.reduce_scatter(
+                source.held.view(-1),
+                _OPS[name_of(opts.reduceOp)],
+                out=target.held.view(-1),
+                counts=[count * scale for count in counts],
+                async_op=True,
+            )
         return begun([work], [out], target.finish, target.tensors)
 
     def _check_blocks(self, blocks: Tensors, name: str, like: torch.Tensor | None = None) -> None:
@@ -433,6 +453,12 @@ class ProcessGroup(dist.ProcessGroup):
         return [size * (x.numel() // max(rows, 1)) for size in split_sizes]
 
 
+def _compared_as_given(tensors: Sequence[torch.Tensor], operands: Sequence[Operand]) -> AbstractContextManager[None]:
+    """Several that are summed as one, and those that are summed in another dtype, are compared as they were given."""
+    as_given = len(tensors) <= 1 and all(x.dtype == one.held.dtype for x, one in zip(tensors, operands, strict=True))
+    return nullcontext() if as_given else compared("", tensors)
+
+
 def _all_of(works: Sequence[GroupWork]) -> GroupWork:
     def finish() -> None:
         for work in works:
@@ -459,6 +485,7 @@ def _joined(blocks: Tensors) -> torch.Tensor:
 
 
 def _room_for(blocks: Tensors) -> torch.Tensor:
+    check_places(blocks)
     return moved(blocks[0]).tensor.new_empty(sum(block.numel() for block in blocks))
 
 

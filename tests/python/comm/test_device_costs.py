@@ -15,7 +15,7 @@ from nccl_ranks import Ranks, total
 from nccl_stand_in import DEVICE
 from tunings import tuning_of
 
-from telegrad import Communicator
+from telegrad import Communicator, calibrate
 from telegrad.plan import DeviceTuning, Place, Tuning
 from telegrad.plan.linear_cost import LinearCost
 
@@ -105,3 +105,18 @@ def test_what_sums_cost_where_only_host_transfer_was_measured(make: Job) -> None
         without = replace(measured("fake").on_device, nccl=None)
         comm.use(replace(measured("fake"), on_device=without))
     assert ranks.on_each(lambda comm, _: comm.sum_cost(DEVICE)) == [None] * RANKS  # they go by NCCL
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_devices_that_are_none() -> None:
+    (alone,) = Communicator.local(1)
+    asks = (alone.device_algorithms, alone.sum_cost, lambda device: calibrate(alone, device=device))
+    for ask in asks:
+        for device in ("nonsense", 5):
+            with pytest.raises(TypeError, match=f"device={device!r} must be a torch.device, or the name of one"):
+                ask(device)
+        for device in ("cpu", torch.device("meta")):
+            with pytest.raises(ValueError, match="has no streams that communicate: give a CUDA device"):
+                ask(device)
+        with pytest.raises(ValueError, match="device='cuda' cannot be used here: torch says '"):
+            ask("cuda")

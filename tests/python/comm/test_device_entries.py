@@ -483,8 +483,8 @@ def test_from_gradient_to_sum_without_the_host(
         for rank, stream in enumerate(streams):
             gradient, one = torch.from_numpy(gradients[rank][step]), entries[rank]
 
-            def choose(residual: torch.Tensor, gradient: torch.Tensor, indices: Any, values: Any, count: Any) -> None:
-                queue_topk(residual, gradient, k, indices, values, count, 0)
+            def choose(residual: torch.Tensor, gradient: torch.Tensor, *out: Any) -> None:
+                queue_topk(residual, gradient, k, *(one.as_subclass(torch.Tensor) for one in out), 0)
 
             device.launch(stream, choose, residuals[rank], gradient, one.indices, one.values, one.count)
         on_all(device, comms, streams, lambda comm, rank: comm.all_reduce(entries[rank], "avg", out=outs[rank]))

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from scipy import sparse
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from telegrad import BoundedTopkState, Communicator, ReduceOp, SparseStream
 
@@ -254,3 +255,35 @@ def test_time_outs(value: object, error: type[Exception]) -> None:
         Communicator.from_exchange(0, 1, lambda blob: [blob], liveness_timeout_s=value)  # type: ignore[arg-type]
     with pytest.raises(error, match="join_timeout_s="):
         Communicator.from_torch(join_timeout_s=value)  # type: ignore[arg-type]
+
+
+def _freed() -> torch.Tensor:
+    x = torch.ones(4)
+    x.untyped_storage().resize_(0)
+    return x
+
+
+def _pretended() -> torch.Tensor:
+    with FakeTensorMode():
+        return torch.ones(4)
+
+
+@pytest.mark.filterwarnings("ignore:Accessing the data pointer")
+@pytest.mark.parametrize("make", [_freed, _pretended, lambda: torch._efficientzerotensor(4)])
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda comm, x: comm.all_reduce(x),
+        lambda comm, x: comm.all_reduce(torch.ones(4), out=x),
+        lambda comm, x: comm.all_reduce(x, wire="bf16"),
+        lambda comm, x: comm.broadcast(x, 0),
+        lambda comm, x: comm.all_gather(x),
+        lambda comm, x: comm.reduce_scatter(x),
+        lambda comm, x: comm.all_reduce_into(SparseStream(np.array([1], np.uint32), np.ones(1, np.float32), 4), x),
+    ],
+)
+def test_tensors_without_memory(
+    alone: Communicator, make: Callable[[], torch.Tensor], call: Callable[[Communicator, torch.Tensor], Any]
+) -> None:
+    with pytest.raises(ValueError, match=r"has no memory \(a .*Tensor of 4 elements\): its storage was freed, as FSDP"):
+        call(alone, make())

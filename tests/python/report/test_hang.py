@@ -47,6 +47,29 @@ def test_the_sentence() -> None:
     assert found.notes == []
 
 
+def test_who_waits_on_another_communicator_is_not_said_to_be_busy() -> None:
+    job, other = _late(3, {2}), Job(2, 0, communicator="aaaaaaaa")
+    other.files[1]["pid"], other.files[1]["host"] = job.files[2]["pid"], job.files[2]["host"]
+    other.files[0]["pid"] = 5
+    other.call(1, X, waits_for=[0])
+    (found, _), _ = verdicts([*job.reports(), *other.reports()])
+    assert found.sentence.startswith("rank 2 (host node0, pid 1002) has not called operation 16")
+    (detail,) = found.details
+    assert detail.endswith(f"(completed); it waits in operation 0 of the communicator aaaaaaaa, {X.text}")
+    other.files[1]["operations"].clear()
+    other.message(1, "recv", 0)
+    (detail,) = verdicts([*job.reports(), *other.reports()])[0][0].details
+    assert detail.endswith("it waits in recv(count=5, dtype=f32, source=0, tag=0) of the communicator aaaaaaaa")
+
+
+def test_who_waits_for_a_message_is_not_said_to_be_busy() -> None:
+    job = _late(3, {2})
+    job.message(2, "recv", 0)
+    last, message = verdict(job.reports()).details
+    assert last.endswith("40 s ago (completed)")
+    assert message.startswith("rank 2 waits in recv(count=5, dtype=f32, source=0, tag=0) for rank 0")
+
+
 @settings(max_examples=25)
 @given(st.data())
 def test_who_has_not_called_is_named(data: st.DataObject) -> None:

@@ -13,7 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from telegrad import Communicator, PeerFailed, TimeoutExpired
+from telegrad import Communicator, MismatchedCall, PeerFailed, TimeoutExpired
 from telegrad.torch_backend import NAME, Options, ProcessGroup, _create
 
 SUM = SimpleNamespace(reduceOp=dist.ReduceOp.SUM, rootRank=0)
@@ -129,10 +129,16 @@ def test_what_cannot_be_is_refused_before_anything_is_sent(groups: list[ProcessG
         group.gather([[x, x[:2], x]], [x], SUM)
     with pytest.raises(ValueError, match="output has 3 elements of torch.float32, but input has 3 .* must have 9"):
         group.all_gather_single(torch.empty(3), x)
-    with pytest.raises(ValueError, match="input has 3 elements, but output has 3 on each of 3 ranks"):
+    with pytest.raises(ValueError, match="input has 3 elements of .*, but output has 3 of .* on each of 3 ranks"):
         group.reduce_scatter_single(torch.empty(3), x, SUM)
-    with pytest.raises(ValueError, match=r"output has 2 elements, but input_list\[0\] has 3"):
+    with pytest.raises(ValueError, match=r"output has 2 elements of .*, but input_list\[0\] has 3"):
         group.reduce_scatter([torch.empty(2)], [[x, x, x]], SUM)
+    with pytest.raises(ValueError, match="input has 9 elements of torch.int32, but output has 3 of torch.int8"):
+        group.reduce_scatter_single(torch.empty(3, dtype=torch.int8), torch.ones(9, dtype=torch.int32), SUM)
+    with pytest.raises(ValueError, match=r"output has 3 elements of .*int64, but input_list\[0\] has 3 of .*32"):
+        group.reduce_scatter([x.long()], [[x, x, x]], SUM)
+    with pytest.raises(TypeError, match=r"timeout=5 must be a datetime.timedelta, as timedelta\(seconds=5\)"):
+        group.recv([x], 1, 7).wait(5)
     with pytest.raises(ValueError, match="input has 4 rows, which 3 ranks cannot share evenly: give input_split_sizes"):
         group.all_to_all_single(torch.empty(3), torch.empty(4), [], [])
     with pytest.raises(ValueError, match=r"input_split_sizes=\[1, 1, 3\] must be 3 numbers of rows whose sum is"):
@@ -146,6 +152,81 @@ def test_what_cannot_be_is_refused_before_anything_is_sent(groups: list[ProcessG
     with pytest.raises(TypeError, match=r"pg_options=1: give telegrad.torch_backend.Options\(...\)"):
         _create(None, 1)
     both(groups, lambda rank, group: group.barrier())  # nothing of it has gone
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda group, x: group.allreduce([x], SUM),
+        lambda group, x: group.allreduce([x.int()[:1].expand(4)], SimpleNamespace(reduceOp=dist.ReduceOp.BAND)),
+        lambda group, x: group.allreduce_coalesced([torch.ones(3), x], SUM),
+        lambda group, x: group.reduce([x], SUM),
+        lambda group, x: group.broadcast([x], SimpleNamespace(rootRank=1)),
+        lambda group, x: group.allgather([[torch.empty(4), x, torch.empty(4)]], [torch.ones(4)]),
+        lambda group, x: group.all_gather_single(x[:1].expand(12), torch.ones(4)),
+        lambda group, x: group.gather([[torch.empty(4), x, torch.empty(4)]], [torch.ones(4)], SUM),
+        lambda group, x: group.scatter([x], [[torch.ones(4)] * 3], SUM),
+        lambda group, x: group.reduce_scatter_single(x, torch.ones(12), SUM),
+        lambda group, x: group.alltoall([torch.empty(4), x, torch.empty(4)], [torch.ones(4)] * 3),
+        lambda group, x: group.all_to_all_single(x[:1].expand(6), torch.ones(6), [], []),
+        lambda group, x: group.recv([x], 1, 0),
+        lambda group, x: group.recv_anysource([x], 0),
+    ],
+)
+def test_what_cannot_be_filled_is_refused_before_anything_is_sent(groups: list[ProcessGroup], call: Any) -> None:
+    with pytest.raises(ValueError, match=r"and strides \(0,\) has one place for several elements, .* use tensor.clone"):
+        call(groups[0], torch.zeros(1).expand(4))
+    both(groups, lambda rank, group: group.barrier())
+    root = SimpleNamespace(rootRank=0)
+    both(groups, lambda rank, group: group.broadcast([torch.ones(1).expand(4) if rank == 0 else torch.empty(4)], root))
+
+
+def _op(name: str) -> SimpleNamespace:
+    return SimpleNamespace(reduceOp=getattr(dist.ReduceOp, name))
+
+
+def _ones(dtype: torch.dtype, *sizes: int) -> list[torch.Tensor]:
+    return [torch.ones(size, dtype=dtype) for size in sizes]
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (lambda g: g.allreduce(_ones(torch.int8, 3), SUM), lambda g: g.allreduce(_ones(torch.int32, 3), SUM)),
+        (lambda g: g.allreduce(_ones(torch.bool, 3), SUM), lambda g: g.allreduce(_ones(torch.uint8, 3), SUM)),
+        (lambda g: g.allreduce(_ones(torch.complex64, 3), SUM), lambda g: g.allreduce(_ones(torch.float32, 6), SUM)),
+        (
+            lambda g: g.allreduce(_ones(torch.int32, 3), _op("BOR")),
+            lambda g: g.allreduce(_ones(torch.int32, 3), _op("BAND")),
+        ),
+        (
+            lambda g: g.allreduce(_ones(torch.int32, 3), _op("BAND")),
+            lambda g: g.all_gather_single(torch.empty(9, dtype=torch.int32), torch.ones(3, dtype=torch.int32)),
+        ),
+        (
+            lambda g: g.allreduce_coalesced(_ones(torch.float32, 2, 3), SUM),
+            lambda g: g.allreduce_coalesced(_ones(torch.float32, 3, 2), SUM),
+        ),
+        (
+            lambda g: g.allreduce_coalesced(_ones(torch.float32, 5), SUM),
+            lambda g: g.allreduce_coalesced(_ones(torch.float32, 3, 2), SUM),
+        ),
+        (
+            lambda g: g.reduce_scatter_single(*_ones(torch.int8, 1, 3), SUM),
+            lambda g: g.reduce_scatter_single(*_ones(torch.int32, 1, 3), SUM),
+        ),
+        (lambda g: g.reduce(_ones(torch.int8, 3), SUM), lambda g: g.reduce(_ones(torch.int32, 3), SUM)),
+    ],
+)
+def test_calls_that_differ_only_to_torch_do_not_match(groups: list[ProcessGroup], one: Any, other: Any) -> None:
+    def run(rank: int) -> str:
+        with pytest.raises(MismatchedCall, match="purpose=#") as caught:
+            (other if rank == 1 else one)(groups[rank]).wait()
+        assert caught.value.peer == 1
+        return str(caught.value)
+
+    with ThreadPoolExecutor(3) as pool:
+        list(pool.map(run, range(3)))
 
 
 def test_sums_with_a_factor_of_each_rank(groups: list[ProcessGroup]) -> None:
@@ -267,6 +348,11 @@ def test_an_error_while_tensors_are_filled_stays(groups: list[ProcessGroup]) -> 
     assert not works[0].is_success()
     for work in works[1:]:
         work.wait()
+
+
+def test_a_groups_timeout_stays(groups: list[ProcessGroup]) -> None:
+    with pytest.raises(NotImplementedError, match="keeps the timeout that it was made with; make another group"):
+        groups[0].set_timeout(timedelta(seconds=5))
 
 
 def test_a_timeout_of_wait_does_not_stick(groups: list[ProcessGroup]) -> None:

@@ -116,6 +116,26 @@ def runtime_of(device_type: str) -> DeviceRuntime:
     return _runtimes[device_type]
 
 
+def resolved_device(device: Any) -> Any:
+    """The ``torch.device``, as a tensor there says it, that ``device`` names: one, or a text such as ``"cuda"``. Raises
+    ``TypeError`` for what is neither, and ``ValueError`` where there is none, or tensors there are not taken."""
+    import torch
+
+    try:
+        chosen = torch.device(device)
+    except (TypeError, RuntimeError) as error:
+        raise TypeError(f"device={device!r} must be a torch.device, or the name of one, as 'cuda'") from error
+    if not has_runtime(chosen.type):
+        raise ValueError(f"device={device!r} has no streams that communicate: give a CUDA device")
+    try:
+        return runtime_of(chosen.type).resolved(chosen)
+    except (AssertionError, RuntimeError) as error:  # torch's
+        said = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise ValueError(
+            f"device={device!r} cannot be used here: torch says '{said}'; see torch.cuda.is_available()"
+        ) from error
+
+
 def _make_cuda() -> DeviceRuntime:
     from telegrad.comm.device.cuda import CudaRuntime
 
