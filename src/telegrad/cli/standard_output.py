@@ -16,7 +16,9 @@ def standard_output() -> Iterator[None]:
     process ends with status 1 and one line that says why; without a line where its reader has seen enough."""
     if isinstance(sys.stderr, io.TextIOWrapper):
         sys.stderr.reconfigure(errors="replace")
-    if not isinstance(sys.stdout, io.TextIOWrapper):  # a test's, or none
+    if sys.stdout is None:  # nobody would read it, and the next file that is opened would take its number
+        raise SystemExit("standard output is closed: leave it open, or send it to /dev/null")
+    if not isinstance(sys.stdout, io.TextIOWrapper):  # a test's
         yield
         return
     before, file = sys.stdout, _File(sys.stdout.fileno())

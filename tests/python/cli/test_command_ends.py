@@ -103,6 +103,19 @@ def test_a_full_disk_is_one_line(arguments: tuple[str, ...]) -> None:
     assert (done.returncode, done.stderr) == (1, "standard output cannot be written: No space left on device\n")
 
 
+def test_a_closed_standard_output_is_one_line() -> None:
+    done = subprocess.run(
+        ["sh", "-c", f"'{sys.executable}' -m telegrad env --json >&-"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        env={**os.environ, "PYTHONPATH": ":".join(sys.path)},
+    )
+    assert done.returncode == 1
+    assert done.stderr == "standard output is closed: leave it open, or send it to /dev/null\n"
+
+
 @pytest.mark.parametrize(
     "encoding",
     [
