@@ -131,7 +131,7 @@ bool Session::run_ready() {
 // The task that awaits it may wait for ever for those beside it.
 void Session::fail_if_thrown() {
   const std::exception_ptr thrown = take_thrown();
-  if (!thrown || failing()) return;
+  if (!thrown || (failing() && !winding_up_)) return;
   try {
     std::rethrow_exception(thrown);
   } catch (const std::exception& error) {

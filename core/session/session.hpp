@@ -3,7 +3,7 @@
 // deadlines and heartbeats, and makes every failure final. It must not know of threads, clocks or networks: time is an
 // argument and the network a Driver, so the simulator runs the same protocol.
 //
-// After a failure nothing of a session goes on. It tells its peers what it knows and listens to them for a moment, so that
+// After a failure nothing of a session goes on, but for two cases. It tells its peers what it knows and listens to them for a moment, so that
 // all survivors name the same culprit (Agreement); then every operation ends with that failure. After a mismatch the
 // operations before it do go on, so that ranks which have not come to it yet still do, and can say what they call.
 
@@ -35,7 +35,9 @@ struct SessionOptions {
   std::optional<double> liveness_timeout_s = 8.0;  // nullopt: a silent peer is never taken for dead
   double heartbeat_s = 1.0;    // at most; infinity: none
   double agreement_s = 0.05;   // after a failure: how long to listen to peers that have not said anything
-  double dispute_s = 5.0;      // after a mismatch: how long to listen to peers that have not called the operation
+  // After a mismatch: how long to listen to peers that have not called the operation. After a rank has given up: how long
+  // what it had finished may go on.
+  double dispute_s = 5.0;
   double probe_s = 0.02;       // how long an operation waits before it tells its call to whom it waits for
   std::shared_ptr<const Group> group{};  // what errors say of a communicator that was split from another; null: of no such
   bool count_peers = false;    // counters for every peer; many simulated ranks would need the square of their number

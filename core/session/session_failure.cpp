@@ -17,7 +17,7 @@ std::size_t fitting_bytes(const std::string& reason) {
   return bytes - whole < kOfACharacter ? whole : bytes;  // else it is no UTF-8
 }
 
-// Its own program has ended it, or what it ran: it says so itself, and had finished all operations before that one.
+// A rank's own program has ended it, or what it ran has: it says so itself. What came before that operation goes on.
 bool gives_up(const Statement& statement) {
   return statement.kind == FailureKind::transport && statement.origin == statement.culprit &&
          statement.origin != kNoRank && !statement.point_to_point;
@@ -80,6 +80,7 @@ void Session::stop(Statement mine) {
   if (failure_) return;
   if (!agreement_) agreement_.emplace(size(), rank());
   if (winding_up_) {
+    if (mine.point_to_point) return;  // that a message will not come any more follows from the rank's end
     if (gives_up(mine)) {  // another one does; it may have finished less
       freeze_from(mine.sequence);
       stop_if_wound_up();

@@ -97,7 +97,7 @@ class Communicator {
   /// Waits a few seconds for the others to close too. Operations that are not over end with an error.
   void close();
   /// Ends all operations on all ranks with an error that says `reason`. Those that this rank has finished, the others
-  /// finish too.
+  /// finish too, if within 5 s.
   void abort(const std::string& reason);
 
   /// A communicator of the ranks that give the same `color`, below 2^63; empty: this rank joins none, and gets none. Every

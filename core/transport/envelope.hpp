@@ -11,7 +11,7 @@
 
 namespace telegrad {
 
-inline constexpr std::uint32_t kWireVersion = 18;
+inline constexpr std::uint32_t kWireVersion = 19;
 
 // Part of the wire format: append, never renumber.
 enum class Operation : std::uint8_t {

@@ -226,6 +226,72 @@ TEST("who is still in what a rank had finished keeps to its failure when another
   EXPECT_EQ(rank.driver.of_kind(ControlKind::abort).front().second.culprit, 1);
 }
 
+TEST("a message that will not come from who has given up ends nothing that it had finished") {
+  WindingUp rank;
+  const auto message = receiver(rank.b, 0, {.operation = Operation::receive, .root = 1, .count = 5});
+  rank.session.begin(message, 1.0);
+  rank.driver.sink->on_control({.kind = ControlKind::goodbye, .source = 1, .called = 2});
+  EXPECT(!rank.first->done());
+  rank.driver.arrive(1, 0, 3, 5);
+  while (rank.session.run_ready()) {
+  }
+  EXPECT(rank.first->done() && !rank.first->failure());
+  rank.hear(2, 2);
+  rank.expect_failed(*message);
+}
+
+TEST("ranks that differ in what a rank had finished before it gave up are told of that") {
+  WindingUp rank;
+  rank.driver.arrive(2, 0, 3, 5, {.operation = Operation::barrier});
+  const auto aborts = rank.driver.of_kind(ControlKind::abort);
+  REQUIRE(aborts.size() == 2);
+  EXPECT(aborts[0].second.failure == FailureKind::mismatched_call);
+  EXPECT_EQ(aborts[0].second.sequence, 0);
+}
+
+TEST("an exception ends what a rank had finished before it gave up") {
+  ScriptedDriver driver(3);
+  Session session(driver, {.agreement_s = 0.05});
+  const Control abort{.kind = ControlKind::abort, .source = 1, .origin = 1, .culprit = 1, .sequence = 1, .called = 1};
+  Buffer a(5);
+  Buffer never(5);
+  const auto waits = [](Transport& net, Buffer& into) -> Task<void> { co_await net.receive(1, 0, into.bytes()); };
+  const auto throws = [](Transport& net, Buffer& into) -> Task<void> {
+    co_await net.receive(2, 4, into.bytes());
+    throw std::bad_alloc();
+  };
+  const auto first = request([&](Transport& net) -> Task<void> {
+    std::vector<Task<void>> both;
+    both.push_back(waits(net, never));
+    both.push_back(throws(net, a));
+    co_await when_all(std::move(both));
+  });
+  session.join(1.0);
+  session.begin(first, 1.0);
+  driver.sink->on_control(abort);
+  EXPECT(driver.of_kind(ControlKind::abort).empty());
+  driver.arrive(2, 0, 4, 5);
+  while (session.run_ready()) {
+  }
+  EXPECT_EQ(driver.of_kind(ControlKind::abort).size(), 2);
+  Control too = abort;
+  too.source = 2;
+  driver.sink->on_control(too);
+  REQUIRE(first->failure());
+  EXPECT_EQ(first->failure()->peer, 1);
+}
+
+TEST("who does not listen to others ends at once when a rank gives up") {
+  Scripted rank;
+  Buffer a(5);
+  const auto first = receiver(a, 3);
+  rank.session.begin(first, 0.0);
+  rank.driver.sink->on_control(
+      {.kind = ControlKind::abort, .source = 1, .origin = 1, .culprit = 1, .sequence = 1, .called = 1});
+  REQUIRE(first->failure());
+  EXPECT_EQ(first->failure()->peer, 1);
+}
+
 TEST("who gives up finishes what came before") {
   ScriptedDriver driver(3);
   Session session(driver, {.agreement_s = 0.05});

@@ -356,6 +356,12 @@ _SESSION = (
         "if (false && gives_up(mine)",
     ),
     _mutant(
+        "abort: a second one ends what the first had finished",
+        FAILURE,
+        "    if (gives_up(mine)) {  // another",
+        "    if (false) {  // another",
+    ),
+    _mutant(
         "dispute: not waited for those who have not called",
         FAILURE,
         "listen(options_.agreement_s > 0.0 ? options_.dispute_s : 0.0);",

@@ -181,12 +181,10 @@ class Play {
   void act() {
     const Rank rank = program_.culprit;
     ranks_[rank].stopped = true;
-    simulation_.act(rank, [closes = program_.trouble == Trouble::close](Session& session) {
-      if (closes) {
-        session.part();
-        return;
-      }
-      session.give_up("the program gave up");
+    const bool aborts = program_.trouble == Trouble::abort;
+    simulation_.act(rank, [aborts, closes = !aborts || program_.parts](Session& session) {
+      if (aborts) session.give_up("the program gave up");
+      if (closes) session.part();
     });
   }
 

@@ -192,7 +192,7 @@ class Communicator(Reductions, TopkReductions, Moves, PointToPoint):
         if lifetime.forked_from_joined and options.make_driver is None:
             raise RendezvousError(
                 "this process was forked from one that had a Communicator, and UCX works in that one only: start child "
-                "processes with the 'spawn' method, or close the Communicator before",
+                "processes with the 'spawn' method",
                 operation="rendezvous",
             )
         agreement = TuningAgreement(

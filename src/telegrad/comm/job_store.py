@@ -19,6 +19,7 @@ from telegrad.errors import RendezvousError
 VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 _TRIES_AGAIN_S = 0.1
+_LONGEST_S = 1e8  # that torch can be told to wait; infinity is not
 _ANSWERS_S = 5.0  # a host that is there; where one is not, the network may say nothing
 
 # Kept while the process lives: rank 0 serves it on MASTER_PORT, and a later init_process_group() joins the same server.
@@ -87,7 +88,7 @@ def _connected(place: JobPlace, timeout_s: float) -> Any:
             place.port,
             place.size,
             serves,
-            timedelta(seconds=max(deadline_s - time.monotonic(), 1.0)),
+            timedelta(seconds=min(max(deadline_s - time.monotonic(), 1.0), _LONGEST_S)),
             wait_for_workers=False,  # who does not come is named by the exchange
             multi_tenant=True,
             use_libuv=os.environ.get("USE_LIBUV", "1") == "1",

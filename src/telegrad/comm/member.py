@@ -99,8 +99,8 @@ class Member:
 
     def abort(self, reason: str = "aborted by its program") -> None:
         """Ends all operations on all ranks with a ``TransportError`` that says ``reason``. Operations that this rank
-        has finished the others finish too. ``close()`` is left to do. Raises ``TypeError`` for a ``reason`` that is no
-        text.
+        has finished the others finish too, if within 5 s. ``close()`` is left to do. Raises ``TypeError`` for a
+        ``reason`` that is no text.
         """
         if not isinstance(reason, str):
             raise TypeError(f"reason={reason!r} must be a str, which the other ranks' errors will say")

@@ -72,8 +72,8 @@ def find_peers(group: Any = None, *, join_timeout_s: float = 300.0) -> Peers:
         store = store_of(place, join_timeout_s)
     own_store = dist.distributed_c10d.PrefixStore(f"telegrad/{name}/{_made[name]}", store)
     _made[name] += 1
-    job = os.environ.get("TORCHELASTIC_RUN_ID") or _step
-    return Peers(rank, size, StoreExchange(own_store, rank, size, join_timeout_s, job=job))
+    job, attempt = os.environ.get("TORCHELASTIC_RUN_ID") or _step, os.environ.get("TORCHELASTIC_RESTART_COUNT", "")
+    return Peers(rank, size, StoreExchange(own_store, rank, size, join_timeout_s, job=job, attempt=attempt))
 
 
 def check_interface(interface: str | None) -> None:

@@ -36,5 +36,5 @@ def first_host(nodes: str) -> str:
 
 
 def name_of_step(environment: Mapping[str, str]) -> str:
-    """The same in all processes of a step, and in no others."""
+    """The same in all processes of a step; a step without a number counts as the first."""
     return f"step {environment.get('SLURM_STEP_ID', '0')} of Slurm's job {environment['SLURM_JOB_ID']}"

@@ -22,6 +22,8 @@ RANK_0_GIVES_UP_FIRST_S = 5.0
 """So that the others hear from it who is missing."""
 
 _LOOKS_AGAIN_S = 0.5  # whether rank 0 has opened another session
+_SOON_S = 5.0
+_LONGEST_S = 1e8  # that torch can be told to wait; infinity is not
 
 
 @dataclass(frozen=True)
@@ -72,14 +74,24 @@ class StoreExchange:
     """Rank 0 collects and publishes, so P ranks make O(P) requests.
 
     ``store``: of this exchange alone, but for what earlier attempts have left. ``call``: what every rank must call, for
-    errors. ``job``: the same on all ranks of a job; jobs that differ in it do not meet.
+    errors. ``job`` and ``attempt`` (at it, as far as is known): the same on all its ranks; those that differ in one do
+    not meet.
     """
 
     def __init__(
-        self, store: Any, rank: int, size: int, timeout_s: float, *, call: str = "from_torch()", job: str = ""
+        self,
+        store: Any,
+        rank: int,
+        size: int,
+        timeout_s: float,
+        *,
+        call: str = "from_torch()",
+        job: str = "",
+        attempt: str = "",
     ) -> None:
         self._store, self._rank, self._size, self._timeout_s = store, rank, size, timeout_s
         self._call, self._job = call, job
+        self._session_key = f"session/{job}/{attempt}"
         self._at = f"process {os.getpid()} on host {socket.gethostname()}"
         self._session: str | None = None  # known to be this job's
         self._round = 0
@@ -103,7 +115,7 @@ class StoreExchange:
         if self._session is None:
             self._session = uuid.uuid4().hex
             self._store.set("job", self._job)
-            self._store.set(f"session/{self._job}", self._session)
+            self._store.set(self._session_key, self._session)
         entries: list[_Entry | None] = [own] + [None] * (self._size - 1)
         error = ""
         for peer in range(1, self._size):
@@ -142,12 +154,12 @@ class StoreExchange:
 
     def _hear(self, number: int, own: _Entry) -> list[bytes]:
         deadline_s = time.monotonic() + self._timeout_s + RANK_0_GIVES_UP_FIRST_S
-        session, stale = self._session, None
+        session, stale, gives_up_s = self._session, None, deadline_s
         if session is not None:
             self._store.set(self._key(number, self._rank), own.packed())
-        while (left_s := deadline_s - time.monotonic()) > 0:
+        while (left_s := gives_up_s - time.monotonic()) > 0:
             if self._session is None:
-                found = self._value(f"session/{self._job}", left_s)
+                found = self._value(self._session_key, left_s)
                 if found is None:
                     break
                 if found.decode() != session:
@@ -157,8 +169,11 @@ class StoreExchange:
             if published is None:
                 continue
             answer = _Answer.unpacked(published)
-            if own.mark not in answer.marks:  # an earlier job's, or another process has this rank
-                stale = answer
+            if own.mark not in answer.marks:  # an earlier attempt's, or this rank is too late, or two processes have it
+                if answer != stale:
+                    stale = answer
+                    # A session that follows one that has failed, at the same attempt, is opened soon.
+                    gives_up_s = min(deadline_s, time.monotonic() + _SOON_S) if answer.error else deadline_s
                 time.sleep(min(left_s, _LOOKS_AGAIN_S / 10))
                 continue
             self._session = session
@@ -189,8 +204,8 @@ class StoreExchange:
         else:
             text = (
                 f"rank 0 ({stale.places[0]}) has joined another process as rank {self._rank}: "
-                f"{stale.places[self._rank]}; this is {self._at}. Give each process a RANK of its own, and each job a "
-                "MASTER_PORT"
+                f"{stale.places[self._rank]}; this is {self._at}. Either these two have one RANK, or two jobs one "
+                f"MASTER_PORT; or that was before a restart, and since then rank 0 has not called {self._call}"
             )
         return RendezvousError(text, rank=self._rank, peer=0, operation="rendezvous")
 
@@ -208,8 +223,8 @@ class StoreExchange:
                 if within_s <= 0:
                     return None
                 try:
-                    self._store.wait([key], timedelta(seconds=max(within_s, 0.001)))
-                except Exception:
+                    self._store.wait([key], timedelta(seconds=min(max(within_s, 0.001), _LONGEST_S)))
+                except RuntimeError:  # nothing came in time, or the store has gone, of which check() tells
                     if not self._store.check([key]):
                         return None
             return bytes(self._store.get(key))

@@ -162,7 +162,7 @@ def _pointer_of(x: Any, argument: str, device: bool) -> int:
             f"{argument} is not contiguous (shape {tuple(x.shape)}, stride {x.stride()}): use .contiguous()"
         )
     pointer: int = x.data_ptr()
-    if pointer == 0 and x.numel():
+    if pointer == 0 and x.numel() and x.device.type != "meta":  # which a runtime that moves nothing takes
         raise ValueError(
             f"{argument} has no memory (a {type(x).__name__} of {x.numel()} elements): its storage was freed, as FSDP "
             "does with parameters that it has gathered, or torch only pretends it; give one that holds values"

@@ -16,6 +16,7 @@ from telegrad.report.hang_lanes import Lane, lanes_of, short_wait_s
 from telegrad.report.hang_messages import ends_of_messages, open_messages, told_message
 
 _MOST_TOLD_ALONE = 8
+_AT_ONCE_S = 10.0  # a process writes the reports of all its communicators together
 
 
 @dataclass
@@ -65,20 +66,20 @@ def verdicts(reports: Iterable[Report]) -> tuple[list[Verdict], list[Verdict]]:
 
 
 def _open_in_others(group: Sequence[Report], groups: Iterable[Sequence[Report]]) -> dict[int, str]:
-    """By rank of ``group``: what its process waits in on another communicator."""
-    found = {}
+    """By rank of ``group``: what its process waited in on another communicator when it was asked of this one."""
+    found: dict[int, str] = {}
     for report in group:
         for other in (one for others in groups if others is not group for one in others):
-            if (other.host, other.pid) != (report.host, report.pid):
+            is_it = (other.host, other.pid) == (report.host, report.pid) and report.pid is not None
+            at_once = abs(other.written_unix_s - report.written_unix_s) < _AT_ONCE_S
+            if report.rank in found or not (is_it and at_once) or other.failure is not None:
                 continue
             name = f"the communicator {other.group.name if other.group else other.communicator}"
-            for operation in other.operations:
-                if operation.state != "completed":
-                    found[report.rank] = f"operation {operation.tag} of {name}, {operation.call}"
-                    break
-            else:
-                if other.messages:
-                    found[report.rank] = f"{other.messages[0].call} of {name}"
+            running = next((one for one in other.operations if one.state == "running"), None)
+            if running is not None:
+                found[report.rank] = f"operation {running.tag} of {name}, {running.call}"
+            elif other.messages:
+                found[report.rank] = f"{other.messages[0].call} of {name}"
     return found
 
 
@@ -299,11 +300,11 @@ class _Judge:
                 f"rank {lane.rank} last called operation {operation.tag}, {operation.call}, "
                 f"{told_seconds(operation.called_s_ago)} ago ({operation.state})"
             )
-            if lane.rank in self._elsewhere:
+            if operation.state != "completed" or lane.rank in self._messages:  # which are told on their own
+                pass
+            elif lane.rank in self._elsewhere:
                 text += f"; it waits in {self._elsewhere[lane.rank]}"
-            elif lane.rank in self._messages:
-                pass  # which are told on their own
-            elif operation.state == "completed" and operation.took_s is not None:
+            elif operation.took_s is not None:
                 since_s = max(0.0, operation.called_s_ago - operation.took_s)
                 text += f"; it has been busy with something else for {told_seconds(since_s)}"
         if lane.state in ("failed", "closed"):

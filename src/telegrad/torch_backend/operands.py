@@ -62,14 +62,14 @@ def moved(tensor: torch.Tensor) -> Operand:
 
 
 def written(tensor: torch.Tensor) -> Operand:
-    """As ``moved``, for what is filled. Raises ``ValueError`` where several elements share a place."""
+    """As ``moved``, for what is filled. Raises as ``check_places``."""
     check_places([tensor])
     return moved(tensor)
 
 
 def check_places(tensors: Sequence[torch.Tensor]) -> None:
-    """Raises ``ValueError`` for those that cannot be filled, as ``expand()`` makes them: torch would refuse it when the
-    others have their results."""
+    """Raises ``ValueError`` for those that ``expand()`` has made, which cannot be filled: torch would refuse it when
+    the others have their results."""
     for x in tensors:
         if any(stride == 0 and size > 1 for stride, size in zip(x.stride(), x.shape, strict=True)):
             raise ValueError(

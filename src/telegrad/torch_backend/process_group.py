@@ -9,8 +9,8 @@ own; it calls some by their C++ names from DistributedDataParallel and its funct
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
 from typing import Any
 
@@ -27,9 +27,9 @@ from telegrad.torch_backend import short_forms
 from telegrad.torch_backend.device_work import DeviceGroupWork, begun
 from telegrad.torch_backend.group_work import GroupWork
 from telegrad.torch_backend.nccl import OwnNccl, own_nccl
-from telegrad.torch_backend.operands import BITWISE, Operand, check_places, merged, moved, name_of, reduced, written
+from telegrad.torch_backend.operands import BITWISE, check_places, merged, moved, name_of, reduced, written
 from telegrad.torch_backend.options import Options
-from telegrad.torch_backend.purpose import compared
+from telegrad.torch_backend.purpose import compared, compared_as_given
 from telegrad.torch_backend.short_forms import with_short_form
 from telegrad.torch_backend.uncompiled import uncompiled
 
@@ -58,7 +58,10 @@ class ProcessGroup(dist.ProcessGroup):
         options = Options() if options is None else options
         seconds = timeout.total_seconds()
         store = PrefixStore("telegrad", store)
-        exchange = StoreExchange(store, rank, size, seconds, call="init_process_group() or new_group()")
+        attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "")
+        exchange = StoreExchange(
+            store, rank, size, seconds, call="init_process_group() or new_group()", attempt=attempt
+        )
         nccl = own_nccl(options.device_algorithm, store, rank, size, timeout, lambda: exchange.session)
         communicator = Communicator.from_exchange(
             rank,
@@ -141,14 +144,14 @@ class ProcessGroup(dist.ProcessGroup):
     def reduce(self, tensors: Tensors, opts: Any) -> GroupWork:
         (tensor,) = tensors
         root: int = opts.rootRank
+        if root == self.rank():
+            check_places(tensors)
         if name_of(opts.reduceOp) in BITWISE:
             copy = tensor.detach().clone()
             then = (lambda: tensor.detach().copy_(copy)) if root == self.rank() else None
             return self._all_reduced([copy], opts, then, [tensor])
-        if root == self.rank():
-            check_places(tensors)
         operand = reduced(tensor, opts.reduceOp)
-        with _compared_as_given(tensors, [operand]):
+        with compared_as_given(tensors, [operand], opts.reduceOp):
             work = self.communicator.reduce(operand.held, root, _OPS[name_of(opts.reduceOp)], async_op=True)
         return begun([work], tensors, operand.finish if root == self.rank() else None)
 
@@ -350,7 +353,7 @@ class ProcessGroup(dist.ProcessGroup):
             return self._merged(tensors, opts.reduceOp, then, used)
         operands = [reduced(tensor, opts.reduceOp) for tensor in tensors]
         works, parts = [], []
-        with _compared_as_given(tensors, operands):
+        with compared_as_given(tensors, operands, opts.reduceOp):
             for dtype in dict.fromkeys(operand.held.dtype for operand in operands):
                 alike = [operand for operand in operands if operand.held.dtype == dtype]
                 whole = alike[0].held if len(alike) == 1 else _joined([operand.held for operand in alike])
@@ -413,7 +416,7 @@ class ProcessGroup(dist.ProcessGroup):
             return self._all_reduced([whole], opts, lambda: out.detach().copy_(own.view(out.shape)), [out])
         source, target = reduced(x, opts.reduceOp), reduced(out, opts.reduceOp)
         scale = source.held.numel() // max(x.numel(), 1)  # two floats for a complex number
-        with _compared_as_given([x], [source]):
+        with compared_as_given([x], [source], opts.reduceOp):
             work = self.communicator.reduce_scatter(
                 source.held.view(-1),
                 _OPS[name_of(opts.reduceOp)],
@@ -451,12 +454,6 @@ class ProcessGroup(dist.ProcessGroup):
                 f"{rows}"
             )
         return [size * (x.numel() // max(rows, 1)) for size in split_sizes]
-
-
-def _compared_as_given(tensors: Sequence[torch.Tensor], operands: Sequence[Operand]) -> AbstractContextManager[None]:
-    """Several that are summed as one, and those that are summed in another dtype, are compared as they were given."""
-    as_given = len(tensors) <= 1 and all(x.dtype == one.held.dtype for x, one in zip(tensors, operands, strict=True))
-    return nullcontext() if as_given else compared("", tensors)
 
 
 def _all_of(works: Sequence[GroupWork]) -> GroupWork:

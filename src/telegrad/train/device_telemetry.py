@@ -37,7 +37,7 @@ class _Pass:
 
 class DeviceTelemetry:
     """``telemetry``: where records go. Their step is the number of the pass, dropped ones counted, since whether they
-    were is known too late; and sums before them may still be under way when they begin, and their bytes be counted."""
+    were is known too late. When one begins, sums of earlier ones may still be under way: their bytes count for it."""
 
     def __init__(self, telemetry: Telemetry, comm: Communicator, stats: DDPStats) -> None:
         self._telemetry: Telemetry | None = telemetry

@@ -95,12 +95,33 @@ def test_nor_is_its_failure() -> None:
     assert _all([StoreExchange(store, rank, 3, 20.0) for rank in (2, 1, 0)], b"new") == [[b"new"] * 3] * 3
 
 
-@pytest.mark.usefixtures("hasty")
-def test_a_rank_that_comes_when_the_others_have_given_up() -> None:
+def test_a_rank_that_comes_when_the_others_have_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("telegrad.comm.store_exchange._SOON_S", 0.1)
     store = dist.HashStore()
     _failure(lambda: StoreExchange(store, 0, 2, 0.1)(b"here"))
-    text = _failure(lambda: StoreExchange(store, 1, 2, 0.1)(b"here"))
+    begin_s = time.monotonic()
+    text = _failure(lambda: StoreExchange(store, 1, 2, 300.0)(b"here"))
     assert "of 2 ranks, rank 1 did not join within 0.1 s" in text
+    assert time.monotonic() - begin_s < 60
+
+
+@pytest.mark.usefixtures("hasty")
+def test_a_rank_0_that_does_not_come_again() -> None:
+    store = dist.HashStore()
+    _all([StoreExchange(store, rank, 2, 20.0) for rank in range(2)], b"here")
+    same = _failure(lambda: StoreExchange(store, 1, 2, 0.1)(b"here"))
+    assert "or that was before a restart, and since then rank 0 has not called from_torch()" in same
+    later = _failure(lambda: StoreExchange(store, 1, 2, 0.1, attempt="1")(b"here"))
+    assert "rank 1 of 2 heard nothing from rank 0 within 0.1 s: is rank 0 running" in later
+
+
+def test_ranks_that_wait_for_ever_find_each_other() -> None:
+    store = dist.HashStore()
+    exchanges = [StoreExchange(store, rank, 2, float("inf")) for rank in range(2)]
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(exchanges[1], b"here")
+        time.sleep(0.05)
+        assert exchanges[0](b"here") == first.result() == [b"here"] * 2
 
 
 def test_who_was_there_hears_at_once_that_another_was_not() -> None:
@@ -142,7 +163,7 @@ def test_two_processes_of_one_rank() -> None:
     _all([StoreExchange(store, rank, 2, 20.0) for rank in range(2)], b"here")
     text = _failure(lambda: StoreExchange(store, 1, 2, 0.1)(b"here"))
     assert "has joined another process as rank 1: process " in text
-    assert "Give each process a RANK of its own" in text
+    assert "Either these two have one RANK, or two jobs one MASTER_PORT" in text
 
 
 @pytest.mark.usefixtures("hasty")
@@ -151,6 +172,7 @@ def test_two_jobs_at_one_port() -> None:
     ours = [StoreExchange(store, rank, 2, 20.0, job="one") for rank in range(2)]
     with ThreadPoolExecutor(2) as pool:
         first = pool.submit(ours[0], b"here")
+        store.wait(["job"])
         text = _failure(lambda: StoreExchange(store, 1, 2, 0.3, job="another")(b"there"))
         assert ours[1](b"here") == first.result() == [b"here"] * 2
     assert "is of the job 'another', and found the job 'one' at this address and port" in text

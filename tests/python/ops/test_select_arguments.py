@@ -100,6 +100,17 @@ def test_tensors(call: Call, place: int) -> None:
         refused(ValueError, "gradient has 50 entries, residual 100", arrays[1][:50].clone())
 
 
+@pytest.mark.parametrize("of", [np.asarray, tensor_of], ids=["host", "device"])
+def test_what_is_only_added(of: Call) -> None:
+    kernels: Any = cpu if of is np.asarray else gpu
+    residual, gradient = map(of, _arrays()[:2])
+    for call in (kernels.accumulate, kernels.accumulate_normal):
+        with pytest.raises(ValueError, match="gradient has 50 entries, residual 100"):
+            call(residual, gradient[:50])
+        with pytest.raises(TypeError, match="residual is .*float64: it must be .*float32"):
+            call(of(np.ones(SIZE)), gradient)
+
+
 @pytest.mark.parametrize("policy", [ExactTopK, ThresholdSearch, RandomK, SampledThreshold])
 @pytest.mark.parametrize("of", [np.asarray, tensor_of], ids=["host", "device"])
 @pytest.mark.parametrize("k", [-1, 0, SIZE + 1])

@@ -56,6 +56,12 @@ def test_who_waits_on_another_communicator_is_not_said_to_be_busy() -> None:
     assert found.sentence.startswith("rank 2 (host node0, pid 1002) has not called operation 16")
     (detail,) = found.details
     assert detail.endswith(f"(completed); it waits in operation 0 of the communicator aaaaaaaa, {X.text}")
+    for change in ({"failure": {"error": "PeerFailed", "peer": 0, "message": "gone"}}, {"written_unix_s": NOW_S - 500}):
+        before = {name: other.files[1][name] for name in change}
+        other.files[1].update(change)
+        (detail,) = verdicts([*job.reports(), *other.reports()])[0][0].details
+        assert detail.endswith("it has been busy with something else for 40 s")
+        other.files[1].update(before)
     other.files[1]["operations"].clear()
     other.message(1, "recv", 0)
     (detail,) = verdicts([*job.reports(), *other.reports()])[0][0].details

@@ -19,6 +19,10 @@ from telegrad.torch_backend import NAME, Options, ProcessGroup, _create
 SUM = SimpleNamespace(reduceOp=dist.ReduceOp.SUM, rootRank=0)
 
 
+def _op(name: str) -> SimpleNamespace:
+    return SimpleNamespace(reduceOp=getattr(dist.ReduceOp, name), rootRank=0)
+
+
 @pytest.fixture
 def groups() -> Iterator[list[ProcessGroup]]:
     made = [ProcessGroup(communicator) for communicator in Communicator.local(3, timeout_s=30.0)]
@@ -161,6 +165,7 @@ def test_what_cannot_be_is_refused_before_anything_is_sent(groups: list[ProcessG
         lambda group, x: group.allreduce([x.int()[:1].expand(4)], SimpleNamespace(reduceOp=dist.ReduceOp.BAND)),
         lambda group, x: group.allreduce_coalesced([torch.ones(3), x], SUM),
         lambda group, x: group.reduce([x], SUM),
+        lambda group, x: group.reduce([x.int()[:1].expand(4)], _op("BAND")),
         lambda group, x: group.broadcast([x], SimpleNamespace(rootRank=1)),
         lambda group, x: group.allgather([[torch.empty(4), x, torch.empty(4)]], [torch.ones(4)]),
         lambda group, x: group.all_gather_single(x[:1].expand(12), torch.ones(4)),
@@ -179,10 +184,6 @@ def test_what_cannot_be_filled_is_refused_before_anything_is_sent(groups: list[P
     both(groups, lambda rank, group: group.barrier())
     root = SimpleNamespace(rootRank=0)
     both(groups, lambda rank, group: group.broadcast([torch.ones(1).expand(4) if rank == 0 else torch.empty(4)], root))
-
-
-def _op(name: str) -> SimpleNamespace:
-    return SimpleNamespace(reduceOp=getattr(dist.ReduceOp, name))
 
 
 def _ones(dtype: torch.dtype, *sizes: int) -> list[torch.Tensor]:
@@ -216,6 +217,10 @@ def _ones(dtype: torch.dtype, *sizes: int) -> list[torch.Tensor]:
             lambda g: g.reduce_scatter_single(*_ones(torch.int32, 1, 3), SUM),
         ),
         (lambda g: g.reduce(_ones(torch.int8, 3), SUM), lambda g: g.reduce(_ones(torch.int32, 3), SUM)),
+        (
+            lambda g: g.allreduce(_ones(torch.float32, 3), SUM),
+            lambda g: g.allreduce(_ones(torch.float32, 3), SimpleNamespace(reduceOp=dist._make_nccl_premul_sum(2.0))),
+        ),
     ],
 )
 def test_calls_that_differ_only_to_torch_do_not_match(groups: list[ProcessGroup], one: Any, other: Any) -> None:

@@ -18,7 +18,20 @@ def check_arguments(residual: Any, gradient: Any, indices: Any, values: Any, roo
     there is none) is as long as it, the outputs hold ``room`` entries, and ``k``, if given, is 1 to the residual's
     length; ``TypeError`` for other dtypes than float32 and, of indices, uint32 (a gradient on a GPU can be bfloat16 or
     float16, too)."""
-    arrays = {"residual": residual, "indices": indices, "values": values}
+    check_inputs(residual, gradient, indices=indices, values=values)
+    size = _length(residual)
+    if k is not None and not 1 <= k <= size:
+        if not size:
+            raise ValueError(f"k={k}: residual is empty, there is nothing to choose from")
+        raise ValueError(f"k={k} must be 1 to {size}, the entries of the residual")
+    held = min(_length(indices), _length(values))
+    if held < room:
+        raise ValueError(f"indices and values hold {held} entries, but up to {room} are to be moved: make them longer")
+
+
+def check_inputs(residual: Any, gradient: Any, **outputs: Any) -> None:
+    """As ``check_arguments``, of what is added alone, and of ``outputs`` but for their room."""
+    arrays = {"residual": residual, **outputs}
     if gradient is not None:
         arrays["gradient"] = gradient
     if isinstance(residual, np.ndarray):
@@ -28,13 +41,6 @@ def check_arguments(residual: Any, gradient: Any, indices: Any, values: Any, roo
     size = _length(residual)
     if gradient is not None and _length(gradient) != size:
         raise ValueError(f"gradient has {_length(gradient)} entries, residual {size}: give one for each")
-    if k is not None and not 1 <= k <= size:
-        if not size:
-            raise ValueError(f"k={k}: residual is empty, there is nothing to choose from")
-        raise ValueError(f"k={k} must be 1 to {size}, the entries of the residual")
-    held = min(_length(indices), _length(values))
-    if held < room:
-        raise ValueError(f"indices and values hold {held} entries, but up to {room} are to be moved: make them longer")
 
 
 def check_buckets(size: int, bucket: int, per_bucket: int, of_last: int) -> None:

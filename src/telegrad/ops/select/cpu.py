@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from telegrad import _core
 from telegrad.ops.select import Chosen, Sign
-from telegrad.ops.select.arguments import check_arguments, check_buckets
+from telegrad.ops.select.arguments import check_arguments, check_buckets, check_inputs
 
 Floats = npt.NDArray[np.float32]
 Indices = npt.NDArray[np.uint32]
@@ -22,6 +22,7 @@ Indices = npt.NDArray[np.uint32]
 
 def accumulate(residual: Floats, gradient: Floats) -> None:
     """``residual += gradient``."""
+    check_inputs(residual, gradient)
     _core.accumulate(_address(residual), _address(gradient), residual.size)
 
 
@@ -138,11 +139,12 @@ def accumulate_random(
 
 def accumulate_normal(residual: Floats, gradient: Floats | None) -> tuple[float, float]:
     """Mean and standard deviation of residual + gradient; NaN or infinite where one of the sums is."""
+    check_inputs(residual, gradient)
     return _core.accumulate_normal(*_inputs(residual, gradient))
 
 
 def put_back(residual: Floats, indices: Indices, values: Floats, offset: int) -> None:
-    """Undoes a move: what was taken out of ``residual`` is there again."""
+    """Undoes a move, which wrote ``indices`` and ``values``: what was taken out of ``residual`` is there again."""
     residual[indices - np.uint32(offset)] = values
 
 

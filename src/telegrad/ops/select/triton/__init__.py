@@ -19,7 +19,7 @@ import math
 import torch
 
 from telegrad.ops.select import Chosen, Sign
-from telegrad.ops.select.arguments import check_arguments, check_buckets
+from telegrad.ops.select.arguments import check_arguments, check_buckets, check_inputs
 from telegrad.ops.select.triton import cuts, passes, ranked, subset
 from telegrad.ops.select.triton.queued import Kept, queue_all, queue_reused, queue_select, queue_topk
 from telegrad.ops.select.triton.sources import (
@@ -56,6 +56,7 @@ _LANES = 2048  # entries of smaller buckets that it takes together
 
 def accumulate(residual: torch.Tensor, gradient: torch.Tensor) -> None:
     """``residual += gradient``. Does not wait."""
+    check_inputs(residual, gradient)
     residual.add_(gradient)
 
 
@@ -220,6 +221,7 @@ def accumulate_random(
 
 def accumulate_normal(residual: torch.Tensor, gradient: torch.Tensor | None) -> tuple[float, float]:
     """As ``cpu.accumulate_normal``, to the rounding of sums of doubles. Waits once."""
+    check_inputs(residual, gradient)
     size = residual.numel()
     sums, squares = torch.empty(2, blocks_of(size), dtype=torch.float64, device=residual.device)
     added = residual if gradient is None else gradient
