@@ -60,6 +60,12 @@ def store_of(place: JobPlace, timeout_s: float) -> Any:
     return _kept[place]
 
 
+def store_again(place: JobPlace, timeout_s: float) -> Any:
+    """Another connection to the job's store, where what has served the last one has gone. Raises as ``store_of``."""
+    _kept.pop(place, None)
+    return store_of(place, timeout_s)
+
+
 def check_not_inherited(store: Any) -> None:
     """Raises ``RendezvousError`` where ``store`` is the one of the process that has forked this one: both would answer
     as the same rank, over one connection."""

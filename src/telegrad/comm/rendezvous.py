@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from telegrad.comm.job_store import VARIABLES, JobPlace, check_not_inherited, store_of
+from telegrad.comm.job_store import VARIABLES, JobPlace, check_not_inherited, store_again, store_of
 from telegrad.comm.slurm import name_of_step, variables_of_step
 from telegrad.comm.store_exchange import StoreExchange
 from telegrad.errors import RendezvousError
@@ -51,6 +51,7 @@ def find_peers(group: Any = None, *, join_timeout_s: float = 300.0) -> Peers:
         raise ImportError(
             "Communicator.from_torch() needs torch, which finds the peers: pip install 'telegrad[torch]'"
         ) from error
+    place = None
     if dist.is_available() and dist.is_initialized():
         rank = dist.get_rank(group)
         if rank < 0:
@@ -70,10 +71,18 @@ def find_peers(group: Any = None, *, join_timeout_s: float = 300.0) -> Peers:
         place = _place_in_environment()
         rank, size, name = place.rank, place.size, "all"
         store = store_of(place, join_timeout_s)
-    own_store = dist.distributed_c10d.PrefixStore(f"telegrad/{name}/{_made[name]}", store)
+    own, prefix = dist.distributed_c10d.PrefixStore, f"telegrad/{name}/{_made[name]}"
     _made[name] += 1
-    job, attempt = os.environ.get("TORCHELASTIC_RUN_ID") or _step, os.environ.get("TORCHELASTIC_RESTART_COUNT", "")
-    return Peers(rank, size, StoreExchange(own_store, rank, size, join_timeout_s, job=job, attempt=attempt))
+    exchange = StoreExchange(
+        own(prefix, store),
+        rank,
+        size,
+        join_timeout_s,
+        job=os.environ.get("TORCHELASTIC_RUN_ID") or _step,
+        attempt=os.environ.get("TORCHELASTIC_RESTART_COUNT", ""),
+        again=None if place is None else lambda left_s: own(prefix, store_again(place, left_s)),
+    )
+    return Peers(rank, size, exchange)
 
 
 def check_interface(interface: str | None) -> None:

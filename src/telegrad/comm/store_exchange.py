@@ -12,6 +12,7 @@ import os
 import socket
 import time
 import uuid
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -70,12 +71,17 @@ class _Answer:
         return cls(size, marks, places, error, blobs)
 
 
+class StoreLost(RendezvousError):  # noqa: N818
+    """What served the store has gone."""
+
+
 class StoreExchange:
     """Rank 0 collects and publishes, so P ranks make O(P) requests.
 
     ``store``: of this exchange alone, but for what earlier attempts have left. ``call``: what every rank must call, for
     errors. ``job`` and ``attempt`` (at it, as far as is known): the same on all its ranks; those that differ in one do
-    not meet.
+    not meet. ``again(left_s)``: gives another store where this one is lost before rank 0 has answered, as one that
+    served an earlier group of the same processes.
     """
 
     def __init__(
@@ -88,9 +94,10 @@ class StoreExchange:
         call: str = "from_torch()",
         job: str = "",
         attempt: str = "",
+        again: Callable[[float], Any] | None = None,
     ) -> None:
         self._store, self._rank, self._size, self._timeout_s = store, rank, size, timeout_s
-        self._call, self._job = call, job
+        self._call, self._job, self._again = call, job, again
         self._session_key = f"session/{job}/{attempt}"
         self._at = f"process {os.getpid()} on host {socket.gethostname()}"
         self._session: str | None = None  # known to be this job's
@@ -102,7 +109,15 @@ class StoreExchange:
         entry = _Entry(uuid.uuid4().hex, self._size, self._at, blob)
         if self._rank == 0:
             return self._collect(number, entry)
-        return self._hear(number, entry)
+        deadline_s = time.monotonic() + self._timeout_s + RANK_0_GIVES_UP_FIRST_S
+        while True:
+            try:
+                return self._hear(number, entry, deadline_s)
+            except StoreLost:
+                left_s = deadline_s - time.monotonic()
+                if self._again is None or self._session is not None or left_s <= 0:
+                    raise
+                self._store = self._again(left_s)
 
     @property
     def session(self) -> str:
@@ -152,8 +167,7 @@ class StoreExchange:
             f"{self._timeout_s:g} s: look at the logs of those ranks; every rank must call {self._call}"
         )
 
-    def _hear(self, number: int, own: _Entry) -> list[bytes]:
-        deadline_s = time.monotonic() + self._timeout_s + RANK_0_GIVES_UP_FIRST_S
+    def _hear(self, number: int, own: _Entry, deadline_s: float) -> list[bytes]:
         session, stale, gives_up_s = self._session, None, deadline_s
         if session is not None:
             self._store.set(self._key(number, self._rank), own.packed())
@@ -229,7 +243,7 @@ class StoreExchange:
                         return None
             return bytes(self._store.get(key))
         except Exception as error:
-            raise RendezvousError(
+            raise StoreLost(
                 f"rank {self._rank} of {self._size} lost the store that ranks find each other by: is the process that "
                 f"serves it (torchrun, or rank 0) running? ({first_line(error)})",
                 rank=self._rank,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -65,6 +66,13 @@ def _failure(call: Callable[[], Any]) -> str:
     with pytest.raises(RendezvousError) as caught:
         call()
     return str(caught.value)
+
+
+def _free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port: int = free.getsockname()[1]
+    return port
 
 
 @pytest.fixture
@@ -185,6 +193,26 @@ def test_the_store_goes() -> None:
 
     with pytest.raises(RendezvousError, match=r"rank 1 of 2 lost the store .* running\? \(Connection reset by peer\)"):
         StoreExchange(Gone(), 1, 2, 20.0)(b"here")
+
+
+def test_a_store_that_goes_before_rank_0_has_answered() -> None:
+    """As one that served a group of torch's that was destroyed, while rank 0 makes the next one."""
+    port = _free_port()
+    old = dist.TCPStore("127.0.0.1", port, 2, True, wait_for_workers=False)
+    stores = [dist.TCPStore("127.0.0.1", port, 2, False)]
+
+    def again(left_s: float) -> Any:
+        assert 0 < left_s < 70
+        stores.append(dist.TCPStore("127.0.0.1", port, 2, False, timedelta(seconds=left_s)))
+        return stores[-1]
+
+    with ThreadPoolExecutor(1) as pool:
+        other = pool.submit(StoreExchange(stores[0], 1, 2, 60.0, again=again), b"there")
+        time.sleep(0.1)
+        del old
+        served = dist.TCPStore("127.0.0.1", port, 2, True, wait_for_workers=False)
+        assert StoreExchange(served, 0, 2, 60.0)(b"here") == other.result() == [b"here", b"there"]
+    assert len(stores) == 2
 
 
 def test_a_store_over_tcp() -> None:
