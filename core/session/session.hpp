@@ -3,9 +3,11 @@
 // deadlines and heartbeats, and makes every failure final. It must not know of threads, clocks or networks: time is an
 // argument and the network a Driver, so the simulator runs the same protocol.
 //
-// After a failure nothing of a session goes on, but for two cases. It tells its peers what it knows and listens to them for a moment, so that
-// all survivors name the same culprit (Agreement); then every operation ends with that failure. After a mismatch the
-// operations before it do go on, so that ranks which have not come to it yet still do, and can say what they call.
+// After a failure nothing of a session goes on, but for two cases. It tells its peers what it knows and listens to
+// them for a moment, so that all survivors name the same culprit (Agreement); then every operation ends with that
+// failure. After a mismatch the operations before it do go on, so that ranks which have not come to it yet still do,
+// and can say what they call. Where a rank gives up, what it had finished goes on ("winding up"): what it knew by then,
+// all learn.
 
 #include <algorithm>
 #include <cstdint>

@@ -149,7 +149,8 @@ class ProcessGroup(dist.ProcessGroup):
         if name_of(opts.reduceOp) in BITWISE:
             copy = tensor.detach().clone()
             then = (lambda: tensor.detach().copy_(copy)) if root == self.rank() else None
-            return self._all_reduced([copy], opts, then, [tensor])
+            with compared(f"reduce to {root}", tensors):
+                return self._all_reduced([copy], opts, then, [tensor])
         operand = reduced(tensor, opts.reduceOp)
         with compared_as_given(tensors, [operand], opts.reduceOp):
             work = self.communicator.reduce(operand.held, root, _OPS[name_of(opts.reduceOp)], async_op=True)
@@ -413,7 +414,8 @@ class ProcessGroup(dist.ProcessGroup):
             whole = x.detach().clone().view(-1)
             first = sum(counts[: self.rank()])
             own = whole[first : first + counts[self.rank()]]
-            return self._all_reduced([whole], opts, lambda: out.detach().copy_(own.view(out.shape)), [out])
+            with compared("reduce_scatter", [whole]):
+                return self._all_reduced([whole], opts, lambda: out.detach().copy_(own.view(out.shape)), [out])
         source, target = reduced(x, opts.reduceOp), reduced(out, opts.reduceOp)
         scale = source.held.numel() // max(x.numel(), 1)  # two floats for a complex number
         with compared_as_given([x], [source], opts.reduceOp):

@@ -16,10 +16,11 @@ from telegrad.torch_backend.operands import Operand, name_of
 
 @contextlib.contextmanager
 def compared(operation: str, tensors: Sequence[torch.Tensor]) -> Iterator[None]:
-    """In it this thread's collectives match only those of ranks that say the same: an operation's name, and dtypes and
-    numbers of elements of ``tensors``."""
-    said = repr((operation, [(x.dtype, x.numel()) for x in tensors]))
-    before = _core.set_purpose(zlib.crc32(said.encode()) or 1)
+    """In it this thread's collectives match only those of ranks that say the same: an operation's name, dtypes and
+    numbers of elements of ``tensors``, and what was said around it."""
+    before = _core.set_purpose(0)
+    said = repr((before, operation, [(x.dtype, x.numel()) for x in tensors]))
+    _core.set_purpose(zlib.crc32(said.encode()) or 1)
     try:
         yield
     finally:

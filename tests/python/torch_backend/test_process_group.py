@@ -218,6 +218,14 @@ def _ones(dtype: torch.dtype, *sizes: int) -> list[torch.Tensor]:
         ),
         (lambda g: g.reduce(_ones(torch.int8, 3), SUM), lambda g: g.reduce(_ones(torch.int32, 3), SUM)),
         (
+            lambda g: g.reduce(_ones(torch.int32, 3), _op("BAND")),
+            lambda g: g.allreduce(_ones(torch.int32, 3), _op("BAND")),
+        ),
+        (
+            lambda g: g.reduce_scatter_single(*_ones(torch.int32, 1, 3), _op("BAND")),
+            lambda g: g.allreduce(_ones(torch.int32, 3), _op("BAND")),
+        ),
+        (
             lambda g: g.allreduce(_ones(torch.float32, 3), SUM),
             lambda g: g.allreduce(_ones(torch.float32, 3), SimpleNamespace(reduceOp=dist._make_nccl_premul_sum(2.0))),
         ),
