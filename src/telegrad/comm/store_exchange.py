@@ -22,7 +22,8 @@ from telegrad.errors import RendezvousError
 RANK_0_GIVES_UP_FIRST_S = 5.0
 """So that the others hear from it who is missing."""
 
-_LOOKS_AGAIN_S = 0.5  # whether rank 0 has opened another session
+# Whether rank 0 has opened another session, a rank looks in intervals that double: a thousand of them ask one store.
+_LOOKS_FIRST_S, _LOOKS_LAST_S = 0.05, 2.0
 _SOON_S = 5.0
 _LONGEST_S = 1e8  # that torch can be told to wait; infinity is not
 
@@ -168,7 +169,7 @@ class StoreExchange:
         )
 
     def _hear(self, number: int, own: _Entry, deadline_s: float) -> list[bytes]:
-        session, stale, gives_up_s = self._session, None, deadline_s
+        session, stale, gives_up_s, looks_again_s = self._session, None, deadline_s, _LOOKS_FIRST_S
         if session is not None:
             self._store.set(self._key(number, self._rank), own.packed())
         while (left_s := gives_up_s - time.monotonic()) > 0:
@@ -179,7 +180,8 @@ class StoreExchange:
                 if found.decode() != session:
                     session = found.decode()
                     self._store.set(f"{session}/{number}/{self._rank}", own.packed())
-            published = self._value(f"{session}/{number}/all", min(left_s, _LOOKS_AGAIN_S))
+            looks_again_s = min(2 * looks_again_s, _LOOKS_LAST_S)
+            published = self._value(f"{session}/{number}/all", min(left_s, looks_again_s))
             if published is None:
                 continue
             answer = _Answer.unpacked(published)
@@ -188,7 +190,7 @@ class StoreExchange:
                     stale = answer
                     # A session that follows one that has failed, at the same attempt, is opened soon.
                     gives_up_s = min(deadline_s, time.monotonic() + _SOON_S) if answer.error else deadline_s
-                time.sleep(min(left_s, _LOOKS_AGAIN_S / 10))
+                time.sleep(min(left_s, looks_again_s))
                 continue
             self._session = session
             if answer.error:
