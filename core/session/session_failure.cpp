@@ -60,13 +60,7 @@ std::string Session::reason_of(const std::exception& thrown) const {
   return "rank " + std::to_string(rank()) + (memory ? " ran out of memory" : std::string(" cannot go on: ") + thrown.what());
 }
 
-void Session::fail(const std::exception& thrown) {
-  fail({.kind = FailureKind::transport,
-        .rank = rank(),
-        .peer = rank(),
-        .sequence = first_unfinished(),
-        .reason = reason_of(thrown)});
-}
+void Session::fail(const std::exception& thrown) { give_up(reason_of(thrown)); }
 
 void Session::give_up(std::string reason) {
   fail({.kind = FailureKind::transport,
@@ -106,9 +100,7 @@ void Session::stop(Statement mine) {
 
 void Session::stop_winding_up() {
   winding_up_ = false;
-  freeze_all();
-  say(std::move(to_say_));
-  listen(options_.agreement_s);
+  stop(std::exchange(to_say_, {}));
 }
 
 // An operation goes on for as long as no rank is known that will never call it.

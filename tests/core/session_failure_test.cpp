@@ -95,14 +95,22 @@ TEST("fail() ends the operation and its coroutine never goes on") {
   EXPECT(!went_on);
 }
 
-TEST("a stopped session ends its operations once all peers have spoken, or after a moment") {
-  for (const bool all_speak : {true, false}) {
-    ScriptedDriver driver(3);
-    Session session(driver, {.agreement_s = 0.05});
-    Buffer a(5);
-    const auto first = receiver(a, 3);
+// A rank in an operation, which listens to the others before it ends with a failure.
+struct Listening {
+  Listening() {
     session.join(1.0);
     session.begin(first, 1.0);
+  }
+  ScriptedDriver driver{3};
+  Session session{driver, {.agreement_s = 0.05, .dispute_s = 5.0}};
+  Buffer a{5};
+  RequestPtr first = receiver(a, 3);
+};
+
+TEST("a stopped session ends its operations once all peers have spoken, or after a moment") {
+  for (const bool all_speak : {true, false}) {
+    Listening rank;
+    auto& [driver, session, a, first] = rank;
     driver.sink->on_peer_failed(2, "cut");
     EXPECT(session.failing() && !first->done());
     const auto second = receiver(a, 3);
@@ -130,10 +138,8 @@ TEST("a stopped session ends its operations once all peers have spoken, or after
 }
 
 // Rank 1 gives up in operation 1, after it had finished operation 0; rank 0 is in both.
-struct WindingUp {
+struct WindingUp : Listening {
   WindingUp() {
-    session.join(1.0);
-    session.begin(first, 1.0);
     session.begin(second, 1.0);
     hear(1, 2);
   }
@@ -152,11 +158,7 @@ struct WindingUp {
     EXPECT_EQ(ended.failure()->peer, 1);
     EXPECT_EQ(ended.failure()->reason, "it has had enough");
   }
-  ScriptedDriver driver{3};
-  Session session{driver, {.agreement_s = 0.05, .dispute_s = 5.0}};
-  Buffer a{5};
   Buffer b{5};
-  RequestPtr first = receiver(a, 3);
   RequestPtr second = receiver(b, 3);
 };
 
@@ -293,15 +295,10 @@ TEST("who does not listen to others ends at once when a rank gives up") {
 }
 
 TEST("who gives up finishes what came before") {
-  ScriptedDriver driver(3);
-  Session session(driver, {.agreement_s = 0.05});
-  Buffer a(5);
-  const auto first = receiver(a, 3);
-  session.join(1.0);
-  session.begin(first, 1.0);
-  session.give_up("enough");  // while in it: nothing came before
-  EXPECT_EQ(driver.of_kind(ControlKind::abort).size(), 2);
-  EXPECT_EQ(driver.of_kind(ControlKind::abort).front().second.sequence, 0);
+  Listening rank;
+  rank.session.give_up("enough");  // while in it: nothing came before
+  EXPECT_EQ(rank.driver.of_kind(ControlKind::abort).size(), 2);
+  EXPECT_EQ(rank.driver.of_kind(ControlKind::abort).front().second.sequence, 0);
 }
 
 TEST("a process that stood still gives itself up before it looks at what has arrived") {

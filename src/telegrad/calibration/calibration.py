@@ -215,10 +215,10 @@ def _agree(communicator: Communicator, seconds: float, *, on_device: bool) -> tu
     some measure devices: ranks that count on another time measure other things, and wait for each other."""
     own = [seconds, os.getloadavg()[0], len(os.sched_getaffinity(0)), on_device]
     told = communicator.all_gather(np.array(own, np.float64))
-    others = np.flatnonzero(told[:, 0] != told[0, 0])
     if len(set(told[:, 3])) > 1:
         have, lack = (int(np.flatnonzero(told[:, 3] == given)[0]) for given in (1, 0))
         raise ValueError(f"device= was given on rank {have} and not on rank {lack}: give it on all ranks or on none")
+    others = np.flatnonzero(told[:, 0] != told[0, 0])
     if others.size:
         raise ValueError(
             f"seconds differs between ranks (rank 0: {told[0, 0]:g}, rank {others[0]}: {told[others[0], 0]:g}): "

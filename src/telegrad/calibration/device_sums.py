@@ -66,8 +66,7 @@ def measure_device_sums(
     this. NCCL is looked at where the communicator has it, and each rank a device of its own. Raises ``ValueError`` on
     all of them where their devices are of several kinds."""
     runtime, device = runtime_of(like.device.type), like.device
-    told = all_gather_text(communicator, json.dumps(runtime.identity(device)[0]))
-    kind = _one_kind(told)
+    kind = _one_kind(all_gather_text(communicator, json.dumps(runtime.identity(device)[0])))
     names = communicator.device_algorithms(device)
 
     def call_of(x: Any, name: str) -> Call:

@@ -77,10 +77,8 @@ class DeviceSums(Member):
 
     def _verdict_on(self, device: Any) -> Verdict:
         assert self._nccl is not None
-        known = self._nccl.known(device)
-        if known is not None:
-            return known
-        return self._nccl.find_out(device, runtime_of(device.type), partial(all_gather_text, self))  # type: ignore[arg-type]
+        gather = partial(all_gather_text, self)  # type: ignore[arg-type]
+        return self._nccl.verdict_on(device, runtime_of(device.type), gather)
 
     def _sum_by_nccl(
         self, x: Any, target: Any, dtype: _core.DType, reduction: _core.Reduction, async_op: bool

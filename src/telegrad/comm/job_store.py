@@ -10,16 +10,14 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import timedelta
 from typing import Any
 
-from telegrad.comm.store_exchange import first_line
+from telegrad.comm.torch_terms import first_line, torch_timeout
 from telegrad.errors import RendezvousError
 
 VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 _TRIES_AGAIN_S = 0.1
-_LONGEST_S = 1e8  # that torch can be told to wait; infinity is not
 _ANSWERS_S = 5.0  # a host that is there; where one is not, the network may say nothing
 
 # Kept while the process lives: rank 0 serves it on MASTER_PORT, and a later init_process_group() joins the same server.
@@ -49,6 +47,11 @@ class JobPlace:
     @property
     def where(self) -> str:
         return f"{self.address}:{self.port}"
+
+
+def attempt() -> str:
+    """Which one of a job that torchrun may start again; nothing of any other."""
+    return os.environ.get("TORCHELASTIC_RESTART_COUNT", "")
 
 
 def store_of(place: JobPlace, timeout_s: float) -> Any:
@@ -94,7 +97,7 @@ def _connected(place: JobPlace, timeout_s: float) -> Any:
             place.port,
             place.size,
             serves,
-            timedelta(seconds=min(max(deadline_s - time.monotonic(), 1.0), _LONGEST_S)),
+            torch_timeout(max(deadline_s - time.monotonic(), 1.0)),
             wait_for_workers=False,  # who does not come is named by the exchange
             multi_tenant=True,
             use_libuv=os.environ.get("USE_LIBUV", "1") == "1",

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from telegrad.comm.job_store import VARIABLES, JobPlace, check_not_inherited, store_again, store_of
+from telegrad.comm.job_store import VARIABLES, JobPlace, attempt, check_not_inherited, store_again, store_of
 from telegrad.comm.slurm import name_of_step, variables_of_step
 from telegrad.comm.store_exchange import StoreExchange
 from telegrad.errors import RendezvousError
@@ -79,7 +79,7 @@ def find_peers(group: Any = None, *, join_timeout_s: float = 300.0) -> Peers:
         size,
         join_timeout_s,
         job=os.environ.get("TORCHELASTIC_RUN_ID") or _step,
-        attempt=os.environ.get("TORCHELASTIC_RESTART_COUNT", ""),
+        attempt=attempt(),
         again=None if place is None else lambda left_s: own(prefix, store_again(place, left_s)),
     )
     return Peers(rank, size, exchange)

@@ -14,9 +14,9 @@ import time
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import timedelta
 from typing import Any
 
+from telegrad.comm.torch_terms import first_line, torch_timeout
 from telegrad.errors import RendezvousError
 
 RANK_0_GIVES_UP_FIRST_S = 5.0
@@ -25,7 +25,6 @@ RANK_0_GIVES_UP_FIRST_S = 5.0
 # Whether rank 0 has opened another session, a rank looks in intervals that double: a thousand of them ask one store.
 _LOOKS_FIRST_S, _LOOKS_LAST_S = 0.05, 2.0
 _SOON_S = 5.0
-_LONGEST_S = 1e8  # that torch can be told to wait; infinity is not
 
 
 @dataclass(frozen=True)
@@ -132,23 +131,23 @@ class StoreExchange:
             self._session = uuid.uuid4().hex
             self._store.set("job", self._job)
             self._store.set(self._session_key, self._session)
-        entries: list[_Entry | None] = [own] + [None] * (self._size - 1)
+        entries: list[_Entry | None] = [own]
         error = ""
-        for peer in range(1, self._size):
-            found = entries[peer] = self._entry_of(peer, number, deadline_s)
-            if found is None:
-                error = self._said_of_missing(number)
-                break
-            if found.size != self._size:
+        for peer in range(1, self._size):  # once time is up, or something is wrong, only who is there already
+            found = self._value(self._key(number, peer), 0.0 if error else deadline_s - time.monotonic())
+            entry = None if found is None else _Entry.unpacked(found)
+            entries.append(entry)
+            if entry is not None and entry.size != self._size and not error:
                 error = (
-                    f"rank 0 ({self._at}) counts {self._size} ranks, rank {peer} ({found.at}) {found.size}: give all "
+                    f"rank 0 ({self._at}) counts {self._size} ranks, rank {peer} ({entry.at}) {entry.size}: give all "
                     "processes the same WORLD_SIZE"
                 )
-                break
-        if error:  # those behind the first that is missing are to hear of it at once
-            for peer in range(1, self._size):
-                if entries[peer] is None and self._store.check([self._key(number, peer)]):
-                    entries[peer] = self._entry_of(peer, number, deadline_s)
+        missing = [str(peer) for peer, entry in enumerate(entries) if entry is None]
+        if missing and not error:
+            error = (
+                f"no peers found: of {self._size} ranks, rank {', '.join(missing)} did not join within "
+                f"{self._timeout_s:g} s: look at the logs of those ranks; every rank must call {self._call}"
+            )
         answer = _Answer(
             self._size,
             [None if one is None else one.mark for one in entries],
@@ -160,13 +159,6 @@ class StoreExchange:
         if error:
             raise RendezvousError(error, rank=0, operation="rendezvous")
         return answer.blobs
-
-    def _said_of_missing(self, number: int) -> str:
-        missing = [peer for peer in range(1, self._size) if not self._store.check([self._key(number, peer)])]
-        return (
-            f"no peers found: of {self._size} ranks, rank {', '.join(map(str, missing))} did not join within "
-            f"{self._timeout_s:g} s: look at the logs of those ranks; every rank must call {self._call}"
-        )
 
     def _hear(self, number: int, own: _Entry, deadline_s: float) -> list[bytes]:
         session, stale, gives_up_s, looks_again_s = self._session, None, deadline_s, _LOOKS_FIRST_S
@@ -225,10 +217,6 @@ class StoreExchange:
             )
         return RendezvousError(text, rank=self._rank, peer=0, operation="rendezvous")
 
-    def _entry_of(self, peer: int, number: int, deadline_s: float) -> _Entry | None:
-        packed = self._value(self._key(number, peer), deadline_s - time.monotonic())
-        return None if packed is None else _Entry.unpacked(packed)
-
     def _key(self, number: int, of: int | str) -> str:
         return f"{self._session}/{number}/{of}"
 
@@ -239,7 +227,7 @@ class StoreExchange:
                 if within_s <= 0:
                     return None
                 try:
-                    self._store.wait([key], timedelta(seconds=min(max(within_s, 0.001), _LONGEST_S)))
+                    self._store.wait([key], torch_timeout(max(within_s, 0.001)))
                 except RuntimeError:  # nothing came in time, or the store has gone, of which check() tells
                     if not self._store.check([key]):
                         return None
@@ -252,8 +240,3 @@ class StoreExchange:
                 peer=0,
                 operation="rendezvous",
             ) from error
-
-
-def first_line(error: BaseException) -> str:
-    """What an error of torch's says, without the stack that it may hold."""
-    return (str(error).strip() or type(error).__name__).splitlines()[0]

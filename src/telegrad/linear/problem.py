@@ -149,10 +149,10 @@ class Problem:
         base = -1 if self.rows.index_base is None else self.rows.index_base
         own = np.array([self.rows.n_features, len(labels), base, *kinds, *told.values()], np.int64)
         every = own[None] if self.comm is None else self.comm.all_gather(own)
+        self._check_alike([*told], every[:, 3 + len(kinds) :])
         features, counts = int(every[:, 0].max()), every[:, 1]
         bases = set(every[counts > 0, 2].tolist())
         minus, zero, plus = every[:, 3 : 3 + len(kinds)].sum(0)
-        self._check_alike([*told], every[:, 3 + len(kinds) :])
         if self.is_classification and not are_classes(counts.sum(), minus, zero, plus):
             raise ValueError(
                 f"labels are not two classes for loss={self.settings.loss!r}: {self._first_other_label(counts)}of "

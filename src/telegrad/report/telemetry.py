@@ -16,6 +16,8 @@ from rich.markup import escape
 from rich.table import Table
 
 FORMAT, VERSION = "telegrad-telemetry", 1
+_COUNTS = ("step", "elements", "dense_elements", "element_bytes", "bytes_sent")
+_COUNTS_OF_LATER_FILES = ("kept", "words_sent", "words_received")
 _LATE = 0.1  # the share of steps, at the end, over which late figures are taken
 
 
@@ -188,20 +190,10 @@ def read(path: Path) -> Run:
 def _step_of(said: dict[str, Any], columns: Sequence[str], world_size: int, job: int) -> Step:
     if tuple(columns) != tuple(TensorStep.__dataclass_fields__):
         raise ValueError(f"columns {columns!r}")
-    return Step(
-        step=_count(said["step"], "step"),
-        world_size=world_size,
-        dropped=bool(said["dropped"]),
-        elements=_count(said["elements"], "elements"),
-        dense_elements=_count(said["dense_elements"], "dense_elements"),
-        element_bytes=_count(said["element_bytes"], "element_bytes"),
-        bytes_sent=_count(said["bytes_sent"], "bytes_sent"),
-        tensors=tuple(_tensor_of(one) for one in said["tensors"]),
-        kept=_count(said.get("kept", 0), "kept"),
-        words_sent=_count(said.get("words_sent", 0), "words_sent"),
-        words_received=_count(said.get("words_received", 0), "words_received"),
-        job=job,
-    )
+    counts = {name: _count(said[name], name) for name in _COUNTS}
+    later = {name: _count(said.get(name, 0), name) for name in _COUNTS_OF_LATER_FILES}
+    tensors = tuple(_tensor_of(one) for one in said["tensors"])
+    return Step(world_size=world_size, dropped=bool(said["dropped"]), tensors=tensors, job=job, **counts, **later)
 
 
 def _tensor_of(said: Sequence[Any]) -> TensorStep:

@@ -9,7 +9,6 @@ own; it calls some by their C++ names from DistributedDataParallel and its funct
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
@@ -20,6 +19,7 @@ from torch._C._distributed_c10d import PrefixStore
 
 from telegrad.comm import Communicator
 from telegrad.comm.device.runtime import has_runtime
+from telegrad.comm.job_store import attempt
 from telegrad.comm.store_exchange import StoreExchange
 from telegrad.comm.work import Work
 from telegrad.errors import TimeoutExpired
@@ -58,10 +58,8 @@ class ProcessGroup(dist.ProcessGroup):
         options = Options() if options is None else options
         seconds = timeout.total_seconds()
         store = PrefixStore("telegrad", store)
-        attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "")
-        exchange = StoreExchange(
-            store, rank, size, seconds, call="init_process_group() or new_group()", attempt=attempt
-        )
+        call = "init_process_group() or new_group()"
+        exchange = StoreExchange(store, rank, size, seconds, call=call, attempt=attempt())
         nccl = own_nccl(options.device_algorithm, store, rank, size, timeout, lambda: exchange.session)
         communicator = Communicator.from_exchange(
             rank,
@@ -146,14 +144,15 @@ class ProcessGroup(dist.ProcessGroup):
         root: int = opts.rootRank
         if root == self.rank():
             check_places(tensors)
-        if name_of(opts.reduceOp) in BITWISE:
+        op = name_of(opts.reduceOp)
+        if op in BITWISE:
             copy = tensor.detach().clone()
             then = (lambda: tensor.detach().copy_(copy)) if root == self.rank() else None
             with compared(f"reduce to {root}", tensors):
                 return self._all_reduced([copy], opts, then, [tensor])
         operand = reduced(tensor, opts.reduceOp)
-        with compared_as_given(tensors, [operand], opts.reduceOp):
-            work = self.communicator.reduce(operand.held, root, _OPS[name_of(opts.reduceOp)], async_op=True)
+        with compared_as_given(tensors, [operand], op):
+            work = self.communicator.reduce(operand.held, root, _OPS[op], async_op=True)
         return begun([work], tensors, operand.finish if root == self.rank() else None)
 
     @with_short_form(short_forms.reduce_scatter, output_tensors="output", input_tensors="input")
@@ -354,7 +353,7 @@ class ProcessGroup(dist.ProcessGroup):
             return self._merged(tensors, opts.reduceOp, then, used)
         operands = [reduced(tensor, opts.reduceOp) for tensor in tensors]
         works, parts = [], []
-        with compared_as_given(tensors, operands, opts.reduceOp):
+        with compared_as_given(tensors, operands, op):
             for dtype in dict.fromkeys(operand.held.dtype for operand in operands):
                 alike = [operand for operand in operands if operand.held.dtype == dtype]
                 whole = alike[0].held if len(alike) == 1 else _joined([operand.held for operand in alike])
@@ -410,7 +409,8 @@ class ProcessGroup(dist.ProcessGroup):
 
     def _reduce_scattered(self, out: torch.Tensor, x: torch.Tensor, counts: list[int], opts: Any) -> GroupWork:
         check_places([out])
-        if name_of(opts.reduceOp) in BITWISE:
+        op = name_of(opts.reduceOp)
+        if op in BITWISE:
             whole = x.detach().clone().view(-1)
             first = sum(counts[: self.rank()])
             own = whole[first : first + counts[self.rank()]]
@@ -418,10 +418,10 @@ class ProcessGroup(dist.ProcessGroup):
                 return self._all_reduced([whole], opts, lambda: out.detach().copy_(own.view(out.shape)), [out])
         source, target = reduced(x, opts.reduceOp), reduced(out, opts.reduceOp)
         scale = source.held.numel() // max(x.numel(), 1)  # two floats for a complex number
-        with compared_as_given([x], [source], opts.reduceOp):
+        with compared_as_given([x], [source], op):
             work = self.communicator.reduce_scatter(
                 source.held.view(-1),
-                _OPS[name_of(opts.reduceOp)],
+                _OPS[op],
                 out=target.held.view(-1),
                 counts=[count * scale for count in counts],
                 async_op=True,

@@ -6,12 +6,11 @@ from __future__ import annotations
 import contextlib
 import zlib
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import torch
 
 from telegrad import _core
-from telegrad.torch_backend.operands import Operand, name_of
+from telegrad.torch_backend.operands import Operand
 
 
 @contextlib.contextmanager
@@ -28,10 +27,10 @@ def compared(operation: str, tensors: Sequence[torch.Tensor]) -> Iterator[None]:
 
 
 def compared_as_given(
-    tensors: Sequence[torch.Tensor], operands: Sequence[Operand], op: Any
+    tensors: Sequence[torch.Tensor], operands: Sequence[Operand], op: str
 ) -> contextlib.AbstractContextManager[None]:
     """The same, where a sum of ``operands`` says less than torch's call of ``tensors`` does: several that are summed as
     one, those that are summed in another dtype, and sums with factors."""
     alike = all(x.dtype == one.held.dtype for x, one in zip(tensors, operands, strict=True))
-    as_given = len(tensors) <= 1 and alike and name_of(op) != "PREMUL_SUM"
-    return contextlib.nullcontext() if as_given else compared(name_of(op), tensors)
+    as_given = len(tensors) <= 1 and alike and op != "PREMUL_SUM"
+    return contextlib.nullcontext() if as_given else compared(op, tensors)

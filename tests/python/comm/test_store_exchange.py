@@ -62,6 +62,12 @@ def _all(exchanges: list[StoreExchange], blob: bytes) -> list[list[bytes]]:
         return list(pool.map(lambda one: one(blob), exchanges))
 
 
+def _left_by_two_ranks() -> Any:
+    store = dist.HashStore()
+    _all([StoreExchange(store, rank, 2, 20.0) for rank in range(2)], b"here")
+    return store
+
+
 def _failure(call: Callable[[], Any]) -> str:
     with pytest.raises(RendezvousError) as caught:
         call()
@@ -115,8 +121,7 @@ def test_a_rank_that_comes_when_the_others_have_given_up(monkeypatch: pytest.Mon
 
 @pytest.mark.usefixtures("hasty")
 def test_a_rank_0_that_does_not_come_again() -> None:
-    store = dist.HashStore()
-    _all([StoreExchange(store, rank, 2, 20.0) for rank in range(2)], b"here")
+    store = _left_by_two_ranks()
     same = _failure(lambda: StoreExchange(store, 1, 2, 0.1)(b"here"))
     assert "or that was before a restart, and since then rank 0 has not called from_torch()" in same
     later = _failure(lambda: StoreExchange(store, 1, 2, 0.1, attempt="1")(b"here"))
@@ -159,16 +164,14 @@ def test_ranks_that_count_differently() -> None:
 
 @pytest.mark.usefixtures("hasty")
 def test_a_rank_beyond_those_that_have_joined() -> None:
-    store = dist.HashStore()
-    _all([StoreExchange(store, rank, 2, 20.0) for rank in range(2)], b"here")
+    store = _left_by_two_ranks()
     text = _failure(lambda: StoreExchange(store, 2, 3, 0.1)(b"here"))
     assert "has joined 2 ranks, and this is rank 2 of 3: give all processes the same WORLD_SIZE" in text
 
 
 @pytest.mark.usefixtures("hasty")
 def test_two_processes_of_one_rank() -> None:
-    store = dist.HashStore()
-    _all([StoreExchange(store, rank, 2, 20.0) for rank in range(2)], b"here")
+    store = _left_by_two_ranks()
     text = _failure(lambda: StoreExchange(store, 1, 2, 0.1)(b"here"))
     assert "has joined another process as rank 1: process " in text
     assert "Either these two have one RANK, or two jobs one MASTER_PORT" in text

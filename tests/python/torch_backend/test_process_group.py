@@ -148,9 +148,9 @@ def test_what_cannot_be_is_refused_before_anything_is_sent(groups: list[ProcessG
     with pytest.raises(ValueError, match=r"input_split_sizes=\[1, 1, 3\] must be 3 numbers of rows whose sum is"):
         group.all_to_all_single(torch.empty(3), torch.empty(4), [], [1, 1, 3])
     with pytest.raises(TypeError, match="op=BAND of torch.float32: bitwise reductions are of integers and booleans"):
-        group.allreduce([x], SimpleNamespace(reduceOp=dist.ReduceOp.BAND))
+        group.allreduce([x], _op("BAND"))
     with pytest.raises(TypeError, match="op=BAND of a sparse tensor is not supported"):
-        group.allreduce([x.to_sparse()], SimpleNamespace(reduceOp=dist.ReduceOp.BAND))
+        group.allreduce([x.to_sparse()], _op("BAND"))
     with pytest.raises(ValueError, match="tensor_list has tensors of torch.float32, torch.int64: give one dtype"):
         group.allgather([[x, x, x.long()]], [x])
     with pytest.raises(TypeError, match=r"pg_options=1: give telegrad.torch_backend.Options\(...\)"):
@@ -162,7 +162,7 @@ def test_what_cannot_be_is_refused_before_anything_is_sent(groups: list[ProcessG
     "call",
     [
         lambda group, x: group.allreduce([x], SUM),
-        lambda group, x: group.allreduce([x.int()[:1].expand(4)], SimpleNamespace(reduceOp=dist.ReduceOp.BAND)),
+        lambda group, x: group.allreduce([x.int()[:1].expand(4)], _op("BAND")),
         lambda group, x: group.allreduce_coalesced([torch.ones(3), x], SUM),
         lambda group, x: group.reduce([x], SUM),
         lambda group, x: group.reduce([x.int()[:1].expand(4)], _op("BAND")),

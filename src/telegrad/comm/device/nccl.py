@@ -103,22 +103,20 @@ class NcclSums:
         self._verdicts: dict[Any, Verdict] = {}
         self._loaded: set[tuple[Any, Any]] = set()
 
-    def known(self, device: Any) -> Verdict | None:
-        """What has been found out of it before."""
-        return self._verdicts.get(device)
-
-    def find_out(self, device: Any, runtime: DeviceRuntime, gather: Callable[[str], list[str]]) -> Verdict:
-        """On the device that this rank sums on, and those of the others, where nothing is ``known`` yet. All ranks must
-        ask about theirs: ``gather`` waits for them, and gives every rank's text, by rank, for one's own. Raises
-        ``ValueError`` on all of them, each time, where they have other settings or demand what cannot be."""
-        kind, place = runtime.identity(device)
-        own = json.dumps({"setting": self._setting, "kind": kind, "place": place})
-        found = agreed([json.loads(text) for text in gather(own)])
-        if self._setting == NCCL and found.refusal:
-            raise ValueError(f"device_algorithm='nccl' cannot be: {found.refusal}")
-        if found.refusal and self._rank == 0:
-            _say_once(f"dense sums of device tensors go through host memory: {found.refusal}")
-        self._verdicts[device] = found
+    def verdict_on(self, device: Any, runtime: DeviceRuntime, gather: Callable[[str], list[str]]) -> Verdict:
+        """On the device that this rank sums on, and those of the others. The first time that this rank asks about it,
+        all ranks must ask about theirs: ``gather`` waits for them, and gives every rank's text, by rank, for one's own.
+        Raises ``ValueError`` on all of them, each time, where they have other settings or demand what cannot be."""
+        found = self._verdicts.get(device)
+        if found is None:
+            kind, place = runtime.identity(device)
+            own = json.dumps({"setting": self._setting, "kind": kind, "place": place})
+            found = agreed([json.loads(text) for text in gather(own)])
+            if self._setting == NCCL and found.refusal:
+                raise ValueError(f"device_algorithm='nccl' cannot be: {found.refusal}")
+            if found.refusal and self._rank == 0:
+                _say_once(f"dense sums of device tensors go through host memory: {found.refusal}")
+            self._verdicts[device] = found
         return found
 
     @property

@@ -9,6 +9,8 @@ from collections.abc import Callable, Hashable
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
+from telegrad.comm.torch_terms import first_line
+
 Stream = Hashable
 """A queue of the device. What is put into it runs in that order, and later than the call that puts it there."""
 
@@ -130,9 +132,8 @@ def resolved_device(device: Any) -> Any:
     try:
         return runtime_of(chosen.type).resolved(chosen)
     except (AssertionError, RuntimeError) as error:  # torch's
-        said = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise ValueError(
-            f"device={device!r} cannot be used here: torch says '{said}'; see torch.cuda.is_available()"
+            f"device={device!r} cannot be used here: torch says '{first_line(error)}'; see torch.cuda.is_available()"
         ) from error
 
 
