@@ -1,5 +1,5 @@
-"""Which block and how many warps suit the kernels that read a whole residual, on this GPU: what `PASS_BLOCK`, `BLOCK`
-and `DIGITS` of telegrad.ops.select.triton.sources should be.
+"""Which block and how many warps suit the kernels that read a whole residual, on this GPU: what `PASS_BLOCK`,
+`PASS_WARPS` and `BLOCK` of telegrad.ops.select.triton.sources should be.
 
     python benchmarks/gpu/blocks.py --json FILE
 
@@ -10,11 +10,10 @@ elements in the same turns.
 from __future__ import annotations
 
 import argparse
-import itertools
 import json
 import statistics
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +26,10 @@ from telegrad.ops.triton import launch, numbers_on
 
 _ELEMENTS = 64 << 20
 _SAMPLES = 15
-_WARPS = (4, 8)
-_BLOCKS = (1024, 2048, 4096)
-_DIGITS = ((11, 20), (8, 23))  # bits of the first digit of a key, and those below
+_PASSES = ((256, 1), (512, 1), (512, 2), (1024, 1), (1024, 2), (1024, 4), (2048, 1), (2048, 2), (2048, 4), (2048, 8))
+_COUNTS = ((2048, 4), (4096, 4), (4096, 8), (8192, 8), (8192, 16))
+_CHOICES: Mapping[str, Sequence[tuple[int, int]]] = {"fused_pass": _PASSES, "count_digits": _COUNTS}
+_WIDTH, _SHIFT = sources.DIGITS[0]
 _DENSITY = 0.01
 _SIDE = sources.side_of(0)
 
@@ -68,19 +68,22 @@ class Passes:
         starts = torch.empty(blocks, dtype=torch.int64, device=self._device)
         counts = torch.empty(blocks, dtype=torch.int32, device=self._device)
         untaken = torch.empty(1, dtype=torch.float64, device=self._device)
-        flags: dict[str, Any] = {"HELD": False, "ADD": True, "SELECT": True, "MOMENTS": False}
-        outputs = (self._indices, self._values, self._cursor, starts, counts)
+        totals = torch.zeros(-(-blocks // sources.GROUP), dtype=torch.int64, device=self._device)
+        flags: dict[str, Any] = {"HELD": False, "ADD": True, "SELECT": True, "MOMENTS": False, "KNOWN": False}
+        flags["GROUP"] = sources.GROUP
+        outputs = (self._indices, self._values, self._cursor, starts, counts, totals)
         moments = (untaken, counts, counts, counts, self._cursor)
         given = (self._residual, self._gradient, self.size, self._bound, self._room, *outputs, *moments)
         return self._launching(passes.fused_pass, blocks, *given, **flags, BLOCK=block, warps=warps)
 
-    def counted(self, block: int, warps: int, width: int, shift: int) -> Kernel:
-        histogram = torch.zeros(1 << width, dtype=torch.int64, device=self._device)
+    def counted(self, block: int, warps: int) -> Kernel:
+        histogram = torch.zeros(sources.HISTOGRAM, dtype=torch.int64, device=self._device)
         found = torch.zeros(2, dtype=torch.int64, device=self._device)
-        digit: dict[str, Any] = {"LOWEST": _SIDE.lowest, "SHIFT": shift, "WIDTH": width, "FIRST": True}
+        digit: dict[str, Any] = {"SHIFT": _SHIFT, "WIDTH": _WIDTH, "FIRST": True, "CUT": False}
         programs = min(sources.PROGRAMS, sources.blocks_of(self.size, block))
-        given = (self._before, self._length, found, histogram)
-        return self._launching(cuts.count_digits, programs, *given, **digit, BLOCK=block, warps=warps)
+        given = (self._before, self._length, found, histogram, 1)
+        options: dict[str, Any] = {**digit, "LOWEST": _SIDE.lowest, "BLOCK": block}
+        return self._launching(cuts.count_digits, programs, *given, **options, warps=warps)
 
     def _launching(self, kernel: Any, programs: int, *given: Any, **options: Any) -> Kernel:
         return lambda: launch(kernel, programs, *given, **options, FLIP=_SIDE.flip, MASK=_SIDE.mask)
@@ -93,19 +96,17 @@ def measure(
     tell: Callable[[dict[str, Any]], None],
     *,
     samples: int = _SAMPLES,
-    blocks: Sequence[int] = _BLOCKS,
+    choices: Mapping[str, Sequence[tuple[int, int]]] = _CHOICES,
 ) -> None:
     """``tell`` gets a row for each choice."""
     made = Passes(elements, device)
-    choices: list[tuple[dict[str, Any], Kernel]] = []
-    for block, warps in itertools.product(blocks, _WARPS):
-        choice = {"block": block, "warps": warps}
-        choices.append(({"kernel": "fused_pass", **choice}, made.fused(block, warps)))
-        for width, shift in _DIGITS:
-            choices.append(
-                ({"kernel": "count_digits", **choice, "bits": width}, made.counted(block, warps, width, shift))
-            )
-    for about, work in choices:
+    kernels = {"fused_pass": made.fused, "count_digits": made.counted}
+    works = [
+        ({"kernel": name, "block": block, "warps": warps}, kernels[name](block, warps))
+        for name, some in choices.items()
+        for block, warps in some
+    ]
+    for about, work in works:
         times: dict[str, list[float]] = {"own": [], "copy": []}
         for number in range(samples + 1):
             for name, one in (("copy", made.copy), ("own", work)):

@@ -24,31 +24,29 @@ from telegrad.ops.staging.triton import copies
 from telegrad.ops.triton import floats
 
 BLOCK = {"BLOCK": 4096}
-PASS_BLOCK = {"BLOCK": 2048}
+PASS_BLOCK = {"BLOCK": 512, "KNOWN": False, "GROUP": 64}
 BOTH = {"FLIP": 0, "MASK": 0x7FFFFFFF}
 NEGATIVE = {"FLIP": -0x80000000, "MASK": -1}
 PASS = {"HELD": False, "ADD": True, "SELECT": True, "MOMENTS": False}
-MANY = {**BOTH, **BLOCK, "LOWEST": 0, "MOST_BINS": 256}
+MANY = {**BOTH, **BLOCK, "LOWEST": 0, "STRIDE": 1028}
 CASES: list[tuple[JITFunction, dict[str, Any]]] = [
     (passes.fused_pass, {**BOTH, **PASS_BLOCK, **PASS}),
     (passes.fused_pass, {**NEGATIVE, **PASS_BLOCK, **PASS, "MOMENTS": True}),
     (passes.fused_pass, {**BOTH, **PASS_BLOCK, **PASS, "HELD": True}),
-    (passes.order_blocks, {}),
-    (passes.restore_blocks, {}),
+    (passes.order_blocks, {"DECIDE": True, "FEWER": True, "GROUP": 64}),
+    (passes.restore_blocks, {"GROUP": 64}),
     (passes.move_listed, BLOCK),
     (passes.put_listed_back, BLOCK),
     (passes.normal_pass, {**BLOCK, "ADD": True}),
     (cuts.find_kth_of_few, {**NEGATIVE, **BLOCK, "LOWEST": 1, "CUT": True}),
-    (cuts.count_digits, {**BOTH, **BLOCK, "LOWEST": 0, "SHIFT": 23, "WIDTH": 8, "FIRST": True}),
-    (cuts.count_digits, {**BOTH, **BLOCK, "LOWEST": 0, "SHIFT": 0, "WIDTH": 7, "FIRST": False}),
-    (cuts.count_digits_of_many, {**MANY, "SHIFT": 23, "WIDTH": 8, "FIRST": True}),
-    (cuts.count_digits_of_many, {**MANY, "SHIFT": 0, "WIDTH": 7, "FIRST": False}),
-    (cuts.find_digit, {"WIDTH": 8, "FIRST": True, "CUT": False}),
-    (cuts.find_digit, {"WIDTH": 7, "FIRST": False, "CUT": True}),
-    (cuts.find_digit_of_many, {"MOST_BINS": 256, "WIDTH": 7, "FIRST": False, "CUT": True}),
+    (cuts.count_digits, {**BOTH, **BLOCK, "LOWEST": 0, "SHIFT": 23, "WIDTH": 8, "FIRST": True, "CUT": False}),
+    (cuts.count_digits, {**BOTH, **BLOCK, "LOWEST": 0, "SHIFT": 0, "WIDTH": 7, "FIRST": False, "CUT": True}),
+    (cuts.count_digits_of_many, {**MANY, "SHIFT": 23, "WIDTH": 8, "FIRST": True, "CUT": False}),
+    (cuts.count_digits_of_many, {**MANY, "SHIFT": 0, "WIDTH": 7, "FIRST": False, "CUT": True}),
+    (cuts.sample_bound, {**BOTH, "ADD": True, "SAMPLE": 8192}),
     (cuts.count_cut, {**NEGATIVE, **BLOCK}),
-    (cuts.move_cut, {**BOTH, **BLOCK, "LISTED": True, "ALONE": False}),
-    (cuts.move_cut, {**BOTH, **BLOCK, "LISTED": False, "ALONE": True}),
+    (cuts.move_cut, {**BOTH, **BLOCK, "LISTED": True, "ALONE": False, "ENDS": False}),
+    (cuts.move_cut, {**BOTH, **BLOCK, "LISTED": False, "ALONE": True, "ENDS": False}),
     (cuts.bucket_pass, {"ADD": True, "ROWS": 4, "WIDTH": 512}),
     (draws.draw_positions, BLOCK),
 ]
@@ -128,6 +126,8 @@ MODULES = (passes, cuts, draws, floats, entries, buckets, rounding, bits, blocks
 FLOATS = {"residual", "gradient", "values", "to_values", "moved"}
 INDICES = {"indices", "to_indices", "positions"}
 NUMBERS = {
+    "blocks",
+    "least",
     "parts",
     "steps",
     "size",
@@ -143,6 +143,7 @@ NUMBERS = {
     "stream",
 }
 SMALL_COUNTS = {"counts", "sides", "tops", "largest", "peaks"}
+WARPS = {"fused_pass": 1, "order_blocks": 4, "restore_blocks": 4, "sample_bound": 16}
 WHOLE_VECTORS = {"residual", "gradient", "size", "bucket"}  # aligned, as torch allocates, and of such lengths
 
 
@@ -172,7 +173,9 @@ def compiled(
     signature = {name: "constexpr" if name in constants else types.get(name) or type_of(kernel, name) for name in names}
     aligned = {(i,): [["tt.divisibility", 16]] for i, name in enumerate(names) if name in WHOLE_VECTORS}
     source = ASTSource(kernel, signature, {(names.index(name),): value for name, value in constants.items()}, aligned)
-    text = compile(source, target=target, options={"num_warps": 8, "enable_fp_fusion": False}).asm
+    text = compile(
+        source, target=target, options={"num_warps": WARPS.get(kernel.__name__, 8), "enable_fp_fusion": False}
+    ).asm
     ptx = text.get("ptx", "")
     return {
         "kernel": kernel.__name__,

@@ -47,7 +47,7 @@ def test_the_fused_pass_and_the_quantisers_for_cuda(tmp_path: Path) -> None:
         assert [row["flushes_denormals"], row["fuses"], row["approximates"]] == [False] * 3
     assert [row["orders_atomics"] for row in rows] == [0] * 6
     for row in rows[:3]:
-        # 4096 entries by 256 threads, four at once: each loads 4 vectors of the residual, 4 of the gradient, no more.
+        # 512 entries by 32 threads, four at once: each loads 4 vectors of the residual, 4 of the gradient, no more.
         assert row["vector_loads"] <= 8
         assert row["vector_stores"] <= 4
 
@@ -56,5 +56,6 @@ def test_the_fused_pass_and_the_quantisers_for_cuda(tmp_path: Path) -> None:
 def test_all_for_hip(tmp_path: Path) -> None:
     for row in _compiled("hip", "gfx942", "64", cache=tmp_path):
         assert row["bytes"] > 1000, row["kernel"]
-        assert row["orders_atomics"] == 0, row["kernel"]  # nothing is read that they would order
+        # Nothing is read that they would order, but for what all programs have counted, by the last one.
+        assert (row["orders_atomics"] > 0) == row["kernel"].startswith("count_digits"), row["kernel"]
         assert not row["flushes_denormals"], row["kernel"]

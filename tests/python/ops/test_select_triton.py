@@ -40,9 +40,11 @@ def in_blocks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
         return
     monkeypatch.setattr(sources, "BLOCK", 32)
     monkeypatch.setattr(sources, "PASS_BLOCK", 32)
+    monkeypatch.setattr(sources, "GROUP", 4)
     turn_blocks_round(monkeypatch)
     if request.param == "blocks and a sample":
         monkeypatch.setattr(ranked, "SMALL", 16)
+        monkeypatch.setattr(sources, "MOST_ADDED", 2)
 
 
 in_all_ways = pytest.mark.usefixtures("in_blocks")
@@ -238,7 +240,7 @@ def test_blocks_that_have_nothing_to_do_look_at_nothing(monkeypatch: pytest.Monk
     """What is queued for a sample that misled, where it did not."""
     from triton.runtime.interpreter import interpreter_builder as builder
 
-    size, room = 20 * BLOCK, 40
+    size, room = 80 * BLOCK, 40
     residual = tensor_of(np.random.default_rng(0).permutation(size).astype(np.float32))
     out = sources.Output(torch.zeros(room, dtype=torch.uint32), torch.zeros(room), 0)
     bound = numbers_on(residual, ranked.key_of(size - 30.0, sources.side_of(0)))
@@ -265,7 +267,7 @@ def test_entries_before_a_block_are_one_sum(monkeypatch: pytest.MonkeyPatch) -> 
     cumsum = torch.Tensor.cumsum
     monkeypatch.setattr(torch.Tensor, "cumsum", lambda x, dim: [shapes.append(x.dim()), cumsum(x, dim)][1])
     monkeypatch.setattr(sources, "BLOCK", 32)
-    monkeypatch.setattr(sources, "PASS_BLOCK", 32)
+    monkeypatch.setattr(sources, "MOST_ADDED", 2)
     x = np.random.default_rng(0).integers(-9, 10, 200).astype(np.float32)
     checks.check_topk(GPU, x, 0.3, 1, 0)
     assert shapes == [1]

@@ -88,10 +88,9 @@ def accumulate_select(
     check_arguments(residual, gradient, indices, values, 0)
     side, room = side_of(sign), indices.numel()
     key = ranked.key_of(threshold, side)
-    made = FusedPass(residual, gradient, side, bound=numbers_on(residual, key), room=room)
+    made = FusedPass(residual, gradient, side, bound=key, room=room)
     out = Output(indices, values, offset)
-    usable = (made.reached <= room).to(torch.int64)
-    made.order(usable, out)
+    usable = made.order_if(0, out)
     (count,) = told(made.reached)
     if count > room:  # which ones fitted hangs on chance: the first ones shall
         made.restore(usable)

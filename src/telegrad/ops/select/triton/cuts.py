@@ -13,6 +13,8 @@ import triton.language as tl
 
 from telegrad.ops.triton.parts import part_of, row_of
 
+_ADDED: tl.constexpr = tl.constexpr(1024)  # counts of blocks at once
+
 
 @triton.jit
 def narrowed(counted, digits, rank, WIDTH: tl.constexpr):
@@ -22,6 +24,36 @@ def narrowed(counted, digits, rank, WIDTH: tl.constexpr):
     found = tl.sum((at_least >= rank).to(tl.int32)) - 1  # -1: there are fewer than that
     above = tl.sum(tl.where(digit == found + 1, at_least, 0))
     return tl.where(found < 0, -1, (digits << WIDTH) | found), rank - above
+
+
+@triton.jit(do_not_specialize=["rank"])
+def sample_bound(
+    residual,
+    gradient,
+    size,
+    words,  # int64[SAMPLE], of 31 random bits
+    rank,
+    bound,  # int64
+    ADD: tl.constexpr,
+    FLIP: tl.constexpr,
+    MASK: tl.constexpr,
+    SAMPLE: tl.constexpr,
+):
+    """The greatest key of 20 bits, and zeros behind them, that more than ``rank`` of the sampled sums reach; at least
+    1. By one program. The bits that it leaves out are a 4,096th of a sum."""
+    where = (tl.load(words + tl.arange(0, SAMPLE)) * size) >> 31
+    x = tl.load(residual + where)
+    if ADD:
+        x += tl.load(gradient + where)
+    key = (x.to(tl.int32, bitcast=True) ^ FLIP) & MASK
+    found = tl.zeros([], tl.int32)
+    bit = tl.full([], 1 << 30, tl.int32)
+    for _ in range(20):
+        probe = found | bit
+        reached = tl.sum((key >= probe).to(tl.int32))
+        found = tl.where(reached > rank, probe, found)
+        bit = bit >> 1
+    tl.store(bound, tl.maximum(found, 1).to(tl.int64))
 
 
 @triton.jit(do_not_specialize=["k"])
@@ -56,24 +88,28 @@ def find_kth_of_few(
     tl.store(found + 1, rank.to(tl.int64))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["k"])
 def count_digits(
     values,
     length,  # int64
     found,  # two int64: the k-th largest key's digits so far (-1: there are fewer), its rank among the entries left
-    histogram,  # int64[BINS], zeros
+    histogram,  # int64, zeros: of every digit, and behind those how many programs have counted
+    k,
     FLIP: tl.constexpr,
     MASK: tl.constexpr,
     LOWEST: tl.constexpr,
     SHIFT: tl.constexpr,
     WIDTH: tl.constexpr,
     FIRST: tl.constexpr,
+    CUT: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """How many entries have each next digit. Reads 4 bytes of every entry. FIRST: nothing has been found yet."""
+    """How many entries have each next digit, and the next digit of the k-th largest key. Reads 4 bytes of every entry.
+    FIRST: nothing has been found yet. CUT: as of find_kth_of_few."""
     program, programs = tl.program_id(0).to(tl.int64), tl.num_programs(0).to(tl.int64)
     size = tl.load(length)
     add_digits(values, size, found, histogram, program, programs, FLIP, MASK, LOWEST, SHIFT, WIDTH, FIRST, BLOCK)
+    put_digit(histogram, found, k, programs, WIDTH, FIRST, CUT)
 
 
 @triton.jit
@@ -109,6 +145,25 @@ def add_digits(
     tl.atomic_add(histogram + tl.arange(0, bins), counted.to(tl.int64), mask=counted != 0, sem="relaxed")
 
 
+@triton.jit
+def put_digit(histogram, found, k, programs, WIDTH: tl.constexpr, FIRST: tl.constexpr, CUT: tl.constexpr):
+    """Behind those that have been found, by whichever program has counted last. None waits for another."""
+    tl.debug_barrier()  # all threads have added before one says so
+    before = tl.atomic_add(histogram + (1 << WIDTH), 1, sem="acq_rel")
+    if before == programs - 1:
+        # From where the others added, not from a cache.
+        counted = tl.load(histogram + tl.arange(0, 1 << WIDTH), volatile=True)
+        if FIRST:
+            digits, rank = narrowed(counted, 0, k, WIDTH)
+        else:
+            digits, rank = narrowed(counted, tl.load(found), tl.load(found + 1), WIDTH)
+        if CUT:
+            rank = tl.where(digits < 0, 0, rank)
+            digits = tl.where(digits < 0, 0, digits)
+        tl.store(found, digits.to(tl.int64))
+        tl.store(found + 1, rank.to(tl.int64))
+
+
 @triton.jit(do_not_specialize=["parts", "steps"])
 def count_digits_of_many(
     table,  # rows: first programs; addresses of values; each part's k; its place in lengths and in found
@@ -116,14 +171,15 @@ def count_digits_of_many(
     steps,
     lengths,
     found,
-    histograms,  # int64[parts, MOST_BINS], zeros
-    MOST_BINS: tl.constexpr,
+    histograms,  # int64, zeros: the part's of this digit lie every STRIDE numbers
+    STRIDE: tl.constexpr,
     FLIP: tl.constexpr,
     MASK: tl.constexpr,
     LOWEST: tl.constexpr,
     SHIFT: tl.constexpr,
     WIDTH: tl.constexpr,
     FIRST: tl.constexpr,
+    CUT: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     """As ``count_digits``, of each part."""
@@ -131,47 +187,10 @@ def count_digits_of_many(
     first = tl.load(table + part)
     program, programs = tl.program_id(0) - first, tl.load(table + part + 1) - first
     values = tl.load(row_of(table, parts, 1) + part).to(tl.pointer_type(tl.float32))
-    place = tl.load(row_of(table, parts, 3) + part)
-    size, own, histogram = tl.load(lengths + place), found + 2 * place, histograms + part * MOST_BINS
-    add_digits(values, size, own, histogram, program, programs, FLIP, MASK, LOWEST, SHIFT, WIDTH, FIRST, BLOCK)
-
-
-@triton.jit(do_not_specialize=["k"])
-def find_digit(histogram, found, k, WIDTH: tl.constexpr, FIRST: tl.constexpr, CUT: tl.constexpr):
-    """The next digit of the k-th largest key, by one program. CUT: as of find_kth_of_few."""
-    put_digit(histogram, found, k, WIDTH, FIRST, CUT)
-
-
-@triton.jit(do_not_specialize=["parts"])
-def find_digit_of_many(
-    table,
-    parts,
-    found,
-    histograms,
-    MOST_BINS: tl.constexpr,
-    WIDTH: tl.constexpr,
-    FIRST: tl.constexpr,
-    CUT: tl.constexpr,
-):
-    """As ``find_digit``, by one program for each part of ``count_digits_of_many``."""
-    part = tl.program_id(0)
     k, place = tl.load(row_of(table, parts, 2) + part), tl.load(row_of(table, parts, 3) + part)
-    put_digit(histograms + part * MOST_BINS, found + 2 * place, k, WIDTH, FIRST, CUT)
-
-
-@triton.jit
-def put_digit(histogram, found, k, WIDTH: tl.constexpr, FIRST: tl.constexpr, CUT: tl.constexpr):
-    """Behind those that have been found."""
-    counted = tl.load(histogram + tl.arange(0, 1 << WIDTH))
-    if FIRST:
-        digits, rank = narrowed(counted, 0, k, WIDTH)
-    else:
-        digits, rank = narrowed(counted, tl.load(found), tl.load(found + 1), WIDTH)
-    if CUT:
-        rank = tl.where(digits < 0, 0, rank)
-        digits = tl.where(digits < 0, 0, digits)
-    tl.store(found, digits.to(tl.int64))
-    tl.store(found + 1, rank.to(tl.int64))
+    size, own, histogram = tl.load(lengths + place), found + 2 * place, histograms + part * STRIDE
+    add_digits(values, size, own, histogram, program, programs, FLIP, MASK, LOWEST, SHIFT, WIDTH, FIRST, BLOCK)
+    put_digit(histogram, own, k, programs, WIDTH, FIRST, CUT)
 
 
 @triton.jit
@@ -179,13 +198,12 @@ def count_cut(
     values,
     length,  # int64
     cut,  # int64: all entries of greater keys are cut off, and so many of those whose key this is
-    greater,  # int64, of every block
-    equal,
+    tallies,  # int64, of every block
     FLIP: tl.constexpr,
     MASK: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """How many entries of every block have a greater key than the cut's, and how many that one.
+    """How many entries of every block have a greater key than the cut's, and, behind these, how many that one.
 
     Mostly there are no entries, or few: blocks behind them are through at once.
     """
@@ -201,8 +219,8 @@ def count_cut(
         last = tl.load(cut)
         above = tl.sum((inside & (key > last)).to(tl.int32)).to(tl.int64)
         ties = tl.sum((inside & (key == last)).to(tl.int32)).to(tl.int64)
-    tl.store(greater + block, above)
-    tl.store(equal + block, ties)
+    tl.store(tallies + block, above)
+    tl.store(tallies + tl.num_programs(0) + block, ties)
 
 
 @triton.jit(do_not_specialize=["room", "offset"])
@@ -212,8 +230,7 @@ def move_cut(
     values,
     length,
     cut,
-    greater_ends,  # int64, of every block: such entries of it and of those before
-    equal_ends,  # and all greater ones: one sum over both rows
+    tallies,  # int64, as count_cut wrote them; ENDS: each with all before it
     room,
     indices,
     moved,
@@ -222,7 +239,8 @@ def move_cut(
     FLIP: tl.constexpr,
     MASK: tl.constexpr,
     LISTED: tl.constexpr,
-    ALONE: tl.constexpr,  # there is one block, which needs no ends
+    ALONE: tl.constexpr,  # there is one block, which needs no tallies
+    ENDS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     """Writes, in order, the first ``room`` entries that the cut cuts off, and how many it does.
@@ -240,8 +258,17 @@ def move_cut(
         equal_end = tl.zeros([], tl.int64)
     else:
         is_wanted = first < size
-        greater_end = tl.load(greater_ends + block)
-        equal_end = tl.load(equal_ends + block) - tl.load(greater_ends + tl.num_programs(0) - 1)
+        blocks = tl.num_programs(0)
+        if ENDS:
+            greater_end = tl.load(tallies + block)
+            equal_end = tl.load(tallies + blocks + block) - tl.load(tallies + blocks - 1)
+        else:
+            greater_end = tl.zeros([], tl.int64)
+            equal_end = tl.zeros([], tl.int64)
+            for start in range(0, tl.where(is_wanted | (block == blocks - 1), block + 1, 0), _ADDED):
+                at = start + tl.arange(0, _ADDED)
+                greater_end += tl.sum(tl.load(tallies + at, mask=at <= block, other=0))
+                equal_end += tl.sum(tl.load(tallies + blocks + at, mask=at <= block, other=0))
         tl.store(total, greater_end + tl.minimum(equal_end, ties), mask=block == tl.num_programs(0) - 1)
     if is_wanted:
         where = first + tl.arange(0, BLOCK)

@@ -42,15 +42,14 @@ def rank_long(
     long = [one for one in residuals if is_long(one)]
     parts, programs = len(long), sum(map(_programs_of, long))
     keys: dict[str, Any] = {"FLIP": side.flip, "MASK": side.mask, "LOWEST": side.lowest}
-    shape = len(sources.DIGITS), parts, sources.MOST_BINS
-    histograms = torch.zeros(shape, dtype=torch.int64, device=found.device)
-    for number, ((width, shift), of_digit) in enumerate(zip(sources.DIGITS, histograms, strict=True)):
+    histograms = sources.zeroed_histograms(parts, found)
+    stride = histograms.stride(0)
+    for number, (width, shift) in enumerate(sources.DIGITS):
         is_first, is_last = number == 0, number == len(sources.DIGITS) - 1
-        digit: dict[str, Any] = {"MOST_BINS": sources.MOST_BINS, "WIDTH": width, "FIRST": is_first}
-        counted = (table, parts, parts.bit_length(), lengths, found, of_digit)
-        digit_of: dict[str, Any] = {**digit, **keys, "SHIFT": shift, "BLOCK": sources.BLOCK}
-        launch(cuts.count_digits_of_many, programs, *counted, **digit_of)
-        launch(cuts.find_digit_of_many, parts, table, parts, found, of_digit, **digit, CUT=is_last)
+        digit: dict[str, Any] = {**keys, "STRIDE": stride, "SHIFT": shift, "WIDTH": width, "BLOCK": sources.BLOCK}
+        digit |= {"FIRST": is_first, "CUT": is_last}
+        counted = (table, parts, parts.bit_length(), lengths, found, histograms[0, number])
+        launch(cuts.count_digits_of_many, programs, *counted, **digit)
 
 
 def _programs_of(residual: torch.Tensor) -> int:

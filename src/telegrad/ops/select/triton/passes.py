@@ -13,7 +13,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-_STEP: tl.constexpr = tl.constexpr(256)  # of a block's packed entries: there are few, and a program has as many threads
+_LANES: tl.constexpr = tl.constexpr(16)  # of a block's packed entries, which are few
+_SUMMED: tl.constexpr = tl.constexpr(1024)  # totals of groups that are added at once
 
 
 @triton.jit(do_not_specialize=["room"])
@@ -21,13 +22,14 @@ def fused_pass(
     residual,
     gradient,
     size,
-    bound,  # int64: the lowest key that leaves
+    bound,  # the lowest key that leaves: int64, or with KNOWN the number itself
     room,
     indices,  # of what left, in whatever order blocks came: uint32[room]
     values,
     cursor,  # int64: how many entries reach the bound, 0 at first
     starts,  # of every block: where its entries lie, and how many they are
     counts,
+    totals,  # int64, of every GROUP blocks, if that is not 0: how many entries of theirs reach the bound, 0 at first
     sums,  # of every block: the side's magnitudes, as doubles
     sides,  # how many entries those are
     tops,  # the side's highest key
@@ -39,6 +41,8 @@ def fused_pass(
     ADD: tl.constexpr,
     SELECT: tl.constexpr,
     MOMENTS: tl.constexpr,
+    KNOWN: tl.constexpr,
+    GROUP: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     """residual += gradient; all that reaches ``bound`` is packed and cleared: whole blocks, as long as there is room.
@@ -46,13 +50,15 @@ def fused_pass(
     Reads 8 and writes 4 bytes of every element (without a gradient: reads 4), and writes 8 of every packed entry.
     """
     block = tl.program_id(0)
-    where = block.to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    inside = where < size
+    first = block.to(tl.int64) * BLOCK
+    lane = tl.arange(0, BLOCK)  # 32 bits: positions of 64 in every lane would take twice the registers
+    inside = lane < tl.minimum(size - first, BLOCK).to(tl.int32)
     if HELD:
         inside = inside & (tl.load(active) > 0)
-    x = tl.load(residual + where, mask=inside, other=0.0)
+    own = residual + first
+    x = tl.load(own + lane, mask=inside, other=0.0)
     if ADD:
-        x += tl.load(gradient + where, mask=inside, other=0.0)
+        x += tl.load(gradient + first + lane, mask=inside, other=0.0)
     bits = x.to(tl.int32, bitcast=True)
     key = tl.where(inside, (bits ^ FLIP) & MASK, -1)
     if MOMENTS:
@@ -62,52 +68,79 @@ def fused_pass(
         tl.store(tops + block, tl.max(key))
         tl.store(largest + block, tl.max(tl.where(inside, bits & 0x7FFFFFFF, 0)))
     if SELECT:
-        reached = inside & (key >= tl.load(bound))
+        lowest = bound if KNOWN else tl.load(bound)
+        reached = inside & (key >= lowest)
         flags = reached.to(tl.int32)
         count = tl.sum(flags)
         # Where a block's entries lie hangs on which block came first; order_blocks() puts them in order.
         start = tl.atomic_add(cursor, count.to(tl.int64), sem="relaxed")
         tl.store(starts + block, start)
         tl.store(counts + block, count)
+        if GROUP > 0:
+            tl.atomic_add(totals + block // GROUP, count.to(tl.int64), sem="relaxed")
         moved = reached & (start + count <= room)
-        place = start + tl.cumsum(flags, 0) - flags
-        tl.store(indices + place, where, mask=moved)
-        tl.store(values + place, x, mask=moved)
+        place = tl.cumsum(flags, 0) - flags
+        tl.store(indices + start + place, first + lane, mask=moved)
+        tl.store(values + start + place, x, mask=moved)
         if ADD:
-            tl.store(residual + where, tl.where(moved, 0.0, x), mask=inside)
+            tl.store(own + lane, tl.where(moved, 0.0, x), mask=inside)
         else:
-            tl.store(residual + where, tl.zeros_like(x), mask=moved)
+            tl.store(own + lane, tl.zeros_like(x), mask=moved)
     elif ADD:
-        tl.store(residual + where, x, mask=inside)
+        tl.store(own + lane, x, mask=inside)
 
 
-@triton.jit(do_not_specialize=["offset"])
+@triton.jit(do_not_specialize=["blocks", "least", "room", "offset"])
 def order_blocks(
     indices,
     values,
     starts,
     counts,
-    ends,  # int64, of every block: entries of it and of those before
-    usable,  # int64: 0 where nothing is to be done
+    totals,
+    blocks,
+    reached,  # int64: how many entries were packed, if all had room
+    bound,
+    usable,  # int64: 0 where nothing is to be done; DECIDE: becomes ``reached`` if that is in [least, room], else 0
+    least,
+    room,
     to_indices,
     to_values,
     offset,
+    DECIDE: tl.constexpr,
+    FEWER: tl.constexpr,  # than ``least`` are enough where the bound is 1, which all of a side reach
+    GROUP: tl.constexpr,
 ):
-    """Copies what a fused pass packed, block after block: ascending positions, plus ``offset``."""
-    block = tl.program_id(0)
-    if tl.load(usable) > 0:
-        count = tl.load(counts + block)
-        start = tl.load(starts + block)
-        begin = tl.load(ends + block) - count
-        for first in range(0, count, _STEP):
-            lane = first + tl.arange(0, _STEP)
-            own = lane < count
-            index = tl.load(indices + start + lane, mask=own, other=0).to(tl.int64) + offset
-            tl.store(to_indices + begin + lane, index, mask=own)
-            tl.store(to_values + begin + lane, tl.load(values + start + lane, mask=own, other=0.0), mask=own)
+    """Copies what a fused pass packed, block after block: ascending positions, plus ``offset``. A program has GROUP
+    blocks; what lies before them the totals of the groups before tell."""
+    group = tl.program_id(0)
+    if DECIDE:
+        found = tl.load(reached)
+        enough = found >= least
+        if FEWER:
+            enough = enough | (tl.load(bound) == 1)
+        taken = tl.where(enough & (found <= room), found, 0)
+        tl.store(usable, taken, mask=group == 0)
+    else:
+        taken = tl.load(usable)
+    if taken > 0:
+        block = group * GROUP + tl.arange(0, GROUP)
+        count = tl.load(counts + block, mask=block < blocks, other=0)
+        start = tl.load(starts + block, mask=block < blocks, other=0)
+        begin = tl.cumsum(count, 0).to(tl.int64) - count
+        for first in range(0, group, _SUMMED):
+            before = first + tl.arange(0, _SUMMED)
+            begin += tl.sum(tl.load(totals + before, mask=before < group, other=0))
+        for first in range(0, tl.max(count), _LANES):
+            lane = (first + tl.arange(0, _LANES))[None, :]
+            own = lane < count[:, None]
+            source = start[:, None] + lane
+            target = begin[:, None] + lane
+            index = tl.load(indices + source, mask=own, other=0).to(tl.int64) + offset
+            tl.store(to_indices + target, index, mask=own)
+            tl.store(to_values + target, tl.load(values + source, mask=own, other=0.0), mask=own)
 
 
-@triton.jit(do_not_specialize=["room"])
+@triton.jit(do_not_specialize=["room", "blocks"])
 def restore_blocks(
     residual,
     room,
@@ -115,19 +148,22 @@ def restore_blocks(
     values,
     starts,
     counts,
+    blocks,
     usable,  # int64: unless it is 0 nothing is done
+    GROUP: tl.constexpr,
 ):
     """Undoes the moves of a fused pass: what it packed is in the residual again."""
-    block = tl.program_id(0)
     if tl.load(usable) == 0:
-        count = tl.load(counts + block)
-        start = tl.load(starts + block)
-        if start + count <= room:
-            for first in range(0, count, _STEP):
-                lane = first + tl.arange(0, _STEP)
-                own = lane < count
-                position = tl.load(indices + start + lane, mask=own, other=0).to(tl.int64)
-                tl.store(residual + position, tl.load(values + start + lane, mask=own, other=0.0), mask=own)
+        block = tl.program_id(0) * GROUP + tl.arange(0, GROUP)
+        start = tl.load(starts + block, mask=block < blocks, other=0)
+        count = tl.load(counts + block, mask=block < blocks, other=0)
+        count = tl.where(start + count <= room, count, 0)
+        for first in range(0, tl.max(count), _LANES):
+            lane = (first + tl.arange(0, _LANES))[None, :]
+            own = lane < count[:, None]
+            source = start[:, None] + lane
+            position = tl.load(indices + source, mask=own, other=0).to(tl.int64)
+            tl.store(residual + position, tl.load(values + source, mask=own, other=0.0), mask=own)
 
 
 @triton.jit(do_not_specialize=["size", "offset"])

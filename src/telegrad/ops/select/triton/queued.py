@@ -44,7 +44,7 @@ def queue_select(
     check_arguments(residual, gradient, indices, values, len(indices))
     side, room, size = side_of(sign), indices.numel(), residual.numel()
     key = key_of(threshold, side)
-    made = FusedPass(residual, gradient, side, bound=numbers_on(residual, key), room=room)
+    made = FusedPass(residual, gradient, side, bound=key, room=room)
     out = Output(indices, values, offset)
     usable = (made.reached <= room).to(torch.int64)
     made.order(usable, out)

@@ -15,13 +15,15 @@ import numpy as np
 import torch
 
 from telegrad.ops.select import Chosen
+from telegrad.ops.select.triton import cuts
 from telegrad.ops.select.triton.sources import FusedPass, Moments, Output, Side, Source
-from telegrad.ops.triton import numbers_on, told
+from telegrad.ops.triton import launch, numbers_on, told
 
 SMALL = 1 << 15
 """Below so many elements a sample costs more than it saves."""
 
 _SAMPLE = 1 << 13
+_SAMPLE_WARPS = 16
 
 
 class Candidates:
@@ -56,14 +58,9 @@ class Candidates:
             made = self._pass = FusedPass(
                 residual, gradient, side, bound=bound, room=room, moments=moments, active=active
             )
-            reached = made.reached
-            enough = reached >= wanted
-            if not side.is_both:
-                enough |= bound == 1  # these are all of the side, however few
-            self._usable = reached.masked_fill(~(enough & (reached <= room)), 0)
             positions = torch.empty(room, dtype=torch.uint32, device=residual.device)
             values = torch.empty(room, dtype=torch.float32, device=residual.device)
-            made.order(self._usable, Output(positions, values, 0))
+            self._usable = made.order_if(wanted, Output(positions, values, 0), or_all=not side.is_both)
             self.source = Source(residual, values, self._usable, side, positions)
         self.moments = made.moments
 
@@ -174,14 +171,22 @@ def _sample_rank(size: int, wanted: int) -> int | None:
 
 
 def _sampled_bound(residual: torch.Tensor, gradient: torch.Tensor | None, side: Side, rank: int) -> torch.Tensor:
-    """The key of that rank among the sampled sums, at least 1; int64, one element."""
-    positions = (sample_words(residual.device) * residual.numel()) >> 31
-    sums = residual[positions]
-    if gradient is not None:
-        sums += gradient[positions]
-    bits = sums.view(torch.int32)
-    keys = (bits ^ side.flip if side.flip else bits) & side.mask
-    return keys.to(torch.int64).sort(descending=True).values[rank : rank + 1].clamp(min=1)
+    """About the key of that rank among the sampled sums, at least 1; int64, one element."""
+    bound = torch.empty(1, dtype=torch.int64, device=residual.device)
+    words = sample_words(residual.device)
+    launch(
+        cuts.sample_bound,
+        1,
+        residual,
+        residual if gradient is None else gradient,
+        *(residual.numel(), words, rank, bound),
+        ADD=gradient is not None,
+        FLIP=side.flip,
+        MASK=side.mask,
+        SAMPLE=_SAMPLE,
+        warps=_SAMPLE_WARPS,
+    )
+    return bound
 
 
 @functools.cache

@@ -17,16 +17,27 @@ from telegrad.ops.triton import launch, numbers_on
 BLOCK = 4096
 """Entries of one program, where nothing else is said; and of the longest source that one program ranks."""
 
-PASS_BLOCK = 2048
-"""Entries of one program of a fused pass. With 4,096 each of its 256 threads has so many registers (163 as Triton 3.6
-compiles it for sm_90, 128 as 3.7 does) that a multiprocessor holds one program or two, whose loads wait for each other;
-with 2,048 (80 and 76) it holds three. With fewer the additions to the counter that all programs share would count."""
+PASS_BLOCK = 512
+"""Entries of one program of a fused pass, which is one warp: its lanes count without waiting for others. Measured on an
+H200 (benchmarks/gpu/blocks.py): with 256 the programs are too many, the more so as each adds to one counter; with more
+each holds too many registers."""
+
+PASS_WARPS = 1
+
+GROUP = 64
+"""Blocks whose packed entries one program orders."""
+
+_TILE_WARPS = 4  # of such a program: it has 16 entries of each block at a time
 
 PROGRAMS = 512  # of a histogram: more of them than a GPU runs at once add no speed, but each adds all its bins
 # Bits of each, and those below. A histogram in registers takes as long as it has bins: 2,048 of them are many times as
 # long as one more reading of the entries.
 DIGITS = ((8, 23), (8, 15), (8, 7), (7, 0))
-MOST_BINS = 1 << max(width for width, _ in DIGITS)
+HISTOGRAM = (1 << max(width for width, _ in DIGITS)) + 1
+"""Numbers of one: those of its bins, and how many programs have counted."""
+
+MOST_ADDED = 1024
+"""Blocks whose counts each program of a move adds up itself, as that takes less time than launching a sum of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +94,8 @@ def blocks_of(entries: int, block: int | None = None) -> int:
 
 
 class FusedPass:
-    """residual += gradient, on its way packing and clearing what reaches ``bound`` (a key, int64, one element).
+    """residual += gradient, on its way packing and clearing what reaches ``bound`` (a key: int64, one element, or the
+    number).
 
     ``bound=None``: nothing is packed. ``room``: the most entries that can be; ``reached`` is how many there are.
     ``moments``: whether to take them. ``active``: int64, one element; 0: nothing is read, added or packed. ``reached``
@@ -96,7 +108,7 @@ class FusedPass:
         gradient: torch.Tensor | None,
         side: Side,
         *,
-        bound: torch.Tensor | None = None,
+        bound: torch.Tensor | int | None = None,
         room: int = 0,
         moments: bool = False,
         active: torch.Tensor | None = None,
@@ -104,39 +116,48 @@ class FusedPass:
     ) -> None:
         size = residual.numel()
         blocks = self._blocks = blocks_of(size, PASS_BLOCK)
-
-        def per_block(dtype: torch.dtype, wanted: bool) -> torch.Tensor:
-            return torch.empty(blocks if wanted else 1, dtype=dtype, device=residual.device)
-
-        select = bound is not None
-        self._residual, self._room = residual, room
-        if reached is None:  # which is written where something is packed
-            zeros = torch.zeros if select else torch.empty
-            reached = zeros(1, dtype=torch.int64, device=residual.device)
-        self.reached = reached
-        self._indices = torch.empty(room, dtype=torch.uint32, device=residual.device)
-        self._values = torch.empty(room, dtype=torch.float32, device=residual.device)
-        self._starts, self._counts = per_block(torch.int64, select), per_block(torch.int32, select)
-        sums, sides = per_block(torch.float64, moments), per_block(torch.int32, moments)
-        tops, largest = per_block(torch.int32, moments), per_block(torch.int32, moments)
+        groups = self._groups = -(-blocks // GROUP)
+        select, device = bound is not None, residual.device
+        # Allocations and launches cost what small kernels do: counters are zeroed by one, what is not used is not made.
+        counters = groups if select and groups > 1 else 0
+        if reached is None:
+            zeroed = torch.zeros(1 + counters, dtype=torch.int64, device=device)
+            reached = zeroed[:1] if counters else zeroed
+            self._totals = zeroed[1:] if counters else zeroed
+        else:
+            self._totals = torch.zeros(counters, dtype=torch.int64, device=device) if counters else reached
+        self._residual, self._room, self._bound, self.reached = residual, room, bound, reached
+        self._indices = self._values = self._starts = self._counts = reached
+        if select:
+            self._indices = torch.empty(room, dtype=torch.uint32, device=device)
+            self._values = torch.empty(room, dtype=torch.float32, device=device)
+            self._starts = torch.empty(blocks, dtype=torch.int64, device=device)
+            self._counts = torch.empty(blocks, dtype=torch.int32, device=device)
+        sums = sides = tops = largest = reached
+        if moments:
+            sums = torch.empty(blocks, dtype=torch.float64, device=device)
+            sides, tops, largest = (torch.empty(blocks, dtype=torch.int32, device=device) for _ in range(3))
         launch_over(
             size,
             passes.fused_pass,
             residual,
             residual if gradient is None else gradient,
             size,
-            self.reached if bound is None else bound,
+            reached if bound is None else bound,
             room,
-            *(self._indices, self._values, self.reached, self._starts, self._counts),
+            *(self._indices, self._values, reached, self._starts, self._counts, self._totals),
             *(sums, sides, tops, largest),
-            self.reached if active is None else active,
+            reached if active is None else active,
             FLIP=side.flip,
             MASK=side.mask,
             HELD=active is not None,
             ADD=gradient is not None,
             SELECT=select,
             MOMENTS=moments,
+            KNOWN=isinstance(bound, int),
+            GROUP=GROUP if counters else 0,
             block=PASS_BLOCK,
+            warps=PASS_WARPS,
         )
         self.moments: Moments | None = None
         if moments:
@@ -145,15 +166,27 @@ class FusedPass:
 
     def order(self, usable: torch.Tensor, out: Output) -> None:
         """Copies what was packed into ``out``, ascending. ``usable``: int64, one element; 0: does nothing."""
-        ends = self._counts.cumsum(0)
-        packed = (self._indices, self._values, self._starts, self._counts)
-        taken = (ends, usable, out.indices, out.values, out.offset)
-        launch(passes.order_blocks, self._blocks, *packed, *taken)
+        self._order(usable, 0, out, DECIDE=False, FEWER=False)
+
+    def order_if(self, least: int, out: Output, *, or_all: bool = False) -> torch.Tensor:
+        """Does so where at least so many entries reach the bound, and all had room; returns how many, int64, one
+        element, or 0. ``or_all``: fewer do where the bound is 1: they are all of their side."""
+        usable = torch.empty(1, dtype=torch.int64, device=self._residual.device)
+        self._order(usable, least, out, DECIDE=True, FEWER=or_all)
+        return usable
+
+    def _order(self, usable: torch.Tensor, least: int, out: Output, **how: Any) -> None:
+        packed = (self._indices, self._values, self._starts, self._counts, self._totals, self._blocks)
+        bound = self._bound if how["FEWER"] else self.reached
+        decided = (self.reached, bound, usable, least, self._room)
+        taken = (out.indices, out.values, out.offset)
+        launch(passes.order_blocks, self._groups, *packed, *decided, *taken, **how, GROUP=GROUP, warps=_TILE_WARPS)
 
     def restore(self, usable: torch.Tensor) -> None:
         """What was packed is in the residual again. ``usable``: int64, one element; unless it is 0, does nothing."""
-        packed = (self._indices, self._values, self._starts, self._counts)
-        launch(passes.restore_blocks, self._blocks, self._residual, self._room, *packed, usable)
+        packed = (self._indices, self._values, self._starts, self._counts, self._blocks)
+        given = (self._residual, self._room, *packed, usable)
+        launch(passes.restore_blocks, self._groups, *given, GROUP=GROUP, warps=_TILE_WARPS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,13 +229,12 @@ class Source:
         if blocks == 1:
             launch_over(1, cuts.find_kth_of_few, self.values, self.length, k, found, **keys, CUT=cuts_all)
             return found
-        histograms = torch.zeros(len(DIGITS), MOST_BINS, dtype=torch.int64, device=self.values.device)
+        histograms = zeroed_histograms(1, self.values)[0]
         programs = min(blocks, PROGRAMS)
         for number, ((width, shift), histogram) in enumerate(zip(DIGITS, histograms, strict=True)):
-            is_first, is_last = number == 0, number == len(DIGITS) - 1
-            digit: dict[str, Any] = {**keys, "SHIFT": shift, "WIDTH": width, "FIRST": is_first, "BLOCK": BLOCK}
-            launch(cuts.count_digits, programs, self.values, self.length, found, histogram, **digit)
-            launch(cuts.find_digit, 1, histogram, found, k, WIDTH=width, FIRST=is_first, CUT=cuts_all and is_last)
+            digit: dict[str, Any] = {**keys, "SHIFT": shift, "WIDTH": width, "FIRST": number == 0, "BLOCK": BLOCK}
+            is_cut = cuts_all and number == len(DIGITS) - 1
+            launch(cuts.count_digits, programs, self.values, self.length, found, histogram, k, **digit, CUT=is_cut)
         return found
 
     def move(self, cut: torch.Tensor, out: Output, total: torch.Tensor | None = None) -> torch.Tensor:
@@ -216,22 +248,22 @@ class Source:
         sides: dict[str, Any] = {"FLIP": side.flip, "MASK": side.mask}
         if total is None:
             total = torch.empty(1, dtype=torch.int64, device=self.values.device)
-        if blocks == 1:
-            greater_ends = equal_ends = cut
-        else:
-            counts = torch.empty(2, blocks, dtype=torch.int64, device=self.values.device)
-            launch_over(most, cuts.count_cut, self.values, self.length, cut, *counts, **sides)
-            # As one row: of two torch sums up each by a block of threads, of one by as many as there are.
-            greater_ends, equal_ends = counts.view(-1).cumsum(0).view(2, blocks)
+        tallies, are_ends = cut, blocks > MOST_ADDED
+        if blocks > 1:
+            tallies = torch.empty(2 * blocks, dtype=torch.int64, device=self.values.device)
+            launch_over(most, cuts.count_cut, self.values, self.length, cut, tallies, **sides)
+            if are_ends:  # as one row: of two torch sums up each by a block of threads, of one by as many as there are
+                tallies = tallies.cumsum(0)
         launch_over(
             most,
             cuts.move_cut,
             self.residual,
             out.indices if self.positions is None else self.positions,
-            *(self.values, self.length, cut, greater_ends, equal_ends),
+            *(self.values, self.length, cut, tallies),
             *(out.indices.numel(), out.indices, out.values, total, out.offset),
             LISTED=self.positions is not None,
             ALONE=blocks == 1,
+            ENDS=are_ends,
             **sides,
         )
         return total
@@ -239,3 +271,9 @@ class Source:
 
 def _highest(keys: torch.Tensor) -> torch.Tensor:
     return keys.max().to(torch.int64).clamp(min=0).reshape(1)
+
+
+def zeroed_histograms(parts: int, x: torch.Tensor) -> torch.Tensor:
+    """On the device of ``x``, for each part and digit: how many entries have each, and how many programs have counted;
+    int64, of shape (parts, digits, HISTOGRAM)."""
+    return torch.zeros(parts, len(DIGITS), HISTOGRAM, dtype=torch.int64, device=x.device)
