@@ -100,7 +100,7 @@ _KERNEL_TESTS = [
 # Ranks in one process: one of them may load a kernel, for which the driver waits for the device, while the stream of
 # another waits for it. Where ranks are processes that is only slow, and what users have.
 _IN_ONE_PROCESS = {**ENVIRONMENT, "CUDA_MODULE_LOADING": "EAGER"}
-_FIRST_TESTS = ("test_gpu_transfers.py", "test_gpu_entries.py", "test_gpu_memory.py")
+_FIRST_TESTS = ("test_gpu_transfers.py", "test_gpu_short_way.py", "test_gpu_entries.py", "test_gpu_memory.py")
 
 _SMOKE = Part(180, _program("smoke.py"), needs=("cuda.bindings", "triton"), stands_on=(), environment=ENVIRONMENT)
 _PROBE = Part(240, _program("probe.py"), stands_on=())
@@ -131,13 +131,13 @@ PARTS: Mapping[str, Part] = {
 }
 _BRIEF_SELECT = (
     *("--device", "cuda", "--elements", "64Mi,256Mi", "--density", "0.01", "--seconds", "2"),
-    *("--methods", "reused-threshold,exact,trimmed,threshold-search"),
+    *("--methods", "reused-threshold,exact,exact-queued,reused-threshold-queued"),
 )
 _BRIEF_TRANSFERS = ("--ranks", "2", "--sizes", "4B,64KiB,4MiB,64MiB", "--seconds", "10", "--timeout", "35")
 _BRIEF_OVERLAP = ("--ranks", "2", "--sizes", "64MiB", "--timeout", "30")
 BRIEF: Mapping[str, Part] = {
     "smoke": replace(_SMOKE, limit_s=115),
-    "probe": replace(_PROBE, limit_s=45),
+    "probe": replace(_PROBE, limit_s=90),
     "tests": replace(_TESTS, limit_s=65),
     "training": Part(100, _gpu_tests("test_gpu_training.py"), are_tests=True, environment=ENVIRONMENT),
     "select": Part(35, _bench("select", *_BRIEF_SELECT), needs=("triton",), stands_on=()),

@@ -20,6 +20,7 @@ std::span<T> memory(std::uintptr_t address, std::size_t count) {
 }
 
 void bind_communicator(nb::module_& module);
+void bind_device_short_way(nb::module_& module);
 void bind_explorer(nb::module_& module);
 void bind_kernels(nb::module_& module);
 void bind_linear(nb::module_& module);

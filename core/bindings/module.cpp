@@ -36,6 +36,7 @@ NB_MODULE(_core, module) {
 
   bind_sparse_reduction(module);
   bind_communicator(module);
+  bind_device_short_way(module);
   bind_kernels(module);
   bind_linear(module);
   bind_explorer(module);

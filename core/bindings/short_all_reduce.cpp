@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "bindings/dense_array.hpp"
+#include "bindings/device_short_way.hpp"
 #include "bindings/names.hpp"
 #include "bindings/operation.hpp"
 #include "bindings/short_way.hpp"
@@ -22,6 +23,7 @@ struct Spelling {
   PyObject* let_go = interned("_let_go");
   PyObject* block = interned("_block");
   PyObject* abandoned = interned("_abandoned");
+  PyObject* device_short_way = interned("_device_short_way");
   PyObject* all_reduce = interned("all_reduce");
   PyObject* op = interned("op");
   PyObject* algorithm = interned("algorithm");
@@ -81,6 +83,15 @@ nb::object waited_for(const Arguments& arguments, Communicator& communicator, nb
   throw error;
 }
 
+// Null where no device has a short way by now, or not for such a call.
+nb::object on_device(const Arguments& arguments, nb::handle held) {
+  static auto* const type = reinterpret_cast<PyTypeObject*>(nb::type<DeviceShortWay>().inc_ref().ptr());
+  const nb::object way = attribute(arguments.self, known().device_short_way);
+  if (Py_TYPE(way.ptr()) != type) return {};
+  return nb::inst_ptr<DeviceShortWay>(way)->all_reduce(
+      arguments.self, nb::cast<std::shared_ptr<Communicator>>(held), arguments.x, arguments.op);
+}
+
 // A Work, which is whole before anything begins.
 nb::object begun(const Arguments& arguments, Communicator& communicator, nb::handle held, const RequestPtr& request) {
   if (PyObject_Size(attribute(arguments.self, known().kept).ptr()) != 0) {
@@ -112,7 +123,7 @@ nb::object all_reduce_shortly(PyObject* const* given, std::size_t count, PyObjec
   if (Py_TYPE(held.ptr()) != communicator_type) return {};
   auto& communicator = *nb::inst_ptr<Communicator>(held);
   RequestPtr request = request_for_array(communicator, arguments->x, arguments->op, arguments->algorithm);
-  if (request == nullptr) return {};
+  if (request == nullptr) return waits && !arguments->algorithm.is_valid() ? on_device(*arguments, held) : nb::object();
   return waits ? waited_for(*arguments, communicator, held, std::move(request))
                : begun(*arguments, communicator, held, request);
 }

@@ -25,13 +25,23 @@ class Torch {
 
   bool is_tensor(nb::handle x) const { return x.type().is(tensor_) || x.type().is(parameter_); }
 
+  std::optional<HostBuffer> host_buffer_of(nb::handle x) const {
+    return is_true(get(x, is_cpu_)) ? buffer_of(x) : std::nullopt;
+  }
+
+  std::optional<HostBuffer> buffer_on(nb::handle device, nb::handle x) const {
+    const int is_there = PyObject_RichCompareBool(get(x, device_).ptr(), device.ptr(), Py_EQ);
+    if (is_there < 0) throw nb::python_error();
+    return is_there == 1 && !is_true(call(x, is_inference_)) ? buffer_of(x) : std::nullopt;
+  }
+
+ private:
   std::optional<HostBuffer> buffer_of(nb::handle x) const {
     const nb::object dtype = get(x, dtype_);
     for (const auto& [torchs, ours] : dtypes_) {
       if (!dtype.is(torchs)) continue;
       // Only complex numbers can be lazily conjugate; but their imaginary parts, lazily negative.
-      if (!get(x, layout_).is(strided_) || !is_true(get(x, is_cpu_)) || !is_true(call(x, is_contiguous_)) ||
-          is_true(call(x, is_neg_))) {
+      if (!get(x, layout_).is(strided_) || !is_true(call(x, is_contiguous_)) || is_true(call(x, is_neg_))) {
         return std::nullopt;
       }
       const auto elements = nb::cast<std::size_t>(call(x, numel_));
@@ -42,7 +52,6 @@ class Torch {
     return std::nullopt;
   }
 
- private:
   explicit Torch(nb::handle module)
       : tensor_(kept(module, "Tensor")),
         parameter_(kept(module.attr("nn"), "Parameter")),
@@ -69,7 +78,9 @@ class Torch {
   std::array<std::pair<nb::handle, DType>, 6> dtypes_;
   PyObject* dtype_ = interned("dtype");
   PyObject* layout_ = interned("layout");
+  PyObject* device_ = interned("device");
   PyObject* is_cpu_ = interned("is_cpu");
+  PyObject* is_inference_ = interned("is_inference");
   PyObject* is_contiguous_ = interned("is_contiguous");
   PyObject* is_neg_ = interned("is_neg");
   PyObject* numel_ = interned("numel");
@@ -81,7 +92,13 @@ class Torch {
 std::optional<HostBuffer> torch_buffer_of(nb::handle x) {
   const Torch* const torch = Torch::imported();
   if (torch == nullptr || !torch->is_tensor(x)) return std::nullopt;
-  return torch->buffer_of(x);
+  return torch->host_buffer_of(x);
+}
+
+std::optional<HostBuffer> torch_buffer_on(nb::handle device, nb::handle x) {
+  const Torch* const torch = Torch::imported();
+  if (torch == nullptr || !torch->is_tensor(x)) return std::nullopt;
+  return torch->buffer_on(device, x);
 }
 
 }  // namespace telegrad::bindings

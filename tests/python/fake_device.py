@@ -230,6 +230,12 @@ class FakeRuntime:
         self.host_waits += not event.is_set()
         assert event.wait(60.0), "the stream hangs"
 
+    def short_way(self, device: Any) -> None:
+        return None
+
+    def lend(self, way: Any, lease: Any, event: Any) -> None:
+        raise AssertionError("there is no short way")
+
     def keep(self, tensor: Any, stream: FakeStream) -> None:
         self.kept.append((tensor, stream))
 

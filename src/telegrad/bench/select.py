@@ -10,7 +10,7 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from telegrad.bench.select_plan import COPIES, GRADIENTS, METHODS, PEER, SETTLING_STEPS, Outcome, SelectPlan
+from telegrad.bench.select_plan import COPIES, GRADIENTS, METHODS, PEER, SETTLING_STEPS, Outcome, Sample, SelectPlan
 from telegrad.compress import Residual, Selection, selection_named
 
 
@@ -27,12 +27,14 @@ def run(plan: SelectPlan, on_sample: Callable[[str], None] = lambda _: None) -> 
     with _one_thread():
         for number in range(plan.samples + 1):
             for name in order.permutation(plan.contenders).tolist():  # nobody always finds the caches of the same other
-                seconds, count = bench.sample(name, number)
+                sample = bench.sample(name, number)
                 if number == 0:
                     continue
-                outcome.times[name].append(seconds)
-                if count is not None:
-                    outcome.counts[name].append(count)
+                outcome.times[name].append(sample.seconds)
+                if sample.count is not None:
+                    outcome.counts[name].append(sample.count)
+                if sample.enqueue_s is not None:
+                    outcome.enqueued.setdefault(name, []).append(sample.enqueue_s)
                 on_sample(name)
             if number == 0:  # in which kernels may have been compiled
                 begin = time.perf_counter()
@@ -42,7 +44,7 @@ def run(plan: SelectPlan, on_sample: Callable[[str], None] = lambda _: None) -> 
 
 
 class _Contenders(Protocol):
-    def sample(self, name: str, number: int) -> tuple[float, int | None]: ...
+    def sample(self, name: str, number: int) -> Sample: ...
 
 
 def _contenders(plan: SelectPlan) -> _Contenders:
@@ -74,10 +76,11 @@ class _Arrays:
         self._copy = np.zeros_like(self._residual)
         self._k = k
 
-    def sample(self, name: str, number: int) -> tuple[float, int | None]:
-        """Seconds of one call of this contender in that round, and of a method how many entries it selects.
+    def sample(self, name: str, number: int) -> Sample:
+        """One call of this contender in that round.
 
-        They are the thread's own: what else runs on this machine takes caches and bandwidth from it, but not its time.
+        Seconds are the thread's own: what else runs on this machine takes caches and bandwidth from it, but not its
+        time.
         """
         self._gradient = self._gradients[number % GRADIENTS]
         np.copyto(self._residual, self._before)
@@ -85,12 +88,12 @@ class _Arrays:
             policy, entry = self._policies[name], self._entries[name]
             begin = time.thread_time()
             count = policy.select(entry, self._gradient, self._indices, self._values, 0)
-            return time.thread_time() - begin, count
+            return Sample(time.thread_time() - begin, count)
         by_numpy, by_torch = COPIES["cpu"]
         work = {by_numpy: self._copy_by_numpy, by_torch: self._copy_by_torch, PEER: self._select_by_torch}[name]
         begin = time.thread_time()
         work()
-        return time.thread_time() - begin, None
+        return Sample(time.thread_time() - begin)
 
     def _copy_by_numpy(self) -> None:
         np.copyto(self._copy, self._gradient)

@@ -11,7 +11,7 @@ import typer
 from rich.progress import TextColumn
 
 from telegrad.bench.machine import describe_machine, machine_text
-from telegrad.bench.select_plan import BOUND, DEVICES, METHODS, SelectPlan, rows_of
+from telegrad.bench.select_plan import BOUND, DEVICES, METHODS, QUEUED, SelectPlan, methods_on, rows_of
 from telegrad.cli.console import table_console
 from telegrad.cli.gpu_options import present_gpu
 from telegrad.cli.options import RowsFile, among, counts_of, densities_of
@@ -29,7 +29,14 @@ def select(
     density: Annotated[
         str, typer.Option(help="What part of them k is; several: 0.001,0.01 or 0.001..0.05 (×4).")
     ] = "0.001,0.01,0.05",
-    methods: Annotated[str, typer.Option(help="Which to measure, separated by commas.")] = ",".join(METHODS),
+    methods: Annotated[
+        str | None,
+        typer.Option(
+            help=f"Which to measure, separated by commas: {', '.join(METHODS)}; on cuda {', '.join(QUEUED)}, too. "
+            "Default: all.",
+            show_default=False,
+        ),
+    ] = None,
     samples: Annotated[int, typer.Option(min=3, help="Samples of each contender (fewer where one takes long).")] = 25,
     device: Annotated[str, typer.Option(help="Where to measure: cpu or cuda.")] = "cpu",
     seconds: Annotated[float, typer.Option(min=0.1, help="About how long to measure, of each combination.")] = 10.0,
@@ -44,7 +51,9 @@ def select(
     the residual. [bold]torch.topk and residual[/] does the same with torch: add, topk of the magnitudes, gather, clear.
     [bold]bound[/] is how long the bytes that must move take at the bandwidth of a copy of as many elements in the same
     run; below a few million elements they lie in a cache and Python's call counts. Times are the thread's own; with
-    [bold]--device cuda[/] they are between events of the GPU. The kernels for GPUs are Triton's; they serve ROCm too.
+    [bold]--device cuda[/] they are between events of the GPU, where the host's launches count. [bold]-queued[/], on a
+    GPU only: as a training step has them, behind other kernels, without waiting; between the events is then the GPU's
+    time alone, and [bold]enqueue[/] is the host's. The kernels for GPUs are Triton's; they serve ROCm too.
     """
     console = table_console()
     if device not in DEVICES:
@@ -55,7 +64,7 @@ def select(
     gpu = present_gpu(console) if device == "cuda" else None
     if device == "cuda" and importlib.util.find_spec("triton") is None:
         raise typer.BadParameter("triton is not installed: pip install 'telegrad[gpu]'", param_hint="--device")
-    chosen = tuple(among(methods, tuple(METHODS), "--methods"))
+    chosen = _methods_of(methods, device)
     lengths = counts_of(elements, 1, _MOST, "--elements")
     plans = [
         SelectPlan(length, share, chosen, samples, seconds, device)
@@ -81,3 +90,17 @@ def select(
         plot(result.rows, f"selection on {gpu or 'one thread'}", plot_file)
         say_file(console, "plot", plot_file)
     result.end(console)
+
+
+def _methods_of(text: str | None, device: str) -> tuple[str, ...]:
+    """Those named, or all that ``device`` has. Raises ``BadParameter``."""
+    there = methods_on(device)
+    if text is None:
+        return there
+    for name in (one.strip() for one in text.split(",")):
+        if name in QUEUED and name not in there:
+            raise typer.BadParameter(
+                f"{name!r} is measured on a GPU only: give --device cuda, or use {', '.join(there)}",
+                param_hint="--methods",
+            )
+    return tuple(among(text, there, "--methods"))

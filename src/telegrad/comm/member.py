@@ -63,6 +63,7 @@ class Member:
         self._untouched = False  # closed: the network touches nothing any more
         self._crowded = _CROWDED
         self._transfers: dict[str, Transfers] = {}  # by kind of device
+        self._device_short_way: _core.DeviceShortWay | None = None  # by which the core begins sums itself
         self._trace_path = start_trace(core)
         lifetime.opened(self)
 
@@ -132,6 +133,7 @@ class Member:
         if self._trace_path is not None:
             write_trace(self._trace_path, self._core)
         failures = [transfers.untold_failure() for transfers in self._transfers.values()]
+        self._device_short_way = None
         for transfers in self._transfers.values():
             transfers.close()
         for failure in failures:

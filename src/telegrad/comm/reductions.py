@@ -133,7 +133,10 @@ class Reductions(StreamReductions, DeviceSums):
                     given, taken, length, buffer.dtype, reduction, chosen, False, gate
                 ),
             )
-            return self._run_on_device("all_reduce", parts, (x, target), target if async_op else None, async_op)
+            work = self._run_on_device("all_reduce", parts, (x, target), target if async_op else None, async_op)
+            if out is None and not async_op and algorithm == "auto" and len(parts) == 1 and self._nccl is None:
+                self._device_short_way = self._transfers_of("all_reduce", (x,)).short_way(core, (x,))
+            return work
         chosen = algorithm_of(algorithm, DENSE_ALGORITHMS)
         request = core.all_reduce(
             buffer.pointer, into.pointer, buffer.elements, buffer.dtype, reduction, chosen, not async_op

@@ -293,11 +293,13 @@ def late_errors() -> None:
     dist.barrier()
     state = DDPState(comm, ddp.named_parameters(), mode="dense")
     ddp.register_comm_hook(state, telegrad.ddp_hook)
+    for step in range(2):  # before the second DDP speaks to the others itself, which who has failed would not answer
+        ddp(data(step, comm.rank)).sum().backward()
     _broken_on_rank_1(net)
     wanted = NonFiniteGradient if comm.rank == 1 else TransportError
 
     def fail() -> None:
-        for step in range(4):
+        for step in range(2, 6):
             ddp(data(step, comm.rank)).sum().backward()
             state.synchronize()
 
@@ -367,15 +369,16 @@ def compressed_mixed_precision() -> None:
 
 
 def mixed_precision_synchronizer() -> None:
-    """Gradients of bfloat16 and a GradScaler, which clips what it has unscaled."""
-    net = model().to(torch.bfloat16)
+    """A GradScaler, which clips what it has unscaled. Of bfloat16 it cannot on a GPU: parameters are float32."""
+    net = model()
     scaler = torch.amp.GradScaler(DEVICE.type, init_scale=2.0**16)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     with Communicator.from_torch(timeout_s=60) as comm:
         sync = Synchronizer(net, comm, plan="single")
         for step in range(STEPS):
             optimizer.zero_grad()
-            loss = net(data(step, comm.rank).to(torch.bfloat16)).float().square().mean()
+            with torch.autocast(DEVICE.type, torch.bfloat16):
+                loss = net(data(step, comm.rank)).float().square().mean()
             if step == 2 and comm.rank == 0:
                 loss = loss * float("inf")
             with not_waiting() if step >= WARM_UP else contextlib.nullcontext():

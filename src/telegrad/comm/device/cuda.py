@@ -1,7 +1,7 @@
 """CUDA's streams, by the driver's calls: copies, events, and flags by its stream memory operations. Pinned memory is
 torch's.
 
-Not yet run on a GPU. Streams are looked up and contexts pushed once for an operation: each of torch's own ways there
+Streams are looked up and contexts pushed once for an operation: each of torch's own ways there
 costs as much as a copy.
 """
 
@@ -10,9 +10,13 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from telegrad import _core
 from telegrad.comm.nodes import machine_id
+
+if TYPE_CHECKING:
+    from telegrad.comm.device.staging import Lease
 
 _GREATER_OR_EQUAL = 0  # CU_STREAM_WAIT_VALUE_GEQ: by the sign of the difference
 _DEFAULT = 0  # CU_STREAM_WRITE_VALUE_DEFAULT: a memory barrier before the write
@@ -22,6 +26,7 @@ _NOT_CAPTURING = 0  # CU_STREAM_CAPTURE_STATUS_NONE
 _PLAIN_WAIT = 0  # CU_EVENT_WAIT_DEFAULT
 _LEGACY = 1  # CU_STREAM_LEGACY
 _STREAMS_AHEAD = 8
+_LIBRARY = "libcuda.so.1"
 
 
 class CudaStream:
@@ -217,6 +222,29 @@ class CudaRuntime:
     def wait_on_host(self, event: Any) -> None:
         self._called(event.device, "cuEventSynchronize", event.driven)
 
+    def short_way(self, device: Any) -> _core.DeviceShortWay | None:
+        index = device.index
+        try:
+            driver = _core.StreamDriver(_LIBRARY, int(self._context(index)))
+        except RuntimeError:  # an older driver, without what it needs
+            return None
+        return _core.DeviceShortWay(driver, device, index, self._torch._C._cuda_getCurrentRawStream)
+
+    def lend(self, way: _core.DeviceShortWay, lease: Lease, event: Any) -> None:
+        words, device = lease.words, event.device
+        given, taken = self._on_device(device, words.ready), self._on_device(device, words.done)
+        if (given, taken) != (words.ready, words.done):
+            raise RuntimeError("the device has other addresses for pinned memory than the host")
+        way.lend(
+            lease.key[0],
+            lease.input_address,
+            lease.output_address,
+            words.ready,
+            words.done,
+            words.value,
+            int(event.driven),
+        )
+
     def keep(self, tensor: Any, stream: Any) -> None:
         tensor.record_stream(stream.of_torch)
 
@@ -268,12 +296,18 @@ class CudaRuntime:
     def _push(self, device: int) -> None:
         context = self._contexts.get(device)
         if context is None:
+            context = self._context(device)
+        self._check("cuCtxPushCurrent", self._driver.cuCtxPushCurrent(context)[0])
+
+    def _context(self, device: int) -> Any:
+        context = self._contexts.get(device)
+        if context is None:
             error, handle = self._driver.cuDeviceGet(device)
             self._check("cuDeviceGet", error)
             error, context = self._driver.cuDevicePrimaryCtxRetain(handle)
             self._check("cuDevicePrimaryCtxRetain", error)
             self._contexts[device] = context
-        self._check("cuCtxPushCurrent", self._driver.cuCtxPushCurrent(context)[0])
+        return context
 
     def _pop(self) -> None:
         self._check("cuCtxPopCurrent", self._driver.cuCtxPopCurrent()[0])

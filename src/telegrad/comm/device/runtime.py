@@ -7,9 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from telegrad.comm.torch_terms import first_line
+
+if TYPE_CHECKING:
+    from telegrad import _core
+    from telegrad.comm.device.staging import Lease
 
 Stream = Hashable
 """A queue of the device. What is put into it runs in that order, and later than the call that puts it there."""
@@ -81,6 +85,14 @@ class DeviceRuntime(Protocol):
 
     def wait_on_host(self, event: Event) -> None:
         """Returns once the event has passed."""
+
+    def short_way(self, device: Any) -> _core.DeviceShortWay | None:
+        """By which the core puts the plainest operations on tensors of ``device`` into their streams itself; ``None``:
+        it cannot."""
+
+    def lend(self, way: _core.DeviceShortWay, lease: Lease, event: Event) -> None:
+        """Lends it the memory of ``lease``, two buffers of one length, with ``event``, which it records after each
+        use."""
 
     def keep(self, tensor: Any, stream: Stream) -> None:
         """The tensor's memory is not used for another tensor before ``stream`` has come to here."""

@@ -123,7 +123,7 @@ class Staging:
         ``has_begun`` and must go on. Raises ``MemoryError`` where that does not help, or is not allowed. What it holds
         after an error is the caller's to give back.
         """
-        keys = [(_rounded(given), _rounded(taken)) for given, taken in sizes]
+        keys = [(rounded(given), rounded(taken)) for given, taken in sizes]
         with self._lock:
             self._lend(keys, leases, is_message)
             if len(leases) == len(keys):
@@ -290,8 +290,8 @@ def _most_bytes() -> int:
     return int(given)
 
 
-def _rounded(nbytes: int) -> int:
-    """A power of two, so that few lengths are kept."""
+def rounded(nbytes: int) -> int:
+    """How long a buffer for so many bytes is: a power of two, so that few lengths are kept."""
     if nbytes <= _SMALLEST:
         return _SMALLEST if nbytes else 0
     return 1 << (nbytes - 1).bit_length()

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 from telegrad import _core
 from telegrad.comm.device.nccl import GroupWork
 from telegrad.comm.device.runtime import DeviceRuntime, Stream
+from telegrad.comm.device.short_way import ShortWay, short_way_of
 from telegrad.comm.device.staging import Lease, Staging
 from telegrad.comm.device.streams import StreamPool
 from telegrad.comm.device.work import DeviceWork, GroupSumWork
@@ -84,6 +85,8 @@ class Transfers:
         self._last_in_group: Any = None  # the event after the last operation that a group of torch's communicates
         self._unknown: list[tuple[Sequence[Stream], list[Lease], Any]] = []  # what the engine has, or has not
         self._crowded = _CROWDED
+        self._short_way: ShortWay | None = None  # of the first device that had one
+        self._core: Any = None  # of that
         self._closed = False  # _lock
         self._told = False  # _lock: somebody has heard of the first failure
 
@@ -108,7 +111,7 @@ class Transfers:
         as there may be, if that ends without this thread; otherwise that is a ``MemoryError``. Raises what an earlier
         operation failed with.
         """
-        if self._outstanding:
+        if self._outstanding or self._short_way is not None:
             self.raise_failure()
         runtime = self._runtime
         runtime.enter(device)
@@ -151,7 +154,7 @@ class Transfers:
         what is in the stream that it is given, which is the current one; ``finish`` what is left to do into that of
         results. ``announce`` tells the engine of the call: a rank that does not make it, or dies, is heard of by that.
         """
-        if self._outstanding:
+        if self._outstanding or self._short_way is not None:
             self.raise_failure()
         runtime = self._runtime
         runtime.enter(device)
@@ -178,9 +181,32 @@ class Transfers:
             return None
         return GroupSumWork([request], operation, self._rank, result, device, runtime, queued.results, over, tensors)
 
+    def short_way(self, core: _core.Communicator, tensors: Sequence[Any]) -> _core.DeviceShortWay | None:
+        """For the next operations like one that was just put into the current stream: what lets the core do so itself,
+        with memory for one more of them; ``None``: it cannot, or has another device's."""
+        short = self._short_way
+        x = tensors[0]
+        if short is None:
+            made = short_way_of(self._runtime, self._staging, tensors)
+            with self._lock:
+                if made is None or self._closed:
+                    return None
+                short = self._short_way = self._short_way or made
+                self._core = core
+        if short.device != x.device:
+            return None
+        runtime = self._runtime
+        runtime.enter(x.device)
+        try:
+            short.lend(runtime.current_stream(x.device), x.nbytes)
+        finally:
+            runtime.leave()
+        return short.way
+
     def raise_failure(self) -> None:
         """Raises what an operation failed with, if that is known by now; again and again."""
         with self._lock:
+            self._take_over()
             outstanding = self._outstanding
             while outstanding and outstanding[0][0].done():
                 self._check(outstanding[0][0])
@@ -206,6 +232,7 @@ class Transfers:
         """Waits until all operations are communicated. Raises what the first that failed did."""
         self.raise_failure()
         with self._lock:
+            self._take_over()
             outstanding = list(self._outstanding)
         for request, _ in outstanding:
             request.wait()
@@ -234,8 +261,15 @@ class Transfers:
             self._closed = True
             streams_held, self._streams = self._streams, {}
             self._outstanding.clear()
+            if self._short_way is not None:
+                self._short_way.close(self._core)
         for device, stream in streams_held.values():
             self._pool.give_back(device, stream)
+
+    def _take_over(self) -> None:
+        """With the lock: what the core has begun itself."""
+        if self._short_way is not None:
+            self._outstanding.extend(self._short_way.outstanding(self._core))
 
     def _check(self, request: _core.Request) -> None:
         try:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -16,10 +16,15 @@ def launch(kernel: Any, programs: int, x: torch.Tensor, *arguments: Any, warps: 
 
     A multiplication and an addition are never made one: the fused one rounds once, the CPU's two twice.
     """
-    # The device is rarely another one than the current: making it that costs a tenth of a launch.
-    is_elsewhere = x.is_cuda and x.get_device() != torch.cuda.current_device()
-    with torch.cuda.device_of(x) if is_elsewhere else nullcontext():  # type: ignore[no-untyped-call]
+    with device_of(x):
         kernel[(programs,)](x, *arguments, **options, num_warps=warps, enable_fp_fusion=False)
+
+
+def device_of(x: torch.Tensor) -> AbstractContextManager[object]:
+    """Inside it is the current one, which it mostly is before: making it that costs a tenth of a launch."""
+    if x.is_cuda and x.get_device() != torch.cuda.current_device():
+        return torch.cuda.device_of(x)  # type: ignore[no-untyped-call]
+    return nullcontext()
 
 
 def numbers_on(x: torch.Tensor, *values: int) -> torch.Tensor:

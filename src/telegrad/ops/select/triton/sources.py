@@ -121,7 +121,8 @@ class FusedPass:
         # Allocations and launches cost what small kernels do: counters are zeroed by one, what is not used is not made.
         counters = groups if select and groups > 1 else 0
         if reached is None:
-            zeroed = torch.zeros(1 + counters, dtype=torch.int64, device=device)
+            make = torch.zeros if select else torch.empty
+            zeroed = make(1 + counters, dtype=torch.int64, device=device)
             reached = zeroed[:1] if counters else zeroed
             self._totals = zeroed[1:] if counters else zeroed
         else:

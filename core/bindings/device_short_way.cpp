@@ -1,0 +1,159 @@
+#include "bindings/device_short_way.hpp"
+
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+
+#include <algorithm>
+#include <bit>
+#include <exception>
+#include <optional>
+#include <stdexcept>
+#include <string>
+
+#include "bindings/names.hpp"
+#include "bindings/operation.hpp"
+#include "bindings/torch_tensor.hpp"
+#include "session/gate.hpp"
+#include "session/reductions.hpp"
+
+namespace telegrad::bindings {
+namespace {
+
+constexpr std::size_t kSmallest = 4096;
+constexpr std::size_t kMostOutstanding = 256;  // then somebody looks for failures behind one that is long under way
+constexpr std::uintptr_t kLegacy = 1;          // CU_STREAM_LEGACY: 0 may be another stream to the driver than to torch
+
+std::size_t rounded(std::size_t bytes) { return std::max(kSmallest, std::bit_ceil(bytes)); }
+
+}  // namespace
+
+void DeviceShortWay::lend(const Slot& slot) {
+  if (slot.bytes < kSmallest || !std::has_single_bit(slot.bytes)) throw nb::value_error("bytes must be a power of two");
+  by_bytes_[slot.bytes].push_back(slots_.size());
+  slots_.push_back(slot);
+}
+
+bool DeviceShortWay::nothing_has_failed() {
+  while (!outstanding_.empty() && outstanding_.front().first->done()) {
+    if (outstanding_.front().first->failure()) return false;
+    outstanding_.pop_front();
+  }
+  return outstanding_.size() < kMostOutstanding;
+}
+
+bool DeviceShortWay::is_free(const Slot& slot) const {
+  return (slot.request == nullptr || (slot.request->done() && !slot.request->failure())) && driver_->passed(slot.event);
+}
+
+nb::object DeviceShortWay::all_reduce(nb::handle member, const std::shared_ptr<Communicator>& communicator, nb::handle x,
+                                      nb::handle op) {
+  constexpr Reduction kSum = Reduction::sum;
+  const Reduction* const reduction = op.is_valid() ? reduction_names().find(op) : &kSum;
+  if (reduction == nullptr || !nothing_has_failed()) return {};
+  const std::optional<HostBuffer> found = torch_buffer_on(device_, x);
+  if (!found || found->nbytes == 0 || !is_reducible(found->dtype) ||
+      (*reduction == Reduction::avg && is_integer(found->dtype))) {
+    return {};
+  }
+  const auto same = by_bytes_.find(rounded(found->nbytes));
+  if (same == by_bytes_.end() || same->second.empty()) return {};
+  const std::size_t number = same->second.front();
+  if (!is_free(slots_[number])) return {};
+  auto stream = nb::cast<std::uintptr_t>(current_stream_(index_));
+  if (stream == 0) {
+    stream = kLegacy;  // which cannot be captured, and must not be asked while another one is
+  } else if (driver_->is_capturing(stream)) {
+    return {};
+  }
+  Slot& slot = slots_[number];
+  same->second.pop_front();
+  slot.lost = true;  // until it is known that nothing broke off
+  slot.value += 1;
+  const std::size_t bytes = found->nbytes;
+  const RequestPtr request = make_all_reduce(
+      communicator->allreduce_table(), {.input = memory<const std::byte>(slot.input, bytes),
+                                        .output = memory<std::byte>(slot.output, bytes),
+                                        .dtype = found->dtype,
+                                        .reduction = *reduction,
+                                        .algorithm = Algorithm::automatic,
+                                        .nodes = communicator->nodes()});
+  request->set_gate({.ready = reinterpret_cast<std::uint32_t*>(slot.ready),
+                     .ready_value = slot.value,
+                     .done = reinterpret_cast<std::uint32_t*>(slot.done),
+                     .done_value = slot.value,
+                     .output = memory<std::byte>(slot.output, bytes)});
+  const Slot used = slot;  // another thread may lend slots while this one does not hold the lock
+  {
+    const Unlocked unlocked;
+    driver_->stage(stream, used.input, found->pointer, bytes, used.ready, used.value);
+  }
+  // The stream has it first: an operation whose gate nobody opens would hold up all ranks.
+  communicator->submit(request, false);
+  slots_[number].request = request;
+  outstanding_.emplace_back(request, number);
+  try {
+    const Unlocked unlocked;
+    driver_->fetch(stream, used.done, used.value, found->pointer, used.output, bytes, used.event);
+  } catch (const std::exception& error) {
+    member.attr("abort")(nb::str((std::string("all_reduce of device tensors broke off: ") + error.what()).c_str()));
+    throw;
+  }
+  slots_[number].lost = false;
+  by_bytes_[used.bytes].push_back(number);
+  return nb::none();
+}
+
+std::vector<std::pair<RequestPtr, std::size_t>> DeviceShortWay::take_outstanding() {
+  std::vector<std::pair<RequestPtr, std::size_t>> taken(outstanding_.begin(), outstanding_.end());
+  outstanding_.clear();
+  return taken;
+}
+
+void bind_device_short_way(nb::module_& module) {
+  nb::class_<StreamDriver>(module, "StreamDriver")
+      .def(nb::init<const std::string&, std::uintptr_t>(), nb::arg("library"), nb::arg("context"));
+
+  nb::class_<DeviceShortWay>(module, "DeviceShortWay")
+      .def(nb::init<std::shared_ptr<StreamDriver>, nb::object, int, nb::object>(), nb::arg("driver"), nb::arg("device"),
+           nb::arg("index"), nb::arg("current_stream"))
+      .def(
+          "lend",
+          [](DeviceShortWay& self, std::size_t bytes, std::uintptr_t input, std::uintptr_t output, std::uintptr_t ready,
+             std::uintptr_t done, std::uint32_t value, std::uintptr_t event) {
+            self.lend({.bytes = bytes,
+                       .input = input,
+                       .output = output,
+                       .ready = ready,
+                       .done = done,
+                       .value = value,
+                       .event = event});
+          },
+          nb::arg("bytes"), nb::arg("input"), nb::arg("output"), nb::arg("ready"), nb::arg("done"), nb::arg("value"),
+          nb::arg("event"))
+      // What a slot is like by now: the value of its words, its last operation or None, and whether a use broke off.
+      .def(
+          "slot",
+          [](const DeviceShortWay& self, std::size_t number, const std::shared_ptr<Communicator>& communicator) {
+            const DeviceShortWay::Slot& slot = self.slot(number);
+            nb::object request = nb::none();
+            if (slot.request != nullptr) request = nb::cast(operation_of(communicator, slot.request));
+            return nb::make_tuple(slot.value, request, slot.lost);
+          },
+          nb::arg("number"), nb::arg("communicator"))
+      .def("__len__", &DeviceShortWay::slots)
+      .def(
+          "all_reduce",
+          [](DeviceShortWay& self, nb::handle member, const std::shared_ptr<Communicator>& communicator, nb::handle x,
+             nb::handle op) { return self.all_reduce(member, communicator, x, op).is_valid(); },
+          nb::arg("member"), nb::arg("communicator"), nb::arg("x"), nb::arg("op"))
+      .def("has_outstanding", &DeviceShortWay::has_outstanding)
+      .def("take_outstanding", [](DeviceShortWay& self, const std::shared_ptr<Communicator>& communicator) {
+        nb::list taken;
+        for (auto& [request, number] : self.take_outstanding()) {
+          taken.append(nb::make_tuple(nb::cast(operation_of(communicator, request)), number));
+        }
+        return taken;
+      }, nb::arg("communicator"));
+}
+
+}  // namespace telegrad::bindings
