@@ -46,34 +46,20 @@ class Passes:
         self._gradient = torch.randn(elements, device=device, generator=generator)
         self._residual = self._before.clone()
         sums = (self._before + self._gradient).abs().view(torch.int32)
-        self._room = max(1, int(_DENSITY * elements * 1.5))
         k = max(1, int(_DENSITY * elements))
         sampled = sums[torch.randint(elements, (1 << 16,), device=device, generator=generator)].sort().values
         self._bound = sampled[-max(1, sampled.numel() * k // elements)].to(torch.int64).reshape(1)
-        self._indices = torch.zeros(self._room, dtype=torch.uint32, device=device)
-        self._values = torch.zeros(self._room, device=device)
-        self._cursor = torch.zeros(1, dtype=torch.int64, device=device)
+        self._reached = torch.zeros(1, dtype=torch.int64, device=device)
         self._length = numbers_on(self._residual, elements)
-
-    def prepare(self) -> None:
-        """Before each launch."""
-        self.copy()
-        self._cursor.zero_()
 
     def copy(self) -> None:
         self._residual.copy_(self._before)
 
     def fused(self, block: int, warps: int) -> Kernel:
         blocks = sources.blocks_of(self.size, block)
-        starts = torch.empty(blocks, dtype=torch.int64, device=self._device)
-        counts = torch.empty(blocks, dtype=torch.int32, device=self._device)
-        untaken = torch.empty(1, dtype=torch.float64, device=self._device)
-        totals = torch.zeros(-(-blocks // sources.GROUP), dtype=torch.int64, device=self._device)
+        self.marks = marks = torch.empty(blocks * block // 32, dtype=torch.uint32, device=self._device)
         flags: dict[str, Any] = {"HELD": False, "ADD": True, "SELECT": True, "MOMENTS": False, "KNOWN": False}
-        flags["GROUP"] = sources.GROUP
-        outputs = (self._indices, self._values, self._cursor, starts, counts, totals)
-        moments = (untaken, counts, counts, counts, self._cursor)
-        given = (self._residual, self._gradient, self.size, self._bound, self._room, *outputs, *moments)
+        given = (self._residual, self._gradient, self.size, self._bound, marks, *(self._reached,) * 6)
         return self._launching(passes.fused_pass, blocks, *given, **flags, BLOCK=block, warps=warps)
 
     def counted(self, block: int, warps: int) -> Kernel:
@@ -110,7 +96,7 @@ def measure(
         times: dict[str, list[float]] = {"own": [], "copy": []}
         for number in range(samples + 1):
             for name, one in (("copy", made.copy), ("own", work)):
-                made.prepare()
+                made.copy()
                 seconds = seconds_of(one)
                 if number:  # the first launch compiles
                     times[name].append(seconds)

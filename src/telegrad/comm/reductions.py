@@ -134,7 +134,8 @@ class Reductions(StreamReductions, DeviceSums):
                 ),
             )
             work = self._run_on_device("all_reduce", parts, (x, target), target if async_op else None, async_op)
-            if out is None and not async_op and algorithm == "auto" and len(parts) == 1 and self._nccl is None:
+            is_plain = out is None and not async_op and algorithm == "auto" and self._nccl is None
+            if is_plain and len(parts) == 1 and buffer.nbytes:
                 self._device_short_way = self._transfers_of("all_reduce", (x,)).short_way(core, (x,))
             return work
         chosen = algorithm_of(algorithm, DENSE_ALGORITHMS)

@@ -325,6 +325,7 @@ def test_a_communicator_lends_it_memory_and_hears_of_its_failures(
         comm.all_reduce(x, async_op=True).wait()
         comm.all_reduce(x, algorithm="ring")
         comm.all_reduce(x, out=on_fake_device(torch.ones(4)))
+        comm.all_reduce(on_fake_device(torch.ones(0)))
         assert comm._device_short_way is None
         comm.all_reduce(x)
         way = comm._device_short_way

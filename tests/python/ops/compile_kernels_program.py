@@ -24,7 +24,7 @@ from telegrad.ops.staging.triton import copies
 from telegrad.ops.triton import floats
 
 BLOCK = {"BLOCK": 4096}
-PASS_BLOCK = {"BLOCK": 512, "KNOWN": False, "GROUP": 64}
+PASS_BLOCK = {"BLOCK": 512, "KNOWN": False}
 BOTH = {"FLIP": 0, "MASK": 0x7FFFFFFF}
 NEGATIVE = {"FLIP": -0x80000000, "MASK": -1}
 PASS = {"HELD": False, "ADD": True, "SELECT": True, "MOMENTS": False}
@@ -33,8 +33,8 @@ CASES: list[tuple[JITFunction, dict[str, Any]]] = [
     (passes.fused_pass, {**BOTH, **PASS_BLOCK, **PASS}),
     (passes.fused_pass, {**NEGATIVE, **PASS_BLOCK, **PASS, "MOMENTS": True}),
     (passes.fused_pass, {**BOTH, **PASS_BLOCK, **PASS, "HELD": True}),
-    (passes.order_blocks, {"DECIDE": True, "FEWER": True, "GROUP": 64}),
-    (passes.restore_blocks, {"GROUP": 64}),
+    (passes.count_marks, {"GROUP": 1024}),
+    (passes.take_marked, {"DECIDE": True, "FEWER": True, "CLEAR": False, "ENDS": False, "GROUP": 1024}),
     (passes.move_listed, BLOCK),
     (passes.put_listed_back, BLOCK),
     (passes.normal_pass, {**BLOCK, "ADD": True}),
@@ -115,7 +115,7 @@ OTHER_CASES: list[tuple[JITFunction, dict[str, Any], dict[str, str]]] = [
     (blocks.read_runs, {}, BLOCKS),
 ]
 CALLED_BY_KERNELS = {
-    "narrowed",
+    *("narrowed", "ones_of"),
     *("canonical", "rounded", "widened", "lost", "is_finite"),
     *("draw_words", "level_of"),
     *("part_of", "row_of", "add_digits", "put_digit"),
@@ -124,10 +124,11 @@ CALLED_BY_KERNELS = {
 MODULES = (passes, cuts, draws, floats, entries, buckets, rounding, bits, blocks, copies, updates)
 
 FLOATS = {"residual", "gradient", "values", "to_values", "moved"}
-INDICES = {"indices", "to_indices", "positions"}
+INDICES = {"marks", "indices", "to_indices", "positions"}
 NUMBERS = {
-    "blocks",
+    "words",
     "least",
+    "most",
     "parts",
     "steps",
     "size",
@@ -143,7 +144,7 @@ NUMBERS = {
     "stream",
 }
 SMALL_COUNTS = {"counts", "sides", "tops", "largest", "peaks"}
-WARPS = {"fused_pass": 1, "order_blocks": 4, "restore_blocks": 4, "sample_bound": 16}
+WARPS = {"fused_pass": 1, "sample_bound": 16}
 WHOLE_VECTORS = {"residual", "gradient", "size", "bucket"}  # aligned, as torch allocates, and of such lengths
 
 

@@ -244,7 +244,7 @@ def test_blocks_that_have_nothing_to_do_look_at_nothing(monkeypatch: pytest.Monk
     residual = tensor_of(np.random.default_rng(0).permutation(size).astype(np.float32))
     out = sources.Output(torch.zeros(room, dtype=torch.uint32), torch.zeros(room), 0)
     bound = numbers_on(residual, ranked.key_of(size - 30.0, sources.side_of(0)))
-    made = sources.FusedPass(residual, None, sources.side_of(0), bound=bound, room=room)
+    made = sources.FusedPass(residual, None, sources.side_of(0), bound=bound)
     lanes: list[int] = []
     for name in ("create_masked_load", "create_masked_store"):
         call = getattr(builder, name)
@@ -252,8 +252,7 @@ def test_blocks_that_have_nothing_to_do_look_at_nothing(monkeypatch: pytest.Monk
             builder, name, lambda at, *rest, call=call: [lanes.append(at.data.size), call(at, *rest)][1]
         )
     usable = numbers_on(residual, 1)
-    made.order(usable, out)
-    made.restore(usable)
+    made.take(out, usable)
     rest = sources.Source.whole_unless(usable, residual, sources.side_of(0))
     moved = rest.move(rest.kth(20, cuts_all=True), out)
     assert (int(made.reached), int(moved)) == (30, 0)

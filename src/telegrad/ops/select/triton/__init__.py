@@ -25,12 +25,11 @@ from telegrad.ops.select.triton.queued import Kept, queue_all, queue_reused, que
 from telegrad.ops.select.triton.sources import (
     FusedPass,
     Output,
-    Source,
     blocks_of,
     launch_over,
     side_of,
 )
-from telegrad.ops.triton import launch, numbers_on, told
+from telegrad.ops.triton import launch, told
 
 __all__ = [
     "Kept",
@@ -81,21 +80,12 @@ def accumulate_select(
     offset: int,
     sign: Sign = 0,
 ) -> int:
-    """As ``cpu.accumulate_select``. Waits once.
-
-    Where more entries reach the threshold than the outputs hold, it moves another 16 bytes of every element.
-    """
+    """As ``cpu.accumulate_select``. Waits once."""
     check_arguments(residual, gradient, indices, values, 0)
-    side, room = side_of(sign), indices.numel()
-    key = ranked.key_of(threshold, side)
-    made = FusedPass(residual, gradient, side, bound=key, room=room)
-    out = Output(indices, values, offset)
-    usable = made.order_if(0, out)
+    side = side_of(sign)
+    made = FusedPass(residual, gradient, side, bound=ranked.key_of(threshold, side))
+    made.take(Output(indices, values, offset))
     (count,) = told(made.reached)
-    if count > room:  # which ones fitted hangs on chance: the first ones shall
-        made.restore(usable)
-        cut = numbers_on(residual, key - 1, 0)
-        Source.whole(residual, side).move(cut, out)
     return count
 
 

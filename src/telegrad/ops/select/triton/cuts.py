@@ -245,8 +245,8 @@ def move_cut(
 ):
     """Writes, in order, the first ``room`` entries that the cut cuts off, and how many it does.
 
-    LISTED: the source has left the residual already, and what is not cut off is put back. Otherwise ``values`` is the
-    residual, and what is cut off becomes zero. Blocks behind the last entry are through at once.
+    What is cut off becomes zero in the residual. LISTED: the source is a copy of entries of it. Otherwise ``values`` is
+    the residual. Blocks behind the last entry are through at once.
     """
     block = tl.program_id(0)
     first = block.to(tl.int64) * BLOCK
@@ -289,12 +289,10 @@ def move_cut(
         flags = chosen.to(tl.int32)
         place = greater_end - above + tl.minimum(equal_before, ties) + tl.cumsum(flags, 0) - flags
         chosen = chosen & (place < room)
+        position = where
         if LISTED:
             position = tl.load(positions + where, mask=inside, other=0).to(tl.int64)
-            tl.store(residual + position, x, mask=inside & (~chosen))
-        else:
-            position = where
-            tl.store(residual + where, tl.zeros_like(x), mask=chosen)
+        tl.store(residual + position, tl.zeros_like(x), mask=chosen)
         tl.store(indices + place, position + offset, mask=chosen)
         tl.store(moved + place, x, mask=chosen)
 

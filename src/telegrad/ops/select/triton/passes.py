@@ -1,8 +1,9 @@
-"""Triton kernels that read a whole residual: the fused pass, in which the chosen entries leave it, and sums over it.
+"""Triton kernels that read a whole residual: the fused pass, which marks what is to leave, and sums over it.
 
+What is marked leaves in a kernel of its own, by which time it is known how much there is: nothing need be put back.
 No kernel waits for another block, and none holds instructions of one maker's GPUs: the same source serves CUDA and HIP.
 Positions are 64 bits wide. FLIP and MASK make of an entry's bits its key (see ``sources.Side``); the key of a lane
-outside is -1, which reaches nothing.
+outside is -1, which reaches nothing. Marks are bits of words of 32, the lowest bit the first entry's.
 
 Triton adds float32 as IEEE says, denormals included. What a GPU does otherwise than a CPU: a NaN that it computes is
 the canonical one, whatever NaN went in.
@@ -13,23 +14,17 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-_LANES: tl.constexpr = tl.constexpr(16)  # of a block's packed entries, which are few
 _SUMMED: tl.constexpr = tl.constexpr(1024)  # totals of groups that are added at once
 
 
-@triton.jit(do_not_specialize=["room"])
+@triton.jit
 def fused_pass(
     residual,
     gradient,
     size,
-    bound,  # the lowest key that leaves: int64, or with KNOWN the number itself
-    room,
-    indices,  # of what left, in whatever order blocks came: uint32[room]
-    values,
-    cursor,  # int64: how many entries reach the bound, 0 at first
-    starts,  # of every block: where its entries lie, and how many they are
-    counts,
-    totals,  # int64, of every GROUP blocks, if that is not 0: how many entries of theirs reach the bound, 0 at first
+    bound,  # the lowest key that is marked: int64, or with KNOWN the number itself
+    marks,  # uint32, of all blocks
+    reached,  # int64: becomes 0, for ``count_marks``
     sums,  # of every block: the side's magnitudes, as doubles
     sides,  # how many entries those are
     tops,  # the side's highest key
@@ -42,16 +37,17 @@ def fused_pass(
     SELECT: tl.constexpr,
     MOMENTS: tl.constexpr,
     KNOWN: tl.constexpr,
-    GROUP: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """residual += gradient; all that reaches ``bound`` is packed and cleared: whole blocks, as long as there is room.
+    """residual += gradient; all sums that reach ``bound`` are marked.
 
-    Reads 8 and writes 4 bytes of every element (without a gradient: reads 4), and writes 8 of every packed entry.
+    Reads 8 and writes 4 bytes of every element (without a gradient: reads 4), and writes a bit.
     """
+    words: tl.constexpr = BLOCK // 32
     block = tl.program_id(0)
     first = block.to(tl.int64) * BLOCK
-    lane = tl.arange(0, BLOCK)  # 32 bits: positions of 64 in every lane would take twice the registers
+    # 32 bits: positions of 64 in every lane would take twice the registers.
+    lane = tl.arange(0, words)[:, None] * 32 + tl.arange(0, 32)[None, :]
     inside = lane < tl.minimum(size - first, BLOCK).to(tl.int32)
     if HELD:
         inside = inside & (tl.load(active) > 0)
@@ -59,6 +55,7 @@ def fused_pass(
     x = tl.load(own + lane, mask=inside, other=0.0)
     if ADD:
         x += tl.load(gradient + first + lane, mask=inside, other=0.0)
+        tl.store(own + lane, x, mask=inside)
     bits = x.to(tl.int32, bitcast=True)
     key = tl.where(inside, (bits ^ FLIP) & MASK, -1)
     if MOMENTS:
@@ -69,101 +66,84 @@ def fused_pass(
         tl.store(largest + block, tl.max(tl.where(inside, bits & 0x7FFFFFFF, 0)))
     if SELECT:
         lowest = bound if KNOWN else tl.load(bound)
-        reached = inside & (key >= lowest)
-        flags = reached.to(tl.int32)
-        count = tl.sum(flags)
-        # Where a block's entries lie hangs on which block came first; order_blocks() puts them in order.
-        start = tl.atomic_add(cursor, count.to(tl.int64), sem="relaxed")
-        tl.store(starts + block, start)
-        tl.store(counts + block, count)
-        if GROUP > 0:
-            tl.atomic_add(totals + block // GROUP, count.to(tl.int64), sem="relaxed")
-        moved = reached & (start + count <= room)
-        place = tl.cumsum(flags, 0) - flags
-        tl.store(indices + start + place, first + lane, mask=moved)
-        tl.store(values + start + place, x, mask=moved)
-        if ADD:
-            tl.store(own + lane, tl.where(moved, 0.0, x), mask=inside)
-        else:
-            tl.store(own + lane, tl.zeros_like(x), mask=moved)
-    elif ADD:
-        tl.store(own + lane, x, mask=inside)
+        flags = (inside & (key >= lowest)).to(tl.int32)
+        word = tl.sum(flags << tl.arange(0, 32)[None, :], axis=1)
+        tl.store(marks + first // 32 + tl.arange(0, words), word.to(tl.uint32, bitcast=True))
+        tl.store(reached, tl.zeros([], tl.int64), mask=block == 0)
 
 
-@triton.jit(do_not_specialize=["blocks", "least", "room", "offset"])
-def order_blocks(
+@triton.jit
+def ones_of(word):
+    """How many bits of each uint32 are set."""
+    pairs = word - ((word >> 1) & 0x55555555)
+    fours = (pairs & 0x33333333) + ((pairs >> 2) & 0x33333333)
+    return ((((fours + (fours >> 4)) & 0x0F0F0F0F) * 0x01010101) >> 24).to(tl.int32)
+
+
+@triton.jit(do_not_specialize=["words"])
+def count_marks(marks, words, totals, reached, GROUP: tl.constexpr):
+    """How many entries are marked in every GROUP words, and in all: added to ``reached``."""
+    group = tl.program_id(0)
+    at = group.to(tl.int64) * GROUP + tl.arange(0, GROUP)
+    total = tl.sum(ones_of(tl.load(marks + at, mask=at < words, other=0))).to(tl.int64)
+    tl.store(totals + group, total)
+    tl.atomic_add(reached, total, sem="relaxed")
+
+
+@triton.jit(do_not_specialize=["words", "least", "most", "offset"])
+def take_marked(
+    residual,
+    marks,
+    words,
+    totals,  # of every group, as ``count_marks`` has them; ENDS: each with all before it
+    reached,
+    bound,
+    usable,  # int64: 0 where nothing is to be done; DECIDE: becomes ``reached`` if that is in [least, most], else 0
+    least,
+    most,  # the outputs' length: no more are taken
     indices,
     values,
-    starts,
-    counts,
-    totals,
-    blocks,
-    reached,  # int64: how many entries were packed, if all had room
-    bound,
-    usable,  # int64: 0 where nothing is to be done; DECIDE: becomes ``reached`` if that is in [least, room], else 0
-    least,
-    room,
-    to_indices,
-    to_values,
     offset,
     DECIDE: tl.constexpr,
     FEWER: tl.constexpr,  # than ``least`` are enough where the bound is 1, which all of a side reach
+    CLEAR: tl.constexpr,
+    ENDS: tl.constexpr,
     GROUP: tl.constexpr,
 ):
-    """Copies what a fused pass packed, block after block: ascending positions, plus ``offset``. A program has GROUP
-    blocks; what lies before them the totals of the groups before tell."""
+    """Writes the first ``most`` entries that are marked: ascending positions, plus ``offset``, and values. CLEAR: they
+    leave the residual. A program has GROUP words."""
     group = tl.program_id(0)
     if DECIDE:
         found = tl.load(reached)
         enough = found >= least
         if FEWER:
             enough = enough | (tl.load(bound) == 1)
-        taken = tl.where(enough & (found <= room), found, 0)
+        taken = tl.where(enough & (found <= most), found, 0)
         tl.store(usable, taken, mask=group == 0)
     else:
         taken = tl.load(usable)
     if taken > 0:
-        block = group * GROUP + tl.arange(0, GROUP)
-        count = tl.load(counts + block, mask=block < blocks, other=0)
-        start = tl.load(starts + block, mask=block < blocks, other=0)
-        begin = tl.cumsum(count, 0).to(tl.int64) - count
-        for first in range(0, group, _SUMMED):
-            before = first + tl.arange(0, _SUMMED)
-            begin += tl.sum(tl.load(totals + before, mask=before < group, other=0))
-        for first in range(0, tl.max(count), _LANES):
-            lane = (first + tl.arange(0, _LANES))[None, :]
-            own = lane < count[:, None]
-            source = start[:, None] + lane
-            target = begin[:, None] + lane
-            index = tl.load(indices + source, mask=own, other=0).to(tl.int64) + offset
-            tl.store(to_indices + target, index, mask=own)
-            tl.store(to_values + target, tl.load(values + source, mask=own, other=0.0), mask=own)
-
-
-@triton.jit(do_not_specialize=["room", "blocks"])
-def restore_blocks(
-    residual,
-    room,
-    indices,
-    values,
-    starts,
-    counts,
-    blocks,
-    usable,  # int64: unless it is 0 nothing is done
-    GROUP: tl.constexpr,
-):
-    """Undoes the moves of a fused pass: what it packed is in the residual again."""
-    if tl.load(usable) == 0:
-        block = tl.program_id(0) * GROUP + tl.arange(0, GROUP)
-        start = tl.load(starts + block, mask=block < blocks, other=0)
-        count = tl.load(counts + block, mask=block < blocks, other=0)
-        count = tl.where(start + count <= room, count, 0)
-        for first in range(0, tl.max(count), _LANES):
-            lane = (first + tl.arange(0, _LANES))[None, :]
-            own = lane < count[:, None]
-            source = start[:, None] + lane
-            position = tl.load(indices + source, mask=own, other=0).to(tl.int64)
-            tl.store(residual + position, tl.load(values + source, mask=own, other=0.0), mask=own)
+        at = group.to(tl.int64) * GROUP + tl.arange(0, GROUP)
+        word = tl.load(marks + at, mask=at < words, other=0)
+        count = ones_of(word)
+        place = (tl.cumsum(count, 0) - count).to(tl.int64)
+        if ENDS:
+            place += tl.load(totals + group) - tl.sum(count)
+        else:
+            for first in range(0, group, _SUMMED):
+                before = first + tl.arange(0, _SUMMED)
+                place += tl.sum(tl.load(totals + before, mask=before < group, other=0))
+        for _ in range(tl.max(count)):
+            own = (word != 0) & (place < most)
+            rest = word & (word - 1)
+            position = at * 32 + ones_of((word ^ rest) - 1)
+            x = tl.load(residual + position, mask=own, other=0.0)
+            tl.store(indices + place, position + offset, mask=own)
+            tl.store(values + place, x, mask=own)
+            if CLEAR:
+                tl.store(residual + position, tl.zeros_like(x), mask=own)
+            word = rest
+            place += 1
 
 
 @triton.jit(do_not_specialize=["size", "offset"])

@@ -1,8 +1,8 @@
 """Selections that nobody waits for: how many entries they moved is written where the entries are.
 
-So they can stand in a stream between the kernels that make a gradient and a sum of ``DeviceEntries``. Where a sample
-misled, or more entries reach a threshold than there is room for, the further passes over the residual are queued as
-well; in all other cases their kernels find that nothing is to be done, and read no entry.
+So they can stand in a stream between the kernels that make a gradient and a sum of ``DeviceEntries``. Further passes
+over the residual, for where a sample misled, are queued as well; in all other cases their kernels find that nothing is
+to be done, and read no entry.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from telegrad.ops.select.arguments import check_arguments
 from telegrad.ops.select.triton.many import is_long, rank_long, rank_table
 from telegrad.ops.select.triton.ranked import Candidates, key_of, sample_words
 from telegrad.ops.select.triton.sources import FusedPass, Output, Source, side_of
-from telegrad.ops.triton import numbers_on
 
 __all__ = ["Kept", "is_long", "prepare", "queue_all", "queue_reused", "queue_select", "queue_topk", "rank_table"]
 
@@ -42,16 +41,10 @@ def queue_select(
     Of more entries than the outputs hold the first ones are moved, and the others stay in the residual. Does not wait.
     """
     check_arguments(residual, gradient, indices, values, len(indices))
-    side, room, size = side_of(sign), indices.numel(), residual.numel()
-    key = key_of(threshold, side)
-    made = FusedPass(residual, gradient, side, bound=key, room=room)
-    out = Output(indices, values, offset)
-    usable = (made.reached <= room).to(torch.int64)
-    made.order(usable, out)
-    if room < size:
-        made.restore(usable)
-        Source.whole_unless(usable, residual, side).move(numbers_on(residual, key - 1, 0), out)
-    count.copy_(made.reached.clamp(max=room).view(count.shape))
+    side = side_of(sign)
+    made = FusedPass(residual, gradient, side, bound=key_of(threshold, side))
+    made.take(Output(indices, values, offset))
+    count.copy_(made.reached.clamp(max=indices.numel()).view(count.shape))
 
 
 def queue_topk(
@@ -135,14 +128,13 @@ def queue_reused(
     wanted = (kept.threshold > 0) & (kept.calls < kept.interval)
     # A number in torch.where would be copied from the CPU, for which that waits.
     bounds = kept.threshold.to(torch.float32).view(torch.int32).to(torch.int64).masked_fill(~wanted, _BEYOND)
-    reached = torch.zeros_like(bounds)
+    reached = torch.empty_like(bounds)
     made = [
         FusedPass(
             residuals[number],
             gradients[number],
             side,
             bound=bounds[number : number + 1],
-            room=outputs[number].indices.numel(),
             active=None if active is None else active[number],
             reached=reached[number : number + 1],
         )
@@ -156,8 +148,7 @@ def queue_reused(
     sources = []
     for number in numbers:
         own = slice(number, number + 1)
-        made[number].order(usable[own], outputs[number])
-        made[number].restore(usable[own])
+        made[number].take(outputs[number], usable[own])
         sources.append(Source(residuals[number], residuals[number], lengths[own], side))
     cuts = torch.empty(len(sources), 2, dtype=torch.int64, device=reached.device)
     moved = torch.empty_like(reached)

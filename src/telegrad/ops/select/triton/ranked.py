@@ -1,8 +1,8 @@
 """Selections by rank: exact top-k and RedSync's threshold search, each one fused pass on most inputs.
 
-A random sample of the sums gives a key that somewhat more entries than are wanted should reach; the fused pass takes
-those out, the choice is made among them, and the others are put back. Where the sample misled, the choice is made in
-further passes over the residual, with the same result.
+A random sample of the sums gives a key that somewhat more entries than are wanted should reach; the fused pass marks
+those, and the choice is made among copies of them. Where the sample misled, the choice is made in further passes over
+the residual, with the same result.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _SAMPLE_WARPS = 16
 
 
 class Candidates:
-    """Adds the gradient, and takes at least ``wanted`` entries out of the residual if a sample shows how.
+    """Adds the gradient, and finds at least ``wanted`` entries of the residual if a sample shows how.
 
     ``source`` is what to rank. ``usable``: int64, one element; 0: the sample misled, and nothing has been ranked or
     moved; ``rank_all`` then makes the residual the source. ``active``: as of a FusedPass; if it is 0, there is nothing
@@ -47,7 +47,6 @@ class Candidates:
         size = residual.numel()
         rank = _sample_rank(size, wanted)
         self._residual, self._side, self._active = residual, side, active
-        self._pass: FusedPass | None = None
         if rank is None:
             made = FusedPass(residual, gradient, side, moments=moments, active=active)
             self._usable: torch.Tensor | None = None
@@ -55,12 +54,10 @@ class Candidates:
         else:
             bound = _sampled_bound(residual, gradient, side, rank)
             room = min(size, max(2 * wanted, size // 64))
-            made = self._pass = FusedPass(
-                residual, gradient, side, bound=bound, room=room, moments=moments, active=active
-            )
+            made = FusedPass(residual, gradient, side, bound=bound, moments=moments, active=active)
             positions = torch.empty(room, dtype=torch.uint32, device=residual.device)
             values = torch.empty(room, dtype=torch.float32, device=residual.device)
-            self._usable = made.order_if(wanted, Output(positions, values, 0), or_all=not side.is_both)
+            self._usable = made.copy_if(wanted, Output(positions, values, 0), or_all=not side.is_both)
             self.source = Source(residual, values, self._usable, side, positions)
         self.moments = made.moments
 
@@ -69,17 +66,14 @@ class Candidates:
         return numbers_on(self._residual, 1) if self._usable is None else self._usable
 
     def rest(self) -> Source | None:
-        """Where a sample misled, all of the residual, with everything back in it; nothing where it did not. ``None``:
-        no sample was taken. Does not wait."""
-        if self._pass is None:
+        """Where a sample misled, all of the residual; nothing where it did not. ``None``: no sample was taken. Does not
+        wait."""
+        if self._usable is None:
             return None
-        self._pass.restore(self.usable)
         return Source.whole_unless(self.usable, self._residual, self._side, self._active)
 
     def rank_all(self) -> None:
-        """Puts all back, to rank the whole residual instead."""
-        assert self._pass is not None
-        self._pass.restore(self.usable)
+        """To rank the whole residual instead."""
         self._usable, self.source = None, Source.whole(self._residual, self._side)
 
 

@@ -18,16 +18,14 @@ BLOCK = 4096
 """Entries of one program, where nothing else is said; and of the longest source that one program ranks."""
 
 PASS_BLOCK = 512
-"""Entries of one program of a fused pass, which is one warp: its lanes count without waiting for others. Measured on an
-H200 (benchmarks/gpu/blocks.py): with 256 the programs are too many, the more so as each adds to one counter; with more
-each holds too many registers."""
+"""Entries of one program of a fused pass, a multiple of 32."""
 
 PASS_WARPS = 1
 
-GROUP = 64
-"""Blocks whose packed entries one program orders."""
+GROUP = 1024
+"""Words of marks, of 32 entries each, that one program takes entries by."""
 
-_TILE_WARPS = 4  # of such a program: it has 16 entries of each block at a time
+_GROUP_WARPS = 8
 
 PROGRAMS = 512  # of a histogram: more of them than a GPU runs at once add no speed, but each adds all its bins
 # Bits of each, and those below. A histogram in registers takes as long as it has bins: 2,048 of them are many times as
@@ -36,8 +34,9 @@ DIGITS = ((8, 23), (8, 15), (8, 7), (7, 0))
 HISTOGRAM = (1 << max(width for width, _ in DIGITS)) + 1
 """Numbers of one: those of its bins, and how many programs have counted."""
 
-MOST_ADDED = 1024
-"""Blocks whose counts each program of a move adds up itself, as that takes less time than launching a sum of them."""
+MOST_ADDED = 4096
+"""Blocks or groups whose counts each program that needs what lies before it adds up itself: launching a sum of them
+would take longer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,12 +93,11 @@ def blocks_of(entries: int, block: int | None = None) -> int:
 
 
 class FusedPass:
-    """residual += gradient, on its way packing and clearing what reaches ``bound`` (a key: int64, one element, or the
-    number).
+    """residual += gradient, on its way marking what reaches ``bound`` (a key: int64, one element, or the number).
 
-    ``bound=None``: nothing is packed. ``room``: the most entries that can be; ``reached`` is how many there are.
-    ``moments``: whether to take them. ``active``: int64, one element; 0: nothing is read, added or packed. ``reached``
-    may be given, an int64 zero of one element.
+    ``bound=None``: nothing is marked. ``reached``: how many entries are, int64, one element; it may be given. Until
+    they are taken they stay in the residual. ``moments``: whether to take them. ``active``: int64, one element; 0:
+    nothing is read, added or marked.
     """
 
     def __init__(
@@ -109,31 +107,20 @@ class FusedPass:
         side: Side,
         *,
         bound: torch.Tensor | int | None = None,
-        room: int = 0,
         moments: bool = False,
         active: torch.Tensor | None = None,
         reached: torch.Tensor | None = None,
     ) -> None:
-        size = residual.numel()
-        blocks = self._blocks = blocks_of(size, PASS_BLOCK)
-        groups = self._groups = -(-blocks // GROUP)
-        select, device = bound is not None, residual.device
-        # Allocations and launches cost what small kernels do: counters are zeroed by one, what is not used is not made.
-        counters = groups if select and groups > 1 else 0
+        size, select, device = residual.numel(), bound is not None, residual.device
+        blocks = blocks_of(size, PASS_BLOCK)
+        # Allocations and launches cost what small kernels do: what is not used is not made.
         if reached is None:
-            make = torch.zeros if select else torch.empty
-            zeroed = make(1 + counters, dtype=torch.int64, device=device)
-            reached = zeroed[:1] if counters else zeroed
-            self._totals = zeroed[1:] if counters else zeroed
-        else:
-            self._totals = torch.zeros(counters, dtype=torch.int64, device=device) if counters else reached
-        self._residual, self._room, self._bound, self.reached = residual, room, bound, reached
-        self._indices = self._values = self._starts = self._counts = reached
-        if select:
-            self._indices = torch.empty(room, dtype=torch.uint32, device=device)
-            self._values = torch.empty(room, dtype=torch.float32, device=device)
-            self._starts = torch.empty(blocks, dtype=torch.int64, device=device)
-            self._counts = torch.empty(blocks, dtype=torch.int32, device=device)
+            reached = torch.empty(1, dtype=torch.int64, device=device)
+        self.reached = reached
+        self._residual, self._bound = residual, bound
+        self._words = words = blocks * (PASS_BLOCK // 32)
+        self._groups = groups = -(-words // GROUP)
+        marks = torch.empty(words, dtype=torch.uint32, device=device) if select else reached
         sums = sides = tops = largest = reached
         if moments:
             sums = torch.empty(blocks, dtype=torch.float64, device=device)
@@ -145,9 +132,7 @@ class FusedPass:
             residual if gradient is None else gradient,
             size,
             reached if bound is None else bound,
-            room,
-            *(self._indices, self._values, reached, self._starts, self._counts, self._totals),
-            *(sums, sides, tops, largest),
+            *(marks, reached, sums, sides, tops, largest),
             reached if active is None else active,
             FLIP=side.flip,
             MASK=side.mask,
@@ -156,38 +141,39 @@ class FusedPass:
             SELECT=select,
             MOMENTS=moments,
             KNOWN=isinstance(bound, int),
-            GROUP=GROUP if counters else 0,
             block=PASS_BLOCK,
             warps=PASS_WARPS,
         )
+        if select:
+            self._marks, self._are_ends = marks, groups > MOST_ADDED
+            totals = torch.empty(groups, dtype=torch.int64, device=device)
+            launch(passes.count_marks, groups, marks, words, totals, reached, GROUP=GROUP, warps=_GROUP_WARPS)
+            self._totals = totals.cumsum(0) if self._are_ends else totals
         self.moments: Moments | None = None
         if moments:
             count = numbers_on(residual, size) if side.is_both else sides.sum().reshape(1)
             self.moments = Moments(sums.sum().reshape(1), count, _highest(tops), _highest(largest))
 
-    def order(self, usable: torch.Tensor, out: Output) -> None:
-        """Copies what was packed into ``out``, ascending. ``usable``: int64, one element; 0: does nothing."""
-        self._order(usable, 0, out, DECIDE=False, FEWER=False)
+    def take(self, out: Output, usable: torch.Tensor | None = None) -> None:
+        """What was marked leaves the residual: the first entries, as many as ``out`` holds, ascending. ``usable``:
+        int64, one element; 0: does nothing."""
+        self._take(out, self.reached if usable is None else usable, 0, DECIDE=False, FEWER=False, CLEAR=True)
 
-    def order_if(self, least: int, out: Output, *, or_all: bool = False) -> torch.Tensor:
-        """Does so where at least so many entries reach the bound, and all had room; returns how many, int64, one
-        element, or 0. ``or_all``: fewer do where the bound is 1: they are all of their side."""
+    def copy_if(self, least: int, out: Output, *, or_all: bool = False) -> torch.Tensor:
+        """Copies what was marked, ascending, where that are at least so many entries, and ``out`` holds all of them;
+        returns how many, int64, one element, or 0. ``or_all``: fewer do where the bound is 1: they are all of their
+        side."""
         usable = torch.empty(1, dtype=torch.int64, device=self._residual.device)
-        self._order(usable, least, out, DECIDE=True, FEWER=or_all)
+        self._take(out, usable, least, DECIDE=True, FEWER=or_all, CLEAR=False)
         return usable
 
-    def _order(self, usable: torch.Tensor, least: int, out: Output, **how: Any) -> None:
-        packed = (self._indices, self._values, self._starts, self._counts, self._totals, self._blocks)
+    def _take(self, out: Output, usable: torch.Tensor, least: int, **how: Any) -> None:
+        marked = (self._residual, self._marks, self._words, self._totals, self.reached)
         bound = self._bound if how["FEWER"] else self.reached
-        decided = (self.reached, bound, usable, least, self._room)
-        taken = (out.indices, out.values, out.offset)
-        launch(passes.order_blocks, self._groups, *packed, *decided, *taken, **how, GROUP=GROUP, warps=_TILE_WARPS)
-
-    def restore(self, usable: torch.Tensor) -> None:
-        """What was packed is in the residual again. ``usable``: int64, one element; unless it is 0, does nothing."""
-        packed = (self._indices, self._values, self._starts, self._counts, self._blocks)
-        given = (self._residual, self._room, *packed, usable)
-        launch(passes.restore_blocks, self._groups, *given, GROUP=GROUP, warps=_TILE_WARPS)
+        written = (out.indices, out.values, out.offset)
+        given = (*marked, bound, usable, least, out.indices.numel(), *written)
+        options = {**how, "ENDS": self._are_ends, "GROUP": GROUP, "warps": _GROUP_WARPS}
+        launch(passes.take_marked, self._groups, *given, **options)
 
 
 @dataclass(frozen=True, slots=True)
