@@ -18,7 +18,7 @@ from telegrad.ops.feedback.triton import updates
 from telegrad.ops.pack.triton import bits, blocks
 from telegrad.ops.quantise.triton import buckets, rounding
 from telegrad.ops.scatter.triton import entries
-from telegrad.ops.select.triton import cuts, draws, passes
+from telegrad.ops.select.triton import cuts, draws, passes, reuse
 from telegrad.ops.staging import DENSE
 from telegrad.ops.staging.triton import copies
 from telegrad.ops.triton import floats
@@ -49,6 +49,9 @@ CASES: list[tuple[JITFunction, dict[str, Any]]] = [
     (cuts.move_cut, {**BOTH, **BLOCK, "LISTED": False, "ALONE": True, "ENDS": False}),
     (cuts.bucket_pass, {"ADD": True, "ROWS": 4, "WIDTH": 512}),
     (draws.draw_positions, BLOCK),
+    (reuse.set_bounds, {"BEYOND": 1 << 31, "BLOCK": 128}),
+    (reuse.decide_reuse, {"BEYOND": 1 << 31, "HELD": True, "BLOCK": 128}),
+    (reuse.follow_reuse, {"GAIN": 0.1, "TINY": 1e-38, "HELD": True, "BLOCK": 128}),
 ]
 QSGD = {"UNIT": 1.0, "ROWS": 2, "BUCKET": 1024}
 INT8 = {"UNIT": 1 / 127, "ROWS": 8, "BUCKET": 256, "BITS": 8}
@@ -121,12 +124,14 @@ CALLED_BY_KERNELS = {
     *("part_of", "row_of", "add_digits", "put_digit"),
     *("put_field", "load_field", "put_sequence", "read_sequence", "bit_length", "best_width"),
 }
-MODULES = (passes, cuts, draws, floats, entries, buckets, rounding, bits, blocks, copies, updates)
+MODULES = (passes, cuts, draws, reuse, floats, entries, buckets, rounding, bits, blocks, copies, updates)
 
-FLOATS = {"residual", "gradient", "values", "to_values", "moved"}
+FLOATS = {"residual", "gradient", "values", "to_values"}
 INDICES = {"marks", "indices", "to_indices", "positions"}
 NUMBERS = {
     "words",
+    "blocks",
+    "interval",
     "least",
     "most",
     "parts",
@@ -149,13 +154,13 @@ WHOLE_VECTORS = {"residual", "gradient", "size", "bucket"}  # aligned, as torch 
 
 
 def type_of(kernel: JITFunction, name: str) -> str:
-    if name in FLOATS:
+    if name in FLOATS or (name == "moved" and kernel is cuts.move_cut):
         return "*fp32"
     if name in NUMBERS:
         return "i32"
     if name.startswith("seed_"):
         return "i64"
-    if name in ("sums", "squares"):
+    if name in ("sums", "squares") or (name == "threshold" and kernel in (reuse.set_bounds, reuse.follow_reuse)):
         return "*fp64"
     if name in SMALL_COUNTS:
         return "*i32"

@@ -110,7 +110,7 @@ def test_positions_beyond_31_bits() -> None:
     size = 2**31 + 4097
     values = torch.zeros(size, device=DEVICE)
     where = torch.tensor([7, 2**31 - 1, 2**31, 2**31 + 5, size - 1], device=DEVICE)
-    values[where] = torch.tensor([1.0, -2, 3, -4, 5], device=DEVICE)
+    values[where] = torch.tensor([1.0, -2, 3, -3, 5], device=DEVICE)  # alike where they share a scale
     encoded = torch.empty(INT8.encoded_bytes(size), dtype=torch.uint8, device=DEVICE)
     kernels.quantise(INT8, Draw(), 0, values, encoded)
     again = torch.empty_like(values)

@@ -193,44 +193,40 @@ def count_digits_of_many(
     put_digit(histogram, own, k, programs, WIDTH, FIRST, CUT)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["blocks"])
 def count_cut(
     values,
     length,  # int64
     cut,  # int64: all entries of greater keys are cut off, and so many of those whose key this is
-    tallies,  # int64, of every block
+    tallies,  # int64, two rows of ``blocks``
+    blocks,
     FLIP: tl.constexpr,
     MASK: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     """How many entries of every block have a greater key than the cut's, and, behind these, how many that one.
 
-    Mostly there are no entries, or few: blocks behind them are through at once.
+    Mostly there are no entries, or few: of blocks behind them nothing is written.
     """
-    block = tl.program_id(0)
-    first = block.to(tl.int64) * BLOCK
     size = tl.load(length)
-    above = tl.zeros([], tl.int64)
-    ties = tl.zeros([], tl.int64)
-    if first < size:
-        where = first + tl.arange(0, BLOCK)
+    for block in range(tl.program_id(0), tl.cdiv(size, BLOCK).to(tl.int32), tl.num_programs(0)):
+        where = tl.full([], BLOCK, tl.int64) * block + tl.arange(0, BLOCK)
         inside = where < size
         key = (tl.load(values + where, mask=inside, other=0.0).to(tl.int32, bitcast=True) ^ FLIP) & MASK
         last = tl.load(cut)
-        above = tl.sum((inside & (key > last)).to(tl.int32)).to(tl.int64)
-        ties = tl.sum((inside & (key == last)).to(tl.int32)).to(tl.int64)
-    tl.store(tallies + block, above)
-    tl.store(tallies + tl.num_programs(0) + block, ties)
+        tl.store(tallies + block, tl.sum((inside & (key > last)).to(tl.int32)).to(tl.int64))
+        tl.store(tallies + blocks + block, tl.sum((inside & (key == last)).to(tl.int32)).to(tl.int64))
 
 
-@triton.jit(do_not_specialize=["room", "offset"])
+@triton.jit(do_not_specialize=["blocks", "room", "offset"])
 def move_cut(
     residual,
     positions,  # of the source's entries in the residual, uint32
     values,
     length,
     cut,
-    tallies,  # int64, as count_cut wrote them; ENDS: each with all before it
+    tallies,  # int64, as count_cut wrote them; ENDS: each with all before it in both rows, whatever was not written
+    blocks,
     room,
     indices,
     moved,
@@ -246,36 +242,18 @@ def move_cut(
     """Writes, in order, the first ``room`` entries that the cut cuts off, and how many it does.
 
     What is cut off becomes zero in the residual. LISTED: the source is a copy of entries of it. Otherwise ``values`` is
-    the residual. Blocks behind the last entry are through at once.
+    the residual.
     """
-    block = tl.program_id(0)
-    first = block.to(tl.int64) * BLOCK
     size = tl.load(length)
-    ties = tl.load(cut + 1)
-    if ALONE:
-        is_wanted = first == 0  # without entries as well: it alone knows that there are none
-        greater_end = tl.zeros([], tl.int64)
-        equal_end = tl.zeros([], tl.int64)
-    else:
-        is_wanted = first < size
-        blocks = tl.num_programs(0)
-        if ENDS:
-            greater_end = tl.load(tallies + block)
-            equal_end = tl.load(tallies + blocks + block) - tl.load(tallies + blocks - 1)
-        else:
-            greater_end = tl.zeros([], tl.int64)
-            equal_end = tl.zeros([], tl.int64)
-            for start in range(0, tl.where(is_wanted | (block == blocks - 1), block + 1, 0), _ADDED):
-                at = start + tl.arange(0, _ADDED)
-                greater_end += tl.sum(tl.load(tallies + at, mask=at <= block, other=0))
-                equal_end += tl.sum(tl.load(tallies + blocks + at, mask=at <= block, other=0))
-        tl.store(total, greater_end + tl.minimum(equal_end, ties), mask=block == tl.num_programs(0) - 1)
-    if is_wanted:
-        where = first + tl.arange(0, BLOCK)
+    used = tl.cdiv(size, BLOCK).to(tl.int32)
+    tl.store(total, tl.zeros([], tl.int64), mask=(tl.program_id(0) == 0) & (used == 0))
+    for block in range(tl.program_id(0), used, tl.num_programs(0)):
+        where = tl.full([], BLOCK, tl.int64) * block + tl.arange(0, BLOCK)
         inside = where < size
         x = tl.load(values + where, mask=inside, other=0.0)
         key = (x.to(tl.int32, bitcast=True) ^ FLIP) & MASK
         last = tl.load(cut)
+        ties = tl.load(cut + 1)
         greater = inside & (key > last)
         ones = (inside & (key == last)).to(tl.int32)
         above = tl.sum(greater.to(tl.int32)).to(tl.int64)
@@ -283,7 +261,17 @@ def move_cut(
         if ALONE:
             greater_end = above
             equal_end = equals
-            tl.store(total, above + tl.minimum(equals, ties))
+        elif ENDS:
+            greater_end = tl.load(tallies + block)
+            equal_end = tl.load(tallies + blocks + block) - tl.load(tallies + blocks - 1)
+        else:
+            greater_end = above
+            equal_end = equals
+            for start in range(0, block, _ADDED):
+                at = start + tl.arange(0, _ADDED)
+                greater_end += tl.sum(tl.load(tallies + at, mask=at < block, other=0))
+                equal_end += tl.sum(tl.load(tallies + blocks + at, mask=at < block, other=0))
+        tl.store(total, greater_end + tl.minimum(equal_end, ties), mask=block == used - 1)
         equal_before = equal_end - equals
         chosen = greater | ((ones > 0) & (equal_before + tl.cumsum(ones, 0) <= ties))
         flags = chosen.to(tl.int32)

@@ -9,14 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
 from telegrad.ops.select import TINY, Sign
 from telegrad.ops.select.arguments import check_arguments
+from telegrad.ops.select.triton import reuse
 from telegrad.ops.select.triton.many import is_long, rank_long, rank_table
 from telegrad.ops.select.triton.ranked import Candidates, key_of, sample_words
-from telegrad.ops.select.triton.sources import FusedPass, Output, Source, side_of
+from telegrad.ops.select.triton.sources import FusedPass, Output, Source, launch_over, side_of
 
 __all__ = ["Kept", "is_long", "prepare", "queue_all", "queue_reused", "queue_select", "queue_topk", "rank_table"]
 
@@ -125,10 +127,15 @@ def queue_reused(
         most = min(2 * wanted_of_it, residual.numel())
         check_arguments(residual, gradients[number], indices[number], values[number], most, wanted_of_it)
         outputs.append(Output(indices[number][:most], values[number][:most], offsets[number]))
-    wanted = (kept.threshold > 0) & (kept.calls < kept.interval)
-    # A number in torch.where would be copied from the CPU, for which that waits.
-    bounds = kept.threshold.to(torch.float32).view(torch.int32).to(torch.int64).masked_fill(~wanted, _BEYOND)
-    reached = torch.empty_like(bounds)
+    parts, device = len(residuals), kept.threshold.device
+    bounds, reached, usable, lengths, moved = torch.empty(5, parts, dtype=torch.int64, device=device)
+    taking = None if active is None else torch.cat([*active])
+    held = {"HELD": active is not None}
+
+    def decide(kernel: Any, *tensors: Any, **options: Any) -> None:
+        launch_over(parts, kernel, *tensors, **options, block=_PARTS, warps=1)
+
+    decide(reuse.set_bounds, kept.threshold, kept.calls, bounds, parts, kept.interval, BEYOND=reuse.BEYOND)
     made = [
         FusedPass(
             residuals[number],
@@ -140,33 +147,31 @@ def queue_reused(
         )
         for number in numbers
     ]
-    k, most_of_all, size = kept.limits.unbind(1)
-    enough = wanted & (2 * reached >= k) & (reached <= most_of_all)
-    usable = reached.masked_fill(~enough, 0)
-    taking = None if active is None else torch.cat([*active]) > 0
-    lengths = size.masked_fill(usable > 0 if taking is None else (usable > 0) | ~taking, 0)
+    takes_part = reached if taking is None else taking
+    found = (bounds, reached, kept.limits, takes_part)
+    decide(reuse.decide_reuse, *found, usable, lengths, parts, **held, BEYOND=reuse.BEYOND)
     sources = []
     for number in numbers:
         own = slice(number, number + 1)
         made[number].take(outputs[number], usable[own])
         sources.append(Source(residuals[number], residuals[number], lengths[own], side))
-    cuts = torch.empty(len(sources), 2, dtype=torch.int64, device=reached.device)
-    moved = torch.empty_like(reached)
+    cuts = torch.empty(parts, 2, dtype=torch.int64, device=device)
     if table is not None:
         rank_long(residuals, table, lengths, cuts, side)
     for number, source in enumerate(sources):
         if table is None or not is_long(residuals[number]):
             source.kth(ks[number], cuts[number], cuts_all=True)
         source.move(cuts[number], outputs[number], moved[number : number + 1])
-    torch._foreach_copy_([*counts], [*(usable + moved).split(1)])  # type: ignore[no-untyped-call]
-    kept.follow(enough, reached, cuts, taking)
+    state = (kept.threshold, kept.calls, kept.limits, usable, cuts, moved, takes_part)
+    decide(reuse.follow_reuse, *state, parts, GAIN=kept.gain, TINY=TINY, **held)
+    torch._foreach_copy_([*counts], [*moved.split(1)])
 
 
 @dataclass(frozen=True)
 class Kept:
-    """What ``queue_reused`` remembers of residuals, on their device. ``threshold``: float64, at most 0 for none;
-    ``calls``: int64, since it was found; ``limits``: int64, for each residual k, the most entries that may reach the
-    threshold (2k, or its size), and its size. ``interval``, ``gain``: see ``ReusedThreshold``."""
+    """What ``queue_reused`` remembers of residuals, on their device, contiguous. ``threshold``: float64, at most 0 for
+    none; ``calls``: int64, since it was found; ``limits``: int64, for each residual k, the most entries that may reach
+    the threshold (2k, or its size), and its size. ``interval``, ``gain``: see ``ReusedThreshold``."""
 
     threshold: torch.Tensor
     calls: torch.Tensor
@@ -174,22 +179,5 @@ class Kept:
     interval: int
     gain: float
 
-    def follow(
-        self, reused: torch.Tensor, reached: torch.Tensor, cuts: torch.Tensor, taking: torch.Tensor | None
-    ) -> None:
-        """After a call: corrected by the count where it was ``reused``, else where the cut was."""
-        ratio = reached.to(torch.float64) / self.limits[:, 0]
-        corrected = (self.threshold * ratio**self.gain).clamp(min=TINY)
-        lowest = torch.where(cuts[:, 1] > 0, cuts[:, 0], cuts[:, 0] + 1).to(torch.int32).view(torch.float32)
-        found = lowest.to(torch.float64).clamp(min=TINY).masked_fill(lowest.isfinite().logical_not(), 0.0)
-        threshold = torch.where(reused, corrected, found)
-        calls = (self.calls + 1).masked_fill(reused.logical_not(), 1)
-        if taking is not None:
-            threshold = torch.where(taking, threshold, self.threshold)
-            calls = torch.where(taking, calls, self.calls)
-        self.threshold.copy_(threshold)
-        self.calls.copy_(calls)
 
-
-_BEYOND = 1 << 31
-"""A key that no entry reaches."""
+_PARTS = 128  # residuals that one program decides for

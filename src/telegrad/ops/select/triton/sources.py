@@ -27,7 +27,7 @@ GROUP = 1024
 
 _GROUP_WARPS = 8
 
-PROGRAMS = 512  # of a histogram: more of them than a GPU runs at once add no speed, but each adds all its bins
+PROGRAMS = 512  # of what ranks and cuts: more than a GPU runs at once add no speed, and mostly have nothing to do
 # Bits of each, and those below. A histogram in registers takes as long as it has bins: 2,048 of them are many times as
 # long as one more reading of the entries.
 DIGITS = ((8, 23), (8, 15), (8, 7), (7, 0))
@@ -238,19 +238,21 @@ class Source:
         tallies, are_ends = cut, blocks > MOST_ADDED
         if blocks > 1:
             tallies = torch.empty(2 * blocks, dtype=torch.int64, device=self.values.device)
-            launch_over(most, cuts.count_cut, self.values, self.length, cut, tallies, **sides)
+            given = (self.values, self.length, cut, tallies, blocks)
+            launch(cuts.count_cut, min(blocks, PROGRAMS), *given, **sides, BLOCK=BLOCK)
             if are_ends:  # as one row: of two torch sums up each by a block of threads, of one by as many as there are
                 tallies = tallies.cumsum(0)
-        launch_over(
-            most,
+        launch(
             cuts.move_cut,
+            min(blocks, PROGRAMS),
             self.residual,
             out.indices if self.positions is None else self.positions,
-            *(self.values, self.length, cut, tallies),
+            *(self.values, self.length, cut, tallies, blocks),
             *(out.indices.numel(), out.indices, out.values, total, out.offset),
             LISTED=self.positions is not None,
             ALONE=blocks == 1,
             ENDS=are_ends,
+            BLOCK=BLOCK,
             **sides,
         )
         return total

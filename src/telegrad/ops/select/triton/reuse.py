@@ -1,0 +1,92 @@
+"""Triton kernels that decide, for many residuals at once, whether a threshold is used again, and what it is next.
+
+In torch's operations each of these is a dozen launches, which take longer than the passes over all but long residuals.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+BEYOND = 1 << 31
+"""A key that no entry reaches."""
+
+
+@triton.jit(do_not_specialize=["parts", "interval"])
+def set_bounds(threshold, calls, bounds, parts, interval, BEYOND: tl.constexpr, BLOCK: tl.constexpr):
+    """Into ``bounds``, int64, the key of each threshold that is to be used again; BEYOND where it is not."""
+    part = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = part < parts
+    kept = tl.load(threshold + part, mask=inside, other=0.0)
+    wanted = (kept > 0) & (tl.load(calls + part, mask=inside, other=0) < interval)
+    key = kept.to(tl.float32).to(tl.int32, bitcast=True).to(tl.int64)
+    tl.store(bounds + part, tl.where(wanted, key, BEYOND), mask=inside)
+
+
+@triton.jit(do_not_specialize=["parts"])
+def decide_reuse(
+    bounds,
+    reached,  # int64: how many entries reach each of them
+    limits,  # int64, three of each: k, the most that may, and all there are
+    active,  # int64: if HELD, 0 where nothing is to be done
+    usable,  # int64: becomes ``reached`` where these are taken, else 0
+    lengths,  # int64: how many entries are ranked instead
+    parts,
+    HELD: tl.constexpr,
+    BEYOND: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Entries that reach a bound are taken if they are k/2 to the most there may be."""
+    part = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = part < parts
+    found = tl.load(reached + part, mask=inside, other=0)
+    k = tl.load(limits + 3 * part, mask=inside, other=1)
+    most = tl.load(limits + 3 * part + 1, mask=inside, other=0)
+    size = tl.load(limits + 3 * part + 2, mask=inside, other=0)
+    wanted = tl.load(bounds + part, mask=inside, other=BEYOND) != BEYOND
+    taken = tl.where(wanted & (2 * found >= k) & (found <= most), found, 0)
+    ranks = taken == 0
+    if HELD:
+        ranks = ranks & (tl.load(active + part, mask=inside, other=0) > 0)
+    tl.store(usable + part, taken, mask=inside)
+    tl.store(lengths + part, tl.where(ranks, size, 0), mask=inside)
+
+
+@triton.jit(do_not_specialize=["parts"])
+def follow_reuse(
+    threshold,
+    calls,
+    limits,
+    usable,
+    cuts,  # int64, two of each: where a ranking has cut
+    moved,  # int64: how many entries that has moved; becomes how many were moved at all
+    active,
+    parts,
+    GAIN: tl.constexpr,
+    TINY: tl.constexpr,
+    HELD: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Thresholds that were used follow the count: * (count / k) ** GAIN; others become the lowest magnitude moved."""
+    part = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = part < parts
+    taken = tl.load(usable + part, mask=inside, other=1)
+    k = tl.load(limits + 3 * part, mask=inside, other=1)
+    kept = tl.load(threshold + part, mask=inside, other=0.0)
+    number = tl.load(calls + part, mask=inside, other=0)
+    ratio = tl.maximum(taken, 1).to(tl.float64) / k.to(tl.float64)
+    corrected = tl.maximum(kept * tl.exp(GAIN * tl.log(ratio)), TINY)
+    last = tl.load(cuts + 2 * part, mask=inside, other=0)
+    ties = tl.load(cuts + 2 * part + 1, mask=inside, other=0)
+    bits = tl.where(ties > 0, last, last + 1).to(tl.int32)
+    lowest = tl.maximum(bits.to(tl.float32, bitcast=True).to(tl.float64), TINY)
+    is_finite = (bits & 0x7F800000) != 0x7F800000
+    follows = tl.where(taken > 0, corrected, tl.where(is_finite, lowest, 0.0))
+    number_next = tl.where(taken > 0, number + 1, 1)
+    if HELD:
+        takes_part = tl.load(active + part, mask=inside, other=0) > 0
+        follows = tl.where(takes_part, follows, kept)
+        number_next = tl.where(takes_part, number_next, number)
+    tl.store(threshold + part, follows, mask=inside)
+    tl.store(calls + part, number_next, mask=inside)
+    tl.store(moved + part, taken + tl.load(moved + part, mask=inside, other=0), mask=inside)
