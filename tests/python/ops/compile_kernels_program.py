@@ -129,7 +129,7 @@ MODULES = (passes, cuts, draws, reuse, floats, entries, buckets, rounding, bits,
 FLOATS = {"residual", "gradient", "values", "to_values"}
 INDICES = {"marks", "indices", "to_indices", "positions"}
 NUMBERS = {
-    "words",
+    "mark_words",
     "blocks",
     "interval",
     "least",

@@ -80,21 +80,21 @@ def ones_of(word):
     return ((((fours + (fours >> 4)) & 0x0F0F0F0F) * 0x01010101) >> 24).to(tl.int32)
 
 
-@triton.jit(do_not_specialize=["words"])
-def count_marks(marks, words, totals, reached, GROUP: tl.constexpr):
+@triton.jit(do_not_specialize=["mark_words"])
+def count_marks(marks, mark_words, totals, reached, GROUP: tl.constexpr):
     """How many entries are marked in every GROUP words, and in all: added to ``reached``."""
     group = tl.program_id(0)
     at = group.to(tl.int64) * GROUP + tl.arange(0, GROUP)
-    total = tl.sum(ones_of(tl.load(marks + at, mask=at < words, other=0))).to(tl.int64)
+    total = tl.sum(ones_of(tl.load(marks + at, mask=at < mark_words, other=0))).to(tl.int64)
     tl.store(totals + group, total)
     tl.atomic_add(reached, total, sem="relaxed")
 
 
-@triton.jit(do_not_specialize=["words", "least", "most", "offset"])
+@triton.jit(do_not_specialize=["mark_words", "least", "most", "offset"])
 def take_marked(
     residual,
     marks,
-    words,
+    mark_words,
     totals,  # of every group, as ``count_marks`` has them; ENDS: each with all before it
     reached,
     bound,
@@ -124,7 +124,7 @@ def take_marked(
         taken = tl.load(usable)
     if taken > 0:
         at = group.to(tl.int64) * GROUP + tl.arange(0, GROUP)
-        word = tl.load(marks + at, mask=at < words, other=0)
+        word = tl.load(marks + at, mask=at < mark_words, other=0)
         count = ones_of(word)
         place = (tl.cumsum(count, 0) - count).to(tl.int64)
         if ENDS:
