@@ -28,7 +28,13 @@ _ELEMENTS = 64 << 20
 _SAMPLES = 15
 _PASSES = ((256, 1), (512, 1), (512, 2), (1024, 1), (1024, 2), (1024, 4), (2048, 1), (2048, 2), (2048, 4), (2048, 8))
 _COUNTS = ((2048, 4), (4096, 4), (4096, 8), (8192, 8), (8192, 16))
-_CHOICES: Mapping[str, Sequence[tuple[int, int]]] = {"fused_pass": _PASSES, "count_digits": _COUNTS}
+_TAKES = ((1024, 8), (1024, 4), (1024, 2), (512, 4), (512, 2), (256, 2), (256, 1), (128, 1))  # words, warps
+_CHOICES: Mapping[str, Sequence[tuple[int, int]]] = {
+    "fused_pass": _PASSES,
+    "take_marked": _TAKES,
+    "count_digits": _COUNTS,
+}
+_MOVED = {"fused_pass": 12.0, "take_marked": 0.125 + 20 * 0.01, "count_digits": 4.0}  # bytes for an element
 _WIDTH, _SHIFT = sources.DIGITS[0]
 _DENSITY = 0.01
 _SIDE = sources.side_of(0)
@@ -62,6 +68,19 @@ class Passes:
         given = (self._residual, self._gradient, self.size, self._bound, marks, *(self._reached,) * 6)
         return self._launching(passes.fused_pass, blocks, *given, **flags, BLOCK=block, warps=warps)
 
+    def taken(self, group: int, warps: int) -> Kernel:
+        self.fused(sources.PASS_BLOCK, sources.PASS_WARPS)()
+        marks, words = self.marks, self.marks.numel()
+        groups, k = -(-words // group), max(1, int(2 * _DENSITY * self.size))
+        totals = torch.empty(groups, dtype=torch.int64, device=self._device)
+        launch(passes.count_marks, groups, marks, words, totals, self._reached, GROUP=group)
+        indices = torch.zeros(k, dtype=torch.uint32, device=self._device)
+        values = torch.zeros(k, device=self._device)
+        found = (marks, words, totals, self._reached, self._reached, self._reached)
+        how: dict[str, Any] = {"DECIDE": False, "FEWER": False, "CLEAR": True, "ENDS": False, "GROUP": group}
+        given = (self._residual, *found, 0, k, indices, values, 0)
+        return lambda: launch(passes.take_marked, groups, *given, **how, warps=warps)
+
     def counted(self, block: int, warps: int) -> Kernel:
         histogram = torch.zeros(sources.HISTOGRAM, dtype=torch.int64, device=self._device)
         found = torch.zeros(2, dtype=torch.int64, device=self._device)
@@ -86,7 +105,7 @@ def measure(
 ) -> None:
     """``tell`` gets a row for each choice."""
     made = Passes(elements, device)
-    kernels = {"fused_pass": made.fused, "count_digits": made.counted}
+    kernels = {"fused_pass": made.fused, "take_marked": made.taken, "count_digits": made.counted}
     works = [
         ({"kernel": name, "block": block, "warps": warps}, kernels[name](block, warps))
         for name, some in choices.items()
@@ -101,8 +120,8 @@ def measure(
                 if number:  # the first launch compiles
                     times[name].append(seconds)
         own, copy = (statistics.median(times[name]) for name in ("own", "copy"))
-        moved = 12 if about["kernel"] == "fused_pass" else 4
-        tell({**about, "elements": elements, "median_s": own, "copy_s": copy, "of_copy": moved / 8 * copy / own})
+        of_copy = _MOVED[about["kernel"]] / 8 * copy / own
+        tell({**about, "elements": elements, "median_s": own, "copy_s": copy, "of_copy": of_copy})
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -45,25 +45,25 @@ bool DeviceShortWay::is_free(const Slot& slot) const {
   return (slot.request == nullptr || (slot.request->done() && !slot.request->failure())) && driver_->passed(slot.event);
 }
 
-nb::object DeviceShortWay::all_reduce(nb::handle member, const std::shared_ptr<Communicator>& communicator, nb::handle x,
-                                      nb::handle op) {
+RequestPtr DeviceShortWay::all_reduce(nb::handle member, const std::shared_ptr<Communicator>& communicator, nb::handle x,
+                                      nb::handle op, bool apart) {
   constexpr Reduction kSum = Reduction::sum;
   const Reduction* const reduction = op.is_valid() ? reduction_names().find(op) : &kSum;
-  if (reduction == nullptr || !nothing_has_failed()) return {};
+  if (reduction == nullptr || (apart && !streams_) || !nothing_has_failed()) return nullptr;
   const std::optional<HostBuffer> found = torch_buffer_on(device_, x);
   if (!found || found->nbytes == 0 || !is_reducible(found->dtype) ||
       (*reduction == Reduction::avg && is_integer(found->dtype))) {
-    return {};
+    return nullptr;
   }
   const auto same = by_bytes_.find(rounded(found->nbytes));
-  if (same == by_bytes_.end() || same->second.empty()) return {};
+  if (same == by_bytes_.end() || same->second.empty()) return nullptr;
   const std::size_t number = same->second.front();
-  if (!is_free(slots_[number])) return {};
+  if (!is_free(slots_[number])) return nullptr;
   auto stream = nb::cast<std::uintptr_t>(current_stream_(index_));
   if (stream == 0) {
     stream = kLegacy;  // which cannot be captured, and must not be asked while another one is
   } else if (driver_->is_capturing(stream)) {
-    return {};
+    return nullptr;
   }
   Slot& slot = slots_[number];
   same->second.pop_front();
@@ -83,9 +83,11 @@ nb::object DeviceShortWay::all_reduce(nb::handle member, const std::shared_ptr<C
                      .done_value = slot.value,
                      .output = memory<std::byte>(slot.output, bytes)});
   const Slot used = slot;  // another thread may lend slots while this one does not hold the lock
+  const Streams own = apart ? *streams_ : Streams{.inputs = stream, .results = stream};
   {
     const Unlocked unlocked;
-    driver_->stage(stream, used.input, found->pointer, bytes, used.ready, used.value);
+    if (apart) driver_->join(stream, own.inputs, own.event);
+    driver_->stage(own.inputs, used.input, found->pointer, bytes, used.ready, used.value);
   }
   // The stream has it first: an operation whose gate nobody opens would hold up all ranks.
   communicator->submit(request, false);
@@ -93,14 +95,15 @@ nb::object DeviceShortWay::all_reduce(nb::handle member, const std::shared_ptr<C
   outstanding_.emplace_back(request, number);
   try {
     const Unlocked unlocked;
-    driver_->fetch(stream, used.done, used.value, found->pointer, used.output, bytes, used.event);
+    if (apart) driver_->join(own.inputs, own.results, own.event);
+    driver_->fetch(own.results, used.done, used.value, found->pointer, used.output, bytes, used.event);
   } catch (const std::exception& error) {
     member.attr("abort")(nb::str((std::string("all_reduce of device tensors broke off: ") + error.what()).c_str()));
     throw;
   }
   slots_[number].lost = false;
   by_bytes_[used.bytes].push_back(number);
-  return nb::none();
+  return request;
 }
 
 std::vector<std::pair<RequestPtr, std::size_t>> DeviceShortWay::take_outstanding() {
@@ -144,8 +147,17 @@ void bind_device_short_way(nb::module_& module) {
       .def(
           "all_reduce",
           [](DeviceShortWay& self, nb::handle member, const std::shared_ptr<Communicator>& communicator, nb::handle x,
-             nb::handle op) { return self.all_reduce(member, communicator, x, op).is_valid(); },
-          nb::arg("member"), nb::arg("communicator"), nb::arg("x"), nb::arg("op"))
+             nb::handle op, bool apart) {
+            const RequestPtr request = self.all_reduce(member, communicator, x, op, apart);
+            return request == nullptr ? nb::none() : nb::cast(operation_of(communicator, request));
+          },
+          nb::arg("member"), nb::arg("communicator"), nb::arg("x"), nb::arg("op"), nb::arg("apart") = false)
+      .def(
+          "use",
+          [](DeviceShortWay& self, std::uintptr_t inputs, std::uintptr_t results, std::uintptr_t event) {
+            self.use({.inputs = inputs, .results = results, .event = event});
+          },
+          nb::arg("inputs"), nb::arg("results"), nb::arg("event"))
       .def("has_outstanding", &DeviceShortWay::has_outstanding)
       .def("take_outstanding", [](DeviceShortWay& self, const std::shared_ptr<Communicator>& communicator) {
         nb::list taken;

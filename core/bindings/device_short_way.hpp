@@ -1,5 +1,5 @@
 #pragma once
-// Sums of a device's tensors as they are called most: a whole tensor, in place, in the current stream. What
+// Sums of a device's tensors as they are called most: a whole tensor, in place. What
 // telegrad/comm/device/transfers.py does for all operations, in as few steps as there are calls of the driver.
 
 #include <cstddef>
@@ -7,6 +7,7 @@
 #include <deque>
 #include <map>
 #include <memory>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -42,9 +43,20 @@ class DeviceShortWay {
   const Slot& slot(std::size_t number) const { return slots_.at(number); }
   std::size_t slots() const { return slots_.size(); }
 
-  /// None; or null where it is the method's, which knows all arguments, errors and waits. `member`: the Communicator of
-  /// Python, whose abort() ends the others' operations if this breaks off after it has begun.
-  nb::object all_reduce(nb::handle member, const std::shared_ptr<Communicator>& communicator, nb::handle x, nb::handle op);
+  /// Streams of the communicator's own, for inputs and for results, and an event to join them by.
+  struct Streams {
+    std::uintptr_t inputs = 0;
+    std::uintptr_t results = 0;
+    std::uintptr_t event = 0;
+  };
+  void use(const Streams& streams) { streams_ = streams; }
+  bool has_streams() const { return streams_.has_value(); }
+
+  /// Puts it into the current stream, or `apart` into those of use(). Null where it is the method's, which knows all
+  /// arguments, errors and waits. `member`: the Communicator of Python, whose abort() ends the others' operations if this
+  /// breaks off after it has begun.
+  RequestPtr all_reduce(nb::handle member, const std::shared_ptr<Communicator>& communicator, nb::handle x, nb::handle op,
+                        bool apart);
 
   bool has_outstanding() const { return !outstanding_.empty(); }
   /// Operations of which nobody knows yet that they have succeeded, with their slots, oldest first. They are forgotten here.
@@ -61,6 +73,7 @@ class DeviceShortWay {
   std::vector<Slot> slots_;
   std::map<std::size_t, std::deque<std::size_t>> by_bytes_;  // in the order of their last uses
   std::deque<std::pair<RequestPtr, std::size_t>> outstanding_;
+  std::optional<Streams> streams_;
 };
 
 }  // namespace telegrad::bindings

@@ -24,6 +24,8 @@ struct Spelling {
   PyObject* block = interned("_block");
   PyObject* abandoned = interned("_abandoned");
   PyObject* device_short_way = interned("_device_short_way");
+  PyObject* sum = interned("sum");
+  PyObject* begin_shortly = interned("_begin_shortly");
   PyObject* all_reduce = interned("all_reduce");
   PyObject* op = interned("op");
   PyObject* algorithm = interned("algorithm");
@@ -84,12 +86,22 @@ nb::object waited_for(const Arguments& arguments, Communicator& communicator, nb
 }
 
 // Null where no device has a short way by now, or not for such a call.
-nb::object on_device(const Arguments& arguments, nb::handle held) {
+nb::object on_device(const Arguments& arguments, nb::handle held, bool waits) {
   static auto* const type = reinterpret_cast<PyTypeObject*>(nb::type<DeviceShortWay>().inc_ref().ptr());
   const nb::object way = attribute(arguments.self, known().device_short_way);
   if (Py_TYPE(way.ptr()) != type) return {};
-  return nb::inst_ptr<DeviceShortWay>(way)->all_reduce(
-      arguments.self, nb::cast<std::shared_ptr<Communicator>>(held), arguments.x, arguments.op);
+  auto& found = *nb::inst_ptr<DeviceShortWay>(way);
+  if (waits) {
+    const auto communicator = nb::cast<std::shared_ptr<Communicator>>(held);
+    const bool is_there = found.all_reduce(arguments.self, communicator, arguments.x, arguments.op, false) != nullptr;
+    return is_there ? nb::none() : nb::object();
+  }
+  if (!found.has_streams()) return {};
+  // What stands for it is made of what Python knows of streams.
+  auto work = nb::steal(PyObject_CallMethodObjArgs(arguments.self.ptr(), known().begin_shortly, arguments.x.ptr(),
+                                                   arguments.op.is_valid() ? arguments.op.ptr() : known().sum, nullptr));
+  if (!work.is_valid()) throw nb::python_error();
+  return work.is_none() ? nb::object() : work;
 }
 
 // A Work, which is whole before anything begins.
@@ -123,7 +135,7 @@ nb::object all_reduce_shortly(PyObject* const* given, std::size_t count, PyObjec
   if (Py_TYPE(held.ptr()) != communicator_type) return {};
   auto& communicator = *nb::inst_ptr<Communicator>(held);
   RequestPtr request = request_for_array(communicator, arguments->x, arguments->op, arguments->algorithm);
-  if (request == nullptr) return waits && !arguments->algorithm.is_valid() ? on_device(*arguments, held) : nb::object();
+  if (request == nullptr) return arguments->algorithm.is_valid() ? nb::object() : on_device(*arguments, held, waits);
   return waits ? waited_for(*arguments, communicator, held, std::move(request))
                : begun(*arguments, communicator, held, request);
 }

@@ -11,6 +11,7 @@ constexpr int kSuccess = 0;
 constexpr int kNotReady = 600;
 constexpr unsigned kFenced = 0;          // CU_STREAM_WRITE_VALUE_DEFAULT: a memory barrier before the write
 constexpr unsigned kGreaterOrEqual = 0;  // CU_STREAM_WAIT_VALUE_GEQ: by the sign of the difference
+constexpr unsigned kPlain = 0;           // CU_EVENT_WAIT_DEFAULT
 constexpr int kNotCapturing = 0;         // CU_STREAM_CAPTURE_STATUS_NONE
 
 void* as_handle(std::uintptr_t number) { return reinterpret_cast<void*>(number); }
@@ -49,6 +50,7 @@ StreamDriver::StreamDriver(const std::string& library, std::uintptr_t context) :
   find(write_, "cuStreamWriteValue32_v2");
   find(wait_, "cuStreamWaitValue32_v2");
   find(record_, "cuEventRecord");
+  find(wait_for_, "cuStreamWaitEvent");
   find(query_, "cuEventQuery");
   find(capturing_, "cuStreamIsCapturing");
   find(name_, "cuGetErrorName");
@@ -67,6 +69,12 @@ void StreamDriver::fetch(std::uintptr_t stream, std::uintptr_t done, std::uint32
   check("cuStreamWaitValue32", wait_(as_handle(stream), done, value, kGreaterOrEqual));
   check("cuMemcpyHtoDAsync", copy_to_device_(device, as_handle(host), bytes, as_handle(stream)));
   check("cuEventRecord", record_(as_handle(event), as_handle(stream)));
+}
+
+void StreamDriver::join(std::uintptr_t first, std::uintptr_t second, std::uintptr_t event) const {
+  const Entered entered(*this);
+  check("cuEventRecord", record_(as_handle(event), as_handle(first)));
+  check("cuStreamWaitEvent", wait_for_(as_handle(second), as_handle(event), kPlain));
 }
 
 bool StreamDriver::passed(std::uintptr_t event) const {

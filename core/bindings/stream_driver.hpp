@@ -20,6 +20,8 @@ class StreamDriver {
   /// Waits until the word at `done` in pinned memory is `value` or more; copies from there; then comes `event`.
   void fetch(std::uintptr_t stream, std::uintptr_t done, std::uint32_t value, std::uintptr_t device, std::uintptr_t host,
              std::size_t bytes, std::uintptr_t event) const;
+  /// What is put into `second` from now on waits for what is in `first`; `event` is used for that, and free again.
+  void join(std::uintptr_t first, std::uintptr_t second, std::uintptr_t event) const;
   bool passed(std::uintptr_t event) const;
   bool is_capturing(std::uintptr_t stream) const;
 
@@ -38,6 +40,7 @@ class StreamDriver {
   Status (*write_)(Handle, std::uint64_t, std::uint32_t, unsigned) = nullptr;
   Status (*wait_)(Handle, std::uint64_t, std::uint32_t, unsigned) = nullptr;
   Status (*record_)(Handle, Handle) = nullptr;
+  Status (*wait_for_)(Handle, Handle, unsigned) = nullptr;
   Status (*query_)(Handle) = nullptr;
   Status (*capturing_)(Handle, int*) = nullptr;
   Status (*name_)(Status, const char**) = nullptr;

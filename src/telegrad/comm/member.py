@@ -19,9 +19,11 @@ from telegrad.comm.device.runtime import runtime_of
 from telegrad.comm.device.staging import staging_of
 from telegrad.comm.device.streams import pool_of
 from telegrad.comm.device.transfers import Part, Transfers
+from telegrad.comm.device.work import DeviceWork
 from telegrad.comm.trace import start_trace, write_trace
 from telegrad.comm.work import Work
 from telegrad.errors import TransportError
+from telegrad.stream import is_torch_tensor
 
 
 class Stats(TypedDict):
@@ -200,6 +202,11 @@ class Member:
         transfers = self._transfers_of(operation, tensors)
         work = transfers.run(operation, device, parts, tensors, self.abort, result=result, async_op=async_op, lane=lane)
         return result if work is None else work
+
+    def _begin_shortly(self, x: Any, op: str) -> DeviceWork | None:
+        """See ``Transfers.begin_shortly``. Called by the core, where ``_device_short_way`` has streams."""
+        transfers = self._transfers.get(x.device.type) if is_torch_tensor(x) else None
+        return None if transfers is None else transfers.begin_shortly(self, x, op)
 
     def _transfers_of(self, operation: str, tensors: tuple[Any, ...]) -> Transfers:
         """Raises ``ValueError`` for tensors that an operation must not write."""

@@ -145,9 +145,9 @@ def test_rows_of_blocks(program: Callable[[str], ModuleType]) -> None:
         work()
         return time.perf_counter() - begin
 
-    choices = {"fused_pass": ((1024, 4), (512, 1)), "count_digits": ((1024, 8),)}
+    choices = {"fused_pass": ((1024, 4), (512, 1)), "take_marked": ((4, 1),), "count_digits": ((1024, 8),)}
     blocks.measure(5000, "cpu", seconds_of, rows.append, samples=1, choices=choices)
-    wanted = [("fused_pass", 1024, 4), ("fused_pass", 512, 1), ("count_digits", 1024, 8)]
+    wanted = [("fused_pass", 1024, 4), ("fused_pass", 512, 1), ("take_marked", 4, 1), ("count_digits", 1024, 8)]
     assert [(row["kernel"], row["block"], row["warps"]) for row in rows] == wanted
     assert all(row["median_s"] > 0 and row["of_copy"] > 0 for row in rows)  # type: ignore[operator]
     made = blocks.Passes(5000, "cpu")

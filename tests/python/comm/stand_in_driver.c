@@ -57,6 +57,9 @@ int cuStreamWaitValue32_v2(void* stream, uint64_t address, uint32_t value, unsig
 }
 
 int cuEventRecord(void* event, void* stream) { return said("record", (long)(intptr_t)event, (long)(intptr_t)stream); }
+int cuStreamWaitEvent(void* stream, void* event, unsigned flags) {
+  return flags == 0 ? said("wait_for", (long)(intptr_t)event, (long)(intptr_t)stream) : 1;
+}
 int cuEventQuery(void* event) { return unready > 0 ? (unready -= 1, 600) : event == NULL; }
 int cuStreamIsCapturing(void* stream, int* is) { return *is = capturing, stream == NULL; }
 int cuGetErrorName(int status, const char** name) {

@@ -67,8 +67,9 @@ class Rank:
         first = words.data_ptr()
         self.way.lend(length, buffers[0].data_ptr(), buffers[1].data_ptr(), first, first + 64, 0, 3)
 
-    def sum(self, x: Any, op: str = "sum") -> bool:
-        return self.way.all_reduce(SimpleNamespace(abort=self.aborted.append), self.comm._core, x, op)
+    def sum(self, x: Any, op: str = "sum", *, apart: bool = False) -> bool:
+        member = SimpleNamespace(abort=self.aborted.append)
+        return self.way.all_reduce(member, self.comm._core, x, op, apart) is not None
 
 
 @pytest.fixture
@@ -99,6 +100,21 @@ def test_a_sum_is_two_visits_to_the_stream(make: Callable[..., list[Rank]], driv
         ]
     assert x.tolist() == [0, 1, 2, 3, 4, 5]
     assert rank.way.slot(0, rank.comm._core)[0] == 2
+
+
+def test_on_streams_of_its_own_inputs_wait_for_the_caller_and_results_for_inputs(
+    make: Callable[..., list[Rank]], driver: Any
+) -> None:
+    (rank,) = make()
+    rank.lend()
+    x = torch.arange(6, dtype=torch.float32)
+    assert not rank.sum(x, apart=True)  # it has none
+    rank.way.use(61, 62, 4)
+    assert rank.sum(x, apart=True)
+    assert _calls(driver) == [
+        *("record 4 55", "wait_for 4 61", "to_host 24 61", "write 1 61"),
+        *("record 4 61", "wait_for 4 62", "wait 1 62", "to_device 24 62", "record 3 62"),
+    ]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int32])
@@ -262,6 +278,9 @@ class ShortRuntime(FakeRuntime):
         driver = _core.StreamDriver(str(self._library), 7)
         return _core.DeviceShortWay(driver, CPU, 0, lambda index: STREAM)
 
+    def lend_streams(self, way: _core.DeviceShortWay, inputs: Any, results: Any, event: Any) -> None:
+        way.use(61, 62, 4)
+
     def lend(self, way: _core.DeviceShortWay, lease: Any, event: Any) -> None:
         words: Words = lease.words
         way.lend(*(lease.key[0], lease.input_address, lease.output_address, words.ready, words.done, words.value, 3))
@@ -322,7 +341,6 @@ def test_a_communicator_lends_it_memory_and_hears_of_its_failures(
     x = on_fake_device(torch.ones(4))
     with runtime.on(runtime.new_stream()):
         assert comm._device_short_way is None
-        comm.all_reduce(x, async_op=True).wait()
         comm.all_reduce(x, algorithm="ring")
         comm.all_reduce(x, out=on_fake_device(torch.ones(4)))
         comm.all_reduce(on_fake_device(torch.ones(0)))
@@ -334,6 +352,10 @@ def test_a_communicator_lends_it_memory_and_hears_of_its_failures(
         way.all_reduce(comm, comm._core, torch.ones(4), "sum")
         comm.synchronize()
         assert not way.has_outstanding()
+        assert comm._begin_shortly(torch.ones(4), "sum") is None  # of another device
+        comm.all_reduce(x, async_op=True).wait()
+        assert comm._transfers[DEVICE_TYPE].begin_shortly(comm, torch.ones(4), "sum").communicated()
+        assert len(way) == 2
         comm.abort("enough")
         assert way.all_reduce(comm, comm._core, torch.ones(4), "sum")
         for call in (comm.synchronize, lambda: comm.all_reduce(x), lambda: comm.broadcast(x, 0)):

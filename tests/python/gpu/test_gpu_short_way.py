@@ -30,22 +30,31 @@ def streams() -> Sequence[torch.cuda.Stream]:
     return own_streams(RANKS)
 
 
-def summed(comms: list[Communicator], streams: Sequence[torch.cuda.Stream], x: list[torch.Tensor], op: str) -> None:
+def summed(
+    comms: list[Communicator],
+    streams: Sequence[torch.cuda.Stream],
+    x: list[torch.Tensor],
+    op: str,
+    async_op: bool = False,
+) -> None:
     torch.cuda.synchronize()
     for comm, stream, tensor in zip(comms, streams, x, strict=True):
         with torch.cuda.stream(stream):
-            comm.all_reduce(tensor, op)
+            work = comm.all_reduce(tensor, op, async_op=async_op)
+            if work is not None:
+                work.wait()
 
 
+@pytest.mark.parametrize("async_op", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64])
 @pytest.mark.parametrize("n", [1, 1000, 1 << 19])
 def test_gpu_short_sums(
-    comms: list[Communicator], streams: Sequence[torch.cuda.Stream], dtype: torch.dtype, n: int
+    comms: list[Communicator], streams: Sequence[torch.cuda.Stream], dtype: torch.dtype, n: int, async_op: bool
 ) -> None:
     for number, op in enumerate(["sum", "sum", "max", "sum"]):
         x = [(torch.arange(n, device="cuda") % 5 + rank + number).to(dtype) for rank in range(RANKS)]
         expected = x[0] + x[1] if op == "sum" else torch.maximum(*x)
-        summed(comms, streams, x, op)
+        summed(comms, streams, x, op, async_op)
         torch.cuda.synchronize()
         assert all(torch.equal(tensor, expected) for tensor in x)
         ways = [comm._device_short_way for comm in comms]
@@ -54,12 +63,13 @@ def test_gpu_short_sums(
             comm.synchronize()
 
 
+@pytest.mark.parametrize("async_op", [False, True])
 def test_gpu_a_kernel_behind_a_short_sum_has_its_result(
-    comms: list[Communicator], streams: Sequence[torch.cuda.Stream]
+    comms: list[Communicator], streams: Sequence[torch.cuda.Stream], async_op: bool
 ) -> None:
     x = [torch.ones(1000, device="cuda") for _ in range(RANKS)]
     for _ in range(5):
-        summed(comms, streams, x, "avg")
+        summed(comms, streams, x, "avg", async_op)
         for stream, tensor in zip(streams, x, strict=True):
             with torch.cuda.stream(stream):
                 tensor.add_(1)

@@ -245,6 +245,9 @@ class CudaRuntime:
             int(event.driven),
         )
 
+    def lend_streams(self, way: _core.DeviceShortWay, inputs: Any, results: Any, event: Any) -> None:
+        way.use(inputs.handle, results.handle, int(event.driven))
+
     def keep(self, tensor: Any, stream: Any) -> None:
         tensor.record_stream(stream.of_torch)
 

@@ -94,6 +94,9 @@ class DeviceRuntime(Protocol):
         """Lends it the memory of ``lease``, two buffers of one length, with ``event``, which it records after each
         use."""
 
+    def lend_streams(self, way: _core.DeviceShortWay, inputs: Stream, results: Stream, event: Event) -> None:
+        """Lends it streams for operations that wait for nothing else, and an event to join them by."""
+
     def keep(self, tensor: Any, stream: Stream) -> None:
         """The tensor's memory is not used for another tensor before ``stream`` has come to here."""
 

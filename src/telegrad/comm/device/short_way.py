@@ -24,6 +24,8 @@ class ShortWay:
     def __init__(self, runtime: DeviceRuntime, staging: Staging, way: _core.DeviceShortWay, device: Any) -> None:
         self.way, self.device = way, device
         self._runtime, self._staging = runtime, staging
+        self.results: Stream | None = None  # of operations that have streams of their own
+        self._joint: Event | None = None
         self._slots: list[tuple[Lease, Event]] = []
         self._lent: dict[int, int] = {}  # slots, by the length of their buffers
 
@@ -44,6 +46,13 @@ class ShortWay:
         self._slots.append((lease, event))
         self._lent[length] = self._lent.get(length, 0) + 1
         self._runtime.lend(self.way, lease, event)
+
+    def lend_streams(self, inputs: Stream, results: Stream) -> None:
+        """For operations with ``async_op=True``; those of the communicator, so that results come in order."""
+        if self.results is None:
+            self._joint = self._runtime.record(results)
+            self._runtime.lend_streams(self.way, inputs, results, self._joint)
+            self.results = results
 
     def outstanding(self, core: _core.Communicator) -> list[tuple[_core.Request, Lease]]:
         """What it has begun, and nobody knows yet to have succeeded, oldest first; told once."""

@@ -181,9 +181,11 @@ class Transfers:
             return None
         return GroupSumWork([request], operation, self._rank, result, device, runtime, queued.results, over, tensors)
 
-    def short_way(self, core: _core.Communicator, tensors: Sequence[Any]) -> _core.DeviceShortWay | None:
-        """For the next operations like one that was just put into the current stream: what lets the core do so itself,
-        with memory for one more of them; ``None``: it cannot, or has another device's."""
+    def short_way(
+        self, core: _core.Communicator, tensors: Sequence[Any], *, async_op: bool
+    ) -> _core.DeviceShortWay | None:
+        """For the next operations like one that was just called: what lets the core put them into streams itself, with
+        memory for one more of them; ``None``: it cannot, or has another device's."""
         short = self._short_way
         x = tensors[0]
         if short is None:
@@ -198,10 +200,30 @@ class Transfers:
         runtime = self._runtime
         runtime.enter(x.device)
         try:
-            short.lend(runtime.current_stream(x.device), x.nbytes)
+            stream = runtime.current_stream(x.device)
+            if async_op:
+                stream = self._own(x.device, (None, "results"))
+                short.lend_streams(self._own(x.device, (None, "inputs")), stream)
+            short.lend(stream, x.nbytes)
         finally:
             runtime.leave()
         return short.way
+
+    def begin_shortly(self, member: Any, x: Any, op: str) -> DeviceWork | None:
+        """Has the core put a sum of ``x`` into streams of the communicator's own; ``None``: that is not for it."""
+        short, runtime, device = self._short_way, self._runtime, x.device
+        if short is None:
+            return None
+        request = short.way.all_reduce(member, self._core, x, op, True)
+        if request is None:
+            return None
+        try:
+            runtime.keep(x, short.results)
+            over = runtime.record(short.results)
+            return DeviceWork([request], "all_reduce", self._rank, x, device, runtime, short.results, over, (x,))
+        except BaseException as error:  # the others have begun it
+            member.abort(f"all_reduce of device tensors broke off: {type(error).__name__}: {error}")
+            raise
 
     def raise_failure(self) -> None:
         """Raises what an operation failed with, if that is known by now; again and again."""
