@@ -136,10 +136,10 @@ _BRIEF_SELECT = (
 _BRIEF_TRANSFERS = ("--ranks", "1,2", "--sizes", "4B,64KiB,4MiB,64MiB", "--seconds", "8", "--timeout", "25")
 _BRIEF_OVERLAP = ("--ranks", "2", "--sizes", "64MiB", "--timeout", "30")
 BRIEF: Mapping[str, Part] = {
-    "smoke": replace(_SMOKE, limit_s=115),
+    "smoke": replace(_SMOKE, limit_s=80),
     "probe": replace(_PROBE, limit_s=90),
     "tests": replace(_TESTS, limit_s=65),
-    "training": Part(100, _gpu_tests("test_gpu_training.py"), are_tests=True, environment=ENVIRONMENT),
+    "training": Part(80, _gpu_tests("test_gpu_training.py"), are_tests=True, environment=ENVIRONMENT),
     "select": Part(35, _bench("select", *_BRIEF_SELECT), needs=("triton",), stands_on=()),
     "transfers": Part(50, _bench("transfers", *_BRIEF_TRANSFERS), environment=ENVIRONMENT),
     "overlap": Part(35, _bench("overlap", *_BRIEF_OVERLAP), environment=ENVIRONMENT),
