@@ -76,7 +76,8 @@ class Passes:
         launch(passes.count_marks, groups, marks, words, totals, self._reached, GROUP=group)
         indices = torch.zeros(k, dtype=torch.uint32, device=self._device)
         values = torch.zeros(k, device=self._device)
-        found = (marks, words, totals, self._reached, self._reached, self._reached)
+        reached = self._reached.clone()  # each launch of a fused pass makes that 0
+        found = (marks, words, totals, reached, reached, reached)
         how: dict[str, Any] = {"DECIDE": False, "FEWER": False, "CLEAR": True, "ENDS": False, "GROUP": group}
         given = (self._residual, *found, 0, k, indices, values, 0)
         return lambda: launch(passes.take_marked, groups, *given, **how, warps=warps)
