@@ -43,14 +43,14 @@ CASES: list[tuple[JITFunction, dict[str, Any]]] = [
     (cuts.count_digits, {**BOTH, **BLOCK, "LOWEST": 0, "SHIFT": 0, "WIDTH": 7, "FIRST": False, "CUT": True}),
     (cuts.count_digits_of_many, {**MANY, "SHIFT": 23, "WIDTH": 8, "FIRST": True, "CUT": False}),
     (cuts.count_digits_of_many, {**MANY, "SHIFT": 0, "WIDTH": 7, "FIRST": False, "CUT": True}),
-    (cuts.sample_bound, {**BOTH, "ADD": True, "SAMPLE": 8192}),
+    (cuts.sample_bound, {**BOTH, "ADD": True, "SAMPLE": 8192, "UNLESS": 1 << 31}),
     (cuts.count_cut, {**NEGATIVE, **BLOCK}),
     (cuts.move_cut, {**BOTH, **BLOCK, "LISTED": True, "ALONE": False, "ENDS": False}),
     (cuts.move_cut, {**BOTH, **BLOCK, "LISTED": False, "ALONE": True, "ENDS": False}),
     (cuts.bucket_pass, {"ADD": True, "ROWS": 4, "WIDTH": 512}),
     (draws.draw_positions, BLOCK),
     (reuse.set_bounds, {"BEYOND": 1 << 31, "BLOCK": 128}),
-    (reuse.decide_reuse, {"BEYOND": 1 << 31, "HELD": True, "BLOCK": 128}),
+    (reuse.decide_reuse, {"HELD": True, "BLOCK": 128}),
     (reuse.follow_reuse, {"GAIN": 0.1, "TINY": 1e-38, "HELD": True, "BLOCK": 128}),
 ]
 QSGD = {"UNIT": 1.0, "ROWS": 2, "BUCKET": 1024}
@@ -118,7 +118,7 @@ OTHER_CASES: list[tuple[JITFunction, dict[str, Any], dict[str, str]]] = [
     (blocks.read_runs, {}, BLOCKS),
 ]
 CALLED_BY_KERNELS = {
-    *("narrowed", "ones_of"),
+    *("narrowed", "ones_of", "put_sample_bound"),
     *("canonical", "rounded", "widened", "lost", "is_finite"),
     *("draw_words", "level_of"),
     *("part_of", "row_of", "add_digits", "put_digit"),

@@ -13,7 +13,7 @@ from triton_arrays import DEVICE, OnArrays, array_of, tensor_of, torch, turn_blo
 from telegrad.compress import Residual, ReusedThreshold
 from telegrad.ops.select import Sign
 from telegrad.ops.select import triton as kernels
-from telegrad.ops.select.triton import Kept, ranked, sources
+from telegrad.ops.select.triton import Kept, queued, ranked, sources
 from telegrad.ops.select.triton.many import is_long, rank_table
 from telegrad.ops.triton import numbers_on
 
@@ -36,6 +36,7 @@ def in_blocks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
     turn_blocks_round(monkeypatch)
     if request.param == "blocks and a sample":
         monkeypatch.setattr(ranked, "SMALL", 16)
+        monkeypatch.setattr(queued, "SAMPLED", 16)
 
 
 in_all_ways = pytest.mark.usefixtures("in_blocks")
@@ -84,7 +85,7 @@ def test_a_sample_that_misleads_changes_nothing(bound: int, sign: Sign, monkeypa
         said.append(True)
         return numbers_on(residual, bound)
 
-    monkeypatch.setattr(ranked, "_sampled_bound", misled)
+    monkeypatch.setattr(ranked, "sampled_bound", misled)
     x = np.random.default_rng(0).integers(-60, 61, 3000).astype(np.float32)
     checks.check_queued(GPU, "topk", x, 1, 30, 30, sign)
     assert len(said) == 1
@@ -190,3 +191,47 @@ def test_queue_reused_is_the_policy_on_a_cpu(together: bool) -> None:
             assert float(kept.threshold[number]) == pytest.approx(entry.threshold, rel=1e-14)
             reused += entry.calls > 1
     assert reused > 10
+
+
+@pytest.mark.parametrize("misled", [None, 1, 0x7F000000], ids=["as it is", "too low", "too high"])
+def test_a_threshold_of_a_long_residual_is_found_anew_among_few(
+    misled: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And among all of it where the sample misled; in between nothing is ranked."""
+    size, k = 40_000, 400
+    monkeypatch.setattr(queued, "SAMPLED", size)
+    ranked_among: list[int] = []
+    rank_listed, sampled_bound = queued._rank_listed, queued.sampled_bound
+
+    def listing(made: Any, residual: torch.Tensor, k: int, listed: torch.Tensor, out: Any) -> Any:
+        ranked_among.append(int(listed))
+        return rank_listed(made, residual, k, listed, out)
+
+    def misleading(*given: Any) -> None:
+        sampled_bound(*given)
+        if misled is not None and not ranked_among:
+            given[-1].fill_(misled)
+
+    monkeypatch.setattr(queued, "_rank_listed", listing)
+    monkeypatch.setattr(queued, "sampled_bound", misleading)
+    rng, policy = np.random.default_rng(2), ReusedThreshold(interval=3)
+    entry = Residual("x", np.zeros(size, np.float32), k=k)
+    x = tensor_of(entry.values)
+    limits = tensor_of(np.array([[k, 2 * k, size]]))
+    kept = Kept(tensor_of(np.zeros(1)), tensor_of(np.zeros(1, np.int64)), limits, policy.interval, policy.gain)
+    table = rank_table([x], [k]).to(DEVICE)
+    for _ in range(4):
+        gradient = rng.standard_normal(size).astype(np.float32)
+        x.zero_()  # so that about as many reach the threshold each time
+        entry.values[:] = 0
+        indices, values, count = *map(tensor_of, checks.outputs(2 * k)), tensor_of(np.zeros(1, np.int64))
+        kernels.queue_reused([x], [tensor_of(gradient)], [k], kept, [indices], [values], [count], [0], None, table)
+        wanted = checks.outputs(2 * k)
+        found = policy.select(entry, gradient, *wanted, 0)
+        assert int(count) == found
+        assert checks.bits(array_of(indices)[:found]) == checks.bits(wanted[0][:found])
+        assert checks.bits(array_of(x)) == checks.bits(entry.values)
+    first, *reused, anew = ranked_among
+    assert reused == [0, 0]
+    assert k <= anew <= 2 * k
+    assert first == 0 if misled is not None else k <= first <= 2 * k

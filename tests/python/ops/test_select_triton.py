@@ -151,7 +151,7 @@ def test_a_sample_that_misleads_changes_nothing(bound: int, sign: Sign, monkeypa
         said.append(True)
         return numbers_on(residual, bound)
 
-    monkeypatch.setattr(ranked, "_sampled_bound", misled)
+    monkeypatch.setattr(ranked, "sampled_bound", misled)
     x = np.random.default_rng(0).integers(-60, 61, 3000).astype(np.float32)
     gradient = np.random.default_rng(1).integers(-60, 61, 3000).astype(np.float32)
     checks.expect_the_same(GPU, "accumulate_topk", x, 30, gradient, 30, sign=sign)

@@ -38,9 +38,31 @@ def sample_bound(
     FLIP: tl.constexpr,
     MASK: tl.constexpr,
     SAMPLE: tl.constexpr,
+    UNLESS: tl.constexpr,  # the bound stays what it is unless it is this; None: it has none
 ):
     """The greatest key of 20 bits, and zeros behind them, that more than ``rank`` of the sampled sums reach; at least
     1. By one program. The bits that it leaves out are a 4,096th of a sum."""
+    if UNLESS is None:
+        put_sample_bound(residual, gradient, size, words, rank, bound, ADD, FLIP, MASK, SAMPLE)
+    else:
+        if tl.load(bound) == UNLESS:
+            put_sample_bound(residual, gradient, size, words, rank, bound, ADD, FLIP, MASK, SAMPLE)
+
+
+@triton.jit
+def put_sample_bound(
+    residual,
+    gradient,
+    size,
+    words,
+    rank,
+    bound,
+    ADD: tl.constexpr,
+    FLIP: tl.constexpr,
+    MASK: tl.constexpr,
+    SAMPLE: tl.constexpr,
+):
+    """See ``sample_bound``."""
     where = (tl.load(words + tl.arange(0, SAMPLE)) * size) >> 31
     x = tl.load(residual + where)
     if ADD:

@@ -17,7 +17,14 @@ from telegrad.ops.select import TINY, Sign
 from telegrad.ops.select.arguments import check_arguments
 from telegrad.ops.select.triton import reuse
 from telegrad.ops.select.triton.many import is_long, rank_long, rank_table
-from telegrad.ops.select.triton.ranked import Candidates, key_of, sample_words
+from telegrad.ops.select.triton.ranked import (
+    Candidates,
+    key_of,
+    room_of,
+    sample_rank,
+    sample_words,
+    sampled_bound,
+)
 from telegrad.ops.select.triton.sources import FusedPass, Output, Source, launch_over, side_of
 
 __all__ = ["Kept", "is_long", "prepare", "queue_all", "queue_reused", "queue_select", "queue_topk", "rank_table"]
@@ -128,14 +135,20 @@ def queue_reused(
         check_arguments(residual, gradients[number], indices[number], values[number], most, wanted_of_it)
         outputs.append(Output(indices[number][:most], values[number][:most], offsets[number]))
     parts, device = len(residuals), kept.threshold.device
-    bounds, reached, usable, lengths, moved = torch.empty(5, parts, dtype=torch.int64, device=device)
+    rows = torch.empty(7, parts, dtype=torch.int64, device=device)
+    bounds, reuses, reached, usable, listed, lengths, moved = rows
     taking = None if active is None else torch.cat([*active])
     held = {"HELD": active is not None}
 
     def decide(kernel: Any, *tensors: Any, **options: Any) -> None:
         launch_over(parts, kernel, *tensors, **options, block=_PARTS, warps=1)
 
-    decide(reuse.set_bounds, kept.threshold, kept.calls, bounds, parts, kept.interval, BEYOND=reuse.BEYOND)
+    decide(reuse.set_bounds, kept.threshold, kept.calls, bounds, reuses, parts, kept.interval, BEYOND=reuse.BEYOND)
+    sampled = [number for number in numbers if _is_sampled(residuals[number], ks[number])]
+    for number in sampled:
+        rank = sample_rank(residuals[number].numel(), ks[number])
+        assert rank is not None
+        sampled_bound(residuals[number], gradients[number], side, rank, bounds[number : number + 1])
     made = [
         FusedPass(
             residuals[number],
@@ -148,8 +161,8 @@ def queue_reused(
         for number in numbers
     ]
     takes_part = reached if taking is None else taking
-    found = (bounds, reached, kept.limits, takes_part)
-    decide(reuse.decide_reuse, *found, usable, lengths, parts, **held, BEYOND=reuse.BEYOND)
+    found = (reuses, reached, kept.limits, takes_part)
+    decide(reuse.decide_reuse, *found, usable, listed, lengths, parts, **held)
     sources = []
     for number in numbers:
         own = slice(number, number + 1)
@@ -162,6 +175,11 @@ def queue_reused(
         if table is None or not is_long(residuals[number]):
             source.kth(ks[number], cuts[number], cuts_all=True)
         source.move(cuts[number], outputs[number], moved[number : number + 1])
+    for number in sampled:  # where one of the two has nothing to rank, it cuts and moves 0
+        own = slice(number, number + 1)
+        cut, count = _rank_listed(made[number], residuals[number], ks[number], listed[own], outputs[number])
+        cuts[number].add_(cut)
+        moved[own].add_(count)
     state = (kept.threshold, kept.calls, kept.limits, usable, cuts, moved, takes_part)
     decide(reuse.follow_reuse, *state, parts, GAIN=kept.gain, TINY=TINY, **held)
     torch._foreach_copy_([*counts], [*moved.split(1)])
@@ -181,3 +199,25 @@ class Kept:
 
 
 _PARTS = 128  # residuals that one program decides for
+
+SAMPLED = 1 << 25
+"""From so many elements on a threshold is found anew among entries that reach a bound of a sample. That takes a dozen
+launches in each call; to rank all of 2**26 elements, in every eighth, 1.8 ms on an H200."""
+
+
+def _is_sampled(residual: torch.Tensor, k: int) -> bool:
+    return residual.numel() >= SAMPLED and sample_rank(residual.numel(), k) is not None
+
+
+def _rank_listed(
+    made: FusedPass, residual: torch.Tensor, k: int, listed: torch.Tensor, out: Output
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Moves the k largest of the marked entries, of which ``listed`` are to be ranked; returns the cut, and how many
+    were moved."""
+    room, device = room_of(residual.numel(), k), residual.device
+    positions = torch.empty(room, dtype=torch.uint32, device=device)
+    values = torch.empty(room, dtype=torch.float32, device=device)
+    made.copy(Output(positions, values, 0), listed)
+    source = Source(residual, values, listed, side_of(0), positions)
+    cut = source.kth(k, cuts_all=True)
+    return cut, source.move(cut, out)

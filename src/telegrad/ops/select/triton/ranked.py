@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from telegrad.ops.select import Chosen
-from telegrad.ops.select.triton import cuts
+from telegrad.ops.select.triton import cuts, reuse
 from telegrad.ops.select.triton.sources import FusedPass, Moments, Output, Side, Source
 from telegrad.ops.triton import launch, numbers_on, told
 
@@ -45,15 +45,15 @@ class Candidates:
         active: torch.Tensor | None = None,
     ) -> None:
         size = residual.numel()
-        rank = _sample_rank(size, wanted)
+        rank = sample_rank(size, wanted)
         self._residual, self._side, self._active = residual, side, active
         if rank is None:
             made = FusedPass(residual, gradient, side, moments=moments, active=active)
             self._usable: torch.Tensor | None = None
             self.source = Source.whole(residual, side, active)
         else:
-            bound = _sampled_bound(residual, gradient, side, rank)
-            room = min(size, max(2 * wanted, size // 64))
+            bound = sampled_bound(residual, gradient, side, rank)
+            room = room_of(size, wanted)
             made = FusedPass(residual, gradient, side, bound=bound, moments=moments, active=active)
             positions = torch.empty(room, dtype=torch.uint32, device=residual.device)
             values = torch.empty(room, dtype=torch.float32, device=residual.device)
@@ -118,6 +118,11 @@ def accumulate_search(
     return _chosen(moved, key, ties, largest, side)
 
 
+def room_of(size: int, wanted: int) -> int:
+    """The most entries that a bound of a sample may let pass, so that they are ranked, and not all."""
+    return min(size, max(2 * wanted, size // 64))
+
+
 def key_of(threshold: float, side: Side) -> int:
     """The key that entries of that magnitude have."""
     with np.errstate(over="ignore"):  # above the largest float32 nothing but infinity and NaN reaches it
@@ -154,7 +159,7 @@ def _largest(moments: Moments | None, cut: torch.Tensor) -> torch.Tensor:
     return cut[:1] if moments is None else moments.largest
 
 
-def _sample_rank(size: int, wanted: int) -> int | None:
+def sample_rank(size: int, wanted: int) -> int | None:
     """Where in a sample, from the top, the key stands that ``wanted`` entries should reach; ``None``: take no sample.
 
     Four standard deviations beyond the expected rank, and some for luck: a miss costs more passes.
@@ -164,9 +169,14 @@ def _sample_rank(size: int, wanted: int) -> int | None:
     return rank if size >= SMALL and rank <= _SAMPLE // 2 else None
 
 
-def _sampled_bound(residual: torch.Tensor, gradient: torch.Tensor | None, side: Side, rank: int) -> torch.Tensor:
-    """About the key of that rank among the sampled sums, at least 1; int64, one element."""
-    bound = torch.empty(1, dtype=torch.int64, device=residual.device)
+def sampled_bound(
+    residual: torch.Tensor, gradient: torch.Tensor | None, side: Side, rank: int, bound: torch.Tensor | None = None
+) -> torch.Tensor:
+    """About the key of that rank among the sampled sums, at least 1; int64, one element. ``bound`` keeps what it has
+    unless that is BEYOND."""
+    is_given = bound is not None
+    if bound is None:
+        bound = torch.empty(1, dtype=torch.int64, device=residual.device)
     words = sample_words(residual.device)
     launch(
         cuts.sample_bound,
@@ -178,6 +188,7 @@ def _sampled_bound(residual: torch.Tensor, gradient: torch.Tensor | None, side: 
         FLIP=side.flip,
         MASK=side.mask,
         SAMPLE=_SAMPLE,
+        UNLESS=reuse.BEYOND if is_given else None,
         warps=_SAMPLE_WARPS,
     )
     return bound

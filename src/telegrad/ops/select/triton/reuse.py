@@ -13,42 +13,48 @@ BEYOND = 1 << 31
 
 
 @triton.jit(do_not_specialize=["parts", "interval"])
-def set_bounds(threshold, calls, bounds, parts, interval, BEYOND: tl.constexpr, BLOCK: tl.constexpr):
-    """Into ``bounds``, int64, the key of each threshold that is to be used again; BEYOND where it is not."""
+def set_bounds(threshold, calls, bounds, reuses, parts, interval, BEYOND: tl.constexpr, BLOCK: tl.constexpr):
+    """Into ``bounds``, int64, the key of each threshold that is to be used again, BEYOND where it is not; into
+    ``reuses``, int64, 1 or 0."""
     part = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = part < parts
     kept = tl.load(threshold + part, mask=inside, other=0.0)
     wanted = (kept > 0) & (tl.load(calls + part, mask=inside, other=0) < interval)
     key = kept.to(tl.float32).to(tl.int32, bitcast=True).to(tl.int64)
     tl.store(bounds + part, tl.where(wanted, key, BEYOND), mask=inside)
+    tl.store(reuses + part, wanted.to(tl.int64), mask=inside)
 
 
 @triton.jit(do_not_specialize=["parts"])
 def decide_reuse(
-    bounds,
-    reached,  # int64: how many entries reach each of them
+    reuses,
+    reached,  # int64: how many entries reach each bound
     limits,  # int64, three of each: k, the most that may, and all there are
     active,  # int64: if HELD, 0 where nothing is to be done
     usable,  # int64: becomes ``reached`` where these are taken, else 0
-    lengths,  # int64: how many entries are ranked instead
+    listed,  # int64: or where these are ranked, as a sample has found a bound
+    lengths,  # int64: or all there are, where all are ranked
     parts,
     HELD: tl.constexpr,
-    BEYOND: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Entries that reach a bound are taken if they are k/2 to the most there may be."""
+    """Entries that reach a threshold are taken if they are k/2 to the most there may be; those that reach a bound of a
+    sample are ranked if they are k to what ``room_of`` says. BEYOND no entry reaches."""
     part = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = part < parts
     found = tl.load(reached + part, mask=inside, other=0)
     k = tl.load(limits + 3 * part, mask=inside, other=1)
     most = tl.load(limits + 3 * part + 1, mask=inside, other=0)
     size = tl.load(limits + 3 * part + 2, mask=inside, other=0)
-    wanted = tl.load(bounds + part, mask=inside, other=BEYOND) != BEYOND
+    wanted = tl.load(reuses + part, mask=inside, other=0) > 0
     taken = tl.where(wanted & (2 * found >= k) & (found <= most), found, 0)
-    ranks = taken == 0
+    room = tl.minimum(size, tl.maximum(2 * k, size // 64))
+    ranked = tl.where((~wanted) & (found >= k) & (found <= room), found, 0)
+    ranks = (taken == 0) & (ranked == 0)
     if HELD:
         ranks = ranks & (tl.load(active + part, mask=inside, other=0) > 0)
     tl.store(usable + part, taken, mask=inside)
+    tl.store(listed + part, ranked, mask=inside)
     tl.store(lengths + part, tl.where(ranks, size, 0), mask=inside)
 
 

@@ -159,6 +159,10 @@ class FusedPass:
         int64, one element; 0: does nothing."""
         self._take(out, self.reached if usable is None else usable, 0, DECIDE=False, FEWER=False, CLEAR=True)
 
+    def copy(self, out: Output, usable: torch.Tensor) -> None:
+        """Copies it, and nothing leaves the residual."""
+        self._take(out, usable, 0, DECIDE=False, FEWER=False, CLEAR=False)
+
     def copy_if(self, least: int, out: Output, *, or_all: bool = False) -> torch.Tensor:
         """Copies what was marked, ascending, where that are at least so many entries, and ``out`` holds all of them;
         returns how many, int64, one element, or 0. ``or_all``: fewer do where the bound is 1: they are all of their
