@@ -86,7 +86,7 @@ RequestPtr DeviceShortWay::all_reduce(nb::handle member, const std::shared_ptr<C
   const Streams own = apart ? *streams_ : Streams{.inputs = stream, .results = stream};
   {
     const Unlocked unlocked;
-    if (apart) driver_->join(stream, own.inputs, own.event);
+    if (apart) driver_->join(stream, own.inputs, used.event);
     driver_->stage(own.inputs, used.input, found->pointer, bytes, used.ready, used.value);
   }
   // The stream has it first: an operation whose gate nobody opens would hold up all ranks.
@@ -95,7 +95,7 @@ RequestPtr DeviceShortWay::all_reduce(nb::handle member, const std::shared_ptr<C
   outstanding_.emplace_back(request, number);
   try {
     const Unlocked unlocked;
-    if (apart) driver_->join(own.inputs, own.results, own.event);
+    if (apart) driver_->join(own.inputs, own.results, used.event);
     driver_->fetch(own.results, used.done, used.value, found->pointer, used.output, bytes, used.event);
   } catch (const std::exception& error) {
     member.attr("abort")(nb::str((std::string("all_reduce of device tensors broke off: ") + error.what()).c_str()));
@@ -154,10 +154,10 @@ void bind_device_short_way(nb::module_& module) {
           nb::arg("member"), nb::arg("communicator"), nb::arg("x"), nb::arg("op"), nb::arg("apart") = false)
       .def(
           "use",
-          [](DeviceShortWay& self, std::uintptr_t inputs, std::uintptr_t results, std::uintptr_t event) {
-            self.use({.inputs = inputs, .results = results, .event = event});
+          [](DeviceShortWay& self, std::uintptr_t inputs, std::uintptr_t results) {
+            self.use({.inputs = inputs, .results = results});
           },
-          nb::arg("inputs"), nb::arg("results"), nb::arg("event"))
+          nb::arg("inputs"), nb::arg("results"))
       .def("has_outstanding", &DeviceShortWay::has_outstanding)
       .def("take_outstanding", [](DeviceShortWay& self, const std::shared_ptr<Communicator>& communicator) {
         nb::list taken;

@@ -29,7 +29,7 @@ class DeviceShortWay {
     std::uintptr_t ready = 0;
     std::uintptr_t done = 0;
     std::uint32_t value = 0;   // of the words' last use
-    std::uintptr_t event = 0;  // after the last use
+    std::uintptr_t event = 0;  // after the last use; while one is put into streams, what joins these
     RequestPtr request;        // of that; null: there was none
     bool lost = false;         // a use of it broke off: nobody knows what still uses it
   };
@@ -43,11 +43,10 @@ class DeviceShortWay {
   const Slot& slot(std::size_t number) const { return slots_.at(number); }
   std::size_t slots() const { return slots_.size(); }
 
-  /// Streams of the communicator's own, for inputs and for results, and an event to join them by.
+  /// Of the communicator's own: for inputs and for results.
   struct Streams {
     std::uintptr_t inputs = 0;
     std::uintptr_t results = 0;
-    std::uintptr_t event = 0;
   };
   void use(const Streams& streams) { streams_ = streams; }
   bool has_streams() const { return streams_.has_value(); }

@@ -233,10 +233,10 @@ class FakeRuntime:
     def short_way(self, device: Any) -> None:
         return None
 
-    def lend(self, way: Any, lease: Any, event: Any) -> None:
+    def lend(self, way: Any, lease: Any, event: Any) -> bool:
         raise AssertionError("there is no short way")
 
-    def lend_streams(self, way: Any, inputs: Any, results: Any, event: Any) -> None:
+    def lend_streams(self, way: Any, inputs: Any, results: Any) -> None:
         raise AssertionError("there is no short way")
 
     def keep(self, tensor: Any, stream: FakeStream) -> None:

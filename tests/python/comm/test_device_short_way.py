@@ -109,11 +109,11 @@ def test_on_streams_of_its_own_inputs_wait_for_the_caller_and_results_for_inputs
     rank.lend()
     x = torch.arange(6, dtype=torch.float32)
     assert not rank.sum(x, apart=True)  # it has none
-    rank.way.use(61, 62, 4)
+    rank.way.use(61, 62)
     assert rank.sum(x, apart=True)
     assert _calls(driver) == [
-        *("record 4 55", "wait_for 4 61", "to_host 24 61", "write 1 61"),
-        *("record 4 61", "wait_for 4 62", "wait 1 62", "to_device 24 62", "record 3 62"),
+        *("record 3 55", "wait_for 3 61", "to_host 24 61", "write 1 61"),
+        *("record 3 61", "wait_for 3 62", "wait 1 62", "to_device 24 62", "record 3 62"),
     ]
 
 
@@ -278,12 +278,17 @@ class ShortRuntime(FakeRuntime):
         driver = _core.StreamDriver(str(self._library), 7)
         return _core.DeviceShortWay(driver, CPU, 0, lambda index: STREAM)
 
-    def lend_streams(self, way: _core.DeviceShortWay, inputs: Any, results: Any, event: Any) -> None:
-        way.use(61, 62, 4)
+    reaches = True
 
-    def lend(self, way: _core.DeviceShortWay, lease: Any, event: Any) -> None:
+    def lend_streams(self, way: _core.DeviceShortWay, inputs: Any, results: Any) -> None:
+        way.use(61, 62)
+
+    def lend(self, way: _core.DeviceShortWay, lease: Any, event: Any) -> bool:
+        if not self.reaches:
+            return False
         words: Words = lease.words
         way.lend(*(lease.key[0], lease.input_address, lease.output_address, words.ready, words.done, words.value, 3))
+        return True
 
 
 @pytest.fixture
@@ -300,13 +305,33 @@ def test_so_much_is_lent(lender: tuple[ShortWay, Staging], monkeypatch: pytest.M
     stream = staging._runtime.new_stream(CPU)
     for _ in range(3):
         short.lend(stream, 5000)
-    assert (len(short.way), staging.counts.lent_bytes) == (3, 3 * 2 * 8192)
+    assert len(short.way) == 3
+    assert staging.counts.lent_bytes == 0  # nobody waits for it
     short.lend(stream, 1 << 18)  # a large part of all that may be lent
     assert len(short.way) == 3
     monkeypatch.setattr(short_ways, "MOST_BYTES", 4 * 2 * 8192)
     for _ in range(3):
         short.lend(stream, 8192)
     assert len(short.way) == 4
+
+
+def test_nothing_is_lent_where_as_much_is_under_way_as_may_be(lender: tuple[ShortWay, Staging]) -> None:
+    short, staging = lender
+    staging.lease([(1 << 19, 1 << 19)], [])
+    short.lend(staging._runtime.new_stream(CPU), 16)
+    assert (len(short.way), staging.counts.lent_bytes) == (0, 1 << 20)
+
+
+def test_what_a_device_does_not_reach_is_given_back(lender: tuple[ShortWay, Staging]) -> None:
+    short, staging = lender
+    runtime: Any = staging._runtime
+    runtime.reaches = False
+    stream = runtime.new_stream(CPU)
+    short.lend(stream, 16)
+    stream.synchronize()
+    again: list[Any] = []
+    staging.lease([(16, 16)], again)
+    assert (len(short.way), staging.counts.lent_bytes, staging.counts.reused) == (0, 2 * 4096, 1)
 
 
 def test_what_was_lent_is_used_by_others_afterwards(lender: tuple[ShortWay, Staging]) -> None:
@@ -322,13 +347,11 @@ def test_what_was_lent_is_used_by_others_afterwards(lender: tuple[ShortWay, Stag
     short.close(comm._core)
     assert lease.words.value == 6
     comm.close()
+    stream.synchronize()
     again: list[Any] = []
-    while not again:
-        staging.lease([(16, 16)], again)
-        if again[0] is not lease:
-            staging._regain(again.pop())
-    assert staging.counts.lent_bytes == 2 * 4096
-    assert lease.words.value == 7
+    staging.lease([(16, 16)], again)
+    assert again == [lease]
+    assert (staging.counts.lent_bytes, lease.words.value) == (2 * 4096, 7)
 
 
 def test_a_communicator_lends_it_memory_and_hears_of_its_failures(

@@ -230,11 +230,11 @@ class CudaRuntime:
             return None
         return _core.DeviceShortWay(driver, device, index, self._torch._C._cuda_getCurrentRawStream)
 
-    def lend(self, way: _core.DeviceShortWay, lease: Lease, event: Any) -> None:
+    def lend(self, way: _core.DeviceShortWay, lease: Lease, event: Any) -> bool:
         words, device = lease.words, event.device
         given, taken = self._on_device(device, words.ready), self._on_device(device, words.done)
         if (given, taken) != (words.ready, words.done):
-            raise RuntimeError("the device has other addresses for pinned memory than the host")
+            return False
         way.lend(
             lease.key[0],
             lease.input_address,
@@ -244,9 +244,10 @@ class CudaRuntime:
             words.value,
             int(event.driven),
         )
+        return True
 
-    def lend_streams(self, way: _core.DeviceShortWay, inputs: Any, results: Any, event: Any) -> None:
-        way.use(inputs.handle, results.handle, int(event.driven))
+    def lend_streams(self, way: _core.DeviceShortWay, inputs: Any, results: Any) -> None:
+        way.use(inputs.handle, results.handle)
 
     def keep(self, tensor: Any, stream: Any) -> None:
         tensor.record_stream(stream.of_torch)

@@ -90,12 +90,12 @@ class DeviceRuntime(Protocol):
         """By which the core puts the plainest operations on tensors of ``device`` into their streams itself; ``None``:
         it cannot."""
 
-    def lend(self, way: _core.DeviceShortWay, lease: Lease, event: Event) -> None:
-        """Lends it the memory of ``lease``, two buffers of one length, with ``event``, which it records after each
-        use."""
+    def lend(self, way: _core.DeviceShortWay, lease: Lease, event: Event) -> bool:
+        """Lends it the memory of ``lease``, two buffers of one length, with ``event``, which it records after each use.
+        False: the device does not reach that as it needs."""
 
-    def lend_streams(self, way: _core.DeviceShortWay, inputs: Stream, results: Stream, event: Event) -> None:
-        """Lends it streams for operations that wait for nothing else, and an event to join them by."""
+    def lend_streams(self, way: _core.DeviceShortWay, inputs: Stream, results: Stream) -> None:
+        """Lends it streams for operations that wait for nothing else."""
 
     def keep(self, tensor: Any, stream: Stream) -> None:
         """The tensor's memory is not used for another tensor before ``stream`` has come to here."""

@@ -12,10 +12,10 @@ from telegrad.comm.device.runtime import DeviceRuntime, Event, Stream
 from telegrad.comm.device.staging import Lease, Staging, rounded
 
 MOST_BYTES = 64 << 20
-"""Lent to one communicator's short way, of operations that are short."""
+"""Lent to one communicator's short way, beside what operations that are under way may have."""
 
 _MOST_OF_ONE_LENGTH = 16
-_SHARE = 8  # of the memory that may be lent at all, at most one such part
+_SHARE = 8  # where these may have little: one such part of it at most
 
 
 class ShortWay:
@@ -25,33 +25,35 @@ class ShortWay:
         self.way, self.device = way, device
         self._runtime, self._staging = runtime, staging
         self.results: Stream | None = None  # of operations that have streams of their own
-        self._joint: Event | None = None
         self._slots: list[tuple[Lease, Event]] = []
         self._lent: dict[int, int] = {}  # slots, by the length of their buffers
 
     def lend(self, stream: Stream, nbytes: int) -> None:
         """Memory for one more operation of such a length, if it has not enough: on which ``stream`` may be, and no
         other."""
-        length = rounded(nbytes)
+        length, staging = rounded(nbytes), self._staging
         used = sum(2 * length * count for length, count in self._lent.items())
-        if self._lent.get(length, 0) >= _MOST_OF_ONE_LENGTH or used + 2 * length > MOST_BYTES:
-            return
-        counts = self._staging.counts
-        if 2 * length > (self._staging.most_bytes - counts.lent_bytes) // _SHARE:
+        most = min(MOST_BYTES, staging.most_bytes // _SHARE)
+        if self._lent.get(length, 0) >= _MOST_OF_ONE_LENGTH or used + 2 * length > most:
             return
         leases: list[Lease] = []
-        self._staging.lease([(length, length)], leases)
+        try:
+            staging.lease([(length, length)], leases)
+        except MemoryError:  # as much is under way as may be
+            return
         (lease,) = leases
         event = self._runtime.record(stream)
+        if not self._runtime.lend(self.way, lease, event):
+            staging.give_back(self, event, leases)
+            return
+        staging.set_apart(lease)
         self._slots.append((lease, event))
         self._lent[length] = self._lent.get(length, 0) + 1
-        self._runtime.lend(self.way, lease, event)
 
     def lend_streams(self, inputs: Stream, results: Stream) -> None:
         """For operations with ``async_op=True``; those of the communicator, so that results come in order."""
         if self.results is None:
-            self._joint = self._runtime.record(results)
-            self._runtime.lend_streams(self.way, inputs, results, self._joint)
+            self._runtime.lend_streams(self.way, inputs, results)
             self.results = results
 
     def outstanding(self, core: _core.Communicator) -> list[tuple[_core.Request, Lease]]:
@@ -63,6 +65,7 @@ class ShortWay:
         for number, (lease, event) in enumerate(self._slots):
             lease.words.value, lease.request, is_lost = self.way.slot(number, core)
             lease.handed = lease.request is not None
+            self._staging.count_again(lease)
             if is_lost:
                 self._staging.break_off(None, [lease], None)
             else:

@@ -142,6 +142,17 @@ class Staging:
             with self._lock:
                 self._lend(keys, leases, is_message)
 
+    def set_apart(self, lease: Lease) -> None:
+        """It is lent for long: others need not wait for it, as it does not count among what may be lent."""
+        with self._lock:
+            self._end(lease)
+
+    def count_again(self, lease: Lease) -> None:
+        """One that was set apart is to be given back as all others."""
+        with self._lock:
+            lease.is_lent = True
+            self.counts.lent_bytes += lease.nbytes
+
     def give_back(self, stream: Stream, event: Event, leases: Sequence[Lease]) -> None:
         """Takes them back once ``event`` has passed; by then their requests are done."""
         values = [lease.words.value for lease in leases]

@@ -188,6 +188,8 @@ class Transfers:
         memory for one more of them; ``None``: it cannot, or has another device's."""
         short = self._short_way
         x = tensors[0]
+        if self._closed:
+            return None
         if short is None:
             made = short_way_of(self._runtime, self._staging, tensors)
             with self._lock:
