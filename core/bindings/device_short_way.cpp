@@ -27,18 +27,22 @@ std::size_t rounded(std::size_t bytes) { return std::max(kSmallest, std::bit_cei
 
 }  // namespace
 
-void DeviceShortWay::lend(const Slot& slot) {
+std::size_t DeviceShortWay::lend(const Slot& slot) {
   if (slot.bytes < kSmallest || !std::has_single_bit(slot.bytes)) throw nb::value_error("bytes must be a power of two");
-  by_bytes_[slot.bytes].push_back(slots_.size());
+  const std::size_t number = slots_.size();
   slots_.push_back(slot);
+  by_bytes_[slot.bytes].push_back(number);
+  return number;
 }
 
-bool DeviceShortWay::nothing_has_failed() {
-  while (!outstanding_.empty() && outstanding_.front().first->done()) {
-    if (outstanding_.front().first->failure()) return false;
+bool DeviceShortWay::is_usable() {
+  while (!outstanding_.empty() && outstanding_.front().first->done() && !outstanding_.front().first->failure()) {
     outstanding_.pop_front();
   }
-  return outstanding_.size() < kMostOutstanding;
+  for (const RequestPtr& one : {last_, outstanding_.empty() ? nullptr : outstanding_.front().first}) {
+    if (one != nullptr && one->done() && one->failure()) is_stopped_ = true;
+  }
+  return !is_stopped_ && outstanding_.size() < kMostOutstanding;
 }
 
 bool DeviceShortWay::is_free(const Slot& slot) const {
@@ -49,51 +53,53 @@ RequestPtr DeviceShortWay::all_reduce(nb::handle member, const std::shared_ptr<C
                                       nb::handle op, bool apart) {
   constexpr Reduction kSum = Reduction::sum;
   const Reduction* const reduction = op.is_valid() ? reduction_names().find(op) : &kSum;
-  if (reduction == nullptr || (apart && !streams_) || !nothing_has_failed()) return nullptr;
+  if (reduction == nullptr) return nullptr;
   const std::optional<HostBuffer> found = torch_buffer_on(device_, x);
   if (!found || found->nbytes == 0 || !is_reducible(found->dtype) ||
       (*reduction == Reduction::avg && is_integer(found->dtype))) {
     return nullptr;
   }
-  const auto same = by_bytes_.find(rounded(found->nbytes));
-  if (same == by_bytes_.end() || same->second.empty()) return nullptr;
-  const std::size_t number = same->second.front();
-  if (!is_free(slots_[number])) return nullptr;
   auto stream = nb::cast<std::uintptr_t>(current_stream_(index_));
+  // From here on until the slot is taken nothing of Python's runs. A stream that is captured is asked before all else, as
+  // what is asked of its events would end that. The default one cannot be, and must not be asked while another one is.
   if (stream == 0) {
-    stream = kLegacy;  // which cannot be captured, and must not be asked while another one is
+    stream = kLegacy;
   } else if (driver_->is_capturing(stream)) {
     return nullptr;
   }
-  Slot& slot = slots_[number];
-  same->second.pop_front();
-  slot.lost = true;  // until it is known that nothing broke off
-  slot.value += 1;
+  if (!is_usable() || (apart && !streams_)) return nullptr;
   const std::size_t bytes = found->nbytes;
+  const auto same = by_bytes_.find(rounded(bytes));
+  if (same == by_bytes_.end() || same->second.empty()) return nullptr;
+  const std::size_t number = same->second.front();
+  if (!is_free(slots_[number])) return nullptr;
+  const Streams own = apart ? *streams_ : Streams{.inputs = stream, .results = stream};
+  slots_[number].value += 1;
+  const Slot used = slots_[number];  // another thread may lend slots while this one does not hold the lock
   const RequestPtr request = make_all_reduce(
-      communicator->allreduce_table(), {.input = memory<const std::byte>(slot.input, bytes),
-                                        .output = memory<std::byte>(slot.output, bytes),
+      communicator->allreduce_table(), {.input = memory<const std::byte>(used.input, bytes),
+                                        .output = memory<std::byte>(used.output, bytes),
                                         .dtype = found->dtype,
                                         .reduction = *reduction,
                                         .algorithm = Algorithm::automatic,
                                         .nodes = communicator->nodes()});
-  request->set_gate({.ready = reinterpret_cast<std::uint32_t*>(slot.ready),
-                     .ready_value = slot.value,
-                     .done = reinterpret_cast<std::uint32_t*>(slot.done),
-                     .done_value = slot.value,
-                     .output = memory<std::byte>(slot.output, bytes)});
-  const Slot used = slot;  // another thread may lend slots while this one does not hold the lock
-  const Streams own = apart ? *streams_ : Streams{.inputs = stream, .results = stream};
+  request->set_gate({.ready = reinterpret_cast<std::uint32_t*>(used.ready),
+                     .ready_value = used.value,
+                     .done = reinterpret_cast<std::uint32_t*>(used.done),
+                     .done_value = used.value,
+                     .output = memory<std::byte>(used.output, bytes)});
+  same->second.pop_front();
+  slots_[number].lost = true;  // until it is known that nothing broke off
   {
     const Unlocked unlocked;
     if (apart) driver_->join(stream, own.inputs, used.event);
     driver_->stage(own.inputs, used.input, found->pointer, bytes, used.ready, used.value);
   }
   // The stream has it first: an operation whose gate nobody opens would hold up all ranks.
-  communicator->submit(request, false);
-  slots_[number].request = request;
-  outstanding_.emplace_back(request, number);
   try {
+    slots_[number].request = last_ = request;
+    outstanding_.emplace_back(request, number);
+    communicator->submit(request, false);
     const Unlocked unlocked;
     if (apart) driver_->join(own.inputs, own.results, used.event);
     driver_->fetch(own.results, used.done, used.value, found->pointer, used.output, bytes, used.event);
@@ -102,8 +108,14 @@ RequestPtr DeviceShortWay::all_reduce(nb::handle member, const std::shared_ptr<C
     throw;
   }
   slots_[number].lost = false;
-  by_bytes_[used.bytes].push_back(number);
+  if (!by_bytes_.empty()) by_bytes_[used.bytes].push_back(number);  // unless it was closed meanwhile
   return request;
+}
+
+void DeviceShortWay::close() {
+  stop();
+  by_bytes_.clear();
+  streams_.reset();
 }
 
 std::vector<std::pair<RequestPtr, std::size_t>> DeviceShortWay::take_outstanding() {
@@ -123,13 +135,13 @@ void bind_device_short_way(nb::module_& module) {
           "lend",
           [](DeviceShortWay& self, std::size_t bytes, std::uintptr_t input, std::uintptr_t output, std::uintptr_t ready,
              std::uintptr_t done, std::uint32_t value, std::uintptr_t event) {
-            self.lend({.bytes = bytes,
-                       .input = input,
-                       .output = output,
-                       .ready = ready,
-                       .done = done,
-                       .value = value,
-                       .event = event});
+            return self.lend({.bytes = bytes,
+                              .input = input,
+                              .output = output,
+                              .ready = ready,
+                              .done = done,
+                              .value = value,
+                              .event = event});
           },
           nb::arg("bytes"), nb::arg("input"), nb::arg("output"), nb::arg("ready"), nb::arg("done"), nb::arg("value"),
           nb::arg("event"))
@@ -144,6 +156,8 @@ void bind_device_short_way(nb::module_& module) {
           },
           nb::arg("number"), nb::arg("communicator"))
       .def("__len__", &DeviceShortWay::slots)
+      .def("stop", &DeviceShortWay::stop)
+      .def("close", &DeviceShortWay::close)
       .def(
           "all_reduce",
           [](DeviceShortWay& self, nb::handle member, const std::shared_ptr<Communicator>& communicator, nb::handle x,

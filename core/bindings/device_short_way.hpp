@@ -38,8 +38,8 @@ class DeviceShortWay {
   DeviceShortWay(std::shared_ptr<StreamDriver> driver, nb::object device, int index, nb::object current_stream)
       : driver_(std::move(driver)), device_(std::move(device)), index_(index), current_stream_(std::move(current_stream)) {}
 
-  /// Its number counts from 0.
-  void lend(const Slot& slot);
+  /// Its number, which counts from 0.
+  std::size_t lend(const Slot& slot);
   const Slot& slot(std::size_t number) const { return slots_.at(number); }
   std::size_t slots() const { return slots_.size(); }
 
@@ -57,12 +57,17 @@ class DeviceShortWay {
   RequestPtr all_reduce(nb::handle member, const std::shared_ptr<Communicator>& communicator, nb::handle x, nb::handle op,
                         bool apart);
 
+  /// From now on everything is the method's, as after a failure of what was begun here.
+  void stop() { is_stopped_ = true; }
+  /// And what was lent is used no more.
+  void close();
+
   bool has_outstanding() const { return !outstanding_.empty(); }
   /// Operations of which nobody knows yet that they have succeeded, with their slots, oldest first. They are forgotten here.
   std::vector<std::pair<RequestPtr, std::size_t>> take_outstanding();
 
  private:
-  bool nothing_has_failed();
+  bool is_usable();
   bool is_free(const Slot& slot) const;
 
   std::shared_ptr<StreamDriver> driver_;
@@ -72,7 +77,9 @@ class DeviceShortWay {
   std::vector<Slot> slots_;
   std::map<std::size_t, std::deque<std::size_t>> by_bytes_;  // in the order of their last uses
   std::deque<std::pair<RequestPtr, std::size_t>> outstanding_;
+  RequestPtr last_;  // that was begun: once a session has failed, so does that
   std::optional<Streams> streams_;
+  bool is_stopped_ = false;
 };
 
 }  // namespace telegrad::bindings

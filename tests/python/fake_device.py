@@ -233,7 +233,7 @@ class FakeRuntime:
     def short_way(self, device: Any) -> None:
         return None
 
-    def lend(self, way: Any, lease: Any, event: Any) -> bool:
+    def lend(self, way: Any, lease: Any, event: Any) -> int:
         raise AssertionError("there is no short way")
 
     def lend_streams(self, way: Any, inputs: Any, results: Any) -> None:

@@ -60,7 +60,10 @@ int cuEventRecord(void* event, void* stream) { return said("record", (long)(intp
 int cuStreamWaitEvent(void* stream, void* event, unsigned flags) {
   return flags == 0 ? said("wait_for", (long)(intptr_t)event, (long)(intptr_t)stream) : 1;
 }
-int cuEventQuery(void* event) { return unready > 0 ? (unready -= 1, 600) : event == NULL; }
+int cuEventQuery(void* event) {
+  if (capturing == 1) return 900; /* and nothing is captured any more; 2: by another thread */
+  return unready > 0 ? (unready -= 1, 600) : event == NULL;
+}
 int cuStreamIsCapturing(void* stream, int* is) { return *is = capturing, stream == NULL; }
 int cuGetErrorName(int status, const char** name) {
   return status == 801 ? (*name = "CUDA_ERROR_NOT_SUPPORTED", 0) : 1;

@@ -6,6 +6,7 @@ from __future__ import annotations
 import ctypes
 import shutil
 import subprocess
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -184,6 +185,7 @@ def test_so_is_what_a_graph_captures_but_the_default_stream_is_not_asked(
     on_default.lend()
     driver.stand_in_capture(1)
     assert not rank.sum(torch.ones(4))
+    driver.stand_in_capture(2)
     assert on_default.sum(torch.ones(4))
     assert _calls(driver)[0] == "to_host 16 1"
 
@@ -229,6 +231,32 @@ def test_after_a_failure_the_method_says_what_it_was(make: Callable[..., list[Ra
     ((request, _),) = ranks[0].way.take_outstanding(ranks[0].comm._core)
     with pytest.raises(TransportError, match="enough"):
         request.wait(5.0)
+    assert not ranks[0].sum(x)  # though there is memory, and nobody need be told
+
+
+def test_what_was_taken_over_before_it_failed_stops_it_as_well(make: Callable[..., list[Rank]]) -> None:
+    ranks = make(2)
+    for _ in range(2):
+        ranks[0].lend()
+    x = torch.ones(4)
+    with ThreadPoolExecutor(1) as pool:
+        summed = pool.submit(ranks[0].sum, x)
+        while not ranks[0].way.has_outstanding():
+            time.sleep(1e-3)
+        ranks[0].way.take_outstanding(ranks[0].comm._core)
+        ranks[1].comm.abort("enough")
+        assert summed.result()
+    assert not ranks[0].sum(x)
+
+
+def test_stopped_or_closed_it_takes_nothing(make: Callable[..., list[Rank]], driver: Any) -> None:
+    for rank, end in zip((*make(), *make()), ("stop", "close"), strict=True):
+        rank.lend()
+        rank.way.use(61, 62)
+        getattr(rank.way, end)()
+        assert not rank.sum(torch.ones(4))
+        assert not rank.sum(torch.ones(4), apart=True)
+        assert _calls(driver) == []
 
 
 def test_a_driver_that_refuses_the_first_visit_has_begun_nothing(make: Callable[..., list[Rank]], driver: Any) -> None:
@@ -283,12 +311,12 @@ class ShortRuntime(FakeRuntime):
     def lend_streams(self, way: _core.DeviceShortWay, inputs: Any, results: Any) -> None:
         way.use(61, 62)
 
-    def lend(self, way: _core.DeviceShortWay, lease: Any, event: Any) -> bool:
+    def lend(self, way: _core.DeviceShortWay, lease: Any, event: Any) -> int | None:
         if not self.reaches:
-            return False
+            return None
         words: Words = lease.words
-        way.lend(*(lease.key[0], lease.input_address, lease.output_address, words.ready, words.done, words.value, 3))
-        return True
+        buffers = lease.key[0], lease.input_address, lease.output_address
+        return way.lend(*buffers, words.ready, words.done, words.value, 3)
 
 
 @pytest.fixture
@@ -377,13 +405,18 @@ def test_a_communicator_lends_it_memory_and_hears_of_its_failures(
         assert not way.has_outstanding()
         assert comm._begin_shortly(torch.ones(4), "sum") is None  # of another device
         comm.all_reduce(x, async_op=True).wait()
-        assert comm._transfers[DEVICE_TYPE].begin_shortly(comm, torch.ones(4), "sum").communicated()
+        transfers: Any = comm._transfers[DEVICE_TYPE]
+        monkeypatch.setattr(transfers._short_way, "device", CPU)
+        assert transfers.begin_shortly(comm, torch.ones(4), "sum").communicated()
+        monkeypatch.setattr(transfers._short_way, "device", x.device)
         assert len(way) == 2
+        way.lend(4096, 4096, 4096, 4096, 4096, 0, 3)  # memory that nobody may use, behind the other's
         comm.abort("enough")
         assert way.all_reduce(comm, comm._core, torch.ones(4), "sum")
         for call in (comm.synchronize, lambda: comm.all_reduce(x), lambda: comm.broadcast(x, 0)):
             with pytest.raises(TransportError, match="enough"):
                 call()
+            assert way.all_reduce(comm, comm._core, torch.ones(4), "sum") is None
         comm.close()
     assert comm._device_short_way is None
     runtime.stop()

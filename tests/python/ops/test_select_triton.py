@@ -272,6 +272,21 @@ def test_entries_before_a_block_are_one_sum(monkeypatch: pytest.MonkeyPatch) -> 
     assert shapes == [1]
 
 
+def test_of_nothing_nothing_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Counts are the kernels' to write, of which an empty tensor has none."""
+    empty = torch.empty
+
+    def dirty(*size: int, **options: object) -> torch.Tensor:
+        return empty(*size, **options).fill_(77)  # type: ignore[call-overload, no-any-return]
+
+    monkeypatch.setattr(torch, "empty", dirty)
+    x, values = (tensor_of(np.zeros(0, np.float32)) for _ in range(2))
+    indices, count = tensor_of(np.zeros(0, np.uint32)), tensor_of(np.full(1, 5))
+    assert kernels.accumulate_select(x, None, 0.5, indices, values, 0) == 0
+    kernels.queue_select(x, None, 0.5, indices, values, count, 0)
+    assert int(count) == 0
+
+
 @pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan])
 def test_what_is_not_finite_has_no_distribution(value: float) -> None:
     x = np.ones(40, np.float32)

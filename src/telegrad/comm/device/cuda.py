@@ -230,12 +230,12 @@ class CudaRuntime:
             return None
         return _core.DeviceShortWay(driver, device, index, self._torch._C._cuda_getCurrentRawStream)
 
-    def lend(self, way: _core.DeviceShortWay, lease: Lease, event: Any) -> bool:
+    def lend(self, way: _core.DeviceShortWay, lease: Lease, event: Any) -> int | None:
         words, device = lease.words, event.device
         given, taken = self._on_device(device, words.ready), self._on_device(device, words.done)
         if (given, taken) != (words.ready, words.done):
-            return False
-        way.lend(
+            return None
+        return way.lend(
             lease.key[0],
             lease.input_address,
             lease.output_address,
@@ -244,7 +244,6 @@ class CudaRuntime:
             words.value,
             int(event.driven),
         )
-        return True
 
     def lend_streams(self, way: _core.DeviceShortWay, inputs: Any, results: Any) -> None:
         way.use(inputs.handle, results.handle)

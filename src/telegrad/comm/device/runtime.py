@@ -90,9 +90,9 @@ class DeviceRuntime(Protocol):
         """By which the core puts the plainest operations on tensors of ``device`` into their streams itself; ``None``:
         it cannot."""
 
-    def lend(self, way: _core.DeviceShortWay, lease: Lease, event: Event) -> bool:
-        """Lends it the memory of ``lease``, two buffers of one length, with ``event``, which it records after each use.
-        False: the device does not reach that as it needs."""
+    def lend(self, way: _core.DeviceShortWay, lease: Lease, event: Event) -> int | None:
+        """Lends it the memory of ``lease``, two buffers of one length, with ``event``, which it records after each use;
+        returns the number that it has there. ``None``: the device does not reach that as it needs."""
 
     def lend_streams(self, way: _core.DeviceShortWay, inputs: Stream, results: Stream) -> None:
         """Lends it streams for operations that wait for nothing else."""

@@ -21,7 +21,8 @@ KEPT_BYTES = 512 << 20
 """So much is kept for later operations; what exceeds it goes back to torch."""
 
 PINNED_BYTES = "TELEGRAD_PINNED_BYTES"
-"""Names the most that operations which are under way may have together, in the process."""
+"""Names the most that operations which are under way may have together, in the process; beside it is what is set apart
+(``short_way``)."""
 
 DEFAULT_PINNED_BYTES = 2 << 30
 

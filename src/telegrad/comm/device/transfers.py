@@ -87,6 +87,7 @@ class Transfers:
         self._crowded = _CROWDED
         self._short_way: ShortWay | None = None  # of the first device that had one
         self._core: Any = None  # of that
+        self._has_no_short_way = False
         self._closed = False  # _lock
         self._told = False  # _lock: somebody has heard of the first failure
 
@@ -186,41 +187,44 @@ class Transfers:
     ) -> _core.DeviceShortWay | None:
         """For the next operations like one that was just called: what lets the core put them into streams itself, with
         memory for one more of them; ``None``: it cannot, or has another device's."""
-        short = self._short_way
-        x = tensors[0]
-        if self._closed:
-            return None
-        if short is None:
-            made = short_way_of(self._runtime, self._staging, tensors)
-            with self._lock:
-                if made is None or self._closed:
-                    return None
-                short = self._short_way = self._short_way or made
+        # What cannot be lent is no error of the operation's, which has been called by now.
+        with contextlib.suppress(Exception):
+            short, x = self._short_way_for(core, tensors), tensors[0]
+            if short is None or short.device != x.device:
+                return None
+            runtime = self._runtime
+            runtime.enter(x.device)
+            try:
+                stream = runtime.current_stream(x.device)
+                if async_op:
+                    stream = self._own(x.device, (None, "results"))
+                    short.lend_streams(self._own(x.device, (None, "inputs")), stream)
+                short.lend(stream, x.nbytes)
+            finally:
+                runtime.leave()
+            return short.way
+        return None
+
+    def _short_way_for(self, core: _core.Communicator, tensors: Sequence[Any]) -> ShortWay | None:
+        with self._lock:
+            if self._closed:
+                return None
+            if self._short_way is None and not self._has_no_short_way:
                 self._core = core
-        if short.device != x.device:
-            return None
-        runtime = self._runtime
-        runtime.enter(x.device)
-        try:
-            stream = runtime.current_stream(x.device)
-            if async_op:
-                stream = self._own(x.device, (None, "results"))
-                short.lend_streams(self._own(x.device, (None, "inputs")), stream)
-            short.lend(stream, x.nbytes)
-        finally:
-            runtime.leave()
-        return short.way
+                self._short_way = short_way_of(self._runtime, self._staging, tensors)
+                self._has_no_short_way = self._short_way is None
+            return self._short_way
 
     def begin_shortly(self, member: Any, x: Any, op: str) -> DeviceWork | None:
         """Has the core put a sum of ``x`` into streams of the communicator's own; ``None``: that is not for it."""
         short, runtime, device = self._short_way, self._runtime, x.device
-        if short is None:
+        if short is None or short.device != device:
             return None
+        runtime.keep(x, short.results)  # before a stream has it: what breaks off half-way may leave it there
         request = short.way.all_reduce(member, self._core, x, op, True)
         if request is None:
             return None
         try:
-            runtime.keep(x, short.results)
             over = runtime.record(short.results)
             return DeviceWork([request], "all_reduce", self._rank, x, device, runtime, short.results, over, (x,))
         except BaseException as error:  # the others have begun it
@@ -300,6 +304,8 @@ class Transfers:
             request.wait(0.0)  # one that failed stays the first
         except Exception:
             self._told = True
+            if self._short_way is not None:
+                self._short_way.way.stop()  # this is what every later call has to say
             raise
 
     # Inputs do not wait behind other operations' results: those may come from peers who wait for these inputs.

@@ -115,7 +115,9 @@ class FusedPass:
         blocks = blocks_of(size, PASS_BLOCK)
         # Allocations and launches cost what small kernels do: what is not used is not made.
         if reached is None:
-            reached = torch.empty(1, dtype=torch.int64, device=device)
+            # Its kernels write it, of which there are none where there are no elements.
+            make = torch.empty if size else torch.zeros
+            reached = make(1, dtype=torch.int64, device=device)
         self.reached = reached
         self._residual, self._bound = residual, bound
         self._words = words = blocks * (PASS_BLOCK // 32)
