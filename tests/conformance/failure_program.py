@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import ctypes
 import gc
@@ -181,12 +182,15 @@ def fork_and_go_on(how: str) -> None:
         except ValueError as error:
             if "forked" not in str(error):
                 os._exit(8)
-        if how == "exit":
-            sys.exit(0)
+        is_mpi = communicator.driver == "mpi"
         if how == "close":
             communicator.close()
             del communicator, pending
-        os._exit(0) if how == "_exit" else sys.exit(0)
+        if how != "_exit" and not is_mpi:
+            sys.exit(0)
+        if how != "_exit":  # without mpi4py's part of it, which would be MPI_Finalize, of the parent's MPI
+            atexit._run_exitfuncs()
+        os._exit(0)
     _, status = os.waitpid(child, 0)
     pending.wait()
     for _ in range(20):
