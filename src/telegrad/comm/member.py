@@ -205,7 +205,9 @@ class Member:
 
     def _begin_shortly(self, x: Any, op: str) -> DeviceWork | None:
         """See ``Transfers.begin_shortly``. Called by the core, where ``_device_short_way`` has streams."""
-        transfers = self._transfers.get(x.device.type) if is_torch_tensor(x) else None
+        if not is_torch_tensor(x) or not _is_plain(x):
+            return None
+        transfers = self._transfers.get(x.device.type)
         return None if transfers is None else transfers.begin_shortly(self, x, op)
 
     def _transfers_of(self, operation: str, tensors: tuple[Any, ...]) -> Transfers:
@@ -276,6 +278,12 @@ class Member:
                 "processes that need one of their own with the 'spawn' method"
             )
         raise ValueError(f"this Communicator (rank {self._core.rank}) is closed: make a new one")
+
+
+def _is_plain(x: Any) -> bool:
+    """Whether it is a tensor of torch's own class: others may have streams, or memory, of another kind."""
+    torch = sys.modules["torch"]
+    return type(x) is torch.Tensor or type(x) is torch.nn.Parameter
 
 
 def _succeeded(request: _core.Request) -> bool:

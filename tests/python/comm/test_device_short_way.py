@@ -403,7 +403,8 @@ def test_a_communicator_lends_it_memory_and_hears_of_its_failures(
         way.all_reduce(comm, comm._core, torch.ones(4), "sum")
         comm.synchronize()
         assert not way.has_outstanding()
-        assert comm._begin_shortly(torch.ones(4), "sum") is None  # of another device
+        for other in (torch.ones(4), x, [1.0]):  # of another device, a class of its own, none
+            assert comm._begin_shortly(other, "sum") is None
         comm.all_reduce(x, async_op=True).wait()
         transfers: Any = comm._transfers[DEVICE_TYPE]
         monkeypatch.setattr(transfers._short_way, "device", CPU)
