@@ -157,7 +157,10 @@ def training_step(
         )
         work = lambda: list(sweep.rows())  # noqa: E731
         title = f"training steps of {workload.model}, {settings.network}"
-        computing = f"{workload.trace.about or workload.model}; selection: {chosen.about}"
+        computing = workload.trace.about or workload.model
+        if global_samples is not None:
+            computing += f" of {workload.samples:g} samples, of which a rank has its share of {global_samples:g}"
+        computing += f"; selection: {chosen.about}"
         about = {
             "workload": workload.trace.about,
             "device": chosen.about,

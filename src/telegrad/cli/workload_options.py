@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -101,7 +102,8 @@ def chosen_workload(
                 "record another profile",
                 param_hint="--compute-ms",
             )
-        recorded = scaled(recorded, compute_ms / 1e3 / recorded.compute_s)
+        about = f"{recorded.about or trace.stem}, scaled to {compute_ms:g} ms by --compute-ms"
+        recorded = replace(scaled(recorded, compute_ms / 1e3 / recorded.compute_s), about=about)
     try:
         return Workload(trace.stem, recorded, 1.0 if samples is None else samples, fixed_ms / 1e3)
     except ValueError as error:

@@ -248,7 +248,7 @@ def _reasons(
         )
     )
     filled = fill_in(cluster.ranks, max(1, trace.bytes // 4), density)
-    if any(one.scheme.name == "topk" for one in found) and filled > 2 * density:
+    if any(one.scheme.name == "topk" for one in found) and filled > min(2 * density, _DENSE_FROM):
         said = f"The sum of {cluster.ranks:,} ranks' random {density:.3g} has {filled:.0%} of the entries"
         if filled > _DENSE_FROM:
             said += (

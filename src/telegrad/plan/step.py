@@ -107,8 +107,8 @@ class Stragglers:
     def __post_init__(self) -> None:
         if not 1 <= self.factor < math.inf:
             raise ValueError(f"factor={self.factor} must be 1 (no straggler) or more, and finite")
-        if not 0 <= self.sigma < math.inf:
-            raise ValueError(f"sigma={self.sigma} must be 0 (no noise) or more, and finite")
+        if not 0 <= self.sigma <= _MOST_SIGMA:
+            raise ValueError(f"sigma={self.sigma} must be 0 (no noise) to {_MOST_SIGMA:g}; 0.5 is much")
         if self.draws < 1:
             raise ValueError(f"draws={self.draws} must be at least 1")
 
@@ -121,20 +121,26 @@ class Stragglers:
         return [max(1.0, self.factor, float(one)) for one in slowest]
 
 
+_MOST_SIGMA = 100.0  # exp of that times what a normal draw may be is finite
 NONE = Stragglers()
 
 
 def expected(
     trace: Trace, groups: Sequence[Group], ranks: int, *, overlap: bool = True, stragglers: Stragglers = NONE
 ) -> Step:
-    """The step of median slowdown, with the mean of all steps as ``step_s``. Errors as for ``simulate``."""
+    """The step of median slowdown, with the means of all steps as ``step_s``, ``forward_s`` and ``backward_s``, so that
+    ``exposed_s`` is their mean, too. Errors as for ``simulate``."""
     slowdowns = sorted(stragglers.slowdowns(ranks))
     typical = simulate(trace, groups, overlap=overlap, slowdown=slowdowns[len(slowdowns) // 2])
     if len(slowdowns) == 1:
         return typical
     costed = _Costed(trace, groups)
-    mean_s = math.fsum(costed.step(overlap=overlap, slowdown=one).step_s for one in slowdowns) / len(slowdowns)
-    return replace(typical, step_s=mean_s)
+    steps = [costed.step(overlap=overlap, slowdown=one) for one in slowdowns]
+    step_s, forward_s, backward_s = (
+        math.fsum(times) / len(steps)
+        for times in zip(*((one.step_s, one.forward_s, one.backward_s) for one in steps), strict=True)
+    )
+    return replace(typical, step_s=step_s, forward_s=forward_s, backward_s=backward_s)
 
 
 class _Costed:

@@ -75,7 +75,10 @@ def network_of(name: str) -> Network:
     """
     found = _RATE.fullmatch(name.strip().lower())
     if found is None or float(found[1]) == 0:
-        raise ValueError(f"network {name!r} is not known: use {', '.join(NAMED)} or any other rate such as 2.5gbit")
+        raise ValueError(
+            f"network {name!r} is not known: use {', '.join(NAMED)} or any other rate above 0 in mbit or gbit, such as "
+            "2.5gbit (10 GB/s are 80gbit)"
+        )
     bits = float(found[1]) * _BITS[found[2]]
     rdma = bits >= _RDMA_FROM_BITS
     kind, alpha_s, share = ("RDMA", _RDMA_ALPHA_S, _RDMA_SHARE) if rdma else ("TCP", _TCP_ALPHA_S, _TCP_SHARE)

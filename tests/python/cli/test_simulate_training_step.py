@@ -151,7 +151,7 @@ def test_which_columns_tell_rows_apart() -> None:
         (("--fixed-ms", "-1"), "--fixed-ms: -1 is no time: use milliseconds, 0 or more"),
         (("--compute-ms", "5", "--fixed-ms", "6"), "--fixed-ms: fixed_s=0.006 must be from 0 to 0.005"),
         (("--straggler-factor", "0.5"), "--straggler-factor: factor=0.5 must be 1 (no straggler) or more"),
-        (("--straggler-sigma", "-1"), "--straggler-sigma: sigma=-1.0 must be 0 (no noise) or more"),
+        (("--straggler-sigma", "-1"), "--straggler-sigma: sigma=-1.0 must be 0 (no noise) to 100"),
         (("--network", "fast"), "--network: network 'fast' is not known"),
         (("--ranks", "10000"), "--ranks: 10000 ranks cannot be simulated"),
         (("--ranks", "6", "--ranks-per-node", "4"), "--ranks-per-node: 4 ranks a node do not make 6 ranks"),

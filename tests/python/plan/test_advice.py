@@ -79,6 +79,8 @@ def test_many_ranks_fill_a_sum_in() -> None:
     assert found.recommended.scheme.name == "oktopk"
     few = advice_of("resnet50", "10gbit", 4)
     assert not any("Lemma 5.2" in one for one in few.reasons)
+    dense = advice_of("resnet50", "10gbit", 16, density=0.6)  # which cannot double any more
+    assert any("at most 3x" in one for one in dense.reasons)
 
 
 def test_the_reasons_have_the_numbers() -> None:

@@ -157,6 +157,17 @@ def test_the_slowest_of_more_ranks_is_slower() -> None:
     assert other.step_s == pytest.approx(steps[2], rel=0.02)
 
 
+@pytest.mark.parametrize("ranks", [2, 4, 64])
+def test_what_stragglers_take_is_no_communication(ranks: int) -> None:
+    free = [Group(tuple(range(len(RESNET50.sizes))), constant(0.0))]
+    noise = Stragglers(sigma=0.5)
+    step = expected(RESNET50, free, ranks, stragglers=noise)
+    assert step.exposed_s == pytest.approx(0, abs=1e-9)
+    assert step.step_s == pytest.approx(0.6 * sum(noise.slowdowns(ranks)) / noise.draws)
+    costly = [Group(tuple(range(len(RESNET50.sizes))), constant(0.25))]
+    assert expected(RESNET50, costly, ranks, stragglers=noise).exposed_s == pytest.approx(0.25)
+
+
 def test_the_mean_of_the_slowest_is_that_of_lognormal_draws() -> None:
     slowdowns = Stragglers(sigma=0.01, draws=20_000).slowdowns(2)
     assert min(slowdowns) == 1.0  # not below typical
