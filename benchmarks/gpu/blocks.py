@@ -1,5 +1,5 @@
 """Which block and how many warps suit the kernels that read a whole residual, on this GPU: what `PASS_BLOCK`,
-`PASS_WARPS` and `BLOCK` of telegrad.ops.select.triton.sources should be.
+`PASS_WARPS`, `GROUP` and `BLOCK` of telegrad.ops.select.triton.sources should be.
 
     python benchmarks/gpu/blocks.py --json FILE
 

@@ -23,7 +23,6 @@ from telegrad.comm.device.work import DeviceWork
 from telegrad.comm.trace import start_trace, write_trace
 from telegrad.comm.work import Work
 from telegrad.errors import TransportError
-from telegrad.stream import is_torch_tensor
 
 
 class Stats(TypedDict):
@@ -205,7 +204,7 @@ class Member:
 
     def _begin_shortly(self, x: Any, op: str) -> DeviceWork | None:
         """See ``Transfers.begin_shortly``. Called by the core, where ``_device_short_way`` has streams."""
-        if not is_torch_tensor(x) or not _is_plain(x):
+        if not _is_plain(x):
             return None
         transfers = self._transfers.get(x.device.type)
         return None if transfers is None else transfers.begin_shortly(self, x, op)

@@ -136,8 +136,8 @@ class Reductions(StreamReductions, DeviceSums):
             work = self._run_on_device("all_reduce", parts, (x, target), target if async_op else None, async_op)
             is_plain = out is None and algorithm == "auto" and self._nccl is None
             if is_plain and len(parts) == 1 and buffer.nbytes:
-                transfers = self._transfers_of("all_reduce", (x,))
-                self._device_short_way = transfers.short_way(core, (x,), async_op=async_op) or self._device_short_way
+                transfers = self._transfers[x.device.type]
+                self._device_short_way = transfers.short_way(core, x, async_op=async_op) or self._device_short_way
             return work
         chosen = algorithm_of(algorithm, DENSE_ALGORITHMS)
         request = core.all_reduce(

@@ -12,6 +12,8 @@ from telegrad.comm.device import short_way, transfers
 from telegrad.comm.device.runtime import runtime_of
 from telegrad.comm.device.staging import Lease, staging_of
 
+RANKS = 2
+
 _EVENTS = 32
 
 

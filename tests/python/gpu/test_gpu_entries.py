@@ -2,31 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import pytest
 import torch
 from gpu_jobs import skip_without
-from gpu_ranks import laid_aside, own_streams
+from gpu_ranks import RANKS, laid_aside
 
 from telegrad import Communicator, DeviceEntries
 
 pytestmark = skip_without("cuda.bindings", "triton")
-
-RANKS = 2
-
-
-@pytest.fixture
-def comms() -> Iterator[list[Communicator]]:
-    communicators = Communicator.local(RANKS, timeout_s=60.0)
-    yield communicators
-    for communicator in communicators:
-        communicator.close()
-
-
-@pytest.fixture(scope="module")
-def streams() -> Sequence[torch.cuda.Stream]:
-    return own_streams(RANKS)
 
 
 def room_for(k: int, n: int, dtype: torch.dtype = torch.float32) -> DeviceEntries:

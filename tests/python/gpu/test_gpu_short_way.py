@@ -2,32 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import pytest
 import torch
 from gpu_jobs import skip_without
-from gpu_ranks import own_streams
+from gpu_ranks import RANKS
 
 from telegrad import Communicator
 from telegrad.errors import TransportError
 
 pytestmark = skip_without("cuda.bindings")
-
-RANKS = 2
-
-
-@pytest.fixture
-def comms() -> Iterator[list[Communicator]]:
-    communicators = Communicator.local(RANKS, timeout_s=60.0)
-    yield communicators
-    for communicator in communicators:
-        communicator.close()
-
-
-@pytest.fixture(scope="module")
-def streams() -> Sequence[torch.cuda.Stream]:
-    return own_streams(RANKS)
 
 
 def summed(

@@ -3,34 +3,19 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
 import torch
 from gpu_jobs import skip_without
-from gpu_ranks import chunks, laid_aside, own_streams
+from gpu_ranks import RANKS, chunks, laid_aside
 
 from telegrad import Communicator
 from telegrad.comm.device import transfers
 from telegrad.comm.device.runtime import runtime_of
 
 pytestmark = skip_without("cuda.bindings")
-
-RANKS = 2
-
-
-@pytest.fixture
-def comms() -> Iterator[list[Communicator]]:
-    communicators = Communicator.local(RANKS, timeout_s=60.0)
-    yield communicators
-    for communicator in communicators:
-        communicator.close()
-
-
-@pytest.fixture(scope="module")
-def streams() -> Sequence[torch.cuda.Stream]:
-    return own_streams(RANKS)
 
 
 def addends(n: int, dtype: torch.dtype) -> list[torch.Tensor]:

@@ -5,7 +5,6 @@ somebody who takes over what it has begun. It must not know of the operations.
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
 from typing import Any
 
 from telegrad import _core
@@ -88,8 +87,7 @@ class ShortWay:
             self._slots.clear()
 
 
-def short_way_of(runtime: DeviceRuntime, staging: Staging, tensors: Sequence[Any]) -> ShortWay | None:
-    """One for the device of ``tensors``, if its runtime has such a way."""
-    device = tensors[0].device
+def short_way_of(runtime: DeviceRuntime, staging: Staging, device: Any) -> ShortWay | None:
+    """One for tensors of ``device``, if its runtime has such a way."""
     way = runtime.short_way(device)
     return None if way is None else ShortWay(runtime, staging, way, device)

@@ -182,14 +182,12 @@ class Transfers:
             return None
         return GroupSumWork([request], operation, self._rank, result, device, runtime, queued.results, over, tensors)
 
-    def short_way(
-        self, core: _core.Communicator, tensors: Sequence[Any], *, async_op: bool
-    ) -> _core.DeviceShortWay | None:
-        """For the next operations like one that was just called: what lets the core put them into streams itself, with
-        memory for one more of them; ``None``: it cannot, or has another device's."""
+    def short_way(self, core: _core.Communicator, x: Any, *, async_op: bool) -> _core.DeviceShortWay | None:
+        """For the next operations like one of ``x`` that was just called: what lets the core put them into streams
+        itself, with memory for one more of them; ``None``: it cannot, or has another device's."""
         # What cannot be lent is no error of the operation's, which has been called by now.
         with contextlib.suppress(Exception):
-            short, x = self._short_way_for(core, tensors), tensors[0]
+            short = self._short_way_for(core, x.device)
             if short is None or short.device != x.device:
                 return None
             runtime = self._runtime
@@ -205,13 +203,13 @@ class Transfers:
             return short.way
         return None
 
-    def _short_way_for(self, core: _core.Communicator, tensors: Sequence[Any]) -> ShortWay | None:
+    def _short_way_for(self, core: _core.Communicator, device: Any) -> ShortWay | None:
         with self._lock:
             if self._closed:
                 return None
             if self._short_way is None and not self._has_no_short_way:
                 self._core = core
-                self._short_way = short_way_of(self._runtime, self._staging, tensors)
+                self._short_way = short_way_of(self._runtime, self._staging, device)
                 self._has_no_short_way = self._short_way is None
             return self._short_way
 

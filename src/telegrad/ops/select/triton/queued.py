@@ -137,17 +137,15 @@ def queue_reused(
     parts, device = len(residuals), kept.threshold.device
     rows = torch.empty(7, parts, dtype=torch.int64, device=device)
     bounds, reuses, reached, usable, listed, lengths, moved = rows
-    taking = None if active is None else torch.cat([*active])
-    held = {"HELD": active is not None}
+    takes_part, held = reached if active is None else torch.cat([*active]), {"HELD": active is not None}
 
     def decide(kernel: Any, *tensors: Any, **options: Any) -> None:
         launch_over(parts, kernel, *tensors, **options, block=_PARTS, warps=1)
 
     decide(reuse.set_bounds, kept.threshold, kept.calls, bounds, reuses, parts, kept.interval, BEYOND=reuse.BEYOND)
-    sampled = [number for number in numbers if _is_sampled(residuals[number], ks[number])]
-    for number in sampled:
-        rank = sample_rank(residuals[number].numel(), ks[number])
-        assert rank is not None
+    ranks = [_sampled_at(residual, k) for residual, k in zip(residuals, ks, strict=True)]
+    sampled = [(number, rank) for number, rank in enumerate(ranks) if rank is not None]
+    for number, rank in sampled:
         sampled_bound(residuals[number], gradients[number], side, rank, bounds[number : number + 1])
     made = [
         FusedPass(
@@ -160,7 +158,6 @@ def queue_reused(
         )
         for number in numbers
     ]
-    takes_part = reached if taking is None else taking
     found = (reuses, reached, kept.limits, takes_part)
     decide(reuse.decide_reuse, *found, usable, listed, lengths, parts, **held)
     sources = []
@@ -175,7 +172,7 @@ def queue_reused(
         if table is None or not is_long(residuals[number]):
             source.kth(ks[number], cuts[number], cuts_all=True)
         source.move(cuts[number], outputs[number], moved[number : number + 1])
-    for number in sampled:  # where one of the two has nothing to rank, it cuts and moves 0
+    for number, _ in sampled:  # where one of the two has nothing to rank, it cuts and moves 0
         own = slice(number, number + 1)
         cut, count = _rank_listed(made[number], residuals[number], ks[number], listed[own], outputs[number])
         cuts[number].add_(cut)
@@ -205,8 +202,9 @@ SAMPLED = 1 << 25
 launches in each call; to rank all of 2**26 elements, in every eighth, takes 2 ms on an H200."""
 
 
-def _is_sampled(residual: torch.Tensor, k: int) -> bool:
-    return residual.numel() >= SAMPLED and sample_rank(residual.numel(), k) is not None
+def _sampled_at(residual: torch.Tensor, k: int) -> int | None:
+    """See ``sample_rank``."""
+    return sample_rank(residual.numel(), k) if residual.numel() >= SAMPLED else None
 
 
 def _rank_listed(
