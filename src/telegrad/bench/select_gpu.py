@@ -126,15 +126,12 @@ class _Queued:
 
     def __init__(self, residual: torch.Tensor, k: int, indices: torch.Tensor, values: torch.Tensor) -> None:
         kernels = self._kernels = queues_of(residual)
-        size, policy = residual.numel(), ReusedThreshold()
+        policy = ReusedThreshold()
         self._residual, self._k, self._indices, self._values = residual, k, indices, values
         self.count, self._active = residual.new_zeros(1, dtype=torch.int64), residual.new_ones(1, dtype=torch.int64)
         threshold, calls = residual.new_zeros(1, dtype=torch.float64), residual.new_zeros(1, dtype=torch.int64)
-        limits = torch.tensor([[k, min(2 * k, size), size]], device=residual.device)
-        self._kept = kernels.Kept(threshold, calls, limits, policy.interval, policy.gain)
-        self._table: torch.Tensor | None = None
-        if kernels.is_long(residual):
-            self._table = kernels.rank_table([residual], [k]).to(residual.device)
+        self._parts = [kernels.Reusing(residual, k, threshold, calls, 0, 0, 0)]
+        self._policy, self._table = policy, kernels.reuse_table(self._parts).to(residual.device)
 
     def select(self, selection: str, gradient: torch.Tensor) -> None:
         """``"topk"`` or ``"reused"``, which keeps its threshold from one to the next. Does not wait."""
@@ -145,5 +142,5 @@ class _Queued:
         elif selection == "topk":
             kernels.queue_topk(residual, gradient, k, *outputs, 0, active=active)
         else:
-            each = [[one] for one in outputs]
-            kernels.queue_reused([residual], [gradient], [k], self._kept, *each, [0], [active], self._table)
+            kept = {"interval": self._policy.interval, "gain": self._policy.gain}
+            kernels.queue_reused(self._parts, self._table, gradient, *outputs, active=active, **kept)

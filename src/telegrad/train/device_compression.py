@@ -23,7 +23,7 @@ from telegrad.ops.select import queues_of
 from telegrad.train.bucket import BucketLayout, Member
 from telegrad.train.device_feedback import DeviceFeedback
 from telegrad.train.device_quantised import Addend, sum_quantised
-from telegrad.train.device_selection import Choice, check_selections, queue_selections
+from telegrad.train.device_selection import Choice, Chosen, check_selections, queue_selections
 from telegrad.train.device_tables import DeviceTables
 from telegrad.train.device_telemetry import DeviceTelemetry
 from telegrad.train.exchange import most_of
@@ -249,43 +249,43 @@ class DeviceCompression:
             self._keeping.append(work)
 
     def _select(self, layout: BucketLayout, buffer: torch.Tensor, found: _Found) -> DeviceEntries:
-        taken: list[tuple[Part, torch.Tensor]] = []
         given = self._norms(layout, buffer)  # before momentum overwrites what it is of
-        for part in layout.parts:
-            gradient = self._contribution(part, buffer, found)
-            if self.compressor.unit_of(part.entry) > 0:  # else nothing is taken up, and nothing sent
-                taken.append((part, gradient))
-        starts = [0, *accumulate(self.compressor.capacity([part]) for part, _ in taken)]
-        chosen = buffer.new_empty(starts[-1], dtype=torch.uint32), buffer.new_empty(starts[-1], dtype=torch.float32)
+        gradient = buffer
+        if self.compressor.momentum is not None:
+            gradient = self._corrected(layout.parts, buffer, found)
+        taken = self._used(layout)  # of others nothing is taken up, and nothing sent
+        starts = [0, *accumulate(self.compressor.capacity([part]) for part in taken)]
         leaving = buffer.new_empty(starts[-1], dtype=torch.uint32), buffer.new_empty(starts[-1])
-        counts = buffer.new_zeros(len(taken), dtype=torch.int64)
-        outputs = [
-            (chosen[0][start:stop], chosen[1][start:stop], counts[number : number + 1])
-            for number, (start, stop) in enumerate(pairwise(starts))
-        ]
+        chosen = Chosen(
+            gradient,
+            buffer.new_empty(starts[-1], dtype=torch.uint32),
+            buffer.new_empty(starts[-1], dtype=torch.float32),
+            buffer.new_zeros(len(taken), dtype=torch.int64),
+            found.active,
+        )
         choices = [
             Choice(
                 self.compressor.policy_of(part.entry),
                 part.entry,
                 self.feedback.residual(part.entry, buffer),
-                gradient,
-                of_part,
+                start,
                 part.offset,
-                found.active[found.places[part.entry.name]],
+                found.places[part.entry.name].start,
             )
-            for (part, gradient), of_part in zip(taken, outputs, strict=True)
+            for part, start in zip(taken, starts[:-1], strict=True)
         ]
-        queue_selections(choices, self._tables, *_stream_of(buffer))
+        queue_selections(choices, chosen, self._tables, *_stream_of(buffer))
         if given is not None and self.telemetry is not None:
             unit = None if self.scale is None else self.scale.unit(buffer)
-            self.telemetry.add_selections(choices, given, unit)
+            self.telemetry.add_selections(choices, chosen, given, unit)
         count = buffer.new_zeros(1, dtype=torch.int64)
         if taken:
             broken = found.broken.to(torch.int64)
-            ends = (counts + torch.cat([broken[found.places[part.entry.name]] for part, _ in taken])).cumsum(0)
-            parts = self._collected([part for part, _ in taken], starts, found, buffer)
-            table = self._table_of(taken[0][0].entry.name, parts)
-            self._collect(parts, table, (*chosen, counts, broken, ends, *leaving, found.faults))
+            ends = (chosen.counts + torch.cat([broken[found.places[part.entry.name]] for part in taken])).cumsum(0)
+            parts = self._collected(taken, starts, found, buffer)
+            table = self._table_of(taken[0].entry.name, parts)
+            own = (chosen.indices, chosen.values, chosen.counts)
+            self._collect(parts, table, (*own, broken, ends, *leaving, found.faults))
             count = ends[-1:]
         self._counts.append(LateRead(count))
         return DeviceEntries(*leaving, count, layout.elements)
@@ -294,17 +294,21 @@ class DeviceCompression:
         """Of the gradients that selections will be from; ``None``: nobody wants them."""
         if self.telemetry is None or not self.telemetry.observes:
             return None
-        used = [part for part in layout.parts if self.compressor.unit_of(part.entry) > 0]
-        gradients = [buffer[part.offset : part.offset + part.entry.size] for part in used]
+        gradients = [buffer[part.offset : part.offset + part.entry.size] for part in self._used(layout)]
         return [*torch._foreach_norm(gradients, dtype=torch.float32)] if gradients else []
 
-    def _contribution(self, part: Part, buffer: torch.Tensor, found: _Found) -> torch.Tensor:
-        """What goes into the residual: the gradient, or what momentum makes of it, which overwrites it."""
-        own = buffer[part.offset : part.offset + part.entry.size]
-        gradient = own if own.dtype == torch.float32 else own.float()
-        if self.compressor.momentum is not None:
-            self._move_velocity(part.entry.name, own, gradient, found)
-        return gradient
+    def _used(self, layout: BucketLayout) -> list[Part]:
+        """The parts of which something can be chosen."""
+        return [part for part in layout.parts if self.compressor.unit_of(part.entry) > 0]
+
+    def _corrected(self, parts: Sequence[Part], buffer: torch.Tensor, found: _Found) -> torch.Tensor:
+        """What momentum makes of the gradients of ``parts``, float32, where these lie, which it overwrites if it
+        can."""
+        made = buffer if buffer.dtype == torch.float32 else buffer.new_empty(buffer.numel(), dtype=torch.float32)
+        for part in parts:
+            own = slice(part.offset, part.offset + part.entry.size)
+            self._move_velocity(part.entry.name, buffer[own], made[own], found)
+        return made
 
     def _collected(
         self, parts: Sequence[Part], starts: Sequence[int], found: _Found, like: torch.Tensor

@@ -67,13 +67,11 @@ class Remembered:
 
 @dataclass(slots=True, eq=False)
 class DeviceResidual(Remembered):
-    """``threshold`` (float64, 0: none) and ``calls`` (int64) of its selection, one element each, hold for ``k``.
-    ``limits``: int64, as ``ops.select``'s ``Kept`` takes them, of shape (1, 3)."""
+    """``threshold`` (float64, 0: none) and ``calls`` (int64) of its selection, one element each, hold for ``k``."""
 
     k: int = 0
     threshold: Any = None
     calls: Any = None
-    limits: Any = None
 
     @property
     def small(self) -> list[torch.Tensor]:
@@ -111,15 +109,12 @@ class DeviceFeedback:
             threshold = like.new_full((1,), entry.threshold or 0.0, dtype=torch.float64)
             calls = like.new_full((1,), entry.calls, dtype=torch.int64)
             values = _copied(entry, like)
-            limits = like.new_zeros((1, 3), dtype=torch.int64)
-            held = DeviceResidual(values, entry.unit, k=entry.k, threshold=threshold, calls=calls, limits=limits)
-            _set_limits(held)
+            held = DeviceResidual(values, entry.unit, k=entry.k, threshold=threshold, calls=calls)
             self._residuals[entry.name] = held
         if held.k != entry.k:
             held.k = entry.k
             held.threshold.zero_()
             held.calls.zero_()
-            _set_limits(held)
         self._use(held, self._compressor.unit_of(entry), like)
         return held
 
@@ -213,12 +208,6 @@ class DeviceFeedback:
         for one in self._changed:
             one.before, one.small_before = None, None  # nobody has asked whether to undo it
         self._is_open, self._changed = False, []
-
-
-def _set_limits(held: DeviceResidual) -> None:
-    size = held.values.numel()
-    for place, limit in zip(held.limits.view(3), (held.k, min(2 * held.k, size), size), strict=True):
-        place.fill_(limit)
 
 
 def _tensors_of(one: Remembered) -> list[torch.Tensor]:

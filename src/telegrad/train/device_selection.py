@@ -15,31 +15,50 @@ from telegrad.train.device_tables import DeviceTables
 
 
 class Choice(NamedTuple):
-    """What is chosen from one residual after its gradient: indices (+ ``offset``), values and their count, an int64, go
-    into ``outputs``. Nothing is done if ``active`` (int64, one element) is 0."""
+    """What is chosen from one residual after its gradient, by ``policy``. ``start``: where the room of its entries
+    begins; ``offset``: where its gradient does, and what is added to its positions; ``place``: its own in
+    ``Chosen.active``."""
 
     policy: Selection
     entry: Residual
     held: DeviceResidual
-    gradient: torch.Tensor
-    outputs: tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+    start: int
     offset: int
+    place: int
+
+    @property
+    def reuses(self) -> bool:
+        """Whether by a threshold that is used again."""
+        return isinstance(self.policy, ReusedThreshold) and self.entry.k < self.entry.size
+
+
+class Chosen(NamedTuple):
+    """What all choices of a bucket are from, and where they go. ``counts``: int64, by choice; ``active``: int64, by
+    place: where it is 0, nothing is done."""
+
+    gradient: torch.Tensor
+    indices: torch.Tensor
+    values: torch.Tensor
+    counts: torch.Tensor
     active: torch.Tensor
 
 
-def queue_selections(choices: Sequence[Choice], tables: DeviceTables, runtime: DeviceRuntime, stream: Stream) -> None:
+def queue_selections(
+    choices: Sequence[Choice], chosen: Chosen, tables: DeviceTables, runtime: DeviceRuntime, stream: Stream
+) -> None:
     """Adds gradients to residuals, and moves out what policies choose. Those that reuse thresholds go together."""
-    reused: dict[ReusedThreshold, list[Choice]] = {}
-    for one in choices:
-        if isinstance(one.policy, ReusedThreshold) and one.entry.k < one.entry.size:
-            reused.setdefault(one.policy, []).append(one)
+    reused: dict[ReusedThreshold, list[int]] = {}
+    for number, one in enumerate(choices):
+        if one.reuses:
+            assert isinstance(one.policy, ReusedThreshold)
+            reused.setdefault(one.policy, []).append(number)
         else:
-            _queue_one(one, runtime, stream)
-    for policy, of_policy in reused.items():
-        _queue_reused(policy, of_policy, tables, runtime, stream)
+            _queue_one(one, number, chosen, runtime, stream)
+    for policy, numbers in reused.items():
+        _queue_reused(policy, choices, numbers, chosen, tables, runtime, stream)
 
 
-def _queue_one(choice: Choice, runtime: DeviceRuntime, stream: Stream) -> None:
+def _queue_one(choice: Choice, number: int, chosen: Chosen, runtime: DeviceRuntime, stream: Stream) -> None:
     kernels, k, size, offset = queues_of(choice.held.values), choice.entry.k, choice.entry.size, choice.offset
 
     def select(residual: Any, gradient: Any, indices: Any, values: Any, count: Any, active: Any) -> None:
@@ -48,53 +67,44 @@ def _queue_one(choice: Choice, runtime: DeviceRuntime, stream: Stream) -> None:
         else:
             kernels.queue_topk(residual, gradient, k, indices, values, count, offset, active=active)
 
-    runtime.launch(stream, select, choice.held.values, choice.gradient, *choice.outputs, choice.active)
+    room = slice(choice.start, choice.start + k)
+    outputs = chosen.indices[room], chosen.values[room], chosen.counts[number : number + 1]
+    active = chosen.active[choice.place : choice.place + 1]
+    runtime.launch(stream, select, choice.held.values, chosen.gradient[offset : offset + size], *outputs, active)
 
 
 def _queue_reused(
-    policy: ReusedThreshold, choices: Sequence[Choice], tables: DeviceTables, runtime: DeviceRuntime, stream: Stream
+    policy: ReusedThreshold,
+    choices: Sequence[Choice],
+    numbers: Sequence[int],
+    chosen: Chosen,
+    tables: DeviceTables,
+    runtime: DeviceRuntime,
+    stream: Stream,
 ) -> None:
-    kernels, number = queues_of(choices[0].held.values), len(choices)
-    ks, offsets = [one.entry.k for one in choices], [one.offset for one in choices]
-    table = _rank_table(choices, tables)
+    """``numbers``: of those choices that are by this policy."""
+    of_policy = [choices[number] for number in numbers]
+    kernels, count = queues_of(of_policy[0].held.values), len(numbers)
+    parts = [
+        kernels.Reusing(
+            one.held.values, one.entry.k, one.held.threshold, one.held.calls, one.start, one.offset, one.place
+        )
+        for one in of_policy
+    ]
+    arrays = [one for part in parts for one in (part.residual, part.threshold, part.calls)]
+    contents = [one.data_ptr() for one in arrays], [(one.k, one.start, one.offset, one.place) for one in parts]
+    name = "reuse", of_policy[0].entry.name
+    table = tables.of(name, contents, lambda: kernels.reuse_table(parts), parts[0].residual)
 
-    def select(*tensors: Any) -> None:
-        *tensors, of_ranks = tensors if table is not None else (*tensors, None)  # type: ignore[assignment]
-        kinds = [[*tensors[start : start + number]] for start in range(0, len(tensors), number)]
-        residuals, gradients, indices, values, counts, active, thresholds, calls, limits = kinds
-        joined = (torch.cat(one) for one in (thresholds, calls, limits))
-        kept = kernels.Kept(*joined, policy.interval, policy.gain)
-        kernels.queue_reused(residuals, gradients, ks, kept, indices, values, counts, offsets, active, of_ranks)
-        torch._foreach_copy_([*thresholds, *calls], [*kept.threshold.split(1), *kept.calls.split(1)])
+    def select(table: Any, gradient: Any, indices: Any, values: Any, counts: Any, active: Any, *residuals: Any) -> None:
+        own = [part._replace(residual=residual) for part, residual in zip(parts, residuals, strict=True)]
+        counted = counts if count == len(choices) else counts.new_empty(count)
+        kept = {"interval": policy.interval, "gain": policy.gain}
+        kernels.queue_reused(own, table, gradient, indices, values, counted, active=active, **kept)
+        if counted is not counts:
+            torch._foreach_copy_([counts[number : number + 1] for number in numbers], [*counted.split(1)])
 
-    by_kind = zip(
-        *(
-            (
-                one.held.values,
-                one.gradient,
-                *one.outputs,
-                one.active,
-                one.held.threshold,
-                one.held.calls,
-                one.held.limits,
-            )
-            for one in choices
-        ),
-        strict=True,
-    )
-    known = () if table is None else (table,)
-    runtime.launch(stream, select, *(tensor for kind in by_kind for tensor in kind), *known)
-
-
-def _rank_table(choices: Sequence[Choice], tables: DeviceTables) -> torch.Tensor | None:
-    """``rank_table`` of what is chosen from, on its device; ``None``: there is nothing long."""
-    residuals, ks = [one.held.values for one in choices], [one.entry.k for one in choices]
-    kernels = queues_of(residuals[0])
-    if not any(map(kernels.is_long, residuals)):
-        return None
-    contents = [one.data_ptr() for one in residuals], ks
-    name = "rank", choices[0].entry.name
-    return tables.of(name, contents, lambda: kernels.rank_table(residuals, ks), residuals[0])
+    runtime.launch(stream, select, table, *chosen, *(part.residual for part in parts))
 
 
 def check_selections(compressor: Compressor, entries: Iterable[Residual]) -> None:

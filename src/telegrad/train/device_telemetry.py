@@ -12,9 +12,9 @@ import torch
 
 from telegrad.comm import Communicator
 from telegrad.comm.device.late_read import LateRead
-from telegrad.compress import Observation, ReusedThreshold
+from telegrad.compress import Observation
 from telegrad.train.bucket import BucketLayout
-from telegrad.train.device_selection import Choice
+from telegrad.train.device_selection import Choice, Chosen
 from telegrad.train.stats import DDPStats
 from telegrad.train.telemetry import StepRecord, Telemetry, write_record
 
@@ -66,18 +66,18 @@ class DeviceTelemetry:
             record.element_bytes = buffer.element_size()
 
     def add_selections(
-        self, choices: Sequence[Choice], given: Sequence[torch.Tensor], unit: torch.Tensor | None
+        self, choices: Sequence[Choice], chosen: Chosen, given: Sequence[torch.Tensor], unit: torch.Tensor | None
     ) -> None:
         """After selections from gradients whose norms were ``given``, of one element each. ``unit``: of gradients,
         float64; ``None``: 1."""
         if self._open is None or not choices:
             return
         left = torch._foreach_norm([one.held.values for one in choices])
-        thresholds = torch.cat([_threshold_of(one) for one in choices])
+        thresholds = torch.cat([_threshold_of(one, chosen) for one in choices])
         norms = [torch.stack([*given]).double(), torch.stack([*left]).double(), thresholds]
         scaled = torch.stack(norms if unit is None else [one * unit for one in norms])
-        counts = [torch.cat([one.outputs[2] for one in choices]), torch.cat([one.active for one in choices])]
-        figures = torch.cat([scaled, torch.stack(counts).double()])
+        active = torch.cat([chosen.active[one.place : one.place + 1] for one in choices])
+        figures = torch.cat([scaled, torch.stack([chosen.counts, active]).double()])
         tensors = [(one.entry.name, one.entry.size, one.entry.k) for one in choices]
         self._open.figures.append(_Figures(tensors, LateRead(figures)))
 
@@ -113,11 +113,11 @@ class DeviceTelemetry:
         self._open = None
 
 
-def _threshold_of(choice: Choice) -> torch.Tensor:
+def _threshold_of(choice: Choice, chosen: Chosen) -> torch.Tensor:
     """Float64, one element: the lowest magnitude of what was chosen, or where the threshold of the next call is."""
-    if isinstance(choice.policy, ReusedThreshold) and choice.entry.k < choice.entry.size:
+    if choice.reuses:
         return choice.held.threshold  # type: ignore[no-any-return]
-    return choice.outputs[1][: choice.entry.k].abs().amin().double().view(1)
+    return chosen.values[choice.start : choice.start + choice.entry.k].abs().amin().double().view(1)
 
 
 def _observations(figures: _Figures) -> list[Observation]:

@@ -18,7 +18,7 @@ from telegrad.ops.feedback.triton import updates
 from telegrad.ops.pack.triton import bits, blocks
 from telegrad.ops.quantise.triton import buckets, rounding
 from telegrad.ops.scatter.triton import entries
-from telegrad.ops.select.triton import cuts, draws, passes, reuse
+from telegrad.ops.select.triton import cuts, draws, passes, passes_of_many, reuse
 from telegrad.ops.staging import DENSE
 from telegrad.ops.staging.triton import copies
 from telegrad.ops.triton import floats
@@ -28,7 +28,9 @@ PASS_BLOCK = {"BLOCK": 512, "KNOWN": False}
 BOTH = {"FLIP": 0, "MASK": 0x7FFFFFFF}
 NEGATIVE = {"FLIP": -0x80000000, "MASK": -1}
 PASS = {"HELD": False, "ADD": True, "SELECT": True, "MOMENTS": False}
-MANY = {**BOTH, **BLOCK, "LOWEST": 0, "STRIDE": 1028}
+MANY = {**BOTH, **BLOCK}
+DIGITS = {"LOWEST": 0, "STRIDE": 1028}
+GROUPS = {"WORDS": 16, "GROUP": 1024}
 CASES: list[tuple[JITFunction, dict[str, Any]]] = [
     (passes.fused_pass, {**BOTH, **PASS_BLOCK, **PASS}),
     (passes.fused_pass, {**NEGATIVE, **PASS_BLOCK, **PASS, "MOMENTS": True}),
@@ -41,8 +43,13 @@ CASES: list[tuple[JITFunction, dict[str, Any]]] = [
     (cuts.find_kth_of_few, {**NEGATIVE, **BLOCK, "LOWEST": 1, "CUT": True}),
     (cuts.count_digits, {**BOTH, **BLOCK, "LOWEST": 0, "SHIFT": 23, "WIDTH": 8, "FIRST": True, "CUT": False}),
     (cuts.count_digits, {**BOTH, **BLOCK, "LOWEST": 0, "SHIFT": 0, "WIDTH": 7, "FIRST": False, "CUT": True}),
-    (cuts.count_digits_of_many, {**MANY, "SHIFT": 23, "WIDTH": 8, "FIRST": True, "CUT": False}),
-    (cuts.count_digits_of_many, {**MANY, "SHIFT": 0, "WIDTH": 7, "FIRST": False, "CUT": True}),
+    (passes_of_many.fused_pass_of_many, {**BOTH, "BLOCK": 512, "HELD": True, "ADD": True}),
+    (passes_of_many.count_marks_of_many, GROUPS),
+    (passes_of_many.take_marked_of_many, GROUPS),
+    (passes_of_many.count_digits_of_many, {**MANY, **DIGITS, "SHIFT": 23, "WIDTH": 8, "FIRST": True, "CUT": False}),
+    (passes_of_many.count_digits_of_many, {**MANY, **DIGITS, "SHIFT": 0, "WIDTH": 7, "FIRST": False, "CUT": True}),
+    (passes_of_many.count_cut_of_many, MANY),
+    (passes_of_many.move_cut_of_many, MANY),
     (cuts.sample_bound, {**BOTH, "ADD": True, "SAMPLE": 8192, "UNLESS": 1 << 31}),
     (cuts.count_cut, {**NEGATIVE, **BLOCK}),
     (cuts.move_cut, {**BOTH, **BLOCK, "LISTED": True, "ALONE": False, "ENDS": False}),
@@ -118,13 +125,14 @@ OTHER_CASES: list[tuple[JITFunction, dict[str, Any], dict[str, str]]] = [
     (blocks.read_runs, {}, BLOCKS),
 ]
 CALLED_BY_KERNELS = {
-    *("narrowed", "ones_of", "put_sample_bound"),
+    *("narrowed", "ones_of", "put_sample_bound", "added", "put_marks", "mark_block", "copy_marked", "tally_blocks", "move_blocks"),
+    *("number_of", "residual_of", "room_of", "marked", "cut_program_of", "said_of", "takes_part"),
     *("canonical", "rounded", "widened", "lost", "is_finite"),
     *("draw_words", "level_of"),
     *("part_of", "row_of", "add_digits", "put_digit"),
     *("put_field", "load_field", "put_sequence", "read_sequence", "bit_length", "best_width"),
 }
-MODULES = (passes, cuts, draws, reuse, floats, entries, buckets, rounding, bits, blocks, copies, updates)
+MODULES = (passes, passes_of_many, cuts, draws, reuse, floats, entries, buckets, rounding, bits, blocks, copies, updates)
 
 FLOATS = {"residual", "gradient", "values", "to_values"}
 INDICES = {"marks", "indices", "to_indices", "positions"}
@@ -149,18 +157,18 @@ NUMBERS = {
     "stream",
 }
 SMALL_COUNTS = {"counts", "sides", "tops", "largest", "peaks"}
-WARPS = {"fused_pass": 1, "sample_bound": 16}
+WARPS = {"fused_pass": 1, "fused_pass_of_many": 1, "sample_bound": 16}
 WHOLE_VECTORS = {"residual", "gradient", "size", "bucket"}  # aligned, as torch allocates, and of such lengths
 
 
 def type_of(kernel: JITFunction, name: str) -> str:
-    if name in FLOATS or (name == "moved" and kernel is cuts.move_cut):
+    if name in FLOATS or (name == "moved" and kernel in (cuts.move_cut, passes_of_many.move_cut_of_many)):
         return "*fp32"
     if name in NUMBERS:
         return "i32"
     if name.startswith("seed_"):
         return "i64"
-    if name in ("sums", "squares") or (name == "threshold" and kernel in (reuse.set_bounds, reuse.follow_reuse)):
+    if name in ("sums", "squares"):
         return "*fp64"
     if name in SMALL_COUNTS:
         return "*i32"

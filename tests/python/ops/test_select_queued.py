@@ -11,10 +11,10 @@ from hypothesis import HealthCheck, Phase, example, given, settings
 from triton_arrays import DEVICE, OnArrays, array_of, tensor_of, torch, turn_blocks_round
 
 from telegrad.compress import Residual, ReusedThreshold
-from telegrad.ops.select import Sign
+from telegrad.ops.select import Sign, naive
 from telegrad.ops.select import triton as kernels
-from telegrad.ops.select.triton import Kept, queued, ranked, sources
-from telegrad.ops.select.triton.many import is_long, rank_table
+from telegrad.ops.select.triton import many, ranked, reused, sources
+from telegrad.ops.select.triton.many import Reusing, reuse_table
 from telegrad.ops.triton import numbers_on
 
 GPU = OnArrays(kernels)
@@ -33,10 +33,11 @@ def in_blocks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(sources, "BLOCK", 32)
     monkeypatch.setattr(sources, "PASS_BLOCK", 32)
     monkeypatch.setattr(sources, "PROGRAMS", 3)
+    monkeypatch.setattr(sources, "GROUP", 2)
     turn_blocks_round(monkeypatch)
     if request.param == "blocks and a sample":
         monkeypatch.setattr(ranked, "SMALL", 16)
-        monkeypatch.setattr(queued, "SAMPLED", 16)
+        monkeypatch.setattr(many, "ALONE", 16)
 
 
 in_all_ways = pytest.mark.usefixtures("in_blocks")
@@ -97,6 +98,8 @@ def test_the_host_asks_for_nothing(size: int, monkeypatch: pytest.MonkeyPatch) -
     gradient = x.flip(0)
     indices, values = map(tensor_of, checks.outputs(50))
     count = tensor_of(np.zeros(1, np.int32))
+    parts, counts, active = [_reusing(x, 25, threshold=0.0)], numbers_on(x, 0), numbers_on(x, 1)
+    table = reuse_table(parts).to(DEVICE)
     kernels.queue_topk(x, gradient, 50, indices, values, count, 0)  # a device's first waits for the sample's numbers
     if DEVICE == "cuda":
         torch.cuda.set_sync_debug_mode("error")
@@ -110,14 +113,12 @@ def test_the_host_asks_for_nothing(size: int, monkeypatch: pytest.MonkeyPatch) -
     try:
         kernels.queue_topk(x, gradient, 50, indices, values, count, 0)
         kernels.queue_select(x, None, 0.5, indices, values, count, 0)
-        limits = numbers_on(x, 25, 50, size).view(1, 3)
-        kept = Kept(numbers_on(x, 0).to(torch.float64), numbers_on(x, 0), limits, 8, 0.1)
-        kernels.queue_reused([x], [gradient], [25], kept, [indices], [values], [count], [0], [numbers_on(x, 1)])
+        kernels.queue_reused(parts, table, gradient, indices, values, counts, active=active, interval=8, gain=0.1)
     finally:  # else the tests behind this one would fail, too
         monkeypatch.undo()
         if DEVICE == "cuda":
             torch.cuda.set_sync_debug_mode("default")
-    assert count.tolist() == [25]
+    assert counts.tolist() == [25]
 
 
 def test_outputs_that_are_too_short() -> None:
@@ -137,17 +138,16 @@ def test_a_gradient_that_takes_no_part_changes_nothing(name: str, active: int) -
     gradient = x[::-1].copy() if active else np.full(150, np.nan, np.float32)
     residual, indices, values = map(tensor_of, (x, *checks.outputs(150)))
     count, takes_part = tensor_of(np.full(1, -5)), tensor_of(np.array([active]))
-    kept = Kept(tensor_of(np.array([0.5])), tensor_of(np.array([1])), tensor_of(np.array([[60, 120, 150]])), 4, 0.1)
-    given = tensor_of(gradient)
+    part, given = _reusing(residual, 60, 0.5, 1, offset=7), tensor_of(gradient)
     if name == "reused":
-        kernels.queue_reused([residual], [given], [60], kept, [indices], [values], [count], [7], [takes_part])
+        _queue([part], torch.cat([given[:7], given]), indices, values, count, active=takes_part, interval=4, gain=0.1)
     else:
         what = [20] if name == "topk" else []
         getattr(kernels, f"queue_{name}")(residual, given, *what, indices, values, count, 7, active=takes_part)
     moved = int(count)
     assert (moved > 0) == bool(active)
     assert (array_of(residual).tobytes() == x.tobytes()) == (not active)
-    assert (kept.threshold.tolist() == [0.5]) == (name != "reused" or not active)
+    assert (part.threshold.tolist() == [0.5]) == (name != "reused" or not active)
     if active:
         sums = x + gradient
         chosen = array_of(indices)[:moved].astype(int) - 7
@@ -156,41 +156,84 @@ def test_a_gradient_that_takes_no_part_changes_nothing(name: str, active: int) -
         assert checks.bits(array_of(residual)) == checks.bits(sums)
 
 
-@pytest.mark.parametrize("together", [False, True])
 @in_all_ways
-def test_queue_reused_is_the_policy_on_a_cpu(together: bool) -> None:
-    """Thresholds that fit, that let too many or too few pass, and ties at 0; of several residuals together, which are
-    ranked alone or in one launch."""
+def test_queue_reused_is_the_policy_on_a_cpu() -> None:
+    """Thresholds that fit, that let too many or too few pass, and ties at 0; of several residuals, some of which are
+    left out now and then."""
     rng = np.random.default_rng(5)
-    ks, sizes, numbers = [1, 9, 60, 130], [150, 30, 300, 150], range(4)
+    ks, sizes = [1, 9, 60, 130], [150, 30, 300, 150]
     policy = ReusedThreshold(interval=4)
     entries = [Residual(str(k), np.zeros(size, np.float32), k=k) for k, size in zip(ks, sizes, strict=True)]
-    residuals = [tensor_of(entry.values) for entry in entries]
-    limits = tensor_of(np.array([[k, min(2 * k, size), size] for k, size in zip(ks, sizes, strict=True)]))
-    table = rank_table(residuals, ks).to(DEVICE) if together and any(map(is_long, residuals)) else None
-    kept = Kept(tensor_of(np.zeros(4)), tensor_of(np.zeros(4, np.int64)), limits, policy.interval, policy.gain)
-    reused = 0
+    rooms = [policy.capacity(entry) for entry in entries]
+    starts, offsets, places = [0, *np.cumsum(rooms)], [3, *(4 + np.cumsum(sizes))], [2, 0, 1, 3]
+    parts = [
+        _reusing(tensor_of(entry.values), entry.k, 0.0, start=int(start), offset=int(offset), place=place)
+        for entry, start, offset, place in zip(entries, starts, offsets, places, strict=False)
+    ]
+    held = [0, 0]
     for step, scale in enumerate([1, 1, 1, 1, 1, 1, 100, 100, 1e-6, 1, 0, 1, 1]):
-        gradients = [(scale * rng.standard_normal(size)).astype(np.float32) for size in sizes]
+        gradient = (scale * rng.standard_normal(offsets[-1])).astype(np.float32)
         if step == 3:
-            for one in gradients:
-                one[:] = 2.0
-        tensors = [[*map(tensor_of, checks.outputs(policy.capacity(entry)))] for entry in entries]
-        counts = [tensor_of(np.zeros(1, np.int64)) for _ in ks]
-        given = [tensor_of(one) for one in gradients]
-        indices, values = ([pair[kind] for pair in tensors] for kind in (0, 1))
-        kernels.queue_reused(residuals, given, ks, kept, indices, values, counts, [7, 8, 9, 10], None, table)
-        for number, entry in zip(numbers, entries, strict=True):
-            indices_, values_ = checks.outputs(policy.capacity(entry))
-            found = policy.select(entry, gradients[number].copy(), indices_, values_, 7 + number)
+            gradient[:] = 2.0
+        active = np.ones(4, np.int64)
+        active[places[step % 5 :]] = step != 5  # of a gradient that has never been left out, and of others
+        indices, values, counts = *map(tensor_of, checks.outputs(starts[-1])), tensor_of(np.full(4, -5))
+        kept = {"interval": policy.interval, "gain": policy.gain}
+        _queue(parts, tensor_of(gradient), indices, values, counts, active=tensor_of(active), **kept)
+        for number, (entry, part) in enumerate(zip(entries, parts, strict=True)):
+            found, own = 0, checks.outputs(part.room)
+            if active[part.place]:
+                given = gradient[part.offset : part.offset + entry.size].copy()
+                found = policy.select(entry, given, *own, part.offset)
             assert int(counts[number]) == found
-            assert checks.bits(array_of(indices[number])[:found]) == checks.bits(indices_[:found])
-            assert checks.bits(array_of(values[number])[:found]) == checks.bits(values_[:found])
-            assert checks.bits(array_of(residuals[number])) == checks.bits(entry.values)
-            assert int(kept.calls[number]) == entry.calls
-            assert float(kept.threshold[number]) == pytest.approx(entry.threshold, rel=1e-14)
-            reused += entry.calls > 1
-    assert reused > 10
+            room = slice(part.start, part.start + found)
+            assert checks.bits(array_of(indices)[room]) == checks.bits(own[0][:found])
+            assert checks.bits(array_of(values)[room]) == checks.bits(own[1][:found])
+            assert checks.bits(array_of(part.residual)) == checks.bits(entry.values)
+            assert int(part.calls) == entry.calls
+            assert float(part.threshold) == pytest.approx(entry.threshold or 0.0, rel=1e-14)
+            held[entry.calls > 1] += 1
+    assert min(held) > 10
+
+
+@in_all_ways
+@examined
+@given(*checks.TOPK[:3])
+@example(np.zeros(40, np.float32), 0.5, 0)
+def test_queue_reused_finds_the_largest(x: np.ndarray, share: float, seed: int) -> None:
+    """Of arrays of all kinds, between others."""
+    k = max(1, round(share * x.size))
+    room = min(2 * k, x.size)
+    around = np.random.default_rng(seed).standard_normal(70).astype(np.float32)
+    first, own, last = (tensor_of(one) for one in (around, x, around))
+    parts = [
+        _reusing(first, 3, 0.0),
+        _reusing(own, k, 0.0, start=6, place=1),
+        _reusing(last, 5, 0.5, 1, start=6 + room, place=2),
+    ]
+    indices, values, counts = *map(tensor_of, checks.outputs(16 + room)), tensor_of(np.zeros(3, np.int64))
+    _queue(parts, None, indices, values, counts, interval=8, gain=0.1)
+    wanted, residual = checks.outputs(k), x.copy()
+    naive.accumulate_topk(residual, None, k, *wanted, 0)
+    assert int(counts[1]) == k
+    assert checks.bits(array_of(indices)[6 : 6 + k]) == checks.bits(wanted[0])
+    assert checks.bits(array_of(values)[6 : 6 + k]) == checks.bits(wanted[1])
+    assert checks.bits(array_of(own)) == checks.bits(residual)
+
+
+def test_what_queue_reused_cannot_do() -> None:
+    x = tensor_of(np.ones(40, np.float32))
+    indices, values, counts = *map(tensor_of, checks.outputs(12)), tensor_of(np.zeros(1, np.int64))
+    how: dict[str, Any] = {"interval": 8, "gain": 0.1}
+    with pytest.raises(ValueError, match="hold 12 entries, but up to 13 are to be moved: make them longer"):
+        _queue([_reusing(x, 6, 0.0, start=1)], None, indices, values, counts, **how)
+    with pytest.raises(ValueError, match="k=41 must be 1 to 40, the entries of the residual"):
+        _queue([_reusing(x, 41, 0.0)], None, *map(tensor_of, checks.outputs(80)), counts, **how)
+    with pytest.raises(ValueError, match="gradient has 39 entries, residual 40: give one for each"):
+        _queue([_reusing(x, 6, 0.0, offset=1)], x, indices, values, counts, **how)
+    with pytest.raises(TypeError, match="residual is torch.float64: it must be torch.float32"):
+        _queue([_reusing(x.double(), 6, 0.0)], x, indices, values, counts, **how)
+    kernels.queue_reused([], x, x, indices, values, counts, **how)
 
 
 @pytest.mark.parametrize("misled", [None, 1, 0x7F000000], ids=["as it is", "too low", "too high"])
@@ -199,39 +242,49 @@ def test_a_threshold_of_a_long_residual_is_found_anew_among_few(
 ) -> None:
     """And among all of it where the sample misled; in between nothing is ranked."""
     size, k = 40_000, 400
-    monkeypatch.setattr(queued, "SAMPLED", size)
+    monkeypatch.setattr(many, "ALONE", size)
     ranked_among: list[int] = []
-    rank_listed, sampled_bound = queued._rank_listed, queued.sampled_bound
+    rank_listed, sampled_bound = reused._Alone._rank_listed, reused.sampled_bound
 
-    def listing(made: Any, residual: torch.Tensor, k: int, listed: torch.Tensor, out: Any) -> Any:
+    def listing(own: Any, listed: torch.Tensor) -> Any:
         ranked_among.append(int(listed))
-        return rank_listed(made, residual, k, listed, out)
+        return rank_listed(own, listed)
 
     def misleading(*given: Any) -> None:
         sampled_bound(*given)
         if misled is not None and not ranked_among:
             given[-1].fill_(misled)
 
-    monkeypatch.setattr(queued, "_rank_listed", listing)
-    monkeypatch.setattr(queued, "sampled_bound", misleading)
+    monkeypatch.setattr(reused._Alone, "_rank_listed", listing)
+    monkeypatch.setattr(reused, "sampled_bound", misleading)
     rng, policy = np.random.default_rng(2), ReusedThreshold(interval=3)
     entry = Residual("x", np.zeros(size, np.float32), k=k)
     x = tensor_of(entry.values)
-    limits = tensor_of(np.array([[k, 2 * k, size]]))
-    kept = Kept(tensor_of(np.zeros(1)), tensor_of(np.zeros(1, np.int64)), limits, policy.interval, policy.gain)
-    table = rank_table([x], [k]).to(DEVICE)
+    part = _reusing(x, k, 0.0)
     for _ in range(4):
         gradient = rng.standard_normal(size).astype(np.float32)
         x.zero_()  # so that about as many reach the threshold each time
         entry.values[:] = 0
         indices, values, count = *map(tensor_of, checks.outputs(2 * k)), tensor_of(np.zeros(1, np.int64))
-        kernels.queue_reused([x], [tensor_of(gradient)], [k], kept, [indices], [values], [count], [0], None, table)
+        kept = {"interval": policy.interval, "gain": policy.gain}
+        _queue([part], tensor_of(gradient), indices, values, count, **kept)
         wanted = checks.outputs(2 * k)
         found = policy.select(entry, gradient, *wanted, 0)
         assert int(count) == found
         assert checks.bits(array_of(indices)[:found]) == checks.bits(wanted[0][:found])
         assert checks.bits(array_of(x)) == checks.bits(entry.values)
-    first, *reused, anew = ranked_among
-    assert reused == [0, 0]
+    first, *between, anew = ranked_among
+    assert between == [0, 0]
     assert k <= anew <= 2 * k
     assert first == 0 if misled is not None else k <= first <= 2 * k
+
+
+def _reusing(
+    residual: torch.Tensor, k: int, threshold: float, calls: int = 0, start: int = 0, offset: int = 0, place: int = 0
+) -> Reusing:
+    kept = tensor_of(np.array([threshold])), tensor_of(np.array([calls]))
+    return Reusing(residual, k, *kept, start, offset, place)
+
+
+def _queue(parts: list[Reusing], *tensors: Any, **options: Any) -> None:
+    kernels.queue_reused(parts, reuse_table(parts).to(DEVICE), *tensors, **options)

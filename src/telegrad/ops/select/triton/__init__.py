@@ -21,7 +21,7 @@ import torch
 from telegrad.ops.select import Chosen, Sign
 from telegrad.ops.select.arguments import check_arguments, check_buckets, check_inputs
 from telegrad.ops.select.triton import cuts, passes, ranked, subset
-from telegrad.ops.select.triton.queued import Kept, queue_all, queue_reused, queue_select, queue_topk
+from telegrad.ops.select.triton.queued import queue_all, queue_reused, queue_select, queue_topk
 from telegrad.ops.select.triton.sources import (
     FusedPass,
     Output,
@@ -32,7 +32,6 @@ from telegrad.ops.select.triton.sources import (
 from telegrad.ops.triton import launch, told
 
 __all__ = [
-    "Kept",
     "accumulate",
     "accumulate_all",
     "accumulate_buckets",

@@ -11,8 +11,6 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from telegrad.ops.triton.parts import part_of, row_of
-
 _ADDED: tl.constexpr = tl.constexpr(1024)  # counts of blocks at once
 
 
@@ -186,35 +184,6 @@ def put_digit(histogram, found, k, programs, WIDTH: tl.constexpr, FIRST: tl.cons
         tl.store(found + 1, rank.to(tl.int64))
 
 
-@triton.jit(do_not_specialize=["parts", "steps"])
-def count_digits_of_many(
-    table,  # rows: first programs; addresses of values; each part's k; its place in lengths and in found
-    parts,
-    steps,
-    lengths,
-    found,
-    histograms,  # int64, zeros: the part's of this digit lie every STRIDE numbers
-    STRIDE: tl.constexpr,
-    FLIP: tl.constexpr,
-    MASK: tl.constexpr,
-    LOWEST: tl.constexpr,
-    SHIFT: tl.constexpr,
-    WIDTH: tl.constexpr,
-    FIRST: tl.constexpr,
-    CUT: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
-    """As ``count_digits``, of each part."""
-    part = part_of(table, parts, steps, tl.program_id(0))
-    first = tl.load(table + part)
-    program, programs = tl.program_id(0) - first, tl.load(table + part + 1) - first
-    values = tl.load(row_of(table, parts, 1) + part).to(tl.pointer_type(tl.float32))
-    k, place = tl.load(row_of(table, parts, 2) + part), tl.load(row_of(table, parts, 3) + part)
-    size, own, histogram = tl.load(lengths + place), found + 2 * place, histograms + part * STRIDE
-    add_digits(values, size, own, histogram, program, programs, FLIP, MASK, LOWEST, SHIFT, WIDTH, FIRST, BLOCK)
-    put_digit(histogram, own, k, programs, WIDTH, FIRST, CUT)
-
-
 @triton.jit(do_not_specialize=["blocks"])
 def count_cut(
     values,
@@ -230,8 +199,24 @@ def count_cut(
 
     Mostly there are no entries, or few: of blocks behind them nothing is written.
     """
-    size = tl.load(length)
-    for block in range(tl.program_id(0), tl.cdiv(size, BLOCK).to(tl.int32), tl.num_programs(0)):
+    tally_blocks(values, tl.load(length), cut, tallies, blocks, tl.program_id(0), tl.num_programs(0), FLIP, MASK, BLOCK)
+
+
+@triton.jit
+def tally_blocks(
+    values,
+    size,
+    cut,
+    tallies,
+    blocks,
+    program,
+    programs,
+    FLIP: tl.constexpr,
+    MASK: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """What ``program``, of so many ``programs``, has to say."""
+    for block in range(program, tl.cdiv(size, BLOCK).to(tl.int32), programs):
         where = tl.full([], BLOCK, tl.int64) * block + tl.arange(0, BLOCK)
         inside = where < size
         key = (tl.load(values + where, mask=inside, other=0.0).to(tl.int32, bitcast=True) ^ FLIP) & MASK
@@ -266,10 +251,57 @@ def move_cut(
     What is cut off becomes zero in the residual. LISTED: the source is a copy of entries of it. Otherwise ``values`` is
     the residual.
     """
-    size = tl.load(length)
+    move_blocks(
+        residual,
+        positions,
+        values,
+        tl.load(length),
+        cut,
+        tallies,
+        blocks,
+        room,
+        indices,
+        moved,
+        total,
+        offset,
+        tl.program_id(0),
+        tl.num_programs(0),
+        FLIP,
+        MASK,
+        LISTED,
+        ALONE,
+        ENDS,
+        BLOCK,
+    )
+
+
+@triton.jit
+def move_blocks(
+    residual,
+    positions,
+    values,
+    size,
+    cut,
+    tallies,
+    blocks,
+    room,
+    indices,
+    moved,
+    total,
+    offset,
+    program,
+    programs,
+    FLIP: tl.constexpr,
+    MASK: tl.constexpr,
+    LISTED: tl.constexpr,
+    ALONE: tl.constexpr,
+    ENDS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """What ``program``, of so many ``programs``, moves."""
     used = tl.cdiv(size, BLOCK).to(tl.int32)
-    tl.store(total, tl.zeros([], tl.int64), mask=(tl.program_id(0) == 0) & (used == 0))
-    for block in range(tl.program_id(0), used, tl.num_programs(0)):
+    tl.store(total, tl.zeros([], tl.int64), mask=(program == 0) & (used == 0))
+    for block in range(program, used, programs):
         where = tl.full([], BLOCK, tl.int64) * block + tl.arange(0, BLOCK)
         inside = where < size
         x = tl.load(values + where, mask=inside, other=0.0)

@@ -1,56 +1,157 @@
-"""Ranks many residuals by as many launches as one takes."""
+"""Launches what passes over many residuals by as many launches as one takes: kernels of ``passes_of_many``.
+
+A residual of ``ALONE`` elements or more has no programs in them: its passes take longer than to launch them, and there
+are better ways for it.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import accumulate
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
-from telegrad.ops.select.triton import cuts, sources
+from telegrad.ops.select.triton import passes_of_many, sources
 from telegrad.ops.triton import launch
 
-
-def is_long(residual: torch.Tensor) -> bool:
-    """Whether it is ranked together with others: one program ranks what is not."""
-    return sources.blocks_of(residual.numel()) > 1
+ALONE = 1 << 25
 
 
-def rank_table(residuals: Sequence[torch.Tensor], ks: Sequence[int]) -> torch.Tensor:
-    """What ``rank_long`` reads of them, of which one at least is long: int64, in host memory, to be copied to the
-    device. It holds as long as the residuals stay where they are."""
-    long = [number for number, one in enumerate(residuals) if is_long(one)]
+class Reusing(NamedTuple):
+    """One of the residuals that ``queue_reused`` chooses from: its elements, and how many entries are wanted of it.
+
+    ``threshold`` (float64, at most 0 for none) and ``calls`` (int64, since it was found) are what is kept from call to
+    call, one element each, on its device. ``start``: where the room of its entries begins, 2k or all there are;
+    ``offset``: where its gradient begins among all, and what is added to its positions; ``place``: its own in
+    ``active``.
+    """
+
+    residual: torch.Tensor
+    k: int
+    threshold: torch.Tensor
+    calls: torch.Tensor
+    start: int
+    offset: int
+    place: int
+
+    @property
+    def room(self) -> int:
+        """The most entries that leave."""
+        return min(2 * self.k, self.residual.numel())
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether it has no programs in launches for many."""
+        return self.residual.numel() >= ALONE
+
+
+def reuse_table(parts: Sequence[Reusing]) -> torch.Tensor:
+    """What kernels read of them: int64, in host memory, to be copied to the device. It holds as long as all tensors
+    stay where they are, and all numbers what they are. Its rows are those of ``passes_of_many``."""
     rows = [
-        [0, *accumulate(_programs_of(residuals[number]) for number in long)],
-        [*(residuals[number].data_ptr() for number in long), 0],
-        [*(ks[number] for number in long), 0],
-        [*long, 0],
+        [0, *accumulate(map(_passes, parts))],
+        [0, *accumulate(map(_groups, parts))],
+        [0, *accumulate(map(_cuts, parts))],
+        [0, *accumulate(map(_tallies, parts))],
+        [*(one.residual.data_ptr() for one in parts), 0],
+        [*(one.residual.numel() for one in parts), 0],
+        [*(one.k for one in parts), 0],
+        [*(one.start for one in parts), 0],
+        [*(one.offset for one in parts), 0],
+        [*(one.place for one in parts), 0],
+        [*(one.threshold.data_ptr() for one in parts), 0],
+        [*(one.calls.data_ptr() for one in parts), 0],
     ]
     return torch.tensor(rows, dtype=torch.int64).view(-1)
 
 
-def rank_long(
-    residuals: Sequence[torch.Tensor],
-    table: torch.Tensor,
-    lengths: torch.Tensor,
-    found: torch.Tensor,
-    side: sources.Side,
-) -> None:
-    """Into ``found`` (int64, of shape (residuals, 2)), for those that are long, what ``Source.kth`` finds with
-    ``cuts_all``: of the first ``lengths`` (int64, by residual) elements of each."""
-    long = [one for one in residuals if is_long(one)]
-    parts, programs = len(long), sum(map(_programs_of, long))
-    keys: dict[str, Any] = {"FLIP": side.flip, "MASK": side.mask, "LOWEST": side.lowest}
-    histograms = sources.zeroed_histograms(parts, found)
-    stride = histograms.stride(0)
-    for number, (width, shift) in enumerate(sources.DIGITS):
-        is_first, is_last = number == 0, number == len(sources.DIGITS) - 1
-        digit: dict[str, Any] = {**keys, "STRIDE": stride, "SHIFT": shift, "WIDTH": width, "BLOCK": sources.BLOCK}
-        digit |= {"FIRST": is_first, "CUT": is_last}
-        counted = (table, parts, parts.bit_length(), lengths, found, histograms[0, number])
-        launch(cuts.count_digits_of_many, programs, *counted, **digit)
+class Passes:
+    """Over the residuals of ``parts`` that are not alone, ``table``, on their device, being theirs: gradients are
+    added, and what reaches each one's bound is marked, as by a ``FusedPass``. ``bounds``, ``reached``: int64, by part;
+    ``active``: int64, by place."""
+
+    def __init__(
+        self,
+        parts: Sequence[Reusing],
+        table: torch.Tensor,
+        gradient: torch.Tensor | None,
+        side: sources.Side,
+        bounds: torch.Tensor,
+        reached: torch.Tensor,
+        active: torch.Tensor | None,
+    ) -> None:
+        self._parts, self._side = parts, side
+        self._given = table, len(parts), len(parts).bit_length()
+        self._block = sources.PASS_BLOCK
+        blocks, self._groups = sum(map(_passes, parts)), sum(map(_groups, parts))
+        words = self._block // 32
+        self._marks = torch.empty(blocks * words, dtype=torch.uint32, device=table.device)
+        self._totals = torch.empty(self._groups, dtype=torch.int64, device=table.device)
+        self._grouped: dict[str, Any] = {"WORDS": words, "GROUP": sources.GROUP, "warps": sources.GROUP_WARPS}
+        launch(
+            passes_of_many.fused_pass_of_many,
+            blocks,
+            *self._given,
+            table if gradient is None else gradient,
+            *(bounds, self._marks, reached),
+            table if active is None else active,
+            FLIP=side.flip,
+            MASK=side.mask,
+            HELD=active is not None,
+            ADD=gradient is not None,
+            BLOCK=self._block,
+            warps=sources.PASS_WARPS,
+        )
+        counted = self._marks, self._totals, reached
+        launch(passes_of_many.count_marks_of_many, self._groups, *self._given, *counted, **self._grouped)
+
+    def take(self, usable: torch.Tensor, indices: torch.Tensor, values: torch.Tensor) -> None:
+        """What was marked leaves for each part's room, but where ``usable`` (int64, by part) is 0."""
+        given = (*self._given, self._marks, self._totals, usable, indices, values)
+        launch(passes_of_many.take_marked_of_many, self._groups, *given, **self._grouped)
+
+    def move_largest(
+        self,
+        lengths: torch.Tensor,
+        cuts: torch.Tensor,
+        indices: torch.Tensor,
+        values: torch.Tensor,
+        moved: torch.Tensor,
+    ) -> None:
+        """Of the first ``lengths`` (int64, by part) elements the k largest leave. ``cuts`` (int64, of shape (parts, 2))
+        becomes what ``Source.kth`` finds, ``moved`` (int64) how many they were."""
+        side, programs = self._side, sum(map(_cuts, self._parts))
+        keys: dict[str, Any] = {"FLIP": side.flip, "MASK": side.mask, "BLOCK": sources.BLOCK}
+        histograms = sources.zeroed_histograms(len(self._parts), cuts)
+        stride = histograms.stride(0)
+        for number, (width, shift) in enumerate(sources.DIGITS):
+            is_first, is_last = number == 0, number == len(sources.DIGITS) - 1
+            digit: dict[str, Any] = {**keys, "LOWEST": side.lowest, "STRIDE": stride, "SHIFT": shift, "WIDTH": width}
+            digit |= {"FIRST": is_first, "CUT": is_last}
+            counted = (*self._given, lengths, cuts, histograms[0, number])
+            launch(passes_of_many.count_digits_of_many, programs, *counted, **digit)
+        tallies = torch.empty(2 * sum(map(_tallies, self._parts)), dtype=torch.int64, device=cuts.device)
+        given = (*self._given, lengths, cuts, tallies)
+        launch(passes_of_many.count_cut_of_many, programs, *given, **keys)
+        launch(passes_of_many.move_cut_of_many, programs, *given, indices, values, moved, **keys)
 
 
-def _programs_of(residual: torch.Tensor) -> int:
-    return min(sources.blocks_of(residual.numel()), sources.PROGRAMS)
+def _passes(part: Reusing) -> int:
+    """Programs that mark."""
+    return 0 if part.is_alone else sources.blocks_of(part.residual.numel(), sources.PASS_BLOCK)
+
+
+def _groups(part: Reusing) -> int:
+    """Programs that take what is marked."""
+    return -(-_passes(part) * sources.PASS_BLOCK // (32 * sources.GROUP))
+
+
+def _tallies(part: Reusing) -> int:
+    """Blocks that are cut."""
+    return 0 if part.is_alone else sources.blocks_of(part.residual.numel())
+
+
+def _cuts(part: Reusing) -> int:
+    """Programs that rank and cut."""
+    return min(_tallies(part), sources.PROGRAMS)

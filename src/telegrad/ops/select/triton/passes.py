@@ -51,11 +51,7 @@ def fused_pass(
     inside = lane < tl.minimum(size - first, BLOCK).to(tl.int32)
     if HELD:
         inside = inside & (tl.load(active) > 0)
-    own = residual + first
-    x = tl.load(own + lane, mask=inside, other=0.0)
-    if ADD:
-        x += tl.load(gradient + first + lane, mask=inside, other=0.0)
-        tl.store(own + lane, x, mask=inside)
+    x = added(residual + first, gradient + first, lane, inside, ADD)
     bits = x.to(tl.int32, bitcast=True)
     key = tl.where(inside, (bits ^ FLIP) & MASK, -1)
     if MOMENTS:
@@ -66,10 +62,25 @@ def fused_pass(
         tl.store(largest + block, tl.max(tl.where(inside, bits & 0x7FFFFFFF, 0)))
     if SELECT:
         lowest = bound if KNOWN else tl.load(bound)
-        flags = (inside & (key >= lowest)).to(tl.int32)
-        word = tl.sum(flags << tl.arange(0, 32)[None, :], axis=1)
-        tl.store(marks + first // 32 + tl.arange(0, words), word.to(tl.uint32, bitcast=True))
+        put_marks(marks + first // 32, inside & (key >= lowest), words)
         tl.store(reached, tl.zeros([], tl.int64), mask=block == 0)
+
+
+@triton.jit
+def added(own, gradient, lane, inside, ADD: tl.constexpr):
+    """The sums of a block, which are written where they are new."""
+    x = tl.load(own + lane, mask=inside, other=0.0)
+    if ADD:
+        x += tl.load(gradient + lane, mask=inside, other=0.0)
+        tl.store(own + lane, x, mask=inside)
+    return x
+
+
+@triton.jit
+def put_marks(marks, flags, WORDS: tl.constexpr):
+    """Of flags in rows of 32."""
+    word = tl.sum(flags.to(tl.int32) << tl.arange(0, 32)[None, :], axis=1)
+    tl.store(marks + tl.arange(0, WORDS), word.to(tl.uint32, bitcast=True))
 
 
 @triton.jit
@@ -133,17 +144,23 @@ def take_marked(
             for first in range(0, group, _SUMMED):
                 before = first + tl.arange(0, _SUMMED)
                 place += tl.sum(tl.load(totals + before, mask=before < group, other=0))
-        for _ in range(tl.max(count)):
-            own = (word != 0) & (place < most)
-            rest = word & (word - 1)
-            position = at * 32 + ones_of((word ^ rest) - 1)
-            x = tl.load(residual + position, mask=own, other=0.0)
-            tl.store(indices + place, position + offset, mask=own)
-            tl.store(values + place, x, mask=own)
-            if CLEAR:
-                tl.store(residual + position, tl.zeros_like(x), mask=own)
-            word = rest
-            place += 1
+        copy_marked(residual, at, word, count, place, most, indices, values, offset, CLEAR)
+
+
+@triton.jit
+def copy_marked(residual, at, word, count, place, most, indices, values, offset, CLEAR: tl.constexpr):
+    """The entries of words ``at``: those of each, ``count``, from its ``place`` on."""
+    for _ in range(tl.max(count)):
+        own = (word != 0) & (place < most)
+        rest = word & (word - 1)
+        position = at * 32 + ones_of((word ^ rest) - 1)
+        x = tl.load(residual + position, mask=own, other=0.0)
+        tl.store(indices + place, position + offset, mask=own)
+        tl.store(values + place, x, mask=own)
+        if CLEAR:
+            tl.store(residual + position, tl.zeros_like(x), mask=own)
+        word = rest
+        place += 1
 
 
 @triton.jit(do_not_specialize=["size", "offset"])

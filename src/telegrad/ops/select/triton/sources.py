@@ -25,7 +25,7 @@ PASS_WARPS = 1
 GROUP = 1024
 """Words of marks, of 32 entries each, that one program takes entries by."""
 
-_GROUP_WARPS = 8
+GROUP_WARPS = 8
 
 PROGRAMS = 512  # of what ranks and cuts: more than a GPU runs at once add no speed, and mostly have nothing to do
 # Bits of each, and those below. A histogram in registers takes as long as it has bins: 2,048 of them are many times as
@@ -149,7 +149,7 @@ class FusedPass:
         if select:
             self._marks, self._are_ends = marks, groups > MOST_ADDED
             totals = torch.empty(groups, dtype=torch.int64, device=device)
-            launch(passes.count_marks, groups, marks, words, totals, reached, GROUP=GROUP, warps=_GROUP_WARPS)
+            launch(passes.count_marks, groups, marks, words, totals, reached, GROUP=GROUP, warps=GROUP_WARPS)
             self._totals = totals.cumsum(0) if self._are_ends else totals
         self.moments: Moments | None = None
         if moments:
@@ -178,7 +178,7 @@ class FusedPass:
         bound = self._bound if how["FEWER"] else self.reached
         written = (out.indices, out.values, out.offset)
         given = (*marked, bound, usable, least, out.indices.numel(), *written)
-        options = {**how, "ENDS": self._are_ends, "GROUP": GROUP, "warps": _GROUP_WARPS}
+        options = {**how, "ENDS": self._are_ends, "GROUP": GROUP, "warps": GROUP_WARPS}
         launch(passes.take_marked, self._groups, *given, **options)
 
 
