@@ -144,3 +144,14 @@ def test_so_many_and_not_more(
     four = launched(launches, device, monkeypatch, [size] * 4, **options)
     assert (one["triton"], one["torch"]) == alone
     assert ((four["triton"] - one["triton"]) / 3, (four["torch"] - one["torch"]) / 3) == each
+
+
+def test_a_long_parameter_is_launched_for_by_itself(
+    launches: Launches, device: ComputingRuntime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes = [40_000, 40_001, 3000]
+    short = launched(launches, device, monkeypatch, sizes, selection="reused")
+    monkeypatch.setattr("telegrad.ops.select.triton.many.ALONE", 40_000)
+    long = launched(launches, device, monkeypatch, sizes, selection="reused")
+    # One program ranks what a sample lets pass of so few; of 2**25 elements 4 and 1 more are launched for that.
+    assert ((long["triton"] - short["triton"]) / 2, (long["torch"] - short["torch"]) / 2) == (13, 3)
