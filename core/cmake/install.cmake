@@ -19,7 +19,9 @@ if(TARGET telegrad_ucx)
   set_target_properties(telegrad_ucx PROPERTIES EXPORT_NAME ucx)
   set_target_properties(telegrad_ucx_api PROPERTIES EXPORT_NAME ucx_api)
   telegrad_component(ucx telegrad_ucx telegrad_ucx_api)
-  set(telegrad_ucx_found_in "${ucx_DIR}")
+  if(ucx_FOUND)  # else pkg-config has found it
+    set(telegrad_ucx_found_in "${ucx_DIR}")
+  endif()
 endif()
 
 if(TARGET telegrad_mpi)

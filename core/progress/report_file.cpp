@@ -8,6 +8,8 @@
 #include <cstdio>
 #include <cstring>
 #include <exception>
+#include <filesystem>
+#include <system_error>
 
 namespace telegrad {
 namespace {
@@ -32,8 +34,11 @@ std::string write_report_file(const std::string& folder, const std::string& name
     const auto failed = [&](const char* what) {
       const std::string why = std::strerror(errno);
       ::unlink(draft.c_str());
-      return "no report: " + std::string(what) + " " + draft + " failed: " + why + " (set TELEGRAD_REPORT_DIR)";
+      return "no report: " + std::string(what) + " " + draft + " failed: " + why +
+             " (another folder: TELEGRAD_REPORT_DIR in Python, Options::report_folder in C++)";
     };
+    std::error_code unmade;  // mkdir says what is wrong
+    std::filesystem::create_directories(std::filesystem::path(folder).parent_path(), unmade);
     if (::mkdir(folder.c_str(), 0700) != 0 && errno != EEXIST) return failed("making the folder of");
     ::unlink(draft.c_str());
     const int descriptor = ::open(draft.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600);

@@ -27,10 +27,11 @@ void check_reduction(Reduction reduction, DType dtype) {
   }
 }
 
-void check_length(const char* name, std::size_t bytes, std::size_t wanted, const std::string& why) {
+// In bytes, of which an element has `item`.
+void check_length(const char* name, std::size_t bytes, std::size_t wanted, std::size_t item, const char* why) {
   if (bytes == wanted) return;
-  throw std::invalid_argument(std::string(name) + " has " + std::to_string(bytes) + " bytes, but " + why + " take " +
-                              std::to_string(wanted) + ": give it as many elements");
+  throw std::invalid_argument(std::string(name) + " has " + std::to_string(bytes / item) + " elements, but " + why + " " +
+                              std::to_string(wanted / item) + ": give it as many");
 }
 
 // `own`: the place in `b`, of a's length, that `a` may be.
@@ -41,8 +42,8 @@ void check_apart(ConstBytes a, ConstBytes b, const std::byte* own, const char* r
 }
 
 // What is reduced of x goes there.
-void check_result(ConstBytes x, ConstBytes out) {
-  check_length("out", out.size(), x.size(), "the elements of x");
+void check_result(ConstBytes x, ConstBytes out, DType dtype) {
+  check_length("out", out.size(), x.size(), size_of(dtype), "x has");
   check_apart(x, out, out.data(), "give out its own, or all of x's");
 }
 
@@ -61,12 +62,15 @@ void check_tag(std::uint32_t tag) {
 
 void check_peer(const char* name, Rank peer, Rank own, Rank size) {
   check_rank(name, peer, size);
-  if (peer == own) throw std::invalid_argument(std::string(name) + "=" + std::to_string(peer) + " is this rank itself");
+  if (peer == own) {
+    throw std::invalid_argument(std::string(name) + "=" + std::to_string(peer) + " is this rank itself: use another");
+  }
 }
 
 constexpr double kJoinMost_s = 60.0;
-constexpr const char* kAllBlocks = "the blocks of all ranks";
-constexpr const char* kOwnBlock = "this rank's block";
+constexpr const char* kAllBlocks = "the blocks of all ranks have";
+constexpr const char* kOwnBlock = "this rank's block has";
+constexpr const char* kOwnPlace = "give each its own, or the one its own block of the other";
 
 }  // namespace
 
@@ -93,7 +97,7 @@ std::vector<detail::CorePtr> detail::made_local(Rank size, const Options& option
 }
 
 std::vector<Communicator> Communicator::local(Rank size, const Options& options) {
-  detail::check_size(size);
+  detail::check_local_size(size);
   detail::check(options);
   const auto ends = std::make_shared<detail::LocalEnds>();
   std::vector<Communicator> all;
@@ -136,7 +140,7 @@ void Communicator::abort(const std::string& reason) {
 Work Communicator::all_reduce_bytes(ConstBytes x, Bytes out, DType dtype, Reduction reduction,
                                     std::string_view algorithm) {
   check_reduction(reduction, dtype);
-  check_result(x, out);
+  check_result(x, out, dtype);
   const Dense dense{.input = x,
                     .output = out,
                     .dtype = dtype,
@@ -149,7 +153,7 @@ Work Communicator::reduce_bytes(ConstBytes x, Bytes out, DType dtype, Rank root,
   check_reduction(reduction, dtype);
   check_rank("root", root, size());
   if (rank() != root) out = {};
-  if (rank() == root) check_result(x, out);
+  if (rank() == root) check_result(x, out, dtype);
   return begin(state(), make_reduce(size(), {.input = x, .output = out, .dtype = dtype, .reduction = reduction}, root));
 }
 
@@ -157,8 +161,8 @@ Work Communicator::reduce_scatter_bytes(ConstBytes x, Bytes out, DType dtype, Re
   check_reduction(reduction, dtype);
   // Of elements here, since these are added.
   Partition blocks = blocks_of("counts", counts, out.size() / size_of(dtype), 1, size());
-  check_length("out", out.size(), blocks[rank()].size() * size_of(dtype), kOwnBlock);
-  check_length("x", x.size(), blocks.count() * size_of(dtype), kAllBlocks);
+  check_length("out", out.size(), blocks[rank()].size() * size_of(dtype), size_of(dtype), kOwnBlock);
+  check_length("x", x.size(), blocks.count() * size_of(dtype), size_of(dtype), kAllBlocks);
   check_apart(x, out, nullptr);
   const Dense dense{.input = x, .output = out, .dtype = dtype, .reduction = reduction};
   return begin(state(), make_reduce_scatter(dense, std::move(blocks)));
@@ -166,40 +170,42 @@ Work Communicator::reduce_scatter_bytes(ConstBytes x, Bytes out, DType dtype, Re
 
 Work Communicator::all_gather_bytes(ConstBytes x, Bytes out, std::size_t item, DType dtype, Counts counts) {
   const Partition blocks = blocks_of("counts", counts, x.size(), item, size());
-  check_length("x", x.size(), blocks[rank()].size(), kOwnBlock);
-  check_length("out", out.size(), blocks.count(), kAllBlocks);
-  check_apart(x, out, out.data() + blocks.begin(rank()));
+  check_length("x", x.size(), blocks[rank()].size(), item, kOwnBlock);
+  check_length("out", out.size(), blocks.count(), item, kAllBlocks);
+  check_apart(x, out, out.data() + blocks.begin(rank()), kOwnPlace);
   return begin(state(), make_all_gather(dtype, x, out, blocks));
 }
 
 Work Communicator::gather_bytes(ConstBytes x, Bytes out, std::size_t item, DType dtype, Rank root, Counts counts) {
   check_rank("root", root, size());
   const Partition blocks = blocks_of("counts", counts, x.size(), item, size());
-  check_length("x", x.size(), blocks[rank()].size(), kOwnBlock);
+  check_length("x", x.size(), blocks[rank()].size(), item, kOwnBlock);
   if (rank() != root) return begin(state(), make_gather(dtype, x, {}, blocks, root));
-  check_length("out", out.size(), blocks.count(), kAllBlocks);
-  check_apart(x, out, out.data() + blocks.begin(root));
+  check_length("out", out.size(), blocks.count(), item, kAllBlocks);
+  check_apart(x, out, out.data() + blocks.begin(root), kOwnPlace);
   return begin(state(), make_gather(dtype, x, out, blocks, root));
 }
 
 Work Communicator::scatter_bytes(ConstBytes x, Bytes out, std::size_t item, DType dtype, Rank root, Counts counts) {
   check_rank("root", root, size());
   const Partition blocks = blocks_of("counts", counts, out.size(), item, size());
-  check_length("out", out.size(), blocks[rank()].size(), kOwnBlock);
+  check_length("out", out.size(), blocks[rank()].size(), item, kOwnBlock);
   if (rank() != root) return begin(state(), make_scatter(dtype, {}, out, blocks, root));
-  check_length("x", x.size(), blocks.count(), kAllBlocks);
-  check_apart(out, x, x.data() + blocks.begin(root));
+  check_length("x", x.size(), blocks.count(), item, kAllBlocks);
+  check_apart(out, x, x.data() + blocks.begin(root), kOwnPlace);
   return begin(state(), make_scatter(dtype, x, out, blocks, root));
 }
 
 Work Communicator::all_to_all_bytes(ConstBytes x, Bytes out, std::size_t item, DType dtype, Counts sent,
                                     Counts received) {
   if (sent.empty() != received.empty()) {
-    throw std::invalid_argument("give send_counts and receive_counts, or none of them for equal blocks");
+    throw std::invalid_argument(std::string(sent.empty() ? "receive_counts is given, send_counts" :
+                                                           "send_counts is given, receive_counts") +
+                                " is not: give both, or none of them for equal blocks");
   }
   check_apart(x, out, nullptr);
   if (sent.empty()) {
-    check_length("out", out.size(), x.size(), "the blocks of x");
+    check_length("out", out.size(), x.size(), item, "the blocks of x have");
     if (x.size() % (item * size()) != 0) {
       throw std::invalid_argument("x has " + std::to_string(x.size() / item) + " elements, which " +
                                   std::to_string(size()) + " ranks cannot share evenly: give counts");
@@ -208,8 +214,8 @@ Work Communicator::all_to_all_bytes(ConstBytes x, Bytes out, std::size_t item, D
   }
   const Partition leaving = blocks_of("send_counts", sent, 0, item, size());
   const Partition coming = blocks_of("receive_counts", received, 0, item, size());
-  check_length("x", x.size(), leaving.count(), "send_counts");
-  check_length("out", out.size(), coming.count(), "receive_counts");
+  check_length("x", x.size(), leaving.count(), item, "send_counts add up to");
+  check_length("out", out.size(), coming.count(), item, "receive_counts add up to");
   if (leaving[rank()].size() != coming[rank()].size()) {
     throw std::invalid_argument("send_counts and receive_counts differ for rank " + std::to_string(rank()) +
                                 " itself: what it keeps has one length");
@@ -233,7 +239,9 @@ Work Communicator::send_bytes(ConstBytes x, DType dtype, Rank to, std::uint32_t 
 Work Communicator::recv_bytes(Bytes x, DType dtype, std::optional<Rank> source, std::uint32_t tag) {
   if (source) check_peer("source", *source, rank(), size());
   check_tag(tag);
-  if (size() == 1) throw std::invalid_argument("there is no other rank to receive from");
+  if (size() == 1) {
+    throw std::invalid_argument("size=1: there is no other rank that recv could receive from, or that could send");
+  }
   return begin(state(), make_receive(dtype, x, source.value_or(kNoRank), tag));
 }
 

@@ -8,6 +8,8 @@
 //
 // After a sum all ranks hold the same bits.
 
+#include <bit>
+#include <complex>
 #include <memory>
 #include <optional>
 #include <ranges>
@@ -31,7 +33,15 @@ using Element = std::remove_cvref_t<std::ranges::range_reference_t<R>>;
 
 template <class T>
 constexpr DType dtype() {
-  if constexpr (std::is_integral_v<T> && std::is_signed_v<T> && sizeof(T) == 8) return DType::i64;  // also long long
+  // Also of long and long long, of which dtype_of knows one; a char is a byte, whose sign processors differ about.
+  if constexpr (std::is_same_v<T, bool>) return DType::boolean;
+  if constexpr (std::is_same_v<T, std::complex<float>>) return DType::c64;
+  if constexpr (std::is_same_v<T, std::complex<double>>) return DType::c128;
+  if constexpr (std::is_integral_v<T> && !std::is_same_v<T, char>) {
+    constexpr DType kSigned[]{DType::i8, DType::i16, DType::i32, DType::i64};
+    constexpr DType kUnsigned[]{DType::u8, DType::u16, DType::u32, DType::u64};
+    return (std::is_signed_v<T> ? kSigned : kUnsigned)[std::bit_width(sizeof(T)) - 1];
+  }
   return dtype_of<T>;
 }
 }  // namespace detail
@@ -141,15 +151,15 @@ class Communicator {
   }
 
   /// The sum of all ranks' streams, which have the same n.
-  template <class V>
+  template <StreamValue V>
   Result<SparseStream<V>> all_reduce(SparseStream<V> stream, Reduction reduction = Reduction::sum,
                                      const SparseOptions& options = {});
   /// The same into `out`, of n elements.
-  template <class V>
+  template <StreamValue V>
   Work all_reduce_into(SparseStream<V> stream, std::type_identity_t<std::span<V>> out,
                        Reduction reduction = Reduction::sum, const SparseOptions& options = {});
   /// This rank's slice of the sum, of indices of the whole vector; `counts`: of each slice.
-  template <class V>
+  template <StreamValue V>
   Result<SparseStream<V>> reduce_scatter(SparseStream<V> stream, Reduction reduction = Reduction::sum,
                                          Counts counts = {}, const SparseOptions& options = {});
 
@@ -162,7 +172,7 @@ class Communicator {
     return all_gather_bytes(readable(x), writable(out), sizeof(detail::Element<R>), dtype_of_range<R>(), counts);
   }
   /// Every rank's entries, by rank. `options`: wire, values, seed and error count.
-  template <class V>
+  template <StreamValue V>
   Result<std::vector<SparseStream<V>>> all_gather(SparseStream<V> stream, const SparseOptions& options = {});
   /// As all_gather(), on `root`; `out` is not looked at elsewhere.
   template <Readable R, Writable Out>

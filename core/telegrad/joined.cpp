@@ -9,9 +9,12 @@
 namespace telegrad::api::detail {
 namespace {
 
+constexpr Rank kMostRanks = 1U << 24U;  // of any job that there is
+constexpr Rank kMostLocalRanks = 4096;  // which take a gigabyte
+
 void check_seconds(const char* name, double seconds) {
   if (seconds > 0 && std::isfinite(seconds)) return;
-  throw std::invalid_argument(std::string(name) + "=" + std::to_string(seconds) + " must be positive and finite");
+  throw std::invalid_argument(std::string(name) + "=" + std::to_string(seconds) + " must be positive and finite: give seconds");
 }
 
 }  // namespace
@@ -37,12 +40,23 @@ void check(const Options& options) {
 
 void check_size(Rank size) {
   if (size == 0) throw std::invalid_argument("size=0 must be at least 1: the number of ranks");
+  if (size > kMostRanks) {
+    throw std::invalid_argument("size=" + std::to_string(size) + " is more ranks than any job has: was it a negative "
+                                "number?");
+  }
+}
+
+void check_local_size(Rank size) {
+  check_size(size);
+  if (size <= kMostLocalRanks) return;
+  throw std::invalid_argument("size=" + std::to_string(size) + " is more ranks than one process can hold, each with a "
+                              "connection to every other: use at most " + std::to_string(kMostLocalRanks));
 }
 
 void check_rank(const char* name, Rank rank, Rank size) {
   if (rank < size) return;
   throw std::invalid_argument(std::string(name) + "=" + std::to_string(rank) + " is no rank of " +
-                              std::to_string(size) + ": use one below");
+                              std::to_string(size) + ": use one of 0 to " + std::to_string(size - 1));
 }
 
 CommunicatorOptions own_options(const Options& options) {

@@ -71,8 +71,10 @@ void check(const Options& options);
 CommunicatorOptions own_options(const Options& options);
 /// All ranks of a communicator within this process, joined. `group`: null: it is not split from another.
 std::vector<CorePtr> made_local(Rank size, const Options& options, const std::shared_ptr<const Group>& group);
-/// Throws std::invalid_argument for no ranks.
+/// Throws std::invalid_argument for no ranks, or more than there can be.
 void check_size(Rank size);
+/// The same of ranks within this process.
+void check_local_size(Rank size);
 /// Throws std::invalid_argument, naming what was given, unless `size` ranks have such a one.
 void check_rank(const char* name, Rank rank, Rank size);
 

@@ -30,7 +30,7 @@ WireFormat wire_of(const SparseOptions& options, Joined& joined) {
   return wire;
 }
 
-template <class V>
+template <StreamValue V>
 SparseReduction reduction_of(const SparseStream<V>& stream, Reduction reduction, const SparseOptions& options,
                              Joined& joined) {
   const Algorithm algorithm = detail::algorithm_named(options.algorithm, detail::kSparseAlgorithms);
@@ -72,7 +72,7 @@ SparseReduction reduction_of(const SparseStream<V>& stream, Reduction reduction,
 }
 
 // The library's own stream; without a copy where the caller has given away the last of its own.
-template <class V>
+template <StreamValue V>
 telegrad::SparseStream<V> given(const SparseStream<V>& stream) {
   if (stream.held().use_count() != 1) return stream.held()->stream.clone();
   std::atomic_thread_fence(std::memory_order_acquire);  // another thread's copy may have been read until just now
@@ -80,7 +80,7 @@ telegrad::SparseStream<V> given(const SparseStream<V>& stream) {
 }
 
 // For a sum: where that may be made densely, also what takes less memory so.
-template <class V>
+template <StreamValue V>
 telegrad::SparseStream<V> addend(const SparseStream<V>& stream, const SparseReduction& how) {
   telegrad::SparseStream<V> mine = given(stream);
   if (begins_densely<V>(mine.dimension(), mine.nnz(), how)) mine.to_dense(how.reduction);
@@ -100,14 +100,14 @@ std::function<T()> once(std::shared_ptr<std::optional<Found>> result, Convert co
   };
 }
 
-template <class V>
+template <StreamValue V>
 SparseStream<V> wrapped(telegrad::SparseStream<V> stream) {
   return SparseStream<V>(std::make_shared<Held<V>>(std::move(stream)));
 }
 
 }  // namespace
 
-template <class V>
+template <StreamValue V>
 Result<SparseStream<V>> Communicator::all_reduce(SparseStream<V> stream, Reduction reduction,
                                                  const SparseOptions& options) {
   SparseReduction how = reduction_of(stream, reduction, options, *state());
@@ -116,7 +116,7 @@ Result<SparseStream<V>> Communicator::all_reduce(SparseStream<V> stream, Reducti
   return {begun(state(), sum.request), once<SparseStream<V>>(sum.result, wrapped<V>)};
 }
 
-template <class V>
+template <StreamValue V>
 Work Communicator::all_reduce_into(SparseStream<V> stream, std::type_identity_t<std::span<V>> out, Reduction reduction,
                                    const SparseOptions& options) {
   if (out.size() != stream.n()) {
@@ -131,7 +131,7 @@ Work Communicator::all_reduce_into(SparseStream<V> stream, std::type_identity_t<
   return Work(begun(state(), make_all_reduce_into(addend(stream, how), out, how)));
 }
 
-template <class V>
+template <StreamValue V>
 Result<SparseStream<V>> Communicator::reduce_scatter(SparseStream<V> stream, Reduction reduction, Counts counts,
                                                      const SparseOptions& options) {
   if (options.algorithm != "auto" || options.balanced) {
@@ -148,8 +148,12 @@ Result<SparseStream<V>> Communicator::reduce_scatter(SparseStream<V> stream, Red
   return {begun(state(), sum.request), once<SparseStream<V>>(sum.result, wrapped<V>)};
 }
 
-template <class V>
+template <StreamValue V>
 Result<std::vector<SparseStream<V>>> Communicator::all_gather(SparseStream<V> stream, const SparseOptions& options) {
+  if (options.algorithm != "auto" || options.balanced || options.switch_factor != 1.0) {
+    throw std::invalid_argument(
+        "algorithm, balanced and switch_factor are not for all_gather, which adds nothing: leave them out");
+  }
   const SparseReduction how = reduction_of(stream, Reduction::sum, options, *state());
   auto gathered = make_all_gather(given(stream), how);
   const auto wrap_all = [](std::vector<telegrad::SparseStream<V>> found) {

@@ -1,5 +1,6 @@
 #include "telegrad/stream.hpp"
 
+#include <stdexcept>
 #include <utility>
 
 #include "sparse/stream.hpp"
@@ -7,51 +8,57 @@
 
 namespace telegrad::api {
 
-template <class V>
+template <StreamValue V>
 SparseStream<V>::SparseStream(std::uint64_t n, std::span<const std::uint32_t> indices, std::span<const V> values)
     : held_(std::make_shared<detail::Held<V>>(telegrad::SparseStream<V>::sparse(n, indices, values))) {}
 
-template <class V>
+template <StreamValue V>
 SparseStream<V>::SparseStream(std::uint64_t n, std::initializer_list<std::uint32_t> indices,
                               std::initializer_list<V> values)
     : SparseStream(n, std::span(indices.begin(), indices.size()), std::span(values.begin(), values.size())) {}
 
-template <class V>
+template <StreamValue V>
 SparseStream<V>::SparseStream(std::shared_ptr<detail::Held<V>> held) : held_(std::move(held)) {}
 
-template <class V>
+template <StreamValue V>
+const std::shared_ptr<detail::Held<V>>& SparseStream<V>::held() const {
+  if (!held_) throw std::invalid_argument("this stream was moved from: use the one that it was moved to");
+  return held_;
+}
+
+template <StreamValue V>
 SparseStream<V> SparseStream<V>::dense(std::span<const V> values) {
   return SparseStream(std::make_shared<detail::Held<V>>(telegrad::SparseStream<V>::dense(values)));
 }
 
-template <class V>
+template <StreamValue V>
 std::uint64_t SparseStream<V>::n() const {
-  return held_->stream.dimension();
+  return held()->stream.dimension();
 }
 
-template <class V>
+template <StreamValue V>
 bool SparseStream<V>::is_dense() const {
-  return held_->stream.is_dense();
+  return held()->stream.is_dense();
 }
 
-template <class V>
+template <StreamValue V>
 std::size_t SparseStream<V>::nnz() const {
-  return held_->stream.nnz();
+  return held()->stream.nnz();
 }
 
-template <class V>
+template <StreamValue V>
 std::span<const std::uint32_t> SparseStream<V>::indices() const {
-  return held_->stream.indices();
+  return held()->stream.indices();
 }
 
-template <class V>
+template <StreamValue V>
 std::span<const V> SparseStream<V>::values() const {
-  return held_->stream.values();
+  return held()->stream.values();
 }
 
-template <class V>
+template <StreamValue V>
 void SparseStream<V>::write_dense(std::span<V> out, Reduction reduction) const {
-  held_->stream.write_dense(out, reduction);
+  held()->stream.write_dense(out, reduction);
 }
 
 template class SparseStream<float>;

@@ -1,6 +1,7 @@
 #pragma once
 // SparseStream: a vector held as sorted entries or, where those would take more bytes, densely (SparCML §5.1).
 
+#include <concepts>
 #include <cstdint>
 #include <initializer_list>
 #include <memory>
@@ -10,6 +11,11 @@
 
 namespace telegrad::api {
 
+/// What a stream can hold.
+template <class V>
+concept StreamValue =
+    std::same_as<V, float> || std::same_as<V, double> || std::same_as<V, bf16> || std::same_as<V, f16>;
+
 namespace detail {
 template <class V>
 struct Held;  // the library's own stream
@@ -17,7 +23,7 @@ struct Held;  // the library's own stream
 
 /// `n` elements of V (float, double, bf16 or f16), of which some are there as entries; the others are the neutral
 /// element of the reduction that the stream is for, zero in sums. It does not change, so copies share their memory.
-template <class V>
+template <StreamValue V>
 class SparseStream {
  public:
   /// Copies. `indices`: strictly increasing and below n, which is at most 2^32 - 1; as many values. Throws
@@ -28,7 +34,7 @@ class SparseStream {
   static SparseStream dense(std::span<const V> values);
   SparseStream(const SparseStream&) = default;
   SparseStream& operator=(const SparseStream&) = default;
-  /// What is left behind can only be assigned to or destroyed.
+  /// What is left behind can be assigned to and destroyed; whatever else throws std::invalid_argument.
   SparseStream(SparseStream&&) noexcept = default;
   SparseStream& operator=(SparseStream&&) noexcept = default;
   ~SparseStream() = default;
@@ -46,10 +52,11 @@ class SparseStream {
   /// stands where there is no entry.
   void write_dense(std::span<V> out, Reduction reduction = Reduction::sum) const;
 
-  const std::shared_ptr<detail::Held<V>>& held() const { return held_; }
+  /// For the library's own use.
+  const std::shared_ptr<detail::Held<V>>& held() const;
 
  private:
-  std::shared_ptr<detail::Held<V>> held_;
+  std::shared_ptr<detail::Held<V>> held_;  // null: moved from
 };
 
 extern template class SparseStream<float>;

@@ -4,6 +4,7 @@
 
 #include <array>
 #include <cmath>
+#include <complex>
 #include <cstdint>
 #include <functional>
 #include <vector>
@@ -255,6 +256,8 @@ TEST("rounded values leave their error") {
 TEST("what cannot be is refused before anything is sent") {
   using Misuse = std::invalid_argument;
   EXPECT_THROWS(Misuse, "size=0", Communicator::local(0));
+  EXPECT_THROWS(Misuse, "was it a negative number?", Communicator::local(static_cast<telegrad::Rank>(-1)));
+  EXPECT_THROWS(Misuse, "size=4097 is more ranks than one process can hold", Communicator::local(4097));
   float one = 1.0F;
   auto alone = Communicator::local(1);
   EXPECT_THROWS(Misuse, "reduction=99", alone[0].all_reduce(std::span(&one, 1), static_cast<Reduction>(99)));
@@ -278,11 +281,11 @@ TEST("what cannot be is refused before anything is sent") {
   EXPECT_THROWS(Misuse, "reduction=avg needs floats", (void)comm.all_reduce(whole, Reduction::avg));
   EXPECT_THROWS(Misuse, "root=2 is no rank of 2", (void)comm.reduce(x, 2));
   EXPECT_THROWS(Misuse, "root=3", (void)comm.broadcast(x, 3));
-  EXPECT_THROWS(Misuse, "x has 12 bytes, but the blocks of all ranks take 16", (void)comm.reduce_scatter(z, y));
-  EXPECT_THROWS(Misuse, "out has 12 bytes", (void)comm.all_gather(y, z));
-  EXPECT_THROWS(Misuse, "out has 12 bytes", (void)comm.gather(y, z, 0));
-  EXPECT_THROWS(Misuse, "x has 12 bytes", (void)comm.scatter(z, y, 0));
-  EXPECT_THROWS(Misuse, "share memory", (void)comm.all_gather(std::span(x).subspan(1, 2), x));
+  EXPECT_THROWS(Misuse, "x has 3 elements, but the blocks of all ranks have 4", (void)comm.reduce_scatter(z, y));
+  EXPECT_THROWS(Misuse, "out has 3 elements", (void)comm.all_gather(y, z));
+  EXPECT_THROWS(Misuse, "out has 3 elements", (void)comm.gather(y, z, 0));
+  EXPECT_THROWS(Misuse, "x has 3 elements", (void)comm.scatter(z, y, 0));
+  EXPECT_THROWS(Misuse, "its own block of the other", (void)comm.all_gather(std::span(x).subspan(1, 2), x));
   const std::array<std::uint64_t, 3> three{1, 1, 1};
   const std::array<std::uint64_t, 2> uneven{1, 2}, other{2, 1};
   EXPECT_THROWS(Misuse, "counts has 3 numbers for 2 ranks", (void)comm.all_gather(y, x, three));
@@ -292,7 +295,7 @@ TEST("what cannot be is refused before anything is sent") {
   EXPECT_THROWS(Misuse, "counts[0]=18446744073709551611",
                 (void)comm.reduce_scatter(SparseStream<float>(10, {1}, {1.0F}), Reduction::sum, below));
   EXPECT_THROWS(Misuse, "send_counts[0]=18446744073709551611", (void)comm.all_to_all(x, z, below, below));
-  EXPECT_THROWS(Misuse, "give send_counts and receive_counts", (void)comm.all_to_all(x, z, uneven));
+  EXPECT_THROWS(Misuse, "send_counts is given, receive_counts is not: give both", (void)comm.all_to_all(x, z, uneven));
   EXPECT_THROWS(Misuse, "what it keeps has one length", (void)comm.all_to_all(z, std::span(x).first(3), uneven, other));
   std::vector<float> w(3);
   EXPECT_THROWS(Misuse, "cannot share evenly", (void)comm.all_to_all(z, w));
@@ -325,7 +328,50 @@ TEST("what cannot be is refused before anything is sent") {
   EXPECT_THROWS(Misuse, "counts has 3", (void)comm.reduce_scatter(stream, Reduction::sum, three));
   EXPECT_THROWS(Misuse, "counts add up to 3", (void)comm.reduce_scatter(stream, Reduction::sum, uneven));
   EXPECT_THROWS(Misuse, "which has one way", (void)comm.reduce_scatter(stream, Reduction::sum, {}, {.balanced = true}));
+  for (const telegrad::SparseOptions& unused :
+       {telegrad::SparseOptions{.algorithm = "ring"}, {.switch_factor = 2.0}, {.balanced = true}}) {
+    EXPECT_THROWS(Misuse, "all_gather, which adds nothing: leave them out", (void)comm.all_gather(stream, unused));
+  }
   EXPECT_THROWS(Misuse, "out has", stream.write_dense(x));
+}
+
+TEST("a stream that was moved from says so") {
+  auto ranks = Communicator::local(1);
+  SparseStream<float> mine(8, {1}, {1.0F});
+  SparseStream<float> kept = std::move(mine);
+  // NOLINTBEGIN(bugprone-use-after-move)
+  EXPECT_THROWS(std::invalid_argument, "this stream was moved from", (void)mine.nnz());
+  EXPECT_THROWS(std::invalid_argument, "this stream was moved from", (void)ranks[0].all_reduce(mine));
+  EXPECT_THROWS(std::invalid_argument, "this stream was moved from", (void)ranks[0].all_gather(mine));
+  // NOLINTEND(bugprone-use-after-move)
+  mine = kept;
+  EXPECT_EQ(mine.nnz(), 1U);
+}
+
+template <class Sent, class Received>
+void expect_mismatch() {
+  auto ranks = Communicator::local(2);
+  std::array<Sent, 16 / sizeof(Sent)> x{};
+  std::array<Received, 16 / sizeof(Received)> y{};
+  const Work sending = ranks[0].send(x, 1);
+  const Work receiving = ranks[1].recv(y, 0);
+  EXPECT_THROWS(telegrad::MismatchedCall, "", receiving.wait());
+}
+
+TEST("elements of as many bytes, but of another type, are another call") {
+  expect_mismatch<std::int16_t, std::uint64_t>();
+  expect_mismatch<std::uint32_t, std::uint16_t>();
+  expect_mismatch<std::uint32_t, std::int32_t>();
+  expect_mismatch<bool, std::int8_t>();
+  expect_mismatch<std::complex<float>, double>();
+  expect_mismatch<std::complex<double>, std::complex<float>>();
+  auto ranks = Communicator::local(2);
+  std::vector<long long> x{1, 2};
+  std::vector<std::int64_t> y(2);
+  const Work sending = ranks[0].send(x, 1);
+  ranks[1].recv(y, 0).wait();
+  sending.wait();
+  EXPECT_EQ(y[1], 2);
 }
 
 TEST("failures are exceptions of their kind, with their facts") {

@@ -25,6 +25,9 @@ UCX_PROGRAM = """
 #include <cstdio>
 #include <thread>
 
+#include <sys/wait.h>
+#include <unistd.h>
+
 int main() {
   std::barrier meet(2);
   std::vector<std::vector<std::byte>> blobs(2);
@@ -52,6 +55,16 @@ int main() {
       std::printf("%s\\n", error.what());
     }
   }
+  std::fflush(stdout);
+  const pid_t child = fork();
+  if (child != 0) return waitpid(child, nullptr, 0) == child ? 0 : 1;
+  try {
+    telegrad::ucx::join(0, 1, none);
+  } catch (const std::invalid_argument& error) {
+    std::printf("%s\\n", error.what());
+  }
+  std::fflush(stdout);
+  _exit(0);
 }
 """
 
@@ -156,10 +169,35 @@ def test_a_program_joins_over_ucx(prefix: Path, tmp_path: Path) -> None:
     (tmp_path / "CMakeLists.txt").write_text(CMAKE_OF_UCX)
     run(tool("cmake"), "-S", tmp_path, "-B", tmp_path / "build", f"-Dtelegrad_ROOT={prefix}")
     run(tool("cmake"), "--build", tmp_path / "build")
-    sums, no_answer, no_rank = run(tmp_path / "build" / "program", timeout=60).splitlines()[-3:]  # UCX may warn
+    sums, no_answer, no_rank, forked = run(tmp_path / "build" / "program", timeout=60).splitlines()[-4:]  # UCX may warn
     assert sums == "6 6"
     assert "exchange returned 0 addresses for size=2 ranks" in no_answer
     assert "rank=2 is no rank of 2" in no_rank
+    assert "forked from one that had joined over UCX" in forked
+
+
+def test_a_ucx_that_pkg_config_found_is_found_by_it_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only configured: there is nothing behind it to build with."""
+    tool("pkg-config")
+    for name in ("ucx", "ucx-ucs"):
+        (tmp_path / f"{name}.pc").write_text(f"Name: {name}\nDescription: none\nVersion: 1.18\nLibs:\nCflags:\n")
+    monkeypatch.setenv("PKG_CONFIG_PATH", str(tmp_path))
+    core = ["-S", REPOSITORY / "core", "-B", tmp_path / "core", "-DTELEGRAD_TESTS=OFF", "-DTELEGRAD_UCX=system"]
+    run(tool("cmake"), *core, "-DCMAKE_DISABLE_FIND_PACKAGE_ucx=ON")
+    installed = (tmp_path / "core" / "telegradConfig.cmake").read_text()
+    assert 'if("" STREQUAL "")' in installed  # by pkg-config; else here is the folder of UCX's own package
+
+
+@pytest.mark.parametrize(("given", "message"), [("/nowhere", "ucx_ROOT='/nowhere' has none"), (None, None)])
+def test_ucx_root_says_where_ucx_is(prefix: Path, tmp_path: Path, given: str | None, message: str | None) -> None:
+    if not (prefix / "include" / "telegrad" / "ucx.hpp").is_file():
+        pytest.skip("build/core has no UCX")
+    (tmp_path / "program.cpp").write_text("int main() {}\n")
+    (tmp_path / "CMakeLists.txt").write_text(CMAKE_OF_UCX)
+    options = [f"-Dtelegrad_ROOT={prefix}", *([] if given is None else [f"-Ducx_ROOT={given}"])]
+    done = attempt(tool("cmake"), "-S", tmp_path, "-B", tmp_path / "build", *options)
+    assert (done.returncode == 0) == (message is None)
+    assert message is None or message in " ".join(done.stderr.split())
 
 
 def test_what_is_not_there_is_named(prefix: Path, tmp_path: Path) -> None:

@@ -1,5 +1,7 @@
 #include <net/if.h>
+#include <unistd.h>
 
+#include <atomic>
 #include <memory>
 #include <stdexcept>
 #include <string>
@@ -26,6 +28,16 @@ void check_interface(const std::string& interface) {
   throw std::invalid_argument("interface=" + interface + " does not exist on this machine: use one of " + names);
 }
 
+// UCX has threads and connections that a forked child only seems to have: peers would take it for frozen.
+void check_not_forked() {
+  static std::atomic<pid_t> joins_in = 0;
+  pid_t first = 0;
+  if (joins_in.compare_exchange_strong(first, ::getpid()) || first == ::getpid()) return;
+  throw std::invalid_argument(
+      "this process was forked from one that had joined over UCX, which works in that one only: fork before joining, or "
+      "start programs of their own (exec)");
+}
+
 }  // namespace
 
 api::Communicator join(Rank rank, Rank size, const Exchange& exchange, const api::Options& options,
@@ -35,6 +47,7 @@ api::Communicator join(Rank rank, Rank size, const Exchange& exchange, const api
   api::detail::check_rank("rank", rank, size);
   check_interface(interface);
   if (!exchange) throw std::invalid_argument("exchange is empty: give what brings all ranks' addresses together");
+  check_not_forked();
   return api::detail::translated([&] {
     auto joined = std::make_shared<api::detail::Joined>();
     joined->options = options;

@@ -125,14 +125,38 @@ OTHER_CASES: list[tuple[JITFunction, dict[str, Any], dict[str, str]]] = [
     (blocks.read_runs, {}, BLOCKS),
 ]
 CALLED_BY_KERNELS = {
-    *("narrowed", "ones_of", "put_sample_bound", "added", "put_marks", "mark_block", "copy_marked", "tally_blocks", "move_blocks"),
+    *(
+        "narrowed",
+        "ones_of",
+        "put_sample_bound",
+        "added",
+        "put_marks",
+        "mark_block",
+        "copy_marked",
+        "tally_blocks",
+        "move_blocks",
+    ),
     *("number_of", "residual_of", "room_of", "marked", "cut_program_of", "said_of", "takes_part"),
     *("canonical", "rounded", "widened", "lost", "is_finite"),
     *("draw_words", "level_of"),
     *("part_of", "row_of", "add_digits", "put_digit"),
     *("put_field", "load_field", "put_sequence", "read_sequence", "bit_length", "best_width"),
 }
-MODULES = (passes, passes_of_many, cuts, draws, reuse, floats, entries, buckets, rounding, bits, blocks, copies, updates)
+MODULES = (
+    passes,
+    passes_of_many,
+    cuts,
+    draws,
+    reuse,
+    floats,
+    entries,
+    buckets,
+    rounding,
+    bits,
+    blocks,
+    copies,
+    updates,
+)
 
 FLOATS = {"residual", "gradient", "values", "to_values"}
 INDICES = {"marks", "indices", "to_indices", "positions"}
