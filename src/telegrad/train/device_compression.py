@@ -18,7 +18,7 @@ from telegrad.comm.device.runtime import DeviceRuntime, Stream, has_runtime, run
 from telegrad.comm.device.work import DeviceWork
 from telegrad.comm.encoded import encoding_of
 from telegrad.compress import Compressor, Part
-from telegrad.ops.feedback import Collected, kernels_of
+from telegrad.ops.feedback import Collected, Moved, kernels_of
 from telegrad.ops.select import queues_of
 from telegrad.train.bucket import BucketLayout, Member
 from telegrad.train.device_feedback import DeviceFeedback
@@ -137,10 +137,8 @@ class DeviceCompression:
     def _correct(self, members: tuple[Member, ...], buffer: torch.Tensor, found: _Found) -> None:
         """With momentum: makes of gradients that are to be summed densely what is to be summed, in place."""
         if self.compressor.momentum is not None:
-            for one in members:
-                if one.size:
-                    own = buffer[one.offset : one.offset + one.size]
-                    self._move_velocity(one.name, own, own, found)
+            filled = [(one.name, one.offset) for one in members if one.size]
+            self._move_velocities(filled, buffer, buffer, found)
 
     def keep(self, part: Part, values: torch.Tensor) -> None:
         """Adds to the residual what did not leave after all; ``values``: finite, of all of the parameter."""
@@ -164,24 +162,30 @@ class DeviceCompression:
         held.threshold.copy_(torch.where(active, torch.zeros_like(held.threshold), held.threshold))
         held.calls.copy_(torch.where(active, torch.zeros_like(held.calls), held.calls))
 
-    def _move_velocity(self, name: str, gradient: torch.Tensor, out: torch.Tensor, found: _Found) -> None:
+    def _move_velocities(
+        self, members: Sequence[tuple[str, int]], gradient: torch.Tensor, out: torch.Tensor, found: _Found
+    ) -> None:
+        """``members``: names, and where they begin in both."""
         momentum = self.compressor.momentum
-        velocity = self.feedback.velocity(name, gradient)
+        if not members:
+            return
         assert momentum is not None
-        factor, nesterov, place = momentum.factor, momentum.nesterov, found.places[name]
+        velocities = self.feedback.velocities([name for name, _ in members], gradient)
+        parts = [
+            Moved(velocity, offset, found.places[name].start)
+            for velocity, (name, offset) in zip(velocities, members, strict=True)
+        ]
+        kernels, factor, nesterov = kernels_of(gradient), momentum.factor, momentum.nesterov
+        contents = [(part.velocity.data_ptr(), *part[1:]) for part in parts]
+        table = self._tables.of(("move", members[0]), contents, lambda: kernels.velocity_table(parts), gradient)
         runtime, stream = _stream_of(gradient)
-        kernels = kernels_of(gradient)
 
         def move(
-            velocity: torch.Tensor,
-            gradient: torch.Tensor,
-            out: torch.Tensor,
-            active: torch.Tensor,
-            fault: torch.Tensor,
+            table: torch.Tensor, gradient: torch.Tensor, out: torch.Tensor, active: torch.Tensor, faults: torch.Tensor
         ) -> None:
-            kernels.accumulate_velocity(velocity, gradient, out, factor, active, fault, nesterov)
+            kernels.accumulate_velocities(parts, table, gradient, out, factor, active, faults, nesterov)
 
-        runtime.launch(stream, move, velocity, gradient, out, found.active[place], found.faults[place])
+        runtime.launch(stream, move, table, gradient, out, found.active, found.faults)
 
     def _send(self, layout: BucketLayout, buffer: torch.Tensor, found: _Found) -> DeviceWork:
         entries = self._select(layout, buffer, found)
@@ -263,16 +267,13 @@ class DeviceCompression:
             buffer.new_zeros(len(taken), dtype=torch.int64),
             found.active,
         )
+        residuals = self.feedback.residuals([part.entry for part in taken], buffer)
         choices = [
             Choice(
-                self.compressor.policy_of(part.entry),
-                part.entry,
-                self.feedback.residual(part.entry, buffer),
-                start,
-                part.offset,
-                found.places[part.entry.name].start,
+                *(self.compressor.policy_of(part.entry), part.entry, held),
+                *(start, part.offset, found.places[part.entry.name].start),
             )
-            for part, start in zip(taken, starts[:-1], strict=True)
+            for part, held, start in zip(taken, residuals, starts[:-1], strict=True)
         ]
         queue_selections(choices, chosen, self._tables, *_stream_of(buffer))
         if given is not None and self.telemetry is not None:
@@ -305,23 +306,22 @@ class DeviceCompression:
         """What momentum makes of the gradients of ``parts``, float32, where these lie, which it overwrites if it
         can."""
         made = buffer if buffer.dtype == torch.float32 else buffer.new_empty(buffer.numel(), dtype=torch.float32)
-        for part in parts:
-            own = slice(part.offset, part.offset + part.entry.size)
-            self._move_velocity(part.entry.name, buffer[own], made[own], found)
+        self._move_velocities([(part.entry.name, part.offset) for part in parts], buffer, made, found)
         return made
 
     def _collected(
         self, parts: Sequence[Part], starts: Sequence[int], found: _Found, like: torch.Tensor
     ) -> list[Collected]:
         """What is to be known of the residuals of ``parts``, whose chosen entries begin at ``starts``."""
-        masks, residual, velocity = self.compressor.masks, self.feedback.residual, self.feedback.velocity
+        residuals = [held.values for held in self.feedback.residuals([part.entry for part in parts], like)]
+        velocities: Sequence[torch.Tensor | None] = [None] * len(parts)
+        if self.compressor.masks:
+            velocities = self.feedback.velocities([part.entry.name for part in parts], like)
         return [
-            Collected(
-                residual(part.entry, like).values,
-                velocity(part.entry.name, like) if masks else None,
-                *(start, stop, part.offset, found.places[part.entry.name].start),
+            Collected(residual, velocity, start, stop, part.offset, found.places[part.entry.name].start)
+            for part, residual, velocity, (start, stop) in zip(
+                parts, residuals, velocities, pairwise(starts), strict=True
             )
-            for part, (start, stop) in zip(parts, pairwise(starts), strict=True)
         ]
 
     def _collect(self, parts: list[Collected], table: torch.Tensor, tensors: tuple[torch.Tensor, ...]) -> None:

@@ -14,7 +14,8 @@ from telegrad.comm.device.late_read import LateRead
 from telegrad.comm.device.runtime import runtime_of
 from telegrad.compress import Compressor, Residual
 from telegrad.compress.entries import Entry
-from telegrad.ops.feedback import kernels_of
+from telegrad.ops.feedback import Kept, Remade, kernels_of
+from telegrad.train.device_tables import DeviceTables
 from telegrad.train.loss_scale import LossScale
 
 _LARGEST = float(np.finfo(np.float32).max)
@@ -37,32 +38,19 @@ class Remembered:
         """What is remembered beside the values, of one element each."""
         return [self.unit] if isinstance(self.unit, torch.Tensor) else []
 
-    def rescale(self, unit: float | torch.Tensor) -> None:
-        """Says the same in another unit, above 0. What float32 cannot hold becomes its largest number."""
-        if isinstance(unit, torch.Tensor):
-            assert isinstance(self.unit, torch.Tensor)
-            self._rescale_in_stream(self.unit, unit, None)
-        elif unit != self.unit:
+    @property
+    def remade(self) -> Remade:
+        """What changes with its unit, which is a tensor."""
+        assert isinstance(self.unit, torch.Tensor)
+        return Remade(self.values, self.unit, None)
+
+    def rescale(self, unit: float) -> None:
+        """Says the same in another unit, above 0, of which the host knows. What float32 cannot hold becomes its
+        largest number."""
+        if unit != self.unit:
             assert isinstance(self.unit, float)
             self.values.mul_(min(self.unit / unit, _LARGEST)).clamp_(-_LARGEST, _LARGEST)
             self.unit = unit
-
-    def _rescale_in_stream(self, own: torch.Tensor, wanted: torch.Tensor, threshold: torch.Tensor | None) -> None:
-        kernels = kernels_of(self.values)
-        runtime = runtime_of(self.values.device.type)
-
-        def rescale(
-            values: torch.Tensor,
-            own: torch.Tensor,
-            wanted: torch.Tensor,
-            ratio: torch.Tensor,
-            threshold: torch.Tensor | None = None,
-        ) -> None:
-            kernels.change_unit(own, wanted, ratio, threshold)
-            kernels.rescale(values, ratio)
-
-        tensors = [self.values, own, wanted, torch.empty_like(own), *([] if threshold is None else [threshold])]
-        runtime.launch(runtime.current_stream(self.values.device), rescale, *tensors)
 
 
 @dataclass(slots=True, eq=False)
@@ -77,11 +65,12 @@ class DeviceResidual(Remembered):
     def small(self) -> list[torch.Tensor]:
         return [self.threshold, self.calls, *Remembered.small.__get__(self)]
 
-    def rescale(self, unit: float | torch.Tensor) -> None:
-        if isinstance(unit, torch.Tensor):
-            assert isinstance(self.unit, torch.Tensor)
-            self._rescale_in_stream(self.unit, unit, self.threshold)
-        elif unit != self.unit:
+    @property
+    def remade(self) -> Remade:
+        return Remade(self.values, self.unit, self.threshold)
+
+    def rescale(self, unit: float) -> None:
+        if unit != self.unit:
             assert isinstance(self.unit, float)
             moved = self.threshold * min(self.unit / unit, 1e300)
             self.threshold.copy_(torch.where(moved <= _LARGEST, moved, torch.zeros_like(moved)))
@@ -100,10 +89,20 @@ class DeviceFeedback:
         self._is_open = False
         self._units: dict[tuple[torch.device, float], torch.Tensor] = {}  # of the step that is open
         self._changed: list[Remembered] = []
+        self._tables = DeviceTables()
 
     def residual(self, entry: Residual, like: torch.Tensor) -> DeviceResidual:
         """That of a parameter whose gradient is on the device of ``like``, about to change: in this step's unit, which
         is above 0, and with a threshold for this step's k."""
+        return self.residuals([entry], like)[0]
+
+    def residuals(self, entries: Sequence[Residual], like: torch.Tensor) -> list[DeviceResidual]:
+        """Those of several, by as many launches as of one."""
+        found = [self._residual(entry, like) for entry in entries]
+        self._use([(held, self._compressor.unit_of(entry)) for held, entry in zip(found, entries, strict=True)], like)
+        return found
+
+    def _residual(self, entry: Residual, like: torch.Tensor) -> DeviceResidual:
         held = self._residuals.get(entry.name)
         if held is None:
             threshold = like.new_full((1,), entry.threshold or 0.0, dtype=torch.float64)
@@ -115,23 +114,25 @@ class DeviceFeedback:
             held.k = entry.k
             held.threshold.zero_()
             held.calls.zero_()
-        self._use(held, self._compressor.unit_of(entry), like)
         return held
 
     def waits(self, entry: Residual) -> bool:
         """Whether something may wait, as far as the host knows."""
         return entry.name in self._residuals or entry.peak != 0
 
-    def velocity(self, name: str, like: torch.Tensor) -> torch.Tensor | None:
-        """As ``residual``; ``None`` without momentum."""
-        if self._compressor.momentum is None:
-            return None
-        held = self._velocities.get(name)
-        if held is None:
-            entry = self._compressor.momentum[name]
-            held = self._velocities[name] = Remembered(_copied(entry, like), entry.unit)
-        self._use(held, self._compressor.gradient_unit, like)
-        return held.values
+    def velocities(self, names: Sequence[str], like: torch.Tensor) -> list[torch.Tensor]:
+        """As ``residuals``, of which there are some with momentum."""
+        momentum = self._compressor.momentum
+        assert momentum is not None
+        found = []
+        for name in names:
+            held = self._velocities.get(name)
+            if held is None:
+                entry = momentum[name]
+                held = self._velocities[name] = Remembered(_copied(entry, like), entry.unit)
+            found.append(held)
+        self._use([(held, self._compressor.gradient_unit) for held in found], like)
+        return [held.values for held in found]
 
     def begin(self) -> None:
         """Opens a step that can be undone, at the cost of a copy of all that it changes. One that is open is undone."""
@@ -146,10 +147,8 @@ class DeviceFeedback:
     def undo(self, wanted: torch.Tensor) -> None:
         """If ``wanted`` (int32, one element) is above 0, all is as at ``begin``."""
         changed, self._changed = self._changed, []
-        for one in changed:
-            runtime = runtime_of(one.values.device.type)
-            stream = runtime.current_stream(one.values.device)
-            runtime.launch(stream, kernels_of(one.values).restore, one.values, one.before, wanted)
+        for device in {one.values.device for one in changed}:
+            self._restore([one for one in changed if one.values.device == device], wanted)
         _restore_small(changed, wanted)
         for one in changed:
             one.before, one.small_before = None, None
@@ -170,21 +169,56 @@ class DeviceFeedback:
     def forget(self) -> None:
         """The compressor's is what counts."""
         self._residuals, self._velocities = {}, {}
+        self._tables = DeviceTables()
         self._is_open, self._changed = False, []
 
-    def _use(self, one: Remembered, unit: float, like: torch.Tensor) -> None:
-        """It is about to change, in this unit without the loss's."""
+    def _use(self, changing: Sequence[tuple[Remembered, float]], like: torch.Tensor) -> None:
+        """They are about to change, each in this unit without the loss's."""
         if self._scale is None and not (self._is_open and self._compressor.feedback == "steps"):
-            one.rescale(unit)
-            self._about_to_change(one)
+            for one, unit in changing:
+                one.rescale(unit)
+                self._about_to_change(one)
             return
-        if not isinstance(one.unit, torch.Tensor):
-            one.unit = like.new_full((1,), one.unit, dtype=torch.float64)
-        self._about_to_change(one)
-        wanted = self._unit(like, unit)
-        if one.wanted is not wanted:  # once in a pass
-            one.rescale(wanted)
-            one.wanted = wanted
+        rescaled: dict[int, list[Remembered]] = {}
+        for one, unit in changing:
+            if not isinstance(one.unit, torch.Tensor):
+                one.unit = like.new_full((1,), one.unit, dtype=torch.float64)
+            self._about_to_change(one)
+            wanted = self._unit(like, unit)
+            if one.wanted is not wanted:  # once in a pass
+                one.wanted = wanted
+                rescaled.setdefault(id(wanted), []).append(one)
+        for of_unit in rescaled.values():
+            self._rescale(of_unit)
+
+    def _rescale(self, ones: Sequence[Remembered]) -> None:
+        """In their stream, to the unit that they all want."""
+        parts, wanted = [one.remade for one in ones], ones[0].wanted
+        arrays = [one for part in parts for one in part if one is not None]
+        kernels, values = kernels_of(parts[0].values), parts[0].values
+        addresses = [one.data_ptr() for one in arrays]
+        table = self._tables.of(("unit", addresses[0]), addresses, lambda: kernels.unit_table(parts), values)
+        ratios = values.new_empty(len(parts), dtype=torch.float64)
+
+        def rescale(table: torch.Tensor, wanted: torch.Tensor, ratios: torch.Tensor) -> None:
+            kernels.change_units(parts, table, wanted, ratios)
+            kernels.rescale(parts, table, ratios)
+
+        runtime = runtime_of(values.device.type)
+        runtime.launch(runtime.current_stream(values.device), rescale, table, wanted, ratios)
+
+    def _restore(self, ones: Sequence[Remembered], wanted: torch.Tensor) -> None:
+        """Their arrays, of one device."""
+        parts = [Kept(one.values, one.before) for one in ones]
+        kernels, values = kernels_of(parts[0].values), parts[0].values
+        addresses = [one.data_ptr() for part in parts for one in part]
+        table = self._tables.of(("before", addresses[0]), addresses, lambda: kernels.kept_table(parts), values)
+        runtime = runtime_of(values.device.type)
+
+        def restore(table: torch.Tensor, wanted: torch.Tensor) -> None:
+            kernels.restore(parts, table, wanted)
+
+        runtime.launch(runtime.current_stream(values.device), restore, table, wanted)
 
     def _unit(self, like: torch.Tensor, unit: float) -> torch.Tensor:
         """On the device, where a step that is undone gives the unit back, too."""

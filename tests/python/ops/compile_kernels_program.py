@@ -67,8 +67,8 @@ HALVES = {"out": "*i16", "encoded": "*i16", "error": "*fp32"}
 WHOLE = {"HELD": False, "BLOCK": 1024}
 STAGED = {"to_count": "*i64", "to_values": "*i32"}
 BLOCKS = {"packed": "*u8", "words": "*i32", "missing": "*u32", "present": "*u32"}
-FEEDBACK = {"velocity": "*fp32", "fault": "*i32", "wanted": "*i32", "before": "*fp32", "x": "*fp32", "momentum": "fp32"}
-UNITS = {"unit": "*fp64", "wanted": "*fp64", "ratio": "*fp64", "threshold": "*fp64"}
+FEEDBACK = {"faults": "*i32", "momentum": "fp32"}
+UNITS = {"wanted": "*fp64", "ratios": "*fp64"}
 COLLECTED = {"counts": "*i64", "faults": "*i32", "most": "fp32"}
 # Those with types of their own where a name says another thing than in a selection.
 OTHER_CASES: list[tuple[JITFunction, dict[str, Any], dict[str, str]]] = [
@@ -87,12 +87,12 @@ OTHER_CASES: list[tuple[JITFunction, dict[str, Any], dict[str, str]]] = [
     (copies.add_dense, {"DENSE": DENSE, "BLOCK": 1024}, {"out": "*fp32", "dense": "*fp32"}),
     (copies.begin_sum, {"DENSE": DENSE, "BLOCK": 1024}, {"out": "*i16", "dense": "*i16", "absent": "i32"}),
     (
-        updates.move_velocity,
+        updates.move_velocities,
         {"NESTEROV": True, "KIND": 0, "OUT_KIND": 0, "BLOCK": 1024},
         {**FEEDBACK, "out": "*fp32"},
     ),
     (
-        updates.move_velocity,
+        updates.move_velocities,
         {"NESTEROV": False, "KIND": 1, "OUT_KIND": 1, "BLOCK": 1024},
         {**FEEDBACK, "gradient": "*i16", "out": "*i16"},
     ),
@@ -103,9 +103,9 @@ OTHER_CASES: list[tuple[JITFunction, dict[str, Any], dict[str, str]]] = [
         {**COLLECTED, "to_values": "*i16"},
     ),
     (updates.clear_nonfinite, {"BLOCK": 8192}, COLLECTED),
-    (updates.restore_elements, {"BLOCK": 1024}, FEEDBACK),
-    (updates.set_unit, {"HAS_THRESHOLD": True}, UNITS),
-    (updates.rescale_elements, {"BLOCK": 1024}, {**FEEDBACK, **UNITS}),
+    (updates.restore_elements, {"BLOCK": 1024}, {"wanted": "*i32"}),
+    (updates.set_units, {"BLOCK": 128}, UNITS),
+    (updates.rescale_elements, {"BLOCK": 1024}, UNITS),
     (entries.count_faults, {"BLOCK": 1024}, {"base": "i64"}),
     (buckets.quantise_buckets, {**QSGD, "BITS": 4, "STOCHASTIC": True, "ERROR": True}, ENCODED),
     (buckets.quantise_buckets, {**QSGD, "BITS": 2, "STOCHASTIC": True, "ERROR": False}, ENCODED),
@@ -132,6 +132,7 @@ CALLED_BY_KERNELS = {
         "added",
         "put_marks",
         "mark_block",
+        "move_block",
         "copy_marked",
         "tally_blocks",
         "move_blocks",

@@ -11,13 +11,12 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 from scatter_checks import vector
-from triton_arrays import DEVICE, SMALL_BLOCK, OnArrays, array_of, tensor_of, torch, turn_blocks_round
+from triton_arrays import DEVICE, SMALL_BLOCK, array_of, tensor_of, torch, turn_blocks_round
 
 from telegrad.compress.entries import Entry
-from telegrad.ops.feedback import Collected, kernels_of, naive
+from telegrad.ops.feedback import Collected, Kept, Moved, Remade, kernels_of, naive
 from telegrad.ops.feedback import triton as kernels
 
-GPU = OnArrays(kernels)
 DTYPES = ["float32", "uint16"]
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of numpy, in the interpreter
 
@@ -29,48 +28,65 @@ def _in_small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     turn_blocks_round(monkeypatch)
 
 
-def check(name: str, *given: object) -> list[np.ndarray]:
-    """Both do the same to every array; returns them."""
-    got = [one.copy() if isinstance(one, np.ndarray) else one for one in given]
-    expected = [one.copy() if isinstance(one, np.ndarray) else one for one in given]
-    getattr(GPU, name)(*got)
-    getattr(naive, name)(*expected)
-    found = [one for one in got if isinstance(one, np.ndarray)]
-    wanted = [one for one in expected if isinstance(one, np.ndarray)]
-    for one, other in zip(found, wanted, strict=True):
-        assert one.tobytes() == other.tobytes()
-    return found
+class Velocities(NamedTuple):
+    """Of gradients that lie behind one another, from ``offset`` on, each with the place of another."""
 
+    parts: list[Moved]
+    gradient: np.ndarray
+    out: np.ndarray
+    active: np.ndarray
+    faults: np.ndarray
 
-def number(value: int, dtype: str = "int64") -> np.ndarray:
-    return np.array([value], dtype)
+    @classmethod
+    def of(cls, velocities: Sequence[np.ndarray], gradient: np.ndarray, out: str, offset: int = 0) -> Velocities:
+        begins = offset + np.cumsum([0, *(one.size for one in velocities)])
+        places = range(len(velocities))[::-1]
+        parts = [Moved(one, int(begin), place) for one, begin, place in zip(velocities, begins, places, strict=False)]
+        room, faults = np.zeros(gradient.size, out), np.zeros(len(parts), np.int32)
+        return cls(parts, gradient, room, np.ones(len(parts), np.int64), faults)
+
+    def moved(self, *, nesterov: bool) -> Velocities:
+        """By the oracle, whose bits the kernel has."""
+        expected = copy.deepcopy(self)
+        naive.accumulate_velocities(expected.parts, None, *expected[1:3], 0.9, *expected[3:], nesterov)
+        parts = [part._replace(velocity=tensor_of(part.velocity)) for part in self.parts]
+        gradient, out, active, faults = map(tensor_of, self[1:])
+        table = kernels.velocity_table(parts).to(DEVICE)
+        kernels.accumulate_velocities(parts, table, gradient, out, 0.9, active, faults, nesterov)
+        for part, one in zip(parts, expected.parts, strict=True):
+            assert array_of(part.velocity).tobytes() == one.velocity.tobytes()
+        assert array_of(out).tobytes() == expected.out.tobytes()
+        assert array_of(faults).tolist() == expected.faults.tolist()
+        return expected
 
 
 @pytest.mark.parametrize("nesterov", [False, True])
 @pytest.mark.parametrize("out", DTYPES)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_velocities(dtype: str, out: str, nesterov: bool) -> None:
-    for size in (1, 64, 257):
-        gradient, room = vector(size, dtype, 1), np.zeros(size, out)
+    """Of one parameter and of several in one launch, at whole vectors and beside them; some take no part."""
+    for sizes, offset in (([1], 0), ([64], 0), ([257], 3), ([1, 64, 300, 128, 5], 16)):
+        gradient = vector(offset + sum(sizes) + 2, dtype, 1)
         gradient = np.where(np.isfinite(naive.as_float32(gradient)), gradient, gradient.dtype.type(0))
-        velocity = np.random.default_rng(size).standard_normal(size).astype(np.float32)
-        for active in (0, 1):
-            arrays = check(
-                "accumulate_velocity", velocity, gradient, room, 0.9, number(active), number(0, "int32"), nesterov
-            )
-            assert (arrays[0].tobytes() == velocity.tobytes()) == (active == 0)
+        velocities = [np.random.default_rng(size).standard_normal(size).astype(np.float32) for size in sizes]
+        given = Velocities.of(velocities, gradient, out, offset)
+        given.active[::2] = 0
+        for _ in range(2):
+            found = given.moved(nesterov=nesterov)
+            for part, before in zip(found.parts, velocities, strict=True):
+                assert (part.velocity.tobytes() == before.tobytes()) == (given.active[part.place] == 0)
+            given.active[:] = 1 - given.active
 
 
 @pytest.mark.parametrize("nesterov", [False, True])
 def test_a_velocity_that_overflows_becomes_zero(nesterov: bool) -> None:
-    velocity, gradient = np.array([1, 3e38, -3e38], np.float32), np.array([1, 3e38, 1], np.float32)
-    moved, _, out, _, fault = check(
-        "accumulate_velocity", velocity, gradient, np.zeros(3, np.float32), 0.9, number(1), number(0, "int32"), nesterov
-    )
-    assert moved[1] == 0
-    assert out[1] == np.inf
-    assert np.isfinite(out[[0, 2]]).all()
-    assert fault.tolist() == [1]
+    velocities = [np.ones(2, np.float32), np.array([1, 3e38, -3e38], np.float32)]
+    gradient = np.array([1, 2, 1, 3e38, 1], np.float32)
+    found = Velocities.of(velocities, gradient, "float32").moved(nesterov=nesterov)
+    assert found.parts[1].velocity[1] == 0
+    assert found.out[3] == np.inf
+    assert np.isfinite(found.out[[0, 1, 2, 4]]).all()
+    assert found.faults.tolist() == [1, 0]
 
 
 def entries(room: int, offset: int) -> tuple[np.ndarray, np.ndarray]:
@@ -225,42 +241,67 @@ def test_few_programs_look_whether_there_was_a_fault(monkeypatch: pytest.MonkeyP
     assert programs == [1 + 1 + 13]
 
 
-@pytest.mark.parametrize("size", [1, 64, 300])
-def test_conditional_passes(size: int) -> None:
-    x = vector(size, "float32", 5)
-    x[0] = np.nan
+@pytest.mark.parametrize("sizes", [[1], [64, 300, 5]])
+def test_what_was_before_is_again(sizes: list[int]) -> None:
     for told in (-1, 0, 1):
-        (now, before, _) = check("restore", x, np.zeros(size, np.float32), number(told, "int32"))
-        assert (now.tobytes() == before.tobytes()) == (told == 1)
+        parts = [
+            Kept(vector(size, "float32", 5), np.full(size, number + 7, np.float32)) for number, size in enumerate(sizes)
+        ]
+        there = [Kept(tensor_of(part.values), tensor_of(part.before)) for part in parts]
+        wanted = np.array([told], np.int32)
+        kernels.restore(there, kernels.kept_table(there).to(DEVICE), tensor_of(wanted))
+        naive.restore(parts, None, wanted)
+        for number, (one, part) in enumerate(zip(there, parts, strict=True)):
+            assert array_of(one.values).tobytes() == part.values.tobytes()
+            assert bool((part.values == number + 7).all()) == (told == 1)
 
 
-def double(value: float) -> np.ndarray:
-    return np.array([value])
+def on_device(parts: Sequence[Remade]) -> list[Remade]:
+    return [Remade(*(None if one is None else tensor_of(one) for one in part)) for part in parts]
 
 
 @pytest.mark.parametrize("wanted", [2.0**-16, 2.0**-17, 1.0 / 3, 5e-324, 1e300, 0.0, -1.0, np.inf, np.nan])
-@pytest.mark.parametrize("threshold", [0.0, 0.7, 3e38])
-def test_units(wanted: float, threshold: float) -> None:
-    unit, told, ratio, held = check("change_unit", double(2.0**-16), double(wanted), double(7.0), double(threshold))
+def test_units(wanted: float) -> None:
+    units, thresholds = [2.0**-16, 2.0**-16, 2.0**-16, 0.5, 1e200], [0.0, 0.7, 3e38, None, 1e-9]
+    parts = [
+        Remade(np.zeros(3, np.float32), np.array([unit]), None if held is None else np.array([held]))
+        for unit, held in zip(units, thresholds, strict=True)
+    ]
+    told, ratios = np.array([wanted]), np.full(5, 7.0)
+    there, found = on_device(parts), tensor_of(ratios)
+    kernels.change_units(there, kernels.unit_table(there).to(DEVICE), tensor_of(told), found)
+    naive.change_units(parts, None, told, ratios)
+    assert array_of(found).tobytes() == ratios.tobytes()
+    for one, part in zip(there, parts, strict=True):
+        assert array_of(one.unit).tobytes() == part.unit.tobytes()
+        if part.threshold is not None:
+            assert array_of(one.threshold).tobytes() == part.threshold.tobytes()
     if 0 < wanted < np.inf:
-        assert unit == told
-        assert ratio == min(2.0**-16 / wanted, 1e300)
-        assert held[0] in (threshold * ratio[0], 0.0)
+        assert ratios.tolist() == [min(unit / wanted, 1e300) for unit in units]
+        assert all(part.unit[0] == wanted for part in parts)
     else:
-        assert (unit[0], ratio[0], held[0]) == (2.0**-16, 1.0, threshold)
-    check("change_unit", double(2.0**-16), double(wanted), double(7.0), None)
+        assert ratios.tolist() == [1.0] * 5
+        assert [float(part.unit[0]) for part in parts] == units
 
 
-@pytest.mark.parametrize("ratio", [1.0, 2.0, 0.5, 1.0 / 3, 0.1 / 0.3, 2.0**-140, 1e-300, 2.0**110, 1e300])
-def test_rescaling_has_a_residuals_bits(ratio: float) -> None:
+def test_rescaling_has_a_residuals_bits() -> None:
+    ratios = [1.0, 2.0, 0.5, 1.0 / 3, 0.1 / 0.3, 2.0**-140, 1e-300, 2.0**110, 1e300]
     for size in (1, 64, 257):
-        x = np.random.default_rng(size).standard_normal(size).astype(np.float32)
-        x[::5] *= np.float32(1e-41)
-        x[0] = 3e38 if ratio < 2.0**-100 else 1
-        (found, _) = check("rescale", x, double(ratio))
-        entry = Entry("x", x.copy(), unit=ratio, peak=float(np.abs(x).max()))
-        entry.rescale(1.0)
-        assert found.tobytes() == entry.values.tobytes()
+        parts = []
+        for number, ratio in enumerate(ratios):
+            x = np.random.default_rng(number).standard_normal(size + number).astype(np.float32)
+            x[::5] *= np.float32(1e-41)
+            x[0] = 3e38 if ratio < 2.0**-100 else 1
+            parts.append(Remade(x, np.ones(1), None))
+        there = on_device(parts)
+        kernels.rescale(there, kernels.unit_table(there).to(DEVICE), tensor_of(np.array(ratios)))
+        for one, part, ratio in zip(there, parts, ratios, strict=True):
+            entry = Entry("x", part.values.copy(), unit=ratio, peak=float(np.abs(part.values).max()))
+            entry.rescale(1.0)
+            assert array_of(one.values).tobytes() == entry.values.tobytes()
+        naive.rescale(parts, None, np.array(ratios))
+        for one, part in zip(there, parts, strict=True):
+            assert array_of(one.values).tobytes() == part.values.tobytes()
 
 
 def test_tensors_go_to_triton_and_arrays_are_refused() -> None:

@@ -92,6 +92,11 @@ def launched(
     monkeypatch.setattr(handmade_buckets, "SHAPES", dict(zip(names, ((size,) for size in sizes), strict=True)))
     monkeypatch.setattr("device_trainer.SHAPES", handmade_buckets.SHAPES)
     stream, rng = device.new_stream(), np.random.default_rng(0)
+    if options.pop("scaled", False):
+        options["scaler"] = scaler = torch.amp.GradScaler("cpu")
+        scaler.scale(torch.zeros(()))  # what a training does with its loss: now there is a scale
+        with device.on(stream):
+            scaler._scale = computed_on(device, scaler._scale)
     with Communicator.local(1)[0] as comm:
         trainer = DeviceTrainer(device, comm, stream, **{"density": 0.01, **options})
         for step in range(3):
@@ -144,6 +149,26 @@ def test_so_many_and_not_more(
     four = launched(launches, device, monkeypatch, [size] * 4, **options)
     assert (one["triton"], one["torch"]) == alone
     assert ((four["triton"] - one["triton"]) / 3, (four["torch"] - one["torch"]) / 3) == each
+
+
+@pytest.mark.parametrize(
+    ("options", "more"),
+    [
+        ({"momentum": 0.9, "optimizer": handmade_buckets.plain_sgd}, 2),
+        ({"scaled": True, "nonfinite": "skip"}, 3),
+        ({"scaled": True, "nonfinite": "skip", "momentum": 0.9, "optimizer": handmade_buckets.plain_sgd}, 9),
+    ],
+    ids=["momentum", "scale", "both"],
+)
+def test_momentum_and_a_scale_are_launched_for_once(
+    launches: Launches, device: ComputingRuntime, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], more: int
+) -> None:
+    """However many parameters there are, of those that are compressed and of the others."""
+    usual, own = ([3000] * number + [10] * number for number in (1, 4))
+    plain = launched(launches, device, monkeypatch, usual)
+    one = launched(launches, device, monkeypatch, usual, **options)
+    four = launched(launches, device, monkeypatch, own, **options)
+    assert (one["triton"] - plain["triton"], four["triton"] - one["triton"]) == (more, 0)
 
 
 def test_a_long_parameter_is_launched_for_by_itself(

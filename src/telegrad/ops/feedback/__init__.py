@@ -32,30 +32,58 @@ class Collected(NamedTuple):
     place: int
 
 
-class Kernels(Protocol):
-    """None of them waits. ``fault`` (int32, one element; ``faults``: one for each gradient) becomes 1 where something
-    that is not finite is found."""
+class Moved(NamedTuple):
+    """One of the velocities that gradients move. ``offset``: where its gradient begins among all; ``place``: as of
+    ``Collected``."""
 
-    def accumulate_velocity(
+    velocity: Array
+    offset: int
+    place: int
+
+
+class Remade(NamedTuple):
+    """One of the arrays whose unit (float64, one element) changes. ``threshold``: as ``unit``, if there is one."""
+
+    values: Array
+    unit: Array
+    threshold: Array | None
+
+
+class Kept(NamedTuple):
+    """One of the arrays that may have to be again what they were."""
+
+    values: Array
+    before: Array
+
+
+class Kernels(Protocol):
+    """None of them waits. Each is one launch, however many parts it has; a table is what it knows of them: int64, made
+    in host memory, to be copied to the device, and good as long as arrays stay where they are. ``faults`` (int32, one
+    for each gradient) become 1 where something that is not finite is found."""
+
+    def velocity_table(self, parts: Sequence[Moved]) -> Array:
+        """For ``accumulate_velocities``."""
+
+    def accumulate_velocities(
         self,
-        velocity: Array,
+        parts: Sequence[Moved],
+        table: Array,
         gradient: Array,
         out: Array,
         momentum: float,
         active: Array,
-        fault: Array,
+        faults: Array,
         nesterov: bool,
     ) -> None:
         """velocity = momentum · velocity + gradient, which is also written to ``out``; with ``nesterov``
         momentum · (velocity + gradient), and gradient + that to ``out``.
 
-        ``out``: float32 or as ``gradient``, which it may be. Where the velocity overflows it becomes 0. ``active``:
-        int64, one element; if it is 0, nothing is done.
+        ``gradient`` and ``out``: of all parts, and maybe more; the latter float32 or as the former, which it may be.
+        Where a velocity overflows it becomes 0. ``active``: int64, by place; where it is 0, nothing is done.
         """
 
     def table(self, parts: Sequence[Collected]) -> Array:
-        """What the kernels of the next two know of ``parts``: int64, in host memory, to be copied to the device. It
-        holds as long as the arrays stay where they are."""
+        """For ``collect`` and ``clear_faults``."""
 
     def collect(
         self,
@@ -77,25 +105,28 @@ class Kernels(Protocol):
         Entries have left ``residual``: what rounding loses goes back to it, and ``velocity`` becomes 0 there. Of a
         finite float32 beyond ``most`` that much goes, and the rest goes back, too. Where ``broken`` is not 0 the count
         is 0, and one NaN is written, at ``offset``. ``counts`` and ``ends`` are int64, by part; ``broken``, int64, and
-        ``faults`` are by ``place``. Indices are uint32; ``to_indices`` and ``to_values`` are all parts'. In one launch.
+        ``faults`` are by ``place``. Indices are uint32; ``to_indices`` and ``to_values`` are all parts'.
         """
 
     def clear_faults(self, parts: Sequence[Collected], table: Array, faults: Array) -> None:
-        """Of each part whose fault is not 0 what is not finite becomes 0. In one launch."""
+        """Of each part whose fault is not 0 what is not finite becomes 0."""
 
-    def restore(self, x: Array, before: Array, wanted: Array) -> None:
-        """If ``wanted`` (int32, one element) is above 0, ``x`` becomes ``before``."""
+    def kept_table(self, parts: Sequence[Kept]) -> Array:
+        """For ``restore``."""
 
-    def change_unit(self, unit: Array, wanted: Array, ratio: Array, threshold: Array | None) -> None:
-        """``unit`` becomes ``wanted``, and ``ratio`` what an array in it must be multiplied by to say the same, at most
-        1e300; ``threshold`` is multiplied, and becomes 0 where float32 cannot hold it.
+    def restore(self, parts: Sequence[Kept], table: Array, wanted: Array) -> None:
+        """If ``wanted`` (int32, one element) is above 0, all ``values`` become what they were ``before``."""
 
-        All have one element, float64. Where ``wanted`` is not above 0 and finite ``ratio`` is 1, and nothing changes.
-        """
+    def unit_table(self, parts: Sequence[Remade]) -> Array:
+        """For ``change_units`` and ``rescale``."""
 
-    def rescale(self, x: Array, ratio: Array) -> None:
-        """``x`` times ``ratio`` (float64, one element), unless that is 1. What float32 cannot hold becomes its largest
-        number."""
+    def change_units(self, parts: Sequence[Remade], table: Array, wanted: Array, ratios: Array) -> None:
+        """Each ``unit`` becomes ``wanted`` (float64, one element), and of ``ratios`` (float64, by part) its own what an
+        array in it must be multiplied by to say the same, at most 1e300; its ``threshold`` is multiplied, and becomes 0
+        where float32 cannot hold it. Where ``wanted`` is not above 0 and finite, ratios are 1, and nothing changes."""
+
+    def rescale(self, parts: Sequence[Remade], table: Array, ratios: Array) -> None:
+        """Each ``values`` times its ratio, unless that is 1. What float32 cannot hold becomes its largest number."""
 
 
 def kernels_of(x: Array) -> Kernels:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from telegrad.ops.feedback import Collected
+from telegrad.ops.feedback import Collected, Kept, Moved, Remade
 from telegrad.ops.nonfinite.naive import as_float32
 from telegrad.ops.quantise.naive import narrowed
 
@@ -18,26 +18,30 @@ Vector = npt.NDArray[Any]
 _LARGEST = float(np.finfo(np.float32).max)
 
 
-def accumulate_velocity(
-    velocity: Vector,
+def accumulate_velocities(
+    parts: Sequence[Moved],
+    table: object,
     gradient: Vector,
     out: Vector,
     momentum: float,
     active: Vector,
-    fault: Vector,
+    faults: Vector,
     nesterov: bool,
 ) -> None:
-    """See ``Kernels.accumulate_velocity``."""
-    if not active[0]:
-        return
-    m, given = np.float32(momentum), as_float32(gradient)
-    with np.errstate(over="ignore", invalid="ignore"):
-        moved = (velocity + given) * m if nesterov else velocity * m + given
-        passed = given + moved if nesterov else moved
-    velocity[:] = np.where(np.isfinite(moved), moved, np.float32(0))
-    out[:] = narrowed(passed, out.dtype)
-    if not (np.isfinite(moved).all() and np.isfinite(as_float32(out)).all()):
-        fault[0] = 1
+    """See ``Kernels.accumulate_velocities``; ``table`` is not looked at."""
+    m = np.float32(momentum)
+    for part in parts:
+        if not active[part.place]:
+            continue
+        own, velocity = slice(part.offset, part.offset + part.velocity.size), part.velocity
+        given = as_float32(gradient[own])
+        with np.errstate(over="ignore", invalid="ignore"):
+            moved = (velocity + given) * m if nesterov else velocity * m + given
+            passed = given + moved if nesterov else moved
+        velocity[:] = np.where(np.isfinite(moved), moved, np.float32(0))
+        out[own] = narrowed(passed, out.dtype)
+        if not (np.isfinite(moved).all() and np.isfinite(as_float32(out[own])).all()):
+            faults[part.place] = 1
 
 
 def collect(
@@ -83,29 +87,31 @@ def clear_faults(parts: Sequence[Collected], table: object, faults: Vector) -> N
             part.residual[~np.isfinite(part.residual)] = 0
 
 
-def restore(x: Vector, before: Vector, wanted: Vector) -> None:
-    """See ``Kernels.restore``."""
+def restore(parts: Sequence[Kept], table: object, wanted: Vector) -> None:
+    """See ``Kernels.restore``; ``table`` is not looked at."""
     if wanted[0] > 0:
-        x[:] = before
+        for part in parts:
+            part.values[:] = part.before
 
 
-def change_unit(unit: Vector, wanted: Vector, ratio: Vector, threshold: Vector | None) -> None:
-    """See ``Kernels.change_unit``."""
-    ratio[0] = 1.0
+def change_units(parts: Sequence[Remade], table: object, wanted: Vector, ratios: Vector) -> None:
+    """See ``Kernels.change_units``; ``table`` is not looked at."""
+    ratios[:] = 1.0
     if not 0 < wanted[0] < np.inf:
         return
-    with np.errstate(over="ignore"):
-        ratio[0] = min(unit[0] / wanted[0], 1e300)
-    unit[0] = wanted[0]
-    if threshold is not None:
-        moved = threshold[0] * ratio[0]
-        threshold[0] = moved if 0 < moved <= _LARGEST else 0.0
+    for number, part in enumerate(parts):
+        with np.errstate(over="ignore"):
+            ratios[number] = min(part.unit[0] / wanted[0], 1e300)
+        part.unit[0] = wanted[0]
+        if part.threshold is not None:
+            moved = part.threshold[0] * ratios[number]
+            part.threshold[0] = moved if 0 < moved <= _LARGEST else 0.0
 
 
-def rescale(x: Vector, ratio: Vector) -> None:
-    """See ``Kernels.rescale``."""
-    if ratio[0] == 1:
-        return
-    near = 2.0**-100 < ratio[0] < 2.0**100
-    factor = np.float64(np.float32(ratio[0])) if near else ratio[0]
-    x[:] = np.clip(x.astype(np.float64) * factor, -_LARGEST, _LARGEST)
+def rescale(parts: Sequence[Remade], table: object, ratios: Vector) -> None:
+    """See ``Kernels.rescale``; ``table`` is not looked at."""
+    for part, ratio in zip(parts, ratios, strict=True):
+        if ratio != 1:
+            near = 2.0**-100 < ratio < 2.0**100
+            factor = np.float64(np.float32(ratio)) if near else ratio
+            part.values[:] = np.clip(part.values.astype(np.float64) * factor, -_LARGEST, _LARGEST)

@@ -5,18 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from itertools import accumulate
-from typing import Any
 
 import torch
 
-from telegrad.ops.feedback import Collected
+from telegrad.ops.feedback import Collected, Kept, Moved, Remade
 from telegrad.ops.feedback.triton.updates import (
     clear_nonfinite,
     collect_entries,
-    move_velocity,
+    move_velocities,
     rescale_elements,
     restore_elements,
-    set_unit,
+    set_units,
 )
 from telegrad.ops.triton import BLOCK, launch
 from telegrad.ops.triton.floats import KINDS, bits_of
@@ -25,20 +24,45 @@ _CLEARED = 8192
 """Elements of one program that clears: mostly it has only to find out that it need not, which takes some loads, each of
 them behind the last one."""
 
+_PARTS = 128  # units that one program changes
 
-def accumulate_velocity(
-    velocity: torch.Tensor,
+
+def velocity_table(parts: Sequence[Moved]) -> torch.Tensor:
+    """See ``Kernels.velocity_table``. Its rows are those of ``updates.move_velocities``."""
+    velocities = [part.velocity for part in parts]
+    rows = [
+        [0, *accumulate(_blocks_of(one.numel()) for one in velocities)],
+        [*(one.data_ptr() for one in velocities), 0],
+        [*(one.numel() for one in velocities), 0],
+        [*(part.offset for part in parts), 0],
+        [*(part.place for part in parts), 0],
+    ]
+    return torch.tensor(rows, dtype=torch.int64).view(-1)
+
+
+def accumulate_velocities(
+    parts: Sequence[Moved],
+    table: torch.Tensor,
     gradient: torch.Tensor,
     out: torch.Tensor,
     momentum: float,
     active: torch.Tensor,
-    fault: torch.Tensor,
+    faults: torch.Tensor,
     nesterov: bool,
 ) -> None:
-    """See ``Kernels.accumulate_velocity``."""
-    kinds = {"KIND": KINDS[gradient.dtype], "OUT_KIND": KINDS[out.dtype]}
-    given = (bits_of(gradient), bits_of(out), velocity.numel(), momentum, active, fault)
-    _over(velocity.numel(), move_velocity, velocity, *given, NESTEROV=nesterov, **kinds)
+    """See ``Kernels.accumulate_velocities``."""
+    programs = sum(_blocks_of(part.velocity.numel()) for part in parts)
+    given = (bits_of(gradient), bits_of(out), momentum, active, faults)
+    launch(
+        move_velocities,
+        programs,
+        table,
+        *(len(parts), len(parts).bit_length(), *given),
+        KIND=KINDS[gradient.dtype],
+        OUT_KIND=KINDS[out.dtype],
+        NESTEROV=nesterov,
+        BLOCK=BLOCK,
+    )
 
 
 def table(parts: Sequence[Collected]) -> torch.Tensor:
@@ -94,25 +118,46 @@ def clear_faults(parts: Sequence[Collected], table: torch.Tensor, faults: torch.
     )
 
 
-def restore(x: torch.Tensor, before: torch.Tensor, wanted: torch.Tensor) -> None:
+def kept_table(parts: Sequence[Kept]) -> torch.Tensor:
+    """See ``Kernels.kept_table``. Its rows are those of ``updates.restore_elements``."""
+    arrays = [part.values for part in parts]
+    rows = [
+        [0, *accumulate(_blocks_of(one.numel()) for one in arrays)],
+        [*(one.data_ptr() for one in arrays), 0],
+        [*(one.numel() for one in arrays), 0],
+        [*(part.before.data_ptr() for part in parts), 0],
+    ]
+    return torch.tensor(rows, dtype=torch.int64).view(-1)
+
+
+def restore(parts: Sequence[Kept], table: torch.Tensor, wanted: torch.Tensor) -> None:
     """See ``Kernels.restore``."""
-    _over(x.numel(), restore_elements, x, before, x.numel(), wanted)
+    programs = sum(_blocks_of(part.values.numel()) for part in parts)
+    launch(restore_elements, programs, table, len(parts), len(parts).bit_length(), wanted, BLOCK=BLOCK)
 
 
-def change_unit(unit: torch.Tensor, wanted: torch.Tensor, ratio: torch.Tensor, threshold: torch.Tensor | None) -> None:
-    """See ``Kernels.change_unit``."""
-    launch(
-        set_unit, 1, unit, wanted, ratio, unit if threshold is None else threshold, HAS_THRESHOLD=threshold is not None
-    )
+def unit_table(parts: Sequence[Remade]) -> torch.Tensor:
+    """See ``Kernels.unit_table``. Its rows are those of ``updates.set_units``."""
+    arrays = [part.values for part in parts]
+    rows = [
+        [0, *accumulate(_blocks_of(one.numel()) for one in arrays)],
+        [*(one.data_ptr() for one in arrays), 0],
+        [*(one.numel() for one in arrays), 0],
+        [*(part.unit.data_ptr() for part in parts), 0],
+        [*(0 if part.threshold is None else part.threshold.data_ptr() for part in parts), 0],
+    ]
+    return torch.tensor(rows, dtype=torch.int64).view(-1)
 
 
-def rescale(x: torch.Tensor, ratio: torch.Tensor) -> None:
+def change_units(parts: Sequence[Remade], table: torch.Tensor, wanted: torch.Tensor, ratios: torch.Tensor) -> None:
+    """See ``Kernels.change_units``."""
+    launch(set_units, -(-len(parts) // _PARTS), table, len(parts), wanted, ratios, warps=1, BLOCK=_PARTS)
+
+
+def rescale(parts: Sequence[Remade], table: torch.Tensor, ratios: torch.Tensor) -> None:
     """See ``Kernels.rescale``."""
-    _over(x.numel(), rescale_elements, x, x.numel(), ratio)
-
-
-def _over(elements: int, kernel: Any, x: torch.Tensor, *arguments: Any, **options: Any) -> None:
-    launch(kernel, _blocks_of(elements), x, *arguments, **options, BLOCK=BLOCK)
+    programs = sum(_blocks_of(part.values.numel()) for part in parts)
+    launch(rescale_elements, programs, table, len(parts), len(parts).bit_length(), ratios, BLOCK=BLOCK)
 
 
 def _blocks_of(elements: int, block: int | None = None) -> int:

@@ -15,34 +15,69 @@ def is_finite(x):
     return (x.to(tl.int32, bitcast=True) & 0x7F800000) != 0x7F800000
 
 
-@triton.jit
-def move_velocity(
-    velocity,
+@triton.jit(do_not_specialize=["parts", "steps"])
+def move_velocities(
+    table,  # rows: first programs; addresses of velocities; their elements; where gradients begin; their places
+    parts,
+    steps,
     gradient,
     out,
-    size,
     momentum,
-    active,  # int64: 0 where nothing is to be done
-    fault,
+    active,  # int64, by place: 0 where nothing is to be done
+    faults,  # int32, by place
     NESTEROV: tl.constexpr,
     KIND: tl.constexpr,  # of the gradient
     OUT_KIND: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Reads 4 bytes of every element and its gradient, writes 4 and what is passed on; if not active, none."""
-    where = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    inside = (where < size) & (tl.load(active) > 0)
-    before = tl.load(velocity + where, mask=inside, other=0.0)
-    given = widened(tl.load(gradient + where, mask=inside, other=0), KIND)
+    """Reads 4 bytes of every element and its gradient, writes 4 and what is passed on; if not active, none. Whole
+    blocks that are aligned as such: see ``passes_of_many.fused_pass_of_many``."""
+    program = tl.program_id(0)
+    part = part_of(table, parts, steps, program)
+    first = (program - tl.load(table + part)) * BLOCK
+    own = tl.load(row_of(table, parts, 1) + part).to(tl.pointer_type(tl.float32)) + first
+    begin = tl.load(row_of(table, parts, 3) + part) + first
+    place = tl.load(row_of(table, parts, 4) + part)
+    inside = tl.minimum(tl.load(row_of(table, parts, 2) + part) - first, BLOCK).to(tl.int32)
+    inside = tl.where(tl.load(active + place) > 0, inside, 0)
+    given, to, fault = gradient + begin, out + begin, faults + place
+    lane = tl.arange(0, BLOCK)
+    unaligned = (own.to(tl.int64) | given.to(tl.int64) | to.to(tl.int64)) % 16
+    if (inside == BLOCK) & (unaligned == 0):
+        own = tl.multiple_of(own, 16)
+        given = tl.multiple_of(given, 16)
+        to = tl.multiple_of(to, 16)
+        whole = tl.full([BLOCK], True, tl.int1)
+        move_block(own, given, to, lane, whole, momentum, fault, NESTEROV, KIND, OUT_KIND)
+    else:
+        move_block(own, given, to, lane, lane < inside, momentum, fault, NESTEROV, KIND, OUT_KIND)
+
+
+@triton.jit
+def move_block(
+    velocity,
+    gradient,
+    out,
+    lane,
+    inside,
+    momentum,
+    fault,
+    NESTEROV: tl.constexpr,
+    KIND: tl.constexpr,
+    OUT_KIND: tl.constexpr,
+):
+    """See ``move_velocities``."""
+    before = tl.load(velocity + lane, mask=inside, other=0.0)
+    given = widened(tl.load(gradient + lane, mask=inside, other=0), KIND)
     if NESTEROV:
         moved = (before + given) * momentum
         passed = given + moved
     else:
         moved = before * momentum + given
         passed = moved
-    tl.store(velocity + where, tl.where(is_finite(moved), moved, 0.0), mask=inside)
+    tl.store(velocity + lane, tl.where(is_finite(moved), moved, 0.0), mask=inside)
     stored = rounded(passed, OUT_KIND)
-    tl.store(out + where, stored, mask=inside)
+    tl.store(out + lane, stored, mask=inside)
     bad = inside & (~(is_finite(moved) & is_finite(widened(stored, OUT_KIND))))
     tl.atomic_or(fault, 1, mask=tl.max(bad.to(tl.int32)) > 0, sem="relaxed")
 
@@ -126,37 +161,63 @@ def clear_nonfinite(table, parts, steps, faults, BLOCK: tl.constexpr):
         tl.store(residual + where, tl.zeros_like(x), mask=inside & (~is_finite(x)))
 
 
-@triton.jit
-def restore_elements(x, before, size, wanted, BLOCK: tl.constexpr):
-    """Reads nothing unless that is wanted."""
-    where = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    inside = (where < size) & (tl.load(wanted) > 0)
-    tl.store(x + where, tl.load(before + where, mask=inside, other=0.0), mask=inside)
+@triton.jit(do_not_specialize=["parts", "steps"])
+def restore_elements(
+    table,  # rows: first programs; addresses of arrays; their elements; addresses of what they were
+    parts,
+    steps,
+    wanted,
+    BLOCK: tl.constexpr,
+):
+    """Reads nothing of arrays unless that is wanted."""
+    if tl.load(wanted) > 0:
+        program = tl.program_id(0)
+        part = part_of(table, parts, steps, program)
+        where = (program - tl.load(table + part)) * BLOCK + tl.arange(0, BLOCK)
+        inside = where < tl.load(row_of(table, parts, 2) + part)
+        x = tl.load(row_of(table, parts, 1) + part).to(tl.pointer_type(tl.float32))
+        before = tl.load(row_of(table, parts, 3) + part).to(tl.pointer_type(tl.float32))
+        tl.store(x + where, tl.load(before + where, mask=inside, other=0.0), mask=inside)
 
 
-@triton.jit
-def set_unit(unit, wanted, ratio, threshold, HAS_THRESHOLD: tl.constexpr):
-    """One program."""
-    before, after = tl.load(unit), tl.load(wanted)
-    largest = tl.full([], 1e300, tl.float64)
+@triton.jit(do_not_specialize=["parts"])
+def set_units(
+    table,  # rows: first programs, of ``rescale_elements``; addresses of arrays; their elements; of units, thresholds
+    parts,
+    wanted,  # float64
+    ratios,  # float64, by part
+    BLOCK: tl.constexpr,
+):
+    """A threshold without an address is none."""
+    part = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = part < parts
+    unit = tl.load(row_of(table, parts, 3) + part, mask=inside, other=0).to(tl.pointer_type(tl.float64))
+    threshold = tl.load(row_of(table, parts, 4) + part, mask=inside, other=0)
+    before, after = tl.load(unit, mask=inside, other=1.0), tl.load(wanted)
+    largest = tl.full([BLOCK], 1e300, tl.float64)
     fits = (after > 0) & (after.to(tl.int64, bitcast=True) < 0x7FF0000000000000)
     divisor = tl.where(fits, after, before)
     moved = tl.minimum(before / divisor, largest)
-    tl.store(ratio, moved)
-    tl.store(unit, divisor)
-    if HAS_THRESHOLD:
-        held = tl.load(threshold) * moved
-        inside = (held > 0) & (held <= 3.4028234663852886e38)
-        tl.store(threshold, tl.where(inside, held, 0.0))
+    tl.store(ratios + part, moved, mask=inside)
+    tl.store(unit, divisor, mask=inside)
+    held = threshold.to(tl.pointer_type(tl.float64))
+    has_threshold = inside & (threshold != 0)
+    scaled = tl.load(held, mask=has_threshold, other=0.0) * moved
+    is_held = (scaled > 0) & (scaled <= 3.4028234663852886e38)
+    tl.store(held, tl.where(is_held, scaled, 0.0), mask=has_threshold)
 
 
-@triton.jit
-def rescale_elements(x, size, ratio, BLOCK: tl.constexpr):
-    """Reads nothing if the ratio is 1. A product of float32 is exact in float64: it is rounded once."""
-    where = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    given = tl.load(ratio)
+@triton.jit(do_not_specialize=["parts", "steps"])
+def rescale_elements(table, parts, steps, ratios, BLOCK: tl.constexpr):
+    """Reads nothing where the ratio is 1. A product of float32 is exact in float64: it is rounded once. The table is
+    that of ``set_units``."""
+    program = tl.program_id(0)
+    part = part_of(table, parts, steps, program)
+    x = tl.load(row_of(table, parts, 1) + part).to(tl.pointer_type(tl.float32))
+    where = (program - tl.load(table + part)) * BLOCK + tl.arange(0, BLOCK)
+    given = tl.load(ratios + part)
     bits = given.to(tl.int64, bitcast=True)  # of numbers above 0 they have their order
-    inside = (where < size) & (bits != (1023 << 52))
+    inside = (where < tl.load(row_of(table, parts, 2) + part)) & (bits != (1023 << 52))
     near = (bits > ((1023 - 100) << 52)) & (bits < ((1023 + 100) << 52))
     factor = tl.where(near, given.to(tl.float32).to(tl.float64), given)
     product = tl.load(x + where, mask=inside, other=0.0).to(tl.float64) * factor
