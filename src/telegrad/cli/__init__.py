@@ -49,8 +49,11 @@ def main() -> None:
         sys.exit(f"telegrad's commands need {error.name}: pip install 'telegrad[cli]'")
     from telegrad.cli.standard_output import standard_output
 
-    with standard_output():
-        make_app([command for command in COMMANDS if [command.name] == sys.argv[1:2]] or COMMANDS)()
+    try:
+        with standard_output():
+            make_app([command for command in COMMANDS if [command.name] == sys.argv[1:2]] or COMMANDS)()
+    except KeyboardInterrupt:  # while commands are imported: what they do themselves, they end themselves
+        sys.exit(130)
 
 
 def make_app(commands: Sequence[Command] = COMMANDS) -> Any:

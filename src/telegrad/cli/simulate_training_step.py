@@ -26,7 +26,7 @@ from telegrad.cli.workload_options import (
 )
 from telegrad.plan.cluster import COLLECTIVES, Cluster
 from telegrad.plan.paper_steps import FIGURES, FREE_NUMBERS, rows_of
-from telegrad.plan.sending import SCHEMES
+from telegrad.plan.sending import SCHEMES, SELECTING
 from telegrad.plan.step import Stragglers
 from telegrad.plan.step_plans import PLANS
 from telegrad.plan.step_sweep import StepSweep
@@ -142,12 +142,23 @@ def training_step(
             )
         if not 0 < density <= 1:
             raise typer.BadParameter(f"{density:g} is no share: use a number above 0, up to 1", param_hint="--density")
+        if global_samples is not None and global_samples < max(ranks):
+            raise typer.BadParameter(
+                f"{global_samples:g} is less than a sample for each of {max(ranks):,} ranks: give at least as many, or "
+                "fewer --ranks",
+                param_hint="--global-samples",
+            )
+        schemes = _names(scheme, SCHEMES, "--scheme")
+        if "dense" not in schemes:
+            refuse_given(context, ("collective",), f"--scheme {scheme} has no dense sums")
+        if not SELECTING.intersection(schemes):
+            refuse_given(context, ("density",), f"--scheme {scheme} selects no entries")
         sweep = StepSweep(
             workload,
             _clusters(network, ranks),
             chosen,
             ranks,
-            _names(scheme, SCHEMES, "--scheme"),
+            schemes,
             _names(plan, PLANS, "--plan"),
             _names(collective, COLLECTIVES, "--collective"),
             density,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, fields, replace
+from numbers import Integral
 
 ELEMENT_BYTES = 4
 
@@ -77,7 +78,10 @@ def ceil_log2(ranks: int) -> int:
 
 
 def check(ranks: int, size: int) -> None:
-    """Raises ``ValueError`` for less than one rank and for bytes that are no floats."""
+    """Raises ``ValueError`` for less than one rank, ``TypeError`` for what is no whole number of them, and
+    ``ValueError`` for bytes that are no floats."""
+    if not isinstance(ranks, Integral):
+        raise TypeError(f"ranks={ranks!r} is a {type(ranks).__name__}: give a whole number, 1 or more")
     if ranks < 1:
         raise ValueError(f"ranks={ranks} must be at least 1")
     if size < 0 or size % ELEMENT_BYTES:

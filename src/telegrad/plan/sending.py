@@ -174,6 +174,9 @@ def fill_in(ranks: int, elements: int, density: float) -> float:
 SCHEMES = ("dense", "sparse", "oktopk", "allgather", "rgc", "rgc-quantised", "qsgd8", "qsgd4", "qsgd2")
 """What ``way_of`` knows by name."""
 
+SELECTING = frozenset({"sparse", "oktopk", "allgather", "rgc", "rgc-quantised"})
+"""Those of them that send selected entries, so that a density says something."""
+
 
 def way_of(scheme: str, cluster: Cluster, device: Device, *, density: float, collective: str = "telegrad") -> PhasedWay:
     """By the name of a scheme; ``collective`` is that of dense sums. Raises ``ValueError`` for unknown names and for a

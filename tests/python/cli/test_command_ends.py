@@ -19,7 +19,7 @@ pytest.importorskip("typer")
 
 import typer
 
-from telegrad.cli import COMMANDS, make_app
+from telegrad.cli import COMMANDS, main, make_app
 from telegrad.cli.interrupts import signals_as_interrupts
 
 
@@ -38,6 +38,18 @@ def hang_up() -> Iterator[None]:
     before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
     yield
     signal.signal(signal.SIGHUP, before)
+
+
+def test_an_interrupt_before_the_command_has_begun(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While what it needs is imported."""
+
+    def interrupted(_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("telegrad.cli.make_app", interrupted)
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 130
 
 
 @pytest.mark.usefixtures("hang_up")

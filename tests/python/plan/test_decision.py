@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import random
+from typing import Any
 
 import pytest
 
@@ -86,6 +87,12 @@ def test_few_rows_and_no_doubling_of_long_vectors() -> None:
 def test_networks_where_nothing_costs_anything_have_a_table_too() -> None:
     assert allreduce_table(8, Costs(0, 0, 0, 0)).choices == (Choice(0, "recursive_doubling"),)
     assert allreduce_table(1, NETWORKS[0]).choices == (Choice(0, "recursive_doubling"),)
+
+
+@pytest.mark.parametrize("ranks", [4.5, "4"])
+def test_ranks_are_whole_numbers(ranks: Any) -> None:
+    with pytest.raises(TypeError, match=r"ranks=.* give a whole number, 1 or more"):
+        fastest_allreduce(ranks, 400, NETWORKS[0])
 
 
 def test_a_table_travels_as_json_and_says_what_it_says() -> None:
