@@ -53,17 +53,36 @@ def prepare(place: Place, runs: Sequence[Run], library: Path | None = None) -> N
     kinds = {TASKS[run.task].data for run in runs}
     if "fashion" in kinds:
         read_fashion(place.data)
+    check_sources(place, library)
     place.folder.mkdir(parents=True, exist_ok=True)
-    sources, own = place.folder / _SOURCES, {"data": _absolute(place.data), "library": _absolute(library)}
-    if not sources.exists():
-        sources.write_text(json.dumps(own) + "\n")
-    elif (before := json.loads(sources.read_text())) != own:
-        raise ValueError(
-            f"the runs in {place.folder} were made of {before}, not of {own}: choose another folder for them"
-        )
+    (place.folder / _SOURCES).write_text(json.dumps(_sources(place, library)) + "\n")
     if "text" in kinds and not (place.texts / "held_out.bin").exists():
         place.texts.mkdir(parents=True, exist_ok=True)
         Corpus.prepare(place.texts, library)
+
+
+def check_sources(place: Place, library: Path | None) -> None:
+    """Raises ``ValueError`` where the folder's runs saw other data."""
+    file, own = place.folder / _SOURCES, _sources(place, library)
+    if not file.exists():
+        return
+    before = json.loads(file.read_text())
+    if before != own:
+        raise ValueError(
+            f"the runs in {place.folder} were made with {_told(before)}, not with {_told(own)}: give these again, or "
+            "choose another folder with --out"
+        )
+
+
+def _sources(place: Place, library: Path | None) -> dict[str, str | None]:
+    return {"data": _absolute(place.data), "library": _absolute(library)}
+
+
+def _told(sources: Mapping[str, str | None]) -> str:
+    """As the command's options."""
+    options = (("--data", sources.get("data")), ("--text", sources.get("library")))
+    given = [f"{option} {path}" for option, path in options if path is not None]
+    return " ".join(given) or "neither --data nor --text"
 
 
 def _absolute(path: Path | None) -> str | None:

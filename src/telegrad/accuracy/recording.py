@@ -77,9 +77,8 @@ class Recording:
                 found["scales"],
             )
         except (ValueError, KeyError, EOFError, IndexError, TypeError, AttributeError, zipfile.BadZipFile) as error:
-            raise ValueError(
-                f"{path} holds no recorded gradients ({error}): name another file, or remove it"
-            ) from error
+            why = "numpy has not written it" if "pickle" in str(error) else error  # of which numpy has dangerous advice
+            raise ValueError(f"{path} holds no recorded gradients ({why}): name another file, or remove it") from error
 
 
 class Recorder:

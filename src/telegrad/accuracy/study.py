@@ -13,7 +13,8 @@ SWEEPS = (BATCH, RANKS)
 
 _BATCHES = (128, 256, 512, 1024, 2048)
 _RANKS = (2, 4, 8, 16, 32)
-_SWEPT_TASK = "vgg"
+SWEPT_TASK = "vgg"
+"""Of sweeps, whatever the tasks are."""
 _STEPS_SHARE = {BATCH: 8, RANKS: 10}  # their steps cost as many times more
 
 
@@ -57,14 +58,14 @@ class Study:
 
     def _swept(self, sweep: str) -> list[Run]:
         steps = max(1, self.steps // _STEPS_SHARE[sweep])
-        batch = self.batch or TASKS[_SWEPT_TASK].batch
+        batch = self.batch or TASKS[SWEPT_TASK].batch
         places = [(batch, self.ranks) for batch in _BATCHES] if sweep == BATCH else []
         if sweep == RANKS:
             places = [(batch // self.ranks * ranks, ranks) for ranks in _RANKS]
-        wanted = (DENSE, default_of(TASKS[_SWEPT_TASK])) if sweep == BATCH else (default_of(TASKS[_SWEPT_TASK]),)
+        wanted = (DENSE, default_of(TASKS[SWEPT_TASK])) if sweep == BATCH else (default_of(TASKS[SWEPT_TASK]),)
         methods = [name for name in wanted if name in self.methods]
         return [
-            self._run(_SWEPT_TASK, method, density, 0, steps=steps, batch=batch, ranks=ranks)
+            self._run(SWEPT_TASK, method, density, 0, steps=steps, batch=batch, ranks=ranks)
             for batch, ranks in places
             for method in methods
             for density in self._densities(method)[-1 if sweep == BATCH else 0 :]

@@ -175,9 +175,14 @@ BEGIN, END = "<!-- begin telegrad bench errors -->", "<!-- end telegrad bench er
 def insert(text: str, path: Path) -> None:
     """Puts ``text`` between the two markers of a file. Raises ``ValueError`` if they are not there, once each and in
     order."""
-    whole = path.read_text()
-    before, begin, rest = whole.partition(BEGIN)
+    before, after = around(path)
+    path.write_text(f"{before}{BEGIN}\n{text.strip()}\n{END}{after}")
+
+
+def around(path: Path) -> tuple[str, str]:
+    """What a file has before and after the two markers. Raises ``ValueError`` as ``insert``."""
+    before, begin, rest = path.read_text().partition(BEGIN)
     _, end, after = rest.partition(END)
     if not begin or not end or BEGIN in rest or END in after or END in before:
         raise ValueError(f"{path} must hold the lines {BEGIN!r} and {END!r} once, in this order: add them")
-    path.write_text(f"{before}{BEGIN}\n{text.strip()}\n{END}{after}")
+    return before, after

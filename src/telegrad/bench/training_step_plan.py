@@ -22,6 +22,7 @@ SLOWER_SHARE, PREDICTED_SHARE = 0.05, 0.15
 """What ``auto`` may be slower than the best of the others, and what its prediction may be off."""
 
 _OF_A_MEDIAN = 1.25 * 1.4826  # standard error of a median, by the median absolute deviation over √n
+_FEWEST_ROUNDS = 3  # of which a spread says anything
 
 
 @dataclass(frozen=True)
@@ -49,13 +50,13 @@ class TrainingStepPlan(JsonFields):
 @dataclass(frozen=True)
 class Verdict:
     """Of one model. ``ratio``: of auto's step to that of ``best``, the other way for which it is largest: the median
-    over rounds, and ``error`` its standard error. ``off``: of auto's predicted step from its measured one, as a part of
-    this; ``None`` where it made no plan."""
+    over rounds, and ``error`` its standard error, ``None`` of fewer rounds than 3. ``off``: of auto's predicted step
+    from its measured one, as a part of this; ``None`` where it made no plan."""
 
     model: str
     best: str
     ratio: float
-    error: float
+    error: float | None
     off: float | None
 
     @property
@@ -79,13 +80,13 @@ def verdicts_of(rows: Sequence[Mapping[str, Any]]) -> list[Verdict]:
         best = max(ratios, key=lambda way: float(np.median(ratios[way])))
         ratio = float(np.median(ratios[best]))
         spread = float(np.median(np.abs(ratios[best] - ratio)))
-        predicted_s = auto["predicted_s"]
+        predicted_s, rounds = auto["predicted_s"], len(auto["turns_s"])
         found.append(
             Verdict(
                 model,
                 best,
                 ratio,
-                _OF_A_MEDIAN * spread / len(auto["turns_s"]) ** 0.5,
+                _OF_A_MEDIAN * spread / rounds**0.5 if rounds >= _FEWEST_ROUNDS else None,
                 None if predicted_s is None else predicted_s / auto["median_s"] - 1,
             )
         )

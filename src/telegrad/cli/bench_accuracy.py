@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
@@ -12,18 +13,18 @@ import typer
 from rich.console import Console
 
 from telegrad.accuracy.fashion import DEFAULT_FOLDER, DataMissing
-from telegrad.accuracy.job import Place, Result, missing, prepare, results, time_steps, train
+from telegrad.accuracy.job import Place, Result, check_sources, missing, prepare, results, time_steps, train
 from telegrad.accuracy.methods import METHODS
 from telegrad.accuracy.results import Row, rows_of
 from telegrad.accuracy.runs import Run
-from telegrad.accuracy.study import MAIN, SWEEPS, Study, in_order
+from telegrad.accuracy.study import MAIN, SWEEPS, SWEPT_TASK, Study, in_order
 from telegrad.accuracy.tasks import SIZES, TASKS
 from telegrad.bench.machine import describe_machine, machine_text
 from telegrad.cli.console import table_console
 from telegrad.cli.gpu_options import check_device
 from telegrad.cli.interrupts import ended_by_interrupt
-from telegrad.cli.options import TextFolder, among, densities_of
-from telegrad.cli.outputs import check_all_writable, say_file, write_result
+from telegrad.cli.options import TextFolder, among, bad_setting, densities_of, is_given, refuse_given
+from telegrad.cli.outputs import check_all_writable, drawn, say_file, write_result
 from telegrad.launch import RankFailed, RanksTimedOut
 from telegrad.report.accuracy import StudyProgress, sweep_table, tables_of
 from telegrad.report.accuracy_plot import plot
@@ -33,6 +34,7 @@ _LAST_LINES = 15
 
 
 def accuracy(
+    context: typer.Context,
     tasks: Annotated[
         str, typer.Option("--task", help="What to train; several, separated by commas: " + ", ".join(TASKS) + ".")
     ] = ",".join(TASKS),
@@ -62,7 +64,8 @@ def accuracy(
         str,
         typer.Option(
             help="What to vary for one CNN: [bold]batch[/] (128 to 2,048 samples per step, an eighth of the steps), "
-            "[bold]ranks[/] (2 to 32, a tenth of the steps), both, or [bold]none[/]."
+            "[bold]ranks[/] (2 to 32, a tenth of the steps), both, or [bold]none[/]. Default: both if --task has that "
+            f"CNN, {SWEPT_TASK}."
         ),
     ] = ",".join(SWEEPS),
     size: Annotated[
@@ -126,8 +129,10 @@ def accuracy(
     entries the averaged gradient has. [bold]selected/k[/]: entries that were sent, of those asked for.
     """
     console = table_console()
+    chosen = tuple(among(tasks, tuple(TASKS), "--task"))
+    sweeps = SWEPT_TASK in chosen or is_given(context, "sweep")
     study = Study(
-        tuple(among(tasks, tuple(TASKS), "--task")),
+        chosen,
         tuple(among(methods, tuple(METHODS), "--methods")),
         tuple(sorted(densities_of(density, "--density"), reverse=True)),
         seeds,
@@ -135,7 +140,7 @@ def accuracy(
         steps,
         ranks,
         batch,
-        () if sweep == "none" else tuple(among(sweep, SWEEPS, "--sweep")),
+        () if sweep == "none" or not sweeps else tuple(among(sweep, SWEEPS, "--sweep")),
         among(size, SIZES, "--size")[0],
         device,
     )
@@ -146,21 +151,41 @@ def accuracy(
     if time_plot_file is not None and iterations_file is None:
         raise typer.BadParameter("needs --iterations FILE: how long an iteration takes", param_hint="--time-plot")
     iterations = _iterations_in(iterations_file)
+    if plan_only:
+        refuse_given(context, ("json_file", "plot_file", "time_plot_file"), "--plan measures nothing to write")
     place = Place(out / "runs", out / "text", data)
     jobs = jobs or len(os.sched_getaffinity(0))
     with ended_by_interrupt(console, f"interrupted; the same command goes on from what {out} has"):
         try:
             parts = study.parts()
             runs = in_order(parts)
-            prepare(place, runs, text)
-            _say_plan(console, place, runs, jobs)
-            if plan_only:
-                return
+            if not parts[MAIN]:
+                have = "; ".join(f"{task} has {', '.join(_methods_of(task))}" for task in chosen)
+                raise typer.BadParameter(f"{methods} fit none of these tasks: {have}", param_hint="--methods")
             left = missing(place, runs)
+            if plan_only:
+                check_sources(place, text)
+                with tempfile.TemporaryDirectory(prefix="telegrad-accuracy-") as folder:
+                    scratch = Place(Path(folder) / "runs", Path(folder) / "text", data)
+                    prepare(scratch, runs, text)
+                    _say_plan(console, scratch, runs, left, jobs)
+                return
+            prepare(place, runs, text)
+            _say_plan(console, place, runs, left, jobs)
             with StudyProgress(console, left, jobs) as progress:
                 train(place, runs, jobs, timeout_s=timeout, on_message=progress.update)
             found = {part: results(place, of_part) for part, of_part in parts.items()}
-        except (DataMissing, FileNotFoundError, ValueError, OSError) as error:
+        except DataMissing as error:
+            images = [task for task in chosen if TASKS[task].data == "fashion"]
+            why = "" if images else f" (--sweep trains {SWEPT_TASK}: leave it out to do without)"
+            raise typer.BadParameter(f"{error}{why}") from error
+        except ValueError as error:
+            raise bad_setting(error, ("batch", "ranks", "steps")) from error
+        except OSError as error:
+            if str(error.filename or "").startswith(str(out)):
+                raise typer.BadParameter(
+                    f"cannot write {error.filename}: {error.strerror}; name another folder", param_hint="--out"
+                ) from error
             raise typer.BadParameter(str(error)) from error
         except RankFailed as failure:
             last = "\n".join(failure.exits[0].stderr.rstrip().splitlines()[-_LAST_LINES:]) or "(it said nothing)"
@@ -173,8 +198,11 @@ def accuracy(
     _show(console, found, iterations, json_file, plot_file, time_plot_file)
 
 
-def _say_plan(console: Console, place: Place, runs: Sequence[Run], jobs: int) -> None:
-    left = missing(place, runs)
+def _methods_of(task: str) -> list[str]:
+    return [name for name, method in METHODS.items() if method.fits(TASKS[task])]
+
+
+def _say_plan(console: Console, place: Place, runs: Sequence[Run], left: Sequence[Run], jobs: int) -> None:
     console.print(
         f"{len(runs)} runs of {len({run.task for run in runs})} tasks, {sum(run.steps for run in runs):,} steps"
         + (f"; {len(runs) - len(left)} runs are done" if len(left) < len(runs) else ""),
@@ -234,8 +262,8 @@ def _show(
             {"rows": labelled, "runs": runs, **({"times": times} if times else {}), "machine": machine},
         )
     if plot_file is not None:
-        plot(found, "held-out figures, dense and compressed", plot_file)
-        say_file(console, "plot", plot_file)
+        with drawn(console, plot_file):
+            plot(found, "held-out figures, dense and compressed", plot_file)
     if time_plot_file is not None:
         if not times:
             console.print("[red]no picture over time: no method of these runs is a scheme of --iterations[/]")

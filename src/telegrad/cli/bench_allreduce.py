@@ -19,7 +19,7 @@ from telegrad.bench.runner import Outcome, Row, count_of, rows_of, run
 from telegrad.bench.summary import summary_of
 from telegrad.cli.console import say_without, table_console
 from telegrad.cli.options import CalibratesFirst, JobTimeout, RowsFile, byte_sizes, networks_of
-from telegrad.cli.outputs import check_all_writable, say_file, write_result
+from telegrad.cli.outputs import check_all_writable, drawn, write_result
 from telegrad.cli.progress import counting
 from telegrad.comm.encoded import WIRES
 from telegrad.launch import LaunchError
@@ -122,6 +122,7 @@ def allreduce(
     machine = describe_machine()
     rows: list[Row] = []
     summaries: list[dict[str, Any]] = []
+    failed: list[dict[str, str]] = []
     for name in networks:
         plan = Plan(
             benchmark=_BENCHMARK.name,
@@ -141,7 +142,8 @@ def allreduce(
             outcome = _run_with_progress(console, plan, timeout)
         except (LaunchError, RuntimeError) as error:
             console.print(f"[red]{name}:[/] {error}", highlight=False)
-            raise typer.Exit(1) from error
+            failed.append({"network": name, "error": str(error)})
+            continue
         say_without(console, outcome.missing)
         found = rows_of(plan, outcome, missing)
         summary = summary_of(found)
@@ -154,17 +156,19 @@ def allreduce(
     if json_file is not None:
         result = {
             "rows": rows,
+            "failed": failed,
             "summaries": summaries,
             "peer_missing": missing,
             "bound_s": BOUND_FORMULA,
             "machine": machine,
         }
         write_result(console, json_file, result)
-    if plot_file is not None:
-        plot(rows, _title(ranks, nodes), plot_file)
-        say_file(console, "plot", plot_file)
+    if plot_file is not None and rows:
+        with drawn(console, plot_file):
+            plot(rows, _title(ranks, nodes), plot_file)
     if wrong := sum(int(str(row["wrong"])) for row in rows):
         console.print(f"[red]{wrong} values are wrong[/]")
+    if wrong or failed:
         raise typer.Exit(1)
 
 

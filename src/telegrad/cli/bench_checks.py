@@ -9,9 +9,8 @@ from rich.console import Console
 from rich.table import Table
 
 from telegrad.bench.checks import Row, run_pairs
-from telegrad.bench.networks import check_network
-from telegrad.bench.plan import Plan, size_of, text_of
-from telegrad.cli.options import JobTimeout, RowsFile
+from telegrad.bench.plan import Plan, text_of
+from telegrad.cli.options import JobTimeout, RowsFile, byte_sizes, networks_of
 from telegrad.cli.outputs import check_writable, end_with_rows
 from telegrad.cli.progress import counting
 from telegrad.launch import LaunchError
@@ -34,18 +33,14 @@ def checks(
     """
     console = Console()
     names = [name.strip() for name in network.split(",")]
-    try:
-        for name in names:
-            check_network(name)
-        byte_sizes = tuple(size_of(size) for size in sizes.split(","))
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from error
+    networks_of(names)
+    lengths = byte_sizes(sizes)
     check_writable(json_file, "--json")
     rows: list[Row] = []
     with counting(console) as progress:
         task = progress.add_task("jobs", total=2 * pairs * len(names))
         for name in names:
-            plan = Plan("checks", name, ranks, byte_sizes, ("auto",), samples=400, seconds=seconds * len(byte_sizes))
+            plan = Plan("checks", name, ranks, lengths, ("auto",), samples=400, seconds=seconds * len(lengths))
             try:
                 rows += run_pairs(plan, pairs, timeout_s=timeout, on_job=lambda: progress.advance(task))
             except (LaunchError, RuntimeError) as error:

@@ -9,15 +9,18 @@ import typer
 from rich.console import Console
 
 from telegrad.bench.error_scenes import SCENES
-from telegrad.bench.error_table import BEGIN, END, insert, measure
+from telegrad.bench.error_table import BEGIN, END, around, insert, measure
 from telegrad.bench.machine import describe_machine
 from telegrad.bench.peers import why_missing
+from telegrad.cli.outputs import check_writable, written
 from telegrad.report.errors import markdown, table_of
+
+_GIVE_UP_S = 15.0
 
 
 def errors(
     peer: Annotated[str, typer.Option(help="Whom to put beside us: gloo (needs torch) or none.")] = "gloo",
-    give_up: Annotated[float, typer.Option(min=1, help="Seconds to wait for an answer.")] = 15.0,
+    give_up: Annotated[float, typer.Option(min=1, help="Seconds to wait for an answer.")] = _GIVE_UP_S,
     into: Annotated[
         Path | None,
         typer.Option(
@@ -38,6 +41,8 @@ def errors(
     for name in chosen:
         if name not in SCENES:
             raise typer.BadParameter(f"{name!r} does not exist: use {', '.join(SCENES)}", param_hint="--scenes")
+    if into is not None:
+        _check_page(into, chosen)
     libraries = ["telegrad"] if peer == "none" else ["telegrad", peer]
     missing = why_missing("gloo")  # torch is wanted by scenes of our own too
     with console.status("starting") as status:
@@ -50,10 +55,22 @@ def errors(
         )
     console.print(table_of(rows, libraries))
     if into is not None:
-        try:
-            insert(markdown(rows, libraries, describe_machine(), f"telegrad bench errors --peer {peer}"), into)
-        except ValueError as error:
-            raise typer.BadParameter(str(error), param_hint="--into") from error
+        command = f"telegrad bench errors --peer {peer}" + (f" --give-up {give_up:g}" if give_up != _GIVE_UP_S else "")
+        with written(console, into):
+            insert(markdown(rows, libraries, describe_machine(), command), into)
         console.print(f"table: {into}")
     if peer != "none" and missing:
         console.print(f"[yellow]Without Gloo:[/] {missing}")
+
+
+def _check_page(page: Path, scenes: tuple[str, ...]) -> None:
+    """Before anything is measured."""
+    if left_out := [name for name in SCENES if name not in scenes]:
+        raise typer.BadParameter(
+            f"the table in {page} would lose {', '.join(left_out)}: leave out --scenes, or this", param_hint="--into"
+        )
+    check_writable(page, "--into")
+    try:
+        around(page)
+    except (OSError, ValueError) as error:
+        raise typer.BadParameter(str(error), param_hint="--into") from error

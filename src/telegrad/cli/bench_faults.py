@@ -14,7 +14,7 @@ from telegrad.bench.fault_runs import run_trials
 from telegrad.bench.fault_trials import KINDS, LIVENESS_TIMEOUT_S, Options
 from telegrad.bench.machine import describe_machine, machine_text
 from telegrad.cli.options import rank_range
-from telegrad.cli.outputs import check_all_writable, say_file, write_result
+from telegrad.cli.outputs import check_all_writable, drawn, write_result
 from telegrad.cli.progress import counting
 from telegrad.report.faults import failed, plot, summary, table_of
 
@@ -84,8 +84,8 @@ def faults(
         rows = [verdict.row() for verdict in verdicts]
         write_result(console, json_file, {"trials": rows, "machine": machine}, what="verdicts")
     if plot_file is not None:
-        plot(verdicts, title, plot_file)
-        say_file(console, "plot", plot_file)
+        with drawn(console, plot_file):
+            plot(verdicts, title, plot_file)
     late = strict_times and any(verdict.late for verdict in verdicts)
     if late or any(verdict.violations for verdict in verdicts):
         raise typer.Exit(1)

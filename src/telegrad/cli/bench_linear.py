@@ -14,7 +14,7 @@ from telegrad.bench.machine import describe_machine, machine_text
 from telegrad.bench.peers import why_missing
 from telegrad.cli.console import say_without, table_console
 from telegrad.cli.options import CalibratesFirst, JobTimeout, RowsFile, names_among, networks_of
-from telegrad.cli.outputs import check_all_writable, say_file, write_result, written
+from telegrad.cli.outputs import check_all_writable, drawn, write_result, written
 from telegrad.cli.progress import counting
 from telegrad.launch import LaunchError
 from telegrad.report.linear_schemes import about_data, by_data, plot, schemes_table, title_of
@@ -38,7 +38,12 @@ def linear(
         ),
     ] = None,
     rows: Annotated[int, typer.Option(min=1, help="Rows of each rank in a step, or as many as there are.")] = 1000,
-    steps: Annotated[int, typer.Option(min=1, help="Steps of a pass; the second pass counts.")] = 3,
+    steps: Annotated[
+        int,
+        typer.Option(
+            min=1, help="Steps of a pass, in coordinate descent for each block of columns; the second pass counts."
+        ),
+    ] = 3,
     columns: Annotated[
         int | None,
         typer.Option(min=1, help="Columns of a made-up set that any of all its rows has, instead of those published."),
@@ -54,9 +59,9 @@ def linear(
     dense and with sparse allgathers (cd-dense, cd-sparse).
 
     All schemes of one kind take the same steps. [bold]epoch[/] and its [bold]comm.[/] are scaled from the measured
-    steps to as many rows as the data set has; ratios are to [bold]gloo-dense[/] or [bold]cd-dense[/]. [bold]MB
-    received[/]: in a step, by the rank that received most; the [bold]bound[/] beside it is what a rank must receive
-    at least. [bold]telegrad-sparse[/] is the automatic choice, [bold]telegrad-ALGORITHM[/] that one.
+    steps to as many rows as the data set has; [bold]to[/] the scheme at the columns' heads: how many times faster.
+    [bold]MB received[/]: in a step, by the rank that received most; the [bold]bound[/] beside it is what a rank must
+    receive at least. [bold]telegrad-sparse[/] is the automatic choice, [bold]telegrad-ALGORITHM[/] that one.
     """
     console = table_console()
     networks_of([network])
@@ -93,9 +98,8 @@ def linear(
         with written(console, json_file):
             write_result(console, json_file, {"rows": found, "bound_bytes": BOUND, "machine": machine})
     if plot_file is not None and found:
-        with written(console, plot_file):
+        with drawn(console, plot_file):
             plot(found, title, plot_file)
-        say_file(console, "plot", plot_file)
 
 
 # what reading says of Python's arguments, which this command has no options for

@@ -13,7 +13,7 @@ from telegrad.bench.overlap_plan import HIDDEN, OverlapPlan, Row
 from telegrad.cli.console import table_console
 from telegrad.cli.gpu_options import described_gpu, rank_counts
 from telegrad.cli.options import JobTimeout, RowsFile, byte_sizes
-from telegrad.cli.outputs import GrowingResult, check_all_writable, say_file
+from telegrad.cli.outputs import GrowingResult, check_all_writable, drawn
 from telegrad.cli.progress import counting
 from telegrad.report.overlap import plot, table_of
 
@@ -52,8 +52,8 @@ def overlap(
             console.print(table_of(measured, f"on {machine['gpu']}, {count} ranks"))
     result.say_failures(console)
     if result.rows and plot_file is not None:
-        plot(result.rows, f"kernels behind a non-blocking all_reduce on {machine['gpu']}", plot_file)
-        say_file(console, "plot", plot_file)
+        with drawn(console, plot_file):
+            plot(result.rows, f"kernels behind a non-blocking all_reduce on {machine['gpu']}", plot_file)
     result.end(console)
 
 

@@ -26,7 +26,7 @@ from telegrad.bench.predictions import (
 )
 from telegrad.bench.predictions_plan import Measurement, PredictionPlan
 from telegrad.cli.options import JobTimeout, byte_sizes, networks_of
-from telegrad.cli.outputs import check_all_writable, say_file, write_result
+from telegrad.cli.outputs import check_all_writable, drawn, write_result
 from telegrad.cli.progress import counting
 from telegrad.launch import LaunchError
 from telegrad.report.predictions import costs_text, name_of, plot, table_of
@@ -52,7 +52,8 @@ def predictions(
         typer.Option("--json", dir_okay=False, help="Write all rows, the costs, the machine and the commit here."),
     ] = None,
     plot_file: Annotated[
-        Path | None, typer.Option("--plot-file", dir_okay=False, help="Draw predicted against measured: a PNG file.")
+        Path | None,
+        typer.Option("--plot", "--plot-file", dir_okay=False, help="Draw predicted against measured: a PNG file."),
     ] = None,
     timeout: JobTimeout = 900.0,
 ) -> None:
@@ -66,7 +67,7 @@ def predictions(
     """
     console = Console()
     plans = _checked(ranks, network, sizes, repetitions)
-    check_all_writable({"--json": json_file, "--plot-file": plot_file})
+    check_all_writable({"--json": json_file, "--plot": plot_file})
     machine = describe_machine()
     rows: list[Row] = []
     calibrations: list[dict[str, Any]] = []
@@ -90,8 +91,8 @@ def predictions(
         result = {"rows": rows, "calibrations": calibrations, "within": WITHIN, "machine": machine}
         write_result(console, json_file, result)
     if plot_file is not None:
-        plot(rows, f"predicted and measured, {network}", plot_file)
-        say_file(console, "plot", plot_file)
+        with drawn(console, plot_file):
+            plot(rows, f"predicted and measured, {network}", plot_file)
     if wrong_values := sum(int(str(row["wrong"])) for row in rows):
         console.print(f"[red]{wrong_values} values are wrong[/]")
         raise typer.Exit(1)
@@ -128,7 +129,10 @@ def _say_worst(console: Console, rows: list[Row]) -> None:
     judged = [row for row in rows if row["judged"]]
     right = sum(bool(row["within"]) for row in judged)
     least = text_of(FEWEST_JUDGED_BYTES)
-    console.print(f"{right} of {len(judged)} predictions from {least} up are within {WITHIN * 100:.0f} %")
+    if judged:
+        console.print(f"{right} of {len(judged)} predictions from {least} up are within {WITHIN * 100:.0f} %")
+    else:
+        console.print(f"no prediction was judged: all are of less than {least}")
     for name, among in (("worst", judged), ("worst below", [row for row in rows if not row["judged"]])):
         row = worst_of(among)
         if row is not None:

@@ -15,7 +15,7 @@ from telegrad.bench.select_plan import BOUND, DEVICES, METHODS, QUEUED, SelectPl
 from telegrad.cli.console import table_console
 from telegrad.cli.gpu_options import present_gpu
 from telegrad.cli.options import RowsFile, among, counts_of, densities_of
-from telegrad.cli.outputs import GrowingResult, check_all_writable, say_file
+from telegrad.cli.outputs import GrowingResult, check_all_writable, drawn
 from telegrad.cli.progress import counting
 from telegrad.report.select import plot, table_of
 
@@ -87,8 +87,8 @@ def select(
                 result.add(row)
     console.print(machine_text(machine) + ("" if gpu is None else f"; {gpu}"), style="dim")
     if plot_file is not None:
-        plot(result.rows, f"selection on {gpu or 'one thread'}", plot_file)
-        say_file(console, "plot", plot_file)
+        with drawn(console, plot_file):
+            plot(result.rows, f"selection on {gpu or 'one thread'}", plot_file)
     result.end(console)
 
 

@@ -18,7 +18,7 @@ from telegrad.bench.sparse import BOUND, Outcome, Row, rows_of, run
 from telegrad.bench.sparse_plan import NAMES, PATTERNS, SWEEPS, SparsePlan, swept
 from telegrad.cli.console import say_without, table_console
 from telegrad.cli.options import CalibratesFirst, JobTimeout, RowsFile, among, count_of, densities_of, networks_of
-from telegrad.cli.outputs import check_all_writable, say_file, write_result
+from telegrad.cli.outputs import check_all_writable, drawn, write_result
 from telegrad.cli.progress import counting
 from telegrad.launch import LaunchError
 from telegrad.report.sparse import plot, table_of
@@ -113,8 +113,8 @@ def sparse(
                 write_result(console, json_file, result)
     console.print(machine_text(machine), style="dim")
     if plot_file is not None and rows:
-        plot(rows, f"sums of sparse vectors, {network}", plot_file)
-        say_file(console, "plot", plot_file)
+        with drawn(console, plot_file):
+            plot(rows, f"sums of sparse vectors, {network}", plot_file)
     if wrong := sum(int(str(row["wrong"] or 0)) for row in rows):
         console.print(f"[red]{wrong} values are wrong[/]")
     if wrong or failed:

@@ -18,8 +18,17 @@ from telegrad.accuracy.recording import Recording
 from telegrad.accuracy.tasks import TASKS
 from telegrad.bench.machine import describe_machine, machine_text
 from telegrad.cli.console import table_console
-from telegrad.cli.options import CalibratesFirst, JobTimeout, TextFolder, among, densities_of, networks_of
-from telegrad.cli.outputs import check_all_writable, check_writable, say_file, write_result
+from telegrad.cli.options import (
+    CalibratesFirst,
+    JobTimeout,
+    TextFolder,
+    among,
+    densities_of,
+    is_given,
+    networks_of,
+    refuse_given,
+)
+from telegrad.cli.outputs import check_all_writable, check_writable, drawn, write_result
 from telegrad.cli.progress import counting
 from telegrad.cli.simulate_settings import ranks_of
 from telegrad.launch import LaunchError
@@ -41,9 +50,12 @@ _FEWEST_GRADIENTS = 64
 _TRAINING_RANKS = 8
 _XI_EVERY = 10
 _LSTM_PARAMETERS = 27_569_568
+_ONLY_SIMULATED = ("patterns", "parameters", "weak", "balances", "training", "xi", "jobs")
+_ONLY_MEASURED = ("blocks", "samples", "seconds", "calibrates")
 
 
 def topk_allreduce(
+    context: typer.Context,
     simulates: Annotated[
         bool,
         typer.Option(
@@ -134,7 +146,11 @@ def topk_allreduce(
     check_all_writable({"--json": json_file, "--plot": plot_file})
     if importlib.util.find_spec("torch") is None:
         raise typer.BadParameter("torch is not installed: pip install 'telegrad[demo]'")
-    among(task, tuple(TASKS), "--task")
+    tasks = among(task, tuple(TASKS), "--task")
+    if len(tasks) != 1:
+        raise typer.BadParameter(f"{task} are several, and gradients are of one: give one", param_hint="--task")
+    for_other = _ONLY_MEASURED if simulates else _ONLY_SIMULATED
+    refuse_given(context, for_other, "it is for what is measured" if simulates else "it is for --simulate")
     chosen = tuple(among(schemes, tuple(SCHEMES), "--schemes"))
     densities = densities_of(density, "--density")
     most = 1024 if simulates else 256
@@ -144,7 +160,7 @@ def topk_allreduce(
             f"{ranks!r} is not within what can be compared here: use 2 to {most} ranks, as in 4,8 or 2..64",
             param_hint="--ranks",
         )
-    recorder = _Recorder(console, task, steps, gradients, data, text)
+    recorder = _Recorder(console, tasks[0], steps, gradients, data, text, context)
     with tempfile.TemporaryDirectory(prefix="telegrad-topk-") as folder:
         if simulates:
             plan = SimulatedPlan(
@@ -163,14 +179,14 @@ def topk_allreduce(
                 )
                 for name, count, share in itertools.product(networks, counts, densities)
             ]
-            result = _measure(console, plans, Recording.load(file).elements, timeout)
+            result = _measure(console, plans, Recording.load(file).elements, timeout, recorder.about)
     machine = describe_machine()
     console.print(machine_text(machine), style="dim")
     if json_file is not None:
         write_result(console, json_file, {**result, "machine": machine})
     if plot_file is not None:
-        plot(result, f"sums of what ranks select, {recorder.about}", plot_file)
-        say_file(console, "plot", plot_file)
+        with drawn(console, plot_file):
+            plot(result, f"sums of what ranks select, {recorder.about}", plot_file)
     if result.get("failed") or any(row["wrong"] for row in result.get("measured", ())):
         console.print("[red]something failed, or some sums were wrong[/]")
         raise typer.Exit(1)
@@ -182,7 +198,10 @@ def _default(ranks: str | None, simulates: bool) -> str:
 
 def _only(densities: list[float]) -> float:
     if len(densities) > 1:
-        raise typer.BadParameter("is one number with --simulate: call the command for each", param_hint="--density")
+        given = ",".join(f"{one:g}" for one in densities)
+        raise typer.BadParameter(
+            f"{given} are several, and --simulate takes one: call the command for each", param_hint="--density"
+        )
     return densities[0]
 
 
@@ -205,10 +224,17 @@ class _Recorder:
     """Recorded gradients: from a file if there is one, else from training."""
 
     def __init__(
-        self, console: Console, task: str, steps: int, kept: Path | None, data: Path | None, text: Path | None
+        self,
+        console: Console,
+        task: str,
+        steps: int,
+        kept: Path | None,
+        data: Path | None,
+        text: Path | None,
+        context: typer.Context,
     ) -> None:
         self._console, self._task, self._steps, self._kept = console, task, steps, kept
-        self._data, self._text = data, text
+        self._data, self._text, self._context = data, text, context
         check_writable(kept, "--gradients")
         self.about = f"gradients of {task} after {steps} steps"
 
@@ -225,6 +251,13 @@ class _Recorder:
                     param_hint="--gradients",
                 )
             self.about = f"gradients of {found.task} after {found.steps} steps"
+            for name, given, has in (("task", self._task, found.task), ("steps", self._steps, found.steps)):
+                if is_given(self._context, name) and given != has:
+                    raise typer.BadParameter(
+                        f"{given}, but {self._kept} has {self.about}: leave this out, or name another file",
+                        param_hint=f"--{name}",
+                    )
+            self._task, self._steps = found.task, found.steps
             return self._kept
         file = self._kept or folder / "gradients.npz"
         self._record(count, folder).save(file)
@@ -334,7 +367,9 @@ def _train(
     console.print(tables.training_table(rows, result["training_averages"], title))
 
 
-def _measure(console: Console, plans: list[MeasuredPlan], elements: int, timeout_s: float) -> dict[str, Any]:
+def _measure(
+    console: Console, plans: list[MeasuredPlan], elements: int, timeout_s: float, gradients: str
+) -> dict[str, Any]:
     rows: list[simulated.Row] = []
     failed: list[str] = []
     with counting(console, TextColumn("{task.fields[latest]}")) as bar:
@@ -353,6 +388,6 @@ def _measure(console: Console, plans: list[MeasuredPlan], elements: int, timeout
                 console.print(f"[red]{about}:[/] {error}", highlight=False)
                 continue
             found = measured.rows_of(plan, outcome, elements)
-            console.print(tables.measured_table(found, about))
+            console.print(tables.measured_table(found, f"{about}; {gradients}"))
             rows += found
-    return {"measured": rows, "failed": failed, "about": measured.ABOUT}
+    return {"measured": rows, "failed": failed, "about": {**measured.ABOUT, "gradients": gradients}}

@@ -14,7 +14,7 @@ from telegrad.bench.machine import describe_machine, machine_text
 from telegrad.bench.training_step_plan import WAYS, Row, TrainingStepPlan, verdicts_of
 from telegrad.cli.console import table_console
 from telegrad.cli.options import CalibratesFirst, JobTimeout, RowsFile, names_among, networks_of
-from telegrad.cli.outputs import check_all_writable, say_file, write_result, written
+from telegrad.cli.outputs import check_all_writable, drawn, write_result
 from telegrad.cli.progress import counting
 from telegrad.launch import LaunchError
 from telegrad.report.measured_steps import lines_of, plot, table_of, title_of
@@ -38,14 +38,17 @@ def training_step(
     calibrates: CalibratesFirst = True,
     json_file: RowsFile = None,
     plot_file: Annotated[
-        Path | None, typer.Option("--plot-file", dir_okay=False, help="Draw the steps' times into this PNG file.")
+        Path | None,
+        typer.Option("--plot", "--plot-file", dir_okay=False, help="Draw the steps' times into this PNG file."),
     ] = None,
     timeout: JobTimeout = 600.0,
 ) -> None:
     """Time training steps: DDP over Gloo and over telegrad, and Synchronizers with each of their plans, in turn.
 
     All ways train the same model on the same data in the same processes, a few steps each, in several orders.
-    Times are medians over turns of the mean step, of the slowest rank, with zero_grad() and the optimiser.
+    Times are medians over turns of the mean step, of the slowest rank, with zero_grad() and the optimiser;
+    [bold]backward[/] and [bold]exposed[/] those of a Synchronizer's own report over its last passes, warming up
+    included, so that with few turns they may be longer than the step. [bold]to fastest[/]: of the medians.
     [bold]predicted[/]: forward pass as profiled, the plan's time line, and the optimiser as measured. Ranks have one
     thread each; where there are more ranks than cores, they share those, and all steps are longer.
 
@@ -54,7 +57,7 @@ def training_step(
     of what is judged is said, and is no error.
     """
     console = table_console()
-    check_all_writable({"--json": json_file, "--plot-file": plot_file})
+    check_all_writable({"--json": json_file, "--plot": plot_file})
     if importlib.util.find_spec("torch") is None:
         raise typer.BadParameter("torch is not installed: pip install 'telegrad[torch]'")
     chosen, (network,) = tuple(names_among(ways, WAYS, "--ways")), networks_of([network])
@@ -63,6 +66,7 @@ def training_step(
         for model in names_among(models, _MODELS, "--models")
     ]
     rows: list[Row] = []
+    failed: list[dict[str, str]] = []
     with counting(console, TextColumn("{task.fields[latest]}")) as bar:
         shown = bar.add_task("", total=sum(plan.blocks for plan in plans), latest="")
         for plan in plans:
@@ -71,10 +75,10 @@ def training_step(
                 rows += _run(plan, timeout, lambda way: bar.update(shown, advance=1, latest=way))
             except (LaunchError, RuntimeError) as error:
                 console.print(f"[red]{plan.model}:[/] {error}", highlight=False)
-                raise typer.Exit(1) from error
+                failed.append({"model": plan.model, "error": str(error)})
     for plan in plans:
-        of_model = [row for row in rows if row["model"] == plan.model]
-        console.print(table_of(of_model, title_of(of_model)))
+        if of_model := [row for row in rows if row["model"] == plan.model]:
+            console.print(table_of(of_model, title_of(of_model)))
     for line in lines_of(rows):
         console.print(line, highlight=False)
     machine = describe_machine()
@@ -84,13 +88,13 @@ def training_step(
             {"model": one.model, "best": one.best, "ratio": one.ratio, "error": one.error, "prediction_off": one.off}
             for one in verdicts_of(rows)
         ]
-        write_result(console, json_file, {"rows": rows, "verdicts": verdicts, "machine": machine})
-    if plot_file is not None:
-        with written(console, plot_file):
+        write_result(console, json_file, {"rows": rows, "failed": failed, "verdicts": verdicts, "machine": machine})
+    if plot_file is not None and rows:
+        with drawn(console, plot_file):
             plot(rows, f"training steps, {ranks} ranks, {network}", plot_file)
-        say_file(console, "plot", plot_file)
     if any(row["apart"] > _APART for row in rows):
         console.print("[red]some ways have trained other weights than the first[/]")
+    if failed or any(row["apart"] > _APART for row in rows):
         raise typer.Exit(1)
 
 

@@ -14,7 +14,7 @@ from telegrad.bench.transfers_plan import BOUND, OPERATIONS, Row, TransfersPlan
 from telegrad.cli.console import table_console
 from telegrad.cli.gpu_options import described_gpu, rank_counts
 from telegrad.cli.options import JobTimeout, RowsFile, byte_sizes, names_among
-from telegrad.cli.outputs import GrowingResult, check_all_writable, say_file
+from telegrad.cli.outputs import GrowingResult, check_all_writable, drawn
 from telegrad.cli.progress import counting
 from telegrad.report.transfers import enqueueing_text, plot, table_of
 
@@ -60,8 +60,8 @@ def transfers(
     if result.rows:
         console.print(enqueueing_text(result.rows), highlight=False)
         if plot_file is not None:
-            plot(result.rows, f"device tensors on {machine['gpu']}", plot_file)
-            say_file(console, "plot", plot_file)
+            with drawn(console, plot_file):
+                plot(result.rows, f"device tensors on {machine['gpu']}", plot_file)
     result.end(console)
 
 

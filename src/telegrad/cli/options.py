@@ -163,4 +163,5 @@ def refuse_given(context: typer.Context, names: Sequence[str], why: str) -> None
     """Raises ``BadParameter`` if the command line has the option of one of these parameters, which has no effect."""
     for name in names:
         if is_given(context, name):
-            raise typer.BadParameter(f"{why}: leave this out", param_hint=f"--{name.replace('_', '-')}")
+            hint = next(one.opts[0] for one in context.command.params if one.name == name)
+            raise typer.BadParameter(f"{why}: leave this out", param_hint=hint)

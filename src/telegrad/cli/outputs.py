@@ -65,8 +65,17 @@ def say_file(console: Console, what: str, path: Path) -> None:
 
 def write_result(console: Console, path: Path, result: Mapping[str, object], *, what: str = "rows") -> None:
     """Writes ``result`` as JSON, and says that ``what`` it holds is there."""
-    path.write_text(json.dumps(result, indent=1, allow_nan=False) + "\n")
+    with written(console, path):
+        path.write_text(json.dumps(result, indent=1, allow_nan=False) + "\n")
     say_file(console, what, path)
+
+
+@contextlib.contextmanager
+def drawn(console: Console, path: Path) -> Iterator[None]:
+    """Within it a plot is drawn into ``path``, as within ``written``; then says that it is there."""
+    with written(console, path):
+        yield
+    say_file(console, "plot", path)
 
 
 class GrowingResult:
@@ -101,9 +110,13 @@ class GrowingResult:
         if self._path is None:
             return
         text = json.dumps({"rows": self.rows, "failures": self.failures, **self._about}, indent=1, allow_nan=False)
-        partial = self._path.with_name(self._path.name + ".partial")  # whoever reads meanwhile finds a whole file
-        partial.write_text(text + "\n")
-        partial.replace(self._path)
+        with written(Console(stderr=True), self._path):
+            if self._path.exists() and not self._path.is_file():  # a pipe or a device, to be written, not replaced
+                self._path.write_text(text + "\n")
+                return
+            partial = self._path.with_name(self._path.name + ".partial")  # whoever reads meanwhile finds a whole file
+            partial.write_text(text + "\n")
+            partial.replace(self._path)
 
     def say_failures(self, console: Console) -> None:
         """What could not be measured, with all that is known of why."""

@@ -35,8 +35,10 @@ def source_files(root: Path | None = None) -> list[Path]:
     folder = Path(sysconfig.get_paths()["stdlib"]) if root is None else root
     files = [path for path in sorted(folder.rglob("*.py")) if not _FOREIGN.intersection(path.relative_to(folder).parts)]
     if not files:
+        if root is not None:
+            raise FileNotFoundError(f"--text {root} has no *.py file to train on: name a folder that has")
         raise FileNotFoundError(
-            f"root={str(folder)!r} has no *.py file to train on: install Python's standard library with its sources"
+            f"{folder} has no *.py file to train on: install Python's standard library with its sources"
         )
     return files
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Self
 
-from telegrad.launch import processes
+from telegrad.launch import processes, shared_memory
 from telegrad.launch.exchange import ExchangeServer
 from telegrad.launch.joining import EXCHANGE, LAUNCHER, RANK, WORLD_SIZE
 from telegrad.launch.pmi import PmiServer
@@ -59,7 +59,12 @@ class RankFailed(LaunchError):  # noqa: N818
 
 
 class RanksTimedOut(LaunchError):  # noqa: N818
-    """The ranks were not done within ``timeout_s`` and have been killed; the message shows where each was."""
+    """The ranks were not done within ``timeout_s`` and have been killed; the message shows where each was, from its
+    second line on."""
+
+    def __init__(self, message: str, *, timeout_s: float | None = None) -> None:
+        super().__init__(message)
+        self.timeout_s = timeout_s
 
 
 @dataclass
@@ -122,6 +127,7 @@ class Ranks:
         self._selector: selectors.BaseSelector = selectors.DefaultSelector()
         self._exchange: ExchangeServer | None = None
         self._pmi: PmiServer | None = None
+        self._shared: set[Path] = set()  # files that killed ranks would leave
 
     def __enter__(self) -> Self:
         try:
@@ -213,6 +219,7 @@ class Ranks:
         """Ends all ranks that still run, first by SIGTERM, and frees everything. A second call does nothing."""
         self._on_line = None  # nobody's mistake may stop this
         try:
+            self._note_shared()
             for rank in self.running():
                 self._signal_group(rank, signal.SIGTERM)
             self._handle(_GRACE_S, lambda: not self.running())
@@ -220,9 +227,12 @@ class Ranks:
             self._free()
 
     def _free(self) -> None:
+        self._note_shared()
         for rank in self.running():
             self._signal_group(rank, signal.SIGKILL)
             self._reap(rank)
+        shared_memory.remove(self._shared)
+        self._shared.clear()
         if self._exchange is not None:
             self._exchange.close()
             self._exchange = None
@@ -235,18 +245,29 @@ class Ranks:
         self._ranks.clear()
         self._selector.close()
 
+    def _note_shared(self) -> None:
+        """Must come before a signal: what a dead process had mapped, nobody can say."""
+        if self._mpich:
+            self._shared |= shared_memory.mapped_by(self._ranks[rank].process.pid for rank in self.running())
+
     def _signal_group(self, rank: int, number: int) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._ranks[rank].process.pid, number)
 
     def _give_up(self) -> None:
-        for rank in self.running():
+        running = self.running()
+        asked = [rank for rank in running if _catches(self._ranks[rank].process.pid, signal.SIGUSR1)]
+        for rank in asked:  # the others it would kill
             self.signal(rank, signal.SIGUSR1)
         self._handle(_TRACEBACK_S, lambda: False)
-        running = self.running()
-        where = "\n".join(f"rank {rank} was here:\n{_text(self._ranks[rank].stderr)}" for rank in running)
+        where = "\n".join(
+            f"rank {rank} was here:\n{_text(self._ranks[rank].stderr)}"
+            if rank in asked
+            else f"rank {rank} was still being started"
+            for rank in running
+        )
         late = f"ranks {running} of {self._size} were not done within timeout_s={self._timeout_s:g} s"
-        raise RanksTimedOut(f"{late}\n{where}")
+        raise RanksTimedOut(f"{late}\n{where}", timeout_s=self._timeout_s)
 
     def _listen(self, stream: IO[bytes], take: Callable[[bytes], None]) -> None:
         descriptor = stream.fileno()
@@ -299,6 +320,16 @@ class Ranks:
                 self._selector.get_key(stream.fileno()).data()
         started.exit = RankExit(rank, returncode, _text(started.stderr))
         self._exits.append(started.exit)
+
+
+def _catches(process: int, number: int) -> bool:
+    """Whether ``process`` has a handler for the signal by now."""
+    try:
+        status = Path(f"/proc/{process}/status").read_text()
+    except OSError:
+        return False
+    mask = next((line.split()[1] for line in status.splitlines() if line.startswith("SigCgt:")), "0")
+    return bool(int(mask, 16) >> (number - 1) & 1)
 
 
 def _text(data: bytearray) -> str:

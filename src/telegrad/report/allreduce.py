@@ -13,6 +13,7 @@ from rich.table import Table
 from telegrad.bench.peers import PEERS, title_of
 from telegrad.bench.plan import text_of
 from telegrad.bench.registry import BENCHMARKS
+from telegrad.comm.encoded import WIRES
 from telegrad.report.durations import duration
 
 Row = Mapping[str, Any]
@@ -112,6 +113,17 @@ def plot(rows: Sequence[Row], title: str, path: Path) -> None:
     pyplot.close(figure)
 
 
+def _bounds_of(rows: Sequence[Row]) -> dict[str, list[tuple[int, float]]]:
+    """Size and bound in seconds, of full floats by ``""`` and of wires that send less by their names: such that round
+    to as many bits share a line."""
+    by_bits: dict[tuple[tuple[int, float], ...], list[str]] = {}
+    for name in dict.fromkeys(row["algorithm"] for row in rows):
+        points = {(row["bytes"], row["bound_s"]) for row in rows if row["algorithm"] == name}
+        if bounds := tuple(sorted((size, bound) for size, bound in points if bound is not None)):
+            by_bits.setdefault(bounds, []).append(name)
+    return {", ".join(name for name in names if name in WIRES): list(bounds) for bounds, names in by_bits.items()}
+
+
 def _draw(axes: Any, rows: Sequence[Row]) -> None:
     for algorithm in dict.fromkeys(row["algorithm"] for row in rows):
         points = [(row["bytes"], row["median_s"]) for row in rows if row["algorithm"] == algorithm]
@@ -122,9 +134,9 @@ def _draw(axes: Any, rows: Sequence[Row]) -> None:
         points = [(size, median_s) for size, median_s in medians.items() if median_s is not None]
         if points:
             axes.plot(*zip(*points, strict=True), marker=marker, markersize=4, linestyle="--", label=title_of(peer))
-    bounds = sorted({(row["bytes"], row["bound_s"]) for row in rows if row["bound_s"] is not None})
-    if bounds:
-        axes.plot(*zip(*bounds, strict=True), color="black", linestyle=":", label="bound")
+    for names, bounds in _bounds_of(rows).items():
+        label = f"bound of {names}" if names else "bound"
+        axes.plot(*zip(*bounds, strict=True), color="0.5" if names else "black", linestyle=":", label=label)
     axes.set(xscale="log", yscale="log", xlabel="bytes", ylabel="seconds (median)")
     axes.grid(visible=True, which="major", alpha=0.3)
     axes.legend()

@@ -26,9 +26,10 @@ def lines_of(summary: Summary) -> list[str]:
             f"rows; worst {_text_of(summary.worst_choice)}"
         )
     if summary.most_unlike is not None:
+        so = ": so two measurements of one thing differ" if summary.unlike else ""
         lines.append(
             f"the algorithm that auto chose, under its own name: apart by more than that in {summary.unlike} of "
-            f"{summary.twice} rows, at most {_text_of(summary.most_unlike)}: so two measurements of one thing differ"
+            f"{summary.twice} rows, at most {_text_of(summary.most_unlike)}{so}"
         )
     rate, payload = rate_bytes_per_s(summary.network), payload_bytes_per_s(summary.network)
     if summary.bound_shares and rate and payload:

@@ -19,7 +19,7 @@ def table_of(rows: Sequence[Row], title: str) -> Table:
     """One line for each way; ratios are of medians, to the fastest."""
     table = Table(title=title, title_justify="left", header_style="bold")
     table.add_column("", no_wrap=True)
-    for name in ("step", "p90", "ratio", "groups", "backward", "exposed", "predicted", "off"):
+    for name in ("step", "p90", "to fastest", "groups", "backward", "exposed", "predicted", "off"):
         table.add_column(name, justify="right", no_wrap=True)
     fastest_s = min(row["median_s"] for row in rows)
     for row in rows:
@@ -50,8 +50,11 @@ def lines_of(rows: Sequence[Row]) -> list[str]:
     """What is judged of each model, in words."""
     lines = []
     for verdict in verdicts_of(rows):
-        speed = "no slower than" if verdict.is_as_fast else "SLOWER than"
-        ratio = f"{verdict.ratio:.2f} ± {verdict.error:.2f} of it, {1 + SLOWER_SHARE:.2f} allowed"
+        slower = "slower than" if verdict.error is None else "SLOWER than"
+        speed = "no slower than" if verdict.is_as_fast else slower
+        error = "" if verdict.error is None else f" ± {verdict.error:.2f}"
+        few = "; too few rounds to judge" if verdict.error is None else ""
+        ratio = f"{verdict.ratio:.2f}{error} of it, {1 + SLOWER_SHARE:.2f} allowed{few}"
         said = f"{verdict.model}: auto is {speed} {verdict.best} ({ratio})"
         if verdict.off is None:
             said += "; it made no plan"

@@ -76,7 +76,7 @@ def plot(rows: Sequence[Row], title: str, path: Path) -> None:
     names = list(dict.fromkeys(map(name_of, rows)))
     ranks = sorted({row["ranks"] for row in rows})
     markers = {count: _MARKERS[index % len(_MARKERS)] for index, count in enumerate(ranks)}
-    colors = {name: f"C{index}" for index, name in enumerate(names)}
+    colors = dict(zip(names, pyplot.colormaps["tab20"](range(20)), strict=False))  # there are more than ten collectives
     times = [row[field] for row in rows for field in ("predicted_s", "median_s")]
     ends = [min(times) / 1.5, max(times) * 1.5]
 

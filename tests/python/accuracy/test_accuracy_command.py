@@ -97,7 +97,7 @@ def test_a_small_study_and_that_it_goes_on(
     assert "apt-get install dataset-fashion-mnist" in output
     status, output = _run(*common, "--text", data, "--task", "lstm")
     assert status == 2
-    assert "choose another folder" in output
+    assert f"not with --data {data} --text {data}: give these again, or choose another folder with --out" in output
 
     files[0].write_text("{}")
     status, output = _run(*common, "--sweep", "none")
@@ -109,8 +109,10 @@ def test_a_plan_is_only_told(data: Path, tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(bench_accuracy, "time_steps", lambda _, runs, **__: {run.name: run.batch for run in runs})
     monkeypatch.delattr(bench_accuracy, "train")
     arguments = ("--task", "vgg", "--steps", 60, "--methods", "dense", "--batch", 60, "--sweep", "batch", "--jobs", 2)
-    status, output = _run("--data", data, "--out", tmp_path, *arguments, "--plan")
+    out = tmp_path / "not made"
+    status, output = _run("--data", data, "--out", out, *arguments, "--plan")
     assert status == 0, output
+    assert not out.exists()
     seconds = 60 * 3 * 60 + 7 * (128 + 256 + 512 + 1024 + 2048)
     assert "8 runs of 1 tasks, 215 steps" in output
     assert f"vgg: 8 runs, {seconds / 60:.1f} min of one core about {seconds / 120:.1f} min with 2 at a time" in output
@@ -159,7 +161,10 @@ def test_how_it_ends_early(
         (("--sweep", "steps"), "'steps' does not exist: use batch, ranks"),
         (("--size", "huge"), "'huge' does not exist: use small, large"),
         (("--density", "2"), "'2' is no part of 1"),
-        (("--batch", "30"), "batch=30 must be a multiple of ranks=4"),
+        (("--batch", "30"), "Invalid value for --batch: 30 must be a multiple of ranks=4"),
+        (("--methods", "momentum", "--task", "gpt"), "momentum fit none of these tasks: gpt has dense, reused"),
+        (("--plan", "--json", "rows.json"), "Invalid value for --json: --plan measures nothing to write"),
+        (("--out", "/proc/x", "--task", "vgg", "--sweep", "none"), "Invalid value for --out: cannot write /proc/x"),
         (("--json", "/nowhere/rows.json"), "/nowhere does not exist"),
         (("--time-plot", "times.png"), "needs --iterations FILE: how long an iteration takes"),
         (("--iterations", __file__), "has no rows of weak scaling: write one with telegrad bench topk-allreduce"),

@@ -11,8 +11,13 @@ import pytest
 from typer.testing import CliRunner
 
 from telegrad import _core
+from telegrad.bench.plan import Measured, Plan, Timing
 from telegrad.bench.registry import BENCHMARKS
+from telegrad.bench.runner import Outcome
+from telegrad.cli import bench_allreduce
 from telegrad.cli.bench import app
+from telegrad.launch import LaunchError
+from telegrad.report.allreduce import _bounds_of
 
 pytestmark = pytest.mark.ranks("torch")
 
@@ -148,6 +153,28 @@ def test_a_run_that_takes_too_long_is_ended_and_told() -> None:
     status, output = _bench("--ranks", "2", *_SHM, "--sizes", "64MiB", "--seconds", "60", "--timeout", "1")
     assert status == 1
     assert "were not done within timeout_s=1 s" in output
+
+
+def test_a_network_that_fails_costs_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(plan: Plan, **_: object) -> Outcome:
+        if plan.network == "shm":
+            raise LaunchError("rank 1 is gone")
+        return Outcome([Measured("auto", 4, Timing(1e-3, 1e-3, 1e-3), 4.0, 0, "ucx", 3, chosen="ring")])
+
+    monkeypatch.setattr(bench_allreduce, "run", run)
+    found = tmp_path / "rows.json"
+    status, output = _bench("--network", "shm,tcp", "--peers", "none", "--sizes", "4", "--json", str(found))
+    assert status == 1
+    assert "shm: rank 1 is gone" in output
+    result = json.loads(found.read_text())
+    assert [row["network"] for row in result["rows"]] == ["tcp"]
+    assert result["failed"] == [{"network": "shm", "error": "rank 1 is gone"}]
+
+
+def test_each_wire_has_a_bound_of_its_own() -> None:
+    bounds = {"auto": 4.0, "ring": 4.0, "bf16": 2.0, "f16": 2.0, "qsgd4": 0.5, "int8": None}
+    rows = [{"algorithm": name, "bytes": 8, "bound_s": bound} for name, bound in bounds.items()]
+    assert _bounds_of(rows) == {"": [(8, 4.0)], "bf16, f16": [(8, 2.0)], "qsgd4": [(8, 0.5)]}
 
 
 @pytest.mark.parametrize(

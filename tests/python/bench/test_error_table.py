@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 
 from telegrad import _core
 from telegrad.bench.error_table import BEGIN, END, Row, began_s, described, insert
+from telegrad.cli import bench_errors
 from telegrad.cli.bench import app
 from telegrad.report.errors import markdown, table_of
 
@@ -103,18 +104,35 @@ def test_a_page_without_markers_is_left_alone(tmp_path: Path, text: str) -> None
 
 
 @_needs_ucx
-def test_what_really_happens_is_written(tmp_path: Path) -> None:
+def test_what_really_happens_is_told() -> None:
+    done = CliRunner().invoke(app, ["errors", "--peer", "none", "--scenes", "kill,size"], env={"COLUMNS": "200"})
+    assert done.exit_code == 0, done.output
+    assert "PeerFailed that names rank 1" in done.output
+    assert "MismatchedCall that names rank 1" in done.output
+
+
+def test_the_page_names_what_was_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     page = tmp_path / "errors.md"
     page.write_text(f"{BEGIN}\n{END}\n")
-    done = CliRunner().invoke(
-        app,
-        ["errors", "--peer", "none", "--scenes", "kill,size", "--into", str(page)],
-        env={"COLUMNS": "200"},
-    )
+    monkeypatch.setattr(bench_errors, "measure", lambda *_, **__: [Row("`kill -9`", {"telegrad": "rank 0: c"})])
+    done = CliRunner().invoke(app, ["errors", "--peer", "none", "--give-up", "3", "--into", str(page)])
     assert done.exit_code == 0, done.output
-    table = page.read_text()
-    assert "| `kill -9` | ranks 0, 2: PeerFailed that names rank 1" in table
-    assert "MismatchedCall that names rank 1" in table
+    assert "Measured by `telegrad bench errors --peer none --give-up 3` on" in page.read_text()
+
+
+def test_a_page_that_would_not_do_is_refused_before_anything_is_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(bench_errors, "measure")
+    page = tmp_path / "errors.md"
+    page.write_text("no markers")
+    done = CliRunner().invoke(app, ["errors", "--into", str(page)], env={"COLUMNS": "300"})
+    assert done.exit_code == 2
+    assert "must hold the lines" in done.output
+    done = CliRunner().invoke(app, ["errors", "--scenes", "kill", "--into", str(page)], env={"COLUMNS": "300"})
+    assert done.exit_code == 2
+    assert "would lose freeze, size, dtype, reduction, nan: leave out --scenes, or this" in done.output
+    assert page.read_text() == "no markers"
 
 
 @pytest.mark.parametrize(

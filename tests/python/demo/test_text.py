@@ -79,7 +79,7 @@ def test_validation_covers_the_same_windows_for_any_number_of_ranks(library: Pat
 
 
 def test_no_sources(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match=r"has no \*\.py file to train on: install"):
+    with pytest.raises(FileNotFoundError, match=r"has no \*\.py file to train on: name a folder that has"):
         text.source_files(tmp_path)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import signal
 import subprocess
@@ -53,6 +54,15 @@ def ignore_sigterm() -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     print(os.getpid(), flush=True)
     time.sleep(60)
+
+
+def map_a_file(path: str) -> None:
+    with open(path, "w+b") as file:
+        file.truncate(mmap.PAGESIZE)
+        mapped = mmap.mmap(file.fileno(), mmap.PAGESIZE)
+    print("ready", flush=True)
+    time.sleep(60)
+    mapped.close()
 
 
 def leave_a_child() -> None:

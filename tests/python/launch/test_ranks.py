@@ -76,6 +76,33 @@ def test_a_time_out_kills_and_shows_where_the_ranks_were() -> None:
     assert "hang_in_this_function" in str(caught.value)
 
 
+def test_a_time_out_before_ranks_run_kills_none_of_them_unseen() -> None:
+    """The signal that asks where a rank is would end one that has no handler for it yet."""
+    ranks = _ranks("swap", 2, timeout_s=1.0, prefix_of=lambda _: ["sh", "-c", "exec sleep 60", "sh"])
+    with ranks:
+        with pytest.raises(RanksTimedOut, match=r"ranks \[0, 1\] of 2 were not done within timeout_s=1 s") as caught:
+            ranks.wait()
+        assert ranks.running() == [0, 1]
+    assert caught.value.timeout_s == 1.0
+    assert str(caught.value).splitlines()[1:] == [f"rank {rank} was still being started" for rank in range(2)]
+
+
+def test_killed_ranks_leave_nothing_of_mpich_in_shared_memory() -> None:
+    ours, other = (Path(f"/dev/shm/mpich_shm_telegrad_{os.getpid()}_{name}") for name in ("ours", "other"))
+    ready: list[int] = []
+    try:
+        other.write_bytes(b"of another job")
+        with _ranks("map_a_file", 1, str(ours), mpich=True, on_line=lambda rank, _: ready.append(rank)) as ranks:
+            while not ready:
+                ranks.listen()
+            assert ours.exists()
+        assert not ours.exists()
+        assert other.exists()
+    finally:
+        for file in (ours, other):
+            file.unlink(missing_ok=True)
+
+
 def test_one_rank_can_be_killed_while_the_others_go_on() -> None:
     with _ranks("hang_in_this_function", 2, on_line=lambda rank, _: ranks.signal(rank, signal.SIGKILL)) as ranks:
         exits = ranks.wait(until_all=True)
