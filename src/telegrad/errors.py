@@ -14,9 +14,10 @@ class TransportError(Exception):
 
     ``rank`` reports; ``peer`` is the culprit, the same on all survivors (``None`` if unknown), and ``host`` the name of
     its machine; ``operation`` is the operation that was running and ``tag`` its sequence number on this communicator
-    (of a send or recv the message's tag). Of a communicator that ``split()`` made, ``group`` is its name, and
-    ``parent_rank`` and ``parent_peer`` are ``rank`` and ``peer`` as the communicator that it was split from numbers
-    them; ``None`` of others.
+    (of a send or recv the message's tag). Of a communicator that ``split()`` made, or that has some of a job's ranks
+    (``from_torch(group)``, ``new_group`` of the backend ``telegrad``), ``group`` is its name, and ``parent_rank`` and
+    ``parent_peer`` are ``rank`` and ``peer`` as the communicator that it was split from, or the job, numbers them;
+    ``None`` of others.
     """
 
     def __init__(

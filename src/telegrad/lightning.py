@@ -11,9 +11,10 @@ import inspect
 import math
 import sys
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from telegrad.comm import Communicator
@@ -41,34 +42,43 @@ class GradientExchange(Callback):
     """A callback of Lightning that averages the gradients of a model with ``ddp_hook`` when ``fit`` has wrapped it in
     DistributedDataParallel, and keeps what has not been sent in Lightning's checkpoints.
 
-    ``options``: those of DDPState; ``timeout_s`` and ``interface``: as for ``Communicator.from_torch``.
-    ``feedback="steps"`` and ``momentum`` find the optimiser of ``configure_optimizers`` by themselves. Checkpoints hold
+    ``options``: those of DDPState, and those of ``Communicator.from_torch`` but for its ``group``.
+    ``feedback="steps"`` and ``momentum`` find the optimiser of ``configure_optimizers`` by themselves; the scaler of
+    ``precision="16-mixed"`` is found too, with ``nonfinite="skip"``, unless these are given. Checkpoints hold
     the residuals of all ranks (``GatheredState``), and are restored on any number of them; they are to be written on
     all ranks together, as ModelCheckpoint and ``trainer.save_checkpoint`` do.
 
     What waits after a ``fit`` goes on in the next one of the same model with the same GradientExchange, with the
-    velocities; a checkpoint that ``fit`` is given takes its place. What cannot go on, as another model has come or a
+    velocities; a checkpoint that is read for that model takes its place. With ``strategy="ddp_spawn"`` and others whose
+    processes end with ``fit``, what waits ends too (``RuntimeWarning``): only checkpoints written inside ``fit`` have
+    it. What cannot go on, as another model has come or a
     parameter was frozen, is a ``RuntimeWarning`` that says how much it is.
 
     Raises ``TypeError`` for an option that does not exist. ``fit`` raises ``ValueError`` where the strategy is not DDP,
     ``TypeError`` and ``ValueError`` as DDPState does.
     """
 
-    def __init__(self, *, timeout_s: float = 1800.0, interface: str | None = None, **options: Any) -> None:
-        known = inspect.signature(DDPState).parameters
+    def __init__(self, **options: Any) -> None:
+        of_state, of_comm = _keywords_of(DDPState), _keywords_of(Communicator.from_torch)
         for name in options:
-            if name not in known or known[name].kind is not inspect.Parameter.KEYWORD_ONLY:
-                raise TypeError(f"GradientExchange has no argument {name!r}: its options are those of DDPState")
-        self._joining: dict[str, Any] = {"timeout_s": timeout_s, "interface": interface}
-        self._options = options
+            if name not in of_state | of_comm:
+                raise TypeError(
+                    f"GradientExchange has no argument {name!r}: its options are those of DDPState and of "
+                    "Communicator.from_torch"
+                )
+        self._joining = {name: value for name, value in options.items() if name in of_comm}
+        self._options = {name: value for name, value in options.items() if name in of_state}
         self._loaded: Mapping[str, Any] | None = None
+        self._loaded_for: LightningModule | None = None  # whose weights came with it; None: nobody said
+        self._reading: LightningModule | None = None  # whose checkpoint Lightning reads just now
         self._state: DDPState | None = None
         self._waiting: dict[str, Any] | None = None  # of the fit before, until a state has taken it over
         self._module: LightningModule | None = None  # whose gradients these are
 
     @property
     def state(self) -> DDPState | None:
-        """Of the last ``fit``; ``None`` before the first."""
+        """Of the last ``fit``; ``None`` before the first, and where its processes were others, as with
+        ``strategy="ddp_spawn"``."""
         return self._state
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -86,13 +96,25 @@ class GradientExchange(Callback):
                     f"the model has {len(trainer.optimizers)} optimizers: feedback='steps' and momentum are for one"
                 )
             options = {"optimizer": trainer.optimizers[0], **options}
+        scaler = getattr(getattr(trainer, "precision_plugin", None), "scaler", None)
+        if isinstance(scaler, torch.amp.GradScaler) and scaler.is_enabled() and "scaler" not in options:
+            options = {"nonfinite": "skip", **options, "scaler": scaler}
+        if _ends_with_fit(trainer) and (options.get("mode") != "dense" or options.get("momentum")):
+            warnings.warn(
+                "the processes of this strategy end with fit, and with them what they have not sent: later fits begin "
+                "without it, and only checkpoints that are written inside fit have it; use strategy='ddp'",
+                RuntimeWarning,
+                2,
+            )
         self._close()
         comm = Communicator.from_torch(**self._joining)
         self._state = state = DDPState(comm, ddp.named_parameters(), **options)
         waiting, self._waiting = self._waiting, None
-        if self._loaded is not None:
+        if self._loaded is not None and (self._loaded_for is None or self._loaded_for is pl_module):
+            if waiting is not None and self._module is not pl_module:
+                _warn_of_loss(waiting, "the fit before was of another model")
             GatheredState(state).load_state_dict(self._loaded)
-            self._loaded = None
+            self._loaded = self._loaded_for = None
         elif waiting is not None and self._module is not pl_module:
             _warn_of_loss(waiting, "the fit before was of another model")
         elif waiting is not None and trainer.ckpt_path is not None:
@@ -118,9 +140,17 @@ class GradientExchange(Callback):
             warnings.warn(f"this checkpoint lacks the gradients that were not sent yet ({error})", RuntimeWarning, 2)
             return {}
 
+    def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        """Lightning calls it before ``load_state_dict``, also for ``validate``, ``test`` and ``predict``, whose model
+        may be another one than is trained."""
+        self._reading = pl_module
+        if self._loaded_for is pl_module:  # it has other weights now
+            self._loaded = self._loaded_for = None
+
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Lightning calls it before there is a state."""
+        """Lightning calls it before there is a state of the fit; what it holds is for the model that is read."""
         self._loaded = state_dict or None
+        self._loaded_for, self._reading = self._reading, None
 
     def _close(self) -> None:
         """Lets go of the state of the fit before, but for what was not sent there."""
@@ -133,6 +163,18 @@ class GradientExchange(Callback):
             warnings.warn(f"the gradients that the fit before had not sent are lost ({error})", RuntimeWarning, 2)
         finally:
             state.comm.close()
+
+
+def _keywords_of(function: Callable[..., Any]) -> set[str]:
+    parameters = inspect.signature(function).parameters.values()
+    return {one.name for one in parameters if one.kind is inspect.Parameter.KEYWORD_ONLY}
+
+
+def _ends_with_fit(trainer: Trainer) -> bool:
+    """Whether this is the first rank of processes that Lightning has started for this ``fit`` alone."""
+    launcher = getattr(trainer.strategy, "launcher", None)
+    # By name: it is private, and may be of either package.
+    return any(one.__name__ == "_MultiProcessingLauncher" for one in type(launcher).__mro__) and trainer.is_global_zero
 
 
 def _go_on(state: DDPState, waiting: dict[str, Any]) -> None:

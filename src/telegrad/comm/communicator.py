@@ -13,7 +13,18 @@ from telegrad.comm import lifetime
 from telegrad.comm.arguments import checked_integer
 from telegrad.comm.device.nccl import NcclSums, SumGroup, check_setting, nccl_group
 from telegrad.comm.engine_core import bind_engine
-from telegrad.comm.groups import Options, checked_color, checked_key, connect, group_of, join_core, share
+from telegrad.comm.groups import (
+    OF_JOB,
+    Options,
+    check_job_ranks,
+    checked_color,
+    checked_key,
+    connect,
+    group_of,
+    join_core,
+    ranks_in_job,
+    share,
+)
 from telegrad.comm.moves import Moves
 from telegrad.comm.mpi import find_mpi_peers
 from telegrad.comm.nodes import checked_node, checked_nodes, numbered
@@ -72,6 +83,7 @@ class Communicator(Reductions, TopkReductions, Moves, PointToPoint):
 
         Works inside ``torchrun`` and ``srun``, whether or not ``torch.distributed`` is initialised, on any number of
         nodes. In a process of srun it sets RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT, unless they are.
+        Errors of a group that is not the whole job say which ranks of the job its ranks are (``parent_peer``).
         ``timeout_s`` bounds each operation; ``liveness_timeout_s``, the same on all ranks, says after how long a silent
         process is dead (``None``: never, for debuggers); ``interface`` names the network interface; ``join_timeout_s``
         bounds the wait for peers. ``tuning`` chooses the algorithms of calls that name none: ``"auto"``, what
@@ -91,6 +103,11 @@ class Communicator(Reductions, TopkReductions, Moves, PointToPoint):
         checked_node(node)
         device_group = nccl_group(group, check_setting(device_algorithm))
         peers = find_peers(group, join_timeout_s=join_timeout_s)
+        job_ranks: Sequence[int] = ()
+        if group is not None:
+            import torch.distributed as dist  # find_peers() has imported it
+
+            job_ranks = ranks_in_job(dist.get_process_group_ranks(group), dist.get_world_size())
         return cls.from_exchange(
             peers.rank,
             peers.size,
@@ -102,6 +119,7 @@ class Communicator(Reductions, TopkReductions, Moves, PointToPoint):
             node=node,
             device_algorithm=device_algorithm,
             device_group=device_group,
+            job_ranks=job_ranks,
         )
 
     @classmethod
@@ -118,12 +136,14 @@ class Communicator(Reductions, TopkReductions, Moves, PointToPoint):
         node: str | int | None = None,
         device_algorithm: str = AUTO,
         device_group: SumGroup | None = None,
+        job_ranks: Sequence[int] = (),
     ) -> Communicator:
         """Joins ``size`` ranks that find each other by ``exchange``.
 
         It takes this rank's bytes and returns every rank's, by rank; it is called once. ``device_group``: of the same
         ranks, whose NCCL may sum CUDA tensors (``telegrad.comm.device.nccl.TorchGroup(group)``); ``None`` on all ranks:
-        there is none. The other arguments and the errors are those of ``from_torch``.
+        there is none. ``job_ranks``: by rank, which ranks of the job they are, for errors to say so; empty: they have
+        no other numbers. The other arguments and the errors are those of ``from_torch``.
         """
         timeout_s, liveness_timeout_s = _checked_options(timeout_s, liveness_timeout_s, interface)
         if check_setting(device_algorithm) == NCCL and device_group is None:
@@ -135,6 +155,7 @@ class Communicator(Reductions, TopkReductions, Moves, PointToPoint):
             )
         if not 0 <= rank < size:
             raise ValueError(f"rank={rank} of size={size} is no rank: use an int in [0, size)")
+        check_job_ranks(job_ranks, size)
         if not hasattr(_core.Communicator, "ucx"):
             raise ImportError(
                 "this telegrad was built without UCX (TELEGRAD_UCX=none), so it reaches no other process: install "
@@ -144,11 +165,12 @@ class Communicator(Reductions, TopkReductions, Moves, PointToPoint):
             timeout_s,
             liveness_timeout_s,
             interface,
+            group=OF_JOB if job_ranks else "",
             node=checked_node(node),
             device_algorithm=device_algorithm,
             device_group=None if device_algorithm == HOST_TRANSFER else device_group,
         )
-        return cls._join(rank, size, exchange, tuning, options)
+        return cls._join(rank, size, exchange, tuning, options, job_ranks)
 
     @classmethod
     def from_mpi(
@@ -187,7 +209,13 @@ class Communicator(Reductions, TopkReductions, Moves, PointToPoint):
 
     @classmethod
     def _join(
-        cls, rank: int, size: int, exchange: Exchange, tuning: Tuning | str | None, options: Options
+        cls,
+        rank: int,
+        size: int,
+        exchange: Exchange,
+        tuning: Tuning | str | None,
+        options: Options,
+        job_ranks: Sequence[int] = (),
     ) -> Communicator:
         if lifetime.forked_from_joined and options.make_driver is None:
             raise RendezvousError(
@@ -200,7 +228,7 @@ class Communicator(Reductions, TopkReductions, Moves, PointToPoint):
         )
         bind_engine()
         report_on_signal()
-        core = join_core(rank, size, agreement.swap, options, report_folder())
+        core = join_core(rank, size, agreement.swap, options, report_folder(), options.group, job_ranks)
         communicator = cls(core, replace(options, tuning=None if agreement.is_built_in else AUTO))
         communicator._place = agreement.place
         communicator._use_nodes(agreement.nodes)

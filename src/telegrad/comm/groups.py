@@ -21,6 +21,8 @@ from telegrad.errors import TransportError
 from telegrad.plan import Place, Tuning
 
 _NO_GROUP = -1
+OF_JOB = "process group of the job"
+"""What errors call a communicator whose ranks are some of torch's job: its parent is the job."""
 Gather = Callable[[npt.NDArray[Any]], npt.NDArray[Any]]
 """Every rank's array, by rank, for one's own of the same shape; all ranks of the communicator call it."""
 
@@ -63,6 +65,18 @@ class Group:
     def name_in(self, parent: str) -> str:
         """What errors call it; ``parent``: the name of the communicator that it is split from, empty for the first."""
         return f"split(color={self.color})" + (f" of {parent}" if parent else "")
+
+
+def ranks_in_job(ranks: Sequence[int], job_size: int) -> tuple[int, ...]:
+    """``ranks`` of torch's job that a process group has, by rank in the group; empty where these are all, in their
+    order, so that both numbers are one."""
+    return () if list(ranks) == list(range(job_size)) else tuple(ranks)
+
+
+def check_job_ranks(ranks: Sequence[int], size: int) -> None:
+    """Raises ``ValueError`` unless there is one for each of ``size`` ranks, or none."""
+    if ranks and len(ranks) != size:
+        raise ValueError(f"job_ranks={list(ranks)} must name {size} ranks of the job, one for each rank, or none")
 
 
 def checked_color(color: Any) -> int:

@@ -13,7 +13,6 @@ from rich.table import Table
 from telegrad.bench.peers import PEERS, title_of
 from telegrad.bench.plan import text_of
 from telegrad.bench.registry import BENCHMARKS
-from telegrad.comm.encoded import WIRES
 from telegrad.report.durations import duration
 
 Row = Mapping[str, Any]
@@ -121,7 +120,8 @@ def _bounds_of(rows: Sequence[Row]) -> dict[str, list[tuple[int, float]]]:
         points = {(row["bytes"], row["bound_s"]) for row in rows if row["algorithm"] == name}
         if bounds := tuple(sorted((size, bound) for size, bound in points if bound is not None)):
             by_bits.setdefault(bounds, []).append(name)
-    return {", ".join(name for name in names if name in WIRES): list(bounds) for bounds, names in by_bits.items()}
+    exact = BENCHMARKS["allreduce"].algorithms
+    return {", ".join(name for name in names if name not in exact): list(bounds) for bounds, names in by_bits.items()}
 
 
 def _draw(axes: Any, rows: Sequence[Row]) -> None:

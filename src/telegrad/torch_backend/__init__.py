@@ -15,6 +15,7 @@ try:
 except ImportError as error:
     raise ImportError("telegrad.torch_backend needs torch: pip install 'telegrad[torch]'") from error
 
+from telegrad.comm.groups import ranks_in_job
 from telegrad.torch_backend.options import Options
 from telegrad.torch_backend.process_group import ProcessGroup
 
@@ -29,7 +30,15 @@ def _create(options: Any, backend_options: Any) -> ProcessGroup:
         raise TypeError(
             f"pg_options={backend_options!r}: give telegrad.torch_backend.Options(...) to the backend {NAME!r}"
         )
-    return ProcessGroup.join(options.store, options.group_rank, options.group_size, options.timeout, backend_options)
+    ranks = options.global_ranks_in_group  # none of the group that torch makes first, which is the job
+    return ProcessGroup.join(
+        options.store,
+        options.group_rank,
+        options.group_size,
+        options.timeout,
+        backend_options,
+        ranks_in_job(ranks, dist.get_world_size()) if ranks else (),
+    )
 
 
 if NAME not in dist.Backend.backend_list:

@@ -29,12 +29,19 @@ BITWISE: dict[str, Merge] = {
 """Reductions that a Communicator does not have."""
 
 
+OPS = {"SUM": "sum", "PREMUL_SUM": "sum", "AVG": "avg", "PRODUCT": "prod", "MIN": "min", "MAX": "max"}
+"""What a Communicator calls torch's reductions."""
+
+
 @dataclass(frozen=True)
 class Operand:
-    """``held``: contiguous memory with ``tensor``'s elements, ``tensor``'s own where it can be."""
+    """``held``: contiguous memory with ``tensor``'s elements, ``tensor``'s own where it can be. ``op``: what the
+    Communicator is to do with it; ``divisor``: what integers, of which it has sums only, are divided by afterwards."""
 
     tensor: torch.Tensor
     held: torch.Tensor
+    op: str = "sum"
+    divisor: int = 1
 
     @property
     def tensors(self) -> list[torch.Tensor]:
@@ -44,12 +51,17 @@ class Operand:
     @property
     def finish(self) -> Callable[[], None] | None:
         """What is left to do once ``held`` has its contents, if that is not ``tensor``'s memory."""
-        is_own = self.held.data_ptr() == self.tensor.data_ptr() and self.held.dtype == self.tensor.dtype
-        return None if is_own else self.give_back
+        return None if self._is_own and self.divisor == 1 else self.give_back
+
+    @property
+    def _is_own(self) -> bool:
+        return self.held.data_ptr() == self.tensor.data_ptr() and self.held.dtype == self.tensor.dtype
 
     def give_back(self) -> None:
-        """Gives ``tensor`` what ``held`` has now."""
-        if self.finish is not None:
+        """Gives ``tensor`` what ``held`` has now; called once."""
+        if self.divisor != 1:
+            self.held.div_(self.divisor, rounding_mode="trunc")  # towards zero, as NCCL does
+        if not self._is_own:
             self.tensor.copy_(self.held.view(self.tensor.shape))
 
 
@@ -67,6 +79,12 @@ def written(tensor: torch.Tensor) -> Operand:
     return moved(tensor)
 
 
+def apart(input: torch.Tensor, output: torch.Tensor) -> torch.Tensor:
+    """It, or a copy where it has memory in common with what is written."""
+    shared = output.untyped_storage().data_ptr() == input.untyped_storage().data_ptr()
+    return input.clone() if shared else input
+
+
 def check_places(tensors: Sequence[torch.Tensor]) -> None:
     """Raises ``ValueError`` for those that ``expand()`` has made, which cannot be filled: torch would refuse it when
     the others have their results."""
@@ -78,22 +96,25 @@ def check_places(tensors: Sequence[torch.Tensor]) -> None:
             )
 
 
-def reduced(tensor: torch.Tensor, op: Any) -> Operand:
-    """For sums and the like: narrow integers in 32 bits, booleans as 0 and 1, complex numbers (sum and average) as two
-    floats, eight-bit floats in float32. Raises ``TypeError`` for what cannot be reduced."""
+def reduced(tensor: torch.Tensor, op: Any, size: int) -> Operand:
+    """For sums and the like over ``size`` ranks: narrow integers in 32 bits, booleans as 0 and 1, complex numbers (sum
+    and average) as two floats, eight-bit floats in float32. Raises ``TypeError`` for what cannot be reduced."""
     _check(tensor)
-    plain = tensor.detach()
+    plain, name = tensor.detach(), name_of(op)
     if plain.is_complex():
-        if name_of(op) not in ("SUM", "AVG", "PREMUL_SUM"):
-            raise TypeError(f"op={name_of(op)} of {tensor.dtype}: complex numbers have sums and averages only")
+        if name not in ("SUM", "AVG", "PREMUL_SUM"):
+            raise TypeError(f"op={name} of {tensor.dtype}: complex numbers have sums and averages only")
         plain = torch.view_as_real(plain)
-    if name_of(op) == "PREMUL_SUM":
+    if name == "PREMUL_SUM":
         return _multiplied(plain, op)
-    if plain.dtype in _WIDER:
-        return Operand(plain, plain.to(_WIDER[plain.dtype]).contiguous())
-    if plain.dtype not in _SUMMED:
+    if plain.dtype not in _WIDER and plain.dtype not in _SUMMED:
         raise TypeError(f"tensors of {tensor.dtype} cannot be reduced: use {', '.join(map(str, _SUMMED))}")
-    return Operand(plain, plain.contiguous())
+    held = plain.to(_WIDER.get(plain.dtype, plain.dtype)).contiguous()
+    if name == "AVG" and not held.is_floating_point():
+        if plain.dtype == torch.bool:
+            raise TypeError("op=AVG of torch.bool: booleans have no averages; use tensor.float()")
+        return Operand(plain, held, OPS["SUM"], size)
+    return Operand(plain, held, OPS[name])
 
 
 def _multiplied(plain: torch.Tensor, op: Any) -> Operand:

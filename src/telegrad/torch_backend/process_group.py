@@ -27,15 +27,13 @@ from telegrad.torch_backend import short_forms
 from telegrad.torch_backend.device_work import DeviceGroupWork, begun
 from telegrad.torch_backend.group_work import GroupWork
 from telegrad.torch_backend.nccl import OwnNccl, own_nccl
-from telegrad.torch_backend.operands import BITWISE, check_places, merged, moved, name_of, reduced, written
+from telegrad.torch_backend.operands import BITWISE, OPS, apart, check_places, merged, moved, name_of, reduced, written
 from telegrad.torch_backend.options import Options
 from telegrad.torch_backend.purpose import compared, compared_as_given
 from telegrad.torch_backend.short_forms import with_short_form
 from telegrad.torch_backend.uncompiled import uncompiled
 
 Tensors = list[torch.Tensor]
-
-_OPS = {"SUM": "sum", "PREMUL_SUM": "sum", "AVG": "avg", "PRODUCT": "prod", "MIN": "min", "MAX": "max"}
 
 
 @uncompiled
@@ -53,8 +51,17 @@ class ProcessGroup(dist.ProcessGroup):
         self._name = self._description = ""
 
     @classmethod
-    def join(cls, store: Any, rank: int, size: int, timeout: timedelta, options: Options | None = None) -> ProcessGroup:
-        """The ranks of a group find each other by its store; ``timeout`` bounds that and each of its operations."""
+    def join(
+        cls,
+        store: Any,
+        rank: int,
+        size: int,
+        timeout: timedelta,
+        options: Options | None = None,
+        job_ranks: Sequence[int] = (),
+    ) -> ProcessGroup:
+        """The ranks of a group find each other by its store; ``timeout`` bounds that and each of its operations.
+        ``job_ranks``: see ``Communicator.from_exchange``."""
         options = Options() if options is None else options
         seconds = timeout.total_seconds()
         store = PrefixStore("telegrad", store)
@@ -71,6 +78,7 @@ class ProcessGroup(dist.ProcessGroup):
             tuning=options.tuning,
             device_algorithm=options.device_algorithm,
             device_group=nccl,
+            job_ranks=job_ranks,
         )
         return cls(communicator, nccl)
 
@@ -150,9 +158,9 @@ class ProcessGroup(dist.ProcessGroup):
             then = (lambda: tensor.detach().copy_(copy)) if root == self.rank() else None
             with compared(f"reduce to {root}", tensors):
                 return self._all_reduced([copy], opts, then, [tensor])
-        operand = reduced(tensor, opts.reduceOp)
+        operand = reduced(tensor, opts.reduceOp, self.size())
         with compared_as_given(tensors, [operand], op):
-            work = self.communicator.reduce(operand.held, root, _OPS[op], async_op=True)
+            work = self.communicator.reduce(operand.held, root, operand.op, async_op=True)
         return begun([work], tensors, operand.finish if root == self.rank() else None)
 
     @with_short_form(short_forms.reduce_scatter, output_tensors="output", input_tensors="input")
@@ -174,7 +182,7 @@ class ProcessGroup(dist.ProcessGroup):
                 f"input has {input.numel()} elements of {input.dtype}, but output has {output.numel()} of "
                 f"{output.dtype} on each of {self.size()} ranks: input must have {output.numel() * self.size()}"
             )
-        input = _apart(input, output)
+        input = apart(input, output)
         return self._reduce_scattered(output, input, [output.numel()] * self.size(), opts)
 
     @with_short_form(short_forms.reduce_scatter_single, outputs="output", inputs="input")
@@ -281,7 +289,7 @@ class ProcessGroup(dist.ProcessGroup):
         """Split sizes count rows; none: as many for each rank."""
         operand = written(output)
         work = self.communicator.all_to_all(
-            _flat(_apart(input, output)),
+            _flat(apart(input, output)),
             out=operand.held.view(-1),
             send_counts=self._elements(input, input_split_sizes, "input"),
             receive_counts=self._elements(output, output_split_sizes, "output"),
@@ -351,13 +359,13 @@ class ProcessGroup(dist.ProcessGroup):
         op = name_of(opts.reduceOp)
         if op in BITWISE:
             return self._merged(tensors, opts.reduceOp, then, used)
-        operands = [reduced(tensor, opts.reduceOp) for tensor in tensors]
+        operands = [reduced(tensor, opts.reduceOp, self.size()) for tensor in tensors]
         works, parts = [], []
         with compared_as_given(tensors, operands, op):
             for dtype in dict.fromkeys(operand.held.dtype for operand in operands):
                 alike = [operand for operand in operands if operand.held.dtype == dtype]
                 whole = alike[0].held if len(alike) == 1 else _joined([operand.held for operand in alike])
-                works.append(self.communicator.all_reduce(whole, _OPS[op], async_op=True))
+                works.append(self.communicator.all_reduce(whole, alike[0].op, async_op=True))
                 parts.append((whole, alike))
 
         def finish() -> None:
@@ -399,7 +407,7 @@ class ProcessGroup(dist.ProcessGroup):
     def _allreduce_sparse(self, tensor: torch.Tensor, opts: Any) -> GroupWork:
         if (op := name_of(opts.reduceOp)) in (*BITWISE, "PREMUL_SUM"):
             raise TypeError(f"op={op} of a sparse tensor is not supported: use SUM, AVG, PRODUCT, MIN or MAX")
-        work: Work = self.communicator.all_reduce(tensor.detach(), _OPS[op], async_op=True)
+        work: Work = self.communicator.all_reduce(tensor.detach(), OPS[op], async_op=True)
 
         def finish() -> None:
             with torch.no_grad():  # what detach() gives of a sparse tensor has entries of its own
@@ -416,12 +424,12 @@ class ProcessGroup(dist.ProcessGroup):
             own = whole[first : first + counts[self.rank()]]
             with compared("reduce_scatter", [whole]):
                 return self._all_reduced([whole], opts, lambda: out.detach().copy_(own.view(out.shape)), [out])
-        source, target = reduced(x, opts.reduceOp), reduced(out, opts.reduceOp)
+        source, target = (reduced(one, opts.reduceOp, self.size()) for one in (x, out))
         scale = source.held.numel() // max(x.numel(), 1)  # two floats for a complex number
         with compared_as_given([x], [source], op):
             work = self.communicator.reduce_scatter(
                 source.held.view(-1),
-                _OPS[op],
+                source.op,
                 out=target.held.view(-1),
                 counts=[count * scale for count in counts],
                 async_op=True,
@@ -467,12 +475,6 @@ def _all_of(works: Sequence[GroupWork]) -> GroupWork:
     tensors = [tensor for work in works for tensor in work.tensors]
     in_streams = any(isinstance(work, DeviceGroupWork) for work in works)  # which have all that is to be done
     return begun(operations, tensors, None if in_streams else finish)
-
-
-def _apart(input: torch.Tensor, output: torch.Tensor) -> torch.Tensor:
-    """It, or a copy where it has memory in common with what is written."""
-    shared = output.untyped_storage().data_ptr() == input.untyped_storage().data_ptr()
-    return input.clone() if shared else input
 
 
 def _flat(tensor: torch.Tensor) -> torch.Tensor:

@@ -30,7 +30,7 @@ def compared_as_given(
     tensors: Sequence[torch.Tensor], operands: Sequence[Operand], op: str
 ) -> contextlib.AbstractContextManager[None]:
     """The same, where a sum of ``operands`` says less than torch's call of ``tensors`` does: several that are summed as
-    one, those that are summed in another dtype, and sums with factors."""
-    alike = all(x.dtype == one.held.dtype for x, one in zip(tensors, operands, strict=True))
+    one, those that are summed in another dtype, averages of integers, and sums with factors."""
+    alike = all(x.dtype == one.held.dtype and one.divisor == 1 for x, one in zip(tensors, operands, strict=True))
     as_given = len(tensors) <= 1 and alike and op != "PREMUL_SUM"
     return contextlib.nullcontext() if as_given else compared(op, tensors)

@@ -36,12 +36,13 @@ from telegrad.train.settings import check_dense, compressor_of, correct_momentum
 from telegrad.train.stats import DDPStats
 from telegrad.train.synchronised_model import check_alike
 from telegrad.train.telemetry import StepRecord, Telemetry, check_telemetry, write_record
+from telegrad.train.uncopied import Uncopied
 from telegrad.train.units import Units, check_moves_by_rates
 
 MODES = ("sparse", "dense")
 
 
-class DDPState:
+class DDPState(Uncopied):
     """What ``ddp_hook`` needs to know and to remember.
 
     ``comm``: a Communicator of the same ranks as DDP. ``named_parameters``: ``ddp.named_parameters()``; those that do
@@ -204,8 +205,7 @@ class DDPState:
             if any(map(on_device, self._parameters.values())):
                 self._check_device_options()
             alike |= alike_of(self._parameters, self._config, self._compressor, scaled=scaler is not None)
-        self._alike = alike
-        self._asked = asks
+        self._alike, self._asked = alike, asks
         self._comm = comm
         self._group = group
         self._nonfinite = nonfinite

@@ -176,7 +176,7 @@ class DeviceCompression:
             for velocity, (name, offset) in zip(velocities, members, strict=True)
         ]
         kernels, factor, nesterov = kernels_of(gradient), momentum.factor, momentum.nesterov
-        contents = [(part.velocity.data_ptr(), *part[1:]) for part in parts]
+        contents = [(part.velocity.data_ptr(), part.velocity.numel(), *part[1:]) for part in parts]
         table = self._tables.of(("move", members[0]), contents, lambda: kernels.velocity_table(parts), gradient)
         runtime, stream = _stream_of(gradient)
 
@@ -350,7 +350,7 @@ class DeviceCompression:
         """``name``: of the first part."""
         like = parts[0].residual
         arrays = [one for part in parts for one in (part.residual, part.velocity) if one is not None]
-        contents = [one.data_ptr() for one in arrays], [part[2:] for part in parts]
+        contents = [(one.data_ptr(), one.numel()) for one in arrays], [part[2:] for part in parts]
         return self._tables.of(("collect", name), contents, lambda: kernels_of(like).table(parts), like)
 
 

@@ -196,7 +196,7 @@ class DeviceFeedback:
         parts, wanted = [one.remade for one in ones], ones[0].wanted
         arrays = [one for part in parts for one in part if one is not None]
         kernels, values = kernels_of(parts[0].values), parts[0].values
-        addresses = [one.data_ptr() for one in arrays]
+        addresses = [(one.data_ptr(), one.numel()) for one in arrays]
         table = self._tables.of(("unit", addresses[0]), addresses, lambda: kernels.unit_table(parts), values)
         ratios = values.new_empty(len(parts), dtype=torch.float64)
 
@@ -211,7 +211,7 @@ class DeviceFeedback:
         """Their arrays, of one device."""
         parts = [Kept(one.values, one.before) for one in ones]
         kernels, values = kernels_of(parts[0].values), parts[0].values
-        addresses = [one.data_ptr() for part in parts for one in part]
+        addresses = [(one.data_ptr(), one.numel()) for part in parts for one in part]
         table = self._tables.of(("before", addresses[0]), addresses, lambda: kernels.kept_table(parts), values)
         runtime = runtime_of(values.device.type)
 

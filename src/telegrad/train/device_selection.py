@@ -92,7 +92,8 @@ def _queue_reused(
         for one in of_policy
     ]
     arrays = [one for part in parts for one in (part.residual, part.threshold, part.calls)]
-    contents = [one.data_ptr() for one in arrays], [(one.k, one.start, one.offset, one.place) for one in parts]
+    numbers_of = [(one.residual.numel(), one.k, one.start, one.offset, one.place) for one in parts]
+    contents = [one.data_ptr() for one in arrays], numbers_of
     name = "reuse", of_policy[0].entry.name
     table = tables.of(name, contents, lambda: kernels.reuse_table(parts), parts[0].residual)
 

@@ -264,9 +264,9 @@ def _reshard(model: nn.Module) -> None:
 def _check_options(options: ReplicaOptions) -> None:
     for name in options:
         if name not in ReplicaOptions.__annotations__:
+            remedy = "; clip with clip_grad_norm_ after average()" if name == "clip_norm" else ""
             raise TypeError(
-                f"ReplicaSynchronizer has no argument {name!r}: its options are those of ReplicaOptions; clip with "
-                "clip_grad_norm_ after average()"
+                f"ReplicaSynchronizer has no argument {name!r}: its options are those of ReplicaOptions{remedy}"
             )
     check_choice(options.get("nonfinite", "raise"), "nonfinite", _NONFINITE)
 

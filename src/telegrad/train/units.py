@@ -28,7 +28,7 @@ class Units:
         if scaler is not None and not isinstance(scaler, torch.amp.GradScaler):
             raise TypeError(f"scaler is a {type(scaler).__name__}: give the torch.amp.GradScaler that scales the loss")
         self._names = {id(parameter): name for name, parameter in parameters.items()}
-        self._optimizer = optimizer
+        self._optimizer = None if optimizer is None else unwrapped(optimizer)
         self._scaler = scaler
 
     def gradient_unit(self) -> float:
@@ -77,6 +77,12 @@ class Units:
             )
 
 
+def unwrapped(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+    """The SGD in a trainer's wrapper that is an Optimizer too, as Accelerate's; else what was given."""
+    inner = getattr(optimizer, "optimizer", None)
+    return inner if isinstance(inner, torch.optim.SGD) else optimizer
+
+
 def check_scale(scale: float) -> float:
     """Raises ``ValueError`` for what is no scale of a loss."""
     if not 0 < scale < math.inf:
@@ -89,6 +95,7 @@ def check_moves_by_rates(optimizer: torch.optim.Optimizer | None) -> None:
     to its learning rate, so residuals may hold the product of both."""
     if optimizer is None:
         raise ValueError("feedback='steps' needs optimizer=: residuals hold gradients times its learning rates")
+    optimizer = unwrapped(optimizer)
     if not isinstance(optimizer, torch.optim.SGD):
         raise ValueError(
             f"optimizer is {type(optimizer).__name__}: feedback='steps' is for SGD, whose steps are gradients times "
@@ -102,6 +109,7 @@ def check_without_momentum(optimizer: torch.optim.Optimizer | None) -> None:
         raise ValueError(
             "momentum needs optimizer=: an SGD with momentum=0, since the hook applies the momentum itself"
         )
+    optimizer = unwrapped(optimizer)
     if not isinstance(optimizer, torch.optim.SGD):
         raise ValueError(f"optimizer is {type(optimizer).__name__}: momentum= is for SGD with momentum=0, leave it out")
     for group in optimizer.param_groups:

@@ -167,6 +167,13 @@ def test_no_such_rank(rank: int, size: int) -> None:
         Communicator.from_exchange(rank, size, lambda blob: [blob])
 
 
+def test_other_than_one_rank_of_the_job_for_each() -> None:
+    with pytest.raises(
+        ValueError, match=r"job_ranks=\[1, 3\] must name 1 ranks of the job, one for each rank, or none"
+    ):
+        Communicator.from_exchange(0, 1, lambda blob: [blob], job_ranks=[1, 3])
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

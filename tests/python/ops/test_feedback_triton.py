@@ -25,6 +25,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of numpy, i
 def _in_small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernels, "BLOCK", SMALL_BLOCK)
     monkeypatch.setattr(kernels, "_CLEARED", 2 * SMALL_BLOCK)
+    monkeypatch.setattr(kernels, "_BLOCKS", 2)
     turn_blocks_round(monkeypatch)
 
 

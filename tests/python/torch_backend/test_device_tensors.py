@@ -59,6 +59,11 @@ def test_reductions(job: Job) -> None:
     bytes_ = [job.tensor(rank, 100, dtype=torch.uint8) for rank in range(3)]  # summed in 32 bits, cut to 8
     job.run(lambda group, rank: group.allreduce([bytes_[rank]], SUM))
     assert [x.memory.tolist() for x in bytes_] == [[3, 44]] * 3
+    average = SimpleNamespace(reduceOp=dist.ReduceOp.AVG, rootRank=0)
+    for dtype in (torch.int8, torch.int64):  # summed, and divided behind it in the stream
+        integers = [job.tensor(-rank, 2, -1, dtype=dtype) for rank in range(3)]
+        job.run(lambda group, rank, x=integers: group.allreduce([x[rank]], average))
+        assert [x.memory.tolist() for x in integers] == [[-1, 2, -1]] * 3
     complex_ = [job.tensor(1 + 2j, dtype=torch.complex64) for _ in range(3)]
     job.run(
         lambda group, rank: group.allreduce(

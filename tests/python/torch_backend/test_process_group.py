@@ -112,6 +112,8 @@ def test_what_cannot_be_is_refused_before_anything_is_sent(groups: list[ProcessG
             group.allreduce([x + 1j], SimpleNamespace(reduceOp=op))
     with pytest.raises(TypeError, match="tensors of torch.uint32 cannot be reduced: use torch.float32"):
         group.allreduce([x.to(torch.uint32)], SUM)
+    with pytest.raises(TypeError, match="op=AVG of torch.bool: booleans have no averages; use tensor.float"):
+        group.allreduce([x.bool()], _op("AVG"))
     with pytest.raises(ValueError, match="op=PREMUL_SUM has no factor: make one with"):
         group.allreduce([x], SimpleNamespace(reduceOp=dist.ReduceOp.PREMUL_SUM))
     twice = SimpleNamespace(reduceOp=dist._make_nccl_premul_sum(2.0))
@@ -225,6 +227,8 @@ def _ones(dtype: torch.dtype, *sizes: int) -> list[torch.Tensor]:
             lambda g: g.reduce_scatter_single(*_ones(torch.int32, 1, 3), _op("BAND")),
             lambda g: g.allreduce(_ones(torch.int32, 3), _op("BAND")),
         ),
+        (lambda g: g.allreduce(_ones(torch.int64, 3), _op("AVG")), lambda g: g.allreduce(_ones(torch.int64, 3), SUM)),
+        (lambda g: g.reduce(_ones(torch.int8, 3), _op("AVG")), lambda g: g.reduce(_ones(torch.int8, 3), SUM)),
         (
             lambda g: g.allreduce(_ones(torch.float32, 3), SUM),
             lambda g: g.allreduce(_ones(torch.float32, 3), SimpleNamespace(reduceOp=dist._make_nccl_premul_sum(2.0))),
@@ -259,6 +263,38 @@ def test_sums_with_a_factor_of_each_rank(groups: list[ProcessGroup]) -> None:
     narrow = [torch.ones(2, dtype=torch.bfloat16) for _ in groups]
     both(groups, lambda rank, group: group.allreduce([narrow[rank]], of(rank)))
     assert all(x.tolist() == [5.0, 5.0] for x in narrow)
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.int16, torch.int32, torch.int64])
+def test_averages_of_integers_are_cut_towards_zero(groups: list[ProcessGroup], dtype: torch.dtype) -> None:
+    """As NCCL's; of each element the sums are -7, 7, -2, 2, -300 and 0, some of which eight bits would not hold."""
+    of_ranks = torch.tensor([[-4, 5, -1, 1, -100, 3], [-4, 1, 0, 0, -100, -5], [1, 1, -1, 1, -100, 2]])
+    averages = [-2, 2, 0, 0, -100, 0]
+
+    def given() -> list[torch.Tensor]:
+        return [row.clone() for row in of_ranks.to(dtype)]
+
+    tensors = given()
+    both(groups, lambda rank, group: group.allreduce([tensors[rank]], _op("AVG")))
+    assert [x.tolist() for x in tensors] == [averages] * 3
+    assert tensors[0].dtype == dtype
+    parts = [[x[:4].clone(), x[4:].clone(), torch.ones(1)] for x in given()]
+    both(groups, lambda rank, group: group.allreduce_coalesced(parts[rank], _op("AVG")))
+    assert [[x.tolist() for x in listed] for listed in parts] == [[averages[:4], averages[4:], [1.0]]] * 3
+    at_root = given()
+    both(groups, lambda rank, group: group.reduce([at_root[rank]], _op("AVG")))
+    assert [x.tolist() for x in at_root] == [averages, *of_ranks.tolist()[1:]]
+    slices, apart = [torch.zeros(2, dtype=dtype) for _ in groups], [torch.zeros(2, dtype=dtype) for _ in groups]
+    both(groups, lambda rank, group: group.reduce_scatter_single(slices[rank], given()[rank], _op("AVG")))
+    both(
+        groups,
+        lambda rank, group: group.reduce_scatter([apart[rank]], [list(given()[rank].split(2))], _op("AVG")),
+    )
+    for found in (slices, apart):
+        assert [x.tolist() for x in found] == [averages[:2], averages[2:4], averages[4:]]
+    last = given()
+    futures = [group.allreduce([last[rank]], _op("AVG")).get_future() for rank, group in enumerate(groups)]
+    assert [future.wait()[0].tolist() for future in futures] == [averages] * 3
 
 
 def test_the_time_out_of_a_short_form_bounds_wait(groups: list[ProcessGroup]) -> None:

@@ -52,6 +52,9 @@ def accelerate_trains_and_resumes(comm: Communicator) -> None:
     assert plain.epoch() == dense.epoch()
     assert dense.state.step == 32, "a step of two batches must be one sum"
 
+    for option in ({"feedback": "steps"}, {"momentum": 0.9}):  # the wrapped SGD is as good as what prepare() was given
+        telegrad.DDPState(comm, plain.model.named_parameters(), optimizer=plain.optimizer, **option)
+
     folder = comm_text(comm, tempfile.mkdtemp())
     options = {"density": 0.05, "small_tensor_elements": 64}
     first = Training(comm, 2, **options)

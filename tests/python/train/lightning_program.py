@@ -13,6 +13,7 @@ import pytest
 import pytorch_lightning
 import torch
 from pytorch_lightning.callbacks import ModelCheckpoint
+from pytorch_lightning.strategies.launchers import _MultiProcessingLauncher
 from torch.nn.parallel import DistributedDataParallel
 
 import telegrad
@@ -126,6 +127,20 @@ def lightning_goes_on_in_the_next_fit(comm: Communicator) -> None:
     assert len(lost) == 2
     assert "the fit before was of another model" in lost[0]
 
+    network, other = example.Network(), example.Network()
+    go_on(network)
+    read = [exchange.state_dict()]  # of all ranks on rank 0, which writes the file that all read
+    torch.distributed.broadcast_object_list(read)
+    for _ in range(2):  # as trainer.validate(other, ckpt_path=…) does
+        exchange.on_load_checkpoint(trainer, other, {})
+        exchange.load_state_dict(read[0])
+    assert go_on(network) == []
+    assert exchange.state.step == 64
+    lost = go_on(other)  # with what was read for it, of step 32
+    assert len(lost) == 2
+    assert "the fit before was of another model" in lost[0]
+    assert exchange.state.step == 64
+
     network = example.Network()
     plain = root / "plain.ckpt"
     fit(root / "plain", None, 1, saves=plain)
@@ -164,6 +179,7 @@ def lightning_refusals(comm: Communicator) -> None:
     for option in ("densty", "comm"):
         with pytest.raises(TypeError, match=f"GradientExchange has no argument '{option}'"):
             GradientExchange(**{option: 0.1})
+    _what_trainers_say(comm)
     exchange = GradientExchange()
     assert exchange.state_dict() == {}
     assert exchange.state is None
@@ -178,6 +194,39 @@ def lightning_refusals(comm: Communicator) -> None:
         assert exchange.state_dict() == {}
     exchange.load_state_dict({})
     assert exchange._loaded is None
+
+
+def _what_trainers_say(comm: Communicator) -> None:
+    """Of the scaler and of the processes; and options of from_torch() reach it."""
+
+    def start(options: dict[str, Any], launcher: Any = None, scaler: Any = None) -> telegrad.DDPState:
+        ddp = DistributedDataParallel(torch.nn.Linear(4, 4))
+        trainer = SimpleNamespace(
+            strategy=SimpleNamespace(model=ddp, launcher=launcher),
+            optimizers=[],
+            precision_plugin=SimpleNamespace(scaler=scaler),
+            is_global_zero=True,
+        )
+        exchange = GradientExchange(**options)
+        exchange.on_fit_start(trainer, ddp)  # type: ignore[arg-type]
+        assert exchange.state is not None
+        exchange.state.comm.barrier()
+        exchange.state.comm.close()
+        return exchange.state
+
+    scaler = torch.amp.GradScaler("cpu")
+    state = start({"liveness_timeout_s": 9.0, "join_timeout_s": 100.0, "tuning": None}, scaler=scaler)
+    assert (state._nonfinite, state._units._scaler) == ("skip", scaler)
+    assert state.comm._options.liveness_timeout_s == 9.0
+    assert start({}, scaler=torch.amp.GradScaler("cpu", enabled=False))._nonfinite == "raise"
+    assert start({"nonfinite": "send"}, scaler=scaler)._nonfinite == "send"
+    assert start({"scaler": None}, scaler=scaler)._units._scaler is None
+    launcher = object.__new__(_MultiProcessingLauncher)
+    with pytest.warns(RuntimeWarning, match="end with fit, and with them what they have not sent.*strategy='ddp'"):
+        start({}, launcher=launcher)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", RuntimeWarning)
+        start({"mode": "dense"}, launcher=launcher)
 
 
 def comm_text(comm: Communicator, own: str) -> str:

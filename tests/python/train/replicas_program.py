@@ -213,6 +213,7 @@ def refusals(world: Communicator) -> None:
         refused(TypeError, "model is a int", 1, comm)
         refused(TypeError, "comm is a NoneType", good, None)
         refused(TypeError, "no argument 'clip_norm'.*clip_grad_norm_ after", good, comm, clip_norm=1.0)
+        refused(TypeError, "no argument 'momentum': its options are those of ReplicaOptions$", good, comm, momentum=0.9)
         refused(ValueError, "nonfinite='skip' does not exist", good, comm, nonfinite="skip")
         refused(ValueError, "parameter 'scale' is not sharded: call fully_shard", Net(), comm)
         refused(ValueError, "on a mesh of 2 dimensions.*mesh\\['shard'\\]", sharded(Net(), mesh()), comm)

@@ -24,6 +24,8 @@ _CLEARED = 8192
 """Elements of one program that clears: mostly it has only to find out that it need not, which takes some loads, each of
 them behind the last one."""
 
+_BLOCKS = 8  # that a program restores or rescales, for the same reason
+
 _PARTS = 128  # units that one program changes
 
 
@@ -122,7 +124,7 @@ def kept_table(parts: Sequence[Kept]) -> torch.Tensor:
     """See ``Kernels.kept_table``. Its rows are those of ``updates.restore_elements``."""
     arrays = [part.values for part in parts]
     rows = [
-        [0, *accumulate(_blocks_of(one.numel()) for one in arrays)],
+        [0, *accumulate(_idle(one) for one in arrays)],
         [*(one.data_ptr() for one in arrays), 0],
         [*(one.numel() for one in arrays), 0],
         [*(part.before.data_ptr() for part in parts), 0],
@@ -132,15 +134,15 @@ def kept_table(parts: Sequence[Kept]) -> torch.Tensor:
 
 def restore(parts: Sequence[Kept], table: torch.Tensor, wanted: torch.Tensor) -> None:
     """See ``Kernels.restore``."""
-    programs = sum(_blocks_of(part.values.numel()) for part in parts)
-    launch(restore_elements, programs, table, len(parts), len(parts).bit_length(), wanted, BLOCK=BLOCK)
+    programs = sum(_idle(part.values) for part in parts)
+    launch(restore_elements, programs, table, len(parts), len(parts).bit_length(), wanted, BLOCKS=_BLOCKS, BLOCK=BLOCK)
 
 
 def unit_table(parts: Sequence[Remade]) -> torch.Tensor:
     """See ``Kernels.unit_table``. Its rows are those of ``updates.set_units``."""
     arrays = [part.values for part in parts]
     rows = [
-        [0, *accumulate(_blocks_of(one.numel()) for one in arrays)],
+        [0, *accumulate(_idle(one) for one in arrays)],
         [*(one.data_ptr() for one in arrays), 0],
         [*(one.numel() for one in arrays), 0],
         [*(part.unit.data_ptr() for part in parts), 0],
@@ -156,12 +158,17 @@ def change_units(parts: Sequence[Remade], table: torch.Tensor, wanted: torch.Ten
 
 def rescale(parts: Sequence[Remade], table: torch.Tensor, ratios: torch.Tensor) -> None:
     """See ``Kernels.rescale``."""
-    programs = sum(_blocks_of(part.values.numel()) for part in parts)
-    launch(rescale_elements, programs, table, len(parts), len(parts).bit_length(), ratios, BLOCK=BLOCK)
+    programs = sum(_idle(part.values) for part in parts)
+    launch(rescale_elements, programs, table, len(parts), len(parts).bit_length(), ratios, BLOCKS=_BLOCKS, BLOCK=BLOCK)
 
 
 def _blocks_of(elements: int, block: int | None = None) -> int:
     return max(1, -(-elements // (block or BLOCK)))
+
+
+def _idle(x: torch.Tensor) -> int:
+    """Programs that mostly do nothing."""
+    return _blocks_of(x.numel(), _BLOCKS * BLOCK)
 
 
 def _collecting(part: Collected) -> int:

@@ -35,8 +35,8 @@ def move_velocities(
     program = tl.program_id(0)
     part = part_of(table, parts, steps, program)
     first = (program - tl.load(table + part)) * BLOCK
-    own = tl.load(row_of(table, parts, 1) + part).to(tl.pointer_type(tl.float32)) + first
-    begin = tl.load(row_of(table, parts, 3) + part) + first
+    own = tl.load(row_of(table, parts, 1) + part).to(tl.pointer_type(tl.float32))
+    begin = tl.load(row_of(table, parts, 3) + part)
     place = tl.load(row_of(table, parts, 4) + part)
     inside = tl.minimum(tl.load(row_of(table, parts, 2) + part) - first, BLOCK).to(tl.int32)
     inside = tl.where(tl.load(active + place) > 0, inside, 0)
@@ -44,12 +44,11 @@ def move_velocities(
     lane = tl.arange(0, BLOCK)
     unaligned = (own.to(tl.int64) | given.to(tl.int64) | to.to(tl.int64)) % 16
     if (inside == BLOCK) & (unaligned == 0):
-        own = tl.multiple_of(own, 16)
-        given = tl.multiple_of(given, 16)
-        to = tl.multiple_of(to, 16)
-        whole = tl.full([BLOCK], True, tl.int1)
-        move_block(own, given, to, lane, whole, momentum, fault, NESTEROV, KIND, OUT_KIND)
+        vectors, their = tl.multiple_of(own + first, 16), tl.multiple_of(given + first, 16)
+        whole, passed = tl.full([BLOCK], True, tl.int1), tl.multiple_of(to + first, 16)
+        move_block(vectors, their, passed, lane, whole, momentum, fault, NESTEROV, KIND, OUT_KIND)
     else:
+        own, given, to = own + first, given + first, to + first
         move_block(own, given, to, lane, lane < inside, momentum, fault, NESTEROV, KIND, OUT_KIND)
 
 
@@ -167,17 +166,20 @@ def restore_elements(
     parts,
     steps,
     wanted,
+    BLOCKS: tl.constexpr,  # of a program
     BLOCK: tl.constexpr,
 ):
     """Reads nothing of arrays unless that is wanted."""
     if tl.load(wanted) > 0:
         program = tl.program_id(0)
         part = part_of(table, parts, steps, program)
-        where = (program - tl.load(table + part)) * BLOCK + tl.arange(0, BLOCK)
-        inside = where < tl.load(row_of(table, parts, 2) + part)
+        first = (program - tl.load(table + part)) * BLOCKS
+        size = tl.load(row_of(table, parts, 2) + part)
         x = tl.load(row_of(table, parts, 1) + part).to(tl.pointer_type(tl.float32))
         before = tl.load(row_of(table, parts, 3) + part).to(tl.pointer_type(tl.float32))
-        tl.store(x + where, tl.load(before + where, mask=inside, other=0.0), mask=inside)
+        for block in range(BLOCKS):
+            where = (first + block) * BLOCK + tl.arange(0, BLOCK)
+            tl.store(x + where, tl.load(before + where, mask=where < size, other=0.0), mask=where < size)
 
 
 @triton.jit(do_not_specialize=["parts"])
@@ -208,19 +210,22 @@ def set_units(
 
 
 @triton.jit(do_not_specialize=["parts", "steps"])
-def rescale_elements(table, parts, steps, ratios, BLOCK: tl.constexpr):
+def rescale_elements(table, parts, steps, ratios, BLOCKS: tl.constexpr, BLOCK: tl.constexpr):
     """Reads nothing where the ratio is 1. A product of float32 is exact in float64: it is rounded once. The table is
-    that of ``set_units``."""
+    that of ``set_units``; a program has so many BLOCKS."""
     program = tl.program_id(0)
     part = part_of(table, parts, steps, program)
-    x = tl.load(row_of(table, parts, 1) + part).to(tl.pointer_type(tl.float32))
-    where = (program - tl.load(table + part)) * BLOCK + tl.arange(0, BLOCK)
     given = tl.load(ratios + part)
     bits = given.to(tl.int64, bitcast=True)  # of numbers above 0 they have their order
-    inside = (where < tl.load(row_of(table, parts, 2) + part)) & (bits != (1023 << 52))
-    near = (bits > ((1023 - 100) << 52)) & (bits < ((1023 + 100) << 52))
-    factor = tl.where(near, given.to(tl.float32).to(tl.float64), given)
-    product = tl.load(x + where, mask=inside, other=0.0).to(tl.float64) * factor
-    largest = tl.full([BLOCK], 3.4028234663852886e38, tl.float64)
-    limited = tl.minimum(tl.maximum(product, -largest), largest)
-    tl.store(x + where, limited.to(tl.float32), mask=inside)
+    if bits != (1023 << 52):
+        x = tl.load(row_of(table, parts, 1) + part).to(tl.pointer_type(tl.float32))
+        size = tl.load(row_of(table, parts, 2) + part)
+        first = (program - tl.load(table + part)) * BLOCKS
+        near = (bits > ((1023 - 100) << 52)) & (bits < ((1023 + 100) << 52))
+        factor = tl.where(near, given.to(tl.float32).to(tl.float64), given)
+        largest = tl.full([BLOCK], 3.4028234663852886e38, tl.float64)
+        for block in range(BLOCKS):
+            where = (first + block) * BLOCK + tl.arange(0, BLOCK)
+            product = tl.load(x + where, mask=where < size, other=0.0).to(tl.float64) * factor
+            limited = tl.minimum(tl.maximum(product, -largest), largest)
+            tl.store(x + where, limited.to(tl.float32), mask=where < size)

@@ -52,7 +52,7 @@ def reuse_table(parts: Sequence[Reusing]) -> torch.Tensor:
     rows = [
         [0, *accumulate(map(_passes, parts))],
         [0, *accumulate(map(_groups, parts))],
-        [0, *accumulate(map(_cuts, parts))],
+        [0, *accumulate(_cuts(parts))],
         [0, *accumulate(map(_tallies, parts))],
         [*(one.residual.data_ptr() for one in parts), 0],
         [*(one.residual.numel() for one in parts), 0],
@@ -121,7 +121,7 @@ class Passes:
     ) -> None:
         """Of the first ``lengths`` (int64, by part) elements the k largest leave. ``cuts`` (int64, of shape (parts, 2))
         becomes what ``Source.kth`` finds, ``moved`` (int64) how many they were."""
-        side, programs = self._side, sum(map(_cuts, self._parts))
+        side, programs = self._side, sum(_cuts(self._parts))
         keys: dict[str, Any] = {"FLIP": side.flip, "MASK": side.mask, "BLOCK": sources.BLOCK}
         histograms = sources.zeroed_histograms(len(self._parts), cuts)
         stride = histograms.stride(0)
@@ -152,6 +152,8 @@ def _tallies(part: Reusing) -> int:
     return 0 if part.is_alone else sources.blocks_of(part.residual.numel())
 
 
-def _cuts(part: Reusing) -> int:
-    """Programs that rank and cut."""
-    return min(_tallies(part), sources.PROGRAMS)
+def _cuts(parts: Sequence[Reusing]) -> list[int]:
+    """Programs that rank and cut, by part: together about as many as of one. Mostly they have nothing to do."""
+    tallies = [_tallies(part) for part in parts]
+    total = max(1, sum(tallies))
+    return [min(own, -(-sources.PROGRAMS * own // total)) for own in tallies]

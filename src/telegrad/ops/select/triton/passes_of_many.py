@@ -79,17 +79,17 @@ def fused_pass_of_many(
     if HELD:
         takes_part = tl.load(active + number_of(table, parts, part, PLACE)) > 0
         inside = tl.where(takes_part, inside, 0)
-    own = residual_of(table, parts, part) + first
-    given = gradient + number_of(table, parts, part, OFFSET) + first
+    own = residual_of(table, parts, part)
+    given = gradient + number_of(table, parts, part, OFFSET)
     lowest = tl.load(bounds + part)
     into = marks + program.to(tl.int64) * words
     lane = tl.arange(0, words)[:, None] * 32 + tl.arange(0, 32)[None, :]
-    if (inside == BLOCK) & (own.to(tl.int64) % 16 == 0) & (given.to(tl.int64) % 16 == 0):
-        own = tl.multiple_of(own, 16)
-        given = tl.multiple_of(given, 16)
-        mark_block(own, given, lane, tl.full([words, 32], True, tl.int1), lowest, into, FLIP, MASK, ADD, words)
+    if (inside == BLOCK) & ((own.to(tl.int64) | given.to(tl.int64)) % 16 == 0):
+        # Pointers of their own: what is said of one holds wherever that is used.
+        vectors, their = tl.multiple_of(own + first, 16), tl.multiple_of(given + first, 16)
+        mark_block(vectors, their, lane, tl.full([words, 32], True, tl.int1), lowest, into, FLIP, MASK, ADD, words)
     else:
-        mark_block(own, given, lane, lane < inside, lowest, into, FLIP, MASK, ADD, words)
+        mark_block(own + first, given + first, lane, lane < inside, lowest, into, FLIP, MASK, ADD, words)
     tl.store(reached + part, tl.zeros([], tl.int64), mask=block == 0)
 
 
@@ -202,8 +202,12 @@ def count_digits_of_many(
     part, program, programs = cut_program_of(table, parts, steps)
     values, k = residual_of(table, parts, part), number_of(table, parts, part, WANTED)
     size, own, histogram = tl.load(lengths + part), found + 2 * part, histograms + part * STRIDE
-    add_digits(values, size, own, histogram, program, programs, FLIP, MASK, LOWEST, SHIFT, WIDTH, FIRST, BLOCK)
-    put_digit(histogram, own, k, programs, WIDTH, FIRST, CUT)
+    if size > 0:
+        add_digits(values, size, own, histogram, program, programs, FLIP, MASK, LOWEST, SHIFT, WIDTH, FIRST, BLOCK)
+        put_digit(histogram, own, k, programs, WIDTH, FIRST, CUT)
+    else:  # mostly there is nothing to rank: then the cut is behind all there is
+        tl.store(own, tl.zeros([], tl.int64), mask=program == 0)
+        tl.store(own + 1, tl.zeros([], tl.int64), mask=program == 0)
 
 
 @triton.jit(do_not_specialize=["parts", "steps"])

@@ -1,0 +1,41 @@
+"""Who copies or saves a DDP with the hook hears what to copy instead; and wrapped optimisers are unwrapped."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from telegrad import Communicator, DDPState
+from telegrad.train.units import unwrapped
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_a_state_stays_where_it_is(copied: Callable[[Any], Any]) -> None:
+    with Communicator.local(1)[0] as comm:
+        state = DDPState(comm, torch.nn.Linear(2, 2).named_parameters())
+        message = r"a DDPState belongs to its process.*AveragedModel\(ddp.module\); .* is in state.state_dict\(\)"
+        with pytest.raises(TypeError, match=message):
+            copied(state)
+
+
+def test_optimisers_of_trainers_are_unwrapped() -> None:
+    class Wrapper(torch.optim.Optimizer):
+        def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+            self.optimizer = optimizer
+
+    parameters = [torch.nn.Parameter(torch.ones(2))]
+    sgd, adam = torch.optim.SGD(parameters), Wrapper(torch.optim.Adam(parameters))
+    assert unwrapped(Wrapper(sgd)) is sgd
+    assert unwrapped(sgd) is sgd
+    assert unwrapped(adam) is adam
+
+
+@pytest.mark.parametrize("mode", ["sparse", "dense"])
+def test_dtypes_that_are_not_reduced_are_refused_at_once(mode: str) -> None:
+    with Communicator.local(1)[0] as comm, pytest.raises(TypeError, match="'weight' has dtype torch.float64"):
+        DDPState(comm, torch.nn.Linear(2, 2).double().named_parameters(), mode=mode)
