@@ -4,9 +4,11 @@ GPU, and ranks that could have been forked from a process with their imports are
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import signal
+import time
 from collections.abc import Generator, Iterator
 from pathlib import Path
 
@@ -17,7 +19,7 @@ from hypothesis import settings
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 from forked_ranks import RankServers
-from telegrad.launch import processes
+from telegrad.launch import processes, shared_memory
 
 if not any(Path(device).exists() for device in ("/dev/nvidiactl", "/dev/kfd")):
     os.environ.setdefault("TRITON_INTERPRET", "1")  # read when triton is imported
@@ -37,10 +39,11 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         yield
 
 
-_servers = pytest.StashKey[RankServers]()
+_servers, _begun_s = pytest.StashKey[RankServers](), pytest.StashKey[float]()
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
+    session.config.stash[_begun_s] = time.time()
     servers = session.config.stash[_servers] = RankServers()
     processes.start = servers.start
 
@@ -54,6 +57,19 @@ def pytest_collection_finish() -> None:
 def pytest_sessionfinish(session: pytest.Session) -> None:
     if servers := session.config.stash.get(_servers, None):
         servers.close()
+    if not hasattr(session.config, "workerinput"):  # the last one, where several processes run tests
+        _remove_shared_memory(session.config.stash[_begun_s])
+
+
+def _remove_shared_memory(since_s: float) -> None:
+    """What MPI ranks that tests have killed leave behind, of megabytes each; what a process still has stays."""
+    left = set()
+    for path in Path("/dev/shm").glob("mpich_shm_*"):
+        with contextlib.suppress(OSError):
+            if path.stat().st_mtime >= since_s:
+                left.add(path)
+    living = (int(one.name) for one in Path("/proc").iterdir() if one.name.isdecimal())
+    shared_memory.remove(left - shared_memory.mapped_by(living))
 
 
 @pytest.hookimpl(wrapper=True)
