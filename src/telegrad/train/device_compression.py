@@ -201,10 +201,15 @@ class DeviceCompression:
         dense = self._begin_dense_members(layout, buffer)
         used = (found.active > 0) | found.broken  # a gradient of zeros takes no part
         shares = used.to(torch.float32)
+        entries = [part.entry for part in self._used(layout)]
+        residuals = {
+            entry.name: held.values
+            for entry, held in zip(entries, self.feedback.residuals(entries, buffer), strict=True)
+        }
         addends = [
             Addend(
                 buffer[part.offset : part.offset + part.entry.size],
-                self.feedback.residual(part.entry, buffer).values if self.compressor.unit_of(part.entry) > 0 else None,
+                residuals.get(part.entry.name),
                 shares[found.places[part.entry.name]],
             )
             for part in layout.parts
@@ -240,8 +245,8 @@ class DeviceCompression:
         work.then(put, [sums, buffer])
 
     def _keep_lost(self, layout: BucketLayout, lost: torch.Tensor, work: DeviceWork) -> None:
-        parts = [part for part in layout.parts if self.compressor.unit_of(part.entry) > 0]
-        residuals = [self.feedback.residual(part.entry, lost).values for part in parts]
+        parts = self._used(layout)
+        residuals = [held.values for held in self.feedback.residuals([part.entry for part in parts], lost)]
         errors = [lost[part.offset : part.offset + part.entry.size] for part in parts]
 
         def keep() -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -18,6 +20,18 @@ def launch(kernel: Any, programs: int, x: torch.Tensor, *arguments: Any, warps: 
     """
     with device_of(x):
         kernel[(programs,)](x, *arguments, **options, num_warps=warps, enable_fp_fusion=False)
+
+
+def table_of(programs: Sequence[Sequence[int]], *numbers: Sequence[int]) -> torch.Tensor:
+    """A table of ``parts``: of each launch how many ``programs`` every part has, then ``numbers`` of every part. Int64,
+    in host memory, to be copied to the device."""
+    firsts = [[0, *accumulate(of_launch)] for of_launch in programs]
+    return torch.tensor([*firsts, *([*row, 0] for row in numbers)], dtype=torch.int64).view(-1)
+
+
+def by_parts(table: torch.Tensor, parts: Sequence[object]) -> tuple[torch.Tensor, int, int]:
+    """What every kernel of many parts takes first: their table, how many they are, and the steps of ``part_of``."""
+    return table, len(parts), len(parts).bit_length()
 
 
 def device_of(x: torch.Tensor) -> AbstractContextManager[object]:

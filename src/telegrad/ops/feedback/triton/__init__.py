@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from itertools import accumulate
 
 import torch
 
@@ -17,7 +16,7 @@ from telegrad.ops.feedback.triton.updates import (
     restore_elements,
     set_units,
 )
-from telegrad.ops.triton import BLOCK, launch
+from telegrad.ops.triton import BLOCK, by_parts, launch, table_of
 from telegrad.ops.triton.floats import KINDS, bits_of
 
 _CLEARED = 8192
@@ -32,14 +31,13 @@ _PARTS = 128  # units that one program changes
 def velocity_table(parts: Sequence[Moved]) -> torch.Tensor:
     """See ``Kernels.velocity_table``. Its rows are those of ``updates.move_velocities``."""
     velocities = [part.velocity for part in parts]
-    rows = [
-        [0, *accumulate(_blocks_of(one.numel()) for one in velocities)],
-        [*(one.data_ptr() for one in velocities), 0],
-        [*(one.numel() for one in velocities), 0],
-        [*(part.offset for part in parts), 0],
-        [*(part.place for part in parts), 0],
-    ]
-    return torch.tensor(rows, dtype=torch.int64).view(-1)
+    return table_of(
+        [[_blocks_of(one.numel()) for one in velocities]],
+        [one.data_ptr() for one in velocities],
+        [one.numel() for one in velocities],
+        [part.offset for part in parts],
+        [part.place for part in parts],
+    )
 
 
 def accumulate_velocities(
@@ -58,8 +56,8 @@ def accumulate_velocities(
     launch(
         move_velocities,
         programs,
-        table,
-        *(len(parts), len(parts).bit_length(), *given),
+        *by_parts(table, parts),
+        *given,
         KIND=KINDS[gradient.dtype],
         OUT_KIND=KINDS[out.dtype],
         NESTEROV=nesterov,
@@ -71,18 +69,16 @@ def table(parts: Sequence[Collected]) -> torch.Tensor:
     """See ``Kernels.table``. Its rows are those of ``updates.collect_entries``."""
     residuals = [part.residual for part in parts]
     velocities = [part.residual if part.velocity is None else part.velocity for part in parts]
-    rows = [
-        [0, *accumulate(_collecting(part) for part in parts)],
-        [0, *accumulate(_clearing(part) for part in parts)],
-        [*(part.start for part in parts), 0],
-        [*(part.stop for part in parts), 0],
-        [*(part.offset for part in parts), 0],
-        [*(part.place for part in parts), 0],
-        [*(one.numel() for one in residuals), 0],
-        [*(one.data_ptr() for one in residuals), 0],
-        [*(one.data_ptr() for one in velocities), 0],
-    ]
-    return torch.tensor(rows, dtype=torch.int64).view(-1)
+    return table_of(
+        [[*map(_collecting, parts)], [*map(_clearing, parts)]],
+        [part.start for part in parts],
+        [part.stop for part in parts],
+        [part.offset for part in parts],
+        [part.place for part in parts],
+        [one.numel() for one in residuals],
+        [one.data_ptr() for one in residuals],
+        [one.data_ptr() for one in velocities],
+    )
 
 
 def collect(
@@ -103,8 +99,8 @@ def collect(
     launch(
         collect_entries,
         sum(map(_collecting, parts)),
-        table,
-        *(len(parts), len(parts).bit_length(), indices, values, counts, broken, ends),
+        *by_parts(table, parts),
+        *(indices, values, counts, broken, ends),
         *(to_indices, bits_of(to_values), faults, most),
         KIND=KINDS[to_values.dtype],
         MASKS=masks,
@@ -115,40 +111,27 @@ def collect(
 
 def clear_faults(parts: Sequence[Collected], table: torch.Tensor, faults: torch.Tensor) -> None:
     """See ``Kernels.clear_faults``."""
-    launch(
-        clear_nonfinite, sum(map(_clearing, parts)), table, len(parts), len(parts).bit_length(), faults, BLOCK=_CLEARED
-    )
+    launch(clear_nonfinite, sum(map(_clearing, parts)), *by_parts(table, parts), faults, BLOCK=_CLEARED)
 
 
 def kept_table(parts: Sequence[Kept]) -> torch.Tensor:
     """See ``Kernels.kept_table``. Its rows are those of ``updates.restore_elements``."""
-    arrays = [part.values for part in parts]
-    rows = [
-        [0, *accumulate(_idle(one) for one in arrays)],
-        [*(one.data_ptr() for one in arrays), 0],
-        [*(one.numel() for one in arrays), 0],
-        [*(part.before.data_ptr() for part in parts), 0],
-    ]
-    return torch.tensor(rows, dtype=torch.int64).view(-1)
+    return _table_of_idle([part.values for part in parts], [part.before.data_ptr() for part in parts])
 
 
 def restore(parts: Sequence[Kept], table: torch.Tensor, wanted: torch.Tensor) -> None:
     """See ``Kernels.restore``."""
     programs = sum(_idle(part.values) for part in parts)
-    launch(restore_elements, programs, table, len(parts), len(parts).bit_length(), wanted, BLOCKS=_BLOCKS, BLOCK=BLOCK)
+    launch(restore_elements, programs, *by_parts(table, parts), wanted, BLOCKS=_BLOCKS, BLOCK=BLOCK)
 
 
 def unit_table(parts: Sequence[Remade]) -> torch.Tensor:
     """See ``Kernels.unit_table``. Its rows are those of ``updates.set_units``."""
-    arrays = [part.values for part in parts]
-    rows = [
-        [0, *accumulate(_idle(one) for one in arrays)],
-        [*(one.data_ptr() for one in arrays), 0],
-        [*(one.numel() for one in arrays), 0],
-        [*(part.unit.data_ptr() for part in parts), 0],
-        [*(0 if part.threshold is None else part.threshold.data_ptr() for part in parts), 0],
-    ]
-    return torch.tensor(rows, dtype=torch.int64).view(-1)
+    return _table_of_idle(
+        [part.values for part in parts],
+        [part.unit.data_ptr() for part in parts],
+        [0 if part.threshold is None else part.threshold.data_ptr() for part in parts],
+    )
 
 
 def change_units(parts: Sequence[Remade], table: torch.Tensor, wanted: torch.Tensor, ratios: torch.Tensor) -> None:
@@ -159,11 +142,16 @@ def change_units(parts: Sequence[Remade], table: torch.Tensor, wanted: torch.Ten
 def rescale(parts: Sequence[Remade], table: torch.Tensor, ratios: torch.Tensor) -> None:
     """See ``Kernels.rescale``."""
     programs = sum(_idle(part.values) for part in parts)
-    launch(rescale_elements, programs, table, len(parts), len(parts).bit_length(), ratios, BLOCKS=_BLOCKS, BLOCK=BLOCK)
+    launch(rescale_elements, programs, *by_parts(table, parts), ratios, BLOCKS=_BLOCKS, BLOCK=BLOCK)
 
 
 def _blocks_of(elements: int, block: int | None = None) -> int:
     return max(1, -(-elements // (block or BLOCK)))
+
+
+def _table_of_idle(arrays: Sequence[torch.Tensor], *numbers: Sequence[int]) -> torch.Tensor:
+    programs = [_idle(one) for one in arrays]
+    return table_of([programs], [one.data_ptr() for one in arrays], [one.numel() for one in arrays], *numbers)
 
 
 def _idle(x: torch.Tensor) -> int:

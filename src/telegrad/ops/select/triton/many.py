@@ -7,13 +7,12 @@ are better ways for it.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import accumulate
 from typing import Any, NamedTuple
 
 import torch
 
 from telegrad.ops.select.triton import passes_of_many, sources
-from telegrad.ops.triton import launch
+from telegrad.ops.triton import by_parts, launch, table_of
 
 ALONE = 1 << 25
 
@@ -49,21 +48,17 @@ class Reusing(NamedTuple):
 def reuse_table(parts: Sequence[Reusing]) -> torch.Tensor:
     """What kernels read of them: int64, in host memory, to be copied to the device. It holds as long as all tensors
     stay where they are, and all numbers what they are. Its rows are those of ``passes_of_many``."""
-    rows = [
-        [0, *accumulate(map(_passes, parts))],
-        [0, *accumulate(map(_groups, parts))],
-        [0, *accumulate(_cuts(parts))],
-        [0, *accumulate(map(_tallies, parts))],
-        [*(one.residual.data_ptr() for one in parts), 0],
-        [*(one.residual.numel() for one in parts), 0],
-        [*(one.k for one in parts), 0],
-        [*(one.start for one in parts), 0],
-        [*(one.offset for one in parts), 0],
-        [*(one.place for one in parts), 0],
-        [*(one.threshold.data_ptr() for one in parts), 0],
-        [*(one.calls.data_ptr() for one in parts), 0],
-    ]
-    return torch.tensor(rows, dtype=torch.int64).view(-1)
+    return table_of(
+        [[*map(_passes, parts)], [*map(_groups, parts)], _cuts(parts), [*map(_tallies, parts)]],
+        [one.residual.data_ptr() for one in parts],
+        [one.residual.numel() for one in parts],
+        [one.k for one in parts],
+        [one.start for one in parts],
+        [one.offset for one in parts],
+        [one.place for one in parts],
+        [one.threshold.data_ptr() for one in parts],
+        [one.calls.data_ptr() for one in parts],
+    )
 
 
 class Passes:
@@ -82,7 +77,7 @@ class Passes:
         active: torch.Tensor | None,
     ) -> None:
         self._parts, self._side = parts, side
-        self._given = table, len(parts), len(parts).bit_length()
+        self._given = by_parts(table, parts)
         self._block = sources.PASS_BLOCK
         blocks, self._groups = sum(map(_passes, parts)), sum(map(_groups, parts))
         words = self._block // 32
