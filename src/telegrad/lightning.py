@@ -7,20 +7,17 @@ group.
 
 from __future__ import annotations
 
-import inspect
-import math
 import sys
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from telegrad.comm import Communicator
-from telegrad.errors import NonFiniteGradient, TransportError
+from telegrad.errors import TransportError
 from telegrad.train import DDPState, GatheredState, ddp_hook
-from telegrad.train.resharding import GROUPS
+from telegrad.train.fits import close_for_next, divided_options, go_on, warn_of_clipping, warn_of_loss, with_found
 
 if TYPE_CHECKING:
     from pytorch_lightning import Callback, LightningModule, Trainer
@@ -59,15 +56,7 @@ class GradientExchange(Callback):
     """
 
     def __init__(self, **options: Any) -> None:
-        of_state, of_comm = _keywords_of(DDPState), _keywords_of(Communicator.from_torch)
-        for name in options:
-            if name not in of_state | of_comm:
-                raise TypeError(
-                    f"GradientExchange has no argument {name!r}: its options are those of DDPState and of "
-                    "Communicator.from_torch"
-                )
-        self._joining = {name: value for name, value in options.items() if name in of_comm}
-        self._options = {name: value for name, value in options.items() if name in of_state}
+        self._joining, self._options = divided_options("GradientExchange", options)
         self._loaded: Mapping[str, Any] | None = None
         self._loaded_for: LightningModule | None = None  # whose weights came with it; None: nobody said
         self._reading: LightningModule | None = None  # whose checkpoint Lightning reads just now
@@ -89,16 +78,9 @@ class GradientExchange(Callback):
                 f"the strategy is {type(trainer.strategy).__name__}, which does not wrap the model in "
                 "DistributedDataParallel: use Trainer(strategy='ddp', accelerator='cpu')"
             )
-        options = self._options
-        if options.get("feedback") == "steps" or options.get("momentum"):
-            if len(trainer.optimizers) != 1:
-                raise ValueError(
-                    f"the model has {len(trainer.optimizers)} optimizers: feedback='steps' and momentum are for one"
-                )
-            options = {"optimizer": trainer.optimizers[0], **options}
         scaler = getattr(getattr(trainer, "precision_plugin", None), "scaler", None)
-        if isinstance(scaler, torch.amp.GradScaler) and scaler.is_enabled() and "scaler" not in options:
-            options = {"nonfinite": "skip", **options, "scaler": scaler}
+        options = with_found(self._options, trainer.optimizers, scaler)
+        warn_of_clipping(options, getattr(trainer, "gradient_clip_val", None), "Trainer(gradient_clip_val=None)")
         if _ends_with_fit(trainer) and (options.get("mode") != "dense" or options.get("momentum")):
             warnings.warn(
                 "the processes of this strategy end with fit, and with them what they have not sent: later fits begin "
@@ -112,15 +94,15 @@ class GradientExchange(Callback):
         waiting, self._waiting = self._waiting, None
         if self._loaded is not None and (self._loaded_for is None or self._loaded_for is pl_module):
             if waiting is not None and self._module is not pl_module:
-                _warn_of_loss(waiting, "the fit before was of another model")
+                warn_of_loss(waiting, "the fit before was of another model")
             GatheredState(state).load_state_dict(self._loaded)
             self._loaded = self._loaded_for = None
         elif waiting is not None and self._module is not pl_module:
-            _warn_of_loss(waiting, "the fit before was of another model")
+            warn_of_loss(waiting, "the fit before was of another model")
         elif waiting is not None and trainer.ckpt_path is not None:
-            _warn_of_loss(waiting, "the checkpoint has other weights, and nothing that waits")
+            warn_of_loss(waiting, "the checkpoint has other weights, and nothing that waits")
         elif waiting is not None:
-            _go_on(state, waiting)
+            go_on(state, waiting)
         self._module = pl_module
         ddp.register_comm_hook(state, ddp_hook)
 
@@ -157,17 +139,7 @@ class GradientExchange(Callback):
         if self._state is None:
             return
         state, self._state = self._state, None
-        try:
-            self._waiting = state.state_dict()
-        except (TransportError, NonFiniteGradient) as error:  # of sums on a device
-            warnings.warn(f"the gradients that the fit before had not sent are lost ({error})", RuntimeWarning, 2)
-        finally:
-            state.comm.close()
-
-
-def _keywords_of(function: Callable[..., Any]) -> set[str]:
-    parameters = inspect.signature(function).parameters.values()
-    return {one.name for one in parameters if one.kind is inspect.Parameter.KEYWORD_ONLY}
+        self._waiting = close_for_next(state)
 
 
 def _ends_with_fit(trainer: Trainer) -> bool:
@@ -175,33 +147,3 @@ def _ends_with_fit(trainer: Trainer) -> bool:
     launcher = getattr(trainer.strategy, "launcher", None)
     # By name: it is private, and may be of either package.
     return any(one.__name__ == "_MultiProcessingLauncher" for one in type(launcher).__mro__) and trainer.is_global_zero
-
-
-def _go_on(state: DDPState, waiting: dict[str, Any]) -> None:
-    """``state``, which is new, takes over what is ``waiting`` for parameters that it has."""
-    here = state.state_dict()["compressor"]
-    held = waiting["compressor"]
-    fitting, left = {**held}, {**held}
-    for group in GROUPS:
-        ours, theirs = here.get(group, {}), held.get(group, {})
-        if ours:
-            fitting[group] = {name: theirs.get(name, entry) for name, entry in ours.items()}
-        left[group] = {name: entry for name, entry in theirs.items() if name not in ours}
-    _warn_of_loss({**waiting, "compressor": left}, "these parameters are frozen now, or not in the model")
-    state.load_state_dict({**waiting, "compressor": fitting})
-
-
-def _warn_of_loss(waiting: dict[str, Any], why: str) -> None:
-    """Says how much it was, if it was anything."""
-    for group, kind in GROUPS.items():
-        norms = {
-            name: float(entry[kind].double().norm()) * entry["unit"]
-            for name, entry in waiting["compressor"].get(group, {}).items()
-        }
-        if any(norms.values()):
-            warnings.warn(
-                f"a {kind} of norm {math.hypot(*norms.values()):.3g}, of {len(norms)} parameters, such as "
-                f"{next(iter(norms))!r}, does not go on in this fit: {why}",
-                RuntimeWarning,
-                2,
-            )

@@ -57,6 +57,7 @@ MAY_IMPORT = {
     "launch": {"errors", "comm", "plan"},
     "train": {*LIBRARY, "plan", "calibration"},
     "lightning": {"comm", "errors", "train"},
+    "transformers": {"comm", "train"},
     "linear": {*LIBRARY, "plan", "launch"},
     "torch_backend": {*LIBRARY, "plan"},
     "sim": {*LIBRARY, "plan", "launch"},
@@ -96,6 +97,7 @@ MAY_IMPORT = {
 MAY_IMPORT_TORCH = {
     "train",
     "lightning",
+    "transformers",
     "linear",
     "torch_backend",
     "bench",

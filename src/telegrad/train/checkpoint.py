@@ -81,13 +81,13 @@ class GatheredState:
 
     def state_dict(self) -> dict[str, Any]:
         """What all ranks have not sent yet, on rank 0; nothing on the others. Called on all ranks."""
-        comm, own = self._state.comm, self._state.state_dict()
-        flat = torch.cat([torch.zeros(0), *_take_tensors(own)])
-        texts = all_gather_text(comm, json.dumps(own))
+        comm = self._state.comm
+        text, flat = packed(self._state.state_dict())
+        texts = all_gather_text(comm, text)
         rows = comm.gather(flat, 0)
         if comm.rank != 0:
             return {}
-        return {"ranks": [_with_tensors(json.loads(text), row) for text, row in zip(texts, rows, strict=True)]}
+        return {"ranks": [unpacked(text, row) for text, row in zip(texts, rows, strict=True)]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Takes over this rank's part of what rank 0 has saved, or its share (``reshard``) if there were more ranks or
@@ -100,17 +100,19 @@ class GatheredState:
         self._state.load_state_dict((ranks if as_many else reshard(ranks, comm.world_size))[comm.rank])
 
 
-def _take_tensors(state: dict[str, Any]) -> list[torch.Tensor]:
-    """The residuals and velocities of a state, which has their lengths instead of them from now on."""
-    tensors = []
+def packed(state: dict[str, Any]) -> tuple[str, torch.Tensor]:
+    """A state as JSON, and its residuals and velocities one behind the other. It has their lengths from now on."""
+    tensors = [torch.zeros(0)]
     for entry, kind in _entries_of(state):
         tensors.append(entry[kind])
         entry[kind] = entry[kind].numel()
-    return tensors
+    return json.dumps(state), torch.cat(tensors)
 
 
-def _with_tensors(state: dict[str, Any], flat: torch.Tensor) -> dict[str, Any]:
-    """The same state with pieces of ``flat`` for the lengths."""
+def unpacked(text: str, flat: torch.Tensor) -> dict[str, Any]:
+    """What ``packed`` was given. Raises ``ValueError``, ``LookupError``, ``TypeError`` or ``RuntimeError`` for what it
+    has not returned."""
+    state: dict[str, Any] = json.loads(text)
     entries = list(_entries_of(state))
     pieces = torch.split(flat, [entry[kind] for entry, kind in entries])
     for (entry, kind), piece in zip(entries, pieces, strict=True):

@@ -199,11 +199,14 @@ def lightning_refusals(comm: Communicator) -> None:
 def _what_trainers_say(comm: Communicator) -> None:
     """Of the scaler and of the processes; and options of from_torch() reach it."""
 
-    def start(options: dict[str, Any], launcher: Any = None, scaler: Any = None) -> telegrad.DDPState:
+    def start(
+        options: dict[str, Any], launcher: Any = None, scaler: Any = None, clips: float | None = None
+    ) -> telegrad.DDPState:
         ddp = DistributedDataParallel(torch.nn.Linear(4, 4))
         trainer = SimpleNamespace(
             strategy=SimpleNamespace(model=ddp, launcher=launcher),
             optimizers=[],
+            gradient_clip_val=clips,
             precision_plugin=SimpleNamespace(scaler=scaler),
             is_global_zero=True,
         )
@@ -224,9 +227,11 @@ def _what_trainers_say(comm: Communicator) -> None:
     launcher = object.__new__(_MultiProcessingLauncher)
     with pytest.warns(RuntimeWarning, match="end with fit, and with them what they have not sent.*strategy='ddp'"):
         start({}, launcher=launcher)
+    with pytest.warns(RuntimeWarning, match="clips averaged gradients to a norm of 0.5: .*gradient_clip_val=None"):
+        start({}, clips=0.5)
     with warnings.catch_warnings():
         warnings.simplefilter("error", RuntimeWarning)
-        start({"mode": "dense"}, launcher=launcher)
+        start({"mode": "dense"}, launcher=launcher, clips=0.5)
 
 
 def comm_text(comm: Communicator, own: str) -> str:

@@ -1,4 +1,4 @@
-"""Lightning's Trainer and Accelerate train over telegrad's hook as over DDP alone, and resume from checkpoints."""
+"""Lightning's Trainer, Hugging Face's and Accelerate train over telegrad's hook as over DDP alone, and resume."""
 
 from __future__ import annotations
 
@@ -27,6 +27,13 @@ SCENARIOS = {
         "lightning_refusals",
     ],
     "accelerate": ["accelerate_trains_and_resumes", "accelerate_example_learns_as_plain_ddp"],
+    "transformers": [
+        "transformers_trains_and_resumes",
+        "transformers_accumulates_and_evaluates",
+        "transformers_goes_on_in_the_next_training",
+        "transformers_example_learns_as_plain_ddp",
+        "transformers_refusals",
+    ],
 }
 _TORCHRUN = {"TORCHELASTIC_RUN_ID": "test", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
 """What tells trainers that their ranks are already started. Nobody connects there: the process group is made before."""
@@ -81,10 +88,17 @@ def test_without_lightning(monkeypatch: pytest.MonkeyPatch) -> None:
         importlib.import_module("telegrad.lightning")
 
 
+def test_without_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    monkeypatch.delitem(sys.modules, "telegrad.transformers", raising=False)
+    with pytest.raises(ImportError, match=r"needs transformers: pip install 'telegrad\[transformers\]'"):
+        importlib.import_module("telegrad.transformers")
+
+
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(("package", "scenario"), [(one, name) for one, names in SCENARIOS.items() for name in names])
 def test_two_ranks(reports: Callable[[], list[dict[str, str]]], package: str, scenario: str) -> None:
     if not find_spec(package):
-        pytest.skip(f"{package} is not installed: pip install 'telegrad[lightning,accelerate]'")
+        pytest.skip(f"{package} is not installed: pip install 'telegrad[lightning,transformers]'")
     said = [report.get(scenario, f"was not reached: {report.get('-')}") for report in reports()]
     assert said == ["ok"] * RANKS

@@ -38,7 +38,7 @@ def test_names_exist() -> None:
         re.findall(r'For ((?:`"\w+"`,?\s*)+)\.', TEXT)[0].replace("`", "").replace('"', "").replace(",", " ").split()
     ):
         assert "same_sign" in inspect.signature(SELECTIONS[name]).parameters
-    of_trainers = {"precision", "strategy", "mixed_precision"}
+    of_trainers = {"precision", "strategy", "mixed_precision", "max_grad_norm"}
     for option in re.findall(r"`(\w+)=", TEXT):
         known = {*inspect.signature(DDPState).parameters, *of_trainers, "weight_decay", "keep", "output"}
         assert option in known, option

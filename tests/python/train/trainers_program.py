@@ -7,7 +7,11 @@ import warnings
 
 import ddp_program
 
-PROGRAMS = {"pytorch_lightning": "lightning_program", "accelerate": "accelerate_program"}
+PROGRAMS = {
+    "pytorch_lightning": "lightning_program",
+    "accelerate": "accelerate_program",
+    "transformers": "transformers_program",
+}
 
 
 def run(init_method: str, *installed: str) -> None:
