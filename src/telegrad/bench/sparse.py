@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from telegrad.bench.job import peers_store, run_job
 from telegrad.bench.networks import payload_bytes_per_s
 from telegrad.bench.plan import Timing
-from telegrad.bench.sparse_plan import BY_ALGORITHM, SparsePlan, entropy_bits, value_bits
+from telegrad.bench.sparse_plan import BY_ALGORITHM, DENSE, SparsePlan, entropy_bits, value_bits
 
 Row = dict[str, object]
 
@@ -69,7 +69,7 @@ def run(plan: SparsePlan, *, timeout_s: float, on_sample: Callable[[str], None] 
 
 def bound_bytes(plan: SparsePlan, name: str, result_nnz: int) -> float:
     """What a rank must receive at least, see ``BOUND``."""
-    if name.endswith("-dense") and not name.endswith("-to-dense"):
+    if name in DENSE:
         return 2 * (plan.ranks - 1) / plan.ranks * plan.n * 4
     encoding = next((part for part in ("bf16", "int8") if part in name), "f32")
     packed = "packed" in name or name.removeprefix("telegrad-") in BY_ALGORITHM
@@ -82,9 +82,7 @@ def rows_of(plan: SparsePlan, outcome: Outcome, missing: Mapping[str, str] | Non
     absent = {**(missing or {}), **outcome.missing}
     rate = payload_bytes_per_s(plan.network)
     medians = {name: Timing.of(times).median_s for name, times in outcome.times.items()}
-    best_dense = min(
-        (medians[name] for name in medians if name.endswith("-dense") and "to-dense" not in name), default=0.0
-    )
+    best_dense = min((medians[name] for name in DENSE if name in medians), default=0.0)
     rows: list[Row] = []
     for name in plan.names:
         timing = Timing.of(outcome.times[name]) if name in outcome.times else None

@@ -17,7 +17,7 @@ _RUN = 64  # consecutive indices of a cluster
 _RANDOM_SEED = 1_000_003
 _VALUE_BITS = {"f32": 32.0, "bf16": 16.0, "int8": 8 + 32 / 256}
 
-DENSE = ("gloo-dense", "mpich-dense", "telegrad-dense")
+DENSE = ("gloo-dense", "mpich-dense", "telegrad-dense", "telegrad-dense-out")
 WIRES = ("raw-f32", "indices-f32", "packed-f32", "indices-bf16", "packed-bf16", "packed-int8")
 TO_DENSE = ("raw-f32", "packed-f32", "packed-bf16")
 BY_ALGORITHM = ("split_allgather", "recursive_doubling", "ring", "split_dense_allgather", "two_level")
@@ -28,8 +28,9 @@ NAMES = (
     *(f"telegrad-{wire}-to-dense" for wire in TO_DENSE),
     *(f"telegrad-{algorithm}" for algorithm in BY_ALGORITHM),
 )
-"""Everything that can be measured. ``telegrad-WIRE``: the automatic choice, with a stream as the result;
-``-to-dense``: into a dense vector; ``telegrad-ALGORITHM``: that one, with packed indices and float32 values."""
+"""Everything that can be measured. ``-dense``: in place; ``-dense-out``: into another vector. ``telegrad-WIRE``: the
+automatic choice, with a stream as the result; ``-to-dense``: into a dense vector; ``telegrad-ALGORITHM``: that one, with
+packed indices and float32 values."""
 
 
 SWEEPS: dict[str, tuple[str, tuple[float, ...]]] = {

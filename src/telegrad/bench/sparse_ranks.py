@@ -16,7 +16,7 @@ import numpy.typing as npt
 from telegrad import Communicator, SparseStream
 from telegrad.bench.gradient_values import largest_of_gradients
 from telegrad.bench.peers import Peer, start_peers
-from telegrad.bench.sparse_plan import BY_ALGORITHM, SparsePlan, indices_of
+from telegrad.bench.sparse_plan import BY_ALGORITHM, DENSE, SparsePlan, indices_of
 from telegrad.calibration import calibrate
 from telegrad.calibration.pairs import timed_sample
 from telegrad.launch import join
@@ -99,7 +99,9 @@ def _count_wrong(communicator: Communicator, one: _Contender, expected: Vector) 
 def _contenders(plan: SparsePlan, communicator: Communicator, peers: dict[str, Peer]) -> list[_Contender]:
     indices = indices_of(plan, communicator.rank)
     stream = SparseStream(indices, largest_of_gradients(indices.size, communicator.rank), plan.n)
-    dense = np.zeros(plan.n if any(name.endswith("dense") for name in plan.names) else 0, np.float32)
+    dense, other = (np.empty(plan.n, np.float32) for _ in range(2))  # no memory until somebody writes there
+    if any(name in DENSE for name in plan.names):
+        dense.fill(0.0)  # pages of memory: those that nobody has written are all the same one
     made = []
     for name in plan.names:
         library, _, what = name.partition("-")
@@ -108,6 +110,8 @@ def _contenders(plan: SparsePlan, communicator: Communicator, peers: dict[str, P
                 made.append(_of_peer(name, peers[library], dense, stream))
         elif what == "dense":
             made.append(_Contender(name, lambda: communicator.all_reduce(dense), True, None))
+        elif what == "dense-out":
+            made.append(_Contender(name, lambda: communicator.all_reduce(dense, out=other), True, None))
         elif what.endswith("-to-dense"):
             made.append(_into(name, what.removesuffix("-to-dense"), communicator, stream))
         else:
@@ -117,7 +121,7 @@ def _contenders(plan: SparsePlan, communicator: Communicator, peers: dict[str, P
 
 
 def _of_peer(name: str, peer: Peer, dense: Vector, stream: SparseStream) -> _Contender:
-    if name.endswith("-dense"):
+    if name in DENSE:
         return _Contender(name, lambda: peer.all_reduce(dense), False, None)
     import torch
     import torch.distributed as dist

@@ -24,7 +24,8 @@ from telegrad.launch import LaunchError
 from telegrad.report.sparse import plot, table_of
 
 _LONGEST = (1 << 32) - 1
-_USUAL = [name for name in NAMES if name != "telegrad-two_level"]
+_UNUSUAL = ("telegrad-dense-out", "telegrad-two_level")
+_USUAL = [name for name in NAMES if name not in _UNUSUAL]
 
 
 def sparse(
@@ -64,8 +65,8 @@ def sparse(
         typer.Option(
             "--names",
             show_default=False,
-            help=f"Whom to measure, separated by commas: {', '.join(NAMES)} (all but telegrad-two_level, by default). "
-            "telegrad-WIRE is the automatic choice, -to-dense writes into a dense vector.",
+            help=f"Whom to measure, separated by commas: {', '.join(NAMES)} (by default all but "
+            f"{' and '.join(_UNUSUAL)}). telegrad-WIRE is the automatic choice, -to-dense writes into a dense vector.",
         ),
     ] = ",".join(_USUAL),
     samples: Annotated[int, typer.Option(min=3, help="Samples of each contender (fewer where one takes long).")] = 9,
@@ -79,10 +80,11 @@ def sparse(
 ) -> None:
     """Sum sparse vectors over all ranks: in every format of ours, and as others do, interleaved, in the same processes.
 
-    [bold]gloo-dense[/], [bold]mpich-dense[/], [bold]telegrad-dense[/]: the whole vector. [bold]gloo-coo[/]:
-    torch.distributed's all_reduce of a sparse COO tensor. [bold]telegrad-INDICES-VALUES[/]: a stream as the result;
-    [bold]…-to-dense[/]: into a dense vector, cleared and written. [bold]telegrad-ALGORITHM[/]: that one, packed and
-    lossless. [bold]bound[/] is what the links need for what a rank must receive at least, indices at their entropy.
+    [bold]gloo-dense[/], [bold]mpich-dense[/], [bold]telegrad-dense[/]: the whole vector, in place;
+    [bold]telegrad-dense-out[/]: into another one. [bold]gloo-coo[/]: torch.distributed's all_reduce of a sparse COO
+    tensor. [bold]telegrad-INDICES-VALUES[/]: a stream as the result; [bold]…-to-dense[/]: into a dense vector, cleared
+    and written. [bold]telegrad-ALGORITHM[/]: that one, packed and lossless. [bold]bound[/] is what the links need for
+    what a rank must receive at least, indices at their entropy.
     [bold]to …[/]: how many times faster than that. The default is the micro-benchmark of SparCML (SC 2019, §8.1).
     """
     console = table_console()
