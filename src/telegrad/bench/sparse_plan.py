@@ -29,8 +29,8 @@ NAMES = (
     *(f"telegrad-{algorithm}" for algorithm in BY_ALGORITHM),
 )
 """Everything that can be measured. ``-dense``: in place; ``-dense-out``: into another vector. ``telegrad-WIRE``: the
-automatic choice, with a stream as the result; ``-to-dense``: into a dense vector; ``telegrad-ALGORITHM``: that one, with
-packed indices and float32 values."""
+automatic choice, with a stream as the result; ``-to-dense``: into a dense vector; ``telegrad-ALGORITHM``: that one,
+with packed indices and float32 values."""
 
 
 SWEEPS: dict[str, tuple[str, tuple[float, ...]]] = {
