@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
@@ -35,13 +35,15 @@ from telegrad.cli.linear_options import (
 from telegrad.cli.options import networks_of, refuse_given
 from telegrad.cli.outputs import check_all_writable, check_writable, write_result, written
 from telegrad.errors import TransportError
-from telegrad.launch import SINGLE_THREADED, LaunchError, Ranks
+from telegrad.launch import SINGLE_THREADED, LaunchError, Ranks, RanksTimedOut
 from telegrad.linear import LOSSES, LinearModel, TrainingSettings, read_libsvm
 from telegrad.linear.data import LibsvmFormat
 from telegrad.linear.job import Job, is_rank_of_another_launcher, join_other_launcher
 from telegrad.linear.job import run as run_rank
 from telegrad.linear.losses import are_classes, area_under_curve, is_classification, label_counts, losses_of, signed
 from telegrad.report.linear import table_of
+
+_STILL_FALLS = 1e-3  # of the loss in an epoch: worth a word
 
 app = typer.Typer(
     help="Linear models on sparse data: logistic regression, support vector machines, ridge regression.",
@@ -103,8 +105,8 @@ def train_command(
     Each rank reads its own lines of [bold]DATA[/]. The result does not depend on the number of ranks, but for rounding
     (with coordinate descent if ranks times --coordinates stays the same).
     Labels are -1 and 1 or 0 and 1; numbers for [bold]squared_error[/]. [bold]compute[/] and [bold]communication[/] are
-    rank 0's, the latter with its waiting for others. Under torchrun or mpiexec their ranks train, and --ranks and
-    --network have no effect. docs/linear.md says more.
+    rank 0's, the latter with its waiting for others. Under torchrun or mpiexec their ranks train, and --ranks,
+    --network and --timeout have no effect. docs/linear.md says more.
     """
     console = table_console()
     try:
@@ -132,6 +134,10 @@ def train_command(
     of_others = "batch" if optimizer == "coordinate_descent" else "coordinates"
     refuse_given(context, (of_others,), f"--optimizer {optimizer} has none")
     networks_of([network])
+    if not data.is_file():
+        raise typer.BadParameter(
+            f"{data} is no regular file, of which ranks could read parts: write it to one", param_hint="DATA"
+        )
     check_all_writable({"--model": model, "--json": json_file})
     _check_apart(model, "--model", data)
     _check_apart(json_file, "--json", data)
@@ -146,18 +152,18 @@ def train_command(
         said = _as_one_rank(console, job, partial)
     else:
         with ended_by_interrupt(console, said_when_interrupted):
-            said = _as_launcher(console, job, ranks, network, timeout)
+            said = _as_launcher(console, job, ranks, network, timeout, partial)
     if said is None:
         return
     about, end = said["rows"], said["end"]
-    title = f"{loss}, {about['rows']:,} rows of {about['nnz'] / max(about['rows'], 1):,.1f} entries, "
-    title += f"{about['features']:,} features, {about['ranks']} ranks, {_steps_of(settings)}"
+    title = f"{loss}, {_counted(about['rows'], 'row')} of {about['nnz'] / max(about['rows'], 1):,.1f} entries, "
+    title += f"{_counted(about['features'], 'feature')}, {_counted(about['ranks'], 'rank')}, {_steps_of(settings)}"
     console.print(table_of(said["epochs"], title))
     console.print(f"read in {about['read_s']:.2f} s; objective on all rows {end['objective']:.6g}", highlight=False)
     if about["damaged"]:
-        console.print(f"{about['damaged']} damaged lines are left out", style="yellow", highlight=False)
-        for text in about["first_damaged"]:
-            console.print(text, style="yellow", highlight=False, markup=False, soft_wrap=True)
+        left_out = f"{_counted(about['damaged'], 'damaged line')} left out"
+        console.print(left_out, style="yellow", highlight=False)
+        _print_damaged(console, about["first_damaged"])
     if is_classification(loss) and about["positive"] in (0, about["rows"]):
         only = "1" if about["positive"] else "-1 or 0"
         console.print(
@@ -166,6 +172,8 @@ def train_command(
     if end["diverged"]:
         console.print(_divergence(settings, end), style="red", highlight=False, soft_wrap=True)
     else:
+        if end["last_fall"] > _STILL_FALLS:
+            console.print(_still_falls(settings, end), style="yellow", highlight=False, soft_wrap=True)
         console.print(f"model: {model}", highlight=False, soft_wrap=True)
     if json_file is not None:
         asked = {name: value for name, value in dataclasses.asdict(settings).items() if name != "epochs"}
@@ -212,7 +220,7 @@ def predict_command(
         found = LinearModel.load(model)
         base = _base_of(console, found, model, index_base)
         rows = read_libsvm(data, features=features, index_base=base, strict=strict, cache=cache)
-    except (ValueError, ImportError) as error:
+    except (ValueError, ImportError, OSError) as error:
         _fail(console, str(error))
     values = found.scores(rows)
     predictions = values if scores else found.predict(rows)
@@ -220,9 +228,9 @@ def predict_command(
         with written(console, out):
             np.savetxt(out, predictions, fmt="%.9g" if scores or not is_classification(found.loss) else "%d")
         console.print(f"predictions: {out}", highlight=False, soft_wrap=True)
-    text = f"{len(rows):,} rows"
+    text = _counted(len(rows), "row")
     if rows.damaged:
-        text += f", {rows.damaged} damaged lines left out"
+        text += f", {_counted(rows.damaged, 'damaged line')} left out"
     if is_classification(found.loss) and not are_classes(len(rows), *label_counts(rows.labels)):
         text += "; labels are neither -1 and 1 nor 0 and 1: nothing to compare with"
     elif len(rows):
@@ -232,6 +240,7 @@ def predict_command(
             right, area = ((values > 0) == (targets > 0)).mean(), area_under_curve(values, targets)
             text += f", accuracy {100 * right:.2f} %" + ("" if math.isnan(area) else f", AUC {area:.4f}")
     console.print(text, highlight=False)
+    _print_damaged(console, rows.first_damaged)
 
 
 def _base_of(console: Console, found: LinearModel, model: Path, asked: int | None) -> int:
@@ -267,11 +276,30 @@ def _steps_of(settings: TrainingSettings) -> str:
 def _divergence(settings: TrainingSettings, end: dict[str, Any]) -> str:
     remedy = "scale the features"
     if settings.learning_rate is not None:
-        remedy = f"try a lower --learning-rate than {settings.learning_rate:g}, or none"
+        remedy = f"try a lower --learning-rate than {settings.learning_rate:g}, or leave it out"
     elif settings.optimizer == "adagrad":
         remedy = "try a lower --learning-rate than 0.1"
     reached = f"objective {end['objective']:.6g}, with no weights {end['objective_at_zero']:.6g}"
     return f"the training has diverged ({reached}), so no model is written: {remedy}"
+
+
+def _still_falls(settings: TrainingSettings, end: dict[str, Any]) -> str:
+    said = f"the loss still fell by {100 * end['last_fall']:.2g} % an epoch when the training ended: give more --epochs"
+    if settings.optimizer == "coordinate_descent":
+        return said
+    faster = f"a larger --learning-rate (it was {end['first_learning_rate']:.3g})"
+    if settings.optimizer == "sgd":
+        return f"{said}, a smaller --batch, {faster} or --optimizer adagrad"
+    return f"{said}, a smaller --batch or {faster}"
+
+
+def _counted(count: int, what: str) -> str:
+    return f"{count:,} {what}" + ("" if count == 1 else "s")
+
+
+def _print_damaged(console: Console, lines: Sequence[str]) -> None:
+    for text in lines:
+        console.print(text, style="yellow", highlight=False, markup=False, soft_wrap=True)
 
 
 class _Partial:
@@ -331,7 +359,9 @@ def _bar(console: Console) -> Iterator[_Shown]:
         yield _Shown(bar)
 
 
-def _as_launcher(console: Console, job: Job, ranks: int, network: str, timeout_s: float) -> dict[str, Any]:
+def _as_launcher(
+    console: Console, job: Job, ranks: int, network: str, timeout_s: float, partial: _Partial
+) -> dict[str, Any]:
     shown = None
     try:
         with _bar(console) as shown, open_network(network, ranks) as opened:
@@ -352,7 +382,14 @@ def _as_launcher(console: Console, job: Job, ranks: int, network: str, timeout_s
                 started.wait()
         return shown.said
     except (LaunchError, NetlabError) as error:
-        _fail(console, shown.error if shown is not None and shown.error else str(error))
+        left = f"\nthe model so far: {partial.path}" if partial.is_new() else ""
+        if shown is None or not (shown.error or shown.said["epochs"]):
+            _fail(console, str(error) + left)
+        if shown.error is None and isinstance(error, RanksTimedOut):
+            # where ranks were tells nothing of a training that went on
+            at = f"but in epoch {len(shown.said['epochs']) + 1} of {job.settings.epochs}"
+            _fail(console, f"{str(error).splitlines()[0]}, {at}: give more time, or fewer --epochs{left}")
+        _fail(console, (shown.error or str(error)) + left)
 
 
 def _as_one_rank(console: Console, job: Job, partial: _Partial) -> dict[str, Any] | None:

@@ -72,7 +72,7 @@ def in_options(said: str) -> str:
     """What an error says of Python's arguments, as it is to be said of this command's options."""
     for python, option in _OF_PYTHON.items():
         said = said.replace(python, option)
-    said = said.replace("n_features=", "features=")
+    said = said.replace("n_features=", "features=").replace("timeout_s=", "--timeout ")
     said = re.sub(
         rf"\b({'|'.join(_FIELDS)})=('[^']*'|[^\s,:;]+)",
         lambda found: f"{_option(found[1])} {found[2].strip(chr(39))}",

@@ -35,6 +35,17 @@ def check_suffix(file: Path) -> None:
         )
 
 
+def blocks_of(file: Path, block_bytes: int) -> Iterator[bytes]:
+    """The text of a file, plain if its name has none of the suffixes ``COMPRESSED``, about so many bytes at a time.
+    Raises as ``decompressed``, and ``OSError`` for a file that cannot be read."""
+    if file.suffix in COMPRESSED:
+        yield from decompressed(file, block_bytes)
+        return
+    with file.open("rb") as stream:
+        while block := stream.read(block_bytes):
+            yield block
+
+
 def decompressed(file: Path, block_bytes: int) -> Iterator[bytes]:
     """The text of a file with one of the suffixes ``COMPRESSED``, about so many bytes at a time. Raises ``ValueError``
     for a damaged one, ``ImportError`` without the package that its format needs."""

@@ -18,10 +18,13 @@ import numpy as np
 from telegrad import _core
 from telegrad.comm.arguments import checked_integer
 from telegrad.linear.cache import cached, keep
-from telegrad.linear.compression import COMPRESSED, check_suffix, decompressed
+from telegrad.linear.compression import COMPRESSED, blocks_of, check_suffix
 from telegrad.linear.rows import MOST_FEATURES, Rows, joined
 
 _BLOCK_BYTES = 16 << 20  # of decompressed text at a time
+_DESCRIPTORS = (Path("/dev"), Path("/dev/fd"))  # whose names are of what a process has open: no cache belongs there
+
+_EMPTY = "{}: the file is empty: name one that has rows"
 
 _REASONS = {
     "bad_label": "{!r} is no label: a line begins with one finite number",
@@ -87,6 +90,8 @@ def read_libsvm(
     declared, else ``n_features`` is one more than the largest index in this share. ``index_base``: 1 or 0, the file's
     first feature.
 
+    What is no regular file, such as a pipe, is read from its beginning to its end, by one rank, and never kept.
+
     ``cache``: keeps the rows in a binary file beside ``path``, and maps it into memory the next time, until the file,
     or how it is to be read, has changed. One of the whole file serves every rank. Where it cannot be written, nothing
     is kept.
@@ -109,13 +114,22 @@ def read_libsvm(
     file = Path(path)
     state = file.stat()
     if stat.S_ISREG(state.st_mode) and state.st_size == 0:
-        raise ValueError(f"{file}: the file is empty: name one that has rows")
+        raise ValueError(_EMPTY.format(file))
     settings = asdict(how)
+    is_pipe = not stat.S_ISREG(state.st_mode) and not stat.S_ISDIR(state.st_mode)
+    if is_pipe and world_size > 1:
+        raise ValueError(
+            f"{file} is no regular file, of which {world_size} ranks could read parts: write it to one first, or read "
+            "it with one rank"
+        )
+    cache = cache and not is_pipe and file.parent not in _DESCRIPTORS
     if cache and (found := cached(file, state, settings, rank, world_size)) is not None:
         return found
     check_suffix(file)
-    if file.suffix in COMPRESSED:
-        rows, text_bytes = _read_compressed(file, how, rank, world_size)
+    if file.suffix in COMPRESSED or is_pipe:
+        rows, text_bytes = _read_blocks(file, how, rank, world_size)
+        if is_pipe and text_bytes == 0:
+            raise ValueError(_EMPTY.format(file))
     else:
         rows, text_bytes = _read_plain(file, how, rank, world_size)
     if cache:
@@ -139,11 +153,11 @@ def _read_plain(file: Path, how: LibsvmFormat, rank: int, world_size: int) -> tu
     return rows, size
 
 
-def _read_compressed(file: Path, how: LibsvmFormat, rank: int, world_size: int) -> tuple[Rows, int]:
+def _read_blocks(file: Path, how: LibsvmFormat, rank: int, world_size: int) -> tuple[Rows, int]:
     """Also the length of the text, or 0 where that is not known."""
     begin, end = 0, 2**63
     if world_size > 1:
-        size = sum(len(block) for block in decompressed(file, _BLOCK_BYTES))
+        size = sum(len(block) for block in blocks_of(file, _BLOCK_BYTES))
         begin, end = size * rank // world_size, size * (rank + 1) // world_size
     parts: list[Rows] = []
     at = lines = 0
@@ -167,7 +181,7 @@ def _read_compressed(file: Path, how: LibsvmFormat, rank: int, world_size: int) 
 def _line_blocks(file: Path) -> Iterator[bytes]:
     """The text in blocks of whole lines; the last line may lack its end."""
     rest = b""
-    for block in decompressed(file, _BLOCK_BYTES):
+    for block in blocks_of(file, _BLOCK_BYTES):
         cut = block.rfind(b"\n") + 1
         if cut:
             yield rest + block[:cut]

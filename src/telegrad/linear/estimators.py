@@ -6,6 +6,7 @@ Needs scikit-learn, which ``telegrad.linear`` imports only when one of these is 
 from __future__ import annotations
 
 import json
+import math
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -19,6 +20,7 @@ from telegrad import Communicator
 from telegrad.comm.agreed_errors import own_error_first
 from telegrad.comm.arguments import checked_flag, checked_number
 from telegrad.comm.texts import all_gather_text
+from telegrad.linear.convergence import last_fall
 from telegrad.linear.losses import F32
 from telegrad.linear.rows import Rows
 from telegrad.linear.settings import TrainingSettings
@@ -39,7 +41,6 @@ F64 = npt.NDArray[np.float64]
 _Checked = tuple[Any, Any, TrainingSettings]
 
 _CONVERGED = 1e-4
-_WINDOW = 10  # epochs whose mean is compared
 
 
 class _Linear(BaseEstimator):
@@ -68,6 +69,8 @@ class _Linear(BaseEstimator):
     def _agree(self, look: Callable[[], tuple[_Checked, dict[str, Any]]]) -> tuple[_Checked, list[dict[str, Any]]]:
         """This rank's rows, targets and settings, and what every rank says, JSON, of its own, as ``look`` finds them.
         Raises on every rank what is wrong on any."""
+        if self.comm is not None and not isinstance(self.comm, Communicator):
+            raise TypeError(f"comm={self.comm!r} must be a telegrad Communicator, or None")
         failed: Exception | None = None
         own: dict[str, Any] = {}
         try:
@@ -112,7 +115,7 @@ class _Linear(BaseEstimator):
             )
         if diverged:
             raise ValueError(f"learning_rate={self.learning_rate} diverges: use a smaller one, or None")
-        fall = _last_fall([trained.loss_at_zero, *(report.loss for report in trained.epochs)])
+        fall = last_fall([trained.loss_at_zero, *(report.loss for report in trained.epochs)])
         return trained.model.weights, trained.model.bias, fall
 
     def _warn_of(self, fall: float) -> None:
@@ -150,17 +153,6 @@ def _check_alike(every: list[dict[str, Any]]) -> None:
         raise ValueError(f"X has {features} features by rank: give all ranks as many")
 
 
-def _last_fall(losses: list[float]) -> float:
-    """By what part the loss has fallen in an epoch in the end, where ``losses`` are that at the zero weights and those
-    of all epochs: the mean of the last 10 epochs (or of half of all losses) against that of as many before. 0 unless
-    that is more than three times what by chance it could be, as batches in random order make losses uneven."""
-    window = min(_WINDOW, len(losses) // 2)
-    before, after = losses[-2 * window : -window], losses[-window:]
-    fall = np.mean(before) - np.mean(after)
-    chance = np.sqrt((np.var(before, ddof=1) + np.var(after, ddof=1)) / window) if window > 1 else 0.0
-    return float(fall / np.mean(before)) / window if fall > 3 * chance else 0.0
-
-
 def _rows_of(X: Any, labels: Any) -> Rows:  # noqa: N803
     return Rows.from_csr(sparse.csr_array(X), labels)
 
@@ -186,7 +178,7 @@ class _Classifier(ClassifierMixin, _Linear, ABC):
     def fit(self, X: Any, y: Any) -> Self:  # noqa: N803
         """``X``: (rows, features), dense or sparse; ``y``: the class of each. With ``comm`` all ranks call it, each
         with its own rows; a class may be missing on some. Raises ``ValueError``, on every rank, for what scikit-learn
-        refuses, fewer than two classes, ``C`` that is not above 0, and settings that cannot be or diverge;
+        refuses, fewer than two classes, ``C`` that is not above 0 or too small, and settings that cannot be or diverge;
         ``TypeError`` on a rank whose own arguments are of a wrong type."""
 
         def look() -> tuple[_Checked, dict[str, Any]]:
@@ -204,6 +196,8 @@ class _Classifier(ClassifierMixin, _Linear, ABC):
         if self.classes_.size < 2:
             raise ValueError(f"y has 1 class, {self.classes_.tolist()[0]!r}: at least two are needed")
         l2 = 1 / (self.C * sum(said["rows"] for said in every))
+        if math.isinf(l2):
+            raise ValueError(f"C={self.C} is too small: no float holds the penalty 1/(C·rows); use a larger one")
         settings = replace(settings, l2=l2, seed=every[0]["seed"])
         rows = _rows_of(X, np.zeros(X.shape[0]))
         ones = self.classes_[1:] if self.classes_.size == 2 else self.classes_
@@ -322,13 +316,13 @@ class Ridge(RegressorMixin, _Linear):
 
     def fit(self, X: Any, y: Any) -> Self:  # noqa: N803
         """``X``: (rows, features), dense or sparse; ``y``: a number for each row. With ``comm`` all ranks call it,
-        each with its own rows. Raises ``ValueError``, on every rank, for what scikit-learn refuses, a negative
-        ``alpha``, and settings that cannot be or diverge; ``TypeError`` on a rank whose own arguments are of a wrong
-        type."""
+        each with its own rows. Raises ``ValueError``, on every rank, for what scikit-learn refuses, an ``alpha`` that
+        is negative or not finite, and settings that cannot be or diverge; ``TypeError`` on a rank whose own arguments
+        are of a wrong type."""
 
         def look() -> tuple[_Checked, dict[str, Any]]:
-            if not checked_number(self.alpha, "alpha", "a number, 0 or more") >= 0:
-                raise ValueError(f"alpha={self.alpha} must be 0 or more")
+            if not 0 <= checked_number(self.alpha, "alpha", "a number, 0 or more") < math.inf:
+                raise ValueError(f"alpha={self.alpha} must be finite, 0 or more")
             settings = self._settings("squared_error")
             rows, numbers = validate_data(self, X, y, accept_sparse="csr", dtype=np.float32, y_numeric=True)
             with np.errstate(over="ignore"):

@@ -23,6 +23,7 @@ from telegrad.comm.agreed_errors import own_error_first
 from telegrad.comm.texts import all_gather_text
 from telegrad.launch import join
 from telegrad.launch.joining import RANK
+from telegrad.linear.convergence import last_fall
 from telegrad.linear.data import DamagedLine, LibsvmFormat, read_libsvm
 from telegrad.linear.losses import label_counts
 from telegrad.linear.model import LinearModel
@@ -115,6 +116,9 @@ def run(job: Job, comm: Communicator, say: Say) -> None:
     # ranks have the file's lines in their own order
     lines = [line for said in all_gather_text(comm, json.dumps(rows.first_damaged)) for line in json.loads(said)]
     about |= {"positive": positive, "first_damaged": lines[:_MOST_DAMAGED]}
+    if count == 0:
+        remedy = f"all of its {damaged} lines are damaged; {lines[0]}" if damaged else "give data that have some"
+        raise ValueError(f"{job.data} has no rows: {remedy}")
     say({"kind": "rows", **about, "read_s": read_s, "ranks": comm.world_size})
 
     epochs = said_s = 0.0
@@ -148,6 +152,8 @@ def run(job: Job, comm: Communicator, say: Say) -> None:
         except OSError as error:
             raise OSError(f"cannot write the model to {job.model}: {error.strerror or error}") from error
     end = {"objective": reached, "objective_at_zero": trained.loss_at_zero, "bias": trained.model.bias}
+    fall = 0.0 if diverged else last_fall([trained.loss_at_zero, *(report.loss for report in trained.epochs)])
+    end |= {"first_learning_rate": trained.first_rate, "last_fall": fall}
     say({"kind": "end", **end, "diverged": diverged})
 
 

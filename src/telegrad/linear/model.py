@@ -12,7 +12,7 @@ import numpy as np
 
 from telegrad import _core
 from telegrad.linear.losses import F32, is_classification
-from telegrad.linear.rows import MOST_FEATURES, Rows
+from telegrad.linear.rows import MOST_FEATURES, Rows, check_rows
 from telegrad.linear.whole_files import write_whole
 
 # of each array its dimensions, and numpy's kinds of what it holds
@@ -33,7 +33,9 @@ class LinearModel:
     index_base: int | None = None
 
     def scores(self, rows: Rows) -> F32:
-        """``weights · row + bias`` of each row, float32. Features that the model does not know have no weight."""
+        """``weights · row + bias`` of each row, float32. Features that the model does not know have no weight. Raises
+        ``TypeError`` for what is no ``Rows``."""
+        check_rows(rows)
         weights = np.ascontiguousarray(self.weights, np.float32)
         if rows.n_features > weights.size:
             rows = rows.first_features(weights.size)
@@ -49,7 +51,8 @@ class LinearModel:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes an ``npz`` file with the weights that are not 0; an older file stays until that is done. Raises
-        ``OSError`` where that cannot be."""
+        ``OSError`` where that cannot be, and ``ValueError`` for a model that ``load()`` would refuse: of another loss,
+        or whose numbers are not finite."""
         base: dict[str, Any] = {} if self.index_base is None else {_BASE: np.uint8(self.index_base)}
         indices = np.flatnonzero(self.weights).astype(np.uint32)
         arrays = {
@@ -60,6 +63,10 @@ class LinearModel:
             "loss": np.str_(self.loss),
             **base,
         }
+        try:
+            _check(arrays)
+        except ValueError as error:
+            raise ValueError(f"the model cannot be saved: {error}") from error
         write_whole(path, lambda file: np.savez(file, **arrays))
 
     @classmethod

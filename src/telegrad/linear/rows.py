@@ -148,6 +148,12 @@ class Rows:
         return csr_array(parts, shape=(len(self), self.n_features))
 
 
+def check_rows(rows: Any) -> None:
+    """Raises ``TypeError`` for what is no ``Rows``, as a matrix of scipy or numpy is none."""
+    if not isinstance(rows, Rows):
+        raise TypeError(f"rows is {type(rows).__name__}: it must be Rows; Rows.from_csr(matrix, labels) makes them")
+
+
 def squared_lengths(rows: Rows) -> npt.NDArray[np.float64]:
     """Of each row the sum of its values' squares, (rows,), float64; the same bits whichever other rows there are."""
     found = np.zeros(len(rows))

@@ -67,7 +67,8 @@ class TrainingSettings:
             raise ValueError(f"threads={self.threads} must be at most {_MOST_THREADS}: more than cores are of no use")
         for name in ("l2", "l1", "decay", "seed"):
             if not 0 <= getattr(self, name) < math.inf:
-                raise ValueError(f"{name}={getattr(self, name)} must be a finite number, 0 or more")
+                wanted = _INTEGERS.get(name) or _NUMBERS[name]
+                raise ValueError(f"{name}={getattr(self, name)} must be {wanted}")
         if self.learning_rate is not None and not 0 < self.learning_rate < math.inf:
             raise ValueError(f"learning_rate={self.learning_rate} must be a finite number above 0, or None")
         if not 0 <= self.held_out < 1:

@@ -17,7 +17,7 @@ from telegrad.linear.minibatch import MiniBatches
 from telegrad.linear.model import LinearModel
 from telegrad.linear.passes import Optimizer
 from telegrad.linear.problem import Problem
-from telegrad.linear.rows import Rows
+from telegrad.linear.rows import Rows, check_rows
 from telegrad.linear.settings import TrainingSettings
 
 _FAR = 10  # times the loss of a model that knows nothing
@@ -60,6 +60,9 @@ class Trained:
     held_out: npt.NDArray[np.uint64]
     """Which of this rank's rows were not trained on, from 0, rising."""
 
+    first_rate: float
+    """The learning rate of the first step, the default where settings have none; 0 with coordinate descent."""
+
     @property
     def diverged(self) -> bool:
         """Is something of the model or of the last epoch's loss not finite, or that loss more than ten times
@@ -95,10 +98,15 @@ def train(
     The result depends on the number of ranks by rounding only; with coordinate descent if all ranks
     together move as many coordinates in a step. ``aggregation`` is a ``Gathering`` for coordinate descent. Raises
     ``ValueError`` on every rank for settings that differ (but ``threads`` may), labels that are not two classes, and
-    where there is no row to train on, too many features or threads, or too little memory; ``TypeError`` for an
-    ``aggregation`` that is not for these settings.
+    where there is no row to train on, too many features or threads, or too little memory; ``TypeError`` for
+    arguments of another type, and for an ``aggregation`` that is not for these settings.
     """
-    settings = settings or TrainingSettings()
+    check_rows(rows)
+    settings = TrainingSettings() if settings is None else settings
+    if not isinstance(settings, TrainingSettings):
+        raise TypeError(f"settings is {type(settings).__name__}: it must be TrainingSettings, or None")
+    if comm is not None and not isinstance(comm, Communicator):
+        raise TypeError(f"comm is {type(comm).__name__}: it must be a telegrad Communicator, or None")
     problem = Problem(rows, settings, comm, alone=aggregation is None and (comm is None or comm.world_size == 1))
     optimizer: Optimizer
     if settings.optimizer == "coordinate_descent":
@@ -119,7 +127,8 @@ def train(
         if on_break_off is not None:
             on_break_off(optimizer.model())
         raise
-    return Trained(optimizer.model(), reports, problem.total, problem.loss_at_zero, problem.share.held_out)
+    held_out = problem.share.held_out
+    return Trained(optimizer.model(), reports, problem.total, problem.loss_at_zero, held_out, problem.first_rate)
 
 
 def objective(

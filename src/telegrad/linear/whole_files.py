@@ -22,6 +22,8 @@ def write_whole(path: str | os.PathLike[str], write: Callable[[IO[Any]], None]) 
             return
         except PermissionError:
             pass
+        except FileNotFoundError as error:  # names the file beside it
+            raise FileNotFoundError(error.errno, error.strerror, str(path)) from error
     with given.open("wb") as file:
         write(file)
 

@@ -96,7 +96,7 @@ def test_a_damaged_line_ends_the_job_or_is_left_out(path: Path, tmp_path: Path) 
     assert not (tmp_path / "m.npz").exists()
     status, said = trained(path, tmp_path / "m.npz", "--ranks", "2", "--skip-damaged")
     assert status == 0
-    assert "1 damaged lines are left out" in said
+    assert "1 damaged line left out" in said
     assert "data.svm, line 301: '7:x' has no value" in said  # of the last rank
     path.write_text("1 6:y\n" + path.read_text())
     _, said = trained(path, tmp_path / "m.npz", "--ranks", "3", "--skip-damaged")
@@ -106,7 +106,7 @@ def test_a_damaged_line_ends_the_job_or_is_left_out(path: Path, tmp_path: Path) 
     assert status == 1
     assert "line 301" in said
     status, said = run("predict", str(path), "--model", str(tmp_path / "m.npz"), "--skip-damaged")
-    assert "300 rows, 1 damaged lines left out" in said
+    assert "300 rows, 1 damaged line left out" in said
 
 
 def test_of_damaged_lines_the_first_is_named_whoever_finds_it(path: Path, tmp_path: Path) -> None:
@@ -374,7 +374,7 @@ def test_a_training_that_diverges_is_said(path: Path, tmp_path: Path) -> None:
     status, said = trained(path, tmp_path / "m.npz", *more)
     assert status == 1
     assert "the training has diverged (objective nan, with no weights 0." in said
-    assert "no model is written: try a lower --learning-rate than 1e+30, or none" in said
+    assert "no model is written: try a lower --learning-rate than 1e+30, or leave it out" in said
     assert not (tmp_path / "m.npz").exists()
     written = json.loads(figures.read_text())
     assert (written["objective"], written["diverged"]) == (None, True)
@@ -385,7 +385,7 @@ def test_a_training_that_diverges_in_its_last_step_leaves_no_model(path: Path, t
     more = ("--ranks", "1", "--epochs", "1", "--batch", "1000", "--learning-rate", "1e30")
     status, said = run("train", str(path), "--model", str(model), *more)
     assert status == 1
-    assert "so no model is written: try a lower --learning-rate than 1e+30, or none" in said
+    assert "so no model is written: try a lower --learning-rate than 1e+30, or leave it out" in said
     assert not model.exists()
 
 
@@ -394,7 +394,7 @@ def test_a_training_that_diverges_to_finite_numbers_is_said(path: Path, tmp_path
     more = ("--loss", "squared_error", "--learning-rate", "3", "--json", str(figures))
     status, said = trained(path, tmp_path / "m.npz", "--ranks", "2", *more)
     assert status == 1
-    assert "so no model is written: try a lower --learning-rate than 3, or none" in said
+    assert "so no model is written: try a lower --learning-rate than 3, or leave it out" in said
     assert not (tmp_path / "m.npz").exists()
     written = json.loads(figures.read_text())
     assert 10 * written["objective_at_zero"] < written["objective"] < 1e30

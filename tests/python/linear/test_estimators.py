@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import pickle
 import re
 import subprocess
@@ -25,6 +26,7 @@ from sklearn.utils.estimator_checks import check_estimator
 
 from telegrad import Communicator
 from telegrad.linear import LinearSVC, LogisticRegression, Ridge
+from telegrad.linear.convergence import last_fall
 
 ESTIMATORS: dict[str, Callable[..., Any]] = {"logistic": LogisticRegression, "svc": LinearSVC, "ridge": Ridge}
 
@@ -127,17 +129,15 @@ def test_models_of_several_classes_are_warned_of_once() -> None:
     assert found[0].filename == __file__
 
 
-def test_the_last_fall() -> None:
-    from telegrad.linear.estimators import _last_fall
-
-    assert _last_fall([2.0, 1.0]) == 0.5
-    assert _last_fall([9.0, 2.0, 2.0, 1.0, 1.0]) == pytest.approx(0.25)  # two epochs later
-    assert _last_fall([100.0] * 20 + [10.0] * 10 + [5.0] * 10) == pytest.approx(0.05)
-    assert _last_fall([0.999**epoch for epoch in range(100)]) == pytest.approx(0.001, rel=0.02)
-    assert _last_fall([1.0, 0.0, 0.0, 0.0, 0.0]) == 0
-    assert _last_fall([1.0, 2.0]) == 0
+def test_last_fall() -> None:
+    assert last_fall([2.0, 1.0]) == 0.5
+    assert last_fall([9.0, 2.0, 2.0, 1.0, 1.0]) == pytest.approx(0.25)  # two epochs later
+    assert last_fall([100.0] * 20 + [10.0] * 10 + [5.0] * 10) == pytest.approx(0.05)
+    assert last_fall([0.999**epoch for epoch in range(100)]) == pytest.approx(0.001, rel=0.02)
+    assert last_fall([1.0, 0.0, 0.0, 0.0, 0.0]) == 0
+    assert last_fall([1.0, 2.0]) == 0
     uneven = np.random.default_rng(0).normal(10, 1, (500, 40))
-    assert sum(_last_fall(losses.tolist()) > 0 for losses in uneven) <= 3  # of 500 that do not fall
+    assert sum(last_fall(losses.tolist()) > 0 for losses in uneven) <= 3  # of 500 that do not fall
 
 
 @pytest.mark.parametrize("wrong", ["y", "error"])
@@ -270,12 +270,14 @@ def test_what_is_wrong_on_one_rank_is_raised_on_all() -> None:
     [
         (LogisticRegression(C=0), "C=0 must be above 0"),
         (LinearSVC(loss="log"), "loss='log' must be 'hinge' or 'squared_hinge'"),
-        (Ridge(alpha=-1), "alpha=-1 must be 0 or more"),
+        (Ridge(alpha=-1), "alpha=-1 must be finite, 0 or more"),
+        (LogisticRegression(C=1e-320), "C=1e-320 is too small"),
+        (Ridge(alpha=math.inf), "alpha=inf must be finite, 0 or more"),
         (Ridge(learning_rate=1e6), "learning_rate=1000000.0 diverges"),
         (LogisticRegression(max_iter=0), "max_iter=0 must be an int of at least 1"),
         (LogisticRegression(max_iter=True), "max_iter=True must be an int of at least 1"),
     ],
-    ids=["C", "loss", "alpha", "diverges", "max_iter", "flag as max_iter"],
+    ids=["C", "loss", "alpha", "tiny C", "infinite alpha", "diverges", "max_iter", "flag as max_iter"],
 )
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 def test_arguments_that_cannot_be(estimator: Any, said: str) -> None:
@@ -290,8 +292,9 @@ def test_arguments_that_cannot_be(estimator: Any, said: str) -> None:
         (Ridge(alpha="1"), "alpha='1' must be a number, 0 or more"),
         (LinearSVC(fit_intercept="no"), "fit_intercept='no' must be True or False"),
         (Ridge(batch=1.5), "batch=1.5 must be an int of at least 1"),
+        (Ridge(comm=3), "comm=3 must be a telegrad Communicator, or None"),
     ],
-    ids=["C", "alpha", "fit_intercept", "batch"],
+    ids=["C", "alpha", "fit_intercept", "batch", "comm"],
 )
 def test_arguments_of_another_type(estimator: Any, said: str) -> None:
     with pytest.raises(TypeError, match=re.escape(said)):

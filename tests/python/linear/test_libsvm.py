@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from telegrad.linear import Rows, data, read_libsvm
+from telegrad.linear import Rows, cache, data, read_libsvm
 from telegrad.linear.compression import COMPRESSED
 
 TEXT = b"+1 1:0.5 3:-2 9:1e-3\n\n-1\r\n# said\n0 2:.5 7:5. # and 8:9\r\n   \t\n\t1.5e0  4:+3\t11:0 \n-1 2:1\n+1 12:0.25"
@@ -177,6 +177,38 @@ def test_an_archive_in_a_pipe_is_read(tmp_path: Path) -> None:
     with ThreadPoolExecutor(1) as pool:
         pool.submit(path.write_bytes, archive)
         assert len(read_libsvm(path)) == 1
+
+
+@pytest.mark.parametrize("name", ["data", "data.gz"])
+def test_a_pipe_is_read_by_one_rank(tmp_path: Path, name: str) -> None:
+    pack = gzip.compress if name.endswith(".gz") else bytes
+    path = tmp_path / name
+    os.mkfifo(path)
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(path.write_bytes, pack(TEXT))
+        rows = read_libsvm(path, cache=True)
+        assert listed(rows) == as_float32(EXPECTED)
+        pool.submit(path.write_bytes, pack(b"1 1:1\n1 x\n"))
+        with pytest.raises(ValueError, match=f"{path}, line 2: 'x' is no index:value pair"):
+            read_libsvm(path)
+        pool.submit(path.write_bytes, b"")
+        with pytest.raises(ValueError, match=f"^{path}: the file is empty: name one that has rows$"):
+            read_libsvm(path)
+    assert [one.name for one in tmp_path.iterdir()] == [name]  # nothing is kept of what cannot be read again
+    with pytest.raises(ValueError, match=f"^{path} is no regular file, of which 2 ranks could read parts: write it to"):
+        read_libsvm(path, rank=1, world_size=2)
+
+
+def test_a_descriptor_has_no_cache_beside_it(tmp_path: Path) -> None:
+    path = tmp_path / "data.svm"
+    path.write_bytes(TEXT)
+    with path.open("rb") as file:
+        name = Path("/dev/fd") / str(file.fileno())
+        assert listed(read_libsvm(name, cache=True)) == as_float32(EXPECTED)
+        assert not cache.cache_path(name, 0, 1).exists()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(data, "keep", lambda *_: pytest.fail("rows are kept"))
+            read_libsvm(name, cache=True)
 
 
 def test_a_zst_file_says_what_it_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import re
 import stat
@@ -224,3 +225,24 @@ def test_a_descriptor_s_path_is_written_in_place(tmp_path: Path) -> None:
         model.save(f"/dev/fd/{nameless.fileno()}")
         assert LinearModel.load(f"/dev/fd/{nameless.fileno()}").weights.tolist() == [1, 1, 1]
         assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("model", "said"),
+    [
+        (LinearModel(np.array([1, np.nan], np.float32), 0.0, "hinge"), "values or bias are not finite"),
+        (LinearModel(np.ones(2, np.float32), math.inf, "hinge"), "values or bias are not finite"),
+        (LinearModel(np.ones(2, np.float32), 0.0, "log"), "loss='log' does not exist"),
+    ],
+    ids=["weights", "bias", "loss"],
+)
+def test_a_model_that_could_not_be_loaded_is_not_saved(tmp_path: Path, model: LinearModel, said: str) -> None:
+    with pytest.raises(ValueError, match=f"^the model cannot be saved: {said}"):
+        model.save(tmp_path / "model.npz")
+    assert not [*tmp_path.iterdir()]
+
+
+def test_a_folder_that_does_not_exist_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "none" / "model.npz"
+    with pytest.raises(FileNotFoundError, match=f"No such file or directory: '{path}'$"):
+        LinearModel(np.ones(2, np.float32), 0.0, "hinge").save(path)

@@ -332,3 +332,18 @@ def test_settings_that_differ_among_ranks_are_refused_on_all(changes: dict[str, 
         assert len(list(pool.map(run, communicators))) == 2
     for communicator in communicators:
         communicator.close()
+
+
+def test_arguments_of_another_type() -> None:
+    rows = Rows.from_csr(sparse.csr_array(np.eye(2, dtype=np.float32)), [0, 1])
+    matrix: Any = rows.to_csr()
+    said = r"rows is csr_array: it must be Rows; Rows.from_csr\(matrix, labels\) makes them"
+    with pytest.raises(TypeError, match=said):
+        train(matrix)
+    with pytest.raises(TypeError, match=said):
+        LinearModel(np.ones(2, np.float32), 0.0, "hinge").predict(matrix)
+    other: Any = {"loss": "hinge"}
+    with pytest.raises(TypeError, match="settings is dict: it must be TrainingSettings, or None"):
+        train(rows, other)
+    with pytest.raises(TypeError, match="comm is dict: it must be a telegrad Communicator, or None"):
+        train(rows, comm=other)

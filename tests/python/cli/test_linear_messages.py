@@ -1,0 +1,130 @@
+"""``telegrad linear``: what is said when a training ends too early, and of data that have no rows or are no files."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from telegrad.cli import linear, make_app
+from telegrad.linear import LinearModel
+
+ENDLESS = ("--epochs", "1000000", "--batch", "20", "--ranks", "2")
+
+
+def run(*arguments: str) -> tuple[int, str]:
+    done = CliRunner().invoke(make_app(), ["linear", *arguments], env={"COLUMNS": "200"})
+    assert done.exception is None or isinstance(done.exception, SystemExit), done.exception
+    return done.exit_code, " ".join(done.output.replace("│", " ").split())
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    found = tmp_path / "data.svm"
+    found.write_text("".join(f"{row % 2} {1 + row % 2}:1 {3 + row % 5}:0.5\n" for row in range(60)))
+    return found
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    found = tmp_path / "model.npz"
+    LinearModel(np.array([-1, 1], np.float32), 0.0, "logistic", 1).save(found)
+    return found
+
+
+def test_what_a_lost_rank_leaves_is_said(path: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "telegrad", "linear", "train", str(path), "--model", str(tmp_path / "m.npz")]
+    with subprocess.Popen([*command, *ENDLESS], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert "epoch 1: loss" in process.stdout.readline()
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+        os.kill(int(children[-1]), signal.SIGKILL)
+        said = process.stdout.read()
+    assert process.returncode == 1
+    assert "ended with SIGKILL" in said
+    assert said.rstrip().endswith(f"the model so far: {tmp_path / 'm.partial.npz'}")
+    assert LinearModel.load(tmp_path / "m.partial.npz").weights.size == 7
+
+
+def test_a_training_that_takes_longer_than_it_may(path: Path, tmp_path: Path) -> None:
+    status, said = run("train", str(path), "--model", str(tmp_path / "m.npz"), *ENDLESS, "--timeout", "4")
+    assert status == 1
+    assert "were not done within --timeout 4 s, but in epoch " in said
+    assert " of 1000000: give more time, or fewer --epochs" in said
+    assert "was here" not in said
+    assert said.endswith(f"the model so far: {tmp_path / 'm.partial.npz'}")
+
+
+@pytest.mark.parametrize("text", ["\n# nothing\n", "1 x\n-1 y\n"], ids=["comments", "damaged"])
+def test_data_without_rows(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "data.svm"
+    path.write_text(text)
+    status, said = run("train", str(path), "--model", str(tmp_path / "m.npz"), "--ranks", "2", "--skip-damaged")
+    assert status == 1
+    if "x" in text:
+        assert f"{path} has no rows: all of its 2 lines are damaged; {path}, line 1: 'x' is no index:value pair" in said
+    else:
+        assert said.endswith(f"{path} has no rows: give data that have some")
+
+
+def test_ranks_do_not_share_a_pipe(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    status, said = run("train", str(pipe), "--model", str(tmp_path / "m.npz"))
+    assert status == 2
+    assert f"{pipe} is no regular file, of which ranks could read parts: write it to one" in said
+
+
+def test_a_pipe_is_predicted_for(path: Path, model: Path, tmp_path: Path) -> None:
+    pipe, out = tmp_path / "pipe", tmp_path / "out"
+    os.mkfifo(pipe)
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(pipe.write_bytes, path.read_bytes())
+        status, said = run("predict", str(pipe), "--model", str(model), "--out", str(out))
+    assert (status, said) == (0, f"predictions: {out} 60 rows; mean loss 0.31326, accuracy 100.00 %, AUC 1.0000")
+    assert out.read_text() == "-1\n1\n" * 30
+
+
+def test_damaged_lines_are_shown_by_predict(path: Path, model: Path) -> None:
+    path.write_text("x\n" + path.read_text())
+    status, said = run("predict", str(path), "--model", str(model), "--skip-damaged")
+    assert status == 0
+    assert f"60 rows, 1 damaged line left out; mean loss 0.31326, accuracy 100.00 %, AUC 1.0000 {path}, line 1:" in said
+
+
+def test_data_that_may_not_be_read(path: Path, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(linear, "read_libsvm", refuse)
+    status, said = run("predict", str(path), "--model", str(model))
+    assert (status, said) == (1, f"[Errno 13] Permission denied: '{path}'")
+
+
+def test_a_loss_that_still_falls_is_said(path: Path, tmp_path: Path) -> None:
+    begin = ("train", str(path), "--model", str(tmp_path / "m.npz"), "--ranks", "1")
+    status, said = run(*begin, "--epochs", "2")
+    assert status == 0
+    assert "60 rows of 2.0 entries, 7 features, 1 rank, batches" in said
+    falls = "% an epoch when the training ended: give more --epochs"
+    assert f"{falls}, a smaller --batch, a larger --learning-rate (it was 1.78) or --optimizer adagrad" in said
+    _, said = run(*begin, "--epochs", "2", "--optimizer", "adagrad")
+    assert f"{falls}, a smaller --batch or a larger --learning-rate (it was 0.1)" in said
+    _, said = run(*begin, "--epochs", "2", "--optimizer", "coordinate_descent")
+    assert falls in said
+    assert "--learning-rate" not in said
+    _, said = run(*begin, "--epochs", "400", "--optimizer", "coordinate_descent", "--l2", "0.1")
+    assert "% an epoch" not in said
+
+
+def test_a_seed_that_cannot_be(path: Path) -> None:
+    status, said = run("train", str(path), "--seed", "-1")
+    assert status == 2
+    assert "Invalid value for --seed: -1 must be an int, 0 or more" in said
