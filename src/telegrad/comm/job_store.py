@@ -4,8 +4,10 @@ or torchrun serves it. And what a forked child has of its parent's."""
 from __future__ import annotations
 
 import os
+import queue
 import socket
 import sys
+import threading
 import time
 from collections.abc import Mapping
 from contextlib import suppress
@@ -19,6 +21,7 @@ VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 _TRIES_AGAIN_S = 0.1
 _ANSWERS_S = 5.0  # a host that is there; where one is not, the network may say nothing
+_TORCH_GIVES_UP_FIRST_S = 0.5  # its error says more
 
 # Kept while the process lives: rank 0 serves it on MASTER_PORT, and a later init_process_group() joins the same server.
 # Were it dropped, that call could reach the old server on its way out, and wait for ever.
@@ -85,35 +88,68 @@ def _forked() -> RendezvousError:
 
 
 def _connected(place: JobPlace, timeout_s: float) -> Any:
-    from torch._C._distributed_c10d import TCPStore
-
     serves = place.rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != str(True)
     deadline_s = time.monotonic() + timeout_s
     if not serves:
         _wait_for_server(place, timeout_s, deadline_s)
     try:
-        return TCPStore(
-            place.address,
-            place.port,
-            place.size,
-            serves,
-            torch_timeout(max(deadline_s - time.monotonic(), 1.0)),
-            wait_for_workers=False,  # who does not come is named by the exchange
-            multi_tenant=True,
-            use_libuv=os.environ.get("USE_LIBUV", "1") == "1",
-        )
+        return _opened(place, serves, max(deadline_s - time.monotonic(), 1.0))
     except Exception as error:
         if "EADDRINUSE" in str(error) or "already in use" in str(error):
             text = (
-                f"port {place.port} (MASTER_PORT) is taken: choose a free one, or let torchrun choose with --standalone"
+                f"port {place.port} (MASTER_PORT) is taken: choose a free one (under Slurm, export MASTER_PORT before "
+                "srun), or let torchrun choose with --standalone"
+            )
+        elif serves:
+            text = (
+                f"rank 0 does not reach its own store at {place.where} (MASTER_ADDR, MASTER_PORT): set MASTER_ADDR to "
+                f"an address of the host that rank 0 runs on, which is {socket.gethostname()}"
             )
         else:
-            text = f"the store at {place.where} (MASTER_ADDR, MASTER_PORT) cannot be used"
+            text = (
+                f"the store at {place.where} (MASTER_ADDR, MASTER_PORT) cannot be used: if rank 0 runs there, another "
+                "program has its port: choose a free MASTER_PORT"
+            )
         raise RendezvousError(f"{text} ({first_line(error)})", operation="rendezvous") from error
 
 
+def _opened(place: JobPlace, serves: bool, timeout_s: float) -> Any:
+    """Raises ``TimeoutError`` and whatever torch raises. In a thread, which is left where it is if time is up: torch
+    waits without end for the first word of a server that accepts connections and says nothing, and tries an address
+    where nobody answers for twice as long as it is told."""
+    from torch._C._distributed_c10d import TCPStore
+
+    came: queue.SimpleQueue[Any] = queue.SimpleQueue()
+
+    def open_store() -> None:
+        try:
+            came.put(
+                TCPStore(
+                    place.address,
+                    place.port,
+                    place.size,
+                    serves,
+                    torch_timeout(timeout_s),
+                    wait_for_workers=False,  # who does not come is named by the exchange
+                    multi_tenant=True,
+                    use_libuv=os.environ.get("USE_LIBUV", "1") == "1",
+                )
+            )
+        except Exception as error:
+            came.put(error)
+
+    threading.Thread(target=open_store, name="telegrad-store", daemon=True).start()
+    try:
+        found = came.get(timeout=min(timeout_s + _TORCH_GIVES_UP_FIRST_S, threading.TIMEOUT_MAX))
+    except queue.Empty:
+        raise TimeoutError(f"no answer within {round(timeout_s, 1):g} s") from None
+    if isinstance(found, Exception):
+        raise found
+    return found
+
+
 def _wait_for_server(place: JobPlace, timeout_s: float, deadline_s: float) -> None:
-    """TCPStore itself would try two or three times as long as it is told."""
+    """A rank that is early waits here, where the error says what is wrong, and torch does not log each try."""
     while True:
         left_s = deadline_s - time.monotonic()
         try:
@@ -121,10 +157,14 @@ def _wait_for_server(place: JobPlace, timeout_s: float, deadline_s: float) -> No
                 return
         except OSError as failure:
             if left_s <= _TRIES_AGAIN_S:
-                what = "MASTER_ADDR has no address" if isinstance(failure, socket.gaierror) else "it does not answer"
+                what = (
+                    "MASTER_ADDR has no address here: set it to one of rank 0's host"
+                    if isinstance(failure, socket.gaierror)
+                    else "it does not answer"
+                )
                 raise RendezvousError(
-                    f"no peers found at {place.where} within {timeout_s:g} s: is rank 0 running there, and is the port "
-                    f"open? ({what}: {failure})",
+                    f"no peers found at {place.where} within {round(timeout_s, 1):g} s: is rank 0 running there, and "
+                    f"is the port open? ({what}: {failure})",
                     operation="rendezvous",
                 ) from failure
         time.sleep(_TRIES_AGAIN_S)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from telegrad.comm.job_store import VARIABLES, JobPlace, attempt, check_not_inherited, store_again, store_of
-from telegrad.comm.slurm import name_of_step, variables_of_step
+from telegrad.comm.slurm import name_of_step, variables_of_step, why_not_found
 from telegrad.comm.store_exchange import StoreExchange
 from telegrad.errors import RendezvousError
 
@@ -96,24 +96,26 @@ def check_interface(interface: str | None) -> None:
 
 def _place_in_environment() -> JobPlace:
     global _step
+    step, why = {}, ""
     if not os.environ.get("RANK"):
-        step = variables_of_step(os.environ)
+        step, why = variables_of_step(os.environ), why_not_found(os.environ)
         if step and (size := os.environ.get("WORLD_SIZE", "")) not in ("", step["WORLD_SIZE"]):
             raise RendezvousError(
                 f"WORLD_SIZE={size!r}, but this is a step of {step['WORLD_SIZE']} tasks (SLURM_STEP_NUM_TASKS), and "
                 "there is no RANK: unset WORLD_SIZE, or set all of " + ", ".join(VARIABLES),
                 operation="rendezvous",
             )
-        for name, value in step.items():
-            os.environ.setdefault(name, value)  # here, so that a later init_process_group() finds the same job
-        _step = name_of_step(os.environ) if step else ""
-    missing = [name for name in VARIABLES if not os.environ.get(name)]
+    missing = [name for name in VARIABLES if not (os.environ.get(name) or step.get(name))]
     if missing:
         raise RendezvousError(
             "no peers found: torch.distributed is not initialised, and the environment has no "
-            f"{', '.join(missing)}: {_HOW_TO_START}",
+            f"{', '.join(missing)}: {why or _HOW_TO_START}",
             operation="rendezvous",
         )
+    for name, value in step.items():
+        if not os.environ.get(name):
+            os.environ[name] = value  # here, so that a later init_process_group() finds the same job
+    _step = name_of_step(os.environ) if step else _step
     return JobPlace.of(os.environ)
 
 

@@ -77,6 +77,29 @@ def test_nobody_listens(monkeypatch: pytest.MonkeyPatch) -> None:
         assert time.monotonic() - begin_s < 20
 
 
+def test_a_program_that_accepts_and_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        _environment(monkeypatch, 1, silent.getsockname()[1])
+        with pytest.raises(
+            RendezvousError, match=r"cannot be used: .* choose a free MASTER_PORT \(no answer within 1 s"
+        ):
+            Communicator.from_torch(join_timeout_s=0.5)
+
+
+def test_rank_zero_at_the_address_of_another_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        _environment(monkeypatch, 0, free.getsockname()[1])
+    monkeypatch.setenv("MASTER_ADDR", "nowhere.invalid")
+    with pytest.raises(
+        RendezvousError,
+        match=f"rank 0 does not reach its own .*set MASTER_ADDR to .*runs on, which is {socket.gethostname()}",
+    ):
+        Communicator.from_torch(join_timeout_s=0.5)
+
+
 def test_a_host_that_has_no_address(monkeypatch: pytest.MonkeyPatch) -> None:
     _environment(monkeypatch, 1, 29500)
     monkeypatch.setenv("MASTER_ADDR", "nowhere.invalid")
