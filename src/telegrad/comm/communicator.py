@@ -82,7 +82,8 @@ class Communicator(Reductions, TopkReductions, Moves, PointToPoint):
         """Joins the ranks of a torch process group (``None``: the whole job), which all call this.
 
         Works inside ``torchrun`` and ``srun``, whether or not ``torch.distributed`` is initialised, on any number of
-        nodes. In a process of srun it sets RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT, unless they are.
+        nodes. In a process of srun it sets RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT, unless they are;
+        where Slurm does not tell the host of rank 0, an error asks for MASTER_ADDR.
         Errors of a group that is not the whole job say which ranks of the job its ranks are (``parent_peer``).
         ``timeout_s`` bounds each operation; ``liveness_timeout_s``, the same on all ranks, says after how long a silent
         process is dead (``None``: never, for debuggers); ``interface`` names the network interface; ``join_timeout_s``
