@@ -387,8 +387,11 @@ def _as_launcher(
             _fail(console, str(error) + left)
         if shown.error is None and isinstance(error, RanksTimedOut):
             # where ranks were tells nothing of a training that went on
-            at = f"but in epoch {len(shown.said['epochs']) + 1} of {job.settings.epochs}"
-            _fail(console, f"{str(error).splitlines()[0]}, {at}: give more time, or fewer --epochs{left}")
+            at = f"epoch {len(shown.said['epochs']) + 1} of {job.settings.epochs}"
+            _fail(
+                console,
+                f"ranks were in {at} after {timeout_s:g} s: give more time (--timeout), or fewer --epochs{left}",
+            )
         _fail(console, (shown.error or str(error)) + left)
 
 

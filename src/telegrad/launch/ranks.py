@@ -266,7 +266,10 @@ class Ranks:
             else f"rank {rank} was still being started"
             for rank in running
         )
-        late = f"ranks {running} of {self._size} were not done within timeout_s={self._timeout_s:g} s"
+        late = (
+            f"ranks {running} of {self._size} were not done within {self._timeout_s:g} s: allow more by timeout_s, or "
+            "by --timeout of a command"
+        )
         raise RanksTimedOut(f"{late}\n{where}", timeout_s=self._timeout_s)
 
     def _listen(self, stream: IO[bytes], take: Callable[[bytes], None]) -> None:
