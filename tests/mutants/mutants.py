@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from mutant import Mutant
 from mutant import mutant as _mutant
+from mutants_filled import FILLED_MUTANTS
 from mutants_levels import LEVELS_MUTANTS
 from mutants_moves import MOVES_MUTANTS
 from mutants_sparse import SPARSE_MUTANTS
@@ -418,4 +419,6 @@ _SESSION = (
     ),
 )
 
-MUTANTS = _COLLECTIVES + LEVELS_MUTANTS + MOVES_MUTANTS + SPARSE_MUTANTS + TOPK_MUTANTS + _LARGE + _SESSION
+MUTANTS = (
+    _COLLECTIVES + LEVELS_MUTANTS + MOVES_MUTANTS + SPARSE_MUTANTS + FILLED_MUTANTS + TOPK_MUTANTS + _LARGE + _SESSION
+)

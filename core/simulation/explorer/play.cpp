@@ -7,9 +7,12 @@
 #include <optional>
 #include <utility>
 
+#include "base/check.hpp"
 #include "collectives/allreduce_recursive_doubling.hpp"
 #include "collectives/allreduce_ring.hpp"
 #include "collectives/allreduce_two_level.hpp"
+#include "collectives/sparse_open.hpp"
+#include "kernels/marks.hpp"
 #include "session/messages.hpp"
 #include "session/moves.hpp"
 #include "session/reductions.hpp"
@@ -25,22 +28,21 @@ SimulationOptions options_of(const Program& program) {
           .faults = program.faults};
 }
 
+// A rank's entries, as a program has them.
 template <class V>
-SparseStream<V> stream_of(const PlannedCall& call, const Contribution& share) {
-  const auto put = [](V& to, float value) {
-    (void)put_value(dtype_of<V>, reinterpret_cast<std::byte*>(&to), value);
-  };
+struct OwnEntries {
+  OwnEntries(const PlannedCall& call, const Contribution& share) {
+    for (std::uint32_t i = 0; i < call.count; ++i) {
+      if (!share.has(i)) continue;
+      indices.push_back(i);
+      (void)put_value(dtype_of<V>, reinterpret_cast<std::byte*>(&values.emplace_back()), share.value(i));
+    }
+  }
+
   std::vector<std::uint32_t> indices;
   std::vector<V> values;
-  for (std::uint32_t i = 0; i < call.count; ++i) {
-    if (!share.has(i)) continue;
-    indices.push_back(i);
-    put(values.emplace_back(), share.value(i));
-  }
-  const bool can_be_dense = call.operation != Operation::allreduce_topk;
-  if (share.dense() && can_be_dense) return SparseStream<V>::dense(values);
-  return SparseStream<V>::sparse(call.count, indices, values);
-}
+  std::vector<std::uint64_t> marks;
+};
 
 // Reads a result that is a stream, or streams, once there is one.
 using ReadResult = std::function<void(SeenCall&)>;
@@ -366,12 +368,30 @@ class Play {
     }
   }
 
+  // `random`: whether a sum gets entries that its caller keeps, as Python's does, or a copy, and marks of them.
+  template <class V>
+  SparseStream<V> stream_of(const PlannedCall& call, const Contribution& share, const SparseReduction& how,
+                            std::uint64_t random) {
+    OwnEntries<V> own(call, share);
+    const bool can_be_dense = call.operation != Operation::allreduce_topk;
+    if (share.dense() && can_be_dense) return SparseStream<V>::dense(own.values);
+    if (call.operation != Operation::sparse_allreduce || random % 2 == 0) {
+      return SparseStream<V>::sparse(call.count, own.indices, own.values);
+    }
+    const auto kept = std::make_shared<OwnEntries<V>>(std::move(own));
+    lent_.push_back(kept);
+    if (random / 2 % 2 == 0) {
+      kept->marks.resize(kernels::mark_words(call.count));
+      TELEGRAD_CHECK(kernels::mark(kept->indices, 0, call.count, kept->marks));
+    }
+    return addend_of<V>(call.count, kept->indices, kept->values, how, kept->marks);
+  }
+
   template <class V>
   RequestPtr make_sparse_of(const PlannedCall& call, const Contribution& share, SeenCall& seen, Rank rank,
                             std::size_t index) {
     Caller& caller = ranks_[rank];
     ReadResult& read = caller.readers[index];
-    SparseStream<V> mine = stream_of<V>(call, share);
     const SparseReduction how{.reduction = call.reduction,
                               .switch_factor = call.switch_factor,
                               .algorithm = call.algorithm,
@@ -381,6 +401,7 @@ class Play {
                               .slices = call.slices,
                               .choice = choice_of(call, caller),
                               .nodes = nodes_of(call, rank)};
+    SparseStream<V> mine = stream_of<V>(call, share, how, mix(call.seed + rank));
     if (call.operation == Operation::allreduce_topk) {
       TopkSum<V, OkTopkState> kept =
           make_all_reduce_topk(std::move(mine), program_.topk, caller.topk, call.reduction, how.wire);
@@ -428,6 +449,7 @@ class Play {
 
   const Program& program_;
   Seen seen_;  // before the simulation, which writes into it
+  std::vector<std::shared_ptr<const void>> lent_;  // which it reads
   Simulation simulation_;
   std::vector<Caller> ranks_;
 };

@@ -1,0 +1,98 @@
+"""Bugs planted into dense sums of entries that are read where they lie (marks in place of indices)."""
+
+from __future__ import annotations
+
+from mutant import mutant
+
+FILLED = "collectives/allreduce_filled.cpp"
+SPARSE_OPEN = "collectives/sparse_open.cpp"
+STREAM = "sparse/stream.cpp"
+MARKS = "kernels/marks.cpp"
+
+FILLED_MUTANTS = (
+    mutant(
+        "filled: a block begins with the values of the one before",
+        FILLED,
+        "next_[owner] = begin + count.value_or(0);",
+        "next_[owner] = begin;",
+    ),
+    mutant(
+        "filled: the entries of a slice begin one too early",
+        FILLED,
+        "begins_.push_back(static_cast<std::size_t>(first - mine.indices.begin()));",
+        "begins_.push_back(static_cast<std::size_t>(first - mine.indices.begin()) - (owner == 2 ? 1 : 0));",
+    ),
+    mutant(
+        "filled: the mean is a sum",
+        FILLED,
+        "if (reduction_ == Reduction::avg) kernels::scale(",
+        "if (reduction_ == Reduction::none) kernels::scale(",
+    ),
+    mutant(
+        "filled: a chunk's values are those of the first one",
+        FILLED,
+        "share.values = share.values.subspan(taken);",
+        "share.values = share.values.subspan(share.dense ? taken : 0);",
+    ),
+    mutant(
+        "filled: what a rank lacks is 0 to all reductions",
+        FILLED,
+        "share.values.first(taken), first ? absent : neutral);",
+        "share.values.first(taken), V{});",
+    ),
+    mutant(
+        "filled: its own dense share is missing",
+        FILLED,
+        "shares[rank].dense = mine_.dense;",
+        "shares[rank].dense = false;",
+    ),
+    mutant(
+        "filled: an owner's sums go to the rank before only",
+        FILLED,
+        "under_way.emplace_back(net_, ahead(distance), sum_step(number), sum);",
+        "if (distance + 1 == net_.size()) under_way.emplace_back(net_, ahead(distance), sum_step(number), sum);",
+    ),
+    mutant(
+        "filled: the last rank's share is the first one's again",
+        FILLED,
+        "coming_[source].emplace_back(net_, source, share_step(begun_), block(net_.rank(), begun_).size());",
+        "coming_[source].emplace_back(net_, source, share_step(0), block(net_.rank(), begun_).size());",
+    ),
+    mutant(
+        "borrowed entries: a block begins with the values of the one before",
+        SPARSE_OPEN,
+        "      next += *count;\n",
+        "      next += begin == elements.begin ? *count : 0;\n",
+    ),
+    mutant(
+        "borrowed entries: what nobody has is 0 to all reductions",
+        SPARSE_OPEN,
+        "absent_(kernels::absent_element<V>(reduction)), output_(output) {}",
+        "absent_(V{}), output_(output) {}",
+    ),
+    mutant(
+        "borrowed entries: a copy lacks the last value",
+        SPARSE_OPEN,
+        "co_await copy(net_, std::as_bytes(claimed.values), std::as_writable_bytes(values.span()));",
+        "co_await copy(net_, std::as_bytes(claimed.values), std::as_writable_bytes(values.span()));\n"
+        "    values.span().back() = V{};",
+    ),
+    mutant(
+        "borrowed entries: all marks are those of the first block",
+        STREAM,
+        "kernels::slice_marks(view.marks, static_cast<std::size_t>(block.begin), size, marks);",
+        "kernels::slice_marks(view.marks, 0, size, marks);",
+    ),
+    mutant(
+        "marks: a slice that begins within a word has the word's own marks",
+        MARKS,
+        "slice[i] = within == 0 ? from[i] : from[i] >> within | from[i + 1] << (kWord - within);",
+        "slice[i] = from[i] >> within;",
+    ),
+    mutant(
+        "marks: the last part of a slice lacks what lies in the next word",
+        MARKS,
+        "if (within + rest > kWord) last |= from[words + 1] << (kWord - within);",
+        "",
+    ),
+)
